@@ -4,9 +4,12 @@
 ARGS ?=
 REQUIRE_SERVERS ?=
 BIN := .venv/bin
+CONSOLE := PATH="$(CURDIR)/.venv/bin:$$PATH" npm --prefix console run --silent
+# Some images set it, and then each of a thousand processes that tests start compiles the whole product first.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help up install test test-fast check format bench golden docs audit lock clean
+.PHONY: help up install test test-fast explore servers check format bench golden docs audit lock clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 12
@@ -17,25 +20,37 @@ up: install ## everything on this machine, with a simulated fleet; prints the ad
 install: ## .venv with .venv/bin/watchkeeper and the built console
 	@scripts/bootstrap hub console
 
-test: ## all tests, two at a time; as root also gets the real servers they talk to
-	@scripts/bootstrap dev console docs servers
+test: ## all tests, two at a time; as root also gets the real servers that are packaged
+	@scripts/bootstrap dev node console docs servers
+	@$(CONSOLE) test
 	@REQUIRE_SERVERS=$(REQUIRE_SERVERS) scripts/test $(ARGS)
 
 test-fast: ## the tests that need no server and take no time
+	@scripts/bootstrap dev node
+	@$(CONSOLE) test
+	@$(BIN)/python -m pytest -rs -n 2 -m "not slow and not servers and not alone" $(ARGS)
+
+explore: ## properties with new examples, ten times as many, and broken input; a find becomes a fixed test
 	@scripts/bootstrap dev
-	@$(BIN)/python -m pytest -rs -m "not slow and not servers" $(ARGS)
+	@EXPLORE=1 $(BIN)/python -m pytest -n 2 -m hypothesis --timeout 3000 $(ARGS)
+	@$(BIN)/python -m tests.fuzz
+
+servers: ## what takes minutes and some tests talk to: Kubernetes, built from source as root, and PyTorch
+	@scripts/bootstrap dev servers torch kubernetes
 
 check: ## format, lint, types, layers; changes nothing
-	@scripts/bootstrap dev
+	@scripts/bootstrap dev node
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+	@$(CONSOLE) check
 
 format: ## put the code in house form
-	@scripts/bootstrap dev
+	@scripts/bootstrap dev node
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
+	@$(CONSOLE) format
 
 bench: ## measurements as JSON: make bench ARGS="sim --gpus 10000"
 	@scripts/bootstrap dev

@@ -16,7 +16,7 @@ from playwright.sync_api import CDPSession, Page, sync_playwright
 from bench import _console_page
 from tests import servers
 from tests.support.running_product import Product, await_that
-from watchkeeper.client.hub import HubClient
+from watchkeeper.client.hub import Client
 
 SPEED = "10"
 FAULT = {"scenario": "xid-79", "node": "gpu-r01-01", "gpu": 0}
@@ -29,9 +29,9 @@ COUNTERS = ("Nodes", "JSEventListeners")
 
 
 def measure(product: Product, *, minutes: float) -> dict[str, Any]:
-    hub = HubClient(product.url)
-    hub.simulator("POST", "/faults", FAULT)
-    incident = str(await_that(hub.incidents, within_seconds=60)[0]["id"])
+    hub = Client(product.url)
+    hub.inject(FAULT)
+    incident = await_that(hub.incidents, within_seconds=60)[0].id
     with sync_playwright() as play:
         browser = play.chromium.launch(executable_path=str(servers.require("chromium")), args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 1600, "height": 1000})

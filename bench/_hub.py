@@ -48,7 +48,7 @@ async def serve(folder: Path, port: int, fleet: telemetry.Telemetry, *, is_kept:
     import asyncio
 
     from watchkeeper.cli.hub import serving
-    from watchkeeper.hub import hub
+    from watchkeeper.hub import runtime, samples
     from watchkeeper.kit import clock
     from watchkeeper.query.embedded import EmbeddedEngine
     from watchkeeper.store import durable
@@ -57,16 +57,17 @@ async def serve(folder: Path, port: int, fleet: telemetry.Telemetry, *, is_kept:
     chosen, stop = configured(folder, port), asyncio.Event()
     (folder / "rules.yml").write_text(SILENT_RULES)
     with serving.opened(chosen) as door:
-        watch = hub.Hub(chosen, time=clock.ManualClock(clock.from_ms(fleet.end_ms)))
-        rest = serving.left_to_build(watch)
+        kept = samples.Samples(runtime.Runtime(chosen, clock.ManualClock(clock.from_ms(fleet.end_ms))))
+        build = serving.Builder(kept)
+        rest = serving.left_to_build(build)
         wal_ahead.meanwhile(chosen.samples_path, rest)
-        watch.open_samples()
-        assert isinstance(watch.engine, EmbeddedEngine)
-        assert isinstance(watch.engine.head, durable.DurableStore)
+        kept.open()
+        assert isinstance(kept.engine, EmbeddedEngine)
+        assert isinstance(kept.engine.head, durable.DurableStore)
         if not is_kept:
-            fill(watch.engine.head, fleet)
+            fill(kept.engine.head, fleet)
         async with asyncio.TaskGroup() as group:
-            await serving.answer(watch, door, group, rest=rest, stop=stop)
+            await serving.answer(build, door, group, rest=rest, stop=stop)
 
 
 def main(folder: Path, port: int, *, gpus: int, slots: int, is_kept: bool) -> None:

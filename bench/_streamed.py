@@ -23,7 +23,7 @@ from typing import Any
 from bench import _pages, telemetry
 from bench.idle import cpu_seconds, resident_mib
 from tests import servers
-from tests.query.scripted import Reply, serving
+from tests.support.scripted import Reply, serving
 from watchkeeper.hub import pipeline, rule_loops
 from watchkeeper.kit import clock
 from watchkeeper.net import http
@@ -114,7 +114,7 @@ class Parties:
         told = [self.stream.fleet.labels("GPU_UTIL", gpu).having(cluster=CLUSTER) for gpu in gpus]
         self.stream.cpu_seconds += time.process_time() - before
         held = self.holders.samples(standing.workload_series(told), at_ms)
-        self.engine.append(fleet.inventory_samples(self.known, at_ms) + held)
+        self.engine.appender.append(fleet.inventory_samples(self.known, at_ms) + held)
 
 
 def say(text: str) -> None:
@@ -129,16 +129,16 @@ async def measure(
     found = discovery.read_groups(stream.targets(), "the stream", defaults=discovery.Defaults(cluster=CLUSTER))
     known.expect(found.nodes, clock.to_ms(datetime.now(UTC)))
     settings = scrape.ScrapeSettings(interval_seconds=RULE_SECONDS)
-    loops = [scrape.TargetLoop(one, settings, sink=engine, known=known, line=stream) for one in found.targets]
+    loops = [scrape.TargetLoop(one, settings, sink=engine.appender, known=known, line=stream) for one in found.targets]
     parties = Parties(stream, engine, known, loops, pid, url)
     numbers: dict[str, Any] = {"gpus": options.gpus, "nodes": len(loops)}
     numbers["first_interval"] = await written(parties, 1)
     if isinstance(engine, NearEngine):
         # As in a hub that has run for longer than any window; windows hold what was written.
-        engine.since_ms = 0
+        engine.kept.since_ms = 0
     numbers["interval"] = await written(parties, options.intervals)
-    numbers["series"] = len(engine._numbered)
-    numbers["lost"] = engine.sender.dropped.total() if engine.sender is not None else 0
+    numbers["series"] = len(engine.remote._numbered)
+    numbers["lost"] = engine.remote.sender.dropped.total() if engine.remote.sender is not None else 0
     await asyncio.to_thread(show, url)
     if options.turns:
         who = "our_rules_near" if options.near else "our_rules"
@@ -150,7 +150,7 @@ async def measure(
 
 async def written(parties: Parties, intervals: int) -> dict[str, float]:
     """Scrape all pages so often and write them; the means of one interval."""
-    sender, stream = parties.engine.sender, parties.stream
+    sender, stream = parties.engine.remote.sender, parties.stream
     assert sender is not None
     began, own, there = time.monotonic(), time.process_time() - stream.cpu_seconds, cpu_seconds(parties.pid)
     kept = sender.kept
@@ -219,8 +219,8 @@ def our_turn(line: pipeline.Pipeline, rules: rulefile.RuleSet, parties: Parties)
             state = line.rule_state[evaluate.rule_key(group, rule)]
             turn.rules.append((state.duration_seconds, len(state.written), f"{group.name} {rule.name}"))
             turn.failing += state.health is not evaluate.Health.OK
-    if parties.engine.sender is not None:
-        parties.engine.sender.flush(FLUSH_SECONDS)
+    if parties.engine.remote.sender is not None:
+        parties.engine.remote.sender.flush(FLUSH_SECONDS)
     turn.cpu_seconds, turn.server_cpu_seconds = time.process_time() - own, cpu_seconds(parties.pid) - there
     return turn
 

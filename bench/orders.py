@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tests import servers
-from watchkeeper.client.hub import HubClient
+from watchkeeper.client.hub import Client
 
 RULES = "groups: [{name: silent, rules: [{alert: Never, expr: vector(0) > 1}]}]\n"
 WAIT_SECONDS = 30
@@ -54,7 +54,7 @@ async def ask(hub: subprocess.Popen[bytes], port: int, options: argparse.Namespa
     agents = [asyncio.create_task(poll(port, f"n{number}", arrived)) for number in range(options.agents)]
     await asyncio.sleep(3)
     busy = await cpu_share(hub.pid, options.seconds)
-    client, took = HubClient(f"http://127.0.0.1:{port}"), []
+    client, took = Client(f"http://127.0.0.1:{port}"), []
     for number in range(options.orders):
         node = f"n{number * 7 % options.agents}"
         began = time.perf_counter()

@@ -102,9 +102,10 @@ async def agent(url: str, mine: Sequence[bytes]) -> list[tuple[float, int]]:
 
 async def delivered(connection: http.Connection, url: str, content: bytes) -> int:
     """In how many tries the hub took it, by the agent's own rules."""
-    tries, pause = 0, push.FIRST_PAUSE_SECONDS
+    tries = 0
     while True:
         tries += 1
+        pause = push.PAUSES.seconds(tries)
         try:
             answer = await connection.send(http.Request(url, "POST", {"Content-Type": "application/json"}, content))
             verdict, wait = push.after_answer(answer, pause)
@@ -115,7 +116,6 @@ async def delivered(connection: http.Connection, url: str, content: bytes) -> in
         if verdict is push.Verdict.REFUSED:
             raise RuntimeError(f"the hub refuses it: {answer.body[:200]!r}")
         await asyncio.sleep(wait)
-        pause = min(2 * pause, push.LONGEST_PAUSE_SECONDS)
 
 
 async def tell_again(url: str, bodies: Sequence[Sequence[bytes]]) -> int:

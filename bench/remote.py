@@ -100,7 +100,7 @@ async def watched(options: argparse.Namespace, url: str, folder: Path, pid: int)
         states = watch.pipeline.rule_state.values()
         return {
             "gpus": options.gpus,
-            "series": len(engine._numbered),
+            "series": len(engine.remote._numbered),
             "samples_an_interval": round((rows(url) - written) / options.intervals),
             "lost": sum(loop.left_out.total() for _, loop in watch._loops),
             "rules_failing": sum(state.health is not evaluate.Health.OK for state in states),
@@ -127,7 +127,7 @@ def engine_of(url: str, gpus: int, *, near: bool = False, memory: str = "2h") ->
     )
     engine = NearEngine(access) if near else prometheus.PrometheusEngine(access)
     # Simulated time does not wait for the server; a hub's queue has the real time between two scrapes.
-    engine.sender = Sender(
+    engine.remote.sender = Sender(
         Client(access, f"{url}/api/v1/write", key="query.write_url"), max_queued=SERIES_PER_GPU * gpus
     )
     return engine
@@ -136,10 +136,10 @@ def engine_of(url: str, gpus: int, *, near: bool = False, memory: str = "2h") ->
 async def spend(watch: Watch, url: str, intervals: int, *, with_rules: bool = True) -> None:
     """Let intervals pass; before rules have their turn the server can see what was written."""
     assert isinstance(watch.engine, prometheus.PrometheusEngine)
-    assert watch.engine.sender is not None
+    assert watch.engine.remote.sender is not None
     for second in range(1, intervals * INTERVAL_SECONDS + 1):
         await watch.advance(1, with_rules=with_rules)
-        if not watch.engine.sender.flush(FLUSH_SECONDS):
+        if not watch.engine.remote.sender.flush(FLUSH_SECONDS):
             raise RuntimeError(f"the server did not take what was written within {FLUSH_SECONDS:g} s")
         if second % INTERVAL_SECONDS == INTERVAL_SECONDS - 1:
             show(url)

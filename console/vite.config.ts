@@ -1,3 +1,4 @@
+/// <reference types="vitest/config" />
 import { defineConfig } from "vite";
 
 // The hub serves the result; nothing is loaded from anywhere else.
@@ -9,6 +10,10 @@ export default defineConfig({
     modulePreload: { polyfill: false },
     assetsInlineLimit: 0,
     // The first page and all that it imports are one file, also where other pages need a part of it.
-    rolldownOptions: { output: { codeSplitting: { groups: [{ name: "index", test: /\/src\/main\.tsx$/ }] } } },
+    rolldownOptions: {
+      output: { codeSplitting: { groups: [{ name: "index", test: /\/src\/(main\.tsx|lib\/durations\.ts)$/ }] } },
+    },
   },
+  // Times are local on the page; in tests everybody lives in Berlin, where the clock changes.
+  test: { include: ["src/**/*.test.ts"], env: { TZ: "Europe/Berlin" } },
 });

@@ -5,17 +5,15 @@ Needs nothing but the base install; start a hub with `watchkeeper up` first.
 
 import sys
 
-from watchkeeper.client.hub import DEFAULT_URL, HubClient
+from watchkeeper.client.hub import DEFAULT_URL, Client
 
-hub = HubClient(sys.argv[1] if len(sys.argv) > 1 else DEFAULT_URL)
+hub = Client(sys.argv[1] if len(sys.argv) > 1 else DEFAULT_URL)
 
-hottest = hub.query("topk(3, DCGM_FI_DEV_GPU_TEMP)")
-for series in hottest["result"]:
-    labels, (_, celsius) = series["metric"], series["value"]
-    print(f"{labels['Hostname']} GPU {labels['gpu']}: {celsius} °C")
+for series in hub.query("topk(3, DCGM_FI_DEV_GPU_TEMP)").series:
+    print(f"{series.labels['Hostname']} GPU {series.labels['gpu']}: {series.newest:g} °C")
 
 open_incidents = hub.incidents()
 for incident in open_incidents:
-    print(f"{incident['id']} {incident['severity']}: {incident['title']}. Next: {incident['next_step']}")
+    print(f"{incident.id} {incident.severity}: {incident.title}. Next: {incident.next_step}")
 if not open_incidents:
     print("No open incidents.")

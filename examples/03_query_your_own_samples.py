@@ -9,7 +9,7 @@ from watchkeeper.store.head.head import Head
 engine = EmbeddedEngine(Head())
 for node, joules_per_minute in (("n1", 42_000), ("n2", 18_000)):
     labels = Labels({"__name__": "energy_joules_total", "node": node})
-    engine.append(Sample(labels, minute * 60_000, float(minute * joules_per_minute)) for minute in range(11))
+    engine.appender.append(Sample(labels, minute * 60_000, float(minute * joules_per_minute)) for minute in range(11))
 
 answer = engine.instant("rate(energy_joules_total[5m])", at_ms=600_000)
 for labels, watts in answer.latest().items():

@@ -49,7 +49,9 @@ def ask_pages(folder):
         parser = ExpositionParser()
         read = parser.parse(page)
         rows = zip(read.handles, read.values, strict=True)
-        engine.append(Sample(parser.labels[handle].having(cluster="main"), at_ms, value) for handle, value in rows)
+        engine.appender.append(
+            Sample(parser.labels[handle].having(cluster="main"), at_ms, value) for handle, value in rows
+        )
     asked = job.Asked("main", "four-ranks")
     return job.explain(asked, job.look(engine, asked, now), now, happened=[], names=str)
 

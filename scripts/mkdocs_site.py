@@ -19,7 +19,7 @@ SECTIONS = (
     ("learn", "Learn", ("README", "layers")),
     ("reference", "Reference", ("cli", "settings")),
     ("runbooks", "Runbooks", ("README",)),
-    ("decisions", "Decisions", ()),
+    ("decisions", "Decisions", ("README",)),
 )
 # [text](path), with or without an anchor, but not a picture, an address or an anchor of the same page
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?!https?:|#)([^)#\s]+)(#[^)\s]*)?\)")

@@ -2,36 +2,58 @@
 
 from __future__ import annotations
 
+import gc
 import logging
-import os
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-import hypothesis
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
+from tests import properties
 from tests.support import postgres_server
 from tests.support.fake_nvml import driver
 
-# Derandomised where a failure must mean the commit and not the dice; on a desk new examples are welcome.
-# How long an example takes is no property of ours on a machine that others use as well.
-hypothesis.settings.register_profile(
-    "desk", max_examples=100, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
-)
-hypothesis.settings.register_profile("ci", parent=hypothesis.settings.get_profile("desk"), derandomize=True)
-hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "desk")
+properties.load_profile()
+
+# What is collected stays to the end. To look through it again and again costs each process seconds, and each test that
+# collects garbage half of one.
+gc.disable()
 
 # Folders of which all tests share servers that are dear: one process runs them all. Elsewhere it runs whole files.
 TOGETHER = ("tests/browser", "tests/remediate/drivers")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        file = item.nodeid.partition("::")[0]
-        folder = file.rpartition("/")[0]
-        item.add_marker(pytest.mark.xdist_group(folder if folder in TOGETHER else file))
+    """The longest groups first, so that no process is left alone with one."""
+    long = [item for item in items if any(item.get_closest_marker(mark) for mark in ("slow", "servers"))]
+    weights = Counter(group for group, _ in {(_group(item.nodeid), item.name.partition("[")[0]) for item in long})
+    items.sort(key=lambda item: -weights[_group(item.nodeid)])
+
+
+class _ByGroup(LoadScopeScheduling):
+    def _split_scope(self, nodeid: str) -> str:
+        return _group(nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
+    """Not --dist loadgroup: what xdist 3.8 adds to the name of a test for its group, pytest 9.2 does not see."""
+    return _ByGroup(config, log)
+
+
+def _group(nodeid: str) -> str:
+    file = nodeid.partition("::")[0]
+    folder = file.rpartition("/")[0]
+    return folder if folder in TOGETHER else file
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,172 +1,337 @@
 // The shell: the table of pages, navigation, keys, theme, and the state of the connection around every page.
 
-import { render, type ComponentType } from "preact";
+import { type ComponentType, render } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
-import { RANGES } from "./charts";
-import "./console.css";
-import { FleetPage } from "./fleet";
-import { clock, many, utc, zone } from "./format";
-import { ask, connect, get, refreshStatus, set, useHub, useReturns } from "./hub";
-import { KeysDialog, useKeys } from "./keys";
-import { Chip, Empty, focus, Panel, Skeleton } from "./parts";
-import { followLinks, put, useAddress, type PageProps, type PageRow } from "./router";
-import { Search } from "./search";
-import type { Status } from "./types";
+import "./styles/console.css";
+import { Degraded, RuleTrouble } from "./components/banners";
+import { KeysDialog, useKeys } from "./components/keys";
+import { Chip, Empty, Panel, Skeleton } from "./components/parts";
+import { Search } from "./components/search";
+import { SignIn } from "./components/sign_in";
+import { clock, utc, zone } from "./lib/format";
+import { connect, refreshStatus } from "./lib/live";
+import { followLinks, type PageProps, type PageRow, put, RANGES, rowOf, useAddress } from "./lib/router";
+import { get, set, useHub, useReturns } from "./lib/store";
+import { useTheme } from "./lib/theme";
+import { FleetPage } from "./pages/fleet/fleet";
 
-// The page that most people open comes with the shell, in one file: a busy hub takes as long for each file as for a large one.
+// The page that most people open comes with the shell, in one file: a busy hub takes as long for each file as for a
+// large one.
 const FLEET: PageRow = { path: "/", name: "Fleet", key: "f", group: "watch", load: async () => FleetPage };
+
 // A page is one row. A path that ends with a slash is the page of one thing, and what follows is its `id`.
 const PAGES: PageRow[] = [
   FLEET,
-  { path: "/gpu/", name: "GPU", key: "", group: "watch", hidden: true, load: () => import("./gpu").then((m) => m.GpuPage) },
-  { path: "/node/", name: "Node", key: "", group: "watch", hidden: true, load: () => import("./node").then((m) => m.NodePage) },
-  { path: "/incidents", name: "Incidents", short: "Inc.", key: "i", group: "watch", load: () => import("./incidents").then((m) => m.IncidentsPage) },
-  { path: "/incidents/", name: "Incident", key: "", group: "watch", hidden: true, load: () => import("./incident").then((m) => m.IncidentPage) },
-  { path: "/fabric", name: "Fabric", key: "b", group: "watch", load: () => import("./fabric").then((m) => m.FabricPage) },
-  { path: "/jobs", name: "Jobs", key: "j", group: "watch", load: () => import("./jobs").then((m) => m.JobsPage) },
-  { path: "/explore", name: "Explore", key: "e", group: "understand", load: () => import("./explore").then((m) => m.ExplorePage) },
-  { path: "/cost", name: "Cost and capacity", short: "Cost", key: "c", group: "understand", load: () => import("./cost").then((m) => m.CostPage) },
-  { path: "/slo", name: "Objectives and rules", short: "SLO", key: "o", group: "understand", load: () => import("./slo").then((m) => m.SloPage) },
-  { path: "/journal", name: "Journal", key: "l", group: "understand", load: () => import("./journal").then((m) => m.JournalPage) },
-  { path: "/drills", name: "Drills", key: "d", group: "practise", load: () => import("./drills").then((m) => m.DrillsPage) },
+  {
+    path: "/gpu/",
+    name: "GPU",
+    key: "",
+    group: "watch",
+    hidden: true,
+    load: () => import("./pages/node/gpu").then((m) => m.GpuPage),
+  },
+  {
+    path: "/node/",
+    name: "Node",
+    key: "",
+    group: "watch",
+    hidden: true,
+    load: () => import("./pages/node/node").then((m) => m.NodePage),
+  },
+  {
+    path: "/incidents",
+    name: "Incidents",
+    short: "Inc.",
+    key: "i",
+    group: "watch",
+    load: () => import("./pages/incident/incidents").then((m) => m.IncidentsPage),
+  },
+  {
+    path: "/incidents/",
+    name: "Incident",
+    key: "",
+    group: "watch",
+    hidden: true,
+    load: () => import("./pages/incident/incident").then((m) => m.IncidentPage),
+  },
+  {
+    path: "/fabric",
+    name: "Fabric",
+    key: "b",
+    group: "watch",
+    load: () => import("./pages/fabric/fabric").then((m) => m.FabricPage),
+  },
+  {
+    path: "/jobs",
+    name: "Jobs",
+    key: "j",
+    group: "watch",
+    load: () => import("./pages/jobs/jobs").then((m) => m.JobsPage),
+  },
+  {
+    path: "/explore",
+    name: "Explore",
+    key: "e",
+    group: "understand",
+    load: () => import("./pages/explore/explore").then((m) => m.ExplorePage),
+  },
+  {
+    path: "/cost",
+    name: "Cost and capacity",
+    short: "Cost",
+    key: "c",
+    group: "understand",
+    load: () => import("./pages/cost/cost").then((m) => m.CostPage),
+  },
+  {
+    path: "/slo",
+    name: "Objectives and rules",
+    short: "SLO",
+    key: "o",
+    group: "understand",
+    load: () => import("./pages/slo/slo").then((m) => m.SloPage),
+  },
+  {
+    path: "/journal",
+    name: "Journal",
+    key: "l",
+    group: "understand",
+    load: () => import("./pages/journal").then((m) => m.JournalPage),
+  },
+  {
+    path: "/drills",
+    name: "Drills",
+    key: "d",
+    group: "practise",
+    load: () => import("./pages/drills/drills").then((m) => m.DrillsPage),
+  },
 ];
-const GROUPS = ["watch", "understand", "practise"] as const;
-const RANGED = ["", "gpu", "node"], PART_OF_FLEET = ["", "gpu", "node"];
 
-/** `%zz` is no escape, and somebody may have typed it. */
-const decoded = (part: string) => { try { return decodeURIComponent(part); } catch { return part; } };
-function rowOf(path: string): { row?: PageRow; first: string; id: string } {
-  const [, first, ...rest] = path.split("/"), id = rest.map(decoded).join("/");
-  const named = (wanted: string) => PAGES.find((p) => p.path === wanted);
-  return { row: id ? (named(`/${first}/`) ?? named(`/${first}`)) : named(`/${first}`), first, id };
-}
+const GROUPS = ["watch", "understand", "practise"] as const;
+
+const RANGED = ["", "gpu", "node"];
+
+const PART_OF_FLEET = ["", "gpu", "node"];
 
 const loaded = new Map<PageRow, ComponentType<PageProps>>([[FLEET, FleetPage]]);
+
 /** The page's code, asked for once; until it is there a skeleton stands in. */
 function Page({ row, ...props }: PageProps & { row: PageRow }) {
-  const [problem, say] = useState(""), [, redraw] = useState(0), returns = useReturns();
+  const [problem, say] = useState("");
+  const [, redraw] = useState(0);
+  const returns = useReturns();
   useEffect(() => {
-    const failed = () => say(get().link === "lost" ? "The hub does not answer. This page comes as soon as it does." : "This page could not be loaded; the hub may have a newer version.");
-    if (!loaded.has(row)) row.load().then((page) => { loaded.set(row, page); say(""); redraw((n) => n + 1); }, failed);
+    const failed = () =>
+      say(
+        get().link === "lost"
+          ? "The hub does not answer. This page comes as soon as it does."
+          : "This page could not be loaded; the hub may have a newer version.",
+      );
+    if (!loaded.has(row))
+      row.load().then((page) => {
+        loaded.set(row, page);
+        say("");
+        redraw((n) => n + 1);
+      }, failed);
   }, [row, returns]);
   const Found = loaded.get(row);
   if (Found) return <Found {...props} key={`${row.path}${props.id}`} />;
-  return <main class="single"><Panel>{problem ? <Empty title={problem}><a href={props.address.href} target="_self">Load again</a></Empty> : <Skeleton lines={8} />}</Panel></main>;
-}
-
-const prefersLight = matchMedia("(prefers-color-scheme: light)");
-const themeNow = () => localStorage.getItem("theme") ?? (prefersLight.matches ? "light" : "dark");
-function useTheme(): [string, () => void] {
-  const [theme, choose] = useState(themeNow);
-  document.documentElement.dataset.theme = theme;
-  useEffect(() => { const follow = () => choose(themeNow()); prefersLight.addEventListener("change", follow); return () => prefersLight.removeEventListener("change", follow); }, []);
-  return [theme, () => { const next = theme === "dark" ? "light" : "dark"; localStorage.setItem("theme", next); choose(next); }];
-}
-
-function SignIn() {
-  const [problem, say] = useState("");
-  const send = async (event: Event) => {
-    event.preventDefault();
-    const typed = new FormData(event.currentTarget as HTMLFormElement), name = typed.get("name"), secret = typed.get("token");
-    try { await ask("/api/login", "POST", name ? { name, password: secret } : { token: secret }); set({ signIn: false }); location.reload(); }
-    catch (error) { say((error as Error).message); }
-  };
-  return <main class="sign-in"><Panel><h1>Watchkeeper</h1><p class="dim">This hub asks who you are. Sign in with your name and password, or paste the token you were given.</p>
-    <form onSubmit={send}><input name="name" autocomplete="username" aria-label="Name; empty with a token" placeholder="Name (empty with a token)" data-testid="name" />
-      <input type="password" name="token" autocomplete="current-password" required aria-label="Password or token" placeholder="Password or token" ref={focus} data-testid="token" /><button class="primary">Sign in</button></form>
-    {problem && <p class="problem" role="alert">{problem}</p>}</Panel></main>;
-}
-
-function RuleTrouble({ rules }: { rules: Status["rules"] }) {
   return (
-    <details class="banner" data-testid="rule-trouble">
-      <summary role="status">▲ The rule files have {many(rules.problems.length, "problem")}; the {rules.rules} rules of <b title={utc(rules.in_force_since)}>{clock(rules.in_force_since)}</b> stay in force.</summary>
-      <ul>{rules.problems.map((problem) => <li key={problem}><code>{problem}</code></li>)}</ul>
-    </details>
+    <main class="single">
+      <Panel>
+        {problem ? (
+          <Empty title={problem}>
+            <a href={props.address.href} target="_self">
+              Load again
+            </a>
+          </Empty>
+        ) : (
+          <Skeleton lines={8} />
+        )}
+      </Panel>
+    </main>
   );
 }
 
-/** What does not work now, in the hub's own sentences. */
-function Degraded({ said }: { said: string[] }) {
-  const first = <>▲ Degraded. {said[0]}</>;
-  if (said.length < 2) return <p class="banner" role="status" data-testid="degraded">{first}</p>;
-  return (
-    <details class="banner" data-testid="degraded">
-      <summary role="status">{first} <b>(and {said.length - 1} more)</b></summary>
-      <ul>{said.slice(1).map((one) => <li key={one}>{one}</li>)}</ul>
-    </details>
-  );
-}
-
-function Rail({ pages, first, theme, toggle, help }: { pages: PageRow[]; first: string; theme: string; toggle: () => void; help: () => void }) {
-  const { open } = useHub(), here = PART_OF_FLEET.includes(first) ? "/" : `/${first}`;
+function Rail({
+  pages,
+  first,
+  theme,
+  toggle,
+  help,
+}: {
+  pages: PageRow[];
+  first: string;
+  theme: string;
+  toggle: () => void;
+  help: () => void;
+}) {
+  const { open } = useHub();
+  const here = PART_OF_FLEET.includes(first) ? "/" : `/${first}`;
   return (
     <nav class="rail" aria-label="Pages">
       {GROUPS.map((group) => {
         const shown = pages.filter((p) => p.group === group);
-        return shown.length > 0 && <div key={group} class="group" role="group" aria-label={group}>{shown.map((p) => (
-          <a class="nav" key={p.path} href={p.path} aria-current={p.path === here ? "page" : undefined} data-testid={`nav-${p.path.slice(1) || "fleet"}`} title={`${p.name} (g ${p.key})`} onPointerEnter={() => p.load().catch(() => undefined)}>
-            {p.short ?? p.name}{p.path === "/incidents" && open && open.length > 0 && <sup aria-label={`${open.length} open`}>{open.length}</sup>}</a>))}</div>;
+        return (
+          shown.length > 0 && (
+            <div key={group} class="group" role="group" aria-label={group}>
+              {shown.map((p) => (
+                <a
+                  class="nav"
+                  key={p.path}
+                  href={p.path}
+                  aria-current={p.path === here ? "page" : undefined}
+                  data-testid={`nav-${p.path.slice(1) || "fleet"}`}
+                  title={`${p.name} (g ${p.key})`}
+                  onPointerEnter={() => p.load().catch(() => undefined)}
+                >
+                  {p.short ?? p.name}
+                  {p.path === "/incidents" && open && open.length > 0 && (
+                    <sup aria-label={`${open.length} open`}>{open.length}</sup>
+                  )}
+                </a>
+              ))}
+            </div>
+          )
+        );
       })}
       <div class="group foot">
-        <button type="button" class="nav" onClick={toggle} data-testid="theme" title="Dark or light (t)" aria-label={`Switch to the ${theme === "dark" ? "light" : "dark"} theme`}>{theme === "dark" ? "Light" : "Dark"}</button>
-        <button type="button" class="nav" onClick={help} title="All keys (?)" aria-label="All keys">?</button>
+        <button
+          type="button"
+          class="nav"
+          onClick={toggle}
+          data-testid="theme"
+          title="Dark or light (t)"
+          aria-label={`Switch to the ${theme === "dark" ? "light" : "dark"} theme`}
+        >
+          {theme === "dark" ? "Light" : "Dark"}
+        </button>
+        <button type="button" class="nav" onClick={help} title="All keys (?)" aria-label="All keys">
+          ?
+        </button>
       </div>
     </nav>
   );
 }
 
 function Shell() {
-  const address = useAddress(), hub = useHub();
+  const address = useAddress();
+  const hub = useHub();
   const [theme, toggle] = useTheme();
   const [help, showHelp] = useState(false);
   const pages = PAGES.filter((p) => !p.hidden && (!p.simulated || hub.status?.simulated));
   useKeys(address, pages, showHelp, toggle);
-  useEffect(() => { if (!hub.notice) return; const timer = setTimeout(() => set({ notice: undefined }), 5000); return () => clearTimeout(timer); }, [hub.notice]);
-  const { row, first, id } = rowOf(address.pathname);
-  useEffect(() => { document.title = row?.path === "/" || !row ? "Watchkeeper" : `${id || row.name} · Watchkeeper`; }, [row, id]);
+  useEffect(() => {
+    if (!hub.notice) return;
+    const timer = setTimeout(() => set({ notice: undefined }), 5000);
+    return () => clearTimeout(timer);
+  }, [hub.notice]);
+  const { row, first, id } = rowOf(PAGES, address.pathname);
+  useEffect(() => {
+    document.title = row?.path === "/" || !row ? "Watchkeeper" : `${id || row.name} · Watchkeeper`;
+  }, [row, id]);
   // A link that led here is gone with its page: who uses no pointer goes on at the new one, and hears it.
   const before = useRef(address.pathname);
   useEffect(() => {
-    if (before.current !== address.pathname && document.activeElement === document.body) document.getElementById("page")?.focus({ preventScroll: true });
+    if (before.current !== address.pathname && document.activeElement === document.body)
+      document.getElementById("page")?.focus({ preventScroll: true });
     before.current = address.pathname;
   }, [address.pathname]);
   if (hub.signIn) return <SignIn />;
   const span = address.searchParams.get("range") ?? "1h";
   return (
     <>
-      <a class="skip" href="#page" target="_self">Skip to the page</a>
+      <a class="skip" href="#page" target="_self">
+        Skip to the page
+      </a>
       <Rail pages={pages} first={first} theme={theme} toggle={toggle} help={() => showHelp(true)} />
       <header class="top">
-        <a class="brand" href="/">Watchkeeper</a>
+        <a class="brand" href="/">
+          Watchkeeper
+        </a>
         <Search address={address} />
         <div class="chips state-line">
-          {hub.status && <><Chip>cluster {hub.status.cluster}</Chip>
-            {RANGED.includes(first) && <label class="chip">last <select value={span} aria-label="time range" data-testid="range" onChange={(e) => put("range", e.currentTarget.value)}>{Object.keys(RANGES).map((r) => <option key={r}>{r}</option>)}</select></label>}
-            <Chip title="Times are in your zone; rest on one for UTC">{zone()}</Chip><Chip title="How far Watchkeeper may go on its own">act: {hub.status.mode}</Chip></>}
+          {hub.status && (
+            <>
+              <Chip>cluster {hub.status.cluster}</Chip>
+              {RANGED.includes(first) && (
+                <label class="chip">
+                  last{" "}
+                  <select
+                    value={span}
+                    aria-label="time range"
+                    data-testid="range"
+                    onChange={(e) => put("range", e.currentTarget.value)}
+                  >
+                    {Object.keys(RANGES).map((r) => (
+                      <option key={r}>{r}</option>
+                    ))}
+                  </select>
+                </label>
+              )}
+              <Chip title="Times are in your zone; rest on one for UTC">{zone()}</Chip>
+              <Chip title="How far Watchkeeper may go on its own">act: {hub.status.mode}</Chip>
+            </>
+          )}
           {hub.status?.simulated && <Chip tone="accent">simulated</Chip>}
         </div>
-        <span class={`link ${hub.link}`} data-testid="link" data-link={hub.link} title={hub.heard && utc(hub.heard)}>{hub.link === "live" ? `live · ${hub.heard ? clock(hub.heard) : ""}` : hub.link}</span>
+        <span class={`link ${hub.link}`} data-testid="link" data-link={hub.link} title={hub.heard && utc(hub.heard)}>
+          {hub.link === "live" ? `live · ${hub.heard ? clock(hub.heard) : ""}` : hub.link}
+        </span>
       </header>
-      {hub.link === "lost" && <p class="banner" role="status" data-testid="lost">Connection to the hub lost; {hub.heard ? <>showing what was known at <b title={utc(hub.heard)}>{clock(hub.heard)}</b>, </> : ""}retrying.</p>}
-      {hub.status && !hub.status.ready && <p class="banner" role="status">The hub is not ready: {hub.status.not_ready_because}.</p>}
+      {hub.link === "lost" && (
+        <p class="banner" role="status" data-testid="lost">
+          Connection to the hub lost;{" "}
+          {hub.heard ? (
+            <>
+              showing what was known at <b title={utc(hub.heard)}>{clock(hub.heard)}</b>,{" "}
+            </>
+          ) : (
+            ""
+          )}
+          retrying.
+        </p>
+      )}
+      {hub.status && !hub.status.ready && (
+        <p class="banner" role="status">
+          The hub is not ready: {hub.status.not_ready_because}.
+        </p>
+      )}
       {hub.status && !hub.status.rules.is_successful && <RuleTrouble rules={hub.status.rules} />}
       {hub.status && hub.status.degraded.length > 0 && hub.link !== "lost" && <Degraded said={hub.status.degraded} />}
       <div id="page" tabIndex={-1}>
         {row && !id && <h1 class="unseen">{row.name}</h1>}
-        {row ? <Page row={row} address={address} theme={theme} id={id} />
-          : <main class="single"><Panel><Empty title="There is no such page">{pages.map((p, i) => <span key={p.path}>{i > 0 && " · "}<a href={p.path}>{p.name}</a></span>)}</Empty></Panel></main>}
+        {row ? (
+          <Page row={row} address={address} theme={theme} id={id} />
+        ) : (
+          <main class="single">
+            <Panel>
+              <Empty title="There is no such page">
+                {pages.map((p, i) => (
+                  <span key={p.path}>
+                    {i > 0 && " · "}
+                    <a href={p.path}>{p.name}</a>
+                  </span>
+                ))}
+              </Empty>
+            </Panel>
+          </main>
+        )}
       </div>
       {help && <KeysDialog pages={pages} close={() => showHelp(false)} />}
-      <div class="notice" role="status" aria-live="polite" data-testid="notice">{hub.notice}</div>
+      <div class="notice" role="status" aria-live="polite" data-testid="notice">
+        {hub.notice}
+      </div>
     </>
   );
 }
 
 // The page's code and its first answers are on their way at the same time.
-rowOf(location.pathname).row?.load().catch(() => undefined);
+rowOf(PAGES, location.pathname)
+  .row?.load()
+  .catch(() => undefined);
 set({ colour: new URL(location.href).searchParams.get("colour") ?? get().colour });
-followLinks((path) => Boolean(rowOf(path).row));
+followLinks((path) => Boolean(rowOf(PAGES, path).row));
 connect();
 setInterval(refreshStatus, 15000);
 render(<Shell />, document.getElementById("app")!);

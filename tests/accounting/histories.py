@@ -35,10 +35,10 @@ def empty_engine() -> embedded.EmbeddedEngine:
 def minute_of(samples: Mapping[Labels, float]) -> embedded.EmbeddedEngine:
     """An engine that has seen some series once and has run the rules of one minute over them."""
     engine = empty_engine()
-    engine.append(standing.Standing().samples(dict(samples), clock.to_ms(START)))
+    engine.appender.append(standing.Standing().samples(dict(samples), clock.to_ms(START)))
     group = next(group for group in rulefile.load([RULES]).groups if group.name == "usage-minutes")
     for result in evaluate.evaluate_each(group, engine, {}, now=START):
-        engine.append(result.samples)
+        engine.appender.append(result.samples)
     return engine
 
 
@@ -57,14 +57,14 @@ def told(
         now = START + timedelta(minutes=at)
         if not minute.is_watched:
             continue
-        engine.append(scraped.samples(series(minute), clock.to_ms(now)))
+        engine.appender.append(scraped.samples(series(minute), clock.to_ms(now)))
         names = ["usage-minutes", *(["usage-hours"] if at and at % 60 == 0 else [])]
         for name in names:
             rules = (cut or {}).get((at, name))
             each = evaluate.evaluate_each(groups[name], engine, state, now=now + timedelta(seconds=late_seconds))
             for result in islice(each, rules):
                 state = {**state, result.key: result.state}
-                engine.append(result.samples)
+                engine.appender.append(result.samples)
             if rules is not None:
                 state = {}
     return engine

@@ -42,6 +42,7 @@ def shown(metrics: own_metrics.Registry, name: str) -> dict[str, float]:
     return {dict(pairs)["team"]: round(value, 2) for pairs, value in metrics.metrics[name].values.items()}
 
 
+@pytest.mark.slow
 def test_what_a_team_spent_stands_beside_its_budget(tmp_path: Path, engine: EmbeddedEngine) -> None:
     made, metrics = watch(tmp_path)
     made.look(engine, START + timedelta(hours=2))
@@ -50,12 +51,14 @@ def test_what_a_team_spent_stands_beside_its_budget(tmp_path: Path, engine: Embe
     assert {dict(pairs)["month"] for pairs in metrics.metrics[SPENT].values} == {"2026-11"}
 
 
+@pytest.mark.slow
 def test_no_forecast_is_shown_before_three_days_are_known(tmp_path: Path, engine: EmbeddedEngine) -> None:
     made, metrics = watch(tmp_path)
     made.look(engine, START + timedelta(hours=2))
     assert shown(metrics, "watchkeeper_accounting_budget_forecast_money") == {}
 
 
+@pytest.mark.slow
 def test_a_budget_that_was_raised_counts_an_hour_later_and_not_before(tmp_path: Path, engine: EmbeddedEngine) -> None:
     made, metrics = watch(tmp_path)
     made.look(engine, START + timedelta(hours=2))
@@ -66,6 +69,7 @@ def test_a_budget_that_was_raised_counts_an_hour_later_and_not_before(tmp_path: 
     assert shown(metrics, "watchkeeper_accounting_budget_money")["a"] == 3000.0
 
 
+@pytest.mark.slow
 def test_another_month_begins_with_nothing_spent(tmp_path: Path, engine: EmbeddedEngine) -> None:
     made, metrics = watch(tmp_path)
     made.look(engine, START + timedelta(hours=2))
@@ -74,6 +78,7 @@ def test_another_month_begins_with_nothing_spent(tmp_path: Path, engine: Embedde
     assert {dict(pairs)["month"] for pairs in metrics.metrics[SPENT].values} == {"2026-12"}
 
 
+@pytest.mark.slow
 def test_a_book_that_cannot_be_read_is_said_and_tried_again(tmp_path: Path, engine: EmbeddedEngine) -> None:
     made, metrics = watch(tmp_path)
     (tmp_path / "prices.toml").unlink()

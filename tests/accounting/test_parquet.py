@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -96,6 +97,7 @@ def test_a_table_without_rows_still_has_its_columns() -> None:
     assert [leaf[4] for leaf in footer[2][1:]] == [b"team", b"money", b"hours"]
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.fixed_dictionaries({f"c{at}": st.text() if at % 2 else st.floats(allow_nan=False) for at in range(20)}),

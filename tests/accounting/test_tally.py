@@ -7,10 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.accounting.histories import empty_engine
+from tests.properties import examples
 from watchkeeper.accounting import books, ledger, recorded, summary, usage
 from watchkeeper.accounting.tally import HOUR, LEAST_GAP_SECONDS, nobody
 from watchkeeper.model.labels import METRIC_NAME, Labels
@@ -32,7 +33,7 @@ def engine_of(recorded_hours: dict[int, tuple[float, float, int]], *, offset: fl
         at = round((DAY + (hour + 1) * HOUR + offset) * 1000)
         share = minutes / 60
         team = {METRIC_NAME: "watchkeeper:team_gpu_hours:sum", "cluster": "main", "modelName": "NVIDIA H200"}
-        engine.append(
+        engine.appender.append(
             [
                 Sample(Labels({METRIC_NAME: "watchkeeper:usage_minutes:count", "cluster": "main"}), at, float(minutes)),
                 Sample(Labels({**team, "team": "vision", "part": "allocated"}), at, held * share),
@@ -46,7 +47,7 @@ def totals(engine: embedded.EmbeddedEngine, since: float, until: float) -> usage
     return summary.total(books.table(engine, None, since=since, until=until, by_job=False))
 
 
-@settings(deadline=None, max_examples=40)
+@examples(40)
 @given(hours)
 def test_every_hour_since_the_first_is_accounted_for(found: dict[int, tuple[float, float, int]]) -> None:
     amounts = totals(engine_of(found), DAY, DAY + 31 * HOUR)
@@ -60,8 +61,10 @@ def test_every_hour_since_the_first_is_accounted_for(found: dict[int, tuple[floa
     assert usage.total(amounts) == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
-@settings(deadline=None, max_examples=40)
+@pytest.mark.slow
+@examples(40)
 @given(hours, st.lists(st.integers(0, 31 * 60), min_size=1, max_size=4, unique=True).map(sorted), st.floats(0, 3599))
+@example({0: (0.0, 0.0, 1), 8: (0.0, 0.0, 1), 1: (0.0, 1.0, 1)}, [521], 2461.0)
 def test_windows_that_tile_a_time_sum_to_it(
     found: dict[int, tuple[float, float, int]], cuts: list[int], offset: float
 ) -> None:
@@ -70,9 +73,12 @@ def test_windows_that_tile_a_time_sum_to_it(
     edges = [DAY, *(DAY + cut * 60 for cut in cuts if 0 < cut < 31 * 60), DAY + 31 * HOUR]
     pieces = [totals(engine, since, until) for since, until in itertools.pairwise(edges)]
     whole = totals(engine, edges[0], edges[-1])
-    # The end of a gap that a cut leaves over is jitter below LEAST_GAP_SECONDS, for at most 16 GPUs at each cut.
-    cut_off = (len(pieces) - 1) * 16 * LEAST_GAP_SECONDS / HOUR
-    assert np.sum(pieces, axis=0) == pytest.approx(whole, rel=1e-6, abs=1e-6 + cut_off)
+    apart = np.abs(np.sum(pieces, axis=0) - whole)
+    # A cut may leave so little of a gap on one of its sides that it looks like the jitter of clocks.
+    most_gpus = max(held + idle for held, idle, _ in found.values())
+    tolerance = (len(pieces) - 1) * most_gpus * LEAST_GAP_SECONDS / HOUR
+    assert apart[usage.UNKNOWN] <= tolerance + 1e-6 * (1 + whole[usage.UNKNOWN])
+    assert np.delete(apart, usage.UNKNOWN) == pytest.approx(0.0, abs=1e-6 * (1 + float(whole.max())))
 
 
 def test_a_gap_is_unknown_and_never_idle_and_both_are_said() -> None:
@@ -87,7 +93,7 @@ def test_a_gap_is_unknown_and_never_idle_and_both_are_said() -> None:
 
 def test_hours_that_overlap_after_a_restart_count_once() -> None:
     engine = engine_of({0: (8.0, 0.0, 60), 1: (8.0, 0.0, 60)})
-    engine.append(engine_with_offset_hour())
+    engine.appender.append(engine_with_offset_hour())
     assert totals(engine, DAY, DAY + 3 * HOUR)[usage.ALLOCATED] == pytest.approx(8 * 2.5, rel=1e-3)
 
 
@@ -110,7 +116,7 @@ def hours_of_a_day(day: float, rows: int = 24) -> recorded.Hours:
     return recorded.Hours(starts, keys * rows, amounts, {"main": {day + at * HOUR: 1.0 for at in range(rows)}})
 
 
-@settings(deadline=None, max_examples=25)
+@examples(25)
 @given(st.integers(0, 71), st.integers(1, 72))
 def test_a_ledger_gives_back_any_window(tmp_path_factory: pytest.TempPathFactory, first: int, length: int) -> None:
     kept = ledger.Ledger(tmp_path_factory.mktemp("ledger"))
@@ -125,7 +131,7 @@ def test_a_ledger_gives_back_any_window(tmp_path_factory: pytest.TempPathFactory
     }  # fmt: skip
 
 
-@settings(deadline=None, max_examples=40)
+@examples(40)
 @given(hours, st.integers(1, 31), st.sampled_from([0.4, 1500.0]))
 def test_a_ledger_that_lags_behind_changes_no_total(
     tmp_path_factory: pytest.TempPathFactory,
@@ -213,7 +219,7 @@ def test_what_nobody_saw_of_a_cluster_of_two_models_is_of_neither() -> None:
     engine = engine_of(dict.fromkeys((0, 1, 4), (4, 2, 60)))
     other = {METRIC_NAME: "watchkeeper:team_gpu_hours:sum", "cluster": "main", "modelName": "NVIDIA L4"}
     at = round((DAY + 5 * HOUR + 0.4) * 1000)
-    engine.append([Sample(Labels({**other, "team": usage.NOBODY, "part": "idle"}), at, 1.0)])
+    engine.appender.append([Sample(Labels({**other, "team": usage.NOBODY, "part": "idle"}), at, 1.0)])
     table = books.table(engine, None, since=DAY, until=DAY + 5 * HOUR, by_job=False)
     unknown = [key for key, row in zip(table.keys, table.amounts, strict=True) if row[usage.UNKNOWN]]
     assert unknown == [nobody(cluster="main")]

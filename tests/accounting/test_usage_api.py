@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from tests.web.fake_hub import START, FakeHub
+from tests.web.kept_services import START
 from tests.web.running import Site, serving
+from tests.web.small_hub import SmallHub
 from watchkeeper.cli.accounting import cost, usage
 from watchkeeper.kit import clock
 from watchkeeper.model.labels import METRIC_NAME, Labels
@@ -78,12 +79,12 @@ def recorded() -> Iterator[Sample]:
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("hub")
     (folder / "book.toml").write_text(BOOK)
-    hub = FakeHub(racks=1, per_rack=2, clock=clock.ManualClock(START))
+    hub = SmallHub(racks=1, per_rack=2, clock=clock.ManualClock(START))
     of_hub = dataclasses.replace(hub.settings.hub, data=str(folder))
     of_cost = dataclasses.replace(hub.settings.cost, prices=str(folder / "book.toml"))
     hub.settings = dataclasses.replace(hub.settings, hub=of_hub, cost=of_cost)
-    hub.engine = CountedEngine(head.Head(retention_ms=400 * 86_400_000))  # type: ignore[assignment]
-    hub.engine.append(sorted(recorded(), key=lambda sample: sample.at_ms))
+    hub.engine = CountedEngine(head.Head(retention_ms=400 * 86_400_000))
+    hub.engine.appender.append(sorted(recorded(), key=lambda sample: sample.at_ms))
     with serving(hub) as running:
         yield running
 

@@ -32,6 +32,7 @@ def machine_of(library: Path, tmp_path: Path) -> MakeFake:
     return lambda gpus: driver.FakeNvml(library, tmp_path / "control", gpus=gpus)
 
 
+@pytest.mark.slow
 def test_a_scrape_shows_gpus_host_and_the_agent_itself(tmp_path: Path, machine_of: MakeFake) -> None:
     async def story() -> None:
         async with running(machine(tmp_path), machine_of(2)) as node:
@@ -59,6 +60,7 @@ def test_numbers_of_a_host_that_stopped_answering_are_not_repeated(
     asyncio.run(story())
 
 
+@pytest.mark.slow
 def test_the_two_reports_about_one_xid_become_one_event(
     tmp_path: Path, machine_of: MakeFake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,6 +86,7 @@ def test_the_two_reports_about_one_xid_become_one_event(
     asyncio.run(story())
 
 
+@pytest.mark.slow
 def test_a_fault_of_the_driver_is_told_with_its_cause(tmp_path: Path, machine_of: MakeFake) -> None:
     fake = machine_of(2)
 
@@ -98,6 +101,7 @@ def test_a_fault_of_the_driver_is_told_with_its_cause(tmp_path: Path, machine_of
     asyncio.run(story())
 
 
+@pytest.mark.slow
 def test_a_violated_policy_is_told_with_both_numbers(tmp_path: Path, machine_of: MakeFake) -> None:
     fake = machine_of(1)
     # Six degrees beyond slowdown, which lies two beyond the end of the margin.
@@ -138,6 +142,7 @@ class JumpingClock(ScaledClock):
         return super().now() + self.jump
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("days", [-1, 1])
 def test_a_clock_that_jumps_by_a_day_hides_no_number_and_no_fault(
     tmp_path: Path, machine_of: MakeFake, days: int

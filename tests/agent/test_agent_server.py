@@ -177,6 +177,7 @@ def test_a_client_that_never_finishes_its_request_is_cut_off(monkeypatch: pytest
     with_patience(60, story)
 
 
+@pytest.mark.slow
 def test_a_client_that_only_holds_a_connection_loses_it_and_one_that_has_asked_keeps_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

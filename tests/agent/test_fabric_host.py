@@ -140,6 +140,7 @@ def test_a_counter_that_sticks_at_its_maximum_is_said(machine: Path) -> None:
     assert stuck == ['watchkeeper_infiniband_counter_at_maximum{device="mlx5_0",port="1",counter="symbol_error"}']
 
 
+@pytest.mark.slow
 def test_an_adapter_that_hangs_is_said_and_the_others_go_on(machine: Path) -> None:
     stuck = machine / IB / "ports/1/counters/symbol_error"
     stuck.unlink()
@@ -206,6 +207,7 @@ def test_facts_that_can_no_longer_be_read_leave_the_page(machine: Path) -> None:
     assert any("gid_info" in name for name in lines(page, 500.0))
 
 
+@pytest.mark.slow
 def test_pause_frames_come_from_ethtool_and_one_that_hangs_costs_nothing_else(machine: Path) -> None:
     page = page_of(machine, ethtool="echo '     rx_prio3_pause: 12'; echo '     tx_prio3_pause_duration: 99'")
     page.read_facts(0.0)

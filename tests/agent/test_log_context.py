@@ -8,6 +8,8 @@ import logging
 from io import StringIO
 from pathlib import Path
 
+import pytest
+
 from tests.agent.conftest import MakeFake
 from tests.support.fake_nvml import driver
 from tests.support.fake_nvml.driver import UUID
@@ -58,6 +60,7 @@ def test_a_record_without_fields_passes_as_it_is() -> None:
     assert AgentContext(lambda: Snapshot(GPUS)).filter(logging.makeLogRecord({"msg": "x"}))
 
 
+@pytest.mark.slow
 def test_the_agents_log_says_what_a_gpu_did_when_it_broke(tmp_path: Path, machine: MakeFake) -> None:
     fake, stream = machine(2), StringIO()
     handler = logging.StreamHandler(stream)

@@ -98,6 +98,7 @@ def test_a_pause_that_cannot_be_written_says_what_to_do(tmp_path: Path) -> None:
         PauseFile(tmp_path / "file").write(HOUR)
 
 
+@pytest.mark.slow
 def test_paused_series_are_absent_and_the_reader_that_sampled_them_is_gone(machine: MakeFake) -> None:
     with sampling(machine(1), Limits(interval=0.5)) as sampler:
         until(lambda: shown(sampler, PROFILED))
@@ -110,6 +111,7 @@ def test_paused_series_are_absent_and_the_reader_that_sampled_them_is_gone(machi
         until(lambda: shown(sampler, PROFILED))
 
 
+@pytest.mark.slow
 def test_the_whole_agent_pauses_for_a_file_and_says_so(tmp_path: Path, machine: MakeFake) -> None:
     async def story() -> None:
         async with running(prepared(tmp_path), machine(1)) as node:

@@ -18,7 +18,7 @@ from tests import servers
 from tests.support import waiting
 from tests.support.paths import ROOT
 from tests.support.running_product import Product, await_that, up
-from watchkeeper.client.hub import HubClient
+from watchkeeper.client.hub import Client
 
 IMAGES = ROOT / "docs" / "images"
 GPUS = 512
@@ -50,7 +50,7 @@ def take(folder: Path, *, speed: float) -> None:
         up(Path(kept), *FLEET, "--speed", f"{speed:g}") as product,
         sync_playwright() as play,
     ):
-        hub = HubClient(product.url)
+        hub = Client(product.url)
         live_through(hub, product)
         browser = play.chromium.launch(executable_path=str(servers.require("chromium")), args=["--no-sandbox"])
         for shot in shots(product):
@@ -58,25 +58,25 @@ def take(folder: Path, *, speed: float) -> None:
         browser.close()
 
 
-def live_through(hub: HubClient, product: Product) -> None:
-    await_that(lambda: len(hub.fleet()["nodes"]) == GPUS // 8, within_seconds=PATIENCE_SECONDS)
+def live_through(hub: Client, product: Product) -> None:
+    await_that(lambda: len(hub.fleet().nodes) == GPUS // 8, within_seconds=PATIENCE_SECONDS)
     until(hub, HISTORY)
     for fault in BROKEN:
-        hub.simulator("POST", "/faults", dict(fault))
+        hub.inject(dict(fault))
     for fault in BROKEN:
         node = str(fault["node"])
         await_that(lambda node=node: found(product, node), within_seconds=PATIENCE_SECONDS)
     until(hub, AFTERWARDS)
 
 
-def until(hub: HubClient, later: timedelta) -> None:
+def until(hub: Client, later: timedelta) -> None:
     """Wait until the fleet's own clock has gone that far; asked now and then, because the hub has enough to do."""
     end = clock(hub) + later
     waiting.until(lambda: clock(hub) >= end, timeout_seconds=PATIENCE_SECONDS, interval_seconds=LOOK_SECONDS)
 
 
-def clock(hub: HubClient) -> datetime:
-    return datetime.fromisoformat(hub.status()["now"])
+def clock(hub: Client) -> datetime:
+    return hub.status().now
 
 
 def found(product: Product, node: str) -> str:

@@ -13,8 +13,9 @@ from playwright.sync_api import Page, expect
 from tests.browser.fleet_page import COLOURS, open_fleet
 from tests.support.web.tokens import SECRETS, TOKENS
 from tests.web import stories
-from tests.web.fake_hub import FakeHub
+from tests.web.kept_services import CannedSimulator
 from tests.web.running import Site, serving
+from tests.web.small_hub import SmallHub
 from watchkeeper.web import pages
 from watchkeeper.web.auth.auth import Role
 
@@ -27,7 +28,7 @@ SHIFTS = """window.shifts = 0; new PerformanceObserver(list => { for (const e of
 
 @pytest.fixture
 def site() -> Iterator[Site]:
-    with serving(FakeHub(racks=4, per_rack=4, simulator_url="http://127.0.0.1:1")) as running:
+    with serving(SmallHub(racks=4, per_rack=4, simulator=CannedSimulator())) as running:
         yield running
 
 
@@ -50,7 +51,7 @@ def test_an_incident_appears_live_and_is_acknowledged(page: Page, site: Site) ->
     expect(page.get_by_test_id("tile-gpus")).to_contain_text("1 down")
     card.get_by_test_id("acknowledge").click()
     expect(card).to_contain_text("acknowledged")
-    assert site.hub.kept["INC-1"].assignee == "local"
+    assert site.hub.journal.kept["INC-1"].assignee == "local"
 
 
 def test_the_incident_page_says_why_what_not_and_what_to_do(page: Page, site: Site) -> None:
@@ -150,7 +151,7 @@ def test_a_cell_opens_its_gpu(page: Page, site: Site) -> None:
 
 
 def test_a_lost_hub_is_said_and_the_page_recovers(page: Page) -> None:
-    hub = FakeHub()
+    hub = SmallHub()
     with serving(hub) as site:
         port = site.port
         open_fleet(page, site)
@@ -162,7 +163,7 @@ def test_a_lost_hub_is_said_and_the_page_recovers(page: Page) -> None:
 
 
 def test_signing_in_opens_the_console(page: Page) -> None:
-    with serving(FakeHub(), TOKENS) as site:
+    with serving(SmallHub(), TOKENS) as site:
         page.goto(site.url)
         page.get_by_test_id("token").fill("wrong")
         page.keyboard.press("Enter")

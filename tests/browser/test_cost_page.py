@@ -11,8 +11,8 @@ from playwright.sync_api import Page, Route, expect
 from tests.browser.conftest import PATIENCE_SECONDS
 from tests.support.running_product import Product, await_that
 from tests.support.web.job_tables import JOBS
-from tests.web.fake_hub import FakeHub
 from tests.web.running import serving
+from tests.web.small_hub import SmallHub
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(240)]
 
@@ -75,7 +75,7 @@ def test_a_time_of_which_nothing_is_recorded_is_unknown_and_not_free_of_waste(pa
     def emptied(route: Route) -> None:
         route.fulfill(json={**route.fetch().json(), "lines": [], "budgets": []})
 
-    with serving(FakeHub()) as site:
+    with serving(SmallHub()) as site:
         page.route(re.compile(r"/api/cost(/budgets)?\?"), emptied)
         page.goto(f"{site.url}/cost")
         expect(page.get_by_test_id("tile-idle")).to_contain_text("unknown")
@@ -99,7 +99,7 @@ def unpriced(route: Route) -> None:
 
 
 def test_what_has_no_price_is_not_free_and_what_is_not_measured_is_not_unused(page: Page) -> None:
-    with serving(FakeHub()) as site:
+    with serving(SmallHub()) as site:
         page.route(re.compile(r"/api/cost(/budgets)?\?"), unpriced)
         page.goto(f"{site.url}/cost")
         expect(page.get_by_test_id("bill-row")).to_contain_text("no price")

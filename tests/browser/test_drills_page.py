@@ -6,8 +6,8 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.support.running_product import Product
-from tests.web.fake_hub import FakeHub
 from tests.web.running import serving
+from tests.web.small_hub import SmallHub
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(240)]
 
@@ -39,7 +39,7 @@ def test_what_cannot_be_broken_is_said(page: Page, demo: Product) -> None:
 
 
 def test_a_real_fleet_says_that_nothing_is_broken_here(page: Page) -> None:
-    with serving(FakeHub()) as site:
+    with serving(SmallHub()) as site:
         page.goto(f"{site.url}/drills")
         expect(page.get_by_test_id("empty").first).to_contain_text("This fleet is real")
         expect(page.get_by_test_id("accuracy-panel")).to_contain_text("Right causes")

@@ -11,8 +11,8 @@ from playwright.sync_api import Page, expect
 from tests.browser.fleet_page import COLOURS
 from tests.support.clusters.fabrics import leaf
 from tests.support.web.fabric_hub import HOST, CountingHub, host_ports, swept
-from tests.web.fake_hub import FakeHub
 from tests.web.running import Site, serving
+from tests.web.small_hub import SmallHub
 
 pytestmark = pytest.mark.servers
 
@@ -89,7 +89,7 @@ def test_hosts_alone_leave_switches_unknown_and_errors_name_the_job(page: Page) 
 
 
 def test_a_fleet_without_a_fabric_says_how_to_see_one(page: Page) -> None:
-    with serving(FakeHub()) as site:
+    with serving(SmallHub()) as site:
         page.goto(f"{site.url}/fabric")
         expect(page.get_by_test_id("empty")).to_contain_text("watchkeeper fabric sweep --push")
         page.goto("about:blank")

@@ -10,8 +10,8 @@ from playwright.sync_api import Page, expect
 
 from tests.browser.fleet_page import open_fleet
 from tests.support.web import fleet_changes
-from tests.web.fake_hub import FakeHub
 from tests.web.running import Site, serving
+from tests.web.small_hub import SmallHub
 from watchkeeper.web import live
 
 pytestmark = pytest.mark.servers
@@ -24,7 +24,7 @@ new MutationObserver((all) => { for (const one of all) window.drawn.push(one.tar
 
 @pytest.fixture
 def site() -> Iterator[Site]:
-    with serving(FakeHub()) as running:
+    with serving(SmallHub()) as running:
         yield running
 
 
@@ -73,13 +73,13 @@ def test_a_gpu_whose_holder_changed_is_listed_with_the_new_one(
     page.goto(f"{site.url}/?q=uuid:{GPU}&view=list")
     row = page.get_by_test_id("gpu-row")
     expect(row).to_contain_text("/train-")
-    site.hub.moved[GPU] = "train-next"
+    site.hub.readings.moved[GPU] = "train-next"
     expect(row).to_contain_text("/train-next")
     assert len(asked) == 1
 
 
 def test_a_page_that_was_away_while_the_hub_started_again_with_another_fleet_shows_that_one(page: Page) -> None:
-    hub = FakeHub()
+    hub = SmallHub()
     with serving(hub) as site:
         page.goto(f"{site.url}/?view=list")
         expect(page.get_by_test_id("gpu-row")).to_have_count(32)
@@ -87,7 +87,7 @@ def test_a_page_that_was_away_while_the_hub_started_again_with_another_fleet_sho
     expect(page.get_by_test_id("lost")).to_be_visible()
     fleet_changes.move_rack(hub)
     fleet_changes.lose_node(hub)
-    hub.moved[GPU] = "train-next"
+    hub.readings.moved[GPU] = "train-next"
     with serving(hub, port=site.port):
         expect(page.get_by_test_id("gpu-row")).to_have_count(24)
         expect(page.get_by_test_id("gpu-row").filter(has_text="r09")).to_have_count(8)
@@ -96,7 +96,7 @@ def test_a_page_that_was_away_while_the_hub_started_again_with_another_fleet_sho
 
 
 def test_a_map_whose_fleet_cannot_be_fetched_says_unknown_and_comes_back_once_it_can(page: Page) -> None:
-    hub = FakeHub()
+    hub = SmallHub()
     with serving(hub) as site:
         open_fleet(page, site)
         expect(page.get_by_test_id("heatmap")).to_have_attribute("aria-label", cells(32))

@@ -14,8 +14,8 @@ from playwright.sync_api import Page, Route, expect
 from tests.browser.fleet_page import open_fleet
 from tests.support.running_product import await_that
 from tests.web import stories
-from tests.web.fake_hub import FakeHub
 from tests.web.running import Site, serving
+from tests.web.small_hub import SmallHub
 from watchkeeper.model.samples import Sample
 from watchkeeper.query import embedded
 from watchkeeper.rules import notation
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.servers
 
 @pytest.fixture
 def site() -> Iterator[Site]:
-    with serving(FakeHub(racks=16, per_rack=4)) as running:
+    with serving(SmallHub(racks=16, per_rack=4)) as running:
         yield running
 
 
@@ -173,7 +173,7 @@ SETTLED = "new Promise((done) => requestAnimationFrame(() => setTimeout(() => do
 
 
 def test_a_map_is_drawn_for_a_new_picture_and_not_because_the_status_was_asked_for_again(page: Page) -> None:
-    with serving(FakeHub(), interval_seconds=3600) as site:
+    with serving(SmallHub(), interval_seconds=3600) as site:
         page.clock.install()
         open_fleet(page, site)
         expect(page.get_by_test_id("now")).to_have_attribute("data-ready", "yes")
@@ -209,6 +209,6 @@ def test_the_chart_counts_who_holds_gpus_as_the_tile_does(
         open_fleet(page, site)
     (expr,) = urllib.parse.parse_qs(urllib.parse.urlsplit(asked.value.url).query)["query"]
     engine = embedded.EmbeddedEngine(head.Head())
-    engine.append([Sample(notation.labels(name), 1_000, value) for name, value in {**POWER, **held}.items()])
+    engine.appender.append([Sample(notation.labels(name), 1_000, value) for name, value in {**POWER, **held}.items()])
     found = {labels.get("strip"): value for labels, value in engine.instant(expr, 1_000).latest().items()}
     assert found["0"] == share

@@ -10,8 +10,9 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.web import stories
-from tests.web.fake_hub import START, FakeHub
+from tests.web.kept_services import START, KeptJournal
 from tests.web.running import Site, serving
+from tests.web.small_hub import SmallHub
 from watchkeeper.model import alerts
 from watchkeeper.model.incidents import Incident
 from watchkeeper.model.notices import Notice, NoticeState, Occasion
@@ -19,8 +20,8 @@ from watchkeeper.model.notices import Notice, NoticeState, Occasion
 pytestmark = pytest.mark.servers
 
 
-class TellingHub(FakeHub):
-    """A hub whose on-call person was told, and whose ticket system was not."""
+class TellingJournal(KeptJournal):
+    """Of a hub whose on-call person was told, and whose ticket system was not."""
 
     def notices(self, id: str) -> list[Notice]:
         return [self._notice(id, "oncall", NoticeState.SENT), self._notice(id, "tickets")]
@@ -41,21 +42,16 @@ class TellingHub(FakeHub):
             sent_at=START + timedelta(seconds=10) if is_sent else None,
         )
 
-    async def silence(self, wish: object) -> object:  # type: ignore[override]
-        made = await super().silence(wish)  # type: ignore[arg-type]
-        self.changes.send("incidents")
-        return made
-
 
 @pytest.fixture
 def site() -> Iterator[Site]:
-    with serving(TellingHub(racks=2, per_rack=4)) as running:
+    with serving(SmallHub(racks=2, per_rack=4, journal_type=TellingJournal)) as running:
         running.call(stories.lose_gpu, running.hub)
         yield running
 
 
 def kept(site: Site) -> Incident:
-    return site.hub.kept["INC-1"]
+    return site.hub.journal.kept["INC-1"]
 
 
 def test_an_incident_is_taken_handed_over_silenced_and_reported(page: Page, site: Site) -> None:
@@ -72,7 +68,7 @@ def test_an_incident_is_taken_handed_over_silenced_and_reported(page: Page, site
     page.get_by_test_id("silence-reason").fill("waiting for the part")
     page.keyboard.press("Enter")
     expect(page.get_by_test_id("silenced")).to_contain_text("waiting for the part")
-    assert site.hub.silenced[0].ends_at - site.hub.silenced[0].starts_at == timedelta(hours=4)
+    assert site.hub.silences.silenced[0].ends_at - site.hub.silences.silenced[0].starts_at == timedelta(hours=4)
     assert kept(site).assignee == "ada"
     with page.expect_download() as download:
         work.get_by_test_id("export").click()

@@ -14,8 +14,9 @@ from playwright.sync_api import Page, expect
 from tests.browser.fleet_page import open_fleet
 from tests.support.running_product import Product, await_that
 from tests.web import stories
-from tests.web.fake_hub import Entry, FakeHub
+from tests.web.kept_services import Entry
 from tests.web.running import Site, serving
+from tests.web.small_hub import SmallHub
 from watchkeeper.model import alerts, fleet, incidents
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(240)]
@@ -29,11 +30,11 @@ CUT = (
 
 @pytest.fixture
 def site() -> Iterator[Site]:
-    with serving(FakeHub(racks=4, per_rack=4)) as running:
+    with serving(SmallHub(racks=4, per_rack=4)) as running:
         yield running
 
 
-def overload(hub: FakeHub, *, id: str = "INC-5") -> incidents.Incident:
+def overload(hub: SmallHub, *, id: str = "INC-5") -> incidents.Incident:
     """A model gets too many requests; nobody says on which GPUs it runs."""
     place, at = fleet.Place("main", domain="model=chat"), hub.clock.now() - timedelta(minutes=3)
     told = 'alert{alertname="InferenceQueueDeep", model_name="chat"}'
@@ -51,11 +52,11 @@ def overload(hub: FakeHub, *, id: str = "INC-5") -> incidents.Incident:
         "serving",
         (member,),
     )
-    return hub._keep(incident, Entry(at, "hub", "incident.opened", {"text": "Requests queue"}))
+    return hub.journal.keep(incident, Entry(at, "hub", "incident.opened", {"text": "Requests queue"}))
 
 
 def test_what_could_not_be_asked_is_asked_when_the_hub_is_back(page: Page) -> None:
-    hub = FakeHub()
+    hub = SmallHub()
     with serving(hub) as site:
         port = site.port
         site.call(stories.lose_gpu, hub)
@@ -71,7 +72,7 @@ def test_what_could_not_be_asked_is_asked_when_the_hub_is_back(page: Page) -> No
 
 
 def test_a_page_that_was_asked_for_without_a_hub_comes_with_it(page: Page) -> None:
-    hub = FakeHub()
+    hub = SmallHub()
     with serving(hub) as site:
         port = site.port
         site.call(stories.lose_gpu, hub)
@@ -168,7 +169,7 @@ def test_the_lines_of_a_chart_stand_in_the_order_of_their_names(page: Page, demo
 
 
 def test_a_rack_that_says_nothing_is_named_in_the_map(page: Page, site: Site) -> None:
-    site.hub.silent.update(seen.gpu.uuid for seen in site.hub.fleet.seen if seen.node.startswith("gpu-r02"))
+    site.hub.readings.silent.update(seen.gpu.uuid for seen in site.hub.fleet.seen if seen.node.startswith("gpu-r02"))
     open_fleet(page, site)
     expect(page.get_by_test_id("heatmap")).to_have_attribute(
         "aria-label", re.compile(r"Trouble: r02 32 not reporting\.")
@@ -199,15 +200,15 @@ def test_open_incidents_stand_in_the_order_of_their_gravity(page: Page, site: Si
 def test_the_clock_of_an_incident_that_lasts_goes_on_until_now(page: Page, site: Site) -> None:
     site.call(stories.lose_gpu, site.hub)
     now = site.hub.clock.now()
-    site.hub.kept["INC-1"] = replace(site.hub.kept["INC-1"], opened_at=now - timedelta(hours=5))
+    site.hub.journal.kept["INC-1"] = replace(site.hub.journal.kept["INC-1"], opened_at=now - timedelta(hours=5))
     with page.expect_request(lambda request: "query_range" in request.url and "POWER_USAGE" in request.url) as asked:
         page.goto(f"{site.url}/incidents/INC-1")
     times = parse_qs(urlsplit(asked.value.url).query)
     start, end = (float(times[name][0]) for name in ("start", "end"))
     assert now.timestamp() - 30 <= end <= now.timestamp() + 60
     assert start <= (now - timedelta(hours=5, minutes=10)).timestamp()
-    resolved = replace(site.hub.kept["INC-1"], state=incidents.IncidentState.RESOLVED, resolved_at=now)
-    site.hub.kept["INC-1"] = resolved
+    resolved = replace(site.hub.journal.kept["INC-1"], state=incidents.IncidentState.RESOLVED, resolved_at=now)
+    site.hub.journal.kept["INC-1"] = resolved
     page.reload()
     expect(page.get_by_test_id("incident-page")).to_contain_text("resolved after 5 h")
 
@@ -253,8 +254,8 @@ def test_on_paper_a_page_is_dark_on_white_without_what_can_only_be_clicked(page:
 def test_names_of_any_length_stay_inside_the_window(page: Page, site: Site, width: int) -> None:
     site.call(stories.lose_gpu, site.hub)
     name = "a-very-long-name-" * 12
-    long = replace(site.hub.kept["INC-1"], title=f"GPU 3 on {name} is lost", workloads=(f"research/{name}",))
-    site.hub.kept["INC-1"] = long
+    long = replace(site.hub.journal.kept["INC-1"], title=f"GPU 3 on {name} is lost", workloads=(f"research/{name}",))
+    site.hub.journal.kept["INC-1"] = long
     page.set_viewport_size({"width": width, "height": 900})
     for path in ("/", "/incidents", "/incidents/INC-1", "/node/gpu-r01-02"):
         page.goto(site.url + path)
@@ -263,7 +264,7 @@ def test_names_of_any_length_stay_inside_the_window(page: Page, site: Site, widt
 
 
 def test_of_a_fleet_that_says_nothing_nobody_knows_what_is_held(page: Page, site: Site) -> None:
-    site.hub.silent.update(seen.gpu.uuid for seen in site.hub.fleet.seen)
+    site.hub.readings.silent.update(seen.gpu.uuid for seen in site.hub.fleet.seen)
     open_fleet(page, site)
     expect(page.get_by_test_id("tile-idle")).to_contain_text("unknown")
     expect(page.get_by_test_id("tile-full")).to_contain_text("unknown")

@@ -11,15 +11,15 @@ import pytest
 from playwright.sync_api import Page, Route, expect
 
 from tests.web import stories
-from tests.web.fake_hub import FakeHub
 from tests.web.running import Site, serving
+from tests.web.small_hub import SmallHub
 from watchkeeper.model import events, fleet
 
 pytestmark = pytest.mark.servers
 NODE, UUID = "gpu-r01-02", "GPU-r01-02-3"
 
 
-def xid(hub: FakeHub, code: int, days_ago: float, *, gpu: str = UUID) -> events.Event:
+def xid(hub: SmallHub, code: int, days_ago: float, *, gpu: str = UUID) -> events.Event:
     at = hub.clock.now() - timedelta(days=days_ago)
     text = f"NVRM: Xid (PCI:0000:5d:00): {code}, pid=4711"
     place = fleet.Place("main", node=NODE, gpu=gpu)
@@ -28,9 +28,9 @@ def xid(hub: FakeHub, code: int, days_ago: float, *, gpu: str = UUID) -> events.
 
 @pytest.fixture
 def site() -> Iterator[Site]:
-    hub = FakeHub(racks=2, per_rack=4)
-    hub.taken = [xid(hub, code, days) for code, days in ((79, 11), (31, 40), (31, 41), (48, 200))]
-    hub.taken.append(xid(hub, 13, 1, gpu="GPU-r01-02-5"))
+    hub = SmallHub(racks=2, per_rack=4)
+    hub.journal.taken = [xid(hub, code, days) for code, days in ((79, 11), (31, 40), (31, 41), (48, 200))]
+    hub.journal.taken.append(xid(hub, 13, 1, gpu="GPU-r01-02-5"))
     with serving(hub) as running:
         running.call(stories.lose_gpu, running.hub)
         yield running

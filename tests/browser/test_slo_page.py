@@ -6,15 +6,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 from playwright.sync_api import Page, expect
 
 from tests.support.web.hot_hub import RULES, HotHub
 from tests.web import stories
-from tests.web.fake_hub import START, FakeHub
+from tests.web.kept_services import START, GivenRules
 from tests.web.running import Site, serving
+from tests.web.small_hub import SmallHub
 from watchkeeper.hub.rule_loops import SHIPPED_SLOS
 from watchkeeper.model import alerts
 from watchkeeper.model.labels import Labels
@@ -33,24 +33,19 @@ def numbers(name: str, model: str, *, errors: float, left: float) -> dict[Labels
     return {Labels({**about, "__name__": metric}): value for metric, value in {**ratios, slo.BUDGET: left}.items()}
 
 
-class BurningHub(FakeHub):
-    """One model that burns its budget, one that keeps its objective, and a second objective without samples."""
-
-    def alerts(self) -> list[alerts.Alert]:
-        since = START - timedelta(minutes=7)
-        return [alerts.Alert(BURNS, alerts.AlertState.FIRING, since, 0.03, fired_at=since)]
-
-
 @pytest.fixture
 def site() -> Iterator[Site]:
-    hub = BurningHub(objectives=slo.load(SHIPPED_SLOS))
-    hub.recorded = numbers("inference-availability", "chat", errors=0.03, left=-0.2) | numbers(
+    """One model that burns its budget, one that keeps its objective, and a second objective without samples."""
+    since = START - timedelta(minutes=7)
+    burning = alerts.Alert(BURNS, alerts.AlertState.FIRING, since, 0.03, fired_at=since)
+    hub = SmallHub(rules=GivenRules(slos=slo.load(SHIPPED_SLOS), active=[burning]))
+    hub.readings.recorded = numbers("inference-availability", "chat", errors=0.03, left=-0.2) | numbers(
         "inference-availability", "code", errors=0.0002, left=0.83
     )
     with serving(hub) as running:
         running.call(stories.lose_gpu, hub)
-        lost = hub.kept["INC-1"]
-        hub.kept["INC-1"] = replace(lost, members=(replace(lost.members[0], ref=str(BURNS)),))
+        lost = hub.journal.kept["INC-1"]
+        hub.journal.kept["INC-1"] = replace(lost, members=(replace(lost.members[0], ref=str(BURNS)),))
         yield running
 
 
@@ -83,7 +78,7 @@ def test_an_objective_is_chosen_in_the_address_and_drawn_over_its_window(page: P
 
 
 def test_the_keys_lead_there_and_a_hub_without_objectives_says_what_to_do(page: Page) -> None:
-    with serving(FakeHub()) as site:
+    with serving(SmallHub()) as site:
         page.goto(site.url)
         expect(page.get_by_test_id("link")).to_have_attribute("data-link", "live")
         page.keyboard.press("g")
@@ -94,14 +89,16 @@ def test_the_keys_lead_there_and_a_hub_without_objectives_says_what_to_do(page: 
 
 
 def test_a_hub_that_cannot_say_shows_the_problem_and_no_numbers(page: Page, site: Site) -> None:
-    site.hub.failing = True
+    site.hub.queries.failing = True
     page.goto(f"{site.url}/slo")
     expect(page.get_by_test_id("problem")).to_contain_text("many-to-many matching is not allowed")
     expect(page.get_by_test_id("slo-row")).to_have_count(0)
 
 
 def test_rule_files_that_cannot_be_read_are_said_on_every_page(page: Page, site: Site) -> None:
-    site.hub.reloaded = replace(site.hub.reloaded, problems=("rules/a.yaml:3: alert Hot: `expr` is missing",))
+    site.hub.rules.last_reload = replace(
+        site.hub.rules.last_reload, problems=("rules/a.yaml:3: alert Hot: `expr` is missing",)
+    )
     page.goto(f"{site.url}/slo")
     trouble = page.get_by_test_id("rule-trouble")
     expect(trouble).to_contain_text("The rule files have 1 problem; the 114 rules of")
@@ -110,7 +107,7 @@ def test_rule_files_that_cannot_be_read_are_said_on_every_page(page: Page, site:
 
 
 def test_what_is_degraded_is_said_on_every_page_until_it_works_again(page: Page, site: Site) -> None:
-    site.hub.silences_unknown = "silences: Alertmanager does not answer"
+    site.hub.silences.problem = "silences: Alertmanager does not answer"
     page.clock.install()
     page.goto(f"{site.url}/slo")
     said = page.get_by_test_id("degraded")
@@ -119,7 +116,7 @@ def test_what_is_degraded_is_said_on_every_page_until_it_works_again(page: Page,
     page.get_by_test_id("nav-journal").click()
     expect(page).to_have_url(f"{site.url}/journal")
     expect(said).to_be_visible()
-    site.hub.silences_unknown = ""
+    site.hub.silences.problem = ""
     page.clock.fast_forward(16_000)
     expect(said).to_have_count(0)
 
@@ -146,10 +143,11 @@ def test_a_rule_is_replayed_over_history_as_it_is_and_changed(page: Page) -> Non
 class TwiceHub(HotHub):
     """Two rules of one name, as an objective has them for each of its windows."""
 
-    def rule_groups(self) -> list[Any]:
+    def __post_init__(self) -> None:
+        super().__post_init__()
         second = "      - alert: GpuHot\n        expr: temperature > 99\n        labels: {severity: critical}\n"
         (group,) = rulefile.read({"heat.yaml": RULES + second}).groups
-        return [(group, {})]
+        self.rules.in_force = [(group, {})]
 
 
 def test_of_two_rules_with_one_name_the_one_that_is_clicked_is_replayed(page: Page) -> None:

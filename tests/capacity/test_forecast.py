@@ -8,9 +8,10 @@ from collections.abc import Collection
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.properties import examples
 from watchkeeper.capacity import backtest, demand, forecast, fullness
 from watchkeeper.capacity.forecast_models import (
     NAIVE_DAY,
@@ -45,6 +46,7 @@ def missed(path: Floats, actual: Floats) -> float:
     return float(np.abs(path - actual).sum() / np.abs(actual).sum())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("hours", "best_naive"), [(24, 168), (168, 168)])
 def test_a_series_with_seasons_is_forecast_a_quarter_better_than_by_repeating_it(hours: int, best_naive: int) -> None:
     values = seasons(10 * 168)
@@ -56,6 +58,7 @@ def test_a_series_with_seasons_is_forecast_a_quarter_better_than_by_repeating_it
     assert ours <= 0.75 * naive
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hours", [24, 168])
 def test_four_weeks_tell_office_hours_from_noise(hours: int) -> None:
     at = np.arange(7 * 168)
@@ -150,6 +153,7 @@ def test_one_value_is_refused_with_both_numbers() -> None:
         forecast.forecast(hourly(np.array([1.0])), DAY)
 
 
+@pytest.mark.slow
 def test_intervals_hold_about_80_percent_of_what_comes() -> None:
     values = seasons(10 * 168, noise=20.0)
     inside: list[float] = []
@@ -170,6 +174,7 @@ def test_the_back_test_of_the_past_knows_nothing_of_the_future() -> None:
     np.testing.assert_array_equal(one.paths[same], other.paths[same])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hours", [24, 168])
 def test_the_reported_error_is_what_asking_again_and_again_would_have_shown(hours: int) -> None:
     values = seasons(25 * 24, noise=25.0)
@@ -208,7 +213,7 @@ def test_a_horizon_that_no_past_forecast_reached_is_judged_in_part_and_said() ->
     assert any("too short to test the whole horizon" in note for note in made.notes)
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(
     st.lists(st.one_of(st.none(), st.floats(0, 1e5)), min_size=2, max_size=120),
     st.sampled_from([300.0, HOUR, DAY, 30 * DAY]),

@@ -77,6 +77,7 @@ KINDS: dict[str, Callable[[Random, int], Floats]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [24, 168])
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_kind_of_demand_is_forecast_worse_than_by_repeating_a_day_or_a_week(kind: str, steps: int) -> None:
@@ -113,6 +114,7 @@ def test_two_weeks_after_a_holiday_its_weekday_is_forecast_no_worse_than_by_repe
     assert ours <= 1.02 * week
 
 
+@pytest.mark.slow
 def test_weekends_are_known_as_soon_as_two_of_them_were_seen() -> None:
     ours = week = 0.0
     for seed in range(3):

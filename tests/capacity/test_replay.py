@@ -6,9 +6,10 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.properties import examples
 from watchkeeper.capacity.jobs import Job
 from watchkeeper.capacity.replay import Policy, replay
 from watchkeeper.capacity.stock import WHOLE, Node, Shape
@@ -129,7 +130,7 @@ def _fits_alone(shape: Shape, nodes: list[Node]) -> bool:
     return Brute(nodes).place(shape) is not None
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(nodes_drawn, jobs_drawn, st.sampled_from(list(Policy)))
 def test_a_replay_starts_each_job_when_the_simple_simulator_does(
     drawn_nodes: list[tuple[int, str]], drawn_jobs: list[tuple[int, int, int, tuple[str, ...]]], policy: Policy
@@ -139,7 +140,7 @@ def test_a_replay_starts_each_job_when_the_simple_simulator_does(
     np.testing.assert_array_equal(outcome.starts, brute_starts(jobs, nodes, policy))
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(nodes_drawn, jobs_drawn, st.sampled_from(list(Policy)))
 def test_gpu_hours_are_neither_lost_nor_made_and_never_more_than_there_are(
     drawn_nodes: list[tuple[int, str]], drawn_jobs: list[tuple[int, int, int, tuple[str, ...]]], policy: Policy

@@ -229,6 +229,7 @@ def test_nodes_come_with_model_and_rack_and_without_those_that_have_no_gpu() -> 
     assert problems.counts == {"bad number": 1, "node stands twice": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not TRACES.exists(), reason="the public traces are not here")
 @pytest.mark.parametrize(
     ("name", "layout", "count"),

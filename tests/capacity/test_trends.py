@@ -19,6 +19,7 @@ def fleet(dice: np.random.Generator, hours: int, *, weekly: float) -> demand.Flo
     return np.asarray(500 + weekly * at / WEEK + seasons + wanders + dice.normal(0, 10, hours))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weekly", [40.0, -25.0])
 @pytest.mark.parametrize("weeks", [4, 8])
 def test_a_month_ahead_goes_on_as_the_months_before(weekly: float, weeks: int) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.web import stories
-from tests.web.fake_hub import FakeHub
 from tests.web.running import serving
+from tests.web.small_hub import SmallHub
 from watchkeeper.cli import main
 from watchkeeper.cli.options import INCIDENT
 
@@ -24,14 +24,14 @@ def test_an_incident_is_meant_however_it_is_typed(typed: str, meant: str) -> Non
     ["incidents 1", "incidents show inc-1", "incidents notices 1", "incidents report inc1", "incidents note 1 x"],
 )
 def test_commands_take_the_short_form(line: str) -> None:
-    hub = FakeHub()
+    hub = SmallHub()
     stories.lose_gpu(hub)
     with serving(hub) as site:
         main.main([*line.split(), "--hub", site.url])
 
 
 def test_an_incident_that_is_not_there_says_where_to_look(capsys: pytest.CaptureFixture[str]) -> None:
-    with serving(FakeHub()) as site, pytest.raises(SystemExit) as left:
+    with serving(SmallHub()) as site, pytest.raises(SystemExit) as left:
         main.main(["act", "explain", "9", "--hub", site.url])
     assert left.value.code == 1
     assert "there is no incident INC-9; `watchkeeper incidents --all` lists every one" in capsys.readouterr().err

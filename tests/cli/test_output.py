@@ -49,6 +49,7 @@ def test_a_file_that_would_not_be_written_is_refused(capsys: pytest.CaptureFixtu
     assert "add --format csv" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_file_where_a_data_directory_should_be_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     code, words = run("hub", "--port", "0", "--data", str(tmp_path / "file"), stdout=subprocess.DEVNULL)

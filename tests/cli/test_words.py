@@ -13,6 +13,8 @@ from click.testing import CliRunner
 from watchkeeper.cli import main
 from watchkeeper.cli.fleet import incidents, jobs
 from watchkeeper.cli.hub import store
+from watchkeeper.client import answers, reading
+from watchkeeper.model.jobs import JobLine
 
 
 def groups(command: click.Command, names: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
@@ -54,31 +56,32 @@ def test_nothing_kept_is_not_called_undamaged(tmp_path: Path) -> None:
     assert f"{tmp_path / 'elsewhere'}: no hub has kept anything here" in found.output
 
 
-def incident(**known: Any) -> dict[str, Any]:
+def described(blast: Any = None, **known: Any) -> list[str]:
     place = {"cluster": "sim", "node": None, "gpu": None, "domain": "model=chat"}
     times = {"opened_at": "2026-11-16T18:04:52.000Z", "resolved_at": None}
-    return {"id": "INC-1", "title": "x", "severity": "critical", "state": "open", "workloads": [], "place": place} | (
-        times | known
-    )
+    about = {"id": "INC-1", "title": "x", "severity": "critical", "state": "open", "workloads": [], "part_of": None}
+    rest = dict.fromkeys(("diagnosis", "plan", "silenced_by")) | {"runbook": ""}
+    told = {"incident": {**about, "place": place, **times, **known}, "blast": blast, **rest}
+    return incidents.describe(reading.read(answers.FullDetail, told))
 
 
 def test_an_incident_that_is_over_says_when_it_began_and_when_it_ended() -> None:
-    assert incidents.describe({"incident": incident()})[1] == "critical, open; opened 2026-11-16T18:04:52Z"
-    over = incident(state="resolved", resolved_at="2026-11-16T18:15:20.5Z")
-    told = incidents.describe({"incident": over})[1]
+    assert described()[1] == "critical, open; opened 2026-11-16T18:04:52Z"
+    told = described(state="resolved", resolved_at="2026-11-16T18:15:20.5Z")[1]
     assert told == "critical, resolved; opened 2026-11-16T18:04:52Z, resolved 2026-11-16T18:15:20Z"
 
 
 def test_what_an_unplaced_model_costs_is_unknown_and_not_nothing() -> None:
     blast = {"gpus": 0, "gpu_hours": 0.0, "dollars_per_hour": 0.0, "hits": [], "teams": []}
-    told = incidents.describe({"incident": incident(), "blast": blast})
+    told = described(blast)
     assert [line for line in told if line.startswith("costs")] == [incidents.NO_COST]
-    empty = incident(place={"cluster": "sim", "node": "n1", "gpu": None, "domain": None})
-    assert "costs 0 GPUs, 0 GPU-hours so far, 0 dollars an hour" in incidents.describe(
-        {"incident": empty, "blast": blast}
-    )
+    empty = {"cluster": "sim", "node": "n1", "gpu": None, "domain": None}
+    assert "costs 0 GPUs, 0 GPU-hours so far, 0 dollars an hour" in described(blast, place=empty)
 
 
 def test_a_job_that_stands_still_names_its_incident() -> None:
-    line = {"stalled_since": "2026-11-16T18:04:54Z", "incidents": ["INC-4"], "straggler": None}
-    assert jobs.note(line) == "stands still since 18:04:54Z; INC-4"
+    about = dict.fromkeys(("id", "cluster", "name", "namespace", "user", "team"), "") | {"nodes": 1, "gpus": 8}
+    about |= {"kind": "slurm", "state": "stalled", "bound_by": "nothing", "stalled_since": "2026-11-16T18:04:54Z"}
+    unknown = ("started_at", "gpu_hours", "used", "memory_used", "goodput", "straggler", "cost")
+    line = {**about, **dict.fromkeys(unknown), "incidents": ["INC-4"]}
+    assert jobs.note(reading.read(JobLine, line)) == "stands still since 18:04:54Z; INC-4"

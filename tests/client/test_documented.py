@@ -8,8 +8,8 @@ import pytest
 
 from tests.support.paths import ROOT
 from tests.web import stories
-from tests.web.fake_hub import FakeHub
 from tests.web.running import serving
+from tests.web.small_hub import SmallHub
 from watchkeeper.client.address import DEFAULT_URL
 from watchkeeper.client.typed import Client
 
@@ -19,7 +19,7 @@ EXAMPLE = re.search(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 def test_the_example_prints_incidents_readings_and_room(capsys: pytest.CaptureFixture[str]) -> None:
     assert EXAMPLE is not None
-    hub = FakeHub()
+    hub = SmallHub()
     stories.lose_gpu(hub)
     with serving(hub) as site:
         exec(compile(EXAMPLE[1].replace(DEFAULT_URL, site.url), "api.md", "exec"), {})

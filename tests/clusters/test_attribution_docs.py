@@ -44,7 +44,7 @@ def small_fleet(*, is_shared: bool) -> EmbeddedEngine:
         ),
     ]
     engine = EmbeddedEngine(Head())
-    engine.append([Sample(Labels({"__name__": name, **labels}), AT, value) for name, labels, value in rows])
+    engine.appender.append([Sample(Labels({"__name__": name, **labels}), AT, value) for name, labels, value in rows])
     return engine
 
 

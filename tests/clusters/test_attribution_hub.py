@@ -11,7 +11,7 @@ from tests.support.scraped import Kept, with_pages
 from watchkeeper.clusters.clusters import Clusters
 from watchkeeper.clusters.slurm.slurm_watch import SlurmWatch
 from watchkeeper.errors import CollectError
-from watchkeeper.hub.hub import HOLDER_EXPR
+from watchkeeper.hub.own_series import HOLDER_EXPR
 from watchkeeper.kit.clock import ScaledClock
 from watchkeeper.kit.own_metrics import Registry
 from watchkeeper.model.fleet import Gpu, Node
@@ -164,7 +164,7 @@ def test_slices_whose_pods_only_an_exporter_names_are_held_by_them() -> None:
     engine = embedded.EmbeddedEngine(head.Head())
     slices = ({"GPU_I_ID": "1", "GPU_I_PROFILE": "3g.40gb", "namespace": "lab", "pod": "ada"}, {"GPU_I_ID": "2"})
     pages = [Labels({"__name__": "DCGM_FI_DEV_FB_USED", **GPU, **one}) for one in slices]
-    engine.append([Sample(labels, 1_000, 9_000.0) for labels in pages])
+    engine.appender.append([Sample(labels, 1_000, 9_000.0) for labels in pages])
     (made,) = standing.workload_series(engine.instant(HOLDER_EXPR, 1_000).frame.labels)
     assert (made["workload"], made["GPU_I_ID"], made["GPU_I_PROFILE"]) == ("ada", "1", "3g.40gb")
     found = [holders.read(labels) for labels in engine.instant(holders.HOLDER_EXPR, 1_000).frame.labels]

@@ -10,8 +10,10 @@ import pytest
 from click.testing import CliRunner
 
 from tests.web import stories
-from tests.web.fake_hub import START, FakeHub, Seen
+from tests.web.kept_services import START
 from tests.web.running import Site, serving
+from tests.web.small_fleet import Seen
+from tests.web.small_hub import SmallHub
 from watchkeeper.cli.main import main, watchkeeper
 from watchkeeper.clusters.inventory import Inventory
 from watchkeeper.kit.own_metrics import Registry
@@ -63,12 +65,12 @@ def slurm() -> ClusterView:
 
 
 @pytest.fixture
-def hub() -> FakeHub:
-    return FakeHub(clusters=Schedulers([slurm()]))
+def hub() -> SmallHub:
+    return SmallHub(clusters=Schedulers([slurm()]))
 
 
 @pytest.fixture
-def site(hub: FakeHub) -> Iterator[Site]:
+def site(hub: SmallHub) -> Iterator[Site]:
     with serving(hub) as running:
         yield running
 
@@ -80,7 +82,7 @@ def run(site: Site, *arguments: str) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
-def test_the_exit_code_says_whether_all_is_well(site: Site, hub: FakeHub) -> None:
+def test_the_exit_code_says_whether_all_is_well(site: Site, hub: SmallHub) -> None:
     hub.fleet.seen[0] = Seen(HELD_NODE, hub.fleet.seen[0].gpu, gone_since_ms=5)
     main(["nodes", "--state", "up", "--hub", site.url])
     with pytest.raises(SystemExit) as left:
@@ -88,13 +90,13 @@ def test_the_exit_code_says_whether_all_is_well(site: Site, hub: FakeHub) -> Non
     assert left.value.code == 1
 
 
-def pod_of(hub: FakeHub, node: str) -> str:
+def pod_of(hub: SmallHub, node: str) -> str:
     seen = next(one for one in hub.fleet.seen if one.node == node)
     labels = hub.engine._labels(seen)
     return f"{labels['namespace']}/{labels['pod']}"
 
 
-def test_the_list_shows_what_each_node_has_who_holds_it_and_what_its_scheduler_says(site: Site, hub: FakeHub) -> None:
+def test_the_list_shows_what_each_node_has_who_holds_it_and_what_its_scheduler_says(site: Site, hub: SmallHub) -> None:
     hub.fleet.seen[0] = Seen(HELD_NODE, hub.fleet.seen[0].gpu, gone_since_ms=5)
     code, text = run(site, "nodes")
     line = next(row for row in text.splitlines() if row.startswith(HELD_NODE))
@@ -106,7 +108,7 @@ def test_the_list_shows_what_each_node_has_who_holds_it_and_what_its_scheduler_s
 
 
 def test_nodes_of_several_clusters_are_listed_with_their_cluster_and_only_their_own_incidents(
-    site: Site, hub: FakeHub
+    site: Site, hub: SmallHub
 ) -> None:
     lost = site.call(stories.lose_gpu, hub)
     hub.fleet._nodes.append(Node("west", lost.place.node or "", expected_gpus=8))
@@ -117,7 +119,7 @@ def test_nodes_of_several_clusters_are_listed_with_their_cluster_and_only_their_
     ]
 
 
-def test_a_job_on_a_node_that_nobody_reads_is_named_by_its_scheduler(site: Site, hub: FakeHub) -> None:
+def test_a_job_on_a_node_that_nobody_reads_is_named_by_its_scheduler(site: Site, hub: SmallHub) -> None:
     hub.fleet._nodes.append(Node("main", "n9", expected_gpus=8))
     job = ScheduledWorkload(
         "main", Workload(WorkloadKind.SLURM_JOB, "99", user="ada"), WorkloadState.RUNNING, gpus=2, nodes={"n9": 2}
@@ -143,7 +145,7 @@ def test_json_has_every_fact_of_a_node(site: Site) -> None:
     assert node["scheduler"][0]["by"] == "root"
 
 
-def test_who_holds_a_gpu_by_index_and_by_the_beginning_of_its_uuid(site: Site, hub: FakeHub) -> None:
+def test_who_holds_a_gpu_by_index_and_by_the_beginning_of_its_uuid(site: Site, hub: SmallHub) -> None:
     for name in (f"{HELD_NODE}/3", "GPU-r01-01-3"):
         code, text = run(site, "who", name)
         assert code == 0
@@ -152,10 +154,10 @@ def test_who_holds_a_gpu_by_index_and_by_the_beginning_of_its_uuid(site: Site, h
         )
 
 
-def test_what_a_pod_holds_and_the_incidents_on_it(site: Site, hub: FakeHub) -> None:
+def test_what_a_pod_holds_and_the_incidents_on_it(site: Site, hub: SmallHub) -> None:
     incident = stories.lose_gpu(hub)
     pod = pod_of(hub, incident.place.node or "")
-    hub.kept[incident.id] = replace(incident, workloads=(pod,))
+    hub.journal.kept[incident.id] = replace(incident, workloads=(pod,))
     answer = site.ask(f"/api/who?name={pod}").json
     (found,) = [one for one in answer["workloads"] if incident.place.node in one["nodes"]]
     assert len(found["gpus"]) >= 7, "the lost one is nobody's any more"
@@ -163,7 +165,7 @@ def test_what_a_pod_holds_and_the_incidents_on_it(site: Site, hub: FakeHub) -> N
     assert f"incident  {incident.id} critical" in run(site, "who", pod)[1]
 
 
-def test_a_node_lists_its_gpus_and_their_holders(site: Site, hub: FakeHub) -> None:
+def test_a_node_lists_its_gpus_and_their_holders(site: Site, hub: SmallHub) -> None:
     _, text = run(site, "who", HELD_NODE)
     assert text.splitlines()[1] == "  slurm says drained: Xid 79 (by root)"
     assert text.count(pod_of(hub, HELD_NODE)) == 8
@@ -183,8 +185,8 @@ def test_a_name_that_nothing_answers_to_is_said(site: Site, name: str) -> None:
     assert "nothing here is called" in text
 
 
-def test_samples_that_cannot_be_asked_cost_the_holders_and_not_the_list(site: Site, hub: FakeHub) -> None:
-    hub.failing = True
+def test_samples_that_cannot_be_asked_cost_the_holders_and_not_the_list(site: Site, hub: SmallHub) -> None:
+    hub.queries.failing = True
     code, text = run(site, "nodes")
     assert "Holders are unknown" in text
     assert HELD_NODE in text

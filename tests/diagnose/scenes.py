@@ -17,7 +17,7 @@ POD = fleet.Place("main", domain="pod=ml/notebook")
 
 def say(engine: embedded.EmbeddedEngine, metric: str, value: float, /, *, at: float = 0.0, **named: str) -> None:
     pairs = {"__name__": metric, "cluster": "main", **named}
-    engine.append([samples.Sample(labels.Labels(pairs), clock.to_ms(NOON + timedelta(seconds=at)), value)])
+    engine.appender.append([samples.Sample(labels.Labels(pairs), clock.to_ms(NOON + timedelta(seconds=at)), value)])
 
 
 def a_job(

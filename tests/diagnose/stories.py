@@ -51,7 +51,7 @@ def an_engine(
                 batch.append(samples.Sample(labels.Labels(pairs), at_ms, samples.STALE if is_gone else value))
         expected = {"__name__": "watchkeeper_node_expected_gpus", "cluster": "main", "Hostname": "n1"}
         batch.append(samples.Sample(labels.Labels(expected), at_ms, 4.0))
-        engine.append(batch)
+        engine.appender.append(batch)
     return engine
 
 

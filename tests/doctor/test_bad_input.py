@@ -11,7 +11,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.doctor.asking import ask, causes
@@ -37,6 +37,7 @@ def test_a_fault_in_a_line_of_ten_megabytes_is_found() -> None:
     assert len(answer.findings[0].evidence[0].text) <= 400
 
 
+@pytest.mark.slow
 def test_numbers_without_end_in_any_sign_are_read_past() -> None:
     signs = [sign for sign in signatures.table().signs.values() if sign.example]
     endless = [re.sub(r"\d+", "9" * 5000, sign.example) for sign in signs]
@@ -96,6 +97,7 @@ def test_a_zip_and_a_folder_are_read(tmp_path: Path) -> None:
     assert examine_file(tmp_path)[0] == "gpu_fell_off_bus"
 
 
+@pytest.mark.slow
 def test_a_bomb_is_stopped_with_both_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bundles, "FREE_BYTES", 1 << 20)
     (tmp_path / "bomb.gz").write_bytes(gzip.compress(b"a" * (64 << 20)))
@@ -169,7 +171,6 @@ def damaged(draw: st.DrawFn) -> bytes:
     }.get(turn, raw)
 
 
-@settings(deadline=None)
 @given(damaged())
 def test_no_damage_to_a_known_text_makes_the_doctor_fail(raw: bytes) -> None:
     report.as_plain(ask(raw, raw))

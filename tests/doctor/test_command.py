@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from watchkeeper.cli.main import watchkeeper
@@ -46,6 +47,7 @@ def test_people_read_the_place_the_reason_and_the_next_step() -> None:
     assert "systemctl reboot" in output
 
 
+@pytest.mark.slow
 def test_a_command_that_hangs_is_left_alone_and_told() -> None:
     [answer] = this_node.gather([[sys.executable, "-c", "import time; print(1); time.sleep(60)"]], timeout_seconds=0.5)
     assert b"timed out after 0.5 seconds" in answer.text

@@ -30,6 +30,7 @@ def test_the_right_cause_comes_first_in_nearly_all_labelled_cases() -> None:
     assert sum(result.is_negative and result.is_confidently_wrong for result in results) <= 2
 
 
+@pytest.mark.slow
 @here
 def test_every_recording_is_recognised_and_healthy_ones_stay_healthy() -> None:
     answer = examine.examine(bundles.open_all([CORPUS / "recordings"]))

@@ -159,6 +159,7 @@ def test_what_only_looks_like_a_machine_is_not_blamed(heading: str) -> None:
     assert "node" not in ask(f"{heading} {MISMATCH}\n").findings[0].where
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "piece",
     [

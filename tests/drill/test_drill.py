@@ -25,6 +25,7 @@ def watch(tmp_path: Path) -> Iterator[Watch]:
     watched.close()
 
 
+@pytest.mark.slow
 def test_a_kernel_line_is_an_incident_with_cause_and_plan_within_two_seconds(watch: Watch) -> None:
     async def story() -> None:
         await watch.advance(30)
@@ -47,6 +48,7 @@ def test_a_kernel_line_is_an_incident_with_cause_and_plan_within_two_seconds(wat
     asyncio.run(story())
 
 
+@pytest.mark.slow
 def test_a_program_s_own_numbers_lead_to_its_job(watch: Watch) -> None:
     async def story() -> None:
         await watch.advance(120, with_rules=False)
@@ -59,6 +61,7 @@ def test_a_program_s_own_numbers_lead_to_its_job(watch: Watch) -> None:
     asyncio.run(story())
 
 
+@pytest.mark.slow
 def test_a_mute_job_that_stops_after_two_hours_of_work_is_told_once(tmp_path: Path) -> None:
     """The rule itself wants two hours: a small fleet, read once a minute by the rules that it takes."""
     watch = Watch(Simulation(SimSettings(gpus=8, seed=3)), tmp_path, pace=Pace(scrape_seconds=60, rule_seconds=60))
@@ -83,6 +86,7 @@ def test_a_mute_job_that_stops_after_two_hours_of_work_is_told_once(tmp_path: Pa
     watch.close()
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_late_for_want_of_cpu_says_so(watch: Watch) -> None:
     async def story() -> None:
         await watch.advance(180, with_rules=False)
@@ -102,6 +106,7 @@ def test_a_rank_that_is_late_for_want_of_cpu_says_so(watch: Watch) -> None:
     asyncio.run(story())
 
 
+@pytest.mark.slow
 def test_no_shipped_rule_fails_on_a_simulated_fleet_and_nothing_is_cried_for_nothing(watch: Watch) -> None:
     asyncio.run(watch.advance(600))
     failed = [state.last_error for state in watch.pipeline.rule_state.values() if state.health is evaluate.Health.ERROR]
@@ -109,6 +114,7 @@ def test_no_shipped_rule_fails_on_a_simulated_fleet_and_nothing_is_cried_for_not
     assert score.alarms(watch.incidents()) == []
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_score_and_says_by_its_exit_code_whether_all_was_right() -> None:
     arguments = ["--scenario", "xid-48", "--healthy-hours", "0", "--workers", "1", "--json"]
     result = CliRunner().invoke(drill.command, arguments)
@@ -136,6 +142,7 @@ def test_the_command_prints_the_score_and_says_by_its_exit_code_whether_all_was_
     }
 
 
+@pytest.mark.slow
 def test_a_rack_without_power_is_one_incident_of_the_rack(tmp_path: Path) -> None:
     watch = Watch(Simulation(SimSettings(gpus=128, seed=3)), tmp_path, pace=Pace())
 
@@ -150,6 +157,7 @@ def test_a_rack_without_power_is_one_incident_of_the_rack(tmp_path: Path) -> Non
     watch.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", [("fan-failure", "xid-48"), ("ib-symbol-errors", "ecc-storm"), ("xid-63", "xid-31")])
 def test_two_faults_of_one_node_are_two_causes_at_two_places(names: tuple[str, str]) -> None:
     assert names in pairs.PAIRS

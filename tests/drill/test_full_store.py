@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from watchkeeper.drill.watch import Watch
 from watchkeeper.kit import clock
 from watchkeeper.sim.simulation import SimSettings, Simulation
 from watchkeeper.store.head.head import Head
 
 
+@pytest.mark.slow
 def test_nodes_whose_pages_find_no_room_are_neither_down_nor_without_their_gpus(tmp_path: Path) -> None:
     simulation = Simulation(SimSettings(gpus=64, seed=7))
     store = Head(max_series=2500)
@@ -24,6 +27,7 @@ def test_nodes_whose_pages_find_no_room_are_neither_down_nor_without_their_gpus(
     watch.close()
 
 
+@pytest.mark.slow
 def test_a_gpu_that_comes_when_there_is_no_room_left_is_not_missing(tmp_path: Path) -> None:
     simulation = Simulation(SimSettings(gpus=64, seed=7))
     absent = simulation.inject("gpu-missing", node="gpu-r01-02", gpu=3)
@@ -37,6 +41,7 @@ def test_a_gpu_that_comes_when_there_is_no_room_left_is_not_missing(tmp_path: Pa
     watch.close()
 
 
+@pytest.mark.slow
 def test_gpus_that_a_new_job_takes_are_not_missing_when_there_is_no_room_for_its_name(tmp_path: Path) -> None:
     simulation = Simulation(SimSettings(gpus=64, seed=7))
     store = Head()

@@ -26,11 +26,13 @@ def run(name: str, *arguments: str, seconds: float = 30) -> str:
     return subprocess.run(line, capture_output=True, text=True, check=True, timeout=seconds).stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SAYS)
 def test_an_example_runs_by_itself(name: str) -> None:
     assert SAYS[name] in run(name)
 
 
+@pytest.mark.slow
 def test_a_hub_answers_the_first_example(tmp_path: Path) -> None:
     with up(tmp_path) as product:
         await_that(product.scraped)

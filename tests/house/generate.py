@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 import copy
 import dataclasses
-import json
 import re
 import sys
 import types
@@ -21,8 +20,9 @@ from typing import Any
 import click
 import yaml
 
-from tests.house.tree import PACKAGE, ROOT, Source, sources, summary
-from tests.web.fake_hub import FakeHub
+from tests.house import generate_api
+from tests.house.tree import PACKAGE, Source, sources, summary
+from tests.support.paths import ROOT
 from watchkeeper.agent import diag_page
 from watchkeeper.catalogue import causes
 from watchkeeper.cli import main as cli_main
@@ -30,12 +30,9 @@ from watchkeeper.clusters import cluster_series
 from watchkeeper.config import settings
 from watchkeeper.rules import slo
 from watchkeeper.web import openapi
-from watchkeeper.web.app import create_app
-from watchkeeper.web.auth.auth import Auth
 
 REFERENCE = ROOT / "docs" / "reference"
 RULE_FILES = PACKAGE / "packs" / "rules"
-TREE_START, TREE_END = "<!-- tree: written by make golden -->\n```\n", "```\n<!-- end of tree -->\n"
 ADDED_SERIES = {
     "watchkeeper_node_info": "1 for each expected node; its pool and failure domains such as rack and leaf are labels",
     "watchkeeper_node_expected_gpus": "GPUs that the inventory expects in a node; absent where that is unknown",
@@ -184,7 +181,7 @@ def alerts_page() -> str:
 def shipped_alerts() -> list[tuple[Path, dict[str, Any]]]:
     found = []
     for path in sorted(RULE_FILES.glob("*.y*ml")):
-        for group in yaml.safe_load(path.read_text())["groups"]:
+        for group in yaml.load(path.read_text(), Loader=yaml.CSafeLoader)["groups"]:
             found += [(path, rule) for rule in group["rules"] if "alert" in rule]
     return found
 
@@ -202,7 +199,7 @@ def causes_page() -> str:
 
 def api_page() -> str:
     """Every endpoint, from the document that a hub serves of itself."""
-    document = openapi.document(create_app(FakeHub(), Auth()).state.endpoints, version="")
+    document = generate_api.document()
     by_tag: dict[str, list[str]] = {}
     for path, ways in document["paths"].items():
         # GET and POST of one row differ in nothing that a reader of the table sees.
@@ -222,18 +219,6 @@ def api_page() -> str:
         f"{openapi.PATH}` (OpenAPI 3.1). How to ask: [the API](../howto/api.md).\n"
     )
     return "\n".join([HEAD.format(title="HTTP API", law=law), more, *parts])
-
-
-def promised() -> str:
-    """The shapes of a hub's answers, which our own client holds them against; a line for each, to be read in a diff."""
-    made = openapi.promised(create_app(FakeHub(), Auth()).state.endpoints)
-    parts = [
-        f'"{part}": {{\n'
-        + ",\n".join(f"{json.dumps(name)}: {json.dumps(shape)}" for name, shape in shapes.items())
-        + "\n}"
-        for part, shapes in made.items()
-    ]
-    return "{" + ",\n".join(parts) + "}\n"
 
 
 def _tag(operation: dict[str, Any]) -> str:
@@ -256,22 +241,21 @@ def _api_parameter(parameter: dict[str, Any]) -> str:
     return f"`{parameter['name']}`{' (needed)' if parameter['required'] else ''}: {parameter['description']}"
 
 
-def tree_block() -> str:
-    """Every package and module of watchkeeper with the first sentence of its docstring."""
-    lines = []
-    for source in sorted(sources(PACKAGE), key=lambda source: (source.path.parent.as_posix(), source.path.name)):
-        parts = source.path.relative_to(ROOT).parts
-        is_package = parts[-1] == "__init__.py"
-        depth = len(parts) - (2 if is_package else 1)
-        name = f"{parts[-2]}/" if is_package else parts[-1]
-        lines.append(f"{'  ' * depth + name:<26} {summary(ast.get_docstring(source.syntax) or '')}".rstrip())
-    return "\n".join(lines) + "\n"
+def modules_page() -> str:
+    """A section for each folder of watchkeeper/ with its law, and each module with its first sentence."""
+    law = "Each module, by the first sentence of its docstring. Start with [the map](../../ARCHITECTURE.md)."
+    by_folder: dict[str, list[Source]] = {}
+    for source in sources(PACKAGE):
+        by_folder.setdefault(source.path.parent.relative_to(ROOT).as_posix(), []).append(source)
+    parts = [_folder(name, modules) for name, modules in sorted(by_folder.items())]
+    return "\n".join([HEAD.format(title="Modules", law=law), *parts])
 
 
-def architecture() -> str:
-    text = (ROOT / "ARCHITECTURE.md").read_text()
-    before, rest = text.split(TREE_START)
-    return before + TREE_START + tree_block() + TREE_END + rest.split(TREE_END)[1]
+def _folder(name: str, modules: list[Source]) -> str:
+    told = {source.path.name: ast.get_docstring(source.syntax) or "" for source in modules}
+    law = told.pop("__init__.py", "")
+    rows = [f"- `{module}`: {summary(docstring)}" for module, docstring in sorted(told.items())]
+    return "\n".join([f"## {name}/", "", law, "", *rows, *([""] if rows else [])])
 
 
 def slo_rules() -> str:
@@ -280,15 +264,16 @@ def slo_rules() -> str:
 
 
 WRITTEN: dict[Path, Callable[[], str]] = {
-    ROOT / "ARCHITECTURE.md": architecture,
     REFERENCE / "settings.md": settings_page,
     REFERENCE / "metrics.md": metrics_page,
     REFERENCE / "alerts.md": alerts_page,
     REFERENCE / "cli.md": cli_page,
     REFERENCE / "causes.md": causes_page,
     REFERENCE / "api.md": api_page,
+    REFERENCE / "modules.md": modules_page,
     RULE_FILES / "slo.yaml": slo_rules,
-    PACKAGE / "client" / "promised.json": promised,
+    PACKAGE / "client" / "answers.py": generate_api.python_answers,
+    ROOT / "console" / "src" / "lib" / "types.ts": generate_api.console_types,
 }
 
 

@@ -101,4 +101,30 @@ def test_a_chosen_python_that_is_too_old_is_refused_by_name(machine: Path) -> No
 def test_an_unknown_part_is_answered_with_the_known_ones(machine: Path, parts: tuple[str, ...]) -> None:
     code, said = bootstrap(machine, *parts)
     assert code == 1
-    assert "hub, dev, console, servers" in said
+    assert "hub, dev, node, console, servers" in said
+
+
+def test_the_packages_of_the_console_are_installed_once_for_each_lock(machine: Path) -> None:
+    (machine / ".venv" / "bin").mkdir(parents=True)
+    (machine / ".venv" / "bin" / "pip").write_text(f"#!{machine}/.venv/bin/python\n")
+    (machine / "console").mkdir()
+    (machine / "console" / "package.json").write_text("{}")
+    (machine / "console" / "package-lock.json").write_text("{}")
+    place(machine, "node", "#!/bin/sh\n")
+    place(machine, "npm", '#!/bin/sh\necho "$1" >>../calls\nmkdir -p node_modules\n')
+    shutil.copy(machine / "bin" / "node", machine / ".venv" / "bin" / "python")
+    for _ in range(2):
+        assert bootstrap(machine, "node")[0] == 0
+    assert (machine / "calls").read_text() == "ci\n"
+    (machine / "console" / "package-lock.json").write_text('{"packages": {}}')
+    assert bootstrap(machine, "node")[0] == 0
+    assert (machine / "calls").read_text() == "ci\nci\n"
+
+
+def test_make_test_builds_no_server_from_source_and_ci_does() -> None:
+    recipe = (ROOT / "Makefile").read_text().partition("\ntest:")[2].partition("\n\n")[0]
+    part = (ROOT / "scripts" / "bootstrap").read_text().partition("\npart_servers()")[2].partition("\n}")[0]
+    assert "scripts/bootstrap" in recipe
+    assert "scripts/render-tools" in part
+    assert "kubernetes" not in recipe + part
+    assert "make servers" in (ROOT / ".ci" / "run").read_text()

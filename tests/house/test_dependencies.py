@@ -39,6 +39,7 @@ def declared() -> set[str]:
     return {dependencies.normal(re.split(r"[<>=;\[ ]", one)[0]) for one in [*told["agent"], *told["hub"]]}
 
 
+@pytest.mark.slow
 def test_every_dependency_of_the_product_is_used_by_it() -> None:
     modules = imported()
     provided = {
@@ -51,6 +52,7 @@ def test_every_dependency_of_the_product_is_used_by_it() -> None:
     assert not unused, "take them out of pyproject.toml"
 
 
+@pytest.mark.slow
 def test_everything_that_the_product_imports_is_declared() -> None:
     providers = metadata.packages_distributions()
     foreign = imported() - set(sys.stdlib_module_names) - {"watchkeeper"} - OPTIONAL - LATER

@@ -9,19 +9,25 @@ import pytest
 
 import watchkeeper
 from tests.house import generate
-from tests.house.tree import PACKAGE, ROOT, files, sources
+from tests.house.tree import PACKAGE, files, sources
+from tests.support.paths import ROOT
 
 PAGES = [path for path in files() if path.suffix == ".md"]
 # [text](path) but not [text](https://…) nor [text](#heading)
 LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)")
+MAP_BYTES = 15_000
 MAKE_TARGET = re.compile(r"^([a-z-]+):", re.MULTILINE)
 # `make up ARGS=…` on a line of its own or in back quotes
 MAKE_USE = re.compile(r"(?:^|`)make ((?:[a-z-]+ ?)+)", re.MULTILINE)
 # `store/wal/wal_ahead.py`, `packs/rules/`, `readers/infiniband_*.py`
 PLACE = re.compile(r"`([a-z_/*]+(?:/|\.py|\.csv|\.yaml))`")
+DECISIONS = ROOT / "docs" / "decisions"
+# | [0001](0001-….md) | The title |   or, for a number without a record, | 0010 | *reserved, …* |
+LISTED = re.compile(r"^\| \[?(\d{4})(?:\]\([^)]+\))? \| (?:\*.*\*|(.*)) \|$", re.MULTILINE)
 COMMAND_USE = re.compile(r"(?:^|`|bin/)watchkeeper ((?:[a-z-]+ ?)+)", re.MULTILINE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", generate.WRITTEN, ids=lambda path: path.name)
 def test_a_written_page_is_up_to_date(path: Path) -> None:
     assert path.read_text() == generate.WRITTEN[path](), "run `make golden` and review the diff"
@@ -33,9 +39,18 @@ def test_every_link_leads_somewhere() -> None:
 
 
 def test_every_place_in_the_code_that_the_architecture_names_exists() -> None:
-    named = set(PLACE.findall((ROOT / "ARCHITECTURE.md").read_text().partition("## The tree")[0]))
+    named = set(PLACE.findall((ROOT / "ARCHITECTURE.md").read_text()))
     assert len(named) > 50
     assert not [place for place in named if not list(PACKAGE.glob(place)) and not list(ROOT.glob(place))]
+
+
+def test_the_architecture_is_a_map_of_at_most_15_kilobytes_with_every_folder() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    assert len(text.encode()) <= MAP_BYTES, "the map is for the way; docs/reference/modules.md has the rest"
+    folders = {
+        source.path.relative_to(PACKAGE).parts[0] for source in sources(PACKAGE) if source.path.parent != PACKAGE
+    }
+    assert not [folder for folder in sorted(folders) if f"`{folder}/`" not in text]
 
 
 def test_every_make_target_that_is_named_exists() -> None:
@@ -53,6 +68,7 @@ def test_every_command_that_is_named_exists(name: str) -> None:
         assert f"watchkeeper {found.split()[0]}" in known, found
 
 
+@pytest.mark.slow
 def test_every_own_metric_is_named_by_stage_and_unit_and_explained() -> None:
     for name, kind, help in generate.own_metrics():
         assert re.fullmatch(r"watchkeeper(_[a-z0-9]+){2,}", name), name
@@ -77,12 +93,20 @@ def test_the_changelog_knows_this_version() -> None:
     assert f"## [{watchkeeper.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
 
 
+def decisions() -> dict[str, str]:
+    """The text of each record by its number; README.md is their list."""
+    return {path.name[:4]: path.read_text() for path in sorted(DECISIONS.glob("[0-9]*.md"))}
+
+
 def test_decisions_are_numbered_once_and_have_all_parts() -> None:
-    records = sorted((ROOT / "docs" / "decisions").glob("*.md"))
-    numbers = [path.name[:4] for path in records]
-    assert len(set(numbers)) == len(numbers) > 0
-    for path in records:
-        missing = [
-            part for part in ("Context", "Decision", "Evidence", "Consequences") if f"## {part}" not in path.read_text()
-        ]
-        assert not missing, path.name
+    assert len(decisions()) == len(list(DECISIONS.glob("[0-9]*.md"))) > 0
+    for number, text in decisions().items():
+        missing = [part for part in ("Context", "Decision", "Evidence", "Consequences") if f"## {part}" not in text]
+        assert not missing, number
+
+
+def test_the_list_of_decisions_has_every_number_up_to_the_newest() -> None:
+    listed = LISTED.findall((DECISIONS / "README.md").read_text())
+    assert [number for number, _ in listed] == [f"{number:04}" for number in range(1, len(listed) + 1)]
+    titles = {number: text.partition("\n")[0].removeprefix(f"# {number} ") for number, text in decisions().items()}
+    assert {number: title for number, title in listed if title} == titles

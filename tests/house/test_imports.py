@@ -8,7 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.house.tree import PACKAGE, ROOT, sources
+import pytest
+
+from tests.house.tree import PACKAGE, sources
+from tests.support.paths import ROOT
 
 HEAVY = {"numpy", "yaml", "re2", "orjson", "rich", "starlette", "uvicorn", "click", "sqlite3"}
 LAW_LINES = 8
@@ -49,6 +52,7 @@ def test_a_package_file_holds_a_short_law_and_nothing_else() -> None:
     assert not found
 
 
+@pytest.mark.slow
 def test_only_the_owners_of_a_clock_read_it() -> None:
     found = [
         f"{source.name}:{node.lineno} {ast.unparse(node.func)}"

@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from tests.house.tree import PACKAGE, ROOT, sources
+from tests.house.tree import PACKAGE, sources
+from tests.support.paths import ROOT
 
 SAY_NOTHING = {
     *("manager", "handler", "helper", "helpers", "util", "utils", "common", "misc", "base", "impl"),
@@ -34,6 +35,7 @@ def test_no_name_says_nothing() -> None:
     assert not [found for found in named if found[1] not in THEIR_WORDS and words(found[1]) & SAY_NOTHING]
 
 
+@pytest.mark.slow
 def test_every_test_is_named_as_a_sentence() -> None:
     names = [function.name for source in sources(ROOT / "tests") for function in source.functions()]
     assert not [name for name in names if name.startswith("test_") and name.count("_") < 3]

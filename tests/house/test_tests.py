@@ -6,7 +6,8 @@ import ast
 from collections import Counter
 from collections.abc import Iterator
 
-from tests.house.tree import PACKAGE, ROOT, Source, sources
+from tests.house.tree import PACKAGE, Source, sources
+from tests.support.paths import ROOT
 
 TESTS = ROOT / "tests"
 FOLDER_MODULES = 25
@@ -27,8 +28,10 @@ MAY_SLEEP = {
     "tests/scrape/test_scrape_bad_input.py": "a target drips",
 }
 SLEEPS = {"time.sleep", "asyncio.sleep", "sleep"}
-# The fake hub is the view behind every page, and each folder that asks a page imports it.
-FAKE_HUB = {"tests.web.fake_hub", "tests.web.running", "tests.web.stories"}
+# The small hub stands behind every page, and each folder that asks a page imports it.
+SMALL_HUB = {
+    f"tests.web.{name}" for name in ("small_hub", "small_fleet", "kept_services", "canned_engine", "running", "stories")
+}
 
 
 def module_name(source: Source) -> str:
@@ -55,7 +58,7 @@ def is_test(module: str) -> bool:
 def is_shared(module: str, importer: str) -> bool:
     """Whether a module lies in the kit, beside the importer, or in a folder above it."""
     folder = module.rpartition(".")[0]
-    return module.startswith("tests.support.") or module in FAKE_HUB or importer.startswith(f"{folder}.")
+    return module.startswith("tests.support.") or module in SMALL_HUB or importer.startswith(f"{folder}.")
 
 
 def test_no_test_module_is_imported() -> None:

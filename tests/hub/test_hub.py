@@ -6,12 +6,14 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from tests.support.hub_stories import HOT, NOON, gpu, xid
+from tests.support.opened import opened
 from tests.support.waiting import until_async
 from tests.support.webhooks import Web, running
 from watchkeeper.config import settings
 from watchkeeper.hub.diagnosis_queue import DIAGNOSIS_TRIES
-from watchkeeper.hub.hub import Hub
 from watchkeeper.kit.clock import ManualClock, ScaledClock, to_ms
 from watchkeeper.model.actions import Action
 from watchkeeper.model.fleet import Gpu, Node, NodeRegistration
@@ -36,20 +38,18 @@ def diagnose_with(folder: Path, driver: Stubborn) -> list[str]:
 
     async def story() -> list[str]:
         time = ManualClock(NOON)
-        hub = Hub(settings.Settings(hub=settings.Hub(data=str(folder / "kept"))), time=time)
-        hub.build()
-        hub.driver = driver
-        hub.open()
-        loop = asyncio.create_task(hub._repeat("diagnosis", hub._undiagnosed.work, 0.0))
-        await hub.take_events([xid(79, gpu(0), 0)])
+        hub = opened(settings.Settings(hub=settings.Hub(data=str(folder / "kept"))), time=time, driver=driver)
+        diagnosing = next(loop for loop in hub.incidents.loops() if loop.name == "diagnosis")
+        loop = asyncio.create_task(hub.loops.repeat(diagnosing))
+        await hub.incidents.take_events([xid(79, gpu(0), 0)])
 
         # The diagnosis runs in a thread of its own, which knows nothing of this clock.
         async def is_planned() -> bool:
             await time.advance(1)
-            return any(entry.kind in ("plan", "noted") for entry in hub.timeline("INC-1"))
+            return any(entry.kind in ("plan", "noted") for entry in hub.services.journal.timeline("INC-1"))
 
         await until_async(is_planned)
-        told = [entry.text for entry in hub.timeline("INC-1")]
+        told = [entry.text for entry in hub.services.journal.timeline("INC-1")]
         loop.cancel()
         await asyncio.gather(loop, return_exceptions=True)
         hub.close()
@@ -70,11 +70,10 @@ def test_a_diagnosis_that_keeps_failing_is_said_to_be_missing(tmp_path: Path) ->
 
 def test_a_gpu_that_breaks_before_its_first_page_is_called_as_its_node_has_registered_it(tmp_path: Path) -> None:
     async def story() -> None:
-        hub = Hub(settings.Settings(hub=settings.Hub(data=str(tmp_path / "kept"))), time=ManualClock(NOON))
-        hub.open()
-        hub.register_node(NodeRegistration("sim", "n1", gpus=(Gpu("GPU-3", index=3), Gpu("GPU-4"))), "127.0.0.1")
-        await hub.take_events([xid(79, gpu(3), 0), xid(79, gpu(4), 0)])
-        told = [incident.title for incident in hub.journal.incidents(open_only=True, limit=9)]
+        hub = opened(settings.Settings(hub=settings.Hub(data=str(tmp_path / "kept"))), time=ManualClock(NOON))
+        hub.fleet.register_node(NodeRegistration("sim", "n1", gpus=(Gpu("GPU-3", index=3), Gpu("GPU-4"))), "127.0.0.1")
+        await hub.incidents.take_events([xid(79, gpu(3), 0), xid(79, gpu(4), 0)])
+        told = [incident.title for incident in hub.current.stages.journal.incidents(open_only=True, limit=9)]
         assert sorted(told) == ["GPU 3 on n1 fell off the bus", "GPU-4 on n1 fell off the bus"]
         hub.close()
 
@@ -88,14 +87,13 @@ def test_a_hub_reloads_its_rules_and_shows_those_in_force(tmp_path: Path) -> Non
         chosen = settings.Settings(
             hub=settings.Hub(data=str(tmp_path / "kept")), rules=settings.Rules(files=(str(file),))
         )
-        hub = Hub(chosen, time=ManualClock(NOON))
-        hub.open()
+        hub = opened(chosen, time=ManualClock(NOON))
         file.write_text(HOT.replace("name: heat", "name: warmth"))
-        assert (await hub.reload_rules()).is_successful
-        assert [group.name for group, _ in hub.rule_groups()] == ["warmth"]
+        assert (await hub.rules.reload()).is_successful
+        assert [group.name for group, _ in hub.rules.groups()] == ["warmth"]
         file.write_text("groups: [7]")
-        assert (await hub.reload_rules()).problems == hub.last_reload().problems != ()
-        assert [group.name for group, _ in hub.rule_groups()] == ["warmth"]
+        assert (await hub.rules.reload()).problems == hub.rules.last_reload.problems != ()
+        assert [group.name for group, _ in hub.rules.groups()] == ["warmth"]
         hub.close()
 
     asyncio.run(story())
@@ -104,28 +102,29 @@ def test_a_hub_reloads_its_rules_and_shows_those_in_force(tmp_path: Path) -> Non
 def test_what_a_fleet_is_stays_known_while_the_journal_is_away(tmp_path: Path) -> None:
     async def story() -> None:
         time = ManualClock(NOON)
-        hub = Hub(settings.Settings(hub=settings.Hub(data=str(tmp_path / "kept"))), time=time)
-        hub.open()
-        hub.fleet.expect([Node("main", "n1", "h200", expected_gpus=8)], to_ms(time.now()))
-        hub.journal._connection.execute("ALTER TABLE incident RENAME TO unreadable")
-        await hub._append_standing()
-        known = await hub.ask('{__name__=~"watchkeeper_node_.+|watchkeeper_hub_.+"}', to_ms(time.now()))
+        hub = opened(settings.Settings(hub=settings.Hub(data=str(tmp_path / "kept"))), time=time)
+        hub.fleet.fleet.expect([Node("main", "n1", "h200", expected_gpus=8)], to_ms(time.now()))
+        hub.current.stages.journal._connection.execute("ALTER TABLE incident RENAME TO unreadable")
+        await hub.own_series.append()
+        known = await hub.services.queries.instant(
+            '{__name__=~"watchkeeper_node_.+|watchkeeper_hub_.+"}', to_ms(time.now())
+        )
         assert {"n1", ""} <= {labels.get("Hostname", "") for labels in known.frame.labels}
         hub.close()
 
     asyncio.run(story())
 
 
+@pytest.mark.slow
 def test_an_alertmanager_is_told_although_the_journal_could_not_be_read_at_first(tmp_path: Path) -> None:
     async def story(url: str, web: Web) -> None:
         notify = settings.Notify(via=settings.NotifyVia.ALERTMANAGER, alertmanager_urls=(url,))
-        hub = Hub(settings.Settings(settings.Hub(data=str(tmp_path)), notify=notify), time=ScaledClock())
-        hub.open()
-        hub.journal._connection.execute("ALTER TABLE incident RENAME TO unreadable")
+        hub = opened(settings.Settings(settings.Hub(data=str(tmp_path)), notify=notify), time=ScaledClock())
+        hub.current.stages.journal._connection.execute("ALTER TABLE incident RENAME TO unreadable")
         loops = [asyncio.create_task(loop) for loop in hub._leading_loops()]
-        await until_async(lambda: any(loop.done() for loop in loops) or hub._failures.get(loop="alertmanager"))
-        hub.journal._connection.execute("ALTER TABLE unreadable RENAME TO incident")
-        await hub.take_events([replace(xid(79, gpu(0), 0), at=hub.clock.now())])
+        await until_async(lambda: any(loop.done() for loop in loops) or hub.loops._failures.get(loop="alertmanager"))
+        hub.current.stages.journal._connection.execute("ALTER TABLE unreadable RENAME TO incident")
+        await hub.incidents.take_events([replace(xid(79, gpu(0), 0), at=hub.runtime.clock.now())])
         await until_async(lambda: web.got)
         for loop in loops:
             loop.cancel()

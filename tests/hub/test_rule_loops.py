@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -17,6 +18,7 @@ from tests.support.hub_stories import HOT, NOON, Line, later
 from watchkeeper.config import settings
 from watchkeeper.errors import HubError
 from watchkeeper.hub import rule_loops
+from watchkeeper.hub.loops import Loop
 from watchkeeper.kit import own_metrics
 from watchkeeper.kit.clock import ManualClock
 from watchkeeper.model import alerts
@@ -41,10 +43,15 @@ class Running:
         self.line, self.clock, self.metrics = Line(folder), ManualClock(NOON), own_metrics.Registry()
         self.said: list[tuple[str, str]] = []
         self.failed: list[str] = []
-        self.loops = rule_loops.RuleLoops(settings.Settings(rules=rules), time=self.clock, metrics=self.metrics)
+        self.loops = rule_loops.RuleLoops(
+            settings.Settings(rules=rules),
+            rule_loops.Surroundings(
+                lambda: self.line.pipeline, self.hear, lambda: True, lambda name, _: self.failed.append(name)
+            ),
+            time=self.clock,
+            metrics=self.metrics,
+        )
         self.line.pipeline.change_rules(self.loops.rules, NOON)
-        around = rule_loops.Surroundings(self.hear, lambda: True, lambda name, _: self.failed.append(name))
-        self.loops.join(self.line.pipeline, around)
 
     async def hear(self, changed: Sequence[alerts.Alert], now: datetime) -> None:
         self.said += [(alert.name, alert.state.value) for alert in changed]
@@ -195,10 +202,20 @@ def test_own_objectives_become_rules_and_are_read_again_with_them(tmp_path: Path
     asyncio.run(story())
 
 
+def unused(chosen: settings.Settings) -> rule_loops.RuleLoops:
+    """Rule loops that nothing comes of: no pipeline is there."""
+
+    def missing(*_: object) -> NoReturn:
+        raise AssertionError("nothing is evaluated")
+
+    around = rule_loops.Surroundings(missing, missing, lambda: False, missing)
+    return rule_loops.RuleLoops(chosen, around, time=ManualClock(NOON), metrics=own_metrics.Registry())
+
+
 def test_there_is_nothing_to_reload_where_a_server_owns_the_rules() -> None:
     rules = settings.Rules(owner=settings.RuleOwner.SERVER, server_url="http://127.0.0.1:1")
     chosen = dataclasses.replace(settings.Settings(), rules=rules)
-    loops = rule_loops.RuleLoops(chosen, time=ManualClock(NOON), metrics=own_metrics.Registry())
+    loops = unused(chosen)
     with pytest.raises(HubError, match="belong to a server") as refused:
         asyncio.run(loops.reload())
     assert refused.value.status == 409
@@ -206,7 +223,7 @@ def test_there_is_nothing_to_reload_where_a_server_owns_the_rules() -> None:
 
 
 def test_the_shipped_rules_and_objectives_are_in_force_where_nothing_is_configured() -> None:
-    loops = rule_loops.RuleLoops(settings.Settings(), time=ManualClock(NOON), metrics=own_metrics.Registry())
+    loops = unused(settings.Settings())
     assert {"inference-availability", "inference-latency"} == {one.name for one in loops.slos}
     assert loops.last_reload.rules > 100
     loops.close()
@@ -242,7 +259,7 @@ async def busy_for(running: Running, minutes: int) -> None:
     task.cancel()
 
 
-async def for_ever(loop: rule_loops.Loop) -> None:
+async def for_ever(loop: Loop) -> None:
     while True:
         await loop.body()
 

@@ -29,7 +29,7 @@ class Told:
 
     def tell(self, series: str, at: float, value: float = 1.0, /, **names: str) -> None:
         labels = Labels({"__name__": series, "cluster": "main", **names})
-        self.engine.append([Sample(labels, clock.to_ms(later(at)), value)])
+        self.engine.appender.append([Sample(labels, clock.to_ms(later(at)), value)])
 
     def rank(self, number: int, place: fleet.Place, at: float, value: float = 1.0) -> None:
         where = {"Hostname": place.node or "", "UUID": place.gpu or ""}
@@ -80,7 +80,7 @@ def test_an_engine_that_fails_says_that_nobody_tells() -> None:
         def instant(self, expr: str, at_ms: int) -> Any:
             raise PackError(f"{expr} at {at_ms}")
 
-    assert Footprints(Broken(), lambda: NOON).of(job()) == NOWHERE  # type: ignore[arg-type]
+    assert Footprints(Broken(), lambda: NOON).of(job()) == NOWHERE
 
 
 @pytest.mark.parametrize("is_held", [True, False])

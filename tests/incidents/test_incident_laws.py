@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from hypothesis import given, settings
+import pytest
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.properties import examples
 from tests.support.incident_stories import Room, alert, event, gpu, node, xid
 from watchkeeper.model import alerts, events, fleet
 from watchkeeper.model.incidents import INCIDENT_MOVES, Incident, IncidentState
@@ -60,8 +62,9 @@ def picture(room: Room) -> set[tuple[fleet.Place, str, str, str, frozenset[str]]
     }
 
 
+@pytest.mark.slow
 @given(choices=st.lists(one_signal(), max_size=12), repeat=st.lists(st.booleans(), min_size=12, max_size=12))
-@settings(max_examples=30, deadline=None)
+@examples(30)
 def test_repetition_and_the_mixing_of_nodes_do_not_change_what_is_open(
     choices: list[tuple[str, int, int]], repeat: list[bool]
 ) -> None:
@@ -74,8 +77,9 @@ def test_repetition_and_the_mixing_of_nodes_do_not_change_what_is_open(
         assert picture(one) == picture(other)
 
 
+@pytest.mark.slow
 @given(choices=st.lists(one_signal(), max_size=12), cut=st.integers(0, 12), gap=st.sampled_from([1, 20, 90, 700]))
-@settings(max_examples=30, deadline=None)
+@examples(30)
 def test_a_restart_at_any_moment_changes_nothing(choices: list[tuple[str, int, int]], cut: int, gap: int) -> None:
     story = [tell(choice, at * gap) for at, choice in enumerate(choices)]
     with a_room() as one, a_room() as other:
@@ -90,7 +94,7 @@ def test_a_restart_at_any_moment_changes_nothing(choices: list[tuple[str, int, i
 
 
 @given(choices=st.lists(one_signal(), max_size=15), gap=st.sampled_from([1, 60, 400]))
-@settings(max_examples=30, deadline=None)
+@examples(30)
 def test_no_incident_ever_moves_illegally_and_versions_rise_by_one(
     choices: list[tuple[str, int, int]], gap: int
 ) -> None:

@@ -8,9 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.properties import examples
 from tests.support.incident_stories import Room, alert, event, gpu, job, later, node, xid
 from watchkeeper.incidents.core import Incidents
 from watchkeeper.incidents.domains import Domains
@@ -258,7 +259,7 @@ def test_a_restart_changes_nothing(busy: Busy, first: str) -> None:
     jobs=st.lists(st.tuples(st.sampled_from(["llm", "asr"]), st.integers(0, 600)), min_size=1, max_size=6),
     restart=st.integers(0, 7),
 )
-@settings(max_examples=25, deadline=None)
+@examples(25)
 def test_whichever_is_seen_first_a_dead_node_and_its_jobs_end_as_one_incident(
     fault: int, jobs: list[tuple[str, int]], restart: int
 ) -> None:

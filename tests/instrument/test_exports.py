@@ -159,6 +159,7 @@ def test_a_gateway_gets_one_group_for_each_rank_until_the_program_is_over(
     assert caplog.text.count("get out by gateway again") == 1
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_costs_no_step(tmp_path: Path) -> None:
     program = (
         "import resource, sys, time\n"

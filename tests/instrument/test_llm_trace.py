@@ -82,7 +82,7 @@ def replay(asked: Sequence[Asked]) -> tuple[InferenceMonitor, list[float]]:
 def estimated(monitor: InferenceMonitor, share: float) -> float:
     """What PromQL makes of the page."""
     engine = EmbeddedEngine(Head())
-    engine.append(Sample(labels, 1000, value) for labels, value in pages.series(monitor).items())
+    engine.appender.append(Sample(labels, 1000, value) for labels, value in pages.series(monitor).items())
     asked = f"histogram_quantile({share}, inference_request_duration_seconds_bucket)"
     answer: dict[Labels, float] = engine.instant(asked, 1000).latest()
     (found,) = answer.values()

@@ -13,6 +13,7 @@ from tests.support import waiting
 from watchkeeper.net import listening
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("turns", range(6))
 def test_no_connection_is_left_open_however_far_it_has_come(turns: int) -> None:
     def meet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

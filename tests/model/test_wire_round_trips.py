@@ -7,11 +7,12 @@ import importlib
 import pkgutil
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import watchkeeper.model
 from tests.model import strategies
+from tests.properties import examples
 from watchkeeper.kit import wire
 from watchkeeper.model import alerts, exemplars, histograms, samples
 
@@ -33,7 +34,7 @@ def nouns() -> list[type]:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in nouns() if kind not in TRAVEL_OTHERWISE], ids=lambda k: k.__name__)
-@settings(max_examples=20)
+@examples(20)
 @given(draw=st.data())
 def test_a_noun_survives_the_wire(kind: type, draw: st.DataObject) -> None:
     value = draw.draw(strategies.any_of(kind))

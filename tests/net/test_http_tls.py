@@ -37,6 +37,7 @@ def mute_server(certificate: tuple[Path, Path]) -> Iterator[str]:
         server.kill()
 
 
+@pytest.mark.slow
 def test_requests_that_are_cancelled_while_they_connect_leave_nothing_behind(
     mute_server: str,
     certificate: tuple[Path, Path],

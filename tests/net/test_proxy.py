@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
 import ssl
 from pathlib import Path
 
 import pytest
 
+from tests.net.tunnels import tunnelling
 from tests.support.loopback import Heard, reply, serve
 from watchkeeper.errors import CollectError
 from watchkeeper.net.access import Access
@@ -44,31 +44,13 @@ def test_a_plain_request_is_relayed_in_full_with_the_proxys_password() -> None:
 def test_tls_goes_through_a_tunnel_and_the_proxy_sees_no_request(certificate: tuple[Path, Path]) -> None:
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(*certificate)
-    asked: list[bytes] = []
-
-    async def pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(ConnectionError):
-            while piece := await reader.read(65536):
-                writer.write(piece)
-                await writer.drain()
-        writer.close()
-
-    async def tunnel(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        asked.append((await reader.readuntil(b"\r\n\r\n")).split(b"\r\n")[0])
-        there = await asyncio.open_connection("127.0.0.1", int(asked[-1].split()[1].rpartition(b":")[2]))
-        writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
-        await asyncio.gather(pipe(reader, there[1]), pipe(there[0], writer))
 
     async def story() -> None:
-        async with serve(lambda heard: reply(heard.path * 50_000), tls=tls) as server:
-            proxy = await asyncio.start_server(tunnel, "127.0.0.1", 0)
-            way = f"http://127.0.0.1:{proxy.sockets[0].getsockname()[1]}"
+        async with serve(lambda heard: reply(heard.path * 50_000), tls=tls) as server, tunnelling() as (way, asked):
             access = Access(proxy_url=way, ca_file=str(certificate[0]), server_name="n1.example")
             response = await send(f"{server.origin}/m", access, times=2)
             assert response.body == b"/m" * 50_000
             assert asked == [f"CONNECT {server.address} HTTP/1.1".encode()]
-            proxy.close()
-            await proxy.wait_closed()
 
     asyncio.run(story())
 

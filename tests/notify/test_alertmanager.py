@@ -121,6 +121,7 @@ def test_a_webhook_that_is_not_one_is_refused_with_the_reason(body: bytes, probl
     assert problem in str(refused.value)
 
 
+@pytest.mark.slow
 def test_an_alert_with_a_million_labels_is_refused_with_both_numbers_and_costs_no_other() -> None:
     many = ",".join(f'"l{at}":"x"' for at in range(1_000_000))
     body = webhook(one(), one(alertname="Huge")).replace(b'"Huge"', f'"Huge",{many}'.encode())
@@ -193,6 +194,7 @@ def test_labels_that_come_back_before_their_end_was_told_are_not_told_to_be_over
     assert told("llm", 3) == [("llm", True), ("vision", False)]
 
 
+@pytest.mark.slow
 def test_what_is_over_is_told_for_a_while_and_then_no_more(room: Room) -> None:
     room.hear(alert("agent_down", node(), 0), alert("agent_down", node(), 0, ends=10))
     room.tick(70)
@@ -202,6 +204,7 @@ def test_what_is_over_is_told_for_a_while_and_then_no_more(room: Room) -> None:
         assert batch(feed, room, 1000) == []
 
 
+@pytest.mark.slow
 def test_an_alertmanager_that_is_down_for_an_hour_hears_of_every_end_once_it_is_back(room: Room) -> None:
     down = alertmanager.Feed("http://127.0.0.1:1")
     room.hear(alert("agent_down", node(), 0))

@@ -35,6 +35,7 @@ def desk_of(room: Room, folder: Path, **webhooks: str) -> delivery.Desk:
     return delivery.Desk(chosen, around, now=clock.ScaledClock().now())
 
 
+@pytest.mark.slow
 def test_a_receiver_that_never_finishes_is_told_again_later_and_delays_nobody(
     room: Room, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

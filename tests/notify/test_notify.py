@@ -7,10 +7,11 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tests.notify.mail import HOOK, ROUTE, Mail
+from tests.notify.mail import HOOK, LEAD, ROUTE, Mail
+from tests.properties import examples
 from tests.support.incident_stories import Room, alert, gpu, later, node, xid
 from watchkeeper.model import notices, silences
 from watchkeeper.model.notices import NoticeState, Occasion
@@ -238,11 +239,39 @@ def test_an_incident_that_no_route_takes_is_counted(room: Room) -> None:
     assert mail.box.unrouted == 1
 
 
+@pytest.mark.parametrize("is_seen_resolved", [True, False])
+def test_the_end_is_told_also_when_the_hub_stood_still_until_the_incident_was_forgotten(
+    mail: Mail, is_seen_resolved: bool
+) -> None:
+    mail.room.hear(alert("agent_down", gpu(1), 0))
+    assert mail.told(10) == [("INC-1", "opened")]
+    mail.room.hear(alert("agent_down", gpu(1), 0, ends=100))
+    mail.room.tick(161)
+    mail.room.hear(alert("agent_down", gpu(1), 170))
+    mail.room.hear(alert("agent_down", gpu(1), 170, ends=180))
+    mail.room.tick(400)
+    if is_seen_resolved:
+        assert mail.told(401) == []
+    assert mail.told(4000) == [("INC-1", "resolved")]
+    mail.room.hear(alert("agent_down", gpu(1), 4010))
+    assert mail.told(4020) == [("INC-2", "opened")]
+
+
+def test_what_a_route_does_not_tell_the_end_of_is_not_kept_for_ever(room: Room) -> None:
+    mail = Mail(room, routing.Routing((HOOK, LEAD), (replace(ROUTE, tells_resolved=False),)))
+    room.hear(alert("agent_down", gpu(1), 0))
+    assert mail.told(10) == [("INC-1", "opened")]
+    room.hear(alert("agent_down", gpu(1), 0, ends=100))
+    assert mail.told(200) == mail.told(900) == mail.told(4000) == []
+    assert mail.box._unsettled == {}
+
+
 STEPS = st.sampled_from(["fault", "end", "acknowledge", "wait", "long wait", "fail", "restart"])
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(steps=st.lists(STEPS, max_size=25))
+@example(["fault", *["end"] * 4, "fault", "end", "long wait", "long wait", "fault", "fault"])
 def test_nobody_hears_the_same_notice_twice_whatever_happens(
     tmp_path_factory: pytest.TempPathFactory, steps: Sequence[str]
 ) -> None:

@@ -70,7 +70,7 @@ def test_who_heard_of_the_beginning_hears_of_the_end_also_after_a_long_stop(mail
     mail.restart(120 + 7200)
     assert mail.told(7330) == [("INC-1", "resolved")]
     assert mail.told(7340) == []
-    assert mail.box._late == {}
+    assert mail.box._unsettled == {}
 
 
 def test_a_receiver_that_leaves_the_file_gets_nothing_and_one_that_comes_does(mail: Mail) -> None:

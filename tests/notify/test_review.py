@@ -54,6 +54,7 @@ def test_a_receiver_that_is_not_in_the_file_is_refused() -> None:
         routing.Routing(digest=AT_NOON)
 
 
+@pytest.mark.slow
 def test_it_is_sent_once_also_after_a_restart_and_a_failure(room: Room) -> None:
     room.push(xid(79, gpu(3), -3600), at=-3600)
     web = Web(503)

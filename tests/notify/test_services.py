@@ -46,6 +46,7 @@ def service(folder: Path, *addresses: str) -> Service:
     return Service(Receiver("oncall", apprise_file=str(folder / "secret")))
 
 
+@pytest.mark.slow
 def test_a_mail_server_gets_the_message_as_a_letter(tmp_path: Path) -> None:
     server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Post)
     server.letters = []  # type: ignore[attr-defined]
@@ -57,6 +58,7 @@ def test_a_mail_server_gets_the_message_as_a_letter(tmp_path: Path) -> None:
     assert "To: ada@example.com" in letter
 
 
+@pytest.mark.slow
 def test_a_web_service_gets_title_and_text(tmp_path: Path) -> None:
     web = Web()
     with running(web) as port:
@@ -65,6 +67,7 @@ def test_a_web_service_gets_title_and_text(tmp_path: Path) -> None:
     assert (told["title"], told["message"]) == (TOLD.title, TOLD.body)
 
 
+@pytest.mark.slow
 def test_of_two_addresses_only_the_one_that_failed_is_asked_again(tmp_path: Path) -> None:
     good, bad = Web(), Web(500)
     with running(good) as one, running(bad) as other:
@@ -82,6 +85,7 @@ def test_an_address_that_nobody_knows_is_said_without_showing_it(tmp_path: Path)
     assert "token-that-is-secret" not in str(refused.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("status", "may_retry"), [(500, True), (429, True), (301, True), (404, False), (422, False)])
 def test_a_webhook_says_whether_another_try_may_help(status: int, may_retry: bool) -> None:
     with running(Web(status)) as port, pytest.raises(ReceiverError) as refused:

@@ -8,15 +8,18 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from tests import servers
 from tests.support.waiting import PROGRAM_SECONDS, until
-from watchkeeper.client.hub import HubClient
+from watchkeeper.client.hub import Client
 from watchkeeper.errors import HubError
+from watchkeeper.model import orders
 from watchkeeper.model.orders import node_key
 
 HUB_KEY = "5" * 32
 PATIENCE_SECONDS = 90.0
+T = TypeVar("T")
 
 
 class Place:
@@ -25,7 +28,7 @@ class Place:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.port = servers.free_port()
-        self.hub = HubClient(f"http://127.0.0.1:{self.port}", timeout_seconds=30)
+        self.hub = Client(f"http://127.0.0.1:{self.port}", timeout_seconds=30)
         for name, key in (("hub.key", HUB_KEY), ("n1.key", node_key(HUB_KEY.encode(), "main", "n1").decode())):
             (root / name).write_text(key)
             (root / name).chmod(0o600)
@@ -51,14 +54,14 @@ class Place:
         who = ["--hub", self.hub.url, "--node", "n1", "--order-key", str(self.root / "n1.key")]
         return self.running("agent", "--no-gpus", "--listen", "none", *who, *where)
 
-    def answered(self, id: str) -> dict[str, object]:
-        return await_that(lambda: self.hub.order(id)["receipt"])
+    def answered(self, id: str) -> orders.Receipt:
+        return await_that(lambda: self.hub.order(id).receipt)
 
 
-def await_that(true: Callable[[], dict[str, object] | None]) -> dict[str, object]:
+def await_that(true: Callable[[], T | None]) -> T:
     """What it gives once it gives something; a hub that is away may come back."""
 
-    def answer() -> dict[str, object] | None:
+    def answer() -> T | None:
         with contextlib.suppress(HubError):
             return true()
         return None

@@ -65,6 +65,7 @@ def ask(url: str, path: str, **form: str) -> Any:
         return json.loads(answer.read())["data"]
 
 
+@pytest.mark.slow
 def test_its_targets_are_scraped_and_stored_in_the_usual_names(hub: tuple[str, Path]) -> None:
     url, log = hub
     found = await_that(lambda: ask(url, "query", query="DCGM_FI_DEV_GPU_TEMP")["result"])
@@ -82,6 +83,7 @@ def test_its_targets_are_scraped_and_stored_in_the_usual_names(hub: tuple[str, P
     assert "p.yml:10: job pods: kubernetes_sd is not read here" in log.read_text()
 
 
+@pytest.mark.slow
 def test_its_rules_are_evaluated_beside_ours(hub: tuple[str, Path]) -> None:
     url, _ = hub
     await_that(lambda: any(one["labels"]["alertname"] == "Warm" for one in ask(url, "alerts")["alerts"]))

@@ -39,6 +39,7 @@ def tape(product: Product, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_range_is_drawn_when_asked_for(product: Product) -> None:
     drawn = product.command("query", "avg(DCGM_FI_DEV_GPU_TEMP)", "--from", "-1m", "--chart")
     assert "*" in drawn.stdout
@@ -47,6 +48,7 @@ def test_a_range_is_drawn_when_asked_for(product: Product) -> None:
     assert listed.stdout.startswith("series  time")
 
 
+@pytest.mark.slow
 def test_rules_are_tried_on_the_history_of_a_hub_and_of_a_file(product: Product, tape: Path, tmp_path: Path) -> None:
     rules = tmp_path / "mine.yaml"
     rules.write_text(RULES)
@@ -59,6 +61,7 @@ def test_rules_are_tried_on_the_history_of_a_hub_and_of_a_file(product: Product,
     assert "Warm" in shown.stdout
 
 
+@pytest.mark.slow
 def test_a_recording_says_what_it_holds_and_is_shown_as_a_hub(tape: Path, tmp_path: Path) -> None:
     about = json.loads(command("play", str(tape), "--json").stdout)
     assert (about["nodes"], about["gpus"], about["cluster"]) == (8, 64, "sim")
@@ -70,17 +73,20 @@ def test_a_recording_says_what_it_holds_and_is_shown_as_a_hub(tape: Path, tmp_pa
     assert json.loads(asked.stdout)["result"][0]["value"][1] == "64"
 
 
+@pytest.mark.slow
 def test_a_file_that_is_there_is_not_replaced_by_accident(product: Product, tape: Path) -> None:
     ran = product.command("record", str(tape))
     assert (ran.returncode, "--force replaces it" in ran.stderr) == (2, True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("time", ["yesterday", "-5", "2026-13-01T00:00:00Z"])
 def test_a_time_that_is_none_says_which_forms_there_are(product: Product, time: str) -> None:
     ran = product.command("query", "up", "--from", time)
     assert (ran.returncode, "is not a time: RFC 3339" in ran.stderr) == (2, True)
 
 
+@pytest.mark.slow
 def test_a_gpu_and_the_job_that_stands_still_without_it_are_one_incident(product: Product) -> None:
     """The last of this file, because its fleet has a history of minutes and lives ten times as fast."""
     assert product.command("sim", "inject", "xid-79").returncode == 0, "it strikes a GPU that trains"

@@ -6,6 +6,8 @@ import time
 from pathlib import Path
 from urllib.parse import quote
 
+import pytest
+
 from tests.support.running_product import Product, await_that, command, up
 from watchkeeper.query import embedded
 from watchkeeper.store import backup
@@ -28,6 +30,7 @@ def logged(kept: Path, at: float) -> int:
     return int(sum(embedded.EmbeddedEngine(found).instant(READINGS, round(at * 1000)).latest().values()))
 
 
+@pytest.mark.slow
 def test_a_killed_hub_still_knows_what_it_saw_and_can_be_backed_up_while_it_runs(tmp_path: Path) -> None:
     kept, copy = tmp_path / "kept", tmp_path / "copy"
     with up(tmp_path) as product:

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.opened import opened as open_hub
 from watchkeeper import errors
 from watchkeeper.cli.hub import up
 from watchkeeper.config import settings as config
@@ -41,8 +42,7 @@ def opened(state: tuple[Path, dict[str, Any]]) -> Iterator[hub.Hub]:
     demo = up.demo_settings("127.0.0.1", 0, directory=str(folder), tokens=None)
     calm = dataclasses.replace(demo.remediate, driver=config.DriverName.DRY_RUN)
     now = datetime.fromtimestamp(told["at"] + 120, UTC)
-    made = hub.Hub(dataclasses.replace(demo, remediate=calm), time=clock.ManualClock(now))
-    made.open()
+    made = open_hub(dataclasses.replace(demo, remediate=calm), time=clock.ManualClock(now))
     yield made
     made.close()
 
@@ -50,7 +50,7 @@ def opened(state: tuple[Path, dict[str, Any]]) -> Iterator[hub.Hub]:
 def test_its_samples_answer_as_they_did(state: tuple[Path, dict[str, Any]], opened: hub.Hub) -> None:
     told = state[1]
     for expr, rows in told["queries"].items():
-        found = opened.engine.instant(expr, round(told["at"] * 1000)).latest()
+        found = opened.samples.engine.instant(expr, round(told["at"] * 1000)).latest()
         plain = {tuple(map(tuple, pairs)): float(value) for pairs, value in rows}
         assert {tuple(sorted(labels.items())): value for labels, value in found.items()} == pytest.approx(plain), expr
         assert all(math.isfinite(value) for value in found.values())
@@ -59,33 +59,32 @@ def test_its_samples_answer_as_they_did(state: tuple[Path, dict[str, Any]], open
 def test_its_incidents_silences_and_notes_are_there(state: tuple[Path, dict[str, Any]], opened: hub.Hub) -> None:
     told = state[1]
     for one in told["incidents"]:
-        found = opened.incident(one["id"])
+        found = opened.services.journal.incident(one["id"])
         assert found is not None
         assert one["title"].startswith(found.title)
         assert (found.severity, found.state) == (one["severity"], one["state"])
-        diagnosed = opened.diagnosis(one["id"])
+        diagnosed = opened.services.journal.diagnosis(one["id"])
         assert diagnosed is not None
         assert diagnosed.findings[0].cause == one["cause"]
-    assert {one["id"] for one in told["silences"]} <= {silence.id for silence in opened.silences()}
+    assert {one["id"] for one in told["silences"]} <= {silence.id for silence in opened.services.silences.silences()}
     first = told["incidents"][-1]["id"]
-    assert len(opened.timeline(first)) >= told["timeline"]
-    assert "kept from before" in str(opened.timeline(first))
+    assert len(opened.services.journal.timeline(first)) >= told["timeline"]
+    assert "kept from before" in str(opened.services.journal.timeline(first))
 
 
 def test_its_alerts_go_on_where_they_were(opened: hub.Hub) -> None:
-    assert any(alert.state == "firing" for alert in opened.journal.alerts())
+    assert any(alert.state == "firing" for alert in opened.current.stages.journal.alerts())
 
 
 def test_its_journal_is_unbroken(opened: hub.Hub) -> None:
-    assert opened.journal.verify() is None
+    assert opened.current.stages.journal.verify() is None
 
 
 def test_a_later_watchkeepers_directory_is_refused_with_both_numbers(tmp_path: Path) -> None:
     (tmp_path / files.OWNER_MARK).write_text(f"format {files.FORMAT + 1}\n")
     demo = up.demo_settings("127.0.0.1", 0, directory=str(tmp_path), tokens=None)
     calm = dataclasses.replace(demo.remediate, driver=config.DriverName.DRY_RUN)
-    made = hub.Hub(dataclasses.replace(demo, remediate=calm), time=clock.ManualClock(datetime.now(UTC)))
     with pytest.raises(
         errors.StartRefused, match=f"format {files.FORMAT + 1}, this Watchkeeper knows up to {files.FORMAT}"
     ):
-        made.open()
+        open_hub(dataclasses.replace(demo, remediate=calm), time=clock.ManualClock(datetime.now(UTC)))

@@ -14,8 +14,8 @@ import pytest
 from tests.support.fake_nvml.driver import FakeNvml
 from tests.support.node_orders import GPU, HUB_KEY, KEY, RESET
 from tests.support.waiting import PROGRAM_SECONDS, until
-from tests.web.fake_hub import FakeHub
 from tests.web.running import serving
+from tests.web.small_hub import SmallHub
 from watchkeeper.errors import ActionRefused
 from watchkeeper.kit import clock
 from watchkeeper.remediate.driver import Performed
@@ -24,11 +24,6 @@ from watchkeeper.remediate.orders import Outbox
 from watchkeeper.store.journal.journal import Journal
 
 PATIENCE_SECONDS = 90.0
-
-
-class Hub(FakeHub):
-    def register_node(self, told: object, peer: str) -> None:
-        """Whoever comes is welcome."""
 
 
 @contextlib.contextmanager
@@ -73,7 +68,7 @@ def test_a_gpu_is_reset_where_the_agent_allows_it_while_its_own_reader_rests(
         outbox = Outbox(journal, HUB_KEY, now=time_now.now())
         driver = NodeOrders(lambda: outbox, time_now)
         allowed = ["--allow-order", "reset_gpu"] if is_allowed else []
-        with serving(Hub(orders=outbox, clock=time_now)) as site, an_agent(tmp_path, site.url, *allowed):
+        with serving(SmallHub(orders=outbox, clock=time_now)) as site, an_agent(tmp_path, site.url, *allowed):
             if not is_allowed:
                 with pytest.raises(ActionRefused, match="reset_gpu is not allowed here; allowed: describe_gpus"):
                     performed(driver)

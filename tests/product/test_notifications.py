@@ -112,6 +112,7 @@ def push_xid(product: Product, code: int, gpu: str = "GPU-1", *, node: str = "n1
     post(product.url + "/api/events", [event | {"text": f"NVRM: Xid {code}"}])
 
 
+@pytest.mark.slow
 def test_a_receiver_that_hangs_or_fails_delays_nobody_else(stack: ExitStack, tmp_path: Path) -> None:
     good, bad, hung = hook(stack), hook(stack, lambda call: 200 if call > 1 else 500), hook(stack, lambda _: 0)
     hub = start_hub(stack, tmp_path, receivers(tmp_path, good=good, bad=bad, hung=hung))
@@ -127,6 +128,7 @@ def test_a_receiver_that_hangs_or_fails_delays_nobody_else(stack: ExitStack, tmp
     assert "sending" in answer.stdout
 
 
+@pytest.mark.slow
 def test_after_kill_9_everything_is_as_it_was_and_nothing_is_sent_twice(stack: ExitStack, tmp_path: Path) -> None:
     good = hook(stack)
     settings, port = receivers(tmp_path, good=good), servers.free_port()
@@ -150,6 +152,7 @@ def test_after_kill_9_everything_is_as_it_was_and_nothing_is_sent_twice(stack: E
     await_that(lambda: "INC-1/good/resolved/1" in good.notices())
 
 
+@pytest.mark.slow
 def test_receivers_change_while_the_hub_runs_and_a_broken_file_changes_nothing(
     stack: ExitStack, tmp_path: Path
 ) -> None:
@@ -165,6 +168,7 @@ def test_receivers_change_while_the_hub_runs_and_a_broken_file_changes_nothing(
     assert first.notices() == ["INC-1/first/opened/1", "INC-2/first/opened/1"]
 
 
+@pytest.mark.slow
 def test_a_silence_stands_on_the_timeline_of_what_it_silences(stack: ExitStack, tmp_path: Path) -> None:
     hub = start_hub(stack, tmp_path, "")
     push_xid(hub, 79)
@@ -178,6 +182,7 @@ def test_a_silence_stands_on_the_timeline_of_what_it_silences(stack: ExitStack, 
     assert "was ended" in time_of()
 
 
+@pytest.mark.slow
 def test_the_report_and_the_digest_tell_the_whole_story(stack: ExitStack, tmp_path: Path) -> None:
     hub = start_hub(stack, tmp_path, "")
     push_xid(hub, 79)

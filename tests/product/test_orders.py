@@ -18,11 +18,9 @@ def test_an_order_survives_the_death_of_the_hub_and_is_done_once(tmp_path: Path)
     place = Place(tmp_path)
     with place.a_hub():
         given = await_that(lambda: place.hub.give_order("n1", "profiling_pause", {"seconds": "600"}))
-    order = given["order"]
-    assert isinstance(order, dict)
     with place.an_agent(), place.a_hub():
-        receipt = place.answered(order["id"])
-        assert receipt["result"] == "done"
+        receipt = place.answered(given.order.id)
+        assert receipt.result == "done"
         pause = json.loads((tmp_path / "spool" / "profiling_pause.json").read_text())
         resumed = command("agent", "profiling", "resume", "--node", "n1", "--hub", place.hub.url)
         assert (resumed.returncode, resumed.stdout) == (0, "n1: done: profiling goes on\n")
@@ -46,10 +44,10 @@ def test_work_that_died_with_its_agent_is_answered_by_the_next_one(
         monkeypatch.setitem(os.environ, name, fake.environment[name])
     with place.a_hub():
         with place.an_agent() as first:
-            id = str(await_that(lambda: place.hub.give_order("n1", "scan", {}))["order"]["id"])  # type: ignore[index]
-            await_that(lambda: {"begun": True} if "Order begun" in log.read_text() else None)
+            id = await_that(lambda: place.hub.give_order("n1", "scan", {})).order.id
+            await_that(lambda: "Order begun" in log.read_text())
             first.kill()
         fake.tell(driver.EVERY, Init=None)
         with place.an_agent():
             receipt = place.answered(id)
-    assert (receipt["result"], "whether it was done is not known" in str(receipt["text"])) == ("failed", True)
+    assert (receipt.result, "whether it was done is not known" in receipt.text) == ("failed", True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests import servers
-from tests.support.running_product import SOON_SECONDS, WATCHKEEPER, Product, await_that, command, up
+from tests.support.running_product import WATCHKEEPER, Product, await_that, command, up
 
 
 @pytest.fixture(scope="module")
@@ -21,6 +20,7 @@ def product(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
         yield running
 
 
+@pytest.mark.slow
 def test_a_query_answers_in_the_shape_of_prometheus(product: Product) -> None:
     answer = product.get("/api/v1/query?query=count(DCGM_FI_DEV_GPU_TEMP)")
     assert answer["status"] == "success"
@@ -28,6 +28,7 @@ def test_a_query_answers_in_the_shape_of_prometheus(product: Product) -> None:
     assert answer["data"]["result"][0]["value"][1] == "64"
 
 
+@pytest.mark.slow
 def test_an_injected_xid_79_becomes_an_incident_with_cause_and_plan(product: Product) -> None:
     assert product.command("sim", "inject", "xid-79", "gpu-r01-02:3").returncode == 0
     found = await_that(lambda: [one for one in product.incidents() if one["next_step"]])
@@ -40,6 +41,7 @@ def test_an_injected_xid_79_becomes_an_incident_with_cause_and_plan(product: Pro
     assert "not       app_illegal_access" in shown.stdout
 
 
+@pytest.mark.slow
 def test_the_commands_say_what_a_hub_says(product: Product) -> None:
     table = product.command("query", "count by (modelName) (DCGM_FI_DEV_GPU_TEMP)")
     assert table.returncode == 0
@@ -53,6 +55,7 @@ def test_the_commands_say_what_a_hub_says(product: Product) -> None:
     assert "fan-failure" in unknown.stderr
 
 
+@pytest.mark.slow
 def test_a_second_hub_on_the_same_port_says_who_holds_it(product: Product, tmp_path: Path) -> None:
     port = product.url.rsplit(":", 1)[1]
     refused = command("up", "--port", port, "--data", str(tmp_path / "other"))
@@ -61,6 +64,7 @@ def test_a_second_hub_on_the_same_port_says_who_holds_it(product: Product, tmp_p
     assert "--port" in refused.stderr
 
 
+@pytest.mark.slow
 def test_a_data_directory_in_use_or_of_someone_else_is_refused(product: Product, tmp_path: Path) -> None:
     in_use = command("up", "--port", "0", "--data", str(product.log.parent / "kept"))
     assert in_use.returncode == 2
@@ -71,6 +75,7 @@ def test_a_data_directory_in_use_or_of_someone_else_is_refused(product: Product,
     assert "letters.txt" in foreign.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
@@ -88,14 +93,7 @@ def test_wrong_use_gets_one_clear_message(arguments: list[str], problem: str) ->
     assert "Traceback" not in answer.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_it_stops_cleanly(tmp_path: Path, number: signal.Signals) -> None:
-    with up(tmp_path) as running:
-        running.server.send_signal(number)
-        assert running.server.wait(SOON_SECONDS) == 0
-        assert "Traceback" not in running.log.read_text()
-
-
+@pytest.mark.slow
 def test_what_was_open_before_kill_9_is_open_after_a_restart(tmp_path: Path) -> None:
     port = servers.free_port()
     line = [*WATCHKEEPER, "up", "--gpus", "64", "--port", str(port), "--data", str(tmp_path / "kept")]

@@ -29,16 +29,16 @@ from typing import Any
 
 from tests import servers
 from tests.query import questions
-from tests.web.fake_hub import FakeHub
 from tests.web.running import serving
+from tests.web.small_hub import SmallHub
 from watchkeeper.model.histograms import CUSTOM, Hint, Histogram, HistogramSample, total
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import STALE, Sample
 from watchkeeper.query.embedded import EmbeddedEngine
-from watchkeeper.query.engine import AnySample
 from watchkeeper.query.remote import remote_write
 from watchkeeper.query.remote.sender import by_series
 from watchkeeper.store.head.head import Head
+from watchkeeper.store.interfaces import AnySample
 
 START_MS, STEP_MS, SCRAPES = 1_700_000_000_000, 15_000, 80
 INSTANT = "1700000900"
@@ -170,11 +170,11 @@ def connected(url: str) -> Iterator[Api]:
 @contextlib.contextmanager
 def ours() -> Iterator[Api]:
     """Our API over an engine that holds the samples."""
-    hub, engine = FakeHub(), EmbeddedEngine(Head(retention_ms=10**11))
+    hub, engine = SmallHub(), EmbeddedEngine(Head(retention_ms=10**11))
     for body in bodies():
-        taken = remote_write.receive(body, engine)
+        taken = remote_write.receive(body, engine.appender)
         assert not taken.dropped, taken.dropped
-    hub.engine = engine  # type: ignore[assignment]
+    hub.engine = engine
     with serving(hub) as site, connected(site.url) as api:
         yield api
 

@@ -19,7 +19,9 @@ def loaded(*lines: str, step: str = "1m", limits: Limits = UNLIMITED) -> Embedde
     for line in lines:
         series = notation.read_series(line)
         points = enumerate(series.points)
-        engine.append(notation.sample(series.labels, at * step_ms, point) for at, point in points if point is not None)
+        engine.appender.append(
+            notation.sample(series.labels, at * step_ms, point) for at, point in points if point is not None
+        )
     return engine
 
 

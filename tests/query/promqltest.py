@@ -80,7 +80,7 @@ class Script:
                 if point is not None
             ]
         rows.sort(key=lambda sample: sample.at_ms)
-        self.engine.append(rows)
+        self.engine.appender.append(rows)
 
     def ask(self, question: notation.Eval) -> tuple[str, str]:
         """What was wanted and what came, as text; they are equal if the engine is right."""

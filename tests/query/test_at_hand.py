@@ -20,10 +20,12 @@ PANEL = 'temp{node="a"}'
 
 def filled(engine: EmbeddedEngine, *, minutes: int = 20) -> EmbeddedEngine:
     ids = [
-        engine.series_id(Labels({"__name__": "temp", "node": node, "gpu": str(gpu)})) for node in "ab" for gpu in (0, 1)
+        engine.appender.series_id(Labels({"__name__": "temp", "node": node, "gpu": str(gpu)}))
+        for node in "ab"
+        for gpu in (0, 1)
     ]
     for minute in range(1, minutes + 1):
-        engine.append_scrape("nodes", ids, minute * MINUTE, [float(minute + gpu) for gpu in range(len(ids))])
+        engine.appender.append_scrape("nodes", ids, minute * MINUTE, [float(minute + gpu) for gpu in range(len(ids))])
     return engine
 
 
@@ -40,7 +42,7 @@ def test_a_panel_that_was_asked_before_is_at_hand_with_the_same_answer() -> None
 def test_a_panel_is_asked_anew_when_a_series_came() -> None:
     engine = filled(EmbeddedEngine(Head()))
     engine.range(PANEL, SPAN)
-    engine.series_id(Labels({"__name__": "temp", "node": "a", "gpu": "2"}))
+    engine.appender.series_id(Labels({"__name__": "temp", "node": "a", "gpu": "2"}))
     assert engine.range_at_hand(PANEL, SPAN) is None
 
 
@@ -58,6 +60,7 @@ def test_more_points_than_the_event_loop_has_time_for_are_not_at_hand() -> None:
     assert engine.range_at_hand("temp", long) is None
 
 
+@pytest.mark.slow
 def test_what_lies_in_blocks_is_not_at_hand(tmp_path: Path) -> None:
     now = [MINUTE]
     limits = durable.StoreSettings(memory_ms=10 * MINUTE, block_ms=5 * MINUTE, late_ms=0)
@@ -65,7 +68,9 @@ def test_what_lies_in_blocks_is_not_at_hand(tmp_path: Path) -> None:
     engine = EmbeddedEngine(store)
     for minute in range(1, 61):
         now[0] = minute * MINUTE
-        engine.append_scrape("node", [engine.series_id(Labels({"__name__": "temp", "node": "a"}))], now[0], [1.0])
+        engine.appender.append_scrape(
+            "node", [engine.appender.series_id(Labels({"__name__": "temp", "node": "a"}))], now[0], [1.0]
+        )
         store.maintain(now[0])
     recent, old = Span(59 * MINUTE, 60 * MINUTE, MINUTE), Span(5 * MINUTE, 20 * MINUTE, MINUTE)
     engine.range(PANEL, recent)

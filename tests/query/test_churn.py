@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+import pytest
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.properties import examples
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import Sample
 from watchkeeper.query.embedded import EmbeddedEngine
@@ -53,14 +55,15 @@ def answers(asked: EmbeddedEngine, at_ms: int) -> list[dict[Labels, float]]:
     return [asked.instant(question, at_ms).latest() for question in QUESTIONS]
 
 
-@settings(max_examples=15, deadline=None)
+@pytest.mark.slow
+@examples(15)
 @given(st.lists(st.tuples(*[st.integers(0, 3)] * 6), min_size=1, max_size=6))
 def test_asked_again_and_again_it_answers_as_when_asked_once(turns: list[Turn]) -> None:
     always = engine()
     for count in range(1, len(turns) + 1):
-        always.append(samples(turns[count - 1], count * TURN_MS), together="fleet")
+        always.appender.append(samples(turns[count - 1], count * TURN_MS), together="fleet")
         found = answers(always, count * TURN_MS)
     once = engine()
     for count, turn in enumerate(turns, 1):
-        once.append(samples(turn, count * TURN_MS), together="fleet")
+        once.appender.append(samples(turn, count * TURN_MS), together="fleet")
     assert found == answers(once, len(turns) * TURN_MS)

@@ -111,7 +111,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def test_the_queries_of_the_compliance_project_have_the_answers_of_prometheus(address: str) -> None:
     engine = EmbeddedEngine(Head(retention_ms=10**10))
     for labels, row in demo().items():
-        engine.append(Sample(labels, at, value) for at, value in row)
+        engine.appender.append(Sample(labels, at, value) for at, value in row)
     asked = queries()
     found = [against.difference(engine, query, against.asked(address, query)) for query in asked]
     assert [line for line in found if line] == []

@@ -21,6 +21,7 @@ from watchkeeper.model.samples import Sample
 from watchkeeper.query import engine as interface
 from watchkeeper.query.embedded import EmbeddedEngine
 from watchkeeper.query.prometheus import PrometheusEngine
+from watchkeeper.store import interfaces
 from watchkeeper.store.head.head import Head
 
 LONG_MS = 100 * 366 * 86_400_000
@@ -86,11 +87,11 @@ class _Started(dict[str, interface.Engine]):
         sent = list(contract.samples())
         if name == "embedded":
             made: interface.Engine = EmbeddedEngine(Head(retention_ms=LONG_MS))
-            assert made.append(sent) == interface.Appended(len(sent), {})
+            assert made.appender.append(sent) == interfaces.Appended(len(sent), {})
         else:
             server = self._opened.enter_context(engines.started(name, self._folders.mktemp(name)))
             made = server.engine
-            assert made.append(sent) == interface.Appended(len(sent), {})
+            assert made.appender.append(sent) == interfaces.Appended(len(sent), {})
             server.settle()
         self[name] = made
         return made
@@ -143,6 +144,7 @@ def test_values_are_equal_where_only_the_metric_name_is_kept(running: dict[str, 
             assert list(bare[labels].values()) == pytest.approx(list(points.values()), rel=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EVERYONE)
 def test_every_engine_keeps_the_axis_and_leaves_absent_absent(name: str, running: dict[str, interface.Engine]) -> None:
     frame = running[name].range("late", contract.SPAN).frame
@@ -207,6 +209,6 @@ def test_every_engine_refuses_too_many_steps_with_both_numbers(name: str, runnin
 def test_old_samples_are_counted_and_their_neighbours_kept(name: str, running: dict[str, interface.Engine]) -> None:
     old, new = Labels({"__name__": "late"}), Labels({"__name__": "neighbour"})
     at_ms = contract.AT_MS + 120_000
-    taken = running[name].append([Sample(new, at_ms, 1.0), Sample(old, contract.BEGIN_MS + 760_000, 1.0)])
-    assert taken == interface.Appended(1, {"out_of_order": 1})
+    taken = running[name].appender.append([Sample(new, at_ms, 1.0), Sample(old, contract.BEGIN_MS + 760_000, 1.0)])
+    assert taken == interfaces.Appended(1, {"out_of_order": 1})
     assert running[name].instant("neighbour", at_ms).latest() == {new: 1.0}

@@ -25,6 +25,7 @@ def ours() -> Iterator[Api]:
         yield api
 
 
+@pytest.mark.slow
 def test_what_prometheus_answered_is_what_we_answer(ours: Api) -> None:
     found = []
     recorded = [json.loads(line) for line in ANSWERS.read_text().splitlines()]
@@ -38,6 +39,7 @@ def test_what_prometheus_answered_is_what_we_answer(ours: Api) -> None:
     assert len(recorded) > 500
 
 
+@pytest.mark.slow
 def test_a_prometheus_of_today_answers_the_same(ours: Api, tmp_path: Path) -> None:
     program = differential.newer()
     if program is None:
@@ -53,6 +55,7 @@ def test_the_same_seed_asks_the_same_and_another_one_something_else() -> None:
     assert len(set(first) & set(other)) < 50
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("theirs", "ours", "differs"),
     [

@@ -12,13 +12,14 @@ from watchkeeper import errors
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import Sample
 from watchkeeper.query.embedded import EmbeddedEngine
-from watchkeeper.query.engine import Appended, Engine, Kind, Limits, Matcher, MatchOp, Span
+from watchkeeper.query.engine import Engine, Kind, Limits, Matcher, MatchOp, Span
 from watchkeeper.store.head.head import Head
+from watchkeeper.store.interfaces import Appended
 
 
 def test_the_embedded_engine_is_an_engine() -> None:
     engine: Engine = EmbeddedEngine(Head())
-    assert engine.append([Sample(Labels({"__name__": "up"}), 1000, 1.0)]) == Appended(1, {})
+    assert engine.appender.append([Sample(Labels({"__name__": "up"}), 1000, 1.0)]) == Appended(1, {})
     assert engine.limits() == Limits()
 
 
@@ -96,14 +97,14 @@ def test_series_and_label_questions_look_at_living_series_only() -> None:
 
 def test_metadata_is_kept_per_metric() -> None:
     engine = loaded()
-    engine.note_metadata("power_watts", "gauge", help="Board power", unit="watts")
+    engine.head.metadata.note("power_watts", "gauge", help="Board power", unit="watts")
     assert engine.metadata() == {"power_watts": ("gauge", "Board power", "watts")}
 
 
 def test_queries_in_other_threads_see_whole_scrapes_while_the_scraper_appends() -> None:
     engine = EmbeddedEngine(Head(retention_ms=3_600_000))
     ids = np.array([engine.head.series_id(Labels({"__name__": "x", "gpu": str(gpu)})) for gpu in range(50)])
-    engine.append_scrape("node", ids, 0, np.zeros(50))
+    engine.appender.append_scrape("node", ids, 0, np.zeros(50))
     torn: list[object] = []
     done = threading.Event()
 
@@ -116,7 +117,7 @@ def test_queries_in_other_threads_see_whole_scrapes_while_the_scraper_appends() 
     for reader in readers:
         reader.start()
     for turn in range(1, 300):
-        engine.append_scrape("node", ids, turn * 1000, np.full(50, float(turn)))
+        engine.appender.append_scrape("node", ids, turn * 1000, np.full(50, float(turn)))
     done.set()
     for reader in readers:
         reader.join()
@@ -127,8 +128,8 @@ def test_queries_in_other_threads_see_whole_scrapes_while_the_scraper_appends() 
 def test_a_product_of_both_sides_is_refused_with_both_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     """The series of `b` take turns, so that no step has two of them; together they still meet every `a`."""
     engine = EmbeddedEngine(Head())
-    engine.append(Sample(Labels({"__name__": "a", "n": n}), at, 1.0) for n in "01" for at in (0, 600_000))
-    engine.append(Sample(Labels({"__name__": "b", "n": n}), at, 1.0) for n, at in (("0", 0), ("1", 600_000)))
+    engine.appender.append(Sample(Labels({"__name__": "a", "n": n}), at, 1.0) for n in "01" for at in (0, 600_000))
+    engine.appender.append(Sample(Labels({"__name__": "b", "n": n}), at, 1.0) for n, at in (("0", 0), ("1", 600_000)))
     monkeypatch.setattr("watchkeeper.query.evaluate.binary.MAX_PAIRS", 3)
     with pytest.raises(errors.QueryLimit, match="have 4 pairs of series with the same labels, the limit is 3"):
         engine.range("a * on () group_left b", Span(0, 600_000, 600_000))

@@ -113,7 +113,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def embedded() -> EmbeddedEngine:
     engine = EmbeddedEngine(Head(retention_ms=10**10))
     for labels, row in fleet().items():
-        engine.append(Sample(labels, at, value) for at, value in row)
+        engine.appender.append(Sample(labels, at, value) for at, value in row)
     return engine
 
 

@@ -17,7 +17,6 @@ from watchkeeper.kit.protobuf import fields, varint
 from watchkeeper.model.histograms import CUSTOM, Hint, Histogram, HistogramSample
 from watchkeeper.model.labels import Labels
 from watchkeeper.query import histogram_json, histogram_text, histogram_wire
-from watchkeeper.query.embedded import EmbeddedEngine
 from watchkeeper.query.remote import remote_write
 from watchkeeper.store import histograms as stored
 from watchkeeper.store.head.head import Head
@@ -71,7 +70,7 @@ def test_a_message_with_any_byte_changed_is_kept_or_refused(histogram: Histogram
     whole = labels + bytes(message)
     body = bytes(cramjam.snappy.compress_raw(b"\x0a" + varint(len(whole)) + whole))
     with contextlib.suppress(errors.WireError):
-        remote_write.receive(body, EmbeddedEngine(Head()))
+        remote_write.receive(body, Head())
 
 
 def test_custom_bounds_stay_custom_in_json() -> None:

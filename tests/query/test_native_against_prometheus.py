@@ -15,9 +15,10 @@ from tests.support import engines
 from watchkeeper.model.histograms import Histogram, HistogramSample, total
 from watchkeeper.model.labels import Labels
 from watchkeeper.query.embedded import EmbeddedEngine
-from watchkeeper.query.engine import Answer, AnySample
+from watchkeeper.query.engine import Answer
 from watchkeeper.query.prometheus import PrometheusEngine
 from watchkeeper.store.head.head import Head
+from watchkeeper.store.interfaces import AnySample
 
 pytestmark = pytest.mark.servers
 START_MS, STEP_MS = 1_700_000_000_000, 15_000
@@ -67,7 +68,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[PrometheusE
     folder, embedded = tmp_path_factory.mktemp("prometheus"), EmbeddedEngine(Head())
     with engines.prometheus(folder, features="native-histograms") as url, engines.engine_of(url) as server:
         for scrape in samples():
-            assert (server.append(scrape).kept, embedded.append(scrape).kept) == (4, 4)
+            assert (server.appender.append(scrape).kept, embedded.appender.append(scrape).kept) == (4, 4)
         yield server, embedded
 
 

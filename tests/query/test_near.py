@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.query.scripted import Asked, Reply, Scripted, serving, vector
+from tests.support.scripted import Asked, Reply, Scripted, serving, vector
 from watchkeeper.config import settings
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import Sample
@@ -68,8 +68,8 @@ def hub(memory: str = "15m") -> Iterator[tuple[Scripted, near.NearEngine]]:
 def scrape(engine: near.NearEngine, minutes: range, *, labels: Labels = TEMP) -> None:
     """A scrape each minute, whose value is its minute."""
     for minute in minutes:
-        ids = array("q", [engine.series_id(labels)])
-        taken = engine.append_scrape("node", ids, BEGIN_MS + minute * MINUTE_MS, array("d", [float(minute)]))
+        ids = array("q", [engine.appender.series_id(labels)])
+        taken = engine.appender.append_scrape("node", ids, BEGIN_MS + minute * MINUTE_MS, array("d", [float(minute)]))
         assert (taken.kept, taken.dropped) == (1, {})
 
 
@@ -103,9 +103,9 @@ def test_the_server_gets_every_sample_whether_scraped_or_recorded() -> None:
     with hub() as (server, engine):
         scrape(engine, range(3))
         recorded = Sample(Labels({"__name__": "rule:x"}), BEGIN_MS, 7.0)
-        assert engine.append([recorded], together="rule x").kept == 1
-        assert engine.sender is not None
-        assert engine.sender.flush(60)
+        assert engine.appender.append([recorded], together="rule x").kept == 1
+        assert engine.remote.sender is not None
+        assert engine.remote.sender.flush(60)
         rows = [row for one in server.asked for row in remote_write.decode(one.body).series]
     found = sorted((str(labels), value) for labels, _, values in rows for value in values.tolist())
     assert found == [("rule:x", 7.0), *((str(TEMP), float(minute)) for minute in range(3))]
@@ -114,24 +114,24 @@ def test_the_server_gets_every_sample_whether_scraped_or_recorded() -> None:
 def test_rules_go_on_while_the_server_is_away() -> None:
     with hub() as (server, engine):
         scrape(engine, range(8))
-        assert engine.sender is not None
-        assert engine.sender.flush(60)
+        assert engine.remote.sender is not None
+        assert engine.remote.sender.flush(60)
         server.replies[:] = [Reply(503)]
         assert asked(engine, "temp", 7) == {TEMP: 7.0}
-        assert engine.append([Sample(Labels({"__name__": "rule:x"}), BEGIN_MS + 7 * MINUTE_MS, 7.0)]).kept == 1
+        assert engine.appender.append([Sample(Labels({"__name__": "rule:x"}), BEGIN_MS + 7 * MINUTE_MS, 7.0)]).kept == 1
         assert asked(engine, "rule:x", 7) == {Labels({"__name__": "rule:x"}): 7.0}
 
 
 def test_a_series_that_memory_has_forgotten_is_asked_for_anew() -> None:
     with hub(memory="15m") as (_, engine):
         other = Labels({"__name__": "temp", "gpu": "1"})
-        old = array("q", [engine.series_id(other)])
-        engine.append_scrape("other", old, BEGIN_MS, array("d", [1.0]))
+        old = array("q", [engine.appender.series_id(other)])
+        engine.appender.append_scrape("other", old, BEGIN_MS, array("d", [1.0]))
         scrape(engine, range(60))
         at_ms = BEGIN_MS + 60 * MINUTE_MS
-        assert engine.append_scrape("other", old, at_ms, array("d", [2.0])).dropped == {"forgotten": 1}
-        again = array("q", [engine.series_id(other)])
-        assert engine.append_scrape("other", again, at_ms, array("d", [2.0])).dropped == {}
+        assert engine.appender.append_scrape("other", old, at_ms, array("d", [2.0])).dropped == {"forgotten": 1}
+        again = array("q", [engine.appender.series_id(other)])
+        assert engine.appender.append_scrape("other", again, at_ms, array("d", [2.0])).dropped == {}
 
 
 def test_near_without_a_place_to_write_is_refused() -> None:

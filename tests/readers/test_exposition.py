@@ -193,6 +193,7 @@ def render(page: dict[Labels, float]) -> bytes:
     return "".join(lines).encode()
 
 
+@pytest.mark.slow
 @given(pages, st.lists(st.floats(), min_size=8, max_size=8))
 def test_reading_what_was_written_gives_it_back_cold_and_warm(page: dict[Labels, float], later: list[float]) -> None:
     parser = ExpositionParser()
@@ -211,6 +212,7 @@ ALIKE = (
 )
 
 
+@pytest.mark.slow
 @given(st.lists(st.sampled_from(ALIKE), max_size=3), st.lists(st.sampled_from(ALIKE), max_size=3), st.booleans())
 def test_what_a_parser_remembers_does_not_change_what_it_reads(
     known: list[str], asked: list[str], openmetrics: bool

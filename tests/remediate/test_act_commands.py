@@ -15,9 +15,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tests.remediate.cluster import Machine, TestCluster, nodes
+from tests.support.opened import opened
 from tests.support.running_product import await_that
 from watchkeeper.cli.main import watchkeeper
-from watchkeeper.client.hub import HubClient
+from watchkeeper.client.hub import Client
 from watchkeeper.config import settings
 from watchkeeper.errors import HubError, SettingsError
 from watchkeeper.hub.hub import Hub
@@ -35,21 +36,21 @@ class Desk:
     def __init__(self, hub: Hub, cluster: TestCluster, port: int, loop: asyncio.AbstractEventLoop) -> None:
         self.hub, self.cluster, self.loop = hub, cluster, loop
         self.url = f"http://127.0.0.1:{port}"
-        self.client = HubClient(self.url)
+        self.client = Client(self.url)
 
     def breaks(self, node: str, code: int = 79) -> None:
         place = fleet.Place("main", node=node, gpu=f"GPU-{node}")
         now = datetime.now(UTC)
         event = events.Event(f"main/{node}/b/k/{code}", events.EventKind.XID, code, place, now, f"Xid {code}")
-        asyncio.run_coroutine_threadsafe(self.hub.take_events([event]), self.loop).result(60)
+        asyncio.run_coroutine_threadsafe(self.hub.incidents.take_events([event]), self.loop).result(60)
 
     def types(self, *words: str) -> Result:
         return CliRunner().invoke(watchkeeper, ["act", *words, "--hub", self.url], catch_exceptions=False)
 
     def planned(self, node: str = "n1") -> str:
         self.breaks(node)
-        found = await_that(lambda: [one for one in self.client.repairs()["repairs"] if one["node"]["node"] == node])
-        return str(found[0]["incident"])
+        found = await_that(lambda: [one for one in self.client.repairs().repairs if one.node.node == node])
+        return found[0].incident
 
 
 @pytest.fixture
@@ -64,20 +65,18 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
         fleet=settings.Fleet(sd_files=(str(tmp_path / "sd.json"),)),
         remediate=replace(settings.Remediate(), mode=Mode.ASK),
     )
-    hub = Hub(chosen, time=clock.ScaledClock())
-    hub.build()
-    hub.driver = cluster = TestCluster({name: Machine() for name in names})
-    hub.open()
+    cluster = TestCluster({name: Machine() for name in names})
+    hub = opened(chosen, time=clock.ScaledClock(), driver=cluster)
 
     async def run() -> None:
         watching = asyncio.create_task(hub.run(stop))
         with contextlib.closing(listener):
-            await server.serve(create_app(hub, Auth()), listener, stop=stop)
+            await server.serve(create_app(hub.services, Auth()), listener, stop=stop)
         await watching
 
     thread = threading.Thread(target=lambda: loop.run_until_complete(run()))
     thread.start()
-    await_that(hub.fleet.nodes)
+    await_that(hub.fleet.fleet.nodes)
     yield Desk(hub, cluster, listener.getsockname()[1], loop)
     loop.call_soon_threadsafe(stop.set)
     thread.join(60)
@@ -109,6 +108,7 @@ def test_a_stale_yes_is_refused_with_both_digests(desk: Desk) -> None:
     assert f"{id}.2 is planned" in desk.types("again", id).output
 
 
+@pytest.mark.slow
 def test_a_stop_is_said_everywhere_and_holds_what_is_approved(desk: Desk) -> None:
     id = desk.planned()
     desk.types("stop", "--why", "power work")
@@ -147,7 +147,7 @@ def test_a_policy_is_played_against_the_report_of_an_incident(desk: Desk, tmp_pa
 
 def test_an_incident_without_a_repair_says_why(desk: Desk) -> None:
     desk.breaks("n2", 13)
-    id = await_that(lambda: [one["id"] for one in desk.client.incidents() if one["plan"]])[0]
+    id = await_that(lambda: [one.id for one in desk.client.incidents() if one.plan])[0]
     assert "nobody knows which pods or jobs are to be restarted" in desk.types("explain", id).output
     with pytest.raises(HubError, match="there is no repair for"):
         desk.types("reject", id, "--why", "x")
@@ -157,6 +157,6 @@ def test_the_audit_is_json_with_who_what_and_why(desk: Desk) -> None:
     id = desk.planned()
     desk.types("reject", id, "--why", "no")
     last = desk.client.repair_log()[-1]
-    assert (last["actor"], last["kind"], last["subject"]) == ("local", "repair", id)
-    assert last["body"]["text"] == "local rejected it: no"
-    assert desk.hub.journal.verify() is None
+    assert (last.actor, last.kind, last.subject) == ("local", "repair", id)
+    assert last.body["text"] == "local rejected it: no"
+    assert desk.hub.current.stages.journal.verify() is None

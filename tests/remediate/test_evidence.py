@@ -76,7 +76,7 @@ def test_counters_are_told_before_and_after_whoever_held_the_gpu(sources: Source
     def report(value: float, at: timedelta, pod: str) -> None:
         name = {"__name__": "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", "gpu": "0", "UUID": "GPU-1", "pod": pod}
         at_ms = round((NOON + at).timestamp() * 1000)
-        sources.engine.append([Sample(Labels({**name, "cluster": "main", "Hostname": "n1"}), at_ms, value)])
+        sources.engine.appender.append([Sample(Labels({**name, "cluster": "main", "Hostname": "n1"}), at_ms, value)])
 
     report(0.0, timedelta(minutes=-6), "train-0")
     report(2.0, timedelta(minutes=59), "")

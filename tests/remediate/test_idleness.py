@@ -32,7 +32,9 @@ def engine(*gpus: Mapping[str, Sequence[float]], holder: Mapping[str, str] = POD
             labels = Labels(
                 {"__name__": name, "cluster": "main", "Hostname": f"n{at // 8}", "UUID": f"GPU-{at}", **holder}
             )
-            made.append([Sample(labels, to_ms(NOON + step * HOUR / 6) + 1, value) for step, value in enumerate(values)])
+            made.appender.append(
+                [Sample(labels, to_ms(NOON + step * HOUR / 6) + 1, value) for step, value in enumerate(values)]
+            )
     return made
 
 

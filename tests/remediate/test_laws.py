@@ -12,6 +12,7 @@ import pytest
 from tests.remediate.walk import walk
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
 def test_no_path_breaks_a_budget_or_leaves_a_cordon(tmp_path: Path, seed: int) -> None:
     walked = walk(tmp_path, seed, 250)

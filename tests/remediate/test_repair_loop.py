@@ -11,10 +11,10 @@ import pytest
 
 from tests.remediate.cluster import Machine, TestCluster, nodes
 from tests.remediate.world import NOON
+from tests.support.opened import opened
 from tests.support.waiting import until_async
 from watchkeeper.config import loading, settings
 from watchkeeper.errors import SettingsError, StoreError
-from watchkeeper.hub.hub import Hub
 from watchkeeper.hub.repair_loop import ladder_of, limits_of, policy_of
 from watchkeeper.kit.clock import ManualClock, to_ms
 from watchkeeper.model import events, fleet
@@ -31,18 +31,17 @@ def after_xid(
 
     async def story() -> list[str]:
         chosen = replace(settings.Remediate(), mode=mode, driver=settings.DriverName.SLURM, one_per_domain=())
-        hub = Hub(settings.Settings(settings.Hub(data=str(folder)), remediate=chosen), time=ManualClock(NOON))
-        hub.build()
-        hub.driver = cluster
-        hub.open()
-        hub.fleet.expect(inventory, to_ms(NOON))
+        hub = opened(
+            settings.Settings(settings.Hub(data=str(folder)), remediate=chosen), time=ManualClock(NOON), driver=cluster
+        )
+        hub.fleet.fleet.expect(inventory, to_ms(NOON))
         place = fleet.Place(where, node="n1", gpu="GPU-1")
-        await hub.take_events([events.Event("e1", events.EventKind.XID, code, place, NOON, f"Xid {code}")])
+        await hub.incidents.take_events([events.Event("e1", events.EventKind.XID, code, place, NOON, f"Xid {code}")])
         for _ in range(round(patience_seconds / 0.01)):
             if cluster.ours():
                 break
             await asyncio.sleep(0.01)
-        told = [entry.text for entry in hub.timeline("INC-1")]
+        told = [entry.text for entry in hub.services.journal.timeline("INC-1")]
         hub.close()
         return told
 
@@ -55,6 +54,7 @@ def test_an_event_cordons_its_node_without_a_tick_or_a_diagnosis(tmp_path: Path)
     assert "Cordoning: Approved by policy, and no guard objects" in told
 
 
+@pytest.mark.slow
 def test_a_node_of_another_cluster_is_not_taken_for_the_one_of_its_name_here(tmp_path: Path) -> None:
     cluster, told = after_xid(tmp_path, 79, Mode.ACT, where="other")
     assert cluster.calls == []
@@ -62,6 +62,7 @@ def test_a_node_of_another_cluster_is_not_taken_for_the_one_of_its_name_here(tmp
     assert any(text.startswith(refused) for text in told), told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("code", "mode"), [(79, Mode.OBSERVE), (79, Mode.ASK), (13, Mode.ACT)])
 def test_nothing_is_touched_unless_the_mode_is_act_and_the_hardware_is_at_fault(
     tmp_path: Path, code: int, mode: Mode
@@ -155,15 +156,12 @@ def test_an_incident_under_our_own_repair_keeps_its_cause_and_says_so(tmp_path: 
 
     async def story() -> tuple[bool, bool, list[str]]:
         chosen, time = replace(settings.Remediate(), mode=Mode.ACT), ManualClock(NOON)
-        hub = Hub(settings.Settings(settings.Hub(data=str(tmp_path)), remediate=chosen), time=time)
-        hub.build()
-        hub.driver = cluster
-        hub.open()
-        hub.fleet.expect(nodes(8), to_ms(NOON))
+        hub = opened(settings.Settings(settings.Hub(data=str(tmp_path)), remediate=chosen), time=time, driver=cluster)
+        hub.fleet.fleet.expect(nodes(8), to_ms(NOON))
         place = fleet.Place("main", node="n1", gpu="GPU-1")
-        await hub.take_events([events.Event("e1", events.EventKind.XID, 79, place, NOON, "Xid 79")])
-        incident = hub.incidents()[0]
-        hub._pipeline.diagnose(incident, NOON)
+        await hub.incidents.take_events([events.Event("e1", events.EventKind.XID, 79, place, NOON, "Xid 79")])
+        incident = hub.services.journal.incidents()[0]
+        hub.current.stages.pipeline.diagnose(incident, NOON)
         before = hub.repairs.keeps_cause(incident)
 
         async def is_rebooted() -> bool:
@@ -172,7 +170,7 @@ def test_an_incident_under_our_own_repair_keeps_its_cause_and_says_so(tmp_path: 
 
         await until_async(is_rebooted, interval_seconds=0.01)
         after = [hub.repairs.keeps_cause(incident) for _ in range(2)][-1]
-        told = [entry.text for entry in hub.timeline("INC-1")]
+        told = [entry.text for entry in hub.services.journal.timeline("INC-1")]
         hub.close()
         return before, after, told
 
@@ -185,18 +183,19 @@ def test_an_incident_under_our_own_repair_keeps_its_cause_and_says_so(tmp_path: 
 def test_a_plan_from_before_a_start_is_taken_when_the_journal_can_be_written_again(tmp_path: Path) -> None:
     async def story() -> list[str]:
         chosen = replace(settings.Remediate(), mode=Mode.ASK, driver=settings.DriverName.SLURM)
-        hub = Hub(settings.Settings(settings.Hub(data=str(tmp_path)), remediate=chosen), time=ManualClock(NOON))
-        hub.build()
-        hub.driver = TestCluster({node.name: Machine() for node in nodes(8)})
-        hub.open()
-        hub.fleet.expect(nodes(8), to_ms(NOON))
+        hub = opened(
+            settings.Settings(settings.Hub(data=str(tmp_path)), remediate=chosen),
+            time=ManualClock(NOON),
+            driver=TestCluster({node.name: Machine() for node in nodes(8)}),
+        )
+        hub.fleet.fleet.expect(nodes(8), to_ms(NOON))
         place = fleet.Place("main", node="n1", gpu="GPU-1")
-        await hub.take_events([events.Event("e1", events.EventKind.XID, 79, place, NOON, "Xid 79")])
-        hub._pipeline.diagnose(hub.incidents()[0], NOON)
-        hub.journal._connection.execute("PRAGMA query_only = 1")
+        await hub.incidents.take_events([events.Event("e1", events.EventKind.XID, 79, place, NOON, "Xid 79")])
+        hub.current.stages.pipeline.diagnose(hub.services.journal.incidents()[0], NOON)
+        hub.current.stages.journal._connection.execute("PRAGMA query_only = 1")
         with pytest.raises(StoreError):
             await hub.repairs._tick()
-        hub.journal._connection.execute("PRAGMA query_only = 0")
+        hub.current.stages.journal._connection.execute("PRAGMA query_only = 0")
         await hub.repairs._tick()
         found = [repair.incident for repair in hub.repairs.repairs.all()]
         hub.close()

@@ -283,6 +283,7 @@ def test_a_node_is_looked_at_for_an_hour_after_its_repair_and_then_no_more(world
     assert looked == ["n1", "n1", "n1"]
 
 
+@pytest.mark.slow
 def test_hundreds_of_incidents_at_once_stay_within_the_budget(tmp_path: Path) -> None:
     world = World(tmp_path, 400, limits(pool_percent=5, fleet_percent=2))
     with world.journal.together():

@@ -93,6 +93,7 @@ def begin(world: World) -> str:
     return incident.id
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trouble", AT_ONCE)
 def test_a_trouble_that_lasts_ends_the_repair_with_its_reason_on_the_incident(world: World, trouble: str) -> None:
     begins, reason = AT_ONCE[trouble]
@@ -122,6 +123,7 @@ def test_a_node_that_is_no_longer_ours_is_let_go_with_the_reason_on_the_incident
     assert world.cluster.machines["n1"].cordon is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_no_repair_is_lost_whatever_goes_wrong_for_a_while(tmp_path: Path, seed: int) -> None:
     world = World(tmp_path, 12)
@@ -145,8 +147,7 @@ def test_no_repair_is_lost_whatever_goes_wrong_for_a_while(tmp_path: Path, seed:
                 world.step(1)
             except Killed:
                 world.restart()
-    world.cluster._effect = effect  # type: ignore[method-assign]
-    world.cluster.troubles = Troubles()
+    world.cluster._effect, world.cluster.troubles = effect, Troubles()  # type: ignore[method-assign]
     world.settle(60, seconds=10)
     assert {world.state(id) for id in ids} == {"done"}
     assert (world.cluster.ours(), world.repairs.all()) == ([], [])

@@ -60,7 +60,7 @@ def test_gpus_count_when_they_reported_after_the_repair() -> None:
 
     def report(name: str, value: float, seconds: int, **more: str) -> None:
         series = Labels({"__name__": name, **labels, **more})
-        engine.append([Sample(series, at_ms + seconds * 1000, value)])
+        engine.appender.append([Sample(series, at_ms + seconds * 1000, value)])
 
     report("DCGM_FI_DEV_GPU_TEMP", 40.0, -10, UUID="GPU-1")
     assert standing(check.check(NODE, NOON, NOON)) == (
@@ -129,7 +129,7 @@ def test_a_gpu_that_two_exporters_report_counts_once() -> None:
         for job in ("dcgm-exporter", "watchkeeper")
     ]
     expected = Sample(Labels({"__name__": "watchkeeper_node_expected_gpus", **where}), at, 2.0)
-    engine.append([*seen, expected])
+    engine.appender.append([*seen, expected])
     verdict = GpusPresent(engine).check(NODE, NOON, NOON + MINUTE)
     assert (verdict.standing, verdict.text[:15]) == (Standing.UNKNOWN, "1 of 2 GPUs hav")
     engine.close()

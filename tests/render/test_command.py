@@ -44,6 +44,7 @@ def test_no_target_writes_a_secret(target: str, tmp_path: Path) -> None:
 IMAGE = re.compile(r"^\s*(?:- )?(?:image|hub|agent): *\"?([\w./-]+:[\w.@:-]+|[\w.-]+/[\w./-]+)\"?\s*$", re.MULTILINE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["kubernetes", "helm", "compose", "operator"])
 def test_every_image_has_a_version(target: str, tmp_path: Path) -> None:
     assert ran(target, tmp_path / "out").exit_code == 0

@@ -33,6 +33,7 @@ def template(chart: Path, *options: str) -> str:
     return render_tools.run([*command, *options])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("values", [(), EVERYTHING, BARE, OPTIONS], ids=["plain", "everything", "bare", "options"])
 def test_the_chart_gives_the_objects_of_the_kustomization(values: tuple[str, ...], tmp_path: Path) -> None:
     chart = render_tools.write(helm.files(settings(*values)), tmp_path / "chart")
@@ -43,6 +44,7 @@ def test_the_chart_gives_the_objects_of_the_kustomization(values: tuple[str, ...
     assert render_tools.objects(template(chart)) == built
 
 
+@pytest.mark.slow
 def test_values_given_to_helm_do_what_values_of_the_settings_do(tmp_path: Path) -> None:
     chart = render_tools.write(helm.files(settings()), tmp_path / "plain")
     chosen = render_tools.write(helm.files(settings("hub.storage.size=200Gi", *RIGHTS)), tmp_path / "chosen")
@@ -50,11 +52,13 @@ def test_values_given_to_helm_do_what_values_of_the_settings_do(tmp_path: Path) 
     assert render_tools.objects(given) == render_tools.objects(template(chosen))
 
 
+@pytest.mark.slow
 def test_the_chart_passes_the_linter_strictly(tmp_path: Path) -> None:
     chart = render_tools.write(helm.files(settings(*EVERYTHING)), tmp_path)
     render_tools.run([render_tools.program("helm"), "lint", "--strict", chart / "watchkeeper"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", ["hub.storage.sizes=1Gi", "agent.privileged=maybe", "hub.maxUnavailable=few"])
 def test_a_value_that_is_misspelt_or_of_the_wrong_kind_is_refused(wrong: str, tmp_path: Path) -> None:
     chart = render_tools.write(helm.files(settings()), tmp_path)
@@ -64,6 +68,7 @@ def test_a_value_that_is_misspelt_or_of_the_wrong_kind_is_refused(wrong: str, tm
     assert wrong.partition("=")[0].rpartition(".")[2] in done.stderr
 
 
+@pytest.mark.slow
 def test_changed_settings_restart_the_hub(tmp_path: Path) -> None:
     def annotation(settings: config.Settings, where: str) -> str:
         chart = render_tools.write(helm.files(settings), tmp_path / where)

@@ -28,6 +28,7 @@ def text(page: str) -> str:
     return (HOWTO / page).read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("page", "target", "folder"),
     [(page, target, folder) for page in PAGES for target, folder in RENDER.findall((HOWTO / page).read_text())],
@@ -58,6 +59,7 @@ def test_every_value_of_the_chart_has_a_reason_or_a_name_that_says_it() -> None:
     assert set(helm.schema(yaml.safe_load("\n".join(lines)))["properties"]) >= {"agent", "hub", "network", "secrets"}
 
 
+@pytest.mark.slow
 def test_the_table_of_the_stack_names_every_file_of_it(tmp_path: Path) -> None:
     from watchkeeper.render import operator
 

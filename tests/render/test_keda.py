@@ -33,11 +33,13 @@ def test_each_service_gets_a_scaled_object_with_queue_load_and_latency() -> None
     assert {type(value) for trigger in spec["triggers"] for value in trigger["metadata"].values()} == {str}
 
 
+@pytest.mark.slow
 def test_scaled_objects_fit_the_types_of_keda(tmp_path: Path) -> None:
     custom = [one for path, one in found().items() if path.startswith("keda/")]
     render_tools.check_custom(custom, "keda/keda.sh/v1alpha1", tmp_path)
 
 
+@pytest.mark.slow
 def test_plain_autoscalers_are_valid_and_ask_for_what_the_adapter_gives() -> None:
     rules = found()["hpa/prometheus-adapter-values.yaml"]["rules"]["external"]
     asked = []
@@ -70,7 +72,7 @@ def test_a_burning_budget_asks_for_half_as_many_replicas_more_at_most(share: flo
         (f'slo:error_ratio:rate5m{{slo="inference-latency",{about}}}', share),
         (f"inference_requests_waiting{{{about}}}", 70),
     ):
-        engine.append([Sample(notation.labels(name), 60_000, value)])
+        engine.appender.append([Sample(notation.labels(name), 60_000, value)])
     waiting, _, late = keda.signals(
         keda.Service("serving", "llama", "llama-3-8b"), keda.latency_objectives(SETTINGS), "prod-1"
     )

@@ -47,10 +47,12 @@ def pod_of(found: dict[str, Any]) -> dict[str, Any]:
     return dict(found["spec"]["template"]["spec"])
 
 
+@pytest.mark.slow
 def test_the_same_settings_give_the_same_files_twice() -> None:
     assert kubernetes.files(settings()) == kubernetes.files(settings())
 
 
+@pytest.mark.slow
 def test_components_are_off_until_a_value_turns_them_on(tmp_path: Path) -> None:
     kubectl = render_tools.program("kubectl")
     plain = render_tools.run([kubectl, "kustomize", render_tools.write(kubernetes.files(settings()), tmp_path)])
@@ -59,6 +61,7 @@ def test_components_are_off_until_a_value_turns_them_on(tmp_path: Path) -> None:
     assert not {f"ClusterRole/watchkeeper-{name}" for name in kubernetes.RIGHTS} & set(render_tools.objects(plain))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_object_is_valid_for_a_current_kubernetes(built: dict[str, dict[str, Any]], version: str) -> None:
     with render_tools.package("kubernetes_validate") as validator:
@@ -67,12 +70,14 @@ def test_every_object_is_valid_for_a_current_kubernetes(built: dict[str, dict[st
                 assert validator.validate(one, version, strict=True) == version, name
 
 
+@pytest.mark.slow
 def test_custom_resources_fit_the_types_of_their_operator(built: dict[str, dict[str, Any]], tmp_path: Path) -> None:
     custom = [one for one in built.values() if one["kind"] in CUSTOM]
     assert len(custom) > 10
     render_tools.check_custom(custom, "prometheus-operator/monitoring.coreos.com/v1", tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("endpoint", [{"port": 9400}, {"prot": "metrics"}])
 def test_a_custom_resource_that_does_not_fit_would_be_found(endpoint: dict[str, Any], tmp_path: Path) -> None:
     wrong = {"kind": "ServiceMonitor", "spec": {"selector": {}, "endpoints": [endpoint]}}
@@ -80,6 +85,7 @@ def test_a_custom_resource_that_does_not_fit_would_be_found(endpoint: dict[str, 
         render_tools.check_custom([wrong], "prometheus-operator/monitoring.coreos.com/v1", tmp_path)
 
 
+@pytest.mark.slow
 def test_prometheus_accepts_the_rules_of_every_object(built: dict[str, dict[str, Any]], tmp_path: Path) -> None:
     found = [one for one in built.values() if one["kind"] == "PrometheusRule"]
     for one in found:
@@ -88,6 +94,7 @@ def test_prometheus_accepts_the_rules_of_every_object(built: dict[str, dict[str,
     assert said.count("SUCCESS") == len(found) > 10
 
 
+@pytest.mark.slow
 def test_the_hub_may_list_and_watch_exactly_what_the_code_watches(built: dict[str, dict[str, Any]]) -> None:
     granted = {
         (group, resource)
@@ -112,6 +119,7 @@ def watched() -> set[tuple[str, str]]:
     return {("" if parts[0] == "api" else parts[1], parts[-1]) for parts in paths}
 
 
+@pytest.mark.slow
 def test_the_hub_runs_without_root_or_powers_on_a_read_only_file_system(built: dict[str, dict[str, Any]]) -> None:
     pod = pod_of(built["StatefulSet/watchkeeper-hub"])
     assert pod["securityContext"]["runAsNonRoot"] is True
@@ -124,6 +132,7 @@ def test_the_hub_runs_without_root_or_powers_on_a_read_only_file_system(built: d
     }
 
 
+@pytest.mark.slow
 def test_the_agent_writes_nowhere_but_into_its_state(built: dict[str, dict[str, Any]]) -> None:
     pod = pod_of(built["DaemonSet/watchkeeper-agent"])
     mounts = pod["containers"][0]["volumeMounts"]
@@ -132,6 +141,7 @@ def test_the_agent_writes_nowhere_but_into_its_state(built: dict[str, dict[str, 
     assert pod["automountServiceAccountToken"] is False
 
 
+@pytest.mark.slow
 def test_rights_to_repair_come_with_the_driver_that_needs_them() -> None:
     asked = replace(settings(), remediate=config.Remediate(driver=config.DriverName.KUBERNETES))
     assert "- components/repair\n" in kubernetes.files(asked)[0].text
@@ -140,6 +150,7 @@ def test_rights_to_repair_come_with_the_driver_that_needs_them() -> None:
     assert rights["ClusterRoleBinding/watchkeeper-repair"]["subjects"][0]["namespace"] == "x"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("driver", "reclaim", "is_granted"),
     [("kubernetes", True, True), ("kubernetes", False, False), ("slurm", True, False)],
@@ -154,6 +165,7 @@ def test_rights_to_take_gpus_back_come_only_where_that_is_switched_on(
     assert values["reclaim"]["enabled"] is is_granted
 
 
+@pytest.mark.slow
 def test_who_takes_gpus_back_may_scale_what_the_code_scales_and_delete_nothing(built: dict[str, Any]) -> None:
     rules = built["ClusterRole/watchkeeper-reclaim"]["rules"]
     granted = {(rule["apiGroups"][0], one): set(rule["verbs"]) for rule in rules for one in rule["resources"]}
@@ -163,6 +175,7 @@ def test_who_takes_gpus_back_may_scale_what_the_code_scales_and_delete_nothing(b
     assert subject["namespace"] == built["ServiceAccount/hub"]["metadata"]["namespace"]
 
 
+@pytest.mark.slow
 def test_an_agent_without_privileges_keeps_nothing_of_them() -> None:
     values = ("agent.privileged=false", "agent.kernelLog=/host/var/log/kern.log")
     text = next(file.text for file in kubernetes.files(settings(*values)) if file.path == "base/agent.yaml")
@@ -180,6 +193,7 @@ def test_every_mount_of_the_agent_says_why_it_is_there() -> None:
     assert {re.search(r"mountPath: (\S+?)[,}]", line)[1] for line in bare} == {"/host/boot", "/tmp"}  # type: ignore[index]
 
 
+@pytest.mark.slow
 def test_the_options_of_the_agent_and_the_hub_exist(built: dict[str, dict[str, Any]]) -> None:
     from watchkeeper.cli.hub import hub
     from watchkeeper.cli.node import agent
@@ -190,6 +204,7 @@ def test_the_options_of_the_agent_and_the_hub_exist(built: dict[str, dict[str, A
         assert {word.partition("=")[0] for word in words} <= known
 
 
+@pytest.mark.slow
 def test_the_probes_ask_pages_that_need_no_token(built: dict[str, dict[str, Any]]) -> None:
     for name in ("DaemonSet/watchkeeper-agent", "StatefulSet/watchkeeper-hub"):
         container = pod_of(built[name])["containers"][0]
@@ -200,6 +215,7 @@ def test_the_probes_ask_pages_that_need_no_token(built: dict[str, dict[str, Any]
         }
 
 
+@pytest.mark.slow
 def test_the_settings_of_the_hub_load_and_are_those_of_the_cluster(
     built: dict[str, dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -217,6 +233,7 @@ def test_what_differs_from_the_defaults_goes_along_and_files_of_this_machine_are
     assert "# Not here: files" in text
 
 
+@pytest.mark.slow
 def test_no_rendered_file_holds_a_secret_and_each_secret_is_made_by_the_script(
     built: dict[str, dict[str, Any]],
 ) -> None:
@@ -254,6 +271,7 @@ def test_a_value_that_does_not_exist_or_fit_is_refused_with_its_name(value: str)
         kubernetes.files(settings(value))
 
 
+@pytest.mark.slow
 def test_a_chosen_value_stands_in_the_manifests_and_the_comments_stay() -> None:
     text = kubernetes.values_text(settings("hub.storage.size=200Gi", "network.readers=[observability, ops]"))
     assert yaml.safe_load(text)["hub"]["storage"]["size"] == "200Gi"
@@ -265,6 +283,7 @@ def test_a_chosen_value_stands_in_the_manifests_and_the_comments_stay() -> None:
     assert text.count("#") == kubernetes.values_text(settings()).count("#")
 
 
+@pytest.mark.slow
 def test_scripts_pass_the_linter(tmp_path: Path) -> None:
     where = render_tools.write(kubernetes.files(settings()), tmp_path)
     render_tools.run([render_tools.program("shellcheck"), where / "secrets.sh"])

@@ -74,6 +74,7 @@ PATHS = [
 PATHS += ["agent.nodeSelector", "agent.resources", "prometheusOperator.labels"]
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_a_chosen_value_is_that_value_and_every_other_stays(data: st.DataObject) -> None:
     path = data.draw(st.sampled_from(PATHS))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +28,16 @@ HEALTHY = {
 }
 
 
+@cache
 def texts(settings: config.Settings = SETTINGS) -> dict[str, str]:
     return {file.path: file.text for file in operator.files(settings)}
 
 
 def parsed(name: str, settings: config.Settings = SETTINGS) -> Any:
-    return yaml.safe_load(texts(settings)[name])
+    return yaml.load(texts(settings)[name], Loader=yaml.CSafeLoader)
 
 
+@pytest.mark.slow
 def test_the_exporter_of_the_operator_is_off_where_our_agent_is_the_exporter() -> None:
     assert parsed("gpu-operator-values.yaml")["dcgmExporter"]["enabled"] is False
     kept = config.Settings(fleet=config.Fleet(kubernetes_targets=("app=nvidia-dcgm-exporter",)))
@@ -42,6 +45,7 @@ def test_the_exporter_of_the_operator_is_off_where_our_agent_is_the_exporter() -
     assert (values["enabled"], values["serviceMonitor"]["honorLabels"]) == (True, True)
 
 
+@pytest.mark.slow
 def test_the_operator_is_told_of_the_config_maps_that_lie_beside_its_values() -> None:
     values = parsed("gpu-operator-values.yaml")
     maps = {name: parsed(name) for name in ("sharing.yaml", "mig.yaml", "dcgm-metrics.yaml")}
@@ -53,6 +57,7 @@ def test_the_operator_is_told_of_the_config_maps_that_lie_beside_its_values() ->
     assert {one["metadata"]["namespace"] for one in maps.values()} == {operator.OPERATOR_NAMESPACE}
 
 
+@pytest.mark.slow
 def test_shares_of_a_gpu_cannot_be_taken_for_gpus() -> None:
     for name, text in parsed("sharing.yaml")["data"].items():
         sharing = yaml.safe_load(text).get("sharing", {})
@@ -62,6 +67,7 @@ def test_shares_of_a_gpu_cannot_be_taken_for_gpus() -> None:
             assert how["failRequestsGreaterThanOne"] is True
 
 
+@pytest.mark.slow
 def test_every_field_that_a_rule_or_a_panel_asks_for_is_in_the_exporters_file() -> None:
     lines = parsed("dcgm-metrics.yaml")["data"]["dcgm-metrics.csv"].splitlines()
     read = counters_csv.read(lines)
@@ -70,6 +76,7 @@ def test_every_field_that_a_rule_or_a_panel_asks_for_is_in_the_exporters_file() 
     assert "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL" in {one.name for one in read.counters}
 
 
+@pytest.mark.slow
 def test_kube_prometheus_stack_reads_monitors_of_every_release_and_knows_the_cluster() -> None:
     spec = parsed("kube-prometheus-stack-values.yaml")["prometheus"]["prometheusSpec"]
     for kind in ("serviceMonitor", "podMonitor", "rule"):
@@ -77,6 +84,7 @@ def test_kube_prometheus_stack_reads_monitors_of_every_release_and_knows_the_clu
     assert spec["externalLabels"] == {"cluster": "prod-1"}
 
 
+@pytest.mark.slow
 def test_the_model_cache_is_valid_and_fetches_each_model_once(tmp_path: Path) -> None:
     found = render_tools.objects(texts()["model-cache.yaml"])
     with render_tools.package("kubernetes_validate") as validator:
@@ -87,6 +95,7 @@ def test_the_model_cache_is_valid_and_fetches_each_model_once(tmp_path: Path) ->
     assert script.splitlines() == [f"hf download {model}" for model in MODELS]
 
 
+@pytest.mark.slow
 def test_another_list_of_models_is_another_job_and_none_is_no_job() -> None:
     fewer = config.Settings(render=config.Render(models=MODELS[:1]))
     names = [set(render_tools.objects(texts(one)["model-cache.yaml"])) for one in (SETTINGS, fewer, config.Settings())]
@@ -122,11 +131,13 @@ def run(
     )
 
 
+@pytest.mark.slow
 def test_the_installer_passes_the_linter(installer: Path) -> None:
     render_tools.run(["bash", "-n", installer])
     render_tools.run([render_tools.program("shellcheck"), installer])
 
 
+@pytest.mark.slow
 def test_a_dry_run_says_every_step_and_changes_nothing(installer: Path) -> None:
     done = run(installer, "--dry-run")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -137,6 +148,7 @@ def test_a_dry_run_says_every_step_and_changes_nothing(installer: Path) -> None:
     assert set(asked) == {"get", "auth"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("missing", "said"),
     [
@@ -154,6 +166,7 @@ def test_what_is_not_ready_is_named_and_nothing_is_done(installer: Path, missing
     assert "helm " not in (installer.parent / "bin" / "calls").read_text()
 
 
+@pytest.mark.slow
 def test_an_old_cluster_and_a_second_device_plugin_are_refused(installer: Path) -> None:
     old = run(installer, "--check", answers={**HEALTHY, "--raw /version": '{"gitVersion": "v1.20.2"}'})
     assert "Kubernetes 1.20.2; 1.25 is the oldest" in old.stdout
@@ -161,6 +174,7 @@ def test_an_old_cluster_and_a_second_device_plugin_are_refused(installer: Path) 
     assert "the static device plugin runs" in run(installer, "--check", also=plugin).stdout
 
 
+@pytest.mark.slow
 def test_a_word_that_it_does_not_know_prints_how_to_use_it(installer: Path) -> None:
     done = run(installer, "--install")
     assert done.returncode == 2

@@ -47,6 +47,7 @@ def test_promtool_accepts_the_configuration_and_every_rule(tmp_path: Path, is_co
     assert checked.stdout.count("rules found") == len(list((out / "rules").iterdir()))
 
 
+@pytest.mark.slow
 def test_the_rules_are_those_that_the_hub_evaluates(tmp_path: Path) -> None:
     objectives = tmp_path / "objectives.yaml"
     objectives.write_text(rule_loops.SHIPPED_SLOS.read_text().replace("inference-latency", "chat-latency"))
@@ -58,6 +59,7 @@ def test_the_rules_are_those_that_the_hub_evaluates(tmp_path: Path) -> None:
     assert "slo-chat-latency" in {group.name for group in rendered.groups}
 
 
+@pytest.mark.slow
 def test_the_hub_itself_would_find_the_same_targets_in_it(tmp_path: Path) -> None:
     reader = prometheus_config.Reader(written(tmp_path, fleet_settings.load(tmp_path)) / "prometheus.yml")
     assert reader.reread()

@@ -100,6 +100,7 @@ def real(folder: Path, fake: driver.FakeNvml) -> Path:
     return answering(folder, f'{around} exec {sys.executable} -m watchkeeper.cli.main "$@" --kmsg /dev/null')
 
 
+@pytest.mark.slow
 def test_a_real_scan_lets_a_healthy_gpu_through_and_stops_a_broken_one(tmp_path: Path, fake: driver.FakeNvml) -> None:
     made = scripts(tmp_path, real(tmp_path, fake))
     assert ran(made["prolog"], SLURM_JOB_GPUS="0,1").returncode == 0

@@ -100,11 +100,10 @@ def test_two_recorded_series_that_become_one_are_an_error() -> None:
 
 def test_a_rule_reads_what_an_earlier_one_recorded_in_the_same_evaluation() -> None:
     engine = FakeEngine({"celsius": {HOT: 95.0}, "hot": {}})
-    engine.on_append = lambda sample: engine.answers.update({"hot": {sample.labels: sample.value}})
     rules = group("record: hot, expr: celsius", "alert: Hot, expr: hot")
     changes = []
     for result in evaluate.evaluate_each(rules, engine, {}, now=START):
-        engine.append(result.samples)
+        engine.answers |= {"hot": {one.labels: one.value for one in result.samples if isinstance(one, Sample)}}
         changes += result.changes
     assert [alert.value for alert in changes] == [95.0]
 
@@ -186,11 +185,11 @@ def an_engine_of_a_hub_that_stopped(*, at: float, alert_ended_at: float | None =
     engine = EmbeddedEngine(Head())
     for quarter in range(-80, round(at * 4) + 1):
         at_ms, beats = to_ms(minute(quarter / 4)), Labels({"__name__": evaluate.HEARTBEAT, "group": "g"})
-        engine.append([Sample(beats, at_ms, 0.1)])
+        engine.appender.append([Sample(beats, at_ms, 0.1)])
         if alert_ended_at is None or quarter / 4 < alert_ended_at:
-            engine.append([Sample(SINCE, at_ms, minute(-20).timestamp())])
+            engine.appender.append([Sample(SINCE, at_ms, minute(-20).timestamp())])
         elif quarter / 4 == alert_ended_at:
-            engine.append([Sample(SINCE, at_ms, STALE)])
+            engine.appender.append([Sample(SINCE, at_ms, STALE)])
     return engine
 
 

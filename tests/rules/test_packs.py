@@ -65,6 +65,7 @@ def test_alerts_that_the_guides_name_keep_their_names() -> None:
     assert {rule.name for rule in ALERTS} >= SEEDS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", TESTS, ids=lambda path: path.stem)
 def test_the_tests_of_a_file_hold_on_our_engine(path: Path) -> None:
     assert unit_tests.run(path) == []

@@ -34,7 +34,11 @@ def filled(*lines: str) -> embedded.EmbeddedEngine:
 def replayed(rules: str, *lines: str, minutes: int = 15) -> replay.Timeline:
     text = "groups:\n- name: g\n  rules:\n" + "".join(f"  - {rule}\n" for rule in rules.splitlines())
     window = replay.Window(START_MS, START_MS + minutes * MINUTE_MS, 60.0)
-    return replay.run(rulefile.read({"r.yaml": text}), filled(*lines), window)
+    return run(rulefile.read({"r.yaml": text}), filled(*lines), window)
+
+
+def run(rule_set: rulefile.RuleSet, engine: embedded.EmbeddedEngine, window: replay.Window) -> replay.Timeline:
+    return replay.run(rule_set, engine, window, appender=engine.appender)
 
 
 def minutes(episode: replay.Episode) -> list[int | None]:
@@ -102,7 +106,7 @@ def test_replay_says_the_same_as_the_hub_would_have() -> None:
         result = evaluate.evaluate(rule_set.groups[0], engine, state, now=now)
         state = result.state
         changes += [(alert.state, minute) for alert in result.changes]
-    found = replay.run(rule_set, filled(series), replay.Window(START_MS, START_MS + 30 * MINUTE_MS, 60.0))
+    found = run(rule_set, filled(series), replay.Window(START_MS, START_MS + 30 * MINUTE_MS, 60.0))
     edges = [
         (state, minute)
         for episode in found.fired
@@ -129,15 +133,13 @@ def test_a_selector_without_a_name_reads_everything() -> None:
 def test_a_window_shorter_than_an_interval_is_a_failure_with_words() -> None:
     text = "groups: [{name: g, interval: 1h, rules: [{alert: A, expr: up}]}]"
     window = replay.Window(START_MS + 1, START_MS + MINUTE_MS)
-    found = replay.run(rulefile.read({"r.yaml": text}), filled("up: 1"), window)
+    found = run(rulefile.read({"r.yaml": text}), filled("up: 1"), window)
     assert "not evaluated once" in found.failures[0].problem
 
 
 def test_samples_that_were_appended_one_by_one_are_replayed_as_well() -> None:
     engine = filled("other: 1x5")
-    engine.append([Sample(Labels({"__name__": "temp"}), START_MS + MINUTE_MS, 95.0)])
+    engine.appender.append([Sample(Labels({"__name__": "temp"}), START_MS + MINUTE_MS, 95.0)])
     text = "groups: [{name: g, rules: [{alert: Hot, expr: temp > 90}]}]"
-    found = replay.run(
-        rulefile.read({"r.yaml": text}), engine, replay.Window(START_MS, START_MS + 20 * MINUTE_MS, 60.0)
-    )
+    found = run(rulefile.read({"r.yaml": text}), engine, replay.Window(START_MS, START_MS + 20 * MINUTE_MS, 60.0))
     assert [minutes(episode) for episode in found.fired] == [[1, 1, pytest.approx(6)]]

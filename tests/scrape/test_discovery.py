@@ -105,6 +105,7 @@ def test_yaml_that_reads_as_something_else_breaks_its_own_list_only(tmp_path: Pa
     assert problem in sources.problems()[0]
 
 
+@pytest.mark.slow
 def test_a_large_list_is_read_beside_the_event_loop(tmp_path: Path) -> None:
     lines = [f"- targets: [10.0.{n // 256}.{n % 256}:9400]\n  labels: {{rack: r{n}}}\n" for n in range(10_000)]
     (tmp_path / "many.yml").write_text("".join(lines))

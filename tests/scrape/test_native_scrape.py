@@ -50,7 +50,7 @@ def told(*answers: bytes, job: Job = NATIVE) -> Callable[[Story], None]:
             async with serve(lambda _: remaining.pop(0)) as server:
                 target = Target("a:1", f"{server.origin}/metrics", Labels({"job": "j"}), "main", job=job)
                 engine = EmbeddedEngine(Head(retention_ms=10**12))
-                loop = TargetLoop(target, ScrapeSettings(), sink=engine, known=Fleet())
+                loop = TargetLoop(target, ScrapeSettings(), sink=engine.appender, known=Fleet())
                 await story(loop, engine, server)
                 await loop.close(AT_MS + 100 * STEP_MS)
 

@@ -179,10 +179,10 @@ def test_a_page_with_bad_lines_is_up_and_names_them() -> None:
 def test_a_series_that_ended_while_the_hub_was_away_ends_with_the_first_scrape(answer: Rushed) -> None:
     async def story() -> None:
         one, engine = Target("n1", "http://n1/metrics", Labels(OWN), "sim", node="n1"), EmbeddedEngine(Head())
-        before = TargetLoop(one, ScrapeSettings(), sink=engine, known=Fleet(), line=Rushed(b"a 1\nb 1\n"))
+        before = TargetLoop(one, ScrapeSettings(), sink=engine.appender, known=Fleet(), line=Rushed(b"a 1\nb 1\n"))
         for second in (1000, 1015):
             await before.scrape(second * 1000)
-        after = TargetLoop(one, ScrapeSettings(), sink=engine, known=Fleet(), line=answer)
+        after = TargetLoop(one, ScrapeSettings(), sink=engine.appender, known=Fleet(), line=answer)
         assert len(engine.instant("b", 1_060_000).latest()) == 1
         for second in (1060, 1075):
             await after.scrape(second * 1000)

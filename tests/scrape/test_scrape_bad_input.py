@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import pytest
 
@@ -16,6 +16,8 @@ from watchkeeper.scrape.fleet import Fleet
 from watchkeeper.scrape.jobs import Job, LabelLimits
 from watchkeeper.scrape.relabel import Action, Rule
 from watchkeeper.scrape.scrape import Health, ScrapeSettings, TargetLoop
+from watchkeeper.store.exemplars import Exemplars
+from watchkeeper.store.metadata import Metadata
 
 MINUTE_MS = 60_000
 
@@ -90,6 +92,7 @@ def test_a_target_that_never_finishes_is_given_up_in_time() -> None:
     asyncio.run(story())
 
 
+@pytest.mark.slow
 def test_a_page_of_a_million_series_is_refused_with_both_numbers() -> None:
     @with_pages(reply("".join(f"a{number} 1\n" for number in range(1_000_000))), reply("a 1\n"))
     async def story(loop: TargetLoop, sink: Kept, _: Fleet) -> None:
@@ -124,10 +127,16 @@ def test_exemplars_reach_the_store_under_the_labels_of_the_stored_series() -> No
     kind = "application/openmetrics-text; version=1.0.0"
     page = reply('a_total{x="1"} 1 # {t="p"} 3 0.5\nb_total 2 # {t="q"} 4\n# EOF\n', Content_Type=kind)
 
+    noted: list[tuple[Labels, Exemplar]] = []
+
+    class Noting(Exemplars):
+        def note(self, series: Labels, exemplar: Exemplar) -> bool:
+            noted.append((series, exemplar))
+            return super().note(series, exemplar)
+
     @with_pages(page, page)
     async def story(loop: TargetLoop, sink: Kept, _: Fleet) -> None:
-        noted: list[tuple[Labels, Exemplar]] = []
-        sink.note_exemplar = lambda *pair: noted.append(pair)  # type: ignore[attr-defined]
+        sink.exemplars = Noting()
         await loop.scrape(2000)
         await loop.scrape(3000)
         own = dict(loop.state.target.labels)
@@ -157,18 +166,11 @@ def test_a_label_of_a_megabyte_is_a_bad_line_and_the_others_are_kept() -> None:
         assert len(state.error or "") < 400
 
 
-@dataclass
-class Noting(Kept):
-    noted: dict[str, tuple[str, str, str]] = field(default_factory=dict)
-
-    def note_metadata(self, name: str, type: str, *, help: str, unit: str) -> None:
-        self.noted[name] = (type, help, unit)
-
-
 def test_what_an_exporter_says_about_its_metrics_is_handed_on() -> None:
-    sink = Noting()
-    with_job(Job(), reply("# TYPE a gauge\n# HELP a Heat.\na 1\n"), reply("# TYPE b counter\nb 1\n"), sink=sink)
-    assert sink.noted == {"a": ("gauge", "Heat.", ""), "b": ("counter", "", "")}
+    metadata = Metadata()
+    pages = (reply("# TYPE a gauge\n# HELP a Heat.\na 1\n"), reply("# TYPE b counter\nb 1\n"))
+    with_job(Job(), *pages, sink=Kept(metadata=metadata))
+    assert metadata.all() == {"a": ("gauge", "Heat.", ""), "b": ("counter", "", "")}
 
 
 def test_newer_names_of_dcgm_become_the_usual_ones() -> None:

@@ -39,11 +39,11 @@ def test_the_holder_of_a_slice_is_known_by_an_exporter_that_has_no_utilisation_f
     engine = embedded.EmbeddedEngine(head.Head(retention_ms=60_000))
     gpu = {"__name__": "DCGM_FI_DEV_FB_USED", "cluster": "c", "Hostname": "n1", "UUID": "GPU-1", "gpu": "0"}
     cut = {"7": {"namespace": "vision", "pod": "a"}, "8": {"namespace": "nlp", "pod": "b"}, "9": {}}
-    engine.append(
+    engine.appender.append(
         samples.Sample(Labels({**gpu, "GPU_I_ID": slice, "GPU_I_PROFILE": "1g.18gb", **holder}), 1000, 40.0)
         for slice, holder in cut.items()
     )
-    engine.append([samples.Sample(Labels({**gpu, "__name__": "DCGM_FI_DEV_GPU_UTIL"}), 1000, 0.0)])
+    engine.appender.append([samples.Sample(Labels({**gpu, "__name__": "DCGM_FI_DEV_GPU_UTIL"}), 1000, 0.0)])
     series = standing.workload_series(engine.instant(standing.HOLDERS, 1000).frame.labels)
     held = sorted((one["GPU_I_ID"], one["GPU_I_PROFILE"], one["team"], one["workload"]) for one in series)
     assert held == [("7", "1g.18gb", "vision", "a"), ("8", "1g.18gb", "nlp", "b")]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+import pytest
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.properties import examples
 from watchkeeper.sim.simulation import SimSettings, Simulation
 
 CALLS = st.lists(
@@ -39,7 +41,8 @@ def play(seed: int, calls: list[tuple[str, int | str]]) -> list[bytes]:
     return [*told, repr(fleet.kernel_records_since(0)).encode()]
 
 
-@settings(max_examples=15, deadline=None)
+@pytest.mark.slow
+@examples(15)
 @given(seed=st.integers(0, 2**40), calls=CALLS)
 def test_same_seed_and_same_calls_give_identical_bytes(seed: int, calls: list[tuple[str, int | str]]) -> None:
     assert play(seed, calls) == play(seed, calls)

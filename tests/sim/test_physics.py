@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.properties import examples
 from watchkeeper.sim import fleet, physics
 
 WORK = np.array([0.95, 0.92, 0.17, 0.14, 0.98, 0.99, 0.001, 0.001, 0.1])
@@ -28,7 +29,7 @@ class Bench:
         return self.state
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(loads=st.lists(st.floats(0, 1), min_size=1, max_size=20), seed=st.integers(0, 2**31))
 def test_energy_is_the_integral_of_power(loads: list[float], seed: int) -> None:
     bench = Bench(seed=seed)

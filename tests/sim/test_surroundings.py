@@ -112,6 +112,7 @@ def test_a_dead_rank_says_nothing_and_the_others_finish_no_step(fleet: Simulatio
     assert fleet.place_of(fault) == fleet_model.Place("sim", domain=f"job={job}")
 
 
+@pytest.mark.slow
 def test_a_job_that_was_drained_goes_on_from_its_checkpoint_at_its_own_pace(fleet: Simulation) -> None:
     def told(metric: str) -> list[float]:
         return read(fleet.page_at("/workloads/metrics"), metric, job_name=job.name)

@@ -164,6 +164,7 @@ def test_the_cluster_is_changed_over_the_wire() -> None:
     with_fleet(story)
 
 
+@pytest.mark.slow
 def test_a_fast_clock_brings_a_rebooted_node_back_and_an_open_stream_does_not_delay_the_end() -> None:
     streams = []
 

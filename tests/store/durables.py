@@ -10,7 +10,7 @@ import numpy as np
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import STALE_BITS, Sample
 from watchkeeper.query.engine import Matcher, MatchOp
-from watchkeeper.store import columns, durable, reading
+from watchkeeper.store import columns, durable, interfaces
 from watchkeeper.store.head import head
 
 MINUTE = 60_000
@@ -47,7 +47,7 @@ class Rig:
         self.store.close()
         return self.open()
 
-    def scrape(self, key: str, series: list[Labels], at_ms: int, values: list[float]) -> reading.Outcome:
+    def scrape(self, key: str, series: list[Labels], at_ms: int, values: list[float]) -> interfaces.Appended:
         self.now_ms = max(self.now_ms, at_ms)
         ids = np.array([self.store.series_id(labels) for labels in series], dtype=np.int64)
         return self.store.append_scrape(key, ids, at_ms, np.array(values))
@@ -59,7 +59,7 @@ class Rig:
         return sorted((self.path / "wal").glob("*.wal"))
 
 
-def read(store: reading.SampleStore, *matchers: Matcher, start: int = -1, end: int = 10**15) -> Read:
+def read(store: interfaces.SampleStore, *matchers: Matcher, start: int = -1, end: int = 10**15) -> Read:
     """Every sample of the series that match; NaNs as words, so that they compare."""
     found = store.select(list(matchers), start, end)
     out: Read = {}

@@ -6,9 +6,10 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.properties import examples
 from tests.store.durables import BLOCK, MINUTE, SETTINGS, Rig, named, read
 from watchkeeper.kit import leaps
 from watchkeeper.model.samples import Sample
@@ -75,7 +76,8 @@ def test_a_store_that_takes_hardly_any_late_samples_goes_on_after_a_restart_with
     rig.store.close()
 
 
-@settings(max_examples=10, deadline=None)
+@pytest.mark.slow
+@examples(10)
 @given(st.lists(st.tuples(st.integers(-5, 5), st.integers(1, 60), st.booleans()), min_size=1, max_size=5))
 def test_any_walk_of_the_clock_loses_nothing_before_where_it_was_put_back(
     tmp_path_factory: pytest.TempPathFactory, walk: list[tuple[int, int, bool]]

@@ -21,6 +21,7 @@ AWKWARD = st.one_of(
 )
 
 
+@pytest.mark.slow
 @given(arrays.arrays(np.float64, SHAPES, elements=AWKWARD))
 def test_floats_come_back_bit_for_bit(matrix: np.ndarray) -> None:
     found = codec.unpack_floats(codec.pack_floats(matrix))

@@ -13,9 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.properties import examples
 from tests.store.durables import BLOCK, MINUTE, SERIES, SETTINGS, Read, Rig, filled, named, read
 from watchkeeper import errors
 from watchkeeper.model.samples import Sample
@@ -64,7 +65,8 @@ def flipped(original: Path, pattern: str, place: float, *, bit: int) -> Iterator
         rig.store.close()
 
 
-@settings(max_examples=150, deadline=None)
+@pytest.mark.slow
+@examples(150)
 @given(PLACES, st.integers(0, 7))
 def test_a_flipped_bit_in_the_log_is_named_and_only_what_hangs_on_it_is_missing(
     logged: tuple[Path, Read], place: float, bit: int
@@ -77,7 +79,8 @@ def test_a_flipped_bit_in_the_log_is_named_and_only_what_hangs_on_it_is_missing(
         assert rig.scrape("node", SERIES, DAY, [1.0] * 4).kept == 4
 
 
-@settings(max_examples=150, deadline=None)
+@pytest.mark.slow
+@examples(150)
 @given(PLACES, st.integers(0, 7))
 def test_a_flipped_bit_in_a_block_is_named_and_the_rest_is_answered(
     cut: tuple[Path, Read], place: float, bit: int
@@ -143,6 +146,7 @@ def test_a_disk_without_room_loses_nothing_that_the_process_lives_to_write(tmp_p
     rig.store.close()
 
 
+@pytest.mark.slow
 def test_what_memory_let_go_of_while_no_block_could_be_written_comes_out_of_the_log(tmp_path: Path) -> None:
     rig, taken = Rig(tmp_path), (tmp_path / "blocks" / block_name(0, BLOCK)).with_suffix(UNFINISHED)
     # The name is taken by a folder, so the system refuses the first block, and with it all that come after.

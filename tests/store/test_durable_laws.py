@@ -9,15 +9,17 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-from hypothesis import given, settings
+import pytest
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.properties import examples
 from tests.store.durables import MINUTE, SETTINGS, Rig, named, read
 from watchkeeper.model.samples import STALE, Sample
 from watchkeeper.query.embedded import EmbeddedEngine
 from watchkeeper.query.engine import Limits, Span
 from watchkeeper.store.head.head import Head
-from watchkeeper.store.reading import SampleStore
+from watchkeeper.store.interfaces import SampleStore
 
 LIMITS = dataclasses.replace(SETTINGS, memory_ms=MINUTE, retention_ms=10**12)
 VALUES = st.one_of(
@@ -69,7 +71,8 @@ def take(rig: Rig, plain: Head, step: Step) -> None:
         store.append([Sample(named("tick"), rig.now_ms, 0.0)])
 
 
-@settings(max_examples=60, deadline=None)
+@pytest.mark.slow
+@examples(60)
 @given(st.lists(STEP, max_size=40), st.integers(0, 300), st.integers(0, 300))
 def test_memory_and_blocks_hold_what_memory_alone_would(steps: list[Step], start: int, length: int) -> None:
     with lived(steps) as (rig, plain):
@@ -82,7 +85,8 @@ def test_memory_and_blocks_hold_what_memory_alone_would(steps: list[Step], start
         assert read(rig.store) == read(plain)
 
 
-@settings(max_examples=60, deadline=None)
+@pytest.mark.slow
+@examples(60)
 @given(st.lists(STEP, max_size=40), st.integers(0, 300))
 def test_queries_over_blocks_answer_as_over_memory(steps: list[Step], at: int) -> None:
     with lived(steps) as (rig, plain):

@@ -11,7 +11,7 @@ import pytest
 from tests.store.durables import BLOCK, MINUTE, Rig, equals, named
 from watchkeeper.model.histograms import CUSTOM, Hint, Histogram, HistogramSample
 from watchkeeper.model.samples import STALE, Sample
-from watchkeeper.store import histograms, reading
+from watchkeeper.store import histograms, interfaces
 from watchkeeper.store.head.head import Head
 from watchkeeper.store.wal import wal_records
 
@@ -22,7 +22,7 @@ def grown(count: int) -> Histogram:
     return Histogram(count=float(count), sum=count * 1.5, positive=((0, float(count)),))
 
 
-def kept(store: reading.SampleStore, name: str = "latency") -> list[tuple[int, Histogram | float]]:
+def kept(store: interfaces.SampleStore, name: str = "latency") -> list[tuple[int, Histogram | float]]:
     """Every sample of one series, histograms as such."""
     found = store.select([equals("__name__", name)], -1, 10**15)
     cells = store.reveal(found.values)
@@ -97,9 +97,9 @@ def test_a_late_histogram_finds_its_place_and_an_old_one_none(tmp_path: Path) ->
     fill(rig, 1)
     fill(rig, 1, start=20)
     outcome = rig.store.append([HistogramSample(LATENCY, 15 * MINUTE, grown(15))])
-    assert outcome == reading.Outcome(1, {})
+    assert outcome == interfaces.Appended(1, {})
     outcome = rig.store.append([HistogramSample(LATENCY, MINUTE, grown(2))])
-    assert outcome == reading.Outcome(0, {"out_of_order": 1})
+    assert outcome == interfaces.Appended(0, {"out_of_order": 1})
     rig.reopen()
     assert counts(rig) == [1.0, 15.0, 21.0]
     rig.store.close()
@@ -154,7 +154,7 @@ def test_histograms_beyond_what_memory_holds_are_refused(monkeypatch: pytest.Mon
     monkeypatch.setattr(histograms, "MAX_BYTES", 200)
     head = Head()
     outcome = head.append(HistogramSample(LATENCY, minute * MINUTE, grown(minute)) for minute in range(10))
-    assert outcome == reading.Outcome(3, {"limit": 7})
+    assert outcome == interfaces.Appended(3, {"limit": 7})
     assert head.append([Sample(named("plain"), 0, 1.0)]).kept == 1
 
 

@@ -68,7 +68,7 @@ class Line:
         """One sample of one GPU, and the page it stood on."""
         at_ms, uuid = clock.to_ms(later(at)), f"GPU-{index}"
         named = labels.Labels({"__name__": metric, "cluster": "main", "Hostname": "n1", "UUID": uuid})
-        self.engine.append([samples.Sample(named, at_ms, value)])
+        self.engine.appender.append([samples.Sample(named, at_ms, value)])
         self.fleet.saw(NODE, {uuid: fleet_model.Gpu(uuid, index=index)}, at_ms=at_ms, source="page")
 
     def run_rules(self, at: float) -> list[Incident]:

@@ -123,7 +123,7 @@ def _keys(value: Any) -> Iterator[str]:
 
 def objects(text: str) -> dict[str, dict[str, Any]]:
     """The Kubernetes objects of a YAML stream by kind and name; two of one name would be a mistake."""
-    found = [one for one in yaml.safe_load_all(text) if one]
+    found = [one for one in yaml.load_all(text, Loader=yaml.CSafeLoader) if one]
     named = {f"{one['kind']}/{one['metadata']['name']}": one for one in found}
     assert len(named) == len(found)
     return named

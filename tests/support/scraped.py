@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tests.support.loopback import Loopback, serve
@@ -13,24 +13,24 @@ from watchkeeper.model.samples import is_stale
 from watchkeeper.scrape.discovery import Target
 from watchkeeper.scrape.fleet import Fleet
 from watchkeeper.scrape.scrape import ScrapeSettings, TargetLoop
+from watchkeeper.store.exemplars import Exemplars
+from watchkeeper.store.interfaces import AnySample, Appended
+from watchkeeper.store.metadata import Metadata
 
 OWN = {"job": "gpu", "instance": "n1", "cluster": "sim"}
 
 
-@dataclass(frozen=True)
-class Outcome:
-    dropped: dict[str, int]
-
-
 @dataclass
 class Kept:
-    """A sink that remembers every append."""
+    """An appender that remembers every scrape, and takes no histograms."""
 
     known: dict[Labels, int] = field(default_factory=dict)
     appends: list[tuple[str, Sequence[int], int, Sequence[float]]] = field(default_factory=list)
     forgotten: set[int] = field(default_factory=set)
     max_series: int = 1000
     asked: int = 0
+    metadata: Metadata | None = None
+    exemplars: Exemplars | None = None
 
     def series_id(self, label_set: Labels) -> int:
         self.asked += 1
@@ -38,10 +38,20 @@ class Kept:
             raise StoreFull(f"{len(self.known)} series, the limit is {self.max_series}")
         return self.known.setdefault(label_set, len(self.known) + len(self.forgotten))
 
-    def append_scrape(self, group_key: str, ids: Sequence[int], at_ms: int, values: Sequence[float]) -> Outcome:
+    def append_scrape(self, group_key: Hashable, ids: Sequence[int], at_ms: int, values: Sequence[float]) -> Appended:
         assert len(ids) == len(set(ids)) == len(values)
-        self.appends.append((group_key, ids, at_ms, values))
-        return Outcome({"forgotten": forgotten} if (forgotten := len(self.forgotten.intersection(ids))) else {})
+        self.appends.append((str(group_key), ids, at_ms, values))
+        forgotten = len(self.forgotten.intersection(ids))
+        return Appended(len(ids) - forgotten, {"forgotten": forgotten} if forgotten else {})
+
+    def append(self, samples: Iterable[AnySample], *, together: str | None = None) -> Appended:
+        return Appended(0, {"histogram": len(list(samples))})
+
+    def lasting(self, group_key: Hashable, since_ms: int) -> Mapping[int, Labels]:
+        return {}
+
+    def sync(self) -> int:
+        return 0
 
     def forget(self, name: str) -> None:
         """Let a series go, as a store does after its retention: its id means nothing from now on."""

@@ -30,7 +30,7 @@ def require(*packages: str) -> Path:
     ]
     if not missing:
         return python()
-    pytest.skip(f"{', '.join(missing)} is not there. `scripts/torch` gets it; so does `make test`")
+    pytest.skip(f"{', '.join(missing)} is not there. `scripts/torch` gets it; so does `make servers`")
 
 
 def run(program: str, *arguments: str, folder: Path, needs: tuple[str, ...] = ()) -> str:

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tests.web.fake_hub import FakeHub
+from tests.web.small_hub import SmallHub
+from watchkeeper.hub.services import Services
 from watchkeeper.web import server
 from watchkeeper.web.app import create_app
 from watchkeeper.web.auth.auth import Auth
@@ -51,7 +52,7 @@ class Reply:
 class Site:
     """A running application; `call` runs a function on its event loop, where the hub lives."""
 
-    hub: FakeHub
+    hub: Any
     port: int
     loop: asyncio.AbstractEventLoop
 
@@ -79,7 +80,7 @@ class Site:
 
 @contextlib.contextmanager
 def serving(
-    hub: FakeHub,
+    hub: SmallHub | Services,
     auth: Auth | Doors | None = None,
     *,
     interval_seconds: float = 0.5,
@@ -91,7 +92,8 @@ def serving(
     loop, stop = asyncio.new_event_loop(), asyncio.Event()
 
     async def run() -> None:
-        app = create_app(hub, auth or Auth(), live_interval_seconds=interval_seconds)
+        offered = hub if isinstance(hub, Services) else hub.services
+        app = create_app(offered, auth or Auth(), live_interval_seconds=interval_seconds)
         await server.serve(app, listener, stop=stop, certificates=certificates)
 
     thread = threading.Thread(target=lambda: loop.run_until_complete(run()))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from tests.web.fake_hub import Entry, FakeHub
+from tests.web.kept_services import Entry
+from tests.web.small_hub import SmallHub
 from watchkeeper.model import actions, alerts, diagnosis, fleet, incidents, trust
 
 KERNEL_LINE = "NVRM: Xid (PCI:0000:5d:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
@@ -17,7 +18,7 @@ STEPS = (
 )
 
 
-def lose_gpu(hub: FakeHub, *, id: str = "INC-1", node: str = "gpu-r01-02", index: int = 3) -> incidents.Incident:
+def lose_gpu(hub: SmallHub, *, id: str = "INC-1", node: str = "gpu-r01-02", index: int = 3) -> incidents.Incident:
     """A GPU falls off the bus: incident, diagnosis and plan, as the hub would have them."""
     uuid = next(seen.gpu.uuid for seen in hub.fleet.seen if seen.node == node and seen.gpu.index == index)
     place, at = fleet.Place("main", node=node, gpu=uuid), hub.clock.now() - timedelta(minutes=4)
@@ -36,13 +37,13 @@ def lose_gpu(hub: FakeHub, *, id: str = "INC-1", node: str = "gpu-r01-02", index
         (member,),
         workloads=("research/llm-70b-worker-3",),
     )
-    hub.diagnoses[id] = diagnose(incident)
-    hub.plans[id] = propose(hub, incident)
-    hub.silent.add(uuid)
-    return hub._keep(incident, Entry(at, "hub", "incident.opened", {"text": "Xid 79"}))
+    hub.journal.diagnoses[id] = diagnose(incident)
+    hub.journal.plans[id] = propose(hub, incident)
+    hub.readings.silent.add(uuid)
+    return hub.journal.keep(incident, Entry(at, "hub", "incident.opened", {"text": "Xid 79"}))
 
 
-def keep_waiting(hub: FakeHub, *, pod: str, id: str = "INC-4") -> incidents.Incident:
+def keep_waiting(hub: SmallHub, *, pod: str, id: str = "INC-4") -> incidents.Incident:
     """A pod that asks for more GPUs than a node has."""
     place, at = fleet.Place("main", domain=f"pod={pod}"), hub.clock.now() - timedelta(minutes=9)
     title, cause = f"Pod {pod} waits for free GPUs", "insufficient_gpu_capacity"
@@ -54,11 +55,11 @@ def keep_waiting(hub: FakeHub, *, pod: str, id: str = "INC-4") -> incidents.Inci
     best = diagnosis.Finding(
         cause, 0.9, place, title, "No node has so many GPUs.", (), (diagnosis.Step("Ask for fewer GPUs"),)
     )
-    hub.diagnoses[id] = diagnosis.Diagnosis(incident.id, at, (best,), ())
-    return hub._keep(incident, Entry(at, "hub", "incident.opened", {"text": title}))
+    hub.journal.diagnoses[id] = diagnosis.Diagnosis(incident.id, at, (best,), ())
+    return hub.journal.keep(incident, Entry(at, "hub", "incident.opened", {"text": title}))
 
 
-def lose_rack(hub: FakeHub, *, rack: str = "r01", id: str = "INC-9") -> incidents.Incident:
+def lose_rack(hub: SmallHub, *, rack: str = "r01", id: str = "INC-9") -> incidents.Incident:
     """All nodes of a rack fall silent at once."""
     place, at = fleet.Place("main", domain=f"rack={rack}"), hub.clock.now() - timedelta(minutes=3)
     title = f"Rack {rack} does not answer"
@@ -69,7 +70,7 @@ def lose_rack(hub: FakeHub, *, rack: str = "r01", id: str = "INC-9") -> incident
         incidents.IncidentId(id), place, title, alerts.Severity.CRITICAL, incidents.IncidentState.OPEN, at,
         "node_down", "node_down", (member,),
     )  # fmt: skip
-    return hub._keep(incident, Entry(at, "hub", "incident.opened", {"text": title}))
+    return hub.journal.keep(incident, Entry(at, "hub", "incident.opened", {"text": title}))
 
 
 def diagnose(incident: incidents.Incident) -> diagnosis.Diagnosis:
@@ -98,7 +99,7 @@ def diagnose(incident: incidents.Incident) -> diagnosis.Diagnosis:
     )
 
 
-def propose(hub: FakeHub, incident: incidents.Incident) -> actions.Plan:
+def propose(hub: SmallHub, incident: incidents.Incident) -> actions.Plan:
     receipts = tuple(
         actions.Receipt(
             actions.Action(actions.ActionId(f"{incident.id}-{at}"), kind, incident.place, incident.id, why),
@@ -112,7 +113,7 @@ def propose(hub: FakeHub, incident: incidents.Incident) -> actions.Plan:
     return actions.Plan(incident.id, incident.cause, trust.Mode.OBSERVE, hub.clock.now(), next_step, receipts)
 
 
-def heat_up(hub: FakeHub, *, id: str = "INC-2", node: str = "gpu-r02-01") -> incidents.Incident:
+def heat_up(hub: SmallHub, *, id: str = "INC-2", node: str = "gpu-r02-01") -> incidents.Incident:
     """The fans of a node stop: a warning about the whole node."""
     place, at = fleet.Place("main", node=node), hub.clock.now() - timedelta(minutes=25)
     member = incidents.Member(
@@ -137,11 +138,11 @@ def heat_up(hub: FakeHub, *, id: str = "INC-2", node: str = "gpu-r02-01") -> inc
     )
     why = "8 of 8 GPUs throttle thermally while their rack neighbours stay at 61 °C. Cooling, not load."
     finding = diagnosis.Finding("cooling_failure", 0.91, place, "Cooling failure", why, ())
-    hub.diagnoses[id] = diagnosis.Diagnosis(id, at, (finding,), ("temperature", "peers"))
-    return hub._keep(incident, Entry(at, "hub", "incident.opened", {"text": "GpuThermalThrottling"}))
+    hub.journal.diagnoses[id] = diagnosis.Diagnosis(id, at, (finding,), ("temperature", "peers"))
+    return hub.journal.keep(incident, Entry(at, "hub", "incident.opened", {"text": "GpuThermalThrottling"}))
 
 
-def close_one(hub: FakeHub, *, id: str = "INC-3", node: str = "gpu-r01-01") -> None:
+def close_one(hub: SmallHub, *, id: str = "INC-3", node: str = "gpu-r01-01") -> None:
     at = hub.clock.now()
     incident = incidents.Incident(
         incidents.IncidentId(id),
@@ -158,5 +159,5 @@ def close_one(hub: FakeHub, *, id: str = "INC-3", node: str = "gpu-r01-01") -> N
     finding = diagnosis.Finding(
         "ecc_uncorrectable", 0.95, incident.place, "ECC", "The row was remapped after a reset; no error since.", ()
     )
-    hub.diagnoses[id] = diagnosis.Diagnosis(id, at, (finding,), ())
-    hub._keep(incident, Entry(at, "hub", "incident.resolved", {"why": "row remapped"}))
+    hub.journal.diagnoses[id] = diagnosis.Diagnosis(id, at, (finding,), ())
+    hub.journal.keep(incident, Entry(at, "hub", "incident.resolved", {"why": "row remapped"}))

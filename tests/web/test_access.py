@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.web.tokens import SECRETS, TOKENS
-from tests.web.fake_hub import FakeHub
+from tests.web.kept_services import CannedSimulator
 from tests.web.running import Site, serving
+from tests.web.small_hub import SmallHub
 from watchkeeper.errors import SettingsError, StartRefused
 from watchkeeper.web.app import create_app
 from watchkeeper.web.auth import auth
@@ -26,18 +27,18 @@ TURNED_AWAY = {401, 403}
 
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[Site]:
-    with serving(FakeHub(simulator_url="http://127.0.0.1:1"), TOKENS) as site:
+    with serving(SmallHub(simulator=CannedSimulator()), TOKENS) as site:
         yield site
 
 
 @pytest.fixture(scope="module")
 def local() -> Iterator[Site]:
-    with serving(FakeHub()) as site:
+    with serving(SmallHub()) as site:
         yield site
 
 
 def all_rows() -> list[tuple[str, str, Role | None]]:
-    table = create_app(FakeHub(), Auth()).state.endpoints
+    table = create_app(SmallHub().services, Auth()).state.endpoints
     return [(method, row.path, row.role) for row in table for method in row.methods]
 
 
@@ -69,7 +70,7 @@ def test_an_agent_may_push_what_it_knows_fetch_its_orders_and_nothing_else() -> 
 
 
 def test_every_http_route_of_the_application_is_in_the_table() -> None:
-    app = create_app(FakeHub(), Auth())
+    app = create_app(SmallHub().services, Auth())
     assert {route.path for route in app.routes} == {row.path for row in app.state.endpoints} | {"/api/live"}
 
 

@@ -13,7 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
+
 from tests.support.hub_stories import gpu, xid
+from tests.support.opened import opened
 from watchkeeper.config import settings
 from watchkeeper.hub.hub import Hub
 from watchkeeper.kit.clock import ScaledClock
@@ -63,11 +66,10 @@ def questions(table: list[Endpoint]) -> list[tuple[str, str]]:
 @asynccontextmanager
 async def running(folder: Path) -> AsyncIterator[tuple[Hub, str, list[Endpoint]]]:
     """A real hub with one incident, its address, and everything that it answers."""
-    hub = Hub(settings.Settings(hub=settings.Hub(data=str(folder / "kept"))), time=ScaledClock())
-    hub.open()
-    stop, listener, app = asyncio.Event(), server.listen("127.0.0.1", 0), create_app(hub, Auth())
+    hub = opened(settings.Settings(hub=settings.Hub(data=str(folder / "kept"))), time=ScaledClock())
+    stop, listener, app = asyncio.Event(), server.listen("127.0.0.1", 0), create_app(hub.services, Auth())
     tasks = [asyncio.create_task(hub.run(stop)), asyncio.create_task(server.serve(app, listener, stop=stop))]
-    await hub.take_events([xid(79, gpu(0), 0)])
+    await hub.incidents.take_events([xid(79, gpu(0), 0)])
     try:
         yield hub, f"http://127.0.0.1:{listener.getsockname()[1]}", app.state.endpoints
     finally:
@@ -83,11 +85,12 @@ class Held:
         self.is_held, self.let_go = threading.Event(), threading.Event()
 
     def hold(self, hub: Hub) -> None:
-        with hub.journal.together():
+        with hub.current.stages.journal.together():
             self.is_held.set()
             self.let_go.wait(HELD_SECONDS)
 
 
+@pytest.mark.slow
 def test_nothing_that_is_asked_keeps_the_loop_waiting_for_the_journal(tmp_path: Path) -> None:
     held = Held()
 
@@ -112,6 +115,7 @@ def test_nothing_that_is_asked_keeps_the_loop_waiting_for_the_journal(tmp_path: 
     asyncio.run(story())
 
 
+@pytest.mark.slow
 def test_whoever_wants_something_explained_while_the_journal_is_held_takes_no_thread_from_others(
     tmp_path: Path,
 ) -> None:

@@ -10,8 +10,9 @@ from datetime import timedelta
 import numpy as np
 import pytest
 
-from tests.web.fake_hub import FakeHub, answer
+from tests.web.canned_engine import answer
 from tests.web.running import Site, serving
+from tests.web.small_hub import SmallHub
 from watchkeeper.model import events, fleet
 from watchkeeper.model.labels import Labels
 from watchkeeper.web import pages
@@ -22,7 +23,7 @@ NODE, UUID = "gpu-r01-02", "GPU-r01-02-3"
 
 @pytest.fixture
 def site() -> Iterator[Site]:
-    with serving(FakeHub(), interval_seconds=30) as running:
+    with serving(SmallHub(), interval_seconds=30) as running:
         yield running
 
 
@@ -53,7 +54,7 @@ def test_any_metric_name_is_a_colour_and_an_expression_is_none() -> None:
 
 
 def test_a_reading_of_a_node_colours_all_its_gpus() -> None:
-    stock = inventory.take(FakeHub(racks=1, per_rack=2).fleet)
+    stock = inventory.take(SmallHub(racks=1, per_rack=2).fleet)
     told = answer([Labels({"instance": "gpu-r01-02:9100"})], [0], np.array([[4.0]]))
     values = frames.place_by_node(stock, told)
     assert np.isnan(values[:8]).all()
@@ -64,7 +65,9 @@ def test_the_history_of_a_gpu_counts_and_explains_its_xids(site: Site) -> None:
     place = fleet.Place("main", node=NODE, gpu=UUID)
     for code, days in ((79, 11), (31, 40), (31, 41), (48, 200)):
         at = site.hub.clock.now() - timedelta(days=days)
-        site.hub.taken.append(events.Event(f"e{code}-{days}", events.EventKind.XID, code, place, at, f"Xid {code}"))
+        site.hub.journal.taken.append(
+            events.Event(f"e{code}-{days}", events.EventKind.XID, code, place, at, f"Xid {code}")
+        )
     found = site.ask(f"/api/history?node={NODE}&gpu={UUID}").json
     assert [(one["code"], one["events"]) for one in found["counts"]] == [(31, 2), (79, 1)]
     assert found["events"][0]["meaning"] == "GPU fell off the bus"

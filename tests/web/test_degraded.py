@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 from click.testing import CliRunner
 
-from tests.web.fake_hub import FakeHub
 from tests.web.running import Site, serving
+from tests.web.small_hub import SmallHub
 from watchkeeper.cli.fleet import incidents, top_sources
 from watchkeeper.cli.fleet.top_rows import View
 from watchkeeper.cli.mcp import mcp_tools
@@ -20,8 +20,8 @@ SAID = "silences: Alertmanager does not answer"
 
 @pytest.fixture
 def site() -> Iterator[Site]:
-    with serving(FakeHub()) as running:
-        running.hub.silences_unknown = SAID
+    with serving(SmallHub()) as running:
+        running.hub.silences.problem = SAID
         yield running
 
 
@@ -29,7 +29,7 @@ def test_a_list_of_incidents_says_that_the_hub_may_not_see_all(site: Site) -> No
     found = CliRunner().invoke(incidents.command, ["--json", "--hub", site.url])
     assert found.stderr == f"degraded: {SAID}\n"
     assert isinstance(json.loads(found.stdout), list)
-    site.hub.silences_unknown = ""
+    site.hub.silences.problem = ""
     assert CliRunner().invoke(incidents.command, ["--hub", site.url]).stderr == ""
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.web.fake_hub import FakeHub
 from tests.web.pushed import event
 from tests.web.running import Site, serving
+from tests.web.small_hub import SmallHub
 from watchkeeper.kit import logs
 from watchkeeper.model import silences
 from watchkeeper.rules import templates
@@ -27,7 +27,7 @@ TOKENS = auth.Auth((auth.Token("ann", auth.Role.ADMIN, hashlib.sha256(SECRET.enc
 
 @pytest.fixture
 def site() -> Iterator[Site]:
-    with serving(FakeHub()) as running:
+    with serving(SmallHub()) as running:
         yield running
 
 
@@ -64,7 +64,7 @@ def test_pushes_that_never_finish_do_not_keep_others_out(site: Site, monkeypatch
     "cookie", ["ann.\u00b2\u00b2.x", "ann.99999999999.\u00e9", "ann." + "9" * 5000 + ".x", "..", ""]
 )
 def test_a_forged_cookie_is_a_401_and_nothing_worse(cookie: str) -> None:
-    with serving(FakeHub(), TOKENS) as site:
+    with serving(SmallHub(), TOKENS) as site:
         sent = {"Cookie": f"{auth.COOKIE}={cookie}".encode().decode("latin-1")}
         assert site.ask("/api/status", headers=sent).status == 401
 

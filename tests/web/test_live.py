@@ -17,9 +17,10 @@ from websockets.sync.client import ClientConnection
 from tests.support.running_product import await_that
 from tests.support.web.tokens import SECRETS, TOKENS
 from tests.web import stories
-from tests.web.fake_hub import FakeHub
+from tests.web.kept_services import KeptJournal
 from tests.web.live_viewer import INTERVAL_SECONDS, PATIENCE_SECONDS, header, viewer
 from tests.web.running import Site, serving
+from tests.web.small_hub import SmallHub
 from watchkeeper.web import live
 from watchkeeper.web.auth.auth import Role
 from watchkeeper.web.auth.doors import Doors
@@ -27,7 +28,7 @@ from watchkeeper.web.auth.doors import Doors
 
 @pytest.fixture
 def site() -> Iterator[Site]:
-    with serving(FakeHub(), interval_seconds=INTERVAL_SECONDS) as running:
+    with serving(SmallHub(), interval_seconds=INTERVAL_SECONDS) as running:
         yield running
 
 
@@ -88,7 +89,7 @@ def test_a_fleet_that_grows_gets_another_version(site: Site) -> None:
 
 
 def test_an_engine_that_fails_makes_the_picture_unknown(site: Site) -> None:
-    site.hub.failing = True
+    site.hub.queries.failing = True
     with viewer(site) as socket:
         assert next_frame(socket)["summary"]["unknown"] == 32
 
@@ -100,7 +101,7 @@ def test_viewers_are_told_again_when_a_journal_that_was_away_answers(
     with viewer(site) as socket:
         next_incidents(socket)
         next_frame(socket)
-        site.hub.unanswered = 6
+        site.hub.journal.unanswered = 6
         site.call(stories.lose_gpu, site.hub)
         assert next_incidents(socket)["open"][0]["title"] == "GPU 3 on gpu-r01-02 fell off the bus"
         while next_frame(socket)["summary"]["down"] != 1:
@@ -108,7 +109,7 @@ def test_viewers_are_told_again_when_a_journal_that_was_away_answers(
 
 
 def test_a_viewer_who_comes_while_something_changes_is_left_with_the_newer_list() -> None:
-    class Slow(FakeHub):
+    class Slow(KeptJournal):
         """The first answer comes after the second one."""
 
         is_first = True
@@ -117,14 +118,15 @@ def test_a_viewer_who_comes_while_something_changes_is_left_with_the_newer_list(
             is_first, self.is_first = self.is_first and work.__name__ == "_incidents_message", False
             answer = await super().read(work)
             if is_first:
-                stories.lose_gpu(self)
+                stories.lose_gpu(hub)
                 await asyncio.wait_for(second.wait(), PATIENCE_SECONDS)
             elif work.__name__ == "_incidents_message":
                 second.set()
             return answer
 
     second = asyncio.Event()
-    with serving(Slow(), interval_seconds=INTERVAL_SECONDS) as site, viewer(site) as socket:
+    hub = SmallHub(journal_type=Slow)
+    with serving(hub, interval_seconds=INTERVAL_SECONDS) as site, viewer(site) as socket:
         assert len(next_incidents(socket)["open"]) == 1
         site.call(site.hub.changes.send, "incidents")
         assert len(next_incidents(socket)["open"]) == 1
@@ -138,7 +140,7 @@ def test_another_sites_page_gets_no_socket(site: Site) -> None:
 
 
 def test_a_socket_needs_a_token_where_there_are_tokens() -> None:
-    with serving(FakeHub(), TOKENS) as site:
+    with serving(SmallHub(), TOKENS) as site:
         for headers in ({}, {"Authorization": f"Bearer {SECRETS[Role.AGENT]}"}):
             with pytest.raises(InvalidStatus):
                 viewer(site, **headers)
@@ -146,6 +148,7 @@ def test_a_socket_needs_a_token_where_there_are_tokens() -> None:
             assert next_incidents(socket)["kind"] == "incidents"
 
 
+@pytest.mark.slow
 def test_a_viewer_whose_token_is_taken_away_is_shown_nothing_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,7 +158,7 @@ def test_a_viewer_whose_token_is_taken_away_is_shown_nothing_more(
     file.write_text(f"bob admin {SECRETS[Role.ADMIN]}\n{line}")
     doors = Doors(tokens_file=file)
     doors.read()
-    with serving(FakeHub(), doors) as site, viewer(site, Authorization=f"Bearer {SECRETS[Role.VIEWER]}") as socket:
+    with serving(SmallHub(), doors) as site, viewer(site, Authorization=f"Bearer {SECRETS[Role.VIEWER]}") as socket:
         next_incidents(socket)
         file.write_text(file.read_text().replace(line, ""))
         with contextlib.suppress(ConnectionClosed):
@@ -166,14 +169,14 @@ def test_a_viewer_whose_token_is_taken_away_is_shown_nothing_more(
 
 def test_the_server_stops_quickly_with_open_sockets() -> None:
     # Leaving `serving` fails where the stop is slow, and the viewer leaves after it.
-    with contextlib.ExitStack() as later, serving(FakeHub()) as site:
+    with contextlib.ExitStack() as later, serving(SmallHub()) as site:
         next_incidents(later.enter_context(viewer(site)))
 
 
 def test_whoever_comes_first_is_shown_the_picture_that_was_made_while_nobody_looked() -> None:
-    with serving(FakeHub(), interval_seconds=0.05) as site:
+    with serving(SmallHub(), interval_seconds=0.05) as site:
         await_that(lambda: 'frames_total{colour="sm_active"} 1' in site.call(site.hub.metrics.render))
-        site.hub.failing = True
+        site.hub.queries.failing = True
         assert header(site.ask("/api/picture").body)["summary"]["ok"] == 32
         with viewer(site) as socket:
             assert next_frame(socket)["summary"]["ok"] == 32
@@ -202,7 +205,7 @@ def test_the_inventory_of_a_new_picture_is_ready_when_the_picture_comes(site: Si
 
 
 def test_a_fleet_that_nobody_looks_at_is_drawn_once_a_minute_or_when_it_has_changed() -> None:
-    with serving(FakeHub(), interval_seconds=0.02) as site:
+    with serving(SmallHub(), interval_seconds=0.02) as site:
         await_that(lambda: 'frames_total{colour="sm_active"} 1' in site.call(site.hub.metrics.render))
         site.call(site.hub.fleet.seen.pop)
         await_that(lambda: 'frames_total{colour="sm_active"} 2' in site.call(site.hub.metrics.render))

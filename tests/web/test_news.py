@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from websockets.sync.client import ClientConnection
 
 from tests.support.web.fleet_changes import gain_node, lose_node, move_rack
-from tests.web.fake_hub import FakeHub
 from tests.web.live_viewer import PATIENCE_SECONDS, header, viewer
 from tests.web.running import Site, serving
+from tests.web.small_hub import SmallHub
 from watchkeeper.kit import clock
 from watchkeeper.web import live
 from watchkeeper.web.fleet import stock_answer
@@ -57,7 +57,7 @@ class Follower:
         return list(parts)
 
 
-def lose_gpu(hub: FakeHub) -> None:
+def lose_gpu(hub: SmallHub) -> None:
     hub.fleet.seen.pop(9)
 
 
@@ -71,9 +71,9 @@ def lose_gpu(hub: FakeHub) -> None:
     ],
 )
 def test_only_nodes_that_have_changed_are_sent_and_the_follower_has_the_fleet(
-    change: Callable[[FakeHub], None], sent: list[Any]
+    change: Callable[[SmallHub], None], sent: list[Any]
 ) -> None:
-    with serving(FakeHub(), interval_seconds=60) as site, viewer(site) as socket:
+    with serving(SmallHub(), interval_seconds=60) as site, viewer(site) as socket:
         page = Follower(site, socket)
         site.call(change, site.hub)
         parts = page.follow()
@@ -83,10 +83,10 @@ def test_only_nodes_that_have_changed_are_sent_and_the_follower_has_the_fleet(
 
 def test_a_gpu_that_changed_its_holder_is_told_within_a_minute_though_the_map_is_the_same() -> None:
     time = clock.ManualClock(datetime(2026, 1, 31, tzinfo=UTC))
-    with serving(FakeHub(clock=time), interval_seconds=60) as site, viewer(site) as socket:
+    with serving(SmallHub(clock=time), interval_seconds=60) as site, viewer(site) as socket:
         page = Follower(site, socket)
         version = page.fleet["version"]
-        site.hub.moved["GPU-r01-02-3"] = "train-next"
+        site.hub.readings.moved["GPU-r01-02-3"] = "train-next"
         asyncio.run_coroutine_threadsafe(time.advance(live.HOLDERS_SECONDS), site.loop).result(60)
         site.call(site.hub.changes.send, "fleet")
         assert len(page.follow()) == 3
@@ -95,18 +95,19 @@ def test_a_gpu_that_changed_its_holder_is_told_within_a_minute_though_the_map_is
 
 
 def test_holders_that_nobody_can_tell_any_more_are_unknown_to_a_follower_too() -> None:
-    with serving(FakeHub(), interval_seconds=60) as site, viewer(site) as socket:
+    with serving(SmallHub(), interval_seconds=60) as site, viewer(site) as socket:
         page = Follower(site, socket)
         assert page.fleet["workloads"] == {}
-        site.hub.failing = True
+        site.hub.queries.failing = True
         site.call(lose_gpu, site.hub)
         page.follow()
         assert page.fleet["workloads"] is None
         assert {gpu["workload"] for node in page.fleet["nodes"] for gpu in node["gpus"] if gpu} == {None}
 
 
+@pytest.mark.slow
 def test_a_follower_of_an_edition_that_nobody_knows_is_told_so_until_it_has_another() -> None:
-    with serving(FakeHub(), interval_seconds=60) as site, viewer(site) as socket:
+    with serving(SmallHub(), interval_seconds=60) as site, viewer(site) as socket:
         page = Follower(site, socket)
         page.say("from before the restart")
         for _ in range(2):
@@ -118,8 +119,9 @@ def test_a_follower_of_an_edition_that_nobody_knows_is_told_so_until_it_has_anot
         assert told["since"] == page.fleet["edition"]
 
 
+@pytest.mark.slow
 def test_a_follower_that_missed_some_editions_is_told_everything_since_its_own() -> None:
-    with serving(FakeHub(), interval_seconds=60) as site, viewer(site) as socket:
+    with serving(SmallHub(), interval_seconds=60) as site, viewer(site) as socket:
         page = Follower(site, socket)
         own = page.fleet
         for change in (lose_gpu, gain_node):
@@ -132,8 +134,9 @@ def test_a_follower_that_missed_some_editions_is_told_everything_since_its_own()
         assert page.fleet == site.ask(WHOLE).json
 
 
+@pytest.mark.slow
 def test_a_viewer_that_does_not_say_what_it_has_is_sent_pictures_only() -> None:
-    with serving(FakeHub(), interval_seconds=60) as site, viewer(site) as socket:
+    with serving(SmallHub(), interval_seconds=60) as site, viewer(site) as socket:
         kinds = set()
         for _ in range(3):
             site.call(lose_gpu, site.hub)
@@ -144,7 +147,7 @@ def test_a_viewer_that_does_not_say_what_it_has_is_sent_pictures_only() -> None:
 
 
 def test_the_long_answer_names_holders_by_uuid_and_the_short_one_with_each_gpu() -> None:
-    with serving(FakeHub(), interval_seconds=60) as site:
+    with serving(SmallHub(), interval_seconds=60) as site:
         long, short = site.ask("/api/fleet").json, site.ask(WHOLE).json
     assert long["workloads"] == {
         gpu["uuid"]: gpu["workload"] for node in short["nodes"] for gpu in node["gpus"] if gpu["workload"]

@@ -7,12 +7,15 @@ import contextlib
 import hashlib
 import time
 from collections.abc import AsyncIterator
+from functools import cached_property
 
 import pytest
 
 from tests.support.waiting import until_async
-from tests.web.fake_hub import FakeHub
+from tests.web.canned_engine import CannedQueries
 from tests.web.running import ANSWER_SECONDS, Reply, Site
+from tests.web.small_hub import SmallHub
+from watchkeeper.kit import clock
 from watchkeeper.query import engine
 from watchkeeper.web import app, opening, server
 from watchkeeper.web.auth import auth, doors
@@ -20,27 +23,34 @@ from watchkeeper.web.auth import auth, doors
 QUESTION = "/api/v1/query?query=up"
 
 
-class SlowHub(FakeHub):
+class SlowQueries(CannedQueries):
     """Answers when it is let."""
 
-    is_asked: asyncio.Event
-    may_answer: asyncio.Event
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def __init__(self, asked: engine.Engine, time: clock.Clock) -> None:
+        super().__init__(asked, time)
         self.is_asked, self.may_answer = asyncio.Event(), asyncio.Event()
 
-    async def ask(self, expr: str, at_ms: int) -> engine.Answer:
+    async def instant(self, expr: str, at_ms: int | None = None) -> engine.Answer:
         self.is_asked.set()
         await self.may_answer.wait()
-        return await super().ask(expr, at_ms)
+        return await super().instant(expr, at_ms)
+
+
+class SlowHub(SmallHub):
+    @cached_property
+    def queries(self) -> SlowQueries:
+        return SlowQueries(self.engine, self.clock)
 
 
 @contextlib.asynccontextmanager
-async def opened(hub: FakeHub, known: auth.Auth | None = None) -> AsyncIterator[tuple[opening.Opening, Site]]:
+async def opened(hub: SmallHub, known: auth.Auth | None = None) -> AsyncIterator[tuple[opening.Opening, Site]]:
     """A server that has begun, on a hub that is not whole yet."""
-    listener = server.listen("127.0.0.1", 0)
-    first, stop, is_up = opening.Opening(hub, doors.Doors(known or auth.Auth())), asyncio.Event(), asyncio.Event()
+    listener, offered = server.listen("127.0.0.1", 0), hub.services
+    first, stop, is_up = (
+        opening.Opening(offered.runtime, offered.queries, doors=doors.Doors(known or auth.Auth())),
+        asyncio.Event(),
+        asyncio.Event(),
+    )
     served = asyncio.create_task(server.serve(first, listener, stop=stop, is_up=is_up))
     async with asyncio.timeout(ANSWER_SECONDS):
         await is_up.wait()
@@ -55,7 +65,7 @@ def asked(site: Site, path: str, headers: dict[str, str] | None = None) -> async
 
 def test_questions_are_answered_before_the_hub_is_whole() -> None:
     async def run() -> None:
-        async with opened(FakeHub()) as (_, site):
+        async with opened(SmallHub()) as (_, site):
             reply = await asked(site, QUESTION)
             assert (reply.status, reply.json["status"]) == (200, "success")
             assert "content-security-policy" in reply.headers
@@ -68,14 +78,14 @@ def test_questions_are_answered_before_the_hub_is_whole() -> None:
 @pytest.mark.parametrize("path", ["/-/ready", "/api/v1/labels", "/api/status", "/"])
 def test_everything_else_waits_and_is_not_refused(path: str) -> None:
     async def run() -> None:
-        hub = FakeHub()
+        hub = SmallHub()
         async with opened(hub) as (first, site):
             waiting = asked(site, path)
             # Answered behind it: it has been read.
             assert (await asked(site, QUESTION)).status == 200
             await asyncio.wait({waiting}, timeout=0.2)
             assert not waiting.done()
-            first.complete(app.create_app(hub, auth.Auth()))
+            first.complete(app.create_app(hub.services, auth.Auth()))
             assert (await waiting).status == 200
             assert (await asked(site, QUESTION)).status == 200
 
@@ -85,7 +95,7 @@ def test_everything_else_waits_and_is_not_refused(path: str) -> None:
 def test_who_may_not_come_in_may_not_ask_early() -> None:
     async def run() -> None:
         token = auth.Token("grafana", auth.Role.VIEWER, hashlib.sha256(b"secret").digest())
-        async with opened(FakeHub(), auth.Auth((token,))) as (_, site):
+        async with opened(SmallHub(), auth.Auth((token,))) as (_, site):
             assert (await asked(site, QUESTION)).status == 401
             assert (await asked(site, QUESTION, {"Authorization": "Bearer secret"})).status == 200
 
@@ -100,11 +110,11 @@ def test_what_is_left_to_do_steps_aside_for_those_who_ask(monkeypatch: pytest.Mo
         async with opened(hub) as (first, site):
             await first.step_aside()
             reply = asked(site, QUESTION)
-            await hub.is_asked.wait()
+            await hub.queries.is_asked.wait()
             stepping = asyncio.create_task(first.step_aside())
             await asyncio.wait({stepping}, timeout=0.1)
             assert not stepping.done()
-            hub.may_answer.set()
+            hub.queries.may_answer.set()
             await stepping
             assert (await reply).status == 200
 
@@ -118,12 +128,12 @@ def test_those_who_ask_all_the_time_do_not_keep_the_hub_from_starting(monkeypatc
         hub = SlowHub()
         async with opened(hub) as (first, site):
             reply = asked(site, QUESTION)
-            await hub.is_asked.wait()
+            await hub.queries.is_asked.wait()
             began = time.monotonic()
             for _ in range(3):
                 await first.step_aside()
             assert time.monotonic() - began < ANSWER_SECONDS
-            hub.may_answer.set()
+            hub.queries.may_answer.set()
             assert (await reply).status == 200
 
     asyncio.run(run())
@@ -131,7 +141,7 @@ def test_those_who_ask_all_the_time_do_not_keep_the_hub_from_starting(monkeypatc
 
 def test_whoever_waits_for_a_hub_that_cannot_start_is_told_so_and_keeps_nobody_from_ending() -> None:
     async def run() -> None:
-        async with opened(FakeHub()) as (first, site):
+        async with opened(SmallHub()) as (first, site):
             waiting = [asked(site, path) for path in ("/api/incidents", "/")]
             await until_async(lambda: first._is_whole._waiters)  # type: ignore[attr-defined]
             first.give_up()

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 from starlette.responses import Response, StreamingResponse
 
-from tests.web.fake_hub import FakeHub
 from tests.web.running import Site, serving
+from tests.web.small_hub import SmallHub
 from watchkeeper.net import packing
 from watchkeeper.web import answers
 
@@ -20,7 +20,7 @@ LONG = b"x" * packing.LEAST_BYTES
 
 @pytest.fixture(scope="module")
 def site() -> Iterator[Site]:
-    with serving(FakeHub(racks=8, per_rack=4)) as running:
+    with serving(SmallHub(racks=8, per_rack=4)) as running:
         yield running
 
 

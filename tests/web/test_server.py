@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.web.fake_hub import FakeHub
 from tests.web.running import Site, serving
+from tests.web.small_hub import SmallHub
 from watchkeeper.errors import StartRefused
 from watchkeeper.web import pages, server
 
 
 @pytest.fixture
 def site() -> Iterator[Site]:
-    with serving(FakeHub()) as running:
+    with serving(SmallHub()) as running:
         yield running
 
 
@@ -32,7 +32,7 @@ def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_healthy_is_not_ready(site: Site) -> None:
     assert site.ask("/-/ready").status == 200
-    site.hub.is_ready, site.hub.not_ready_because = False, "12 of 40 targets were never scraped"
+    site.hub.not_ready_because = "12 of 40 targets were never scraped"
     reply = site.ask("/-/ready")
     assert (reply.status, reply.body) == (503, b"Not ready: 12 of 40 targets were never scraped\n")
     assert site.ask("/-/healthy").status == 200

@@ -86,6 +86,7 @@ def test_when_many_wait_none_begins_while_rules_are_evaluated() -> None:
     asyncio.run(story())
 
 
+@pytest.mark.slow
 def test_rules_that_are_at_work_all_the_time_do_not_keep_everybody_waiting() -> None:
     load = Shedding(own_metrics.Registry(), lambda: True)
 

@@ -53,10 +53,10 @@ def engine(
     """Series with one value each, of a second ago; `before` has values of a minute earlier."""
     made = embedded.EmbeddedEngine(head.Head())
     at = round(NOW.timestamp() * 1000) - 1000
-    made.append(
+    made.appender.append(
         [Sample(notation.labels(name), at - 1000 * earlier_seconds, value) for name, value in (before or {}).items()]
     )
-    made.append([Sample(notation.labels(name), at, value) for rows in several for name, value in rows.items()])
+    made.appender.append([Sample(notation.labels(name), at, value) for rows in several for name, value in rows.items()])
     return made
 
 

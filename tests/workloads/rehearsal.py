@@ -90,7 +90,7 @@ class Rehearsal:
             for job in self.jobs:
                 steps = bisect.bisect_right(ends[job.name], read_at)
                 if steps:
-                    self.engine.append(_page(job, read_at, last=ends[job.name][steps - 1], steps=steps))
+                    self.engine.appender.append(_page(job, read_at, last=ends[job.name][steps - 1], steps=steps))
             self._evaluate(second)
         return self.fired
 
@@ -104,7 +104,7 @@ class Rehearsal:
                 continue
             for result in evaluate.evaluate_each(group, self.engine, self.state, now=now):
                 assert result.state.health is evaluate.Health.OK, result.state.last_error
-                self.engine.append(result.samples)
+                self.engine.appender.append(result.samples)
                 self.state = {**self.state, result.key: result.state}
                 self.fired += [
                     (change.labels["job_name"], change.labels["alertname"], second)

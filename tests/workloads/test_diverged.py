@@ -15,7 +15,6 @@ from watchkeeper.cli.fleet import jobs as jobs_command
 from watchkeeper.diagnose import evidence
 from watchkeeper.diagnose.checks import training
 from watchkeeper.drill.watch import Watch
-from watchkeeper.kit import wire
 from watchkeeper.model import alerts, events, fleet, incidents
 from watchkeeper.sim.simulation import SimSettings, Simulation
 from watchkeeper.workloads import board, report
@@ -93,7 +92,7 @@ class Struck:
         [line] = [line for line in found.lines if line.name == self.job]
         happened = self.watch.journal.events_at(fleet.Place("sim"), since=now - timedelta(hours=1), until=now)
         plain = asked(found, line.id, happened)
-        return jobs_command.in_words(wire.to_plain(report.make(self.watch.engine, now, plain)))
+        return jobs_command.in_words(report.make(self.watch.engine, now, plain))
 
     def evidence(self) -> list[str]:
         [incident] = [one for one in self.watch.incidents() if one.place.domain == f"job={self.job}" and one.is_open]
@@ -128,6 +127,7 @@ def struck(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str
     watch.close()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_a_nan_beside_errors_of_memory_or_braked_clocks_carries_them_and_beside_nothing_says_so(
     struck: tuple[str | None, Struck],

@@ -39,6 +39,7 @@ def rehearsal() -> Rehearsal:
     return played
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("job", STALLED, ids=lambda job: job.name)
 def test_a_hang_is_found_within_a_minute_or_three_steps_after_the_last_one(rehearsal: Rehearsal, job: Job) -> None:
     last = max(job.steps(AT + 320))
@@ -46,23 +47,27 @@ def test_a_hang_is_found_within_a_minute_or_three_steps_after_the_last_one(rehea
     assert AT <= seconds <= last + max(60, 3 * job.step)
 
 
+@pytest.mark.slow
 def test_gpus_that_do_nothing_are_a_stall_as_soon_as_no_usual_pause_explains_it(rehearsal: Rehearsal) -> None:
     quick, patient = SILENT
     assert rehearsal.seconds_after(quick, "TrainingJobStalled", since=AT)[0] <= 60
     assert 60 < rehearsal.seconds_after(patient, "TrainingJobStalled", since=AT)[0] <= 1.25 * (40 + 15) + 45
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("job", HEALTHY, ids=lambda job: job.name)
 def test_checkpoints_validation_and_long_steps_are_no_stall(rehearsal: Rehearsal, job: Job) -> None:
     assert [fired for fired in rehearsal.fired if fired[0] == job.name] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("job", LATE, ids=lambda job: job.name)
 def test_a_rank_a_tenth_slower_is_found_within_five_minutes(rehearsal: Rehearsal, job: Job) -> None:
     [seconds] = rehearsal.seconds_after(job, "TrainingRankSlow", since=AT)
     assert 0 < seconds <= 300
 
 
+@pytest.mark.slow
 def test_only_the_late_rank_is_named(rehearsal: Rehearsal) -> None:
     answer = rehearsal.engine.instant("watchkeeper:training_rank_slow:ratio", (1_800_000_000 + AT + 315) * 1000)
     assert {(one["job_name"], one["rank"]) for one in answer.latest()} == {("late-2", "1"), ("late-8", "7")}

@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tests.web import stories
-from tests.web.fake_hub import FakeHub
 from tests.web.running import Site, serving
+from tests.web.small_hub import SmallHub
 from tests.workloads.boards import RANKS, SERIES, SLOW
 from watchkeeper.cli.fleet import explain as explain_command
 from watchkeeper.cli.fleet import jobs as jobs_command
@@ -40,14 +40,14 @@ def site() -> Iterator[Site]:
 
 
 @contextlib.contextmanager
-def told(series: Mapping[str, float], hub: FakeHub | None = None) -> Iterator[Site]:
+def told(series: Mapping[str, float], hub: SmallHub | None = None) -> Iterator[Site]:
     """A hub that knows these series."""
-    hub = hub or FakeHub()
+    hub = hub or SmallHub()
     engine = embedded.EmbeddedEngine(head.Head())
     at, own = clock.to_ms(hub.clock.now()) - 1000, f'cluster="{hub.settings.fleet.cluster}"'
     rows = {name.replace('cluster="c"', own): value for name, value in series.items()}
-    engine.append([Sample(notation.labels(name), at, value) for name, value in rows.items()])
-    hub.engine = engine  # type: ignore[assignment]
+    engine.appender.append([Sample(notation.labels(name), at, value) for name, value in rows.items()])
+    hub.engine = engine
     with serving(hub) as running:
         yield running
 
@@ -134,7 +134,7 @@ def test_a_job_without_a_cause_is_explained_in_the_words_of_its_report() -> None
 
 
 def test_a_grave_incident_of_its_node_is_the_answer_about_a_job() -> None:
-    hub = FakeHub()
+    hub = SmallHub()
     stories.lose_gpu(hub)
     pod = 'cluster="c",workload_kind="pod",namespace="research",job_name="llm-70b"'
     with told({f"watchkeeper:job_gpus:sum{{{pod}}}": 8.0, f"watchkeeper:job_nodes:count{{{pod}}}": 1.0}, hub) as site:
@@ -144,7 +144,7 @@ def test_a_grave_incident_of_its_node_is_the_answer_about_a_job() -> None:
 
 
 def test_a_pod_that_waits_is_told_with_its_incident_wherever_somebody_asks() -> None:
-    hub = FakeHub()
+    hub = SmallHub()
     stories.keep_waiting(hub, pod="ml/big-0")
     with told({'watchkeeper:pending_gpu_pods:requests{cluster="c",namespace="ml",pod="big-0"}': 64.0}, hub) as site:
         [line] = site.ask("/api/jobs").json["jobs"]

@@ -157,6 +157,7 @@ def test_one_point_or_two_far_apart_are_no_past() -> None:
     assert follow([Load(0, 1), Load(7200, 1)], cluster="c", model="chat", step_seconds=60) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("odd", [math.nan, math.inf])
 def test_a_queue_that_is_not_a_number_is_not_known_and_costs_no_other_model_its_advice(odd: float) -> None:
     engine = embedded.EmbeddedEngine(head.Head(retention_ms=3_600_000))
@@ -165,7 +166,9 @@ def test_a_queue_that_is_not_a_number_is_not_known_and_costs_no_other_model_its_
         for model, value in waiting.items():
             own = {"cluster": "c", "model_name": model}
             told = {"watchkeeper:inference_replicas:count": 2.0, "inference_requests_waiting": value}
-            engine.append(Sample(Labels({"__name__": name, **own}), at_ms, number) for name, number in told.items())
+            engine.appender.append(
+                Sample(Labels({"__name__": name, **own}), at_ms, number) for name, number in told.items()
+            )
     advised, problems = now(engine, 120_000, {})
     assert [(one.model, one.wanted, problems) for one in advised] == [("broken", None, []), ("chat", 6, [])]
     found = past(engine, Span(0, 120_000, 60_000), {}, cluster="c", model="broken")

@@ -12,6 +12,8 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from watchkeeper.kit.protobuf import varint
+
 MAGIC = b"PAR1"
 # Types of a field in Thrift's compact protocol.
 I32, I64, BINARY, LIST, STRUCT = 5, 6, 8, 9, 12
@@ -115,26 +117,18 @@ def _struct(fields: Mapping[int, _Field]) -> _Field:
 
 
 def _list(kind: int, items: Sequence[_Field]) -> _Field:
-    head = bytes([len(items) << 4 | kind]) if len(items) < 15 else bytes([0xF0 | kind]) + _varint(len(items))
+    head = bytes([len(items) << 4 | kind]) if len(items) < 15 else bytes([0xF0 | kind]) + varint(len(items))
     return _Field(LIST, head + b"".join(item.content for item in items))
 
 
 def _text(text: str) -> _Field:
-    return _Field(BINARY, _varint(len(text.encode())) + text.encode())
+    return _Field(BINARY, varint(len(text.encode())) + text.encode())
 
 
+# Signed numbers come doubled, as zigzag writes those of zero and above.
 def _i32(number: int) -> _Field:
-    return _Field(I32, _varint(number * 2))
+    return _Field(I32, varint(number * 2))
 
 
 def _i64(number: int) -> _Field:
-    return _Field(I64, _varint(number * 2))
-
-
-def _varint(number: int) -> bytes:
-    """Seven bits a byte, the lowest first. Signed numbers come doubled, as zigzag writes those of zero and above."""
-    made = bytearray()
-    while number > 0x7F:
-        made.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes(made + bytes([number]))
+    return _Field(I64, varint(number * 2))

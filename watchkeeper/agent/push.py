@@ -14,13 +14,13 @@ from pathlib import Path
 
 from watchkeeper.agent.spool import Batch, Spool
 from watchkeeper.errors import CollectError
-from watchkeeper.kit import clock, logs, own_metrics
+from watchkeeper.kit import backoff, clock, logs, own_metrics
 from watchkeeper.net import http
 from watchkeeper.net.access import NOTHING, Access
 
 log = logging.getLogger(__name__)
 
-FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 60.0
+PAUSES = backoff.Backoff(1.0, 60.0)
 # A hub that asks for more patience than this has made a mistake.
 LONGEST_RETRY_AFTER_SECONDS = 300.0
 # Half a minute of the same batch, with growing pauses: a hub that only restarts is back by then.
@@ -101,22 +101,23 @@ async def push_forever(spool: Spool, hub: Hub, *, time: clock.Clock, pushed: own
     """Deliver batches as they come; `pushed` counts the events the hub has confirmed."""
     connection = http.Connection(timeout_seconds=hub.timeout_seconds, access=hub.access)
     address = f"{hub.url.rstrip('/')}/api/events"
-    pause = FIRST_PAUSE_SECONDS
+    failures = 0
     suspects = Suspects(spool)
     try:
         while True:
             batch = await spool.next_batch()
+            pause = PAUSES.seconds(failures + 1)
             try:
                 response = await connection.send(http.Request(address, "POST", headers=hub.headers, body=batch.body))
                 verdict, wait = after_answer(response, pause)
-                problem = f"answered {response.status}: {response.body[:200].decode('utf-8', 'replace')}"
+                problem = response.refusal
             except CollectError as error:
                 verdict, wait, problem = Verdict.LATER, pause, str(error)
             if verdict is Verdict.DELIVERED:
                 spool.done(batch)
                 suspects.clear(batch)
                 pushed.add(batch.count)
-                pause = FIRST_PAUSE_SECONDS
+                failures = 0
             elif verdict is Verdict.REFUSED:
                 spool.reject(batch)
                 log.error("The hub refuses events", extra=logs.fields(hub=hub.url, count=batch.count, error=problem))
@@ -125,6 +126,6 @@ async def push_forever(spool: Spool, hub: Hub, *, time: clock.Clock, pushed: own
                     log.error("The hub breaks at an event", extra=logs.fields(hub=hub.url, error=problem))
                 log.warning("Events wait", extra=logs.fields(hub=hub.url, error=problem, retry_seconds=wait))
                 await time.sleep(wait)
-                pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+                failures += 1
     finally:
         await connection.aclose()

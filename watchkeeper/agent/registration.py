@@ -12,14 +12,14 @@ from collections.abc import Callable
 
 from watchkeeper.agent import push
 from watchkeeper.errors import CollectError
-from watchkeeper.kit import clock, logs, wire
+from watchkeeper.kit import backoff, clock, logs, wire
 from watchkeeper.model import fleet
 from watchkeeper.net import http
 
 log = logging.getLogger(__name__)
 
 REPEAT_SECONDS = 300.0
-FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 5.0, 60.0
+PAUSES = backoff.Backoff(5.0, 60.0)
 # How often is looked whether there is something new to say.
 LOOK_SECONDS = 5.0
 
@@ -29,7 +29,7 @@ async def register_forever(hub: push.Hub, current: Callable[[], fleet.NodeRegist
     connection = http.Connection(timeout_seconds=hub.timeout_seconds, access=hub.access)
     address = f"{hub.url.rstrip('/')}/api/nodes"
     sent: fleet.NodeRegistration | None = None
-    pause = FIRST_PAUSE_SECONDS
+    failures = 0
     try:
         while True:
             registration = current()
@@ -38,12 +38,13 @@ async def register_forever(hub: push.Hub, current: Callable[[], fleet.NodeRegist
             if problem is None:
                 if sent is None:
                     log.info("Node registered", extra=logs.fields(hub=hub.url, gpus=len(registration.gpus)))
-                sent, pause = registration, FIRST_PAUSE_SECONDS
+                sent, failures = registration, 0
                 await _until_new(current, sent, time=time)
             else:
+                failures += 1
+                pause = PAUSES.seconds(failures)
                 log.warning("Node not registered", extra=logs.fields(hub=hub.url, error=problem, retry_seconds=pause))
                 await time.sleep(pause)
-                pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
     finally:
         await connection.aclose()
 
@@ -54,9 +55,7 @@ async def _send(connection: http.Connection, request: http.Request) -> str | Non
         response = await connection.send(request)
     except CollectError as error:
         return str(error)
-    if response.status == 200:
-        return None
-    return f"answered {response.status}: {response.body[:200].decode('utf-8', 'replace')}"
+    return None if response.status == 200 else response.refusal
 
 
 async def _until_new(

@@ -9,13 +9,49 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
 from watchkeeper.capacity import advice, demand, fullness
 from watchkeeper.capacity.forecast import Forecast, forecast
 from watchkeeper.kit import durations, wire
+
+
+class Step(TypedDict):
+    time: str
+    mean: float
+    low: float
+    high: float
+
+
+class Backtest(TypedDict):
+    wape: float | None
+    naive_wape: float | None
+    coverage: float | None
+    naive_day_wape: float | None
+    naive_week_wape: float | None
+    straight_line_wape: float | None
+    origins: int
+    since: str | None
+    whole_horizon: bool
+
+
+class Point(TypedDict):
+    time: str
+    value: float | None
+
+
+PastDemand = TypedDict("PastDemand", {"from": str, "to": str, "steps": int, "gaps": int, "recent": list[Point]})
+
+
+class Full(TypedDict):
+    capacity_gpus: float
+    is_full_now: bool
+    full_at: str | None
+    earliest: str | None
+    latest: str | None
+    likely: float
 
 
 def forecast_report(
@@ -47,16 +83,27 @@ def forecast_report(
     return {
         "sentence": advice.sentence(full, need, horizon=horizon),
         **answer,
-        "full": {
-            **wire.to_plain(full),
-            **{name: _when(getattr(full, name)) for name in ("full_at", "earliest", "latest")},
-        },
+        "full": _full(full),
         "need": wire.to_plain(need),
         "advice": wire.to_plain(advice.of_forecast(made, full, need)),
     }
 
 
-def _points(made: Forecast) -> list[dict[str, Any]]:
+def _full(found: fullness.Fullness) -> Full:
+    full_at, earliest, latest = (
+        None if at is None else _when(at) for at in (found.full_at, found.earliest, found.latest)
+    )
+    return {
+        "capacity_gpus": found.capacity_gpus,
+        "is_full_now": found.is_full_now,
+        "full_at": full_at,
+        "earliest": earliest,
+        "latest": latest,
+        "likely": found.likely,
+    }
+
+
+def _points(made: Forecast) -> list[Step]:
     return [
         {"time": _when(at), "mean": round(mean, 4), "low": round(low, 4), "high": round(high, 4)}
         for at, mean, low, high in zip(
@@ -65,7 +112,7 @@ def _points(made: Forecast) -> list[dict[str, Any]]:
     ]
 
 
-def _backtest(made: Forecast) -> dict[str, Any]:
+def _backtest(made: Forecast) -> Backtest:
     judged = made.backtest
     return {
         "wape": judged.wape,
@@ -75,12 +122,12 @@ def _backtest(made: Forecast) -> dict[str, Any]:
         "naive_week_wape": judged.naive_week_wape,
         "straight_line_wape": judged.straight_line_wape,
         "origins": judged.origins,
-        "since": _when(judged.since_seconds),
+        "since": None if judged.since_seconds is None else _when(judged.since_seconds),
         "whole_horizon": judged.is_whole,
     }
 
 
-def _history(series: demand.Series, *, steps: int) -> dict[str, Any]:
+def _history(series: demand.Series, *, steps: int) -> PastDemand:
     first = max(0, len(series) - steps)
     return {
         "from": _when(series.start_seconds),
@@ -97,9 +144,7 @@ def _history(series: demand.Series, *, steps: int) -> dict[str, Any]:
     }
 
 
-def _when(seconds: float | None) -> str | None:
+def _when(seconds: float) -> str:
     """Whole seconds where they are whole: what a table of hours is joined with."""
-    if seconds is None:
-        return None
     at = datetime.fromtimestamp(seconds, UTC)
     return at.isoformat().replace("+00:00", "Z")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from watchkeeper.capacity.jobs import Job, Recorded, unknown_models
 from watchkeeper.capacity.replay import Floats, Outcome, Policy, replay
 from watchkeeper.capacity.stock import Node
 from watchkeeper.errors import WatchkeeperError
+from watchkeeper.readers.table import PlainProblems
 
 ASSUMES = (
     "each job runs as long as it ran when recorded, whatever it runs on",
@@ -27,6 +28,57 @@ ASSUMES = (
 )
 # Rows of the table by size; all that is less than a GPU is one row.
 SHAPES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+class Spread(TypedDict):
+    """Seconds of waiting; None where no job has started."""
+
+    jobs: int
+    mean: float | None
+    p50: float | None
+    p95: float | None
+    max: float | None
+
+
+class Waits(Spread):
+    by_gpus: dict[str, Spread]
+
+
+class RecordedWaits(TypedDict):
+    wait: Waits
+
+
+class NeverFits(TypedDict):
+    jobs: int
+    gpus: list[float]
+
+
+class Replayed(TypedDict):
+    gpus: float
+    utilisation: float | None
+    gpu_hours_used: float
+    gpu_hours_available: float
+    peak_gpus: float
+    wait: Waits
+    started_after_the_record: int
+    never_fits: NeverFits
+
+
+class WhatIf(TypedDict):
+    """Two replays side by side, as `--json` and the API give them."""
+
+    change: str
+    policy: str
+    jobs: dict[str, int]
+    layout: str
+    since: float
+    until: float
+    recorded: RecordedWaits
+    before: Replayed
+    after: Replayed
+    unknown_models: dict[str, int]
+    assumes: list[str]
+    problems: PlainProblems
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +172,7 @@ def _sliced(nodes: list[Node], change: Change) -> list[Node]:
     return left
 
 
-def compare(
-    recorded: Recorded, nodes: Sequence[Node], change: Change, *, policy: Policy = Policy.BACKFILL
-) -> dict[str, Any]:
+def compare(recorded: Recorded, nodes: Sequence[Node], change: Change, *, policy: Policy = Policy.BACKFILL) -> WhatIf:
     """Waiting and utilisation as recorded, as replayed on the fleet as it is, and after the change; plain for JSON."""
     after = changed(nodes, change)
     jobs, unknown = for_these(recorded.jobs, [*nodes, *after])
@@ -155,7 +205,7 @@ def _recorded_waits(jobs: Sequence[Job]) -> Floats:
     return np.array([math.nan if job.started is None else job.started - job.submitted for job in jobs])
 
 
-def summary(jobs: Sequence[Job], outcome: Outcome, window: tuple[float, float]) -> dict[str, Any]:
+def summary(jobs: Sequence[Job], outcome: Outcome, window: tuple[float, float]) -> Replayed:
     submitted = np.array([job.submitted for job in jobs], dtype=np.float64)
     available = outcome.gpus * (window[1] - window[0])
     used = outcome.gpu_seconds(*window)
@@ -174,9 +224,9 @@ def summary(jobs: Sequence[Job], outcome: Outcome, window: tuple[float, float]) 
     }
 
 
-def waits(jobs: Sequence[Job], seconds: Floats) -> dict[str, Any]:
+def waits(jobs: Sequence[Job], seconds: Floats) -> Waits:
     """Seconds of waiting of all jobs that started, and by shape: a row for each size up to which a job counts."""
-    rows: dict[str, Any] = {}
+    rows: dict[str, Spread] = {}
     sizes = np.array([job.shape.gpus for job in jobs])
     for low, high in zip((0.0, 0.999, *SHAPES), (0.999, *SHAPES, math.inf), strict=False):
         of_shape = seconds[(sizes > low) & (sizes <= high)]
@@ -193,10 +243,10 @@ def _shape_name(low: float, high: float) -> str:
     return f"{high:g}" if high <= 2 else f"{math.floor(low) + 1}-{high:g}"
 
 
-def _spread(seconds: Floats) -> dict[str, Any]:
+def _spread(seconds: Floats) -> Spread:
     known = seconds[~np.isnan(seconds)]
     if not len(known):
         return {"jobs": 0, "mean": None, "p50": None, "p95": None, "max": None}
     p50, p95 = np.quantile(known, [0.5, 0.95])
-    spread = {"mean": known.mean(), "p50": p50, "p95": p95, "max": known.max()}
-    return {"jobs": len(known), **{name: round(float(value), 3) for name, value in spread.items()}}
+    mean, p50, p95, most = (round(float(value), 3) for value in (known.mean(), p50, p95, known.max()))
+    return {"jobs": len(known), "mean": mean, "p50": p50, "p95": p95, "max": most}

@@ -8,14 +8,16 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from watchkeeper.cli import tables
 from watchkeeper.client.address import DEFAULT_URL
-from watchkeeper.client.hub import HubClient
 from watchkeeper.net import access
+
+if TYPE_CHECKING:
+    from watchkeeper.client import reading
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -50,16 +52,19 @@ token = click.option(
 
 
 def with_hub(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --hub and --token, and hand the command a HubClient as `hub`; a group's choice holds for its commands."""
+    """Add --hub and --token, and hand the command a Client as `hub`; a group's choice holds for its commands."""
 
     @hub_url("The hub to ask.", show_default=DEFAULT_URL)
     @token
     @functools.wraps(command)
     def wrapper(*args: Any, hub_url: str | None, token: str | None, **kwargs: Any) -> Any:
+        # Its types take a twentieth of a second to load, which commands without a hub are spared.
+        from watchkeeper.client.hub import Client
+
         context = click.get_current_context()
-        chosen = context.find_object(HubClient)
+        chosen = context.find_object(Client)
         if chosen is None or hub_url or token:
-            chosen = HubClient(hub_url or DEFAULT_URL, token=token, access=certificates())
+            chosen = Client(hub_url or DEFAULT_URL, token=token, access=certificates())
         context.obj = chosen
         return command(*args, hub=chosen, **kwargs)
 
@@ -90,6 +95,11 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON with 
 
 def print_json(value: Any) -> None:
     click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def fields(answer: reading.Answer) -> dict[str, Any]:
+    """An answer as it came, without the `ok` that only programs need to see."""
+    return {name: value for name, value in answer.plain.items() if name != "ok"}
 
 
 def unmapped(counts: Mapping[str, int]) -> list[str]:

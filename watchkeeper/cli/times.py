@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import click
 
-from watchkeeper.client.hub import HubClient
+from watchkeeper.client.hub import Client
 from watchkeeper.kit import durations
 
 WORDS = "RFC 3339, seconds since 1970, `now`, or a duration ago such as -2h"
@@ -28,12 +28,12 @@ def read(text: str, now: datetime) -> datetime:
     return at.astimezone(UTC) if at.tzinfo is not None else at.replace(tzinfo=UTC)
 
 
-def moment(text: str, hub: HubClient) -> datetime:
+def moment(text: str, hub: Client) -> datetime:
     """The same on the hub's own clock, which may be a simulated one."""
-    return read(text, datetime.fromisoformat(hub.status()["now"]) if _is_relative(text) else datetime.now(UTC))
+    return read(text, hub.status().now if _is_relative(text) else datetime.now(UTC))
 
 
-def window(start: str, end: str, hub: HubClient) -> tuple[datetime, datetime]:
+def window(start: str, end: str, hub: Client) -> tuple[datetime, datetime]:
     since, until = moment(start, hub), moment(end, hub)
     if since >= until:
         raise click.UsageError(f"--from ({since:%Y-%m-%dT%H:%M:%SZ}) must be before --to ({until:%Y-%m-%dT%H:%M:%SZ})")
@@ -42,6 +42,11 @@ def window(start: str, end: str, hub: HubClient) -> tuple[datetime, datetime]:
 
 def _is_relative(text: str) -> bool:
     return text.startswith(("now", "-"))
+
+
+def utc(at: datetime) -> str:
+    """As tables and sentences have it, to the second."""
+    return f"{at:%Y-%m-%dT%H:%M:%SZ}"
 
 
 def seconds(at: datetime) -> str:

@@ -1,7 +1,11 @@
-"""Asking a hub: one method per question, model values as answers.
+"""A hub as Python values: one method per question, which the command line, `top`, MCP and other programs ask.
 
-The command line uses it, and so can any program: `HubClient("http://127.0.0.1:9480").incidents()`.
-A hub that cannot be reached or says no raises HubError with what to do about it.
+    from watchkeeper.client.hub import Client
+    for card in Client("http://127.0.0.1:9480").incidents():
+        print(card.id, card.severity, card.title, card.next_step)
+
+Answers are the dataclasses of model/ and of `client.answers`; times are aware UTC, unknown is None. `plain` of an
+answer is the JSON as it came. A hub that cannot be reached or says no raises HubError with what to do about it.
 """
 
 from __future__ import annotations
@@ -9,34 +13,33 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import urllib.error
+import math
 import urllib.parse
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from datetime import datetime
+from typing import Any, TypeVar
 
-from watchkeeper.client import promise
+from watchkeeper.client import answers, promql
 from watchkeeper.client.address import DEFAULT_URL
-from watchkeeper.errors import HubError, reason
-from watchkeeper.kit import api_version
+from watchkeeper.client.reading import NOT_A_HUB, read
+from watchkeeper.errors import HubError
+from watchkeeper.kit import api_version, wire
+from watchkeeper.model.incidents import Incident
+from watchkeeper.model.jobs import JobReport
+from watchkeeper.model.node_list import NodeLine
+from watchkeeper.model.notices import Notice
+from watchkeeper.model.standing import Standing
+from watchkeeper.net import sync_http
 from watchkeeper.net.access import NOTHING, Access
 
 # A query may scan hours of a large fleet; anything longer is the server's fault, not patience.
 TIMEOUT_SECONDS = 30.0
 PIECE_BYTES = 64 * 1024
 JSON = "application/json"
-NOT_A_HUB = "is this a Watchkeeper hub, or something in front of one?"
+T = TypeVar("T")
 
 
-class Answer(dict[str, Any]):
-    """An object of a hub's answer; what it lacks is a HubError, as a hub that is older than its client may lack it."""
-
-    def __missing__(self, key: str) -> Any:
-        problem = f"the hub's answer has no `{key}`: the hub is older than this command, or is none"
-        raise HubError(problem, remedy="Install the same version of Watchkeeper on both sides")
-
-
-class HubClient:
+class Client:
     """One hub at one address, with an optional bearer token, and certificates where it speaks TLS."""
 
     def __init__(
@@ -54,124 +57,174 @@ class HubClient:
         self._timeout_seconds = timeout_seconds
         self._access = access
 
-    def query(self, expr: str, *, at: str | None = None) -> dict[str, Any]:
-        """An instant query; the answer is Prometheus' `data` object, with warnings and infos where there are any."""
-        return self.prometheus("query", {"query": expr, "time": at})
+    def status(self) -> answers.Status:
+        return self._get(answers.Status, "/api/status")
 
-    def query_range(self, expr: str, *, start: str, end: str, step: str) -> dict[str, Any]:
-        return self.prometheus("query_range", {"query": expr, "start": start, "end": end, "step": step})
+    def fleet(self) -> answers.Fleet:
+        """The inventory in the order of the map, and who holds which GPU now."""
+        return self._get(answers.Fleet, "/api/fleet")
 
-    def status(self) -> dict[str, Any]:
-        return self._ask("GET", "/api/status")
+    def list_nodes(self, *, state: str | None = None, pool: str | None = None) -> answers.Nodes:
+        """Every node with its states, GPUs and holders; `total` counts those that the filters left out too."""
+        return self._get(answers.Nodes, "/api/nodes", state=state, pool=pool)
 
-    def fleet(self) -> dict[str, Any]:
-        """`nodes` in the order of the map with their GPUs, and `workloads`: who holds which GPU now."""
-        return self._ask("GET", "/api/fleet")
+    def nodes(self, *, state: str | None = None, pool: str | None = None) -> tuple[NodeLine, ...]:
+        return self.list_nodes(state=state, pool=pool).nodes
 
-    def gpu(self, uuid: str) -> dict[str, Any]:
+    def gpu(self, uuid: str) -> answers.GpuPage:
         """One GPU: its node, who holds it, what happened to it."""
-        return self._ask("GET", f"/api/gpu/{urllib.parse.quote(uuid, safe='')}")
+        return self._get(answers.GpuPage, f"/api/gpu/{_quoted(uuid)}")
 
-    def incidents(self, *, all: bool = False) -> list[dict[str, Any]]:
-        """Open incidents, newest first; with `all`, resolved ones too."""
-        answer: list[dict[str, Any]] = self._ask("GET", f"/api/incidents?open={'0' if all else '1'}")["incidents"]
-        return answer
+    def who(self, name: str) -> answers.Who:
+        """Who holds a GPU or node, and what a job, pod, user or team holds."""
+        return self._get(answers.Who, "/api/who", name=name)
 
-    def incident(self, id: str) -> dict[str, Any]:
-        """One incident with its diagnosis, plan and timeline."""
-        return self._ask("GET", f"/api/incidents/{urllib.parse.quote(id)}")
+    def explain(self, kind: str, name: str) -> answers.ExplainAnswer:
+        """Why a pod (`namespace/name`), a node or a job is as it is; `text` for people."""
+        return self._get(answers.ExplainAnswer, f"/api/explain/{kind}/{urllib.parse.quote(name)}")
 
-    def slos(self) -> list[dict[str, Any]]:
-        """Every service level objective: indicator, error budget left, burn rates; None where nothing is known."""
-        answer: list[dict[str, Any]] = self._ask("GET", "/api/slos")["slos"]
-        return answer
-
-    def reload_rules(self) -> dict[str, Any]:
-        """Let the hub read its rule files again; HubError with every problem if they cannot be used."""
-        return self._ask("POST", "/-/reload", {})
-
-    def topology(self, *, rack: str | None = None, leaf: str | None = None, node: str | None = None) -> dict[str, Any]:
+    def topology(
+        self, *, rack: str | None = None, leaf: str | None = None, node: str | None = None
+    ) -> answers.Topology:
         """Racks, leaves, nodes, GPUs and links with their states; all of them, or those that are named."""
-        asked = {"rack": rack, "leaf": leaf, "node": node}
-        form = urllib.parse.urlencode({name: value for name, value in asked.items() if value is not None})
-        return self._ask("GET", f"/api/topology?{form}")
+        return self._get(answers.Topology, "/api/topology", rack=rack, leaf=leaf, node=node)
 
-    def push_sweep(self, sweep: dict[str, Any]) -> dict[str, Any]:
+    def push_sweep(self, sweep: dict[str, Any]) -> answers.SweepTaken:
         """Hand over a sweep of the InfiniBand fabric; see docs/howto/fabric.md."""
-        return self._ask("POST", "/api/fabric", sweep)
+        return self._post(answers.SweepTaken, "/api/fabric", sweep)
 
-    def acknowledge(self, id: str) -> dict[str, Any]:
-        return self._ask("POST", f"/api/incidents/{urllib.parse.quote(id)}/acknowledge", {})
+    def incidents(self, *, all: bool = False) -> tuple[answers.Card, ...]:
+        """Open incidents, newest first; with `all`, resolved ones too."""
+        return self._get(answers.Incidents, "/api/incidents", open="0" if all else "1").incidents
 
-    def resolve(self, id: str, *, why: str) -> dict[str, Any]:
-        return self._ask("POST", f"/api/incidents/{urllib.parse.quote(id)}/resolve", {"why": why})
+    def incident(self, id: str) -> answers.FullDetail:
+        """One incident with its diagnosis, plan and timeline."""
+        return self._get(answers.FullDetail, _of(id))
 
-    def assign(self, id: str, *, to: str) -> dict[str, Any]:
-        return self._ask("POST", f"/api/incidents/{urllib.parse.quote(id)}/assign", {"to": to})
+    def acknowledge(self, id: str) -> answers.Detail:
+        return self._post(answers.Detail, _of(id, "acknowledge"))
 
-    def silence_incident(self, id: str, *, lasting: str, reason: str) -> dict[str, Any]:
+    def resolve(self, id: str, *, why: str) -> answers.Detail:
+        return self._post(answers.Detail, _of(id, "resolve"), {"why": why})
+
+    def note(self, id: str, *, text: str) -> answers.Detail:
+        return self._post(answers.Detail, _of(id, "note"), {"text": text})
+
+    def assign(self, id: str, *, to: str) -> Incident:
+        return self._post(answers.Assigned, _of(id, "assign"), {"to": to}).incident
+
+    def correct(self, id: str, cause: str, *, why: str = "") -> answers.Corrected:
+        """Say what an incident was, or with the same cause that the hub was right."""
+        return self._post(answers.Corrected, _of(id, "cause"), {"cause": cause, "why": why})
+
+    def silence_incident(self, id: str, *, lasting: str, reason: str) -> answers.ShownSilence:
         """Silence everything at the place of an incident."""
-        body = {"for": lasting, "reason": reason}
-        return self._ask("POST", f"/api/incidents/{urllib.parse.quote(id)}/silence", body)
-
-    def silences(self) -> dict[str, Any]:
-        """`silences` that are, will be, or were in force within the last day; `problem` says why some are unknown."""
-        return self._ask("GET", "/api/silences")
-
-    def silence(self, matchers: Sequence[str], *, reason: str, **when: Any) -> dict[str, Any]:
-        """A silence of what fits all matchers; `when` has `for`, `starts_at`, `ends_at` and `maintenance`."""
-        return self._ask("POST", "/api/silences", {"matchers": list(matchers), "reason": reason, **when})
-
-    def end_silence(self, id: str) -> dict[str, Any]:
-        return self._ask("DELETE", f"/api/silences/{urllib.parse.quote(id, safe='')}")
+        return self._post(answers.SilenceMade, _of(id, "silence"), {"for": lasting, "reason": reason}).silence
 
     def report(self, id: str) -> dict[str, Any]:
-        """The whole story of an incident."""
-        return self._ask("GET", f"/api/incidents/{urllib.parse.quote(id)}/report?format=json")
+        """The whole story of an incident, as it is written into files."""
+        return self.ask("GET", f"{_of(id, 'report')}?format=json")
 
     def report_text(self, id: str) -> str:
         """The same as Markdown."""
-        with self._open("GET", f"/api/incidents/{urllib.parse.quote(id)}/report", accept="text/markdown") as answer:
+        with self._open("GET", _of(id, "report"), accept="text/markdown") as answer:
             return answer.read().decode(errors="replace")
 
-    def notices(self, id: str) -> list[dict[str, Any]]:
+    def notices(self, id: str) -> tuple[Notice, ...]:
         """Who was told about an incident, when, and what they answered."""
-        answer: list[dict[str, Any]] = self._ask("GET", f"/api/incidents/{urllib.parse.quote(id)}/notices")["notices"]
-        return answer
+        return self._get(answers.Notices, _of(id, "notices")).notices
 
-    def digest(self, *, days: int = 7) -> dict[str, Any]:
+    def digest(self, *, days: int = 7) -> answers.DigestText:
         """A review of the incidents of some days, with `text` for people."""
-        return self._ask("GET", f"/api/digest?days={days}")
+        return self._get(answers.DigestText, "/api/digest", days=days)
 
-    def note(self, id: str, *, text: str) -> dict[str, Any]:
-        return self._ask("POST", f"/api/incidents/{urllib.parse.quote(id)}/note", {"text": text})
+    def list_silences(self) -> answers.Silences:
+        """Those that are, will be, or were in force within the last day; `problem` says why some are unknown."""
+        return self._get(answers.Silences, "/api/silences")
+
+    def silences(self) -> tuple[answers.ListedSilence, ...]:
+        return self.list_silences().silences
+
+    def silence(
+        self, matchers: Sequence[str], *, reason: str, lasting: str | None = None, **when: Any
+    ) -> answers.ShownSilence:
+        """Silence what fits all matchers, such as node="gpu-r01-01", for a time such as 2h.
+
+        `when` has `starts_at`, `ends_at` and `maintenance`.
+        """
+        asked = {"matchers": list(matchers), "reason": reason, "for": lasting, **when}
+        body = {name: value for name, value in asked.items() if value is not None}
+        return self._post(answers.SilenceMade, "/api/silences", body).silence
+
+    def end_silence(self, id: str) -> answers.ShownSilence:
+        return self._read(answers.SilenceMade, self.ask("DELETE", f"/api/silences/{_quoted(id)}")).silence
+
+    def repairs(self, *, all: bool = False) -> answers.Repairs:
+        """Repairs that wait, run or hold a node, with `switch`; with `all`, the newest that ended too."""
+        return self._get(answers.Repairs, "/api/repairs", all="1" if all else "0")
+
+    def repair(self, incident: str) -> answers.ExplainedRepair:
+        """Why an incident has this plan and this mode, who would object now, and how far its repair is."""
+        return self._get(answers.ExplainedRepair, _of(incident, "repair"))
+
+    def approve(self, incident: str, *, digest: str) -> answers.ShownRepair:
+        """Approve the plan that has this digest, and no other."""
+        return self._repair(incident, "approve", digest=digest)
+
+    def reject(self, incident: str, *, why: str) -> answers.ShownRepair:
+        return self._repair(incident, "reject", why=why)
+
+    def finish_step(self, incident: str) -> answers.ShownRepair:
+        """Say that the step that only a person can do is done."""
+        return self._repair(incident, "step-done")
+
+    def try_again(self, incident: str) -> answers.ShownRepair:
+        return self._repair(incident, "again")
+
+    def stop_repairs(self, *, why: str) -> answers.ShownSwitch:
+        return self._post(answers.Switched, "/api/repairs/stop", {"why": why}).switch
+
+    def resume_repairs(self) -> answers.ShownSwitch:
+        return self._post(answers.Switched, "/api/repairs/resume").switch
+
+    def reset_breaker(self) -> answers.ShownSwitch:
+        return self._post(answers.Switched, "/api/repairs/reset").switch
+
+    def repair_log(self, *, limit: int = 1000) -> tuple[answers.Entry, ...]:
+        """The audit of repairs, oldest first: who, what, why, and what came of it."""
+        return self._get(answers.RepairLog, "/api/repairs/log", limit=limit).entries
+
+    def test_policy(self, text: str) -> tuple[answers.Rehearsed, ...]:
+        """Which plan each incident of the past would have got under a policy, and what guards would have said."""
+        return self._post(answers.Rehearsal, "/api/repairs/test", {"policy": text}).incidents
 
     def give_order(
         self, node: str, kind: str, arguments: dict[str, str], *, cluster: str | None = None
-    ) -> dict[str, Any]:
+    ) -> answers.GivenOrder:
         """Have something harmless done by a node's agent; the answer has the order and its state."""
         body = {"node": node, "kind": kind, "arguments": arguments, "cluster": cluster}
-        return self._ask("POST", "/api/orders", body)
+        return self._post(answers.GivenOrder, "/api/orders", body)
 
-    def order(self, id: str) -> dict[str, Any]:
+    def order(self, id: str) -> answers.GivenOrder:
         """One work order, its state, and its receipt once there is one."""
-        return self._ask("GET", f"/api/orders/{urllib.parse.quote(id, safe='')}")
+        return self._get(answers.GivenOrder, f"/api/orders/{_quoted(id)}")
 
     def bundle(
         self, *, incident: str | None = None, node: str | None = None, cluster: str | None = None, hides_names: bool
     ) -> bytes:
         """Evidence about an incident or a node, as a tar.gz; see docs/howto/bundle.md."""
-        asked = {"incident": incident, "node": node, "cluster": cluster, "hide_names": "1" if hides_names else None}
-        form = urllib.parse.urlencode({name: text for name, text in asked.items() if text is not None})
-        with self._open("GET", f"/api/bundle?{form}", accept="application/gzip") as answer:
+        form = _form(
+            {"incident": incident, "node": node, "cluster": cluster, "hide_names": "1" if hides_names else None}
+        )
+        with self._open("GET", f"/api/bundle{form}", accept="application/gzip") as answer:
             return answer.read()
 
     def recording(
         self, *, start: str, end: str, matches: Sequence[str] = (), progress: Callable[[int], None] | None = None
     ) -> Iterator[bytes]:
         """A recording of a time window, piece by piece as the hub writes it; see docs/howto/history.md."""
-        form = urllib.parse.urlencode([("from", start), ("to", end), *(("match[]", each) for each in matches)])
-        with self._open("GET", f"/api/recording?{form}", accept="application/gzip") as answer:
+        form = _form({"from": start, "to": end, "match[]": list(matches)})
+        with self._open("GET", f"/api/recording{form}", accept="application/gzip") as answer:
             done = 0
             while piece := answer.read(PIECE_BYTES):
                 done += len(piece)
@@ -179,139 +232,147 @@ class HubClient:
                     progress(done)
                 yield piece
 
-    def nodes(self, *, state: str | None = None, pool: str | None = None) -> dict[str, Any]:
-        """Every node with its states, GPUs and holders; `total` counts those that the filters left out too."""
-        chosen = {name: value for name, value in (("state", state), ("pool", pool)) if value is not None}
-        return self._ask("GET", f"/api/nodes?{urllib.parse.urlencode(chosen)}")
-
-    def who(self, name: str) -> dict[str, Any]:
-        """Who holds a GPU or node, and what a job, pod, user or team holds."""
-        return self._ask("GET", f"/api/who?{urllib.parse.urlencode({'name': name})}")
-
-    def correct(self, id: str, cause: str, *, why: str = "") -> dict[str, Any]:
-        """Say what an incident was, or with the same cause that the hub was right."""
-        return self._ask("POST", f"/api/incidents/{urllib.parse.quote(id)}/cause", {"cause": cause, "why": why})
-
-    def accuracy(self) -> list[dict[str, Any]]:
+    def accuracy(self) -> tuple[answers.Accuracy, ...]:
         """For each cause how often it was named, judged by a person, and right."""
-        answer: list[dict[str, Any]] = self._ask("GET", "/api/accuracy")["accuracy"]
-        return answer
+        return self._get(answers.CauseAccuracy, "/api/accuracy").accuracy
 
-    def drill_accuracy(self) -> list[dict[str, Any]]:
+    def drill_accuracy(self) -> tuple[answers.CauseScore, ...]:
         """For each cause how often it was named rightly in drills, the worst first."""
-        answer: list[dict[str, Any]] = self._ask("GET", "/api/drills/accuracy")["drills"]
-        return answer
+        return self._get(answers.DrillAccuracy, "/api/drills/accuracy").drills
 
-    def tell_drills(self, score: dict[str, Any]) -> dict[str, Any]:
+    def tell_drills(self, score: dict[str, Any]) -> answers.DrillAccuracy:
         """Hand over the score of a game day, as `watchkeeper drill --json` prints it."""
-        return self._ask("POST", "/api/drills/score", score)
+        return self._post(answers.DrillAccuracy, "/api/drills/score", score)
 
-    def lemons(self, *, days: int = 90) -> dict[str, Any]:
+    def lemons(self, *, days: int = 90) -> answers.Lemons:
         """Nodes by how often they break against the fleet, and by counters that grow; the most hazardous first."""
-        return self._ask("GET", f"/api/lemons?days={days}")
+        return self._get(answers.Lemons, "/api/lemons", days=days)
 
-    def explain(self, kind: str, name: str) -> dict[str, Any]:
-        """Why a pod (`namespace/name`), a node or a job is as it is; `text` for people."""
-        return self._ask("GET", f"/api/explain/{kind}/{urllib.parse.quote(name)}")
+    def jobs(self, **asked: str | int | None) -> answers.Jobs:
+        """The gravest first, by `state`, `team`, `cluster` and `limit`; `total` counts all that fit."""
+        return self._get(answers.Jobs, "/api/jobs", **asked)
 
-    def jobs(self, **asked: str | int | None) -> dict[str, Any]:
-        """`jobs`, the gravest first, by `state`, `team`, `cluster` and `limit`; `total` counts all that fit."""
-        form = urllib.parse.urlencode({name: value for name, value in asked.items() if value is not None})
-        return self._ask("GET", f"/api/jobs?{form}")
-
-    def job(self, id: str, *, cluster: str | None = None) -> dict[str, Any]:
+    def job(self, id: str, *, cluster: str | None = None) -> JobReport:
         """One job in full: efficiency, goodput, ranks side by side; the id may hold a slash."""
-        form = f"?{urllib.parse.urlencode({'cluster': cluster})}" if cluster else ""
-        return self._ask("GET", f"/api/jobs/{urllib.parse.quote(id)}{form}")
+        return self._get(JobReport, f"/api/jobs/{urllib.parse.quote(id)}", cluster=cluster)
 
-    def repairs(self, *, all: bool = False) -> dict[str, Any]:
-        """Repairs that wait, run or hold a node, with `switch`; with `all`, the newest that ended too."""
-        return self._ask("GET", f"/api/repairs?all={'1' if all else '0'}")
-
-    def repair(self, incident: str) -> dict[str, Any]:
-        """Why an incident has this plan and this mode, who would object now, and how far its repair is."""
-        return self._ask("GET", f"/api/incidents/{urllib.parse.quote(incident)}/repair")
-
-    def repair_word(self, incident: str, word: str, **body: Any) -> dict[str, Any]:
-        """Say `approve`, `reject`, `step-done` or `again` about the repair of an incident."""
-        path = f"/api/incidents/{urllib.parse.quote(incident)}/{word}"
-        answer: dict[str, Any] = self._ask("POST", path, body)["repair"]
-        return answer
-
-    def repair_switch(self, word: str, **body: Any) -> dict[str, Any]:
-        """`stop` or `resume` everything, or `reset` the circuit breaker."""
-        answer: dict[str, Any] = self._ask("POST", f"/api/repairs/{word}", body)["switch"]
-        return answer
-
-    def repair_log(self, *, limit: int = 1000) -> list[dict[str, Any]]:
-        """The audit of repairs, oldest first: who, what, why, and what came of it."""
-        answer: list[dict[str, Any]] = self._ask("GET", f"/api/repairs/log?limit={limit}")["entries"]
-        return answer
-
-    def test_policy(self, text: str) -> list[dict[str, Any]]:
-        """Which plan each incident of the past would have got under a policy, and what guards would have said."""
-        answer: list[dict[str, Any]] = self._ask("POST", "/api/repairs/test", {"policy": text})["incidents"]
-        return answer
-
-    def capacity(self, question: str, **asked: str | None) -> dict[str, Any]:
-        """`forecast`, `now` or `advice` about the fleet's GPUs; see docs/howto/capacity.md."""
-        form = urllib.parse.urlencode({name: value for name, value in asked.items() if value is not None})
-        return self._ask("GET", f"/api/capacity/{question}?{form}")
-
-    def whatif(self, **asked: Any) -> dict[str, Any]:
-        """Jobs replayed on the hub's fleet after a change: its own of a `window`, or `jobs` as text."""
-        return self._ask("POST", "/api/capacity/whatif", {name: told for name, told in asked.items() if told})
-
-    def usage(self, question: str = "usage", **asked: Any) -> dict[str, Any]:
-        """`usage`, `cost`, `cost/waste` or `cost/budgets`, by `since`, `until`, `by`, `of`; see docs/howto/cost.md."""
-        names = {"since": "from", "until": "to"}
-        form = {names.get(name, name): value for name, value in asked.items() if value is not None}
-        return self._ask("GET", f"/api/{question}?{urllib.parse.urlencode(form, doseq=True)}")
-
-    def statements(self, **asked: Any) -> Iterator[dict[str, Any]]:
-        """Each team's statement of a `month`: its money and an HTML page; by `zone`, `policy`, `team` and `of`."""
-        form = {name: value for name, value in asked.items() if value is not None}
-        path = f"/api/cost/statements?{urllib.parse.urlencode(form, doseq=True)}"
-        with self._open("GET", path, accept="application/x-ndjson") as answer:
-            for line in answer:
-                yield self._read(line, "GET", path)
-
-    def replicas(self, **asked: str | None) -> dict[str, Any]:
+    def replicas(self, **asked: str | None) -> answers.Replicas:
         """How many replicas each model needs; with `model` and `window`, what following that would have done."""
-        form = urllib.parse.urlencode({name: value for name, value in asked.items() if value is not None})
-        return self._ask("GET", f"/api/replicas?{form}")
+        return self._get(answers.Replicas, "/api/replicas", **asked)
 
-    def simulator(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-        """A request to the simulated fleet behind this hub; HubError where the fleet is real."""
-        return self._answer(method, f"/api/sim{path}", body)
+    def usage(self, **asked: Any) -> answers.Hours:
+        """GPU-hours by `by`, only `of`, from `since` to `until`; see docs/howto/cost.md."""
+        return self._get(answers.Hours, "/api/usage", **_window(asked))
 
-    def prometheus(self, endpoint: str, parameters: Mapping[str, str | None] | None = None) -> dict[str, Any]:
+    def cost(self, **asked: Any) -> answers.Bill:
+        return self._get(answers.Bill, "/api/cost", **_window(asked))
+
+    def waste(self, **asked: Any) -> answers.Wasted:
+        """GPUs that are held and not used, with who holds them and what that costs."""
+        return self._get(answers.Wasted, "/api/cost/waste", **_window(asked))
+
+    def budgets(self, **asked: Any) -> answers.Budgets:
+        """What is left of the budgets of a `month`, by `zone` and `policy`."""
+        return self._get(answers.Budgets, "/api/cost/budgets", **asked)
+
+    def statements(self, **asked: Any) -> Iterator[answers.Statement]:
+        """Each team's statement of a `month`: its money and an HTML page; by `zone`, `policy`, `team` and `of`."""
+        with self._open("GET", f"/api/cost/statements{_form(asked)}", accept="application/x-ndjson") as answer:
+            for line in answer:
+                yield self._read(answers.Statement, self._parsed(line))
+
+    def capacity_now(self, **asked: str | None) -> answers.CapacityNow:
+        """What is free, held and stranded now, who waits, and what would fit better; see docs/howto/capacity.md."""
+        return self._get(answers.CapacityNow, "/api/capacity/now", **asked)
+
+    def standing(self, *, cluster: str | None = None) -> Standing:
+        return self.capacity_now(cluster=cluster).standing
+
+    def forecast(self, **asked: str | None) -> answers.WholeForecast:
+        """When the fleet is full: `sentence`, `forecast`, or a `reason` for none; see docs/howto/capacity.md."""
+        return self._get(answers.WholeForecast, "/api/capacity/forecast", **asked)
+
+    def whatif(self, **asked: Any) -> answers.WhatIf:
+        """Jobs replayed on the hub's fleet after a change: its own of a `window`, or `jobs` as text."""
+        body = {name: told for name, told in asked.items() if told}
+        return self._post(answers.WhatIf, "/api/capacity/whatif", body)
+
+    def slos(self) -> tuple[answers.ShownBudget, ...]:
+        """Every service level objective: indicator, error budget left, burn rates; None where nothing is known."""
+        return self._get(answers.Slos, "/api/slos").slos
+
+    def reload_rules(self) -> answers.Outcome:
+        """Let the hub read its rule files again; HubError with every problem if they cannot be used."""
+        return self._post(answers.Outcome, "/-/reload")
+
+    def faults(self) -> tuple[answers.Fault, ...]:
+        """What is broken on purpose in the simulated fleet behind this hub; HubError where the fleet is real."""
+        return self._read(tuple[answers.Fault, ...], self._answer("GET", "/api/sim/faults"))
+
+    def inject(self, body: dict[str, Any]) -> answers.Fault:
+        return self._read(answers.Fault, self._answer("POST", "/api/sim/faults", body))
+
+    def end_fault(self, id: str) -> answers.Fault:
+        return self._read(answers.Fault, self._answer("DELETE", f"/api/sim/faults/{id}"))
+
+    def rules(self) -> list[dict[str, Any]]:
+        """Rule groups with their rules and alerts, as Prometheus shows them."""
+        groups: list[dict[str, Any]] = self.prometheus("rules")["groups"]
+        return groups
+
+    def query(self, expr: str, *, at: datetime | None = None, limit: int | None = None) -> promql.Asked:
+        """PromQL at one time; `limit` cuts the series, and the warnings then say so."""
+        return promql.numbers(self.ask_promql(expr, at=None if at is None else wire.format_time(at), limit=limit))
+
+    def query_range(self, expr: str, *, start: datetime, end: datetime, step: str) -> promql.Asked:
+        span = {"start": wire.format_time(start), "end": wire.format_time(end), "step": step}
+        return promql.numbers(self.ask_promql_range(expr, **span))
+
+    def ask_promql(self, expr: str, *, at: str | None = None, limit: int | None = None) -> answers.Queried:
+        """The same as Prometheus answers it; `plain` has its warnings and infos."""
+        return self._queried("query", query=expr, time=at, limit=limit)
+
+    def ask_promql_range(self, expr: str, *, start: str, end: str, step: str) -> answers.Queried:
+        return self._queried("query_range", query=expr, start=start, end=end, step=step)
+
+    def prometheus(self, endpoint: str, **asked: Any) -> dict[str, Any]:
         """The `data` object of an endpoint under /api/v1, with warnings and infos where there are any."""
-        asked = parameters or {}
-        form = urllib.parse.urlencode({name: value for name, value in asked.items() if value is not None})
-        body = self._ask("GET", f"/api/v1/{endpoint}?{form}")
-        return {**body["data"], **{key: body[key] for key in ("warnings", "infos") if body.get(key)}}
+        body = self.ask("GET", f"/api/v1/{endpoint}{_form(asked)}")
+        data = read(dict[str, Any], body.get("data"), step=".data", where=self.url)
+        return {**data, **{key: body[key] for key in ("warnings", "infos") if body.get(key)}}
 
-    def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    def _queried(self, endpoint: str, **asked: Any) -> answers.Queried:
+        return read(answers.Queried, self.prometheus(endpoint, **asked), step=".data", where=self.url)
+
+    def _repair(self, incident: str, word: str, **body: Any) -> answers.ShownRepair:
+        return self._post(answers.RepairChanged, _of(incident, word), body).repair
+
+    def _get(self, kind: type[T], path: str, **asked: Any) -> T:
+        return self._read(kind, self.ask("GET", path + _form(asked)))
+
+    def _post(self, kind: type[T], path: str, body: dict[str, Any] | None = None) -> T:
+        return self._read(kind, self.ask("POST", path, body or {}))
+
+    def _read(self, kind: type[T], plain: Any) -> T:
+        return read(kind, plain, where=self.url)
+
+    def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        """An answer as it comes, for what this class has no method for."""
         found = self._answer(method, path, body)
         # The fleet API says `ok`, Prometheus' API `status`: whoever says neither has not done what it was asked.
         if not isinstance(found, dict) or (found.get("ok") is not True and found.get("status") != "success"):
             raise HubError(f"the answer has neither `ok` nor `status`: {NOT_A_HUB}", where=self.url)
         return found
 
-    def _answer(self, method: str, path: str, body: dict[str, Any] | None) -> Any:
+    def _answer(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         with self._open(method, path, body) as answer:
-            return self._read(answer.read(), method, path)
+            return self._parsed(answer.read())
 
-    def _read(self, content: bytes, method: str, path: str) -> Any:
-        """JSON of the shape that the API promises of this question."""
+    def _parsed(self, content: bytes) -> Any:
         try:
-            found = json.loads(content, object_hook=Answer)
+            return json.loads(content)
         except (ValueError, RecursionError) as error:
             raise HubError(f"the answer is not JSON: {NOT_A_HUB}", where=self.url) from error
-        if problem := promise.broken(method, path, found):
-            raise HubError(f"{problem}: {NOT_A_HUB}", where=self.url)
-        return found
 
     @contextlib.contextmanager
     def _open(
@@ -325,21 +386,18 @@ class HubClient:
         if body is not None:
             content = json.dumps(body).encode()
             headers["Content-Type"] = "application/json"
-        request = urllib.request.Request(self.url + path, data=content, headers=headers, method=method)  # noqa: S310
+        limits = sync_http.Limits(math.inf, wait_seconds=self._timeout_seconds)
+        request = sync_http.Request(method, body=content, headers=headers)
         try:
-            tls = self._access.tls() if self.url.startswith("https:") else None
-            with urllib.request.urlopen(request, timeout=self._timeout_seconds, context=tls) as answer:  # noqa: S310
+            with sync_http.follow(self.url + path, request, limits=limits, access=self._access) as answer:
                 self._check_version(answer.headers.get(api_version.HEADER))
+                if not 200 <= answer.status < 300:
+                    raise self._refusal(answer)
                 self._check_kind(answer.headers.get_content_type(), accept)
                 yield answer
-        except urllib.error.HTTPError as error:
-            with error:
-                self._check_version(error.headers.get(api_version.HEADER))
-                raise self._refusal(error) from error
-        except (OSError, http.client.HTTPException) as error:
-            cause = getattr(error, "reason", error)
+        except (sync_http.NoAnswer, sync_http.NoAddress) as error:
             remedy = "Start one with `watchkeeper up`, or name another with --hub URL"
-            raise HubError(f"no hub answers ({reason(cause)})", where=self.url, remedy=remedy) from error
+            raise HubError(f"no hub answers ({error.problem})", where=self.url, remedy=remedy) from error
 
     def _check_version(self, said: str | None) -> None:
         """HubError where the hub speaks another version of the API; one that says nothing is of the time before."""
@@ -352,12 +410,33 @@ class HubClient:
         if wanted not in (JSON, given):
             raise HubError(f"the answer is {given[:80]} and not {wanted}: {NOT_A_HUB}", where=self.url)
 
-    def _refusal(self, error: urllib.error.HTTPError) -> HubError:
+    def _refusal(self, refused: http.client.HTTPResponse) -> HubError:
         """What the hub said; words that are not a hub's have no `status`, as no hub has answered."""
         try:
-            answer = json.loads(error.read())
+            answer = json.loads(refused.read())
             problem = "\n".join([str(answer["error"]), *(str(one) for one in answer.get("errors", ()))])
         except (ValueError, KeyError, TypeError):
-            return HubError(f"answered {error.code} {error.reason}, not in a hub's words: {NOT_A_HUB}", where=self.url)
-        remedy = "Give a token with --token or WATCHKEEPER_TOKEN" if error.code == 401 else None
-        return HubError(problem, status=error.code, where=self.url, remedy=remedy)
+            problem = f"answered {refused.status} {refused.reason}, not in a hub's words: {NOT_A_HUB}"
+            return HubError(problem, where=self.url)
+        remedy = "Give a token with --token or WATCHKEEPER_TOKEN" if refused.status == 401 else None
+        return HubError(problem, status=refused.status, where=self.url, remedy=remedy)
+
+
+def _of(incident: str, word: str = "") -> str:
+    """The path of an incident, or of something about it."""
+    return f"/api/incidents/{urllib.parse.quote(incident)}" + (f"/{word}" if word else "")
+
+
+def _quoted(name: str) -> str:
+    return urllib.parse.quote(name, safe="")
+
+
+def _form(asked: Mapping[str, Any]) -> str:
+    """The query of a path; what is None is not asked."""
+    form = {name: value for name, value in asked.items() if value is not None}
+    return f"?{urllib.parse.urlencode(form, doseq=True)}" if form else ""
+
+
+def _window(asked: Mapping[str, Any]) -> dict[str, Any]:
+    names = {"since": "from", "until": "to"}
+    return {names.get(name, name): value for name, value in asked.items()}

@@ -153,7 +153,7 @@ def gather(
     incident: incidents.Incident,
     now: datetime,
     *,
-    engine: engines.Engine,
+    engine: engines.InstantEngine,
     events_at: Callable[[fleet.Place, datetime, datetime], Sequence[Event]],
     firing: Iterable[Alert] = (),
     names: Callable[[fleet.Place], str] = str,

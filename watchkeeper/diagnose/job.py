@@ -71,7 +71,7 @@ def parts_of(name: str, known: Iterable[workloads.ScheduledWorkload]) -> list[wo
     ]
 
 
-def look(engine: engines.Engine, asked: Asked, now: datetime) -> Looked | None:
+def look(engine: engines.InstantEngine, asked: Asked, now: datetime) -> Looked | None:
     """None where neither a scheduler nor a series knows the job."""
     short = asked.told_as or asked.name.rpartition("/")[2]
     place = fleet.Place(asked.cluster, domain=f"job={short}")

@@ -77,6 +77,13 @@ class Lessons:
     def about(self, incident: str) -> Correction | None:
         return self._by_incident.get(incident)
 
+    def first_answer(self, id: str, found: diagnosis.Diagnosis | None, incident: incidents.Incident | None) -> str:
+        """The cause that we gave an incident before anybody corrected it."""
+        if (before := self.about(id)) is not None:
+            return before.was
+        guess = found.best.cause if found is not None and found.best is not None else incident and incident.cause
+        return guess or diagnosis.UNKNOWN_CAUSE
+
     def alike(self, found: diagnosis.Diagnosis, incident: incidents.Incident) -> list[Correction]:
         """Others that we had given the same cause and that turned out to be something else; the same node first."""
         guess = found.best.cause if found.best is not None else incident.cause
@@ -91,18 +98,24 @@ class Lessons:
 
 def apply(found: diagnosis.Diagnosis, incident: incidents.Incident, lessons: Lessons) -> diagnosis.Diagnosis:
     """The diagnosis with what people said: about this incident as its first answer, about others beside it."""
-    said = tuple(
-        f"people: {one.incident} looked like this and was {one.cause} ({one.actor}: {one.why})"
-        for one in lessons.alike(found, incident)
+    alike = tuple(
+        diagnosis.Alike(one.incident, one.cause, one.actor, one.why) for one in lessons.alike(found, incident)
     )
-    looked_at = (*found.looked_at, *said)
+    words = (f"people: {one.incident} looked like this and was {one.cause} ({one.actor}: {one.why})" for one in alike)
     own = lessons.about(incident.id)
     findings = found.findings
     if own is not None:
         kept = [finding for finding in findings if finding.cause != own.cause]
         first = next((finding for finding in findings if finding.cause == own.cause), None)
         findings = (_by_a_person(own, incident, first), *kept)
-    return diagnosis.Diagnosis(found.incident, found.at, findings, looked_at, found.tell_apart if own is None else "")
+    return diagnosis.Diagnosis(
+        found.incident,
+        found.at,
+        findings,
+        (*found.looked_at, *words),
+        found.tell_apart if own is None else "",
+        alike,
+    )
 
 
 def _by_a_person(said: Correction, incident: incidents.Incident, ours: diagnosis.Finding | None) -> diagnosis.Finding:

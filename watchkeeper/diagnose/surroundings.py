@@ -73,7 +73,7 @@ class Around:
 class Questions:
     """Asks one engine about one place, counts the questions, and remembers what was refused."""
 
-    def __init__(self, engine: engines.Engine, place: fleet.Place, at_ms: int, *, window: timedelta) -> None:
+    def __init__(self, engine: engines.InstantEngine, place: fleet.Place, at_ms: int, *, window: timedelta) -> None:
         self._engine, self._at_ms = engine, at_ms
         self.window = durations.format_seconds(window.total_seconds())
         # For words, and for what is counted: whole minutes, which a person reads.

@@ -26,7 +26,7 @@ from watchkeeper.readers import exposition
 from watchkeeper.rules import evaluate, rulefile
 from watchkeeper.scrape import discovery, fleet, schedule, scrape, standing
 from watchkeeper.sim.simulation import Simulation
-from watchkeeper.store import reading
+from watchkeeper.store import interfaces
 from watchkeeper.store.head import head
 from watchkeeper.store.journal import journal
 
@@ -70,7 +70,7 @@ class Watch:
         folder: Path,
         *,
         pace: Pace = Pace(),  # noqa: B008 (frozen)
-        store: reading.SampleStore | None = None,
+        store: interfaces.SampleStore | None = None,
         line: scrape.Line | None = None,
         remote: prometheus.PrometheusEngine | None = None,
         max_page_series: int = exposition.MAX_SERIES,
@@ -134,7 +134,7 @@ class Watch:
         return [
             (
                 schedule.offset_ms(target.key, self.pace.scrape_seconds * 1000) // 1000,
-                scrape.TargetLoop(target, settings, sink=self.engine, known=self.fleet, line=line),
+                scrape.TargetLoop(target, settings, sink=self.engine.appender, known=self.fleet, line=line),
             )
             for target in found.targets
         ]
@@ -151,7 +151,7 @@ class Watch:
         """Nodes and holders of GPUs, which a hub would write."""
         held = standing.workload_series(self.engine.instant(standing.HOLDERS, at_ms).frame.labels)
         found = fleet.inventory_samples(self.fleet, at_ms) + self._holders.samples(held, at_ms)
-        self.engine.append(found, together="standing series")
+        self.engine.appender.append(found, together="standing series")
 
     async def _take_kernel_records(self, now: datetime) -> None:
         records = self.simulation.kernel_records_since(self._seen_record)

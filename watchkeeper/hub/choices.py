@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 from watchkeeper.config import settings as config
 from watchkeeper.errors import SettingsError
-from watchkeeper.query import embedded, near, prometheus
+from watchkeeper.query import embedded, engine, near, prometheus
 from watchkeeper.remediate import driver
 from watchkeeper.remediate.drivers import dry_run, kubernetes, simulated, slurm_rest
 from watchkeeper.store.head import head
 
 
-def engine_of(settings: config.Settings) -> embedded.EmbeddedEngine | prometheus.PrometheusEngine:
+def engine_of(settings: config.Settings) -> engine.Engine:
     """Where samples live: in this process, or in a server that speaks Prometheus' API."""
     if settings.query.engine is config.QueryEngine.EMBEDDED:
         # `open` puts the store of the data directory in its place.

@@ -10,12 +10,12 @@ from __future__ import annotations
 import logging
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import chain, islice
 
-from watchkeeper.diagnose import evidence, explain, lessons
+from watchkeeper.diagnose import evidence, explain, lessons, news
 from watchkeeper.errors import StoreError, WatchkeeperError
 from watchkeeper.incidents import core, domains, footprint, foreign, recovery
 from watchkeeper.kit import clock, own_metrics
@@ -24,7 +24,7 @@ from watchkeeper.model import actions, alerts, diagnosis, events, labels, sample
 from watchkeeper.model import fleet as fleet_model
 from watchkeeper.model.incidents import Incident
 from watchkeeper.query import engine as engines
-from watchkeeper.remediate import driver, ladder, plan, policy
+from watchkeeper.remediate import driver, ladder, plan, policy, shared_steps
 from watchkeeper.remediate.drivers import dry_run
 from watchkeeper.rules import evaluate, rulefile
 from watchkeeper.scrape import fleet, standing
@@ -76,9 +76,7 @@ class Pipeline:
     def __init__(self, parts: Parts, *, now: datetime) -> None:
         self._parts = parts
         self._rules = parts.rules
-        # An engine may answer rules from nearer by than all others.
-        for_rules = getattr(parts.engine, "for_rules", None)
-        self._rule_engine: engines.Engine = parts.engine if for_rules is None else for_rules()
+        self._rule_engine = parts.engine.for_rules()
         self._now = now
         runs_on = footprint.Footprints(parts.engine, lambda: self._now)
         self.incidents = core.Incidents(
@@ -133,7 +131,7 @@ class Pipeline:
         """Stale markers for what gone rules wrote; where they cannot be appended now, the next evaluation tries."""
         if self._ended_series:
             try:
-                self._parts.engine.append(self._ended_series)
+                self._parts.engine.appender.append(self._ended_series)
             except WatchkeeperError as error:
                 log.warning("Series of rules that are gone are not ended yet", extra=fields(error=error))
                 return
@@ -157,7 +155,7 @@ class Pipeline:
         states: dict[str, evaluate.RuleState] = {}
         try:
             for result in evaluate.evaluate_each(group, self._rule_engine, self.rule_state, now=now):
-                self._parts.engine.append(result.samples, together=_together(result.key))
+                self._parts.engine.appender.append(result.samples, together=_together(result.key))
                 states[result.key] = result.state
                 changed += result.changes
         finally:
@@ -170,8 +168,9 @@ class Pipeline:
 
     def _wrote(self, key: str, *, now: datetime) -> Iterable[labels.Labels]:
         """What a rule wrote before a restart and nobody has ended; a server does not tell."""
-        lasting = getattr(self._parts.engine, "lasting", None)
-        return () if lasting is None else lasting(_together(key), clock.to_ms(now)).values()
+        engine = self._parts.engine
+        since_ms = clock.to_ms(now) - engine.limits().lookback_ms
+        return engine.appender.lasting(_together(key), since_ms).values()
 
     def _hold_alerts(self, group: rulefile.Group, now: datetime) -> None:
         """Before a group's first evaluation: alerts from before this start do not end at once."""
@@ -294,17 +293,15 @@ class Pipeline:
         draft = self._draft(incident, found.best)
         proposal = plan.dry_run(draft, parts.driver, now=now)
         rivals = self._plans_to_reboot(proposal)
-        proposal = _sharing(proposal, [rival.incident for rival in rivals])
+        proposal = shared_steps.shared(proposal, [rival.incident for rival in rivals])
         with parts.journal.together():
-            # Looked at again, an incident mostly says the same: the timeline is for what changed.
-            before = parts.journal.diagnosis(incident.id)
-            if _gist(found) != _gist(before) or (_is_by_uuid(before) and not _is_by_uuid(found)):
+            if news.is_news(found, parts.journal.diagnosis(incident.id)):
                 parts.journal.save_diagnosis(found)
-            if _steps(proposal) != _steps(parts.journal.plan(incident.id)):
+            if not shared_steps.are_same(proposal, parts.journal.plan(incident.id)):
                 parts.journal.save_plan(proposal)
             for rival in rivals:
-                if not any(incident.id in receipt.text for receipt in rival.receipts):
-                    parts.journal.save_plan(_sharing(rival, [incident.id]))
+                if not shared_steps.names(rival, incident.id):
+                    parts.journal.save_plan(shared_steps.shared(rival, [incident.id]))
         return found.best if found.best is not None and explain.supersedes(found.best, incident) else None
 
     def _draft(self, incident: Incident, finding: diagnosis.Finding | None) -> plan.Draft:
@@ -318,10 +315,8 @@ class Pipeline:
 
     def correct(self, id: str, actor: str, *, cause: str, why: str, now: datetime) -> lessons.Correction:
         """A person says what it was, or that we were right: kept, and the first answer from now on."""
-        known, found = self.lessons.about(id), self._parts.journal.diagnosis(id)
-        incident = self._parts.journal.incident(id)
-        guess = found.best.cause if found is not None and found.best is not None else incident and incident.cause
-        was = known.was if known is not None else guess or diagnosis.UNKNOWN_CAUSE
+        found, incident = self._parts.journal.diagnosis(id), self._parts.journal.incident(id)
+        was = self.lessons.first_answer(id, found, incident)
         place = "" if incident is None else str(incident.place)
         said = lessons.Correction(id, now, actor, was, cause, why, place)
         self.incidents.correct(id, actor, body=said.as_body(), now=now)
@@ -335,12 +330,12 @@ class Pipeline:
 
     def _plans_to_reboot(self, proposal: actions.Plan) -> list[actions.Plan]:
         """The plans of other open incidents that reboot a node which this one reboots as well."""
-        nodes = _rebooted(proposal)
+        nodes = shared_steps.rebooted(proposal)
         if not nodes:
             return []
         found = {id for node in nodes for id in self._parts.journal.open_incidents_at(node)} - {proposal.incident}
         plans = (self._parts.journal.plan(id) for id in sorted(found))
-        return [other for other in plans if other is not None and _rebooted(other) & nodes]
+        return [other for other in plans if other is not None and shared_steps.rebooted(other) & nodes]
 
     def workloads_at(self, place: fleet_model.Place) -> Sequence[str]:
         """Pods and Slurm jobs on a node or GPU, as its samples of the last minutes say; also of a GPU that is gone."""
@@ -373,39 +368,3 @@ class Pipeline:
 def _together(key: str) -> str:
     """What the samples of a rule are kept under: they come again and again at one time."""
     return f"rule {zlib.crc32(key.encode()):08x}"
-
-
-def _gist(found: diagnosis.Diagnosis | None) -> object:
-    """What a person would call the same diagnosis: the same causes at the same places, as sure as before."""
-    if found is None:
-        return None
-    said = [text for text in found.looked_at if text.startswith("people: ")]
-    return said, [(one.cause, one.place, round(one.confidence, 1), len(one.evidence)) for one in found.findings]
-
-
-def _is_by_uuid(found: diagnosis.Diagnosis | None) -> bool:
-    """True where a GPU is called by its UUID, because no page had told its number yet."""
-    return found is not None and any(one.place.is_called_by_uuid(one.title) for one in found.findings)
-
-
-def _steps(proposal: actions.Plan | None) -> object:
-    return proposal and [
-        (receipt.action, receipt.result, receipt.text if _is_reboot(receipt) else "") for receipt in proposal.receipts
-    ]
-
-
-def _is_reboot(receipt: actions.Receipt) -> bool:
-    return receipt.action.kind is actions.ActionKind.REBOOT
-
-
-def _rebooted(proposal: actions.Plan) -> set[fleet_model.Place]:
-    return {receipt.action.place for receipt in proposal.receipts if _is_reboot(receipt)}
-
-
-def _sharing(proposal: actions.Plan, others: Sequence[str]) -> actions.Plan:
-    """The plan with a word at its reboot about the others that plan the same."""
-    word = f" (also planned for {', '.join(others)}: one reboot is enough)" if others else ""
-    receipts = (
-        replace(receipt, text=receipt.text + word) if _is_reboot(receipt) else receipt for receipt in proposal.receipts
-    )
-    return replace(proposal, receipts=tuple(receipts))

@@ -21,8 +21,8 @@ from watchkeeper import __version__
 from watchkeeper.catalogue import causes
 from watchkeeper.clusters import cluster_series, clusters
 from watchkeeper.config import settings as config
-from watchkeeper.errors import IllegalMove, SettingsError, quote
-from watchkeeper.hub.rule_loops import Loop
+from watchkeeper.errors import HubError, IllegalMove, SettingsError, quote
+from watchkeeper.hub.loops import Loop
 from watchkeeper.incidents import signals
 from watchkeeper.kit import clock, durations, own_metrics, quiet_hours
 from watchkeeper.model import actions, alerts, events, trust
@@ -48,6 +48,7 @@ from watchkeeper.remediate import (
     validation,
 )
 from watchkeeper.remediate.driver import Connected
+from watchkeeper.remediate.repairs import Repairs
 from watchkeeper.remediate.wanted import Wanted, wanted
 from watchkeeper.scrape import fleet
 from watchkeeper.store.journal import chain
@@ -85,15 +86,30 @@ class Parts:
     connected: Connected | None = None
     # Where the evidence about nodes lies that are handed over; None: nowhere.
     bundles: Path | None = None
-    # What the nodes of the scheduler are under that a cluster's driver changes.
-    cluster: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """What is made for one journal, and replaced as a whole where another one comes."""
+
+    parts: Parts
+    exempt: reclaim.Exemptions
+    repairs: Repairs
+    people: approval.Approval
+    hand_over: hand_over.HandOver | None
 
 
 class RepairLoop:
-    def __init__(self, settings: config.Remediate, *, time: clock.Clock, metrics: own_metrics.Registry) -> None:
+    def __init__(
+        self, settings: config.Remediate, *, cluster: str, time: clock.Clock, metrics: own_metrics.Registry
+    ) -> None:
+        """`cluster` is what the nodes are under that a scheduler's driver changes."""
         self._settings, self._clock = settings, time
+        self._joined: Joined | None = None
         self.ladder = ladder_of(settings)
         self.limits = limits_of(settings)
+        if settings.driver in CLUSTER_DRIVERS:
+            self.limits = replace(self.limits, cluster=cluster)
         self._threads = ThreadPoolExecutor(CALLS_AT_ONCE, thread_name_prefix="repair")
         self._followed: set[RepairId] = set()
         self._starting = 0
@@ -102,7 +118,6 @@ class RepairLoop:
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._has_caught_up = False
-        self._hand_over: hand_over.HandOver | None = None
         self._count = metrics.gauge("watchkeeper_remediate_repairs", "Repairs that wait, run or hold a node, by state")
         self._out = metrics.gauge("watchkeeper_remediate_nodes_out", "Nodes that are out of service because of repairs")
         self._halted = metrics.gauge(
@@ -110,12 +125,10 @@ class RepairLoop:
         )
 
     def join(self, parts: Parts) -> None:
-        self._parts, self._has_caught_up = parts, False
-        self._exempt = reclaim.Exemptions(self._settings.reclaim_exempt, parts.clusters.team_of)
+        """Go on with the repairs of another journal."""
+        exempt = reclaim.Exemptions(self._settings.reclaim_exempt, parts.clusters.team_of)
         if self._settings.driver in CLUSTER_DRIVERS and not parts.clusters.schedulers:
             log.warning("Budgets count only nodes that Watchkeeper itself takes out: [fleet] watches no scheduler")
-        if self._settings.driver in CLUSTER_DRIVERS:
-            self.limits = replace(self.limits, cluster=parts.cluster)
         own = validation.own_validators(
             parts.engine, parts.journal, quiet=timedelta(seconds=durations.parse_seconds(self._settings.xid_quiet))
         )
@@ -130,33 +143,48 @@ class RepairLoop:
             sick_gpus=self._sick_gpus,
             report=self._report,
             changed=self._changed,
-            rung=lambda repair: self._exempt.rung(self.ladder.rung(repair.cause, repair.pool), repair.actions),
+            rung=lambda repair: exempt.rung(self.ladder.rung(repair.cause, repair.pool), repair.actions),
             idle=reclaim.Idleness(parts.engine).check,
         )
-        self.repairs = repairs.Repairs(around, now=self._clock.now())
-        self._hand_over = None
+        found = Repairs(around, now=self._clock.now())
+        handing = None
         if parts.bundles is not None:
             sources = evidence.Sources(parts.journal, parts.engine, parts.fleet, __version__)
             limit = self._settings.hand_over_after
-            self._hand_over = hand_over.HandOver(parts.journal, sources, parts.bundles, limit=limit)
+            handing = hand_over.HandOver(parts.journal, sources, parts.bundles, limit=limit)
         life = timedelta(seconds=durations.parse_seconds(self._settings.approval))
-        self.people = approval.Approval(self.repairs, life=life)
+        self._has_caught_up = False
+        self._joined = Joined(parts, exempt, found, approval.Approval(found, life=life), handing)
+
+    @property
+    def _now(self) -> Joined:
+        if self._joined is None:
+            raise HubError("the journal is not read yet", status=503)
+        return self._joined
+
+    @property
+    def repairs(self) -> Repairs:
+        return self._now.repairs
+
+    @property
+    def people(self) -> approval.Approval:
+        return self._now.people
 
     def loops(self) -> list[Loop]:
         self._loop = asyncio.get_running_loop()
         own = [Loop("repairs", self._tick, TICK_SECONDS)]
-        if self._parts.connected is not None:
+        if self._now.parts.connected is not None:
             own.append(Loop("repair connection", self._keep_ready, READY_SECONDS))
         return own
 
     async def _keep_ready(self) -> None:
-        if self._parts.connected is not None:
-            await self._in_thread(self._parts.connected.keep_ready)
+        if self._now.parts.connected is not None:
+            await self._in_thread(self._now.parts.connected.keep_ready)
 
     def close(self) -> None:
         self._threads.shutdown(cancel_futures=True)
-        if self._parts.connected is not None:
-            self._parts.connected.close()
+        if self._joined is not None and self._joined.parts.connected is not None:
+            self._joined.parts.connected.close()
 
     # From incidents and plans
 
@@ -188,7 +216,7 @@ class RepairLoop:
         try:
             made = await self._in_thread(lambda: self._take_urgent(incident))
         except Exception as error:  # Deliberately everything: the thorough path makes the same repair a little later.
-            self._parts.survived(f"fast path of {incident.id}", error)
+            self._now.parts.survived(f"fast path of {incident.id}", error)
             return
         finally:
             self._starting -= 1
@@ -197,7 +225,7 @@ class RepairLoop:
 
     def _take_urgent(self, incident: Incident) -> Repair | None:
         pool = self._pool(incident.place)
-        draft = plan.make_plan(incident, None, self._parts.policy, pool=pool)
+        draft = plan.make_plan(incident, None, self._now.parts.policy, pool=pool)
         want = self._wanted(incident, draft.cause, draft.actions)
         made = None if want is None else self.repairs.take(want, self._clock.now())
         if made is not None and made.is_running:
@@ -206,7 +234,7 @@ class RepairLoop:
 
     def take_plan(self, id: str) -> None:
         """A plan was made: let it wait, ask, or begin; from any thread."""
-        incident, proposal = self._parts.journal.incident(id), self._parts.journal.plan(id)
+        incident, proposal = self._now.parts.journal.incident(id), self._now.parts.journal.plan(id)
         if incident is None or proposal is None or not incident.is_open:
             return
         want = self._wanted(incident, proposal.cause, [receipt.action for receipt in proposal.receipts])
@@ -219,7 +247,7 @@ class RepairLoop:
         repair = self.repairs.find(incident.id)
         if repair is None or not (repair.is_running and repair.has_acted):
             return False
-        if self._parts.journal.diagnosis(incident.id) is None:
+        if self._now.parts.journal.diagnosis(incident.id) is None:
             return False
         if (repair.id, incident.id) not in self._told:
             if len(self._told) >= repairs.MOST_ALIVE:
@@ -234,14 +262,14 @@ class RepairLoop:
 
     def wanted(self, id: str) -> Wanted | None:
         """What the plan of an incident wants of a machine."""
-        incident, proposal = self._parts.journal.incident(id), self._parts.journal.plan(id)
+        incident, proposal = self._now.parts.journal.incident(id), self._now.parts.journal.plan(id)
         if incident is None or proposal is None:
             return None
         return self._wanted(incident, proposal.cause, [receipt.action for receipt in proposal.receipts])
 
     def explain(self, incident: Incident) -> explanation.Explanation:
         """Why this plan, in which mode, and who would object now."""
-        proposal, now = self._parts.journal.plan(incident.id), self._clock.now()
+        proposal, now = self._now.parts.journal.plan(incident.id), self._clock.now()
         repair = self.repairs.find(incident.id)
         if repair is not None and (repair.is_running or repair.is_held):
             # What is under way, not what a newer diagnosis would do about a node that we have just rebooted.
@@ -250,14 +278,14 @@ class RepairLoop:
             cause = incident.cause if proposal is None else proposal.cause
             receipts = () if proposal is None else proposal.receipts
         steps = [receipt.action for receipt in receipts]
-        rung = self._exempt.rung(self.rung(cause, incident.place), steps)
+        rung = self._now.exempt.rung(self.rung(cause, incident.place), steps)
         want = self._wanted(incident, cause, steps)
         limits = {} if want is None else want.limit_seconds
         mode = rung if want is None else want.rung
         return explanation.Explanation(
             incident=incident.id,
             cause=cause,
-            policy_key=self._parts.policy.entry(cause, self._pool(incident.place))[0],
+            policy_key=self._now.parts.policy.entry(cause, self._pool(incident.place))[0],
             mode=mode.mode,
             mode_why=mode.why,
             digest=None if want is None else want.digest,
@@ -275,7 +303,7 @@ class RepairLoop:
     def _under_way(self, repair: Repair, now: datetime) -> tuple[actions.Receipt, ...]:
         came = {receipt.action.id: receipt for receipt in repair.receipts}
         rest = plan.Draft(repair.incident, repair.cause, "", repair.mode, repair.actions)
-        described = plan.dry_run(rest, self._parts.driver, now=now).receipts
+        described = plan.dry_run(rest, self._now.parts.driver, now=now).receipts
         return tuple(came.get(receipt.action.id, receipt) for receipt in described)
 
     def _objections(self, want: Wanted, now: datetime) -> list[guards.Refusal]:
@@ -284,14 +312,14 @@ class RepairLoop:
 
     def rehearse(self, chosen: policy.Policy) -> list[explanation.Rehearsed]:
         """What each incident that the journal has would have got under another policy."""
-        past = self._parts.journal.incidents(limit=explanation.MOST_REHEARSED)
-        rules = explanation.Rules(chosen, self.ladder, self.limits, self._parts.fleet.nodes())
+        past = self._now.parts.journal.incidents(limit=explanation.MOST_REHEARSED)
+        rules = explanation.Rules(chosen, self.ladder, self.limits, self._now.parts.fleet.nodes())
         return explanation.rehearse(past, rules)
 
     def again(self, id: str, actor: str) -> Repair:
         """Another attempt, because a person wants one."""
         want = self.wanted(id)
-        incident = self._parts.journal.incident(id)
+        incident = self._now.parts.journal.incident(id)
         if incident is not None and not incident.is_open:
             raise IllegalMove("it is resolved, so there is nothing to repair", where=id)
         if want is None:
@@ -303,26 +331,26 @@ class RepairLoop:
     def audit(self, limit: int) -> list[chain.Entry]:
         """Everything that was decided, asked, refused, called and answered, oldest first; the newest part of it."""
         kinds = (register.STORY, register.STEP, journals.REPAIR_SWITCH)
-        found = [entry for kind in kinds for entry in self._parts.journal.entries_of(kind, limit)]
+        found = [entry for kind in kinds for entry in self._now.parts.journal.entries_of(kind, limit)]
         return sorted(found, key=lambda entry: entry.seq)[-limit:]
 
     def _wanted(self, incident: Incident, cause: str, steps: Iterable[actions.Action]) -> Wanted | None:
         planned, pool = tuple(steps), self._pool(incident.place)
-        rung = self._exempt.rung(self.rung(cause, incident.place), planned)
-        return wanted(incident, cause, planned, policy=self._parts.policy, pool=pool, rung=rung)
+        rung = self._now.exempt.rung(self.rung(cause, incident.place), planned)
+        return wanted(incident, cause, planned, policy=self._now.parts.policy, pool=pool, rung=rung)
 
     def rung(self, cause: str, place: fleet_model.Place) -> ladder.Rung:
         return self.ladder.rung(cause, self._pool(place))
 
     def _pool(self, place: fleet_model.Place) -> str:
-        return self._parts.fleet.pool_of(place)
+        return self._now.parts.fleet.pool_of(place)
 
     # While time passes
 
     async def _tick(self) -> None:
         for id in await self._in_thread(lambda: self.repairs.sweep(self._clock.now())):
             self._start(self._follow(id))
-        handing = self._hand_over
+        handing = self._now.hand_over
         if handing is not None:
             await self._in_thread(lambda: handing.look(self.repairs.all(), self._clock.now()))
         # Away from the loop: to look at the repairs is to wait for one that is being written down.
@@ -333,7 +361,7 @@ class RepairLoop:
 
     def _catch_up(self) -> None:
         """After a start: a mode may have been raised, or a plan made just before the end."""
-        for incident in self._parts.journal.incidents(open_only=True, limit=repairs.MOST_ALIVE):
+        for incident in self._now.parts.journal.incidents(open_only=True, limit=repairs.MOST_ALIVE):
             self.take_plan(incident.id)
 
     async def _follow(self, id: RepairId) -> None:
@@ -349,7 +377,7 @@ class RepairLoop:
                 if pause > 0:
                     await self._clock.sleep(pause)
         except Exception as error:  # Deliberately everything: one broken repair must not hold up the others.
-            self._parts.survived(f"repair {id}", error)
+            self._now.parts.survived(f"repair {id}", error)
         finally:
             self._followed.discard(id)
 
@@ -375,7 +403,7 @@ class RepairLoop:
     def _others_out(self) -> Mapping[fleet_model.Place, str]:
         return {
             fleet_model.Place(node.cluster, node=node.name): node.unschedulable_by or node.reason or "somebody else"
-            for view in self._parts.clusters.views()
+            for view in self._now.parts.clusters.views()
             for node in view.nodes
             if not node.is_schedulable
         }
@@ -386,7 +414,7 @@ class RepairLoop:
         return [
             f"{view.source} has {'never answered' if view.at_ms is None else 'not answered for a while'}"
             f"{f': {view.problem}' if view.problem else ''}"
-            for view in self._parts.clusters.views()
+            for view in self._now.parts.clusters.views()
             if not cluster_series.speaks_for(view, now)
         ]
 
@@ -396,12 +424,12 @@ class RepairLoop:
             return {}
         found: dict[fleet_model.Place, set[str]] = {}
         whole: dict[fleet_model.Place, int] = {}
-        for incident in self._parts.journal.incidents(open_only=True, limit=repairs.MOST_ALIVE):
+        for incident in self._now.parts.journal.incidents(open_only=True, limit=repairs.MOST_ALIVE):
             place, row = incident.place, causes.lookup(incident.cause)
             if place.node is None or not row.is_hardware or row.severity is not alerts.Severity.CRITICAL:
                 continue
             node = place.whole_node
-            known = self._parts.fleet.node(place.node, place.cluster)
+            known = self._now.parts.fleet.node(place.node, place.cluster)
             if place.gpu is not None:
                 found.setdefault(node, set()).add(place.gpu)
             elif known is not None:
@@ -414,13 +442,13 @@ class RepairLoop:
 
     async def _hand_in(self, event: events.Event) -> None:
         try:
-            await self._parts.report(event)
+            await self._now.parts.report(event)
         except Exception as error:  # Deliberately everything: nobody waits for this task.
-            self._parts.survived("repair report", error)
+            self._now.parts.survived("repair report", error)
 
     def _changed(self) -> None:
         if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._parts.changed)
+            self._loop.call_soon_threadsafe(self._now.parts.changed)
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """For people's words: they wait for a call about the same node."""
@@ -437,7 +465,7 @@ class RepairLoop:
 
     def past(self, limit: int) -> list[Repair]:
         """The newest repairs, ended ones too."""
-        return self._parts.journal.latest_repairs(limit=limit)
+        return self._now.parts.journal.latest_repairs(limit=limit)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)

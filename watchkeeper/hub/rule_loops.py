@@ -1,6 +1,7 @@
 """The rules while the hub runs: which are in force, when each group is due, and how they are changed.
 
-The hub makes one `RuleLoops`, joins it to its pipeline and runs its loops. Rules are evaluated and exchanged in one
+The hub makes one `RuleLoops` and runs its loops; the pipeline is asked for at each use, since another journal brings
+another. Rules are evaluated and exchanged in one
 thread, so a reload falls between two evaluations and never into one. All groups that are due have their turn in one go
 of that thread: an event loop that answers a thousand questions comes round once a second, and whoever waited for it
 after each group would be late by as many seconds as there are groups. Where a server owns the rules, its alerts are
@@ -24,9 +25,11 @@ from typing import TypeVar
 from watchkeeper.config import settings as config
 from watchkeeper.errors import HubError, WatchkeeperError
 from watchkeeper.hub import pipeline
+from watchkeeper.hub.loops import Loop
 from watchkeeper.kit import clock, files, own_metrics
 from watchkeeper.kit.logs import fields
 from watchkeeper.model import alerts, labels
+from watchkeeper.query.remote import http as remote_http
 from watchkeeper.query.remote import rules as server_rules
 from watchkeeper.rules import evaluate, rulefile, slo
 from watchkeeper.rules import reload as reloads
@@ -52,8 +55,9 @@ Deliver = Callable[[Sequence[alerts.Alert], datetime], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What the loops need of the hub: where changed alerts go, whether everything was read, who hears of failures."""
+    """What the loops need: the stages, where changed alerts go, whether all was read, and who hears of failures."""
 
+    pipeline: Callable[[], pipeline.Pipeline]
     deliver: Deliver
     may_evaluate: Callable[[], bool]
     survived: Callable[[str, Exception], None]
@@ -68,18 +72,13 @@ class Turn:
     is_late: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Loop:
-    name: str
-    body: Callable[[], Awaitable[None]]
-    pause_seconds: float
-
-
 class RuleLoops:
     """One set of rules in force at a time. RuleFileProblems if the first one cannot be read."""
 
-    def __init__(self, settings: config.Settings, *, time: clock.Clock, metrics: own_metrics.Registry) -> None:
-        self._settings, self._clock = settings, time
+    def __init__(
+        self, settings: config.Settings, around: Surroundings, *, time: clock.Clock, metrics: own_metrics.Registry
+    ) -> None:
+        self._settings, self._around, self._clock = settings, around, time
         self.follows_server = settings.rules.owner is config.RuleOwner.SERVER
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rules")
         self._reloading = asyncio.Lock()
@@ -103,10 +102,9 @@ class RuleLoops:
         self._handing_over: set[asyncio.Task[None]] = set()
         # The interval and the number of each group's last turn.
         self._turns: dict[str, tuple[float, int]] = {}
-        self.last_reload: reloads.Reload
         self._seen: Mapping[str, files.Stamp | None] = {}
         self.book = reloads.RuleBook() if self.follows_server else self._read()
-        self._say(self._outcome(self._clock.now()))
+        self.last_reload = self._say(self._outcome(self._clock.now()))
 
     @property
     def rules(self) -> rulefile.RuleSet:
@@ -116,23 +114,28 @@ class RuleLoops:
     def slos(self) -> tuple[slo.Slo, ...]:
         return self.book.slos
 
-    def join(self, line: pipeline.Pipeline, around: Surroundings, *, known: Iterable[alerts.Alert] = ()) -> None:
-        """Meet the pipeline; alerts of a server go on from the `known` ones."""
-        self._line, self._around = line, around
+    def rejoin(self, kept: Iterable[alerts.Alert]) -> None:
+        """Go on with another journal: alerts of a server are those that it has."""
         if self.follows_server:
-            self.server_alerts = {alert.labels: alert for alert in known}
+            self.server_alerts = {alert.labels: alert for alert in kept}
 
     def loops(self) -> list[Loop]:
         if self.follows_server:
-            self._server = server_rules.client_of(self._settings)
-            return [Loop("rule server", self._follow_server, self._settings.rules.interval_seconds)]
+            follow = partial(self._follow_server, server_rules.client_of(self._settings))
+            return [Loop("rule server", follow, self._settings.rules.interval_seconds)]
         return [Loop("rules", self._evaluate_next, 0.0), Loop("rule files", self._look, LOOK_SECONDS)]
 
     def close(self) -> None:
         self._thread.shutdown()
 
     def groups(self) -> list[tuple[rulefile.Group, evaluate.State]]:
-        return [(group, self._line.rule_state) for group in self.rules.groups]
+        return [(group, self._around.pipeline().rule_state) for group in self.rules.groups]
+
+    def alert_causes(self) -> Mapping[str, str]:
+        """The cause that each of our alert rules names, by the alert's name."""
+        rules = (rule for group in self.rules.groups for rule in group.rules)
+        own = (rule for rule in rules if isinstance(rule, rulefile.AlertingRule) and "cause" in rule.labels)
+        return {rule.name: rule.labels["cause"].text for rule in own}
 
     # Evaluate
 
@@ -220,7 +223,7 @@ class RuleLoops:
         for turn in turns:
             began = perf_counter()
             try:
-                changed = self._line.evaluate(turn.group, turn.at)
+                changed = self._around.pipeline().evaluate(turn.group, turn.at)
             except Exception as error:  # Deliberately everything: one broken group must not blind the others.
                 outcome = partial(self._around.survived, f"rules {turn.group.name}", error)
             else:
@@ -281,13 +284,14 @@ class RuleLoops:
                 book = await asyncio.to_thread(self._read)
             # Deliberately everything: whatever is wrong with the files, the rules in force go on.
             except Exception as error:
-                return self._say(self._outcome(self._clock.now(), problems=_problems(error)))
+                self.last_reload = self._say(self._outcome(self._clock.now(), problems=_problems(error)))
+                return self.last_reload
             now = self._clock.now()
-            ended = await self._in_thread(lambda: self._line.change_rules(book.rules, now))
+            ended = await self._in_thread(lambda: self._around.pipeline().change_rules(book.rules, now))
             self.book = book
             for name in [key for key in self._duration.values if key not in _known(book.rules)]:
                 del self._duration.values[name]
-            outcome = self._say(self._outcome(now))
+            self.last_reload = outcome = self._say(self._outcome(now))
             if ended:
                 await self._around.deliver(ended, now)
             return outcome
@@ -315,7 +319,6 @@ class RuleLoops:
         return reloads.Reload(now, now, rules=len(rules.rules), groups=len(rules.groups))
 
     def _say(self, outcome: reloads.Reload) -> reloads.Reload:
-        self.last_reload = outcome
         self._successful.set(float(outcome.is_successful))
         self._succeeded_at.set(outcome.in_force_since.timestamp())
         for problem in outcome.problems:
@@ -329,16 +332,22 @@ class RuleLoops:
 
     # Follow
 
-    async def _follow_server(self) -> None:
+    async def _follow_server(self, server: remote_http.Client) -> None:
         """Take over what a server that owns the rules says about its alerts; what it does not say stays as it was."""
         now = self._clock.now()
-        reading = await asyncio.to_thread(server_rules.read, self._server, now)
+        reading = await asyncio.to_thread(server_rules.read, server, now)
         for trouble in [reading.unknown_because] if reading.unknown_because else reading.troubles:
             log.warning("Alerts of the rule server are unknown", extra=fields(why=trouble))
         followed = server_rules.follow(self.server_alerts, reading, now)
         self.server_alerts = followed.alerts
         if followed.changes:
             await self._around.deliver(followed.changes, now)
+
+    # The last of all: below it `alerts` would not be the module
+
+    def alerts(self) -> list[alerts.Alert]:
+        """Pending and firing ones of our own rules, and those of a server that owns the rules."""
+        return [*self._around.pipeline().active_alerts(), *self.server_alerts.values()]
 
 
 def _problems(error: Exception) -> tuple[str, ...]:

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from watchkeeper.accounting import books, budget_watch, ledger
 from watchkeeper.config import settings as config
-from watchkeeper.hub import rule_loops
+from watchkeeper.hub.loops import Loop
 from watchkeeper.kit import clock, own_metrics, troubles
-from watchkeeper.query import embedded, engine
+from watchkeeper.query import engine
 from watchkeeper.store import clock_check, durable
 
 SYNC_SECONDS = 1.0
@@ -41,11 +41,11 @@ class Upkeep:
         }
 
     def open(self) -> None:
-        """Give the embedded engine its past and a place for what is to come; StoreError if that cannot be."""
-        if isinstance(self._engine, embedded.EmbeddedEngine):
+        """Give the engine of this process its past and a place for what is to come; StoreError if that cannot be."""
+        if (local := self._engine.local) is not None:
             limits = durable.StoreSettings.of(self._settings.query)
             self._samples = durable.open_store(self._settings.samples_path, limits, clock_ms=self._now_ms)
-            self._engine.head = self._samples
+            local.head = self._samples
 
     @property
     def is_ours(self) -> bool:
@@ -69,14 +69,14 @@ class Upkeep:
                 " each series, or drop labels that change often"
             )
 
-    def loops(self, said: troubles.Troubles) -> list[rule_loops.Loop]:
+    def loops(self, said: troubles.Troubles) -> list[Loop]:
         async def sync() -> None:
             await self._sync(said)
 
         return [
-            rule_loops.Loop("usage", self._keep_usage, LEDGER_SECONDS),
-            rule_loops.Loop("samples", sync, 0.0),
-            rule_loops.Loop("blocks", self._keep_blocks, durable.UPKEEP_SECONDS),
+            Loop("usage", self._keep_usage, LEDGER_SECONDS),
+            Loop("samples", sync, 0.0),
+            Loop("blocks", self._keep_blocks, durable.UPKEEP_SECONDS),
         ]
 
     async def _sync(self, said: troubles.Troubles) -> None:

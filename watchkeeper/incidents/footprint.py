@@ -84,7 +84,7 @@ def jobs_of(incident: incidents.Incident) -> frozenset[str]:
 class Footprints:
     """Asks an engine, and remembers for moments: in a storm the same job is asked about again and again."""
 
-    def __init__(self, engine: engines.Engine, now: Callable[[], datetime]) -> None:
+    def __init__(self, engine: engines.InstantEngine, now: Callable[[], datetime]) -> None:
         self._engine, self._now = engine, now
         self._known: dict[fleet.Place, tuple[datetime, Footprint]] = {}
 

@@ -1,7 +1,7 @@
 """What did not work a moment ago, in words: kept by whoever survives failures, shown by the hub's status.
 
-`hub.py` notes each failure that a loop survived and takes it back when the loop has worked again. `/api/status` shows
-`current`, and the console with it.
+`hub.loops` notes each failure that a loop survived and takes it back when the loop has worked again. `/api/status`
+shows `current`, and the console with it.
 """
 
 from __future__ import annotations

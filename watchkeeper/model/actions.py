@@ -66,12 +66,16 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What came of one action; `text` is what was called, or would be."""
+    """What came of one action; `text` is what was called, or would be.
+
+    `shared_with` are incidents whose plans have the same action: done once, it is done for all of them.
+    """
 
     action: Action
     at: datetime
     result: Result
     text: str
+    shared_with: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

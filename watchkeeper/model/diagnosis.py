@@ -65,6 +65,16 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
+class Alike:
+    """An incident that had looked the same, and what it was in the word of the person who corrected it."""
+
+    incident: str
+    cause: str
+    actor: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Diagnosis:
     """Ranked findings about one incident, best first, and what was looked at to reach them."""
 
@@ -74,6 +84,7 @@ class Diagnosis:
     looked_at: tuple[str, ...]
     # What would tell the best answer from the next one, where something would.
     tell_apart: str = ""
+    alike: tuple[Alike, ...] = ()
 
     @property
     def best(self) -> Finding | None:

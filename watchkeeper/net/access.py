@@ -12,6 +12,7 @@ import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
+from urllib.parse import unquote, urlsplit
 
 from watchkeeper.errors import CollectError
 
@@ -68,8 +69,7 @@ class Access:
         """The Authorization header, if there is one to send; CollectError if its file cannot be read."""
         if self.username:
             secret = read_secret(self.password_file) if self.password_file else self.password
-            packed = base64.b64encode(f"{self.username}:{secret}".encode()).decode()
-            return {"Authorization": f"Basic {packed}"}
+            return {"Authorization": basic(self.username, secret)}
         secret = read_secret(self.credentials_file) if self.credentials_file else self.credentials
         return {"Authorization": f"{self.scheme} {secret}"} if secret else {}
 
@@ -90,6 +90,19 @@ class Access:
 
 
 NOTHING = Access()
+
+
+def basic(username: str, password: str) -> str:
+    """A user name and password as the value of a header (RFC 7617)."""
+    return f"Basic {base64.b64encode(f'{username}:{password}'.encode()).decode()}"
+
+
+def proxy_headers(proxy: str) -> dict[str, str]:
+    """What a proxy wants to hear, by the name and password in its address; nothing where it has none."""
+    parts = urlsplit(proxy)
+    if not parts.username:
+        return {}
+    return {"Proxy-Authorization": basic(unquote(parts.username), unquote(parts.password or ""))}
 
 
 def _covers(rule: str, host: str) -> bool:

@@ -7,16 +7,15 @@ and a body limit, counted after decompression. It is standard library only, beca
 from __future__ import annotations
 
 import asyncio
-import base64
 import zlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from urllib.parse import unquote, urljoin, urlsplit
+from urllib.parse import urljoin, urlsplit
 
 from watchkeeper.errors import CollectError, quote
 from watchkeeper.net import addresses, streams
-from watchkeeper.net.access import NOTHING, Access
+from watchkeeper.net.access import NOTHING, Access, proxy_headers
 
 # A page of an 8-GPU node is 0.1 MiB, one about all pods of a large cluster tens of them.
 MAX_BODY_BYTES = 64 * 1024 * 1024
@@ -41,6 +40,11 @@ class Response:
     status: int
     headers: Mapping[str, str]
     body: bytes = b""
+
+    @property
+    def refusal(self) -> str:
+        """The status and the beginning of the body, for a message about what was refused."""
+        return f"answered {self.status}: {self.body[:200].decode('utf-8', 'replace')}"
 
 
 class Refused(CollectError):
@@ -214,10 +218,7 @@ class Connection:
         """Connect to an HTTP proxy, which relays plain requests and opens a tunnel for TLS."""
         parts = urlsplit(proxy)
         self._reader, self._writer = await streams.open_connection(parts.hostname or "", parts.port or 80)
-        admission = {}
-        if parts.username:
-            pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
-            admission = {"Proxy-Authorization": f"Basic {base64.b64encode(pair.encode()).decode()}"}
+        admission = proxy_headers(proxy)
         if not is_secure:
             self._relay = admission
             return

@@ -7,14 +7,13 @@ A token is used until shortly before it ends. Names and defaults are Prometheus'
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 from dataclasses import dataclass, field
 from urllib.parse import quote_plus, urlencode
 
 from watchkeeper.errors import CollectError
 from watchkeeper.net import http
-from watchkeeper.net.access import NOTHING, Access, read_secret
+from watchkeeper.net.access import NOTHING, Access, basic, read_secret
 
 # As golang.org/x/oauth2, which Prometheus uses: a token that ends sooner than this is not used any more.
 ENDS_SOON_SECONDS = 10.0
@@ -72,8 +71,7 @@ class ClientCredentials:
         form = [("grant_type", "client_credentials"), *self.parameters]
         form += [("scope", " ".join(self.scopes))] if self.scopes else []
         name, word = quote_plus(self.client_id), quote_plus(secret)
-        basic = base64.b64encode(f"{name}:{word}".encode()).decode()
-        response = await self._post(form, {"Authorization": f"Basic {basic}"})
+        response = await self._post(form, {"Authorization": basic(name, word)})
         if response.status in (400, 401):
             # Some servers read the credentials from the form only (RFC 6749, 2.3.1).
             response = await self._post([*form, ("client_id", self.client_id), ("client_secret", secret)], {})

@@ -13,18 +13,17 @@ from datetime import datetime, timedelta
 
 from watchkeeper.errors import StoreError
 from watchkeeper.incidents.subject import Subject
-from watchkeeper.kit import durations, wire
+from watchkeeper.kit import backoff, durations, wire
 from watchkeeper.model.incidents import Incident, IncidentId
 from watchkeeper.model.notices import Notice, NoticeState, Occasion
-from watchkeeper.notify.notify import decide, given_up, worth_knowing
+from watchkeeper.notify.notify import FLAP, decide, given_up, worth_knowing
 from watchkeeper.notify.routing import Routing
 from watchkeeper.notify.silencing import Silences
 from watchkeeper.store.journal import journal as journals
 
 # A message is read by a person on a phone; the rest of a storm is told in the next one.
 MOST_TOLD_TOGETHER = 50
-FIRST_PAUSE = timedelta(seconds=5)
-LONGEST_PAUSE = timedelta(minutes=10)
+PAUSES = backoff.Backoff(5.0, 600.0)
 # A receiver that has been away for so long has an operator who knows.
 GIVE_UP_AFTER = timedelta(days=3)
 MINUTE = timedelta(minutes=1)
@@ -90,23 +89,27 @@ class Outbox:
         self._known: dict[IncidentId, list[Notice]] = {}
         self._looked: dict[IncidentId, _Looked] = {}
         self._unrouted: set[IncidentId] = set()
-        # Resolved while nobody looked, and somebody is still to be told so.
-        self._late: dict[IncidentId, Incident] = {}
+        # Looked at, and something may still come of it, also when `look` is shown it no more.
+        self._unsettled: dict[IncidentId, Incident] = {}
         for notice in journal.notices_on_the_way():
             self._restore(notice, now)
-        self._find_late(now)
+        self._find_unsettled(now)
 
     def look(self, incidents: Iterable[Incident], now: datetime) -> None:
-        """Decide about incidents: the open ones and those resolved of late."""
-        recent = {incident.id: incident for incident in incidents}
-        shown = {**self._late, **recent}
+        """Decide about incidents: the open ones, those resolved of late, and those whose end is still to be told."""
+        shown = {incident.id: incident for incident in incidents}
+        for incident in [one for id, one in self._unsettled.items() if id not in shown]:
+            # When the hub stood still, it may have ended and been forgotten without being shown here.
+            newest = self._journal.incident(incident.id) if incident.is_open else incident
+            if newest is not None:
+                shown[newest.id] = newest
         # One transaction, because a storm opens hundreds at once.
         made: list[Notice] = []
         for incident in shown.values():
             if self._is_to_look_at(incident, now):
                 made += self._look_at(incident, now)
+        self._unsettled = {id: one for id, one in shown.items() if not self._looked[id].is_settled}
         self._keep(made, now)
-        self._late = {id: one for id, one in self._late.items() if id not in recent and not self._looked[id].is_settled}
         for id in [id for id in self._looked if id not in shown]:
             del self._looked[id]
             self._unrouted.discard(id)
@@ -134,7 +137,8 @@ class Outbox:
         # Times ahead of now are of a clock that was put back since; nothing waits for it.
         line.sent = [at for at in line.sent if abs(now - at) < MINUTE]
         limit = next(one.per_minute for one in self._routing.receivers if one.name == receiver)
-        has_pause = line.not_before is not None and now < line.not_before <= now + LONGEST_PAUSE
+        longest = timedelta(seconds=PAUSES.longest_seconds)
+        has_pause = line.not_before is not None and now < line.not_before <= now + longest
         if has_pause or len(line.sent) >= limit:
             return None
         all_due = [one for one in line.queue.values() if one.due_at <= now or one.made_at > now + MINUTE]
@@ -170,7 +174,7 @@ class Outbox:
         line = self._lines.get(batch.receiver)
         if line is not None:
             line.failures += 1
-            line.not_before = now + min(FIRST_PAUSE * 2 ** min(line.failures - 1, 10), LONGEST_PAUSE)
+            line.not_before = now + timedelta(seconds=PAUSES.seconds(line.failures))
         kept = []
         for notice in batch.notices:
             is_last = line is None or not may_retry or now - notice.made_at > GIVE_UP_AFTER
@@ -199,7 +203,7 @@ class Outbox:
         routes = list(self._routing.routes_for(subject, now))
         is_silenced = self._silences.over(subject, now) is not None
         made = decide(incident, known, routes, is_silenced=is_silenced, now=now)
-        is_settled = not made and not incident.is_open and all(_is_final(notice) for notice in _last_of_each(known))
+        is_settled = not made and not incident.is_open and _is_settled(incident, known, now)
         self._looked[incident.id] = _Looked(incident.version, self._silences.version, now, is_settled)
         if incident.is_open and not routes:
             self._unrouted.add(incident.id)
@@ -224,13 +228,13 @@ class Outbox:
             known[:] = worth_knowing(list({**{one.id: one for one in known}, notice.id: notice}.values()))
             self._queue(notice)
 
-    def _find_late(self, now: datetime) -> None:
+    def _find_unsettled(self, now: datetime) -> None:
         """Incidents that ended before a stop of the hub, of which a receiver heard the beginning and not the end."""
         for incident in self._journal.incidents() if self._lines else ():
             if incident.resolved_at is None or now - incident.resolved_at > GIVE_UP_AFTER:
                 continue
             if not all(_is_final(notice) for notice in _last_of_each(self._journal.notices_of(incident.id))):
-                self._late[incident.id] = incident
+                self._unsettled[incident.id] = incident
 
     def _queue(self, notice: Notice) -> None:
         line = self._lines.get(notice.receiver)
@@ -270,6 +274,14 @@ def _together(due: Sequence[Notice]) -> list[Notice]:
 
 def _last_of_each(known: Sequence[Notice]) -> list[Notice]:
     return list({notice.receiver: notice for notice in known}.values())
+
+
+def _is_settled(incident: Incident, known: Sequence[Notice], now: datetime) -> bool:
+    """Nobody is to be told of its end any more; one that `decide` leaves alone after its hold never will be."""
+    if all(_is_final(notice) for notice in _last_of_each(known)):
+        return True
+    is_held = incident.resolved_at is None or now < incident.resolved_at + FLAP
+    return not is_held and not any(notice.is_on_the_way for notice in known)
 
 
 def _is_final(notice: Notice) -> bool:

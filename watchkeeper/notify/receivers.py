@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -26,10 +27,6 @@ class Sender(Protocol):
     def send(self, message: Message) -> str:
         """Hand it over and return what the receiver answered; ReceiverError if it did not take it."""
         ...
-
-
-def sender_of(receiver: Receiver) -> Sender:
-    return Webhook(receiver) if receiver.webhook is not None else Service(receiver)
 
 
 class Webhook:
@@ -92,6 +89,17 @@ class Service:
             is_taken = service.notify(title=message.title, body=message.body)
             problem = said.getvalue().strip().splitlines()
         return "" if is_taken else (problem[-1][:ANSWER_BYTES] if problem else "the service did not take it")
+
+
+# The key of a receiver that says how messages reach it, and what sends them there.
+SENDERS: dict[str, Callable[[Receiver], Sender]] = {
+    "apprise_file": Service,
+    "webhook": Webhook,
+}
+
+
+def sender_of(receiver: Receiver) -> Sender:
+    return SENDERS[receiver.ways[0]](receiver)
 
 
 def _read(path: str) -> str:

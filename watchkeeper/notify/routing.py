@@ -45,12 +45,21 @@ class Receiver:
     def __post_init__(self) -> None:
         if not self.name or not self.name.isprintable() or "/" in self.name:
             raise ValueError("a receiver needs a name without `/`")
-        if (self.apprise_file is None) == (self.webhook is None):
+        if len(self.ways) != 1:
             raise ValueError(f"receiver {self.name} needs `apprise_file` or `webhook`, one of them")
         if self.webhook is not None and urlsplit(self.webhook).scheme not in ("http", "https"):
             raise ValueError(f"`webhook` of receiver {self.name} is not an http or https address")
         if not 1 <= self.per_minute <= 600:
             raise ValueError(f"per_minute {self.per_minute} of receiver {self.name} is not from 1 to 600")
+
+    @property
+    def ways(self) -> tuple[str, ...]:
+        """The keys that say how messages reach it, of which one is set; `receivers.SENDERS` has a row for each."""
+        addresses = {
+            "apprise_file": self.apprise_file,
+            "webhook": self.webhook,
+        }
+        return tuple(key for key, address in addresses.items() if address is not None)
 
 
 @dataclass(frozen=True, slots=True)

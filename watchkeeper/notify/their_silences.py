@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -103,7 +103,7 @@ def read(body: bytes, now: datetime) -> Read:
 
 
 def _get(url: str) -> bytes:
-    limits = calls.Limits(answer_bytes=MOST_BYTES + 1)
+    limits = replace(calls.USUAL, answer_bytes=MOST_BYTES + 1)
     status, body = calls.call("GET", f"{url}/api/v2/silences", {"Accept": "application/json"}, limits=limits)
     if status != 200:
         raise ReceiverError(f"answered {status}", where=url)

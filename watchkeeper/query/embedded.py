@@ -11,7 +11,7 @@ import copy
 import dataclasses
 import threading
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -20,15 +20,13 @@ from watchkeeper.model.exemplars import Exemplar
 from watchkeeper.model.histograms import HistogramSample
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import Sample
-from watchkeeper.query.engine import Answer, AnySample, Appended, Frame, Kind, Limits, Matcher, Millis, Raw, Span
+from watchkeeper.query.engine import Answer, Frame, Kind, Limits, Matcher, Millis, Raw, Span
 from watchkeeper.query.evaluate.evaluator import Evaluator
 from watchkeeper.query.evaluate.values import Scalar, Text, Value, Vector, Windows, is_none, without_dropped
 from watchkeeper.query.promql import ast, patterns
 from watchkeeper.query.promql.parser import parse
+from watchkeeper.store import interfaces
 from watchkeeper.store.columns import NEVER_MS, Ints, is_absent, is_stale
-from watchkeeper.store.exemplars import Exemplars
-from watchkeeper.store.index import Cardinality
-from watchkeeper.store.reading import SampleStore
 
 REMEMBERED_EXPRESSIONS = 2048
 # Points of an answer that the event loop makes itself: 0.3 ms.
@@ -36,12 +34,11 @@ POINTS_AT_HAND = 8_000
 
 
 class EmbeddedEngine:
-    """Implements `query.engine.Engine` over one store: memory alone, or memory with its past on disk."""
+    """Implements `query.engine.Engine` and `LocalEngine` over one store: memory, or memory with its past on disk."""
 
-    def __init__(self, head: SampleStore, limits: Limits = Limits()) -> None:  # noqa: B008 (frozen)
+    def __init__(self, head: interfaces.SampleStore, limits: Limits = Limits()) -> None:  # noqa: B008 (frozen)
         self.head = head
         self._limits = limits
-        self._exemplars = Exemplars()
         self._parsed: OrderedDict[str, ast.Expr] = OrderedDict()
         self._parsed_lock = threading.Lock()
 
@@ -51,6 +48,17 @@ class EmbeddedEngine:
 
     def limits(self) -> Limits:
         return self._limits
+
+    @property
+    def appender(self) -> interfaces.SampleStore:
+        return self.head
+
+    @property
+    def local(self) -> EmbeddedEngine:
+        return self
+
+    def for_rules(self) -> EmbeddedEngine:
+        return self
 
     def instant(self, expr: str, at_ms: int) -> Answer:
         tree = self._parse(expr)
@@ -112,7 +120,7 @@ class EmbeddedEngine:
         found = (self.head.label_values(name, each, start_ms, end_ms=end_ms) for each in matchers or [()])
         return sorted({value for values in found for value in values})
 
-    def newest(self, matchers: Sequence[Matcher], at_ms: int) -> list[AnySample]:
+    def newest(self, matchers: Sequence[Matcher], at_ms: int) -> list[interfaces.AnySample]:
         """The newest sample of each series that is not stale, with its own time; what /federate hands on."""
         series, times, values = self.head.latest(matchers, at_ms - self._limits.lookback_ms, at_ms)
         cells = self.head.reveal(values)
@@ -149,45 +157,9 @@ class EmbeddedEngine:
         other._limits = dataclasses.replace(self._limits, lookback_ms=lookback_ms)
         return other
 
-    def cardinality(self, limit: int) -> Cardinality:
-        """Which metrics, labels and pairs have the most series; what /api/v1/status/tsdb shows."""
-        return self.head.cardinality(limit)
-
-    def append(
-        self, samples: Iterable[AnySample], *, together: str | None = None, now_ms: int | None = None
-    ) -> Appended:
-        outcome = self.head.append(samples, together=together, now_ms=now_ms)
-        return Appended(outcome.kept, outcome.dropped)
-
-    def series_id(self, labels: Labels) -> int:
-        """The number under which `append_scrape` takes values of a series; StoreError says which limit it breaks."""
-        return self.head.series_id(labels)
-
-    def append_scrape(self, group_key: Hashable, ids: Sequence[int], at_ms: int, values: Sequence[float]) -> Appended:
-        """Keep one scrape of a target: a value for each series id, all at one time."""
-        numbers, floats = np.asarray(ids, dtype=np.int64), np.asarray(values, dtype=np.float64)
-        outcome = self.head.append_scrape(group_key, numbers, at_ms, floats)
-        return Appended(outcome.kept, outcome.dropped)
-
-    def lasting(self, group_key: Hashable, at_ms: int) -> dict[int, Labels]:
-        """What a target or a rule wrote last and is still seen, by its number: nobody has ended it before a restart."""
-        return self.head.lasting(group_key, at_ms - self._limits.lookback_ms)
-
     def metadata(self) -> dict[str, tuple[str, str, str]]:
         """Type, help and unit of each metric that a target described."""
         return self.head.metadata.all()
-
-    def note_metadata(self, name: str, type: str, *, help: str = "", unit: str = "") -> None:
-        self.head.metadata.note(name, type, help=help, unit=unit)
-
-    def sync(self) -> None:
-        """Bring what was appended to the disk; StoreError if it refuses. Memory alone needs nothing."""
-        sync = getattr(self.head, "sync", None)
-        if sync is not None:
-            sync()
-
-    def note_exemplar(self, series: Labels, exemplar: Exemplar) -> bool:
-        return self._exemplars.note(series, exemplar)
 
     def exemplars(
         self, matchers: Sequence[Sequence[Matcher]], start_ms: int, end_ms: int
@@ -197,7 +169,7 @@ class EmbeddedEngine:
         def is_meant(series: Labels) -> bool:
             return any(all(patterns.matches(one, series.get(one.name, "")) for one in each) for each in matchers)
 
-        return self._exemplars.select(is_meant, start_ms, end_ms)
+        return self.head.exemplars.select(is_meant, start_ms, end_ms)
 
     def _parse(self, expr: str) -> ast.Expr:
         with self._parsed_lock:

@@ -6,23 +6,23 @@ Answers are columnar: label sets, times, and a values matrix with a presence mas
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from watchkeeper.model.histograms import Histogram, HistogramSample
+from watchkeeper.model.exemplars import Exemplar
+from watchkeeper.model.histograms import Histogram
 from watchkeeper.model.labels import Labels
-from watchkeeper.model.samples import Sample
+from watchkeeper.store import interfaces
 from watchkeeper.store.histograms import Cells
 
 Floats = npt.NDArray[np.float64]
 Millis = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
-AnySample: TypeAlias = Sample | HistogramSample
 Raw: TypeAlias = tuple[Labels, Millis, Floats | list[float | Histogram]]
 
 
@@ -155,23 +155,32 @@ class Limits:
     max_expression_bytes: int | None = 64 * 1024
     max_depth: int | None = 100
     max_series: int | None = 1_000_000
-    lookback_ms: int = 300_000
+    lookback_ms: int = interfaces.LOOKBACK_MS
     # What `expr[1h:]` means without a step: Prometheus' default evaluation interval.
     subquery_step_ms: int = 60_000
 
 
-@dataclass(frozen=True, slots=True)
-class Appended:
-    """What became of the samples of one append: how many were kept, and why others were not."""
-
-    kept: int
-    dropped: dict[str, int] = field(default_factory=dict)
-
-
-class Engine(Protocol):
-    """PromQL over stored samples; every method raises QueryError or StoreError, never a library's error."""
+class InstantEngine(Protocol):
+    """PromQL at one time, which is all that rules ask; QueryError or StoreError, never a library's error."""
 
     def instant(self, expr: str, at_ms: int) -> Answer: ...
+
+
+class Engine(InstantEngine, Protocol):
+    """PromQL over stored samples, and the way to write some; errors are those of `InstantEngine`."""
+
+    @property
+    def appender(self) -> interfaces.Appender:
+        """Where samples go that this engine answers from."""
+        ...
+
+    @property
+    def local(self) -> LocalEngine | None:
+        """What can be asked beyond PromQL; None where a server keeps the samples."""
+
+    def for_rules(self) -> InstantEngine:
+        """The engine that rules ask: some answer them from nearer by than all others."""
+        ...
 
     def range(self, expr: str, span: Span) -> Answer: ...
 
@@ -191,8 +200,37 @@ class Engine(Protocol):
         """Type, help and unit of each metric that a target described."""
         ...
 
-    def append(self, samples: Iterable[AnySample], *, together: str | None = None) -> Appended:
-        """Keep samples; `together` names who brings these series again and again, always at one time."""
+    def exemplars(
+        self, matchers: Sequence[Sequence[Matcher]], start_ms: int, end_ms: int
+    ) -> list[tuple[Labels, list[Exemplar]]]:
+        """What is kept of the series that one of the selectors means, with start ≤ time ≤ end."""
         ...
 
     def limits(self) -> Limits: ...
+
+    def close(self) -> None:
+        """Let go of files and connections; what was appended is then on disk, where one is ours."""
+        ...
+
+
+class LocalEngine(Protocol):
+    """What an engine can answer beside PromQL because the samples are in this process."""
+
+    # The hub puts the store of its data directory here.
+    head: interfaces.SampleStore
+
+    def range_at_hand(self, expr: str, span: Span) -> Answer | None:
+        """The answer where it is there sooner than another thread would be; None where it may take longer."""
+        ...
+
+    def newest(self, matchers: Sequence[Matcher], at_ms: int) -> list[interfaces.AnySample]:
+        """The newest sample of each series that is not stale, with its own time."""
+        ...
+
+    def raw(self, matchers: Sequence[Matcher], start_ms: int, end_ms: int) -> Iterator[Raw]:
+        """Every stored sample with start < time ≤ end, stale markers too."""
+        ...
+
+    def with_lookback(self, lookback_ms: int) -> Engine:
+        """The same samples seen with another lookback; for one question."""
+        ...

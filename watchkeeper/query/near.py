@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Hashable, Iterable, Sequence
-from typing import Any, cast
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -19,12 +18,14 @@ from watchkeeper.config import settings
 from watchkeeper.kit import durations
 from watchkeeper.model.labels import Labels
 from watchkeeper.query.embedded import REMEMBERED_EXPRESSIONS, EmbeddedEngine
-from watchkeeper.query.engine import Answer, AnySample, Appended, Engine, Limits
+from watchkeeper.query.engine import Answer, InstantEngine, Limits
 from watchkeeper.query.prometheus import LIMITS, PrometheusEngine
 from watchkeeper.query.promql import ast, parser, walk
+from watchkeeper.query.remote.remote_appender import RemoteAppender
 from watchkeeper.store.columns import Ints
 from watchkeeper.store.groups import grown
 from watchkeeper.store.head.head import NUMBER_MASK, Head
+from watchkeeper.store.interfaces import AnySample, Appended
 
 # The longest usual scrape interval: so long after the first scrape every target has been read.
 FIRST_ROUND_MS = 60_000
@@ -37,18 +38,33 @@ class NearEngine(PrometheusEngine):
     def __init__(self, access: settings.Query, limits: Limits = LIMITS) -> None:
         super().__init__(access, limits)
         self.near_ms = durations.parse_ms(access.memory)
-        self._head = Head(retention_ms=self.near_ms, max_series=access.max_series)
-        self.near = EmbeddedEngine(self._head, Limits(max_series=None, max_samples=None))
+        self.kept = NearAppender(Head(retention_ms=self.near_ms, max_series=access.max_series), self.remote)
+        self.near = EmbeddedEngine(self.kept.head, Limits(max_series=None, max_samples=None))
+
+    @property
+    def appender(self) -> NearAppender:
+        return self.kept
+
+    def for_rules(self) -> InstantEngine:
+        return _RuleEngine(self)
+
+
+class NearAppender:
+    """Implements `store.interfaces.Appender`: samples stay in memory, and go on to the server."""
+
+    metadata = None
+    exemplars = None
+
+    def __init__(self, head: Head, remote: RemoteAppender) -> None:
+        self.head, self._remote = head, remote
         # For each series number here its number on the way to the server.
         self._sent_as = np.empty(0, dtype=np.int64)
         self._naming = threading.Lock()
+        # From here on memory has all that was scraped.
         self.since_ms: int | None = None
 
-    def for_rules(self) -> Engine:
-        return cast(Engine, _RuleView(self))
-
     def series_id(self, labels: Labels) -> int:
-        number, sent_as = self._head.series_id(labels), super().series_id(labels)
+        number, sent_as = self.head.series_id(labels), self._remote.series_id(labels)
         with self._naming:
             self._sent_as = grown(self._sent_as, (number & NUMBER_MASK) + 1, fill=NOT_SENT)
             self._sent_as[number & NUMBER_MASK] = sent_as
@@ -56,9 +72,10 @@ class NearEngine(PrometheusEngine):
 
     def append_scrape(self, key: Hashable, ids: Sequence[int], at_ms: int, values: Sequence[float]) -> Appended:
         numbers: Ints = np.asarray(ids, dtype=np.int64)
-        kept = self._head.append_scrape(key, numbers, at_ms, values)
-        self._begin(at_ms)
-        sent = super().append_scrape(key, self._sent_as[numbers & NUMBER_MASK].tolist(), at_ms, values)
+        kept = self.head.append_scrape(key, numbers, at_ms, values)
+        if self.since_ms is None:
+            self.since_ms = at_ms + FIRST_ROUND_MS
+        sent = self._remote.append_scrape(key, self._sent_as[numbers & NUMBER_MASK].tolist(), at_ms, values)
         # A series that is forgotten here or there is asked for anew.
         lost = {"forgotten": kept.dropped["forgotten"]} if "forgotten" in kept.dropped else {}
         return Appended(sent.kept, dict(Counter(sent.dropped) | Counter(lost)))
@@ -66,31 +83,30 @@ class NearEngine(PrometheusEngine):
     def append(self, samples: Iterable[AnySample], *, together: str | None = None) -> Appended:
         """Keep samples here, and queue them for the server without waiting for it."""
         found = list(samples)
-        kept = self.near.append(found, together=together)
-        sent = self._writer().offer(found) if found else Appended(0)
+        kept = self.head.append(found, together=together)
+        sent = self._remote.writer().offer(found) if found else Appended(0)
         return Appended(min(kept.kept, sent.kept), dict(Counter(kept.dropped) + Counter(sent.dropped)))
 
-    def _begin(self, at_ms: int) -> None:
-        if self.since_ms is None:
-            self.since_ms = at_ms + FIRST_ROUND_MS
+    def lasting(self, key: Hashable, since_ms: int) -> Mapping[int, Labels]:
+        """A hub that starts has nothing in memory yet."""
+        return self._remote.lasting(key, since_ms)
+
+    def sync(self) -> int:
+        return self._remote.sync()
 
 
-class _RuleView:
-    """A near engine as rules see it: what memory reaches is answered from there."""
+class _RuleEngine:
+    """A near engine for rules: what memory reaches is answered from there."""
 
     def __init__(self, engine: NearEngine) -> None:
         self._engine = engine
         self._reaches: OrderedDict[str, int | None] = OrderedDict()
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
-
     def instant(self, expr: str, at_ms: int) -> Answer:
-        near, reach_ms = self._engine, self._reach_ms(expr)
-        is_near = reach_ms is not None and reach_ms <= near.near_ms
-        if is_near and near.since_ms is not None and at_ms - cast(int, reach_ms) >= near.since_ms:
-            return near.near.instant(expr, at_ms)
-        return near.instant(expr, at_ms)
+        engine, reach_ms, since_ms = self._engine, self._reach_ms(expr), self._engine.kept.since_ms
+        if reach_ms is not None and since_ms is not None and reach_ms <= min(engine.near_ms, at_ms - since_ms):
+            return engine.near.instant(expr, at_ms)
+        return engine.instant(expr, at_ms)
 
     def _reach_ms(self, expr: str) -> int | None:
         if expr not in self._reaches:

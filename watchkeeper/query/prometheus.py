@@ -1,16 +1,15 @@
 """The remote engine: PromQL answered by any server with the Prometheus HTTP API.
 
 The hub makes one instead of the embedded engine when `[query] engine = "prometheus"`; rules, pages, reports and
-checks notice no difference. Samples go there by remote write. Calls block, and may come from any number of
-threads. Decision 0007 says why this package of all holds a network client.
+checks notice no difference. Samples go there by remote write (`remote_appender`). Calls block, and may come from any
+number of threads. Decision 0007 says why this package of all holds a network client.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import threading
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -19,12 +18,12 @@ from watchkeeper.config import settings
 from watchkeeper.kit import logs
 from watchkeeper.model.exemplars import Exemplar
 from watchkeeper.model.labels import Labels
-from watchkeeper.query.engine import Answer, AnySample, Appended, Limits, Matcher, Span
+from watchkeeper.query.engine import Answer, InstantEngine, Limits, Matcher, Span
 from watchkeeper.query.promql import parser
-from watchkeeper.query.remote import answers, remote_write, vectors
+from watchkeeper.query.remote import answers, vectors
 from watchkeeper.query.remote.http import Client, Request, Response
-from watchkeeper.query.remote.parcel import Parcel
-from watchkeeper.query.remote.sender import Sender
+from watchkeeper.query.remote.remote_appender import RemoteAppender
+from watchkeeper.store import interfaces
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +35,7 @@ LIMITS = Limits(max_samples=None, max_depth=None, max_series=None)
 
 
 class PrometheusEngine:
-    """Implements `query.engine.Engine` over one server, and the scraper's `Sink` over its remote write."""
+    """Implements `query.engine.Engine` over one server; `remote` writes to it."""
 
     def __init__(self, access: settings.Query, limits: Limits = LIMITS) -> None:
         if access.url is None:
@@ -44,19 +43,22 @@ class PrometheusEngine:
         self._access = access
         self._limits = limits
         self._client = Client(access, access.url)
-        self.sender: Sender | None = None
-        if access.write_url is not None:
-            self.sender = Sender(Client(access, access.write_url, key="query.write_url"))
-        self._lock = threading.Lock()
-        self._ids: dict[Labels, int] = {}
-        # The labels of each series that the scraper knows, as they go over the wire.
-        self._numbered: list[bytes] = []
-        self._first_id = 0
+        self.remote = RemoteAppender(access, server=self._client.url)
 
     def close(self) -> None:
         self._client.close()
-        if self.sender is not None:
-            self.sender.close()
+        self.remote.close()
+
+    @property
+    def appender(self) -> interfaces.Appender:
+        return self.remote
+
+    @property
+    def local(self) -> None:
+        return None
+
+    def for_rules(self) -> InstantEngine:
+        return self
 
     def limits(self) -> Limits:
         return self._limits
@@ -123,46 +125,6 @@ class PrometheusEngine:
         found, _ = self._ask("/api/v1/query_exemplars", [("query", expr), *times])
         with self._reading():
             return answers.exemplars(found)
-
-    def append(self, samples: Iterable[AnySample], *, together: str | None = None) -> Appended:  # noqa: ARG002
-        """Write samples to the server and wait for its word; StoreError when it cannot be reached."""
-        return self._writer().send(samples)
-
-    def series_id(self, labels: Labels) -> int:
-        """The number under which `append_scrape` takes values of a series."""
-        with self._lock:
-            known = self._ids.get(labels)
-            if known is not None:
-                return known
-            if len(self._numbered) >= self._access.max_series:
-                # Old numbers lose their meaning; the scraper hears `forgotten` and asks anew for living series.
-                self._first_id += len(self._numbered)
-                self._numbered, self._ids = [], {}
-            number = self._first_id + len(self._numbered)
-            self._numbered.append(remote_write.label_bytes(labels))
-            self._ids[labels] = number
-            return number
-
-    def append_scrape(self, _: Hashable, ids: Sequence[int], at_ms: int, values: Sequence[float]) -> Appended:
-        """Queue one scrape of a target for the server, without waiting; which target it was does not matter there."""
-        writer = self._writer()
-        with self._lock:
-            first, numbered = self._first_id, self._numbered
-            names = [numbered[id - first] for id in ids if id >= first]
-        forgotten = len(ids) - len(names)
-        if forgotten:
-            values = [value for id, value in zip(ids, values, strict=True) if id >= first]
-        taken = writer.offer(Parcel.scrape(names, at_ms, values))
-        return Appended(taken.kept, taken.dropped | ({"forgotten": forgotten} if forgotten else {}))
-
-    def _writer(self) -> Sender:
-        if self.sender is None:
-            raise errors.StoreError(
-                "samples cannot be written, because the server has no address for it",
-                where=self._client.url,
-                remedy="Write its remote-write address into query.write_url",
-            )
-        return self.sender
 
     def _check(self, expr: str) -> None:
         size, most = len(expr.encode("utf-8", "replace")), self._limits.max_expression_bytes

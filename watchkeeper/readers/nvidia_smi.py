@@ -57,12 +57,14 @@ QUERY_GPU = re.compile(r"^GPU ([0-9A-Fa-f]{8}:[0-9A-Fa-f:.]+)\s*$")
 QUERY_LINE = re.compile(r"^(\s*)(\S[^:]*?)\s*(?::\s(.*))?$")
 # |   1  NVIDIA H200             On  |   00000000:55:00.0 Off |                    2 |
 TABLE_FIRST = re.compile(
-    r"^\|\s*(?P<index>\d+)\s+(?P<model>\S.*?)\s+(?:On|Off|N/A|ERR!)\s*\|\s*(?P<pci>[0-9A-Fa-f]{4,8}:[0-9A-Fa-f:.]+)\s+\S+\s*\|"
+    r"^\|\s*(?P<index>\d+)\s+(?P<model>\S.*?)\s+(?:On|Off|N/A|ERR!)\s*\|"
+    r"\s*(?P<pci>[0-9A-Fa-f]{4,8}:[0-9A-Fa-f:.]+)\s+\S+\s*\|"
     r"\s*(?P<ecc>\S+)\s*\|"
 )
 # | N/A   27C    P8             34W /  600W |       0MiB /  97887MiB |      0%      Default |
 TABLE_SECOND = re.compile(
-    r"^\|\s*(?P<fan>N/A|\d+%|ERR!)\s+(?P<celsius>\d+C|N/A|ERR!)\s+(?P<state>P\d+|N/A|ERR!)\s+(?P<power>\S+)\s*/\s*(?P<limit>\S+)"
+    r"^\|\s*(?P<fan>N/A|\d+%|ERR!)\s+(?P<celsius>\d+C|N/A|ERR!)\s+"
+    r"(?P<state>P\d+|N/A|ERR!)\s+(?P<power>\S+)\s*/\s*(?P<limit>\S+)"
     r"\s*\|\s*(?P<used>\S+)\s*/\s*(?P<total>\S+)\s*\|\s*(?P<util>\S+)"
 )
 # GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-…)      then      Link 3: 25 GB/s   or   Link 3: <inactive>

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, tzinfo
+from typing import TypedDict
 
 from watchkeeper.errors import CollectError, quote
 from watchkeeper.kit import csv_text
@@ -35,6 +36,13 @@ MONTH = re.compile(r"\d{4}-\d{2}")
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 
 
+class PlainProblems(TypedDict):
+    """What was left out, by kind, and the first lines of it."""
+
+    counts: dict[str, int]
+    lines: list[str]
+
+
 @dataclass(slots=True)
 class Problems:
     """What could not be used of a table: the first lines by number, and how many of each kind."""
@@ -53,7 +61,7 @@ class Problems:
         unnamed = self.counts.total() - len(self.named)
         return [*self.named, *([f"{self.where}: and {unnamed} more lines like these"] if unnamed > 0 else [])]
 
-    def plain(self) -> dict[str, object]:
+    def plain(self) -> PlainProblems:
         return {"counts": dict(sorted(self.counts.items())), "lines": self.lines()}
 
 

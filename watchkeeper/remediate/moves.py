@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 
-from watchkeeper.kit import durations
+from watchkeeper.kit import backoff, durations
 from watchkeeper.model.actions import Action, ActionId, ActionKind, Result
 from watchkeeper.model.incidents import IncidentId
 from watchkeeper.model.repairs import BY_OTHERS, BY_PERSON, RECLAIMS, STATE_OF_KIND, Repair, RepairState
@@ -26,8 +26,7 @@ REVERSIBLE = frozenset({ActionKind.LOWER_POWER})
 USUAL_WAIT = "1h"
 # An uncordon that failed is tried again for as long as the node carries our mark.
 RESTORE_LIMIT_SECONDS = 600.0
-# No pause is longer. One that seems to be was set before the clock was put back.
-LONGEST_PAUSE = timedelta(seconds=60)
+PAUSES = backoff.Backoff(1.0, 60.0)
 # A yes from later than this was given before the clock was put back: nobody knows how old it is.
 MOST_AHEAD = timedelta(minutes=1)
 
@@ -284,7 +283,9 @@ def _held(repair: Repair, seen: Seen, now: datetime) -> Move:
 
 
 def _pauses(repair: Repair, now: datetime) -> bool:
-    return repair.retry_at is not None and timedelta() < repair.retry_at - now <= LONGEST_PAUSE
+    # A pause that seems longer was set before the clock was put back.
+    longest = timedelta(seconds=PAUSES.longest_seconds)
+    return repair.retry_at is not None and timedelta() < repair.retry_at - now <= longest
 
 
 def _late(repair: Repair, seen: Seen, limit: float, *, now: datetime) -> str | None:

@@ -15,13 +15,12 @@ from watchkeeper.model.repairs import BY_PERSON, ENDED, REPAIR_MOVES, Repair, Re
 from watchkeeper.model.trust import Mode
 from watchkeeper.remediate.driver import Performed
 from watchkeeper.remediate.ladder import Rung
-from watchkeeper.remediate.moves import LONGEST_PAUSE, Move, end, enter, state_of, validate_step
+from watchkeeper.remediate.moves import PAUSES, Move, end, enter, state_of, validate_step
 from watchkeeper.remediate.wanted import Wanted, numbered
 
 # An action that is not complete is performed again after a tenth of the time it has taken: pods end in a second or in
 # an hour, machines boot in minutes.
 SHORTEST_POLL, LONGEST_POLL = timedelta(milliseconds=200), timedelta(seconds=5)
-FIRST_PAUSE = timedelta(seconds=1)
 # A cordon that a failed repair left is not tried again before this.
 HELD_PAUSE = timedelta(seconds=60)
 TEXT_LIMIT = 500
@@ -143,7 +142,7 @@ def _poll(repair: Repair, now: datetime) -> timedelta:
 
 def troubled(repair: Repair, action: Action, problem: str, *, now: datetime) -> Repair:
     """It did not succeed and may the next time; the step's limit says when that is enough."""
-    pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(repair.tries, 10))
+    pause = timedelta(seconds=PAUSES.seconds(repair.tries + 1))
     noted = _noted(repair, action, Result.FAILED, text=problem, now=now)
     return replace(noted, tries=repair.tries + 1, retry_at=now + pause, waits_for=(problem[:TEXT_LIMIT],))
 

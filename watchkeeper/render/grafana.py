@@ -14,10 +14,9 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-import yaml
-
 from watchkeeper.config import settings as config
 from watchkeeper.kit import wire
+from watchkeeper.kit import yaml_text as kit_yaml
 from watchkeeper.render import yaml_text
 from watchkeeper.render.grafana_panel import DATASOURCE, UID, Panel, Shelf, Site
 from watchkeeper.render.tree import File
@@ -88,7 +87,7 @@ def _text(name: str) -> str:
 
 def page(name: str, settings: config.Settings) -> Page:
     text = _text(name).replace("@price@", f"{settings.cost.dollars_per_gpu_hour:g}")
-    return wire.from_plain(Page, yaml.safe_load(text))
+    return wire.from_plain(Page, kit_yaml.load(text))
 
 
 def board(name: str, settings: config.Settings) -> dict[str, Any]:

@@ -13,8 +13,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-import yaml
-
+from watchkeeper.kit import yaml_text
 from watchkeeper.query.promql import ast, parser
 
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
@@ -260,5 +259,5 @@ def limit_of(alert: str) -> Limit:
 def _rules() -> dict[str, dict[str, Any]]:
     folder = resources.files("watchkeeper").joinpath("packs", "rules")
     texts = [one.read_text(encoding="utf-8") for one in folder.iterdir() if one.name.endswith(".yaml")]
-    groups = [group for text in texts for group in yaml.safe_load(text)["groups"]]
+    groups = [group for text in texts for group in yaml_text.load(text)["groups"]]
     return {rule["alert"]: rule for group in groups for rule in group["rules"] if "alert" in rule}

@@ -16,6 +16,7 @@ import yaml
 from watchkeeper import __version__
 from watchkeeper.config import settings as config
 from watchkeeper.errors import SettingsError
+from watchkeeper.kit import yaml_text as kit_yaml
 from watchkeeper.render import fleet_facts, grafana, manifests, prometheus, settings_text, yaml_text
 from watchkeeper.render.tree import File
 from watchkeeper.scrape import discovery
@@ -75,7 +76,7 @@ def files(settings: config.Settings) -> list[File]:
 
 def values_of(settings: config.Settings) -> dict[str, Any]:
     """values.yaml as it is for these settings, with `[render] values` on top."""
-    return dict(yaml.safe_load(values_text(settings)))
+    return dict(kit_yaml.load(values_text(settings)))
 
 
 def values_text(settings: config.Settings) -> str:
@@ -91,7 +92,7 @@ def values_text(settings: config.Settings) -> str:
     for name, value in written.items():
         text = text.replace(f"@{name}@", json.dumps(value))
     text = text.replace("    @settings@\n", textwrap.indent(hub_settings(settings), "    ", lambda _: True))
-    plain = dict(yaml.safe_load(text))
+    plain = dict(kit_yaml.load(text))
     for chosen in settings.render.values:
         text = _choose(text, plain, chosen)
     return text
@@ -136,7 +137,7 @@ def rule_objects(settings: config.Settings) -> dict[str, str]:
     """The `spec` of a PrometheusRule for each rule file, by its name."""
     found = {}
     for rule in fleet_facts.rule_texts(settings):
-        groups = yaml.safe_load(rule.text)["groups"]
+        groups = kit_yaml.load(rule.text)["groups"]
         found[rule.name.lower().replace("_", "-")] = yaml_text.dump({"spec": {"groups": groups}})
     return found
 

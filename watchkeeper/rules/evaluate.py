@@ -26,6 +26,7 @@ from watchkeeper.model.samples import STALE, Sample
 from watchkeeper.query import engine as engines
 from watchkeeper.rules import alerting
 from watchkeeper.rules.rulefile import AlertingRule, Group, RecordingRule, Rule, RuleSet
+from watchkeeper.store import interfaces
 
 ALERTS = "ALERTS"
 ALERTS_FOR_STATE = "ALERTS_FOR_STATE"
@@ -83,7 +84,7 @@ class RuleResult:
     key: str
     rule: Rule
     state: RuleState
-    samples: tuple[engines.AnySample, ...] = ()
+    samples: tuple[interfaces.AnySample, ...] = ()
     changes: tuple[Alert, ...] = ()
 
 
@@ -93,7 +94,7 @@ class GroupResult:
     state: State
 
     @property
-    def samples(self) -> tuple[engines.AnySample, ...]:
+    def samples(self) -> tuple[interfaces.AnySample, ...]:
         return tuple(sample for result in self.results for sample in result.samples)
 
     @property
@@ -111,7 +112,7 @@ def rule_key(group: Group, rule: Rule) -> str:
 
 def evaluate(
     group: Group,
-    engine: engines.Engine,
+    engine: engines.InstantEngine,
     state: State,
     *,
     now: datetime,
@@ -124,7 +125,7 @@ def evaluate(
 
 def evaluate_each(
     group: Group,
-    engine: engines.Engine,
+    engine: engines.InstantEngine,
     state: State,
     *,
     now: datetime,
@@ -196,7 +197,7 @@ def restore(group: Group, state: State, alerts: Iterable[Alert]) -> State:
     return restored
 
 
-def remembered(name: str, engine: engines.Engine, started: datetime) -> Mapping[Labels, float]:
+def remembered(name: str, engine: engines.InstantEngine, started: datetime) -> Mapping[Labels, float]:
     """How many seconds ago was what this series told of each alert, when rules were last looked after before `started`.
 
     Of ALERTS_FOR_STATE: how long alerts had been active; of KEPT_SINCE: how long those had been silent that are kept.
@@ -304,14 +305,14 @@ def _time_to_show(group: Group, rule: AlertingRule) -> timedelta:
 @dataclass(frozen=True, slots=True)
 class _Outcome:
     state: RuleState
-    samples: tuple[engines.AnySample, ...] = ()
+    samples: tuple[interfaces.AnySample, ...] = ()
     changes: tuple[Alert, ...] = ()
 
 
 def _evaluate_one(
     group: Group,
     rule: Rule,
-    engine: engines.Engine,
+    engine: engines.InstantEngine,
     before: RuleState,
     *,
     now: datetime,
@@ -335,7 +336,7 @@ def _evaluate_one(
     return outcome
 
 
-def _ask(rule: Rule, engine: engines.Engine, at_ms: int) -> engines.Answer:
+def _ask(rule: Rule, engine: engines.InstantEngine, at_ms: int) -> engines.Answer:
     answer = engine.instant(rule.expr, at_ms)
     if answer.kind not in (engines.Kind.VECTOR, engines.Kind.SCALAR):
         raise QueryError(f"{rule.name} answers a {answer.kind}; a rule needs a vector or a scalar")
@@ -369,7 +370,7 @@ def _record(
 def _with_histograms(outcome: _Outcome, native: Mapping[Labels, Histogram], now: datetime) -> _Outcome:
     """What was written with histograms beside the numbers; a series that is one now is not stale."""
     at_ms = clock.to_ms(now)
-    samples: list[engines.AnySample] = [sample for sample in outcome.samples if sample.labels not in native]
+    samples: list[interfaces.AnySample] = [sample for sample in outcome.samples if sample.labels not in native]
     samples += [HistogramSample(labels, at_ms, histogram) for labels, histogram in native.items()]
     state = replace(outcome.state, written=outcome.state.written | native.keys())
     return replace(outcome, state=state, samples=tuple(samples))
@@ -433,7 +434,7 @@ def _made(rule: AlertingRule, alert: Alert) -> bool:
     return alert.name == rule.name and all(alert.labels.get(name, "") == text for name, text in plain.items())
 
 
-def rows(engine: engines.Engine, at_ms: int, expr: str) -> list[dict[str, object]]:
+def rows(engine: engines.InstantEngine, at_ms: int, expr: str) -> list[dict[str, object]]:
     """What the template function `query` answers."""
     answer = engine.instant(expr, at_ms).latest()
     return [{"Labels": labels, "Value": value} for labels, value in sorted(answer.items())]

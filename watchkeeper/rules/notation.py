@@ -14,6 +14,7 @@ from watchkeeper.model.labels import METRIC_NAME, Labels
 from watchkeeper.model.samples import STALE, Sample
 from watchkeeper.query import engine, histogram_text
 from watchkeeper.query.promql import ast, parser
+from watchkeeper.store import interfaces
 
 # No hexadecimal numbers: `0x20` is a zero and twenty repeats, as in promtool.
 NUMBER = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|[iI]nf|[nN]a[nN])"
@@ -61,7 +62,7 @@ def _expand(start: str, step: str | None, times: int) -> list[float | None]:
     return [first + change * at if change else first for at in range(times + 1)]
 
 
-def sample(series: str, at_ms: int, value: float | Histogram) -> engine.AnySample:
+def sample(series: str, at_ms: int, value: float | Histogram) -> interfaces.AnySample:
     if isinstance(value, Histogram):
         return HistogramSample(labels(series), at_ms, value)
     return Sample(labels(series), at_ms, value)

@@ -25,6 +25,7 @@ from watchkeeper.query.promql import ast, parser
 from watchkeeper.rules import alerting
 from watchkeeper.rules.evaluate import ALERT_STATE, ALERTS, ALERTS_FOR_STATE, KEPT_SINCE, rows
 from watchkeeper.rules.rulefile import AlertingRule, Group, RecordingRule, Rule, RuleSet
+from watchkeeper.store import interfaces
 
 # An engine refuses more than 11,000 steps at once.
 STEPS_AT_ONCE = 5000
@@ -78,9 +79,13 @@ def run(
     engine: engines.Engine,
     window: Window,
     *,
+    appender: interfaces.Appender | None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Timeline:
-    """Every alert that these rules would have had in the window, earliest first."""
+    """Every alert that these rules would have had in the window, earliest first.
+
+    What they record goes to `appender`; without one, rules read what is already recorded.
+    """
     episodes: list[Episode] = []
     failures: list[Failure] = []
     steps = 0
@@ -91,9 +96,9 @@ def run(
             ticks = _Ticks(rule, engine, _span(group, window), offset_ms=round(group.query_offset_seconds * 1000))
             steps += len(ticks.times)
             if isinstance(rule, RecordingRule):
-                _record(rule, engine, ticks)
+                _record(rule, ticks, appender=appender)
             else:
-                episodes += _alert(rule, engine, ticks)
+                episodes += _alert(rule, engine, ticks, appender=appender)
         except WatchkeeperError as error:
             failures.append(Failure(rule.name, str(error)))
     episodes.sort(key=lambda episode: (episode.fired_at or episode.active_at, episode.alert, episode.labels))
@@ -176,7 +181,7 @@ class _Ticks:
                 yield at_ms, {frame.labels[row]: float(frame.values[row, at]) for row in rows}
 
 
-def _record(rule: RecordingRule, engine: engines.Engine, ticks: _Ticks) -> None:
+def _record(rule: RecordingRule, ticks: _Ticks, *, appender: interfaces.Appender | None) -> None:
     """Append what the rule records, and a stale marker where a series ends."""
     before: set[Labels] = set()
     made: list[Sample] = []
@@ -187,10 +192,13 @@ def _record(rule: RecordingRule, engine: engines.Engine, ticks: _Ticks) -> None:
         made += [Sample(labels, at_ms, value) for labels, value in values.items()]
         made += [Sample(labels, at_ms, STALE) for labels in before - values.keys()]
         before = set(values)
-    engine.append(made)
+    if appender is not None:
+        appender.append(made)
 
 
-def _alert(rule: AlertingRule, engine: engines.Engine, ticks: _Ticks) -> list[Episode]:
+def _alert(
+    rule: AlertingRule, engine: engines.Engine, ticks: _Ticks, *, appender: interfaces.Appender | None
+) -> list[Episode]:
     """Move the alerts of a rule through the window; what they were is appended as `ALERTS`."""
     current: dict[Labels, Alert] = {}
     ended: list[Episode] = []
@@ -210,7 +218,8 @@ def _alert(rule: AlertingRule, engine: engines.Engine, ticks: _Ticks) -> list[Ep
                 made.append(Sample(_state_series(alert), at_ms, STALE))
         current = {labels: alert for labels, alert in step.alerts.items() if alert.state is not AlertState.RESOLVED}
         made += [Sample(_state_series(alert), at_ms, 1.0) for alert in current.values()]
-    engine.append(made)
+    if appender is not None:
+        appender.append(made)
     return [*ended, *(_episode(alert, ended_at=None) for alert in current.values())]
 
 

@@ -22,9 +22,10 @@ from watchkeeper.model.alerts import AlertState
 from watchkeeper.model.histograms import Histogram
 from watchkeeper.model.labels import Labels
 from watchkeeper.query import embedded, histogram_text
-from watchkeeper.query.engine import AnySample, Engine, Limits
+from watchkeeper.query.engine import Engine, Limits
 from watchkeeper.rules import alerting, evaluate, notation, rulefile
 from watchkeeper.store.head import head
+from watchkeeper.store.interfaces import AnySample
 
 # promtool compares values as floats; ours may differ in the last bits because it adds in another order.
 RELATIVE_TOLERANCE = 1e-9
@@ -163,7 +164,7 @@ def _play(script: Script, story: Story, rule_set: rulefile.RuleSet, engine: Engi
     waiting = _samples(script, story)
     state: evaluate.State = {}
     for now_ms in range(0, max(due, default=0) + 1, step_ms):
-        engine.append(_take(waiting, start_ms + now_ms))
+        engine.appender.append(_take(waiting, start_ms + now_ms))
         state = _tick(script, story, rule_set, engine, state, now_ms=now_ms)
         for test in story.alert_rule_test:
             if now_ms <= _ms(test.eval_time) < now_ms + step_ms:
@@ -189,7 +190,7 @@ def _tick(
                 raise QueryError(
                     f"{result.rule.name} failed at {durations.format_ms(now_ms)}: {result.state.last_error}"
                 )
-            engine.append(result.samples)
+            engine.appender.append(result.samples)
             kept[result.key] = result.state
     return kept
 

@@ -1,7 +1,7 @@
 """Native histograms of one target's pages: they go to the store beside its numbers, and end where they are gone.
 
-`target_loop` hands over each page. A store takes them as it takes those of remote write, by `append`; where samples
-go to a place that has no such thing, they are counted as left out.
+`target_loop` hands over each page. They are appended as those of remote write are; what the store does not take is
+counted as left out.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from watchkeeper.model.histograms import HistogramSample
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import STALE, Sample
 from watchkeeper.readers import exposition
+from watchkeeper.store import interfaces
 
 Attach = Callable[[int], Labels | None]
 
@@ -20,8 +21,8 @@ Attach = Callable[[int], Labels | None]
 class NativeSeries:
     """The native histograms that a target reports now."""
 
-    def __init__(self, sink: object, key: str) -> None:
-        self._append = getattr(sink, "append", None)
+    def __init__(self, sink: interfaces.Appender, key: str) -> None:
+        self._sink = sink
         self._key = f"{key} native"
         self._epoch = 0
         # The stored series of each handle; None where a rule drops it.
@@ -70,9 +71,4 @@ class NativeSeries:
 
     def _store(self, samples: Iterable[Sample | HistogramSample], *, together: str | None) -> Mapping[str, int]:
         found = list(samples)
-        if not found:
-            return {}
-        if self._append is None:
-            return {"histogram": len(found)}
-        taken: Mapping[str, int] = self._append(found, together=together).dropped
-        return taken
+        return self._sink.append(found, together=together).dropped if found else {}

@@ -16,9 +16,10 @@ from watchkeeper.readers import exposition
 from watchkeeper.scrape import schedule
 from watchkeeper.scrape.fleet import Fleet
 from watchkeeper.scrape.jobs import Target
-from watchkeeper.scrape.target_loop import SYNTHESISED, Health, Line, ScrapeSettings, Sink, TargetLoop, TargetState
+from watchkeeper.scrape.target_loop import SYNTHESISED, Health, Line, ScrapeSettings, TargetLoop, TargetState
+from watchkeeper.store import interfaces
 
-__all__ = ["SYNTHESISED", "Health", "Line", "ScrapeSettings", "Scraper", "Sink", "TargetLoop", "TargetState"]
+__all__ = ["SYNTHESISED", "Health", "Line", "ScrapeSettings", "Scraper", "TargetLoop", "TargetState"]
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +32,7 @@ class Scraper:
         settings: ScrapeSettings,
         *,
         time: clock.Clock,
-        sink: Sink,
+        sink: interfaces.Appender,
         known: Fleet,
         metrics: own_metrics.Registry | None = None,
     ) -> None:

@@ -2,7 +2,7 @@
 
 Fetch, parse, translate handles to stored series, append. The names are Prometheus': `up`,
 `scrape_duration_seconds`, sample counts, and the stale marker for series that are no longer reported. `scrape`
-runs a loop for each target; the hub passes in the `Sink` (the engine) and the `Fleet` that learns GPUs
+runs a loop for each target; the hub passes in the appender of its samples and the `Fleet` that learns GPUs
 from labels.
 """
 
@@ -28,6 +28,7 @@ from watchkeeper.scrape.jobs import Target
 from watchkeeper.scrape.native_scrape import NativeSeries
 from watchkeeper.scrape.page_forms import PageForms, accept_header
 from watchkeeper.scrape.standing import WORKLOAD_INFO
+from watchkeeper.store import interfaces
 
 log = logging.getLogger(__name__)
 
@@ -50,25 +51,6 @@ OF_PROGRAMS = ("training_", "inference_", WORKLOAD_INFO)
 # in slices of some 10 ms, so that nobody waits for the whole.
 LARGE_PAGE_BYTES = 512 * 1024
 SLICE_SERIES = 500
-
-
-class Taken(Protocol):
-    """What became of an append: samples that were not kept, counted by reason."""
-
-    @property
-    def dropped(self) -> Mapping[str, int]: ...
-
-
-class Sink(Protocol):
-    """Where samples go. All samples of one append share a time; a group is one target's series.
-
-    Ids and values come as arrays of 64-bit numbers (`array('q')`, `array('d')`), which NumPy reads without
-    copying. The reason `forgotten` says that ids have lost their meaning and must be asked for again.
-    """
-
-    def series_id(self, labels: labels.Labels, /) -> int: ...
-
-    def append_scrape(self, group_key: str, ids: Sequence[int], at_ms: int, values: Sequence[float], /) -> Taken: ...
 
 
 class Line(Protocol):
@@ -135,7 +117,7 @@ class TargetLoop:
         target: Target,
         settings: ScrapeSettings,
         *,
-        sink: Sink,
+        sink: interfaces.Appender,
         known: Fleet,
         line: Line | None = None,
         turn: asyncio.Lock | None = None,
@@ -365,17 +347,17 @@ class TargetLoop:
 
     def _note_families(self) -> None:
         """Hand on what the exporter says about its metrics, whenever that has changed."""
-        note = getattr(self._sink, "note_metadata", None)
-        if note is None or self._noted == self._parser.families_version:
+        metadata = self._sink.metadata
+        if metadata is None or self._noted == self._parser.families_version:
             return
         self._noted = self._parser.families_version
         for name, family in self._parser.families.items():
-            note(name, family.type, help=family.help, unit=family.unit)
+            metadata.note(name, family.type, help=family.help, unit=family.unit)
 
     def _note_exemplars(self, page: exposition.Page, at_ms: int) -> None:
         """Hand on the exemplars that are new on the page, under the labels of the stored series."""
-        note = getattr(self._sink, "note_exemplar", None)
-        if note is None:
+        kept = self._sink.exemplars
+        if kept is None:
             return
         for handle, label_set, value, own_ms in page.exemplars:
             series = self._native.labels_of(handle)
@@ -383,7 +365,7 @@ class TargetLoop:
                 series = self._attach(self._parser.labels[handle])
             time_ms = at_ms if own_ms is None else own_ms
             if series is not None and time_ms <= at_ms + MAX_AHEAD_MS:
-                note(series, exemplars.Exemplar(label_set, value, time_ms))
+                kept.note(series, exemplars.Exemplar(label_set, value, time_ms))
 
     def _append(self, ids: array[int], at_ms: int, values: array[float]) -> None:
         taken = self._sink.append_scrape(self._key, ids, at_ms, values)
@@ -434,8 +416,8 @@ class TargetLoop:
 
     def _ask_left_ids(self, at_ms: int) -> array[int]:
         """Series that nobody has ended, because the hub was away when they did: without it they seem to go on."""
-        lasting = getattr(self._sink, "lasting", None)
-        return array("q", () if lasting is None else lasting(self._key, at_ms).keys() - set(self._own_ids))
+        lasting = self._sink.lasting(self._key, at_ms - interfaces.LOOKBACK_MS)
+        return array("q", lasting.keys() - set(self._own_ids))
 
     def _take_left_ids(self) -> array[int]:
         left, self._left_ids = self._left_ids or array("q"), array("q")

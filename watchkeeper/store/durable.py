@@ -37,7 +37,8 @@ from watchkeeper.store.damage import Damage
 from watchkeeper.store.head.head import MAX_AHEAD_MS, Head
 from watchkeeper.store.histograms import MAX_MERGED_BYTES, Cells, reveal
 from watchkeeper.store.index import Cardinality, MatcherLike, Patterns
-from watchkeeper.store.reading import Columns, Outcome, Unions, join
+from watchkeeper.store.interfaces import Appended
+from watchkeeper.store.reading import Columns, Unions, join
 from watchkeeper.store.series import SeriesSet
 from watchkeeper.store.wal import wal_ahead, wal_reader, wal_records, wal_replay
 from watchkeeper.store.wal.wal import WriteAheadLog
@@ -117,7 +118,7 @@ def open_store(path: Path, limits: StoreSettings, *, clock_ms: Callable[[], int]
 
 
 class DurableStore:
-    """Implements `reading.SampleStore`; every method may be called from any thread."""
+    """Implements `interfaces.SampleStore`; every method may be called from any thread."""
 
     def __init__(self, path: Path, limits: StoreSettings, *, clock_ms: Callable[[], int]) -> None:
         self.path = path
@@ -135,7 +136,7 @@ class DurableStore:
             late_ms=limits.late_ms,
             clock_ms=clock_ms,
         )
-        self.metadata = self.head.metadata
+        self.metadata, self.exemplars = self.head.metadata, self.head.exemplars
         self.damages: list[Damage] = []
         self._damage_count = 0
         self._cache, self._patterns, self._unions = ChunkCache(limits.cache_bytes), Patterns(), Unions()
@@ -189,7 +190,7 @@ class DurableStore:
         values: Sequence[float] | Floats,
         *,
         now_ms: int | None = None,
-    ) -> Outcome:
+    ) -> Appended:
         return self.head.append_scrape(group_key, series_ids, at_ms, values, now_ms=now_ms)
 
     def lasting(self, group_key: Hashable, since_ms: int) -> dict[int, label_sets.Labels]:
@@ -201,7 +202,7 @@ class DurableStore:
         *,
         together: str | None = None,
         now_ms: int | None = None,
-    ) -> Outcome:
+    ) -> Appended:
         return self.head.append(samples, together=together, now_ms=now_ms)
 
     def sync(self) -> int:

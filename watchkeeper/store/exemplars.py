@@ -1,6 +1,6 @@
 """The newest exemplars of all series, in memory: a ring, as in Prometheus.
 
-The engine notes what scrapes and remote writers bring, and `/api/v1/query_exemplars` asks. They lead to traces, which
+Scrapes and remote writers note theirs, and `/api/v1/query_exemplars` asks. They lead to traces, which
 have their own store; so a restart may forget them.
 """
 

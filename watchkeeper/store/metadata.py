@@ -1,6 +1,6 @@
 """What targets say about their metrics: type, help and unit, one line per metric.
 
-The engine notes it while it scrapes; with a durable store it lies in one small file beside the blocks.
+Scrapes and remote writers note it; with a durable store it lies in one small file beside the blocks.
 """
 
 from __future__ import annotations

@@ -1,26 +1,19 @@
 """What a query reads: columns of samples, from memory and from blocks, put together into one.
 
-`SampleStore` is all that the query engine knows of the store: a head alone, or a head with its past on disk
-(`durable`). `join` makes one answer of parts that follow each other in time.
+`interfaces.SampleStore.select` answers with `Columns`. `join` makes one answer of parts that follow each other in time.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
 from watchkeeper import errors
-from watchkeeper.model import histograms as histogram_model
-from watchkeeper.model import labels as label_sets
-from watchkeeper.model import samples as sample_model
 from watchkeeper.store.columns import ABSENT, NEVER_MS, Floats, Ints
 from watchkeeper.store.histograms import Cells
-from watchkeeper.store.index import Cardinality, MatcherLike
-from watchkeeper.store.metadata import Metadata
 from watchkeeper.store.series import Pairs, SeriesSet
 
 REMEMBERED_UNIONS = 128
@@ -32,7 +25,7 @@ class Columns:
 
     Times of a row ascend; unused slots at its end are NEVER_MS, and their values mean nothing. A value may be
     ABSENT, where a series had no sample in a scrape, or the stale marker. `histograms` has the histograms among them,
-    where somebody has asked what marks stand for (`SampleStore.reveal`).
+    where somebody has asked what marks stand for (`interfaces.SampleStore.reveal`).
     """
 
     series: SeriesSet
@@ -40,64 +33,6 @@ class Columns:
     times: Ints
     values: Floats
     histograms: Cells | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How many samples were kept, and why others were not."""
-
-    kept: int
-    dropped: dict[str, int]
-
-
-class SampleStore(Protocol):
-    """Samples that can be added and asked for; `Head` says what each method does."""
-
-    metadata: Metadata
-
-    def series_id(self, labels: label_sets.Labels) -> int: ...
-
-    def append_scrape(
-        self,
-        group_key: Hashable,
-        series_ids: Sequence[int] | Ints,
-        at_ms: int,
-        values: Sequence[float] | Floats,
-        *,
-        now_ms: int | None = None,
-    ) -> Outcome: ...
-
-    def lasting(self, group_key: Hashable, since_ms: int) -> dict[int, label_sets.Labels]: ...
-
-    def append(
-        self,
-        samples: Iterable[sample_model.Sample | histogram_model.HistogramSample],
-        *,
-        together: str | None = None,
-        now_ms: int | None = None,
-    ) -> Outcome: ...
-
-    def select(
-        self, matchers: Sequence[MatcherLike], start_ms: int, end_ms: int, *, max_samples: int | None = None
-    ) -> Columns: ...
-
-    def reveal(self, values: Floats) -> Cells | None: ...
-
-    def at_hand(self, matchers: Sequence[MatcherLike], start_ms: int) -> int | None: ...
-
-    def latest(self, matchers: Sequence[MatcherLike], start_ms: int, end_ms: int) -> tuple[SeriesSet, Ints, Floats]: ...
-
-    def series(self, matchers: Sequence[MatcherLike], start_ms: int, end_ms: int) -> list[label_sets.Labels]: ...
-
-    def label_names(self, matchers: Sequence[MatcherLike], start_ms: int, end_ms: int) -> list[str]: ...
-
-    def label_values(self, name: str, matchers: Sequence[MatcherLike], start_ms: int, *, end_ms: int) -> list[str]: ...
-
-    def cardinality(self, limit: int) -> Cardinality: ...
-
-    def warnings(self) -> tuple[str, ...]: ...
-
-    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)

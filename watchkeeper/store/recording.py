@@ -16,13 +16,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from watchkeeper.errors import StoreError, WireError, quote, reason
 from watchkeeper.kit import wire
 from watchkeeper.model import actions, diagnosis, events, fleet, histograms, incidents, labels, samples
+from watchkeeper.store import interfaces
 from watchkeeper.store.columns import Floats, Ints
 
 VERSION = 1
@@ -33,7 +34,6 @@ NUMBERS = {"+Inf": math.inf, "-Inf": -math.inf, "NaN": math.nan, "stale": sample
 NUMBERS_OF, SIDES = ("count", "sum", "zero_threshold", "zero_count"), ("positive", "negative")
 # Native histograms among a series' numbers.
 Mixed: TypeAlias = list[float | histograms.Histogram]
-AnySample: TypeAlias = samples.Sample | histograms.HistogramSample
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,13 +231,9 @@ def _times(plain: dict[str, Any]) -> Ints:
     return times
 
 
-class SampleSink(Protocol):
-    """Where samples of any kind go back to: a head."""
-
-    def append(self, samples: Iterable[AnySample], /, *, now_ms: int | None) -> object: ...
-
-
-def pour_native(found: Iterable[tuple[labels.Labels, Ints, Mixed]], sink: SampleSink, *, until_ms: int) -> None:
+def pour_native(
+    found: Iterable[tuple[labels.Labels, Ints, Mixed]], sink: interfaces.SampleStore, *, until_ms: int
+) -> None:
     """Put series that have native histograms into a head, in the order of time."""
     poured = [
         samples.Sample(own, at_ms, value)
@@ -249,19 +245,9 @@ def pour_native(found: Iterable[tuple[labels.Labels, Ints, Mixed]], sink: Sample
     sink.append(sorted(poured, key=lambda sample: sample.at_ms), now_ms=until_ms)
 
 
-class ScrapeSink(Protocol):
-    """Where samples go back to: a head."""
-
-    def series_id(self, labels: labels.Labels, /) -> int: ...
-
-    def append_scrape(
-        self, group_key: str, series_ids: Any, at_ms: int, values: Any, *, now_ms: int | None
-    ) -> object: ...
-
-
 def pour(
     found: Iterable[tuple[labels.Labels, Ints, Floats]],
-    sink: ScrapeSink,
+    sink: interfaces.SampleStore,
     *,
     until_ms: int,
     progress: Callable[[float], None] | None = None,

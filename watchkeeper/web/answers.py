@@ -7,9 +7,12 @@ whether it changes something. Under /api/v1 errors have Prometheus' own shape, e
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import inspect
+import typing
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 import orjson
 from starlette.exceptions import HTTPException
@@ -20,7 +23,16 @@ from watchkeeper.kit import wire
 from watchkeeper.net import packing
 from watchkeeper.web.auth.auth import Caller, Role
 
+
+class Record(Protocol):
+    """Any dataclass."""
+
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
+
+
 Answer = Callable[[Request], Awaitable[Response]]
+# What answers with a dataclass or a TypedDict is written as its fields, in our envelope.
+Handler = Callable[[Request], Awaitable[Response | Record | Mapping[str, object]]]
 PROMETHEUS_PREFIX = "/api/v1/"
 # orjson has its own way with times and dataclasses; `wire` is the one way here.
 OUR_FORM = orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS
@@ -66,20 +78,32 @@ class Asked:
 class Endpoint:
     """One row of the route table; `role` None is open to everyone, `changes` brings the same-origin guard.
 
-    The rest is what `openapi` says about it: a sentence, parameters, the fields of the body and of the answer, and
-    the media type of an answer that is not JSON.
+    The rest is what `openapi` says about it: a sentence, parameters, the fields of the body, and the media type of an
+    answer that is not JSON. `gives` is for an answer whose type the signature of `answer` does not tell.
     """
 
     methods: tuple[str, ...]
     path: str
     role: Role | None
-    answer: Answer
+    answer: Handler
     changes: bool = False
     words: str = ""
     asks: tuple[Asked, ...] = ()
     body: Shape = None
     gives: Shape = None
     media: str = "application/json"
+
+    @property
+    def shape(self) -> Shape:
+        """What is answered: `gives`, or the dataclass or TypedDict that `answer` is declared to return."""
+        if self.gives is not None:
+            return self.gives
+        declared = inspect.get_annotations(self.answer, eval_str=True).get("return")
+        return declared if dataclasses.is_dataclass(declared) or typing.is_typeddict(declared) else None
+
+    async def respond(self, request: Request) -> Response:
+        found = await self.answer(request)
+        return found if isinstance(found, Response) else written(found)
 
 
 def json_answer(content: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -89,6 +113,13 @@ def json_answer(content: Any, *, status: int = 200, headers: Mapping[str, str] |
 
 def ok(**content: Any) -> Response:
     return json_answer({"ok": True, **content})
+
+
+def written(answer: Record | Mapping[str, object]) -> Response:
+    """A typed answer as JSON: its fields beside `ok`."""
+    if isinstance(answer, Mapping):
+        return ok(**answer)
+    return ok(**{name: getattr(answer, name) for name in wire.field_types(type(answer))})
 
 
 async def packed(answer: Response, accepted: str) -> Response:

@@ -7,7 +7,7 @@ error leaves as JSON in the shape that belongs to its path. `app` and `opening` 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
@@ -30,7 +30,7 @@ from watchkeeper.web.auth.proxy import VOUCHED, Proxy
 from watchkeeper.web.shedding import Shedding
 
 if TYPE_CHECKING:
-    from watchkeeper.web.view import HubView
+    from watchkeeper.hub.runtime import Runtime
 
 log = logging.getLogger(__name__)
 
@@ -49,15 +49,15 @@ OWN_HEADERS = [
 
 
 class Gate:
-    """Checks each request against the role its endpoint declares."""
+    """Checks each request against the role its endpoint declares; while rules are evaluated, readers wait a little."""
 
-    def __init__(self, hub: HubView, doors: Doors) -> None:
-        self._hub = hub
+    def __init__(self, runtime: Runtime, doors: Doors, *, is_evaluating: Callable[[], bool] = lambda: False) -> None:
+        self._clock = runtime.clock
         self._doors = doors
-        self._shedding = Shedding(hub.metrics, lambda: hub.is_evaluating)
+        self._shedding = Shedding(runtime.metrics, is_evaluating)
 
     def caller(self, connection: HTTPConnection) -> Caller | None:
-        now, vouched = self._hub.clock.now(), connection.scope.get(VOUCHED)
+        now, vouched = self._clock.now(), connection.scope.get(VOUCHED)
         found = self._doors.current(now).caller(connection.headers, connection.cookies, now=now, vouched=vouched)
         if found is not None and found.proof is Proof.COOKIE and self._doors.has_ended(connection.cookies[COOKIE]):
             return None
@@ -93,10 +93,10 @@ class Gate:
                 request.state.caller = self._admit(request, endpoint)
             accepted = request.headers.get("accept-encoding", "")
             if not self._shedding.begin(endpoint):
-                return await packed(await endpoint.answer(request), accepted)
+                return await packed(await endpoint.respond(request), accepted)
             try:
                 async with self._shedding.turn(endpoint):
-                    return await packed(await endpoint.answer(request), accepted)
+                    return await packed(await endpoint.respond(request), accepted)
             finally:
                 self._shedding.end()
 

@@ -1,6 +1,6 @@
 """Live updates over one WebSocket per viewer: incidents at once, a picture of the fleet per tick.
 
-One task follows `hub.changes` and a timer. It draws each picture once, whatever the number of
+One task follows the hub's changes and a timer. It draws each picture once, whatever the number of
 viewers, and leaves it in every viewer's mailbox. A mailbox has one place per kind of message and the
 newest wins, so a slow browser skips pictures instead of queueing them. Fault → screen goes through
 here: a change of incidents is sent before anything is asked of the engine. While nobody looks, a picture and the
@@ -24,6 +24,9 @@ from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from watchkeeper.errors import WatchkeeperError
+from watchkeeper.hub import services
+from watchkeeper.hub.runtime import Runtime
+from watchkeeper.hub.samples import Queries
 from watchkeeper.kit import clock, wire
 from watchkeeper.kit.logs import fields
 from watchkeeper.query import engine
@@ -31,8 +34,7 @@ from watchkeeper.scrape import standing
 from watchkeeper.web.answers import Endpoint
 from watchkeeper.web.auth.auth import Role
 from watchkeeper.web.fleet import frames, inventory, stock_answer
-from watchkeeper.web.incidents import cards
-from watchkeeper.web.view import HubView
+from watchkeeper.web.incidents.cards import Cards
 
 log = logging.getLogger(__name__)
 
@@ -98,16 +100,29 @@ class Mailbox:
 class Live:
     """The one task that draws, and the viewers it draws for."""
 
-    def __init__(self, hub: HubView, stock: stock_answer.StockAnswer, *, interval_seconds: float) -> None:
-        self._hub = hub
+    def __init__(
+        self,
+        runtime: Runtime,
+        queries: Queries,
+        *,
+        journal: services.Journal,
+        fleet: services.FleetView,
+        cards: Cards,
+        stock: stock_answer.StockAnswer,
+        interval_seconds: float,
+    ) -> None:
+        self._runtime, self._queries, self._journal, self._fleet = runtime, queries, journal, fleet
+        self._cards = cards
         self._stock = stock
         self._interval_seconds = interval_seconds
         self._viewers: set[Mailbox] = set()
         self._newest: tuple[float, Shown] | None = None
         self._drawn_version = ""
         self._wake = asyncio.Event()
-        self._gauge = hub.metrics.gauge("watchkeeper_web_viewers", "Browsers with a live connection")
-        self._frames = hub.metrics.counter("watchkeeper_web_frames_total", "Pictures of the fleet drawn for viewers")
+        self._gauge = runtime.metrics.gauge("watchkeeper_web_viewers", "Browsers with a live connection")
+        self._frames = runtime.metrics.counter(
+            "watchkeeper_web_frames_total", "Pictures of the fleet drawn for viewers"
+        )
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -141,7 +156,7 @@ class Live:
             asyncio.get_running_loop().call_later(NEXT_PICTURE_SECONDS, self._wake.set)
         sending = asyncio.create_task(self._send(socket, mailbox))
         try:
-            mailbox.begin_with("incidents", await self._hub.read(self._incidents_message))
+            mailbox.begin_with("incidents", await self._journal.read(self._incidents_message))
             await self._listen(socket, mailbox, may_stay)
         finally:
             self._viewers.discard(mailbox)
@@ -168,7 +183,7 @@ class Live:
         return [Endpoint(("GET",), "/api/picture", Role.VIEWER, self.picture, words=words, media=media)]
 
     def _age_seconds(self) -> float:
-        return self._hub.clock.now().timestamp() - (self._newest[0] if self._newest else 0.0)
+        return self._runtime.clock.now().timestamp() - (self._newest[0] if self._newest else 0.0)
 
     async def _listen(self, socket: WebSocket, mailbox: Mailbox, may_stay: Callable[[], bool]) -> None:
         """A viewer says two things only: by which metric its map is coloured, and what it has of /api/fleet."""
@@ -197,12 +212,12 @@ class Live:
 
     async def _follow_changes(self) -> None:
         """Tell viewers at once that something changed; in a storm a few times a second, with the newest list."""
-        async with self._hub.changes.subscribe() as queue:
+        async with self._runtime.changes.subscribe() as queue:
             # What changed while viewers could not be told is told first.
             messages = {"incidents"} if self._viewers else set()
             while True:
                 if messages - {"fleet"} and self._viewers:
-                    self._send_all("incidents", await self._hub.read(self._incidents_message))
+                    self._send_all("incidents", await self._journal.read(self._incidents_message))
                 if messages:
                     self._wake.set()
                     await asyncio.sleep(SHORTEST_PAUSE_SECONDS)
@@ -227,10 +242,10 @@ class Live:
         return age >= UNWATCHED_SECONDS or (age >= self._interval_seconds and self._has_changed())
 
     def _has_changed(self) -> bool:
-        return inventory.take(self._hub.fleet).version != self._drawn_version
+        return inventory.take(self._fleet).version != self._drawn_version
 
     async def _draw(self, *, has_new_stock: bool) -> None:
-        stock, now = inventory.take(self._hub.fleet), self._hub.clock.now()
+        stock, now = inventory.take(self._fleet), self._runtime.clock.now()
         at_ms = clock.to_ms(now)
         shared = {
             name: await self._ask(expr, at_ms)
@@ -243,8 +258,8 @@ class Live:
             )
         }
         new_stock = await self._stock.make(stock) if has_new_stock else None
-        open_incidents = await self._hub.read(self._hub.incidents)
-        readings = frames.Readings(**shared, holders=self._hub.fleet.holders())
+        open_incidents = await self._journal.read(self._journal.incidents)
+        readings = frames.Readings(**shared, holders=self._fleet.holders())
         picture = await asyncio.to_thread(frames.draw, stock, readings, open_incidents)
         header = {"kind": "frame", "at": wire.format_time(now), "version": stock.version}
         for name in self._wanted():
@@ -274,13 +289,13 @@ class Live:
     async def _ask(self, expr: str, at_ms: int) -> engine.Answer | None:
         """An answer, or None where the engine cannot give one; the map then says unknown instead of old."""
         try:
-            return await self._hub.ask(expr, at_ms)
+            return await self._queries.instant(expr, at_ms)
         except WatchkeeperError as error:
             log.warning("A live reading failed", extra=fields(expr=expr, error=str(error)))
             return None
 
     def _incidents_message(self) -> str:
-        content = {"kind": "incidents", "at": wire.format_time(self._hub.clock.now()), **cards.panel(self._hub)}
+        content = {"kind": "incidents", "at": wire.format_time(self._runtime.clock.now()), **self._cards.panel()}
         return orjson.dumps(content).decode()
 
     def _send_all(self, kind: str, message: str) -> None:

@@ -103,30 +103,6 @@ def document(table: Sequence[Endpoint], *, version: str) -> dict[str, Any]:
     }
 
 
-def promised(table: Sequence[Endpoint]) -> dict[str, Any]:
-    """The shapes of answers alone, by method and path, for our own client, which has them in a file."""
-    schemas = Schemas()
-    answers: dict[str, Any] = {}
-    for row in table:
-        if row.gives is not None and row.path.startswith(("/api/", "/-/")):
-            shape = _given(row.gives, row.path.startswith(PROMETHEUS_PREFIX), schemas=schemas)
-            answers |= {f"{method} {row.path}": _types_only(shape) for method in row.methods}
-    named = {"PrometheusAnswer": PROMETHEUS_ANSWER, **dict(sorted(schemas.components.items()))}
-    return {"answers": answers, "schemas": {name: _types_only(shape) for name, shape in named.items()}}
-
-
-def _types_only(schema: Any) -> Any:
-    """Without words, and without what must be there: that a field is missing is told when it is looked for."""
-    if isinstance(schema, list):
-        return [_types_only(each) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
-    if "properties" in schema:
-        fields = {name: _types_only(kind) for name, kind in schema["properties"].items()}
-        return {"type": "object", "properties": fields}
-    return {name: _types_only(kind) for name, kind in schema.items() if name != "description"}
-
-
 def endpoints(table: Callable[[], Sequence[Endpoint]], *, version: str) -> list[Endpoint]:
     """The endpoint of the document; it is made when it is first asked for, because most hubs are never asked."""
     made: list[Response] = []
@@ -209,9 +185,9 @@ def _parameter(asked: Asked, schemas: Schemas) -> dict[str, Any]:
 
 
 def _content(row: Endpoint, is_prometheus: bool, *, schemas: Schemas) -> dict[str, Any]:
-    if row.media != "application/json":
+    if row.media != "application/json" and row.shape is None:
         return {row.media: {"schema": {"type": "string"}}}
-    return {"application/json": {"schema": _given(row.gives, is_prometheus, schemas=schemas)}}
+    return {row.media: {"schema": _given(row.shape, is_prometheus, schemas=schemas)}}
 
 
 def _given(gives: Shape, is_prometheus: bool, *, schemas: Schemas) -> dict[str, Any]:

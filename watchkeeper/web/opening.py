@@ -21,8 +21,9 @@ from watchkeeper.web.prometheus import prometheus_api
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
+    from watchkeeper.hub.runtime import Runtime
+    from watchkeeper.hub.samples import Queries
     from watchkeeper.web.auth.doors import Doors
-    from watchkeeper.web.view import HubView
 
 # Turns of the loop in which somebody who waits at the door is let in, read and understood.
 TURNS = 6
@@ -33,9 +34,9 @@ MOST_PATIENCE_SECONDS = 1.0
 class Opening:
     """An ASGI application that becomes another one."""
 
-    def __init__(self, hub: HubView, doors: Doors) -> None:
-        table = prometheus_api.questions(hub)
-        self._first = Gate(hub, doors).application(table)
+    def __init__(self, runtime: Runtime, queries: Queries, *, doors: Doors) -> None:
+        table = prometheus_api.questions(prometheus_api.PrometheusApi(runtime, queries))
+        self._first = Gate(runtime, doors).application(table)
         self._paths = frozenset(row.path for row in table)
         self._whole: Starlette | None = None
         self._is_given, self._is_whole = asyncio.Event(), asyncio.Event()

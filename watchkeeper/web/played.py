@@ -1,7 +1,7 @@
 """A recording shown as a hub: the same console and the same API over samples, events and incidents of a file.
 
-`watchkeeper play` makes one and serves it. It satisfies `view.HubView`; nothing in it can be changed, and its
-clock stands at the end of the recording or runs through it.
+`watchkeeper play` takes `services_of` a file and serves them. Nothing in it can be changed, and its clock stands at the
+end of the recording or runs through it.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from datetime import datetime, timedelta
 from time import monotonic
 from typing import Any, NoReturn, TypeVar
 
-from watchkeeper import __version__
 from watchkeeper.config.settings import Settings
 from watchkeeper.diagnose import lessons
-from watchkeeper.errors import HubError, IllegalMove
-from watchkeeper.kit import broadcast, clock, own_metrics
-from watchkeeper.model import actions, alerts, diagnosis, events, fleet
-from watchkeeper.model.alerts import Alert
+from watchkeeper.errors import IllegalMove
+from watchkeeper.hub import health, runtime, samples, services
+from watchkeeper.kit import clock
+from watchkeeper.model import actions, diagnosis, events, fleet
+from watchkeeper.model.alerts import Alert, AlertState
 from watchkeeper.model.fleet import Place
 from watchkeeper.model.incidents import Incident
 from watchkeeper.model.labels import METRIC_NAME
 from watchkeeper.model.notices import Notice
 from watchkeeper.model.silences import Silence
 from watchkeeper.notify.silencing import Wish
-from watchkeeper.query import embedded, engine
+from watchkeeper.query import embedded
 from watchkeeper.rules import evaluate, reload, rulefile, slo
 from watchkeeper.scrape import discovery, scrape
 from watchkeeper.scrape.fleet import Fleet
@@ -60,85 +60,52 @@ def load_engine(tape: recording.Recording, *, progress: Any = None) -> embedded.
     kept = head.Head(retention_ms=span_ms, max_series=max(1, 2 * (len(tape.series) + len(tape.native))))
     recording.pour(tape.series, kept, until_ms=tape.header.to_ms, progress=progress)
     recording.pour_native(tape.native, kept, until_ms=tape.header.to_ms)
-    answers = embedded.EmbeddedEngine(kept)
     for metric in tape.metrics:
-        answers.note_metadata(metric.name, metric.type, help=metric.help, unit=metric.unit)
-    return answers
+        kept.metadata.note(metric.name, metric.type, help=metric.help, unit=metric.unit)
+    return embedded.EmbeddedEngine(kept)
 
 
-class PlayedHub:
-    """Implements `view.HubView` over one recording."""
+def services_of(
+    tape: recording.Recording, on: embedded.EmbeddedEngine, *, settings: Settings, speed: float | None
+) -> services.Services:
+    """What a hub would offer, over one recording."""
+    start, end = clock.from_ms(tape.header.from_ms), clock.from_ms(tape.header.to_ms)
+    shared = runtime.Runtime(settings, TapeClock(start, end, speed=speed))
+    nothing = Unchanging()
+    return services.Services(
+        shared,
+        health.Health(),
+        samples.Queries(on, shared.clock),
+        RecordedJournal(tape, shared.clock),
+        nothing,
+        nothing,
+        RecordedRules(on, shared.clock),
+        _fleet_of(tape),
+        nothing,
+    )
 
-    version = __version__
-    is_ready = True
-    not_ready_because = None
-    simulator_url = None
-    orders = None
-    repairs = None
-    evidence = None
-    fabric = None
-    clusters = None
 
-    def __init__(
-        self, tape: recording.Recording, on: embedded.EmbeddedEngine, *, settings: Settings, speed: float | None
-    ) -> None:
-        self.settings = settings
-        start, end = clock.from_ms(tape.header.from_ms), clock.from_ms(tape.header.to_ms)
-        self.clock: clock.Clock = TapeClock(start, end, speed=speed)
-        self.metrics = own_metrics.Registry()
-        self.changes = broadcast.Broadcast()
-        self.engine = on
-        self.fleet = Fleet()
-        self._tape = tape
+def _fleet_of(tape: recording.Recording) -> Fleet:
+    """What the hub had seen at the end; a GPU that was gone is seen once and then no more."""
+    at_ms, made = tape.header.to_ms, Fleet()
+    made.expect(tape.nodes, at_ms)
+    for node in tape.nodes:
+        there = [seen for seen in tape.gpus if (seen.cluster, seen.node) == (node.cluster, node.name)]
+        made.saw(node, {seen.gpu.uuid: seen.gpu for seen in there}, at_ms=at_ms, source="recording")
+        left = {seen.gpu.uuid: seen.gpu for seen in there if not seen.is_gone}
+        made.saw(node, left, at_ms=at_ms, source="recording")
+    return made
+
+
+class RecordedJournal:
+    """Events and incidents of a recording; all is in memory."""
+
+    def __init__(self, tape: recording.Recording, time: clock.Clock) -> None:
+        self._tape, self._clock = tape, time
         self._stories = {str(story.incident.id): story for story in tape.stories}
-        self._fill_fleet()
-
-    def _fill_fleet(self) -> None:
-        """What the hub had seen at the end; a GPU that was gone is seen once and then no more."""
-        at_ms = self._tape.header.to_ms
-        self.fleet.expect(self._tape.nodes, at_ms)
-        for node in self._tape.nodes:
-            there = [seen for seen in self._tape.gpus if (seen.cluster, seen.node) == (node.cluster, node.name)]
-            self.fleet.saw(node, {seen.gpu.uuid: seen.gpu for seen in there}, at_ms=at_ms, source="recording")
-            left = {seen.gpu.uuid: seen.gpu for seen in there if not seen.is_gone}
-            self.fleet.saw(node, left, at_ms=at_ms, source="recording")
-
-    async def ask(self, expr: str, at_ms: int) -> engine.Answer:
-        return await asyncio.to_thread(self.engine.instant, expr, at_ms)
 
     async def read(self, work: Callable[[], T], *, is_long: bool = False) -> T:  # noqa: ARG002 (all is in memory)
         return await asyncio.to_thread(work)
-
-    async def ask_range(self, expr: str, span: engine.Span) -> engine.Answer:
-        return await asyncio.to_thread(self.engine.range, expr, span)
-
-    def targets(self) -> Sequence[scrape.TargetState]:
-        return ()
-
-    def dropped_targets(self) -> Sequence[discovery.Dropped]:
-        return ()
-
-    def rule_groups(self) -> Sequence[tuple[rulefile.Group, evaluate.State]]:
-        return ()
-
-    def alerts(self) -> list[alerts.Alert]:
-        """What the recorded series `ALERTS` says is pending or firing at this time."""
-        now = self.clock.now()
-        found = []
-        for labels in self.engine.instant(evaluate.ALERTS, clock.to_ms(now)).frame.labels:
-            state = alerts.AlertState(labels.get(evaluate.ALERT_STATE, alerts.AlertState.FIRING.value))
-            found.append(alerts.Alert(labels.without(METRIC_NAME, evaluate.ALERT_STATE), state, now, 1.0))
-        return found
-
-    def slos(self) -> Sequence[slo.Slo]:
-        """A recording has the series of the objectives, and not the file that they came from."""
-        return ()
-
-    def last_reload(self) -> reload.Reload:
-        return reload.Reload(self.clock.now(), self.clock.now())
-
-    async def reload_rules(self) -> reload.Reload:
-        _refuse("a reload of the rules was asked for")
 
     def events_between(self, since: datetime, until: datetime) -> list[events.Event]:
         return [event for event in self._tape.events if since <= event.at <= until]
@@ -158,7 +125,7 @@ class PlayedHub:
 
     def _opened(self) -> list[Incident]:
         """Those of the recording up to now."""
-        now = self.clock.now()
+        now = self._clock.now()
         return [story.incident for story in self._stories.values() if story.incident.opened_at <= now]
 
     def incident(self, id: str) -> Incident | None:
@@ -177,11 +144,59 @@ class PlayedHub:
         story = self._stories.get(id)
         return () if story is None else story.timeline
 
-    def register_node(self, told: fleet.NodeRegistration, peer: str) -> None:
-        _refuse(f"{told.node} wanted to register from {peer}")
+    def notices(self, id: str) -> list[Notice]:  # noqa: ARG002 (nobody is told of a recording)
+        return []
 
-    async def take_events(self, batch: list[events.Event]) -> int:
+
+class RecordedRules:
+    """A recording has the series of rules and objectives, and not the files that they came from."""
+
+    is_at_work = False
+    slos: Sequence[slo.Slo] = ()
+
+    def __init__(self, on: embedded.EmbeddedEngine, time: clock.Clock) -> None:
+        self._engine, self._clock = on, time
+
+    @property
+    def last_reload(self) -> reload.Reload:
+        return reload.Reload(self._clock.now(), self._clock.now())
+
+    async def reload(self) -> reload.Reload:
+        _refuse("a reload of the rules was asked for")
+
+    def groups(self) -> Sequence[tuple[rulefile.Group, evaluate.State]]:
+        return ()
+
+    def alerts(self) -> list[Alert]:
+        """What the recorded series `ALERTS` says is pending or firing at this time."""
+        now = self._clock.now()
+        found = []
+        for labels in self._engine.instant(evaluate.ALERTS, clock.to_ms(now)).frame.labels:
+            state = AlertState(labels.get(evaluate.ALERT_STATE, AlertState.FIRING.value))
+            found.append(Alert(labels.without(METRIC_NAME, evaluate.ALERT_STATE), state, now, 1.0))
+        return found
+
+    def alert_causes(self) -> Mapping[str, str]:
+        return {}
+
+
+class Unchanging:
+    """Whatever would change something: it is refused, and there is nothing of it to be shown."""
+
+    def targets(self) -> Sequence[scrape.TargetState]:
+        return ()
+
+    def dropped_targets(self) -> Sequence[discovery.Dropped]:
+        return ()
+
+    def register_node(self, registration: fleet.NodeRegistration, peer: str) -> None:
+        _refuse(f"{registration.node} wanted to register from {peer}")
+
+    async def take_events(self, batch: Sequence[events.Event]) -> int:
         _refuse(f"{len(batch)} events were pushed")
+
+    async def take_foreign_alerts(self, pushed: Sequence[Alert]) -> None:
+        _refuse(f"{len(pushed)} alerts were pushed")
 
     async def acknowledge(self, id: str, actor: str) -> Incident:
         _refuse(f"{actor} wanted to acknowledge {id}")
@@ -192,14 +207,8 @@ class PlayedHub:
     async def assign(self, id: str, actor: str, to: str) -> Incident:
         _refuse(f"{actor} wanted to assign {id} to {to}")
 
-    async def silence(self, wish: Wish) -> Silence:
-        _refuse(f"{wish.author} wanted a silence")
-
-    async def unsilence(self, id: str, actor: str) -> Silence:
-        _refuse(f"{actor} wanted to end the silence {id}")
-
-    async def take_foreign_alerts(self, found: Sequence[Alert]) -> None:
-        _refuse(f"{len(found)} alerts were pushed")
+    async def note(self, id: str, actor: str, text: str) -> None:
+        _refuse(f"{actor} wanted to note {text[:40]} at {id}")
 
     async def correct(self, id: str, actor: str, cause: str, why: str) -> lessons.Correction:
         _refuse(f"{actor} wanted to say that {id} was {cause} ({why})")
@@ -207,8 +216,11 @@ class PlayedHub:
     def corrections(self) -> Sequence[lessons.Correction]:
         return ()
 
-    def notices(self, _: str) -> list[Notice]:
-        return []
+    async def silence(self, wish: Wish) -> Silence:
+        _refuse(f"{wish.author} wanted a silence")
+
+    async def unsilence(self, id: str, actor: str) -> Silence:
+        _refuse(f"{actor} wanted to end the silence {id}")
 
     def silences(self) -> list[Silence]:
         return []
@@ -216,24 +228,8 @@ class PlayedHub:
     def silences_problem(self) -> str:
         return ""
 
-    is_evaluating = False
-
-    def degraded(self) -> list[str]:
-        return []
-
-    def silenced_by(self, _: Incident) -> Silence | None:
+    def silenced_by(self, incident: Incident) -> Silence | None:  # noqa: ARG002
         return None
-
-    def alert_causes(self) -> Mapping[str, str]:
-        return {}
-
-    async def note(self, id: str, actor: str, text: str) -> None:
-        _refuse(f"{actor} wanted to note {text[:40]} at {id}")
-
-    async def simulator_request(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
-        raise HubError(
-            f"there is no simulator behind a recording ({method} {path}, {len(body or b'')} bytes)", status=404
-        )
 
 
 def _refuse(what: str) -> NoReturn:

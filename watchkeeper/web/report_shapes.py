@@ -6,9 +6,10 @@ answers also serve commands that read tables instead of asking a hub, and stay p
 
 from __future__ import annotations
 
-from typing import Any, TypedDict
+from dataclasses import dataclass
+from typing import TypedDict
 
-from watchkeeper.capacity import advice, fullness
+from watchkeeper.capacity import advice, fullness, report
 
 
 class Dimensions(TypedDict, total=False):
@@ -66,72 +67,38 @@ class Rate(TypedDict):
     checked: str
 
 
-HOURS: dict[str, Any] = {
-    "since": float,
-    "until": float,
-    "by": list[str],
-    "of": dict[str, str],
-    "lines": list[HoursLine],
-    "total": Amounts,
-    "notes": list[str],
-    "words": dict[str, str],
-}
-BILL: dict[str, Any] = {
-    "since": float,
-    "until": float,
-    "recorded_hours": float,
-    "by": list[str],
-    "currency": str,
-    "policy": str,
-    "policy_words": str,
-    "lines": list[BillLine],
-    "total": Money,
-    "money": float | None,
-    "shared": dict[str, float],
-    "holes": dict[str, float],
-    "kwh": float,
-    "pue": float | None,
-    "kwh_with_pue": float | None,
-    "rates": list[Rate],
-    "notes": list[str],
-    "words": dict[str, str],
-}
+@dataclass(frozen=True, slots=True)
+class Hours:
+    since: float
+    until: float
+    by: list[str]
+    of: dict[str, str]
+    lines: list[HoursLine]
+    total: Amounts
+    notes: list[str]
+    words: dict[str, str]
 
 
-class Step(TypedDict):
-    time: str
-    mean: float
-    low: float
-    high: float
-
-
-class Backtest(TypedDict):
-    wape: float | None
-    naive_wape: float | None
-    coverage: float | None
-    naive_day_wape: float | None
-    naive_week_wape: float | None
-    straight_line_wape: float | None
-    origins: int
-    since: str | None
-    whole_horizon: bool
-
-
-class Point(TypedDict):
-    time: str
-    value: float | None
-
-
-History = TypedDict("History", {"from": str, "to": str, "steps": int, "gaps": int, "recent": list[Point]})
-
-
-class Full(TypedDict):
-    capacity_gpus: float
-    is_full_now: bool
-    full_at: str | None
-    earliest: str | None
-    latest: str | None
-    likely: float
+@dataclass(frozen=True, slots=True)
+class Bill:
+    since: float
+    until: float
+    recorded_hours: float
+    by: list[str]
+    currency: str
+    policy: str
+    policy_words: str
+    lines: list[BillLine]
+    total: Money
+    money: float | None
+    shared: dict[str, float]
+    holes: dict[str, float]
+    kwh: float
+    pue: float | None
+    kwh_with_pue: float | None
+    rates: list[Rate]
+    notes: list[str]
+    words: dict[str, str]
 
 
 class Forecast(TypedDict):
@@ -139,74 +106,19 @@ class Forecast(TypedDict):
 
     about: str
     capacity_gpus: float | None
-    forecast: list[Step]
+    forecast: list[report.Step]
     reason: str | None
 
 
 class WholeForecast(Forecast, total=False):
     sentence: str
     model: str
-    backtest: Backtest
+    backtest: report.Backtest
     interval: float
     step: str
-    history: History
+    history: report.PastDemand
     weights: dict[str, float]
     notes: list[str]
-    full: Full
+    full: report.Full
     need: fullness.Need
     advice: list[advice.Piece]
-
-
-class Spread(TypedDict):
-    """Seconds of waiting; None where no job has started."""
-
-    jobs: int
-    mean: float | None
-    p50: float | None
-    p95: float | None
-    max: float | None
-
-
-class Waits(Spread):
-    by_gpus: dict[str, Spread]
-
-
-class Recorded(TypedDict):
-    wait: Waits
-
-
-class NeverFits(TypedDict):
-    jobs: int
-    gpus: list[float]
-
-
-class Replayed(TypedDict):
-    gpus: float
-    utilisation: float | None
-    gpu_hours_used: float
-    gpu_hours_available: float
-    peak_gpus: float
-    wait: Waits
-    started_after_the_record: int
-    never_fits: NeverFits
-
-
-class Problems(TypedDict):
-    counts: dict[str, int]
-    lines: list[str]
-
-
-WHATIF: dict[str, Any] = {
-    "change": str,
-    "policy": str,
-    "jobs": dict[str, int],
-    "layout": str,
-    "since": float,
-    "until": float,
-    "recorded": Recorded,
-    "before": Replayed,
-    "after": Replayed,
-    "unknown_models": dict[str, int],
-    "assumes": list[str],
-    "problems": Problems,
-}

@@ -60,6 +60,8 @@ class Schemas:
             return self._object(kind)
         if kind in LEAVES:
             return dict(LEAVES[kind])
+        if origin in (typing.Required, typing.NotRequired):
+            return self.of(args[0])
         if origin is Annotated:
             return self._shown(args[0], args[1])
         if origin in (typing.Union, types.UnionType):
@@ -80,10 +82,10 @@ class Schemas:
         if issubclass(kind, Enum):
             return self._component(kind, lambda: {"enum": [member.value for member in kind]})
         if dataclasses.is_dataclass(kind):
-            return self._component(kind, lambda: self._object(wire.field_types(kind)))
+            return self._component(kind, lambda: self._object(_fields(kind)))
         if typing.is_typeddict(kind):
             needed: frozenset[str] = kind.__required_keys__  # type: ignore[attr-defined]  # is_typeddict says that it has
-            return self._component(kind, lambda: self._object(typing.get_type_hints(kind), needed))
+            return self._component(kind, lambda: self._object(typing.get_type_hints(kind, include_extras=True), needed))
         if issubclass(kind, Mapping):
             # Labels, the one mapping class of ours.
             return {"type": "object", "additionalProperties": {"type": "string"}}
@@ -96,7 +98,7 @@ class Schemas:
         return {"type": "object", "properties": properties} | ({"required": needed} if needed else {})
 
     def _shown(self, kind: Any, shown: Shown) -> dict[str, Any]:
-        fields = {name: kind for name, kind in wire.field_types(kind).items() if name not in shown.without}
+        fields = {name: kind for name, kind in _fields(kind).items() if name not in shown.without}
         return self._named_once(shown.name, shown, lambda: self._object({**fields, **shown.also}), kind.__doc__)
 
     def _component(self, kind: Any, make: typing.Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -116,6 +118,12 @@ class Schemas:
         elif self._named[name] is not owner:
             raise TypeError(f"two types would be called {name} in the API's document. Rename one")
         return {"$ref": PREFIX + name}
+
+
+def _fields(kind: Any) -> dict[str, Any]:
+    """The fields that cross a wire, with what an answer shows beside a dataclass."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    return {name: hints[name] for name in wire.field_types(kind)}
 
 
 def _described(owner: Any, words: str | None) -> dict[str, str]:

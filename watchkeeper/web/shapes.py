@@ -6,11 +6,13 @@ answers of a running hub against them.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, TypedDict
 
 from watchkeeper.incidents.blast import Blast
-from watchkeeper.model import actions, diagnosis, fleet, incidents, orders
+from watchkeeper.model import actions, fleet, incidents, orders
+from watchkeeper.model.diagnosis import Diagnosis
 from watchkeeper.model.incidents import Incident
 from watchkeeper.model.repairs import Repair, Switch
 from watchkeeper.model.silences import Silence
@@ -19,6 +21,12 @@ from watchkeeper.rules.budgets import Budget
 from watchkeeper.rules.reload import Reload
 from watchkeeper.web.answers import Asked
 from watchkeeper.web.schema import Shown
+
+
+class NodeName(TypedDict):
+    """What is said of a node that no list names any more."""
+
+    name: str
 
 
 class SilencedBy(TypedDict):
@@ -109,17 +117,24 @@ RuleState = Annotated[Reload, Shown("reload.RuleState", also={"is_successful": b
 ShownOrder = Annotated[orders.Order, Shown("orders.ShownOrder", without=("nonce",))]
 GivenOrder = Annotated[orders.Tracked, Shown("orders.GivenOrder", also={"order": ShownOrder, "state": str})]
 
-DETAIL: dict[str, Any] = {
-    "incident": NamedIncident,
-    "diagnosis": diagnosis.Diagnosis | None,
-    "plan": actions.Plan | None,
-    "silenced_by": SilencedBy | None,
-    "runbook": str,
-    "timeline": list[incidents.Happened],
-}
-FULL_DETAIL: dict[str, Any] = {**DETAIL, "blast": Blast | None}
-# What a node page says of a node that no list names any more.
-NODE_OR_NAME = fleet.Node | dict[str, str]
+GpuEvent = Annotated[incidents.Member, Shown("incidents.GpuEvent", also={"incident": str})]
+NODE_OR_NAME = fleet.Node | NodeName
+
+
+@dataclass(frozen=True, slots=True)
+class Detail:
+    incident: NamedIncident
+    diagnosis: Diagnosis | None
+    plan: actions.Plan | None
+    silenced_by: SilencedBy | None
+    runbook: str
+    timeline: list[incidents.Happened]
+
+
+@dataclass(frozen=True, slots=True)
+class FullDetail(Detail):
+    blast: Blast | None
+
 
 CLUSTER = Asked("cluster", "only this cluster")
 FROM = Asked("from", "RFC 3339 or seconds since 1970; a day before `to` unless given")

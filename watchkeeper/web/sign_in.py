@@ -15,13 +15,13 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from watchkeeper.hub.runtime import Runtime
 from watchkeeper.kit.logs import fields
 from watchkeeper.web.answers import Endpoint, ok, read_body
 from watchkeeper.web.auth import users
 from watchkeeper.web.auth.auth import COOKIE, SESSION, Token, User, is_own_page
 from watchkeeper.web.auth.doors import Doors
 from watchkeeper.web.auth.login_limit import LoginLimit
-from watchkeeper.web.view import HubView
 
 log = logging.getLogger(__name__)
 
@@ -40,13 +40,13 @@ class Try:
 
 
 class SignIn:
-    def __init__(self, hub: HubView, doors: Doors) -> None:
-        self._hub = hub
+    def __init__(self, runtime: Runtime, doors: Doors) -> None:
+        self._clock = runtime.clock
         self._doors = doors
         self._limit = LoginLimit()
         self._checks = asyncio.Semaphore(CHECKS_AT_ONCE)
         self._waiting = 0
-        self._tries = hub.metrics.counter("watchkeeper_hub_sign_ins_total", "Tries to sign in, by result")
+        self._tries = runtime.metrics.counter("watchkeeper_hub_sign_ins_total", "Tries to sign in, by result")
 
     async def login(self, request: Request) -> Response:
         if not is_own_page(request.method, request.headers):
@@ -54,7 +54,7 @@ class SignIn:
         tried = await _read(request)
         holder = await self._let_in(tried, request.client.host if request.client else "")
         answer = ok(name=holder.name, role=holder.role)
-        now = self._hub.clock.now()
+        now = self._clock.now()
         answer.set_cookie(
             COOKIE,
             self._doors.current(now).session(holder, now=now),
@@ -66,7 +66,7 @@ class SignIn:
         return answer
 
     async def _let_in(self, tried: Try, address: str) -> Token | User:
-        now = self._hub.clock.now()
+        now = self._clock.now()
         key = tried.name if tried.name else f"{BY_TOKEN}{address}"
         if wait := self._limit.begin(address, key, now=now):
             self._tries.add(result="too many")
@@ -84,12 +84,12 @@ class SignIn:
         return holder
 
     def _user(self, name: str) -> User | None:
-        access = self._doors.current(self._hub.clock.now())
+        access = self._doors.current(self._clock.now())
         return next((user for user in access.users if user.name == name), None)
 
     async def _holder(self, tried: Try) -> Token | User | None:
         if not tried.name:
-            return self._doors.current(self._hub.clock.now()).find(tried.secret)
+            return self._doors.current(self._clock.now()).find(tried.secret)
         if self._waiting >= MOST_WAITING:
             raise HTTPException(503, f"{self._waiting} others wait to be let in; try again", {"Retry-After": "2"})
         self._waiting += 1
@@ -104,8 +104,8 @@ class SignIn:
     async def logout(self, request: Request) -> Response:
         if not is_own_page(request.method, request.headers):
             raise HTTPException(403, "sign out from the console itself")
-        if (cookie := request.cookies.get(COOKIE)) and self._doors.current(self._hub.clock.now()).caller(
-            {}, {COOKIE: cookie}, now=self._hub.clock.now()
+        if (cookie := request.cookies.get(COOKIE)) and self._doors.current(self._clock.now()).caller(
+            {}, {COOKIE: cookie}, now=self._clock.now()
         ):
             self._doors.end(cookie)
         answer = ok()
@@ -113,8 +113,8 @@ class SignIn:
         return answer
 
 
-def endpoints(hub: HubView, doors: Doors) -> list[Endpoint]:
-    desk = SignIn(hub, doors)
+def endpoints(runtime: Runtime, doors: Doors) -> list[Endpoint]:
+    desk = SignIn(runtime, doors)
     return [
         Endpoint(
             ("POST",),

@@ -139,6 +139,7 @@ def test_nothing_is_started_while_profiling_is_paused_or_every_gpu_has_gpm(tmp_p
     assert not (tmp_path / "asked").exists()
 
 
+@pytest.mark.slow
 def test_a_scrape_shows_dcgms_numbers_of_a_gpu_without_gpm(tmp_path: Path, machine: MakeFake) -> None:
     fake = machine(2)
     fake.tell("*", gpm=0)

@@ -17,10 +17,9 @@ from tests.support.waiting import until
 from watchkeeper.agent.gpus.reader_watch import Limits
 from watchkeeper.agent.gpus.sampler import DriverFact, Sampler
 
-pytestmark = pytest.mark.alone
-
 # Half of it is the deadline of an answer: long for a driver that answers in microseconds, on a busy machine too.
-LIMITS = Limits(interval=1.2, first_pause=0.3, longest_pause=1.0)
+# A probe that hangs while it starts is waited for to the end of `start`.
+LIMITS = Limits(interval=1.2, start=4.0, first_pause=0.3, longest_pause=1.0)
 FIFTEEN = {UUID(index) for index in range(16) if index != 7}
 
 
@@ -28,6 +27,7 @@ def rest_is_shown(sampler: Sampler) -> bool:
     return set(shown(sampler)) >= FIFTEEN
 
 
+@pytest.mark.alone
 def test_one_gpu_that_hangs_costs_the_other_fifteen_not_one_sample(machine: MakeFake) -> None:
     fake = machine(16)
     with sampling(fake, LIMITS) as sampler:
@@ -43,6 +43,7 @@ def test_one_gpu_that_hangs_costs_the_other_fifteen_not_one_sample(machine: Make
         assert set(shown(sampler)) == FIFTEEN, "an old number was repeated"
 
 
+@pytest.mark.slow
 def test_a_gpu_that_stops_hanging_is_found_by_a_probe_and_shown_again(machine: MakeFake) -> None:
     fake = machine(2)
     with sampling(fake, LIMITS) as sampler:
@@ -54,6 +55,7 @@ def test_a_gpu_that_stops_hanging_is_found_by_a_probe_and_shown_again(machine: M
         until(lambda: not causes(sampler) and len(shown(sampler)) == 2)
 
 
+@pytest.mark.slow
 def test_a_lost_gpu_is_named_and_its_numbers_vanish(machine: MakeFake) -> None:
     fake = machine(2)
     with sampling(fake, LIMITS) as sampler:
@@ -64,6 +66,7 @@ def test_a_lost_gpu_is_named_and_its_numbers_vanish(machine: MakeFake) -> None:
         until(lambda: shown(sampler, "watchkeeper_gpu_fault") == {UUID(1): 1.0})
 
 
+@pytest.mark.slow
 def test_a_gpu_that_is_gone_from_the_list_is_missing_for_the_next_reader(machine: MakeFake) -> None:
     fake = machine(3)
     with sampling(fake, Limits(interval=0.3, renewal=0.5)) as sampler:
@@ -73,6 +76,7 @@ def test_a_gpu_that_is_gone_from_the_list_is_missing_for_the_next_reader(machine
         until(lambda: set(shown(sampler)) <= {UUID(0), UUID(1)})
 
 
+@pytest.mark.slow
 def test_a_gpu_that_cannot_even_be_opened_is_said_and_the_other_is_read(machine: MakeFake) -> None:
     fake = machine(2)
     fake.tell(0, HandleByIndex=driver.UNKNOWN_ERROR)
@@ -85,6 +89,7 @@ def test_a_gpu_that_cannot_even_be_opened_is_said_and_the_other_is_read(machine:
         until(lambda: len(shown(sampler)) == 2 and not sampler.faults())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("told", "cause"),
     [(driver.VERSION_MISMATCH, "driver_library_mismatch"), (driver.DRIVER_NOT_LOADED, "driver_not_loaded")],
@@ -99,6 +104,7 @@ def test_a_driver_that_cannot_be_opened_is_named_until_it_can(machine: MakeFake,
         until(lambda: not causes(sampler) and shown(sampler))
 
 
+@pytest.mark.slow
 def test_a_driver_that_locks_up_altogether_is_named_for_the_node(machine: MakeFake) -> None:
     fake = machine(2)
     with sampling(fake, Limits(interval=0.4, start=4.0)) as sampler:
@@ -109,6 +115,7 @@ def test_a_driver_that_locks_up_altogether_is_named_for_the_node(machine: MakeFa
         assert "nvml" in evidence or "no reader answers" in evidence
 
 
+@pytest.mark.slow
 def test_a_reader_that_is_killed_is_replaced(machine: MakeFake) -> None:
     fake = machine(1)
     with sampling(fake, LIMITS) as sampler:
@@ -120,6 +127,7 @@ def test_a_reader_that_is_killed_is_replaced(machine: MakeFake) -> None:
         until(lambda: shown(sampler) == {UUID(0): 55.0})
 
 
+@pytest.mark.slow
 def test_an_xid_is_delivered_as_a_fact_and_shown(machine: MakeFake) -> None:
     fake, facts = machine(2), list[DriverFact]()
     with sampling(fake, LIMITS, facts) as sampler:
@@ -130,6 +138,7 @@ def test_an_xid_is_delivered_as_a_fact_and_shown(machine: MakeFake) -> None:
         until(lambda: shown(sampler, "DCGM_FI_DEV_XID_ERRORS") == {UUID(0): 0.0, UUID(1): 31.0})
 
 
+@pytest.mark.slow
 def test_the_inventory_is_what_answered(machine: MakeFake) -> None:
     with sampling(machine(2), LIMITS) as sampler:
         until(lambda: len(sampler.gpus()) == 2)
@@ -137,6 +146,7 @@ def test_the_inventory_is_what_answered(machine: MakeFake) -> None:
     assert (first.uuid, first.index, first.pci, first.model) == (UUID(0), 0, "0000:10:00", "NVIDIA H200")
 
 
+@pytest.mark.slow
 def test_a_sampler_leaves_nothing_behind(machine: MakeFake) -> None:
     files_before = len(os.listdir("/proc/self/fd"))
     with sampling(machine(1), LIMITS) as sampler:
@@ -178,6 +188,7 @@ def resident_kib() -> int:
     return int(status.partition("VmRSS:")[2].split()[0])
 
 
+@pytest.mark.slow
 def test_a_sampler_at_rest_has_no_reader_and_reads_again_afterwards(machine: MakeFake) -> None:
     with sampling(machine(2), LIMITS) as sampler:
         until(lambda: len(shown(sampler)) == 2)

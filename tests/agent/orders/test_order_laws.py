@@ -11,9 +11,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.properties import examples
 from watchkeeper.agent import profiling
 from watchkeeper.agent.orders import order_ledger, order_work, orders
 from watchkeeper.kit.clock import ManualClock
@@ -88,7 +89,7 @@ class World:
 
 
 @given(st.lists(st.sampled_from(STEPS), max_size=25))
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_no_order_is_done_twice_and_each_is_answered(steps: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         world = World(Path(folder))

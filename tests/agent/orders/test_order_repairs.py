@@ -125,6 +125,7 @@ def test_nobody_who_can_be_seen_is_not_nobody(node: Machine) -> None:
     assert node.called == []
 
 
+@pytest.mark.slow
 def test_a_power_limit_is_lowered_within_the_range_and_given_back(node: Machine) -> None:
     node.program("nvidia-smi", python=SET_LIMIT)
     lowered = node.order("lower_power", gpu=FIRST, percent="80")

@@ -230,6 +230,7 @@ def test_an_order_is_fetched_done_and_its_receipt_kept_until_the_hub_has_it(tmp_
     assert agent.count.get(kind="profiling_pause", result="done") == 1
 
 
+@pytest.mark.slow
 def test_a_hub_that_is_away_or_gives_no_orders_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     agent, done = Setup(tmp_path), asyncio.Event()
     asked: list[datetime] = []

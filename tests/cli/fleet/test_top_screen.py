@@ -71,6 +71,7 @@ def many(count: int) -> list[Row]:
     return [Row(f"GPU-{at}", f"n{at // 8}", at % 8, "H200", util=float(at % 100)) for at in range(count)]
 
 
+@pytest.mark.slow
 def test_a_page_is_as_long_as_the_terminal_and_is_turned_by_keys() -> None:
     source = Canned(many(10_000))
 
@@ -169,6 +170,7 @@ def test_in_a_pipe_it_is_a_plain_table(hub: product.Product) -> None:
     assert "fell off the bus" in printed
 
 
+@pytest.mark.slow
 def test_a_node_shows_its_gpus_through_the_agents_reader(fake: driver.FakeNvml, tmp_path: Path) -> None:
     fake.tell(1, "UtilizationRates.gpu", 42)
     fake.tell(1, ComputeProcesses=1)

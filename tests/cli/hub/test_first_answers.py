@@ -13,7 +13,7 @@ from tests.web.running import ANSWER_SECONDS, ask_json
 from watchkeeper.cli.hub import serving
 from watchkeeper.config import settings
 from watchkeeper.errors import WatchkeeperError
-from watchkeeper.hub import hub
+from watchkeeper.hub import runtime, samples
 from watchkeeper.kit import clock
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import Sample
@@ -23,20 +23,21 @@ NOW_MS = 1_700_000_000_000
 RULES = "groups: [{name: heat, rules: [{alert: Hot, expr: temp > 80}]}]"
 
 
-def a_hub(folder: Path, rules: str) -> tuple[settings.Settings, hub.Hub]:
+def a_hub(folder: Path, rules: str) -> tuple[settings.Settings, serving.Builder]:
     """With one sample, which it finds when it is opened."""
     (folder / "rules.yml").write_text(rules)
     chosen = settings.Settings(
         hub=settings.Hub(data=str(folder / "kept"), port=0),
         rules=settings.Rules(files=(str(folder / "rules.yml"),)),
     )
-    kept = hub.Hub(chosen, time=clock.ManualClock(clock.from_ms(NOW_MS)))
+    time = clock.ManualClock(clock.from_ms(NOW_MS))
+    kept = samples.Samples(runtime.Runtime(chosen, time))
     kept.open()
-    kept.engine.append([Sample(Labels({"__name__": "temp", "gpu": "0"}), NOW_MS, 70.0)])
-    assert isinstance(kept.engine.head, durable.DurableStore)
-    kept.engine.head.sync()
+    kept.engine.appender.append([Sample(Labels({"__name__": "temp", "gpu": "0"}), NOW_MS, 70.0)])
+    assert isinstance(kept.engine.appender, durable.DurableStore)
+    kept.engine.appender.sync()
     kept.close()
-    return chosen, hub.Hub(chosen, time=clock.ManualClock(clock.from_ms(NOW_MS)))
+    return chosen, serving.Builder(samples.Samples(runtime.Runtime(chosen, time)))
 
 
 def question(door: serving.Door) -> asyncio.Task[tuple[int, object]]:
@@ -46,40 +47,40 @@ def question(door: serving.Door) -> asyncio.Task[tuple[int, object]]:
 
 def test_questions_are_answered_while_the_stages_are_not_there(tmp_path: Path) -> None:
     async def story() -> None:
-        chosen, watch = a_hub(tmp_path, RULES)
+        chosen, build = a_hub(tmp_path, RULES)
         stop = asyncio.Event()
         with serving.opened(chosen) as door:
-            watch.open_samples()
+            build.kept.open()
             asked = question(door)
 
             def rest() -> Iterator[None]:
                 while not asked.done():
-                    assert not hasattr(watch, "fleet")
+                    assert build.built is None
                     yield
-                yield from serving.left_to_build(watch)
+                yield from serving.left_to_build(build)
 
             async with asyncio.timeout(ANSWER_SECONDS), asyncio.TaskGroup() as group:
-                await serving.answer(watch, door, group, rest=rest(), stop=stop)
+                await serving.answer(build, door, group, rest=rest(), stop=stop)
                 status, answer = await asked
                 assert (status, answer["data"]["result"][0]["value"][1]) == (200, "70")  # type: ignore[index]
                 groups = await asyncio.to_thread(ask_json, f"{door.local_url}/api/v1/rules")
                 assert [one["name"] for one in groups[1]["data"]["groups"]] == ["heat"]
                 stop.set()
-        watch.close()
+        build.kept.close()
 
     asyncio.run(story())
 
 
 def test_wrong_rules_that_are_found_while_questions_are_answered_end_the_hub(tmp_path: Path) -> None:
     async def story() -> None:
-        chosen, watch = a_hub(tmp_path, RULES)
+        chosen, build = a_hub(tmp_path, RULES)
         (tmp_path / "rules.yml").write_text(RULES.replace("temp > 80", "temp >"))
         stop = asyncio.Event()
         with serving.opened(chosen) as door:
-            watch.open_samples()
+            build.kept.open()
             async with asyncio.timeout(ANSWER_SECONDS), asyncio.TaskGroup() as group:
-                await serving.answer(watch, door, group, rest=serving.left_to_build(watch), stop=stop)
-        watch.close()
+                await serving.answer(build, door, group, rest=serving.left_to_build(build), stop=stop)
+        build.kept.close()
 
     with pytest.raises(ExceptionGroup) as raised:
         asyncio.run(story())

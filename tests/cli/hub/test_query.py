@@ -43,7 +43,7 @@ def test_json_carries_them_beside_the_result(site: Site) -> None:
 def test_a_native_histogram_is_shown_as_one_text(site: Site) -> None:
     written = histograms.Histogram(0, 4.0, 5.0, 0.1, 1.0, positive=((1, 2.0),), negative=((0, 1.0),))
     sample = histograms.HistogramSample(Labels({"__name__": "latency"}), site.hub.now_ms, written)
-    site.hub.engine.append([sample])
+    site.hub.engine.appender.append([sample])
     shown = "{count:4, sum:5, [-1,-0.5):1, [-0.1,0.1]:1, (1,2]:2}"
     assert query(site, "latency").stdout.splitlines()[-1].split(maxsplit=1) == ["latency", shown]
     *_, row = query(site, "latency", "--from", "-1m", "--to", "now", "--step", "1s", "--csv").stdout.splitlines()

@@ -12,8 +12,8 @@ import mcp
 import pytest
 
 from tests.web import stories
-from tests.web.fake_hub import FakeHub
 from tests.web.running import Site, serving
+from tests.web.small_hub import SmallHub
 
 READING = {
     *("fleet_overview", "node", "gpu", "query", "incidents", "incident", "doctor", "runbook"),
@@ -25,7 +25,7 @@ ERAS = ["legacy", "2026-07-28", "auto"]
 
 @pytest.fixture(scope="module")
 def site() -> Iterator[Site]:
-    hub = FakeHub()
+    hub = SmallHub()
     stories.lose_gpu(hub)
     with serving(hub) as running:
         yield running
@@ -115,4 +115,4 @@ def test_only_with_leave_may_an_assistant_change_something(site: Site) -> None:
 
     talk(site, refused)
     talk(site, allowed, "--allow-actions")
-    assert any("riser" in str(entry.body) for entry in site.hub.timeline("INC-1"))
+    assert any("riser" in str(entry.body) for entry in site.hub.journal.timeline("INC-1"))

@@ -107,6 +107,7 @@ def test_a_pause_of_no_sensible_length_is_wrong_use(tmp_path: Path, length: str,
     assert (wrong.exit_code, words in wrong.stderr) == (2, True)
 
 
+@pytest.mark.slow
 def test_the_agent_ends_although_a_file_of_the_machine_never_answers(tmp_path: Path) -> None:
     (tmp_path / "proc").mkdir()
     # Opening it waits for a writer that never comes, as reading from a program that hangs in the driver may.

@@ -13,8 +13,8 @@ import pytest
 from click.testing import CliRunner
 
 from tests.support.clusters import ibsim
-from tests.web.fake_hub import FakeHub
 from tests.web.running import serving
+from tests.web.small_hub import SmallHub
 from watchkeeper.cli.node import fabric as command
 from watchkeeper.clusters.fabric import fabric_sweep, fabric_watch
 from watchkeeper.config import settings as config
@@ -182,7 +182,7 @@ def test_the_command_hands_a_sweep_to_a_hub_and_says_when_it_cannot_look(
     running: ibsim.Fabric, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", running.programs(tmp_path))
-    hub = FakeHub()
+    hub = SmallHub()
     hub.fabric = fabric_watch.FabricWatch(config.Fabric(), "main")
     with serving(hub) as site:
         done = CliRunner().invoke(command.command, ["sweep", "--push", "--hub", site.url])

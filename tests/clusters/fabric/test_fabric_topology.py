@@ -13,8 +13,9 @@ from click.testing import CliRunner
 
 from tests.support.clusters.fabrics import fabric_of, leaf, without_device, without_link
 from tests.web import stories
-from tests.web.fake_hub import FakeHub, Seen
 from tests.web.running import Site, serving
+from tests.web.small_fleet import Seen
+from tests.web.small_hub import SmallHub
 from watchkeeper.cli.fleet import topology as command
 from watchkeeper.clusters.fabric import fabric_watch
 from watchkeeper.config import settings as config
@@ -28,7 +29,7 @@ UNMAPPED = "unmapped: leaf of 4, nvlink of 4 nodes. Say it in the file of `fleet
 
 @pytest.fixture
 def site() -> Iterator[Site]:
-    hub = FakeHub()
+    hub = SmallHub()
     hub.fabric = fabric_watch.FabricWatch(config.Fabric(), "main")
     with serving(hub) as running:
         yield running
@@ -50,7 +51,7 @@ def test_a_healthy_fleet_folds_into_a_line_for_each_rack(site: Site) -> None:
 
 
 def test_nodes_without_a_rack_have_a_line_of_their_own_and_what_is_unmapped_is_counted() -> None:
-    hub = FakeHub(racks=1)
+    hub = SmallHub(racks=1)
     hub.fleet._nodes.append(fleet.Node("main", "stray", pool="a", expected_gpus=0))
     with serving(hub) as running:
         answer = running.ask("/api/topology").json
@@ -86,7 +87,7 @@ def test_one_node_is_shown_with_all_its_parts_and_an_unknown_one_is_said(site: S
 
 
 def test_a_node_of_which_nobody_knows_a_gpu_is_not_healthy() -> None:
-    hub = FakeHub(racks=0)
+    hub = SmallHub(racks=0)
     hub.fleet._nodes = [fleet.Node("main", "n1"), fleet.Node("main", "login", expected_gpus=0)]
     (rack,) = topology.build(topology.Facts(inventory.take(hub.fleet), []))
     login, unread = rack.leaves[0].nodes
@@ -102,9 +103,9 @@ def test_gpus_that_never_reported_are_one_line(site: Site) -> None:
 
 
 def test_ten_thousand_gpus_are_readable() -> None:
-    hub = FakeHub(racks=157, per_rack=8)
+    hub = SmallHub(racks=157, per_rack=8)
     stories.lose_gpu(hub)
-    facts = topology.Facts(inventory.take(hub.fleet), hub.incidents())
+    facts = topology.Facts(inventory.take(hub.fleet), hub.journal.incidents())
     racks = wire.to_plain(topology.build(facts))
     answer = {"cluster": "main", "fabric": None, "racks": racks, "switches": []}
     lines = list(command.plain_lines(command.draw(answer, command.Shown())))
@@ -114,7 +115,7 @@ def test_ten_thousand_gpus_are_readable() -> None:
 
 
 def test_a_gpu_that_never_came_and_one_that_went_are_told_apart() -> None:
-    hub = FakeHub(racks=1, per_rack=1)
+    hub = SmallHub(racks=1, per_rack=1)
     seen = hub.fleet.seen
     hub.fleet.seen = [*seen[:6], Seen(seen[6].node, seen[6].gpu, gone_since_ms=1)]
     gone = frozenset({seen[6].gpu.uuid})
@@ -125,7 +126,7 @@ def test_a_gpu_that_never_came_and_one_that_went_are_told_apart() -> None:
 
 
 def test_a_node_that_does_not_answer_is_silent_and_not_healthy() -> None:
-    hub = FakeHub(racks=1, per_rack=2)
+    hub = SmallHub(racks=1, per_rack=2)
     (rack,) = topology.build(topology.Facts(inventory.take(hub.fleet), [], silent=frozenset({("main", "gpu-r01-02")})))
     assert [node.state for node in rack.leaves[0].nodes] == ["healthy", "silent"]
     answer = {"cluster": "m", "fabric": None, "racks": wire.to_plain([rack]), "switches": []}
@@ -155,7 +156,7 @@ def test_a_sweep_of_another_host_shows_links_leaves_and_dark_cables(site: Site) 
     site.hub.fleet._nodes = [fleet.Node("main", f"n{at}", expected_gpus=0, domains={"rack": "r1"}) for at in range(4)]
     assert push(site, fabric_of())["changes"] == 0
     assert push(site, without_link(fabric_of(), (leaf(1), 2)))["changes"] == 1
-    assert [event.kind for event in site.hub.taken] == ["fabric_down"]
+    assert [event.kind for event in site.hub.journal.taken] == ["fabric_down"]
     lines = printed(site).splitlines()
     assert lines[0].endswith("; 1 node not healthy; fabric by test: 6 links, 1 down")
     assert "  leaf leaf-0 · 2 nodes healthy · 0 GPUs" in lines
@@ -187,9 +188,10 @@ def test_a_sweep_that_is_none_is_refused(site: Site, body: Any) -> None:
     assert (answer.status, answer.json["error"][:16]) == (400, "this is no sweep")
 
 
-def test_a_hub_that_looks_itself_takes_no_sweep_of_others(site: Site) -> None:
-    site.hub.fabric = fabric_watch.FabricWatch(config.Fabric(sweep=True), "main")
-    assert site.ask("/api/fabric", method="POST", body=wire.to_plain(fabric_of())).status == 409
+def test_a_hub_that_looks_itself_takes_no_sweep_of_others() -> None:
+    hub = SmallHub(fabric=fabric_watch.FabricWatch(config.Fabric(sweep=True), "main"))
+    with serving(hub) as site:
+        assert site.ask("/api/fabric", method="POST", body=wire.to_plain(fabric_of())).status == 409
 
 
 def test_the_json_has_every_gpu_and_link(site: Site) -> None:
@@ -203,7 +205,7 @@ def test_the_json_has_every_gpu_and_link(site: Site) -> None:
 
 
 def test_an_engine_that_cannot_answer_costs_the_links_only(site: Site) -> None:
-    site.hub.failing = True
+    site.hub.queries.failing = True
     assert site.ask("/api/topology").json["racks"][0]["state"] == "healthy"
 
 

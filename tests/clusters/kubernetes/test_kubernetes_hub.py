@@ -8,13 +8,15 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import yaml
 
 from tests.support import loopback
 from tests.support.clusters.api_server import NODES, PODS, ApiServer, node, pod, serving, waiting
+from tests.support.opened import opened
 from tests.support.waiting import PROGRAM_SECONDS, until_async
 from tests.web import stories
-from tests.web.fake_hub import FakeHub
+from tests.web.small_hub import SmallHub
 from watchkeeper.config import settings
 from watchkeeper.hub.hub import Hub
 from watchkeeper.incidents import subject
@@ -38,8 +40,7 @@ async def watched(server: ApiServer, folder: Path) -> AsyncIterator[Hub]:
         hub=settings.Hub(data=str(folder / "data")),
         fleet=settings.Fleet(cluster="prod", kubeconfig=str(folder / "kubeconfig"), scrape_interval="1s"),
     )
-    hub, stop = Hub(wanted, time=clock.ScaledClock()), asyncio.Event()
-    hub.open()
+    hub, stop = opened(wanted, time=clock.ScaledClock()), asyncio.Event()
     task = asyncio.create_task(hub.run(stop))
     try:
         yield hub
@@ -53,7 +54,7 @@ async def answer(hub: Hub, expr: str) -> dict[str, float]:
     """What the hub says, as soon as it says anything."""
 
     async def latest() -> dict[str, float]:
-        found = await hub.ask(expr, clock.to_ms(hub.clock.now()))
+        found = await hub.services.queries.instant(expr, clock.to_ms(hub.runtime.clock.now()))
         return {str(labels): value for labels, value in found.latest().items()}
 
     return await until_async(latest, interval_seconds=PROGRAM_SECONDS)
@@ -64,16 +65,16 @@ def test_an_incident_is_routed_to_the_team_that_the_inventory_names(tmp_path: Pa
     wanted = settings.Settings(
         hub=settings.Hub(data=str(tmp_path / "data")), fleet=settings.Fleet(inventory=str(tmp_path / "fleet.toml"))
     )
-    hub = Hub(wanted, time=clock.ScaledClock())
-    hub.open()
+    hub = opened(wanted, time=clock.ScaledClock())
     try:
-        about = hub._desk_surroundings().inventory
-        incident = replace(stories.lose_gpu(FakeHub()), workloads=("research/llm-0", "vision/detector-1", "4711"))
+        about = hub._around_delivery(hub.current.stages.journal).inventory
+        incident = replace(stories.lose_gpu(SmallHub()), workloads=("research/llm-0", "vision/detector-1", "4711"))
         assert subject.subject_of(incident, about)["team"] == {"language", "vision", "unmapped"}
     finally:
         hub.close()
 
 
+@pytest.mark.slow
 def test_a_hub_with_a_kubeconfig_finds_reads_and_attributes(tmp_path: Path) -> None:
     async def story() -> None:
         async with loopback.serve(lambda _: loopback.reply(PAGE)) as page, serving() as server:
@@ -87,7 +88,7 @@ def test_a_hub_with_a_kubeconfig_finds_reads_and_attributes(tmp_path: Path) -> N
             async with watched(server, tmp_path) as hub:
                 (util,) = (await answer(hub, "DCGM_FI_DEV_GPU_UTIL")).values()
                 assert util == 97
-                assert [(one.name, one.expected_gpus) for one in hub.fleet.nodes()] == [("n1", 1)]
+                assert [(one.name, one.expected_gpus) for one in hub.fleet.fleet.nodes()] == [("n1", 1)]
                 (held,) = await answer(hub, "watchkeeper_gpu_workload_info")
                 assert 'workload="train"' in held
                 pending = await answer(hub, "watchkeeper_pending_gpus")

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.properties import examples
 from tests.support.clusters.api_server import Raw, node, pod, waiting
 from watchkeeper.clusters.kubernetes import kubernetes_view
 from watchkeeper.errors import CollectError
@@ -224,7 +225,7 @@ JSON = st.recursive(
 NAMES = ("metadata", "spec", "status", "labels", "containers", "conditions", "resources", "limits", "nvidia.com/gpu")
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.dictionaries(st.sampled_from(NAMES), st.dictionaries(st.sampled_from((*NAMES, "name")), JSON | st.just("n"))))
 def test_no_object_makes_the_readers_fail_with_anything_but_our_error(raw: dict[str, Any]) -> None:
     for read in (objects.node, objects.pod, objects.quota, objects.job, objects.claim, objects.warned, objects.is_done):

@@ -58,7 +58,7 @@ def source() -> KubernetesSource:
 
 def engine_with(source: KubernetesSource, *more: Sample) -> EmbeddedEngine:
     engine = EmbeddedEngine(Head())
-    engine.append([*clusters.Clusters([source]).samples({}, AT_MS), *more])
+    engine.appender.append([*clusters.Clusters([source]).samples({}, AT_MS), *more])
     return engine
 
 
@@ -72,7 +72,7 @@ def test_the_shipped_rules_find_who_waits_and_why_without_kube_state_metrics(sou
     for rule in rules:
         if "record" in rule:
             answer = engine.instant(rule["expr"], AT_MS).latest()
-            engine.append(
+            engine.appender.append(
                 [Sample(labels.having(__name__=rule["record"]), AT_MS, value) for labels, value in answer.items()]
             )
     true = {rule["alert"]: ask(engine, rule["expr"]) for rule in rules if "alert" in rule}
@@ -115,7 +115,7 @@ def test_the_longest_wait_of_a_queue_counts_from_the_pods_creation(source: Kuber
     created = 1_794_718_800
     engine = EmbeddedEngine(Head())
     at_ms = (created + 90) * 1000
-    engine.append(clusters.Clusters([source]).samples({}, at_ms))
+    engine.appender.append(clusters.Clusters([source]).samples({}, at_ms))
     waits = engine.instant('watchkeeper_queue_wait_seconds{queue="research"}', at_ms).latest()
     assert list(waits.values()) == [90.0]
 

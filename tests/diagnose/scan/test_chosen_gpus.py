@@ -55,6 +55,7 @@ def test_without_any_gpu_a_chosen_one_stays_unknown() -> None:
     assert examine(narrow(nothing, read_words(["0"]))).verdict is Verdict.UNKNOWN
 
 
+@pytest.mark.slow
 def test_a_group_stands_for_its_gpus_in_every_command(fake: driver.FakeNvml, tmp_path: Path) -> None:
     made = run(fake.environment, "gpus", "group", "create", "first", "10:00.0")
     assert (made.returncode, made.stdout) == (0, f"first: 10:00.0, kept in {tmp_path / 'groups.json'}\n")

@@ -31,6 +31,7 @@ def test_a_lost_gpu_ends_with_1_and_is_named(fake: driver.FakeNvml, tmp_path: Pa
     assert "gpu_fell_off_bus" in ran.stdout
 
 
+@pytest.mark.slow
 def test_without_a_driver_nobody_can_tell(tmp_path: Path) -> None:
     bare = {**os.environ, "LD_LIBRARY_PATH": ""}
     assert scan(bare, tmp_path).returncode == 3
@@ -72,6 +73,7 @@ def test_gpus_lists_what_answers(fake: driver.FakeNvml) -> None:
     assert (ran.returncode, [gpu["index"] for gpu in gpus], gpus[0]["pci"]) == (0, [0, 1], "0000:10:00")
 
 
+@pytest.mark.slow
 def test_dmon_prints_as_many_rounds_as_asked_and_na_for_what_is_not_there(fake: driver.FakeNvml) -> None:
     fields = "150,DCGM_FI_DEV_FAN_SPEED"
     ran = run(fake.environment, "dmon", "-e", fields, "-d", "0.5", "-c", "2", "-i", "1")
@@ -98,6 +100,7 @@ def test_dmon_names_a_field_that_does_not_exist(fake: driver.FakeNvml) -> None:
     assert (ran.returncode, "-e 99999" in ran.stderr) == (2, True)
 
 
+@pytest.mark.slow
 def test_top_without_a_gpu_says_how_to_see_those_of_a_hub() -> None:
     ran = run({**os.environ, "LD_LIBRARY_PATH": ""}, "top", "--once")
     assert (ran.returncode, "watchkeeper top --hub URL" in ran.stderr) == (3, True)

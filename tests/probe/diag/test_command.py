@@ -9,6 +9,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from tests.probe.diag.standins import RATES, WORKER
 from tests.support.fake_nvml import driver
 from watchkeeper.agent import diag_page
@@ -81,6 +83,7 @@ def test_an_interpreter_that_is_not_there_is_named(fake: driver.FakeNvml) -> Non
     assert "/nowhere/python: No such file or directory" in ran.stdout
 
 
+@pytest.mark.slow
 def test_wrong_use_ends_with_2_and_says_what_is_right(tmp_path: Path) -> None:
     environment = dict(os.environ)
     assert diag(environment, "-r", "5").returncode == 2

@@ -125,6 +125,7 @@ def test_a_rank_that_dies_is_named_with_its_last_words(tmp_path: Path) -> None:
     assert (report.exit_code, report.results[0].why) == (1, "rank 1 ended (signal 6: NCCL WARN Bootstrap)")
 
 
+@pytest.mark.slow
 def test_a_rank_that_does_not_join_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Time enough for the other one to be started, also where others have the cores.
     monkeypatch.setattr(fabric_run, "GRACE_SECONDS", 4.0)

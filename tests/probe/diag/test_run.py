@@ -52,6 +52,7 @@ def test_a_crash_fails_its_test_and_skips_what_came_after(tmp_path: Path) -> Non
     assert about(report, "matmul_bf16").verdict is Verdict.SKIP
 
 
+@pytest.mark.slow
 def test_a_hang_is_a_failed_test_with_its_deadline_and_other_gpus_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,6 +124,7 @@ def test_a_safety_limit_stops_everything_at_once(tmp_path: Path, later: dict[str
     assert time.monotonic() - start < 60
 
 
+@pytest.mark.slow
 def test_a_watch_that_falls_silent_stops_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usual = diag_work.Work
     monkeypatch.setattr(diag_run, "Work", lambda *given: usual(*given, silent_seconds=0.5))

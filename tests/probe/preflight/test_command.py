@@ -43,6 +43,7 @@ def job(cluster: slurm_cluster.Cluster) -> Iterator[str]:
     cluster.cancel_all()
 
 
+@pytest.mark.slow
 def test_an_allocation_of_healthy_nodes_is_a_go(cluster: slurm_cluster.Cluster, job: str, tmp_path: Path) -> None:
     for name in ("n1", "n2", "n3"):
         (tmp_path / f"{name}.json").write_text(nodes.report())
@@ -53,6 +54,7 @@ def test_an_allocation_of_healthy_nodes_is_a_go(cluster: slurm_cluster.Cluster, 
     assert ran.stdout.splitlines()[-1].startswith("Go: 3 nodes by srun: 3 go")
 
 
+@pytest.mark.slow
 def test_each_no_has_its_reason_and_silence_is_no_go(
     cluster: slurm_cluster.Cluster, job: str, tmp_path: Path, fake: driver.FakeNvml
 ) -> None:
@@ -70,6 +72,7 @@ def test_each_no_has_its_reason_and_silence_is_no_go(
     assert reasons["n3"] == ["no answer within 8 s"]
 
 
+@pytest.mark.slow
 def test_links_that_cannot_be_tried_without_torch_leave_it_open(
     cluster: slurm_cluster.Cluster, job: str, tmp_path: Path, fake: driver.FakeNvml
 ) -> None:
@@ -82,6 +85,7 @@ def test_links_that_cannot_be_tried_without_torch_leave_it_open(
     assert "torch" in " ".join(answer["links"]["reasons"])
 
 
+@pytest.mark.slow
 def test_a_job_that_does_not_run_and_nodes_of_another_are_refused(cluster: slurm_cluster.Cluster, job: str) -> None:
     gone = preflight(cluster.environment, "--slurm-job", "99999")
     assert (gone.returncode, "job 99999" in gone.stderr) == (1, True)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.probe.profile import loads
+from tests.properties import examples
 from watchkeeper.probe.profile import changes, segments
 from watchkeeper.probe.profile.limits import MIB_PER_GB, default_model
 from watchkeeper.probe.profile.recording import Recording, Track
@@ -56,7 +57,7 @@ def test_a_pause_of_its_own_length_is_a_segment_and_a_short_one_is_none() -> Non
 
 
 @given(st.lists(st.sampled_from(STEADY), min_size=1, max_size=4), st.sampled_from([0.0, 0.5, 3.0, 9.0]))
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_pieces_are_in_order_and_share_no_row(names: list[str], pause: float) -> None:
     track = one_after_another(*names, pause=pause)
     pieces = changes.pieces(track, CEILING)
@@ -67,7 +68,7 @@ def test_pieces_are_in_order_and_share_no_row(names: list[str], pause: float) ->
 
 
 @given(st.sampled_from(sorted(loads.LOADS)), st.integers(0, 99))
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_one_workload_alone_is_never_cut(name: str, seed: int) -> None:
     track = loads.record(loads.LOADS[name], seconds=20.0, seed=seed)
     assert len(changes.pieces(track, CEILING)) == 1

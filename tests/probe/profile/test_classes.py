@@ -7,10 +7,11 @@ import io
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.probe.profile import loads
+from tests.properties import examples
 from tests.support.paths import SHARED
 from watchkeeper.probe.profile import columns, recording, segments
 from watchkeeper.probe.profile.recording import Recording, Track
@@ -81,7 +82,7 @@ def test_without_gpm_the_recorded_h200_is_judged_the_same_and_less_surely() -> N
     st.sets(st.sampled_from(sorted(columns.NUMBERS)), max_size=20),
     st.integers(3, 40),
 )
-@settings(max_examples=60)
+@examples(60)
 def test_whatever_is_missing_a_class_is_given_and_never_more_surely(name: str, missing: set[str], rows: int) -> None:
     track = loads.record(loads.LOADS[name], seconds=4.0).part(range(rows))
     whole = judge(track).verdict
@@ -92,7 +93,7 @@ def test_whatever_is_missing_a_class_is_given_and_never_more_surely(name: str, m
 
 
 @given(st.sampled_from(sorted(set(loads.LOADS) - {"nothing", "all_reduce"})), st.integers(0, 99))
-@settings(max_examples=30)
+@examples(30)
 def test_without_gpm_confidence_falls(name: str, seed: int) -> None:
     track = loads.record(loads.LOADS[name], seconds=6.0, seed=seed)
     assert judge(loads.without(track, *columns.GPM)).verdict.confidence < judge(track).verdict.confidence

@@ -54,6 +54,7 @@ def await_rows(running: recorder.Recorder, wanted: dict[str, int]) -> None:
     until(has_rows, what=f"rows {wanted}", interval_seconds=0.02)
 
 
+@pytest.mark.slow
 def test_a_workload_keeps_output_and_exit_code_and_the_report_follows(busy: driver.FakeNvml, tmp_path: Path) -> None:
     ran = run(busy.environment, "--output", "out", "--", *sleeper(3, 7), cwd=tmp_path)
     assert (ran.returncode, ran.stdout) == (7, "from the workload\n")
@@ -66,6 +67,7 @@ def test_a_workload_keeps_output_and_exit_code_and_the_report_follows(busy: driv
     assert "<svg" in (tmp_path / "out/report.html").read_text()
 
 
+@pytest.mark.slow
 def test_json_stands_alone_on_the_standard_output(busy: driver.FakeNvml, tmp_path: Path) -> None:
     ran = run(busy.environment, "--json", "--output", "out", "--", *sleeper(2), cwd=tmp_path)
     answer = json.loads(ran.stdout)
@@ -74,6 +76,7 @@ def test_json_stands_alone_on_the_standard_output(busy: driver.FakeNvml, tmp_pat
     assert len(answer["files"]) == 3
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_workload_and_still_reports(busy: driver.FakeNvml, tmp_path: Path) -> None:
     program = "import time; time.sleep(2); print('at work', flush=True); time.sleep(60)"
     line = [*LINE, "--output", "out", "--", sys.executable, "-c", program]
@@ -88,6 +91,7 @@ def test_ctrl_c_ends_the_workload_and_still_reports(busy: driver.FakeNvml, tmp_p
     assert b"compute_bound" in said
 
 
+@pytest.mark.slow
 def test_a_program_that_runs_already_is_recorded_for_a_while(busy: driver.FakeNvml, tmp_path: Path) -> None:
     with subprocess.Popen(sleeper(60), stdout=subprocess.DEVNULL) as job:
         ran = run(busy.environment, "--pid", str(job.pid), "--for", "2s", "--json", "--output", "o", cwd=tmp_path)
@@ -99,6 +103,7 @@ def test_a_program_that_runs_already_is_recorded_for_a_while(busy: driver.FakeNv
     assert "cpu_cores" in answer["host"]
 
 
+@pytest.mark.slow
 def test_without_gpm_it_says_how_much_less_sure_it_is(busy: driver.FakeNvml, tmp_path: Path) -> None:
     busy.tell(driver.EVERY, gpm=0)
     ran = run(busy.environment, "--for", "2s", "--json", "--output", "o", cwd=tmp_path)
@@ -107,6 +112,7 @@ def test_without_gpm_it_says_how_much_less_sure_it_is(busy: driver.FakeNvml, tmp
     assert any("no GPM counters" in text for text in answer["notes"])
 
 
+@pytest.mark.slow
 def test_a_driver_that_hangs_is_said_and_the_workload_goes_on(
     busy: driver.FakeNvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,6 +135,7 @@ def test_a_driver_that_hangs_is_said_and_the_workload_goes_on(
     assert profile_run.wait(recorded) == 5
 
 
+@pytest.mark.slow
 def test_one_gpu_that_hangs_is_named_and_the_others_are_recorded_on(
     busy: driver.FakeNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,6 +182,7 @@ def test_a_gpu_that_is_lost_from_the_start_does_not_hide_the_other(
     assert "GPU 1 cannot be read" in recorded.notes[0]
 
 
+@pytest.mark.slow
 def test_a_gpu_cut_by_mig_that_tells_nothing_is_not_called_idle(fake: driver.FakeNvml, tmp_path: Path) -> None:
     fake.tell(driver.EVERY, UtilizationRates=driver.NOT_SUPPORTED, gpm=0)
     ran = run(fake.environment, "--for", "1s", "--output", "out", cwd=tmp_path)

@@ -8,9 +8,10 @@ import math
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.properties import examples
 from tests.query import trees
 from tests.query.loading import loaded
 from watchkeeper import errors
@@ -89,13 +90,14 @@ def engine_of(histories: list[list[tuple[int, float]]]) -> tuple[EmbeddedEngine,
         for wait, value in history:
             at += wait
             own.append((at, value))
-        engine.append(Sample(Labels({"__name__": "x", "row": str(row)}), at, value) for at, value in own)
+        engine.appender.append(Sample(Labels({"__name__": "x", "row": str(row)}), at, value) for at, value in own)
         samples.append([(at, value) for at, value in own if not is_stale(value)])
     return engine, samples
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", NAIVE)
-@settings(max_examples=60)
+@examples(60)
 @given(histories=HISTORIES)
 def test_columns_agree_with_a_loop_over_samples(function: str, histories: list[list[tuple[int, float]]]) -> None:
     engine, samples = engine_of(histories)
@@ -152,7 +154,7 @@ def shown(frame_rows: object, at: int) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("expr", EXPRESSIONS)
-@settings(max_examples=20)
+@examples(20)
 @given(histories=HISTORIES)
 def test_a_range_query_says_at_each_step_what_an_instant_query_says(
     expr: str, histories: list[list[tuple[int, float]]]
@@ -164,7 +166,8 @@ def test_a_range_query_says_at_each_step_what_an_instant_query_says(
         assert shown(ranged.frame.rows(), at) == shown(engine.instant(expr, at).frame.rows(), at)
 
 
-@settings(max_examples=300, deadline=None)
+@pytest.mark.slow
+@examples(300)
 @given(tree=trees.vectors())
 def test_any_expression_answers_or_is_a_query_error(tree: ast.Expr) -> None:
     engine = loaded('up{gpu="a"} 1 0 -1', 'up{on="b"} 1e308 NaN Inf', 'sum{gpu="a", inf="i"} 0+5x5', 'by{le="1"} 1')

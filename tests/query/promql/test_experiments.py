@@ -77,6 +77,7 @@ def test_what_a_side_does_not_have_is_filled_in(expr: str, wanted: dict[str, flo
 numbers = st.lists(st.integers(-9, 9).map(float), min_size=4, max_size=4)
 
 
+@pytest.mark.slow
 @given(numbers, numbers, st.floats(-5, 5))
 def test_filling_both_sides_is_adding_what_is_missing_by_hand(
     left: list[float], right: list[float], fill: float

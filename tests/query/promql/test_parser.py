@@ -200,6 +200,7 @@ def test_ordinary_nesting_and_ordinary_chains_are_fine() -> None:
     parser.parse(f"sum({','.join(['a'] * 1)})" + "".join(f" + (b{n} + c{n})" for n in range(90)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("piece", ["a+", "(", '"', "{", "[", "`", "1", "\\", "#", "é", "'\\", "-", "a{b="])
 def test_a_megabyte_is_refused_by_size_or_answered_quickly(piece: str) -> None:
     text = piece * (1_000_000 // len(piece))

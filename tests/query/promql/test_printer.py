@@ -9,6 +9,7 @@ from tests.query import trees
 from watchkeeper.query.promql import ast, parser, printer
 
 
+@pytest.mark.slow
 @given(trees.expressions)
 def test_what_is_printed_reads_back_as_the_same_tree(tree: ast.Expr) -> None:
     read = parser.parse(printer.to_text(tree))

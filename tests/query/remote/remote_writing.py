@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 
 from hypothesis import strategies as st
 
-from tests.query.scripted import Asked, Reply, Scripted, serving
 from tests.support import engines
+from tests.support.scripted import Asked, Reply, Scripted, serving
 from watchkeeper.model.labels import Labels
 from watchkeeper.query.remote import http, remote_write
 from watchkeeper.query.remote.sender import Sender

@@ -17,8 +17,9 @@ from tests.query import contract, dashboards
 from tests.support import engines
 from watchkeeper import errors
 from watchkeeper.query.embedded import EmbeddedEngine
-from watchkeeper.query.engine import Appended, Engine, Span
+from watchkeeper.query.engine import Engine, Span
 from watchkeeper.store.head.head import Head
+from watchkeeper.store.interfaces import Appended
 
 pytestmark = [pytest.mark.servers, pytest.mark.slow, pytest.mark.timeout(300)]
 SPAN = Span(dashboards.BEGIN_MS + 330_000, dashboards.BEGIN_MS + 870_000, 60_000)
@@ -57,9 +58,9 @@ def test_dashboards_show_the_same_on_both_engines(tmp_path: Path, capsys: pytest
     trees = dashboards.parsed(dashboards.expressions())
     sent = list(dashboards.samples(dashboards.series(trees, most=MOST_SERIES)))
     ours = EmbeddedEngine(Head(retention_ms=10**12))
-    assert ours.append(sent) == Appended(len(sent), {})
+    assert ours.appender.append(sent) == Appended(len(sent), {})
     with engines.prometheus(tmp_path) as url, engines.engine_of(url) as theirs:
-        assert theirs.append(sent) == Appended(len(sent), {})
+        assert theirs.appender.append(sent) == Appended(len(sent), {})
         outcome = {expr: compare(expr, ours, theirs) for expr in trees}
     counts = Counter(found if found in FINE else "different" for found in outcome.values())
     with capsys.disabled():

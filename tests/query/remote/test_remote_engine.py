@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests import servers
-from tests.query.scripted import Asked, Reply, failure, serving, success, vector
 from tests.support import engines
+from tests.support.scripted import Asked, Reply, failure, serving, success, vector
 from watchkeeper import errors
 from watchkeeper.config.settings import Query, QueryEngine
 from watchkeeper.model.exemplars import Exemplar
@@ -329,7 +329,7 @@ def test_without_an_address_for_writing_an_append_is_refused_with_words() -> Non
         engines.engine_of("http://127.0.0.1:1", write_url=None) as engine,
         pytest.raises(errors.StoreError, match=r"remote-write address into query\.write_url"),
     ):
-        engine.append([Sample(UP, 0, 1.0)])
+        engine.appender.append([Sample(UP, 0, 1.0)])
 
 
 def test_metadata_is_read_from_the_server() -> None:

@@ -12,9 +12,9 @@ from watchkeeper.kit import clock
 from watchkeeper.model.alerts import AlertState
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import Sample
-from watchkeeper.query.engine import Appended
 from watchkeeper.query.prometheus import PrometheusEngine
 from watchkeeper.rules import evaluate, rulefile
+from watchkeeper.store.interfaces import Appended
 
 pytestmark = pytest.mark.servers
 BEGIN = datetime(2024, 1, 15, tzinfo=UTC)
@@ -40,11 +40,13 @@ def evaluated(engine: PrometheusEngine, rules: Path, settle: engines.Settle) -> 
         values = {"0": 60.0, "1": 95.0 if 30 <= seconds < 120 else 70.0}
         scraped_ms = clock.to_ms(at(seconds)) - 1000
         named = {gpu: Labels({"__name__": "temp", "Hostname": "n1", "gpu": gpu}) for gpu in values}
-        assert engine.append([Sample(named[gpu], scraped_ms, values[gpu]) for gpu in values]) == Appended(2, {})
+        assert engine.appender.append([Sample(named[gpu], scraped_ms, values[gpu]) for gpu in values]) == Appended(
+            2, {}
+        )
         settle()
         result = evaluate.evaluate(group, engine, state, now=at(seconds))
         state = result.state
-        assert engine.append(result.samples).dropped == {}
+        assert engine.appender.append(result.samples).dropped == {}
         changes += [(seconds, alert.state) for alert in result.changes]
     settle()
     return changes

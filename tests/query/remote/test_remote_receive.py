@@ -12,8 +12,8 @@ import pytest
 
 from tests import servers
 from tests.query import contract
-from tests.query.scripted import Asked, Reply, Scripted, serving
 from tests.support import engines
+from tests.support.scripted import Asked, Reply, Scripted, serving
 from tests.support.waiting import until
 from watchkeeper.query.embedded import EmbeddedEngine
 from watchkeeper.query.engine import Kind
@@ -44,7 +44,7 @@ class Hub:
             return Reply(200, PAGE.format(turn=next(self.turns)).encode()) if self.is_well.is_set() else Reply(500)
         problem = remote_write.refusal(asked.headers.get("Content-Type"), asked.headers.get("Content-Encoding"))
         assert problem is None, problem
-        status, text = remote_write.reply(remote_write.receive(asked.body, self.engine))
+        status, text = remote_write.reply(remote_write.receive(asked.body, self.engine.appender))
         self.refused += [text] if text else []
         return Reply(status, text.encode())
 

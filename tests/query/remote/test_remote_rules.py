@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from tests import servers
-from tests.query.scripted import Reply, serving, success
 from tests.support import engines
+from tests.support.scripted import Reply, serving, success
 from tests.support.waiting import until
 from watchkeeper.config.settings import RuleOwner, Rules, Settings
 from watchkeeper.kit.clock import ScaledClock

@@ -7,14 +7,14 @@ import threading
 import pytest
 
 from tests.query.remote.remote_writing import TAKEN, arrived, refusing, writing
-from tests.query.scripted import Asked, Reply, serving
 from tests.support import engines
+from tests.support.scripted import Asked, Reply, serving
 from tests.support.waiting import until
 from watchkeeper import errors
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import Sample
-from watchkeeper.query.engine import Appended
 from watchkeeper.query.remote.sender import BATCH_SAMPLES, reason_of
+from watchkeeper.store.interfaces import Appended
 
 SERIES = Labels({"__name__": "x"})
 
@@ -89,6 +89,7 @@ def test_a_full_queue_loses_its_oldest_samples_and_counts_them() -> None:
         assert sender.dropped == {"queue_full": 15}
 
 
+@pytest.mark.slow
 def test_the_queue_waits_for_a_server_that_is_away() -> None:
     with writing(Reply(500), Reply(500), TAKEN) as (server, sender):
         sender.offer(numbered(3))
@@ -108,14 +109,16 @@ def test_closing_does_not_wait_for_a_server_that_is_away_and_counts_what_is_lost
 
 def test_a_scrape_is_queued_and_forgotten_ids_are_told() -> None:
     with serving(TAKEN) as server, engines.engine_of(server.url, max_series=2) as engine:
-        ids = [engine.series_id(SERIES.having(gpu=gpu)) for gpu in ("0", "1")]
-        assert engine.series_id(SERIES.having(gpu="0")) == ids[0]
-        assert engine.append_scrape("node", ids, 1000, [5.0, 6.0]) == Appended(2, {})
-        assert engine.sender is not None
-        assert engine.sender.flush(60)
-        third = engine.series_id(SERIES.having(gpu="2"))
-        assert engine.append_scrape("node", [*ids, third], 2000, [5.0, 6.0, 7.0]) == Appended(1, {"forgotten": 2})
-        assert engine.sender.flush(60)
+        ids = [engine.appender.series_id(SERIES.having(gpu=gpu)) for gpu in ("0", "1")]
+        assert engine.appender.series_id(SERIES.having(gpu="0")) == ids[0]
+        assert engine.appender.append_scrape("node", ids, 1000, [5.0, 6.0]) == Appended(2, {})
+        assert engine.remote.sender is not None
+        assert engine.remote.sender.flush(60)
+        third = engine.appender.series_id(SERIES.having(gpu="2"))
+        assert engine.appender.append_scrape("node", [*ids, third], 2000, [5.0, 6.0, 7.0]) == Appended(
+            1, {"forgotten": 2}
+        )
+        assert engine.remote.sender.flush(60)
     assert arrived(server) == [5.0, 6.0, 7.0]
 
 

@@ -18,10 +18,11 @@ from watchkeeper.model.exemplars import Exemplar
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import STALE, STALE_BITS, Sample
 from watchkeeper.query.embedded import EmbeddedEngine
-from watchkeeper.query.engine import Appended, Matcher, MatchOp
+from watchkeeper.query.engine import Matcher, MatchOp
 from watchkeeper.query.remote import remote_write, sender
 from watchkeeper.query.remote.remote_write import WriteLimits
 from watchkeeper.store.head.head import Head
+from watchkeeper.store.interfaces import Appended
 
 written = st.lists(st.tuples(label_sets, st.lists(points, min_size=1, max_size=5)), max_size=5)
 
@@ -84,8 +85,8 @@ def test_exemplars_are_kept_beside_their_series() -> None:
     trace = field(0x0A, field(0x0A, b"trace_id") + field(0x12, b"ab"))
     body = packed(field(0x0A, name + field(0x1A, trace + b"\x11" + struct.pack("<d", 2.5) + b"\x18\x05")))
     engine = EmbeddedEngine(Head())
-    assert remote_write.receive(body, engine) == Appended(0, {})
-    assert remote_write.reply(remote_write.receive(body, engine)) == (204, "")
+    assert remote_write.receive(body, engine.appender) == Appended(0, {})
+    assert remote_write.reply(remote_write.receive(body, engine.appender)) == (204, "")
     [(series, kept)] = engine.exemplars([[Matcher("__name__", MatchOp.EQUAL, "x_total")]], 0, 10)
     assert (str(series), kept) == ("x_total", [Exemplar(Labels({"trace_id": "ab"}), 2.5, 5)])
 
@@ -93,14 +94,14 @@ def test_exemplars_are_kept_beside_their_series() -> None:
 def test_metadata_reaches_the_engine() -> None:
     engine = EmbeddedEngine(Head())
     about = b"\x08\x02" + field(0x12, b"power") + field(0x22, b"Board power") + field(0x2A, b"watts")
-    assert remote_write.receive(packed(field(0x1A, about)), engine) == Appended(0, {})
+    assert remote_write.receive(packed(field(0x1A, about)), engine.appender) == Appended(0, {})
     assert engine.metadata() == {"power": ("gauge", "Board power", "watts")}
 
 
 def test_received_samples_can_be_asked_for_and_old_ones_are_counted() -> None:
     engine = EmbeddedEngine(Head())
     body = remote_write.encode([(Labels({"__name__": "x", "gpu": "0"}), [1000, 2000, 1500], [1.0, 2.0, 3.0])])
-    taken = remote_write.receive(body, engine)
+    taken = remote_write.receive(body, engine.appender)
     assert taken == Appended(2, {"out_of_order": 1})
     assert instant(engine, "x", "3s") == {'x{gpu="0"}': 2.0}
     assert remote_write.reply(taken) == (400, "2 samples were kept, others were not: 1 out_of_order")
@@ -143,14 +144,14 @@ def test_a_request_cut_anywhere_keeps_nothing(data: st.DataObject) -> None:
     cut = data.draw(st.integers(1, len(message) - 1).filter(lambda at: at not in ends))
     engine = EmbeddedEngine(Head())
     with pytest.raises(errors.WireError, match="cut off or broken"):
-        remote_write.receive(packed(message[:cut]), engine)
+        remote_write.receive(packed(message[:cut]), engine.appender)
     assert len(engine.head) == 0
 
 
 def test_a_huge_label_is_left_to_the_limits_of_the_store() -> None:
     engine = EmbeddedEngine(Head())
     body = remote_write.encode([(Labels({"__name__": "x", "big": "y" * 1_000_000}), [AT_MS], [1.0])])
-    assert remote_write.receive(body, engine) == Appended(0, {"limit": 1})
+    assert remote_write.receive(body, engine.appender) == Appended(0, {"limit": 1})
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,7 @@ def test_the_budget_that_holds_a_pod_is_named() -> None:
     assert pods.budget_of({"message": "Too many requests, please try again later."}) is None
 
 
+@pytest.mark.slow
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.text(),

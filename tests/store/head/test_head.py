@@ -15,7 +15,7 @@ from watchkeeper import errors
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import STALE, Sample, is_stale
 from watchkeeper.query.engine import Matcher, MatchOp
-from watchkeeper.store import columns
+from watchkeeper.store import columns, interfaces
 from watchkeeper.store.head import head
 
 HOUR = 3_600_000
@@ -43,7 +43,7 @@ def read(store: head.Head, name: str, *, start: int = -1, end: int = 10**15) -> 
 def test_a_scrape_gives_every_series_a_sample_at_the_same_time() -> None:
     store = head.Head()
     ids = scraped(store, [named("temp", gpu="0"), named("temp", gpu="1")])
-    assert store.append_scrape("node", ids, 1000, np.array([60.0, 61.0])) == head.Outcome(2, {})
+    assert store.append_scrape("node", ids, 1000, np.array([60.0, 61.0])) == interfaces.Appended(2, {})
     assert store.append_scrape("node", ids, 2000, np.array([62.0, 63.0])).kept == 2
     assert read(store, "temp") == {
         named("temp", gpu="0"): [(1000, 60.0), (2000, 62.0)],
@@ -81,7 +81,7 @@ def test_nan_is_a_value_and_the_stale_marker_keeps_its_bits() -> None:
 def test_older_samples_are_counted_as_out_of_order_and_not_kept() -> None:
     store = head.Head()
     store.append([Sample(named("x"), 2000, 1.0)])
-    assert store.append([Sample(named("x"), 1000, 5.0)]) == head.Outcome(0, {"out_of_order": 1})
+    assert store.append([Sample(named("x"), 1000, 5.0)]) == interfaces.Appended(0, {"out_of_order": 1})
     ids = scraped(store, [named("y")])
     store.append_scrape("node", ids, 2000, np.array([1.0]))
     assert store.append_scrape("node", ids, 1000, np.array([5.0])).dropped == {"out_of_order": 1}
@@ -91,12 +91,12 @@ def test_older_samples_are_counted_as_out_of_order_and_not_kept() -> None:
 def test_the_same_sample_again_is_fine_and_another_value_at_the_same_time_is_a_duplicate() -> None:
     store = head.Head()
     store.append([Sample(named("x"), 1000, 1.0)])
-    assert store.append([Sample(named("x"), 1000, 1.0)]) == head.Outcome(1, {})
-    assert store.append([Sample(named("x"), 1000, 2.0)]) == head.Outcome(0, {"duplicate": 1})
+    assert store.append([Sample(named("x"), 1000, 1.0)]) == interfaces.Appended(1, {})
+    assert store.append([Sample(named("x"), 1000, 2.0)]) == interfaces.Appended(0, {"duplicate": 1})
     ids = scraped(store, [named("y")])
     store.append_scrape("node", ids, 1000, np.array([1.0]))
-    assert store.append_scrape("node", ids, 1000, np.array([1.0])) == head.Outcome(1, {})
-    assert store.append_scrape("node", ids, 1000, np.array([2.0])) == head.Outcome(0, {"duplicate": 1})
+    assert store.append_scrape("node", ids, 1000, np.array([1.0])) == interfaces.Appended(1, {})
+    assert store.append_scrape("node", ids, 1000, np.array([2.0])) == interfaces.Appended(0, {"duplicate": 1})
 
 
 def test_a_sample_far_ahead_of_the_clock_is_dropped() -> None:
@@ -123,7 +123,9 @@ def test_series_of_one_target_may_lag_behind_each_other() -> None:
     ids = scraped(store, [named("x"), named("y")])
     store.append_scrape("timed", ids[1:], 7, array("d", [1.0]))
     store.append_scrape("timed", ids[:1], 10, array("d", [1.0]))
-    assert store.append_scrape("timed", array("q", ids[1:].tolist()), 8, array("d", [2.0])) == head.Outcome(1, {})
+    assert store.append_scrape("timed", array("q", ids[1:].tolist()), 8, array("d", [2.0])) == interfaces.Appended(
+        1, {}
+    )
     assert read(store, "x") == {named("x"): [(10, 1.0)]}
     assert read(store, "y") == {named("y"): [(7, 1.0), (8, 2.0)]}
 

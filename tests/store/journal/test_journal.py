@@ -16,6 +16,7 @@ from watchkeeper.model import actions, alerts, diagnosis, fleet, incidents, labe
 from watchkeeper.store.journal.journal import Journal
 
 
+@pytest.mark.slow
 def test_a_retried_push_is_the_same_event_and_counted_once(journal: Journal) -> None:
     assert [event.id for event in journal.take_events([xid(1), xid(2), xid(1)], NOON)] == [xid(1).id, xid(2).id]
     assert [event.id for event in journal.take_events([xid(2), xid(3)], minutes(1))] == [xid(3).id]

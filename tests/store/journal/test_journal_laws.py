@@ -10,9 +10,11 @@ from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from hypothesis import given, settings
+import pytest
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.properties import examples
 from watchkeeper.model import alerts, events, fleet, incidents
 from watchkeeper.store.journal.journal import Journal
 
@@ -33,7 +35,7 @@ found_events = st.builds(
 
 
 @given(batches=st.lists(st.lists(found_events, max_size=5), max_size=4))
-@settings(max_examples=25, deadline=None)
+@examples(25)
 def test_every_event_comes_back_once_and_as_it_was(batches: list[list[events.Event]]) -> None:
     with tempfile.TemporaryDirectory() as folder, closing(Journal(Path(folder) / "journal.db")) as journal:
         taken = [event for batch in batches for event in journal.take_events(batch, NOON)]
@@ -63,8 +65,9 @@ def write_a_story(path: Path) -> None:
         journal.record("note", "INC-1", at=NOON, actor="ada", body={"text": "seen"})
 
 
+@pytest.mark.slow
 @given(column=st.sampled_from(["at", "actor", "kind", "subject", "prev", "hash"]), choice=st.integers(0, 999))
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_any_changed_column_is_noticed(column: str, choice: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "journal.db"
@@ -78,8 +81,9 @@ def test_any_changed_column_is_noticed(column: str, choice: int) -> None:
             assert journal.verify() == seq
 
 
+@pytest.mark.slow
 @given(table=st.sampled_from(["entry", "event", "incident"]), choice=st.integers(0, 9999), flip=st.integers(1, 127))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_any_flipped_byte_of_what_was_written_is_noticed(table: str, choice: int, flip: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "journal.db"

@@ -8,6 +8,8 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
+import pytest
+
 from tests.store.journal import places
 from tests.store.journal.journal_rows import GPU, NOON, a_notice, an_incident, minutes, xid
 from watchkeeper.model import actions, alerts, fleet, incidents, notices, orders, repairs, silences, trust
@@ -37,6 +39,7 @@ def a_repair(id: str, state: repairs.RepairState, *, has_cordon: bool = False) -
     )
 
 
+@pytest.mark.slow
 def test_open_incidents_are_found_by_node_and_counted_by_severity(journal: Journal) -> None:
     journal.save_incident(an_incident("INC-1"), kind="opened", text="", at=NOON)
     journal.save_incident(an_incident("INC-2"), kind="opened", text="", at=NOON)
@@ -156,6 +159,7 @@ def test_incidents_are_found_from_a_time_on_and_the_oldest_of_all_is_known(journ
     assert journal.first_opened_at() == NOON
 
 
+@pytest.mark.slow
 def test_the_open_incidents_of_a_storm_are_not_read_anew_for_every_picture(journal: Journal) -> None:
     with journal.together():
         for number in range(1, 1_102):

@@ -79,6 +79,7 @@ def test_a_released_lead_is_taken_at_once_and_by_the_same_holder_always(database
         assert second.take() == 3
 
 
+@pytest.mark.slow
 def test_a_leader_that_is_stopped_in_a_transaction_holds_nobody_up_for_longer_than_its_lease(
     database: places.Database,
 ) -> None:
@@ -105,6 +106,7 @@ def _take(candidate: election.Election) -> int | None:
         return None
 
 
+@pytest.mark.slow
 def test_the_lead_cannot_change_inside_a_transaction(database: places.Database, journal: Journal) -> None:
     with closing(database.candidate(60.0)) as second:
         with journal.together():
@@ -249,8 +251,8 @@ def test_an_event_that_no_server_can_keep_is_refused_as_such(journal: Journal) -
 
 WRITER = """
 import sys
-from tests.store import places
-from tests.store.journal.test_journal import NOON, xid
+from tests.store.journal import places
+from tests.store.journal.journal_rows import NOON, xid
 journal = places.Database(sys.argv[1]).lead()
 seq = int(sys.argv[2]) * 1000
 while True:
@@ -260,6 +262,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_a_killed_writer_loses_nothing_it_acknowledged_to_a_server(database: places.Database, address: str) -> None:
     acknowledged: list[str] = []
     for life in range(4):

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.properties import examples
 from tests.store.durables import MINUTE, SETTINGS, Rig, equals, named, read
 from watchkeeper import errors
 from watchkeeper.model.labels import Labels
@@ -60,7 +61,8 @@ def test_many_series_at_once_are_what_they_are_one_by_one(
 SCRAPES = st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 20), st.booleans()), max_size=60)
 
 
-@settings(max_examples=100, deadline=None)
+@pytest.mark.slow
+@examples(100)
 @given(SCRAPES, st.integers(2, 7))
 def test_scrapes_of_any_shape_come_back(scrapes: list[tuple[str, int, bool]], gathered: int) -> None:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:

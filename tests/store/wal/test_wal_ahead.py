@@ -94,6 +94,7 @@ def test_a_log_that_has_grown_since_is_read_again(tmp_path: Path) -> None:
     rig.store.close()
 
 
+@pytest.mark.slow
 def test_a_reader_that_is_killed_loses_nothing_and_gives_nothing_twice(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -59,7 +59,7 @@ def require() -> Path:
         return _missing("hollow nodes need a network of their own, and `unshare --net` is not allowed here")
     if not all((folder() / program).exists() for program in PROGRAMS):
         return _missing(
-            "Kubernetes' servers are not built. `sudo scripts/kubernetes` builds them; so does `make test` as root"
+            "Kubernetes' servers are not built. `sudo scripts/kubernetes` builds them; so does `make servers` as root"
         )
     return folder()
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
 
-from tests.web.fake_hub import START, FakeHub
+from tests.web.kept_services import START
+from tests.web.small_hub import SmallHub
 from watchkeeper.kit import clock
 from watchkeeper.model import alerts
 from watchkeeper.model.labels import Labels
@@ -29,26 +29,23 @@ groups:
 """
 
 
-class HotHub(FakeHub):
+class HotHub(SmallHub):
     """GPU 0 was hot for ten minutes of the last hour, GPU 1 for one."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         self.clock = clock.ManualClock(START)
-        self.engine = embedded.EmbeddedEngine(head.Head(retention_ms=86_400_000))  # type: ignore[assignment]
+        super().__post_init__()
+        self.engine = embedded.EmbeddedEngine(head.Head(retention_ms=86_400_000))
         for gpu, hot in (("0", range(30, 40)), ("1", range(20, 21))):
             series = Labels({"__name__": "temperature", "gpu": gpu})
             readings = [
                 Sample(series, NOW_MS - 60_000 * back, 95.0 if back in hot else 60.0) for back in range(60, -1, -1)
             ]
-            self.engine.append(readings)  # type: ignore[arg-type]
+            self.engine.appender.append(readings)
 
-    def rule_groups(self) -> list[Any]:
         (group,) = rulefile.read({"heat.yaml": RULES}).groups
-        return [(group, {})]
-
-    def alerts(self) -> list[alerts.Alert]:
-        return [
+        self.rules.in_force = [(group, {})]
+        self.rules.active = [
             alerts.Alert(Labels({"alertname": "GpuHot", "gpu": str(gpu)}), state, START - timedelta(seconds=gpu), 91.0)
             for gpu in range(300)
             for state in [alerts.AlertState.FIRING if gpu == 299 else alerts.AlertState.PENDING]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.web.fake_hub import FakeHub
+from tests.web.kept_services import NoTargets
+from tests.web.small_hub import SmallHub
 from watchkeeper.kit import clock
 from watchkeeper.model import exemplars
 from watchkeeper.model.labels import Labels
@@ -26,29 +27,8 @@ groups:
 """
 
 
-class StoredHub(FakeHub):
-    """The fake hub over a real engine: two nodes with a temperature each, one of them gone."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.engine = embedded.EmbeddedEngine(head.Head())  # type: ignore[assignment]
-        self.now_ms = clock.to_ms(self.clock.now()) // 1000 * 1000
-        for ago in range(10, 0, -1):
-            self.add("temp", self.now_ms - ago * 15_000, 50.0 + ago, node="n1")
-        self.add("temp", self.now_ms - 60_000, 70.0, node="n2")
-        self.add("temp", self.now_ms - 45_000, STALE, node="n2")
-        self.add("watts", self.now_ms - 200_000, 600.0, node="n1")
-        self.engine.note_metadata("temp", "gauge", help="Temperature", unit="celsius")  # type: ignore[attr-defined]
-        work = Labels({"__name__": "work_total", "node": "n1"})
-        trace = exemplars.Exemplar(Labels({"trace_id": "ab"}), 2.5, 4500)
-        self.engine.note_exemplar(work, trace)  # type: ignore[attr-defined]
-        self.groups = rulefile.read({"heat.yaml": RULES}).groups
-
-    def add(self, name: str, at_ms: int, value: float, **labels: str) -> None:
-        self.engine.append([Sample(Labels({"__name__": name, **labels}), at_ms, value)])  # type: ignore[arg-type]
-
-    def rule_groups(self) -> list[Any]:
-        return [(group, {}) for group in self.groups]
+class StoredTargets(NoTargets):
+    """What the agents of these nodes answer."""
 
     def targets(self) -> list[Any]:
         target = jobs.Target("n1:9400", "http://n1:9400/metrics", Labels({"job": "dcgm"}), "main", job=jobs.Job("dcgm"))
@@ -56,3 +36,27 @@ class StoredHub(FakeHub):
 
     def dropped_targets(self) -> list[Any]:
         return [discovery.Dropped("dcgm", {"__address__": "n9:9400"})]
+
+
+class StoredHub(SmallHub):
+    """A small hub over a real engine: two nodes with a temperature each, one of them gone."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        kept = head.Head()
+        self.engine = embedded.EmbeddedEngine(kept)
+        self.now_ms = clock.to_ms(self.clock.now()) // 1000 * 1000
+        for ago in range(10, 0, -1):
+            self.add("temp", self.now_ms - ago * 15_000, 50.0 + ago, node="n1")
+        self.add("temp", self.now_ms - 60_000, 70.0, node="n2")
+        self.add("temp", self.now_ms - 45_000, STALE, node="n2")
+        self.add("watts", self.now_ms - 200_000, 600.0, node="n1")
+        kept.metadata.note("temp", "gauge", help="Temperature", unit="celsius")
+        work = Labels({"__name__": "work_total", "node": "n1"})
+        trace = exemplars.Exemplar(Labels({"trace_id": "ab"}), 2.5, 4500)
+        kept.exemplars.note(work, trace)
+        self.rules.in_force = [(group, {}) for group in rulefile.read({"heat.yaml": RULES}).groups]
+        self.targets = StoredTargets()
+
+    def add(self, name: str, at_ms: int, value: float, **labels: str) -> None:
+        self.engine.appender.append([Sample(Labels({"__name__": name, **labels}), at_ms, value)])

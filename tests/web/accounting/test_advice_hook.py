@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.scripted_server import Reply, Scripted, serving
 from tests.support.waiting import until_async
-from tests.web.fake_hub import FakeHub
+from tests.web.small_hub import SmallHub
 from watchkeeper.config import settings
 from watchkeeper.web.accounting.advice_hook import AdviceHook
 from watchkeeper.web.app import create_app
@@ -22,14 +22,14 @@ from watchkeeper.web.auth.auth import Auth
 ADD = {"action": "add", "gpus": 24, "why": "demand would take more than 80 % of the fleet", "confidence": 0.5}
 
 
-def hub_for(url: str | None, **more: Any) -> FakeHub:
-    hub = FakeHub()
+def hub_for(url: str | None, **more: Any) -> SmallHub:
+    hub = SmallHub()
     capacity = settings.Capacity(advice_webhook=url, **more)
     hub.settings = replace(hub.settings, capacity=capacity)
     return hub
 
 
-def hook(hub: FakeHub, *advice: dict[str, Any] | None) -> AdviceHook:
+def hook(hub: SmallHub, *advice: dict[str, Any] | None) -> AdviceHook:
     """One that is given other advice at each look; None is no advice."""
     left = list(advice)
 
@@ -37,7 +37,7 @@ def hook(hub: FakeHub, *advice: dict[str, Any] | None) -> AdviceHook:
         piece = left.pop(0)
         return {"now": hub.clock.now(), "sentence": "Full soon.", "advice": [] if piece is None else [piece]}
 
-    return AdviceHook(hub, make)
+    return AdviceHook(hub.services.runtime, hub.services.health, make=make)
 
 
 def looks(found: AdviceHook, times: int) -> None:
@@ -85,7 +85,7 @@ def test_what_was_not_taken_is_sent_again() -> None:
 def test_the_running_hub_sends_what_its_own_api_says() -> None:
     with serving(Reply(ends=True)) as server:
         hub = hub_for(server.url)
-        app = create_app(hub, Auth())
+        app = create_app(hub.services, Auth())
 
         async def run() -> None:
             async with app.router.lifespan_context(app):

@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from tests.web.fake_hub import START, FakeHub
+from tests.web.kept_services import START
 from tests.web.running import Site, serving
+from tests.web.small_hub import SmallHub
 from watchkeeper.cli.accounting import capacity_words
 from watchkeeper.cli.accounting.capacity import command
+from watchkeeper.client import answers, reading
 from watchkeeper.kit import clock
 from watchkeeper.model import cluster, workloads
 from watchkeeper.model.labels import Labels
@@ -63,13 +65,13 @@ class Schedulers:
 
 @pytest.fixture(scope="module")
 def site() -> Iterator[Site]:
-    hub = FakeHub(racks=1, per_rack=2, clock=clock.ManualClock(START))
+    hub = SmallHub(racks=1, per_rack=2, clock=clock.ManualClock(START))
     kept = embedded.EmbeddedEngine(head.Head(retention_ms=30 * 86_400_000))
-    hub.engine, hub.clusters = kept, Schedulers()  # type: ignore[assignment]
+    hub.engine, hub.clusters = kept, Schedulers()
     for at_ms in range(clock.to_ms(START) - DAYS * 86_400_000, clock.to_ms(START) + 1, FIVE_MINUTES_MS):
         held = round(60 + 20 * math.sin(2 * math.pi * at_ms / 86_400_000))
         facts = {("watchkeeper_scheduler_gpus", "allocated"): held, ("watchkeeper_scheduler_gpus", "in_service"): 96}
-        kept.append(
+        kept.appender.append(
             Sample(Labels({"__name__": name, "cluster": "main", "state": state}), at_ms, float(value))
             for (name, state), value in facts.items()
         )
@@ -79,7 +81,7 @@ def site() -> Iterator[Site]:
 
 
 def test_without_a_scheduler_a_gpu_that_does_not_report_is_out_of_service_and_not_free() -> None:
-    hub = FakeHub(racks=1, per_rack=2, clock=clock.ManualClock(START))
+    hub = SmallHub(racks=1, per_rack=2, clock=clock.ManualClock(START))
     now_ms = clock.to_ms(START)
     seen = [replace(one, last_seen_ms=now_ms) for one in hub.fleet.seen]
     hub.fleet.seen = [replace(seen[0], gone_since_ms=now_ms), *seen[1:8], *hub.fleet.seen[8:]]
@@ -91,7 +93,7 @@ def test_without_a_scheduler_a_gpu_that_does_not_report_is_out_of_service_and_no
 
 
 def test_of_a_node_whose_scheduler_counts_slices_the_gpus_that_report_are_counted() -> None:
-    hub = FakeHub(racks=1, per_rack=2, clock=clock.ManualClock(START))
+    hub = SmallHub(racks=1, per_rack=2, clock=clock.ManualClock(START))
     hub.fleet.seen = [replace(one, last_seen_ms=clock.to_ms(START)) for one in hub.fleet.seen]
     told = {"cluster": hub.fleet.seen[0].cluster, "source": "kubernetes", "is_ready": True, "gpu_part": 1 / 7}
     names = ("gpu-r01-01", "gpu-r01-02", "gpu-r01-03")
@@ -123,7 +125,7 @@ def test_capacity_now_counts_free_gpus_by_shape_and_names_what_is_drained(site: 
     assert (found["standing"]["free_gpus"], found["standing"]["held_gpus"], found["standing"]["gpus"]) == (3, 5, 16)
     assert found["standing"]["out_of_service"] == [["gpu-r01-02", 8, "drained"]]
     assert found["unmapped"]["nvlink"] == 2
-    assert capacity_words.now(found)[-1].startswith("Unmapped: ")
+    assert capacity_words.now(reading.read(answers.CapacityNow, found))[-1].startswith("Unmapped: ")
     assert [(one["gpus"], one["waiting"], one["longest_seconds"], one["p50_seconds"]) for one in found["waits"]] == [
         (5, 0, None, 300.0),
         (8, 1, 1800.0, None),
@@ -150,17 +152,18 @@ def held_since(minutes: int, *, cluster_name: str = "main", gpu: str) -> Iterato
                 yield Sample(Labels({"__name__": name, **owner}), at_ms, 1.0)
 
 
-def small_hub() -> FakeHub:
-    hub = FakeHub(racks=1, per_rack=2, clock=clock.ManualClock(START))
-    hub.engine = embedded.EmbeddedEngine(head.Head(retention_ms=30 * 86_400_000))  # type: ignore[assignment]
+def small_hub() -> SmallHub:
+    hub = SmallHub(racks=1, per_rack=2, clock=clock.ManualClock(START))
+    hub.engine = embedded.EmbeddedEngine(head.Head(retention_ms=30 * 86_400_000))
     return hub
 
 
+@pytest.mark.slow
 def test_a_workload_is_judged_by_the_time_that_it_has_held_its_gpus() -> None:
     hub = small_hub()
     for at, minutes in enumerate((1500, 400, 30, 2)):
-        hub.engine.append(held_since(minutes, gpu=f"GPU-{at}"))
-    hub.engine.append(held_since(1499, cluster_name="other", gpu="GPU-9"))
+        hub.engine.appender.append(held_since(minutes, gpu=f"GPU-{at}"))
+    hub.engine.appender.append(held_since(1499, cluster_name="other", gpu="GPU-9"))
     with serving(hub) as running:
         found = running.ask("/api/capacity/now?cluster=main").json["rightsizing"]
     fits = {one["name"]: (one["fit"], one["why"]) for one in found}
@@ -175,15 +178,17 @@ def test_a_workload_is_judged_by_the_time_that_it_has_held_its_gpus() -> None:
 
 def test_what_is_held_now_has_not_done_the_work_of_gpus_that_were_given_back() -> None:
     hub, silent_ms = small_hub(), clock.to_ms(START) - 600_000
-    hub.engine.append(held_since(1500, gpu="GPU-0"))
-    hub.engine.append(one for one in held_since(1499, gpu="GPU-1") if one.at_ms < silent_ms)
+    hub.engine.appender.append(held_since(1500, gpu="GPU-0"))
+    hub.engine.appender.append(one for one in held_since(1499, gpu="GPU-1") if one.at_ms < silent_ms)
     with serving(hub) as running:
         assert running.ask("/api/capacity/now").json["use"]["used_gpus"] == pytest.approx(0.9)
 
 
 def test_a_hub_whose_rules_have_not_yet_run_judges_nobody() -> None:
     hub = small_hub()
-    hub.engine.append(one for one in held_since(30, gpu="GPU-0") if one.labels.name != "watchkeeper:gpu_holder:group")
+    hub.engine.appender.append(
+        one for one in held_since(30, gpu="GPU-0") if one.labels.name != "watchkeeper:gpu_holder:group"
+    )
     with serving(hub) as running:
         found = running.ask("/api/capacity/now").json["rightsizing"]
     assert [(one["name"], one["fit"]) for one in found] == [("job-30", "unknown")]
@@ -211,9 +216,9 @@ def exported(pod: str, active: float, *, ago: range, slice: str = "") -> Iterato
 def judged(*told: Iterator[Sample]) -> tuple[dict[str, tuple[str, str]], float]:
     hub = small_hub()
     for samples in told:
-        hub.engine.append(samples)
+        hub.engine.appender.append(samples)
     accounted = Labels({"__name__": "watchkeeper:gpus_accounted:sum", "cluster": "main"})
-    hub.engine.append(Sample(accounted, clock.to_ms(START) - ago * 60_000, 8.0) for ago in range(120, -1, -1))
+    hub.engine.appender.append(Sample(accounted, clock.to_ms(START) - ago * 60_000, 8.0) for ago in range(120, -1, -1))
     with serving(hub) as running:
         found = running.ask("/api/capacity/now?window=2h").json
     return {one["name"]: (one["fit"], one["profile"]) for one in found["rightsizing"]}, found["use"]["used_gpus"]

@@ -10,29 +10,29 @@ import pytest
 from click.testing import CliRunner
 
 from tests.support.web.job_tables import JOBS
-from tests.web.fake_hub import FakeHub
+from tests.web.canned_engine import CannedQueries
 from tests.web.running import Reply, Site, serving
+from tests.web.small_hub import SmallHub
 from watchkeeper.capacity import hub_jobs
 from watchkeeper.cli.accounting.capacity import command
-from watchkeeper.kit import clock
 from watchkeeper.model.labels import Labels
 from watchkeeper.query.engine import Answer, Frame, Kind, Span
 
 
 @pytest.fixture(scope="module")
 def site() -> Iterator[Site]:
-    with serving(FakeHub()) as running:
+    with serving(SmallHub()) as running:
         yield running
 
 
-class BusyHub(FakeHub):
+class BusyQueries(CannedQueries):
     """Its usage rules have recorded four jobs: two of 16 GPUs one after the other, one of half a GPU, one that runs.
 
     It began to look 22 hours ago.
     """
 
-    async def ask_range(self, expr: str, span: Span) -> Answer:
-        hours = (span.times / 1000 - clock.to_ms(self.clock.now()) / 1000) / 3600
+    async def range(self, expr: str, span: Span) -> Answer:
+        hours = (span.times / 1000 - self.now_ms / 1000) / 3600
         if expr == hub_jobs.LOOKED:
             ones = np.ones((1, len(hours)))
             return Answer(Kind.MATRIX, Frame([Labels({})], span.times, ones, hours[None, :] >= -22))
@@ -49,7 +49,9 @@ class BusyHub(FakeHub):
 
 
 def test_without_a_file_the_jobs_are_those_that_the_hub_has_recorded() -> None:
-    with serving(BusyHub()) as site:
+    hub = SmallHub()
+    hub.queries = BusyQueries(hub.engine, hub.clock)
+    with serving(hub) as site:
         answer = asked(site, remove_racks=["r02"]).json
         assert answer["jobs"] == {"jobs": 4, "began_before": 0, "without_end": 1, "wait_known": 0}
         # Of the two hours in which nobody looked, nothing is claimed.

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.web.fake_hub import FakeHub
 from tests.web.running import Site, serving
+from tests.web.small_hub import SmallHub
 from watchkeeper.config import settings
 from watchkeeper.web.auth import auth, doors, proxy
 from watchkeeper.web.auth.auth import Role, User
@@ -43,7 +43,7 @@ def test_the_client_is_the_last_stranger_of_the_chain_and_two_names_are_nobody()
 @pytest.fixture(params=[None, Role.VIEWER])
 def site(request: pytest.FixtureRequest) -> Iterator[tuple[Site, Role | None]]:
     access = auth.Auth(users=(User("ann", Role.OPERATOR),), newcomer=request.param, is_guarded=True)
-    with serving(FakeHub(), doors.Doors(access, PROXY)) as running:
+    with serving(SmallHub(), doors.Doors(access, PROXY)) as running:
         yield running, request.param
 
 
@@ -71,7 +71,7 @@ def test_a_name_from_the_proxy_needs_our_own_page_to_change_something(site: tupl
 def test_behind_tls_of_the_proxy_the_cookie_is_for_tls_only() -> None:
     secret = "s" * 40
     token = auth.Token("ann", Role.VIEWER, hashlib.sha256(secret.encode()).digest())
-    with serving(FakeHub(), doors.Doors(auth.Auth((token,)), PROXY)) as running:
+    with serving(SmallHub(), doors.Doors(auth.Auth((token,)), PROXY)) as running:
         page = {"Origin": running.url, "X-Forwarded-Proto": "https"}
         reply = running.ask("/api/login", method="POST", body={"token": secret}, headers=page)
         assert "Secure" in reply.headers["set-cookie"]

@@ -14,7 +14,7 @@ import pytest
 
 from tests import servers
 from tests.support.running_product import WATCHKEEPER, await_that, command
-from tests.web.fake_hub import FakeHub
+from tests.web.small_hub import SmallHub
 from watchkeeper.config import settings
 from watchkeeper.web.app import create_app
 from watchkeeper.web.auth import users
@@ -149,7 +149,7 @@ def said(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, bytes]:
 
 
 def readable() -> list[str]:
-    table = create_app(FakeHub(), Auth()).state.endpoints
+    table = create_app(SmallHub().services, Auth()).state.endpoints
     paths = [re.sub(r"\{[^}]*\}", "n1", row.path) for row in table if "GET" in row.methods and row.path != "/api/live"]
     return [*paths, "/api/bundle?node=n1", "/api/incidents/INC-1", "/api/incidents/INC-1/notices"]
 
@@ -165,6 +165,7 @@ def ask(url: str, body: bytes | None = None) -> bytes:
     return gzip.decompress(content) if content.startswith(b"\x1f\x8b") else content
 
 
+@pytest.mark.slow
 def test_no_secret_is_in_an_answer_in_the_evidence_in_the_log_or_on_the_command_line(said: dict[str, bytes]) -> None:
     found = [(where, word) for where, text in said.items() for word in re.findall(rb"planted-[a-z-]+", text)]
     assert found == []
@@ -174,6 +175,7 @@ def test_no_secret_is_in_an_answer_in_the_evidence_in_the_log_or_on_the_command_
     assert b"127.0.0.1:1" in said["/api/status"]
 
 
+@pytest.mark.slow
 def test_a_database_that_cannot_be_reached_is_said_without_its_password(tmp_path: Path) -> None:
     (tmp_path / "url").write_text(f"postgresql://ann:{secret_of('journal.url_file')}@127.0.0.1:1/db")
     (tmp_path / "hub.toml").write_text('[hub]\ndata = "kept"\nport = 0\n[journal]\nurl_file = "url"\n')

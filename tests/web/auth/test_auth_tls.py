@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.web.fake_hub import FakeHub
 from tests.web.running import Site, serving
-from watchkeeper.client.hub import HubClient
+from tests.web.small_hub import SmallHub
+from watchkeeper.client.hub import Client
 from watchkeeper.errors import HubError, StartRefused
 from watchkeeper.net.access import Access
 from watchkeeper.web.auth.tls import Certificates
@@ -52,7 +52,7 @@ def put(folder: Path, pair: tuple[Path, Path]) -> None:
 @pytest.fixture
 def hub(folder: Path, pairs: dict[str, tuple[Path, Path]]) -> Iterator[tuple[Site, Certificates]]:
     certificates = Certificates(folder / "hub.pem", folder / "hub.key", client_ca=folder / "ca.pem")
-    with serving(FakeHub(), certificates=certificates) as site:
+    with serving(SmallHub(), certificates=certificates) as site:
         yield site, certificates
 
 
@@ -65,7 +65,7 @@ def ask(site: Site, ca: Path, client: tuple[Path, Path] | None) -> str:
     cert, key = (str(path) for path in client) if client else ("", "")
     access = Access(ca_file=str(ca), cert_file=cert, key_file=key)
     try:
-        return str(HubClient(site.url.replace("http:", "https:"), access=access).status()["ok"])
+        return str(Client(site.url.replace("http:", "https:"), access=access).status().plain["ok"])
     except HubError as error:
         return str(error)
 
@@ -79,7 +79,7 @@ def test_a_renewed_certificate_is_used_without_a_restart(
     put(folder, pairs["second"])
     assert certificates.refresh()
     assert ask(site, pairs["second"][0], pairs["client"]) == "True"
-    assert "certificate verify failed" in ask(site, pairs["first"][0], pairs["client"])
+    assert "certificate is not trusted" in ask(site, pairs["first"][0], pairs["client"])
 
 
 def test_a_client_without_a_certificate_that_is_vouched_for_gets_no_answer(

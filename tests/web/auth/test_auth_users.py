@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from tests.web.fake_hub import FakeHub
 from tests.web.running import Reply, Site, serving
+from tests.web.small_hub import SmallHub
 from watchkeeper.cli.hub.users import command
 from watchkeeper.errors import SettingsError, StartRefused
 from watchkeeper.kit.clock import ManualClock
@@ -41,7 +41,7 @@ def file(tmp_path: Path) -> Path:
 def site(file: Path) -> Iterator[Site]:
     doors = Doors(auth.Auth(is_guarded=True), users_file=file)
     doors.read()
-    with serving(FakeHub(clock=ManualClock(NOW)), doors) as running:
+    with serving(SmallHub(clock=ManualClock(NOW)), doors) as running:
         yield running
 
 
@@ -97,6 +97,7 @@ def test_a_file_that_others_may_read_is_refused(file: Path) -> None:
         users.load(file)
 
 
+@pytest.mark.slow
 def test_a_person_signs_in_by_password_and_the_cookie_carries_the_role(site: Site) -> None:
     assert sign_in(site, password="wrong").json["error"] == "no such name with this password"
     assert sign_in(site, name="nobody").json["error"] == "no such name with this password"

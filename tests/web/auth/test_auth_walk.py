@@ -9,9 +9,10 @@ from datetime import UTC, datetime
 
 import pytest
 
-from tests.web.fake_hub import FakeHub
+from tests.web.kept_services import CannedSimulator
 from tests.web.pushed import event
 from tests.web.running import Site, serving
+from tests.web.small_hub import SmallHub
 from watchkeeper.web.answers import Endpoint
 from watchkeeper.web.app import create_app
 from watchkeeper.web.auth import auth, proxy
@@ -31,7 +32,7 @@ OPEN_TO_ALL = {"/api/login", "/api/logout", "/-/healthy", "/-/ready"}
 
 
 def table() -> list[Endpoint]:
-    endpoints: list[Endpoint] = create_app(FakeHub(), ACCESS).state.endpoints
+    endpoints: list[Endpoint] = create_app(SmallHub().services, ACCESS).state.endpoints
     return endpoints
 
 
@@ -47,7 +48,7 @@ def rows(*, changing: bool) -> list[tuple[str, str, Role]]:
 @pytest.fixture(scope="module")
 def site() -> Iterator[Site]:
     behind = proxy.Proxy(proxy.of_settings(["127.0.0.1"], None).networks)
-    with serving(FakeHub(simulator_url="http://127.0.0.1:1"), Doors(ACCESS, behind)) as running:
+    with serving(SmallHub(simulator=CannedSimulator()), Doors(ACCESS, behind)) as running:
         yield running
 
 

@@ -11,8 +11,9 @@ import pytest
 from click.testing import CliRunner
 
 from tests.web import stories
-from tests.web.fake_hub import START, FakeHub
+from tests.web.kept_services import START, CannedSimulator
 from tests.web.running import Site, serving
+from tests.web.small_hub import SmallHub
 from watchkeeper.cli.fleet import accuracy
 from watchkeeper.config.settings import Settings
 from watchkeeper.kit import wire
@@ -21,22 +22,12 @@ TRUTH = {"cause": "gpu_fell_off_bus", "severity": "critical", "place": "gpu", "a
 FAULT = {"id": "f1", "scenario": "xid-79", "node": "gpu-r01-02", "gpu": 3, "uuid": "GPU-r01-02-3", "truth": TRUTH}
 
 
-class BrokenHub(FakeHub):
-    """A hub in front of a simulator with these faults."""
-
-    faults: tuple[dict[str, object], ...] = ({**FAULT, "at": wire.format_time(START)},)
-
-    async def simulator_request(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
-        return (
-            (200, orjson.dumps(self.faults))
-            if path == "/faults"
-            else await super().simulator_request(method, path, body)
-        )
+FAULTS = orjson.dumps([{**FAULT, "at": wire.format_time(START)}])
 
 
 @pytest.fixture
 def site() -> Iterator[Site]:
-    with serving(BrokenHub(simulator_url="http://127.0.0.1:1")) as running:
+    with serving(SmallHub(simulator=CannedSimulator(faults=FAULTS))) as running:
         yield running
 
 
@@ -48,10 +39,7 @@ def test_a_fault_that_nobody_has_found_has_no_verdict(site: Site) -> None:
 
 @pytest.mark.parametrize("answer", [b"", b"{", b"7", b'{"ok":true}', b'[{"id":"f1"}]', b'[{"id":"f1","truth":null}]'])
 def test_what_is_no_list_of_faults_is_said_and_nothing_breaks(site: Site, answer: bytes) -> None:
-    async def oddly(method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
-        return 200, answer
-
-    site.hub.simulator_request = oddly
+    site.hub.simulator.faults = answer
     said = site.ask("/api/drills")
     assert said.status == 503
     assert "what the simulator answers is no list of faults" in said.json["error"]
@@ -59,8 +47,8 @@ def test_what_is_no_list_of_faults_is_said_and_nothing_breaks(site: Site, answer
 
 def test_a_fault_that_was_found_is_judged_by_cause_place_and_severity(site: Site) -> None:
     site.call(stories.lose_gpu, site.hub)
-    lost = site.hub.kept["INC-1"]
-    site.hub.kept["INC-1"] = replace(lost, opened_at=max(lost.opened_at, START))
+    lost = site.hub.journal.kept["INC-1"]
+    site.hub.journal.kept["INC-1"] = replace(lost, opened_at=max(lost.opened_at, START))
     answer = site.ask("/api/drills").json
     verdict = answer["drills"][0]["verdict"]
     assert (verdict["incident"], verdict["cause"]) == ("INC-1", "gpu_fell_off_bus")
@@ -70,13 +58,14 @@ def test_a_fault_that_was_found_is_judged_by_cause_place_and_severity(site: Site
 
 def test_an_incident_of_before_or_of_another_gpu_is_no_answer(site: Site) -> None:
     site.call(stories.lose_gpu, site.hub)
-    site.hub.faults = ({**FAULT, "uuid": "GPU-r02-02-1", "node": "gpu-r02-02", "at": wire.format_time(START)},)
+    other = {**FAULT, "uuid": "GPU-r02-02-1", "node": "gpu-r02-02", "at": wire.format_time(START)}
+    site.hub.simulator.faults = orjson.dumps([other])
     assert site.ask("/api/drills").json["score"]["detected"] == 0
 
 
 def test_a_drill_that_has_ended_stays_in_the_list(site: Site) -> None:
     site.ask("/api/drills")
-    site.hub.faults = ()
+    site.hub.simulator.faults = b"[]"
     (drill,) = site.ask("/api/drills").json["drills"]
     assert (drill["id"], drill["ended_at"] is not None) == ("f1", True)
 
@@ -84,8 +73,8 @@ def test_a_drill_that_has_ended_stays_in_the_list(site: Site) -> None:
 def test_drills_are_counted_by_cause_once_they_are_judged(site: Site) -> None:
     assert site.ask("/api/drills/accuracy").json["drills"] == []
     site.call(stories.lose_gpu, site.hub)
-    lost = site.hub.kept["INC-1"]
-    site.hub.kept["INC-1"] = replace(lost, opened_at=max(lost.opened_at, START))
+    lost = site.hub.journal.kept["INC-1"]
+    site.hub.journal.kept["INC-1"] = replace(lost, opened_at=max(lost.opened_at, START))
     (line,) = site.ask("/api/drills/accuracy").json["drills"]
     assert (line["cause"], line["drills"], line["found"], line["right"]) == ("gpu_fell_off_bus", 1, 1, 1)
     assert 'watchkeeper_drill_causes{cause="gpu_fell_off_bus",verdict="right"} 1' in site.hub.metrics.render()
@@ -98,11 +87,11 @@ def score_of(*scenarios: tuple[str, str | None]) -> dict[str, object]:
 
 def test_the_score_of_a_game_day_is_kept_for_a_real_fleet_too(tmp_path: Path) -> None:
     settings = Settings()
-    kept = FakeHub(settings=replace(settings, hub=replace(settings.hub, data=str(tmp_path))))
+    kept = SmallHub(settings=replace(settings, hub=replace(settings.hub, data=str(tmp_path))))
     told = score_of(("node_down", "node_down"), ("node_down", "agent_down"), ("power_brake", None))
     with serving(kept) as site:
         assert site.ask("/api/drills/score", method="POST", body=told).status == 200
-    again = FakeHub(settings=kept.settings)
+    again = SmallHub(settings=kept.settings)
     with serving(again) as site:
         answer = site.ask("/api/drills/accuracy").json
         shown = CliRunner().invoke(accuracy.command, ["--hub", site.url]).output
@@ -123,12 +112,12 @@ def test_what_is_no_score_is_refused(site: Site, body: dict[str, object]) -> Non
 def test_a_score_that_is_damaged_is_none(tmp_path: Path) -> None:
     (tmp_path / "drills.json").write_text("[1, 2")
     settings = Settings()
-    with serving(FakeHub(settings=replace(settings, hub=replace(settings.hub, data=str(tmp_path))))) as site:
+    with serving(SmallHub(settings=replace(settings, hub=replace(settings.hub, data=str(tmp_path))))) as site:
         assert site.ask("/api/drills/accuracy").json["drills"] == []
 
 
 def test_a_real_fleet_has_no_drills() -> None:
-    with serving(FakeHub()) as running:
+    with serving(SmallHub()) as running:
         reply = running.ask("/api/drills")
     assert reply.status == 404
     assert "this fleet is real" in reply.json["error"]

@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from tests.web import stories
-from tests.web.fake_hub import FakeHub
 from tests.web.running import Site, serving
+from tests.web.small_hub import SmallHub
 from watchkeeper.cli.fleet import accuracy as accuracy_command
 from watchkeeper.cli.fleet import explain as explain_command
 from watchkeeper.cli.fleet import incidents as incidents_command
@@ -19,14 +19,14 @@ from watchkeeper.model.diagnosis import Finding, Step
 
 
 @pytest.fixture
-def hub() -> FakeHub:
-    made = FakeHub()
+def hub() -> SmallHub:
+    made = SmallHub()
     stories.lose_gpu(made)
     return made
 
 
 @pytest.fixture
-def site(hub: FakeHub) -> Iterator[Site]:
+def site(hub: SmallHub) -> Iterator[Site]:
     with serving(hub) as running:
         yield running
 
@@ -38,7 +38,7 @@ def test_what_nobody_knows_is_not_found_and_says_so(site: Site) -> None:
         assert "is known here" in reply.json["error"]
 
 
-def test_a_known_node_is_explained(site: Site, hub: FakeHub) -> None:
+def test_a_known_node_is_explained(site: Site, hub: SmallHub) -> None:
     node = next(iter(hub.fleet.nodes()))
     found = site.ask(f"/api/explain/node/{node.name}").json
     assert found["explained"]["subject"] in found["text"]
@@ -47,8 +47,8 @@ def test_a_known_node_is_explained(site: Site, hub: FakeHub) -> None:
 
 
 @pytest.mark.parametrize(("cause", "answer"), [("ib_link_degraded", "gpu_fell_off_bus"), ("node_down", "node_down")])
-def test_an_incident_that_is_graver_than_what_was_found_is_the_answer(hub: FakeHub, cause: str, answer: str) -> None:
-    incident = next(iter(hub.kept.values()))
+def test_an_incident_that_is_graver_than_what_was_found_is_the_answer(hub: SmallHub, cause: str, answer: str) -> None:
+    incident = next(iter(hub.journal.kept.values()))
     found = explained.Explained("ml/a", "waits", cause, "because", (explained.Line("n1", "8 GPUs"),))
     told = explained.with_incidents(found, "ml/a", [(incident, None)])
     assert told is not None
@@ -56,8 +56,8 @@ def test_an_incident_that_is_graver_than_what_was_found_is_the_answer(hub: FakeH
     assert explained.with_incidents(found, "ml/a", []) is found
 
 
-def test_a_step_is_told_with_its_command(hub: FakeHub) -> None:
-    incident = next(iter(hub.kept.values()))
+def test_a_step_is_told_with_its_command(hub: SmallHub) -> None:
+    incident = next(iter(hub.journal.kept.values()))
     steps = (Step("Reboot it"), Step("See whether the card is on the bus", "lspci -d 10de:"))
     finding = Finding("gpu_fell_off_bus", 0.9, incident.place, "t", "w", (), steps)
     told = explained.with_incidents(None, "n1", [(incident, finding)])
@@ -65,8 +65,8 @@ def test_a_step_is_told_with_its_command(hub: FakeHub) -> None:
     assert told.steps == ("Reboot it", "See whether the card is on the bus   $ lspci -d 10de:")
 
 
-def test_a_cause_is_corrected_counted_and_shown(site: Site, hub: FakeHub) -> None:
-    id, kept = next(iter(hub.kept.items()))
+def test_a_cause_is_corrected_counted_and_shown(site: Site, hub: SmallHub) -> None:
+    id, kept = next(iter(hub.journal.kept.items()))
     result = CliRunner().invoke(
         incidents_command.command, ["cause", id, "pcie_degraded", "--why", "riser", "--hub", site.url]
     )
@@ -78,14 +78,14 @@ def test_a_cause_is_corrected_counted_and_shown(site: Site, hub: FakeHub) -> Non
     assert f'watchkeeper_diagnose_judged_total{{cause="{kept.cause}",verdict="wrong"}} 1' in hub.metrics.render()
 
 
-def test_a_cause_that_is_none_is_refused_with_those_that_are(site: Site, hub: FakeHub) -> None:
-    id = next(iter(hub.kept))
+def test_a_cause_that_is_none_is_refused_with_those_that_are(site: Site, hub: SmallHub) -> None:
+    id = next(iter(hub.journal.kept))
     reply = site.ask(f"/api/incidents/{id}/cause", method="POST", body={"cause": "gremlins"})
     assert reply.status == 400
     assert "`gremlins` is no cause" in reply.json["error"]
 
 
-def test_lemons_are_ranked_and_wrong_days_refused(site: Site, hub: FakeHub) -> None:
+def test_lemons_are_ranked_and_wrong_days_refused(site: Site, hub: SmallHub) -> None:
     assert site.ask("/api/lemons?days=0").status == 400
     answer = site.ask("/api/lemons").json
     assert {"lemons", "left_out", "unseen", "since"} <= set(answer)

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -14,9 +14,10 @@ from datetime import UTC, datetime
 import pytest
 
 from tests.web import stories
-from tests.web.fake_hub import FakeHub
+from tests.web.kept_services import CannedSimulator, KeptIncidents
 from tests.web.pushed import event
 from tests.web.running import Site, serving
+from tests.web.small_hub import SmallHub
 from watchkeeper.kit import clock, wire
 from watchkeeper.model import events
 from watchkeeper.web.fleet import fleet_api
@@ -24,7 +25,7 @@ from watchkeeper.web.fleet import fleet_api
 
 @pytest.fixture
 def site() -> Iterator[Site]:
-    with serving(FakeHub(simulator_url="http://127.0.0.1:1")) as running:
+    with serving(SmallHub(simulator=CannedSimulator())) as running:
         yield running
 
 
@@ -44,9 +45,9 @@ def test_the_inventory_lists_nodes_by_rack_with_their_holders(site: Site) -> Non
 
 def test_a_page_that_opens_takes_what_is_ready_and_others_what_is_true_now() -> None:
     time = clock.ManualClock(datetime(2026, 1, 31, tzinfo=UTC))
-    with serving(FakeHub(clock=time)) as site:
+    with serving(SmallHub(clock=time)) as site:
         assert site.ask("/api/fleet").json["workloads"]
-        site.hub.failing = True
+        site.hub.queries.failing = True
         asyncio.run_coroutine_threadsafe(time.advance(60), site.loop).result(60)
         assert site.ask("/api/fleet?max_age=120").json["workloads"]
         assert site.ask("/api/fleet").json["workloads"] is None
@@ -54,7 +55,7 @@ def test_a_page_that_opens_takes_what_is_ready_and_others_what_is_true_now() -> 
 
 
 def test_holders_are_unknown_when_the_engine_cannot_say(site: Site) -> None:
-    site.hub.failing = True
+    site.hub.queries.failing = True
     assert site.ask("/api/fleet").json["workloads"] is None
 
 
@@ -71,14 +72,14 @@ def test_an_incident_is_told_with_cause_plan_and_timeline(site: Site) -> None:
 
 def test_list_and_page_call_an_incident_by_what_its_diagnosis_found(site: Site) -> None:
     site.call(stories.lose_gpu, site.hub)
-    found = site.hub.diagnoses["INC-1"]
+    found = site.hub.journal.diagnoses["INC-1"]
     better = replace(found.findings[0], cause="driver_not_loaded", title="gpu-r01-02 has no driver")
-    site.hub.diagnoses["INC-1"] = replace(found, findings=(better,))
+    site.hub.journal.diagnoses["INC-1"] = replace(found, findings=(better,))
     card, page = site.ask("/api/incidents").json["incidents"][0], site.ask("/api/incidents/INC-1").json
     names = [(one["cause"], one["title"]) for one in (card, page["incident"])]
     assert names == [("driver_not_loaded", "gpu-r01-02 has no driver")] * 2
     assert page["runbook"].endswith("driver-not-loaded.md")
-    site.hub.diagnoses["INC-1"] = replace(found, findings=(replace(better, cause="unknown"),))
+    site.hub.journal.diagnoses["INC-1"] = replace(found, findings=(replace(better, cause="unknown"),))
     assert site.ask("/api/incidents").json["incidents"][0]["cause"] == "gpu_fell_off_bus"
 
 
@@ -105,7 +106,7 @@ def test_what_is_not_there_is_said_in_our_shape(site: Site, path: str) -> None:
 def test_pushed_events_reach_the_hub_whole(site: Site) -> None:
     reply = site.ask("/api/events", method="POST", body=[event(1), event(2)])
     assert reply.json == {"ok": True, "kept": 2}
-    assert [taken.id for taken in site.hub.taken] == ["e1", "e2"]
+    assert [taken.id for taken in site.hub.journal.taken] == ["e1", "e2"]
 
 
 @pytest.mark.parametrize(
@@ -124,11 +125,11 @@ def test_a_batch_that_cannot_be_taken_is_refused_with_both_numbers(
     reply = site.ask("/api/events", method="POST", body=body, headers={"Content-Type": "application/json"})
     assert reply.status == status
     assert words in reply.json["error"]
-    assert site.hub.taken == []
+    assert site.hub.journal.taken == []
 
 
 def test_a_sender_that_goes_away_in_the_middle_is_no_error_of_the_hub(caplog: pytest.LogCaptureFixture) -> None:
-    with serving(FakeHub()) as running:
+    with serving(SmallHub()) as running:
         with socket.create_connection(("127.0.0.1", running.port)) as sender:
             head = (
                 "POST /api/events HTTP/1.1",
@@ -139,7 +140,7 @@ def test_a_sender_that_goes_away_in_the_middle_is_no_error_of_the_hub(caplog: py
             sender.sendall("\r\n".join((*head, "", "[")).encode())
             assert running.ask("/api/status").status == 200
         assert running.ask("/api/status").status == 200
-    assert running.hub.taken == []
+    assert running.hub.journal.taken == []
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
@@ -157,14 +158,12 @@ def test_pushes_that_are_too_large_together_are_asked_to_come_back(site: Site, m
     assert site.ask("/api/events", method="POST", body=[event(2), event(3), event(4)]).status == 429
 
 
-class SlowHub(FakeHub):
+class SlowIncidents(KeptIncidents):
     """Commits nothing until it is let go on."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.has_begun, self.may_commit = threading.Event(), threading.Event()
+    has_begun, may_commit = threading.Event(), threading.Event()
 
-    async def take_events(self, batch: list[events.Event]) -> int:
+    async def take_events(self, batch: Sequence[events.Event]) -> int:
         self.has_begun.set()
         await asyncio.to_thread(self.may_commit.wait, 30)
         return await super().take_events(batch)
@@ -172,12 +171,13 @@ class SlowHub(FakeHub):
 
 def test_nobody_waits_behind_a_push_that_waits_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet_api, "PUSH_WAIT_SECONDS", 0.0)
-    hub = SlowHub()
+    hub = SmallHub()
+    hub.incidents = slow = SlowIncidents(hub.journal, hub.clock)
     with serving(hub) as site, ThreadPoolExecutor(1) as beside:
         first = beside.submit(site.ask, "/api/events", method="POST", body=[event(1)])
-        assert hub.has_begun.wait(30)
+        assert slow.has_begun.wait(30)
         second = site.ask("/api/events", method="POST", body=[event(2)])
-        hub.may_commit.set()
+        slow.may_commit.set()
         assert first.result().status == 200
     assert second.status == 429
     assert "1 pushes of" in second.json["error"]
@@ -212,11 +212,11 @@ def test_a_drill_goes_through_to_the_simulator(site: Site) -> None:
     assert site.ask("/api/sim/scenarios").json[0]["name"] == "xid-79"
     site.ask("/api/sim/faults", method="POST", body={"scenario": "xid-79"})
     assert site.ask("/api/sim/faults/f1", method="DELETE").status == 200
-    assert site.hub.drills[1:] == [b'POST /faults {"scenario": "xid-79"}', b"DELETE /faults/f1 "]
+    assert site.hub.simulator.drills[1:] == [b'POST /faults {"scenario": "xid-79"}', b"DELETE /faults/f1 "]
 
 
 def test_a_real_fleet_has_no_drills() -> None:
-    with serving(FakeHub()) as site:
+    with serving(SmallHub()) as site:
         reply = site.ask("/api/sim/scenarios")
     assert (reply.status, "this fleet is real" in reply.json["error"]) == (404, True)
 
@@ -224,4 +224,4 @@ def test_a_real_fleet_has_no_drills() -> None:
 def test_an_event_survives_the_way_over_the_wire() -> None:
     body = wire.dumps([wire.from_plain(events.Event, event(1))]).encode()
     assert wire.to_plain(fleet_api.read_events(body)) == [event(1)]
-    assert asyncio.run(FakeHub().take_events(fleet_api.read_events(body))) == 1
+    assert asyncio.run(SmallHub().incidents.take_events(fleet_api.read_events(body))) == 1

@@ -9,32 +9,34 @@ from dataclasses import replace
 import numpy as np
 
 from tests.web import stories
-from tests.web.fake_hub import FakeHub, Seen, answer
+from tests.web.canned_engine import answer
+from tests.web.small_fleet import Seen
+from tests.web.small_hub import SmallHub
 from watchkeeper.model import fleet
 from watchkeeper.model.labels import Labels
 from watchkeeper.web.fleet import frames, inventory
 from watchkeeper.web.fleet.frames import Readings, State
 
 
-def reading(hub: FakeHub, value: float, *, held: bool = False, but: str = "") -> object:
+def reading(hub: SmallHub, value: float, *, held: bool = False, but: str = "") -> object:
     owner = {"namespace": "ml", "pod": "train"} if held else {}
     labels = [Labels({"UUID": seen.gpu.uuid} | owner) for seen in hub.fleet.seen if seen.gpu.uuid != but]
     return answer(labels, [0], np.full((len(labels), 1), value))
 
 
-def draw(hub: FakeHub, **readings: object) -> frames.Picture:
+def draw(hub: SmallHub, **readings: object) -> frames.Picture:
     steady = {"work": reading(hub, 0.7), "power": reading(hub, 500.0)} | readings
-    return frames.draw(inventory.take(hub.fleet), Readings(**steady), hub.incidents())  # type: ignore[arg-type]
+    return frames.draw(inventory.take(hub.fleet), Readings(**steady), hub.journal.incidents())  # type: ignore[arg-type]
 
 
 def test_racks_and_nodes_are_counted_as_people_count() -> None:
-    hub = FakeHub(racks=0)
+    hub = SmallHub(racks=0)
     hub.fleet._nodes = [fleet.Node("main", f"n{n}", domains={"rack": f"r{n}"}) for n in (10, 2, 1)]
     assert [node.name for node in inventory.take(hub.fleet).nodes] == ["n1", "n2", "n10"]
 
 
 def test_an_expected_gpu_that_never_reported_is_drawn_silent() -> None:
-    hub = FakeHub(racks=1, per_rack=1)
+    hub = SmallHub(racks=1, per_rack=1)
     del hub.fleet.seen[5]
     stock = inventory.take(hub.fleet)
     assert [slot.gpu is None for slot in stock.slots] == [False] * 7 + [True]
@@ -44,7 +46,7 @@ def test_an_expected_gpu_that_never_reported_is_drawn_silent() -> None:
 
 
 def test_two_clusters_with_a_node_of_one_name_have_two_nodes() -> None:
-    hub = FakeHub(racks=1, per_rack=1)
+    hub = SmallHub(racks=1, per_rack=1)
     name = hub.fleet._nodes[0].name
     hub.fleet._nodes.append(fleet.Node("west", name, expected_gpus=2))
     stock = inventory.take(hub.fleet)
@@ -54,7 +56,7 @@ def test_two_clusters_with_a_node_of_one_name_have_two_nodes() -> None:
 
 
 def test_an_exchanged_gpu_leaves_its_slot_to_its_successor() -> None:
-    hub = FakeHub(racks=1, per_rack=1)
+    hub = SmallHub(racks=1, per_rack=1)
     old = hub.fleet.seen[0]
     hub.fleet.seen[0] = replace(old, gone_since_ms=1000)
     assert old.gpu.uuid in inventory.take(hub.fleet).position
@@ -64,7 +66,7 @@ def test_an_exchanged_gpu_leaves_its_slot_to_its_successor() -> None:
 
 
 def test_zero_is_a_reading_and_missing_is_not() -> None:
-    hub = FakeHub(racks=1, per_rack=1)
+    hub = SmallHub(racks=1, per_rack=1)
     gone = hub.fleet.seen[2].gpu.uuid
     picture = draw(
         hub, colour=reading(hub, 0.0, but=gone), work=reading(hub, 0.0, but=gone), power=reading(hub, 70.0, but=gone)
@@ -76,14 +78,14 @@ def test_zero_is_a_reading_and_missing_is_not() -> None:
 
 
 def test_a_held_gpu_without_work_is_held_idle() -> None:
-    hub = FakeHub(racks=1, per_rack=1)
+    hub = SmallHub(racks=1, per_rack=1)
     assert set(draw(hub, work=reading(hub, 0.01), gpu_util=reading(hub, 0, held=True)).states) == {State.HELD_IDLE}
     assert set(draw(hub, work=reading(hub, 0.01)).states) == {State.OK}
     assert set(draw(hub, work=reading(hub, 0.9, held=True)).states) == {State.OK}
 
 
 def test_the_allocated_share_is_of_the_gpus_that_report() -> None:
-    hub = FakeHub(racks=1, per_rack=1)
+    hub = SmallHub(racks=1, per_rack=1)
     uuids = [seen.gpu.uuid for seen in hub.fleet.seen]
     power = reading(hub, 70.0, but=uuids[2])
     all_held = draw(hub, power=power, gpu_util=reading(hub, 90.0, held=True, but=uuids[2]))
@@ -93,13 +95,13 @@ def test_the_allocated_share_is_of_the_gpus_that_report() -> None:
 
 
 def test_only_heat_and_brakes_count_as_throttled() -> None:
-    hub = FakeHub(racks=1, per_rack=1)
+    hub = SmallHub(racks=1, per_rack=1)
     assert set(draw(hub, throttle=reading(hub, 0x4)).states) == {State.OK}
     assert set(draw(hub, throttle=reading(hub, 0x40)).states) == {State.THROTTLED}
 
 
 def test_an_open_incident_is_drawn_over_the_readings() -> None:
-    hub = FakeHub()
+    hub = SmallHub()
     lost, hot = stories.lose_gpu(hub), stories.heat_up(hub)
     picture, stock = draw(hub), inventory.take(hub.fleet)
     assert picture.states[stock.position[lost.place.gpu or ""]] == State.DOWN
@@ -108,7 +110,7 @@ def test_an_open_incident_is_drawn_over_the_readings() -> None:
 
 
 def test_without_any_answer_everything_is_unknown() -> None:
-    hub = FakeHub(racks=1, per_rack=1)
+    hub = SmallHub(racks=1, per_rack=1)
     picture = draw(hub, work=None, power=None)
     assert set(picture.states) == {State.UNKNOWN}
     assert picture.summary["working_percent"] is None
@@ -128,7 +130,7 @@ def test_a_packed_frame_has_header_values_and_states_in_line() -> None:
 
 
 def test_an_average_that_outlives_its_readings_does_not_make_a_gpu_healthy() -> None:
-    hub = FakeHub(racks=1, per_rack=1)
+    hub = SmallHub(racks=1, per_rack=1)
     gone = hub.fleet.seen[2].gpu.uuid
     picture = draw(hub, power=reading(hub, 500.0, but=gone), gpu_util=reading(hub, 90.0, but=gone))
     assert (picture.states[2], picture.summary["ok"], picture.summary["silent"]) == (State.SILENT, 7, 1)

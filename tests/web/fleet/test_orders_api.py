@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.waiting import until, until_async
-from tests.web.fake_hub import FakeHub
 from tests.web.running import Reply, Site, serving
+from tests.web.small_hub import SmallHub
 from watchkeeper.errors import SettingsError
 from watchkeeper.kit import wire
 from watchkeeper.model import orders
@@ -31,7 +31,7 @@ SECRET = "s" * 32
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
-    hub = FakeHub()
+    hub = SmallHub()
     with closing(Journal(tmp_path / "journal.db")) as journal:
         hub.orders = Outbox(journal, HUB_KEY, now=hub.clock.now())
         with serving(hub) as running:
@@ -75,6 +75,7 @@ def test_a_poll_that_waits_is_answered_at_once_when_there_is_an_order(site: Site
         assert len(waiting.result(30).json["orders"]) == 1
 
 
+@pytest.mark.slow
 def test_a_poll_whose_time_is_over_is_answered_with_nothing(site: Site) -> None:
     assert site.ask("/api/orders?node=n1&wait=1").json == {"ok": True, "orders": []}
 
@@ -97,6 +98,7 @@ def test_a_hub_that_stops_answers_everyone_who_waits(site: Site) -> None:
         assert waiting.result(30).json["orders"] == []
 
 
+@pytest.mark.slow
 def test_a_thousand_agents_that_wait_hold_no_thread(site: Site) -> None:
     async def ask(node: str) -> bytes:
         reader, writer = await asyncio.open_connection("127.0.0.1", site.port)
@@ -174,7 +176,7 @@ def test_too_many_polls_are_sent_away_with_both_numbers(site: Site, monkeypatch:
 
 
 def test_a_hub_without_a_key_says_how_to_get_orders() -> None:
-    with serving(FakeHub()) as site:
+    with serving(SmallHub()) as site:
         for reply in (site.ask("/api/orders?node=n1"), give(site), answer(site, "WO-1")):
             assert (reply.status, "order_key_file is not set" in reply.json["error"]) == (409, True)
 
@@ -184,7 +186,7 @@ def bound(pattern: str | None) -> Auth:
 
 
 def test_a_bound_token_speaks_for_its_nodes_only(tmp_path: Path) -> None:
-    hub = FakeHub()
+    hub = SmallHub()
     headers = {"Authorization": f"Bearer {SECRET}", "Content-Type": "application/json"}
     event = {"id": "e", "kind": "xid", "code": 79, "place": {"cluster": "main", "node": "r2-n1"}, "text": ""}
     event["at"] = wire.format_time(hub.clock.now())

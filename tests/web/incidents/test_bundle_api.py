@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from tests.web.fake_hub import FakeHub
 from tests.web.running import serving
+from tests.web.small_hub import SmallHub
 from watchkeeper.cli.node.bundle import command
 from watchkeeper.kit import evidence_file
 
@@ -38,14 +38,14 @@ class Evidence:
     ],
 )
 def test_what_cannot_be_bundled_is_said(query: str, status: int, words: str) -> None:
-    with serving(FakeHub(evidence=Evidence())) as site:
+    with serving(SmallHub(evidence=Evidence())) as site:
         reply = site.ask(f"/api/bundle{query}")
     assert (reply.status, words in reply.json["error"]) == (status, True)
 
 
 def test_a_bundle_is_saved_for_its_owner_and_what_it_lacks_is_told(tmp_path: Path) -> None:
     path = tmp_path / "b.tar.gz"
-    with serving(FakeHub(evidence=Evidence())) as site:
+    with serving(SmallHub(evidence=Evidence())) as site:
         hub = ["--hub", f"http://127.0.0.1:{site.port}"]
         ran = CliRunner().invoke(command, ["--node", "n1", "--cluster", "c", "--hide-names", "-o", str(path), *hub])
     assert ran.exit_code == 0

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.web import stories
-from tests.web.fake_hub import FakeHub
 from tests.web.running import Reply, Site, serving
+from tests.web.small_hub import SmallHub
 from watchkeeper.errors import JournalConflict, StoreError
 from watchkeeper.model.silences import ALERTMANAGER, Matcher, Silence
 
@@ -20,7 +20,7 @@ STARTED = "2026-05-04T11:59:00Z"
 
 @pytest.fixture
 def site() -> Iterator[Site]:
-    with serving(FakeHub()) as running:
+    with serving(SmallHub()) as running:
         running.call(stories.lose_gpu, running.hub)
         yield running
 
@@ -44,7 +44,7 @@ def test_the_place_of_an_incident_is_silenced_and_the_silence_is_listed_and_ende
     (listed,) = site.ask("/api/silences").json["silences"]
     assert (listed["active"], listed["reason"]) == (True, "new riser")
     assert 'node="gpu-r01-02"' in made["matchers"]
-    (silence,) = site.hub.silences()
+    (silence,) = site.hub.silences.silences()
     assert silence.ends_at - silence.starts_at == timedelta(hours=4)
     assert site.ask("/api/incidents").json["incidents"][0]["silenced_by"]["reason"] == "new riser"
     assert site.ask(f"/api/silences/{made['id']}", method="DELETE").json["silence"]["ended_by"] == "local"
@@ -70,7 +70,7 @@ def test_a_silence_without_end_or_reason_is_refused(site: Site, body: Any, probl
 def test_matchers_are_checked_before_anything_is_silenced(site: Site) -> None:
     for matchers in ([], ["node"], "node=n1", [f"l{at}=x" for at in range(21)]):
         assert post(site, "/api/silences", {"matchers": matchers, "for": "1h", "reason": "x"}).status == 400
-    assert site.hub.silences() == []
+    assert site.hub.silences.silences() == []
 
 
 def test_the_report_is_markdown_or_json(site: Site) -> None:
@@ -90,7 +90,7 @@ def test_alerts_of_somebody_else_are_taken_and_what_is_wrong_with_others_is_said
     good = {"status": "firing", "labels": LABELS, "annotations": {}, "startsAt": STARTED}
     answer = post(site, "/api/alertmanager", {"version": "4", "alerts": [good, {"labels": {}}]}).json
     assert (answer["taken"], answer["problems"]) == (1, ["alerts[1]: labels.alertname is missing"])
-    assert [one.name for one in site.hub.foreign] == ["Theirs"]
+    assert [one.name for one in site.hub.incidents.foreign] == ["Theirs"]
     assert post(site, "/api/alertmanager", {"alerts": "none"}).status == 400
 
 
@@ -99,20 +99,20 @@ def test_a_webhook_that_cannot_be_kept_is_answered_so_that_alertmanager_tries_ag
     site: Site, error: StoreError
 ) -> None:
     alert = {"status": "firing", "labels": LABELS, "annotations": {}, "startsAt": STARTED}
-    site.hub.cannot_write = error
+    site.hub.incidents.cannot_write = error
     refused = post(site, "/api/alertmanager", {"version": "4", "alerts": [alert]})
     assert (refused.status, refused.json["error"]) == (503, str(error))
-    site.hub.cannot_write = None
+    site.hub.incidents.cannot_write = None
     assert post(site, "/api/alertmanager", {"version": "4", "alerts": [alert]}).json["taken"] == 1
 
 
 def test_silences_that_alertmanager_keeps_are_marked_and_their_absence_is_said(site: Site) -> None:
     now = site.hub.clock.now()
     matchers = (Matcher("cluster", "main"),)
-    site.hub.silenced = [
+    site.hub.silences.silenced = [
         Silence("alertmanager:5a7d", matchers, "ada", "new riser", now, now + timedelta(hours=1), keeper=ALERTMANAGER)
     ]
-    site.hub.silences_unknown = "http://am: answered 500"
+    site.hub.silences.problem = "http://am: answered 500"
     listed = site.ask("/api/silences").json
     assert [(one["id"], one["keeper"], one["active"]) for one in listed["silences"]] == [
         ("alertmanager:5a7d", "alertmanager", True)

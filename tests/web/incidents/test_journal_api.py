@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.web.fake_hub import START, FakeHub
+from tests.web.kept_services import START
 from tests.web.running import Site, serving
+from tests.web.small_hub import SmallHub
 from watchkeeper.config import settings
 from watchkeeper.store.journal import journal
 
@@ -23,7 +24,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
     with closing(journal.Journal(tmp_path / "journal.sqlite")) as kept:
         for at in range(12):
             kept.record("note", f"INC-{at % 2}", at=START, actor="ann", body={"text": f"note {at}"})
-        hub = FakeHub(settings=replace(settings.Settings(), hub=replace(settings.Hub(), data=str(tmp_path))))
+        hub = SmallHub(settings=replace(settings.Settings(), hub=replace(settings.Hub(), data=str(tmp_path))))
         hub.repairs = object()
         with serving(hub) as running:
             yield running
@@ -64,6 +65,6 @@ def test_the_export_has_every_entry_that_fits_with_its_hashes(site: Site) -> Non
 
 
 def test_a_recording_has_no_journal() -> None:
-    with serving(FakeHub()) as running:
+    with serving(SmallHub()) as running:
         reply = running.ask("/api/journal")
     assert (reply.status, reply.json["error"]) == (404, "this is a recording: it has no journal")

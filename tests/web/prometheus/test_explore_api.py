@@ -7,15 +7,15 @@ from urllib.parse import urlencode
 
 import pytest
 
-from tests.web.fake_hub import FakeHub
 from tests.web.running import Site, serving
+from tests.web.small_hub import SmallHub
 from watchkeeper.web.prometheus import explore_api
 from watchkeeper.web.prometheus.explore_api import Place
 
 
 @pytest.fixture(scope="module")
 def site() -> Iterator[Site]:
-    with serving(FakeHub()) as running:
+    with serving(SmallHub()) as running:
         yield running
 
 

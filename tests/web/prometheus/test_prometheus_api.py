@@ -7,8 +7,9 @@ from urllib.parse import urlencode
 
 import pytest
 
-from tests.web.fake_hub import UNREADABLE, FakeHub
+from tests.web.canned_engine import UNREADABLE
 from tests.web.running import Reply, Site, serving
+from tests.web.small_hub import SmallHub
 from watchkeeper.model.alerts import Alert
 from watchkeeper.model.labels import Labels
 from watchkeeper.rules import evaluate, rulefile
@@ -18,7 +19,7 @@ from watchkeeper.web.prometheus import prometheus_status
 
 @pytest.fixture(scope="module")
 def site() -> Iterator[Site]:
-    with serving(FakeHub()) as running:
+    with serving(SmallHub()) as running:
         yield running
 
 
@@ -73,8 +74,8 @@ def test_a_wrong_request_gets_prometheus_error_shape(
 
 
 def test_a_query_that_fails_while_it_runs_is_an_execution_error() -> None:
-    hub = FakeHub()
-    hub.failing = True
+    hub = SmallHub()
+    hub.queries.failing = True
     with serving(hub) as site:
         reply = get(site, "query", query="up")
     assert (reply.status, reply.json["errorType"]) == (422, "execution")
@@ -113,7 +114,7 @@ def test_a_target_that_was_never_scraped_is_unknown_since_never() -> None:
 def test_a_rule_is_as_bad_as_its_worst_alert() -> None:
     text = "groups: [{name: g, rules: [{alert: Hot, expr: up == 0, for: 5m}, {record: 'a:b', expr: up}]}]"
     group = rulefile.read({"r.yaml": text}).groups[0]
-    alert: Alert = FakeHub().alerts()[0]
+    alert: Alert = SmallHub().rules.active[0]
     state = {evaluate.rule_key(group, group.rules[0]): evaluate.RuleState(alerts={alert.labels: alert})}
     shown = prometheus_status.group(group, state, default_seconds=15)
     assert [rule["type"] for rule in shown["rules"]] == ["alerting", "recording"]

@@ -15,11 +15,13 @@ import pytest
 from tests import servers
 from tests.support.paths import ROOT
 from tests.support.web.stored_hub import FORM, StoredHub
+from tests.web.canned_engine import CannedQueries
 from tests.web.running import Reply, Site, serving
 from watchkeeper.errors import StoreError
 from watchkeeper.model import histograms
 from watchkeeper.model.labels import Labels
 from watchkeeper.query import embedded
+from watchkeeper.query.engine import Answer
 from watchkeeper.query.remote import remote_write
 from watchkeeper.scrape import page_forms
 from watchkeeper.store.head import head
@@ -202,13 +204,16 @@ def test_a_parameter_that_cannot_be_honoured_is_refused_with_words(site: Site, f
     assert form.partition("=")[0] in reply.json["error"]
 
 
-class SlowHub(StoredHub):
-    async def ask(self, expr: str, at_ms: int) -> Any:
+class SlowQueries(CannedQueries):
+    async def instant(self, expr: str, at_ms: int | None = None) -> Answer:
         await asyncio.Event().wait()
+        return await super().instant(expr, at_ms)
 
 
 def test_a_query_that_takes_longer_than_the_caller_waits_is_a_timeout() -> None:
-    with serving(SlowHub()) as site:
+    hub = StoredHub()
+    hub.queries = SlowQueries(hub.engine, hub.clock)
+    with serving(hub) as site:
         reply = site.ask("/api/v1/query?query=temp&timeout=10ms")
     assert (reply.status, reply.json["errorType"]) == (503, "timeout")
     assert "after 0.01 s" in reply.json["error"]
@@ -241,7 +246,7 @@ def test_federation_hands_on_living_series_with_their_own_time(site: Site) -> No
 def test_federation_says_how_many_native_histograms_it_leaves_out(site: Site) -> None:
     series = Labels({"__name__": "took", "node": "n1"})
     sample = histograms.HistogramSample(series, site.hub.now_ms, histograms.Histogram(count=1.0))  # type: ignore[attr-defined]
-    site.hub.engine.append([sample])
+    site.hub.engine.appender.append([sample])
     first, *others = site.ask("/federate?match[]=took&match[]=temp").body.decode().splitlines()
     assert first == "# 1 series of native histograms are left out: text has none, protobuf and remote write do."
     assert len(others) == 2
@@ -250,7 +255,7 @@ def test_federation_says_how_many_native_histograms_it_leaves_out(site: Site) ->
 def test_a_scraper_that_asks_for_protobuf_gets_them_from_federation(site: Site) -> None:
     series = Labels({"__name__": "waited", "node": "n1"})
     observed = histograms.Histogram(count=3.0, sum=4.5, positive=((1, 3.0),))
-    site.hub.engine.append([histograms.HistogramSample(series, site.hub.now_ms, observed)])  # type: ignore[attr-defined]
+    site.hub.engine.appender.append([histograms.HistogramSample(series, site.hub.now_ms, observed)])
     accept = {"Accept": page_forms.accept_header(wants_native=True)}
     reply = site.ask("/federate?match[]=waited&match[]=temp", headers=accept)
     pages = page_forms.PageForms(max_series=10)
@@ -295,13 +300,13 @@ def test_a_native_histogram_is_kept_and_answered_as_prometheus_does() -> None:
 class FullDisk(head.Head):
     """A store whose disk takes nothing more."""
 
-    def sync(self) -> None:
+    def sync(self) -> int:
         raise StoreError("samples cannot be written: No space left on device")
 
 
 def test_a_write_that_the_disk_refuses_is_to_be_sent_again() -> None:
     hub = StoredHub()
-    hub.engine = embedded.EmbeddedEngine(FullDisk())  # type: ignore[assignment]
+    hub.engine = embedded.EmbeddedEngine(FullDisk())
     with serving(hub) as running:
         body = remote_write.encode([(Labels({"__name__": "x"}), [hub.now_ms], [1.0])])
         reply = running.ask("/api/v1/write", method="POST", body=body, headers=PROTOBUF)

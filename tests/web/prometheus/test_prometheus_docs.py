@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from tests.support.paths import ROOT
-from tests.web.fake_hub import FakeHub
+from tests.web.small_hub import SmallHub
 from watchkeeper.web.app import create_app
 from watchkeeper.web.auth.auth import Auth
 
@@ -15,6 +15,6 @@ ROW = re.compile(r"^\| `(/(?:api/v1/|federate|api/recording)[^`]*)` \| ([A-Z, ]+
 
 
 def test_the_reference_lists_the_endpoints_that_there_are() -> None:
-    table = create_app(FakeHub(), Auth()).state.endpoints
+    table = create_app(SmallHub().services, Auth()).state.endpoints
     there = {row.path: ", ".join(row.methods) for row in table if ROW.match(f"| `{row.path}` | GET |")}
     assert dict(ROW.findall(PAGE.read_text())) == there

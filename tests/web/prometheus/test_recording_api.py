@@ -35,8 +35,8 @@ def tape(tmp_path_factory: pytest.TempPathFactory) -> recording.Recording:
 
 @pytest.fixture(scope="module")
 def replayed(tape: recording.Recording) -> Iterator[Site]:
-    hub = played.PlayedHub(tape, played.load_engine(tape), settings=Settings(), speed=None)
-    with serving(hub) as site:  # type: ignore[arg-type]
+    offered = played.services_of(tape, played.load_engine(tape), settings=Settings(), speed=None)
+    with serving(offered) as site:
         yield site
 
 

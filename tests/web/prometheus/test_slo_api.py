@@ -13,8 +13,9 @@ from click.testing import CliRunner
 
 from tests.support.slo_file import FILE
 from tests.support.web.tokens import SECRETS, TOKENS
-from tests.web.fake_hub import START, FakeHub
+from tests.web.kept_services import START, GivenRules
 from tests.web.running import Site, serving
+from tests.web.small_hub import SmallHub
 from watchkeeper.cli import processes
 from watchkeeper.cli.hub import rules as rules_command
 from watchkeeper.cli.hub import slo as slo_command
@@ -28,8 +29,8 @@ BROKEN = ("rules/a.yaml:3: alert Hot: `expr` is missing", "rules/b.yaml:1: not Y
 
 @pytest.fixture
 def site() -> Iterator[Site]:
-    hub = FakeHub(objectives=slo.read(FILE, where="slo.yaml"))
-    hub.recorded = {
+    hub = SmallHub(rules=GivenRules(slos=slo.read(FILE, where="slo.yaml")))
+    hub.readings.recorded = {
         Labels({**CHAT, "__name__": slo.BUDGET}): 0.75,
         Labels({**CHAT, "__name__": f"{slo.RATIO}5m"}): 0.001,
     }
@@ -64,7 +65,7 @@ def test_a_reload_answers_with_what_is_in_force(site: Site) -> None:
 
 
 def test_a_reload_that_fails_lists_every_problem_and_the_status_goes_on_saying_so(site: Site) -> None:
-    site.hub.reloaded = replace(site.hub.reloaded, problems=BROKEN)
+    site.hub.rules.last_reload = replace(site.hub.rules.last_reload, problems=BROKEN)
     reply = site.ask("/-/reload", method="POST", body={})
     assert (reply.status, reply.json["errors"], reply.json["status"]) == (422, list(BROKEN), 422)
     status = site.ask("/api/status").json["rules"]
@@ -80,7 +81,7 @@ def test_a_reload_that_fails_lists_every_problem_and_the_status_goes_on_saying_s
 
 
 def test_only_an_admin_may_reload() -> None:
-    with serving(FakeHub(), TOKENS) as site:
+    with serving(SmallHub(), TOKENS) as site:
         for role, status in ((Role.OPERATOR, 403), (Role.ADMIN, 200)):
             sent = {"Authorization": f"Bearer {SECRETS[role]}"}
             assert site.ask("/-/reload", method="POST", body={}, headers=sent).status == status

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from watchkeeper.agent.gpus.gpu_samples import GpuSample
 from watchkeeper.agent.kernel.lasting_child import LastingChild
 from watchkeeper.errors import quote
-from watchkeeper.kit import commands, logs
+from watchkeeper.kit import backoff, commands, logs
 from watchkeeper.readers import dcgmi
 from watchkeeper.readers.nvml.families import Cadence, Family
 
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 LOOK_SECONDS = 5.0
 # The first GPM sample of a GPU says nothing yet: only one that stays without has no GPM.
 ROUNDS_WITHOUT = 5
-FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 5.0, 300.0
+PAUSES = backoff.Backoff(5.0, 300.0)
 DISCOVERY_SECONDS = 10.0
 
 
@@ -40,7 +40,7 @@ class DcgmProfile:
     monotonic: Callable[[], float] = time.monotonic
     _without: dict[str, int] = field(default_factory=dict)
     _latest: dict[str, tuple[float, Mapping[str, float]]] = field(default_factory=dict)
-    _pause: float = FIRST_PAUSE_SECONDS
+    _failures: int = 0
     _not_before: float = float("-inf")
     _said: str = ""
 
@@ -83,14 +83,15 @@ class DcgmProfile:
             self._latest = {}
         if not problem:
             return
-        self._not_before = self.monotonic() + self._pause
+        self._failures += 1
+        pause = PAUSES.seconds(self._failures)
+        self._not_before = self.monotonic() + pause
         if problem != self._said:
             self._said = problem
             log.warning(
                 "No profiling metrics through DCGM",
-                extra=logs.fields(problem=quote(problem), retry_seconds=self._pause),
+                extra=logs.fields(problem=quote(problem), retry_seconds=pause),
             )
-        self._pause = min(2 * self._pause, LONGEST_PAUSE_SECONDS)
 
     async def _follow(self, is_paused: Callable[[], bool]) -> str:
         """Take in what one dcgmi prints; in the end why it ended, or nothing if we wanted it to."""
@@ -126,4 +127,4 @@ class DcgmProfile:
                 values[family.name] = number if family.is_float else int(number)
         self._latest[uuids[found[0]]] = (self.monotonic(), values)
         if values:
-            self._pause, self._said = FIRST_PAUSE_SECONDS, ""
+            self._failures, self._said = 0, ""

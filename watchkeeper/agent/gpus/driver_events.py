@@ -16,6 +16,7 @@ from typing import TypeVar
 from watchkeeper.agent.gpus import policies, sampler
 from watchkeeper.catalogue import xid
 from watchkeeper.model import events, fleet
+from watchkeeper.readers.nvml import events as nvml_events
 
 SOURCE = "nvml"
 # NVML's return code for each fault that the sampler names; 999 is its word for everything else.
@@ -27,16 +28,17 @@ FAULT_CODES = {
     "driver_library_mismatch": 18,
 }
 UNKNOWN_CODE = 999
-# NVML's event types (nvml.h) that mean trouble; clocks, power states and single bits are counted and not sent.
-EVENT_CAUSES: Mapping[str, tuple[int, str]] = {
-    "ecc_double_bit": (0x2, "ecc_uncorrectable"),
-    "ecc_single_bit_storm": (0x200, "ecc_correctable_storm"),
-    "dram_retirement": (0x400, "row_remap_pending"),
-    "dram_retirement_failure": (0x800, "row_remap_failure"),
-    "poison_fatal": (0x2000, "ecc_uncorrectable"),
-    "gpu_unavailable": (0x4000, "gpu_fell_off_bus"),
-    "recovery_action": (0x8000, "gpu_recovery_needed"),
+# NVML's event types that mean trouble; clocks, power states and single bits are counted and not sent.
+EVENT_CAUSES: Mapping[str, str] = {
+    "ecc_double_bit": "ecc_uncorrectable",
+    "ecc_single_bit_storm": "ecc_correctable_storm",
+    "dram_retirement": "row_remap_pending",
+    "dram_retirement_failure": "row_remap_failure",
+    "poison_fatal": "ecc_uncorrectable",
+    "gpu_unavailable": "gpu_fell_off_bus",
+    "recovery_action": "gpu_recovery_needed",
 }
+EVENT_CODES = {kind: code for code, kind in nvml_events.KINDS.items()}
 MERGE_SECONDS = 2.0
 MAX_REMEMBERED = 1_000
 # Half of the quiet time after which the hub takes such a condition for ended.
@@ -91,7 +93,7 @@ class DriverEvents:
             )
         if fact.kind not in EVENT_CAUSES or (fact.kind == "recovery_action" and fact.detail == 0):
             return None
-        code, cause = EVENT_CAUSES[fact.kind]
+        code, cause = EVENT_CODES[fact.kind], EVENT_CAUSES[fact.kind]
         text = f"NVML reports {fact.kind.replace('_', ' ')} ({fact.detail})"
         return self._event(events.EventKind.DRIVER_EVENT, code, at=fact.at, place=place, text=text, cause=cause)
 

@@ -19,13 +19,13 @@ from watchkeeper.agent.kernel import kernel_follow
 from watchkeeper.agent.kernel.kernel_position import Position, sequence_of
 from watchkeeper.agent.kernel.lasting_child import LastingChild
 from watchkeeper.errors import CollectError, quote
-from watchkeeper.kit import clock, logs
+from watchkeeper.kit import backoff, clock, logs
 from watchkeeper.readers.logs import journal_entry
 
 log = logging.getLogger(__name__)
 
 SOURCE = "journald"
-FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 60.0
+PAUSES = backoff.Backoff(1.0, 60.0)
 # A message with bytes that are no text is a list of numbers, in which no needle can be found.
 LISTED = (b'"MESSAGE":[', b'"MESSAGE" : [')
 # What journalctl says on its standard error when it will never show a kernel line.
@@ -58,7 +58,7 @@ class JournalSource:
 
 async def follow_journal(source: JournalSource, *, time: clock.Clock) -> AsyncGenerator[kernel_follow.NodeRecord, None]:
     """Every kernel line of this boot behind the position, for ever; CollectError where that can never work."""
-    cursor, pause = source.position.mark, FIRST_PAUSE_SECONDS
+    cursor, failures = source.position.mark, 0
     wanted = (*source.needles, *LISTED) if source.needles else ()
     while True:
         child = _start(source.arguments(cursor))
@@ -69,7 +69,7 @@ async def follow_journal(source: JournalSource, *, time: clock.Clock) -> AsyncGe
                 if entry is None:
                     _refuse_if_hopeless(child.complaint())
                     continue
-                cursor, pause = entry.cursor, FIRST_PAUSE_SECONDS
+                cursor, failures = entry.cursor, 0
                 record = _record(entry, source, now=time.now())
                 if record is not None:
                     yield record
@@ -80,12 +80,13 @@ async def follow_journal(source: JournalSource, *, time: clock.Clock) -> AsyncGe
         if BAD_CURSOR.search(complaint):
             # The journal was emptied: what it holds now is all there is, and ids stay what they were.
             cursor = ""
+        failures += 1
+        pause = PAUSES.seconds(failures)
         log.warning(
             "journalctl ended and is started again",
             extra=logs.fields(status=status, said=quote(complaint), retry_seconds=pause),
         )
         await time.sleep(pause)
-        pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
 
 def _start(arguments: list[str]) -> LastingChild:

@@ -22,7 +22,7 @@ from time import monotonic
 
 from watchkeeper.agent.kernel.gpu_addresses import GpuAddresses
 from watchkeeper.errors import CollectError, WireError, quote
-from watchkeeper.kit import clock, logs, wire
+from watchkeeper.kit import backoff, clock, logs, wire
 from watchkeeper.model import events, fleet
 from watchkeeper.net import http
 from watchkeeper.readers.logs import kernel_log
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 SOURCE = "kmsg"
 # The stream sends an empty line every 5 s; three missing ones mean that nobody is there.
 QUIET_SECONDS = 15.0
-FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 30.0
+PAUSES = backoff.Backoff(1.0, 30.0)
 # The kernel's own limit for one record of /dev/kmsg (CONSOLE_EXT_LOG_MAX); a smaller buffer fails with EINVAL.
 RECORD_BYTES = 8192
 # A regular file cannot be waited for; this is how often it is looked at.
@@ -151,7 +151,7 @@ async def follow_stream(url: str, *, time: clock.Clock) -> AsyncGenerator[NodeRe
     another log (the server has restarted), which is read from its start.
     """
     last: NodeRecord | None = None
-    pause = FIRST_PAUSE_SECONDS
+    failures = 0
     while True:
         connection = http.Connection()
         try:
@@ -159,7 +159,7 @@ async def follow_stream(url: str, *, time: clock.Clock) -> AsyncGenerator[NodeRe
             lines = connection.lines(http.Request(f"{url}?after={start}"), quiet_seconds=QUIET_SECONDS)
             async with aclosing(lines):
                 async for record in _resume(lines, last):
-                    pause, last = FIRST_PAUSE_SECONDS, record
+                    failures, last = 0, record
                     yield record
             problem = "the stream ended"
         except OtherLog:
@@ -170,9 +170,10 @@ async def follow_stream(url: str, *, time: clock.Clock) -> AsyncGenerator[NodeRe
             problem = str(error)
         finally:
             await connection.aclose()
+        failures += 1
+        pause = PAUSES.seconds(failures)
         log.warning("Kernel log stream lost", extra=logs.fields(url=url, error=problem, retry_seconds=pause))
         await time.sleep(pause)
-        pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
 
 class OtherLog(Exception):

@@ -22,7 +22,7 @@ from watchkeeper.agent.orders.order_ledger import MOST_KNOWN, Ledger
 from watchkeeper.agent.orders.order_ledger import Line as Begun
 from watchkeeper.agent.orders.order_work import WORK
 from watchkeeper.errors import CollectError, WireError
-from watchkeeper.kit import clock, logs, own_metrics, wire
+from watchkeeper.kit import backoff, clock, logs, own_metrics, wire
 from watchkeeper.model import orders
 from watchkeeper.model.actions import Result
 from watchkeeper.net import http
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 # Proxies cut a silent connection after a minute or more.
 WAIT_SECONDS = 30
 ANSWER_SECONDS = 15.0
-FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 60.0
+PAUSES = backoff.Backoff(1.0, 60.0)
 # A hub that gives no orders, because it is older or has no key, is asked again now and then.
 NO_ORDERS_PAUSE_SECONDS = 300.0
 NO_ORDERS = frozenset({401, 403, 404, 409})
@@ -213,7 +213,7 @@ class Line:
         response = await self._connection.send(http.Request(self._asked, headers=self._headers))
         if response.status != 200:
             kind = HubSaysNo if response.status in NO_ORDERS else CollectError
-            raise kind(_said(response), where=self._url)
+            raise kind(response.refusal, where=self._url)
         try:
             plain = wire.loads(dict, response.body)
             return wire.from_plain(list[orders.Envelope], plain.get("orders"))
@@ -228,9 +228,9 @@ class Line:
         if response.status == 200:
             return True
         if response.status in (400, 404, 413, 422):
-            log.error("The hub refuses a receipt", extra=logs.fields(order=id, error=_said(response)))
+            log.error("The hub refuses a receipt", extra=logs.fields(order=id, error=response.refusal))
             return False
-        raise CollectError(_said(response), where=address)
+        raise CollectError(response.refusal, where=address)
 
     async def close(self) -> None:
         await self._connection.aclose()
@@ -238,7 +238,7 @@ class Line:
 
 async def follow_orders(hub: push.Hub, desk: Desk, *, time: clock.Clock) -> None:
     """Fetch and do orders for ever. A hub that is away is asked again after growing pauses, not all agents at once."""
-    line, said, pause = Line(hub, desk.node), "", FIRST_PAUSE_SECONDS
+    line, said, failures = Line(hub, desk.node), "", 0
     desk.resume()
     try:
         while True:
@@ -247,13 +247,12 @@ async def follow_orders(hub: push.Hub, desk: Desk, *, time: clock.Clock) -> None
                 await _deliver(line, desk, desk.ledger.receipts())
                 asked_at = system_time.monotonic()
                 await _answer_all(line, desk, await line.fetch())
-                said, pause = "", FIRST_PAUSE_SECONDS
+                said, failures = "", 0
                 # A hub that answers at once, without an order or always with the same, must not be asked without end.
-                wait = max(0.0, FIRST_PAUSE_SECONDS - (system_time.monotonic() - asked_at))
+                wait = max(0.0, PAUSES.first_seconds - (system_time.monotonic() - asked_at))
             except CollectError as error:
-                wait, pause = pause, min(2 * pause, LONGEST_PAUSE_SECONDS)
-                if isinstance(error, HubSaysNo):
-                    wait = NO_ORDERS_PAUSE_SECONDS
+                failures += 1
+                wait = NO_ORDERS_PAUSE_SECONDS if isinstance(error, HubSaysNo) else PAUSES.seconds(failures)
                 if str(error) != said:
                     said = str(error)
                     log.warning("No orders are fetched", extra=logs.fields(error=said, retry_seconds=wait))
@@ -272,7 +271,3 @@ async def _deliver(line: Line, desk: Desk, receipts: dict[str, orders.Envelope])
     for id, receipt in receipts.items():
         await line.answer(id, receipt)
         desk.ledger.delivered(id)
-
-
-def _said(response: http.Response) -> str:
-    return f"answered {response.status}: {response.body[:200].decode('utf-8', 'replace')}"

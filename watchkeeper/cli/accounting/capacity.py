@@ -16,8 +16,9 @@ import click
 from watchkeeper import errors
 from watchkeeper.cli import groups, options
 from watchkeeper.cli.accounting import capacity_words
-from watchkeeper.client.hub import HubClient
-from watchkeeper.kit import durations
+from watchkeeper.client import answers, reading
+from watchkeeper.client.hub import Client
+from watchkeeper.kit import durations, wire
 from watchkeeper.model import fleet
 
 ABOUT = ("demand", "allocated", "queued", "used")
@@ -111,7 +112,7 @@ def read_text(path: str) -> str:
 @click.option("--cluster", metavar="NAME", help="Of a hub: only this cluster.")
 @options.as_json
 @options.with_hub
-def forecast(hub: HubClient, csv_path: str | None, as_json: bool, **told: Any) -> None:
+def forecast(hub: Client, csv_path: str | None, as_json: bool, **told: Any) -> None:
     """Forecast demand, with 80 % intervals and with the error that the same forecast would have made so far.
 
     \b
@@ -129,13 +130,13 @@ def forecast(hub: HubClient, csv_path: str | None, as_json: bool, **told: Any) -
             "target": f"{told['target']:g}",
             "cluster": told["cluster"],
         }
-        answer = hub.capacity("forecast", **asked)
-        if answer["reason"] is not None:
-            raise errors.HubError(answer["reason"], where=hub.url)
+        answer = hub.forecast(**asked)
+        if answer.reason is not None:
+            raise errors.HubError(answer.reason, where=hub.url)
     else:
-        answer = forecast_table(csv_path, **told)
+        answer = reading.read(answers.WholeForecast, wire.to_plain(forecast_table(csv_path, **told)))
     if as_json:
-        options.print_json(answer)
+        options.print_json(answer.plain)
         return
     click.echo("\n".join(capacity_words.forecast(answer, width=shutil.get_terminal_size().columns)))
 
@@ -196,24 +197,23 @@ def _value_column(names: Sequence[str], time_column: str, *, where: str) -> str:
 @options.as_json
 @options.with_hub
 def now(
-    hub: HubClient, window: str, cluster: str | None, nodes_path: str | None, jobs_path: str | None, as_json: bool
+    hub: Client, window: str, cluster: str | None, nodes_path: str | None, jobs_path: str | None, as_json: bool
 ) -> None:
     """What is true now: free GPUs by the size of job that could use them, waits, use, and what would fit better."""
     if (nodes_path is None) != (jobs_path is None):
         raise click.UsageError("tables need both --nodes and --jobs")
     if nodes_path is None or jobs_path is None:
-        answer = hub.capacity("now", window=window, cluster=cluster)
+        answer = hub.capacity_now(window=window, cluster=cluster)
     else:
-        answer = _now_of_tables(nodes_path, jobs_path)
+        answer = reading.read(answers.CapacityNow, wire.to_plain(_now_of_tables(nodes_path, jobs_path)))
     if as_json:
-        options.print_json(answer)
+        options.print_json(answer.plain)
     else:
         click.echo("\n".join(capacity_words.now(answer)))
 
 
 def _now_of_tables(nodes_path: str, jobs_path: str) -> dict[str, Any]:
     from watchkeeper.capacity import jobs, standing
-    from watchkeeper.kit import wire
 
     nodes, bad_nodes = jobs.read_nodes(read_text(nodes_path), where=nodes_path)
     recorded = jobs.read_jobs(read_text(jobs_path), where=jobs_path)
@@ -254,7 +254,7 @@ def _now_of_tables(nodes_path: str, jobs_path: str) -> dict[str, Any]:
 @click.option("--policy", type=click.Choice(["fifo", "backfill"]), default="backfill", help="Who may start.")
 @options.as_json
 @options.with_hub
-def whatif(hub: HubClient, jobs_path: str | None, nodes_path: str | None, as_json: bool, **told: Any) -> None:
+def whatif(hub: Client, jobs_path: str | None, nodes_path: str | None, as_json: bool, **told: Any) -> None:
     """Replay recorded jobs on the fleet as it is and as it might be, and compare waiting and utilisation.
 
     Without --jobs these are the jobs that the hub has recorded itself, on the fleet that it sees.
@@ -270,14 +270,14 @@ def whatif(hub: HubClient, jobs_path: str | None, nodes_path: str | None, as_jso
     elif (nodes_path is None) == (told["gpus"] is None):
         raise click.UsageError("say what the fleet is: --nodes FILE or --gpus N")
     else:
-        answer = _replayed(jobs_path, nodes_path, **told)
+        answer = reading.read(answers.WhatIf, wire.to_plain(_replayed(jobs_path, nodes_path, **told)))
     if as_json:
-        options.print_json(answer)
+        options.print_json(answer.plain)
     else:
         click.echo("\n".join(capacity_words.whatif(answer)))
 
 
-def _replayed_by(hub: HubClient, **told: Any) -> dict[str, Any]:
+def _replayed_by(hub: Client, **told: Any) -> answers.WhatIf:
     """The same of a hub, with its own jobs and its own fleet."""
     for_tables = {"nodes": "--nodes", "gpus": "--gpus", "columns": "--column", "keep_wait": "--keep-wait"}
     for name, option in for_tables.items():
@@ -299,7 +299,6 @@ def _replayed_by(hub: HubClient, **told: Any) -> dict[str, Any]:
 def _replayed(jobs_path: str, nodes_path: str | None, **told: Any) -> dict[str, Any]:
     from watchkeeper.capacity import jobs, replay, sizing
     from watchkeeper.capacity import whatif as compared
-    from watchkeeper.kit import wire
 
     recorded = jobs.read_jobs(read_text(jobs_path), where=jobs_path, columns=dict(told["columns"]))
     bad_nodes: dict[str, object] = {}

@@ -6,8 +6,8 @@ import re
 import sys
 import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from datetime import UTC, datetime
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,10 @@ import click
 from watchkeeper.cli import groups, options
 from watchkeeper.cli.accounting import usage
 from watchkeeper.cli.accounting.capacity import read_text
-from watchkeeper.client.hub import HubClient
+from watchkeeper.client import answers, reading
+from watchkeeper.client.hub import Client
 from watchkeeper.errors import CollectError, reason
-from watchkeeper.kit import files
+from watchkeeper.kit import files, wire
 
 POLICIES = ("none", "use", "allocation", "even")
 FORMS = ("table", "csv", "json", "html", "parquet")
@@ -51,7 +52,7 @@ def command() -> None:
 @usage.with_window
 @options.with_hub
 def report(
-    hub: HubClient, by: tuple[str, ...], form: str, output: str | None, force: bool, as_json: bool, **asked: Any
+    hub: Client, by: tuple[str, ...], form: str, output: str | None, force: bool, as_json: bool, **asked: Any
 ) -> None:
     """Cost by team, job or anything else, with hours, energy and what nobody used.
 
@@ -65,7 +66,9 @@ def report(
         options.refuse_to_replace(Path(output), force=force)
     asked["read"] = _read(asked)
     found = _ask(hub, chosen, asked)
-    waste = [] if form in NUMBERS_ALONE else _waste(hub, found, asked)
+    waste: tuple[answers.Waste, ...] = ()
+    if form not in NUMBERS_ALONE:
+        found, waste = _with_waste(hub, found, asked)
     if form == "table":
         _show(found, waste)
         return
@@ -73,7 +76,7 @@ def report(
     if form == "parquet" and not output and sys.stdout.isatty():
         raise click.UsageError("Parquet is not for a terminal: add -o FILE")
     if form in NUMBERS_ALONE:
-        usage.notes(found["notes"], err=True)
+        usage.notes(found.notes, err=True)
     if output:
         _write(Path(output), content)
     else:
@@ -81,28 +84,30 @@ def report(
         sys.stdout.flush()
 
 
-def _ask(hub: HubClient, by: tuple[str, ...], asked: Mapping[str, Any]) -> dict[str, Any]:
+def _ask(hub: Client, by: tuple[str, ...], asked: Mapping[str, Any]) -> answers.Bill:
     if asked["read"]:
         from watchkeeper.accounting import cost
 
-        return cost.plain(cost.view(asked["read"], by, of=dict(asked["of"])))
-    answer = hub.usage("cost", by=list(by), policy=asked["policy"], **usage.asked(asked, hub))
-    answer.pop("ok", None)
-    return answer
+        viewed = cost.plain(cost.view(asked["read"], by, of=dict(asked["of"])))
+        return reading.read(answers.Bill, wire.to_plain(viewed))
+    return hub.cost(by=list(by), policy=asked["policy"], **usage.asked(asked, hub))
 
 
-def _waste(hub: HubClient, found: dict[str, Any], asked: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Who holds what and does not use it; `found` says so where the time is too long to look at every job."""
+def _with_waste(
+    hub: Client, found: answers.Bill, asked: Mapping[str, Any]
+) -> tuple[answers.Bill, tuple[answers.Waste, ...]]:
+    """Who holds what and does not use it; the bill says so where the time is too long to look at every job."""
     if asked["read"]:
         from watchkeeper.accounting import summary, waste
 
         rows = summary.rows_of(asked["read"].table, dict(asked["of"]))
-        return [asdict(one) for one in waste.wasted(asked["read"], rows)]
-    if found["until"] - found["since"] > LONGEST_WASTE_SECONDS:
-        found["notes"].append("who held GPUs and did not use them is listed for at most 35 days")
-        return []
+        wasted = wire.to_plain(waste.wasted(asked["read"], rows))
+        return found, reading.read(tuple[answers.Waste, ...], wasted)
+    if found.until - found.since > LONGEST_WASTE_SECONDS:
+        notes = [*found.notes, "who held GPUs and did not use them is listed for at most 35 days"]
+        return reading.read(answers.Bill, {**found.plain, "notes": notes}), ()
     of = [f"{name}={value}" for name, value in asked["of"]]
-    return list(hub.usage("cost/waste", since=found["since"], until=found["until"], of=of)["waste"])
+    return found, hub.waste(since=found.since, until=found.until, of=of).waste
 
 
 def _read(asked: Mapping[str, Any]) -> Any:
@@ -119,8 +124,10 @@ def _read(asked: Mapping[str, Any]) -> Any:
     return cost.bill(usage.job_tables(asked, book), book, policy=cost.Policy(asked["policy"]))
 
 
-def _written(found: Mapping[str, Any], waste: list[dict[str, Any]], *, form: str, asked: Mapping[str, Any]) -> bytes:
+def _written(bill: answers.Bill, wasted: Sequence[answers.Waste], *, form: str, asked: Mapping[str, Any]) -> bytes:
     from watchkeeper.accounting import statement, written
+
+    found, waste = options.fields(bill), [one.plain for one in wasted]
 
     if form == "json":
         import json
@@ -128,44 +135,40 @@ def _written(found: Mapping[str, Any], waste: list[dict[str, Any]], *, form: str
         return (json.dumps({**found, "waste": waste}, indent=2, ensure_ascii=False) + "\n").encode()
     if form == "html":
         of = "".join(f", {name} {value}" for name, value in asked["of"])
-        title = f"GPU cost by {', '.join(found['by'])}{of}"
+        title = f"GPU cost by {', '.join(bill.by)}{of}"
         return statement.render(statement.Page(title, found, asked["zone"], waste=waste)).encode()
     return written.to_csv(found).encode() if form == "csv" else written.to_parquet(found)
 
 
-def _show(found: Mapping[str, Any], waste: list[dict[str, Any]]) -> None:
+def _show(found: answers.Bill, waste: Sequence[answers.Waste]) -> None:
     from watchkeeper.accounting import written
 
-    click.echo(f"{usage.span(found)}; {found['currency']}; {found['policy_words']}")
-    names = list(found["by"])
+    click.echo(f"{usage.span(found)}; {found.currency}; {found.policy_words}")
+    names = list(found.by)
     # Only energy of own hardware costs extra; a column of nought beside kWh would say that it is free.
-    money = ("direct", *(["energy"] if found["total"]["energy"] else []), "shared")
+    money = ("direct", *(["energy"] if found.total.energy else []), "shared")
     header = [*names, "GPU-hours", "used", "wasted", *money, "cost"]
-    rows = [[*(line[name] for name in names), *_cells(line, money)] for line in found["lines"]]
-    rows.append(["total", *[""] * (len(names) - 1), *_cells(found["total"], money)])
+    rows = [[*usage.called(line, names), *_cells(line, money)] for line in found.lines]
+    rows.append(["total", *[""] * (len(names) - 1), *_cells(found.total, money)])
     usage.print_numbers(header, rows, names=len(names))
-    if found["shared"]:
-        said = ", ".join(f"{item} {money:,.2f}" for item, money in found["shared"].items())
+    if found.shared:
+        said = ", ".join(f"{item} {shared:,.2f}" for item, shared in found.shared.items())
         click.echo(f"shared cost: {said}")
-    if found["kwh"]:
-        pue = (
-            f", {found['kwh_with_pue']:,.1f} kWh with PUE {found['pue']:g}"
-            if found["pue"] and found["kwh_with_pue"]
-            else ""
-        )
-        paid = "; that of rented GPUs is in their price" if any(one["kind"] != "own" for one in found["rates"]) else ""
-        click.echo(f"energy: {found['kwh']:,.1f} kWh at the GPUs{pue}{paid}")
+    if found.kwh:
+        pue = f", {found.kwh_with_pue:,.1f} kWh with PUE {found.pue:g}" if found.pue and found.kwh_with_pue else ""
+        paid = "; that of rented GPUs is in their price" if any(one.kind != "own" for one in found.rates) else ""
+        click.echo(f"energy: {found.kwh:,.1f} kWh at the GPUs{pue}{paid}")
     for one in waste[:5]:
-        lost = written.money(one["money"], found["currency"])
-        click.echo(f"held and not used: {one['job']} of {one['team']}, {one['gpu_hours']:,.1f} GPU-hours, {lost}")
-    usage.notes(found["notes"])
+        lost = written.money(one.money, found.currency)
+        click.echo(f"held and not used: {one.job} of {one.team}, {one.gpu_hours:,.1f} GPU-hours, {lost}")
+    usage.notes(found.notes)
 
 
-def _cells(line: Mapping[str, Any], money: Sequence[str]) -> list[str]:
+def _cells(line: answers.BillLine | answers.ReportMoney, money: Sequence[str]) -> list[str]:
     from watchkeeper.accounting import written
 
-    hours = [f"{line['hours'][name]:,.1f}" for name in ("total", "used", "wasted")]
-    return [*hours, *(written.money(line[name]) for name in (*money, "money"))]
+    hours = [f"{hours:,.1f}" for hours in (line.hours.total, line.hours.used, line.hours.wasted)]
+    return [*hours, *(written.money(attrgetter(name)(line)) for name in (*money, "money"))]
 
 
 @command.command("statement")
@@ -176,27 +179,27 @@ def _cells(line: Mapping[str, Any], money: Sequence[str]) -> list[str]:
 @prices_option
 @usage.with_window
 @options.with_hub
-def statement_command(hub: HubClient, month: str | None, teams: tuple[str, ...], folder: str, **asked: Any) -> None:
+def statement_command(hub: Client, month: str | None, teams: tuple[str, ...], folder: str, **asked: Any) -> None:
     """A page for each team, to read or to print: what it held and used, what that cost, and the jobs behind it."""
     if asked["since"] or asked["until"]:
         raise click.UsageError("a statement is of a whole month: say --month instead of --from and --to")
     from watchkeeper.accounting import written
 
     for one in _of_jobs(month, teams, asked) if asked["jobs_path"] else _of_hub(hub, month, teams, asked):
-        path = Path(folder) / f"{one['month']}-{_file_name(one['team'])}.html"
-        _write(path, one["page"].encode())
-        click.echo(f"{path}: {written.money(one['money'], one['currency'])}")
+        path = Path(folder) / f"{one.month}-{_file_name(one.team)}.html"
+        _write(path, one.page.encode())
+        click.echo(f"{path}: {written.money(one.money, one.currency)}")
 
 
 def _of_hub(
-    hub: HubClient, month: str | None, teams: tuple[str, ...], asked: Mapping[str, Any]
-) -> Iterator[dict[str, Any]]:
+    hub: Client, month: str | None, teams: tuple[str, ...], asked: Mapping[str, Any]
+) -> Iterator[answers.Statement]:
     _read(asked)
     of = [f"{name}={value}" for name, value in asked["of"]]
     return hub.statements(month=month, zone=str(asked["zone"]), policy=asked["policy"], team=list(teams), of=of)
 
 
-def _of_jobs(month: str | None, teams: tuple[str, ...], asked: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _of_jobs(month: str | None, teams: tuple[str, ...], asked: Mapping[str, Any]) -> Iterator[answers.Statement]:
     from watchkeeper.accounting import monthly, spans
 
     if month is None:
@@ -207,7 +210,7 @@ def _of_jobs(month: str | None, teams: tuple[str, ...], asked: Mapping[str, Any]
         raise click.UsageError(f"--month `{month[:40]}`: write it like 2026-11") from error
     bill = _read({**asked, "since": _rfc(since), "until": _rfc(until)})
     wanted = monthly.Wanted(month, asked["zone"], teams, dict(asked["of"]))
-    return map(asdict, monthly.statements(bill, wanted))
+    return (reading.read(answers.Statement, wire.to_plain(one)) for one in monthly.statements(bill, wanted))
 
 
 def _file_name(team: str) -> str:
@@ -221,38 +224,37 @@ def _file_name(team: str) -> str:
 @policy_option
 @options.as_json
 @options.with_hub
-def budget(hub: HubClient, month: str | None, zone: Any, policy: str, as_json: bool) -> None:
+def budget(hub: Client, month: str | None, zone: Any, policy: str, as_json: bool) -> None:
     """What each team has spent this month, and where that leads by its end.
 
     Budgets are in the price book. Exits with 1 when one is over, or will be at the run rate so far.
     """
     from watchkeeper.accounting import written
 
-    found = hub.usage("cost/budgets", month=month, zone=str(zone), policy=policy)
-    found.pop("ok", None)
+    found = hub.budgets(month=month, zone=str(zone), policy=policy)
     if as_json:
-        options.print_json(found)
+        options.print_json(options.fields(found))
     else:
-        click.echo(f"{found['month']}; {found['currency']}")
+        click.echo(f"{found.month}; {found.currency}")
         header = ["team", "spent", "at month end", "80 % interval", "budget", "state"]
         rows = [
             [
-                one["team"],
-                written.money(one["spent"]),
-                written.money(one["forecast"]),
+                one.team,
+                written.money(one.spent),
+                written.money(one.forecast),
                 "-"
-                if one["spent"] is None
+                if one.spent is None
                 else "too few days"
-                if one["low"] is None
-                else f"{one['low']:,.0f} to {one['high']:,.0f}",
-                "-" if one["budget"] is None else f"{one['budget']:,.2f}",
-                one["state"].replace("_", " "),
+                if one.low is None
+                else f"{one.low:,.0f} to {one.high:,.0f}",
+                "-" if one.budget is None else f"{one.budget:,.2f}",
+                one.state.replace("_", " "),
             ]
-            for one in found["budgets"]
+            for one in found.budgets
         ]
         usage.print_numbers(header, rows, names=1)
-        usage.notes(found["notes"])
-    if any(one["state"] in TROUBLE for one in found["budgets"]):
+        usage.notes(found.notes)
+    if any(one.state in TROUBLE for one in found.budgets):
         raise SystemExit(1)
 
 

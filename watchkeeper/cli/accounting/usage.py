@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from operator import attrgetter
 from typing import Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -11,7 +12,9 @@ import click
 
 from watchkeeper.cli import options, tables, times
 from watchkeeper.cli.accounting.capacity import Number, Pair, read_text
-from watchkeeper.client.hub import HubClient
+from watchkeeper.client import answers, reading
+from watchkeeper.client.hub import Client
+from watchkeeper.kit import wire
 from watchkeeper.model import fleet
 
 BY = ("team", "project", "namespace", "user", "job", "model", "node", "pool", "cluster", "kind")
@@ -70,7 +73,7 @@ def with_window(command: Callable[..., Any]) -> Callable[..., Any]:
 @with_window
 @options.as_json
 @options.with_hub
-def command(hub: HubClient, by: tuple[str, ...], as_json: bool, **window: Any) -> None:
+def command(hub: Client, by: tuple[str, ...], as_json: bool, **window: Any) -> None:
     """Who held which GPUs, what they did with them, and what was idle, lost or unknown, in GPU-hours.
 
     Every number can be looked into: `--of team=vision` lists the jobs behind a line. Without a hub:
@@ -83,12 +86,12 @@ def command(hub: HubClient, by: tuple[str, ...], as_json: bool, **window: Any) -
     if window["jobs_path"]:
         from watchkeeper.accounting import summary
 
-        answer: dict[str, Any] = summary.report(job_tables(window)[0], chosen, of=dict(window["of"]))
+        found = summary.report(job_tables(window)[0], chosen, of=dict(window["of"]))
+        answer = reading.read(answers.Hours, wire.to_plain(found))
     else:
-        answer = hub.usage("usage", by=list(chosen), **asked(window, hub))
-        answer.pop("ok", None)
+        answer = hub.usage(by=list(chosen), **asked(window, hub))
     if as_json:
-        options.print_json(answer)
+        options.print_json(options.fields(answer))
     else:
         _show(answer)
 
@@ -98,7 +101,7 @@ def lines_by(by: Sequence[str], window: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(by)) or (("job",) if window["of"] else ("team",))
 
 
-def asked(window: Mapping[str, Any], hub: HubClient) -> dict[str, Any]:
+def asked(window: Mapping[str, Any], hub: Client) -> dict[str, Any]:
     """The window as the hub is asked for it."""
     since, until = times.window(local(window["since"] or "-1d", window), local(window["until"] or "now", window), hub)
     return {
@@ -142,25 +145,32 @@ def job_tables(window: Mapping[str, Any], book: Any = None) -> list[Any]:
     ]
 
 
-def _show(answer: Mapping[str, Any]) -> None:
+def _show(answer: answers.Hours) -> None:
     click.echo(f"{span(answer)}; GPU-hours")
-    lines = answer["lines"]
+    lines = answer.lines
     # A column that is nought throughout is left out, but never one that says what is not known.
-    parts = [name for name in HOURS if name == "unknown" or any(line[name] for line in [*lines, answer["total"]])]
-    if any(line["unmeasured"] for line in lines):
+    parts = [
+        name for name in HOURS if name == "unknown" or any(attrgetter(name)(line) for line in (*lines, answer.total))
+    ]
+    if any(line.unmeasured for line in lines):
         parts.insert(parts.index("allocated") + 1, "unmeasured")
-    has_energy = any(line["kwh"] for line in lines)
-    header = [*answer["by"], *parts, "use", *(["kWh"] if has_energy else [])]
-    rows = [[*(line[name] for name in answer["by"]), *_cells(line, parts, has_energy=has_energy)] for line in lines]
-    rows.append(["total", *[""] * (len(answer["by"]) - 1), *_cells(answer["total"], parts, has_energy=has_energy)])
-    print_numbers(header, rows, names=len(answer["by"]))
-    notes(answer["notes"])
+    has_energy = any(line.kwh for line in lines)
+    header = [*answer.by, *parts, "use", *(["kWh"] if has_energy else [])]
+    rows = [[*called(line, answer.by), *_cells(line, parts, has_energy=has_energy)] for line in lines]
+    rows.append(["total", *[""] * (len(answer.by) - 1), *_cells(answer.total, parts, has_energy=has_energy)])
+    print_numbers(header, rows, names=len(answer.by))
+    notes(answer.notes)
 
 
-def _cells(line: Mapping[str, Any], parts: Sequence[str], *, has_energy: bool) -> list[str]:
-    measured = line["allocated"] - line["unmeasured"]
-    use = f"{line['used'] / measured:.0%}" if measured > 0 else "-"
-    return [*(f"{line[name]:,.1f}" for name in parts), use, *([f"{line['kwh']:,.1f}"] if has_energy else [])]
+def called(line: answers.HoursLine | answers.BillLine, by: Sequence[str]) -> list[str]:
+    """What a line is about: its team, job or node."""
+    return [attrgetter(name)(line) for name in by]
+
+
+def _cells(line: answers.HoursLine | answers.Amounts, parts: Sequence[str], *, has_energy: bool) -> list[str]:
+    measured = line.allocated - line.unmeasured
+    use = f"{line.used / measured:.0%}" if measured > 0 else "-"
+    return [*(f"{attrgetter(name)(line):,.1f}" for name in parts), use, *([f"{line.kwh:,.1f}"] if has_energy else [])]
 
 
 def print_numbers(header: Sequence[str], rows: Sequence[Sequence[str]], *, names: int) -> None:
@@ -173,6 +183,6 @@ def notes(said: Sequence[str], *, err: bool = False) -> None:
         click.echo(f"note: {note}", err=err)
 
 
-def span(answer: Mapping[str, Any]) -> str:
-    since, until = (datetime.fromtimestamp(answer[name], UTC) for name in ("since", "until"))
+def span(answer: answers.Hours | answers.Bill) -> str:
+    since, until = (datetime.fromtimestamp(at, UTC) for at in (answer.since, answer.until))
     return f"{since:%Y-%m-%d %H:%M} to {until:%Y-%m-%d %H:%M} UTC ({(until - since).total_seconds() / 3600:,.1f} h)"

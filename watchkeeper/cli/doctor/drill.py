@@ -11,7 +11,7 @@ import click
 from watchkeeper.cli import options
 
 if TYPE_CHECKING:
-    from watchkeeper.client.hub import HubClient
+    from watchkeeper.client.hub import Client
     from watchkeeper.drill import game_day
 
 LINE_SECONDS = 60.0
@@ -43,7 +43,7 @@ LINE_SECONDS = 60.0
 def command(
     names: tuple[str, ...],
     *,
-    hub: HubClient,
+    hub: Client,
     tell: bool,
     healthy_hours: float,
     healthy_gpus: int,

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import TextIO
+from collections.abc import Iterable, Mapping
+from typing import Any, TextIO
 
 import click
 
 from watchkeeper.cli import options
 from watchkeeper.cli.fleet import jobs
-from watchkeeper.client.hub import HubClient
+from watchkeeper.client import answers
+from watchkeeper.client.hub import Client
 from watchkeeper.diagnose import explained
 from watchkeeper.diagnose import pod as pods
 from watchkeeper.errors import HubError
@@ -28,7 +30,7 @@ MOST_BYTES = 64 * 1024 * 1024
 )
 @options.as_json
 @options.with_hub
-def pod(hub: HubClient, name: str, file: TextIO | None, as_json: bool) -> None:
+def pod(hub: Client, name: str, file: TextIO | None, as_json: bool) -> None:
     """Say why a pod waits, does not start, or has no GPU; each node's reason, and the smallest change that would help.
 
     \b
@@ -40,7 +42,7 @@ def pod(hub: HubClient, name: str, file: TextIO | None, as_json: bool) -> None:
     namespace, slash, short = name.partition("/")
     namespace, short = (namespace, short) if slash else ("default", name)
     if file is None:
-        _print(hub.explain("pod", name), as_json)
+        _print_answer(hub.explain("pod", name), as_json=as_json)
         return
     found = pods.explain_pasted(file.read(MOST_BYTES), namespace, short)
     if found is None:
@@ -48,23 +50,23 @@ def pod(hub: HubClient, name: str, file: TextIO | None, as_json: bool) -> None:
             f"the text names no pod {namespace}/{short} and holds no word of a scheduler. "
             "Paste `kubectl get pod,node -A -o json` or `kubectl describe pod`"
         )
-    _print({"explained": wire.to_plain(found), "text": "\n".join(explained.as_text(found))}, as_json)
+    _print(wire.to_plain(found), explained.as_text(found), as_json=as_json)
 
 
 @click.command("node")
 @click.argument("name")
 @options.as_json
 @options.with_hub
-def node(hub: HubClient, name: str, as_json: bool) -> None:
+def node(hub: Client, name: str, as_json: bool) -> None:
     """Say what is so about a node: its schedulers' words, GPUs, holders, incidents and recent changes."""
-    _print(hub.explain("node", name), as_json)
+    _print_answer(hub.explain("node", name), as_json=as_json)
 
 
 @click.command("job")
 @click.argument("name", metavar="[NAMESPACE/]NAME|ID")
 @options.as_json
 @options.with_hub
-def job(hub: HubClient, name: str, as_json: bool) -> None:
+def job(hub: Client, name: str, as_json: bool) -> None:
     """Say how a job gets on: who is missing, slow or starved, hardware events in its time, and what to do.
 
     Then what `watchkeeper jobs` shows of it: used against held, goodput, and its ranks side by side.
@@ -77,19 +79,20 @@ def job(hub: HubClient, name: str, as_json: bool) -> None:
         if error.status != 404:
             raise
         report = None
-    found = answer["explained"]
-    assert isinstance(found, dict)
+    found = answer.explained.plain
     if as_json:
-        _print({"explained": {**found, "report": report}, "text": ""}, as_json)
+        _print({**found, "report": None if report is None else jobs.as_plain(report)}, [], as_json=True)
         return
     # Its state and why are in the headline.
     lines = [] if report is None else jobs.in_words(report, most_ranks=8)[2:]
-    _print({**answer, "text": "\n".join([str(answer["text"]), *lines])}, as_json)
+    _print(found, [answer.text, *lines], as_json=False)
 
 
-def _print(answer: dict[str, object], as_json: bool) -> None:
-    found = answer["explained"]
-    assert isinstance(found, dict)
-    click.echo(json.dumps(found, indent=2, ensure_ascii=False) if as_json else answer["text"])
+def _print_answer(answer: answers.ExplainAnswer, *, as_json: bool) -> None:
+    _print(answer.explained.plain, [answer.text], as_json=as_json)
+
+
+def _print(found: Mapping[str, Any], lines: Iterable[str], *, as_json: bool) -> None:
+    click.echo(json.dumps(found, indent=2, ensure_ascii=False) if as_json else "\n".join(lines))
     if found["cause"]:
         click.get_current_context().exit(1)

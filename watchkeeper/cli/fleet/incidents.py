@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
-from watchkeeper.cli import groups, options
-from watchkeeper.client.hub import HubClient
+from watchkeeper.cli import groups, options, times
+from watchkeeper.client import answers
+from watchkeeper.client.hub import Client
+from watchkeeper.kit import wire
 
 NO_COST = "costs what it holds, which is unknown: nobody says on which GPUs it runs"
 
@@ -27,7 +27,7 @@ class _OneOrAll(groups.Group):
 @options.as_json
 @options.with_hub
 @click.pass_context
-def command(ctx: click.Context, hub: HubClient, show_all: bool, as_json: bool) -> None:
+def command(ctx: click.Context, hub: Client, show_all: bool, as_json: bool) -> None:
     """List open incidents, show one (`incidents INC-1`), or work on it.
 
     Exits with 0 when none is open and 1 when one is, so that scripts can ask.
@@ -36,18 +36,16 @@ def command(ctx: click.Context, hub: HubClient, show_all: bool, as_json: bool) -
         return
     incidents = hub.incidents(all=show_all)
     # Whoever finds nothing wrong must know that the hub may not see it.
-    for one in hub.status()["degraded"]:
+    for one in hub.status().degraded:
         click.echo(f"degraded: {one}", err=True)
     if as_json:
-        options.print_json(incidents)
+        options.print_json([one.plain for one in incidents])
     elif incidents:
-        rows = [
-            [i["id"], i["severity"], _state(i), i["opened_at"][:19] + "Z", i["cause"], i["title"]] for i in incidents
-        ]
+        rows = [[i.id, i.severity, _state(i), times.utc(i.opened_at), i.cause, i.title] for i in incidents]
         options.print_table(["id", "severity", "state", "opened", "cause", "what"], rows)
     else:
         click.echo("No open incidents.")
-    if any(incident["state"] != "resolved" for incident in incidents):
+    if any(incident.state != "resolved" for incident in incidents):
         ctx.exit(1)
 
 
@@ -55,11 +53,11 @@ def command(ctx: click.Context, hub: HubClient, show_all: bool, as_json: bool) -
 @click.argument("id", type=options.INCIDENT)
 @options.as_json
 @options.with_hub
-def show(hub: HubClient, id: str, as_json: bool) -> None:
+def show(hub: Client, id: str, as_json: bool) -> None:
     """One incident: cause, evidence, what was ruled out, and the plan."""
     answer = hub.incident(id)
     if as_json:
-        options.print_json(answer)
+        options.print_json(answer.plain)
         return
     for line in describe(answer):
         click.echo(line)
@@ -68,7 +66,7 @@ def show(hub: HubClient, id: str, as_json: bool) -> None:
 @command.command("ack")
 @click.argument("id", type=options.INCIDENT)
 @options.with_hub
-def acknowledge(hub: HubClient, id: str) -> None:
+def acknowledge(hub: Client, id: str) -> None:
     """Say that somebody is on it."""
     hub.acknowledge(id)
     click.echo(f"{id} acknowledged.")
@@ -79,7 +77,7 @@ def acknowledge(hub: HubClient, id: str) -> None:
 @click.option("--why", required=True, help="What ended it; kept in the journal.")
 @click.option("--cause", help="What it was, where the hub had it wrong.")
 @options.with_hub
-def resolve(hub: HubClient, id: str, why: str, cause: str | None) -> None:
+def resolve(hub: Client, id: str, why: str, cause: str | None) -> None:
     """Close an incident by hand."""
     if cause is not None:
         hub.correct(id, cause, why=why)
@@ -92,17 +90,17 @@ def resolve(hub: HubClient, id: str, why: str, cause: str | None) -> None:
 @click.argument("cause")
 @click.option("--why", default="", help="How you know; shown at incidents that look the same.")
 @options.with_hub
-def cause(hub: HubClient, id: str, cause: str, why: str) -> None:
+def cause(hub: Client, id: str, cause: str, why: str) -> None:
     """Say what an incident was; the cause that it has already says that it is right."""
-    said = hub.correct(id, cause, why=why)["correction"]
-    click.echo(f"{id}: {said['cause']} is right." if said["was"] == cause else f"{id}: {cause}, not {said['was']}.")
+    said = hub.correct(id, cause, why=why).correction
+    click.echo(f"{id}: {said.cause} is right." if said.was == cause else f"{id}: {cause}, not {said.was}.")
 
 
 @command.command("assign")
 @click.argument("id", type=options.INCIDENT)
 @click.argument("person")
 @options.with_hub
-def assign(hub: HubClient, id: str, person: str) -> None:
+def assign(hub: Client, id: str, person: str) -> None:
     """Give an incident to somebody; it then counts as acknowledged."""
     hub.assign(id, to=person)
     click.echo(f"{id} is with {person}.")
@@ -113,30 +111,30 @@ def assign(hub: HubClient, id: str, person: str) -> None:
 @click.option("--for", "lasting", required=True, metavar="TIME", help="How long, such as 2h.")
 @click.option("--reason", required=True, help="Why nobody is to be told; everybody can read it.")
 @options.with_hub
-def silence(hub: HubClient, id: str, lasting: str, reason: str) -> None:
+def silence(hub: Client, id: str, lasting: str, reason: str) -> None:
     """Tell nobody about anything at this incident's place for some time."""
-    made = hub.silence_incident(id, lasting=lasting, reason=reason)["silence"]
-    click.echo(f"{made['id']}: {', '.join(made['matchers'])} is silent until {made['ends_at'][:19]}Z.")
+    made = hub.silence_incident(id, lasting=lasting, reason=reason)
+    click.echo(f"{made.id}: {', '.join(made.matchers)} is silent until {times.utc(made.ends_at)}.")
 
 
 @command.command("notices")
 @click.argument("id", type=options.INCIDENT)
 @options.as_json
 @options.with_hub
-def notices(hub: HubClient, id: str, as_json: bool) -> None:
+def notices(hub: Client, id: str, as_json: bool) -> None:
     """Who was told about an incident, when, and what they answered."""
     found = hub.notices(id)
     if as_json:
-        options.print_json(found)
+        options.print_json(wire.to_plain(found))
     elif found:
         rows = [
             [
-                n["receiver"],
-                n["occasion"],
-                n["state"],
-                str(n["tries"]),
-                (n["sent_at"] or n["due_at"])[:19] + "Z",
-                n["answer"],
+                n.receiver,
+                n.occasion,
+                n.state,
+                str(n.tries),
+                times.utc(n.sent_at or n.due_at),
+                n.answer,
             ]
             for n in found
         ]
@@ -149,7 +147,7 @@ def notices(hub: HubClient, id: str, as_json: bool) -> None:
 @click.argument("id", type=options.INCIDENT)
 @options.as_json
 @options.with_hub
-def report(hub: HubClient, id: str, as_json: bool) -> None:
+def report(hub: Client, id: str, as_json: bool) -> None:
     """The whole story of an incident as one Markdown document, or JSON."""
     if as_json:
         options.print_json(hub.report(id))
@@ -161,76 +159,73 @@ def report(hub: HubClient, id: str, as_json: bool) -> None:
 @click.option("--days", type=click.IntRange(1, 366), default=7, show_default=True, help="How far back.")
 @options.as_json
 @options.with_hub
-def digest(hub: HubClient, days: int, as_json: bool) -> None:
+def digest(hub: Client, days: int, as_json: bool) -> None:
     """Incidents by cause with times to detect, diagnose and repair; noisy rules; who breaks again."""
     answer = hub.digest(days=days)
     if as_json:
-        options.print_json(answer["digest"])
+        options.print_json(answer.plain["digest"])
     else:
-        click.echo(answer["text"])
+        click.echo(answer.text)
 
 
 @command.command("note")
 @click.argument("id", type=options.INCIDENT)
 @click.argument("text")
 @options.with_hub
-def note(hub: HubClient, id: str, text: str) -> None:
+def note(hub: Client, id: str, text: str) -> None:
     """Write a note into an incident's timeline."""
     hub.note(id, text=text)
     click.echo(f"Noted on {id}.")
 
 
-def _state(incident: dict[str, Any]) -> str:
-    if incident.get("part_of"):
-        return f"part of {incident['part_of']}"
-    return f"{incident['state']}, silenced" if incident.get("silenced_by") else str(incident["state"])
+def _state(incident: answers.Card) -> str:
+    if incident.part_of:
+        return f"part of {incident.part_of}"
+    return f"{incident.state}, silenced" if incident.silenced_by else incident.state
 
 
-def _times(incident: dict[str, Any]) -> str:
-    ended = f", resolved {incident['resolved_at'][:19]}Z" if incident["resolved_at"] else ""
-    return f"opened {incident['opened_at'][:19]}Z{ended}"
+def _times(incident: answers.NamedIncident) -> str:
+    ended = f", resolved {times.utc(incident.resolved_at)}" if incident.resolved_at else ""
+    return f"opened {times.utc(incident.opened_at)}{ended}"
 
 
-def describe(answer: dict[str, Any]) -> list[str]:
+def describe(answer: answers.FullDetail) -> list[str]:
     """The incident as lines of text, the answer first."""
-    incident, diagnosis, plan = answer["incident"], answer.get("diagnosis"), answer.get("plan")
+    incident, diagnosis, plan = answer.incident, answer.diagnosis, answer.plan
     lines = [
-        f"{incident['id']}  {incident['title']}",
-        f"{incident['severity']}, {incident['state']}; {_times(incident)}",
+        f"{incident.id}  {incident.title}",
+        f"{incident.severity}, {incident.state}; {_times(incident)}",
     ]
-    if incident["workloads"]:
-        lines.append(f"hits {', '.join(incident['workloads'])}")
-    if blast := answer.get("blast"):
-        lost, price = f"{blast['gpu_hours']:g} GPU-hours", f"{blast['dollars_per_hour']:g} dollars an hour"
+    if incident.workloads:
+        lines.append(f"hits {', '.join(incident.workloads)}")
+    if blast := answer.blast:
+        lost, price = f"{blast.gpu_hours:g} GPU-hours", f"{blast.dollars_per_hour:g} dollars an hour"
         # A model or a job of which nobody tells where it runs: no GPU is not what it has.
-        is_known = blast["gpus"] or blast["hits"] or incident["place"]["node"]
-        lines.append(f"costs {blast['gpus']} GPUs, {lost} so far, {price}" if is_known else NO_COST)
-        if blast["teams"]:
-            lines.append(f"teams {', '.join(blast['teams'])}")
-    if silence := answer.get("silenced_by"):
-        lines.append(f"silenced by {silence['author']} until {silence['ends_at'][:19]}Z: {silence['reason']}")
-    if incident.get("part_of"):
-        lines.append(f"goes on as a part of {incident['part_of']}")
-    lines += [text for text in (diagnosis or {}).get("looked_at", []) if text.startswith(("people: ", "changed: "))]
-    for finding in (diagnosis or {}).get("findings", []):
-        lines += ["", f"{finding['cause']} ({finding['confidence']:.0%}): {finding['why']}"]
-        lines += [f"  saw       {item['text']}" for item in finding["evidence"]]
-        lines += [f"  not       {item['cause']}: {item['why']}" for item in finding["ruled_out"]]
+        is_known = blast.gpus or blast.hits or incident.place.node
+        lines.append(f"costs {blast.gpus} GPUs, {lost} so far, {price}" if is_known else NO_COST)
+        if blast.teams:
+            lines.append(f"teams {', '.join(blast.teams)}")
+    if silence := answer.silenced_by:
+        lines.append(f"silenced by {silence.author} until {times.utc(silence.ends_at)}: {silence.reason}")
+    if incident.part_of:
+        lines.append(f"goes on as a part of {incident.part_of}")
+    looked_at = () if diagnosis is None else diagnosis.looked_at
+    lines += [text for text in looked_at if text.startswith(("people: ", "changed: "))]
+    for finding in () if diagnosis is None else diagnosis.findings:
+        lines += ["", f"{finding.cause} ({finding.confidence:.0%}): {finding.why}"]
+        lines += [f"  saw       {item.text}" for item in finding.evidence]
+        lines += [f"  not       {item.cause}: {item.why}" for item in finding.ruled_out]
         lines += [
-            f"  do        {step['do']}" + (f"   $ {step['command']}" if step["command"] else "")
-            for step in finding["actions"]
+            f"  do        {step.do}" + (f"   $ {step.command}" if step.command else "") for step in finding.actions
         ]
-    if (diagnosis or {}).get("tell_apart"):
-        lines += ["", f"To be sure: {(diagnosis or {})['tell_apart']}"]
+    if diagnosis is not None and diagnosis.tell_apart:
+        lines += ["", f"To be sure: {diagnosis.tell_apart}"]
     if plan:
         lines += [
             "",
-            f"Plan (mode {plan['mode']}; `watchkeeper act explain {incident['id']}` says more): {plan['next_step']}",
+            f"Plan (mode {plan.mode}; `watchkeeper act explain {incident.id}` says more): {plan.next_step}",
         ]
-        lines += [
-            f"  {at}. {receipt['action']['kind']:12} {receipt['text']}"
-            for at, receipt in enumerate(plan["receipts"], 1)
-        ]
-    if runbook := answer.get("runbook"):
+        lines += [f"  {at}. {receipt.action.kind:12} {receipt.text}" for at, receipt in enumerate(plan.receipts, 1)]
+    if runbook := answer.runbook:
         lines += ["", f"Runbook: {runbook}"]
     return lines

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
-from watchkeeper.cli import groups, options
-from watchkeeper.client.hub import HubClient
+from watchkeeper.cli import groups, options, times
+from watchkeeper.client.hub import Client
 
 
 @click.group("silence", cls=groups.Group)
@@ -27,47 +25,45 @@ def command() -> None:
 @click.option("--reason", required=True, help="Why; everybody can read it.")
 @click.option("--maintenance", is_flag=True, help="A planned window, shown as such.")
 @options.with_hub
-def add(hub: HubClient, matchers: tuple[str, ...], reason: str, maintenance: bool, **times: str | None) -> None:
+def add(hub: Client, matchers: tuple[str, ...], reason: str, maintenance: bool, **window: str | None) -> None:
     """Silence what fits all matchers: node=gpu-r01-01, 'team=~"research|vision"', 'severity!=critical'.
 
     Labels: cluster, node, gpu (UUID), rack, leaf, pool, severity, cause, family, team, namespace, workload, alertname,
     incident.
     """
-    if bool(times["lasting"]) == bool(times["ends_at"]):
+    if bool(window["lasting"]) == bool(window["ends_at"]):
         raise click.UsageError("say how long with --for, or until when with --until")
-    when: dict[str, Any] = {"starts_at": times["starts_at"], "ends_at": times["ends_at"], "for": times["lasting"]}
-    given = {name: value for name, value in when.items() if value is not None}
-    made = hub.silence(matchers, reason=reason, maintenance=maintenance, **given)["silence"]
-    click.echo(f"{made['id']}: {', '.join(made['matchers'])} is silent until {made['ends_at'][:19]}Z.")
+    made = hub.silence(matchers, reason=reason, maintenance=maintenance, **window)
+    click.echo(f"{made.id}: {', '.join(made.matchers)} is silent until {times.utc(made.ends_at)}.")
 
 
 @command.command("list")
 @options.as_json
 @options.with_hub
-def list_silences(hub: HubClient, as_json: bool) -> None:
+def list_silences(hub: Client, as_json: bool) -> None:
     """Those in force, those to come, and those that ended within a day."""
-    answer = hub.silences()
-    found = answer["silences"]
-    if answer["problem"]:
+    answer = hub.list_silences()
+    found = answer.silences
+    if answer.problem:
         # Not among the rows: what is unknown is neither a silence nor the absence of one.
-        click.echo(f"Alertmanager's silences are not all known: {answer['problem']}", err=True)
+        click.echo(f"Alertmanager's silences are not all known: {answer.problem}", err=True)
     if as_json:
-        options.print_json(found)
+        options.print_json([one.plain for one in found])
         return
     if not found:
-        click.echo("No silence is known." if answer["problem"] else "No silences.")
+        click.echo("No silence is known." if answer.problem else "No silences.")
         return
     rows = [
         [
-            one["id"],
-            "active" if one["active"] else "over" if one["ended_by"] else "not now",
-            "maintenance" if one["is_maintenance"] else "silence",
-            one["keeper"],
-            one["starts_at"][:16] + "Z",
-            one["ends_at"][:16] + "Z",
-            one["author"],
-            ", ".join(one["matchers"]),
-            one["reason"],
+            one.id,
+            "active" if one.active else "over" if one.ended_by else "not now",
+            "maintenance" if one.is_maintenance else "silence",
+            one.keeper,
+            f"{one.starts_at:%Y-%m-%dT%H:%MZ}",
+            f"{one.ends_at:%Y-%m-%dT%H:%MZ}",
+            one.author,
+            ", ".join(one.matchers),
+            one.reason,
         ]
         for one in found
     ]
@@ -77,7 +73,7 @@ def list_silences(hub: HubClient, as_json: bool) -> None:
 @command.command("end")
 @click.argument("id")
 @options.with_hub
-def end(hub: HubClient, id: str) -> None:
+def end(hub: Client, id: str) -> None:
     """End a silence before its time."""
     hub.end_silence(id)
     click.echo(f"{id} ended.")

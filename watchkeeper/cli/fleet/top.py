@@ -72,7 +72,7 @@ def _source(hub_url: str | None, token: str | None, delay: float) -> Iterator[An
     from watchkeeper.cli.fleet import top_sources
 
     if hub_url:
-        from watchkeeper.client.typed import Client
+        from watchkeeper.client.hub import Client
 
         yield top_sources.HubSource(Client(hub_url, token=token, access=options.certificates()))
         return

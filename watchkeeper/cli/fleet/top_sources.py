@@ -20,7 +20,7 @@ from watchkeeper.agent.gpus.gpu_samples import GpuSample
 from watchkeeper.agent.gpus.sampler import Sampler
 from watchkeeper.cli.fleet.top_rows import IncidentLine, Page, ProgramLine, Row, Sort, View, fits, ordered, page_of
 from watchkeeper.client import answers
-from watchkeeper.client.typed import Client
+from watchkeeper.client.hub import Client
 from watchkeeper.kit import own_metrics
 from watchkeeper.readers.node import proc_programs
 from watchkeeper.readers.nvml.families import Cadence
@@ -61,29 +61,28 @@ class HubSource:
         self._read_at = float("-inf")
 
     def read(self, view: View) -> Page:
-        cards, status = self._hub.incidents(), self._hub.plain.status()
+        cards, status = self._hub.incidents(), self._hub.status()
         if time.monotonic() - self._read_at >= INVENTORY_SECONDS:
             self._take_inventory()
         rows = _troubled(self._gpus.values(), cards)
         wanted = {row.uuid: row for row in rows if fits(row, view.text)}
         chosen, notes = self._chosen(wanted, view)
         return Page(
-            f"hub {status['cluster']}",
+            f"hub {status.cluster}",
             tuple(self._with_readings(chosen)),
             len(wanted),
             incidents=_lines(cards),
-            notes=(*(f"degraded: {one}" for one in status["degraded"]), *notes),
+            notes=(*(f"degraded: {one}" for one in status.degraded), *notes),
             is_troubled=bool(cards),
         )
 
     def _take_inventory(self) -> None:
-        # As plain values: ten thousand GPUs are many dataclasses.
-        found = self._hub.plain.fleet()
-        held = found["workloads"] or {}
+        found = self._hub.fleet()
+        held = found.workloads or {}
         self._gpus = {
-            gpu["uuid"]: Row(gpu["uuid"], node["name"], gpu["index"], gpu["model"] or "", held.get(gpu["uuid"], ""))
-            for node in found["nodes"]
-            for gpu in node["gpus"]
+            gpu.uuid: Row(gpu.uuid, node.name, gpu.index, gpu.model or "", held.get(gpu.uuid, ""))
+            for node in found.nodes
+            for gpu in node.gpus
             if gpu is not None
         }
         self._read_at = time.monotonic()

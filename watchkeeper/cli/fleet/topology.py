@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import click
 
 from watchkeeper.cli import options
-from watchkeeper.client.hub import HubClient
+from watchkeeper.client import answers
+from watchkeeper.client.hub import Client
 
 # Healthy nodes are named one by one up to so many; more of them are counted.
 SHOWN_NODES = 16
@@ -37,16 +37,14 @@ class Branch:
 @click.option("--all", "show_all", is_flag=True, help="Unfold what is healthy, too.")
 @options.as_json
 @options.with_hub
-def command(
-    hub: HubClient, rack: str | None, leaf: str | None, node: str | None, show_all: bool, as_json: bool
-) -> None:
+def command(hub: Client, rack: str | None, leaf: str | None, node: str | None, show_all: bool, as_json: bool) -> None:
     """Racks, leaves, nodes, GPUs and links, each with its state.
 
     What is healthy is folded into a number; what is not is unfolded down to the GPU or the link, with the reason.
     """
     answer = hub.topology(rack=rack, leaf=leaf, node=node)
     if as_json:
-        options.print_json({name: value for name, value in answer.items() if name != "ok"})
+        options.print_json(options.fields(answer))
         return
     is_part = any(name is not None for name in (rack, leaf, node))
     shown = Shown(everything=show_all, nodes=is_part, parts=node is not None, switches=not is_part)
@@ -68,30 +66,31 @@ class Shown:
     switches: bool = True
 
 
-def draw(answer: dict[str, Any], shown: Shown) -> list[Branch]:
+def draw(answer: answers.Topology, shown: Shown) -> list[Branch]:
     """The answer of a hub as a heading with its tree."""
-    racks, switches = answer["racks"], answer["switches"]
-    nodes = [node for rack in racks for leaf in rack["leaves"] for node in leaf["nodes"]]
-    tree = [Branch(_heading(answer, nodes), _worst(node["state"] for node in nodes))]
+    racks, switches = answer.racks, answer.switches
+    nodes = [node for rack in racks for leaf in rack.leaves for node in leaf.nodes]
+    tree = [Branch(_heading(answer, nodes), _worst(node.state for node in nodes))]
     tree += [_rack(rack, shown) for rack in racks]
-    tree += _unmapped(answer.get("unmapped", {}))
+    tree += _unmapped(answer.unmapped)
     if not shown.switches:
         return tree
-    tree += [_switch(one) for one in switches if shown.everything or one["state"] not in FOLDED]
+    tree += [_switch(one) for one in switches if shown.everything or one.state not in FOLDED]
     for state in () if shown.everything else FOLDED:
-        if count := sum(one["state"] == state for one in switches):
+        if count := sum(one.state == state for one in switches):
             tree.append(Branch(f"{_count(count, 'switch', 'switches')} {state}", state))
-    return tree + _unlisted(answer["fabric"] or {})
+    return tree + _unlisted(answer.fabric)
 
 
-def _unmapped(counts: dict[str, int]) -> list[Branch]:
+def _unmapped(counts: Mapping[str, int]) -> list[Branch]:
     return [Branch(said[:1].lower() + said[1:], "unknown") for said in options.unmapped(counts)]
 
 
-def _unlisted(fabric: dict[str, Any]) -> list[Branch]:
+def _unlisted(fabric: answers.Swept | None) -> list[Branch]:
     """Hosts that the fabric has and nobody else: without a place in the inventory they are in no rack."""
-    hosts, unnamed = fabric.get("unlisted_hosts", []), fabric.get("unnamed_hosts", 0)
-    found = []
+    if fabric is None:
+        return []
+    hosts, unnamed, found = fabric.unlisted_hosts, fabric.unnamed_hosts, list[Branch]()
     if hosts:
         more = ", …" if len(hosts) > SHOWN_HOSTS else ""
         text = (
@@ -103,37 +102,37 @@ def _unlisted(fabric: dict[str, Any]) -> list[Branch]:
     return found
 
 
-def _heading(answer: dict[str, Any], nodes: Sequence[dict[str, Any]]) -> str:
-    gpus = sum(len(node["gpus"]) for node in nodes)
-    bad = sum(node["state"] != "healthy" for node in nodes)
-    parts = [_count(len(answer["racks"]), "rack"), _count(len(nodes), "node"), _count(gpus, "GPU")]
+def _heading(answer: answers.Topology, nodes: Sequence[answers.NodeView]) -> str:
+    gpus = sum(len(node.gpus) for node in nodes)
+    bad = sum(node.state != "healthy" for node in nodes)
+    parts = [_count(len(answer.racks), "rack"), _count(len(nodes), "node"), _count(gpus, "GPU")]
     verdict = "all healthy" if not bad else f"{_count(bad, 'node')} not healthy"
-    text = f"{answer['cluster']}: {', '.join(parts)}; {verdict if nodes else 'no node is known'}"
-    fabric = answer["fabric"]
+    text = f"{answer.cluster}: {', '.join(parts)}; {verdict if nodes else 'no node is known'}"
+    fabric = answer.fabric
     if fabric is None:
         return text
-    links = f"{_count(fabric['links'], 'link')}, {fabric['links_down']} down"
-    said = f"fabric by {fabric['source']}: {links}" if fabric["source"] else "fabric not read"
-    return f"{text}; {said}" + (f" – {fabric['problem']}" if fabric["problem"] else "")
+    links = f"{_count(fabric.links, 'link')}, {fabric.links_down} down"
+    said = f"fabric by {fabric.source}: {links}" if fabric.source else "fabric not read"
+    return f"{text}; {said}" + (f" – {fabric.problem}" if fabric.problem else "")
 
 
-def _rack(rack: dict[str, Any], shown: Shown) -> Branch:
-    nodes = [node for leaf in rack["leaves"] for node in leaf["nodes"]]
-    name = f"rack {rack['name']}" if rack["name"] else "unmapped: no rack is known"
-    branch = Branch(f"{name} · {_summary(nodes)}", rack["state"], _reasons(rack["why"]))
-    if rack["state"] == "healthy" and not (shown.nodes or shown.parts or shown.everything):
-        leaves = [leaf["name"] for leaf in rack["leaves"] if leaf["name"]]
+def _rack(rack: answers.RackView, shown: Shown) -> Branch:
+    nodes = [node for leaf in rack.leaves for node in leaf.nodes]
+    name = f"rack {rack.name}" if rack.name else "unmapped: no rack is known"
+    branch = Branch(f"{name} · {_summary(nodes)}", rack.state, _reasons(rack.why))
+    if rack.state == "healthy" and not (shown.nodes or shown.parts or shown.everything):
+        leaves = [leaf.name for leaf in rack.leaves if leaf.name]
         branch.text += f" · {', '.join(leaves[:4])}" if leaves else ""
         return branch
-    branch.below += [_leaf(leaf, shown) for leaf in rack["leaves"]]
+    branch.below += [_leaf(leaf, shown) for leaf in rack.leaves]
     return branch
 
 
-def _leaf(leaf: dict[str, Any], shown: Shown) -> Branch:
-    name = f"leaf {leaf['name']}" if leaf["name"] else "unmapped: no leaf is known"
-    branch = Branch(f"{name} · {_summary(leaf['nodes'])}", leaf["state"], _reasons(leaf["why"]))
-    bad = [node for node in leaf["nodes"] if node["state"] != "healthy"]
-    healthy = [node for node in leaf["nodes"] if node["state"] == "healthy"]
+def _leaf(leaf: answers.LeafView, shown: Shown) -> Branch:
+    name = f"leaf {leaf.name}" if leaf.name else "unmapped: no leaf is known"
+    branch = Branch(f"{name} · {_summary(leaf.nodes)}", leaf.state, _reasons(leaf.why))
+    bad = [node for node in leaf.nodes if node.state != "healthy"]
+    healthy = [node for node in leaf.nodes if node.state == "healthy"]
     branch.below += [_node(node, everything=shown.parts or shown.everything) for node in bad]
     if shown.everything or shown.parts or (shown.nodes and len(healthy) <= SHOWN_NODES):
         branch.below += [_node(node, everything=shown.parts or shown.everything) for node in healthy]
@@ -142,54 +141,55 @@ def _leaf(leaf: dict[str, Any], shown: Shown) -> Branch:
     return branch
 
 
-def _node(node: dict[str, Any], *, everything: bool) -> Branch:
-    gpus, links = node["gpus"], node["links"]
+def _node(node: answers.NodeView, *, everything: bool) -> Branch:
+    gpus: Sequence[answers.GpuView] = node.gpus
+    links = node.links
     counts = [_fold(gpus, "GPU"), *([_fold(links, "link")] if links else [])]
-    state = "" if node["state"] == "healthy" else f" · {node['state']}"
-    branch = Branch(f"node {node['name']}{state} · {', '.join(counts)}", node["state"], _reasons(node["why"]))
-    if gpus and not everything and len({(gpu["state"], gpu["why"]) for gpu in gpus}) == 1:
+    state = "" if node.state == "healthy" else f" · {node.state}"
+    branch = Branch(f"node {node.name}{state} · {', '.join(counts)}", node.state, _reasons(node.why))
+    if gpus and not everything and len({(gpu.state, gpu.why) for gpu in gpus}) == 1:
         # A machine that is silent as a whole needs no line for each of its GPUs.
-        gpus = [] if gpus[0]["state"] in ("healthy", "silent") else gpus
-    shown = [gpu for gpu in gpus if everything or gpu["state"] != "healthy"]
-    branch.below += [Branch(_gpu(gpu), gpu["state"]) for gpu in shown if gpu["uuid"] is not None]
-    if nameless := [gpu for gpu in shown if gpu["uuid"] is None]:
-        text = f"{_count(len(nameless), 'gpu')} · {nameless[0]['state']} · {nameless[0]['why']}"
-        branch.below.append(Branch(text, nameless[0]["state"]))
-    branch.below += [Branch(_link(link), link["state"]) for link in links if everything or link["state"] != "healthy"]
+        gpus = [] if gpus[0].state in ("healthy", "silent") else gpus
+    shown = [gpu for gpu in gpus if everything or gpu.state != "healthy"]
+    branch.below += [Branch(_gpu(gpu), gpu.state) for gpu in shown if gpu.uuid is not None]
+    if nameless := [gpu for gpu in shown if gpu.uuid is None]:
+        text = f"{_count(len(nameless), 'gpu')} · {nameless[0].state} · {nameless[0].why}"
+        branch.below.append(Branch(text, nameless[0].state))
+    branch.below += [Branch(_link(link), link.state) for link in links if everything or link.state != "healthy"]
     return branch
 
 
-def _gpu(gpu: dict[str, Any]) -> str:
-    name = "gpu ?" if gpu["index"] is None else f"gpu {gpu['index']}"
-    return " · ".join(part for part in (name, gpu["state"], gpu["uuid"], gpu["why"]) if part)
+def _gpu(gpu: answers.GpuView) -> str:
+    name = "gpu ?" if gpu.index is None else f"gpu {gpu.index}"
+    return " · ".join(part for part in (name, gpu.state, gpu.uuid, gpu.why) if part)
 
 
-def _link(link: dict[str, Any]) -> str:
-    rate = "" if link["gbps"] is None else f"{link['gbps']:g} Gb/s"
-    there = f"{link['switch']} port {link['switch_port']}" if link["switch"] else ""
-    parts = (f"link {link['device']}/{link['port']}", link["state"], rate, there, link["why"])
+def _link(link: answers.LinkView) -> str:
+    rate = "" if link.gbps is None else f"{link.gbps:g} Gb/s"
+    there = f"{link.switch} port {link.switch_port}" if link.switch else ""
+    parts = (f"link {link.device}/{link.port}", link.state, rate, there, link.why)
     return " · ".join(part for part in parts if part)
 
 
-def _switch(switch: dict[str, Any]) -> Branch:
-    links = _count(switch["links"], "link")
-    text = f"{switch['role']} switch {switch['name']} · {switch['state']} · {links}"
-    return Branch(text, switch["state"], _reasons(switch["trouble"]))
+def _switch(switch: answers.SwitchView) -> Branch:
+    links = _count(switch.links, "link")
+    text = f"{switch.role} switch {switch.name} · {switch.state} · {links}"
+    return Branch(text, switch.state, _reasons(switch.trouble))
 
 
-def _summary(nodes: Sequence[dict[str, Any]]) -> str:
-    gpus = sum(len(node["gpus"]) for node in nodes)
-    bad = sum(node["state"] != "healthy" for node in nodes)
+def _summary(nodes: Sequence[answers.NodeView]) -> str:
+    gpus = sum(len(node.gpus) for node in nodes)
+    bad = sum(node.state != "healthy" for node in nodes)
     if not bad:
         return f"{_count(len(nodes), 'node')} healthy · {_count(gpus, 'GPU')}"
     return f"{bad} of {_count(len(nodes), 'node')} not healthy"
 
 
-def _fold(parts: Sequence[dict[str, Any]], word: str) -> str:
-    states = {part["state"] for part in parts} or {"healthy"}
+def _fold(parts: Sequence[answers.GpuView | answers.LinkView], word: str) -> str:
+    states = {part.state for part in parts} or {"healthy"}
     if len(states) == 1:
         return f"{_count(len(parts), word)} {states.pop()}"
-    bad = sum(part["state"] != "healthy" for part in parts)
+    bad = sum(part.state != "healthy" for part in parts)
     return f"{bad} of {_count(len(parts), word)} not healthy"
 
 

@@ -18,7 +18,7 @@ from watchkeeper.cli.progress import Progress
 from watchkeeper.kit import clock, wire
 
 if TYPE_CHECKING:
-    from watchkeeper.web.view import HubView
+    from watchkeeper.hub.services import Services
 
 HOST = "127.0.0.1"
 
@@ -56,14 +56,14 @@ def command(file: Path, port: int, speed: float | None, as_json: bool) -> None:
     progress.done()
     chosen = settings.Settings(hub=settings.Hub(host=HOST, port=port))
     chosen = replace(chosen, fleet=replace(chosen.fleet, cluster=tape.header.cluster))
-    hub = played.PlayedHub(tape, on, settings=chosen, speed=speed)
-    asyncio.run(processes.until_stopped(lambda stop: serve(hub, port, stop=stop)))
+    offered = played.services_of(tape, on, settings=chosen, speed=speed)
+    asyncio.run(processes.until_stopped(lambda stop: serve(offered, port, stop=stop)))
 
 
-async def serve(hub: HubView, port: int, *, stop: asyncio.Event) -> None:
+async def serve(offered: Services, port: int, *, stop: asyncio.Event) -> None:
     from watchkeeper.web import app, server
     from watchkeeper.web.auth import auth
 
     with contextlib.closing(server.listen(HOST, port)) as listener:
         click.echo(f"The recording is at http://{HOST}:{listener.getsockname()[1]}. Stop with Ctrl-C.")
-        await server.serve(app.create_app(hub, auth.Auth()), listener, stop=stop)
+        await server.serve(app.create_app(offered, auth.Auth()), listener, stop=stop)

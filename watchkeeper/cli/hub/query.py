@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from watchkeeper.cli import chart, options, times
-from watchkeeper.client.hub import HubClient
+from watchkeeper.client.hub import Client
 from watchkeeper.kit import durations
 from watchkeeper.model.labels import Labels
 
@@ -36,7 +36,7 @@ BEGINS, ENDS = "([([", "]))]"
 @options.as_json
 @options.with_hub
 def command(
-    hub: HubClient,
+    hub: Client,
     expr: str,
     at: str | None,
     start: str | None,
@@ -79,16 +79,16 @@ def command(
         options.print_table(header, rows)
 
 
-def ask(hub: HubClient, expr: str, at: str | None) -> dict[str, Any]:
-    return hub.query(expr, at=None if at is None else times.seconds(times.moment(at, hub)))
+def ask(hub: Client, expr: str, at: str | None) -> dict[str, Any]:
+    return hub.ask_promql(expr, at=None if at is None else times.seconds(times.moment(at, hub))).plain
 
 
-def ask_range(hub: HubClient, expr: str, start: str, end: str, *, step: str | None) -> dict[str, Any]:
+def ask_range(hub: Client, expr: str, start: str, end: str, *, step: str | None) -> dict[str, Any]:
     since, until = times.window(start, end, hub)
     if step is None:
         span_seconds = (until - since).total_seconds()
         step = durations.format_seconds(max(1.0, round(span_seconds / POINTS)))
-    return hub.query_range(expr, start=times.seconds(since), end=times.seconds(until), step=step)
+    return hub.ask_promql_range(expr, start=times.seconds(since), end=times.seconds(until), step=step).plain
 
 
 def points(answer: dict[str, Any]) -> tuple[str, list[tuple[str, list[tuple[float, float]]]]]:

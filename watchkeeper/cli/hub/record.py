@@ -9,7 +9,7 @@ import click
 
 from watchkeeper.cli import options, times
 from watchkeeper.cli.progress import Progress
-from watchkeeper.client.hub import HubClient
+from watchkeeper.client.hub import Client
 from watchkeeper.kit import wire
 
 
@@ -22,7 +22,7 @@ from watchkeeper.kit import wire
 @options.as_json
 @options.with_hub
 def command(
-    hub: HubClient, file: Path, start: str, end: str, matches: tuple[str, ...], force: bool, as_json: bool
+    hub: Client, file: Path, start: str, end: str, matches: tuple[str, ...], force: bool, as_json: bool
 ) -> None:
     """Keep a time window of a hub as one portable FILE: samples, events and incidents.
 

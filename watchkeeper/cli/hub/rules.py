@@ -15,7 +15,7 @@ import click
 
 from watchkeeper.cli import groups, options, times
 from watchkeeper.cli.progress import Progress
-from watchkeeper.client.hub import HubClient
+from watchkeeper.client.hub import Client
 from watchkeeper.kit import clock, durations, wire
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def write_slo(file: Path) -> None:
 @command.command("reload")
 @options.as_json
 @options.with_hub
-def reload_rules(hub: HubClient, as_json: bool) -> None:
+def reload_rules(hub: Client, as_json: bool) -> None:
     """Let a running hub read its rule files and objectives again.
 
     The hub does so by itself within half a minute of a change, and on SIGHUP. Where a file is broken, every
@@ -77,9 +77,9 @@ def reload_rules(hub: HubClient, as_json: bool) -> None:
     """
     found = hub.reload_rules()
     if as_json:
-        options.print_json(found)
+        options.print_json(found.plain)
     else:
-        click.echo(f"{found['rules']} rules in {found['groups']} groups are in force")
+        click.echo(f"{found.rules} rules in {found.groups} groups are in force")
 
 
 @command.command("test")
@@ -116,7 +116,7 @@ def test(files: tuple[Path, ...], as_json: bool) -> None:
 @options.as_json
 @options.with_hub
 def replay(
-    hub: HubClient, files: tuple[Path, ...], start: str, end: str, tape_file: Path | None, interval: str, as_json: bool
+    hub: Client, files: tuple[Path, ...], start: str, end: str, tape_file: Path | None, interval: str, as_json: bool
 ) -> None:
     """Evaluate rule FILES over history and print what would have fired, as a timeline.
 
@@ -142,7 +142,13 @@ def replay(
         tape.series = [one for one in tape.series if one[0].name not in written]
         on = played.load_engine(tape, progress=lambda part: progress.say(f"Loading: {part:.0%}"))
         window = replays.Window(clock.to_ms(since), clock.to_ms(until), durations.parse_seconds(interval))
-        found = replays.run(rule_set, on, window, progress=lambda at, of: progress.say(f"Rule {at + 1} of {of}"))
+        found = replays.run(
+            rule_set,
+            on,
+            window,
+            appender=on.appender,
+            progress=lambda at, of: progress.say(f"Rule {at + 1} of {of}"),
+        )
     finally:
         progress.done()
     _print(found, since, until, as_json=as_json)
@@ -164,7 +170,7 @@ def _from_file(path: Path, start: str, end: str, progress: Progress) -> tuple[re
 
 
 def _from_hub(
-    hub: HubClient, rule_set: rulefile.RuleSet, since: datetime, until: datetime, *, progress: Progress
+    hub: Client, rule_set: rulefile.RuleSet, since: datetime, until: datetime, *, progress: Progress
 ) -> recording.Recording:
     """What the rules read, from before the first evaluation as far as they look back."""
     from watchkeeper.rules import replay as replays

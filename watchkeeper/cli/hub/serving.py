@@ -20,7 +20,7 @@ import click
 from watchkeeper.cli import processes
 from watchkeeper.config import settings
 from watchkeeper.errors import WatchkeeperError
-from watchkeeper.hub import hub
+from watchkeeper.hub import hub, runtime, samples
 from watchkeeper.kit import clock, late
 from watchkeeper.net import addresses
 from watchkeeper.store.wal import wal_ahead
@@ -84,37 +84,52 @@ async def serve(
     reload_on_hangup: bool = False,
 ) -> None:
     """Run hub and web application, and whatever runs beside them, until `stop` is set or one of them fails."""
-    watch = hub.Hub(configured, time=time, simulator_url=simulator_url)
-    rest = left_to_build(watch)
+    kept = samples.Samples(runtime.Runtime(configured, time))
+    build = Builder(kept, simulator_url)
+    rest = left_to_build(build)
     wal_ahead.meanwhile(configured.samples_path, rest)
-    watch.open_samples()
+    kept.open()
     door.doors.keep_key(Path(configured.hub.session_key_file or Path(configured.hub.data) / "session.key"))
     try:
         async with asyncio.TaskGroup() as group:
-            await answer(watch, door, group, rest=rest, stop=stop)
+            await answer(build, door, group, rest=rest, stop=stop)
             if reload_on_hangup:
-                processes.on_hangup(watch.reload_rules_soon)
+                processes.on_hangup(build().rules.reload_soon)
             for start in beside:
                 group.create_task(start())
             click.echo(say)
     except ExceptionGroup as failed:
         raise failed.exceptions[0] from None
     finally:
-        watch.close()
+        kept.close()
 
 
-def left_to_build(watch: hub.Hub) -> Iterator[None]:
+@dataclass(slots=True)
+class Builder:
+    """Builds a hub over samples once, the first time that it is called."""
+
+    kept: samples.Samples
+    simulator_url: str | None = None
+    built: hub.Hub | None = None
+
+    def __call__(self) -> hub.Hub:
+        if self.built is None:
+            self.built = hub.Hub(self.kept, simulator_url=self.simulator_url)
+        return self.built
+
+
+def left_to_build(build: Builder) -> Iterator[None]:
     """What a hub needs besides its samples, in steps, for when it would wait; wrong settings are told here."""
-    yield from late.steps("watchkeeper.web", "watchkeeper.hub.pipeline")
-    watch.build()
+    yield from late.steps("watchkeeper.web", "watchkeeper.hub")
+    build()
     yield
 
 
 async def answer(
-    watch: hub.Hub, door: Door, group: asyncio.TaskGroup, *, rest: Iterator[None], stop: asyncio.Event
+    build: Builder, door: Door, group: asyncio.TaskGroup, *, rest: Iterator[None], stop: asyncio.Event
 ) -> None:
     """Answer questions about samples that are read, build the rest, and let the hub begin to watch."""
-    first, is_up = opening.Opening(watch, door.doors), asyncio.Event()
+    first, is_up = opening.Opening(build.kept.runtime, build.kept.queries, doors=door.doors), asyncio.Event()
     served = group.create_task(
         server.serve(first, door.listener, stop=stop, certificates=door.certificates, is_up=is_up)
     )
@@ -123,13 +138,14 @@ async def answer(
     try:
         for _ in rest:
             await first.step_aside()
-        watch.open_stages()
+        watch = build()
+        watch.open()
     except WatchkeeperError:
         first.give_up()
         stop.set()
         await served
         raise
-    first.complete(app.create_app(watch, door.doors))
+    first.complete(app.create_app(watch.services, door.doors))
     group.create_task(watch.run(stop))
     group.create_task(finish_imports(stop))
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import Mapping
-from typing import Any
 
 import click
 
 from watchkeeper.cli import groups, options
-from watchkeeper.client.hub import HubClient
+from watchkeeper.client import answers
+from watchkeeper.client.hub import Client
 from watchkeeper.kit import durations
 
 
@@ -40,7 +39,7 @@ def list_scenarios(as_json: bool) -> None:
 @click.argument("place", metavar="[NODE[:GPU]]", required=False)
 @options.as_json
 @options.with_hub
-def inject(hub: HubClient, fault: str, place: str | None, as_json: bool) -> None:
+def inject(hub: Client, fault: str, place: str | None, as_json: bool) -> None:
     """Make a fault happen now, on a node, on one GPU, or wherever the seed says.
 
     \b
@@ -52,47 +51,44 @@ def inject(hub: HubClient, fault: str, place: str | None, as_json: bool) -> None
         if gpu and not gpu.isdigit():
             raise click.BadParameter(f"`{gpu}` is not a GPU's number; write {node}:3", param_hint="NODE[:GPU]")
         body |= {"node": node} | ({"gpu": int(gpu)} if gpu else {})
-    answer = hub.simulator("POST", "/faults", body)
+    answer = hub.inject(body)
     if as_json:
-        options.print_json(answer)
+        options.print_json(answer.plain)
         return
-    where = answer["node"] if answer["gpu"] is None else f"{answer['node']}:{answer['gpu']}"
+    where = answer.node if answer.gpu is None else f"{answer.node}:{answer.gpu}"
     when = f" {begins}" if (begins := _begins(answer)) else ""
-    click.echo(
-        f"{answer['scenario']} at {where}{when} (fault {answer['id']}); the right cause is {answer['truth']['cause']}."
-    )
+    click.echo(f"{answer.scenario} at {where}{when} (fault {answer.id}); the right cause is {answer.truth.cause}.")
 
 
 @command.command("faults")
 @options.as_json
 @options.with_hub
-def faults(hub: HubClient, as_json: bool) -> None:
+def faults(hub: Client, as_json: bool) -> None:
     """What is broken on purpose now."""
-    active = hub.simulator("GET", "/faults")
+    active = hub.faults()
     if as_json:
-        options.print_json(active)
+        options.print_json([one.plain for one in active])
     elif active:
         rows = [
-            [one["id"], one["scenario"], one["node"], "" if one["gpu"] is None else str(one["gpu"]), _begins(one)]
-            for one in active
+            [one.id, one.scenario, one.node, "" if one.gpu is None else str(one.gpu), _begins(one)] for one in active
         ]
         options.print_table(["fault", "scenario", "node", "gpu", "begins"], rows)
     else:
         click.echo("Nothing is broken on purpose.")
 
 
-def _begins(fault: Mapping[str, Any]) -> str:
+def _begins(fault: answers.Fault) -> str:
     """When a fault begins that has not yet; empty for the others."""
-    seconds = fault["strikes_in_seconds"]
+    seconds = fault.strikes_in_seconds
     return f"in {durations.format_seconds(seconds)}" if seconds else ""
 
 
 @command.command("end")
 @click.argument("fault_id")
 @options.with_hub
-def end(hub: HubClient, fault_id: str) -> None:
+def end(hub: Client, fault_id: str) -> None:
     """End a fault as if it had been repaired."""
-    hub.simulator("DELETE", f"/faults/{fault_id}")
+    hub.end_fault(fault_id)
     click.echo(f"Fault {fault_id} ended.")
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
-from watchkeeper.cli import options
-from watchkeeper.client.hub import HubClient
+from watchkeeper.cli import options, times
+from watchkeeper.client import answers
+from watchkeeper.client.hub import Client
 
 UNKNOWN = "unknown"
 # Worth an exit code other than 0; what is unknown is not fine either, but nobody can act on it.
@@ -17,7 +16,7 @@ TROUBLE = frozenset({"burning_fast", "burning", "spent"})
 @click.command("slo")
 @options.as_json
 @options.with_hub
-def command(hub: HubClient, as_json: bool) -> None:
+def command(hub: Client, as_json: bool) -> None:
     """List the service level objectives: how well each is kept now, what is left of its budget, how fast it burns.
 
     A burn rate of 1 uses up the budget exactly by the end of its window; each column shows the rate over that window.
@@ -25,31 +24,31 @@ def command(hub: HubClient, as_json: bool) -> None:
     """
     slos = hub.slos()
     if as_json:
-        options.print_json(slos)
+        options.print_json([one.plain for one in slos])
     elif slos:
-        windows = [burn["window"] for burn in slos[0]["burn_rates"]]
+        windows = [burn.window for burn in slos[0].burn_rates]
         header = ["objective", "about", "now", "goal", "budget left", *(f"burn {one}" for one in windows), "state"]
         options.print_table(header, [_row(one) for one in slos])
-        short = {one["name"]: one for one in slos if one["covered"] not in (None, one["window"])}
+        short = {one.name: one for one in slos if one.covered not in (None, one.window)}
         for one in short.values():
-            click.echo(f"{one['name']}: samples reach back {one['covered']} of its window of {one['window']}")
+            click.echo(f"{one.name}: samples reach back {one.covered} of its window of {one.window}")
     else:
         click.echo("This hub has no objectives. Set [rules] slos, or use the shipped ones.")
-    if any(one["state"] in TROUBLE for one in slos):
+    if any(one.state in TROUBLE for one in slos):
         raise SystemExit(1)
 
 
-def _row(one: dict[str, Any]) -> list[str]:
-    since = f" since {one['since'][:19]}Z" if one["since"] else ""
-    told = f" {', '.join(one['incidents'])}" if one["incidents"] else ""
+def _row(one: answers.ShownBudget) -> list[str]:
+    since = f" since {times.utc(one.since)}" if one.since else ""
+    told = f" {', '.join(one.incidents)}" if one.incidents else ""
     return [
-        one["name"],
-        ", ".join(one["labels"].values()) or "no samples",
-        _share(one["indicator"], digits=3),
-        _share(one["objective"], digits=3),
-        _share(one["left"], digits=1),
-        *(UNKNOWN if burn["rate"] is None else f"{burn['rate']:.3g}" for burn in one["burn_rates"]),
-        one["state"].replace("_", " ") + since + told,
+        one.name,
+        ", ".join(one.labels.values()) or "no samples",
+        _share(one.indicator, digits=3),
+        _share(one.objective, digits=3),
+        _share(one.left, digits=1),
+        *(UNKNOWN if burn.rate is None else f"{burn.rate:.3g}" for burn in one.burn_rates),
+        one.state.replace("_", " ") + since + told,
     ]
 
 

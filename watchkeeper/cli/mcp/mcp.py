@@ -9,8 +9,7 @@ import click
 from watchkeeper import __version__
 from watchkeeper.cli import options
 from watchkeeper.cli.mcp import mcp_protocol, mcp_tools
-from watchkeeper.client.hub import HubClient
-from watchkeeper.client.typed import Client
+from watchkeeper.client.hub import Client
 
 INSTRUCTIONS = (
     "Watchkeeper watches a fleet of GPUs. Begin with fleet_overview, then look at one incident, node, GPU or job. "
@@ -24,7 +23,7 @@ ACTING = " acknowledge, note and approve change something, with the rights of th
 @click.command("mcp")
 @click.option("--allow-actions", "may_act", is_flag=True, help="Let it acknowledge, note and approve, too.")
 @options.with_hub
-def command(hub: HubClient, may_act: bool) -> None:
+def command(hub: Client, may_act: bool) -> None:
     """Serve a hub to an assistant, over the Model Context Protocol.
 
     An assistant starts this command itself and talks to it over standard input and output; see docs/howto/mcp.md.
@@ -33,7 +32,7 @@ def command(hub: HubClient, may_act: bool) -> None:
     if sys.stdin.isatty():
         click.echo("watchkeeper mcp: waiting for an assistant on standard input; end with Ctrl-D", err=True)
     server = mcp_protocol.Server(
-        mcp_tools.tools(Client.over(hub), may_act=may_act),
+        mcp_tools.tools(hub, may_act=may_act),
         mcp_tools.resources(),
         version=__version__,
         instructions=INSTRUCTIONS + (ACTING if may_act else READ_ONLY),

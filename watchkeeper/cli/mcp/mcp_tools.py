@@ -16,8 +16,8 @@ from typing import Any
 
 from watchkeeper.cli.mcp import runbooks
 from watchkeeper.cli.mcp.mcp_protocol import Resource, Tool
-from watchkeeper.client import answers
-from watchkeeper.client.typed import Client
+from watchkeeper.client import answers, promql, reading
+from watchkeeper.client.hub import Client
 from watchkeeper.errors import HubError
 from watchkeeper.kit import durations, wire
 
@@ -107,15 +107,15 @@ class Questions:
 
     def fleet(self, _: dict[str, Any]) -> str:
         nodes, cards = self._hub.nodes(), self._hub.incidents()
-        status = self._hub.plain.status()
+        status = self._hub.status()
         return bounded(
             {
-                "hub": {name: status[name] for name in ("cluster", "version", "mode", "now", "simulated", "degraded")},
+                "hub": _part(status, "cluster", "version", "mode", "now", "simulated", "degraded"),
                 "nodes_by_state": Counter(node.state for node in nodes),
                 "gpus_seen": sum(node.gpus_seen for node in nodes),
                 "gpus_expected": sum(node.gpus_expected or 0 for node in nodes),
                 "standing": self._hub.standing(),
-                "open_incidents_by_severity": Counter(card.severity.value for card in cards),
+                "open_incidents_by_severity": Counter(card.severity for card in cards),
                 "open_incidents": [_brief(card) for card in cards],
                 "nodes_in_trouble": [
                     {"name": node.name, "state": node.state, "why": node.why, "holders": node.holders}
@@ -126,26 +126,26 @@ class Questions:
         )
 
     def node(self, given: dict[str, Any]) -> str:
-        found = self._hub.plain.who(given["name"])
-        if not found["nodes"]:
+        found = self._hub.who(given["name"])
+        if not found.nodes:
             raise HubError(f"no node is called {given['name'][:60]}", remedy="fleet_overview and query name nodes")
-        return bounded({"nodes": found["nodes"], "explained": self._explained("node", given["name"])})
+        return bounded({"nodes": found.plain["nodes"], "explained": self._explained("node", given["name"])})
 
     def _explained(self, kind: str, name: str) -> str:
         try:
-            return str(self._hub.plain.explain(kind, name)["text"])
+            return self._hub.explain(kind, name).text
         except HubError as error:
             return f"unknown: {error}"
 
     def gpu(self, given: dict[str, Any]) -> str:
-        found = self._hub.plain.who(given["name"])["gpus"]
+        found = self._hub.who(given["name"]).gpus
         if not found:
             raise HubError(f"no GPU is called {given['name'][:60]}", remedy="Write a UUID, or node/index")
-        uuids = "|".join(gpu["uuid"] for gpu in found[:8])
+        uuids = "|".join(gpu.uuid for gpu in found[:8])
         readings = self._hub.query(f'{{__name__=~"DCGM_FI_DEV_.*",UUID=~"{uuids}"}}', limit=MOST_ROWS).series
         return bounded(
             {
-                "gpus": found,
+                "gpus": [gpu.plain for gpu in found],
                 "readings": {f"{one.labels.get('__name__')} {one.labels.get('UUID')}": one.newest for one in readings},
             }
         )
@@ -160,8 +160,8 @@ class Questions:
             {"series": series[:MOST_SERIES], "series_shown": min(len(series), MOST_SERIES), "warnings": found.warnings}
         )
 
-    def _range(self, given: dict[str, Any]) -> answers.Asked:
-        seconds, end = _seconds(given["since"]), wire.parse_time(self._hub.plain.status()["now"])
+    def _range(self, given: dict[str, Any]) -> promql.Asked:
+        seconds, end = _seconds(given["since"]), self._hub.status().now
         # As many points as may be shown, unless a coarser step was asked for.
         finest = max(1, round(seconds / MOST_POINTS))
         step = max(finest, round(_seconds(given["step"]))) if "step" in given else finest
@@ -173,10 +173,12 @@ class Questions:
         return bounded({"incidents": [_brief(card) for card in shown], "found": len(cards)})
 
     def incident(self, given: dict[str, Any]) -> str:
-        found = self._hub.plain.incident(given["id"])
-        repair = self._hub.plain.repair(given["id"])
-        cause = found["incident"]["cause"]
-        return bounded({**found, "repair": repair, "runbook": f"watchkeeper://runbooks/{runbooks.of_cause(cause)}"})
+        found = self._hub.incident(given["id"])
+        repair = self._hub.repair(given["id"])
+        cause = found.incident.cause
+        return bounded(
+            {**found.plain, "repair": repair.plain, "runbook": f"watchkeeper://runbooks/{runbooks.of_cause(cause)}"}
+        )
 
     def doctor(self, given: dict[str, Any]) -> str:
         from watchkeeper.doctor import examine, report
@@ -192,19 +194,21 @@ class Questions:
         return runbooks.text(runbooks.of_cause(given["cause"]))
 
     def jobs(self, given: dict[str, Any]) -> str:
-        return bounded(self._hub.jobs(**{"limit": 50, **given}))
+        return bounded(_part(self._hub.jobs(**{"limit": 50, **given}), "jobs", "total", "problems"))
 
     def job(self, given: dict[str, Any]) -> str:
         return bounded(self._hub.job(given["id"]))
 
     def usage(self, given: dict[str, Any]) -> str:
-        return bounded(self._hub.usage(**self._window(given)))
+        found = self._hub.usage(**self._window(given))
+        return bounded(_part(found, "since", "until", "by", "lines", "total", "notes"))
 
     def cost(self, given: dict[str, Any]) -> str:
-        return bounded(self._hub.cost(**self._window(given)))
+        found = self._hub.cost(**self._window(given))
+        return bounded(_part(found, "since", "until", "by", "currency", "lines", "money", "notes"))
 
     def _window(self, given: dict[str, Any]) -> dict[str, Any]:
-        now = wire.parse_time(self._hub.plain.status()["now"])
+        now = self._hub.status().now
         since = now - timedelta(seconds=_seconds(given.get("since", "1d")))
         return {"by": given.get("by", "team"), "since": wire.format_time(since)}
 
@@ -215,7 +219,7 @@ class Questions:
         except HubError as error:
             # A young hub knows its room and has nothing to forecast from.
             return bounded({**said, "forecast": None, "why_not": str(error)})
-        return bounded({**said, **{name: value for name, value in made.items() if name not in ("ok", "history")}})
+        return bounded({**said, **{name: value for name, value in made.plain.items() if name not in ("ok", "history")}})
 
 
 class Actions:
@@ -265,6 +269,10 @@ def _lists(value: Any, path: str = "") -> Iterator[tuple[str, list[Any]]]:
 def _brief(card: answers.Card) -> dict[str, Any]:
     names = ("id", "title", "severity", "state", "cause", "place_name", "opened_at", "why", "next_step", "workloads")
     return {name: wire.to_plain(getattr(card, name)) for name in names}
+
+
+def _part(answer: reading.Answer, *names: str) -> dict[str, Any]:
+    return {name: answer.plain[name] for name in names}
 
 
 def _text(words: str) -> dict[str, Any]:

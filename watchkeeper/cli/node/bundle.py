@@ -16,7 +16,7 @@ import click
 from watchkeeper import __version__
 from watchkeeper.cli import options
 from watchkeeper.cli.node import agent_order
-from watchkeeper.client.hub import HubClient
+from watchkeeper.client.hub import Client
 from watchkeeper.errors import HubError
 from watchkeeper.kit import clock, evidence_file, redaction, wire
 from watchkeeper.kit.evidence_file import Piece
@@ -48,7 +48,7 @@ FIRST_PERSON = 1000
 @options.as_json
 @options.with_hub
 def command(
-    hub: HubClient,
+    hub: Client,
     file: Path,
     force: bool,
     incident: str | None,
@@ -85,19 +85,19 @@ def command(
     _tell(file, content, as_json=as_json)
 
 
-def _node_of(hub: HubClient, incident: str) -> str:
-    place = hub.incident(incident)["incident"]["place"]
-    if not place.get("node"):
+def _node_of(hub: Client, incident: str) -> str:
+    node = hub.incident(incident).incident.place.node
+    if not node:
         raise click.UsageError(f"--ask-node: {incident} is about no single node")
-    return str(place["node"])
+    return node
 
 
-def _ask_node(hub: HubClient, node: str, cluster: str | None) -> None:
+def _ask_node(hub: Client, node: str, cluster: str | None) -> None:
     """What comes of it is in the hub's journal then, and in the bundle; a node that is silent costs only its part."""
     for kind in ASKED:
         try:
-            given = agent_order.give_and_wait(hub, node, kind, arguments={}, cluster=cluster)
-            click.echo(agent_order.said(node, given["receipt"]), err=True)
+            _, receipt = agent_order.give_and_wait(hub, node, kind, arguments={}, cluster=cluster)
+            click.echo(agent_order.said(node, receipt), err=True)
         except HubError as error:
             click.echo(f"{node}: {kind}: {error}", err=True)
 

@@ -10,7 +10,7 @@ from typing import NoReturn
 import click
 
 from watchkeeper.cli import groups, options
-from watchkeeper.client.hub import HubClient
+from watchkeeper.client.hub import Client
 from watchkeeper.clusters.fabric import fabric_sweep
 from watchkeeper.errors import CollectError, HubError
 from watchkeeper.kit import durations, wire
@@ -37,7 +37,7 @@ def command() -> None:
 @click.pass_context
 def sweep(
     ctx: click.Context,
-    hub: HubClient,
+    hub: Client,
     adapter: str | None,
     port: int | None,
     names: Path | None,
@@ -73,12 +73,12 @@ def sweep(
     ctx.exit(1 if layout.slow or any(_errors(port) for port in found.ports) else 0)
 
 
-def _push(hub: HubClient, found: fabric.Fabric) -> None:
+def _push(hub: Client, found: fabric.Fabric) -> None:
     answer = hub.push_sweep(wire.to_plain(found))
-    click.echo(f"{len(found.ports):,} ports in {found.seconds:g} s handed over, {answer['changes']} changes")
+    click.echo(f"{len(found.ports):,} ports in {found.seconds:g} s handed over, {answer.changes} changes")
 
 
-def _push_forever(hub: HubClient, wanted: fabric_sweep.SweepSettings, *, pause_seconds: float) -> NoReturn:
+def _push_forever(hub: Client, wanted: fabric_sweep.SweepSettings, *, pause_seconds: float) -> NoReturn:
     """What goes wrong once is said, and tried again at the next turn."""
     while True:
         try:

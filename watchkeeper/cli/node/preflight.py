@@ -19,7 +19,7 @@ import click
 from watchkeeper.cli.node import agent_order
 from watchkeeper.cli.options import as_json, print_json, print_table, with_hub
 from watchkeeper.cli.progress import Progress
-from watchkeeper.client.hub import HubClient
+from watchkeeper.client.hub import Client
 from watchkeeper.errors import HubError
 from watchkeeper.kit import logs, wire
 from watchkeeper.probe.preflight import preflight, preflight_ways
@@ -37,19 +37,18 @@ FABRIC = ("diag", "fabric", "--json")
 class Orders:
     """By the hub: each node's agent does it. Links are beyond an agent, because all nodes must meet at once."""
 
-    hub: HubClient
+    hub: Client
     cluster: str | None
     name: str = "work orders"
 
     def check(self, node: str, words: Sequence[str]) -> preflight.Answer:  # noqa: ARG002
         try:
-            given = agent_order.give_and_wait(self.hub, node, ORDER, arguments={}, cluster=self.cluster)
+            _, receipt = agent_order.give_and_wait(self.hub, node, ORDER, arguments={}, cluster=self.cluster)
         except HubError as error:
             return preflight.Answer(None, str(error))
-        receipt = given["receipt"]
-        if receipt["result"] not in agent_order.DONE or not receipt["output"]:
-            return preflight.Answer(None, f"its agent: {receipt['result']}: {receipt['text']}")
-        return preflight.Answer(receipt["output"])
+        if receipt.result not in agent_order.DONE or not receipt.output:
+            return preflight.Answer(None, f"its agent: {receipt.result}: {receipt.text}")
+        return preflight.Answer(receipt.output)
 
     def meet(self, nodes: Sequence[str], words: Sequence[str]) -> preflight.Answer:  # noqa: ARG002
         why = "work orders cannot try links; run it inside an allocation or with --ssh, or leave them out"
@@ -124,7 +123,7 @@ def command(
     seconds: float,
     cluster: str | None,
     as_json: bool,
-    hub: HubClient,
+    hub: Client,
 ) -> None:
     """Go or no-go before a job starts: diag -r 1 on every node, then the bandwidth of every pair.
 

@@ -19,7 +19,7 @@ from watchkeeper.agent import profiling
 from watchkeeper.cli import groups
 from watchkeeper.cli.node import agent_order
 from watchkeeper.cli.options import as_json, print_json, with_hub
-from watchkeeper.client.hub import HubClient
+from watchkeeper.client.hub import Client
 from watchkeeper.kit import clock, durations, wire
 
 SPOOL = Path("/var/lib/watchkeeper/spool")
@@ -55,7 +55,7 @@ def _where(body: Callable[..., Any]) -> Callable[..., Any]:
     "--for", "length", metavar="DURATION", default="1h", show_default=True, help="After this it resumes by itself."
 )
 @_where
-def pause(length: str, node: str | None, cluster: str | None, spool: Path, hub: HubClient) -> None:
+def pause(length: str, node: str | None, cluster: str | None, spool: Path, hub: Client) -> None:
     """Stop sampling the profiling counters, for an hour unless told otherwise."""
     lasts = read_length(length)
     if node is not None:
@@ -69,7 +69,7 @@ def pause(length: str, node: str | None, cluster: str | None, spool: Path, hub: 
 
 @command.command("resume")
 @_where
-def resume(node: str | None, cluster: str | None, spool: Path, hub: HubClient) -> None:
+def resume(node: str | None, cluster: str | None, spool: Path, hub: Client) -> None:
     """Sample the profiling counters again."""
     if node is not None:
         _order(hub, node, "profiling_resume", {}, cluster=cluster)
@@ -106,11 +106,11 @@ def read_length(text: str) -> timedelta:
     return length
 
 
-def _order(hub: HubClient, node: str, kind: str, arguments: dict[str, str], *, cluster: str | None) -> None:
+def _order(hub: Client, node: str, kind: str, arguments: dict[str, str], *, cluster: str | None) -> None:
     """Have it done by another node's agent, and say what came of it."""
-    receipt = agent_order.give_and_wait(hub, node, kind, arguments=arguments, cluster=cluster)["receipt"]
+    _, receipt = agent_order.give_and_wait(hub, node, kind, arguments=arguments, cluster=cluster)
     click.echo(agent_order.said(node, receipt))
-    sys.exit(0 if receipt["result"] in agent_order.DONE else 1)
+    sys.exit(0 if receipt.result in agent_order.DONE else 1)
 
 
 def _me() -> str:

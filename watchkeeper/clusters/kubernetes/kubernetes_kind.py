@@ -18,7 +18,7 @@ from urllib.parse import urlencode
 import orjson
 
 from watchkeeper.errors import CollectError, quote
-from watchkeeper.kit import clock, own_metrics
+from watchkeeper.kit import backoff, clock, own_metrics
 from watchkeeper.kit.logs import fields
 from watchkeeper.net import http
 from watchkeeper.readers import json_facts
@@ -38,8 +38,7 @@ LIST_SECONDS = 60.0
 WATCH_SECONDS = 290
 # Bookmarks come about once a minute; a watch without any sign of life for longer than this hangs.
 QUIET_SECONDS = 150.0
-FIRST_PAUSE_SECONDS = 1.0
-LONGEST_PAUSE_SECONDS = 30.0
+PAUSES = backoff.Backoff(1.0, 30.0)
 GONE, NOT_FOUND = 410, 404
 # How a server refuses a version that it has never had: its history is another one, restored from a backup perhaps. Not
 # at once, because one that starts answers like this as well.
@@ -108,7 +107,7 @@ class Watched(Generic[T]):
         self._metrics = metrics
         self._version: str | None = None
         self._refusals = 0
-        self._pause_seconds = FIRST_PAUSE_SECONDS
+        self._failures = 0
 
     @property
     def is_known(self) -> bool:
@@ -130,7 +129,7 @@ class Watched(Generic[T]):
             except Expired:
                 self._version = None
                 # A server that expires everything at once must not be listed as fast as it can answer.
-                await self._time.sleep(FIRST_PAUSE_SECONDS)
+                await self._time.sleep(PAUSES.first_seconds)
             except http.Refused as error:
                 if error.status == NOT_FOUND and self.kind.may_be_absent:
                     self._is_well()
@@ -194,8 +193,8 @@ class Watched(Generic[T]):
                 raise
             finally:
                 self._close()
-        if (self._time.now() - began).total_seconds() < FIRST_PAUSE_SECONDS:
-            await self._time.sleep(FIRST_PAUSE_SECONDS)
+        if (self._time.now() - began).total_seconds() < PAUSES.first_seconds:
+            await self._time.sleep(PAUSES.first_seconds)
 
     def _take(self, change: Mapping[str, Any]) -> None:
         what, raw = change.get("type"), change.get("object")
@@ -246,7 +245,7 @@ class Watched(Generic[T]):
     def _is_well(self) -> None:
         self._heard_at = self._time.now()
         self.revision += 1
-        self._refusals, self._pause_seconds = 0, FIRST_PAUSE_SECONDS
+        self._refusals = self._failures = 0
         if self.problem_since is not None:
             seconds = (self._heard_at - self.problem_since).total_seconds()
             log.info("Kubernetes is heard again", extra=fields(resource=self.kind.name, after_seconds=round(seconds)))
@@ -261,8 +260,8 @@ class Watched(Generic[T]):
             # The hub warns of what lasts until its next look at the fleet; a shorter outage is said here alone.
             log.info("Kubernetes is not heard", extra=fields(resource=self.kind.name, problem=problem))
         self.problem, self.problem_since = problem, self.problem_since or self._time.now()
-        await self._time.sleep(self._pause_seconds)
-        self._pause_seconds = min(self._pause_seconds * 2, LONGEST_PAUSE_SECONDS)
+        self._failures += 1
+        await self._time.sleep(PAUSES.seconds(self._failures))
 
     def _request(self, **parameters: Any) -> http.Request:
         if self.kind.fields:

@@ -21,7 +21,6 @@ from watchkeeper.model import clock_reasons
 from watchkeeper.model.diagnosis import Finding, RuledOut, Step
 
 FAMILIES = ("cooling", "power")
-POWER_CAP_BIT = 0x4
 
 
 def thermal_throttle(facts: Facts) -> Finding | None:
@@ -71,7 +70,7 @@ def power_brake(facts: Facts) -> Finding | None:
 def power_cap(facts: Facts) -> Finding | None:
     """Held at the configured power limit, with neither heat nor brake."""
     uuid = facts.place.gpu
-    if facts.incident.family not in FAMILIES or uuid is None or not reasons(facts, uuid) & POWER_CAP_BIT:
+    if facts.incident.family not in FAMILIES or uuid is None or not reasons(facts, uuid) & clock_reasons.POWER_CAP:
         return None
     if reasons(facts, uuid) & (clock_reasons.THERMAL | clock_reasons.POWER_BRAKE) or uuid in hot_gpus(facts):
         return None
@@ -112,6 +111,6 @@ def _others_are_cool(facts: Facts, uuid: str) -> RuledOut | None:
 
 
 def _no_cap(facts: Facts) -> RuledOut | None:
-    if any(reasons(facts, uuid) & POWER_CAP_BIT for uuid in facts.of_all(CLOCK_REASONS)):
+    if any(reasons(facts, uuid) & clock_reasons.POWER_CAP for uuid in facts.of_all(CLOCK_REASONS)):
         return None
     return RuledOut("power_cap", f"no GPU of {facts.node_name} has the power limit bit 0x4 in {CLOCK_REASONS.metric}")

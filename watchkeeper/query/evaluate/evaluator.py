@@ -35,7 +35,8 @@ from watchkeeper.query.promql import ast, computed
 from watchkeeper.store import columns as stored
 from watchkeeper.store.columns import Ints
 from watchkeeper.store.histograms import Cells
-from watchkeeper.store.reading import Columns, SampleStore
+from watchkeeper.store.interfaces import SampleStore
+from watchkeeper.store.reading import Columns
 from watchkeeper.store.series import SeriesSet
 
 T = TypeVar("T", bound=np.generic)

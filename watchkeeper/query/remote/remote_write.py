@@ -25,10 +25,11 @@ from watchkeeper.model.histograms import HistogramSample
 from watchkeeper.model.labels import METRIC_NAME, Labels
 from watchkeeper.model.samples import Sample
 from watchkeeper.query import histogram_wire
-from watchkeeper.query.engine import AnySample, Appended, Engine, Floats, Millis
+from watchkeeper.query.engine import Floats, Millis
 from watchkeeper.query.remote.remembered import Remembered, allowed_bytes
 from watchkeeper.store import label_limits
 from watchkeeper.store.head import head
+from watchkeeper.store.interfaces import AnySample, Appended, Appender
 
 CONTENT_TYPE = "application/x-protobuf"
 HEADERS = {
@@ -165,7 +166,7 @@ def refusal(content_type: str | None, content_encoding: str | None) -> str | Non
 
 def receive(
     body: bytes,
-    engine: Engine,
+    appender: Appender,
     *,
     limits: WriteLimits = WriteLimits(),  # noqa: B008 (frozen)
     now_ms: int | None = None,
@@ -176,17 +177,17 @@ def receive(
     """
     decoded = decode(body, limits)
     latest_ms = None if now_ms is None else now_ms + head.MAX_AHEAD_MS
-    note = getattr(engine, "note_metadata", None)
-    if note is not None:
+    if appender.metadata is not None:
         for name, (kind, help, unit) in decoded.metadata.items():
-            note(name, kind, help=help, unit=unit)
+            appender.metadata.note(name, kind, help=help, unit=unit)
     left_out = Counter(decoded.left_out)
     if latest_ms is not None:
         left_out["future"] += sum(int(np.count_nonzero(times > latest_ms)) for _, times, _ in decoded.series)
         left_out["future"] += sum(one.at_ms > latest_ms for one in decoded.histograms)
-    noting = getattr(engine, "note_exemplar", None)
+    kept = appender.exemplars
     for series, exemplar in decoded.exemplars:
-        if noting is None or (latest_ms is not None and exemplar.at_ms > latest_ms) or not noting(series, exemplar):
+        is_future = latest_ms is not None and exemplar.at_ms > latest_ms
+        if kept is None or is_future or not kept.note(series, exemplar):
             left_out["exemplar"] += 1
     numbers = (
         Sample(labels, at_ms, value)
@@ -194,7 +195,8 @@ def receive(
         for at_ms, value in zip(times.tolist(), values.tolist(), strict=True)
         if latest_ms is None or at_ms <= latest_ms
     )
-    taken = engine.append(_with_histograms(numbers, decoded.histograms, latest_ms) if decoded.histograms else numbers)
+    samples = _with_histograms(numbers, decoded.histograms, latest_ms) if decoded.histograms else numbers
+    taken = appender.append(samples)
     return Appended(taken.kept, dict(Counter(taken.dropped) + left_out))
 
 

@@ -20,10 +20,10 @@ from watchkeeper.kit.logs import fields
 from watchkeeper.model.histograms import HistogramSample
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import Sample
-from watchkeeper.query.engine import AnySample, Appended
 from watchkeeper.query.remote import answers, remote_write
-from watchkeeper.query.remote.http import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, Client, Request
+from watchkeeper.query.remote.http import PAUSES, Client, Request
 from watchkeeper.query.remote.parcel import Parcel
+from watchkeeper.store.interfaces import AnySample, Appended
 
 log = logging.getLogger(__name__)
 
@@ -154,7 +154,7 @@ class Sender:
 
     def _insist(self, part: Load) -> bool:
         """Write samples, again and again while the server is away; False when the sender closes first."""
-        pause = FIRST_PAUSE_SECONDS
+        failures = 0
         while not self._closing.is_set():
             try:
                 self._write(part)
@@ -163,8 +163,8 @@ class Sender:
                 if self.problem is None:
                     log.warning("Samples cannot be written to the server", extra=fields(error=error))
                 self.problem = str(error)
-            self._closing.wait(pause)
-            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+            failures += 1
+            self._closing.wait(PAUSES.seconds(failures))
         return False
 
     def _write(self, batch: Load) -> Appended:

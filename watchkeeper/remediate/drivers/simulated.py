@@ -7,21 +7,19 @@ is of the same incident.
 from __future__ import annotations
 
 import json
-import urllib.error
-import urllib.request
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from watchkeeper.errors import ActionFailed, ActionRefused
+from watchkeeper.errors import ActionFailed, ActionRefused, CollectError
 from watchkeeper.model.actions import Action, ActionKind
 from watchkeeper.model.fleet import Place
+from watchkeeper.net import sync_http
 from watchkeeper.remediate.driver import Observed, Performed
 from watchkeeper.remediate.drivers.dry_run import in_words
 
 # The simulator answers from memory; a call that takes longer has met something else.
-TIMEOUT_SECONDS = 5.0
-MOST_ANSWER_BYTES = 1024 * 1024
+LIMITS = sync_http.Limits(whole_seconds=5.0, answer_bytes=1024 * 1024)
 VERBS = {
     ActionKind.CORDON: "cordon",
     ActionKind.UNCORDON: "uncordon",
@@ -88,14 +86,12 @@ class Simulated:
 
     def _call(self, method: str, path: str, *, body: dict[str, str] | None = None) -> tuple[int, dict[str, Any]]:
         sent = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(  # noqa: S310
-            f"{self.url}{path}", data=sent, method=method, headers={"Content-Type": "application/json"}
-        )
+        request = sync_http.Request(method, path, sent, {"Content-Type": "application/json"})
         try:
-            status, content = _exchange(request)
-            return status, _decode(content)
-        except (OSError, ValueError) as error:
-            raise self._failed(method, path, what=str(getattr(error, "reason", error))) from error
+            answer = sync_http.Client(self.url, limits=LIMITS).send(request)
+            return answer.status, _decode(answer.body)
+        except CollectError as error:
+            raise self._failed(method, path, what=error.problem) from error
 
     def _failed(self, method: str, path: str, *, what: str) -> ActionFailed:
         return ActionFailed(
@@ -115,23 +111,13 @@ def _node_path(place: Place) -> str:
     return f"/cluster/nodes/{quote(place.node or '', safe='')}"
 
 
-def _exchange(request: urllib.request.Request) -> tuple[int, bytes]:
-    """Status and body of whatever answered; a refusal is an answer too."""
-    try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:  # noqa: S310
-            return answer.status, answer.read(MOST_ANSWER_BYTES)
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read(MOST_ANSWER_BYTES)
-
-
 def _decode(content: bytes) -> dict[str, Any]:
     try:
         answer = json.loads(content)
     except ValueError:
         answer = None
     if not isinstance(answer, dict):
-        raise ValueError(f"the answer is not a JSON object: {content[:80]!r}")
+        raise CollectError(f"the answer is not a JSON object: {content[:80]!r}")
     return answer
 
 

@@ -7,23 +7,20 @@ jobs of a drain are waited for. `choices` takes it where [fleet] names a slurmre
 
 from __future__ import annotations
 
-import http.client
 import json
 import re
 import shutil
-import socket
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from watchkeeper.config import settings as config
 from watchkeeper.errors import ActionFailed, ActionRefused, CollectError
 from watchkeeper.model.actions import Action, ActionKind
 from watchkeeper.model.fleet import Place
-from watchkeeper.net import slurm_access
+from watchkeeper.net import slurm_access, sync_http
 from watchkeeper.readers import json_facts as facts
 from watchkeeper.readers.clusters import slurm_records as records
 from watchkeeper.remediate.driver import Performed
@@ -33,7 +30,6 @@ from watchkeeper.remediate.drivers.performing import NotNow
 
 # The list of interfaces is a megabyte; the jobs of a large cluster are a hundred.
 MOST_ANSWER_BYTES = 256 * 1024 * 1024
-PIECE_BYTES = 1024 * 1024
 ERRORS = re.compile(r'"errors"\s*:\s*')
 # 24.11 says so of a node that it does not know; of a slurmctld that is away it names the error.
 NOT_FOUND = re.compile(r"Invalid node name|Failure to query node \S+: No error")
@@ -95,45 +91,21 @@ class Rest:
         return f"/slurm/{self._version or 'VERSION'}{path}"
 
     def _send(self, path: str, body: Mapping[str, Any] | None) -> tuple[int, str]:
-        until = time.monotonic() + self.timeout_seconds
+        content = None if body is None else json.dumps(body).encode()
+        request = sync_http.Request("GET" if body is None else "POST", path, content, self._headers())
+        limits = sync_http.Limits(whole_seconds=self.timeout_seconds, answer_bytes=MOST_ANSWER_BYTES)
         try:
-            line = self._open()
-        except (OSError, http.client.HTTPException) as error:
-            raise self._not_now(path, str(error)) from error
-        try:
-            content = None if body is None else json.dumps(body)
-            line.request("GET" if body is None else "POST", path, content, self._headers())
-            answer = line.getresponse()
-            return answer.status, _read(answer, until).decode("utf-8", "replace")
-        except (OSError, http.client.HTTPException) as error:
-            said = f"no answer within {self.timeout_seconds:g} s" if isinstance(error, TimeoutError) else str(error)
-            raise self._not_now(path, said or type(error).__name__) from error
-        finally:
-            line.close()
-
-    def _open(self) -> http.client.HTTPConnection:
-        if self.url.startswith("unix://"):
-            line = http.client.HTTPConnection("localhost", timeout=self.timeout_seconds)
-            line.sock = socket.socket(socket.AF_UNIX)
-            line.sock.settimeout(self.timeout_seconds)
-            try:
-                line.sock.connect(self.url.removeprefix("unix://"))
-            except OSError:
-                line.close()
-                raise
-            return line
-        parts = urlsplit(self.url)
-        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        return kind(parts.netloc, timeout=self.timeout_seconds)
+            answer = sync_http.Client(self.url, limits=limits).send(request)
+        except CollectError as error:
+            what = f"slurmrestd did not take {path}: {error.problem}"
+            raise NotNow(what, where=self.url, remedy="It is asked again") from error
+        return answer.status, answer.body.decode("utf-8", "replace")
 
     def _headers(self) -> dict[str, str]:
         try:
             return slurm_access.headers(self.user, self.token_file) | {"Content-Type": "application/json"}
         except OSError as error:
             raise NotNow(f"cannot be read: {error.strerror}", where=str(self.token_file)) from error
-
-    def _not_now(self, path: str, what: str) -> NotNow:
-        return NotNow(f"slurmrestd did not take {path}: {what}", where=self.url, remedy="It is asked again")
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,18 +178,6 @@ def _versions(text: str) -> tuple[list[str], list[str]]:
             found[start] = isinstance(calls, dict) and "post" in calls
     ordered = sorted(found, key=lambda one: [int(part) if part.isdigit() else 0 for part in one.split(".")])
     return [one for one in ordered if found[one]], [one for one in ordered if not found[one]]
-
-
-def _read(answer: http.client.HTTPResponse, until: float) -> bytes:
-    """All of it, within a deadline for all of it and not for each piece."""
-    pieces: list[bytes] = []
-    while piece := answer.read1(PIECE_BYTES):
-        pieces.append(piece)
-        if time.monotonic() > until:
-            raise TimeoutError
-        if sum(map(len, pieces)) > MOST_ANSWER_BYTES:
-            raise http.client.HTTPException(f"the answer has more than {MOST_ANSWER_BYTES:,} bytes")
-    return b"".join(pieces)
 
 
 def _said(text: str) -> str:

@@ -24,13 +24,15 @@ from watchkeeper.model import labels as label_sets
 from watchkeeper.model import samples as sample_model
 from watchkeeper.store import label_limits
 from watchkeeper.store.columns import ABSENT, NEVER_MS, Floats, Ints, Mask, is_absent, plain
+from watchkeeper.store.exemplars import Exemplars
 from watchkeeper.store.groups import Ledger, grown
 from watchkeeper.store.head import whereabouts
 from watchkeeper.store.head.placing import MAX_HABITS, Horizon, Placing
 from watchkeeper.store.histograms import Cells, HistogramTable, reveal
 from watchkeeper.store.index import Cardinality, MatcherLike, Selection, SeriesIndex
+from watchkeeper.store.interfaces import Appended
 from watchkeeper.store.metadata import Metadata
-from watchkeeper.store.reading import Columns, Outcome, refuse_above
+from watchkeeper.store.reading import Columns, refuse_above
 from watchkeeper.store.rows import Table
 from watchkeeper.store.series import UNKNOWN, SeriesSet
 
@@ -85,7 +87,7 @@ class Head:
         # Before this time memory may lack samples that no block has: only the log has all of them.
         self.lacking_ms = -NEVER_MS
         self.lock = threading.Lock()
-        self.metadata = Metadata()
+        self.metadata, self.exemplars = Metadata(), Exemplars()
         self.histograms = HistogramTable()
         self._clock_ms = clock_ms
         self._index = SeriesIndex()
@@ -134,7 +136,7 @@ class Head:
         values: Sequence[float] | Floats,
         *,
         now_ms: int | None = None,
-    ) -> Outcome:
+    ) -> Appended:
         """Keep one scrape: a value for each series id, all at one time; arrays of 64 bits are read without copying.
 
         An id whose series was forgotten meanwhile is dropped as `forgotten`: ask `series_id` again.
@@ -143,7 +145,7 @@ class Head:
         with self.lock:
             now_ms = self._now_ms(now_ms)
             if self._is_too_far_ahead(at_ms, now_ms):
-                return Outcome(0, {"future": len(ids)})
+                return Appended(0, {"future": len(ids)})
             self._advance(at_ms, now_ms)
             dropped: Counter[str] = Counter()
             total, (ids, numbers) = len(ids), self._known(group_key, ids)
@@ -152,7 +154,7 @@ class Head:
                 numbers_read = numbers_read[self._is_current(np.asarray(series_ids, dtype=np.int64))]
             self._place_together(group_key, numbers, at_ms, ids=ids, values=numbers_read, dropped=dropped)
             self._expire_sometimes()
-            return Outcome(total - sum(dropped.values()), dict(dropped))
+            return Appended(total - sum(dropped.values()), dict(dropped))
 
     def _known(self, group_key: Hashable, ids: Ints) -> tuple[Ints, Ints]:
         """Ids of series that are not forgotten, and their numbers; for the ids of the scrape before the same arrays.
@@ -189,7 +191,7 @@ class Head:
         *,
         together: str | None = None,
         now_ms: int | None = None,
-    ) -> Outcome:
+    ) -> Appended:
         """Keep samples of any series at any times; those of one series come in the order of time.
 
         `together` names who brings these series again and again at one time: they share a clock, as a target's do.
@@ -207,7 +209,7 @@ class Head:
             else:
                 self._place(numbers, times, values, dropped)
             self._expire_sometimes()
-            return Outcome(total - sum(dropped.values()), dict(dropped))
+            return Appended(total - sum(dropped.values()), dict(dropped))
 
     def select(
         self, matchers: Sequence[MatcherLike], start_ms: int, end_ms: int, *, max_samples: int | None = None
@@ -409,6 +411,10 @@ class Head:
     def warnings(self) -> tuple[str, ...]:
         """What an answer may lack: memory lacks nothing."""
         return ()
+
+    def sync(self) -> int:
+        """Memory has no disk to bring anything to."""
+        return 0
 
     def close(self) -> None:
         """Memory holds nothing open."""

@@ -1,6 +1,6 @@
 """Threads that read the journal for pages: a page may wait for a commit or a slow disk, the event loop for neither.
 
-The hub has one `JournalReaders`; every page that shows something of the journal asks through `Hub.read`.
+The hub has one `JournalReaders`; every page that shows something of the journal asks through `hub.journal_reader`.
 """
 
 from __future__ import annotations

@@ -19,10 +19,11 @@ from typing import Any
 from starlette.exceptions import HTTPException
 
 from watchkeeper.errors import ReceiverError, WatchkeeperError, reason
+from watchkeeper.hub.health import Health
+from watchkeeper.hub.runtime import Runtime
 from watchkeeper.kit import wire
 from watchkeeper.kit.logs import fields
 from watchkeeper.notify import calls
-from watchkeeper.web.view import HubView
 
 log = logging.getLogger(__name__)
 
@@ -34,15 +35,17 @@ AGAIN_SECONDS = 60.0
 class AdviceHook:
     """`make` works the advice out; nothing is made or sent where [capacity] names no webhook."""
 
-    def __init__(self, hub: HubView, make: Callable[[Mapping[str, str]], Awaitable[dict[str, Any]]]) -> None:
-        self._hub, self._make = hub, make
-        self._settings = hub.settings.capacity
+    def __init__(
+        self, runtime: Runtime, health: Health, *, make: Callable[[Mapping[str, str]], Awaitable[dict[str, Any]]]
+    ) -> None:
+        self._runtime, self._health, self._make = runtime, health, make
+        self._settings = runtime.settings.capacity
         # What the other side has taken, nothing to begin with, and what went wrong last.
         self._taken, self._problem = _key([]), ""
-        self._sent = hub.metrics.counter(
+        self._sent = runtime.metrics.counter(
             "watchkeeper_capacity_advice_sent_total", "Times that the webhook for scaling advice has taken it"
         )
-        self._failed = hub.metrics.counter(
+        self._failed = runtime.metrics.counter(
             "watchkeeper_capacity_advice_failures_total", "Times that the webhook for scaling advice did not take it"
         )
 
@@ -62,7 +65,7 @@ class AdviceHook:
         while True:
             pause = AGAIN_SECONDS
             try:
-                if self._hub.is_ready:
+                if self._health.is_ready:
                     await self._look()
                     pause = self._settings.advice_interval_seconds
                 self._say("")
@@ -73,21 +76,21 @@ class AdviceHook:
                 log.exception("Scaling advice could not be made")
                 self._failed.add()
                 self._say(type(error).__name__)
-            await self._hub.clock.sleep(min(pause, self._settings.advice_interval_seconds))
+            await self._runtime.clock.sleep(min(pause, self._settings.advice_interval_seconds))
 
     async def _look(self) -> None:
         made = wire.to_plain(await self._make({}))
         key = _key(made["advice"])
         if key == self._taken:
             return
-        await asyncio.to_thread(self._post, {"kind": KIND, "version": self._hub.version, **made}, key)
+        await asyncio.to_thread(self._post, {"kind": KIND, "version": self._runtime.version, **made}, key)
         self._taken = key
         self._sent.add()
 
     def _post(self, body: Mapping[str, Any], key: str) -> None:
         headers = {
             "Content-Type": "application/json",
-            "User-Agent": f"watchkeeper/{self._hub.version}",
+            "User-Agent": f"watchkeeper/{self._runtime.version}",
             "Idempotency-Key": key,
         }
         if self._settings.advice_token_file is not None:

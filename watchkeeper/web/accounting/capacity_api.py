@@ -11,7 +11,7 @@ import asyncio
 import math
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -20,8 +20,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from watchkeeper.capacity import advice, demand, hub_demand, report, rightsizing, standing
+from watchkeeper.capacity.rightsizing import Advice, Repartition
+from watchkeeper.capacity.standing import Wait
 from watchkeeper.clusters import inventory
+from watchkeeper.clusters.clusters import Clusters
 from watchkeeper.errors import CollectError, QueryError
+from watchkeeper.hub import services
+from watchkeeper.hub.runtime import Runtime
+from watchkeeper.hub.samples import Queries
+from watchkeeper.hub.services import SeenView
 from watchkeeper.kit import clock, durations, wire
 from watchkeeper.model import cluster, workloads
 from watchkeeper.model.standing import Standing
@@ -31,7 +38,6 @@ from watchkeeper.web.accounting import uses
 from watchkeeper.web.answers import Asked, Endpoint, ok
 from watchkeeper.web.auth.auth import Role
 from watchkeeper.web.fleet import holders
-from watchkeeper.web.view import HubView, SeenView
 from watchkeeper.workloads import waiting
 
 # Twelve weeks hold every season that is modelled; an hour is the step of planning, five minutes stand in while a hub
@@ -54,9 +60,43 @@ FORECAST_ASKS = (
 WINDOW_ASK = Asked("window", "the time that use is measured over; 1d unless given, at most 7d")
 
 
+@dataclass(frozen=True, slots=True)
+class UseNow:
+    window: str
+    held_gpus: int
+    used_gpus: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityNow:
+    now: datetime
+    standing: Standing
+    waits: list[Wait]
+    use: UseNow
+    rightsizing: list[Advice]
+    repartition: list[Repartition]
+    unmapped: dict[str, int]
+    problem: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityAdvice:
+    now: datetime
+    sentence: str | None
+    advice: list[advice.Piece]
+
+
 class CapacityApi:
-    def __init__(self, hub: HubView) -> None:
-        self._hub = hub
+    def __init__(
+        self,
+        runtime: Runtime,
+        queries: Queries,
+        *,
+        fleet: services.FleetView,
+        clusters: Clusters | None,
+    ) -> None:
+        self._runtime, self._queries, self._fleet = runtime, queries, fleet
+        self._clusters = clusters
         self._busy = asyncio.Lock()
         self._kept: OrderedDict[tuple[Any, ...], tuple[float, dict[str, Any]]] = OrderedDict()
 
@@ -70,7 +110,7 @@ class CapacityApi:
         horizon = _seconds(form.get("horizon", "7d"), "horizon", LONGEST_HORIZON)
         target = _share(form.get("target", "0.8"))
         asked = (about, horizon, target, form.get("cluster"))
-        now = self._hub.clock.now().timestamp()
+        now = self._runtime.clock.now().timestamp()
         async with self._busy:
             kept = self._kept.get(asked)
             if kept is not None and 0 <= now - kept[0] < KEPT_SECONDS:
@@ -86,7 +126,7 @@ class CapacityApi:
     async def _make_forecast(self, about: str, horizon: float, target: float, named: str | None) -> dict[str, Any]:
         try:
             points, step = await self._points(hub_demand.expression(about, cluster=named))
-            capacity = await self._hub.ask(hub_demand.capacity_expression(cluster=named), self._now_ms())
+            capacity = await self._queries.instant(hub_demand.capacity_expression(cluster=named), self._now_ms())
         except QueryError as error:
             raise HTTPException(400, str(error)) from error
         gpus = next(iter(capacity.latest().values()), None)
@@ -112,7 +152,7 @@ class CapacityApi:
             end = self._now_ms() // (step * 1000) * step
             span = Span((end - span_seconds) * 1000, end * 1000, step * 1000)
             each = hub_demand.hourly(expr, step=durations.format_seconds(step), inner=inner)
-            answer = await self._hub.ask_range(each, span)
+            answer = await self._queries.range(each, span)
             points = [
                 (at / 1000 - step, value)
                 for _, times, values in answer.frame.rows()
@@ -122,19 +162,19 @@ class CapacityApi:
                 break
         return points, float(step)
 
-    async def now(self, request: Request) -> Response:
+    async def now(self, request: Request) -> CapacityNow:
         window, named = _window(request.query_params), request.query_params.get("cluster")
         found, held = await self._standing(named)
         advised, used_gpus = await self._rightsizing(held, window, named)
-        now = self._hub.clock.now()
-        return ok(
+        now = self._runtime.clock.now()
+        return CapacityNow(
             now=now,
             standing=found,
             waits=standing.waits(await self._asks(named), now=now.timestamp()),
-            use={"window": durations.format_seconds(window), "held_gpus": found.held_gpus, "used_gpus": used_gpus},
+            use=UseNow(durations.format_seconds(window), found.held_gpus, used_gpus),
             rightsizing=sorted(advised, key=lambda one: -one.saves_gpus)[:MOST_ADVICE],
             repartition=rightsizing.repartition(advised),
-            unmapped=inventory.unmapped(self._hub.fleet.nodes()),
+            unmapped=inventory.unmapped(self._fleet.nodes()),
             problem=held.problem,
         )
 
@@ -149,20 +189,20 @@ class CapacityApi:
         pieces = advice.of_standing(found, rightsizing.repartition(advised))
         grow = list(made.get("advice", ()))
         return {
-            "now": self._hub.clock.now(),
+            "now": self._runtime.clock.now(),
             "sentence": made.get("sentence"),
             "advice": [*grow, *wire.to_plain(pieces)],
         }
 
     async def _standing(self, named: str | None) -> tuple[Standing, holders.Holders]:
-        held = await holders.ask(self._hub)
+        held = await holders.ask(self._queries)
         return standing.standing(self._nodes(held, named)), held
 
     def _nodes(self, held: holders.Holders, named: str | None) -> list[standing.NodeStanding]:
         """Every node that has GPUs: a scheduler's word first, what reports else."""
         known: dict[tuple[str, str], standing.NodeStanding] = {}
         seen: dict[tuple[str, str], list[SeenView]] = {}
-        for gpu in self._hub.fleet.gpus():
+        for gpu in self._fleet.gpus():
             seen.setdefault((gpu.cluster, gpu.node), []).append(gpu)
         for (where, name), gpus in seen.items():
             # Who holds a GPU that does not report is unknown, so it is not free.
@@ -186,7 +226,7 @@ class CapacityApi:
     async def _asks(self, named: str | None) -> list[standing.Ask]:
         """Who asked for GPUs, by a scheduler's word; pods that wait also by that of kube-state-metrics."""
         try:
-            told = (await self._hub.ask(waiting.QUESTION, self._now_ms())).latest()
+            told = (await self._queries.instant(waiting.QUESTION, self._now_ms())).latest()
         except QueryError as error:
             raise HTTPException(400, str(error)) from error
         scheduled = [work for view in self._views() for work in view.workloads]
@@ -206,16 +246,16 @@ class CapacityApi:
     ) -> tuple[list[rightsizing.Advice], float | None]:
         """What would do for every workload, and what all did in GPUs' worth; None where nothing is measured."""
         try:
-            found, used_gpus = await uses.ask(self._hub, held, window_seconds, named)
+            found, used_gpus = await uses.ask(self._queries, held, window_seconds, named)
         except QueryError as error:
             raise HTTPException(400, str(error)) from error
         return [rightsizing.advise(use) for use in found], used_gpus
 
     def _views(self) -> list[cluster.ClusterView]:
-        return [] if self._hub.clusters is None else self._hub.clusters.views()
+        return [] if self._clusters is None else self._clusters.views()
 
     def _now_ms(self) -> int:
-        return clock.to_ms(self._hub.clock.now())
+        return clock.to_ms(self._runtime.clock.now())
 
 
 def _scheduled(node: cluster.ScheduledNode, held: int, *, seen: standing.NodeStanding | None) -> standing.NodeStanding:
@@ -254,8 +294,7 @@ def _share(text: str) -> float:
     return share
 
 
-def endpoints(hub: HubView) -> list[Endpoint]:
-    api = CapacityApi(hub)
+def endpoints(api: CapacityApi) -> list[Endpoint]:
     return [
         Endpoint(
             ("GET",),
@@ -274,16 +313,6 @@ def endpoints(hub: HubView) -> list[Endpoint]:
             api.now,
             words="What is free, stranded and waited for now, and which workloads would do with less",
             asks=(WINDOW_ASK, shapes.CLUSTER),
-            gives={
-                "now": datetime,
-                "standing": Standing,
-                "waits": list[standing.Wait],
-                "use": {"window": str, "held_gpus": int, "used_gpus": float | None},
-                "rightsizing": list[rightsizing.Advice],
-                "repartition": list[rightsizing.Repartition],
-                "unmapped": dict[str, int],
-                "problem": str | None,
-            },
         ),
         Endpoint(
             ("GET",),
@@ -292,6 +321,6 @@ def endpoints(hub: HubView) -> list[Endpoint]:
             api.advice,
             words="Scaling advice alone, for programs",
             asks=(*FORECAST_ASKS, WINDOW_ASK),
-            gives={"now": datetime, "sentence": str | None, "advice": list[advice.Piece]},
+            gives=CapacityAdvice,
         ),
     ]

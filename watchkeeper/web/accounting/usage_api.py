@@ -25,12 +25,13 @@ from starlette.responses import Response, StreamingResponse
 from watchkeeper.accounting import books, budgets, cost, ledger, monthly, price_file, spans, summary, usage, waste
 from watchkeeper.catalogue import prices
 from watchkeeper.errors import CollectError
+from watchkeeper.hub.runtime import Runtime
+from watchkeeper.hub.samples import Queries
 from watchkeeper.kit import wire
 from watchkeeper.web import report_shapes, shapes
 from watchkeeper.web.answers import Asked, Bare, Endpoint, ok
 from watchkeeper.web.auth.auth import Role
 from watchkeeper.web.prometheus import prometheus_form as form
-from watchkeeper.web.view import HubView
 
 LONGEST_SECONDS = 5 * 366 * 86_400.0
 MOST_NAMES = 4
@@ -47,6 +48,23 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
+class Wasted:
+    since: float
+    until: float
+    currency: str
+    waste: list[waste.Waste]
+
+
+@dataclass(frozen=True, slots=True)
+class Budgets:
+    month: str
+    currency: str
+    until: float
+    budgets: list[budgets.Budget]
+    notes: list[str]
+
+
+@dataclass(frozen=True, slots=True)
 class _Month:
     """A month of a zone; `until` is its end, or now."""
 
@@ -58,18 +76,18 @@ class _Month:
 
 
 class UsageApi:
-    def __init__(self, hub: HubView) -> None:
-        self._hub = hub
-        self._ledger = ledger.Ledger(Path(hub.settings.hub.data) / LEDGER)
+    def __init__(self, runtime: Runtime, queries: Queries) -> None:
+        self._runtime, self._queries = runtime, queries
+        self._ledger = ledger.Ledger(Path(runtime.settings.hub.data) / LEDGER)
         self._busy = asyncio.Lock()
         # Taken and given back in threads of the answer, which `shedding.Places` is not made for.
         self._places = threading.Semaphore(MOST_STATEMENTS)
-        chosen = hub.settings.cost
+        chosen = runtime.settings.cost
         self._file = price_file.PriceFile(chosen.prices, fallback=chosen.dollars_per_gpu_hour)
 
     async def hours(self, request: Request) -> Response:
         by, of = _by(request), _of(request)
-        since, until = _window(request, self._hub.clock.now())
+        since, until = _window(request, self._runtime.clock.now())
         tables = await self._alone(lambda: self._read([(since, until)], {*by, *of}))
         return ok(**summary.report(tables[0], by, of=of))
 
@@ -78,11 +96,11 @@ class UsageApi:
         whole = await self._bill(request, {*by, *of}, policy=_policy(request))
         return ok(**cost.plain(cost.bounded(await asyncio.to_thread(cost.view, whole, by, of=of))))
 
-    async def waste(self, request: Request) -> Response:
+    async def waste(self, request: Request) -> Wasted:
         """GPUs that are held and not used, with who holds them and what that costs."""
         of, whole = _of(request), await self._bill(request, {"job"}, policy=cost.Policy.NONE)
         found = await asyncio.to_thread(lambda: waste.wasted(whole, summary.rows_of(whole.table, of)))
-        return ok(since=whole.table.since, until=whole.table.until, currency=whole.book.currency, waste=found)
+        return Wasted(since=whole.table.since, until=whole.table.until, currency=whole.book.currency, waste=found)
 
     async def budgets(self, request: Request) -> Response:
         month, book, policy = self._month(request), await self._prices(), _policy(request)
@@ -121,7 +139,7 @@ class UsageApi:
         return budgets.of_month(cost.bill(pieces, book, policy=policy), self._read(days, {"team"}), ends=month.end)
 
     def _month(self, request: Request) -> _Month:
-        zone, now = _zone(request), self._hub.clock.now()
+        zone, now = _zone(request), self._runtime.clock.now()
         text = request.query_params.get("month") or f"{now.astimezone(zone):%Y-%m}"
         try:
             start, end = spans.month(text, zone)
@@ -132,14 +150,14 @@ class UsageApi:
         return _Month(text, zone, start, end, min(end, now.timestamp()))
 
     async def _bill(self, request: Request, names: set[str], *, policy: cost.Policy) -> cost.Bill:
-        since, until = _window(request, self._hub.clock.now())
+        since, until = _window(request, self._runtime.clock.now())
         book = await self._prices()
         pieces = await self._alone(lambda: self._read(book.stretches(since, until), names))
         return await asyncio.to_thread(cost.bill, pieces, book, policy=policy)
 
     def _read(self, stretches: list[tuple[float, float]], names: set[str]) -> list[usage.Table]:
         by_job = books.needs_jobs(frozenset(names))
-        return books.pieces(self._hub.engine, self._ledger, stretches, by_job=by_job)
+        return books.pieces(self._queries.engine, self._ledger, stretches, by_job=by_job)
 
     async def _alone(self, work: Callable[[], T]) -> T:
         async with self._busy:
@@ -205,8 +223,7 @@ def _zone(request: Request) -> ZoneInfo:
         raise HTTPException(400, f"zone `{text[:40]}`: write it like Europe/Berlin") from error
 
 
-def endpoints(hub: HubView) -> list[Endpoint]:
-    api = UsageApi(hub)
+def endpoints(api: UsageApi) -> list[Endpoint]:
     return [
         Endpoint(
             ("GET",),
@@ -215,7 +232,7 @@ def endpoints(hub: HubView) -> list[Endpoint]:
             api.hours,
             words="GPU-hours: who held them, used them, wasted them; idle, lost, unknown",
             asks=(shapes.FROM, shapes.TO, shapes.BY, shapes.OF),
-            gives=report_shapes.HOURS,
+            gives=report_shapes.Hours,
         ),
         Endpoint(
             ("GET",),
@@ -224,7 +241,7 @@ def endpoints(hub: HubView) -> list[Endpoint]:
             api.bill,
             words="What it cost, by the price book",
             asks=(shapes.FROM, shapes.TO, shapes.BY, shapes.OF, POLICY_ASK),
-            gives=report_shapes.BILL,
+            gives=report_shapes.Bill,
         ),
         Endpoint(
             ("GET",),
@@ -233,7 +250,6 @@ def endpoints(hub: HubView) -> list[Endpoint]:
             api.waste,
             words="GPUs that are held and not used, with who holds them and what that costs",
             asks=(shapes.FROM, shapes.TO, shapes.OF),
-            gives={"since": float, "until": float, "currency": str, "waste": list[waste.Waste]},
         ),
         Endpoint(
             ("GET",),
@@ -242,7 +258,7 @@ def endpoints(hub: HubView) -> list[Endpoint]:
             api.budgets,
             words="What is left of the budgets of a month, and where they will end",
             asks=(*MONTH_ASKS, POLICY_ASK),
-            gives={"month": str, "currency": str, "until": float, "budgets": list[budgets.Budget], "notes": list[str]},
+            gives=Budgets,
         ),
         Endpoint(
             ("GET",),

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 
 from watchkeeper.capacity import hub_demand, rightsizing
 from watchkeeper.catalogue import mig
-from watchkeeper.kit import clock, durations
+from watchkeeper.hub.samples import Queries
+from watchkeeper.kit import durations
 from watchkeeper.model import fleet
 from watchkeeper.model.labels import Labels
 from watchkeeper.web.fleet import holders
-from watchkeeper.web.view import HubView
 
 # Each window is a quarter of the one before, down to ten minutes: a day, six hours, an hour and a half, 22 minutes.
 SHORTER, LEAST_SECONDS = 4, 600.0
@@ -54,16 +54,18 @@ class _Facts:
 
 
 async def ask(
-    hub: HubView, held: holders.Holders, window_seconds: float, cluster: str | None
+    queries: Queries, held: holders.Holders, window_seconds: float, cluster: str | None
 ) -> tuple[list[rightsizing.Use], float | None]:
     """Every workload's use, and their work on all that is held now in GPUs' worth; None where nothing is measured.
 
     QueryError where a question cannot be asked.
     """
     found = _by_workload(held, cluster)
-    lasted = await _lasted(hub, window_seconds, cluster)
+    lasted = await _lasted(queries, window_seconds, cluster)
     chosen = {workload: _window(lasted, workload, those.parts, window_seconds) for workload, those in found.items()}
-    facts = {span: await _facts(hub, span, cluster) for span in {window_seconds, *chosen.values()} if span is not None}
+    facts = {
+        span: await _facts(queries, span, cluster) for span in {window_seconds, *chosen.values()} if span is not None
+    }
     uses = [_use(workload, those, facts.get(chosen[workload] or -1.0)) for workload, those in sorted(found.items())]
     return uses, _worth(found, facts[window_seconds])
 
@@ -101,10 +103,10 @@ def _by_workload(held: holders.Holders, cluster: str | None) -> dict[Workload, _
     return found
 
 
-async def _lasted(hub: HubView, window_seconds: float, cluster: str | None) -> Mapping[OnPart, float]:
+async def _lasted(queries: Queries, window_seconds: float, cluster: str | None) -> Mapping[OnPart, float]:
     """For how long of the window each workload has held each of its GPUs, as the rules of usage write it down."""
     expr = hub_demand.held_minutes_expression(durations.format_seconds(window_seconds), cluster=cluster)
-    answer = await hub.ask(expr, clock.to_ms(hub.clock.now()))
+    answer = await queries.instant(expr)
     return {
         (labels.get("cluster", ""), fleet.holder(labels) or "", *_part(labels)): minutes * 60
         for labels, minutes in answer.latest().items()
@@ -128,11 +130,11 @@ def _window(
     return span
 
 
-async def _facts(hub: HubView, span: float, cluster: str | None) -> _Facts:
+async def _facts(queries: Queries, span: float, cluster: str | None) -> _Facts:
     found = _Facts()
     window = durations.format_seconds(round(span))
     for name, expr in hub_demand.activity_expressions(window, cluster=cluster).items():
-        for labels, value in (await hub.ask(expr, clock.to_ms(hub.clock.now()))).latest().items():
+        for labels, value in (await queries.instant(expr)).latest().items():
             part = _part(labels)
             found.numbers.setdefault((part, name), []).append((fleet.holder(labels), value))
             found.labels[part] = labels

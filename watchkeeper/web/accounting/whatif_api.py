@@ -12,19 +12,20 @@ from typing import Any, TypedDict
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
 
 from watchkeeper.capacity import hub_jobs, jobs, replay, stock, whatif
+from watchkeeper.clusters.clusters import Clusters
 from watchkeeper.errors import WatchkeeperError
+from watchkeeper.hub import services
+from watchkeeper.hub.runtime import Runtime
+from watchkeeper.hub.samples import Queries
 from watchkeeper.kit import clock, durations
 from watchkeeper.model import fleet
 from watchkeeper.query.engine import Span
-from watchkeeper.web import report_shapes
-from watchkeeper.web.answers import Endpoint, ok, read_object
+from watchkeeper.web.answers import Endpoint, read_object
 from watchkeeper.web.auth.auth import Role
 from watchkeeper.web.fleet import inventory
 from watchkeeper.web.shedding import Places
-from watchkeeper.web.view import HubView
 
 # A line of sacct is about 120 bytes: room for 60,000 jobs, of which the limit below are replayed.
 BODY_BYTES = 8 << 20
@@ -48,15 +49,23 @@ class Question(TypedDict, total=False):
 
 
 class WhatIfApi:
-    def __init__(self, hub: HubView) -> None:
-        self._hub = hub
+    def __init__(
+        self,
+        runtime: Runtime,
+        queries: Queries,
+        *,
+        fleet: services.FleetView,
+        clusters: Clusters | None,
+    ) -> None:
+        self._runtime, self._queries, self._fleet = runtime, queries, fleet
+        self._clusters = clusters
         self._busy, self._places = asyncio.Lock(), Places("replays of jobs")
 
-    async def compare(self, request: Request) -> Response:
+    async def compare(self, request: Request) -> whatif.WhatIf:
         with self._places:
             return await self._compare(request)
 
-    async def _compare(self, request: Request) -> Response:
+    async def _compare(self, request: Request) -> whatif.WhatIf:
         body = await read_object(request, BODY_BYTES)
         change, policy = _change(body), _policy(body)
         text = body.get("jobs")
@@ -71,21 +80,21 @@ class WhatIfApi:
         async with self._busy:
             try:
                 seen = None if text is not None else await self._recorded(window)
-                return ok(**await asyncio.to_thread(_replayed, text, seen, nodes, change=change, policy=policy))
+                return await asyncio.to_thread(_replayed, text, seen, nodes, change=change, policy=policy)
             except WatchkeeperError as error:
                 raise HTTPException(400, str(error)) from error
 
     async def _recorded(self, window: float) -> jobs.Recorded:
         """What this hub has seen of jobs in the time before now."""
         step = hub_jobs.step_of(window)
-        until = clock.to_ms(self._hub.clock.now()) // (step * 1000) * step
+        until = clock.to_ms(self._runtime.clock.now()) // (step * 1000) * step
         seen, since = hub_jobs.Sightings(step), None
         for start, end in hub_jobs.chunks(until - window, until):
             span = Span(round(start * 1000), round(end * 1000), step * 1000)
             # A younger hub has not seen an empty fleet before: it has seen nothing.
-            since = since or hub_jobs.first_look(await self._hub.ask_range(hub_jobs.LOOKED, span))
-            seen.take(await self._hub.ask_range(hub_jobs.EXPRESSION, span))
-        views = [] if self._hub.clusters is None else self._hub.clusters.views()
+            since = since or hub_jobs.first_look(await self._queries.range(hub_jobs.LOOKED, span))
+            seen.take(await self._queries.range(hub_jobs.EXPRESSION, span))
+        views = [] if self._clusters is None else self._clusters.views()
         found = seen.recorded(since or until - window, until, (work for view in views for work in view.workloads))
         if not found.jobs:
             lasting = durations.format_seconds(window)
@@ -95,7 +104,7 @@ class WhatIfApi:
         return found
 
     def _nodes(self) -> list[stock.Node]:
-        taken = inventory.take(self._hub.fleet)
+        taken = inventory.take(self._fleet)
         found = []
         for node in taken.nodes:
             slots = [taken.slots[at].gpu for at in taken.by_node[node.cluster, node.name]]
@@ -113,7 +122,7 @@ def _replayed(
     *,
     change: whatif.Change,
     policy: replay.Policy,
-) -> dict[str, Any]:
+) -> whatif.WhatIf:
     recorded = seen if seen is not None else jobs.read_jobs(text or "", where="jobs")
     if len(recorded.jobs) > MOST_JOBS:
         raise HTTPException(413, f"{len(recorded.jobs):,} jobs; the most is {MOST_JOBS:,}. Take a shorter time")
@@ -165,16 +174,15 @@ def _policy(body: dict[str, Any]) -> replay.Policy:
         raise HTTPException(400, f"policy `{str(text)[:40]}`: there are {', '.join(replay.Policy)}") from error
 
 
-def endpoints(hub: HubView) -> list[Endpoint]:
+def endpoints(api: WhatIfApi) -> list[Endpoint]:
     return [
         Endpoint(
             ("POST",),
             "/api/capacity/whatif",
             Role.VIEWER,
-            WhatIfApi(hub).compare,
+            api.compare,
             changes=True,
             words="Recorded jobs replayed on this fleet as it is and as it might be: waiting and utilisation of both",
             body=Question,
-            gives=report_shapes.WHATIF,
         )
     ]

@@ -6,35 +6,76 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
 
+from watchkeeper.clusters.clusters import Clusters
 from watchkeeper.clusters.inventory import UNMAPPED
+from watchkeeper.hub import services
+from watchkeeper.hub.runtime import Runtime
+from watchkeeper.hub.samples import Queries
 from watchkeeper.model import cluster
 from watchkeeper.model.incidents import Incident
 from watchkeeper.model.node_list import NodeLine, NodeState
-from watchkeeper.web.answers import Asked, Endpoint, ok
+from watchkeeper.web.answers import Asked, Endpoint
 from watchkeeper.web.auth.auth import Role
 from watchkeeper.web.fleet import holders, node_list, who
-from watchkeeper.web.view import HubView
 
 LONGEST_NAME = 300
 MOST_INCIDENTS = 1000
 
 
-class ClusterApi:
-    def __init__(self, hub: HubView) -> None:
-        self._hub = hub
+@dataclass(frozen=True, slots=True)
+class Scheduler:
+    """When it was last heard, and why it is not."""
 
-    async def nodes(self, request: Request) -> Response:
+    source: str
+    at_ms: int | None
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    now: datetime
+    nodes: list[NodeLine]
+    total: int
+    schedulers: list[Scheduler]
+    unmapped: dict[str, int]
+    problem: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Who:
+    asked: str
+    gpus: Sequence[who.GpuAnswer]
+    nodes: Sequence[who.NodeAnswer]
+    workloads: Sequence[who.WorkloadAnswer]
+    left_out: int
+
+
+class ClusterApi:
+    def __init__(
+        self,
+        runtime: Runtime,
+        queries: Queries,
+        *,
+        journal: services.Journal,
+        fleet: services.FleetView,
+        targets: services.Targets,
+        clusters: Clusters | None,
+    ) -> None:
+        self._runtime, self._queries, self._journal = runtime, queries, journal
+        self._fleet, self._targets, self._clusters = fleet, targets, clusters
+
+    async def nodes(self, request: Request) -> Nodes:
         pool = request.query_params.get("pool")
         # `never seen`, as the table shows it, is `never_seen`.
         state = request.query_params.get("state", "").strip().replace(" ", "_") or None
-        held = await holders.ask(self._hub)
+        held = await holders.ask(self._queries)
         lines = await self._lines(held)
         known = {word.state for line in lines for word in line.scheduler} | set(NodeState)
         if state is not None and state not in known:
@@ -48,50 +89,48 @@ class ClusterApi:
             if (state is None or line.state == state or any(word.state == state for word in line.scheduler))
             and (pool is None or (line.pool or UNMAPPED) == pool)
         ]
-        return ok(
-            now=self._hub.clock.now(),
+        return Nodes(
+            now=self._runtime.clock.now(),
             nodes=shown,
             total=len(lines),
             schedulers=[
-                {"source": view.source, "at_ms": view.at_ms, "problem": view.problem} for view in self._views()
+                Scheduler(source=view.source, at_ms=view.at_ms, problem=view.problem) for view in self._views()
             ],
             unmapped={fact: sum(fact in line.unmapped for line in lines) for fact in sorted(_facts(lines))},
             problem=held.problem,
         )
 
-    async def who(self, request: Request) -> Response:
+    async def who(self, request: Request) -> Who:
         asked = request.query_params.get("name", "").strip()
         if not asked or len(asked) > LONGEST_NAME or not asked.isprintable():
             raise HTTPException(400, f"name a GPU, node, pod or job, in at most {LONGEST_NAME} visible characters")
-        held = await holders.ask(self._hub)
+        held = await holders.ask(self._queries)
         lines = await self._lines(held)
-        mapping = None if self._hub.clusters is None else self._hub.clusters.inventory
+        mapping = None if self._clusters is None else self._clusters.inventory
         open_incidents = await self._open_incidents()
-        facts = who.Facts(self._hub.fleet, lines, held, self._views(), open_incidents, mapping)
+        facts = who.Facts(self._fleet, lines, held, self._views(), open_incidents, mapping)
         found = await asyncio.to_thread(who.find, asked, facts)
         if not (found.gpus or found.nodes or found.workloads):
             raise HTTPException(404, f"nothing here is called `{asked[:60]}`: no GPU, node, pod, job, user or team")
-        return ok(asked=asked, gpus=found.gpus, nodes=found.nodes, workloads=found.workloads, left_out=found.left_out)
+        return Who(asked=asked, gpus=found.gpus, nodes=found.nodes, workloads=found.workloads, left_out=found.left_out)
 
     async def _lines(self, held: holders.Holders) -> list[NodeLine]:
-        hub = self._hub
-        facts = node_list.Facts(hub.fleet, hub.targets(), self._views(), held, await self._open_incidents())
+        facts = node_list.Facts(self._fleet, self._targets.targets(), self._views(), held, await self._open_incidents())
         # A large fleet takes a moment; the loop has others to serve.
         return await asyncio.to_thread(node_list.build, facts)
 
     async def _open_incidents(self) -> list[Incident]:
-        return await self._hub.read(lambda: self._hub.incidents(open_only=True, limit=MOST_INCIDENTS))
+        return await self._journal.read(lambda: self._journal.incidents(open_only=True, limit=MOST_INCIDENTS))
 
     def _views(self) -> list[cluster.ClusterView]:
-        return [] if self._hub.clusters is None else self._hub.clusters.views()
+        return [] if self._clusters is None else self._clusters.views()
 
 
 def _facts(lines: list[NodeLine]) -> set[str]:
     return {fact for line in lines for fact in line.unmapped}
 
 
-def endpoints(hub: HubView) -> list[Endpoint]:
-    api = ClusterApi(hub)
+def endpoints(api: ClusterApi) -> list[Endpoint]:
     return [
         Endpoint(
             ("GET",),
@@ -103,14 +142,6 @@ def endpoints(hub: HubView) -> list[Endpoint]:
                 Asked("state", "only nodes in this state, ours or the scheduler's"),
                 Asked("pool", "only nodes of this pool"),
             ),
-            gives={
-                "now": datetime,
-                "nodes": list[NodeLine],
-                "total": int,
-                "schedulers": list[dict[str, Any]],
-                "unmapped": dict[str, int],
-                "problem": str | None,
-            },
         ),
         Endpoint(
             ("GET",),
@@ -119,12 +150,5 @@ def endpoints(hub: HubView) -> list[Endpoint]:
             api.who,
             words="Who holds a GPU or node, and what a job, pod, user or team holds",
             asks=(Asked("name", "a GPU's UUID or node/3, a node, a pod, a job, a user, a team", is_required=True),),
-            gives={
-                "asked": str,
-                "gpus": list[who.GpuAnswer],
-                "nodes": list[who.NodeAnswer],
-                "workloads": list[who.WorkloadAnswer],
-                "left_out": int,
-            },
         ),
     ]

@@ -21,38 +21,23 @@ from typing import Any
 import orjson
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
 
 from watchkeeper.catalogue import causes
 from watchkeeper.errors import WatchkeeperError, reason
+from watchkeeper.hub import services
+from watchkeeper.hub.runtime import Runtime
+from watchkeeper.hub.simulator import Simulator
 from watchkeeper.kit import files, wire
 from watchkeeper.kit.logs import fields
 from watchkeeper.model.incidents import Incident
-from watchkeeper.web.answers import Endpoint, ok, read_object
+from watchkeeper.web.answers import Endpoint, read_object
 from watchkeeper.web.auth.auth import Role
-from watchkeeper.web.view import HubView
 
 log = logging.getLogger(__name__)
 
 MOST_KEPT = 100
 BODY_BYTES, MOST_LINES = 1024 * 1024, 1000
 MOST_INCIDENTS = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class Drill:
-    """One fault of the simulator and the truth about it; `ended_at` None while it lasts."""
-
-    id: str
-    scenario: str
-    node: str
-    gpu: int | None
-    uuid: str | None
-    at: datetime
-    cause: str
-    severity: str
-    scope: str
-    ended_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +56,23 @@ class Verdict:
     @property
     def is_right(self) -> bool:
         return bool(self.cause_right and self.severity_right and self.place_right)
+
+
+@dataclass(frozen=True, slots=True)
+class Drill:
+    """One fault of the simulator and the truth about it; `ended_at` None while it lasts."""
+
+    id: str
+    scenario: str
+    node: str
+    gpu: int | None
+    uuid: str | None
+    at: datetime
+    cause: str
+    severity: str
+    scope: str
+    ended_at: datetime | None = None
+    verdict: Verdict = Verdict()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,26 +104,48 @@ class CauseScore:
     instead: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Score:
+    drills: int
+    detected: int
+    right: int
+    median_seconds: float | None
+    slowest_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Drills:
+    now: datetime
+    drills: list[Drill]
+    score: Score
+
+
+@dataclass(frozen=True, slots=True)
+class DrillAccuracy:
+    drills: list[CauseScore]
+    game_day_at: datetime | None
+
+
 class DrillsApi:
-    def __init__(self, hub: HubView) -> None:
-        self._hub = hub
+    def __init__(self, runtime: Runtime, journal: services.Journal, *, simulator: Simulator | None) -> None:
+        self._runtime, self._journal, self._simulator = runtime, journal, simulator
         self._known: OrderedDict[str, Drill] = OrderedDict()
-        self._gauge = hub.metrics.gauge(
+        self._gauge = runtime.metrics.gauge(
             "watchkeeper_drill_causes", "Drills by the right cause and whether it was named (right, wrong, missed)"
         )
-        self._path = Path(hub.settings.hub.data) / "drills.json"
+        self._path = Path(runtime.settings.hub.data) / "drills.json"
         self._game_day = _kept(self._path)
         self._count([])
 
-    async def drills(self, _: Request) -> Response:
-        if self._hub.simulator_url is None:
+    async def drills(self, _: Request) -> Drills:
+        if self._simulator is None:
             raise HTTPException(404, "this fleet is real: there is no simulator behind this hub, and nothing to break")
         await self._look()
         judged = await self._judged()
         self._count(judged)
-        return ok(
-            now=self._hub.clock.now(),
-            drills=[{**wire.to_plain(drill), "verdict": wire.to_plain(told)} for drill, told in judged],
+        return Drills(
+            now=self._runtime.clock.now(),
+            drills=[replace(drill, verdict=told) for drill, told in judged],
             score=score([told for _, told in judged]),
         )
 
@@ -130,25 +154,24 @@ class DrillsApi:
         known = list(reversed(self._known.values()))
 
         def judge() -> list[tuple[Drill, Verdict]]:
-            found = self._hub.incidents(open_only=False, limit=MOST_INCIDENTS)
+            found = self._journal.incidents(open_only=False, limit=MOST_INCIDENTS)
             return [(drill, self.judge(drill, found)) for drill in known]
 
-        return await self._hub.read(judge) if known else []
+        return await self._journal.read(judge) if known else []
 
-    async def accuracy(self, _: Request) -> Response:
-        if self._hub.simulator_url is not None:
-            await self._look()
-        return ok(drills=self._count(await self._judged()), game_day_at=self._game_day.at)
+    async def accuracy(self, _: Request) -> DrillAccuracy:
+        await self._look()
+        return DrillAccuracy(self._count(await self._judged()), self._game_day.at)
 
-    async def tell(self, request: Request) -> Response:
+    async def tell(self, request: Request) -> DrillAccuracy:
         """Keep the score of a game day; it takes the place of the one before."""
-        told = _game_day(await read_object(request, BODY_BYTES), self._hub.clock.now())
+        told = _game_day(await read_object(request, BODY_BYTES), self._runtime.clock.now())
         try:
             await asyncio.to_thread(files.write_whole, self._path, orjson.dumps(wire.to_plain(told)))
         except OSError as error:
             raise HTTPException(503, f"the score cannot be kept: {reason(error)}") from error
         self._game_day = told
-        return ok(drills=self._count(await self._judged()), game_day_at=told.at)
+        return DrillAccuracy(self._count(await self._judged()), told.at)
 
     def _count(self, judged: Sequence[tuple[Drill, Verdict]]) -> list[CauseScore]:
         """By cause, for pages and as a metric."""
@@ -164,10 +187,12 @@ class DrillsApi:
         return counted
 
     async def _look(self) -> None:
-        status, answer = await self._hub.simulator_request("GET", "/faults", None)
+        if self._simulator is None:
+            return
+        status, answer = await self._simulator.request("GET", "/faults", None)
         if status != 200:
             raise HTTPException(503, f"the simulator answered {status}")
-        now, active = self._hub.clock.now(), {drill.id: drill for drill in _drills(answer)}
+        now, active = self._runtime.clock.now(), {drill.id: drill for drill in _drills(answer)}
         for id, drill in self._known.items():
             if id not in active and drill.ended_at is None:
                 self._known[id] = replace(drill, ended_at=now)
@@ -184,7 +209,7 @@ class DrillsApi:
         return max(verdicts, key=lambda one: (one.is_right, one.cause_right is True), default=Verdict())
 
     def _verdict(self, drill: Drill, incident: Incident) -> Verdict:
-        told = self._hub.diagnosis(incident.id)
+        told = self._journal.diagnosis(incident.id)
         best = None if told is None else told.best
         is_gpu = drill.scope == "gpu"
         return Verdict(
@@ -230,15 +255,15 @@ def _drill(plain: dict[str, Any]) -> Drill:
     )
 
 
-def score(verdicts: Sequence[Verdict]) -> dict[str, Any]:
+def score(verdicts: Sequence[Verdict]) -> Score:
     seconds = [one.detected_seconds for one in verdicts if one.detected_seconds is not None]
-    return {
-        "drills": len(verdicts),
-        "detected": len(seconds),
-        "right": sum(one.is_right for one in verdicts),
-        "median_seconds": median(seconds) if seconds else None,
-        "slowest_seconds": max(seconds, default=None),
-    }
+    return Score(
+        drills=len(verdicts),
+        detected=len(seconds),
+        right=sum(one.is_right for one in verdicts),
+        median_seconds=median(seconds) if seconds else None,
+        slowest_seconds=max(seconds, default=None),
+    )
 
 
 def by_cause(lines: Sequence[Line]) -> list[CauseScore]:
@@ -283,9 +308,7 @@ def _kept(path: Path) -> GameDay:
         return GameDay()
 
 
-def endpoints(hub: HubView) -> list[Endpoint]:
-    api = DrillsApi(hub)
-    counted = {"drills": list[CauseScore], "game_day_at": datetime | None}
+def endpoints(api: DrillsApi) -> list[Endpoint]:
     return [
         Endpoint(
             ("GET",),
@@ -293,7 +316,6 @@ def endpoints(hub: HubView) -> list[Endpoint]:
             Role.VIEWER,
             api.accuracy,
             words="For each cause how often it was named rightly in drills, the worst first",
-            gives=counted,
         ),
         Endpoint(
             ("POST",),
@@ -303,7 +325,6 @@ def endpoints(hub: HubView) -> list[Endpoint]:
             changes=True,
             words="Keep the score of a game day, as `watchkeeper drill --json` prints it",
             body={"scenarios": list[dict[str, Any]]},
-            gives=counted,
         ),
         Endpoint(
             ("GET",),
@@ -311,6 +332,5 @@ def endpoints(hub: HubView) -> list[Endpoint]:
             Role.VIEWER,
             api.drills,
             words="Faults put into a simulated fleet, what this hub made of each, and the score; 404 on a real fleet",
-            gives={"now": datetime, "drills": list[dict[str, Any]], "score": dict[str, Any]},
         ),
     ]

@@ -12,18 +12,23 @@ from dataclasses import dataclass, replace
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
 
+from watchkeeper.clusters.clusters import Clusters
 from watchkeeper.clusters.kubernetes import kubernetes_source
 from watchkeeper.diagnose import explained, job, node, pending, pod, surroundings
 from watchkeeper.diagnose.checks import placing
+from watchkeeper.diagnose.explained import Explained
+from watchkeeper.diagnose.job import Asked
 from watchkeeper.errors import WatchkeeperError
+from watchkeeper.hub import services
+from watchkeeper.hub.runtime import Runtime
+from watchkeeper.hub.samples import Queries
 from watchkeeper.kit import clock, own_metrics
 from watchkeeper.model import cluster, diagnosis, fleet, incidents, workloads
-from watchkeeper.web.answers import Endpoint, ok
+from watchkeeper.model.fleet import Place
+from watchkeeper.web.answers import Endpoint
 from watchkeeper.web.auth.auth import Role
 from watchkeeper.web.fleet import jobs_api
-from watchkeeper.web.view import HubView
 from watchkeeper.workloads import waiting
 
 MOST_INCIDENTS = 1000
@@ -32,11 +37,21 @@ Trouble = tuple[incidents.Incident, diagnosis.Finding | None]
 
 
 @dataclass(frozen=True, slots=True)
+class ExplainAnswer:
+    explained: Explained
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class ExplainApi:
-    hub: HubView
+    runtime: Runtime
+    queries: Queries
+    journal: services.Journal
+    fleet: services.FleetView
+    clusters: Clusters | None
     jobs: jobs_api.JobsApi
 
-    async def pod(self, request: Request) -> Response:
+    async def pod(self, request: Request) -> ExplainAnswer:
         name = _checked(request.path_params["name"])
         namespace = request.path_params.get("namespace")
         if namespace is None:
@@ -58,7 +73,7 @@ class ExplainApi:
         return next((one for one in known if one is not None), None) or self._by_series(namespace, name)
 
     async def _open(self) -> list[incidents.Incident]:
-        return list(await self.hub.read(lambda: self.hub.incidents(open_only=True, limit=MOST_INCIDENTS)))
+        return list(await self.journal.read(lambda: self.journal.incidents(open_only=True, limit=MOST_INCIDENTS)))
 
     async def _troubles_of(self, pods: Iterable[str], known: Iterable[str] = ()) -> list[Trouble]:
         """Open incidents about these pods, or that hit them, or of these ids."""
@@ -71,9 +86,12 @@ class ExplainApi:
     async def _troubles(self, is_meant: Callable[[incidents.Incident], bool]) -> list[Trouble]:
         """Open incidents, each with the best finding."""
         meant = [incident for incident in await self._open() if is_meant(incident)]
-        return await self.hub.read(
-            lambda: [(incident, getattr(self.hub.diagnosis(incident.id), "best", None)) for incident in meant]
-        )
+
+        def look() -> list[Trouble]:
+            diagnosed = ((incident, self.journal.diagnosis(incident.id)) for incident in meant)
+            return [(incident, None if result is None else result.best) for incident, result in diagnosed]
+
+        return await self.journal.read(look)
 
     def _namespaces(self, name: str, open_now: Iterable[incidents.Incident]) -> list[str]:
         """Where something of that name is: by clusters, kube-state-metrics or an open incident."""
@@ -83,7 +101,7 @@ class ExplainApi:
         told_of = f'__name__=~"kube_pod_info|kube_pod_status_phase",pod="{own_metrics.escape(name)}"'
         expr = f"group by (namespace) ({{{told_of}}})"
         with contextlib.suppress(WatchkeeperError):
-            told = self.hub.engine.instant(expr, clock.to_ms(self.hub.clock.now())).latest()
+            told = self.queries.engine.instant(expr, clock.to_ms(self.runtime.clock.now())).latest()
             found |= {labels.get("namespace", "") for labels in told}
         for incident in open_now:
             kind, _, where = (incident.place.domain or "").partition("=")
@@ -91,9 +109,9 @@ class ExplainApi:
             found |= {namespace} if (kind, short) == ("pod", name) else set()
         return sorted(found - {""})
 
-    async def node(self, request: Request) -> Response:
+    async def node(self, request: Request) -> ExplainAnswer:
         asked = _checked(request.path_params["name"])
-        known = next((one for one in self.hub.fleet.nodes() if asked == one.name or asked in one.aliases), None)
+        known = next((one for one in self.fleet.nodes() if asked == one.name or asked in one.aliases), None)
         names = {asked} if known is None else {known.name, *known.aliases}
         words = [word for view in self._views() for word in view.nodes if word.name in names]
         if known is None and not words:
@@ -103,7 +121,7 @@ class ExplainApi:
         expected = None if known is None else known.expected_gpus
         return _answer(await asyncio.to_thread(self._node, place, words, expected=expected, troubles=troubles))
 
-    async def job(self, request: Request) -> Response:
+    async def job(self, request: Request) -> ExplainAnswer:
         parts = (request.path_params.get("namespace"), request.path_params["name"])
         name = _checked("/".join(part for part in parts if part))
         scheduled = [workload for view in self._views() for workload in view.workloads]
@@ -111,9 +129,9 @@ class ExplainApi:
         report = await self.jobs.report(name)
         line = None if report is None else report.job
         pods = job.parts_of(name, scheduled)
-        owner = pods[0].cluster if pods else self.hub.settings.fleet.cluster if line is None else line.cluster
+        owner = pods[0].cluster if pods else self.runtime.settings.fleet.cluster if line is None else line.cluster
         asked = job.Asked(owner, name, pods, "" if line is None else line.name)
-        found = await _job(self.hub, asked)
+        found = await self._job(asked)
         if found is None and report is not None:
             found = explained.Explained(name, report.why)
         elif found is not None and found.cause is None and report is not None and not asked.waiting:
@@ -127,14 +145,14 @@ class ExplainApi:
 
     def _node(
         self,
-        place: fleet.Place,
+        place: Place,
         words: list[cluster.ScheduledNode],
         *,
         expected: int | None,
         troubles: list[Trouble],
     ) -> explained.Explained:
-        hub, now = self.hub, clock.to_ms(self.hub.clock.now())
-        questions = surroundings.Questions(hub.engine, place, now, window=job.AROUND)
+        now = clock.to_ms(self.runtime.clock.now())
+        questions = surroundings.Questions(self.queries.engine, place, now, window=job.AROUND)
         around = surroundings.look(questions)
         reporting = questions.reporting("DCGM_FI_DEV_GPU_TEMP")
         node_name = place.node or ""
@@ -147,7 +165,7 @@ class ExplainApi:
         problems = [view.problem for view in self._views() if view.problem]
         return node.explain(
             node.Known(
-                hub.fleet.place_name(place),
+                self.fleet.place_name(place),
                 words,
                 sorted(held.items()),
                 None if reporting is None else len(reporting),
@@ -160,9 +178,9 @@ class ExplainApi:
 
     def _by_series(self, namespace: str, name: str) -> explained.Explained | None:
         """Without an API server: what kube-state-metrics says, through the same decisions."""
-        place = fleet.Place(self.hub.settings.fleet.cluster, domain=f"pod={namespace}/{name}")
-        now = clock.to_ms(self.hub.clock.now())
-        around = surroundings.look(surroundings.Questions(self.hub.engine, place, now, window=job.AROUND))
+        place = fleet.Place(self.runtime.settings.fleet.cluster, domain=f"pod={namespace}/{name}")
+        now = clock.to_ms(self.runtime.clock.now())
+        around = surroundings.look(surroundings.Questions(self.queries.engine, place, now, window=job.AROUND))
         if not around.rows("kube_pod_info") and not around.rows("kube_pod_status_phase"):
             return None
         subject = f"{namespace}/{name}"
@@ -179,28 +197,27 @@ class ExplainApi:
 
     def _waiting(self, known: list[workloads.ScheduledWorkload]) -> list[workloads.ScheduledWorkload]:
         with contextlib.suppress(WatchkeeperError):
-            told = self.hub.engine.instant(waiting.QUESTION, clock.to_ms(self.hub.clock.now())).latest()
+            told = self.queries.engine.instant(waiting.QUESTION, clock.to_ms(self.runtime.clock.now())).latest()
             return waiting.pods(told, known)
         return []
 
     def _kubernetes(self) -> list[kubernetes_source.KubernetesSource]:
-        schedulers = () if self.hub.clusters is None else self.hub.clusters.schedulers
+        schedulers = () if self.clusters is None else self.clusters.schedulers
         return [one for one in schedulers if isinstance(one, kubernetes_source.KubernetesSource)]
 
     def _views(self) -> list[cluster.ClusterView]:
-        return [] if self.hub.clusters is None else self.hub.clusters.views()
+        return [] if self.clusters is None else self.clusters.views()
 
-
-async def _job(hub: HubView, asked: job.Asked) -> explained.Explained | None:
-    now = hub.clock.now()
-    looked = await asyncio.to_thread(job.look, hub.engine, asked, now)
-    if looked is None:
-        return None
-    since, nodes = now - job.AROUND, looked.nodes
-    happened = await hub.read(
-        lambda: [event for node in nodes for event in hub.events_at(node, since, now)], is_long=True
-    )
-    return await asyncio.to_thread(job.explain, asked, looked, now, happened=happened, names=hub.fleet.place_name)
+    async def _job(self, asked: Asked) -> explained.Explained | None:
+        now = self.runtime.clock.now()
+        looked = await asyncio.to_thread(job.look, self.queries.engine, asked, now)
+        if looked is None:
+            return None
+        since, nodes = now - job.AROUND, looked.nodes
+        happened = await self.journal.read(
+            lambda: [event for node in nodes for event in self.journal.events_at(node, since, now)], is_long=True
+        )
+        return await asyncio.to_thread(job.explain, asked, looked, now, happened=happened, names=self.fleet.place_name)
 
 
 def _cluster(source: kubernetes_source.KubernetesSource) -> pod.Cluster:
@@ -222,15 +239,13 @@ def _checked(text: str) -> str:
     return text
 
 
-def _answer(found: explained.Explained) -> Response:
-    return ok(explained=found, text="\n".join(explained.as_text(found)))
+def _answer(found: explained.Explained) -> ExplainAnswer:
+    return ExplainAnswer(found, "\n".join(explained.as_text(found)))
 
 
-def endpoints(hub: HubView) -> list[Endpoint]:
-    api = ExplainApi(hub, jobs_api.JobsApi(hub))
-    gives = {"explained": explained.Explained, "text": str}
+def endpoints(api: ExplainApi) -> list[Endpoint]:
     return [
-        Endpoint(("GET",), path, Role.VIEWER, answer, words=f"Why a {what} is as it is, in words", gives=gives)
+        Endpoint(("GET",), path, Role.VIEWER, answer, words=f"Why a {what} is as it is, in words")
         for path, answer, what in (
             ("/api/explain/pod/{name}", api.pod, "pod, whose namespace is looked for,"),
             ("/api/explain/pod/{namespace}/{name}", api.pod, "pod"),

@@ -10,25 +10,28 @@ import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
 
 from watchkeeper.catalogue import infiniband, tables
+from watchkeeper.clusters.fabric.fabric_watch import FabricWatch
 from watchkeeper.errors import WatchkeeperError
+from watchkeeper.hub import services
+from watchkeeper.hub.runtime import Runtime
+from watchkeeper.hub.samples import Queries
 from watchkeeper.kit import clock, durations
 from watchkeeper.model import workloads
 from watchkeeper.model.labels import Labels
-from watchkeeper.web.answers import Asked, Endpoint, ok, whole_number
+from watchkeeper.web.answers import Asked, Endpoint, whole_number
 from watchkeeper.web.auth.auth import Role
 from watchkeeper.web.fleet import holders, inventory, topology
+from watchkeeper.web.fleet.fabric_answers import Cell, Counts, FabricMap, Grown, Lines, Link, Links, Port, Row, Spine
 from watchkeeper.web.fleet.fabric_map import DISCARDS, WAIT, HostKey, PortView, Reading, Sources, SwitchKey, ports
 from watchkeeper.web.fleet.topology import State
 from watchkeeper.web.fleet.topology_api import RATE_EXPR, STATE_EXPR
-from watchkeeper.web.view import HubView
+from watchkeeper.web.fleet.who import Brief
 from watchkeeper.workloads import identity
 
 WINDOWS = ("15m", "1h", "6h")
@@ -55,20 +58,28 @@ class Made:
     window: str
     views: tuple[PortView, ...]
     problem: str
-    answer: Mapping[str, Any]
+    answer: FabricMap
 
 
 class FabricApi:
-    def __init__(self, hub: HubView) -> None:
-        self._hub = hub
+    def __init__(
+        self,
+        runtime: Runtime,
+        queries: Queries,
+        *,
+        journal: services.Journal,
+        fleet: services.FleetView,
+        fabric: FabricWatch | None,
+    ) -> None:
+        self._runtime, self._queries, self._journal = runtime, queries, journal
+        self._fleet, self._fabric = fleet, fabric
         self._busy = asyncio.Lock()
         self._kept: dict[str, Made] = {}
 
-    async def map(self, request: Request) -> Response:
-        made = await self._made(request)
-        return ok(**made.answer)
+    async def map(self, request: Request) -> FabricMap:
+        return (await self._made(request)).answer
 
-    async def links(self, request: Request) -> Response:
+    async def links(self, request: Request) -> Links:
         """Links with what is known of each, the worst first; `of` keeps those whose text has these words."""
         made, form = await self._made(request), request.query_params
         limit = whole_number(form.get("limit", "200"))
@@ -85,24 +96,24 @@ class FabricApi:
             and all(word in _text(view) for word in words)
         ]
         found.sort(key=lambda view: view.trouble)
-        return ok(now=clock.from_ms(made.at_ms), total=len(found), links=[plain(view) for view in found[:limit]])
+        return Links(clock.from_ms(made.at_ms), len(found), [shown(view) for view in found[:limit]])
 
-    async def port(self, request: Request) -> Response:
+    async def port(self, request: Request) -> Port:
         """One link with its counters, what each means, and where its lines are."""
         made, id = await self._made(request), request.query_params.get("id", "")
         view = next((one for one in made.views if one.id == id), None)
         if view is None:
             raise HTTPException(404, f"no link is called {id[:80]}")
         counters = [_counter(name, value) for name, value in sorted(view.grown.items())]
-        open_now = await self._hub.read(self._hub.incidents)
+        open_now = await self._journal.read(self._journal.incidents)
         related = [one for one in open_now if self._is_about(view, one.place)]
-        return ok(
+        return Port(
             now=clock.from_ms(made.at_ms),
             window=made.window,
-            link=plain(view),
+            link=shown(view),
             counters=counters,
-            series=_series(view),
-            incidents=[{"id": one.id, "title": one.title, "severity": one.severity} for one in related[:20]],
+            series=Lines(**_series(view)),
+            incidents=[Brief(one.id, one.severity, one.title) for one in related[:20]],
         )
 
     def _is_about(self, view: PortView, place: Any) -> bool:
@@ -116,16 +127,16 @@ class FabricApi:
         if window not in WINDOWS:
             raise HTTPException(400, f"window `{window[:20]}`: there are {', '.join(WINDOWS)}")
         async with self._busy:
-            now_ms, kept = clock.to_ms(self._hub.clock.now()), self._kept.get(window)
+            now_ms, kept = clock.to_ms(self._runtime.clock.now()), self._kept.get(window)
             if kept is None or not 0 <= now_ms - kept.at_ms < KEPT_SECONDS * 1000:
                 kept = self._kept[window] = await self._make(window, now_ms)
             return kept
 
     async def _make(self, window: str, now_ms: int) -> Made:
-        hub, asked = self._hub, _Asked(self._hub, now_ms)
-        stock = inventory.take(hub.fleet)
-        watched = hub.fabric if hub.fabric is not None and hub.fabric.is_fresh(now_ms) else None
-        held = await holders.ask(hub)
+        asked = _Asked(self._queries, now_ms)
+        stock = inventory.take(self._fleet)
+        watched = self._fabric if self._fabric is not None and self._fabric.is_fresh(now_ms) else None
+        held = await holders.ask(self._queries)
         names = frozenset(node.name for node in stock.nodes)
         told = topology.told_links((await asked.all(STATE_EXPR)).items(), (await asked.all(RATE_EXPR)).items(), names)
         sources = Sources(
@@ -141,46 +152,43 @@ class FabricApi:
 
         def work() -> Made:
             views = tuple(ports(sources))
-            answer = self._answer(views, window, now_ms, problem=problem)
-            # A node that is silent, or has no such ports, tells of no link; none of them is known to be up.
-            answer["counts"]["mute_nodes"] = len(names - {view.peer for view in views})
+            counts = _counts(views, mute_nodes=len(names - {view.peer for view in views}))
+            answer = self._answer(views, counts, window=window, now_ms=now_ms, problem=problem)
             return Made(now_ms, window, views, problem, answer)
 
         return await asyncio.to_thread(work)
 
-    def _answer(self, views: tuple[PortView, ...], window: str, now_ms: int, *, problem: str) -> dict[str, Any]:
-        watched = self._hub.fabric
+    def _answer(
+        self, views: tuple[PortView, ...], counts: Counts, *, window: str, now_ms: int, problem: str
+    ) -> FabricMap:
+        watched = self._fabric
         is_fresh = watched is not None and watched.is_fresh(now_ms)
         switches = topology.switches(watched, is_fresh=is_fresh)
         swept = None if watched is None or watched.fabric is None else watched.fabric
-        return {
-            "now": clock.from_ms(now_ms),
-            "window": window,
-            "source": "sweep" if is_fresh else "hosts" if views else None,
-            "swept_at": None if swept is None else clock.from_ms(swept.at_ms),
-            "problem": problem or ("" if watched is None else watched.problem),
-            "counts": _counts(views),
-            "spines": [
-                {"name": one.name, "state": one.state, "links": one.links, "trouble": one.trouble[:5]}
-                for one in switches
-                if one.role == "spine"
-            ],
-            "states": list(State),
-            "rows": _rows(views, {one.name: one for one in switches}),
-        }
+        return FabricMap(
+            now=clock.from_ms(now_ms),
+            window=window,
+            source="sweep" if is_fresh else "hosts" if views else None,
+            swept_at=None if swept is None else clock.from_ms(swept.at_ms),
+            problem=problem or ("" if watched is None else watched.problem),
+            counts=counts,
+            spines=[Spine(one.name, one.state, one.links, one.trouble[:5]) for one in switches if one.role == "spine"],
+            states=list(State),
+            rows=_rows(views, {one.name: one for one in switches}),
+        )
 
 
 @dataclass(slots=True)
 class _Asked:
     """Questions to the engine at one time; what cannot be asked costs its numbers and is said."""
 
-    hub: HubView
+    queries: Queries
     at_ms: int
     problem: str = ""
 
     async def all(self, expr: str) -> Mapping[Labels, float]:
         try:
-            return (await self.hub.ask(expr, self.at_ms)).latest()
+            return (await self.queries.instant(expr, self.at_ms)).latest()
         except WatchkeeperError as error:
             self.problem = str(error)
             return {}
@@ -242,22 +250,22 @@ def _job(holder: holders.Holder) -> str:
     return workloads.called(holder.namespace, name)
 
 
-def _counts(views: Iterable[PortView]) -> dict[str, int]:
+def _counts(views: Iterable[PortView], *, mute_nodes: int) -> Counts:
     states = Counter(view.state for view in views)
-    return {
-        "links": sum(states.values()),
-        "down": states[State.DOWN] + states[State.GONE],
-        "slow": states[State.SLOW],
-        "unknown": states[State.UNKNOWN],
-        "errs": sum(view.errs for view in views),
-        "waits": sum(view.waits for view in views),
-        "uncounted": sum(view.errors is None for view in views),
-        "jobs": len({job for view in views for job in view.jobs if view.trouble[0] < -State.UNKNOWN.rank}),
-    }
+    return Counts(
+        links=sum(states.values()),
+        down=states[State.DOWN] + states[State.GONE],
+        slow=states[State.SLOW],
+        unknown=states[State.UNKNOWN],
+        errs=sum(view.errs for view in views),
+        waits=sum(view.waits for view in views),
+        uncounted=sum(view.errors is None for view in views),
+        jobs=len({job for view in views for job in view.jobs if view.trouble[0] < -State.UNKNOWN.rank}),
+        mute_nodes=mute_nodes,
+    )
 
 
-def _rows(views: Iterable[PortView], switches: Mapping[str, topology.SwitchView]) -> list[dict[str, Any]]:
-    """A leaf or a rack with its cells; a cell is [id, state, errs, waits, load, errors, times the usual wait]."""
+def _rows(views: Iterable[PortView], switches: Mapping[str, topology.SwitchView]) -> list[Row]:
     rows: dict[str | None, list[PortView]] = defaultdict(list)
     for view in views:
         rows[view.row].append(view)
@@ -267,57 +275,58 @@ def _rows(views: Iterable[PortView], switches: Mapping[str, topology.SwitchView]
         own = rows[name]
         own.sort(key=lambda view: (view.kind != "trunk", inventory.natural(view.peer), inventory.natural(view.device)))
         shown.append(
-            {
-                "name": name,
-                "is_switch": switch is not None,
-                "state": topology.worst(view.state for view in own) if switch is None else switch.state,
-                "why": [] if switch is None else switch.trouble[:5],
-                "cells": [_cell(view) for view in own],
-                "trunks": sum(view.kind == "trunk" for view in own),
-            }
+            Row(
+                name=name,
+                is_switch=switch is not None,
+                state=topology.worst(view.state for view in own) if switch is None else switch.state,
+                why=[] if switch is None else switch.trouble[:5],
+                cells=[_cell(view) for view in own],
+                trunks=sum(view.kind == "trunk" for view in own),
+            )
         )
     return shown
 
 
-def _cell(view: PortView) -> list[Any]:
-    numbers = (view.load, view.errors, view.wait_times)
-    shown = [None if number is None else float(f"{number:.3g}") for number in numbers]
-    return [view.id, STATES.index(view.state), int(view.errs), int(view.waits), *shown]
+def _cell(view: PortView) -> Cell:
+    load, errors, wait = (
+        None if number is None else float(f"{number:.3g}") for number in (view.load, view.errors, view.wait_times)
+    )
+    return view.id, STATES.index(view.state), int(view.errs), int(view.waits), load, errors, wait
 
 
-def plain(view: PortView) -> dict[str, Any]:
-    return {
-        "id": view.id,
-        "kind": view.kind,
-        "row": view.row,
-        "switch": view.switch,
-        "switch_port": view.switch_port,
-        "peer": view.peer,
-        "device": view.device or None,
-        "port": view.port,
-        "state": view.state,
-        "why": view.why,
-        "gbps": view.gbps,
-        "down_since": None if view.down_since_ms is None else clock.from_ms(view.down_since_ms),
-        "load": view.load,
-        "errors": view.errors,
-        "errs": view.errs,
-        "waits": view.waits,
-        "wait_per_second": view.wait,
-        "wait_times": view.wait_times,
-        "discards": view.grown.get(DISCARDS),
-        "jobs": list(view.jobs),
-    }
+def shown(view: PortView) -> Link:
+    return Link(
+        id=view.id,
+        kind=view.kind,
+        row=view.row,
+        switch=view.switch,
+        switch_port=view.switch_port,
+        peer=view.peer,
+        device=view.device or None,
+        port=view.port,
+        state=view.state,
+        why=view.why,
+        gbps=view.gbps,
+        down_since=None if view.down_since_ms is None else clock.from_ms(view.down_since_ms),
+        load=view.load,
+        errors=view.errors,
+        errs=view.errs,
+        waits=view.waits,
+        wait_per_second=view.wait,
+        wait_times=view.wait_times,
+        discards=view.grown.get(DISCARDS),
+        jobs=list(view.jobs),
+    )
 
 
-def _counter(name: str, value: float) -> dict[str, Any]:
+def _counter(name: str, value: float) -> Grown:
     row = tables.counter(name)
-    return {
-        "name": name,
-        "grown": value,
-        "meaning": None if row is None else row.meaning,
-        "action": None if row is None else row.action,
-    }
+    return Grown(
+        name=name,
+        grown=value,
+        meaning=None if row is None else row.meaning,
+        action=None if row is None else row.action,
+    )
 
 
 def _series(view: PortView) -> dict[str, str]:
@@ -358,8 +367,7 @@ def _text(view: PortView) -> str:
 WINDOW_ASK = Asked("window", f"over which errors are counted: {', '.join(WINDOWS)}; 1h unless given")
 
 
-def endpoints(hub: HubView) -> list[Endpoint]:
-    api = FabricApi(hub)
+def endpoints(api: FabricApi) -> list[Endpoint]:
     return [
         Endpoint(
             ("GET",),
@@ -383,7 +391,6 @@ def endpoints(hub: HubView) -> list[Endpoint]:
                 Asked("trouble", "1: only what is down, slow, has errors or waits"),
                 Asked("limit", f"how many at most; 200 unless given, at most {MOST_LINKS}", int),
             ),
-            gives={"now": datetime, "total": int, "links": list[dict[str, Any]]},
         ),
         Endpoint(
             ("GET",),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 from urllib.parse import quote
@@ -19,17 +20,24 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from watchkeeper.errors import CollectError, WatchkeeperError, WireError
+from watchkeeper.hub import services
+from watchkeeper.hub.health import Health
+from watchkeeper.hub.runtime import Runtime
+from watchkeeper.hub.samples import Queries
+from watchkeeper.hub.simulator import Simulator
 from watchkeeper.kit import clock, own_metrics, wire
 from watchkeeper.model import events as happenings
 from watchkeeper.model import fleet
+from watchkeeper.model.fleet import Node, Place
 from watchkeeper.model.incidents import Incident
 from watchkeeper.web import shapes
 from watchkeeper.web.answers import Asked, Bare, Endpoint, check_node, ok, read_body, read_object, whole_number
 from watchkeeper.web.auth.auth import Role
 from watchkeeper.web.fleet import frames, stock_answer
-from watchkeeper.web.incidents import about_incident, cards, stories
+from watchkeeper.web.incidents import about_incident
+from watchkeeper.web.incidents.cards import Cards
+from watchkeeper.web.incidents.stories import Stories
 from watchkeeper.web.prometheus import slo_api
-from watchkeeper.web.view import HubView
 
 EVENT_LIMIT = 1000
 EVENT_LIMIT_BYTES = 1024 * 1024
@@ -46,29 +54,91 @@ RETRY_AFTER_SECONDS = range(2, 11)
 GPU_METRICS = ("DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_GPU_TEMP")
 
 
+@dataclass(frozen=True, slots=True)
+class Status:
+    version: str
+    cluster: str
+    mode: str
+    now: datetime
+    ready: bool
+    not_ready_because: str | None
+    degraded: list[str]
+    simulated: bool
+    dollars_per_gpu_hour: float
+    docs_url: str | None
+    rules: shapes.RuleState
+    colours: dict[str, shapes.Colour]
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    version: str
+    edition: str
+    nodes: list[fleet.NodeInFleet]
+    workloads: dict[str, str] | None
+    teams: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class GpuPage:
+    gpu: fleet.Gpu
+    node: shapes.NODE_OR_NAME
+    labels: dict[str, str] | None
+    events: list[shapes.GpuEvent]
+    incidents: list[shapes.Card]
+
+
+@dataclass(frozen=True, slots=True)
+class Incidents:
+    incidents: list[shapes.Card]
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    kept: int
+
+
 class FleetApi:
-    def __init__(self, hub: HubView, stock: stock_answer.StockAnswer) -> None:
-        self._hub = hub
+    def __init__(
+        self,
+        runtime: Runtime,
+        queries: Queries,
+        *,
+        journal: services.Journal,
+        incidents: services.Incidents,
+        rules: services.Rules,
+        fleet: services.FleetView,
+        targets: services.Targets,
+        simulator: Simulator | None,
+        health: Health,
+        cards: Cards,
+        stories: Stories,
+        stock: stock_answer.StockAnswer,
+    ) -> None:
+        self._runtime, self._queries, self._journal = runtime, queries, journal
+        self._incidents, self._rules, self._fleet = incidents, rules, fleet
+        self._targets, self._simulator, self._health = targets, simulator, health
+        self._cards, self._stories, self._stock = cards, stories, stock
         # When each push that waits for its commit came, the oldest first, and its size.
         self._pushes: dict[object, tuple[float, int]] = {}
         self._retries = itertools.cycle(RETRY_AFTER_SECONDS)
-        self._stock = stock
-        self._refused = hub.metrics.counter("watchkeeper_web_pushes_refused_total", "Event pushes answered with 429")
+        self._refused = runtime.metrics.counter(
+            "watchkeeper_web_pushes_refused_total", "Event pushes answered with 429"
+        )
 
     async def status(self, _: Request) -> Response:
-        hub = self._hub
         return ok(
-            version=hub.version,
-            cluster=hub.settings.fleet.cluster,
-            mode=hub.settings.remediate.mode,
-            now=hub.clock.now(),
-            ready=hub.is_ready,
-            not_ready_because=hub.not_ready_because,
-            degraded=hub.degraded(),
-            simulated=hub.simulator_url is not None,
-            dollars_per_gpu_hour=hub.settings.cost.dollars_per_gpu_hour,
-            docs_url=hub.settings.render.docs_url,
-            rules={"owner": hub.settings.rules.owner, **slo_api.outcome(hub.last_reload())},
+            version=self._runtime.version,
+            cluster=self._runtime.settings.fleet.cluster,
+            mode=self._runtime.settings.remediate.mode,
+            now=self._runtime.clock.now(),
+            ready=self._health.is_ready,
+            not_ready_because=self._health.not_ready_because,
+            degraded=self._health.degraded(),
+            simulated=self._simulator is not None,
+            dollars_per_gpu_hour=self._runtime.settings.cost.dollars_per_gpu_hour,
+            docs_url=self._runtime.settings.render.docs_url,
+            rules={"owner": self._runtime.settings.rules.owner, **slo_api.outcome(self._rules.last_reload)},
             colours={
                 name: {"title": c.title, "unit": c.unit, "low": c.low, "high": c.high, "metric": c.metric}
                 for name, c in frames.COLOURS.items()
@@ -87,33 +157,33 @@ class FleetApi:
             raise HTTPException(400, f"limit `{text[:20]}` is not a number from 1 to {LIST_LIMIT}")
 
         def listed() -> list[dict[str, Any]]:
-            return [cards.card(self._hub, one) for one in self._hub.incidents(open_only=open_only, limit=limit)]
+            return [self._cards.card(one) for one in self._journal.incidents(open_only=open_only, limit=limit)]
 
-        return ok(incidents=await self._hub.read(listed))
+        return ok(incidents=await self._journal.read(listed))
 
     async def incident(self, request: Request) -> Response:
-        incident = await about_incident.named(self._hub, request)
-        return ok(**await cards.told(self._hub, incident), blast=await stories.blast_of(self._hub, incident))
+        incident = await about_incident.named(self._journal, request)
+        return ok(**await self._cards.told(incident), blast=await self._stories.blast_of(incident))
 
     async def acknowledge(self, request: Request) -> Response:
-        incident = await about_incident.named(self._hub, request)
-        await self._hub.acknowledge(incident.id, request.state.caller.name)
-        return ok(**await cards.told(self._hub, incident))
+        incident = await about_incident.named(self._journal, request)
+        await self._incidents.acknowledge(incident.id, request.state.caller.name)
+        return ok(**await self._cards.told(incident))
 
     async def resolve(self, request: Request) -> Response:
-        incident, why = await about_incident.named(self._hub, request), await self._said(request, "why")
-        await self._hub.resolve(incident.id, request.state.caller.name, why)
-        return ok(**await cards.told(self._hub, incident))
+        incident, why = await about_incident.named(self._journal, request), await self._said(request, "why")
+        await self._incidents.resolve(incident.id, request.state.caller.name, why)
+        return ok(**await self._cards.told(incident))
 
     async def note(self, request: Request) -> Response:
-        incident, text = await about_incident.named(self._hub, request), await self._said(request, "text")
-        await self._hub.note(incident.id, request.state.caller.name, text)
-        return ok(**await cards.told(self._hub, incident))
+        incident, text = await about_incident.named(self._journal, request), await self._said(request, "text")
+        await self._incidents.note(incident.id, request.state.caller.name, text)
+        return ok(**await self._cards.told(incident))
 
     async def _said(self, request: Request, name: str) -> str:
         return about_incident.text(await read_object(request, about_incident.BODY_BYTES), name)
 
-    async def events(self, request: Request) -> Response:
+    async def events(self, request: Request) -> Kept:
         """Take a batch of an agent; 200 means it is on disk, so the agent may forget it."""
         # Before anything is read: a thousand agents that are refused must cost next to nothing.
         self._refuse_more(0)
@@ -124,7 +194,7 @@ class FleetApi:
         mine = object()
         self._pushes[mine] = asyncio.get_running_loop().time(), len(body)
         try:
-            return ok(kept=await self._hub.take_events(batch))
+            return Kept(kept=await self._incidents.take_events(batch))
         finally:
             del self._pushes[mine]
 
@@ -149,24 +219,24 @@ class FleetApi:
         try:
             told = wire.loads(fleet.NodeRegistration, await read_body(request, SMALL_BODY_BYTES))
             check_node(request.state.caller, told.node)
-            self._hub.register_node(told, "" if request.client is None else request.client.host)
+            self._targets.register_node(told, "" if request.client is None else request.client.host)
         except (WireError, CollectError) as error:
             raise HTTPException(400, str(error)) from error
         return ok()
 
     async def gpu(self, request: Request) -> Response:
         """One GPU: where it is, who holds it, what its exporter says of it, and what happened to it."""
-        hub, uuid = self._hub, request.path_params["uuid"]
-        seen = next((one for one in hub.fleet.gpus() if one.gpu.uuid == uuid), None)
-        node = None if seen is None else _node(hub, seen.cluster, seen.node)
+        uuid = request.path_params["uuid"]
+        seen = next((one for one in self._fleet.gpus() if one.gpu.uuid == uuid), None)
+        node = None if seen is None else self._node(seen.cluster, seen.node)
         around = () if node is None else (node.place, *node.enclosing())
-        about, shown = await hub.read(lambda: _about_gpu(hub, uuid, around))
+        about, shown = await self._journal.read(lambda: self._about_gpu(uuid, around))
         happened = [(incident, m) for incident in about for m in incident.members if m.place.gpu == uuid]
         if seen is None and not happened:
             raise HTTPException(404, f"no GPU {uuid[:60]} has reported to this hub")
         # One that broke before its first page is known by what is told of it.
         where = happened[0][1].place if seen is None else fleet.Place(seen.cluster, node=seen.node)
-        node = node or _node(hub, where.cluster, where.node)
+        node = node or self._node(where.cluster, where.node)
         return ok(
             gpu=fleet.Gpu(uuid) if seen is None else seen.gpu,
             node=node or {"name": where.node},
@@ -180,19 +250,31 @@ class FleetApi:
         try:
             own = f'{{UUID="{own_metrics.escape(uuid)}"}}'
             expr = " or on (UUID) ".join(f"{name}{own}" for name in GPU_METRICS)
-            answer = await self._hub.ask(expr, clock.to_ms(self._hub.clock.now()))
+            answer = await self._queries.instant(expr, clock.to_ms(self._runtime.clock.now()))
         except WatchkeeperError:
             return None
         return next((dict(labels.without("__name__")) for labels in answer.latest()), None)
 
     async def simulator(self, request: Request) -> Response:
         """Drills: hand a request to the simulated fleet, where there is one."""
-        if self._hub.simulator_url is None:
+        if self._simulator is None:
             raise HTTPException(404, "this fleet is real: there is no simulator behind this hub")
         body = await read_body(request, SMALL_BODY_BYTES)
         path = quote(request.url.path.removeprefix("/api/sim"))
-        status, answer = await self._hub.simulator_request(request.method, path, body or None)
+        status, answer = await self._simulator.request(request.method, path, body or None)
         return Response(answer, status_code=status, media_type="application/json")
+
+    def _node(self, cluster: str, name: str | None) -> Node | None:
+        return next((node for node in self._fleet.nodes() if (node.cluster, node.name) == (cluster, name)), None)
+
+    def _about_gpu(self, uuid: str, around: Sequence[Place]) -> tuple[list[Incident], list[dict[str, Any]]]:
+        """The newest incidents that a GPU is a part of, or lies within while they are open, and their cards."""
+        about = [
+            one
+            for one in self._journal.incidents(open_only=False, limit=LIST_LIMIT)
+            if any(member.place.gpu == uuid for member in one.members) or (one.is_open and one.place in around)
+        ]
+        return about, [self._cards.card(one) for one in about]
 
 
 def read_events(body: bytes) -> list[happenings.Event]:
@@ -234,23 +316,8 @@ def event_problems(event: happenings.Event) -> list[str]:
     return problems
 
 
-def _node(hub: HubView, cluster: str, name: str | None) -> fleet.Node | None:
-    return next((node for node in hub.fleet.nodes() if (node.cluster, node.name) == (cluster, name)), None)
-
-
-def _about_gpu(hub: HubView, uuid: str, around: Sequence[fleet.Place]) -> tuple[list[Incident], list[dict[str, Any]]]:
-    """The newest incidents that a GPU is a part of, or lies within while they are open, and their cards."""
-    about = [
-        one
-        for one in hub.incidents(open_only=False, limit=LIST_LIMIT)
-        if any(member.place.gpu == uuid for member in one.members) or (one.is_open and one.place in around)
-    ]
-    return about, [cards.card(hub, one) for one in about]
-
-
 # Deliberately one table: a row for each endpoint, with what the API's document says about it.
-def endpoints(hub: HubView, stock: stock_answer.StockAnswer) -> list[Endpoint]:
-    api = FleetApi(hub, stock)
+def endpoints(api: FleetApi) -> list[Endpoint]:
     get, post = ("GET",), ("POST",)
     return [
         Endpoint(
@@ -259,20 +326,7 @@ def endpoints(hub: HubView, stock: stock_answer.StockAnswer) -> list[Endpoint]:
             Role.VIEWER,
             api.status,
             words="The hub itself: version, cluster, mode, rules, and the colours of the map",
-            gives={
-                "version": str,
-                "cluster": str,
-                "mode": str,
-                "now": datetime,
-                "ready": bool,
-                "not_ready_because": str | None,
-                "degraded": list[str],
-                "simulated": bool,
-                "dollars_per_gpu_hour": float,
-                "docs_url": str | None,
-                "rules": shapes.RuleState,
-                "colours": dict[str, shapes.Colour],
-            },
+            gives=Status,
         ),
         Endpoint(
             get,
@@ -289,13 +343,7 @@ def endpoints(hub: HubView, stock: stock_answer.StockAnswer) -> list[Endpoint]:
                 ),
                 Asked("workloads", "0: leave `workloads` empty, since each GPU names its own", int),
             ),
-            gives={
-                "version": str,
-                "edition": str,
-                "nodes": list[fleet.NodeInFleet],
-                "workloads": dict[str, str] | None,
-                "teams": dict[str, str],
-            },
+            gives=Fleet,
         ),
         Endpoint(
             get,
@@ -303,13 +351,7 @@ def endpoints(hub: HubView, stock: stock_answer.StockAnswer) -> list[Endpoint]:
             Role.VIEWER,
             api.gpu,
             words="One GPU: where it is, who holds it, what its exporter says of it, and what happened to it",
-            gives={
-                "gpu": fleet.Gpu,
-                "node": shapes.NODE_OR_NAME,
-                "labels": dict[str, str] | None,
-                "events": list[dict[str, Any]],
-                "incidents": list[shapes.Card],
-            },
+            gives=GpuPage,
         ),
         Endpoint(
             get,
@@ -321,7 +363,7 @@ def endpoints(hub: HubView, stock: stock_answer.StockAnswer) -> list[Endpoint]:
                 Asked("open", "0: resolved ones too; 1 unless given"),
                 Asked("limit", f"at most {LIST_LIMIT}; 200 unless given", int),
             ),
-            gives={"incidents": list[shapes.Card]},
+            gives=Incidents,
         ),
         Endpoint(
             get,
@@ -329,7 +371,7 @@ def endpoints(hub: HubView, stock: stock_answer.StockAnswer) -> list[Endpoint]:
             Role.VIEWER,
             api.incident,
             words="One incident with its diagnosis, plan, timeline and whom it hits",
-            gives=shapes.FULL_DETAIL,
+            gives=shapes.FullDetail,
         ),
         Endpoint(
             post,
@@ -338,7 +380,7 @@ def endpoints(hub: HubView, stock: stock_answer.StockAnswer) -> list[Endpoint]:
             api.acknowledge,
             changes=True,
             words="Say that somebody works on it",
-            gives=shapes.DETAIL,
+            gives=shapes.Detail,
         ),
         Endpoint(
             post,
@@ -348,7 +390,7 @@ def endpoints(hub: HubView, stock: stock_answer.StockAnswer) -> list[Endpoint]:
             changes=True,
             words="Close an incident, with the reason",
             body={"why": str},
-            gives=shapes.DETAIL,
+            gives=shapes.Detail,
         ),
         Endpoint(
             post,
@@ -358,7 +400,7 @@ def endpoints(hub: HubView, stock: stock_answer.StockAnswer) -> list[Endpoint]:
             changes=True,
             words="Write a note into the timeline",
             body={"text": str},
-            gives=shapes.DETAIL,
+            gives=shapes.Detail,
         ),
         Endpoint(
             post,
@@ -368,7 +410,6 @@ def endpoints(hub: HubView, stock: stock_answer.StockAnswer) -> list[Endpoint]:
             changes=True,
             words="Take a batch of events of an agent; 200 means that it is on disk",
             body=list[happenings.Event],
-            gives={"kept": int},
         ),
         Endpoint(
             post,

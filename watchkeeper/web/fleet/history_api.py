@@ -8,19 +8,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, TypedDict
+from typing import TypedDict
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
 
 from watchkeeper.catalogue import xid
+from watchkeeper.hub import services
+from watchkeeper.hub.runtime import Runtime
 from watchkeeper.kit import wire
 from watchkeeper.model import alerts, events, fleet
-from watchkeeper.web.answers import Asked, Endpoint, ok, whole_number
+from watchkeeper.web.answers import Asked, Endpoint, whole_number
 from watchkeeper.web.auth.auth import Role
-from watchkeeper.web.view import HubView
 
 USUAL_DAYS, MOST_DAYS = 90, 366
 # A node that repeats one line for days has thousands; the newest say enough, and the counts have all.
@@ -49,11 +50,20 @@ class Counted(TypedDict):
     meaning: str | None
 
 
-class HistoryApi:
-    def __init__(self, hub: HubView) -> None:
-        self._hub = hub
+@dataclass(frozen=True, slots=True)
+class EventHistory:
+    now: datetime
+    days: int
+    total: int
+    events: list[Shown]
+    counts: list[Counted]
 
-    async def history(self, request: Request) -> Response:
+
+class HistoryApi:
+    def __init__(self, runtime: Runtime, journal: services.Journal, *, fleet: services.FleetView) -> None:
+        self._runtime, self._journal, self._fleet = runtime, journal, fleet
+
+    async def history(self, request: Request) -> EventHistory:
         asked = request.query_params
         node, gpu, days = (
             asked.get("node", ""),
@@ -64,13 +74,15 @@ class HistoryApi:
             raise HTTPException(400, "name a node: /api/history?node=…, and perhaps gpu=UUID")
         if days is None or not 1 <= days <= MOST_DAYS:
             raise HTTPException(400, f"days must be a number from 1 to {MOST_DAYS}")
-        clusters = {one.cluster for one in self._hub.fleet.nodes() if one.name == node}
-        cluster = asked.get("cluster") or (clusters.pop() if len(clusters) == 1 else self._hub.settings.fleet.cluster)
-        now = self._hub.clock.now()
+        clusters = {one.cluster for one in self._fleet.nodes() if one.name == node}
+        cluster = asked.get("cluster") or (
+            clusters.pop() if len(clusters) == 1 else self._runtime.settings.fleet.cluster
+        )
+        now = self._runtime.clock.now()
         place = fleet.Place(cluster, node=node, gpu=gpu)
-        found = await self._hub.read(lambda: self._hub.events_at(place, now - timedelta(days=days), now))
+        found = await self._journal.read(lambda: self._journal.events_at(place, now - timedelta(days=days), now))
         newest = sorted(found, key=lambda event: event.at, reverse=True)
-        return ok(
+        return EventHistory(
             now=now, days=days, total=len(found), events=[show(e) for e in newest[:MOST_SHOWN]], counts=count(newest)
         )
 
@@ -109,9 +121,7 @@ def count(newest: Sequence[events.Event]) -> list[Counted]:
     ]
 
 
-def endpoints(hub: HubView) -> list[Endpoint]:
-    api = HistoryApi(hub)
-    gives: dict[str, Any] = {"now": datetime, "days": int, "total": int, "events": list[Shown], "counts": list[Counted]}
+def endpoints(api: HistoryApi) -> list[Endpoint]:
     return [
         Endpoint(
             ("GET",),
@@ -125,6 +135,5 @@ def endpoints(hub: HubView) -> list[Endpoint]:
                 Asked("cluster", "where two clusters have a node of this name"),
                 Asked("days", f"how far back, at most {MOST_DAYS}; {USUAL_DAYS} unless given", int),
             ),
-            gives=gives,
         )
     ]

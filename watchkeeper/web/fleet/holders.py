@@ -11,12 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from watchkeeper.errors import WatchkeeperError
-from watchkeeper.kit import clock
+from watchkeeper.hub.samples import Queries
 from watchkeeper.model import fleet, workloads
 from watchkeeper.model.labels import Labels
 from watchkeeper.query.engine import Answer
 from watchkeeper.scrape import standing
-from watchkeeper.web.view import HubView
 
 HOLDER_EXPR = f"{standing.WORKLOAD_INFO} or on (UUID) {standing.HOLDERS}"
 SHARE_EXPR = "watchkeeper_gpu_workload_share"
@@ -54,12 +53,12 @@ class Holders:
     problem: str | None = None
 
 
-async def ask(hub: HubView) -> Holders:
-    at_ms = clock.to_ms(hub.clock.now())
+async def ask(queries: Queries) -> Holders:
+    at_ms = queries.now_ms
     try:
-        held = await hub.ask(HOLDER_EXPR, at_ms)
-        shares = await hub.ask(SHARE_EXPR, at_ms)
-        reasons = await hub.ask(REASON_EXPR, at_ms)
+        held = await queries.instant(HOLDER_EXPR, at_ms)
+        shares = await queries.instant(SHARE_EXPR, at_ms)
+        reasons = await queries.instant(REASON_EXPR, at_ms)
     except WatchkeeperError as error:
         return Holders(problem=str(error))
     # 10,000 GPUs take a tenth of a second, for which nobody else should wait.

@@ -17,8 +17,8 @@ from functools import lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from watchkeeper.hub.services import FleetView, SeenView
 from watchkeeper.model import fleet
-from watchkeeper.web.view import FleetView, SeenView
 
 NUMBERS = re.compile(r"(\d+)")
 # A node without a rack comes after those with one.

@@ -11,8 +11,8 @@ have no team, `problems` says what could not be asked.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from starlette.exceptions import HTTPException
@@ -20,18 +20,23 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from watchkeeper.catalogue import prices
+from watchkeeper.clusters.clusters import Clusters
 from watchkeeper.diagnose import evidence
 from watchkeeper.errors import PackError, WatchkeeperError
+from watchkeeper.hub import services
+from watchkeeper.hub.runtime import Runtime
+from watchkeeper.hub.samples import Queries
 from watchkeeper.kit import clock, durations, wire
 from watchkeeper.model import jobs, workloads
 from watchkeeper.model.fleet import UNMAPPED
+from watchkeeper.model.jobs import JobLine
 from watchkeeper.query.engine import Span
 from watchkeeper.render import keda
 from watchkeeper.web import shapes
 from watchkeeper.web.answers import Asked, Endpoint, ok, whole_number
 from watchkeeper.web.auth.auth import Role
-from watchkeeper.web.view import HubView
 from watchkeeper.workloads import board, identity, replicas, report
+from watchkeeper.workloads.replicas import Advice, Past
 
 DEFAULT_LIMIT, MOST_JOBS, MOST_INCIDENTS, LONGEST_ID = 500, 10_000, 1000, 300
 # A list is the same for everybody who looks within some seconds; when jobs began changes only by new ones.
@@ -41,14 +46,40 @@ DAY_SECONDS, DAY_STEP_MS, LONGEST_WINDOW, WEEK_STEP_MS = 86_400, 15_000, 7 * 86_
 LARGEST_BOOK_BYTES = 16 * 1024 * 1024
 
 
+@dataclass(frozen=True, slots=True)
+class Jobs:
+    jobs: list[JobLine]
+    total: int
+    unmapped: dict[str, int]
+    problems: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Replicas:
+    replicas: list[Advice]
+    past: Past | None
+    problems: list[str]
+
+
 class JobsApi:
-    def __init__(self, hub: HubView) -> None:
-        self._hub = hub
+    def __init__(
+        self,
+        runtime: Runtime,
+        queries: Queries,
+        *,
+        journal: services.Journal,
+        rules: services.Rules,
+        fleet: services.FleetView,
+        clusters: Clusters | None,
+    ) -> None:
+        self._runtime, self._queries, self._journal = runtime, queries, journal
+        self._rules, self._fleet = rules, fleet
+        self._clusters = clusters
         self._busy = asyncio.Lock()
         self._board: tuple[float, board.Board] | None = None
         self._first_seen: tuple[float, Mapping[identity.Key, float]] | None = None
 
-    async def listing(self, request: Request) -> Response:
+    async def listing(self, request: Request) -> Jobs:
         form = request.query_params
         state, team, cluster = form.get("state"), form.get("team"), form.get("cluster")
         if state is not None and state not in list(jobs.JobState):
@@ -66,7 +97,7 @@ class JobsApi:
         is_known = board.NOT_YET not in found.problems
         without = [line for line in kept if is_known and _team(line) == UNMAPPED]
         unmapped = {"jobs": len(without), "gpus": sum(line.gpus for line in without)}
-        return ok(jobs=kept[:limit], total=len(kept), unmapped=unmapped, problems=found.problems)
+        return Jobs(jobs=kept[:limit], total=len(kept), unmapped=unmapped, problems=found.problems)
 
     async def one(self, request: Request) -> Response:
         id, cluster = request.path_params["id"], request.query_params.get("cluster")
@@ -85,10 +116,10 @@ class JobsApi:
             return None
         # A whole id before a name that several have.
         key = min(keys, key=lambda one: (one.id != id, one))
-        hub, line, now = self._hub, found.line(key), self._hub.clock.now()
+        line, now = found.line(key), self._runtime.clock.now()
         first_seen = (self._first_seen or (0.0, {}))[1].get(key)
         since = report.since(line, first_seen, now)
-        happened = await hub.read(lambda: hub.events_between(since, now), is_long=True)
+        happened = await self._journal.read(lambda: self._journal.events_between(since, now), is_long=True)
         asked = report.Asked(
             line,
             key,
@@ -97,46 +128,46 @@ class JobsApi:
             key in found.suspects,
             found.parts.get(key, ()),
             happened,
-            hub.fleet.place_name,
+            self._fleet.place_name,
             evidence.cause_of,
             first_seen,
         )
-        return await asyncio.to_thread(report.make, hub.engine, now, asked)
+        return await asyncio.to_thread(report.make, self._queries.engine, now, asked)
 
-    async def replicas(self, request: Request) -> Response:
-        form, hub = request.query_params, self._hub
-        budgets = {one.name: one.budget for one in hub.slos() if keda.is_latency(one)}
-        now = clock.to_ms(hub.clock.now())
-        advised, problems = await asyncio.to_thread(replicas.now, hub.engine, now, budgets)
+    async def replicas(self, request: Request) -> Replicas:
+        form = request.query_params
+        budgets = {one.name: one.budget for one in self._rules.slos if keda.is_latency(one)}
+        now = clock.to_ms(self._runtime.clock.now())
+        advised, problems = await asyncio.to_thread(replicas.now, self._queries.engine, now, budgets)
         model, cluster = form.get("model"), form.get("cluster")
         kept = [one for one in advised if model in (None, one.model) and cluster in (None, one.cluster)]
         if model is None:
-            return ok(replicas=kept, past=None, problems=problems)
+            return Replicas(replicas=kept, past=None, problems=problems)
         if not kept:
             raise HTTPException(404, f"no replica of {model[:100]} tells of its requests")
         span = _span(form.get("window", "1d"), now)
         try:
             past = await asyncio.to_thread(
-                replicas.past, hub.engine, span, budgets, cluster=kept[0].cluster, model=kept[0].model
+                replicas.past, self._queries.engine, span, budgets, cluster=kept[0].cluster, model=kept[0].model
             )
         except WatchkeeperError as error:
             raise HTTPException(400, str(error)) from error
-        return ok(replicas=kept, past=past, problems=problems)
+        return Replicas(replicas=kept, past=past, problems=problems)
 
     async def _look(self) -> board.Board:
-        now = self._hub.clock.now()
+        now = self._runtime.clock.now()
         async with self._busy:
             if self._board is None or not 0 <= now.timestamp() - self._board[0] < KEPT_SECONDS:
-                troubles = await self._hub.read(self._incidents)
+                troubles = await self._journal.read(self._incidents)
                 self._board = now.timestamp(), await asyncio.to_thread(self._make, troubles)
             return self._board[1]
 
     def _make(self, troubles: Mapping[str, tuple[str, ...]]) -> board.Board:
-        hub, now = self._hub, self._hub.clock.now()
+        now = self._runtime.clock.now()
         problems: list[str] = []
         if self._first_seen is None or not 0 <= now.timestamp() - self._first_seen[0] < FIRST_SEEN_SECONDS:
             try:
-                self._first_seen = now.timestamp(), board.first_seen(hub.engine, now)
+                self._first_seen = now.timestamp(), board.first_seen(self._queries.engine, now)
             except WatchkeeperError as error:
                 problems.append(f"when jobs began could not be asked: {error}")
         book = None
@@ -146,17 +177,17 @@ class JobsApi:
             problems.append(f"there are no prices: {error}")
         seen = self._first_seen[1] if self._first_seen is not None else {}
         around = board.Around(self._scheduled(), book, troubles, seen)
-        made = board.look(hub.engine, now, around)
+        made = board.look(self._queries.engine, now, around)
         return replace(made, problems=(*made.problems, *problems))
 
     def _scheduled(self) -> list[workloads.ScheduledWorkload]:
-        views = [] if self._hub.clusters is None else self._hub.clusters.views()
+        views = [] if self._clusters is None else self._clusters.views()
         return [workload for view in views for workload in view.workloads]
 
     def _incidents(self) -> dict[str, tuple[str, ...]]:
         """Open incidents by the name of the job that they are about or hit."""
         found: dict[str, set[str]] = {}
-        for incident in self._hub.incidents(open_only=True, limit=MOST_INCIDENTS):
+        for incident in self._journal.incidents(open_only=True, limit=MOST_INCIDENTS):
             kind, _, name = (incident.place.domain or "").partition("=")
             if kind == "job":
                 found.setdefault(name, set()).add(incident.id)
@@ -167,7 +198,7 @@ class JobsApi:
         return {name: tuple(sorted(ids)) for name, ids in found.items()}
 
     def _book(self) -> prices.Book:
-        settings = self._hub.settings.cost
+        settings = self._runtime.settings.cost
         if settings.prices is None:
             return replace(prices.shipped(), fallback=settings.dollars_per_gpu_hour)
         path = Path(settings.prices)
@@ -192,8 +223,7 @@ def _span(text: str, now_ms: int) -> Span:
     return Span(now_ms - round(seconds * 1000), now_ms, step)
 
 
-def endpoints(hub: HubView) -> list[Endpoint]:
-    api = JobsApi(hub)
+def endpoints(api: JobsApi) -> list[Endpoint]:
     return [
         Endpoint(
             ("GET",),
@@ -207,7 +237,6 @@ def endpoints(hub: HubView) -> list[Endpoint]:
                 shapes.CLUSTER,
                 Asked("limit", f"at most {MOST_JOBS:,}; {DEFAULT_LIMIT} unless given", int),
             ),
-            gives={"jobs": list[jobs.JobLine], "total": int, "unmapped": dict[str, int], "problems": list[str]},
         ),
         Endpoint(
             ("GET",),
@@ -229,6 +258,5 @@ def endpoints(hub: HubView) -> list[Endpoint]:
                 shapes.CLUSTER,
                 Asked("window", "with `model`: how far back, at most 7d; 1d unless given"),
             ),
-            gives={"replicas": list[replicas.Advice], "past": replicas.Past | None, "problems": list[str]},
         ),
     ]

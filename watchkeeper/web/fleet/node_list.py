@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from watchkeeper.clusters import inventory
+from watchkeeper.hub.services import FleetView, SeenView
 from watchkeeper.incidents import signals
 from watchkeeper.kit import clock
 from watchkeeper.model import cluster, fleet, incidents
@@ -18,7 +19,6 @@ from watchkeeper.model.node_list import NodeLine, NodeState, SchedulerWord
 from watchkeeper.scrape import scrape, target_loop
 from watchkeeper.web.fleet import holders
 from watchkeeper.web.fleet.inventory import natural
-from watchkeeper.web.view import FleetView, SeenView
 
 NodeKey = tuple[str, str]
 

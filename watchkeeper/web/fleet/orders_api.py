@@ -11,7 +11,7 @@ A poll that waits is one future and one timer; it holds no thread and reads no d
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -21,13 +21,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from watchkeeper.errors import ActionRefused, WireError
+from watchkeeper.hub import services
+from watchkeeper.hub.runtime import Runtime
 from watchkeeper.kit import wire
 from watchkeeper.model import orders
 from watchkeeper.remediate.orders import Address, Outbox, Wanted
 from watchkeeper.web import shapes
 from watchkeeper.web.answers import Asked, Endpoint, check_node, ok, read_body, whole_number
 from watchkeeper.web.auth.auth import Role
-from watchkeeper.web.view import HubView
 
 LONGEST_WAIT_SECONDS = 60
 # One poll for each node of the largest fleet.
@@ -39,6 +40,16 @@ GIVE_BYTES = 64 * 1024
 # JSON in JSON: every quote of the output takes two characters more.
 RECEIPT_BYTES = 4 * orders.MOST_OUTPUT_BYTES
 MOST_LISTED = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Envelopes:
+    orders: list[orders.Envelope]
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    orders: list[shapes.GivenOrder]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,19 +111,20 @@ def _end(future: asyncio.Future[None]) -> None:
 
 
 class OrdersApi:
-    def __init__(self, hub: HubView) -> None:
-        self._hub = hub
-        self.polls = None if hub.orders is None else Polls(hub.orders)
+    def __init__(self, runtime: Runtime, journal: services.Journal, *, orders: Callable[[], Outbox | None]) -> None:
+        self._runtime, self._journal, self._orders = runtime, journal, orders
+        self.polls = None if (outbox := orders()) is None else Polls(outbox)
         self._receipts = 0
-        self._waiting = hub.metrics.gauge("watchkeeper_web_order_polls", "Agents that wait for work orders now")
+        self._waiting = runtime.metrics.gauge("watchkeeper_web_order_polls", "Agents that wait for work orders now")
 
     @property
     def _outbox(self) -> Outbox:
-        if self._hub.orders is None:
+        outbox = self._orders()
+        if outbox is None:
             raise HTTPException(409, "this hub gives no work orders: [hub] order_key_file is not set")
-        return self._hub.orders
+        return outbox
 
-    async def fetch(self, request: Request) -> Response:
+    async def fetch(self, request: Request) -> Envelopes:
         """What waits for a node; with `wait`, only once there is something or the seconds are over."""
         outbox, polls = self._outbox, self.polls
         assert polls is not None
@@ -120,12 +132,12 @@ class OrdersApi:
         if not node:
             raise HTTPException(400, "`node` is needed: whose orders?")
         check_node(request.state.caller, node)
-        address = (request.query_params.get("cluster") or self._hub.settings.fleet.cluster, node)
+        address = (request.query_params.get("cluster") or self._runtime.settings.fleet.cluster, node)
         text = request.query_params.get("wait", "0")
         seconds = whole_number(text)
         if seconds is None or seconds > LONGEST_WAIT_SECONDS:
             raise HTTPException(400, f"wait `{text[:20]}` is not a number of seconds from 0 to {LONGEST_WAIT_SECONDS}")
-        found = outbox.waiting(*address, now=self._hub.clock.now())
+        found = outbox.waiting(*address, now=self._runtime.clock.now())
         if not found and seconds:
             if polls.count >= MOST_POLLS:
                 raise _later(f"{polls.count} agents wait for orders, the limit is {MOST_POLLS}")
@@ -134,8 +146,8 @@ class OrdersApi:
                 await polls.wait(address, seconds)
             finally:
                 self._waiting.set(polls.count)
-            found = outbox.waiting(*address, now=self._hub.clock.now())
-        return ok(orders=found)
+            found = outbox.waiting(*address, now=self._runtime.clock.now())
+        return Envelopes(orders=found)
 
     async def answer(self, request: Request) -> Response:
         """Keep what came of an order; 200 means that it is on disk, so the agent may forget it."""
@@ -148,10 +160,10 @@ class OrdersApi:
             raise _later(f"{self._receipts} receipts wait for their commit, the limit is {MOST_RECEIPTS}")
         self._receipts += 1
         try:
-            known = await self._hub.read(lambda: outbox.order(id))
+            known = await self._journal.read(lambda: outbox.order(id))
             if known is not None:
                 check_node(request.state.caller, known.order.node)
-                known = await asyncio.to_thread(outbox.take, id, envelope, now=self._hub.clock.now())
+                known = await asyncio.to_thread(outbox.take, id, envelope, now=self._runtime.clock.now())
         except WireError as error:
             raise HTTPException(400, str(error)) from error
         except ActionRefused as error:
@@ -173,14 +185,14 @@ class OrdersApi:
         if kind is not None and not kind.is_harmless:
             raise HTTPException(400, f"{given.kind} touches a machine; only a plan may order it")
         wanted = Wanted(
-            given.cluster or self._hub.settings.fleet.cluster,
+            given.cluster or self._runtime.settings.fleet.cluster,
             given.node,
             given.kind,
             given.arguments,
             given.why,
             timedelta(seconds=min(max(given.seconds, 0.0), 2 * orders.LONGEST_LIFE.total_seconds())),
         )
-        now, actor = self._hub.clock.now(), request.state.caller.name
+        now, actor = self._runtime.clock.now(), request.state.caller.name
         try:
             tracked = await asyncio.to_thread(outbox.give, wanted, now=now, actor=actor)
         except ActionRefused as error:
@@ -189,7 +201,7 @@ class OrdersApi:
 
     async def one(self, request: Request) -> Response:
         id = request.path_params["id"]
-        tracked = await self._hub.read(lambda: self._outbox.order(id))
+        tracked = await self._journal.read(lambda: self._outbox.order(id))
         if tracked is None:
             raise _unknown(id)
         return ok(**self._plain(tracked))
@@ -199,14 +211,14 @@ class OrdersApi:
         limit = whole_number(text)
         if limit is None or not 1 <= limit <= MOST_LISTED:
             raise HTTPException(400, f"limit `{text[:20]}` is not a number from 1 to {MOST_LISTED}")
-        found = await self._hub.read(lambda: self._outbox.latest(limit))
+        found = await self._journal.read(lambda: self._outbox.latest(limit))
         return ok(orders=[self._plain(tracked) for tracked in found])
 
     def _plain(self, tracked: orders.Tracked) -> dict[str, Any]:
         """Without the nonce, which is the agent's business."""
         plain = wire.to_plain(tracked)
         del plain["order"]["nonce"]
-        return {**plain, "state": tracked.state(self._hub.clock.now())}
+        return {**plain, "state": tracked.state(self._runtime.clock.now())}
 
 
 def _later(problem: str) -> HTTPException:
@@ -217,8 +229,7 @@ def _unknown(id: str) -> HTTPException:
     return HTTPException(404, f"there is no order {id[:40]}")
 
 
-def endpoints(hub: HubView) -> list[Endpoint]:
-    api = OrdersApi(hub)
+def endpoints(api: OrdersApi) -> list[Endpoint]:
     get, post = ("GET",), ("POST",)
     return [
         Endpoint(
@@ -232,7 +243,6 @@ def endpoints(hub: HubView) -> list[Endpoint]:
                 shapes.CLUSTER,
                 Asked("wait", f"seconds to wait for one, at most {LONGEST_WAIT_SECONDS}; 0 unless given", int),
             ),
-            gives={"orders": list[orders.Envelope]},
         ),
         Endpoint(
             post,
@@ -251,7 +261,7 @@ def endpoints(hub: HubView) -> list[Endpoint]:
             api.recent,
             words="The newest orders and what came of them",
             asks=(Asked("limit", f"at most {MOST_LISTED}; 100 unless given", int),),
-            gives={"orders": list[shapes.GivenOrder]},
+            gives=Orders,
         ),
         Endpoint(
             get,

@@ -21,10 +21,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from watchkeeper.hub import services
+from watchkeeper.hub.runtime import Runtime
+from watchkeeper.hub.samples import Queries
 from watchkeeper.net import packing
 from watchkeeper.web.answers import whole_number
 from watchkeeper.web.fleet import holders, inventory
-from watchkeeper.web.view import HubView
 
 # Who holds a GPU may be as old as a scrape without harm; a new inventory is answered at once.
 KEPT_SECONDS = 10.0
@@ -54,8 +56,8 @@ class Made:
 
 
 class StockAnswer:
-    def __init__(self, hub: HubView) -> None:
-        self._hub = hub
+    def __init__(self, runtime: Runtime, queries: Queries, *, fleet: services.FleetView) -> None:
+        self._runtime, self._queries, self._fleet = runtime, queries, fleet
         self._busy = asyncio.Lock()
         self._kept: Made | None = None
         self._renewal: asyncio.Task[None] | None = None
@@ -85,7 +87,7 @@ class StockAnswer:
 
     def age_seconds(self) -> float:
         """How old the newest answer is, also one that had to leave the holders out."""
-        return math.inf if self._newest is None else self._hub.clock.now().timestamp() - self._newest.at
+        return math.inf if self._newest is None else self._runtime.clock.now().timestamp() - self._newest.at
 
     def has(self, edition: str) -> bool:
         return edition in self._editions
@@ -105,7 +107,7 @@ class StockAnswer:
         # Not at once: the page that was just answered still fetches its code.
         await asyncio.sleep(OPENING_SECONDS)
         # Another inventory comes with its picture.
-        if self._kept is not None and self._kept.version == inventory.take(self._hub.fleet).version:
+        if self._kept is not None and self._kept.version == inventory.take(self._fleet).version:
             await self._found(KEPT_SECONDS)
 
     async def _found(self, oldest_seconds: float) -> Made:
@@ -113,7 +115,7 @@ class StockAnswer:
             if self._renewal is None or self._renewal.done():
                 self._renewal = asyncio.create_task(self._renew())
             return ready
-        stock = inventory.take(self._hub.fleet)
+        stock = inventory.take(self._fleet)
         async with self._busy:
             # Who had to wait takes what the one before has made.
             ready = self._young(oldest_seconds)
@@ -124,7 +126,7 @@ class StockAnswer:
 
     def _young(self, oldest_seconds: float) -> Made | None:
         """What is kept, if it is young enough."""
-        age = 0.0 if self._kept is None else self._hub.clock.now().timestamp() - self._kept.at
+        age = 0.0 if self._kept is None else self._runtime.clock.now().timestamp() - self._kept.at
         return self._kept if 0 <= age < oldest_seconds else None
 
     def keep(self, made: Made) -> None:
@@ -132,8 +134,8 @@ class StockAnswer:
         self._kept = made if made.is_whole else None
 
     async def make(self, stock: inventory.Inventory) -> Made:
-        now = self._hub.clock.now().timestamp()
-        held = await holders.ask(self._hub)
+        now = self._runtime.clock.now().timestamp()
+        held = await holders.ask(self._queries)
         before = () if self._newest is None else self._newest.nodes
         made = await asyncio.to_thread(write, stock, held, now=now, before=before)
         self._newest = made

@@ -7,22 +7,24 @@ the second, because the hub need not have one. What the tree says is decided in 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
 
+from watchkeeper.clusters.fabric.fabric_watch import FabricWatch
 from watchkeeper.errors import WatchkeeperError, WireError
+from watchkeeper.hub import services
+from watchkeeper.hub.runtime import Runtime
+from watchkeeper.hub.samples import Queries
 from watchkeeper.kit import clock, wire
 from watchkeeper.model import fabric
 from watchkeeper.scrape import target_loop
 from watchkeeper.web import shapes
-from watchkeeper.web.answers import Asked, Endpoint, check_node, ok, read_body
+from watchkeeper.web.answers import Asked, Endpoint, check_node, read_body
 from watchkeeper.web.auth.auth import Role
 from watchkeeper.web.fleet import inventory, topology
-from watchkeeper.web.view import HubView
 
 STATE_EXPR = "node_infiniband_state_id"
 RATE_EXPR = "node_infiniband_rate_bytes_per_second"
@@ -30,21 +32,48 @@ RATE_EXPR = "node_infiniband_rate_bytes_per_second"
 SWEEP_LIMIT_BYTES = 32 << 20
 
 
-class TopologyApi:
-    def __init__(self, hub: HubView) -> None:
-        self._hub = hub
+@dataclass(frozen=True, slots=True)
+class Topology:
+    cluster: str
+    now: datetime
+    fabric: shapes.Swept | None
+    racks: list[topology.RackView]
+    switches: list[topology.SwitchView]
+    unmapped: dict[str, int]
 
-    async def tree(self, request: Request) -> Response:
+
+@dataclass(frozen=True, slots=True)
+class SweepTaken:
+    changes: int
+    problem: str
+
+
+class TopologyApi:
+    def __init__(
+        self,
+        runtime: Runtime,
+        queries: Queries,
+        *,
+        journal: services.Journal,
+        incidents: services.Incidents,
+        fleet: services.FleetView,
+        targets: services.Targets,
+        fabric: FabricWatch | None,
+    ) -> None:
+        self._runtime, self._queries, self._journal = runtime, queries, journal
+        self._incidents, self._fleet, self._targets = incidents, fleet, targets
+        self._fabric = fabric
+
+    async def tree(self, request: Request) -> Topology:
         asked = {name: request.query_params.get(name) or None for name in ("rack", "leaf", "node")}
         chosen = topology.Chosen(**asked)
-        hub = self._hub
-        stock = inventory.take(hub.fleet)
+        stock = inventory.take(self._fleet)
         facts = topology.Facts(
             stock,
-            await hub.read(lambda: hub.incidents(open_only=True)),
+            await self._journal.read(lambda: self._journal.incidents(open_only=True)),
             silent=self._silent_nodes(),
-            gone=frozenset(seen.gpu.uuid for seen in hub.fleet.gpus() if seen.gone_since_ms is not None),
-            watched=hub.fabric if self._is_fresh() else None,
+            gone=frozenset(seen.gpu.uuid for seen in self._fleet.gpus() if seen.gone_since_ms is not None),
+            watched=self._fabric if self._is_fresh() else None,
             told=await self._told(frozenset(node.name for node in stock.nodes)),
         )
         # A large fleet takes a moment; the loop has others to serve.
@@ -52,22 +81,22 @@ class TopologyApi:
         if any(asked.values()) and not racks:
             named = ", ".join(f"{name} {value[:60]}" for name, value in asked.items() if value)
             raise HTTPException(404, f"no node is in {named}")
-        return ok(
-            cluster=hub.settings.fleet.cluster,
-            now=hub.clock.now(),
-            fabric=self._fabric(frozenset(node.name for node in stock.nodes)),
-            racks=wire.to_plain(racks),
-            switches=wire.to_plain(topology.switches(hub.fabric, is_fresh=self._is_fresh())),
+        return Topology(
+            cluster=self._runtime.settings.fleet.cluster,
+            now=self._runtime.clock.now(),
+            fabric=self._drawn(frozenset(node.name for node in stock.nodes)),
+            racks=racks,
+            switches=topology.switches(self._fabric, is_fresh=self._is_fresh()),
             unmapped=topology.unmapped(stock, racks),
         )
 
     def _is_fresh(self) -> bool:
-        return self._hub.fabric is not None and self._hub.fabric.is_fresh(clock.to_ms(self._hub.clock.now()))
+        return self._fabric is not None and self._fabric.is_fresh(clock.to_ms(self._runtime.clock.now()))
 
     def _silent_nodes(self) -> frozenset[tuple[str, str]]:
         """Nodes, by cluster and name, of which every target that was tried did not answer."""
         answers: dict[tuple[str, str], list[bool]] = {}
-        for state in self._hub.targets():
+        for state in self._targets.targets():
             cluster, name = state.target.cluster, state.target.node
             if name is not None and state.health is not target_loop.Health.UNKNOWN:
                 answers.setdefault((cluster, name), []).append(state.health is target_loop.Health.UP)
@@ -75,15 +104,18 @@ class TopologyApi:
 
     async def _told(self, nodes: frozenset[str]) -> dict[str, list[topology.LinkView]]:
         """What nodes say about their own ports; an engine that cannot answer costs the links and not the tree."""
-        at_ms = clock.to_ms(self._hub.clock.now())
+        at_ms = clock.to_ms(self._runtime.clock.now())
         try:
-            states, rates = await self._hub.ask(STATE_EXPR, at_ms), await self._hub.ask(RATE_EXPR, at_ms)
+            states, rates = (
+                await self._queries.instant(STATE_EXPR, at_ms),
+                await self._queries.instant(RATE_EXPR, at_ms),
+            )
         except WatchkeeperError:
             return {}
         return topology.told_links(states.latest().items(), rates.latest().items(), nodes)
 
-    def _fabric(self, nodes: frozenset[str]) -> dict[str, Any] | None:
-        watched = self._hub.fabric
+    def _drawn(self, nodes: frozenset[str]) -> shapes.Swept | None:
+        watched = self._fabric
         if watched is None or (watched.fabric is None and not watched.problem):
             return None
         found = watched.fabric
@@ -100,10 +132,10 @@ class TopologyApi:
             "unnamed_hosts": 0 if watched.layout is None else len(watched.layout.unnamed_hosts()),
         }
 
-    async def take_sweep(self, request: Request) -> Response:
+    async def take_sweep(self, request: Request) -> SweepTaken:
         """Take a sweep of another host; 200 means that what changed with it is on disk."""
         check_node(request.state.caller, None)
-        watched = self._hub.fabric
+        watched = self._fabric
         if watched is None:
             raise HTTPException(409, "this is a recording: it takes no sweeps")
         if watched.settings.is_watched:
@@ -112,14 +144,13 @@ class TopologyApi:
             found = wire.loads(fabric.Fabric, await read_body(request, SWEEP_LIMIT_BYTES))
         except WireError as error:
             raise HTTPException(400, f"this is no sweep: {error.problems[0]}") from error
-        changed = await asyncio.to_thread(watched.take, found, self._hub.clock.now())
+        changed = await asyncio.to_thread(watched.take, found, self._runtime.clock.now())
         if changed:
-            await self._hub.take_events(changed)
-        return ok(changes=len(changed), problem=watched.problem)
+            await self._incidents.take_events(changed)
+        return SweepTaken(changes=len(changed), problem=watched.problem)
 
 
-def endpoints(hub: HubView) -> list[Endpoint]:
-    api = TopologyApi(hub)
+def endpoints(api: TopologyApi) -> list[Endpoint]:
     return [
         Endpoint(
             ("GET",),
@@ -128,14 +159,6 @@ def endpoints(hub: HubView) -> list[Endpoint]:
             api.tree,
             words="Racks, leaves, nodes, GPUs and links with their states",
             asks=tuple(Asked(name, f"only this {name}") for name in ("rack", "leaf", "node")),
-            gives={
-                "cluster": str,
-                "now": datetime,
-                "fabric": shapes.Swept | None,
-                "racks": list[topology.RackView],
-                "switches": list[topology.SwitchView],
-                "unmapped": dict[str, int],
-            },
         ),
         Endpoint(
             ("POST",),
@@ -145,6 +168,5 @@ def endpoints(hub: HubView) -> list[Endpoint]:
             changes=True,
             words="Take a sweep of the InfiniBand fabric that another host made",
             body=fabric.Fabric,
-            gives={"changes": int, "problem": str},
         ),
     ]

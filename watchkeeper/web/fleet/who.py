@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from watchkeeper.clusters import inventory
+from watchkeeper.hub.services import FleetView, SeenView
 from watchkeeper.incidents import signals
 from watchkeeper.kit import clock
 from watchkeeper.model import cluster, incidents, workloads
 from watchkeeper.model.node_list import NodeLine
 from watchkeeper.web.fleet import holders
 from watchkeeper.web.fleet.inventory import natural
-from watchkeeper.web.view import FleetView, SeenView
 
 # `GPU-3f2a` is what people paste; less would find half the fleet.
 SHORTEST_UUID = 8

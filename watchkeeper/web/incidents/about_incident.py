@@ -11,17 +11,17 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
+from watchkeeper.hub import services
 from watchkeeper.model.incidents import Incident
-from watchkeeper.web.view import HubView
 
 BODY_BYTES = 64 * 1024
 TEXT_LIMIT = 4000
 
 
-async def named(hub: HubView, request: Request) -> Incident:
+async def named(journal: services.Journal, request: Request) -> Incident:
     """404 where there is none of that name."""
     id: str = request.path_params["id"]
-    incident = await hub.read(lambda: hub.incident(id))
+    incident = await journal.read(lambda: journal.incident(id))
     if incident is None:
         raise HTTPException(404, f"there is no incident {id[:40]}; `watchkeeper incidents --all` lists every one")
     return incident

@@ -7,6 +7,7 @@ viewer, every word that lets a machine be touched an operator.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -14,7 +15,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from watchkeeper.errors import SettingsError
+from watchkeeper.hub import services
 from watchkeeper.hub.repair_loop import RepairLoop
+from watchkeeper.hub.runtime import Runtime
 from watchkeeper.kit import wire
 from watchkeeper.model.repairs import Repair, Switch
 from watchkeeper.remediate import explanation, policy
@@ -23,33 +26,58 @@ from watchkeeper.web import shapes
 from watchkeeper.web.answers import Asked, Endpoint, ok, read_object, whole_number
 from watchkeeper.web.auth.auth import Role
 from watchkeeper.web.incidents import about_incident
-from watchkeeper.web.view import HubView
 
 POLICY_BYTES = 1024 * 1024
 MOST_PAST, MOST_ENTRIES = 100, 10_000
 
 
+@dataclass(frozen=True, slots=True)
+class Repairs:
+    repairs: list[shapes.ShownRepair]
+    switch: shapes.ShownSwitch
+
+
+@dataclass(frozen=True, slots=True)
+class RepairLog:
+    entries: list[chain.Entry]
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsal:
+    incidents: list[explanation.Rehearsed]
+
+
+@dataclass(frozen=True, slots=True)
+class Switched:
+    switch: shapes.ShownSwitch
+
+
+@dataclass(frozen=True, slots=True)
+class RepairChanged:
+    repair: shapes.ShownRepair
+
+
 class ActApi:
-    def __init__(self, hub: HubView) -> None:
-        self._hub = hub
+    def __init__(self, runtime: Runtime, journal: services.Journal, *, repairs: RepairLoop | None) -> None:
+        self._runtime, self._journal, self._loop = runtime, journal, repairs
 
     @property
     def _repairs(self) -> RepairLoop:
-        if self._hub.repairs is None:
+        if self._loop is None:
             raise HTTPException(404, "nothing is repaired here: this is a recording")
-        return self._hub.repairs
+        return self._loop
 
     async def list(self, request: Request) -> Response:
         loop = self._repairs
-        found = await self._hub.read(loop.repairs.all)
+        found = await self._journal.read(loop.repairs.all)
         if request.query_params.get("all") == "1":
             known = {one.id for one in found}
-            past = await self._hub.read(lambda: loop.past(MOST_PAST))
+            past = await self._journal.read(lambda: loop.past(MOST_PAST))
             found += [one for one in past if one.id not in known]
         return ok(repairs=[_shown(one) for one in found], switch=_switch(loop.repairs.switch))
 
     async def explain(self, request: Request) -> Response:
-        incident, loop = await about_incident.named(self._hub, request), self._hub.repairs
+        incident, loop = await about_incident.named(self._journal, request), self._loop
         if loop is None:
             return ok(incident=incident.id, repair=None)
         told = await loop.in_thread(lambda: loop.explain(incident))
@@ -61,29 +89,29 @@ class ActApi:
 
     async def approve(self, request: Request) -> Response:
         id, body = (
-            (await about_incident.named(self._hub, request)).id,
+            (await about_incident.named(self._journal, request)).id,
             await read_object(request, about_incident.BODY_BYTES),
         )
         digest = about_incident.line(body, "digest")
         return await self._say(
-            request, lambda actor: self._repairs.people.approve(id, digest, actor=actor, now=self._hub.clock.now())
+            request, lambda actor: self._repairs.people.approve(id, digest, actor=actor, now=self._runtime.clock.now())
         )
 
     async def reject(self, request: Request) -> Response:
-        id = (await about_incident.named(self._hub, request)).id
+        id = (await about_incident.named(self._journal, request)).id
         why = about_incident.line(await read_object(request, about_incident.BODY_BYTES), "why")
         return await self._say(
-            request, lambda actor: self._repairs.people.reject(id, why, actor=actor, now=self._hub.clock.now())
+            request, lambda actor: self._repairs.people.reject(id, why, actor=actor, now=self._runtime.clock.now())
         )
 
     async def step_done(self, request: Request) -> Response:
-        id = (await about_incident.named(self._hub, request)).id
+        id = (await about_incident.named(self._journal, request)).id
         return await self._say(
-            request, lambda actor: self._repairs.people.step_done(id, actor=actor, now=self._hub.clock.now())
+            request, lambda actor: self._repairs.people.step_done(id, actor=actor, now=self._runtime.clock.now())
         )
 
     async def again(self, request: Request) -> Response:
-        id = (await about_incident.named(self._hub, request)).id
+        id = (await about_incident.named(self._journal, request)).id
         return await self._say(request, lambda actor: self._repairs.again(id, actor))
 
     async def _say(self, request: Request, work: Callable[[str], Repair]) -> Response:
@@ -95,17 +123,17 @@ class ActApi:
     async def stop(self, request: Request) -> Response:
         why = about_incident.line(await read_object(request, about_incident.BODY_BYTES), "why")
         return await self._turn(
-            request, lambda actor: self._repairs.people.stop(why, actor=actor, now=self._hub.clock.now())
+            request, lambda actor: self._repairs.people.stop(why, actor=actor, now=self._runtime.clock.now())
         )
 
     async def resume(self, request: Request) -> Response:
         return await self._turn(
-            request, lambda actor: self._repairs.people.resume(actor=actor, now=self._hub.clock.now())
+            request, lambda actor: self._repairs.people.resume(actor=actor, now=self._runtime.clock.now())
         )
 
     async def reset(self, request: Request) -> Response:
         return await self._turn(
-            request, lambda actor: self._repairs.people.reset(actor=actor, now=self._hub.clock.now())
+            request, lambda actor: self._repairs.people.reset(actor=actor, now=self._runtime.clock.now())
         )
 
     async def _turn(self, request: Request, work: Callable[[str], Switch]) -> Response:
@@ -113,13 +141,13 @@ class ActApi:
         # In a thread of its own: to stop everything must not wait behind calls that hang.
         return ok(switch=_switch(await self._repairs.at_once(lambda: work(actor))))
 
-    async def log(self, request: Request) -> Response:
+    async def log(self, request: Request) -> RepairLog:
         limit = whole_number(request.query_params.get("limit", "1000"))
         if limit is None or not 1 <= limit <= MOST_ENTRIES:
             raise HTTPException(400, f"limit must be a number from 1 to {MOST_ENTRIES:,}")
-        return ok(entries=await self._repairs.at_once(lambda: self._repairs.audit(limit)))
+        return RepairLog(entries=await self._repairs.at_once(lambda: self._repairs.audit(limit)))
 
-    async def test(self, request: Request) -> Response:
+    async def test(self, request: Request) -> Rehearsal:
         """Which plan every past incident would have got under the policy in the body."""
         text = (await read_object(request, POLICY_BYTES)).get("policy")
         if not isinstance(text, str):
@@ -128,7 +156,7 @@ class ActApi:
             chosen = policy.parse(text, where="policy", over=policy.load())
         except SettingsError as error:
             raise HTTPException(400, str(error)) from error
-        return ok(incidents=await self._repairs.at_once(lambda: self._repairs.rehearse(chosen)))
+        return Rehearsal(incidents=await self._repairs.at_once(lambda: self._repairs.rehearse(chosen)))
 
 
 def _shown(repair: Repair) -> dict[str, Any]:
@@ -148,8 +176,7 @@ def _switch(switch: Switch) -> dict[str, Any]:
 
 
 # Deliberately one table: a row for each endpoint, with what the API's document says about it.
-def endpoints(hub: HubView) -> list[Endpoint]:
-    api = ActApi(hub)
+def endpoints(api: ActApi) -> list[Endpoint]:
     get, post = ("GET",), ("POST",)
     return [
         Endpoint(
@@ -159,7 +186,7 @@ def endpoints(hub: HubView) -> list[Endpoint]:
             api.list,
             words="Repairs that wait, run or hold a node",
             asks=(Asked("all", "1: the newest that ended too"),),
-            gives={"repairs": list[shapes.ShownRepair], "switch": shapes.ShownSwitch},
+            gives=Repairs,
         ),
         Endpoint(
             get,
@@ -168,7 +195,6 @@ def endpoints(hub: HubView) -> list[Endpoint]:
             api.log,
             words="The audit of repairs, oldest first",
             asks=(Asked("limit", f"the newest so many, at most {MOST_ENTRIES:,}; 1000 unless given", int),),
-            gives={"entries": list[chain.Entry]},
         ),
         Endpoint(
             post,
@@ -178,7 +204,6 @@ def endpoints(hub: HubView) -> list[Endpoint]:
             changes=True,
             words="Which plan every past incident would have got under another policy",
             body={"policy": str},
-            gives={"incidents": list[explanation.Rehearsed]},
         ),
         Endpoint(
             post,
@@ -188,7 +213,7 @@ def endpoints(hub: HubView) -> list[Endpoint]:
             changes=True,
             words="Stop all repairs at once",
             body={"why": str},
-            gives={"switch": shapes.ShownSwitch},
+            gives=Switched,
         ),
         Endpoint(
             post,
@@ -197,7 +222,7 @@ def endpoints(hub: HubView) -> list[Endpoint]:
             api.resume,
             changes=True,
             words="Let repairs go on",
-            gives={"switch": shapes.ShownSwitch},
+            gives=Switched,
         ),
         Endpoint(
             post,
@@ -206,7 +231,7 @@ def endpoints(hub: HubView) -> list[Endpoint]:
             api.reset,
             changes=True,
             words="Close the circuit breaker again",
-            gives={"switch": shapes.ShownSwitch},
+            gives=Switched,
         ),
         Endpoint(
             get,
@@ -223,7 +248,7 @@ def endpoints(hub: HubView) -> list[Endpoint]:
             api.approve,
             changes=True,
             words="Approve the plan that this digest names",
-            gives={"repair": shapes.ShownRepair},
+            gives=RepairChanged,
             body={"digest": str},
         ),
         Endpoint(
@@ -233,7 +258,7 @@ def endpoints(hub: HubView) -> list[Endpoint]:
             api.reject,
             changes=True,
             words="Reject the plan",
-            gives={"repair": shapes.ShownRepair},
+            gives=RepairChanged,
             body={"why": str},
         ),
         Endpoint(
@@ -243,7 +268,7 @@ def endpoints(hub: HubView) -> list[Endpoint]:
             api.step_done,
             changes=True,
             words="Say that a step which a person does is done",
-            gives={"repair": shapes.ShownRepair},
+            gives=RepairChanged,
         ),
         Endpoint(
             post,
@@ -252,6 +277,6 @@ def endpoints(hub: HubView) -> list[Endpoint]:
             api.again,
             changes=True,
             words="Try the repair once more",
-            gives={"repair": shapes.ShownRepair},
+            gives=RepairChanged,
         ),
     ]

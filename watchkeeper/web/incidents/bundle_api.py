@@ -6,27 +6,29 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from watchkeeper.hub.runtime import Runtime
+from watchkeeper.remediate.evidence import Sources
 from watchkeeper.web import shapes
 from watchkeeper.web.answers import Asked, Endpoint
 from watchkeeper.web.auth.auth import Role
-from watchkeeper.web.view import HubView
 
 # Each holds some ten MiB while it is made.
 BUNDLES_AT_ONCE = 2
 
 
 class BundleApi:
-    def __init__(self, hub: HubView) -> None:
-        self._hub = hub
+    def __init__(self, runtime: Runtime, evidence: Callable[[], Sources | None]) -> None:
+        self._runtime, self._evidence = runtime, evidence
         self._running = 0
 
     async def make(self, request: Request) -> Response:
-        sources, asked = self._hub.evidence, request.query_params
+        sources, asked = self._evidence(), request.query_params
         incident, node = asked.get("incident"), asked.get("node")
         if (incident is None) == (node is None):
             raise HTTPException(400, "either `incident` or `node` is needed: evidence about what?")
@@ -35,7 +37,7 @@ class BundleApi:
             raise HTTPException(409, "a recording that is played has no journal to take evidence from")
         if self._running >= BUNDLES_AT_ONCE:
             raise HTTPException(429, f"{self._running} bundles are being made, the limit is {BUNDLES_AT_ONCE}")
-        now, hides = self._hub.clock.now(), asked.get("hide_names") == "1"
+        now, hides = self._runtime.clock.now(), asked.get("hide_names") == "1"
         self._running += 1
         try:
             if incident is not None:
@@ -50,7 +52,7 @@ class BundleApi:
         return Response(made, media_type="application/gzip")
 
 
-def endpoints(hub: HubView) -> list[Endpoint]:
+def endpoints(api: BundleApi) -> list[Endpoint]:
     # Not for viewers: names of users, and what was printed on machines.
     asks = (
         Asked("incident", "evidence about this incident; either this or `node`"),
@@ -59,7 +61,7 @@ def endpoints(hub: HubView) -> list[Endpoint]:
         Asked("hide_names", "1: names of users and machines become placeholders"),
     )
     words = "Everything known about an incident or a node as a tar.gz, for whoever repairs the machine"
-    make = BundleApi(hub).make
+    make = api.make
     return [
         Endpoint(("GET",), "/api/bundle", Role.OPERATOR, make, words=words, asks=asks, media="application/gzip"),
     ]

@@ -6,6 +6,7 @@ POST /api/incidents/{id}/cause corrects or confirms a cause; GET /api/accuracy c
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from starlette.exceptions import HTTPException
@@ -15,30 +16,63 @@ from starlette.responses import Response
 from watchkeeper.catalogue import causes
 from watchkeeper.clusters import inventory
 from watchkeeper.diagnose import lemons, lessons
+from watchkeeper.diagnose.lemons import Lemon
 from watchkeeper.errors import WatchkeeperError
+from watchkeeper.hub import services
+from watchkeeper.hub.runtime import Runtime
+from watchkeeper.hub.samples import Queries
 from watchkeeper.kit import clock
 from watchkeeper.web import shapes
 from watchkeeper.web.answers import Asked, Endpoint, ok, read_object, whole_number
 from watchkeeper.web.auth.auth import Role
-from watchkeeper.web.incidents import about_incident, cards
-from watchkeeper.web.view import HubView
+from watchkeeper.web.incidents import about_incident
+from watchkeeper.web.incidents.cards import Cards
 
 MOST_INCIDENTS = 100_000
 MOST_DAYS = 366
 MOST_LEMONS = 100
 
 
+@dataclass(frozen=True, slots=True)
+class Corrected(shapes.Detail):
+    correction: lessons.Correction
+
+
+@dataclass(frozen=True, slots=True)
+class CauseAccuracy:
+    accuracy: list[lessons.Accuracy]
+
+
+@dataclass(frozen=True, slots=True)
+class Lemons:
+    since: datetime
+    lemons: list[Lemon]
+    left_out: int
+    unmapped: dict[str, int]
+    unseen: list[str]
+
+
 class CausesApi:
-    def __init__(self, hub: HubView) -> None:
-        self._hub = hub
-        self._judged = hub.metrics.counter(
+    def __init__(
+        self,
+        runtime: Runtime,
+        queries: Queries,
+        *,
+        journal: services.Journal,
+        incidents: services.Incidents,
+        fleet: services.FleetView,
+        cards: Cards,
+    ) -> None:
+        self._runtime, self._queries, self._journal = runtime, queries, journal
+        self._incidents, self._fleet, self._cards = incidents, fleet, cards
+        self._judged = runtime.metrics.counter(
             "watchkeeper_diagnose_judged_total", "Causes that a person confirmed or corrected, by cause and verdict"
         )
-        for said in hub.corrections():
+        for said in incidents.corrections():
             self._count(said)
 
     async def correct(self, request: Request) -> Response:
-        incident = await about_incident.named(self._hub, request)
+        incident = await about_incident.named(self._journal, request)
         body = await read_object(request, about_incident.BODY_BYTES)
         cause, why = str(body.get("cause", "")), " ".join(str(body.get("why", "")).split())
         if causes.lookup(cause).cause != cause:
@@ -46,50 +80,50 @@ class CausesApi:
             raise HTTPException(400, f"`{cause[:60]}` is no cause; of the family {incident.family} there are {near}")
         if len(why) > about_incident.TEXT_LIMIT:
             raise HTTPException(400, f"why has {len(why):,} characters, the limit is {about_incident.TEXT_LIMIT:,}")
-        said = await self._hub.correct(incident.id, request.state.caller.name, cause, why)
+        said = await self._incidents.correct(incident.id, request.state.caller.name, cause, why)
         self._count(said)
-        return ok(correction=said, **await cards.told(self._hub, incident))
+        return ok(correction=said, **await self._cards.told(incident))
 
-    async def accuracy(self, _: Request) -> Response:
-        return ok(accuracy=await self._hub.read(self._accuracy, is_long=True))
+    async def accuracy(self, _: Request) -> CauseAccuracy:
+        return CauseAccuracy(accuracy=await self._journal.read(self._accuracy, is_long=True))
 
-    async def lemon_nodes(self, request: Request) -> Response:
+    async def lemon_nodes(self, request: Request) -> Lemons:
         days = whole_number(request.query_params.get("days", "90"))
         if days is None or not 1 <= days <= MOST_DAYS:
             raise HTTPException(400, f"days must be a number from 1 to {MOST_DAYS}")
-        since, found, unseen = await self._hub.read(lambda: self._lemons(days), is_long=True)
-        return ok(
+        since, found, unseen = await self._journal.read(lambda: self._lemons(days), is_long=True)
+        return Lemons(
             since=since,
             lemons=found[:MOST_LEMONS],
             left_out=max(0, len(found) - MOST_LEMONS),
-            unmapped=inventory.unmapped(self._hub.fleet.nodes()),
+            unmapped=inventory.unmapped(self._fleet.nodes()),
             unseen=unseen,
         )
 
     def _accuracy(self) -> list[lessons.Accuracy]:
-        said = self._hub.corrections()
+        said = self._incidents.corrections()
         first = {one.incident: one.was for one in said}
         named: Counter[str] = Counter()
-        for incident in self._hub.incidents(open_only=False, limit=MOST_INCIDENTS):
-            found = self._hub.diagnosis(incident.id) if incident.id not in first else None
+        for incident in self._journal.incidents(open_only=False, limit=MOST_INCIDENTS):
+            found = self._journal.diagnosis(incident.id) if incident.id not in first else None
             best = found.best if found is not None else None
             named[first.get(incident.id) or (best.cause if best is not None else incident.cause)] += 1
         return lessons.accuracy(named, said)
 
     def _since(self, days: int) -> datetime:
         """The journal of a hub that is younger than the window knows nothing of the time before its first incident."""
-        now = self._hub.clock.now()
-        return max(now - timedelta(days=days), self._hub.first_opened_at() or now)
+        now = self._runtime.clock.now()
+        return max(now - timedelta(days=days), self._journal.first_opened_at() or now)
 
-    def _lemons(self, days: int) -> tuple[datetime, list[lemons.Lemon], list[str]]:
-        hub, now, since = self._hub, self._hub.clock.now(), self._since(days)
-        nodes = [node.place for node in hub.fleet.nodes()]
-        happened = hub.incidents(open_only=False, limit=MOST_INCIDENTS, opened_since=since)
+    def _lemons(self, days: int) -> tuple[datetime, list[Lemon], list[str]]:
+        now, since = self._runtime.clock.now(), self._since(days)
+        nodes = [node.place for node in self._fleet.nodes()]
+        happened = self._journal.incidents(open_only=False, limit=MOST_INCIDENTS, opened_since=since)
         units = lemons.histories(happened, nodes, since=since, now=now)
         trends, unseen = [], []
         for metric, expr in lemons.trend_questions().items():
             try:
-                answer = hub.engine.instant(expr, clock.to_ms(now)).latest()
+                answer = self._queries.engine.instant(expr, clock.to_ms(now)).latest()
             except WatchkeeperError as error:
                 unseen.append(f"{metric}: {error}")
                 continue
@@ -100,8 +134,7 @@ class CausesApi:
         self._judged.add(cause=said.was, verdict="right" if said.confirms else "wrong")
 
 
-def endpoints(hub: HubView) -> list[Endpoint]:
-    api = CausesApi(hub)
+def endpoints(api: CausesApi) -> list[Endpoint]:
     return [
         Endpoint(
             ("POST",),
@@ -111,7 +144,7 @@ def endpoints(hub: HubView) -> list[Endpoint]:
             changes=True,
             words="Correct a cause, or confirm it with the same one",
             body={"cause": str, "why": str},
-            gives={"correction": lessons.Correction, **shapes.DETAIL},
+            gives=Corrected,
         ),
         Endpoint(
             ("GET",),
@@ -119,7 +152,6 @@ def endpoints(hub: HubView) -> list[Endpoint]:
             Role.VIEWER,
             api.accuracy,
             words="For each cause how often it was named, judged by a person, and right",
-            gives={"accuracy": list[lessons.Accuracy]},
         ),
         Endpoint(
             ("GET",),
@@ -128,12 +160,5 @@ def endpoints(hub: HubView) -> list[Endpoint]:
             api.lemon_nodes,
             words="Nodes by how often they break against the fleet, the most hazardous first",
             asks=(Asked("days", f"of the last so many days, at most {MOST_DAYS}; 90 unless given", int),),
-            gives={
-                "since": datetime,
-                "lemons": list[lemons.Lemon],
-                "left_out": int,
-                "unmapped": dict[str, int],
-                "unseen": list[str],
-            },
         ),
     ]

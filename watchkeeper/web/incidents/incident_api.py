@@ -7,6 +7,7 @@ request is checked, handed to the hub, and its answer written.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal, NotRequired, TypedDict
 
@@ -15,6 +16,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from watchkeeper.errors import StoreError, WireError
+from watchkeeper.hub import services
+from watchkeeper.hub.runtime import Runtime
 from watchkeeper.incidents import subject
 from watchkeeper.kit import durations, wire
 from watchkeeper.model.incidents import Incident
@@ -24,14 +27,47 @@ from watchkeeper.notify import alertmanager, digest, report, silencing
 from watchkeeper.web import shapes
 from watchkeeper.web.answers import Asked, Endpoint, check_node, ok, read_body, read_object, whole_number
 from watchkeeper.web.auth.auth import Role
-from watchkeeper.web.incidents import about_incident, stories
-from watchkeeper.web.view import HubView
+from watchkeeper.web.incidents import about_incident
+from watchkeeper.web.incidents.stories import Stories
 
 # A group of Alertmanager's may hold thousands of alerts.
 WEBHOOK_BYTES = 16 * 1024 * 1024
 WEBHOOKS_IN_FLIGHT = 32
 MOST_MATCHERS = 20
 MOST_DAYS = 366
+
+
+@dataclass(frozen=True, slots=True)
+class Assigned:
+    incident: Incident
+
+
+@dataclass(frozen=True, slots=True)
+class SilenceMade:
+    silence: shapes.ShownSilence
+
+
+@dataclass(frozen=True, slots=True)
+class Notices:
+    notices: list[Notice]
+
+
+@dataclass(frozen=True, slots=True)
+class Silences:
+    silences: list[shapes.ListedSilence]
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class DigestText:
+    digest: digest.Digest
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class AlertsTaken:
+    taken: int
+    problems: list[str]
 
 
 class SilencedFor(TypedDict):
@@ -48,31 +84,41 @@ class NewSilence(SilencedFor):
 
 
 class IncidentApi:
-    def __init__(self, hub: HubView) -> None:
-        self._hub = hub
+    def __init__(
+        self,
+        runtime: Runtime,
+        journal: services.Journal,
+        *,
+        incidents: services.Incidents,
+        silences: services.Silences,
+        rules: services.Rules,
+        stories: Stories,
+    ) -> None:
+        self._runtime, self._journal, self._incidents = runtime, journal, incidents
+        self._silences, self._rules, self._stories = silences, rules, stories
         self._webhooks = 0
 
-    async def assign(self, request: Request) -> Response:
+    async def assign(self, request: Request) -> Assigned:
         incident, body = (
-            await about_incident.named(self._hub, request),
+            await about_incident.named(self._journal, request),
             await read_object(request, about_incident.BODY_BYTES),
         )
-        changed = await self._hub.assign(incident.id, request.state.caller.name, about_incident.line(body, "to"))
-        return ok(incident=changed)
+        changed = await self._incidents.assign(incident.id, request.state.caller.name, about_incident.line(body, "to"))
+        return Assigned(incident=changed)
 
     async def silence_incident(self, request: Request) -> Response:
         """Silence everything at the place of an incident for some time."""
         incident, body = (
-            await about_incident.named(self._hub, request),
+            await about_incident.named(self._journal, request),
             await read_object(request, about_incident.BODY_BYTES),
         )
-        made = await self._hub.silence(self._wish(request, body, subject.place_matchers(incident.place)))
+        made = await self._silences.silence(self._wish(request, body, subject.place_matchers(incident.place)))
         return ok(silence=_shown(made))
 
     async def silences(self, _: Request) -> Response:
-        now = self._hub.clock.now()
-        shown = [_shown(one) | {"active": one.is_active(now)} for one in self._hub.silences()]
-        return ok(silences=shown, problem=self._hub.silences_problem())
+        now = self._runtime.clock.now()
+        shown = [_shown(one) | {"active": one.is_active(now)} for one in self._silences.silences()]
+        return ok(silences=shown, problem=self._silences.silences_problem())
 
     async def add_silence(self, request: Request) -> Response:
         body = await read_object(request, about_incident.BODY_BYTES)
@@ -83,32 +129,32 @@ class IncidentApi:
             matchers = tuple(parse_matcher(str(text)) for text in listed)
         except ValueError as error:
             raise HTTPException(400, f"matchers: {error}") from error
-        made = await self._hub.silence(self._wish(request, body, matchers))
+        made = await self._silences.silence(self._wish(request, body, matchers))
         return ok(silence=_shown(made))
 
     async def end_silence(self, request: Request) -> Response:
-        ended = await self._hub.unsilence(request.path_params["id"], request.state.caller.name)
+        ended = await self._silences.unsilence(request.path_params["id"], request.state.caller.name)
         return ok(silence=_shown(ended))
 
     async def report(self, request: Request) -> Response:
         """The whole story, as Markdown or JSON."""
-        story = await stories.story_of(self._hub, await about_incident.named(self._hub, request))
+        story = await self._stories.story_of(await about_incident.named(self._journal, request))
         if request.query_params.get("format", "markdown") == "json":
             return ok(**report.plain(story))
         return Response(report.text(story), media_type="text/markdown; charset=utf-8")
 
-    async def digest(self, request: Request) -> Response:
+    async def digest(self, request: Request) -> DigestText:
         days = whole_number(request.query_params.get("days", "7"))
         if days is None or not 1 <= days <= MOST_DAYS:
             raise HTTPException(400, f"days must be a number from 1 to {MOST_DAYS}")
-        until = self._hub.clock.now()
-        made = await stories.digest_of(self._hub, until - timedelta(days=days), until)
-        return ok(digest=made, text="\n".join(digest.lines(made)))
+        until = self._runtime.clock.now()
+        made = await self._stories.digest_of(until - timedelta(days=days), until)
+        return DigestText(digest=made, text="\n".join(digest.lines(made)))
 
-    async def notices(self, request: Request) -> Response:
+    async def notices(self, request: Request) -> Notices:
         """Who was told about an incident, when, and what they answered."""
-        id = (await about_incident.named(self._hub, request)).id
-        return ok(notices=await self._hub.read(lambda: self._hub.notices(id)))
+        id = (await about_incident.named(self._journal, request)).id
+        return Notices(notices=await self._journal.read(lambda: self._journal.notices(id)))
 
     async def webhook(self, request: Request) -> Response:
         """Alertmanager tells us about alerts of somebody else's rules; the token of one node is not enough."""
@@ -124,22 +170,22 @@ class IncidentApi:
             self._webhooks -= 1
 
     async def _take_webhook(self, body: bytes) -> Response:
-        now, known = self._hub.clock.now(), self._hub.alert_causes()
-        stale = timedelta(seconds=self._hub.settings.notify.webhook_silence_seconds)
+        now, known = self._runtime.clock.now(), self._rules.alert_causes()
+        stale = timedelta(seconds=self._runtime.settings.notify.webhook_silence_seconds)
         try:
             # Thousands of alerts take a while to read; the loop has other things to do.
             found = await asyncio.to_thread(alertmanager.read_webhook, body, now, known=known, stale=stale)
         except WireError as error:
             raise HTTPException(400, "; ".join(error.problems)) from error
         try:
-            await self._hub.take_foreign_alerts(found.alerts)
+            await self._incidents.take_foreign_alerts(found.alerts)
         except StoreError as error:
             # Alertmanager brings them again after a 5xx, and only then; a conflict of two hubs would be a 409.
             raise HTTPException(503, str(error)) from error
         return ok(taken=len(found.alerts), problems=found.problems)
 
     def _wish(self, request: Request, body: dict[str, Any], matchers: tuple[Matcher, ...]) -> silencing.Wish:
-        now = self._hub.clock.now()
+        now = self._runtime.clock.now()
         try:
             starts_at = wire.parse_time(body["starts_at"]) if body.get("starts_at") else now
             ends_at = wire.parse_time(body["ends_at"]) if body.get("ends_at") else starts_at + _lasting(body)
@@ -165,8 +211,7 @@ def _shown(silence: Silence) -> dict[str, Any]:
 
 
 # Deliberately one table: a row for each endpoint, with what the API's document says about it.
-def endpoints(hub: HubView) -> list[Endpoint]:
-    api = IncidentApi(hub)
+def endpoints(api: IncidentApi) -> list[Endpoint]:
     get, post = ("GET",), ("POST",)
     return [
         Endpoint(
@@ -177,7 +222,6 @@ def endpoints(hub: HubView) -> list[Endpoint]:
             changes=True,
             words="Give an incident to somebody",
             body={"to": str},
-            gives={"incident": Incident},
         ),
         Endpoint(
             post,
@@ -187,7 +231,7 @@ def endpoints(hub: HubView) -> list[Endpoint]:
             changes=True,
             words="Silence everything at the place of an incident for some time",
             body=SilencedFor,
-            gives={"silence": shapes.ShownSilence},
+            gives=SilenceMade,
         ),
         Endpoint(
             get,
@@ -204,7 +248,6 @@ def endpoints(hub: HubView) -> list[Endpoint]:
             Role.VIEWER,
             api.notices,
             words="Who was told about an incident, when, and what they answered",
-            gives={"notices": list[Notice]},
         ),
         Endpoint(
             get,
@@ -212,7 +255,7 @@ def endpoints(hub: HubView) -> list[Endpoint]:
             Role.VIEWER,
             api.silences,
             words="Silences that are, will be, or were in force within the last day",
-            gives={"silences": list[shapes.ListedSilence], "problem": str},
+            gives=Silences,
         ),
         Endpoint(
             post,
@@ -222,7 +265,7 @@ def endpoints(hub: HubView) -> list[Endpoint]:
             changes=True,
             words="Silence what fits all matchers",
             body=NewSilence,
-            gives={"silence": shapes.ShownSilence},
+            gives=SilenceMade,
         ),
         Endpoint(
             ("DELETE",),
@@ -231,7 +274,7 @@ def endpoints(hub: HubView) -> list[Endpoint]:
             api.end_silence,
             changes=True,
             words="End a silence now",
-            gives={"silence": shapes.ShownSilence},
+            gives=SilenceMade,
         ),
         Endpoint(
             get,
@@ -240,7 +283,6 @@ def endpoints(hub: HubView) -> list[Endpoint]:
             api.digest,
             words="A review of the incidents of some days, with a text for people",
             asks=(Asked("days", f"at most {MOST_DAYS}; 7 unless given", int),),
-            gives={"digest": digest.Digest, "text": str},
         ),
         Endpoint(
             post,
@@ -250,6 +292,6 @@ def endpoints(hub: HubView) -> list[Endpoint]:
             changes=True,
             words="Take alerts of somebody else's rules, in the form of Alertmanager's webhook",
             body=dict[str, Any],
-            gives={"taken": int, "problems": list[str]},
+            gives=AlertsTaken,
         ),
     ]

@@ -8,8 +8,8 @@ Journal asks.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -18,13 +18,15 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from watchkeeper.hub import services
+from watchkeeper.hub.repair_loop import RepairLoop
+from watchkeeper.hub.runtime import Runtime
 from watchkeeper.kit import clock, wire
 from watchkeeper.store.journal import journal_search
 from watchkeeper.store.journal.chain import Entry
-from watchkeeper.web.answers import Asked, Endpoint, ok, whole_number
+from watchkeeper.web.answers import Asked, Endpoint, whole_number
 from watchkeeper.web.auth.auth import Role
 from watchkeeper.web.prometheus import prometheus_form as form
-from watchkeeper.web.view import HubView
 
 MOST_ENTRIES = 1000
 # An export of the whole: about 100 MB, streamed page by page.
@@ -33,28 +35,61 @@ MOST_KINDS, MOST_WORDS, LONGEST_WORD = 50, 8, 100
 KEPT_SECONDS = 300.0
 
 
+@dataclass(frozen=True, slots=True)
+class Line:
+    """An entry of the journal, with its sentence."""
+
+    seq: int
+    at: datetime
+    actor: str
+    kind: str
+    subject: str
+    text: str
+    body: Mapping[str, Any]
+    epoch: int
+    hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class JournalPage:
+    now: datetime
+    entries: list[Line]
+    first: int
+    last: int
+    looked_back_to: int
+    kinds: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    checked_at: datetime
+    entries: int
+    is_intact: bool
+    first_broken: int | None
+
+
 class JournalApi:
-    def __init__(self, hub: HubView) -> None:
-        self._hub = hub
+    def __init__(self, runtime: Runtime, journal: services.Journal, *, repairs: RepairLoop | None) -> None:
+        self._runtime, self._journal, self._repairs = runtime, journal, repairs
         self._busy = asyncio.Lock()
-        self._verdict: tuple[float, dict[str, Any]] | None = None
+        self._verdict: tuple[float, Verdict] | None = None
 
     def _where(self) -> journal_search.Where:
-        if self._hub.repairs is None:
+        if self._repairs is None:
             raise HTTPException(404, "this is a recording: it has no journal")
-        settings = self._hub.settings
+        settings = self._runtime.settings
         return journal_search.Where(settings.journal_path, settings.journal.url_file)
 
-    async def entries(self, request: Request) -> Response:
+    async def entries(self, request: Request) -> JournalPage:
         where, wanted = self._where(), _wanted(request)
 
-        def look() -> tuple[journal_search.Found, list[dict[str, Any]]]:
+        def look() -> tuple[journal_search.Found, list[Line]]:
             found = journal_search.search(where, wanted)
-            return found, [plain(entry) for entry in found.entries]
+            return found, [line(entry) for entry in found.entries]
 
-        found, entries = await self._hub.read(look)
-        return ok(
-            now=self._hub.clock.now(),
+        found, entries = await self._journal.read(look)
+        return JournalPage(
+            now=self._runtime.clock.now(),
             entries=entries,
             first=found.first,
             last=found.last,
@@ -62,22 +97,22 @@ class JournalApi:
             kinds=found.kinds,
         )
 
-    async def verify(self, request: Request) -> Response:
+    async def verify(self, request: Request) -> Verdict:
         """Read the whole chain again where the last verdict is old, or where `again` asks for it."""
-        where, now = self._where(), self._hub.clock.now()
+        where, now = self._where(), self._runtime.clock.now()
         is_wanted = request.query_params.get("again") == "1"
         async with self._busy:
             kept = self._verdict
             if kept is None or is_wanted or not 0 <= now.timestamp() - kept[0] < KEPT_SECONDS:
                 broken, count = await asyncio.to_thread(journal_search.first_broken, where)
-                verdict = {"checked_at": now, "entries": count, "is_intact": broken is None, "first_broken": broken}
+                verdict = Verdict(now, count, broken is None, broken)
                 kept = self._verdict = (now.timestamp(), verdict)
-        return ok(**kept[1])
+        return kept[1]
 
     async def export(self, request: Request) -> Response:
         """Every entry that fits, newest first, one JSON object a line, with its hash."""
         where, wanted = self._where(), _wanted(request)
-        name = f"journal-{self._hub.clock.now():%Y%m%dT%H%M%SZ}.jsonl"
+        name = f"journal-{self._runtime.clock.now():%Y%m%dT%H%M%SZ}.jsonl"
         headers = {"Content-Disposition": f'attachment; filename="{name}"'}
         return StreamingResponse(_lines(where, wanted), media_type="application/x-ndjson", headers=headers)
 
@@ -87,25 +122,25 @@ def _lines(where: journal_search.Where, wanted: journal_search.Wanted) -> Iterat
     while left > 0:
         page = journal_search.search(where, replace(wanted, before=before, limit=min(left, MOST_ENTRIES)))
         for entry in page.entries:
-            yield orjson.dumps(plain(entry) | {"prev": entry.prev}, default=wire.to_plain) + b"\n"
+            yield orjson.dumps(wire.to_plain(line(entry)) | {"prev": entry.prev}) + b"\n"
         left -= len(page.entries)
         if page.looked_back_to <= page.first:
             return
         before = page.looked_back_to
 
 
-def plain(entry: Entry) -> dict[str, Any]:
-    return {
-        "seq": entry.seq,
-        "at": wire.format_time(entry.at),
-        "actor": entry.actor,
-        "kind": entry.kind,
-        "subject": entry.subject,
-        "text": entry.text,
-        "body": {name: value for name, value in entry.body.items() if name != "text"},
-        "epoch": entry.epoch,
-        "hash": entry.hash,
-    }
+def line(entry: Entry) -> Line:
+    return Line(
+        seq=entry.seq,
+        at=entry.at,
+        actor=entry.actor,
+        kind=entry.kind,
+        subject=entry.subject,
+        text=entry.text,
+        body={name: value for name, value in entry.body.items() if name != "text"},
+        epoch=entry.epoch,
+        hash=entry.hash,
+    )
 
 
 def _wanted(request: Request) -> journal_search.Wanted:
@@ -152,8 +187,7 @@ FILTERS = (
 )
 
 
-def endpoints(hub: HubView) -> list[Endpoint]:
-    api = JournalApi(hub)
+def endpoints(api: JournalApi) -> list[Endpoint]:
     return [
         Endpoint(
             ("GET",),
@@ -162,14 +196,7 @@ def endpoints(hub: HubView) -> list[Endpoint]:
             api.entries,
             words="The audit, newest first: who did what to which subject",
             asks=FILTERS,
-            gives={
-                "now": datetime,
-                "entries": list[dict[str, Any]],
-                "first": int,
-                "last": int,
-                "looked_back_to": int,
-                "kinds": dict[str, int],
-            },
+            gives=JournalPage,
         ),
         Endpoint(
             ("GET",),
@@ -178,7 +205,7 @@ def endpoints(hub: HubView) -> list[Endpoint]:
             api.verify,
             words="Whether every entry of the audit is as it was written",
             asks=(Asked("again", "1: read it now, whatever was found before"),),
-            gives={"checked_at": datetime, "entries": int, "is_intact": bool, "first_broken": int | None},
+            gives=Verdict,
         ),
         Endpoint(
             ("GET",),

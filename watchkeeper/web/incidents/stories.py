@@ -9,12 +9,15 @@ import logging
 from collections.abc import Mapping
 from datetime import datetime
 
+from watchkeeper.clusters.clusters import Clusters
 from watchkeeper.errors import WatchkeeperError
+from watchkeeper.hub import services
+from watchkeeper.hub.runtime import Runtime
+from watchkeeper.hub.samples import Queries
 from watchkeeper.incidents import blast, subject
 from watchkeeper.kit.logs import fields
 from watchkeeper.model.incidents import Incident
 from watchkeeper.notify import digest, report
-from watchkeeper.web.view import HubView
 
 log = logging.getLogger(__name__)
 
@@ -22,56 +25,70 @@ log = logging.getLogger(__name__)
 MOST_INCIDENTS = 100_000
 
 
-async def blast_of(hub: HubView, incident: Incident) -> blast.Blast | None:
-    """Whom and how much it hits; None where the engine does not answer."""
-    now, asked = hub.clock.now(), blast.question(incident, hub.clock.now())
-    try:
-        holders = {} if asked is None else (await hub.ask(*asked)).latest()
-    except WatchkeeperError as error:
-        log.warning("The blast radius is unknown", extra=fields(incident=incident.id, error=error))
-        return None
-    price = hub.settings.cost.dollars_per_gpu_hour
-    return blast.of(incident, holders, now=now, gpus_at=hub.fleet.gpus_at, dollars_per_gpu_hour=price)
+class Stories:
+    def __init__(
+        self,
+        runtime: Runtime,
+        queries: Queries,
+        *,
+        journal: services.Journal,
+        fleet: services.FleetView,
+        clusters: Clusters | None,
+    ) -> None:
+        self._runtime, self._queries = runtime, queries
+        self._journal, self._fleet, self._clusters = journal, fleet, clusters
 
+    async def blast_of(self, incident: Incident) -> blast.Blast | None:
+        """Whom and how much it hits; None where the engine does not answer."""
+        now, asked = self._runtime.clock.now(), blast.question(incident, self._runtime.clock.now())
+        try:
+            holders = {} if asked is None else (await self._queries.instant(*asked)).latest()
+        except WatchkeeperError as error:
+            log.warning("The blast radius is unknown", extra=fields(incident=incident.id, error=error))
+            return None
+        price = self._runtime.settings.cost.dollars_per_gpu_hour
+        return blast.of(incident, holders, now=now, gpus_at=self._fleet.gpus_at, dollars_per_gpu_hour=price)
 
-async def story_of(hub: HubView, incident: Incident) -> report.Story:
-    id = incident.id
-    found, plan, timeline = await hub.read(lambda: (hub.diagnosis(id), hub.plan(id), hub.timeline(id)))
-    return report.Story(
-        incident,
-        hub.fleet.place_name(incident.place),
-        found,
-        plan,
-        await blast_of(hub, incident),
-        timeline,
-        hub.clock.now(),
-        subject.belongs_to(incident, inventory_of(hub)),
-    )
-
-
-def inventory_of(hub: HubView) -> subject.Inventory:
-    """What the fleet and the schedulers know of nodes and workloads; a recording has no schedulers."""
-
-    nodes = {(node.cluster, node.name): node for node in hub.fleet.nodes()}
-
-    def domains(cluster: str, name: str) -> Mapping[str, str]:
-        found = nodes.get((cluster, name))
-        return {} if found is None else {**found.domains, **({"pool": found.pool} if found.pool else {})}
-
-    return subject.Inventory(domains) if hub.clusters is None else subject.Inventory(domains, hub.clusters.team_of)
-
-
-async def digest_of(hub: HubView, since: datetime, until: datetime) -> digest.Digest:
-    known = inventory_of(hub)
-
-    def make() -> digest.Digest:
-        return digest.make(
-            hub.incidents(open_only=False, limit=MOST_INCIDENTS, opened_since=since),
-            since=since,
-            until=until,
-            timeline=hub.timeline,
-            names=lambda incident: hub.fleet.place_name(incident.place),
-            belongs_to=lambda incident: subject.belongs_to(incident, known),
+    async def story_of(self, incident: Incident) -> report.Story:
+        id = incident.id
+        found, plan, timeline = await self._journal.read(
+            lambda: (self._journal.diagnosis(id), self._journal.plan(id), self._journal.timeline(id))
+        )
+        return report.Story(
+            incident,
+            self._fleet.place_name(incident.place),
+            found,
+            plan,
+            await self.blast_of(incident),
+            timeline,
+            self._runtime.clock.now(),
+            subject.belongs_to(incident, self.inventory_of()),
         )
 
-    return await hub.read(make, is_long=True)
+    def inventory_of(self) -> subject.Inventory:
+        """What the fleet and the schedulers know of nodes and workloads; a recording has no schedulers."""
+
+        nodes = {(node.cluster, node.name): node for node in self._fleet.nodes()}
+
+        def domains(cluster: str, name: str) -> Mapping[str, str]:
+            found = nodes.get((cluster, name))
+            return {} if found is None else {**found.domains, **({"pool": found.pool} if found.pool else {})}
+
+        return (
+            subject.Inventory(domains) if self._clusters is None else subject.Inventory(domains, self._clusters.team_of)
+        )
+
+    async def digest_of(self, since: datetime, until: datetime) -> digest.Digest:
+        known = self.inventory_of()
+
+        def make() -> digest.Digest:
+            return digest.make(
+                self._journal.incidents(open_only=False, limit=MOST_INCIDENTS, opened_since=since),
+                since=since,
+                until=until,
+                timeline=self._journal.timeline,
+                names=lambda incident: self._fleet.place_name(incident.place),
+                belongs_to=lambda incident: subject.belongs_to(incident, known),
+            )
+
+        return await self._journal.read(make, is_long=True)

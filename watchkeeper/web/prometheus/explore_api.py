@@ -11,19 +11,18 @@ import re
 import string
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
 
 from watchkeeper.errors import WatchkeeperError
+from watchkeeper.hub.runtime import Runtime
+from watchkeeper.hub.samples import Queries
 from watchkeeper.kit import clock
 from watchkeeper.query.engine import Matcher, MatchOp
 from watchkeeper.query.promql import functions
-from watchkeeper.web.answers import Asked, Endpoint, ok, whole_number
+from watchkeeper.web.answers import Asked, Endpoint, whole_number
 from watchkeeper.web.auth.auth import Role
-from watchkeeper.web.view import HubView
 
 MOST_WORDS = 40
 LONGEST_QUERY = 64 * 1024
@@ -36,6 +35,21 @@ LABEL_LETTERS = frozenset(string.ascii_letters + string.digits + "_")
 NAME_LETTERS = LABEL_LETTERS | {":"}
 OPERATORS = ("=~", "!~", "!=", "=")
 GROUPING = re.compile(r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\([^()]*$", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    word: str
+    kind: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    kind: str
+    begins: int
+    ends: int
+    words: list[Word]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +124,10 @@ def ranked(words: Iterable[str], typed: str) -> list[str]:
 
 
 class ExploreApi:
-    def __init__(self, hub: HubView) -> None:
-        self._hub = hub
+    def __init__(self, runtime: Runtime, queries: Queries) -> None:
+        self._runtime, self._queries = runtime, queries
 
-    async def complete(self, request: Request) -> Response:
+    async def complete(self, request: Request) -> Offer:
         text = request.query_params.get("query", "")
         at = whole_number(request.query_params.get("at", str(len(text))))
         if at is None or len(text) > LONGEST_QUERY:
@@ -123,41 +137,37 @@ class ExploreApi:
             words = await asyncio.to_thread(self._words, here)
         except WatchkeeperError as error:
             raise HTTPException(503, str(error)) from error
-        return ok(kind=here.kind, begins=at - len(here.typed), ends=at, words=words)
+        return Offer(kind=here.kind, begins=at - len(here.typed), ends=at, words=words)
 
-    def _words(self, here: Place) -> list[dict[str, Any]]:
-        engine, end = self._hub.engine, clock.to_ms(self._hub.clock.now())
+    def _words(self, here: Place) -> list[Word]:
+        engine, end = self._queries.engine, clock.to_ms(self._runtime.clock.now())
         if here.kind == "duration":
-            return [_said(word, "duration") for word in DURATIONS if word.startswith(here.typed)]
+            return [Word(word, "duration") for word in DURATIONS if word.startswith(here.typed)]
         about = [[Matcher("__name__", MatchOp.EQUAL, here.metric)]] if here.metric else []
         if here.kind == "label":
             names = engine.label_names(about, end - RECENT_MS, end)
-            return [_said(name, "label") for name in ranked((n for n in names if n != "__name__"), here.typed)]
+            return [Word(name, "label") for name in ranked((n for n in names if n != "__name__"), here.typed)]
         if here.kind == "value":
             if not here.label:
                 return []
             found = engine.label_values(here.label, about, start_ms=end - RECENT_MS, end_ms=end)
-            return [_said(value, "value") for value in ranked(found, here.typed)]
+            return [Word(value, "value") for value in ranked(found, here.typed)]
         return self._names(here.typed, end)
 
-    def _names(self, typed: str, end: int) -> list[dict[str, Any]]:
+    def _names(self, typed: str, end: int) -> list[Word]:
         """Metrics first, because functions are few and known by heart sooner; nothing typed, nothing offered."""
         if not typed:
             return []
-        engine = self._hub.engine
+        engine = self._queries.engine
         metrics = engine.label_values("__name__", [], start_ms=end - RECENT_MS, end_ms=end)
         meaning = engine.metadata()
-        own = [_said(name, "function", _signature(name)) for name in ranked(functions.FUNCTIONS, typed)]
-        own += [_said(name, "aggregation") for name in ranked(functions.AGGREGATIONS, typed)]
-        own += [_said(name, "keyword") for name in ranked(KEYWORDS, typed)]
-        named = [_said(name, "metric", _meaning(meaning, name)) for name in ranked(metrics, typed)]
+        own = [Word(name, "function", _signature(name)) for name in ranked(functions.FUNCTIONS, typed)]
+        own += [Word(name, "aggregation") for name in ranked(functions.AGGREGATIONS, typed)]
+        own += [Word(name, "keyword") for name in ranked(KEYWORDS, typed)]
+        named = [Word(name, "metric", _meaning(meaning, name)) for name in ranked(metrics, typed)]
         low = typed.lower()
-        own = [word for word in own if word["word"].startswith(low)]
+        own = [word for word in own if word.word.startswith(low)]
         return [*own[:8], *named][:MOST_WORDS]
-
-
-def _said(word: str, kind: str, detail: str = "") -> dict[str, Any]:
-    return {"word": word, "kind": kind, "detail": detail}
 
 
 def _meaning(known: Mapping[str, tuple[str, str, str]], name: str) -> str:
@@ -169,8 +179,7 @@ def _signature(name: str) -> str:
     return f"({', '.join(kind.value for kind in functions.FUNCTIONS[name].args)})"
 
 
-def endpoints(hub: HubView) -> list[Endpoint]:
-    api = ExploreApi(hub)
+def endpoints(api: ExploreApi) -> list[Endpoint]:
     return [
         Endpoint(
             ("GET",),
@@ -179,6 +188,5 @@ def endpoints(hub: HubView) -> list[Endpoint]:
             api.complete,
             words="What may stand at the cursor of a PromQL expression",
             asks=(Asked("query", "the expression", is_required=True), Asked("at", "the cursor; the end if none", int)),
-            gives={"kind": str, "begins": int, "ends": int, "words": list[dict[str, Any]]},
         )
     ]

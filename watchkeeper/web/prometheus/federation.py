@@ -19,8 +19,9 @@ from watchkeeper.kit.protobuf import varint
 from watchkeeper.model.histograms import Hint, Histogram
 from watchkeeper.model.labels import METRIC_NAME
 from watchkeeper.model.samples import Sample
-from watchkeeper.query import engine, histogram_wire
+from watchkeeper.query import histogram_wire
 from watchkeeper.readers.histogram_message import EXPOSITION
+from watchkeeper.store import interfaces
 from watchkeeper.web.prometheus.prometheus_form import write_value
 
 UTF8 = "escaping=allow-utf-8"
@@ -61,7 +62,7 @@ def form_for(accept: str) -> PageForm:
     return PageForm.TEXT
 
 
-def write(found: Sequence[engine.AnySample], form: PageForm) -> bytes:
+def write(found: Sequence[interfaces.AnySample], form: PageForm) -> bytes:
     """The page; samples come in the order of their names."""
     if form is PageForm.PROTOBUF:
         return b"".join(_families(found))
@@ -78,7 +79,7 @@ def _clause(text: str) -> _Clause:
     return _Clause(kind, frozenset(parameters), weight)
 
 
-def _lines(found: Sequence[engine.AnySample], *, is_quoted: bool) -> Iterator[str]:
+def _lines(found: Sequence[interfaces.AnySample], *, is_quoted: bool) -> Iterator[str]:
     """Each metric once with its type, as Prometheus writes it."""
     samples = [sample for sample in found if isinstance(sample, Sample)]
     if left_out := len(found) - len(samples):
@@ -106,7 +107,7 @@ def _underscored(name: str) -> str:
     return re.sub(r"[^a-zA-Z0-9_:]|^[0-9]", "_", name)
 
 
-def _families(found: Sequence[engine.AnySample]) -> Iterator[bytes]:
+def _families(found: Sequence[interfaces.AnySample]) -> Iterator[bytes]:
     """Delimited messages MetricFamily; one name has several where its samples are of several kinds."""
     for (name, kind), group in groupby(found, key=lambda sample: (sample.labels.name, _kind(sample))):
         metrics = b"".join(_bytes(4, _metric(sample)) for sample in group)
@@ -114,13 +115,13 @@ def _families(found: Sequence[engine.AnySample]) -> Iterator[bytes]:
         yield varint(len(body)) + body
 
 
-def _kind(sample: engine.AnySample) -> int:
+def _kind(sample: interfaces.AnySample) -> int:
     if isinstance(sample, Sample):
         return UNTYPED
     return GAUGE_HISTOGRAM if sample.value.hint is Hint.GAUGE else HISTOGRAM
 
 
-def _metric(sample: engine.AnySample) -> bytes:
+def _metric(sample: interfaces.AnySample) -> bytes:
     pairs = (pair for pair in sample.labels.pairs if pair[0] != METRIC_NAME)
     labels = b"".join(_bytes(1, _bytes(1, key.encode()) + _bytes(2, value.encode())) for key, value in pairs)
     if isinstance(sample, Sample):

@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import parse_qsl
 
 from starlette.exceptions import HTTPException
@@ -19,6 +19,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from watchkeeper.errors import QueryError, StoreError
+from watchkeeper.hub.runtime import Runtime
+from watchkeeper.hub.samples import Queries
 from watchkeeper.kit import clock
 from watchkeeper.model.labels import METRIC_NAME
 from watchkeeper.query import engine
@@ -30,9 +32,6 @@ from watchkeeper.web.prometheus import prometheus_form as form
 from watchkeeper.web.prometheus import prometheus_status as status
 from watchkeeper.web.prometheus import prometheus_tree, prometheus_words
 from watchkeeper.web.prometheus.prometheus_form import Form
-
-if TYPE_CHECKING:
-    from watchkeeper.web.view import HubView
 
 # Prometheus' own limit on an expression is the size of a URL or form; ours is a generous form.
 FORM_LIMIT_BYTES = 256 * 1024
@@ -67,13 +66,17 @@ class _Manner:
 class PrometheusApi:
     """One method per endpoint that asks the engine; each takes the form and answers with `data`."""
 
-    def __init__(self, hub: HubView) -> None:
-        self._hub = hub
+    def __init__(self, runtime: Runtime, queries: Queries) -> None:
+        self._runtime, self._queries = runtime, queries
 
     async def query(self, asked: Form) -> Response:
         expr, manner = _expression(asked), self._manner(asked)
-        at_ms = form.read_time("time", asked.one("time"), default_ms=clock.to_ms(self._hub.clock.now()))
-        asking = self._hub.ask(expr, at_ms) if manner.on is None else asyncio.to_thread(manner.on.instant, expr, at_ms)
+        at_ms = form.read_time("time", asked.one("time"), default_ms=clock.to_ms(self._runtime.clock.now()))
+        asking = (
+            self._queries.instant(expr, at_ms)
+            if manner.on is None
+            else asyncio.to_thread(manner.on.instant, expr, at_ms)
+        )
         return await _write(await manner.wait_for(asking), at_ms, manner)
 
     async def query_range(self, asked: Form) -> Response:
@@ -81,7 +84,7 @@ class PrometheusApi:
         span = form.read_span(asked.one("start"), asked.one("end"), asked.one("step"))
         form.refuse_ranges(expr)
         asking = (
-            self._hub.ask_range(expr, span) if manner.on is None else asyncio.to_thread(manner.on.range, expr, span)
+            self._queries.range(expr, span) if manner.on is None else asyncio.to_thread(manner.on.range, expr, span)
         )
         return await _write(await manner.wait_for(asking), None, manner)
 
@@ -94,26 +97,25 @@ class PrometheusApi:
     async def exemplars(self, asked: Form) -> Response:
         """The exemplars of every series that a selector of the expression means."""
         selectors = form.selectors_in(_expression(asked))
-        start_ms, end_ms = _read_times(asked, 0, clock.to_ms(self._hub.clock.now()))
-        ask = getattr(self._hub.engine, "exemplars", None)
-        found = [] if ask is None else await asyncio.to_thread(ask, selectors, start_ms, end_ms)
+        start_ms, end_ms = _read_times(asked, 0, clock.to_ms(self._runtime.clock.now()))
+        found = await asyncio.to_thread(self._queries.engine.exemplars, selectors, start_ms, end_ms)
         return success([form.write_exemplars(series, kept) for series, kept in found])
 
     async def series(self, asked: Form) -> Response:
         if not asked.all("match[]"):
             raise form.BadParameter("no match[] parameter provided")
         selectors, times = self._selectors(asked)
-        found = await asyncio.to_thread(self._hub.engine.series, selectors or EVERYTHING, *times)
+        found = await asyncio.to_thread(self._queries.engine.series, selectors or EVERYTHING, *times)
         return limited([dict(labels) for labels in found], asked)
 
     async def labels(self, asked: Form) -> Response:
         selectors, times = self._selectors(asked)
-        return limited(await asyncio.to_thread(self._hub.engine.label_names, selectors, *times), asked)
+        return limited(await asyncio.to_thread(self._queries.engine.label_names, selectors, *times), asked)
 
     async def label_values(self, asked: Form, name: str) -> Response:
         name = form.read_label_name(name)
         selectors, (start_ms, end_ms) = self._selectors(asked)
-        ask = self._hub.engine.label_values
+        ask = self._queries.engine.label_values
         found = await asyncio.to_thread(ask, name, selectors, start_ms=start_ms, end_ms=end_ms)
         return limited(found, asked)
 
@@ -121,7 +123,7 @@ class PrometheusApi:
         wanted, most = asked.one("metric"), asked.metadata_limit()
         # Each metric has one description here, so that this limit cuts nothing.
         asked.metadata_limit("limit_per_metric")
-        known = await asyncio.to_thread(self._hub.engine.metadata)
+        known = await asyncio.to_thread(self._queries.engine.metadata)
         names = [name for name in sorted(known) if not wanted or name == wanted][:most]
         return success({name: [status.described(known[name])] for name in names})
 
@@ -139,29 +141,26 @@ class PrometheusApi:
         # In Prometheus 0 is the usual one, too.
         if lookback_ms <= 0:
             return None
-        embedded: Any = self._hub.engine
-        if not hasattr(embedded, "with_lookback"):
+        local = self._queries.engine.local
+        if local is None:
             raise form.BadParameter('invalid parameter "lookback_delta": the server behind this hub sets its own')
-        seen: engine.Engine = embedded.with_lookback(lookback_ms)
-        return seen
+        return local.with_lookback(lookback_ms)
 
     def _selectors(self, asked: Form) -> tuple[Sequence[Sequence[engine.Matcher]], tuple[int, int]]:
         selectors = [form.matchers("match[]", text) for text in asked.all("match[]")]
-        return selectors, _read_times(asked, 0, clock.to_ms(self._hub.clock.now()))
+        return selectors, _read_times(asked, 0, clock.to_ms(self._runtime.clock.now()))
 
 
-def questions(hub: HubView) -> list[Endpoint]:
+def questions(api: PrometheusApi) -> list[Endpoint]:
     """What is asked most, and needs nothing of a hub but its samples."""
-    api = PrometheusApi(hub)
     asked = (("query", api.query), ("query_range", api.query_range))
     return [replace(_endpoint(BOTH, path, answer), gives=prometheus_words.Queried) for path, answer in asked]
 
 
-def endpoints(hub: HubView) -> list[Endpoint]:
-    api, pages, doors = PrometheusApi(hub), status.StatusPages(hub), exchange.Exchange(hub)
+def endpoints(api: PrometheusApi, pages: status.StatusPages, doors: exchange.Exchange) -> list[Endpoint]:
     get = ("GET",)
     table = [
-        *questions(hub),
+        *questions(api),
         _endpoint(BOTH, "query_exemplars", api.exemplars),
         _endpoint(BOTH, "format_query", api.format_query),
         _endpoint(BOTH, "parse_query", api.parse_query),

@@ -12,16 +12,18 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from watchkeeper.errors import StoreError, WireError
+from watchkeeper.hub.runtime import Runtime
+from watchkeeper.hub.samples import Queries
 from watchkeeper.kit import clock
 from watchkeeper.model.histograms import HistogramSample
 from watchkeeper.model.samples import Sample
 from watchkeeper.query import engine
 from watchkeeper.query.promql import ast, printer
 from watchkeeper.query.remote import remote_write
+from watchkeeper.store import interfaces
 from watchkeeper.web.answers import check_node, read_body
 from watchkeeper.web.prometheus import federation
 from watchkeeper.web.prometheus.prometheus_form import BadParameter, Form, matchers
-from watchkeeper.web.view import HubView
 
 # Writes decoded at the same time; a sender keeps the rest in its queue.
 WRITES_IN_FLIGHT = 8
@@ -30,10 +32,10 @@ Matchers = tuple[engine.Matcher, ...]
 
 
 class Exchange:
-    def __init__(self, hub: HubView) -> None:
-        self._hub = hub
+    def __init__(self, runtime: Runtime, queries: Queries) -> None:
+        self._runtime, self._queries = runtime, queries
         self._writes = 0
-        self._left_out = hub.metrics.counter(
+        self._left_out = runtime.metrics.counter(
             "watchkeeper_web_samples_left_out_total", "Samples of remote write that were not kept, by reason"
         )
 
@@ -41,32 +43,31 @@ class Exchange:
         selectors = [matchers("match[]", text) for text in asked.all("match[]")]
         if not selectors:
             raise BadParameter("no match[] parameter provided")
-        at_ms = clock.to_ms(self._hub.clock.now())
+        at_ms = clock.to_ms(self._runtime.clock.now())
         found = await asyncio.to_thread(self._newest, selectors, at_ms)
         chosen = federation.form_for(asked.accept)
         return Response(await asyncio.to_thread(federation.write, found, chosen), media_type=chosen.media_type)
 
-    def _newest(self, selectors: list[Matchers], at_ms: int) -> list[engine.AnySample]:
+    def _newest(self, selectors: list[Matchers], at_ms: int) -> list[interfaces.AnySample]:
         """The newest sample of each series; an engine elsewhere tells the value but not its time."""
-        newest = getattr(self._hub.engine, "newest", None)
-        found: dict[object, engine.AnySample] = {}
+        local = self._queries.engine.local
+        found: dict[object, interfaces.AnySample] = {}
         for each in selectors:
-            if newest is not None:
-                found |= {sample.labels: sample for sample in newest(each, at_ms)}
+            if local is not None:
+                found |= {sample.labels: sample for sample in local.newest(each, at_ms)}
                 continue
             expr = printer.to_text(ast.Selector(None, each))
-            answer = self._hub.engine.instant(expr, at_ms)
+            answer = self._queries.engine.instant(expr, at_ms)
             found |= {labels: Sample(labels, at_ms, value) for labels, value in answer.latest().items()}
             native = answer.latest_histograms().items()
             found |= {labels: HistogramSample(labels, at_ms, value) for labels, value in native}
         return sorted(found.values(), key=lambda sample: (sample.labels.name, sample.labels))
 
-    def _keep(self, body: bytes, now_ms: int) -> engine.Appended:
+    def _keep(self, body: bytes, now_ms: int) -> interfaces.Appended:
         """Append a body and wait for the disk: what is acknowledged must outlive us. StoreError if the disk refuses."""
-        taken = remote_write.receive(body, self._hub.engine, now_ms=now_ms)
-        sync = getattr(self._hub.engine, "sync", None)
-        if sync is not None:
-            sync()
+        appender = self._queries.engine.appender
+        taken = remote_write.receive(body, appender, now_ms=now_ms)
+        appender.sync()
         return taken
 
     async def write(self, request: Request) -> Response:
@@ -83,7 +84,7 @@ class Exchange:
         self._writes += 1
         try:
             body = await read_body(request, remote_write.WriteLimits().max_bytes)
-            now_ms = clock.to_ms(self._hub.clock.now())
+            now_ms = clock.to_ms(self._runtime.clock.now())
             taken = await asyncio.to_thread(self._keep, body, now_ms)
         except WireError as error:
             return PlainTextResponse(str(error), status_code=400)

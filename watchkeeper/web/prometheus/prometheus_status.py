@@ -15,14 +15,15 @@ from typing import Any
 
 import yaml
 
+from watchkeeper.hub import services
+from watchkeeper.hub.runtime import Runtime
+from watchkeeper.hub.samples import Queries
 from watchkeeper.kit import clock, durations, wire
 from watchkeeper.model import alerts
 from watchkeeper.query.promql import patterns
 from watchkeeper.rules import evaluate, rulefile
 from watchkeeper.scrape import scrape
-from watchkeeper.store import index
 from watchkeeper.web.prometheus.prometheus_form import BadParameter, Form, matchers, write_value
-from watchkeeper.web.view import HubView
 
 NEVER = "0001-01-01T00:00:00Z"
 TOP_TEN = 10
@@ -33,9 +34,10 @@ RULE_TYPES = {"": "", "alert": "alerting", "record": "recording"}
 class StatusPages:
     """One method per page; each takes the form and returns `data`."""
 
-    def __init__(self, hub: HubView) -> None:
-        self._hub = hub
-        self._started_at = hub.clock.now()
+    def __init__(self, runtime: Runtime, queries: Queries, *, rules: services.Rules, targets: services.Targets) -> None:
+        self._runtime, self._queries, self._rules = runtime, queries, rules
+        self._targets = targets
+        self._started_at = runtime.clock.now()
 
     def table(self) -> list[tuple[str, Callable[[Form], Any]]]:
         return [
@@ -58,8 +60,8 @@ class StatusPages:
         state, pool = (asked.one("state") or "any").lower(), asked.one("scrapePool")
         if state not in ("any", "active", "dropped"):
             raise BadParameter(f'invalid parameter "state": "{state[:80]}" is not any, active or dropped')
-        active = [self._target(one) for one in self._hub.targets() if pool in (None, "", one.target.job_name)]
-        dropped = [one for one in self._hub.dropped_targets() if pool in (None, "", one.job_name)]
+        active = [self._target(one) for one in self._targets.targets() if pool in (None, "", one.target.job_name)]
+        dropped = [one for one in self._targets.dropped_targets() if pool in (None, "", one.job_name)]
         return {
             "activeTargets": active if state != "dropped" else [],
             "droppedTargets": [
@@ -70,7 +72,7 @@ class StatusPages:
         }
 
     def _target(self, state: scrape.TargetState) -> dict[str, Any]:
-        usual, own = self._hub.settings.fleet, state.target
+        usual, own = self._runtime.settings.fleet, state.target
         every, most = own.interval_seconds, own.timeout_seconds
         pace = {
             "scrapeInterval": usual.scrape_interval if every is None else durations.format_seconds(every),
@@ -82,7 +84,7 @@ class StatusPages:
         wanted = _selector(asked.one("match_target") or None, name="match_target")
         metric, most = asked.one("metric"), asked.metadata_limit()
         found: list[dict[str, Any]] = []
-        for state in self._hub.targets():
+        for state in self._targets.targets():
             if not wanted(state.target.labels):
                 continue
             names = sorted(state.families) if not metric else [metric] if metric in state.families else []
@@ -95,8 +97,8 @@ class StatusPages:
         return found
 
     def pools(self, _: Form) -> dict[str, Any]:
-        names = {one.target.job_name for one in self._hub.targets()}
-        names |= {one.job_name for one in self._hub.dropped_targets()}
+        names = {one.target.job_name for one in self._targets.targets()}
+        names |= {one.job_name for one in self._targets.dropped_targets()}
         return {"scrapePools": sorted(names)}
 
     def rules(self, asked: Form) -> dict[str, Any]:
@@ -105,9 +107,9 @@ class StatusPages:
             raise BadParameter(f'invalid parameter "type": not supported value "{kind[:80]}"')
         names, groups, files = (asked.all(f"{part}[]") for part in ("rule_name", "rule_group", "file"))
         wanted = _selector(*asked.all("match[]"))
-        every, with_alerts = self._hub.settings.rules.interval_seconds, not asked.is_true("exclude_alerts")
+        every, with_alerts = self._runtime.settings.rules.interval_seconds, not asked.is_true("exclude_alerts")
         shown = []
-        for found, states in self._hub.rule_groups():
+        for found, states in self._rules.groups():
             if (groups and found.name not in groups) or (files and found.path not in files):
                 continue
             one = group(found, states, default_seconds=every)
@@ -126,29 +128,29 @@ class StatusPages:
         return _page(shown, asked)
 
     def alerts(self, _: Form) -> dict[str, Any]:
-        return {"alerts": [alert(one) for one in self._hub.alerts() if is_active(one)]}
+        return {"alerts": [alert(one) for one in self._rules.alerts() if is_active(one)]}
 
     def alertmanagers(self, _: Form) -> dict[str, Any]:
         return {"activeAlertmanagers": [], "droppedAlertmanagers": []}
 
     def build(self, _: Form) -> dict[str, Any]:
         empty = dict.fromkeys(("revision", "branch", "buildUser", "buildDate", "goVersion"), "")
-        return {"version": self._hub.version, **empty, "application": "watchkeeper"}
+        return {"version": self._runtime.version, **empty, "application": "watchkeeper"}
 
     def config(self, _: Form) -> dict[str, str]:
         """What is in force, as YAML: Prometheus' `global` for its clients, then our own settings."""
-        fleet, rules = self._hub.settings.fleet, self._hub.settings.rules
+        fleet, rules = self._runtime.settings.fleet, self._runtime.settings.rules
         prometheus = {
             "scrape_interval": fleet.scrape_interval,
             "scrape_timeout": fleet.scrape_timeout,
             "evaluation_interval": rules.interval,
         }
-        plain = {"global": prometheus, "watchkeeper": wire.to_plain(self._hub.settings)}
+        plain = {"global": prometheus, "watchkeeper": wire.to_plain(self._runtime.settings)}
         return {"yaml": yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)}
 
     def flags(self, _: Form) -> dict[str, str]:
         """The settings that Prometheus has as flags, under its names."""
-        limits, settings = self._hub.engine.limits(), self._hub.settings
+        limits, settings = self._queries.engine.limits(), self._runtime.settings
         return {
             "query.lookback-delta": durations.format_ms(limits.lookback_ms),
             "query.max-samples": str(limits.max_samples or 0),
@@ -164,16 +166,16 @@ class StatusPages:
             "startTime": started,
             "CWD": os.getcwd(),
             "hostname": platform.node(),
-            "serverTime": wire.format_time(self._hub.clock.now()),
-            "reloadConfigSuccess": self._hub.last_reload().is_successful,
-            "lastConfigTime": wire.format_time(self._hub.last_reload().in_force_since),
+            "serverTime": wire.format_time(self._runtime.clock.now()),
+            "reloadConfigSuccess": self._rules.last_reload.is_successful,
+            "lastConfigTime": wire.format_time(self._rules.last_reload.in_force_since),
             "corruptionCount": 0,
             "goroutineCount": threading.active_count(),
             "GOMAXPROCS": os.cpu_count() or 1,
             "GOMEMLIMIT": 0,
             "GOGC": "",
             "GODEBUG": "",
-            "storageRetention": self._hub.settings.query.retention,
+            "storageRetention": self._runtime.settings.query.retention,
         }
 
     def replay(self, _: Form) -> dict[str, int]:
@@ -186,18 +188,16 @@ class StatusPages:
 
     def tsdb(self, asked: Form) -> dict[str, Any]:
         most = min(asked.limit(least=1) or TOP_TEN, MOST_CARDINALITY)
-        count = getattr(self._hub.engine, "cardinality", None)
-        if count is None:
+        local = self._queries.engine.local
+        if local is None:
             raise BadParameter("the samples are kept by a server; ask it for its /api/v1/status/tsdb")
-        found: index.Cardinality = count(most)
-        head = getattr(self._hub.engine, "head", None)
-        newest = getattr(head, "newest_ms", None)
+        found, newest = local.head.cardinality(most), local.head.newest_ms
         return {
             "headStats": {
                 "numSeries": found.series,
                 "numLabelPairs": found.pairs,
                 "chunkCount": 0,
-                "minTime": 0 if newest is None else newest - getattr(head, "retention_ms", 0),
+                "minTime": 0 if newest is None else newest - local.head.retention_ms,
                 "maxTime": newest or 0,
             },
             "seriesCountByMetricName": _counts(found.by_metric),

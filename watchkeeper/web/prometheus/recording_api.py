@@ -14,6 +14,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from watchkeeper.hub import services
+from watchkeeper.hub.runtime import Runtime
+from watchkeeper.hub.samples import Queries
 from watchkeeper.kit import clock
 from watchkeeper.model.labels import METRIC_NAME
 from watchkeeper.query import engine
@@ -22,7 +25,6 @@ from watchkeeper.store import recording
 from watchkeeper.web.answers import Asked, Endpoint
 from watchkeeper.web.auth.auth import Role
 from watchkeeper.web.prometheus import prometheus_form as form
-from watchkeeper.web.view import HubView
 
 # Each reads the whole window; two people may do so at a time.
 RECORDINGS_AT_ONCE = 2
@@ -32,8 +34,16 @@ Matchers = tuple[engine.Matcher, ...]
 
 
 class RecordingApi:
-    def __init__(self, hub: HubView) -> None:
-        self._hub = hub
+    def __init__(
+        self,
+        runtime: Runtime,
+        queries: Queries,
+        *,
+        journal: services.Journal,
+        fleet: services.FleetView,
+    ) -> None:
+        self._runtime, self._queries, self._journal = runtime, queries, journal
+        self._fleet = fleet
         self._running = 0
 
     async def record(self, request: Request) -> Response:
@@ -56,24 +66,23 @@ class RecordingApi:
         pieces = self._pieces(from_ms, to_ms, selectors)
         self._running += 1
         try:
-            while piece := await self._hub.read(lambda: _gather(pieces), is_long=True):
+            while piece := await self._journal.read(lambda: _gather(pieces), is_long=True):
                 yield piece
         finally:
             self._running -= 1
 
     def _pieces(self, from_ms: int, to_ms: int, selectors: Sequence[Matchers]) -> Iterator[bytes]:
-        hub = self._hub
-        head = recording.Header(from_ms, to_ms, hub.settings.fleet.cluster, hub.version)
+        head = recording.Header(from_ms, to_ms, self._runtime.settings.fleet.cluster, self._runtime.version)
         writer = recording.Writer(head)
-        for node in hub.fleet.nodes():
+        for node in self._fleet.nodes():
             yield writer.add("node", node)
-        cluster_of = {node.name: node.cluster for node in hub.fleet.nodes()}
-        for seen in hub.fleet.gpus():
+        cluster_of = {node.name: node.cluster for node in self._fleet.nodes()}
+        for seen in self._fleet.gpus():
             cluster = cluster_of.get(seen.node, head.cluster)
             yield writer.add("gpu", recording.Seen(cluster, seen.node, seen.gpu, seen.gone_since_ms is not None))
         yield from self._series(writer, head, selectors)
         since, until = clock.from_ms(from_ms), clock.from_ms(to_ms)
-        for event in hub.events_between(since, until):
+        for event in self._journal.events_between(since, until):
             yield writer.add("event", event)
         for story in self._stories(since, until):
             yield writer.add("story", story)
@@ -83,9 +92,9 @@ class RecordingApi:
         self, writer: recording.Writer, head: recording.Header, selectors: Sequence[Matchers]
     ) -> Iterator[bytes]:
         """Metric by metric; a series that two selectors mean is written once."""
-        on, known = self._hub.engine, self._hub.engine.metadata()
+        on, known = self._queries.engine, self._queries.engine.metadata()
         names = on.label_values(METRIC_NAME, selectors, start_ms=head.from_ms, end_ms=head.to_ms)
-        read = getattr(on, "raw", None) or _from_afar(on)
+        read = _from_afar(on) if on.local is None else on.local.raw
         for name in names:
             if name in known:
                 yield writer.add("metric", recording.Metric(name, *known[name]))
@@ -98,12 +107,12 @@ class RecordingApi:
                         yield writer.add_series(labels, times, values)
 
     def _stories(self, since: datetime, until: datetime) -> Iterator[recording.Story]:
-        hub = self._hub
-        for incident in hub.incidents(open_only=False, limit=MOST_INCIDENTS):
+        journal = self._journal
+        for incident in journal.incidents(open_only=False, limit=MOST_INCIDENTS):
             if incident.opened_at > until or (incident.resolved_at is not None and incident.resolved_at < since):
                 continue
-            lines = tuple(recording.Happened(e.at, e.actor, e.kind, e.body) for e in hub.timeline(incident.id))
-            yield recording.Story(incident, hub.diagnosis(incident.id), hub.plan(incident.id), lines)
+            lines = tuple(recording.Happened(e.at, e.actor, e.kind, e.body) for e in journal.timeline(incident.id))
+            yield recording.Story(incident, journal.diagnosis(incident.id), journal.plan(incident.id), lines)
 
 
 async def _with(first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:
@@ -132,14 +141,14 @@ def _from_afar(on: engine.Engine) -> Callable[[Matchers, int, int], Iterator[Any
     return read
 
 
-def endpoints(hub: HubView) -> list[Endpoint]:
+def endpoints(api: RecordingApi) -> list[Endpoint]:
     asks = (
         Asked("from", "RFC 3339 or seconds since 1970", is_required=True),
         Asked("to", "RFC 3339 or seconds since 1970", is_required=True),
         Asked("match[]", "only series that a selector means", list[str]),
     )
     words = "Samples, events and incidents of a time window as one file; see howto/history.md"
-    record = RecordingApi(hub).record
+    record = api.record
     return [
         Endpoint(("GET",), "/api/recording", Role.VIEWER, record, words=words, asks=asks, media="application/gzip"),
     ]

@@ -8,25 +8,25 @@ time, in a thread. The console's page of objectives and rules asks.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 import yaml
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
 
-from watchkeeper.kit import clock, durations, wire
+from watchkeeper.hub import services
+from watchkeeper.hub.runtime import Runtime
+from watchkeeper.hub.samples import Queries
+from watchkeeper.kit import clock, durations
 from watchkeeper.model import alerts
-from watchkeeper.model.labels import Labels
-from watchkeeper.query import engine as engines
 from watchkeeper.rules import evaluate, replay, rulefile
-from watchkeeper.web.answers import Endpoint, ok, read_object
+from watchkeeper.web.answers import Endpoint, read_object
 from watchkeeper.web.auth.auth import Role
 from watchkeeper.web.prometheus import prometheus_form as form
 from watchkeeper.web.shedding import Places
-from watchkeeper.web.view import HubView
 
 BODY_BYTES = 256 * 1024
 MOST_ALERTS = 200
@@ -36,104 +36,121 @@ MOST_EPISODES = 500
 LONGEST_SECONDS, MOST_STEPS = 7 * 86_400.0, 11_000
 
 
-class OnlyRead:
-    """The hub's engine for a replay: everything is asked of it, nothing is written to it."""
+@dataclass(frozen=True, slots=True)
+class RuleLine:
+    name: str
+    group: str
+    file: str
+    line: int
+    expr: str
+    for_seconds: float
+    keep_firing_seconds: float
+    severity: str
+    cause: str
+    summary: str
+    firing: int
+    pending: int
+    health: str
+    problem: str
+    evaluated_at: datetime | None
+    seconds: float
 
-    def __init__(self, behind: engines.Engine) -> None:
-        self._behind = behind
 
-    def instant(self, expr: str, at_ms: int) -> engines.Answer:
-        return self._behind.instant(expr, at_ms)
+@dataclass(frozen=True, slots=True)
+class AlertLine:
+    name: str
+    labels: Mapping[str, str]
+    state: alerts.AlertState
+    active_at: datetime
+    fired_at: datetime | None
+    value: float
+    summary: str
 
-    def range(self, expr: str, span: engines.Span) -> engines.Answer:
-        return self._behind.range(expr, span)
 
-    def series(self, matchers: Sequence[Sequence[engines.Matcher]], start_ms: int, end_ms: int) -> list[Labels]:
-        return self._behind.series(matchers, start_ms, end_ms)
+@dataclass(frozen=True, slots=True)
+class Rules:
+    now: datetime
+    rules: list[RuleLine]
+    alerts: list[AlertLine]
+    alerts_total: int
 
-    def label_names(self, matchers: Sequence[Sequence[engines.Matcher]], start_ms: int, end_ms: int) -> list[str]:
-        return self._behind.label_names(matchers, start_ms, end_ms)
 
-    def label_values(
-        self, name: str, matchers: Sequence[Sequence[engines.Matcher]], *, start_ms: int, end_ms: int
-    ) -> list[str]:
-        return self._behind.label_values(name, matchers, start_ms=start_ms, end_ms=end_ms)
-
-    def metadata(self) -> dict[str, tuple[str, str, str]]:
-        return self._behind.metadata()
-
-    def append(self, samples: Iterable[engines.AnySample], *, together: str | None = None) -> engines.Appended:  # noqa: ARG002
-        return engines.Appended(0, {})
-
-    def limits(self) -> engines.Limits:
-        return self._behind.limits()
+@dataclass(frozen=True, slots=True)
+class RuleReplay:
+    since: datetime
+    until: datetime
+    steps: int
+    fired: int
+    waited: int
+    episodes: Sequence[replay.Episode]
+    failures: Sequence[replay.Failure]
 
 
 class RulesApi:
-    def __init__(self, hub: HubView) -> None:
-        self._hub = hub
+    def __init__(self, runtime: Runtime, queries: Queries, *, rules: services.Rules) -> None:
+        self._runtime, self._queries, self._rules = runtime, queries, rules
         self._busy, self._places = asyncio.Lock(), Places("replays of rules")
 
-    async def rules(self, _: Request) -> Response:
-        return ok(now=self._hub.clock.now(), **await asyncio.to_thread(self._listed))
+    async def rules(self, _: Request) -> Rules:
+        return await asyncio.to_thread(self._listed)
 
-    def _listed(self) -> dict[str, Any]:
+    def _listed(self) -> Rules:
         shown = [
             rule_line(group, rule, states.get(evaluate.rule_key(group, rule), evaluate.RuleState()))
-            for group, states in self._hub.rule_groups()
+            for group, states in self._rules.groups()
             for rule in group.rules
             if isinstance(rule, rulefile.AlertingRule)
         ]
         active = [
-            one for one in self._hub.alerts() if one.state in (alerts.AlertState.PENDING, alerts.AlertState.FIRING)
+            one for one in self._rules.alerts() if one.state in (alerts.AlertState.PENDING, alerts.AlertState.FIRING)
         ]
         active.sort(key=lambda one: (one.state is not alerts.AlertState.FIRING, one.active_at))
-        return {"rules": shown, "alerts": [_alert(one) for one in active[:MOST_ALERTS]], "alerts_total": len(active)}
+        return Rules(self._runtime.clock.now(), shown, [_alert(one) for one in active[:MOST_ALERTS]], len(active))
 
-    async def replay(self, request: Request) -> Response:
+    async def replay(self, request: Request) -> RuleReplay:
         with self._places:
             return await self._replay(request)
 
-    async def _replay(self, request: Request) -> Response:
+    async def _replay(self, request: Request) -> RuleReplay:
         body = await read_object(request, BODY_BYTES)
-        window = _window(body, self._hub.clock.now())
+        window = _window(body, self._runtime.clock.now())
         # A file of 256 KiB takes seconds to read.
         rule_set = await asyncio.to_thread(_rule_set, body)
         async with self._busy:
-            found = await asyncio.to_thread(replay.run, rule_set, OnlyRead(self._hub.engine), window)
+            found = await asyncio.to_thread(replay.run, rule_set, self._queries.engine, window, appender=None)
         fired = found.fired
         waited = [one for one in found.episodes if one.fired_at is None]
-        return ok(
+        return RuleReplay(
             since=clock.from_ms(window.from_ms),
             until=clock.from_ms(window.to_ms),
             steps=found.steps,
             fired=len(fired),
             waited=len(waited),
-            episodes=wire.to_plain([*fired, *waited][:MOST_EPISODES]),
-            failures=wire.to_plain(found.failures),
+            episodes=[*fired, *waited][:MOST_EPISODES],
+            failures=found.failures,
         )
 
 
-def rule_line(group: rulefile.Group, rule: rulefile.AlertingRule, state: evaluate.RuleState) -> dict[str, Any]:
+def rule_line(group: rulefile.Group, rule: rulefile.AlertingRule, state: evaluate.RuleState) -> RuleLine:
     states = [one.state for one in state.alerts.values()]
-    return {
-        "name": rule.name,
-        "group": group.name,
-        "file": rule.path.rsplit("/", 1)[-1],
-        "line": rule.line,
-        "expr": rule.expr,
-        "for_seconds": rule.hold_seconds,
-        "keep_firing_seconds": rule.keep_firing_seconds,
-        "severity": template_text(rule.labels, "severity"),
-        "cause": template_text(rule.labels, "cause"),
-        "summary": template_text(rule.annotations, "summary") or template_text(rule.annotations, "description"),
-        "firing": states.count(alerts.AlertState.FIRING),
-        "pending": states.count(alerts.AlertState.PENDING),
-        "health": state.health,
-        "problem": state.last_error,
-        "evaluated_at": state.evaluated_at,
-        "seconds": state.duration_seconds,
-    }
+    return RuleLine(
+        name=rule.name,
+        group=group.name,
+        file=rule.path.rsplit("/", 1)[-1],
+        line=rule.line,
+        expr=rule.expr,
+        for_seconds=rule.hold_seconds,
+        keep_firing_seconds=rule.keep_firing_seconds,
+        severity=template_text(rule.labels, "severity"),
+        cause=template_text(rule.labels, "cause"),
+        summary=template_text(rule.annotations, "summary") or template_text(rule.annotations, "description"),
+        firing=states.count(alerts.AlertState.FIRING),
+        pending=states.count(alerts.AlertState.PENDING),
+        health=state.health,
+        problem=state.last_error,
+        evaluated_at=state.evaluated_at,
+        seconds=state.duration_seconds,
+    )
 
 
 def template_text(found: rulefile.Templates, name: str) -> str:
@@ -141,16 +158,16 @@ def template_text(found: rulefile.Templates, name: str) -> str:
     return "" if template is None else template.text
 
 
-def _alert(one: alerts.Alert) -> dict[str, Any]:
-    return {
-        "name": one.name,
-        "labels": dict(one.labels.without("alertname")),
-        "state": one.state,
-        "active_at": one.active_at,
-        "fired_at": one.fired_at,
-        "value": one.value,
-        "summary": one.annotations.get("summary") or one.annotations.get("description", ""),
-    }
+def _alert(one: alerts.Alert) -> AlertLine:
+    return AlertLine(
+        name=one.name,
+        labels=dict(one.labels.without("alertname")),
+        state=one.state,
+        active_at=one.active_at,
+        fired_at=one.fired_at,
+        value=one.value,
+        summary=one.annotations.get("summary") or one.annotations.get("description", ""),
+    )
 
 
 def _rule_set(body: dict[str, Any]) -> rulefile.RuleSet:
@@ -199,8 +216,7 @@ def _window(body: dict[str, Any], now: datetime) -> replay.Window:
     return replay.Window(since, until, step)
 
 
-def endpoints(hub: HubView) -> list[Endpoint]:
-    api = RulesApi(hub)
+def endpoints(api: RulesApi) -> list[Endpoint]:
     return [
         Endpoint(
             ("GET",),
@@ -208,12 +224,7 @@ def endpoints(hub: HubView) -> list[Endpoint]:
             Role.VIEWER,
             api.rules,
             words="Alerting rules with their state and health, and the alerts that are pending or fire",
-            gives={
-                "now": datetime,
-                "rules": list[dict[str, Any]],
-                "alerts": list[dict[str, Any]],
-                "alerts_total": int,
-            },
+            gives=Rules,
         ),
         Endpoint(
             ("POST",),
@@ -223,14 +234,6 @@ def endpoints(hub: HubView) -> list[Endpoint]:
             changes=True,
             words="What a rule would have fired over the samples that are kept; nothing is written and nobody is told",
             body={"expr": str, "for": str, "name": str, "rules": str, "from": str, "to": str, "interval": str},
-            gives={
-                "since": datetime,
-                "until": datetime,
-                "steps": int,
-                "fired": int,
-                "waited": int,
-                "episodes": list[replay.Episode],
-                "failures": list[replay.Failure],
-            },
+            gives=RuleReplay,
         ),
     ]

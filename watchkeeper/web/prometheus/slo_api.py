@@ -5,6 +5,7 @@ The console's page of objectives, `watchkeeper slo` and `watchkeeper rules reloa
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -12,25 +13,34 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from watchkeeper.config import settings
+from watchkeeper.hub import services
+from watchkeeper.hub.runtime import Runtime
+from watchkeeper.hub.samples import Queries
 from watchkeeper.kit import clock, durations, wire
 from watchkeeper.model.incidents import Incident
 from watchkeeper.rules import budgets, reload
 from watchkeeper.web import shapes
 from watchkeeper.web.answers import Endpoint, json_answer, ok
 from watchkeeper.web.auth.auth import Role
-from watchkeeper.web.view import HubView
+
+
+@dataclass(frozen=True, slots=True)
+class Slos:
+    now: datetime
+    slos: list[shapes.ShownBudget]
 
 
 class SloApi:
-    def __init__(self, hub: HubView) -> None:
-        self._hub = hub
+    def __init__(self, runtime: Runtime, queries: Queries, *, journal: services.Journal, rules: services.Rules) -> None:
+        self._runtime, self._queries, self._journal = runtime, queries, journal
+        self._rules = rules
 
     async def slos(self, _: Request) -> Response:
         """Every objective as it is now; a number without samples is null."""
-        hub, now = self._hub, self._hub.clock.now()
-        answer = await hub.ask(budgets.RECORDED, clock.to_ms(now))
-        found = budgets.budgets(hub.slos(), answer.latest(), hub.alerts())
-        open_now = await hub.read(hub.incidents)
+        now = self._runtime.clock.now()
+        answer = await self._queries.instant(budgets.RECORDED, clock.to_ms(now))
+        found = budgets.budgets(self._rules.slos, answer.latest(), self._rules.alerts())
+        open_now = await self._journal.read(self._journal.incidents)
         return ok(now=now, slos=[self._plain(budget, open_now) for budget in found])
 
     def _plain(self, budget: budgets.Budget, open_now: list[Incident]) -> dict[str, Any]:
@@ -40,13 +50,13 @@ class SloApi:
 
     def _covered(self, window: str) -> str | None:
         """How much of the window the samples reach back at most; a server keeps its own, which is unknown here."""
-        query = self._hub.settings.query
+        query = self._runtime.settings.query
         if query.engine is not settings.QueryEngine.EMBEDDED:
             return None
         return durations.format_seconds(min(durations.parse_seconds(window), query.retention_seconds))
 
     async def reload(self, _: Request) -> Response:
-        found = await self._hub.reload_rules()
+        found = await self._rules.reload()
         if found.is_successful:
             return ok(**outcome(found))
         count = len(found.problems)
@@ -62,8 +72,7 @@ def outcome(found: reload.Reload) -> dict[str, Any]:
     return {**wire.to_plain(found), "is_successful": found.is_successful}
 
 
-def endpoints(hub: HubView) -> list[Endpoint]:
-    api = SloApi(hub)
+def endpoints(api: SloApi) -> list[Endpoint]:
     return [
         Endpoint(
             ("GET",),
@@ -71,7 +80,7 @@ def endpoints(hub: HubView) -> list[Endpoint]:
             Role.VIEWER,
             api.slos,
             words="What is left of each error budget, and how fast it burns",
-            gives={"now": datetime, "slos": list[shapes.ShownBudget]},
+            gives=Slos,
         ),
         Endpoint(
             ("POST",),

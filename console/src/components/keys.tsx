@@ -1,0 +1,130 @@
+// The keyboard: where each key leads, and the list of them.
+
+import { useEffect, useRef } from "preact/hooks";
+import { acknowledge } from "../lib/api";
+import { go, type PageRow } from "../lib/router";
+import { Panel } from "./parts";
+
+const EVERYWHERE: [string, string][] = [
+  ["/", "search"],
+  ["j k", "next, previous row or card"],
+  ["Enter", "open it"],
+  ["a", "acknowledge the incident"],
+  ["n", "write a note"],
+  ["e", "export the table or report"],
+  ["t", "dark or light"],
+  ["?", "these keys"],
+  ["Esc", "close"],
+];
+const LEADER_MS = 2000;
+
+/** Move the focus to the next of what can be opened; the browser's focus is the selection, so a redraw keeps it. */
+function move(by: number): void {
+  const rows = [...document.querySelectorAll<HTMLElement>("[data-row]")];
+  const at = rows.indexOf((document.activeElement as Element)?.closest("[data-row]") as HTMLElement);
+  const next = rows[Math.min(rows.length - 1, Math.max(0, at + by))];
+  next?.focus({ preventScroll: true });
+  next?.scrollIntoView({ block: "nearest" });
+}
+/** The table that has the focus is exported; without one, the first of the page. */
+const exported = () =>
+  (document.activeElement as Element)?.closest(".panel")?.querySelector<HTMLElement>("[data-export]") ??
+  document.querySelector<HTMLElement>("[data-export]");
+
+export function useKeys(
+  address: URL,
+  pages: PageRow[],
+  help: (f: (shown: boolean) => boolean) => void,
+  toggle: () => void,
+): void {
+  const leader = useRef(0);
+  useEffect(() => {
+    const press = (event: KeyboardEvent) => {
+      const target = event.target as HTMLElement;
+      if (event.key === "Escape") help(() => false);
+      if (
+        target.closest("input, select, textarea, [contenteditable]") ||
+        event.ctrlKey ||
+        event.metaKey ||
+        event.altKey
+      )
+        return;
+      // When it was pressed, not when a busy page comes to it.
+      const led = leader.current > 0 && event.timeStamp - leader.current < LEADER_MS;
+      const page = led && pages.find((p) => p.key === event.key);
+      leader.current = event.key === "g" ? event.timeStamp : 0;
+      const row = target.closest<HTMLElement>("[data-row]");
+      const here = /^\/incidents\/(.+)/.exec(address.pathname)?.[1];
+      const acts: Record<string, (() => void) | undefined> = {
+        "/": () => document.getElementById("search")?.focus(),
+        j: () => move(1),
+        k: () => move(-1),
+        Enter: row === target && row.dataset.row ? () => go(row.dataset.row!) : undefined,
+        a: () => {
+          const id = row?.dataset.incident ?? here;
+          if (id) acknowledge(decodeURIComponent(id));
+        },
+        n: () => {
+          const field = document.getElementById("note");
+          if (field) field.focus();
+          else if (row?.dataset.incident) go(`/incidents/${row.dataset.incident}?note=1`);
+        },
+        e: () => exported()?.click(),
+        t: toggle,
+        "?": () => help((shown) => !shown),
+      };
+      const act = page ? () => go(page.path) : acts[event.key];
+      if (act) {
+        event.preventDefault();
+        act();
+      }
+    };
+    addEventListener("keydown", press);
+    return () => removeEventListener("keydown", press);
+  });
+}
+
+export function KeysDialog({ pages, close }: { pages: PageRow[]; close: () => void }) {
+  const dialog = useRef<HTMLDialogElement>(null);
+  useEffect(() => {
+    dialog.current?.showModal();
+  }, []);
+  const row = ([key, text]: [string, string]) => (
+    <tr key={key}>
+      <th scope="row">
+        {key.split(" ").map((k) => (
+          <kbd key={k}>{k}</kbd>
+        ))}
+      </th>
+      <td>{text}</td>
+    </tr>
+  );
+  return (
+    <dialog
+      ref={dialog}
+      class="dialog"
+      aria-label="Keys"
+      data-testid="keys"
+      onClose={close}
+      onClick={(e) => e.target === e.currentTarget && close()}
+    >
+      <Panel
+        title="Keys"
+        side={
+          <button type="button" class="plain" onClick={close}>
+            Close
+          </button>
+        }
+      >
+        <div class="halves">
+          <table class="facts">
+            <tbody>{EVERYWHERE.map(row)}</tbody>
+          </table>
+          <table class="facts">
+            <tbody>{pages.map((p) => row([`g ${p.key}`, p.name]))}</tbody>
+          </table>
+        </div>
+      </Panel>
+    </dialog>
+  );
+}

@@ -1,0 +1,270 @@
+// Small pieces that all pages share: panels, chips, times, glyphs, and what stands there when there is nothing to show.
+
+import type { ComponentChildren } from "preact";
+import { acknowledge } from "../lib/api";
+import { ago, clock, day, percent, utc, words, workloadName } from "../lib/format";
+import { to } from "../lib/router";
+import { get, now } from "../lib/store";
+import type { Card as CardValue, Severity } from "../lib/types";
+
+export function Panel(p: {
+  title?: string;
+  hint?: ComponentChildren;
+  children: ComponentChildren;
+  id?: string;
+  class?: string;
+  side?: ComponentChildren;
+}) {
+  return (
+    <section class={`panel ${p.class ?? ""}`} data-testid={p.id} aria-label={p.title}>
+      {p.title && (
+        <header>
+          <h2>{p.title}</h2>
+          <span class="hint">{p.hint}</span>
+          {p.side}
+        </header>
+      )}
+      {p.children}
+    </section>
+  );
+}
+/** A figure with its meaning beside it. */
+export function Tile(p: {
+  name: string;
+  value: string;
+  meaning: ComponentChildren;
+  id: string;
+  tone?: string;
+  href?: string;
+}) {
+  const content = (
+    <>
+      <span>{p.name}</span>
+      <b class={p.value === "unknown" ? "unknown" : p.tone}>{p.value}</b>
+      <span title={typeof p.meaning === "string" ? p.meaning : undefined}>{p.meaning}</span>
+    </>
+  );
+  return p.href ? (
+    <a class="panel tile" data-testid={p.id} href={p.href}>
+      {content}
+    </a>
+  ) : (
+    <div class="panel tile" data-testid={p.id}>
+      {content}
+    </div>
+  );
+}
+export const Chip = (p: { children: ComponentChildren; tone?: string; title?: string }) => (
+  <span class={`chip ${p.tone ?? ""}`} title={p.title}>
+    {p.children}
+  </span>
+);
+/** A moment in the viewer's zone, with UTC on hover. */
+export const Time = (p: { at: string; full?: boolean; millis?: boolean }) => (
+  <time dateTime={p.at} title={utc(p.at)}>
+    {p.full ? day(p.at) : clock(p.at, p.millis)}
+  </time>
+);
+/** How long ago, with the moment itself on hover. */
+export const Since = (p: { at: string }) => (
+  <time dateTime={p.at} title={`${day(p.at)} · ${utc(p.at)}`}>
+    {ago(now() - Date.parse(p.at))} ago
+  </time>
+);
+/** For `ref`: an input that appears because someone asked for it takes the keyboard. */
+export const focus = (field: HTMLElement | null) => field?.focus();
+
+export const GLYPH: Record<Severity, string> = { critical: "✕", warning: "▲", info: "○" };
+/** A glyph with its word: `tone` is ok, warning, critical, info or empty. */
+export const Mark = (p: { tone?: string; children?: ComponentChildren; glyph?: string }) => (
+  <span class="state">
+    <i class={`mark ${p.tone ?? ""}`} aria-hidden="true">
+      {p.glyph ?? { ok: "✓", warning: "▲", critical: "✕", info: "○" }[p.tone ?? ""] ?? "·"}
+    </i>
+    {p.children}
+  </span>
+);
+export const Level = (p: { severity: Severity }) => (
+  <span class={`chip ${p.severity}`}>
+    <i aria-hidden="true">{GLYPH[p.severity]}</i> {p.severity}
+  </span>
+);
+/** A share as a bar with its number; the bar alone says nothing to a reader that sees none. */
+export const Bar = (p: { share: number | null; text?: string; tone?: string; label?: string }) => (
+  <div
+    class={`bar ${p.tone ?? ""}`}
+    role="img"
+    aria-label={`${p.label ?? ""} ${p.text ?? (p.share == null ? "unknown" : percent(100 * p.share))}`.trim()}
+  >
+    <em>
+      <i style={{ width: `${100 * Math.min(1, Math.max(0, p.share ?? 0))}%` }} />
+    </em>
+    <span>{p.text ?? (p.share == null ? "unknown" : percent(100 * p.share))}</span>
+  </div>
+);
+export const Skeleton = (p: { lines?: number; height?: number }) => (
+  <div class="skeleton" aria-hidden="true">
+    {p.height ? (
+      <div class="bone" style={{ height: `${p.height}px` }} />
+    ) : (
+      Array.from({ length: p.lines ?? 3 }, (_, i) => <div class="bone" key={i} />)
+    )}
+  </div>
+);
+export const Problem = (p: { children: ComponentChildren }) => (
+  <p class="problem" role="alert" data-testid="problem">
+    {p.children}
+  </p>
+);
+/** A problem, with a word about what still stands there from before it. */
+export const Trouble = (p: { problem?: { message: string }; isStale: boolean }) =>
+  p.problem ? <Problem>{`${p.isStale ? "This is what was known before: " : ""}${p.problem.message}`}</Problem> : null;
+/** Two or three views of one page, each with an address of its own. */
+export const Tabs = (p: { label: string; path: string; tabs: [string, string][]; view: string }) => (
+  <nav class="tabs" aria-label={p.label}>
+    {p.tabs.map(([id, text], i) => (
+      <a
+        key={id}
+        href={i ? `${p.path}?view=${id}` : p.path}
+        aria-current={p.view === id ? "page" : undefined}
+        data-testid={`tab-${id}`}
+      >
+        {text}
+      </a>
+    ))}
+  </nav>
+);
+export const Empty = (p: { title: string; children?: ComponentChildren }) => (
+  <div class="empty" data-testid="empty">
+    <b>{p.title}</b>
+    <p>{p.children}</p>
+  </div>
+);
+/** Names and values below each other; a value that is null is left out, unknown is said by whoever gives it. */
+export const Facts = (p: { rows: [string, ComponentChildren][]; id?: string }) => (
+  <table class="facts" data-testid={p.id}>
+    <tbody>
+      {p.rows
+        .filter(([, value]) => value != null && value !== "" && value !== false)
+        .map(([name, value]) => (
+          <tr key={name}>
+            <th scope="row">{name}</th>
+            <td>{value}</td>
+          </tr>
+        ))}
+    </tbody>
+  </table>
+);
+/** One of a few: a row of buttons whose choice the caller keeps in the address. */
+export const Choice = (p: {
+  label: string;
+  options: readonly (readonly [string, string])[];
+  value: string;
+  choose: (value: string) => void;
+  id?: string;
+}) => (
+  <div class="pick" role="group" aria-label={p.label} data-testid={p.id}>
+    {p.options.map(([value, text]) => (
+      <button
+        type="button"
+        key={value}
+        aria-pressed={value === p.value}
+        data-value={value}
+        onClick={() => p.choose(value)}
+      >
+        {text}
+      </button>
+    ))}
+  </div>
+);
+export const Select = (p: {
+  label: string;
+  options: readonly (readonly [string, string])[];
+  value: string;
+  choose: (value: string) => void;
+  id?: string;
+}) => (
+  <select value={p.value} aria-label={p.label} data-testid={p.id} onChange={(e) => p.choose(e.currentTarget.value)}>
+    {p.options.map(([value, text]) => (
+      <option key={value} value={value}>
+        {text}
+      </option>
+    ))}
+  </select>
+);
+
+export function IncidentCard({ card }: { card: CardValue }) {
+  const open = card.state !== "resolved";
+  // Where a person is asked, the next step is a button: it leads to the plan, with the keyboard on its yes.
+  const asks = get().status?.mode === "ask" && card.plan.length > 0;
+  return (
+    <article
+      class={`card ${open ? card.severity : "closed"}`}
+      data-testid="incident-card"
+      data-incident={card.id}
+      data-row={to.incident(card.id)}
+      tabIndex={-1}
+    >
+      <h3>
+        <a href={to.incident(card.id)}>{card.title}</a>
+      </h3>
+      <p>
+        {!open && card.part_of ? (
+          <>
+            Goes on as a part of <a href={to.incident(card.part_of)}>{card.part_of}</a>.
+          </>
+        ) : (
+          (card.why ?? (open ? "No finding yet: the signals are being gathered." : "Closed without a finding."))
+        )}
+      </p>
+      <div class="chips">
+        {open && <Level severity={card.severity} />}
+        {card.confidence != null && (
+          <Chip title={`confidence of the finding ${card.cause}`}>cause {percent(100 * card.confidence)}</Chip>
+        )}
+        {card.workloads.length > 0 && (
+          <Chip title={card.workloads.join("\n")}>
+            {card.workloads.length === 1 ? workloadName(card.workloads[0]) : `${card.workloads.length} workloads`}
+          </Chip>
+        )}
+        {card.silenced_by && (
+          <Chip
+            tone="warning"
+            title={`by ${card.silenced_by.author} until ${utc(card.silenced_by.ends_at)}: ${card.silenced_by.reason}`}
+          >
+            silenced
+          </Chip>
+        )}
+        <Chip title={utc(card.opened_at)}>
+          {open
+            ? `${card.state} ${ago(now() - Date.parse(card.opened_at))}`
+            : `closed ${clock(card.resolved_at ?? card.opened_at)}`}
+        </Chip>
+      </div>
+      {open && (
+        <>
+          {card.next_step && (
+            <p class="next" data-testid="next-step">
+              <b>Next</b> {card.next_step}
+            </p>
+          )}
+          <div class="buttons">
+            {asks && (
+              <a class="button primary wrap" href={`${to.incident(card.id)}?plan=1`} data-testid="review">
+                Review: {[...new Set(card.plan)].map(words).join(", ")}
+              </a>
+            )}
+            <a class={asks ? "button" : "button primary"} href={to.incident(card.id)} data-testid="why">
+              Why
+            </a>
+            {card.state === "open" && (
+              <button type="button" data-testid="acknowledge" onClick={() => acknowledge(card.id)}>
+                Acknowledge
+              </button>
+            )}
+          </div>
+        </>
+      )}
+    </article>
+  );
+}

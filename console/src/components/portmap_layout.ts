@@ -1,0 +1,158 @@
+// Where each link of the map lies, what it measures, and which mark it has.
+
+import { count, percent } from "../lib/format";
+
+/** [id, state, has errors, waits, load, errors, times the usual wait] as fabric_api.py writes it. */
+export type Cell = [string, number, 0 | 1, 0 | 1, number | null, number | null, number | null];
+
+export interface Row {
+  name: string | null;
+  is_switch: boolean;
+  state: string;
+  why: string[];
+  cells: Cell[];
+  trunks: number;
+}
+
+export type Measure = "load" | "errors" | "wait";
+
+export const MEASURES: Record<
+  Measure,
+  { title: string; at: 4 | 5 | 6; ticks: string[]; share: (n: number) => number; text: (n: number | null) => string }
+> = {
+  load: {
+    title: "load",
+    at: 4,
+    ticks: ["0 %", "50", "100"],
+    share: (n) => n,
+    text: (n) => (n == null ? "load unknown" : `${percent(100 * n)} of its rate`),
+  },
+  errors: {
+    title: "errors",
+    at: 5,
+    ticks: ["0", "100", "10 k"],
+    share: (n) => Math.log10(1 + n) / 4,
+    text: (n) => (n == null ? "errors not counted" : `${count(Math.round(n))} errors`),
+  },
+  wait: {
+    title: "waiting",
+    at: 6,
+    ticks: ["0.1×", "usual", "10×"],
+    share: (n) => (Math.log10(Math.max(n, 0.1)) + 1) / 2,
+    text: (n) => (n == null ? "waiting not counted" : `waits ${Number(n.toPrecision(2))}× the usual`),
+  },
+};
+
+export const MARKS = [
+  { name: "down", glyph: "✕", text: "down" },
+  { name: "event", glyph: "◆", text: "errors" },
+  { name: "throttled", glyph: "▲", text: "slow" },
+  { name: "waits", glyph: "‖", text: "waits" },
+  { name: "silent", glyph: "–", text: "unknown" },
+] as const;
+
+export type MarkName = (typeof MARKS)[number]["name"] | "";
+
+export function markOf([, state, errs, waits]: Cell, states: string[]): MarkName {
+  const name = states[state];
+  if (name === "down" || name === "gone" || name === "critical" || name === "missing") return "down";
+  if (errs) return "event";
+  if (name === "slow" || name === "warning") return "throttled";
+  return waits ? "waits" : name === "healthy" ? "" : "silent";
+}
+
+export const NAME = 84;
+
+const GROUP = 5;
+
+const BETWEEN = 24;
+
+const CAPTION = 15;
+
+/** Cells are as large as the width and half a screen allow; below the least they break into lines. */
+const LARGEST = 20;
+
+const LEAST = 12;
+
+export interface Spot {
+  x: number;
+  y: number;
+  cell: Cell;
+  row: number;
+}
+
+interface Sheet {
+  spots: Spot[];
+  names: { x: number; y: number; row: number }[];
+  captions: { x: number; text: string }[];
+  height: number;
+  pitch: number;
+}
+
+const owner = (cell: Cell) => cell[0].slice(0, cell[0].indexOf("/"));
+
+/**
+ * Rows below each other, in as many columns as the width has room for; cells of one node stand together and break
+ * together.
+ */
+export function arrange(rows: Row[], width: number, room: number): Sheet {
+  const groups = rows.map((row) => blocks(row));
+  const swept = rows.some((row) => row.trunks);
+  const long = (pitch: number) =>
+    Math.max(
+      ...groups.map((those) =>
+        those.reduce((sum, cells, i) => sum + cells.length * pitch + (i === 0 && swept ? 3 : 1) * GROUP, NAME),
+      ),
+    );
+  const sizes = Array.from({ length: LARGEST - LEAST + 1 }, (_, i) => LARGEST - i);
+  const pitch =
+    sizes.find(
+      (size) =>
+        long(size) <= width &&
+        Math.ceil(rows.length / Math.floor((width + BETWEEN) / (long(size) + BETWEEN))) * (size + 3) <= room,
+    ) ?? LEAST;
+  const columns = Math.max(1, Math.floor((width + BETWEEN) / (long(pitch) + BETWEEN)));
+  const top = swept ? CAPTION : 0;
+  const down = Math.ceil(rows.length / columns);
+  const stride = Math.floor((width + BETWEEN) / columns);
+  const reach = columns > 1 ? stride - BETWEEN : width;
+  const spots: Spot[] = [];
+  const names: Sheet["names"] = [];
+  const captions: Sheet["captions"] = [];
+  const heights = Array<number>(columns).fill(top);
+  rows.forEach((row, at) => {
+    const column = Math.floor(at / down);
+    const left = column * stride;
+    let x = NAME;
+    let y = heights[column];
+    names.push({ x: left, y, row: at });
+    groups[at].forEach((cells, i) => {
+      if (swept && at % down === 0 && i < 2)
+        captions.push({ x: left + x, text: i || !row.trunks ? "hosts" : "trunks" });
+      if (x > NAME && x + Math.min(cells.length * pitch, reach - NAME) > reach) {
+        x = NAME;
+        y += pitch;
+      }
+      for (const cell of cells) {
+        if (x + pitch - 2 > reach) {
+          x = NAME;
+          y += pitch;
+        }
+        spots.push({ x: left + x, y, cell, row: at });
+        x += pitch;
+      }
+      x += i === 0 && row.trunks ? 3 * GROUP : GROUP;
+    });
+    heights[column] = y + pitch + (y > heights[column] ? 7 : 3);
+  });
+  return { spots, names, captions, height: Math.max(pitch, ...heights), pitch };
+}
+
+/** The trunks of a row, then its hosts: by node where a node has several ports here, else all in one. */
+function blocks(row: Row): Cell[][] {
+  const trunks = row.cells.slice(0, row.trunks);
+  const hosts = new Map<string, Cell[]>();
+  for (const cell of row.cells.slice(row.trunks)) hosts.set(owner(cell), [...(hosts.get(owner(cell)) ?? []), cell]);
+  const single = [...hosts.values()].every((cells) => cells.length === 1);
+  return [...(trunks.length ? [trunks] : []), ...(single ? [row.cells.slice(row.trunks)] : hosts.values())];
+}

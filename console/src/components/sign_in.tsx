@@ -1,0 +1,60 @@
+// Who is asking: a name with its password, or a token.
+
+import { useState } from "preact/hooks";
+import { ask } from "../lib/api";
+import { set } from "../lib/store";
+import { focus, Panel } from "./parts";
+
+export function SignIn() {
+  const [problem, say] = useState("");
+  const send = async (event: Event) => {
+    event.preventDefault();
+    const typed = new FormData(event.currentTarget as HTMLFormElement);
+    const name = typed.get("name");
+    const secret = typed.get("token");
+    try {
+      await ask("/api/login", "POST", name ? { name, password: secret } : { token: secret });
+      set({ signIn: false });
+      location.reload();
+    } catch (error) {
+      say((error as Error).message);
+    }
+  };
+  return (
+    <main class="sign-in">
+      <Panel>
+        <h1>Watchkeeper</h1>
+        <p class="dim">
+          This hub asks who you are. Sign in with your name and password, or paste the token you were given.
+        </p>
+        <form onSubmit={send}>
+          <input
+            name="name"
+            autocomplete="username"
+            aria-label="Name; empty with a token"
+            placeholder="Name (empty with a token)"
+            data-testid="name"
+          />
+          <input
+            type="password"
+            name="token"
+            autocomplete="current-password"
+            required
+            aria-label="Password or token"
+            placeholder="Password or token"
+            ref={focus}
+            data-testid="token"
+          />
+          <button type="submit" class="primary">
+            Sign in
+          </button>
+        </form>
+        {problem && (
+          <p class="problem" role="alert">
+            {problem}
+          </p>
+        )}
+      </Panel>
+    </main>
+  );
+}

@@ -1,0 +1,202 @@
+// One table for all pages: sorted by its heads, moved through with j and k, opened with Enter, exported with e.
+
+import type { ComponentChildren } from "preact";
+import { useState } from "preact/hooks";
+import type { Refused } from "../lib/api";
+import { count } from "../lib/format";
+import { go, param, put } from "../lib/router";
+import { Skeleton, Trouble } from "./parts";
+
+type Value = string | number | null | undefined;
+export interface Column<T> {
+  id: string;
+  title: string;
+  /** What is sorted by and exported; without a `cell` it is also what is shown. */
+  value: (row: T) => Value;
+  cell?: (row: T) => ComponentChildren;
+  /** Numbers stand to the right. */
+  numeric?: boolean;
+  /** Said when the pointer rests on the head. */
+  hint?: string;
+  /** Dropped first on a narrow screen. */
+  minor?: boolean;
+  class?: string;
+}
+interface Props<T> {
+  /** Test id, and the name of the exported file. */
+  id: string;
+  columns: Column<T>[];
+  /** Undefined while it is asked for: a skeleton stands there. */
+  rows: T[] | undefined;
+  rowKey: (row: T) => string;
+  /** What stands there when there are no rows: an `Empty`. */
+  empty: ComponentChildren;
+  problem?: Refused;
+  /** Where a click or Enter leads. */
+  href?: (row: T) => string;
+  /** Instead of `href`: choose a row on this page; `chosen` is its key. */
+  choose?: (row: T) => void;
+  chosen?: string;
+  /** With an address the order is in it, as `?sort=-cost`; `param` names it where a page has two tables. */
+  address?: URL;
+  param?: string;
+  /** The order without one: a column's id, with `-` for the largest first. Undefined leaves the rows as they come. */
+  sort?: string;
+  /** Rows shown at first. */
+  most?: number;
+  /** For `a` (acknowledge) and tests. */
+  incident?: (row: T) => string | undefined;
+  rowTestId?: string;
+  class?: string;
+  caption: string;
+}
+
+export function Table<T>(p: Props<T>) {
+  const [own, order] = useState(p.sort ?? "");
+  const [all, showAll] = useState(false);
+  const name = p.param ?? "sort";
+  const sort = p.address ? param(p.address, name, p.sort) : own;
+  const by = sort.replace(/^-/, "");
+  const down = sort.startsWith("-");
+  const column = p.columns.find((c) => c.id === by);
+  const rows = column && p.rows ? [...p.rows].sort((a, b) => compare(column.value(a), column.value(b), down)) : p.rows;
+  const most = p.most ?? 200;
+  const shown = all ? rows : rows?.slice(0, most);
+  const rest = (rows?.length ?? 0) - (shown?.length ?? 0);
+  const turn = (c: Column<T>) => {
+    const first = c.numeric ? `-${c.id}` : c.id;
+    const second = c.numeric ? c.id : `-${c.id}`;
+    const next = sort === first ? second : sort === second && !p.sort ? "" : first;
+    if (p.address) put(name, next === p.sort ? null : next);
+    else order(next);
+  };
+  const open = (row: T) => (p.choose ? p.choose(row) : p.href && go(p.href(row)));
+  return (
+    <>
+      <Trouble problem={p.problem} isStale={Boolean(rows)} />
+      {!rows ? (
+        !p.problem && <Skeleton lines={6} />
+      ) : rows.length === 0 ? (
+        p.empty
+      ) : (
+        <div class="scroll">
+          <table class={`list ${p.class ?? ""}`} data-testid={p.id}>
+            <caption class="unseen">{p.caption}</caption>
+            <thead>
+              <tr>
+                {p.columns.map((c) => (
+                  <th
+                    key={c.id}
+                    scope="col"
+                    class={classes(c)}
+                    aria-sort={c.id === by ? (down ? "descending" : "ascending") : undefined}
+                  >
+                    {c.title ? (
+                      <button type="button" class="head" title={c.hint} onClick={() => turn(c)}>
+                        {c.title}
+                        <i aria-hidden="true">{c.id === by ? (down ? " ↓" : " ↑") : ""}</i>
+                      </button>
+                    ) : (
+                      <span class="unseen">What to do</span>
+                    )}
+                  </th>
+                ))}
+              </tr>
+            </thead>
+            <tbody>
+              {shown!.map((row) => {
+                const key = p.rowKey(row);
+                const leads = p.href || p.choose;
+                return (
+                  <tr
+                    key={key}
+                    data-row={leads ? (p.href?.(row) ?? "") : undefined}
+                    data-incident={p.incident?.(row)}
+                    data-testid={p.rowTestId}
+                    tabIndex={leads ? -1 : undefined}
+                    aria-current={(p.chosen !== undefined && p.chosen === key) || undefined}
+                    onClick={
+                      leads
+                        ? (event) => {
+                            if (!(event.target as Element).closest("a, button, input, select")) open(row);
+                          }
+                        : undefined
+                    }
+                    onKeyDown={
+                      p.choose
+                        ? (event) => {
+                            if (event.key === "Enter" && event.target === event.currentTarget) open(row);
+                          }
+                        : undefined
+                    }
+                  >
+                    {p.columns.map((c) => (
+                      <td key={c.id} class={classes(c)}>
+                        {c.cell ? c.cell(row) : plain(c.value(row))}
+                      </td>
+                    ))}
+                  </tr>
+                );
+              })}
+            </tbody>
+          </table>
+          <p class="foot-line">
+            {rest > 0 && (
+              <button type="button" class="plain" onClick={() => showAll(true)}>
+                {count(rest)} more
+              </button>
+            )}
+            <Export id={p.id} columns={p.columns} rows={rows} />
+          </p>
+        </div>
+      )}
+    </>
+  );
+}
+
+const classes = (c: { numeric?: boolean; minor?: boolean; class?: string }) =>
+  [c.numeric && "n", c.minor && "minor", c.class].filter(Boolean).join(" ") || undefined;
+const plain = (value: Value) =>
+  value == null || value === "" ? "unknown" : typeof value === "number" ? count(value) : value;
+/** Unknown comes last, whichever way the rest is turned. */
+function compare(a: Value, b: Value, down: boolean): number {
+  if (a == null || b == null) return Number(a == null) - Number(b == null);
+  const order =
+    typeof a === "number" && typeof b === "number"
+      ? a - b
+      : String(a).localeCompare(String(b), "en", { numeric: true });
+  return down ? -order : order;
+}
+
+/** Every table has one: what it shows, as a file. */
+export const Export = <T,>(p: { id: string; columns: Pick<Column<T>, "title" | "value">[]; rows: T[] }) => (
+  <button
+    type="button"
+    class="plain"
+    data-export
+    data-testid={`${p.id}-csv`}
+    title="Export this table as CSV (e)"
+    onClick={() => save(`${p.id}.csv`, csv(p.columns, p.rows))}
+  >
+    CSV
+  </button>
+);
+export function csv<T>(columns: Pick<Column<T>, "title" | "value">[], rows: T[]): string {
+  const head = columns.map((c) => quote(c.title));
+  const lines = rows.map((row) => columns.map((c) => quote(c.value(row))));
+  return [head, ...lines].map((line) => `${line.join(",")}\r\n`).join("");
+}
+/** RFC 4180; a text that a spreadsheet would take for a formula gets an apostrophe in front (OWASP, CSV injection). */
+function quote(value: Value): string {
+  if (value == null) return "";
+  const text = typeof value === "string" && /^[=+\-@\t\r]/.test(value) ? `'${value}` : String(value);
+  return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+}
+export function save(name: string, text: string, kind = "text/csv"): void {
+  const link = document.createElement("a");
+  const address = URL.createObjectURL(new Blob([text], { type: `${kind};charset=utf-8` }));
+  link.href = address;
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(address), 1000);
+}

@@ -1,0 +1,61 @@
+// What someone typed, as a question to each GPU: `rack:r07 team:research -state:ok h200`.
+
+import { STATES } from "./states";
+import type { Fleet, FleetNode, Gpu } from "./types";
+
+export type Fits = (node: FleetNode, gpu: Gpu | null, state?: number) => boolean;
+/** Labels one can ask for by name; every failure domain of a node is one as well. */
+export const LABELS = ["rack", "node", "pool", "model", "workload", "team", "state", "leaf", "nvlink", "uuid"] as const;
+
+/** What a label may be, with how many GPUs have it: offered while someone types `team:`. */
+export function valuesOf(label: string, fleet: Fleet): Map<string, number> {
+  const found = new Map<string, number>();
+  const add = (value: string | null | undefined) => {
+    const word = value?.split(" ").at(-1);
+    if (word) found.set(word, (found.get(word) ?? 0) + 1);
+  };
+  for (const node of fleet.nodes)
+    for (const gpu of node.gpus) {
+      const workload = gpu?.workload ?? "";
+      add(
+        { node: node.name, pool: node.pool, model: gpu?.model, workload, team: fleet.teams?.[workload] }[label] ??
+          node.domains[label],
+      );
+    }
+  if (label === "state") for (const s of STATES) found.set(s.name, 0);
+  return found;
+}
+
+/** Words must all fit; `name:value` looks at one label only, and a minus in front turns a word round. */
+export function finder(q: string, fleet: Pick<Fleet, "teams"> | undefined): Fits {
+  const words = q
+    .toLowerCase()
+    .split(/\s+/)
+    .filter(Boolean)
+    .map((word) => {
+      const not = word.length > 1 && word.startsWith("-");
+      const rest = not ? word.slice(1) : word;
+      const colon = rest.indexOf(":");
+      return { not, label: colon > 0 ? rest.slice(0, colon) : "", text: colon > 0 ? rest.slice(colon + 1) : rest };
+    });
+  const teams = fleet?.teams ?? {};
+  return (node, gpu, state) => {
+    const workload = gpu?.workload ?? "";
+    const team = teams[workload] ?? "";
+    const of = (label: string): string => {
+      if (label === "node") return node.name;
+      if (label === "uuid") return gpu?.uuid ?? "";
+      if (label === "workload" || label === "job") return workload;
+      if (label === "team") return team;
+      if (label === "pool") return node.pool;
+      if (label === "model") return gpu?.model ?? "";
+      if (label === "state") return state == null ? "" : `${STATES[state].name} ${STATES[state].text}`;
+      return node.domains[label] ?? (label === "rack" ? (node.rack ?? "") : "");
+    };
+    const everything = () =>
+      [node.name, ...Object.values(node.domains), node.pool, gpu?.uuid, gpu?.pci, gpu?.model, workload, team].join(" ");
+    return words.every(
+      ({ not, label, text }) => (label ? of(label) : everything()).toLowerCase().includes(text) !== not,
+    );
+  };
+}

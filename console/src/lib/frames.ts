@@ -1,0 +1,22 @@
+// What the live socket brings, made into what pages draw: pictures of the fleet, and news of what has changed in it.
+
+import type { Frame, News } from "./live_types";
+import type { Fleet } from "./types";
+
+/**
+ * A picture as web/fleet/frames.py writes it: the length of a JSON header, the header, a float and a state for each
+ * GPU.
+ */
+export function readFrame(buffer: ArrayBuffer): Frame {
+  const length = new DataView(buffer).getUint32(0, true);
+  const header = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, length)));
+  const values = new Float32Array(buffer, 4 + length, header.count);
+  const states = new Uint8Array(buffer, 4 + length + 4 * header.count, header.count);
+  return { ...header, values, states };
+}
+
+/** The fleet with what is new; nodes that are as before come as the place of the first and after the last of them. */
+export function withNews(fleet: Fleet, news: Omit<News, "kind" | "since">): Fleet {
+  const nodes = news.nodes.flatMap((part) => (Array.isArray(part) ? fleet.nodes.slice(part[0], part[1]) : [part]));
+  return { ...news, nodes };
+}

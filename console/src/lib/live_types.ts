@@ -1,0 +1,42 @@
+// What comes over the live socket: news of the fleet, and pictures of it.
+
+import type { Fleet, FleetNode } from "./types";
+
+export interface News extends Omit<Fleet, "nodes"> {
+  kind: "fleet";
+  since?: string;
+  nodes: (FleetNode | [number, number])[];
+}
+
+export interface Summary {
+  gpus: number;
+  working_percent: number | null;
+  gpu_util_percent: number | null;
+  allocated_percent: number | null;
+  held: number | null;
+  teams: number;
+  idle_teams: number;
+  free: number | null;
+  power_watts: number | null;
+  nodes: number;
+  nodes_reporting: number;
+  ok: number;
+  down: number;
+  event: number;
+  throttled: number;
+  silent: number;
+  held_idle: number;
+  unknown: number;
+}
+
+export interface Frame {
+  at: string;
+  colour: string;
+  version: string;
+  count: number;
+  summary: Summary;
+  low: number;
+  high: number;
+  values: Float32Array;
+  states: Uint8Array;
+}

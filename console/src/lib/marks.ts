@@ -1,0 +1,82 @@
+// What happened, as marks through the lines of a chart: events, alerts, repairs, and when an incident opened and
+// closed.
+
+import type { Mark } from "./lines";
+import type { Card, Member, Place, Severity } from "./types";
+
+export const tone = (severity: string) => ({ critical: "bad", warning: "warn", info: "accent" })[severity] ?? "dim";
+const short = (text: string) => (text.length > 34 ? `${text.slice(0, 33)}…` : text);
+/** Steps of repairs that touched a node: actions stand in the same lines as what made them necessary. */
+export interface RepairRow {
+  id: string;
+  incident: string;
+  node: Place;
+  cause: string;
+  state: string;
+  receipts: { at: string; result: string; action: { kind: string } }[];
+}
+export const repairMarks = (repairs: RepairRow[], node: string): Mark[] =>
+  repairs
+    .filter((r) => r.node.node === node)
+    .flatMap((r) =>
+      r.receipts
+        .filter((one) => one.result !== "described")
+        .map((one) => ({
+          at: one.at,
+          label: `${one.action.kind.replace(/_/g, " ")}${one.result === "done" ? "" : ` ${one.result}`}`,
+          tone: one.result === "failed" ? "warn" : "accent",
+        })),
+    );
+export interface Happened {
+  id: string;
+  at: string;
+  kind: string;
+  code: number | null;
+  text: string;
+  gpu: string | null;
+  process: string | null;
+  meaning: string | null;
+  severity: Severity;
+}
+export interface History {
+  events: Happened[];
+  total: number;
+  days: number;
+  counts: { kind: string; code: number | null; events: number; newest: string; meaning: string | null }[];
+}
+export function eventMarks(events: Happened[]): Mark[] {
+  const seen = new Set<string>();
+  return events
+    .map((e) => ({
+      at: e.at,
+      label:
+        e.code != null && e.kind.endsWith("xid")
+          ? `${e.kind === "xid" ? "Xid" : "SXid"} ${e.code}`
+          : e.kind.replace(/_/g, " "),
+      tone: tone(e.severity),
+    }))
+    .filter((m) => {
+      const key = `${m.label} ${m.at.slice(0, 16)}`;
+      return !seen.has(key) && seen.add(key);
+    })
+    .slice(0, 40);
+}
+export const cardMarks = (cards: Card[]): Mark[] =>
+  cards.flatMap((c) => [
+    { at: c.opened_at, label: short(c.title), tone: tone(c.severity) },
+    ...(c.resolved_at ? [{ at: c.resolved_at, label: `${c.id} closed`, tone: "ok" }] : []),
+  ]);
+export function memberMarks(members: Member[]): Mark[] {
+  const seen = new Set<string>();
+  return members
+    .filter((m) => !seen.has(m.text) && seen.add(m.text))
+    .slice(0, 6)
+    .map((m) => ({ at: m.since, label: markLabel(m), tone: tone(m.severity) }));
+}
+/** "Xid 79" says more on a line than the whole kernel record. */
+function markLabel(member: Member): string {
+  const xid = /Xid (?:\([^)]*\): )?(\d+)/.exec(member.text);
+  if (member.kind === "event")
+    return xid ? `Xid ${xid[1]}` : short(member.text.replace(/^NVRM: (GPU [0-9a-f:.]+: )?/i, ""));
+  return short(/alertname="([^"]+)"/.exec(member.ref)?.[1] ?? member.text);
+}

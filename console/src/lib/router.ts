@@ -1,0 +1,124 @@
+// Real paths and the history API: every view, filter, selection and range is in the address.
+
+import type { ComponentType } from "preact";
+import { useEffect, useState } from "preact/hooks";
+
+/**
+ * What every page is given; `id` is the rest of its path, decoded (`/gpu/GPU-1` → `GPU-1`), and empty where there is
+ * none.
+ */
+export interface PageProps {
+  address: URL;
+  theme: string;
+  id: string;
+}
+/** A page of the console: one row of the table in main.tsx. Its code is loaded when someone goes there. */
+export interface PageRow {
+  path: string;
+  name: string;
+  key: string;
+  group: "watch" | "understand" | "practise";
+  /** A shorter name for the rail. */
+  short?: string;
+  load: () => Promise<ComponentType<PageProps>>;
+  /** Only where the fleet is simulated. */
+  simulated?: boolean;
+  /** Reached by links, not by the rail. */
+  hidden?: boolean;
+}
+
+/** `%zz` is no escape, and somebody may have typed it. */
+function decoded(part: string): string {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
+}
+/** The page of a path, with the thing that it is about; a page of one thing has a slash at the end of its path. */
+export function rowOf<T extends { path: string }>(pages: T[], path: string): { row?: T; first: string; id: string } {
+  const [, first, ...rest] = path.split("/");
+  const id = rest.map(decoded).join("/");
+  const named = (wanted: string) => pages.find((p) => p.path === wanted);
+  return { row: id ? (named(`/${first}/`) ?? named(`/${first}`)) : named(`/${first}`), first, id };
+}
+
+const CHANGED = "watchkeeper:address";
+export function go(to: string, replace = false): void {
+  history[replace ? "replaceState" : "pushState"](null, "", to);
+  dispatchEvent(new Event(CHANGED));
+}
+export function useAddress(): URL {
+  const [address, look] = useState(() => new URL(location.href));
+  useEffect(() => {
+    const changed = () => look(new URL(location.href));
+    addEventListener("popstate", changed);
+    addEventListener(CHANGED, changed);
+    return () => {
+      removeEventListener("popstate", changed);
+      removeEventListener(CHANGED, changed);
+    };
+  }, []);
+  return address;
+}
+/** Set or drop one search parameter and stay on the page. */
+export const put = (name: string, value: string | null): void => putAll({ [name]: value });
+export function putAll(wanted: Record<string, string | null>): void {
+  const address = new URL(location.href);
+  change(address.searchParams, wanted);
+  go(address.pathname + address.search, true);
+}
+/** The same page with some parameters changed, for a link that can be opened elsewhere. */
+export function withParams(address: URL, wanted: Record<string, string | null>): string {
+  const next = new URLSearchParams(address.search);
+  change(next, wanted);
+  return address.pathname + (next.size ? `?${next}` : "");
+}
+function change(params: URLSearchParams, wanted: Record<string, string | null>): void {
+  for (const [name, value] of Object.entries(wanted)) {
+    if (value) params.set(name, value);
+    else params.delete(name);
+  }
+}
+export const param = (address: URL, name: string, otherwise = ""): string =>
+  address.searchParams.get(name) ?? otherwise;
+
+/** Time ranges of pages with charts, in milliseconds; the name is in the address. */
+export const RANGES: Record<string, number> = {
+  "15m": 900e3,
+  "1h": 3600e3,
+  "6h": 21600e3,
+  "24h": 86400e3,
+  "7d": 604800e3,
+};
+export const spanOf = (address: URL): number => RANGES[address.searchParams.get("range") ?? "1h"] ?? RANGES["1h"];
+
+/** Addresses of things, so that no page spells another's. */
+export const to = {
+  gpu: (uuid: string) => `/gpu/${encodeURIComponent(uuid)}`,
+  node: (name: string) => `/node/${encodeURIComponent(name)}`,
+  incident: (id: string) => `/incidents/${encodeURIComponent(id)}`,
+  job: (name: string) => `/jobs/${encodeURIComponent(name)}`,
+  explore: (expr: string) => `/explore?expr=${encodeURIComponent(expr)}`,
+  fleet: (q: string) => `/?q=${encodeURIComponent(q)}`,
+};
+
+/** Links inside the console change the page without loading it anew; modified clicks stay the browser's. */
+export function followLinks(isPage: (path: string) => boolean): void {
+  addEventListener("click", (event) => {
+    const link = (event.target as Element).closest?.("a");
+    if (
+      !link ||
+      link.origin !== location.origin ||
+      link.target ||
+      link.hasAttribute("download") ||
+      !isPage(link.pathname)
+    )
+      return;
+    if (event.button || event.metaKey || event.ctrlKey || event.shiftKey || event.altKey) return;
+    event.preventDefault();
+    const moved = link.pathname !== location.pathname;
+    go(link.pathname + link.search);
+    if (moved) scrollTo(0, 0);
+  });
+}

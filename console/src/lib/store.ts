@@ -1,0 +1,69 @@
+// The one store that pages read: what the hub said last, and how the connection to it is.
+
+import { useEffect, useLayoutEffect, useState } from "preact/hooks";
+import type { Frame } from "./live_types";
+import type { Card, Fleet, Status } from "./types";
+
+export interface State {
+  status?: Status;
+  fleet?: Fleet;
+  frame?: Frame;
+  open?: Card[];
+  closed?: Card[];
+  link: "connecting" | "live" | "lost";
+  heard?: string;
+  signIn: boolean;
+  colour: string;
+  notice?: string;
+  /** How often the hub came back: what could not be asked meanwhile is asked anew. */
+  returns: number;
+}
+let state: State = { link: "connecting", signIn: false, colour: "sm_active", returns: 0 };
+const listeners = new Set<() => void>();
+
+export function set(change: Partial<State>): void {
+  state = { ...state, ...change };
+  for (const tell of listeners) tell();
+}
+export const get = (): State => state;
+export function useHub(): State {
+  const [, redraw] = useState(0);
+  // Before the browser paints: a plain effect runs later, and what is set meanwhile would never be shown.
+  useLayoutEffect(() => {
+    const tell = () => redraw((n) => n + 1);
+    listeners.add(tell);
+    return () => {
+      listeners.delete(tell);
+    };
+  }, []);
+  return state;
+}
+
+/** `returns` alone: who only asks need not be drawn with every picture. */
+export function useReturns(): number {
+  const [seen, look] = useState(state.returns);
+  useLayoutEffect(() => {
+    const tell = () => look(state.returns);
+    listeners.add(tell);
+    return () => {
+      listeners.delete(tell);
+    };
+  }, []);
+  return seen;
+}
+
+/** The hub's clock: a simulated fleet may run ahead of ours. */
+export function now(): number {
+  const at = state.frame?.at ?? state.status?.now;
+  return at ? Date.parse(at) : Date.now();
+}
+
+/** A number that changes every so often while the page is looked at. */
+export function usePulse(every = 15000): number {
+  const [beat, tell] = useState(0);
+  useEffect(() => {
+    const timer = setInterval(() => document.visibilityState === "visible" && tell((n) => n + 1), every);
+    return () => clearInterval(timer);
+  }, [every]);
+  return beat;
+}

@@ -1,0 +1,171 @@
+// The tables of a bill: who spent what, and who holds what nobody uses.
+
+import { Mark, Panel } from "../../components/parts";
+import { type Column, Table } from "../../components/table";
+import { to } from "../../lib/router";
+import { type Bill, cash, type Hours, hours, type Line, measured, usedShare, type Waste } from "./words";
+
+export function Idle({
+  waste,
+  currency,
+  problem,
+  hours: all,
+}: {
+  waste?: Waste[];
+  currency: string;
+  hours: Hours;
+  problem?: Parameters<typeof Table>[0]["problem"];
+}) {
+  return (
+    <Panel title="Idle but held" hint="the most expensive first · SMs below 5 % for 15 minutes" id="idle-panel">
+      <Table
+        id="idle"
+        caption="Holders of idle GPUs"
+        rows={waste}
+        problem={problem}
+        rowKey={(w) => `${w.team} ${w.user} ${w.job}`}
+        rowTestId="idle-row"
+        most={8}
+        href={(w) => to.job(w.job)}
+        columns={[
+          {
+            id: "job",
+            title: "Held by",
+            value: (w) => w.job,
+            cell: (w) => (
+              <>
+                <a href={to.job(w.job)}>{w.job}</a>
+                <small class="plain">
+                  {[w.user !== "unmapped" && w.user, w.team !== "unmapped" && `team ${w.team}`]
+                    .filter(Boolean)
+                    .join(" · ") || "owner unknown"}
+                </small>
+              </>
+            ),
+          },
+          {
+            id: "hours",
+            title: "GPU-hours",
+            numeric: true,
+            value: (w) => w.gpu_hours,
+            cell: (w) => hours(w.gpu_hours),
+          },
+          { id: "money", title: "Money", numeric: true, value: (w) => w.money, cell: (w) => cash(w.money, currency) },
+        ]}
+        empty={
+          <p class="dim">
+            {!all.total ? (
+              <Mark>Unknown: nothing was recorded in this time.</Mark>
+            ) : all.allocated && measured(all) < 0.005 ? (
+              <Mark>Unknown: what was held in this time was not measured.</Mark>
+            ) : (
+              <Mark tone="ok">Nobody held a GPU without using it in this time.</Mark>
+            )}
+          </p>
+        }
+      />
+    </Panel>
+  );
+}
+
+export function columns(by: string, bill: Bill, drill: (l: Line) => string | undefined): Column<Line>[] {
+  const most = Math.max(...bill.lines.map((l) => l.money ?? 0), 1e-9);
+  const exact = (n: number | null) => (n == null ? null : Number(n.toFixed(4)));
+  return [
+    {
+      id: by,
+      title: by.replace(/^./, (c) => c.toUpperCase()),
+      value: (l) => String(l[by]),
+      cell: (l) => {
+        const to = drill(l);
+        const name = String(l[by]);
+        return (
+          <>
+            {to ? (
+              <a href={to}>{name}</a>
+            ) : name === "(nobody)" ? (
+              "held by nobody"
+            ) : by === "job" ? (
+              <a href={`/jobs/${encodeURIComponent(name)}`}>{name}</a>
+            ) : (
+              name
+            )}
+            {name === "unmapped" && <small class="plain">nobody says whose it is</small>}
+          </>
+        );
+      },
+    },
+    {
+      id: "money",
+      title: "Money",
+      numeric: true,
+      value: (l) => exact(l.money),
+      cell: (l) => (
+        <span
+          class="cashbar"
+          title={
+            l.unpriced_hours > 0.05 ? `${hours(l.unpriced_hours)} GPU-hours have no price and are not in it` : undefined
+          }
+        >
+          {l.money == null ? (
+            <span class="dim">no price</span>
+          ) : (
+            <>
+              {cash(l.money, bill.currency)}
+              {l.unpriced_hours > 0.05 && " and more"}
+            </>
+          )}
+          <em aria-hidden="true">
+            <i style={{ width: `${(100 * Math.max(0, l.money ?? 0)) / most}%` }} />
+          </em>
+        </span>
+      ),
+      class: "wide",
+    },
+    {
+      id: "wasted",
+      title: "Idle, held",
+      numeric: true,
+      value: (l) => (l.hours.wasted ? exact(l.wasted_money) : 0),
+      cell: (l) => (l.hours.wasted > 0 ? cash(l.wasted_money, bill.currency) : <span class="dim">–</span>),
+      hint: bill.words.wasted,
+    },
+    {
+      id: "allocated",
+      title: "GPU-hours",
+      numeric: true,
+      value: (l) => l.hours.total,
+      cell: (l) => hours(l.hours.total),
+      hint: bill.words.total,
+    },
+    {
+      id: "used",
+      title: "Used",
+      numeric: true,
+      value: (l) => l.hours.used / measured(l.hours) || null,
+      cell: (l) => usedShare(l.hours) ?? <span class="dim">{l.hours.allocated ? "not measured" : "–"}</span>,
+      hint: bill.words.used,
+    },
+    {
+      id: "kwh",
+      title: "kWh",
+      numeric: true,
+      minor: true,
+      value: (l) => l.hours.kwh || null,
+      cell: (l) => (l.hours.kwh ? hours(l.hours.kwh) : <span class="dim">–</span>),
+      hint: "at the GPUs; – where nobody measured it",
+    },
+    ...(bill.policy === "none"
+      ? []
+      : [
+          {
+            id: "shared",
+            title: "Shared",
+            numeric: true,
+            value: (l: Line) => l.shared,
+            cell: (l: Line) => cash(l.shared, bill.currency),
+            hint: "its share of what nobody held",
+          },
+        ]),
+  ];
+}

@@ -1,0 +1,129 @@
+// Budgets of this month, and the prices that all money comes from.
+
+import { Bar, Chip, Facts, Mark, Panel, Problem, Skeleton } from "../../components/parts";
+import { Export } from "../../components/table";
+import { useAsk } from "../../lib/api";
+import { many, percent, words } from "../../lib/format";
+import { type Bill, type Budget, cash, hours } from "./words";
+
+const BUDGET: Record<string, { tone: string; text: string }> = {
+  over: { tone: "critical", text: "over" },
+  will_be_over: { tone: "critical", text: "will be over" },
+  may_be_over: { tone: "warning", text: "may be over" },
+  unknown: { tone: "", text: "unknown" },
+  within: { tone: "ok", text: "within" },
+  no_budget: { tone: "", text: "no budget" },
+};
+
+const BUDGETS: { title: string; value: (b: Budget) => string | number | null }[] = [
+  { title: "team", value: (b) => b.team },
+  { title: "spent", value: (b) => b.spent },
+  { title: "budget", value: (b) => b.budget },
+  { title: "state", value: (b) => words(b.state) },
+  { title: "forecast", value: (b) => b.forecast },
+  { title: "low", value: (b) => b.low },
+  { title: "high", value: (b) => b.high },
+];
+
+export function Budgets({ beat }: { beat: number }) {
+  const zone = Intl.DateTimeFormat().resolvedOptions().timeZone;
+  const { answer, problem } = useAsk<{ month: string; currency: string; budgets: Budget[]; notes: string[] }>(
+    `/api/cost/budgets?zone=${encodeURIComponent(zone)}`,
+    Math.floor(beat / 5),
+  );
+  return (
+    <Panel title="This month" hint={answer && `${answer.month} · spent, and where it will end`} id="budgets-panel">
+      {problem && <Problem>{problem.message}</Problem>}
+      {!answer ? (
+        !problem && <Skeleton lines={5} />
+      ) : answer.budgets.length === 0 ? (
+        <p class="dim">Unknown: nothing was recorded this month.</p>
+      ) : (
+        <table class="facts budgets">
+          <tbody>
+            {answer.budgets.map((b) => (
+              <tr key={b.team} data-testid="budget-row">
+                <th scope="row">{b.team}</th>
+                <td>
+                  <b>{cash(b.spent, answer.currency)}</b>
+                  {b.budget != null && <> of {cash(b.budget, answer.currency)}</>}{" "}
+                  <Mark tone={BUDGET[b.state]?.tone}>{BUDGET[b.state]?.text ?? words(b.state)}</Mark>
+                  {b.budget != null && b.spent != null && (
+                    <Bar
+                      share={b.spent / b.budget}
+                      tone={BUDGET[b.state]?.tone}
+                      label={b.team}
+                      text={percent((100 * b.spent) / b.budget)}
+                    />
+                  )}
+                  <small class="plain">
+                    {b.spent == null ? (
+                      "its GPUs have no price"
+                    ) : (
+                      <>
+                        ends at {cash(b.forecast, answer.currency)}
+                        {b.low != null && b.high != null
+                          ? `, 80 %: ${cash(b.low, answer.currency)} – ${cash(b.high, answer.currency)}`
+                          : " at this rate; too few days for an interval"}
+                      </>
+                    )}
+                  </small>
+                </td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      )}
+      {answer && answer.budgets.length > 0 && (
+        <p class="foot-line">
+          <Export id="budgets" columns={BUDGETS} rows={answer.budgets} />
+        </p>
+      )}
+      {answer?.budgets.every((b) => b.budget == null) && (
+        <p class="dim small">
+          No team has a budget: set them in the price book that <code>[cost] prices</code> names.
+        </p>
+      )}
+    </Panel>
+  );
+}
+
+export function Prices({ bill }: { bill: Bill }) {
+  return (
+    <Panel title="Prices" hint="per GPU-hour, with their source" id="prices-panel">
+      <Facts
+        rows={bill.rates.map((r) => [
+          r.of,
+          <>
+            <b>
+              {r.per_gpu_hour.toFixed(2)} {bill.currency}
+            </b>{" "}
+            <Chip>{words(r.kind)}</Chip>
+            <small class="plain">
+              {r.source}
+              {r.checked && `, read ${r.checked}`}
+            </small>
+          </>,
+        ])}
+      />
+      {Object.keys(bill.holes).length > 0 && (
+        <p class="problem">
+          No price, and in no sum:{" "}
+          {Object.entries(bill.holes)
+            .map(([k, v]) => `${k} (${hours(v)} h)`)
+            .join(", ")}
+        </p>
+      )}
+      {bill.notes.length > 0 && (
+        <details class="notes">
+          <summary>{many(bill.notes.length, "note")} about these numbers</summary>
+          <ul>
+            {bill.notes.map((n) => (
+              <li key={n}>{n}</li>
+            ))}
+          </ul>
+        </details>
+      )}
+    </Panel>
+  );
+}

@@ -1,0 +1,196 @@
+// Cost and capacity: idle money first, who spent what with drill-down, budgets, and on the other side when the fleet is
+// full.
+
+import { useState } from "preact/hooks";
+import { Choice, Empty, Panel, Select, Skeleton, Tabs, Trouble } from "../../components/parts";
+import { Table } from "../../components/table";
+import { useAsk } from "../../lib/api";
+import { type PageProps, param, put, putAll, withParams } from "../../lib/router";
+import { now, useHub, usePulse } from "../../lib/store";
+import { CapacityView } from "./capacity";
+import "../../styles/pages.css";
+import { columns, Idle } from "./bill";
+import { Budgets, Prices } from "./budgets";
+import { Figures, HoursBar, total } from "./figures";
+import { BELOW, type Bill, hours, type Line, type Waste } from "./words";
+
+const SPANS: Record<string, number> = { "24h": 86400, "7d": 604800, "30d": 2592000, "90d": 7776000 };
+
+const DIMENSIONS = ["team", "user", "job", "project", "namespace", "pool", "model", "node", "cluster"].map(
+  (d) => [d, `by ${d}`] as const,
+);
+
+const POLICIES = [
+  ["none", "showback"],
+  ["use", "shared by use"],
+  ["allocation", "shared by allocation"],
+  ["even", "shared evenly"],
+] as const;
+
+const minute = () => Math.floor(now() / 60000) * 60;
+
+export function CostPage(p: PageProps) {
+  const view = param(p.address, "view", "cost");
+  const { status } = useHub();
+  return (
+    <main class="single stack" data-testid="cost-page">
+      <Tabs
+        label="cost or capacity"
+        path="/cost"
+        tabs={[
+          ["cost", "Cost"],
+          ["capacity", "Capacity"],
+        ]}
+        view={view}
+      />
+      {!status ? (
+        <Panel>
+          <Skeleton lines={8} />
+        </Panel>
+      ) : view === "capacity" ? (
+        <CapacityView {...p} />
+      ) : (
+        <CostView {...p} />
+      )}
+    </main>
+  );
+}
+
+function CostView({ address }: PageProps) {
+  const range = param(address, "range", "7d");
+  const by = param(address, "by", "team");
+  const policy = param(address, "policy", "none");
+  const of = address.searchParams.getAll("of");
+  const beat = usePulse(60000);
+  const [until] = useState(minute);
+  const from = until - (SPANS[range] ?? SPANS["7d"]);
+  // The hub ends at its own now: an open page follows it without asking for another address.
+  const open = String(until + 86400);
+  const asked = new URLSearchParams({ from: String(from), to: open, by, policy });
+  for (const o of of) asked.append("of", o);
+  const { answer: bill, problem } = useAsk<Bill>(`/api/cost?${asked}`, beat);
+  const narrowed = new URLSearchParams({ from: String(from), to: open });
+  for (const o of of) narrowed.append("of", o);
+  const waste = useAsk<{ currency: string; waste: Waste[] }>(`/api/cost/waste?${narrowed}`, beat);
+  const drill = (line: Line) => {
+    const below = BELOW[by];
+    const name = String(line[by]);
+    if (!below || name === "(nobody)") return;
+    const wanted = new URLSearchParams(address.search);
+    wanted.append("of", `${by}=${name === "unmapped" ? "" : name}`);
+    wanted.set("by", below);
+    wanted.delete("sort");
+    return `/cost?${wanted}`;
+  };
+  return (
+    <>
+      <div class="explore-bar flush">
+        <Choice
+          label="time"
+          id="cost-range"
+          options={Object.keys(SPANS).map((s) => [s, `last ${s}`] as const)}
+          value={range}
+          choose={(r) => put("range", r === "7d" ? null : r)}
+        />
+        <label class="chip">
+          split{" "}
+          <Select
+            label="split by"
+            id="cost-by"
+            options={DIMENSIONS}
+            value={by}
+            choose={(b) => put("by", b === "team" ? null : b)}
+          />
+        </label>
+        <label class="chip" title={bill?.policy_words}>
+          nobody's GPUs{" "}
+          <Select
+            label="who pays for what nobody holds"
+            id="cost-policy"
+            options={POLICIES}
+            value={policy}
+            choose={(x) => put("policy", x === "none" ? null : x)}
+          />
+        </label>
+        {of.length > 0 && (
+          <span class="crumbs" data-testid="crumbs">
+            <a href={withParams(address, { of: null, by: null })}>all</a>
+            {of.map((o, i) => (
+              <>
+                {" "}
+                ›{" "}
+                <button type="button" class="chip" key={o} title="take this out" onClick={() => removeOf(address, i)}>
+                  {o.replace("=", " ").replace(/ $/, " unmapped")} ✕
+                </button>
+              </>
+            ))}
+          </span>
+        )}
+      </div>
+      <Trouble problem={problem} isStale={Boolean(bill)} />
+      {!bill ? (
+        !problem && <Skeleton lines={8} />
+      ) : (
+        <>
+          <Figures bill={bill} isPart={of.length > 0 && policy === "none"} />
+          <div class="columns">
+            <div>
+              <Idle
+                waste={waste.answer?.waste}
+                currency={bill.currency}
+                problem={waste.problem}
+                hours={bill.total.hours}
+              />
+              <Panel
+                title={`Spent ${by === "job" ? "by job" : `by ${by}`}`}
+                id="bill-panel"
+                hint={
+                  <>
+                    {bill.policy_words}
+                    {BELOW[by] && <> · a line opens into its {BELOW[by]}s</>}
+                  </>
+                }
+              >
+                <Table
+                  id="bill"
+                  caption={`Money by ${by}`}
+                  rows={bill.lines}
+                  rowKey={(l) => String(l[by])}
+                  rowTestId="bill-row"
+                  address={address}
+                  sort="-money"
+                  most={50}
+                  href={(l) => drill(l) ?? withParams(address, {})}
+                  columns={columns(by, bill, drill)}
+                  empty={
+                    <Empty title="Nothing was recorded in this time">
+                      Hours are kept from when the hub first saw a GPU; its first ones come two minutes after its start.
+                    </Empty>
+                  }
+                />
+              </Panel>
+            </div>
+            <aside>
+              <Panel title="GPU-hours" hint={`${hours(total(bill, "total"))} in all`} id="hours-panel">
+                <HoursBar bill={bill} />
+              </Panel>
+              <Budgets beat={beat} />
+              <Prices bill={bill} />
+            </aside>
+          </div>
+        </>
+      )}
+    </>
+  );
+}
+
+function removeOf(address: URL, at: number): void {
+  const left = address.searchParams.getAll("of").slice(0, at);
+  const wanted = new URLSearchParams(address.search);
+  const gone = address.searchParams.getAll("of")[at];
+  wanted.delete("of");
+  for (const o of left) wanted.append("of", o);
+  wanted.set("by", gone.slice(0, gone.indexOf("=")));
+  history.pushState(null, "", `/cost?${wanted}`);
+  putAll({});
+}

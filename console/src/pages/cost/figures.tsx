@@ -1,0 +1,134 @@
+// A bill in figures.
+
+import { Tile } from "../../components/parts";
+import { percent } from "../../lib/format";
+import { type Bill, cash, type Hours, hours, usedShare } from "./words";
+
+export const total = (bill: Bill, part: keyof Hours) => bill.lines.reduce((sum, l) => sum + l.hours[part], 0);
+
+const FIGURES = [
+  ["tile-idle", "Idle but held"],
+  ["tile-spent", "Spent"],
+  ["tile-usedshare", "Used of what was held"],
+  ["tile-nobody", "Held by nobody"],
+  ["tile-energy", "Energy"],
+] as const;
+
+export function Figures({ bill, isPart }: { bill: Bill; isPart: boolean }) {
+  const { total, currency } = bill;
+  const { allocated, unmeasured, wasted } = total.hours;
+  const unpriced = total.unpriced_hours;
+  const notMeasured = ` · ${hours(unmeasured)} not measured`;
+  const idle = wasted ? total.wasted_money : 0;
+  const shared = Object.entries(bill.shared);
+  const nobody = shared.reduce((sum, [, money]) => sum + money, 0);
+  const unheld = total.hours.idle + total.hours.lost + total.hours.unknown;
+  const hourly = bill.money == null ? null : bill.money / Math.max(bill.recorded_hours, 1 / 60);
+  // Where nothing was recorded nothing is known: that nobody wasted a GPU would be a claim.
+  if (total.hours.total === 0)
+    return (
+      <section class="tiles even" aria-label="cost in figures">
+        {FIGURES.map(([id, name]) => (
+          <Tile key={id} id={id} name={name} value="unknown" meaning="nothing was recorded in this time" />
+        ))}
+      </section>
+    );
+  return (
+    <section class="tiles even" aria-label="cost in figures">
+      <Tile
+        id="tile-idle"
+        name="Idle but held"
+        value={cash(idle, currency)}
+        tone={idle ? "warn" : undefined}
+        meaning={
+          wasted
+            ? `${hours(wasted)} GPU-hours, held and not used`
+            : unmeasured
+              ? "none of what was measured"
+              : "nobody held a GPU without using it"
+        }
+      />
+      <Tile
+        id="tile-spent"
+        name="Spent"
+        value={cash(bill.money, currency)}
+        meaning={
+          unpriced > 0.05
+            ? `without ${hours(unpriced)} GPU-hours that have no price`
+            : `${cash(hourly, currency)} an hour`
+        }
+      />
+      <Tile
+        id="tile-usedshare"
+        name="Used of what was held"
+        value={usedShare(total.hours) ?? "unknown"}
+        meaning={`of ${hours(allocated)} GPU-hours; SM activity${unmeasured > 0.05 ? notMeasured : ""}`}
+      />
+      {isPart ? (
+        <Tile id="tile-nobody" name="Held by nobody" value={`${hours(unheld)} h`} meaning="GPU-hours of this part" />
+      ) : (
+        <Tile
+          id="tile-nobody"
+          name="Held by nobody"
+          value={cash(shared.length || unheld < 0.05 ? nobody : null, currency)}
+          meaning={
+            shared.map(([item, money]) => `${item} ${cash(money, currency)}`).join(" · ") ||
+            (unheld < 0.05 ? "every GPU was held" : `${hours(unheld)} GPU-hours`)
+          }
+        />
+      )}
+      <Tile
+        id="tile-energy"
+        name="Energy"
+        value={bill.kwh ? `${hours(bill.kwh)} kWh` : "unknown"}
+        meaning={
+          !bill.kwh
+            ? "not measured"
+            : bill.kwh_with_pue == null
+              ? "at the GPUs; PUE unknown"
+              : `${hours(bill.kwh_with_pue)} kWh with PUE ${bill.pue}`
+        }
+      />
+    </section>
+  );
+}
+
+const PARTS: [keyof Hours, string, string][] = [
+  ["used", "used", "accent"],
+  ["spare", "held, at work, spare", "calm"],
+  ["wasted", "held and idle", "warn"],
+  ["unmeasured", "held, not measured", "warn2"],
+  ["idle", "nobody's", "idle"],
+  ["lost", "lost to faults", "bad"],
+  ["unknown", "unknown", "unknown"],
+];
+
+export function HoursBar({ bill }: { bill: Bill }) {
+  if (total(bill, "total") === 0) return <p class="dim">Nothing was recorded in this time.</p>;
+  const whole = total(bill, "total");
+  const parts = PARTS.map(([part, text, tone]) => ({ text, tone, part, n: total(bill, part) })).filter(
+    (p) => p.n > 0.005,
+  );
+  return (
+    <>
+      <div
+        class="stackbar"
+        role="img"
+        data-testid="hours-bar"
+        aria-label={parts.map((p) => `${p.text} ${percent((100 * p.n) / whole)}`).join(", ")}
+      >
+        {parts.map((p) => (
+          <i key={p.part} class={p.tone} style={{ flexGrow: p.n / whole }} title={`${p.text}: ${hours(p.n)} h`} />
+        ))}
+      </div>
+      <ul class="keys-row column">
+        {parts.map((p) => (
+          <li key={p.part} title={bill.words[p.part]}>
+            <i class={p.tone} aria-hidden="true" />
+            {p.text} <b>{percent((100 * p.n) / whole)}</b> <span class="dim">{hours(p.n)} h</span>
+          </li>
+        ))}
+      </ul>
+    </>
+  );
+}

@@ -1,0 +1,203 @@
+// What a change of the fleet would bring: recorded jobs, replayed on it as it is and as it might be.
+
+import { useState } from "preact/hooks";
+import { Choice, Facts, Panel, Problem, Select } from "../../components/parts";
+import { Table } from "../../components/table";
+import { ask } from "../../lib/api";
+import { count, day, many, percentOf } from "../../lib/format";
+import { param, put } from "../../lib/router";
+import { wait } from "./standing";
+
+interface Spread {
+  jobs: number;
+  mean: number | null;
+  p50: number | null;
+  p95: number | null;
+  max: number | null;
+}
+
+interface WhatIf {
+  layout: string;
+  since: number;
+  until: number;
+  change: string;
+  assumes: string[];
+  jobs: Record<string, number>;
+  recorded: { wait: Spread };
+  before: Side;
+  after: Side;
+  unknown_models: Record<string, number>;
+}
+
+interface Side {
+  gpus: number;
+  utilisation: number | null;
+  peak_gpus: number;
+  wait: Spread & { by_gpus: Record<string, Spread> };
+  never_fits: { jobs: number; gpus: number[] };
+}
+
+const WINDOWS = [
+  ["6h", "6 hours"],
+  ["1d", "day"],
+  ["7d", "week"],
+  ["2w", "2 weeks"],
+] as const;
+
+export function Replay({ address }: { address: URL }) {
+  const [jobs, read] = useState<{ name: string; text: string } | null>(null);
+  const [found, show] = useState<WhatIf | null>(null);
+  const [problem, say] = useState("");
+  const [busy, work] = useState(false);
+  const add = Number(param(address, "add", "0")) || 0;
+  const policy = param(address, "policy", "backfill");
+  const window = param(address, "window", "1d");
+  const run = async (event: Event) => {
+    event.preventDefault();
+    const form = new FormData(event.currentTarget as HTMLFormElement);
+    const racks = String(form.get("racks") ?? "")
+      .split(/[\s,]+/)
+      .filter(Boolean);
+    work(true);
+    say("");
+    try {
+      show(
+        await ask<WhatIf>("/api/capacity/whatif", "POST", {
+          jobs: jobs?.text,
+          window,
+          add: Math.max(0, add),
+          remove: Math.max(0, -add),
+          remove_racks: racks,
+          policy,
+        }),
+      );
+    } catch (error) {
+      say((error as Error).message);
+      show(null);
+    }
+    work(false);
+  };
+  return (
+    <Panel title="What if: replay recorded jobs" id="replay-panel" hint="on this fleet as it is and as it might be">
+      <form class="replay" onSubmit={run}>
+        {!jobs && (
+          <label>
+            this hub's jobs of the last{" "}
+            <Select
+              label="how long"
+              id="replay-window"
+              value={window}
+              options={WINDOWS}
+              choose={(w) => put("window", w === "1d" ? null : w)}
+            />
+          </label>
+        )}
+        <label class="file">
+          or jobs of a file{" "}
+          <input
+            type="file"
+            accept=".csv,.txt,text/*"
+            aria-label="Recorded jobs, from sacct or as CSV"
+            data-testid="jobs-file"
+            onChange={async (e) => {
+              const file = e.currentTarget.files?.[0];
+              read(file ? { name: file.name, text: await file.text() } : null);
+            }}
+          />
+        </label>
+        <label>
+          {add >= 0 ? "GPUs more" : "GPUs fewer"}{" "}
+          <input
+            type="number"
+            class="number"
+            step={8}
+            value={String(add)}
+            aria-label="GPUs more or fewer in the replay"
+            onInput={(e) => put("add", e.currentTarget.value === "0" ? null : e.currentTarget.value)}
+          />
+        </label>
+        <label>
+          without racks <input name="racks" class="racks" placeholder="r01 r02" aria-label="Racks to take away" />
+        </label>
+        <Choice
+          label="who may start"
+          options={[
+            ["backfill", "backfill"],
+            ["fifo", "in order"],
+          ]}
+          value={policy}
+          choose={(p) => put("policy", p === "backfill" ? null : p)}
+        />
+        <button type="submit" class="primary" disabled={busy} data-testid="replay-run">
+          {busy ? "Replaying…" : "Replay"}
+        </button>
+      </form>
+      {!jobs && (
+        <p class="dim small">
+          A scheduler knows its jobs of months, and how long each waited:{" "}
+          <code>sacct -aDXP -S 2026-10-01 -o JobID,Submit,Start,End,AllocTRES</code>
+        </p>
+      )}
+      {problem && <Problem>{problem}</Problem>}
+      {found && (
+        <div data-testid="replay-answer">
+          <p class="answer">
+            {found.change}: p95 of waiting {wait(found.before.wait.p95)} → <b>{wait(found.after.wait.p95)}</b>, GPUs in
+            use {percentOf(found.before.utilisation)} → {percentOf(found.after.utilisation)}.
+          </p>
+          <Table
+            id="replay"
+            caption="Waiting before and after"
+            rows={Object.keys(found.before.wait.by_gpus)}
+            rowKey={(s) => s}
+            empty={null}
+            columns={[
+              { id: "shape", title: "Job of", value: (s) => s, cell: (s) => `${s} GPUs` },
+              { id: "jobs", title: "Jobs", numeric: true, value: (s) => found.before.wait.by_gpus[s].jobs },
+              {
+                id: "before",
+                title: "p95 wait as it is",
+                numeric: true,
+                value: (s) => found.before.wait.by_gpus[s].p95,
+                cell: (s) => wait(found.before.wait.by_gpus[s].p95),
+              },
+              {
+                id: "after",
+                title: "p95 wait then",
+                numeric: true,
+                value: (s) => found.after.wait.by_gpus[s]?.p95,
+                cell: (s) => wait(found.after.wait.by_gpus[s]?.p95 ?? null),
+              },
+            ]}
+          />
+          <Facts
+            rows={[
+              ["Replayed", replayed(found)],
+              [
+                "Recorded",
+                found.recorded.wait.jobs
+                  ? `p95 of waiting ${wait(found.recorded.wait.p95)} over ${many(found.recorded.wait.jobs, "job")}`
+                  : null,
+              ],
+              [
+                "Never fits",
+                found.after.never_fits.jobs
+                  ? `${many(found.after.never_fits.jobs, "job")} of ${found.after.never_fits.gpus.join(", ")} GPUs`
+                  : null,
+              ],
+              ["Assumes", found.assumes.join("; ")],
+            ]}
+          />
+        </div>
+      )}
+    </Panel>
+  );
+}
+
+function replayed({ jobs, layout, since, until }: WhatIf): string {
+  const all = many(jobs.jobs, "job");
+  if (layout !== "this hub") return `${all} of a table (${layout})`;
+  const [from, to] = [since, until].map((at) => day(new Date(1000 * at).toISOString()));
+  const waited = jobs.wait_known ? count(jobs.wait_known) : "none";
+  return `${all} that this hub saw from ${from} to ${to}; how long they had waited is known of ${waited}`;
+}

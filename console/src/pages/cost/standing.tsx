@@ -1,0 +1,128 @@
+// What the fleet has free now, and for whom: figures and tables.
+
+import { Tile } from "../../components/parts";
+import type { Column } from "../../components/table";
+import { ago, count, day, many, percent, percentOf } from "../../lib/format";
+import type { Forecast } from "./forecast";
+
+export interface Now {
+  standing: {
+    gpus: number;
+    in_service_gpus: number;
+    held_gpus: number;
+    free_gpus: number;
+    rooms: { gpus: number; jobs: number; usable_gpus: number; stranded_gpus: number }[];
+    stranded_share: number | null;
+    out_of_service: { name: string; gpus: number; why?: string }[];
+  };
+  waits: {
+    gpus: number;
+    waiting: number;
+    longest_seconds: number | null;
+    started: number;
+    p50_seconds: number | null;
+    p95_seconds: number | null;
+  }[];
+  use: { held_gpus: number; used_gpus: number | null };
+  rightsizing: {
+    name: string;
+    gpus: number;
+    model: string;
+    fit: string;
+    why: string;
+    profile: string;
+    saves_gpus: number;
+  }[];
+}
+
+export const wait = (s: number | null) => (s == null ? "unknown" : s < 1 ? "none" : ago(1000 * s));
+
+export const ROOMS: Column<Now["standing"]["rooms"][number]>[] = [
+  { id: "gpus", title: "GPUs", value: (r) => r.gpus },
+  { id: "jobs", title: "Jobs fit", numeric: true, value: (r) => r.jobs },
+  {
+    id: "stranded",
+    title: "Stranded",
+    numeric: true,
+    value: (r) => r.stranded_gpus,
+    cell: (r) => (r.stranded_gpus ? `${count(r.stranded_gpus)} GPUs` : "none"),
+  },
+];
+
+export const WAITS: Column<Now["waits"][number]>[] = [
+  { id: "gpus", title: "GPUs", value: (w) => w.gpus },
+  { id: "waiting", title: "Wait now", numeric: true, value: (w) => w.waiting },
+  {
+    id: "longest",
+    title: "Longest",
+    numeric: true,
+    value: (w) => w.longest_seconds,
+    cell: (w) => wait(w.longest_seconds),
+  },
+  { id: "p95", title: "p95 of started", numeric: true, value: (w) => w.p95_seconds, cell: (w) => wait(w.p95_seconds) },
+];
+
+export const FITS: Record<string, string> = {
+  give_back: "give it back",
+  fewer_gpus: "fewer GPUs",
+  mig: "MIG",
+  mps: "MPS",
+  time_slicing: "time slicing",
+  smaller_gpu: "a smaller GPU",
+  smaller_slice: "a smaller slice",
+};
+
+export function Figures({ here, made }: { here: Now; made?: Forecast }) {
+  const { standing, use } = here;
+  return (
+    <section class="tiles even" aria-label="capacity in figures">
+      <Tile id="tile-capacity" name="GPUs" value={count(standing.gpus)} meaning={service(standing)} />
+      <Tile
+        id="tile-heldnow"
+        name="Held"
+        value={percent(standing.in_service_gpus ? (100 * standing.held_gpus) / standing.in_service_gpus : null)}
+        meaning={`${many(standing.held_gpus, "GPU")} · ${work(use.used_gpus)}`}
+      />
+      <Tile
+        id="tile-free"
+        name="Free"
+        value={standing.gpus ? count(standing.free_gpus) : "unknown"}
+        meaning={freeFor(standing)}
+        tone={standing.gpus && standing.free_gpus === 0 ? "warn" : undefined}
+      />
+      <Tile id="tile-full" name="Full on" {...fullOn(made?.full)} tone={made?.full?.is_full_now ? "bad" : undefined} />
+      <Tile
+        id="tile-need"
+        name="To stay below 80 %"
+        value={made?.need ? (made.need.likely_gpus ? `+${count(made.need.likely_gpus)}` : "enough") : "unknown"}
+        meaning={made?.need ? `GPUs; +${count(made.need.sure_gpus)} to be 90 % sure` : "no forecast yet"}
+      />
+    </section>
+  );
+}
+
+function service({ gpus, in_service_gpus }: Now["standing"]): string {
+  if (gpus > in_service_gpus) return `${count(gpus - in_service_gpus)} out of service`;
+  return gpus ? "all in service" : "none was found yet";
+}
+
+function work(gpus: number | null): string {
+  if (gpus == null) return "use not measured";
+  return `${gpus < 10 ? gpus.toFixed(1) : count(gpus)} GPUs' worth of work`;
+}
+
+function freeFor({ gpus, free_gpus, stranded_share }: Now["standing"]): string {
+  if (!gpus) return "no GPU was found yet";
+  if (stranded_share) return `${percentOf(stranded_share)} stranded for the largest job`;
+  return free_gpus ? "whole nodes where jobs need them" : "nothing is left";
+}
+
+function fullOn(full: Forecast["full"]): { value: string; meaning: string } {
+  if (!full) return { value: "unknown", meaning: "no forecast yet" };
+  if (full.is_full_now) return { value: "now", meaning: "nothing is left" };
+  const chance = `chance at most ${percentOf(full.likely)}`;
+  return {
+    value: full.full_at ? day(full.full_at).slice(0, 10) : "not in sight",
+    meaning: full.earliest ? `may be full from ${day(full.earliest).slice(5, 16)} · ${chance}` : chance,
+  };
+}

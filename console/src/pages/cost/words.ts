@@ -1,0 +1,88 @@
+// What a bill is: shapes of the hub's answers, money and hours as people read them.
+
+import { count, money, percent } from "../../lib/format";
+
+export interface Hours {
+  total: number;
+  allocated: number;
+  used: number;
+  wasted: number;
+  unmeasured: number;
+  idle: number;
+  lost: number;
+  unknown: number;
+  kwh: number;
+  spare: number;
+}
+
+/** Money is null where nothing of it has a price. */
+export interface Line {
+  money: number | null;
+  shared: number;
+  wasted_money: number | null;
+  unpriced_hours: number;
+  hours: Hours;
+  [dimension: string]: unknown;
+}
+
+export interface Bill {
+  since: number;
+  until: number;
+  recorded_hours: number;
+  by: string[];
+  currency: string;
+  policy: string;
+  policy_words: string;
+  lines: Line[];
+  total: Line;
+  money: number | null;
+  shared: Record<string, number>;
+  holes: Record<string, number>;
+  kwh: number;
+  pue: number | null;
+  kwh_with_pue: number | null;
+  rates: { of: string; kind: string; per_gpu_hour: number; source: string; checked: string }[];
+  notes: string[];
+  words: Record<string, string>;
+}
+
+export interface Waste {
+  team: string;
+  user: string;
+  job: string;
+  gpu_hours: number;
+  money: number | null;
+}
+
+export interface Budget {
+  team: string;
+  budget: number | null;
+  spent: number | null;
+  forecast: number | null;
+  low: number | null;
+  high: number | null;
+  state: string;
+}
+
+/** Where a click on a line leads: what its dimension is told apart by. */
+export const BELOW: Record<string, string> = {
+  cluster: "team",
+  pool: "team",
+  model: "team",
+  node: "job",
+  team: "user",
+  project: "user",
+  namespace: "job",
+  user: "job",
+  kind: "job",
+};
+
+export const cash = (n: number | null | undefined, currency: string) => money(n, currency, "no price");
+
+export const hours = (n: number) =>
+  n > 0 && n < 0.005 ? "< 0.01" : n < 10 ? n.toFixed(n < 0.95 && n > 0 ? 2 : 1) : count(n);
+
+/** What was held and not measured says nothing about how much of it was used. */
+export const measured = (h: Hours) => h.allocated - h.unmeasured;
+
+export const usedShare = (h: Hours) => (measured(h) > 0.005 ? percent((100 * h.used) / measured(h)) : null);

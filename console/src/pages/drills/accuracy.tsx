@@ -1,0 +1,124 @@
+// How often each cause was named rightly, in drills and by the word of people.
+
+import { Empty, Panel, Time } from "../../components/parts";
+import { type Column, Table } from "../../components/table";
+import { useAsk } from "../../lib/api";
+import { count, percent, words } from "../../lib/format";
+
+interface Scored {
+  cause: string;
+  drills: number;
+  found: number;
+  right: number;
+  right_share: number;
+  instead: string[];
+}
+
+interface Judged {
+  cause: string;
+  diagnosed: number;
+  judged: number;
+  right: number;
+  right_share: number | null;
+  instead: string[];
+}
+
+interface Causes {
+  cause: string;
+  own?: Judged;
+  drill?: Scored;
+}
+
+export function Accuracy({ address, again }: { address: URL; again: unknown }) {
+  const own = useAsk<{ accuracy: Judged[] }>("/api/accuracy", again);
+  const drills = useAsk<{ drills: Scored[]; game_day_at: string | null }>("/api/drills/accuracy", again);
+  const names = [...new Set([...(drills.answer?.drills ?? []), ...(own.answer?.accuracy ?? [])].map((c) => c.cause))];
+  const rows =
+    own.answer &&
+    drills.answer &&
+    names.map((cause) => ({
+      cause,
+      own: own.answer!.accuracy.find((c) => c.cause === cause),
+      drill: drills.answer!.drills.find((c) => c.cause === cause),
+    }));
+  const day = drills.answer?.game_day_at;
+  return (
+    <Panel
+      title="Right causes"
+      id="accuracy-panel"
+      hint={
+        day ? (
+          <>
+            with the game day of <Time at={day} />
+          </>
+        ) : (
+          "in drills, and where people said what it was"
+        )
+      }
+    >
+      <Table
+        id="accuracy"
+        caption="How often each cause was named rightly"
+        rows={rows}
+        problem={own.problem ?? drills.problem}
+        rowKey={(r) => r.cause}
+        rowTestId="accuracy-row"
+        address={address}
+        param="causes"
+        columns={ACCURACY}
+        empty={
+          <Empty title="No cause was judged yet">
+            Run <code>watchkeeper drill --tell</code>, or say at an incident what it was.
+          </Empty>
+        }
+      />
+    </Panel>
+  );
+}
+
+export const of = (right: number, all: number) =>
+  all ? (
+    <>
+      {percent((100 * right) / all)}
+      <small class="plain">
+        {count(right)} of {count(all)}
+      </small>
+    </>
+  ) : (
+    <span class="dim">–</span>
+  );
+
+const ACCURACY: Column<Causes>[] = [
+  { id: "cause", title: "Cause", value: (r) => r.cause, cell: (r) => <b class="strong">{words(r.cause)}</b> },
+  {
+    id: "drills",
+    title: "Right in drills",
+    numeric: true,
+    value: (r) => r.drill?.right_share,
+    cell: (r) => of(r.drill?.right ?? 0, r.drill?.drills ?? 0),
+  },
+  {
+    id: "people",
+    title: "Right by people's word",
+    numeric: true,
+    value: (r) => r.own?.right_share,
+    cell: (r) => of(r.own?.right ?? 0, r.own?.judged ?? 0),
+  },
+  {
+    id: "named",
+    title: "Named",
+    numeric: true,
+    hint: "Incidents of this fleet with this cause",
+    value: (r) => r.own?.diagnosed ?? 0,
+    cell: (r) => count(r.own?.diagnosed ?? 0),
+  },
+  {
+    id: "instead",
+    title: "Was instead",
+    minor: true,
+    value: (r) => instead(r).join(),
+    cell: (r) => instead(r).map(words).join(", ") || <span class="dim">–</span>,
+  },
+];
+
+const instead = (r: Causes) => [...new Set([...(r.drill?.instead ?? []), ...(r.own?.instead ?? [])])];

@@ -1,0 +1,306 @@
+// Drills: put a fault into a simulated fleet, watch it being found, and see whether the answer was right; and how often
+// the causes that this hub names are right, in drills and by the word of people.
+
+import { useState } from "preact/hooks";
+import { Chip, Empty, Mark, Panel, Problem, Skeleton, Tile, Time } from "../../components/parts";
+import { type Column, Table } from "../../components/table";
+import { ask, useAsk } from "../../lib/api";
+import { ago, count, many, percent, words } from "../../lib/format";
+import { type PageProps, param, put, to } from "../../lib/router";
+import { now, set, useHub, usePulse } from "../../lib/store";
+import type { Severity } from "../../lib/types";
+import "../../styles/pages.css";
+import { Accuracy } from "./accuracy";
+import { Inject, type Scenario } from "./inject";
+
+interface Verdict {
+  incident: string | null;
+  title: string | null;
+  detected_seconds: number | null;
+  cause: string | null;
+  cause_right: boolean | null;
+  severity_right: boolean | null;
+  place_right: boolean | null;
+  resolved_at: string | null;
+}
+
+export interface Drill {
+  id: string;
+  scenario: string;
+  node: string;
+  gpu: number | null;
+  at: string;
+  ended_at: string | null;
+  cause: string;
+  severity: Severity;
+  scope: string;
+  verdict: Verdict;
+}
+
+interface Answer {
+  drills: Drill[];
+  score: {
+    drills: number;
+    detected: number;
+    right: number;
+    median_seconds: number | null;
+    slowest_seconds: number | null;
+  };
+}
+
+export function DrillsPage({ address }: PageProps) {
+  const { status } = useHub();
+  if (!status)
+    return (
+      <main class="single" data-testid="drills-page">
+        <Panel>
+          <Skeleton lines={6} />
+        </Panel>
+      </main>
+    );
+  if (!status.simulated)
+    return (
+      <main class="single" data-testid="drills-page">
+        <Panel>
+          <Empty title="This fleet is real">
+            Faults are put only into a simulated one. Start one beside it with <code>watchkeeper up</code>, or score
+            every scenario on the command line with <code>watchkeeper drill</code>.
+          </Empty>
+        </Panel>
+        <Accuracy address={address} again={0} />
+      </main>
+    );
+  return <Simulated address={address} />;
+}
+
+function Simulated({ address }: { address: URL }) {
+  const beat = usePulse(2000);
+  const [asked, again] = useState(0);
+  const { open } = useHub();
+  const told = open?.map((c) => `${c.id}${c.cause}${c.state}`).join() ?? "";
+  const { answer, problem } = useAsk<Answer>("/api/drills", `${beat} ${asked} ${told}`);
+  const known = useAsk<Scenario[]>("/api/sim/scenarios");
+  const q = param(address, "q").toLowerCase();
+  const shown = known.answer?.filter(
+    (s) => !q || `${s.name} ${s.title} ${s.truth.cause} ${s.truth.place} ${s.truth.severity}`.toLowerCase().includes(q),
+  );
+  const chosen = known.answer?.find((s) => s.name === param(address, "scenario"));
+  const end = async (drill: Drill) => {
+    try {
+      await ask(`/api/sim/faults/${encodeURIComponent(drill.id)}`, "DELETE");
+      set({ notice: `${drill.scenario} on ${drill.node} ended` });
+      again((n) => n + 1);
+    } catch (error) {
+      set({ notice: (error as Error).message });
+    }
+  };
+  return (
+    <main data-testid="drills-page">
+      {answer && <Score score={answer.score} running={answer.drills.filter((d) => !d.ended_at).length} />}
+      <div class="columns">
+        <div>
+          <Panel title="Under way and done" id="drills-panel" hint="each fault beside what the hub made of it">
+            <Table
+              id="drills"
+              caption="Drills and their verdicts"
+              rows={answer?.drills}
+              problem={problem}
+              rowKey={(d) => d.id}
+              rowTestId="drill-row"
+              address={address}
+              columns={columns(end)}
+              empty={
+                <Empty title="Nothing is broken">
+                  Choose a fault on the right, or press <kbd>n</kbd> and type its name. The fleet is simulated: nobody
+                  is harmed.
+                </Empty>
+              }
+            />
+          </Panel>
+          {chosen && <Inject scenario={chosen} done={() => again((n) => n + 1)} key={chosen.name} />}
+          <Accuracy
+            address={address}
+            again={`${asked} ${told} ${answer?.drills.map((d) => `${d.id}${d.verdict.cause}${d.ended_at}`).join()}`}
+          />
+        </div>
+        <aside>
+          <Panel
+            title="Faults"
+            id="scenarios-panel"
+            hint={known.answer && `${count(shown!.length)} of ${count(known.answer.length)}`}
+          >
+            <input
+              id="note"
+              type="search"
+              class="filter"
+              value={param(address, "q")}
+              placeholder="Xid, cause, place or word"
+              aria-label="Only faults with these words"
+              data-testid="drill-filter"
+              onInput={(e) => put("q", e.currentTarget.value)}
+            />
+            {known.problem && <Problem>{known.problem.message}</Problem>}
+            {!shown ? (
+              !known.problem && <Skeleton lines={8} />
+            ) : (
+              <ul class="scenarios">
+                {shown.map((s) => (
+                  <li key={s.name}>
+                    <button
+                      type="button"
+                      class="plain"
+                      aria-pressed={s === chosen}
+                      data-testid={`drill-${s.name}`}
+                      onClick={() => put("scenario", s === chosen ? null : s.name)}
+                    >
+                      <b>{s.title}</b>
+                      <small>
+                        {s.name} · one {s.truth.place} · {s.truth.severity}
+                      </small>
+                    </button>
+                  </li>
+                ))}
+              </ul>
+            )}
+            {shown?.length === 0 && <p class="dim">No fault has these words.</p>}
+          </Panel>
+        </aside>
+      </div>
+    </main>
+  );
+}
+
+function Score({ score, running }: { score: Answer["score"]; running: number }) {
+  const missed = score.drills - score.detected;
+  return (
+    <section class="tiles even gap-below" aria-label="score">
+      <Tile
+        id="tile-drills"
+        name="Drills"
+        value={count(score.drills)}
+        meaning={running ? `${many(running, "fault")} under way` : "none under way"}
+      />
+      <Tile
+        id="tile-found"
+        name="Found"
+        value={score.drills ? percent((100 * score.detected) / score.drills) : "none yet"}
+        meaning={score.drills ? (missed ? `${count(missed)} not found yet` : "all of them") : "start one to see"}
+        tone={missed ? "warn" : undefined}
+      />
+      <Tile
+        id="tile-right"
+        name="Right"
+        value={score.drills ? percent((100 * score.right) / score.drills) : "none yet"}
+        meaning="right cause, right place, right severity"
+      />
+      <Tile
+        id="tile-seconds"
+        name="Found after"
+        value={score.median_seconds == null ? "unknown" : seconds(score.median_seconds)}
+        meaning={
+          score.slowest_seconds == null
+            ? "in the fleet's own time"
+            : `median; the slowest ${seconds(score.slowest_seconds)}`
+        }
+      />
+    </section>
+  );
+}
+
+const seconds = (n: number) => (n < 90 ? `${n.toFixed(n < 10 ? 1 : 0)} s` : ago(1000 * n));
+
+const verdict = (right: boolean | null, text: string) => (
+  <Mark tone={right == null ? "" : right ? "ok" : "critical"}>{text}</Mark>
+);
+
+export const columns = (end: (d: Drill) => void): Column<Drill>[] => [
+  {
+    id: "scenario",
+    title: "Fault",
+    value: (d) => d.scenario,
+    cell: (d) => (
+      <>
+        <b class="strong">{d.scenario}</b>
+        <small class="plain">{d.gpu != null && d.scope === "gpu" ? `GPU ${d.gpu} on ${d.node}` : d.node}</small>
+      </>
+    ),
+  },
+  {
+    id: "at",
+    title: "Since",
+    class: "wide-only",
+    value: (d) => d.at,
+    cell: (d) => (
+      <>
+        <Time at={d.at} />
+        <small class="plain">
+          {d.ended_at
+            ? `lasted ${ago(Date.parse(d.ended_at) - Date.parse(d.at))}`
+            : `for ${ago(now() - Date.parse(d.at))}`}
+        </small>
+      </>
+    ),
+  },
+  {
+    id: "found",
+    title: "Found",
+    numeric: true,
+    class: "wide-only",
+    value: (d) => d.verdict.detected_seconds,
+    cell: (d) =>
+      d.verdict.detected_seconds == null ? (
+        <span class="dim">{d.ended_at ? "never" : "not yet"}</span>
+      ) : (
+        <>after {seconds(d.verdict.detected_seconds)}</>
+      ),
+  },
+  {
+    id: "incident",
+    title: "Incident",
+    class: "words-cell",
+    value: (d) => d.verdict.title ?? "",
+    cell: (d) =>
+      d.verdict.incident ? (
+        <>
+          <a href={to.incident(d.verdict.incident)} data-testid="drill-incident">
+            {d.verdict.title}
+          </a>
+          <small class="plain">
+            {d.verdict.incident}
+            {d.verdict.resolved_at && " · closed"}
+          </small>
+        </>
+      ) : (
+        <span class="dim">{d.ended_at ? "none" : "watching…"}</span>
+      ),
+  },
+  {
+    id: "verdict",
+    title: "Answer",
+    value: (d) => (d.verdict.cause_right == null ? "" : d.verdict.cause_right ? "right" : "wrong"),
+    cell: (d) =>
+      d.verdict.incident ? (
+        <div class="verdict">
+          {verdict(d.verdict.cause_right, d.verdict.cause ? words(d.verdict.cause) : "cause not known yet")}
+          {d.verdict.cause_right === false && <small class="plain">right is {words(d.cause)}</small>}
+          {verdict(d.verdict.place_right, "place")}
+          {verdict(d.verdict.severity_right, "severity")}
+        </div>
+      ) : (
+        <span class="dim">–</span>
+      ),
+  },
+  {
+    id: "end",
+    title: "",
+    value: (d) => (d.ended_at ? "ended" : "under way"),
+    cell: (d) =>
+      d.ended_at ? (
+        <Chip>ended</Chip>
+      ) : (
+        <button type="button" data-testid="end-drill" onClick={() => end(d)}>
+          End
+        </button>
+      ),
+  },
+];

@@ -1,0 +1,194 @@
+// Answers as a chart, a table or JSON.
+
+import { useMemo } from "preact/hooks";
+import { Chart } from "../../components/chart";
+import { Empty, Panel, Problem } from "../../components/parts";
+import { type Column, Table } from "../../components/table";
+import { count } from "../../lib/format";
+import { type Line, TONES } from "../../lib/lines";
+import { putAll } from "../../lib/router";
+import { now } from "../../lib/store";
+import {
+  type Found,
+  inOrder,
+  isSeries,
+  type Labels,
+  labelNames,
+  MOST_SERIES,
+  namer,
+  newest,
+  type Result,
+  value,
+} from "./queries";
+
+const MOST_JSON = 120_000;
+const TITLES: Record<string, string> = { chart: "Over time", table: "Now", json: "As the API answers" };
+type Answer = Result & { q: number; expr: string };
+
+/** Each series of each answer; a number or a text is one row of the table. */
+function rowsOf(found: Found[], view: string): Answer[] {
+  return found.flatMap(({ reply, expr }, q) => {
+    if (isSeries(reply)) return reply.data.result.map((r) => ({ q, expr, ...r }));
+    if (!reply || view !== "table") return [];
+    return [{ q, expr, metric: {}, value: reply.data.result as unknown as [number, string] }];
+  });
+}
+
+export function Answers({
+  found,
+  view,
+  time,
+  theme,
+  address,
+}: {
+  found: Found[];
+  view: string;
+  time: { start: number; end: number; step: number };
+  theme: string;
+  address: URL;
+}) {
+  const said = [...new Set(found.flatMap((f) => [...(f.reply?.warnings ?? []), ...(f.reply?.infos ?? [])]))];
+  const rows = rowsOf(found, view);
+  const name = namer(rows.map((r) => r.metric));
+  const wrong = found.filter((f) => f.problem && !/\d+:\d+: /.test(f.problem.message));
+  if (!rows.length && !wrong.length && view !== "json" && found.some((f) => f.problem)) return null;
+  return (
+    <Panel
+      id="answers"
+      title={TITLES[view] ?? TITLES.chart}
+      hint={
+        rows.length > MOST_SERIES && view === "chart"
+          ? `the first ${MOST_SERIES} of ${count(rows.length)} series; the table has more`
+          : said.join(" · ")
+      }
+    >
+      {wrong.map((f) => (
+        <Problem key={f.expr}>{f.problem!.message}</Problem>
+      ))}
+      {view === "json" && <Json found={found} />}
+      {view !== "json" && rows.length === 0 && wrong.length === 0 && (
+        <Empty title="Nothing answers">
+          No series has a sample here at this time. A metric may have another name, or labels may not fit together.
+        </Empty>
+      )}
+      {view === "table" && rows.length > 0 && <Values rows={rows} several={found.length > 1} address={address} />}
+      {view !== "json" && view !== "table" && rows.length > 0 && (
+        <Lines
+          rows={inOrder(rows, name).slice(0, MOST_SERIES)}
+          several={found.length > 1}
+          name={name}
+          time={time}
+          theme={theme}
+        />
+      )}
+    </Panel>
+  );
+}
+
+function Values({ rows, several, address }: { rows: Answer[]; several: boolean; address: URL }) {
+  const labels = labelNames(rows.map((r) => r.metric));
+  const expr: Column<Answer> = {
+    id: "expr",
+    title: "Expression",
+    value: (r) => r.expr,
+    cell: (r) => <code>{r.expr}</code>,
+  };
+  const columns: Column<Answer>[] = [
+    ...(several ? [expr] : []),
+    ...labels.map((label) => ({
+      id: label,
+      title: label,
+      value: (r: Answer) => r.metric[label] ?? "",
+      cell: (r: Answer) => r.metric[label] ?? <span class="dim">–</span>,
+    })),
+    { id: "value", title: "Value", numeric: true, value: (r) => newest(r), cell: (r) => value(newest(r)) },
+  ];
+  return (
+    <Table
+      id="result"
+      caption="Values now"
+      address={address}
+      rows={rows}
+      sort={labels[0] ?? "-value"}
+      rowKey={(r) => `${r.q} ${JSON.stringify(r.metric)}`}
+      most={100}
+      empty={null}
+      columns={columns}
+    />
+  );
+}
+
+function Lines({
+  rows,
+  several,
+  name,
+  time,
+  theme,
+}: {
+  rows: Answer[];
+  several: boolean;
+  name: (m: Labels) => string;
+  time: { start: number; end: number; step: number };
+  theme: string;
+}) {
+  const { times, lines } = useMemo(() => {
+    const times = Array.from(
+      { length: Math.floor((time.end - time.start) / time.step) + 1 },
+      (_, i) => time.start + i * time.step,
+    );
+    const newest = now() / 1000;
+    const seen = new Set<string>();
+    const lines: Line[] = rows.map((r, i) => {
+      const points = new Map(r.values?.filter(([at]) => at <= newest).map(([at, text]) => [at, Number(text)]));
+      let label = `${name(r.metric) || r.expr}`;
+      while (seen.has(label)) label += " ";
+      seen.add(label);
+      return {
+        label,
+        unit: "",
+        tone: rows.length === 1 ? "accent" : TONES[(several && rows.length > TONES.length ? r.q : i) % TONES.length],
+        dashed: !several && i % (2 * TONES.length) >= TONES.length,
+        values: times.map((at) => {
+          const v = points.get(at);
+          return v === undefined || !Number.isFinite(v) ? null : v;
+        }),
+      };
+    });
+    return { times, lines };
+  }, [rows, time.start, time.end, time.step]);
+  return (
+    <Chart
+      id="explore-chart"
+      name={rows[0]?.expr ?? "answer"}
+      times={times}
+      lines={lines}
+      start={time.start}
+      end={time.end}
+      theme={theme}
+      height={340}
+      zoom={(from, to) => putAll({ from: String(Math.floor(from)), to: String(Math.ceil(to)), range: null })}
+    />
+  );
+}
+
+function Json({ found }: { found: Found[] }) {
+  const text = JSON.stringify(
+    found.length === 1
+      ? (found[0].reply ?? { error: found[0].problem?.message })
+      : found.map((f) => f.reply ?? { error: f.problem?.message }),
+    null,
+    2,
+  );
+  return (
+    <>
+      <pre class="json" tabIndex={0} data-testid="json">
+        {text.slice(0, MOST_JSON)}
+      </pre>
+      {text.length > MOST_JSON && (
+        <p class="dim small">
+          The first {count(MOST_JSON / 1000)} of {count(text.length / 1000)} kB.
+        </p>
+      )}
+    </>
+  );
+}

@@ -1,0 +1,161 @@
+// The fabric in figures, its spines, and the legend of its map.
+
+import { heat } from "../../components/heatmap_layout";
+import { Empty, Tile } from "../../components/parts";
+import { MARKS, MEASURES, type Measure, markOf } from "../../components/portmap_layout";
+import { ago, count, many } from "../../lib/format";
+import { withParams } from "../../lib/router";
+import { now } from "../../lib/store";
+import { type FabricMap, WINDOWS } from "./words";
+
+export function Figures({ map, address }: { map: FabricMap; address: URL }) {
+  const { counts } = map;
+  const span = WINDOWS.find(([w]) => w === map.window)?.[1];
+  const counted = counts.uncounted < counts.links;
+  const rows = map.source === "sweep" ? leaves(map.rows.length) : many(map.rows.length, "row");
+  return (
+    <section class="tiles even gap-below" aria-label="the fabric in figures">
+      <Tile
+        name="Links"
+        value={count(counts.links)}
+        meaning={`${rows} · ${map.spines.length ? many(map.spines.length, "spine") : "spines unknown"}`}
+        id="tile-links"
+      />
+      <Tile
+        name="Down"
+        value={count(counts.down)}
+        tone={counts.down ? "bad" : undefined}
+        meaning={
+          [
+            counts.unknown && `${count(counts.unknown)} unknown`,
+            counts.mute_nodes && `${many(counts.mute_nodes, "node")} tell${counts.mute_nodes === 1 ? "s" : ""} of none`,
+          ]
+            .filter(Boolean)
+            .join(" · ") || "state of all others known"
+        }
+        id="tile-down"
+        href={withParams(address, { only: "trouble" })}
+      />
+      <Tile
+        name="Slow"
+        value={map.source === "sweep" ? count(counts.slow) : "unknown"}
+        tone={counts.slow ? "warn" : undefined}
+        meaning={
+          map.source === "sweep"
+            ? "below the rate of their switch's other ports"
+            : "only a sweep compares ports of a switch"
+        }
+        id="tile-slow"
+      />
+      <Tile
+        name={`Errors in ${span}`}
+        value={counted ? count(counts.errs) : "unknown"}
+        tone={counts.errs ? "bad" : undefined}
+        meaning={
+          counted
+            ? `links over 120 / h or gone down${counts.uncounted ? ` · ${count(counts.uncounted)} not counted` : ""}`
+            : "no port's errors are counted"
+        }
+        id="tile-errors"
+      />
+      <Tile
+        name="Congested"
+        value={map.rows.some((r) => r.cells.some((c) => c[6] != null)) ? count(counts.waits) : "unknown"}
+        tone={counts.waits ? "warn" : undefined}
+        meaning="wait 8× longer than their peers to send"
+        id="tile-waits"
+      />
+      <Tile
+        name="Jobs on bad links"
+        value={count(counts.jobs)}
+        tone={counts.jobs ? "warn" : undefined}
+        meaning={counts.jobs ? "all their ranks wait for the slowest link" : "no running job is on one"}
+        id="tile-jobs"
+      />
+    </section>
+  );
+}
+
+const leaves = (n: number) => `${count(n)} ${n === 1 ? "leaf" : "leaves"}`;
+
+export function Source({ map }: { map: FabricMap }) {
+  if (map.source === "sweep")
+    return (
+      <>
+        swept {map.swept_at && <>{ago(now() - Date.parse(map.swept_at))} ago </>}· a row is a leaf: its trunks, then its
+        hosts
+      </>
+    );
+  if (map.source !== "hosts") return <>unknown</>;
+  return (
+    <>
+      as hosts tell of their own ports · switches and trunks unknown · a row is a leaf or rack of the inventory, ports
+      of a node stand together
+    </>
+  );
+}
+
+const OF_HOSTS = "Hosts with InfiniBand ports tell of them through node_exporter or the agent.";
+
+export function NoFabric() {
+  return (
+    <Empty title="Nobody tells about a fabric">
+      {OF_HOSTS} To see switches and trunks too, set <code>sweep</code> or <code>ufm_url</code> under{" "}
+      <code>[fabric]</code>, or run <code>watchkeeper fabric sweep --push</code> on a host that has an adapter.
+    </Empty>
+  );
+}
+
+const SPINE: Record<string, { tone: string; glyph: string }> = {
+  healthy: { tone: "", glyph: "✓" },
+  gone: { tone: "critical", glyph: "✕" },
+  unknown: { tone: "", glyph: "–" },
+  other: { tone: "warning", glyph: "▲" },
+};
+
+export function Spines({ map, row, address }: { map: FabricMap; row: string; address: URL }) {
+  return (
+    <p class="spines" aria-label="spines">
+      <span class="dim">Spines</span>
+      {map.spines.map((s) => (
+        <a
+          key={s.name}
+          class={`chip ${(SPINE[s.state] ?? SPINE.other).tone}`}
+          aria-current={s.name === row || undefined}
+          title={s.trouble.join("\n") || `${many(s.links, "link")}, all as before`}
+          href={withParams(address, { row: s.name === row ? null : s.name })}
+        >
+          <i aria-hidden="true">{(SPINE[s.state] ?? SPINE.other).glyph}</i> {s.name}
+          {s.state !== "healthy" && ` · ${s.state}`}
+        </a>
+      ))}
+    </p>
+  );
+}
+
+export function Legend({ measure, map }: { measure: Measure; map: FabricMap }) {
+  const cells = map.rows.flatMap((r) => r.cells);
+  const seen = new Set(cells.map((c) => markOf(c, map.states)));
+  const [low, mid, high] = MEASURES[measure].ticks;
+  return (
+    <div class="legend" data-testid="fabric-legend">
+      <span class="ramp">
+        <i>{low}</i>
+        {[0, 0.25, 0.5, 0.75, 1].map((s) => (
+          <em key={s} style={{ background: heat(s) }} />
+        ))}
+        <i>{high}</i>
+      </span>
+      <span>
+        {MEASURES[measure].title}
+        {measure === "errors" && `, ${mid} in the middle`}
+        {measure === "wait" && ", beside the median"}
+      </span>
+      {MARKS.map((m) => (
+        <span key={m.name} class={seen.has(m.name) ? m.name : "dim"}>
+          <i aria-hidden="true">{m.glyph}</i> {m.text}
+        </span>
+      ))}
+    </div>
+  );
+}

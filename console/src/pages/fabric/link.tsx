@@ -1,0 +1,154 @@
+// One link in full: its facts, its counters and its last hour.
+
+import { Chip, Facts, Mark, Panel, Problem, Skeleton, Time } from "../../components/parts";
+import { Strips } from "../../components/strips";
+import { Export } from "../../components/table";
+import { useAsk } from "../../lib/api";
+import { count, many, percentOf } from "../../lib/format";
+import { putAll, to } from "../../lib/router";
+import { now, useHub } from "../../lib/store";
+import { endOf, glyphOf, Jobs, type Port, rate, switchOf, times, toneOf, wordOf } from "./words";
+
+export function OneLink({ id, window, theme, beat }: { id: string; window: string; theme: string; beat: number }) {
+  const { answer, problem } = useAsk<Port>(`/api/fabric/port?${new URLSearchParams({ window, id })}`, beat);
+  const { status } = useHub();
+  const close = (
+    <button type="button" onClick={() => putAll({ link: null })} data-testid="link-close" aria-label="Close this link">
+      ✕
+    </button>
+  );
+  if (!answer)
+    return (
+      <Panel title={id.replaceAll("/", " · ")} side={close} id="link-panel">
+        {problem ? <Problem>{problem.message}</Problem> : <Skeleton lines={8} />}
+      </Panel>
+    );
+  const { link, counters, series, incidents } = answer;
+  const grown = counters.filter((c) => c.grown >= 0.5);
+  const quiet = counters.length - grown.length;
+  const end = Math.floor(now() / 15000) * 15000;
+  const bad = counters.find((c) => c.grown >= 0.5 && c.action);
+  return (
+    <Panel title={endOf(link)} hint={switchOf(link) ?? "switch unknown"} side={close} id="link-panel">
+      <Facts
+        rows={[
+          [
+            "State",
+            <Mark tone={toneOf(link)} glyph={glyphOf(link)}>
+              {wordOf(link)}
+              {link.why && ` · ${link.why}`}
+              {link.down_since && (
+                <>
+                  {" "}
+                  since <Time at={link.down_since} full />
+                </>
+              )}
+            </Mark>,
+          ],
+          ["Rate", rate(link.gbps)],
+          [
+            "Load",
+            <>
+              {percentOf(link.load)}
+              {link.load != null && link.gbps && <span class="dim"> · {count(link.load * link.gbps)} Gb/s</span>}
+            </>,
+          ],
+          [
+            "Congestion",
+            link.wait_times == null
+              ? "unknown: waiting is not counted here"
+              : `waits ${times(link.wait_times)} as long as such links usually do`,
+          ],
+          ["Discards", link.discards == null ? null : `${count(Math.round(link.discards))} in ${window}`],
+          [
+            "Jobs",
+            <>
+              <Jobs names={link.jobs} most={8} trunk={link.kind === "trunk"} />
+              {link.kind === "trunk" && link.jobs.length > 0 && (
+                <small class="plain">
+                  jobs with a node on this leaf and one that is not; which trunk carries them is up to routing
+                </small>
+              )}
+            </>,
+          ],
+          ["Node", link.kind === "host" ? <a href={to.node(link.peer)}>{link.peer}</a> : null],
+          [
+            "Incidents",
+            incidents.length
+              ? incidents.map((i) => (
+                  <a key={i.id} href={to.incident(i.id)}>
+                    {i.title}{" "}
+                  </a>
+                ))
+              : "none open about it",
+          ],
+        ]}
+      />
+      {bad?.action && toneOf(link) !== "ok" && (
+        <p class="next">
+          <b>Next</b> {bad.action}
+        </p>
+      )}
+      <h2 class="gap">
+        Counters <span class="hint">growth in {window}</span>
+      </h2>
+      {counters.length === 0 ? (
+        <p class="dim">No counter of this link has come.</p>
+      ) : grown.length === 0 ? (
+        <p class="dim">{many(counters.length, "counter")}, and none has grown.</p>
+      ) : (
+        <table class="facts counters" data-testid="counters">
+          <tbody>
+            {grown.map((c) => (
+              <tr key={c.name}>
+                <th scope="row">
+                  {c.name}
+                  <small class="plain">{c.meaning}</small>
+                </th>
+                <td class="n">+{count(Math.round(c.grown))}</td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      )}
+      {grown.length > 0 && (
+        <p class="foot-line">
+          <Export
+            id="counters"
+            columns={[
+              { title: "counter", value: (c) => c.name },
+              { title: "grown", value: (c) => c.grown },
+              { title: "meaning", value: (c) => c.meaning },
+            ]}
+            rows={grown}
+          />
+        </p>
+      )}
+      {grown.length > 0 && quiet > 0 && <p class="dim small">{many(quiet, "other counter")} did not grow.</p>}
+      <h2 class="gap">Last hour</h2>
+      {status && (
+        <Strips
+          id="link-strips"
+          quiet
+          name={`Traffic, errors and waiting of ${id}`}
+          band={52}
+          theme={theme}
+          start={end - 3600000}
+          end={end}
+          marks={link.down_since ? [{ at: link.down_since, label: "down", tone: "bad" }] : []}
+          strips={[
+            { label: "Traffic", unit: "B/s", expr: series.traffic },
+            { label: "Errors, 5 min", unit: "", expr: series.errors, tone: "bad" },
+            { label: "Waiting", unit: "ticks/s", expr: series.wait, tone: "warn" },
+          ]}
+        />
+      )}
+      <p class="chips">
+        <a class="chip" href={to.explore(series.traffic)}>
+          Explore this traffic
+        </a>
+        {link.kind === "host" && <Chip title="as its host calls it">{link.device}</Chip>}
+      </p>
+    </Panel>
+  );
+}

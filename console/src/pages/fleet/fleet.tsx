@@ -1,0 +1,98 @@
+// The fleet page: figures with their meaning, the map or the same as a list, the last hour, and what is open.
+
+import { useEffect, useMemo } from "preact/hooks";
+import { Empty, IncidentCard, Panel, Skeleton } from "../../components/parts";
+import { Strips } from "../../components/strips";
+import { clock, count, many, utc } from "../../lib/format";
+import { chooseColour } from "../../lib/live";
+import type { Summary } from "../../lib/live_types";
+import { cardMarks } from "../../lib/marks";
+import { FLEET_STRIPS } from "../../lib/promql";
+import { type PageProps, param, spanOf } from "../../lib/router";
+import { now, useHub } from "../../lib/store";
+import { MapPanel } from "./map";
+import { GROUPS } from "./paint";
+import { Tiles } from "./tiles";
+
+export const reporting = (s: Summary) =>
+  s.silent ? `${count(s.gpus - s.silent)} of ${many(s.gpus, "GPU")}` : many(s.gpus, "GPU");
+
+/** What is known where nothing is open. */
+function watched(s?: Summary): string {
+  if (!s) return "Waiting for the first picture of the fleet";
+  if (!s.gpus) return "No GPU is watched yet";
+  return `${reporting(s)} on ${many(s.nodes, "node")} ${s.silent ? "report" : "were looked at"}`;
+}
+
+export function FleetPage({ address, theme }: PageProps) {
+  const { status, fleet, frame, open, closed } = useHub();
+  const chosen = param(address, "colour", "sm_active");
+  const q = param(address, "q");
+  useEffect(() => chooseColour(chosen in GROUPS ? "sm_active" : chosen), [chosen]);
+  const end = Math.floor(now() / 15000) * 15000;
+  const marks = useMemo(() => cardMarks([...(open ?? []), ...(closed ?? [])]), [open, closed]);
+  return (
+    <main class="columns answers">
+      <div>
+        <Tiles s={frame?.summary} open={open} price={status?.dollars_per_gpu_hour ?? 0} />
+        <MapPanel {...{ address, theme, chosen, q, status, fleet, frame }} />
+        {/* Below the map, so it comes when the map has its height: nothing that is being read moves. */}
+        {fleet && status && (
+          <Panel title="Now" hint="allocated, working, power · incidents drawn in" id="now-panel">
+            {frame ? (
+              <Strips
+                id="now"
+                name="Share of GPUs allocated and working, and power"
+                strips={FLEET_STRIPS}
+                start={end - spanOf(address)}
+                end={end}
+                marks={marks}
+                theme={theme}
+                band={38}
+              />
+            ) : (
+              <Skeleton height={190} />
+            )}
+          </Panel>
+        )}
+      </div>
+      <aside>
+        <Panel title="Open incidents" hint={open && String(open.length)} id="open-incidents">
+          {!open ? (
+            <Skeleton lines={5} />
+          ) : open.length === 0 ? (
+            <Empty title="Nothing is open">
+              {watched(frame?.summary)}
+              {frame && (
+                <>
+                  , last at <time title={utc(frame.at)}>{clock(frame.at)}</time>
+                </>
+              )}
+              .
+            </Empty>
+          ) : (
+            open.slice(0, 20).map((card) => <IncidentCard card={card} key={card.id} />)
+          )}
+          {open && open.length > 20 && (
+            <p class="closed-too">
+              <a href="/incidents">{many(open.length - 20, "more incident")}</a>
+            </p>
+          )}
+          {open && open.length > 3 && (
+            <p class="narrow-only">
+              <a href="/incidents">All {count(open.length)} open incidents</a>
+            </p>
+          )}
+          {closed && closed.length > 0 && (
+            <div class="closed-too">
+              <h2 class="gap">Just closed</h2>
+              {closed.map((card) => (
+                <IncidentCard card={card} key={card.id} />
+              ))}
+            </div>
+          )}
+        </Panel>
+      </aside>
+    </main>
+  );
+}

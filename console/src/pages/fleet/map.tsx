@@ -1,0 +1,322 @@
+// The map of the fleet, or the same as a list, with its choices and its legend.
+
+import { useMemo, useState } from "preact/hooks";
+import { HeatMap } from "../../components/heatmap";
+import { type Cell, heat, type Paint } from "../../components/heatmap_layout";
+import { Chip, Choice, Empty, Panel, Skeleton } from "../../components/parts";
+import { type Column, Table } from "../../components/table";
+import { ask } from "../../lib/api";
+import { type Fits, finder } from "../../lib/find";
+import { count, many, quantity } from "../../lib/format";
+import type { Frame } from "../../lib/live_types";
+import { param, put, to, withParams } from "../../lib/router";
+import { STATES } from "../../lib/states";
+import { now } from "../../lib/store";
+import type { Fleet, FleetNode, Status } from "../../lib/types";
+import { GROUPS, type Grouped, usePaint } from "./paint";
+
+interface MapProps {
+  address: URL;
+  theme: string;
+  chosen: string;
+  q: string;
+  status?: Status;
+  fleet?: Fleet;
+  frame?: Frame;
+}
+
+export function MapPanel({ address, theme, chosen, q, status, fleet, frame }: MapProps) {
+  const fits = useMemo(() => (q ? finder(q, fleet) : undefined), [q, fleet]);
+  const domains = useMemo(() => [...new Set(fleet?.nodes.flatMap((n) => Object.keys(n.domains)) ?? [])], [fleet]);
+  const by = param(address, "by", "rack");
+  const asList = param(address, "view") === "list";
+  const paint = usePaint(chosen, status, fleet, frame);
+  // A question about a place shows that place alone, with the names of its nodes; any other dims what does not fit.
+  const only = useMemo(
+    () =>
+      fits && q.split(/\s+/).every((word) => /^(rack|node|leaf|nvlink|pool):/.test(word))
+        ? (node: FleetNode) => fits(node, null)
+        : undefined,
+    [fits],
+  );
+  const fitting = useMemo(() => (fits && fleet ? countFits(fleet, fits, frame) : null), [fits, fleet, frame]);
+  const blocks = fleet && new Set(fleet.nodes.map((n) => n.domains[by] ?? (by === "rack" ? n.rack : n.pool))).size;
+  return (
+    <Panel
+      title="Fleet"
+      id="fleet-panel"
+      class="map"
+      hint={fleet && blocks != null && `${many(blocks, by)} · each row a node · a cell opens its GPU`}
+      side={
+        <div class="pick">
+          {domains.length > 1 && (
+            <label>
+              by{" "}
+              <select
+                data-testid="by"
+                value={by}
+                onChange={(e) => put("by", e.currentTarget.value === "rack" ? null : e.currentTarget.value)}
+              >
+                {[...domains, "pool"].map((d) => (
+                  <option key={d}>{d}</option>
+                ))}
+              </select>
+            </label>
+          )}
+          {status && <ColourChoice status={status} chosen={chosen} />}
+          {/* Last, at the edge: what comes with the first answers does not push it aside. */}
+          <Choice
+            label="Shown as"
+            value={asList ? "list" : ""}
+            options={[
+              ["", "Map"],
+              ["list", "List"],
+            ]}
+            choose={(v) => put("view", v || null)}
+            id="view"
+          />
+        </div>
+      }
+    >
+      {fits && (
+        <p class="chips filter" data-testid="filter">
+          {q.split(/\s+/).map((word) => (
+            <a
+              class="chip"
+              key={word}
+              title="Drop this filter"
+              href={withParams(address, {
+                q: q
+                  .split(/\s+/)
+                  .filter((w) => w !== word)
+                  .join(" "),
+              })}
+            >
+              {word} ×
+            </a>
+          ))}
+          <span class="dim small">
+            {count(fitting)} of {count(frame?.count)} GPUs fit
+          </span>
+        </p>
+      )}
+      {!fleet || !paint ? (
+        <Skeleton height={300} />
+      ) : fleet.nodes.length === 0 ? (
+        <Empty title="No node has been found yet">
+          The hub has no targets. Name Prometheus file_sd files in <code>sd_files</code> or http_sd addresses in{" "}
+          <code>sd_urls</code> under <code>[fleet]</code>, or start a simulated fleet with <code>watchkeeper up</code>.
+        </Empty>
+      ) : fitting === 0 ? (
+        <Empty title="No GPU fits">
+          {q} · <a href={withParams(address, { q: null })}>drop the filter</a>
+        </Empty>
+      ) : asList ? (
+        <GpuList {...{ fleet, frame, paint, fits, address }} />
+      ) : (
+        <HeatMap
+          fleet={fleet}
+          frame={frame}
+          paint={paint}
+          fits={only ? undefined : fits}
+          only={only}
+          by={by}
+          theme={theme}
+          chooseBlock={(name) => put("q", only ? null : `${by}:${name}`)}
+        />
+      )}
+      {paint && (
+        <div class="legend" data-testid="legend">
+          {"entries" in paint && <Entries paint={paint} address={address} />}
+          {STATES.slice(1, 6).map((s) => (
+            <span key={s.name} class={s.name}>
+              <i aria-hidden="true">{s.glyph}</i> {s.text}
+            </span>
+          ))}
+          {!("entries" in paint) && frame && (
+            <span class="ramp">
+              <i>{quantity(frame.low, paint.unit)}</i>
+              {[0, 0.25, 0.5, 0.75, 1].map((s) => (
+                <em key={s} style={{ background: heat(s) }} />
+              ))}
+              <i>{quantity(frame.high, paint.unit)}</i>
+            </span>
+          )}
+        </div>
+      )}
+    </Panel>
+  );
+}
+
+function Entries({ paint, address }: { paint: Grouped; address: URL }) {
+  return (
+    <>
+      {paint.entries.map((e) => (
+        <a
+          key={e.name}
+          class="entry"
+          href={
+            e.name === "others" || e.name === "none"
+              ? undefined
+              : withParams(address, { q: `${paint.label}:${e.name.split(" ").at(-1)}` })
+          }
+        >
+          <em style={{ background: e.colour }} />
+          {e.name} <b>{count(e.gpus)}</b>
+        </a>
+      ))}
+    </>
+  );
+}
+
+/** Plain words first, then the exporter's names; every other metric of a GPU is there by its own name. */
+function ColourChoice({ status, chosen }: { status: Status; chosen: string }) {
+  const [more, keep] = useState<string[] | null>(null);
+  const known = new Set([
+    ...Object.values(status.colours).map((c) => c.metric),
+    ...Object.keys(status.colours),
+    ...Object.keys(GROUPS),
+  ]);
+  const recently = String(Math.floor(now() / 1000) - 300);
+  const load = () => {
+    if (!more)
+      ask<{ data: string[] }>(
+        `/api/v1/label/__name__/values?${new URLSearchParams({ "match[]": '{UUID!=""}', start: recently })}`,
+      ).then(
+        ({ data }) => keep(data),
+        () => keep([]),
+      );
+  };
+  const rest = (more ?? []).filter((name) => !known.has(name) && !name.startsWith("ALERTS"));
+  const isListed = chosen in status.colours || chosen in GROUPS || rest.includes(chosen);
+  return (
+    <label>
+      coloured by{" "}
+      <select
+        data-testid="colour"
+        value={chosen}
+        onFocus={load}
+        onPointerDown={load}
+        onChange={(e) => put("colour", e.currentTarget.value === "sm_active" ? null : e.currentTarget.value)}
+      >
+        <optgroup label="Readings">
+          {Object.entries(status.colours).map(([id, c]) => (
+            <option value={id} key={id}>
+              {c.title} · {c.metric}
+            </option>
+          ))}
+        </optgroup>
+        <optgroup label="Groups">
+          {Object.entries(GROUPS).map(([id, text]) => (
+            <option value={id} key={id}>
+              {text}
+            </option>
+          ))}
+        </optgroup>
+        {!isListed && <option value={chosen}>{chosen}</option>}
+        {rest.length > 0 && (
+          <optgroup label="Every metric">
+            {rest.map((name) => (
+              <option key={name}>{name}</option>
+            ))}
+          </optgroup>
+        )}
+      </select>
+    </label>
+  );
+}
+
+function countFits(fleet: Fleet, fits: Fits, frame: Frame | undefined): number {
+  let slot = 0;
+  let found = 0;
+  for (const node of fleet.nodes) for (const gpu of node.gpus) found += Number(fits(node, gpu, frame?.states[slot++]));
+  return found;
+}
+
+function GpuList({
+  fleet,
+  frame,
+  paint,
+  fits,
+  address,
+}: {
+  fleet: Fleet;
+  frame?: Frame;
+  paint: Paint;
+  fits?: Fits;
+  address: URL;
+}) {
+  const rows: (Cell & { state: number; value: number })[] = [];
+  let slot = 0;
+  for (const node of fleet.nodes)
+    for (const gpu of node.gpus) {
+      const state = frame?.states[slot] ?? 6;
+      if (!fits || fits(node, gpu, state))
+        rows.push({ x: 0, y: 0, node, gpu, slot, state, value: frame?.values[slot] ?? NaN });
+      slot++;
+    }
+  type Row = (typeof rows)[number];
+  const holder = (r: Row) => r.gpu?.workload ?? null;
+  const columns: Column<Row>[] = [
+    {
+      id: "node",
+      title: "Node",
+      value: (r) => r.node.name,
+      cell: (r) => <a href={to.node(r.node.name)}>{r.node.name}</a>,
+    },
+    {
+      id: "gpu",
+      title: "GPU",
+      numeric: true,
+      value: (r) => r.gpu?.index,
+      cell: (r) => (r.gpu ? <a href={to.gpu(r.gpu.uuid)}>{r.gpu.index ?? "?"}</a> : "never reported"),
+    },
+    {
+      id: "state",
+      title: "State",
+      value: (r) => STATES[r.state].text,
+      cell: (r) => (
+        <Chip tone={STATES[r.state].name}>
+          {STATES[r.state].glyph} {STATES[r.state].text}
+        </Chip>
+      ),
+    },
+    {
+      id: "value",
+      title: paint.title,
+      numeric: true,
+      value: (r) => (Number.isNaN(r.value) ? null : r.value),
+      cell: (r) => paint.tell(r, r.value).replace(/^.*?: /, ""),
+    },
+    { id: "workload", title: "Held by", value: holder, cell: (r) => holder(r) ?? "nobody" },
+    {
+      id: "team",
+      title: "Team",
+      minor: true,
+      value: (r) => fleet.teams?.[holder(r) ?? ""] || null,
+      cell: (r) => fleet.teams?.[holder(r) ?? ""] || "–",
+    },
+    { id: "rack", title: "Rack", minor: true, value: (r) => r.node.rack, cell: (r) => r.node.rack ?? "–" },
+    {
+      id: "uuid",
+      title: "UUID",
+      minor: true,
+      value: (r) => r.gpu?.uuid,
+      cell: (r) => <code>{r.gpu?.uuid.slice(0, 12) ?? "–"}</code>,
+    },
+  ];
+  return (
+    <Table
+      id="gpus"
+      caption="GPUs of the fleet"
+      columns={columns}
+      rows={rows}
+      rowKey={(r) => String(r.slot)}
+      rowTestId="gpu-row"
+      href={(r) => (r.gpu ? to.gpu(r.gpu.uuid) : to.node(r.node.name))}
+      address={address}
+      empty={<Empty title="No GPU fits" />}
+      most={100}
+    />
+  );
+}

@@ -1,0 +1,82 @@
+// How the cells of the map are coloured: by a metric, or by the group that a GPU belongs to.
+
+import { useMemo } from "preact/hooks";
+import { type Cell, heat, type Paint, scaled } from "../../components/heatmap_layout";
+import type { Frame } from "../../lib/live_types";
+import { STATES } from "../../lib/states";
+import type { Fleet, FleetNode, Gpu, Status } from "../../lib/types";
+
+export const GROUPS = { state: "State", workload: "Workload", team: "Team", pool: "Pool", model: "Model" } as const;
+
+type Group = keyof typeof GROUPS;
+
+const PALETTE = ["#5aa9ff", "#46b884", "#e0a526", "#c58cf2", "#f08a5d", "#4fc3d9", "#d98ba8", "#a3b85c"];
+
+const OTHERS = "#6b7688";
+
+export type Grouped = Paint & { label: string; entries: { name: string; colour: string; gpus: number }[] };
+
+export function usePaint(
+  chosen: string,
+  status: Status | undefined,
+  fleet: Fleet | undefined,
+  frame: Frame | undefined,
+): Paint | Grouped | undefined {
+  const group = chosen in GROUPS ? (chosen as Group) : null;
+  const low = frame?.low;
+  const high = frame?.high;
+  const states = group === "state" ? frame : undefined;
+  // The status is asked for again and again; a map is only drawn anew when what it says about the colour is new.
+  const { title, unit } = status?.colours[chosen] ?? { title: chosen, unit: "" };
+  const isKnown = Boolean(status);
+  return useMemo(() => {
+    if (!isKnown || !fleet) return undefined;
+    return group ? grouped(group, fleet, states) : scaled(title, unit, low ?? 0, high ?? 1);
+  }, [isKnown, fleet, group, title, unit, low, high, states]);
+}
+
+function grouped(group: Group, fleet: Fleet, frame: Frame | undefined): Grouped {
+  const of = (node: FleetNode, gpu: Gpu | null, slot: number): string => {
+    const workload = gpu?.workload ?? "";
+    return (
+      {
+        state: () => (frame ? STATES[frame.states[slot]].name : "unknown"),
+        workload: () => workload,
+        team: () => fleet.teams?.[workload] ?? "",
+        pool: () => node.pool,
+        model: () => gpu?.model ?? "",
+      }[group]() || "none"
+    );
+  };
+  const sizes = new Map<string, number>();
+  let slot = 0;
+  for (const node of fleet.nodes)
+    for (const gpu of node.gpus) {
+      const name = of(node, gpu, slot++);
+      sizes.set(name, (sizes.get(name) ?? 0) + 1);
+    }
+  const ranked = [...sizes].filter(([name]) => name !== "none").sort((a, b) => b[1] - a[1]);
+  const colours = new Map(
+    ranked
+      .slice(0, PALETTE.length)
+      .map(([name], i) => [name, group === "state" && name === "ok" ? heat(0.55) : PALETTE[i]]),
+  );
+  const rest = ranked.slice(PALETTE.length).reduce((sum, [, n]) => sum + n, 0);
+  const none = sizes.get("none") ?? 0;
+  const colour = (cell: Cell) => {
+    const name = of(cell.node, cell.gpu, cell.slot);
+    return name === "none" ? heat(0) : (colours.get(name) ?? OTHERS);
+  };
+  return {
+    title: GROUPS[group],
+    unit: "",
+    label: group,
+    colour,
+    tell: (cell) => `${GROUPS[group]}: ${of(cell.node, cell.gpu, cell.slot)}`,
+    entries: [
+      ...[...colours].map(([name, shade]) => ({ name, colour: shade, gpus: sizes.get(name)! })),
+      ...(rest ? [{ name: "others", colour: OTHERS, gpus: rest }] : []),
+      ...(none ? [{ name: "none", colour: heat(0), gpus: none }] : []),
+    ],
+  };
+}

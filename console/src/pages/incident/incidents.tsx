@@ -1,0 +1,217 @@
+// All incidents: open ones the gravest first, closed ones the newest; state, severity, order and words to look for are
+// in the address.
+
+import { Choice, Empty, GLYPH, Panel, Select, Time } from "../../components/parts";
+import { type Column, Table } from "../../components/table";
+import { useAsk } from "../../lib/api";
+import { ago, percent, workloadName } from "../../lib/format";
+import { type PageProps, param, put, putAll, to } from "../../lib/router";
+import { now, useHub } from "../../lib/store";
+import type { Card } from "../../lib/types";
+import { SilencedChip } from "./told";
+
+const STATES = [
+  ["", "open"],
+  ["acknowledged", "acknowledged"],
+  ["resolved", "closed"],
+  ["all", "all"],
+] as const;
+
+const SEVERITIES = [
+  ["", "any severity"],
+  ["critical", "critical"],
+  ["warning", "warning"],
+  ["info", "info"],
+] as const;
+
+const RANK = { critical: 3, warning: 2, info: 1 };
+
+const COLUMNS: Column<Card>[] = [
+  {
+    id: "what",
+    title: "What",
+    value: (c) => c.title,
+    class: "what",
+    cell: (c) => (
+      <>
+        <span class={`mark ${c.state === "resolved" ? "closed" : c.severity}`} title={c.severity}>
+          {GLYPH[c.severity]}
+        </span>
+        <a href={to.incident(c.id)}>{c.title}</a>
+        <small>
+          {c.id}
+          {c.part_of && ` · part of ${c.part_of}`}
+        </small>
+      </>
+    ),
+  },
+  {
+    id: "severity",
+    title: "Severity",
+    value: (c) => RANK[c.severity],
+    numeric: true,
+    class: "left wide-only",
+    cell: (c) => c.severity,
+  },
+  { id: "place", title: "Place", minor: true, value: (c) => c.place_name },
+  {
+    id: "state",
+    title: "State",
+    value: (c) => c.state,
+    class: "nowrap",
+    cell: (c) => (
+      <>
+        {c.state} {c.state !== "resolved" && ago(now() - Date.parse(c.opened_at))}
+        {(c.assignee || c.silenced_by) && (
+          <small class="plain">
+            {c.assignee && `with ${c.assignee} `}
+            <SilencedChip silence={c.silenced_by} />
+          </small>
+        )}
+      </>
+    ),
+  },
+  {
+    id: "opened",
+    title: "Opened",
+    value: (c) => c.opened_at,
+    class: "nowrap wide-only",
+    cell: (c) => <Time at={c.opened_at} full />,
+  },
+  {
+    id: "sure",
+    title: "Sure",
+    numeric: true,
+    class: "wide-only",
+    value: (c) => c.confidence,
+    cell: (c) => (c.confidence == null ? "unknown" : percent(100 * c.confidence)),
+  },
+  {
+    id: "hits",
+    title: "Hits",
+    minor: true,
+    value: (c) => c.workloads.join(" "),
+    cell: (c) =>
+      c.workloads.length ? (
+        <span title={c.workloads.join("\n")}>
+          {workloadName(c.workloads[0])}
+          {c.workloads.length > 1 && ` +${c.workloads.length - 1}`}
+        </span>
+      ) : c.place.node ? (
+        "nobody"
+      ) : (
+        "unknown"
+      ),
+  },
+  { id: "next", title: "Next step", minor: true, value: (c) => c.next_step ?? "", cell: (c) => c.next_step ?? "–" },
+];
+
+/** `?state=resolved&severity=critical&text=rack`; `all=1` is what links of old say for `state=all`. */
+export function IncidentsPage({ address }: PageProps) {
+  const { open, closed } = useHub();
+  const state = param(address, "state", param(address, "all") === "1" ? "all" : "");
+  const severity = param(address, "severity");
+  const text = param(address, "text");
+  const version = JSON.stringify(
+    [open, closed].map((list) => list?.map((c) => [c.id, c.state, c.confidence, c.assignee, c.silenced_by?.id])),
+  );
+  const { answer, problem } = useAsk<{ incidents: Card[] }>(
+    `/api/incidents?open=${state === "all" || state === "resolved" ? 0 : 1}`,
+    version,
+  );
+  const found = answer?.incidents;
+  const rows = found?.filter((c) => fits(c, state, severity, text));
+  const filtered = Boolean(severity || text || state === "acknowledged");
+  return (
+    <main class="single">
+      <Panel
+        title="Incidents"
+        hint={
+          rows &&
+          found &&
+          (filtered
+            ? `${rows.length} of ${found.length}`
+            : `${rows.length} ${state === "all" ? "in all" : state === "resolved" ? "closed" : "open"}`)
+        }
+        id="incidents-panel"
+        side={
+          <div class="pick">
+            <input
+              class="narrow"
+              type="search"
+              value={text}
+              placeholder="Title, place, cause, person"
+              aria-label="Words to look for"
+              data-testid="filter-text"
+              onInput={(e) => put("text", e.currentTarget.value || null)}
+            />
+            <Select
+              label="Severity"
+              id="filter-severity"
+              value={severity}
+              options={SEVERITIES}
+              choose={(v) => put("severity", v || null)}
+            />
+            <Choice
+              label="State"
+              id="filter-state"
+              value={state}
+              options={STATES}
+              choose={(v) => putAll({ all: null, state: v || null })}
+            />
+          </div>
+        }
+      >
+        <Table
+          id="incidents"
+          caption="Incidents"
+          columns={COLUMNS}
+          rows={rows}
+          rowKey={(c) => c.id}
+          rowTestId="incident-row"
+          href={(c) => to.incident(c.id)}
+          incident={(c) => c.id}
+          problem={problem}
+          address={address}
+          sort={state === "resolved" || state === "all" ? undefined : "-severity"}
+          empty={<Nothing state={state} filtered={filtered} />}
+        />
+        <p class="keys">
+          <kbd>j</kbd>
+          <kbd>k</kbd> move <kbd>Enter</kbd> open <kbd>a</kbd> acknowledge <kbd>n</kbd> note <kbd>e</kbd> export
+        </p>
+      </Panel>
+    </main>
+  );
+}
+
+function fits(card: Card, state: string, severity: string, text: string): boolean {
+  if ((state === "acknowledged" || state === "resolved") && card.state !== state) return false;
+  if (severity && card.severity !== severity) return false;
+  const words = [card.id, card.title, card.place_name, card.cause, card.assignee ?? "", ...card.workloads]
+    .join(" ")
+    .toLowerCase();
+  return text
+    .toLowerCase()
+    .split(/\s+/)
+    .every((word) => words.includes(word));
+}
+
+function Nothing({ state, filtered }: { state: string; filtered: boolean }) {
+  if (filtered)
+    return (
+      <Empty title="No incident fits the filter">
+        <a href="/incidents">Drop the filter</a>
+      </Empty>
+    );
+  if (state === "all") return <Empty title="No incident has happened yet">The journal is empty.</Empty>;
+  return state === "resolved" ? (
+    <Empty title="Nothing was closed yet">
+      <a href="/incidents">Show open ones</a>
+    </Empty>
+  ) : (
+    <Empty title="Nothing is open">
+      <a href="/incidents?state=all">Show closed ones</a>
+    </Empty>
+  );
+}

@@ -1,0 +1,52 @@
+// Who was told about an incident, and whom a silence keeps quiet.
+
+import { Chip, Empty, Panel, Problem, Skeleton, Time } from "../../components/parts";
+import { useAsk } from "../../lib/api";
+import { ago, many, utc, words } from "../../lib/format";
+import { now } from "../../lib/store";
+import type { Notice, Silenced } from "../../lib/types";
+
+export const SilencedChip = ({ silence }: { silence: Silenced | null | undefined }) =>
+  silence ? (
+    <Chip tone="warning" title={`by ${silence.author} until ${utc(silence.ends_at)}: ${silence.reason}`}>
+      silenced {ago(Date.parse(silence.ends_at) - now())}
+    </Chip>
+  ) : null;
+
+const STATE: Record<Notice["state"], string> = {
+  waiting: "waits",
+  sending: "is being told",
+  sent: "told",
+  given_up: "not told",
+};
+
+export function ToldPanel({ id, version }: { id: string; version: unknown }) {
+  const { answer, problem } = useAsk<{ notices: Notice[] }>(
+    `/api/incidents/${encodeURIComponent(id)}/notices`,
+    version,
+  );
+  const told = answer?.notices;
+  return (
+    <Panel title="Who was told" hint={told && many(told.length, "message")} id="told-panel">
+      {problem && <Problem>{problem.message}</Problem>}
+      {!told ? (
+        !problem && <Skeleton lines={2} />
+      ) : told.length === 0 ? (
+        <Empty title="Nobody">
+          No message was due. Receivers are named under <code>[notify] via</code>.
+        </Empty>
+      ) : (
+        <ol class="journal">
+          {told.map((n) => (
+            <li key={n.id} data-testid="notice-row" data-state={n.state}>
+              <Time at={n.sent_at ?? n.due_at} /> <b>{n.receiver}</b> {STATE[n.state]}: {words(n.occasion)}
+              {(n.answer || n.tries > 1) && (
+                <p class="dim">{[n.tries > 1 && `${n.tries} tries`, n.answer].filter(Boolean).join(", ")}</p>
+              )}
+            </li>
+          ))}
+        </ol>
+      )}
+    </Panel>
+  );
+}

@@ -1,0 +1,170 @@
+// Working on one incident: whom it hits, who has it, who is told and who is not, and the report to hand over.
+
+import { useState } from "preact/hooks";
+import { focus, Time } from "../../components/parts";
+import { acknowledge, ask } from "../../lib/api";
+import { ago } from "../../lib/format";
+import { now, set } from "../../lib/store";
+import type { Detail, Silenced } from "../../lib/types";
+
+const SPANS = [
+  ["1h", "1 hour"],
+  ["4h", "4 hours"],
+  ["1d", "1 day"],
+];
+
+type Deed = "assign" | "silence" | "resolve" | null;
+
+/** Send one change; the page is asked anew by `done`, and a refusal is said in words. */
+async function send(path: string, body: unknown, told: string, done: () => void, method = "POST"): Promise<boolean> {
+  try {
+    await ask(path, method, body);
+    set({ notice: told });
+    done();
+    return true;
+  } catch (problem) {
+    set({ notice: (problem as Error).message });
+    return false;
+  }
+}
+
+const field = (event: Event, name: string) =>
+  String(new FormData(event.currentTarget as HTMLFormElement).get(name) ?? "").trim();
+
+/** Who has it, and everything a person may do with it: one line below the title. */
+export function WorkLine({ detail: { incident, silenced_by }, done }: { detail: Detail; done: () => void }) {
+  const [asking, askFor] = useState<Deed>(null);
+  const path = `/api/incidents/${incident.id}`;
+  const open = incident.state !== "resolved";
+  const submit = (told: string, verb: string, body: (event: Event) => unknown) => async (event: Event) => {
+    event.preventDefault();
+    if (await send(`${path}/${verb}`, body(event), told, done)) askFor(null);
+  };
+  const toggle = (deed: Deed) => () => askFor(asking === deed ? null : deed);
+  return (
+    <div class="work" data-testid="work-panel">
+      {silenced_by && <SilencedLine silence={silenced_by} done={done} />}
+      <div class="buttons first">
+        <span class="who">
+          {incident.assignee ? `with ${incident.assignee}` : open ? "nobody has it yet" : "nobody had it"}
+        </span>
+        {incident.state === "open" && (
+          <button
+            type="button"
+            class="primary"
+            data-testid="acknowledge"
+            onClick={() => acknowledge(incident.id).then(done)}
+          >
+            Acknowledge
+          </button>
+        )}
+        {open && (
+          <button type="button" data-testid="assign" aria-expanded={asking === "assign"} onClick={toggle("assign")}>
+            Assign
+          </button>
+        )}
+        {open && !silenced_by && (
+          <button type="button" data-testid="silence" aria-expanded={asking === "silence"} onClick={toggle("silence")}>
+            Silence
+          </button>
+        )}
+        {open && (
+          <button type="button" data-testid="resolve" aria-expanded={asking === "resolve"} onClick={toggle("resolve")}>
+            Resolve
+          </button>
+        )}
+        <a class="button" data-testid="export" data-export download={`${incident.id}.md`} href={`${path}/report`}>
+          Report
+        </a>
+        <a
+          class="button"
+          data-testid="export-json"
+          download={`${incident.id}.json`}
+          href={`${path}/report?format=json`}
+        >
+          JSON
+        </a>
+      </div>
+      {asking === "assign" && (
+        <form onSubmit={submit(`${incident.id} was assigned`, "assign", (e) => ({ to: field(e, "to") }))}>
+          <input
+            name="to"
+            required
+            maxLength={200}
+            placeholder="Who takes it?"
+            aria-label="Who takes it"
+            defaultValue={incident.assignee ?? ""}
+            data-testid="assign-to"
+            ref={focus}
+          />
+          <button type="submit" class="primary">
+            Assign
+          </button>
+        </form>
+      )}
+      {asking === "silence" && (
+        <form
+          class="tall"
+          onSubmit={submit(`${incident.place_name} is silenced`, "silence", (e) => ({
+            for: field(e, "for"),
+            reason: field(e, "reason"),
+          }))}
+        >
+          <p class="dim small">
+            Nobody is told about anything at {incident.place_name}. It is still watched and shown.
+          </p>
+          <div class="row">
+            <select name="for" aria-label="How long" data-testid="silence-for">
+              {SPANS.map(([value, text]) => (
+                <option key={value} value={value}>
+                  {text}
+                </option>
+              ))}
+            </select>
+            <input
+              name="reason"
+              required
+              maxLength={1000}
+              placeholder="Why? Everybody can read it"
+              aria-label="Why"
+              data-testid="silence-reason"
+              ref={focus}
+            />
+            <button type="submit" class="primary">
+              Silence
+            </button>
+          </div>
+        </form>
+      )}
+      {asking === "resolve" && (
+        <form onSubmit={submit(`${incident.id} was resolved`, "resolve", (e) => ({ why: field(e, "why") }))}>
+          <input
+            name="why"
+            required
+            maxLength={4000}
+            placeholder="What ended it?"
+            aria-label="What ended it"
+            ref={focus}
+          />
+          <button type="submit" class="primary">
+            Resolve
+          </button>
+        </form>
+      )}
+    </div>
+  );
+}
+
+function SilencedLine({ silence, done }: { silence: Silenced; done: () => void }) {
+  const end = () =>
+    send(`/api/silences/${encodeURIComponent(silence.id)}`, undefined, "The silence was ended", done, "DELETE");
+  return (
+    <p class="silenced" data-testid="silenced">
+      <b>Silenced</b> by {silence.author} until <Time at={silence.ends_at} full /> (
+      {ago(Date.parse(silence.ends_at) - now())} more): {silence.reason}
+      <button type="button" class="plain" data-testid="unsilence" onClick={end}>
+        End it now
+      </button>
+    </p>
+  );
+}

@@ -1,0 +1,362 @@
+// One job: why it is as it is, where its time went, its ranks, its use, and what happened to it.
+
+import { useEffect } from "preact/hooks";
+import strips from "../../../../watchkeeper/packs/console/job.json";
+import { Bar, Chip, Empty, Facts, Panel, Problem, Skeleton, Time } from "../../components/parts";
+import { Strips } from "../../components/strips";
+import { Export, Table } from "../../components/table";
+import { useAsk } from "../../lib/api";
+import { duration } from "../../lib/durations";
+import { ago, count, day, many, money, percentOf, words } from "../../lib/format";
+import type { Strip } from "../../lib/lines";
+import { fillAll, quoted } from "../../lib/promql";
+import { go, to } from "../../lib/router";
+import { now, useHub, usePulse } from "../../lib/store";
+import { Goodput } from "./goodput";
+import { Ranks, rankColumns } from "./ranks";
+import {
+  BOUND,
+  type Hardware,
+  hours,
+  type JobLine,
+  kindName,
+  type Report,
+  STATE,
+  type Straggler,
+  whom,
+  whose,
+} from "./words";
+
+const MOST_GPUS = 64;
+
+export function OneJob({ id, theme, address }: { id: string; theme: string; address: URL }) {
+  const beat = usePulse();
+  const { answer, problem } = useAsk<Report>(`/api/jobs/${encodeURIComponent(id)}`, beat);
+  const { status } = useHub();
+  if (!answer)
+    return (
+      <main class="single" data-testid="job-page">
+        <Panel>
+          {!problem && <Skeleton lines={10} />}
+          {problem && (problem.status === 404 ? <NoJob id={id} /> : <Problem>{problem.message}</Problem>)}
+        </Panel>
+      </main>
+    );
+  const { job, efficiency, goodput } = answer;
+  return (
+    <main data-testid="job-page">
+      {problem && <Problem>This is what was known before: {problem.message}</Problem>}
+      <div class="columns">
+        <div>
+          <Head job={job} why={answer.why} />
+          <Panel
+            title="Where the time went"
+            id="goodput-panel"
+            hint={
+              goodput.share == null ? (
+                "the job tells of no steps: productive time unknown"
+              ) : (
+                <>
+                  goodput {percentOf(goodput.share)} of {duration(goodput.wall_seconds)}
+                </>
+              )
+            }
+          >
+            <Goodput goodput={goodput} />
+          </Panel>
+          {status && <Clock report={answer} theme={theme} />}
+          <RanksPanel report={answer} address={address} />
+        </div>
+        <aside>
+          <Efficiency efficiency={efficiency} />
+          {efficiency.fixes.length > 0 && (
+            <Panel title="What would help" hint="the most first" id="fixes-panel">
+              <ol class="plan">
+                {efficiency.fixes.map((f) => (
+                  <li key={f.do}>
+                    <div>
+                      <b>{f.do}</b>
+                      <p>{f.why}</p>
+                      {f.command && <code>{f.command}</code>}
+                    </div>
+                  </li>
+                ))}
+              </ol>
+            </Panel>
+          )}
+          <FactsPanel report={answer} />
+          <Happened report={answer} />
+        </aside>
+      </div>
+    </main>
+  );
+}
+
+function Head({ job, why }: { job: JobLine; why: string }) {
+  const state = STATE[job.state] ?? STATE.unknown;
+  return (
+    <Panel class="head">
+      <p class="chips">
+        <Chip tone={state.tone}>
+          <i aria-hidden="true">{state.glyph}</i> {job.state}
+        </Chip>
+        <Chip>{kindName(job.kind)}</Chip>
+        <Chip>
+          {many(job.gpus, "GPU")} on {many(job.nodes, "node")}
+        </Chip>
+        {job.started_at && (
+          <Chip title={day(job.started_at)}>started {ago(now() - Date.parse(job.started_at))} ago</Chip>
+        )}
+        {job.team && <Chip>team {job.team}</Chip>}
+      </p>
+      <h1 data-testid="title">{job.name || job.id}</h1>
+      <p class="lead" data-testid="job-why">
+        {why}
+      </p>
+    </Panel>
+  );
+}
+
+/** What its GPUs did, with what happened to them drawn in; of a long job the last six hours. */
+function Clock({ report: { job, ranks, hardware }, theme }: { report: Report; theme: string }) {
+  const start = job.started_at ? Math.max(Date.parse(job.started_at), now() - 6 * 36e5) : now() - 36e5;
+  const end = Math.floor(now() / 15000) * 15000;
+  const uuids = ranks.slice(0, MOST_GPUS).flatMap((r) => r.uuid || []);
+  if (!uuids.length) return null;
+  return (
+    <Panel
+      title="On one clock"
+      hint={ranks.length > MOST_GPUS ? `the first ${MOST_GPUS} GPUs` : "all its GPUs"}
+      id="job-clock"
+    >
+      <Strips
+        id="job-strips"
+        quiet
+        name={`Activity of ${job.name}`}
+        theme={theme}
+        start={start}
+        end={end}
+        marks={hardware.slice(0, 6).map((h) => ({
+          at: h.at,
+          label: h.kind.endsWith("xid") ? `${h.kind === "xid" ? "Xid" : "SXid"} ${h.code}` : words(h.kind),
+          tone: "bad",
+        }))}
+        strips={fillAll(strips as Strip[], { gpus: quoted(uuids.join("|")) })}
+      />
+    </Panel>
+  );
+}
+
+function RanksPanel({ report: { job, ranks, left_out }, address }: { report: Report; address: URL }) {
+  const marked = job.straggler ? " · the straggler is marked" : "";
+  return (
+    <Panel title="Ranks" id="ranks-panel" hint={`${many(ranks.length + left_out, "rank")} side by side${marked}`}>
+      <Ranks ranks={ranks} straggler={job.straggler} />
+      <Table
+        id="ranks"
+        caption="Ranks of the job"
+        rows={ranks}
+        rowKey={(r) => `${r.rank} ${r.uuid}`}
+        rowTestId="rank-row"
+        address={address}
+        sort="-score"
+        most={12}
+        href={(r) => to.gpu(r.uuid)}
+        columns={rankColumns(job.straggler)}
+        empty={<Empty title="Its ranks are unknown">Nobody has told which GPUs it holds.</Empty>}
+      />
+      {left_out > 0 && <p class="dim small">{many(left_out, "more rank")} left out.</p>}
+    </Panel>
+  );
+}
+
+function Efficiency({ efficiency }: { efficiency: Report["efficiency"] }) {
+  return (
+    <Panel
+      title="Efficiency"
+      id="efficiency-panel"
+      hint={efficiency.window_seconds ? `over ${duration(efficiency.window_seconds)}` : undefined}
+    >
+      <p>
+        <b class="bound">
+          {efficiency.bound_by === "unknown"
+            ? "What it is bound by is unknown"
+            : `Bound by ${BOUND[efficiency.bound_by]}`}
+        </b>
+      </p>
+      <p class="dim">{efficiency.why}</p>
+      <table class="facts uses">
+        <tbody>
+          {efficiency.uses.map((u) => (
+            <tr key={u.what}>
+              <th scope="row">{u.what}</th>
+              <td>
+                <Bar
+                  share={u.share}
+                  label={u.what}
+                  text={
+                    u.share == null
+                      ? "not measured"
+                      : `${percentOf(u.share)} · ${amount(u.used, u.unit)} of ${amount(u.held, u.unit)}`
+                  }
+                />
+              </td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+      {efficiency.uses.length > 0 && (
+        <p class="foot-line">
+          <Export
+            id="uses"
+            columns={[
+              { title: "what", value: (u) => u.what },
+              { title: "share", value: (u) => u.share },
+              { title: "used", value: (u) => u.used },
+              { title: "held", value: (u) => u.held },
+              { title: "unit", value: (u) => u.unit },
+            ]}
+            rows={efficiency.uses}
+          />
+        </p>
+      )}
+      {efficiency.unseen.length > 0 && <p class="dim small">Not measured: {efficiency.unseen.join(", ")}.</p>}
+    </Panel>
+  );
+}
+
+function FactsPanel({ report }: { report: Report }) {
+  const { job } = report;
+  const called = job.namespace ? `${job.namespace}/${job.name}` : job.id;
+  return (
+    <Panel title="Facts">
+      <Facts
+        rows={[
+          ["Owner", [job.user, job.team && `team ${job.team}`].filter(Boolean).join(" · ") || "unknown"],
+          ["Cost so far", <Cost job={job} />],
+          [
+            "Stalled",
+            job.stalled_since && (
+              <>
+                since <Time at={job.stalled_since} full />
+              </>
+            ),
+          ],
+          ["Straggler", job.straggler && <StragglerFact straggler={job.straggler} />],
+          [
+            "Incidents",
+            job.incidents.length
+              ? job.incidents.map((i) => (
+                  <a key={i} href={to.incident(i)}>
+                    {i}{" "}
+                  </a>
+                ))
+              : "none",
+          ],
+          ["Links", <a href={`/fabric?job=${encodeURIComponent(called)}`}>links of its nodes</a>],
+          [
+            "Run",
+            report.run_url ? (
+              <a href={report.run_url} target="_blank" rel="noreferrer" data-testid="run-link">
+                {host(report.run_url)}
+              </a>
+            ) : (
+              "no link to an experiment tracker"
+            ),
+          ],
+        ]}
+      />
+      {report.notes.map((n) => (
+        <p class="dim small" key={n}>
+          {n}
+        </p>
+      ))}
+    </Panel>
+  );
+}
+
+function Cost({ job }: { job: JobLine }) {
+  const isSinceSeen = job.counted_since && !job.started_at;
+  return (
+    <>
+      {money(job.cost?.amount, job.cost?.currency)}
+      {job.gpu_hours != null && (
+        <span class="dim">
+          {` · ${hours(job.gpu_hours)} GPU-hours`}
+          {isSinceSeen && " since it was first seen, "}
+          {isSinceSeen && <Time at={job.counted_since!} full />}
+        </span>
+      )}
+    </>
+  );
+}
+
+function StragglerFact({ straggler }: { straggler: Straggler }) {
+  const name = whom(straggler);
+  return (
+    <>
+      {straggler.rank != null && `rank ${straggler.rank} on `}
+      {straggler.uuid ? <a href={to.gpu(straggler.uuid)}>{name}</a> : name}: {straggler.why}
+    </>
+  );
+}
+
+function Happened({ report }: { report: Report }) {
+  return (
+    <Panel title="What happened to it" hint="hardware and loss" id="job-events">
+      {report.hardware.length + report.losses.length === 0 ? (
+        <p class="dim">Nothing happened to its GPUs or its loss while it ran.</p>
+      ) : (
+        <ul class="journal">
+          {happened(report).map((e, i) => (
+            <li key={i}>
+              <Time at={e.at} full /> <b>{e.head}</b>
+              <p>{e.text}</p>
+            </li>
+          ))}
+        </ul>
+      )}
+    </Panel>
+  );
+}
+
+/** What befell its GPUs and its loss, the newest first; a loss with what the hardware did around then. */
+function happened({ hardware, losses }: Report): { at: string; head: string; text: string }[] {
+  const around = (events: Hardware[]) => events.map((h) => `${whose(h)}: ${h.text}`).join("; ");
+  const events = hardware.map((h) => ({ at: h.at, head: whose(h), text: h.text }));
+  const turns = losses.map((l) => ({
+    at: l.at,
+    head: l.what,
+    text: l.hardware.length ? `around then: ${around(l.hardware)}` : "no hardware event around then",
+  }));
+  return [...events, ...turns].sort((a, b) => b.at.localeCompare(a.at)).slice(0, 30);
+}
+
+/** A pod's name leads to its job, where one begins like it. */
+function NoJob({ id }: { id: string }) {
+  const { answer } = useAsk<{ jobs: JobLine[] }>("/api/jobs?limit=1000");
+  const near = answer?.jobs.filter((j) => id.startsWith(j.id)).sort((a, b) => b.id.length - a.id.length)[0];
+  useEffect(() => {
+    if (near) go(to.job(near.id), true);
+  }, [near?.id]);
+  return (
+    <Empty title={`No job is called ${id}`}>
+      It may have ended long ago, or its name is spelled otherwise. <a href="/jobs">All jobs</a>
+    </Empty>
+  );
+}
+
+const host = (url: string) => {
+  try {
+    return new URL(url).host;
+  } catch {
+    return url;
+  }
+};
+
+export function amount(n: number | null, unit: string): string {
+  if (n == null) return "unknown";
+  return unit === "bytes"
+    ? `${count(n / 2 ** 30)} GiB`
+    : `${Number(n.toPrecision(3))} ${n === 1 ? unit.replace(/s$/, "") : unit}`;
+}

@@ -1,0 +1,139 @@
+// What jobs are and how the console calls it: shapes of the hub's answers, states, and who is behind.
+
+import { count, percent } from "../../lib/format";
+
+export interface Straggler {
+  rank: number | null;
+  node: string;
+  gpu: string;
+  uuid: string;
+  score: number | null;
+  why: string;
+}
+
+export interface JobLine {
+  id: string;
+  kind: string;
+  cluster: string;
+  name: string;
+  namespace: string;
+  user: string;
+  team: string;
+  state: string;
+  nodes: number;
+  gpus: number;
+  started_at: string | null;
+  counted_since: string | null;
+  gpu_hours: number | null;
+  used: number | null;
+  memory_used: number | null;
+  bound_by: string;
+  goodput: number | null;
+  stalled_since: string | null;
+  straggler: Straggler | null;
+  cost: { amount: number | null; currency: string } | null;
+  incidents: string[];
+}
+
+export interface Used {
+  what: string;
+  held: number | null;
+  used: number | null;
+  unit: string;
+  share: number | null;
+}
+
+export interface Rank {
+  rank: number | null;
+  node: string;
+  gpu: string;
+  uuid: string;
+  sm_active: number | null;
+  utilisation_percent: number | null;
+  power_watts: number | null;
+  step_seconds: number | null;
+  score: number | null;
+  state: string;
+}
+
+export interface Hardware {
+  at: string;
+  place: string;
+  kind: string;
+  code: string;
+  cause: string | null;
+  text: string;
+  rank: number | null;
+}
+
+export const whose = (h: Hardware) => (h.rank == null ? h.place : `rank ${h.rank} · ${h.place}`);
+
+export interface Report {
+  job: JobLine;
+  why: string;
+  efficiency: {
+    window_seconds: number;
+    uses: Used[];
+    bound_by: string;
+    why: string;
+    fixes: { do: string; why: string; command: string }[];
+    unseen: string[];
+  };
+  goodput: {
+    wall_seconds: number;
+    productive_seconds: number | null;
+    share: number | null;
+    steps: number | null;
+    step_seconds: number | null;
+    longest_pause_seconds: number | null;
+    lost: { reason: string; seconds: number }[];
+  };
+  ranks: Rank[];
+  left_out: number;
+  hardware: Hardware[];
+  losses: { at: string; what: string; value: number | null; hardware: Hardware[] }[];
+  run_url: string | null;
+  notes: string[];
+}
+
+export const STATE: Record<string, { tone: string; glyph: string }> = {
+  hung: { tone: "critical", glyph: "✕" },
+  stalled: { tone: "critical", glyph: "✕" },
+  diverged: { tone: "critical", glyph: "◆" },
+  slow: { tone: "warning", glyph: "▲" },
+  idle: { tone: "warning", glyph: "○" },
+  paused: { tone: "info", glyph: "‖" },
+  pending: { tone: "", glyph: "…" },
+  running: { tone: "ok", glyph: "✓" },
+  unknown: { tone: "", glyph: "·" },
+};
+
+export const TROUBLE = ["hung", "stalled", "diverged", "slow", "idle"];
+
+/** Nobody is behind in a job where all wait; its page says for whom. */
+export const STUCK = ["hung", "stalled"];
+
+export const ORDER = ["hung", "stalled", "diverged", "slow", "idle", "paused", "pending", "running", "unknown"];
+
+export const BOUND: Record<string, string> = {
+  compute: "compute",
+  memory_bandwidth: "memory bandwidth",
+  input: "input",
+  communication: "communication",
+  straggler: "a straggler",
+  power_or_heat: "power or heat",
+  nothing: "nothing",
+  unknown: "unknown",
+};
+
+export const hours = (n: number | null) => (n == null ? "unknown" : n < 10 ? n.toFixed(1) : count(n));
+
+/** Of a plain job no scheduler tells: the program alone says what it is called. */
+export const kindName = (kind: string) => (kind === "plain" ? "no scheduler names it" : kind);
+
+export const dim = (text: string) => (text === "unknown" || text === "none" ? <span class="dim">{text}</span> : text);
+
+export const whom = (s: Straggler) => [s.node || "an unknown node", s.gpu && `GPU ${s.gpu}`].filter(Boolean).join(" ");
+
+export const behind = (s: Straggler) =>
+  s.score == null ? "the others wait for it" : `${percent(100 * s.score)} behind its peers`;

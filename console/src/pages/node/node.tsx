@@ -1,0 +1,167 @@
+// One node: its GPUs side by side, all layers on one clock, who holds it, what its scheduler says, and what happened.
+
+import { useMemo } from "preact/hooks";
+import { Chip, Empty, Facts, IncidentCard, Panel, Problem, Since, Skeleton } from "../../components/parts";
+import { useAsk } from "../../lib/api";
+import { count, many, words } from "../../lib/format";
+import { cardMarks, eventMarks, type History, type RepairRow, repairMarks } from "../../lib/marks";
+import { type PageProps, to } from "../../lib/router";
+import { now, useHub } from "../../lib/store";
+import { GpuTable } from "./gpu_table";
+import { HistoryPanel, LayersPanel } from "./panels";
+import { called, type GpuAnswer, isSilent, type Line } from "./words";
+
+const TONES: Record<string, string> = {
+  up: "ok",
+  short: "critical",
+  silent: "critical",
+  never_seen: "warning",
+  not_read: "warning",
+  gone: "critical",
+};
+
+export function NodePage({ id, address, theme }: PageProps) {
+  const { fleet, frame, open, closed } = useHub();
+  const at = Math.floor(Date.parse(frame?.at ?? "0") / 30000);
+  const changed = `${open?.map((c) => c.id + c.state).join()} ${at}`;
+  const { answer, problem } = useAsk<{ nodes: { node: Line; gpus: GpuAnswer[] }[] }>(
+    `/api/who?name=${encodeURIComponent(id)}`,
+    changed,
+  );
+  const { answer: history } = useAsk<History>(`/api/history?node=${encodeURIComponent(id)}`, changed);
+  const { answer: done } = useAsk<{ repairs: RepairRow[] }>("/api/repairs?all=1", changed);
+  const found = answer?.nodes[0];
+  // The hub says which incidents of its rack or switch are about it, too.
+  const cards = [...(open ?? []), ...(closed ?? [])].filter(
+    (c) => c.place.node === id || found?.node.incidents.includes(c.id),
+  );
+  const marks = useMemo(
+    () => [...eventMarks(history?.events ?? []), ...repairMarks(done?.repairs ?? [], id), ...cardMarks(cards)],
+    [history, done, open, closed, found],
+  );
+  if (!found)
+    return (
+      <main class="single">
+        <Panel>
+          {problem ? (
+            <Empty title={problem.status === 404 ? `There is no node ${id}` : "The node cannot be shown"}>
+              {problem.message}. <a href="/">Fleet</a>
+            </Empty>
+          ) : answer ? (
+            <Empty title={`${id} is no node`}>
+              <a href={to.fleet(id)}>Find it in the fleet</a>
+            </Empty>
+          ) : (
+            <Skeleton lines={8} />
+          )}
+        </Panel>
+      </main>
+    );
+  const { node, gpus } = found;
+  const end = Math.floor(now() / 15000) * 15000;
+  const workloads = node.holders;
+  return (
+    <main class="columns" data-testid="node-page">
+      <div>
+        <Panel class="head">
+          <div class="chips">
+            <Chip tone={TONES[node.state]}>
+              {node.state === "up" ? "✓" : "✕"} {node.state === "short" ? "short of GPUs" : words(node.state)}
+            </Chip>
+            {node.scheduler.map((w) => (
+              <Chip key={w.source} tone={w.is_schedulable ? "" : "warning"} title={w.reason}>
+                {w.source}: {w.state}
+              </Chip>
+            ))}
+            <Chip>{node.pool || "no pool"}</Chip>
+            {node.rack && (
+              <a class="chip" href={to.fleet(`rack:${node.rack}`)}>
+                rack {node.rack}
+              </a>
+            )}
+            {node.leaf && (
+              <a class="chip" href={to.fleet(`leaf:${node.leaf}`)}>
+                leaf {node.leaf}
+              </a>
+            )}
+          </div>
+          <h1 data-testid="title">{node.name}</h1>
+          <p class="lead">{lead(node, gpus)}</p>
+        </Panel>
+        {problem && <Problem>{problem.message}; showing the last answer.</Problem>}
+        <GpuTable {...{ node, gpus, fleet, frame, address }} />
+        <LayersPanel id="node-strips" node={id} gpu={null} {...{ workloads, address, theme, marks, end }} />
+        <HistoryPanel history={history} gpus={gpus} address={address} />
+      </div>
+      <aside>
+        <Panel title="Incidents" hint={String(cards.length)}>
+          {cards.length === 0 ? (
+            <Empty title="None open here" />
+          ) : (
+            cards.slice(0, 5).map((c) => <IncidentCard card={c} key={c.id} />)
+          )}
+        </Panel>
+        <Panel
+          title="Held by"
+          hint={isSilent(node) && !workloads.length ? "" : many(workloads.length, "workload")}
+          id="holders"
+        >
+          {workloads.length === 0 ? (
+            isSilent(node) ? (
+              <Empty title="Unknown">The node does not tell.</Empty>
+            ) : (
+              <Empty title="Nobody">No workload holds a GPU of this node.</Empty>
+            )
+          ) : (
+            <Facts rows={byWorkload(gpus)} />
+          )}
+        </Panel>
+        <Panel title="About">
+          <Facts
+            rows={[
+              [
+                "GPUs",
+                isSilent(node)
+                  ? `${count(gpus.length)} known, none reports`
+                  : `${count(node.gpus_seen)} of ${node.gpus_expected ?? "unknown"} expected`,
+              ],
+              ["Model", gpus[0]?.model],
+              ["Pool", node.pool || "unknown"],
+              ["Rack", node.rack || "unknown"],
+              ["Leaf switch", node.leaf || "unknown"],
+              ["NVLink domain", node.nvlink_domain],
+              ["Cluster", node.cluster],
+              ["Last seen", node.last_seen ? <Since at={node.last_seen} /> : "never"],
+              ["Named by", node.sources],
+              ["Not named", node.unmapped.join(", ")],
+            ]}
+          />
+        </Panel>
+      </aside>
+    </main>
+  );
+}
+
+/** What begins with an address begins as the address does. */
+const sentence = (text: string) =>
+  text ? `${/^https?:/.test(text) ? text : text[0].toUpperCase() + text.slice(1)}. ` : "";
+
+function lead(node: Line, gpus: GpuAnswer[]): string {
+  if (isSilent(node) && !node.holders.length) return `${sentence(node.why)}Who holds its GPUs is unknown.`;
+  const free = gpus.filter((g) => !g.is_gone && g.holders.length === 0).length;
+  const held = node.holders.length
+    ? `${many(node.holders.length, "workload")} on it${free ? `, ${many(free, "GPU")} free` : ""}.`
+    : "Nobody holds a GPU of it.";
+  return `${sentence(node.why)}${held}`;
+}
+
+function byWorkload(gpus: GpuAnswer[]): [string, string][] {
+  const found = new Map<string, { team: string; gpus: string[] }>();
+  for (const gpu of gpus)
+    for (const h of gpu.holders)
+      found.set(called(h), { team: h.team, gpus: [...(found.get(called(h))?.gpus ?? []), String(gpu.index ?? "?")] });
+  return [...found].map(([name, { team, gpus: those }]) => [
+    name,
+    `GPU ${those.join(", ")}${team ? ` · team ${team}` : ""}`,
+  ]);
+}

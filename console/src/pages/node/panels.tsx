@@ -1,0 +1,120 @@
+// What the pages of a node and of a GPU share: all layers on one clock, and what happened.
+
+import { Chip, Empty, Panel, Since } from "../../components/parts";
+import { Strips } from "../../components/strips";
+import { type Column, Table } from "../../components/table";
+import { count, words } from "../../lib/format";
+import type { History } from "../../lib/marks";
+import { layers } from "../../lib/promql";
+import { param, put, spanOf, to } from "../../lib/router";
+import type { GpuAnswer } from "./words";
+
+export function LayersPanel(p: {
+  id: string;
+  node: string;
+  gpu: string | null;
+  workloads: string[];
+  address: URL;
+  theme: string;
+  marks: { at: string; label: string; tone: string }[];
+  end: number;
+}) {
+  const from = Number(param(p.address, "from")) * 1000;
+  const until = Number(param(p.address, "until")) * 1000;
+  const zoomed = from > 0 && until > from;
+  const zoom = (a: number, b: number) => {
+    put("from", String(Math.floor(a)));
+    put("until", String(Math.ceil(b)));
+  };
+  const back = () => {
+    put("from", null);
+    put("until", null);
+  };
+  return (
+    <Panel
+      title="All layers on one clock"
+      hint="hardware, fabric and workload · events, alerts and actions drawn in · drag to look closer"
+      id="layers"
+      side={
+        zoomed && (
+          <button type="button" class="plain" data-testid="zoom-out" onClick={back}>
+            Whole range
+          </button>
+        )
+      }
+    >
+      <Strips
+        id={p.id}
+        name="Readings of hardware, fabric and workload"
+        strips={layers({ cluster: "", node: p.node, gpu: p.gpu, domain: null }, p.workloads)}
+        quiet
+        start={zoomed ? from : p.end - spanOf(p.address)}
+        end={zoomed ? until : p.end}
+        marks={p.marks}
+        theme={p.theme}
+        band={42}
+        zoom={zoom}
+      />
+    </Panel>
+  );
+}
+
+/** `Xid 79`, or the words of an event that has no number. */
+function nameOf({ kind, code }: { kind: string; code: number | null }): string {
+  return code == null ? words(kind) : `${kind === "xid" ? "Xid" : words(kind)} ${code}`;
+}
+
+export function HistoryPanel({ history, gpus, address }: { history?: History; gpus?: GpuAnswer[]; address: URL }) {
+  type Row = History["events"][number];
+  const index = (uuid: string | null) => (uuid ? (gpus?.find((g) => g.uuid === uuid)?.index ?? "?") : "–");
+  const columns: Column<Row>[] = [
+    { id: "at", title: "When", value: (e) => e.at, cell: (e) => <Since at={e.at} />, class: "nowrap" },
+    {
+      id: "what",
+      title: "What",
+      value: (e) => (e.code == null ? words(e.kind) : `${e.kind} ${e.code}`),
+      cell: (e) => <Chip tone={e.severity}>{nameOf(e)}</Chip>,
+    },
+    ...(gpus
+      ? [
+          {
+            id: "gpu",
+            title: "GPU",
+            numeric: true,
+            value: (e: Row) => index(e.gpu),
+            cell: (e: Row) => (e.gpu ? <a href={to.gpu(e.gpu)}>{index(e.gpu)}</a> : "–"),
+          },
+        ]
+      : []),
+    { id: "meaning", title: "Meaning", value: (e) => e.meaning ?? "", cell: (e) => e.meaning ?? "–" },
+    { id: "text", title: "Record", minor: true, value: (e) => e.text, cell: (e) => <code>{e.text}</code> },
+  ];
+  const summary = history?.counts
+    .slice(0, 4)
+    .map((c) => `${nameOf(c)} ×${count(c.events)}`)
+    .join(" · ");
+  return (
+    <Panel
+      title="Xid and event history"
+      hint={history && (history.total ? `${summary} in ${history.days} days` : `nothing in ${history.days} days`)}
+      id="history"
+    >
+      <Table
+        id="history-table"
+        caption="Events, newest first"
+        columns={columns}
+        rows={history?.events}
+        rowKey={(e) => e.id}
+        rowTestId="history-row"
+        address={address}
+        param="hsort"
+        most={12}
+        empty={
+          <Empty title="Nothing happened">
+            The kernel log, the driver and the fabric named nothing here in {history?.days ?? 90} days.
+          </Empty>
+        }
+      />
+    </Panel>
+  );
+}

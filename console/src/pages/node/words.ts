@@ -1,0 +1,57 @@
+// What a node and its GPUs are: shapes of the hub's answers.
+
+export interface Holder {
+  kind: string;
+  name: string;
+  namespace: string;
+  container: string;
+  user: string;
+  team: string;
+  project: string;
+  slice: string | null;
+  share: number | null;
+}
+
+export interface GpuAnswer {
+  uuid: string;
+  index: number | null;
+  model: string | null;
+  node: string;
+  is_gone: boolean;
+  holders: Holder[];
+  reason: string;
+  incidents: { id: string; severity: string; title: string }[];
+}
+
+interface Word {
+  source: string;
+  state: string;
+  reason: string;
+  by: string;
+  is_ready: boolean | null;
+  is_schedulable: boolean;
+}
+
+export interface Line {
+  cluster: string;
+  name: string;
+  state: string;
+  why: string;
+  pool: string;
+  rack: string;
+  leaf: string;
+  nvlink_domain: string;
+  gpus_seen: number;
+  gpus_expected: number | null;
+  scheduler: Word[];
+  holders: string[];
+  incidents: string[];
+  last_seen: string | null;
+  sources: string;
+  unmapped: string[];
+}
+
+export const called = (h: Holder) => (h.namespace ? `${h.namespace}/${h.name}` : h.name);
+
+/** Of a node that nobody can read, nothing is known now. */
+export const isSilent = (node: Line) => node.state !== "up" && node.state !== "short";

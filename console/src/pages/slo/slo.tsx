@@ -1,0 +1,266 @@
+// Objectives and rules: what is left of each error budget and how fast it burns; which alerts fire, and what would
+// have.
+
+import strips from "../../../../watchkeeper/packs/console/slo.json";
+import { Empty, Mark, Panel, Tabs, Time } from "../../components/parts";
+import { Strips } from "../../components/strips";
+import { type Column, Table } from "../../components/table";
+import { useAsk } from "../../lib/api";
+import { milliseconds } from "../../lib/durations";
+import { ago, percent, share } from "../../lib/format";
+import type { Strip } from "../../lib/lines";
+import { tone } from "../../lib/marks";
+import { fillAll } from "../../lib/promql";
+import { type PageProps, param, put, to } from "../../lib/router";
+import { now, useHub } from "../../lib/store";
+import type { BurnRate, Slo } from "../../lib/types";
+import { RulesView } from "./rules";
+import "../../styles/pages.css";
+
+const STATE: Record<Slo["state"], { glyph: string; tone: string; text: string }> = {
+  burning_fast: { glyph: "✕", tone: "critical", text: "burns fast" },
+  spent: { glyph: "✕", tone: "critical", text: "spent" },
+  burning: { glyph: "▲", tone: "warning", text: "burns" },
+  unknown: { glyph: "·", tone: "", text: "unknown" },
+  ok: { glyph: "✓", tone: "ok", text: "kept" },
+};
+
+const key = (slo: Slo) => [slo.name, ...Object.values(slo.labels)].join("/");
+
+const signed = (n: number) => percent(n).replace("-", "−");
+
+const times = (rate: number | null) => (rate == null ? "unknown" : `${Number(rate.toFixed(rate < 99.95 ? 1 : 0))}×`);
+
+export function SloPage(p: PageProps) {
+  const view = param(p.address, "view", "slo");
+  return (
+    <main class="single stack" data-testid="slo-page">
+      <Tabs
+        label="objectives or rules"
+        path="/slo"
+        tabs={[
+          ["slo", "Objectives"],
+          ["rules", "Rules and alerts"],
+        ]}
+        view={view}
+      />
+      {view === "rules" ? <RulesView {...p} /> : <Objectives {...p} />}
+    </main>
+  );
+}
+
+function Objectives({ address, theme }: PageProps) {
+  const { open, frame, status } = useHub();
+  const version = `${Math.floor(Date.parse(frame?.at ?? "0") / 15000)} ${open?.map((c) => c.id + c.state).join()}`;
+  const { answer, problem } = useAsk<{ slos: Slo[] }>("/api/slos", version);
+  const slos = answer?.slos;
+  const chosen = slos?.find((s) => key(s) === address.searchParams.get("slo")) ?? slos?.[0];
+  return (
+    <>
+      <Panel title="Objectives" hint={slos && summary(slos)} id="slo-panel">
+        <Table
+          id="slos"
+          class="slos"
+          caption="Objectives and what is left of their budgets"
+          rows={slos}
+          problem={problem}
+          rowKey={key}
+          rowTestId="slo-row"
+          columns={columns(slos?.[0]?.burn_rates ?? [])}
+          choose={(s) => put("slo", key(s))}
+          chosen={chosen && key(chosen)}
+          address={address}
+          empty={
+            <Empty title="There are no objectives">
+              Name a file of them as <code>slos</code> under <code>[rules]</code>; the shipped ones are in{" "}
+              <code>packs/slo.yaml</code>.
+            </Empty>
+          }
+        />
+      </Panel>
+      {chosen && status && <Budget slo={chosen} theme={theme} />}
+    </>
+  );
+}
+
+const columns = (burns: BurnRate[]): Column<Slo>[] => [
+  {
+    id: "objective",
+    title: "Objective",
+    value: (s) => s.title,
+    cell: (s) => (
+      <>
+        <button type="button" class="plain" onClick={() => put("slo", key(s))}>
+          {s.title}
+        </button>
+        <small>
+          {s.name !== s.title && s.name}
+          {s.labels.cluster ? ` · ${s.labels.cluster}` : ""}
+        </small>
+      </>
+    ),
+  },
+  {
+    id: "now",
+    title: "Now",
+    numeric: true,
+    value: (s) => s.indicator,
+    cell: (s) => (
+      <>
+        {share(s.indicator)}
+        <small>goal {share(s.objective)}</small>
+      </>
+    ),
+  },
+  { id: "left", title: "Budget left", value: (s) => s.left, cell: (s) => <BudgetBar slo={s} /> },
+  ...burns.map(
+    (b, i): Column<Slo> => ({
+      id: `burn-${b.window}`,
+      title: `Burn ${b.window}`,
+      numeric: true,
+      hint: `how many times too fast, over ${b.window}`,
+      value: (s) => s.burn_rates[i]?.rate,
+      cell: (s) => (s.burn_rates[i] ? <Burn burn={s.burn_rates[i]} /> : null),
+      minor: i === 1,
+    }),
+  ),
+  {
+    id: "state",
+    title: "State",
+    value: (s) => s.state,
+    cell: (s) => (
+      <>
+        <Mark tone={STATE[s.state].tone} glyph={STATE[s.state].glyph}>
+          {STATE[s.state].text}
+          {s.since && <> for {ago(now() - Date.parse(s.since))}</>}
+        </Mark>
+        {s.incidents.length > 0 && (
+          <small>
+            {s.incidents.map((id) => (
+              <a key={id} href={to.incident(id)} data-testid="slo-incident">
+                {id}
+              </a>
+            ))}
+          </small>
+        )}
+      </>
+    ),
+  },
+];
+
+const summary = (slos: Slo[]) => {
+  const bad = slos.filter((s) => s.state !== "ok" && s.state !== "unknown").length;
+  const unknown = slos.filter((s) => s.state === "unknown").length;
+  const known = `${slos.length} in all · ${bad || "none"} in trouble`;
+  return unknown ? `${known} · ${unknown} unknown` : known;
+};
+
+function BudgetBar({ slo }: { slo: Slo }) {
+  if (slo.left == null)
+    return (
+      <>
+        unknown<small>no samples</small>
+      </>
+    );
+  const left = Math.max(0, Math.min(1, slo.left));
+  return (
+    <div
+      class={`bar budget ${STATE[slo.state].tone}`}
+      role="img"
+      aria-label={`${signed(100 * slo.left)} of the budget is left`}
+      data-testid="budget-bar"
+    >
+      <b>{signed(100 * slo.left)}</b>
+      <em>
+        <i style={{ width: `${100 * left}%` }} />
+      </em>
+    </div>
+  );
+}
+
+/**
+ * A burn of both windows above the factor is what someone is told about; it is marked with a glyph, not with colour
+ * alone.
+ */
+function Burn({ burn }: { burn: BurnRate }) {
+  const over = burn.rate != null && burn.short_rate != null && Math.min(burn.rate, burn.short_rate) > burn.factor;
+  return (
+    <span title={`over ${burn.short_window}: ${times(burn.short_rate)}`}>
+      {over && <span class={`mark ${burn.severity}`}>{burn.severity === "critical" ? "✕" : "▲"}</span>}
+      {times(burn.rate)}
+      <small>limit {times(burn.factor)}</small>
+    </span>
+  );
+}
+
+function Budget({ slo, theme }: { slo: Slo; theme: string }) {
+  const { open } = useHub();
+  const end = Math.floor(now() / 60000) * 60000;
+  const start = end - milliseconds(slo.window);
+  const labels = slo.query.slice(slo.query.indexOf("{"));
+  const budget = Number((1 - slo.objective).toPrecision(6));
+  const told = (open ?? []).filter((c) => slo.incidents.includes(c.id));
+  return (
+    <Panel
+      title={`Error budget for ${slo.title}`}
+      hint={
+        <>
+          over {slo.window}
+          {slo.covered && slo.covered !== slo.window ? `, of which samples of ${slo.covered} are kept` : ""}
+        </>
+      }
+      id="slo-chart"
+    >
+      <Strips
+        id="slo-strips"
+        strips={fillAll(strips as Strip[], { query: slo.query, labels, budget })}
+        start={start}
+        end={end}
+        marks={told.map((c) => ({ at: c.opened_at, label: c.id, tone: tone(c.severity) }))}
+        theme={theme}
+        band={110}
+        key={slo.query}
+      />
+      <table class="facts">
+        <tbody>
+          <tr>
+            <th>State</th>
+            <td>
+              {STATE[slo.state].text}
+              {slo.since && (
+                <>
+                  {" "}
+                  since <Time at={slo.since} full />
+                </>
+              )}
+            </td>
+          </tr>
+          <tr>
+            <th>Incidents</th>
+            <td>
+              {slo.incidents.length ? (
+                slo.incidents.map((id) => (
+                  <a key={id} href={to.incident(id)}>
+                    {id}{" "}
+                  </a>
+                ))
+              ) : (
+                <>
+                  none open about it · <a href="/incidents?all=1">all incidents</a>
+                </>
+              )}
+            </td>
+          </tr>
+          <tr>
+            <th>Query</th>
+            <td>
+              <a href={to.explore(slo.query)} data-testid="slo-query">
+                <code>{slo.query}</code>
+              </a>
+            </td>
+          </tr>
+        </tbody>
+      </table>
+    </Panel>
+  );
+}

@@ -1,0 +1,51 @@
+"""What the client makes of a hub's answer: what is there must be of its kind, what is new or missing may be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from watchkeeper.client import answers, reading
+from watchkeeper.errors import HubError
+from watchkeeper.model import fleet
+
+CARD: dict[str, Any] = {"id": "INC-1", "severity": "warning", "opened_at": "2026-01-31T09:00:00Z", "confidence": None}
+
+
+def card(plain: dict[str, Any]) -> answers.Card:
+    return reading.read(answers.Incidents, {"ok": True, "incidents": [plain]}).incidents[0]
+
+
+def test_what_is_new_or_missing_is_no_hubs_fault() -> None:
+    assert card(CARD).confidence is None
+    assert card({"id": "INC-1"}).id == "INC-1"
+    newer = {**CARD, "mood": ["good"], "severity": "grave"}
+    assert (card(newer).severity, card(newer).plain) == ("grave", newer)
+
+
+def test_a_field_that_an_answer_lacks_is_told_when_it_is_asked_for() -> None:
+    with pytest.raises(HubError, match="the hub's answer has no `why`: the hub is older than this command"):
+        _ = card(CARD).why
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("id", 5), ("severity", None), ("opened_at", "noon"), ("confidence", "0.9"), ("confidence", True), ("plan", "x")],
+)
+def test_what_is_there_is_of_its_kind(field: str, value: object) -> None:
+    with pytest.raises(HubError, match="is this a Watchkeeper hub") as caught:
+        card({**CARD, field: value})
+    told = str(caught.value)
+    assert f"`incidents[0].{field}` of the answer should be " in told
+    assert f" and is {value!r}: " in told
+
+
+@pytest.mark.parametrize("kind", [answers.FullDetail, answers.ExplainAnswer, fleet.Gpu])
+def test_a_list_is_no_answer(kind: type) -> None:
+    with pytest.raises(HubError, match=r"the answer should be an object and is \[\]"):
+        reading.read(kind, [])
+
+
+def test_a_name_that_no_answer_has_is_a_mistake_of_the_program() -> None:
+    assert not hasattr(card(CARD), "no_such_field")

@@ -1,0 +1,136 @@
+"""An engine with a steady answer to every question: a number per GPU, chosen by the metric that the question names."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+
+from tests.web.small_fleet import Seen, SmallFleet
+from watchkeeper.errors import QueryError
+from watchkeeper.hub import samples
+from watchkeeper.kit import clock
+from watchkeeper.model import exemplars
+from watchkeeper.model.labels import Labels
+from watchkeeper.query import engine
+from watchkeeper.store.head import head
+
+UNREADABLE = "many-to-many matching is not allowed"
+METRICS = {
+    "SM_ACTIVE": 0.72,
+    "GPU_UTIL": 88.0,
+    "POWER_USAGE": 560.0,
+    "GPU_TEMP": 61.0,
+    "SM_CLOCK": 1755.0,
+    "FB_USED": 98_000.0,
+    "PCIE_TX": 9e9,
+    "NVLINK_TX": 120e9,
+    "TENSOR": 0.4,
+}
+
+
+@dataclass
+class Readings:
+    """What a test says about them: GPUs without samples, GPUs with another pod, and what objectives have recorded."""
+
+    silent: set[str] = field(default_factory=set)
+    moved: dict[str, str] = field(default_factory=dict)
+    recorded: dict[Labels, float] = field(default_factory=dict)
+
+
+class CannedEngine:
+    """Answers every expression with a steady number per GPU, chosen by the metric it names."""
+
+    local = None
+
+    def __init__(self, inventory: SmallFleet, readings: Readings, time: clock.Clock) -> None:
+        self._fleet, self._readings, self._clock = inventory, readings, time
+        self.appender = head.Head()
+
+    def instant(self, expr: str, at_ms: int) -> engine.Answer:
+        if "slo:" in expr:
+            kept = self._readings.recorded
+            return answer(list(kept), [at_ms], np.array(list(kept.values())))
+        if "CLOCKS_EVENT" in expr or ("watchkeeper_gpu_" in expr and "DCGM_" not in expr):
+            return answer([], [at_ms], np.zeros((0, 1)))
+        rows = [seen for seen in self._fleet.seen if seen.gpu.uuid not in self._readings.silent]
+        if 'UUID="' in expr:
+            rows = [seen for seen in rows if seen.gpu.uuid in expr]
+        return answer([self._labels(seen) for seen in rows], [at_ms], np.array([[self._value(s, expr)] for s in rows]))
+
+    def range(self, expr: str, span: engine.Span) -> engine.Answer:
+        size = next((size for name, size in METRICS.items() if name in expr), 93.0)
+        size *= 100 if expr.startswith("100 * ") and size < 1 else 1
+        times, opened = span.times, clock.to_ms(self._clock.now() - timedelta(minutes=4))
+        wave = size * (1 + 0.02 * np.sin(times / 47_000) + 0.015 * np.sin(times / 11_000))
+        if 'UUID="' in expr:
+            wave = np.where(times > opened, np.nan, wave)
+        present = ~np.isnan(wave)
+        frame = engine.Frame([Labels()], times, np.nan_to_num(wave)[None, :], present[None, :])
+        return engine.Answer(engine.Kind.MATRIX, frame)
+
+    def series(self, matchers: Sequence[Sequence[engine.Matcher]], start_ms: int, end_ms: int) -> list[Labels]:
+        return [self._labels(seen).having(__name__="DCGM_FI_DEV_GPU_TEMP") for seen in self._fleet.seen[:4]]
+
+    def label_names(self, matchers: Sequence[Sequence[engine.Matcher]], start_ms: int, end_ms: int) -> list[str]:
+        return sorted({name for labels in self.series(matchers, start_ms, end_ms) for name in labels})
+
+    def label_values(
+        self, name: str, matchers: Sequence[Sequence[engine.Matcher]], *, start_ms: int, end_ms: int
+    ) -> list[str]:
+        return sorted({labels[name] for labels in self.series(matchers, start_ms, end_ms) if name in labels})
+
+    def metadata(self) -> dict[str, tuple[str, str, str]]:
+        return {"DCGM_FI_DEV_GPU_TEMP": ("gauge", "GPU temperature", "")}
+
+    def exemplars(
+        self, matchers: Sequence[Sequence[engine.Matcher]], start_ms: int, end_ms: int
+    ) -> list[tuple[Labels, list[exemplars.Exemplar]]]:
+        return []
+
+    def for_rules(self) -> CannedEngine:
+        return self
+
+    def close(self) -> None:
+        return None
+
+    def limits(self) -> engine.Limits:
+        return engine.Limits()
+
+    def _labels(self, seen: Seen) -> Labels:
+        named = {"UUID": seen.gpu.uuid, "gpu": str(seen.gpu.index), "Hostname": seen.node}
+        job = zlib.crc32(seen.node.encode()) % 16
+        if job < 15:
+            pod = self._readings.moved.get(seen.gpu.uuid, f"train-{job}")
+            named |= {"namespace": ("research", "vision", "speech")[job % 3], "pod": pod}
+        return Labels(named)
+
+    def _value(self, seen: Seen, expr: str) -> float:
+        size = next((size for name, size in METRICS.items() if name in expr), 1.0)
+        spread = zlib.crc32(f"{seen.node}".encode()) % 100 / 100
+        own = zlib.crc32(seen.gpu.uuid.encode()) % 100 / 100
+        if "SM_ACTIVE" in expr or "TENSOR" in expr:
+            share = 0.0 if spread < 0.08 else min(1.0, 0.35 + 0.6 * spread + 0.06 * own)
+            return share * (100 if expr.startswith("100 * ") else 1)
+        return size * (0.8 + 0.2 * spread + 0.04 * own)
+
+
+class CannedQueries(samples.Queries):
+    """Questions that fail while a test wants them to."""
+
+    failing = False
+
+    async def instant(self, expr: str, at_ms: int | None = None) -> engine.Answer:
+        if self.failing:
+            raise QueryError(UNREADABLE)
+        return await super().instant(expr, at_ms)
+
+
+def answer(labels: list[Labels], times: list[int], values: Any) -> engine.Answer:
+    matrix = values.reshape(len(labels), len(times))
+    frame = engine.Frame(labels, np.array(times), matrix, np.ones(matrix.shape, dtype=np.bool_))
+    return engine.Answer(engine.Kind.VECTOR, frame)

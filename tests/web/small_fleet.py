@@ -1,0 +1,55 @@
+"""A small fleet of racks, nodes and GPUs that a test changes at will: `services.FleetView` and nothing more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from watchkeeper.model import fleet
+from watchkeeper.model.labels import Labels
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    node: str
+    gpu: fleet.Gpu
+    gone_since_ms: int | None = None
+    cluster: str = "main"
+    last_seen_ms: int = 0
+
+
+class SmallFleet:
+    def __init__(self, racks: int, per_rack: int) -> None:
+        self._nodes = [
+            fleet.Node("main", f"gpu-r{rack:02}-{row:02}", "h200", expected_gpus=8, domains={"rack": f"r{rack:02}"})
+            for rack in range(1, racks + 1)
+            for row in range(1, per_rack + 1)
+        ]
+        self.seen = [
+            Seen(node.name, fleet.Gpu(f"GPU-{node.name[4:]}-{index}", index, f"0000:{index:02x}:00", "NVIDIA H200"))
+            for node in self._nodes
+            for index in range(8)
+        ]
+
+    @property
+    def changes(self) -> int:
+        return hash((tuple((node.cluster, node.name) for node in self._nodes), tuple(self.seen)))
+
+    def nodes(self) -> list[fleet.Node]:
+        return list(self._nodes)
+
+    def gpus(self) -> Sequence[Seen]:
+        return self.seen
+
+    def gone_nodes(self) -> list[tuple[fleet.Node, int]]:
+        return []
+
+    def holders(self) -> list[Labels]:
+        return []
+
+    def gpus_at(self, place: fleet.Place) -> int:
+        return 1 if place.gpu else sum(seen.node == place.node for seen in self.seen)
+
+    def place_name(self, place: fleet.Place) -> str:
+        index = next((seen.gpu.index for seen in self.seen if seen.gpu.uuid == place.gpu), None)
+        return place.node or place.cluster if index is None else f"GPU {index} on {place.node}"

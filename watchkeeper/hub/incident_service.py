@@ -1,0 +1,206 @@
+"""Incidents while the hub runs: events and alerts come in, people change them, each is diagnosed and told about.
+
+All work on incidents is done in the journal's thread, and whoever looks hears of each change. `Current` is asked for
+the stages at each call, for they are replaced where another journal comes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime, timedelta
+
+from watchkeeper.diagnose import lessons
+from watchkeeper.hub import diagnosis_queue
+from watchkeeper.hub.fleet_state import FleetState
+from watchkeeper.hub.journal_reader import JournalReader
+from watchkeeper.hub.journal_thread import JournalThread
+from watchkeeper.hub.loops import Loop, Loops
+from watchkeeper.hub.repair_loop import RepairLoop
+from watchkeeper.hub.rule_loops import RuleLoops
+from watchkeeper.hub.runtime import Runtime
+from watchkeeper.hub.stages import Current
+from watchkeeper.kit import leaps
+from watchkeeper.model import alerts, events
+from watchkeeper.model.incidents import Incident
+from watchkeeper.notify import delivery, heartbeat
+from watchkeeper.scrape import standing
+from watchkeeper.store.journal import journal
+
+TICK_SECONDS = 1.0
+RECOVERY_SECONDS = 15.0
+TRIM_SECONDS = 3600.0
+
+
+class IncidentService:
+    def __init__(
+        self,
+        runtime: Runtime,
+        current: Current,
+        *,
+        journal_thread: JournalThread,
+        reader: JournalReader,
+        fleet: FleetState,
+        rules: RuleLoops,
+        repairs: RepairLoop,
+        loops: Loops,
+    ) -> None:
+        self._runtime, self._clock, self._current = runtime, runtime.clock, current
+        self._thread, self._reader, self._fleet = journal_thread, reader, fleet
+        self._rules, self._repairs, self._loops = rules, repairs, loops
+        # How many events of each kind there were, for the series that rules count with.
+        self.event_counts = standing.EventCounts()
+        self._doubt = leaps.Doubt(TRIM_SECONDS)
+        self._queue = diagnosis_queue.DiagnosisQueue(
+            diagnosis_queue.Surroundings(
+                lambda one: reader.read(lambda: reader.incident(one)),
+                lambda: journal_thread.is_busy or repairs.is_starting,
+                self._diagnose,
+                lambda one, text: self.note(one, journal.HUB, text),
+            )
+        )
+        counter = runtime.metrics.counter
+        self._events = counter("watchkeeper_hub_events_total", "New events taken, by kind")
+        self._repeats = counter("watchkeeper_hub_repeated_events_total", "Pushed events that were known already")
+
+    def loops(self) -> list[Loop]:
+        """What the one hub of several does that leads."""
+        return [
+            Loop("incidents", self._tick, TICK_SECONDS),
+            Loop("diagnosis", self._queue.work, 0.0),
+            Loop("recovery", self._look_for_recovery, RECOVERY_SECONDS),
+            Loop("trimming", self._trim, TRIM_SECONDS),
+            Loop("heartbeat", self._beat, heartbeat.BEAT_SECONDS),
+            Loop("fabric", self._look_at_fabric, self._runtime.settings.fabric.interval_seconds),
+            *(Loop(name, body, 0.0) for name, body in self._delivery.loops(self._clock, self._thread.run)),
+        ]
+
+    @property
+    def _delivery(self) -> delivery.Desk:
+        return self._current.stages.delivery
+
+    # What happens
+
+    async def take_events(self, batch: Sequence[events.Event]) -> int:
+        """Keep a push of events, and open what they mean; returns how many were new. Answered after commit."""
+        now = self._clock.now()
+        self._fleet.learn_names(batch)
+        taken = await self._thread.run(lambda: self._current.stages.pipeline.take_events(batch, now))
+        self._repairs.urgent(taken.changed)
+        self.event_counts.count(taken.events)
+        for event in taken.events:
+            self._events.add(kind=event.kind)
+        self._repeats.add(len(batch) - len(taken.events))
+        self._announce(taken.changed)
+        return len(taken.events)
+
+    async def take_alerts(self, changed: Sequence[alerts.Alert], now: datetime) -> None:
+        """Alerts that changed, a part at a time: events of a storm come in between. Returns after they are kept."""
+        line = self._current.stages.pipeline
+        await self._change(lambda: line.take_some_alerts(now, changed))
+        while line.has_unheard:
+            await self._change(lambda: line.take_some_alerts(now))
+
+    async def take_foreign_alerts(self, pushed: Sequence[alerts.Alert]) -> None:
+        """Alerts of rules that are not ours, from Alertmanager's webhook; returns after they are kept."""
+        await self.take_alerts(pushed, self._clock.now())
+
+    # What people say
+
+    async def acknowledge(self, id: str, actor: str) -> Incident:
+        return await self._change_one(
+            lambda: self._current.stages.pipeline.incidents.acknowledge(id, actor, self._clock.now())
+        )
+
+    async def resolve(self, id: str, actor: str, why: str) -> Incident:
+        return await self._change_one(
+            lambda: self._current.stages.pipeline.incidents.resolve(id, actor, why=why, now=self._clock.now())
+        )
+
+    async def assign(self, id: str, actor: str, to: str) -> Incident:
+        return await self._change_one(
+            lambda: self._current.stages.pipeline.incidents.assign(id, actor, to=to, now=self._clock.now())
+        )
+
+    async def note(self, id: str, actor: str, text: str) -> None:
+        await self._thread.run(
+            lambda: self._current.stages.pipeline.incidents.note(id, actor, text=text, now=self._clock.now())
+        )
+        self._runtime.changes.send("incidents")
+
+    async def correct(self, id: str, actor: str, cause: str, why: str) -> lessons.Correction:
+        now = self._clock.now()
+        correction = await self._thread.run(
+            lambda: self._current.stages.pipeline.correct(id, actor, cause=cause, why=why, now=now)
+        )
+        self._announce(filter(None, [await self._reader.read(lambda: self._reader.incident(id))]))
+        return correction
+
+    def corrections(self) -> list[lessons.Correction]:
+        return self._current.stages.pipeline.lessons.all()
+
+    def count_left_out(self) -> int:
+        """Signals that found no room in an incident."""
+        return self._current.stages.pipeline.incidents.left_out
+
+    # While time passes
+
+    async def _tick(self) -> None:
+        def work() -> list[Incident]:
+            now, line = self._clock.now(), self._current.stages.pipeline
+            changed = line.tick(now, self._rules.server_alerts.values())
+            self._delivery.look(line.incidents.recent(), now)
+            return changed
+
+        await self._change(work)
+
+    async def _look_for_recovery(self) -> None:
+        """A GPU that was repaired says so in its samples at most; make an event of it."""
+        line = self._current.stages.pipeline
+        broken = await self._thread.run(line.incidents.broken_gpus)
+        now = self._clock.now()
+        recovered = await asyncio.to_thread(line.recoveries, broken, now) if broken else []
+        if recovered:
+            await self.take_events(recovered)
+
+    async def _look_at_fabric(self) -> None:
+        fabric = self._fleet.fabric
+        if self._runtime.settings.fabric.is_watched and (changed := await fabric.refresh(self._clock.now())):
+            await self.take_events(changed)
+
+    async def _beat(self) -> None:
+        """Say outside that the hub works, once its journal has shown it; silence is the alarm."""
+        await self._thread.run(self._current.stages.journal.count_open)
+        if not self._loops.troubles.has_any(heartbeat.VITAL, now=self._clock.now()):
+            await asyncio.to_thread(heartbeat.beat, self._runtime.settings, self._clock.now())
+
+    async def _trim(self) -> None:
+        """Drop what the journal need no longer keep; the chain stays verifiable."""
+        now = self._clock.now()
+        before = now - timedelta(seconds=self._runtime.settings.journal.retention_seconds)
+        if self._doubt.may_remove(now.timestamp()):
+            await self._thread.run(lambda: self._current.stages.journal.trim(before, now=now))
+
+    async def _diagnose(self, incident: Incident) -> None:
+        now, line = self._clock.now(), self._current.stages.pipeline
+        if await asyncio.to_thread(self._repairs.keeps_cause, incident):
+            return
+        finding = await asyncio.to_thread(line.diagnose, incident, now)
+        await asyncio.to_thread(self._repairs.take_plan, incident.id)
+        self._runtime.changes.send("incidents")
+        if finding is not None:
+            await self._change(lambda: line.explain(incident, finding, now))
+
+    async def _change(self, work: Callable[[], Iterable[Incident]]) -> None:
+        self._announce(await self._thread.run(work))
+
+    async def _change_one(self, work: Callable[[], Incident]) -> Incident:
+        changed = await self._thread.run(work)
+        self._announce([changed])
+        return changed
+
+    def _announce(self, changed: Iterable[Incident]) -> None:
+        """Tell everyone who looks, and ask for a diagnosis of what is open."""
+        if incidents := list(changed):
+            self._queue.add(incidents)
+            self._runtime.changes.send("incidents")

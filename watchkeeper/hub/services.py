@@ -1,0 +1,187 @@
+"""What a hub offers to its console and its API: one service for each thing that can be asked or changed.
+
+`hub.py` fills a `Services` with its own; a recording that is played fills one with services over a file, and these
+protocols are what both have in common. `web.app` gives each part of the API the services that it uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from watchkeeper.clusters.clusters import Clusters
+    from watchkeeper.clusters.fabric.fabric_watch import FabricWatch
+    from watchkeeper.diagnose.lessons import Correction
+    from watchkeeper.hub.health import Health
+    from watchkeeper.hub.repair_loop import RepairLoop
+    from watchkeeper.hub.runtime import Runtime
+    from watchkeeper.hub.samples import Queries
+    from watchkeeper.hub.simulator import Simulator
+    from watchkeeper.model.actions import Plan
+    from watchkeeper.model.alerts import Alert
+    from watchkeeper.model.diagnosis import Diagnosis
+    from watchkeeper.model.events import Event
+    from watchkeeper.model.fleet import Gpu, Node, NodeRegistration, Place
+    from watchkeeper.model.incidents import Incident
+    from watchkeeper.model.labels import Labels
+    from watchkeeper.model.notices import Notice
+    from watchkeeper.model.silences import Silence
+    from watchkeeper.notify.report import Happening
+    from watchkeeper.notify.silencing import Wish
+    from watchkeeper.remediate.evidence import Sources
+    from watchkeeper.remediate.orders import Outbox
+    from watchkeeper.rules.evaluate import State
+    from watchkeeper.rules.reload import Reload
+    from watchkeeper.rules.rulefile import Group
+    from watchkeeper.rules.slo import Slo
+    from watchkeeper.scrape.discovery import Dropped
+    from watchkeeper.scrape.scrape import TargetState
+
+T = TypeVar("T")
+
+
+class Journal(Protocol):
+    """What is known of the past; `read` runs such questions away from the event loop."""
+
+    async def read(self, work: Callable[[], T], *, is_long: bool = False) -> T: ...
+
+    def incidents(
+        self, *, open_only: bool = True, limit: int = ..., opened_since: datetime | None = None
+    ) -> list[Incident]: ...
+
+    def first_opened_at(self) -> datetime | None: ...
+
+    def incident(self, id: str) -> Incident | None: ...
+
+    def diagnosis(self, id: str) -> Diagnosis | None: ...
+
+    def plan(self, id: str) -> Plan | None: ...
+
+    def timeline(self, id: str) -> Sequence[Happening]: ...
+
+    def notices(self, id: str) -> list[Notice]: ...
+
+    def events_at(self, place: Place, since: datetime, until: datetime) -> Sequence[Event]: ...
+
+    def events_between(self, since: datetime, until: datetime) -> Sequence[Event]: ...
+
+
+class Incidents(Protocol):
+    """Everything that opens or changes an incident."""
+
+    async def take_events(self, batch: Sequence[Event]) -> int: ...
+
+    async def take_foreign_alerts(self, pushed: Sequence[Alert]) -> None: ...
+
+    async def acknowledge(self, id: str, actor: str) -> Incident: ...
+
+    async def resolve(self, id: str, actor: str, why: str) -> Incident: ...
+
+    async def assign(self, id: str, actor: str, to: str) -> Incident: ...
+
+    async def note(self, id: str, actor: str, text: str) -> None: ...
+
+    async def correct(self, id: str, actor: str, cause: str, why: str) -> Correction: ...
+
+    def corrections(self) -> Sequence[Correction]: ...
+
+
+class Silences(Protocol):
+    """Who is not told for a while."""
+
+    async def silence(self, wish: Wish) -> Silence: ...
+
+    async def unsilence(self, id: str, actor: str) -> Silence: ...
+
+    def silences(self) -> list[Silence]: ...
+
+    def silences_problem(self) -> str: ...
+
+    def silenced_by(self, incident: Incident) -> Silence | None: ...
+
+
+class Rules(Protocol):
+    """The rules in force, what they have found, and a way to read them again."""
+
+    @property
+    def is_at_work(self) -> bool: ...
+    @property
+    def slos(self) -> Sequence[Slo]: ...
+    @property
+    def last_reload(self) -> Reload: ...
+
+    async def reload(self) -> Reload: ...
+
+    def groups(self) -> Sequence[tuple[Group, State]]: ...
+
+    def alerts(self) -> Sequence[Alert]: ...
+
+    def alert_causes(self) -> Mapping[str, str]: ...
+
+
+class SeenView(Protocol):
+    """A GPU that has reported at least once; `gone_since_ms` is None while it still does."""
+
+    @property
+    def node(self) -> str: ...
+    @property
+    def gpu(self) -> Gpu: ...
+    @property
+    def gone_since_ms(self) -> int | None: ...
+    @property
+    def cluster(self) -> str: ...
+    @property
+    def last_seen_ms(self) -> int: ...
+
+
+class FleetView(Protocol):
+    """The inventory: what should be there, and what reports; `changes` is another number whenever it has changed."""
+
+    @property
+    def changes(self) -> int: ...
+
+    def nodes(self) -> list[Node]: ...
+
+    def gpus(self) -> Sequence[SeenView]: ...
+
+    def gone_nodes(self) -> list[tuple[Node, int]]: ...
+
+    def holders(self) -> Sequence[Labels]: ...
+
+    def place_name(self, place: Place) -> str: ...
+
+    def gpus_at(self, place: Place) -> int: ...
+
+
+class Targets(Protocol):
+    """What is read, and how nodes join."""
+
+    def targets(self) -> Sequence[TargetState]: ...
+
+    def dropped_targets(self) -> Sequence[Dropped]: ...
+
+    def register_node(self, registration: NodeRegistration, peer: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    runtime: Runtime
+    health: Health
+    queries: Queries
+    journal: Journal
+    incidents: Incidents
+    silences: Silences
+    rules: Rules
+    fleet: FleetView
+    targets: Targets
+    # What a recording, or a fleet without it, does not have.
+    clusters: Clusters | None = None
+    fabric: FabricWatch | None = None
+    simulator: Simulator | None = None
+    repairs: RepairLoop | None = None
+    # Another journal brings others: asked for at each use.
+    orders: Callable[[], Outbox | None] = lambda: None
+    evidence: Callable[[], Sources | None] = lambda: None

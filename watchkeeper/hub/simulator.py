@@ -1,0 +1,22 @@
+"""The simulated fleet behind a hub, as its console reaches it: requests are passed on and answers come back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from watchkeeper.net import http
+
+
+@dataclass(frozen=True, slots=True)
+class Simulator:
+    url: str
+
+    async def request(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
+        connection = http.Connection()
+        try:
+            headers = {"Content-Type": "application/json"}
+            request = http.Request(self.url + path, method=method, headers=headers, body=body or b"")
+            response = await connection.send(request)
+            return response.status, response.body
+        finally:
+            await connection.aclose()

@@ -1,0 +1,43 @@
+"""What remembers: everything that was built on one journal, held in one place and replaced as a whole.
+
+Where several hubs share a journal, the lead changes and each change brings another journal. Services hold `Current` and
+ask it each time, so that there is one step from one journal to the next, and none of them can keep a piece of the last.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from watchkeeper.errors import HubError
+from watchkeeper.hub import pipeline
+from watchkeeper.notify import delivery
+from watchkeeper.remediate import evidence, orders
+from watchkeeper.store.journal import journal as journals
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    journal: journals.Journal
+    pipeline: pipeline.Pipeline
+    delivery: delivery.Desk
+    evidence: evidence.Sources
+    # None where the hub has no key for work orders.
+    orders: orders.Outbox | None
+
+
+class Current:
+    def __init__(self) -> None:
+        self._stages: Stages | None = None
+
+    def replace(self, stages: Stages) -> None:
+        self._stages = stages
+
+    @property
+    def has_stages(self) -> bool:
+        return self._stages is not None
+
+    @property
+    def stages(self) -> Stages:
+        if self._stages is None:
+            raise HubError("the journal is not read yet", status=503)
+        return self._stages

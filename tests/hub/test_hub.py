@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.support.hub_stories import HOT, NOON, gpu, xid
+from tests.support.loopback import reply, serve
 from tests.support.opened import opened
 from tests.support.waiting import until_async
 from tests.support.webhooks import Web, running
@@ -31,6 +33,27 @@ class Stubborn(dry_run.DryRun):
         if self.failures >= 0:
             raise ConnectionResetError("gone away")
         return super().describe(action)
+
+
+def test_a_hub_that_is_built_before_its_samples_are_open_stores_what_it_scrapes(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with serve(lambda _: reply("gpu_celsius 41\n")) as target:
+            (tmp_path / "targets.json").write_text(json.dumps([{"targets": [target.address]}]))
+            fleet = settings.Fleet(
+                sd_files=(str(tmp_path / "targets.json"),), scrape_interval="1s", scrape_timeout="1s"
+            )
+            hub = opened(
+                settings.Settings(hub=settings.Hub(data=str(tmp_path / "kept")), fleet=fleet), time=ScaledClock()
+            )
+            stop = asyncio.Event()
+            running_hub = asyncio.create_task(hub.run(stop))
+            engine = hub.samples.engine
+            await until_async(lambda: bool(engine.instant("gpu_celsius", to_ms(hub.runtime.clock.now())).latest()))
+            stop.set()
+            await running_hub
+            hub.close()
+
+    asyncio.run(story())
 
 
 def diagnose_with(folder: Path, driver: Stubborn) -> list[str]:

@@ -300,7 +300,7 @@ def test_openmetrics_is_read_as_such_when_the_exporter_says_so() -> None:
 
 def scraper(sink: Kept, clock: ManualClock, **options: float) -> Scraper:
     settings = ScrapeSettings(interval_seconds=10.0, concurrency=int(options.get("concurrency", 64)))
-    return Scraper(settings, time=clock, sink=sink, known=Fleet())
+    return Scraper(settings, time=clock, sink=lambda: sink, known=Fleet())
 
 
 async def pass_time(clock: ManualClock, seconds: float, done: Callable[[], bool]) -> None:

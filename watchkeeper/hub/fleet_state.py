@@ -42,7 +42,7 @@ class FleetState:
                 timeout_seconds=settings.fleet.scrape_timeout_seconds,
             ),
             time=runtime.clock,
-            sink=samples.engine.appender,
+            sink=lambda: samples.engine.appender,
             known=self.fleet,
             metrics=runtime.metrics,
         )

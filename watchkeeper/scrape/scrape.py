@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from watchkeeper.errors import StoreFull
 from watchkeeper.kit import clock, logs, own_metrics
@@ -32,10 +32,11 @@ class Scraper:
         settings: ScrapeSettings,
         *,
         time: clock.Clock,
-        sink: interfaces.Appender,
+        sink: Callable[[], interfaces.Appender],
         known: Fleet,
         metrics: own_metrics.Registry | None = None,
     ) -> None:
+        """`sink` is asked for each new target: while a hub starts, the store on disk replaces the one in memory."""
         self._settings, self._clock, self._sink, self._fleet = settings, time, sink, known
         self._left_out = (metrics or own_metrics.Registry()).counter(
             "watchkeeper_collect_samples_left_out_total", "Scraped samples that were not kept, by reason"
@@ -58,7 +59,7 @@ class Scraper:
         for target in wanted:
             if target not in self._loops:
                 try:
-                    loop = TargetLoop(target, self._settings, sink=self._sink, known=self._fleet, turn=self._turn)
+                    loop = TargetLoop(target, self._settings, sink=self._sink(), known=self._fleet, turn=self._turn)
                 except StoreFull:
                     # Not even `up` finds room. The hub says that its store is full; the next look tries again.
                     continue

@@ -15,7 +15,7 @@ from playwright.sync_api import CDPSession, Page, sync_playwright
 
 from bench import _console_page
 from tests import servers
-from tests.product.running import Product, await_that
+from tests.support.running_product import Product, await_that
 from watchkeeper.client.hub import Client
 
 SPEED = "10"

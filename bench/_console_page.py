@@ -24,7 +24,7 @@ from playwright.sync_api import Browser, CDPSession, Page, sync_playwright
 from websockets.asyncio.client import connect
 
 from tests import servers
-from tests.product.running import Product
+from tests.support.running_product import Product
 
 # Notes the arrival of each picture, or of the news before it, before the page's own code does, and the moment that same
 # picture stands on the canvas; what is drawn again, because a filter or a list has changed, is no update.

@@ -27,7 +27,7 @@ import numpy as np
 
 from bench import telemetry
 from tests import servers
-from tests.query import engines
+from tests.support import engines
 from watchkeeper.model.labels import Labels
 from watchkeeper.query.remote import remote_write
 

@@ -23,8 +23,8 @@ from pathlib import Path
 from bench import _peers, telemetry
 from bench.idle import resident_mib
 from tests import servers
-from tests.product.running import await_that
-from tests.query import engines
+from tests.support import engines
+from tests.support.running_product import await_that
 from watchkeeper.config import settings
 from watchkeeper.kit import files
 

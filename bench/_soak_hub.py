@@ -16,7 +16,7 @@ import sys
 import tracemalloc
 from pathlib import Path
 
-from tests.remediate import deadly_hub
+from tests.support import deadly_hub
 from watchkeeper.cli.hub import up
 from watchkeeper.kit import clock, files, memory
 from watchkeeper.remediate.drivers.simulated import Simulated

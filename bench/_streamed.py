@@ -23,7 +23,7 @@ from typing import Any
 from bench import _pages, telemetry
 from bench.idle import cpu_seconds, resident_mib
 from tests import servers
-from tests.query.scripted import Reply, serving
+from tests.support.scripted import Reply, serving
 from watchkeeper.hub import pipeline, rule_loops
 from watchkeeper.kit import clock
 from watchkeeper.net import http

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from tests import servers
-from tests.product.running import WATCHKEEPER
+from tests.support.running_product import WATCHKEEPER
 
 # An empty process with the one library that every command needs.
 REFERENCE = [sys.executable, "-c", "import click"]

@@ -15,7 +15,7 @@ import sys
 import time
 from typing import Any
 
-from tests.clusters.api_server import NODES, PODS, ApiServer, Raw, node, pod, serving
+from tests.support.clusters.api_server import NODES, PODS, ApiServer, Raw, node, pod, serving
 
 GPUS = 8
 NODE_LABELS = {f"feature.node.kubernetes.io/cpu-cpuid.FLAG{number:03d}": "true" for number in range(110)}

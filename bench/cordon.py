@@ -23,9 +23,11 @@ from statistics import median
 from typing import Any
 
 from bench import repair
-from tests import kubernetes_server, servers
-from tests.kubernetes_server import Cluster
+from tests import servers
 from tests.remediate.drivers import kubernetes_story as story
+from tests.support.clusters import kubernetes_server
+from tests.support.clusters.kubernetes_server import Cluster
+from tests.support.waiting import until
 from watchkeeper.model.actions import ActionKind
 from watchkeeper.remediate.drivers.kubernetes import Kubernetes
 from watchkeeper.remediate.drivers.kubernetes_client import Answer, ApiClient, Call
@@ -137,7 +139,7 @@ def events_to_cordons(cluster: Cluster, driver: Kubernetes, count: int) -> dict[
     command = [*repair.WATCHKEEPER, "hub", "--config", folder / "hub.toml"]
     with servers.running(command, ready_url=f"http://127.0.0.1:{port}/-/ready", log=folder / "hub.log"):
         hub = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-        story.until(lambda: set(names) <= set(repair.known(hub, count)))
+        until(lambda: set(names) <= set(repair.known(hub, count)))
         plain = [repair.push(hub, name, 43) for name in names]
         cordoned = [_event(hub, driver.client, name) for name in names]
         hub.close()

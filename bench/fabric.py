@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 
-from tests.clusters import ibsim
+from tests.support.clusters import ibsim
 from watchkeeper.clusters.fabric import fabric_sweep, fabric_watch
 from watchkeeper.config import settings as config
 from watchkeeper.kit import clock

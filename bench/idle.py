@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests import servers
-from tests.product.running import WATCHKEEPER
+from tests.support.running_product import WATCHKEEPER
 
 TICKS = os.sysconf("SC_CLK_TCK")
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from bench.idle import resident_mib
 from tests import servers
-from tests.product.running import WATCHKEEPER
+from tests.support.running_product import WATCHKEEPER
 
 CODES = (79, 48, 94, 31, 13, 63, 74, 119)
 LINES = 8

@@ -27,7 +27,7 @@ import numpy as np
 from bench import _pages, telemetry
 from bench.idle import TICKS, cpu_seconds
 from tests import servers
-from tests.product.running import WATCHKEEPER
+from tests.support.running_product import WATCHKEEPER
 from watchkeeper.readers.exposition import ExpositionParser
 from watchkeeper.store import durable
 

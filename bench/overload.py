@@ -24,7 +24,7 @@ from typing import Any
 from bench import pushing
 from bench.incidents import percentile
 from tests import servers
-from tests.product.running import WATCHKEEPER
+from tests.support.running_product import WATCHKEEPER
 from watchkeeper.errors import CollectError
 from watchkeeper.net import http
 from watchkeeper.web import shedding

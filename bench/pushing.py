@@ -19,7 +19,7 @@ from pathlib import Path
 from bench.idle import cpu_seconds, resident_mib
 from bench.incidents import percentile
 from tests import servers
-from tests.product.running import WATCHKEEPER
+from tests.support.running_product import WATCHKEEPER
 from watchkeeper.agent import push
 from watchkeeper.errors import CollectError
 from watchkeeper.net import http

@@ -22,9 +22,9 @@ from typing import Any
 
 from bench.incidents import percentile
 from tests import servers
-from tests.product.running import WATCHKEEPER, await_that
 from tests.remediate import walk
 from tests.remediate.world import World, limits
+from tests.support.running_product import WATCHKEEPER, await_that
 
 WITHIN_SECONDS = 10.0
 # Often enough to measure milliseconds, rarely enough to leave the simulator its time.
@@ -53,7 +53,7 @@ def event_to_cordon(folder: Path, count: int) -> dict[str, Any]:
     world = ["--gpus", str(8 * count), "--port", str(port), "--epoch", repr(epoch)]
     with servers.running([*WATCHKEEPER, "sim", "run", *world], ready_url=f"{simulator}/sd", log=folder / "sim.log"):
         hub_port = servers.free_port()
-        runner = [sys.executable, "-m", "tests.remediate.deadly_hub", simulator, str(folder / "kept"), str(hub_port)]
+        runner = [sys.executable, "-m", "tests.support.deadly_hub", simulator, str(folder / "kept"), str(hub_port)]
         ready = f"http://127.0.0.1:{hub_port}/-/ready"
         with servers.running([*runner, "1", repr(epoch), "never", "free"], ready_url=ready, log=folder / "hub.log"):
             hub, cluster = (http.client.HTTPConnection("127.0.0.1", one, timeout=30) for one in (hub_port, port))

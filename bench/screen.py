@@ -18,7 +18,7 @@ from playwright.sync_api import Page, sync_playwright
 
 from bench import _console_memory, _console_page
 from tests import servers
-from tests.product.running import Product, await_that, up
+from tests.support.running_product import Product, await_that, up
 
 WATCH = """
 window.seen = {};

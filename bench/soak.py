@@ -28,7 +28,7 @@ from typing import Any
 from bench.idle import cpu_seconds, resident_mib
 from bench.overload import missed_turns
 from tests import servers
-from tests.product.running import WATCHKEEPER
+from tests.support.running_product import WATCHKEEPER
 
 FAULTS = ("xid-31", "xid-94", "cuda-oom", "fan-failure", "xid-63")
 ASKED = (

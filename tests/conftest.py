@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import logging
+import shutil
+import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +14,9 @@ import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
-from tests import postgres_server, properties
-from tests.fake_nvml import driver
+from tests import properties
+from tests.support import postgres_server
+from tests.support.fake_nvml import driver
 
 properties.load_profile()
 
@@ -86,3 +89,16 @@ def postgres() -> Iterator[postgres_server.Cluster]:
     """A PostgreSQL of our own; whoever stops it starts it again."""
     with postgres_server.running() as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is needed to make a certificate")
+    folder = tmp_path_factory.mktemp("tls")
+    cert, key = folder / "cert.pem", folder / "key.pem"
+    curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]
+    subject = ["-subj", "/CN=n1", "-addext", "subjectAltName=DNS:n1.example"]
+    line = ["openssl", "req", "-x509", *curve, *subject, "-keyout", str(key), "-out", str(cert)]
+    subprocess.run(line, check=True, capture_output=True)
+    return cert, key

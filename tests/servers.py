@@ -15,13 +15,14 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from tests.support.waiting import PROGRAM_SECONDS, until
 
 STOP_SECONDS = 15.0
 READY_SECONDS = 90.0
@@ -152,15 +153,20 @@ def running(command: Sequence[str | Path], *, ready_url: str, log: Path) -> Iter
 
 
 def wait_until_ready(server: subprocess.Popen[bytes], url: str, *, log: Path) -> None:
-    deadline = time.monotonic() + READY_SECONDS
-    while time.monotonic() < deadline:
+    def is_ready() -> bool:
         if server.poll() is not None:
             pytest.fail(f"{server.args!r} ended with {server.returncode}:\n{log.read_text()[-2000:]}", pytrace=False)
         # URLError, a refused connection and a timeout are all OSError.
         with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=10):
-            return
-        time.sleep(0.05)
-    pytest.fail(f"{url} did not answer within {READY_SECONDS:g} s:\n{log.read_text()[-2000:]}", pytrace=False)
+            return True
+        return False
+
+    until(
+        is_ready,
+        what=lambda: f"an answer of {url}; the log says:\n{log.read_text()[-2000:]}\n",
+        timeout_seconds=READY_SECONDS,
+        interval_seconds=PROGRAM_SECONDS,
+    )
 
 
 def stop(server: subprocess.Popen[bytes]) -> None:

@@ -9,8 +9,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
+from tests.accounting.command import run
 from watchkeeper.accounting import written
 from watchkeeper.cli.accounting import cost, usage
 from watchkeeper.errors import WatchkeeperError
@@ -28,12 +29,6 @@ def jobs(tmp_path: Path) -> str:
     path = tmp_path / "jobs.csv"
     path.write_text(JOBS)
     return str(path)
-
-
-def run(command: object, *arguments: object) -> Result:
-    result = CliRunner().invoke(command, [str(one) for one in arguments])  # type: ignore[arg-type]
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.output
-    return result
 
 
 def run_failing(command: object, *arguments: object) -> BaseException:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import csv
 import itertools
-from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.paths import SHARED
 from watchkeeper.accounting import job_files, summary, usage
 from watchkeeper.errors import CollectError
 from watchkeeper.readers.table import MOST_NAMED
 
 UTC = ZoneInfo("UTC")
-TRACES = Path(__file__).parents[3] / "shared" / "corpus" / "traces"
+TRACES = SHARED / "corpus" / "traces"
 SACCT = """JobID|User|Account|Partition|Start|End|AllocTRES|State
 101|ana|vision|h200|2026-11-01T08:00:00|2026-11-02T08:00:00|cpu=64,gres/gpu=8,gres/gpu:h200=8|COMPLETED
 101.batch|ana|vision|h200|2026-11-01T08:00:00|2026-11-02T08:00:00|cpu=64,gres/gpu=8|COMPLETED

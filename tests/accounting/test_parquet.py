@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.accounting.test_commands import run
+from tests.accounting.command import run
 from watchkeeper.accounting import parquet
 from watchkeeper.cli.accounting import cost
 

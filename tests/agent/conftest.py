@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fake_nvml import driver
+from tests.support.fake_nvml import driver
 
 MakeFake = Callable[[int], driver.FakeNvml]
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 import select
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from tests.fake_nvml import driver
+from tests.support.fake_nvml import driver
 from watchkeeper.agent.gpus.reader_link import ReaderLink
 from watchkeeper.agent.gpus.reader_watch import Limits
 from watchkeeper.agent.gpus.sampler import DriverFact, Sampler, SamplerSettings
@@ -18,7 +17,6 @@ from watchkeeper.model import fleet
 from watchkeeper.readers.nvml import choice
 
 NODE = fleet.Place("main", node="n1")
-UUID = "GPU-00000000-0000-0000-0000-{:012d}".format
 EVERYTHING = ("fast", "profile", "slow", "rare")
 # Generous: a busy machine must not turn a slow child into a hung one.
 PATIENCE_SECONDS = 60.0
@@ -70,13 +68,6 @@ def sampling(fake: driver.FakeNvml, limits: Limits, facts: list[DriverFact] | No
         yield sampler
     finally:
         sampler.stop()
-
-
-def until(condition: Callable[[], object], seconds: float = PATIENCE_SECONDS) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.005)
 
 
 def shown(sampler: Sampler, name: str = "DCGM_FI_DEV_GPU_TEMP") -> dict[str, float]:

@@ -10,42 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.scrape.loopback import Heard, reply, serve, until
-from watchkeeper.agent import agent, agent_server, node_facts
+from tests.support.loopback import reply, serve
+from tests.support.running_agent import UUID, events, machine, settings
+from tests.support.waiting import until_async
+from watchkeeper.agent import agent, agent_server
 from watchkeeper.errors import SettingsError, StartRefused
 from watchkeeper.kit.clock import ScaledClock
 from watchkeeper.kit.own_metrics import Registry
-from watchkeeper.kit.wire import loads
-from watchkeeper.model.events import Event
 from watchkeeper.model.fleet import Place
 
-UUID = "GPU-509665ad-b600-ac93-3616-d754b23d636d"
 XID = "4,{},1000000,-;NVRM: Xid (PCI:0000:5d:00): 79, pid=7, name=python, GPU has fallen off the bus.\n"
-
-
-def machine(root: Path) -> Path:
-    """A /proc with one GPU, and a pipe in place of /dev/kmsg."""
-    page = root / "proc/driver/nvidia/gpus/0000:5d:00.0/information"
-    page.parent.mkdir(parents=True)
-    page.write_text(f"Model: \t NVIDIA H200\nGPU UUID: \t {UUID}\nBus Location: \t 0000:5d:00.0\n")
-    boot = root / "proc/sys/kernel/random/boot_id"
-    boot.parent.mkdir(parents=True)
-    boot.write_text("b00t\n")
-    os.mkfifo(root / "kmsg")
-    return root
-
-
-def settings(root: Path, hub: str) -> agent.AgentSettings:
-    return agent.AgentSettings(
-        hub,
-        root / "spool",
-        cluster="sim",
-        node="n1",
-        kmsg=root / "kmsg",
-        roots=node_facts.Roots(proc=root / "proc", sysfs=root / "sys", root=root),
-        reads_gpus=False,
-        metrics_file=root / "agent.prom",
-    )
 
 
 async def run_until(root: Path, hub: str, lines: list[str], *, done: Callable[[Registry], bool]) -> Registry:
@@ -54,7 +28,7 @@ async def run_until(root: Path, hub: str, lines: list[str], *, done: Callable[[R
     os.write(pipe, "".join(lines).encode())
     running = asyncio.create_task(agent.run(settings(root, hub), ScaledClock(), stop, registry=registry))
     try:
-        await until(lambda: running.done() or (bool(registry.metrics) and done(registry)))
+        await until_async(lambda: running.done() or (bool(registry.metrics) and done(registry)))
     finally:
         stop.set()
         await running
@@ -64,11 +38,6 @@ async def run_until(root: Path, hub: str, lines: list[str], *, done: Callable[[R
 
 def pushed(count: int) -> Callable[[Registry], bool]:
     return lambda registry: registry.metrics["watchkeeper_agent_events_pushed_total"].get() == count
-
-
-def events(heard: list[Heard]) -> list[Event]:
-    pushes = [one.body for one in heard if one.path == "/api/events"]
-    return [event for body in pushes for event in loads(tuple[Event, ...], body)]  # type: ignore[arg-type]
 
 
 def test_an_xid_in_the_kernel_log_arrives_at_the_hub(tmp_path: Path) -> None:
@@ -126,7 +95,7 @@ def test_an_agent_that_may_not_read_the_kernel_log_says_so_and_goes_on(
         stop, registry = asyncio.Event(), Registry()
         listening = replace(settings(root, "http://127.0.0.1:9"), listen=agent_server.Listen(port=0))
         running = asyncio.create_task(agent.run(listening, ScaledClock(), stop, registry=registry))
-        await until(lambda: "The kernel log is not followed" in caplog.text)
+        await until_async(lambda: "The kernel log is not followed" in caplog.text)
         assert registry.metrics["watchkeeper_agent_kernel_log_readable"].values == {(): 0}
         assert not running.done()
         stop.set()
@@ -161,7 +130,7 @@ def test_a_kernel_log_that_breaks_while_it_is_read_does_not_end_the_agent(
         running = asyncio.create_task(
             agent.run(settings(root, "http://127.0.0.1:9"), ScaledClock(), stop, registry=registry)
         )
-        await until(lambda: "The kernel log is not followed" in caplog.text)
+        await until_async(lambda: "The kernel log is not followed" in caplog.text)
         assert not running.done()
         stop.set()
         await running

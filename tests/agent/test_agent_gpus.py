@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from tests.agent.conftest import MakeFake
-from tests.agent.reading import UUID
-from tests.agent.test_agent import events, machine, settings
-from tests.fake_nvml import driver
-from tests.scrape.loopback import Loopback, reply, serve, until
-from watchkeeper.agent import agent, agent_server
+from tests.support.fake_nvml import driver
+from tests.support.fake_nvml.driver import UUID
+from tests.support.running_agent import machine, running
+from tests.support.waiting import until_async
+from watchkeeper.agent import agent
 from watchkeeper.agent.gpus import driver_events
 from watchkeeper.kit.clock import ScaledClock
-from watchkeeper.kit.own_metrics import Registry
 from watchkeeper.kit.wire import loads
-from watchkeeper.model.events import Event, EventKind
+from watchkeeper.model.events import EventKind
 from watchkeeper.model.fleet import NodeRegistration
 
 XID = "4,{},{},-;NVRM: Xid (PCI:0000:10:00): 31, pid=7, name=python, MMU Fault\n"
@@ -35,56 +32,6 @@ def machine_of(library: Path, tmp_path: Path) -> MakeFake:
     return lambda gpus: driver.FakeNvml(library, tmp_path / "control", gpus=gpus)
 
 
-@dataclass
-class Running:
-    """An agent at work: its page, what the hub heard, and the pipe that is its kernel log."""
-
-    hub: Loopback
-    socket: Path
-    pipe: int
-
-    async def page(self) -> str:
-        reader, writer = await asyncio.open_unix_connection(self.socket)
-        writer.write(b"GET /metrics HTTP/1.1\r\nConnection: close\r\n\r\n")
-        text = (await reader.read()).decode()
-        writer.close()
-        await writer.wait_closed()
-        return text
-
-    async def until_page(self, has: Callable[[str], bool]) -> str:
-        while not has(text := await self.page()):
-            await asyncio.sleep(0.02)
-        return text
-
-    def told(self, kind: EventKind) -> list[Event]:
-        return [event for event in events(self.hub.heard) if event.kind is kind]
-
-
-@asynccontextmanager
-async def running(
-    root: Path, fake: driver.FakeNvml, *, wall: ScaledClock | None = None, **changed: object
-) -> AsyncIterator[Running]:
-    stop = asyncio.Event()
-    async with serve(lambda _: reply('{"ok":true}')) as hub:
-        chosen = replace(
-            settings(root, hub.origin),
-            reads_gpus=True,
-            interval_seconds=0.6,
-            environment=fake.environment,
-            listen=agent_server.Listen(socket=root / "socket"),
-            **changed,  # type: ignore[arg-type]
-        )
-        pipe = os.open(root / "kmsg", os.O_RDWR | os.O_NONBLOCK)
-        task = asyncio.create_task(agent.run(chosen, wall or ScaledClock(), stop, registry=Registry()))
-        try:
-            await until(lambda: task.done() or (root / "socket").exists())
-            yield Running(hub, root / "socket", pipe)
-        finally:
-            stop.set()
-            await task
-            os.close(pipe)
-
-
 @pytest.mark.slow
 def test_a_scrape_shows_gpus_host_and_the_agent_itself(tmp_path: Path, machine_of: MakeFake) -> None:
     async def story() -> None:
@@ -92,7 +39,7 @@ def test_a_scrape_shows_gpus_host_and_the_agent_itself(tmp_path: Path, machine_o
             page = await node.until_page(lambda text: text.count("\nDCGM_FI_DEV_GPU_TEMP{") == 2 and "_host_" in text)
             assert 'watchkeeper_host_disk_bytes{path="/"' not in page, "this /proc has no mounts"
             assert "watchkeeper_agent_kernel_log_readable 1" in page
-            await until(lambda: any(one.path == "/api/nodes" and b'"GPU-' in one.body for one in node.hub.heard))
+            await until_async(lambda: any(one.path == "/api/nodes" and b'"GPU-' in one.body for one in node.hub.heard))
             body = [one.body for one in node.hub.heard if one.path == "/api/nodes"][-1]
             told = loads(NodeRegistration, body)
             assert (told.node, len(told.gpus), told.metrics_port) == ("n1", 2, None)
@@ -128,9 +75,9 @@ def test_the_two_reports_about_one_xid_become_one_event(
             fake.raise_event(0, 8, 31)
             await node.until_page(lambda text: 'driver_events_total{kind="xid"} 1' in text)
             os.write(node.pipe, XID.format(9, int(time.monotonic() * 1e6)).encode())
-            await until(lambda: bool(node.told(EventKind.XID)))
+            await until_async(lambda: bool(node.told(EventKind.XID)))
             fake.raise_event(0, 8, 48)
-            await until(lambda: len(node.told(EventKind.XID)) == 2)
+            await until_async(lambda: len(node.told(EventKind.XID)) == 2)
             first, second = node.told(EventKind.XID)
             assert (first.code, first.fields["also_reported_by"], first.fields["policy"]) == (31, "nvml", "xid")
             assert first.place.gpu == UUID(0)
@@ -147,7 +94,7 @@ def test_a_fault_of_the_driver_is_told_with_its_cause(tmp_path: Path, machine_of
         async with running(machine(tmp_path), fake) as node:
             await node.until_page(lambda text: text.count("\nDCGM_FI_DEV_GPU_TEMP{") == 2)
             fake.tell(1, all=driver.GPU_IS_LOST)
-            await until(lambda: bool(node.told(EventKind.DRIVER_FAULT)))
+            await until_async(lambda: bool(node.told(EventKind.DRIVER_FAULT)))
             (event,) = node.told(EventKind.DRIVER_FAULT)
             assert (event.fields["cause"], event.code, event.place.gpu) == ("gpu_fell_off_bus", 15, UUID(1))
 
@@ -162,7 +109,7 @@ def test_a_violated_policy_is_told_with_both_numbers(tmp_path: Path, machine_of:
 
     async def story() -> None:
         async with running(machine(tmp_path), fake) as node:
-            await until(lambda: bool(node.told(EventKind.POLICY_VIOLATION)))
+            await until_async(lambda: bool(node.told(EventKind.POLICY_VIOLATION)))
             event = node.told(EventKind.POLICY_VIOLATION)[0]
             assert (event.fields["policy"], event.fields["cause"], event.code) == ("thermal", "thermal_throttle", 8)
             assert (event.fields["value"], event.fields["limit"]) == ("-6", "0")
@@ -209,7 +156,7 @@ def test_a_clock_that_jumps_by_a_day_hides_no_number_and_no_fault(
             fake.tell(0, Temperature=61)
             await node.until_page(lambda text: "} 61\n" in text)
             fake.tell(1, all=driver.GPU_IS_LOST)
-            await until(lambda: bool(node.told(EventKind.DRIVER_FAULT)))
+            await until_async(lambda: bool(node.told(EventKind.DRIVER_FAULT)))
             assert abs(node.told(EventKind.DRIVER_FAULT)[0].at - wall.now()) < timedelta(minutes=1)
 
     asyncio.run(story())
@@ -242,5 +189,5 @@ def pour(pipe: int, block: bytes) -> int:
         try:
             written += os.write(pipe, block)
         except BlockingIOError:
-            time.sleep(0.0005)
+            select.select([], [pipe], [], 1.0)
     return written

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tests.support.waiting import until_async
 from watchkeeper.agent import agent_server
 from watchkeeper.agent.agent_server import Guards, Listen, Page, Route, load_guards, serving
 from watchkeeper.errors import SettingsError, StartRefused
@@ -207,12 +208,14 @@ def test_more_connections_than_the_limit_are_turned_away_and_the_rest_still_work
         held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
         for _, writer in held:
             writer.write(b"G")
-        while await is_answered(address):
-            await asyncio.sleep(0.001)
+
+        async def is_refused() -> bool:
+            return not await is_answered(address)
+
+        await until_async(is_refused)
         for _, writer in held:
             await close(writer)
-        while not await is_answered(address):
-            await asyncio.sleep(0.001)
+        await until_async(lambda: is_answered(address))
 
     with_patience(60, story)
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.scrape.loopback import Heard, reply, serve
+from tests.support.loopback import Heard, reply, serve
 from watchkeeper.agent import chassis, host_page
 from watchkeeper.errors import CollectError, SettingsError
 from watchkeeper.net.access import Access

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.paths import ROOT
 from watchkeeper.agent import host_page
 from watchkeeper.agent.node_facts import NodeReader, Roots
 from watchkeeper.kit.commands import Commands, Outcome
@@ -167,7 +168,7 @@ def test_a_program_that_does_not_answer_costs_its_deadline_and_no_more() -> None
 
 
 def test_every_host_family_is_explained_in_the_guide() -> None:
-    guide = (Path(__file__).parents[2] / "docs/howto/agent.md").read_text()
+    guide = (ROOT / "docs/howto/agent.md").read_text()
     assert not [name for name in host_page.FAMILIES if f"`{name}`" not in guide]
 
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from tests.agent.conftest import MakeFake
-from tests.agent.reading import UUID
-from tests.agent.test_agent import machine as prepared
-from tests.agent.test_agent_gpus import running
-from tests.fake_nvml import driver
-from tests.scrape.loopback import until
+from tests.support.fake_nvml import driver
+from tests.support.fake_nvml.driver import UUID
+from tests.support.running_agent import machine as prepared
+from tests.support.running_agent import running
+from tests.support.waiting import until_async
 from watchkeeper.agent.control import ControlSettings
 from watchkeeper.agent.gpus.gpu_samples import GpuSample, Snapshot
 from watchkeeper.agent.log_context import AgentContext
@@ -72,7 +72,7 @@ def test_the_agents_log_says_what_a_gpu_did_when_it_broke(tmp_path: Path, machin
         async with running(prepared(tmp_path), fake, control=control) as node:
             await node.until_page(lambda text: text.count("\nDCGM_FI_DEV_GPU_TEMP{") == 2)
             fake.tell(1, Temperature=driver.UNKNOWN_ERROR)
-            await until(lambda: "Driver call failed" in stream.getvalue())
+            await until_async(lambda: "Driver call failed" in stream.getvalue())
 
     try:
         asyncio.run(story())

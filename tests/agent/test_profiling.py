@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from tests.agent.conftest import MakeFake
-from tests.agent.reading import UUID, sampling, shown, until
-from tests.agent.test_agent import machine as prepared
-from tests.agent.test_agent_gpus import running
+from tests.agent.reading import sampling, shown
+from tests.support.fake_nvml.driver import UUID
+from tests.support.running_agent import machine as prepared
+from tests.support.running_agent import running
+from tests.support.waiting import until
 from watchkeeper.agent.gpus.reader_watch import Limits
 from watchkeeper.agent.profiling import Pause, PauseFile, PauseWatch
 from watchkeeper.errors import CollectError

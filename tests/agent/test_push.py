@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.scrape.loopback import Heard, Loopback, reply, serve, until
+from tests.support.loopback import Heard, Loopback, reply, serve
+from tests.support.waiting import until_async
 from watchkeeper.agent import spool as spool_module
 from watchkeeper.agent.push import Hub, Verdict, after_answer, push_forever
 from watchkeeper.agent.spool import Spool
@@ -205,7 +206,7 @@ def push(tmp_path: Path, answers: list[bytes], story: Callable[..., object]) -> 
 def test_events_are_pushed_with_the_token_and_deleted_when_confirmed(tmp_path: Path) -> None:
     async def story(server: Loopback, spool: Spool, clock: ManualClock, pushed: Metric) -> None:
         spool.append(event(1))
-        await until(lambda: pushed.get() == 1)
+        await until_async(lambda: pushed.get() == 1)
         (heard,) = server.heard
         assert (heard.method, heard.path) == ("POST", "/api/events")
         assert heard.headers["authorization"] == "Bearer secret"
@@ -218,12 +219,12 @@ def test_events_are_pushed_with_the_token_and_deleted_when_confirmed(tmp_path: P
 def test_a_busy_hub_is_left_alone_as_long_as_it_asks_and_order_is_kept(tmp_path: Path) -> None:
     async def story(server: Loopback, spool: Spool, clock: ManualClock, pushed: Metric) -> None:
         spool.append(event(1))
-        await until(lambda: len(clock._sleepers) == 1)
+        await until_async(lambda: len(clock._sleepers) == 1)
         spool.append(event(2))
         await clock.advance(6.9)
         assert len(server.heard) == 1
         await clock.advance(0.2)
-        await until(lambda: pushed.get() == 2)
+        await until_async(lambda: pushed.get() == 2)
         assert [numbers(heard.body) for heard in server.heard] == [[1], [1], [2]]
 
     push(tmp_path, [reply(status=429, Retry_After="7")], story)
@@ -233,11 +234,11 @@ def test_a_hub_that_is_away_is_asked_less_and_less_often(tmp_path: Path) -> None
     async def story(server: Loopback, spool: Spool, clock: ManualClock, pushed: Metric) -> None:
         spool.append(event(1))
         for seconds in (1, 2, 4):
-            await until(lambda: len(clock._sleepers) == 1)
+            await until_async(lambda: len(clock._sleepers) == 1)
             due, _ = clock._sleepers[0]
             assert (due - clock.now()).total_seconds() == seconds
             await clock.advance(seconds)
-        await until(lambda: pushed.get() == 1)
+        await until_async(lambda: pushed.get() == 1)
 
     push(tmp_path, [reply(status=500)] * 3, story)
 
@@ -245,9 +246,9 @@ def test_a_hub_that_is_away_is_asked_less_and_less_often(tmp_path: Path) -> None
 def test_what_the_hub_refuses_is_set_aside_and_the_rest_goes_on(tmp_path: Path) -> None:
     async def story(server: Loopback, spool: Spool, clock: ManualClock, pushed: Metric) -> None:
         spool.append(event(1))
-        await until(lambda: len(server.heard) == 1 and spool.used_bytes == 0)
+        await until_async(lambda: len(server.heard) == 1 and spool.used_bytes == 0)
         spool.append(event(2))
-        await until(lambda: pushed.get() == 1)
+        await until_async(lambda: pushed.get() == 1)
         (aside,) = (tmp_path / "rejected").iterdir()
         assert json.loads(aside.read_text())["id"] == "sim/n1/b/kmsg/1"
 
@@ -270,7 +271,7 @@ def push_to_a_hub_that_breaks(tmp_path: Path, breaks: Callable[[list[int]], bool
             hub, pushed = Hub(server.origin), Metric("pushed", "counter", "")
             pusher = asyncio.create_task(push_forever(spool, hub, time=clock, pushed=pushed))
             while spool.used_bytes and clock.now() < START + timedelta(hours=1):
-                await until(lambda: bool(clock._sleepers) or not spool.used_bytes)
+                await until_async(lambda: bool(clock._sleepers) or not spool.used_bytes)
                 await clock.advance(60)
             pusher.cancel()
             await asyncio.gather(pusher, return_exceptions=True)

@@ -17,7 +17,7 @@ import pytest
 from bench import _hub, _pages, cli, cold, disk, rules, scale, telemetry
 from bench import range as panels
 from tests.bench import speeds
-from tests.product.running import WATCHKEEPER
+from tests.support.running_product import WATCHKEEPER
 from watchkeeper.query.embedded import EmbeddedEngine
 from watchkeeper.query.engine import Answer, Span
 from watchkeeper.readers.exposition import ExpositionParser

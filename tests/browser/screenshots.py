@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-import time
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -16,10 +15,12 @@ from pathlib import Path
 from playwright.sync_api import Browser, Page, ViewportSize, expect, sync_playwright
 
 from tests import servers
-from tests.product.running import Product, await_that, up
+from tests.support import waiting
+from tests.support.paths import ROOT
+from tests.support.running_product import Product, await_that, up
 from watchkeeper.client.hub import Client
 
-IMAGES = Path(__file__).parents[2] / "docs" / "images"
+IMAGES = ROOT / "docs" / "images"
 GPUS = 512
 FLEET = ("--gpus", str(GPUS), "--mode", "ask", "--seed", "1")
 HISTORY = timedelta(minutes=16)
@@ -62,16 +63,16 @@ def live_through(hub: Client, product: Product) -> None:
     until(hub, HISTORY)
     for fault in BROKEN:
         hub.inject(dict(fault))
-    while not all(found(product, str(fault["node"])) for fault in BROKEN):
-        time.sleep(LOOK_SECONDS)
+    for fault in BROKEN:
+        node = str(fault["node"])
+        await_that(lambda node=node: found(product, node), within_seconds=PATIENCE_SECONDS)
     until(hub, AFTERWARDS)
 
 
 def until(hub: Client, later: timedelta) -> None:
     """Wait until the fleet's own clock has gone that far; asked now and then, because the hub has enough to do."""
     end = clock(hub) + later
-    while clock(hub) < end:
-        time.sleep(LOOK_SECONDS)
+    waiting.until(lambda: clock(hub) >= end, timeout_seconds=PATIENCE_SECONDS, interval_seconds=LOOK_SECONDS)
 
 
 def clock(hub: Client) -> datetime:

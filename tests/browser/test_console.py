@@ -8,66 +8,28 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Page, expect
 
-from tests import servers
-from tests.browser.conftest import PATIENCE_SECONDS
+from tests.browser.fleet_page import COLOURS, open_fleet
+from tests.support.web.tokens import SECRETS, TOKENS
 from tests.web import stories
 from tests.web.kept_services import CannedSimulator
 from tests.web.running import Site, serving
 from tests.web.small_hub import SmallHub
-from tests.web.test_access import SECRETS, TOKENS
 from watchkeeper.web import pages
 from watchkeeper.web.auth.auth import Role
 
 pytestmark = pytest.mark.servers
-FLAGS = [
-    *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-background-networking"),
-    *("--disable-component-update", "--disable-sync", "--no-first-run"),
-]
-# Counts the distinct colours of the heat map; an empty canvas has one.
-COLOURS = """canvas => { const d = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
-  const seen = new Set(); for (let i = 0; i < d.length; i += 4) seen.add(d[i] << 16 | d[i + 1] << 8 | d[i + 2]);
-  return seen.size; }"""
 
 # Adds up every layout shift that no key or click has caused.
 SHIFTS = """window.shifts = 0; new PerformanceObserver(list => { for (const e of list.getEntries())
   if (!e.hadRecentInput) window.shifts += e.value; }).observe({type: 'layout-shift', buffered: true});"""
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    if not (pages.STATIC / "index.html").is_file():
-        pytest.skip(f"the console is not built. `{pages.BUILD_COMMAND}` builds it")
-    with sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=servers.require("chromium"), args=FLAGS)
-        yield running
-        running.close()
-
-
 @pytest.fixture
 def site() -> Iterator[Site]:
     with serving(SmallHub(racks=4, per_rack=4, simulator=CannedSimulator())) as running:
         yield running
-
-
-@pytest.fixture
-def page(browser: Browser) -> Iterator[Page]:
-    """A page whose errors fail the test: scripts that throw, and anything the security policy stops."""
-    opened = browser.new_page(viewport={"width": 1600, "height": 1000}, color_scheme="dark")
-    opened.set_default_timeout(1000 * PATIENCE_SECONDS)
-    problems: list[str] = []
-    opened.on("pageerror", lambda error: problems.append(str(error)))
-    opened.on("console", lambda said: problems.append(said.text) if "Content Security Policy" in said.text else None)
-    yield opened
-    opened.close()
-    assert problems == []
-
-
-def open_fleet(page: Page, site: Site, path: str = "/") -> None:
-    page.goto(site.url + path)
-    expect(page.get_by_test_id("link")).to_have_attribute("data-link", "live")
-    expect(page.get_by_test_id("heatmap")).to_have_attribute("data-drawn", re.compile(r"^20"))
 
 
 def test_the_fleet_is_drawn_with_figures_that_have_a_meaning(page: Page, site: Site) -> None:

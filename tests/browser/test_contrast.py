@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
-STYLES = Path(__file__).parents[2] / "console" / "src" / "styles"
+from tests.support.paths import ROOT
+
+STYLES = ROOT / "console" / "src" / "styles"
 CSS = "\n".join(path.read_text() for path in sorted(STYLES.glob("*.css")))
 GROUNDS = ("bg", "panel", "raise")
 # SC 1.4.3 asks 4.5:1 for text, SC 1.4.11 asks 3:1 for shapes that carry a meaning.

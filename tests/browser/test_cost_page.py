@@ -9,11 +9,10 @@ import pytest
 from playwright.sync_api import Page, Route, expect
 
 from tests.browser.conftest import PATIENCE_SECONDS
-from tests.browser.test_console import browser, page  # noqa: F401 (fixtures)
-from tests.product.running import Product, await_that
+from tests.support.running_product import Product, await_that
+from tests.support.web.job_tables import JOBS
 from tests.web.running import serving
 from tests.web.small_hub import SmallHub
-from tests.web.test_whatif_api import JOBS
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(240)]
 
@@ -22,7 +21,7 @@ def spent(demo: Product) -> bool:
     return any(line["team"] != "(nobody)" for line in demo.get("/api/cost?by=team")["lines"])
 
 
-def test_a_team_opens_into_its_users_and_the_way_back_is_shown(page: Page, demo: Product) -> None:  # noqa: F811
+def test_a_team_opens_into_its_users_and_the_way_back_is_shown(page: Page, demo: Product) -> None:
     await_that(lambda: spent(demo), within_seconds=PATIENCE_SECONDS)
     page.goto(f"{demo.url}/cost")
     expect(page.get_by_test_id("tile-idle")).to_contain_text("$")
@@ -41,7 +40,7 @@ def test_a_team_opens_into_its_users_and_the_way_back_is_shown(page: Page, demo:
     expect(page.get_by_test_id("bill-row").filter(has_text="research")).to_have_count(1)
 
 
-def test_the_month_and_the_hours_are_told_apart(page: Page, demo: Product) -> None:  # noqa: F811
+def test_the_month_and_the_hours_are_told_apart(page: Page, demo: Product) -> None:
     await_that(lambda: spent(demo), within_seconds=PATIENCE_SECONDS)
     page.goto(f"{demo.url}/cost?range=24h&policy=use")
     expect(page.get_by_test_id("bill-panel")).to_contain_text("chargeback: shared cost split in proportion to used")
@@ -49,7 +48,7 @@ def test_the_month_and_the_hours_are_told_apart(page: Page, demo: Product) -> No
     expect(page.get_by_test_id("budget-row").first).to_contain_text("no budget")
 
 
-def test_another_size_of_the_fleet_is_drawn_and_answered(page: Page, demo: Product) -> None:  # noqa: F811
+def test_another_size_of_the_fleet_is_drawn_and_answered(page: Page, demo: Product) -> None:
     page.goto(f"{demo.url}/cost?view=capacity")
     expect(page.get_by_test_id("tile-capacity")).to_contain_text("64")
     expect(page.get_by_test_id("rooms-panel")).to_contain_text("Jobs fit")
@@ -64,7 +63,7 @@ def test_another_size_of_the_fleet_is_drawn_and_answered(page: Page, demo: Produ
 
 
 @pytest.mark.parametrize("theme", ["dark", "light"])
-def test_both_themes_show_the_same_bill(page: Page, demo: Product, theme: str, tmp_path: Path) -> None:  # noqa: F811
+def test_both_themes_show_the_same_bill(page: Page, demo: Product, theme: str, tmp_path: Path) -> None:
     page.emulate_media(color_scheme="light" if theme == "light" else "dark")
     await_that(lambda: spent(demo), within_seconds=PATIENCE_SECONDS)
     page.goto(f"{demo.url}/cost")
@@ -72,7 +71,7 @@ def test_both_themes_show_the_same_bill(page: Page, demo: Product, theme: str, t
     assert len(page.screenshot(path=tmp_path / f"cost-{theme}.png")) > 20_000
 
 
-def test_a_time_of_which_nothing_is_recorded_is_unknown_and_not_free_of_waste(page: Page) -> None:  # noqa: F811
+def test_a_time_of_which_nothing_is_recorded_is_unknown_and_not_free_of_waste(page: Page) -> None:
     def emptied(route: Route) -> None:
         route.fulfill(json={**route.fetch().json(), "lines": [], "budgets": []})
 
@@ -99,7 +98,7 @@ def unpriced(route: Route) -> None:
     route.fulfill(json={**route.fetch().json(), **whole, "budgets": [{**budget, "state": "unknown"}]})
 
 
-def test_what_has_no_price_is_not_free_and_what_is_not_measured_is_not_unused(page: Page) -> None:  # noqa: F811
+def test_what_has_no_price_is_not_free_and_what_is_not_measured_is_not_unused(page: Page) -> None:
     with serving(SmallHub()) as site:
         page.route(re.compile(r"/api/cost(/budgets)?\?"), unpriced)
         page.goto(f"{site.url}/cost")

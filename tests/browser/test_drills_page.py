@@ -5,15 +5,14 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.test_console import browser, page  # noqa: F401 (fixtures)
-from tests.product.running import Product
+from tests.support.running_product import Product
 from tests.web.running import serving
 from tests.web.small_hub import SmallHub
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(240)]
 
 
-def test_a_fault_is_put_in_found_judged_and_ended(page: Page, demo: Product) -> None:  # noqa: F811
+def test_a_fault_is_put_in_found_judged_and_ended(page: Page, demo: Product) -> None:
     page.goto(f"{demo.url}/drills")
     page.get_by_test_id("drill-filter").fill("falls off")
     page.get_by_test_id("drill-xid-79").click()
@@ -32,14 +31,14 @@ def test_a_fault_is_put_in_found_judged_and_ended(page: Page, demo: Product) -> 
     expect(row).to_contain_text("ended")
 
 
-def test_what_cannot_be_broken_is_said(page: Page, demo: Product) -> None:  # noqa: F811
+def test_what_cannot_be_broken_is_said(page: Page, demo: Product) -> None:
     page.goto(f"{demo.url}/drills?scenario=xid-48")
     page.get_by_label("Node", exact=True).fill("no-such-node")
     page.get_by_test_id("inject").click()
     expect(page.get_by_test_id("problem")).to_contain_text("no-such-node")
 
 
-def test_a_real_fleet_says_that_nothing_is_broken_here(page: Page) -> None:  # noqa: F811
+def test_a_real_fleet_says_that_nothing_is_broken_here(page: Page) -> None:
     with serving(SmallHub()) as site:
         page.goto(f"{site.url}/drills")
         expect(page.get_by_test_id("empty").first).to_contain_text("This fleet is real")

@@ -9,15 +9,14 @@ from urllib.parse import quote
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.test_console import browser, page  # noqa: F401 (fixtures)
-from tests.product.running import Product
+from tests.support.running_product import Product
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(240)]
 # Over a time, because a fleet at ten times the speed of life is read late on a busy machine.
 POWER = "sum by (Hostname) (last_over_time(DCGM_FI_DEV_POWER_USAGE[30m]))"
 
 
-def test_an_expression_is_typed_with_completion_and_drawn(page: Page, demo: Product) -> None:  # noqa: F811
+def test_an_expression_is_typed_with_completion_and_drawn(page: Page, demo: Product) -> None:
     page.goto(f"{demo.url}/explore")
     field = page.get_by_test_id("query-0")
     expect(field).to_be_focused()
@@ -37,7 +36,7 @@ def test_an_expression_is_typed_with_completion_and_drawn(page: Page, demo: Prod
     expect(page.get_by_test_id("query-time")).to_contain_text("1 series")
 
 
-def test_a_mistake_is_marked_where_it_is(page: Page, demo: Product) -> None:  # noqa: F811
+def test_a_mistake_is_marked_where_it_is(page: Page, demo: Product) -> None:
     page.goto(f"{demo.url}/explore?expr={quote('sum(rate(up[5m])')}")
     problem = page.get_by_test_id("query-0-problem")
     expect(problem).to_contain_text("Line 1, column 17: unclosed left parenthesis")
@@ -45,7 +44,7 @@ def test_a_mistake_is_marked_where_it_is(page: Page, demo: Product) -> None:  # 
     expect(page.get_by_test_id("answers")).to_have_count(0)
 
 
-def test_the_same_answer_is_a_chart_a_table_and_json(page: Page, demo: Product) -> None:  # noqa: F811
+def test_the_same_answer_is_a_chart_a_table_and_json(page: Page, demo: Product) -> None:
     page.goto(f"{demo.url}/explore?expr={quote(POWER)}&range=15m")
     expect(page.get_by_test_id("explore-chart")).to_have_attribute("data-ready", "yes")
     page.get_by_test_id("explore-view").get_by_text("Table").click()
@@ -60,7 +59,7 @@ def test_the_same_answer_is_a_chart_a_table_and_json(page: Page, demo: Product) 
     expect(page.get_by_test_id("json")).to_be_visible()
 
 
-def test_a_number_and_a_range_of_samples_are_told_as_values(page: Page, demo: Product) -> None:  # noqa: F811
+def test_a_number_and_a_range_of_samples_are_told_as_values(page: Page, demo: Product) -> None:
     page.goto(f"{demo.url}/explore?expr=1%2B1&view=table")
     expect(page.get_by_test_id("query-time")).to_contain_text("1 series")
     page.goto(f"{demo.url}/explore?expr={quote('vector(1)[30m:1m]')}&view=table")
@@ -68,7 +67,7 @@ def test_a_number_and_a_range_of_samples_are_told_as_values(page: Page, demo: Pr
     expect(page.get_by_test_id("result")).not_to_contain_text("NaN")
 
 
-def test_several_expressions_time_and_step_are_in_the_address(page: Page, demo: Product) -> None:  # noqa: F811
+def test_several_expressions_time_and_step_are_in_the_address(page: Page, demo: Product) -> None:
     page.goto(f"{demo.url}/explore?expr=count(up)")
     page.get_by_test_id("add-query").click()
     expect(page.get_by_test_id("query-1")).to_be_focused()
@@ -82,6 +81,6 @@ def test_several_expressions_time_and_step_are_in_the_address(page: Page, demo: 
     expect(page.get_by_test_id("explore-chart").get_by_role("row").first).to_contain_text("count(up)")
 
 
-def test_what_nobody_answers_is_said(page: Page, demo: Product) -> None:  # noqa: F811
+def test_what_nobody_answers_is_said(page: Page, demo: Product) -> None:
     page.goto(f"{demo.url}/explore?expr=no_such_metric")
     expect(page.get_by_test_id("empty")).to_contain_text("Nothing answers")

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.test_console import COLOURS, browser, page  # noqa: F401 (fixtures)
-from tests.clusters.fabrics import leaf
+from tests.browser.fleet_page import COLOURS
+from tests.support.clusters.fabrics import leaf
+from tests.support.web.fabric_hub import HOST, CountingHub, host_ports, swept
 from tests.web.running import Site, serving
 from tests.web.small_hub import SmallHub
-from tests.web.test_fabric_api import HOST, CountingHub, host_ports, swept
 
 pytestmark = pytest.mark.servers
 
@@ -26,12 +26,12 @@ def site() -> Iterator[Site]:
         yield running
 
 
-def open_map(page: Page, site: Site, query: str = "") -> None:  # noqa: F811
+def open_map(page: Page, site: Site, query: str = "") -> None:
     page.goto(f"{site.url}/fabric{query}")
     expect(page.get_by_test_id("portmap")).to_have_attribute("data-drawn", "6")
 
 
-def test_the_map_shows_links_and_the_list_begins_with_what_is_down(page: Page, site: Site) -> None:  # noqa: F811
+def test_the_map_shows_links_and_the_list_begins_with_what_is_down(page: Page, site: Site) -> None:
     open_map(page, site)
     assert page.get_by_test_id("portmap").evaluate(COLOURS) > 2
     expect(page.get_by_test_id("tile-down")).to_contain_text("1")
@@ -43,7 +43,7 @@ def test_the_map_shows_links_and_the_list_begins_with_what_is_down(page: Page, s
     expect(page.get_by_test_id("tile-errors")).to_contain_text("unknown")
 
 
-def test_the_keyboard_opens_a_link_and_the_address_keeps_it(page: Page, site: Site) -> None:  # noqa: F811
+def test_the_keyboard_opens_a_link_and_the_address_keeps_it(page: Page, site: Site) -> None:
     open_map(page, site)
     page.get_by_test_id("portmap").focus()
     page.keyboard.press("ArrowRight")
@@ -59,7 +59,7 @@ def test_the_keyboard_opens_a_link_and_the_address_keeps_it(page: Page, site: Si
     expect(page).to_have_url(f"{site.url}/fabric")
 
 
-def test_a_spine_and_words_narrow_the_list(page: Page, site: Site) -> None:  # noqa: F811
+def test_a_spine_and_words_narrow_the_list(page: Page, site: Site) -> None:
     open_map(page, site)
     page.get_by_role("link", name="spine-0").click()
     expect(page).to_have_url(f"{site.url}/fabric?row=spine-0")
@@ -73,7 +73,7 @@ def test_a_spine_and_words_narrow_the_list(page: Page, site: Site) -> None:  # n
     assert Path(saved.value.path()).read_text().startswith("Link,State,Rate")
 
 
-def test_hosts_alone_leave_switches_unknown_and_errors_name_the_job(page: Page) -> None:  # noqa: F811
+def test_hosts_alone_leave_switches_unknown_and_errors_name_the_job(page: Page) -> None:
     hub = CountingHub()
     host_ports(hub, "mlx5_0", "mlx5_1")
     hub.count("node_infiniband_symbol_error_total", HOST | {"device": "mlx5_1"}, per_minute=50)
@@ -88,7 +88,7 @@ def test_hosts_alone_leave_switches_unknown_and_errors_name_the_job(page: Page) 
         page.goto("about:blank")
 
 
-def test_a_fleet_without_a_fabric_says_how_to_see_one(page: Page) -> None:  # noqa: F811
+def test_a_fleet_without_a_fabric_says_how_to_see_one(page: Page) -> None:
     with serving(SmallHub()) as site:
         page.goto(f"{site.url}/fabric")
         expect(page.get_by_test_id("empty")).to_contain_text("watchkeeper fabric sweep --push")
@@ -96,7 +96,7 @@ def test_a_fleet_without_a_fabric_says_how_to_see_one(page: Page) -> None:  # no
 
 
 @pytest.mark.parametrize("theme", ["dark", "light"])
-def test_both_themes_show_the_same_fabric(page: Page, site: Site, theme: str, tmp_path: Path) -> None:  # noqa: F811
+def test_both_themes_show_the_same_fabric(page: Page, site: Site, theme: str, tmp_path: Path) -> None:
     page.emulate_media(color_scheme="light" if theme == "light" else "dark")
     open_map(page, site, "?link=leaf-1/9")
     expect(page.get_by_test_id("link-panel")).to_contain_text("down")

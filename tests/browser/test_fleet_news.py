@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.test_console import browser, open_fleet, page  # noqa: F401 (fixtures)
-from tests.web import test_news
+from tests.browser.fleet_page import open_fleet
+from tests.support.web import fleet_changes
 from tests.web.running import Site, serving
 from tests.web.small_hub import SmallHub
 from watchkeeper.web import live
@@ -29,7 +29,7 @@ def site() -> Iterator[Site]:
 
 
 @pytest.fixture
-def asked(page: Page) -> list[str]:  # noqa: F811
+def asked(page: Page) -> list[str]:
     """The addresses of /api/fleet that the page has asked for."""
     found: list[str] = []
     page.on("request", lambda request: found.append(request.url) if "/api/fleet" in request.url else None)
@@ -46,7 +46,7 @@ def change(site: Site, how: object) -> None:
 
 
 def test_nodes_that_come_and_go_are_on_the_map_without_another_fetch_and_without_a_blank(
-    page: Page,  # noqa: F811
+    page: Page,
     site: Site,
     asked: list[str],
 ) -> None:
@@ -54,9 +54,9 @@ def test_nodes_that_come_and_go_are_on_the_map_without_another_fetch_and_without
     page.evaluate(DRAWN)
     canvas = page.get_by_test_id("heatmap")
     expect(canvas).to_have_attribute("aria-label", cells(32))
-    change(site, test_news.gain_node)
+    change(site, fleet_changes.gain_node)
     expect(canvas).to_have_attribute("aria-label", cells(33))
-    change(site, test_news.lose_node)
+    change(site, fleet_changes.lose_node)
     expect(canvas).to_have_attribute("aria-label", cells(25))
     expect(page.get_by_test_id("tile-gpus")).to_contain_text("25")
     assert page.evaluate("drawn.length > 1 && drawn.every((at) => at.startsWith('20'))")
@@ -64,7 +64,7 @@ def test_nodes_that_come_and_go_are_on_the_map_without_another_fetch_and_without
 
 
 def test_a_gpu_whose_holder_changed_is_listed_with_the_new_one(
-    page: Page,  # noqa: F811
+    page: Page,
     site: Site,
     asked: list[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -78,15 +78,15 @@ def test_a_gpu_whose_holder_changed_is_listed_with_the_new_one(
     assert len(asked) == 1
 
 
-def test_a_page_that_was_away_while_the_hub_started_again_with_another_fleet_shows_that_one(page: Page) -> None:  # noqa: F811
+def test_a_page_that_was_away_while_the_hub_started_again_with_another_fleet_shows_that_one(page: Page) -> None:
     hub = SmallHub()
     with serving(hub) as site:
         page.goto(f"{site.url}/?view=list")
         expect(page.get_by_test_id("gpu-row")).to_have_count(32)
         expect(page.get_by_test_id("now")).to_have_attribute("data-ready", "yes")
     expect(page.get_by_test_id("lost")).to_be_visible()
-    test_news.move_rack(hub)
-    test_news.lose_node(hub)
+    fleet_changes.move_rack(hub)
+    fleet_changes.lose_node(hub)
     hub.readings.moved[GPU] = "train-next"
     with serving(hub, port=site.port):
         expect(page.get_by_test_id("gpu-row")).to_have_count(24)
@@ -95,14 +95,14 @@ def test_a_page_that_was_away_while_the_hub_started_again_with_another_fleet_sho
         page.goto("about:blank")
 
 
-def test_a_map_whose_fleet_cannot_be_fetched_says_unknown_and_comes_back_once_it_can(page: Page) -> None:  # noqa: F811
+def test_a_map_whose_fleet_cannot_be_fetched_says_unknown_and_comes_back_once_it_can(page: Page) -> None:
     hub = SmallHub()
     with serving(hub) as site:
         open_fleet(page, site)
         expect(page.get_by_test_id("heatmap")).to_have_attribute("aria-label", cells(32))
         expect(page.get_by_test_id("now")).to_have_attribute("data-ready", "yes")
     expect(page.get_by_test_id("lost")).to_be_visible()
-    test_news.lose_node(hub)
+    fleet_changes.lose_node(hub)
     page.route("**/api/fleet*", lambda route: route.abort())
     with serving(hub, port=site.port):
         expect(page.get_by_test_id("heatmap")).to_have_attribute("data-drawn", "")

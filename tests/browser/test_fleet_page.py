@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, Route, expect
 
-from tests.browser.test_console import browser, open_fleet, page  # noqa: F401 (fixtures)
-from tests.product.running import await_that
+from tests.browser.fleet_page import open_fleet
+from tests.support.running_product import await_that
 from tests.web import stories
 from tests.web.running import Site, serving
 from tests.web.small_hub import SmallHub
@@ -30,7 +30,7 @@ def site() -> Iterator[Site]:
         yield running
 
 
-def test_a_filter_by_label_is_in_the_address_and_can_be_dropped(page: Page, site: Site) -> None:  # noqa: F811
+def test_a_filter_by_label_is_in_the_address_and_can_be_dropped(page: Page, site: Site) -> None:
     open_fleet(page, site, "/?q=pool:h200 rack:r03")
     chips = page.get_by_test_id("filter").locator("a.chip")
     expect(chips).to_have_text(["pool:h200 ×", "rack:r03 ×"])
@@ -42,7 +42,7 @@ def test_a_filter_by_label_is_in_the_address_and_can_be_dropped(page: Page, site
     expect(page.get_by_test_id("fleet-panel").get_by_test_id("empty")).to_contain_text("No GPU fits")
 
 
-def test_a_rack_alone_has_larger_cells_and_the_names_of_its_nodes(page: Page, site: Site) -> None:  # noqa: F811
+def test_a_rack_alone_has_larger_cells_and_the_names_of_its_nodes(page: Page, site: Site) -> None:
     open_fleet(page, site)
     canvas = page.get_by_test_id("heatmap")
     small = int(canvas.get_attribute("data-pitch") or 0)
@@ -55,7 +55,7 @@ def test_a_rack_alone_has_larger_cells_and_the_names_of_its_nodes(page: Page, si
 
 
 @pytest.mark.parametrize("group", ["state", "workload", "team", "pool", "model"])
-def test_a_group_colours_the_map_and_its_legend_counts_and_filters(page: Page, site: Site, group: str) -> None:  # noqa: F811
+def test_a_group_colours_the_map_and_its_legend_counts_and_filters(page: Page, site: Site, group: str) -> None:
     open_fleet(page, site, f"/?colour={group}")
     entries = page.get_by_test_id("legend").locator(".entry")
     counts = [int(text.replace(",", "")) for text in entries.locator("b").all_inner_texts()]
@@ -65,7 +65,7 @@ def test_a_group_colours_the_map_and_its_legend_counts_and_filters(page: Page, s
     expect(page.get_by_test_id("filter")).to_contain_text(f"{counts[0]} of 512 GPUs fit")
 
 
-def test_any_metric_may_be_the_colour_and_its_scale_comes_with_the_readings(page: Page, site: Site) -> None:  # noqa: F811
+def test_any_metric_may_be_the_colour_and_its_scale_comes_with_the_readings(page: Page, site: Site) -> None:
     open_fleet(page, site, "/?colour=DCGM_FI_DEV_FB_USED")
     expect(page.get_by_test_id("colour")).to_have_value("DCGM_FI_DEV_FB_USED")
     expect(page.get_by_test_id("legend").locator(".ramp i").last).to_have_text(re.compile(r"^(9\d|1[01]\d),?\d{3}"))
@@ -73,7 +73,7 @@ def test_any_metric_may_be_the_colour_and_its_scale_comes_with_the_readings(page
     expect(page.get_by_test_id("legend")).to_contain_text("700 W")
 
 
-def test_what_is_wrong_is_counted_beside_its_rack_and_found_by_its_state(page: Page, site: Site) -> None:  # noqa: F811
+def test_what_is_wrong_is_counted_beside_its_rack_and_found_by_its_state(page: Page, site: Site) -> None:
     site.call(stories.lose_gpu, site.hub)
     page.goto(f"{site.url}/?q=state:down&view=list")
     rows = page.get_by_test_id("gpu-row")
@@ -83,7 +83,7 @@ def test_what_is_wrong_is_counted_beside_its_rack_and_found_by_its_state(page: P
     expect(page).to_have_url(f"{site.url}/gpu/GPU-r01-02-3")
 
 
-def test_the_list_is_sorted_walked_by_keys_and_exported(page: Page, site: Site) -> None:  # noqa: F811
+def test_the_list_is_sorted_walked_by_keys_and_exported(page: Page, site: Site) -> None:
     open_list(page, site)
     page.get_by_role("button", name="SM active").click()
     expect(page).to_have_url(f"{site.url}/?q=rack%3Ar02&view=list&sort=-value")
@@ -101,12 +101,12 @@ def test_the_list_is_sorted_walked_by_keys_and_exported(page: Page, site: Site) 
     expect(page).to_have_url(re.compile(r"/gpu/GPU-r02-"))
 
 
-def open_list(page: Page, site: Site) -> None:  # noqa: F811
+def open_list(page: Page, site: Site) -> None:
     page.goto(f"{site.url}/?q=rack%3Ar02&view=list")
     expect(page.get_by_test_id("gpu-row")).to_have_count(32)
 
 
-def test_a_chart_can_be_looked_at_as_numbers_and_exported(page: Page, site: Site) -> None:  # noqa: F811
+def test_a_chart_can_be_looked_at_as_numbers_and_exported(page: Page, site: Site) -> None:
     open_fleet(page, site)
     expect(page.get_by_test_id("now")).to_have_attribute("data-ready", "yes")
     page.get_by_test_id("now-numbers").click()
@@ -120,7 +120,7 @@ def test_a_chart_can_be_looked_at_as_numbers_and_exported(page: Page, site: Site
     assert head == "time_utc,Allocated [%],Working [%],Power [kW]"
 
 
-def test_the_search_offers_nodes_gpus_and_queries(page: Page, site: Site) -> None:  # noqa: F811
+def test_the_search_offers_nodes_gpus_and_queries(page: Page, site: Site) -> None:
     open_fleet(page, site)
     page.keyboard.press("/")
     page.keyboard.type("gpu-r07-02")
@@ -144,7 +144,7 @@ new PerformanceObserver((list) => list.getEntries().forEach((e) => { window.move
 
 @pytest.mark.parametrize("first", ["status", "fleet"])
 def test_nothing_that_is_there_moves_while_answers_come_in_whatever_their_order(
-    page: Page,  # noqa: F811
+    page: Page,
     site: Site,
     first: str,
 ) -> None:
@@ -172,7 +172,7 @@ DRAWN = """window.drawn = 0; new MutationObserver((all) => { window.drawn += all
 SETTLED = "new Promise((done) => requestAnimationFrame(() => setTimeout(() => done(window.drawn), 300)))"
 
 
-def test_a_map_is_drawn_for_a_new_picture_and_not_because_the_status_was_asked_for_again(page: Page) -> None:  # noqa: F811
+def test_a_map_is_drawn_for_a_new_picture_and_not_because_the_status_was_asked_for_again(page: Page) -> None:
     with serving(SmallHub(), interval_seconds=3600) as site:
         page.clock.install()
         open_fleet(page, site)
@@ -200,7 +200,7 @@ POWER = {f'DCGM_FI_DEV_POWER_USAGE{{UUID="{uuid}"}}': 300.0 for uuid in ("a", "b
     ],
 )
 def test_the_chart_counts_who_holds_gpus_as_the_tile_does(
-    page: Page,  # noqa: F811
+    page: Page,
     site: Site,
     held: Mapping[str, float],
     share: float,

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.test_console import browser, page  # noqa: F401 (fixtures)
 from tests.web import stories
 from tests.web.kept_services import START, KeptJournal
 from tests.web.running import Site, serving
@@ -55,7 +54,7 @@ def kept(site: Site) -> Incident:
     return site.hub.journal.kept["INC-1"]
 
 
-def test_an_incident_is_taken_handed_over_silenced_and_reported(page: Page, site: Site) -> None:  # noqa: F811
+def test_an_incident_is_taken_handed_over_silenced_and_reported(page: Page, site: Site) -> None:
     page.goto(f"{site.url}/incidents/INC-1")
     work = page.get_by_test_id("work-panel")
     work.get_by_test_id("acknowledge").click()
@@ -78,7 +77,7 @@ def test_an_incident_is_taken_handed_over_silenced_and_reported(page: Page, site
     expect(page.get_by_test_id("silenced")).to_have_count(0)
 
 
-def test_whom_it_hits_and_who_was_told_stand_beside_it(page: Page, site: Site) -> None:  # noqa: F811
+def test_whom_it_hits_and_who_was_told_stand_beside_it(page: Page, site: Site) -> None:
     page.goto(f"{site.url}/incidents/INC-1")
     blast = page.get_by_test_id("blast-panel")
     expect(blast.get_by_test_id("hit")).to_contain_text("research/llm-70b-worker-3")
@@ -89,7 +88,7 @@ def test_whom_it_hits_and_who_was_told_stand_beside_it(page: Page, site: Site) -
     expect(told.nth(1)).to_contain_text("4 tries, tickets: answered 503")
 
 
-def test_a_note_appears_and_what_was_known_stays(page: Page, site: Site) -> None:  # noqa: F811
+def test_a_note_appears_and_what_was_known_stays(page: Page, site: Site) -> None:
     page.goto(f"{site.url}/incidents/INC-1")
     page.get_by_test_id("note").fill("the part is ordered")
     page.keyboard.press("Enter")
@@ -97,7 +96,7 @@ def test_a_note_appears_and_what_was_known_stays(page: Page, site: Site) -> None
     expect(page.get_by_test_id("blast-panel")).to_contain_text("GPU-hours")
 
 
-def test_the_list_is_filtered_by_what_stands_in_the_address(page: Page, site: Site) -> None:  # noqa: F811
+def test_the_list_is_filtered_by_what_stands_in_the_address(page: Page, site: Site) -> None:
     site.call(lambda: stories.lose_gpu(site.hub, id="INC-2", node="gpu-r02-01", index=1))
     page.goto(f"{site.url}/incidents?text=r02&severity=critical")
     rows = page.get_by_test_id("incident-row")
@@ -115,7 +114,7 @@ def test_the_list_is_filtered_by_what_stands_in_the_address(page: Page, site: Si
 
 
 @pytest.mark.parametrize("theme", ["dark", "light"])
-def test_both_themes_show_the_same_work(page: Page, site: Site, theme: str, tmp_path: Path) -> None:  # noqa: F811
+def test_both_themes_show_the_same_work(page: Page, site: Site, theme: str, tmp_path: Path) -> None:
     page.emulate_media(color_scheme="light" if theme == "light" else "dark")
     page.goto(f"{site.url}/incidents/INC-1")
     page.get_by_test_id("silence").click()
@@ -125,7 +124,7 @@ def test_both_themes_show_the_same_work(page: Page, site: Site, theme: str, tmp_
 
 @pytest.mark.parametrize("theme", ["dark", "light"])
 def test_the_list_says_who_has_it_and_that_it_is_silenced(
-    page: Page,  # noqa: F811
+    page: Page,
     site: Site,
     theme: str,
     tmp_path: Path,

@@ -10,8 +10,7 @@ import pytest
 from playwright.sync_api import Page, Route, expect
 
 from tests.browser.conftest import PATIENCE_SECONDS
-from tests.browser.test_console import browser, page  # noqa: F401 (fixtures)
-from tests.product.running import Product, await_that
+from tests.support.running_product import Product, await_that
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(240)]
 
@@ -24,7 +23,7 @@ def largest(demo: Product) -> str:
     return str(await_that(found, within_seconds=PATIENCE_SECONDS))
 
 
-def test_the_list_leads_to_one_job_by_keyboard(page: Page, demo: Product) -> None:  # noqa: F811
+def test_the_list_leads_to_one_job_by_keyboard(page: Page, demo: Product) -> None:
     largest(demo)
     page.goto(f"{demo.url}/jobs")
     expect(page.get_by_test_id("job-row").first).to_be_visible()
@@ -35,7 +34,7 @@ def test_the_list_leads_to_one_job_by_keyboard(page: Page, demo: Product) -> Non
     expect(page.get_by_test_id("efficiency-panel")).to_contain_text(re.compile("[Bb]ound by"))
 
 
-def test_one_job_has_its_time_its_ranks_and_its_clock(page: Page, demo: Product) -> None:  # noqa: F811
+def test_one_job_has_its_time_its_ranks_and_its_clock(page: Page, demo: Product) -> None:
     page.goto(f"{demo.url}/jobs/{quote(largest(demo), safe='')}")
     expect(page.get_by_test_id("goodput-bar")).to_be_visible()
     expect(page.get_by_test_id("rank-row").first).to_contain_text("GPU")
@@ -46,7 +45,7 @@ def test_one_job_has_its_time_its_ranks_and_its_clock(page: Page, demo: Product)
     assert Path(saved.value.path()).read_text().startswith("Rank,GPU,Does")
 
 
-def test_a_filter_is_in_the_address_and_a_wrong_name_is_said(page: Page, demo: Product) -> None:  # noqa: F811
+def test_a_filter_is_in_the_address_and_a_wrong_name_is_said(page: Page, demo: Product) -> None:
     largest(demo)
     page.goto(f"{demo.url}/jobs")
     expect(page.get_by_test_id("job-row").first).to_be_visible()
@@ -57,7 +56,7 @@ def test_a_filter_is_in_the_address_and_a_wrong_name_is_said(page: Page, demo: P
     expect(page.get_by_test_id("empty")).to_contain_text("No job is called no-such-job")
 
 
-def test_a_loss_that_went_wrong_names_the_gpus_that_something_happened_to(page: Page, demo: Product) -> None:  # noqa: F811
+def test_a_loss_that_went_wrong_names_the_gpus_that_something_happened_to(page: Page, demo: Product) -> None:
     name = largest(demo)
     found = {"at": "2026-02-12T02:14:07Z", "place": "GPU 3 on gpu-r01-02", "kind": "xid", "code": "94", "cause": None}
     loss = {"at": found["at"], "what": "nan loss", "value": None, "hardware": [found | {"text": "Xid 94", "rank": 3}]}
@@ -71,7 +70,7 @@ def test_a_loss_that_went_wrong_names_the_gpus_that_something_happened_to(page: 
     expect(page.get_by_test_id("job-events")).to_contain_text("around then: rank 3 · GPU 3 on gpu-r01-02: Xid 94")
 
 
-def test_a_list_does_not_say_that_a_hung_job_has_no_straggler(page: Page, demo: Product) -> None:  # noqa: F811
+def test_a_list_does_not_say_that_a_hung_job_has_no_straggler(page: Page, demo: Product) -> None:
     largest(demo)
 
     def hung(route: Route) -> None:
@@ -86,7 +85,7 @@ def test_a_list_does_not_say_that_a_hung_job_has_no_straggler(page: Page, demo: 
     expect(page.get_by_test_id("tile-stragglers")).to_contain_text("of the jobs that go on")
 
 
-def test_a_rank_that_all_others_stand_still_for_is_not_some_percent_behind(page: Page, demo: Product) -> None:  # noqa: F811
+def test_a_rank_that_all_others_stand_still_for_is_not_some_percent_behind(page: Page, demo: Product) -> None:
     largest(demo)
     slow = {"rank": 3, "node": "n1", "gpu": "3", "uuid": "GPU-3", "score": None, "why": "says nothing any more"}
 

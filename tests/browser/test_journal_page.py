@@ -9,8 +9,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import PATIENCE_SECONDS
-from tests.browser.test_console import browser, page  # noqa: F401 (fixtures)
-from tests.product.running import Product, await_that
+from tests.support.running_product import Product, await_that
 from tests.web.running import serving
 from tests.web.small_hub import SmallHub
 
@@ -24,7 +23,7 @@ def opened(demo: Product) -> str:
     return str(await_that(demo.incidents, within_seconds=PATIENCE_SECONDS)[0]["id"])
 
 
-def test_entries_are_narrowed_opened_and_exported(page: Page, demo: Product) -> None:  # noqa: F811
+def test_entries_are_narrowed_opened_and_exported(page: Page, demo: Product) -> None:
     incident = opened(demo)
     page.goto(f"{demo.url}/journal")
     expect(page.get_by_test_id("chain")).to_contain_text("Every entry is as it was written.")
@@ -40,7 +39,7 @@ def test_entries_are_narrowed_opened_and_exported(page: Page, demo: Product) -> 
     assert json.loads(line)["subject"] == incident
 
 
-def test_a_kind_and_an_actor_are_chosen_from_what_there_is(page: Page, demo: Product) -> None:  # noqa: F811
+def test_a_kind_and_an_actor_are_chosen_from_what_there_is(page: Page, demo: Product) -> None:
     opened(demo)
     page.goto(f"{demo.url}/journal")
     page.get_by_test_id("journal-kind").select_option("event")
@@ -51,7 +50,7 @@ def test_a_kind_and_an_actor_are_chosen_from_what_there_is(page: Page, demo: Pro
     expect(page).to_have_url(f"{demo.url}/journal")
 
 
-def test_an_open_page_shows_what_is_written_meanwhile(page: Page, demo: Product) -> None:  # noqa: F811
+def test_an_open_page_shows_what_is_written_meanwhile(page: Page, demo: Product) -> None:
     incident = opened(demo)
     page.goto(f"{demo.url}/journal?subject={incident}")
     expect(page.get_by_test_id("entry-row").first).to_be_visible()
@@ -60,7 +59,7 @@ def test_an_open_page_shows_what_is_written_meanwhile(page: Page, demo: Product)
     expect(page.get_by_test_id("entry-row").filter(has_text="the fan was changed")).to_have_count(1)
 
 
-def test_the_chain_is_read_again_when_asked(page: Page, demo: Product) -> None:  # noqa: F811
+def test_the_chain_is_read_again_when_asked(page: Page, demo: Product) -> None:
     page.goto(f"{demo.url}/journal")
     expect(page.get_by_test_id("chain")).to_be_visible()
     with page.expect_response(lambda answer: "again=1" in answer.url) as reading:
@@ -68,7 +67,7 @@ def test_the_chain_is_read_again_when_asked(page: Page, demo: Product) -> None: 
     assert reading.value.json()["is_intact"]
 
 
-def test_a_recording_has_no_journal_and_says_so(page: Page) -> None:  # noqa: F811
+def test_a_recording_has_no_journal_and_says_so(page: Page) -> None:
     with serving(SmallHub()) as site:
         page.goto(f"{site.url}/journal")
         expect(page.get_by_test_id("chain-panel")).to_contain_text("it has no journal")

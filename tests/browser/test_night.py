@@ -11,8 +11,8 @@ from urllib.parse import parse_qs, quote, unquote_plus, urlsplit
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.test_console import browser, open_fleet, page  # noqa: F401 (fixtures)
-from tests.product.running import Product, await_that
+from tests.browser.fleet_page import open_fleet
+from tests.support.running_product import Product, await_that
 from tests.web import stories
 from tests.web.kept_services import Entry
 from tests.web.running import Site, serving
@@ -55,7 +55,7 @@ def overload(hub: SmallHub, *, id: str = "INC-5") -> incidents.Incident:
     return hub.journal.keep(incident, Entry(at, "hub", "incident.opened", {"text": "Requests queue"}))
 
 
-def test_what_could_not_be_asked_is_asked_when_the_hub_is_back(page: Page) -> None:  # noqa: F811
+def test_what_could_not_be_asked_is_asked_when_the_hub_is_back(page: Page) -> None:
     hub = SmallHub()
     with serving(hub) as site:
         port = site.port
@@ -71,7 +71,7 @@ def test_what_could_not_be_asked_is_asked_when_the_hub_is_back(page: Page) -> No
         page.goto("about:blank")
 
 
-def test_a_page_that_was_asked_for_without_a_hub_comes_with_it(page: Page) -> None:  # noqa: F811
+def test_a_page_that_was_asked_for_without_a_hub_comes_with_it(page: Page) -> None:
     hub = SmallHub()
     with serving(hub) as site:
         port = site.port
@@ -85,7 +85,7 @@ def test_a_page_that_was_asked_for_without_a_hub_comes_with_it(page: Page) -> No
         page.goto("about:blank")
 
 
-def test_the_readings_of_a_job_are_those_of_its_own_gpus(page: Page, demo: Product) -> None:  # noqa: F811
+def test_the_readings_of_a_job_are_those_of_its_own_gpus(page: Page, demo: Product) -> None:
     assert demo.command("sim", "inject", "nccl-dead-rank", "gpu-r01-05").returncode == 0
     of_job = re.compile(r"job=(.+)")
 
@@ -109,7 +109,7 @@ def test_the_readings_of_a_job_are_those_of_its_own_gpus(page: Page, demo: Produ
     expect(page.get_by_test_id("place")).to_have_attribute("href", f"/jobs/{name[1]}")
 
 
-def test_a_model_that_nobody_places_hits_something_unknown(page: Page, site: Site) -> None:  # noqa: F811
+def test_a_model_that_nobody_places_hits_something_unknown(page: Page, site: Site) -> None:
     site.call(overload, site.hub)
     page.goto(f"{site.url}/incidents/INC-5")
     expect(page.get_by_test_id("blast-panel")).to_contain_text("unknown: nobody says on which GPUs it runs")
@@ -119,7 +119,7 @@ def test_a_model_that_nobody_places_hits_something_unknown(page: Page, site: Sit
     expect(page.get_by_test_id("incident-row")).not_to_contain_text("nobody")
 
 
-def test_on_a_phone_the_state_of_an_incident_needs_no_swipe(page: Page, site: Site) -> None:  # noqa: F811
+def test_on_a_phone_the_state_of_an_incident_needs_no_swipe(page: Page, site: Site) -> None:
     site.call(stories.lose_gpu, site.hub)
     page.set_viewport_size({"width": 390, "height": 844})
     page.goto(f"{site.url}/incidents")
@@ -128,7 +128,7 @@ def test_on_a_phone_the_state_of_an_incident_needs_no_swipe(page: Page, site: Si
     assert row.evaluate(OUTSIDE) == []
 
 
-def test_on_a_phone_the_journal_shows_what_happened(page: Page, demo: Product) -> None:  # noqa: F811
+def test_on_a_phone_the_journal_shows_what_happened(page: Page, demo: Product) -> None:
     page.set_viewport_size({"width": 390, "height": 844})
     page.goto(f"{demo.url}/journal")
     rows = page.get_by_test_id("entry-row")
@@ -136,7 +136,7 @@ def test_on_a_phone_the_journal_shows_what_happened(page: Page, demo: Product) -
     assert [row.evaluate(OUTSIDE) for row in rows.all()[:20]] == [[]] * min(20, rows.count())
 
 
-def test_what_is_wrong_with_gpus_is_said_before_what_is_well(page: Page, site: Site) -> None:  # noqa: F811
+def test_what_is_wrong_with_gpus_is_said_before_what_is_well(page: Page, site: Site) -> None:
     site.call(stories.lose_gpu, site.hub)
     page.set_viewport_size({"width": 1440, "height": 900})
     open_fleet(page, site)
@@ -145,7 +145,7 @@ def test_what_is_wrong_with_gpus_is_said_before_what_is_well(page: Page, site: S
     assert tile.evaluate(CUT) == []
 
 
-def test_a_link_leads_the_keyboard_into_its_page(page: Page, site: Site) -> None:  # noqa: F811
+def test_a_link_leads_the_keyboard_into_its_page(page: Page, site: Site) -> None:
     site.call(stories.lose_gpu, site.hub)
     page.goto(f"{site.url}/incidents")
     page.get_by_test_id("incident-row").get_by_role("link").first.focus()
@@ -154,7 +154,7 @@ def test_a_link_leads_the_keyboard_into_its_page(page: Page, site: Site) -> None
     expect(page.locator("#page")).to_be_focused()
 
 
-def test_the_first_tab_offers_to_skip_to_the_page_which_has_a_heading(page: Page, site: Site) -> None:  # noqa: F811
+def test_the_first_tab_offers_to_skip_to_the_page_which_has_a_heading(page: Page, site: Site) -> None:
     open_fleet(page, site)
     page.keyboard.press("Tab")
     expect(page.get_by_text("Skip to the page")).to_be_focused()
@@ -163,12 +163,12 @@ def test_the_first_tab_offers_to_skip_to_the_page_which_has_a_heading(page: Page
     expect(page.get_by_role("heading", level=1)).to_have_text("Incidents")
 
 
-def test_the_lines_of_a_chart_stand_in_the_order_of_their_names(page: Page, demo: Product) -> None:  # noqa: F811
+def test_the_lines_of_a_chart_stand_in_the_order_of_their_names(page: Page, demo: Product) -> None:
     page.goto(f"{demo.url}/explore?expr={quote('max by (Hostname) (last_over_time(DCGM_FI_DEV_GPU_TEMP[30m]))')}")
     expect(page.get_by_test_id("explore-chart").locator(".label")).to_have_text([f"gpu-r01-0{n}" for n in range(1, 9)])
 
 
-def test_a_rack_that_says_nothing_is_named_in_the_map(page: Page, site: Site) -> None:  # noqa: F811
+def test_a_rack_that_says_nothing_is_named_in_the_map(page: Page, site: Site) -> None:
     site.hub.readings.silent.update(seen.gpu.uuid for seen in site.hub.fleet.seen if seen.node.startswith("gpu-r02"))
     open_fleet(page, site)
     expect(page.get_by_test_id("heatmap")).to_have_attribute(
@@ -177,7 +177,7 @@ def test_a_rack_that_says_nothing_is_named_in_the_map(page: Page, site: Site) ->
     expect(page.get_by_test_id("tile-working")).to_contain_text("allocated 92 %")  # 88 of the 96 that report
 
 
-def test_a_card_says_that_nobody_is_told(page: Page, site: Site) -> None:  # noqa: F811
+def test_a_card_says_that_nobody_is_told(page: Page, site: Site) -> None:
     site.call(stories.lose_gpu, site.hub)
     answer = site.ask("/api/incidents/INC-1/silence", method="POST", body={"for": "2h", "reason": "waits for the part"})
     assert answer.status == 200, answer.body
@@ -185,7 +185,7 @@ def test_a_card_says_that_nobody_is_told(page: Page, site: Site) -> None:  # noq
     expect(page.get_by_test_id("incident-card")).to_contain_text("silenced")
 
 
-def test_open_incidents_stand_in_the_order_of_their_gravity(page: Page, site: Site) -> None:  # noqa: F811
+def test_open_incidents_stand_in_the_order_of_their_gravity(page: Page, site: Site) -> None:
     site.call(stories.keep_waiting, site.hub, pod="ml/large-0")
     site.call(stories.lose_gpu, site.hub)
     page.goto(f"{site.url}/incidents")
@@ -197,7 +197,7 @@ def test_open_incidents_stand_in_the_order_of_their_gravity(page: Page, site: Si
     expect(rows.nth(0)).to_contain_text("waits for free GPUs")
 
 
-def test_the_clock_of_an_incident_that_lasts_goes_on_until_now(page: Page, site: Site) -> None:  # noqa: F811
+def test_the_clock_of_an_incident_that_lasts_goes_on_until_now(page: Page, site: Site) -> None:
     site.call(stories.lose_gpu, site.hub)
     now = site.hub.clock.now()
     site.hub.journal.kept["INC-1"] = replace(site.hub.journal.kept["INC-1"], opened_at=now - timedelta(hours=5))
@@ -213,7 +213,7 @@ def test_the_clock_of_an_incident_that_lasts_goes_on_until_now(page: Page, site:
     expect(page.get_by_test_id("incident-page")).to_contain_text("resolved after 5 h")
 
 
-def test_on_a_narrow_screen_what_is_wrong_comes_before_the_map(page: Page, site: Site) -> None:  # noqa: F811
+def test_on_a_narrow_screen_what_is_wrong_comes_before_the_map(page: Page, site: Site) -> None:
     for n in range(1, 6):
         site.call(stories.lose_gpu, site.hub, id=f"INC-{n}", index=n)
     page.set_viewport_size({"width": 390, "height": 844})
@@ -229,7 +229,7 @@ def test_on_a_narrow_screen_what_is_wrong_comes_before_the_map(page: Page, site:
     expect(page.get_by_test_id("incident-row")).to_have_count(5)
 
 
-def test_a_job_is_found_by_its_name_and_its_pods_are_one(page: Page, site: Site) -> None:  # noqa: F811
+def test_a_job_is_found_by_its_name_and_its_pods_are_one(page: Page, site: Site) -> None:
     open_fleet(page, site)
     page.get_by_test_id("search").fill("train-7")
     hit = page.get_by_test_id("found").get_by_role("link", name=re.compile(r"train.*job, \d+ GPUs"))
@@ -239,7 +239,7 @@ def test_a_job_is_found_by_its_name_and_its_pods_are_one(page: Page, site: Site)
     expect(page).to_have_url(f"{site.url}/journal?q=Xid%2079")
 
 
-def test_on_paper_a_page_is_dark_on_white_without_what_can_only_be_clicked(page: Page, site: Site) -> None:  # noqa: F811
+def test_on_paper_a_page_is_dark_on_white_without_what_can_only_be_clicked(page: Page, site: Site) -> None:
     site.call(stories.lose_gpu, site.hub)
     page.goto(f"{site.url}/incidents/INC-1")
     expect(page.get_by_test_id("incident-page")).to_be_visible()
@@ -251,7 +251,7 @@ def test_on_paper_a_page_is_dark_on_white_without_what_can_only_be_clicked(page:
 
 
 @pytest.mark.parametrize("width", [1440, 390])
-def test_names_of_any_length_stay_inside_the_window(page: Page, site: Site, width: int) -> None:  # noqa: F811
+def test_names_of_any_length_stay_inside_the_window(page: Page, site: Site, width: int) -> None:
     site.call(stories.lose_gpu, site.hub)
     name = "a-very-long-name-" * 12
     long = replace(site.hub.journal.kept["INC-1"], title=f"GPU 3 on {name} is lost", workloads=(f"research/{name}",))
@@ -263,7 +263,7 @@ def test_names_of_any_length_stay_inside_the_window(page: Page, site: Site, widt
         assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, path
 
 
-def test_of_a_fleet_that_says_nothing_nobody_knows_what_is_held(page: Page, site: Site) -> None:  # noqa: F811
+def test_of_a_fleet_that_says_nothing_nobody_knows_what_is_held(page: Page, site: Site) -> None:
     site.hub.readings.silent.update(seen.gpu.uuid for seen in site.hub.fleet.seen)
     open_fleet(page, site)
     expect(page.get_by_test_id("tile-idle")).to_contain_text("unknown")

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, Route, expect
 
-from tests.browser.test_console import browser, page  # noqa: F401 (fixtures)
 from tests.web import stories
 from tests.web.running import Site, serving
 from tests.web.small_hub import SmallHub
@@ -37,7 +36,7 @@ def site() -> Iterator[Site]:
         yield running
 
 
-def test_a_node_shows_its_gpus_side_by_side_with_who_holds_them(page: Page, site: Site) -> None:  # noqa: F811
+def test_a_node_shows_its_gpus_side_by_side_with_who_holds_them(page: Page, site: Site) -> None:
     page.goto(f"{site.url}/node/{NODE}")
     expect(page.get_by_test_id("title")).to_have_text(NODE)
     rows = page.get_by_test_id("node-gpu")
@@ -51,7 +50,7 @@ def test_a_node_shows_its_gpus_side_by_side_with_who_holds_them(page: Page, site
     expect(page).to_have_url(f"{site.url}/gpu/GPU-r01-02-5")
 
 
-def test_the_history_counts_what_happened_and_says_what_each_xid_means(page: Page, site: Site) -> None:  # noqa: F811
+def test_the_history_counts_what_happened_and_says_what_each_xid_means(page: Page, site: Site) -> None:
     page.goto(f"{site.url}/gpu/{UUID}")
     history = page.get_by_test_id("history")
     expect(history).to_contain_text("Xid 31 ×2 · Xid 79 ×1 in 90 days")
@@ -62,7 +61,7 @@ def test_the_history_counts_what_happened_and_says_what_each_xid_means(page: Pag
     expect(rows.first.locator("time")).to_have_attribute("title", re.compile("UTC$"))
 
 
-def test_a_gpu_leads_to_its_node_and_says_how_it_is_divided(page: Page, site: Site) -> None:  # noqa: F811
+def test_a_gpu_leads_to_its_node_and_says_how_it_is_divided(page: Page, site: Site) -> None:
     page.goto(f"{site.url}/gpu/GPU-r01-03-1")
     expect(page.get_by_test_id("attribution")).to_contain_text("train-")
     expect(page.get_by_test_id("mig")).to_contain_text("not divided")
@@ -70,7 +69,7 @@ def test_a_gpu_leads_to_its_node_and_says_how_it_is_divided(page: Page, site: Si
     expect(page).to_have_url(f"{site.url}/node/gpu-r01-03")
 
 
-def test_a_gpu_without_history_and_one_that_never_was_say_so(page: Page, site: Site) -> None:  # noqa: F811
+def test_a_gpu_without_history_and_one_that_never_was_say_so(page: Page, site: Site) -> None:
     page.goto(f"{site.url}/gpu/GPU-r02-01-0")
     expect(page.get_by_test_id("history")).to_contain_text("Nothing happened")
     page.goto(f"{site.url}/gpu/GPU-nowhere")
@@ -79,7 +78,7 @@ def test_a_gpu_without_history_and_one_that_never_was_say_so(page: Page, site: S
     expect(page.get_by_test_id("empty")).to_contain_text("There is no node nowhere")
 
 
-def test_a_span_is_looked_at_closer_and_stands_in_the_address(page: Page, site: Site) -> None:  # noqa: F811
+def test_a_span_is_looked_at_closer_and_stands_in_the_address(page: Page, site: Site) -> None:
     page.goto(f"{site.url}/gpu/GPU-r02-01-0")
     expect(page.get_by_test_id("gpu-strips")).to_have_attribute("data-ready", "yes")
     expect(page.get_by_test_id("history")).to_contain_text("Nothing happened")
@@ -95,7 +94,7 @@ def test_a_span_is_looked_at_closer_and_stands_in_the_address(page: Page, site: 
     expect(page).to_have_url(f"{site.url}/gpu/GPU-r02-01-0")
 
 
-def test_the_incident_knows_what_happened_to_this_gpu_before(page: Page, site: Site) -> None:  # noqa: F811
+def test_the_incident_knows_what_happened_to_this_gpu_before(page: Page, site: Site) -> None:
     page.goto(f"{site.url}/incidents/INC-1")
     before = page.get_by_test_id("before-panel")
     expect(before).to_contain_text("79 ×1")
@@ -105,14 +104,14 @@ def test_the_incident_knows_what_happened_to_this_gpu_before(page: Page, site: S
 
 
 @pytest.mark.parametrize("theme", ["dark", "light"])
-def test_both_themes_show_the_same_node(page: Page, site: Site, theme: str, tmp_path: Path) -> None:  # noqa: F811
+def test_both_themes_show_the_same_node(page: Page, site: Site, theme: str, tmp_path: Path) -> None:
     page.emulate_media(color_scheme="light" if theme == "light" else "dark")
     page.goto(f"{site.url}/node/{NODE}")
     expect(page.get_by_test_id("node-strips")).to_have_attribute("data-ready", "yes")
     assert len(page.screenshot(path=tmp_path / f"node-{theme}.png")) > 20_000
 
 
-def test_of_a_node_that_nobody_can_read_it_is_unknown_who_holds_it(page: Page, site: Site) -> None:  # noqa: F811
+def test_of_a_node_that_nobody_can_read_it_is_unknown_who_holds_it(page: Page, site: Site) -> None:
     def silenced(route: Route) -> None:
         told = route.fetch().json()
         told["nodes"][0]["node"] |= {"state": "silent", "why": "http://10.0.0.7:9400/metrics: no answer", "holders": []}

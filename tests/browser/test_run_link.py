@@ -15,8 +15,7 @@ from playwright.sync_api import Page, expect
 
 from tests import servers
 from tests.browser.conftest import PATIENCE_SECONDS
-from tests.browser.test_console import browser, page  # noqa: F401 (fixtures)
-from tests.product.running import WATCHKEEPER, await_that
+from tests.support.running_product import WATCHKEEPER, await_that
 from watchkeeper.instrument.exports import Exports
 from watchkeeper.instrument.mirrors import Run
 from watchkeeper.instrument.placement import Placement
@@ -92,7 +91,7 @@ def _jobs(url: str) -> set[str]:
 
 
 def test_the_run_of_a_job_opens_in_a_page_that_knows_nothing_of_ours(
-    page: Page,  # noqa: F811
+    page: Page,
     hub_url: str,
     tracker_url: str,
 ) -> None:
@@ -109,7 +108,7 @@ def test_the_run_of_a_job_opens_in_a_page_that_knows_nothing_of_ours(
     run.close()
 
 
-def test_a_run_that_is_no_web_address_is_no_link(page: Page, hub_url: str) -> None:  # noqa: F811
+def test_a_run_that_is_no_web_address_is_no_link(page: Page, hub_url: str) -> None:
     page.goto(f"{hub_url}/jobs/tricked")
     expect(page.get_by_test_id("job-page")).to_contain_text("no link to an experiment tracker")
     expect(page.get_by_test_id("run-link")).to_have_count(0)

@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from tests import servers
 from tests.browser.conftest import PATIENCE_SECONDS
-from tests.product.running import Product, await_that, up
+from tests.support.running_product import Product, await_that, up
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(300)]
 

@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.test_console import browser, page  # noqa: F401 (fixtures)
+from tests.support.web.hot_hub import RULES, HotHub
 from tests.web import stories
 from tests.web.kept_services import START, GivenRules
 from tests.web.running import Site, serving
 from tests.web.small_hub import SmallHub
-from tests.web.test_rules_api import RULES, HotHub
 from watchkeeper.hub.rule_loops import SHIPPED_SLOS
 from watchkeeper.model import alerts
 from watchkeeper.model.labels import Labels
@@ -50,7 +49,7 @@ def site() -> Iterator[Site]:
         yield running
 
 
-def test_budgets_are_numbers_and_bars_with_a_word_for_their_state(page: Page, site: Site) -> None:  # noqa: F811
+def test_budgets_are_numbers_and_bars_with_a_word_for_their_state(page: Page, site: Site) -> None:
     page.goto(f"{site.url}/slo")
     rows = page.get_by_test_id("slo-row")
     expect(rows).to_have_count(3)
@@ -66,7 +65,7 @@ def test_budgets_are_numbers_and_bars_with_a_word_for_their_state(page: Page, si
     expect(page.get_by_test_id("slo-panel")).to_contain_text("3 in all · 1 in trouble · 1 unknown")
 
 
-def test_an_objective_is_chosen_in_the_address_and_drawn_over_its_window(page: Page, site: Site) -> None:  # noqa: F811
+def test_an_objective_is_chosen_in_the_address_and_drawn_over_its_window(page: Page, site: Site) -> None:
     page.goto(f"{site.url}/slo")
     expect(page.get_by_test_id("slo-chart")).to_contain_text("Error budget for answers of chat")
     page.get_by_test_id("slo-row").nth(2).click()
@@ -78,7 +77,7 @@ def test_an_objective_is_chosen_in_the_address_and_drawn_over_its_window(page: P
     expect(page.get_by_test_id("slo-query")).to_contain_text("slo:error_budget_remaining:ratio{")
 
 
-def test_the_keys_lead_there_and_a_hub_without_objectives_says_what_to_do(page: Page) -> None:  # noqa: F811
+def test_the_keys_lead_there_and_a_hub_without_objectives_says_what_to_do(page: Page) -> None:
     with serving(SmallHub()) as site:
         page.goto(site.url)
         expect(page.get_by_test_id("link")).to_have_attribute("data-link", "live")
@@ -89,14 +88,14 @@ def test_the_keys_lead_there_and_a_hub_without_objectives_says_what_to_do(page: 
         page.goto("about:blank")
 
 
-def test_a_hub_that_cannot_say_shows_the_problem_and_no_numbers(page: Page, site: Site) -> None:  # noqa: F811
+def test_a_hub_that_cannot_say_shows_the_problem_and_no_numbers(page: Page, site: Site) -> None:
     site.hub.queries.failing = True
     page.goto(f"{site.url}/slo")
     expect(page.get_by_test_id("problem")).to_contain_text("many-to-many matching is not allowed")
     expect(page.get_by_test_id("slo-row")).to_have_count(0)
 
 
-def test_rule_files_that_cannot_be_read_are_said_on_every_page(page: Page, site: Site) -> None:  # noqa: F811
+def test_rule_files_that_cannot_be_read_are_said_on_every_page(page: Page, site: Site) -> None:
     site.hub.rules.last_reload = replace(
         site.hub.rules.last_reload, problems=("rules/a.yaml:3: alert Hot: `expr` is missing",)
     )
@@ -107,7 +106,7 @@ def test_rule_files_that_cannot_be_read_are_said_on_every_page(page: Page, site:
     expect(trouble).to_contain_text("rules/a.yaml:3: alert Hot")
 
 
-def test_what_is_degraded_is_said_on_every_page_until_it_works_again(page: Page, site: Site) -> None:  # noqa: F811
+def test_what_is_degraded_is_said_on_every_page_until_it_works_again(page: Page, site: Site) -> None:
     site.hub.silences.problem = "silences: Alertmanager does not answer"
     page.clock.install()
     page.goto(f"{site.url}/slo")
@@ -122,7 +121,7 @@ def test_what_is_degraded_is_said_on_every_page_until_it_works_again(page: Page,
     expect(said).to_have_count(0)
 
 
-def test_a_rule_is_replayed_over_history_as_it_is_and_changed(page: Page) -> None:  # noqa: F811
+def test_a_rule_is_replayed_over_history_as_it_is_and_changed(page: Page) -> None:
     with serving(HotHub()) as site:
         page.goto(f"{site.url}/slo?view=rules")
         expect(page.get_by_test_id("alert-row").first).to_contain_text("GpuHot")
@@ -151,7 +150,7 @@ class TwiceHub(HotHub):
         self.rules.in_force = [(group, {})]
 
 
-def test_of_two_rules_with_one_name_the_one_that_is_clicked_is_replayed(page: Page) -> None:  # noqa: F811
+def test_of_two_rules_with_one_name_the_one_that_is_clicked_is_replayed(page: Page) -> None:
     with serving(TwiceHub()) as site:
         page.goto(f"{site.url}/slo?view=rules")
         rows = page.get_by_test_id("rule-row")
@@ -163,7 +162,7 @@ def test_of_two_rules_with_one_name_the_one_that_is_clicked_is_replayed(page: Pa
         page.goto("about:blank")
 
 
-def test_a_mistake_in_a_rule_is_marked_before_anything_is_asked(page: Page) -> None:  # noqa: F811
+def test_a_mistake_in_a_rule_is_marked_before_anything_is_asked(page: Page) -> None:
     with serving(HotHub()) as site:
         page.goto(f"{site.url}/slo?view=rules&rule=GpuHot&expr=temperature+%3E")
         expect(page.get_by_test_id("rule-expr-problem")).to_contain_text("Line 1, column 14: unexpected end of input")
@@ -171,7 +170,7 @@ def test_a_mistake_in_a_rule_is_marked_before_anything_is_asked(page: Page) -> N
 
 
 @pytest.mark.parametrize("theme", ["dark", "light"])
-def test_both_themes_show_the_same_budgets(page: Page, site: Site, theme: str, tmp_path: Path) -> None:  # noqa: F811
+def test_both_themes_show_the_same_budgets(page: Page, site: Site, theme: str, tmp_path: Path) -> None:
     page.emulate_media(color_scheme="light" if theme == "light" else "dark")
     page.goto(f"{site.url}/slo")
     expect(page.get_by_test_id("slo-strips")).to_have_attribute("data-ready", "yes")

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.paths import SHARED
 from watchkeeper.capacity import demand, demand_table, jobs
 from watchkeeper.capacity.stock import Node, Shape
 from watchkeeper.errors import CollectError
 from watchkeeper.readers import table
 
-TRACES = Path(__file__).parents[3] / "shared" / "corpus" / "traces"
+TRACES = SHARED / "corpus" / "traces"
 SACCT = """JobID|Submit|Start|End|AllocTRES|State|
 17|2026-10-01T00:00:00|2026-10-01T00:00:10|2026-10-01T02:00:10|billing=8,cpu=64,gres/gpu=8,node=1|COMPLETED|
 17.batch|2026-10-01T00:00:00|2026-10-01T00:00:10|2026-10-01T02:00:10|cpu=64,gres/gpu=8|COMPLETED|

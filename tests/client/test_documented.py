@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
+from tests.support.paths import ROOT
 from tests.web import stories
 from tests.web.running import serving
 from tests.web.small_hub import SmallHub
 from watchkeeper.client.address import DEFAULT_URL
 from watchkeeper.client.typed import Client
 
-PAGE = (Path(__file__).parents[2] / "docs" / "howto" / "api.md").read_text()
+PAGE = (ROOT / "docs" / "howto" / "api.md").read_text()
 EXAMPLE = re.search(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
+from tests.support.paths import ROOT
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import Sample
 from watchkeeper.query.embedded import EmbeddedEngine
 from watchkeeper.store.head.head import Head
 
-PAGES = Path(__file__).parents[2] / "docs" / "howto"
+PAGES = ROOT / "docs" / "howto"
 AT = 1_800_000_000_000
 SHARED = {"workload_kind": "pod", "namespace": "serving", "team": "serving"}
 

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from tests.scrape.loopback import reply
-from tests.scrape.test_scrape import Kept, with_pages
+from tests.support.loopback import reply
+from tests.support.scraped import Kept, with_pages
 from watchkeeper.clusters.clusters import Clusters
 from watchkeeper.clusters.slurm.slurm_watch import SlurmWatch
 from watchkeeper.errors import CollectError

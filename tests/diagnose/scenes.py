@@ -9,7 +9,7 @@ from tests.diagnose.stories import NOON, an_engine, an_incident, facts_about
 from watchkeeper.diagnose.explain import diagnose
 from watchkeeper.kit import clock
 from watchkeeper.model import diagnosis, fleet, labels, samples
-from watchkeeper.query import embedded
+from watchkeeper.query import embedded, engine
 
 JOB = fleet.Place("main", domain="job=llm")
 POD = fleet.Place("main", domain="pod=ml/notebook")
@@ -62,3 +62,11 @@ def a_cluster(
 
 def about_pod(engine: embedded.EmbeddedEngine, *, guess: str = "insufficient_gpu_capacity") -> diagnosis.Diagnosis:
     return diagnose(facts_about(an_incident(guess, POD, family="scheduling"), engine=engine), NOON)
+
+
+class CountingEngine(embedded.EmbeddedEngine):
+    asked = 0
+
+    def instant(self, expr: str, at_ms: int) -> engine.Answer:
+        self.asked += 1
+        return super().instant(expr, at_ms)

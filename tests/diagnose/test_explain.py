@@ -6,6 +6,7 @@ import logging
 
 import pytest
 
+from tests.diagnose.scenes import CountingEngine
 from tests.diagnose.stories import HEALTHY, NODE, NOON, an_engine, an_incident, facts_about, gpu, xid
 from watchkeeper.diagnose.checks import CHECKS
 from watchkeeper.diagnose.evidence import FIELDS, Facts
@@ -29,14 +30,6 @@ def test_an_unseen_temperature_rules_no_heat_out() -> None:
     found = diagnose(facts_about(incident, happened=[xid(79, gpu(3))], engine=empty), NOON)
     assert [ruled.cause for finding in found.findings for ruled in finding.ruled_out] == ["app_illegal_access"]
     assert "no watchkeeper_node_expected_gpus for n1" in " ".join(found.looked_at)
-
-
-class CountingEngine(embedded.EmbeddedEngine):
-    asked = 0
-
-    def instant(self, expr: str, at_ms: int) -> engine.Answer:
-        self.asked += 1
-        return super().instant(expr, at_ms)
 
 
 def test_gathering_asks_at_most_twenty_questions() -> None:

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests import kubernetes_server, servers
-from tests.kubernetes_server import Cluster
-from tests.product.running import WATCHKEEPER
+from tests import servers
+from tests.support.clusters import kubernetes_server
+from tests.support.clusters.kubernetes_server import Cluster
+from tests.support.running_product import WATCHKEEPER
 
 pytestmark = [pytest.mark.servers, pytest.mark.slow, pytest.mark.timeout(240)]
 Ask = Callable[..., str]

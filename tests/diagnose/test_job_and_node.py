@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.diagnose.scenes import a_job, say
+from tests.diagnose.scenes import CountingEngine, a_job, say
 from tests.diagnose.stories import NOON, an_engine, an_incident, facts_about, gpu, name, xid
-from tests.diagnose.test_explain import CountingEngine
 from watchkeeper.diagnose import job, node
 from watchkeeper.diagnose.explained import Explained, as_text
 from watchkeeper.model import cluster, events, fleet, workloads

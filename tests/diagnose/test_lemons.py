@@ -8,12 +8,12 @@ from datetime import timedelta
 import pytest
 
 from tests.diagnose.stories import NOON, an_incident, gpu
-from tests.house.tree import ROOT
+from tests.support.paths import SHARED
 from watchkeeper.diagnose.lemons import History, Trend, chance_of, histories, rank, trend_questions
 from watchkeeper.model import fleet
 from watchkeeper.query.promql import parser
 
-TITAN = ROOT.parent / "shared" / "corpus" / "traces" / "titan_monthly_failures.csv"
+TITAN = SHARED / "corpus" / "traces" / "titan_monthly_failures.csv"
 
 
 def unit(name: str, faults: int, months: float = 3.0) -> History:

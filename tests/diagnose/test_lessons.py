@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.diagnose.stories import NOON
-from tests.hub.stories import Line, gpu, later, xid
+from tests.support.hub_stories import Line, gpu, later, xid
 from watchkeeper.diagnose.lessons import Correction, Lessons, accuracy
 
 

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tests import torch_python
-from tests.product.running import await_that, up
+from tests.support import torch_python
+from tests.support.paths import ROOT
+from tests.support.running_product import await_that, up
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = ROOT / "examples"
 SAYS = {
     "02_break_a_fleet_in_memory.py": "7 of 8 GPUs report; the right cause is gpu_fell_off_bus",
     "03_query_your_own_samples.py": "n1: 700 W\nn2: 300 W\n",

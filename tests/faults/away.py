@@ -17,8 +17,8 @@ from pathlib import Path
 
 from tests import servers
 from tests.faults.world import Away, Ledger, Outcome, World, until
-from tests.house.tree import ROOT
-from tests.product.running import WATCHKEEPER
+from tests.support.paths import ROOT
+from tests.support.running_product import WATCHKEEPER
 from watchkeeper.kit import troubles
 
 STORIES = {
@@ -30,9 +30,9 @@ STORIES = {
         "tests/product/test_several_hubs.py::test_a_hub_outlives_its_server_and_goes_on_when_it_is_back"
     ),
     "api server away": (
-        "tests/clusters/test_kubernetes_real.py::test_an_api_server_that_restarts_is_watched_again_with_one_list_at_most"
+        "tests/clusters/kubernetes/test_kubernetes_real.py::test_an_api_server_that_restarts_is_watched_again_with_one_list_at_most"
     ),
-    "slurm hangs": "tests/clusters/test_slurm_watch.py -k hangs",
+    "slurm hangs": "tests/clusters/slurm/test_slurm_watch.py -k hangs",
     "repair killed at every call": "tests/product/test_repair_through_kills.py",
     "store killed": "tests/store/test_durable_crash.py",
 }

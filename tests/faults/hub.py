@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tests.faults import nursery
-from tests.remediate import deadly_hub
+from tests.support import deadly_hub
 from watchkeeper.cli.hub import up
 from watchkeeper.kit import clock
 from watchkeeper.model.trust import Mode

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.faults.world import KEPT_HOURS, NODES, REPORTED_CAUSE, Away, Ledger, Outcome, World, ask, until, world
-from tests.product.running import WATCHKEEPER
+from tests.support.running_product import WATCHKEEPER
 
 AT_ONCE = 2
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tests.faults.wire import BadLine
 from tests.faults.world import Outcome, World, until, world
-from tests.product.running import WATCHKEEPER
+from tests.support.running_product import WATCHKEEPER
 
 # Each code is let through twenty times a minute.
 CODES = (13, 31, 43, 45, 61, 62, 63, 64, 68, 69)

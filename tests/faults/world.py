@@ -24,7 +24,8 @@ from typing import Any, ClassVar
 
 from tests import servers
 from tests.faults.nursery import Forked, Nursery
-from tests.product.running import WATCHKEEPER
+from tests.support import waiting
+from tests.support.running_product import WATCHKEEPER
 from watchkeeper.incidents import correlate
 from watchkeeper.kit import wire
 from watchkeeper.model import events, fleet
@@ -93,13 +94,12 @@ def ask(url: str, body: Any = None, *, method: str | None = None, headers: Mappi
 
 def until(condition: Callable[[], Any], what: str, *, within_seconds: float = READY_SECONDS) -> Any:
     """The first true answer; AssertionError names what did not come true."""
-    deadline = time.monotonic() + within_seconds
-    while time.monotonic() < deadline:
+
+    def answer() -> Any:
         with contextlib.suppress(Away):
-            if answer := condition():
-                return answer
-        time.sleep(0.05)
-    raise AssertionError(f"{what}: not within {within_seconds:g} s")
+            return condition()
+
+    return waiting.until(answer, what=what, timeout_seconds=within_seconds, interval_seconds=waiting.PROGRAM_SECONDS)
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from importlib import metadata
 
 from packaging.requirements import Requirement
 
-from tests.house.tree import ROOT
+from tests.support.paths import ROOT
 
 # What the lock is for: it names packages of other systems and of later versions of Python as well.
 SYSTEMS: tuple[dict[str, str], ...] = (

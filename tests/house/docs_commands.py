@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.house.tree import ROOT
+from tests.support.paths import ROOT
 
 PROGRAMS = frozenset(
     {"curl", "docker", "eval", "helm", "ibstat", "kubectl", "make", "openssl", "pipx", "podman", "promtool", "sacct"}

@@ -21,7 +21,8 @@ import click
 import yaml
 
 from tests.house import generate_api
-from tests.house.tree import PACKAGE, ROOT, Source, sources, summary
+from tests.house.tree import PACKAGE, Source, sources, summary
+from tests.support.paths import ROOT
 from watchkeeper.agent import diag_page
 from watchkeeper.catalogue import causes
 from watchkeeper.cli import main as cli_main

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.house.tree import ROOT
+from tests.support.paths import ROOT
 
 NOT_ROOT = "#!/bin/sh\necho 1000\n"
 # Answers as Debian's Python 3.11 does without the package python3.11-venv.

@@ -10,7 +10,7 @@ from importlib import metadata
 import pytest
 
 from tests.house import dependencies
-from tests.house.tree import ROOT
+from tests.support.paths import ROOT
 
 # Permissive, or bound to their own files: none of them asks anything of programs that use them.
 FREE = re.compile(r"MIT|BSD|Apache|PSF|ISC|Zlib|CC0|0BSD|MPL|Mozilla Public License 2\.0|Python Software Foundation")

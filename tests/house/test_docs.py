@@ -9,7 +9,8 @@ import pytest
 
 import watchkeeper
 from tests.house import generate
-from tests.house.tree import PACKAGE, ROOT, files, sources
+from tests.house.tree import PACKAGE, files, sources
+from tests.support.paths import ROOT
 
 PAGES = [path for path in files() if path.suffix == ".md"]
 # [text](path) but not [text](https://…) nor [text](#heading)

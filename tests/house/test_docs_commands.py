@@ -19,8 +19,9 @@ import pytest
 
 from tests import servers
 from tests.house import docs_commands, generate
-from tests.house.tree import ROOT, files
-from tests.product.running import await_that
+from tests.house.tree import files
+from tests.support.paths import ROOT
+from tests.support.running_product import await_that
 from watchkeeper.errors import QueryError
 from watchkeeper.query.promql import parser
 

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator
 
 import pytest
 
-from tests.house.tree import PACKAGE, ROOT, Source, sources
+from tests.house.tree import PACKAGE, Source, sources
+from tests.support.paths import ROOT
 
 NOT_FAST = {"slow", "servers", "alone"}
 

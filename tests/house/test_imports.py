@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.house.tree import PACKAGE, ROOT, sources
+from tests.house.tree import PACKAGE, sources
+from tests.support.paths import ROOT
 
 HEAVY = {"numpy", "yaml", "re2", "orjson", "rich", "starlette", "uvicorn", "click", "sqlite3"}
 LAW_LINES = 8

@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from tests.house.tree import PACKAGE, ROOT, sources
+from tests.house.tree import PACKAGE, sources
+from tests.support.paths import ROOT
 
 SAY_NOTHING = {
     *("manager", "handler", "helper", "helpers", "util", "utils", "common", "misc", "base", "impl"),

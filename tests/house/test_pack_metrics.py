@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.house import generate
-from tests.house.tree import PACKAGE, ROOT, files, sources
+from tests.house.tree import PACKAGE, files, sources
+from tests.support.paths import ROOT
 from watchkeeper.catalogue import series
 from watchkeeper.config import settings
 from watchkeeper.query.promql import parser, walk

@@ -6,7 +6,8 @@ import contextlib
 import re
 import tomllib
 
-from tests.house.tree import ROOT, files
+from tests.house.tree import files
+from tests.support.paths import ROOT
 
 # Written in two halves, so that this file does not find itself.
 MACHINE_PATHS = tuple("/" + path for path in ("work/", "root/", "home/", "Users/", "opt/wheels", "opt/pypi"))

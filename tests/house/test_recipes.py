@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.house.tree import ROOT
+from tests.support.paths import ROOT
 
 RECIPE = re.compile(r"^### Add (?P<title>[^\n]+)\n(?P<text>.*?)(?=^##)", re.MULTILINE | re.DOTALL)
 EDIT = re.compile(

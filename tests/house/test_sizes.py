@@ -13,7 +13,8 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-from tests.house.tree import PACKAGE, ROOT, Source, files, sources
+from tests.house.tree import PACKAGE, Source, files, sources
+from tests.support.paths import ROOT
 
 P95_FILE_LINES = 350
 P95_FUNCTION_LINES = 25

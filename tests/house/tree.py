@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.support.paths import ROOT
+
 PACKAGE = ROOT / "watchkeeper"
 BLOCKS = ("body", "orelse", "handlers", "finalbody", "cases")
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef

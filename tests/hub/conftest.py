@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.hub.stories import Line
+from tests.support.hub_stories import Line
 
 
 @pytest.fixture

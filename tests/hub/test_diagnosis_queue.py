@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.hub.stories import NOON, gpu
+from tests.support.hub_stories import NOON, gpu
 from watchkeeper.errors import StoreError
 from watchkeeper.hub.diagnosis_queue import DIAGNOSIS_TRIES, DiagnosisQueue, Surroundings
 from watchkeeper.model.alerts import Severity

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.hub.opened import opened
-from tests.hub.stories import HOT, NOON, gpu, xid
-from tests.incidents.test_services import Web, running
-from tests.scrape.loopback import reply, serve, until
+from tests.support.hub_stories import HOT, NOON, gpu, xid
+from tests.support.loopback import reply, serve
+from tests.support.opened import opened
+from tests.support.waiting import until_async
+from tests.support.webhooks import Web, running
 from watchkeeper.config import settings
 from watchkeeper.hub.diagnosis_queue import DIAGNOSIS_TRIES
 from watchkeeper.kit.clock import ManualClock, ScaledClock, to_ms
@@ -47,7 +48,7 @@ def test_a_hub_that_is_built_before_its_samples_are_open_stores_what_it_scrapes(
             stop = asyncio.Event()
             running_hub = asyncio.create_task(hub.run(stop))
             engine = hub.samples.engine
-            await until(lambda: bool(engine.instant("gpu_celsius", to_ms(hub.runtime.clock.now())).latest()))
+            await until_async(lambda: bool(engine.instant("gpu_celsius", to_ms(hub.runtime.clock.now())).latest()))
             stop.set()
             await running_hub
             hub.close()
@@ -64,10 +65,13 @@ def diagnose_with(folder: Path, driver: Stubborn) -> list[str]:
         diagnosing = next(loop for loop in hub.incidents.loops() if loop.name == "diagnosis")
         loop = asyncio.create_task(hub.loops.repeat(diagnosing))
         await hub.incidents.take_events([xid(79, gpu(0), 0)])
-        while not any(entry.kind in ("plan", "noted") for entry in hub.services.journal.timeline("INC-1")):
+
+        # The diagnosis runs in a thread of its own, which knows nothing of this clock.
+        async def is_planned() -> bool:
             await time.advance(1)
-            # The diagnosis runs in a thread of its own, which knows nothing of this clock.
-            await asyncio.sleep(0.01)
+            return any(entry.kind in ("plan", "noted") for entry in hub.services.journal.timeline("INC-1"))
+
+        await until_async(is_planned)
         told = [entry.text for entry in hub.services.journal.timeline("INC-1")]
         loop.cancel()
         await asyncio.gather(loop, return_exceptions=True)
@@ -141,13 +145,10 @@ def test_an_alertmanager_is_told_although_the_journal_could_not_be_read_at_first
         hub = opened(settings.Settings(settings.Hub(data=str(tmp_path)), notify=notify), time=ScaledClock())
         hub.current.stages.journal._connection.execute("ALTER TABLE incident RENAME TO unreadable")
         loops = [asyncio.create_task(loop) for loop in hub._leading_loops()]
-        async with asyncio.timeout(60):
-            while not any(loop.done() for loop in loops) and not hub.loops._failures.get(loop="alertmanager"):
-                await asyncio.sleep(0.01)
-            hub.current.stages.journal._connection.execute("ALTER TABLE unreadable RENAME TO incident")
-            await hub.incidents.take_events([replace(xid(79, gpu(0), 0), at=hub.runtime.clock.now())])
-            while not web.got:
-                await asyncio.sleep(0.01)
+        await until_async(lambda: any(loop.done() for loop in loops) or hub.loops._failures.get(loop="alertmanager"))
+        hub.current.stages.journal._connection.execute("ALTER TABLE unreadable RENAME TO incident")
+        await hub.incidents.take_events([replace(xid(79, gpu(0), 0), at=hub.runtime.clock.now())])
+        await until_async(lambda: web.got)
         for loop in loops:
             loop.cancel()
         await asyncio.gather(*loops, return_exceptions=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.hub.stories import Line, gpu, later, xid
+from tests.support.hub_stories import Line, gpu, later, xid
 
 BY_UUID, BY_NAME = "GPU-3 on n1 fell off the bus", "GPU 3 on n1 fell off the bus"
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.hub.stories import HOT, Line, gpu, later, xid
+from tests.support.hub_stories import HOT, Line, gpu, later, xid
 from watchkeeper.errors import StoreError
 from watchkeeper.kit import clock
 from watchkeeper.model.alerts import AlertState

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.hub.stories import NOON, Line, later
+from tests.support.hub_stories import NOON, Line, later
 from watchkeeper.model import events, fleet
 from watchkeeper.model.alerts import Severity
 from watchkeeper.model.incidents import Incident, IncidentId, IncidentState, Member, MemberKind

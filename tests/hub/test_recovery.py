@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.hub.stories import NODE, Line, gpu, later, xid
+from tests.support.hub_stories import NODE, Line, gpu, later, xid
 from watchkeeper.kit import clock
 from watchkeeper.model.events import EventKind
 

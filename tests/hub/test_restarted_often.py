@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.hub.stories import HOT, Line
+from tests.support.hub_stories import HOT, Line
 from watchkeeper.model.alerts import AlertState
 from watchkeeper.rules import evaluate
 

@@ -14,7 +14,7 @@ from typing import NoReturn
 
 import pytest
 
-from tests.hub.stories import HOT, NOON, Line, later
+from tests.support.hub_stories import HOT, NOON, Line, later
 from watchkeeper.config import settings
 from watchkeeper.errors import HubError
 from watchkeeper.hub import rule_loops

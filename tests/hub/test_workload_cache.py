@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.hub.stories import Line, gpu, later
+from tests.support.hub_stories import Line, gpu, later
 from watchkeeper.hub import pipeline
 from watchkeeper.query import engine as engines
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.incidents.stories import Room, alert, event, gpu, node, xid
+from tests.support.incident_stories import Room, alert, event, gpu, node, xid
 from watchkeeper.model.events import EventKind
 from watchkeeper.model.incidents import IncidentState
 

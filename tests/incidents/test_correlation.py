@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.incidents.stories import Room, alert, gpu, node, xid
+from tests.support.incident_stories import Room, alert, gpu, node, xid
 from watchkeeper.incidents.correlate import MOST_MEMBERS
 from watchkeeper.model import alerts
 from watchkeeper.model.incidents import IncidentState

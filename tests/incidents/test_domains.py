@@ -2,41 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
-
-from tests.incidents.stories import Room, alert, gpu, later, node, xid
-from watchkeeper.incidents.core import Incidents
+from tests.support.incident_stories import LEAF, NODES, RACK, Racked, Room, alert, gpu, later, node, xid
 from watchkeeper.incidents.correlate import MOST_WORKLOADS
-from watchkeeper.incidents.domains import Domains
-from watchkeeper.model import fleet
 from watchkeeper.model.incidents import IncidentState
-
-RACK = fleet.Place("main", domain="rack=r1")
-LEAF = fleet.Place("main", domain="leaf=l1")
-NODES = [node(f"n{at}") for at in range(1, 65)]
-
-
-class Racked(Room):
-    """64 nodes in one rack; the first 32 behind one leaf switch."""
-
-    def _start(self, now: object) -> Incidents:
-        behind = {place: (RACK, LEAF) if at < 32 else (RACK,) for at, place in enumerate(NODES)}
-        domains = Domains(
-            of=lambda place: behind.get(place, ()),
-            nodes=lambda domain: [place for place, around in behind.items() if domain in around],
-        )
-        names = lambda place: (place.domain or "").replace("=", " ") or str(place.node)  # noqa: E731
-        return Incidents(self.journal, now=later(0), names=names, domains=domains, workloads=self._workloads_at)
-
-
-@pytest.fixture
-def rack(tmp_path: Path) -> Iterator[Racked]:
-    room = Racked(tmp_path)
-    yield room
-    room.journal.close()
 
 
 def test_a_rack_that_loses_power_is_one_incident(rack: Racked) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.incidents.stories import NOON, Room, alert, gpu, job, later, node, xid
+from tests.support.incident_stories import NOON, Room, alert, gpu, job, later, node, xid
 from watchkeeper.errors import PackError
 from watchkeeper.incidents import blast
 from watchkeeper.incidents.footprint import NOWHERE, Footprint, Footprints

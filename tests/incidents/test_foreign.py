@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.hub.stories import Line, later
+from tests.support.hub_stories import Line, later
 from watchkeeper.incidents import foreign
 from watchkeeper.kit import wire
 from watchkeeper.model import alerts

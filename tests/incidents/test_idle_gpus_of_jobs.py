@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.incidents.stories import Room, alert, gpu, job, later
+from tests.support.incident_stories import Room, alert, gpu, job, later
 from watchkeeper.incidents import blast
 from watchkeeper.incidents.footprint import Footprint
 from watchkeeper.model import alerts, fleet

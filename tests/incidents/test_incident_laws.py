@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.incidents.stories import Room, alert, event, gpu, node, xid
 from tests.properties import examples
+from tests.support.incident_stories import Room, alert, event, gpu, node, xid
 from watchkeeper.model import alerts, events, fleet
 from watchkeeper.model.incidents import INCIDENT_MOVES, Incident, IncidentState
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.incidents.stories import Room, alert, event, gpu, job, later, node, xid
 from tests.properties import examples
+from tests.support.incident_stories import Room, alert, event, gpu, job, later, node, xid
 from watchkeeper.incidents.core import Incidents
 from watchkeeper.incidents.domains import Domains
 from watchkeeper.incidents.footprint import NOWHERE, Footprint

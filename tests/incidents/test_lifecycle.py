@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.incidents.stories import Room, alert, event, gpu, later, node, xid
+from tests.support.incident_stories import Room, alert, event, gpu, later, node, xid
 from watchkeeper.errors import IllegalMove, JournalConflict
 from watchkeeper.model.events import SERVER, TELLS_RETURN, Event, EventKind
 from watchkeeper.model.fleet import Place

@@ -6,8 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from tests.incidents.stories import Room, alert, gpu, later, node, xid
-from tests.incidents.test_domains import NODES, Racked, rack  # noqa: F401 (fixture)
+from tests.support.incident_stories import NODES, Racked, Room, alert, gpu, later, node, xid
 from watchkeeper.errors import IllegalMove
 from watchkeeper.incidents import core, correlate
 from watchkeeper.model.incidents import IncidentState, MemberKind
@@ -38,7 +37,7 @@ def test_beyond_so_many_open_incidents_alerts_wait_for_room(room: Room, monkeypa
     assert len(room.open()) == 2
 
 
-def test_the_domain_says_how_much_of_it_has_failed_as_that_grows(rack: Racked) -> None:  # noqa: F811
+def test_the_domain_says_how_much_of_it_has_failed_as_that_grows(rack: Racked) -> None:
     for at, place in enumerate(NODES):
         rack.incidents.take_alerts([alert("node_down", place, at)], later(at))
     (incident,) = rack.incidents.open()
@@ -46,7 +45,7 @@ def test_the_domain_says_how_much_of_it_has_failed_as_that_grows(rack: Racked) -
     assert said.startswith("64 of 64 nodes of rack r1 at once")
 
 
-def test_what_became_a_part_of_another_says_of_which_until_it_comes_back(rack: Racked) -> None:  # noqa: F811
+def test_what_became_a_part_of_another_says_of_which_until_it_comes_back(rack: Racked) -> None:
     for at, place in enumerate(NODES[:20]):
         rack.incidents.take_alerts([alert("node_down", place, at)], later(at))
     part = rack.journal.incident("INC-2")

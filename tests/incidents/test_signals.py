@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.incidents.stories import NOON, alert, event, gpu, node, xid
+from tests.support.incident_stories import NOON, alert, event, gpu, node, xid
 from watchkeeper.incidents.signals import clear_rule, from_alert, from_event, place_of
 from watchkeeper.model import alerts, events, fleet
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from tests.incidents.stories import NOON, Room, alert, gpu, later, node, xid
+from tests.support.incident_stories import NOON, Room, alert, gpu, later, node, xid
 from watchkeeper.incidents import blast, subject
 from watchkeeper.model.incidents import Incident
 from watchkeeper.model.labels import Labels

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from tests.incidents.stories import NOON, Room, alert, event, gpu, later, node, xid
+from tests.support.incident_stories import NOON, Room, alert, event, gpu, later, node, xid
 from watchkeeper.errors import StoreError
 from watchkeeper.incidents.core import CLAIMED_AT
 from watchkeeper.model import alerts, fleet

@@ -8,27 +8,18 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 
 from tests.instrument import pages
+from tests.support.waiting import until
 from watchkeeper.instrument import exports as exporting
 from watchkeeper.instrument.exports import ExportRefused, Exports
 from watchkeeper.instrument.placement import Placement
 from watchkeeper.instrument.training import TrainingMonitor
-
-PATIENCE_SECONDS = 60.0
-
-
-def until(true: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not true():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.01)
 
 
 def monitor(exports: Exports, rank: int = 0) -> TrainingMonitor:

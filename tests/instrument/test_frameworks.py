@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import torch_python
 from tests.instrument import pages
+from tests.support import torch_python
 from watchkeeper.instrument.optional import PackageMissing
 from watchkeeper.instrument.training import TrainingMonitor
 

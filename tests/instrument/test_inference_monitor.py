@@ -13,8 +13,9 @@ from starlette.requests import Request as WebRequest
 from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Route
 
-from tests import torch_python
 from tests.instrument import pages
+from tests.support import torch_python
+from tests.support.waiting import turns
 from watchkeeper.instrument import tallies, tracing
 from watchkeeper.instrument.asgi import InferenceMiddleware
 from watchkeeper.instrument.exports import Exports
@@ -55,7 +56,7 @@ def ask(app: Any, path: str = "/v1/chat", **headers: str) -> list[dict[str, Any]
     }
 
     async def receive() -> dict[str, Any]:
-        await asyncio.sleep(3600)
+        await asyncio.Event().wait()
         return {}
 
     async def send(message: Any) -> None:
@@ -136,11 +137,11 @@ def test_other_paths_are_left_alone_and_the_page_is_one_of_them(monitor: Inferen
 def test_a_coroutine_that_is_cancelled_had_a_client_that_went_away(monitor: InferenceMonitor) -> None:
     @monitor.measured
     async def answer() -> None:
-        await asyncio.sleep(3600)
+        await asyncio.Event().wait()
 
     async def leave() -> None:
         task = asyncio.create_task(answer())
-        await asyncio.sleep(0)
+        await turns()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -151,11 +152,11 @@ def test_a_coroutine_that_is_cancelled_had_a_client_that_went_away(monitor: Infe
 
 def test_a_client_that_goes_away_is_a_499(monitor: InferenceMonitor) -> None:
     async def forever(scope: Any, receive: Any, send: Any) -> None:
-        await asyncio.sleep(3600)
+        await asyncio.Event().wait()
 
     async def leave() -> None:
         task = asyncio.create_task(monitor.asgi(forever)({"type": "http", "path": "/", "headers": []}, None, None))
-        await asyncio.sleep(0)
+        await turns()
         assert pages.value(monitor, "inference_requests_running") == 1
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

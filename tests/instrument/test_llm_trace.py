@@ -11,12 +11,12 @@ import csv
 import math
 from collections.abc import Sequence
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.instrument import pages, virtual_time
+from tests.support.paths import SHARED
 from watchkeeper.instrument.exports import Exports
 from watchkeeper.instrument.inference import DURATION_BOUNDS, InferenceMonitor, current_request
 from watchkeeper.model.labels import Labels
@@ -24,7 +24,7 @@ from watchkeeper.model.samples import Sample
 from watchkeeper.query.embedded import EmbeddedEngine
 from watchkeeper.store.head.head import Head
 
-AZURE = Path(__file__).parents[3] / "shared" / "corpus" / "traces" / "azure_llm_2023_conv.csv"
+AZURE = SHARED / "corpus" / "traces" / "azure_llm_2023_conv.csv"
 PREFILL_SECONDS, TOKEN_SECONDS, PIECE_TOKENS = 0.0003, 0.03, 64
 Asked = tuple[float, int, int]
 

@@ -15,12 +15,11 @@ from typing import Any
 
 import pytest
 
-from tests.fake_nvml import driver
+from tests.support import waiting
+from tests.support.fake_nvml import driver
 from watchkeeper.instrument import gpu_reader, log_context
 from watchkeeper.instrument.gpu_states import GpuState
 from watchkeeper.instrument.log_context import GpuContext, is_wanted, visible
-
-PATIENCE_SECONDS = 60.0
 
 
 @pytest.fixture
@@ -37,11 +36,10 @@ def record(context: GpuContext) -> Any:
 
 
 def until(context: GpuContext, true: Callable[[Any], object]) -> Any:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not true(made := record(context)):
-        assert time.monotonic() < deadline, f"it never came true: {made.gpu_context}"
-        time.sleep(0.01)
-    return made
+    def made() -> Any:
+        return latest if true(latest := record(context)) else None
+
+    return waiting.until(made, what=lambda: f"another context than {record(context).gpu_context!r}")
 
 
 def test_a_record_says_what_each_gpu_does(context: GpuContext, fake: driver.FakeNvml) -> None:
@@ -72,23 +70,17 @@ def test_a_hung_driver_costs_a_record_nothing_and_is_said(
     monkeypatch.setattr(log_context, "FIRST_SECONDS", 0.0)
     until(context, lambda made: made.gpu_states)
     fake.tell(0, Temperature=driver.HANG)
-    slowest = 0.0
+    seconds = []
 
-    def is_unknown(made: Any) -> bool:
-        return "the driver has not answered for" in made.gpu_context
-
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while True:
+    def unknown() -> Any:
         began = time.monotonic()
         made = record(context)
-        slowest = max(slowest, time.monotonic() - began)
-        if is_unknown(made):
-            break
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    assert made.gpu_states == []
+        seconds.append(time.monotonic() - began)
+        return made if "the driver has not answered for" in made.gpu_context else None
+
+    assert waiting.until(unknown).gpu_states == []
     # The driver hangs for as long as the test; a record that waited for it would have been the last.
-    assert slowest < 10.0
+    assert max(seconds) < 10.0
 
 
 def test_without_a_driver_the_reason_is_on_the_record(tmp_path: Path) -> None:
@@ -142,10 +134,7 @@ def test_the_reader_ends_with_a_program_that_is_killed(fake: driver.FakeNvml) ->
         reader = Path("/proc") / running.stdout.readline().decode().strip()
         assert reader.exists()
         running.kill()
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while is_alive(reader):
-        assert time.monotonic() < deadline, "the reader outlived its program"
-        time.sleep(0.02)
+    waiting.until(lambda: not is_alive(reader), what="the reader ends with its program")
 
 
 def is_alive(process: Path) -> bool:

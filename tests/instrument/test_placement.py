@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fake_nvml import driver
+from tests.support.fake_nvml import driver
 from watchkeeper.instrument import placement
 from watchkeeper.instrument.placement import Placement
 

@@ -7,7 +7,7 @@ import sys
 import textwrap
 from pathlib import Path
 
-from tests.house.tree import ROOT
+from tests.support.paths import ROOT
 
 
 def run(program: str, *arguments: str) -> str:

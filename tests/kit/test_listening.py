@@ -9,6 +9,7 @@ import warnings
 
 import pytest
 
+from tests.support import waiting
 from watchkeeper.net import listening
 
 
@@ -21,8 +22,7 @@ def test_no_connection_is_left_open_however_far_it_has_come(turns: int) -> None:
     async def story() -> None:
         server = await asyncio.start_server(meet, "127.0.0.1", 0)
         with socket.create_connection(server.sockets[0].getsockname()):
-            for _ in range(turns):
-                await asyncio.sleep(0)
+            await waiting.turns(turns)
             await listening.end(server)
 
     with warnings.catch_warnings(record=True) as left:

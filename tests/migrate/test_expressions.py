@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
+from tests.support.paths import SHARED
 from watchkeeper.catalogue import pack, series
 from watchkeeper.migrate import expression
 from watchkeeper.migrate.verdict import Standing
 from watchkeeper.query.promql import parser, walk
 from watchkeeper.readers import grafana_dashboard
 
-CORPUS = Path(__file__).parents[3] / "shared" / "corpus" / "dashboards" / "expressions.txt"
+CORPUS = SHARED / "corpus" / "dashboards" / "expressions.txt"
 
 
 @pytest.mark.parametrize(

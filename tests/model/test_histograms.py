@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tests.model import native_strategies as native
+from tests.support import native_strategies as native
 from watchkeeper.model.histograms import (
     CUSTOM,
     Bucket,

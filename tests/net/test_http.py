@@ -8,7 +8,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from tests.scrape.loopback import Answer, Heard, Loopback, reply, serve
+from tests.support.loopback import Answer, Heard, Loopback, reply, serve
+from tests.support.waiting import turns
 from watchkeeper.errors import CollectError
 from watchkeeper.net.http import Connection, Request, Response
 
@@ -61,7 +62,7 @@ def test_requests_share_one_connection_and_a_closed_one_is_replaced() -> None:
             await connection.send(Request(server.origin))
         assert server.connections == 1
         server.heard[-1].writer.close()
-        await asyncio.sleep(0)
+        await turns()
         response = await connection.send(Request(server.origin))
         assert server.connections == 2
         return response

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.scrape.test_prometheus_config import certificate  # noqa: F401 (a fixture)
 from watchkeeper.net.access import Access
 from watchkeeper.net.http import Connection, Request
 
@@ -30,7 +29,7 @@ asyncio.run(serve())
 
 
 @pytest.fixture
-def mute_server(certificate: tuple[Path, Path]) -> Iterator[str]:  # noqa: F811
+def mute_server(certificate: tuple[Path, Path]) -> Iterator[str]:
     line = [sys.executable, "-c", MUTE, *map(str, certificate)]
     with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as server:
         assert server.stdout is not None
@@ -41,7 +40,7 @@ def mute_server(certificate: tuple[Path, Path]) -> Iterator[str]:  # noqa: F811
 @pytest.mark.slow
 def test_requests_that_are_cancelled_while_they_connect_leave_nothing_behind(
     mute_server: str,
-    certificate: tuple[Path, Path],  # noqa: F811
+    certificate: tuple[Path, Path],
 ) -> None:
     access = Access(ca_file=str(certificate[0]), server_name="n1.example")
 

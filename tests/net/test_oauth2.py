@@ -11,8 +11,8 @@ from urllib.parse import parse_qs
 
 import pytest
 
-from tests.scrape.loopback import Answer, Heard, Loopback, reply, serve
-from tests.scrape.test_scrape import Kept
+from tests.support.loopback import Answer, Heard, Loopback, reply, serve
+from tests.support.scraped import Kept
 from watchkeeper.errors import CollectError
 from watchkeeper.net.oauth2 import ClientCredentials
 from watchkeeper.scrape import prometheus_config

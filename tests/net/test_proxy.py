@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
 import ssl
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from tests.scrape.loopback import Heard, reply, serve
-from tests.scrape.test_prometheus_config import certificate  # noqa: F401 (a fixture)
+from tests.net.tunnels import tunnelling
+from tests.support.loopback import Heard, reply, serve
 from watchkeeper.errors import CollectError
 from watchkeeper.net.access import Access
 from watchkeeper.net.http import Connection, Request, Response
@@ -43,33 +41,7 @@ def test_a_plain_request_is_relayed_in_full_with_the_proxys_password() -> None:
     asyncio.run(story())
 
 
-@contextlib.asynccontextmanager
-async def tunnelling() -> AsyncIterator[tuple[str, list[bytes]]]:
-    """The address of a proxy that opens tunnels on this machine, and what it was asked for."""
-    asked: list[bytes] = []
-
-    async def pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(ConnectionError):
-            while piece := await reader.read(65536):
-                writer.write(piece)
-                await writer.drain()
-        writer.close()
-
-    async def tunnel(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        asked.append((await reader.readuntil(b"\r\n\r\n")).split(b"\r\n")[0])
-        there = await asyncio.open_connection("127.0.0.1", int(asked[-1].split()[1].rpartition(b":")[2]))
-        writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
-        await asyncio.gather(pipe(reader, there[1]), pipe(there[0], writer))
-
-    proxy = await asyncio.start_server(tunnel, "127.0.0.1", 0)
-    try:
-        yield f"http://127.0.0.1:{proxy.sockets[0].getsockname()[1]}", asked
-    finally:
-        proxy.close()
-        await proxy.wait_closed()
-
-
-def test_tls_goes_through_a_tunnel_and_the_proxy_sees_no_request(certificate: tuple[Path, Path]) -> None:  # noqa: F811
+def test_tls_goes_through_a_tunnel_and_the_proxy_sees_no_request(certificate: tuple[Path, Path]) -> None:
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(*certificate)
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.waiting import turns
 from watchkeeper.net import streams
 
 T = TypeVar("T")
@@ -23,7 +24,7 @@ def read(pieces: Sequence[bytes], use: Callable[[streams.Reader], Coroutine[None
         reader = streams.Reader()
         task = asyncio.ensure_future(use(reader))
         for piece in pieces:
-            await asyncio.sleep(0)
+            await turns()
             reader.feed_data(piece)
         reader.feed_eof()
         return await task
@@ -71,8 +72,7 @@ def test_a_peer_that_sends_what_nobody_asked_for_is_held_back_until_somebody_doe
         server = await asyncio.start_server(answer, "127.0.0.1", 0)
         reader, writer = await streams.open_connection("127.0.0.1", server.sockets[0].getsockname()[1])
         first = await reader.readexactly(1)
-        for _ in range(100):
-            await asyncio.sleep(0)
+        await turns(100)
         held = reader._size
         rest = await reader.readexactly((8 << 20) - 1)
         writer.close()

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.net.test_proxy import tunnelling
-from tests.query.scripted import Reply, serving
-from tests.scrape.loopback import reply, serve
-from tests.scrape.test_prometheus_config import certificate  # noqa: F401 (a fixture)
+from tests.net.tunnels import tunnelling
+from tests.support.loopback import reply, serve
+from tests.support.scripted import Reply, serving
 from watchkeeper.net import sync_http
 from watchkeeper.net.access import NOTHING, Access
 
@@ -40,7 +39,7 @@ def test_hosts_that_the_environment_exempts_are_asked_directly(monkeypatch: pyte
         assert followed(server.url) == (200, b"direct")
 
 
-def test_tls_goes_through_a_tunnel(certificate: tuple[Path, Path]) -> None:  # noqa: F811
+def test_tls_goes_through_a_tunnel(certificate: tuple[Path, Path]) -> None:
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(*certificate)
 

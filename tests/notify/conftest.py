@@ -1,15 +1,7 @@
+"""Each test has a room of its own."""
+
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+from tests.support.incident_stories import rack, room
 
-import pytest
-
-from tests.incidents.stories import Room
-
-
-@pytest.fixture
-def room(tmp_path: Path) -> Iterator[Room]:
-    room = Room(tmp_path)
-    yield room
-    room.journal.close()
+__all__ = ["rack", "room"]

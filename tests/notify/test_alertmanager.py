@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.incidents.stories import Room, alert, gpu, later, node, xid
-from tests.incidents.test_services import Web, running
+from tests.support.incident_stories import Room, alert, gpu, later, node, xid
+from tests.support.webhooks import Web, running
 from watchkeeper.errors import WireError
 from watchkeeper.incidents import subject
 from watchkeeper.incidents.signals import from_alert

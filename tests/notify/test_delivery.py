@@ -10,8 +10,9 @@ from typing import TypeVar
 
 import pytest
 
-from tests.incidents.stories import Room, gpu, xid
-from tests.incidents.test_services import Web, running
+from tests.support.incident_stories import Room, gpu, xid
+from tests.support.waiting import until_async
+from tests.support.webhooks import Web, running
 from watchkeeper.config import settings
 from watchkeeper.incidents import subject
 from watchkeeper.kit import clock, own_metrics
@@ -45,9 +46,7 @@ def test_a_receiver_that_never_finishes_is_told_again_later_and_delays_nobody(
         time = clock.ScaledClock()
         loops = [asyncio.ensure_future(body()) for _, body in desk.loops(time, at_once)]
         desk.look(room.incidents.recent(), time.now())
-        async with asyncio.timeout(60):
-            while not all(one.answer for one in room.journal.notices_of("INC-1")):
-                await asyncio.sleep(0.02)
+        await until_async(lambda: all(one.answer for one in room.journal.notices_of("INC-1")))
         for loop in loops:
             loop.cancel()
         await asyncio.gather(*loops, return_exceptions=True)

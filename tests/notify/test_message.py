@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.incidents.stories import Room, alert, gpu, later, node, xid
-from tests.notify.test_notify import Mail
+from tests.notify.mail import Mail
+from tests.support.incident_stories import Room, alert, gpu, later, node, xid
 from watchkeeper.model.incidents import IncidentState
 from watchkeeper.notify import message
 from watchkeeper.notify.outbox import Batch

@@ -10,50 +10,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tests.incidents.stories import Room, alert, gpu, later, node, xid
+from tests.notify.mail import HOOK, LEAD, ROUTE, Mail
 from tests.properties import examples
-from watchkeeper.incidents import subject
+from tests.support.incident_stories import Room, alert, gpu, later, node, xid
 from watchkeeper.model import notices, silences
 from watchkeeper.model.notices import NoticeState, Occasion
-from watchkeeper.notify import notify, outbox, routing, silencing
-
-HOOK = routing.Receiver("hook", webhook="http://127.0.0.1:1/")
-LEAD = routing.Receiver("lead", webhook="http://127.0.0.1:1/")
-ROUTE = routing.Route(("hook",), wait="10s", repeat="1h", escalate_after="15m", escalate_to=("lead",))
-ROUTING = routing.Routing((HOOK, LEAD), (ROUTE,))
-
-
-class Mail:
-    """Incidents and their outbox on one journal; what `deliver` hands out counts as taken."""
-
-    def __init__(self, room: Room, table: routing.Routing = ROUTING) -> None:
-        self.room, self.table = room, table
-        self.silences = silencing.Silences(room.journal, now=later(0))
-        self.box = self._open(0)
-
-    def _open(self, at: float) -> outbox.Outbox:
-        about = lambda incident: subject.subject_of(incident, subject.Inventory())  # noqa: E731
-        return outbox.Outbox(self.room.journal, self.table, subject=about, silences=self.silences, now=later(at))
-
-    def restart(self, at: float) -> None:
-        self.room.restart(at)
-        self.silences = silencing.Silences(self.room.journal, now=later(at))
-        self.box = self._open(at)
-
-    def look(self, at: float) -> None:
-        self.room.tick(at)
-        self.box.look(self.room.incidents.recent(), later(at))
-
-    def take(self, at: float, receiver: str = "hook") -> outbox.Batch | None:
-        self.look(at)
-        return self.box.take(receiver, later(at), incident=self.room.journal.incident)
-
-    def told(self, at: float, receiver: str = "hook") -> list[tuple[str, str]]:
-        batch = self.take(at, receiver)
-        if batch is None:
-            return []
-        self.box.taken(batch, "200", later(at))
-        return [(notice.incident, notice.occasion.value) for notice in batch.notices]
+from watchkeeper.notify import notify, routing, silencing
 
 
 @pytest.fixture

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.incidents.stories import Room, alert, gpu, later, node, xid
-from tests.incidents.test_domains import NODES, RACK, rack  # noqa: F401 (fixture)
-from tests.notify.test_notify import HOOK, LEAD, ROUTE, ROUTING, Mail
+from tests.notify.mail import HOOK, LEAD, ROUTE, ROUTING, Mail
+from tests.support.incident_stories import NODES, RACK, Room, alert, gpu, later, node, xid
 from watchkeeper.errors import StoreError
 from watchkeeper.model.notices import NoticeState
 from watchkeeper.notify import message, routing
@@ -91,7 +90,7 @@ def test_the_gravest_are_told_first(mail: Mail) -> None:
     assert batch.incidents[0].cause == "gpu_fell_off_bus"
 
 
-def test_nodes_that_turn_out_to_be_a_rack_are_told_as_such(rack: Room) -> None:  # noqa: F811
+def test_nodes_that_turn_out_to_be_a_rack_are_told_as_such(rack: Room) -> None:
     mail = Mail(rack, routing.Routing((HOOK, LEAD), (ROUTE,)))
     for at, place in enumerate(NODES[:2]):
         rack.incidents.take_alerts([alert("node_down", place, at)], later(at))

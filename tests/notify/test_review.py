@@ -8,8 +8,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from tests.incidents.stories import NOON, Room, gpu, later, xid
-from tests.incidents.test_services import Web, running
+from tests.support.incident_stories import NOON, Room, gpu, later, xid
+from tests.support.waiting import until_async
+from tests.support.webhooks import Web, running
 from watchkeeper.incidents import subject
 from watchkeeper.kit import clock
 from watchkeeper.notify import review, routing
@@ -95,9 +96,7 @@ def test_the_event_loop_does_not_wait_for_the_journal(room: Room) -> None:
     async def live() -> None:
         time, made = clock.ManualClock(NOON), review.Reviews(room.journal, str, subject.Inventory())
         sending = asyncio.create_task(made.forever(lambda: table(1), time, asyncio.to_thread))
-        async with asyncio.timeout(60):
-            while not by:
-                await asyncio.sleep(0.01)
+        await until_async(lambda: by)
         sending.cancel()
         await asyncio.gather(sending, return_exceptions=True)
 

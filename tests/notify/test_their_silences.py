@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.incidents.stories import NOON, later
+from tests.support.incident_stories import NOON, later
 from watchkeeper.errors import ReceiverError
 from watchkeeper.kit import wire
 from watchkeeper.model.silences import ALERTMANAGER

@@ -6,8 +6,8 @@ import re
 from fnmatch import fnmatchcase
 
 import watchkeeper
-from tests.house.tree import ROOT
-from tests.render import render_tools
+from tests.support import render_tools
+from tests.support.paths import ROOT
 from watchkeeper.config import settings as config
 from watchkeeper.render import kubernetes
 

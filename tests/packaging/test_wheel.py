@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from bench import wheel as sizes
-from tests.house.tree import ROOT
+from tests.support.paths import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 # The base install (pyproject.toml `dependencies`), by the names under which it lies in site-packages.

@@ -14,7 +14,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from tests.remediate import deadly_hub
+from tests.support import deadly_hub
 from watchkeeper.cli.hub import up
 from watchkeeper.config import settings
 from watchkeeper.kit import clock, logs

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests import servers
-from tests.product.running import WATCHKEEPER, await_that
+from tests.support.running_product import WATCHKEEPER, await_that
 
 CONFIG = """
 global: {scrape_interval: 1s, external_labels: {cluster: blue}}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.product.running import Product, await_that, up
+from tests.support.running_product import Product, await_that, up
 
 pytestmark = pytest.mark.alone
 INCIDENT_SECONDS, STOP_SECONDS = 2.0, 5.0

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.product.running import Product, await_that, command, up
+from tests.support.running_product import Product, await_that, command, up
 from watchkeeper.query import embedded
 from watchkeeper.store import backup
 from watchkeeper.store.head import head

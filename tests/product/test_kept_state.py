@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.hub.opened import opened as open_hub
+from tests.support.opened import opened as open_hub
 from watchkeeper import errors
 from watchkeeper.cli.hub import up
 from watchkeeper.config import settings as config

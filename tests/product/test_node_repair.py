@@ -6,15 +6,14 @@ import contextlib
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.fake_nvml.driver import FakeNvml
-from tests.remediate.drivers.test_node_driver import GPU, RESET
-from tests.remediate.test_orders import HUB_KEY, KEY
+from tests.support.fake_nvml.driver import FakeNvml
+from tests.support.node_orders import GPU, HUB_KEY, KEY, RESET
+from tests.support.waiting import PROGRAM_SECONDS, until
 from tests.web.running import serving
 from tests.web.small_hub import SmallHub
 from watchkeeper.errors import ActionRefused
@@ -52,11 +51,10 @@ def an_agent(root: Path, url: str, *options: str) -> Iterator[None]:
 
 
 def performed(driver: NodeOrders) -> Performed:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not (done := driver.perform(RESET)).is_complete:
-        assert time.monotonic() < deadline, done
-        time.sleep(0.1)
-    return done
+    def complete() -> Performed | None:
+        return done if (done := driver.perform(RESET)).is_complete else None
+
+    return until(complete, timeout_seconds=PATIENCE_SECONDS, interval_seconds=PROGRAM_SECONDS)
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests import servers
-from tests.product.running import WATCHKEEPER, Product, await_that
+from tests.support.running_product import WATCHKEEPER, Product, await_that
 
 Answer = Callable[[int], int]
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.fake_nvml.driver import FakeNvml
-from tests.product.test_orders import Place, await_that
+from tests.product.hub_and_agent import Place, await_that
+from tests.support.fake_nvml.driver import FakeNvml
 
 GPU = "GPU-00000000-0000-0000-0000-000000000000"
 # One node in a file, as scontrol shows and changes it.

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests import servers
-from tests.product.running import WATCHKEEPER, await_that
+from tests.support.running_product import WATCHKEEPER, await_that
 
 SPEED = 20
 CALLS = ("cordon", "drain", "reboot", "uncordon")
@@ -41,7 +41,7 @@ class Fleet:
 
     def _line(self, death: str) -> list[str]:
         arguments = [self.url, str(self.folder / "kept"), str(self.port), str(SPEED), repr(self.epoch), death]
-        return [sys.executable, "-m", "tests.remediate.deadly_hub", *arguments]
+        return [sys.executable, "-m", "tests.support.deadly_hub", *arguments]
 
     def ask(self, path: str) -> Any:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=60) as answer:

@@ -18,8 +18,9 @@ from typing import Any
 
 import pytest
 
-from tests import postgres_server, servers
-from tests.product.running import SOON_SECONDS, WATCHKEEPER, await_that
+from tests import servers
+from tests.support import postgres_server
+from tests.support.running_product import SOON_SECONDS, WATCHKEEPER, await_that
 from watchkeeper.store.journal import election
 from watchkeeper.store.journal import postgres as journal_servers
 from watchkeeper.store.journal.journal import Journal

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests import servers
-from tests.product.running import WATCHKEEPER, Product, await_that, command, up
+from tests.support.running_product import WATCHKEEPER, Product, await_that, command, up
 
 
 @pytest.fixture(scope="module")

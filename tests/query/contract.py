@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import yaml
 
 from tests.query import dashboards
+from tests.support.paths import ROOT
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import STALE, Sample
 from watchkeeper.query import engine
 from watchkeeper.query.evaluate.notes import COUNTER_ENDINGS
 
-RULES = Path(__file__).parents[2] / "watchkeeper" / "packs" / "rules"
+RULES = ROOT / "watchkeeper" / "packs" / "rules"
 BEGIN_MS = 1_705_276_800_000  # 2024-01-15 00:00:00 UTC
 SAMPLES = 80
 STEP_MS = 15_000

@@ -11,16 +11,16 @@ import dataclasses
 import random
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import re2
 
+from tests.support.paths import SHARED
 from watchkeeper import errors
 from watchkeeper.model.labels import METRIC_NAME, Labels
 from watchkeeper.model.samples import Sample
 from watchkeeper.query.promql import ast, parser
 
-CORPUS = Path(__file__).parents[3] / "shared" / "corpus" / "dashboards" / "expressions.txt"
+CORPUS = SHARED / "corpus" / "dashboards" / "expressions.txt"
 VARIABLE = r"(?:\$\{\w+(?::\w+)?\}|\$\w+|\[\[\w+\]\])"
 # `label="$x"`, `label=~"$x|other"`, and what is left: in a range, in a grouping, or in arithmetic.
 QUOTED = re.compile(rf"""(?P<op>!=|=~|!~|=)\s*(?P<quote>["'])(?P<text>[^"']*{VARIABLE}[^"']*)["']""")

@@ -11,20 +11,23 @@ import random
 import re
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import yaml
 
 from tests import servers
-from tests.query import test_embedded_against_prometheus as against
+from tests.query import prometheus_server as against
+from tests.support.paths import SHARED
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import Sample
 from watchkeeper.query.embedded import EmbeddedEngine
 from watchkeeper.store.head.head import Head
 
-CORPUS = Path(__file__).parents[3] / "shared/corpus/promqltest/compliance-promql-test-queries.yml"
-pytestmark = [*against.pytestmark, pytest.mark.skipif(not CORPUS.exists(), reason="no copy of the queries beside us")]
+CORPUS = SHARED / "corpus/promqltest/compliance-promql-test-queries.yml"
+pytestmark = [
+    *against.needs_prometheus,
+    pytest.mark.skipif(not CORPUS.exists(), reason="no copy of the queries beside us"),
+]
 ARITHMETIC, COMPARISONS = ("+", "-", "*", "/", "%", "^"), ("==", "!=", "<", ">", "<=", ">=")
 SIMPLE = ("sum", "avg", "max", "min", "count", "stddev", "stdvar")
 FILLS = {

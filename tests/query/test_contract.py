@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from tests.query import contract, engines
+from tests.query import contract
+from tests.support import engines
 from watchkeeper import errors
 from watchkeeper.kit import durations
 from watchkeeper.model.labels import Labels

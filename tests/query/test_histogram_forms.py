@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.model import native_strategies as native
+from tests.support import native_strategies as native
 from watchkeeper import errors
 from watchkeeper.kit.protobuf import fields, varint
 from watchkeeper.model.histograms import CUSTOM, Hint, Histogram, HistogramSample

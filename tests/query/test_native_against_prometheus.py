@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.query import engines
+from tests.support import engines
 from watchkeeper.model.histograms import Histogram, HistogramSample, total
 from watchkeeper.model.labels import Labels
 from watchkeeper.query.embedded import EmbeddedEngine

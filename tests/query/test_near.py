@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.query.scripted import Asked, Reply, Scripted, serving, vector
+from tests.support.scripted import Asked, Reply, Scripted, serving, vector
 from watchkeeper.config import settings
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import Sample

@@ -10,14 +10,15 @@ import pytest
 
 from tests.query import notation, promqltest
 from tests.query.promqltest import Status
+from tests.support.paths import ROOT, SHARED
 from watchkeeper.model import samples
 from watchkeeper.model.histograms import Histogram
 from watchkeeper.model.labels import Labels
 from watchkeeper.query.evaluate import evaluator
 from watchkeeper.query.promql import functions
 
-CORPUS = Path(__file__).parents[3] / "shared/corpus/promqltest"
-REFERENCE = Path(__file__).parents[2] / "docs/reference/promql.md"
+CORPUS = SHARED / "corpus/promqltest"
+REFERENCE = ROOT / "docs/reference/promql.md"
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.readers import protobuf_pages as pages
+from tests.support import protobuf_pages as pages
 from watchkeeper.errors import CollectError
 from watchkeeper.model.histograms import Hint, Histogram
 from watchkeeper.model.labels import Labels

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from tests.hub.opened import opened
-from tests.product.running import await_that
 from tests.remediate.cluster import Machine, TestCluster, nodes
+from tests.support.opened import opened
+from tests.support.running_product import await_that
 from watchkeeper.cli.main import watchkeeper
 from watchkeeper.client.hub import Client
 from watchkeeper.config import settings

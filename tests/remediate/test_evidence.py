@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
-from tests.remediate.test_orders import HUB_KEY, KEY
-from tests.remediate.test_validation import GPU, NODE, NOON, xid
+from tests.remediate.evidence_files import GPU, NODE, NOON, Inventory, files, xid
+from tests.support.node_orders import HUB_KEY, KEY
 from watchkeeper.errors import QueryError
-from watchkeeper.kit import evidence_file
 from watchkeeper.model import alerts, fleet, incidents, orders
 from watchkeeper.model.actions import Result
 from watchkeeper.model.labels import Labels
@@ -41,17 +40,6 @@ INCIDENT = incidents.Incident(
 )
 
 
-@dataclass
-class Inventory:
-    known: fleet.Node
-
-    def node(self, name: str, cluster: str | None = None) -> fleet.Node | None:
-        return self.known if (name, cluster or "main") == ("n1", "main") else None
-
-    def nodes(self) -> list[fleet.Node]:
-        return [self.known]
-
-
 @pytest.fixture
 def journal(tmp_path: Path) -> Iterator[Journal]:
     with closing(Journal(tmp_path / "journal.db")) as opened:
@@ -63,14 +51,6 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
 def sources(journal: Journal) -> Sources:
     engine = EmbeddedEngine(Head(max_series=100))
     return Sources(journal, engine, Inventory(fleet.Node("main", "n1", pool="train")), "1.0")
-
-
-def files(made: bytes | None) -> tuple[dict[str, bytes], dict[str, str]]:
-    """What is in a bundle, and what is missing in it with the reason."""
-    assert made is not None
-    found = evidence_file.read(made)
-    pieces = json.loads(found["manifest.json"])["pieces"]
-    return found, {piece["name"]: piece["missing"] for piece in pieces if "missing" in piece}
 
 
 def test_what_is_not_known_is_said(sources: Sources) -> None:

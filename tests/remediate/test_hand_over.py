@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.remediate.test_evidence import Inventory, files
+from tests.remediate.evidence_files import Inventory, files
 from tests.remediate.world import World
 from watchkeeper.errors import StoreError
 from watchkeeper.model import fleet

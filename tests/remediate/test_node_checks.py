@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.remediate.test_orders import HUB_KEY, KEY, NOON, minutes, waiting
+from tests.support.node_orders import HUB_KEY, KEY, NOON, minutes, waiting
 from watchkeeper.model import orders
 from watchkeeper.model.actions import Result
 from watchkeeper.model.fleet import Place

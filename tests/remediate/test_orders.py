@@ -7,27 +7,20 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
+from tests.support.node_orders import HUB_KEY, KEY, NOON, minutes, waiting
 from watchkeeper.errors import ActionRefused, StoreError, WireError
-from watchkeeper.kit import wire
 from watchkeeper.model import orders
 from watchkeeper.model.actions import Result
 from watchkeeper.remediate import orders as outboxes
 from watchkeeper.remediate.orders import Outbox, Wanted
 from watchkeeper.store.journal.journal import Journal
 
-NOON = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
-HUB_KEY = b"h" * 32
-KEY = orders.node_key(HUB_KEY, "main", "n1")
 SCAN = Wanted("main", "n1", "scan")
-
-
-def minutes(count: float) -> datetime:
-    return NOON + timedelta(minutes=count)
 
 
 @pytest.fixture
@@ -39,13 +32,6 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
 @pytest.fixture
 def outbox(journal: Journal) -> Outbox:
     return Outbox(journal, HUB_KEY, now=NOON)
-
-
-def waiting(outbox: Outbox, node: str = "n1", at: datetime = NOON) -> list[orders.Order]:
-    key = orders.node_key(HUB_KEY, "main", node)
-    found = outbox.waiting("main", node, now=at)
-    assert all(orders.is_sealed(envelope, key, purpose=orders.Purpose.ORDER) for envelope in found)
-    return [wire.loads(orders.Order, envelope.text) for envelope in found]
 
 
 def answer(id: str, result: Result = Result.DONE, key: bytes = KEY) -> orders.Envelope:

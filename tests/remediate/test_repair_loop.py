@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.hub.opened import opened
 from tests.remediate.cluster import Machine, TestCluster, nodes
 from tests.remediate.world import NOON
+from tests.support.opened import opened
+from tests.support.waiting import until_async
 from watchkeeper.config import loading, settings
 from watchkeeper.errors import SettingsError, StoreError
 from watchkeeper.hub.repair_loop import ladder_of, limits_of, policy_of
@@ -151,23 +152,23 @@ def test_a_rule_for_a_cause_that_nobody_knows_is_refused() -> None:
 
 
 def test_an_incident_under_our_own_repair_keeps_its_cause_and_says_so(tmp_path: Path) -> None:
-    inventory = nodes(8)
-    cluster = TestCluster({node.name: Machine() for node in inventory})
+    cluster = TestCluster({node.name: Machine() for node in nodes(8)})
 
     async def story() -> tuple[bool, bool, list[str]]:
         chosen, time = replace(settings.Remediate(), mode=Mode.ACT), ManualClock(NOON)
         hub = opened(settings.Settings(settings.Hub(data=str(tmp_path)), remediate=chosen), time=time, driver=cluster)
-        hub.fleet.fleet.expect(inventory, to_ms(NOON))
+        hub.fleet.fleet.expect(nodes(8), to_ms(NOON))
         place = fleet.Place("main", node="n1", gpu="GPU-1")
         await hub.incidents.take_events([events.Event("e1", events.EventKind.XID, 79, place, NOON, "Xid 79")])
         incident = hub.services.journal.incidents()[0]
         hub.current.stages.pipeline.diagnose(incident, NOON)
         before = hub.repairs.keeps_cause(incident)
-        for _ in range(6000):
-            if "reboot n1" in cluster.calls:
-                break
-            await asyncio.sleep(0.01)
+
+        async def is_rebooted() -> bool:
             await time.advance(0.5)
+            return "reboot n1" in cluster.calls
+
+        await until_async(is_rebooted, interval_seconds=0.01)
         after = [hub.repairs.keeps_cause(incident) for _ in range(2)][-1]
         told = [entry.text for entry in hub.services.journal.timeline("INC-1")]
         hub.close()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 
+from tests.remediate.evidence_files import GPU, NODE, NOON, xid
 from watchkeeper.errors import StoreError
 from watchkeeper.model import alerts, events, fleet, incidents
 from watchkeeper.model.labels import Labels
@@ -15,9 +16,6 @@ from watchkeeper.remediate.validation import ConditionsClear, GpusPresent, NoNew
 from watchkeeper.store.head.head import Head
 from watchkeeper.store.journal.journal import Journal
 
-NOON = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
-NODE = fleet.Place("main", node="n1")
-GPU = replace(NODE, gpu="GPU-1")
 MINUTE = timedelta(minutes=1)
 
 
@@ -36,10 +34,6 @@ class Records:
 
     def incident(self, id: str) -> incidents.Incident | None:
         return next(one for one in self.open if one.id == id)
-
-
-def xid(code: int, at: datetime) -> events.Event:
-    return events.Event(f"e{code}", events.EventKind.XID, code, GPU, at, f"Xid {code}")
 
 
 def standing(verdict: Verdict) -> tuple[Standing, str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.server
 import json
 import threading
-import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 
 from tests import servers
 from tests.render import fleet_settings
+from tests.support.waiting import PROGRAM_SECONDS, until
 from watchkeeper.config import loading
 from watchkeeper.render import alertmanager, prometheus
 
@@ -53,14 +53,14 @@ def exporter() -> Iterator[str]:
 
 def wait_for_alerts(url: str) -> dict[str, dict[str, Any]]:
     """Alertmanager's alerts by name, once both are there and judged."""
-    deadline = time.monotonic() + 90
-    while time.monotonic() < deadline:
+
+    def arrived() -> dict[str, Any]:
         with urllib.request.urlopen(f"{url}/api/v2/alerts", timeout=60) as answer:
             found = {alert["labels"]["alertname"]: alert for alert in json.load(answer)}
-        if len(found) == 2 and "unprocessed" not in {alert["status"]["state"] for alert in found.values()}:
-            return found
-        time.sleep(0.2)
-    pytest.fail(f"the alerts did not arrive: {found}")
+        is_whole = len(found) == 2 and "unprocessed" not in {alert["status"]["state"] for alert in found.values()}
+        return found if is_whole else {}
+
+    return until(arrived, what="both alerts", timeout_seconds=90, interval_seconds=PROGRAM_SECONDS)
 
 
 @pytest.mark.servers

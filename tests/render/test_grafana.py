@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.query import engines
-from tests.render import render_tools
+from tests.support import engines, render_tools
 from watchkeeper.config import settings as config
 from watchkeeper.drill.watch import Watch
 from watchkeeper.query.engine import Engine, Span

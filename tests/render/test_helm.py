@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.render import render_tools
+from tests.support import render_tools
 from watchkeeper.config import settings as config
 from watchkeeper.render import helm, kubernetes
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from tests.house.tree import ROOT
+from tests.support.paths import ROOT
 from watchkeeper.cli import main
 from watchkeeper.config import settings as config
 from watchkeeper.render import helm, kubernetes, manifests

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.render import render_tools
+from tests.support import render_tools
 from watchkeeper.config import settings as config
 from watchkeeper.errors import SettingsError
 from watchkeeper.model.samples import Sample

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from tests import servers
-from tests.render import render_tools
+from tests.support import render_tools
 from watchkeeper.clusters.kubernetes import kubernetes_watch
 from watchkeeper.config import loading
 from watchkeeper.config import settings as config

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +11,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests import kubernetes_server
-from tests.kubernetes_server import Cluster
-from tests.render import render_tools
+from tests.support import render_tools
+from tests.support.clusters import kubernetes_server
+from tests.support.clusters.kubernetes_server import Cluster
+from tests.support.waiting import until, until_async
 from watchkeeper.clusters.kubernetes.kubernetes_watch import KubernetesWatch
 from watchkeeper.config import settings as config
 from watchkeeper.kit import clock, own_metrics
@@ -73,13 +73,11 @@ def may(cluster: Cluster, who: str, *words: str) -> bool:
 
 
 def test_an_agent_is_placed_on_each_gpu_node(cluster: Cluster) -> None:
-    deadline = time.monotonic() + WAIT_SECONDS
-    status = {}
-    while time.monotonic() < deadline and status.get("currentNumberScheduled") != 2:
-        found = cluster.ask("/apis/apps/v1/namespaces/watchkeeper/daemonsets/watchkeeper-agent")
-        status = found.get("status", {})
-        time.sleep(0.2)
-    assert status["desiredNumberScheduled"] == status["currentNumberScheduled"] == 2
+    def counts() -> tuple[int | None, int | None]:
+        found = cluster.ask("/apis/apps/v1/namespaces/watchkeeper/daemonsets/watchkeeper-agent").get("status", {})
+        return found.get("desiredNumberScheduled"), found.get("currentNumberScheduled")
+
+    until(lambda: counts() == (2, 2), what=lambda: f"scheduled: {counts()}", timeout_seconds=WAIT_SECONDS)
 
 
 def test_the_hub_watches_everything_with_exactly_these_rights(cluster: Cluster) -> None:
@@ -91,9 +89,11 @@ def test_the_hub_watches_everything_with_exactly_these_rights(cluster: Cluster) 
             replace(reached, access=let_in), cluster="main", time=clock.ScaledClock(), metrics=own_metrics.Registry()
         )
         task = asyncio.create_task(watch.run())
-        async with asyncio.timeout(WAIT_SECONDS):
-            while not all(kind.is_known or kind.problem for kind in watch.kinds):
-                await asyncio.sleep(0.05)
+
+        def is_answered() -> bool:
+            return all(kind.is_known or kind.problem for kind in watch.kinds)
+
+        await until_async(is_answered, timeout_seconds=WAIT_SECONDS)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         assert {node.name for node in watch.nodes()} == {"hollow-0", "hollow-1"}

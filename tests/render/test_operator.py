@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests import kubernetes_server
-from tests.render import render_tools
+from tests.support import render_tools
+from tests.support.clusters import kubernetes_server
 from watchkeeper.config import settings as config
 from watchkeeper.readers import counters_csv
 from watchkeeper.render import operator

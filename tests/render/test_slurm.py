@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests import servers
-from tests.clusters import slurm_cluster
-from tests.fake_nvml import driver
 from tests.render import fleet_settings
+from tests.support.clusters import slurm_cluster
+from tests.support.fake_nvml import driver
 from watchkeeper.config import loading
 from watchkeeper.config import settings as config
 from watchkeeper.readers.clusters import hostlist

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from tests.rules.test_slo import FILE
+from tests.support.slo_file import FILE
 from watchkeeper.model.alerts import Alert, AlertState
 from watchkeeper.model.labels import Labels
 from watchkeeper.rules import budgets, slo

@@ -5,20 +5,8 @@ from __future__ import annotations
 import pytest
 import yaml
 
+from tests.support.slo_file import FILE
 from watchkeeper.rules import rulefile, slo
-
-FILE = """
-slos:
-  - name: chat-availability
-    title: answers of {{ $labels.model_name }}
-    objective: 0.99
-    window: 28d
-    by: [cluster, model_name]
-    errors: rate(requests_total{code="500"}[window])
-    total: rate(requests_total[window])
-    cause: inference_overload
-    action: Look at it
-"""
 
 
 def test_an_objective_becomes_ratios_a_budget_and_four_burn_rates() -> None:

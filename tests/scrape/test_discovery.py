@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.scrape.loopback import reply, serve
+from tests.support.loopback import reply, serve
 from watchkeeper.errors import CollectError
 from watchkeeper.scrape.discovery import Defaults, Discovery, read_groups
 

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import threading
-import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
@@ -19,7 +18,8 @@ from typing import Any
 import pytest
 
 from tests import servers
-from tests.scrape.test_scrape import Kept
+from tests.support.scraped import Kept
+from tests.support.waiting import PROGRAM_SECONDS, until
 from watchkeeper.scrape.discovery import Discovery, Found
 from watchkeeper.scrape.fleet import Fleet
 from watchkeeper.scrape.scrape import SYNTHESISED, ScrapeSettings, TargetLoop
@@ -132,13 +132,13 @@ def ask(url: str, path: str, **form: str) -> Any:
 
 def awaited(url: str, path: str, **form: str) -> Any:
     """The answer, once there is one: Prometheus finds and reads its targets in the first seconds."""
-    for _ in range(100):
+
+    def whole() -> Any:
         with contextlib.suppress(OSError):
             answer = ask(url, path, **form)
-            if answer if isinstance(answer, list) else answer.get("activeTargets"):
-                return answer
-        time.sleep(0.1)
-    raise AssertionError(f"{path} stays empty")
+            return answer if isinstance(answer, list) or answer.get("activeTargets") else None
+
+    return until(whole, what=f"{path} is filled", interval_seconds=PROGRAM_SECONDS)
 
 
 def test_the_same_file_gives_the_same_targets(theirs: str, found: Found) -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.query import engines
-from tests.readers import protobuf_pages as pages
-from tests.scrape.loopback import Heard, Loopback, reply, serve
-from tests.scrape.test_scrape import Kept
+from tests.support import engines
+from tests.support import protobuf_pages as pages
+from tests.support.loopback import Heard, Loopback, reply, serve
+from tests.support.scraped import Kept
 from watchkeeper.model.labels import Labels
 from watchkeeper.query.embedded import EmbeddedEngine
 from watchkeeper.readers import exposition, exposition_protobuf

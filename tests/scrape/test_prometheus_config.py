@@ -6,16 +6,14 @@ import asyncio
 import base64
 import json
 import os
-import shutil
 import ssl
-import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-from tests.scrape.loopback import reply, serve
-from tests.scrape.test_scrape import Kept
+from tests.support.loopback import reply, serve
+from tests.support.scraped import Kept
 from watchkeeper.errors import CollectError
 from watchkeeper.net import access, http
 from watchkeeper.scrape import jobs, prometheus_config
@@ -217,19 +215,6 @@ def test_an_http_list_of_a_job_is_asked_with_its_credentials(tmp_path: Path) -> 
             assert server.heard[0].headers["authorization"] == "Bearer t"
 
     asyncio.run(story())
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl is needed to make a certificate")
-    folder = tmp_path_factory.mktemp("tls")
-    cert, key = folder / "cert.pem", folder / "key.pem"
-    curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]
-    subject = ["-subj", "/CN=n1", "-addext", "subjectAltName=DNS:n1.example"]
-    line = ["openssl", "req", "-x509", *curve, *subject, "-keyout", str(key), "-out", str(cert)]
-    subprocess.run(line, check=True, capture_output=True)
-    return cert, key
 
 
 def asking_for_certificates(certificate: tuple[Path, Path]) -> ssl.SSLContext:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.scrape.loopback import Heard, Loopback, reply, serve, until
-from watchkeeper.errors import StoreFull
+from tests.support.loopback import Heard, reply, serve
+from tests.support.scraped import OWN, Kept, target, with_pages
+from tests.support.waiting import turns, until_async
 from watchkeeper.kit.clock import ManualClock, settle
 from watchkeeper.model.fleet import Node
 from watchkeeper.model.labels import Labels
-from watchkeeper.model.samples import is_stale
 from watchkeeper.net.http import Request, Response
 from watchkeeper.query.embedded import EmbeddedEngine
 from watchkeeper.readers.exposition import Family
@@ -25,83 +25,9 @@ from watchkeeper.scrape import schedule, target_loop
 from watchkeeper.scrape.discovery import Target
 from watchkeeper.scrape.fleet import Fleet
 from watchkeeper.scrape.scrape import SYNTHESISED, Health, Scraper, ScrapeSettings, TargetLoop
-from watchkeeper.store.exemplars import Exemplars
 from watchkeeper.store.head.head import Head
-from watchkeeper.store.interfaces import AnySample, Appended
-from watchkeeper.store.metadata import Metadata
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
-OWN = {"job": "gpu", "instance": "n1", "cluster": "sim"}
-
-
-@dataclass
-class Kept:
-    """An appender that remembers every scrape, and takes no histograms."""
-
-    known: dict[Labels, int] = field(default_factory=dict)
-    appends: list[tuple[str, Sequence[int], int, Sequence[float]]] = field(default_factory=list)
-    forgotten: set[int] = field(default_factory=set)
-    max_series: int = 1000
-    asked: int = 0
-    metadata: Metadata | None = None
-    exemplars: Exemplars | None = None
-
-    def series_id(self, label_set: Labels) -> int:
-        self.asked += 1
-        if len(self.known) >= self.max_series and label_set not in self.known:
-            raise StoreFull(f"{len(self.known)} series, the limit is {self.max_series}")
-        return self.known.setdefault(label_set, len(self.known) + len(self.forgotten))
-
-    def append_scrape(self, group_key: Hashable, ids: Sequence[int], at_ms: int, values: Sequence[float]) -> Appended:
-        assert len(ids) == len(set(ids)) == len(values)
-        self.appends.append((str(group_key), ids, at_ms, values))
-        forgotten = len(self.forgotten.intersection(ids))
-        return Appended(len(ids) - forgotten, {"forgotten": forgotten} if forgotten else {})
-
-    def append(self, samples: Iterable[AnySample], *, together: str | None = None) -> Appended:
-        return Appended(0, {"histogram": len(list(samples))})
-
-    def lasting(self, group_key: Hashable, since_ms: int) -> Mapping[int, Labels]:
-        return {}
-
-    def sync(self) -> int:
-        return 0
-
-    def forget(self, name: str) -> None:
-        """Let a series go, as a store does after its retention: its id means nothing from now on."""
-        for labels in [labels for labels in self.known if labels.name == name]:
-            self.forgotten.add(self.known.pop(labels))
-
-    def told(self, append: int = -1) -> dict[str, float | str]:
-        """One append as `metric{labels of the exporter}` to value."""
-        names = {number: str(labels.without(*OWN)) for labels, number in self.known.items()}
-        _, ids, _, values = self.appends[append]
-        pairs = {names[n]: "stale" if is_stale(v) else v for n, v in zip(ids, values, strict=True)}
-        return {name: value for name, value in pairs.items() if name != "scrape_duration_seconds"}
-
-
-Story = Callable[[TargetLoop, Kept, Fleet], Awaitable[None]]
-
-
-def with_pages(*pages: bytes, settings: ScrapeSettings | None = None) -> Callable[[Story], None]:
-    """Run a story with a target that serves these pages one after another."""
-    remaining = list(pages)
-
-    def run(story: Story) -> None:
-        async def told() -> None:
-            async with serve(lambda _: remaining.pop(0)) as server:
-                sink, known = Kept(), Fleet()
-                loop = TargetLoop(target(server), settings or ScrapeSettings(), sink=sink, known=known)
-                await story(loop, sink, known)
-                await loop.close(99_000)
-
-        asyncio.run(told())
-
-    return run
-
-
-def target(server: Loopback, path: str = "/metrics") -> Target:
-    return Target(server.address, server.origin + path, Labels(OWN), "sim", node="n1")
 
 
 def test_a_page_is_appended_with_what_prometheus_says_about_a_scrape() -> None:
@@ -143,7 +69,7 @@ def test_whoever_asks_the_hub_waits_for_one_page_and_not_for_all_that_came_toget
         ]
         read = asyncio.gather(*(loop.scrape(1000) for loop in loops))
         while not read.done():
-            await asyncio.sleep(0)
+            await turns()
             before, most = len(sink.appends), max(most, len(sink.appends) - before)
         assert (len(sink.appends), most) == (40, 1)
 
@@ -160,7 +86,7 @@ def test_a_page_about_a_whole_cluster_is_met_in_slices() -> None:
             TargetLoop(one, ScrapeSettings(), sink=sink, known=Fleet(), line=Rushed(page)).scrape(1000)
         )
         while not read.done():
-            await asyncio.sleep(0)
+            await turns()
             before, most = len(sink.known), max(most, len(sink.known) - before)
         assert read.result().samples == 10_000
         assert most <= target_loop.SLICE_SERIES
@@ -381,7 +307,7 @@ async def pass_time(clock: ManualClock, seconds: float, done: Callable[[], bool]
     # Tasks that have just been started must first get to their sleep.
     await settle()
     await clock.advance(seconds)
-    await until(done)
+    await until_async(done)
 
 
 def test_every_target_is_read_once_in_each_interval_at_its_own_slot() -> None:
@@ -466,7 +392,7 @@ def test_no_more_targets_are_read_at_once_than_allowed() -> None:
         async def slow(_: Heard) -> bytes:
             nonlocal running, most
             running, most = running + 1, max(most, running + 1)
-            await asyncio.sleep(0.002)
+            await turns(100)
             running -= 1
             return reply("a 1\n")
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.scrape.loopback import Heard, reply, serve
-from tests.scrape.test_scrape import OWN, Kept, target, with_pages
+from tests.support.loopback import Heard, reply, serve
+from tests.support.scraped import OWN, Kept, target, with_pages
 from watchkeeper.model.exemplars import Exemplar
 from watchkeeper.model.labels import Labels
 from watchkeeper.scrape.dialect import old_names, usual

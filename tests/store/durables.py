@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from watchkeeper.model.labels import Labels
-from watchkeeper.model.samples import STALE_BITS
+from watchkeeper.model.samples import STALE_BITS, Sample
 from watchkeeper.query.engine import Matcher, MatchOp
 from watchkeeper.store import columns, durable, interfaces
+from watchkeeper.store.head import head
 
 MINUTE = 60_000
 BLOCK = 30 * MINUTE
@@ -76,3 +77,19 @@ def spelled(value: np.float64) -> float | str:
     if np.isnan(value):
         return "stale" if value.view(np.int64) == STALE_BITS else "NaN"
     return float(value)
+
+
+def scraped(store: head.Head, series: list[Labels]) -> np.ndarray:
+    return np.array([store.series_id(labels) for labels in series], dtype=np.int64)
+
+
+SERIES = [named("temp", gpu=str(gpu)) for gpu in range(4)]
+
+
+def filled(path: Path, *, minutes: int) -> tuple[Rig, Read]:
+    rig = Rig(path)
+    for minute in range(minutes):
+        rig.scrape("node", SERIES, minute * MINUTE, [minute + 0.5, 1.0, minute // 7, -1.0])
+        rig.store.append([Sample(named("recorded"), minute * MINUTE, float(minute))])
+        rig.store.sync()
+    return rig, read(rig.store)

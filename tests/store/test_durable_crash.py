@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.house.tree import ROOT
 from tests.store.crash_writer import LATENCY, LIMITS, SECOND, SERIES
 from tests.store.durables import equals, read
+from tests.support.paths import ROOT
 from watchkeeper.store import durable
 
 KILLS = 36

@@ -17,23 +17,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.properties import examples
-from tests.store.durables import BLOCK, MINUTE, SETTINGS, Read, Rig, named, read
+from tests.store.durables import BLOCK, MINUTE, SERIES, SETTINGS, Read, Rig, filled, named, read
 from watchkeeper import errors
 from watchkeeper.model.samples import Sample
 from watchkeeper.store import durable
 from watchkeeper.store.blocks.block_writer import UNFINISHED, block_name
 
-SERIES = [named("temp", gpu=str(gpu)) for gpu in range(4)]
 DAY = 86_400_000
-
-
-def filled(path: Path, *, minutes: int) -> tuple[Rig, Read]:
-    rig = Rig(path)
-    for minute in range(minutes):
-        rig.scrape("node", SERIES, minute * MINUTE, [minute + 0.5, 1.0, minute // 7, -1.0])
-        rig.store.append([Sample(named("recorded"), minute * MINUTE, float(minute))])
-        rig.store.sync()
-    return rig, read(rig.store)
 
 
 def is_part_of(found: Read, whole: Read) -> bool:

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.store.durables import BLOCK, MINUTE, SETTINGS, Rig, read
-from tests.store.test_durable_damage import SERIES, filled
+from tests.store.durables import BLOCK, MINUTE, SERIES, SETTINGS, Rig, filled, read
 from watchkeeper import errors
 from watchkeeper.store import backup
 from watchkeeper.store.blocks.block_writer import REPLACED, UNFINISHED, block_name

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.model import native_strategies as native
+from tests.support import native_strategies as native
 from watchkeeper.errors import StoreError
 from watchkeeper.model import fleet
 from watchkeeper.model.histograms import Histogram

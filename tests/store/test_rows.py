@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.store.test_head import named, scraped
+from tests.store.durables import named, scraped
 from watchkeeper.model.samples import STALE
 from watchkeeper.query.engine import Matcher, MatchOp
 from watchkeeper.store import codec

@@ -10,18 +10,17 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.web.tokens import SECRETS, TOKENS
 from tests.web.kept_services import CannedSimulator
 from tests.web.running import Site, serving
 from tests.web.small_hub import SmallHub
 from watchkeeper.errors import SettingsError, StartRefused
 from watchkeeper.web.app import create_app
 from watchkeeper.web.auth import auth
-from watchkeeper.web.auth.auth import SATISFIED_BY, Auth, Role, Token
+from watchkeeper.web.auth.auth import SATISFIED_BY, Auth, Role
 from watchkeeper.web.auth.doors import Doors
 
 NOW = datetime(2026, 1, 31, 9, tzinfo=UTC)
-SECRETS = {role: f"{role}-".ljust(40, "x") for role in Role}
-TOKENS = Auth(tuple(Token(role, role, hashlib.sha256(SECRETS[role].encode()).digest()) for role in Role))
 # What the gate says; an endpoint itself never answers with these.
 TURNED_AWAY = {401, 403}
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.hub.opened import opened
-from tests.hub.stories import gpu, xid
+from tests.support.hub_stories import gpu, xid
+from tests.support.opened import opened
 from watchkeeper.config import settings
 from watchkeeper.hub.hub import Hub
 from watchkeeper.kit.clock import ScaledClock

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from tests.web.pushed import event
 from tests.web.running import Site, serving
 from tests.web.small_hub import SmallHub
-from tests.web.test_fleet_api import event
 from watchkeeper.kit import logs
 from watchkeeper.model import silences
 from watchkeeper.rules import templates

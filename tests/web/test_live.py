@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import struct
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,35 +12,24 @@ from typing import Any
 
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
-from websockets.sync.client import ClientConnection, connect
+from websockets.sync.client import ClientConnection
 
-from tests.product.running import await_that
+from tests.support.running_product import await_that
+from tests.support.web.tokens import SECRETS, TOKENS
 from tests.web import stories
 from tests.web.kept_services import KeptJournal
+from tests.web.live_viewer import INTERVAL_SECONDS, PATIENCE_SECONDS, header, viewer
 from tests.web.running import Site, serving
 from tests.web.small_hub import SmallHub
-from tests.web.test_access import SECRETS, TOKENS
 from watchkeeper.web import live
 from watchkeeper.web.auth.auth import Role
 from watchkeeper.web.auth.doors import Doors
-
-INTERVAL_SECONDS, PATIENCE_SECONDS = 60.0, 20.0
 
 
 @pytest.fixture
 def site() -> Iterator[Site]:
     with serving(SmallHub(), interval_seconds=INTERVAL_SECONDS) as running:
         yield running
-
-
-def viewer(site: Site, **headers: str) -> ClientConnection:
-    return connect(f"ws://127.0.0.1:{site.port}/api/live", additional_headers=headers, proxy=None)
-
-
-def header(frame: bytes) -> dict[str, Any]:
-    (length,) = struct.unpack_from("<I", frame)
-    plain: dict[str, Any] = json.loads(frame[4 : 4 + length])
-    return plain
 
 
 def next_incidents(socket: ClientConnection) -> dict[str, Any]:

@@ -13,12 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from websockets.sync.client import ClientConnection
 
+from tests.support.web.fleet_changes import gain_node, lose_node, move_rack
+from tests.web.live_viewer import PATIENCE_SECONDS, header, viewer
 from tests.web.running import Site, serving
-from tests.web.small_fleet import Seen
 from tests.web.small_hub import SmallHub
-from tests.web.test_live import PATIENCE_SECONDS, header, viewer
 from watchkeeper.kit import clock
-from watchkeeper.model import fleet
 from watchkeeper.web import live
 from watchkeeper.web.fleet import stock_answer
 
@@ -60,21 +59,6 @@ class Follower:
 
 def lose_gpu(hub: SmallHub) -> None:
     hub.fleet.seen.pop(9)
-
-
-def lose_node(hub: SmallHub) -> None:
-    gone = hub.fleet._nodes.pop(1)
-    hub.fleet.seen = [seen for seen in hub.fleet.seen if seen.node != gone.name]
-
-
-def gain_node(hub: SmallHub) -> None:
-    hub.fleet._nodes.append(fleet.Node("main", "gpu-r01-10", "h200", domains={"rack": "r01"}))
-    hub.fleet.seen.append(Seen("gpu-r01-10", fleet.Gpu("GPU-new", 0)))
-
-
-def move_rack(hub: SmallHub) -> None:
-    first = hub.fleet._nodes.pop(0)
-    hub.fleet._nodes.append(fleet.Node("main", first.name, "h200", expected_gpus=8, domains={"rack": "r09"}))
 
 
 @pytest.mark.parametrize(

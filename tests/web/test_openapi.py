@@ -14,7 +14,7 @@ import openapi_spec_validator
 import pytest
 from starlette.routing import Route, WebSocketRoute
 
-from tests.product import running as product
+from tests.support import running_product as product
 from tests.web.running import ask_json, serving
 from tests.web.small_hub import SmallHub
 from watchkeeper.kit import api_version, wire

@@ -11,6 +11,7 @@ from functools import cached_property
 
 import pytest
 
+from tests.support.waiting import until_async
 from tests.web.canned_engine import CannedQueries
 from tests.web.running import ANSWER_SECONDS, Reply, Site
 from tests.web.small_hub import SmallHub
@@ -142,8 +143,7 @@ def test_whoever_waits_for_a_hub_that_cannot_start_is_told_so_and_keeps_nobody_f
     async def run() -> None:
         async with opened(SmallHub()) as (first, site):
             waiting = [asked(site, path) for path in ("/api/incidents", "/")]
-            while not first._is_whole._waiters:  # type: ignore[attr-defined]
-                await asyncio.sleep(0)
+            await until_async(lambda: first._is_whole._waiters)  # type: ignore[attr-defined]
             first.give_up()
             replies = await asyncio.gather(*waiting)
         assert [reply.status for reply in replies] == [503, 503]

@@ -9,6 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tests.support.waiting import turns
 from watchkeeper.kit import own_metrics
 from watchkeeper.web.answers import Endpoint
 from watchkeeper.web.auth.auth import Role
@@ -56,7 +57,7 @@ def test_when_many_wait_few_are_worked_on_at_once_and_all_come_to_their_turn() -
         async with load.turn(PAGE):
             at_work += 1
             most = max(most, at_work)
-            await asyncio.sleep(0)
+            await turns()
             at_work -= 1
         load.end()
 

@@ -2,73 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 import pytest
 
+from tests.workloads.boards import NOW, RANK, RANKS, SERIES, SLOW, SLURM, asked, engine, xid
 from watchkeeper.catalogue import prices
-from watchkeeper.diagnose import evidence
-from watchkeeper.model import events, fleet, jobs, workloads
-from watchkeeper.model.samples import STALE, Sample
+from watchkeeper.model import jobs, workloads
+from watchkeeper.model.samples import STALE
 from watchkeeper.query import embedded
-from watchkeeper.rules import notation
-from watchkeeper.store.head import head
 from watchkeeper.workloads import board, efficiency, identity, report
 
-NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
 BOOK = prices.Book(prices=(prices.Price("H100", prices.Kind.ON_DEMAND, 2.0),))
-SLURM = 'cluster="c",workload_kind="slurm_job",job_name="4711"'
-SERIES: Mapping[str, float] = {
-    f'watchkeeper:job_gpus:sum{{{SLURM},team="vision",user="ada",modelName="NVIDIA H100 80GB HBM3",pool="p"}}': 4,
-    f"watchkeeper:job_nodes:count{{{SLURM}}}": 1,
-    f'watchkeeper:job_use:ratio{{of="active",{SLURM}}}': 0.8,
-    f'watchkeeper:job_use:ratio{{of="tensor",{SLURM}}}': 0.5,
-    f'watchkeeper:job_use:ratio{{of="memory",{SLURM}}}': 0.7,
-    f'watchkeeper:job_training:group{{{SLURM},training_job="pretrain"}}': 1,
-    'watchkeeper:training_last_step_age:seconds{cluster="c",job_name="pretrain"}': 3,
-    'training_world_size{cluster="c",job_name="pretrain"}': 4,
-    'watchkeeper:job_gpus:sum{cluster="c",workload_kind="pod",namespace="web",job_name="chat",team="web"}': 2,
-    'watchkeeper:job_use:ratio{of="active",cluster="c",workload_kind="pod",namespace="web",job_name="chat"}': 0.0,
-    'training_world_size{cluster="c",job_name="alone"}': 2,
-    'watchkeeper:training_last_step_age:seconds{cluster="c",job_name="alone"}': 900,
-    'ALERTS{alertname="TrainingJobStalled",alertstate="firing",cluster="c",job_name="alone"}': 1,
-}
-RANK = 'cluster="c",job_name="pretrain"'
-RANKS: Mapping[str, float] = {
-    row: value
-    for rank in range(4)
-    for uuid in [f"GPU-{rank}"]
-    for row, value in {
-        f'watchkeeper:job_gpu:share{{{SLURM},Hostname="n1",UUID="{uuid}"}}': 1,
-        f'training_rank_info{{{RANK},rank="{rank}",Hostname="n1",gpu="{rank}",UUID="{uuid}"}}': 1,
-        f'training_last_step_timestamp_seconds{{cluster="c",job_name="pretrain",rank="{rank}"}}': NOW.timestamp() - 3,
-        f'training_step_compute_seconds{{cluster="c",job_name="pretrain",rank="{rank}"}}': 1.2 if rank == 2 else 1.0,
-        f'DCGM_FI_PROF_SM_ACTIVE{{cluster="c",Hostname="n1",UUID="{uuid}",gpu="{rank}"}}': 0.8,
-        f'DCGM_FI_DEV_GPU_UTIL{{cluster="c",Hostname="n1",UUID="{uuid}",gpu="{rank}"}}': 98,
-    }.items()
-}
-SLOW = {f'watchkeeper:training_rank_slow:ratio{{{RANK},rank="2"}}': 0.2}
-
-
-def engine(
-    *several: Mapping[str, float], before: Mapping[str, float] | None = None, earlier_seconds: int = 60
-) -> embedded.EmbeddedEngine:
-    """Series with one value each, of a second ago; `before` has values of a minute earlier."""
-    made = embedded.EmbeddedEngine(head.Head())
-    at = round(NOW.timestamp() * 1000) - 1000
-    made.appender.append(
-        [Sample(notation.labels(name), at - 1000 * earlier_seconds, value) for name, value in (before or {}).items()]
-    )
-    made.appender.append([Sample(notation.labels(name), at, value) for rows in several for name, value in rows.items()])
-    return made
-
-
-def asked(found: board.Board, id: str, happened: Iterable[events.Event] = ()) -> report.Asked:
-    key = next(key for key in found.keys if key.id == id)
-    name, facts, is_suspect = found.keys[key], found.facts[key], key in found.suspects
-    return report.Asked(found.line(key), key, name, facts, is_suspect, (), tuple(happened), str, evidence.cause_of)
 
 
 def test_a_slurm_job_is_one_line_with_the_name_that_its_ranks_give_it() -> None:
@@ -397,12 +344,6 @@ def test_a_question_that_is_refused_is_said_and_the_others_are_answered() -> Non
 @pytest.mark.parametrize(("text", "is_it"), [("4711", True), ("web/4711", False), ("4712", False)])
 def test_a_job_answers_to_its_id(text: str, is_it: bool) -> None:
     assert identity.Key("c", jobs.JobKind.SLURM, "", "4711").answers_to(text, None) is is_it
-
-
-def xid(uuid: str, code: int) -> events.Event:
-    place = fleet.Place("c", node="n1", gpu=uuid)
-    at = NOW - timedelta(minutes=3)
-    return events.Event(f"c/n1/b/k/{code}", events.EventKind.XID, code, place, at, text=f"Xid {code}")
 
 
 def test_what_one_job_exports_amiss_costs_no_other_its_line() -> None:

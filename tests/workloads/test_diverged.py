@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.workloads.test_board import NOW, RANK, RANKS, asked, engine, xid
+from tests.workloads.boards import NOW, RANK, RANKS, asked, engine, xid
 from watchkeeper.cli.fleet import jobs as jobs_command
 from watchkeeper.diagnose import evidence
 from watchkeeper.diagnose.checks import training

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from tests.web import stories
 from tests.web.running import Site, serving
 from tests.web.small_hub import SmallHub
-from tests.workloads.test_board import RANKS, SERIES, SLOW
+from tests.workloads.boards import RANKS, SERIES, SLOW
 from watchkeeper.cli.fleet import explain as explain_command
 from watchkeeper.cli.fleet import jobs as jobs_command
 from watchkeeper.kit import clock

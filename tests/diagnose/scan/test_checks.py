@@ -6,38 +6,22 @@ from dataclasses import replace
 
 import pytest
 
+from tests.diagnose.scan.healthy import GPU, HEALTHY_NUMBERS, NODE, SWITCH, kernel
 from watchkeeper.agent.gpus import policies
 from watchkeeper.catalogue import causes
 from watchkeeper.diagnose.scan import gpu_checks, node_checks, verdicts
 from watchkeeper.diagnose.scan.examine import Report, check_names, examine
-from watchkeeper.diagnose.scan.verdicts import Fault, GpuFacts, Result, ScanFacts, Verdict
-from watchkeeper.readers.logs import kernel_log
+from watchkeeper.diagnose.scan.verdicts import Fault, Result, ScanFacts, Verdict
 from watchkeeper.readers.node import clock_offset, host, hwmon, kernel_modules, pci_sysfs, systemd_units
 from watchkeeper.readers.node.node import NodeFacts
 
-HEALTHY_NUMBERS: dict[str, float] = {
-    "DCGM_FI_DEV_GPU_TEMP": 40,
-    "DCGM_FI_DEV_POWER_USAGE": 120,
-    "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL": 0,
-    "DCGM_FI_DEV_PCIE_LINK_GEN": 5,
-    "DCGM_FI_DEV_PCIE_LINK_WIDTH": 16,
-    "DCGM_FI_DEV_PCIE_MAX_LINK_WIDTH": 16,
-}
-GPU = GpuFacts("GPU-1", 0, "0000:10:00", HEALTHY_NUMBERS)
-NODE = NodeFacts(memory=host.Memory(100, 50))
 FACTS = ScanFacts(NODE, (GPU,), kernel=(), watched_seconds=2)
 ON_BUS = pci_sysfs.PciDevice("0000:10:00", pci_sysfs.DeviceKind.GPU)
-SWITCH = pci_sysfs.PciDevice("0000:05:00", pci_sysfs.DeviceKind.SWITCH)
 
 
 def worst(facts: ScanFacts, check: str) -> Verdict:
     found = [result.verdict for result in examine(facts).results if result.check == check]
     return max(found, key=lambda verdict: verdict.rank)
-
-
-def kernel(*lines: str) -> tuple[kernel_log.KernelFact, ...]:
-    facts = [kernel_log.read_line(line) for line in lines]
-    return tuple(fact for fact in facts if isinstance(fact, kernel_log.KernelFact))
 
 
 def test_a_node_with_nothing_wrong_is_healthy() -> None:

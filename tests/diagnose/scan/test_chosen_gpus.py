@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.diagnose.scan.test_checks import GPU, NODE, SWITCH, kernel
-from tests.diagnose.scan.test_command import run, scan
-from tests.fake_nvml import driver
+from tests.diagnose.scan.command import run, scan
+from tests.diagnose.scan.healthy import GPU, NODE, SWITCH, kernel
+from tests.support.fake_nvml import driver
 from watchkeeper.diagnose.scan.examine import examine
 from watchkeeper.diagnose.scan.narrow import narrow
 from watchkeeper.diagnose.scan.verdicts import Fault, ScanFacts, Verdict

@@ -4,29 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.fake_nvml import driver
+from tests.diagnose.scan.command import run, scan
+from tests.support.fake_nvml import driver
 from watchkeeper.cli.node.scan import EXIT_CODES, Caller
 from watchkeeper.diagnose.scan.verdicts import Verdict
-
-
-def run(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "watchkeeper.cli.main", *arguments]
-    return subprocess.run(line, env=environment, capture_output=True, text=True, check=False, timeout=50)
-
-
-def scan(environment: dict[str, str], root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """A scan of a machine that consists of an empty kernel log and a little memory."""
-    (root / "proc").mkdir(exist_ok=True)
-    (root / "proc/meminfo").write_text("MemTotal: 100 kB\nMemAvailable: 50 kB\n")
-    (root / "kmsg").touch()
-    where = ["--kmsg", str(root / "kmsg"), "--host-root", str(root), "--watch", "0"]
-    return run(environment, "scan", *where, *arguments)
 
 
 def test_a_healthy_node_ends_with_0_and_says_what_was_looked_at(fake: driver.FakeNvml, tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.server
 import json
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
@@ -15,6 +14,7 @@ import yaml
 from click.testing import CliRunner, Result
 
 from tests import servers
+from tests.support.waiting import PROGRAM_SECONDS, until
 from watchkeeper.cli.doctor import doctor
 
 PAGE = b"""# TYPE DCGM_FI_DEV_GPU_TEMP gauge
@@ -87,15 +87,15 @@ def ran(*arguments: str | Path) -> Result:
 
 def settled(url: str, *more: str | Path) -> dict[str, dict[str, object]]:
     """The findings once every target was scraped and every rule evaluated."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
+
+    def findings() -> dict[str, dict[str, object]]:
         plain = json.loads(ran("--prometheus", url, "--json", *more).stdout)
         found = {finding["check"]: finding for finding in plain["findings"]}
         down = [one for one in plain["findings"] if one["check"] == "targets_down"]
-        if len(down) == 2 and {"fields_missing", "rules_that_never_fire"} <= found.keys():
-            return found
-        time.sleep(0.2)
-    pytest.fail(f"Prometheus did not settle: {plain}")
+        is_settled = len(down) == 2 and {"fields_missing", "rules_that_never_fire"} <= found.keys()
+        return found if is_settled else {}
+
+    return until(findings, what="Prometheus settles", interval_seconds=PROGRAM_SECONDS)
 
 
 @pytest.mark.servers
@@ -115,9 +115,9 @@ def test_a_real_prometheus_is_judged_by_targets_rules_fields_and_dashboards(prom
 @pytest.mark.servers
 def test_every_way_a_target_can_fail_is_told_apart(prometheus: str, exporter: str) -> None:
     settled(prometheus)
-    deadline, is_empty = time.monotonic() + 60, f"http://{exporter}/empty: up, no DCGM_FI_DEV_* series"
-    while is_empty not in (printed := ran("--prometheus", prometheus)).stdout and time.monotonic() < deadline:
-        time.sleep(0.2)
+    is_empty = f"http://{exporter}/empty: up, no DCGM_FI_DEV_* series"
+    until(lambda: is_empty in ran("--prometheus", prometheus).stdout, interval_seconds=PROGRAM_SECONDS)
+    printed = ran("--prometheus", prometheus)
     assert printed.exit_code == 1
     assert is_empty in printed.stdout
     assert "1 of 1 targets of job gpu-away are down: nothing listens at that port" in printed.stdout

@@ -1,7 +1,7 @@
 """`watchkeeper doctor stack` against a real Kubernetes API server; the operator's own kinds from a stand-in.
 
 The API server that `scripts/kubernetes` builds crashes on objects of custom kinds (its JSON encoder and Go 1.19), so
-ServiceMonitors come from `tests.clusters.api_server`, over the same wire and in pages.
+ServiceMonitors come from `tests.support.clusters.api_server`, over the same wire and in pages.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from tests import kubernetes_server, servers
-from tests.clusters import api_server
+from tests import servers
+from tests.support.clusters import api_server, kubernetes_server
 from watchkeeper.cli.doctor import doctor
 
 EXPORTER = {"app": "nvidia-dcgm-exporter"}

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.fake_nvml import driver
 from tests.probe.diag.standins import RATES, WORKER
+from tests.support.fake_nvml import driver
 from watchkeeper.agent import diag_page
 from watchkeeper.probe.diag import diag_children, diag_facts, diag_look, diag_run
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.house.tree import ROOT
+from tests.support.paths import ROOT
 from watchkeeper.probe.gpu_work import gpu_work, gpu_work_memory
 from watchkeeper.probe.gpu_work.gpu_work_words import MIB, Bench
 

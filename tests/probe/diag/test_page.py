@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.test_agent import machine as prepared
-from tests.agent.test_agent_gpus import running
-from tests.fake_nvml import driver
 from tests.probe.diag.standins import NOON
+from tests.support.fake_nvml import driver
+from tests.support.running_agent import machine as prepared
+from tests.support.running_agent import running
 from watchkeeper.agent import diag_page
 from watchkeeper.errors import CollectError
 from watchkeeper.kit import wire

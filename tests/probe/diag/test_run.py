@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.house.tree import ROOT
 from tests.probe.diag.standins import NOON, UUID, options, row
+from tests.support.paths import ROOT
 from watchkeeper.model import gpu_words
 from watchkeeper.model.diag import Exit, Report, TestResult, Verdict
 from watchkeeper.probe.diag import diag_plan, diag_run, diag_work

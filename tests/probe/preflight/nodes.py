@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[3]
+from tests.support.paths import ROOT
+
 # By the name of the node it runs on: prints a report, hangs, or is the real command.
 PROGRAM = """\
 import os, pathlib, sys, time

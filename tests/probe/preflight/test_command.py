@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from tests.clusters import slurm_cluster
-from tests.fake_nvml import driver
 from tests.probe.preflight import nodes
+from tests.support.clusters import slurm_cluster
+from tests.support.fake_nvml import driver
 
 LINE = [sys.executable, "-m", "watchkeeper.cli.main", "preflight"]
 

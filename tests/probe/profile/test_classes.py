@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -13,11 +12,12 @@ from hypothesis import strategies as st
 
 from tests.probe.profile import loads
 from tests.properties import examples
+from tests.support.paths import SHARED
 from watchkeeper.probe.profile import columns, recording, segments
 from watchkeeper.probe.profile.recording import Recording, Track
 from watchkeeper.probe.profile.verdict import Bound
 
-SHARED = Path(__file__).resolve().parents[4] / "shared/h200/h200_workloads.csv"
+TRACE = SHARED / "h200/h200_workloads.csv"
 # fp64 products run on the tensor cores of an H200 (dfma_tensor_util 94 %), and the light loop at full memory launches
 # 130,000 kernels a second of 2 µs each.
 TRUTH = {
@@ -58,17 +58,17 @@ def test_one_sample_a_second_is_enough_for_what_is_steady(name: str) -> None:
     assert judge(loads.record(load, seconds=20, interval=1.0, label=name)).verdict.bound == load.truth
 
 
-@pytest.mark.skipif(not SHARED.exists(), reason="the shared recording is not here")
+@pytest.mark.skipif(not TRACE.exists(), reason="the shared recording is not here")
 def test_every_label_of_the_recorded_h200_is_right() -> None:
-    judged = segments.judge(recording.read(SHARED))
+    judged = segments.judge(recording.read(TRACE))
     assert {segment.label: segment.verdict.bound.value for segment in judged.segments} == TRUTH
     assert judged.model_is_known
     assert judged.left_out == 119
 
 
-@pytest.mark.skipif(not SHARED.exists(), reason="the shared recording is not here")
+@pytest.mark.skipif(not TRACE.exists(), reason="the shared recording is not here")
 def test_without_gpm_the_recorded_h200_is_judged_the_same_and_less_surely() -> None:
-    read = recording.read(SHARED)
+    read = recording.read(TRACE)
     basic = Recording((loads.without(read.tracks[0], *columns.GPM),))
     sure = {segment.label: segment.verdict.confidence for segment in segments.judge(read).segments}
     for segment in segments.judge(basic).segments:

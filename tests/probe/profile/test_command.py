@@ -8,13 +8,13 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.fake_nvml import driver
 from tests.probe.profile import loads
+from tests.support.fake_nvml import driver
+from tests.support.waiting import until
 from watchkeeper.probe.profile import columns, profile_run, recorder, recording
 from watchkeeper.probe.profile.recording import Recording
 
@@ -45,14 +45,13 @@ def sleeper(seconds: float, code: int = 0) -> list[str]:
 
 def await_rows(running: recorder.Recorder, wanted: dict[str, int]) -> None:
     """Until each of these GPUs has so many rows."""
-    until = time.monotonic() + 60
-    while time.monotonic() < until:
+
+    def has_rows() -> bool:
         assert running.look_after() is None
         rows = {track.gpu: len(track) for track in running.finish().tracks}
-        if all(rows.get(gpu, 0) >= count for gpu, count in wanted.items()):
-            return
-        time.sleep(0.02)
-    raise AssertionError(f"rows {rows}, wanted {wanted}")
+        return all(rows.get(gpu, 0) >= count for gpu, count in wanted.items())
+
+    until(has_rows, what=f"rows {wanted}", interval_seconds=0.02)
 
 
 @pytest.mark.slow

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests import kubernetes_server
-from tests.clusters import slurm_cluster
+from tests.support.clusters import kubernetes_server, slurm_cluster
 
 
 @pytest.fixture(scope="package")

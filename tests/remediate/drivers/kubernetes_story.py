@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import time
 import urllib.error
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.kubernetes_server import TOKEN, Cluster
+from tests.support.clusters.kubernetes_server import TOKEN, Cluster
+from tests.support.waiting import PROGRAM_SECONDS, until
 from watchkeeper.model.actions import Action, ActionId, ActionKind
 from watchkeeper.model.fleet import Place
 from watchkeeper.model.incidents import IncidentId
@@ -20,8 +20,6 @@ from watchkeeper.remediate.drivers.kubernetes import Kubernetes
 from watchkeeper.remediate.drivers.kubernetes_client import ApiClient
 from watchkeeper.remediate.drivers.kubernetes_pods import Rules
 
-# A pod of a hollow node is gone within a second; the rest is for a busy machine.
-PATIENCE_SECONDS = 60.0
 Raw = dict[str, Any]
 
 
@@ -100,20 +98,12 @@ def budget(cluster: Cluster, name: str, app: str, *, minimum: int) -> str:
 
 def finished(driver: Kubernetes, wanted: Action) -> Performed:
     """Perform it as the state machine does, again until it is complete."""
-    done = driver.perform(wanted)
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not done.is_complete and time.monotonic() < deadline:
-        time.sleep(0.05)
+
+    def complete() -> Performed | None:
         done = driver.perform(wanted)
-    assert done.is_complete, done
-    return done
+        return done if done.is_complete else None
 
-
-def until(condition: Any) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come true"
-        time.sleep(0.05)
+    return until(complete, what=f"complete: {wanted}", interval_seconds=PROGRAM_SECONDS)
 
 
 def clean(cluster: Cluster) -> None:

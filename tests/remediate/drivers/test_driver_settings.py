@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.house.tree import ROOT
+from tests.support.paths import ROOT
 from watchkeeper.catalogue import pack
 from watchkeeper.config import loading
 from watchkeeper.config import settings as config

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.remediate.drivers.kubernetes_story import action
-from tests.remediate.drivers.scripted_server import Reply, Scripted, serving
+from tests.support.scripted_server import Reply, Scripted, serving
 from watchkeeper.errors import ActionFailed, ActionRefused
 from watchkeeper.model.actions import ActionKind
 from watchkeeper.net import access

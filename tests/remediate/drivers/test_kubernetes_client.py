@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.remediate.drivers.scripted_server import Reply, Scripted, serving
+from tests.support.scripted_server import Reply, Scripted, serving
 from watchkeeper.errors import ActionFailed
 from watchkeeper.net import access
 from watchkeeper.readers.clusters import kubeconfig

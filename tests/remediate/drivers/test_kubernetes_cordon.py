@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.kubernetes_server import TOKEN, Cluster
-from tests.product.running import await_that
 from tests.remediate.drivers import kubernetes_story as story
 from tests.remediate.drivers.kubernetes_story import action, add_node, driving, finished, node, reached
+from tests.support.clusters.kubernetes_server import TOKEN, Cluster
+from tests.support.paths import ROOT
+from tests.support.running_product import await_that
 from watchkeeper.errors import ActionFailed, ActionRefused
 from watchkeeper.model.actions import ActionKind
 from watchkeeper.model.fleet import Place
@@ -21,7 +22,7 @@ from watchkeeper.remediate.drivers.kubernetes_client import Answer, ApiClient, C
 
 pytestmark = [pytest.mark.servers, pytest.mark.slow, pytest.mark.timeout(240)]
 CORDON, UNCORDON = ActionKind.CORDON, ActionKind.UNCORDON
-MANIFEST = Path(__file__).parents[3] / "watchkeeper/packs/kubernetes/repair-rbac.yaml"
+MANIFEST = ROOT / "watchkeeper/packs/kubernetes/repair-rbac.yaml"
 PLACE = Place("main", node="plain")
 FOREIGN = {"key": "example.com/mine", "effect": "NoSchedule"}
 

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.kubernetes_server import Cluster
 from tests.remediate.drivers import kubernetes_story as story
-from tests.remediate.drivers.kubernetes_story import action, add_pods, budget, driving, finished, running, until
+from tests.remediate.drivers.kubernetes_story import action, add_pods, budget, driving, finished, running
+from tests.support.clusters.kubernetes_server import Cluster
+from tests.support.waiting import until
 from watchkeeper.errors import ActionRefused
 from watchkeeper.model.actions import ActionKind
 from watchkeeper.model.fleet import Place

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from bench import cordon
-from tests.kubernetes_server import Cluster
 from tests.remediate.drivers import kubernetes_story as story
+from tests.support.clusters.kubernetes_server import Cluster
 
 pytestmark = [pytest.mark.alone, pytest.mark.servers, pytest.mark.slow, pytest.mark.timeout(240)]
 # The bench says what it takes on a quiet machine, a twentieth of this; here it must only not wait for a loop.

@@ -5,22 +5,23 @@ from __future__ import annotations
 import contextlib
 import urllib.error
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.kubernetes_server import Cluster
 from tests.remediate.drivers import kubernetes_story as story
-from tests.remediate.drivers.kubernetes_story import action, add_pods, driving, finished, running, until
+from tests.remediate.drivers.kubernetes_story import action, add_pods, driving, finished, running
+from tests.support.clusters.kubernetes_server import Cluster
+from tests.support.paths import ROOT
+from tests.support.waiting import until
 from watchkeeper.errors import ActionFailed, ActionRefused
 from watchkeeper.model.actions import ActionKind
 
 pytestmark = [pytest.mark.servers, pytest.mark.slow, pytest.mark.timeout(240)]
 WARN, RECLAIM = ActionKind.WARN_OWNER, ActionKind.RECLAIM
 NODE = "hollow-1"
-PACKS = Path(__file__).parents[3] / "watchkeeper/packs/kubernetes"
+PACKS = ROOT / "watchkeeper/packs/kubernetes"
 SETS = "/apis/apps/v1/namespaces/default/replicasets"
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.remediate.test_orders import HUB_KEY, KEY, NOON
+from tests.support.node_orders import GPU, HUB_KEY, KEY, NOON, RESET
+from tests.support.waiting import until_async
 from watchkeeper.agent import profiling
 from watchkeeper.agent.node_facts import Roots
 from watchkeeper.agent.orders import order_bench, order_ledger
@@ -21,18 +22,13 @@ from watchkeeper.kit import wire
 from watchkeeper.kit.clock import ManualClock
 from watchkeeper.kit.own_metrics import Metric
 from watchkeeper.model import orders
-from watchkeeper.model.actions import Action, ActionId, ActionKind, Result
+from watchkeeper.model.actions import ActionId, ActionKind, Result
 from watchkeeper.model.fleet import Place
-from watchkeeper.model.incidents import IncidentId
 from watchkeeper.remediate.driver import Observed, Performed
 from watchkeeper.remediate.drivers import dry_run, node, together
 from watchkeeper.remediate.orders import WANTED_FOR, Outbox
 from watchkeeper.store.journal.journal import Journal
 
-GPU = "GPU-00000000-0000-0000-0000-000000000000"
-RESET = Action(
-    ActionId("3-reset_gpu"), ActionKind.RESET_GPU, Place("main", node="n1", gpu=GPU), IncidentId("INC-7"), "A bad row"
-)
 REBOOT = replace(RESET, id=ActionId("3-reboot"), kind=ActionKind.REBOOT, place=Place("main", node="n1"))
 
 
@@ -214,8 +210,7 @@ class Rebooting:
 
     async def work_until_the_machine_goes_down(self, envelope: orders.Envelope) -> None:
         work = asyncio.create_task(self.desk().take(envelope))
-        while not (self.root / "called").exists():
-            await asyncio.sleep(0.01)
+        await until_async((self.root / "called").exists)
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
 

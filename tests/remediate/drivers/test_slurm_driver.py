@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.clusters.slurm_cluster import Cluster, until
+from tests.support.clusters.slurm_cluster import Cluster, until
 from watchkeeper.config.settings import RunningJobs
 from watchkeeper.errors import ActionFailed, ActionRefused
 from watchkeeper.model.actions import Action, ActionId, ActionKind

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from tests import servers
-from tests.clusters import slurm_cluster
-from tests.remediate.drivers.scripted_server import Reply, Scripted, serving
+from tests.support.clusters import slurm_cluster
+from tests.support.scripted_server import Reply, Scripted, serving
 from watchkeeper.config import loading
 from watchkeeper.errors import ActionFailed, ActionRefused
 from watchkeeper.hub import choices

@@ -3,7 +3,7 @@
 Two eras are spoken, because clients of both are about: the handshake of 2024-11-05 to 2025-11-25 (`initialize`), and
 2026-07-28, where each request names its version and `server/discover` says what there is
 (modelcontextprotocol.io/specification). Only what a server of tools and resources needs is here; `mcp_tools` has the
-tools. The official package would cost 30 packages and a second of start; tests/mcp holds this against its client.
+tools. The official package would cost 30 packages and a second of start; tests/cli/mcp holds this against its client.
 """
 
 from __future__ import annotations

@@ -1,0 +1,209 @@
+"""Orders that change a machine: real children, fake programs, and the fake NVML behind the real reader."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.agent.conftest import MakeFake
+from tests.support.fake_nvml.driver import FakeNvml
+from tests.support.node_orders import NOON
+from watchkeeper.agent.node_facts import Roots
+from watchkeeper.agent.orders import order_repairs, order_work
+from watchkeeper.agent.orders.order_bench import Bench, Done, Tools
+from watchkeeper.agent.profiling import PauseFile
+from watchkeeper.errors import CollectError
+from watchkeeper.model.actions import Result
+
+FIRST, SECOND = (f"GPU-00000000-0000-0000-0000-00000000000{index}" for index in (0, 1))
+# Sets the limit in the file that the fake NVML reads, as the driver would.
+SET_LIMIT = """
+import os, sys
+path, watts = os.environ["FAKE_NVML_CONTROL"], float(sys.argv[sys.argv.index("--power-limit") + 1])
+kept = [line for line in open(path) if "PowerManagementLimit " not in line]
+open(path, "w").writelines([*kept, f"0 PowerManagementLimit {watts * 1000:.0f}\\n"])
+"""
+
+
+class Machine:
+    """A node of its own: /proc, programs that write down how they were called, and GPUs."""
+
+    def __init__(self, root: Path, fake: FakeNvml) -> None:
+        self.root, self.fake = root, fake
+        self.calls = root / "calls"
+        for folder in ("bin", "proc/1", "etc"):
+            (root / folder).mkdir(parents=True)
+        (root / "etc/passwd").write_text("ada:x:1000:1000::/:/bin/sh\n")
+        names = ("nvidia-smi", "systemctl", "nvidia-mig-parted")
+        smi, systemctl, parted = (str(root / "bin" / name) for name in names)
+        tools = Tools(smi, systemctl, parted, mig_config=root / "mig.yaml", patience_seconds=0.0)
+        roots = Roots(root / "proc", root / "sys", root)
+        self.bench = Bench(PauseFile(root), environment=fake.environment, tools=tools, roots=roots)
+        for name in names:
+            self.program(name)
+
+    def program(self, name: str, *, says: str = "", status: int = 0, python: str = "") -> None:
+        path = self.root / "bin" / name
+        body = f"python3 -c '{python}' \"$@\" || exit 9\n" if python else ""
+        text = f"#!/bin/sh\necho {name} \"$@\" >> {self.calls}\n{body}echo '{says}'\nexit {status}\n"
+        path.write_text(text)
+        path.chmod(0o755)
+
+    def running(self, pid: int, command: str, *, opens: str | None = None, cgroup: str = "0::/\n") -> None:
+        folder = self.root / "proc" / str(pid)
+        (folder / "fd").mkdir(parents=True)
+        for name, text in (("status", "Name:\tx\nUid:\t1000\n"), ("cmdline", command.replace(" ", "\0"))):
+            (folder / name).write_text(text)
+        (folder / "comm").write_text(f"{command[:15]}\n")
+        (folder / "cgroup").write_text(cgroup)
+        if opens is not None:
+            os.symlink(opens, folder / "fd/3")
+
+    def order(self, kind: str, **arguments: str) -> Done:
+        work = {one.__name__: one for one in order_repairs.WORK}[kind]
+        return asyncio.run(work(self.bench, arguments, NOON))  # type: ignore[arg-type]
+
+    @property
+    def called(self) -> list[str]:
+        return self.calls.read_text().splitlines() if self.calls.exists() else []
+
+
+@pytest.fixture
+def node(tmp_path: Path, machine: MakeFake) -> Machine:
+    return Machine(tmp_path, machine(2))
+
+
+def test_a_gpu_that_nobody_holds_is_reset(node: Machine) -> None:
+    node.program("nvidia-smi", says="GPU 00000000:11:00.0 was successfully reset.")
+    done = node.order("reset_gpu", gpu=SECOND)
+    assert (done.result, done.text) == (Result.DONE, f"{SECOND} was reset, and answers")
+    assert node.called == [f"nvidia-smi --gpu-reset -i {SECOND}"]
+    assert "successfully reset" in done.output
+
+
+def test_a_gpu_with_a_program_on_it_is_not_reset_and_the_program_is_named(node: Machine) -> None:
+    node.fake.tell(0, ComputeProcesses=1)
+    node.fake.tell(0, "ComputeProcesses.pid0", 4711)
+    node.running(4711, "python train.py --lr 1", cgroup="0::/system.slice/slurmstepd.scope/job_17/step_0\n")
+    done = node.order("reset_gpu", gpu="0")
+    assert done.result is Result.REFUSED
+    assert done.text == f"{FIRST} is held by pid 4711 train.py of ada (Slurm job 17); nothing was reset"
+    assert node.called == []
+    assert node.order("reset_gpu", gpu="1").result is Result.DONE
+
+
+def test_whoever_has_the_device_file_open_holds_the_gpu_too(node: Machine) -> None:
+    node.running(81, "nv-hostengine -n", opens="/dev/nvidia0")
+    node.running(82, "nvidia-persistenced --verbose", opens="/dev/nvidia0")
+    node.running(83, "nvidia-smi dmon", opens="/dev/nvidia1")
+    done = node.order("reset_gpu", gpu=FIRST)
+    assert (done.result, done.output) == (Result.REFUSED, "pid 81 nv-hostengine of ada")
+
+
+def test_gpus_that_the_driver_wants_reset_together_are_named(node: Machine) -> None:
+    says = "GPU 00000000:10:00.0 is linked by NVLink to GPU 00000000:11:00.0, which must be reset with it."
+    node.program("nvidia-smi", says=says, status=255)
+    with pytest.raises(
+        CollectError, match=r"ended with 255; the driver names 00000000:11:00.0 too, to be reset together"
+    ):
+        node.order("reset_gpu", gpu=FIRST)
+
+
+def test_nobody_who_can_be_seen_is_not_nobody(node: Machine) -> None:
+    node.fake.tell(0, ComputeProcesses="!3")
+    with pytest.raises(CollectError, match=f"NVML does not say who uses {FIRST}"):
+        node.order("reset_gpu", gpu=FIRST)
+    with pytest.raises(CollectError, match="NVML shows no GPU `GPU-7` here; it shows: GPU-"):
+        node.order("reset_gpu", gpu="GPU-7")
+    blind = replace(node.bench, roots=Roots(node.root / "nowhere", node.root, node.root))
+    with pytest.raises(CollectError, match="nowhere: cannot be read, so nobody knows who has a GPU open"):
+        asyncio.run(order_repairs.reset_gpu(blind, {"gpu": SECOND}, NOON))
+    assert node.called == []
+
+
+@pytest.mark.slow
+def test_a_power_limit_is_lowered_within_the_range_and_given_back(node: Machine) -> None:
+    node.program("nvidia-smi", python=SET_LIMIT)
+    lowered = node.order("lower_power", gpu=FIRST, percent="80")
+    assert (lowered.result, lowered.text) == (Result.DONE, f"{FIRST} may draw 560 W; before it was 700 W")
+    assert node.order("lower_power", gpu=FIRST, percent="80").result is Result.ALREADY_SO
+    assert node.order("lower_power", gpu=FIRST, watts="500").text.endswith("before it was 560 W")
+    back = node.order("lower_power", gpu=FIRST, restore="default")
+    assert back.text == f"{FIRST} may draw 700 W; before it was 500 W"
+    assert node.order("lower_power", gpu=FIRST, restore="default").result is Result.ALREADY_SO
+    assert node.called[0] == f"nvidia-smi -i {FIRST} --power-limit 560.00"
+
+
+def test_a_limit_that_the_board_does_not_allow_is_refused_with_both_numbers(node: Machine) -> None:
+    done = node.order("lower_power", gpu=FIRST, watts="50")
+    assert (done.result, done.text) == (
+        Result.REFUSED,
+        f"50 W is outside of what {FIRST} allows, 200 to 700 W; it has 700 W",
+    )
+    with pytest.raises(CollectError, match="`watts` or `percent` must be a number"):
+        node.order("lower_power", gpu=FIRST)
+    assert node.called == []
+
+
+def test_a_limit_that_did_not_take_is_a_failure(node: Machine) -> None:
+    node.program("nvidia-smi", says="Insufficient Permissions", status=4)
+    with pytest.raises(CollectError, match="has 700 W, wanted were 600 W; nvidia-smi ended with 4: Insufficient"):
+        node.order("lower_power", gpu=FIRST, watts="600")
+
+
+def test_only_services_of_the_agents_list_are_restarted(node: Machine) -> None:
+    node.program("systemctl", says="active")
+    done = node.order("restart_service", service="nvidia-fabricmanager.service")
+    assert (done.result, done.text) == (Result.DONE, "nvidia-fabricmanager was restarted and is active")
+    refused = node.order("restart_service", service="sshd")
+    assert (refused.result, "`sshd` is not among the services" in refused.text) == (Result.REFUSED, True)
+    assert node.called == [
+        "systemctl restart nvidia-fabricmanager.service",
+        "systemctl is-active nvidia-fabricmanager.service",
+    ]
+
+
+def test_a_service_that_does_not_stay_up_is_a_failure(node: Machine) -> None:
+    node.program("systemctl", says="Job for nvidia-dcgm failed.", status=1)
+    with pytest.raises(CollectError, match="restart nvidia-dcgm ended with 1: Job for nvidia-dcgm failed"):
+        node.order("restart_service", service="nvidia-dcgm")
+
+
+def test_a_layout_is_applied_compared_and_told(node: Machine) -> None:
+    node.fake.tell(0, MigMode=1, slices=2)
+    done = node.order("apply_mig", layout="all-1g.18gb")
+    assert done.text == "the layout is all-1g.18gb: gpu 0: 1g.18gb, 1g.18gb; gpu 1: not sliced"
+    which = f"-f {node.root}/mig.yaml -c all-1g.18gb"
+    assert node.called == [f"nvidia-mig-parted apply {which}", f"nvidia-mig-parted assert {which}"]
+    assert node.order("apply_mig").text.startswith("`` is not the name of a layout")
+    assert node.order("apply_mig", layout="-x; rm").result is Result.REFUSED
+
+
+def test_a_machine_with_work_on_it_is_not_rebooted(node: Machine) -> None:
+    node.fake.tell(1, ComputeProcesses=1)
+    node.fake.tell(1, "ComputeProcesses.pid0", 4711)
+    node.running(4711, "train")
+    done = node.order("reboot")
+    assert (done.result, done.text) == (Result.REFUSED, "a reboot would end pid 4711 train of ada; nothing was done")
+    node.fake.tell("*", Init="!9")
+    assert "NVML shows no GPU" in node.order("reboot").text
+    assert node.called == []
+    node.program("systemctl", says="Access denied", status=1)
+    with pytest.raises(CollectError, match="reboot ended with 1: Access denied"):
+        node.order("reboot", drained="yes")
+
+
+def test_a_vendors_first_question_is_answered_in_nvidia_smis_words(node: Machine) -> None:
+    node.program("nvidia-smi", says="Serial Number : 1650000000001")
+    assert asyncio.run(order_work.describe_gpus(node.bench, {}, NOON)).output == "Serial Number : 1650000000001\n"
+    node.program("nvidia-smi", says="No devices were found", status=6)
+    with pytest.raises(CollectError, match="-q ended with 6: No devices were found"):
+        asyncio.run(order_work.describe_gpus(node.bench, {}, NOON))
+
+
+def test_a_test_of_an_unknown_level_is_refused(node: Machine) -> None:
+    assert node.order("diag", level="4").text == "`level` is 4, it must be one of 1, 2, 3"

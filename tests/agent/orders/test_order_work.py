@@ -1,0 +1,56 @@
+"""Programs that an order runs: bounded in what they print and in how long they live."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.agent.conftest import MakeFake
+from tests.support.node_orders import NOON
+from tests.support.waiting import until_async
+from watchkeeper.agent.orders import order_bench, order_work
+from watchkeeper.agent.profiling import PauseFile
+from watchkeeper.errors import CollectError
+
+
+def test_a_scan_gives_what_it_found_whether_good_or_bad(tmp_path: Path, machine: MakeFake) -> None:
+    fake = machine(2)
+    (tmp_path / "kmsg").touch()
+    where = ("--host-root", str(tmp_path), "--kmsg", str(tmp_path / "kmsg"), "--watch", "0")
+
+    def scanned(*options: str) -> order_work.Done:
+        bench = order_work.Bench(PauseFile(tmp_path), (*where, *options), fake.environment)
+        return asyncio.run(order_work.scan(bench, {}, NOON))
+
+    bad = scanned("--expected-gpus", "3")
+    assert (bad.text, json.loads(bad.output)["verdict"]) == ("this node is degraded or unhealthy", "unhealthy")
+    with pytest.raises(CollectError, match="the scan ended with 2"):
+        scanned("--no-such-option")
+
+
+def test_a_program_that_prints_too_much_is_given_up_with_both_numbers() -> None:
+    with pytest.raises(CollectError, match="bytes or more, the limit is 262144"):
+        asyncio.run(order_bench.ask([sys.executable, "-c", "while True: print('x' * 9999)"], None))
+
+
+def test_a_program_ends_with_the_order_that_started_it(tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    program = f"import os, time; open({str(note)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+
+    async def story() -> None:
+        work = asyncio.create_task(order_bench.ask([sys.executable, "-c", program], None))
+        await until_async(lambda: note.exists() and note.read_text())
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+
+    asyncio.run(story())
+    assert not Path("/proc", note.read_text()).exists()
+
+
+def test_a_program_that_is_not_there_is_named() -> None:
+    with pytest.raises(CollectError, match="/nowhere/program: cannot be started: No such file"):
+        asyncio.run(order_bench.ask(["/nowhere/program"], None))

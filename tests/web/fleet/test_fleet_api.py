@@ -1,0 +1,227 @@
+"""The hub's own API over a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+
+from tests.web import stories
+from tests.web.kept_services import CannedSimulator, KeptIncidents
+from tests.web.pushed import event
+from tests.web.running import Site, serving
+from tests.web.small_hub import SmallHub
+from watchkeeper.kit import clock, wire
+from watchkeeper.model import events
+from watchkeeper.web.fleet import fleet_api
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    with serving(SmallHub(simulator=CannedSimulator())) as running:
+        yield running
+
+
+def test_the_status_says_who_watches_what(site: Site) -> None:
+    status = site.ask("/api/status").json
+    assert (status["ok"], status["cluster"], status["mode"], status["simulated"]) == (True, "main", "observe", True)
+    assert "sm_active" in status["colours"]
+
+
+def test_the_inventory_lists_nodes_by_rack_with_their_holders(site: Site) -> None:
+    stock = site.ask("/api/fleet").json
+    assert [node["name"] for node in stock["nodes"]] == ["gpu-r01-01", "gpu-r01-02", "gpu-r02-01", "gpu-r02-02"]
+    assert stock["nodes"][0]["rack"] == "r01"
+    assert [gpu["index"] for gpu in stock["nodes"][0]["gpus"]] == list(range(8))
+    assert stock["workloads"]["GPU-r01-01-0"].count("/") == 1
+
+
+def test_a_page_that_opens_takes_what_is_ready_and_others_what_is_true_now() -> None:
+    time = clock.ManualClock(datetime(2026, 1, 31, tzinfo=UTC))
+    with serving(SmallHub(clock=time)) as site:
+        assert site.ask("/api/fleet").json["workloads"]
+        site.hub.queries.failing = True
+        asyncio.run_coroutine_threadsafe(time.advance(60), site.loop).result(60)
+        assert site.ask("/api/fleet?max_age=120").json["workloads"]
+        assert site.ask("/api/fleet").json["workloads"] is None
+        assert site.ask("/api/fleet?max_age=121").status == 400
+
+
+def test_holders_are_unknown_when_the_engine_cannot_say(site: Site) -> None:
+    site.hub.queries.failing = True
+    assert site.ask("/api/fleet").json["workloads"] is None
+
+
+def test_an_incident_is_told_with_cause_plan_and_timeline(site: Site) -> None:
+    site.call(stories.lose_gpu, site.hub)
+    card = site.ask("/api/incidents").json["incidents"][0]
+    assert (card["id"], card["confidence"], card["place_name"]) == ("INC-1", 0.97, "GPU 3 on gpu-r01-02")
+    assert card["next_step"] == "Cordon and drain gpu-r01-02, then reboot it"
+    detail = site.ask("/api/incidents/INC-1").json
+    assert detail["diagnosis"]["findings"][0]["ruled_out"][0]["cause"] == "app_illegal_access"
+    assert [step["action"]["kind"] for step in detail["plan"]["receipts"]][:2] == ["cordon", "drain"]
+    assert detail["timeline"][0]["kind"] == "incident.opened"
+
+
+def test_list_and_page_call_an_incident_by_what_its_diagnosis_found(site: Site) -> None:
+    site.call(stories.lose_gpu, site.hub)
+    found = site.hub.journal.diagnoses["INC-1"]
+    better = replace(found.findings[0], cause="driver_not_loaded", title="gpu-r01-02 has no driver")
+    site.hub.journal.diagnoses["INC-1"] = replace(found, findings=(better,))
+    card, page = site.ask("/api/incidents").json["incidents"][0], site.ask("/api/incidents/INC-1").json
+    names = [(one["cause"], one["title"]) for one in (card, page["incident"])]
+    assert names == [("driver_not_loaded", "gpu-r01-02 has no driver")] * 2
+    assert page["runbook"].endswith("driver-not-loaded.md")
+    site.hub.journal.diagnoses["INC-1"] = replace(found, findings=(replace(better, cause="unknown"),))
+    assert site.ask("/api/incidents").json["incidents"][0]["cause"] == "gpu_fell_off_bus"
+
+
+def test_people_acknowledge_note_and_resolve(site: Site) -> None:
+    site.call(stories.lose_gpu, site.hub)
+    assert site.ask("/api/incidents/INC-1/acknowledge", method="POST", body={}).json["incident"]["assignee"] == "local"
+    again = site.ask("/api/incidents/INC-1/acknowledge", method="POST", body={})
+    assert (again.status, again.json["ok"]) == (409, False)
+    noted = site.ask("/api/incidents/INC-1/note", method="POST", body={"text": " reseated "}).json
+    assert noted["timeline"][-1]["body"] == {"text": "reseated"}
+    assert site.ask("/api/incidents/INC-1/resolve", method="POST", body={}).status == 400
+    closed = site.ask("/api/incidents/INC-1/resolve", method="POST", body={"why": "rebooted"}).json
+    assert closed["incident"]["state"] == "resolved"
+    assert site.ask("/api/incidents").json["incidents"] == []
+    assert len(site.ask("/api/incidents?open=0").json["incidents"]) == 1
+
+
+@pytest.mark.parametrize("path", ["/api/incidents/INC-7", "/api/gpu/GPU-7", "/api/nothing", "/nothing"])
+def test_what_is_not_there_is_said_in_our_shape(site: Site, path: str) -> None:
+    reply = site.ask(path)
+    assert (reply.status, reply.json["ok"], reply.json["status"]) == (404, False, 404)
+
+
+def test_pushed_events_reach_the_hub_whole(site: Site) -> None:
+    reply = site.ask("/api/events", method="POST", body=[event(1), event(2)])
+    assert reply.json == {"ok": True, "kept": 2}
+    assert [taken.id for taken in site.hub.journal.taken] == ["e1", "e2"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        ("{", 400, "not JSON"),
+        ("{}", 400, "JSON array"),
+        ('[{"id": "e1"}]', 400, "kind: is missing"),
+        ("[" + ",".join(["{}"] * 1001) + "]", 400, "1,001 events, the limit is 1,000"),
+        ("[" + " " * 1024 * 1024 + "]", 413, "1,048,578 bytes or more, the limit is 1,048,576"),
+    ],
+)
+def test_a_batch_that_cannot_be_taken_is_refused_with_both_numbers(
+    site: Site, body: str, status: int, words: str
+) -> None:
+    reply = site.ask("/api/events", method="POST", body=body, headers={"Content-Type": "application/json"})
+    assert reply.status == status
+    assert words in reply.json["error"]
+    assert site.hub.journal.taken == []
+
+
+def test_a_sender_that_goes_away_in_the_middle_is_no_error_of_the_hub(caplog: pytest.LogCaptureFixture) -> None:
+    with serving(SmallHub()) as running:
+        with socket.create_connection(("127.0.0.1", running.port)) as sender:
+            head = (
+                "POST /api/events HTTP/1.1",
+                "Host: localhost",
+                "Content-Type: application/json",
+                "Content-Length: 9",
+            )
+            sender.sendall("\r\n".join((*head, "", "[")).encode())
+            assert running.ask("/api/status").status == 200
+        assert running.ask("/api/status").status == 200
+    assert running.hub.journal.taken == []
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+def test_a_full_intake_asks_agents_to_come_back(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet_api, "PUSHES_IN_FLIGHT", 0)
+    reply = site.ask("/api/events", method="POST", body=[event(1)])
+    assert (reply.status, reply.headers["retry-after"]) == (429, "2")
+    assert "0 pushes of 0 bytes wait for their commit" in reply.json["error"]
+    assert "the limits are 0, 67,108,864 and 3 s" in reply.json["error"]
+
+
+def test_pushes_that_are_too_large_together_are_asked_to_come_back(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet_api, "PUSHED_BYTES_IN_FLIGHT", 300)
+    assert site.ask("/api/events", method="POST", body=[event(1)]).status == 200
+    assert site.ask("/api/events", method="POST", body=[event(2), event(3), event(4)]).status == 429
+
+
+class SlowIncidents(KeptIncidents):
+    """Commits nothing until it is let go on."""
+
+    has_begun, may_commit = threading.Event(), threading.Event()
+
+    async def take_events(self, batch: Sequence[events.Event]) -> int:
+        self.has_begun.set()
+        await asyncio.to_thread(self.may_commit.wait, 30)
+        return await super().take_events(batch)
+
+
+def test_nobody_waits_behind_a_push_that_waits_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet_api, "PUSH_WAIT_SECONDS", 0.0)
+    hub = SmallHub()
+    hub.incidents = slow = SlowIncidents(hub.journal, hub.clock)
+    with serving(hub) as site, ThreadPoolExecutor(1) as beside:
+        first = beside.submit(site.ask, "/api/events", method="POST", body=[event(1)])
+        assert slow.has_begun.wait(30)
+        second = site.ask("/api/events", method="POST", body=[event(2)])
+        slow.may_commit.set()
+        assert first.result().status == 200
+    assert second.status == 429
+    assert "1 pushes of" in second.json["error"]
+
+
+def test_a_gpu_is_shown_with_what_happened_to_it(site: Site) -> None:
+    incident = site.call(stories.lose_gpu, site.hub)
+    gpu = site.ask(f"/api/gpu/{incident.place.gpu}").json
+    assert (gpu["gpu"]["index"], gpu["node"]["name"], gpu["labels"]) == (3, "gpu-r01-02", None)
+    assert gpu["events"][0]["incident"] == "INC-1"
+    assert site.ask("/api/gpu/GPU-r01-01-0").json["labels"]["Hostname"] == "gpu-r01-01"
+
+
+def test_a_gpu_that_broke_before_it_ever_reported_is_shown_by_what_is_told_of_it(site: Site) -> None:
+    incident = site.call(stories.lose_gpu, site.hub)
+    site.hub.fleet.seen = [seen for seen in site.hub.fleet.seen if seen.gpu.uuid != incident.place.gpu]
+    answer = site.ask(f"/api/gpu/{incident.place.gpu}")
+    assert (answer.status, answer.json["node"]["name"], answer.json["labels"]) == (200, "gpu-r01-02", None)
+    assert answer.json["gpu"] == {"uuid": incident.place.gpu, "index": None, "pci": None, "model": None}
+    assert [card["id"] for card in answer.json["incidents"]] == ["INC-1"]
+
+
+def test_what_strikes_a_rack_is_told_of_its_nodes_and_gpus_and_of_no_others(site: Site) -> None:
+    site.call(stories.lose_rack, site.hub)
+    told = {one["name"]: one["incidents"] for one in site.ask("/api/nodes").json["nodes"]}
+    assert (told["gpu-r01-01"], told["gpu-r02-01"]) == (["INC-9"], [])
+    assert [card["id"] for card in site.ask("/api/gpu/GPU-r01-01-0").json["incidents"]] == ["INC-9"]
+    assert site.ask("/api/gpu/GPU-r02-01-0").json["incidents"] == []
+
+
+def test_a_drill_goes_through_to_the_simulator(site: Site) -> None:
+    assert site.ask("/api/sim/scenarios").json[0]["name"] == "xid-79"
+    site.ask("/api/sim/faults", method="POST", body={"scenario": "xid-79"})
+    assert site.ask("/api/sim/faults/f1", method="DELETE").status == 200
+    assert site.hub.simulator.drills[1:] == [b'POST /faults {"scenario": "xid-79"}', b"DELETE /faults/f1 "]
+
+
+def test_a_real_fleet_has_no_drills() -> None:
+    with serving(SmallHub()) as site:
+        reply = site.ask("/api/sim/scenarios")
+    assert (reply.status, "this fleet is real" in reply.json["error"]) == (404, True)
+
+
+def test_an_event_survives_the_way_over_the_wire() -> None:
+    body = wire.dumps([wire.from_plain(events.Event, event(1))]).encode()
+    assert wire.to_plain(fleet_api.read_events(body)) == [event(1)]
+    assert asyncio.run(SmallHub().incidents.take_events(fleet_api.read_events(body))) == 1

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -17,6 +17,7 @@ from tests.web.running import Site, serving
 from tests.web.small_fleet import Seen
 from tests.web.small_hub import SmallHub
 from watchkeeper.cli.fleet import topology as command
+from watchkeeper.client import answers, reading
 from watchkeeper.clusters.fabric import fabric_watch
 from watchkeeper.config import settings as config
 from watchkeeper.kit import wire
@@ -102,13 +103,25 @@ def test_gpus_that_never_reported_are_one_line(site: Site) -> None:
     assert lines[at + 1] == "      8 gpus · missing · expected, and has never reported"
 
 
+def drawn(racks: Sequence[topology.RackView]) -> list[str]:
+    """What the command prints of these racks, as a hub answers them."""
+    now = datetime(2026, 11, 1, tzinfo=UTC).isoformat()
+    plain = {
+        "cluster": "main",
+        "now": now,
+        "fabric": None,
+        "racks": wire.to_plain(racks),
+        "switches": [],
+        "unmapped": {},
+    }
+    return list(command.plain_lines(command.draw(reading.read(answers.Topology, plain), command.Shown())))
+
+
 def test_ten_thousand_gpus_are_readable() -> None:
     hub = SmallHub(racks=157, per_rack=8)
     stories.lose_gpu(hub)
     facts = topology.Facts(inventory.take(hub.fleet), hub.journal.incidents())
-    racks = wire.to_plain(topology.build(facts))
-    answer = {"cluster": "main", "fabric": None, "racks": racks, "switches": []}
-    lines = list(command.plain_lines(command.draw(answer, command.Shown())))
+    lines = drawn(topology.build(facts))
     assert lines[0].startswith("main: 157 racks, 1,256 nodes, 10,048 GPUs; 1 node not healthy")
     assert len(lines) == 1 + 157 + 4
     assert max(len(line) for line in lines) < 120
@@ -129,8 +142,7 @@ def test_a_node_that_does_not_answer_is_silent_and_not_healthy() -> None:
     hub = SmallHub(racks=1, per_rack=2)
     (rack,) = topology.build(topology.Facts(inventory.take(hub.fleet), [], silent=frozenset({("main", "gpu-r01-02")})))
     assert [node.state for node in rack.leaves[0].nodes] == ["healthy", "silent"]
-    answer = {"cluster": "m", "fabric": None, "racks": wire.to_plain([rack]), "switches": []}
-    text = "\n".join(command.plain_lines(command.draw(answer, command.Shown())))
+    text = "\n".join(drawn([rack]))
     assert "node gpu-r01-02 · silent · 8 GPUs silent" in text
     assert text.count("gpu ") == 0
 

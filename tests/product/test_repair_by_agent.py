@@ -78,7 +78,7 @@ class Cluster(Place):
             return None
 
     def repair(self) -> dict[str, Any]:
-        listed: list[dict[str, Any]] = self.hub.repairs()["repairs"]
+        listed: list[dict[str, Any]] = self.hub.repairs().plain["repairs"]
         return listed[0] if listed else {}
 
     def repair_that(self, says: str, words: str) -> dict[str, object] | None:

@@ -73,9 +73,9 @@ async def serve(folder: Path, port: int, fleet: telemetry.Telemetry, *, is_kept:
 def main(folder: Path, port: int, *, gpus: int, slots: int, is_kept: bool) -> None:
     # As `watchkeeper hub` does it.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    from watchkeeper.kit import late
+    from watchkeeper.kit import lazy_imports
 
-    late.begin()
+    lazy_imports.begin()
     from watchkeeper.store.wal import wal_ahead
 
     wal_ahead.begin(configured(folder, port).samples_path)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.hub_stories import NOON, gpu
 from watchkeeper.errors import StoreError
-from watchkeeper.hub.diagnosis_queue import DIAGNOSIS_TRIES, DiagnosisQueue, Surroundings
+from watchkeeper.hub.diagnosis_queue import DIAGNOSIS_TRIES, DiagnosisDependencies, DiagnosisQueue
 from watchkeeper.model.alerts import Severity
 from watchkeeper.model.incidents import Incident, IncidentId, IncidentState
 
@@ -42,7 +42,7 @@ def diagnosed(*added: Incident, now: dict[str, Incident] | None = None) -> list[
     async def find(id: str) -> Incident | None:
         return known.get(id)
 
-    queue = DiagnosisQueue(Surroundings(find, lambda: False, diagnose, note))
+    queue = DiagnosisQueue(DiagnosisDependencies(find, lambda: False, diagnose, note))
     queue.add(added)
     asyncio.run(queue.work())
     return done
@@ -83,7 +83,7 @@ def test_a_journal_that_is_away_costs_no_incident_its_diagnosis() -> None:
 
     async def story() -> None:
         nonlocal is_away
-        queue = DiagnosisQueue(Surroundings(find, lambda: False, diagnose, note))
+        queue = DiagnosisQueue(DiagnosisDependencies(find, lambda: False, diagnose, note))
         queue.add(known.values())
         for _ in range(2 * DIAGNOSIS_TRIES):
             with pytest.raises(StoreError):

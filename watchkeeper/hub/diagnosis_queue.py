@@ -19,7 +19,7 @@ WAITS, WAIT_SECONDS = 50, 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class DiagnosisDependencies:
     """What the queue needs of the hub."""
 
     incident: Callable[[str], Awaitable[Incident | None]]
@@ -29,7 +29,7 @@ class Surroundings:
 
 
 class DiagnosisQueue:
-    def __init__(self, around: Surroundings) -> None:
+    def __init__(self, around: DiagnosisDependencies) -> None:
         self._around = around
         # How grave each is, and how often its diagnosis has failed since it changed.
         self._waiting: dict[str, tuple[int, int]] = {}

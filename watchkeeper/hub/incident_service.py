@@ -52,7 +52,7 @@ class IncidentService:
         self.event_counts = standing.EventCounts()
         self._doubt = leaps.Doubt(TRIM_SECONDS)
         self._queue = diagnosis_queue.DiagnosisQueue(
-            diagnosis_queue.Surroundings(
+            diagnosis_queue.DiagnosisDependencies(
                 lambda one: reader.read(lambda: reader.incident(one)),
                 lambda: journal_thread.is_busy or repairs.is_starting,
                 self._diagnose,

@@ -33,9 +33,9 @@ def command(config_file: Path | None, host: str | None, port: int | None, data: 
     configured = loading.load(config_file, {"hub.host": host, "hub.port": port, "hub.data": data})
     # NumPy's linear algebra, of which a hub has little, would keep a core busy with threads of its own.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    from watchkeeper.kit import late
+    from watchkeeper.kit import lazy_imports
 
-    late.begin()
+    lazy_imports.begin()
     if configured.query.engine is settings.QueryEngine.EMBEDDED:
         from watchkeeper.store.wal import wal_ahead
 

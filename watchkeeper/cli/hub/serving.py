@@ -21,7 +21,7 @@ from watchkeeper.cli import processes
 from watchkeeper.config import settings
 from watchkeeper.errors import WatchkeeperError
 from watchkeeper.hub import hub, runtime, samples
-from watchkeeper.kit import clock, late
+from watchkeeper.kit import clock, lazy_imports
 from watchkeeper.net import addresses
 from watchkeeper.store.wal import wal_ahead
 from watchkeeper.web import app, opening, server
@@ -120,7 +120,7 @@ class Builder:
 
 def left_to_build(build: Builder) -> Iterator[None]:
     """What a hub needs besides its samples, in steps, for when it would wait; wrong settings are told here."""
-    yield from late.steps("watchkeeper.web", "watchkeeper.hub")
+    yield from lazy_imports.steps("watchkeeper.web", "watchkeeper.hub")
     build()
     yield
 
@@ -155,7 +155,7 @@ async def finish_imports(stop: asyncio.Event) -> None:
     try:
         await asyncio.wait_for(stop.wait(), FIRST_ANSWERS_SECONDS)
     except TimeoutError:
-        await asyncio.to_thread(late.finish)
+        await asyncio.to_thread(lazy_imports.finish)
 
 
 def with_discovery(configured: settings.Settings, url: str) -> settings.Settings:

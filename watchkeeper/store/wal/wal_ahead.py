@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from watchkeeper.kit import late, memory
+from watchkeeper.kit import lazy_imports, memory
 from watchkeeper.kit.logs import fields
 from watchkeeper.store import columns
 from watchkeeper.store.blocks import block_writer
@@ -55,7 +55,7 @@ def begin(path: Path, *, most_bytes: int = MOST_BYTES) -> None:
     """Start to read the log of the store in a directory, if it is long enough to be worth it."""
     sizes = _sizes(path)
     if sum(sizes.values()) >= WORTH_BYTES and path not in _begun:
-        deque(late.steps(*NEEDED), maxlen=0)
+        deque(lazy_imports.steps(*NEEDED), maxlen=0)
         with contextlib.suppress(OSError):
             _begun[path] = _Reader(path, most_bytes)
 

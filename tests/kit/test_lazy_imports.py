@@ -12,7 +12,7 @@ from tests.support.paths import ROOT
 
 def run(program: str, *arguments: str) -> str:
     """What a program printed that has late modules."""
-    begun = "import sys, threading, types\nfrom watchkeeper.kit import late\nlate.begin()\n"
+    begun = "import sys, threading, types\nfrom watchkeeper.kit import lazy_imports\nlate.begin()\n"
     command = [sys.executable, "-c", begun + textwrap.dedent(program), *arguments]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
     assert ran.returncode == 0, ran.stderr
@@ -116,7 +116,7 @@ def test_what_is_left_runs_in_steps(tmp_path: Path) -> None:
         import watchkeeper
         watchkeeper.__path__.append(sys.argv[1])
         from watchkeeper import late_one, late_two
-        for _ in late.steps('watchkeeper.late_'):
+        for _ in lazy_imports.steps('watchkeeper.late_'):
             print('between', end=' ')
     """
     assert run(program, folder) == "one between two between"
@@ -128,7 +128,7 @@ def test_every_module_of_a_hub_can_run_late_and_none_is_left() -> None:
         watchkeeper.cli.hub.serving.serve
         left = lambda: sum(type(one) is late._Late for one in list(sys.modules.values()))
         before = left()
-        late.finish()
+        lazy_imports.finish()
         ours = [name for name in sys.modules if name.startswith('watchkeeper.')]
         print(before > 0, left(), len(ours) > 350)
     """

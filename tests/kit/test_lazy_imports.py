@@ -12,7 +12,7 @@ from tests.support.paths import ROOT
 
 def run(program: str, *arguments: str) -> str:
     """What a program printed that has late modules."""
-    begun = "import sys, threading, types\nfrom watchkeeper.kit import lazy_imports\nlate.begin()\n"
+    begun = "import sys, threading, types\nfrom watchkeeper.kit import lazy_imports\nlazy_imports.begin()\n"
     command = [sys.executable, "-c", begun + textwrap.dedent(program), *arguments]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
     assert ran.returncode == 0, ran.stderr
@@ -126,7 +126,7 @@ def test_every_module_of_a_hub_can_run_late_and_none_is_left() -> None:
     program = """
         import watchkeeper.cli.hub.serving
         watchkeeper.cli.hub.serving.serve
-        left = lambda: sum(type(one) is late._Late for one in list(sys.modules.values()))
+        left = lambda: sum(type(one) is lazy_imports._Late for one in list(sys.modules.values()))
         before = left()
         lazy_imports.finish()
         ours = [name for name in sys.modules if name.startswith('watchkeeper.')]

@@ -8,7 +8,7 @@ import { KeysDialog, useKeys } from "./components/keys";
 import { Chip, Empty, Panel, Skeleton } from "./components/parts";
 import { Search } from "./components/search";
 import { SignIn } from "./components/sign_in";
-import { clock, utc, zone } from "./lib/format";
+import { autoRepair, clock, utc, zone } from "./lib/format";
 import { connect, refreshStatus } from "./lib/live";
 import { followLinks, type PageProps, type PageRow, put, RANGES, rowOf, useAddress } from "./lib/router";
 import { get, set, useHub, useReturns } from "./lib/store";
@@ -124,8 +124,8 @@ function Page({ row, ...props }: PageProps & { row: PageRow }) {
     const failed = () =>
       say(
         get().link === "lost"
-          ? "The hub does not answer. This page comes as soon as it does."
-          : "This page could not be loaded; the hub may have a newer version.",
+          ? "The hub does not answer. This page loads as soon as it does."
+          : "Loading this page failed; the hub may have a newer version.",
       );
     if (!loaded.has(row))
       row.load().then((page) => {
@@ -142,7 +142,7 @@ function Page({ row, ...props }: PageProps & { row: PageRow }) {
         {problem ? (
           <Empty title={problem}>
             <a href={props.address.href} target="_self">
-              Load again
+              Reload
             </a>
           </Empty>
         ) : (
@@ -206,7 +206,7 @@ function Rail({
         >
           {theme === "dark" ? "Light" : "Dark"}
         </button>
-        <button type="button" class="nav" onClick={help} title="All keys (?)" aria-label="All keys">
+        <button type="button" class="nav" onClick={help} title="Keyboard shortcuts (?)" aria-label="Keyboard shortcuts">
           ?
         </button>
       </div>
@@ -230,7 +230,7 @@ function Shell() {
   useEffect(() => {
     document.title = row?.path === "/" || !row ? "Watchkeeper" : `${id || row.name} · Watchkeeper`;
   }, [row, id]);
-  // A link that led here is gone with its page: who uses no pointer goes on at the new one, and hears it.
+  // A link that led here is gone with its page: move the keyboard focus to the new page, which a screen reader announces.
   const before = useRef(address.pathname);
   useEffect(() => {
     if (before.current !== address.pathname && document.activeElement === document.body)
@@ -269,8 +269,8 @@ function Shell() {
                   </select>
                 </label>
               )}
-              <Chip title="Times are in your zone; rest on one for UTC">{zone()}</Chip>
-              <Chip title="How far Watchkeeper may go on its own">act: {hub.status.mode}</Chip>
+              <Chip title="Times are in your time zone; hover for UTC">{zone()}</Chip>
+              <Chip title="What Watchkeeper may do without a person">{autoRepair(hub.status.mode)}</Chip>
             </>
           )}
           {hub.status?.simulated && <Chip tone="accent">simulated</Chip>}
@@ -284,7 +284,7 @@ function Shell() {
           Connection to the hub lost;{" "}
           {hub.heard ? (
             <>
-              showing what was known at <b title={utc(hub.heard)}>{clock(hub.heard)}</b>,{" "}
+              showing the state of <b title={utc(hub.heard)}>{clock(hub.heard)}</b>,{" "}
             </>
           ) : (
             ""
@@ -298,7 +298,9 @@ function Shell() {
         </p>
       )}
       {hub.status && !hub.status.rules.is_successful && <RuleTrouble rules={hub.status.rules} />}
-      {hub.status && hub.status.degraded.length > 0 && hub.link !== "lost" && <Degraded said={hub.status.degraded} />}
+      {hub.status && hub.status.degraded.length > 0 && hub.link !== "lost" && (
+        <Degraded problems={hub.status.degraded} />
+      )}
       <div id="page" tabIndex={-1}>
         {row && !id && <h1 class="unseen">{row.name}</h1>}
         {row ? (
@@ -306,7 +308,7 @@ function Shell() {
         ) : (
           <main class="single">
             <Panel>
-              <Empty title="There is no such page">
+              <Empty title="Page not found">
                 {pages.map((p, i) => (
                   <span key={p.path}>
                     {i > 0 && " · "}

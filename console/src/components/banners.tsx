@@ -1,4 +1,4 @@
-// What does not work now, above every page.
+// Banners above every page: what does not work now.
 
 import { clock, many, utc } from "../lib/format";
 import type { Status } from "../lib/types";
@@ -7,8 +7,8 @@ export function RuleTrouble({ rules }: { rules: Status["rules"] }) {
   return (
     <details class="banner" data-testid="rule-trouble">
       <summary role="status">
-        ▲ The rule files have {many(rules.problems.length, "problem")}; the {rules.rules} rules of{" "}
-        <b title={utc(rules.in_force_since)}>{clock(rules.in_force_since)}</b> stay in force.
+        ▲ Rule reload failed: {many(rules.problems.length, "problem")}. The {rules.rules} rules loaded at{" "}
+        <b title={utc(rules.in_force_since)}>{clock(rules.in_force_since)}</b> stay in use.
       </summary>
       <ul>
         {rules.problems.map((problem) => (
@@ -21,10 +21,10 @@ export function RuleTrouble({ rules }: { rules: Status["rules"] }) {
   );
 }
 
-/** What does not work now, in the hub's own sentences. */
-export function Degraded({ said }: { said: string[] }) {
-  const first = <>▲ Degraded. {said[0]}</>;
-  if (said.length < 2)
+/** What does not work now, as the hub reports it. */
+export function Degraded({ problems }: { problems: string[] }) {
+  const first = <>▲ Degraded. {problems[0]}</>;
+  if (problems.length < 2)
     return (
       <p class="banner" role="status" data-testid="degraded">
         {first}
@@ -33,11 +33,11 @@ export function Degraded({ said }: { said: string[] }) {
   return (
     <details class="banner" data-testid="degraded">
       <summary role="status">
-        {first} <b>(and {said.length - 1} more)</b>
+        {first} <b>(and {problems.length - 1} more)</b>
       </summary>
       <ul>
-        {said.slice(1).map((one) => (
-          <li key={one}>{one}</li>
+        {problems.slice(1).map((problem) => (
+          <li key={problem}>{problem}</li>
         ))}
       </ul>
     </details>

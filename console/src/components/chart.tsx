@@ -121,7 +121,7 @@ export function Chart(p: Props) {
             class="plot"
             ref={box}
             role="img"
-            aria-label={`${p.name}. Shown as numbers with the button below.`}
+            aria-label={`${p.name}. Use the button below to show the values as a table.`}
             style={{ minHeight: `${height}px` }}
           >
             {!ready && !p.problem && (
@@ -150,7 +150,7 @@ export function Chart(p: Props) {
           class="plain"
           data-export
           data-testid={`${p.id}-csv`}
-          title="Export these readings as CSV"
+          title="Export these values as CSV"
           onClick={() => save(`${p.id}.csv`, toCsv(times, p.lines))}
         >
           CSV

@@ -152,7 +152,7 @@ function told(layout: Layout | null, frame: Frame | undefined): string {
     .slice(0, MOST_TOLD)
     .map(([name, found]) => `${name} ${found.map(([state, n]) => `${n} ${STATES[state].text}`).join(", ")}`);
   return wrong.length
-    ? ` Trouble: ${some.join("; ")}${wrong.length > MOST_TOLD ? `; and ${wrong.length - MOST_TOLD} more` : ""}.`
+    ? ` Problems: ${some.join("; ")}${wrong.length > MOST_TOLD ? `; and ${wrong.length - MOST_TOLD} more` : ""}.`
     : "";
 }
 
@@ -168,8 +168,8 @@ function describe(cell: Cell, frame: Frame | undefined, { paint, fleet }: Props,
     paint.tell(cell, value),
     fleet.workloads
       ? holder
-        ? `held by ${holder}${team && !holder.startsWith(`${team}/`) ? `, team ${team}` : ""}`
-        : "not held by a workload"
+        ? `allocated to ${holder}${team && !holder.startsWith(`${team}/`) ? `, team ${team}` : ""}`
+        : "free"
       : "holder unknown",
     [cell.gpu?.model, domains].filter(Boolean).join(" · "),
   ].filter(Boolean);

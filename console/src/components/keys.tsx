@@ -1,4 +1,4 @@
-// The keyboard: where each key leads, and the list of them.
+// Keyboard shortcuts, and the list of them.
 
 import { useEffect, useRef } from "preact/hooks";
 import { acknowledge } from "../lib/api";
@@ -7,13 +7,13 @@ import { Panel } from "./parts";
 
 const EVERYWHERE: [string, string][] = [
   ["/", "search"],
-  ["j k", "next, previous row or card"],
-  ["Enter", "open it"],
+  ["j k", "next or previous row or card"],
+  ["Enter", "open"],
   ["a", "acknowledge the incident"],
   ["n", "write a note"],
   ["e", "export the table or report"],
   ["t", "dark or light"],
-  ["?", "these keys"],
+  ["?", "keyboard shortcuts"],
   ["Esc", "close"],
 ];
 const LEADER_MS = 2000;

@@ -1,4 +1,4 @@
-// Small pieces that all pages share: panels, chips, times, glyphs, and what stands there when there is nothing to show.
+// Small pieces that all pages share: panels, chips, times, glyphs, and empty states.
 
 import type { ComponentChildren } from "preact";
 import { acknowledge } from "../lib/api";
@@ -118,7 +118,7 @@ export const Problem = (p: { children: ComponentChildren }) => (
 );
 /** A problem, with a word about what still stands there from before it. */
 export const Trouble = (p: { problem?: { message: string }; isStale: boolean }) =>
-  p.problem ? <Problem>{`${p.isStale ? "This is what was known before: " : ""}${p.problem.message}`}</Problem> : null;
+  p.problem ? <Problem>{`${p.isStale ? "Showing the last known state: " : ""}${p.problem.message}`}</Problem> : null;
 /** Two or three views of one page, each with an address of its own. */
 export const Tabs = (p: { label: string; path: string; tabs: [string, string][]; view: string }) => (
   <nav class="tabs" aria-label={p.label}>
@@ -140,7 +140,7 @@ export const Empty = (p: { title: string; children?: ComponentChildren }) => (
     <p>{p.children}</p>
   </div>
 );
-/** Names and values below each other; a value that is null is left out, unknown is said by whoever gives it. */
+/** Names and values below each other; a null value is omitted, the caller writes "unknown". */
 export const Facts = (p: { rows: [string, ComponentChildren][]; id?: string }) => (
   <table class="facts" data-testid={p.id}>
     <tbody>
@@ -195,7 +195,7 @@ export const Select = (p: {
 
 export function IncidentCard({ card }: { card: CardValue }) {
   const open = card.state !== "resolved";
-  // Where a person is asked, the next step is a button: it leads to the plan, with the keyboard on its yes.
+  // Where a person is asked, the next step is a button: it leads to the plan, with the keyboard focus on Approve.
   const asks = get().status?.mode === "ask" && card.plan.length > 0;
   return (
     <article
@@ -211,10 +211,10 @@ export function IncidentCard({ card }: { card: CardValue }) {
       <p>
         {!open && card.part_of ? (
           <>
-            Goes on as a part of <a href={to.incident(card.part_of)}>{card.part_of}</a>.
+            Continues as part of <a href={to.incident(card.part_of)}>{card.part_of}</a>.
           </>
         ) : (
-          (card.why ?? (open ? "No finding yet: the signals are being gathered." : "Closed without a finding."))
+          (card.why ?? (open ? "No finding yet: collecting signals." : "Resolved without a finding."))
         )}
       </p>
       <div class="chips">
@@ -238,7 +238,7 @@ export function IncidentCard({ card }: { card: CardValue }) {
         <Chip title={utc(card.opened_at)}>
           {open
             ? `${card.state} ${ago(now() - Date.parse(card.opened_at))}`
-            : `closed ${clock(card.resolved_at ?? card.opened_at)}`}
+            : `resolved ${clock(card.resolved_at ?? card.opened_at)}`}
         </Chip>
       </div>
       {open && (

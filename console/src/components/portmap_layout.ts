@@ -39,7 +39,7 @@ export const MEASURES: Record<
     at: 6,
     ticks: ["0.1×", "usual", "10×"],
     share: (n) => (Math.log10(Math.max(n, 0.1)) + 1) / 2,
-    text: (n) => (n == null ? "waiting not counted" : `waits ${Number(n.toPrecision(2))}× the usual`),
+    text: (n) => (n == null ? "congestion not counted" : `waits ${Number(n.toPrecision(2))}× the median`),
   },
 };
 

@@ -80,7 +80,7 @@ export function PromqlField(p: {
       tail +
       text.slice(Math.max(offer.begins, offer.ends + text.length - offer.length));
     const cursor = offer.begins + word.word.length + tail.length;
-    // At once and not with the next drawing: whoever types on must not be overtaken.
+    // At once and not with the next drawing: otherwise further typing is lost.
     field.current!.value = next;
     field.current!.focus();
     field.current!.setSelectionRange(cursor, cursor);

@@ -101,7 +101,7 @@ function offers(q: string, fleet: Fleet | undefined): Hit[] {
 }
 
 function hits(q: string, fleet: Fleet | undefined, cards: Card[]): Hit[] {
-  if (QUERY.test(q)) return [{ to: to.explore(q), label: q, hint: "ask this" }];
+  if (QUERY.test(q)) return [{ to: to.explore(q), label: q, hint: "run as a query" }];
   const offered = offers(q, fleet);
   if (offered.length) return offered;
   const low = q.toLowerCase();

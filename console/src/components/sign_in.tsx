@@ -1,4 +1,4 @@
-// Who is asking: a name with its password, or a token.
+// Sign in with a name and password, or with a token.
 
 import { useState } from "preact/hooks";
 import { ask } from "../lib/api";
@@ -24,15 +24,13 @@ export function SignIn() {
     <main class="sign-in">
       <Panel>
         <h1>Watchkeeper</h1>
-        <p class="dim">
-          This hub asks who you are. Sign in with your name and password, or paste the token you were given.
-        </p>
+        <p class="dim">This hub requires authentication. Sign in with your name and password, or paste a token.</p>
         <form onSubmit={send}>
           <input
             name="name"
             autocomplete="username"
-            aria-label="Name; empty with a token"
-            placeholder="Name (empty with a token)"
+            aria-label="Name (leave empty for a token)"
+            placeholder="Name (leave empty for a token)"
             data-testid="name"
           />
           <input

@@ -1,4 +1,4 @@
-// Several quantities on one clock, asked for in PromQL: a band each, one time axis, what happened drawn through all of
+// Several PromQL series on one time axis: a band each, with events drawn through all of
 // them.
 
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
@@ -7,7 +7,7 @@ import type { Mark, Strip } from "../lib/lines";
 import { Chart } from "./chart";
 
 /**
- * `start` and `end` in milliseconds; with `quiet` a strip without any reading is left out instead of standing empty.
+ * `start` and `end` in milliseconds; with `quiet` a strip without samples is omitted.
  */
 export function Strips(p: {
   strips: Strip[];
@@ -73,7 +73,7 @@ export function Strips(p: {
   );
   return known && lines.length === 0 ? (
     <>
-      <p class="dim">No reading in this time.</p>
+      <p class="dim">No samples in this time range.</p>
       {drawn}
     </>
   ) : (

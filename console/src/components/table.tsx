@@ -1,4 +1,4 @@
-// One table for all pages: sorted by its heads, moved through with j and k, opened with Enter, exported with e.
+// One table for all pages: sort by its headers, move with j and k, open with Enter, export with e.
 
 import type { ComponentChildren } from "preact";
 import { useState } from "preact/hooks";

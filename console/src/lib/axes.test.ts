@@ -73,7 +73,7 @@ describe("times below a chart", () => {
     expect(timeLabel(at, 100, 500, { start: at, end: at + 7 * 86400 })).toBe("11-18");
   });
 
-  test("what would be cut off at an edge is left out", () => {
+  test("a label that an edge would cut off is omitted", () => {
     expect([timeLabel(at, 10, 500, hour), timeLabel(at, 490, 500, hour)]).toEqual(["", ""]);
   });
 });

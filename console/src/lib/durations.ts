@@ -1,4 +1,4 @@
-// How long something takes or took: as people say it, and as PromQL writes it.
+// Durations, for people and for PromQL.
 
 import { ago } from "./format";
 

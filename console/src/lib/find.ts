@@ -1,4 +1,4 @@
-// What someone typed, as a question to each GPU: `rack:r07 team:research -state:ok h200`.
+// A search text as a filter for GPUs: `rack:r07 team:research -state:ok h200`.
 
 import { STATES } from "./states";
 import type { Fleet, FleetNode, Gpu } from "./types";

@@ -1,4 +1,4 @@
-// Numbers and times as people read them; unknown is said, never shown as 0.
+// Numbers and times as people read them; unknown is never shown as 0.
 
 const grouped = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 export const count = (n: number | null | undefined) => (n == null ? "unknown" : grouped.format(n));
@@ -82,3 +82,8 @@ export const many = (n: number, noun: string) => `${count(n)} ${noun}${n === 1 ?
 /** How many are shown, and of how many where not all are. */
 export const countOf = (shown: number, all: number) =>
   shown < all ? `${count(shown)} of ${count(all)}` : count(shown);
+
+const AUTO_REPAIR: Record<string, string> = { observe: "off", suggest: "recommend", ask: "with approval", act: "on" };
+
+/** The repair mode as people read it: `Auto-repair: off`. */
+export const autoRepair = (mode: string) => `Auto-repair: ${AUTO_REPAIR[mode] ?? mode}`;

@@ -1,4 +1,4 @@
-// What the live socket brings, made into what pages draw: pictures of the fleet, and news of what has changed in it.
+// Messages of the live socket, decoded for pages: frames of the fleet, and changes.
 
 import type { Frame, News } from "./live_types";
 import type { Fleet } from "./types";

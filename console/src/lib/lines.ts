@@ -1,4 +1,4 @@
-// The shapes that charts draw: lines over time, strips that are asked for, and marks of what happened.
+// Types for charts: lines over time, strips, and marks of events.
 
 /** `c1` to `c6` are for many series of one kind; the others have a meaning. */
 export type Tone = "accent" | "ok" | "warn" | "bad" | "dim" | "c1" | "c2" | "c3" | "c4" | "c5" | "c6";

@@ -1,4 +1,4 @@
-// The connection to the hub: the live socket, what comes over it, and when it is opened anew.
+// The connection to the hub: the live socket, its messages, and reconnecting.
 
 import { ask } from "./api";
 import { readFrame, withNews } from "./frames";

@@ -1,4 +1,4 @@
-// What comes over the live socket: news of the fleet, and pictures of it.
+// Messages of the live socket: changes and frames of the fleet.
 
 import type { Fleet, FleetNode } from "./types";
 

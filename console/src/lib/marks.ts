@@ -1,4 +1,4 @@
-// What happened, as marks through the lines of a chart: events, alerts, repairs, and when an incident opened and
+// Events as marks in a chart: events, alerts, repairs, and when an incident opened and
 // closed.
 
 import type { Mark } from "./lines";

@@ -1,4 +1,4 @@
-// What the console asks in PromQL; each works on any Prometheus with dcgm-exporter's names. The expressions are data,
+// PromQL expressions of the console; each works on any Prometheus with dcgm-exporter's names. The expressions are data,
 // in watchkeeper/packs/console, with `$name` where a value comes in; tests/house parses every one of them.
 
 import fleet from "../../../watchkeeper/packs/console/fleet.json";
@@ -58,7 +58,7 @@ function readingsOf(place: Where): string {
 }
 
 /**
- * Without a node there is no `instance`, without a workload there are no `jobs`: strips that need them are left out.
+ * Without a node there is no `instance`, without a workload there are no `jobs`: strips that need them are omitted.
  */
 function valuesOf({ cluster, node, gpu, domain }: Where, workloads: string[]): Values {
   const [kind, name] = partsOf(domain ?? "");

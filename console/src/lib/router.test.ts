@@ -5,17 +5,17 @@ const PAGES = [{ path: "/" }, { path: "/gpu/" }, { path: "/jobs" }, { path: "/in
 const pathOf = (path: string) => rowOf(PAGES, path).row?.path;
 const at = (address: string) => new URL(address, "http://hub");
 
-/** As much of a browser as an address needs: where one is, and what was told about it. */
-const browser = { href: "", entries: 0, told: 0 };
+/** The part of a browser that the router needs: the address, and how many events were sent. */
+const browser = { href: "", entries: 0, events: 0 };
 beforeEach(() => {
-  Object.assign(browser, { href: "http://hub/", entries: 1, told: 0 });
+  Object.assign(browser, { href: "http://hub/", entries: 1, events: 0 });
   const move = (entries: number) => (_state: unknown, _title: string, path: string) => {
     browser.href = new URL(path, browser.href).href;
     browser.entries += entries;
   };
   vi.stubGlobal("location", browser);
   vi.stubGlobal("history", { pushState: move(1), replaceState: move(0) });
-  vi.stubGlobal("dispatchEvent", () => browser.told++);
+  vi.stubGlobal("dispatchEvent", () => browser.events++);
 });
 
 test("a path leads to its page and a path with a thing to the page of one thing", () => {
@@ -36,7 +36,7 @@ test("a page without a page for one thing shows the thing itself", () => {
   });
 });
 
-test("a path that nobody has leads nowhere", () => {
+test("an unknown path has no page", () => {
   expect([pathOf("/nothing"), pathOf("/nothing/7"), pathOf("/gpu")]).toEqual([undefined, undefined, undefined]);
 });
 
@@ -59,14 +59,14 @@ test("a link with parameters keeps the others and an empty one goes", () => {
 test("a filter stays on the page and makes no entry in the history", () => {
   browser.href = "http://hub/jobs?q=a";
   put("state", "running");
-  expect(browser).toMatchObject({ href: "http://hub/jobs?q=a&state=running", entries: 1, told: 1 });
+  expect(browser).toMatchObject({ href: "http://hub/jobs?q=a&state=running", entries: 1, events: 1 });
   putAll({ q: null, state: null });
-  expect(browser).toMatchObject({ href: "http://hub/jobs", entries: 1, told: 2 });
+  expect(browser).toMatchObject({ href: "http://hub/jobs", entries: 1, events: 2 });
 });
 
 test("another page is another entry of the history", () => {
   go("/fabric");
-  expect(browser).toMatchObject({ href: "http://hub/fabric", entries: 2, told: 1 });
+  expect(browser).toMatchObject({ href: "http://hub/fabric", entries: 2, events: 1 });
 });
 
 test("a parameter that is missing has its usual value and an unknown range is an hour", () => {

@@ -27,7 +27,7 @@ export interface PageRow {
   hidden?: boolean;
 }
 
-/** `%zz` is no escape, and somebody may have typed it. */
+/** `%zz` is not a valid escape; a user may have typed it. */
 function decoded(part: string): string {
   try {
     return decodeURIComponent(part);
@@ -39,7 +39,7 @@ function decoded(part: string): string {
 export function rowOf<T extends { path: string }>(pages: T[], path: string): { row?: T; first: string; id: string } {
   const [, first, ...rest] = path.split("/");
   const id = rest.map(decoded).join("/");
-  const named = (wanted: string) => pages.find((p) => p.path === wanted);
+  const named = (path: string) => pages.find((p) => p.path === path);
   return { row: id ? (named(`/${first}/`) ?? named(`/${first}`)) : named(`/${first}`), first, id };
 }
 

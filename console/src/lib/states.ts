@@ -1,11 +1,11 @@
-// What a GPU can be, in the order of the numbers in a picture of the fleet; state is a shape before it is a colour.
+// States of a GPU, in the order of their numbers in a frame; a state has a shape as well as a colour.
 
 export const STATES = [
   { name: "ok", glyph: "", text: "healthy" },
   { name: "down", glyph: "✕", text: "down" },
-  { name: "event", glyph: "◆", text: "event open" },
+  { name: "event", glyph: "◆", text: "open event" },
   { name: "throttled", glyph: "▲", text: "throttled" },
   { name: "silent", glyph: "–", text: "not reporting" },
-  { name: "held_idle", glyph: "○", text: "held, idle" },
+  { name: "held_idle", glyph: "○", text: "allocated, idle" },
   { name: "unknown", glyph: "·", text: "unknown" },
 ] as const;

@@ -1,4 +1,4 @@
-// The one store that pages read: what the hub said last, and how the connection to it is.
+// The one store that pages read: the last state from the hub, and the state of the connection.
 
 import { useEffect, useLayoutEffect, useState } from "preact/hooks";
 import type { Frame } from "./live_types";

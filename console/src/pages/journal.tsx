@@ -1,4 +1,4 @@
-// The journal: who did what to which subject and when, whether the chain still holds, and all of it as a file.
+// The journal: all entries, verification of the hash chain, and export.
 
 import { useEffect, useState } from "preact/hooks";
 import { Chip, Empty, Mark, Panel, Problem, Select, Time } from "../components/parts";
@@ -101,8 +101,8 @@ export function JournalPage({ address }: PageProps) {
                 class="narrow"
                 type="search"
                 value={param(address, "q")}
-                placeholder="Words"
-                aria-label="Only entries with these words"
+                placeholder="Text"
+                aria-label="Filter entries"
                 data-testid="journal-filter"
                 onInput={(e) => put("q", e.currentTarget.value)}
               />
@@ -160,18 +160,18 @@ export function JournalPage({ address }: PageProps) {
               chosen={chosen}
               empty={
                 problem?.status === 404 ? (
-                  <Empty title="No journal here">{problem.message}</Empty>
+                  <Empty title="No journal">{problem.message}</Empty>
                 ) : (
-                  <Empty title="No entry is like this">Take a filter out{rest ? ", or look further back" : ""}.</Empty>
+                  <Empty title="No entry matches">Remove a filter{rest ? ", or search further back" : ""}.</Empty>
                 )
               }
             />
             {rest && (
               <p class="more">
                 <button type="button" disabled={busy} data-testid="further" onClick={further}>
-                  {busy ? "Looking…" : "Look further back"}
+                  {busy ? "Searching…" : "Search further back"}
                 </button>
-                <span class="dim small"> looked at everything after entry {count(reached)}</span>
+                <span class="dim small"> searched all entries after {count(reached)}</span>
               </p>
             )}
           </Panel>
@@ -219,26 +219,27 @@ function Chain() {
           <Problem>{problem.message}</Problem>
         )
       ) : !answer ? (
-        <p class="dim">Reading the chain…</p>
+        <p class="dim">Verifying the hash chain…</p>
       ) : (
         <p data-testid="chain">
           <Mark tone={answer.is_intact ? "ok" : "critical"}>
             {answer.is_intact ? (
               <>
-                <b>Every entry is as it was written.</b> {many(answer.entries, "entry").replace("entrys", "entries")},
-                each with the hash of the one before, read {ago(now() - Date.parse(answer.checked_at))} ago.
+                <b>Journal verified (hash chain intact).</b>{" "}
+                {many(answer.entries, "entry").replace("entrys", "entries")}, verified{" "}
+                {ago(now() - Date.parse(answer.checked_at))} ago.
               </>
             ) : (
               <>
-                <b>Entry {answer.first_broken} is not as it was written.</b> Someone or something changed the journal;
-                restore it from a copy, and find out who could write to it.
+                <b>Entry {answer.first_broken} does not match its hash.</b> The journal was changed or damaged. Restore
+                it from a backup, and check who could write to it.
               </>
             )}
           </Mark>
         </p>
       )}
       <button type="button" data-testid="verify" disabled={!answer} onClick={() => ask((n) => n + 1)}>
-        Read it again
+        Verify again
       </button>
     </Panel>
   );
@@ -261,7 +262,7 @@ const COLUMNS: Column<Entry>[] = [
   { id: "kind", title: "What", value: (e) => e.kind, cell: (e) => words(e.kind), class: "when wide-only" },
   {
     id: "subject",
-    title: "About",
+    title: "Subject",
     value: (e) => e.subject,
     cell: (e) =>
       isIncident(e.subject) ? (
@@ -275,7 +276,7 @@ const COLUMNS: Column<Entry>[] = [
   },
   {
     id: "text",
-    title: "In words",
+    title: "Text",
     value: (e) => e.text,
     cell: (e) => e.text || <span class="dim">–</span>,
     class: "words-cell",
@@ -300,16 +301,16 @@ function One({ entry }: { entry: Entry }) {
       <p class="chips">
         <Chip>{words(entry.kind)}</Chip>
         <Chip>by {entry.actor}</Chip>
-        <Chip title="which leader wrote it">epoch {entry.epoch}</Chip>
+        <Chip title="leader epoch">epoch {entry.epoch}</Chip>
       </p>
       <pre class="json" tabIndex={0}>
         {body.length > 20000 ? `${body.slice(0, 20000)}…` : body}
       </pre>
-      <p class="dim small hash" title="SHA-256 of this entry with the hash of the one before">
+      <p class="dim small hash" title="SHA-256 of this entry and the hash of the previous entry">
         hash {entry.hash}
       </p>
     </Panel>
   );
 }
 
-const written = ({ last, now }: Page) => `${count(last)} written in all, as of ${clock(now)}`;
+const written = ({ last, now }: Page) => `${count(last)} entries in total at ${clock(now)}`;

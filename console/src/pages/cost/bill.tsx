@@ -1,9 +1,9 @@
-// The tables of a bill: who spent what, and who holds what nobody uses.
+// The tables of a bill: cost by owner, and GPUs that are allocated and idle.
 
 import { Mark, Panel } from "../../components/parts";
 import { type Column, Table } from "../../components/table";
 import { to } from "../../lib/router";
-import { type Bill, cash, type Hours, hours, type Line, measured, usedShare, type Waste } from "./words";
+import { type Bill, cash, type Hours, hours, type Line, measured, usedShare, type Waste } from "./labels";
 
 export function Idle({
   waste,
@@ -17,7 +17,7 @@ export function Idle({
   problem?: Parameters<typeof Table>[0]["problem"];
 }) {
   return (
-    <Panel title="Idle but held" hint="the most expensive first · SMs below 5 % for 15 minutes" id="idle-panel">
+    <Panel title="Allocated, idle" hint="most expensive first · SM activity below 5 % for 15 minutes" id="idle-panel">
       <Table
         id="idle"
         caption="Holders of idle GPUs"
@@ -30,7 +30,7 @@ export function Idle({
         columns={[
           {
             id: "job",
-            title: "Held by",
+            title: "Allocated to",
             value: (w) => w.job,
             cell: (w) => (
               <>
@@ -50,16 +50,16 @@ export function Idle({
             value: (w) => w.gpu_hours,
             cell: (w) => hours(w.gpu_hours),
           },
-          { id: "money", title: "Money", numeric: true, value: (w) => w.money, cell: (w) => cash(w.money, currency) },
+          { id: "money", title: "Cost", numeric: true, value: (w) => w.money, cell: (w) => cash(w.money, currency) },
         ]}
         empty={
           <p class="dim">
             {!all.total ? (
-              <Mark>Unknown: nothing was recorded in this time.</Mark>
+              <Mark>Unknown: nothing was recorded in this time range.</Mark>
             ) : all.allocated && measured(all) < 0.005 ? (
-              <Mark>Unknown: what was held in this time was not measured.</Mark>
+              <Mark>Unknown: the allocated GPUs were not measured in this time range.</Mark>
             ) : (
-              <Mark tone="ok">Nobody held a GPU without using it in this time.</Mark>
+              <Mark tone="ok">No GPU was allocated and idle in this time range.</Mark>
             )}
           </p>
         }
@@ -84,27 +84,29 @@ export function columns(by: string, bill: Bill, drill: (l: Line) => string | und
             {to ? (
               <a href={to}>{name}</a>
             ) : name === "(nobody)" ? (
-              "held by nobody"
+              "not allocated"
             ) : by === "job" ? (
               <a href={`/jobs/${encodeURIComponent(name)}`}>{name}</a>
             ) : (
               name
             )}
-            {name === "unmapped" && <small class="plain">nobody says whose it is</small>}
+            {name === "unmapped" && <small class="plain">owner unknown</small>}
           </>
         );
       },
     },
     {
       id: "money",
-      title: "Money",
+      title: "Cost",
       numeric: true,
       value: (l) => exact(l.money),
       cell: (l) => (
         <span
           class="cashbar"
           title={
-            l.unpriced_hours > 0.05 ? `${hours(l.unpriced_hours)} GPU-hours have no price and are not in it` : undefined
+            l.unpriced_hours > 0.05
+              ? `${hours(l.unpriced_hours)} GPU-hours have no price and are not included`
+              : undefined
           }
         >
           {l.money == null ? (
@@ -112,7 +114,7 @@ export function columns(by: string, bill: Bill, drill: (l: Line) => string | und
           ) : (
             <>
               {cash(l.money, bill.currency)}
-              {l.unpriced_hours > 0.05 && " and more"}
+              {l.unpriced_hours > 0.05 && " + unpriced"}
             </>
           )}
           <em aria-hidden="true">
@@ -124,7 +126,7 @@ export function columns(by: string, bill: Bill, drill: (l: Line) => string | und
     },
     {
       id: "wasted",
-      title: "Idle, held",
+      title: "Allocated, idle",
       numeric: true,
       value: (l) => (l.hours.wasted ? exact(l.wasted_money) : 0),
       cell: (l) => (l.hours.wasted > 0 ? cash(l.wasted_money, bill.currency) : <span class="dim">–</span>),
@@ -153,7 +155,7 @@ export function columns(by: string, bill: Bill, drill: (l: Line) => string | und
       minor: true,
       value: (l) => l.hours.kwh || null,
       cell: (l) => (l.hours.kwh ? hours(l.hours.kwh) : <span class="dim">–</span>),
-      hint: "at the GPUs; – where nobody measured it",
+      hint: "energy of the GPUs; – if not measured",
     },
     ...(bill.policy === "none"
       ? []
@@ -164,7 +166,7 @@ export function columns(by: string, bill: Bill, drill: (l: Line) => string | und
             numeric: true,
             value: (l: Line) => l.shared,
             cell: (l: Line) => cash(l.shared, bill.currency),
-            hint: "its share of what nobody held",
+            hint: "its share of the GPU-hours that were not allocated",
           },
         ]),
   ];

@@ -1,15 +1,15 @@
-// Budgets of this month, and the prices that all money comes from.
+// Budgets of this month, and the prices that all costs come from.
 
 import { Bar, Chip, Facts, Mark, Panel, Problem, Skeleton } from "../../components/parts";
 import { Export } from "../../components/table";
 import { useAsk } from "../../lib/api";
 import { many, percent, words } from "../../lib/format";
-import { type Bill, type Budget, cash, hours } from "./words";
+import { type Bill, type Budget, cash, hours } from "./labels";
 
 const BUDGET: Record<string, { tone: string; text: string }> = {
   over: { tone: "critical", text: "over" },
-  will_be_over: { tone: "critical", text: "will be over" },
-  may_be_over: { tone: "warning", text: "may be over" },
+  will_be_over: { tone: "critical", text: "will exceed" },
+  may_be_over: { tone: "warning", text: "may exceed" },
   unknown: { tone: "", text: "unknown" },
   within: { tone: "ok", text: "within" },
   no_budget: { tone: "", text: "no budget" },
@@ -32,7 +32,7 @@ export function Budgets({ beat }: { beat: number }) {
     Math.floor(beat / 5),
   );
   return (
-    <Panel title="This month" hint={answer && `${answer.month} · spent, and where it will end`} id="budgets-panel">
+    <Panel title="This month" hint={answer && `${answer.month} · spent, and forecast`} id="budgets-panel">
       {problem && <Problem>{problem.message}</Problem>}
       {!answer ? (
         !problem && <Skeleton lines={5} />
@@ -58,10 +58,10 @@ export function Budgets({ beat }: { beat: number }) {
                   )}
                   <small class="plain">
                     {b.spent == null ? (
-                      "its GPUs have no price"
+                      "GPUs have no price"
                     ) : (
                       <>
-                        ends at {cash(b.forecast, answer.currency)}
+                        forecast {cash(b.forecast, answer.currency)}
                         {b.low != null && b.high != null
                           ? `, 80 %: ${cash(b.low, answer.currency)} – ${cash(b.high, answer.currency)}`
                           : " at this rate; too few days for an interval"}
@@ -108,7 +108,7 @@ export function Prices({ bill }: { bill: Bill }) {
       />
       {Object.keys(bill.holes).length > 0 && (
         <p class="problem">
-          No price, and in no sum:{" "}
+          Without a price, not included in any total:{" "}
           {Object.entries(bill.holes)
             .map(([k, v]) => `${k} (${hours(v)} h)`)
             .join(", ")}

@@ -1,4 +1,4 @@
-// Capacity: when the fleet is full with how sure that is, what is free for whom now, and what a change would bring.
+// Capacity: the forecast with its intervals, what is free now, and recommendations.
 
 import { Choice, Empty, Mark, Panel, Problem, Skeleton } from "../../components/parts";
 import { type Column, Table } from "../../components/table";
@@ -6,9 +6,9 @@ import { type Refused, useAsk } from "../../lib/api";
 import { count, day, many, percent, percentOf, words } from "../../lib/format";
 import { type PageProps, param, put, to } from "../../lib/router";
 import { usePulse } from "../../lib/store";
+import { FITS, Figures, type Now, ROOMS, WAITS } from "./capacity_figures";
 import { type Forecast, ForecastChart, WhatIfLine } from "./forecast";
 import { Replay } from "./replay";
-import { FITS, Figures, type Now, ROOMS, WAITS } from "./standing";
 
 interface Advice {
   action: string;
@@ -39,9 +39,11 @@ export function CapacityView({ address, theme }: PageProps) {
       <div class="columns">
         <div>
           <Panel
-            title="When is it full"
+            title="Forecast"
             id="forecast-panel"
-            hint={made && !made.reason && `GPUs asked for, held and waiting · ${percent(100 * made.interval)} interval`}
+            hint={
+              made && !made.reason && `Demand: GPUs allocated and pending · ${percent(100 * made.interval)} interval`
+            }
             side={
               <Choice
                 label="horizon"
@@ -56,7 +58,7 @@ export function CapacityView({ address, theme }: PageProps) {
             {!made ? (
               !problem && <Skeleton height={260} />
             ) : made.reason ? (
-              <Empty title="Too young for a forecast">{made.reason}</Empty>
+              <Empty title="Not enough history for a forecast">{made.reason}</Empty>
             ) : (
               <>
                 {made.sentence && (
@@ -78,7 +80,7 @@ export function CapacityView({ address, theme }: PageProps) {
         </div>
         <aside>
           <AdvicePanel advice={advised?.advice} isYoung={Boolean(made?.reason)} />
-          <Panel title="Room for a job of" id="rooms-panel" hint="free now, by size">
+          <Panel title="Free capacity by job size" id="rooms-panel" hint="jobs that fit now">
             {!here ? (
               <Skeleton lines={4} />
             ) : (
@@ -92,15 +94,15 @@ export function CapacityView({ address, theme }: PageProps) {
               />
             )}
           </Panel>
-          <Panel title="Waiting" id="waits-panel" hint="by size of job">
+          <Panel title="Pending" id="waits-panel" hint="by size of job">
             {!here ? (
               <Skeleton lines={3} />
             ) : here.waits.length === 0 ? (
-              <p class="dim">No scheduler tells of jobs that wait.</p>
+              <p class="dim">No scheduler reports pending jobs.</p>
             ) : (
               <Table
                 id="waits"
-                caption="Jobs that wait, by size"
+                caption="Pending jobs by size"
                 rows={here.waits}
                 rowKey={(w) => String(w.gpus)}
                 columns={WAITS}
@@ -117,9 +119,9 @@ export function CapacityView({ address, theme }: PageProps) {
 /** How good earlier forecasts were. */
 function tested({ wape, naive_wape, coverage, origins }: Forecast["backtest"]): string {
   if (wape == null) return "Not tested yet: the history is too short.";
-  const before = `where "as before" is wrong by ${percentOf(naive_wape)}`;
-  const held = `its interval held ${percentOf(coverage)} of the time`;
-  return `Tested on ${many(origins, "past forecast")}: wrong by ${percentOf(wape)}, ${before}; ${held}.`;
+  const before = `naive forecast ${percentOf(naive_wape)}`;
+  const held = `interval coverage ${percentOf(coverage)}`;
+  return `Tested on ${many(origins, "past forecast")}: error ${percentOf(wape)}, ${before}; ${held}.`;
 }
 
 const RIGHTSIZING: Column<Now["rightsizing"][number]>[] = [
@@ -129,10 +131,10 @@ const RIGHTSIZING: Column<Now["rightsizing"][number]>[] = [
     value: (r) => r.name,
     cell: (r) => <a href={to.job(r.name)}>{r.name}</a>,
   },
-  { id: "gpus", title: "Holds", numeric: true, value: (r) => r.gpus, cell: (r) => many(r.gpus, "GPU") },
+  { id: "gpus", title: "Allocated", numeric: true, value: (r) => r.gpus, cell: (r) => many(r.gpus, "GPU") },
   {
     id: "fit",
-    title: "Would do",
+    title: "Enough",
     value: (r) => FITS[r.fit],
     cell: (r) => (
       <>
@@ -155,10 +157,14 @@ function Rightsizing({ here, problem, address }: { here?: Now; problem?: Refused
   const unjudged = here?.rightsizing.filter((r) => r.fit === "unknown") ?? [];
   const reasons = [...new Set(unjudged.map((r) => r.why))];
   return (
-    <Panel title="Who would do with less" id="rightsizing-panel" hint="what would suffice, from a day of use">
+    <Panel
+      title="Rightsizing"
+      id="rightsizing-panel"
+      hint="smaller allocations that would be enough, from one day of use"
+    >
       <Table
         id="rightsizing"
-        caption="Workloads and what would do for them"
+        caption="Workloads and their recommended allocation"
         rows={here?.rightsizing.filter((r) => r.fit !== "keep" && r.fit !== "unknown")}
         problem={problem}
         rowKey={(r) => r.name}
@@ -167,34 +173,36 @@ function Rightsizing({ here, problem, address }: { here?: Now; problem?: Refused
         address={address}
         href={(r) => to.job(r.name)}
         columns={RIGHTSIZING}
-        empty={<p class="dim">{nobodyToTell(here, unjudged.length)}</p>}
+        empty={<p class="dim">{emptyRightsizing(here, unjudged.length)}</p>}
       />
       {unjudged.length > 0 && (
         <p class="dim small" data-testid="unjudged">
-          {`${many(unjudged.length, "workload")} not judged: ${reasons.join("; ")}.`}
+          {`${many(unjudged.length, "workload")} not rated: ${reasons.join("; ")}.`}
         </p>
       )}
     </Panel>
   );
 }
 
-/** What stands where no workload would do with less. */
-function nobodyToTell(here: Now | undefined, unjudged: number) {
-  if (!here?.standing.gpus) return <Mark>Unknown: no GPU was found yet.</Mark>;
-  if (!here.rightsizing.length) return <Mark tone="ok">Nobody holds a GPU now.</Mark>;
+/** Text for an empty list of recommendations. */
+function emptyRightsizing(here: Now | undefined, unjudged: number) {
+  if (!here?.standing.gpus) return <Mark>Unknown: no GPU has reported yet.</Mark>;
+  if (!here.rightsizing.length) return <Mark tone="ok">No GPU is allocated now.</Mark>;
   const judged = here.rightsizing.length - unjudged;
-  if (judged === 0) return <Mark>Nothing is known yet.</Mark>;
-  return <Mark tone="ok">{`All ${count(judged)} ${unjudged ? "others" : "workloads"} use what they hold.`}</Mark>;
+  if (judged === 0) return <Mark>Unknown: no measurements yet.</Mark>;
+  return (
+    <Mark tone="ok">{`All ${count(judged)} ${unjudged ? "others" : "workloads"} use what they are allocated.`}</Mark>
+  );
 }
 
 function AdvicePanel({ advice, isYoung }: { advice?: Advice[]; isYoung: boolean }) {
   return (
-    <Panel title="What would help" id="advice-panel">
+    <Panel title="Recommendations" id="advice-panel">
       {!advice ? (
         <Skeleton lines={3} />
       ) : advice.length === 0 ? (
         <p class="dim">
-          {isYoung ? <Mark>Unknown until there is a forecast.</Mark> : <Mark tone="ok">Nothing needs to change.</Mark>}
+          {isYoung ? <Mark>Unknown until there is a forecast.</Mark> : <Mark tone="ok">No change needed.</Mark>}
         </p>
       ) : (
         <ol class="plan">
@@ -206,7 +214,7 @@ function AdvicePanel({ advice, isYoung }: { advice?: Advice[]; isYoung: boolean 
                 </b>
                 <p>
                   {a.why}
-                  {a.confidence != null && ` · ${percent(100 * a.confidence)} sure`}
+                  {a.confidence != null && ` · ${percent(100 * a.confidence)} confidence`}
                 </p>
               </div>
             </li>

@@ -12,7 +12,7 @@ import "../../styles/pages.css";
 import { columns, Idle } from "./bill";
 import { Budgets, Prices } from "./budgets";
 import { Figures, HoursBar, total } from "./figures";
-import { BELOW, type Bill, hours, type Line, type Waste } from "./words";
+import { BELOW, type Bill, hours, type Line, type Waste } from "./labels";
 
 const SPANS: Record<string, number> = { "24h": 86400, "7d": 604800, "30d": 2592000, "90d": 7776000 };
 
@@ -103,9 +103,9 @@ function CostView({ address }: PageProps) {
           />
         </label>
         <label class="chip" title={bill?.policy_words}>
-          nobody's GPUs{" "}
+          unallocated GPUs{" "}
           <Select
-            label="who pays for what nobody holds"
+            label="who pays for unallocated GPUs"
             id="cost-policy"
             options={POLICIES}
             value={policy}
@@ -119,7 +119,13 @@ function CostView({ address }: PageProps) {
               <>
                 {" "}
                 ›{" "}
-                <button type="button" class="chip" key={o} title="take this out" onClick={() => removeOf(address, i)}>
+                <button
+                  type="button"
+                  class="chip"
+                  key={o}
+                  title="remove this filter"
+                  onClick={() => removeOf(address, i)}
+                >
                   {o.replace("=", " ").replace(/ $/, " unmapped")} ✕
                 </button>
               </>
@@ -147,13 +153,13 @@ function CostView({ address }: PageProps) {
                 hint={
                   <>
                     {bill.policy_words}
-                    {BELOW[by] && <> · a line opens into its {BELOW[by]}s</>}
+                    {BELOW[by] && <> · open a line to split it by {BELOW[by]}s</>}
                   </>
                 }
               >
                 <Table
                   id="bill"
-                  caption={`Money by ${by}`}
+                  caption={`Cost by ${by}`}
                   rows={bill.lines}
                   rowKey={(l) => String(l[by])}
                   rowTestId="bill-row"
@@ -163,15 +169,16 @@ function CostView({ address }: PageProps) {
                   href={(l) => drill(l) ?? withParams(address, {})}
                   columns={columns(by, bill, drill)}
                   empty={
-                    <Empty title="Nothing was recorded in this time">
-                      Hours are kept from when the hub first saw a GPU; its first ones come two minutes after its start.
+                    <Empty title="Nothing was recorded in this time range">
+                      GPU-hours are recorded from the first sample of a GPU. The first ones appear two minutes after the
+                      hub starts.
                     </Empty>
                   }
                 />
               </Panel>
             </div>
             <aside>
-              <Panel title="GPU-hours" hint={`${hours(total(bill, "total"))} in all`} id="hours-panel">
+              <Panel title="GPU-hours" hint={`${hours(total(bill, "total"))} in total`} id="hours-panel">
                 <HoursBar bill={bill} />
               </Panel>
               <Budgets beat={beat} />

@@ -2,15 +2,15 @@
 
 import { Tile } from "../../components/parts";
 import { percent } from "../../lib/format";
-import { type Bill, cash, type Hours, hours, usedShare } from "./words";
+import { type Bill, cash, type Hours, hours, usedShare } from "./labels";
 
 export const total = (bill: Bill, part: keyof Hours) => bill.lines.reduce((sum, l) => sum + l.hours[part], 0);
 
 const FIGURES = [
-  ["tile-idle", "Idle but held"],
+  ["tile-idle", "Allocated, idle"],
   ["tile-spent", "Spent"],
-  ["tile-usedshare", "Used of what was held"],
-  ["tile-nobody", "Held by nobody"],
+  ["tile-usedshare", "Used of allocated"],
+  ["tile-unallocated", "Not allocated"],
   ["tile-energy", "Energy"],
 ] as const;
 
@@ -21,15 +21,15 @@ export function Figures({ bill, isPart }: { bill: Bill; isPart: boolean }) {
   const notMeasured = ` · ${hours(unmeasured)} not measured`;
   const idle = wasted ? total.wasted_money : 0;
   const shared = Object.entries(bill.shared);
-  const nobody = shared.reduce((sum, [, money]) => sum + money, 0);
+  const unallocated = shared.reduce((sum, [, money]) => sum + money, 0);
   const unheld = total.hours.idle + total.hours.lost + total.hours.unknown;
   const hourly = bill.money == null ? null : bill.money / Math.max(bill.recorded_hours, 1 / 60);
-  // Where nothing was recorded nothing is known: that nobody wasted a GPU would be a claim.
+  // Where nothing was recorded nothing is known: "no waste" would be a claim.
   if (total.hours.total === 0)
     return (
       <section class="tiles even" aria-label="cost in figures">
         {FIGURES.map(([id, name]) => (
-          <Tile key={id} id={id} name={name} value="unknown" meaning="nothing was recorded in this time" />
+          <Tile key={id} id={id} name={name} value="unknown" meaning="nothing was recorded in this time range" />
         ))}
       </section>
     );
@@ -37,15 +37,15 @@ export function Figures({ bill, isPart }: { bill: Bill; isPart: boolean }) {
     <section class="tiles even" aria-label="cost in figures">
       <Tile
         id="tile-idle"
-        name="Idle but held"
+        name="Allocated, idle"
         value={cash(idle, currency)}
         tone={idle ? "warn" : undefined}
         meaning={
           wasted
-            ? `${hours(wasted)} GPU-hours, held and not used`
+            ? `${hours(wasted)} GPU-hours allocated and idle`
             : unmeasured
-              ? "none of what was measured"
-              : "nobody held a GPU without using it"
+              ? "none of the measured GPU-hours"
+              : "no GPU was allocated and idle"
         }
       />
       <Tile
@@ -54,26 +54,31 @@ export function Figures({ bill, isPart }: { bill: Bill; isPart: boolean }) {
         value={cash(bill.money, currency)}
         meaning={
           unpriced > 0.05
-            ? `without ${hours(unpriced)} GPU-hours that have no price`
+            ? `excluding ${hours(unpriced)} GPU-hours without a price`
             : `${cash(hourly, currency)} an hour`
         }
       />
       <Tile
         id="tile-usedshare"
-        name="Used of what was held"
+        name="Used of allocated"
         value={usedShare(total.hours) ?? "unknown"}
         meaning={`of ${hours(allocated)} GPU-hours; SM activity${unmeasured > 0.05 ? notMeasured : ""}`}
       />
       {isPart ? (
-        <Tile id="tile-nobody" name="Held by nobody" value={`${hours(unheld)} h`} meaning="GPU-hours of this part" />
+        <Tile
+          id="tile-unallocated"
+          name="Not allocated"
+          value={`${hours(unheld)} h`}
+          meaning="GPU-hours of this selection"
+        />
       ) : (
         <Tile
-          id="tile-nobody"
-          name="Held by nobody"
-          value={cash(shared.length || unheld < 0.05 ? nobody : null, currency)}
+          id="tile-unallocated"
+          name="Not allocated"
+          value={cash(shared.length || unheld < 0.05 ? unallocated : null, currency)}
           meaning={
             shared.map(([item, money]) => `${item} ${cash(money, currency)}`).join(" · ") ||
-            (unheld < 0.05 ? "every GPU was held" : `${hours(unheld)} GPU-hours`)
+            (unheld < 0.05 ? "every GPU was allocated" : `${hours(unheld)} GPU-hours`)
           }
         />
       )}
@@ -85,7 +90,7 @@ export function Figures({ bill, isPart }: { bill: Bill; isPart: boolean }) {
           !bill.kwh
             ? "not measured"
             : bill.kwh_with_pue == null
-              ? "at the GPUs; PUE unknown"
+              ? "GPUs only; PUE unknown"
               : `${hours(bill.kwh_with_pue)} kWh with PUE ${bill.pue}`
         }
       />
@@ -95,16 +100,16 @@ export function Figures({ bill, isPart }: { bill: Bill; isPart: boolean }) {
 
 const PARTS: [keyof Hours, string, string][] = [
   ["used", "used", "accent"],
-  ["spare", "held, at work, spare", "calm"],
-  ["wasted", "held and idle", "warn"],
-  ["unmeasured", "held, not measured", "warn2"],
-  ["idle", "nobody's", "idle"],
+  ["spare", "allocated, in use, spare", "calm"],
+  ["wasted", "allocated, idle", "warn"],
+  ["unmeasured", "allocated, not measured", "warn2"],
+  ["idle", "not allocated", "idle"],
   ["lost", "lost to faults", "bad"],
   ["unknown", "unknown", "unknown"],
 ];
 
 export function HoursBar({ bill }: { bill: Bill }) {
-  if (total(bill, "total") === 0) return <p class="dim">Nothing was recorded in this time.</p>;
+  if (total(bill, "total") === 0) return <p class="dim">Nothing was recorded in this time range.</p>;
   const whole = total(bill, "total");
   const parts = PARTS.map(([part, text, tone]) => ({ text, tone, part, n: total(bill, part) })).filter(
     (p) => p.n > 0.005,

@@ -59,7 +59,7 @@ export function ForecastChart({
     ];
     const lines: Line[] = [
       {
-        label: "Asked for",
+        label: "Demand",
         unit: "GPUs",
         tone: "dim",
         values: [...past.map((p) => p.value), ...made.forecast.map(() => null)],
@@ -98,14 +98,7 @@ export function ForecastChart({
     return { times, lines };
   }, [made, capacity, add]);
   return (
-    <Chart
-      id="forecast-chart"
-      name="GPUs asked for, with forecast"
-      times={times}
-      lines={lines}
-      theme={theme}
-      height={280}
-    />
+    <Chart id="forecast-chart" name="GPU demand with forecast" times={times} lines={lines} theme={theme} height={280} />
   );
 }
 
@@ -136,16 +129,16 @@ export function WhatIfLine({ made, capacity, add }: { made: Forecast; capacity: 
         <b>
           {count(capacity)} GPUs:{" "}
           {capacity <= 0
-            ? "nothing would be left"
+            ? "no GPU would be left"
             : full
               ? `full on ${day(full).slice(0, 16)}`
-              : "not full in this time"}
+              : "not full in this time range"}
         </b>
         {capacity > 0 && (
           <span class="dim">
             {" "}
-            · {early ? `may be from ${day(early).slice(0, 16)}` : "surely not"}
-            {late ? `, surely from ${day(late).slice(0, 16)}` : ""}
+            · {early ? `earliest ${day(early).slice(0, 16)}` : "no upper bound"}
+            {late ? `, latest ${day(late).slice(0, 16)}` : ""}
           </span>
         )}
       </span>

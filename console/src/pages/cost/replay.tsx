@@ -1,4 +1,4 @@
-// What a change of the fleet would bring: recorded jobs, replayed on it as it is and as it might be.
+// What-if: recorded jobs, replayed on the unchanged and on a changed fleet.
 
 import { useState } from "preact/hooks";
 import { Choice, Facts, Panel, Problem, Select } from "../../components/parts";
@@ -6,7 +6,7 @@ import { Table } from "../../components/table";
 import { ask } from "../../lib/api";
 import { count, day, many, percentOf } from "../../lib/format";
 import { param, put } from "../../lib/router";
-import { wait } from "./standing";
+import { wait } from "./capacity_figures";
 
 interface Spread {
   jobs: number;
@@ -78,7 +78,7 @@ export function Replay({ address }: { address: URL }) {
     work(false);
   };
   return (
-    <Panel title="What if: replay recorded jobs" id="replay-panel" hint="on this fleet as it is and as it might be">
+    <Panel title="What if: replay recorded jobs" id="replay-panel" hint="on this fleet, unchanged and changed">
       <form class="replay" onSubmit={run}>
         {!jobs && (
           <label>
@@ -93,7 +93,7 @@ export function Replay({ address }: { address: URL }) {
           </label>
         )}
         <label class="file">
-          or jobs of a file{" "}
+          or jobs from a file{" "}
           <input
             type="file"
             accept=".csv,.txt,text/*"
@@ -117,13 +117,13 @@ export function Replay({ address }: { address: URL }) {
           />
         </label>
         <label>
-          without racks <input name="racks" class="racks" placeholder="r01 r02" aria-label="Racks to take away" />
+          without racks <input name="racks" class="racks" placeholder="r01 r02" aria-label="Racks to remove" />
         </label>
         <Choice
-          label="who may start"
+          label="scheduling order"
           options={[
             ["backfill", "backfill"],
-            ["fifo", "in order"],
+            ["fifo", "first in, first out"],
           ]}
           value={policy}
           choose={(p) => put("policy", p === "backfill" ? null : p)}
@@ -134,7 +134,7 @@ export function Replay({ address }: { address: URL }) {
       </form>
       {!jobs && (
         <p class="dim small">
-          A scheduler knows its jobs of months, and how long each waited:{" "}
+          A scheduler has months of jobs with their wait times:{" "}
           <code>sacct -aDXP -S 2026-10-01 -o JobID,Submit,Start,End,AllocTRES</code>
         </p>
       )}
@@ -142,12 +142,12 @@ export function Replay({ address }: { address: URL }) {
       {found && (
         <div data-testid="replay-answer">
           <p class="answer">
-            {found.change}: p95 of waiting {wait(found.before.wait.p95)} → <b>{wait(found.after.wait.p95)}</b>, GPUs in
-            use {percentOf(found.before.utilisation)} → {percentOf(found.after.utilisation)}.
+            {found.change}: p95 wait {wait(found.before.wait.p95)} → <b>{wait(found.after.wait.p95)}</b>, GPUs in use{" "}
+            {percentOf(found.before.utilisation)} → {percentOf(found.after.utilisation)}.
           </p>
           <Table
             id="replay"
-            caption="Waiting before and after"
+            caption="Wait before and after"
             rows={Object.keys(found.before.wait.by_gpus)}
             rowKey={(s) => s}
             empty={null}
@@ -156,14 +156,14 @@ export function Replay({ address }: { address: URL }) {
               { id: "jobs", title: "Jobs", numeric: true, value: (s) => found.before.wait.by_gpus[s].jobs },
               {
                 id: "before",
-                title: "p95 wait as it is",
+                title: "p95 wait now",
                 numeric: true,
                 value: (s) => found.before.wait.by_gpus[s].p95,
                 cell: (s) => wait(found.before.wait.by_gpus[s].p95),
               },
               {
                 id: "after",
-                title: "p95 wait then",
+                title: "p95 wait changed",
                 numeric: true,
                 value: (s) => found.after.wait.by_gpus[s]?.p95,
                 cell: (s) => wait(found.after.wait.by_gpus[s]?.p95 ?? null),
@@ -176,7 +176,7 @@ export function Replay({ address }: { address: URL }) {
               [
                 "Recorded",
                 found.recorded.wait.jobs
-                  ? `p95 of waiting ${wait(found.recorded.wait.p95)} over ${many(found.recorded.wait.jobs, "job")}`
+                  ? `p95 wait ${wait(found.recorded.wait.p95)} over ${many(found.recorded.wait.jobs, "job")}`
                   : null,
               ],
               [
@@ -196,8 +196,8 @@ export function Replay({ address }: { address: URL }) {
 
 function replayed({ jobs, layout, since, until }: WhatIf): string {
   const all = many(jobs.jobs, "job");
-  if (layout !== "this hub") return `${all} of a table (${layout})`;
+  if (layout !== "this hub") return `${all} from a table (${layout})`;
   const [from, to] = [since, until].map((at) => day(new Date(1000 * at).toISOString()));
   const waited = jobs.wait_known ? count(jobs.wait_known) : "none";
-  return `${all} that this hub saw from ${from} to ${to}; how long they had waited is known of ${waited}`;
+  return `${all} recorded by this hub from ${from} to ${to}; wait time known for ${waited}`;
 }

@@ -1,4 +1,4 @@
-// How often each cause was named rightly, in drills and by the word of people.
+// How often each cause was right, in drills and as rated by people.
 
 import { Empty, Panel, Time } from "../../components/parts";
 import { type Column, Table } from "../../components/table";
@@ -52,13 +52,13 @@ export function Accuracy({ address, again }: { address: URL; again: unknown }) {
             with the game day of <Time at={day} />
           </>
         ) : (
-          "in drills, and where people said what it was"
+          "in drills, and confirmed or corrected by people"
         )
       }
     >
       <Table
         id="accuracy"
-        caption="How often each cause was named rightly"
+        caption="How often each cause was right"
         rows={rows}
         problem={own.problem ?? drills.problem}
         rowKey={(r) => r.cause}
@@ -67,8 +67,8 @@ export function Accuracy({ address, again }: { address: URL; again: unknown }) {
         param="causes"
         columns={ACCURACY}
         empty={
-          <Empty title="No cause was judged yet">
-            Run <code>watchkeeper drill --tell</code>, or say at an incident what it was.
+          <Empty title="No cause was rated yet">
+            Run <code>watchkeeper drill --tell</code>, or confirm or correct the cause of an incident.
           </Empty>
         }
       />
@@ -99,14 +99,14 @@ const ACCURACY: Column<Causes>[] = [
   },
   {
     id: "people",
-    title: "Right by people's word",
+    title: "Confirmed by people",
     numeric: true,
     value: (r) => r.own?.right_share,
     cell: (r) => of(r.own?.right ?? 0, r.own?.judged ?? 0),
   },
   {
     id: "named",
-    title: "Named",
+    title: "Reported",
     numeric: true,
     hint: "Incidents of this fleet with this cause",
     value: (r) => r.own?.diagnosed ?? 0,
@@ -114,7 +114,7 @@ const ACCURACY: Column<Causes>[] = [
   },
   {
     id: "instead",
-    title: "Was instead",
+    title: "Actual cause",
     minor: true,
     value: (r) => instead(r).join(),
     cell: (r) => instead(r).map(words).join(", ") || <span class="dim">–</span>,

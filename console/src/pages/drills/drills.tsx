@@ -1,4 +1,4 @@
-// Drills: put a fault into a simulated fleet, watch it being found, and see whether the answer was right; and how often
+// Drills: inject a fault into a simulated fleet, and compare the diagnosis with the expected one; and how often
 // the causes that this hub names are right, in drills and by the word of people.
 
 import { useState } from "preact/hooks";
@@ -62,8 +62,8 @@ export function DrillsPage({ address }: PageProps) {
     return (
       <main class="single" data-testid="drills-page">
         <Panel>
-          <Empty title="This fleet is real">
-            Faults are put only into a simulated one. Start one beside it with <code>watchkeeper up</code>, or score
+          <Empty title="This is a real fleet">
+            You can inject faults only into a simulated fleet. Start one with <code>watchkeeper up</code>, or score
             every scenario on the command line with <code>watchkeeper drill</code>.
           </Empty>
         </Panel>
@@ -99,7 +99,7 @@ function Simulated({ address }: { address: URL }) {
       {answer && <Score score={answer.score} running={answer.drills.filter((d) => !d.ended_at).length} />}
       <div class="columns">
         <div>
-          <Panel title="Under way and done" id="drills-panel" hint="each fault beside what the hub made of it">
+          <Panel title="Running and finished" id="drills-panel" hint="each fault with the diagnosis of the hub">
             <Table
               id="drills"
               caption="Drills and their verdicts"
@@ -110,9 +110,8 @@ function Simulated({ address }: { address: URL }) {
               address={address}
               columns={columns(end)}
               empty={
-                <Empty title="Nothing is broken">
-                  Choose a fault on the right, or press <kbd>n</kbd> and type its name. The fleet is simulated: nobody
-                  is harmed.
+                <Empty title="No drill yet">
+                  Choose a fault on the right, or press <kbd>n</kbd> and type its name. The fleet is simulated.
                 </Empty>
               }
             />
@@ -134,8 +133,8 @@ function Simulated({ address }: { address: URL }) {
               type="search"
               class="filter"
               value={param(address, "q")}
-              placeholder="Xid, cause, place or word"
-              aria-label="Only faults with these words"
+              placeholder="Xid, cause, place or text"
+              aria-label="Filter faults"
               data-testid="drill-filter"
               onInput={(e) => put("q", e.currentTarget.value)}
             />
@@ -162,7 +161,7 @@ function Simulated({ address }: { address: URL }) {
                 ))}
               </ul>
             )}
-            {shown?.length === 0 && <p class="dim">No fault has these words.</p>}
+            {shown?.length === 0 && <p class="dim">No fault matches.</p>}
           </Panel>
         </aside>
       </div>
@@ -178,13 +177,13 @@ function Score({ score, running }: { score: Answer["score"]; running: number }) 
         id="tile-drills"
         name="Drills"
         value={count(score.drills)}
-        meaning={running ? `${many(running, "fault")} under way` : "none under way"}
+        meaning={running ? `${many(running, "fault")} running` : "none running"}
       />
       <Tile
         id="tile-found"
-        name="Found"
+        name="Detected"
         value={score.drills ? percent((100 * score.detected) / score.drills) : "none yet"}
-        meaning={score.drills ? (missed ? `${count(missed)} not found yet` : "all of them") : "start one to see"}
+        meaning={score.drills ? (missed ? `${count(missed)} not detected yet` : "all") : "no drill yet"}
         tone={missed ? "warn" : undefined}
       />
       <Tile
@@ -195,12 +194,10 @@ function Score({ score, running }: { score: Answer["score"]; running: number }) 
       />
       <Tile
         id="tile-seconds"
-        name="Found after"
+        name="Time to detect"
         value={score.median_seconds == null ? "unknown" : seconds(score.median_seconds)}
         meaning={
-          score.slowest_seconds == null
-            ? "in the fleet's own time"
-            : `median; the slowest ${seconds(score.slowest_seconds)}`
+          score.slowest_seconds == null ? "in simulated time" : `median; the slowest ${seconds(score.slowest_seconds)}`
         }
       />
     </section>
@@ -243,7 +240,7 @@ export const columns = (end: (d: Drill) => void): Column<Drill>[] => [
   },
   {
     id: "found",
-    title: "Found",
+    title: "Detected",
     numeric: true,
     class: "wide-only",
     value: (d) => d.verdict.detected_seconds,
@@ -282,7 +279,7 @@ export const columns = (end: (d: Drill) => void): Column<Drill>[] => [
       d.verdict.incident ? (
         <div class="verdict">
           {verdict(d.verdict.cause_right, d.verdict.cause ? words(d.verdict.cause) : "cause not known yet")}
-          {d.verdict.cause_right === false && <small class="plain">right is {words(d.cause)}</small>}
+          {d.verdict.cause_right === false && <small class="plain">expected: {words(d.cause)}</small>}
           {verdict(d.verdict.place_right, "place")}
           {verdict(d.verdict.severity_right, "severity")}
         </div>
@@ -293,7 +290,7 @@ export const columns = (end: (d: Drill) => void): Column<Drill>[] => [
   {
     id: "end",
     title: "",
-    value: (d) => (d.ended_at ? "ended" : "under way"),
+    value: (d) => (d.ended_at ? "ended" : "running"),
     cell: (d) =>
       d.ended_at ? (
         <Chip>ended</Chip>

@@ -1,4 +1,4 @@
-// A fault is put into the simulated fleet.
+// Inject a fault into the simulated fleet.
 
 import { useEffect, useRef, useState } from "preact/hooks";
 import { Level, Panel, Problem } from "../../components/parts";
@@ -47,8 +47,8 @@ export function Inject({ scenario, done }: { scenario: Scenario; done: () => voi
       side={<Level severity={scenario.truth.severity} />}
     >
       <p class="dim">
-        The right answer is <b>{words(scenario.truth.cause)}</b> at one {scenario.truth.place}, and the right first step
-        is to {words(scenario.truth.action)}.
+        Expected diagnosis: <b>{words(scenario.truth.cause)}</b> at one {scenario.truth.place}, first step:{" "}
+        {words(scenario.truth.action)}.
       </p>
       <form class="inject" ref={panel} onSubmit={send}>
         <label>
@@ -65,7 +65,7 @@ export function Inject({ scenario, done }: { scenario: Scenario; done: () => voi
           </label>
         )}
         <button type="submit" class="primary" disabled={busy} data-testid="inject">
-          {busy ? "Breaking…" : "Break it"}
+          {busy ? "Injecting…" : "Inject"}
         </button>
       </form>
       {problem && <Problem>{problem}</Problem>}

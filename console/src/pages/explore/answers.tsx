@@ -22,7 +22,7 @@ import {
 } from "./queries";
 
 const MOST_JSON = 120_000;
-const TITLES: Record<string, string> = { chart: "Over time", table: "Now", json: "As the API answers" };
+const TITLES: Record<string, string> = { chart: "Chart", table: "Table", json: "Raw JSON" };
 type Answer = Result & { q: number; expr: string };
 
 /** Each series of each answer; a number or a text is one row of the table. */
@@ -67,9 +67,7 @@ export function Answers({
       ))}
       {view === "json" && <Json found={found} />}
       {view !== "json" && rows.length === 0 && wrong.length === 0 && (
-        <Empty title="Nothing answers">
-          No series has a sample here at this time. A metric may have another name, or labels may not fit together.
-        </Empty>
+        <Empty title="No result">No series matches at this time. Check the metric name and the label matchers.</Empty>
       )}
       {view === "table" && rows.length > 0 && <Values rows={rows} several={found.length > 1} address={address} />}
       {view !== "json" && view !== "table" && rows.length > 0 && (
@@ -106,7 +104,7 @@ function Values({ rows, several, address }: { rows: Answer[]; several: boolean; 
   return (
     <Table
       id="result"
-      caption="Values now"
+      caption="Current values"
       address={address}
       rows={rows}
       sort={labels[0] ?? "-value"}

@@ -55,17 +55,17 @@ export function ExplorePage({ address, theme }: PageProps) {
     link.searchParams.delete("range");
     try {
       await navigator.clipboard.writeText(link.href);
-      set({ notice: "Copied: this view with its time, which stays as it is" });
+      set({ notice: "Copied a link to this view with a fixed time" });
     } catch {
       go(link.pathname + link.search);
-      set({ notice: "The address above is this view with its time" });
+      set({ notice: "Copy the address of this page: it is this view with a fixed time" });
     }
   };
   return (
     <main class="single stack" data-testid="explore-page">
       <Panel
         title="Explore"
-        hint="PromQL over everything this hub keeps · Enter runs, Tab completes, Ctrl Space offers"
+        hint="PromQL over all samples of this hub · Enter runs, Tab completes, Ctrl-Space suggests"
         id="explore-panel"
       >
         {fields.map((expr, i) => (
@@ -121,7 +121,7 @@ export function ExplorePage({ address, theme }: PageProps) {
               label="time range"
               id="explore-range"
               options={[
-                ...(time.fixed ? [["", "as chosen"] as const] : []),
+                ...(time.fixed ? [["", "custom"] as const] : []),
                 ...Object.keys(SPANS).map((s) => [s, s] as const),
               ]}
               value={time.fixed ? "" : time.range}
@@ -182,7 +182,7 @@ function Cost({ found, asked }: { found?: Found[]; asked: number }) {
 
 function Examples({ keep }: { keep: (expr: string) => void }) {
   return (
-    <Panel title="To begin with" id="examples">
+    <Panel title="Examples" id="examples">
       <ul class="examples">
         {examples.map(({ label, expr }) => (
           <li key={expr}>

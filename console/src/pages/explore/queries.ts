@@ -1,4 +1,4 @@
-// What Explore asks and what comes back: the time in the address, the requests, and names of series.
+// Queries of Explore: the time range in the address, the requests, and names of series.
 
 import { useEffect, useState } from "preact/hooks";
 import { Refused } from "../../lib/api";
@@ -112,7 +112,7 @@ export const inOrder = <T extends { q: number; metric: Labels }>(rows: T[], name
     .sort(([a, x], [b, y]) => a.q - b.q || x.localeCompare(y, "en", { numeric: true }))
     .map(([row]) => row);
 
-/** A range of samples, as `up[5m]` answers with, is told by its last. */
+/** For a range of samples, as from `up[5m]`, the newest one is shown. */
 export const newest = (r: { value?: [number, string]; values?: [number, string][] }) =>
   Number((r.value ?? r.values?.at(-1))?.[1]);
 

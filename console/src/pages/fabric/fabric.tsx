@@ -1,4 +1,4 @@
-// The fabric: every link with its state, load, errors and waiting, which jobs are on it, and one link in full.
+// The fabric: every link with state, load, errors, congestion and jobs, and the details of one link.
 
 import { useMemo } from "preact/hooks";
 import { Choice, Empty, Mark, Panel, Select, Skeleton, Time, Trouble } from "../../components/parts";
@@ -11,7 +11,6 @@ import { type PageProps, param, put } from "../../lib/router";
 import { usePulse } from "../../lib/store";
 import "../../styles/pages.css";
 import { Figures, Legend, NoFabric, Source, Spines } from "./figures";
-import { OneLink } from "./link";
 import {
   endOf,
   type FabricMap,
@@ -24,7 +23,8 @@ import {
   toneOf,
   WINDOWS,
   wordOf,
-} from "./words";
+} from "./labels";
+import { OneLink } from "./link";
 
 const COLOURS = (Object.keys(MEASURES) as Measure[]).map((m) => [m, MEASURES[m].title] as const);
 
@@ -84,7 +84,7 @@ export function FabricPage({ address, theme }: PageProps) {
             <Trouble problem={problem} isStale={Boolean(map)} />
             {map?.problem && (
               <p class="silenced" data-testid="fabric-doubt">
-                ▲ Not all is known: {map.problem}
+                ▲ Incomplete: {map.problem}
               </p>
             )}
             {!map ? (
@@ -122,7 +122,7 @@ export function FabricPage({ address, theme }: PageProps) {
                     type="search"
                     value={words}
                     placeholder="Node, switch, job or state"
-                    aria-label="Only links with these words"
+                    aria-label="Filter links"
                     data-testid="fabric-filter"
                     onInput={(e) => put("q", e.currentTarget.value)}
                   />
@@ -132,7 +132,7 @@ export function FabricPage({ address, theme }: PageProps) {
                     data-testid="fabric-trouble"
                     onClick={() => put("only", only ? null : "trouble")}
                   >
-                    In trouble
+                    Problems
                   </button>
                 </div>
               }
@@ -153,7 +153,7 @@ export function FabricPage({ address, theme }: PageProps) {
               )}
               <Table
                 id="links"
-                caption="Links of the fabric, the worst first"
+                caption="Links of the fabric, worst first"
                 columns={columns(window, address)}
                 rows={list.answer?.links}
                 problem={list.problem}
@@ -164,8 +164,8 @@ export function FabricPage({ address, theme }: PageProps) {
                 address={address}
                 most={100}
                 empty={
-                  <Empty title="No link is like this">
-                    {only ? "None of these is down, slow, has errors or waits." : "Take a word out of the filter."}
+                  <Empty title="No link matches">
+                    {only ? "No link is down, slow or congested, or has errors." : "Shorten the filter."}
                   </Empty>
                 }
               />
@@ -225,27 +225,27 @@ export const columns = (window: string, address: URL): Column<Link>[] => [
     class: "wide-only",
     value: (l) => l.load,
     cell: (l) => percentOf(l.load),
-    hint: "the busier way, over 5 minutes",
+    hint: "busier direction, over 5 minutes",
   },
   {
     id: "errors",
     title: `Errors, ${window}`,
     numeric: true,
     value: (l) => l.errors && Math.round(l.errors),
-    hint: "symbol errors, receive errors, recoveries and the like, together",
+    hint: "sum of symbol errors, receive errors, recoveries and similar counters",
   },
   {
     id: "wait",
-    title: "Waits",
+    title: "Congestion",
     numeric: true,
     class: "wide-only",
     value: (l) => l.wait_times,
     cell: (l) => (l.wait_times == null ? "unknown" : times(l.wait_times)),
-    hint: "time with data to send and no leave to, beside the median of such links",
+    hint: "time with data to send and no credits, compared with the median of similar links",
   },
   {
     id: "jobs",
-    title: "Jobs on it",
+    title: "Jobs",
     value: (l) => l.jobs.join(" "),
     cell: (l) => <Jobs names={l.jobs} address={address} most={2} trunk={l.kind === "trunk"} />,
   },
@@ -253,5 +253,5 @@ export const columns = (window: string, address: URL): Column<Link>[] => [
 
 function counted(links: number, all: number): string {
   const shown = links > 500 ? " · 500 shown" : "";
-  return `${all ? `${count(links)} of ${count(all)}` : count(links)} · the worst first${shown}`;
+  return `${all ? `${count(links)} of ${count(all)}` : count(links)} · worst first${shown}`;
 }

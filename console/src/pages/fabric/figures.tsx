@@ -6,7 +6,7 @@ import { MARKS, MEASURES, type Measure, markOf } from "../../components/portmap_
 import { ago, count, many } from "../../lib/format";
 import { withParams } from "../../lib/router";
 import { now } from "../../lib/store";
-import { type FabricMap, WINDOWS } from "./words";
+import { type FabricMap, WINDOWS } from "./labels";
 
 export function Figures({ map, address }: { map: FabricMap; address: URL }) {
   const { counts } = map;
@@ -28,10 +28,10 @@ export function Figures({ map, address }: { map: FabricMap; address: URL }) {
         meaning={
           [
             counts.unknown && `${count(counts.unknown)} unknown`,
-            counts.mute_nodes && `${many(counts.mute_nodes, "node")} tell${counts.mute_nodes === 1 ? "s" : ""} of none`,
+            counts.mute_nodes && `${many(counts.mute_nodes, "node")} report${counts.mute_nodes === 1 ? "s" : ""} none`,
           ]
             .filter(Boolean)
-            .join(" · ") || "state of all others known"
+            .join(" · ") || "state of all others is known"
         }
         id="tile-down"
         href={withParams(address, { only: "trouble" })}
@@ -40,11 +40,7 @@ export function Figures({ map, address }: { map: FabricMap; address: URL }) {
         name="Slow"
         value={map.source === "sweep" ? count(counts.slow) : "unknown"}
         tone={counts.slow ? "warn" : undefined}
-        meaning={
-          map.source === "sweep"
-            ? "below the rate of their switch's other ports"
-            : "only a sweep compares ports of a switch"
-        }
+        meaning={map.source === "sweep" ? "below the rate of other ports of the switch" : "needs a fabric sweep"}
         id="tile-slow"
       />
       <Tile
@@ -53,8 +49,8 @@ export function Figures({ map, address }: { map: FabricMap; address: URL }) {
         tone={counts.errs ? "bad" : undefined}
         meaning={
           counted
-            ? `links over 120 / h or gone down${counts.uncounted ? ` · ${count(counts.uncounted)} not counted` : ""}`
-            : "no port's errors are counted"
+            ? `links above 120 / h or down${counts.uncounted ? ` · ${count(counts.uncounted)} not counted` : ""}`
+            : "port errors are not counted"
         }
         id="tile-errors"
       />
@@ -62,14 +58,14 @@ export function Figures({ map, address }: { map: FabricMap; address: URL }) {
         name="Congested"
         value={map.rows.some((r) => r.cells.some((c) => c[6] != null)) ? count(counts.waits) : "unknown"}
         tone={counts.waits ? "warn" : undefined}
-        meaning="wait 8× longer than their peers to send"
+        meaning="wait 8× longer than similar links to send"
         id="tile-waits"
       />
       <Tile
         name="Jobs on bad links"
         value={count(counts.jobs)}
         tone={counts.jobs ? "warn" : undefined}
-        meaning={counts.jobs ? "all their ranks wait for the slowest link" : "no running job is on one"}
+        meaning={counts.jobs ? "all ranks of a job wait for its slowest link" : "no running job uses one"}
         id="tile-jobs"
       />
     </section>
@@ -82,26 +78,24 @@ export function Source({ map }: { map: FabricMap }) {
   if (map.source === "sweep")
     return (
       <>
-        swept {map.swept_at && <>{ago(now() - Date.parse(map.swept_at))} ago </>}· a row is a leaf: its trunks, then its
-        hosts
+        swept {map.swept_at && <>{ago(now() - Date.parse(map.swept_at))} ago </>}· one row per leaf: trunks, then nodes
       </>
     );
   if (map.source !== "hosts") return <>unknown</>;
   return (
     <>
-      as hosts tell of their own ports · switches and trunks unknown · a row is a leaf or rack of the inventory, ports
-      of a node stand together
+      from node ports · switches and trunks unknown · one row per leaf or rack of the inventory, ports grouped by node
     </>
   );
 }
 
-const OF_HOSTS = "Hosts with InfiniBand ports tell of them through node_exporter or the agent.";
+const OF_HOSTS = "Nodes with InfiniBand ports report them through node_exporter or the agent.";
 
 export function NoFabric() {
   return (
-    <Empty title="Nobody tells about a fabric">
+    <Empty title="No fabric data">
       {OF_HOSTS} To see switches and trunks too, set <code>sweep</code> or <code>ufm_url</code> under{" "}
-      <code>[fabric]</code>, or run <code>watchkeeper fabric sweep --push</code> on a host that has an adapter.
+      <code>[fabric]</code>, or run <code>watchkeeper fabric sweep --push</code> on a node with an adapter.
     </Empty>
   );
 }
@@ -122,7 +116,7 @@ export function Spines({ map, row, address }: { map: FabricMap; row: string; add
           key={s.name}
           class={`chip ${(SPINE[s.state] ?? SPINE.other).tone}`}
           aria-current={s.name === row || undefined}
-          title={s.trouble.join("\n") || `${many(s.links, "link")}, all as before`}
+          title={s.trouble.join("\n") || `${many(s.links, "link")}, unchanged`}
           href={withParams(address, { row: s.name === row ? null : s.name })}
         >
           <i aria-hidden="true">{(SPINE[s.state] ?? SPINE.other).glyph}</i> {s.name}
@@ -148,7 +142,7 @@ export function Legend({ measure, map }: { measure: Measure; map: FabricMap }) {
       </span>
       <span>
         {MEASURES[measure].title}
-        {measure === "errors" && `, ${mid} in the middle`}
+        {measure === "errors" && `, median ${mid}`}
         {measure === "wait" && ", beside the median"}
       </span>
       {MARKS.map((m) => (

@@ -7,7 +7,7 @@ import { useAsk } from "../../lib/api";
 import { count, many, percentOf } from "../../lib/format";
 import { putAll, to } from "../../lib/router";
 import { now, useHub } from "../../lib/store";
-import { endOf, glyphOf, Jobs, type Port, rate, switchOf, times, toneOf, wordOf } from "./words";
+import { endOf, glyphOf, Jobs, type Port, rate, switchOf, times, toneOf, wordOf } from "./labels";
 
 export function OneLink({ id, window, theme, beat }: { id: string; window: string; theme: string; beat: number }) {
   const { answer, problem } = useAsk<Port>(`/api/fabric/port?${new URLSearchParams({ window, id })}`, beat);
@@ -56,8 +56,8 @@ export function OneLink({ id, window, theme, beat }: { id: string; window: strin
           [
             "Congestion",
             link.wait_times == null
-              ? "unknown: waiting is not counted here"
-              : `waits ${times(link.wait_times)} as long as such links usually do`,
+              ? "unknown: not counted on this link"
+              : `waits ${times(link.wait_times)} the median of similar links`,
           ],
           ["Discards", link.discards == null ? null : `${count(Math.round(link.discards))} in ${window}`],
           [
@@ -66,7 +66,7 @@ export function OneLink({ id, window, theme, beat }: { id: string; window: strin
               <Jobs names={link.jobs} most={8} trunk={link.kind === "trunk"} />
               {link.kind === "trunk" && link.jobs.length > 0 && (
                 <small class="plain">
-                  jobs with a node on this leaf and one that is not; which trunk carries them is up to routing
+                  jobs with nodes on this leaf and on others; routing decides which trunk they use
                 </small>
               )}
             </>,
@@ -80,7 +80,7 @@ export function OneLink({ id, window, theme, beat }: { id: string; window: strin
                     {i.title}{" "}
                   </a>
                 ))
-              : "none open about it",
+              : "none open",
           ],
         ]}
       />
@@ -90,12 +90,12 @@ export function OneLink({ id, window, theme, beat }: { id: string; window: strin
         </p>
       )}
       <h2 class="gap">
-        Counters <span class="hint">growth in {window}</span>
+        Counters <span class="hint">increase in {window}</span>
       </h2>
       {counters.length === 0 ? (
-        <p class="dim">No counter of this link has come.</p>
+        <p class="dim">No counter of this link has been reported.</p>
       ) : grown.length === 0 ? (
-        <p class="dim">{many(counters.length, "counter")}, and none has grown.</p>
+        <p class="dim">{many(counters.length, "counter")}, and none has increased.</p>
       ) : (
         <table class="facts counters" data-testid="counters">
           <tbody>
@@ -124,13 +124,13 @@ export function OneLink({ id, window, theme, beat }: { id: string; window: strin
           />
         </p>
       )}
-      {grown.length > 0 && quiet > 0 && <p class="dim small">{many(quiet, "other counter")} did not grow.</p>}
+      {grown.length > 0 && quiet > 0 && <p class="dim small">{many(quiet, "other counter")} did not increase.</p>}
       <h2 class="gap">Last hour</h2>
       {status && (
         <Strips
           id="link-strips"
           quiet
-          name={`Traffic, errors and waiting of ${id}`}
+          name={`Traffic, errors and congestion of ${id}`}
           band={52}
           theme={theme}
           start={end - 3600000}
@@ -139,7 +139,7 @@ export function OneLink({ id, window, theme, beat }: { id: string; window: strin
           strips={[
             { label: "Traffic", unit: "B/s", expr: series.traffic },
             { label: "Errors, 5 min", unit: "", expr: series.errors, tone: "bad" },
-            { label: "Waiting", unit: "ticks/s", expr: series.wait, tone: "warn" },
+            { label: "Congestion", unit: "ticks/s", expr: series.wait, tone: "warn" },
           ]}
         />
       )}
@@ -147,7 +147,7 @@ export function OneLink({ id, window, theme, beat }: { id: string; window: strin
         <a class="chip" href={to.explore(series.traffic)}>
           Explore this traffic
         </a>
-        {link.kind === "host" && <Chip title="as its host calls it">{link.device}</Chip>}
+        {link.kind === "host" && <Chip title="name on the node">{link.device}</Chip>}
       </p>
     </Panel>
   );

@@ -1,4 +1,4 @@
-// The fleet page: figures with their meaning, the map or the same as a list, the last hour, and what is open.
+// The fleet page: key figures, the map or list, the last hour, and open incidents.
 
 import { useEffect, useMemo } from "preact/hooks";
 import { Empty, IncidentCard, Panel, Skeleton } from "../../components/parts";
@@ -19,9 +19,9 @@ export const reporting = (s: Summary) =>
 
 /** What is known where nothing is open. */
 function watched(s?: Summary): string {
-  if (!s) return "Waiting for the first picture of the fleet";
-  if (!s.gpus) return "No GPU is watched yet";
-  return `${reporting(s)} on ${many(s.nodes, "node")} ${s.silent ? "report" : "were looked at"}`;
+  if (!s) return "Waiting for the first update";
+  if (!s.gpus) return "No GPU has reported yet";
+  return `${reporting(s)} on ${many(s.nodes, "node")} ${s.silent ? "report" : "in the recording"}`;
 }
 
 export function FleetPage({ address, theme }: PageProps) {
@@ -38,11 +38,11 @@ export function FleetPage({ address, theme }: PageProps) {
         <MapPanel {...{ address, theme, chosen, q, status, fleet, frame }} />
         {/* Below the map, so it comes when the map has its height: nothing that is being read moves. */}
         {fleet && status && (
-          <Panel title="Now" hint="allocated, working, power · incidents drawn in" id="now-panel">
+          <Panel title="Now" hint="allocated, SM active, power · incidents marked" id="now-panel">
             {frame ? (
               <Strips
                 id="now"
-                name="Share of GPUs allocated and working, and power"
+                name="Share of GPUs allocated and active, and power"
                 strips={FLEET_STRIPS}
                 start={end - spanOf(address)}
                 end={end}
@@ -61,7 +61,7 @@ export function FleetPage({ address, theme }: PageProps) {
           {!open ? (
             <Skeleton lines={5} />
           ) : open.length === 0 ? (
-            <Empty title="Nothing is open">
+            <Empty title="No open incidents">
               {watched(frame?.summary)}
               {frame && (
                 <>
@@ -85,7 +85,7 @@ export function FleetPage({ address, theme }: PageProps) {
           )}
           {closed && closed.length > 0 && (
             <div class="closed-too">
-              <h2 class="gap">Just closed</h2>
+              <h2 class="gap">Recently resolved</h2>
               {closed.map((card) => (
                 <IncidentCard card={card} key={card.id} />
               ))}

@@ -46,7 +46,7 @@ export function MapPanel({ address, theme, chosen, q, status, fleet, frame }: Ma
       title="Fleet"
       id="fleet-panel"
       class="map"
-      hint={fleet && blocks != null && `${many(blocks, by)} · each row a node · a cell opens its GPU`}
+      hint={fleet && blocks != null && `${many(blocks, by)} · one row per node · select a cell to open its GPU`}
       side={
         <div class="pick">
           {domains.length > 1 && (
@@ -66,7 +66,7 @@ export function MapPanel({ address, theme, chosen, q, status, fleet, frame }: Ma
           {status && <ColourChoice status={status} chosen={chosen} />}
           {/* Last, at the edge: what comes with the first answers does not push it aside. */}
           <Choice
-            label="Shown as"
+            label="View"
             value={asList ? "list" : ""}
             options={[
               ["", "Map"],
@@ -84,7 +84,7 @@ export function MapPanel({ address, theme, chosen, q, status, fleet, frame }: Ma
             <a
               class="chip"
               key={word}
-              title="Drop this filter"
+              title="Remove this filter"
               href={withParams(address, {
                 q: q
                   .split(/\s+/)
@@ -96,20 +96,20 @@ export function MapPanel({ address, theme, chosen, q, status, fleet, frame }: Ma
             </a>
           ))}
           <span class="dim small">
-            {count(fitting)} of {count(frame?.count)} GPUs fit
+            {count(fitting)} of {count(frame?.count)} GPUs match
           </span>
         </p>
       )}
       {!fleet || !paint ? (
         <Skeleton height={300} />
       ) : fleet.nodes.length === 0 ? (
-        <Empty title="No node has been found yet">
-          The hub has no targets. Name Prometheus file_sd files in <code>sd_files</code> or http_sd addresses in{" "}
+        <Empty title="No nodes yet">
+          The hub has no targets. Set Prometheus file_sd files in <code>sd_files</code> or http_sd addresses in{" "}
           <code>sd_urls</code> under <code>[fleet]</code>, or start a simulated fleet with <code>watchkeeper up</code>.
         </Empty>
       ) : fitting === 0 ? (
-        <Empty title="No GPU fits">
-          {q} · <a href={withParams(address, { q: null })}>drop the filter</a>
+        <Empty title="No GPU matches">
+          {q} · <a href={withParams(address, { q: null })}>clear the filter</a>
         </Empty>
       ) : asList ? (
         <GpuList {...{ fleet, frame, paint, fits, address }} />
@@ -199,7 +199,7 @@ function ColourChoice({ status, chosen }: { status: Status; chosen: string }) {
         onPointerDown={load}
         onChange={(e) => put("colour", e.currentTarget.value === "sm_active" ? null : e.currentTarget.value)}
       >
-        <optgroup label="Readings">
+        <optgroup label="Metrics">
           {Object.entries(status.colours).map(([id, c]) => (
             <option value={id} key={id}>
               {c.title} · {c.metric}
@@ -288,7 +288,7 @@ function GpuList({
       value: (r) => (Number.isNaN(r.value) ? null : r.value),
       cell: (r) => paint.tell(r, r.value).replace(/^.*?: /, ""),
     },
-    { id: "workload", title: "Held by", value: holder, cell: (r) => holder(r) ?? "nobody" },
+    { id: "workload", title: "Allocated to", value: holder, cell: (r) => holder(r) ?? "none" },
     {
       id: "team",
       title: "Team",
@@ -315,7 +315,7 @@ function GpuList({
       rowTestId="gpu-row"
       href={(r) => (r.gpu ? to.gpu(r.gpu.uuid) : to.node(r.node.name))}
       address={address}
-      empty={<Empty title="No GPU fits" />}
+      empty={<Empty title="No GPU matches" />}
       most={100}
     />
   );

@@ -1,4 +1,4 @@
-// The fleet in figures with their meaning.
+// Key figures of the fleet.
 
 import { Skeleton, Tile } from "../../components/parts";
 import { useAsk } from "../../lib/api";
@@ -54,7 +54,7 @@ export function Tiles({
         value={count(s.gpus)}
         meaning={[
           ...trouble,
-          silent && !s.silent ? `${many(silent, "node")} silent` : "",
+          silent && !s.silent ? `${many(silent, "node")} not reporting` : "",
           `${count(s.ok + s.held_idle)} healthy`,
         ]
           .filter(Boolean)
@@ -62,13 +62,13 @@ export function Tiles({
       />
       <Tile
         id="tile-working"
-        name="Working (SM active)"
+        name="SM active"
         value={percent(s.working_percent)}
-        meaning={`allocated ${percent(s.allocated_percent)} · GPU_UTIL says ${percent(s.gpu_util_percent)}`}
+        meaning={`allocated ${percent(s.allocated_percent)} · GPU_UTIL ${percent(s.gpu_util_percent)}`}
       />
       <Tile
         id="tile-idle"
-        name="Idle but held"
+        name="Allocated, idle"
         value={s.held == null || isBlind || !s.gpus ? "unknown" : count(s.held_idle)}
         href={s.held_idle ? to.fleet("state:held_idle") : undefined}
         meaning={idleMeaning(s, isBlind, price)}
@@ -98,15 +98,15 @@ export function Tiles({
 
 function fullness(answer?: Full, problem?: { message: string; status: number }) {
   if (problem || answer?.reason)
-    return { value: "unknown", meaning: problem ? problem.message : "too few samples so far" };
-  if (!answer) return { value: "…", meaning: "asking the forecast" };
+    return { value: "unknown", meaning: problem ? problem.message : "not enough samples yet" };
+  if (!answer) return { value: "…", meaning: "loading the forecast" };
   if (!answer.full) return { value: "unknown", meaning: "no GPU reports" };
   const { full_at, earliest, latest } = answer.full;
   const short = (iso: string) => new Date(iso).toLocaleDateString("en-GB", { day: "numeric", month: "short" });
   if (!full_at)
     return {
       value: "not in 30 d",
-      meaning: earliest ? `80 %: not before ${short(earliest)}` : "at the present growth",
+      meaning: earliest ? `80 %: not before ${short(earliest)}` : "at the current growth",
     };
   return {
     value: short(full_at),
@@ -115,10 +115,10 @@ function fullness(answer?: Full, problem?: { message: string; status: number }) 
 }
 
 function idleMeaning(s: Summary, isBlind: boolean, price: number): string {
-  if (!s.gpus) return "no GPU was found yet";
+  if (!s.gpus) return "no GPU has reported yet";
   if (isBlind) return "no GPU reports";
   if (s.held == null) return "no attribution";
   const free = `${count(s.free)} free`;
-  if (!s.held_idle) return `of ${count(s.held)} held · ${free}`;
+  if (!s.held_idle) return `of ${count(s.held)} allocated · ${free}`;
   return `${dollars(s.held_idle * price)} / h · ${many(s.idle_teams, "team")} · ${free}`;
 }

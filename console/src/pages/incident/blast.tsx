@@ -1,4 +1,4 @@
-// Whom an incident hits, and whether this has happened before.
+// The impact of an incident, and the history of its place.
 
 import { useState } from "preact/hooks";
 import pack from "../../../../watchkeeper/packs/console/incident.json";
@@ -33,7 +33,7 @@ export function BlastPanel({ detail: { incident, blast }, price }: { detail: Det
   );
   const saved = number(answer);
   const there = addressOf(incident.place);
-  // A model or a job of which nobody tells where it runs: no GPU is not what it has.
+  // For a model or job whose GPUs are not reported, "no GPU" would be wrong.
   const known = blast && (blast.gpus > 0 || blast.hits.length > 0 || incident.place.node);
   return (
     <Panel
@@ -41,7 +41,7 @@ export function BlastPanel({ detail: { incident, blast }, price }: { detail: Det
       hint={known ? `${dollars(blast.dollars_per_hour)} an hour` : "unknown"}
       id="blast-panel"
     >
-      {!blast && <Problem>Whom it hits is unknown: the engine did not answer.</Problem>}
+      {!blast && <Problem>Impact unknown: the query engine did not answer.</Problem>}
       <Facts
         rows={[
           [
@@ -57,18 +57,18 @@ export function BlastPanel({ detail: { incident, blast }, price }: { detail: Det
           [
             "GPUs",
             blast && !known
-              ? "unknown: nobody says on which GPUs it runs"
+              ? "unknown: its GPUs are not reported"
               : blast && (
                   <>
                     {many(blast.gpus, "GPU")}
                     {blast.broken_gpus > 0 && blast.gpus > blast.broken_gpus && (
-                      <small>{count(blast.broken_gpus)} broken; the others wait for them</small>
+                      <small>{count(blast.broken_gpus)} failed; the others wait for them</small>
                     )}
                   </>
                 ),
           ],
-          ["Workloads", blast ? <Hits blast={blast} /> : incident.workloads.join(", ") || "none known"],
-          ["Teams", blast && (blast.teams.join(", ") || "none known")],
+          ["Workloads", blast ? <Hits blast={blast} /> : incident.workloads.join(", ") || "none"],
+          ["Teams", blast && (blast.teams.join(", ") || "none")],
           [
             "Last checkpoint",
             saved && (
@@ -82,7 +82,7 @@ export function BlastPanel({ detail: { incident, blast }, price }: { detail: Det
             known && (
               <>
                 {dollars(blast.dollars_per_hour)} / h · {dollars(blast.gpu_hours * price)}{" "}
-                {incident.resolved_at ? "in all" : "so far"}
+                {incident.resolved_at ? "in total" : "so far"}
                 <small>
                   {blast.gpu_hours.toFixed(1)} GPU-hours{incident.resolved_at ? "" : " so far"}
                 </small>
@@ -126,7 +126,7 @@ export function BeforePanel({ incident }: { incident: Incident }) {
   const seen = history?.counts.filter((c) => c.kind.endsWith("xid")).slice(0, 5);
   return (
     <Panel
-      title={gpu ? "This GPU before" : "This node before"}
+      title={gpu ? "History of this GPU" : "History of this node"}
       hint={history && `${history.days} days`}
       id="before-panel"
     >
@@ -153,7 +153,7 @@ export function BeforePanel({ incident }: { incident: Incident }) {
               "PCIe replays",
               number(own) == null
                 ? null
-                : `${count(number(own))}${number(peers) == null ? "" : `, peers' median ${count(number(peers))}`}`,
+                : `${count(number(own))}${number(peers) == null ? "" : `, median of peers ${count(number(peers))}`}`,
             ],
             [
               "Incidents",
@@ -171,8 +171,8 @@ export function BeforePanel({ incident }: { incident: Incident }) {
               gpu &&
                 before &&
                 (again
-                  ? `${again + 1} times with this cause: hand it over if validation fails`
-                  : "the first time with this cause"),
+                  ? `${again + 1} times with this cause: replace it if validation fails`
+                  : "first time with this cause"),
             ],
           ]}
         />
@@ -185,7 +185,7 @@ function Hits({ blast }: { blast: Blast }) {
   const [all, showAll] = useState(false);
   const shown = all ? blast.hits : blast.hits.slice(0, 5);
   const rest = blast.hits.length - shown.length;
-  if (!blast.hits.length) return <>none known</>;
+  if (!blast.hits.length) return <>none</>;
   return (
     <>
       {shown.map((h) => (

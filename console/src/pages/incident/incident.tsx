@@ -1,4 +1,4 @@
-// One incident: what, why and what it is not, the time around it, the evidence, the plan, and what people did.
+// One incident: title, cause, causes ruled out, timeline, evidence, plan and notes.
 
 import { useState } from "preact/hooks";
 import { Chip, Empty, focus, Level, Panel, Problem, Skeleton, Time } from "../../components/parts";
@@ -12,8 +12,8 @@ import { type PageProps, param } from "../../lib/router";
 import { now, set, useHub } from "../../lib/store";
 import type { Card, Detail } from "../../lib/types";
 import { BeforePanel, BlastPanel } from "./blast";
+import { NotificationsPanel, SilencedChip } from "./notifications";
 import { PlanPanel } from "./repair";
-import { SilencedChip, ToldPanel } from "./told";
 import { EvidenceLines, Why } from "./why";
 import { WorkLine } from "./work";
 
@@ -29,7 +29,7 @@ export function IncidentPage({ id, theme, address }: PageProps) {
       <main class="single">
         {problem ? (
           <Panel>
-            <Empty title={problem.status === 404 ? `There is no incident ${id}` : "The incident cannot be shown"}>
+            <Empty title={problem.status === 404 ? `Incident ${id} not found` : "Loading the incident failed"}>
               {problem.status !== 404 && `${problem.message}. `}
               <a href="/incidents">All incidents</a>
             </Empty>
@@ -64,7 +64,7 @@ export function IncidentPage({ id, theme, address }: PageProps) {
           </div>
           <h1 data-testid="title">{incident.title}</h1>
           <p class="lead" data-testid="lead">
-            {diagnosis?.findings[0]?.why ?? "No finding yet: the signals are being gathered."} {hit(answer)}
+            {diagnosis?.findings[0]?.why ?? "No finding yet: collecting signals."} {impact(answer)}
           </p>
           <WorkLine detail={answer} done={done} />
         </Panel>
@@ -72,7 +72,7 @@ export function IncidentPage({ id, theme, address }: PageProps) {
         <Why findings={diagnosis?.findings ?? []} looked={diagnosis?.looked_at ?? []} apart={diagnosis?.tell_apart} />
         <Panel
           title="Timeline"
-          hint={`${incident.place_name} · hardware, fabric, job, alerts and people on one clock`}
+          hint={`${incident.place_name} · hardware, fabric, job, alerts and people on one time axis`}
           id="timeline-panel"
         >
           <Strips
@@ -98,7 +98,7 @@ export function IncidentPage({ id, theme, address }: PageProps) {
         />
         <BlastPanel detail={answer} price={hub.status?.dollars_per_gpu_hour ?? 0} />
         <BeforePanel incident={incident} />
-        <ToldPanel id={id} version={`${version} ${answer.timeline.length}`} />
+        <NotificationsPanel id={id} version={`${version} ${answer.timeline.length}`} />
         <Notes detail={answer} done={done} takes={param(address, "note") === "1"} docs={hub.status?.docs_url ?? null} />
       </aside>
     </main>
@@ -110,16 +110,15 @@ const before = (lasted: number) => (lasted < 7200e3 ? 600e3 : lasted < 86400e3 ?
 
 const stamp = (c: Card) => `${c.state} ${c.signals} ${c.confidence} ${c.next_step} ${c.assignee} ${c.silenced_by?.id}`;
 
-/** Whom it hits and what that costs, as one would say it aloud. */
-function hit({ incident, blast }: Detail): string {
+/** The impact and its cost in one sentence. */
+function impact({ incident, blast }: Detail): string {
   if (!blast?.hits.length)
-    return incident.workloads.length ? `It hits ${incident.workloads.map(workloadName).join(", ")}.` : "";
+    return incident.workloads.length ? `Impact: ${incident.workloads.map(workloadName).join(", ")}.` : "";
   const [first] = blast.hits;
   const rest = blast.hits.length - 1;
   const name = `${workloadName(first.workload)}${first.gpus == null ? "" : ` (${many(first.gpus, "GPU")})`}`;
   const all = rest ? `${name} and ${many(rest, "more workload")}` : name;
-  const cost = `${dollars(blast.dollars_per_hour)} an hour`;
-  return incident.resolved_at ? `It held up ${all}: ${cost}.` : `It holds up ${all}: ${cost} until it moves.`;
+  return `${incident.resolved_at ? "Blocked" : "Blocking"} ${all}, about ${dollars(blast.dollars_per_hour)}/h`;
 }
 
 /** What the lines show anyway, or what is no deed. */
@@ -187,7 +186,7 @@ function Notes({
       <code data-testid="runbook">{runbook}</code>
     ));
   return (
-    <Panel title="Notes" hint="what the hub and people did" id="notes-panel">
+    <Panel title="Notes" hint="actions of the hub and of people" id="notes-panel">
       {book && <p class="small runbook">Runbook: {book}</p>}
       {earlier > 0 && (
         <button type="button" class="plain" data-testid="earlier" onClick={() => showAll(true)}>

@@ -1,4 +1,4 @@
-// All incidents: open ones the gravest first, closed ones the newest; state, severity, order and words to look for are
+// All incidents: open ones by severity, resolved ones newest first; state, severity, order and search text are
 // in the address.
 
 import { Choice, Empty, GLYPH, Panel, Select, Time } from "../../components/parts";
@@ -8,7 +8,7 @@ import { ago, percent, workloadName } from "../../lib/format";
 import { type PageProps, param, put, putAll, to } from "../../lib/router";
 import { now, useHub } from "../../lib/store";
 import type { Card } from "../../lib/types";
-import { SilencedChip } from "./told";
+import { SilencedChip } from "./notifications";
 
 const STATES = [
   ["", "open"],
@@ -29,12 +29,12 @@ const RANK = { critical: 3, warning: 2, info: 1 };
 const COLUMNS: Column<Card>[] = [
   {
     id: "what",
-    title: "What",
+    title: "Incident",
     value: (c) => c.title,
     class: "what",
     cell: (c) => (
       <>
-        <span class={`mark ${c.state === "resolved" ? "closed" : c.severity}`} title={c.severity}>
+        <span class={`mark ${c.state === "resolved" ? "resolved" : c.severity}`} title={c.severity}>
           {GLYPH[c.severity]}
         </span>
         <a href={to.incident(c.id)}>{c.title}</a>
@@ -64,7 +64,7 @@ const COLUMNS: Column<Card>[] = [
         {c.state} {c.state !== "resolved" && ago(now() - Date.parse(c.opened_at))}
         {(c.assignee || c.silenced_by) && (
           <small class="plain">
-            {c.assignee && `with ${c.assignee} `}
+            {c.assignee && `assigned to ${c.assignee} `}
             <SilencedChip silence={c.silenced_by} />
           </small>
         )}
@@ -80,7 +80,7 @@ const COLUMNS: Column<Card>[] = [
   },
   {
     id: "sure",
-    title: "Sure",
+    title: "Confidence",
     numeric: true,
     class: "wide-only",
     value: (c) => c.confidence,
@@ -88,7 +88,7 @@ const COLUMNS: Column<Card>[] = [
   },
   {
     id: "hits",
-    title: "Hits",
+    title: "Impact",
     minor: true,
     value: (c) => c.workloads.join(" "),
     cell: (c) =>
@@ -98,7 +98,7 @@ const COLUMNS: Column<Card>[] = [
           {c.workloads.length > 1 && ` +${c.workloads.length - 1}`}
         </span>
       ) : c.place.node ? (
-        "nobody"
+        "none"
       ) : (
         "unknown"
       ),
@@ -131,7 +131,7 @@ export function IncidentsPage({ address }: PageProps) {
           found &&
           (filtered
             ? `${rows.length} of ${found.length}`
-            : `${rows.length} ${state === "all" ? "in all" : state === "resolved" ? "closed" : "open"}`)
+            : `${rows.length} ${state === "all" ? "in total" : state === "resolved" ? "resolved" : "open"}`)
         }
         id="incidents-panel"
         side={
@@ -140,8 +140,8 @@ export function IncidentsPage({ address }: PageProps) {
               class="narrow"
               type="search"
               value={text}
-              placeholder="Title, place, cause, person"
-              aria-label="Words to look for"
+              placeholder="Title, place, cause, assignee"
+              aria-label="Filter incidents"
               data-testid="filter-text"
               onInput={(e) => put("text", e.currentTarget.value || null)}
             />
@@ -200,18 +200,18 @@ function fits(card: Card, state: string, severity: string, text: string): boolea
 function Nothing({ state, filtered }: { state: string; filtered: boolean }) {
   if (filtered)
     return (
-      <Empty title="No incident fits the filter">
-        <a href="/incidents">Drop the filter</a>
+      <Empty title="No incident matches the filter">
+        <a href="/incidents">Clear the filter</a>
       </Empty>
     );
-  if (state === "all") return <Empty title="No incident has happened yet">The journal is empty.</Empty>;
+  if (state === "all") return <Empty title="No incidents yet">The journal is empty.</Empty>;
   return state === "resolved" ? (
-    <Empty title="Nothing was closed yet">
-      <a href="/incidents">Show open ones</a>
+    <Empty title="No resolved incidents yet">
+      <a href="/incidents">Show open incidents</a>
     </Empty>
   ) : (
-    <Empty title="Nothing is open">
-      <a href="/incidents?state=all">Show closed ones</a>
+    <Empty title="No open incidents">
+      <a href="/incidents?state=all">Show resolved incidents</a>
     </Empty>
   );
 }

@@ -1,4 +1,4 @@
-// The plan of an incident, and the repair it becomes: whose word it waits for, how far it is, and who objects.
+// The plan of an incident and its repair: approval, progress and refusals.
 
 import { useState } from "preact/hooks";
 import { Chip, Empty, focus, Panel, Problem, Time } from "../../components/parts";
@@ -55,7 +55,7 @@ export function PlanPanel({
   const { answer: told, problem } = useAsk<Told>(`/api/incidents/${encodeURIComponent(incident.id)}/repair`, version);
   const repair = told?.repair;
   const began = repair && repair.state !== "planned" && repair.state !== "approved";
-  const planned = plan ? `mode: ${repair?.mode ?? plan.mode} · nothing has been done yet` : "no plan";
+  const planned = plan ? `mode: ${repair?.mode ?? plan.mode} · not started` : "no plan";
   const hint = began ? `${repair.id} · ${words(repair.state)}` : planned;
   return (
     <Panel title="Plan" hint={hint} id="plan-panel">
@@ -92,7 +92,7 @@ export function PlanPanel({
           ))}
         </ol>
       ) : (
-        <Empty title="No plan yet">A plan is made from the best finding.</Empty>
+        <Empty title="No plan yet">The plan is made from the top finding.</Empty>
       )}
       {repair ? (
         <Deeds repair={repair} done={done} incident={incident.id} takes={takes} />
@@ -100,7 +100,7 @@ export function PlanPanel({
         plan &&
         told?.why_not && (
           <p class="dim small" data-testid="why-not">
-            Watchkeeper does none of it: {told.why_not}.
+            Watchkeeper will not run this plan: {told.why_not}.
           </p>
         )
       )}
@@ -154,20 +154,20 @@ function RepairState({ repair, told }: { repair: Repair; told: Told }) {
     <div class="repair" data-testid="repair" data-state={repair.state}>
       <div class="chips">
         <Chip tone={TONE[repair.state] ?? "accent"}>
-          {repair.state === "planned" && repair.mode === "ask" ? "waits for approval" : words(repair.state)}
+          {repair.state === "planned" && repair.mode === "ask" ? "pending approval" : words(repair.state)}
         </Chip>
         <Chip>
           since <Time at={repair.since} />
         </Chip>
         {repair.approved_by && <Chip>approved by {repair.approved_by}</Chip>}
-        {repair.is_held && <Chip tone="warning">still cordoned by us</Chip>}
+        {repair.is_held && <Chip tone="warning">cordoned by Watchkeeper</Chip>}
       </div>
       {told.switch?.is_stopped && (
         <Problem>
-          {told.switch.stopped_by} stopped everything: {told.switch.stopped_why}
+          All repairs were stopped by {told.switch.stopped_by}: {told.switch.stopped_why}
         </Problem>
       )}
-      {told.switch?.is_tripped && <Problem>The circuit breaker tripped: {told.switch.tripped_why}</Problem>}
+      {told.switch?.is_tripped && <Problem>Circuit breaker open: {told.switch.tripped_why}</Problem>}
       <p class="dim small">{repair.said}</p>
       {repair.is_running && repair.waits_for.length > 0 && (
         <ul class="dim small" data-testid="repair-waits">
@@ -187,7 +187,7 @@ function RepairState({ repair, told }: { repair: Repair; told: Told }) {
   );
 }
 
-/** What a person may say to it: yes to exactly this plan, no with a reason, done, or once more. */
+/** What a person may do: approve exactly this plan, reject it with a reason, mark a step as done, or retry. */
 function Deeds({
   repair,
   done,
@@ -218,7 +218,7 @@ function Deeds({
   const step = repair.actions[repair.step];
   const byPerson = repair.is_running && step && BY_PERSON.includes(step.kind);
   // One that began by itself under other settings waits as well.
-  const waitsForYes = repair.waits_for.some((one) => one.startsWith("a person's yes"));
+  const waitsForYes = repair.waits_for.some((one) => one.startsWith("approval"));
   const mayApprove = (repair.state === "planned" && repair.mode === "ask") || waitsForYes;
   const mayReject = UNDOABLE.includes(repair.state) || repair.is_held || byPerson;
   const rest = repair.actions
@@ -251,7 +251,7 @@ function Deeds({
         )}
         {(repair.state === "failed" || repair.state === "rejected") && !repair.is_running && (
           <button type="button" data-testid="again" onClick={say("again", {})}>
-            Try again
+            Retry
           </button>
         )}
       </div>

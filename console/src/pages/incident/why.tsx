@@ -19,20 +19,20 @@ export function Why({ findings, looked, apart }: { findings: Finding[]; looked: 
   const out = new Map(findings.flatMap((f) => f.ruled_out).map((r) => [r.cause, r.why]));
   for (const f of findings) out.delete(f.cause);
   return (
-    <Panel title="Why" hint="ranked, with what was ruled out" id="why-panel">
+    <Panel title="Why" hint="ranked, with the causes that were ruled out" id="why-panel">
       {findings.length === 0 && out.size === 0 ? (
         <Empty title="No finding yet">
-          {looked.length ? `Looked at ${looked.join(", ")}.` : "Evidence is still being gathered."}
+          {looked.length ? `Checked: ${looked.join(", ")}.` : "Still collecting evidence."}
         </Empty>
       ) : (
         <div class="scroll">
           <table class="why">
-            <caption class="unseen">Causes, the likeliest first</caption>
+            <caption class="unseen">Causes, most likely first</caption>
             <thead>
               <tr>
                 <th scope="col">Cause</th>
-                <th scope="col">Likely</th>
-                <th scope="col">Because</th>
+                <th scope="col">Confidence</th>
+                <th scope="col">Reason</th>
               </tr>
             </thead>
             <tbody>
@@ -87,10 +87,10 @@ export function Why({ findings, looked, apart }: { findings: Finding[]; looked: 
       )}
       {apart && (
         <p class="dim small apart">
-          <b>To tell apart</b> {apart}
+          <b>To rule out</b> {apart}
         </p>
       )}
-      {findings.length > 0 && looked.length > 0 && <p class="dim small">Looked at {looked.join(", ")}.</p>}
+      {findings.length > 0 && looked.length > 0 && <p class="dim small">Checked: {looked.join(", ")}.</p>}
     </Panel>
   );
 }
@@ -116,9 +116,9 @@ export function EvidenceLines({ detail }: { detail: Detail }) {
     .filter((e) => !seen.has(e.text) && seen.add(e.text))
     .sort((a, b) => (a.at ?? "").localeCompare(b.at ?? ""));
   return (
-    <Panel title="Evidence" hint={many(lines.length, "observed fact")} id="evidence-panel">
+    <Panel title="Evidence" hint={many(lines.length, "fact")} id="evidence-panel">
       {lines.length === 0 ? (
-        <Empty title="Nothing observed yet" />
+        <Empty title="No evidence yet" />
       ) : (
         <ol class="evidence">
           {(all ? lines : lines.slice(0, MOST_FACTS)).map((e) => (

@@ -1,4 +1,4 @@
-// Working on one incident: whom it hits, who has it, who is told and who is not, and the report to hand over.
+// Actions on an incident: acknowledge, assign, silence, resolve, and the report.
 
 import { useState } from "preact/hooks";
 import { focus, Time } from "../../components/parts";
@@ -45,9 +45,7 @@ export function WorkLine({ detail: { incident, silenced_by }, done }: { detail: 
     <div class="work" data-testid="work-panel">
       {silenced_by && <SilencedLine silence={silenced_by} done={done} />}
       <div class="buttons first">
-        <span class="who">
-          {incident.assignee ? `with ${incident.assignee}` : open ? "nobody has it yet" : "nobody had it"}
-        </span>
+        <span class="who">{incident.assignee ? `Assigned to ${incident.assignee}` : "Unassigned"}</span>
         {incident.state === "open" && (
           <button
             type="button"
@@ -91,8 +89,8 @@ export function WorkLine({ detail: { incident, silenced_by }, done }: { detail: 
             name="to"
             required
             maxLength={200}
-            placeholder="Who takes it?"
-            aria-label="Who takes it"
+            placeholder="Assign to"
+            aria-label="Assign to"
             defaultValue={incident.assignee ?? ""}
             data-testid="assign-to"
             ref={focus}
@@ -110,11 +108,9 @@ export function WorkLine({ detail: { incident, silenced_by }, done }: { detail: 
             reason: field(e, "reason"),
           }))}
         >
-          <p class="dim small">
-            Nobody is told about anything at {incident.place_name}. It is still watched and shown.
-          </p>
+          <p class="dim small">Notifications for {incident.place_name} are muted. Incidents still open.</p>
           <div class="row">
-            <select name="for" aria-label="How long" data-testid="silence-for">
+            <select name="for" aria-label="Duration" data-testid="silence-for">
               {SPANS.map(([value, text]) => (
                 <option key={value} value={value}>
                   {text}
@@ -125,8 +121,8 @@ export function WorkLine({ detail: { incident, silenced_by }, done }: { detail: 
               name="reason"
               required
               maxLength={1000}
-              placeholder="Why? Everybody can read it"
-              aria-label="Why"
+              placeholder="Reason (visible to all users)"
+              aria-label="Reason"
               data-testid="silence-reason"
               ref={focus}
             />
@@ -142,8 +138,8 @@ export function WorkLine({ detail: { incident, silenced_by }, done }: { detail: 
             name="why"
             required
             maxLength={4000}
-            placeholder="What ended it?"
-            aria-label="What ended it"
+            placeholder="What resolved it?"
+            aria-label="What resolved it"
             ref={focus}
           />
           <button type="submit" class="primary">
@@ -156,14 +152,13 @@ export function WorkLine({ detail: { incident, silenced_by }, done }: { detail: 
 }
 
 function SilencedLine({ silence, done }: { silence: Silenced; done: () => void }) {
-  const end = () =>
-    send(`/api/silences/${encodeURIComponent(silence.id)}`, undefined, "The silence was ended", done, "DELETE");
+  const end = () => send(`/api/silences/${encodeURIComponent(silence.id)}`, undefined, "Silence ended", done, "DELETE");
   return (
     <p class="silenced" data-testid="silenced">
       <b>Silenced</b> by {silence.author} until <Time at={silence.ends_at} full /> (
       {ago(Date.parse(silence.ends_at) - now())} more): {silence.reason}
       <button type="button" class="plain" data-testid="unsilence" onClick={end}>
-        End it now
+        End silence
       </button>
     </p>
   );

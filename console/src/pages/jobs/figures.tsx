@@ -3,7 +3,7 @@
 import { Tile } from "../../components/parts";
 import { count, many, percentOf } from "../../lib/format";
 import { withParams } from "../../lib/router";
-import { behind, type JobLine, ORDER, STATE, STUCK, type Straggler, TROUBLE } from "./words";
+import { behind, type JobLine, ORDER, STATE, STUCK, type Straggler, TROUBLE } from "./labels";
 
 export function Figures({ jobs, address }: { jobs: JobLine[]; address: URL }) {
   const held = jobs.filter((j) => j.state !== "pending");
@@ -19,36 +19,36 @@ export function Figures({ jobs, address }: { jobs: JobLine[]; address: URL }) {
   const by = ORDER.filter((s) => TROUBLE.includes(s))
     .map((s) => [s, bad.filter((j) => j.state === s).length] as const)
     .filter(([, n]) => n);
-  // Before anything is measured nobody is known to be well.
+  // Before the first measurement the number of problems is unknown.
   const isBlind = base === 0 && good.length === 0;
-  const noTrouble = isBlind ? "no GPU of a job is measured yet" : "none hung, stalled, slow or idle";
+  const noTrouble = isBlind ? "no job is measured yet" : "none hung, stalled, slow or idle";
   const teams = new Set(jobs.map((j) => j.team).filter(Boolean)).size;
   const inState = (state: string) => jobs.filter((j) => j.state === state).length;
-  const nobody = (n: number) => (n === 0 && isBlind ? "unknown" : count(n));
+  const countOrUnknown = (n: number) => (n === 0 && isBlind ? "unknown" : count(n));
   return (
     <section class="tiles even" aria-label="jobs in figures">
       <Tile
         id="tile-jobs"
         name="Jobs"
         value={count(jobs.length)}
-        meaning={`${count(inState("running"))} run · ${count(inState("pending"))} wait`}
+        meaning={`${count(inState("running"))} running · ${count(inState("pending"))} pending`}
       />
       <Tile
         id="tile-held"
-        name="GPUs held"
+        name="GPUs allocated"
         value={count(gpus)}
-        meaning={`by ${many(held.length, "job")} ${teams ? `of ${many(teams, "team")}` : "whose teams are unknown"}`}
+        meaning={`by ${many(held.length, "job")} ${teams ? `of ${many(teams, "team")}` : "teams unknown"}`}
       />
       <Tile
         id="tile-used"
-        name="Used of what is held"
+        name="Used of allocated"
         value={percentOf(base ? used / base : null)}
-        meaning={base < gpus ? `SM active, of ${count(base)} GPUs that are measured` : "SM active over the last hour"}
+        meaning={base < gpus ? `SM active, of ${count(base)} measured GPUs` : "SM active over the last hour"}
       />
       <Tile
         id="tile-trouble"
-        name="In trouble"
-        value={nobody(bad.length)}
+        name="Problems"
+        value={countOrUnknown(bad.length)}
         tone={toneOf(bad)}
         meaning={by.length ? by.map(([s, n]) => `${n} ${s}`).join(" · ") : noTrouble}
         href={withParams(address, { state: "trouble" })}
@@ -57,12 +57,12 @@ export function Figures({ jobs, address }: { jobs: JobLine[]; address: URL }) {
         id="tile-goodput"
         name="Goodput"
         value={percentOf(goodput)}
-        meaning={good.length ? `of ${many(good.length, "job")} that tell of their steps` : "no job tells of its steps"}
+        meaning={good.length ? `of ${many(good.length, "job")} that report steps` : "no job reports steps"}
       />
       <Tile
         id="tile-stragglers"
         name="Stragglers"
-        value={nobody(stragglers.length)}
+        value={countOrUnknown(stragglers.length)}
         tone={stragglers.length ? "warn" : undefined}
         meaning={worst(stragglers) ?? noneBehind(jobs, isBlind)}
       />
@@ -82,6 +82,6 @@ function worst(stragglers: Straggler[]): string | undefined {
 
 function noneBehind(jobs: JobLine[], isBlind: boolean): string {
   if (isBlind) return "no rank is measured yet";
-  if (jobs.some((j) => STUCK.includes(j.state))) return "no rank of the jobs that go on is behind its peers";
+  if (jobs.some((j) => STUCK.includes(j.state))) return "no rank of a running job is behind its peers";
   return "no rank is behind its peers";
 }

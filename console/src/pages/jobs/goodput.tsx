@@ -1,16 +1,16 @@
-// Where the time of a job went, as one bar.
+// The time breakdown of a job as one bar.
 
 import { Facts } from "../../components/parts";
 import { duration } from "../../lib/durations";
 import { count, percent } from "../../lib/format";
-import type { Report } from "./words";
+import type { Report } from "./labels";
 
 const LOST: Record<string, { text: string; tone: string }> = {
   productive: { text: "productive", tone: "accent" },
   stall: { text: "stalled", tone: "bad" },
   failure: { text: "failure", tone: "bad2" },
   restart: { text: "restart", tone: "warn" },
-  queue: { text: "waiting in the queue", tone: "warn2" },
+  queue: { text: "pending in the queue", tone: "warn2" },
   pause: { text: "checkpoints and validation", tone: "calm" },
   unknown: { text: "unknown", tone: "unknown" },
 };
@@ -57,11 +57,11 @@ export function Goodput({ goodput }: { goodput: Report["goodput"] }) {
           [
             "Steps",
             goodput.steps == null ? (
-              "unknown: the job tells of none"
+              "unknown: the job reports none"
             ) : (
               <>
                 {count(goodput.steps)}
-                <span class="dim"> · one takes {duration(goodput.step_seconds)}</span>
+                <span class="dim"> · each takes {duration(goodput.step_seconds)}</span>
               </>
             ),
           ],

@@ -1,4 +1,4 @@
-// One job: why it is as it is, where its time went, its ranks, its use, and what happened to it.
+// One job: state and reason, time breakdown, ranks, efficiency and events.
 
 import { useEffect } from "preact/hooks";
 import strips from "../../../../watchkeeper/packs/console/job.json";
@@ -13,7 +13,6 @@ import { fillAll, quoted } from "../../lib/promql";
 import { go, to } from "../../lib/router";
 import { now, useHub, usePulse } from "../../lib/store";
 import { Goodput } from "./goodput";
-import { Ranks, rankColumns } from "./ranks";
 import {
   BOUND,
   type Hardware,
@@ -23,9 +22,10 @@ import {
   type Report,
   STATE,
   type Straggler,
-  whom,
+  stragglerPlace,
   whose,
-} from "./words";
+} from "./labels";
+import { Ranks, rankColumns } from "./ranks";
 
 const MOST_GPUS = 64;
 
@@ -45,16 +45,16 @@ export function OneJob({ id, theme, address }: { id: string; theme: string; addr
   const { job, efficiency, goodput } = answer;
   return (
     <main data-testid="job-page">
-      {problem && <Problem>This is what was known before: {problem.message}</Problem>}
+      {problem && <Problem>Showing the last known state: {problem.message}</Problem>}
       <div class="columns">
         <div>
           <Head job={job} why={answer.why} />
           <Panel
-            title="Where the time went"
+            title="Time breakdown"
             id="goodput-panel"
             hint={
               goodput.share == null ? (
-                "the job tells of no steps: productive time unknown"
+                "the job reports no steps: productive time unknown"
               ) : (
                 <>
                   goodput {percentOf(goodput.share)} of {duration(goodput.wall_seconds)}
@@ -70,7 +70,7 @@ export function OneJob({ id, theme, address }: { id: string; theme: string; addr
         <aside>
           <Efficiency efficiency={efficiency} />
           {efficiency.fixes.length > 0 && (
-            <Panel title="What would help" hint="the most first" id="fixes-panel">
+            <Panel title="Recommendations" hint="largest effect first" id="fixes-panel">
               <ol class="plan">
                 {efficiency.fixes.map((f) => (
                   <li key={f.do}>
@@ -125,7 +125,7 @@ function Clock({ report: { job, ranks, hardware }, theme }: { report: Report; th
   if (!uuids.length) return null;
   return (
     <Panel
-      title="On one clock"
+      title="Activity"
       hint={ranks.length > MOST_GPUS ? `the first ${MOST_GPUS} GPUs` : "all its GPUs"}
       id="job-clock"
     >
@@ -163,9 +163,9 @@ function RanksPanel({ report: { job, ranks, left_out }, address }: { report: Rep
         most={12}
         href={(r) => to.gpu(r.uuid)}
         columns={rankColumns(job.straggler)}
-        empty={<Empty title="Its ranks are unknown">Nobody has told which GPUs it holds.</Empty>}
+        empty={<Empty title="Ranks unknown">Its GPUs are not reported.</Empty>}
       />
-      {left_out > 0 && <p class="dim small">{many(left_out, "more rank")} left out.</p>}
+      {left_out > 0 && <p class="dim small">{many(left_out, "more rank")} not shown.</p>}
     </Panel>
   );
 }
@@ -179,9 +179,7 @@ function Efficiency({ efficiency }: { efficiency: Report["efficiency"] }) {
     >
       <p>
         <b class="bound">
-          {efficiency.bound_by === "unknown"
-            ? "What it is bound by is unknown"
-            : `Bound by ${BOUND[efficiency.bound_by]}`}
+          {efficiency.bound_by === "unknown" ? "Bottleneck unknown" : `Bound by ${BOUND[efficiency.bound_by]}`}
         </b>
       </p>
       <p class="dim">{efficiency.why}</p>
@@ -292,7 +290,7 @@ function Cost({ job }: { job: JobLine }) {
 }
 
 function StragglerFact({ straggler }: { straggler: Straggler }) {
-  const name = whom(straggler);
+  const name = stragglerPlace(straggler);
   return (
     <>
       {straggler.rank != null && `rank ${straggler.rank} on `}
@@ -303,9 +301,9 @@ function StragglerFact({ straggler }: { straggler: Straggler }) {
 
 function Happened({ report }: { report: Report }) {
   return (
-    <Panel title="What happened to it" hint="hardware and loss" id="job-events">
+    <Panel title="Events" hint="hardware and loss" id="job-events">
       {report.hardware.length + report.losses.length === 0 ? (
-        <p class="dim">Nothing happened to its GPUs or its loss while it ran.</p>
+        <p class="dim">No hardware event and no loss anomaly while it ran.</p>
       ) : (
         <ul class="journal">
           {happened(report).map((e, i) => (
@@ -327,7 +325,7 @@ function happened({ hardware, losses }: Report): { at: string; head: string; tex
   const turns = losses.map((l) => ({
     at: l.at,
     head: l.what,
-    text: l.hardware.length ? `around then: ${around(l.hardware)}` : "no hardware event around then",
+    text: l.hardware.length ? `at that time: ${around(l.hardware)}` : "no hardware event at that time",
   }));
   return [...events, ...turns].sort((a, b) => b.at.localeCompare(a.at)).slice(0, 30);
 }
@@ -340,8 +338,8 @@ function NoJob({ id }: { id: string }) {
     if (near) go(to.job(near.id), true);
   }, [near?.id]);
   return (
-    <Empty title={`No job is called ${id}`}>
-      It may have ended long ago, or its name is spelled otherwise. <a href="/jobs">All jobs</a>
+    <Empty title={`Job ${id} not found`}>
+      It may have ended long ago, or the name may be spelled differently. <a href="/jobs">All jobs</a>
     </Empty>
   );
 }

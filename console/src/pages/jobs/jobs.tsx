@@ -1,4 +1,4 @@
-// Jobs: how each gets on, what it holds and uses, what it is bound by, where its time went, and its ranks side by side.
+// Jobs: state, GPUs and their use, bottleneck, goodput and stragglers.
 
 import { useMemo } from "preact/hooks";
 import { Choice, Empty, Mark, Panel, Time } from "../../components/parts";
@@ -10,7 +10,19 @@ import { usePulse } from "../../lib/store";
 import "../../styles/pages.css";
 import { Figures } from "./figures";
 import { OneJob } from "./job";
-import { BOUND, behind, dim, hours, type JobLine, kindName, ORDER, STATE, STUCK, TROUBLE, whom } from "./words";
+import {
+  BOUND,
+  behind,
+  dim,
+  hours,
+  type JobLine,
+  kindName,
+  ORDER,
+  STATE,
+  STUCK,
+  stragglerPlace,
+  TROUBLE,
+} from "./labels";
 
 export function JobsPage({ address, theme, id }: PageProps) {
   return id ? <OneJob id={id} theme={theme} address={address} key={id} /> : <List address={address} />;
@@ -36,7 +48,7 @@ function List({ address }: { address: URL }) {
       <Panel
         title="Jobs"
         id="jobs-panel"
-        hint={shown && jobs && `${countOf(shown.length, jobs.length)} · those in trouble first`}
+        hint={shown && jobs && `${countOf(shown.length, jobs.length)} · problems first`}
         side={
           <div class="pick">
             <input
@@ -45,7 +57,7 @@ function List({ address }: { address: URL }) {
               type="search"
               value={param(address, "q")}
               placeholder="Name, user, team or state"
-              aria-label="Only jobs with these words"
+              aria-label="Filter jobs"
               data-testid="jobs-filter"
               onInput={(e) => put("q", e.currentTarget.value)}
             />
@@ -54,9 +66,9 @@ function List({ address }: { address: URL }) {
               id="jobs-state"
               options={[
                 ["all", "All"],
-                ["trouble", "In trouble"],
+                ["trouble", "Problems"],
                 ["running", "Running"],
-                ["pending", "Waiting"],
+                ["pending", "Pending"],
               ]}
               value={only}
               choose={(s) => put("state", s === "all" ? null : s)}
@@ -64,12 +76,10 @@ function List({ address }: { address: URL }) {
           </div>
         }
       >
-        {answer && answer.problems.length > 0 && (
-          <p class="silenced">▲ Not all is known: {answer.problems.join("; ")}</p>
-        )}
+        {answer && answer.problems.length > 0 && <p class="silenced">▲ Incomplete: {answer.problems.join("; ")}</p>}
         <Table
           id="jobs"
-          caption="Jobs, those in trouble first"
+          caption="Jobs, problems first"
           rows={shown}
           problem={problem}
           rowKey={(j) => j.id}
@@ -81,10 +91,10 @@ function List({ address }: { address: URL }) {
           columns={COLUMNS}
           empty={
             jobs?.length ? (
-              <Empty title="No job is like this">Take a word out of the filter.</Empty>
+              <Empty title="No job matches">Shorten the filter.</Empty>
             ) : (
-              <Empty title="No job holds a GPU">
-                Jobs appear as soon as a scheduler, the kubelet or a program itself names who holds a GPU.
+              <Empty title="No job has a GPU">
+                Jobs appear as soon as a scheduler, the kubelet or a program reports the holder of a GPU.
               </Empty>
             )
           }
@@ -103,7 +113,7 @@ const Counted = (p: { job: JobLine; children: string }) => (
 
 function since({ counted_since, started_at }: JobLine): string | undefined {
   if (!counted_since) return undefined;
-  const seen = started_at ? "" : ", when this hub first saw it: it may have begun before";
+  const seen = started_at ? "" : ", when this hub first saw it; it may have started earlier";
   return `since ${day(counted_since)}${seen}`;
 }
 
@@ -169,7 +179,7 @@ const COLUMNS: Column<JobLine>[] = [
     numeric: true,
     value: (j) => j.used,
     cell: (j) => dim(percentOf(j.used)),
-    hint: "share of the held GPU time of the last hour in which SMs were active",
+    hint: "share of allocated GPU time in the last hour with active SMs",
   },
   { id: "bound", title: "Bound by", value: (j) => BOUND[j.bound_by], cell: (j) => dim(BOUND[j.bound_by]) },
   {
@@ -178,16 +188,16 @@ const COLUMNS: Column<JobLine>[] = [
     numeric: true,
     value: (j) => j.goodput,
     cell: (j) => dim(percentOf(j.goodput)),
-    hint: "productive step time over wall time, of the last hour",
+    hint: "productive step time divided by wall time, last hour",
   },
   {
     id: "straggler",
     title: "Straggler",
-    value: (j) => (j.straggler ? whom(j.straggler) : ""),
+    value: (j) => (j.straggler ? stragglerPlace(j.straggler) : ""),
     cell: (j) =>
       j.straggler ? (
         <Mark tone="warning">
-          {j.straggler.rank == null ? whom(j.straggler) : `rank ${j.straggler.rank}`}
+          {j.straggler.rank == null ? stragglerPlace(j.straggler) : `rank ${j.straggler.rank}`}
           <small class="plain">{behind(j.straggler)}</small>
         </Mark>
       ) : (

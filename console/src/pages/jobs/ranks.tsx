@@ -5,7 +5,7 @@ import type { Column } from "../../components/table";
 import { duration } from "../../lib/durations";
 import { count, percent, percentOf } from "../../lib/format";
 import { to } from "../../lib/router";
-import type { Rank, Straggler } from "./words";
+import type { Rank, Straggler } from "./labels";
 
 /**
  * One bar per rank: its step time, or its activity where the job tells of no steps; the straggler stands out by shape.
@@ -93,7 +93,7 @@ export const rankColumns = (straggler: Straggler | null): Column<Rank>[] => [
       </a>
     ),
   },
-  { id: "state", title: "Does", value: (r) => r.state, cell: (r) => <Mark {...RANK[r.state]}>{r.state}</Mark> },
+  { id: "state", title: "Activity", value: (r) => r.state, cell: (r) => <Mark {...RANK[r.state]}>{r.state}</Mark> },
   {
     id: "sm",
     title: "SM active",
@@ -123,6 +123,6 @@ export const rankColumns = (straggler: Straggler | null): Column<Rank>[] => [
     numeric: true,
     value: (r) => r.score,
     cell: (r) => (r.score == null ? "unknown" : r.score < 0.005 ? "–" : percent(100 * r.score)),
-    hint: "how much longer it takes than the others",
+    hint: "how much longer than the other ranks",
   },
 ];

@@ -1,4 +1,4 @@
-// One GPU: who holds it, all layers on one clock, what happened to it before, and how it is divided.
+// One GPU: allocation, timeline, history and MIG layout.
 
 import { useMemo } from "preact/hooks";
 import mig from "../../../../watchkeeper/packs/console/mig.json";
@@ -11,8 +11,8 @@ import { type PageProps, to } from "../../lib/router";
 import { STATES } from "../../lib/states";
 import { now, useHub } from "../../lib/store";
 import type { GpuDetail, Node, NodeName } from "../../lib/types";
+import { called, type GpuAnswer, type Holder } from "./labels";
 import { HistoryPanel, LayersPanel } from "./panels";
-import { called, type GpuAnswer, type Holder } from "./words";
 
 export function GpuPage({ id: uuid, address, theme }: PageProps) {
   const { fleet, frame, open } = useHub();
@@ -39,7 +39,7 @@ export function GpuPage({ id: uuid, address, theme }: PageProps) {
       <main class="single">
         <Panel>
           {problem ? (
-            <Empty title={problem.status === 404 ? "This GPU has never reported" : "The GPU cannot be shown"}>
+            <Empty title={problem.status === 404 ? "This GPU has never reported" : "Loading the GPU failed"}>
               {problem.message}. <a href="/">Fleet</a>
             </Empty>
           ) : (
@@ -80,7 +80,7 @@ export function GpuPage({ id: uuid, address, theme }: PageProps) {
             GPU {gpu.index ?? "?"} on {node.name}
           </h1>
           <p class="lead">
-            {fleet?.workloads == null && !who ? "Who holds it is unknown." : holding(workloads, Boolean(labels))}
+            {fleet?.workloads == null && !who ? "Allocation unknown." : holding(workloads, Boolean(labels))}
           </p>
         </Panel>
         <LayersPanel
@@ -127,7 +127,7 @@ export function GpuPage({ id: uuid, address, theme }: PageProps) {
         </Panel>
         <Panel title="Incidents" hint={String(incidents.length)}>
           {incidents.length === 0 ? (
-            <Empty title="None so far" />
+            <Empty title="No incidents" />
           ) : (
             incidents.slice(0, 5).map((c) => <IncidentCard card={c} key={c.id} />)
           )}
@@ -139,15 +139,13 @@ export function GpuPage({ id: uuid, address, theme }: PageProps) {
 
 function holding(workloads: string[], reports: boolean): string {
   const names = workloads.join(", ");
-  if (reports) return names ? `Held by ${names}.` : "Not held by a workload.";
-  return names
-    ? `It does not report. It was held by ${names}.`
-    : "It does not report: its last readings are in the charts.";
+  if (reports) return names ? `Allocated to ${names}.` : "Not allocated.";
+  return names ? `Not reporting. Last allocated to ${names}.` : "Not reporting. The charts show its last readings.";
 }
 
 function attribution(workloads: string[], reports: boolean, reason?: string): string {
-  if (workloads.length) return `${reports ? "Held" : "Was held"} by ${workloads.join(", ")}.`;
-  return reports ? reason || "Nobody holds it." : "Unknown: it does not report.";
+  if (workloads.length) return `${reports ? "Allocated" : "Last allocated"} to ${workloads.join(", ")}.`;
+  return reports ? reason || "Not allocated." : "Unknown: not reporting.";
 }
 
 const HolderFacts = ({ holder: h }: { holder: Holder }) => (
@@ -159,7 +157,7 @@ const HolderFacts = ({ holder: h }: { holder: Holder }) => (
       ["Project", h.project],
       ["User", h.user],
       ["Container", h.container],
-      ["Slice", h.slice],
+      ["MIG instance", h.slice],
       ["Share", h.share == null ? null : <Bar key="s" share={h.share} label="share of this GPU" />],
     ]}
   />
@@ -188,13 +186,13 @@ function MigPanel({
   if (!slices.length && isSilent)
     return (
       <Panel title="MIG layout" id="mig">
-        <p class="dim">Unknown: it does not report.</p>
+        <p class="dim">Unknown: not reporting.</p>
       </Panel>
     );
   if (!slices.length)
     return (
-      <Panel title="MIG layout" hint="not divided" id="mig">
-        <p class="dim">The whole GPU is given to one workload at a time.</p>
+      <Panel title="MIG layout" hint="not partitioned" id="mig">
+        <p class="dim">The whole GPU is allocated to one workload at a time.</p>
       </Panel>
     );
   const of = (id?: string) => holders.filter((h) => h.slice === id);
@@ -203,7 +201,7 @@ function MigPanel({
       <ul class="slices">
         {slices.map(({ metric, value }) => (
           <li key={metric.GPU_I_ID} data-testid="slice" style={{ flexGrow: Number(metric.GPU_I_PROFILE?.[0]) || 1 }}>
-            <b>{metric.GPU_I_PROFILE ?? `slice ${metric.GPU_I_ID}`}</b>
+            <b>{metric.GPU_I_PROFILE ?? `instance ${metric.GPU_I_ID}`}</b>
             <span>
               {of(metric.GPU_I_ID).map(called).join(", ") || "free"} · {percent(100 * Number(value[1]))} busy
             </span>

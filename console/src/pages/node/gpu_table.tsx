@@ -1,4 +1,4 @@
-// The GPUs of a node side by side.
+// The table of GPUs of a node.
 
 import mig from "../../../../watchkeeper/packs/console/mig.json";
 import { Chip, Empty, Panel } from "../../components/parts";
@@ -10,7 +10,7 @@ import { fill, quoted } from "../../lib/promql";
 import { to } from "../../lib/router";
 import { STATES } from "../../lib/states";
 import type { Fleet } from "../../lib/types";
-import { called, type GpuAnswer, isSilent, type Line } from "./words";
+import { called, type GpuAnswer, isSilent, type Line } from "./labels";
 
 export function GpuTable({
   node,
@@ -49,7 +49,7 @@ export function GpuTable({
     const all = slices.get(g.uuid);
     if (all == null) return isSilent(node) || !divided ? "unknown" : "whole";
     const held = new Set(g.holders.flatMap((h) => h.slice ?? []));
-    return `${held.size} of ${many(all, "slice")} held`;
+    return `${held.size} of ${many(all, "MIG instance")} allocated`;
   };
   const columns: Column<GpuAnswer>[] = [
     {
@@ -79,7 +79,7 @@ export function GpuTable({
     },
     {
       id: "held",
-      title: "Held by",
+      title: "Allocated to",
       value: (g) => g.holders.map(called).join(" "),
       cell: (g) =>
         g.holders.length ? (
@@ -90,7 +90,7 @@ export function GpuTable({
             </span>
           ))
         ) : (
-          <span class="dim">{isSilent(node) ? "unknown" : g.reason || "nobody"}</span>
+          <span class="dim">{isSilent(node) ? "unknown" : g.reason || "none"}</span>
         ),
     },
     {
@@ -115,7 +115,7 @@ export function GpuTable({
     },
   ];
   return (
-    <Panel title="GPUs" hint={`${gpus.length} side by side`} id="node-gpus">
+    <Panel title="GPUs" hint={`${gpus.length}`} id="node-gpus">
       <Table
         id="node-gpu-table"
         caption="GPUs of this node"

@@ -1,4 +1,4 @@
-// One node: its GPUs side by side, all layers on one clock, who holds it, what its scheduler says, and what happened.
+// One node: its GPUs, timeline, allocation, scheduler state and history.
 
 import { useMemo } from "preact/hooks";
 import { Chip, Empty, Facts, IncidentCard, Panel, Problem, Since, Skeleton } from "../../components/parts";
@@ -8,8 +8,8 @@ import { cardMarks, eventMarks, type History, type RepairRow, repairMarks } from
 import { type PageProps, to } from "../../lib/router";
 import { now, useHub } from "../../lib/store";
 import { GpuTable } from "./gpu_table";
+import { called, type GpuAnswer, isSilent, type Line } from "./labels";
 import { HistoryPanel, LayersPanel } from "./panels";
-import { called, type GpuAnswer, isSilent, type Line } from "./words";
 
 const TONES: Record<string, string> = {
   up: "ok",
@@ -44,11 +44,11 @@ export function NodePage({ id, address, theme }: PageProps) {
       <main class="single">
         <Panel>
           {problem ? (
-            <Empty title={problem.status === 404 ? `There is no node ${id}` : "The node cannot be shown"}>
+            <Empty title={problem.status === 404 ? `Node ${id} not found` : "Loading the node failed"}>
               {problem.message}. <a href="/">Fleet</a>
             </Empty>
           ) : answer ? (
-            <Empty title={`${id} is no node`}>
+            <Empty title={`${id} is not a node`}>
               <a href={to.fleet(id)}>Find it in the fleet</a>
             </Empty>
           ) : (
@@ -96,21 +96,21 @@ export function NodePage({ id, address, theme }: PageProps) {
       <aside>
         <Panel title="Incidents" hint={String(cards.length)}>
           {cards.length === 0 ? (
-            <Empty title="None open here" />
+            <Empty title="No open incidents" />
           ) : (
             cards.slice(0, 5).map((c) => <IncidentCard card={c} key={c.id} />)
           )}
         </Panel>
         <Panel
-          title="Held by"
+          title="Allocated to"
           hint={isSilent(node) && !workloads.length ? "" : many(workloads.length, "workload")}
           id="holders"
         >
           {workloads.length === 0 ? (
             isSilent(node) ? (
-              <Empty title="Unknown">The node does not tell.</Empty>
+              <Empty title="Unknown">The node does not report it.</Empty>
             ) : (
-              <Empty title="Nobody">No workload holds a GPU of this node.</Empty>
+              <Empty title="Not allocated">No GPU of this node is allocated.</Empty>
             )
           ) : (
             <Facts rows={byWorkload(gpus)} />
@@ -122,7 +122,7 @@ export function NodePage({ id, address, theme }: PageProps) {
               [
                 "GPUs",
                 isSilent(node)
-                  ? `${count(gpus.length)} known, none reports`
+                  ? `${count(gpus.length)} expected, none reports`
                   : `${count(node.gpus_seen)} of ${node.gpus_expected ?? "unknown"} expected`,
               ],
               ["Model", gpus[0]?.model],
@@ -132,8 +132,8 @@ export function NodePage({ id, address, theme }: PageProps) {
               ["NVLink domain", node.nvlink_domain],
               ["Cluster", node.cluster],
               ["Last seen", node.last_seen ? <Since at={node.last_seen} /> : "never"],
-              ["Named by", node.sources],
-              ["Not named", node.unmapped.join(", ")],
+              ["Source", node.sources],
+              ["Unmapped", node.unmapped.join(", ")],
             ]}
           />
         </Panel>
@@ -147,11 +147,11 @@ const sentence = (text: string) =>
   text ? `${/^https?:/.test(text) ? text : text[0].toUpperCase() + text.slice(1)}. ` : "";
 
 function lead(node: Line, gpus: GpuAnswer[]): string {
-  if (isSilent(node) && !node.holders.length) return `${sentence(node.why)}Who holds its GPUs is unknown.`;
+  if (isSilent(node) && !node.holders.length) return `${sentence(node.why)}GPU allocation unknown.`;
   const free = gpus.filter((g) => !g.is_gone && g.holders.length === 0).length;
   const held = node.holders.length
     ? `${many(node.holders.length, "workload")} on it${free ? `, ${many(free, "GPU")} free` : ""}.`
-    : "Nobody holds a GPU of it.";
+    : "No GPU is allocated.";
   return `${sentence(node.why)}${held}`;
 }
 

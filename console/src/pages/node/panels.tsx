@@ -1,4 +1,4 @@
-// What the pages of a node and of a GPU share: all layers on one clock, and what happened.
+// Panels that the node page and the GPU page share: timeline and history.
 
 import { Chip, Empty, Panel, Since } from "../../components/parts";
 import { Strips } from "../../components/strips";
@@ -7,7 +7,7 @@ import { count, words } from "../../lib/format";
 import type { History } from "../../lib/marks";
 import { layers } from "../../lib/promql";
 import { param, put, spanOf, to } from "../../lib/router";
-import type { GpuAnswer } from "./words";
+import type { GpuAnswer } from "./labels";
 
 export function LayersPanel(p: {
   id: string;
@@ -32,8 +32,8 @@ export function LayersPanel(p: {
   };
   return (
     <Panel
-      title="All layers on one clock"
-      hint="hardware, fabric and workload · events, alerts and actions drawn in · drag to look closer"
+      title="Timeline"
+      hint="hardware, fabric and workload · events, alerts and actions marked · drag to zoom"
       id="layers"
       side={
         zoomed && (
@@ -68,10 +68,10 @@ export function HistoryPanel({ history, gpus, address }: { history?: History; gp
   type Row = History["events"][number];
   const index = (uuid: string | null) => (uuid ? (gpus?.find((g) => g.uuid === uuid)?.index ?? "?") : "–");
   const columns: Column<Row>[] = [
-    { id: "at", title: "When", value: (e) => e.at, cell: (e) => <Since at={e.at} />, class: "nowrap" },
+    { id: "at", title: "Time", value: (e) => e.at, cell: (e) => <Since at={e.at} />, class: "nowrap" },
     {
       id: "what",
-      title: "What",
+      title: "Event",
       value: (e) => (e.code == null ? words(e.kind) : `${e.kind} ${e.code}`),
       cell: (e) => <Chip tone={e.severity}>{nameOf(e)}</Chip>,
     },
@@ -96,7 +96,7 @@ export function HistoryPanel({ history, gpus, address }: { history?: History; gp
   return (
     <Panel
       title="Xid and event history"
-      hint={history && (history.total ? `${summary} in ${history.days} days` : `nothing in ${history.days} days`)}
+      hint={history && (history.total ? `${summary} in ${history.days} days` : `none in ${history.days} days`)}
       id="history"
     >
       <Table
@@ -110,8 +110,8 @@ export function HistoryPanel({ history, gpus, address }: { history?: History; gp
         param="hsort"
         most={12}
         empty={
-          <Empty title="Nothing happened">
-            The kernel log, the driver and the fabric named nothing here in {history?.days ?? 90} days.
+          <Empty title="No events">
+            No event in the kernel log, the driver or the fabric in {history?.days ?? 90} days.
           </Empty>
         }
       />

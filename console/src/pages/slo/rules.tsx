@@ -1,4 +1,4 @@
-// Rules: which alerts wait and fire, how each rule is, and what a rule would have fired over history before it is
+// Rules: pending and firing alerts, the state of each rule, and a replay of a rule over history before it is
 // changed.
 
 import { useMemo } from "preact/hooks";
@@ -10,8 +10,8 @@ import { ago, count, countOf, many, words } from "../../lib/format";
 import { type PageProps, param, put, putAll, withParams } from "../../lib/router";
 import { now, useHub, usePulse } from "../../lib/store";
 import type { Severity } from "../../lib/types";
-import { Rehearse } from "./rehearse";
-import { type Alert, type Rule, type Rules, short, stateOf, toneOf } from "./rule_words";
+import { ReplayRule } from "./replay_rule";
+import { type Alert, type Rule, type Rules, short, stateOf, toneOf } from "./rule_labels";
 
 export function RulesView({ address, theme }: PageProps) {
   const { answer, problem } = useAsk<Rules>("/api/rules", usePulse());
@@ -27,16 +27,16 @@ export function RulesView({ address, theme }: PageProps) {
   return (
     <>
       {answer && <Figures answer={answer} address={address} />}
-      {(chosen || param(address, "expr")) && <Rehearse rule={chosen} address={address} theme={theme} key={name} />}
+      {(chosen || param(address, "expr")) && <ReplayRule rule={chosen} address={address} theme={theme} key={name} />}
       {answer && answer.alerts.length > 0 && (
         <Panel
           title="Alerts"
           id="alerts-panel"
-          hint={`${count(answer.alerts_total)} wait or fire${shownAlerts(answer)}`}
+          hint={`${count(answer.alerts_total)} pending or firing${shownAlerts(answer)}`}
         >
           <Table
             id="alerts"
-            caption="Alerts that wait or fire"
+            caption="Pending and firing alerts"
             rows={answer.alerts}
             rowKey={(a) => a.name + JSON.stringify(a.labels)}
             rowTestId="alert-row"
@@ -52,7 +52,7 @@ export function RulesView({ address, theme }: PageProps) {
       <Panel
         title="Rules"
         id="rules-panel"
-        hint={shown && answer && `${countOf(shown.length, answer.rules.length)} · choose one to replay it`}
+        hint={shown && answer && `${countOf(shown.length, answer.rules.length)} · select one to replay it`}
         side={
           <div class="pick">
             <input
@@ -61,7 +61,7 @@ export function RulesView({ address, theme }: PageProps) {
               type="search"
               value={param(address, "q")}
               placeholder="Name, cause or metric"
-              aria-label="Only rules with these words"
+              aria-label="Filter rules"
               data-testid="rules-filter"
               onInput={(e) => put("q", e.currentTarget.value)}
             />
@@ -71,7 +71,7 @@ export function RulesView({ address, theme }: PageProps) {
               options={[
                 ["all", "All"],
                 ["active", "Active"],
-                ["broken", "Broken"],
+                ["broken", "Failing"],
               ]}
               value={only}
               choose={(s) => put("state", s === "all" ? null : s)}
@@ -93,10 +93,10 @@ export function RulesView({ address, theme }: PageProps) {
           chosen={name}
           empty={
             answer?.rules.length ? (
-              <Empty title="No rule is like this">Take a word out of the filter.</Empty>
+              <Empty title="No rule matches">Shorten the filter.</Empty>
             ) : (
-              <Empty title="This hub asks no rules">
-                Another server owns them, or this is a recording. A rule can still be tried:{" "}
+              <Empty title="This hub evaluates no rules">
+                Another server owns them, or this is a recording. You can still replay a rule:{" "}
                 <a href={withParams(address, { expr: "up == 0" })}>replay an expression</a>.
               </Empty>
             )
@@ -133,14 +133,16 @@ function Figures({ answer, address }: { answer: Rules; address: URL }) {
         name="Firing"
         value={count(answer.rules.reduce((sum, r) => sum + r.firing, 0))}
         tone={firing.some((r) => r.severity === "critical") ? "bad" : firing.length ? "warn" : undefined}
-        meaning={firing.length ? `alerts of ${many(firing.length, "rule")}` : "no rule fires"}
+        meaning={firing.length ? `alerts of ${many(firing.length, "rule")}` : "no rule is firing"}
         href={withParams(address, { state: "active" })}
       />
       <Tile
         id="tile-waiting"
-        name="Waiting"
+        name="Pending"
         value={count(answer.rules.reduce((sum, r) => sum + r.pending, 0))}
-        meaning={waits.length ? `true, not for long enough: ${many(waits.length, "rule")}` : "nothing is on its way"}
+        meaning={
+          waits.length ? `true for less than their \`for\`: ${many(waits.length, "rule")}` : "no rule is pending"
+        }
       />
       <Tile
         id="tile-rules"
@@ -148,13 +150,13 @@ function Figures({ answer, address }: { answer: Rules; address: URL }) {
         value={count(answer.rules.length)}
         meaning={
           status?.rules.is_successful === false
-            ? "the files have problems; the last good ones are in force"
-            : "as the files are now"
+            ? "rule reload failed; the previous rules stay in use"
+            : "up to date with the files"
         }
       />
       <Tile
         id="tile-broken"
-        name="Cannot be asked"
+        name="Evaluation errors"
         value={count(broken.length)}
         tone={broken.length ? "bad" : undefined}
         meaning={
@@ -163,15 +165,15 @@ function Figures({ answer, address }: { answer: Rules; address: URL }) {
                 .slice(0, 2)
                 .map((r) => r.name)
                 .join(", ")
-            : "every rule got an answer"
+            : "every rule was evaluated"
         }
         href={withParams(address, { state: "broken" })}
       />
       <Tile
         id="tile-spent"
-        name="One round takes"
+        name="Evaluation time"
         value={total < 1 ? `${(1000 * total).toFixed(0)} ms` : `${total.toFixed(1)} s`}
-        meaning="of the engine, for all rules"
+        meaning="for all rules"
       />
     </section>
   );
@@ -200,7 +202,7 @@ const RULES: Column<Rule>[] = [
         <Mark tone={toneOf(r)}>{stateOf(r)}</Mark>
         {r.firing + r.pending > 0 && (
           <small class="plain">
-            {[r.firing && `${count(r.firing)} fire`, r.pending && `${count(r.pending)} wait`]
+            {[r.firing && `${count(r.firing)} firing`, r.pending && `${count(r.pending)} pending`]
               .filter(Boolean)
               .join(" · ")}
           </small>
@@ -220,17 +222,17 @@ const RULES: Column<Rule>[] = [
         r.severity || <span class="dim">none</span>
       ),
   },
-  { id: "for", title: "After", numeric: true, value: (r) => r.for_seconds, cell: (r) => wholeUnits(r.for_seconds) },
+  { id: "for", title: "For", numeric: true, value: (r) => r.for_seconds, cell: (r) => wholeUnits(r.for_seconds) },
   {
     id: "cause",
-    title: "Points to",
+    title: "Cause",
     value: (r) => words(r.cause),
     cell: (r) => (r.cause ? words(r.cause) : <span class="dim">–</span>),
     minor: true,
   },
   {
     id: "cost",
-    title: "Takes",
+    title: "Evaluation time",
     numeric: true,
     minor: true,
     value: (r) => r.seconds,
@@ -273,7 +275,7 @@ const ALERTS: Column<Alert>[] = [
   },
   {
     id: "where",
-    title: "Where",
+    title: "Labels",
     value: (a) => short(a.labels),
     cell: (a) => short(a.labels) || <span class="dim">everywhere</span>,
     minor: true,

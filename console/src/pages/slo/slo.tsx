@@ -1,4 +1,4 @@
-// Objectives and rules: what is left of each error budget and how fast it burns; which alerts fire, and what would
+// Objectives and rules: remaining error budgets and burn rates; firing alerts, and what would
 // have.
 
 import strips from "../../../../watchkeeper/packs/console/slo.json";
@@ -61,7 +61,7 @@ function Objectives({ address, theme }: PageProps) {
         <Table
           id="slos"
           class="slos"
-          caption="Objectives and what is left of their budgets"
+          caption="Objectives and their remaining error budgets"
           rows={slos}
           problem={problem}
           rowKey={key}
@@ -71,8 +71,8 @@ function Objectives({ address, theme }: PageProps) {
           chosen={chosen && key(chosen)}
           address={address}
           empty={
-            <Empty title="There are no objectives">
-              Name a file of them as <code>slos</code> under <code>[rules]</code>; the shipped ones are in{" "}
+            <Empty title="No objectives">
+              Set a file of them as <code>slos</code> under <code>[rules]</code>; the shipped objectives are in{" "}
               <code>packs/slo.yaml</code>.
             </Empty>
           }
@@ -118,7 +118,7 @@ const columns = (burns: BurnRate[]): Column<Slo>[] => [
       id: `burn-${b.window}`,
       title: `Burn ${b.window}`,
       numeric: true,
-      hint: `how many times too fast, over ${b.window}`,
+      hint: `burn rate over ${b.window}`,
       value: (s) => s.burn_rates[i]?.rate,
       cell: (s) => (s.burn_rates[i] ? <Burn burn={s.burn_rates[i]} /> : null),
       minor: i === 1,
@@ -151,7 +151,7 @@ const columns = (burns: BurnRate[]): Column<Slo>[] => [
 const summary = (slos: Slo[]) => {
   const bad = slos.filter((s) => s.state !== "ok" && s.state !== "unknown").length;
   const unknown = slos.filter((s) => s.state === "unknown").length;
-  const known = `${slos.length} in all · ${bad || "none"} in trouble`;
+  const known = `${slos.length} in total · ${bad || "none"} failing`;
   return unknown ? `${known} · ${unknown} unknown` : known;
 };
 
@@ -179,7 +179,7 @@ function BudgetBar({ slo }: { slo: Slo }) {
 }
 
 /**
- * A burn of both windows above the factor is what someone is told about; it is marked with a glyph, not with colour
+ * If the burn rate of both windows is above the factor, the alert fires; it is marked with a glyph, not with colour
  * alone.
  */
 function Burn({ burn }: { burn: BurnRate }) {
@@ -206,7 +206,7 @@ function Budget({ slo, theme }: { slo: Slo; theme: string }) {
       hint={
         <>
           over {slo.window}
-          {slo.covered && slo.covered !== slo.window ? `, of which samples of ${slo.covered} are kept` : ""}
+          {slo.covered && slo.covered !== slo.window ? `, samples exist for ${slo.covered}` : ""}
         </>
       }
       id="slo-chart"
@@ -246,7 +246,7 @@ function Budget({ slo, theme }: { slo: Slo; theme: string }) {
                 ))
               ) : (
                 <>
-                  none open about it · <a href="/incidents?all=1">all incidents</a>
+                  none open · <a href="/incidents?all=1">all incidents</a>
                 </>
               )}
             </td>

@@ -1,4 +1,4 @@
-// What a node and its GPUs are: shapes of the hub's answers.
+// Types of nodes and GPUs, as the hub returns them.
 
 export interface Holder {
   kind: string;
@@ -53,5 +53,5 @@ export interface Line {
 
 export const called = (h: Holder) => (h.namespace ? `${h.namespace}/${h.name}` : h.name);
 
-/** Of a node that nobody can read, nothing is known now. */
+/** The current state of a node that does not report is unknown. */
 export const isSilent = (node: Line) => node.state !== "up" && node.state !== "short";

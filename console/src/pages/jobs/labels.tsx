@@ -1,4 +1,4 @@
-// What jobs are and how the console calls it: shapes of the hub's answers, states, and who is behind.
+// Types, states and labels of jobs.
 
 import { count, percent } from "../../lib/format";
 
@@ -110,7 +110,7 @@ export const STATE: Record<string, { tone: string; glyph: string }> = {
 
 export const TROUBLE = ["hung", "stalled", "diverged", "slow", "idle"];
 
-/** Nobody is behind in a job where all wait; its page says for whom. */
+/** No straggler is shown for a job where all ranks wait; its page names the rank they wait for. */
 export const STUCK = ["hung", "stalled"];
 
 export const ORDER = ["hung", "stalled", "diverged", "slow", "idle", "paused", "pending", "running", "unknown"];
@@ -128,12 +128,13 @@ export const BOUND: Record<string, string> = {
 
 export const hours = (n: number | null) => (n == null ? "unknown" : n < 10 ? n.toFixed(1) : count(n));
 
-/** Of a plain job no scheduler tells: the program alone says what it is called. */
-export const kindName = (kind: string) => (kind === "plain" ? "no scheduler names it" : kind);
+/** A plain job is not known to any scheduler: only the program reports its name. */
+export const kindName = (kind: string) => (kind === "plain" ? "no scheduler" : kind);
 
 export const dim = (text: string) => (text === "unknown" || text === "none" ? <span class="dim">{text}</span> : text);
 
-export const whom = (s: Straggler) => [s.node || "an unknown node", s.gpu && `GPU ${s.gpu}`].filter(Boolean).join(" ");
+export const stragglerPlace = (s: Straggler) =>
+  [s.node || "an unknown node", s.gpu && `GPU ${s.gpu}`].filter(Boolean).join(" ");
 
 export const behind = (s: Straggler) =>
-  s.score == null ? "the others wait for it" : `${percent(100 * s.score)} behind its peers`;
+  s.score == null ? "other ranks wait for it" : `${percent(100 * s.score)} behind its peers`;

@@ -1,4 +1,4 @@
-// A rule, as it is or changed, over the samples that are kept.
+// Replay of a rule, unchanged or edited, over the stored samples.
 
 import { useEffect, useState } from "preact/hooks";
 import { Chip, Choice, Mark, Panel, Problem, Skeleton, Time } from "../../components/parts";
@@ -9,7 +9,7 @@ import { promqlDuration } from "../../lib/durations";
 import { ago, count, day, many } from "../../lib/format";
 import { param, put, putAll, to } from "../../lib/router";
 import { now, useHub } from "../../lib/store";
-import { type Episode, type Replay, type Rule, short } from "./rule_words";
+import { type Episode, type Replay, type Rule, short } from "./rule_labels";
 
 const SPANS = [
   ["1h", "1 h"],
@@ -20,8 +20,8 @@ const SPANS = [
 
 const SECONDS: Record<string, number> = { "1h": 3600, "6h": 21600, "1d": 86400, "7d": 604800 };
 
-/** A rule, as it is or changed, over the samples that are kept; nothing is written and nobody is told. */
-export function Rehearse({ rule, address }: { rule?: Rule; address: URL; theme: string }) {
+/** A rule, as it is or changed, over the stored samples; nothing is written and no notification is sent. */
+export function ReplayRule({ rule, address }: { rule?: Rule; address: URL; theme: string }) {
   const expr = param(address, "expr") || rule?.expr.trim() || "";
   const after = param(address, "for") || promqlDuration(rule?.for_seconds ?? 0);
   const range = param(address, "over", "6h");
@@ -68,7 +68,7 @@ export function Rehearse({ rule, address }: { rule?: Rule; address: URL; theme: 
     <Panel
       title={rule ? `Replay ${rule.name}` : "Replay an expression"}
       id="rehearse-panel"
-      hint="over the samples that are kept · nothing is written, nobody is told"
+      hint="over the stored samples · nothing is written, no notification is sent"
       side={
         <button
           type="button"
@@ -99,13 +99,13 @@ export function Rehearse({ rule, address }: { rule?: Rule; address: URL; theme: 
         }}
       >
         <label>
-          fires after{" "}
+          for{" "}
           <input
             name="for"
             class="number"
             defaultValue={after}
             key={after}
-            aria-label="How long it must be true"
+            aria-label="for: how long it must be true"
             data-testid="rule-for"
             onChange={(e) => put("for", e.currentTarget.value || null)}
           />
@@ -119,11 +119,11 @@ export function Rehearse({ rule, address }: { rule?: Rule; address: URL; theme: 
         />
         {changed && (
           <button type="button" onClick={() => putAll({ expr: null, for: null })}>
-            As it is in the file
+            Reset to the file
           </button>
         )}
         {rule && (
-          <Chip title="where it is written">
+          <Chip title="file">
             {rule.file}:{rule.line}
           </Chip>
         )}
@@ -137,13 +137,13 @@ export function Rehearse({ rule, address }: { rule?: Rule; address: URL; theme: 
           <div data-testid="replay-found" aria-busy={busy}>
             <p class="answer">
               {found.failures.length ? (
-                <Mark tone="critical">It could not be asked: {found.failures[0].problem}</Mark>
+                <Mark tone="critical">Evaluation failed: {found.failures[0].problem}</Mark>
               ) : found.fired + found.waited === 0 ? (
                 <Mark tone="ok">It would not have fired in the last {SPANS.find(([s]) => s === range)?.[1]}.</Mark>
               ) : (
                 <>
                   {many(found.fired, "alert")} would have fired{changed ? ", with this change" : ""},{" "}
-                  {count(found.waited)} waited and did not.
+                  {count(found.waited)} were pending and did not fire.
                 </>
               )}
             </p>
@@ -175,7 +175,7 @@ function Timeline({ found }: { found: Replay }) {
     { id: "where", title: "Series", value: (e) => short(e.labels) || e.alert, cell: (e) => short(e.labels) || e.alert },
     {
       id: "line",
-      title: "When",
+      title: "Time",
       value: (e) => e.fired_at ?? e.active_at,
       class: "timeline",
       cell: (e) => (
@@ -193,7 +193,7 @@ function Timeline({ found }: { found: Replay }) {
     },
     {
       id: "lasts",
-      title: "Lasts",
+      title: "Duration",
       numeric: true,
       value: lasted,
       cell: (e) => `${e.ended_at ? "" : "≥ "}${ago(lasted(e))}`,
@@ -211,7 +211,7 @@ function Timeline({ found }: { found: Replay }) {
     <>
       <Table
         id="episodes"
-        caption="What would have fired"
+        caption="Alerts that would have fired"
         rows={found.episodes}
         rowKey={(e) => JSON.stringify([e.labels, e.active_at])}
         rowTestId="episode"
@@ -222,7 +222,7 @@ function Timeline({ found }: { found: Replay }) {
       <p class="keys-row">
         <span>
           <i class="hatch" aria-hidden="true" />
-          true, waiting
+          pending
         </span>
         <span>
           <i class="warn" aria-hidden="true" />
@@ -234,6 +234,6 @@ function Timeline({ found }: { found: Replay }) {
 }
 
 function tell({ fired_at, ended_at }: Episode): string {
-  const fires = fired_at ? `fires at ${day(fired_at)}` : "waits and does not fire";
+  const fires = fired_at ? `fires at ${day(fired_at)}` : "pending, does not fire";
   return `${fires}, ${ended_at ? `ends at ${day(ended_at)}` : "still true at the end"}`;
 }

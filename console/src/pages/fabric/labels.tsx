@@ -1,4 +1,4 @@
-// What links are and how the console calls it: shapes of the hub's answers, states, ends and rates.
+// Types, states and labels of links.
 
 import type { Row } from "../../components/portmap_layout";
 import { count } from "../../lib/format";

@@ -1,4 +1,4 @@
-// What the fleet has free now, and for whom: figures and tables.
+// Free capacity now: figures and tables.
 
 import { Tile } from "../../components/parts";
 import type { Column } from "../../components/table";
@@ -51,7 +51,7 @@ export const ROOMS: Column<Now["standing"]["rooms"][number]>[] = [
 
 export const WAITS: Column<Now["waits"][number]>[] = [
   { id: "gpus", title: "GPUs", value: (w) => w.gpus },
-  { id: "waiting", title: "Wait now", numeric: true, value: (w) => w.waiting },
+  { id: "waiting", title: "Pending", numeric: true, value: (w) => w.waiting },
   {
     id: "longest",
     title: "Longest",
@@ -59,11 +59,17 @@ export const WAITS: Column<Now["waits"][number]>[] = [
     value: (w) => w.longest_seconds,
     cell: (w) => wait(w.longest_seconds),
   },
-  { id: "p95", title: "p95 of started", numeric: true, value: (w) => w.p95_seconds, cell: (w) => wait(w.p95_seconds) },
+  {
+    id: "p95",
+    title: "p95 wait of started",
+    numeric: true,
+    value: (w) => w.p95_seconds,
+    cell: (w) => wait(w.p95_seconds),
+  },
 ];
 
 export const FITS: Record<string, string> = {
-  give_back: "give it back",
+  give_back: "release it",
   fewer_gpus: "fewer GPUs",
   mig: "MIG",
   mps: "MPS",
@@ -79,7 +85,7 @@ export function Figures({ here, made }: { here: Now; made?: Forecast }) {
       <Tile id="tile-capacity" name="GPUs" value={count(standing.gpus)} meaning={service(standing)} />
       <Tile
         id="tile-heldnow"
-        name="Held"
+        name="Allocated"
         value={percent(standing.in_service_gpus ? (100 * standing.held_gpus) / standing.in_service_gpus : null)}
         meaning={`${many(standing.held_gpus, "GPU")} · ${work(use.used_gpus)}`}
       />
@@ -95,7 +101,7 @@ export function Figures({ here, made }: { here: Now; made?: Forecast }) {
         id="tile-need"
         name="To stay below 80 %"
         value={made?.need ? (made.need.likely_gpus ? `+${count(made.need.likely_gpus)}` : "enough") : "unknown"}
-        meaning={made?.need ? `GPUs; +${count(made.need.sure_gpus)} to be 90 % sure` : "no forecast yet"}
+        meaning={made?.need ? `GPUs; +${count(made.need.sure_gpus)} for 90 % confidence` : "no forecast yet"}
       />
     </section>
   );
@@ -103,26 +109,26 @@ export function Figures({ here, made }: { here: Now; made?: Forecast }) {
 
 function service({ gpus, in_service_gpus }: Now["standing"]): string {
   if (gpus > in_service_gpus) return `${count(gpus - in_service_gpus)} out of service`;
-  return gpus ? "all in service" : "none was found yet";
+  return gpus ? "all in service" : "no GPU has reported yet";
 }
 
 function work(gpus: number | null): string {
-  if (gpus == null) return "use not measured";
-  return `${gpus < 10 ? gpus.toFixed(1) : count(gpus)} GPUs' worth of work`;
+  if (gpus == null) return "utilisation not measured";
+  return `${gpus < 10 ? gpus.toFixed(1) : count(gpus)} GPUs fully used`;
 }
 
 function freeFor({ gpus, free_gpus, stranded_share }: Now["standing"]): string {
-  if (!gpus) return "no GPU was found yet";
+  if (!gpus) return "no GPU has reported yet";
   if (stranded_share) return `${percentOf(stranded_share)} stranded for the largest job`;
-  return free_gpus ? "whole nodes where jobs need them" : "nothing is left";
+  return free_gpus ? "whole nodes available" : "no free GPU";
 }
 
 function fullOn(full: Forecast["full"]): { value: string; meaning: string } {
   if (!full) return { value: "unknown", meaning: "no forecast yet" };
-  if (full.is_full_now) return { value: "now", meaning: "nothing is left" };
-  const chance = `chance at most ${percentOf(full.likely)}`;
+  if (full.is_full_now) return { value: "now", meaning: "no free GPU" };
+  const chance = `probability at most ${percentOf(full.likely)}`;
   return {
-    value: full.full_at ? day(full.full_at).slice(0, 10) : "not in sight",
-    meaning: full.earliest ? `may be full from ${day(full.earliest).slice(5, 16)} · ${chance}` : chance,
+    value: full.full_at ? day(full.full_at).slice(0, 10) : "not in range",
+    meaning: full.earliest ? `earliest ${day(full.earliest).slice(5, 16)} · ${chance}` : chance,
   };
 }

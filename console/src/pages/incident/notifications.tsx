@@ -1,4 +1,4 @@
-// Who was told about an incident, and whom a silence keeps quiet.
+// Notifications of an incident, and its silence.
 
 import { Chip, Empty, Panel, Problem, Skeleton, Time } from "../../components/parts";
 import { useAsk } from "../../lib/api";
@@ -14,26 +14,26 @@ export const SilencedChip = ({ silence }: { silence: Silenced | null | undefined
   ) : null;
 
 const STATE: Record<Notice["state"], string> = {
-  waiting: "waits",
-  sending: "is being told",
-  sent: "told",
-  given_up: "not told",
+  waiting: "pending",
+  sending: "sending",
+  sent: "sent",
+  given_up: "failed",
 };
 
-export function ToldPanel({ id, version }: { id: string; version: unknown }) {
+export function NotificationsPanel({ id, version }: { id: string; version: unknown }) {
   const { answer, problem } = useAsk<{ notices: Notice[] }>(
     `/api/incidents/${encodeURIComponent(id)}/notices`,
     version,
   );
   const told = answer?.notices;
   return (
-    <Panel title="Who was told" hint={told && many(told.length, "message")} id="told-panel">
+    <Panel title="Notifications" hint={told && many(told.length, "notification")} id="notifications-panel">
       {problem && <Problem>{problem.message}</Problem>}
       {!told ? (
         !problem && <Skeleton lines={2} />
       ) : told.length === 0 ? (
-        <Empty title="Nobody">
-          No message was due. Receivers are named under <code>[notify] via</code>.
+        <Empty title="None">
+          No notification was due. Configure receivers with <code>[notify] via</code>.
         </Empty>
       ) : (
         <ol class="journal">
@@ -41,7 +41,7 @@ export function ToldPanel({ id, version }: { id: string; version: unknown }) {
             <li key={n.id} data-testid="notice-row" data-state={n.state}>
               <Time at={n.sent_at ?? n.due_at} /> <b>{n.receiver}</b> {STATE[n.state]}: {words(n.occasion)}
               {(n.answer || n.tries > 1) && (
-                <p class="dim">{[n.tries > 1 && `${n.tries} tries`, n.answer].filter(Boolean).join(", ")}</p>
+                <p class="dim">{[n.tries > 1 && `${n.tries} attempts`, n.answer].filter(Boolean).join(", ")}</p>
               )}
             </li>
           ))}

@@ -1,4 +1,4 @@
-// What a bill is: shapes of the hub's answers, money and hours as people read them.
+// Types of bills, and formatting of money and hours.
 
 import { count, money, percent } from "../../lib/format";
 
@@ -64,7 +64,7 @@ export interface Budget {
   state: string;
 }
 
-/** Where a click on a line leads: what its dimension is told apart by. */
+/** Where a click on a line leads: the dimension that splits it. */
 export const BELOW: Record<string, string> = {
   cluster: "team",
   pool: "team",

@@ -1,4 +1,4 @@
-// What rules and alerts are and how the console calls it: shapes of the hub's answers, and states.
+// Types, states and labels of rules and alerts.
 
 /** `id` is the name, with a number where a file has several rules of that name, as burn rates over several windows. */
 export interface Rule {
@@ -59,9 +59,9 @@ export interface Replay {
 
 export function stateOf(r: Rule): string {
   if (r.firing) return "firing";
-  if (r.pending) return "waits";
-  if (r.health === "err") return "cannot be asked";
-  return r.evaluated_at ? "quiet" : "not asked yet";
+  if (r.pending) return "pending";
+  if (r.health === "err") return "evaluation failed";
+  return r.evaluated_at ? "inactive" : "not evaluated yet";
 }
 
 export function toneOf(r: Rule): string {

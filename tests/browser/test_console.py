@@ -36,8 +36,8 @@ def test_the_fleet_is_drawn_with_figures_that_have_a_meaning(page: Page, site: S
     open_fleet(page, site)
     assert page.get_by_test_id("heatmap").evaluate(COLOURS) > 5
     expect(page.get_by_test_id("tile-gpus")).to_contain_text("128")
-    expect(page.get_by_test_id("tile-working")).to_contain_text("GPU_UTIL says")
-    expect(page.get_by_test_id("open-incidents")).to_contain_text("Nothing is open")
+    expect(page.get_by_test_id("tile-working")).to_contain_text("GPU_UTIL ")
+    expect(page.get_by_test_id("open-incidents")).to_contain_text("No open incidents")
     expect(page.get_by_test_id("now")).to_have_attribute("data-ready", "yes")
 
 
@@ -87,7 +87,7 @@ def test_an_address_that_does_not_exist_says_so_in_the_console(page: Page, site:
     answer = page.goto(f"{site.url}/capacity")
     assert answer is not None
     assert answer.status == 404
-    expect(page.locator("#page")).to_contain_text("There is no such page")
+    expect(page.locator("#page")).to_contain_text("Page not found")
     page.locator("#page").get_by_role("link", name="Incidents").click()
     expect(page).to_have_url(f"{site.url}/incidents")
     assert page.request.get(f"{site.url}/api/nothing").json()["status"] == 404
@@ -155,7 +155,7 @@ def test_a_lost_hub_is_said_and_the_page_recovers(page: Page) -> None:
     with serving(hub) as site:
         port = site.port
         open_fleet(page, site)
-    expect(page.get_by_test_id("lost")).to_contain_text("Connection to the hub lost; showing what was known at")
+    expect(page.get_by_test_id("lost")).to_contain_text("Connection to the hub lost; showing the state of")
     with serving(hub, port=port):
         expect(page.get_by_test_id("link")).to_have_attribute("data-link", "live")
         expect(page.get_by_test_id("lost")).to_be_hidden()
@@ -218,13 +218,13 @@ def test_every_page_of_the_table_opens_by_its_key_and_by_its_link(page: Page, si
         page.locator(f'.rail a.nav[href="{path}"]').click()
         expect(page).to_have_url(re.compile(rf"{re.escape(site.url + str(path))}(\?|$)"))
         expect(page.locator("main")).to_be_visible()
-        expect(page.locator("main")).not_to_contain_text("There is no such page")
+        expect(page.locator("main")).not_to_contain_text("Page not found")
 
 
 def test_an_unknown_address_says_so_and_leads_on(page: Page, site: Site) -> None:
     open_fleet(page, site)
     page.evaluate("history.pushState(null, '', '/nowhere'); dispatchEvent(new Event('popstate'))")
-    expect(page.get_by_test_id("empty")).to_contain_text("There is no such page")
+    expect(page.get_by_test_id("empty")).to_contain_text("Page not found")
 
 
 @pytest.mark.parametrize("width", [1920, 1280, 390])

@@ -35,7 +35,7 @@ def test_a_team_opens_into_its_users_and_the_way_back_is_shown(page: Page, demo:
     expect(page.get_by_test_id("bill-row").first).to_contain_text("$")
     with page.expect_download() as saved:
         page.get_by_test_id("bill-csv").click()
-    assert Path(saved.value.path()).read_text().startswith("Job,Money,")
+    assert Path(saved.value.path()).read_text().startswith("Job,Cost,")
     page.get_by_test_id("crumbs").get_by_text("all").click()
     expect(page.get_by_test_id("bill-row").filter(has_text="research")).to_have_count(1)
 
@@ -58,7 +58,7 @@ def test_another_size_of_the_fleet_is_drawn_and_answered(page: Page, demo: Produ
     page.get_by_label("GPUs more or fewer in the replay").fill("64")
     expect(page).to_have_url(f"{demo.url}/cost?view=capacity&add=64")
     page.get_by_test_id("replay-run").click()
-    expect(page.get_by_test_id("replay-answer")).to_contain_text("64 GPUs more: p95 of waiting")
+    expect(page.get_by_test_id("replay-answer")).to_contain_text("64 GPUs more: p95 wait")
     expect(page.get_by_test_id("replay-answer")).to_contain_text("only GPUs are scarce")
 
 
@@ -79,7 +79,7 @@ def test_a_time_of_which_nothing_is_recorded_is_unknown_and_not_free_of_waste(pa
         page.route(re.compile(r"/api/cost(/budgets)?\?"), emptied)
         page.goto(f"{site.url}/cost")
         expect(page.get_by_test_id("tile-idle")).to_contain_text("unknown")
-        expect(page.get_by_test_id("idle-panel")).to_contain_text("Unknown: nothing was recorded in this time.")
+        expect(page.get_by_test_id("idle-panel")).to_contain_text("Unknown: nothing was recorded in this time range.")
         expect(page.get_by_test_id("budgets-panel")).to_contain_text("Unknown: nothing was recorded this month.")
         page.unroute_all(behavior="wait")
         page.goto("about:blank")
@@ -108,7 +108,7 @@ def test_what_has_no_price_is_not_free_and_what_is_not_measured_is_not_unused(pa
             expect(page.get_by_test_id(tile)).to_contain_text("no price")
         expect(page.get_by_test_id("tile-usedshare")).to_contain_text("67 %")
         expect(page.get_by_test_id("tile-energy")).to_contain_text("not measured")
-        expect(page.get_by_test_id("budget-row")).to_contain_text("its GPUs have no price")
+        expect(page.get_by_test_id("budget-row")).to_contain_text("GPUs have no price")
         expect(page.get_by_test_id("bill-panel")).not_to_contain_text("$")
         page.unroute_all(behavior="wait")
         page.goto("about:blank")

@@ -83,4 +83,4 @@ def test_several_expressions_time_and_step_are_in_the_address(page: Page, demo: 
 
 def test_what_nobody_answers_is_said(page: Page, demo: Product) -> None:
     page.goto(f"{demo.url}/explore?expr=no_such_metric")
-    expect(page.get_by_test_id("empty")).to_contain_text("Nothing answers")
+    expect(page.get_by_test_id("empty")).to_contain_text("No result")

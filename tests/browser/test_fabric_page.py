@@ -35,7 +35,7 @@ def test_the_map_shows_links_and_the_list_begins_with_what_is_down(page: Page, s
     open_map(page, site)
     assert page.get_by_test_id("portmap").evaluate(COLOURS) > 2
     expect(page.get_by_test_id("tile-down")).to_contain_text("1")
-    expect(page.get_by_test_id("fabric-panel")).to_contain_text("a row is a leaf")
+    expect(page.get_by_test_id("fabric-panel")).to_contain_text("one row per leaf")
     first = page.get_by_test_id("link-row").first
     expect(first).to_contain_text("spine-0 port 2")
     expect(first).to_contain_text("the cable was there and is dark")

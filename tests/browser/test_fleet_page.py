@@ -34,12 +34,12 @@ def test_a_filter_by_label_is_in_the_address_and_can_be_dropped(page: Page, site
     open_fleet(page, site, "/?q=pool:h200 rack:r03")
     chips = page.get_by_test_id("filter").locator("a.chip")
     expect(chips).to_have_text(["pool:h200 ×", "rack:r03 ×"])
-    expect(page.get_by_test_id("filter")).to_contain_text(re.compile(r"\d+ of 512 GPUs fit"))
+    expect(page.get_by_test_id("filter")).to_contain_text(re.compile(r"\d+ of 512 GPUs match"))
     chips.first.click()
     expect(page).to_have_url(f"{site.url}/?q=rack%3Ar03")
-    expect(page.get_by_test_id("filter")).to_contain_text("32 of 512 GPUs fit")
+    expect(page.get_by_test_id("filter")).to_contain_text("32 of 512 GPUs match")
     page.goto(f"{site.url}/?q=rack:nowhere")
-    expect(page.get_by_test_id("fleet-panel").get_by_test_id("empty")).to_contain_text("No GPU fits")
+    expect(page.get_by_test_id("fleet-panel").get_by_test_id("empty")).to_contain_text("No GPU matches")
 
 
 def test_a_rack_alone_has_larger_cells_and_the_names_of_its_nodes(page: Page, site: Site) -> None:
@@ -62,7 +62,7 @@ def test_a_group_colours_the_map_and_its_legend_counts_and_filters(page: Page, s
     assert sum(counts) == 512
     entries.first.click()
     expect(page).to_have_url(re.compile(rf"q={group}%3A"))
-    expect(page.get_by_test_id("filter")).to_contain_text(f"{counts[0]} of 512 GPUs fit")
+    expect(page.get_by_test_id("filter")).to_contain_text(f"{counts[0]} of 512 GPUs match")
 
 
 def test_any_metric_may_be_the_colour_and_its_scale_comes_with_the_readings(page: Page, site: Site) -> None:

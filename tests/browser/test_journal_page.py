@@ -26,7 +26,7 @@ def opened(demo: Product) -> str:
 def test_entries_are_narrowed_opened_and_exported(page: Page, demo: Product) -> None:
     incident = opened(demo)
     page.goto(f"{demo.url}/journal")
-    expect(page.get_by_test_id("chain")).to_contain_text("Every entry is as it was written.")
+    expect(page.get_by_test_id("chain")).to_contain_text("Journal verified (hash chain intact).")
     expect(page.get_by_test_id("entry-row").first).to_be_visible()
     page.get_by_test_id("journal-filter").fill(f"opened {incident}")
     expect(page.get_by_test_id("entry-row")).to_have_count(1)

@@ -112,11 +112,11 @@ def test_the_readings_of_a_job_are_those_of_its_own_gpus(page: Page, demo: Produ
 def test_a_model_that_nobody_places_hits_something_unknown(page: Page, site: Site) -> None:
     site.call(overload, site.hub)
     page.goto(f"{site.url}/incidents/INC-5")
-    expect(page.get_by_test_id("blast-panel")).to_contain_text("unknown: nobody says on which GPUs it runs")
+    expect(page.get_by_test_id("blast-panel")).to_contain_text("unknown: its GPUs are not reported")
     expect(page.get_by_test_id("blast-panel")).not_to_contain_text("$ 0")
     expect(page.get_by_test_id("evidence-panel")).to_contain_text("InferenceQueueDeep")
     page.goto(f"{site.url}/incidents")
-    expect(page.get_by_test_id("incident-row")).not_to_contain_text("nobody")
+    expect(page.get_by_test_id("incident-row")).not_to_contain_text("none")
 
 
 def test_on_a_phone_the_state_of_an_incident_needs_no_swipe(page: Page, site: Site) -> None:
@@ -172,7 +172,7 @@ def test_a_rack_that_says_nothing_is_named_in_the_map(page: Page, site: Site) ->
     site.hub.readings.silent.update(seen.gpu.uuid for seen in site.hub.fleet.seen if seen.node.startswith("gpu-r02"))
     open_fleet(page, site)
     expect(page.get_by_test_id("heatmap")).to_have_attribute(
-        "aria-label", re.compile(r"Trouble: r02 32 not reporting\.")
+        "aria-label", re.compile(r"Problems: r02 32 not reporting\.")
     )
     expect(page.get_by_test_id("tile-working")).to_contain_text("allocated 92 %")  # 88 of the 96 that report
 

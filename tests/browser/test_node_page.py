@@ -64,24 +64,24 @@ def test_the_history_counts_what_happened_and_says_what_each_xid_means(page: Pag
 def test_a_gpu_leads_to_its_node_and_says_how_it_is_divided(page: Page, site: Site) -> None:
     page.goto(f"{site.url}/gpu/GPU-r01-03-1")
     expect(page.get_by_test_id("attribution")).to_contain_text("train-")
-    expect(page.get_by_test_id("mig")).to_contain_text("not divided")
+    expect(page.get_by_test_id("mig")).to_contain_text("not partitioned")
     page.get_by_test_id("to-node").click()
     expect(page).to_have_url(f"{site.url}/node/gpu-r01-03")
 
 
 def test_a_gpu_without_history_and_one_that_never_was_say_so(page: Page, site: Site) -> None:
     page.goto(f"{site.url}/gpu/GPU-r02-01-0")
-    expect(page.get_by_test_id("history")).to_contain_text("Nothing happened")
+    expect(page.get_by_test_id("history")).to_contain_text("No events")
     page.goto(f"{site.url}/gpu/GPU-nowhere")
     expect(page.get_by_test_id("empty")).to_contain_text("This GPU has never reported")
     page.goto(f"{site.url}/node/nowhere")
-    expect(page.get_by_test_id("empty")).to_contain_text("There is no node nowhere")
+    expect(page.get_by_test_id("empty")).to_contain_text("Node nowhere not found")
 
 
 def test_a_span_is_looked_at_closer_and_stands_in_the_address(page: Page, site: Site) -> None:
     page.goto(f"{site.url}/gpu/GPU-r02-01-0")
     expect(page.get_by_test_id("gpu-strips")).to_have_attribute("data-ready", "yes")
-    expect(page.get_by_test_id("history")).to_contain_text("Nothing happened")
+    expect(page.get_by_test_id("history")).to_contain_text("No events")
     box = page.get_by_test_id("gpu-strips").locator(".u-over").bounding_box()
     assert box is not None
     middle = box["y"] + box["height"] / 2
@@ -99,7 +99,7 @@ def test_the_incident_knows_what_happened_to_this_gpu_before(page: Page, site: S
     before = page.get_by_test_id("before-panel")
     expect(before).to_contain_text("79 ×1")
     expect(before).to_contain_text("31 ×2")
-    expect(before).to_contain_text("the first time with this cause")
+    expect(before).to_contain_text("first time with this cause")
     expect(page.get_by_test_id("runbook")).to_contain_text("gpu-fell-off-bus")
 
 
@@ -121,10 +121,10 @@ def test_of_a_node_that_nobody_can_read_it_is_unknown_who_holds_it(page: Page, s
     page.route(re.compile("/api/who"), silenced)
     page.goto(f"{site.url}/node/gpu-r01-01")
     expect(page.locator(".lead")).to_have_text(
-        "http://10.0.0.7:9400/metrics: no answer. Who holds its GPUs is unknown."
+        "http://10.0.0.7:9400/metrics: no answer. GPU allocation unknown."
     )
     expect(page.get_by_test_id("holders")).to_contain_text("Unknown")
-    expect(page.get_by_test_id("node-page")).to_contain_text("8 known, none reports")
+    expect(page.get_by_test_id("node-page")).to_contain_text("8 expected, none reports")
     expect(page.get_by_test_id("incident-card")).to_contain_text("Rack r01 does not answer")
     page.unroute_all(behavior="wait")
     page.goto("about:blank")

@@ -13,7 +13,7 @@ import { SilencedChip } from "./notifications";
 const STATES = [
   ["", "open"],
   ["acknowledged", "acknowledged"],
-  ["resolved", "closed"],
+  ["resolved", "resolved"],
   ["all", "all"],
 ] as const;
 
@@ -34,7 +34,7 @@ const COLUMNS: Column<Card>[] = [
     class: "what",
     cell: (c) => (
       <>
-        <span class={`mark ${c.state === "resolved" ? "resolved" : c.severity}`} title={c.severity}>
+        <span class={`mark ${c.state === "resolved" ? "closed" : c.severity}`} title={c.severity}>
           {GLYPH[c.severity]}
         </span>
         <a href={to.incident(c.id)}>{c.title}</a>

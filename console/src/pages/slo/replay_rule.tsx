@@ -143,7 +143,7 @@ export function ReplayRule({ rule, address }: { rule?: Rule; address: URL; theme
               ) : (
                 <>
                   {many(found.fired, "alert")} would have fired{changed ? ", with this change" : ""},{" "}
-                  {count(found.waited)} were pending and did not fire.
+                  {count(found.waited)} stayed pending.
                 </>
               )}
             </p>

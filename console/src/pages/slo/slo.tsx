@@ -18,11 +18,11 @@ import { RulesView } from "./rules";
 import "../../styles/pages.css";
 
 const STATE: Record<Slo["state"], { glyph: string; tone: string; text: string }> = {
-  burning_fast: { glyph: "✕", tone: "critical", text: "burns fast" },
+  burning_fast: { glyph: "✕", tone: "critical", text: "burning fast" },
   spent: { glyph: "✕", tone: "critical", text: "spent" },
-  burning: { glyph: "▲", tone: "warning", text: "burns" },
+  burning: { glyph: "▲", tone: "warning", text: "burning" },
   unknown: { glyph: "·", tone: "", text: "unknown" },
-  ok: { glyph: "✓", tone: "ok", text: "kept" },
+  ok: { glyph: "✓", tone: "ok", text: "met" },
 };
 
 const key = (slo: Slo) => [slo.name, ...Object.values(slo.labels)].join("/");

@@ -18,7 +18,7 @@ from statistics import median
 
 from bench import remote
 from watchkeeper.diagnose import evidence, explain
-from watchkeeper.drill.watch import Pace, Watch
+from watchkeeper.drill.monitored_fleet import Pace, Watch
 from watchkeeper.model import alerts, fleet, incidents
 from watchkeeper.query import engine
 from watchkeeper.sim.simulation import SimSettings, Simulation

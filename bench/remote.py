@@ -25,7 +25,7 @@ from bench.idle import cpu_seconds, resident_mib
 from bench.scale import INTERVAL_SECONDS, SERIES_PER_GPU, TimedLine, TimedSimulation
 from tests import servers
 from watchkeeper.config import settings
-from watchkeeper.drill.watch import Pace, Watch
+from watchkeeper.drill.monitored_fleet import Pace, Watch
 from watchkeeper.query import prometheus
 from watchkeeper.query.near import NearEngine
 from watchkeeper.query.remote.http import Client

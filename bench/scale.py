@@ -21,7 +21,7 @@ from typing import Any
 
 from bench.idle import resident_mib
 from watchkeeper.cli.hub.up import SERIES_PER_GPU
-from watchkeeper.drill.watch import Pace, SimulatedLine, Watch
+from watchkeeper.drill.monitored_fleet import Pace, SimulatedLine, Watch
 from watchkeeper.kit import clock, memory
 from watchkeeper.net import http
 from watchkeeper.scrape import scrape

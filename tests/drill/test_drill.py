@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from watchkeeper.cli.doctor import drill
 from watchkeeper.drill import pairs, score
-from watchkeeper.drill.watch import Pace, Watch
+from watchkeeper.drill.monitored_fleet import Pace, Watch
 from watchkeeper.rules import evaluate
 from watchkeeper.sim.simulation import SimSettings, Simulation
 

@@ -17,7 +17,7 @@ import yaml
 
 from tests.support import engines, render_tools
 from watchkeeper.config import settings as config
-from watchkeeper.drill.watch import Watch
+from watchkeeper.drill.monitored_fleet import Watch
 from watchkeeper.query.engine import Engine, Span
 from watchkeeper.render import grafana, grafana_panel
 from watchkeeper.sim.simulation import SimSettings, Simulation

@@ -14,7 +14,7 @@ from tests.workloads.boards import NOW, RANK, RANKS, asked, engine, xid
 from watchkeeper.cli.fleet import jobs as jobs_command
 from watchkeeper.diagnose import evidence
 from watchkeeper.diagnose.checks import training
-from watchkeeper.drill.watch import Watch
+from watchkeeper.drill.monitored_fleet import Watch
 from watchkeeper.model import alerts, events, fleet, incidents
 from watchkeeper.sim.simulation import SimSettings, Simulation
 from watchkeeper.workloads import board, report

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from watchkeeper.drill import score
-from watchkeeper.drill.watch import Pace, Watch
+from watchkeeper.drill.monitored_fleet import Pace, Watch
 from watchkeeper.kit import durations
 from watchkeeper.model import incidents
 from watchkeeper.sim import scenario

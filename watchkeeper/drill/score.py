@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from watchkeeper.catalogue import causes
-from watchkeeper.drill.watch import Pace, Watch
+from watchkeeper.drill.monitored_fleet import Pace, Watch
 from watchkeeper.kit import clock, durations
 from watchkeeper.model import alerts, diagnosis, fleet
 from watchkeeper.model.incidents import Incident, Member

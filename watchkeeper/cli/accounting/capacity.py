@@ -15,7 +15,7 @@ import click
 
 from watchkeeper import errors
 from watchkeeper.cli import groups, options
-from watchkeeper.cli.accounting import capacity_words
+from watchkeeper.cli.accounting import capacity_text
 from watchkeeper.client import answers, reading
 from watchkeeper.client.hub import Client
 from watchkeeper.kit import durations, wire
@@ -138,7 +138,7 @@ def forecast(hub: Client, csv_path: str | None, as_json: bool, **told: Any) -> N
     if as_json:
         options.print_json(answer.plain)
         return
-    click.echo("\n".join(capacity_words.forecast(answer, width=shutil.get_terminal_size().columns)))
+    click.echo("\n".join(capacity_text.forecast(answer, width=shutil.get_terminal_size().columns)))
 
 
 def forecast_table(path: str, **told: Any) -> dict[str, Any]:
@@ -209,7 +209,7 @@ def now(
     if as_json:
         options.print_json(answer.plain)
     else:
-        click.echo("\n".join(capacity_words.now(answer)))
+        click.echo("\n".join(capacity_text.now(answer)))
 
 
 def _now_of_tables(nodes_path: str, jobs_path: str) -> dict[str, Any]:
@@ -274,7 +274,7 @@ def whatif(hub: Client, jobs_path: str | None, nodes_path: str | None, as_json: 
     if as_json:
         options.print_json(answer.plain)
     else:
-        click.echo("\n".join(capacity_words.whatif(answer)))
+        click.echo("\n".join(capacity_text.whatif(answer)))
 
 
 def _replayed_by(hub: Client, **told: Any) -> answers.WhatIf:

@@ -129,7 +129,7 @@ def replay(
     """
     from watchkeeper.rules import replay as replays
     from watchkeeper.rules import rulefile
-    from watchkeeper.web import played
+    from watchkeeper.web import replay_hub
 
     rule_set, progress = rulefile.load(files), Progress()
     try:
@@ -140,7 +140,7 @@ def replay(
             tape = _from_hub(hub, rule_set, since, until, progress=progress)
         _, written, _ = replays.names(rule_set)
         tape.series = [one for one in tape.series if one[0].name not in written]
-        on = played.load_engine(tape, progress=lambda part: progress.say(f"Loading: {part:.0%}"))
+        on = replay_hub.load_engine(tape, progress=lambda part: progress.say(f"Loading: {part:.0%}"))
         window = replays.Window(clock.to_ms(since), clock.to_ms(until), durations.parse_seconds(interval))
         found = replays.run(
             rule_set,

@@ -13,7 +13,7 @@ import click
 from watchkeeper.agent import agent, agent_server, node_facts
 from watchkeeper.agent.attribution import attribution_page, node_holders
 from watchkeeper.cli import processes
-from watchkeeper.cli.node import agent_control, agent_sources
+from watchkeeper.cli.node import agent_control, chassis_options
 from watchkeeper.client.address import DEFAULT_URL
 from watchkeeper.kit import clock, logs
 from watchkeeper.net import access
@@ -97,7 +97,7 @@ LEAVE_SECONDS = 2.0
     "--host-root", type=PATH, default=Path("/"), show_default=True, help="Where the node's root is mounted, in a pod."
 )
 @click.option("--metrics-file", type=PATH, help="Also write the agent's own metrics here, for node_exporter.")
-@agent_sources.with_sources
+@chassis_options.with_sources
 @agent_control.with_control
 @click.option("--log-json", is_flag=True, help="Log as JSON.")
 def command(log_json: bool, **options: Any) -> None:

@@ -52,7 +52,7 @@ async def serve(folder: Path, port: int, fleet: telemetry.Telemetry, *, is_kept:
     from watchkeeper.kit import clock
     from watchkeeper.query.embedded import EmbeddedEngine
     from watchkeeper.store import durable
-    from watchkeeper.store.wal import wal_ahead
+    from watchkeeper.store.wal import wal_prefetch
 
     chosen, stop = configured(folder, port), asyncio.Event()
     (folder / "rules.yml").write_text(SILENT_RULES)
@@ -60,7 +60,7 @@ async def serve(folder: Path, port: int, fleet: telemetry.Telemetry, *, is_kept:
         kept = samples.Samples(runtime.Runtime(chosen, clock.ManualClock(clock.from_ms(fleet.end_ms))))
         build = serving.Builder(kept)
         rest = serving.left_to_build(build)
-        wal_ahead.meanwhile(chosen.samples_path, rest)
+        wal_prefetch.run_while_reading(chosen.samples_path, rest)
         kept.open()
         assert isinstance(kept.engine, EmbeddedEngine)
         assert isinstance(kept.engine.head, durable.DurableStore)
@@ -76,9 +76,9 @@ def main(folder: Path, port: int, *, gpus: int, slots: int, is_kept: bool) -> No
     from watchkeeper.kit import lazy_imports
 
     lazy_imports.begin()
-    from watchkeeper.store.wal import wal_ahead
+    from watchkeeper.store.wal import wal_prefetch
 
-    wal_ahead.begin(configured(folder, port).samples_path)
+    wal_prefetch.start_reading(configured(folder, port).samples_path)
     import asyncio
 
     from bench import telemetry

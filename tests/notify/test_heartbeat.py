@@ -13,7 +13,7 @@ import pytest
 
 from watchkeeper.config import settings
 from watchkeeper.errors import ReceiverError
-from watchkeeper.kit import troubles
+from watchkeeper.kit import recent_failures
 from watchkeeper.notify import heartbeat
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
@@ -76,7 +76,7 @@ def test_nobody_is_called_unless_somebody_is_named(ear: str) -> None:
 
 
 def test_a_hub_whose_rules_fail_falls_silent_and_one_whose_fabric_fails_does_not() -> None:
-    known = troubles.Troubles()
+    known = recent_failures.Troubles()
     known.note("fabric", "ibnetdiscover is missing", now=NOW)
     assert not known.has_any(heartbeat.VITAL, now=NOW)
     known.note("rules thermal", "the store is away", now=NOW)
@@ -86,11 +86,11 @@ def test_a_hub_whose_rules_fail_falls_silent_and_one_whose_fabric_fails_does_not
 
 
 def test_troubles_are_bounded_said_with_their_beginning_and_end_by_themselves() -> None:
-    known = troubles.Troubles()
+    known = recent_failures.Troubles()
     known.note("samples", "no room", now=NOW)
     known.note("samples", "no room", now=NOW + timedelta(minutes=1))
     assert [each.since for each in known.current(NOW + timedelta(minutes=2))] == [NOW]
     assert known.current(NOW + timedelta(minutes=4)) == []
     for number in range(200):
         known.note(f"loop {number}", "x", now=NOW)
-    assert len(known.current(NOW)) == troubles.MOST
+    assert len(known.current(NOW)) == recent_failures.MOST

@@ -14,7 +14,7 @@ from tests.support.webhooks import Web, running
 from watchkeeper.incidents import subject
 from watchkeeper.kit import clock
 from watchkeeper.notify import review, routing
-from watchkeeper.store.journal.journal import Entry, Journal
+from watchkeeper.store.journal.journal import Journal, JournalEntry
 
 # 4 May 2026 is a Monday.
 AT_NOON = routing.Review(("lead",), at="Mon 12:00")
@@ -84,7 +84,7 @@ def test_it_is_sent_once_also_after_a_restart_and_a_failure(room: Room) -> None:
 class Asked(Journal):
     """Remembers which threads have asked whether a digest was sent."""
 
-    def timeline(self, incident_id: str, limit: int = 1000) -> list[Entry]:
+    def timeline(self, incident_id: str, limit: int = 1000) -> list[JournalEntry]:
         by.add(threading.current_thread())
         return super().timeline(incident_id, limit)
 

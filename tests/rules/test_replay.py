@@ -27,7 +27,7 @@ def filled(*lines: str) -> embedded.EmbeddedEngine:
         pairs = [(START_MS + at * MINUTE_MS, v) for at, v in enumerate(notation.values(text)) if v is not None]
         times, values = np.array([at for at, _ in pairs]), np.array([value for _, value in pairs])
         series.append((notation.labels(name), times, values))
-    recording.pour(series, kept, until_ms=START_MS + 10_000 * MINUTE_MS)
+    recording.load_series(series, kept, until_ms=START_MS + 10_000 * MINUTE_MS)
     return embedded.EmbeddedEngine(kept)
 
 

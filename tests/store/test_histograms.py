@@ -170,7 +170,7 @@ def test_a_record_of_an_earlier_version_has_no_histograms(tmp_path: Path) -> Non
     rig = Rig(tmp_path)
     rig.store.append([Sample(named("plain"), 0, 1.0)])
     rig.store.close()
-    [record] = [one for one in wal_records.records(rig.segments()[0]) if isinstance(one, wal_records.Record)]
+    [record] = [one for one in wal_records.records(rig.segments()[0]) if isinstance(one, wal_records.WalRecord)]
     assert record.histograms == {}
 
 

@@ -11,14 +11,14 @@ from watchkeeper.model.labels import Labels
 from watchkeeper.query.engine import Matcher, MatchOp
 from watchkeeper.store import index as indexes
 from watchkeeper.store.index import SeriesIndex
-from watchkeeper.store.series import Pairs, Register, SeriesSet
+from watchkeeper.store.series import LabelRegistry, Pairs, SeriesSet
 
 A, B, C = ((("node", name),) for name in "abc")
 TEMPERATURE = [Matcher("__name__", MatchOp.EQUAL, "temp")]
 
 
-def register_of(*rows: Pairs) -> Register:
-    register = Register()
+def register_of(*rows: Pairs) -> LabelRegistry:
+    register = LabelRegistry()
     for pairs in rows:
         register.number(pairs)
     return register

@@ -11,7 +11,7 @@ import numpy as np
 from tests.store.durables import BLOCK, MINUTE, SETTINGS, Rig, equals, named
 from watchkeeper.store.blocks.block import Block, ChunkCache
 from watchkeeper.store.index import Patterns
-from watchkeeper.store.reading import Unions
+from watchkeeper.store.sample_columns import UnionCache
 from watchkeeper.store.series import Pairs, SeriesSet
 from watchkeeper.store.wal import wal, wal_records
 
@@ -32,7 +32,7 @@ def test_label_sets_worked_out_from_two_metrics_are_kept_once() -> None:
 def test_a_block_that_was_joined_with_memory_has_the_label_sets_of_memory() -> None:
     newest, older = SeriesSet(label_sets("temp")), SeriesSet([*label_sets("gone"), *reversed(label_sets("temp"))])
     told = list(older.pairs)
-    union = Unions().of([older, newest])
+    union = UnionCache().of([older, newest])
     assert older.pairs == told
     assert all(mine is theirs for mine, theirs in zip(older.pairs[8:], reversed(newest.pairs), strict=True))
     assert sorted(union.series.pairs) == sorted(told)

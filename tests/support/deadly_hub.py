@@ -17,7 +17,7 @@ from watchkeeper.agent import agent
 from watchkeeper.cli import processes
 from watchkeeper.cli.hub import serving, up
 from watchkeeper.config import settings as config
-from watchkeeper.hub import choices
+from watchkeeper.hub import backends
 from watchkeeper.kit import clock
 from watchkeeper.model.actions import Action
 from watchkeeper.model.trust import Mode
@@ -63,7 +63,7 @@ def run(configured: config.Settings, cluster: Simulated, *, time: clock.Clock) -
     def chosen(*_: object, **__: object) -> Driver:
         return cluster
 
-    choices.driver_of = chosen
+    backends.driver_of = chosen
     watcher = agent.AgentSettings(
         hub_url=f"http://127.0.0.1:{configured.hub.port}",
         spool_directory=Path(configured.hub.data) / "spool",

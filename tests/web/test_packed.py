@@ -11,11 +11,11 @@ from starlette.responses import Response, StreamingResponse
 
 from tests.web.running import Site, serving
 from tests.web.small_hub import SmallHub
-from watchkeeper.net import packing
+from watchkeeper.net import compression
 from watchkeeper.web import answers
 
 GZIP = {"Accept-Encoding": "gzip"}
-LONG = b"x" * packing.LEAST_BYTES
+LONG = b"x" * compression.LEAST_BYTES
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def test_what_is_federated_is_packed(site: Site) -> None:
     ],
 )
 def test_who_takes_gzip_says_so(accepted: str, is_taken: bool) -> None:
-    assert packing.is_taken(accepted) is is_taken
+    assert compression.is_taken(accepted) is is_taken
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from http import HTTPStatus
 from pathlib import Path
 
 from watchkeeper.errors import SettingsError, StartRefused
-from watchkeeper.net import listening, packing
+from watchkeeper.net import compression, listening
 from watchkeeper.net.addresses import is_loopback
 
 PORT = 9400
@@ -309,9 +309,9 @@ def _said(status: HTTPStatus, words: str) -> Page:
 
 def _packed(page: Page, accepted: str) -> Page:
     """As gzip, where the reader takes it and the page is worth it."""
-    if len(page.body) < packing.LEAST_BYTES or not packing.is_taken(accepted):
+    if len(page.body) < compression.LEAST_BYTES or not compression.is_taken(accepted):
         return page
-    return replace(page, body=packing.pack(page.body), is_packed=True)
+    return replace(page, body=compression.pack(page.body), is_packed=True)
 
 
 async def _send(writer: asyncio.StreamWriter, page: Page, *, keep: bool, is_head: bool = False) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from watchkeeper.errors import WatchkeeperError
 from watchkeeper.hub import (
-    choices,
+    backends,
     fleet_state,
     health,
     incident_service,
@@ -63,7 +63,7 @@ class Hub:
             settings.remediate, cluster=settings.fleet.cluster, time=time, metrics=metrics
         )
         self._policy = repair_loop.policy_of(settings.remediate, gives_orders=together.gives_orders(settings))
-        self._cluster_driver = driver or choices.driver_of(
+        self._cluster_driver = driver or backends.driver_of(
             settings, simulator_url, is_stopped=lambda: self.repairs.is_stopped
         )
         self._driver = together.with_nodes(self._cluster_driver, settings, self._orders, time=time)

@@ -20,7 +20,7 @@ from watchkeeper.hub.repair_loop import RepairLoop
 from watchkeeper.hub.rule_loops import RuleLoops
 from watchkeeper.hub.runtime import Runtime
 from watchkeeper.hub.stages import Current
-from watchkeeper.kit import leaps
+from watchkeeper.kit import clock_jump
 from watchkeeper.model import alerts, events
 from watchkeeper.model.incidents import Incident
 from watchkeeper.notify import delivery, heartbeat
@@ -50,7 +50,7 @@ class IncidentService:
         self._rules, self._repairs, self._loops = rules, repairs, loops
         # How many events of each kind there were, for the series that rules count with.
         self.event_counts = standing.EventCounts()
-        self._doubt = leaps.Doubt(TRIM_SECONDS)
+        self._doubt = clock_jump.Doubt(TRIM_SECONDS)
         self._queue = diagnosis_queue.DiagnosisQueue(
             diagnosis_queue.DiagnosisDependencies(
                 lambda one: reader.read(lambda: reader.incident(one)),

@@ -54,7 +54,7 @@ class JournalReader:
     def plan(self, id: str) -> actions.Plan | None:
         return self._journal.plan(id)
 
-    def timeline(self, id: str) -> list[chain.Entry]:
+    def timeline(self, id: str) -> list[chain.JournalEntry]:
         return self._journal.timeline(id)
 
     def notices(self, id: str) -> list[notices.Notice]:

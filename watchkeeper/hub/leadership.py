@@ -59,7 +59,7 @@ class Leadership:
         self._url = settings.journal.hub_url or f"http://{settings.hub.host}:{settings.hub.port}"
         self._lease = settings.journal.lease_seconds
         self._election: election.Election | None = None
-        self._connection: postgres.ServerConnection | None = None
+        self._connection: postgres.PostgresConnection | None = None
         self._epoch = self._seen_epoch = 0
         self._led_until = self._joined_at = self._heard_at = 0.0
         # The newest journal, and the one that the stages are on or are being put on.
@@ -97,7 +97,7 @@ class Leadership:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._leads.set(1)
             return journals.Journal(self._path)
-        server = connection.server_of(self._settings.url_file)
+        server = connection.load_server(self._settings.url_file)
         server.create()
         self._election = _election(server, self._url, self._lease)
         try:
@@ -194,11 +194,11 @@ class Leadership:
         if self._epoch and not is_broken and self._election.renew(self._epoch):
             self._led_until = asked + self._lease
             return
-        epoch = self._election.take()
+        epoch = self._election.acquire()
         if epoch is not None:
             self._begin(epoch, asked)
             return
-        lead = self._election.look()
+        lead = self._election.read_lease()
         is_old = self._seen_epoch != lead.epoch or asked - self._joined_at > REFRESH_SECONDS
         self._follow(f"this hub follows {lead}, which leads")
         if is_broken or is_old:
@@ -232,13 +232,13 @@ class Leadership:
             if self._election is not None and epoch:
                 self._election.release(epoch)
 
-    def _opened(self, epoch: int, leader: str = "") -> postgres.ServerConnection:
+    def _opened(self, epoch: int, leader: str = "") -> postgres.PostgresConnection:
         from watchkeeper.store.journal import postgres
 
         assert self._election is not None
-        return postgres.ServerConnection(self._election.server, epoch, leader=leader, idle_seconds=self._lease)
+        return postgres.PostgresConnection(self._election.server, epoch, leader=leader, idle_seconds=self._lease)
 
-    def _change(self, opened: postgres.ServerConnection) -> None:
+    def _change(self, opened: postgres.PostgresConnection) -> None:
         unused = self._newest if self._newest is not self._joined else None
         newest = journals.Journal(opened)
         self._is_built, self._connection, self._newest = False, opened, newest
@@ -270,7 +270,7 @@ class Fenced:
         return self._behind.perform(action)
 
 
-def _election(server: postgres.Server, url: str, lease_seconds: float) -> election.Election:
+def _election(server: postgres.PostgresServer, url: str, lease_seconds: float) -> election.Election:
     from watchkeeper.store.journal import election
 
     # The last part tells two lives of one container apart, which may have the same name and number.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from watchkeeper.errors import WatchkeeperError
 from watchkeeper.hub.runtime import Runtime
-from watchkeeper.kit import troubles
+from watchkeeper.kit import recent_failures
 from watchkeeper.kit.logs import fields
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ class Loop:
 class Loops:
     def __init__(self, runtime: Runtime) -> None:
         self._clock = runtime.clock
-        self.troubles = troubles.Troubles()
+        self.troubles = recent_failures.Troubles()
         self._failures = runtime.metrics.counter(
             "watchkeeper_hub_loop_failures_total", "Failures that a loop of the hub survived"
         )

@@ -328,7 +328,7 @@ class RepairLoop:
             )
         return self.people.again(want, actor=actor, now=self._clock.now())
 
-    def audit(self, limit: int) -> list[chain.Entry]:
+    def audit(self, limit: int) -> list[chain.JournalEntry]:
         """Everything that was decided, asked, refused, called and answered, oldest first; the newest part of it."""
         kinds = (register.STORY, register.STEP, journals.REPAIR_SWITCH)
         found = [entry for kind in kinds for entry in self._now.parts.journal.entries_of(kind, limit)]

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from watchkeeper.errors import WatchkeeperError
-from watchkeeper.hub import choices, upkeep
+from watchkeeper.hub import backends, store_maintenance
 from watchkeeper.hub.loops import Loop
 from watchkeeper.hub.runtime import Runtime
-from watchkeeper.kit import clock, files, troubles
+from watchkeeper.kit import clock, files, recent_failures
 from watchkeeper.query import engine
 
 T = TypeVar("T")
@@ -59,9 +59,11 @@ class Queries:
 class Samples:
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
-        self.engine = choices.engine_of(runtime.settings)
+        self.engine = backends.engine_of(runtime.settings)
         self.queries = Queries(self.engine, runtime.clock)
-        self._upkeep = upkeep.Upkeep(runtime.settings, self.engine, time=runtime.clock, metrics=runtime.metrics)
+        self._upkeep = store_maintenance.Upkeep(
+            runtime.settings, self.engine, time=runtime.clock, metrics=runtime.metrics
+        )
         self._directory = files.DataDirectory(Path(runtime.settings.hub.data))
         # Whoever works on samples is closed before them.
         self.closing = contextlib.ExitStack()
@@ -93,5 +95,5 @@ class Samples:
     def problems(self) -> Iterable[str]:
         return self._upkeep.problems()
 
-    def loops(self, failing: troubles.Troubles) -> list[Loop]:
+    def loops(self, failing: recent_failures.Troubles) -> list[Loop]:
         return self._upkeep.loops(failing)

@@ -23,7 +23,7 @@ from watchkeeper.query.prometheus import LIMITS, PrometheusEngine
 from watchkeeper.query.promql import ast, parser, walk
 from watchkeeper.query.remote.remote_appender import RemoteAppender
 from watchkeeper.store.columns import Ints
-from watchkeeper.store.groups import grown
+from watchkeeper.store.groups import grow_column
 from watchkeeper.store.head.head import NUMBER_MASK, Head
 from watchkeeper.store.interfaces import AnySample, Appended
 
@@ -66,7 +66,7 @@ class NearAppender:
     def series_id(self, labels: Labels) -> int:
         number, sent_as = self.head.series_id(labels), self._remote.series_id(labels)
         with self._naming:
-            self._sent_as = grown(self._sent_as, (number & NUMBER_MASK) + 1, fill=NOT_SENT)
+            self._sent_as = grow_column(self._sent_as, (number & NUMBER_MASK) + 1, fill=NOT_SENT)
             self._sent_as[number & NUMBER_MASK] = sent_as
         return number
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from watchkeeper.kit import lately, own_metrics
+from watchkeeper.kit import own_metrics, recency_cache
 from watchkeeper.model import events, fleet
 from watchkeeper.model.labels import METRIC_NAME, Labels
 from watchkeeper.model.samples import STALE, Sample
@@ -68,7 +68,7 @@ def _without_scrape(labels: Labels) -> Labels:
 
 
 # A label set stays the same object from tick to tick, and 20,000 of them are looked at every time.
-_known_holders, _known_words = lately.Lately(_held_by), lately.Lately(_without_scrape)
+_known_holders, _known_words = recency_cache.Lately(_held_by), recency_cache.Lately(_without_scrape)
 
 
 class EventCounts:

@@ -51,14 +51,14 @@ def is_absent(values: Floats) -> Mask:
     return mask
 
 
-def to_keep(values: Floats) -> Floats:
+def to_file(values: Floats) -> Floats:
     """A matrix as files have it; empty slots of this one are changed."""
     bits = values.view(np.int64)
     bits[bits == ABSENT_BITS] = KEPT_ABSENT_BITS
     return values
 
 
-def as_kept(values: Floats) -> Floats:
+def from_file(values: Floats) -> Floats:
     """A matrix of a file as memory has it; empty slots of this one are changed."""
     bits = values.view(np.int64)
     bits[bits == KEPT_ABSENT_BITS] = ABSENT_BITS
@@ -70,7 +70,7 @@ def is_stale(values: Floats) -> Mask:
     return mask
 
 
-def plain(values: Floats) -> Floats:
+def normalise_nans(values: Floats) -> Floats:
     """The values as they are stored: contiguous, and with one NaN besides the stale marker."""
     values = np.ascontiguousarray(values, dtype=np.float64)
     odd = np.isnan(values)
@@ -89,7 +89,7 @@ def distinct(numbers: Ints, count: int) -> tuple[Ints, Ints]:
     return np.flatnonzero(is_there), (np.cumsum(is_there) - 1)[numbers]
 
 
-def present(numbers: Ints) -> Ints:
+def sorted_distinct(numbers: Ints) -> Ints:
     """Each of some small numbers once, in their order; `np.unique` would import masked arrays, 9 ms of a start."""
     return np.flatnonzero(np.bincount(numbers))
 
@@ -292,4 +292,4 @@ class Slab:
         blocks = rows // self.rows_per_block
         if int(blocks.min()) == int(blocks.max()):
             return [(int(blocks[0]), slice(None))]
-        return [(block, np.flatnonzero(blocks == block)) for block in present(blocks).tolist()]
+        return [(block, np.flatnonzero(blocks == block)) for block in sorted_distinct(blocks).tolist()]

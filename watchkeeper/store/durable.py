@@ -23,24 +23,24 @@ import numpy as np
 
 from watchkeeper import errors
 from watchkeeper.config import settings
-from watchkeeper.kit import durations, leaps, memory
+from watchkeeper.kit import clock_jump, durations, memory
 from watchkeeper.kit.logs import fields
 from watchkeeper.model import histograms as histogram_model
 from watchkeeper.model import labels as label_sets
 from watchkeeper.model import samples as sample_model
-from watchkeeper.store import aside, backup
+from watchkeeper.store import backup, quarantine
 from watchkeeper.store.blocks import compaction
 from watchkeeper.store.blocks.block import Block, ChunkCache
 from watchkeeper.store.blocks.block_writer import REPLACED, SUFFIX, UNFINISHED, BlockWriter, block_name
 from watchkeeper.store.columns import ABSENT, NEVER_MS, Floats, Ints, is_absent
-from watchkeeper.store.damage import Damage
+from watchkeeper.store.corruption import Corruption
 from watchkeeper.store.head.head import MAX_AHEAD_MS, Head
 from watchkeeper.store.histograms import MAX_MERGED_BYTES, Cells, reveal
 from watchkeeper.store.index import Cardinality, MatcherLike, Patterns
 from watchkeeper.store.interfaces import Appended
-from watchkeeper.store.reading import Columns, Unions, join
+from watchkeeper.store.sample_columns import Columns, UnionCache, join
 from watchkeeper.store.series import SeriesSet
-from watchkeeper.store.wal import wal_ahead, wal_reader, wal_records, wal_replay
+from watchkeeper.store.wal import wal_prefetch, wal_reader, wal_records, wal_replay
 from watchkeeper.store.wal.wal import WriteAheadLog
 
 log = logging.getLogger(__name__)
@@ -137,17 +137,17 @@ class DurableStore:
             clock_ms=clock_ms,
         )
         self.metadata, self.exemplars = self.head.metadata, self.head.exemplars
-        self.damages: list[Damage] = []
+        self.damages: list[Corruption] = []
         self._damage_count = 0
-        self._cache, self._patterns, self._unions = ChunkCache(limits.cache_bytes), Patterns(), Unions()
+        self._cache, self._patterns, self._unions = ChunkCache(limits.cache_bytes), Patterns(), UnionCache()
         self._unmergeable: set[Path] = set()
         self._upkeep = threading.Lock()
-        self._doubt = leaps.Doubt(UPKEEP_SECONDS)
+        self._doubt = clock_jump.Doubt(UPKEEP_SECONDS)
         self._past = self._open_blocks()
         self._loaded_ms = self._cut_ms
         self.head.open_from(self._cut_ms)
         self._load_metadata()
-        self._replayed = wal_replay.replay(wal_ahead.read(path, since_ms=self._loaded_ms), self.head)
+        self._replayed = wal_replay.replay(wal_prefetch.read(path, since_ms=self._loaded_ms), self.head)
         # Slots were gathered for whole rows: 0.5 KiB for each series.
         memory.give_back()
         for damage in self._replayed.damages:
@@ -322,19 +322,19 @@ class DurableStore:
             for block in self._past.blocks:
                 block.let_go()
             if self._past is not before:
-                gone, self._unions = self._unions, Unions()
+                gone, self._unions = self._unions, UnionCache()
                 gone.let_go()
                 # Writing needs many times what it leaves behind.
                 memory.give_back()
 
-    def set_aside_ahead(self) -> aside.Aside:
+    def set_aside_ahead(self) -> quarantine.QuarantinedSamples:
         """The clock was put back: take what lies ahead of it out of the way, so that samples of now are accepted.
 
         Memory and log up to now become a block, and what lies beyond becomes blocks that nobody reads. StoreError if
         the disk refuses; then it can be tried again.
         """
         now_ms = self._clock_ms()
-        with self._upkeep, self._disk_errors(), aside.new_folder(self.path, now_ms) as folder:
+        with self._upkeep, self._disk_errors(), quarantine.create_folder(self.path, now_ms) as folder:
             ended, reached_ms = self._log.rotate(), self._reached_ms()
             count = _copy(self.head, folder, max(self._cut_ms, now_ms + 1), end_ms=reached_ms + 1)
             edge_ms = self.head.drop_ahead()
@@ -343,9 +343,9 @@ class DurableStore:
             if first_ms is not None and first_ms < edge_ms:
                 self._write_block(max(self._cut_ms, first_ms // self._limits.block_ms * self._limits.block_ms), edge_ms)
             self._log.forget(ended)
-            self._unions, self._loaded_ms = Unions(), self._cut_ms
+            self._unions, self._loaded_ms = UnionCache(), self._cut_ms
         log.warning("Samples ahead of the clock were set aside", extra=fields(samples=count, folder=folder))
-        return aside.Aside(count, reached_ms - edge_ms + 1, folder)
+        return quarantine.QuarantinedSamples(count, reached_ms - edge_ms + 1, folder)
 
     def _reached_ms(self) -> int:
         """The newest time in memory, in the log and in blocks."""
@@ -375,17 +375,17 @@ class DurableStore:
             path = compaction.merge([block], self._block_folder, until_ms=at_ms)
             compaction.merge([block], folder, since_ms=at_ms)
         except errors.StoreError as error:
-            self._report(Damage(block.path, 0, error.problem))
+            self._report(Corruption(block.path, 0, error.problem))
             block.path.rename(folder / block.path.name)
             return []
         self._remove([block])
         return [self._block(path)]
 
-    def back_up(self, target: Path, *, data: Path, journal: Path) -> backup.Copied:
+    def back_up(self, target: Path, *, data: Path, journal: Path) -> backup.BackupSummary:
         """Copy what is kept up to now, journal included, into a new directory; nothing is merged away meanwhile."""
         self.sync()
         with self._upkeep:
-            return backup.back_up(backup.Holdings(data, self.path, journal), target)
+            return backup.back_up(backup.DataLocations(data, self.path, journal), target)
 
     def close(self) -> None:
         """Bring everything to the disk and let go of the files; a disk that refuses is said, not raised."""
@@ -468,7 +468,7 @@ class DurableStore:
             max_bytes=self._limits.max_bytes,
             other_bytes=sum(segment.bytes for segment in self._log.segments),
         )
-        aside.forget(self.path, oldest_ms=oldest_ms)
+        quarantine.remove_expired(self.path, oldest_ms=oldest_ms)
         self._remove_unread(oldest_ms)
         if expired:
             left = tuple(block for block in self._past.blocks if block not in expired)
@@ -501,9 +501,9 @@ class DurableStore:
             try:
                 found.append(self._block(path))
             except errors.StoreError as error:
-                self._report(Damage(path, 0, error.problem))
+                self._report(Corruption(path, 0, error.problem))
         for path in self._block_folder.glob(f"*{REPLACED}"):
-            self._report(Damage(path, 0, "it could not be read, and what the log had of its time has its place"))
+            self._report(Corruption(path, 0, "it could not be read, and what the log had of its time has its place"))
         gone = compaction.superseded(found)
         self._remove(gone)
         blocks = sorted((block for block in found if block not in gone), key=_start)
@@ -516,7 +516,7 @@ class DurableStore:
         try:
             self.metadata.load(self.path / "metadata.json")
         except errors.StoreError as error:
-            self._report(Damage(self.path / "metadata.json", 0, error.problem))
+            self._report(Corruption(self.path / "metadata.json", 0, error.problem))
 
     def _floor_ms(self, past: _Past) -> int:
         """From this time on the head has everything; before it, the blocks."""
@@ -535,10 +535,10 @@ class DurableStore:
         try:
             return question(block)
         except errors.StoreError as error:
-            self._report(Damage(block.path, 0, error.problem))
+            self._report(Corruption(block.path, 0, error.problem))
             return None
 
-    def _report(self, damage: Damage) -> None:
+    def _report(self, damage: Corruption) -> None:
         if damage in self.damages:
             return
         self._damage_count += 1

@@ -21,7 +21,7 @@ from watchkeeper import errors
 from watchkeeper.model.histograms import Buckets, Hint, Histogram
 from watchkeeper.model.samples import STALE_BITS
 from watchkeeper.store import codec
-from watchkeeper.store.columns import ABSENT, ABSENT_BITS, Floats, Ints, Mask, plain
+from watchkeeper.store.columns import ABSENT, ABSENT_BITS, Floats, Ints, Mask, normalise_nans
 
 # For each cell of a matrix its histogram; None where there is a number or nothing.
 Cells = npt.NDArray[np.object_]
@@ -86,7 +86,7 @@ class HistogramTable:
             if isinstance(value, Histogram):
                 bits[at] = self._mark(number, at_ms, value) if self.bytes < MAX_BYTES else ABSENT_BITS
             else:
-                bits[at] = plain(np.array([value])).view(np.int64)[0]
+                bits[at] = normalise_nans(np.array([value])).view(np.int64)[0]
                 self._newest.pop(number, None)
         return bits.view(np.float64)
 

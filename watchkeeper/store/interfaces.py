@@ -19,7 +19,7 @@ from watchkeeper.store.exemplars import Exemplars
 from watchkeeper.store.histograms import Cells
 from watchkeeper.store.index import Cardinality, MatcherLike
 from watchkeeper.store.metadata import Metadata
-from watchkeeper.store.reading import Columns
+from watchkeeper.store.sample_columns import Columns
 from watchkeeper.store.series import SeriesSet
 
 AnySample: TypeAlias = sample_model.Sample | histogram_model.HistogramSample

@@ -46,7 +46,7 @@ class Header:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class RecordedGpu:
     """A GPU that reported; `is_gone` if it no longer did at the end."""
 
     cluster: str
@@ -56,7 +56,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Metric:
+class RecordedMetric:
     name: str
     type: str
     help: str
@@ -64,7 +64,7 @@ class Metric:
 
 
 @dataclass(frozen=True, slots=True)
-class Happened:
+class RecordedEntry:
     """One line of an incident's timeline."""
 
     at: datetime
@@ -74,25 +74,25 @@ class Happened:
 
 
 @dataclass(frozen=True, slots=True)
-class Story:
+class RecordedIncident:
     """An incident with everything that was known about it."""
 
     incident: incidents.Incident
     diagnosis: diagnosis.Diagnosis | None = None
     plan: actions.Plan | None = None
-    timeline: tuple[Happened, ...] = ()
+    timeline: tuple[RecordedEntry, ...] = ()
 
 
 @dataclass(slots=True)
 class Recording:
     header: Header
     nodes: list[fleet.Node] = field(default_factory=list)
-    gpus: list[Seen] = field(default_factory=list)
-    metrics: list[Metric] = field(default_factory=list)
+    gpus: list[RecordedGpu] = field(default_factory=list)
+    metrics: list[RecordedMetric] = field(default_factory=list)
     series: list[tuple[labels.Labels, Ints, Floats]] = field(default_factory=list)
     native: list[tuple[labels.Labels, Ints, Mixed]] = field(default_factory=list)
     events: list[events.Event] = field(default_factory=list)
-    stories: list[Story] = field(default_factory=list)
+    stories: list[RecordedIncident] = field(default_factory=list)
 
     def counts(self) -> dict[str, int]:
         """What is in it, in numbers."""
@@ -106,7 +106,7 @@ class Recording:
         }
 
 
-class Writer:
+class RecordingWriter:
     """Turns what is recorded into lines, packs them, and counts; `end` gives the last bytes."""
 
     def __init__(self, header: Header) -> None:
@@ -214,13 +214,13 @@ def _take(found: Recording, plain: dict[str, Any]) -> None:
     elif "node" in plain:
         found.nodes.append(wire.from_plain(fleet.Node, plain["node"]))
     elif "gpu" in plain:
-        found.gpus.append(wire.from_plain(Seen, plain["gpu"]))
+        found.gpus.append(wire.from_plain(RecordedGpu, plain["gpu"]))
     elif "metric" in plain:
-        found.metrics.append(wire.from_plain(Metric, plain["metric"]))
+        found.metrics.append(wire.from_plain(RecordedMetric, plain["metric"]))
     elif "event" in plain:
         found.events.append(wire.from_plain(events.Event, plain["event"]))
     elif "story" in plain:
-        found.stories.append(wire.from_plain(Story, plain["story"]))
+        found.stories.append(wire.from_plain(RecordedIncident, plain["story"]))
     # A kind that a later version writes is left out.
 
 
@@ -231,7 +231,7 @@ def _times(plain: dict[str, Any]) -> Ints:
     return times
 
 
-def pour_native(
+def load_histogram_series(
     found: Iterable[tuple[labels.Labels, Ints, Mixed]], sink: interfaces.SampleStore, *, until_ms: int
 ) -> None:
     """Put series that have native histograms into a head, in the order of time."""
@@ -245,7 +245,7 @@ def pour_native(
     sink.append(sorted(poured, key=lambda sample: sample.at_ms), now_ms=until_ms)
 
 
-def pour(
+def load_series(
     found: Iterable[tuple[labels.Labels, Ints, Floats]],
     sink: interfaces.SampleStore,
     *,

@@ -41,7 +41,7 @@ def rows_that_fit(values: Floats) -> Mask:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Table:
+class MixedTable:
     """A matrix in two: above the rows that fit into narrow ones, below those that do not."""
 
     narrow: npt.NDArray[np.float32]
@@ -58,23 +58,23 @@ class Table:
     def is_wide(self) -> Mask:
         return np.arange(len(self)) >= len(self.narrow)
 
-    def only(self, wanted: Mask) -> Table:
+    def only(self, wanted: Mask) -> MixedTable:
         """The rows that are wanted."""
-        return Table(self.narrow[wanted[: len(self.narrow)]], self.wide[wanted[len(self.narrow) :]])
+        return MixedTable(self.narrow[wanted[: len(self.narrow)]], self.wide[wanted[len(self.narrow) :]])
 
     def column(self, slot: int) -> Floats:
         return np.concatenate([self.narrow[:, slot].astype(np.float64), self.wide[:, slot]])
 
 
-def split(values: Floats) -> tuple[Ints, Table]:
+def split(values: Floats) -> tuple[Ints, MixedTable]:
     """A matrix as a table, and which of its rows each row of that is."""
     all_narrow = narrowed(values)
     is_narrow = _is_same(values, all_narrow).all(axis=1)
     narrow, wide = np.flatnonzero(is_narrow), np.flatnonzero(~is_narrow)
-    return np.concatenate([narrow, wide]), Table(all_narrow[narrow], values[wide])
+    return np.concatenate([narrow, wide]), MixedTable(all_narrow[narrow], values[wide])
 
 
-class Rows:
+class RowStore:
     """All rows of one length; a row number stays valid until it is given back."""
 
     def __init__(self, capacity: int) -> None:

@@ -67,14 +67,14 @@ class _Beside:
     towards: Ints = field(default_factory=lambda: NOTHING)
     looked_at: int = 0
     # One register for the label sets of both, and for each number of ours and of theirs the number there.
-    joined: Register | None = None
+    joined: LabelRegistry | None = None
     ours: Ints = field(default_factory=lambda: NOTHING)
     theirs: Ints = field(default_factory=lambda: NOTHING)
-    met: Register | None = None
+    met: LabelRegistry | None = None
     met_numbers: dict[int, int] = field(default_factory=dict)
 
 
-class Register:
+class LabelRegistry:
     """Label sets, each with a number that stands for it, and what follows from each, worked out once.
 
     It only grows. Whoever made it begins another one when most of its label sets are gone.
@@ -87,9 +87,9 @@ class Register:
         self._labels: list[label_sets.Labels | None] = []
         self._numbers: dict[Pairs, int] = {}
         self._columns: dict[Hashable, Ints] = {}
-        self._mapped: dict[Hashable, Register] = {}
+        self._mapped: dict[Hashable, LabelRegistry] = {}
         self._recent: tuple[SeriesSet, ...] = ()
-        self._beside: weakref.WeakKeyDictionary[Register, _Beside] = weakref.WeakKeyDictionary()
+        self._beside: weakref.WeakKeyDictionary[LabelRegistry, _Beside] = weakref.WeakKeyDictionary()
 
     def __len__(self) -> int:
         return len(self.pairs)
@@ -138,7 +138,7 @@ class Register:
 
     def mapped(
         self, key: Hashable, change: Callable[[Pairs], Pairs], *, are_apart: bool = False
-    ) -> tuple[Register, Ints]:
+    ) -> tuple[LabelRegistry, Ints]:
         """What the label sets become: the register of that, and the number of each there.
 
         `are_apart` says that no two become the same: then nothing has to be kept to find them by.
@@ -147,11 +147,11 @@ class Register:
             target = self._mapped.get(key)
             if target is None:
                 _forget_oldest(self._mapped)
-                target = self._mapped[key] = Register()
+                target = self._mapped[key] = LabelRegistry()
             number = target._append if are_apart else target.number
             return target, self.column((target, "mapped"), lambda pairs: number(change(pairs)))
 
-    def towards(self, other: Register) -> Ints:
+    def towards(self, other: LabelRegistry) -> Ints:
         """For each number the number of the same label set in another register, or -1."""
         with LABEL_WORK:
             beside = self._with(other)
@@ -166,21 +166,21 @@ class Register:
                 beside.towards, beside.looked_at = found, len(other.pairs)
             return beside.towards
 
-    def joined(self, other: Register) -> tuple[Register, Ints, Ints]:
+    def joined(self, other: LabelRegistry) -> tuple[LabelRegistry, Ints, Ints]:
         """One register for the label sets of both, and the numbers of each there."""
         with LABEL_WORK:
             beside = self._with(other)
-            target = beside.joined = beside.joined or Register()
+            target = beside.joined = beside.joined or LabelRegistry()
             # Not among the columns, which would keep what was joined with a register that is gone.
             beside.ours = _extended(beside.ours, self.pairs, target.number)
             beside.theirs = _extended(beside.theirs, other.pairs, target.number)
             return target, beside.ours, beside.theirs
 
-    def met(self, other: Register, numbers: Ints, *, partners: Ints) -> SeriesSet:
+    def met(self, other: LabelRegistry, numbers: Ints, *, partners: Ints) -> SeriesSet:
         """Each label set together with that of its partner in another register."""
         with LABEL_WORK:
             beside = self._with(other)
-            target, known = beside.met or Register(), beside.met_numbers
+            target, known = beside.met or LabelRegistry(), beside.met_numbers
             beside.met = target
             couples = (numbers << NUMBER_BITS | partners).tolist()
             for couple in couples:
@@ -206,7 +206,7 @@ class Register:
             for made in (*self._mapped.values(), *beside):
                 made.let_go()
 
-    def _with(self, other: Register) -> _Beside:
+    def _with(self, other: LabelRegistry) -> _Beside:
         return self._beside.setdefault(other, _Beside())
 
 
@@ -223,7 +223,7 @@ class SeriesSet:
         self,
         pairs: Sequence[Pairs] | None = None,
         *,
-        of: tuple[Register, Ints] | None = None,
+        of: tuple[LabelRegistry, Ints] | None = None,
         has_one_name: bool = False,
     ) -> None:
         self.has_one_name = has_one_name
@@ -247,7 +247,7 @@ class SeriesSet:
         self._pairs = equal
 
     @property
-    def register(self) -> Register:
+    def register(self) -> LabelRegistry:
         return self._numbered()[0]
 
     @property
@@ -297,9 +297,9 @@ class SeriesSet:
 
         return self.remember(("mapped", key), build)
 
-    def _numbered(self) -> tuple[Register, Ints]:
+    def _numbered(self) -> tuple[LabelRegistry, Ints]:
         if self._of is None:
-            register = Register()
+            register = LabelRegistry()
             ids = np.array([register.number(pairs) for pairs in self._pairs or ()], dtype=np.int64)
             self._of = register, ids
         return self._of

@@ -20,7 +20,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from watchkeeper.kit import wire
-from watchkeeper.net import packing
+from watchkeeper.net import compression
 from watchkeeper.web.auth.auth import Caller, Role
 
 
@@ -126,12 +126,12 @@ async def packed(answer: Response, accepted: str) -> Response:
     """The answer as gzip where its reader takes it and has it sooner; a stream goes out as it comes."""
     body: bytes = getattr(answer, "body", b"")
     is_text = answer.headers.get("content-type", "").startswith(TEXTS)
-    if len(body) < packing.LEAST_BYTES or not is_text or "content-encoding" in answer.headers:
+    if len(body) < compression.LEAST_BYTES or not is_text or "content-encoding" in answer.headers:
         return answer
     answer.headers["Vary"] = "Accept-Encoding"
-    if packing.is_taken(accepted):
+    if compression.is_taken(accepted):
         is_long = len(body) > MOST_BYTES_AT_ONCE
-        answer.body = await asyncio.to_thread(packing.pack, body) if is_long else packing.pack(body)
+        answer.body = await asyncio.to_thread(compression.pack, body) if is_long else compression.pack(body)
         answer.headers.update({"Content-Encoding": "gzip", "Content-Length": str(len(answer.body))})
     return answer
 

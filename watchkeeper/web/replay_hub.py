@@ -58,8 +58,8 @@ def load_engine(tape: recording.Recording, *, progress: Any = None) -> embedded.
     """An engine that answers from the samples of a recording."""
     span_ms = tape.header.to_ms - tape.header.from_ms + MARGIN_MS
     kept = head.Head(retention_ms=span_ms, max_series=max(1, 2 * (len(tape.series) + len(tape.native))))
-    recording.pour(tape.series, kept, until_ms=tape.header.to_ms, progress=progress)
-    recording.pour_native(tape.native, kept, until_ms=tape.header.to_ms)
+    recording.load_series(tape.series, kept, until_ms=tape.header.to_ms, progress=progress)
+    recording.load_histogram_series(tape.native, kept, until_ms=tape.header.to_ms)
     for metric in tape.metrics:
         kept.metadata.note(metric.name, metric.type, help=metric.help, unit=metric.unit)
     return embedded.EmbeddedEngine(kept)
@@ -140,7 +140,7 @@ class RecordedJournal:
         story = self._stories.get(id)
         return None if story is None else story.plan
 
-    def timeline(self, id: str) -> Sequence[recording.Happened]:
+    def timeline(self, id: str) -> Sequence[recording.RecordedEntry]:
         story = self._stories.get(id)
         return () if story is None else story.timeline
 

@@ -14,7 +14,7 @@ from watchkeeper.catalogue import pack
 from watchkeeper.config import loading
 from watchkeeper.config import settings as config
 from watchkeeper.errors import SettingsError
-from watchkeeper.hub import choices
+from watchkeeper.hub import backends
 from watchkeeper.remediate.drivers.kubernetes import Kubernetes
 from watchkeeper.remediate.drivers.slurm import Slurm
 
@@ -33,7 +33,7 @@ def settings(tmp_path: Path, text: str) -> config.Settings:
 
 
 def chosen(tmp_path: Path, text: str) -> object:
-    return choices.driver_of(settings(tmp_path, text), None)
+    return backends.driver_of(settings(tmp_path, text), None)
 
 
 WATCHED = """

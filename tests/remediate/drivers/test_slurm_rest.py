@@ -21,7 +21,7 @@ from tests.support.clusters import slurm_cluster
 from tests.support.scripted_server import Reply, Scripted, serving
 from watchkeeper.config import loading
 from watchkeeper.errors import ActionFailed, ActionRefused
-from watchkeeper.hub import choices
+from watchkeeper.hub import backends
 from watchkeeper.model.actions import Action, ActionId, ActionKind
 from watchkeeper.model.fleet import Place
 from watchkeeper.model.incidents import IncidentId
@@ -169,12 +169,12 @@ def test_commands_are_taken_where_the_machine_has_them(tmp_path: Path, monkeypat
     bin = tmp_path / "bin"
     bin.mkdir()
     monkeypatch.setenv("PATH", str(bin))
-    found = choices.driver_of(loading.load(tmp_path / "hub.toml"), None)
+    found = backends.driver_of(loading.load(tmp_path / "hub.toml"), None)
     assert isinstance(found, SlurmRest)
     assert found.rest.url == "http://slurm:6820"
     (bin / "scontrol").write_text("#!/bin/sh\n")
     (bin / "scontrol").chmod(0o755)
-    assert type(choices.driver_of(loading.load(tmp_path / "hub.toml"), None)) is Slurm
+    assert type(backends.driver_of(loading.load(tmp_path / "hub.toml"), None)) is Slurm
 
 
 @pytest.fixture

@@ -132,7 +132,7 @@ def test_verify_reads_a_journal_on_a_server(first: Leadership, url_file: Path) -
     line = ["verify", "--config", str(url_file.parent / "hub.toml")]
     found = CliRunner().invoke(store_command.command, line)
     assert (found.exit_code, found.output) == (0, "no damage found\n")
-    with servers.of_file(url_file).connect() as raw:
+    with servers.read_server(url_file).connect() as raw:
         raw.execute("UPDATE event SET body = replace(body, '79', '31')")
     found = CliRunner().invoke(store_command.command, line)
     assert found.exit_code == 1

@@ -37,9 +37,9 @@ def command(config_file: Path | None, host: str | None, port: int | None, data: 
 
     lazy_imports.begin()
     if configured.query.engine is settings.QueryEngine.EMBEDDED:
-        from watchkeeper.store.wal import wal_ahead
+        from watchkeeper.store.wal import wal_prefetch
 
-        wal_ahead.begin(configured.samples_path)
+        wal_prefetch.start_reading(configured.samples_path)
     import asyncio
 
     from watchkeeper.cli import processes

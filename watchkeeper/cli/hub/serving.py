@@ -23,7 +23,7 @@ from watchkeeper.errors import WatchkeeperError
 from watchkeeper.hub import hub, runtime, samples
 from watchkeeper.kit import clock, lazy_imports
 from watchkeeper.net import addresses
-from watchkeeper.store.wal import wal_ahead
+from watchkeeper.store.wal import wal_prefetch
 from watchkeeper.web import app, opening, server
 from watchkeeper.web.auth import auth, doors, tls
 
@@ -87,7 +87,7 @@ async def serve(
     kept = samples.Samples(runtime.Runtime(configured, time))
     build = Builder(kept, simulator_url)
     rest = left_to_build(build)
-    wal_ahead.meanwhile(configured.samples_path, rest)
+    wal_prefetch.run_while_reading(configured.samples_path, rest)
     kept.open()
     door.doors.keep_key(Path(configured.hub.session_key_file or Path(configured.hub.data) / "session.key"))
     try:

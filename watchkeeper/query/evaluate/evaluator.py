@@ -36,7 +36,7 @@ from watchkeeper.store import columns as stored
 from watchkeeper.store.columns import Ints
 from watchkeeper.store.histograms import Cells
 from watchkeeper.store.interfaces import SampleStore
-from watchkeeper.store.reading import Columns
+from watchkeeper.store.sample_columns import Columns
 from watchkeeper.store.series import SeriesSet
 
 T = TypeVar("T", bound=np.generic)

@@ -23,17 +23,17 @@ from watchkeeper.model import histograms as histogram_model
 from watchkeeper.model import labels as label_sets
 from watchkeeper.model import samples as sample_model
 from watchkeeper.store import label_limits
-from watchkeeper.store.columns import ABSENT, NEVER_MS, Floats, Ints, Mask, is_absent, plain
+from watchkeeper.store.columns import ABSENT, NEVER_MS, Floats, Ints, Mask, is_absent, normalise_nans
 from watchkeeper.store.exemplars import Exemplars
-from watchkeeper.store.groups import Ledger, grown
-from watchkeeper.store.head import whereabouts
-from watchkeeper.store.head.placing import MAX_HABITS, Horizon, Placing
+from watchkeeper.store.groups import GroupTable, grow_column
+from watchkeeper.store.head import sample_locations
+from watchkeeper.store.head.placing import MAX_HABITS, SamplePlacement, TimeBounds
 from watchkeeper.store.histograms import Cells, HistogramTable, reveal
 from watchkeeper.store.index import Cardinality, MatcherLike, Selection, SeriesIndex
 from watchkeeper.store.interfaces import Appended
 from watchkeeper.store.metadata import Metadata
-from watchkeeper.store.reading import Columns, refuse_above
-from watchkeeper.store.rows import Table
+from watchkeeper.store.rows import MixedTable
+from watchkeeper.store.sample_columns import Columns, check_sample_limit
 from watchkeeper.store.series import UNKNOWN, SeriesSet
 
 # Above any clock difference between two healthy machines; a sample further ahead would hide all later ones.
@@ -46,7 +46,7 @@ NUMBER_MASK = (1 << NUMBER_BITS) - 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Asked:
+class _ScrapeIds:
     """The ids of a target's scrape before, and the numbers behind them while no series has been forgotten since."""
 
     ids: Ints
@@ -54,7 +54,7 @@ class _Asked:
     forgets: int
 
 
-class Log(Protocol):
+class SampleLog(Protocol):
     """Where a head writes what it accepts, before anyone is told; called under the head's lock."""
 
     def note_scrape(self, key: Hashable, ids: Ints, at_ms: int, values: Floats) -> None: ...
@@ -80,7 +80,7 @@ class Head:
         # Set by `durable`: everything accepted goes to the log; nothing before `closed_ms` is accepted, because it
         # is on its way to a block; nothing from `unsaved_ms` on is cleared away, because no block has it, unless blocks
         # cannot be written.
-        self.log: Log | None = None
+        self.log: SampleLog | None = None
         self.has_blocks = True
         self.closed_ms = -NEVER_MS
         self.unsaved_ms = NEVER_MS
@@ -91,10 +91,10 @@ class Head:
         self.histograms = HistogramTable()
         self._clock_ms = clock_ms
         self._index = SeriesIndex()
-        self._ledger = Ledger()
-        self._placing = Placing(self._ledger)
+        self._ledger = GroupTable()
+        self._placing = SamplePlacement(self._ledger)
         self._uses = np.empty(0, dtype=np.int64)
-        self._asked: dict[Hashable, _Asked] = {}
+        self._asked: dict[Hashable, _ScrapeIds] = {}
         self._forgets = 0
         self._expired_at_ms: int | None = None
         self._leap_ms: int | None = None
@@ -141,7 +141,7 @@ class Head:
 
         An id whose series was forgotten meanwhile is dropped as `forgotten`: ask `series_id` again.
         """
-        ids, numbers_read = np.asarray(series_ids, dtype=np.int64), plain(np.asarray(values, dtype=np.float64))
+        ids, numbers_read = np.asarray(series_ids, dtype=np.int64), normalise_nans(np.asarray(values, dtype=np.float64))
         with self.lock:
             now_ms = self._now_ms(now_ms)
             if self._is_too_far_ahead(at_ms, now_ms):
@@ -167,7 +167,7 @@ class Head:
         is_current = self._is_current(ids)
         # A copy: what the caller does with his array is his business.
         ids = ids[is_current]
-        found = _Asked(ids, ids & NUMBER_MASK, self._forgets)
+        found = _ScrapeIds(ids, ids & NUMBER_MASK, self._forgets)
         if len(self._asked) > MAX_HABITS:
             self._asked.clear()
         self._asked[group_key] = found
@@ -219,21 +219,21 @@ class Head:
             return self._columns(self._index.select(matchers), start_ms, end_ms, max_samples=max_samples)
 
     def _columns(self, chosen: Selection, start_ms: int, end_ms: int, *, max_samples: int | None) -> Columns:
-        lying = whereabouts.of(chosen, self._ledger)
+        lying = sample_locations.locate(chosen, self._ledger)
         lows, highs = np.zeros(len(lying.groups), dtype=np.int64), np.zeros(len(lying.groups), dtype=np.int64)
         for part in lying.parts:
             groups = lying.groups[part.groups]
             lows[part.groups] = self._ledger.slots_up_to(groups, start_ms, slab=part.slab)
             highs[part.groups] = self._ledger.slots_up_to(groups, end_ms, slab=part.slab)
         counts = highs - lows
-        refuse_above(int(counts[lying.group_index].sum()), max_samples)
+        check_sample_limit(int(counts[lying.group_index].sum()), max_samples)
         return self._copy(chosen, lying, lows=lows, counts=counts)
 
     def latest(self, matchers: Sequence[MatcherLike], start_ms: int, end_ms: int) -> tuple[SeriesSet, Ints, Floats]:
         """For each series its newest sample with start < time ≤ end: times, and values (ABSENT where there is none)."""
         with self.lock:
             chosen = self._index.select(matchers)
-            lying = whereabouts.of(chosen, self._ledger)
+            lying = sample_locations.locate(chosen, self._ledger)
             times, values = np.zeros(len(chosen.numbers), dtype=np.int64), np.full(len(chosen.numbers), ABSENT)
             # Series of jobs that ended are kept as long as the others, and have nothing to say.
             is_recent = self._placing.seen_ms[chosen.numbers] > start_ms
@@ -243,7 +243,12 @@ class Head:
             return chosen.series, times, values
 
     def _newest(
-        self, lying: whereabouts.Whereabouts, part: whereabouts.Part, is_asked: Mask, *, span: tuple[int, int]
+        self,
+        lying: sample_locations.SampleLocations,
+        part: sample_locations.SlabPart,
+        is_asked: Mask,
+        *,
+        span: tuple[int, int],
     ) -> Iterator[tuple[Ints, Ints, Floats]]:
         """Times and values of series in one slab, from the newest slot back; the last answer counts for a series."""
         (start_ms, end_ms), ledger = span, self._ledger
@@ -305,7 +310,7 @@ class Head:
         lived: Mask = (self._placing.seen_ms >= start_ms) & (self._placing.born_ms <= end_ms)
         return lived
 
-    def load_scrapes(self, key: Hashable, ids: Ints, times: Ints, *, table: Table, expected: int = 0) -> None:
+    def load_scrapes(self, key: Hashable, ids: Ints, times: Ints, *, table: MixedTable, expected: int = 0) -> None:
         """Take over scrapes that were kept before, slot k of the table at `times[k]`: what a restart reads.
 
         A target that is new here begins with room for the scrapes that are expected in all.
@@ -436,7 +441,7 @@ class Head:
                 remedy="Drop labels that change often, or raise `query.max_series`",
             )
         number = self._index.add(labels)
-        self._uses = grown(self._uses, number + 1, fill=0)
+        self._uses = grow_column(self._uses, number + 1, fill=0)
         self._uses[number] += 1
         self._placing.welcome(number, self.newest_ms or 0, kind=_kind(labels.name))
         return number
@@ -446,7 +451,7 @@ class Head:
         names = [labels.name for labels in fresh]
         kinds = {name: _kind(name) for name in set(names)}
         numbers = self._index.add_all(fresh, kinds)
-        self._uses = grown(self._uses, len(self._index.labels), fill=0)
+        self._uses = grow_column(self._uses, len(self._index.labels), fill=0)
         self._uses[numbers] += 1
         found = np.array([kinds[name] for name in names], dtype=np.int64)
         self._placing.welcome_all(numbers, self.newest_ms or 0, kinds=found)
@@ -477,7 +482,7 @@ class Head:
         series, at_ms, found = np.array(numbers, dtype=np.int64), np.array(times, dtype=np.int64), np.array(values)
         # NumPy has no numbers for them where there are histograms.
         if found.dtype != object:
-            return series, at_ms, plain(found)
+            return series, at_ms, normalise_nans(found)
         stored = self.histograms.marks(series, at_ms, values)
         has_room = ~is_absent(stored)
         if not has_room.all():
@@ -517,7 +522,7 @@ class Head:
         clear_ms = min(expired_ms, kept_ms)
         if clear_ms > self.unsaved_ms:
             self.lacking_ms = max(self.lacking_ms, clear_ms)
-        self._placing.horizon = Horizon(
+        self._placing.horizon = TimeBounds(
             oldest_ms=max(expired_ms, self.closed_ms),
             late_ms=self.newest_ms - self.late_ms if self.late_ms else NEVER_MS,
             clear_ms=clear_ms,
@@ -553,7 +558,7 @@ class Head:
             self.histograms.forget_before(before_ms - self.retention_ms)
         return len(silent)
 
-    def _copy(self, chosen: Selection, lying: whereabouts.Whereabouts, *, lows: Ints, counts: Ints) -> Columns:
+    def _copy(self, chosen: Selection, lying: sample_locations.SampleLocations, *, lows: Ints, counts: Ints) -> Columns:
         ledger, group_index = self._ledger, lying.group_index
         width = int(counts.max()) if len(counts) else 0
         times = np.full((len(lying.groups), width), NEVER_MS, dtype=np.int64)

@@ -35,7 +35,7 @@ from watchkeeper.model import (
     silences,
 )
 from watchkeeper.store.journal import chain, journal_check
-from watchkeeper.store.journal.chain import Entry
+from watchkeeper.store.journal.chain import JournalEntry
 from watchkeeper.store.journal.connection import Connection
 from watchkeeper.store.journal.journal_file import open_journal
 
@@ -113,14 +113,14 @@ class Journal:
             finally:
                 self._depth -= 1
 
-    def record(self, kind: str, subject: str, *, at: datetime, actor: str, body: Mapping[str, Any]) -> Entry:
+    def record(self, kind: str, subject: str, *, at: datetime, actor: str, body: Mapping[str, Any]) -> JournalEntry:
         """Append one entry that changes no row: a note, an action's receipt, a start of the hub."""
         with self.together():
             row = self._rows("SELECT seq, hash FROM entry ORDER BY seq DESC LIMIT 1")
             seq, prev = (row[0][0] + 1, row[0][1]) if row else (1, chain.GENESIS)
             plain = wire.to_plain(body)
             text = wire.dumps(plain)
-            entry = Entry(seq, at, actor, kind, subject, plain, self.epoch, prev, hash="")
+            entry = JournalEntry(seq, at, actor, kind, subject, plain, self.epoch, prev, hash="")
             entry = replace(entry, hash=chain.entry_hash(entry, text))
             self._connection.execute(
                 "INSERT INTO entry VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -255,7 +255,7 @@ class Journal:
         found = dict(rows)
         return {severity: found.get(severity.value, 0) for severity in alerts.Severity}
 
-    def timeline(self, incident_id: str, limit: int = 1000) -> list[Entry]:
+    def timeline(self, incident_id: str, limit: int = 1000) -> list[JournalEntry]:
         """What happened to an incident, oldest first; of a very long story the newest part."""
         rows = self._rows(
             "SELECT * FROM entry WHERE subject = ? AND kind NOT IN (?, ?) ORDER BY seq DESC LIMIT ?",
@@ -387,12 +387,12 @@ class Journal:
         rows = self._rows("SELECT body FROM alert ORDER BY key LIMIT ?", MOST_ROWS)
         return [_alert_from_plain(json.loads(row[0])) for row in rows]
 
-    def entries_of(self, kind: str, limit: int = 10_000) -> list[Entry]:
+    def entries_of(self, kind: str, limit: int = 10_000) -> list[JournalEntry]:
         """The newest entries of one kind, oldest first."""
         rows = self._rows("SELECT * FROM entry WHERE kind = ? ORDER BY seq DESC LIMIT ?", kind, limit)
         return [self._entry(row) for row in reversed(rows)]
 
-    def entries(self, after_seq: int = 0, limit: int = 1000) -> list[Entry]:
+    def entries(self, after_seq: int = 0, limit: int = 1000) -> list[JournalEntry]:
         rows = self._rows("SELECT * FROM entry WHERE seq > ? ORDER BY seq LIMIT ?", after_seq, min(limit, MOST_ROWS))
         return [self._entry(row) for row in rows]
 
@@ -433,7 +433,7 @@ class Journal:
     def verify(self) -> int | None:
         """The number of the first entry that is not as it was written, or whose rows are not; None if all are."""
         with self._guarded(), self._connection.snapshot():
-            return journal_check.first_broken(self._connection)
+            return journal_check.first_invalid_entry(self._connection)
 
     def _write(
         self,
@@ -449,7 +449,7 @@ class Journal:
     ) -> None:
         """One entry and the rows that belong to it; the entry holds their digest, so they are covered by the chain."""
         subject = subject or (next(iter(rows)) if table not in ("event", "alert") else table)
-        body = {**(about or {}), "text": text, **journal_check.seal(rows)}
+        body = {**(about or {}), "text": text, **journal_check.row_digests(rows)}
         with self.together():
             entry = self.record(kind or table, subject, at=at, actor=actor, body=body)
             self._connection.executemany(
@@ -507,7 +507,7 @@ class Journal:
                 remedy="Run `verify` on the journal; restore it from a copy if it is broken",
             ) from error
 
-    def _entry(self, row: tuple[Any, ...]) -> Entry:
+    def _entry(self, row: tuple[Any, ...]) -> JournalEntry:
         try:
             return journal_check.entry_of(row)
         except ValueError as error:

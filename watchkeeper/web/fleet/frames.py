@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from watchkeeper.kit import lately
+from watchkeeper.kit import recency_cache
 from watchkeeper.model import clock_reasons, fleet, incidents
 from watchkeeper.model.labels import Labels
 from watchkeeper.query import engine
@@ -248,7 +248,7 @@ def _identity(labels: Labels) -> tuple[str, str | None]:
 
 
 # A label set stays the same object from tick to tick, and 10,000 of them are looked at for every picture.
-identity = lately.Lately(_identity)
+identity = recency_cache.Lately(_identity)
 
 
 def mark_incidents(

@@ -24,7 +24,7 @@ from starlette.responses import Response
 from watchkeeper.hub import services
 from watchkeeper.hub.runtime import Runtime
 from watchkeeper.hub.samples import Queries
-from watchkeeper.net import packing
+from watchkeeper.net import compression
 from watchkeeper.web.answers import whole_number
 from watchkeeper.web.fleet import holders, inventory
 
@@ -77,7 +77,7 @@ class StockAnswer:
         if made.edition in request.headers.get("if-none-match", ""):
             return Response(status_code=304, headers=headers)
         body = made.body if request.query_params.get("workloads") == "0" else await self._long_body(made)
-        if packing.is_taken(request.headers.get("accept-encoding", "")):
+        if compression.is_taken(request.headers.get("accept-encoding", "")):
             return Response(body, media_type="application/json", headers=headers | {"Content-Encoding": "gzip"})
         return Response(gzip.decompress(body), media_type="application/json", headers=headers)
 
@@ -169,7 +169,7 @@ def write(stock: inventory.Inventory, held: holders.Holders, *, now: float, befo
 
 
 def compressed(made: Made, workloads: Mapping[str, str] | None) -> bytes:
-    return packing.pack(_joined({"ok": True}, made, made.nodes, workloads))
+    return compression.pack(_joined({"ok": True}, made, made.nodes, workloads))
 
 
 def write_news(since: str, before: Sequence[bytes] | None, made: Made) -> str:

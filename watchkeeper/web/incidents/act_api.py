@@ -39,7 +39,7 @@ class Repairs:
 
 @dataclass(frozen=True, slots=True)
 class RepairLog:
-    entries: list[chain.Entry]
+    entries: list[chain.JournalEntry]
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from watchkeeper.hub.repair_loop import RepairLoop
 from watchkeeper.hub.runtime import Runtime
 from watchkeeper.kit import clock, wire
 from watchkeeper.store.journal import journal_search
-from watchkeeper.store.journal.chain import Entry
+from watchkeeper.store.journal.chain import JournalEntry
 from watchkeeper.web.answers import Asked, Endpoint, whole_number
 from watchkeeper.web.auth.auth import Role
 from watchkeeper.web.prometheus import prometheus_form as form
@@ -74,16 +74,16 @@ class JournalApi:
         self._busy = asyncio.Lock()
         self._verdict: tuple[float, Verdict] | None = None
 
-    def _where(self) -> journal_search.Where:
+    def _where(self) -> journal_search.JournalLocation:
         if self._repairs is None:
             raise HTTPException(404, "this is a recording: it has no journal")
         settings = self._runtime.settings
-        return journal_search.Where(settings.journal_path, settings.journal.url_file)
+        return journal_search.JournalLocation(settings.journal_path, settings.journal.url_file)
 
     async def entries(self, request: Request) -> JournalPage:
         where, wanted = self._where(), _wanted(request)
 
-        def look() -> tuple[journal_search.Found, list[Line]]:
+        def look() -> tuple[journal_search.EntryPage, list[Line]]:
             found = journal_search.search(where, wanted)
             return found, [line(entry) for entry in found.entries]
 
@@ -104,7 +104,7 @@ class JournalApi:
         async with self._busy:
             kept = self._verdict
             if kept is None or is_wanted or not 0 <= now.timestamp() - kept[0] < KEPT_SECONDS:
-                broken, count = await asyncio.to_thread(journal_search.first_broken, where)
+                broken, count = await asyncio.to_thread(journal_search.first_invalid_entry, where)
                 verdict = Verdict(now, count, broken is None, broken)
                 kept = self._verdict = (now.timestamp(), verdict)
         return kept[1]
@@ -117,7 +117,7 @@ class JournalApi:
         return StreamingResponse(_lines(where, wanted), media_type="application/x-ndjson", headers=headers)
 
 
-def _lines(where: journal_search.Where, wanted: journal_search.Wanted) -> Iterator[bytes]:
+def _lines(where: journal_search.JournalLocation, wanted: journal_search.EntryFilter) -> Iterator[bytes]:
     left, before = MOST_EXPORTED, wanted.before
     while left > 0:
         page = journal_search.search(where, replace(wanted, before=before, limit=min(left, MOST_ENTRIES)))
@@ -129,7 +129,7 @@ def _lines(where: journal_search.Where, wanted: journal_search.Wanted) -> Iterat
         before = page.looked_back_to
 
 
-def line(entry: Entry) -> Line:
+def line(entry: JournalEntry) -> Line:
     return Line(
         seq=entry.seq,
         at=entry.at,
@@ -143,7 +143,7 @@ def line(entry: Entry) -> Line:
     )
 
 
-def _wanted(request: Request) -> journal_search.Wanted:
+def _wanted(request: Request) -> journal_search.EntryFilter:
     asked = request.query_params
     limit, before = whole_number(asked.get("limit", "200")), asked.get("before")
     if limit is None or not 1 <= limit <= MOST_ENTRIES:
@@ -154,7 +154,7 @@ def _wanted(request: Request) -> journal_search.Wanted:
     words, kinds = tuple(asked.get("q", "").split()), tuple(asked.getlist("kind"))
     if len(words) > MOST_WORDS or len(kinds) > MOST_KINDS or any(len(word) > LONGEST_WORD for word in words):
         raise HTTPException(400, f"at most {MOST_WORDS} words of {LONGEST_WORD} characters, and {MOST_KINDS} kinds")
-    return journal_search.Wanted(
+    return journal_search.EntryFilter(
         kinds,
         asked.get("subject", ""),
         asked.get("actor", ""),

@@ -73,13 +73,13 @@ class RecordingApi:
 
     def _pieces(self, from_ms: int, to_ms: int, selectors: Sequence[Matchers]) -> Iterator[bytes]:
         head = recording.Header(from_ms, to_ms, self._runtime.settings.fleet.cluster, self._runtime.version)
-        writer = recording.Writer(head)
+        writer = recording.RecordingWriter(head)
         for node in self._fleet.nodes():
             yield writer.add("node", node)
         cluster_of = {node.name: node.cluster for node in self._fleet.nodes()}
         for seen in self._fleet.gpus():
             cluster = cluster_of.get(seen.node, head.cluster)
-            yield writer.add("gpu", recording.Seen(cluster, seen.node, seen.gpu, seen.gone_since_ms is not None))
+            yield writer.add("gpu", recording.RecordedGpu(cluster, seen.node, seen.gpu, seen.gone_since_ms is not None))
         yield from self._series(writer, head, selectors)
         since, until = clock.from_ms(from_ms), clock.from_ms(to_ms)
         for event in self._journal.events_between(since, until):
@@ -89,7 +89,7 @@ class RecordingApi:
         yield writer.end()
 
     def _series(
-        self, writer: recording.Writer, head: recording.Header, selectors: Sequence[Matchers]
+        self, writer: recording.RecordingWriter, head: recording.Header, selectors: Sequence[Matchers]
     ) -> Iterator[bytes]:
         """Metric by metric; a series that two selectors mean is written once."""
         on, known = self._queries.engine, self._queries.engine.metadata()
@@ -97,7 +97,7 @@ class RecordingApi:
         read = _from_afar(on) if on.local is None else on.local.raw
         for name in names:
             if name in known:
-                yield writer.add("metric", recording.Metric(name, *known[name]))
+                yield writer.add("metric", recording.RecordedMetric(name, *known[name]))
             done: set[object] = set()
             for selector in selectors:
                 this = engine.Matcher(METRIC_NAME, engine.MatchOp.EQUAL, name)
@@ -106,13 +106,13 @@ class RecordingApi:
                         done.add(labels)
                         yield writer.add_series(labels, times, values)
 
-    def _stories(self, since: datetime, until: datetime) -> Iterator[recording.Story]:
+    def _stories(self, since: datetime, until: datetime) -> Iterator[recording.RecordedIncident]:
         journal = self._journal
         for incident in journal.incidents(open_only=False, limit=MOST_INCIDENTS):
             if incident.opened_at > until or (incident.resolved_at is not None and incident.resolved_at < since):
                 continue
-            lines = tuple(recording.Happened(e.at, e.actor, e.kind, e.body) for e in journal.timeline(incident.id))
-            yield recording.Story(incident, journal.diagnosis(incident.id), journal.plan(incident.id), lines)
+            lines = tuple(recording.RecordedEntry(e.at, e.actor, e.kind, e.body) for e in journal.timeline(incident.id))
+            yield recording.RecordedIncident(incident, journal.diagnosis(incident.id), journal.plan(incident.id), lines)
 
 
 async def _with(first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from watchkeeper.accounting import books, budget_watch, ledger
 from watchkeeper.config import settings as config
 from watchkeeper.hub.loops import Loop
-from watchkeeper.kit import clock, own_metrics, troubles
+from watchkeeper.kit import clock, own_metrics, recent_failures
 from watchkeeper.query import engine
 from watchkeeper.store import clock_check, durable
 
@@ -60,7 +60,7 @@ class Upkeep:
         """Samples that are ahead of the clock, or find no room, in a sentence each."""
         if self._samples is None:
             return
-        if ahead := clock_check.problem(self._samples, self._now_ms()):
+        if ahead := clock_check.describe_problem(self._samples, self._now_ms()):
             yield ahead
         if len(self._samples) >= (most := self._settings.query.max_series):
             yield (
@@ -69,7 +69,7 @@ class Upkeep:
                 " each series, or drop labels that change often"
             )
 
-    def loops(self, said: troubles.Troubles) -> list[Loop]:
+    def loops(self, said: recent_failures.Troubles) -> list[Loop]:
         async def sync() -> None:
             await self._sync(said)
 
@@ -79,7 +79,7 @@ class Upkeep:
             Loop("blocks", self._keep_blocks, durable.UPKEEP_SECONDS),
         ]
 
-    async def _sync(self, said: troubles.Troubles) -> None:
+    async def _sync(self, said: recent_failures.Troubles) -> None:
         """Bring samples to the disk each second of the disk's own time, however fast a simulated clock runs."""
         await asyncio.sleep(SYNC_SECONDS)
         if self._samples is not None:

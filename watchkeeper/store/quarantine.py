@@ -17,7 +17,7 @@ FOLDER = "ahead"
 
 
 @dataclass(frozen=True, slots=True)
-class Aside:
+class QuarantinedSamples:
     """How many samples were ahead of the clock, and by how much at most."""
 
     samples: int
@@ -26,7 +26,7 @@ class Aside:
 
 
 @contextmanager
-def new_folder(store: Path, now_ms: int) -> Iterator[Path]:
+def create_folder(store: Path, now_ms: int) -> Iterator[Path]:
     """A folder for what is set aside now; none if nothing was, as when the disk refuses."""
     name = f"{datetime.fromtimestamp(now_ms / 1000, UTC):%Y-%m-%dT%H-%M-%S}.{now_ms % 1000:03}Z"
     number = sum(path.name.startswith(name) for path in (store / FOLDER).glob("*"))
@@ -39,7 +39,7 @@ def new_folder(store: Path, now_ms: int) -> Iterator[Path]:
             folder.rmdir()
 
 
-def forget(store: Path, *, oldest_ms: int) -> None:
+def remove_expired(store: Path, *, oldest_ms: int) -> None:
     """Remove what was set aside before anything that is kept."""
     for folder in (store / FOLDER).glob("*"):
         if folder.stat().st_mtime * 1000 < oldest_ms:

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from watchkeeper.store.columns import Ints, distinct, present
-from watchkeeper.store.groups import NOBODY, Ledger
+from watchkeeper.store.columns import Ints, distinct, sorted_distinct
+from watchkeeper.store.groups import NO_GROUP, GroupTable
 from watchkeeper.store.index import Selection
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Part:
+class SlabPart:
     """What lies in one slab: `groups` are places among the groups, `series` among the series of a selection."""
 
     slab: int
@@ -27,22 +27,22 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Whereabouts:
+class SampleLocations:
     """The groups of some series, each series' place among them, and what lies where; series without samples nowhere."""
 
     groups: Ints
     group_index: Ints
-    parts: tuple[Part, ...]
+    parts: tuple[SlabPart, ...]
     # The ledger's stamps of the groups; None while a series has no group yet, as nothing tells when it gets one.
     stamps: Ints | None
 
 
 @dataclass(slots=True)
 class _Remembered:
-    found: Whereabouts | None = None
+    found: SampleLocations | None = None
 
 
-def of(chosen: Selection, ledger: Ledger) -> Whereabouts:
+def locate(chosen: Selection, ledger: GroupTable) -> SampleLocations:
     known = chosen.series.remember("whereabouts", _Remembered)
     found = known.found
     if found is None or found.stamps is None or (ledger.stamps[found.groups] != found.stamps).any():
@@ -50,16 +50,18 @@ def of(chosen: Selection, ledger: Ledger) -> Whereabouts:
     return found
 
 
-def _look_up(chosen: Selection, ledger: Ledger) -> Whereabouts:
+def _look_up(chosen: Selection, ledger: GroupTable) -> SampleLocations:
     # One more, so that NOBODY comes first and is no negative number.
     groups, group_index = distinct(ledger.group_of[chosen.numbers] + 1, len(ledger.stamps) + 1)
     groups -= 1
-    slabs = np.full(len(groups), NOBODY, dtype=np.int64)
-    slabs[groups != NOBODY] = ledger.slab_of[groups[groups != NOBODY]]
+    slabs = np.full(len(groups), NO_GROUP, dtype=np.int64)
+    slabs[groups != NO_GROUP] = ledger.slab_of[groups[groups != NO_GROUP]]
     parts = []
-    for slab in present(slabs[slabs != NOBODY]).tolist():
+    for slab in sorted_distinct(slabs[slabs != NO_GROUP]).tolist():
         inside = np.flatnonzero(slabs == slab)
         series = np.flatnonzero((slabs == slab)[group_index])
-        parts.append(Part(slab, inside, series, ledger.row_of[chosen.numbers[series]], ledger.time_row[groups[inside]]))
-    stamps = None if NOBODY in groups[:1] else ledger.stamps[groups]
-    return Whereabouts(groups, group_index, tuple(parts), stamps)
+        parts.append(
+            SlabPart(slab, inside, series, ledger.row_of[chosen.numbers[series]], ledger.time_row[groups[inside]])
+        )
+    stamps = None if NO_GROUP in groups[:1] else ledger.stamps[groups]
+    return SampleLocations(groups, group_index, tuple(parts), stamps)

@@ -33,7 +33,7 @@ from watchkeeper.store.blocks import block_writer
 from watchkeeper.store.wal import wal_reader
 
 if TYPE_CHECKING:
-    from watchkeeper.store.wal.wal_reader import Batch, Ended
+    from watchkeeper.store.wal.wal_reader import ReplayBatch, SegmentResult
 
 log = logging.getLogger(__name__)
 
@@ -48,19 +48,19 @@ TAKEN = b"t"
 # The other process is a copy of this one, and has what was run here.
 NEEDED = ("watchkeeper.store.wal.wal", "watchkeeper.store.codec", "watchkeeper.kit.memory")
 # One reader for each store; a hub has one.
-_begun: dict[Path, _Reader] = {}
+_begun: dict[Path, _ReaderProcess] = {}
 
 
-def begin(path: Path, *, most_bytes: int = MOST_BYTES) -> None:
+def start_reading(path: Path, *, most_bytes: int = MOST_BYTES) -> None:
     """Start to read the log of the store in a directory, if it is long enough to be worth it."""
     sizes = _sizes(path)
     if sum(sizes.values()) >= WORTH_BYTES and path not in _begun:
         deque(lazy_imports.steps(*NEEDED), maxlen=0)
         with contextlib.suppress(OSError):
-            _begun[path] = _Reader(path, most_bytes)
+            _begun[path] = _ReaderProcess(path, most_bytes)
 
 
-def meanwhile(path: Path, steps: Iterator[object]) -> None:
+def run_while_reading(path: Path, steps: Iterator[object]) -> None:
     """Take these steps while `read` waits for the other process, as far as there is time; where there is none, now."""
     if path in _begun:
         _begun[path].steps = steps
@@ -68,7 +68,7 @@ def meanwhile(path: Path, steps: Iterator[object]) -> None:
         deque(steps, maxlen=0)
 
 
-def read(path: Path, *, since_ms: int) -> Iterator[Batch | Ended]:
+def read(path: Path, *, since_ms: int) -> Iterator[ReplayBatch | SegmentResult]:
     """What `wal_reader.read` finds in a store's log; as far as possible what was read ahead."""
     count, reader = 0, _begun.pop(path, None)
     if reader is not None:
@@ -84,7 +84,7 @@ def read(path: Path, *, since_ms: int) -> Iterator[Batch | Ended]:
     yield from itertools.islice(wal_reader.read(path / "wal", since_ms=since_ms), count, None)
 
 
-class _Reader:
+class _ReaderProcess:
     """The other process, seen from the hub."""
 
     def __init__(self, path: Path, most_bytes: int) -> None:

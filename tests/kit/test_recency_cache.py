@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as some
 
-from watchkeeper.kit.lately import Lately
+from watchkeeper.kit.recency_cache import Lately
 
 
 def test_what_comes_again_each_turn_is_worked_out_once() -> None:

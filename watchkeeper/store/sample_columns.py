@@ -36,20 +36,20 @@ class Columns:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Union:
+class SeriesUnion:
     """The series of several sets, each once, and for each set the places of its series in it."""
 
     series: SeriesSet
     places: tuple[Ints, ...]
 
 
-class Unions:
+class UnionCache:
     """Remembers unions, so that a repeated query repeats no label work."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[tuple[SeriesSet, ...], Union] = OrderedDict()
+        self._known: OrderedDict[tuple[SeriesSet, ...], SeriesUnion] = OrderedDict()
 
-    def of(self, sets: Sequence[SeriesSet]) -> Union:
+    def of(self, sets: Sequence[SeriesSet]) -> SeriesUnion:
         key = tuple(sets)
         known = self._known.get(key)
         if known is None:
@@ -64,13 +64,13 @@ class Unions:
             _let_go(sets, union)
 
 
-def _let_go(sets: tuple[SeriesSet, ...], union: Union) -> None:
+def _let_go(sets: tuple[SeriesSet, ...], union: SeriesUnion) -> None:
     """Let go of what was worked out about a union, unless it is the newest of its sets, which goes on."""
     if union.series is not sets[-1]:
         union.series.let_go()
 
 
-def _unite(sets: Sequence[SeriesSet]) -> Union:
+def _unite(sets: Sequence[SeriesSet]) -> SeriesUnion:
     # The last set is the newest: where every other is part of it, it is the union, with all it remembers.
     order = [len(sets) - 1, *range(len(sets) - 1)]
     numbers: dict[Pairs, int] = {}
@@ -82,10 +82,10 @@ def _unite(sets: Sequence[SeriesSet]) -> Union:
     for at, older in enumerate(sets[:-1]):
         # A block reads label sets of its own; from here on it has those of the newest set, which are equal.
         older.pairs = [kept[place] for place in places[at].tolist()]
-    return Union(series, tuple(places[at] for at in range(len(sets))))
+    return SeriesUnion(series, tuple(places[at] for at in range(len(sets))))
 
 
-def join(parts: Sequence[Columns], unions: Unions) -> Columns:
+def join(parts: Sequence[Columns], unions: UnionCache) -> Columns:
     """One answer of parts whose times follow each other; a series may be missing from any of them."""
     union = unions.of([part.series for part in parts])
     count = len(union.series)
@@ -117,7 +117,7 @@ def _lay(table: Ints | Floats, rows: Ints, cells: Ints | Floats, *, starts: Ints
             table[rows[alike], start : start + length] = cells[alike, :length]
 
 
-def refuse_above(samples: int, limit: int | None) -> None:
+def check_sample_limit(samples: int, limit: int | None) -> None:
     if limit is not None and samples > limit:
         raise errors.QueryLimit(
             f"the query would read {samples} samples, the limit is {limit}",

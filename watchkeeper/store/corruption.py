@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
-class Damage:
+class Corruption:
     """Bytes of ours that are not what we wrote."""
 
     path: Path

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from tests.store.durables import BLOCK, MINUTE, Rig, named, read
-from watchkeeper.store.wal import wal_ahead, wal_reader
+from watchkeeper.store.wal import wal_prefetch, wal_reader
 
 SLOTS = 300
 
 
 @pytest.fixture(autouse=True)
 def even_a_short_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wal_ahead, "WORTH_BYTES", 1)
+    monkeypatch.setattr(wal_prefetch, "WORTH_BYTES", 1)
 
 
 def filled(folder: Path) -> Rig:
@@ -35,10 +35,10 @@ def filled(folder: Path) -> Rig:
     return rig
 
 
-def begun(path: Path, *, most_bytes: int = wal_ahead.MOST_BYTES) -> wal_ahead._Reader:
+def begun(path: Path, *, most_bytes: int = wal_prefetch.MOST_BYTES) -> wal_prefetch._ReaderProcess:
     """A reader that has looked at the files of the log."""
-    wal_ahead.begin(path, most_bytes=most_bytes)
-    reader = wal_ahead._begun[path]
+    wal_prefetch.start_reading(path, most_bytes=most_bytes)
+    reader = wal_prefetch._begun[path]
     assert reader._socket.recv(1, socket.MSG_PEEK)
     return reader
 
@@ -61,10 +61,10 @@ def test_other_work_is_done_while_the_log_is_waited_for(tmp_path: Path) -> None:
     rig.store.close()
     every = list(wal_reader.read(tmp_path / "wal", since_ms=-MINUTE))
     took: list[int] = []
-    wal_ahead.begin(tmp_path)
+    wal_prefetch.start_reading(tmp_path)
     # The reader is not there so soon.
-    wal_ahead.meanwhile(tmp_path, (took.append(step) for step in range(3)))
-    found = list(wal_ahead.read(tmp_path, since_ms=-wal_reader.NEVER_MS))
+    wal_prefetch.run_while_reading(tmp_path, (took.append(step) for step in range(3)))
+    found = list(wal_prefetch.read(tmp_path, since_ms=-wal_reader.NEVER_MS))
     assert took == [0, 1, 2]
     assert [spelled(part) for part in found] == [spelled(part) for part in every]
 
@@ -72,15 +72,15 @@ def test_other_work_is_done_while_the_log_is_waited_for(tmp_path: Path) -> None:
 def test_what_has_been_read_goes_before_other_work(tmp_path: Path) -> None:
     filled(tmp_path).store.close()
     reader, took = begun(tmp_path), list[int]()
-    wal_ahead.meanwhile(tmp_path, (took.append(step) for step in range(3)))
-    assert reader.receive() == (-wal_reader.NEVER_MS, wal_ahead._sizes(tmp_path))
+    wal_prefetch.run_while_reading(tmp_path, (took.append(step) for step in range(3)))
+    assert reader.receive() == (-wal_reader.NEVER_MS, wal_prefetch._sizes(tmp_path))
     assert not took
-    wal_ahead._begun.pop(tmp_path).close()
+    wal_prefetch._begun.pop(tmp_path).close()
 
 
 def test_without_a_reader_other_work_is_done_at_once(tmp_path: Path) -> None:
     took: list[int] = []
-    wal_ahead.meanwhile(tmp_path, (took.append(step) for step in range(3)))
+    wal_prefetch.run_while_reading(tmp_path, (took.append(step) for step in range(3)))
     assert took == [0, 1, 2]
 
 
@@ -105,7 +105,7 @@ def test_a_reader_that_is_killed_loses_nothing_and_gives_nothing_twice(
         caplog.clear()
         # It waits for each batch to be taken.
         reader = begun(tmp_path, most_bytes=0)
-        found = wal_ahead.read(tmp_path, since_ms=-wal_reader.NEVER_MS)
+        found = wal_prefetch.read(tmp_path, since_ms=-wal_reader.NEVER_MS)
         parts = [next(found) for _ in range(taken)]
         os.kill(reader.process, signal.SIGKILL)
         parts += found
@@ -113,14 +113,14 @@ def test_a_reader_that_is_killed_loses_nothing_and_gives_nothing_twice(
         assert "What reads the log ahead has ended" in caplog.messages or taken >= len(every) - 1
 
 
-def spelled(part: wal_reader.Batch | wal_reader.Ended) -> object:
-    if isinstance(part, wal_reader.Ended):
+def spelled(part: wal_reader.ReplayBatch | wal_reader.SegmentResult) -> object:
+    if isinstance(part, wal_reader.SegmentResult):
         return part
     return part.labels, [(one.series.tolist(), one.times.tolist(), cells(one)) for one in part.parts]
 
 
-def cells(part: wal_reader.Scrapes | wal_reader.Samples) -> list[list[float]]:
-    if isinstance(part, wal_reader.Samples):
+def cells(part: wal_reader.ReplayScrapes | wal_reader.ReplaySamples) -> list[list[float]]:
+    if isinstance(part, wal_reader.ReplaySamples):
         return [part.values.tolist()]
     return [*part.table.narrow.tolist(), *part.table.wide.tolist()]
 
@@ -141,10 +141,10 @@ def test_beside_a_damaged_block_the_log_is_read_from_where_the_good_ones_end(tmp
 
 
 def test_a_short_log_and_one_that_is_not_there_have_no_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wal_ahead.begin(tmp_path)
-    assert not wal_ahead._begun
+    wal_prefetch.start_reading(tmp_path)
+    assert not wal_prefetch._begun
     rig = filled(tmp_path)
     rig.store.close()
-    monkeypatch.setattr(wal_ahead, "WORTH_BYTES", 1 << 20)
-    wal_ahead.begin(tmp_path)
-    assert not wal_ahead._begun
+    monkeypatch.setattr(wal_prefetch, "WORTH_BYTES", 1 << 20)
+    wal_prefetch.start_reading(tmp_path)
+    assert not wal_prefetch._begun

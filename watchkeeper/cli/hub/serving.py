@@ -41,7 +41,7 @@ class Door:
     """Where the hub listens and who may come in. `local_url` is for processes of this machine."""
 
     listener: socket.socket
-    doors: doors.Doors
+    auth_files: doors.Doors
     certificates: tls.Certificates | None
     url: str
     local_url: str
@@ -89,7 +89,7 @@ async def serve(
     rest = left_to_build(build)
     wal_prefetch.run_while_reading(configured.samples_path, rest)
     kept.open()
-    door.doors.keep_key(Path(configured.hub.session_key_file or Path(configured.hub.data) / "session.key"))
+    door.auth_files.keep_key(Path(configured.hub.session_key_file or Path(configured.hub.data) / "session.key"))
     try:
         async with asyncio.TaskGroup() as group:
             await answer(build, door, group, rest=rest, stop=stop)
@@ -129,7 +129,7 @@ async def answer(
     build: Builder, door: Door, group: asyncio.TaskGroup, *, rest: Iterator[None], stop: asyncio.Event
 ) -> None:
     """Answer questions about samples that are read, build the rest, and let the hub begin to watch."""
-    first, is_up = opening.Opening(build.kept.runtime, build.kept.queries, doors=door.doors), asyncio.Event()
+    first, is_up = opening.Opening(build.kept.runtime, build.kept.queries, doors=door.auth_files), asyncio.Event()
     served = group.create_task(
         server.serve(first, door.listener, stop=stop, certificates=door.certificates, is_up=is_up)
     )
@@ -145,7 +145,7 @@ async def answer(
         stop.set()
         await served
         raise
-    first.complete(app.create_app(watch.services, door.doors))
+    first.complete(app.create_app(watch.services, door.auth_files))
     group.create_task(watch.run(stop))
     group.create_task(finish_imports(stop))
 

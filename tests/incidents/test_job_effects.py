@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from tests.properties import examples
 from tests.support.incident_stories import Room, alert, event, gpu, job, later, node, xid
-from watchkeeper.incidents.core import Incidents
 from watchkeeper.incidents.domains import Domains
 from watchkeeper.incidents.footprint import NOWHERE, Footprint
+from watchkeeper.incidents.tracker import Incidents
 from watchkeeper.model import alerts, fleet
 from watchkeeper.model.events import EventKind
 from watchkeeper.model.incidents import IncidentState
-from watchkeeper.notify import notify, routing
+from watchkeeper.notify import decisions, routing
 
 RACK = fleet.Place("main", domain="rack=r1")
 NODES = [node(f"n{at}") for at in range(1, 65)]
@@ -278,8 +278,8 @@ def test_whichever_is_seen_first_a_dead_node_and_its_jobs_end_as_one_incident(
 def test_a_job_that_joins_pages_nobody_again(busy: Busy) -> None:
     routes = [routing.Route(("pager",), wait="0s")]
     (incident,) = busy.push(xid(79, gpu(3), 0))
-    told = notify.decide(incident, [], routes, is_silenced=False, now=later(0))
+    told = decisions.decide(incident, [], routes, is_silenced=False, now=later(0))
     assert [notice.occasion for notice in told] == ["opened"]
     busy.hear(stalled("llm", 60))
     (joined,) = busy.incidents.open()
-    assert notify.decide(joined, told, routes, is_silenced=False, now=later(60)) == []
+    assert decisions.decide(joined, told, routes, is_silenced=False, now=later(60)) == []

@@ -8,10 +8,10 @@ import pytest
 
 from tests.support.incident_stories import NODES, Racked, Room, alert, gpu, later, node, xid
 from watchkeeper.errors import IllegalMove
-from watchkeeper.incidents import core, correlate
+from watchkeeper.incidents import correlate, tracker
 from watchkeeper.model.incidents import IncidentState, MemberKind
 from watchkeeper.model.silences import Matcher
-from watchkeeper.notify import silencing
+from watchkeeper.notify import silence_store
 
 
 def test_an_alert_that_found_no_room_is_brought_in_when_the_others_are_over(
@@ -28,7 +28,7 @@ def test_an_alert_that_found_no_room_is_brought_in_when_the_others_are_over(
 
 
 def test_beyond_so_many_open_incidents_alerts_wait_for_room(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(core, "MOST_OPEN", 2)
+    monkeypatch.setattr(tracker, "MOST_OPEN", 2)
     firing = [alert("agent_down", node(f"n{at}"), 0) for at in range(4)]
     room.hear(*firing)
     assert (len(room.open()), room.incidents.left_out) == (2, 2)
@@ -69,6 +69,6 @@ def test_a_clock_that_is_put_back_delays_nothing_for_long(room: Room) -> None:
 @pytest.mark.parametrize(("begins", "lasts"), [(0, 366), (360, 10), (-2, 1)])
 def test_a_silence_ends_after_now_and_within_a_year(room: Room, begins: int, lasts: int) -> None:
     starts_at = later(0) + timedelta(days=begins)
-    wish = silencing.Wish((Matcher("node", "n1"),), "ada", "new fans", starts_at, starts_at + timedelta(days=lasts))
+    wish = silence_store.Wish((Matcher("node", "n1"),), "ada", "new fans", starts_at, starts_at + timedelta(days=lasts))
     with pytest.raises(IllegalMove, match="must end after now and within"):
-        silencing.Silences(room.journal, now=later(0)).add(wish, later(0))
+        silence_store.Silences(room.journal, now=later(0)).add(wish, later(0))

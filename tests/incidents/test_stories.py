@@ -5,10 +5,10 @@ from __future__ import annotations
 from datetime import timedelta
 
 from tests.support.incident_stories import NOON, Room, alert, gpu, later, node, xid
-from watchkeeper.incidents import blast, subject
+from watchkeeper.incidents import blast, incident_labels
 from watchkeeper.model.incidents import Incident
 from watchkeeper.model.labels import Labels
-from watchkeeper.notify import digest, report
+from watchkeeper.notify import digest, incident_report
 
 
 def gpus_at(place: object) -> int:
@@ -56,11 +56,11 @@ def test_the_question_is_asked_for_the_time_the_incident_opened(room: Room) -> N
 def test_a_report_has_every_part_and_no_text_of_a_machine_breaks_it(room: Room) -> None:
     (incident,) = room.push(xid(79, gpu(3), 0))
     room.incidents.note(incident.id, "ada|eve", text="a | b\n<script>[x](y)", now=later(5))
-    story = report.Story(incident, "GPU 3 on n1", None, None, None, room.journal.timeline("INC-1"), later(60))
-    text = report.text(story)
+    story = incident_report.Story(incident, "GPU 3 on n1", None, None, None, room.journal.timeline("INC-1"), later(60))
+    text = incident_report.text(story)
     assert "ada\\|eve | a \\| b &lt;script>\\[x](y) |" in text
     assert "Blast radius:** unknown" in text
-    assert report.plain(story)["lasted_seconds"] == 60
+    assert incident_report.plain(story)["lasted_seconds"] == 60
 
 
 def test_a_digest_counts_causes_rules_and_those_that_break_again(room: Room) -> None:
@@ -75,7 +75,7 @@ def test_a_digest_counts_causes_rules_and_those_that_break_again(room: Room) -> 
         until=later(10_000),
         timeline=room.journal.timeline,
         names=lambda incident: str(incident.place.node),
-        belongs_to=lambda incident: subject.belongs_to(incident, subject.Inventory()),
+        belongs_to=lambda incident: incident_labels.belongs_to(incident, incident_labels.Inventory()),
     )
     assert (made.incidents, made.still_open) == (4, 1)
     first, second = made.by_cause
@@ -86,7 +86,7 @@ def test_a_digest_counts_causes_rules_and_those_that_break_again(room: Room) -> 
     assert digest.lines(made)[0] == "Incidents 2026-05-04 to 2026-05-04: 4, 1 still open"
 
 
-KNOWN = subject.Inventory(
+KNOWN = incident_labels.Inventory(
     lambda _, name: {"rack": "r01"} if name == "n1" else {},
     lambda workload: workload.partition("/")[0] if "/" in workload else "unmapped",
 )
@@ -101,7 +101,7 @@ def test_what_nobody_has_mapped_has_its_own_line_in_the_digest(room: Room) -> No
         until=later(100),
         timeline=room.journal.timeline,
         names=str,
-        belongs_to=lambda incident: subject.belongs_to(incident, KNOWN),
+        belongs_to=lambda incident: incident_labels.belongs_to(incident, KNOWN),
     )
     assert made.by_rack == (digest.Counted("unmapped", 2), digest.Counted("r01", 1))
     assert made.by_pool == (digest.Counted("unmapped", 3),)
@@ -118,7 +118,7 @@ def test_the_rarest_line_of_a_long_list_is_there_if_it_is_the_unmapped_one(room:
         until=later(1000),
         timeline=room.journal.timeline,
         names=str,
-        belongs_to=lambda incident: subject.belongs_to(incident, KNOWN),
+        belongs_to=lambda incident: incident_labels.belongs_to(incident, KNOWN),
     )
     assert len(made.by_team) == digest.MOST_LISTED + 1
     assert digest.Counted("unmapped", 1) in made.by_team
@@ -129,18 +129,18 @@ def test_what_nobody_has_mapped_has_its_own_line_in_a_report(room: Room) -> None
     (incident,) = room.push(xid(79, gpu(3, "n2"), 0))
     found = hit(incident, {}, 60)
     assert (found.teams, found.unmapped) == (("research", "unmapped"), ("4711",))
-    about = subject.belongs_to(incident, KNOWN)
-    story = report.Story(incident, "GPU 3 on n2", None, None, found, [], later(60), about)
-    text = report.text(story)
+    about = incident_labels.belongs_to(incident, KNOWN)
+    story = incident_report.Story(incident, "GPU 3 on n2", None, None, found, [], later(60), about)
+    text = incident_report.text(story)
     assert "- **Belongs to:** team research/unmapped, rack unmapped, pool unmapped" in text
     assert "- **Unmapped:** the rack of GPU 3 on n2; the pool of GPU 3 on n2; the team of 4711" in text
-    assert report.plain(story)["unmapped"][-1] == "the team of 4711"
+    assert incident_report.plain(story)["unmapped"][-1] == "the team of 4711"
 
 
 def test_an_incident_that_hits_nobody_has_no_team_to_miss(room: Room) -> None:
     room.workloads = lambda _: []
     (incident,) = room.push(xid(79, gpu(3), 0))
-    assert subject.belongs_to(incident, KNOWN) == {
+    assert incident_labels.belongs_to(incident, KNOWN) == {
         "team": frozenset({"no workload"}),
         "rack": frozenset({"r01"}),
         "pool": frozenset({"unmapped"}),

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.incident_stories import NOON, Room, alert, event, gpu, later, node, xid
 from watchkeeper.errors import StoreError
-from watchkeeper.incidents.core import CLAIMED_AT
+from watchkeeper.incidents.tracker import CLAIMED_AT
 from watchkeeper.model import alerts, fleet
 from watchkeeper.model.events import EventKind
 from watchkeeper.model.incidents import IncidentState

@@ -12,7 +12,7 @@ import pytest
 from tests.support.incident_stories import Room, alert, gpu, later, node, xid
 from tests.support.webhooks import Web, running
 from watchkeeper.errors import WireError
-from watchkeeper.incidents import subject
+from watchkeeper.incidents import incident_labels
 from watchkeeper.incidents.signals import from_alert
 from watchkeeper.kit import wire
 from watchkeeper.model import alerts
@@ -41,7 +41,7 @@ def read(*found: dict[str, Any]) -> list[alerts.Alert]:
 
 
 def posted(room: Room, at: float) -> list[alertmanager.Posted]:
-    about = [(each, subject.subject_of(each, subject.Inventory())) for each in room.incidents.recent()]
+    about = [(each, incident_labels.subject_of(each, incident_labels.Inventory())) for each in room.incidents.recent()]
     return [alertmanager.posted(each, labels, message.Known(), now=later(at)) for each, labels in about]
 
 
@@ -85,7 +85,7 @@ def test_an_incident_of_a_power_feed_can_be_silenced_by_it(room: Room) -> None:
     labels = Labels({"alertname": "FeedDown", "power": "p3", "severity": "critical", "cluster": "main"})
     room.hear(alerts.Alert(labels, alerts.AlertState.FIRING, later(0), 1.0, fired_at=later(0)))
     (sent,) = posted(room, 1)
-    matchers = subject.place_matchers(room.incidents.open()[0].place)
+    matchers = incident_labels.place_matchers(room.incidents.open()[0].place)
     assert {one.name: one.value for one in matchers}.items() <= sent.labels.items()
 
 
@@ -184,7 +184,7 @@ def test_labels_that_come_back_before_their_end_was_told_are_not_told_to_be_over
     (incident,) = room.incidents.open()
 
     def told(team: str, at: float) -> list[tuple[str, bool]]:
-        about = {**subject.subject_of(incident, subject.Inventory()), "team": frozenset({team})}
+        about = {**incident_labels.subject_of(incident, incident_labels.Inventory()), "team": frozenset({team})}
         one = alertmanager.posted(incident, about, message.Known(), now=later(at))
         sent = feed.batch([(incident, one)], now=later(at))
         return [(body["labels"]["team"], body["endsAt"] > wire.format_time(later(at))) for body in sent]

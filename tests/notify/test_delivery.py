@@ -14,7 +14,7 @@ from tests.support.incident_stories import Room, gpu, xid
 from tests.support.waiting import until_async
 from tests.support.webhooks import Web, running
 from watchkeeper.config import settings
-from watchkeeper.incidents import subject
+from watchkeeper.incidents import incident_labels
 from watchkeeper.kit import clock, own_metrics
 from watchkeeper.model.notices import Notice, NoticeState
 from watchkeeper.notify import delivery, message
@@ -31,7 +31,7 @@ def desk_of(room: Room, folder: Path, **webhooks: str) -> delivery.Desk:
     names = ", ".join(f'"{name}"' for name in webhooks)
     (folder / "notify.toml").write_text(f'{made}\n[[routes]]\nreceivers = [{names}]\nwait = "0s"\n')
     chosen = settings.Notify(via=settings.NotifyVia.RECEIVERS, routes=str(folder / "notify.toml"))
-    around = delivery.Surroundings(room.journal, subject.Inventory(), message.Known(), own_metrics.Registry())
+    around = delivery.Surroundings(room.journal, incident_labels.Inventory(), message.Known(), own_metrics.Registry())
     return delivery.Desk(chosen, around, now=clock.ScaledClock().now())
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.remediate.world import World, limits
-from watchkeeper.incidents.core import Incidents
+from watchkeeper.incidents.tracker import Incidents
 from watchkeeper.model import alerts, events, fleet
 from watchkeeper.model.incidents import Incident
 from watchkeeper.model.labels import Labels

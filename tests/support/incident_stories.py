@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from watchkeeper.incidents.core import Incidents
 from watchkeeper.incidents.domains import Domains
 from watchkeeper.incidents.footprint import NOWHERE, Footprint
+from watchkeeper.incidents.tracker import Incidents
 from watchkeeper.model import alerts, events, fleet, incidents, labels
 from watchkeeper.store.journal.journal import Journal
 

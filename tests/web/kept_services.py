@@ -10,16 +10,16 @@ from typing import Any
 
 import orjson
 
-from watchkeeper.diagnose import lessons
+from watchkeeper.diagnose import corrections
 from watchkeeper.errors import IllegalMove, StoreError
-from watchkeeper.incidents import subject
+from watchkeeper.incidents import incident_labels
 from watchkeeper.kit import broadcast, clock
 from watchkeeper.model import actions, alerts, diagnosis, events, fleet
 from watchkeeper.model.incidents import Incident, IncidentState, move
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.notices import Notice
 from watchkeeper.model.silences import Silence
-from watchkeeper.notify import silencing
+from watchkeeper.notify import silence_store
 from watchkeeper.rules import evaluate, reload, rulefile, slo
 
 START = datetime(2026, 2, 12, 2, 14, 7, tzinfo=UTC)
@@ -100,7 +100,7 @@ class KeptIncidents:
 
     journal: KeptJournal
     clock: clock.Clock
-    said: list[lessons.Correction] = field(default_factory=list)
+    said: list[corrections.Correction] = field(default_factory=list)
     foreign: list[alerts.Alert] = field(default_factory=list)
     cannot_write: StoreError | None = None
 
@@ -127,13 +127,13 @@ class KeptIncidents:
     async def note(self, id: str, actor: str, text: str) -> None:
         self._keep(self.journal.kept[id], actor, "note", {"text": text})
 
-    async def correct(self, id: str, actor: str, cause: str, why: str) -> lessons.Correction:
+    async def correct(self, id: str, actor: str, cause: str, why: str) -> corrections.Correction:
         kept = self.journal.kept[id]
-        said = lessons.Correction(id, self.clock.now(), actor, kept.cause, cause, why, str(kept.place))
+        said = corrections.Correction(id, self.clock.now(), actor, kept.cause, cause, why, str(kept.place))
         self.said.append(said)
         return said
 
-    def corrections(self) -> list[lessons.Correction]:
+    def corrections(self) -> list[corrections.Correction]:
         return self.said
 
     def _keep(self, incident: Incident, actor: str, kind: str, body: Any) -> Incident:
@@ -147,7 +147,7 @@ class KeptSilences:
     silenced: list[Silence] = field(default_factory=list)
     problem: str = ""
 
-    async def silence(self, wish: silencing.Wish) -> Silence:
+    async def silence(self, wish: silence_store.Wish) -> Silence:
         try:
             made = Silence("S-1", wish.matchers, wish.author, wish.reason, wish.starts_at, wish.ends_at)
         except ValueError as error:
@@ -171,8 +171,8 @@ class KeptSilences:
         return self.problem
 
     def silenced_by(self, incident: Incident) -> Silence | None:
-        about = subject.subject_of(incident, subject.Inventory())
-        return silencing.holding(self.silenced, about, self.clock.now())
+        about = incident_labels.subject_of(incident, incident_labels.Inventory())
+        return silence_store.holding(self.silenced, about, self.clock.now())
 
 
 @dataclass

@@ -12,7 +12,7 @@ from dataclasses import field as default
 from datetime import datetime, timedelta
 
 from watchkeeper.catalogue import causes, event_causes, xid
-from watchkeeper.diagnose import surroundings
+from watchkeeper.diagnose import place_context
 from watchkeeper.kit import clock
 from watchkeeper.model import diagnosis, fleet, incidents
 from watchkeeper.model.alerts import Alert
@@ -74,7 +74,7 @@ class Facts:
     reporting: frozenset[str] | None = None
     expected_gpus: int | None = None
     # Series of what lies around the place: its rack, its job's ranks and GPUs, its pod, what changed.
-    around: surroundings.Around = default(default_factory=surroundings.Around)
+    around: place_context.Around = default(default_factory=place_context.Around)
     unseen: tuple[str, ...] = ()
     looked_at: tuple[str, ...] = ()
 
@@ -166,8 +166,8 @@ def gather(
     refs = {member.ref for member in incident.members}
     looked = [f"kernel log of {names(node)}, {since:%H:%M} to {until:%H:%M} UTC: {len(found)} events"]
     window = min(max(now - first, timedelta(0)) + AROUND, LONGEST_WINDOW)
-    questions = surroundings.Questions(engine, incident.place, clock.to_ms(now), window=window)
-    around = surroundings.look(questions)
+    questions = place_context.Questions(engine, incident.place, clock.to_ms(now), window=window)
+    around = place_context.look(questions)
     unseen = [*_skew(found)]
     if incident.place.node is None:
         nodes = {name for row, _ in around.rows(UTILISATION.metric) if (name := row.get("Hostname"))}

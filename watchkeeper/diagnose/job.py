@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 
 from watchkeeper.catalogue import causes
 from watchkeeper.diagnose import explain as explaining
-from watchkeeper.diagnose import surroundings
+from watchkeeper.diagnose import place_context
 from watchkeeper.diagnose.checks import training
 from watchkeeper.diagnose.evidence import Facts, cause_of
 from watchkeeper.diagnose.explained import Explained, Line, step_in_words
@@ -50,7 +50,7 @@ class Looked:
     """What the series say of a job, the nodes that it is on, and what could not be asked."""
 
     place: fleet.Place
-    around: surroundings.Around
+    around: place_context.Around
     nodes: tuple[fleet.Place, ...]
     refused: tuple[str, ...]
 
@@ -75,8 +75,8 @@ def look(engine: engines.InstantEngine, asked: Asked, now: datetime) -> Looked |
     """None where neither a scheduler nor a series knows the job."""
     short = asked.told_as or asked.name.rpartition("/")[2]
     place = fleet.Place(asked.cluster, domain=f"job={short}")
-    questions = surroundings.Questions(engine, place, clock.to_ms(now), window=AROUND)
-    around = surroundings.look(questions)
+    questions = place_context.Questions(engine, place, clock.to_ms(now), window=AROUND)
+    around = place_context.look(questions)
     is_told = any(name.startswith("training_") for name in around.series) or around.rows("DCGM_FI_DEV_GPU_UTIL")
     if not is_told and not asked.parts:
         return None
@@ -116,9 +116,9 @@ def explain(
     return Explained(asked.name, _pace(facts, nodes), None, "", lines, "", (), unseen)
 
 
-def _told_cause(around: surroundings.Around) -> str:
+def _told_cause(around: place_context.Around) -> str:
     """What an alert about the job says that fires; without one the mildest that a job may have."""
-    told = {labels.get("cause", "") for labels, _ in around.rows(surroundings.FIRING, alertstate="firing")}
+    told = {labels.get("cause", "") for labels, _ in around.rows(place_context.FIRING, alertstate="firing")}
     return next((row.cause for row in causes.all() if row.cause in told and row.family in training.FAMILIES), MILDEST)
 
 
@@ -130,7 +130,7 @@ def _as_incident(place: fleet.Place, now: datetime, cause: str) -> incidents.Inc
     )  # fmt: skip
 
 
-def _nodes(around: surroundings.Around) -> set[str]:
+def _nodes(around: place_context.Around) -> set[str]:
     return {labels.get("Hostname", "") for labels, _ in around.rows("DCGM_FI_DEV_GPU_UTIL")} - {""}
 
 
@@ -172,7 +172,7 @@ def _node_lines(facts: Facts, nodes: Sequence[str]) -> list[Line]:
             for labels, value in facts.around.rows(gpu_trouble.REASONS, Hostname=node)
             if gpu_trouble.is_held_down(value)
         ]
-        read = facts.around.rows(surroundings.READ_NOW, Hostname=node)
+        read = facts.around.rows(place_context.READ_NOW, Hostname=node)
         parts = [f"{len(here)} GPUs" if here else "GPUs not seen"]
         parts += [f"{len(here) - len(read)} of them no longer read"] if len(read) < len(here) else []
         parts += [f"clock {min(clocks):.0f} to {max(clocks):.0f} MHz"] if clocks else []

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from watchkeeper.doctor import cluster_listings, cutouts, fabric_listings, gpu_listings, records, trends
+from watchkeeper.doctor import cluster_listings, excerpts, fabric_listings, gpu_listings, records, trends
 from watchkeeper.doctor.facts import Facts
 from watchkeeper.doctor.scan import excerpt
 from watchkeeper.doctor.signatures import Sign, Table
@@ -41,7 +41,7 @@ READINGS: tuple[Reading, ...] = (
     fabric_listings.read,
     cluster_listings.read,
     trends.read,
-    cutouts.read,
+    excerpts.read,
     records.read,
 )
 

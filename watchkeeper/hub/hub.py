@@ -32,7 +32,7 @@ from watchkeeper.hub import (
 )
 from watchkeeper.hub.loops import Loops
 from watchkeeper.hub.samples import Samples
-from watchkeeper.incidents import subject
+from watchkeeper.incidents import incident_labels
 from watchkeeper.notify import delivery, message
 from watchkeeper.remediate import driver as drivers
 from watchkeeper.remediate import evidence, node_checks, orders
@@ -177,7 +177,7 @@ class Hub:
 
     def _around_delivery(self, kept: journals.Journal) -> delivery.Surroundings:
         known = message.Known(kept.diagnosis, kept.plan, self.runtime.settings.notify.console_url)
-        about = subject.Inventory(self.fleet.domains_of, self.fleet.clusters.team_of)
+        about = incident_labels.Inventory(self.fleet.domains_of, self.fleet.clusters.team_of)
         return delivery.Surroundings(kept, about, known, self.runtime.metrics, self.fleet.fleet.place_name)
 
     def _repair_parts(self, kept: journals.Journal) -> repair_loop.Parts:

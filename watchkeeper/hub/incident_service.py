@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 
-from watchkeeper.diagnose import lessons
+from watchkeeper.diagnose import corrections
 from watchkeeper.hub import diagnosis_queue
 from watchkeeper.hub.fleet_state import FleetState
 from watchkeeper.hub.journal_reader import JournalReader
@@ -128,7 +128,7 @@ class IncidentService:
         )
         self._runtime.changes.send("incidents")
 
-    async def correct(self, id: str, actor: str, cause: str, why: str) -> lessons.Correction:
+    async def correct(self, id: str, actor: str, cause: str, why: str) -> corrections.Correction:
         now = self._clock.now()
         correction = await self._thread.run(
             lambda: self._current.stages.pipeline.correct(id, actor, cause=cause, why=why, now=now)
@@ -136,7 +136,7 @@ class IncidentService:
         self._announce(filter(None, [await self._reader.read(lambda: self._reader.incident(id))]))
         return correction
 
-    def corrections(self) -> list[lessons.Correction]:
+    def corrections(self) -> list[corrections.Correction]:
         return self._current.stages.pipeline.lessons.all()
 
     def count_left_out(self) -> int:

@@ -15,9 +15,9 @@ from datetime import datetime, timedelta
 from functools import partial
 from itertools import chain, islice
 
-from watchkeeper.diagnose import evidence, explain, lessons, news
+from watchkeeper.diagnose import corrections, diagnosis_changes, evidence, explain
 from watchkeeper.errors import StoreError, WatchkeeperError
-from watchkeeper.incidents import core, domains, footprint, foreign, recovery
+from watchkeeper.incidents import domains, external_alerts, footprint, recovery, tracker
 from watchkeeper.kit import clock, own_metrics
 from watchkeeper.kit.logs import fields
 from watchkeeper.model import actions, alerts, diagnosis, events, labels, samples
@@ -79,7 +79,7 @@ class Pipeline:
         self._rule_engine = parts.engine.for_rules()
         self._now = now
         runs_on = footprint.Footprints(parts.engine, lambda: self._now)
-        self.incidents = core.Incidents(
+        self.incidents = tracker.Incidents(
             parts.journal,
             now=now,
             names=parts.fleet.place_name,
@@ -90,12 +90,12 @@ class Pipeline:
         )
         # Alerts that changed and are not in the journal yet, each as it was last.
         self._unheard: dict[labels.Labels, alerts.Alert] = {}
-        self._foreign = foreign.Foreign(parts.journal.alerts(), now=now)
+        self._foreign = external_alerts.Foreign(parts.journal.alerts(), now=now)
         # Who holds what, as asked moments ago: in a storm each place is asked about again and again.
         self._holders: dict[fleet_model.Place, tuple[datetime, Sequence[str]]] = {}
-        self.lessons = lessons.Lessons(
-            lessons.read(entry.subject, entry.at, entry.actor, body=entry.body)
-            for entry in parts.journal.entries_of(lessons.KIND)
+        self.lessons = corrections.Lessons(
+            corrections.read(entry.subject, entry.at, entry.actor, body=entry.body)
+            for entry in parts.journal.entries_of(corrections.KIND)
         )
         self._ended_series: Sequence[samples.Sample] = ()
         self._started, self._begun = now, set[str]()
@@ -108,7 +108,7 @@ class Pipeline:
 
     def _restore_alerts(self, now: datetime) -> None:
         # Alerts of somebody else's rules live until their own Alertmanager says that they are over.
-        own = [one for one in self._parts.journal.alerts() if foreign.SOURCE_LABEL not in one.labels]
+        own = [one for one in self._parts.journal.alerts() if external_alerts.SOURCE_LABEL not in one.labels]
         restored = evaluate.restore_all(self._rules, own)
         self.rule_state, self._ended_series, over = evaluate.retire(restored, self._rules, now=now)
         self._unheard.update((alert.labels, alert) for alert in over)
@@ -255,7 +255,7 @@ class Pipeline:
                 log.exception("An alert could not become an incident", extra=fields(alert=str(alert.labels)))
             del self._unheard[alert.labels]
 
-    def take_events(self, batch: Sequence[events.Event], now: datetime) -> core.Taken:
+    def take_events(self, batch: Sequence[events.Event], now: datetime) -> tracker.Taken:
         self._now = now
         return self.incidents.take_events(batch, now)
 
@@ -289,13 +289,13 @@ class Pipeline:
             firing=self.active_alerts(),
             names=parts.fleet.place_name,
         )
-        found = lessons.apply(explain.diagnose(facts, now), incident, self.lessons)
+        found = corrections.apply(explain.diagnose(facts, now), incident, self.lessons)
         draft = self._draft(incident, found.best)
         proposal = plan.dry_run(draft, parts.driver, now=now)
         rivals = self._plans_to_reboot(proposal)
         proposal = shared_steps.shared(proposal, [rival.incident for rival in rivals])
         with parts.journal.together():
-            if news.is_news(found, parts.journal.diagnosis(incident.id)):
+            if diagnosis_changes.is_news(found, parts.journal.diagnosis(incident.id)):
                 parts.journal.save_diagnosis(found)
             if not shared_steps.are_same(proposal, parts.journal.plan(incident.id)):
                 parts.journal.save_plan(proposal)
@@ -313,12 +313,12 @@ class Pipeline:
         mode = parts.ladder.rung(cause, pool).mode
         return plan.make_plan(incident, finding, parts.policy, mode=mode, pool=pool, names=parts.fleet.place_name)
 
-    def correct(self, id: str, actor: str, *, cause: str, why: str, now: datetime) -> lessons.Correction:
+    def correct(self, id: str, actor: str, *, cause: str, why: str, now: datetime) -> corrections.Correction:
         """A person says what it was, or that we were right: kept, and the first answer from now on."""
         found, incident = self._parts.journal.diagnosis(id), self._parts.journal.incident(id)
         was = self.lessons.first_answer(id, found, incident)
         place = "" if incident is None else str(incident.place)
-        said = lessons.Correction(id, now, actor, was, cause, why, place)
+        said = corrections.Correction(id, now, actor, was, cause, why, place)
         self.incidents.correct(id, actor, body=said.as_body(), now=now)
         self.lessons.learn(said)
         return said

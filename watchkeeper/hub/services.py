@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 if TYPE_CHECKING:
     from watchkeeper.clusters.clusters import Clusters
     from watchkeeper.clusters.fabric.fabric_watch import FabricWatch
-    from watchkeeper.diagnose.lessons import Correction
+    from watchkeeper.diagnose.corrections import Correction
     from watchkeeper.hub.health import Health
     from watchkeeper.hub.repair_loop import RepairLoop
     from watchkeeper.hub.runtime import Runtime
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from watchkeeper.model.labels import Labels
     from watchkeeper.model.notices import Notice
     from watchkeeper.model.silences import Silence
-    from watchkeeper.notify.report import Happening
-    from watchkeeper.notify.silencing import Wish
+    from watchkeeper.notify.incident_report import Happening
+    from watchkeeper.notify.silence_store import Wish
     from watchkeeper.remediate.evidence import Sources
     from watchkeeper.remediate.orders import Outbox
     from watchkeeper.rules.evaluate import State

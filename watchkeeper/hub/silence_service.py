@@ -7,7 +7,7 @@ from watchkeeper.hub.runtime import Runtime
 from watchkeeper.hub.stages import Current
 from watchkeeper.model.incidents import Incident
 from watchkeeper.model.silences import Silence
-from watchkeeper.notify import delivery, silencing
+from watchkeeper.notify import delivery, silence_store
 
 
 class SilenceService:
@@ -19,7 +19,7 @@ class SilenceService:
     def _delivery(self) -> delivery.Desk:
         return self._current.stages.delivery
 
-    async def silence(self, wish: silencing.Wish) -> Silence:
+    async def silence(self, wish: silence_store.Wish) -> Silence:
         made = await self._delivery.silence(wish, self._clock, self._thread.run)
         self._changes.send("incidents")
         return made

@@ -19,14 +19,14 @@ from urllib.parse import quote as quote_path
 
 from watchkeeper.catalogue import causes, xid
 from watchkeeper.errors import ReceiverError, WireError, quote
-from watchkeeper.incidents import foreign, signals
-from watchkeeper.incidents.subject import Subject
+from watchkeeper.incidents import external_alerts, signals
+from watchkeeper.incidents.incident_labels import Subject
 from watchkeeper.kit import wire
 from watchkeeper.model import alerts, diagnosis, silences
 from watchkeeper.model.incidents import Incident
 from watchkeeper.model.labels import Labels
-from watchkeeper.notify.calls import call, post
 from watchkeeper.notify.message import Known, link, runbook
+from watchkeeper.notify.receiver_http import call, post
 
 # An alert ends four repetitions after the last one, as Prometheus has it.
 REPEAT = timedelta(seconds=30)
@@ -190,7 +190,9 @@ class Received:
     problems: tuple[str, ...] = ()
 
 
-def read_webhook(body: bytes, now: datetime, *, known: Mapping[str, str], stale: timedelta = foreign.STALE) -> Received:
+def read_webhook(
+    body: bytes, now: datetime, *, known: Mapping[str, str], stale: timedelta = external_alerts.STALE
+) -> Received:
     """The alerts of one webhook call (version 4), ours left out; WireError if it is not one.
 
     `known` has the cause of each alert name that our own rules use; `stale` is how long one that is not repeated lasts.
@@ -239,9 +241,9 @@ def _read_alert(
     # Alertmanager itself writes the year 1 for an end that is not known.
     ends_at = wire.parse_time(plain["endsAt"]) if is_over or plain.get("endsAt") else None
     if not is_over:
-        annotations[foreign.UNTIL] = foreign.until_text(ends_at, now, stale)
+        annotations[external_alerts.UNTIL] = external_alerts.until_text(ends_at, now, stale)
     return alerts.Alert(
-        labels=Labels({**labels, foreign.SOURCE_LABEL: foreign.SOURCE}),
+        labels=Labels({**labels, external_alerts.SOURCE_LABEL: external_alerts.SOURCE}),
         state=alerts.AlertState.RESOLVED if is_over else alerts.AlertState.FIRING,
         active_at=started,
         fired_at=started,

@@ -18,14 +18,23 @@ from pathlib import Path
 
 from watchkeeper.config import settings as config
 from watchkeeper.errors import IllegalMove, ReceiverError, SettingsError, StoreError
-from watchkeeper.incidents.subject import Inventory, Subject, fits, subject_of
+from watchkeeper.incidents.incident_labels import Inventory, Subject, fits, subject_of
 from watchkeeper.kit import clock, files, own_metrics
 from watchkeeper.kit.logs import fields
 from watchkeeper.model import fleet
 from watchkeeper.model.incidents import Incident
 from watchkeeper.model.silences import ALERTMANAGER, Silence
-from watchkeeper.notify import alertmanager, message, outbox, receivers, review, routing, silencing, their_silences
-from watchkeeper.notify.review import Clerk
+from watchkeeper.notify import (
+    alertmanager,
+    alertmanager_silences,
+    digest_delivery,
+    message,
+    outbox,
+    receivers,
+    routing,
+    silence_store,
+)
+from watchkeeper.notify.digest_delivery import Clerk
 from watchkeeper.store.journal import journal as journals
 
 log = logging.getLogger(__name__)
@@ -60,7 +69,7 @@ class Desk:
         self._around = around
         self._current: tuple[Incident, ...] = ()
         self._subjects: dict[str, tuple[int, Subject]] = {}
-        self.silences = silencing.Silences(around.journal, now=now)
+        self.silences = silence_store.Silences(around.journal, now=now)
         self._routes_stamp = files.stamp(Path(settings.routes or ""))
         self._routing = _load(settings)
         self._outbox = outbox.Outbox(
@@ -68,7 +77,7 @@ class Desk:
         )
         urls = settings.alertmanager_urls if settings.via is config.NotifyVia.ALERTMANAGER else ()
         self._feeds = [alertmanager.Feed(url) for url in urls]
-        self._theirs = their_silences.TheirSilences(urls)
+        self._theirs = alertmanager_silences.TheirSilences(urls)
         counter, gauge = around.metrics.counter, around.metrics.gauge
         self._sent = counter("watchkeeper_notify_messages_total", "Messages that a receiver has taken")
         self._failed = counter("watchkeeper_notify_failures_total", "Messages that a receiver did not take, each try")
@@ -99,7 +108,7 @@ class Desk:
         """Why Alertmanager's silences are not, or not all, known; empty where they are, or are our own."""
         return self._theirs.problem(now)
 
-    async def silence(self, wish: silencing.Wish, time: clock.Clock, clerk: Clerk) -> Silence:
+    async def silence(self, wish: silence_store.Wish, time: clock.Clock, clerk: Clerk) -> Silence:
         """Make a silence, here or in Alertmanager; IllegalMove says why not."""
         if not self._feeds:
             return await clerk(lambda: self._noted(self.silences.add(wish, time.now()), time.now()))
@@ -112,7 +121,7 @@ class Desk:
         except ValueError as error:
             raise IllegalMove(str(error)) from error
         await asyncio.to_thread(self._theirs.refresh, time.now())
-        kept = replace(made, id=f"{their_silences.PREFIX}{answer}", keeper=ALERTMANAGER)
+        kept = replace(made, id=f"{alertmanager_silences.PREFIX}{answer}", keeper=ALERTMANAGER)
         return await clerk(lambda: self._noted(kept, time.now()))
 
     async def unsilence(self, id: str, actor: str, *, time: clock.Clock, clerk: Clerk) -> Silence:
@@ -125,7 +134,7 @@ class Desk:
             remedy = "List them with `watchkeeper silence list`"
             raise IllegalMove("Alertmanager has no such silence in force", where=id[:60], remedy=remedy)
         try:
-            await asyncio.to_thread(self._feeds[0].end_silence, id.removeprefix(their_silences.PREFIX))
+            await asyncio.to_thread(self._feeds[0].end_silence, id.removeprefix(alertmanager_silences.PREFIX))
         except ReceiverError as error:
             raise IllegalMove(f"Alertmanager did not end the silence: {error}", where=id[:60]) from error
         await asyncio.to_thread(self._theirs.refresh, time.now())
@@ -151,7 +160,7 @@ class Desk:
     def loops(self, time: clock.Clock, clerk: Clerk) -> list[tuple[str, Callable[[], Awaitable[None]]]]:
         """Everything that runs all the time, by name, for the hub to run and to begin again where it breaks."""
         if self._settings.via is config.NotifyVia.RECEIVERS:
-            reviews = review.Reviews(self._around.journal, self._around.names, self._around.inventory)
+            reviews = digest_delivery.Reviews(self._around.journal, self._around.names, self._around.inventory)
             return [
                 ("receivers", lambda: self._lines_forever(time, clerk)),
                 ("digest", lambda: reviews.forever(lambda: self._routing, time, clerk)),
@@ -171,7 +180,7 @@ class Desk:
             if bool(problem) != bool(said):
                 log.warning("Alertmanager's silences", extra=fields(problem=problem or "are read again"))
             said = problem
-            await time.sleep(their_silences.REFRESH_SECONDS)
+            await time.sleep(alertmanager_silences.REFRESH_SECONDS)
 
     async def _lines_forever(self, time: clock.Clock, clerk: Clerk) -> None:
         """A line for each receiver of the file; one that is no longer in it ends by itself."""

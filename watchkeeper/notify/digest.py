@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from statistics import median
 
-from watchkeeper.incidents.subject import alert_names
+from watchkeeper.incidents.incident_labels import alert_names
 from watchkeeper.kit import durations
 from watchkeeper.model.fleet import UNMAPPED
 from watchkeeper.model.incidents import Incident
-from watchkeeper.notify.report import Happening
+from watchkeeper.notify.incident_report import Happening
 
 MOST_LISTED = 20
 DIAGNOSED = "diagnosis"

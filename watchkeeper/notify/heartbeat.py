@@ -14,7 +14,7 @@ from pathlib import Path
 
 from watchkeeper.config import settings as config
 from watchkeeper.errors import ReceiverError
-from watchkeeper.notify.calls import post
+from watchkeeper.notify.receiver_http import post
 
 BEAT_SECONDS = 60.0
 # Two beats may be lost on the way.

@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from watchkeeper.errors import StoreError
-from watchkeeper.incidents.subject import Subject
+from watchkeeper.incidents.incident_labels import Subject
 from watchkeeper.kit import backoff, durations, wire
 from watchkeeper.model.incidents import Incident, IncidentId
 from watchkeeper.model.notices import Notice, NoticeState, Occasion
-from watchkeeper.notify.notify import FLAP, decide, given_up, worth_knowing
+from watchkeeper.notify.decisions import FLAP, decide, given_up, worth_knowing
 from watchkeeper.notify.routing import Routing
-from watchkeeper.notify.silencing import Silences
+from watchkeeper.notify.silence_store import Silences
 from watchkeeper.store.journal import journal as journals
 
 # A message is read by a person on a phone; the rest of a storm is told in the next one.

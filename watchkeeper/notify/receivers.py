@@ -15,8 +15,8 @@ from typing import Protocol
 
 from watchkeeper import __version__
 from watchkeeper.errors import ReceiverError
-from watchkeeper.notify.calls import ANSWER_BYTES, post
 from watchkeeper.notify.message import Message
+from watchkeeper.notify.receiver_http import ANSWER_BYTES, post
 from watchkeeper.notify.routing import Receiver
 
 # The request was wrong and will be wrong again; anything else may be a bad hour of the receiver.

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from watchkeeper.errors import SettingsError, WireError, reason
-from watchkeeper.incidents.subject import Subject, check, fits
+from watchkeeper.incidents.incident_labels import Subject, check, fits
 from watchkeeper.kit import durations, wire
 from watchkeeper.model.silences import Matcher, parse_matcher
 

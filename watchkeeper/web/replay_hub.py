@@ -13,7 +13,7 @@ from time import monotonic
 from typing import Any, NoReturn, TypeVar
 
 from watchkeeper.config.settings import Settings
-from watchkeeper.diagnose import lessons
+from watchkeeper.diagnose import corrections
 from watchkeeper.errors import IllegalMove
 from watchkeeper.hub import health, runtime, samples, services
 from watchkeeper.kit import clock
@@ -24,7 +24,7 @@ from watchkeeper.model.incidents import Incident
 from watchkeeper.model.labels import METRIC_NAME
 from watchkeeper.model.notices import Notice
 from watchkeeper.model.silences import Silence
-from watchkeeper.notify.silencing import Wish
+from watchkeeper.notify.silence_store import Wish
 from watchkeeper.query import embedded
 from watchkeeper.rules import evaluate, reload, rulefile, slo
 from watchkeeper.scrape import discovery, scrape
@@ -210,10 +210,10 @@ class Unchanging:
     async def note(self, id: str, actor: str, text: str) -> None:
         _refuse(f"{actor} wanted to note {text[:40]} at {id}")
 
-    async def correct(self, id: str, actor: str, cause: str, why: str) -> lessons.Correction:
+    async def correct(self, id: str, actor: str, cause: str, why: str) -> corrections.Correction:
         _refuse(f"{actor} wanted to say that {id} was {cause} ({why})")
 
-    def corrections(self) -> Sequence[lessons.Correction]:
+    def corrections(self) -> Sequence[corrections.Correction]:
         return ()
 
     async def silence(self, wish: Wish) -> Silence:

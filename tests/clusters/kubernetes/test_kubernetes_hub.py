@@ -19,7 +19,7 @@ from tests.web import stories
 from tests.web.small_hub import SmallHub
 from watchkeeper.config import settings
 from watchkeeper.hub.hub import Hub
-from watchkeeper.incidents import subject
+from watchkeeper.incidents import incident_labels
 from watchkeeper.kit import clock
 
 GPU = "GPU-0d7b8a1c-5e1f-4a3b-9c2d-111111111111"
@@ -69,7 +69,7 @@ def test_an_incident_is_routed_to_the_team_that_the_inventory_names(tmp_path: Pa
     try:
         about = hub._around_delivery(hub.current.stages.journal).inventory
         incident = replace(stories.lose_gpu(SmallHub()), workloads=("research/llm-0", "vision/detector-1", "4711"))
-        assert subject.subject_of(incident, about)["team"] == {"language", "vision", "unmapped"}
+        assert incident_labels.subject_of(incident, about)["team"] == {"language", "vision", "unmapped"}
     finally:
         hub.close()
 

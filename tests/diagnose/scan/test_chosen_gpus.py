@@ -12,7 +12,7 @@ from tests.diagnose.scan.command import run, scan
 from tests.diagnose.scan.healthy import GPU, NODE, SWITCH, kernel
 from tests.support.fake_nvml import driver
 from watchkeeper.diagnose.scan.examine import examine
-from watchkeeper.diagnose.scan.narrow import narrow
+from watchkeeper.diagnose.scan.gpu_selection import narrow
 from watchkeeper.diagnose.scan.verdicts import Fault, ScanFacts, Verdict
 from watchkeeper.model.gpu_words import read_words
 from watchkeeper.readers.node.pci_sysfs import DeviceKind, PciDevice

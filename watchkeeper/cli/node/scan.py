@@ -19,7 +19,7 @@ from watchkeeper.agent import node_facts
 from watchkeeper.agent.gpus import scan_readings
 from watchkeeper.cli.node.gpu_choice import with_gpus
 from watchkeeper.cli.options import print_json
-from watchkeeper.diagnose.scan import examine, narrow, verdicts
+from watchkeeper.diagnose.scan import examine, gpu_selection, verdicts
 from watchkeeper.errors import CollectError
 from watchkeeper.kit import clock, commands, logs, wire
 from watchkeeper.model import fleet, gpu_words
@@ -107,7 +107,7 @@ def command(
     roots = node_facts.Roots(host_root / "proc", host_root / "sys", host_root)
     facts = gather(roots, kmsg, seconds=seconds, since_seconds=minutes * 60, expected_gpus=expected_gpus)
     if chosen is not None:
-        facts = narrow.narrow(facts, chosen)
+        facts = gpu_selection.narrow(facts, chosen)
     report = examine.examine(facts, disabled=disabled)
     if as_json:
         print_json(as_plain(report, facts))

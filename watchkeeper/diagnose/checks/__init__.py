@@ -9,12 +9,12 @@ from collections.abc import Callable
 from watchkeeper.diagnose.checks.application import app_illegal_access
 from watchkeeper.diagnose.checks.cooling import cooling_failure
 from watchkeeper.diagnose.checks.exits import out_of_memory
-from watchkeeper.diagnose.checks.late_gpu import late_gpu
-from watchkeeper.diagnose.checks.lost import fell_off_bus, gpu_missing
+from watchkeeper.diagnose.checks.lost_gpu import fell_off_bus, gpu_missing
 from watchkeeper.diagnose.checks.memory import ecc_uncorrectable
-from watchkeeper.diagnose.checks.placing import waiting_pod
-from watchkeeper.diagnose.checks.silence import silent_node
+from watchkeeper.diagnose.checks.pod_placement import waiting_pod
+from watchkeeper.diagnose.checks.silent_node import silent_node
 from watchkeeper.diagnose.checks.slowdown import power_brake, power_cap, thermal_throttle
+from watchkeeper.diagnose.checks.straggler_gpu import late_gpu
 from watchkeeper.diagnose.checks.training import (
     broken_gpu,
     diverged,

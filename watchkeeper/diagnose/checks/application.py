@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from watchkeeper.diagnose.checks import ruling
-from watchkeeper.diagnose.checks.wording import finding
+from watchkeeper.diagnose.checks import exclusions
+from watchkeeper.diagnose.checks.findings import finding
 from watchkeeper.diagnose.evidence import Facts, is_grave, line
 from watchkeeper.model.diagnosis import Finding, Risk, Step
 
@@ -35,7 +35,9 @@ def app_illegal_access(facts: Facts) -> Finding | None:
             Step("Find the faulting kernel in the program", "compute-sanitizer --tool memcheck PROGRAM", Risk.WORKLOAD),
             *((Step("Test the GPU once it is free", "dcgmi diag -r 3", Risk.WORKLOAD),) if is_suspect else ()),
         ),
-        ruled_out=ruling.against(
-            ruling.hardware(facts, place), ruling.memory(facts, place.gpu or ""), ruling.heat(facts, place.gpu or "")
+        ruled_out=exclusions.against(
+            exclusions.hardware(facts, place),
+            exclusions.memory(facts, place.gpu or ""),
+            exclusions.heat(facts, place.gpu or ""),
         ),
     )

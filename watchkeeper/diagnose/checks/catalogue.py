@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from watchkeeper.catalogue import xid
-from watchkeeper.diagnose.checks.wording import finding
+from watchkeeper.diagnose.checks.findings import finding
 from watchkeeper.diagnose.evidence import Facts, line, member_line
 from watchkeeper.model.diagnosis import UNKNOWN_CAUSE, Finding, Step
 from watchkeeper.model.events import Event, EventKind

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from watchkeeper.diagnose.checks import ruling
-from watchkeeper.diagnose.checks.wording import finding
+from watchkeeper.diagnose.checks import exclusions
+from watchkeeper.diagnose.checks.findings import finding
 from watchkeeper.diagnose.evidence import CLOCK_REASONS, SM_CLOCK, TEMPERATURE, Facts, member_line, number, present
 from watchkeeper.model import clock_reasons
 from watchkeeper.model.diagnosis import Evidence, Finding, RuledOut, Step
@@ -44,7 +44,7 @@ def cooling_failure(facts: Facts) -> Finding | None:
             Step("Read fans and inlet temperature from the machine's controller", "ipmitool sdr type Fan"),
             Step("See the limits that the GPUs give themselves", "nvidia-smi -q -d TEMPERATURE,PERFORMANCE"),
         ),
-        ruled_out=ruling.against(ruling.power_brake(facts), _one_gpu(facts, hot), _the_room(facts)),
+        ruled_out=exclusions.against(exclusions.power_brake(facts), _one_gpu(facts, hot), _the_room(facts)),
     )
 
 
@@ -70,7 +70,7 @@ def _shared(facts: Facts) -> Finding | None:
         ),
         why="Most nodes of one rack are hot at once: its air or coolant is missing, not one machine's fan.",
         steps=(Step("Check air and coolant supply of the rack, and move work away from it"),),
-        ruled_out=ruling.against(_one_machine(facts, hot)),
+        ruled_out=exclusions.against(_one_machine(facts, hot)),
     )
 
 
@@ -96,7 +96,7 @@ def _hot(facts: Facts) -> list[str]:
     return [
         uuid
         for uuid, celsius in facts.of_all(TEMPERATURE).items()
-        if celsius >= ruling.limit_celsius(facts, uuid) or int(reasons.get(uuid, 0)) & clock_reasons.THERMAL
+        if celsius >= exclusions.limit_celsius(facts, uuid) or int(reasons.get(uuid, 0)) & clock_reasons.THERMAL
     ]
 
 

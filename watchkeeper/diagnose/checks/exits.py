@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from watchkeeper.diagnose.checks.wording import finding
+from watchkeeper.diagnose.checks.findings import finding
 from watchkeeper.diagnose.evidence import Facts, member_line
 from watchkeeper.model.diagnosis import Evidence, Finding, RuledOut
 from watchkeeper.model.events import EventKind

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from watchkeeper.diagnose.checks import ruling
-from watchkeeper.diagnose.checks.wording import finding
+from watchkeeper.diagnose.checks import exclusions
+from watchkeeper.diagnose.checks.findings import finding
 from watchkeeper.diagnose.evidence import (
     DOUBLE_BIT,
     REMAP_FAILURE,
@@ -47,7 +47,7 @@ def ecc_uncorrectable(facts: Facts) -> Finding | None:
             ),
             Step("Test the memory before giving the node back", "dcgmi diag -r 2", Risk.WORKLOAD),
         ),
-        ruled_out=ruling.against(
-            ruling.application(facts, place), ruling.heat(facts, uuid), ruling.remap_failure(facts, uuid)
+        ruled_out=exclusions.against(
+            exclusions.application(facts, place), exclusions.heat(facts, uuid), exclusions.remap_failure(facts, uuid)
         ),
     )

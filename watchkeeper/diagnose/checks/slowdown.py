@@ -5,8 +5,8 @@ The three look alike from outside; the reasons that the driver gives for its clo
 
 from __future__ import annotations
 
-from watchkeeper.diagnose.checks import ruling
-from watchkeeper.diagnose.checks.wording import finding
+from watchkeeper.diagnose.checks import exclusions
+from watchkeeper.diagnose.checks.findings import finding
 from watchkeeper.diagnose.evidence import (
     CLOCK_REASONS,
     POWER,
@@ -41,7 +41,7 @@ def thermal_throttle(facts: Facts) -> Finding | None:
             *(member_line(member) for member in facts.members_of("thermal_throttle")),
         ),
         steps=(Step("Compare it with its neighbours under the same load", "nvidia-smi -q -d TEMPERATURE,PERFORMANCE"),),
-        ruled_out=ruling.against(ruling.power_brake(facts), _others_are_cool(facts, uuid)),
+        ruled_out=exclusions.against(exclusions.power_brake(facts), _others_are_cool(facts, uuid)),
     )
 
 
@@ -63,7 +63,7 @@ def power_brake(facts: Facts) -> Finding | None:
             *(member_line(member) for member in told),
         ),
         steps=(Step("Read the power supplies from the machine's controller", "ipmitool sdr type 'Power Supply'"),),
-        ruled_out=ruling.against(ruling.heat(facts, braked[0]), _no_cap(facts)),
+        ruled_out=exclusions.against(exclusions.heat(facts, braked[0]), _no_cap(facts)),
     )
 
 
@@ -83,7 +83,7 @@ def power_cap(facts: Facts) -> Finding | None:
             number(facts, CLOCK_REASONS, uuid), number(facts, POWER, uuid), number(facts, TEMPERATURE, uuid)
         ),
         steps=(Step("Compare the limit in force with the default", "nvidia-smi -q -d POWER"),),
-        ruled_out=ruling.against(ruling.heat(facts, uuid), ruling.power_brake(facts)),
+        ruled_out=exclusions.against(exclusions.heat(facts, uuid), exclusions.power_brake(facts)),
     )
 
 
@@ -97,7 +97,7 @@ def hot_gpus(facts: Facts) -> list[str]:
     return [
         uuid
         for uuid, celsius in facts.of_all(TEMPERATURE).items()
-        if celsius >= ruling.limit_celsius(facts, uuid) or reasons(facts, uuid) & clock_reasons.THERMAL
+        if celsius >= exclusions.limit_celsius(facts, uuid) or reasons(facts, uuid) & clock_reasons.THERMAL
     ]
 
 

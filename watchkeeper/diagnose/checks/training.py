@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from watchkeeper.diagnose.checks import ruling
-from watchkeeper.diagnose.checks.wording import finding
+from watchkeeper.diagnose.checks import exclusions
+from watchkeeper.diagnose.checks.findings import finding
 from watchkeeper.diagnose.evidence import Facts, cause_of, is_grave, line, member_line
-from watchkeeper.diagnose.surroundings import (
+from watchkeeper.diagnose.place_context import (
     CPU_SHARE,
     GREW,
     RANK_PLACES,
@@ -65,7 +65,7 @@ def rank_died(facts: Facts) -> Finding | None:
         evidence=(_seen(facts, LAST_STEP, said), *_told(facts)),
         why=f"{ranks.capitalize()} ended, and all others wait in a collective.",
         steps=(Step(f"Read the log of {ranks} from its end backwards; what the others say only follows"),),
-        ruled_out=ruling.against(_fed(facts), _even(facts)),
+        ruled_out=exclusions.against(_fed(facts), _even(facts)),
     )
 
 
@@ -100,7 +100,7 @@ def hung(facts: Facts) -> Finding | None:
         ),
         why=why,
         steps=(Step(f"See where the program of {name} stands", "py-spy dump --pid PID"),),
-        ruled_out=ruling.against(_fed(facts), _whole(facts)),
+        ruled_out=exclusions.against(_fed(facts), _whole(facts)),
     )
 
 
@@ -207,7 +207,7 @@ def straggler(facts: Facts) -> Finding | None:
         ),
         why=f"Late at every collective: {_listed(late)}{', short of CPU' if cpu else ''}. All others wait.",
         steps=(Step(f"Look at rank {worst}" + (f", which runs on {facts.names(gpu)}" if gpu else "")), look),
-        ruled_out=ruling.against(
+        ruled_out=exclusions.against(
             _fed(facts),
             RuledOut("ib_link_degraded", f"the other {len(seconds) - len(late)} ranks keep pace; a fabric slows all"),
         ),
@@ -248,7 +248,7 @@ def starved(facts: Facts) -> Finding | None:
         confidence=0.91,
         evidence=(_seen(facts, "training_data_wait_seconds_total", said), *_told(facts)),
         steps=(Step("See what the loader's workers do", "py-spy dump --pid PID"),),
-        ruled_out=ruling.against(_even(facts), _whole(facts)),
+        ruled_out=exclusions.against(_even(facts), _whole(facts)),
     )
 
 
@@ -273,7 +273,7 @@ def slow_gpu(facts: Facts) -> Finding | None:
         place=place if cause == "thermal_throttle" else node,
         confidence=0.8,
         evidence=(_seen(facts, gpu_trouble.REASONS, said), *_told(facts)),
-        ruled_out=ruling.against(_fed(facts)),
+        ruled_out=exclusions.against(_fed(facts)),
     )
 
 
@@ -292,7 +292,7 @@ def broken_gpu(facts: Facts) -> Finding | None:
         confidence=0.95 if is_ours else 0.75,
         evidence=(*(line(event) for event in grave[:4]), *_told(facts)),
         why=f"{facts.names(first.place)}, {'which the job holds' if is_ours else 'on a node of the job'}, broke first.",
-        ruled_out=ruling.against(_fed(facts)),
+        ruled_out=exclusions.against(_fed(facts)),
     )
 
 
@@ -310,7 +310,7 @@ def slow_fabric(facts: Facts) -> Finding | None:
         place=Place(facts.place.cluster, node=node) if node else facts.place,
         confidence=0.84,
         evidence=(_seen(facts, "node_infiniband_symbol_error_total", said), *_told(facts)),
-        ruled_out=ruling.against(_even(facts), _fed(facts), _whole(facts)),
+        ruled_out=exclusions.against(_even(facts), _fed(facts), _whole(facts)),
     )
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from watchkeeper.diagnose.checks import ruling
-from watchkeeper.diagnose.checks.wording import finding
+from watchkeeper.diagnose.checks import exclusions
+from watchkeeper.diagnose.checks.findings import finding
 from watchkeeper.diagnose.evidence import (
     MEMORY_USED,
     POWER,
@@ -45,7 +45,7 @@ def gpu_idle_waste(facts: Facts) -> Finding | None:
             *(member_line(member) for member in told[:MOST_TOLD]),
         ),
         steps=(Step(f"Ask {holders} whether {what} still needed"),),
-        ruled_out=ruling.against(_stuck_in_a_collective(facts), ruling.hardware(facts, facts.place)),
+        ruled_out=exclusions.against(_stuck_in_a_collective(facts), exclusions.hardware(facts, facts.place)),
     )
 
 

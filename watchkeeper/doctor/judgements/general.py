@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from watchkeeper.catalogue import tables
-from watchkeeper.doctor import cutouts, signatures
+from watchkeeper.doctor import excerpts, signatures
 from watchkeeper.doctor.facts import Facts
 from watchkeeper.doctor.judgements import services
 from watchkeeper.doctor.opinion import MAX_EVIDENCE, Opinion, opinion
@@ -65,7 +65,7 @@ def hints(facts: Facts) -> Iterable[Opinion]:
 
 def failing_words(facts: Facts) -> Iterable[Opinion]:
     """The very last: a short text in which nothing is known, and of which a line speaks of a failure."""
-    seen = facts.of(cutouts.SIGN)
+    seen = facts.of(excerpts.SIGN)
     if seen and not facts.kinds() <= LISTINGS and not list(harmless(facts)):
         why = "A line speaks of a failure, and no signature knows it."
         yield opinion(diagnosis.UNKNOWN_CAUSE, 0.13, why, on=seen[:MAX_EVIDENCE])

@@ -23,7 +23,7 @@ from watchkeeper.hub.health import Health
 from watchkeeper.hub.runtime import Runtime
 from watchkeeper.kit import wire
 from watchkeeper.kit.logs import fields
-from watchkeeper.notify import calls
+from watchkeeper.notify import receiver_http
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ class AdviceHook:
             except (OSError, UnicodeDecodeError) as error:
                 raise ReceiverError(f"its token cannot be read: {reason(error)}", where=str(path)) from error
         url = self._settings.advice_webhook or ""
-        status, answer = calls.post(url, json.dumps(body, ensure_ascii=False).encode(), headers)
+        status, answer = receiver_http.post(url, json.dumps(body, ensure_ascii=False).encode(), headers)
         # A redirect is not followed: the advice would go where nobody configured it to go.
         if not 200 <= status < 300:
             raise ReceiverError(f"answered {status}: {answer}", where="capacity.advice_webhook")

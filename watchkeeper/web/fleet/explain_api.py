@@ -15,8 +15,8 @@ from starlette.requests import Request
 
 from watchkeeper.clusters.clusters import Clusters
 from watchkeeper.clusters.kubernetes import kubernetes_source
-from watchkeeper.diagnose import explained, job, node, pending, pod, surroundings
-from watchkeeper.diagnose.checks import placing
+from watchkeeper.diagnose import explained, job, node, pending, place_context, pod
+from watchkeeper.diagnose.checks import pod_placement
 from watchkeeper.diagnose.explained import Explained
 from watchkeeper.diagnose.job import Asked
 from watchkeeper.errors import WatchkeeperError
@@ -152,8 +152,8 @@ class ExplainApi:
         troubles: list[Trouble],
     ) -> explained.Explained:
         now = clock.to_ms(self.runtime.clock.now())
-        questions = surroundings.Questions(self.queries.engine, place, now, window=job.AROUND)
-        around = surroundings.look(questions)
+        questions = place_context.Questions(self.queries.engine, place, now, window=job.AROUND)
+        around = place_context.look(questions)
         reporting = questions.reporting("DCGM_FI_DEV_GPU_TEMP")
         node_name = place.node or ""
         held = {
@@ -180,15 +180,15 @@ class ExplainApi:
         """Without an API server: what kube-state-metrics says, through the same decisions."""
         place = fleet.Place(self.runtime.settings.fleet.cluster, domain=f"pod={namespace}/{name}")
         now = clock.to_ms(self.runtime.clock.now())
-        around = surroundings.look(surroundings.Questions(self.queries.engine, place, now, window=job.AROUND))
+        around = place_context.look(place_context.Questions(self.queries.engine, place, now, window=job.AROUND))
         if not around.rows("kube_pod_info") and not around.rows("kube_pod_status_phase"):
             return None
         subject = f"{namespace}/{name}"
-        ask = placing.asked(around, subject)
+        ask = pod_placement.asked(around, subject)
         on = next((labels.get("node") for labels, _ in around.rows("kube_pod_info") if labels.get("node")), None)
         if on and ask.gpus:
             return explained.Explained(subject, f"runs on {on} with {sum(ask.gpus.values())} GPUs")
-        found = pending.judge(ask, placing.offered(around))
+        found = pending.judge(ask, pod_placement.offered(around))
         lines = tuple(explained.Line(one.node, one.text) for one in found.nodes)
         gap = ("the API server: this is what kube-state-metrics says",)
         headline = f"runs on {on} and asks for no GPU" if on else "waits"

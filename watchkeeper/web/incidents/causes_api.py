@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from watchkeeper.catalogue import causes
 from watchkeeper.clusters import inventory
-from watchkeeper.diagnose import lemons, lessons
+from watchkeeper.diagnose import corrections, lemons
 from watchkeeper.diagnose.lemons import Lemon
 from watchkeeper.errors import WatchkeeperError
 from watchkeeper.hub import services
@@ -35,12 +35,12 @@ MOST_LEMONS = 100
 
 @dataclass(frozen=True, slots=True)
 class Corrected(shapes.Detail):
-    correction: lessons.Correction
+    correction: corrections.Correction
 
 
 @dataclass(frozen=True, slots=True)
 class CauseAccuracy:
-    accuracy: list[lessons.Accuracy]
+    accuracy: list[corrections.Accuracy]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class CausesApi:
             unseen=unseen,
         )
 
-    def _accuracy(self) -> list[lessons.Accuracy]:
+    def _accuracy(self) -> list[corrections.Accuracy]:
         said = self._incidents.corrections()
         first = {one.incident: one.was for one in said}
         named: Counter[str] = Counter()
@@ -108,7 +108,7 @@ class CausesApi:
             found = self._journal.diagnosis(incident.id) if incident.id not in first else None
             best = found.best if found is not None else None
             named[first.get(incident.id) or (best.cause if best is not None else incident.cause)] += 1
-        return lessons.accuracy(named, said)
+        return corrections.accuracy(named, said)
 
     def _since(self, days: int) -> datetime:
         """The journal of a hub that is younger than the window knows nothing of the time before its first incident."""
@@ -130,7 +130,7 @@ class CausesApi:
             trends += [lemons.trend(labels.get("Hostname", ""), metric, value) for labels, value in answer.items()]
         return since, lemons.rank(units, trends), unseen
 
-    def _count(self, said: lessons.Correction) -> None:
+    def _count(self, said: corrections.Correction) -> None:
         self._judged.add(cause=said.was, verdict="right" if said.confirms else "wrong")
 
 

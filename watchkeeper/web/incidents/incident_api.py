@@ -18,12 +18,12 @@ from starlette.responses import Response
 from watchkeeper.errors import StoreError, WireError
 from watchkeeper.hub import services
 from watchkeeper.hub.runtime import Runtime
-from watchkeeper.incidents import subject
+from watchkeeper.incidents import incident_labels
 from watchkeeper.kit import durations, wire
 from watchkeeper.model.incidents import Incident
 from watchkeeper.model.notices import Notice
 from watchkeeper.model.silences import Matcher, Silence, parse_matcher
-from watchkeeper.notify import alertmanager, digest, report, silencing
+from watchkeeper.notify import alertmanager, digest, incident_report, silence_store
 from watchkeeper.web import shapes
 from watchkeeper.web.answers import Asked, Endpoint, check_node, ok, read_body, read_object, whole_number
 from watchkeeper.web.auth.auth import Role
@@ -112,7 +112,7 @@ class IncidentApi:
             await about_incident.named(self._journal, request),
             await read_object(request, about_incident.BODY_BYTES),
         )
-        made = await self._silences.silence(self._wish(request, body, subject.place_matchers(incident.place)))
+        made = await self._silences.silence(self._wish(request, body, incident_labels.place_matchers(incident.place)))
         return ok(silence=_shown(made))
 
     async def silences(self, _: Request) -> Response:
@@ -140,8 +140,8 @@ class IncidentApi:
         """The whole story, as Markdown or JSON."""
         story = await self._stories.story_of(await about_incident.named(self._journal, request))
         if request.query_params.get("format", "markdown") == "json":
-            return ok(**report.plain(story))
-        return Response(report.text(story), media_type="text/markdown; charset=utf-8")
+            return ok(**incident_report.plain(story))
+        return Response(incident_report.text(story), media_type="text/markdown; charset=utf-8")
 
     async def digest(self, request: Request) -> DigestText:
         days = whole_number(request.query_params.get("days", "7"))
@@ -184,14 +184,14 @@ class IncidentApi:
             raise HTTPException(503, str(error)) from error
         return ok(taken=len(found.alerts), problems=found.problems)
 
-    def _wish(self, request: Request, body: dict[str, Any], matchers: tuple[Matcher, ...]) -> silencing.Wish:
+    def _wish(self, request: Request, body: dict[str, Any], matchers: tuple[Matcher, ...]) -> silence_store.Wish:
         now = self._runtime.clock.now()
         try:
             starts_at = wire.parse_time(body["starts_at"]) if body.get("starts_at") else now
             ends_at = wire.parse_time(body["ends_at"]) if body.get("ends_at") else starts_at + _lasting(body)
         except (ValueError, TypeError, OverflowError) as error:
             raise HTTPException(400, f"a silence needs `for` such as 2h, or `ends_at`: {error}") from error
-        return silencing.Wish(
+        return silence_store.Wish(
             matchers,
             request.state.caller.name,
             about_incident.line(body, "reason"),

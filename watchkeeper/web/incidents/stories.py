@@ -14,10 +14,10 @@ from watchkeeper.errors import WatchkeeperError
 from watchkeeper.hub import services
 from watchkeeper.hub.runtime import Runtime
 from watchkeeper.hub.samples import Queries
-from watchkeeper.incidents import blast, subject
+from watchkeeper.incidents import blast, incident_labels
 from watchkeeper.kit.logs import fields
 from watchkeeper.model.incidents import Incident
-from watchkeeper.notify import digest, report
+from watchkeeper.notify import digest, incident_report
 
 log = logging.getLogger(__name__)
 
@@ -49,12 +49,12 @@ class Stories:
         price = self._runtime.settings.cost.dollars_per_gpu_hour
         return blast.of(incident, holders, now=now, gpus_at=self._fleet.gpus_at, dollars_per_gpu_hour=price)
 
-    async def story_of(self, incident: Incident) -> report.Story:
+    async def story_of(self, incident: Incident) -> incident_report.Story:
         id = incident.id
         found, plan, timeline = await self._journal.read(
             lambda: (self._journal.diagnosis(id), self._journal.plan(id), self._journal.timeline(id))
         )
-        return report.Story(
+        return incident_report.Story(
             incident,
             self._fleet.place_name(incident.place),
             found,
@@ -62,10 +62,10 @@ class Stories:
             await self.blast_of(incident),
             timeline,
             self._runtime.clock.now(),
-            subject.belongs_to(incident, self.inventory_of()),
+            incident_labels.belongs_to(incident, self.inventory_of()),
         )
 
-    def inventory_of(self) -> subject.Inventory:
+    def inventory_of(self) -> incident_labels.Inventory:
         """What the fleet and the schedulers know of nodes and workloads; a recording has no schedulers."""
 
         nodes = {(node.cluster, node.name): node for node in self._fleet.nodes()}
@@ -75,7 +75,9 @@ class Stories:
             return {} if found is None else {**found.domains, **({"pool": found.pool} if found.pool else {})}
 
         return (
-            subject.Inventory(domains) if self._clusters is None else subject.Inventory(domains, self._clusters.team_of)
+            incident_labels.Inventory(domains)
+            if self._clusters is None
+            else incident_labels.Inventory(domains, self._clusters.team_of)
         )
 
     async def digest_of(self, since: datetime, until: datetime) -> digest.Digest:
@@ -88,7 +90,7 @@ class Stories:
                 until=until,
                 timeline=self._journal.timeline,
                 names=lambda incident: self._fleet.place_name(incident.place),
-                belongs_to=lambda incident: subject.belongs_to(incident, known),
+                belongs_to=lambda incident: incident_labels.belongs_to(incident, known),
             )
 
         return await self._journal.read(make, is_long=True)

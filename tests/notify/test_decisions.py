@@ -15,7 +15,7 @@ from tests.properties import examples
 from tests.support.incident_stories import Room, alert, gpu, later, node, xid
 from watchkeeper.model import notices, silences
 from watchkeeper.model.notices import NoticeState, Occasion
-from watchkeeper.notify import notify, routing, silencing
+from watchkeeper.notify import decisions, routing, silence_store
 
 
 @pytest.fixture
@@ -144,7 +144,7 @@ def test_no_more_messages_a_minute_than_a_receiver_takes(room: Room) -> None:
 
 @pytest.mark.parametrize("is_ended", [False, True])
 def test_a_silence_holds_back_until_it_ends(mail: Mail, is_ended: bool) -> None:
-    wish = silencing.Wish((silences.Matcher("node", "n1"),), "ada", "swapping a fan", later(0), later(600))
+    wish = silence_store.Wish((silences.Matcher("node", "n1"),), "ada", "swapping a fan", later(0), later(600))
     made = mail.silences.add(wish, later(0))
     mail.room.push(xid(79, gpu(3), 1))
     assert mail.told(100) == []
@@ -158,7 +158,7 @@ def test_a_silence_holds_back_until_it_ends(mail: Mail, is_ended: bool) -> None:
 
 
 def test_after_a_silence_the_next_one_is_told_as_long_after_the_first_as_ever(mail: Mail) -> None:
-    quiet = silencing.Wish((silences.parse_matcher('node="n1"'),), "ann", "work", later(0), later(600))
+    quiet = silence_store.Wish((silences.parse_matcher('node="n1"'),), "ann", "work", later(0), later(600))
     mail.silences.add(quiet, later(0))
     mail.room.push(xid(79, gpu(3), 1))
     assert mail.told(599) == []
@@ -180,7 +180,7 @@ def test_what_comes_back_while_its_end_waits_for_the_receiver_is_told_once_and_a
 
 
 def test_a_silence_of_another_node_holds_nothing_back(mail: Mail) -> None:
-    wish = silencing.Wish((silences.Matcher("node", "n2.*", is_regex=True),), "ada", "why", later(0), later(600))
+    wish = silence_store.Wish((silences.Matcher("node", "n2.*", is_regex=True),), "ada", "why", later(0), later(600))
     mail.silences.add(wish, later(0))
     mail.room.push(xid(79, gpu(3), 1))
     mail.look(2)
@@ -311,7 +311,7 @@ def _check_order(heard: Sequence[str]) -> None:
 def test_decide_is_quiet_about_a_resolved_incident_that_nobody_heard_of(room: Room) -> None:
     (opened,) = room.push(xid(79, gpu(3), 0))
     over = room.incidents.resolve(opened.id, "ada", why="fixed", now=later(5))
-    assert notify.decide(over, [], [ROUTE], is_silenced=False, now=later(6)) == []
+    assert decisions.decide(over, [], [ROUTE], is_silenced=False, now=later(6)) == []
 
 
 def test_a_notice_says_when_it_was_made(mail: Mail) -> None:

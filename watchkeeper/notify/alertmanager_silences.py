@@ -14,11 +14,11 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from watchkeeper.errors import ReceiverError, quote
-from watchkeeper.incidents.subject import check
+from watchkeeper.incidents.incident_labels import check
 from watchkeeper.kit import wire
 from watchkeeper.model.silences import ALERTMANAGER, Matcher, Silence
-from watchkeeper.notify import calls
-from watchkeeper.notify.silencing import SHOWN_AFTER, holding
+from watchkeeper.notify import receiver_http
+from watchkeeper.notify.silence_store import SHOWN_AFTER, holding
 
 # Read so often; somebody who silences something there looks at it here moments later.
 REFRESH_SECONDS = 15.0
@@ -103,8 +103,8 @@ def read(body: bytes, now: datetime) -> Read:
 
 
 def _get(url: str) -> bytes:
-    limits = replace(calls.USUAL, answer_bytes=MOST_BYTES + 1)
-    status, body = calls.call("GET", f"{url}/api/v2/silences", {"Accept": "application/json"}, limits=limits)
+    limits = replace(receiver_http.USUAL, answer_bytes=MOST_BYTES + 1)
+    status, body = receiver_http.call("GET", f"{url}/api/v2/silences", {"Accept": "application/json"}, limits=limits)
     if status != 200:
         raise ReceiverError(f"answered {status}", where=url)
     if len(body) > MOST_BYTES:

@@ -12,8 +12,8 @@ from tests.support.incident_stories import NOON, later
 from watchkeeper.errors import ReceiverError
 from watchkeeper.kit import wire
 from watchkeeper.model.silences import ALERTMANAGER
-from watchkeeper.notify import their_silences
-from watchkeeper.notify.their_silences import TheirSilences, read
+from watchkeeper.notify import alertmanager_silences
+from watchkeeper.notify.alertmanager_silences import TheirSilences, read
 
 
 def one(starts: float = -60, ends: float = 3600, **more: Any) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def test_silences_long_over_are_left_out_and_unreadable_ones_are_counted() -> No
 
 
 def test_more_silences_than_are_shown_are_said_with_both_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(their_silences, "MOST_SHOWN", 2)
+    monkeypatch.setattr(alertmanager_silences, "MOST_SHOWN", 2)
     found = read(body(*(one(ends=100 * at) for at in (1, 3, 2))), NOON)
     assert [one.ends_at for one in found.silences] == [later(300), later(200)]
     assert found.problem == "3 silences, the limit is 2: those that end last are shown"

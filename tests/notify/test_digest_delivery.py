@@ -11,9 +11,9 @@ import pytest
 from tests.support.incident_stories import NOON, Room, gpu, later, xid
 from tests.support.waiting import until_async
 from tests.support.webhooks import Web, running
-from watchkeeper.incidents import subject
+from watchkeeper.incidents import incident_labels
 from watchkeeper.kit import clock
-from watchkeeper.notify import review, routing
+from watchkeeper.notify import digest_delivery, routing
 from watchkeeper.store.journal.journal import Journal, JournalEntry
 
 # 4 May 2026 is a Monday.
@@ -39,8 +39,8 @@ def test_the_digest_was_due_at_that_time_of_the_week(at: str, zone: str, due: da
 
 
 def test_a_hub_that_comes_days_too_late_sends_no_old_digest() -> None:
-    assert len(review.due(table(1), NOON + timedelta(hours=23))) == 1
-    assert review.due(table(1), NOON + timedelta(hours=25)) == []
+    assert len(digest_delivery.due(table(1), NOON + timedelta(hours=23))) == 1
+    assert digest_delivery.due(table(1), NOON + timedelta(hours=25)) == []
 
 
 @pytest.mark.parametrize("wrong", ["Mon", "Mon 9:00", "Someday 09:00", "Mon 25:00"])
@@ -60,7 +60,10 @@ def test_it_is_sent_once_also_after_a_restart_and_a_failure(room: Room) -> None:
     web = Web(503)
 
     async def live(from_seconds: float, seconds: float) -> None:
-        time, made = clock.ManualClock(later(from_seconds)), review.Reviews(room.journal, str, subject.Inventory())
+        time, made = (
+            clock.ManualClock(later(from_seconds)),
+            digest_delivery.Reviews(room.journal, str, incident_labels.Inventory()),
+        )
 
         async def at_once(work):  # type: ignore[no-untyped-def]
             return work()
@@ -94,7 +97,7 @@ by: set[threading.Thread] = set()
 
 def test_the_event_loop_does_not_wait_for_the_journal(room: Room) -> None:
     async def live() -> None:
-        time, made = clock.ManualClock(NOON), review.Reviews(room.journal, str, subject.Inventory())
+        time, made = clock.ManualClock(NOON), digest_delivery.Reviews(room.journal, str, incident_labels.Inventory())
         sending = asyncio.create_task(made.forever(lambda: table(1), time, asyncio.to_thread))
         await until_async(lambda: by)
         sending.cancel()

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from tests.support.hub_stories import Line, later
-from watchkeeper.incidents import foreign
+from watchkeeper.incidents import external_alerts
 from watchkeeper.kit import wire
 from watchkeeper.model import alerts
 from watchkeeper.model.incidents import IncidentState
 from watchkeeper.notify import alertmanager
 
-STALE = foreign.STALE.total_seconds()
+STALE = external_alerts.STALE.total_seconds()
 NEVER = "0001-01-01T00:00:00Z"
 
 
@@ -76,7 +76,7 @@ def test_a_restart_changes_nothing_but_leaves_time_for_a_repetition(line: Line) 
     line.restart(STALE + 3600)
     tick(line, STALE + 3601)
     assert state(line) is IncidentState.OPEN
-    tick(line, STALE + 3600 + foreign.GRACE.total_seconds() + 1)
+    tick(line, STALE + 3600 + external_alerts.GRACE.total_seconds() + 1)
     assert "counts as over" in line.journal.timeline("INC-1")[-1].text
 
 
@@ -90,7 +90,7 @@ def test_one_that_fires_on_brings_back_what_a_person_resolved(line: Line) -> Non
 
 
 def test_beyond_the_limit_those_heard_of_first_count_as_over(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(foreign, "MOST_KEPT", 2)
+    monkeypatch.setattr(external_alerts, "MOST_KEPT", 2)
     for at, node in enumerate(("n1", "n2", "n3")):
         hear(line, at, node=node)
     tick(line, 60)
@@ -102,7 +102,7 @@ def test_beyond_the_limit_those_heard_of_first_count_as_over(line: Line, monkeyp
 
 def test_our_own_alerts_are_not_looked_after_here() -> None:
     read = alertmanager.read_webhook(b'{"alerts": []}', later(0), known={}, stale=timedelta(hours=1))
-    kept = foreign.Foreign(read.alerts, now=later(0))
+    kept = external_alerts.Foreign(read.alerts, now=later(0))
     own = alerts.Alert(alertmanager.Labels({"alertname": "Ours"}), alerts.AlertState.FIRING, later(0), 1.0)
     kept.heard([own], later(0))
     assert list(kept.firing()) == []

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from watchkeeper.errors import IllegalMove
-from watchkeeper.incidents.subject import Subject, check, fits
+from watchkeeper.incidents.incident_labels import Subject, check, fits
 from watchkeeper.kit import durations
 from watchkeeper.model.silences import Matcher, Silence
 from watchkeeper.store.journal import journal as journals

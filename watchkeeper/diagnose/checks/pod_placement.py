@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 from watchkeeper.diagnose import pending
-from watchkeeper.diagnose.checks.wording import finding
+from watchkeeper.diagnose.checks.findings import finding
 from watchkeeper.diagnose.evidence import Facts, member_line
-from watchkeeper.diagnose.surroundings import Around
+from watchkeeper.diagnose.place_context import Around
 from watchkeeper.model.diagnosis import Evidence, Finding, RuledOut, Step
 from watchkeeper.readers.clusters.kubernetes_objects import Taint
 

@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from typing import Protocol, TypeVar
 
 from watchkeeper.errors import ReceiverError, StoreError
-from watchkeeper.incidents import subject
+from watchkeeper.incidents import incident_labels
 from watchkeeper.kit import clock, wire
 from watchkeeper.kit.logs import fields
 from watchkeeper.model import fleet
@@ -65,7 +65,7 @@ def due(table: routing.Routing, now: datetime) -> list[Due]:
 
 class Reviews:
     def __init__(
-        self, journal: journals.Journal, names: Callable[[fleet.Place], str], inventory: subject.Inventory
+        self, journal: journals.Journal, names: Callable[[fleet.Place], str], inventory: incident_labels.Inventory
     ) -> None:
         self._journal = journal
         self._names = names
@@ -106,7 +106,7 @@ class Reviews:
             until=one.until,
             timeline=self._journal.timeline,
             names=lambda incident: self._names(incident.place),
-            belongs_to=lambda incident: subject.belongs_to(incident, self._inventory),
+            belongs_to=lambda incident: incident_labels.belongs_to(incident, self._inventory),
         )
         return receivers.sender_of(one.receiver).send(compose(one, made))
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.diagnose.stories import NOON
 from tests.support.hub_stories import Line, gpu, later, xid
-from watchkeeper.diagnose.lessons import Correction, Lessons, accuracy
+from watchkeeper.diagnose.corrections import Correction, Lessons, accuracy
 
 
 def told(incident: str, cause: str, *, was: str = "gpu_fell_off_bus") -> Correction:

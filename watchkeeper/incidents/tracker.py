@@ -31,8 +31,8 @@ from watchkeeper.incidents.correlate import (
 )
 from watchkeeper.incidents.domains import Domains, shared_by_domain
 from watchkeeper.incidents.footprint import is_workload
+from watchkeeper.incidents.incident_index import AT_ONCE, Shelf, age
 from watchkeeper.incidents.recovery import Broken
-from watchkeeper.incidents.shelf import AT_ONCE, Shelf, age
 from watchkeeper.incidents.signals import Signal, from_alert, from_event
 from watchkeeper.kit import wire
 from watchkeeper.kit.logs import fields

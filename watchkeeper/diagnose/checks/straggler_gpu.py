@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from statistics import median
 
+from watchkeeper.diagnose.checks.findings import finding
 from watchkeeper.diagnose.checks.training import COMPUTE, FAMILIES
-from watchkeeper.diagnose.checks.wording import finding
 from watchkeeper.diagnose.evidence import Facts, member_line
-from watchkeeper.diagnose.surroundings import BUSIER
+from watchkeeper.diagnose.place_context import BUSIER
 from watchkeeper.model.diagnosis import Evidence, Finding, RuledOut, Step
 from watchkeeper.model.fleet import Place
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from watchkeeper.diagnose.checks import ruling
-from watchkeeper.diagnose.checks.wording import finding
+from watchkeeper.diagnose.checks import exclusions
+from watchkeeper.diagnose.checks.findings import finding
 from watchkeeper.diagnose.evidence import (
     EXPECTED_GPUS,
     LAST_XID,
@@ -48,8 +48,8 @@ def fell_off_bus(facts: Facts) -> Finding | None:
             Step("See whether the card is still on the bus", "lspci -d 10de: -nn"),
             Step("After the reboot, see whether every GPU is back", "nvidia-smi -L"),
         ),
-        ruled_out=ruling.against(
-            ruling.application(facts, place), ruling.heat(facts, uuid), ruling.memory(facts, uuid)
+        ruled_out=exclusions.against(
+            exclusions.application(facts, place), exclusions.heat(facts, uuid), exclusions.memory(facts, uuid)
         ),
     )
 
@@ -79,7 +79,7 @@ def gpu_missing(facts: Facts) -> Finding | None:
             ),
             Step("Take the node out until every GPU reports", risk=Risk.NODE),
         ),
-        ruled_out=ruling.against(_no_xid(facts), ruling.heat(facts, place.gpu or "")),
+        ruled_out=exclusions.against(_no_xid(facts), exclusions.heat(facts, place.gpu or "")),
     )
 
 

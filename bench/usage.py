@@ -14,7 +14,7 @@ from zoneinfo import ZoneInfo
 
 import numpy as np
 
-from watchkeeper.accounting import books, cost, ledger, monthly, recorded, summary, usage
+from watchkeeper.accounting import cost, ledger, monthly, recorded_hours, summary, usage, usage_reader
 from watchkeeper.catalogue import prices
 from watchkeeper.query import embedded
 from watchkeeper.store.head import head
@@ -48,7 +48,7 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
             seconds = []
             for _ in range(options.rounds):
                 begun = time.perf_counter()
-                table = books.table(engine, kept, since=BEGIN + shift, until=until - shift, by_job=False)
+                table = usage_reader.table(engine, kept, since=BEGIN + shift, until=until - shift, by_job=False)
                 report = cost.report(table, prices.shipped(), ["team"], policy=cost.Policy.ALLOCATION)
                 seconds.append(time.perf_counter() - begun)
             found[f"{name}_seconds"] = min(seconds)
@@ -68,7 +68,7 @@ def _statements(kept: ledger.Ledger, engine: embedded.EmbeddedEngine, options: a
     wanted: dict[str, tuple[str, ...]] = {"one_statement": ("team-000",), "statements": ()}
     for name, teams in wanted.items():
         begun = time.perf_counter()
-        table = books.table(engine, kept, since=BEGIN, until=BEGIN + MONTH_DAYS * DAY, by_job=True)
+        table = usage_reader.table(engine, kept, since=BEGIN, until=BEGIN + MONTH_DAYS * DAY, by_job=True)
         bill = cost.bill([table], prices.shipped(), policy=cost.Policy.ALLOCATION)
         found[name] = sum(1 for _ in monthly.statements(bill, monthly.Wanted(MONTH, ZoneInfo("UTC"), teams)))
         found[f"{name}_seconds"] = time.perf_counter() - begun
@@ -88,7 +88,7 @@ def _fill_jobs(kept: ledger.Ledger, options: argparse.Namespace) -> None:
         amounts[:, usage.ALLOCATED] = GPUS_A_JOB
         owners = [keys[hour // HOURS_A_JOB * at_once + at] for hour, at in zip(hours, of_hour, strict=True)]
         seen = {"main": {start + hour * HOUR: 1.0 for hour in range(24)}}
-        jobs = recorded.Hours(start + hours * HOUR, owners, amounts, seen)
+        jobs = recorded_hours.Hours(start + hours * HOUR, owners, amounts, seen)
         kept.keep(start, jobs, jobs)
 
 
@@ -120,8 +120,8 @@ def _fill(kept: ledger.Ledger, options: argparse.Namespace) -> int:
         starts = np.repeat(start + np.arange(24) * HOUR, len(keys) + 1)
         rows = amounts.reshape(-1, len(usage.PARTS))
         seen = {"main": {start + hour * HOUR: 1.0 for hour in range(24)}}
-        teams = recorded.Hours(starts, [*keys, nobody] * 24, rows, seen)
-        kept.keep(start, teams, recorded.Hours(np.zeros(0), [], np.zeros((0, len(usage.PARTS))), {}))
+        teams = recorded_hours.Hours(starts, [*keys, nobody] * 24, rows, seen)
+        kept.keep(start, teams, recorded_hours.Hours(np.zeros(0), [], np.zeros((0, len(usage.PARTS))), {}))
     rows_written: int = options.days * 24 * (len(keys) + 1)
     return rows_written
 

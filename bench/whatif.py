@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from watchkeeper.capacity import jobs, replay, stock, whatif
+from watchkeeper.capacity import jobs, replay, simulated_fleet, whatif
 
 TRACE = Path(__file__).parents[2] / "shared" / "corpus" / "traces" / "alibaba2025_dlrm_instances.csv"
 MONTH_SECONDS = 30 * 86_400
@@ -56,7 +56,9 @@ def month(count: int, gpus: int) -> list[jobs.Job]:
     lengths *= 0.9 * gpus * MONTH_SECONDS / float(sizes @ lengths)
     times = np.sort(random.uniform(0, MONTH_SECONDS, count))
     return [
-        jobs.Job(str(at), float(times[at]), float(lengths[at]), stock.Shape(int(sizes[at]) * stock.WHOLE))
+        jobs.Job(
+            str(at), float(times[at]), float(lengths[at]), simulated_fleet.Shape(int(sizes[at]) * simulated_fleet.WHOLE)
+        )
         for at in range(count)
     ]
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from watchkeeper.accounting import budgets, cost, summary, usage, waste, written
+from watchkeeper.accounting import budgets, cost, report_files, summary, usage, waste
 from watchkeeper.accounting.tally import nobody
 from watchkeeper.catalogue import prices
 from watchkeeper.client import answers, reading
@@ -347,7 +347,7 @@ def test_what_has_no_price_costs_an_unknown_amount_and_its_budget_is_unknown() -
     assert [a[name] for name in ("money", "direct", "energy", "wasted_money", "shared")] == [None, None, None, None, 0]
     assert b["money"] == found["money"] == found["total"]["money"] > 0
     assert cost.plain(cost.report(table(row("a", model="GeForce", allocated=7)), book, ["team"]))["money"] is None
-    assert written.to_csv(found).splitlines()[2].startswith("a,,,,0,,7,")
+    assert report_files.to_csv(found).splitlines()[2].startswith("a,,,,0,,7,")
     assert reading.read(answers.Bill, wire.to_plain(found)).total.money == found["money"]
     judged = {one["team"]: one for one in budgets.of_month(cost.bill([day], book), [day], ends=30 * DAY)["budgets"]}
     assert (judged["a"]["spent"], judged["a"]["forecast"], judged["a"]["state"]) == (None, None, "unknown")

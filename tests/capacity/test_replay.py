@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.properties import examples
 from watchkeeper.capacity.jobs import Job
 from watchkeeper.capacity.replay import Policy, replay
-from watchkeeper.capacity.stock import WHOLE, Node, Shape
+from watchkeeper.capacity.simulated_fleet import WHOLE, Node, Shape
 
 SIZES = [200, 500, 1000, 1000, 2000, 4000, 6000]
 nodes_drawn = st.lists(

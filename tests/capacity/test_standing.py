@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from watchkeeper.capacity import advice, rightsizing, standing
 from watchkeeper.capacity.jobs import Job
 from watchkeeper.capacity.rightsizing import Fit, Use
+from watchkeeper.capacity.simulated_fleet import Node, Shape
 from watchkeeper.capacity.standing import Ask, NodeStanding
-from watchkeeper.capacity.stock import Node, Shape
 
 H100, L40S = "NVIDIA H100 80GB HBM3", "NVIDIA L40S"
 

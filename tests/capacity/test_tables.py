@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.support.paths import SHARED
 from watchkeeper.capacity import demand, demand_table, jobs
-from watchkeeper.capacity.stock import Node, Shape
+from watchkeeper.capacity.simulated_fleet import Node, Shape
 from watchkeeper.errors import CollectError
 from watchkeeper.readers import table
 

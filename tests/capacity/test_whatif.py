@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from watchkeeper.capacity import jobs, sizing, whatif
-from watchkeeper.capacity.stock import Node
+from watchkeeper.capacity.simulated_fleet import Node
 from watchkeeper.cli.accounting.capacity import command
 
 FLEET = tuple(Node(f"n{at}", 8, model="H100", rack=f"r{at // 2}") for at in range(4))

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
-from watchkeeper.accounting import books, budgets, cost, ledger, spans
+from watchkeeper.accounting import budgets, cost, ledger, time_ranges, usage_reader
 from watchkeeper.accounting.price_file import PriceFile
 from watchkeeper.config import settings as config
 from watchkeeper.kit import own_metrics
@@ -59,8 +59,8 @@ class BudgetWatch:
         self._looked = at
 
     def _judge(self, engine: engines.Engine, now: datetime) -> list[budgets.Budget]:
-        start, end = spans.month(f"{now.astimezone(UTC):%Y-%m}", ZONE)
+        start, end = time_ranges.month(f"{now.astimezone(UTC):%Y-%m}", ZONE)
         kept, book, until = ledger.Ledger(self._folder), self._file.book(), now.timestamp()
-        month = cost.bill(books.pieces(engine, kept, book.stretches(start, until), by_job=False), book)
-        parts = [(since, to) for _, since, to in spans.days(start, until, ZONE)]
-        return budgets.judge_month(month, books.pieces(engine, kept, parts, by_job=False), ends=end)[0]
+        month = cost.bill(usage_reader.pieces(engine, kept, book.stretches(start, until), by_job=False), book)
+        parts = [(since, to) for _, since, to in time_ranges.days(start, until, ZONE)]
+        return budgets.judge_month(month, usage_reader.pieces(engine, kept, parts, by_job=False), ends=end)[0]

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 import numpy as np
 import numpy.typing as npt
 
-from watchkeeper.accounting import spans, usage
+from watchkeeper.accounting import time_ranges, usage
 
 HOUR = 3600.0
 # A gap below this is the jitter of clocks, not an absence.
@@ -106,7 +106,9 @@ class Tally:
         unknown = sum(self._unseen(slot, before=start) for slot, start in zip(slots, following, strict=True))
         missing = [
             (start, end)
-            for start, end in spans.gaps([(slot.start, slot.end) for slot in slots], since=first, until=self.until)
+            for start, end in time_ranges.gaps(
+                [(slot.start, slot.end) for slot in slots], since=first, until=self.until
+            )
             if end - start > LEAST_GAP_SECONDS
         ]
         gap_hours = sum(end - start for start, end in missing) / HOUR

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from watchkeeper.capacity.jobs import Job, Recorded
-from watchkeeper.capacity.stock import WHOLE, Shape
+from watchkeeper.capacity.simulated_fleet import WHOLE, Shape
 from watchkeeper.model import workloads
 from watchkeeper.query.engine import Answer, Floats
 from watchkeeper.readers import table

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from watchkeeper.capacity.stock import WHOLE, Node, Shape
+from watchkeeper.capacity.simulated_fleet import WHOLE, Node, Shape
 from watchkeeper.catalogue import pack
 from watchkeeper.errors import CollectError
 from watchkeeper.model import fleet

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from watchkeeper.capacity.jobs import Job
-from watchkeeper.capacity.stock import WHOLE, Node, Placing, Shape, Stock
+from watchkeeper.capacity.simulated_fleet import WHOLE, Node, Placing, Shape, Stock
 
 Floats = npt.NDArray[np.float64]
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from watchkeeper.capacity.jobs import Job
 from watchkeeper.capacity.replay import Floats, Policy, replay
-from watchkeeper.capacity.stock import Node
+from watchkeeper.capacity.simulated_fleet import Node
 from watchkeeper.capacity.whatif import Change, changed
 
 DAY_SECONDS = 86_400.0

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from watchkeeper.capacity.jobs import Job
-from watchkeeper.capacity.stock import WHOLE, Node, Stock
+from watchkeeper.capacity.simulated_fleet import WHOLE, Node, Stock
 from watchkeeper.model.standing import ShapeRoom, Standing
 
 SHAPES = (1, 2, 4, 8)

@@ -16,7 +16,7 @@ import numpy as np
 
 from watchkeeper.capacity.jobs import Job, Recorded, unknown_models
 from watchkeeper.capacity.replay import Floats, Outcome, Policy, replay
-from watchkeeper.capacity.stock import Node
+from watchkeeper.capacity.simulated_fleet import Node
 from watchkeeper.errors import WatchkeeperError
 from watchkeeper.readers.table import PlainProblems
 

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
-from watchkeeper.accounting import books, budget_watch, ledger
+from watchkeeper.accounting import budget_watch, ledger, usage_reader
 from watchkeeper.config import settings as config
 from watchkeeper.hub.loops import Loop
 from watchkeeper.kit import clock, own_metrics, recent_failures
@@ -90,7 +90,7 @@ class Upkeep:
     async def _keep_usage(self) -> None:
         """Bring recorded hours of usage into the ledger, which outlives the samples."""
         book = ledger.Ledger(Path(self._settings.hub.data) / "usage")
-        await asyncio.to_thread(books.keep_up, self._engine, book, now=self._clock.now().timestamp())
+        await asyncio.to_thread(usage_reader.keep_up, self._engine, book, now=self._clock.now().timestamp())
         await asyncio.to_thread(self._budgets.look, self._engine, self._clock.now())
 
     async def _keep_blocks(self) -> None:

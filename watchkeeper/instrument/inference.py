@@ -23,9 +23,9 @@ from typing import Any
 from watchkeeper.instrument import exports as exporting
 from watchkeeper.instrument import placement, tracing
 from watchkeeper.instrument.asgi import InferenceMiddleware
+from watchkeeper.instrument.metric_families import Counters, Histograms
 from watchkeeper.instrument.page import Exemplar, Page, braces
 from watchkeeper.instrument.serving_request import ANSWERED, CLIENT_GONE, FAILED, Request, current_request, working_on
-from watchkeeper.instrument.tallies import Counters, Histograms
 
 __all__ = ["InferenceMonitor", "current_request"]
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from watchkeeper.model.diag import Verdict
 from watchkeeper.probe import expectations
-from watchkeeper.probe.diag import diag_plan
-from watchkeeper.probe.diag.diag_judge import Measured, judge
+from watchkeeper.probe.diag import plan
+from watchkeeper.probe.diag.judge import Measured, judge
 
 ORDER = list(Verdict)
 
@@ -87,7 +87,7 @@ def test_a_slower_gpu_never_gets_a_better_verdict(one: float, other: float) -> N
 
 
 def test_every_row_of_the_table_is_about_a_test_that_exists_in_its_unit() -> None:
-    assert {(row.test, row.unit) for _, row in expectations.table()} <= set(diag_plan.UNITS.items())
+    assert {(row.test, row.unit) for _, row in expectations.table()} <= set(plan.UNITS.items())
 
 
 @pytest.mark.parametrize(

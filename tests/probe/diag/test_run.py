@@ -16,11 +16,11 @@ from tests.probe.diag.standins import NOON, UUID, options, row
 from tests.support.paths import ROOT
 from watchkeeper.model import gpu_words
 from watchkeeper.model.diag import Exit, Report, TestResult, Verdict
-from watchkeeper.probe.diag import diag_plan, diag_run, diag_work
+from watchkeeper.probe.diag import plan, runner, work_loop
 
 
-def run(level: int, wished: diag_run.Options) -> Report:
-    return diag_run.run(level, now=NOON, options=wished)
+def run(level: int, wished: runner.Options) -> Report:
+    return runner.run(level, now=NOON, options=wished)
 
 
 def about(report: Report, test: str, gpu: int = 0) -> TestResult:
@@ -33,7 +33,7 @@ def test_a_healthy_gpu_passes_every_test_with_both_numbers(tmp_path: Path) -> No
     found = about(report, "matmul_bf16")
     assert (found.verdict, found.measured, found.expected, found.unit) == (Verdict.PASS, 780.0, 799.0, "TFLOP/s")
     assert found.why == "780 TFLOP/s; this model reaches 799 (98%)"
-    assert {step.test for step in diag_plan.LEVEL_2} <= {result.test for result in report.results}
+    assert {step.test for step in plan.LEVEL_2} <= {result.test for result in report.results}
 
 
 def test_level_1_starts_no_worker_and_asks_the_software(tmp_path: Path) -> None:
@@ -56,8 +56,8 @@ def test_a_crash_fails_its_test_and_skips_what_came_after(tmp_path: Path) -> Non
 def test_a_hang_is_a_failed_test_with_its_deadline_and_other_gpus_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    quick = tuple(replace(step, limit_seconds=1.0) for step in diag_plan.LEVEL_2)
-    monkeypatch.setattr(diag_plan, "LEVEL_2", quick)
+    quick = tuple(replace(step, limit_seconds=1.0) for step in plan.LEVEL_2)
+    monkeypatch.setattr(plan, "LEVEL_2", quick)
     report = run(2, options(tmp_path, "hang", "matmul_fp8", gpus=2))
     found = about(report, "matmul_fp8")
     assert (found.verdict, found.why) == (Verdict.FAIL, "no answer within 1 s: the GPU or CUDA hangs")
@@ -126,8 +126,8 @@ def test_a_safety_limit_stops_everything_at_once(tmp_path: Path, later: dict[str
 
 @pytest.mark.slow
 def test_a_watch_that_falls_silent_stops_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    usual = diag_work.Work
-    monkeypatch.setattr(diag_run, "Work", lambda *given: usual(*given, silent_seconds=0.5))
+    usual = work_loop.Work
+    monkeypatch.setattr(runner, "Work", lambda *given: usual(*given, silent_seconds=0.5))
     report = run(2, options(tmp_path, "hang", "memory_copy", later={"silent": True}))
     assert report.stopped == "NVML has not answered for 0.5 s: a driver call hangs"
 
@@ -178,14 +178,14 @@ def test_ctrl_c_ends_the_command_and_every_child(tmp_path: Path) -> None:
 
 
 def test_a_gpu_that_somebody_uses_keeps_half_of_its_free_memory() -> None:
-    shares = [step.options.get("share") for step in diag_plan.steps(3, 60.0, is_shared=True) if "patterns" in step.test]
+    shares = [step.options.get("share") for step in plan.steps(3, 60.0, is_shared=True) if "patterns" in step.test]
     assert shares == [0.5, 0.5]
-    assert not [step for step in diag_plan.steps(3, 60.0) if "share" in step.options]
+    assert not [step for step in plan.steps(3, 60.0) if "share" in step.options]
 
 
 def test_a_run_of_hours_comes_back_to_the_memory_again_and_again() -> None:
-    tests = [step.test for step in diag_plan.steps(4, 2 * 3600.0)]
+    tests = [step.test for step in plan.steps(4, 2 * 3600.0)]
     assert tests.count("stress") == 12
     assert tests.count("memory_patterns") == 13
-    load = [step.options["seconds"] for step in diag_plan.steps(4, 2 * 3600.0) if step.test == "stress"]
+    load = [step.options["seconds"] for step in plan.steps(4, 2 * 3600.0) if step.test == "stress"]
     assert sum(load) == 2 * 3600.0

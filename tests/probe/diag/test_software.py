@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from watchkeeper.model.diag import TestResult, Verdict
-from watchkeeper.probe.diag import diag_facts
-from watchkeeper.probe.diag.diag_facts import Cuda, DeviceFile, Driver, GpuReading, SoftwareFacts
-from watchkeeper.probe.diag.diag_software import examine
+from watchkeeper.probe.diag import software_facts
+from watchkeeper.probe.diag.software_checks import examine
+from watchkeeper.probe.diag.software_facts import Cuda, DeviceFile, Driver, GpuReading, SoftwareFacts
 from watchkeeper.readers.node import host, pci_sysfs, systemd_units
 from watchkeeper.readers.node.node import NodeFacts
 
@@ -52,7 +52,7 @@ def test_a_broken_nvml_is_a_failure_only_where_there_is_a_gpu() -> None:
 
 def test_a_gpu_that_is_lost_fails_by_its_name() -> None:
     row = {"index": 3, "identity": {"uuid": "GPU-3"}, "lost": "nvmlDeviceGetUUID"}
-    found, lost = diag_facts.read_gpus([row])
+    found, lost = software_facts.read_gpus([row])
     assert (found, lost) == ((), ("GPU-3 is lost: nvmlDeviceGetUUID says GPU_IS_LOST",))
     assert verdict(facts(lost=lost), "gpus_answer") is Verdict.FAIL
 
@@ -140,7 +140,7 @@ def test_a_cpuset_far_from_the_gpu_warns(tmp_path: Path) -> None:
     folder = tmp_path / "bus/pci/devices/0000:01:00.0"
     folder.mkdir(parents=True)
     (folder / "local_cpulist").write_text("0-3,8\n")
-    near = diag_facts.local_cpus([gpu()], tmp_path)
+    near = software_facts.local_cpus([gpu()], tmp_path)
     assert near == {"0000:01:00.0": frozenset({0, 1, 2, 3, 8})}
     assert verdict(facts(local_cpus=near, allowed_cpus=frozenset({2, 9})), "numa") is Verdict.PASS
     assert verdict(facts(local_cpus=near, allowed_cpus=frozenset({9})), "numa") is Verdict.WARN

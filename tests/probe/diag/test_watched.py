@@ -8,8 +8,8 @@ import pytest
 
 from tests.probe.diag.standins import UUID, row
 from watchkeeper.model.diag import Verdict
-from watchkeeper.probe.diag import diag_facts
-from watchkeeper.probe.diag.diag_watched import Watched
+from watchkeeper.probe.diag import software_facts
+from watchkeeper.probe.diag.gpu_monitor import Watched
 
 GPU = f"{UUID}0"
 
@@ -17,7 +17,7 @@ GPU = f"{UUID}0"
 def watched(*readings: dict[str, Any]) -> Watched:
     found = Watched([GPU])
     for values in readings:
-        found.take_reading(*diag_facts.read_gpus([row(**values), row(1, **values)]))
+        found.take_reading(*software_facts.read_gpus([row(**values), row(1, **values)]))
     return found
 
 
@@ -83,5 +83,5 @@ def test_a_gpu_that_is_lost_stops_its_test_and_another_does_not() -> None:
 def test_a_gpu_without_numbers_is_not_called_healthy() -> None:
     found = Watched([GPU])
     bare = row()
-    found.take_reading(*diag_facts.read_gpus([{**bare, "values": {"DCGM_FI_DEV_GPU_UTIL": 1}}]))
+    found.take_reading(*software_facts.read_gpus([{**bare, "values": {"DCGM_FI_DEV_GPU_UTIL": 1}}]))
     assert (verdict(found, "temperature"), verdict(found, "errors")) == (Verdict.SKIP, Verdict.SKIP)

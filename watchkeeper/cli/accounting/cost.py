@@ -125,7 +125,7 @@ def _read(asked: Mapping[str, Any]) -> Any:
 
 
 def _written(bill: answers.Bill, wasted: Sequence[answers.Waste], *, form: str, asked: Mapping[str, Any]) -> bytes:
-    from watchkeeper.accounting import statement, written
+    from watchkeeper.accounting import report_files, statement
 
     found, waste = options.fields(bill), [one.plain for one in wasted]
 
@@ -137,11 +137,11 @@ def _written(bill: answers.Bill, wasted: Sequence[answers.Waste], *, form: str, 
         of = "".join(f", {name} {value}" for name, value in asked["of"])
         title = f"GPU cost by {', '.join(bill.by)}{of}"
         return statement.render(statement.Page(title, found, asked["zone"], waste=waste)).encode()
-    return written.to_csv(found).encode() if form == "csv" else written.to_parquet(found)
+    return report_files.to_csv(found).encode() if form == "csv" else report_files.to_parquet(found)
 
 
 def _show(found: answers.Bill, waste: Sequence[answers.Waste]) -> None:
-    from watchkeeper.accounting import written
+    from watchkeeper.accounting import report_files
 
     click.echo(f"{usage.span(found)}; {found.currency}; {found.policy_words}")
     names = list(found.by)
@@ -159,16 +159,16 @@ def _show(found: answers.Bill, waste: Sequence[answers.Waste]) -> None:
         paid = "; that of rented GPUs is in their price" if any(one.kind != "own" for one in found.rates) else ""
         click.echo(f"energy: {found.kwh:,.1f} kWh at the GPUs{pue}{paid}")
     for one in waste[:5]:
-        lost = written.money(one.money, found.currency)
+        lost = report_files.money(one.money, found.currency)
         click.echo(f"held and not used: {one.job} of {one.team}, {one.gpu_hours:,.1f} GPU-hours, {lost}")
     usage.notes(found.notes)
 
 
 def _cells(line: answers.BillLine | answers.ReportMoney, money: Sequence[str]) -> list[str]:
-    from watchkeeper.accounting import written
+    from watchkeeper.accounting import report_files
 
     hours = [f"{hours:,.1f}" for hours in (line.hours.total, line.hours.used, line.hours.wasted)]
-    return [*hours, *(written.money(attrgetter(name)(line)) for name in (*money, "money"))]
+    return [*hours, *(report_files.money(attrgetter(name)(line)) for name in (*money, "money"))]
 
 
 @command.command("statement")
@@ -183,12 +183,12 @@ def statement_command(hub: Client, month: str | None, teams: tuple[str, ...], fo
     """A page for each team, to read or to print: what it held and used, what that cost, and the jobs behind it."""
     if asked["since"] or asked["until"]:
         raise click.UsageError("a statement is of a whole month: say --month instead of --from and --to")
-    from watchkeeper.accounting import written
+    from watchkeeper.accounting import report_files
 
     for one in _of_jobs(month, teams, asked) if asked["jobs_path"] else _of_hub(hub, month, teams, asked):
         path = Path(folder) / f"{one.month}-{_file_name(one.team)}.html"
         _write(path, one.page.encode())
-        click.echo(f"{path}: {written.money(one.money, one.currency)}")
+        click.echo(f"{path}: {report_files.money(one.money, one.currency)}")
 
 
 def _of_hub(
@@ -200,12 +200,12 @@ def _of_hub(
 
 
 def _of_jobs(month: str | None, teams: tuple[str, ...], asked: Mapping[str, Any]) -> Iterator[answers.Statement]:
-    from watchkeeper.accounting import monthly, spans
+    from watchkeeper.accounting import monthly, time_ranges
 
     if month is None:
         raise click.UsageError("--jobs needs --month")
     try:
-        since, until = spans.month(month, asked["zone"])
+        since, until = time_ranges.month(month, asked["zone"])
     except ValueError as error:
         raise click.UsageError(f"--month `{month[:40]}`: write it like 2026-11") from error
     bill = _read({**asked, "since": _rfc(since), "until": _rfc(until)})
@@ -229,7 +229,7 @@ def budget(hub: Client, month: str | None, zone: Any, policy: str, as_json: bool
 
     Budgets are in the price book. Exits with 1 when one is over, or will be at the run rate so far.
     """
-    from watchkeeper.accounting import written
+    from watchkeeper.accounting import report_files
 
     found = hub.budgets(month=month, zone=str(zone), policy=policy)
     if as_json:
@@ -240,8 +240,8 @@ def budget(hub: Client, month: str | None, zone: Any, policy: str, as_json: bool
         rows = [
             [
                 one.team,
-                written.money(one.spent),
-                written.money(one.forecast),
+                report_files.money(one.spent),
+                report_files.money(one.forecast),
                 "-"
                 if one.spent is None
                 else "too few days"

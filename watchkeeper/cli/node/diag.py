@@ -22,7 +22,7 @@ from watchkeeper.cli.options import as_json, print_json
 from watchkeeper.errors import CollectError
 from watchkeeper.kit import clock, durations, logs, wire
 from watchkeeper.model import diag, gpu_words
-from watchkeeper.probe.diag import diag_plan, diag_run
+from watchkeeper.probe.diag import plan, runner
 
 EXIT_CODES = {diag.Exit.PASSED: 0, diag.Exit.FAILED: 1, diag.Exit.CANNOT_TELL: 3}
 ORDER = list(diag.Verdict)
@@ -41,8 +41,8 @@ def _bent(body: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--with",
             "engine",
-            type=click.Choice(diag_run.ENGINES),
-            default=diag_run.AUTO,
+            type=click.Choice(runner.ENGINES),
+            default=runner.AUTO,
             help="Who tests at -r 2 and more: dcgmi where it is installed, else torch; or the one you name, or both.",
         ),
         click.option("--expected-gpus", type=click.IntRange(0, 1024), help="How many GPUs there should be."),
@@ -85,7 +85,7 @@ def command(
     if click.get_current_context().invoked_subcommand is not None:
         return
     logs.start(level="critical")
-    options = diag_run.Options(
+    options = runner.Options(
         _seconds(level, length), chosen, is_busy_ok=busy_ok, expected_gpus=expected_gpus, engine=engine, python=python
     )
     report = _run(level, options)
@@ -101,10 +101,10 @@ def command(
 command.add_command(diag_fabric.command)
 
 
-def _run(level: int, options: diag_run.Options) -> diag.Report:
+def _run(level: int, options: runner.Options) -> diag.Report:
     progress, now = _Progress(), clock.ScaledClock().now()
     try:
-        return diag_run.run(level, now=now, node=node_facts.NodeReader().read(), options=options, tell=progress.tell)
+        return runner.run(level, now=now, node=node_facts.NodeReader().read(), options=options, tell=progress.tell)
     except KeyboardInterrupt:
         click.echo("\nStopped: no test runs any more, and nothing is kept.", err=True)
         raise
@@ -126,8 +126,8 @@ def _seconds(level: int, length: str | None) -> float | None:
         seconds = durations.parse_seconds(length)
     except ValueError as error:
         raise click.UsageError(f"--for: {error}") from error
-    if not 1 <= seconds <= diag_plan.LONGEST_SECONDS:
-        raise click.UsageError(f"--for {length}: from 1s to {diag_plan.LONGEST_SECONDS / 86400:g}d")
+    if not 1 <= seconds <= plan.LONGEST_SECONDS:
+        raise click.UsageError(f"--for {length}: from 1s to {plan.LONGEST_SECONDS / 86400:g}d")
     return seconds
 
 

@@ -22,10 +22,10 @@ from watchkeeper.cli.progress import Progress
 from watchkeeper.client.hub import Client
 from watchkeeper.errors import HubError
 from watchkeeper.kit import logs, wire
-from watchkeeper.probe.preflight import preflight, preflight_ways
+from watchkeeper.probe.preflight import judge, transports
 from watchkeeper.readers.clusters import hostlist
 
-EXIT_CODES = {preflight.Word.GO: 0, preflight.Word.NO_GO: 1, preflight.Word.CANNOT_TELL: 3}
+EXIT_CODES = {judge.Word.GO: 0, judge.Word.NO_GO: 1, judge.Word.CANNOT_TELL: 3}
 # More nodes than one hub is meant for are a slip of the pen.
 MOST_NODES = 20_000
 # What an agent does when it is ordered this is the same.
@@ -41,18 +41,18 @@ class Orders:
     cluster: str | None
     name: str = "work orders"
 
-    def check(self, node: str, words: Sequence[str]) -> preflight.Answer:  # noqa: ARG002
+    def check(self, node: str, words: Sequence[str]) -> judge.Answer:  # noqa: ARG002
         try:
             _, receipt = agent_order.give_and_wait(self.hub, node, ORDER, arguments={}, cluster=self.cluster)
         except HubError as error:
-            return preflight.Answer(None, str(error))
+            return judge.Answer(None, str(error))
         if receipt.result not in agent_order.DONE or not receipt.output:
-            return preflight.Answer(None, f"its agent: {receipt.result}: {receipt.text}")
-        return preflight.Answer(receipt.output)
+            return judge.Answer(None, f"its agent: {receipt.result}: {receipt.text}")
+        return judge.Answer(receipt.output)
 
-    def meet(self, nodes: Sequence[str], words: Sequence[str]) -> preflight.Answer:  # noqa: ARG002
+    def meet(self, nodes: Sequence[str], words: Sequence[str]) -> judge.Answer:  # noqa: ARG002
         why = "work orders cannot try links; run it inside an allocation or with --ssh, or leave them out"
-        return preflight.Answer(None, f"{why} with --no-bandwidth")
+        return judge.Answer(None, f"{why} with --no-bandwidth")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,12 +132,12 @@ def command(
     2 wrong use, 3 cannot tell: a node that does not answer is never a go.
     """
     logs.start(level="critical")
-    programs, words = preflight_ways.Programs(), shlex.split(program)
-    way: preflight_ways.Way = Orders(hub, cluster)
+    programs, words = transports.Programs(), shlex.split(program)
+    way: transports.Way = Orders(hub, cluster)
     if by_ssh:
-        way = preflight_ways.Ssh(words, seconds, programs)
+        way = transports.Ssh(words, seconds, programs)
     elif asked.job is not None:
-        way = preflight_ways.Srun(asked.job, words, seconds, programs)
+        way = transports.Srun(asked.job, words, seconds, programs)
     try:
         found = check(way, asked.nodes, expected_gpus=expected_gpus, links=links)
     except KeyboardInterrupt:
@@ -160,9 +160,9 @@ def _nodes(listed: str | None, job: str | None, *, selector: str | None, context
         raise click.UsageError(f"--nodes: {error}") from error
     names: list[str] = named or []
     if selector is not None:
-        names, job = preflight_ways.labelled_nodes(selector, context), None
+        names, job = transports.labelled_nodes(selector, context), None
     elif job is not None or "SLURM_JOB_ID" in os.environ:
-        job, own = preflight_ways.slurm_nodes(job, os.environ)
+        job, own = transports.slurm_nodes(job, os.environ)
         strangers = [name for name in names if name not in own]
         if strangers:
             raise click.UsageError(f"--nodes: {strangers[0]} is not among the {len(own)} nodes of job {job}")
@@ -175,8 +175,8 @@ def _nodes(listed: str | None, job: str | None, *, selector: str | None, context
 
 
 def check(
-    way: preflight_ways.Way, nodes: Sequence[str], *, expected_gpus: int | None = None, links: Sequence[str] | None
-) -> preflight.Preflight:
+    way: transports.Way, nodes: Sequence[str], *, expected_gpus: int | None = None, links: Sequence[str] | None
+) -> judge.Preflight:
     """All nodes; then, among those that may go, the links, if there is more than one GPU to try them with."""
     progress, done = Progress(), 0
 
@@ -185,19 +185,19 @@ def check(
         done += 1
         progress.say(f"diag -r 1: {done} of {len(nodes)} nodes, last {node}")
 
-    answers = preflight_ways.ask_all(way, nodes, DIAG, tell=tell)
-    found = preflight.judge_nodes(answers, expected_gpus=expected_gpus)
-    well = [checked.name for checked in found if checked.word is preflight.Word.GO]
-    gpus = sum(checked.gpus or 0 for checked in found if checked.word is preflight.Word.GO)
+    answers = transports.ask_all(way, nodes, DIAG, tell=tell)
+    found = judge.judge_nodes(answers, expected_gpus=expected_gpus)
+    well = [checked.name for checked in found if checked.word is judge.Word.GO]
+    gpus = sum(checked.gpus or 0 for checked in found if checked.word is judge.Word.GO)
     tried = None
     if links is not None and gpus > 1:
         progress.say(f"links between {len(well)} nodes")
-        tried = preflight.judge_links(way.meet(well, links))
+        tried = judge.judge_links(way.meet(well, links))
     progress.done()
-    return preflight.Preflight(found, tried)
+    return judge.Preflight(found, tried)
 
 
-def as_plain(found: preflight.Preflight, way: str) -> dict[str, object]:
+def as_plain(found: judge.Preflight, way: str) -> dict[str, object]:
     """The documented shape of `preflight --json`; keys are added, never renamed."""
     return {
         "verdict": found.word.value,
@@ -207,8 +207,8 @@ def as_plain(found: preflight.Preflight, way: str) -> dict[str, object]:
     }
 
 
-def show(found: preflight.Preflight, way: str) -> None:
-    order = list(preflight.Word)
+def show(found: judge.Preflight, way: str) -> None:
+    order = list(judge.Word)
     rows = sorted(found.nodes, key=lambda checked: -order.index(checked.word))
     cells = [
         [

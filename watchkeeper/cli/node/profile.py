@@ -17,12 +17,12 @@ from watchkeeper.cli.progress import Progress
 from watchkeeper.kit import durations
 from watchkeeper.probe.profile import (
     limits,
-    profile_run,
     recorder,
     recording,
     report,
     report_page,
     report_text,
+    runner,
     segments,
 )
 
@@ -120,14 +120,14 @@ def command(
     if words is None and pid is None and seconds is None:
         raise click.UsageError("what is to be recorded? `-- CMD`, `--pid PID`, or `--for 60s` for whatever runs here")
     earlier = None if baseline is None else recording.read(baseline)
-    wish = profile_run.Wish(1 / rate, words, pid, seconds, _indices(gpus), not as_json)
+    wish = runner.Wish(1 / rate, words, pid, seconds, _indices(gpus), not as_json)
     try:
-        recorded = profile_run.run(wish, Shown(Progress()))
+        recorded = runner.run(wish, Shown(Progress()))
     except recorder.NoGpu as error:
         click.echo(f"watchkeeper: {error}", err=True)
         sys.exit(CANNOT_TELL)
     _tell(recorded, words, kind=kind, earlier=earlier, output=output, as_json=as_json)
-    sys.exit(profile_run.wait(recorded))
+    sys.exit(runner.wait(recorded))
 
 
 class Shown:
@@ -152,7 +152,7 @@ class Shown:
 
 
 def _tell(
-    recorded: profile_run.Recorded,
+    recorded: runner.Recorded,
     words: list[str] | None,
     *,
     kind: str | None,

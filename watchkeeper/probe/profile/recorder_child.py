@@ -20,7 +20,7 @@ from dataclasses import asdict
 from typing import Any
 
 from watchkeeper.kit import clock
-from watchkeeper.probe.profile import gpu_reader, program_tree
+from watchkeeper.probe.profile import gpu_reader, process_tree
 from watchkeeper.readers.nvml import session
 
 SLOW_SECONDS = 1.0
@@ -56,11 +56,11 @@ class Ticks:
     def __init__(self, gpus: list[gpu_reader.GpuReader], own_clock: clock.Clock) -> None:
         self._gpus = gpus
         self._clock = own_clock
-        self._tree: program_tree.ProgramTree | None = None
+        self._tree: process_tree.ProgramTree | None = None
         self._slow_at = self._host_at = float("-inf")
 
     def watch(self, pid: int) -> None:
-        self._tree = program_tree.ProgramTree(pid)
+        self._tree = process_tree.ProgramTree(pid)
         self._host_at = float("-inf")
 
     def rows(self, now: float) -> list[dict[str, Any]]:

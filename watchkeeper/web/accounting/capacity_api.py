@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from watchkeeper.capacity import advice, demand, hub_demand, report, rightsizing, standing
+from watchkeeper.capacity import advice, demand, demand_queries, report, rightsizing, standing
 from watchkeeper.capacity.rightsizing import Advice, Repartition
 from watchkeeper.capacity.standing import Wait
 from watchkeeper.clusters import inventory
@@ -52,7 +52,7 @@ MOST_ADVICE = 1000
 # As long as samples are looked back for: a node that answers once in a while is there.
 MAX_SILENCE_MS, SILENT = 300_000, "they do not report"
 FORECAST_ASKS = (
-    Asked("about", f"{', '.join(hub_demand.ABOUT)}; demand unless given"),
+    Asked("about", f"{', '.join(demand_queries.ABOUT)}; demand unless given"),
     Asked("horizon", "how far to look, such as 4w; 7d unless given"),
     Asked("target", "the share of the fleet that may be in use, from 0.05 to 1; 0.8 unless given", float),
     shapes.CLUSTER,
@@ -105,8 +105,8 @@ class CapacityApi:
 
     async def _forecast(self, form: Mapping[str, str]) -> dict[str, Any]:
         about = form.get("about", "demand")
-        if about not in hub_demand.ABOUT:
-            raise HTTPException(400, f"about `{about[:40]}`: there are {', '.join(hub_demand.ABOUT)}")
+        if about not in demand_queries.ABOUT:
+            raise HTTPException(400, f"about `{about[:40]}`: there are {', '.join(demand_queries.ABOUT)}")
         horizon = _seconds(form.get("horizon", "7d"), "horizon", LONGEST_HORIZON)
         target = _share(form.get("target", "0.8"))
         asked = (about, horizon, target, form.get("cluster"))
@@ -125,8 +125,8 @@ class CapacityApi:
 
     async def _make_forecast(self, about: str, horizon: float, target: float, named: str | None) -> dict[str, Any]:
         try:
-            points, step = await self._points(hub_demand.expression(about, cluster=named))
-            capacity = await self._queries.instant(hub_demand.capacity_expression(cluster=named), self._now_ms())
+            points, step = await self._points(demand_queries.expression(about, cluster=named))
+            capacity = await self._queries.instant(demand_queries.capacity_expression(cluster=named), self._now_ms())
         except QueryError as error:
             raise HTTPException(400, str(error)) from error
         gpus = next(iter(capacity.latest().values()), None)
@@ -151,7 +151,7 @@ class CapacityApi:
             # Whole steps only: the hour that is not over yet would look like a fall.
             end = self._now_ms() // (step * 1000) * step
             span = Span((end - span_seconds) * 1000, end * 1000, step * 1000)
-            each = hub_demand.hourly(expr, step=durations.format_seconds(step), inner=inner)
+            each = demand_queries.hourly(expr, step=durations.format_seconds(step), inner=inner)
             answer = await self._queries.range(each, span)
             points = [
                 (at / 1000 - step, value)

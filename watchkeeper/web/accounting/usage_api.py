@@ -22,7 +22,18 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from watchkeeper.accounting import books, budgets, cost, ledger, monthly, price_file, spans, summary, usage, waste
+from watchkeeper.accounting import (
+    budgets,
+    cost,
+    ledger,
+    monthly,
+    price_file,
+    summary,
+    time_ranges,
+    usage,
+    usage_reader,
+    waste,
+)
 from watchkeeper.catalogue import prices
 from watchkeeper.errors import CollectError
 from watchkeeper.hub.runtime import Runtime
@@ -134,7 +145,7 @@ class UsageApi:
             self._places.release()
 
     def _budgets(self, month: _Month, book: prices.Book, policy: cost.Policy) -> dict[str, Any]:
-        days = [(since, until) for _, since, until in spans.days(month.start, month.until, month.zone)]
+        days = [(since, until) for _, since, until in time_ranges.days(month.start, month.until, month.zone)]
         pieces = self._read(book.stretches(month.start, month.until), {"team"})
         return budgets.of_month(cost.bill(pieces, book, policy=policy), self._read(days, {"team"}), ends=month.end)
 
@@ -142,7 +153,7 @@ class UsageApi:
         zone, now = _zone(request), self._runtime.clock.now()
         text = request.query_params.get("month") or f"{now.astimezone(zone):%Y-%m}"
         try:
-            start, end = spans.month(text, zone)
+            start, end = time_ranges.month(text, zone)
         except ValueError as error:
             raise HTTPException(400, f"month `{text[:40]}`: write it like 2026-11") from error
         if start >= now.timestamp():
@@ -156,8 +167,8 @@ class UsageApi:
         return await asyncio.to_thread(cost.bill, pieces, book, policy=policy)
 
     def _read(self, stretches: list[tuple[float, float]], names: set[str]) -> list[usage.Table]:
-        by_job = books.needs_jobs(frozenset(names))
-        return books.pieces(self._queries.engine, self._ledger, stretches, by_job=by_job)
+        by_job = usage_reader.needs_jobs(frozenset(names))
+        return usage_reader.pieces(self._queries.engine, self._ledger, stretches, by_job=by_job)
 
     async def _alone(self, work: Callable[[], T]) -> T:
         async with self._busy:

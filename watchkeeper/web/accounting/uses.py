@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from watchkeeper.capacity import hub_demand, rightsizing
+from watchkeeper.capacity import demand_queries, rightsizing
 from watchkeeper.catalogue import mig
 from watchkeeper.hub.samples import Queries
 from watchkeeper.kit import durations
@@ -105,7 +105,7 @@ def _by_workload(held: holders.Holders, cluster: str | None) -> dict[Workload, _
 
 async def _lasted(queries: Queries, window_seconds: float, cluster: str | None) -> Mapping[OnPart, float]:
     """For how long of the window each workload has held each of its GPUs, as the rules of usage write it down."""
-    expr = hub_demand.held_minutes_expression(durations.format_seconds(window_seconds), cluster=cluster)
+    expr = demand_queries.held_minutes_expression(durations.format_seconds(window_seconds), cluster=cluster)
     answer = await queries.instant(expr)
     return {
         (labels.get("cluster", ""), fleet.holder(labels) or "", *_part(labels)): minutes * 60
@@ -133,7 +133,7 @@ def _window(
 async def _facts(queries: Queries, span: float, cluster: str | None) -> _Facts:
     found = _Facts()
     window = durations.format_seconds(round(span))
-    for name, expr in hub_demand.activity_expressions(window, cluster=cluster).items():
+    for name, expr in demand_queries.activity_expressions(window, cluster=cluster).items():
         for labels, value in (await queries.instant(expr)).latest().items():
             part = _part(labels)
             found.numbers.setdefault((part, name), []).append((fleet.holder(labels), value))

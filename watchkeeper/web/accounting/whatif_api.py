@@ -13,7 +13,7 @@ from typing import Any, TypedDict
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from watchkeeper.capacity import hub_jobs, jobs, replay, stock, whatif
+from watchkeeper.capacity import hub_jobs, jobs, replay, simulated_fleet, whatif
 from watchkeeper.clusters.clusters import Clusters
 from watchkeeper.errors import WatchkeeperError
 from watchkeeper.hub import services
@@ -103,7 +103,7 @@ class WhatIfApi:
             )
         return found
 
-    def _nodes(self) -> list[stock.Node]:
+    def _nodes(self) -> list[simulated_fleet.Node]:
         taken = inventory.take(self._fleet)
         found = []
         for node in taken.nodes:
@@ -111,14 +111,14 @@ class WhatIfApi:
             models = {gpu.model for gpu in slots if gpu is not None and gpu.model}
             if slots:
                 model = next(iter(models)) if len(models) == 1 else ""
-                found.append(stock.Node(node.name, len(slots), model, node.domains.get("rack", "")))
+                found.append(simulated_fleet.Node(node.name, len(slots), model, node.domains.get("rack", "")))
         return found
 
 
 def _replayed(
     text: str | None,
     seen: jobs.Recorded | None,
-    nodes: list[stock.Node],
+    nodes: list[simulated_fleet.Node],
     *,
     change: whatif.Change,
     policy: replay.Policy,

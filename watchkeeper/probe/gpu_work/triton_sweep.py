@@ -11,7 +11,7 @@ from typing import Any
 import triton  # type: ignore[import-not-found]
 import triton.language as tl  # type: ignore[import-not-found]
 
-from watchkeeper.probe.gpu_work.gpu_work_memory import BLOCK_WORDS, KEPT, Chunk, Flip, Pattern
+from watchkeeper.probe.gpu_work.memory_patterns import BLOCK_WORDS, KEPT, Chunk, Flip, Pattern
 
 NOTHING = -1
 WARPS = 4

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from watchkeeper.accounting import spans, usage
+from watchkeeper.accounting import time_ranges, usage
 from watchkeeper.accounting.tally import HOUR, Slot, Tally
 from watchkeeper.model.labels import Labels
 from watchkeeper.query.engine import Answer, Engine
@@ -47,7 +47,7 @@ STATE_COLUMNS = [COLUMNS[name] for name in usage.STATES]
 class Hours:
     """Recorded hours, one row for each hour and key; `seen` has the share of each hour that was seen, by cluster."""
 
-    starts: spans.Seconds
+    starts: time_ranges.Seconds
     keys: Sequence[usage.Key]
     amounts: usage.Amounts
     seen: Mapping[str, Mapping[float, float]]
@@ -136,8 +136,8 @@ def _standing(found: Hours, gpus: Mapping[tuple[str, float], float]) -> Hours:
 
 
 def by_slot(
-    keys: Sequence[usage.Key], starts: spans.Seconds, amounts: usage.Amounts
-) -> tuple[list[tuple[str, float]], npt.NDArray[np.int64], spans.Seconds]:
+    keys: Sequence[usage.Key], starts: time_ranges.Seconds, amounts: usage.Amounts
+) -> tuple[list[tuple[str, float]], npt.NDArray[np.int64], time_ranges.Seconds]:
     """Clusters and starts of the hours in some rows, which of them each row belongs to, and the GPU-hours of each."""
     places: dict[tuple[str, float], int] = {}
     pairs = ((key[0], start) for key, start in zip(keys, starts.tolist(), strict=True))
@@ -148,8 +148,8 @@ def by_slot(
 
 
 def _rows(
-    found: Sequence[tuple[Labels, spans.Seconds, spans.Seconds]],
-) -> tuple[spans.Seconds, list[usage.Key], usage.Amounts]:
+    found: Sequence[tuple[Labels, time_ranges.Seconds, time_ranges.Seconds]],
+) -> tuple[time_ranges.Seconds, list[usage.Key], usage.Amounts]:
     """Series of parts as rows of hours and keys, in the order of the hours."""
     starts = np.unique(np.concatenate([times for _, times, _ in found]))
     places: dict[usage.Key, int] = {}
@@ -169,7 +169,7 @@ def _rows(
 def add_hours(tally: Tally, found: Hours) -> list[tuple[float, float]]:
     """Put recorded hours into a tally; returns the stretches of the window that they cover."""
     starts = np.unique(found.starts)
-    weights = spans.cover(starts, HOUR, since=tally.since, until=tally.until)
+    weights = time_ranges.cover(starts, HOUR, since=tally.since, until=tally.until)
     at = np.searchsorted(starts, found.starts)
     tally.add(found.keys, found.amounts * weights[at, None])
     slots, _, sizes = by_slot(found.keys, found.starts, found.amounts)
@@ -198,18 +198,18 @@ def add_minutes(tally: Tally, engine: Engine, piece: tuple[float, float]) -> Non
 
 def _sum_minutes(
     engine: Engine, piece: tuple[float, float]
-) -> tuple[list[usage.Key], usage.Amounts, dict[str, spans.Seconds]]:
+) -> tuple[list[usage.Key], usage.Amounts, dict[str, time_ranges.Seconds]]:
     """GPU-hours of a piece by key, and the minutes that were seen of each cluster."""
     since, until = piece
     seconds = round(until - since)
     # Half a minute before the end the window holds each minute once, whatever the jitter of the evaluations.
     at = round((until - MINUTE / 2) * 1000)
-    minutes: dict[str, spans.Seconds] = {}
+    minutes: dict[str, time_ranges.Seconds] = {}
     gpus: dict[tuple[str, float], float] = {}
     for labels, times, values in engine.instant(f"{ACCOUNTED}[{seconds}s]", at).frame.rows():
         if len(times):
             cluster = labels.get("cluster", "")
-            minutes[cluster] = np.unique(spans.snap(times / 1000, MINUTE))
+            minutes[cluster] = np.unique(time_ranges.snap(times / 1000, MINUTE))
             gpus[cluster, since] = float(values.mean()) * len(minutes[cluster]) / 60
     rows: dict[usage.Key, usage.Amounts] = {}
     for name in MINUTES:
@@ -244,12 +244,12 @@ def _columns(labels: Labels) -> list[tuple[int, float]]:
 
 def _samples(
     engine: Engine, name: str, since: float, *, end: float
-) -> Iterator[tuple[Labels, spans.Seconds, spans.Seconds]]:
+) -> Iterator[tuple[Labels, time_ranges.Seconds, time_ranges.Seconds]]:
     """Series of hours with the starts of their hours; a sample at 11:00 is the hour from 10:00."""
     seconds = round(end - since + 2 * HOUR)
     answer: Answer = engine.instant(f"{name}[{seconds}s]", round((end + HOUR) * 1000))
     for labels, times, values in answer.frame.rows():
-        starts = spans.snap(times / 1000, HOUR) - HOUR
+        starts = time_ranges.snap(times / 1000, HOUR) - HOUR
         inside = (starts >= since) & (starts < end)
         # Two samples of one hour are two evaluators; the later one has seen more.
         last = np.append(starts[1:] != starts[:-1], True) if len(starts) else inside

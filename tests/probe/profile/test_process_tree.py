@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from watchkeeper.probe.profile.program_tree import TICKS, ProgramTree
+from watchkeeper.probe.profile.process_tree import TICKS, ProgramTree
 
 
 def write(proc: Path, pid: int, *, cpu_seconds: float, read_bytes: int, state: str = "R", children: str = "") -> None:

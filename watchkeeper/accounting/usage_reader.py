@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from watchkeeper.accounting import recorded, spans, usage
+from watchkeeper.accounting import recorded_hours, time_ranges, usage
 from watchkeeper.accounting.ledger import DAY, Ledger
 from watchkeeper.accounting.tally import HOUR, LEAST_GAP_SECONDS, Tally
 from watchkeeper.query.engine import Engine
@@ -53,11 +53,11 @@ def _known(engine: Engine, ledger: Ledger | None, tally: Tally, *, by_job: bool)
     covered = [] if ledger is None else ledger.add(tally, by_job=by_job)
     for start, end in _worth_asking(covered, since, until):
         piece = Tally(start, end)
-        hours = recorded.hours(engine, start, end, by_job=by_job)
-        covered += recorded.add_hours(piece, hours)
+        hours = recorded_hours.hours(engine, start, end, by_job=by_job)
+        covered += recorded_hours.add_hours(piece, hours)
         tally.take(piece)
     for start, end in _worth_asking(covered, since, until):
-        recorded.add_minutes(tally, engine, (max(start, end - recorded.MOST_MINUTES_SECONDS), end))
+        recorded_hours.add_minutes(tally, engine, (max(start, end - recorded_hours.MOST_MINUTES_SECONDS), end))
     return tally
 
 
@@ -67,7 +67,7 @@ def _before(engine: Engine, ledger: Ledger | None, until: float) -> Tally:
     tally = Tally(since, until)
     covered = [] if ledger is None else ledger.add(tally, by_job=False)
     for start, end in _worth_asking(covered, since, until):
-        recorded.add_hours(tally, recorded.hours(engine, start, end, by_job=False))
+        recorded_hours.add_hours(tally, recorded_hours.hours(engine, start, end, by_job=False))
     return tally
 
 
@@ -89,19 +89,19 @@ def keep_up(engine: Engine, ledger: Ledger, *, now: float) -> int:
     return written
 
 
-def _hours(engine: Engine, since: float, until: float, *, by_job: bool) -> recorded.Hours:
+def _hours(engine: Engine, since: float, until: float, *, by_job: bool) -> recorded_hours.Hours:
     """The whole hours of a window: as recorded, and summed from minutes where an evaluation was missed."""
-    found = recorded.hours(engine, since, until, by_job=by_job)
+    found = recorded_hours.hours(engine, since, until, by_job=by_job)
     known = set(found.starts.tolist())
     missed = [start for start in np.arange(since, until - HOUR + 1, HOUR).tolist() if start not in known]
-    return recorded.joined(found, recorded.hours_of_minutes(engine, missed, by_job=by_job))
+    return recorded_hours.joined(found, recorded_hours.hours_of_minutes(engine, missed, by_job=by_job))
 
 
 def _worth_asking(covered: list[tuple[float, float]], since: float, until: float) -> list[tuple[float, float]]:
     return [
         (start, end)
-        for start, end in spans.gaps(covered, since=since, until=until)
-        if end - start > LEAST_GAP_SECONDS and end - start >= recorded.MINUTE
+        for start, end in time_ranges.gaps(covered, since=since, until=until)
+        if end - start > LEAST_GAP_SECONDS and end - start >= recorded_hours.MINUTE
     ]
 
 

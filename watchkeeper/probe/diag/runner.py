@@ -18,10 +18,10 @@ from typing import Any
 
 from watchkeeper.model import gpu_words
 from watchkeeper.model.diag import NO_WORK, Report, TestedGpu, TestResult, Verdict
-from watchkeeper.probe.diag import diag_children, diag_dcgm, diag_judge, diag_look, diag_plan, diag_software
-from watchkeeper.probe.diag.diag_facts import GpuReading, Trees
-from watchkeeper.probe.diag.diag_watched import Watched
-from watchkeeper.probe.diag.diag_work import Job, Tell, Work
+from watchkeeper.probe.diag import child_processes, dcgm, gather, judge, plan, software_checks
+from watchkeeper.probe.diag.gpu_monitor import Watched
+from watchkeeper.probe.diag.software_facts import GpuReading, Trees
+from watchkeeper.probe.diag.work_loop import Job, Tell, Work
 from watchkeeper.readers.node.node import NodeFacts
 
 # What an idle driver itself may have on a GPU.
@@ -29,7 +29,7 @@ IDLE_MIB = 1024.0
 IDLE_PERCENT = 5.0
 AUTO, TORCH, DCGM, BOTH = "auto", "torch", "dcgm", "both"
 ENGINES = (AUTO, TORCH, DCGM, BOTH)
-MODULES = {diag_look.WATCH: "diag.diag_watch", diag_look.CUDA: "gpu_work.gpu_work_driver", "work": "gpu_work.gpu_work"}
+MODULES = {gather.WATCH: "diag.diag_watch", gather.CUDA: "gpu_work.gpu_work_driver", "work": "gpu_work.gpu_work"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +45,13 @@ class Options:
     expected_gpus: int | None = None
     engine: str = AUTO
     python: str = sys.executable
-    dcgmi: str = diag_dcgm.PROGRAM
-    programs: Mapping[str, diag_children.Program] = field(default_factory=dict)
+    dcgmi: str = dcgm.PROGRAM
+    programs: Mapping[str, child_processes.Program] = field(default_factory=dict)
     trees: Trees = field(default_factory=Trees)
 
-    def children(self) -> dict[str, diag_children.Program]:
+    def children(self) -> dict[str, child_processes.Program]:
         usual = {
-            name: diag_children.module(module, python=self.python if name == "work" else sys.executable)
+            name: child_processes.module(module, python=self.python if name == "work" else sys.executable)
             for name, module in MODULES.items()
         }
         return usual | dict(self.programs)
@@ -71,13 +71,13 @@ def run(
 ) -> Report:
     """Every test of this level on the chosen GPUs; `node` is what is known of the machine beside its GPUs."""
     wished, start = options or Options(), time.monotonic()
-    with diag_children.Children() as children:
-        facts = diag_look.look(
+    with child_processes.Children() as children:
+        facts = gather.look(
             children, wished.children(), node=node, trees=wished.trees, expected_gpus=wished.expected_gpus
         )
         gpus = [gpu for gpu in facts.gpus if wished.chosen is None or wished.chosen.has(_named(gpu))]
         others = {gpu.uuid for gpu in facts.gpus} - {gpu.uuid for gpu in gpus}
-        results = [result for result in diag_software.examine(facts) if result.gpu not in others]
+        results = [result for result in software_checks.examine(facts) if result.gpu not in others]
         if wished.chosen is not None:
             missing = wished.chosen.missing(map(_named, facts.gpus))
             results += [TestResult("gpu_count", None, Verdict.FAIL, f"GPU {word} is not there") for word in missing]
@@ -95,7 +95,7 @@ def _named(gpu: GpuReading) -> gpu_words.Gpu:
 
 
 def _use(
-    children: diag_children.Children, gpus: Sequence[GpuReading], *, level: int, wished: Options, tell: Tell
+    children: child_processes.Children, gpus: Sequence[GpuReading], *, level: int, wished: Options, tell: Tell
 ) -> tuple[list[TestResult], str]:
     """The tests that need the GPUs for themselves."""
     refused = [result for gpu in gpus if (result := refuse(gpu, is_busy_ok=wished.is_busy_ok)) is not None]
@@ -107,7 +107,7 @@ def _use(
     if wished.engine in (DCGM, BOTH) or (wished.engine == AUTO and shutil.which(wished.dcgmi) is not None):
         asked = _ask_dcgm(free, level, wished.dcgmi)
         results += asked
-        has_answered = any(result.test != diag_dcgm.NO_ANSWER for result in asked)
+        has_answered = any(result.test != dcgm.NO_ANSWER for result in asked)
         if wished.engine == DCGM and not has_answered:
             return [*refused, *(replace(result, test=NO_WORK) for result in asked)], ""
         if wished.engine == DCGM or (wished.engine == AUTO and has_answered):
@@ -116,7 +116,7 @@ def _use(
     work.run(list(_jobs(free, level, wished)))
     if len(free) > 1 and not work.stopped:
         work.run([_pairs(free, wished)])
-    results += [*diag_judge.judge(work.found), *work.watched.results()]
+    results += [*judge.judge(work.found), *work.watched.results()]
     return results, work.stopped
 
 
@@ -139,29 +139,29 @@ def refuse(gpu: GpuReading, *, is_busy_ok: bool) -> TestResult | None:
 
 
 def _jobs(gpus: Iterable[GpuReading], level: int, wished: Options) -> Iterable[Job]:
-    seconds = wished.seconds or diag_plan.USUAL_SECONDS.get(level, 0.0)
+    seconds = wished.seconds or plan.USUAL_SECONDS.get(level, 0.0)
     for gpu in gpus:
         is_shared = refuse(gpu, is_busy_ok=False) is not None
-        steps = diag_plan.steps(level, seconds, is_shared=is_shared)
+        steps = plan.steps(level, seconds, is_shared=is_shared)
         yield Job(f"gpu {gpu.index}", gpu.uuid, gpu.model, steps, _program(wished, [gpu.uuid]))
 
 
 def _pairs(gpus: Sequence[GpuReading], wished: Options) -> Job:
     """One child that sees all GPUs; what it finds is said about the first."""
     first, uuids = gpus[0], [gpu.uuid for gpu in gpus]
-    step = replace(diag_plan.P2P, options={"names": [gpu.index for gpu in gpus]})
+    step = replace(plan.P2P, options={"names": [gpu.index for gpu in gpus]})
     return Job("gpu pairs", first.uuid, first.model, (step,), _program(wished, uuids))
 
 
-def _program(wished: Options, uuids: Sequence[str]) -> diag_children.Program:
+def _program(wished: Options, uuids: Sequence[str]) -> child_processes.Program:
     usual = wished.children()["work"]
     visible = {"CUDA_VISIBLE_DEVICES": ",".join(uuids), **(usual.environment or {})}
-    return diag_children.Program(usual.arguments, usual.python, visible)
+    return child_processes.Program(usual.arguments, usual.python, visible)
 
 
 def _ask_dcgm(gpus: Sequence[GpuReading], level: int, program: str) -> tuple[TestResult, ...]:
-    command = diag_dcgm.arguments(level, [gpu.index for gpu in gpus], program=program)
-    text, why = diag_dcgm.run(command, diag_dcgm.LIMIT_SECONDS[level])
+    command = dcgm.arguments(level, [gpu.index for gpu in gpus], program=program)
+    text, why = dcgm.run(command, dcgm.LIMIT_SECONDS[level])
     if text is None:
-        return (TestResult(diag_dcgm.NO_ANSWER, None, Verdict.SKIP, why),)
-    return diag_dcgm.read(text, {gpu.index: gpu.uuid for gpu in gpus})
+        return (TestResult(dcgm.NO_ANSWER, None, Verdict.SKIP, why),)
+    return dcgm.read(text, {gpu.index: gpu.uuid for gpu in gpus})

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from watchkeeper.model.diag import TestResult, Verdict
-from watchkeeper.probe.diag import diag_children
-from watchkeeper.probe.fabric.fabric_pairs import FabricReport, Pair, Rank, Reduction, judge
+from watchkeeper.probe.diag import child_processes
+from watchkeeper.probe.fabric.pairwise import FabricReport, Pair, Rank, Reduction, judge
 
 MIB = 1 << 20
 GPU_SIZES = (16 * MIB, 256 * MIB, 1024 * MIB)
@@ -71,7 +71,7 @@ def free_port() -> int:
 def run(plan: Plan, tell: Tell = lambda _: None) -> FabricReport:
     """All-reduce and pairwise sweep; where this is not node 0 the report has only what became of its own ranks."""
     port = plan.port or free_port()
-    with diag_children.Children() as children:
+    with child_processes.Children() as children:
         for local in range(len(plan.gpus)):
             children.start(_name(plan, local), _program(plan, local, port))
         heard = _hear(children, plan, tell)
@@ -82,7 +82,7 @@ def _name(plan: Plan, local: int) -> str:
     return f"rank {plan.node_rank * len(plan.gpus) + local}"
 
 
-def _program(plan: Plan, local: int, port: int) -> diag_children.Program:
+def _program(plan: Plan, local: int, port: int) -> child_processes.Program:
     order = {
         "rank": plan.node_rank * len(plan.gpus) + local,
         "world": plan.world,
@@ -98,11 +98,11 @@ def _program(plan: Plan, local: int, port: int) -> diag_children.Program:
         "slow_pair": plan.slow_pair,
     }
     visible = {"CUDA_VISIBLE_DEVICES": ",".join(plan.gpus)} if plan.backend == "nccl" else {}
-    program = diag_children.module("fabric.fabric_work", json.dumps(order), python=plan.python)
+    program = child_processes.module("fabric.fabric_work", json.dumps(order), python=plan.python)
     return replace(program, environment=visible)
 
 
-def _hear(children: diag_children.Children, plan: Plan, tell: Tell) -> _Heard:
+def _hear(children: child_processes.Children, plan: Plan, tell: Tell) -> _Heard:
     heard, names = _Heard(), {_name(plan, local) for local in range(len(plan.gpus))}
     until = time.monotonic() + plan.join_seconds + GRACE_SECONDS
     while names - heard.ended and not heard.failed and not heard.absent:
@@ -116,7 +116,7 @@ def _hear(children: diag_children.Children, plan: Plan, tell: Tell) -> _Heard:
     return heard
 
 
-def _take(heard: _Heard, line: diag_children.Line, tell: Tell) -> None:
+def _take(heard: _Heard, line: child_processes.Line, tell: Tell) -> None:
     words = line.words
     if words is None:
         if line.child not in heard.ended:

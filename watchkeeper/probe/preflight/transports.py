@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from watchkeeper.errors import CollectError
-from watchkeeper.probe.preflight.preflight import LONGEST_REASON, Answer, read_json
+from watchkeeper.probe.preflight.judge import LONGEST_REASON, Answer, read_json
 from watchkeeper.readers import json_facts
 from watchkeeper.readers.clusters import hostlist
 

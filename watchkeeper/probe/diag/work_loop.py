@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from watchkeeper.model.diag import NO_WORK
-from watchkeeper.probe.diag import diag_children, diag_facts
-from watchkeeper.probe.diag.diag_judge import Measured
-from watchkeeper.probe.diag.diag_plan import START_SECONDS, Step
-from watchkeeper.probe.diag.diag_watched import Watched
+from watchkeeper.probe.diag import child_processes, software_facts
+from watchkeeper.probe.diag.gpu_monitor import Watched
+from watchkeeper.probe.diag.judge import Measured
+from watchkeeper.probe.diag.plan import START_SECONDS, Step
 
 WATCH = "watch"
 # NVML answers in milliseconds; a GPU under load may take one of its calls for a while.
@@ -36,7 +36,7 @@ class Job:
     gpu: str
     model: str
     steps: tuple[Step, ...]
-    program: diag_children.Program
+    program: child_processes.Program
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ class _Worker:
 class Work:
     """One run of jobs; `stopped` says why it ended early."""
 
-    children: diag_children.Children
+    children: child_processes.Children
     watched: Watched
     tell: Tell
     found: list[Measured] = field(default_factory=list)
@@ -77,7 +77,7 @@ class Work:
         for worker in list(self._workers.values()):
             self._give_up(worker, None, f"stopped: {self.stopped}")
 
-    def _take(self, line: diag_children.Line) -> None:
+    def _take(self, line: child_processes.Line) -> None:
         if line.child == WATCH:
             self._take_reading(line)
             return
@@ -100,13 +100,13 @@ class Work:
             worker.step = None
         self._hand_out()
 
-    def _take_reading(self, line: diag_children.Line) -> None:
+    def _take_reading(self, line: child_processes.Line) -> None:
         words = line.words
         if words is None:
             self.stopped = f"the GPUs can no longer be watched: {line.why}"
         elif words["say"] == "reading":
             self._watch_until = time.monotonic() + self.silent_seconds
-            self.watched.take_reading(*diag_facts.read_gpus(words["gpus"]))
+            self.watched.take_reading(*software_facts.read_gpus(words["gpus"]))
         elif words["say"] == "event":
             self.watched.take_event(words)
 

@@ -10,8 +10,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from watchkeeper.probe.diag import diag_children, diag_facts
-from watchkeeper.probe.diag.diag_facts import Cuda, Driver, GpuReading, SoftwareFacts, Trees
+from watchkeeper.probe.diag import child_processes, software_facts
+from watchkeeper.probe.diag.software_facts import Cuda, Driver, GpuReading, SoftwareFacts, Trees
 from watchkeeper.readers.node.node import NodeFacts
 
 # A driver without persistence mode wakes each GPU first, which takes seconds for each.
@@ -33,14 +33,14 @@ class _Look:
     def is_whole(self) -> bool:
         return self.is_read and self.cuda is not None
 
-    def take(self, line: diag_children.Line) -> None:
+    def take(self, line: child_processes.Line) -> None:
         words: Mapping[str, Any] = line.words or {"say": "ended", "why": line.why}
         if line.child == CUDA:
             self.cuda = self.cuda or _cuda(words)
         elif words["say"] == "hello":
             self.driver = Driver(str(words["driver"]), str(words["library"]), int(words["count"]))
         elif words["say"] == "reading":
-            self.gpus, self.lost = diag_facts.read_gpus(words["gpus"])
+            self.gpus, self.lost = software_facts.read_gpus(words["gpus"])
             self.is_read = True
         elif words["say"] in ("broken", "ended"):
             # The child ends after it has said what is broken: the first word counts.
@@ -50,8 +50,8 @@ class _Look:
 
 
 def look(
-    children: diag_children.Children,
-    programs: Mapping[str, diag_children.Program],
+    children: child_processes.Children,
+    programs: Mapping[str, child_processes.Program],
     *,
     node: NodeFacts | None,
     trees: Trees,
@@ -75,9 +75,9 @@ def look(
         lost=heard.lost,
         node=node,
         expected_gpus=expected_gpus,
-        device_files=diag_facts.device_files(heard.gpus, trees.dev),
-        has_nouveau=(trees.sysfs / diag_facts.NOUVEAU).is_dir(),
-        local_cpus=diag_facts.local_cpus(heard.gpus, trees.sysfs),
+        device_files=software_facts.device_files(heard.gpus, trees.dev),
+        has_nouveau=(trees.sysfs / software_facts.NOUVEAU).is_dir(),
+        local_cpus=software_facts.local_cpus(heard.gpus, trees.sysfs),
         allowed_cpus=frozenset(os.sched_getaffinity(0)),
         environment=dict(os.environ),
     )

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from watchkeeper.probe.gpu_work.gpu_work_words import MIB, Bench, Skipped
+from watchkeeper.probe.gpu_work.bench import MIB, Bench, Skipped
 
 HOST_BYTES = 256 * MIB
 # Several times the L2 of any GPU so far, and a quarter of a small GPU's memory at most.

@@ -13,7 +13,7 @@ from typing import Any
 
 from watchkeeper.model.diag import TestResult, Verdict
 from watchkeeper.probe import expectations
-from watchkeeper.probe.diag.diag_facts import GpuReading
+from watchkeeper.probe.diag.software_facts import GpuReading
 
 # The hardware slows the clocks at 0; a reading is a second old, and ending a test takes a moment.
 STOP_MARGIN_CELSIUS = 2.0

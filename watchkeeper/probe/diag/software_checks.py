@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 from watchkeeper.model.diag import TestResult, Verdict
 from watchkeeper.probe import expectations
-from watchkeeper.probe.diag.diag_facts import GpuReading, SoftwareFacts
+from watchkeeper.probe.diag.software_facts import GpuReading, SoftwareFacts
 from watchkeeper.readers.node import pci_sysfs
 
 FABRIC_MANAGER = "nvidia-fabricmanager.service"

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from watchkeeper.probe.gpu_work.gpu_work_words import Bench, Skipped
+from watchkeeper.probe.gpu_work.bench import Bench, Skipped
 
 SIZE = 8192
 # A format without matrix units takes a smaller product, so that a slow GPU is not at it for minutes.

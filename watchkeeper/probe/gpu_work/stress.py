@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from watchkeeper.probe.gpu_work.gpu_work_matmul import KINDS, Product, differing, flip
-from watchkeeper.probe.gpu_work.gpu_work_words import Bench, Skipped
+from watchkeeper.probe.gpu_work.bench import Bench, Skipped
+from watchkeeper.probe.gpu_work.matmul import KINDS, Product, differing, flip
 
 SIZE = 8192
 BATCH_SECONDS = 0.5

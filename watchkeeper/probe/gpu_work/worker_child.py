@@ -16,18 +16,18 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import IO, Any
 
-from watchkeeper.probe.gpu_work import gpu_work_copies, gpu_work_matmul, gpu_work_memory, gpu_work_stress
-from watchkeeper.probe.gpu_work.gpu_work_words import Bench, Skipped
+from watchkeeper.probe.gpu_work import copies, matmul, memory_patterns, stress
+from watchkeeper.probe.gpu_work.bench import Bench, Skipped
 
 Test = Callable[[Bench, Mapping[str, Any]], dict[str, Any]]
 TESTS: Mapping[str, Test] = {
-    "pcie_to_gpu": gpu_work_copies.to_gpu,
-    "pcie_from_gpu": gpu_work_copies.from_gpu,
-    "memory_copy": gpu_work_copies.inside,
-    "p2p": gpu_work_copies.between,
-    "memory_patterns": gpu_work_memory.patterns,
-    **{f"matmul_{name}": gpu_work_matmul.test(name) for name in gpu_work_matmul.KINDS},
-    "stress": gpu_work_stress.stress,
+    "pcie_to_gpu": copies.to_gpu,
+    "pcie_from_gpu": copies.from_gpu,
+    "memory_copy": copies.inside,
+    "p2p": copies.between,
+    "memory_patterns": memory_patterns.patterns,
+    **{f"matmul_{name}": matmul.test(name) for name in matmul.KINDS},
+    "stress": stress.stress,
 }
 
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from watchkeeper.probe.gpu_work.gpu_work_words import MIB, Bench, Skipped
+from watchkeeper.probe.gpu_work.bench import MIB, Bench, Skipped
 
 WORD = 8
 # What the driver and torch need beside; the rest of the free memory is tested.
@@ -151,7 +151,7 @@ def _sweeper(bench: Bench, chunk: Chunk) -> Any:
     first = Chunk(chunk.words[:BLOCK_WORDS], 0)
     if bench.is_gpu:
         try:
-            sweeper = importlib.import_module("watchkeeper.probe.gpu_work.gpu_work_triton").TritonSweeper(bench.torch)
+            sweeper = importlib.import_module("watchkeeper.probe.gpu_work.triton_sweep").TritonSweeper(bench.torch)
             for check, write in zip([None, *PATTERNS], [*PATTERNS, None], strict=True):
                 sweeper.sweep(first, check, write, 1)
             sweeper.forget()

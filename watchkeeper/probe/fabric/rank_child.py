@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
-from watchkeeper.probe.fabric import fabric_pairs
+from watchkeeper.probe.fabric import pairwise
 
 REPEATS = 5
 
@@ -122,7 +122,7 @@ class Ranked:
         torch, words = self._torch, int(self._order["pair_bytes"]) // 4
         sent = torch.full((words,), float(self.rank), device=self._device)
         received = torch.empty_like(sent)
-        found, schedule = [], fabric_pairs.rounds(self.size)
+        found, schedule = [], pairwise.rounds(self.size)
         for number, matched in enumerate(schedule):
             partner = next((a + b - self.rank for a, b in matched if self.rank in (a, b)), None)
             self._dist.barrier()

@@ -30,7 +30,7 @@ if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from bench.gpu import agent_tree
-from watchkeeper.agent.gpus.page import Freshness, Page
+from watchkeeper.agent.gpus.gpu_page import Freshness, GpuPage
 from watchkeeper.agent.gpus.reader_link import ReaderLink
 from watchkeeper.agent.gpus.reader_watch import Limits
 from watchkeeper.agent.gpus.sampler import DriverFact, Sampler, SamplerSettings
@@ -178,7 +178,7 @@ def bench_scrape(sampler: Sampler) -> dict[str, Any]:
     """A scrape of a page that is already there, and one that writes every line anew."""
     snapshot = sampler._snapshot
     far = Freshness(dict.fromkeys(families.Cadence, 1e9))
-    page = Page(choice.choose().families, hostname="n", freshness=far)
+    page = GpuPage(choice.choose().families, hostname="n", freshness=far)
     now = time.monotonic()
     gc.collect()
     return {

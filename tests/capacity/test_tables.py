@@ -144,14 +144,14 @@ def test_the_list_of_bad_lines_is_bounded_and_the_counts_are_not() -> None:
 
 @pytest.mark.parametrize("text", ["=cmd()|' /C calc'!A0", "@SUM(1)", "+1+1", "-2+3", "\tx", "\x1b[31mred"])
 def test_a_name_cannot_become_a_formula_or_move_the_cursor(text: str) -> None:
-    shown = table.harmless(text)
+    shown = table.escape_cell(text)
     assert not shown.startswith(table.FORMULA_STARTS)
     assert shown.isprintable()
 
 
 @pytest.mark.parametrize("text", ["-5", "+1.5", "12", "node-1"])
 def test_plain_names_and_numbers_stay_as_they_are(text: str) -> None:
-    assert table.harmless(text) == text
+    assert table.escape_cell(text) == text
 
 
 def test_missing_days_are_gaps_and_not_zeros() -> None:
@@ -217,7 +217,7 @@ def test_a_regular_series_has_the_mean_of_what_was_measured(points: list[tuple[f
 @given(st.text(max_size=300))
 def test_no_text_breaks_the_reader(text: str) -> None:
     try:
-        found = table.read(text, where="x", problems=table.Problems("x"))
+        found = table.read_table(text, where="x", problems=table.Problems("x"))
     except CollectError:
         return
     assert all(set(row.cells) == set(found.columns) for row in found.rows)

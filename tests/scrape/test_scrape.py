@@ -20,7 +20,7 @@ from watchkeeper.model.fleet import Node
 from watchkeeper.model.labels import Labels
 from watchkeeper.net.http import Request, Response
 from watchkeeper.query.embedded import EmbeddedEngine
-from watchkeeper.readers.exposition import Family
+from watchkeeper.readers.exposition import FamilyMetadata
 from watchkeeper.scrape import schedule, target_loop
 from watchkeeper.scrape.discovery import Target
 from watchkeeper.scrape.fleet import Fleet
@@ -374,7 +374,7 @@ def test_a_target_that_is_no_longer_listed_ends_and_the_others_go_on() -> None:
             scrapes = scraper(sink, clock)
             await scrapes.watch([stays, goes])
             await pass_time(clock, 10, lambda: len(sink.appends) == 2)
-            assert scrapes.families() == {"a": Family("gauge")}
+            assert scrapes.families() == {"a": FamilyMetadata("gauge")}
             await scrapes.watch([stays])
             assert set(sink.told().values()) == {"stale"}
             assert len(sink.told()) == len(SYNTHESISED)

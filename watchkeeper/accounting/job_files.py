@@ -99,7 +99,7 @@ def read(text: str, *, where: str, zone: ZoneInfo, told: Mapping[str, str] | Non
     A time without a zone is in `zone`.
     """
     problems = table.Problems(where)
-    rows = table.read(text, where=where, problems=problems)
+    rows = table.read_table(text, where=where, problems=problems)
     places = _places(rows.columns, told or {}, where=where)
     reading = _Reading(zone, model, _whole(rows, places.get("share")), _middle(rows, places, zone))
     found: dict[tuple[str, ...], list[Job]] = {}
@@ -138,18 +138,18 @@ def _is_apart(one: Job, other: Job) -> bool:
     return first.ended is not None and first.ended <= second.started
 
 
-def _whole(rows: table.Table, column: str | None) -> float:
+def _whole(rows: table.CsvTable, column: str | None) -> float:
     cells = [row.cells[column] for row in rows.rows] if column is not None else []
     return 100.0 if any(csv_text.NUMBER.fullmatch(cell) and float(cell) > SURELY_PER_CENT for cell in cells) else 1.0
 
 
-def _middle(rows: table.Table, places: Mapping[str, str], zone: ZoneInfo) -> float | None:
+def _middle(rows: table.CsvTable, places: Mapping[str, str], zone: ZoneInfo) -> float | None:
     found = []
     for row in rows.rows[:: max(1, len(rows.rows) // SAMPLED_ROWS)]:
         for name in ("started", "ended"):
             with contextlib.suppress(ValueError):
-                found.append(table.moment(row.cells[places[name]] if name in places else "", zone=zone))
-    return table.middle([at for at in found if at is not None])
+                found.append(table.parse_time(row.cells[places[name]] if name in places else "", zone=zone))
+    return table.median_time([at for at in found if at is not None])
 
 
 def _places(header: Sequence[str], told: Mapping[str, str], *, where: str) -> dict[str, str]:
@@ -194,10 +194,10 @@ def _jobs(named: Mapping[str, str], line: int, reading: _Reading) -> list[Job]:
         counts["excluded jobs, shards or MPS shares of unknown size" if is_share else "rows without GPUs"] += 1
         return []
     started, ended = (
-        table.near(table.moment(named.get(name, ""), zone=reading.zone), reading.middle)
+        table.check_near(table.parse_time(named.get(name, ""), zone=reading.zone), reading.middle)
         for name in ("started", "ended")
     )
-    seconds = table.number(named.get("seconds", ""))
+    seconds = table.parse_number(named.get("seconds", ""))
     if started is None and named.get("submitted", "?") not in table.EMPTY:
         counts["jobs that never started"] += 1
         return []
@@ -213,7 +213,7 @@ def _jobs(named: Mapping[str, str], line: int, reading: _Reading) -> list[Job]:
         counts["jobs without an end, taken as running"] += 1
     elif ended < started:
         raise ValueError(f"it ends {started - ended:,.0f} s before it starts")
-    share = table.number(named.get("share", ""))
+    share = table.parse_number(named.get("share", ""))
     if share is not None and not 0 <= share <= reading.whole:
         raise ValueError(f"an activity of {share:g} is not between 0 and {reading.whole:g}")
     owner = {name: named.get(name, "") for name in usage.DIMENSIONS}
@@ -235,7 +235,7 @@ def _gpus(named: Mapping[str, str], model: str) -> dict[str, float]:
     """GPUs by model; Slurm's word for it is a site's own, and empty where a site has none."""
     if "tres" in named:
         return tres.gpus(named["tres"], model=named.get("model") or model)
-    gpus, milli = table.number(named.get("gpus", "")), table.number(named.get("milli", ""))
+    gpus, milli = table.parse_number(named.get("gpus", "")), table.parse_number(named.get("milli", ""))
     # A share is of one GPU: `num_gpu` 2 with `gpu_milli` 1000 is two whole ones.
     if milli is not None and (gpus is None or (gpus == 1 and 0 < milli < 1000)):
         gpus = milli / 1000

@@ -25,7 +25,7 @@ def money(amount: float | None, currency: str = "") -> str:
 def harmless(text: str) -> str:
     """A name from outside as a cell; one that is a number with a sign would lose the sign's meaning as well."""
     is_signed = text.startswith(table.FORMULA_STARTS) and csv_text.NUMBER.fullmatch(text) is not None
-    return f"'{text}" if is_signed else table.harmless(text)
+    return f"'{text}" if is_signed else table.escape_cell(text)
 
 
 def rows(report: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -197,7 +197,7 @@ class Agent:
                 self._sampler = self._make_sampler(asyncio.get_running_loop())
                 self._sampler.start()
                 open_things.push_async_callback(asyncio.to_thread, self._sampler.stop)
-            open_things.enter_context(self._control.in_logs(lambda: self._sampler))
+            open_things.enter_context(self._control.gpu_context_in_logs(lambda: self._sampler))
             where = {"node": settings.node, "cluster": settings.cluster, "hub": settings.hub_url}
             log.info("Agent started", extra=logs.fields(**where, metrics=self._address or "not served"))
             memory.give_back_start()
@@ -371,7 +371,7 @@ class Agent:
         await self._control.follow_orders(hub, lambda: self._sampler)
 
     async def _look_for_pause(self) -> None:
-        self._control.look_for_pause(self._sampler)
+        self._control.apply_pause(self._sampler)
 
     async def _read_host(self) -> None:
         facts = await asyncio.to_thread(self._node_reader.read)

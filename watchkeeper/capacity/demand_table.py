@@ -70,10 +70,10 @@ class _Reading:
     lines: array[int] = field(default_factory=lambda: array("q"))
     with_zone: int = 0
 
-    def take(self, row: table.Row) -> None:
+    def take(self, row: table.TableRow) -> None:
         when, said = row.cells[self.columns.time], row.cells[self.columns.value]
         try:
-            at, value = table.moment(when, unit_seconds=self.unit), table.number(said)
+            at, value = table.parse_time(when, unit_seconds=self.unit), table.parse_number(said)
         except ValueError as error:
             self.problems.add("unreadable cell", row.line, str(error))
             return
@@ -95,9 +95,9 @@ class _Reading:
 def read_points(text: str, columns: Columns, *, where: str, now: float) -> Read:
     """Points of a table; CollectError where there is none or too little of it."""
     problems = table.Problems(where)
-    names, rows = table.opened(text, where=where, problems=problems)
+    names, rows = table.open_table(text, where=where, problems=problems)
     for column in (columns.time, columns.value, *columns.where):
-        table.need(names, column, where=where)
+        table.require_column(names, column, where=where)
     asked = (row for row in rows if all(row.cells[name] == value for name, value in columns.where.items()))
     first = list(itertools.islice(asked, GUESSED_FROM))
     told = UNIT_SECONDS.get(columns.unit)

@@ -82,7 +82,7 @@ def _layout_row(cells: Mapping[str, str]) -> tuple[str, str, str]:
 def read_jobs(text: str, *, where: str, columns: Mapping[str, str] | None = None) -> Recorded:
     """Jobs of a table; `columns` maps our words to its columns where the layout is none that we know."""
     problems = table.Problems(where)
-    found = table.read(text, where=where, problems=problems)
+    found = table.read_table(text, where=where, problems=problems)
     misshapen = problems.counts.total()
     layout, chosen = _layout(found, columns or {}, where=where)
     reading = _Reading(chosen, problems)
@@ -100,7 +100,7 @@ def read_jobs(text: str, *, where: str, columns: Mapping[str, str] | None = None
         runs = jobs.setdefault(job.id, [])
         # Slurm gives a requeued job a row for each run; in any other table a second row is a mistake.
         if runs and not ("tres" in chosen and all(_is_apart(job, run) for run in runs)):
-            problems.add("job id stands twice", row.line, f"{table.harmless(job.id)[:60]}: the first is used")
+            problems.add("job id stands twice", row.line, f"{table.escape_cell(job.id)[:60]}: the first is used")
             continue
         if runs:
             reading.count("further_runs")
@@ -127,9 +127,9 @@ def known_layout(columns: Sequence[str]) -> str | None:
     return next((name for name, wanted in layouts().items() if set(wanted.values()) <= set(columns)), None)
 
 
-def _layout(found: table.Table, columns: Mapping[str, str], *, where: str) -> tuple[str, dict[str, str]]:
+def _layout(found: table.CsvTable, columns: Mapping[str, str], *, where: str) -> tuple[str, dict[str, str]]:
     for column in columns.values():
-        table.need(found.columns, column, where=where)
+        table.require_column(found.columns, column, where=where)
     name = known_layout(found.columns)
     if name is not None:
         # A table in our own words may have any of them.
@@ -139,7 +139,7 @@ def _layout(found: table.Table, columns: Mapping[str, str], *, where: str) -> tu
     if "submitted" in columns and has_size and ("ended" in columns or "seconds" in columns):
         # Whatever a row is called by, a second one of that name is a mistake.
         return "as told", {**({"id": "id"} if "id" in found.columns else {}), **columns}
-    has = ", ".join(table.harmless(name)[:40] for name in found.columns[:12])
+    has = ", ".join(table.escape_cell(name)[:40] for name in found.columns[:12])
     raise CollectError(
         f"this table of jobs is none that we know ({has})",
         where=where,
@@ -147,14 +147,16 @@ def _layout(found: table.Table, columns: Mapping[str, str], *, where: str) -> tu
     )
 
 
-def _near(rows: Sequence[table.Row], times: Sequence[Times | None], problems: table.Problems) -> list[Times | None]:
+def _near(
+    rows: Sequence[table.TableRow], times: Sequence[Times | None], problems: table.Problems
+) -> list[Times | None]:
     """The times of each row, without rows whose times are years away from the others."""
-    middle = table.middle([at for row_times in times if row_times for at in row_times if at is not None])
+    middle = table.median_time([at for row_times in times if row_times for at in row_times if at is not None])
     found: list[Times | None] = []
     for row, row_times in zip(rows, times, strict=True):
         try:
             for at in row_times or ():
-                table.near(at, middle)
+                table.check_near(at, middle)
             found.append(row_times)
         except ValueError as error:
             problems.add("bad time", row.line, str(error))
@@ -167,22 +169,22 @@ def _is_ordered(times: Times) -> bool:
     return known == sorted(known)
 
 
-def _times(row: table.Row, reading: _Reading) -> Times | None:
+def _times(row: table.TableRow, reading: _Reading) -> Times | None:
     """Submission, start and end of a row; None where one of them cannot be read, which is noted."""
     try:
-        at = [table.moment(_cell(row, name, reading)) for name in ("submitted", "started", "ended")]
+        at = [table.parse_time(_cell(row, name, reading)) for name in ("submitted", "started", "ended")]
     except ValueError as error:
         reading.problems.add("bad time", row.line, str(error))
         return None
     return at[0], at[1], at[2]
 
 
-def _cell(row: table.Row, name: str, reading: _Reading) -> str:
+def _cell(row: table.TableRow, name: str, reading: _Reading) -> str:
     return row.cells[reading.columns[name]] if name in reading.columns else ""
 
 
 def _job(
-    row: table.Row,
+    row: table.TableRow,
     times: Times,
     reading: _Reading,
     *,
@@ -196,7 +198,7 @@ def _job(
         return None
     try:
         shape = _shape(row, reading)
-        seconds = table.number(_cell(row, "seconds", reading))
+        seconds = table.parse_number(_cell(row, "seconds", reading))
     except ValueError as error:
         reading.problems.add("bad number", row.line, str(error))
         return None
@@ -226,7 +228,7 @@ def _job(
     return Job(id, submitted, seconds, shape, started=started, is_cut_off=ended is None and "ended" in reading.columns)
 
 
-def _shape(row: table.Row, reading: _Reading) -> Shape | None:
+def _shape(row: table.TableRow, reading: _Reading) -> Shape | None:
     """What a row asks for; None for a job without GPUs."""
     model = _cell(row, "models", reading)
     if "tres" in reading.columns:
@@ -234,9 +236,9 @@ def _shape(row: table.Row, reading: _Reading) -> Shape | None:
         said = _cell(row, "tres", reading) or row.cells.get(REQUESTED, "")
         gpus: float | None = sum(tres.gpus(said, model=model).values())
     else:
-        gpus = table.number(_cell(row, "gpus", reading))
-    milli = table.number(_cell(row, "milli", reading))
-    share = table.number(_cell(row, "share", reading))
+        gpus = table.parse_number(_cell(row, "gpus", reading))
+    milli = table.parse_number(_cell(row, "milli", reading))
+    share = table.parse_number(_cell(row, "share", reading))
     if gpus is None and milli is not None:
         gpus = milli / WHOLE
     if gpus is None or gpus == 0:
@@ -257,19 +259,19 @@ def _shape(row: table.Row, reading: _Reading) -> Shape | None:
 def read_nodes(text: str, *, where: str) -> tuple[tuple[Node, ...], table.Problems]:
     """Nodes with GPUs of a table with name, gpus, and where it has them model and rack."""
     problems = table.Problems(where)
-    found = table.read(text, where=where, problems=problems)
+    found = table.read_table(text, where=where, problems=problems)
     columns = {
         name: next((column for column in known if column in found.columns), None) for name, known in NODE_NAMES.items()
     }
     name_column, gpu_column = columns["name"], columns["gpus"]
     if name_column is None or gpu_column is None:
-        has = ", ".join(table.harmless(name)[:40] for name in found.columns[:12])
+        has = ", ".join(table.escape_cell(name)[:40] for name in found.columns[:12])
         raise CollectError("a table of nodes needs the columns name and gpus", where=where, remedy=f"It has: {has}")
     nodes: dict[str, Node] = {}
     for row in found.rows:
         name = row.cells[name_column]
         try:
-            gpus = table.number(row.cells[gpu_column])
+            gpus = table.parse_number(row.cells[gpu_column])
             if gpus is not None and (gpus != int(gpus) or not 0 <= gpus <= fleet.MOST_GPUS):
                 raise ValueError(f"{gpus:g} GPUs cannot be")
         except ValueError as error:
@@ -277,7 +279,7 @@ def read_nodes(text: str, *, where: str) -> tuple[tuple[Node, ...], table.Proble
             continue
         if not name or name in nodes:
             problems.add(
-                "node without a name" if not name else "node stands twice", row.line, table.harmless(name)[:60]
+                "node without a name" if not name else "node stands twice", row.line, table.escape_cell(name)[:60]
             )
         elif gpus:
             model, rack = (row.cells[found_at] if found_at else "" for found_at in (columns["model"], columns["rack"]))
@@ -300,6 +302,6 @@ def unknown_models(jobs: Iterable[Job], nodes: Sequence[Node]) -> dict[str, int]
     missing: dict[str, int] = {}
     for job in jobs:
         for model in set(job.shape.models) - known:
-            shown = table.harmless(model)[:60]
+            shown = table.escape_cell(model)[:60]
             missing[shown] = missing.get(shown, 0) + 1
     return dict(sorted(missing.items()))

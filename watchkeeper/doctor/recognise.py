@@ -57,7 +57,7 @@ def recognise(name: str, head: bytes) -> str:
 
 def is_binary(head: bytes) -> bool:
     sample = head[:8192]
-    if encodings.wide(sample) is not None:
+    if encodings.utf16_name(sample) is not None:
         return False
     control = len(sample) - len(sample.translate(None, CONTROL))
     return control > MAX_CONTROL_SHARE * len(sample)

@@ -26,12 +26,12 @@ class Unpacked:
 
 def unpack(stream: bundles.Stream, start: bytes, kind: str, *, whole: Set[str]) -> Unpacked:
     """What an input is inside; the kinds in `whole` are documents that have a reader of their own."""
-    wide = encodings.wide(start)
+    wide = encodings.utf16_name(start)
     mark = next((mark for mark in (codecs.BOM_UTF8, *encodings.MARKS) if start.startswith(mark)), b"")
     if mark:
         stream.read(len(mark))
     start = start.removeprefix(mark)
-    source: log_text.ByteStream = stream if wide is None else encodings.Recoded(stream, wide)
+    source: log_text.ByteStream = stream if wide is None else encodings.Utf8Stream(stream, wide)
     if kind in whole:
         return Unpacked(kind, source)
     opening = shipped_text.opening_of(start)

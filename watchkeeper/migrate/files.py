@@ -145,18 +145,18 @@ def _counter(path: Path, counter: counters_csv.Counter) -> Verdict:
 
 def _dashboard(path: Path, text: str, recorded: frozenset[str], *, is_named: bool) -> list[Verdict]:
     try:
-        dashboard = grafana_dashboard.read(text)
+        dashboard = grafana_dashboard.read_dashboard(text)
     except grafana_dashboard.NotADashboard as error:
         if error.is_other and not is_named:
             return []
         return [Verdict(str(path), "", path.name, Standing.CANNOT, (f"no dashboard: {error}",))]
     found = []
-    for question in dashboard.questions:
+    for question in dashboard.queries:
         where = f"{dashboard.title} / {question.panel}"
         if question.expr is None:
             why = (f"it asks {question.language}, not Prometheus",)
             found.append(Verdict(str(path), where, question.language, Standing.CANNOT, why))
         else:
-            judged = judge(grafana_dashboard.filled(question.expr), recorded)
+            judged = judge(grafana_dashboard.fill_variables(question.expr), recorded)
             found.append(Verdict(str(path), where, question.expr[:SHOWN], judged.standing, judged.why))
     return found

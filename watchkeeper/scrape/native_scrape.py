@@ -37,7 +37,7 @@ class NativeSeries:
     def labels_of(self, handle: int) -> Labels | None:
         return self._known.get(handle)
 
-    def take(self, page: exposition.Page, at_ms: int, *, latest_ms: int, attach: Attach) -> Mapping[str, int]:
+    def take(self, page: exposition.ExpositionPage, at_ms: int, *, latest_ms: int, attach: Attach) -> Mapping[str, int]:
         """Append what the page has, and end what it no longer has; what was not kept comes back, by reason."""
         if page.epoch != self._epoch:
             self._epoch, self._known = page.epoch, {}

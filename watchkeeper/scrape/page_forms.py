@@ -68,7 +68,7 @@ class PageForms:
         return self._parser.labels
 
     @property
-    def families(self) -> Mapping[str, exposition.Family]:
+    def families(self) -> Mapping[str, exposition.FamilyMetadata]:
         """What the exporter says about its metrics."""
         return self._parser.families
 
@@ -76,7 +76,7 @@ class PageForms:
     def families_version(self) -> tuple[int, int]:
         return self._changes, self._parser.families_version
 
-    def parse(self, body: bytes, kind: str) -> exposition.Page:
+    def parse(self, body: bytes, kind: str) -> exposition.ExpositionPage:
         """Every readable sample of a page of this content type; CollectError if it is none."""
         is_protobuf = kind.startswith(exposition_protobuf.CONTENT_TYPE)
         is_delimited = "encoding=delimited" in kind.replace(" ", "")
@@ -88,14 +88,14 @@ class PageForms:
             )
         return self._parse_protobuf(body) if is_protobuf else self._parse_text(body, kind)
 
-    def _parse_text(self, body: bytes, kind: str) -> exposition.Page:
+    def _parse_text(self, body: bytes, kind: str) -> exposition.ExpositionPage:
         if self._text is None:
             self._text = exposition.ExpositionParser(max_series=self._max_series)
             self._text.epoch = self._begin_anew()
             self._protobuf = None
         return self._text.parse(body, openmetrics=kind.startswith("application/openmetrics-text"))
 
-    def _parse_protobuf(self, body: bytes) -> exposition.Page:
+    def _parse_protobuf(self, body: bytes) -> exposition.ExpositionPage:
         if self._protobuf is None:
             self._protobuf = exposition_protobuf.ProtobufParser(
                 max_series=self._max_series, keeps_classic=self._keeps_classic

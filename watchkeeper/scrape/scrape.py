@@ -48,7 +48,7 @@ class Scraper:
     def states(self) -> list[TargetState]:
         return [loop.state for loop, _ in self._loops.values()]
 
-    def families(self) -> dict[str, exposition.Family]:
+    def families(self) -> dict[str, exposition.FamilyMetadata]:
         """What the exporters say about their metrics; where two differ, the last one watched counts."""
         return {name: family for loop, _ in self._loops.values() for name, family in loop.families.items()}
 

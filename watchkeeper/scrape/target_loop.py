@@ -80,7 +80,7 @@ class TargetState:
     error: str | None = None
     samples: int = 0
     bad_lines: int = 0
-    families: Mapping[str, exposition.Family] = field(default_factory=dict)
+    families: Mapping[str, exposition.FamilyMetadata] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,7 @@ class TargetLoop:
         self._left_ids: array[int] | None = None
 
     @property
-    def families(self) -> Mapping[str, exposition.Family]:
+    def families(self) -> Mapping[str, exposition.FamilyMetadata]:
         """What the exporter says about its metrics."""
         return self._parser.families
 
@@ -220,7 +220,7 @@ class TargetLoop:
             headers["Accept-Encoding"] = "gzip"
         return http.Request(self._target.url, headers=headers)
 
-    async def _read_page(self) -> exposition.Page:
+    async def _read_page(self) -> exposition.ExpositionPage:
         admission = await self._target.job.access.authorised()
         request = replace(self._request, headers={**self._request.headers, **admission}) if admission else self._request
         response = await self._connection.send(request)
@@ -238,7 +238,7 @@ class TargetLoop:
             error.where = self._target.url
             raise
 
-    def _append_native(self, page: exposition.Page, at_ms: int) -> None:
+    def _append_native(self, page: exposition.ExpositionPage, at_ms: int) -> None:
         if not page.histograms and self._native.is_empty:
             return
 
@@ -252,7 +252,7 @@ class TargetLoop:
         except StoreFull:
             self.left_out["full"] += len(page.histograms)
 
-    async def _meet(self, page: exposition.Page, at_ms: int) -> None:
+    async def _meet(self, page: exposition.ExpositionPage, at_ms: int) -> None:
         """Ask for the ids of series that are new, a slice at a time: a page about a whole cluster has thousands."""
         if page.epoch != self._epoch:
             self._epoch, self._id_of, self._handles = page.epoch, {}, []
@@ -283,7 +283,7 @@ class TargetLoop:
             self.left_out["full"] += len(self._without_room)
             yield f"the store is full, and {len(self._without_room)} series of the page found no room in it"
 
-    def _append_page(self, page: exposition.Page, at_ms: int, taken: float) -> str | None:
+    def _append_page(self, page: exposition.ExpositionPage, at_ms: int, taken: float) -> str | None:
         """Append the samples of a page; says so if some carried a time that cannot be."""
         before, added = self._ids, 0
         times = page.timestamps_ms if self._settings.honor_timestamps else {}
@@ -354,7 +354,7 @@ class TargetLoop:
         for name, family in self._parser.families.items():
             metadata.note(name, family.type, help=family.help, unit=family.unit)
 
-    def _note_exemplars(self, page: exposition.Page, at_ms: int) -> None:
+    def _note_exemplars(self, page: exposition.ExpositionPage, at_ms: int) -> None:
         """Hand on the exemplars that are new on the page, under the labels of the stored series."""
         kept = self._sink.exemplars
         if kept is None:

@@ -9,7 +9,7 @@ import pytest
 
 from watchkeeper.agent.gpus import driver_events, policies
 from watchkeeper.agent.gpus.gpu_samples import GpuSample
-from watchkeeper.agent.gpus.sampler import DriverFact, Fault
+from watchkeeper.agent.gpus.sampler import DriverFact, DriverFault
 from watchkeeper.errors import PackError
 from watchkeeper.incidents.signals import clear_rule, from_event
 from watchkeeper.model.events import Event, EventKind, EventSource
@@ -110,7 +110,7 @@ def test_what_blinks_is_not_reported_each_time() -> None:
 
 def test_ids_go_on_behind_those_of_an_agent_before() -> None:
     source = EventSource("main", "n1", "boot", "nvml")
-    fault = Fault("driver_call_hung", PLACE, NOW, "hangs")
+    fault = DriverFault("driver_call_hung", PLACE, NOW, "hangs")
     first = driver_events.DriverEvents(source, lambda: 100.0)
     ids = [first.of_fault(fault).id, first.of_fault(fault).id]
     ids.append(driver_events.DriverEvents(source, lambda: 101.0).of_fault(fault).id)
@@ -119,7 +119,7 @@ def test_ids_go_on_behind_those_of_an_agent_before() -> None:
 
 def test_a_fault_opens_its_own_cause_and_ends_when_it_is_no_longer_repeated() -> None:
     events = driver_events.DriverEvents(EventSource("main", "n1", "boot", "nvml"), lambda: 1.0)
-    fault = events.of_fault(Fault("driver_call_hung", PLACE, NOW, "hangs"))
+    fault = events.of_fault(DriverFault("driver_call_hung", PLACE, NOW, "hangs"))
     signal = from_event(fault)
     assert signal is not None
     assert (signal.cause, signal.family) == ("driver_call_hung", "driver")

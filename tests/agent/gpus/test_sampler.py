@@ -194,8 +194,8 @@ def test_a_sampler_at_rest_has_no_reader_and_reads_again_afterwards(machine: Mak
         until(lambda: len(shown(sampler)) == 2)
         reader = sampler._reader
         assert reader is not None
-        sampler.rest(True)
-        until(lambda: sampler.is_at_rest)
+        sampler.release_gpus(True)
+        until(lambda: sampler.has_released_gpus)
         assert not Path("/proc", str(reader.pid)).exists(), "a reset needs a GPU that nobody has open"
-        sampler.rest(False)
+        sampler.release_gpus(False)
         until(lambda: sampler._reader is not None and len(shown(sampler)) == 2)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from watchkeeper.agent.gpus.gpu_page import Freshness, GpuPage
 from watchkeeper.agent.gpus.gpu_samples import GpuSample, Merger, SliceSample, Snapshot, with_xid
-from watchkeeper.agent.gpus.page import Freshness, Page
 from watchkeeper.readers import exposition
 from watchkeeper.readers.nvml import choice
 from watchkeeper.readers.nvml.families import Cadence
@@ -18,8 +18,8 @@ LABELS = (
 )
 
 
-def page() -> Page:
-    return Page(choice.choose().families, hostname="n1", freshness=FRESHNESS)
+def page() -> GpuPage:
+    return GpuPage(choice.choose().families, hostname="n1", freshness=FRESHNESS)
 
 
 def sample(at: float = 100.0, **values: float) -> GpuSample:

@@ -51,16 +51,18 @@ class World:
 
     def start_agent(self) -> None:
         ledger = order_ledger.Ledger(self.root / "orders", now=NOON)
-        bench = order_work.Bench(profiling.PauseFile(self.root))
+        bench = order_work.OrderContext(profiling.PauseFile(self.root))
         self.desk = orders.Desk(NODE, ledger, bench, time=self.clock, count=Metric("orders", "counter", ""))
         self.desk.resume()
 
-    async def scan(self, bench: order_work.Bench, arguments: Mapping[str, str], now: datetime) -> order_work.Done:
+    async def scan(
+        self, bench: order_work.OrderContext, arguments: Mapping[str, str], now: datetime
+    ) -> order_work.OrderOutcome:
         (id,) = self.desk.ledger.unfinished()
         self.done[id] += 1
         if self.dies:
             raise Killed
-        return order_work.Done("done")
+        return order_work.OrderOutcome("done")
 
     def work(self, *, is_lost: bool = False) -> None:
         receipts = self.desk.ledger.receipts()

@@ -36,7 +36,7 @@ class Setup:
         self.pause = profiling.PauseFile(root)
         self.count = Metric("orders", "counter", "")
         self.ledger = order_ledger.Ledger(root / "orders", now=NOON)
-        bench = order_work.Bench(self.pause)
+        bench = order_work.OrderContext(self.pause)
         self.desk = orders.Desk(node, self.ledger, bench, time=self.clock, count=self.count)
 
     def take(self, envelope: Envelope) -> Receipt:
@@ -170,7 +170,7 @@ def test_a_full_memory_refuses_with_both_numbers_and_forgets_only_the_old(
 
 
 def test_work_ends_at_its_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def never(*_: object) -> order_work.Done:
+    async def never(*_: object) -> order_work.OrderOutcome:
         await asyncio.Event().wait()
         raise AssertionError
 

@@ -14,7 +14,7 @@ from tests.support.node_orders import GPU, HUB_KEY, KEY, NOON, RESET
 from tests.support.waiting import until_async
 from watchkeeper.agent import profiling
 from watchkeeper.agent.node_facts import Roots
-from watchkeeper.agent.orders import order_bench, order_ledger
+from watchkeeper.agent.orders import order_context, order_ledger
 from watchkeeper.agent.orders import orders as agents
 from watchkeeper.config import settings as config
 from watchkeeper.errors import ActionFailed, ActionRefused
@@ -200,8 +200,10 @@ class Rebooting:
         self.boot.parent.mkdir(parents=True)
         systemctl.write_text(f"#!/bin/sh\necho $1 > {root}/called\n")
         systemctl.chmod(0o755)
-        tools = order_bench.Tools(systemctl=str(systemctl))
-        self.bench = order_bench.Bench(profiling.PauseFile(root), tools=tools, roots=Roots(root / "proc", root))
+        tools = order_context.Tools(systemctl=str(systemctl))
+        self.bench = order_context.OrderContext(
+            profiling.PauseFile(root), tools=tools, roots=Roots(root / "proc", root)
+        )
 
     def desk(self) -> agents.Desk:
         allowed = agents.Node("main", "n1", KEY, frozenset({"reboot"}))

@@ -11,7 +11,7 @@ from watchkeeper.model import exemplars
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import STALE, Sample
 from watchkeeper.query import embedded
-from watchkeeper.readers.exposition import Family
+from watchkeeper.readers.exposition import FamilyMetadata
 from watchkeeper.rules import rulefile
 from watchkeeper.scrape import discovery, jobs, scrape
 from watchkeeper.store.head import head
@@ -32,7 +32,7 @@ class StoredTargets(NoTargets):
 
     def targets(self) -> list[Any]:
         target = jobs.Target("n1:9400", "http://n1:9400/metrics", Labels({"job": "dcgm"}), "main", job=jobs.Job("dcgm"))
-        return [scrape.TargetState(target, families={"temp": Family("gauge", "Temperature", "celsius")})]
+        return [scrape.TargetState(target, families={"temp": FamilyMetadata("gauge", "Temperature", "celsius")})]
 
     def dropped_targets(self) -> list[Any]:
         return [discovery.Dropped("dcgm", {"__address__": "n9:9400"})]

@@ -68,7 +68,7 @@ class NodeHolders:
                 break
             await asyncio.sleep(LOOK_SECONDS)
         current = await self._attributor.refresh(sampler.snapshot().gpus, time.monotonic())
-        sampler.hold(attribution_page.holder_labels(current, self._settings.shown))
+        sampler.set_holders(attribution_page.holder_labels(current, self._settings.shown))
 
     def page(self, sampler: Sampler) -> bytes:
         gpus, current = sampler.snapshot().gpus, self._attributor.current

@@ -15,11 +15,11 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
 from watchkeeper.agent.gpus.gpu_samples import GpuSample
-from watchkeeper.agent.kernel.lasting_child import LastingChild
+from watchkeeper.agent.kernel.streaming_process import StreamingProcess
 from watchkeeper.errors import quote
 from watchkeeper.kit import backoff, commands, logs
 from watchkeeper.readers import dcgmi
-from watchkeeper.readers.nvml.families import Cadence, Family
+from watchkeeper.readers.nvml.families import Cadence, NvmlFamily
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ DISCOVERY_SECONDS = 10.0
 class DcgmProfile:
     """One node's; `profiled` is called in the sampler's thread, `look` by the agent's loop."""
 
-    families: Sequence[Family]
+    families: Sequence[NvmlFamily]
     interval_seconds: float
     environment: Mapping[str, str] | None = None
     monotonic: Callable[[], float] = time.monotonic
@@ -103,7 +103,7 @@ class DcgmProfile:
             return f"dcgmi discovery names no GPU: {said[0] if said else answer.outcome}"
         fields = sorted({dcgmi.field_ids()[family.name] for family in self.families})
         monitor = dcgmi.Monitor(fields)
-        child = LastingChild(dcgmi.arguments(fields, self.interval_seconds), self.environment)
+        child = StreamingProcess(dcgmi.arguments(fields, self.interval_seconds), self.environment)
         try:
             last = ""
             async with aclosing(child.lines()) as lines:

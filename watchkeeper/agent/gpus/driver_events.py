@@ -57,7 +57,7 @@ class DriverEvents:
         self._since_boot = since_boot
         self._last = 0
 
-    def of_fault(self, fault: sampler.Fault) -> events.Event:
+    def of_fault(self, fault: sampler.DriverFault) -> events.Event:
         code = FAULT_CODES.get(fault.cause, UNKNOWN_CODE)
         return self._event(
             events.EventKind.DRIVER_FAULT,

@@ -96,7 +96,9 @@ def serve(replies: Replies, note: Note) -> None:
     if not opening:
         return
     try:
-        opened = session.Session(session.load(), [families.Family.from_plain(row) for row in opening["families"]], note)
+        opened = session.Session(
+            session.load(), [families.NvmlFamily.from_plain(row) for row in opening["families"]], note
+        )
     except session.NvmlBroken as error:
         replies.send({"broken": error.reason, "text": str(error)})
         return

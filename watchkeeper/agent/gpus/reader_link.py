@@ -36,7 +36,7 @@ class ReaderLink:
     """One child, which reads these families."""
 
     def __init__(
-        self, wanted: Sequence[families.Family], *, events: bool, environment: Mapping[str, str] | None = None
+        self, wanted: Sequence[families.NvmlFamily], *, events: bool, environment: Mapping[str, str] | None = None
     ) -> None:
         self._note = os.memfd_create("watchkeeper-call")
         os.ftruncate(self._note, NOTE_BYTES)

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
+from watchkeeper.agent.gpus.gpu_page import Freshness, GpuPage
 from watchkeeper.agent.gpus.gpu_samples import GpuSample, Merger, Snapshot, with_xid
-from watchkeeper.agent.gpus.page import Freshness, Page
 from watchkeeper.agent.gpus.reader_link import ReaderGone, ReaderLink
 from watchkeeper.agent.gpus.reader_watch import Limits, ReaderWatch, Trouble
 from watchkeeper.kit import clock, logs
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class DriverFault:
     """Something about reading this node that has a name; `cause` is one of packs/causes.csv."""
 
     cause: str
@@ -88,7 +88,7 @@ class Sampler:
         two = {families.Cadence.FAST: limits.interval, families.Cadence.PROFILE: limits.interval}
         two |= {families.Cadence.SLOW: limits.slow, families.Cadence.RARE: limits.rare}
         freshness = Freshness({cadence: 2 * seconds for cadence, seconds in two.items()})
-        self._page = Page(settings.choice.families, hostname=settings.hostname, freshness=freshness)
+        self._page = GpuPage(settings.choice.families, hostname=settings.hostname, freshness=freshness)
         self._merger = Merger({family.name: family.cadence for family in settings.choice.families})
         self._gpus: dict[int, GpuSample] = {}
         self._snapshot = Snapshot()
@@ -123,12 +123,12 @@ class Sampler:
             self._needs_renewal |= is_paused and not self._is_profiling_paused
             self._is_profiling_paused = is_paused
 
-    def rest(self, is_resting: bool) -> None:
+    def release_gpus(self, is_resting: bool) -> None:
         """Let go of every GPU with the next round, or take them up again: a reset needs one that nobody has open."""
         self._is_resting, self._is_at_rest = is_resting, False
 
     @property
-    def is_at_rest(self) -> bool:
+    def has_released_gpus(self) -> bool:
         """No reader of ours has a GPU open."""
         return self._is_at_rest
 
@@ -140,21 +140,21 @@ class Sampler:
         """The /metrics page now."""
         return self._page.render(self._snapshot, time.monotonic())
 
-    def hold(self, holders: Mapping[tuple[str, str | None], Mapping[str, str]]) -> None:
+    def set_holders(self, holders: Mapping[tuple[str, str | None], Mapping[str, str]]) -> None:
         """Show these labels of holders on the page; for the thread that asks for the page."""
-        self._page.hold(holders)
+        self._page.set_holders(holders)
 
     def snapshot(self) -> Snapshot:
         """What was last read of each GPU; its times are those of time.monotonic."""
         return self._snapshot
 
-    def faults(self) -> list[Fault]:
+    def faults(self) -> list[DriverFault]:
         """Every named fault that holds now."""
         now, wall = time.monotonic(), self._wall.now()
         with self._lock:
             troubles = self._watch.troubles(now)
         return [
-            Fault(
+            DriverFault(
                 trouble.cause,
                 replace(self._settings.place, gpu=trouble.uuid),
                 wall - timedelta(seconds=max(0.0, now - trouble.since)),

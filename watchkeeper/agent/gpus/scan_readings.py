@@ -14,7 +14,7 @@ from pathlib import Path
 
 from watchkeeper.agent.gpus.gpu_samples import GpuSample, Snapshot
 from watchkeeper.agent.gpus.reader_watch import Limits
-from watchkeeper.agent.gpus.sampler import Fault, Sampler, SamplerSettings
+from watchkeeper.agent.gpus.sampler import DriverFault, Sampler, SamplerSettings
 from watchkeeper.agent.kernel.kernel_follow import RECORD_BYTES
 from watchkeeper.errors import CollectError
 from watchkeeper.kit import clock
@@ -45,7 +45,7 @@ class GpuReadings:
 
     first: Snapshot
     last: Snapshot
-    faults: tuple[Fault, ...]
+    faults: tuple[DriverFault, ...]
     seconds: float
 
     def grown(self, uuid: str) -> dict[str, float]:

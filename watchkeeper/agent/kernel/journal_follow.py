@@ -17,7 +17,7 @@ from time import monotonic
 
 from watchkeeper.agent.kernel import kernel_follow
 from watchkeeper.agent.kernel.kernel_position import Position, sequence_of
-from watchkeeper.agent.kernel.lasting_child import LastingChild
+from watchkeeper.agent.kernel.streaming_process import StreamingProcess
 from watchkeeper.errors import CollectError, quote
 from watchkeeper.kit import backoff, clock, logs
 from watchkeeper.readers.logs import journal_entry
@@ -89,9 +89,9 @@ async def follow_journal(source: JournalSource, *, time: clock.Clock) -> AsyncGe
         await time.sleep(pause)
 
 
-def _start(arguments: list[str]) -> LastingChild:
+def _start(arguments: list[str]) -> StreamingProcess:
     try:
-        return LastingChild(arguments)
+        return StreamingProcess(arguments)
     except OSError as error:
         raise CollectError(
             f"{arguments[0]} cannot be started: {error.strerror}",

@@ -16,7 +16,7 @@ from watchkeeper.agent import node_facts
 from watchkeeper.agent.attribution.programs import ProgramOwners
 from watchkeeper.agent.gpus import scan_readings
 from watchkeeper.agent.gpus.gpu_samples import GpuSample, Program
-from watchkeeper.agent.orders.order_bench import Bench
+from watchkeeper.agent.orders.order_context import OrderContext
 from watchkeeper.errors import CollectError
 from watchkeeper.kit import clock
 from watchkeeper.model import fleet, workloads
@@ -48,7 +48,7 @@ class Holder:
         return f"pid {self.pid} {self.command or 'unknown'}{user}" + (f" ({self.workload})" if self.workload else "")
 
 
-async def look(bench: Bench) -> tuple[GpuSample, ...]:
+async def look(bench: OrderContext) -> tuple[GpuSample, ...]:
     """Every GPU that NVML can read now; none where it cannot be opened."""
     rows = choice.dcgm()
     # All at once: this reader lives for one reading.
@@ -78,7 +78,7 @@ def _is_at(gpu: GpuSample, named: str) -> bool:
         return False
 
 
-async def holders(bench: Bench, gpus: Iterable[GpuSample], *, only_working: bool = False) -> list[Holder]:
+async def holders(bench: OrderContext, gpus: Iterable[GpuSample], *, only_working: bool = False) -> list[Holder]:
     """Who holds any of these GPUs; `only_working`: who has a context on one. CollectError where it cannot be seen."""
     chosen = tuple(gpus)
     if silent := [gpu.identity["uuid"] for gpu in chosen if gpu.programs is None]:

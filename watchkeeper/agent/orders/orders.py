@@ -17,7 +17,7 @@ from datetime import datetime, timedelta
 from urllib.parse import quote, urlencode
 
 from watchkeeper.agent import push
-from watchkeeper.agent.orders.order_bench import OWN_UNIT, Bench, Done
+from watchkeeper.agent.orders.order_context import OWN_UNIT, OrderContext, OrderOutcome
 from watchkeeper.agent.orders.order_ledger import MOST_KNOWN, Ledger
 from watchkeeper.agent.orders.order_ledger import Line as Begun
 from watchkeeper.agent.orders.order_work import WORK
@@ -100,23 +100,25 @@ def judge(order: orders.Order, node: Node, ledger: Ledger, *, now: datetime) -> 
     return None
 
 
-def after_restart(begun: Begun, boot: str) -> Done:
+def after_restart(begun: Begun, boot: str) -> OrderOutcome:
     """What became of work during which the agent ended; only a restart that was the work itself proves anything."""
     if begun.kind == "reboot" and begun.boot and boot and begun.boot != boot:
-        return Done(f"the machine has restarted: its boot id was {begun.boot[:8]} and is {boot[:8]}")
+        return OrderOutcome(f"the machine has restarted: its boot id was {begun.boot[:8]} and is {boot[:8]}")
     if begun.kind == "reboot" and begun.boot and begun.boot == boot:
-        return Done("the agent ended while the machine was to restart, and the machine did not", result=Result.FAILED)
+        return OrderOutcome(
+            "the agent ended while the machine was to restart, and the machine did not", result=Result.FAILED
+        )
     if begun.kind == "restart_service" and begun.about.removesuffix(".service") == OWN_UNIT:
-        return Done("this agent was restarted")
+        return OrderOutcome("this agent was restarted")
     text = "the agent ended while it worked on this; whether it was done is not known, and it is not done again"
-    return Done(text, result=Result.FAILED)
+    return OrderOutcome(text, result=Result.FAILED)
 
 
 class Desk:
     """Takes one order after the other. `take` never raises for what is wrong with an order."""
 
     def __init__(
-        self, node: Node, ledger: Ledger, bench: Bench, *, time: clock.Clock, count: own_metrics.Metric
+        self, node: Node, ledger: Ledger, bench: OrderContext, *, time: clock.Clock, count: own_metrics.Metric
     ) -> None:
         self.node = node
         self.ledger = ledger
@@ -151,18 +153,18 @@ class Desk:
         log.info("Order begun", extra=logs.fields(order=order.id, kind=order.kind))
         return self._finish(order.id, order.kind, await self._work(order))
 
-    async def _work(self, order: orders.Order) -> Done:
+    async def _work(self, order: orders.Order) -> OrderOutcome:
         limit = orders.KINDS[order.kind].seconds
         try:
             async with asyncio.timeout(limit):
                 return await WORK[order.kind](self._bench, order.arguments, self._time.now())
         except TimeoutError:
-            return Done(f"it did not end within {limit:g} s and was given up", result=Result.FAILED)
+            return OrderOutcome(f"it did not end within {limit:g} s and was given up", result=Result.FAILED)
         except CollectError as error:
-            return Done(str(error), result=Result.FAILED)
+            return OrderOutcome(str(error), result=Result.FAILED)
         except Exception as error:  # Deliberately everything: work that breaks must not cost the agent its orders.
             log.exception("The work on an order broke")
-            return Done(f"it broke: {type(error).__name__}: {error}"[:500], result=Result.FAILED)
+            return OrderOutcome(f"it broke: {type(error).__name__}: {error}"[:500], result=Result.FAILED)
 
     def _again(self, order: orders.Order) -> dict[str, orders.Envelope]:
         """The hub asks for what was done already: it gets the receipt that it missed, or hears that it had it."""
@@ -170,7 +172,7 @@ class Desk:
         if kept is not None:
             return {order.id: kept}
         text = "this was done and answered before; it is not done again"
-        return {order.id: self._seal(order.id, Done(text, result=Result.ALREADY_SO))}
+        return {order.id: self._seal(order.id, OrderOutcome(text, result=Result.ALREADY_SO))}
 
     def _refuse(self, refusal: Refusal) -> dict[str, orders.Envelope]:
         self._count.add(kind=refusal.kind, result=Result.REFUSED)
@@ -178,9 +180,9 @@ class Desk:
         log.warning("Order refused", extra=logs.fields(**where))
         if refusal.order is None:
             return {}
-        return {refusal.order: self._seal(refusal.order, Done(refusal.why, result=Result.REFUSED))}
+        return {refusal.order: self._seal(refusal.order, OrderOutcome(refusal.why, result=Result.REFUSED))}
 
-    def _finish(self, id: str, kind: str, done: Done) -> dict[str, orders.Envelope]:
+    def _finish(self, id: str, kind: str, done: OrderOutcome) -> dict[str, orders.Envelope]:
         self._count.add(kind=kind, result=done.result)
         log.info("Order ended", extra=logs.fields(order=id, kind=kind, result=done.result, text=done.text))
         receipt = self._seal(id, done)
@@ -190,7 +192,7 @@ class Desk:
             log.error("A receipt is not kept", extra=logs.fields(order=id, error=error.strerror))
         return {id: receipt}
 
-    def _seal(self, id: str, done: Done) -> orders.Envelope:
+    def _seal(self, id: str, done: OrderOutcome) -> orders.Envelope:
         receipt = orders.Receipt(orders.OrderId(id), self._time.now(), done.result, done.text, done.output)
         return orders.seal(receipt, self.node.key)
 

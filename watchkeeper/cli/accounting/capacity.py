@@ -147,7 +147,7 @@ def forecast_table(path: str, **told: Any) -> dict[str, Any]:
     from watchkeeper.readers import table
 
     text = read_text(path)
-    names, _ = table.opened(text, where=path, problems=table.Problems(path))
+    names, _ = table.open_table(text, where=path, problems=table.Problems(path))
     time_column = told["time_column"] or names[0]
     value_column = told["value_column"] or _value_column(names, time_column, where=path)
     columns = demand_table.Columns(

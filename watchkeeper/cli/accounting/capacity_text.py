@@ -129,7 +129,8 @@ def _use(answer: answers.CapacityNow) -> Iterator[str]:
     if advice:
         yield ""
         rows = [
-            [table.harmless(one.name)[:40], str(one.gpus), one.fit, one.profile, one.why] for one in advice[:MOST_ROWS]
+            [table.escape_cell(one.name)[:40], str(one.gpus), one.fit, one.profile, one.why]
+            for one in advice[:MOST_ROWS]
         ]
         yield from _table(["workload", "GPUs", "would do", "slice", "why"], rows)
     for cut in answer.repartition:

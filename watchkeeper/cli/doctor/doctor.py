@@ -18,7 +18,7 @@ import click
 from watchkeeper.cli import groups, options
 from watchkeeper.doctor import examine, recognise, report
 from watchkeeper.readers import bundles
-from watchkeeper.readers.node import this_node
+from watchkeeper.readers.node import local_commands
 
 SHOWN_EVIDENCE = 5
 CERTAIN, LIKELY = 0.8, 0.5
@@ -67,7 +67,7 @@ def command(files: Sequence[str], as_json: bool) -> None:
     streams = _of_this_node() if asks_itself else _streams(files, paths)
     with _progress(paths) as bar:
         answer = examine.examine(streams, bar.update if bar is not None else lambda _: None)
-    if asks_itself and (unseen := this_node.unseen()):
+    if asks_itself and (unseen := local_commands.missing_commands()):
         answer = replace(answer, notes=(*answer.notes, *unseen), is_partial=True)
     if as_json:
         options.print_json(report.as_plain(answer))
@@ -83,7 +83,7 @@ def _streams(files: Sequence[str], paths: Sequence[Path]) -> Iterator[bundles.St
 
 
 def _of_this_node() -> Iterator[bundles.Stream]:
-    for answer in this_node.gather():
+    for answer in local_commands.run_commands():
         yield bundles.Stream(answer.command, io.BytesIO(answer.text))
 
 

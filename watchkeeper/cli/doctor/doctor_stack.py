@@ -134,10 +134,10 @@ async def _ask_kubernetes(path: Path, namespace: str | None) -> facts.Kubernetes
 def _panels(folder: Path) -> Iterator[facts.Panel]:
     for path in sorted(folder.rglob("*.json")) if folder.is_dir() else [folder]:
         try:
-            dashboard = grafana_dashboard.read(path.read_text(encoding="utf-8"))
+            dashboard = grafana_dashboard.read_dashboard(path.read_text(encoding="utf-8"))
         except (grafana_dashboard.NotADashboard, OSError, UnicodeDecodeError) as error:
             click.echo(f"note: {path}: {error}", err=True)
             continue
-        for question in dashboard.questions:
+        for question in dashboard.queries:
             if question.expr is not None:
-                yield facts.Panel(dashboard.title, question.panel, grafana_dashboard.filled(question.expr))
+                yield facts.Panel(dashboard.title, question.panel, grafana_dashboard.fill_variables(question.expr))

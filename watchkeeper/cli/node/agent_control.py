@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from watchkeeper.agent import control, node_facts
-from watchkeeper.agent.orders import order_bench
+from watchkeeper.agent.orders import order_context
 from watchkeeper.cli import groups
 from watchkeeper.kit import secret_file
 from watchkeeper.model import orders
@@ -52,14 +52,14 @@ TOOL_OPTIONS = (
         "units",
         multiple=True,
         metavar="UNIT",
-        default=order_bench.UNITS,
+        default=order_context.UNITS,
         show_default=True,
         help="A service that `restart_service` may restart; repeatable, and then only those.",
     ),
     click.option(
         "--mig-config",
         type=PATH,
-        default=order_bench.MIG_CONFIG,
+        default=order_context.MIG_CONFIG,
         show_default=True,
         help="The layouts that `apply_mig` may apply, a file of nvidia-mig-parted.",
     ),
@@ -121,7 +121,7 @@ def with_control(command: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
-def _tools(options: dict[str, Any]) -> order_bench.Tools:
+def _tools(options: dict[str, Any]) -> order_context.Tools:
     """Takes what is only about orders out of the options."""
     programs = {}
     for text in options.pop("tools"):
@@ -129,7 +129,7 @@ def _tools(options: dict[str, Any]) -> order_bench.Tools:
         if not equals or not path or name not in PROGRAMS:
             raise click.UsageError(f"--tool {text[:60]}: NAME=PATH is needed, with one of {', '.join(PROGRAMS)}")
         programs[PROGRAMS[name]] = path
-    return order_bench.Tools(
+    return order_context.Tools(
         **programs,
         mig_config=options.pop("mig_config"),
         mig_layout=options.pop("mig_layout"),

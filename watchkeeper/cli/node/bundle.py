@@ -20,13 +20,13 @@ from watchkeeper.client.hub import Client
 from watchkeeper.errors import HubError
 from watchkeeper.kit import clock, evidence_file, redaction, wire
 from watchkeeper.kit.evidence_file import Piece
-from watchkeeper.readers.node import proc_programs, this_node
+from watchkeeper.readers.node import local_commands, proc_programs
 
 BUG_REPORT = "nvidia-bug-report.sh"
 BUG_REPORT_SECONDS = 300.0
 SCAN_SECONDS = 120.0
 # What a vendor asks for first; the rest is what the doctor asks.
-COMMANDS = (("nvidia-smi", "-q"), *this_node.COMMANDS)
+COMMANDS = (("nvidia-smi", "-q"), *local_commands.COMMANDS)
 # Harmless orders whose receipts belong into a bundle.
 ASKED = ("scan", "describe_gpus")
 # Below are accounts of the system.
@@ -136,7 +136,7 @@ def _local(*, hide_names: bool, bug_report: bool) -> bytes:
 def _commands() -> Iterator[Piece]:
     for line in COMMANDS:
         name = f"{'_'.join(line).replace('/', '_')}.txt"
-        found = next(iter(this_node.gather([line])), None)
+        found = next(iter(local_commands.run_commands([line])), None)
         if found is None:
             yield Piece(name, missing=f"{line[0]} is not on this machine")
         elif not found.text.strip():

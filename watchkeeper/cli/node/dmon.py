@@ -76,7 +76,7 @@ def ids() -> dict[int, str]:
     return {number: name for number, name in rows if name in choice.dcgm()}
 
 
-def find(text: str) -> families.Family:
+def find(text: str) -> families.NvmlFamily:
     """A family by DCGM's id or name, old or new, or by our own name."""
     name = ids().get(int(text), text) if text.isascii() and text.isdigit() else text
     known = {family.name: family for family in choice.own()} | {key: row for key, (row, _) in choice.dcgm().items()}
@@ -101,15 +101,15 @@ def meant(gpu: GpuSample, chosen: gpu_words.Selection | None, *, fresh_since: fl
     return [(f"{gpu.index}/{id}", values.get(id, {})) for id in sorted(slices)]
 
 
-def short(family: families.Family) -> str:
+def short(family: families.NvmlFamily) -> str:
     return next((family.name.removeprefix(start) for start in PREFIXES if family.name.startswith(start)), family.name)
 
 
-def width(family: families.Family) -> int:
+def width(family: families.NvmlFamily) -> int:
     return max(10, len(short(family)) + 2)
 
 
-def line(name: str, fields: list[families.Family], values: Numbers) -> str:
+def line(name: str, fields: list[families.NvmlFamily], values: Numbers) -> str:
     cells = []
     for family in fields:
         value = values.get(family.name)

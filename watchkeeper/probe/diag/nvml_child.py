@@ -14,7 +14,7 @@ import time
 from typing import Any
 
 from watchkeeper.readers.nvml import choice, events, session
-from watchkeeper.readers.nvml.families import Cadence, Family
+from watchkeeper.readers.nvml.families import Cadence, NvmlFamily
 
 # Two calls of 21 ms on an H200 for numbers that nobody asks for here.
 LEFT_OUT = frozenset({"pcie_throughput", "gpm", "energy"})
@@ -24,7 +24,7 @@ ECC = ("DCGM_FI_DEV_ECC_CURRENT", "DCGM_FI_DEV_ECC_PENDING")
 PERIOD_SECONDS = 1.0
 
 
-def families() -> tuple[Family, ...]:
+def families() -> tuple[NvmlFamily, ...]:
     usual = [family for family in choice.choose().families if family.call not in LEFT_OUT]
     known = {family.name for family in usual}
     return (*usual, *(choice.dcgm()[name][0] for name in (*ADDED, *ECC) if name not in known))

@@ -12,21 +12,21 @@ from functools import cache
 
 from watchkeeper.catalogue import pack
 from watchkeeper.readers import counters_csv
-from watchkeeper.readers.nvml.families import Cadence, Family
+from watchkeeper.readers.nvml.families import Cadence, NvmlFamily
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
     """Families to export, and a sentence about each wish that cannot be met."""
 
-    families: tuple[Family, ...]
+    families: tuple[NvmlFamily, ...]
     problems: tuple[str, ...] = ()
 
 
 @cache
-def dcgm() -> Mapping[str, tuple[Family, bool]]:
+def dcgm() -> Mapping[str, tuple[NvmlFamily, bool]]:
     """DCGM's fields by name, old and new (DCGM 4.6), and whether we export them unasked."""
-    found: dict[str, tuple[Family, bool]] = {}
+    found: dict[str, tuple[NvmlFamily, bool]] = {}
     for family, new_name, is_chosen in pack.load("dcgm_fields.csv", _read_dcgm):
         found[family.name] = (family, is_chosen)
         if new_name:
@@ -35,7 +35,7 @@ def dcgm() -> Mapping[str, tuple[Family, bool]]:
 
 
 @cache
-def own() -> tuple[Family, ...]:
+def own() -> tuple[NvmlFamily, ...]:
     return pack.load("gpu_families.csv", _read_own)
 
 
@@ -53,20 +53,20 @@ def choose(wanted: Iterable[counters_csv.Counter] | None = None) -> Choice:
     return Choice((*families, *own()), tuple(problems))
 
 
-def _read_dcgm(cells: Mapping[str, str]) -> tuple[Family, str, bool]:
+def _read_dcgm(cells: Mapping[str, str]) -> tuple[NvmlFamily, str, bool]:
     unit = f" (in {cells['unit']})" if cells["unit"] else ""
     family = _read(cells, help=f"{pack.filled(cells['description'])}{unit}.")
     return family, cells["name_from_4_6"], pack.yes_or_no(cells["chosen"])
 
 
-def _read_own(cells: Mapping[str, str]) -> Family:
+def _read_own(cells: Mapping[str, str]) -> NvmlFamily:
     family = _read(cells, help=pack.filled(cells["description"]) + ".")
     return family._replace(labels=tuple(cells["labels"].split()))
 
 
-def _read(cells: Mapping[str, str], help: str) -> Family:
+def _read(cells: Mapping[str, str], help: str) -> NvmlFamily:
     call, _, part = pack.filled(cells["nvml"]).partition(".")
-    return Family(
+    return NvmlFamily(
         name=pack.filled(cells["name"]),
         prom_type=pack.one_of(cells["prom_type"], counters_csv.PROM_TYPES),
         help=help,

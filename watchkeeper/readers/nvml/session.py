@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from watchkeeper.errors import CollectError
 from watchkeeper.readers.nvml import gpm
 from watchkeeper.readers.nvml.calls import CALLS, Answer, Unsupported, field_number
-from watchkeeper.readers.nvml.families import ALL_PARTS, Cadence, Family
+from watchkeeper.readers.nvml.families import ALL_PARTS, Cadence, NvmlFamily
 from watchkeeper.readers.nvml.programs import Programs
 
 # INVALID_ARGUMENT is what older drivers say to field ids they do not know.
@@ -52,7 +52,7 @@ class Question(NamedTuple):
     key: str
     nvml: str
     ask: Callable[[Any, Any], Answer] | None
-    families: tuple[Family, ...]
+    families: tuple[NvmlFamily, ...]
 
 
 class Slice:
@@ -122,7 +122,7 @@ def load() -> Any:
 class Session:
     """Opens NVML at once; NvmlBroken if that fails."""
 
-    def __init__(self, nvml: Any, families: Iterable[Family], note: Note) -> None:
+    def __init__(self, nvml: Any, families: Iterable[NvmlFamily], note: Note) -> None:
         self.nvml = nvml
         self._tell = note
         self._call = ""
@@ -352,9 +352,9 @@ class Session:
             return ""
 
 
-def _questions(families: Iterable[Family], cadence: Cadence) -> tuple[Question, ...]:
+def _questions(families: Iterable[NvmlFamily], cadence: Cadence) -> tuple[Question, ...]:
     """What to put to the driver for these families: each call once, fields together."""
-    by_call: dict[tuple[str, str], list[Family]] = {}
+    by_call: dict[tuple[str, str], list[NvmlFamily]] = {}
     for family in families:
         if family.cadence is not cadence or family.call in ("gpm", "text", "event"):
             continue
@@ -363,7 +363,7 @@ def _questions(families: Iterable[Family], cadence: Cadence) -> tuple[Question, 
     return tuple(_question(call, part, tuple(group)) for (call, part), group in by_call.items())
 
 
-def _question(call: str, part: str, families: tuple[Family, ...]) -> Question:
+def _question(call: str, part: str, families: tuple[NvmlFamily, ...]) -> Question:
     if call == FIELDS:
         return Question(f"{FIELDS}@{families[0].cadence}", "nvmlDeviceGetFieldValues", None, families)
     row = CALLS[call]
@@ -374,7 +374,7 @@ def _question(call: str, part: str, families: tuple[Family, ...]) -> Question:
     return Question(call, row.nvml, row.ask, families)
 
 
-def _fill(values: dict[str, Value], families: Iterable[Family], answer: Answer) -> None:
+def _fill(values: dict[str, Value], families: Iterable[NvmlFamily], answer: Answer) -> None:
     for family in families:
         if not isinstance(answer, Mapping):
             values[family.name] = _scaled(family, answer)
@@ -384,7 +384,7 @@ def _fill(values: dict[str, Value], families: Iterable[Family], answer: Answer) 
             values[family.name] = _scaled(family, answer[family.part])
 
 
-def _fill_gpm(values: dict[str, Value], families: Iterable[Family], found: Mapping[int, float]) -> None:
+def _fill_gpm(values: dict[str, Value], families: Iterable[NvmlFamily], found: Mapping[int, float]) -> None:
     for family in families:
         parts = [found.get(int(part)) for part in family.part.split("+")]
         known = [number for number in parts if number is not None]
@@ -392,7 +392,7 @@ def _fill_gpm(values: dict[str, Value], families: Iterable[Family], found: Mappi
             values[family.name] = _scaled(family, sum(known))
 
 
-def _scaled(family: Family, number: float) -> float:
+def _scaled(family: NvmlFamily, number: float) -> float:
     # DCGM cuts whole numbers off: 644939776 bytes are 615 MiB.
     return (
         number * family.scale if family.is_float else int(number * family.scale) if family.scale != 1 else int(number)

@@ -14,7 +14,7 @@ from typing import Any
 from watchkeeper.agent.gpus.gpu_samples import GpuSample, SliceSample, Snapshot, Value
 from watchkeeper.catalogue import xid
 from watchkeeper.kit import own_metrics
-from watchkeeper.readers.nvml.families import Cadence, Family
+from watchkeeper.readers.nvml.families import Cadence, NvmlFamily
 
 # The exporter's word where there has been no Xid.
 NO_XID = "No Error"
@@ -43,7 +43,7 @@ class Freshness:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PageRow:
     """One GPU or slice on the page being written: its label text, its numbers, and which cadences are fresh."""
 
     labels: str
@@ -53,10 +53,10 @@ class Row:
     sample: GpuSample
 
 
-class Page:
+class GpuPage:
     """Writes snapshots for one node."""
 
-    def __init__(self, families: Sequence[Family], *, hostname: str, freshness: Freshness) -> None:
+    def __init__(self, families: Sequence[NvmlFamily], *, hostname: str, freshness: Freshness) -> None:
         self._families = [family for family in families if family.prom_type != "label"]
         self._label_families = sorted(
             (family for family in families if family.prom_type == "label"), key=lambda family: family.name
@@ -70,7 +70,7 @@ class Page:
         self._kept: tuple[Snapshot, float, bytes] | None = None
         self._holders: Mapping[tuple[str, str | None], Mapping[str, str]] = {}
 
-    def hold(self, holders: Mapping[tuple[str, str | None], Mapping[str, str]]) -> None:
+    def set_holders(self, holders: Mapping[tuple[str, str | None], Mapping[str, str]]) -> None:
         """Show these labels of holders from now on, by UUID and slice."""
         if holders != self._holders:
             self._holders, self._kept = holders, None
@@ -79,7 +79,7 @@ class Page:
         kept = self._kept
         if kept is not None and kept[0] is snapshot and now < kept[1]:
             return kept[2]
-        rows: list[Row] = []
+        rows: list[PageRow] = []
         until = float("inf")
         for gpu in snapshot.gpus:
             ends = {cadence: self._freshness.until(gpu, cadence) for cadence in self._freshness.seconds}
@@ -92,12 +92,12 @@ class Page:
         self._kept = (snapshot, until, text)
         return text
 
-    def _rows(self, gpu: GpuSample, fresh: frozenset[Cadence]) -> list[Row]:
-        found = [Row(self._label_text(gpu), gpu.values, fresh, False, gpu)]
-        found += [Row(self._label_text(gpu, part), part.values, fresh, True, gpu) for part in gpu.slices]
+    def _rows(self, gpu: GpuSample, fresh: frozenset[Cadence]) -> list[PageRow]:
+        found = [PageRow(self._label_text(gpu), gpu.values, fresh, False, gpu)]
+        found += [PageRow(self._label_text(gpu, part), part.values, fresh, True, gpu) for part in gpu.slices]
         return found
 
-    def _write(self, rows: Sequence[Row], snapshot: Snapshot) -> str:
+    def _write(self, rows: Sequence[PageRow], snapshot: Snapshot) -> str:
         parts: list[str] = []
         append = parts.append
         for family in self._families:
@@ -124,7 +124,7 @@ class Page:
         _write_faults(parts, snapshot.faults, self._hostname)
         return "".join(parts)
 
-    def _write_parts(self, parts: list[str], family: Family, *, row: Row, value: Value) -> None:
+    def _write_parts(self, parts: list[str], family: NvmlFamily, *, row: PageRow, value: Value) -> None:
         """One line for each part of an answer, such as each reason for lower clocks."""
         assert isinstance(value, Mapping)
         name, known = family.name, self._part_labels
@@ -168,7 +168,7 @@ def _joined(pairs: Mapping[str, str]) -> str:
     return ",".join(f'{name}="{own_metrics.escape(value)}"' for name, value in pairs.items())
 
 
-def _write_last_xid(parts: list[str], family: Family, rows: Sequence[Row]) -> None:
+def _write_last_xid(parts: list[str], family: NvmlFamily, rows: Sequence[PageRow]) -> None:
     """The exporter shows the last Xid as the value and once more, with its words, in labels."""
     lines = []
     for row in rows:
@@ -181,7 +181,7 @@ def _write_last_xid(parts: list[str], family: Family, rows: Sequence[Row]) -> No
         parts += [family.head, *lines]
 
 
-def _write_counts(parts: list[str], rows: Sequence[Row]) -> None:
+def _write_counts(parts: list[str], rows: Sequence[PageRow]) -> None:
     xids = [f'{XIDS}{{{row.labels},xid="{code}"}} {count}\n' for row in rows for code, count in row.sample.xids.items()]
     errors = [
         f"{ERRORS}{{{row.labels},{_joined({'call': call, 'error': error})}}} {count}\n"

@@ -43,33 +43,35 @@ class Tools:
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
+class OrderContext:
     """What work may touch, and how a scan of this node is called. `environment` is for children, None: the agent's."""
 
-    pause: profiling.PauseFile
+    pause_file: profiling.PauseFile
     scan_options: tuple[str, ...] = ()
     environment: Mapping[str, str] | None = None
     tools: Tools = field(default_factory=Tools)
     roots: node_facts.Roots = field(default_factory=node_facts.Roots)
     # The agent's own reader lets go of the GPUs while the block runs: the driver resets none that anybody has open.
-    resting: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
+    gpus_released: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class OrderOutcome:
     text: str
     output: str = ""
     result: actions.Result = actions.Result.DONE
 
 
-Work = Callable[[Bench, Mapping[str, str], datetime], Awaitable[Done]]
+OrderFunction = Callable[[OrderContext, Mapping[str, str], datetime], Awaitable[OrderOutcome]]
 
 
-def refused(text: str, output: str = "") -> Done:
-    return Done(text, output, actions.Result.REFUSED)
+def refused(text: str, output: str = "") -> OrderOutcome:
+    return OrderOutcome(text, output, actions.Result.REFUSED)
 
 
-async def ask(line: list[str], environment: Mapping[str, str] | None, *, has_errors: bool = False) -> tuple[int, str]:
+async def run_program(
+    line: list[str], environment: Mapping[str, str] | None, *, has_errors: bool = False
+) -> tuple[int, str]:
     """Exit status and output of a program, which ends with us; with `has_errors` also what it complains of."""
     pipe, nothing = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
     try:

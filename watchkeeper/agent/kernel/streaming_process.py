@@ -22,7 +22,7 @@ LOOK_SECONDS = 5.0
 LAST_SECONDS = 0.5
 
 
-class LastingChild:
+class StreamingProcess:
     """One such program; OSError if it cannot be started."""
 
     def __init__(self, arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> None:

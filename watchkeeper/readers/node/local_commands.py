@@ -32,21 +32,23 @@ NEEDED = "nvidia-smi"
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class CommandOutput:
     """What a command printed; `text` ends with a sentence of ours if it did not end in time."""
 
     command: str
     text: bytes
 
 
-def gather(commands: Sequence[Sequence[str]] = COMMANDS, timeout_seconds: float = TIMEOUT_SECONDS) -> Iterator[Answer]:
+def run_commands(
+    commands: Sequence[Sequence[str]] = COMMANDS, timeout_seconds: float = TIMEOUT_SECONDS
+) -> Iterator[CommandOutput]:
     """Every command that exists here, one after the other."""
     for command in commands:
         if shutil.which(command[0]) is not None:
-            yield Answer(" ".join(command), _run(command, timeout_seconds))
+            yield CommandOutput(" ".join(command), _run(command, timeout_seconds))
 
 
-def unseen() -> tuple[str, ...]:
+def missing_commands() -> tuple[str, ...]:
     """What cannot be asked here although the answer hangs on it."""
     if shutil.which(NEEDED) is not None:
         return ()

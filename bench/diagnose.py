@@ -92,7 +92,7 @@ def _time(watch: Watch, cause: str, place: fleet.Place, *, repeats: int) -> tupl
     for _ in range(repeats):
         counting = Counting(watch.engine)
         began = time.perf_counter()
-        facts = evidence.gather(
+        facts = evidence.gather_facts(
             _incident(cause, place, now),
             now,
             engine=counting,

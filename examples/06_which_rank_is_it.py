@@ -52,8 +52,8 @@ def ask_pages(folder):
         engine.appender.append(
             Sample(parser.labels[handle].having(cluster="main"), at_ms, value) for handle, value in rows
         )
-    asked = job.Asked("main", "four-ranks")
-    return job.explain(asked, job.look(engine, asked, now), now, happened=[], names=str)
+    asked = job.JobQuery("main", "four-ranks")
+    return job.explain(asked, job.read_job(engine, asked, now), now, happened=[], names=str)
 
 
 def main():

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.diagnose.stories import NOON
 from tests.support.hub_stories import Line, gpu, later, xid
-from watchkeeper.diagnose.corrections import Correction, Lessons, accuracy
+from watchkeeper.diagnose.corrections import Correction, Corrections, measure_accuracy
 
 
 def told(incident: str, cause: str, *, was: str = "gpu_fell_off_bus") -> Correction:
@@ -49,13 +49,13 @@ def test_the_next_incident_that_looks_the_same_is_told_what_it_was(tmp_path: Pat
 
 
 def test_the_newest_word_about_an_incident_counts_and_ours_stays_the_first() -> None:
-    lessons = Lessons([told("INC-1", "pcie_degraded"), told("INC-1", "gpu_missing")])
+    lessons = Corrections([told("INC-1", "pcie_degraded"), told("INC-1", "gpu_missing")])
     assert [one.cause for one in lessons.all()] == ["gpu_missing"]
 
 
 def test_accuracy_is_known_only_where_somebody_judged() -> None:
     said = [told("INC-1", "gpu_fell_off_bus"), told("INC-2", "pcie_degraded"), told("INC-3", "gpu_fell_off_bus")]
-    first, second = accuracy({"gpu_fell_off_bus": 5, "cuda_oom": 2}, said)
+    first, second = measure_accuracy({"gpu_fell_off_bus": 5, "cuda_oom": 2}, said)
     assert (first.cause, first.judged, first.right, first.instead) == ("gpu_fell_off_bus", 3, 2, ("pcie_degraded",))
     assert first.right_share == 2 / 3
     assert (second.cause, second.diagnosed, second.right_share) == ("cuda_oom", 2, None)

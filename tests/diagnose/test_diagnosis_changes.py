@@ -30,16 +30,19 @@ WORDS = "people: INC-1 looked like this and was pcie_degraded (ada: riser: was (
     ],
 )
 def test_other_causes_evidence_sureness_or_corrections_are_news(found: diagnosis.Diagnosis, is_new: bool) -> None:
-    assert diagnosis_changes.is_news(found, BEFORE) is is_new
+    assert diagnosis_changes.has_changed(found, BEFORE) is is_new
 
 
 def test_the_first_diagnosis_is_news_and_a_gpu_that_has_its_number_at_last() -> None:
     by_uuid = replace(BEFORE, findings=(replace(FINDING, title="GPU-1 on n1 fell off the bus"),))
-    assert diagnosis_changes.is_news(BEFORE, None)
-    assert (diagnosis_changes.is_news(BEFORE, by_uuid), diagnosis_changes.is_news(by_uuid, BEFORE)) == (True, False)
+    assert diagnosis_changes.has_changed(BEFORE, None)
+    assert (diagnosis_changes.has_changed(BEFORE, by_uuid), diagnosis_changes.has_changed(by_uuid, BEFORE)) == (
+        True,
+        False,
+    )
 
 
 def test_a_diagnosis_of_a_journal_without_the_field_is_understood_by_its_words() -> None:
     old = replace(BEFORE, looked_at=("kernel log", WORDS))
-    assert diagnosis_changes.alike(old) == (ALIKE,)
-    assert not diagnosis_changes.is_news(replace(old, alike=(ALIKE,)), old)
+    assert diagnosis_changes.similar_incidents(old) == (ALIKE,)
+    assert not diagnosis_changes.has_changed(replace(old, alike=(ALIKE,)), old)

@@ -9,7 +9,7 @@ import pytest
 from tests.diagnose.scenes import CountingEngine
 from tests.diagnose.stories import HEALTHY, NODE, NOON, an_engine, an_incident, facts_about, gpu, xid
 from watchkeeper.diagnose.checks import CHECKS
-from watchkeeper.diagnose.evidence import FIELDS, Facts
+from watchkeeper.diagnose.evidence import FIELDS, IncidentFacts
 from watchkeeper.diagnose.explain import diagnose
 from watchkeeper.model.diagnosis import Finding
 from watchkeeper.model.incidents import MemberKind
@@ -46,7 +46,7 @@ def test_an_engine_that_refuses_is_a_fact_and_not_a_failure() -> None:
 
 
 def test_a_broken_check_is_named_and_does_not_cost_the_other_answers(caplog: pytest.LogCaptureFixture) -> None:
-    def broken(_: Facts) -> Finding | None:
+    def broken(_: IncidentFacts) -> Finding | None:
         raise ZeroDivisionError("nothing to divide by")
 
     incident = an_incident("gpu_fell_off_bus", gpu(3), family="gpu_lost", kind=MemberKind.EVENT)

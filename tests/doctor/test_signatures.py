@@ -10,7 +10,7 @@ import pytest
 from tests.doctor.asking import ask
 from watchkeeper.catalogue import causes
 from watchkeeper.doctor import collecting, ranking, report, scan, signatures
-from watchkeeper.doctor.facts import Facts
+from watchkeeper.doctor.facts import DoctorFacts
 from watchkeeper.doctor.signatures import Role
 from watchkeeper.errors import PackError
 
@@ -19,7 +19,7 @@ SIGNS = [sign for sign in signatures.table().signs.values() if sign.pattern is n
 
 @pytest.mark.parametrize("sign", [sign for sign in SIGNS if sign.words], ids=lambda sign: sign.id)
 def test_a_sign_is_seen_in_its_own_example(sign: signatures.Sign) -> None:
-    facts = Facts()
+    facts = DoctorFacts()
     scan.scan("example", io.BytesIO(sign.example.encode()), facts, table=signatures.table())
     assert sign.id in set(facts.signs())
 
@@ -66,5 +66,5 @@ def test_no_cause_is_its_own_consequence() -> None:
 
 
 def test_an_empty_input_cannot_be_judged_and_a_dull_log_has_nothing_wrong() -> None:
-    assert ask("").verdict is report.Verdict.CANNOT_TELL
-    assert ask("2026-08-10 10:00:00 INFO all is well\n").verdict is report.Verdict.NOTHING_FOUND
+    assert ask("").verdict is report.DoctorVerdict.CANNOT_TELL
+    assert ask("2026-08-10 10:00:00 INFO all is well\n").verdict is report.DoctorVerdict.NOTHING_FOUND

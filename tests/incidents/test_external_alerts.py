@@ -102,7 +102,7 @@ def test_beyond_the_limit_those_heard_of_first_count_as_over(line: Line, monkeyp
 
 def test_our_own_alerts_are_not_looked_after_here() -> None:
     read = alertmanager.read_webhook(b'{"alerts": []}', later(0), known={}, stale=timedelta(hours=1))
-    kept = external_alerts.Foreign(read.alerts, now=later(0))
+    kept = external_alerts.ExternalAlerts(read.alerts, now=later(0))
     own = alerts.Alert(alertmanager.Labels({"alertname": "Ours"}), alerts.AlertState.FIRING, later(0), 1.0)
     kept.heard([own], later(0))
     assert list(kept.firing()) == []

@@ -97,9 +97,9 @@ def test_a_job_counts_once_with_all_its_gpus_and_hides_its_pods(room: Room, is_h
     room.push(xid(79, gpu(3), 0))
     room.hear(alert("training_stalled", job(), 50, severity="warning"))
     (incident,) = room.incidents.open()
-    asked = blast.question(incident, later(60))
+    asked = blast.holders_query(incident, later(60))
     assert asked is not None
-    found = blast.of(
+    found = blast.compute_blast(
         incident, told.engine.instant(*asked).latest(), now=later(3600), gpus_at=lambda _: 1, dollars_per_gpu_hour=2.0
     )
     assert found.hits[0] == blast.Hit("llm", "core" if is_held else "unmapped", 16)
@@ -124,9 +124,9 @@ def test_a_pod_that_is_a_rank_stands_for_all_of_its_job_and_a_replica_for_itself
             told.tell("watchkeeper:job_training:group", 50, **gang)
     room.workloads = lambda _: ["ai/llm-worker-1", "ai/llm-worker-2", "ai/chat-x"]
     (incident,) = room.push(xid(79, gpu(3), 0))
-    asked = blast.question(incident, later(60))
+    asked = blast.holders_query(incident, later(60))
     assert asked is not None
     holders = told.engine.instant(*asked).latest()
-    found = blast.of(incident, holders, now=later(3600), gpus_at=lambda _: 1, dollars_per_gpu_hour=2.0)
+    found = blast.compute_blast(incident, holders, now=later(3600), gpus_at=lambda _: 1, dollars_per_gpu_hour=2.0)
     assert found.hits == (blast.Hit("ai/llm", "core", 4), blast.Hit("ai/chat-x", "core", 1))
     assert (found.broken_gpus, found.gpus) == (1, 5)

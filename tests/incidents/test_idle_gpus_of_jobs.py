@@ -132,7 +132,7 @@ def test_all_idle_gpus_of_a_job_count(shared: Room) -> None:
         held(gpu(0), 0, "llm-worker-0"), held(gpu(1), 30, "llm-worker-0"), held(gpu(2, "n2"), 60, "llm-worker-1")
     )
     (incident,) = shared.incidents.open()
-    hit = blast.of(
+    hit = blast.compute_blast(
         incident, {}, now=later(3600), gpus_at=lambda place: int(place.gpu is not None), dollars_per_gpu_hour=2
     )
     assert (hit.broken_gpus, hit.dollars_per_hour) == (3, 6)

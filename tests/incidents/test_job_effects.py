@@ -15,7 +15,7 @@ from tests.properties import examples
 from tests.support.incident_stories import Room, alert, event, gpu, job, later, node, xid
 from watchkeeper.incidents.domains import Domains
 from watchkeeper.incidents.footprint import NOWHERE, Footprint
-from watchkeeper.incidents.tracker import Incidents
+from watchkeeper.incidents.tracker import IncidentTracker
 from watchkeeper.model import alerts, fleet
 from watchkeeper.model.events import EventKind
 from watchkeeper.model.incidents import IncidentState
@@ -28,13 +28,13 @@ NODES = [node(f"n{at}") for at in range(1, 65)]
 class Busy(Room):
     """64 nodes in one rack; `llm` trains on all GPUs of all of them, `asr` on two GPUs of the first."""
 
-    def _start(self, now: object) -> Incidents:
+    def _start(self, now: object) -> IncidentTracker:
         domains = Domains(
             of=lambda place: (RACK,) if place in NODES else (),
             nodes=lambda domain: NODES if domain == RACK else [],
             footprint=lambda place: self.jobs.get(place, NOWHERE),
         )
-        return Incidents(self.journal, now=later(0), names=str, domains=domains)
+        return IncidentTracker(self.journal, now=later(0), names=str, domains=domains)
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)

@@ -69,6 +69,8 @@ def test_a_clock_that_is_put_back_delays_nothing_for_long(room: Room) -> None:
 @pytest.mark.parametrize(("begins", "lasts"), [(0, 366), (360, 10), (-2, 1)])
 def test_a_silence_ends_after_now_and_within_a_year(room: Room, begins: int, lasts: int) -> None:
     starts_at = later(0) + timedelta(days=begins)
-    wish = silence_store.Wish((Matcher("node", "n1"),), "ada", "new fans", starts_at, starts_at + timedelta(days=lasts))
+    wish = silence_store.SilenceRequest(
+        (Matcher("node", "n1"),), "ada", "new fans", starts_at, starts_at + timedelta(days=lasts)
+    )
     with pytest.raises(IllegalMove, match="must end after now and within"):
-        silence_store.Silences(room.journal, now=later(0)).add(wish, later(0))
+        silence_store.SilenceStore(room.journal, now=later(0)).add(wish, later(0))

@@ -16,7 +16,7 @@ def gpus_at(place: object) -> int:
 
 
 def hit(incident: Incident, holders: dict[Labels, float], at: float) -> blast.Blast:
-    return blast.of(incident, holders, now=later(at), gpus_at=gpus_at, dollars_per_gpu_hour=2.5)
+    return blast.compute_blast(incident, holders, now=later(at), gpus_at=gpus_at, dollars_per_gpu_hour=2.5)
 
 
 def test_one_gpu_stops_its_whole_job_and_that_is_what_it_costs(room: Room) -> None:
@@ -47,7 +47,7 @@ def test_a_node_counts_with_all_its_gpus(room: Room) -> None:
 def test_the_question_is_asked_for_the_time_the_incident_opened(room: Room) -> None:
     room.workloads = lambda _: ['research/a"b', "x.y"]
     (incident,) = room.push(xid(79, gpu(3), 0))
-    asked = blast.question(incident, later(9000))
+    asked = blast.holders_query(incident, later(9000))
     assert asked is not None
     assert asked[1] == round((NOON + timedelta(seconds=60)).timestamp() * 1000)
     assert 'workload=~"a\\"b|x\\\\.y"' in asked[0]
@@ -56,11 +56,13 @@ def test_the_question_is_asked_for_the_time_the_incident_opened(room: Room) -> N
 def test_a_report_has_every_part_and_no_text_of_a_machine_breaks_it(room: Room) -> None:
     (incident,) = room.push(xid(79, gpu(3), 0))
     room.incidents.note(incident.id, "ada|eve", text="a | b\n<script>[x](y)", now=later(5))
-    story = incident_report.Story(incident, "GPU 3 on n1", None, None, None, room.journal.timeline("INC-1"), later(60))
-    text = incident_report.text(story)
+    story = incident_report.IncidentReport(
+        incident, "GPU 3 on n1", None, None, None, room.journal.timeline("INC-1"), later(60)
+    )
+    text = incident_report.as_markdown(story)
     assert "ada\\|eve | a \\| b &lt;script>\\[x](y) |" in text
     assert "Blast radius:** unknown" in text
-    assert incident_report.plain(story)["lasted_seconds"] == 60
+    assert incident_report.as_plain(story)["lasted_seconds"] == 60
 
 
 def test_a_digest_counts_causes_rules_and_those_that_break_again(room: Room) -> None:
@@ -69,13 +71,13 @@ def test_a_digest_counts_causes_rules_and_those_that_break_again(room: Room) -> 
         room.tick(at + 200)
         room.tick(at + 2000)
     room.push(xid(79, gpu(3), 9000), at=9004)
-    made = digest.make(
+    made = digest.make_digest(
         room.journal.incidents(),
         since=NOON,
         until=later(10_000),
         timeline=room.journal.timeline,
         names=lambda incident: str(incident.place.node),
-        belongs_to=lambda incident: incident_labels.belongs_to(incident, incident_labels.Inventory()),
+        belongs_to=lambda incident: incident_labels.belongs_to(incident, incident_labels.InventoryLookup()),
     )
     assert (made.incidents, made.still_open) == (4, 1)
     first, second = made.by_cause
@@ -83,10 +85,10 @@ def test_a_digest_counts_causes_rules_and_those_that_break_again(room: Room) -> 
     assert (second.cause, second.detect_seconds, second.repair_seconds) == ("gpu_fell_off_bus", 4.0, None)
     assert made.noisiest_rules == (digest.Counted("Alert agent_down", 3),)
     assert made.repeat_offenders == (digest.Counted("n1", 4),)
-    assert digest.lines(made)[0] == "Incidents 2026-05-04 to 2026-05-04: 4, 1 still open"
+    assert digest.digest_lines(made)[0] == "Incidents 2026-05-04 to 2026-05-04: 4, 1 still open"
 
 
-KNOWN = incident_labels.Inventory(
+KNOWN = incident_labels.InventoryLookup(
     lambda _, name: {"rack": "r01"} if name == "n1" else {},
     lambda workload: workload.partition("/")[0] if "/" in workload else "unmapped",
 )
@@ -95,7 +97,7 @@ KNOWN = incident_labels.Inventory(
 def test_what_nobody_has_mapped_has_its_own_line_in_the_digest(room: Room) -> None:
     room.workloads = lambda place: ["research/a"] if place.node == "n1" else ["4711"]
     room.push(xid(79, gpu(1, "n1"), 0), xid(79, gpu(1, "n2"), 0), xid(79, gpu(2, "n2"), 0))
-    made = digest.make(
+    made = digest.make_digest(
         room.journal.incidents(),
         since=NOON,
         until=later(100),
@@ -105,14 +107,14 @@ def test_what_nobody_has_mapped_has_its_own_line_in_the_digest(room: Room) -> No
     )
     assert made.by_rack == (digest.Counted("unmapped", 2), digest.Counted("r01", 1))
     assert made.by_pool == (digest.Counted("unmapped", 3),)
-    assert "By team\n     2  unmapped\n     1  research\n" in "\n".join(digest.lines(made))
+    assert "By team\n     2  unmapped\n     1  research\n" in "\n".join(digest.digest_lines(made))
 
 
 def test_the_rarest_line_of_a_long_list_is_there_if_it_is_the_unmapped_one(room: Room) -> None:
     room.workloads = lambda place: ["4711"] if place.node == "n99" else [f"team-{place.node}/job"]
     for number in [99, *range(30)]:
         room.push(xid(79, gpu(number, f"n{number}"), 0))
-    made = digest.make(
+    made = digest.make_digest(
         room.journal.incidents(),
         since=NOON,
         until=later(1000),
@@ -130,11 +132,11 @@ def test_what_nobody_has_mapped_has_its_own_line_in_a_report(room: Room) -> None
     found = hit(incident, {}, 60)
     assert (found.teams, found.unmapped) == (("research", "unmapped"), ("4711",))
     about = incident_labels.belongs_to(incident, KNOWN)
-    story = incident_report.Story(incident, "GPU 3 on n2", None, None, found, [], later(60), about)
-    text = incident_report.text(story)
+    story = incident_report.IncidentReport(incident, "GPU 3 on n2", None, None, found, [], later(60), about)
+    text = incident_report.as_markdown(story)
     assert "- **Belongs to:** team research/unmapped, rack unmapped, pool unmapped" in text
     assert "- **Unmapped:** the rack of GPU 3 on n2; the pool of GPU 3 on n2; the team of 4711" in text
-    assert incident_report.plain(story)["unmapped"][-1] == "the team of 4711"
+    assert incident_report.as_plain(story)["unmapped"][-1] == "the team of 4711"
 
 
 def test_an_incident_that_hits_nobody_has_no_team_to_miss(room: Room) -> None:

@@ -17,23 +17,23 @@ class Mail:
 
     def __init__(self, room: Room, table: routing.Routing = ROUTING) -> None:
         self.room, self.table = room, table
-        self.silences = silence_store.Silences(room.journal, now=later(0))
+        self.silences = silence_store.SilenceStore(room.journal, now=later(0))
         self.box = self._open(0)
 
     def _open(self, at: float) -> outbox.Outbox:
-        about = lambda incident: incident_labels.subject_of(incident, incident_labels.Inventory())  # noqa: E731
+        about = lambda incident: incident_labels.collect_labels(incident, incident_labels.InventoryLookup())  # noqa: E731
         return outbox.Outbox(self.room.journal, self.table, subject=about, silences=self.silences, now=later(at))
 
     def restart(self, at: float) -> None:
         self.room.restart(at)
-        self.silences = silence_store.Silences(self.room.journal, now=later(at))
+        self.silences = silence_store.SilenceStore(self.room.journal, now=later(at))
         self.box = self._open(at)
 
     def look(self, at: float) -> None:
         self.room.tick(at)
         self.box.look(self.room.incidents.recent(), later(at))
 
-    def take(self, at: float, receiver: str = "hook") -> outbox.Batch | None:
+    def take(self, at: float, receiver: str = "hook") -> outbox.NoticeBatch | None:
         self.look(at)
         return self.box.take(receiver, later(at), incident=self.room.journal.incident)
 

@@ -144,7 +144,9 @@ def test_no_more_messages_a_minute_than_a_receiver_takes(room: Room) -> None:
 
 @pytest.mark.parametrize("is_ended", [False, True])
 def test_a_silence_holds_back_until_it_ends(mail: Mail, is_ended: bool) -> None:
-    wish = silence_store.Wish((silences.Matcher("node", "n1"),), "ada", "swapping a fan", later(0), later(600))
+    wish = silence_store.SilenceRequest(
+        (silences.Matcher("node", "n1"),), "ada", "swapping a fan", later(0), later(600)
+    )
     made = mail.silences.add(wish, later(0))
     mail.room.push(xid(79, gpu(3), 1))
     assert mail.told(100) == []
@@ -158,7 +160,7 @@ def test_a_silence_holds_back_until_it_ends(mail: Mail, is_ended: bool) -> None:
 
 
 def test_after_a_silence_the_next_one_is_told_as_long_after_the_first_as_ever(mail: Mail) -> None:
-    quiet = silence_store.Wish((silences.parse_matcher('node="n1"'),), "ann", "work", later(0), later(600))
+    quiet = silence_store.SilenceRequest((silences.parse_matcher('node="n1"'),), "ann", "work", later(0), later(600))
     mail.silences.add(quiet, later(0))
     mail.room.push(xid(79, gpu(3), 1))
     assert mail.told(599) == []
@@ -180,7 +182,9 @@ def test_what_comes_back_while_its_end_waits_for_the_receiver_is_told_once_and_a
 
 
 def test_a_silence_of_another_node_holds_nothing_back(mail: Mail) -> None:
-    wish = silence_store.Wish((silences.Matcher("node", "n2.*", is_regex=True),), "ada", "why", later(0), later(600))
+    wish = silence_store.SilenceRequest(
+        (silences.Matcher("node", "n2.*", is_regex=True),), "ada", "why", later(0), later(600)
+    )
     mail.silences.add(wish, later(0))
     mail.room.push(xid(79, gpu(3), 1))
     mail.look(2)

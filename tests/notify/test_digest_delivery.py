@@ -17,10 +17,10 @@ from watchkeeper.notify import digest_delivery, routing
 from watchkeeper.store.journal.journal import Journal, JournalEntry
 
 # 4 May 2026 is a Monday.
-AT_NOON = routing.Review(("lead",), at="Mon 12:00")
+AT_NOON = routing.DigestSchedule(("lead",), at="Mon 12:00")
 
 
-def table(port: int, wanted: routing.Review = AT_NOON) -> routing.Routing:
+def table(port: int, wanted: routing.DigestSchedule = AT_NOON) -> routing.Routing:
     return routing.Routing((routing.Receiver("lead", webhook=f"http://127.0.0.1:{port}/"),), digest=wanted)
 
 
@@ -35,18 +35,18 @@ def table(port: int, wanted: routing.Review = AT_NOON) -> routing.Routing:
     ],
 )
 def test_the_digest_was_due_at_that_time_of_the_week(at: str, zone: str, due: datetime) -> None:
-    assert routing.Review(("lead",), at=at, zone=zone).last_due(NOON) == due
+    assert routing.DigestSchedule(("lead",), at=at, zone=zone).last_due(NOON) == due
 
 
 def test_a_hub_that_comes_days_too_late_sends_no_old_digest() -> None:
-    assert len(digest_delivery.due(table(1), NOON + timedelta(hours=23))) == 1
-    assert digest_delivery.due(table(1), NOON + timedelta(hours=25)) == []
+    assert len(digest_delivery.due_digests(table(1), NOON + timedelta(hours=23))) == 1
+    assert digest_delivery.due_digests(table(1), NOON + timedelta(hours=25)) == []
 
 
 @pytest.mark.parametrize("wrong", ["Mon", "Mon 9:00", "Someday 09:00", "Mon 25:00"])
 def test_a_time_that_is_none_is_refused(wrong: str) -> None:
     with pytest.raises(ValueError, match=r"time of the week|hour must be"):
-        routing.Review(("lead",), at=wrong)
+        routing.DigestSchedule(("lead",), at=wrong)
 
 
 def test_a_receiver_that_is_not_in_the_file_is_refused() -> None:
@@ -62,7 +62,7 @@ def test_it_is_sent_once_also_after_a_restart_and_a_failure(room: Room) -> None:
     async def live(from_seconds: float, seconds: float) -> None:
         time, made = (
             clock.ManualClock(later(from_seconds)),
-            digest_delivery.Reviews(room.journal, str, incident_labels.Inventory()),
+            digest_delivery.DigestDelivery(room.journal, str, incident_labels.InventoryLookup()),
         )
 
         async def at_once(work):  # type: ignore[no-untyped-def]
@@ -97,7 +97,10 @@ by: set[threading.Thread] = set()
 
 def test_the_event_loop_does_not_wait_for_the_journal(room: Room) -> None:
     async def live() -> None:
-        time, made = clock.ManualClock(NOON), digest_delivery.Reviews(room.journal, str, incident_labels.Inventory())
+        time, made = (
+            clock.ManualClock(NOON),
+            digest_delivery.DigestDelivery(room.journal, str, incident_labels.InventoryLookup()),
+        )
         sending = asyncio.create_task(made.forever(lambda: table(1), time, asyncio.to_thread))
         await until_async(lambda: by)
         sending.cancel()

@@ -49,10 +49,10 @@ def told(**notify: object) -> settings.Settings:
 def test_alertmanager_gets_an_alert_that_ends_by_itself_and_a_monitor_is_called(ear: str, tmp_path: Path) -> None:
     (tmp_path / "beat").write_text(f"{ear}/ping/secret\n")
     via = settings.NotifyVia.ALERTMANAGER
-    heartbeat.beat(told(via=via, alertmanager_urls=(ear,)), NOW)
+    heartbeat.send_heartbeat(told(via=via, alertmanager_urls=(ear,)), NOW)
     assert HEARD == []
     asked = told(via=via, alertmanager_urls=(ear,), watchdog=True, heartbeat_file=str(tmp_path / "beat"))
-    heartbeat.beat(asked, NOW)
+    heartbeat.send_heartbeat(asked, NOW)
     (path, alerts), (ping, _) = HEARD
     assert (path, ping) == ("/api/v2/alerts", "/ping/secret")
     assert isinstance(alerts, list)
@@ -63,15 +63,15 @@ def test_alertmanager_gets_an_alert_that_ends_by_itself_and_a_monitor_is_called(
 def test_who_did_not_hear_it_is_said_without_the_address_and_the_others_are_told(ear: str, tmp_path: Path) -> None:
     (tmp_path / "beat").write_text(f"{ear}/broken/secret\n")
     with pytest.raises(ReceiverError) as raised:
-        heartbeat.beat(told(heartbeat_file=str(tmp_path / "beat")), NOW)
+        heartbeat.send_heartbeat(told(heartbeat_file=str(tmp_path / "beat")), NOW)
     assert "was answered with 500" in str(raised.value)
     assert "secret" not in str(raised.value)
     with pytest.raises(ReceiverError, match="cannot be read: FileNotFoundError"):
-        heartbeat.beat(told(heartbeat_file=str(tmp_path / "nothing")), NOW)
+        heartbeat.send_heartbeat(told(heartbeat_file=str(tmp_path / "nothing")), NOW)
 
 
 def test_nobody_is_called_unless_somebody_is_named(ear: str) -> None:
-    heartbeat.beat(told(alertmanager_urls=(ear,)), NOW)
+    heartbeat.send_heartbeat(told(alertmanager_urls=(ear,)), NOW)
     assert HEARD == []
 
 

@@ -10,7 +10,7 @@ from tests.notify.mail import Mail
 from tests.support.incident_stories import Room, alert, gpu, later, node, xid
 from watchkeeper.model.incidents import IncidentState
 from watchkeeper.notify import message
-from watchkeeper.notify.outbox import Batch
+from watchkeeper.notify.outbox import NoticeBatch
 
 CONSOLE = "https://hub.example"
 
@@ -20,9 +20,9 @@ def mail(room: Room) -> Mail:
     return Mail(room)
 
 
-def told(batch: Batch | None) -> message.Message:
+def told(batch: NoticeBatch | None) -> message.Message:
     assert batch is not None
-    return message.compose(batch, message.Known(console=CONSOLE))
+    return message.compose(batch, message.MessageContext(console=CONSOLE))
 
 
 def test_a_message_before_any_diagnosis_says_what_where_since_when_why_whom_it_hits_and_what_to_do(mail: Mail) -> None:

@@ -98,7 +98,7 @@ def test_nodes_that_turn_out_to_be_a_rack_are_told_as_such(rack: Room) -> None:
     rack.incidents.take_alerts([alert("node_down", place, 20) for place in NODES[2:]], later(20))
     batch = mail.take(21)
     assert batch is not None
-    told = message.compose(batch, message.Known())
+    told = message.compose(batch, message.MessageContext())
     assert RACK in [one.place for one in batch.incidents]
     assert "more than was told: Rack r1 does not answer" in told.body
     assert "[PART OF INC-1] n2 does not answer (INC-2)" in told.body

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.remediate.world import World, limits
-from watchkeeper.incidents.tracker import Incidents
+from watchkeeper.incidents.tracker import IncidentTracker
 from watchkeeper.model import alerts, events, fleet
 from watchkeeper.model.incidents import Incident
 from watchkeeper.model.labels import Labels
@@ -24,7 +24,7 @@ class Watched:
 
     def __init__(self, folder: Path, *, behind: timedelta = timedelta(), attempts: int = 2) -> None:
         self.world = World(folder, limits=limits(attempts=attempts))
-        self.incidents = Incidents(self.world.journal, now=self.world.now)
+        self.incidents = IncidentTracker(self.world.journal, now=self.world.now)
         self.behind, self.count = behind, 0
 
     def happens(self, kind: events.EventKind, code: int | None, place: fleet.Place = GPU) -> list[Incident]:

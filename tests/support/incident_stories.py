@@ -10,7 +10,7 @@ import pytest
 
 from watchkeeper.incidents.domains import Domains
 from watchkeeper.incidents.footprint import NOWHERE, Footprint
-from watchkeeper.incidents.tracker import Incidents
+from watchkeeper.incidents.tracker import IncidentTracker
 from watchkeeper.model import alerts, events, fleet, incidents, labels
 from watchkeeper.store.journal.journal import Journal
 
@@ -76,8 +76,8 @@ class Room:
         self.journal = Journal(self.path)
         self.incidents = self._start(NOON)
 
-    def _start(self, now: datetime) -> Incidents:
-        return Incidents(
+    def _start(self, now: datetime) -> IncidentTracker:
+        return IncidentTracker(
             self.journal,
             now=now,
             names=lambda place: f"GPU {place.gpu[-1]} on {place.node}" if place.gpu else str(place.node),
@@ -137,14 +137,14 @@ NODES = [node(f"n{at}") for at in range(1, 65)]
 class Racked(Room):
     """64 nodes in one rack; the first 32 behind one leaf switch."""
 
-    def _start(self, now: object) -> Incidents:
+    def _start(self, now: object) -> IncidentTracker:
         behind = {place: (RACK, LEAF) if at < 32 else (RACK,) for at, place in enumerate(NODES)}
         domains = Domains(
             of=lambda place: behind.get(place, ()),
             nodes=lambda domain: [place for place, around in behind.items() if domain in around],
         )
         names = lambda place: (place.domain or "").replace("=", " ") or str(place.node)  # noqa: E731
-        return Incidents(self.journal, now=later(0), names=names, domains=domains, workloads=self._workloads_at)
+        return IncidentTracker(self.journal, now=later(0), names=names, domains=domains, workloads=self._workloads_at)
 
 
 @pytest.fixture

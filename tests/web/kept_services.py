@@ -147,7 +147,7 @@ class KeptSilences:
     silenced: list[Silence] = field(default_factory=list)
     problem: str = ""
 
-    async def silence(self, wish: silence_store.Wish) -> Silence:
+    async def silence(self, wish: silence_store.SilenceRequest) -> Silence:
         try:
             made = Silence("S-1", wish.matchers, wish.author, wish.reason, wish.starts_at, wish.ends_at)
         except ValueError as error:
@@ -171,8 +171,8 @@ class KeptSilences:
         return self.problem
 
     def silenced_by(self, incident: Incident) -> Silence | None:
-        about = incident_labels.subject_of(incident, incident_labels.Inventory())
-        return silence_store.holding(self.silenced, about, self.clock.now())
+        about = incident_labels.collect_labels(incident, incident_labels.InventoryLookup())
+        return silence_store.longest_match(self.silenced, about, self.clock.now())
 
 
 @dataclass

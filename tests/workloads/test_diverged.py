@@ -43,7 +43,7 @@ def diverged(
         incidents.IncidentId("INC-1"), PLACE, "", alerts.Severity.WARNING, incidents.IncidentState.OPEN, since,
         "training_diverged", "training", (member,),
     )  # fmt: skip
-    facts = evidence.gather(
+    facts = evidence.gather_facts(
         incident,
         NOW,
         engine=engine(RANKS, {f"training_world_size{{{RANK}}}": 4.0}, *more, before=before or {}),

@@ -48,7 +48,7 @@ class Correction:
         return f"{self.cause} is right{reason}" if self.confirms else f"{self.cause}, not {self.was}{reason}"
 
 
-def read(incident: str, at: datetime, actor: str, *, body: Mapping[str, Any]) -> Correction:
+def read_correction(incident: str, at: datetime, actor: str, *, body: Mapping[str, Any]) -> Correction:
     """A journal entry of this kind; WireError for one that is not ours."""
     try:
         parts = [str(body[name]) for name in ("was", "cause", "why", "place")]
@@ -57,7 +57,7 @@ def read(incident: str, at: datetime, actor: str, *, body: Mapping[str, Any]) ->
     return Correction(incident, at, actor, *parts)
 
 
-class Lessons:
+class Corrections:
     """The newest word about each incident, oldest first."""
 
     def __init__(self, known: Iterable[Correction] = ()) -> None:
@@ -96,7 +96,9 @@ class Lessons:
         return sorted(fitting, key=lambda one: (_node(one.place) == node, one.at), reverse=True)[:MOST_SHOWN]
 
 
-def apply(found: diagnosis.Diagnosis, incident: incidents.Incident, lessons: Lessons) -> diagnosis.Diagnosis:
+def apply_corrections(
+    found: diagnosis.Diagnosis, incident: incidents.Incident, lessons: Corrections
+) -> diagnosis.Diagnosis:
     """The diagnosis with what people said: about this incident as its first answer, about others beside it."""
     alike = tuple(
         diagnosis.Alike(one.incident, one.cause, one.actor, one.why) for one in lessons.alike(found, incident)
@@ -146,7 +148,7 @@ class Accuracy:
     instead: tuple[str, ...]
 
 
-def accuracy(diagnosed: Mapping[str, int], said: Sequence[Correction]) -> list[Accuracy]:
+def measure_accuracy(diagnosed: Mapping[str, int], said: Sequence[Correction]) -> list[Accuracy]:
     """`diagnosed` counts incidents by the cause that we named; the most judged cause first."""
     lines = []
     for cause in sorted({*diagnosed, *(one.was for one in said)}):

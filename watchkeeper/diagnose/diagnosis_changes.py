@@ -12,14 +12,14 @@ from watchkeeper.model import diagnosis
 _WRITTEN = re.compile(r"people: (\S+) looked like this and was (\S+) \(([^:]*): (.*)\)", re.DOTALL)
 
 
-def is_news(found: diagnosis.Diagnosis, before: diagnosis.Diagnosis | None) -> bool:
+def has_changed(found: diagnosis.Diagnosis, before: diagnosis.Diagnosis | None) -> bool:
     """Other causes, places, sureness or words of people than before, or a GPU that has its number at last."""
     if before is None:
         return True
     return _gist(found) != _gist(before) or (_is_by_uuid(before) and not _is_by_uuid(found))
 
 
-def alike(found: diagnosis.Diagnosis) -> tuple[diagnosis.Alike, ...]:
+def similar_incidents(found: diagnosis.Diagnosis) -> tuple[diagnosis.Alike, ...]:
     return found.alike or _alike_in_texts(found.looked_at)
 
 
@@ -31,7 +31,9 @@ def _alike_in_texts(texts: tuple[str, ...]) -> tuple[diagnosis.Alike, ...]:
 
 def _gist(found: diagnosis.Diagnosis) -> object:
     """What a person would call the same diagnosis: the same causes at the same places, as sure as before."""
-    return alike(found), [(one.cause, one.place, round(one.confidence, 1), len(one.evidence)) for one in found.findings]
+    return similar_incidents(found), [
+        (one.cause, one.place, round(one.confidence, 1), len(one.evidence)) for one in found.findings
+    ]
 
 
 def _is_by_uuid(found: diagnosis.Diagnosis) -> bool:

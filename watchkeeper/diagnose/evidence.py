@@ -30,7 +30,7 @@ PROFILING = ("DCGM_FI_PROF_SM_ACTIVE",)
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class GpuField:
     """One series that is asked about, and how to write its number for a person."""
 
     metric: str
@@ -39,21 +39,21 @@ class Field:
     scale: float = 1.0
 
 
-TEMPERATURE = Field("DCGM_FI_DEV_GPU_TEMP", "GPU temperature", " °C")
-MAX_TEMPERATURE = Field("DCGM_FI_DEV_GPU_MAX_OP_TEMP", "maximum operating temperature", " °C")
-MEMORY_TEMPERATURE = Field("DCGM_FI_DEV_MEMORY_TEMP", "memory temperature", " °C")
-POWER = Field("DCGM_FI_DEV_POWER_USAGE", "power", " W")
-SM_ACTIVE = Field("DCGM_FI_PROF_SM_ACTIVE", "SM activity", " %", 100.0)
-UTILISATION = Field("DCGM_FI_DEV_GPU_UTIL", "utilisation", " %")
-SM_CLOCK = Field("DCGM_FI_DEV_SM_CLOCK", "SM clock", " MHz")
-CLOCK_REASONS = Field("DCGM_FI_DEV_CLOCKS_EVENT_REASONS", "clocks event reasons")
-DOUBLE_BIT = Field("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", "uncorrectable errors since the last reset")
-SINGLE_BIT = Field("DCGM_FI_DEV_ECC_SBE_VOL_TOTAL", "corrected errors since the last reset")
-REMAP_PENDING = Field("DCGM_FI_DEV_ROW_REMAP_PENDING", "row remap pending")
-REMAP_FAILURE = Field("DCGM_FI_DEV_ROW_REMAP_FAILURE", "row remap failure")
-LAST_XID = Field("DCGM_FI_DEV_XID_ERRORS", "the exporter's last Xid")
-PCIE_REPLAYS = Field("DCGM_FI_DEV_PCIE_REPLAY_COUNTER", "PCIe replays")
-MEMORY_USED = Field("DCGM_FI_DEV_FB_USED", "memory used", " MiB")
+TEMPERATURE = GpuField("DCGM_FI_DEV_GPU_TEMP", "GPU temperature", " °C")
+MAX_TEMPERATURE = GpuField("DCGM_FI_DEV_GPU_MAX_OP_TEMP", "maximum operating temperature", " °C")
+MEMORY_TEMPERATURE = GpuField("DCGM_FI_DEV_MEMORY_TEMP", "memory temperature", " °C")
+POWER = GpuField("DCGM_FI_DEV_POWER_USAGE", "power", " W")
+SM_ACTIVE = GpuField("DCGM_FI_PROF_SM_ACTIVE", "SM activity", " %", 100.0)
+UTILISATION = GpuField("DCGM_FI_DEV_GPU_UTIL", "utilisation", " %")
+SM_CLOCK = GpuField("DCGM_FI_DEV_SM_CLOCK", "SM clock", " MHz")
+CLOCK_REASONS = GpuField("DCGM_FI_DEV_CLOCKS_EVENT_REASONS", "clocks event reasons")
+DOUBLE_BIT = GpuField("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", "uncorrectable errors since the last reset")
+SINGLE_BIT = GpuField("DCGM_FI_DEV_ECC_SBE_VOL_TOTAL", "corrected errors since the last reset")
+REMAP_PENDING = GpuField("DCGM_FI_DEV_ROW_REMAP_PENDING", "row remap pending")
+REMAP_FAILURE = GpuField("DCGM_FI_DEV_ROW_REMAP_FAILURE", "row remap failure")
+LAST_XID = GpuField("DCGM_FI_DEV_XID_ERRORS", "the exporter's last Xid")
+PCIE_REPLAYS = GpuField("DCGM_FI_DEV_PCIE_REPLAY_COUNTER", "PCIe replays")
+MEMORY_USED = GpuField("DCGM_FI_DEV_FB_USED", "memory used", " MiB")
 FIELDS = (
     TEMPERATURE, MAX_TEMPERATURE, MEMORY_TEMPERATURE, POWER, SM_ACTIVE, UTILISATION, SM_CLOCK, CLOCK_REASONS,
     DOUBLE_BIT, SINGLE_BIT, REMAP_PENDING, REMAP_FAILURE, LAST_XID, PCIE_REPLAYS, MEMORY_USED,
@@ -62,7 +62,7 @@ EXPECTED_GPUS = "watchkeeper_node_expected_gpus"
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class IncidentFacts:
     """`readings` are the last values by metric and GPU; `reporting` are the GPUs that report now, None if unknown."""
 
     incident: incidents.Incident
@@ -74,7 +74,7 @@ class Facts:
     reporting: frozenset[str] | None = None
     expected_gpus: int | None = None
     # Series of what lies around the place: its rack, its job's ranks and GPUs, its pod, what changed.
-    around: place_context.Around = default(default_factory=place_context.Around)
+    around: place_context.PlaceContext = default(default_factory=place_context.PlaceContext)
     unseen: tuple[str, ...] = ()
     looked_at: tuple[str, ...] = ()
 
@@ -93,11 +93,11 @@ class Facts:
     def gpu(self, uuid: str) -> fleet.Place:
         return fleet.Place(self.place.cluster, node=self.place.node, gpu=uuid)
 
-    def of_all(self, field: Field) -> Mapping[str, float]:
+    def of_all(self, field: GpuField) -> Mapping[str, float]:
         """The last value of each GPU of the node that has one."""
         return (self.readings or {}).get(field.metric, {})
 
-    def of(self, field: Field, gpu: str | None = None) -> float | None:
+    def of(self, field: GpuField, gpu: str | None = None) -> float | None:
         """The last value of a GPU, the incident's own if none is named."""
         return self.of_all(field).get(gpu or self.place.gpu or "")
 
@@ -121,17 +121,17 @@ def cause_of(event: Event) -> str | None:
     return None if said == diagnosis.UNKNOWN_CAUSE else said
 
 
-def is_grave(event: Event) -> bool:
+def is_hardware_fault(event: Event) -> bool:
     """A hardware fault that an application did not cause."""
     return causes.lookup(cause_of(event) or diagnosis.UNKNOWN_CAUSE).explains_others
 
 
-def line(event: Event) -> diagnosis.Evidence:
+def event_evidence(event: Event) -> diagnosis.Evidence:
     """The kernel's own words."""
     return diagnosis.Evidence(f"kernel log of {event.place.node}", event.text, at=event.at, place=event.place)
 
 
-def number(facts: Facts, field: Field, gpu: str | None = None) -> diagnosis.Evidence | None:
+def reading_evidence(facts: IncidentFacts, field: GpuField, gpu: str | None = None) -> diagnosis.Evidence | None:
     """A series with its value, as evidence; None when it was not seen."""
     uuid, value = gpu or facts.place.gpu, facts.of(field, gpu)
     if uuid is None or value is None:
@@ -140,16 +140,16 @@ def number(facts: Facts, field: Field, gpu: str | None = None) -> diagnosis.Evid
     return diagnosis.Evidence(field.metric, text, at=facts.at, place=facts.gpu(uuid))
 
 
-def member_line(member: incidents.Member) -> diagnosis.Evidence:
+def member_evidence(member: incidents.Member) -> diagnosis.Evidence:
     source = "kernel log" if member.kind is incidents.MemberKind.EVENT else f"alert {member.ref}"
     return diagnosis.Evidence(source, member.text, at=member.since, place=member.place)
 
 
-def present(*evidence: diagnosis.Evidence | None) -> tuple[diagnosis.Evidence, ...]:
+def without_none(*evidence: diagnosis.Evidence | None) -> tuple[diagnosis.Evidence, ...]:
     return tuple(item for item in evidence if item is not None)
 
 
-def gather(
+def gather_facts(
     incident: incidents.Incident,
     now: datetime,
     *,
@@ -157,7 +157,7 @@ def gather(
     events_at: Callable[[fleet.Place, datetime, datetime], Sequence[Event]],
     firing: Iterable[Alert] = (),
     names: Callable[[fleet.Place], str] = str,
-) -> Facts:
+) -> IncidentFacts:
     """Look at everything once: at most 20 questions to the engine, one to the journal."""
     first = min((member.since for member in incident.members), default=incident.opened_at)
     since, until = first - AROUND, min(now, first + AROUND)
@@ -166,8 +166,8 @@ def gather(
     refs = {member.ref for member in incident.members}
     looked = [f"kernel log of {names(node)}, {since:%H:%M} to {until:%H:%M} UTC: {len(found)} events"]
     window = min(max(now - first, timedelta(0)) + AROUND, LONGEST_WINDOW)
-    questions = place_context.Questions(engine, incident.place, clock.to_ms(now), window=window)
-    around = place_context.look(questions)
+    questions = place_context.PlaceQueries(engine, incident.place, clock.to_ms(now), window=window)
+    around = place_context.gather_context(questions)
     unseen = [*_skew(found)]
     if incident.place.node is None:
         nodes = {name for row, _ in around.rows(UTILISATION.metric) if (name := row.get("Hostname"))}
@@ -179,7 +179,7 @@ def gather(
         if not around.count:
             unseen.append(f"series: {names(incident.place)} is no single node, and nothing tells about it")
         looked.append(f"{around.count} series around {names(incident.place)}, {questions.asked} questions")
-        return Facts(
+        return IncidentFacts(
             incident, now, names, found, around=around, looked_at=tuple(looked), unseen=tuple(unseen)
         )  # fmt: skip
     readings = questions.by_gpu([field.metric for field in FIELDS])
@@ -190,7 +190,7 @@ def gather(
     if expected is None:
         unseen.append(f"no {EXPECTED_GPUS} for {names(node)}: nobody said how many GPUs it should have")
     looked.append(f"{sum(bool(values) for values in readings.values())} of {len(FIELDS)} series of {names(node)}")
-    return Facts(
+    return IncidentFacts(
         incident=incident,
         at=now,
         names=names,

@@ -16,7 +16,7 @@ from datetime import datetime
 from watchkeeper.catalogue import causes, rivals
 from watchkeeper.diagnose.checks import CHECKS, Check
 from watchkeeper.diagnose.checks.catalogue import from_catalogue, unknown
-from watchkeeper.diagnose.evidence import FIELDS, Facts
+from watchkeeper.diagnose.evidence import FIELDS, IncidentFacts
 from watchkeeper.kit.logs import fields
 from watchkeeper.model.diagnosis import Diagnosis, Finding, rank
 from watchkeeper.model.incidents import Incident
@@ -25,14 +25,14 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Answers:
+class CheckResults:
     """`silent` names the checks that broke; a check that broke has not said that all is well."""
 
     findings: tuple[Finding, ...]
     silent: tuple[str, ...]
 
 
-def run_checks(facts: Facts, checks: Iterable[Check] = CHECKS) -> Answers:
+def run_checks(facts: IncidentFacts, checks: Iterable[Check] = CHECKS) -> CheckResults:
     findings, silent = [], []
     for check in checks:
         try:
@@ -45,10 +45,10 @@ def run_checks(facts: Facts, checks: Iterable[Check] = CHECKS) -> Answers:
             continue
         if found is not None:
             findings.append(found)
-    return Answers(tuple(findings), tuple(silent))
+    return CheckResults(tuple(findings), tuple(silent))
 
 
-def diagnose(facts: Facts, now: datetime, *, checks: Iterable[Check] = CHECKS) -> Diagnosis:
+def diagnose(facts: IncidentFacts, now: datetime, *, checks: Iterable[Check] = CHECKS) -> Diagnosis:
     """Ranked findings, never empty: the last answer is `unknown`, with what to collect next."""
     answers = run_checks(facts, checks)
     findings = [finding for finding in answers.findings if _is_about(facts, finding)]
@@ -65,10 +65,10 @@ def diagnose(facts: Facts, now: datetime, *, checks: Iterable[Check] = CHECKS) -
     changed = (f"changed: {change}" for change in facts.around.changes)
     ranked = rank(tuple(_as_sure_as_seen(facts, finding) for finding in findings))
     looked_at = (*facts.looked_at, *changed, *also, *(f"not seen: {gap}" for gap in facts.unseen), *answers.silent)
-    return Diagnosis(facts.incident.id, now, ranked, looked_at, tell_apart(ranked))
+    return Diagnosis(facts.incident.id, now, ranked, looked_at, discriminating_check(ranked))
 
 
-def _closer_looks(facts: Facts, answers: Iterable[Finding], own: list[Finding]) -> list[Finding]:
+def _closer_looks(facts: IncidentFacts, answers: Iterable[Finding], own: list[Finding]) -> list[Finding]:
     """Findings of a family that the incident's cause is mistaken for, where they are surer than its own family's."""
     least = max((finding.confidence for finding in own), default=0.0)
     mistaken = {row.rival for row in rivals.of(facts.incident.cause)}
@@ -80,7 +80,7 @@ def _closer_looks(facts: Facts, answers: Iterable[Finding], own: list[Finding]) 
     return [finding for finding in near if not _is_unrelated(facts, finding)]
 
 
-def _is_unrelated(facts: Facts, finding: Finding) -> bool:
+def _is_unrelated(facts: IncidentFacts, finding: Finding) -> bool:
     """Of two machines' faults neither is mistaken for the other; a workload has no machine of its own."""
     place = facts.incident.place
     return place.node is not None and not (finding.place.encloses(place) or place.encloses(finding.place))
@@ -90,7 +90,7 @@ def _is_unrelated(facts: Facts, finding: Finding) -> bool:
 SURE_WHEN_BLIND = 0.8
 
 
-def _as_sure_as_seen(facts: Facts, finding: Finding) -> Finding:
+def _as_sure_as_seen(facts: IncidentFacts, finding: Finding) -> Finding:
     """Less sure where more than half of the series are missing, or clocks disagree; a kernel line stands for itself."""
     gaps = sum(gap.startswith(("no DCGM_", "not one of")) for gap in facts.unseen)
     is_blind = gaps > len(FIELDS) // 2 or any(gap.startswith("not one of") for gap in facts.unseen)
@@ -101,7 +101,7 @@ def _as_sure_as_seen(facts: Facts, finding: Finding) -> Finding:
     return finding
 
 
-def tell_apart(ranked: tuple[Finding, ...]) -> str:
+def discriminating_check(ranked: tuple[Finding, ...]) -> str:
     """What would tell the best answer from the next: another finding, or the rival that nothing has ruled out."""
     if not ranked:
         return ""
@@ -117,7 +117,7 @@ def tell_apart(ranked: tuple[Finding, ...]) -> str:
     return f"{best.cause} or {other}? {row.tell_apart}: {row.command}"
 
 
-def _is_about(facts: Facts, finding: Finding) -> bool:
+def _is_about(facts: IncidentFacts, finding: Finding) -> bool:
     """True for a finding of the incident's own family, or of a grave fault that explains what gives way to it."""
     incident, row = facts.incident, causes.lookup(finding.cause)
     if row.family == incident.family:

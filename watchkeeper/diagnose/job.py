@@ -14,8 +14,8 @@ from watchkeeper.catalogue import causes
 from watchkeeper.diagnose import explain as explaining
 from watchkeeper.diagnose import place_context
 from watchkeeper.diagnose.checks import training
-from watchkeeper.diagnose.evidence import Facts, cause_of
-from watchkeeper.diagnose.explained import Explained, Line, step_in_words
+from watchkeeper.diagnose.evidence import IncidentFacts, cause_of
+from watchkeeper.diagnose.explained import Explained, ExplainedLine, step_text
 from watchkeeper.kit import clock
 from watchkeeper.model import alerts, events, fleet, incidents, workloads
 from watchkeeper.query import engine as engines
@@ -32,7 +32,7 @@ IDLE_SM_SHARE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class JobQuery:
     """A job by the name that a person typed, what its schedulers know of it, and the name that its ranks give it."""
 
     cluster: str
@@ -46,16 +46,16 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
+class JobSeries:
     """What the series say of a job, the nodes that it is on, and what could not be asked."""
 
     place: fleet.Place
-    around: place_context.Around
+    around: place_context.PlaceContext
     nodes: tuple[fleet.Place, ...]
     refused: tuple[str, ...]
 
 
-def parts_of(name: str, known: Iterable[workloads.ScheduledWorkload]) -> list[workloads.ScheduledWorkload]:
+def workloads_of_job(name: str, known: Iterable[workloads.ScheduledWorkload]) -> list[workloads.ScheduledWorkload]:
     """The pods of a job by their labels or owner, or a Slurm job by its id; `namespace/name` narrows it."""
     namespace, slash, short = name.partition("/")
     wanted = short if slash else name
@@ -71,23 +71,23 @@ def parts_of(name: str, known: Iterable[workloads.ScheduledWorkload]) -> list[wo
     ]
 
 
-def look(engine: engines.InstantEngine, asked: Asked, now: datetime) -> Looked | None:
+def read_job(engine: engines.InstantEngine, asked: JobQuery, now: datetime) -> JobSeries | None:
     """None where neither a scheduler nor a series knows the job."""
     short = asked.told_as or asked.name.rpartition("/")[2]
     place = fleet.Place(asked.cluster, domain=f"job={short}")
-    questions = place_context.Questions(engine, place, clock.to_ms(now), window=AROUND)
-    around = place_context.look(questions)
+    questions = place_context.PlaceQueries(engine, place, clock.to_ms(now), window=AROUND)
+    around = place_context.gather_context(questions)
     is_told = any(name.startswith("training_") for name in around.series) or around.rows("DCGM_FI_DEV_GPU_UTIL")
     if not is_told and not asked.parts:
         return None
     nodes = sorted(_nodes(around) | {node for part in asked.parts for node in part.nodes})
     places = tuple(fleet.Place(asked.cluster, node=node) for node in nodes)
-    return Looked(place, around, places, tuple(questions.refused))
+    return JobSeries(place, around, places, tuple(questions.refused))
 
 
 def explain(
-    asked: Asked,
-    looked: Looked,
+    asked: JobQuery,
+    looked: JobSeries,
     now: datetime,
     *,
     happened: Sequence[events.Event],
@@ -97,7 +97,7 @@ def explain(
     happened = tuple(event for event in happened if cause_of(event) is not None)
     nodes = [node.node or "" for node in looked.nodes]
     asked_about = _as_incident(looked.place, now, _told_cause(looked.around))
-    facts = Facts(asked_about, now, names, happened, around=looked.around, unseen=looked.refused)
+    facts = IncidentFacts(asked_about, now, names, happened, around=looked.around, unseen=looked.refused)
     answers = [finding for finding in explaining.run_checks(facts).findings if finding.cause != "unknown"]
     ranked = sorted(answers, key=lambda finding: -finding.confidence)
     lines = (*_rank_lines(facts), *_node_lines(facts, nodes), *_event_lines(happened, names), *_waits(asked))
@@ -105,8 +105,8 @@ def explain(
     if ranked:
         best = ranked[0]
         why = " ".join([best.why, "; ".join(item.text for item in best.evidence[:2])])
-        apart = explaining.tell_apart(tuple(ranked))
-        steps = (*map(step_in_words, best.actions), *((f"To be sure: {apart}",) if apart else ()))
+        apart = explaining.discriminating_check(tuple(ranked))
+        steps = (*map(step_text, best.actions), *((f"To be sure: {apart}",) if apart else ()))
         return Explained(asked.name, best.title, best.cause, why, lines, "", steps, unseen)
     if asked.waiting:
         part = asked.waiting[0]
@@ -116,7 +116,7 @@ def explain(
     return Explained(asked.name, _pace(facts, nodes), None, "", lines, "", (), unseen)
 
 
-def _told_cause(around: place_context.Around) -> str:
+def _told_cause(around: place_context.PlaceContext) -> str:
     """What an alert about the job says that fires; without one the mildest that a job may have."""
     told = {labels.get("cause", "") for labels, _ in around.rows(place_context.FIRING, alertstate="firing")}
     return next((row.cause for row in causes.all() if row.cause in told and row.family in training.FAMILIES), MILDEST)
@@ -130,11 +130,11 @@ def _as_incident(place: fleet.Place, now: datetime, cause: str) -> incidents.Inc
     )  # fmt: skip
 
 
-def _nodes(around: place_context.Around) -> set[str]:
+def _nodes(around: place_context.PlaceContext) -> set[str]:
     return {labels.get("Hostname", "") for labels, _ in around.rows("DCGM_FI_DEV_GPU_UTIL")} - {""}
 
 
-def _pace(facts: Facts, nodes: Sequence[str]) -> str:
+def _pace(facts: IncidentFacts, nodes: Sequence[str]) -> str:
     age, world = training.step_age_seconds(facts), facts.around.value(training.WORLD)
     ranks = "" if world is None else f"{world:g} ranks on "
     where = "1 node" if len(nodes) == 1 else f"{len(nodes)} nodes"
@@ -142,10 +142,10 @@ def _pace(facts: Facts, nodes: Sequence[str]) -> str:
     return f"{ranks}{where}; {step}"
 
 
-def _rank_lines(facts: Facts) -> list[Line]:
+def _rank_lines(facts: IncidentFacts) -> list[ExplainedLine]:
     """Ranks that stand out; thousands that do not are one line."""
     gone, seconds = training.missing_ranks(facts), training.compute_seconds(facts)
-    lines = [Line(f"rank {rank}", "missing: it says nothing any more") for rank in gone[:8]]
+    lines = [ExplainedLine(f"rank {rank}", "missing: it says nothing any more") for rank in gone[:8]]
     if seconds:
         ordered = sorted(seconds.values())
         middle = ordered[len(ordered) // 2]
@@ -154,14 +154,22 @@ def _rank_lines(facts: Facts) -> list[Line]:
             gpu = training.gpu_of_rank(facts, int(rank)) if rank.isdigit() else None
             where = f" on {facts.names(gpu)}" if gpu is not None else ""
             lines.append(
-                Line(f"rank {rank}", f"slow: {seconds[rank]:.2g} s a step, the middle is {middle:.2g} s{where}")
+                ExplainedLine(
+                    f"rank {rank}", f"slow: {seconds[rank]:.2g} s a step, the middle is {middle:.2g} s{where}"
+                )
             )
-        lines.append(Line("ranks", f"{len(seconds) - len(late)} of {len(seconds)} compute about {middle:.2g} s a step"))
+        lines.append(
+            ExplainedLine("ranks", f"{len(seconds) - len(late)} of {len(seconds)} compute about {middle:.2g} s a step")
+        )
     share = facts.around.value(training.WAIT)
-    return lines if share is None else [*lines, Line("input", f"{share:.0%} of the time passes in waiting for it")]
+    return (
+        lines
+        if share is None
+        else [*lines, ExplainedLine("input", f"{share:.0%} of the time passes in waiting for it")]
+    )
 
 
-def _node_lines(facts: Facts, nodes: Sequence[str]) -> list[Line]:
+def _node_lines(facts: IncidentFacts, nodes: Sequence[str]) -> list[ExplainedLine]:
     lines = []
     for node in nodes:
         here = [(labels, value) for labels, value in facts.around.rows("DCGM_FI_DEV_GPU_UTIL", Hostname=node)]
@@ -178,25 +186,30 @@ def _node_lines(facts: Facts, nodes: Sequence[str]) -> list[Line]:
         parts += [f"clock {min(clocks):.0f} to {max(clocks):.0f} MHz"] if clocks else []
         parts += [f"{sum(value < IDLE_SM_SHARE for value in busy)} idle"] if busy else []
         parts += [f"slowed down: GPU {', '.join(slowed[:8])}"] if slowed else []
-        lines.append(Line(node, ", ".join(parts)))
+        lines.append(ExplainedLine(node, ", ".join(parts)))
     ports = facts.around.rows("ib_errors_per_second")
     return lines + [
-        Line(
+        ExplainedLine(
             labels.get("instance", "?").rsplit(":", 1)[0], f"port {labels.get('device', '?')} is down or loses symbols"
         )
         for labels, _ in ports[:8]
     ]
 
 
-def _event_lines(happened: Sequence[events.Event], names: Callable[[fleet.Place], str]) -> list[Line]:
-    return [Line(f"{event.at:%H:%M:%S} UTC", f"{names(event.place)}: {event.text[:120]}") for event in happened[-8:]]
+def _event_lines(happened: Sequence[events.Event], names: Callable[[fleet.Place], str]) -> list[ExplainedLine]:
+    return [
+        ExplainedLine(f"{event.at:%H:%M:%S} UTC", f"{names(event.place)}: {event.text[:120]}")
+        for event in happened[-8:]
+    ]
 
 
-def _waits(asked: Asked) -> list[Line]:
-    return [Line(str(part.workload), f"waits: {part.reason or 'no reason given'}") for part in asked.waiting[:8]]
+def _waits(asked: JobQuery) -> list[ExplainedLine]:
+    return [
+        ExplainedLine(str(part.workload), f"waits: {part.reason or 'no reason given'}") for part in asked.waiting[:8]
+    ]
 
 
-def _gaps(facts: Facts) -> list[str]:
+def _gaps(facts: IncidentFacts) -> list[str]:
     gaps = []
     if not facts.around.rows(training.LAST_STEP):
         gaps.append("the ranks' own series (training_*): only the scheduler and the GPUs speak")

@@ -86,7 +86,7 @@ def histories(
     return [History(name, months, sum(counts.values()), counts, last.get(name)) for name, counts in found.items()]
 
 
-def rank(units: Sequence[History], trends: Iterable[Trend] = ()) -> list[Lemon]:
+def rank_lemons(units: Sequence[History], trends: Iterable[Trend] = ()) -> list[Lemon]:
     """The most hazardous first; units without a fault or a trend are left out."""
     total = sum(unit.months for unit in units)
     if not total:
@@ -162,9 +162,9 @@ TREND_WORDS = {
 }
 
 
-def trend_questions(window: str = TREND_WINDOW) -> dict[str, str]:
+def trend_queries(window: str = TREND_WINDOW) -> dict[str, str]:
     return {metric: expr.replace("{w}", window) for metric, expr in TREND_EXPRS.items()}
 
 
-def trend(name: str, metric: str, value: float, *, window: str = TREND_WINDOW) -> Trend:
+def make_trend(name: str, metric: str, value: float, *, window: str = TREND_WINDOW) -> Trend:
     return Trend(name, metric, TREND_WORDS[metric].format(value=value, w=window))

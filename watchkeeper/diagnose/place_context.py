@@ -46,7 +46,7 @@ NODE_SERIES = ("watchkeeper_gpu_fault", "watchkeeper_node_info", "node_boot_time
 
 
 @dataclass(frozen=True, slots=True)
-class Around:
+class PlaceContext:
     """`series` by metric name; `peers` the hottest GPU of each node of the same rack or leaf, None where none is known.
 
     `changes` are sentences: what is another than some hours ago; `minutes` is how far back counters were looked at.
@@ -70,7 +70,7 @@ class Around:
         return max((value for _, value in self.rows(metric, **wanted)), default=None)
 
 
-class Questions:
+class PlaceQueries:
     """Asks one engine about one place, counts the questions, and remembers what was refused."""
 
     def __init__(self, engine: engines.InstantEngine, place: fleet.Place, at_ms: int, *, window: timedelta) -> None:
@@ -113,24 +113,24 @@ class Questions:
         return round(max(values.values())) if values else None
 
 
-def look(questions: Questions) -> Around:
+def gather_context(questions: PlaceQueries) -> PlaceContext:
     """The questions of the place's kind; nothing for a place that nobody tells about."""
     place = questions.place
     if place.node is not None:
         return _node(questions)
     kind, _, name = (place.domain or "").partition("=")
     if kind == "job":
-        return Around(_job(questions, name), minutes=questions.minutes)
+        return PlaceContext(_job(questions, name), minutes=questions.minutes)
     if kind == "pod":
-        return Around(_pod(questions, name))
+        return PlaceContext(_pod(questions, name))
     if kind == "namespace":
-        return Around(_quota(questions, own_metrics.escape(name)))
+        return PlaceContext(_quota(questions, own_metrics.escape(name)))
     if kind in ("rack", "leaf"):
-        return Around({}, peers=_peers(questions, kind, name))
-    return Around()
+        return PlaceContext({}, peers=_peers(questions, kind, name))
+    return PlaceContext()
 
 
-def _node(questions: Questions) -> Around:
+def _node(questions: PlaceQueries) -> PlaceContext:
     host = _literally(questions.place.node or "")
     names = "|".join(NODE_SERIES)
     own = f'cluster="{questions.cluster}"'
@@ -147,17 +147,17 @@ def _node(questions: Questions) -> Around:
         if domain is not None and domain.get(kind):
             peers = _peers(questions, kind, domain.get(kind, ""))
             break
-    return Around(series, peers=peers, changes=tuple(_changes(questions, host)))
+    return PlaceContext(series, peers=peers, changes=tuple(_changes(questions, host)))
 
 
-def _peers(questions: Questions, kind: str, name: str) -> dict[str, float]:
+def _peers(questions: PlaceQueries, kind: str, name: str) -> dict[str, float]:
     nodes = f'watchkeeper_node_info{{cluster="{questions.cluster}",{kind}="{own_metrics.escape(name)}"}}'
     expr = f"max by (Hostname) (DCGM_FI_DEV_GPU_TEMP) and on (Hostname) group by (Hostname) ({nodes})"
     found = questions.ask(expr, about=f"temperatures of {kind} {name}")
     return {labels.get("Hostname", ""): value for labels, value in found.items()}
 
 
-def _changes(questions: Questions, host: str) -> Iterable[str]:
+def _changes(questions: PlaceQueries, host: str) -> Iterable[str]:
     """Another driver or kernel than hours ago, and a boot in between."""
     own, versions = f'cluster="{questions.cluster}"', ", ".join(VERSION_LABELS)
     node = questions.place.node
@@ -182,7 +182,7 @@ def _changes(questions: Questions, host: str) -> Iterable[str]:
         yield f"{node} was booted within the last 6 hours"
 
 
-def _job(questions: Questions, name: str) -> dict[str, Series]:
+def _job(questions: PlaceQueries, name: str) -> dict[str, Series]:
     own, job = f'cluster="{questions.cluster}"', own_metrics.escape(name)
     told = questions.ask(
         f'{{__name__=~"{"|".join(JOB_SERIES)}",{own},job_name="{job}"}} or '
@@ -250,7 +250,7 @@ def _ports(own: str, nodes: Sequence[str]) -> str:
     )
 
 
-def _pod(questions: Questions, name: str) -> dict[str, Series]:
+def _pod(questions: PlaceQueries, name: str) -> dict[str, Series]:
     namespace, _, pod = (own_metrics.escape(part) for part in name.partition("/"))
     own = f'cluster="{questions.cluster}"'
     told = questions.ask(
@@ -273,7 +273,7 @@ def _pod(questions: Questions, name: str) -> dict[str, Series]:
     return {**_by_name({**told, **nodes, **resources, **memory}), **_quota(questions, namespace)}
 
 
-def _quota(questions: Questions, namespace: str) -> dict[str, Series]:
+def _quota(questions: PlaceQueries, namespace: str) -> dict[str, Series]:
     expr = f'kube_resourcequota{{cluster="{questions.cluster}",namespace="{namespace}",resource=~".*nvidia.com/.+"}}'
     return _by_name(questions.ask(expr, about="quotas"))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from watchkeeper.doctor.facts import Facts
+from watchkeeper.doctor.facts import DoctorFacts
 from watchkeeper.doctor.listing import Listing, add
 from watchkeeper.readers.clusters import kubernetes_text, slurm_text
 from watchkeeper.readers.clusters.kubernetes_text import NodeFacts
@@ -15,7 +15,7 @@ XID_IN_REASON = re.compile(r"(?i)\bxid[ _:=-]{0,3}(\d{1,3})\b")
 IB_IN_REASON = re.compile(r"(?i)check_hw_ib|ib port|infiniband|mlx5_\d")
 
 
-def read(listing: Listing, facts: Facts) -> None:
+def read(listing: Listing, facts: DoctorFacts) -> None:
     text = listing.text
     if "Capacity:" in text:
         for node in kubernetes_text.read_node_text(listing.lines):
@@ -40,7 +40,7 @@ def read(listing: Listing, facts: Facts) -> None:
             add(facts, listing, "slurm-waits", line=job.line, fields={"job": job.id, "reason": job.reason})
 
 
-def _judge_node(node: NodeFacts, listing: Listing, facts: Facts) -> None:
+def _judge_node(node: NodeFacts, listing: Listing, facts: DoctorFacts) -> None:
     capacity, allocatable = kubernetes_text.gpus(node.capacity), kubernetes_text.gpus(node.allocatable)
     place = {"node": node.name}
     if node.is_ready is False:
@@ -57,7 +57,7 @@ def _judge_node(node: NodeFacts, listing: Listing, facts: Facts) -> None:
         add(facts, listing, sign, line=node.line, fields=fields)
 
 
-def _read_object(item: object, listing: Listing, facts: Facts) -> None:
+def _read_object(item: object, listing: Listing, facts: DoctorFacts) -> None:
     assert isinstance(item, dict)
     if item["kind"] == "Node":
         node = kubernetes_text.node_of(item)
@@ -86,7 +86,7 @@ def _line_of(listing: Listing, name: str) -> int:
     return listing.text.count("\n", 0, at) + 1 if at >= 0 else 1
 
 
-def _judge_slurm_node(node: slurm_text.SlurmNode, listing: Listing, facts: Facts) -> None:
+def _judge_slurm_node(node: slurm_text.SlurmNode, listing: Listing, facts: DoctorFacts) -> None:
     place = {"node": node.name, "reason": node.reason}
     code = XID_IN_REASON.search(node.reason)
     if code is not None:

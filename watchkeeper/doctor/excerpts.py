@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from watchkeeper.doctor.facts import Facts
+from watchkeeper.doctor.facts import DoctorFacts
 from watchkeeper.doctor.listing import Listing, add
 
 SIGN = "speaks-of-failure"
@@ -25,7 +25,7 @@ HARMLESS = re.compile(
 )
 
 
-def read(listing: Listing, facts: Facts) -> None:
+def read(listing: Listing, facts: DoctorFacts) -> None:
     """Add the lines of a short text that speak of a failure."""
     if len(listing.lines) > MAX_LINES or not (listing.kind.endswith("_log") or listing.kind in SENTENCES):
         return

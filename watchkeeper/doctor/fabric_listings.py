@@ -6,7 +6,7 @@ import re
 from collections import Counter
 
 from watchkeeper.catalogue import tables
-from watchkeeper.doctor.facts import Facts
+from watchkeeper.doctor.facts import DoctorFacts
 from watchkeeper.doctor.listing import Listing, add
 from watchkeeper.readers.fabric import infiniband_text
 from watchkeeper.readers.fabric.infiniband_text import Port
@@ -18,7 +18,7 @@ SYSFS_COUNTER = re.compile(
 )
 
 
-def read(listing: Listing, facts: Facts) -> None:
+def read(listing: Listing, facts: DoctorFacts) -> None:
     text = listing.text
     if "hysical state" in text or "phys state" in text or "phys_state" in text:
         _read_ports(listing, facts)
@@ -37,7 +37,7 @@ def read(listing: Listing, facts: Facts) -> None:
                 )
 
 
-def _read_ports(listing: Listing, facts: Facts) -> None:
+def _read_ports(listing: Listing, facts: DoctorFacts) -> None:
     ports = infiniband_text.read_ports(listing.lines)
     rates = Counter(
         port.rate for port in ports if port.state is not None and port.state.lower() == "active" and port.rate
@@ -55,7 +55,7 @@ def _read_ports(listing: Listing, facts: Facts) -> None:
             add(facts, listing, "hca-port-slow", line=port.line, fields=place | {"rate": port.rate, "usual": usual})
 
 
-def _read_sysfs(listing: Listing, facts: Facts) -> None:
+def _read_sysfs(listing: Listing, facts: DoctorFacts) -> None:
     """Counters as `grep` prints the files of sysfs, one to a line."""
     for line, text in enumerate(listing.lines, 1):
         found = SYSFS_COUNTER.search(text)
@@ -72,7 +72,7 @@ def _number(rate: str) -> float:
     return float(digits) if digits else 0.0
 
 
-def _judge_counters(port: Port, listing: Listing, facts: Facts) -> None:
+def _judge_counters(port: Port, listing: Listing, facts: DoctorFacts) -> None:
     # `port ALL` and port 255 repeat the sum of the others.
     if port.number in ("ALL", "255"):
         return

@@ -14,7 +14,7 @@ from typing import Any
 
 from watchkeeper.catalogue import causes, pack
 from watchkeeper.doctor import collecting, signatures, wording
-from watchkeeper.doctor.facts import Facts, Input, Sighting
+from watchkeeper.doctor.facts import DoctorFacts, Input, Sighting
 from watchkeeper.doctor.ranking import WORTH_ASKING, Weighed
 from watchkeeper.model import diagnosis, fleet
 
@@ -79,7 +79,7 @@ FIRST_CLAUSE = re.compile(r"\. |; ")
 FILLED = ("node", "gpu", "pci", "pod", "job", "pid", "hca", "peer")
 
 
-class Scheduler(Enum):
+class JobScheduler(Enum):
     KUBERNETES = "kubernetes"
     SLURM = "slurm"
     UNKNOWN = "unknown"
@@ -91,18 +91,18 @@ SLURM_SIGNS = ("slurm-oom", "slurm-task-oom", "slurm-node-fail", "slurm-gres-cou
 _KUBECTL_DRAIN = "kubectl drain {node} --ignore-daemonsets --delete-emptydir-data"
 _SCONTROL_DRAIN = "scontrol update nodename={node} state=drain reason=gpu-fault"
 DRAIN = {
-    Scheduler.KUBERNETES: _KUBECTL_DRAIN,
-    Scheduler.SLURM: _SCONTROL_DRAIN,
-    Scheduler.UNKNOWN: f"{_KUBECTL_DRAIN}   (Slurm: {_SCONTROL_DRAIN})",
+    JobScheduler.KUBERNETES: _KUBECTL_DRAIN,
+    JobScheduler.SLURM: _SCONTROL_DRAIN,
+    JobScheduler.UNKNOWN: f"{_KUBECTL_DRAIN}   (Slurm: {_SCONTROL_DRAIN})",
 }
 CORDON = {
-    Scheduler.KUBERNETES: "kubectl cordon {node}",
-    Scheduler.SLURM: _SCONTROL_DRAIN,
-    Scheduler.UNKNOWN: f"kubectl cordon {{node}}   (Slurm: {_SCONTROL_DRAIN})",
+    JobScheduler.KUBERNETES: "kubectl cordon {node}",
+    JobScheduler.SLURM: _SCONTROL_DRAIN,
+    JobScheduler.UNKNOWN: f"kubectl cordon {{node}}   (Slurm: {_SCONTROL_DRAIN})",
 }
 
 
-class Verdict(IntEnum):
+class DoctorVerdict(IntEnum):
     """The exit code."""
 
     NOTHING_FOUND = 0
@@ -111,7 +111,7 @@ class Verdict(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class DoctorFinding:
     """One cause, where, why, on which lines, and what to do. `where` values are one thing or several."""
 
     cause: str
@@ -125,7 +125,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class DoctorReport:
     """Findings best first; none means that nothing wrong was found in what was read.
 
     `is_partial`: something that the answer hangs on could not be asked, and a note says what.
@@ -133,46 +133,46 @@ class Report:
 
     inputs: tuple[Input, ...]
     events: tuple[Mapping[str, Any], ...]
-    findings: tuple[Finding, ...]
+    findings: tuple[DoctorFinding, ...]
     notes: tuple[str, ...]
     is_partial: bool = False
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> DoctorVerdict:
         if any(finding.cause != diagnosis.UNKNOWN_CAUSE for finding in self.findings):
-            return Verdict.FOUND
+            return DoctorVerdict.FOUND
         unread = all(given.kind in ("binary", "empty", "text") or given.problem for given in self.inputs)
-        return Verdict.CANNOT_TELL if self.findings or unread or self.is_partial else Verdict.NOTHING_FOUND
+        return DoctorVerdict.CANNOT_TELL if self.findings or unread or self.is_partial else DoctorVerdict.NOTHING_FOUND
 
 
 @dataclass(frozen=True, slots=True)
 class _Ways:
     """What can be done about each cause here."""
 
-    scheduler: Scheduler
+    scheduler: JobScheduler
     steps: Mapping[str, tuple[diagnosis.Step, ...]]
 
 
-def build(facts: Facts, weighed: Iterable[Weighed]) -> Report:
+def build(facts: DoctorFacts, weighed: Iterable[Weighed]) -> DoctorReport:
     notes = [f"{facts.dropped_events:,} further events are not listed"] if facts.dropped_events else []
     notes += [f"{given.name}: {given.problem}" for given in facts.inputs if given.problem]
     notes += facts.notes
     ways = _Ways(_scheduler(facts), _steps() | {diagnosis.UNKNOWN_CAUSE: collecting.steps(facts.kinds())})
     findings = tuple(_finding(one, ways) for one in weighed)
-    return Report(tuple(facts.inputs), tuple(facts.events), findings, tuple(notes))
+    return DoctorReport(tuple(facts.inputs), tuple(facts.events), findings, tuple(notes))
 
 
-def _scheduler(facts: Facts) -> Scheduler:
+def _scheduler(facts: DoctorFacts) -> JobScheduler:
     """Who places the jobs here, as far as the inputs tell: commands to drain a node differ."""
     kinds = facts.kinds()
     slurm = facts.has(*SLURM_SIGNS) or any(kind.startswith(SLURM_KINDS) for kind in kinds)
     kubernetes = any(kind.startswith(KUBERNETES_KINDS) for kind in kinds)
     if slurm is kubernetes:
-        return Scheduler.UNKNOWN
-    return Scheduler.SLURM if slurm else Scheduler.KUBERNETES
+        return JobScheduler.UNKNOWN
+    return JobScheduler.SLURM if slurm else JobScheduler.KUBERNETES
 
 
-def _finding(one: Weighed, ways: _Ways) -> Finding:
+def _finding(one: Weighed, ways: _Ways) -> DoctorFinding:
     row = causes.lookup(one.cause)
     where = _where(one)
     title = wording.title(row, where)
@@ -180,7 +180,7 @@ def _finding(one: Weighed, ways: _Ways) -> Finding:
         # No cause of the catalogue, but a sign that says what it is: a job that Slurm ended, a disk that was full.
         title = FIRST_CLAUSE.split(one.why, maxsplit=1)[0].rstrip(".")
     steps = tuple(diagnosis.Step(text) for text in one.advice)
-    return Finding(
+    return DoctorFinding(
         cause=one.cause,
         confidence=round(one.confidence, 2),
         where=where,
@@ -269,7 +269,7 @@ def _read_row(cells: Mapping[str, str]) -> tuple[str, diagnosis.Step]:
     return pack.one_of(cells["cause"], known), step
 
 
-def as_plain(report: Report) -> dict[str, Any]:
+def as_plain(report: DoctorReport) -> dict[str, Any]:
     """The documented JSON of `watchkeeper doctor --json`."""
     return {
         "inputs": [

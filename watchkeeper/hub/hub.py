@@ -129,7 +129,7 @@ class Hub:
         )
         self.rules.rejoin(kept.alerts())
         self.repairs.join(self._repair_parts(kept))
-        told = delivery.Desk(settings.notify, self._around_delivery(kept), now=now)
+        told = delivery.Notifier(settings.notify, self._around_delivery(kept), now=now)
         sources = evidence.Sources(kept, self.samples.engine, self.fleet.fleet, self.runtime.version)
         self.current.replace(stages.Stages(kept, line, told, sources, outbox))
 
@@ -175,10 +175,10 @@ class Hub:
             self.loops.survived,
         )
 
-    def _around_delivery(self, kept: journals.Journal) -> delivery.Surroundings:
-        known = message.Known(kept.diagnosis, kept.plan, self.runtime.settings.notify.console_url)
-        about = incident_labels.Inventory(self.fleet.domains_of, self.fleet.clusters.team_of)
-        return delivery.Surroundings(kept, about, known, self.runtime.metrics, self.fleet.fleet.place_name)
+    def _around_delivery(self, kept: journals.Journal) -> delivery.NotifierDependencies:
+        known = message.MessageContext(kept.diagnosis, kept.plan, self.runtime.settings.notify.console_url)
+        about = incident_labels.InventoryLookup(self.fleet.domains_of, self.fleet.clusters.team_of)
+        return delivery.NotifierDependencies(kept, about, known, self.runtime.metrics, self.fleet.fleet.place_name)
 
     def _repair_parts(self, kept: journals.Journal) -> repair_loop.Parts:
         settings = self.runtime.settings

@@ -76,7 +76,7 @@ class IncidentService:
         ]
 
     @property
-    def _delivery(self) -> delivery.Desk:
+    def _delivery(self) -> delivery.Notifier:
         return self._current.stages.delivery
 
     # What happens
@@ -172,7 +172,7 @@ class IncidentService:
         """Say outside that the hub works, once its journal has shown it; silence is the alarm."""
         await self._thread.run(self._current.stages.journal.count_open)
         if not self._loops.troubles.has_any(heartbeat.VITAL, now=self._clock.now()):
-            await asyncio.to_thread(heartbeat.beat, self._runtime.settings, self._clock.now())
+            await asyncio.to_thread(heartbeat.send_heartbeat, self._runtime.settings, self._clock.now())
 
     async def _trim(self) -> None:
         """Drop what the journal need no longer keep; the chain stays verifiable."""

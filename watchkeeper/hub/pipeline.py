@@ -79,7 +79,7 @@ class Pipeline:
         self._rule_engine = parts.engine.for_rules()
         self._now = now
         runs_on = footprint.Footprints(parts.engine, lambda: self._now)
-        self.incidents = tracker.Incidents(
+        self.incidents = tracker.IncidentTracker(
             parts.journal,
             now=now,
             names=parts.fleet.place_name,
@@ -90,11 +90,11 @@ class Pipeline:
         )
         # Alerts that changed and are not in the journal yet, each as it was last.
         self._unheard: dict[labels.Labels, alerts.Alert] = {}
-        self._foreign = external_alerts.Foreign(parts.journal.alerts(), now=now)
+        self._foreign = external_alerts.ExternalAlerts(parts.journal.alerts(), now=now)
         # Who holds what, as asked moments ago: in a storm each place is asked about again and again.
         self._holders: dict[fleet_model.Place, tuple[datetime, Sequence[str]]] = {}
-        self.lessons = corrections.Lessons(
-            corrections.read(entry.subject, entry.at, entry.actor, body=entry.body)
+        self.lessons = corrections.Corrections(
+            corrections.read_correction(entry.subject, entry.at, entry.actor, body=entry.body)
             for entry in parts.journal.entries_of(corrections.KIND)
         )
         self._ended_series: Sequence[samples.Sample] = ()
@@ -255,7 +255,7 @@ class Pipeline:
                 log.exception("An alert could not become an incident", extra=fields(alert=str(alert.labels)))
             del self._unheard[alert.labels]
 
-    def take_events(self, batch: Sequence[events.Event], now: datetime) -> tracker.Taken:
+    def take_events(self, batch: Sequence[events.Event], now: datetime) -> tracker.EventsApplied:
         self._now = now
         return self.incidents.take_events(batch, now)
 
@@ -266,9 +266,9 @@ class Pipeline:
         heard = self.take_alerts(overdue, now) if self._unheard or overdue else []
         return heard + self.incidents.tick(now, chain(self.active_alerts(), self._foreign.firing(), others))
 
-    def recoveries(self, broken: Sequence[recovery.Broken], now: datetime) -> list[events.Event]:
+    def recoveries(self, broken: Sequence[recovery.BrokenGpu], now: datetime) -> list[events.Event]:
         """Which of these GPUs show to work again, as events to take."""
-        return recovery.recovered(broken, engine=self._parts.engine, presence=self._presence, now=now)
+        return recovery.recovery_events(broken, engine=self._parts.engine, presence=self._presence, now=now)
 
     def _presence(self, place: fleet_model.Place) -> tuple[datetime, datetime] | None:
         seen = self._parts.fleet.gpu(place.gpu or "")
@@ -279,7 +279,7 @@ class Pipeline:
     def diagnose(self, incident: Incident, now: datetime) -> diagnosis.Finding | None:
         """Find out why, propose what to do, and keep both; returns a finding that `explain` should hear of."""
         parts = self._parts
-        facts = evidence.gather(
+        facts = evidence.gather_facts(
             incident,
             now,
             engine=parts.engine,
@@ -289,13 +289,13 @@ class Pipeline:
             firing=self.active_alerts(),
             names=parts.fleet.place_name,
         )
-        found = corrections.apply(explain.diagnose(facts, now), incident, self.lessons)
+        found = corrections.apply_corrections(explain.diagnose(facts, now), incident, self.lessons)
         draft = self._draft(incident, found.best)
         proposal = plan.dry_run(draft, parts.driver, now=now)
         rivals = self._plans_to_reboot(proposal)
         proposal = shared_steps.shared(proposal, [rival.incident for rival in rivals])
         with parts.journal.together():
-            if diagnosis_changes.is_news(found, parts.journal.diagnosis(incident.id)):
+            if diagnosis_changes.has_changed(found, parts.journal.diagnosis(incident.id)):
                 parts.journal.save_diagnosis(found)
             if not shared_steps.are_same(proposal, parts.journal.plan(incident.id)):
                 parts.journal.save_plan(proposal)

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from watchkeeper.model.labels import Labels
     from watchkeeper.model.notices import Notice
     from watchkeeper.model.silences import Silence
-    from watchkeeper.notify.incident_report import Happening
-    from watchkeeper.notify.silence_store import Wish
+    from watchkeeper.notify.incident_report import TimelineEntry
+    from watchkeeper.notify.silence_store import SilenceRequest
     from watchkeeper.remediate.evidence import Sources
     from watchkeeper.remediate.orders import Outbox
     from watchkeeper.rules.evaluate import State
@@ -60,7 +60,7 @@ class Journal(Protocol):
 
     def plan(self, id: str) -> Plan | None: ...
 
-    def timeline(self, id: str) -> Sequence[Happening]: ...
+    def timeline(self, id: str) -> Sequence[TimelineEntry]: ...
 
     def notices(self, id: str) -> list[Notice]: ...
 
@@ -92,7 +92,7 @@ class Incidents(Protocol):
 class Silences(Protocol):
     """Who is not told for a while."""
 
-    async def silence(self, wish: Wish) -> Silence: ...
+    async def silence(self, wish: SilenceRequest) -> Silence: ...
 
     async def unsilence(self, id: str, actor: str) -> Silence: ...
 

@@ -16,10 +16,10 @@ class SilenceService:
         self._current, self._thread = current, journal_thread
 
     @property
-    def _delivery(self) -> delivery.Desk:
+    def _delivery(self) -> delivery.Notifier:
         return self._current.stages.delivery
 
-    async def silence(self, wish: silence_store.Wish) -> Silence:
+    async def silence(self, wish: silence_store.SilenceRequest) -> Silence:
         made = await self._delivery.silence(wish, self._clock, self._thread.run)
         self._changes.send("incidents")
         return made

@@ -19,7 +19,7 @@ from watchkeeper.store.journal import journal as journals
 class Stages:
     journal: journals.Journal
     pipeline: pipeline.Pipeline
-    delivery: delivery.Desk
+    delivery: delivery.Notifier
     evidence: evidence.Sources
     # None where the hub has no key for work orders.
     orders: orders.Outbox | None

@@ -30,16 +30,16 @@ MOST_KEPT = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _TrackedAlert:
     alert: alerts.Alert
     until: datetime
 
 
-class Foreign:
+class ExternalAlerts:
     """Belongs to the thread of the incidents."""
 
     def __init__(self, known: Iterable[alerts.Alert], *, now: datetime) -> None:
-        self._kept: dict[Labels, _Kept] = {}
+        self._kept: dict[Labels, _TrackedAlert] = {}
         self._look_at = now
         self.heard(known, now)
         self._kept = {key: replace(kept, until=max(kept.until, now + GRACE)) for key, kept in self._kept.items()}
@@ -52,7 +52,7 @@ class Foreign:
             self._kept.pop(alert.labels, None)
             if alert.state is alerts.AlertState.FIRING:
                 text = alert.annotations.get(UNTIL, "")
-                self._kept[alert.labels] = _Kept(alert, wire.parse_time(text) if text else now + STALE)
+                self._kept[alert.labels] = _TrackedAlert(alert, wire.parse_time(text) if text else now + STALE)
 
     def firing(self) -> Iterable[alerts.Alert]:
         return (kept.alert for kept in self._kept.values())
@@ -72,7 +72,7 @@ class Foreign:
         return late + [_over(kept.alert, now, reason) for kept in list(self._kept.values())[:surplus]]
 
 
-def until_text(ends_at: datetime | None, now: datetime, stale: timedelta) -> str:
+def expiry_text(ends_at: datetime | None, now: datetime, stale: timedelta) -> str:
     """The time to keep with a firing alert: its own end if that lies ahead, else when it was silent for too long."""
     return wire.format_time(min(ends_at, now + FARTHEST) if ends_at is not None and ends_at > now else now + stale)
 

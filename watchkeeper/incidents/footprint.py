@@ -64,7 +64,7 @@ def is_workload(place: fleet.Place) -> bool:
     return place.domain is not None and place.domain.partition("=")[0] in SERIES
 
 
-def name_of(place: fleet.Place) -> str:
+def workload_name(place: fleet.Place) -> str:
     """What a job, a pod or a Slurm job is called."""
     return (place.domain or "").partition("=")[2]
 
@@ -78,7 +78,7 @@ def holders_of(incident: incidents.Incident) -> frozenset[str]:
 def jobs_of(incident: incidents.Incident) -> frozenset[str]:
     """The jobs whose own signals are a part of an incident, by the names that they give themselves."""
     places = {member.place for member in incident.members if (member.place.domain or "").startswith(OF_JOB)}
-    return frozenset(map(name_of, places))
+    return frozenset(map(workload_name, places))
 
 
 class Footprints:

@@ -18,7 +18,7 @@ from watchkeeper.model.incidents import Incident, IncidentId
 AT_ONCE = datetime.min.replace(tzinfo=UTC)
 
 
-class Shelf:
+class IncidentIndex:
     def __init__(self, domains: Domains, *, remembered: timedelta) -> None:
         self._domains = domains
         self._remembered = remembered

@@ -16,24 +16,24 @@ from watchkeeper.model import fleet, silences
 from watchkeeper.model.incidents import Incident, MemberKind
 from watchkeeper.query.promql import patterns
 
-Subject = Mapping[str, frozenset[str]]
+IncidentLabels = Mapping[str, frozenset[str]]
 
 # An alert member's ref is its label set as text: {alertname="GPUMissing", node="n1"}
 ALERT_NAME = re.compile(r'[{ ]alertname="([^"]*)"')
 LONGEST_PATTERN = 1000
 # An incident that hits no workload has no team to miss, and one without a node no rack.
-NOBODY, NOWHERE = "no workload", "no node"
+NO_WORKLOAD, NO_NODE = "no workload", "no node"
 
 
 @dataclass(frozen=True, slots=True)
-class Inventory:
+class InventoryLookup:
     """What the fleet knows and an incident does not: domains and pool of a node, and the team of a workload."""
 
     domains: Callable[[str, str], Mapping[str, str]] = lambda _cluster, _node: {}
     team: Callable[[str], str] = lambda workload: workload.partition("/")[0] if "/" in workload else ""
 
 
-def subject_of(incident: Incident, inventory: Inventory) -> Subject:
+def collect_labels(incident: Incident, inventory: InventoryLookup) -> IncidentLabels:
     """The labels of an incident as it is now."""
     place = incident.place
     nodes = {member.place.node for member in incident.members} | {place.node}
@@ -59,19 +59,19 @@ def subject_of(incident: Incident, inventory: Inventory) -> Subject:
     return {name: frozenset(values) for name, values in found.items() if values}
 
 
-def _teams(incident: Incident, inventory: Inventory) -> set[str]:
+def _teams(incident: Incident, inventory: InventoryLookup) -> set[str]:
     """Whose workloads it hits; a job by its own name says nothing where its pods already say it."""
     jobs = jobs_of(incident)
     others = [workload for workload in incident.workloads if workload not in jobs]
     return {team for workload in others or incident.workloads if (team := inventory.team(workload))}
 
 
-def belongs_to(incident: Incident, inventory: Inventory) -> Subject:
+def belongs_to(incident: Incident, inventory: InventoryLookup) -> IncidentLabels:
     """Team, rack and pool of an incident for a report: each has a name, if only `unmapped`, or the word for none."""
-    about = subject_of(incident, inventory)
+    about = collect_labels(incident, inventory)
     nothing = {"team": incident.workloads, "rack": about.get("node"), "pool": about.get("node")}
     return {
-        name: about.get(name) or frozenset({fleet.UNMAPPED if found else NOBODY if name == "team" else NOWHERE})
+        name: about.get(name) or frozenset({fleet.UNMAPPED if found else NO_WORKLOAD if name == "team" else NO_NODE})
         for name, found in nothing.items()
     }
 
@@ -82,7 +82,7 @@ def alert_names(incident: Incident) -> list[str]:
     return list(dict.fromkeys(match[1] for ref in refs if (match := ALERT_NAME.search(ref)) is not None))
 
 
-def check(matcher: silences.Matcher) -> None:
+def check_matcher(matcher: silences.Matcher) -> None:
     """ValueError for a pattern that is not one."""
     if not matcher.is_regex:
         return
@@ -96,7 +96,7 @@ def check(matcher: silences.Matcher) -> None:
         raise ValueError(f"`{matcher.value[:80]}` is not a pattern: {error}") from error
 
 
-def fits(matchers: Iterable[silences.Matcher], subject: Subject) -> bool:
+def matches_labels(matchers: Iterable[silences.Matcher], subject: IncidentLabels) -> bool:
     """Whether all matchers accept: one of a label's values is enough, and an absent label counts as empty."""
     return all(_accepts(matcher, subject.get(matcher.name, frozenset())) for matcher in matchers)
 

@@ -11,7 +11,7 @@ from datetime import timedelta
 
 from watchkeeper.catalogue import causes, effects
 from watchkeeper.incidents.footprint import is_workload
-from watchkeeper.incidents.signals import Signal, anchor
+from watchkeeper.incidents.signals import Signal, anchor_place
 from watchkeeper.model import fleet
 from watchkeeper.model.incidents import Incident, Member
 
@@ -31,7 +31,7 @@ def explains(incident: Incident, signal: Signal, reaches: Reaches) -> bool:
 
 def follows(incident: Incident, signal: Signal, holds: Reaches) -> bool:
     """What a job, or what it holds, shows because it stands still: it goes with the job to what stopped it."""
-    place = anchor(signal.place, signal.cause)
+    place = anchor_place(signal.place, signal.cause)
     return any(
         signal.family in effects.of(guest.cause)
         if guest.place != signal.place
@@ -48,7 +48,7 @@ def was_first(incident: Incident, signal: Signal, reaches: Reaches) -> bool:
         return False
     waits = [signal.at - member.since for member in incident.members]
     is_fresh = all(wait <= JOB_FIRST and (wait >= timedelta() or -wait <= within) for wait in waits)
-    return is_fresh and reaches(anchor(signal.place, signal.cause), incident.place)
+    return is_fresh and reaches(anchor_place(signal.place, signal.cause), incident.place)
 
 
 def best_first(hosts: Sequence[Incident], signal: Signal) -> Sequence[Incident]:

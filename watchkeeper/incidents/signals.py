@@ -161,7 +161,7 @@ def _workload(labels: Mapping[str, str]) -> str | None:
     return next((f"{kind}={'/'.join(map(str, parts))}" for kind, parts in named if all(parts)), None)
 
 
-def anchor(place: fleet.Place, cause: str) -> fleet.Place:
+def anchor_place(place: fleet.Place, cause: str) -> fleet.Place:
     """Where an incident of this cause belongs: a fan fails for the whole node, whichever GPU got hot first."""
     return place.whole_node if causes.lookup(cause).scope == "node" else place
 

@@ -19,20 +19,20 @@ from watchkeeper.incidents import job_effects
 from watchkeeper.incidents.conditions import RECALL, Conditions
 from watchkeeper.incidents.correlate import (
     FLAP_SECONDS,
+    CorrelationContext,
     Decision,
-    Step,
-    Surroundings,
+    IncidentStep,
     absorb,
     correlate,
+    correlate_lasting,
     end_member,
     explain,
-    go_on,
     rename,
 )
 from watchkeeper.incidents.domains import Domains, shared_by_domain
 from watchkeeper.incidents.footprint import is_workload
-from watchkeeper.incidents.incident_index import AT_ONCE, Shelf, age
-from watchkeeper.incidents.recovery import Broken
+from watchkeeper.incidents.incident_index import AT_ONCE, IncidentIndex, age
+from watchkeeper.incidents.recovery import BrokenGpu
 from watchkeeper.incidents.signals import Signal, from_alert, from_event
 from watchkeeper.kit import wire
 from watchkeeper.kit.logs import fields
@@ -70,14 +70,14 @@ LOST = "gpu_lost"
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class EventsApplied:
     """What became of a push: the events that were new, and the incidents that changed."""
 
     events: tuple[events.Event, ...]
     changed: tuple[Incident, ...]
 
 
-class Incidents:
+class IncidentTracker:
     """Not for several threads at once: the hub calls it from one."""
 
     def __init__(
@@ -94,7 +94,7 @@ class Incidents:
         """`last_alive` is when the hub before this one was last at work; None where nobody knows."""
         self._journal = journal
         self._domains = domains or Domains()
-        self._around = Surroundings(
+        self._around = CorrelationContext(
             names,
             workloads,
             journal.next_incident_id,
@@ -104,7 +104,7 @@ class Incidents:
             self._domains.holds,
             self._domains.pool,
         )
-        self._shelf = Shelf(self._domains, remembered=REMEMBERED)
+        self._shelf = IncidentIndex(self._domains, remembered=REMEMBERED)
         self._conditions = Conditions()
         self._tidied = AT_ONCE
         was_away = last_alive is not None and now - last_alive > AWAY
@@ -119,7 +119,7 @@ class Incidents:
         """Open and acknowledged ones, oldest first."""
         return self._shelf.open()
 
-    def take_events(self, batch: Sequence[events.Event], now: datetime) -> Taken:
+    def take_events(self, batch: Sequence[events.Event], now: datetime) -> EventsApplied:
         """Keep a push and what follows from it in one transaction: after a crash both are there or neither."""
         with self._together(now):
             fresh = self._journal.take_events([_plausible(event, now) for event in batch], now)
@@ -127,7 +127,7 @@ class Incidents:
             for event in fresh:
                 changed += self._widened(self.take_event(event, now), now)
             changed += self._widen(changed, now)
-        return Taken(tuple(fresh), tuple(_newest(changed)))
+        return EventsApplied(tuple(fresh), tuple(_newest(changed)))
 
     def take_event(self, event: events.Event, now: datetime) -> list[Incident]:
         """What one event, which the journal has as a new one, does to the incidents."""
@@ -187,7 +187,7 @@ class Incidents:
         """A GPU that broke before it was ever read is called by its number as soon as a page has told it."""
         named = [(incident, rename(incident, self._around.names)) for incident in self.open()]
         return [
-            self._save(after, Step.RENAMED, text=f"By its name: {after.title}", at=now)
+            self._save(after, IncidentStep.RENAMED, text=f"By its name: {after.title}", at=now)
             for before, after in named
             if after is not before
         ]
@@ -210,13 +210,13 @@ class Incidents:
         what = "The signal" if len(ends) == 1 else f"All {len(ends)} signals"
         done = move(_ended(incident, now), IncidentState.RESOLVED, at=now)
         with self._together(now):
-            changed.append(self._save(done, Step.RESOLVED, text=f"{what} ended, and none returned", at=now))
+            changed.append(self._save(done, IncidentStep.RESOLVED, text=f"{what} ended, and none returned", at=now))
             return [*changed, *(one for signal in suffering for one in self._go_on(signal, now))]
 
     def _go_on(self, signal: Signal, now: datetime) -> list[Incident]:
         """What lasts although its incident is over; where there is no room, `tick` tries again."""
-        decision = go_on(self._near(signal), signal, now=now, around=self._around)
-        has_room = decision.step is not Step.OPENED or self._shelf.open_count < MOST_OPEN
+        decision = correlate_lasting(self._near(signal), signal, now=now, around=self._around)
+        has_room = decision.step is not IncidentStep.OPENED or self._shelf.open_count < MOST_OPEN
         if decision.incident is not None and has_room:
             return self._write(decision, now)
         if not has_room:
@@ -237,7 +237,7 @@ class Incidents:
             remedy = "Assign it to yourself if you take it over"
             raise IllegalMove(f"{known.assignee or 'somebody'} has it already", where=id, remedy=remedy)
         mine = replace(move(known, IncidentState.ACKNOWLEDGED, at=now), assignee=actor)
-        return self._save(mine, Step.ACKNOWLEDGED, text=f"{actor} is working on it", at=now, actor=actor)
+        return self._save(mine, IncidentStep.ACKNOWLEDGED, text=f"{actor} is working on it", at=now, actor=actor)
 
     def assign(self, id: str, actor: str, *, to: str, now: datetime) -> Incident:
         """Give it to somebody; it counts as acknowledged, because somebody has it."""
@@ -248,7 +248,9 @@ class Incidents:
             incident = replace(incident, version=incident.version + 1)
         else:
             raise IllegalMove("a resolved incident is nobody's", where=id, remedy="Assign one that is open")
-        return self._save(replace(incident, assignee=to), Step.ASSIGNED, text=f"{to} has it", at=now, actor=actor)
+        return self._save(
+            replace(incident, assignee=to), IncidentStep.ASSIGNED, text=f"{to} has it", at=now, actor=actor
+        )
 
     def recent(self) -> list[Incident]:
         """Everything that is open or was until moments ago."""
@@ -256,12 +258,12 @@ class Incidents:
 
     def resolve(self, id: str, actor: str, *, why: str, now: datetime) -> Incident:
         done = move(_ended(self._find(id), now), IncidentState.RESOLVED, at=now)
-        return self._save(done, Step.RESOLVED, text=why, at=now, actor=actor)
+        return self._save(done, IncidentStep.RESOLVED, text=why, at=now, actor=actor)
 
     def note(self, id: str, actor: str, *, text: str, now: datetime) -> None:
         """A remark for the timeline; the incident itself stays as it is."""
         incident = self._find(id)
-        self._journal.record(Step.NOTED, incident.id, at=now, actor=actor, body={"text": text})
+        self._journal.record(IncidentStep.NOTED, incident.id, at=now, actor=actor, body={"text": text})
 
     def correct(self, id: str, actor: str, *, body: Mapping[str, str], now: datetime) -> Incident:
         """A person says what it was; the incident itself follows its signals, the word is kept for its diagnosis."""
@@ -277,24 +279,24 @@ class Incidents:
         near = [one for one in self._shelf.near(incident.place) if one.id != incident.id]
         return self._write(explain(near, incident, cause=cause, around=self._around), now)
 
-    def broken_gpus(self) -> list[Broken]:
+    def broken_gpus(self) -> list[BrokenGpu]:
         """GPUs of open incidents with a hardware fault that only a reset ends."""
-        found: dict[fleet.Place, Broken] = {}
+        found: dict[fleet.Place, BrokenGpu] = {}
         lasting = ((one, member) for one in self.open() for member in one.members if member.until is None)
         for incident, member in lasting:
             last = self._conditions.last_fault(member) if member.place.gpu is not None else None
             if last is None:
                 continue
             place, (since, heard_at) = replace(member.place, slice=None), last
-            before = found.get(place, Broken(place, since, False, heard_at))
+            before = found.get(place, BrokenGpu(place, since, False, heard_at))
             is_lost = before.is_lost or incident.family == LOST
-            found[place] = Broken(place, max(since, before.since), is_lost, max(heard_at, before.heard_at))
+            found[place] = BrokenGpu(place, max(since, before.since), is_lost, max(heard_at, before.heard_at))
         return list(found.values())
 
     def _take(self, signal: Signal, now: datetime, *, key: events.ConditionKey | None = None) -> list[Incident]:
         decision = correlate(self._near(signal), signal, now=now, around=self._around)
-        if decision.step is Step.OPENED and self._shelf.open_count >= MOST_OPEN:
-            decision = Decision(Step.NOTHING, text=_full(self._shelf.open_count))
+        if decision.step is IncidentStep.OPENED and self._shelf.open_count >= MOST_OPEN:
+            decision = Decision(IncidentStep.NOTHING, text=_full(self._shelf.open_count))
         if decision.incident is None:
             if decision.text:
                 self._leave_out(signal.member, decision.text)
@@ -332,7 +334,7 @@ class Incidents:
         with self._together(now):
             for part in decision.absorbed:
                 done, text = absorb(part, decision.incident.id, at=now)
-                changed.append(self._save(done, Step.ABSORBED, text=text, at=now))
+                changed.append(self._save(done, IncidentStep.ABSORBED, text=text, at=now))
             changed.append(self._save(decision.incident, decision.step, text=decision.text, at=now))
         return changed
 
@@ -375,7 +377,9 @@ class Incidents:
             self._left_out = still_out
         return changed
 
-    def _save(self, incident: Incident, step: Step, *, text: str, at: datetime, actor: str = journals.HUB) -> Incident:
+    def _save(
+        self, incident: Incident, step: IncidentStep, *, text: str, at: datetime, actor: str = journals.HUB
+    ) -> Incident:
         self._journal.save_incident(incident, kind=step, text=text, at=at, actor=actor)
         self._shelf.put(incident)
         log.info("Incident changed", extra=fields(incident=incident.id, step=step, title=incident.title, text=text))
@@ -395,7 +399,7 @@ class Incidents:
                     continue
                 incident = end_member(incident, member.ref, until=condition.cleared_at)
                 text = f"Over ({condition.cleared_why}): {member.text}"
-                changed.append(self._save(incident, Step.ENDED, text=text, at=now))
+                changed.append(self._save(incident, IncidentStep.ENDED, text=text, at=now))
         return changed
 
     def _find(self, id: str) -> Incident:

@@ -20,12 +20,12 @@ from urllib.parse import quote as quote_path
 from watchkeeper.catalogue import causes, xid
 from watchkeeper.errors import ReceiverError, WireError, quote
 from watchkeeper.incidents import external_alerts, signals
-from watchkeeper.incidents.incident_labels import Subject
+from watchkeeper.incidents.incident_labels import IncidentLabels
 from watchkeeper.kit import wire
 from watchkeeper.model import alerts, diagnosis, silences
 from watchkeeper.model.incidents import Incident
 from watchkeeper.model.labels import Labels
-from watchkeeper.notify.message import Known, link, runbook
+from watchkeeper.notify.message import MessageContext, link, runbook
 from watchkeeper.notify.receiver_http import call, post
 
 # An alert ends four repetitions after the last one, as Prometheus has it.
@@ -51,14 +51,14 @@ XID_WORDS = re.compile(r"\bXID[ :=#]*(\d{1,3})\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
-class Posted:
+class PostedAlert:
     """One alert for Alertmanager: its identity is its labels."""
 
     labels: Mapping[str, str]
     body: Mapping[str, Any]
 
 
-def labels_of(incident: Incident, subject: Subject) -> dict[str, str]:
+def labels_of(incident: Incident, subject: IncidentLabels) -> dict[str, str]:
     """What Alertmanager sees of an incident; of several values of a label the first is named."""
     place = (incident.place.domain or "").partition("=")[0]
     labels = {name: min(subject[name]) for name in (*LABELS, place) if subject.get(name)}
@@ -66,7 +66,7 @@ def labels_of(incident: Incident, subject: Subject) -> dict[str, str]:
     return labels | {"alertname": names[0] if names else _camel(incident.cause), INCIDENT_LABEL: incident.id}
 
 
-def posted(incident: Incident, subject: Subject, known: Known, *, now: datetime) -> Posted:
+def make_alert(incident: Incident, subject: IncidentLabels, known: MessageContext, *, now: datetime) -> PostedAlert:
     """An incident as one alert."""
     labels = labels_of(incident, subject)
     found, plan = known.diagnosis(incident.id), known.plan(incident.id)
@@ -87,11 +87,11 @@ def posted(incident: Incident, subject: Subject, known: Known, *, now: datetime)
     }
     if known.console is not None:
         body["generatorURL"] = link(incident, known.console)
-    return Posted(labels, body)
+    return PostedAlert(labels, body)
 
 
 @dataclass(frozen=True, slots=True)
-class _End:
+class _EndedAlert:
     """That an alert is over, since when, and whether Alertmanager has taken the news."""
 
     body: Mapping[str, Any]
@@ -99,7 +99,7 @@ class _End:
     is_taken: bool = False
 
 
-class Feed:
+class AlertmanagerFeed:
     """One Alertmanager, to which open incidents are repeated; one whose labels change ends under its old ones.
 
     What fires is told anew with each repetition. That something is over is owed until it was taken once: its people
@@ -108,18 +108,18 @@ class Feed:
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
-        self._last: dict[str, Posted] = {}
-        self._ends: dict[str, _End] = {}
+        self._last: dict[str, PostedAlert] = {}
+        self._ends: dict[str, _EndedAlert] = {}
 
-    def batch(self, wanted: Iterable[tuple[Incident, Posted]], *, now: datetime) -> list[Mapping[str, Any]]:
+    def batch(self, wanted: Iterable[tuple[Incident, PostedAlert]], *, now: datetime) -> list[Mapping[str, Any]]:
         """What to send now: every open incident, and every end that is young or not taken yet."""
         firing: list[Mapping[str, Any]] = []
-        current: dict[str, Posted] = {}
+        current: dict[str, PostedAlert] = {}
         for incident, alert in wanted:
             before = self._last.get(incident.id)
             if before is not None and before.labels != alert.labels:
                 ended = {**before.body, "endsAt": wire.format_time(now)}
-                self._ends[f"{incident.id} {before.labels}"] = _End(ended, now)
+                self._ends[f"{incident.id} {before.labels}"] = _EndedAlert(ended, now)
             current[incident.id] = alert
             if incident.resolved_at is None:
                 self._ends.pop(incident.id, None)
@@ -127,7 +127,7 @@ class Feed:
                 self._ends.pop(f"{incident.id} {alert.labels}", None)
                 firing.append(alert.body)
             elif incident.id not in self._ends and now - incident.resolved_at <= REMEMBERED:
-                self._ends[incident.id] = _End(alert.body, incident.resolved_at)
+                self._ends[incident.id] = _EndedAlert(alert.body, incident.resolved_at)
         self._last = current
         owed = list(self._ends.items())[-MOST_ENDS:]
         self._ends = {key: end for key, end in owed if key in current or not end.is_taken}
@@ -183,7 +183,7 @@ class Feed:
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
+class ReceivedAlerts:
     """What one webhook call says: the alerts that can be read, and what is wrong with the others."""
 
     alerts: tuple[alerts.Alert, ...]
@@ -192,7 +192,7 @@ class Received:
 
 def read_webhook(
     body: bytes, now: datetime, *, known: Mapping[str, str], stale: timedelta = external_alerts.STALE
-) -> Received:
+) -> ReceivedAlerts:
     """The alerts of one webhook call (version 4), ours left out; WireError if it is not one.
 
     `known` has the cause of each alert name that our own rules use; `stale` is how long one that is not repeated lasts.
@@ -221,7 +221,7 @@ def read_webhook(
             found.append(alert)
     if problems and not found:
         raise WireError(tuple(problems[:MOST_PROBLEMS]))
-    return Received(tuple(found), tuple(problems[:MOST_PROBLEMS]))
+    return ReceivedAlerts(tuple(found), tuple(problems[:MOST_PROBLEMS]))
 
 
 def _read_alert(
@@ -241,7 +241,7 @@ def _read_alert(
     # Alertmanager itself writes the year 1 for an end that is not known.
     ends_at = wire.parse_time(plain["endsAt"]) if is_over or plain.get("endsAt") else None
     if not is_over:
-        annotations[external_alerts.UNTIL] = external_alerts.until_text(ends_at, now, stale)
+        annotations[external_alerts.UNTIL] = external_alerts.expiry_text(ends_at, now, stale)
     return alerts.Alert(
         labels=Labels({**labels, external_alerts.SOURCE_LABEL: external_alerts.SOURCE}),
         state=alerts.AlertState.RESOLVED if is_over else alerts.AlertState.FIRING,

@@ -14,11 +14,11 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from watchkeeper.errors import ReceiverError, quote
-from watchkeeper.incidents.incident_labels import check
+from watchkeeper.incidents.incident_labels import check_matcher
 from watchkeeper.kit import wire
 from watchkeeper.model.silences import ALERTMANAGER, Matcher, Silence
 from watchkeeper.notify import receiver_http
-from watchkeeper.notify.silence_store import SHOWN_AFTER, holding
+from watchkeeper.notify.silence_store import SHOWN_AFTER, longest_match
 
 # Read so often; somebody who silences something there looks at it here moments later.
 REFRESH_SECONDS = 15.0
@@ -27,11 +27,11 @@ KEPT = timedelta(minutes=5)
 # A silence is about 500 bytes; each is compared with each incident.
 MOST_BYTES, MOST_SHOWN = 4 * 1024 * 1024, 1000
 PREFIX = f"{ALERTMANAGER}:"
-NOBODY, NO_REASON = "somebody", "no comment was left"
+UNKNOWN_AUTHOR, NO_REASON = "somebody", "no comment was left"
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class SilenceSnapshot:
     """What one reading brought; `problem` is empty when every silence could be read."""
 
     silences: tuple[Silence, ...] = ()
@@ -39,24 +39,24 @@ class Read:
     problem: str = ""
 
 
-class TheirSilences:
+class AlertmanagerSilences:
     """`refresh` blocks and belongs to one thread at a time; the rest may be called from any."""
 
     def __init__(self, urls: Sequence[str]) -> None:
         self._urls = [url.rstrip("/") for url in urls]
-        self._read = Read(problem="Alertmanager has not been asked yet" if urls else "")
+        self._read = SilenceSnapshot(problem="Alertmanager has not been asked yet" if urls else "")
 
     def refresh(self, now: datetime) -> None:
         """Ask the first that answers: Alertmanagers of one cluster tell each other."""
         problems = []
         for url in self._urls:
             try:
-                self._read = read(_get(url), now)
+                self._read = read_silences(_get(url), now)
                 return
             except ReceiverError as error:
                 problems.append(str(error))
         before = self._read
-        self._read = Read(before.silences, before.at, "; ".join(problems))
+        self._read = SilenceSnapshot(before.silences, before.at, "; ".join(problems))
 
     def all(self, now: datetime) -> list[Silence]:
         """Those that are, will be, or were in force within the last day; none when they are not known."""
@@ -64,7 +64,7 @@ class TheirSilences:
 
     def over(self, labels: Mapping[str, str], now: datetime) -> Silence | None:
         """The silence that holds for an alert with these labels, the one that lasts longest."""
-        return holding(self.all(now), {name: frozenset({value}) for name, value in labels.items()}, now)
+        return longest_match(self.all(now), {name: frozenset({value}) for name, value in labels.items()}, now)
 
     def problem(self, now: datetime) -> str:
         """Why what is shown is not all there is; empty when it is."""
@@ -78,7 +78,7 @@ class TheirSilences:
         return self._read.at is not None and abs(now - self._read.at) <= KEPT
 
 
-def read(body: bytes, now: datetime) -> Read:
+def read_silences(body: bytes, now: datetime) -> SilenceSnapshot:
     """The silences of GET /api/v2/silences that matter now; ReceiverError if the answer is something else."""
     try:
         listed = json.loads(body)
@@ -99,7 +99,7 @@ def read(body: bytes, now: datetime) -> Read:
     if len(found) > MOST_SHOWN:
         said.append(f"{len(found):,} silences, the limit is {MOST_SHOWN:,}: those that end last are shown")
     found.sort(key=lambda one: one.ends_at, reverse=True)
-    return Read(tuple(found[:MOST_SHOWN]), now, "; ".join(said))
+    return SilenceSnapshot(tuple(found[:MOST_SHOWN]), now, "; ".join(said))
 
 
 def _get(url: str) -> bytes:
@@ -125,7 +125,7 @@ def _silence(plain: Mapping[str, Any]) -> Silence:
         for one in plain["matchers"]
     )
     for matcher in matchers:
-        check(matcher)
-    author, reason = str(plain.get("createdBy") or NOBODY), str(plain.get("comment") or NO_REASON)
+        check_matcher(matcher)
+    author, reason = str(plain.get("createdBy") or UNKNOWN_AUTHOR), str(plain.get("comment") or NO_REASON)
     starts_at, ends_at = wire.parse_time(plain["startsAt"]), wire.parse_time(plain["endsAt"])
     return Silence(f"{PREFIX}{plain['id']}", matchers, author, reason, starts_at, ends_at, keeper=ALERTMANAGER)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from watchkeeper.config import settings as config
 from watchkeeper.errors import IllegalMove, ReceiverError, SettingsError, StoreError
-from watchkeeper.incidents.incident_labels import Inventory, Subject, fits, subject_of
+from watchkeeper.incidents.incident_labels import IncidentLabels, InventoryLookup, collect_labels, matches_labels
 from watchkeeper.kit import clock, files, own_metrics
 from watchkeeper.kit.logs import fields
 from watchkeeper.model import fleet
@@ -34,7 +34,7 @@ from watchkeeper.notify import (
     routing,
     silence_store,
 )
-from watchkeeper.notify.digest_delivery import Clerk
+from watchkeeper.notify.digest_delivery import JournalThread
 from watchkeeper.store.journal import journal as journals
 
 log = logging.getLogger(__name__)
@@ -51,33 +51,33 @@ MOST_NOTED = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class NotifierDependencies:
     """What the desk needs of the hub."""
 
     journal: journals.Journal
-    inventory: Inventory
-    known: message.Known
+    inventory: InventoryLookup
+    known: message.MessageContext
     metrics: own_metrics.Registry
     names: Callable[[fleet.Place], str] = str
 
 
-class Desk:
+class Notifier:
     """Who is told what. `look` belongs to the thread of the incidents."""
 
-    def __init__(self, settings: config.Notify, around: Surroundings, *, now: datetime) -> None:
+    def __init__(self, settings: config.Notify, around: NotifierDependencies, *, now: datetime) -> None:
         self._settings = settings
         self._around = around
         self._current: tuple[Incident, ...] = ()
-        self._subjects: dict[str, tuple[int, Subject]] = {}
-        self.silences = silence_store.Silences(around.journal, now=now)
+        self._subjects: dict[str, tuple[int, IncidentLabels]] = {}
+        self.silences = silence_store.SilenceStore(around.journal, now=now)
         self._routes_stamp = files.stamp(Path(settings.routes or ""))
         self._routing = _load(settings)
         self._outbox = outbox.Outbox(
             around.journal, self._routing, subject=self._subject, silences=self.silences, now=now
         )
         urls = settings.alertmanager_urls if settings.via is config.NotifyVia.ALERTMANAGER else ()
-        self._feeds = [alertmanager.Feed(url) for url in urls]
-        self._theirs = alertmanager_silences.TheirSilences(urls)
+        self._feeds = [alertmanager.AlertmanagerFeed(url) for url in urls]
+        self._theirs = alertmanager_silences.AlertmanagerSilences(urls)
         counter, gauge = around.metrics.counter, around.metrics.gauge
         self._sent = counter("watchkeeper_notify_messages_total", "Messages that a receiver has taken")
         self._failed = counter("watchkeeper_notify_failures_total", "Messages that a receiver did not take, each try")
@@ -108,7 +108,7 @@ class Desk:
         """Why Alertmanager's silences are not, or not all, known; empty where they are, or are our own."""
         return self._theirs.problem(now)
 
-    async def silence(self, wish: silence_store.Wish, time: clock.Clock, clerk: Clerk) -> Silence:
+    async def silence(self, wish: silence_store.SilenceRequest, time: clock.Clock, clerk: JournalThread) -> Silence:
         """Make a silence, here or in Alertmanager; IllegalMove says why not."""
         if not self._feeds:
             return await clerk(lambda: self._noted(self.silences.add(wish, time.now()), time.now()))
@@ -124,7 +124,7 @@ class Desk:
         kept = replace(made, id=f"{alertmanager_silences.PREFIX}{answer}", keeper=ALERTMANAGER)
         return await clerk(lambda: self._noted(kept, time.now()))
 
-    async def unsilence(self, id: str, actor: str, *, time: clock.Clock, clerk: Clerk) -> Silence:
+    async def unsilence(self, id: str, actor: str, *, time: clock.Clock, clerk: JournalThread) -> Silence:
         """End a silence, here or in Alertmanager; IllegalMove says why not."""
         if not self._feeds:
             return await clerk(lambda: self._noted(self.silences.end(id, actor, time.now()), time.now()))
@@ -145,7 +145,7 @@ class Desk:
         known = self._around.journal.incidents(open_only=True)
         # Read back from Alertmanager, a silence of one incident has the name that this has there.
         there = {one.id: {alertmanager.INCIDENT_LABEL: frozenset({str(one.id)})} for one in known}
-        matching = (one for one in known if fits(silence.matchers, {**self._subject(one), **there[one.id]}))
+        matching = (one for one in known if matches_labels(silence.matchers, {**self._subject(one), **there[one.id]}))
         with self._around.journal.together():
             for incident in islice(matching, MOST_NOTED):
                 text = (
@@ -157,10 +157,10 @@ class Desk:
                 self._around.journal.record("silenced", incident.id, at=now, actor=actor, body={"text": text})
         return silence
 
-    def loops(self, time: clock.Clock, clerk: Clerk) -> list[tuple[str, Callable[[], Awaitable[None]]]]:
+    def loops(self, time: clock.Clock, clerk: JournalThread) -> list[tuple[str, Callable[[], Awaitable[None]]]]:
         """Everything that runs all the time, by name, for the hub to run and to begin again where it breaks."""
         if self._settings.via is config.NotifyVia.RECEIVERS:
-            reviews = digest_delivery.Reviews(self._around.journal, self._around.names, self._around.inventory)
+            reviews = digest_delivery.DigestDelivery(self._around.journal, self._around.names, self._around.inventory)
             return [
                 ("receivers", lambda: self._lines_forever(time, clerk)),
                 ("digest", lambda: reviews.forever(lambda: self._routing, time, clerk)),
@@ -182,7 +182,7 @@ class Desk:
             said = problem
             await time.sleep(alertmanager_silences.REFRESH_SECONDS)
 
-    async def _lines_forever(self, time: clock.Clock, clerk: Clerk) -> None:
+    async def _lines_forever(self, time: clock.Clock, clerk: JournalThread) -> None:
         """A line for each receiver of the file; one that is no longer in it ends by itself."""
         lines: dict[routing.Receiver, asyncio.Task[None]] = {}
         try:
@@ -218,9 +218,9 @@ class Desk:
         self._outbox.use(loaded, now)
         log.info("Receivers and routes were read again", extra=fields(receivers=len(loaded.receivers)))
 
-    async def _line(self, receiver: routing.Receiver, time: clock.Clock, clerk: Clerk) -> None:
+    async def _line(self, receiver: routing.Receiver, time: clock.Clock, clerk: JournalThread) -> None:
         """Hand messages to one receiver for ever, one at a time."""
-        sender = receivers.sender_of(receiver)
+        sender = receivers.make_sender(receiver)
         thread = ThreadPoolExecutor(1, thread_name_prefix=f"receiver {receiver.name}")
         find = self._around.journal.incident
         try:
@@ -239,12 +239,12 @@ class Desk:
 
     async def _hand_over(
         self,
-        batch: outbox.Batch,
+        batch: outbox.NoticeBatch,
         sender: receivers.Sender,
         *,
         thread: ThreadPoolExecutor,
         time: clock.Clock,
-        clerk: Clerk,
+        clerk: JournalThread,
     ) -> None:
         def send() -> str:
             return sender.send(message.compose(batch, self._around.known))
@@ -267,7 +267,7 @@ class Desk:
         self._sent.add(receiver=batch.receiver)
         await clerk(lambda: self._outbox.taken(batch, answer, time.now()))
 
-    async def _feed_forever(self, feed: alertmanager.Feed, time: clock.Clock) -> None:
+    async def _feed_forever(self, feed: alertmanager.AlertmanagerFeed, time: clock.Clock) -> None:
         """Repeat what is open, at once when something changed."""
         said, sent, sent_at = "", list[tuple[str, int]](), time.now() - alertmanager.REPEAT
         # Nobody knows which ends were taken before the hub stopped; one that is told twice is told once to people.
@@ -292,10 +292,10 @@ class Desk:
         known = self._around.journal.incidents()
         return tuple(one for one in known if one.resolved_at and now - one.resolved_at <= alertmanager.REMEMBERED)
 
-    async def _repeat(self, feed: alertmanager.Feed, current: Iterable[Incident], now: datetime) -> str:
+    async def _repeat(self, feed: alertmanager.AlertmanagerFeed, current: Iterable[Incident], now: datetime) -> str:
         def send() -> str:
             known = self._around.known
-            wanted = [(one, alertmanager.posted(one, self._subject(one), known, now=now)) for one in current]
+            wanted = [(one, alertmanager.make_alert(one, self._subject(one), known, now=now)) for one in current]
             return feed.send(feed.batch(wanted, now=now))
 
         problem = await asyncio.to_thread(send)
@@ -303,10 +303,10 @@ class Desk:
             self._failed.add(receiver="alertmanager")
         return problem
 
-    def _subject(self, incident: Incident) -> Subject:
+    def _subject(self, incident: Incident) -> IncidentLabels:
         version, subject = self._subjects.get(incident.id, (0, {}))
         if version != incident.version:
-            subject = subject_of(incident, self._around.inventory)
+            subject = collect_labels(incident, self._around.inventory)
             if len(self._subjects) > 2 * len(self._current) + 1000:
                 self._subjects.clear()
             self._subjects[incident.id] = (incident.version, subject)

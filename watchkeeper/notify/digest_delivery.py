@@ -32,14 +32,14 @@ PAUSE = timedelta(minutes=10)
 SENT = "digest"
 
 
-class Clerk(Protocol):
+class JournalThread(Protocol):
     """Runs work in the thread of the incidents."""
 
     def __call__(self, work: Callable[[], T], /) -> Awaitable[T]: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Due:
+class DueDigest:
     """One digest for one receiver; `key` is the same for every try."""
 
     receiver: routing.Receiver
@@ -51,7 +51,7 @@ class Due:
         return f"{SENT}/{self.receiver.name}/{wire.format_time(self.until)[:16]}"
 
 
-def due(table: routing.Routing, now: datetime) -> list[Due]:
+def due_digests(table: routing.Routing, now: datetime) -> list[DueDigest]:
     """What is to be sent by now, whether or not it was."""
     review = table.digest
     if review is None:
@@ -60,19 +60,19 @@ def due(table: routing.Routing, now: datetime) -> list[Due]:
     if now - until > LATEST:
         return []
     chosen = [one for one in table.receivers if one.name in review.receivers]
-    return [Due(receiver, until - timedelta(days=review.days), until) for receiver in chosen]
+    return [DueDigest(receiver, until - timedelta(days=review.days), until) for receiver in chosen]
 
 
-class Reviews:
+class DigestDelivery:
     def __init__(
-        self, journal: journals.Journal, names: Callable[[fleet.Place], str], inventory: incident_labels.Inventory
+        self, journal: journals.Journal, names: Callable[[fleet.Place], str], inventory: incident_labels.InventoryLookup
     ) -> None:
         self._journal = journal
         self._names = names
         self._inventory = inventory
         self._not_before: dict[str, datetime] = {}
 
-    async def forever(self, table: Callable[[], routing.Routing], time: clock.Clock, clerk: Clerk) -> None:
+    async def forever(self, table: Callable[[], routing.Routing], time: clock.Clock, clerk: JournalThread) -> None:
         while True:
             try:
                 waiting = await clerk(lambda: self._waiting(table(), time.now()))
@@ -81,12 +81,12 @@ class Reviews:
                 log.error("The digest was not looked after", extra=fields(error=error))
             await time.sleep(LOOK_SECONDS)
 
-    def _waiting(self, table: routing.Routing, now: datetime) -> list[Due]:
+    def _waiting(self, table: routing.Routing, now: datetime) -> list[DueDigest]:
         """What is due, was not sent, and may be tried again by now."""
-        listed = [one for one in due(table, now) if now >= self._not_before.get(one.key, now)]
+        listed = [one for one in due_digests(table, now) if now >= self._not_before.get(one.key, now)]
         return [one for one in listed if not self._journal.timeline(one.key, limit=1)]
 
-    async def _send(self, one: Due, time: clock.Clock, clerk: Clerk) -> None:
+    async def _send(self, one: DueDigest, time: clock.Clock, clerk: JournalThread) -> None:
         self._not_before = {one.key: time.now() + PAUSE, **_young(self._not_before, time.now())}
         try:
             answer = await asyncio.to_thread(self._hand_over, one)
@@ -99,8 +99,8 @@ class Reviews:
         text = f"Sent the digest to {one.receiver.name}: {answer}"
         await clerk(lambda: self._journal.record(SENT, one.key, at=time.now(), actor=journals.HUB, body={"text": text}))
 
-    def _hand_over(self, one: Due) -> str:
-        made = digest.make(
+    def _hand_over(self, one: DueDigest) -> str:
+        made = digest.make_digest(
             self._journal.incidents(limit=journals.MOST_ROWS, opened_since=one.since),
             since=one.since,
             until=one.until,
@@ -108,11 +108,11 @@ class Reviews:
             names=lambda incident: self._names(incident.place),
             belongs_to=lambda incident: incident_labels.belongs_to(incident, self._inventory),
         )
-        return receivers.sender_of(one.receiver).send(compose(one, made))
+        return receivers.make_sender(one.receiver).send(compose(one, made))
 
 
-def compose(one: Due, made: digest.Digest) -> Message:
-    title, *rest = digest.lines(made)
+def compose(one: DueDigest, made: digest.Digest) -> Message:
+    title, *rest = digest.digest_lines(made)
     payload = {
         "version": PAYLOAD_VERSION,
         "receiver": one.receiver.name,

@@ -26,12 +26,12 @@ NAME = "Watchdog"
 VITAL = frozenset({"incidents", "rules", "rule", "samples", "standing", "discovery"})
 
 
-def beat(settings: config.Settings, now: datetime) -> None:
+def send_heartbeat(settings: config.Settings, now: datetime) -> None:
     """Tell everybody who listens; ReceiverError says who did not hear it, without secrets. Blocks."""
     chosen, problems = settings.notify, []
     is_watched = chosen.watchdog and chosen.via is config.NotifyVia.ALERTMANAGER
     for url in chosen.alertmanager_urls if is_watched else ():
-        body = json.dumps([watchdog(settings.fleet.cluster, now)]).encode()
+        body = json.dumps([watchdog_alert(settings.fleet.cluster, now)]).encode()
         problems.append(_call(f"{url.rstrip('/')}/api/v2/alerts", body, where=url))
     if chosen.heartbeat_file is not None:
         problems.append(_call_address(chosen.heartbeat_file))
@@ -47,7 +47,7 @@ def _call_address(path: str) -> str:
     return _call(address, b"{}", where=path)
 
 
-def watchdog(cluster: str, now: datetime) -> dict[str, object]:
+def watchdog_alert(cluster: str, now: datetime) -> dict[str, object]:
     return {
         "labels": {"alertname": NAME, "severity": "none", "cluster": cluster, "source": "watchkeeper"},
         "annotations": {"summary": "Watchkeeper works; when this alert ends, it does not"},

@@ -19,7 +19,7 @@ from watchkeeper.notify.message import runbook
 MOST_NAMED = 10
 
 
-class Happening(Protocol):
+class TimelineEntry(Protocol):
     """One line of an incident's timeline, of a journal or of a recording."""
 
     @property
@@ -33,7 +33,7 @@ class Happening(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Story:
+class IncidentReport:
     """Everything known about an incident, at one time."""
 
     incident: Incident
@@ -41,13 +41,13 @@ class Story:
     diagnosis: diagnosis.Diagnosis | None
     plan: actions.Plan | None
     blast: Blast | None
-    timeline: Sequence[Happening]
+    timeline: Sequence[TimelineEntry]
     at: datetime
     # Team, rack and pool as the inventory has them, `unmapped` where nobody says.
     belongs_to: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
 
-def plain(story: Story) -> dict[str, Any]:
+def as_plain(story: IncidentReport) -> dict[str, Any]:
     """The report for programs."""
     return {
         "made_at": wire.format_time(story.at),
@@ -67,7 +67,7 @@ def plain(story: Story) -> dict[str, Any]:
     }
 
 
-def text(story: Story) -> str:
+def as_markdown(story: IncidentReport) -> str:
     """The report as Markdown."""
     incident = story.incident
     ended = f"resolved {_time(incident.resolved_at)}" if incident.resolved_at else incident.state.value
@@ -101,7 +101,7 @@ def text(story: Story) -> str:
     return "\n".join(parts)
 
 
-def _belongs(story: Story) -> list[str]:
+def _belongs(story: IncidentReport) -> list[str]:
     named = ", ".join(f"{name} {'/'.join(sorted(values))}" for name, values in story.belongs_to.items())
     missing = "; ".join(_unmapped(story))
     return [
@@ -110,7 +110,7 @@ def _belongs(story: Story) -> list[str]:
     ]
 
 
-def _unmapped(story: Story) -> Iterator[str]:
+def _unmapped(story: IncidentReport) -> Iterator[str]:
     """What nobody has said about the place and the workloads that were hit."""
     for name in ("rack", "pool"):
         if fleet.UNMAPPED in story.belongs_to.get(name, ()):
@@ -120,7 +120,7 @@ def _unmapped(story: Story) -> Iterator[str]:
         yield f"the team of {', '.join(without[:MOST_NAMED])}" + (" …" if len(without) > MOST_NAMED else "")
 
 
-def _cost(story: Story) -> list[str]:
+def _cost(story: IncidentReport) -> list[str]:
     blast = story.blast
     if blast is None:
         return ["- **Blast radius:** unknown, the engine did not answer"]
@@ -137,7 +137,7 @@ def _gpus(count: int | None) -> str:
     return "GPUs unknown" if count is None else f"{count} GPU{'' if count == 1 else 's'}"
 
 
-def _why(story: Story) -> list[str]:
+def _why(story: IncidentReport) -> list[str]:
     found = story.diagnosis.findings if story.diagnosis is not None else ()
     lines = ["", "## Why", ""] + (["No diagnosis yet."] if not found else [])
     for finding in found:
@@ -151,18 +151,18 @@ def _why(story: Story) -> list[str]:
     return lines
 
 
-def _actions(story: Story) -> list[str]:
+def _actions(story: IncidentReport) -> list[str]:
     if story.plan is None:
         return ["## Actions", "", "No plan."]
     steps = [f"{at}. {receipt.action.kind}: {_safe(receipt.text)}" for at, receipt in enumerate(story.plan.receipts, 1)]
     return ["## Actions", "", f"Mode `{story.plan.mode}`: {_safe(story.plan.next_step)}", "", *steps]
 
 
-def _lasted(story: Story) -> float:
+def _lasted(story: IncidentReport) -> float:
     return max(((story.incident.resolved_at or story.at) - story.incident.opened_at).total_seconds(), 0.0)
 
 
-def _said(entry: Happening) -> str:
+def _said(entry: TimelineEntry) -> str:
     body = entry.body if isinstance(entry.body, Mapping) else {}
     return str(body.get("text", entry.kind))
 

@@ -13,13 +13,13 @@ from datetime import datetime
 from typing import Any
 
 from watchkeeper.catalogue import causes
-from watchkeeper.incidents.correlate import lead
+from watchkeeper.incidents.correlate import leading_member
 from watchkeeper.kit import durations, wire
 from watchkeeper.model import actions, diagnosis
 from watchkeeper.model.alerts import Severity
 from watchkeeper.model.incidents import Incident
 from watchkeeper.model.notices import Notice, Occasion
-from watchkeeper.notify.outbox import Batch
+from watchkeeper.notify.outbox import NoticeBatch
 
 # What services cut off; the console has the rest.
 MOST_WORKLOADS_NAMED = 5
@@ -38,7 +38,7 @@ LEAD = {
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class MessageContext:
     """What else is known about incidents: why, what to do, and where to look."""
 
     diagnosis: Callable[[str], diagnosis.Diagnosis | None] = lambda _: None
@@ -57,7 +57,7 @@ class Message:
     payload: dict[str, Any]
 
 
-def compose(batch: Batch, known: Known) -> Message:
+def compose(batch: NoticeBatch, known: MessageContext) -> Message:
     """One message for a batch, the gravest first."""
     pairs = sorted(zip(batch.notices, batch.incidents, strict=True), key=lambda pair: _order(*pair))
     title = headline(*pairs[0]) if len(pairs) == 1 else _summary(pairs, batch.more)
@@ -82,7 +82,7 @@ def headline(notice: Notice, incident: Incident) -> str:
     return f"[{MARK[incident.severity]}] {before}{incident.title} ({incident.id})"
 
 
-def lines(notice: Notice, incident: Incident, known: Known, *, now: datetime) -> list[str]:
+def lines(notice: Notice, incident: Incident, known: MessageContext, *, now: datetime) -> list[str]:
     """One incident in a few lines: what, since when, what was seen, why, whom it hits, what to do, where to look."""
     said = [headline(notice, incident)]
     if notice.occasion is Occasion.RESOLVED and incident.part_of is not None:
@@ -94,7 +94,7 @@ def lines(notice: Notice, incident: Incident, known: Known, *, now: datetime) ->
         best, plan, row = _best(incident, known), known.plan(incident.id), causes.lookup(incident.cause)
         said.append(_since(notice, incident, now))
         if incident.members:
-            seen = lead(incident.members).text
+            seen = leading_member(incident.members).text
             said.append(f"Seen: {textwrap.shorten(seen, LONGEST_SEEN, placeholder=' …')}")
         said.append(f"Why: {row.why if best is None else best.why}")
         if incident.workloads:
@@ -110,7 +110,7 @@ def lines(notice: Notice, incident: Incident, known: Known, *, now: datetime) ->
     return said
 
 
-def entry(notice: Notice, incident: Incident, known: Known) -> dict[str, Any]:
+def entry(notice: Notice, incident: Incident, known: MessageContext) -> dict[str, Any]:
     """One incident for a program; docs/reference/notifications.md lists the keys."""
     best, plan = _best(incident, known), known.plan(incident.id)
     plain: dict[str, Any] = wire.to_plain(incident)
@@ -137,7 +137,7 @@ def runbook(cause: str) -> str:
     return f"docs/runbooks/{causes.lookup(cause).runbook}.md"
 
 
-def _best(incident: Incident, known: Known) -> diagnosis.Finding | None:
+def _best(incident: Incident, known: MessageContext) -> diagnosis.Finding | None:
     found = known.diagnosis(incident.id)
     return None if found is None else found.best
 

@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from watchkeeper.errors import StoreError
-from watchkeeper.incidents.incident_labels import Subject
+from watchkeeper.incidents.incident_labels import IncidentLabels
 from watchkeeper.kit import backoff, durations, wire
 from watchkeeper.model.incidents import Incident, IncidentId
 from watchkeeper.model.notices import Notice, NoticeState, Occasion
 from watchkeeper.notify.decisions import FLAP, decide, given_up, worth_knowing
 from watchkeeper.notify.routing import Routing
-from watchkeeper.notify.silence_store import Silences
+from watchkeeper.notify.silence_store import SilenceStore
 from watchkeeper.store.journal import journal as journals
 
 # A message is read by a person on a phone; the rest of a storm is told in the next one.
@@ -33,7 +33,7 @@ NOT_CONFIGURED = "the receiver is no longer configured"
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class NoticeBatch:
     """One message to one receiver: the notices in it, each with its incident as it is now."""
 
     receiver: str
@@ -50,7 +50,7 @@ class Batch:
 
 
 @dataclass(slots=True)
-class _Line:
+class _ReceiverQueue:
     """What one receiver gets, and when it may get it."""
 
     queue: dict[str, Notice]
@@ -60,7 +60,7 @@ class _Line:
 
 
 @dataclass(frozen=True, slots=True)
-class _Looked:
+class _LastDecision:
     """What an incident and the silences were when it was last decided about; settled is over and told to be so."""
 
     version: int
@@ -77,17 +77,17 @@ class Outbox:
         journal: journals.Journal,
         routing: Routing,
         *,
-        subject: Callable[[Incident], Subject],
-        silences: Silences,
+        subject: Callable[[Incident], IncidentLabels],
+        silences: SilenceStore,
         now: datetime,
     ) -> None:
         self._journal = journal
         self._routing = routing
         self._subject = subject
         self._silences = silences
-        self._lines = {receiver.name: _Line({}, []) for receiver in routing.receivers}
+        self._lines = {receiver.name: _ReceiverQueue({}, []) for receiver in routing.receivers}
         self._known: dict[IncidentId, list[Notice]] = {}
-        self._looked: dict[IncidentId, _Looked] = {}
+        self._looked: dict[IncidentId, _LastDecision] = {}
         self._unrouted: set[IncidentId] = set()
         # Looked at, and something may still come of it, also when `look` is shown it no more.
         self._unsettled: dict[IncidentId, Incident] = {}
@@ -127,11 +127,11 @@ class Outbox:
         self._routing = routing
         names = [receiver.name for receiver in routing.receivers]
         gone = [one for name, line in self._lines.items() if name not in names for one in line.queue.values()]
-        self._lines = {name: self._lines.get(name) or _Line({}, []) for name in names}
+        self._lines = {name: self._lines.get(name) or _ReceiverQueue({}, []) for name in names}
         self._looked.clear()
         self._keep([given_up(notice, NOT_CONFIGURED) for notice in gone], now)
 
-    def take(self, receiver: str, now: datetime, *, incident: Callable[[str], Incident | None]) -> Batch | None:
+    def take(self, receiver: str, now: datetime, *, incident: Callable[[str], Incident | None]) -> NoticeBatch | None:
         """What is due for a receiver, marked as being sent; None while nothing is due or it must not be asked yet."""
         line = self._lines[receiver]
         # Times ahead of now are of a clock that was put back since; nothing waits for it.
@@ -157,9 +157,9 @@ class Outbox:
         if not told:
             return None
         sent, known = zip(*told, strict=True)
-        return Batch(receiver, sent, known, now, more=len(all_due) - len(due))
+        return NoticeBatch(receiver, sent, known, now, more=len(all_due) - len(due))
 
-    def taken(self, batch: Batch, answer: str, now: datetime) -> None:
+    def taken(self, batch: NoticeBatch, answer: str, now: datetime) -> None:
         """The receiver has it."""
         line = self._lines.get(batch.receiver)
         if line is not None:
@@ -169,7 +169,7 @@ class Outbox:
             [replace(notice, state=NoticeState.SENT, sent_at=now, answer=answer) for notice in batch.notices], now
         )
 
-    def failed(self, batch: Batch, problem: str, now: datetime, *, may_retry: bool = True) -> None:
+    def failed(self, batch: NoticeBatch, problem: str, now: datetime, *, may_retry: bool = True) -> None:
         """The receiver did not take it: later again, or not at all."""
         line = self._lines.get(batch.receiver)
         if line is not None:
@@ -204,7 +204,7 @@ class Outbox:
         is_silenced = self._silences.over(subject, now) is not None
         made = decide(incident, known, routes, is_silenced=is_silenced, now=now)
         is_settled = not made and not incident.is_open and _is_settled(incident, known, now)
-        self._looked[incident.id] = _Looked(incident.version, self._silences.version, now, is_settled)
+        self._looked[incident.id] = _LastDecision(incident.version, self._silences.version, now, is_settled)
         if incident.is_open and not routes:
             self._unrouted.add(incident.id)
         else:

@@ -29,7 +29,7 @@ class Sender(Protocol):
         ...
 
 
-class Webhook:
+class WebhookSender:
     """POST of the message as JSON. A repetition after a crash carries the same `Idempotency-Key`."""
 
     def __init__(self, receiver: Receiver) -> None:
@@ -53,7 +53,7 @@ class Webhook:
         return f"answered {status}"
 
 
-class Service:
+class AppriseSender:
     """Slack, PagerDuty, Opsgenie, Teams, e-mail and the rest, through Apprise."""
 
     def __init__(self, receiver: Receiver) -> None:
@@ -93,12 +93,12 @@ class Service:
 
 # The key of a receiver that says how messages reach it, and what sends them there.
 SENDERS: dict[str, Callable[[Receiver], Sender]] = {
-    "apprise_file": Service,
-    "webhook": Webhook,
+    "apprise_file": AppriseSender,
+    "webhook": WebhookSender,
 }
 
 
-def sender_of(receiver: Receiver) -> Sender:
+def make_sender(receiver: Receiver) -> Sender:
     return SENDERS[receiver.ways[0]](receiver)
 
 

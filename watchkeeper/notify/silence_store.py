@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from watchkeeper.errors import IllegalMove
-from watchkeeper.incidents.incident_labels import Subject, check, fits
+from watchkeeper.incidents.incident_labels import IncidentLabels, check_matcher, matches_labels
 from watchkeeper.kit import durations
 from watchkeeper.model.silences import Matcher, Silence
 from watchkeeper.store.journal import journal as journals
@@ -26,7 +26,7 @@ SHOWN_AFTER = timedelta(days=1)
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class SilenceRequest:
     """A silence that somebody asks for."""
 
     matchers: tuple[Matcher, ...]
@@ -37,7 +37,7 @@ class Wish:
     is_maintenance: bool = False
 
 
-class Silences:
+class SilenceStore:
     """One thread changes it; a change puts another table in the place of the old one, so that any thread may read."""
 
     def __init__(self, journal: journals.Journal, *, now: datetime) -> None:
@@ -50,7 +50,7 @@ class Silences:
         """Those that are, will be, or were in force within the last day."""
         return [one for one in self._kept.values() if one.ends_at > now - SHOWN_AFTER]
 
-    def add(self, wish: Wish, now: datetime) -> Silence:
+    def add(self, wish: SilenceRequest, now: datetime) -> Silence:
         """Keep a new one; IllegalMove says what is wrong with it."""
         lasting = [one for one in self._kept.values() if one.ends_at > now]
         if len(lasting) >= MOST_ACTIVE:
@@ -65,7 +65,7 @@ class Silences:
             )
         try:
             for matcher in wish.matchers:
-                check(matcher)
+                check_matcher(matcher)
             made = Silence(
                 f"S-{secrets.token_hex(4)}",
                 wish.matchers,
@@ -94,9 +94,9 @@ class Silences:
         self._save(ended, actor, text=f"{_what(ended)} ended by {actor}", at=now)
         return ended
 
-    def over(self, subject: Subject, now: datetime) -> Silence | None:
+    def over(self, subject: IncidentLabels, now: datetime) -> Silence | None:
         """The silence that holds for a subject now, the one that lasts longest."""
-        return holding(list(self._kept.values()), subject, now)
+        return longest_match(list(self._kept.values()), subject, now)
 
     def _save(self, silence: Silence, actor: str, *, text: str, at: datetime) -> None:
         self._journal.save_silence(silence, at=at, actor=actor, text=text)
@@ -105,8 +105,8 @@ class Silences:
         self.version += 1
 
 
-def holding(known: Sequence[Silence], subject: Subject, now: datetime) -> Silence | None:
-    fitting = (one for one in known if one.is_active(now) and fits(one.matchers, subject))
+def longest_match(known: Sequence[Silence], subject: IncidentLabels, now: datetime) -> Silence | None:
+    fitting = (one for one in known if one.is_active(now) and matches_labels(one.matchers, subject))
     return max(fitting, key=lambda one: one.ends_at, default=None)
 
 

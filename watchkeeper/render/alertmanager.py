@@ -193,7 +193,7 @@ def _interval(name: str, route: routing.Route) -> dict[str, Any]:
     parts = []
     for hours in route.open_hours:
         part: dict[str, Any] = {"weekdays": [DAY_NAMES[day] for day in sorted(hours.days)]}
-        if (hours.begin, hours.end) != (routing.Hours(frozenset()).begin, None):
+        if (hours.begin, hours.end) != (routing.WeekHours(frozenset()).begin, None):
             end = f"{hours.end:%H:%M}" if hours.end is not None else "24:00"
             part["times"] = [Inline(start_time=f"{hours.begin:%H:%M}", end_time=end)]
         parts.append({**part, "location": route.zone})

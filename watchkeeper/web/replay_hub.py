@@ -24,7 +24,7 @@ from watchkeeper.model.incidents import Incident
 from watchkeeper.model.labels import METRIC_NAME
 from watchkeeper.model.notices import Notice
 from watchkeeper.model.silences import Silence
-from watchkeeper.notify.silence_store import Wish
+from watchkeeper.notify.silence_store import SilenceRequest
 from watchkeeper.query import embedded
 from watchkeeper.rules import evaluate, reload, rulefile, slo
 from watchkeeper.scrape import discovery, scrape
@@ -216,7 +216,7 @@ class Unchanging:
     def corrections(self) -> Sequence[corrections.Correction]:
         return ()
 
-    async def silence(self, wish: Wish) -> Silence:
+    async def silence(self, wish: SilenceRequest) -> Silence:
         _refuse(f"{wish.author} wanted a silence")
 
     async def unsilence(self, id: str, actor: str) -> Silence:

@@ -49,7 +49,7 @@ def test_a_known_node_is_explained(site: Site, hub: SmallHub) -> None:
 @pytest.mark.parametrize(("cause", "answer"), [("ib_link_degraded", "gpu_fell_off_bus"), ("node_down", "node_down")])
 def test_an_incident_that_is_graver_than_what_was_found_is_the_answer(hub: SmallHub, cause: str, answer: str) -> None:
     incident = next(iter(hub.journal.kept.values()))
-    found = explained.Explained("ml/a", "waits", cause, "because", (explained.Line("n1", "8 GPUs"),))
+    found = explained.Explained("ml/a", "waits", cause, "because", (explained.ExplainedLine("n1", "8 GPUs"),))
     told = explained.with_incidents(found, "ml/a", [(incident, None)])
     assert told is not None
     assert (told.cause, [line.name for line in told.lines]) == (answer, ["INC-1", "n1"])

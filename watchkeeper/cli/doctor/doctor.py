@@ -102,7 +102,7 @@ def _progress(paths: Sequence[Path]) -> Any:
     return click.progressbar(length=bundles.total_bytes(paths), label="reading", file=sys.stderr)
 
 
-def _print(answer: report.Report) -> None:
+def _print(answer: report.DoctorReport) -> None:
     for given in answer.inputs:
         click.echo(f"{given.name}: {recognise.title_of(given.kind)}" + (f" ({given.problem})" if given.problem else ""))
     if answer.events:
@@ -122,7 +122,7 @@ def _print(answer: report.Report) -> None:
         _print_finding(number, finding)
 
 
-def _print_finding(number: int, finding: report.Finding) -> None:
+def _print_finding(number: int, finding: report.DoctorFinding) -> None:
     sure = "certain" if finding.confidence >= CERTAIN else "likely" if finding.confidence >= LIKELY else "possible"
     click.echo(
         click.style(f"{number}. {finding.title}", bold=True) + f"  [{finding.cause}, {sure}, {finding.confidence:.2f}]"

@@ -67,7 +67,7 @@ def command(
 
 
 def _report(stack: facts.Stack, unread: Sequence[str], *, as_json: bool) -> None:
-    found, seen = examine.examine(stack), examine.looked_at(stack)
+    found, seen = examine.examine(stack), examine.list_sources(stack)
     cluster = stack.kubernetes
     is_blind = bool(unread) or (cluster is not None and len(cluster.unread) == len(gather.KINDS))
     if as_json:
@@ -102,12 +102,12 @@ def _ask_prometheus(url: str, token: Path | None, panels: Sequence[facts.Panel])
         return answer.get("data")
 
     try:
-        return gather.prometheus(ask, client.url, panels, now=datetime.now(UTC))
+        return gather.gather_prometheus(ask, client.url, panels, now=datetime.now(UTC))
     finally:
         client.close()
 
 
-async def _ask_kubernetes(path: Path, namespace: str | None) -> facts.Kubernetes:
+async def _ask_kubernetes(path: Path, namespace: str | None) -> facts.KubernetesObjects:
     server = kubeconfig.of_file(path)
     loop = asyncio.get_running_loop()
     connection = http.Connection(timeout_seconds=20.0, max_body_bytes=64 * 2**20, access=server.access)
@@ -126,7 +126,7 @@ async def _ask_kubernetes(path: Path, namespace: str | None) -> facts.Kubernetes
         return asyncio.run_coroutine_threadsafe(get(path), loop).result()
 
     try:
-        return await asyncio.to_thread(gather.kubernetes, ask, namespace)
+        return await asyncio.to_thread(gather.gather_kubernetes, ask, namespace)
     finally:
         await connection.aclose()
 

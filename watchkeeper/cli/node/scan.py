@@ -44,8 +44,8 @@ class Caller(StrEnum):
 
 # Any non-zero prolog or epilog drains the node, so there only a sure fault may be one. A health program of Slurm drains
 # by itself. A probe asks whether GPUs can be used, and where nobody can tell they cannot.
-EXIT_CODES: Mapping[Caller, Mapping[verdicts.Verdict, int]] = {
-    caller: dict(zip(verdicts.Verdict, codes, strict=True))
+EXIT_CODES: Mapping[Caller, Mapping[verdicts.ScanVerdict, int]] = {
+    caller: dict(zip(verdicts.ScanVerdict, codes, strict=True))
     for caller, codes in {
         #                    healthy, unknown, degraded, unhealthy
         Caller.PERSON: (0, 3, 1, 1),
@@ -107,7 +107,7 @@ def command(
     roots = node_facts.Roots(host_root / "proc", host_root / "sys", host_root)
     facts = gather(roots, kmsg, seconds=seconds, since_seconds=minutes * 60, expected_gpus=expected_gpus)
     if chosen is not None:
-        facts = gpu_selection.narrow(facts, chosen)
+        facts = gpu_selection.select_gpus(facts, chosen)
     report = examine.examine(facts, disabled=disabled)
     if as_json:
         print_json(as_plain(report, facts))
@@ -115,7 +115,7 @@ def command(
         click.echo(one_line(report)[:NPD_CHARACTERS])
     else:
         _print(report, is_brief=who is not Caller.PERSON)
-    if drain and report.verdict is verdicts.Verdict.UNHEALTHY and not _drain(one_line(report)):
+    if drain and report.verdict is verdicts.ScanVerdict.UNHEALTHY and not _drain(one_line(report)):
         sys.exit(1)
     sys.exit(EXIT_CODES[who][report.verdict])
 
@@ -145,7 +145,7 @@ def gather(
             for gpu in readings.last.gpus
             if gpu.values
         ),
-        tuple(verdicts.Fault(fault.cause, fault.evidence, fault.place.gpu) for fault in readings.faults),
+        tuple(verdicts.ScanFault(fault.cause, fault.evidence, fault.place.gpu) for fault in readings.faults),
         watched_seconds=readings.seconds,
         expected_gpus=expected_gpus,
         kernel=kernel,
@@ -153,7 +153,7 @@ def gather(
     )
 
 
-def as_plain(report: examine.Report, facts: verdicts.ScanFacts) -> dict[str, object]:
+def as_plain(report: examine.ScanReport, facts: verdicts.ScanFacts) -> dict[str, object]:
     """The documented shape of `scan --json`; keys are added, never renamed."""
     return {
         "verdict": report.verdict.value,
@@ -165,13 +165,15 @@ def as_plain(report: examine.Report, facts: verdicts.ScanFacts) -> dict[str, obj
     }
 
 
-def one_line(report: examine.Report) -> str:
+def one_line(report: examine.ScanReport) -> str:
     first = report.troubles[0].looked_at if report.troubles else f"{len(report.results)} checks"
     return f"{report.verdict}: {first}".replace("\n", " ")
 
 
-def _print(report: examine.Report, *, is_brief: bool) -> None:
-    click.echo(f"This node is {report.verdict}." if report.verdict is not verdicts.Verdict.UNKNOWN else "Cannot tell.")
+def _print(report: examine.ScanReport, *, is_brief: bool) -> None:
+    click.echo(
+        f"This node is {report.verdict}." if report.verdict is not verdicts.ScanVerdict.UNKNOWN else "Cannot tell."
+    )
     for result in report.troubles if is_brief else report.results:
         where = f" {result.gpu}" if result.gpu else ""
         click.echo(f"  {result.verdict:<10} {result.system:<8} {result.check:<20} {result.looked_at}{where}")

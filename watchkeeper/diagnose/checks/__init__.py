@@ -26,10 +26,10 @@ from watchkeeper.diagnose.checks.training import (
     straggler,
 )
 from watchkeeper.diagnose.checks.waste import gpu_idle_waste
-from watchkeeper.diagnose.evidence import Facts
+from watchkeeper.diagnose.evidence import IncidentFacts
 from watchkeeper.model.diagnosis import Finding
 
-Check = Callable[[Facts], Finding | None]
+Check = Callable[[IncidentFacts], Finding | None]
 CHECKS: tuple[Check, ...] = (
     fell_off_bus, gpu_missing, ecc_uncorrectable, app_illegal_access, cooling_failure, thermal_throttle,
     power_brake, power_cap, rank_died, hung, straggler, late_gpu, starved, slow_gpu, slow_fabric, broken_gpu, diverged,

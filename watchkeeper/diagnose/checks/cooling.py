@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 from watchkeeper.diagnose.checks import exclusions
-from watchkeeper.diagnose.checks.findings import finding
-from watchkeeper.diagnose.evidence import CLOCK_REASONS, SM_CLOCK, TEMPERATURE, Facts, member_line, number, present
+from watchkeeper.diagnose.checks.findings import make_finding
+from watchkeeper.diagnose.evidence import (
+    CLOCK_REASONS,
+    SM_CLOCK,
+    TEMPERATURE,
+    IncidentFacts,
+    member_evidence,
+    reading_evidence,
+    without_none,
+)
 from watchkeeper.model import clock_reasons
 from watchkeeper.model.diagnosis import Evidence, Finding, RuledOut, Step
 
@@ -15,7 +23,7 @@ HOT_GPUS = 2
 NEAR_LIMIT_CELSIUS = 82.0
 
 
-def cooling_failure(facts: Facts) -> Finding | None:
+def cooling_failure(facts: IncidentFacts) -> Finding | None:
     """Two or more GPUs of the node at their temperature limit, or slowed down by heat."""
     if facts.incident.family != "cooling":
         return None
@@ -28,17 +36,17 @@ def cooling_failure(facts: Facts) -> Finding | None:
         hot = sorted((uuid for uuid in celsius if celsius[uuid] >= NEAR_LIMIT_CELSIUS), key=lambda uuid: -celsius[uuid])
         if len(hot) < HOT_GPUS or 2 * len(hot) <= len(celsius):
             return None
-    return finding(
+    return make_finding(
         facts,
         CAUSE,
         place=facts.node,
         confidence=0.95 if len(hot) >= HOT_GPUS and told else 0.85 if len(hot) >= HOT_GPUS else 0.7,
-        evidence=present(
+        evidence=without_none(
             _overview(facts, hot),
-            *(number(facts, TEMPERATURE, uuid) for uuid in hot[:4]),
-            *(number(facts, SM_CLOCK, uuid) for uuid in hot[:2]),
-            *(number(facts, CLOCK_REASONS, uuid) for uuid in hot[:2]),
-            *(member_line(member) for member in told),
+            *(reading_evidence(facts, TEMPERATURE, uuid) for uuid in hot[:4]),
+            *(reading_evidence(facts, SM_CLOCK, uuid) for uuid in hot[:2]),
+            *(reading_evidence(facts, CLOCK_REASONS, uuid) for uuid in hot[:2]),
+            *(member_evidence(member) for member in told),
         ),
         steps=(
             Step("Read fans and inlet temperature from the machine's controller", "ipmitool sdr type Fan"),
@@ -48,7 +56,7 @@ def cooling_failure(facts: Facts) -> Finding | None:
     )
 
 
-def _shared(facts: Facts) -> Finding | None:
+def _shared(facts: IncidentFacts) -> Finding | None:
     """A rack or leaf: most of its nodes are hot, so it is no machine's own fan."""
     peers, told = facts.around.peers or {}, facts.members_of(CAUSE)
     hot = sorted(
@@ -58,7 +66,7 @@ def _shared(facts: Facts) -> Finding | None:
         return None
     whose = facts.names(facts.place)
     text = f"{len(hot)} of {len(peers)} nodes of {whose} have a GPU at {NEAR_LIMIT_CELSIUS:g} °C or more"
-    return finding(
+    return make_finding(
         facts,
         CAUSE,
         place=facts.place,
@@ -66,7 +74,7 @@ def _shared(facts: Facts) -> Finding | None:
         evidence=(
             Evidence(TEMPERATURE.metric, text, at=facts.at, place=facts.place),
             *(Evidence(TEMPERATURE.metric, f"{node}: {peers[node]:g} °C", at=facts.at) for node in hot[:4]),
-            *(member_line(member) for member in told[:4]),
+            *(member_evidence(member) for member in told[:4]),
         ),
         why="Most nodes of one rack are hot at once: its air or coolant is missing, not one machine's fan.",
         steps=(Step("Check air and coolant supply of the rack, and move work away from it"),),
@@ -74,13 +82,13 @@ def _shared(facts: Facts) -> Finding | None:
     )
 
 
-def _one_machine(facts: Facts, hot: list[str]) -> RuledOut | None:
+def _one_machine(facts: IncidentFacts, hot: list[str]) -> RuledOut | None:
     if len(hot) < HOT_GPUS:
         return None
     return RuledOut("thermal_throttle", f"{len(hot)} nodes of {facts.names(facts.place)} are hot at once, not one GPU")
 
 
-def _the_room(facts: Facts) -> RuledOut | None:
+def _the_room(facts: IncidentFacts) -> RuledOut | None:
     """Neighbours in the rack that are cool: the heat is this machine's."""
     others = {node: celsius for node, celsius in (facts.around.peers or {}).items() if node != facts.place.node}
     cool = [node for node, celsius in others.items() if celsius < NEAR_LIMIT_CELSIUS]
@@ -91,7 +99,7 @@ def _the_room(facts: Facts) -> RuledOut | None:
     )
 
 
-def _hot(facts: Facts) -> list[str]:
+def _hot(facts: IncidentFacts) -> list[str]:
     reasons = facts.of_all(CLOCK_REASONS)
     return [
         uuid
@@ -100,7 +108,7 @@ def _hot(facts: Facts) -> list[str]:
     ]
 
 
-def _overview(facts: Facts, hot: list[str]) -> Evidence | None:
+def _overview(facts: IncidentFacts, hot: list[str]) -> Evidence | None:
     celsius = facts.of_all(TEMPERATURE)
     if not celsius:
         return None
@@ -110,7 +118,7 @@ def _overview(facts: Facts, hot: list[str]) -> Evidence | None:
     return Evidence(TEMPERATURE.metric, f"{text}{max(celsius.values()):g} °C", at=facts.at, place=facts.node)
 
 
-def _one_gpu(facts: Facts, hot: list[str]) -> RuledOut | None:
+def _one_gpu(facts: IncidentFacts, hot: list[str]) -> RuledOut | None:
     if len(hot) < HOT_GPUS:
         return None
     return RuledOut("thermal_throttle", f"{len(hot)} GPUs of {facts.node_name} are hot at once, not one")

@@ -11,8 +11,8 @@ from watchkeeper.diagnose.evidence import (
     MAX_TEMPERATURE,
     REMAP_FAILURE,
     TEMPERATURE,
-    Facts,
-    is_grave,
+    IncidentFacts,
+    is_hardware_fault,
 )
 from watchkeeper.model import clock_reasons
 from watchkeeper.model.diagnosis import RuledOut
@@ -26,37 +26,37 @@ def against(*reasons: RuledOut | None) -> tuple[RuledOut, ...]:
     return tuple(reason for reason in reasons if reason is not None)
 
 
-def limit_celsius(facts: Facts, gpu: str) -> float:
+def limit_celsius(facts: IncidentFacts, gpu: str) -> float:
     """A GPU's own limit; 0 or nothing means that it does not say."""
     return facts.of(MAX_TEMPERATURE, gpu) or USUAL_LIMIT_CELSIUS
 
 
-def application(facts: Facts, gpu: Place) -> RuledOut | None:
+def application(facts: IncidentFacts, gpu: Place) -> RuledOut | None:
     if facts.events_of("app_illegal_access", place=gpu):
         return None
     return RuledOut("app_illegal_access", f"no application Xid of {facts.names(gpu)} within 10 minutes")
 
 
-def heat(facts: Facts, gpu: str) -> RuledOut | None:
+def heat(facts: IncidentFacts, gpu: str) -> RuledOut | None:
     celsius, limit = facts.of(TEMPERATURE, gpu), limit_celsius(facts, gpu)
     if celsius is None or celsius >= limit:
         return None
     return RuledOut("thermal_throttle", f"it last read {celsius:g} °C, below its limit of {limit:g} °C")
 
 
-def memory(facts: Facts, gpu: str) -> RuledOut | None:
+def memory(facts: IncidentFacts, gpu: str) -> RuledOut | None:
     if facts.of(DOUBLE_BIT, gpu) != 0:
         return None
     return RuledOut("ecc_uncorrectable", f"{DOUBLE_BIT.metric} reads 0")
 
 
-def remap_failure(facts: Facts, gpu: str) -> RuledOut | None:
+def remap_failure(facts: IncidentFacts, gpu: str) -> RuledOut | None:
     if facts.of(REMAP_FAILURE, gpu) != 0:
         return None
     return RuledOut("row_remap_failure", f"{REMAP_FAILURE.metric} reads 0, so the row can still be remapped")
 
 
-def power_brake(facts: Facts) -> RuledOut | None:
+def power_brake(facts: IncidentFacts) -> RuledOut | None:
     reasons = facts.of_all(CLOCK_REASONS)
     if not reasons or any(int(value) & clock_reasons.POWER_BRAKE for value in reasons.values()):
         return None
@@ -65,9 +65,9 @@ def power_brake(facts: Facts) -> RuledOut | None:
     )
 
 
-def hardware(facts: Facts, gpu: Place) -> RuledOut | None:
+def hardware(facts: IncidentFacts, gpu: Place) -> RuledOut | None:
     """No grave fault in the log, and the GPU still answers."""
-    if any(is_grave(event) and gpu.encloses(event.place) for event in facts.events):
+    if any(is_hardware_fault(event) and gpu.encloses(event.place) for event in facts.events):
         return None
     if facts.reporting is None or gpu.gpu not in facts.reporting:
         return None

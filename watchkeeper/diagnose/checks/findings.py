@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from watchkeeper.catalogue import causes
-from watchkeeper.diagnose.evidence import Facts
+from watchkeeper.diagnose.evidence import IncidentFacts
 from watchkeeper.model.diagnosis import Evidence, Finding, RuledOut, Step
 from watchkeeper.model.fleet import Place
 
 
-def finding(
-    facts: Facts,
+def make_finding(
+    facts: IncidentFacts,
     cause: str,
     *,
     place: Place,

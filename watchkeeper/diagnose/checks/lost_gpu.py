@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from watchkeeper.diagnose.checks import exclusions
-from watchkeeper.diagnose.checks.findings import finding
+from watchkeeper.diagnose.checks.findings import make_finding
 from watchkeeper.diagnose.evidence import (
     EXPECTED_GPUS,
     LAST_XID,
     PCIE_REPLAYS,
     TEMPERATURE,
-    Facts,
-    line,
-    member_line,
-    number,
-    present,
+    IncidentFacts,
+    event_evidence,
+    member_evidence,
+    reading_evidence,
+    without_none,
 )
 from watchkeeper.model.diagnosis import Evidence, Finding, Risk, RuledOut, Step
 
@@ -21,7 +21,7 @@ FAMILY = "gpu_lost"
 CAUSE = "gpu_fell_off_bus"
 
 
-def fell_off_bus(facts: Facts) -> Finding | None:
+def fell_off_bus(facts: IncidentFacts) -> Finding | None:
     """The driver said that the GPU is off the bus (Xid 79)."""
     lines = facts.events_of(CAUSE)
     if not lines and facts.incident.family == FAMILY:
@@ -32,17 +32,17 @@ def fell_off_bus(facts: Facts) -> Finding | None:
         return None
     place = lines[0].place if lines else told[0].place
     uuid = place.gpu or ""
-    return finding(
+    return make_finding(
         facts,
         CAUSE,
         place=place,
         confidence=0.97 if lines else 0.85,
-        evidence=present(
-            *(line(event) for event in lines),
-            *(member_line(member) for member in told if not lines),
+        evidence=without_none(
+            *(event_evidence(event) for event in lines),
+            *(member_evidence(member) for member in told if not lines),
             _silence(facts, uuid),
-            number(facts, LAST_XID, uuid),
-            number(facts, PCIE_REPLAYS, uuid),
+            reading_evidence(facts, LAST_XID, uuid),
+            reading_evidence(facts, PCIE_REPLAYS, uuid),
         ),
         steps=(
             Step("See whether the card is still on the bus", "lspci -d 10de: -nn"),
@@ -54,7 +54,7 @@ def fell_off_bus(facts: Facts) -> Finding | None:
     )
 
 
-def gpu_missing(facts: Facts) -> Finding | None:
+def gpu_missing(facts: IncidentFacts) -> Finding | None:
     """Fewer GPUs report than the node should have, and the kernel said nothing."""
     if facts.incident.family != FAMILY or facts.events_of(CAUSE, place=facts.node):
         return None
@@ -63,13 +63,13 @@ def gpu_missing(facts: Facts) -> Finding | None:
     if not gone and not told:
         return None
     place = facts.gpu(gone[0]) if len(gone) == 1 else facts.node
-    return finding(
+    return make_finding(
         facts,
         "gpu_missing",
         place=place,
         confidence=0.9 if gone else 0.75,
-        evidence=present(
-            _count(facts), *(_silence(facts, uuid) for uuid in gone), *(member_line(member) for member in told)
+        evidence=without_none(
+            _count(facts), *(_silence(facts, uuid) for uuid in gone), *(member_evidence(member) for member in told)
         ),
         steps=(
             Step("See which GPUs the driver knows", "nvidia-smi -L"),
@@ -83,7 +83,7 @@ def gpu_missing(facts: Facts) -> Finding | None:
     )
 
 
-def _silence(facts: Facts, uuid: str) -> Evidence | None:
+def _silence(facts: IncidentFacts, uuid: str) -> Evidence | None:
     """The GPU reported within the hour and does not now."""
     last = facts.of(TEMPERATURE, uuid)
     if facts.reporting is None or uuid in facts.reporting or last is None:
@@ -92,12 +92,12 @@ def _silence(facts: Facts, uuid: str) -> Evidence | None:
     return Evidence(TEMPERATURE.metric, text, at=facts.at, place=facts.gpu(uuid))
 
 
-def _count(facts: Facts) -> Evidence | None:
+def _count(facts: IncidentFacts) -> Evidence | None:
     if facts.reporting is None or facts.expected_gpus is None:
         return None
     text = f"{len(facts.reporting)} GPUs of {facts.node_name} report, {facts.expected_gpus} are expected"
     return Evidence(EXPECTED_GPUS, text, at=facts.at, place=facts.node)
 
 
-def _no_xid(facts: Facts) -> RuledOut:
+def _no_xid(facts: IncidentFacts) -> RuledOut:
     return RuledOut(CAUSE, f"no Xid 79 of {facts.node_name} reached us within 10 minutes")

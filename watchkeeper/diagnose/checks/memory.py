@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from watchkeeper.diagnose.checks import exclusions
-from watchkeeper.diagnose.checks.findings import finding
+from watchkeeper.diagnose.checks.findings import make_finding
 from watchkeeper.diagnose.evidence import (
     DOUBLE_BIT,
     REMAP_FAILURE,
     REMAP_PENDING,
-    Facts,
-    line,
-    member_line,
-    number,
-    present,
+    IncidentFacts,
+    event_evidence,
+    member_evidence,
+    reading_evidence,
+    without_none,
 )
 from watchkeeper.model.diagnosis import Finding, Risk, Step
 
 CAUSE = "ecc_uncorrectable"
 
 
-def ecc_uncorrectable(facts: Facts) -> Finding | None:
+def ecc_uncorrectable(facts: IncidentFacts) -> Finding | None:
     """An uncorrectable error in the log (Xid 48, 94, 95, 140 …) or in the counter since the last reset."""
     lines, told = facts.events_of(CAUSE), facts.members_of(CAUSE)
     if not lines and not told:
@@ -27,18 +27,21 @@ def ecc_uncorrectable(facts: Facts) -> Finding | None:
     place = lines[0].place if lines else told[0].place
     uuid = place.gpu or ""
     counted = facts.of(DOUBLE_BIT, uuid)
-    return finding(
+    return make_finding(
         facts,
         CAUSE,
         place=place,
         confidence=0.97 if lines and counted else 0.93 if lines else 0.85,
-        evidence=present(
-            *(line(event) for event in lines),
-            *(line(event) for event in facts.events_of("row_remap_pending", "row_remap_failure", place=place)),
-            *(member_line(member) for member in told if not lines),
-            number(facts, DOUBLE_BIT, uuid),
-            number(facts, REMAP_PENDING, uuid),
-            number(facts, REMAP_FAILURE, uuid),
+        evidence=without_none(
+            *(event_evidence(event) for event in lines),
+            *(
+                event_evidence(event)
+                for event in facts.events_of("row_remap_pending", "row_remap_failure", place=place)
+            ),
+            *(member_evidence(member) for member in told if not lines),
+            reading_evidence(facts, DOUBLE_BIT, uuid),
+            reading_evidence(facts, REMAP_PENDING, uuid),
+            reading_evidence(facts, REMAP_FAILURE, uuid),
         ),
         steps=(
             Step("Reset the GPU, once nothing runs on it", f"nvidia-smi --gpu-reset -i {uuid}", Risk.WORKLOAD),

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 from watchkeeper.diagnose import pending
-from watchkeeper.diagnose.checks.findings import finding
-from watchkeeper.diagnose.evidence import Facts, member_line
-from watchkeeper.diagnose.place_context import Around
+from watchkeeper.diagnose.checks.findings import make_finding
+from watchkeeper.diagnose.evidence import IncidentFacts, member_evidence
+from watchkeeper.diagnose.place_context import PlaceContext
 from watchkeeper.model.diagnosis import Evidence, Finding, RuledOut, Step
 from watchkeeper.readers.clusters.kubernetes_objects import Taint
 
@@ -18,7 +18,7 @@ REQUESTS = "kube_pod_container_resource_requests"
 MIG = re.compile(r"^nvidia_com_mig_(\d+g)_(\d+gb)$")
 
 
-def waiting_pod(facts: Facts) -> Finding | None:
+def waiting_pod(facts: IncidentFacts) -> Finding | None:
     """The cause that follows from each node's own reasons; None where the series are not there."""
     if facts.incident.family != FAMILY or not facts.around.rows("kube_pod_status_phase"):
         return None
@@ -26,18 +26,18 @@ def waiting_pod(facts: Facts) -> Finding | None:
     is_running = facts.around.value("kube_pod_status_phase", phase="Running") == 1
     if (is_running and ask.gpus) or not offers:
         return None
-    found = pending.judge(ask, offers)
+    found = pending.judge_placement(ask, offers)
     if found.cause is None:
         return None
     lines = [f"{node.node} {node.text}" for node in found.nodes[:4]]
-    return finding(
+    return make_finding(
         facts,
         found.cause,
         place=facts.place,
         confidence=0.9,
         evidence=(
             *(Evidence("kube-state-metrics", line, at=facts.at, place=facts.place) for line in lines),
-            *(member_line(member) for member in facts.incident.members[:2]),
+            *(member_evidence(member) for member in facts.incident.members[:2]),
         ),
         why=f"{found.why[0].upper()}{found.why[1:]}.",
         steps=(Step(f"The smallest change: {found.smallest_change}"),),
@@ -45,7 +45,7 @@ def waiting_pod(facts: Facts) -> Finding | None:
     )
 
 
-def asked(around: Around, name: str) -> pending.Ask:
+def asked(around: PlaceContext, name: str) -> pending.PodRequest:
     gpus: dict[str, int] = {}
     for labels, value in around.rows(REQUESTS):
         resource = resource_name(labels.get("resource", ""))
@@ -62,10 +62,10 @@ def asked(around: Around, name: str) -> pending.Ask:
         for key, value in labels.items()
         if key.startswith(prefix)
     }
-    return pending.Ask(name, gpus, tolerations, selector)
+    return pending.PodRequest(name, gpus, tolerations, selector)
 
 
-def offered(around: Around) -> list[pending.Offer]:
+def offered(around: PlaceContext) -> list[pending.NodeOffer]:
     sizes: dict[str, dict[str, dict[str, int]]] = {"capacity": {}, "allocatable": {}}
     for what, nodes in sizes.items():
         for labels, value in around.rows(f"kube_node_status_{what}"):
@@ -79,7 +79,7 @@ def offered(around: Around) -> list[pending.Offer]:
         taints.setdefault(labels.get("node", ""), []).append(taint)
     named = {labels.get("node", ""): labels for labels, _ in around.rows("kube_node_labels")}
     return [
-        pending.Offer(
+        pending.NodeOffer(
             node,
             sizes["capacity"].get(node, {}),
             allocatable,
@@ -100,7 +100,7 @@ def resource_name(text: str) -> str | None:
     return {"nvidia_com_gpu": "nvidia.com/gpu", "nvidia_com_gpu_shared": "nvidia.com/gpu.shared"}.get(text)
 
 
-def _ruled_out(found: pending.Verdict) -> tuple[RuledOut, ...]:
+def _ruled_out(found: pending.PlacementVerdict) -> tuple[RuledOut, ...]:
     have = {pending.CAUSE_OF[refusal.reason] for node in found.nodes for refusal in node.refusals}
     silent = {
         "untolerated_taint": "no node has a taint that it does not tolerate",

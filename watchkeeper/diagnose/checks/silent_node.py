@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from watchkeeper.diagnose.checks.findings import finding
-from watchkeeper.diagnose.evidence import Facts, member_line
+from watchkeeper.diagnose.checks.findings import make_finding
+from watchkeeper.diagnose.evidence import IncidentFacts, member_evidence
 from watchkeeper.model.diagnosis import Evidence, Finding, RuledOut
 
 FAMILIES = ("driver", "monitoring", "node_down")
 DRIVER_CAUSES = ("driver_library_mismatch", "driver_not_loaded", "driver_call_hung")
 
 
-def silent_node(facts: Facts) -> Finding | None:
+def silent_node(facts: IncidentFacts) -> Finding | None:
     """The agent's own word about the driver first; else who of the node's exporters still answers."""
     if facts.incident.family not in FAMILIES or facts.place.node is None:
         return None
@@ -32,19 +32,19 @@ def silent_node(facts: Facts) -> Finding | None:
     return None
 
 
-def _said(facts: Facts, cause: str, text: str, *, confidence: float, others: list[str]) -> Finding:
+def _said(facts: IncidentFacts, cause: str, text: str, *, confidence: float, others: list[str]) -> Finding:
     against = {
         "agent_down": "nothing else of the node answers either",
         "node_down": "the machine answers",
     }
-    return finding(
+    return make_finding(
         facts,
         cause,
         place=facts.node,
         confidence=confidence,
         evidence=(
             Evidence("watchkeeper_gpu_fault" if cause in DRIVER_CAUSES else "up", text, at=facts.at, place=facts.node),
-            *(member_line(member) for member in facts.incident.members[:3]),
+            *(member_evidence(member) for member in facts.incident.members[:3]),
         ),
         ruled_out=tuple(RuledOut(other, against.get(other, "the agent says nothing of it")) for other in others),
     )

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from statistics import median
 
-from watchkeeper.diagnose.checks.findings import finding
+from watchkeeper.diagnose.checks.findings import make_finding
 from watchkeeper.diagnose.checks.training import COMPUTE, FAMILIES
-from watchkeeper.diagnose.evidence import Facts, member_line
+from watchkeeper.diagnose.evidence import IncidentFacts, member_evidence
 from watchkeeper.diagnose.place_context import BUSIER
 from watchkeeper.model.diagnosis import Evidence, Finding, RuledOut, Step
 from watchkeeper.model.fleet import Place
@@ -21,7 +21,7 @@ CLOCK = "DCGM_FI_DEV_SM_CLOCK"
 SLOW_CLOCK = 0.95
 
 
-def late_gpu(facts: Facts) -> Finding | None:
+def late_gpu(facts: IncidentFacts) -> Finding | None:
     """One GPU that keeps its SMs busier than the others of its node, in a job whose ranks say nothing."""
     late = [(labels, share) for labels, share in facts.around.rows(BUSIER) if share > LATE_SHARE]
     if facts.incident.family not in FAMILIES or facts.around.rows(COMPUTE) or len(late) != 1:
@@ -32,7 +32,7 @@ def late_gpu(facts: Facts) -> Finding | None:
     said = f"{name} keeps its SMs busy {share:.0%} longer than the others of its node, which wait for it"
     clocks = _clocks(facts, place)
     look = "Find out what holds its clocks down" if clocks else "Compare its clocks and links with its neighbours'"
-    return finding(
+    return make_finding(
         facts,
         "nccl_timeout_straggler",
         place=facts.place,
@@ -40,7 +40,7 @@ def late_gpu(facts: Facts) -> Finding | None:
         evidence=(
             Evidence("DCGM_FI_PROF_SM_ACTIVE", said, at=facts.at, place=place),
             *clocks,
-            *(member_line(member) for member in facts.incident.members[:4]),
+            *(member_evidence(member) for member in facts.incident.members[:4]),
         ),
         why=f"The rank on {name} is late at every step, and all others wait for it.",
         steps=(Step(look, "nvidia-smi -q -d PERFORMANCE,CLOCK"),),
@@ -50,7 +50,7 @@ def late_gpu(facts: Facts) -> Finding | None:
     )
 
 
-def _clocks(facts: Facts, place: Place) -> tuple[Evidence, ...]:
+def _clocks(facts: IncidentFacts, place: Place) -> tuple[Evidence, ...]:
     """That its clock is below those of its neighbours, where it is."""
     there = {labels.get("UUID", ""): mhz for labels, mhz in facts.around.rows(CLOCK, Hostname=place.node or "")}
     own, others = there.get(place.gpu or ""), [mhz for uuid, mhz in there.items() if uuid != place.gpu]

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from statistics import median
 
 from watchkeeper.diagnose.checks import exclusions
-from watchkeeper.diagnose.checks.findings import finding
-from watchkeeper.diagnose.evidence import Facts, cause_of, is_grave, line, member_line
+from watchkeeper.diagnose.checks.findings import make_finding
+from watchkeeper.diagnose.evidence import IncidentFacts, cause_of, event_evidence, is_hardware_fault, member_evidence
 from watchkeeper.diagnose.place_context import (
     CPU_SHARE,
     GREW,
@@ -48,7 +48,7 @@ STARVED_SHARE = 0.2
 STALE_STEP_SECONDS = 15.0
 
 
-def rank_died(facts: Facts) -> Finding | None:
+def rank_died(facts: IncidentFacts) -> Finding | None:
     """Fewer ranks report than the job has, and the others finish no step."""
     gone, age = missing_ranks(facts), step_age_seconds(facts)
     if facts.incident.family not in FAMILIES or not gone or age is None or age < STALE_STEP_SECONDS:
@@ -57,7 +57,7 @@ def rank_died(facts: Facts) -> Finding | None:
     there = len({labels.get("rank") for labels, _ in facts.around.rows(LAST_STEP)})
     falls = "fall" if len(gone) > 1 else "falls"
     said = f"{ranks} {falls} silent; the other {there} finished their last step {age:.0f} s ago"
-    return finding(
+    return make_finding(
         facts,
         "nccl_rank_died",
         place=facts.place,
@@ -69,7 +69,7 @@ def rank_died(facts: Facts) -> Finding | None:
     )
 
 
-def hung(facts: Facts) -> Finding | None:
+def hung(facts: IncidentFacts) -> Finding | None:
     """What the GPUs of a job that does not get on show side by side, and the one that does not as the others do."""
     gang = [(labels, state) for labels, state in _states(facts) if state is not jobs.RankState.UNKNOWN]
     if facts.incident.cause != STALLED or facts.place.node is not None or len(gang) < LEAST_GANG:
@@ -86,7 +86,7 @@ def hung(facts: Facts) -> Finding | None:
         percent = max(value for labels, value in facts.around.rows(UTILISATION) if labels == odd)
         shows = f"; {name} shows {percent:.0f} % and does not"
         why = f"All others wait for the rank on {name}{', which never came' if len(waiting) > 1 else ''}."
-    return finding(
+    return make_finding(
         facts,
         STALLED,
         place=facts.place,
@@ -104,7 +104,7 @@ def hung(facts: Facts) -> Finding | None:
     )
 
 
-def _states(facts: Facts) -> list[tuple[Labels, jobs.RankState]]:
+def _states(facts: IncidentFacts) -> list[tuple[Labels, jobs.RankState]]:
     def by_gpu(field: str) -> dict[str, float]:
         return {labels.get("UUID", ""): value for labels, value in facts.around.rows(field)}
 
@@ -135,7 +135,7 @@ def _side_by_side(gang: Sequence[tuple[Labels, jobs.RankState]]) -> tuple[str, L
     return "", None
 
 
-def _still_links(facts: Facts) -> tuple[Evidence, ...]:
+def _still_links(facts: IncidentFacts) -> tuple[Evidence, ...]:
     """That nothing moves between the GPUs, where links are measured."""
     told = {labels.get("over", ""): value for labels, value in facts.around.rows(TRAFFIC)}
     if not told or max(told.values()) >= jobs.MOVES_BYTES:
@@ -144,7 +144,7 @@ def _still_links(facts: Facts) -> tuple[Evidence, ...]:
     return (_seen(facts, TRAFFIC, f"nothing moves between them: at most {parts}"),)
 
 
-def _odd_node(facts: Facts) -> Evidence | None:
+def _odd_node(facts: IncidentFacts) -> Evidence | None:
     """A node whose CPUs do something else than those of the others."""
     cpus = _cpus(facts)
     odd = jobs.odd_node(cpus, least=jobs.ODD_CPU_SHARE)
@@ -154,7 +154,7 @@ def _odd_node(facts: Facts) -> Evidence | None:
     return Evidence(_cpu_source(facts), said, at=facts.at, place=Place(facts.place.cluster, node=odd))
 
 
-def _short_of_cpu(facts: Facts, node: str) -> Evidence | None:
+def _short_of_cpu(facts: IncidentFacts, node: str) -> Evidence | None:
     """That the CPUs of a node are taken, where those of the job's other nodes have room."""
     cpus = _cpus(facts)
     if not jobs.is_short_of_cpu(node, cpus):
@@ -164,16 +164,16 @@ def _short_of_cpu(facts: Facts, node: str) -> Evidence | None:
     return Evidence(_cpu_source(facts), said, at=facts.at, place=Place(facts.place.cluster, node=node))
 
 
-def _cpu_source(facts: Facts) -> str:
+def _cpu_source(facts: IncidentFacts) -> str:
     is_load = any(labels.get("Hostname") for labels, _ in facts.around.rows(CPU_SHARE))
     return "watchkeeper_host_load" if is_load else "node_cpu_seconds_total"
 
 
-def _cpus(facts: Facts) -> dict[str, float]:
+def _cpus(facts: IncidentFacts) -> dict[str, float]:
     return {labels.get("instance", "").partition(":")[0]: value for labels, value in facts.around.rows(CPU_SHARE)}
 
 
-def straggler(facts: Facts) -> Finding | None:
+def straggler(facts: IncidentFacts) -> Finding | None:
     """One rank, or a few, compute much longer than the middle one before they wait."""
     seconds = compute_seconds(facts)
     if facts.incident.family not in FAMILIES or len(seconds) < 2 or missing_ranks(facts):
@@ -194,7 +194,7 @@ def straggler(facts: Facts) -> Finding | None:
         if cpu is None
         else Step(f"See what takes the CPUs of {node}", jobs.WHO_TAKES_CPUS)
     )
-    return finding(
+    return make_finding(
         facts,
         "nccl_timeout_straggler",
         place=facts.place,
@@ -214,18 +214,18 @@ def straggler(facts: Facts) -> Finding | None:
     )  # fmt: skip
 
 
-def diverged(facts: Facts) -> Finding | None:
+def diverged(facts: IncidentFacts) -> Finding | None:
     """A loss or gradient that went wrong, with what the GPUs of its ranks did around then; nothing is an answer too."""
     if facts.incident.cause != "training_diverged" or facts.place.node is not None:
         return None
     held = {labels.get("UUID", "") for labels, _ in facts.around.rows("DCGM_FI_DEV_GPU_UTIL")} - {""}
     theirs = [event for event in facts.events if event.place.gpu in held]
-    seen = (*(line(event) for event in theirs[:4]), *_memory_errors(facts, held), *_held_down(facts, held))
+    seen = (*(event_evidence(event) for event in theirs[:4]), *_memory_errors(facts, held), *_held_down(facts, held))
     is_clean = not seen
     if is_clean and held:
         seen = (_seen(facts, "kernel logs and DCGM", _nothing_wrong(facts, held)),)
     steps = (Step("Rule out one bad GPU before the next run: compare the ranks' results", "watchkeeper diag -r 2"),)
-    return finding(
+    return make_finding(
         facts,
         "training_diverged",
         place=facts.place,
@@ -235,13 +235,13 @@ def diverged(facts: Facts) -> Finding | None:
     )
 
 
-def starved(facts: Facts) -> Finding | None:
+def starved(facts: IncidentFacts) -> Finding | None:
     """A fifth of the time or more passes without input."""
     share = facts.around.value(WAIT)
     if facts.incident.family not in FAMILIES or share is None or share < STARVED_SHARE:
         return None
     said = f"{share:.0%} of the time passes in waiting for input"
-    return finding(
+    return make_finding(
         facts,
         "data_loader_starved",
         place=facts.place,
@@ -252,7 +252,7 @@ def starved(facts: Facts) -> Finding | None:
     )
 
 
-def slow_gpu(facts: Facts) -> Finding | None:
+def slow_gpu(facts: IncidentFacts) -> Finding | None:
     """One GPU of the job is held back by heat or power, and a gang runs as fast as its slowest."""
     slowed = [
         (labels, value) for labels, value in facts.around.rows(gpu_trouble.REASONS) if gpu_trouble.is_held_down(value)
@@ -267,7 +267,7 @@ def slow_gpu(facts: Facts) -> Finding | None:
     )
     cause = "power_brake" if is_braked else "thermal_throttle" if len(slowed) == 1 else "cooling_failure"
     node = Place(place.cluster, node=place.node)
-    return finding(
+    return make_finding(
         facts,
         cause,
         place=place if cause == "thermal_throttle" else node,
@@ -277,26 +277,26 @@ def slow_gpu(facts: Facts) -> Finding | None:
     )
 
 
-def broken_gpu(facts: Facts) -> Finding | None:
+def broken_gpu(facts: IncidentFacts) -> Finding | None:
     """A GPU of the job broke: the kernel of its node said so, and a gang does not outlive one of its GPUs."""
-    grave = [event for event in facts.events if is_grave(event)]
+    grave = [event for event in facts.events if is_hardware_fault(event)]
     if facts.incident.family not in FAMILIES or facts.place.node is not None or not grave:
         return None
     held = {labels.get("UUID") for labels, _ in facts.around.rows("DCGM_FI_DEV_GPU_UTIL")}
     first = min(grave, key=lambda event: event.at)
     is_ours = first.place.gpu in held
-    return finding(
+    return make_finding(
         facts,
         cause_of(first) or "unknown",
         place=first.place,
         confidence=0.95 if is_ours else 0.75,
-        evidence=(*(line(event) for event in grave[:4]), *_told(facts)),
+        evidence=(*(event_evidence(event) for event in grave[:4]), *_told(facts)),
         why=f"{facts.names(first.place)}, {'which the job holds' if is_ours else 'on a node of the job'}, broke first.",
         ruled_out=exclusions.against(_fed(facts)),
     )
 
 
-def slow_fabric(facts: Facts) -> Finding | None:
+def slow_fabric(facts: IncidentFacts) -> Finding | None:
     """A port of the job's nodes is down or loses symbols, and no single rank is late."""
     ports = facts.around.rows("ib_errors_per_second")
     if facts.incident.family not in FAMILIES or not ports or missing_ranks(facts):
@@ -304,7 +304,7 @@ def slow_fabric(facts: Facts) -> Finding | None:
     labels, value = ports[0]
     node = labels.get("instance", "").rsplit(":", 1)[0]
     said = f"port {labels.get('device', '?')}/{labels.get('port', '?')} of {node} is down or loses symbols ({value:g})"
-    return finding(
+    return make_finding(
         facts,
         "ib_link_degraded",
         place=Place(facts.place.cluster, node=node) if node else facts.place,
@@ -314,17 +314,17 @@ def slow_fabric(facts: Facts) -> Finding | None:
     )
 
 
-def missing_ranks(facts: Facts) -> list[str]:
+def missing_ranks(facts: IncidentFacts) -> list[str]:
     world = facts.around.value(WORLD)
     there = {labels.get("rank") for labels, _ in facts.around.rows(LAST_STEP)}
     return [] if world is None or not there else [str(rank) for rank in range(round(world)) if str(rank) not in there]
 
 
-def compute_seconds(facts: Facts) -> dict[str, float]:
+def compute_seconds(facts: IncidentFacts) -> dict[str, float]:
     return {labels.get("rank", "0"): value for labels, value in facts.around.rows(COMPUTE)}
 
 
-def late_ranks(facts: Facts) -> list[str]:
+def late_ranks(facts: IncidentFacts) -> list[str]:
     """Ranks that the others wait for, the latest last."""
     slow = {labels.get("rank", "0"): value for labels, value in facts.around.rows(SLOW)}
     if not slow:
@@ -334,12 +334,12 @@ def late_ranks(facts: Facts) -> list[str]:
     return sorted(slow, key=slow.__getitem__)
 
 
-def step_age_seconds(facts: Facts) -> float | None:
+def step_age_seconds(facts: IncidentFacts) -> float | None:
     last = facts.around.value(LAST_STEP)
     return None if last is None else max(0.0, facts.at.timestamp() - last)
 
 
-def gpu_of_rank(facts: Facts, rank: int) -> Place | None:
+def gpu_of_rank(facts: IncidentFacts, rank: int) -> Place | None:
     """Where a rank runs, by its own word; else by the order of the job's GPUs, and None where not all are seen."""
     told = [labels for labels, _ in facts.around.rows(RANK_PLACES, rank=str(rank)) if labels.get("Hostname")]
     if told:
@@ -355,7 +355,7 @@ def gpu_of_rank(facts: Facts, rank: int) -> Place | None:
     return _place(facts, ordered[rank]) if rank < len(ordered) else None
 
 
-def _nothing_wrong(facts: Facts, held: set[str]) -> str:
+def _nothing_wrong(facts: IncidentFacts, held: set[str]) -> str:
     """What was looked at in vain, and what nobody exports."""
     around = facts.around
     told = {"a memory error": around.rows(GREW), "slowed clocks": around.rows(REASONS)}
@@ -367,7 +367,7 @@ def _nothing_wrong(facts: Facts, held: set[str]) -> str:
     return f"none of the {len(held)} GPUs had {had} within {around.minutes} min{unknown}"
 
 
-def _memory_errors(facts: Facts, held: set[str]) -> tuple[Evidence, ...]:
+def _memory_errors(facts: IncidentFacts, held: set[str]) -> tuple[Evidence, ...]:
     grew = [
         (_place(facts, labels), labels.get("field", ""), value)
         for labels, value in facts.around.rows(GREW)
@@ -376,13 +376,13 @@ def _memory_errors(facts: Facts, held: set[str]) -> tuple[Evidence, ...]:
     return tuple(_grown(facts, place, field, count=value) for place, field, value in grew[:4])
 
 
-def _grown(facts: Facts, place: Place, field: str, *, count: float) -> Evidence:
+def _grown(facts: IncidentFacts, place: Place, field: str, *, count: float) -> Evidence:
     _, what = gpu_trouble.MEMORY_ERRORS[field]
     said = f"{facts.names(place)}: {count:.0f} {what} within {facts.around.minutes} min"
     return Evidence(field, said, at=facts.at, place=place)
 
 
-def _held_down(facts: Facts, held: set[str]) -> tuple[Evidence, ...]:
+def _held_down(facts: IncidentFacts, held: set[str]) -> tuple[Evidence, ...]:
     slowed = [
         (_place(facts, labels), int(value))
         for labels, value in facts.around.rows(REASONS)
@@ -399,11 +399,11 @@ def _held_down(facts: Facts, held: set[str]) -> tuple[Evidence, ...]:
     )
 
 
-def _place(facts: Facts, labels: Labels) -> Place:
+def _place(facts: IncidentFacts, labels: Labels) -> Place:
     return Place(facts.place.cluster, node=labels.get("Hostname") or "?", gpu=labels.get("UUID") or None)
 
 
-def _gpu_evidence(facts: Facts, gpu: Place | None) -> tuple[Evidence, ...]:
+def _gpu_evidence(facts: IncidentFacts, gpu: Place | None) -> tuple[Evidence, ...]:
     if gpu is None:
         return ()
     clock = facts.around.value("DCGM_FI_DEV_SM_CLOCK", UUID=gpu.gpu or "")
@@ -412,7 +412,7 @@ def _gpu_evidence(facts: Facts, gpu: Place | None) -> tuple[Evidence, ...]:
     )
 
 
-def _draw(facts: Facts, spinning: set[str]) -> tuple[Evidence, ...]:
+def _draw(facts: IncidentFacts, spinning: set[str]) -> tuple[Evidence, ...]:
     """What GPUs that only wait draw: far less than their work would."""
     watts = [value for labels, value in facts.around.rows(POWER) if labels.get("UUID", "") in spinning]
     limit = facts.around.value(POWER_LIMIT)
@@ -420,15 +420,15 @@ def _draw(facts: Facts, spinning: set[str]) -> tuple[Evidence, ...]:
     return (_seen(facts, POWER, f"those that spin draw {min(watts):.0f} to {max(watts):.0f} W{of}"),) if watts else ()
 
 
-def _seen(facts: Facts, source: str, text: str) -> Evidence:
+def _seen(facts: IncidentFacts, source: str, text: str) -> Evidence:
     return Evidence(source, text, at=facts.at, place=facts.place)
 
 
-def _told(facts: Facts) -> tuple[Evidence, ...]:
-    return tuple(member_line(member) for member in facts.incident.members[:4])
+def _told(facts: IncidentFacts) -> tuple[Evidence, ...]:
+    return tuple(member_evidence(member) for member in facts.incident.members[:4])
 
 
-def _fed(facts: Facts) -> RuledOut | None:
+def _fed(facts: IncidentFacts) -> RuledOut | None:
     share = facts.around.value(WAIT)
     if share is None or share >= STARVED_SHARE:
         return None
@@ -437,14 +437,14 @@ def _fed(facts: Facts) -> RuledOut | None:
     )
 
 
-def _even(facts: Facts) -> RuledOut | None:
+def _even(facts: IncidentFacts) -> RuledOut | None:
     seconds = compute_seconds(facts)
     if len(seconds) < 2 or late_ranks(facts):
         return None
     return RuledOut("nccl_timeout_straggler", f"all {len(seconds)} ranks compute about equally long")
 
 
-def _whole(facts: Facts) -> RuledOut | None:
+def _whole(facts: IncidentFacts) -> RuledOut | None:
     if facts.around.value(WORLD) is None or missing_ranks(facts):
         return None
     return RuledOut("nccl_rank_died", f"all {facts.around.value(WORLD):g} ranks report")

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from watchkeeper.diagnose.checks import exclusions
-from watchkeeper.diagnose.checks.findings import finding
+from watchkeeper.diagnose.checks.findings import make_finding
 from watchkeeper.diagnose.evidence import (
     MEMORY_USED,
     POWER,
     SM_ACTIVE,
     UTILISATION,
-    Facts,
-    member_line,
-    number,
-    present,
+    IncidentFacts,
+    member_evidence,
+    reading_evidence,
+    without_none,
 )
 from watchkeeper.model.diagnosis import Finding, RuledOut, Step
 
@@ -23,7 +23,7 @@ IDLE_SM_SHARE = 0.01
 MOST_TOLD = 8
 
 
-def gpu_idle_waste(facts: Facts) -> Finding | None:
+def gpu_idle_waste(facts: IncidentFacts) -> Finding | None:
     """Memory is held, and no kernel runs."""
     told = facts.members_of(CAUSE)
     if not told:
@@ -32,24 +32,24 @@ def gpu_idle_waste(facts: Facts) -> Finding | None:
     is_idle = busy is not None and busy < IDLE_SM_SHARE
     holders = ", ".join(facts.incident.workloads[:MOST_TOLD]) or "the owner"
     what = "the GPU is" if len(told) == 1 else f"the {len(told)} GPUs are"
-    return finding(
+    return make_finding(
         facts,
         CAUSE,
         place=facts.place,
         confidence=0.9 if is_idle else 0.7 if busy is None else 0.4,
-        evidence=present(
-            number(facts, SM_ACTIVE),
-            number(facts, UTILISATION),
-            number(facts, MEMORY_USED),
-            number(facts, POWER),
-            *(member_line(member) for member in told[:MOST_TOLD]),
+        evidence=without_none(
+            reading_evidence(facts, SM_ACTIVE),
+            reading_evidence(facts, UTILISATION),
+            reading_evidence(facts, MEMORY_USED),
+            reading_evidence(facts, POWER),
+            *(member_evidence(member) for member in told[:MOST_TOLD]),
         ),
         steps=(Step(f"Ask {holders} whether {what} still needed"),),
         ruled_out=exclusions.against(_stuck_in_a_collective(facts), exclusions.hardware(facts, facts.place)),
     )
 
 
-def _stuck_in_a_collective(facts: Facts) -> RuledOut | None:
+def _stuck_in_a_collective(facts: IncidentFacts) -> RuledOut | None:
     # A rank that waits in NCCL spins in a kernel: the driver counts that as 100 % utilisation.
     utilisation = facts.of(UTILISATION)
     if utilisation is None or utilisation >= 1:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from watchkeeper.diagnose.scan.verdicts import Fault, GpuFacts, ScanFacts
+from watchkeeper.diagnose.scan.verdicts import GpuFacts, ScanFacts, ScanFault
 from watchkeeper.model import gpu_words
 from watchkeeper.readers.node import pci_sysfs
 
 MISSING = "gpu_missing"
 
 
-def narrow(facts: ScanFacts, chosen: gpu_words.Selection) -> ScanFacts:
+def select_gpus(facts: ScanFacts, chosen: gpu_words.Selection) -> ScanFacts:
     kept = tuple(gpu for gpu in facts.gpus if chosen.has(_named(gpu)))
     missing = chosen.missing(map(_named, facts.gpus))
     on_bus = {device.pci for device in facts.node.pci if device.kind is pci_sysfs.DeviceKind.GPU}
@@ -32,7 +32,7 @@ def narrow(facts: ScanFacts, chosen: gpu_words.Selection) -> ScanFacts:
         gpus=kept,
         faults=(
             *(fault for fault in facts.faults if missing or _is_about(fault, chosen)),
-            *(Fault(MISSING, f"GPU {word} was chosen and does not answer") for word in missing if is_known),
+            *(ScanFault(MISSING, f"GPU {word} was chosen and does not answer") for word in missing if is_known),
         ),
         kernel=None if facts.kernel is None else [fact for fact in facts.kernel if fact.pci not in others],
     )
@@ -42,5 +42,5 @@ def _named(gpu: GpuFacts) -> gpu_words.Gpu:
     return gpu_words.Gpu(gpu.index, gpu.uuid, gpu.pci, gpu.slices)
 
 
-def _is_about(fault: Fault, chosen: gpu_words.Selection) -> bool:
+def _is_about(fault: ScanFault, chosen: gpu_words.Selection) -> bool:
     return fault.gpu is None or chosen.has(gpu_words.Gpu(None, fault.gpu, None))

@@ -16,7 +16,7 @@ ABSENT = frozenset({"absent", "absent_over_time"})
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownSeries:
     """Metric names that exist, and the label names of some of them."""
 
     names: frozenset[str]
@@ -36,7 +36,7 @@ class Known:
         return ""
 
 
-def missing(expr: ast.Expr, known: Known) -> list[str]:
+def missing(expr: ast.Expr, known: KnownSeries) -> list[str]:
     """What is missing so that the expression can never answer; nothing if it can."""
     match expr:
         case ast.Selector():

@@ -18,7 +18,7 @@ from watchkeeper.clusters.kubernetes import kubernetes_source
 from watchkeeper.diagnose import explained, job, node, pending, place_context, pod
 from watchkeeper.diagnose.checks import pod_placement
 from watchkeeper.diagnose.explained import Explained
-from watchkeeper.diagnose.job import Asked
+from watchkeeper.diagnose.job import JobQuery
 from watchkeeper.errors import WatchkeeperError
 from watchkeeper.hub import services
 from watchkeeper.hub.runtime import Runtime
@@ -128,9 +128,9 @@ class ExplainApi:
         scheduled += await asyncio.to_thread(self._waiting, scheduled)
         report = await self.jobs.report(name)
         line = None if report is None else report.job
-        pods = job.parts_of(name, scheduled)
+        pods = job.workloads_of_job(name, scheduled)
         owner = pods[0].cluster if pods else self.runtime.settings.fleet.cluster if line is None else line.cluster
-        asked = job.Asked(owner, name, pods, "" if line is None else line.name)
+        asked = job.JobQuery(owner, name, pods, "" if line is None else line.name)
         found = await self._job(asked)
         if found is None and report is not None:
             found = explained.Explained(name, report.why)
@@ -152,8 +152,8 @@ class ExplainApi:
         troubles: list[Trouble],
     ) -> explained.Explained:
         now = clock.to_ms(self.runtime.clock.now())
-        questions = place_context.Questions(self.queries.engine, place, now, window=job.AROUND)
-        around = place_context.look(questions)
+        questions = place_context.PlaceQueries(self.queries.engine, place, now, window=job.AROUND)
+        around = place_context.gather_context(questions)
         reporting = questions.reporting("DCGM_FI_DEV_GPU_TEMP")
         node_name = place.node or ""
         held = {
@@ -164,7 +164,7 @@ class ExplainApi:
         }
         problems = [view.problem for view in self._views() if view.problem]
         return node.explain(
-            node.Known(
+            node.NodeSummary(
                 self.fleet.place_name(place),
                 words,
                 sorted(held.items()),
@@ -180,7 +180,9 @@ class ExplainApi:
         """Without an API server: what kube-state-metrics says, through the same decisions."""
         place = fleet.Place(self.runtime.settings.fleet.cluster, domain=f"pod={namespace}/{name}")
         now = clock.to_ms(self.runtime.clock.now())
-        around = place_context.look(place_context.Questions(self.queries.engine, place, now, window=job.AROUND))
+        around = place_context.gather_context(
+            place_context.PlaceQueries(self.queries.engine, place, now, window=job.AROUND)
+        )
         if not around.rows("kube_pod_info") and not around.rows("kube_pod_status_phase"):
             return None
         subject = f"{namespace}/{name}"
@@ -188,8 +190,8 @@ class ExplainApi:
         on = next((labels.get("node") for labels, _ in around.rows("kube_pod_info") if labels.get("node")), None)
         if on and ask.gpus:
             return explained.Explained(subject, f"runs on {on} with {sum(ask.gpus.values())} GPUs")
-        found = pending.judge(ask, pod_placement.offered(around))
-        lines = tuple(explained.Line(one.node, one.text) for one in found.nodes)
+        found = pending.judge_placement(ask, pod_placement.offered(around))
+        lines = tuple(explained.ExplainedLine(one.node, one.text) for one in found.nodes)
         gap = ("the API server: this is what kube-state-metrics says",)
         headline = f"runs on {on} and asks for no GPU" if on else "waits"
         steps = pod.steps(found.cause, subject)
@@ -208,9 +210,9 @@ class ExplainApi:
     def _views(self) -> list[cluster.ClusterView]:
         return [] if self.clusters is None else self.clusters.views()
 
-    async def _job(self, asked: Asked) -> explained.Explained | None:
+    async def _job(self, asked: JobQuery) -> explained.Explained | None:
         now = self.runtime.clock.now()
-        looked = await asyncio.to_thread(job.look, self.queries.engine, asked, now)
+        looked = await asyncio.to_thread(job.read_job, self.queries.engine, asked, now)
         if looked is None:
             return None
         since, nodes = now - job.AROUND, looked.nodes
@@ -220,9 +222,9 @@ class ExplainApi:
         return await asyncio.to_thread(job.explain, asked, looked, now, happened=happened, names=self.fleet.place_name)
 
 
-def _cluster(source: kubernetes_source.KubernetesSource) -> pod.Cluster:
+def _cluster(source: kubernetes_source.KubernetesSource) -> pod.ClusterObjects:
     watch = source.watch
-    return pod.Cluster(
+    return pod.ClusterObjects(
         watch.nodes(),
         watch.pods(),
         watch.quotas(),

@@ -108,7 +108,7 @@ class CausesApi:
             found = self._journal.diagnosis(incident.id) if incident.id not in first else None
             best = found.best if found is not None else None
             named[first.get(incident.id) or (best.cause if best is not None else incident.cause)] += 1
-        return corrections.accuracy(named, said)
+        return corrections.measure_accuracy(named, said)
 
     def _since(self, days: int) -> datetime:
         """The journal of a hub that is younger than the window knows nothing of the time before its first incident."""
@@ -121,14 +121,14 @@ class CausesApi:
         happened = self._journal.incidents(open_only=False, limit=MOST_INCIDENTS, opened_since=since)
         units = lemons.histories(happened, nodes, since=since, now=now)
         trends, unseen = [], []
-        for metric, expr in lemons.trend_questions().items():
+        for metric, expr in lemons.trend_queries().items():
             try:
                 answer = self._queries.engine.instant(expr, clock.to_ms(now)).latest()
             except WatchkeeperError as error:
                 unseen.append(f"{metric}: {error}")
                 continue
-            trends += [lemons.trend(labels.get("Hostname", ""), metric, value) for labels, value in answer.items()]
-        return since, lemons.rank(units, trends), unseen
+            trends += [lemons.make_trend(labels.get("Hostname", ""), metric, value) for labels, value in answer.items()]
+        return since, lemons.rank_lemons(units, trends), unseen
 
     def _count(self, said: corrections.Correction) -> None:
         self._judged.add(cause=said.was, verdict="right" if said.confirms else "wrong")

@@ -140,8 +140,8 @@ class IncidentApi:
         """The whole story, as Markdown or JSON."""
         story = await self._stories.story_of(await about_incident.named(self._journal, request))
         if request.query_params.get("format", "markdown") == "json":
-            return ok(**incident_report.plain(story))
-        return Response(incident_report.text(story), media_type="text/markdown; charset=utf-8")
+            return ok(**incident_report.as_plain(story))
+        return Response(incident_report.as_markdown(story), media_type="text/markdown; charset=utf-8")
 
     async def digest(self, request: Request) -> DigestText:
         days = whole_number(request.query_params.get("days", "7"))
@@ -149,7 +149,7 @@ class IncidentApi:
             raise HTTPException(400, f"days must be a number from 1 to {MOST_DAYS}")
         until = self._runtime.clock.now()
         made = await self._stories.digest_of(until - timedelta(days=days), until)
-        return DigestText(digest=made, text="\n".join(digest.lines(made)))
+        return DigestText(digest=made, text="\n".join(digest.digest_lines(made)))
 
     async def notices(self, request: Request) -> Notices:
         """Who was told about an incident, when, and what they answered."""
@@ -184,14 +184,16 @@ class IncidentApi:
             raise HTTPException(503, str(error)) from error
         return ok(taken=len(found.alerts), problems=found.problems)
 
-    def _wish(self, request: Request, body: dict[str, Any], matchers: tuple[Matcher, ...]) -> silence_store.Wish:
+    def _wish(
+        self, request: Request, body: dict[str, Any], matchers: tuple[Matcher, ...]
+    ) -> silence_store.SilenceRequest:
         now = self._runtime.clock.now()
         try:
             starts_at = wire.parse_time(body["starts_at"]) if body.get("starts_at") else now
             ends_at = wire.parse_time(body["ends_at"]) if body.get("ends_at") else starts_at + _lasting(body)
         except (ValueError, TypeError, OverflowError) as error:
             raise HTTPException(400, f"a silence needs `for` such as 2h, or `ends_at`: {error}") from error
-        return silence_store.Wish(
+        return silence_store.SilenceRequest(
             matchers,
             request.state.caller.name,
             about_incident.line(body, "reason"),

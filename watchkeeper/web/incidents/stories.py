@@ -40,21 +40,21 @@ class Stories:
 
     async def blast_of(self, incident: Incident) -> blast.Blast | None:
         """Whom and how much it hits; None where the engine does not answer."""
-        now, asked = self._runtime.clock.now(), blast.question(incident, self._runtime.clock.now())
+        now, asked = self._runtime.clock.now(), blast.holders_query(incident, self._runtime.clock.now())
         try:
             holders = {} if asked is None else (await self._queries.instant(*asked)).latest()
         except WatchkeeperError as error:
             log.warning("The blast radius is unknown", extra=fields(incident=incident.id, error=error))
             return None
         price = self._runtime.settings.cost.dollars_per_gpu_hour
-        return blast.of(incident, holders, now=now, gpus_at=self._fleet.gpus_at, dollars_per_gpu_hour=price)
+        return blast.compute_blast(incident, holders, now=now, gpus_at=self._fleet.gpus_at, dollars_per_gpu_hour=price)
 
-    async def story_of(self, incident: Incident) -> incident_report.Story:
+    async def story_of(self, incident: Incident) -> incident_report.IncidentReport:
         id = incident.id
         found, plan, timeline = await self._journal.read(
             lambda: (self._journal.diagnosis(id), self._journal.plan(id), self._journal.timeline(id))
         )
-        return incident_report.Story(
+        return incident_report.IncidentReport(
             incident,
             self._fleet.place_name(incident.place),
             found,
@@ -65,7 +65,7 @@ class Stories:
             incident_labels.belongs_to(incident, self.inventory_of()),
         )
 
-    def inventory_of(self) -> incident_labels.Inventory:
+    def inventory_of(self) -> incident_labels.InventoryLookup:
         """What the fleet and the schedulers know of nodes and workloads; a recording has no schedulers."""
 
         nodes = {(node.cluster, node.name): node for node in self._fleet.nodes()}
@@ -75,16 +75,16 @@ class Stories:
             return {} if found is None else {**found.domains, **({"pool": found.pool} if found.pool else {})}
 
         return (
-            incident_labels.Inventory(domains)
+            incident_labels.InventoryLookup(domains)
             if self._clusters is None
-            else incident_labels.Inventory(domains, self._clusters.team_of)
+            else incident_labels.InventoryLookup(domains, self._clusters.team_of)
         )
 
     async def digest_of(self, since: datetime, until: datetime) -> digest.Digest:
         known = self.inventory_of()
 
         def make() -> digest.Digest:
-            return digest.make(
+            return digest.make_digest(
                 self._journal.incidents(open_only=False, limit=MOST_INCIDENTS, opened_since=since),
                 since=since,
                 until=until,

@@ -19,7 +19,7 @@ from pathlib import Path
 from tests.support import deadly_hub
 from watchkeeper.cli.hub import up
 from watchkeeper.kit import clock, files, memory
-from watchkeeper.remediate.drivers.simulated import Simulated
+from watchkeeper.remediate.drivers.simulated import SimulatedDriver
 
 MOST_LINES = 30
 MIB = 1 << 20
@@ -71,7 +71,9 @@ def main(simulator: str, data: str, port: str, *clock_and_trace: str) -> None:
     time = clock.ScaledClock(speed=float(speed), epoch_seconds=float(epoch))
     if trace:
         signal.signal(signal.SIGUSR2, Trace(Path(trace[0])).look)
-    deadly_hub.run(dataclasses.replace(told, query=query, fleet=fleet, rules=rules), Simulated(simulator), time=time)
+    deadly_hub.run(
+        dataclasses.replace(told, query=query, fleet=fleet, rules=rules), SimulatedDriver(simulator), time=time
+    )
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from watchkeeper.model.fleet import Gpu, Node, NodeRegistration
 from watchkeeper.remediate.drivers import dry_run
 
 
-class Stubborn(dry_run.DryRun):
+class Stubborn(dry_run.DryRunDriver):
     """A cluster that breaks the first times it is asked."""
 
     def __init__(self, failures: int) -> None:

@@ -20,14 +20,14 @@ from watchkeeper.config import settings
 from watchkeeper.kit import clock, logs
 from watchkeeper.model.actions import Action
 from watchkeeper.model.trust import Mode
-from watchkeeper.remediate.driver import Performed
+from watchkeeper.remediate.driver import ActionOutcome
 
 
 class Stopping(deadly_hub.Deadly):
     has_stopped = False
     calls = Path("calls")
 
-    def perform(self, action: Action) -> Performed:
+    def perform(self, action: Action) -> ActionOutcome:
         if (self.when, action.kind) == ("stop", self.kind) and not Stopping.has_stopped:
             Stopping.has_stopped = True
             os.kill(os.getpid(), signal.SIGSTOP)

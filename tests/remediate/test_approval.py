@@ -14,8 +14,8 @@ from watchkeeper.errors import HubError, IllegalMove
 from watchkeeper.model.actions import Action, ActionKind
 from watchkeeper.model.repairs import Repair
 from watchkeeper.model.trust import Mode
-from watchkeeper.remediate.driver import Performed
-from watchkeeper.remediate.ladder import Rung
+from watchkeeper.remediate.driver import ActionOutcome
+from watchkeeper.remediate.ladder import ModeDecision
 from watchkeeper.remediate.policy import load, parse
 
 
@@ -162,7 +162,7 @@ def test_settings_that_became_more_careful_end_what_waits_and_freeze_what_runs(t
     running, waiting = asked(world, "n1"), asked(world, "n2")
     world.settle(5)
     calls = len(world.cluster.calls)
-    world.rung = Rung(Mode.OBSERVE, "mode observe by remediate.mode")
+    world.rung = ModeDecision(Mode.OBSERVE, "mode observe by remediate.mode")
     world.restart()
     world.settle(5)
     assert (world.state(running.id), world.state(waiting.incident)) == ("draining", "rolled_back")
@@ -177,7 +177,7 @@ def test_what_policy_approved_asks_again_when_the_mode_is_lowered_to_ask(tmp_pat
     world = World(tmp_path, limits=limits(pool_percent=0))
     repair = asked(world)
     assert world.state(repair.id) == "approved"
-    world.rung = Rung(Mode.ASK, "mode ask by remediate.mode")
+    world.rung = ModeDecision(Mode.ASK, "mode ask by remediate.mode")
     world.step()
     changed = world.repairs.find(repair.id)
     assert changed is not None
@@ -192,10 +192,10 @@ def test_a_no_that_comes_while_a_frozen_repair_is_looked_at_is_not_lost(tmp_path
     world.settle(5)
     assert world.state(repair.id) == "draining"
 
-    def rung(one: Repair) -> Rung:
+    def rung(one: Repair) -> ModeDecision:
         if one.state == "draining":
             world.people.reject(one.id, "not tonight", actor="ada", now=world.now)
-        return Rung(Mode.OBSERVE, "mode observe by remediate.mode")
+        return ModeDecision(Mode.OBSERVE, "mode observe by remediate.mode")
 
     world.repairs._around = replace(world.repairs._around, rung=rung)
     world.repairs.advance(repair.id, world.now)
@@ -207,7 +207,7 @@ def test_a_yes_that_comes_during_a_call_is_kept(tmp_path: Path) -> None:
     world = World(tmp_path)
     repair, perform = asked(world), world.cluster.perform
 
-    def interrupted(action: Action) -> Performed:
+    def interrupted(action: Action) -> ActionOutcome:
         found = world.repairs.find(repair.id)
         if action.kind is ActionKind.DRAIN and found is not None and found.approved_by == "policy":
             world.people.approve(repair.id, repair.digest, actor="ada", now=world.now)

@@ -20,8 +20,8 @@ from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import Sample
 from watchkeeper.query.embedded import EmbeddedEngine
 from watchkeeper.query.engine import Answer
-from watchkeeper.remediate.evidence import Sources
-from watchkeeper.remediate.orders import Outbox, Wanted
+from watchkeeper.remediate.evidence import EvidenceSources
+from watchkeeper.remediate.orders import OrderQueue, OrderRequest
 from watchkeeper.store.head.head import Head
 from watchkeeper.store.journal.journal import Journal
 
@@ -48,12 +48,12 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
 
 
 @pytest.fixture
-def sources(journal: Journal) -> Sources:
+def sources(journal: Journal) -> EvidenceSources:
     engine = EmbeddedEngine(Head(max_series=100))
-    return Sources(journal, engine, Inventory(fleet.Node("main", "n1", pool="train")), "1.0")
+    return EvidenceSources(journal, engine, Inventory(fleet.Node("main", "n1", pool="train")), "1.0")
 
 
-def test_what_is_not_known_is_said(sources: Sources) -> None:
+def test_what_is_not_known_is_said(sources: EvidenceSources) -> None:
     found, missing = files(sources.of_incident("INC-1", now=LATER))
     assert json.loads(found["incident.json"])["cause"] == "ecc_uncorrectable"
     assert missing == {
@@ -72,7 +72,7 @@ def test_what_is_not_known_is_said(sources: Sources) -> None:
     assert sources.of_node("n2", now=LATER) is None
 
 
-def test_counters_are_told_before_and_after_whoever_held_the_gpu(sources: Sources) -> None:
+def test_counters_are_told_before_and_after_whoever_held_the_gpu(sources: EvidenceSources) -> None:
     def report(value: float, at: timedelta, pod: str) -> None:
         name = {"__name__": "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", "gpu": "0", "UUID": "GPU-1", "pod": pod}
         at_ms = round((NOON + at).timestamp() * 1000)
@@ -87,11 +87,11 @@ def test_counters_are_told_before_and_after_whoever_held_the_gpu(sources: Source
     ]
 
 
-def test_events_and_receipts_of_the_node_are_in_it_and_of_no_other(sources: Sources, journal: Journal) -> None:
+def test_events_and_receipts_of_the_node_are_in_it_and_of_no_other(sources: EvidenceSources, journal: Journal) -> None:
     journal.take_events([xid(48, NOON), replace(xid(79, NOON), place=fleet.Place("main", node="n2"))], NOON)
-    outbox = Outbox(journal, HUB_KEY, now=NOON)
+    outbox = OrderQueue(journal, HUB_KEY, now=NOON)
     for node in ("n1", "n2"):
-        outbox.give(Wanted("main", node, "scan", id=f"WO-{node}"), now=NOON, actor="ann")
+        outbox.give(OrderRequest("main", node, "scan", id=f"WO-{node}"), now=NOON, actor="ann")
     receipt = orders.Receipt(orders.OrderId("WO-n1"), NOON, Result.DONE, "this node is healthy", "{}")
     outbox.take("WO-n1", orders.seal(receipt, KEY), now=NOON)
     found, missing = files(sources.of_node("n1", now=LATER))
@@ -103,13 +103,13 @@ def test_events_and_receipts_of_the_node_are_in_it_and_of_no_other(sources: Sour
     assert "orders/" not in missing
 
 
-def test_names_of_people_and_nodes_are_replaced_throughout(sources: Sources) -> None:
+def test_names_of_people_and_nodes_are_replaced_throughout(sources: EvidenceSources) -> None:
     found, _ = files(sources.of_incident("INC-1", now=LATER, hides_names=True))
     told = json.loads(found["incident.json"])
     assert (told["assignee"], told["place"]["node"], told["title"]) == ("person-1", "node-1", "GPU-1 on node-1")
 
 
-def test_a_server_of_samples_that_is_away_costs_only_its_pieces(sources: Sources) -> None:
+def test_a_server_of_samples_that_is_away_costs_only_its_pieces(sources: EvidenceSources) -> None:
     class Away(EmbeddedEngine):
         def instant(self, expr: str, at_ms: int) -> Answer:
             raise QueryError("connection refused")

@@ -17,7 +17,7 @@ from watchkeeper.model import fleet
 from watchkeeper.model.repairs import Repair, RepairState
 from watchkeeper.query.embedded import EmbeddedEngine
 from watchkeeper.remediate import hand_over
-from watchkeeper.remediate.evidence import Sources
+from watchkeeper.remediate.evidence import EvidenceSources
 from watchkeeper.remediate.hand_over import HandOver, failed_before
 from watchkeeper.store.head.head import Head
 
@@ -30,7 +30,7 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 def desk(world: World) -> HandOver:
     node = fleet.Node("main", world.nodes[0].name)
-    sources = Sources(world.journal, EmbeddedEngine(Head(max_series=10)), Inventory(node), "1.0")
+    sources = EvidenceSources(world.journal, EmbeddedEngine(Head(max_series=10)), Inventory(node), "1.0")
     return HandOver(world.journal, sources, world.folder / "bundles", limit=2)
 
 

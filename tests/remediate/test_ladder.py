@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from watchkeeper.model.trust import Mode
-from watchkeeper.remediate.ladder import Ladder, Trust
+from watchkeeper.remediate.ladder import TrustLadder, TrustRule
 
-LADDER = Ladder(
+LADDER = TrustLadder(
     Mode.SUGGEST,
     (
-        Trust(Mode.ACT, cause="gpu_fell_off_bus"),
-        Trust(Mode.OBSERVE, pool="prod"),
-        Trust(Mode.ASK, cause="ecc_uncorrectable", pool="prod"),
+        TrustRule(Mode.ACT, cause="gpu_fell_off_bus"),
+        TrustRule(Mode.OBSERVE, pool="prod"),
+        TrustRule(Mode.ASK, cause="ecc_uncorrectable", pool="prod"),
     ),
 )
 
@@ -39,8 +39,8 @@ def test_the_rule_that_holds_is_named(cause: str, pool: str, mode: str, why: str
 
 
 def test_nothing_is_trusted_unless_somebody_says_so() -> None:
-    assert Ladder().rung("gpu_fell_off_bus", "lab").mode is Mode.OBSERVE
+    assert TrustLadder().rung("gpu_fell_off_bus", "lab").mode is Mode.OBSERVE
 
 
 def test_a_pool_without_a_name_can_be_meant() -> None:
-    assert Ladder(rules=(Trust(Mode.ASK, pool=""),)).rung("x", "").why.endswith("pool (without a name)")
+    assert TrustLadder(rules=(TrustRule(Mode.ASK, pool=""),)).rung("x", "").why.endswith("pool (without a name)")

@@ -13,7 +13,7 @@ from watchkeeper.model.actions import ActionKind
 from watchkeeper.model.incidents import Incident
 from watchkeeper.model.trust import Mode
 from watchkeeper.remediate import policy, validation
-from watchkeeper.remediate.ladder import Rung
+from watchkeeper.remediate.ladder import ModeDecision
 from watchkeeper.remediate.reclaim import Exemptions
 
 NOTEBOOK = ("research/nb-1",)
@@ -88,7 +88,7 @@ def test_what_nobody_can_see_is_not_taken(world: World) -> None:
     made = world.take(held_idle(world))
     assert made is not None
     world.settle(30, seconds=60)
-    world.idle = validation.Standing.UNKNOWN
+    world.idle = validation.CheckState.UNKNOWN
     world.settle(120, seconds=60)
     assert (world.state(made.incident), called(world, "reclaim")) == ("rolled_back", 0)
 
@@ -168,7 +168,9 @@ def test_who_is_exempt_keeps_idle_gpus(world: World, pattern: str) -> None:
     assert want is not None
     exempt = Exemptions((pattern,), lambda _: "science")
     rung = exempt.rung(want.rung, want.actions)
-    assert rung == Rung(Mode.OBSERVE, f"research/nb-1 may keep its GPUs: remediate.reclaim_exempt has `{pattern}`")
+    assert rung == ModeDecision(
+        Mode.OBSERVE, f"research/nb-1 may keep its GPUs: remediate.reclaim_exempt has `{pattern}`"
+    )
     assert Exemptions(("vision/*",)).rung(want.rung, want.actions) == want.rung
 
 

@@ -19,7 +19,7 @@ from watchkeeper.hub.repair_loop import ladder_of, limits_of, policy_of
 from watchkeeper.kit.clock import ManualClock, to_ms
 from watchkeeper.model import events, fleet
 from watchkeeper.model.trust import Mode
-from watchkeeper.remediate.drivers import together
+from watchkeeper.remediate.drivers import composite_driver
 
 
 def after_xid(
@@ -121,14 +121,16 @@ def test_a_node_is_looked_at_by_its_agent_before_it_is_given_back_where_agents_t
     def checks(cause: str, **told: Any) -> tuple[str, ...]:
         chosen = settings.Remediate(driver=settings.DriverName.SLURM, **told)
         asked = settings.Settings(hub=settings.Hub(order_key_file="hub.key"), remediate=chosen)
-        steps = policy_of(chosen, gives_orders=together.gives_orders(asked)).steps(cause)
+        steps = policy_of(chosen, gives_orders=composite_driver.gives_orders(asked)).steps(cause)
         return next(step.checks for step in steps if step.action == "validate")
 
     own = ("gpus_present", "conditions_clear", "no_new_xid")
     assert checks("gpu_fell_off_bus") == (*own, "scan", "diag_2", "diag_3")
     assert checks("gpu_fell_off_bus", node_checks=()) == own
     assert checks("fabric_manager_down") == (*own, "scan", "diag_2")
-    assert not together.gives_orders(settings.Settings(remediate=settings.Remediate(driver=settings.DriverName.SLURM)))
+    assert not composite_driver.gives_orders(
+        settings.Settings(remediate=settings.Remediate(driver=settings.DriverName.SLURM))
+    )
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from watchkeeper.errors import ActionFailed, IllegalMove, StoreError
 from watchkeeper.model.repairs import Repair
 from watchkeeper.model.trust import Mode
 from watchkeeper.remediate import policy
-from watchkeeper.remediate.driver import Observed
-from watchkeeper.remediate.ladder import Rung
+from watchkeeper.remediate.driver import NodeObservation
+from watchkeeper.remediate.ladder import ModeDecision
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_a_node_that_nobody_can_look_at_for_too_long_is_kept_out_and_said_so(wor
 
 def test_what_began_by_itself_goes_on_under_ask_only_with_a_persons_yes(world: World) -> None:
     made = begun(world)
-    world.rung = Rung(Mode.ASK, "mode ask by remediate.mode")
+    world.rung = ModeDecision(Mode.ASK, "mode ask by remediate.mode")
     world.settle(20)
     assert world.cluster.calls == ["cordon n1"]
     assert world.repairs.all()[0].waits_for == ("a person's yes: mode ask by remediate.mode",)
@@ -76,14 +76,14 @@ def test_what_began_by_itself_goes_on_under_ask_only_with_a_persons_yes(world: W
 
 def test_what_a_person_approved_goes_on_under_ask(world: World) -> None:
     made = begun(world, Mode.ASK)
-    world.rung = Rung(Mode.ASK, "mode ask by remediate.mode")
+    world.rung = ModeDecision(Mode.ASK, "mode ask by remediate.mode")
     world.settle(30)
     assert world.state(made.incident) == "done"
 
 
 def test_under_ask_our_own_cordon_is_taken_off_without_a_yes_when_it_is_over(world: World) -> None:
     made = begun(world)
-    world.rung = Rung(Mode.ASK, "mode ask by remediate.mode")
+    world.rung = ModeDecision(Mode.ASK, "mode ask by remediate.mode")
     world.ends(made.incident)
     world.settle(10)
     assert world.cluster.ours() == ["n1"]
@@ -94,7 +94,7 @@ def test_under_ask_our_own_cordon_is_taken_off_without_a_yes_when_it_is_over(wor
 
 def test_a_node_that_a_lowered_mode_leaves_cordoned_keeps_an_open_incident(world: World) -> None:
     made = begun(world)
-    world.rung = Rung(Mode.OBSERVE, "mode observe by remediate.mode")
+    world.rung = ModeDecision(Mode.OBSERVE, "mode observe by remediate.mode")
     world.ends(made.incident)
     world.settle(5)
     assert world.cluster.ours() == ["n1"]
@@ -195,7 +195,7 @@ def test_a_silent_cluster_is_asked_for_late_marks_once_not_once_for_each_node(wo
         world.people.reject(made.id, "no", actor="ada", now=world.now)
     asked: list[str] = []
 
-    def silent(place: object) -> Observed:
+    def silent(place: object) -> NodeObservation:
         asked.append(str(place))
         raise ActionFailed("no answer within 5 s")
 

@@ -19,8 +19,8 @@ from watchkeeper.errors import IllegalMove
 from watchkeeper.model.actions import Action, ActionKind
 from watchkeeper.model.trust import Mode
 from watchkeeper.remediate import guards
-from watchkeeper.remediate.driver import Performed
-from watchkeeper.remediate.ladder import Rung
+from watchkeeper.remediate.driver import ActionOutcome
+from watchkeeper.remediate.ladder import ModeDecision
 
 CAUSES = (
     "gpu_fell_off_bus",
@@ -63,7 +63,7 @@ class Walk:
         cluster, perform = self.world.cluster, self.world.cluster._effect
         self.kill_at: int | None = None
 
-        def effect(action: Action, machine: Machine) -> Performed:
+        def effect(action: Action, machine: Machine) -> ActionOutcome:
             self._may_die()
             is_new = not cluster.effects[action.mark]
             done = perform(action, machine)
@@ -188,7 +188,7 @@ class Walk:
     def settings_change(self) -> None:
         """The mode is another one from now on, as after a restart with other settings."""
         mode = self.dice.choice([Mode.ASK, Mode.ASK, Mode.ASK, Mode.SUGGEST])
-        self.world.rung = Rung(mode, f"mode {mode} by the walk") if self.world.rung is None else None
+        self.world.rung = ModeDecision(mode, f"mode {mode} by the walk") if self.world.rung is None else None
 
     def stops(self) -> None:
         if self.world.repairs.switch.is_stopped:

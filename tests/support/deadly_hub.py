@@ -21,14 +21,14 @@ from watchkeeper.hub import backends
 from watchkeeper.kit import clock
 from watchkeeper.model.actions import Action
 from watchkeeper.model.trust import Mode
-from watchkeeper.remediate.driver import Driver, Performed
-from watchkeeper.remediate.drivers.simulated import Simulated
+from watchkeeper.remediate.driver import ActionOutcome, Driver
+from watchkeeper.remediate.drivers.simulated import SimulatedDriver
 
 
-class Deadly(Simulated):
+class Deadly(SimulatedDriver):
     when, kind = "never", ""
 
-    def perform(self, action: Action) -> Performed:
+    def perform(self, action: Action) -> ActionOutcome:
         self.die("before", action)
         done = super().perform(action)
         self.die("after", action)
@@ -57,7 +57,7 @@ def main(simulator: str, data: str, port: str, speed: str, epoch: str, death: st
     run(replace(configured, remediate=chosen), Deadly(simulator), time=time)
 
 
-def run(configured: config.Settings, cluster: Simulated, *, time: clock.Clock) -> None:
+def run(configured: config.Settings, cluster: SimulatedDriver, *, time: clock.Clock) -> None:
     """A hub with this driver, and an agent that tells it of the driver's simulated fleet, until they are stopped."""
 
     def chosen(*_: object, **__: object) -> Driver:

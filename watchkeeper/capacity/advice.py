@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from watchkeeper.capacity.forecast import Forecast
 from watchkeeper.capacity.fullness import Fullness, Need
 from watchkeeper.capacity.rightsizing import Repartition
-from watchkeeper.model.standing import Standing
+from watchkeeper.model.fleet_capacity import Standing
 
 # Below this many stranded GPUs a reshuffle costs more than it brings.
 WORTH_MOVING = 8

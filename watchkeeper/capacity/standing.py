@@ -14,7 +14,7 @@ import numpy as np
 
 from watchkeeper.capacity.jobs import Job
 from watchkeeper.capacity.simulated_fleet import WHOLE, Node, Stock
-from watchkeeper.model.standing import ShapeRoom, Standing
+from watchkeeper.model.fleet_capacity import ShapeRoom, Standing
 
 SHAPES = (1, 2, 4, 8)
 LOST = "its scheduler cannot give them"

@@ -36,7 +36,7 @@ from watchkeeper.model.notices import Notice
 from watchkeeper.model.orders import Envelope
 from watchkeeper.model.orders import Receipt as OrdersReceipt
 from watchkeeper.model.repairs import RepairState
-from watchkeeper.model.standing import Standing
+from watchkeeper.model.fleet_capacity import Standing
 from watchkeeper.model.trust import Mode
 
 
@@ -379,7 +379,7 @@ class ExplainedRepair(Answer):
     digest: str | None
     why_not: str
     steps: tuple[ExplanationStep, ...]
-    refusals: tuple[Refusal, ...]
+    refusals: tuple[GuardRefusal, ...]
     repair: ShownRepair | None
     switch: ShownSwitch
 
@@ -584,7 +584,7 @@ class Need(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Refusal(Answer):
+class GuardRefusal(Answer):
     guard: str
     text: str
 

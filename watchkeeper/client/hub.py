@@ -24,11 +24,11 @@ from watchkeeper.client.address import DEFAULT_URL
 from watchkeeper.client.reading import NOT_A_HUB, read
 from watchkeeper.errors import HubError
 from watchkeeper.kit import api_version, wire
+from watchkeeper.model.fleet_capacity import Standing
 from watchkeeper.model.incidents import Incident
 from watchkeeper.model.jobs import JobReport
 from watchkeeper.model.node_list import NodeLine
 from watchkeeper.model.notices import Notice
-from watchkeeper.model.standing import Standing
 from watchkeeper.net import sync_http
 from watchkeeper.net.access import NOTHING, Access
 

@@ -39,9 +39,9 @@ def driver_of(
                 where="remediate.driver",
                 remedy="Start it with `watchkeeper up`",
             )
-        return simulated.Simulated(simulator_url)
+        return simulated.SimulatedDriver(simulator_url)
     if settings.remediate.driver is config.DriverName.KUBERNETES:
         return kubernetes.of_settings(settings, is_stopped=is_stopped)
     if settings.remediate.driver is config.DriverName.SLURM:
         return slurm_rest.of_settings(settings, is_stopped=is_stopped)
-    return dry_run.DryRun()
+    return dry_run.DryRunDriver()

@@ -36,7 +36,7 @@ from watchkeeper.incidents import incident_labels
 from watchkeeper.notify import delivery, message
 from watchkeeper.remediate import driver as drivers
 from watchkeeper.remediate import evidence, node_checks, orders
-from watchkeeper.remediate.drivers import kubernetes, together
+from watchkeeper.remediate.drivers import composite_driver, kubernetes
 from watchkeeper.store.journal import journal as journals
 
 
@@ -62,11 +62,11 @@ class Hub:
         self.repairs = repair_loop.RepairLoop(
             settings.remediate, cluster=settings.fleet.cluster, time=time, metrics=metrics
         )
-        self._policy = repair_loop.policy_of(settings.remediate, gives_orders=together.gives_orders(settings))
+        self._policy = repair_loop.policy_of(settings.remediate, gives_orders=composite_driver.gives_orders(settings))
         self._cluster_driver = driver or backends.driver_of(
             settings, simulator_url, is_stopped=lambda: self.repairs.is_stopped
         )
-        self._driver = together.with_nodes(self._cluster_driver, settings, self._orders, time=time)
+        self._driver = composite_driver.with_nodes(self._cluster_driver, settings, self._orders, time=time)
         self.incidents = incident_service.IncidentService(
             runtime,
             self.current,
@@ -130,7 +130,7 @@ class Hub:
         self.rules.rejoin(kept.alerts())
         self.repairs.join(self._repair_parts(kept))
         told = delivery.Notifier(settings.notify, self._around_delivery(kept), now=now)
-        sources = evidence.Sources(kept, self.samples.engine, self.fleet.fleet, self.runtime.version)
+        sources = evidence.EvidenceSources(kept, self.samples.engine, self.fleet.fleet, self.runtime.version)
         self.current.replace(stages.Stages(kept, line, told, sources, outbox))
 
     def _health_of(self, silences: silence_service.SilenceService) -> health.Health:
@@ -163,7 +163,7 @@ class Hub:
             lambda: self.current.stages.evidence,
         )
 
-    def _orders(self) -> orders.Outbox | None:
+    def _orders(self) -> orders.OrderQueue | None:
         return self.current.stages.orders if self.current.has_stages else None
 
     def _around_rules(self) -> rule_loops.Surroundings:
@@ -194,7 +194,7 @@ class Hub:
             survived=self.loops.survived,
             validators=node_checks.node_validators(self._orders),
             bundles=Path(settings.hub.data) / "bundles",
-            connected=self._cluster_driver if isinstance(self._cluster_driver, kubernetes.Kubernetes) else None,
+            connected=self._cluster_driver if isinstance(self._cluster_driver, kubernetes.KubernetesDriver) else None,
         )
 
     async def run(self, stop: asyncio.Event) -> None:

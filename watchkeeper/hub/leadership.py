@@ -253,13 +253,13 @@ class Fenced:
         self._behind, self._may_act = behind, may_act
         self.name = behind.name
 
-    def observe(self, place: fleet.Place) -> driver.Observed:
+    def observe(self, place: fleet.Place) -> driver.NodeObservation:
         return self._behind.observe(place)
 
     def describe(self, action: actions.Action) -> str:
         return self._behind.describe(action)
 
-    def perform(self, action: actions.Action) -> driver.Performed:
+    def perform(self, action: actions.Action) -> driver.ActionOutcome:
         if not self._may_act():
             raise ActionFailed(
                 "the lease of this hub has run out",

@@ -51,9 +51,9 @@ class Parts:
     fleet: fleet.Fleet
     journal: journals.Journal
     rules: rulefile.RuleSet
-    policy: policy.Policy
+    policy: policy.RepairPolicy
     driver: driver.Driver
-    ladder: ladder.Ladder
+    ladder: ladder.TrustLadder
     # Incidents of which a repair is at work on a machine; asked without a lock, from the thread of the incidents.
     under_repair: Callable[[fleet_model.Place], Collection[str]] = lambda _: ()
     # The newest sample that the hub before this one has left: until then it was at work.
@@ -64,7 +64,7 @@ def harmless_parts(
     engine: engines.Engine, known: fleet.Fleet, *, journal: journals.Journal, rules: rulefile.RuleSet
 ) -> Parts:
     """The shipped policy, plans that are only described, and nobody who acts: for drills and stories."""
-    return Parts(engine, known, journal, rules, policy.load(), dry_run.DryRun(), ladder.Ladder())
+    return Parts(engine, known, journal, rules, policy.load(), dry_run.DryRunDriver(), ladder.TrustLadder())
 
 
 class Pipeline:

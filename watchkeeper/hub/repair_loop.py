@@ -32,6 +32,7 @@ from watchkeeper.model.repairs import Repair, RepairId
 from watchkeeper.query import engine as engines
 from watchkeeper.remediate import (
     approval,
+    dependencies,
     driver,
     evidence,
     explanation,
@@ -44,12 +45,11 @@ from watchkeeper.remediate import (
     reclaim,
     register,
     repairs,
-    surroundings,
     validation,
 )
-from watchkeeper.remediate.driver import Connected
+from watchkeeper.remediate.driver import PersistentDriver
+from watchkeeper.remediate.proposal import RepairProposal, wanted
 from watchkeeper.remediate.repairs import Repairs
-from watchkeeper.remediate.wanted import Wanted, wanted
 from watchkeeper.scrape import fleet
 from watchkeeper.store.journal import chain
 from watchkeeper.store.journal import journal as journals
@@ -75,7 +75,7 @@ class Parts:
     journal: journals.Journal
     engine: engines.Engine
     driver: driver.Driver
-    policy: policy.Policy
+    policy: policy.RepairPolicy
     fleet: fleet.Fleet
     clusters: clusters.Clusters
     report: Callable[[events.Event], Coroutine[Any, Any, object]]
@@ -83,7 +83,7 @@ class Parts:
     survived: Callable[[str, Exception], None]
     validators: tuple[validation.Validator, ...] = ()
     # The cluster's driver itself, where it has connections to be kept and closed.
-    connected: Connected | None = None
+    connected: PersistentDriver | None = None
     # Where the evidence about nodes lies that are handed over; None: nowhere.
     bundles: Path | None = None
 
@@ -132,7 +132,7 @@ class RepairLoop:
         own = validation.own_validators(
             parts.engine, parts.journal, quiet=timedelta(seconds=durations.parse_seconds(self._settings.xid_quiet))
         )
-        around = surroundings.Surroundings(
+        around = dependencies.RepairDependencies(
             parts.journal,
             parts.driver,
             self.limits,
@@ -144,12 +144,12 @@ class RepairLoop:
             report=self._report,
             changed=self._changed,
             rung=lambda repair: exempt.rung(self.ladder.rung(repair.cause, repair.pool), repair.actions),
-            idle=reclaim.Idleness(parts.engine).check,
+            idle=reclaim.IdleCheck(parts.engine).check,
         )
         found = Repairs(around, now=self._clock.now())
         handing = None
         if parts.bundles is not None:
-            sources = evidence.Sources(parts.journal, parts.engine, parts.fleet, __version__)
+            sources = evidence.EvidenceSources(parts.journal, parts.engine, parts.fleet, __version__)
             limit = self._settings.hand_over_after
             handing = hand_over.HandOver(parts.journal, sources, parts.bundles, limit=limit)
         life = timedelta(seconds=durations.parse_seconds(self._settings.approval))
@@ -260,7 +260,7 @@ class RepairLoop:
         """The incidents whose repair is past what can be undone on this node."""
         return self.repairs.acting_on(node)
 
-    def wanted(self, id: str) -> Wanted | None:
+    def wanted(self, id: str) -> RepairProposal | None:
         """What the plan of an incident wants of a machine."""
         incident, proposal = self._now.parts.journal.incident(id), self._now.parts.journal.plan(id)
         if incident is None or proposal is None:
@@ -291,7 +291,7 @@ class RepairLoop:
             digest=None if want is None else want.digest,
             why_not=explanation.why_nothing(want, rung, steps) if receipts else "there is no plan yet",
             steps=tuple(
-                explanation.Step(
+                explanation.ExplanationStep(
                     one.action.kind, str(one.action.place), one.action.why, one.text, limits.get(one.action.id)
                 )
                 for one in receipts
@@ -306,14 +306,14 @@ class RepairLoop:
         described = plan.dry_run(rest, self._now.parts.driver, now=now).receipts
         return tuple(came.get(receipt.action.id, receipt) for receipt in described)
 
-    def _objections(self, want: Wanted, now: datetime) -> list[guards.Refusal]:
+    def _objections(self, want: RepairProposal, now: datetime) -> list[guards.GuardRefusal]:
         draft = progress.made(want, 1, now)
         return self.repairs.refusals(draft, now)
 
-    def rehearse(self, chosen: policy.Policy) -> list[explanation.Rehearsed]:
+    def rehearse(self, chosen: policy.RepairPolicy) -> list[explanation.Rehearsed]:
         """What each incident that the journal has would have got under another policy."""
         past = self._now.parts.journal.incidents(limit=explanation.MOST_REHEARSED)
-        rules = explanation.Rules(chosen, self.ladder, self.limits, self._now.parts.fleet.nodes())
+        rules = explanation.RehearsalRules(chosen, self.ladder, self.limits, self._now.parts.fleet.nodes())
         return explanation.rehearse(past, rules)
 
     def again(self, id: str, actor: str) -> Repair:
@@ -334,12 +334,12 @@ class RepairLoop:
         found = [entry for kind in kinds for entry in self._now.parts.journal.entries_of(kind, limit)]
         return sorted(found, key=lambda entry: entry.seq)[-limit:]
 
-    def _wanted(self, incident: Incident, cause: str, steps: Iterable[actions.Action]) -> Wanted | None:
+    def _wanted(self, incident: Incident, cause: str, steps: Iterable[actions.Action]) -> RepairProposal | None:
         planned, pool = tuple(steps), self._pool(incident.place)
         rung = self._now.exempt.rung(self.rung(cause, incident.place), planned)
         return wanted(incident, cause, planned, policy=self._now.parts.policy, pool=pool, rung=rung)
 
-    def rung(self, cause: str, place: fleet_model.Place) -> ladder.Rung:
+    def rung(self, cause: str, place: fleet_model.Place) -> ladder.ModeDecision:
         return self.ladder.rung(cause, self._pool(place))
 
     def _pool(self, place: fleet_model.Place) -> str:
@@ -476,7 +476,7 @@ class RepairLoop:
         task.add_done_callback(self._tasks.discard)
 
 
-def ladder_of(settings: config.Remediate) -> ladder.Ladder:
+def ladder_of(settings: config.Remediate) -> ladder.TrustLadder:
     """SettingsError for a cause that nobody knows: a rule that never fits would be trusted in vain."""
     problems = tuple(
         f"remediate.trust[{at}].cause: unknown cause {quote(rule.cause)}; the known ones are in packs/causes.csv"
@@ -485,15 +485,15 @@ def ladder_of(settings: config.Remediate) -> ladder.Ladder:
     )
     if problems:
         raise SettingsError("the trust ladder has mistakes", problems=problems, where="[remediate]")
-    rules = tuple(ladder.Trust(rule.mode, rule.cause, rule.pool) for rule in settings.trust)
-    return ladder.Ladder(settings.mode, rules)
+    rules = tuple(ladder.TrustRule(rule.mode, rule.cause, rule.pool) for rule in settings.trust)
+    return ladder.TrustLadder(settings.mode, rules)
 
 
-def limits_of(settings: config.Remediate) -> guards.Limits:
+def limits_of(settings: config.Remediate) -> guards.GuardLimits:
     def span(text: str) -> timedelta:
         return timedelta(seconds=durations.parse_seconds(text))
 
-    return guards.Limits(
+    return guards.GuardLimits(
         settings.pool_percent,
         settings.fleet_percent,
         settings.starts,
@@ -509,7 +509,7 @@ def limits_of(settings: config.Remediate) -> guards.Limits:
     )
 
 
-def policy_of(settings: config.Remediate, *, gives_orders: bool = False) -> policy.Policy:
+def policy_of(settings: config.Remediate, *, gives_orders: bool = False) -> policy.RepairPolicy:
     """The plans that the settings choose; where agents take orders, they look at a node before it is given back."""
     read = policy.load(None if settings.policy is None else Path(settings.policy), reclaim=settings.reclaim)
     told = policy.with_wait(read, settings.reclaim_wait if settings.reclaim else None)

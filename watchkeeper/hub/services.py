@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from watchkeeper.model.silences import Silence
     from watchkeeper.notify.incident_report import TimelineEntry
     from watchkeeper.notify.silence_store import SilenceRequest
-    from watchkeeper.remediate.evidence import Sources
-    from watchkeeper.remediate.orders import Outbox
+    from watchkeeper.remediate.evidence import EvidenceSources
+    from watchkeeper.remediate.orders import OrderQueue
     from watchkeeper.rules.evaluate import State
     from watchkeeper.rules.reload import Reload
     from watchkeeper.rules.rulefile import Group
@@ -183,5 +183,5 @@ class Services:
     simulator: Simulator | None = None
     repairs: RepairLoop | None = None
     # Another journal brings others: asked for at each use.
-    orders: Callable[[], Outbox | None] = lambda: None
-    evidence: Callable[[], Sources | None] = lambda: None
+    orders: Callable[[], OrderQueue | None] = lambda: None
+    evidence: Callable[[], EvidenceSources | None] = lambda: None

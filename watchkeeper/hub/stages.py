@@ -20,9 +20,9 @@ class Stages:
     journal: journals.Journal
     pipeline: pipeline.Pipeline
     delivery: delivery.Notifier
-    evidence: evidence.Sources
+    evidence: evidence.EvidenceSources
     # None where the hub has no key for work orders.
-    orders: orders.Outbox | None
+    orders: orders.OrderQueue | None
 
 
 class Current:

@@ -14,8 +14,8 @@ from watchkeeper.model import trust
 from watchkeeper.model.repairs import BY_PERSON, WAITING, Repair, RepairState, Switch
 from watchkeeper.remediate import progress
 from watchkeeper.remediate.moves import restore
+from watchkeeper.remediate.proposal import RepairProposal
 from watchkeeper.remediate.repairs import POLICY, Repairs
-from watchkeeper.remediate.wanted import Wanted
 
 # Until here nothing has happened that a cordon taken off does not undo; a warning is only words.
 UNDOABLE = frozenset({RepairState.WARNING, RepairState.CORDONING, RepairState.DRAINING})
@@ -77,7 +77,7 @@ class Approval:
             text = f"{actor} has done: {repair.action.why}" if repair.action is not None else f"{actor} says done"
             return self._repairs.keep(progress.stepped(repair, text, now), now, text=text, actor=actor)
 
-    def again(self, want: Wanted, *, actor: str, now: datetime) -> Repair:
+    def again(self, want: RepairProposal, *, actor: str, now: datetime) -> Repair:
         """Another attempt at a plan that had its repair; guards count it."""
         with self._repairs.changing(now):
             made = self._repairs.make_again(want, now)

@@ -39,7 +39,7 @@ IDENTITY = "DCGM_FI_DEV_GPU_TEMP"
 TOLD = ("UUID", "err_code", "reason", "link", "kind")
 
 
-class Records(Protocol):
+class EvidenceJournal(Protocol):
     """What the evidence needs of a journal."""
 
     def incident(self, id: str) -> incidents.Incident | None: ...
@@ -63,17 +63,17 @@ class Records(Protocol):
     ) -> list[events.Event]: ...
 
 
-class Inventory(Protocol):
+class EvidenceInventory(Protocol):
     def node(self, name: str, cluster: str | None = None) -> fleet.Node | None: ...
 
     def nodes(self) -> list[fleet.Node]: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Sources:
-    records: Records
+class EvidenceSources:
+    records: EvidenceJournal
     engine: engines.Engine
-    inventory: Inventory
+    inventory: EvidenceInventory
     version: str
 
     def of_incident(self, id: str, *, now: datetime, hides_names: bool = False) -> bytes | None:

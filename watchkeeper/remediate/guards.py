@@ -26,7 +26,7 @@ class Quorum:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class GuardLimits:
     """From [remediate]; see config/settings.py for what each means."""
 
     pool_percent: int = 20
@@ -47,7 +47,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class RepairRequest:
     """A repair that would like to begin."""
 
     node: fleet.Place
@@ -61,7 +61,7 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class RepairStart:
     at: datetime
     node: fleet.Place
     cause: str
@@ -70,13 +70,13 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class FleetAvailability:
     """The fleet and what is out of it, counted."""
 
     nodes: Mapping[fleet.Place, fleet.Node]
     # Nodes that nothing may be scheduled on, with who took them out.
     out: Mapping[fleet.Place, str]
-    starts: Sequence[Start] = ()
+    starts: Sequence[RepairStart] = ()
     switch: repairs.Switch = field(default_factory=repairs.Switch)
     # Why it is not known which nodes others have taken out; empty where it is.
     blind: Sequence[str] = ()
@@ -91,13 +91,13 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class GuardRefusal:
     guard: str
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Census:
+class InventoryCounts:
     """The inventory, counted. Of ten thousand nodes that takes a tenth of a second: not to be done for each start."""
 
     nodes: Mapping[fleet.Place, fleet.Node]
@@ -107,25 +107,25 @@ class Census:
     kinds: frozenset[str]
 
 
-def census(nodes: Iterable[fleet.Node]) -> Census:
+def census(nodes: Iterable[fleet.Node]) -> InventoryCounts:
     known = {node.place: node for node in nodes}
     gpus: Counter[str] = Counter()
     for node in known.values():
         gpus[node.pool] += node.expected_gpus or 0
     kinds = frozenset(kind for node in known.values() for kind in node.domains)
-    return Census(known, Counter(node.pool for node in known.values()), gpus, kinds)
+    return InventoryCounts(known, Counter(node.pool for node in known.values()), gpus, kinds)
 
 
 def count(
-    nodes: Iterable[fleet.Node] | Census,
+    nodes: Iterable[fleet.Node] | InventoryCounts,
     out: Mapping[fleet.Place, str],
     *,
-    starts: Sequence[Start] = (),
+    starts: Sequence[RepairStart] = (),
     switch: repairs.Switch | None = None,
     sick_gpus: Mapping[fleet.Place, int] | None = None,
     blind: Sequence[str] = (),
-) -> Standing:
-    counted = nodes if isinstance(nodes, Census) else census(nodes)
+) -> FleetAvailability:
+    counted = nodes if isinstance(nodes, InventoryCounts) else census(nodes)
     known, sick = counted.nodes, sick_gpus or {}
     domains: dict[tuple[str, str], tuple[fleet.Place, ...]] = {}
     for place in out:
@@ -135,7 +135,7 @@ def count(
     for place in {*out, *sick} & known.keys():
         expected = known[place].expected_gpus or 0
         healthy[known[place].pool] -= expected if place in out else min(expected, sick[place])
-    return Standing(
+    return FleetAvailability(
         nodes=known,
         out=out,
         starts=starts,
@@ -153,25 +153,29 @@ def count(
     )
 
 
-def refusals(wish: Wish, standing: Standing, limits: Limits, *, now: datetime) -> list[Refusal]:
+def refusals(
+    wish: RepairRequest, standing: FleetAvailability, limits: GuardLimits, *, now: datetime
+) -> list[GuardRefusal]:
     """What each guard that says no says; nothing means that the repair may begin."""
     said = ((name, guard(wish, standing, limits, now)) for name, guard in _asked(wish))
-    return [Refusal(name, text) for name, text in said if text is not None]
+    return [GuardRefusal(name, text) for name, text in said if text is not None]
 
 
-def first_refusal(wish: Wish, standing: Standing, limits: Limits, *, now: datetime) -> Refusal | None:
+def first_refusal(
+    wish: RepairRequest, standing: FleetAvailability, limits: GuardLimits, *, now: datetime
+) -> GuardRefusal | None:
     for name, guard in _asked(wish):
         if (text := guard(wish, standing, limits, now)) is not None:
-            return Refusal(name, text)
+            return GuardRefusal(name, text)
     return None
 
 
-def _asked(wish: Wish) -> Iterable[tuple[str, Guard]]:
+def _asked(wish: RepairRequest) -> Iterable[tuple[str, Guard]]:
     passed_over = (frozenset() if wish.takes_out else OF_CAPACITY) | (OF_REPAIR if wish.is_reclaim else frozenset())
     return ((name, guard) for name, guard in GUARDS.items() if name not in passed_over)
 
 
-def not_stopped(_: Wish, standing: Standing, __: Limits, ___: datetime) -> str | None:
+def not_stopped(_: RepairRequest, standing: FleetAvailability, __: GuardLimits, ___: datetime) -> str | None:
     switch = standing.switch
     if switch.stopped_at is None:
         return None
@@ -179,7 +183,7 @@ def not_stopped(_: Wish, standing: Standing, __: Limits, ___: datetime) -> str |
     return f"{switch.stopped_by} stopped everything at {since} ({switch.stopped_why}); `watchkeeper act resume` goes on"
 
 
-def unbroken(_: Wish, standing: Standing, __: Limits, ___: datetime) -> str | None:
+def unbroken(_: RepairRequest, standing: FleetAvailability, __: GuardLimits, ___: datetime) -> str | None:
     switch = standing.switch
     if switch.tripped_at is None:
         return None
@@ -187,13 +191,13 @@ def unbroken(_: Wish, standing: Standing, __: Limits, ___: datetime) -> str | No
     return f"the circuit breaker tripped at {since}: {switch.tripped_why}; `watchkeeper act reset` closes it"
 
 
-def known_node(wish: Wish, standing: Standing, _: Limits, __: datetime) -> str | None:
+def known_node(wish: RepairRequest, standing: FleetAvailability, _: GuardLimits, __: datetime) -> str | None:
     if wish.node in standing.nodes:
         return None
     return f"{wish.node.node} is not among the {len(standing.nodes):,} nodes of the inventory, so no budget covers it"
 
 
-def own_cluster(wish: Wish, _: Standing, limits: Limits, __: datetime) -> str | None:
+def own_cluster(wish: RepairRequest, _: FleetAvailability, limits: GuardLimits, __: datetime) -> str | None:
     """Names of nodes repeat from cluster to cluster: `gpu-01` of another one is another machine."""
     if limits.cluster is None or wish.node.cluster == limits.cluster:
         return None
@@ -201,7 +205,7 @@ def own_cluster(wish: Wish, _: Standing, limits: Limits, __: datetime) -> str | 
     return f"{where} (fleet.cluster); a node of that name there is another machine"
 
 
-def not_again(wish: Wish, standing: Standing, limits: Limits, now: datetime) -> str | None:
+def not_again(wish: RepairRequest, standing: FleetAvailability, limits: GuardLimits, now: datetime) -> str | None:
     since = now - limits.attempts_window
     tried = [
         start
@@ -216,14 +220,14 @@ def not_again(wish: Wish, standing: Standing, limits: Limits, now: datetime) -> 
     return f"{about}, the limit is {limits.attempts}: hand it over to the vendor"
 
 
-def counted_nodes(_: Wish, standing: Standing, __: Limits, ___: datetime) -> str | None:
+def counted_nodes(_: RepairRequest, standing: FleetAvailability, __: GuardLimits, ___: datetime) -> str | None:
     """A budget of which nobody knows how much is used has no room."""
     if not standing.blind:
         return None
     return f"nobody knows which of the {len(standing.nodes):,} nodes others have taken out: {standing.blind[0]}"
 
 
-def one_of_a_domain(wish: Wish, standing: Standing, limits: Limits, _: datetime) -> str | None:
+def one_of_a_domain(wish: RepairRequest, standing: FleetAvailability, limits: GuardLimits, _: datetime) -> str | None:
     node = standing.nodes.get(wish.node)
     for kind in limits.domains if node is not None else ():
         name = node.domains.get(kind) if node is not None else None
@@ -235,7 +239,7 @@ def one_of_a_domain(wish: Wish, standing: Standing, limits: Limits, _: datetime)
     return None
 
 
-def _perhaps_shared(wish: Wish, standing: Standing, kind: str, *, is_known: bool) -> str | None:
+def _perhaps_shared(wish: RepairRequest, standing: FleetAvailability, kind: str, *, is_known: bool) -> str | None:
     """In a fleet that has racks, a node without one may be in any of them."""
     unknown = standing.out_of_nowhere.get(kind)
     if unknown is None:
@@ -248,7 +252,7 @@ def _perhaps_shared(wish: Wish, standing: Standing, kind: str, *, is_known: bool
     return f"nobody knows the {kind} of {whose}, and {other} is out: two nodes of a {kind} may be, the limit is 1"
 
 
-def pool_share(wish: Wish, standing: Standing, limits: Limits, _: datetime) -> str | None:
+def pool_share(wish: RepairRequest, standing: FleetAvailability, limits: GuardLimits, _: datetime) -> str | None:
     node = standing.nodes.get(wish.node)
     if node is None:
         return None
@@ -257,7 +261,7 @@ def pool_share(wish: Wish, standing: Standing, limits: Limits, _: datetime) -> s
     return _share(name, out, total=total, percent=limits.pool_percent)
 
 
-def fleet_share(wish: Wish, standing: Standing, limits: Limits, _: datetime) -> str | None:
+def fleet_share(wish: RepairRequest, standing: FleetAvailability, limits: GuardLimits, _: datetime) -> str | None:
     out = sum(1 for place in standing.out if place in standing.nodes and place != wish.node)
     return _share("the fleet", out, total=len(standing.nodes), percent=limits.fleet_percent)
 
@@ -274,7 +278,7 @@ def most_out(nodes: int, percent: int) -> int:
     return max(1, nodes * percent // 100) if percent else 0
 
 
-def enough_left(wish: Wish, standing: Standing, limits: Limits, _: datetime) -> str | None:
+def enough_left(wish: RepairRequest, standing: FleetAvailability, limits: GuardLimits, _: datetime) -> str | None:
     node = standing.nodes.get(wish.node)
     for quorum in limits.quorums:
         if node is None or node.pool != quorum.pool:
@@ -289,7 +293,7 @@ def enough_left(wish: Wish, standing: Standing, limits: Limits, _: datetime) -> 
     return None
 
 
-def not_too_many(wish: Wish, standing: Standing, limits: Limits, now: datetime) -> str | None:
+def not_too_many(wish: RepairRequest, standing: FleetAvailability, limits: GuardLimits, now: datetime) -> str | None:
     since, most = now - limits.starts_window, limits.reclaims if wish.is_reclaim else limits.starts
     recent = sum(1 for start in standing.starts if start.at > since and start.is_reclaim == wish.is_reclaim)
     if recent < most:
@@ -298,7 +302,7 @@ def not_too_many(wish: Wish, standing: Standing, limits: Limits, now: datetime) 
     return f"{recent} {what} began within {_words(limits.starts_window)}, the limit is {most}"
 
 
-def no_quiet_hours(wish: Wish, _: Standing, limits: Limits, now: datetime) -> str | None:
+def no_quiet_hours(wish: RepairRequest, _: FleetAvailability, limits: GuardLimits, now: datetime) -> str | None:
     """A person who says yes is awake."""
     if wish.mode is not trust.Mode.ACT:
         return None
@@ -307,7 +311,7 @@ def no_quiet_hours(wish: Wish, _: Standing, limits: Limits, now: datetime) -> st
 
 
 def trip(
-    wanted: Mapping[fleet.Place, datetime], limits: Limits, *, since: datetime | None, now: datetime
+    wanted: Mapping[fleet.Place, datetime], limits: GuardLimits, *, since: datetime | None, now: datetime
 ) -> str | None:
     """Why the circuit breaker opens; `wanted` is when each node last wanted a repair, `since` when it was reset."""
     begin = max(now - limits.breaker_window, since) if since is not None else now - limits.breaker_window
@@ -324,7 +328,7 @@ def _words(span: timedelta) -> str:
     return f"{int(span.total_seconds()) // 60} min" if not seconds % 60 else f"{span.total_seconds():g} s"
 
 
-Guard = Callable[[Wish, Standing, Limits, datetime], str | None]
+Guard = Callable[[RepairRequest, FleetAvailability, GuardLimits, datetime], str | None]
 # The ones that end in a person's hands first: what waits for them need not know about budgets.
 GUARDS: Mapping[str, Guard] = {
     "stop": not_stopped,

@@ -18,7 +18,7 @@ from watchkeeper.errors import StoreError
 from watchkeeper.kit import evidence_file, logs
 from watchkeeper.model import fleet
 from watchkeeper.model.repairs import Repair, RepairState
-from watchkeeper.remediate.evidence import Sources
+from watchkeeper.remediate.evidence import EvidenceSources
 from watchkeeper.remediate.register import STORY
 from watchkeeper.store.journal import chain
 from watchkeeper.store.journal.journal import HUB
@@ -30,7 +30,7 @@ MARK = "hand_over"
 MOST_BUNDLES = 100
 
 
-class Shelf(Protocol):
+class HandOverJournal(Protocol):
     """What a hand-over needs of a journal."""
 
     def record(self, kind: str, subject: str, *, at: datetime, actor: str, body: Mapping[str, Any]) -> Any: ...
@@ -49,7 +49,7 @@ def failed_before(repair: Repair, past: Sequence[Repair]) -> list[Repair]:
 class HandOver:
     """One thread at a time."""
 
-    def __init__(self, shelf: Shelf, sources: Sources, folder: Path, *, limit: int) -> None:
+    def __init__(self, shelf: HandOverJournal, sources: EvidenceSources, folder: Path, *, limit: int) -> None:
         self._shelf = shelf
         self._sources = sources
         self._folder = folder

@@ -34,7 +34,7 @@ WANTED_FOR = timedelta(seconds=30)
 Address = tuple[str, str]
 
 
-class Shelf(Protocol):
+class OrderJournal(Protocol):
     """What the outbox needs of a journal."""
 
     def together(self) -> AbstractContextManager[None]: ...
@@ -49,7 +49,7 @@ class Shelf(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class OrderRequest:
     """Work for one node. `id` is the caller's, where asking twice must mean once; None draws one."""
 
     cluster: str
@@ -61,18 +61,18 @@ class Wanted:
     id: str | None = None
 
 
-def open_outbox(shelf: Shelf, key_file: str | None, *, now: datetime) -> Outbox | None:
+def open_outbox(shelf: OrderJournal, key_file: str | None, *, now: datetime) -> OrderQueue | None:
     """The outbox of a hub that was given a key; None without one: then no order can be given or fetched."""
-    return None if key_file is None else Outbox(shelf, secret_file.read_secret(Path(key_file)), now=now)
+    return None if key_file is None else OrderQueue(shelf, secret_file.read_secret(Path(key_file)), now=now)
 
 
-class Outbox:
+class OrderQueue:
     """Every method may be called from any thread; those that write wait for the journal.
 
     Not to be called inside a transaction of the journal that may still fail: the order would be fetched all the same.
     """
 
-    def __init__(self, shelf: Shelf, hub_key: bytes, *, now: datetime) -> None:
+    def __init__(self, shelf: OrderJournal, hub_key: bytes, *, now: datetime) -> None:
         self._shelf = shelf
         self._hub_key = hub_key
         # Writers take turns at the journal. This lock is held for moments only: a poll on the hub's event loop must not
@@ -90,7 +90,7 @@ class Outbox:
         """Call this, from any thread, whenever there is something for a node; with None when the hub stops."""
         self._listeners.append(listener)
 
-    def succeed(self, earlier: Outbox) -> None:
+    def succeed(self, earlier: OrderQueue) -> None:
         """Tell those who listened to an earlier outbox of this hub from now on."""
         self._listeners = earlier._listeners
 
@@ -98,7 +98,7 @@ class Outbox:
         """The hub stops: nobody need wait any longer. What waits stays in the journal."""
         self._tell(None)
 
-    def give(self, wanted: Wanted, *, now: datetime, actor: str) -> orders.Tracked:
+    def give(self, wanted: OrderRequest, *, now: datetime, actor: str) -> orders.Tracked:
         """Keep an order until its node's agent fetches it; ActionRefused says which bound it would break.
 
         Given again under its id, an order is the one it was, and is wanted for a while longer.
@@ -188,7 +188,7 @@ class Outbox:
         for listener in self._listeners:
             listener(address)
 
-    def _order(self, wanted: Wanted, now: datetime) -> orders.Order:
+    def _order(self, wanted: OrderRequest, now: datetime) -> orders.Order:
         known = orders.KINDS.get(wanted.kind)
         if known is None:
             raise ActionRefused(f"there is no order `{wanted.kind[:40]}`; known: {', '.join(orders.KINDS)}")

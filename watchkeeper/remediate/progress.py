@@ -13,10 +13,10 @@ from watchkeeper.errors import IllegalMove
 from watchkeeper.model.actions import Action, ActionKind, Receipt, Result
 from watchkeeper.model.repairs import BY_PERSON, ENDED, REPAIR_MOVES, Repair, RepairId, RepairState
 from watchkeeper.model.trust import Mode
-from watchkeeper.remediate.driver import Performed
-from watchkeeper.remediate.ladder import Rung
+from watchkeeper.remediate.driver import ActionOutcome
+from watchkeeper.remediate.ladder import ModeDecision
 from watchkeeper.remediate.moves import PAUSES, Move, end, enter, state_of, validate_step
-from watchkeeper.remediate.wanted import Wanted, numbered
+from watchkeeper.remediate.proposal import RepairProposal, numbered
 
 # An action that is not complete is performed again after a tenth of the time it has taken: pods end in a second or in
 # an hour, machines boot in minutes.
@@ -26,7 +26,7 @@ HELD_PAUSE = timedelta(seconds=60)
 TEXT_LIMIT = 500
 
 
-def made(want: Wanted, attempt: int, now: datetime) -> Repair:
+def made(want: RepairProposal, attempt: int, now: datetime) -> Repair:
     """A repair that nobody has approved."""
     steps, limits = numbered(want, attempt)
     return Repair(
@@ -48,13 +48,13 @@ def made(want: Wanted, attempt: int, now: datetime) -> Repair:
     )
 
 
-def replanned(repair: Repair, want: Wanted, now: datetime) -> Repair:
+def replanned(repair: Repair, want: RepairProposal, now: datetime) -> Repair:
     """The same attempt with another plan: whoever approved the old one has not approved this one."""
     attempt = int(repair.id.rpartition(".")[2])
     return replace(made(want, attempt, now), made_at=repair.made_at, openings=repair.openings)
 
 
-def lowered(repair: Repair, rung: Rung, now: datetime) -> Repair:
+def lowered(repair: Repair, rung: ModeDecision, now: datetime) -> Repair:
     """One that waits, under more careful settings than those it was planned under."""
     if rung.mode is Mode.OBSERVE:
         return ended(repair, end(RepairState.ROLLED_BACK, rung.why, keeps_cordon=False), now)
@@ -120,7 +120,7 @@ def begun(repair: Repair, action: Action) -> Repair:
     return replace(repair, is_begun=True, has_cordon=has_cordon, has_acted=has_acted)
 
 
-def answered(repair: Repair, action: Action, done: Performed, *, now: datetime) -> Repair:
+def answered(repair: Repair, action: Action, done: ActionOutcome, *, now: datetime) -> Repair:
     if not done.is_complete:
         waits_for = tuple(text[:TEXT_LIMIT] for text in done.waits_for[:20]) or (done.text[:TEXT_LIMIT],)
         return replace(repair, tries=0, retry_at=now + _poll(repair, now), waits_for=waits_for)
@@ -163,7 +163,7 @@ def refused(repair: Repair, action: Action, problem: str, *, now: datetime) -> R
     return ended(replace(noted, has_cordon=has_cordon), move, now)
 
 
-def joined(repair: Repair, want: Wanted) -> Repair:
+def joined(repair: Repair, want: RepairProposal) -> Repair:
     return replace(repair, openings={**repair.openings, want.incident: want.opening})
 
 

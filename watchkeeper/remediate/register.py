@@ -17,11 +17,11 @@ from watchkeeper.kit.logs import fields
 from watchkeeper.model import fleet, incidents, trust
 from watchkeeper.model.repairs import Repair, RepairId, Switch
 from watchkeeper.remediate import guards
-from watchkeeper.remediate.driver import Observed
-from watchkeeper.remediate.late_marks import LateMarks
+from watchkeeper.remediate.dependencies import RepairDependencies
+from watchkeeper.remediate.driver import NodeObservation
 from watchkeeper.remediate.moves import mark_incident
-from watchkeeper.remediate.surroundings import Surroundings
-from watchkeeper.remediate.wanted import Wanted, workloads_of
+from watchkeeper.remediate.proposal import RepairProposal, workloads_of
+from watchkeeper.remediate.stray_cordons import StrayCordons
 from watchkeeper.store.journal.journal import HUB, REPAIR_STEP
 
 log = logging.getLogger(__name__)
@@ -35,10 +35,10 @@ COUNTED_NODES = timedelta(seconds=30)
 MOST_STARTS = 10_000
 
 
-class Register:
+class RepairRegister:
     """Every method may be called from any thread."""
 
-    def __init__(self, around: Surroundings, *, now: datetime) -> None:
+    def __init__(self, around: RepairDependencies, *, now: datetime) -> None:
         self._around = around
         self._lock = threading.RLock()
         self._turns: dict[fleet.Place, threading.Lock] = {}
@@ -62,19 +62,19 @@ class Register:
         self.switch = self._unwritten or shelf.switch()
         past = shelf.latest_repairs(limit=MOST_STARTS)
         self._starts = [
-            guards.Start(one.started_at, one.node, one.cause, one.gpu, one.is_reclaim)
+            guards.RepairStart(one.started_at, one.node, one.cause, one.gpu, one.is_reclaim)
             for one in reversed(past)
             if one.started_at is not None
         ]
         self._wanted = {
             one.node: one.made_at for one in reversed(past) if one.mode is not trust.Mode.SUGGEST and not one.is_reclaim
         }
-        self._late = LateMarks(reversed(past), now)
+        self._late = StrayCordons(reversed(past), now)
         self._looked: dict[RepairId, datetime] = {}
         # Begun by this process and not called yet.
         self._fresh: set[RepairId] = set()
-        self._counted: tuple[datetime, guards.Standing] | None = None
-        self._inventory: tuple[datetime, guards.Census] | None = None
+        self._counted: tuple[datetime, guards.FleetAvailability] | None = None
+        self._inventory: tuple[datetime, guards.InventoryCounts] | None = None
         self._open: set[str] = shelf.open_incident_ids()
         # True while memory may have what the journal does not: a transaction broke, and the journal cannot be read.
         self._is_torn = False
@@ -93,7 +93,7 @@ class Register:
             return known or max(waiting, key=lambda one: (not one.is_ended, one.made_at))
         return next(iter(self._around.shelf.repairs_of(id, limit=1)), None)
 
-    def standing(self, now: datetime, about: fleet.Place | None = None) -> guards.Standing:
+    def standing(self, now: datetime, about: fleet.Place | None = None) -> guards.FleetAvailability:
         with self._lock:
             is_new = about is not None and about not in self._census(now).nodes
             # To look for one node is a tenth of the work of counting all of them.
@@ -114,13 +114,13 @@ class Register:
                 self._counted = (now, found)
             return self._counted[1]
 
-    def _census(self, now: datetime, most_old: timedelta = 2 * COUNTED_NODES) -> guards.Census:
+    def _census(self, now: datetime, most_old: timedelta = 2 * COUNTED_NODES) -> guards.InventoryCounts:
         if self._inventory is None or not timedelta() <= now - self._inventory[0] < most_old:
             self._inventory = (now, guards.census(self._around.nodes()))
             self._counted = None
         return self._inventory[1]
 
-    def refusals(self, repair: Repair, now: datetime) -> list[guards.Refusal]:
+    def refusals(self, repair: Repair, now: datetime) -> list[guards.GuardRefusal]:
         """What every guard that objects would say now."""
         return guards.refusals(wish_of(repair), self.standing(now, repair.node), self._around.limits, now=now)
 
@@ -145,7 +145,7 @@ class Register:
         """A failed repair that holds the node."""
         return next((one for one in self._at(node) if one.is_held), None)
 
-    def _in_the_way(self, want: Wanted) -> Repair | None:
+    def _in_the_way(self, want: RepairProposal) -> Repair | None:
         """The repair that waits or runs for what a plan wants.
 
         Who wants the node out of service does not wait for somebody who restarts a program on it, and of several who
@@ -224,7 +224,7 @@ class Register:
         self._around.changed()
         return switch
 
-    def _own_mark(self, observed: Observed) -> incidents.IncidentId | None:
+    def _own_mark(self, observed: NodeObservation) -> incidents.IncidentId | None:
         """The incident of our mark on a node; a mark that our journal does not know is of another hub."""
         found = mark_incident(observed.cordoned_by)
         if found is None:
@@ -236,8 +236,8 @@ class Register:
         return found if is_known or any(one.node == observed.place for one in past) else None
 
 
-def wish_of(repair: Repair) -> guards.Wish:
-    return guards.Wish(
+def wish_of(repair: Repair) -> guards.RepairRequest:
+    return guards.RepairRequest(
         repair.node,
         repair.cause,
         repair.mode,

@@ -16,11 +16,11 @@ from watchkeeper.kit.logs import fields
 from watchkeeper.model import actions, events, fleet, incidents, trust
 from watchkeeper.model.repairs import RECLAIMS, WAITING, Repair, RepairId, RepairState
 from watchkeeper.remediate import guards, progress, validation
-from watchkeeper.remediate.driver import Observed
+from watchkeeper.remediate.driver import NodeObservation
 from watchkeeper.remediate.ladder import HANDS_OFF
-from watchkeeper.remediate.moves import MOST_AHEAD, Move, MoveKind, Seen, next_move, restore, warned_at
-from watchkeeper.remediate.register import COUNTED_NODES, MOST_STARTS, STEP, STORY, Register, wish_of
-from watchkeeper.remediate.wanted import Wanted
+from watchkeeper.remediate.moves import MOST_AHEAD, Move, MoveContext, MoveKind, next_move, restore, warned_at
+from watchkeeper.remediate.proposal import RepairProposal
+from watchkeeper.remediate.register import COUNTED_NODES, MOST_STARTS, STEP, STORY, RepairRegister, wish_of
 from watchkeeper.store.journal.journal import HUB
 
 log = logging.getLogger(__name__)
@@ -39,12 +39,12 @@ MOST_WANTED = 50_000
 MOST_ALIVE = 20_000
 
 
-class Repairs(Register):
+class Repairs(RepairRegister):
     """Every method may be called from any thread."""
 
     # What plans want
 
-    def take(self, want: Wanted, now: datetime) -> Repair | None:
+    def take(self, want: RepairProposal, now: datetime) -> Repair | None:
         """Make a repair of what a plan wants, or let it wait for the one that its node has; None: nothing changed."""
         with self.changing(now):
             self._open.add(want.incident)
@@ -57,7 +57,7 @@ class Repairs(Register):
                 return None
             return self._make(want, now)
 
-    def make_again(self, want: Wanted, now: datetime) -> Repair:
+    def make_again(self, want: RepairProposal, now: datetime) -> Repair:
         """Another attempt, whatever became of those before; IllegalMove while one waits or runs."""
         current = self._in_the_way(want)
         if current is not None:
@@ -67,7 +67,7 @@ class Repairs(Register):
         self._open.add(want.incident)
         return self._make(want, now)
 
-    def _make(self, want: Wanted, now: datetime) -> Repair:
+    def _make(self, want: RepairProposal, now: datetime) -> Repair:
         before = self._around.shelf.repairs_of(want.incident, limit=1)
         attempt = 1 + max((int(one.id.rpartition(".")[2]) for one in before), default=0)
         repair = progress.made(want, attempt, now)
@@ -91,7 +91,7 @@ class Repairs(Register):
                 replace(self.switch, tripped_at=now, tripped_why=why), now, actor=HUB, text=f"Tripped: {why}"
             )
 
-    def _meet(self, current: Repair, want: Wanted, now: datetime) -> Repair | None:
+    def _meet(self, current: Repair, want: RepairProposal, now: datetime) -> Repair | None:
         """The node has a repair: a changed plan replaces one that waits, anybody else's incident waits with it."""
         if current.openings.get(want.incident) != want.opening:
             self._tell(want.incident, f"{current.id} is at work on {want.node.node}: this incident waits for it", now)
@@ -104,7 +104,7 @@ class Repairs(Register):
         self.keep(changed, now, text=f"{why}: {' → '.join(step.kind for step in changed.actions)}")
         return self.decide(changed, now)
 
-    def _was_tried(self, want: Wanted) -> bool:
+    def _was_tried(self, want: RepairProposal) -> bool:
         """This incident had its repair, and nothing but a person asks for another.
 
         Unless it has come back since, or broke again after the node was given back: that is a new fault, also while
@@ -165,7 +165,7 @@ class Repairs(Register):
         while repair.state in WAITING:
             refusal = self._refusal(repair, now) if repair.state is RepairState.APPROVED else None
             is_over = not self._open.intersection(repair.openings)
-            seen = Seen(
+            seen = MoveContext(
                 is_over=is_over, is_stopped=self.switch.is_stopped, refusal=None if refusal is None else refusal.text
             )
             move = next_move(repair, seen, now)
@@ -174,16 +174,16 @@ class Repairs(Register):
             repair = self._carry_out(repair, move, seen, now=now)
         return repair
 
-    def _refusal(self, repair: Repair, now: datetime) -> guards.Refusal | None:
+    def _refusal(self, repair: Repair, now: datetime) -> guards.GuardRefusal | None:
         # Cheap first: with the breaker open a thousand repairs wait, and none of them needs a count of the fleet.
-        empty = guards.Standing({}, {}, switch=self.switch)
+        empty = guards.FleetAvailability({}, {}, switch=self.switch)
         wish, limits = wish_of(repair), self._around.limits
         for name in ("stop", "breaker"):
             if (text := guards.GUARDS[name](wish, empty, limits, now)) is not None:
-                return guards.Refusal(name, text)
+                return guards.GuardRefusal(name, text)
         return guards.first_refusal(wish, self.standing(now, repair.node), limits, now=now)
 
-    def _say_refusal(self, repair: Repair, refusal: guards.Refusal | None, now: datetime) -> Repair:
+    def _say_refusal(self, repair: Repair, refusal: guards.GuardRefusal | None, now: datetime) -> Repair:
         """Once for each guard that holds it up, and again after each yes."""
         if refusal is None or repair.said.startswith(begins := f"Refused by {refusal.guard}: "):
             return repair
@@ -247,7 +247,7 @@ class Repairs(Register):
             if repair.has_cordon and not self._open.intersection(repair.openings):
                 self._around.report(_still_broken(repair, now))
 
-    def _look(self, repair: Repair, now: datetime) -> Seen:
+    def _look(self, repair: Repair, now: datetime) -> MoveContext:
         is_over = not self._open.intersection(repair.openings)
         with self._lock:
             is_fresh = repair.id in self._fresh
@@ -255,9 +255,9 @@ class Repairs(Register):
         observed = None if is_fresh else self._observe(repair.node)
         mark_of = None if observed is None else self._own_mark(observed)
         verdicts = self._validate(repair, now)
-        return Seen(observed, mark_of, is_over=is_over, verdicts=verdicts, watched_since=self._watched_since)
+        return MoveContext(observed, mark_of, is_over=is_over, verdicts=verdicts, watched_since=self._watched_since)
 
-    def _observe(self, node: fleet.Place) -> Observed | None:
+    def _observe(self, node: fleet.Place) -> NodeObservation | None:
         try:
             seen = self._around.driver.observe(node)
             self._unseen.discard(node)
@@ -269,7 +269,7 @@ class Repairs(Register):
                 log.warning("A node cannot be looked at", extra=fields(node=node.node, error=error))
             return None
 
-    def _validate(self, repair: Repair, now: datetime) -> tuple[validation.Verdict, ...]:
+    def _validate(self, repair: Repair, now: datetime) -> tuple[validation.CheckResult, ...]:
         action = repair.action
         if action is not None and action.kind in RECLAIMS:
             return (self._around.idle(action, warned_at(repair) or repair.since, now),)
@@ -283,7 +283,7 @@ class Repairs(Register):
         asked = validation.ask(names, self._around.validators, repair.node, since=repair.since, now=now)
         return tuple(asked)
 
-    def _carry_out(self, repair: Repair, move: Move, seen: Seen, *, now: datetime) -> Repair:
+    def _carry_out(self, repair: Repair, move: Move, seen: MoveContext, *, now: datetime) -> Repair:
         """Keep what the move makes of the repair; a call is made by `_perform` after this."""
         if move.kind is MoveKind.PERFORM:
             assert move.action is not None
@@ -382,8 +382,8 @@ class Repairs(Register):
         return found
 
 
-def _start_of(repair: Repair, now: datetime) -> guards.Start:
-    return guards.Start(now, repair.node, repair.cause, repair.gpu, repair.is_reclaim)
+def _start_of(repair: Repair, now: datetime) -> guards.RepairStart:
+    return guards.RepairStart(now, repair.node, repair.cause, repair.gpu, repair.is_reclaim)
 
 
 def _story(move: Move) -> str:

@@ -18,9 +18,9 @@ from watchkeeper.model import clock_reasons, jobs, workloads
 from watchkeeper.model.labels import Labels
 from watchkeeper.query import gpu_trouble
 from watchkeeper.query.engine import Engine
-from watchkeeper.workloads import closer, efficiency, identity, waiting
+from watchkeeper.workloads import efficiency, identity, job_inspection, pending_pods
 from watchkeeper.workloads.identity import Key
-from watchkeeper.workloads.questions import Questions
+from watchkeeper.workloads.job_queries import Questions
 
 # What is asked for every list. A name that starts with `h_` is about the last hour.
 QUESTIONS: Mapping[str, str] = {
@@ -48,7 +48,7 @@ QUESTIONS: Mapping[str, str] = {
         " or watchkeeper:training_rank_slow:ratio"
         " or avg_over_time(watchkeeper:job_gpu_busier:ratio[15m]) > 0.1"
     ),
-    "waiting": waiting.QUESTION,
+    "waiting": pending_pods.QUESTION,
     "alerts": 'ALERTS{alertstate="firing",job_name!=""}',
 }  # fmt: skip
 # Which jobs hold GPUs; asked about those few whose clocks are held down.
@@ -149,8 +149,8 @@ def _looked_at(engine: Engine, now: datetime, found: Board) -> Board:
     problems = list(found.problems)
     for key in sorted(lines, key=lambda one: _gravest_first(lines[one]))[:MOST_LOOKS]:
         questions = Questions(engine, now, key, training=found.keys[key])
-        look = closer.look(questions, lines[key])
-        lines[key], facts[key] = closer.bettered(lines[key], facts[key], look)
+        look = job_inspection.look(questions, lines[key])
+        lines[key], facts[key] = job_inspection.bettered(lines[key], facts[key], look)
         problems += [problem for problem in questions.refused if problem not in problems]
     if (left := len(lines) - MOST_LOOKS) > 0:
         problems.append(f"{left} more jobs are in trouble than are looked at closely: the page of one may say more")
@@ -183,7 +183,7 @@ class _Table:
         for labels, value in told["h_uses"].items():
             self._uses.setdefault(identity.of_labels(labels), {})[labels.get("of", "")] = value
         self._parts: dict[Key, list[workloads.ScheduledWorkload]] = {}
-        for part in [*around.scheduled, *waiting.pods(told["waiting"], around.scheduled)]:
+        for part in [*around.scheduled, *pending_pods.pods(told["waiting"], around.scheduled)]:
             if part.state is not workloads.WorkloadState.ENDED and part.gpus:
                 self._parts.setdefault(identity.of_scheduled(part), []).append(part)
         self._by_job = {name: _by_training(told[name]) for name in BY_TRAINING}
@@ -218,7 +218,9 @@ class _Table:
         Without them GPUs that differ are no reason to call a job slow: packs/rules/jobs.yaml says why.
         """
         steps = own in self._slow and "rank" in self._slow[own][0]
-        return line.state in (*closer.STUCK, jobs.JobState.SLOW) or (steps and line.state is jobs.JobState.RUNNING)
+        return line.state in (*job_inspection.STUCK, jobs.JobState.SLOW) or (
+            steps and line.state is jobs.JobState.RUNNING
+        )
 
     def _training_of(self, key: Key) -> str:
         """The name under which the job tells about itself; its own where nothing else is known, empty for none."""
@@ -245,7 +247,7 @@ class _Table:
         age = self._ages.get(own, self._idle.get(key) if state is jobs.JobState.STALLED else None)
         is_still = state in (jobs.JobState.STALLED, jobs.JobState.HUNG) and age is not None
         facts = efficiency.Facts(
-            gpus, uses, self._value("waits", own), straggler, self._slowed.get(key, 0), state in closer.STUCK,
+            gpus, uses, self._value("waits", own), straggler, self._slowed.get(key, 0), state in job_inspection.STUCK,
             is_idle=state is jobs.JobState.IDLE,
         )  # fmt: skip
         self._facts[key] = facts

@@ -15,9 +15,9 @@ from watchkeeper.kit import clock
 from watchkeeper.model import clock_reasons, events, fleet, jobs, workloads
 from watchkeeper.query import gpu_trouble
 from watchkeeper.query.engine import Engine
-from watchkeeper.workloads import closer, efficiency, goodput, losses, ranks
+from watchkeeper.workloads import efficiency, goodput, job_inspection, losses, ranks
 from watchkeeper.workloads.identity import Key
-from watchkeeper.workloads.questions import Questions, Rows
+from watchkeeper.workloads.job_queries import Questions, Rows
 
 HOUR_SECONDS = 3600.0
 LONGEST = timedelta(hours=24)
@@ -55,11 +55,11 @@ class Asked:
 
 def make(engine: Engine, now: datetime, asked: Asked) -> jobs.JobReport:
     questions = Questions(engine, now, asked.key, training=asked.training)
-    look = closer.look(questions, asked.line)
+    look = job_inspection.look(questions, asked.line)
     seen, nodes, beside = look.seen, look.nodes, look.beside
     line, facts = asked.line, asked.facts
     if asked.is_suspect:
-        line, facts = closer.bettered(line, facts, look)
+        line, facts = job_inspection.bettered(line, facts, look)
     waits = _command(asked) if line.state is jobs.JobState.PENDING else None
     began = since(asked.line, asked.first_seen, now)
     facts = _held(questions, facts, nodes, {one.uuid for one in seen}) if nodes else facts
@@ -93,7 +93,7 @@ def _rank_first(one: jobs.Rank) -> tuple[bool, int, str, str]:
     return one.rank is None, one.rank or 0, one.node, one.gpu
 
 
-def _why(line: jobs.JobLine, look: closer.Look) -> str:
+def _why(line: jobs.JobLine, look: job_inspection.Look) -> str:
     states = [one.state for one in look.beside]
     counted = ", ".join(f"{states.count(state)} {DOES[state]}" for state in jobs.RankState if state in states)
     slow = line.straggler or look.straggler

@@ -20,7 +20,7 @@ from watchkeeper.agent.orders import order_ledger, order_work, orders
 from watchkeeper.kit.clock import ManualClock
 from watchkeeper.kit.own_metrics import Metric
 from watchkeeper.model.orders import State, node_key
-from watchkeeper.remediate.orders import Outbox, Wanted
+from watchkeeper.remediate.orders import OrderQueue, OrderRequest
 from watchkeeper.store.journal.journal import Journal
 
 NOON = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
@@ -47,7 +47,7 @@ class World:
     def start_hub(self) -> None:
         self.journal.close()
         self.journal = Journal(self.root / "journal.db")
-        self.outbox = Outbox(self.journal, HUB_KEY, now=NOON)
+        self.outbox = OrderQueue(self.journal, HUB_KEY, now=NOON)
 
     def start_agent(self) -> None:
         ledger = order_ledger.Ledger(self.root / "orders", now=NOON)
@@ -74,7 +74,7 @@ class World:
 
     def step(self, name: str) -> None:
         if name == "give" and len(self.given) < 8:
-            wanted = Wanted("main", "n1", "scan", life=timedelta(hours=1))
+            wanted = OrderRequest("main", "n1", "scan", life=timedelta(hours=1))
             self.given.append(self.outbox.give(wanted, now=NOON, actor="law").order.id)
         elif name == "hub restarts":
             self.start_hub()

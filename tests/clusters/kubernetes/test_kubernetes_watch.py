@@ -14,7 +14,7 @@ import pytest
 from tests.clusters.kubernetes.watched import running
 from tests.support.clusters.api_server import CLAIMS, EVENTS, JOBS, NODES, PODS, QUOTAS, ApiServer, node, pod, serving
 from tests.support.waiting import until_async
-from watchkeeper.clusters.kubernetes import kubernetes_kind, kubernetes_view, kubernetes_watch
+from watchkeeper.clusters.kubernetes import kubernetes_resource, kubernetes_view, kubernetes_watch
 from watchkeeper.clusters.kubernetes.kubernetes_watch import KubernetesWatch
 from watchkeeper.kit import clock, own_metrics
 from watchkeeper.net import access
@@ -42,7 +42,7 @@ def names(watch: KubernetesWatch) -> list[str]:
 
 
 def test_objects_are_listed_in_pages_and_then_followed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kubernetes_kind, "PAGE", 3)
+    monkeypatch.setattr(kubernetes_resource, "PAGE", 3)
 
     async def story() -> None:
         async with serving() as server:
@@ -155,7 +155,7 @@ def test_a_server_that_refuses_a_version_again_and_again_is_listed_anew(status: 
             server.end(PODS)
             # Each failure is a refused watch; a list would be refused as well.
             failures = watch.kinds[1]._metrics.failures
-            await until_async(lambda: failures.get(resource="pods") >= kubernetes_kind.REFUSALS_BEFORE_LIST)
+            await until_async(lambda: failures.get(resource="pods") >= kubernetes_resource.REFUSALS_BEFORE_LIST)
             server.refused.clear()
             await until_async(lambda: not any(watch.problems()))
             assert server.lists[PODS] == lists

@@ -14,7 +14,7 @@ from tests.support.fake_nvml import driver
 from watchkeeper.diagnose.scan.examine import examine
 from watchkeeper.diagnose.scan.gpu_selection import select_gpus
 from watchkeeper.diagnose.scan.verdicts import ScanFacts, ScanFault, ScanVerdict
-from watchkeeper.model.gpu_words import read_words
+from watchkeeper.model.gpu_selectors import read_words
 from watchkeeper.readers.node.pci_sysfs import DeviceKind, PciDevice
 
 OTHER = replace(GPU, uuid="GPU-2", index=1, pci="0000:11:00")

@@ -14,7 +14,7 @@ import pytest
 
 from tests.probe.diag.standins import NOON, UUID, options, row
 from tests.support.paths import ROOT
-from watchkeeper.model import gpu_words
+from watchkeeper.model import gpu_selectors
 from watchkeeper.model.diag import Exit, Report, TestResult, Verdict
 from watchkeeper.probe.diag import plan, runner, work_loop
 
@@ -146,7 +146,7 @@ def test_two_gpus_are_tried_against_each_other(tmp_path: Path) -> None:
 
 
 def test_only_the_chosen_gpus_are_tested_and_a_missing_one_fails(tmp_path: Path) -> None:
-    wished = options(tmp_path, gpus=3, chosen=gpu_words.read_words(["1,7"]))
+    wished = options(tmp_path, gpus=3, chosen=gpu_selectors.read_words(["1,7"]))
     report = run(2, wished)
     assert [gpu.index for gpu in report.gpus] == [1]
     assert {result.gpu for result in report.results} == {None, f"{UUID}1"}

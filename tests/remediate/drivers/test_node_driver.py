@@ -24,9 +24,9 @@ from watchkeeper.kit.own_metrics import Metric
 from watchkeeper.model import orders
 from watchkeeper.model.actions import ActionId, ActionKind, Result
 from watchkeeper.model.fleet import Place
-from watchkeeper.remediate.driver import Observed, Performed
-from watchkeeper.remediate.drivers import dry_run, node, together
-from watchkeeper.remediate.orders import WANTED_FOR, Outbox
+from watchkeeper.remediate.driver import ActionOutcome, NodeObservation
+from watchkeeper.remediate.drivers import composite_driver, dry_run, node
+from watchkeeper.remediate.orders import WANTED_FOR, OrderQueue
 from watchkeeper.store.journal.journal import Journal
 
 REBOOT = replace(RESET, id=ActionId("3-reboot"), kind=ActionKind.REBOOT, place=Place("main", node="n1"))
@@ -37,8 +37,8 @@ class World:
 
     def __init__(self, journal: Journal) -> None:
         self.clock = ManualClock(NOON)
-        self.outbox = Outbox(journal, HUB_KEY, now=NOON)
-        self.driver = node.NodeOrders(lambda: self.outbox, self.clock)
+        self.outbox = OrderQueue(journal, HUB_KEY, now=NOON)
+        self.driver = node.NodeAgentDriver(lambda: self.outbox, self.clock)
 
     def fetched(self) -> list[orders.Order]:
         found = self.outbox.waiting("main", "n1", now=self.clock.now())
@@ -77,7 +77,7 @@ def test_an_action_is_one_order_however_often_it_is_performed(world: World, jour
     again.driver.perform(RESET)
     assert again.fetched() == [order]
     again.answer(Result.DONE, "it was reset")
-    assert again.driver.perform(RESET) == Performed("n1: it was reset")
+    assert again.driver.perform(RESET) == ActionOutcome("n1: it was reset")
     assert len(journal.latest_orders()) == 1
 
 
@@ -142,7 +142,7 @@ def test_what_no_agent_does_is_refused(world: World) -> None:
         world.driver.perform(replace(RESET, kind=ActionKind.CORDON))
     with pytest.raises(ActionRefused, match="reset_gpu needs a GPU, and nobody knows which"):
         world.driver.describe(replace(RESET, place=Place("main", node="n1")))
-    without = node.NodeOrders(lambda: None, world.clock)
+    without = node.NodeAgentDriver(lambda: None, world.clock)
     with pytest.raises(ActionRefused, match="needs work orders"):
         without.perform(RESET)
     assert world.driver.describe(RESET) == (
@@ -150,29 +150,29 @@ def test_what_no_agent_does_is_refused(world: World) -> None:
     )
 
 
-class Cluster(dry_run.DryRun):
+class Cluster(dry_run.DryRunDriver):
     """A scheduler that says what it is told to say."""
 
-    def __init__(self, seen: Observed) -> None:
+    def __init__(self, seen: NodeObservation) -> None:
         self.seen = seen
 
-    def observe(self, place: Place) -> Observed:
+    def observe(self, place: Place) -> NodeObservation:
         return replace(self.seen, place=place)
 
 
 @pytest.mark.parametrize(
     ("seen", "told"),
     [
-        (Observed(REBOOT.place, exists=True, is_schedulable=False), {"drained": "yes"}),
-        (Observed(REBOOT.place, exists=True, is_schedulable=False, workloads=("ml/train",)), {}),
-        (Observed(REBOOT.place, exists=True, is_schedulable=True), {}),
-        (Observed(REBOOT.place, exists=True), {}),
+        (NodeObservation(REBOOT.place, exists=True, is_schedulable=False), {"drained": "yes"}),
+        (NodeObservation(REBOOT.place, exists=True, is_schedulable=False, workloads=("ml/train",)), {}),
+        (NodeObservation(REBOOT.place, exists=True, is_schedulable=True), {}),
+        (NodeObservation(REBOOT.place, exists=True), {}),
     ],
 )
 def test_an_agent_is_told_that_its_node_is_drained_when_the_cluster_says_so(
-    world: World, seen: Observed, told: dict[str, str]
+    world: World, seen: NodeObservation, told: dict[str, str]
 ) -> None:
-    both = together.Together(Cluster(seen), world.driver)
+    both = composite_driver.CompositeDriver(Cluster(seen), world.driver)
     both.perform(REBOOT)
     assert world.fetched()[0].arguments == told
     with pytest.raises(ActionRefused, match="only describes"):
@@ -180,15 +180,15 @@ def test_an_agent_is_told_that_its_node_is_drained_when_the_cluster_says_so(
 
 
 def test_only_a_real_cluster_with_a_key_has_agents(world: World) -> None:
-    cluster = dry_run.DryRun()
+    cluster = dry_run.DryRunDriver()
 
     def chosen(driver: config.DriverName, key: str | None) -> object:
         settings = config.Settings(hub=config.Hub(order_key_file=key), remediate=config.Remediate(driver=driver))
-        return together.with_nodes(cluster, settings, lambda: world.outbox, time=world.clock)
+        return composite_driver.with_nodes(cluster, settings, lambda: world.outbox, time=world.clock)
 
     assert chosen(config.DriverName.SLURM, None) is cluster
     assert chosen(config.DriverName.DRY_RUN, "key") is cluster
-    assert isinstance(chosen(config.DriverName.SLURM, "key"), together.Together)
+    assert isinstance(chosen(config.DriverName.SLURM, "key"), composite_driver.CompositeDriver)
 
 
 class Rebooting:

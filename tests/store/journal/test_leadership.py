@@ -66,7 +66,7 @@ def test_nothing_is_called_once_the_lease_may_be_over(first: Leadership) -> None
     place, id = fleet.Place("main", node="n1"), incidents.IncidentId("INC-1")
     action = actions.Action(actions.ActionId("A-1"), actions.ActionKind.CORDON, place, id, "because")
     with closing(first.open()):
-        cluster = first.fenced(dry_run.DryRun())
+        cluster = first.fenced(dry_run.DryRunDriver())
         # Where the call is made, this driver says no.
         with pytest.raises(ActionRefused):
             cluster.perform(action)

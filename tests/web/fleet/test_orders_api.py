@@ -19,7 +19,7 @@ from watchkeeper.errors import SettingsError
 from watchkeeper.kit import wire
 from watchkeeper.model import orders
 from watchkeeper.model.actions import Result
-from watchkeeper.remediate.orders import Outbox, Wanted
+from watchkeeper.remediate.orders import OrderQueue, OrderRequest
 from watchkeeper.store.journal.journal import Journal
 from watchkeeper.web.auth import auth
 from watchkeeper.web.auth.auth import Auth, Role, Token
@@ -33,7 +33,7 @@ SECRET = "s" * 32
 def site(tmp_path: Path) -> Iterator[Site]:
     hub = SmallHub()
     with closing(Journal(tmp_path / "journal.db")) as journal:
-        hub.orders = Outbox(journal, HUB_KEY, now=hub.clock.now())
+        hub.orders = OrderQueue(journal, HUB_KEY, now=hub.clock.now())
         with serving(hub) as running:
             yield running
 
@@ -156,7 +156,7 @@ def test_what_cannot_be_ordered_is_said(site: Site, body: dict[str, object], wor
 def test_what_touches_a_machine_cannot_be_ordered_by_hand(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(orders.KINDS, "reboot", orders.Kind(is_harmless=False, seconds=60))  # type: ignore[arg-type]
     assert give(site, kind="reboot").json["error"] == "reboot touches a machine; only a plan may order it"
-    wanted = Wanted("main", "n1", "reboot")
+    wanted = OrderRequest("main", "n1", "reboot")
     assert site.hub.orders.give(wanted, now=site.hub.clock.now(), actor="plan").order.kind == "reboot"
 
 
@@ -191,7 +191,7 @@ def test_a_bound_token_speaks_for_its_nodes_only(tmp_path: Path) -> None:
     event = {"id": "e", "kind": "xid", "code": 79, "place": {"cluster": "main", "node": "r2-n1"}, "text": ""}
     event["at"] = wire.format_time(hub.clock.now())
     with closing(Journal(tmp_path / "journal.db")) as journal:
-        hub.orders = Outbox(journal, HUB_KEY, now=hub.clock.now())
+        hub.orders = OrderQueue(journal, HUB_KEY, now=hub.clock.now())
         with serving(hub, bound("r1-*")) as site:
             assert site.ask("/api/orders?node=r1-n1", headers=headers).status == 200
             refused = site.ask("/api/orders?node=r2-n1", headers=headers)
@@ -203,7 +203,7 @@ def test_a_bound_token_speaks_for_its_nodes_only(tmp_path: Path) -> None:
             assert site.ask("/api/v1/write", method="POST", body=b"", headers=headers).status == 403
             own = {**event, "place": {"cluster": "main", "node": "r1-n1"}}
             assert site.ask("/api/events", method="POST", body=[own], headers=headers).status == 200
-            given = hub.orders.give(Wanted("main", "r2-n1", "scan"), now=hub.clock.now(), actor="ann")
+            given = hub.orders.give(OrderRequest("main", "r2-n1", "scan"), now=hub.clock.now(), actor="ann")
             receipt = {"text": "", "seal": ""}
             path = f"/api/orders/{given.order.id}/receipt"
             assert site.ask(path, method="POST", body=receipt, headers=headers).status == 403

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from watchkeeper.errors import SettingsError, WireError
 from watchkeeper.kit import files, wire
-from watchkeeper.model import gpu_words
+from watchkeeper.model import gpu_selectors
 
 SYSTEM = Path("/etc/watchkeeper/gpu_groups.json")
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,63}\Z")
@@ -63,7 +63,7 @@ class GroupFile:
         if len(kept) > MOST_WORDS:
             raise SettingsError(f"the group has {len(kept)} entries, the limit is {MOST_WORDS}", where=str(self.path))
         try:
-            gpu_words.read_words(kept)
+            gpu_selectors.read_words(kept)
         except ValueError as error:
             raise SettingsError(str(error), where=f"group {name}") from error
         self.save({**groups, name: kept})
@@ -91,13 +91,13 @@ def known_groups(own: GroupFile) -> dict[str, list[str]]:
     return {**(GroupFile(SYSTEM).load() if own.path != SYSTEM else {}), **own.load()}
 
 
-def find(name: str, own: GroupFile) -> gpu_words.Selection:
+def find(name: str, own: GroupFile) -> gpu_selectors.Selection:
     """The GPUs of a group; SettingsError says which groups there are."""
     groups = known_groups(own)
     if name not in groups:
         known = ", ".join(sorted(groups)) or "none; `watchkeeper gpus group create NAME GPU…` makes one"
         raise SettingsError(f"there is no group `{name[:70]}`; there are: {known}")
     try:
-        return gpu_words.read_words(groups[name])
+        return gpu_selectors.read_words(groups[name])
     except ValueError as error:
         raise SettingsError(str(error), where=f"group {name}") from error

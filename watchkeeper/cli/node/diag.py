@@ -21,7 +21,7 @@ from watchkeeper.cli.node.profiling import SPOOL
 from watchkeeper.cli.options import as_json, print_json
 from watchkeeper.errors import CollectError
 from watchkeeper.kit import clock, durations, logs, wire
-from watchkeeper.model import diag, gpu_words
+from watchkeeper.model import diag, gpu_selectors
 from watchkeeper.probe.diag import plan, runner
 
 EXIT_CODES = {diag.Exit.PASSED: 0, diag.Exit.FAILED: 1, diag.Exit.CANNOT_TELL: 3}
@@ -75,7 +75,7 @@ def command(
     python: str,
     spool: Path,
     no_keep: bool,
-    chosen: gpu_words.Selection | None,
+    chosen: gpu_selectors.Selection | None,
 ) -> None:
     """Test this node's GPUs. Nothing is changed on them; a GPU that is in use is left alone.
 

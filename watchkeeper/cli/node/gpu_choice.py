@@ -10,7 +10,7 @@ import click
 
 from watchkeeper.agent.gpus import gpu_groups
 from watchkeeper.agent.gpus.gpu_samples import GpuSample
-from watchkeeper.model import fleet, gpu_words
+from watchkeeper.model import fleet, gpu_selectors
 
 
 def with_gpus(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -31,7 +31,7 @@ def with_gpus(command: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
-def choose(words: str | None, group: str | None) -> gpu_words.Selection | None:
+def choose(words: str | None, group: str | None) -> gpu_selectors.Selection | None:
     if words is not None and group is not None:
         raise click.UsageError("-i and -g: either some GPUs or a group of them")
     if group is not None:
@@ -39,11 +39,11 @@ def choose(words: str | None, group: str | None) -> gpu_words.Selection | None:
     if words is None:
         return None
     try:
-        return gpu_words.read_words([words])
+        return gpu_selectors.read_words([words])
     except ValueError as error:
         raise click.UsageError(f"-i {words[:60]}: {error}") from error
 
 
-def named(gpu: GpuSample) -> gpu_words.Gpu:
+def named(gpu: GpuSample) -> gpu_selectors.Gpu:
     slices = {part.uuid: part.id for part in gpu.slices if part.uuid}
-    return gpu_words.Gpu(gpu.index, gpu.identity["uuid"], fleet.same_pci(gpu.identity["pci"]), slices)
+    return gpu_selectors.Gpu(gpu.index, gpu.identity["uuid"], fleet.same_pci(gpu.identity["pci"]), slices)

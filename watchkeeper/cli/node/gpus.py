@@ -15,7 +15,7 @@ from watchkeeper.cli import groups
 from watchkeeper.cli.node.gpu_choice import with_gpus
 from watchkeeper.cli.options import as_json, print_json, print_table
 from watchkeeper.kit import clock, logs
-from watchkeeper.model import fleet, gpu_words
+from watchkeeper.model import fleet, gpu_selectors
 from watchkeeper.readers.node import pci_sysfs
 from watchkeeper.readers.nvml import choice
 
@@ -41,7 +41,7 @@ class Row:
 @as_json
 @with_gpus
 @click.option("--sysfs", type=click.Path(path_type=Path), default=Path("/sys"), hidden=True)
-def command(as_json: bool, sysfs: Path, chosen: gpu_words.Selection | None) -> None:
+def command(as_json: bool, sysfs: Path, chosen: gpu_selectors.Selection | None) -> None:
     """List the GPUs of this node and how they are connected.
 
     The matrix uses the words of `nvidia-smi topo`: PIX one PCIe switch, PXB several, PHB a host bridge, NODE the
@@ -137,8 +137,8 @@ def distances(devices: list[pci_sysfs.PciDevice]) -> dict[str, dict[str, str]]:
     }
 
 
-def _named(row: Row) -> gpu_words.Gpu:
-    return gpu_words.Gpu(row.index, row.uuid, row.pci, row.slices)
+def _named(row: Row) -> gpu_selectors.Gpu:
+    return gpu_selectors.Gpu(row.index, row.uuid, row.pci, row.slices)
 
 
 def _plain(row: Row) -> dict[str, object]:

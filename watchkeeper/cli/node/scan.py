@@ -22,7 +22,7 @@ from watchkeeper.cli.options import print_json
 from watchkeeper.diagnose.scan import examine, gpu_selection, verdicts
 from watchkeeper.errors import CollectError
 from watchkeeper.kit import clock, commands, logs, wire
-from watchkeeper.model import fleet, gpu_words
+from watchkeeper.model import fleet, gpu_selectors
 from watchkeeper.readers.nvml import choice
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -87,7 +87,7 @@ def command(
     disabled: tuple[str, ...],
     kmsg: Path,
     host_root: Path,
-    chosen: gpu_words.Selection | None,
+    chosen: gpu_selectors.Selection | None,
 ) -> None:
     """Look at this node once and say whether it is healthy.
 

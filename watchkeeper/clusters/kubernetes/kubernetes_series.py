@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
-from watchkeeper.clusters.kubernetes.kubernetes_kind import Key
+from watchkeeper.clusters.kubernetes.kubernetes_resource import Key
 from watchkeeper.clusters.kubernetes.kubernetes_watch import KubernetesWatch
 from watchkeeper.model.labels import METRIC_NAME, Labels
 from watchkeeper.readers.clusters import kubernetes_objects as objects

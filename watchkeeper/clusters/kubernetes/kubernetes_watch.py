@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Any, TypeVar
 
-from watchkeeper.clusters.kubernetes.kubernetes_kind import WATCH_SECONDS, Kind, Watched, WatchMetrics, key_of
+from watchkeeper.clusters.kubernetes.kubernetes_resource import WATCH_SECONDS, Kind, Watched, WatchMetrics, key_of
 from watchkeeper.kit import clock, own_metrics
 from watchkeeper.readers import json_facts
 from watchkeeper.readers.clusters import kubernetes_objects as objects

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from watchkeeper.catalogue import mig
-from watchkeeper.clusters.slurm import slurm_ask
+from watchkeeper.clusters.slurm import slurm_reader
 from watchkeeper.config import settings as config
 from watchkeeper.errors import CollectError
 from watchkeeper.kit import clock, own_metrics
@@ -43,10 +43,10 @@ def of_settings(settings: config.Fleet, *, time: clock.Clock, metrics: own_metri
     """The cluster that the settings name, or None."""
     if not settings.slurm and settings.slurm_rest_url is None:
         return None
-    asked: slurm_ask.Slurm = slurm_ask.Commands()
+    asked: slurm_reader.Slurm = slurm_reader.Commands()
     if settings.slurm_rest_url is not None:
         token = settings.slurm_token_file
-        asked = slurm_ask.Rest(settings.slurm_rest_url, None if token is None else Path(token), settings.slurm_user)
+        asked = slurm_reader.Rest(settings.slurm_rest_url, None if token is None else Path(token), settings.slurm_user)
     return SlurmWatch(
         asked,
         cluster=settings.cluster,
@@ -70,7 +70,7 @@ class SlurmWatch:
 
     def __init__(
         self,
-        asked: slurm_ask.Slurm,
+        asked: slurm_reader.Slurm,
         *,
         cluster: str,
         agent_port: int | None,

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
-from watchkeeper.model import gpu_words
+from watchkeeper.model import gpu_selectors
 from watchkeeper.model.diag import NO_WORK, Report, TestedGpu, TestResult, Verdict
 from watchkeeper.probe.diag import child_processes, dcgm, gather, judge, plan, software_checks
 from watchkeeper.probe.diag.gpu_monitor import Watched
@@ -40,7 +40,7 @@ class Options:
     """
 
     seconds: float | None = None
-    chosen: gpu_words.Selection | None = None
+    chosen: gpu_selectors.Selection | None = None
     is_busy_ok: bool = False
     expected_gpus: int | None = None
     engine: str = AUTO
@@ -90,8 +90,8 @@ def run(
     return Report(level, os.uname().nodename, now, seconds, tested, tuple(results), stopped)
 
 
-def _named(gpu: GpuReading) -> gpu_words.Gpu:
-    return gpu_words.Gpu(gpu.index, gpu.uuid, gpu.pci)
+def _named(gpu: GpuReading) -> gpu_selectors.Gpu:
+    return gpu_selectors.Gpu(gpu.index, gpu.uuid, gpu.pci)
 
 
 def _use(

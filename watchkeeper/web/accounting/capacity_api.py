@@ -31,14 +31,14 @@ from watchkeeper.hub.samples import Queries
 from watchkeeper.hub.services import SeenView
 from watchkeeper.kit import clock, durations, wire
 from watchkeeper.model import cluster, workloads
-from watchkeeper.model.standing import Standing
+from watchkeeper.model.fleet_capacity import Standing
 from watchkeeper.query.engine import Span
 from watchkeeper.web import report_shapes, shapes
 from watchkeeper.web.accounting import uses
 from watchkeeper.web.answers import Asked, Endpoint, ok
 from watchkeeper.web.auth.auth import Role
 from watchkeeper.web.fleet import holders
-from watchkeeper.workloads import waiting
+from watchkeeper.workloads import pending_pods
 
 # Twelve weeks hold every season that is modelled; an hour is the step of planning, five minutes stand in while a hub
 # is younger than two days.
@@ -226,13 +226,13 @@ class CapacityApi:
     async def _asks(self, named: str | None) -> list[standing.Ask]:
         """Who asked for GPUs, by a scheduler's word; pods that wait also by that of kube-state-metrics."""
         try:
-            told = (await self._queries.instant(waiting.QUESTION, self._now_ms())).latest()
+            told = (await self._queries.instant(pending_pods.QUESTION, self._now_ms())).latest()
         except QueryError as error:
             raise HTTPException(400, str(error)) from error
         scheduled = [work for view in self._views() for work in view.workloads]
         return [
             standing.Ask(work.gpus, work.requested_at, work.started_at)
-            for work in [*scheduled, *waiting.pods(told, scheduled)]
+            for work in [*scheduled, *pending_pods.pods(told, scheduled)]
             if work.gpus
             and (named is None or work.cluster == named)
             and (

@@ -29,7 +29,7 @@ from watchkeeper.model.fleet import Place
 from watchkeeper.web.answers import Endpoint
 from watchkeeper.web.auth.auth import Role
 from watchkeeper.web.fleet import jobs_api
-from watchkeeper.workloads import waiting
+from watchkeeper.workloads import pending_pods
 
 MOST_INCIDENTS = 1000
 LONGEST_NAME = 300
@@ -199,8 +199,8 @@ class ExplainApi:
 
     def _waiting(self, known: list[workloads.ScheduledWorkload]) -> list[workloads.ScheduledWorkload]:
         with contextlib.suppress(WatchkeeperError):
-            told = self.queries.engine.instant(waiting.QUESTION, clock.to_ms(self.runtime.clock.now())).latest()
-            return waiting.pods(told, known)
+            told = self.queries.engine.instant(pending_pods.QUESTION, clock.to_ms(self.runtime.clock.now())).latest()
+            return pending_pods.pods(told, known)
         return []
 
     def _kubernetes(self) -> list[kubernetes_source.KubernetesSource]:

@@ -25,7 +25,7 @@ from watchkeeper.hub import services
 from watchkeeper.hub.runtime import Runtime
 from watchkeeper.kit import wire
 from watchkeeper.model import orders
-from watchkeeper.remediate.orders import Address, Outbox, Wanted
+from watchkeeper.remediate.orders import Address, OrderQueue, OrderRequest
 from watchkeeper.web import shapes
 from watchkeeper.web.answers import Asked, Endpoint, check_node, ok, read_body, whole_number
 from watchkeeper.web.auth.auth import Role
@@ -67,7 +67,7 @@ class Given:
 class Polls:
     """Who waits for orders: at most one poll for each node, woken by name."""
 
-    def __init__(self, outbox: Outbox) -> None:
+    def __init__(self, outbox: OrderQueue) -> None:
         self._waiting: dict[Address, asyncio.Future[None]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_ended = False
@@ -111,14 +111,14 @@ def _end(future: asyncio.Future[None]) -> None:
 
 
 class OrdersApi:
-    def __init__(self, runtime: Runtime, journal: services.Journal, *, orders: Callable[[], Outbox | None]) -> None:
+    def __init__(self, runtime: Runtime, journal: services.Journal, *, orders: Callable[[], OrderQueue | None]) -> None:
         self._runtime, self._journal, self._orders = runtime, journal, orders
         self.polls = None if (outbox := orders()) is None else Polls(outbox)
         self._receipts = 0
         self._waiting = runtime.metrics.gauge("watchkeeper_web_order_polls", "Agents that wait for work orders now")
 
     @property
-    def _outbox(self) -> Outbox:
+    def _outbox(self) -> OrderQueue:
         outbox = self._orders()
         if outbox is None:
             raise HTTPException(409, "this hub gives no work orders: [hub] order_key_file is not set")
@@ -184,7 +184,7 @@ class OrdersApi:
         kind = orders.KINDS.get(given.kind)
         if kind is not None and not kind.is_harmless:
             raise HTTPException(400, f"{given.kind} touches a machine; only a plan may order it")
-        wanted = Wanted(
+        wanted = OrderRequest(
             given.cluster or self._runtime.settings.fleet.cluster,
             given.node,
             given.kind,

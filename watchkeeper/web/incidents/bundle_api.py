@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from watchkeeper.hub.runtime import Runtime
-from watchkeeper.remediate.evidence import Sources
+from watchkeeper.remediate.evidence import EvidenceSources
 from watchkeeper.web import shapes
 from watchkeeper.web.answers import Asked, Endpoint
 from watchkeeper.web.auth.auth import Role
@@ -23,7 +23,7 @@ BUNDLES_AT_ONCE = 2
 
 
 class BundleApi:
-    def __init__(self, runtime: Runtime, evidence: Callable[[], Sources | None]) -> None:
+    def __init__(self, runtime: Runtime, evidence: Callable[[], EvidenceSources | None]) -> None:
         self._runtime, self._evidence = runtime, evidence
         self._running = 0
 

@@ -11,13 +11,13 @@ from datetime import datetime, timedelta
 
 from watchkeeper.model import fleet
 from watchkeeper.model.repairs import Repair, RepairId
-from watchkeeper.remediate.driver import Observed
+from watchkeeper.remediate.driver import NodeObservation
 
 REMEMBERED = timedelta(hours=1)
 PAUSE = timedelta(minutes=5)
 
 
-class LateMarks:
+class StrayCordons:
     """Where a call of ours may have taken effect after its repair had ended. One thread at a time may call it."""
 
     def __init__(self, past: Iterable[Repair], now: datetime) -> None:
@@ -30,13 +30,16 @@ class LateMarks:
         self._ended[ended.node] = (ended.id, ended.ended_at or now)
 
     def look(
-        self, observe: Callable[[fleet.Place], Observed | None], is_busy: Callable[[fleet.Place], bool], now: datetime
-    ) -> list[tuple[RepairId, Observed]]:
+        self,
+        observe: Callable[[fleet.Place], NodeObservation | None],
+        is_busy: Callable[[fleet.Place], bool],
+        now: datetime,
+    ) -> list[tuple[RepairId, NodeObservation]]:
         """What is seen at nodes where nothing is at work, with the repair that ended there; nothing between looks."""
         if self._looked is not None and timedelta() <= now - self._looked < PAUSE:
             return []
         self._looked = now
-        found: list[tuple[RepairId, Observed]] = []
+        found: list[tuple[RepairId, NodeObservation]] = []
         for node, (id, ended_at) in list(self._ended.items()):
             if is_busy(node):
                 continue

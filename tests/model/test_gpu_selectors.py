@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from watchkeeper.model.gpu_words import Gpu, read_words
+from watchkeeper.model.gpu_selectors import Gpu, read_words
 
 GPUS = [Gpu(index, f"GPU-{index}aaaaaaa-0000", f"0000:{16 + index:02x}:00") for index in range(8)]
 

@@ -15,10 +15,10 @@ from watchkeeper.model import actions, events, fleet
 from watchkeeper.model.repairs import Repair, Switch
 from watchkeeper.remediate import guards, validation
 from watchkeeper.remediate.driver import Driver
-from watchkeeper.remediate.ladder import Rung
+from watchkeeper.remediate.ladder import ModeDecision
 
 
-class Shelf(Protocol):
+class RepairJournal(Protocol):
     """What the repairs need of a journal."""
 
     def together(self) -> AbstractContextManager[None]: ...
@@ -44,17 +44,17 @@ class Shelf(Protocol):
     def event(self, id: str) -> events.Event | None: ...
 
 
-def nobody_knows(action: actions.Action, since: datetime, now: datetime) -> validation.Verdict:  # noqa: ARG001
-    return validation.Verdict("idle", validation.Standing.UNKNOWN, "nobody here can say whether it is used")
+def nobody_knows(action: actions.Action, since: datetime, now: datetime) -> validation.CheckResult:  # noqa: ARG001
+    return validation.CheckResult("idle", validation.CheckState.UNKNOWN, "nobody here can say whether it is used")
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class RepairDependencies:
     """Who is asked and who is told. `nodes` is the inventory, `out` what others have taken out of service."""
 
-    shelf: Shelf
+    shelf: RepairJournal
     driver: Driver
-    limits: guards.Limits = field(default_factory=guards.Limits)
+    limits: guards.GuardLimits = field(default_factory=guards.GuardLimits)
     validators: Mapping[str, validation.Validator] = field(default_factory=dict)
     nodes: Callable[[], Iterable[fleet.Node]] = tuple
     out: Callable[[], Mapping[fleet.Place, str]] = dict
@@ -65,6 +65,6 @@ class Surroundings:
     report: Callable[[events.Event], None] = lambda _: None
     changed: Callable[[], None] = lambda: None
     # How far one may go by the settings of today; None: as far as when it was planned.
-    rung: Callable[[Repair], Rung | None] = lambda _: None
+    rung: Callable[[Repair], ModeDecision | None] = lambda _: None
     # Whether what an action names does nothing, since then; unknown where nobody can say.
-    idle: Callable[[actions.Action, datetime, datetime], validation.Verdict] = nobody_knows
+    idle: Callable[[actions.Action, datetime, datetime], validation.CheckResult] = nobody_knows

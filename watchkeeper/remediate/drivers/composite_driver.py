@@ -14,9 +14,9 @@ from watchkeeper.errors import ActionFailed
 from watchkeeper.kit import clock
 from watchkeeper.model.actions import Action, ActionKind
 from watchkeeper.model.fleet import Place
-from watchkeeper.remediate.driver import Driver, Observed, Performed
-from watchkeeper.remediate.drivers.node import ORDERED, NodeOrders
-from watchkeeper.remediate.orders import Outbox
+from watchkeeper.remediate.driver import ActionOutcome, Driver, NodeObservation
+from watchkeeper.remediate.drivers.node import ORDERED, NodeAgentDriver
+from watchkeeper.remediate.orders import OrderQueue
 
 # The simulator has its own machines, and a dry run has none.
 WITH_NODES = frozenset({config.DriverName.KUBERNETES, config.DriverName.SLURM})
@@ -28,30 +28,30 @@ def gives_orders(settings: config.Settings) -> bool:
 
 
 def with_nodes(
-    cluster: Driver, settings: config.Settings, outbox: Callable[[], Outbox | None], *, time: clock.Clock
+    cluster: Driver, settings: config.Settings, outbox: Callable[[], OrderQueue | None], *, time: clock.Clock
 ) -> Driver:
     """The cluster's driver, with the agents of its nodes where the hub has a key for them."""
     if not gives_orders(settings):
         return cluster
-    return Together(cluster, NodeOrders(outbox, time))
+    return CompositeDriver(cluster, NodeAgentDriver(outbox, time))
 
 
 @dataclass(frozen=True, slots=True)
-class Together:
+class CompositeDriver:
     cluster: Driver
-    node: NodeOrders
+    node: NodeAgentDriver
 
     @property
     def name(self) -> str:
         return f"{self.cluster.name} and agents"
 
-    def observe(self, place: Place) -> Observed:
+    def observe(self, place: Place) -> NodeObservation:
         return self.cluster.observe(place)
 
     def describe(self, action: Action) -> str:
         return self._driver(action).describe(action)
 
-    def perform(self, action: Action) -> Performed:
+    def perform(self, action: Action) -> ActionOutcome:
         if action.kind is ActionKind.REBOOT and self._is_drained(action.place):
             action = replace(action, arguments={**action.arguments, "drained": "yes"})
         return self._driver(action).perform(action)

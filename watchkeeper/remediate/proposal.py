@@ -11,22 +11,22 @@ from dataclasses import dataclass, replace
 
 from watchkeeper.catalogue import causes
 from watchkeeper.model import actions, fleet, incidents, repairs, trust
-from watchkeeper.remediate.ladder import Rung
+from watchkeeper.remediate.ladder import ModeDecision
 from watchkeeper.remediate.plan import ON_WORKLOAD
-from watchkeeper.remediate.policy import Policy
+from watchkeeper.remediate.policy import RepairPolicy
 from watchkeeper.store.journal import chain
 
 DIGEST_LENGTH = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RepairProposal:
     incident: incidents.IncidentId
     opening: int
     node: fleet.Place
     pool: str
     cause: str
-    rung: Rung
+    rung: ModeDecision
     actions: tuple[actions.Action, ...]
     limit_seconds: Mapping[str, float]
     # What lasts of the incident and would be reason enough for such a plan.
@@ -68,10 +68,10 @@ def wanted(
     cause: str,
     steps: Sequence[actions.Action],
     *,
-    policy: Policy,
+    policy: RepairPolicy,
     pool: str,
-    rung: Rung,
-) -> Wanted | None:
+    rung: ModeDecision,
+) -> RepairProposal | None:
     machine = [step for step in steps if is_for_machine(step)]
     nodes = {(step.place.cluster, step.place.node) for step in machine}
     if rung.mode is trust.Mode.OBSERVE or len(nodes) != 1 or None in {node for _, node in nodes}:
@@ -81,9 +81,9 @@ def wanted(
     limits = {str(step.id): policy.limit_seconds(rules[step.id]) for step in steps if step.id in rules}
     place = fleet.Place(cluster, node=node)
     if rung.mode is trust.Mode.ACT and steps[0].kind in repairs.BY_PERSON:
-        rung = Rung(trust.Mode.ASK, f"{rung.why}, but the plan begins with a look by a person")
+        rung = ModeDecision(trust.Mode.ASK, f"{rung.why}, but the plan begins with a look by a person")
     faults = _faults(incident, cause)
-    return Wanted(incident.id, incident.reopened, place, pool, cause, rung, tuple(steps), limits, faults)
+    return RepairProposal(incident.id, incident.reopened, place, pool, cause, rung, tuple(steps), limits, faults)
 
 
 def _faults(incident: incidents.Incident, cause: str) -> tuple[incidents.Member, ...]:
@@ -110,7 +110,7 @@ def is_for_machine(step: actions.Action) -> bool:
     return step.kind not in repairs.BY_PERSON | repairs.BY_OTHERS
 
 
-def numbered(want: Wanted, attempt: int) -> tuple[tuple[actions.Action, ...], Mapping[str, float]]:
+def numbered(want: RepairProposal, attempt: int) -> tuple[tuple[actions.Action, ...], Mapping[str, float]]:
     """The actions of an attempt: from the second on their ids say so, or a driver would take them for the first."""
     if attempt == 1:
         return want.actions, want.limit_seconds

@@ -13,7 +13,7 @@ from datetime import datetime
 from watchkeeper.model import jobs
 from watchkeeper.model.labels import Labels
 from watchkeeper.workloads import efficiency, identity, ranks
-from watchkeeper.workloads.questions import Questions, Rows
+from watchkeeper.workloads.job_queries import Questions, Rows
 
 # Several times the largest jobs that there are; a page that says more is wrong.
 LARGEST_WORLD = 100_000

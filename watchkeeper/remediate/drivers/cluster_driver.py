@@ -12,7 +12,7 @@ from typing import TypeVar
 from watchkeeper.errors import ActionFailed, ActionRefused
 from watchkeeper.kit import durations
 from watchkeeper.model.actions import Action, ActionKind
-from watchkeeper.remediate.driver import Performed
+from watchkeeper.remediate.driver import ActionOutcome
 
 D = TypeVar("D")
 # How what is idle is taken back: kept for its owner, put back into the queue, or ended.
@@ -21,13 +21,13 @@ RECLAIM_WAYS = ("scale_down", "requeue", "cancel")
 KEEP = "watchkeeper.dev/keep"
 
 
-class NotNow(ActionFailed):
+class ClusterUnavailable(ActionFailed):
     """The cluster cannot be asked at the moment; the same call may succeed later."""
 
 
 def perform(
-    driver: D, action: Action, table: Mapping[ActionKind, Callable[[D, Action], Performed]], *, lacks: str
-) -> Performed:
+    driver: D, action: Action, table: Mapping[ActionKind, Callable[[D, Action], ActionOutcome]], *, lacks: str
+) -> ActionOutcome:
     """Do it by the table; `lacks` says what this cluster has not, for an action that is not in it."""
     if action.kind not in table:
         raise ActionRefused(
@@ -38,8 +38,8 @@ def perform(
         )
     try:
         return table[action.kind](driver, action)
-    except NotNow as error:
-        return Performed(f"{action.kind} has to wait", is_complete=False, waits_for=(str(error),))
+    except ClusterUnavailable as error:
+        return ActionOutcome(f"{action.kind} has to wait", is_complete=False, waits_for=(str(error),))
 
 
 def named(action: Action, sort: str, *, is_name: Callable[[str], bool], like: str, asks: str) -> list[str]:

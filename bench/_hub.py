@@ -84,8 +84,8 @@ def main(folder: Path, port: int, *, gpus: int, slots: int, is_kept: bool) -> No
     from bench import telemetry
     from watchkeeper.kit import memory
 
-    memory.give_back_early()
-    memory.collect_seldom()
+    memory.release_eagerly()
+    memory.collect_garbage_rarely()
     asyncio.run(serve(folder, port, telemetry.Telemetry(gpus, slots), is_kept=is_kept))
 
 

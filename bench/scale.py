@@ -134,8 +134,8 @@ async def _pass(watch: Watch, store: durable.DurableStore, intervals: int) -> fl
 
 if __name__ == "__main__":
     # As in a hub: with Python's own habits a sixth of the first minutes is the search for garbage among label sets.
-    memory.give_back_early()
-    memory.collect_seldom()
+    memory.release_eagerly()
+    memory.collect_garbage_rarely()
     with tempfile.TemporaryDirectory() as kept:
         asked = {"warm": int(sys.argv[2]), "intervals": int(sys.argv[3])}
         print(json.dumps(asyncio.run(one_size(int(sys.argv[1]), **asked, folder=Path(kept)))))

@@ -113,11 +113,11 @@ class JournalConflict(StoreError):
     """A write was based on a version, or made in a leader epoch, that is no longer the current one."""
 
 
-class NotLeading(StoreError):
+class NotLeader(StoreError):
     """Of several hubs another one leads: this one writes nothing, and the message says where the leader is."""
 
 
-class IllegalMove(WatchkeeperError):
+class InvalidTransition(WatchkeeperError):
     """A life cycle does not allow this step."""
 
 

@@ -59,7 +59,7 @@ def page_of(machine: Path, *, seconds: float = 30.0, **programs: str) -> FabricP
     for name, script in programs.items():
         write(machine / "bin", {name: f"#!/bin/sh\n{script}"})
         (machine / "bin" / name).chmod(0o755)
-    ask = commands.Commands(seconds, environment={**os.environ, "PATH": f"{machine}/bin:/usr/bin:/bin"})
+    ask = commands.CommandRunner(seconds, environment={**os.environ, "PATH": f"{machine}/bin:/usr/bin:/bin"})
     return FabricPage(Roots(machine / "proc", machine / "sys", machine), "n1", ask, seconds=seconds)
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.support.incident_stories import Room, alert, event, gpu, later, node, xid
-from watchkeeper.errors import IllegalMove, JournalConflict
+from watchkeeper.errors import InvalidTransition, JournalConflict
 from watchkeeper.model.events import SERVER, TELLS_RETURN, Event, EventKind
 from watchkeeper.model.fleet import Place
 from watchkeeper.model.incidents import IncidentState
@@ -159,16 +159,16 @@ def test_a_person_takes_and_closes_an_incident_and_its_alert_does_not_bring_it_b
 def test_a_resolved_incident_cannot_be_acknowledged_and_an_unknown_one_is_named(room: Room) -> None:
     room.hear(alert("cooling_failure", node(), 0))
     room.incidents.resolve("INC-1", "ada", why="done", now=later(1))
-    with pytest.raises(IllegalMove, match="resolved cannot become acknowledged"):
+    with pytest.raises(InvalidTransition, match="resolved cannot become acknowledged"):
         room.incidents.acknowledge("INC-1", "ada", later(2))
-    with pytest.raises(IllegalMove, match="INC-9: there is no such incident"):
+    with pytest.raises(InvalidTransition, match="INC-9: there is no such incident"):
         room.incidents.note("INC-9", "ada", text="?", now=later(2))
 
 
 def test_of_two_who_take_an_incident_at_once_the_second_hears_who_has_it(room: Room) -> None:
     room.push(xid(79, gpu(3), 0))
     room.incidents.acknowledge("INC-1", "ann", later(5))
-    with pytest.raises(IllegalMove, match="ann has it already"):
+    with pytest.raises(InvalidTransition, match="ann has it already"):
         room.incidents.acknowledge("INC-1", "bob", later(5))
     assert room.incidents.open()[0].assignee == "ann"
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from tests.support.incident_stories import NODES, Racked, Room, alert, gpu, later, node, xid
-from watchkeeper.errors import IllegalMove
+from watchkeeper.errors import InvalidTransition
 from watchkeeper.incidents import correlate, tracker
 from watchkeeper.model.incidents import IncidentState, MemberKind
 from watchkeeper.model.silences import Matcher
@@ -72,5 +72,5 @@ def test_a_silence_ends_after_now_and_within_a_year(room: Room, begins: int, las
     wish = silence_store.SilenceRequest(
         (Matcher("node", "n1"),), "ada", "new fans", starts_at, starts_at + timedelta(days=lasts)
     )
-    with pytest.raises(IllegalMove, match="must end after now and within"):
+    with pytest.raises(InvalidTransition, match="must end after now and within"):
         silence_store.SilenceStore(room.journal, now=later(0)).add(wish, later(0))

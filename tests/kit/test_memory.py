@@ -99,7 +99,7 @@ print(aside > 1000, kept, gone(), gc.get_freeze_count() > 1000)
 
 
 def test_only_files_that_nobody_has_written_to_are_let_go() -> None:
-    assert list(memory.clean_files(SMAPS)) == [(0x7F10, 0x10)]
+    assert list(memory.unmodified_mappings(SMAPS)) == [(0x7F10, 0x10)]
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="this C library cannot give memory back")

@@ -76,21 +76,21 @@ def test_nobody_is_called_unless_somebody_is_named(ear: str) -> None:
 
 
 def test_a_hub_whose_rules_fail_falls_silent_and_one_whose_fabric_fails_does_not() -> None:
-    known = recent_failures.Troubles()
-    known.note("fabric", "ibnetdiscover is missing", now=NOW)
-    assert not known.has_any(heartbeat.VITAL, now=NOW)
-    known.note("rules thermal", "the store is away", now=NOW)
-    assert known.has_any(heartbeat.VITAL, now=NOW)
-    known.over("rules thermal")
-    assert not known.has_any(heartbeat.VITAL, now=NOW)
+    known = recent_failures.RecentFailures()
+    known.record("fabric", "ibnetdiscover is missing", now=NOW)
+    assert not known.any_of(heartbeat.VITAL, now=NOW)
+    known.record("rules thermal", "the store is away", now=NOW)
+    assert known.any_of(heartbeat.VITAL, now=NOW)
+    known.clear("rules thermal")
+    assert not known.any_of(heartbeat.VITAL, now=NOW)
 
 
 def test_troubles_are_bounded_said_with_their_beginning_and_end_by_themselves() -> None:
-    known = recent_failures.Troubles()
-    known.note("samples", "no room", now=NOW)
-    known.note("samples", "no room", now=NOW + timedelta(minutes=1))
+    known = recent_failures.RecentFailures()
+    known.record("samples", "no room", now=NOW)
+    known.record("samples", "no room", now=NOW + timedelta(minutes=1))
     assert [each.since for each in known.current(NOW + timedelta(minutes=2))] == [NOW]
     assert known.current(NOW + timedelta(minutes=4)) == []
     for number in range(200):
-        known.note(f"loop {number}", "x", now=NOW)
+        known.record(f"loop {number}", "x", now=NOW)
     assert len(known.current(NOW)) == recent_failures.MOST

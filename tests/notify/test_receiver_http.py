@@ -16,8 +16,8 @@ from watchkeeper.net import sync_http
 from watchkeeper.notify import receiver_http
 
 # Only one of the two can run out: a thread that drips on a busy machine may be late.
-QUICK = sync_http.Limits(wait_seconds=20, whole_seconds=0.6)
-IMPATIENT = sync_http.Limits(wait_seconds=0.3, whole_seconds=20)
+QUICK = sync_http.HttpLimits(idle_seconds=20, total_seconds=0.6)
+IMPATIENT = sync_http.HttpLimits(idle_seconds=0.3, total_seconds=20)
 
 
 class Dripping(BaseHTTPRequestHandler):
@@ -66,7 +66,7 @@ def dripping() -> Iterator[str]:
         ("/silent", IMPATIENT, "no answer within 0.3 s"),
     ],
 )
-def test_an_answer_that_drips_or_never_comes_is_cut_off(path: str, limits: sync_http.Limits, problem: str) -> None:
+def test_an_answer_that_drips_or_never_comes_is_cut_off(path: str, limits: sync_http.HttpLimits, problem: str) -> None:
     began = time.monotonic()
     with dripping() as url, pytest.raises(ReceiverError, match=problem) as refused:
         receiver_http.post(url + path, b"{}", {}, limits=limits)
@@ -123,5 +123,5 @@ def test_a_handshake_that_drips_is_cut_off_as_well() -> None:
 
 @pytest.mark.parametrize(("url", "port"), [("http://[fd00::5]/hook", 80), ("https://[fd00::5]", 443)])
 def test_an_ipv6_address_without_a_port_is_called_as_it_is(url: str, port: int) -> None:
-    client = sync_http.Client(url)
+    client = sync_http.HttpClient(url)
     assert (client._host, client._port) == ("fd00::5", port)

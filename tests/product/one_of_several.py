@@ -40,7 +40,7 @@ class Stopping(deadly_hub.Deadly):
 
 
 def main(simulator: str, data: str, port: str, speed: str, epoch: str, url_file: str, lease: str, death: str) -> None:
-    logs.start(as_json=False)
+    logs.configure(as_json=False)
     Stopping.calls = Path(data).parent / "calls"
     deadly_hub.Deadly.when, _, deadly_hub.Deadly.kind = death.partition(":")
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.remediate.cluster import Troubles
 from tests.remediate.world import World, limits
-from watchkeeper.errors import HubError, IllegalMove
+from watchkeeper.errors import HubError, InvalidTransition
 from watchkeeper.model.actions import Action, ActionKind
 from watchkeeper.model.repairs import Repair
 from watchkeeper.model.trust import Mode
@@ -45,7 +45,7 @@ def test_nothing_is_called_before_a_person_says_yes(world: World) -> None:
 
 def test_a_yes_to_another_plan_is_no_yes(world: World) -> None:
     repair = asked(world)
-    with pytest.raises(IllegalMove, match=f"the yes is for plan 123, the plan is {repair.digest}"):
+    with pytest.raises(InvalidTransition, match=f"the yes is for plan 123, the plan is {repair.digest}"):
         world.people.approve(repair.incident, "123", actor="ada", now=world.now)
 
 
@@ -82,7 +82,7 @@ def test_a_yes_that_guards_hold_up_for_too_long_expires(tmp_path: Path) -> None:
 def test_a_suggestion_is_carried_out_by_people(world: World) -> None:
     made = world.take(world.breaks("n1"), Mode.SUGGEST)
     assert made is not None
-    with pytest.raises(IllegalMove, match="the mode is suggest"):
+    with pytest.raises(InvalidTransition, match="the mode is suggest"):
         world.people.approve(made.id, made.digest, actor="ada", now=world.now)
 
 
@@ -110,7 +110,7 @@ def test_a_reboot_cannot_be_taken_back(world: World) -> None:
     repair = asked(world)
     world.people.approve(repair.id, repair.digest, actor="ada", now=world.now)
     world.settle(6)
-    with pytest.raises(IllegalMove, match="it is validating, which cannot be taken back"):
+    with pytest.raises(InvalidTransition, match="it is validating, which cannot be taken back"):
         world.people.reject(repair.incident, "oh", actor="bob", now=world.now)
 
 
@@ -152,7 +152,7 @@ def test_to_stop_twice_is_fine_and_to_resume_what_runs_is_not(world: World) -> N
     world.people.stop("b", actor="bob", now=world.now)
     assert world.repairs.switch.stopped_by == "bob"
     world.people.resume(actor="ada", now=world.now)
-    with pytest.raises(IllegalMove, match="nothing is stopped"):
+    with pytest.raises(InvalidTransition, match="nothing is stopped"):
         world.people.resume(actor="ada", now=world.now)
 
 

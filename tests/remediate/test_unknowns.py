@@ -11,7 +11,7 @@ import pytest
 
 from tests.remediate.cluster import Troubles
 from tests.remediate.world import World
-from watchkeeper.errors import ActionFailed, IllegalMove, StoreError
+from watchkeeper.errors import ActionFailed, InvalidTransition, StoreError
 from watchkeeper.model.repairs import Repair
 from watchkeeper.model.trust import Mode
 from watchkeeper.remediate import policy
@@ -67,7 +67,7 @@ def test_what_began_by_itself_goes_on_under_ask_only_with_a_persons_yes(world: W
     world.settle(20)
     assert world.cluster.calls == ["cordon n1"]
     assert world.repairs.all()[0].waits_for == ("a person's yes: mode ask by remediate.mode",)
-    with pytest.raises(IllegalMove, match="the yes is for plan"):
+    with pytest.raises(InvalidTransition, match="the yes is for plan"):
         world.people.approve(made.id, "another", actor="ada", now=world.now)
     world.people.approve(made.id, made.digest, actor="ada", now=world.now)
     world.settle(30)

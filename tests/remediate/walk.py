@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.remediate.cluster import OURS, Machine, Troubles
 from tests.remediate.world import World, limits
-from watchkeeper.errors import IllegalMove
+from watchkeeper.errors import InvalidTransition
 from watchkeeper.model.actions import Action, ActionKind
 from watchkeeper.model.trust import Mode
 from watchkeeper.remediate import guards
@@ -201,7 +201,7 @@ class Walk:
             chosen = self.dice.choice(alive)
             try:
                 say(chosen.id, chosen.digest)
-            except IllegalMove:
+            except InvalidTransition:
                 return
 
 

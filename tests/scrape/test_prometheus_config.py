@@ -157,13 +157,13 @@ def test_credentials_are_read_from_their_files_at_each_use(tmp_path: Path) -> No
     secret = tmp_path / "secret"
     secret.write_text("first\n")
     basic = access.Access(username="u", password_file=str(secret))
-    assert basic.headers() == {"Authorization": "Basic " + base64.b64encode(b"u:first").decode()}
+    assert basic.authorization_header() == {"Authorization": "Basic " + base64.b64encode(b"u:first").decode()}
     secret.write_text("second\n")
-    assert access.Access(credentials_file=str(secret)).headers() == {"Authorization": "Bearer second"}
-    assert access.NOTHING.headers() == {}
+    assert access.Access(credentials_file=str(secret)).authorization_header() == {"Authorization": "Bearer second"}
+    assert access.NO_ACCESS.authorization_header() == {}
     secret.unlink()
     with pytest.raises(CollectError, match="the secret cannot be read"):
-        basic.headers()
+        basic.authorization_header()
 
 
 def test_a_redirect_to_another_host_does_not_get_the_credentials() -> None:

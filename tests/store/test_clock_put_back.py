@@ -147,7 +147,7 @@ def test_a_clock_that_leaps_past_the_retention_removes_nothing_for_a_day(tmp_pat
 
 
 def test_a_day_of_doubt_ends_when_the_clock_is_put_back() -> None:
-    doubt = clock_jump.Doubt(3600)
+    doubt = clock_jump.ClockJumpGuard(3600)
     assert [doubt.may_remove(at) for at in (0, 3600, 10**6, 10**6 + 3600, 7200, 10800)] == [
         True,
         True,

@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from watchkeeper.diagnose import corrections
-from watchkeeper.errors import IllegalMove, StoreError
+from watchkeeper.errors import InvalidTransition, StoreError
 from watchkeeper.incidents import incident_labels
 from watchkeeper.kit import broadcast, clock
 from watchkeeper.model import actions, alerts, diagnosis, events, fleet
@@ -151,7 +151,7 @@ class KeptSilences:
         try:
             made = Silence("S-1", wish.matchers, wish.author, wish.reason, wish.starts_at, wish.ends_at)
         except ValueError as error:
-            raise IllegalMove(str(error)) from error
+            raise InvalidTransition(str(error)) from error
         self.silenced.append(made)
         self.changes.send("incidents")
         return made
@@ -159,7 +159,7 @@ class KeptSilences:
     async def unsilence(self, id: str, actor: str) -> Silence:
         found = next((one for one in self.silenced if one.id == id), None)
         if found is None:
-            raise IllegalMove("there is no such silence", where=id)
+            raise InvalidTransition("there is no such silence", where=id)
         self.silenced.remove(found)
         self.changes.send("incidents")
         return replace(found, ended_by=actor)

@@ -56,7 +56,7 @@ class Ledger:
         written = io.BytesIO()
         np.savez_compressed(written, allow_pickle=False, **arrays)
         self._folder.mkdir(parents=True, exist_ok=True)
-        files.write_whole(self._path(day), written.getvalue())
+        files.write_atomically(self._path(day), written.getvalue())
 
     def days(self) -> list[float]:
         """The days that are kept, by their start."""

@@ -21,14 +21,14 @@ class PriceFile:
     def __init__(self, path: str | None, *, fallback: float) -> None:
         self._path = None if path is None else Path(path)
         self._fallback = fallback
-        self._kept: tuple[files.Stamp | None, prices.Book] | None = None
+        self._kept: tuple[files.FileStamp | None, prices.Book] | None = None
 
     def book(self) -> prices.Book:
         if self._path is None:
             # The shipped book knows a few models; the one price of the settings stands in for the others, and says so.
             return replace(prices.shipped(), fallback=self._fallback)
         try:
-            stamp = files.stamp(self._path)
+            stamp = files.read_stamp(self._path)
             if self._kept is None or stamp is None or self._kept[0] != stamp:
                 if stamp is not None and stamp.bytes > LARGEST_BYTES:
                     raise PackError(f"{stamp.bytes:,} bytes; the most is {LARGEST_BYTES:,}", where=str(self._path))

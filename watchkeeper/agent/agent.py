@@ -77,7 +77,7 @@ class AgentSettings:
     node: str = os.uname().nodename
     token: str | None = None
     # Who vouches for the hub, and our own certificate where it asks for one.
-    hub_access: access.Access = access.NOTHING
+    hub_access: access.Access = access.NO_ACCESS
     kmsg: Path = Path("/dev/kmsg")
     chassis: chassis.ChassisSettings = field(default_factory=chassis.ChassisSettings)
     # `kmsg`, `journald`, or the path of a file that syslog writes.
@@ -200,7 +200,7 @@ class Agent:
             open_things.enter_context(self._control.gpu_context_in_logs(lambda: self._sampler))
             where = {"node": settings.node, "cluster": settings.cluster, "hub": settings.hub_url}
             log.info("Agent started", extra=logs.fields(**where, metrics=self._address or "not served"))
-            memory.give_back_start()
+            memory.release_startup_memory()
             await _until(stop, self._loops())
         log.info("Agent stopped", extra=logs.fields(spooled_bytes=self._spooled_bytes()))
 
@@ -441,7 +441,7 @@ class Agent:
         self._metrics.spooled.set(self._spooled_bytes())
         if path is not None:
             try:
-                files.write_whole(path, self._metrics.registry.render().encode(), syncs=False)
+                files.write_atomically(path, self._metrics.registry.render().encode(), syncs=False)
             except OSError as error:
                 log.warning("Metrics not written", extra=logs.fields(path=str(path), error=error.strerror))
 

@@ -187,7 +187,7 @@ async def serving(listen: Listen, routes: Mapping[str, Route]) -> AsyncIterator[
     try:
         yield address
     finally:
-        await listening.end(server)
+        await listening.close_server(server)
         await talk.end()
         if listen.socket is not None:
             listen.socket.unlink(missing_ok=True)
@@ -309,9 +309,9 @@ def _said(status: HTTPStatus, words: str) -> Page:
 
 def _packed(page: Page, accepted: str) -> Page:
     """As gzip, where the reader takes it and the page is worth it."""
-    if len(page.body) < compression.LEAST_BYTES or not compression.is_taken(accepted):
+    if len(page.body) < compression.LEAST_BYTES or not compression.accepts_gzip(accepted):
         return page
-    return replace(page, body=compression.pack(page.body), is_packed=True)
+    return replace(page, body=compression.gzip_body(page.body), is_packed=True)
 
 
 async def _send(writer: asyncio.StreamWriter, page: Page, *, keep: bool, is_head: bool = False) -> None:

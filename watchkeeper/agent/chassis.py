@@ -54,7 +54,7 @@ class Chassis:
         self._settings = settings
         self._root = root
         self._monotonic = monotonic
-        self._commands = commands.Commands(seconds=IPMI_SECONDS)
+        self._commands = commands.CommandRunner(seconds=IPMI_SECONDS)
         self._kept: dict[str, tuple[float, tuple[Sensor, ...]]] = {}
         self._said: dict[str, str] = {}
 
@@ -83,8 +83,8 @@ class Chassis:
     def _ask_ipmi(self) -> tuple[Sensor, ...]:
         found: list[Sensor] = []
         for arguments in (ipmi.ARGUMENTS, ipmi.SUPPLY_ARGUMENTS):
-            answer = self._commands.ask(arguments)
-            if answer.outcome is not commands.Outcome.ANSWERED:
+            answer = self._commands.run(arguments)
+            if answer.outcome is not commands.CommandOutcome.ANSWERED:
                 said = answer.text.strip().splitlines()[:1]
                 raise CollectError(
                     said[0] if said else f"ipmitool {answer.outcome}",
@@ -112,7 +112,7 @@ class Walk:
     def __init__(self, url: str, connection: http.Connection, access: Access) -> None:
         self._url = url
         self._connection = connection
-        self._headers = {**HEADERS, **access.headers()}
+        self._headers = {**HEADERS, **access.authorization_header()}
         self._fetched = 0
 
     async def sensors(self) -> AsyncIterator[Sensor]:

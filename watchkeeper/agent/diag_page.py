@@ -60,7 +60,7 @@ class ResultFile:
             log.warning("Earlier diagnostic results are given up", extra=logs.fields(error=str(error)))
             known = diag.KeptResults()
         try:
-            files.write_whole(self.path, wire.dumps(diag.merge(known, report)).encode())
+            files.write_atomically(self.path, wire.dumps(diag.merge(known, report)).encode())
         except OSError as error:
             raise CollectError(
                 f"cannot be written: {error.strerror}",
@@ -99,13 +99,13 @@ class DiagPage:
     def __init__(self, directory: Path, hostname: str) -> None:
         self._file = ResultFile(directory)
         self._hostname = hostname
-        self._seen: files.Stamp | None = None
+        self._seen: files.FileStamp | None = None
         self._kept = diag.KeptResults()
         self._text = b""
 
     def refresh(self, now: datetime) -> None:
         """Look at the file; what cannot be read is not shown."""
-        stamp = files.stamp(self._file.path)
+        stamp = files.read_stamp(self._file.path)
         if stamp is None:
             self._seen, self._kept, self._text = None, diag.KeptResults(), b""
             return

@@ -58,7 +58,7 @@ class FabricPage:
 
     roots: Roots
     hostname: str
-    ask: commands.Commands = field(default_factory=commands.Commands)
+    ask: commands.CommandRunner = field(default_factory=commands.CommandRunner)
     # How long the adapters may take to answer, all together.
     seconds: float = 2.0
     _counters: port_counters.PortCounters = field(init=False)
@@ -106,8 +106,8 @@ class FabricPage:
         """Only RoCE pauses by priority, and only ethtool knows the counts."""
         roce = [(adapter, netdev.name) for adapter in adapters if adapter.is_roce for netdev in adapter.netdevs]
         for adapter, netdev in roce[:MAX_ROCE_NETDEVS]:
-            answer = self.ask.ask(["ethtool", "-S", netdev])
-            if answer.outcome is commands.Outcome.ABSENT:
+            answer = self.ask.run(["ethtool", "-S", netdev])
+            if answer.outcome is commands.CommandOutcome.NOT_FOUND:
                 return
             for pause in infiniband_sysfs.read_pauses(answer.text):
                 where = {"device": adapter.name, "netdev": netdev, "priority": str(pause.priority)}

@@ -62,7 +62,7 @@ class PauseFile:
     def write(self, pause: Pause) -> None:
         try:
             self.directory.mkdir(parents=True, exist_ok=True, mode=0o750)
-            files.write_whole(self.path, wire.dumps(pause).encode())
+            files.write_atomically(self.path, wire.dumps(pause).encode())
             # Root's umask must not hide the pause from an agent that is another user.
             self.path.chmod(0o644)
         except OSError as error:

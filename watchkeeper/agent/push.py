@@ -16,7 +16,7 @@ from watchkeeper.agent.spool import Batch, Spool
 from watchkeeper.errors import CollectError
 from watchkeeper.kit import backoff, clock, logs, own_metrics
 from watchkeeper.net import http
-from watchkeeper.net.access import NOTHING, Access
+from watchkeeper.net.access import NO_ACCESS, Access
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class Hub:
     url: str
     token: str | None = None
     timeout_seconds: float = 10.0
-    access: Access = NOTHING
+    access: Access = NO_ACCESS
 
     @property
     def headers(self) -> dict[str, str]:
@@ -110,7 +110,7 @@ async def push_forever(spool: Spool, hub: Hub, *, time: clock.Clock, pushed: own
             try:
                 response = await connection.send(http.Request(address, "POST", headers=hub.headers, body=batch.body))
                 verdict, wait = after_answer(response, pause)
-                problem = response.refusal
+                problem = response.error_summary
             except CollectError as error:
                 verdict, wait, problem = Verdict.LATER, pause, str(error)
             if verdict is Verdict.DELIVERED:

@@ -55,7 +55,7 @@ async def _send(connection: http.Connection, request: http.Request) -> str | Non
         response = await connection.send(request)
     except CollectError as error:
         return str(error)
-    return None if response.status == 200 else response.refusal
+    return None if response.status == 200 else response.error_summary
 
 
 async def _until_new(

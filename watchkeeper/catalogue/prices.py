@@ -139,7 +139,7 @@ def read(text: str, *, where: str) -> Book:
     text = text.removeprefix("\ufeff")
     header = text.partition("\n")[0].casefold()
     if all(column.casefold() in header for column in OPENCOST_COLUMNS):
-        return _of_opencost(text, csv_text.separator_of(header), where=where)
+        return _of_opencost(text, csv_text.detect_separator(header), where=where)
     try:
         plain = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

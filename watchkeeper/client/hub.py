@@ -30,7 +30,7 @@ from watchkeeper.model.jobs import JobReport
 from watchkeeper.model.node_list import NodeLine
 from watchkeeper.model.notices import Notice
 from watchkeeper.net import sync_http
-from watchkeeper.net.access import NOTHING, Access
+from watchkeeper.net.access import NO_ACCESS, Access
 
 # A query may scan hours of a large fleet; anything longer is the server's fault, not patience.
 TIMEOUT_SECONDS = 30.0
@@ -48,7 +48,7 @@ class Client:
         *,
         token: str | None = None,
         timeout_seconds: float = TIMEOUT_SECONDS,
-        access: Access = NOTHING,
+        access: Access = NO_ACCESS,
     ) -> None:
         if not url.startswith(("http://", "https://")):
             raise HubError(f"`{url}` is not an address", remedy="Write it like http://127.0.0.1:9480")
@@ -386,16 +386,16 @@ class Client:
         if body is not None:
             content = json.dumps(body).encode()
             headers["Content-Type"] = "application/json"
-        limits = sync_http.Limits(math.inf, wait_seconds=self._timeout_seconds)
+        limits = sync_http.HttpLimits(math.inf, idle_seconds=self._timeout_seconds)
         request = sync_http.Request(method, body=content, headers=headers)
         try:
-            with sync_http.follow(self.url + path, request, limits=limits, access=self._access) as answer:
+            with sync_http.open_with_redirects(self.url + path, request, limits=limits, access=self._access) as answer:
                 self._check_version(answer.headers.get(api_version.HEADER))
                 if not 200 <= answer.status < 300:
                     raise self._refusal(answer)
                 self._check_kind(answer.headers.get_content_type(), accept)
                 yield answer
-        except (sync_http.NoAnswer, sync_http.NoAddress) as error:
+        except (sync_http.NoAnswer, sync_http.InvalidAddress) as error:
             remedy = "Start one with `watchkeeper up`, or name another with --hub URL"
             raise HubError(f"no hub answers ({error.problem})", where=self.url, remedy=remedy) from error
 

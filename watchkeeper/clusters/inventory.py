@@ -56,7 +56,7 @@ class Inventory:
     def __init__(self, path: Path | None, *, default_cluster: str, metrics: own_metrics.Registry) -> None:
         self._path = path
         self._default_cluster = default_cluster
-        self._read_at: files.Stamp | None = None
+        self._read_at: files.FileStamp | None = None
         self.file = inventory_file.InventoryFile()
         self._file_problem: str | None = None
         self._said: tuple[str, ...] = ()
@@ -65,14 +65,14 @@ class Inventory:
             "watchkeeper_inventory_conflicts", "Nodes of which two sources say a different `fact`; the first counts"
         )
         if path is not None:
-            self._read_at = files.stamp(path)
+            self._read_at = files.read_stamp(path)
             self.file = inventory_file.read(path)
 
     def refresh(self) -> None:
         """Read the file again if it has changed; a file that is no longer right leaves the last good one in force."""
         if self._path is None:
             return
-        stamp = files.stamp(self._path)
+        stamp = files.read_stamp(self._path)
         if stamp is None or stamp != self._read_at:
             try:
                 self.file = inventory_file.read(self._path)

@@ -50,7 +50,7 @@ class IncidentService:
         self._rules, self._repairs, self._loops = rules, repairs, loops
         # How many events of each kind there were, for the series that rules count with.
         self.event_counts = standing.EventCounts()
-        self._doubt = clock_jump.Doubt(TRIM_SECONDS)
+        self._doubt = clock_jump.ClockJumpGuard(TRIM_SECONDS)
         self._queue = diagnosis_queue.DiagnosisQueue(
             diagnosis_queue.DiagnosisDependencies(
                 lambda one: reader.read(lambda: reader.incident(one)),
@@ -171,7 +171,7 @@ class IncidentService:
     async def _beat(self) -> None:
         """Say outside that the hub works, once its journal has shown it; silence is the alarm."""
         await self._thread.run(self._current.stages.journal.count_open)
-        if not self._loops.troubles.has_any(heartbeat.VITAL, now=self._clock.now()):
+        if not self._loops.troubles.any_of(heartbeat.VITAL, now=self._clock.now()):
             await asyncio.to_thread(heartbeat.send_heartbeat, self._runtime.settings, self._clock.now())
 
     async def _trim(self) -> None:

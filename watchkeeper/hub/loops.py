@@ -30,7 +30,7 @@ class Loop:
 class Loops:
     def __init__(self, runtime: Runtime) -> None:
         self._clock = runtime.clock
-        self.troubles = recent_failures.Troubles()
+        self.troubles = recent_failures.RecentFailures()
         self._failures = runtime.metrics.counter(
             "watchkeeper_hub_loop_failures_total", "Failures that a loop of the hub survived"
         )
@@ -44,12 +44,12 @@ class Loops:
                 self.survived(loop.name, error)
                 await self._clock.sleep(max(loop.pause_seconds, RETRY_SECONDS))
             else:
-                self.troubles.over(loop.name)
+                self.troubles.clear(loop.name)
                 await self._clock.sleep(loop.pause_seconds)
 
     def survived(self, name: str, error: Exception) -> None:
         self._failures.add(loop=name)
-        self.troubles.note(name, str(error) or type(error).__name__, now=self._clock.now())
+        self.troubles.record(name, str(error) or type(error).__name__, now=self._clock.now())
         is_ours = isinstance(error, WatchkeeperError)
         log.error("A loop of the hub failed", extra=fields(loop=name, error=error), exc_info=None if is_ours else error)
 

@@ -21,7 +21,7 @@ from watchkeeper import __version__
 from watchkeeper.catalogue import causes
 from watchkeeper.clusters import cluster_series, clusters
 from watchkeeper.config import settings as config
-from watchkeeper.errors import HubError, IllegalMove, SettingsError, quote
+from watchkeeper.errors import HubError, InvalidTransition, SettingsError, quote
 from watchkeeper.hub.loops import Loop
 from watchkeeper.incidents import signals
 from watchkeeper.kit import clock, durations, own_metrics, quiet_hours
@@ -321,9 +321,9 @@ class RepairLoop:
         want = self.wanted(id)
         incident = self._now.parts.journal.incident(id)
         if incident is not None and not incident.is_open:
-            raise IllegalMove("it is resolved, so there is nothing to repair", where=id)
+            raise InvalidTransition("it is resolved, so there is nothing to repair", where=id)
         if want is None:
-            raise IllegalMove(
+            raise InvalidTransition(
                 "its plan wants nothing of a machine", where=id, remedy=f"See `watchkeeper act explain {id}`"
             )
         return self.people.again(want, actor=actor, now=self._clock.now())

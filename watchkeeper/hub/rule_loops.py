@@ -102,7 +102,7 @@ class RuleLoops:
         self._handing_over: set[asyncio.Task[None]] = set()
         # The interval and the number of each group's last turn.
         self._turns: dict[str, tuple[float, int]] = {}
-        self._seen: Mapping[str, files.Stamp | None] = {}
+        self._seen: Mapping[str, files.FileStamp | None] = {}
         self.book = reloads.RuleBook() if self.follows_server else self._read()
         self.last_reload = self._say(self._outcome(self._clock.now()))
 
@@ -306,7 +306,7 @@ class RuleLoops:
         self._seen = self._stamp()
         return reloads.read(sources(self._settings))
 
-    def _stamp(self) -> Mapping[str, files.Stamp | None]:
+    def _stamp(self) -> Mapping[str, files.FileStamp | None]:
         try:
             return reloads.fingerprint(sources(self._settings))
         except (WatchkeeperError, OSError):

@@ -95,5 +95,5 @@ class Samples:
     def problems(self) -> Iterable[str]:
         return self._upkeep.problems()
 
-    def loops(self, failing: recent_failures.Troubles) -> list[Loop]:
+    def loops(self, failing: recent_failures.RecentFailures) -> list[Loop]:
         return self._upkeep.loops(failing)

@@ -69,7 +69,7 @@ class Upkeep:
                 " each series, or drop labels that change often"
             )
 
-    def loops(self, said: recent_failures.Troubles) -> list[Loop]:
+    def loops(self, said: recent_failures.RecentFailures) -> list[Loop]:
         async def sync() -> None:
             await self._sync(said)
 
@@ -79,13 +79,13 @@ class Upkeep:
             Loop("blocks", self._keep_blocks, durable.UPKEEP_SECONDS),
         ]
 
-    async def _sync(self, said: recent_failures.Troubles) -> None:
+    async def _sync(self, said: recent_failures.RecentFailures) -> None:
         """Bring samples to the disk each second of the disk's own time, however fast a simulated clock runs."""
         await asyncio.sleep(SYNC_SECONDS)
         if self._samples is not None:
             now = self._clock.now()
             if problem := await asyncio.to_thread(self._clock_check.sync, self._samples, clock.to_ms(now)):
-                said.note("clock", problem, now=now)
+                said.record("clock", problem, now=now)
 
     async def _keep_usage(self) -> None:
         """Bring recorded hours of usage into the ledger, which outlives the samples."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from watchkeeper.catalogue import effects
-from watchkeeper.errors import IllegalMove
+from watchkeeper.errors import InvalidTransition
 from watchkeeper.incidents import job_effects
 from watchkeeper.incidents.conditions import RECALL, Conditions
 from watchkeeper.incidents.correlate import (
@@ -235,7 +235,7 @@ class IncidentTracker:
         known = self._find(id)
         if known.state is IncidentState.ACKNOWLEDGED:
             remedy = "Assign it to yourself if you take it over"
-            raise IllegalMove(f"{known.assignee or 'somebody'} has it already", where=id, remedy=remedy)
+            raise InvalidTransition(f"{known.assignee or 'somebody'} has it already", where=id, remedy=remedy)
         mine = replace(move(known, IncidentState.ACKNOWLEDGED, at=now), assignee=actor)
         return self._save(mine, IncidentStep.ACKNOWLEDGED, text=f"{actor} is working on it", at=now, actor=actor)
 
@@ -247,7 +247,7 @@ class IncidentTracker:
         elif incident.is_open:
             incident = replace(incident, version=incident.version + 1)
         else:
-            raise IllegalMove("a resolved incident is nobody's", where=id, remedy="Assign one that is open")
+            raise InvalidTransition("a resolved incident is nobody's", where=id, remedy="Assign one that is open")
         return self._save(
             replace(incident, assignee=to), IncidentStep.ASSIGNED, text=f"{to} has it", at=now, actor=actor
         )
@@ -405,7 +405,9 @@ class IncidentTracker:
     def _find(self, id: str) -> Incident:
         incident = self._shelf.get(IncidentId(id)) or self._journal.incident(id)
         if incident is None:
-            raise IllegalMove("there is no such incident", where=id, remedy="List them with `watchkeeper incidents`")
+            raise InvalidTransition(
+                "there is no such incident", where=id, remedy="List them with `watchkeeper incidents`"
+            )
         return incident
 
     def _restore(self, now: datetime) -> None:

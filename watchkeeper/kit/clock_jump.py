@@ -9,7 +9,7 @@ from __future__ import annotations
 DAY_SECONDS = 86_400.0
 
 
-class Doubt:
+class ClockJumpGuard:
     """`turn_seconds` is how often its owner comes round."""
 
     def __init__(self, turn_seconds: float) -> None:

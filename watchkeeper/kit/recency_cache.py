@@ -13,7 +13,7 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
-class Lately(Generic[K, V]):
+class RecencyCache(Generic[K, V]):
     """Calls `work` for what was not asked for in this turn or the one before; `most` entries end a turn by themselves.
 
     May be asked from several threads: what two work out at once is worked out twice, and nothing else happens.
@@ -34,11 +34,11 @@ class Lately(Generic[K, V]):
         before = self._before
         found = before[key] if key in before else self._work(key)
         if len(known) >= self._most:
-            self.turn()
+            self.start_generation()
             known = self._now
         known[key] = found
         return found
 
-    def turn(self) -> None:
+    def start_generation(self) -> None:
         """Begin a turn, and forget what was not asked for in the last one."""
         self._before, self._now = self._now, {}

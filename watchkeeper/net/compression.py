@@ -16,11 +16,11 @@ LEAST_BYTES = 14_000
 REFUSED = re.compile(r"q=0(\.0*)?")
 
 
-def is_taken(accepted: str) -> bool:
+def accepts_gzip(accepted: str) -> bool:
     """Whether a reader with this Accept-Encoding header takes gzip."""
     choices = (part.replace(" ", "").partition(";") for part in accepted.lower().split(","))
     return any(coding == "gzip" and not REFUSED.fullmatch(weight) for coding, _, weight in choices)
 
 
-def pack(content: bytes) -> bytes:
+def gzip_body(content: bytes) -> bytes:
     return gzip.compress(content, LEVEL, mtime=0)

@@ -17,7 +17,7 @@ from itertools import islice
 from pathlib import Path
 
 from watchkeeper.config import settings as config
-from watchkeeper.errors import IllegalMove, ReceiverError, SettingsError, StoreError
+from watchkeeper.errors import InvalidTransition, ReceiverError, SettingsError, StoreError
 from watchkeeper.incidents.incident_labels import IncidentLabels, InventoryLookup, collect_labels, matches_labels
 from watchkeeper.kit import clock, files, own_metrics
 from watchkeeper.kit.logs import fields
@@ -70,7 +70,7 @@ class Notifier:
         self._current: tuple[Incident, ...] = ()
         self._subjects: dict[str, tuple[int, IncidentLabels]] = {}
         self.silences = silence_store.SilenceStore(around.journal, now=now)
-        self._routes_stamp = files.stamp(Path(settings.routes or ""))
+        self._routes_stamp = files.read_stamp(Path(settings.routes or ""))
         self._routing = _load(settings)
         self._outbox = outbox.Outbox(
             around.journal, self._routing, subject=self._subject, silences=self.silences, now=now
@@ -117,9 +117,9 @@ class Notifier:
             # Alertmanager may take its time, and nobody else is to wait for it.
             answer = await asyncio.to_thread(self._feeds[0].silence, made)
         except ReceiverError as error:
-            raise IllegalMove(f"Alertmanager did not take the silence: {error}") from error
+            raise InvalidTransition(f"Alertmanager did not take the silence: {error}") from error
         except ValueError as error:
-            raise IllegalMove(str(error)) from error
+            raise InvalidTransition(str(error)) from error
         await asyncio.to_thread(self._theirs.refresh, time.now())
         kept = replace(made, id=f"{alertmanager_silences.PREFIX}{answer}", keeper=ALERTMANAGER)
         return await clerk(lambda: self._noted(kept, time.now()))
@@ -132,11 +132,11 @@ class Notifier:
         known = next((one for one in self._theirs.all(time.now()) if one.id == id), None)
         if known is None or known.ends_at <= time.now():
             remedy = "List them with `watchkeeper silence list`"
-            raise IllegalMove("Alertmanager has no such silence in force", where=id[:60], remedy=remedy)
+            raise InvalidTransition("Alertmanager has no such silence in force", where=id[:60], remedy=remedy)
         try:
             await asyncio.to_thread(self._feeds[0].end_silence, id.removeprefix(alertmanager_silences.PREFIX))
         except ReceiverError as error:
-            raise IllegalMove(f"Alertmanager did not end the silence: {error}", where=id[:60]) from error
+            raise InvalidTransition(f"Alertmanager did not end the silence: {error}", where=id[:60]) from error
         await asyncio.to_thread(self._theirs.refresh, time.now())
         return await clerk(lambda: self._noted(replace(known, ended_by=actor), time.now()))
 
@@ -203,7 +203,7 @@ class Notifier:
 
     def reload(self, now: datetime) -> None:
         """Put the file of receivers and routes in force if it has changed; a broken one is said once and not used."""
-        stamp = files.stamp(Path(self._settings.routes or ""))
+        stamp = files.read_stamp(Path(self._settings.routes or ""))
         if stamp == self._routes_stamp:
             return
         self._routes_stamp = stamp

@@ -10,25 +10,25 @@ from watchkeeper.net import sync_http
 
 # What we keep of an answer to a message, and show.
 ANSWER_BYTES = 200
-USUAL = sync_http.Limits(whole_seconds=30.0, wait_seconds=10.0, answer_bytes=ANSWER_BYTES)
+USUAL = sync_http.HttpLimits(total_seconds=30.0, idle_seconds=10.0, answer_bytes=ANSWER_BYTES)
 
 
-def post(url: str, body: bytes, headers: dict[str, str], *, limits: sync_http.Limits = USUAL) -> tuple[int, str]:
+def post(url: str, body: bytes, headers: dict[str, str], *, limits: sync_http.HttpLimits = USUAL) -> tuple[int, str]:
     """Status and the beginning of the answer; ReceiverError if there is none."""
     status, answer = call("POST", url, headers, body=body, limits=limits)
     return status, answer.decode("utf-8", "replace").strip()
 
 
 def call(
-    method: str, url: str, headers: dict[str, str], *, body: bytes | None = None, limits: sync_http.Limits = USUAL
+    method: str, url: str, headers: dict[str, str], *, body: bytes | None = None, limits: sync_http.HttpLimits = USUAL
 ) -> tuple[int, bytes]:
     """Status and at most `answer_bytes` of the answer; ReceiverError if there is none in time."""
     try:
-        client = sync_http.Client(url, limits=limits, may_lead_inward=False)
+        client = sync_http.HttpClient(url, limits=limits, allows_local_address=False)
         with client.open(sync_http.Request(method, body=body, headers=headers)) as answer:
             return answer.status, answer.read(limits.answer_bytes)
     except sync_http.NoAnswer as error:
-        problem = error.problem if error.is_late else f"cannot be reached: {error.problem}"
+        problem = error.problem if error.is_timeout else f"cannot be reached: {error.problem}"
         raise ReceiverError(problem, where=error.where, may_retry=True) from error
     except CollectError as error:
         raise ReceiverError(error.problem, where=error.where) from error

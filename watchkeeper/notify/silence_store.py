@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from watchkeeper.errors import IllegalMove
+from watchkeeper.errors import InvalidTransition
 from watchkeeper.incidents.incident_labels import IncidentLabels, check_matcher, matches_labels
 from watchkeeper.kit import durations
 from watchkeeper.model.silences import Matcher, Silence
@@ -54,12 +54,12 @@ class SilenceStore:
         """Keep a new one; IllegalMove says what is wrong with it."""
         lasting = [one for one in self._kept.values() if one.ends_at > now]
         if len(lasting) >= MOST_ACTIVE:
-            raise IllegalMove(
+            raise InvalidTransition(
                 f"{len(lasting)} silences are in force, the limit is {MOST_ACTIVE}",
                 remedy="End some, or change the rules that need so many",
             )
         if not now < wish.ends_at <= now + LONGEST:
-            raise IllegalMove(
+            raise InvalidTransition(
                 f"a silence must end after now and within {durations.format_seconds(LONGEST.total_seconds())}",
                 now=f"It would end at {wish.ends_at:%Y-%m-%d %H:%M}Z",
             )
@@ -76,7 +76,7 @@ class SilenceStore:
                 wish.is_maintenance,
             )
         except ValueError as error:
-            raise IllegalMove(str(error)) from error
+            raise InvalidTransition(str(error)) from error
         self._save(made, wish.author, text=f"{_what(made)} until {made.ends_at:%Y-%m-%d %H:%M}Z: {made.reason}", at=now)
         return made
 
@@ -84,7 +84,7 @@ class SilenceStore:
         """End one before its time; what it held back is told from now on."""
         silence = self._kept.get(id)
         if silence is None or silence.ends_at <= now:
-            raise IllegalMove(
+            raise InvalidTransition(
                 "there is no such silence in force", where=id[:40], remedy="List them with `watchkeeper silence list`"
             )
         # One that has not begun never will.

@@ -92,7 +92,7 @@ def open_table(text: str, *, where: str, problems: Problems) -> tuple[tuple[str,
         raise CollectError(f"{len(text):,} characters; the most is {LONGEST_BYTES:,}", where=where)
     text = text.removeprefix("\ufeff")
     header_line, _, _ = text.partition("\n")
-    separator = csv_text.separator_of(header_line)
+    separator = csv_text.detect_separator(header_line)
     if NUL in header_line:
         raise CollectError("this is no text: it has bytes that are zero", where=f"{where}:1", remedy="Save it as UTF-8")
     # A file of one column has none of them.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from watchkeeper.errors import HubError, IllegalMove
+from watchkeeper.errors import HubError, InvalidTransition
 from watchkeeper.model import trust
 from watchkeeper.model.repairs import BY_PERSON, WAITING, Repair, RepairState, Switch
 from watchkeeper.remediate import progress
@@ -31,13 +31,15 @@ class Approval:
         with self._repairs.changing(now):
             repair = self._find(id)
             if repair.mode is trust.Mode.SUGGEST:
-                raise IllegalMove(
+                raise InvalidTransition(
                     "the mode is suggest, so people carry it out", where=repair.id, remedy=_raise_mode(repair)
                 )
             if repair.is_running and repair.approved_by == POLICY:
                 return self._confirm(repair, digest, actor=actor, now=now)
             if repair.state is not RepairState.PLANNED:
-                raise IllegalMove(f"it is {repair.state}, and only a planned repair can be approved", where=repair.id)
+                raise InvalidTransition(
+                    f"it is {repair.state}, and only a planned repair can be approved", where=repair.id
+                )
             _same_plan(repair, digest)
             approved = progress.approved(repair, actor, until=now + self._life, now=now)
             self._repairs.keep(approved, now, text=f"{actor} approved plan {digest}", actor=actor)
@@ -60,7 +62,7 @@ class Approval:
             if repair.state in UNDOABLE or repair.is_held or self._waits_for_person(repair):
                 undone = progress.entered(repair, restore(RepairState.REJECTED, text), now)
                 return self._repairs.keep(undone, now, text=text, actor=actor)
-            raise IllegalMove(
+            raise InvalidTransition(
                 f"it is {repair.state}, which cannot be taken back",
                 where=repair.id,
                 now=repair.said,
@@ -73,7 +75,9 @@ class Approval:
             repair = self._find(id)
             if not self._waits_for_person(repair):
                 waits = repair.action.kind if repair.action is not None else "nothing"
-                raise IllegalMove(f"it does not wait for a person but for {waits}", where=repair.id, now=repair.said)
+                raise InvalidTransition(
+                    f"it does not wait for a person but for {waits}", where=repair.id, now=repair.said
+                )
             text = f"{actor} has done: {repair.action.why}" if repair.action is not None else f"{actor} says done"
             return self._repairs.keep(progress.stepped(repair, text, now), now, text=text, actor=actor)
 
@@ -94,7 +98,7 @@ class Approval:
     def resume(self, *, actor: str, now: datetime) -> Switch:
         with self._repairs.changing(now):
             if not self._repairs.switch.is_stopped:
-                raise IllegalMove("nothing is stopped", where="repairs")
+                raise InvalidTransition("nothing is stopped", where="repairs")
             switch = replace(self._repairs.switch, stopped_at=None, stopped_by="", stopped_why="")
             for repair in self._repairs.all():
                 if (resumed := progress.resumed(repair, now)) != repair:
@@ -105,7 +109,7 @@ class Approval:
         """Close the circuit breaker; nodes that wanted a repair before are not counted again."""
         with self._repairs.changing(now):
             if not self._repairs.switch.is_tripped:
-                raise IllegalMove("the circuit breaker is closed", where="repairs")
+                raise InvalidTransition("the circuit breaker is closed", where="repairs")
             switch = replace(self._repairs.switch, tripped_at=None, tripped_why="", reset_at=now)
             return self._repairs.turn_switch(switch, now, actor=actor, text=f"{actor} closed the circuit breaker")
 
@@ -123,7 +127,7 @@ class Approval:
 
 def _same_plan(repair: Repair, digest: str) -> None:
     if digest != repair.digest:
-        raise IllegalMove(
+        raise InvalidTransition(
             f"the yes is for plan {digest[:40]}, the plan is {repair.digest}",
             where=repair.id,
             now="Nothing was approved",

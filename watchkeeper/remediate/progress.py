@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from watchkeeper.errors import IllegalMove
+from watchkeeper.errors import InvalidTransition
 from watchkeeper.model.actions import Action, ActionKind, Receipt, Result
 from watchkeeper.model.repairs import BY_PERSON, ENDED, REPAIR_MOVES, Repair, RepairId, RepairState
 from watchkeeper.model.trust import Mode
@@ -174,7 +174,7 @@ def resumed(repair: Repair, now: datetime) -> Repair:
 
 def _moved(repair: Repair, to: RepairState, why: str, now: datetime) -> Repair:
     if to is not repair.state and to not in REPAIR_MOVES[repair.state]:
-        raise IllegalMove(f"a repair that is {repair.state} cannot become {to}", where=repair.id)
+        raise InvalidTransition(f"a repair that is {repair.state} cannot become {to}", where=repair.id)
     revived = None if repair.state in ENDED and to not in ENDED else repair.ended_at
     return replace(
         repair,

@@ -11,7 +11,7 @@ import logging
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from watchkeeper.errors import ActionFailed, ActionRefused, IllegalMove
+from watchkeeper.errors import ActionFailed, ActionRefused, InvalidTransition
 from watchkeeper.kit.logs import fields
 from watchkeeper.model import actions, events, fleet, incidents, trust
 from watchkeeper.model.repairs import RECLAIMS, WAITING, Repair, RepairId, RepairState
@@ -61,7 +61,7 @@ class Repairs(RepairRegister):
         """Another attempt, whatever became of those before; IllegalMove while one waits or runs."""
         current = self._in_the_way(want)
         if current is not None:
-            raise IllegalMove(
+            raise InvalidTransition(
                 f"{current.id} is {current.state} on {want.node.node}", where=want.incident, now=current.said
             )
         self._open.add(want.incident)

@@ -69,7 +69,7 @@ def read(sources: Sources) -> RuleBook:
     return RuleBook(rules, tuple(objectives))
 
 
-def fingerprint(sources: Sources) -> Mapping[str, files.Stamp | None]:
+def fingerprint(sources: Sources) -> Mapping[str, files.FileStamp | None]:
     """The stamp of each file; None for one that is not there. Another answer means that something was written."""
     paths = [*rulefile.files(sources.files), *([] if sources.slos is None else [sources.slos])]
-    return {str(path): files.stamp(path) for path in paths}
+    return {str(path): files.read_stamp(path) for path in paths}

@@ -220,7 +220,7 @@ async def _fetch(place: Place, resolver: dns.Resolver | None) -> list[tuple[str,
 
 async def _download(place: Place) -> bytes | list[Any]:
     connection = http.Connection(access=place.access)
-    headers = {"Accept": "application/json", **await place.access.authorised()}
+    headers = {"Accept": "application/json", **await place.access.request_headers()}
     try:
         response = await connection.send(http.Request(place.location, headers=headers))
     finally:
@@ -233,8 +233,8 @@ async def _download(place: Place) -> bytes | list[Any]:
 async def _look_up(place: Place, resolver: dns.Resolver | None) -> list[Any]:
     """SRV records one by one; A and AAAA records together, as the system's resolver knows them."""
     if place.record == "SRV":
-        asked = await asyncio.to_thread(dns.system) if resolver is None else resolver
-        return [_service_group(place.location, service) for service in await asked.services(place.location)]
+        asked = await asyncio.to_thread(dns.system_resolver) if resolver is None else resolver
+        return [_service_group(place.location, service) for service in await asked.srv_records(place.location)]
     loop = asyncio.get_running_loop()
     family = FAMILIES[place.record]
     try:
@@ -246,7 +246,7 @@ async def _look_up(place: Place, resolver: dns.Resolver | None) -> list[Any]:
     return [{"targets": shown, "labels": {"__meta_dns_name": place.location}}]
 
 
-def _service_group(name: str, service: dns.Service) -> dict[str, Any]:
+def _service_group(name: str, service: dns.SrvRecord) -> dict[str, Any]:
     """One SRV record with the labels that Prometheus gives it; its target keeps the dot at its end there."""
     meta = {
         "__meta_dns_name": name,

@@ -15,7 +15,7 @@ from urllib.parse import urlencode
 from watchkeeper.errors import CollectError, quote
 from watchkeeper.kit import durations
 from watchkeeper.model import fleet, labels
-from watchkeeper.net.access import NOTHING, Access
+from watchkeeper.net.access import NO_ACCESS, Access
 from watchkeeper.scrape import relabel
 
 PARAM = "__param_"
@@ -37,7 +37,7 @@ class Place:
     groups: tuple[tuple[tuple[str, ...], labels.Labels], ...] = ()
     record: str = "SRV"
     port: int = 0
-    access: Access = NOTHING
+    access: Access = NO_ACCESS
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class Job:
     # other characters than [a-zA-Z0-9_:] are to be written.
     protocols: tuple[str, ...] = ()
     escaping: str = "allow-utf-8"
-    access: Access = NOTHING
+    access: Access = NO_ACCESS
     rules: tuple[relabel.Rule, ...] = ()
     metric_rules: tuple[relabel.Rule, ...] = ()
     max_series: int | None = None

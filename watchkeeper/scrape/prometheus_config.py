@@ -18,7 +18,7 @@ from watchkeeper.errors import CollectError, quote
 from watchkeeper.kit import durations, files
 from watchkeeper.model import labels
 from watchkeeper.net import oauth2
-from watchkeeper.net.access import NOTHING, Access
+from watchkeeper.net.access import NO_ACCESS, Access
 from watchkeeper.scrape import page_forms, relabel
 from watchkeeper.scrape.jobs import Job, Kind, LabelLimits, Place
 from watchkeeper.scrape.page_forms import PROTOBUF
@@ -57,11 +57,11 @@ class Reader:
         self.path = path
         self.found = PrometheusConfig()
         self.problems: tuple[str, ...] = ()
-        self._stamp: files.Stamp | None = None
+        self._stamp: files.FileStamp | None = None
 
     def reread(self) -> bool:
         """True if the jobs may have changed."""
-        stamp = files.stamp(self.path)
+        stamp = files.read_stamp(self.path)
         is_new = stamp is None or stamp != self._stamp
         if is_new:
             try:
@@ -267,7 +267,7 @@ class _Reading:
                 raise ValueError(f"proxy_url must be an http address, found {quote(proxy)}")
             given["proxy_url"] = proxy
             given["no_proxy"] = tuple(one.strip() for one in str(table.get("no_proxy") or "").split(",") if one.strip())
-        return Access(**given) if given else NOTHING
+        return Access(**given) if given else NO_ACCESS
 
     def header(self, name: str, values: object, given: dict[str, Any]) -> None:
         """One entry of `http_headers`: values as they are, and values in files."""

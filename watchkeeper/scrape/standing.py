@@ -43,7 +43,7 @@ def workload_series(label_sets: Iterable[Labels]) -> dict[Labels, float]:
 
     The team is the namespace, until an inventory says otherwise; a Slurm job has none that its number tells.
     """
-    _known_holders.turn()
+    _known_holders.start_generation()
     return {made: 1.0 for labels in label_sets if (made := _known_holders(labels)) is not None}
 
 
@@ -59,7 +59,7 @@ def _held_by(labels: Labels) -> Labels | None:
 
 def held_series(holders: Iterable[Labels]) -> dict[Labels, float]:
     """Who holds each GPU in the words of the agents, without what their scrape added."""
-    _known_words.turn()
+    _known_words.start_generation()
     return {_known_words(labels): 1.0 for labels in holders}
 
 
@@ -68,7 +68,7 @@ def _without_scrape(labels: Labels) -> Labels:
 
 
 # A label set stays the same object from tick to tick, and 20,000 of them are looked at every time.
-_known_holders, _known_words = recency_cache.Lately(_held_by), recency_cache.Lately(_without_scrape)
+_known_holders, _known_words = recency_cache.RecencyCache(_held_by), recency_cache.RecencyCache(_without_scrape)
 
 
 class EventCounts:

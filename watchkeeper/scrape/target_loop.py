@@ -221,7 +221,7 @@ class TargetLoop:
         return http.Request(self._target.url, headers=headers)
 
     async def _read_page(self) -> exposition.ExpositionPage:
-        admission = await self._target.job.access.authorised()
+        admission = await self._target.job.access.request_headers()
         request = replace(self._request, headers={**self._request.headers, **admission}) if admission else self._request
         response = await self._connection.send(request)
         # One page of all targets in each round of the loop: whoever asks the hub waits for one, not for them all.

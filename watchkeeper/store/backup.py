@@ -67,7 +67,7 @@ def back_up(source: DataLocations, target: Path) -> BackupSummary:
         linked, more = _link_blocks(source.samples / "blocks", target / SAMPLES / "blocks")
         copied += more + (0 if source.journal is None else _copy_journal(source.journal, target / JOURNAL))
         # Last, so that a directory with the mark is a whole backup.
-        files.write_whole(target / files.OWNER_MARK, (source.data / files.OWNER_MARK).read_bytes())
+        files.write_atomically(target / files.OWNER_MARK, (source.data / files.OWNER_MARK).read_bytes())
         files.sync_folder(target)
     except OSError as error:
         raise errors.StoreError(
@@ -94,7 +94,7 @@ def restore(source: Path, target: DataLocations) -> list[Corruption]:
         if (source / JOURNAL).exists() and target.journal is not None:
             target.journal.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source / JOURNAL, target.journal)
-        files.write_whole(target.data / files.OWNER_MARK, (source / files.OWNER_MARK).read_bytes())
+        files.write_atomically(target.data / files.OWNER_MARK, (source / files.OWNER_MARK).read_bytes())
         os.sync()
     except OSError as error:
         raise errors.StoreError(

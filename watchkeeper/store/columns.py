@@ -278,7 +278,7 @@ class Slab:
                     region.madvise(mmap.MADV_HUGEPAGE)
             if number == LARGE_BLOCKS:
                 # Range queries over 6,000 GPUs then take half the time.
-                memory.keep_scratch()
+                memory.keep_query_buffers()
             block = self._blocks[number] = np.frombuffer(region, dtype=self._slot)
         return block
 

@@ -142,14 +142,14 @@ class DurableStore:
         self._cache, self._patterns, self._unions = ChunkCache(limits.cache_bytes), Patterns(), UnionCache()
         self._unmergeable: set[Path] = set()
         self._upkeep = threading.Lock()
-        self._doubt = clock_jump.Doubt(UPKEEP_SECONDS)
+        self._doubt = clock_jump.ClockJumpGuard(UPKEEP_SECONDS)
         self._past = self._open_blocks()
         self._loaded_ms = self._cut_ms
         self.head.open_from(self._cut_ms)
         self._load_metadata()
         self._replayed = wal_replay.replay(wal_prefetch.read(path, since_ms=self._loaded_ms), self.head)
         # Slots were gathered for whole rows: 0.5 KiB for each series.
-        memory.give_back()
+        memory.release_free_memory()
         for damage in self._replayed.damages:
             self._report(damage)
         if self._replayed.torn_bytes:
@@ -325,7 +325,7 @@ class DurableStore:
                 gone, self._unions = self._unions, UnionCache()
                 gone.let_go()
                 # Writing needs many times what it leaves behind.
-                memory.give_back()
+                memory.release_free_memory()
 
     def set_aside_ahead(self) -> quarantine.QuarantinedSamples:
         """The clock was put back: take what lies ahead of it out of the way, so that samples of now are accepted.

@@ -37,7 +37,7 @@ class Metadata:
         if not self._is_saved:
             self._is_saved = True
             try:
-                files.write_whole(path, json.dumps(self.all(), ensure_ascii=False, indent=0).encode())
+                files.write_atomically(path, json.dumps(self.all(), ensure_ascii=False, indent=0).encode())
             except OSError as error:
                 self._is_saved = False
                 raise errors.StoreError(

@@ -129,9 +129,9 @@ async def packed(answer: Response, accepted: str) -> Response:
     if len(body) < compression.LEAST_BYTES or not is_text or "content-encoding" in answer.headers:
         return answer
     answer.headers["Vary"] = "Accept-Encoding"
-    if compression.is_taken(accepted):
+    if compression.accepts_gzip(accepted):
         is_long = len(body) > MOST_BYTES_AT_ONCE
-        answer.body = await asyncio.to_thread(compression.pack, body) if is_long else compression.pack(body)
+        answer.body = await asyncio.to_thread(compression.gzip_body, body) if is_long else compression.gzip_body(body)
         answer.headers.update({"Content-Encoding": "gzip", "Content-Length": str(len(answer.body))})
     return answer
 

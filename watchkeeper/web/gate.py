@@ -19,7 +19,7 @@ from starlette.status import WS_1008_POLICY_VIOLATION
 from starlette.types import ASGIApp, Lifespan, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from watchkeeper.errors import HubError, IllegalMove, JournalConflict, WatchkeeperError
+from watchkeeper.errors import HubError, InvalidTransition, JournalConflict, WatchkeeperError
 from watchkeeper.kit import api_version
 from watchkeeper.kit.logs import fields
 from watchkeeper.web import pages
@@ -156,7 +156,7 @@ async def say_no(request: Request, error: Exception) -> Response:
 
 async def say_trouble(request: Request, error: Exception) -> Response:
     """Our own errors: someone else was faster or the step is not allowed (409), or a part of the hub is away (503)."""
-    status = 409 if isinstance(error, (IllegalMove, JournalConflict)) else 503
+    status = 409 if isinstance(error, (InvalidTransition, JournalConflict)) else 503
     if isinstance(error, HubError) and error.status is not None:
         status = error.status
     return refusal(request.url.path, status=status, problem=str(error))

@@ -62,7 +62,7 @@ async def asset(request: Request) -> Response:
         raise HTTPException(404, "there is no such file in this version of the console. Load the page again")
     kind = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
     headers = {"Cache-Control": FOR_EVER, "Vary": "Accept-Encoding"}
-    if not compression.is_taken(request.headers.get("accept-encoding", "")):
+    if not compression.accepts_gzip(request.headers.get("accept-encoding", "")):
         return Response(path.read_bytes(), media_type=kind, headers=headers)
     return Response(compressed(path), media_type=kind, headers=headers | {"Content-Encoding": "gzip"})
 

@@ -14,7 +14,7 @@ from typing import Any, NoReturn, TypeVar
 
 from watchkeeper.config.settings import Settings
 from watchkeeper.diagnose import corrections
-from watchkeeper.errors import IllegalMove
+from watchkeeper.errors import InvalidTransition
 from watchkeeper.hub import health, runtime, samples, services
 from watchkeeper.kit import clock
 from watchkeeper.model import actions, diagnosis, events, fleet
@@ -233,4 +233,4 @@ class Unchanging:
 
 
 def _refuse(what: str) -> NoReturn:
-    raise IllegalMove(f"{what}, but this is a recording", now="Nothing was changed")
+    raise InvalidTransition(f"{what}, but this is a recording", now="Nothing was changed")

@@ -259,7 +259,7 @@ class _Table:
             None if started is None else datetime.fromtimestamp(started, UTC),
             None if hours is None else round(hours, 2), uses.get("active"), uses.get("memory"),
             efficiency.bound_by(facts), self._value("h_goodput", own),
-            clock.moment(self._now.timestamp() - (age or 0.0)) if is_still else None,
+            clock.from_unix_seconds(self._now.timestamp() - (age or 0.0)) if is_still else None,
             straggler, self._cost(rows, hours), self._incidents(key, training),
             None if since is None else datetime.fromtimestamp(since, UTC),
         )  # fmt: skip

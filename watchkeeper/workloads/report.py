@@ -178,7 +178,7 @@ def _told_losses(rows: Rows) -> list[losses.Wrong]:
     return [
         losses.Wrong(at, labels.get("kind", "event").replace("_", " "))
         for labels, value in rows.items()
-        if value > 0 and (at := clock.moment(value)) is not None
+        if value > 0 and (at := clock.from_unix_seconds(value)) is not None
     ]
 
 

@@ -34,7 +34,7 @@ def written(tmp_path: Path, user: dict[str, Any], cluster: dict[str, Any] | None
 def test_a_token_is_sent_and_never_shown(tmp_path: Path) -> None:
     server = kubeconfig.of_file(written(tmp_path, {"token": "s3cret"}))
     assert server.url == "https://10.0.0.1:6443"
-    assert server.access.headers() == {"Authorization": "Bearer s3cret"}
+    assert server.access.authorization_header() == {"Authorization": "Bearer s3cret"}
     assert "s3cret" not in repr(server)
 
 
@@ -42,7 +42,7 @@ def test_a_token_file_counts_from_the_kubeconfig_and_is_read_each_time(tmp_path:
     server = kubeconfig.of_file(written(tmp_path, {"tokenFile": "token"}))
     for token in ("one", "two"):
         (tmp_path / "token").write_text(f"{token}\n")
-        assert server.access.headers() == {"Authorization": f"Bearer {token}"}
+        assert server.access.authorization_header() == {"Authorization": f"Bearer {token}"}
 
 
 def test_certificates_inside_the_file_are_used(tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_certificates_inside_the_file_are_used(tmp_path: Path) -> None:
     inline = {name: base64.b64encode(path.read_bytes()).decode() for name, path in (("k", key), ("c", certificate))}
     user = {"client-certificate-data": inline["c"], "client-key-data": inline["k"]}
     path = written(tmp_path, user, {"certificate-authority-data": inline["c"]})
-    context = kubeconfig.of_file(path).access.tls()
+    context = kubeconfig.of_file(path).access.tls_context()
     assert [one["subject"] for one in context.get_ca_certs()] == [((("commonName", "hub"),),)]
 
 
@@ -60,7 +60,7 @@ def test_a_certificate_that_is_none_is_said_when_it_is_used(tmp_path: Path) -> N
     user = {"client-certificate-data": base64.b64encode(b"nonsense").decode()}
     server = kubeconfig.of_file(written(tmp_path, user))
     with pytest.raises(CollectError, match="a certificate of the kubeconfig cannot be used"):
-        server.access.tls()
+        server.access.tls_context()
 
 
 def test_a_context_may_be_chosen(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_a_pod_uses_its_service_account(tmp_path: Path) -> None:
     found = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "6443"}
     server = kubeconfig.in_cluster(tmp_path, found)
     assert (server.url, server.access.ca_file) == ("https://[fd00::1]:6443", str(tmp_path / "ca.crt"))
-    assert server.access.headers() == {"Authorization": "Bearer account"}
+    assert server.access.authorization_header() == {"Authorization": "Bearer account"}
 
 
 def test_outside_of_a_cluster_the_way_out_is_said(tmp_path: Path) -> None:

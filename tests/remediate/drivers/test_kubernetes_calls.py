@@ -31,7 +31,7 @@ PODS = {"items": [POD]}
 @contextmanager
 def driving(*script: Reply) -> Iterator[tuple[Scripted, KubernetesDriver]]:
     with serving(*script) as server:
-        driver = KubernetesDriver(ApiClient(kubeconfig.ApiServer(server.url, access.NOTHING, "test")))
+        driver = KubernetesDriver(ApiClient(kubeconfig.ApiServer(server.url, access.NO_ACCESS, "test")))
         try:
             yield server, driver
         finally:

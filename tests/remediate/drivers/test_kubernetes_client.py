@@ -72,7 +72,7 @@ def test_an_answer_that_drips_ends_at_the_deadline() -> None:
 def test_a_server_that_is_not_there_is_for_later() -> None:
     with serving() as server:
         url = server.url
-    client = ApiClient(kubeconfig.ApiServer(url, access.NOTHING, "test"))
+    client = ApiClient(kubeconfig.ApiServer(url, access.NO_ACCESS, "test"))
     with pytest.raises(ClusterUnavailable, match="nothing listens there"):
         client.send(GET)
     assert issubclass(ClusterUnavailable, ActionFailed)

@@ -11,7 +11,7 @@ import pytest
 
 from tests.store.journal import places
 from tests.store.journal.journal_rows import GPU, NOON, an_incident, minutes, xid
-from watchkeeper.errors import JournalConflict, NotLeading, StoreError
+from watchkeeper.errors import JournalConflict, NotLeader, StoreError
 from watchkeeper.model import actions, alerts, diagnosis, fleet, incidents, labels, trust
 from watchkeeper.store.journal.journal import Journal
 
@@ -95,7 +95,7 @@ def test_diagnosis_plan_and_alerts_come_back_as_they_were(journal: Journal) -> N
 
 def test_a_second_leader_makes_the_first_one_stop_writing(place: places.Place) -> None:
     first, second = place.lead(), place.lead()
-    with pytest.raises((JournalConflict, NotLeading), match=r"epoch 1 is .* 2"):
+    with pytest.raises((JournalConflict, NotLeader), match=r"epoch 1 is .* 2"):
         first.take_events([xid(1)], NOON)
     assert len(second.take_events([xid(1)], NOON)) == 1
     first.close()

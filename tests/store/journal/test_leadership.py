@@ -15,7 +15,7 @@ from tests.support import postgres_server
 from tests.support.waiting import until_async
 from watchkeeper.cli.hub import store as store_command
 from watchkeeper.config import settings
-from watchkeeper.errors import ActionFailed, ActionRefused, NotLeading, StoreError
+from watchkeeper.errors import ActionFailed, ActionRefused, NotLeader, StoreError
 from watchkeeper.hub.leadership import Leadership, Stages
 from watchkeeper.kit import own_metrics
 from watchkeeper.model import actions, fleet, incidents
@@ -50,13 +50,13 @@ def test_the_second_hub_follows_until_the_first_one_lets_go(first: Leadership, u
         leading.take_events([xid(1)], NOON)
         assert first.not_leading_because is None
         assert "http://127.0.0.1:9480, which leads" in str(second.not_leading_because)
-        with pytest.raises(NotLeading, match="9480"):
+        with pytest.raises(NotLeader, match="9480"):
             following.take_events([xid(2)], NOON)
         first.close()
         second._turn()
         assert second._newest is not None
         assert len(second._newest.take_events([xid(2)], NOON)) == 1
-        with pytest.raises(NotLeading, match="epoch 1 is over"):
+        with pytest.raises(NotLeader, match="epoch 1 is over"):
             leading.take_events([xid(3)], NOON)
         second._newest.close()
     second.close()

@@ -19,7 +19,7 @@ import pytest
 from tests.store.journal import places
 from tests.store.journal.journal_rows import GPU, NOON, a_notice, an_incident, xid
 from tests.support import postgres_server
-from watchkeeper.errors import NotLeading, SettingsError, StoreError, WireError
+from watchkeeper.errors import NotLeader, SettingsError, StoreError, WireError
 from watchkeeper.model import notices
 from watchkeeper.store.journal import election
 from watchkeeper.store.journal import postgres as servers
@@ -115,7 +115,7 @@ def test_the_lead_cannot_change_inside_a_transaction(database: places.Database, 
                 second.acquire()
             journal.take_events([xid(2)], NOON)
         assert second.acquire() == 2
-    with pytest.raises(NotLeading, match="epoch 1 is over, 2 is the current one"):
+    with pytest.raises(NotLeader, match="epoch 1 is over, 2 is the current one"):
         journal.take_events([xid(3)], NOON)
     with closing(Journal(servers.PostgresConnection(database.server, 2))) as new:
         assert len(new.events_at(GPU, since=NOON, until=NOON)) == 2
@@ -127,7 +127,7 @@ def test_a_follower_reads_everything_and_says_where_the_leader_is(database: plac
         journal.save_incident(an_incident(), kind="opened", text="", at=NOON)
         assert follower.incident("INC-1") == journal.incident("INC-1")
         assert follower.verify() is None
-        with pytest.raises(NotLeading, match=r"another hub leads: hub-1 at http://hub-1:9480\. Nothing was written"):
+        with pytest.raises(NotLeader, match=r"another hub leads: hub-1 at http://hub-1:9480\. Nothing was written"):
             follower.take_events([xid(1)], NOON)
 
 

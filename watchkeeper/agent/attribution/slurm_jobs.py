@@ -87,7 +87,7 @@ class SlurmJobs:
     node: str
     proc: Path = Path("/proc")
     mapping: Path | None = None
-    ask: commands.Commands = field(default_factory=commands.Commands)
+    ask: commands.CommandRunner = field(default_factory=commands.CommandRunner)
     asks_scontrol: bool = True
     steps: Steps = field(default_factory=Steps)
     _jobs: dict[str, _Job] = field(default_factory=dict)
@@ -140,8 +140,8 @@ class SlurmJobs:
         """What slurmctld says; None where there is no scontrol, or it does not know the job's GPUs."""
         if not self.asks_scontrol:
             return None
-        answer = self.ask.ask(["scontrol", "-d", "show", "job", id])
-        if answer.outcome is not commands.Outcome.ANSWERED:
+        answer = self.ask.run(["scontrol", "-d", "show", "job", id])
+        if answer.outcome is not commands.CommandOutcome.ANSWERED:
             return None
         # Imported here: a node without Slurm saves half a MiB.
         from watchkeeper.readers.clusters import slurm_records

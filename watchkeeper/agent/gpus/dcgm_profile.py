@@ -95,8 +95,8 @@ class DcgmProfile:
 
     async def _follow(self, is_paused: Callable[[], bool]) -> str:
         """Take in what one dcgmi prints; in the end why it ended, or nothing if we wanted it to."""
-        ask = commands.Commands(seconds=DISCOVERY_SECONDS, environment=self.environment)
-        answer = await asyncio.to_thread(ask.ask, dcgmi.DISCOVERY)
+        ask = commands.CommandRunner(seconds=DISCOVERY_SECONDS, environment=self.environment)
+        answer = await asyncio.to_thread(ask.run, dcgmi.DISCOVERY)
         uuids = dcgmi.read_discovery(answer.text.splitlines())
         if not uuids:
             said = answer.text.strip().splitlines()[-1:]

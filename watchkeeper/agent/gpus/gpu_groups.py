@@ -46,7 +46,7 @@ class GroupFile:
     def save(self, groups: Mapping[str, Iterable[str]]) -> None:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            files.write_whole(self.path, wire.dumps(groups).encode() + b"\n")
+            files.write_atomically(self.path, wire.dumps(groups).encode() + b"\n")
         except OSError as error:
             raise SettingsError(f"the groups cannot be written: {error.strerror}", where=str(self.path)) from error
 

@@ -103,7 +103,7 @@ def serve(replies: Replies, note: Note) -> None:
         replies.send({"broken": error.reason, "text": str(error)})
         return
     watcher = _event_thread(opened, replies) if opening["events"] else None
-    memory.give_back_start()
+    memory.release_startup_memory()
     replies.send({"hello": {"count": opened.count, "driver": opened.driver, "nvml": opened.library}})
     for line in requests:
         request = json.loads(line)

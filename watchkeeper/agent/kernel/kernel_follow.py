@@ -156,7 +156,7 @@ async def follow_stream(url: str, *, time: clock.Clock) -> AsyncGenerator[NodeRe
         connection = http.Connection()
         try:
             start = 0 if last is None else last.seq - 1
-            lines = connection.lines(http.Request(f"{url}?after={start}"), quiet_seconds=QUIET_SECONDS)
+            lines = connection.stream_lines(http.Request(f"{url}?after={start}"), idle_seconds=QUIET_SECONDS)
             async with aclosing(lines):
                 async for record in _resume(lines, last):
                     failures, last = 0, record

@@ -76,7 +76,7 @@ class Ledger:
 
     def finish(self, id: str, receipt: orders.Envelope) -> None:
         """Keep the receipt until the hub has it."""
-        files.write_whole(self._receipt(id), wire.dumps(receipt).encode(), mode=0o600)
+        files.write_atomically(self._receipt(id), wire.dumps(receipt).encode(), mode=0o600)
         self._write({**self._page.lines, id: replace(self._page.lines[id], is_done=True)})
 
     def unfinished(self) -> dict[str, Line]:
@@ -130,5 +130,5 @@ class Ledger:
 
     def _write(self, lines: Mapping[str, Line]) -> None:
         page = replace(self._page, lines=lines)
-        files.write_whole(self._path, wire.dumps(page).encode(), mode=0o600)
+        files.write_atomically(self._path, wire.dumps(page).encode(), mode=0o600)
         self._page = page

@@ -179,7 +179,7 @@ class Limits:
 
     def _write(self, limits: Mapping[str, float]) -> None:
         try:
-            files.write_whole(self._path, json.dumps(limits).encode(), mode=0o600)
+            files.write_atomically(self._path, json.dumps(limits).encode(), mode=0o600)
         except OSError as error:
             raise CollectError(
                 f"the limit before ours cannot be kept: {error.strerror}", where=str(self._path)

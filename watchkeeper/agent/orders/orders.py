@@ -215,7 +215,7 @@ class Line:
         response = await self._connection.send(http.Request(self._asked, headers=self._headers))
         if response.status != 200:
             kind = HubSaysNo if response.status in NO_ORDERS else CollectError
-            raise kind(response.refusal, where=self._url)
+            raise kind(response.error_summary, where=self._url)
         try:
             plain = wire.loads(dict, response.body)
             return wire.from_plain(list[orders.Envelope], plain.get("orders"))
@@ -230,9 +230,9 @@ class Line:
         if response.status == 200:
             return True
         if response.status in (400, 404, 413, 422):
-            log.error("The hub refuses a receipt", extra=logs.fields(order=id, error=response.refusal))
+            log.error("The hub refuses a receipt", extra=logs.fields(order=id, error=response.error_summary))
             return False
-        raise CollectError(response.refusal, where=address)
+        raise CollectError(response.error_summary, where=address)
 
     async def close(self) -> None:
         await self._connection.aclose()

@@ -265,6 +265,6 @@ def _rfc(at: float) -> str:
 def _write(path: Path, content: bytes) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        files.write_whole(path, content)
+        files.write_atomically(path, content)
     except OSError as error:
         raise CollectError(f"cannot be written: {reason(error)}", where=str(path)) from error

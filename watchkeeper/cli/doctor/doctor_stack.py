@@ -113,7 +113,7 @@ async def _ask_kubernetes(path: Path, namespace: str | None) -> facts.Kubernetes
     connection = http.Connection(timeout_seconds=20.0, max_body_bytes=64 * 2**20, access=server.access)
 
     async def get(path: str) -> Any:
-        headers = {"Accept": "application/json", **await server.access.authorised()}
+        headers = {"Accept": "application/json", **await server.access.request_headers()}
         response = await connection.send(http.Request(f"{server.url}{path}", headers=headers))
         if response.status != 200:
             raise CollectError(f"answered {response.status}", where=path)

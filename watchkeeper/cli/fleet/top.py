@@ -81,7 +81,7 @@ def _source(hub_url: str | None, token: str | None, delay: float) -> Iterator[An
     from watchkeeper.kit import clock, logs
     from watchkeeper.readers.nvml import choice
 
-    logs.start(level="critical")
+    logs.configure(level="critical")
     look = scan_readings.Look(choice.choose(), interval_seconds=delay)
     with scan_readings.sampling(look, clock.ScaledClock()) as sampler:
         source = top_sources.LocalSource(sampler, node=os.uname().nodename, roots=node_facts.Roots())

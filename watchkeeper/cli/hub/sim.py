@@ -122,8 +122,8 @@ def run(
     from watchkeeper.kit import logs, memory
     from watchkeeper.sim import server
 
-    memory.give_back_early()
-    logs.start(level="warning" if announce else "info")
+    memory.release_eagerly()
+    logs.configure(level="warning" if announce else "info")
     settings = server.SimSettings(
         gpus=gpus,
         port=port,

@@ -57,7 +57,7 @@ def command(gpus: int, scenarios: tuple[str, ...], seed: int, speed: float, verb
     """
     from watchkeeper.sim import scenario
 
-    logs.start(level="debug" if verbose else "warning")
+    logs.configure(level="debug" if verbose else "warning")
     known = scenario.load_all()
     for name in scenarios:
         scenario.find(known, name)
@@ -66,8 +66,8 @@ def command(gpus: int, scenarios: tuple[str, ...], seed: int, speed: float, verb
     # A fault strikes a fleet that has been seen healthy, so that everything about it has a name and a past.
     world += ["--scenario-after", str(round(SCENARIO_AFTER_SECONDS * max(1.0, speed)))]
     configured = demo_settings(**hub, gpus=gpus)
-    memory.give_back_early()
-    memory.collect_seldom()
+    memory.release_eagerly()
+    memory.collect_garbage_rarely()
     asyncio.run(processes.until_stopped(lambda stop: run(configured, world, clock.ScaledClock(speed=speed), stop=stop)))
 
 

@@ -112,7 +112,7 @@ def command(log_json: bool, **options: Any) -> None:
     """
     if click.get_current_context().invoked_subcommand is not None:
         return
-    logs.start(as_json=log_json or options["control"].logs_gpu_context)
+    logs.configure(as_json=log_json or options["control"].logs_gpu_context)
     settings = settings_from(**options)
     asyncio.run(processes.until_stopped(lambda stop: run(settings, stop)))
 

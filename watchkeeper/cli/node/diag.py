@@ -84,7 +84,7 @@ def command(
     """
     if click.get_current_context().invoked_subcommand is not None:
         return
-    logs.start(level="critical")
+    logs.configure(level="critical")
     options = runner.Options(
         _seconds(level, length), chosen, is_busy_ok=busy_ok, expected_gpus=expected_gpus, engine=engine, python=python
     )

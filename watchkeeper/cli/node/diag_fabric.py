@@ -57,7 +57,7 @@ def command(
     tells it everything; elsewhere with --nodes, --node-rank and --master. Node 0 has the verdict. Exit codes: 0 no slow
     link, 1 a slow link, a wrong sum or a rank that failed, 2 wrong use, 3 cannot tell.
     """
-    logs.start(level="critical")
+    logs.configure(level="critical")
     count, rank, host, port = meeting(os.environ, nodes=nodes, node_rank=node_rank, master=master)
     gpus = (
         _gpus(ranks, is_busy_ok=busy_ok)

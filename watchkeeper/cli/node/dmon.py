@@ -40,7 +40,7 @@ def command(wanted: str, delay: float, count: int, chosen: gpu_selectors.Selecti
         for number, name in sorted(ids().items()):
             click.echo(f"{number:<6}{name}")
         return
-    logs.start(level="critical")
+    logs.configure(level="critical")
     fields = [find(text.strip()) for text in wanted.split(",") if text.strip()]
     # The temperature says whether a GPU answers at all, whatever else is asked for.
     alive = choice.dcgm()["DCGM_FI_DEV_GPU_TEMP"][0]

@@ -49,7 +49,7 @@ def command(as_json: bool, sysfs: Path, chosen: gpu_selectors.Selection | None) 
     """
     if click.get_current_context().invoked_subcommand is not None:
         return
-    logs.start(level="critical")
+    logs.configure(level="critical")
     devices = [device for device in pci_sysfs.read(sysfs) if device.kind is pci_sysfs.DeviceKind.GPU]
     with scan_readings.sampling(scan_readings.Look(choice.choose()), clock.ScaledClock()) as sampler:
         gpus, faults = sampler.snapshot().gpus, sampler.faults()

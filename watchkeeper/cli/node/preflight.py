@@ -131,7 +131,7 @@ def command(
     by srun where there is a job, by ssh with --ssh, otherwise by work orders of the hub. Exit codes: 0 go, 1 no-go,
     2 wrong use, 3 cannot tell: a node that does not answer is never a go.
     """
-    logs.start(level="critical")
+    logs.configure(level="critical")
     programs, words = transports.Programs(), shlex.split(program)
     way: transports.Way = Orders(hub, cluster)
     if by_ssh:

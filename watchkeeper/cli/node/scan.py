@@ -95,7 +95,7 @@ def command(
     Limits and checks are those of DCGM's health systems; after a GPU reset, `--since 0` forgets old Xids.
     """
     # What is wrong stands in the report; the log would only say it twice.
-    logs.start(level="critical")
+    logs.configure(level="critical")
     who = Caller(caller or Caller.PERSON)
     unknown = set(disabled) - set(examine.check_names())
     if unknown:
@@ -184,7 +184,7 @@ def _drain(reason: str) -> bool:
     name = os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
     line = ["scontrol", "update", f"NodeName={name}", "State=DRAIN", f"Reason=watchkeeper: {reason[:200]}"]
     click.echo(f"Draining {name}: {' '.join(line)}", err=True)
-    answer = commands.Commands(seconds=DRAIN_SECONDS).ask(line)
-    is_done = answer.outcome is commands.Outcome.ANSWERED
+    answer = commands.CommandRunner(seconds=DRAIN_SECONDS).run(line)
+    is_done = answer.outcome is commands.CommandOutcome.ANSWERED
     click.echo(f"Drained {name}" if is_done else f"{name} was not drained: {answer.text.strip()}", err=True)
     return is_done

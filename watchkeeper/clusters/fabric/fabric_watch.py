@@ -168,7 +168,7 @@ class FabricWatch:
         if self._kept is None:
             return
         try:
-            files.write_whole(self._kept, wire.dumps(self.known).encode())
+            files.write_atomically(self._kept, wire.dumps(self.known).encode())
         except OSError as error:
             log.warning("What is known of the fabric was not kept", extra=logs.fields(error=error.strerror))
 

@@ -130,7 +130,7 @@ class Watched(Generic[T]):
                 self._version = None
                 # A server that expires everything at once must not be listed as fast as it can answer.
                 await self._time.sleep(PAUSES.first_seconds)
-            except http.Refused as error:
+            except http.HttpStatusError as error:
                 if error.status == NOT_FOUND and self.kind.may_be_absent:
                     self._is_well()
                     await self._time.sleep(ABSENT_SECONDS)
@@ -168,7 +168,7 @@ class Watched(Generic[T]):
         if response.status == GONE:
             raise Expired("the list changed too much while it was read", where=self._server.url)
         if response.status != 200:
-            raise http.Refused(response.status, where=f"{self._server.url}{self.kind.path}")
+            raise http.HttpStatusError(response.status, where=f"{self._server.url}{self.kind.path}")
         return _object(response.body, self._server.url)
 
     async def _watch(self, version: str) -> None:
@@ -178,13 +178,13 @@ class Watched(Generic[T]):
         )
         connection = http.Connection(access=self._server.access, max_body_bytes=MAX_LINE_BYTES)
         began = self._time.now()
-        lines = connection.lines(request, quiet_seconds=self.kind.quiet_seconds, on_open=self._open)
+        lines = connection.stream_lines(request, idle_seconds=self.kind.quiet_seconds, on_open=self._open)
         async with aclosing(lines) as changes:
             try:
                 async for line in changes:
                     if line.strip():
                         self._take(_object(line, self._server.url))
-            except http.Refused as error:
+            except http.HttpStatusError as error:
                 self._refusals += error.status in STRANGE_VERSION
                 if error.status == GONE or self._refusals >= REFUSALS_BEFORE_LIST:
                     self._version, self._refusals = None, 0
@@ -266,7 +266,7 @@ class Watched(Generic[T]):
     def _request(self, **parameters: Any) -> http.Request:
         if self.kind.fields:
             parameters["fieldSelector"] = self.kind.fields
-        headers = {"Accept": "application/json", **self._server.access.headers()}
+        headers = {"Accept": "application/json", **self._server.access.authorization_header()}
         return http.Request(f"{self._server.url}{self.kind.path}?{urlencode(parameters)}", headers=headers)
 
 
@@ -287,7 +287,7 @@ def _object(line: bytes, where: str) -> Mapping[str, Any]:
 
 
 def _explained(error: CollectError) -> str:
-    status = error.status if isinstance(error, http.Refused) else None
+    status = error.status if isinstance(error, http.HttpStatusError) else None
     if status == 401:
         return "the token is not accepted (401)"
     if status == 403:

@@ -55,16 +55,16 @@ class Question(Generic[T]):
 
     ways: list[Way[T]]
 
-    async def put(self, ask: commands.Commands) -> T:
+    async def put(self, ask: commands.CommandRunner) -> T:
         problems: list[str] = []
         for way in list(self.ways):
-            answer = await asyncio.to_thread(ask.ask, way.command)
+            answer = await asyncio.to_thread(ask.run, way.command)
             said = answer.text.strip().partition("\n")[0][:200]
-            if answer.outcome is commands.Outcome.LATE:
+            if answer.outcome is commands.CommandOutcome.TIMED_OUT:
                 # Another way asks the same slurmctld, and would wait as long.
                 raise CollectError(said, where=" ".join(way.command))
             try:
-                if answer.outcome is not commands.Outcome.ANSWERED:
+                if answer.outcome is not commands.CommandOutcome.ANSWERED:
                     raise CollectError(said, where=" ".join(way.command))
                 # Seconds for ten thousand jobs: not on the loop.
                 found = await asyncio.to_thread(way.read, answer.text)
@@ -103,8 +103,8 @@ def _some(found: list[T], text: str, mark: str) -> list[T]:
 class Commands:
     """slurmctld asked by the commands of this machine."""
 
-    ask: commands.Commands = field(
-        default_factory=lambda: commands.Commands(seconds=ASK_SECONDS, max_output_bytes=MAX_ANSWER_BYTES)
+    ask: commands.CommandRunner = field(
+        default_factory=lambda: commands.CommandRunner(seconds=ASK_SECONDS, max_output_bytes=MAX_ANSWER_BYTES)
     )
     _nodes: Question[list[records.NodeRecord]] = field(
         default_factory=lambda: Question(
@@ -139,10 +139,10 @@ class Commands:
 
     async def _say(self, *command: str) -> str:
         """What a command prints; nothing where this cluster does not have the thing."""
-        answer = await asyncio.to_thread(self.ask.ask, command)
-        if answer.outcome is commands.Outcome.LATE:
+        answer = await asyncio.to_thread(self.ask.run, command)
+        if answer.outcome is commands.CommandOutcome.TIMED_OUT:
             raise CollectError(answer.text, where=" ".join(command))
-        return answer.text if answer.outcome is commands.Outcome.ANSWERED else ""
+        return answer.text if answer.outcome is commands.CommandOutcome.ANSWERED else ""
 
 
 @dataclass(slots=True)

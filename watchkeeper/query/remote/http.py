@@ -52,9 +52,9 @@ class Client:
         self._closed = threading.Event()
         self._pause = pause or self._closed.wait
         self._headers = dict(_header(line) for line in access.headers)
-        limits = sync_http.Limits(access.timeout_seconds, answer_bytes=access.max_answer_mebibytes * 1024 * 1024)
-        self._client = sync_http.Client(
-            f"{self.url}{mark}{query}", limits=limits, access=_certificates(access, url), most_idle=IDLE_CONNECTIONS
+        limits = sync_http.HttpLimits(access.timeout_seconds, answer_bytes=access.max_answer_mebibytes * 1024 * 1024)
+        self._client = sync_http.HttpClient(
+            f"{self.url}{mark}{query}", limits=limits, access=_certificates(access, url), max_idle=IDLE_CONNECTIONS
         )
 
     def send(self, request: Request) -> Response:
@@ -64,17 +64,17 @@ class Client:
         for turn in range(1, tries + 1):
             response, wait, may_pass = None, None, True
             try:
-                response = self._client.send(replace(request, headers=self._all_headers(request)), until=deadline)
+                response = self._client.send(replace(request, headers=self._all_headers(request)), deadline=deadline)
                 if not _will_pass(response):
                     return response
                 wait = _retry_after(response.headers)
-            except sync_http.TooLong as error:
+            except sync_http.ResponseTooLarge as error:
                 raise errors.QueryLimit(
                     error.problem, remedy="Ask for fewer series or steps, or raise query.max_answer_mebibytes"
                 ) from error
             except sync_http.NoAnswer as error:
                 problem = error
-                may_pass = not error.is_late and not isinstance(error.__cause__, ssl.SSLCertVerificationError)
+                may_pass = not error.is_timeout and not isinstance(error.__cause__, ssl.SSLCertVerificationError)
             pause = wait if wait is not None else PAUSES.seconds(turn) * random.uniform(0.5, 1.0)
             is_last = turn == tries or time.monotonic() + pause >= deadline
             if is_last or self._closed.is_set() or not may_pass:
@@ -106,7 +106,7 @@ class Client:
             headers["Authorization"] = f"Bearer {_one_line(access.bearer_token_file)}"
         elif access.username:
             password = _one_line(access.password_file) if access.password_file else ""
-            headers["Authorization"] = net_access.basic(access.username, password)
+            headers["Authorization"] = net_access.basic_authorization(access.username, password)
         return headers | dict(request.headers)
 
 
@@ -136,7 +136,7 @@ def _certificates(access: settings.Query, url: str) -> net_access.Access:
     if not url.startswith("https:"):
         return found
     try:
-        found.tls()
+        found.tls_context()
     except errors.CollectError as error:
         raise errors.StartRefused(
             f"the certificates for the server cannot be read: {error.__cause__}",

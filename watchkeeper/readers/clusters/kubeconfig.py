@@ -37,7 +37,7 @@ class InlineAccess(access.Access):
     def tls(self) -> ssl.SSLContext:
         try:
             # super() without arguments does not know a class that slots=True has made anew.
-            context = ssl.create_default_context(cadata=self.ca_pem) if self.ca_pem else access.Access.tls(self)
+            context = ssl.create_default_context(cadata=self.ca_pem) if self.ca_pem else access.Access.tls_context(self)
             if self.ca_pem and self.cert_file:
                 context.load_cert_chain(self.cert_file, self.key_file or None)
             if self.cert_pem:

@@ -72,8 +72,8 @@ class ApiClient:
         self.server = server
         self.timeout_seconds = timeout_seconds
         self._wait = wait
-        limits = sync_http.Limits(whole_seconds=timeout_seconds, answer_bytes=MOST_ANSWER_BYTES)
-        self._client = sync_http.Client(server.url, limits=limits, access=server.access, most_idle=MOST_IDLE_LINES)
+        limits = sync_http.HttpLimits(total_seconds=timeout_seconds, answer_bytes=MOST_ANSWER_BYTES)
+        self._client = sync_http.HttpClient(server.url, limits=limits, access=server.access, max_idle=MOST_IDLE_LINES)
 
     def send(self, call: ApiCall, *, is_throttle: Callable[[ApiResponse], bool] = lambda _: True) -> ApiResponse:
         """The answer, whatever its status; NotNow where there is none. `is_throttle` tells a busy server's 429."""
@@ -98,9 +98,9 @@ class ApiClient:
     def _ask(self, call: ApiCall, *, until: float, needs_fresh: bool) -> ApiResponse:
         content = None if call.body is None else json.dumps(call.body).encode()
         try:
-            headers = {"Accept": JSON, "Content-Type": call.content_type, **self.server.access.headers()}
+            headers = {"Accept": JSON, "Content-Type": call.content_type, **self.server.access.authorization_header()}
             request = sync_http.Request(call.method, call.path, content, headers)
-            return _answer(self._client.send(request, until=until, needs_fresh=needs_fresh))
+            return _answer(self._client.send(request, deadline=until, use_new_connection=needs_fresh))
         except sync_http.NoAnswer as error:
             raise self._not_now(call, error.problem) from error
         except CollectError as error:

@@ -19,7 +19,7 @@ from watchkeeper.remediate.driver import ActionOutcome, NodeObservation
 from watchkeeper.remediate.drivers.dry_run import in_words
 
 # The simulator answers from memory; a call that takes longer has met something else.
-LIMITS = sync_http.Limits(whole_seconds=5.0, answer_bytes=1024 * 1024)
+LIMITS = sync_http.HttpLimits(total_seconds=5.0, answer_bytes=1024 * 1024)
 VERBS = {
     ActionKind.CORDON: "cordon",
     ActionKind.UNCORDON: "uncordon",
@@ -88,7 +88,7 @@ class SimulatedDriver:
         sent = None if body is None else json.dumps(body).encode()
         request = sync_http.Request(method, path, sent, {"Content-Type": "application/json"})
         try:
-            answer = sync_http.Client(self.url, limits=LIMITS).send(request)
+            answer = sync_http.HttpClient(self.url, limits=LIMITS).send(request)
             return answer.status, _decode(answer.body)
         except CollectError as error:
             raise self._failed(method, path, what=error.problem) from error

@@ -93,9 +93,9 @@ class SlurmRestClient:
     def _send(self, path: str, body: Mapping[str, Any] | None) -> tuple[int, str]:
         content = None if body is None else json.dumps(body).encode()
         request = sync_http.Request("GET" if body is None else "POST", path, content, self._headers())
-        limits = sync_http.Limits(whole_seconds=self.timeout_seconds, answer_bytes=MOST_ANSWER_BYTES)
+        limits = sync_http.HttpLimits(total_seconds=self.timeout_seconds, answer_bytes=MOST_ANSWER_BYTES)
         try:
-            answer = sync_http.Client(self.url, limits=limits).send(request)
+            answer = sync_http.HttpClient(self.url, limits=limits).send(request)
         except CollectError as error:
             what = f"slurmrestd did not take {path}: {error.problem}"
             raise ClusterUnavailable(what, where=self.url, remedy="It is asked again") from error

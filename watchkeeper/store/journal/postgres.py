@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import psycopg
 from psycopg import conninfo, pq
 
-from watchkeeper.errors import NotLeading, SettingsError, StoreError, WireError, reason
+from watchkeeper.errors import NotLeader, SettingsError, StoreError, WireError, reason
 
 T = TypeVar("T")
 
@@ -203,8 +203,8 @@ class PostgresConnection:
             self.close()
             raise self._not_leading(f"epoch {self.epoch} is over, {current[0][0]} is the current one: ")
 
-    def _not_leading(self, why: str = "") -> NotLeading:
-        return NotLeading(
+    def _not_leading(self, why: str = "") -> NotLeader:
+        return NotLeader(
             f"{why}another hub leads{f': {self._leader}' if self._leader else ''}",
             where=self.where,
             now="Nothing was written; this hub answers questions only",

@@ -182,7 +182,7 @@ def _read_ahead_and_end(path: Path, sender: _Sender) -> NoReturn:
     try:
         # What it has of the hub is never garbage; looking at it would copy it.
         gc.disable()
-        memory.keep_scratch()
+        memory.keep_query_buffers()
         _read_ahead(path, sender)
     except (ConnectionError, KeyboardInterrupt):
         # The hub has ended, or has found that it needs something else.

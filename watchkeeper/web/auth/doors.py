@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 LOOK_AGAIN = timedelta(seconds=1)
 # Signed out before they ended: a stolen cookie must not outlive the click. They end by themselves within hours.
 MOST_ENDED = 10_000
-Seen = tuple[files.Stamp | None, ...]
+Seen = tuple[files.FileStamp | None, ...]
 
 
 @dataclass(slots=True)
@@ -66,7 +66,7 @@ class Doors:
         self.access = replace(self.access, tokens=(*tokens, *self.always), users=known)
 
     def _state(self) -> Seen:
-        return tuple(files.stamp(path) for path in (self.tokens_file, self.users_file) if path is not None)
+        return tuple(files.read_stamp(path) for path in (self.tokens_file, self.users_file) if path is not None)
 
     def keep_key(self, path: Path) -> None:
         """Sign sessions with the key of a file, made where there is none, so that they survive a restart."""
@@ -85,7 +85,7 @@ class Doors:
 def _key(path: Path) -> bytes:
     try:
         if not path.exists():
-            files.write_whole(path, secrets.token_hex(auth.KEY_BYTES).encode(), mode=0o600)
+            files.write_atomically(path, secrets.token_hex(auth.KEY_BYTES).encode(), mode=0o600)
         key = path.read_bytes().strip()
     except OSError as error:
         raise StartRefused(f"the key of sessions cannot be used: {error.strerror}", where=str(path)) from error

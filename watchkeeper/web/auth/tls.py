@@ -48,8 +48,8 @@ class Certificates:
         log.info("The certificate was read again")
         return True
 
-    def _state(self) -> tuple[files.Stamp | None, ...]:
-        return tuple(files.stamp(path) for path in self._files if path is not None)
+    def _state(self) -> tuple[files.FileStamp | None, ...]:
+        return tuple(files.read_stamp(path) for path in self._files if path is not None)
 
     def _made(self) -> ssl.SSLContext:
         certificate, key, client_ca = self._files

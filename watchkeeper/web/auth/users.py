@@ -111,6 +111,6 @@ def write(path: Path, users: Sequence[User]) -> None:
     """Replace the file, for its owner's eyes only; a hub that runs sees it within seconds."""
     lines = [f"{user.name} {user.role} {user.hash or NO_PASSWORD}\n" for user in users]
     try:
-        files.write_whole(path, (HEAD + "".join(lines)).encode(), mode=0o600)
+        files.write_atomically(path, (HEAD + "".join(lines)).encode(), mode=0o600)
     except OSError as error:
         raise SettingsError(f"the file of users cannot be written: {error.strerror}", where=str(path)) from error

@@ -167,7 +167,7 @@ class DrillsApi:
         """Keep the score of a game day; it takes the place of the one before."""
         told = _game_day(await read_object(request, BODY_BYTES), self._runtime.clock.now())
         try:
-            await asyncio.to_thread(files.write_whole, self._path, orjson.dumps(wire.to_plain(told)))
+            await asyncio.to_thread(files.write_atomically, self._path, orjson.dumps(wire.to_plain(told)))
         except OSError as error:
             raise HTTPException(503, f"the score cannot be kept: {reason(error)}") from error
         self._game_day = told

@@ -156,7 +156,7 @@ def _rounded(number: float, *, up: bool) -> float:
 
 def draw(stock: Inventory, readings: Readings, open_incidents: Sequence[incidents.Incident]) -> Picture:
     """Decide the number and the state of every slot, and the figures of the tiles."""
-    identity.turn()
+    identity.start_generation()
     values = place(stock, readings.colour)
     work = place(stock, readings.work)
     power, gpu_util = place(stock, readings.power), place(stock, readings.gpu_util)
@@ -248,7 +248,7 @@ def _identity(labels: Labels) -> tuple[str, str | None]:
 
 
 # A label set stays the same object from tick to tick, and 10,000 of them are looked at for every picture.
-identity = recency_cache.Lately(_identity)
+identity = recency_cache.RecencyCache(_identity)
 
 
 def mark_incidents(

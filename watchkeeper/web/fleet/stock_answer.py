@@ -77,7 +77,7 @@ class StockAnswer:
         if made.edition in request.headers.get("if-none-match", ""):
             return Response(status_code=304, headers=headers)
         body = made.body if request.query_params.get("workloads") == "0" else await self._long_body(made)
-        if compression.is_taken(request.headers.get("accept-encoding", "")):
+        if compression.accepts_gzip(request.headers.get("accept-encoding", "")):
             return Response(body, media_type="application/json", headers=headers | {"Content-Encoding": "gzip"})
         return Response(gzip.decompress(body), media_type="application/json", headers=headers)
 
@@ -169,7 +169,7 @@ def write(stock: inventory.Inventory, held: holders.Holders, *, now: float, befo
 
 
 def compressed(made: Made, workloads: Mapping[str, str] | None) -> bytes:
-    return compression.pack(_joined({"ok": True}, made, made.nodes, workloads))
+    return compression.gzip_body(_joined({"ok": True}, made, made.nodes, workloads))
 
 
 def write_news(since: str, before: Sequence[bytes] | None, made: Made) -> str:

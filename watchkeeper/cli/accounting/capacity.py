@@ -213,14 +213,14 @@ def now(
 
 
 def _now_of_tables(nodes_path: str, jobs_path: str) -> dict[str, Any]:
-    from watchkeeper.capacity import jobs, standing
+    from watchkeeper.capacity import fleet_capacity, jobs
 
     nodes, bad_nodes = jobs.read_nodes(read_text(nodes_path), where=nodes_path)
     recorded = jobs.read_jobs(read_text(jobs_path), where=jobs_path)
-    found = standing.of_record(nodes, [*recorded.jobs, *recorded.waiting], at=recorded.until)
+    found = fleet_capacity.of_record(nodes, [*recorded.jobs, *recorded.waiting], at=recorded.until)
     return {
-        "standing": wire.to_plain(standing.standing(found.nodes)),
-        "waits": wire.to_plain(standing.waits(found.asks, now=recorded.until)),
+        "standing": wire.to_plain(fleet_capacity.standing(found.nodes)),
+        "waits": wire.to_plain(fleet_capacity.waits(found.asks, now=recorded.until)),
         "unplaced": {"jobs": len(found.unplaced), "gpus": sum(job.shape.gpus for job in found.unplaced)},
         "jobs": dict(recorded.counts),
         "problems": recorded.problems.plain(),

@@ -29,7 +29,7 @@ IDLE_MIB = 1024.0
 IDLE_PERCENT = 5.0
 AUTO, TORCH, DCGM, BOTH = "auto", "torch", "dcgm", "both"
 ENGINES = (AUTO, TORCH, DCGM, BOTH)
-MODULES = {gather.WATCH: "diag.diag_watch", gather.CUDA: "gpu_work.gpu_work_driver", "work": "gpu_work.gpu_work"}
+MODULES = {gather.WATCH: "diag.nvml_child", gather.CUDA: "gpu_work.cuda_driver", "work": "gpu_work.worker_child"}
 
 
 @dataclass(frozen=True, slots=True)

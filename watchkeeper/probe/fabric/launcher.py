@@ -98,7 +98,7 @@ def _program(plan: Plan, local: int, port: int) -> child_processes.Program:
         "slow_pair": plan.slow_pair,
     }
     visible = {"CUDA_VISIBLE_DEVICES": ",".join(plan.gpus)} if plan.backend == "nccl" else {}
-    program = child_processes.module("fabric.fabric_work", json.dumps(order), python=plan.python)
+    program = child_processes.module("fabric.rank_child", json.dumps(order), python=plan.python)
     return replace(program, environment=visible)
 
 

@@ -29,7 +29,7 @@ CHEQUER = 0x5555555555555555
 
 
 class Pattern(NamedTuple):
-    """`kind` is how the word is made (see `gpu_work_triton`); `fill` is the word itself where it is always the same."""
+    """`kind` is how the word is made (see `triton_sweep`); `fill` is the word itself where it is always the same."""
 
     name: str
     kind: int

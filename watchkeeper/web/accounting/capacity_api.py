@@ -19,9 +19,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from watchkeeper.capacity import advice, demand, demand_queries, report, rightsizing, standing
+from watchkeeper.capacity import advice, demand, demand_queries, fleet_capacity, report, rightsizing
+from watchkeeper.capacity.fleet_capacity import Wait
 from watchkeeper.capacity.rightsizing import Advice, Repartition
-from watchkeeper.capacity.standing import Wait
 from watchkeeper.clusters import inventory
 from watchkeeper.clusters.clusters import Clusters
 from watchkeeper.errors import CollectError, QueryError
@@ -170,7 +170,7 @@ class CapacityApi:
         return CapacityNow(
             now=now,
             standing=found,
-            waits=standing.waits(await self._asks(named), now=now.timestamp()),
+            waits=fleet_capacity.waits(await self._asks(named), now=now.timestamp()),
             use=UseNow(durations.format_seconds(window), found.held_gpus, used_gpus),
             rightsizing=sorted(advised, key=lambda one: -one.saves_gpus)[:MOST_ADVICE],
             repartition=rightsizing.repartition(advised),
@@ -196,11 +196,11 @@ class CapacityApi:
 
     async def _standing(self, named: str | None) -> tuple[Standing, holders.Holders]:
         held = await holders.ask(self._queries)
-        return standing.standing(self._nodes(held, named)), held
+        return fleet_capacity.standing(self._nodes(held, named)), held
 
-    def _nodes(self, held: holders.Holders, named: str | None) -> list[standing.NodeStanding]:
+    def _nodes(self, held: holders.Holders, named: str | None) -> list[fleet_capacity.NodeStanding]:
         """Every node that has GPUs: a scheduler's word first, what reports else."""
-        known: dict[tuple[str, str], standing.NodeStanding] = {}
+        known: dict[tuple[str, str], fleet_capacity.NodeStanding] = {}
         seen: dict[tuple[str, str], list[SeenView]] = {}
         for gpu in self._fleet.gpus():
             seen.setdefault((gpu.cluster, gpu.node), []).append(gpu)
@@ -208,7 +208,9 @@ class CapacityApi:
             # Who holds a GPU that does not report is unknown, so it is not free.
             reporting = [gpu for gpu in gpus if self._reports(gpu)]
             taken, lost = sum(bool(held.by_gpu.get(gpu.gpu.uuid)) for gpu in reporting), len(gpus) - len(reporting)
-            known[where, name] = standing.NodeStanding(name, len(gpus), taken, why_not=SILENT * bool(lost), lost=lost)
+            known[where, name] = fleet_capacity.NodeStanding(
+                name, len(gpus), taken, why_not=SILENT * bool(lost), lost=lost
+            )
         for view in self._views():
             taken_by: dict[str, int] = {}
             for work in view.workloads:
@@ -223,7 +225,7 @@ class CapacityApi:
     def _reports(self, gpu: SeenView) -> bool:
         return gpu.gone_since_ms is None and self._now_ms() - gpu.last_seen_ms <= MAX_SILENCE_MS
 
-    async def _asks(self, named: str | None) -> list[standing.Ask]:
+    async def _asks(self, named: str | None) -> list[fleet_capacity.Ask]:
         """Who asked for GPUs, by a scheduler's word; pods that wait also by that of kube-state-metrics."""
         try:
             told = (await self._queries.instant(pending_pods.QUESTION, self._now_ms())).latest()
@@ -231,7 +233,7 @@ class CapacityApi:
             raise HTTPException(400, str(error)) from error
         scheduled = [work for view in self._views() for work in view.workloads]
         return [
-            standing.Ask(work.gpus, work.requested_at, work.started_at)
+            fleet_capacity.Ask(work.gpus, work.requested_at, work.started_at)
             for work in [*scheduled, *pending_pods.pods(told, scheduled)]
             if work.gpus
             and (named is None or work.cluster == named)
@@ -258,7 +260,9 @@ class CapacityApi:
         return clock.to_ms(self._runtime.clock.now())
 
 
-def _scheduled(node: cluster.ScheduledNode, held: int, *, seen: standing.NodeStanding | None) -> standing.NodeStanding:
+def _scheduled(
+    node: cluster.ScheduledNode, held: int, *, seen: fleet_capacity.NodeStanding | None
+) -> fleet_capacity.NodeStanding:
     is_in_service = node.is_schedulable and node.is_ready is not False
     why_not = "" if is_in_service else node.reason or node.state
     # A scheduler that counts slices or shares does not say which GPUs they lie on; those that report do.
@@ -267,7 +271,9 @@ def _scheduled(node: cluster.ScheduledNode, held: int, *, seen: standing.NodeSta
     counted = node.gpus if node.gpus is not None else node.allocatable_gpus or 0
     gpus = round(counted * node.gpu_part)
     lost = 0 if node.allocatable_gpus is None else max(0, gpus - round(node.allocatable_gpus * node.gpu_part))
-    return standing.NodeStanding(node.name, gpus, math.ceil(held * node.gpu_part), is_in_service, why_not, lost=lost)
+    return fleet_capacity.NodeStanding(
+        node.name, gpus, math.ceil(held * node.gpu_part), is_in_service, why_not, lost=lost
+    )
 
 
 def _seconds(text: str, name: str, most: float) -> float:

@@ -87,7 +87,7 @@ def test_a_drained_node_says_by_whom_and_how_to_bring_it_back() -> None:
 
 def test_a_node_with_an_incident_is_that_incident_and_what_changed() -> None:
     incident = an_incident("gpu_fell_off_bus", gpu(3), family="gpu_lost")
-    found = node.explain(node.NodeSummary("n1", [word()], troubles=[(incident, None)], changes=("n1 was booted",)))
+    found = node.explain(node.NodeSummary("n1", [word()], incidents=[(incident, None)], changes=("n1 was booted",)))
     assert (found.cause, found.lines[-1].text) == ("gpu_fell_off_bus", "n1 was booted")
 
 

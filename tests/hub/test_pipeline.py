@@ -54,7 +54,7 @@ def test_an_alert_that_nobody_foresaw_does_not_hold_up_the_others(line: Line) ->
     bad = replace(good, labels=good.labels.having(Hostname="n2"), annotations={"summary": object()})  # type: ignore[dict-item]
     other = replace(good, labels=good.labels.having(Hostname="n3"))
     line.pipeline.take_alerts([bad, other], later(50))
-    assert {incident.place.node for incident in line.pipeline.incidents.open()} == {"n1", "n3"}
+    assert {incident.place.node for incident in line.pipeline.incidents.open_incidents()} == {"n1", "n3"}
 
 
 def test_workloads_that_cannot_be_asked_for_do_not_cost_the_event(line: Line) -> None:
@@ -62,7 +62,7 @@ def test_workloads_that_cannot_be_asked_for_do_not_cost_the_event(line: Line) ->
         raise RuntimeError("no memory")
 
     line.engine.instant = refuse  # type: ignore[method-assign]
-    (incident,) = line.pipeline.take_events([xid(79, gpu(0), 0)], later(0)).changed
+    (incident,) = line.pipeline.take_events([xid(79, gpu(0), 0)], later(0)).changed_incidents
     assert (incident.cause, incident.workloads) == ("gpu_fell_off_bus", ())
 
 
@@ -71,7 +71,7 @@ def test_a_restart_does_not_end_an_alert_whose_fault_persists(line: Line) -> Non
     line.restart(100)
     line.run_rules(105)
     line.pipeline.tick(later(106))
-    assert [member.until for member in line.pipeline.incidents.open()[0].members] == [None]
+    assert [member.until for member in line.pipeline.incidents.open_incidents()[0].members] == [None]
     line.read(TEMPERATURE, 95.0, 120)
     line.run_rules(120)
     line.run_rules(180)
@@ -132,7 +132,7 @@ def test_an_alert_that_fires_on_brings_back_what_a_person_resolved(line: Line) -
 
 def test_two_incidents_that_would_reboot_one_node_say_so(line: Line) -> None:
     line.pipeline.take_events([xid(79, gpu(0), 0), xid(79, gpu(1), 0)], later(0))
-    for incident in line.pipeline.incidents.open():
+    for incident in line.pipeline.incidents.open_incidents():
         line.pipeline.diagnose(incident, later(1))
     for own, other in (("INC-1", "INC-2"), ("INC-2", "INC-1")):
         plan = line.journal.plan(own)
@@ -144,7 +144,7 @@ def test_two_incidents_that_would_reboot_one_node_say_so(line: Line) -> None:
 def test_a_program_that_died_of_broken_memory_becomes_a_part_of_that_incident(line: Line) -> None:
     line.pipeline.take_events([xid(31, gpu(0), 0)], later(0))
     line.pipeline.take_events([xid(48, gpu(0), 60)], later(60))
-    app = line.pipeline.incidents.open()[0]
+    app = line.pipeline.incidents.open_incidents()[0]
     finding = line.pipeline.diagnose(app, later(61))
     assert finding is not None
     line.pipeline.explain(app, finding, later(61))
@@ -156,7 +156,7 @@ def test_without_an_incident_of_its_own_the_better_cause_renames_the_one_it_expl
     line.pipeline.take_events([xid(31, gpu(0), 0)], later(0))
     line.pipeline.take_events([xid(48, gpu(0), 60)], later(60))
     line.pipeline.incidents.resolve("INC-2", "ada", why="done", now=later(60))
-    app = line.pipeline.incidents.open()[0]
+    app = line.pipeline.incidents.open_incidents()[0]
     finding = line.pipeline.diagnose(app, later(61))
     assert finding is not None
     (named,) = line.pipeline.explain(app, finding, later(61))

@@ -104,5 +104,5 @@ def test_our_own_alerts_are_not_looked_after_here() -> None:
     read = alertmanager.read_webhook(b'{"alerts": []}', later(0), known={}, stale=timedelta(hours=1))
     kept = external_alerts.ExternalAlerts(read.alerts, now=later(0))
     own = alerts.Alert(alertmanager.Labels({"alertname": "Ours"}), alerts.AlertState.FIRING, later(0), 1.0)
-    kept.heard([own], later(0))
+    kept.update([own], later(0))
     assert list(kept.firing()) == []

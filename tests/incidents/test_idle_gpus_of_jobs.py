@@ -21,7 +21,7 @@ def room(tmp_path: Path) -> Iterator[Room]:
     """`llm` has four GPUs on each of two nodes, two of its pods' are on the first; the fifth of it is a notebook's."""
     made = Room(tmp_path)
     first, second = ([gpu(at, name) for at in range(4)] for name in ("n1", "n2"))
-    made.jobs = {job("llm"): Footprint.on([*first, *second]), POD: Footprint.on(first)}
+    made.jobs = {job("llm"): Footprint.from_places([*first, *second]), POD: Footprint.from_places(first)}
     yield made
     made.journal.close()
 
@@ -43,7 +43,7 @@ def busy_without_work(at: float) -> alerts.Alert:
 def test_gpus_of_a_job_that_stands_join_its_incident(room: Room, cause: str) -> None:
     room.hear(stalled(0, cause=cause), idle(gpu(3), 900), idle(gpu(0, "n2"), 960))
     assert room.open() == [("INC-1", job("llm"), cause)]
-    (incident,) = room.incidents.open()
+    (incident,) = room.incidents.open_incidents()
     assert ([one.cause for one in incident.members].count("gpu_idle_waste"), incident.severity.value) == (2, "warning")
 
 
@@ -92,7 +92,7 @@ def test_idle_gpus_of_one_job_are_one_incident_on_whichever_node(shared: Room) -
     )
     shared.hear(held(gpu(5), 60, "notebook"))
     assert [(id, place) for id, place, _ in shared.open()] == [("INC-1", gpu(0)), ("INC-2", gpu(5))]
-    job_s, notebook_s = shared.incidents.open()
+    job_s, notebook_s = shared.incidents.open_incidents()
     assert job_s.title.endswith("GPU 0 on n1 and 2 more")
     assert notebook_s.title.endswith("GPU 5 on n1")
     assert job_s.workloads == ("ml/llm-worker-0", "ml/llm-worker-1")
@@ -131,7 +131,7 @@ def test_all_idle_gpus_of_a_job_count(shared: Room) -> None:
     shared.hear(
         held(gpu(0), 0, "llm-worker-0"), held(gpu(1), 30, "llm-worker-0"), held(gpu(2, "n2"), 60, "llm-worker-1")
     )
-    (incident,) = shared.incidents.open()
+    (incident,) = shared.incidents.open_incidents()
     hit = blast.compute_blast(
         incident, {}, now=later(3600), gpus_at=lambda place: int(place.gpu is not None), dollars_per_gpu_hour=2
     )

@@ -41,7 +41,7 @@ def test_a_workload_that_nobody_counts_is_unknown_and_not_zero(room: Room) -> No
 
 def test_a_node_counts_with_all_its_gpus(room: Room) -> None:
     room.hear(alert("node_down", node(), 0))
-    assert hit(room.incidents.open()[0], {}, 3600).gpu_hours == 8.0
+    assert hit(room.incidents.open_incidents()[0], {}, 3600).gpu_hours == 8.0
 
 
 def test_the_question_is_asked_for_the_time_the_incident_opened(room: Room) -> None:
@@ -55,7 +55,7 @@ def test_the_question_is_asked_for_the_time_the_incident_opened(room: Room) -> N
 
 def test_a_report_has_every_part_and_no_text_of_a_machine_breaks_it(room: Room) -> None:
     (incident,) = room.push(xid(79, gpu(3), 0))
-    room.incidents.note(incident.id, "ada|eve", text="a | b\n<script>[x](y)", now=later(5))
+    room.incidents.add_note(incident.id, "ada|eve", text="a | b\n<script>[x](y)", now=later(5))
     story = incident_report.IncidentReport(
         incident, "GPU 3 on n1", None, None, None, room.journal.timeline("INC-1"), later(60)
     )

@@ -80,12 +80,12 @@ def inward(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 def test_a_message_is_not_handed_to_a_name_that_leads_inwards(inward: str) -> None:
     with pytest.raises(ReceiverError, match=r"its name leads to 127\.0\.0\.1, which is this machine's own"):
-        receiver_http.post(f"{inward}/hook", b"{}", {})
+        receiver_http.http_post(f"{inward}/hook", b"{}", {})
     assert HEARD == []
 
 
 def test_a_redirect_of_a_message_is_an_answer_and_is_not_followed(inward: str) -> None:
-    status, _ = receiver_http.post(f"{inward.replace('hooks.example', '127.0.0.1')}/hook", b"{}", {})
+    status, _ = receiver_http.http_post(f"{inward.replace('hooks.example', '127.0.0.1')}/hook", b"{}", {})
     assert (status, HEARD) == (302, ["/hook"])
 
 

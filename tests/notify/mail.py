@@ -31,15 +31,15 @@ class Mail:
 
     def look(self, at: float) -> None:
         self.room.tick(at)
-        self.box.look(self.room.incidents.recent(), later(at))
+        self.box.update(self.room.incidents.recent(), later(at))
 
     def take(self, at: float, receiver: str = "hook") -> outbox.NoticeBatch | None:
         self.look(at)
-        return self.box.take(receiver, later(at), incident=self.room.journal.incident)
+        return self.box.next_batch(receiver, later(at), incident=self.room.journal.incident)
 
     def told(self, at: float, receiver: str = "hook") -> list[tuple[str, str]]:
         batch = self.take(at, receiver)
         if batch is None:
             return []
-        self.box.taken(batch, "200", later(at))
+        self.box.mark_sent(batch, "200", later(at))
         return [(notice.incident, notice.occasion.value) for notice in batch.notices]

@@ -88,7 +88,7 @@ def test_an_incident_of_a_power_feed_can_be_silenced_by_it(room: Room) -> None:
     labels = Labels({"alertname": "FeedDown", "power": "p3", "severity": "critical", "cluster": "main"})
     room.hear(alerts.Alert(labels, alerts.AlertState.FIRING, later(0), 1.0, fired_at=later(0)))
     (sent,) = posted(room, 1)
-    matchers = incident_labels.place_matchers(room.incidents.open()[0].place)
+    matchers = incident_labels.place_matchers(room.incidents.open_incidents()[0].place)
     assert {one.name: one.value for one in matchers}.items() <= sent.labels.items()
 
 
@@ -135,7 +135,7 @@ def test_an_alert_with_a_million_labels_is_refused_with_both_numbers_and_costs_n
 
 def test_the_same_alert_a_thousand_times_in_one_call_is_one_signal(room: Room) -> None:
     room.hear(*read(*[one(Hostname="n1", cause="agent_down")] * 1000))
-    (incident,) = room.incidents.open()
+    (incident,) = room.incidents.open_incidents()
     assert (len(incident.members), incident.version) == (1, 1)
 
 
@@ -161,7 +161,7 @@ def test_an_open_incident_is_an_alert_that_ends_soon_unless_it_is_repeated(room:
 
 
 def batch(feed: alertmanager.AlertmanagerFeed, room: Room, at: float) -> list[Mapping[str, Any]]:
-    return feed.batch(zip(room.incidents.recent(), posted(room, at), strict=True), now=later(at))
+    return feed.next_alerts(zip(room.incidents.recent(), posted(room, at), strict=True), now=later(at))
 
 
 @contextmanager
@@ -184,7 +184,7 @@ def test_an_incident_whose_labels_change_ends_under_the_old_ones(room: Room) -> 
 def test_labels_that_come_back_before_their_end_was_told_are_not_told_to_be_over(room: Room) -> None:
     feed = alertmanager.AlertmanagerFeed("http://127.0.0.1:1")
     room.hear(alert("thermal_throttle", gpu(1), 0))
-    (incident,) = room.incidents.open()
+    (incident,) = room.incidents.open_incidents()
 
     def told(team: str, at: float) -> list[tuple[str, bool]]:
         about = {
@@ -192,7 +192,7 @@ def test_labels_that_come_back_before_their_end_was_told_are_not_told_to_be_over
             "team": frozenset({team}),
         }
         one = alertmanager.make_alert(incident, about, message.MessageContext(), now=later(at))
-        sent = feed.batch([(incident, one)], now=later(at))
+        sent = feed.next_alerts([(incident, one)], now=later(at))
         return [(body["labels"]["team"], body["endsAt"] > wire.format_time(later(at))) for body in sent]
 
     assert told("llm", 1) == [("llm", True)]

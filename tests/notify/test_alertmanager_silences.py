@@ -75,12 +75,12 @@ class Away(AlertmanagerSilences):
 
 def test_while_it_is_away_what_it_said_last_is_shown_for_minutes_and_then_unknown() -> None:
     theirs = Away(NOON)
-    assert theirs.over({"node": "n1", "severity": "critical"}, later(60)) is not None
-    assert theirs.over({"node": "n2"}, later(60)) is None
+    assert theirs.find_match({"node": "n1", "severity": "critical"}, later(60)) is not None
+    assert theirs.find_match({"node": "n2"}, later(60)) is None
     theirs.refresh(later(120))
-    assert len(theirs.all(later(120))) == 1
+    assert len(theirs.listed(later(120))) == 1
     assert theirs.problem(later(120)).endswith("(shown is what it said at 12:00:00Z)")
-    assert theirs.all(later(600)) == []
+    assert theirs.listed(later(600)) == []
     assert theirs.problem(later(600)).endswith("(they are unknown)")
 
 

@@ -49,7 +49,7 @@ def test_a_pause_of_a_receiver_ends_when_the_clock_is_put_back(mail: Mail) -> No
     mail.room.push(xid(79, gpu(3), 0), at=7200)
     refused = mail.take(7300)
     assert refused is not None
-    mail.box.failed(refused, "answered 500", later(7300))
+    mail.box.mark_failed(refused, "answered 500", later(7300))
     assert mail.told(30) == [("INC-1", "opened")]
 
 
@@ -89,7 +89,7 @@ def test_a_receiver_that_is_down_escalates_too(mail: Mail) -> None:
     mail.room.push(xid(79, gpu(3), 0))
     batch = mail.take(10)
     assert batch is not None
-    mail.box.failed(batch, "answered 500", later(10))
+    mail.box.mark_failed(batch, "answered 500", later(10))
     assert mail.told(911, "lead") == [("INC-1", "escalated")]
 
 
@@ -175,7 +175,7 @@ def test_what_comes_back_while_its_end_waits_for_the_receiver_is_told_once_and_a
     mail.room.hear(alert("agent_down", node(), 0, ends=60))
     ended = mail.take(130)
     assert ended is not None
-    mail.box.failed(ended, "answered 503", later(130))
+    mail.box.mark_failed(ended, "answered 503", later(130))
     mail.room.hear(alert("agent_down", node(), 140))
     told = [mail.told(at) for at in range(200, 400, 5)]
     assert [one for one in told if one] == [[("INC-1", "resolved")], [("INC-1", "opened")]]
@@ -219,7 +219,7 @@ def test_a_receiver_that_fails_for_a_day_gets_everything_in_the_end(mail: Mail) 
         batch = mail.take(at)
         if batch is not None:
             tries += 1
-            mail.box.failed(batch, "answered 500", later(at))
+            mail.box.mark_failed(batch, "answered 500", later(at))
         at += 60
     assert 100 < tries < 200
     assert ("INC-1", "opened") in mail.told(at + 600)
@@ -229,7 +229,7 @@ def test_what_will_never_be_taken_is_given_up_with_the_reason(mail: Mail) -> Non
     mail.room.push(xid(79, gpu(3), 0))
     batch = mail.take(10)
     assert batch is not None
-    mail.box.failed(batch, "answered 404", later(10), may_retry=False)
+    mail.box.mark_failed(batch, "answered 404", later(10), may_retry=False)
     assert mail.room.journal.notices_of("INC-1")[0].state is NoticeState.GIVEN_UP
     assert mail.told(700) == []
     assert mail.told(3611) == [("INC-1", "repeated")]
@@ -240,7 +240,7 @@ def test_an_incident_that_no_route_takes_is_counted(room: Room) -> None:
     mail = Mail(room, routing.Routing((HOOK,), (routing.Route(("hook",), match=('severity="info"',)),)))
     room.push(xid(79, gpu(3), 0))
     mail.look(1)
-    assert mail.box.unrouted == 1
+    assert mail.box.unrouted_count == 1
 
 
 @pytest.mark.parametrize("is_seen_resolved", [True, False])
@@ -290,16 +290,16 @@ def test_nobody_hears_the_same_notice_twice_whatever_happens(
         elif step == "end" and is_firing:
             mail.room.hear(alert("agent_down", gpu(1), at - 1, ends=at))
             is_firing = False
-        elif step == "acknowledge" and any(one.state == "open" for one in mail.room.incidents.open()):
-            mail.room.incidents.acknowledge(mail.room.incidents.open()[0].id, "ada", later(at))
+        elif step == "acknowledge" and any(one.state == "open" for one in mail.room.incidents.open_incidents()):
+            mail.room.incidents.acknowledge(mail.room.incidents.open_incidents()[0].id, "ada", later(at))
         elif step == "restart":
             mail.restart(at)
         batch = mail.take(at)
         if batch is not None and step == "fail":
-            mail.box.failed(batch, "answered 500", later(at))
+            mail.box.mark_failed(batch, "answered 500", later(at))
         elif batch is not None:
             heard += [notice.id for notice in batch.notices]
-            mail.box.taken(batch, "200", later(at))
+            mail.box.mark_sent(batch, "200", later(at))
     mail.room.journal.close()
     assert len(heard) == len(set(heard))
     _check_order(heard)
@@ -315,7 +315,7 @@ def _check_order(heard: Sequence[str]) -> None:
 def test_decide_is_quiet_about_a_resolved_incident_that_nobody_heard_of(room: Room) -> None:
     (opened,) = room.push(xid(79, gpu(3), 0))
     over = room.incidents.resolve(opened.id, "ada", why="fixed", now=later(5))
-    assert decisions.decide(over, [], [ROUTE], is_silenced=False, now=later(6)) == []
+    assert decisions.decide_notices(over, [], [ROUTE], is_silenced=False, now=later(6)) == []
 
 
 def test_a_notice_says_when_it_was_made(mail: Mail) -> None:

@@ -47,7 +47,7 @@ def test_a_receiver_that_never_finishes_is_told_again_later_and_delays_nobody(
     async def story(desk: delivery.Notifier) -> dict[str, Notice]:
         time = clock.ScaledClock()
         loops = [asyncio.ensure_future(body()) for _, body in desk.loops(time, at_once)]
-        desk.look(room.incidents.recent(), time.now())
+        desk.update(room.incidents.recent(), time.now())
         await until_async(lambda: all(one.answer for one in room.journal.notices_of("INC-1")))
         for loop in loops:
             loop.cancel()

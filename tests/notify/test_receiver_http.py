@@ -69,7 +69,7 @@ def dripping() -> Iterator[str]:
 def test_an_answer_that_drips_or_never_comes_is_cut_off(path: str, limits: sync_http.HttpLimits, problem: str) -> None:
     began = time.monotonic()
     with dripping() as url, pytest.raises(ReceiverError, match=problem) as refused:
-        receiver_http.post(url + path, b"{}", {}, limits=limits)
+        receiver_http.http_post(url + path, b"{}", {}, limits=limits)
     assert refused.value.may_retry
     # The whole answer drips for 25 s.
     assert time.monotonic() - began < 20.0
@@ -77,7 +77,7 @@ def test_an_answer_that_drips_or_never_comes_is_cut_off(path: str, limits: sync_
 
 def test_an_address_that_is_none_is_refused_and_not_tried_again() -> None:
     with pytest.raises(ReceiverError, match="is no address") as refused:
-        receiver_http.post("http://[::1", b"", {})
+        receiver_http.http_post("http://[::1", b"", {})
     assert not refused.value.may_retry
 
 
@@ -115,7 +115,7 @@ def dripping_handshakes() -> Iterator[str]:
 def test_a_handshake_that_drips_is_cut_off_as_well() -> None:
     began = time.monotonic()
     with dripping_handshakes() as url, pytest.raises(ReceiverError, match=r"no whole answer within 0\.6 s") as refused:
-        receiver_http.post(url, b"{}", {}, limits=QUICK)
+        receiver_http.http_post(url, b"{}", {}, limits=QUICK)
     assert refused.value.may_retry
     # One wait alone would be 20 s.
     assert time.monotonic() - began < 15.0

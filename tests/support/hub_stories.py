@@ -82,4 +82,4 @@ class Line:
         return found
 
     def open(self) -> list[tuple[str, str]]:
-        return [(incident.id, incident.cause) for incident in self.pipeline.incidents.open()]
+        return [(incident.id, incident.cause) for incident in self.pipeline.incidents.open_incidents()]

@@ -37,15 +37,15 @@ class Correction:
     place: str
 
     @property
-    def confirms(self) -> bool:
+    def is_confirmation(self) -> bool:
         return self.was == self.cause
 
     def as_body(self) -> dict[str, str]:
-        return {"text": self.words(), "was": self.was, "cause": self.cause, "why": self.why, "place": self.place}
+        return {"text": self.summary(), "was": self.was, "cause": self.cause, "why": self.why, "place": self.place}
 
-    def words(self) -> str:
+    def summary(self) -> str:
         reason = f": {self.why}" if self.why else ""
-        return f"{self.cause} is right{reason}" if self.confirms else f"{self.cause}, not {self.was}{reason}"
+        return f"{self.cause} is right{reason}" if self.is_confirmation else f"{self.cause}, not {self.was}{reason}"
 
 
 def read_correction(incident: str, at: datetime, actor: str, *, body: Mapping[str, Any]) -> Correction:
@@ -60,12 +60,12 @@ def read_correction(incident: str, at: datetime, actor: str, *, body: Mapping[st
 class Corrections:
     """The newest word about each incident, oldest first."""
 
-    def __init__(self, known: Iterable[Correction] = ()) -> None:
+    def __init__(self, corrections: Iterable[Correction] = ()) -> None:
         self._by_incident: dict[str, Correction] = {}
-        for one in known:
-            self.learn(one)
+        for one in corrections:
+            self.add(one)
 
-    def learn(self, correction: Correction) -> None:
+    def add(self, correction: Correction) -> None:
         self._by_incident.pop(correction.incident, None)
         self._by_incident[correction.incident] = correction
         while len(self._by_incident) > MOST_KEPT:
@@ -74,23 +74,23 @@ class Corrections:
     def all(self) -> list[Correction]:
         return list(self._by_incident.values())
 
-    def about(self, incident: str) -> Correction | None:
+    def for_incident(self, incident: str) -> Correction | None:
         return self._by_incident.get(incident)
 
-    def first_answer(self, id: str, found: diagnosis.Diagnosis | None, incident: incidents.Incident | None) -> str:
+    def original_cause(self, id: str, found: diagnosis.Diagnosis | None, incident: incidents.Incident | None) -> str:
         """The cause that we gave an incident before anybody corrected it."""
-        if (before := self.about(id)) is not None:
+        if (before := self.for_incident(id)) is not None:
             return before.was
         guess = found.best.cause if found is not None and found.best is not None else incident and incident.cause
         return guess or diagnosis.UNKNOWN_CAUSE
 
-    def alike(self, found: diagnosis.Diagnosis, incident: incidents.Incident) -> list[Correction]:
+    def similar_to(self, found: diagnosis.Diagnosis, incident: incidents.Incident) -> list[Correction]:
         """Others that we had given the same cause and that turned out to be something else; the same node first."""
         guess = found.best.cause if found.best is not None else incident.cause
         fitting = [
             one
             for one in self._by_incident.values()
-            if one.incident != incident.id and not one.confirms and one.was == guess
+            if one.incident != incident.id and not one.is_confirmation and one.was == guess
         ]
         node = incident.place.node
         return sorted(fitting, key=lambda one: (_node(one.place) == node, one.at), reverse=True)[:MOST_SHOWN]
@@ -101,10 +101,10 @@ def apply_corrections(
 ) -> diagnosis.Diagnosis:
     """The diagnosis with what people said: about this incident as its first answer, about others beside it."""
     alike = tuple(
-        diagnosis.Alike(one.incident, one.cause, one.actor, one.why) for one in lessons.alike(found, incident)
+        diagnosis.Alike(one.incident, one.cause, one.actor, one.why) for one in lessons.similar_to(found, incident)
     )
     words = (f"people: {one.incident} looked like this and was {one.cause} ({one.actor}: {one.why})" for one in alike)
-    own = lessons.about(incident.id)
+    own = lessons.for_incident(incident.id)
     findings = found.findings
     if own is not None:
         kept = [finding for finding in findings if finding.cause != own.cause]
@@ -122,7 +122,7 @@ def apply_corrections(
 
 def _by_a_person(said: Correction, incident: incidents.Incident, ours: diagnosis.Finding | None) -> diagnosis.Finding:
     row = causes.lookup(said.cause)
-    heard = diagnosis.Evidence(said.actor, said.words(), at=said.at, place=incident.place)
+    heard = diagnosis.Evidence(said.actor, said.summary(), at=said.at, place=incident.place)
     name = incident.place.node or str(incident.place)
     return diagnosis.Finding(
         cause=said.cause,
@@ -148,13 +148,13 @@ class Accuracy:
     instead: tuple[str, ...]
 
 
-def measure_accuracy(diagnosed: Mapping[str, int], said: Sequence[Correction]) -> list[Accuracy]:
+def measure_accuracy(diagnosed: Mapping[str, int], corrections: Sequence[Correction]) -> list[Accuracy]:
     """`diagnosed` counts incidents by the cause that we named; the most judged cause first."""
     lines = []
-    for cause in sorted({*diagnosed, *(one.was for one in said)}):
-        about = [one for one in said if one.was == cause]
-        right = sum(one.confirms for one in about)
-        others = Counter(one.cause for one in about if not one.confirms)
+    for cause in sorted({*diagnosed, *(one.was for one in corrections)}):
+        about = [one for one in corrections if one.was == cause]
+        right = sum(one.is_confirmation for one in about)
+        others = Counter(one.cause for one in about if not one.is_confirmation)
         lines.append(
             Accuracy(
                 cause,

@@ -34,7 +34,7 @@ class GpuField:
     """One series that is asked about, and how to write its number for a person."""
 
     metric: str
-    words: str
+    label: str
     unit: str = ""
     scale: float = 1.0
 
@@ -74,9 +74,9 @@ class IncidentFacts:
     reporting: frozenset[str] | None = None
     expected_gpus: int | None = None
     # Series of what lies around the place: its rack, its job's ranks and GPUs, its pod, what changed.
-    around: place_context.PlaceContext = default(default_factory=place_context.PlaceContext)
-    unseen: tuple[str, ...] = ()
-    looked_at: tuple[str, ...] = ()
+    context: place_context.PlaceContext = default(default_factory=place_context.PlaceContext)
+    missing_data: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
 
     @property
     def place(self) -> fleet.Place:
@@ -93,20 +93,20 @@ class IncidentFacts:
     def gpu(self, uuid: str) -> fleet.Place:
         return fleet.Place(self.place.cluster, node=self.place.node, gpu=uuid)
 
-    def of_all(self, field: GpuField) -> Mapping[str, float]:
+    def readings_by_gpu(self, field: GpuField) -> Mapping[str, float]:
         """The last value of each GPU of the node that has one."""
         return (self.readings or {}).get(field.metric, {})
 
-    def of(self, field: GpuField, gpu: str | None = None) -> float | None:
+    def reading(self, field: GpuField, gpu: str | None = None) -> float | None:
         """The last value of a GPU, the incident's own if none is named."""
-        return self.of_all(field).get(gpu or self.place.gpu or "")
+        return self.readings_by_gpu(field).get(gpu or self.place.gpu or "")
 
-    def events_of(self, *named: str, place: fleet.Place | None = None) -> list[Event]:
+    def events_with_cause(self, *named: str, place: fleet.Place | None = None) -> list[Event]:
         """Events whose cause is one of these, at or inside the place (the incident's own if none is named)."""
         inside = place or self.place
         return [event for event in self.events if cause_of(event) in named and inside.encloses(event.place)]
 
-    def members_of(self, *named: str) -> list[incidents.Member]:
+    def members_with_cause(self, *named: str) -> list[incidents.Member]:
         return [member for member in self.incident.members if member.cause in named]
 
 
@@ -133,10 +133,10 @@ def event_evidence(event: Event) -> diagnosis.Evidence:
 
 def reading_evidence(facts: IncidentFacts, field: GpuField, gpu: str | None = None) -> diagnosis.Evidence | None:
     """A series with its value, as evidence; None when it was not seen."""
-    uuid, value = gpu or facts.place.gpu, facts.of(field, gpu)
+    uuid, value = gpu or facts.place.gpu, facts.reading(field, gpu)
     if uuid is None or value is None:
         return None
-    text = f"{facts.names(facts.gpu(uuid))}: {field.words} {value * field.scale:g}{field.unit}"
+    text = f"{facts.names(facts.gpu(uuid))}: {field.label} {value * field.scale:g}{field.unit}"
     return diagnosis.Evidence(field.metric, text, at=facts.at, place=facts.gpu(uuid))
 
 
@@ -175,18 +175,22 @@ def gather_facts(
         places = [fleet.Place(incident.place.cluster, node=name) for name in sorted(nodes)]
         inside = [event for place in places for event in events_at(place, since, until)]
         found = tuple(sorted(inside, key=lambda event: event.at)) or found
-        unseen += questions.refused
-        if not around.count:
+        unseen += questions.failures
+        if not around.series_count:
             unseen.append(f"series: {names(incident.place)} is no single node, and nothing tells about it")
-        looked.append(f"{around.count} series around {names(incident.place)}, {questions.asked} questions")
+        looked.append(f"{around.series_count} series around {names(incident.place)}, {questions.query_count} questions")
         return IncidentFacts(
-            incident, now, names, found, around=around, looked_at=tuple(looked), unseen=tuple(unseen)
+            incident, now, names, found, context=around, sources=tuple(looked), missing_data=tuple(unseen)
         )  # fmt: skip
-    readings = questions.by_gpu([field.metric for field in FIELDS])
-    reporting = questions.reporting(TEMPERATURE.metric)
-    expected = questions.expected(EXPECTED_GPUS)
-    unseen += [*questions.refused, *_missing(incident.place, readings, names=names)]
-    unseen += [] if around.peers is not None else [f"no rack or leaf of {names(node)}: nothing to compare it with"]
+    readings = questions.readings_by_gpu([field.metric for field in FIELDS])
+    reporting = questions.reporting_gpus(TEMPERATURE.metric)
+    expected = questions.expected_gpus(EXPECTED_GPUS)
+    unseen += [*questions.failures, *_missing(incident.place, readings, names=names)]
+    unseen += (
+        []
+        if around.peer_temperatures is not None
+        else [f"no rack or leaf of {names(node)}: nothing to compare it with"]
+    )
     if expected is None:
         unseen.append(f"no {EXPECTED_GPUS} for {names(node)}: nobody said how many GPUs it should have")
     looked.append(f"{sum(bool(values) for values in readings.values())} of {len(FIELDS)} series of {names(node)}")
@@ -199,9 +203,9 @@ def gather_facts(
         readings=readings,
         reporting=reporting,
         expected_gpus=expected,
-        around=around,
-        unseen=tuple(unseen),
-        looked_at=tuple(looked),
+        context=around,
+        missing_data=tuple(unseen),
+        sources=tuple(looked),
     )
 
 

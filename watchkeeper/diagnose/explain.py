@@ -29,7 +29,7 @@ class CheckResults:
     """`silent` names the checks that broke; a check that broke has not said that all is well."""
 
     findings: tuple[Finding, ...]
-    silent: tuple[str, ...]
+    failures: tuple[str, ...]
 
 
 def run_checks(facts: IncidentFacts, checks: Iterable[Check] = CHECKS) -> CheckResults:
@@ -62,9 +62,15 @@ def diagnose(facts: IncidentFacts, now: datetime, *, checks: Iterable[Check] = C
     if not findings:
         findings.append(unknown(facts))
     also = (f"also here: {finding.title} ({finding.cause})" for finding in others)
-    changed = (f"changed: {change}" for change in facts.around.changes)
+    changed = (f"changed: {change}" for change in facts.context.changes)
     ranked = rank(tuple(_as_sure_as_seen(facts, finding) for finding in findings))
-    looked_at = (*facts.looked_at, *changed, *also, *(f"not seen: {gap}" for gap in facts.unseen), *answers.silent)
+    looked_at = (
+        *facts.sources,
+        *changed,
+        *also,
+        *(f"not seen: {gap}" for gap in facts.missing_data),
+        *answers.failures,
+    )
     return Diagnosis(facts.incident.id, now, ranked, looked_at, discriminating_check(ranked))
 
 
@@ -92,10 +98,10 @@ SURE_WHEN_BLIND = 0.8
 
 def _as_sure_as_seen(facts: IncidentFacts, finding: Finding) -> Finding:
     """Less sure where more than half of the series are missing, or clocks disagree; a kernel line stands for itself."""
-    gaps = sum(gap.startswith(("no DCGM_", "not one of")) for gap in facts.unseen)
-    is_blind = gaps > len(FIELDS) // 2 or any(gap.startswith("not one of") for gap in facts.unseen)
+    gaps = sum(gap.startswith(("no DCGM_", "not one of")) for gap in facts.missing_data)
+    is_blind = gaps > len(FIELDS) // 2 or any(gap.startswith("not one of") for gap in facts.missing_data)
     has_line = any(item.source.startswith("kernel log") for item in finding.evidence)
-    has_skew = any(gap.startswith("the clock of") for gap in facts.unseen)
+    has_skew = any(gap.startswith("the clock of") for gap in facts.missing_data)
     if (is_blind and not has_line) or has_skew:
         return replace(finding, confidence=round(finding.confidence * SURE_WHEN_BLIND, 3))
     return finding

@@ -37,12 +37,12 @@ class JobQuery:
 
     cluster: str
     name: str
-    parts: Sequence[workloads.ScheduledWorkload] = ()
-    told_as: str = ""
+    scheduled: Sequence[workloads.ScheduledWorkload] = ()
+    rank_job_name: str = ""
 
     @property
-    def waiting(self) -> list[workloads.ScheduledWorkload]:
-        return [part for part in self.parts if part.state is workloads.WorkloadState.PENDING]
+    def pending_workloads(self) -> list[workloads.ScheduledWorkload]:
+        return [part for part in self.scheduled if part.state is workloads.WorkloadState.PENDING]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +50,9 @@ class JobSeries:
     """What the series say of a job, the nodes that it is on, and what could not be asked."""
 
     place: fleet.Place
-    around: place_context.PlaceContext
+    context: place_context.PlaceContext
     nodes: tuple[fleet.Place, ...]
-    refused: tuple[str, ...]
+    failures: tuple[str, ...]
 
 
 def workloads_of_job(name: str, known: Iterable[workloads.ScheduledWorkload]) -> list[workloads.ScheduledWorkload]:
@@ -71,23 +71,23 @@ def workloads_of_job(name: str, known: Iterable[workloads.ScheduledWorkload]) ->
     ]
 
 
-def read_job(engine: engines.InstantEngine, asked: JobQuery, now: datetime) -> JobSeries | None:
+def read_job(engine: engines.InstantEngine, query: JobQuery, now: datetime) -> JobSeries | None:
     """None where neither a scheduler nor a series knows the job."""
-    short = asked.told_as or asked.name.rpartition("/")[2]
-    place = fleet.Place(asked.cluster, domain=f"job={short}")
+    short = query.rank_job_name or query.name.rpartition("/")[2]
+    place = fleet.Place(query.cluster, domain=f"job={short}")
     questions = place_context.PlaceQueries(engine, place, clock.to_ms(now), window=AROUND)
     around = place_context.gather_context(questions)
     is_told = any(name.startswith("training_") for name in around.series) or around.rows("DCGM_FI_DEV_GPU_UTIL")
-    if not is_told and not asked.parts:
+    if not is_told and not query.scheduled:
         return None
-    nodes = sorted(_nodes(around) | {node for part in asked.parts for node in part.nodes})
-    places = tuple(fleet.Place(asked.cluster, node=node) for node in nodes)
-    return JobSeries(place, around, places, tuple(questions.refused))
+    nodes = sorted(_nodes(around) | {node for part in query.scheduled for node in part.nodes})
+    places = tuple(fleet.Place(query.cluster, node=node) for node in nodes)
+    return JobSeries(place, around, places, tuple(questions.failures))
 
 
 def explain(
-    asked: JobQuery,
-    looked: JobSeries,
+    query: JobQuery,
+    series: JobSeries,
     now: datetime,
     *,
     happened: Sequence[events.Event],
@@ -95,25 +95,27 @@ def explain(
 ) -> Explained:
     """`happened` are the events of its nodes, node by node, from `AROUND` ago until now."""
     happened = tuple(event for event in happened if cause_of(event) is not None)
-    nodes = [node.node or "" for node in looked.nodes]
-    asked_about = _as_incident(looked.place, now, _told_cause(looked.around))
-    facts = IncidentFacts(asked_about, now, names, happened, around=looked.around, unseen=looked.refused)
+    nodes = [node.node or "" for node in series.nodes]
+    asked_about = _as_incident(series.place, now, _told_cause(series.context))
+    facts = IncidentFacts(asked_about, now, names, happened, context=series.context, missing_data=series.failures)
     answers = [finding for finding in explaining.run_checks(facts).findings if finding.cause != "unknown"]
     ranked = sorted(answers, key=lambda finding: -finding.confidence)
-    lines = (*_rank_lines(facts), *_node_lines(facts, nodes), *_event_lines(happened, names), *_waits(asked))
-    unseen = (*facts.unseen, *_gaps(facts))
+    lines = (*_rank_lines(facts), *_node_lines(facts, nodes), *_event_lines(happened, names), *_waits(query))
+    unseen = (*facts.missing_data, *_gaps(facts))
     if ranked:
         best = ranked[0]
         why = " ".join([best.why, "; ".join(item.text for item in best.evidence[:2])])
         apart = explaining.discriminating_check(tuple(ranked))
         steps = (*map(step_text, best.actions), *((f"To be sure: {apart}",) if apart else ()))
-        return Explained(asked.name, best.title, best.cause, why, lines, "", steps, unseen)
-    if asked.waiting:
-        part = asked.waiting[0]
-        headline = f"{len(asked.waiting)} of {len(asked.parts)} parts wait: {part.reason or 'no reason given'}"
+        return Explained(query.name, best.title, best.cause, why, lines, "", steps, unseen)
+    if query.pending_workloads:
+        part = query.pending_workloads[0]
+        headline = (
+            f"{len(query.pending_workloads)} of {len(query.scheduled)} parts wait: {part.reason or 'no reason given'}"
+        )
         step = f"watchkeeper explain pod {part.workload}" if part.workload.namespace else "scontrol show job"
-        return Explained(asked.name, headline, None, part.detail, lines, "", (step,), unseen)
-    return Explained(asked.name, _pace(facts, nodes), None, "", lines, "", (), unseen)
+        return Explained(query.name, headline, None, part.detail, lines, "", (step,), unseen)
+    return Explained(query.name, _pace(facts, nodes), None, "", lines, "", (), unseen)
 
 
 def _told_cause(around: place_context.PlaceContext) -> str:
@@ -135,7 +137,7 @@ def _nodes(around: place_context.PlaceContext) -> set[str]:
 
 
 def _pace(facts: IncidentFacts, nodes: Sequence[str]) -> str:
-    age, world = training.step_age_seconds(facts), facts.around.value(training.WORLD)
+    age, world = training.step_age_seconds(facts), facts.context.max_value(training.WORLD)
     ranks = "" if world is None else f"{world:g} ranks on "
     where = "1 node" if len(nodes) == 1 else f"{len(nodes)} nodes"
     step = "no rank tells about its steps" if age is None else f"the last step ended {age:.0f} s ago"
@@ -161,7 +163,7 @@ def _rank_lines(facts: IncidentFacts) -> list[ExplainedLine]:
         lines.append(
             ExplainedLine("ranks", f"{len(seconds) - len(late)} of {len(seconds)} compute about {middle:.2g} s a step")
         )
-    share = facts.around.value(training.WAIT)
+    share = facts.context.max_value(training.WAIT)
     return (
         lines
         if share is None
@@ -172,22 +174,22 @@ def _rank_lines(facts: IncidentFacts) -> list[ExplainedLine]:
 def _node_lines(facts: IncidentFacts, nodes: Sequence[str]) -> list[ExplainedLine]:
     lines = []
     for node in nodes:
-        here = [(labels, value) for labels, value in facts.around.rows("DCGM_FI_DEV_GPU_UTIL", Hostname=node)]
-        clocks = [value for _, value in facts.around.rows("DCGM_FI_DEV_SM_CLOCK", Hostname=node)]
-        busy = [value for _, value in facts.around.rows("DCGM_FI_PROF_SM_ACTIVE", Hostname=node)]
+        here = [(labels, value) for labels, value in facts.context.rows("DCGM_FI_DEV_GPU_UTIL", Hostname=node)]
+        clocks = [value for _, value in facts.context.rows("DCGM_FI_DEV_SM_CLOCK", Hostname=node)]
+        busy = [value for _, value in facts.context.rows("DCGM_FI_PROF_SM_ACTIVE", Hostname=node)]
         slowed = [
             labels.get("gpu", "?")
-            for labels, value in facts.around.rows(gpu_trouble.REASONS, Hostname=node)
+            for labels, value in facts.context.rows(gpu_trouble.REASONS, Hostname=node)
             if gpu_trouble.is_held_down(value)
         ]
-        read = facts.around.rows(place_context.READ_NOW, Hostname=node)
+        read = facts.context.rows(place_context.READ_NOW, Hostname=node)
         parts = [f"{len(here)} GPUs" if here else "GPUs not seen"]
         parts += [f"{len(here) - len(read)} of them no longer read"] if len(read) < len(here) else []
         parts += [f"clock {min(clocks):.0f} to {max(clocks):.0f} MHz"] if clocks else []
         parts += [f"{sum(value < IDLE_SM_SHARE for value in busy)} idle"] if busy else []
         parts += [f"slowed down: GPU {', '.join(slowed[:8])}"] if slowed else []
         lines.append(ExplainedLine(node, ", ".join(parts)))
-    ports = facts.around.rows("ib_errors_per_second")
+    ports = facts.context.rows("ib_errors_per_second")
     return lines + [
         ExplainedLine(
             labels.get("instance", "?").rsplit(":", 1)[0], f"port {labels.get('device', '?')} is down or loses symbols"
@@ -205,16 +207,17 @@ def _event_lines(happened: Sequence[events.Event], names: Callable[[fleet.Place]
 
 def _waits(asked: JobQuery) -> list[ExplainedLine]:
     return [
-        ExplainedLine(str(part.workload), f"waits: {part.reason or 'no reason given'}") for part in asked.waiting[:8]
+        ExplainedLine(str(part.workload), f"waits: {part.reason or 'no reason given'}")
+        for part in asked.pending_workloads[:8]
     ]
 
 
 def _gaps(facts: IncidentFacts) -> list[str]:
     gaps = []
-    if not facts.around.rows(training.LAST_STEP):
+    if not facts.context.rows(training.LAST_STEP):
         gaps.append("the ranks' own series (training_*): only the scheduler and the GPUs speak")
-    if not facts.around.rows("DCGM_FI_DEV_GPU_UTIL"):
+    if not facts.context.rows("DCGM_FI_DEV_GPU_UTIL"):
         gaps.append("which GPUs it holds: no exporter names its pods or its Slurm id")
-    if facts.around.rows("DCGM_FI_DEV_GPU_UTIL") and not facts.around.rows("DCGM_FI_PROF_SM_ACTIVE"):
+    if facts.context.rows("DCGM_FI_DEV_GPU_UTIL") and not facts.context.rows("DCGM_FI_PROF_SM_ACTIVE"):
         gaps.append("profiling fields (DCGM_FI_PROF_*): 100 % utilisation may be work or waiting")
     return gaps

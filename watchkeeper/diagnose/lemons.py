@@ -70,12 +70,12 @@ class Lemon:
 
 
 def histories(
-    happened: Iterable[incidents.Incident], nodes: Iterable[fleet.Place], *, since: datetime, now: datetime
+    incidents_in_window: Iterable[incidents.Incident], nodes: Iterable[fleet.Place], *, since: datetime, now: datetime
 ) -> list[History]:
     """Hardware faults of each node; an incident that came back counts each time, one of the application never."""
     found: dict[str, dict[str, int]] = {place.node: {} for place in nodes if place.node is not None}
     last: dict[str, datetime] = {}
-    for incident in happened:
+    for incident in incidents_in_window:
         node = incident.place.node
         if node is None or incident.opened_at < since or not causes.lookup(incident.cause).is_hardware:
             continue

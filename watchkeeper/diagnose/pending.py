@@ -116,7 +116,7 @@ class PlacementVerdict:
     nodes: tuple[NodeVerdict, ...] = ()
     notes: tuple[str, ...] = ()
 
-    def counted(self) -> list[tuple[str, int]]:
+    def count_reasons(self) -> list[tuple[str, int]]:
         """The reasons with how many nodes have them, most first."""
         counts: dict[str, int] = {}
         for node in self.nodes:

@@ -53,19 +53,19 @@ class PlaceContext:
     """
 
     series: Mapping[str, Series] = field(default_factory=dict)
-    peers: Mapping[str, float] | None = None
+    peer_temperatures: Mapping[str, float] | None = None
     changes: tuple[str, ...] = ()
-    minutes: int = 0
+    window_minutes: int = 0
 
     @property
-    def count(self) -> int:
+    def series_count(self) -> int:
         return sum(len(rows) for rows in self.series.values())
 
     def rows(self, metric: str, **wanted: str) -> list[tuple[Labels, float]]:
         found = self.series.get(metric, ())
         return [(one, value) for one, value in found if all(one.get(name) == text for name, text in wanted.items())]
 
-    def value(self, metric: str, **wanted: str) -> float | None:
+    def max_value(self, metric: str, **wanted: str) -> float | None:
         """The largest of the rows that fit; None where there is none."""
         return max((value for _, value in self.rows(metric, **wanted)), default=None)
 
@@ -81,35 +81,35 @@ class PlaceQueries:
         self.place = place
         self.cluster, self.node = own_metrics.escape(place.cluster), own_metrics.escape(place.node or "")
         self.selector = f'cluster="{self.cluster}",Hostname="{self.node}"'
-        self.asked = 0
-        self.refused: list[str] = []
+        self.query_count = 0
+        self.failures: list[str] = []
 
-    def ask(self, expr: str, *, about: str) -> dict[Labels, float]:
-        self.asked += 1
+    def query(self, expr: str, *, about: str) -> dict[Labels, float]:
+        self.query_count += 1
         try:
             return self._engine.instant(expr, self._at_ms).latest()
         except WatchkeeperError as error:
-            self.refused.append(f"{about} could not be asked: {error}")
+            self.failures.append(f"{about} could not be asked: {error}")
             return {}
 
-    def by_gpu(self, metrics: Sequence[str]) -> dict[str, dict[str, float]]:
+    def readings_by_gpu(self, metrics: Sequence[str]) -> dict[str, dict[str, float]]:
         """The last values of a node's GPUs, all metrics in one question."""
         found: dict[str, dict[str, float]] = {metric: {} for metric in metrics}
         names = "|".join(metrics)
         expr = f'last_over_time({{__name__=~"{names}",{self.selector}}}[{self.window}])'
-        for labels, value in self.ask(expr, about=f"{len(metrics)} series of GPUs").items():
+        for labels, value in self.query(expr, about=f"{len(metrics)} series of GPUs").items():
             # MIG slices repeat their GPU's series: the largest value stands for all.
             values, uuid = found.setdefault(labels.get("__name__", ""), {}), labels.get("UUID", "")
             values[uuid] = max(value, values.get(uuid, value))
         return found
 
-    def reporting(self, metric: str) -> frozenset[str] | None:
-        before = len(self.refused)
-        found = self.ask(f"{metric}{{{self.selector}}}", about=metric)
-        return frozenset(labels.get("UUID", "") for labels in found) if len(self.refused) == before else None
+    def reporting_gpus(self, metric: str) -> frozenset[str] | None:
+        before = len(self.failures)
+        found = self.query(f"{metric}{{{self.selector}}}", about=metric)
+        return frozenset(labels.get("UUID", "") for labels in found) if len(self.failures) == before else None
 
-    def expected(self, metric: str) -> int | None:
-        values = self.ask(f"{metric}{{{self.selector}}}", about=metric)
+    def expected_gpus(self, metric: str) -> int | None:
+        values = self.query(f"{metric}{{{self.selector}}}", about=metric)
         return round(max(values.values())) if values else None
 
 
@@ -120,13 +120,13 @@ def gather_context(questions: PlaceQueries) -> PlaceContext:
         return _node(questions)
     kind, _, name = (place.domain or "").partition("=")
     if kind == "job":
-        return PlaceContext(_job(questions, name), minutes=questions.minutes)
+        return PlaceContext(_job(questions, name), window_minutes=questions.minutes)
     if kind == "pod":
         return PlaceContext(_pod(questions, name))
     if kind == "namespace":
         return PlaceContext(_quota(questions, own_metrics.escape(name)))
     if kind in ("rack", "leaf"):
-        return PlaceContext({}, peers=_peers(questions, kind, name))
+        return PlaceContext({}, peer_temperatures=_peers(questions, kind, name))
     return PlaceContext()
 
 
@@ -135,7 +135,7 @@ def _node(questions: PlaceQueries) -> PlaceContext:
     names = "|".join(NODE_SERIES)
     own = f'cluster="{questions.cluster}"'
     # Exporters name a node by Hostname, node_exporter by its address, kube-state-metrics by node.
-    told = questions.ask(
+    told = questions.query(
         f'{{__name__=~"{names}",{own},Hostname="{questions.node}"}} or '
         f'{{__name__=~"{names}",{own},instance=~"{host}(:[0-9]+)?"}}',
         about="the node's own series",
@@ -147,13 +147,13 @@ def _node(questions: PlaceQueries) -> PlaceContext:
         if domain is not None and domain.get(kind):
             peers = _peers(questions, kind, domain.get(kind, ""))
             break
-    return PlaceContext(series, peers=peers, changes=tuple(_changes(questions, host)))
+    return PlaceContext(series, peer_temperatures=peers, changes=tuple(_changes(questions, host)))
 
 
 def _peers(questions: PlaceQueries, kind: str, name: str) -> dict[str, float]:
     nodes = f'watchkeeper_node_info{{cluster="{questions.cluster}",{kind}="{own_metrics.escape(name)}"}}'
     expr = f"max by (Hostname) (DCGM_FI_DEV_GPU_TEMP) and on (Hostname) group by (Hostname) ({nodes})"
-    found = questions.ask(expr, about=f"temperatures of {kind} {name}")
+    found = questions.query(expr, about=f"temperatures of {kind} {name}")
     return {labels.get("Hostname", ""): value for labels, value in found.items()}
 
 
@@ -165,8 +165,8 @@ def _changes(questions: PlaceQueries, host: str) -> Iterable[str]:
         f"DCGM_FI_DEV_GPU_TEMP{{{questions.selector}}}",
         f'node_uname_info{{{own},instance=~"{host}(:[0-9]+)?"}}',
     )
-    now = questions.ask(f"group by ({versions}) ({gpus}) or group by ({versions}) ({kernel})", about="versions")
-    before = questions.ask(
+    now = questions.query(f"group by ({versions}) ({gpus}) or group by ({versions}) ({kernel})", about="versions")
+    before = questions.query(
         f"group by ({versions}) (last_over_time({gpus}[{CHANGE_WINDOW}])) or "
         f"group by ({versions}) (last_over_time({kernel}[{CHANGE_WINDOW}]))",
         about="earlier versions",
@@ -178,20 +178,22 @@ def _changes(questions: PlaceQueries, host: str) -> Iterable[str]:
             is_now, was = ", ".join(map(str, new)), ", ".join(map(str, old))
             yield f"the {what} of {node} is {is_now} and was {was} within the last 6 hours"
     expr = f'changes(node_boot_time_seconds{{{own},instance=~"{host}(:[0-9]+)?"}}[{CHANGE_WINDOW}]) > 0'
-    if questions.ask(expr, about="boots"):
+    if questions.query(expr, about="boots"):
         yield f"{node} was booted within the last 6 hours"
 
 
 def _job(questions: PlaceQueries, name: str) -> dict[str, Series]:
     own, job = f'cluster="{questions.cluster}"', own_metrics.escape(name)
-    told = questions.ask(
+    told = questions.query(
         f'{{__name__=~"{"|".join(JOB_SERIES)}",{own},job_name="{job}"}} or '
         # A rank that died no longer says where it ran.
         f'last_over_time({RANK_PLACES}{{{own},job_name="{job}"}}[10m])',
         about=f"series of {name}",
     )
     uuids = sorted({row.get("UUID", "") for row in told if row.get("__name__") == RANK_PLACES} - {""})[:MOST_UUIDS]
-    waits = questions.ask(f'rate(training_data_wait_seconds_total{{{own},job_name="{job}"}}[5m])', about="input waits")
+    waits = questions.query(
+        f'rate(training_data_wait_seconds_total{{{own},job_name="{job}"}}[5m])', about="input waits"
+    )
     pods = _literally(name)
     fields = "|".join(JOB_FIELDS)
     # A GPU that fell off the bus no longer reports; it is the job's for all that.
@@ -203,20 +205,22 @@ def _job(questions: PlaceQueries, name: str) -> dict[str, Series]:
         # What the exporter said while somebody else held the same GPU is not about this job.
         theirs = f'last_over_time({{__name__=~"{fields}",{own},UUID=~"{"|".join(uuids)}"}}[5m])'
         held = f"{held} or ({theirs} unless on (__name__, UUID) ({held}))"
-    gpus = questions.ask(held, about=f"GPUs of {name}")
+    gpus = questions.query(held, about=f"GPUs of {name}")
     nodes = sorted({labels.get("Hostname", "") for labels in gpus} - {""})
-    ports = questions.ask(_ports(own, nodes), about="InfiniBand ports") if nodes else {}
+    ports = questions.query(_ports(own, nodes), about="InfiniBand ports") if nodes else {}
     hosts, minutes = _hosts(own, nodes), questions.minutes
-    grew = questions.ask(gpu_trouble.grew(hosts, minutes=minutes), about="memory errors") if nodes else {}
-    reasons = questions.ask(gpu_trouble.gravest_reasons(hosts, minutes=minutes), about="clock reasons") if nodes else {}
-    cpus = questions.ask(host_cpu.share(_instances(own, nodes)), about="CPUs of its nodes") if nodes else {}
+    grew = questions.query(gpu_trouble.grew(hosts, minutes=minutes), about="memory errors") if nodes else {}
+    reasons = (
+        questions.query(gpu_trouble.gravest_reasons(hosts, minutes=minutes), about="clock reasons") if nodes else {}
+    )
+    cpus = questions.query(host_cpu.share(_instances(own, nodes)), about="CPUs of its nodes") if nodes else {}
     if nodes and not cpus:
         load = host_cpu.load_share(hosts, minutes=1)
-        cpus = questions.ask(load, about="load of its nodes")
-    busier = questions.ask(
+        cpus = questions.query(load, about="load of its nodes")
+    busier = questions.query(
         f'avg_over_time(watchkeeper:job_gpu_busier:ratio{{{own},job_name="{job}"}}[15m]) > 0.05', about="its late GPUs"
     )
-    read = questions.ask(f"DCGM_FI_DEV_GPU_UTIL{{{hosts}}}", about="which of its GPUs are read") if nodes else {}
+    read = questions.query(f"DCGM_FI_DEV_GPU_UTIL{{{hosts}}}", about="which of its GPUs are read") if nodes else {}
     own_uuids = {labels.get("UUID", "") for labels in gpus}
     read = {labels: value for labels, value in read.items() if labels.get("UUID", "") in own_uuids}
     named = [(labels.having(__name__="data_wait_share"), value) for labels, value in waits.items()]
@@ -253,20 +257,20 @@ def _ports(own: str, nodes: Sequence[str]) -> str:
 def _pod(questions: PlaceQueries, name: str) -> dict[str, Series]:
     namespace, _, pod = (own_metrics.escape(part) for part in name.partition("/"))
     own = f'cluster="{questions.cluster}"'
-    told = questions.ask(
+    told = questions.query(
         f'{{__name__=~"kube_pod_.+",{own},namespace="{namespace}",pod="{pod}"}}',
         about=f"what Kubernetes says of {name}",
     )
-    nodes = questions.ask(
+    nodes = questions.query(
         f'{{__name__=~"watchkeeper:kube_node_free_gpus:count|kube_node_spec_taint|kube_node_labels",{own}}}',
         about="free GPUs and taints of nodes",
     )
-    resources = questions.ask(
+    resources = questions.query(
         f'sum by (__name__, resource, node) ({{__name__=~"kube_node_status_(allocatable|capacity)",{own},'
         'resource=~"nvidia_com_.+"})',
         about="GPUs that nodes offer",
     )
-    memory = questions.ask(
+    memory = questions.query(
         f'max by (__name__) ({{__name__=~"DCGM_FI_DEV_FB_(USED|FREE)",{own},namespace="{namespace}",pod="{pod}"}})',
         about="memory of its GPUs",
     )
@@ -275,7 +279,7 @@ def _pod(questions: PlaceQueries, name: str) -> dict[str, Series]:
 
 def _quota(questions: PlaceQueries, namespace: str) -> dict[str, Series]:
     expr = f'kube_resourcequota{{cluster="{questions.cluster}",namespace="{namespace}",resource=~".*nvidia.com/.+"}}'
-    return _by_name(questions.ask(expr, about="quotas"))
+    return _by_name(questions.query(expr, about="quotas"))
 
 
 def _literally(text: str) -> str:

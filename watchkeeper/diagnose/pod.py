@@ -48,8 +48,8 @@ class ClusterObjects:
     pods: Sequence[objects.Pod] = ()
     quotas: Sequence[objects.Quota] = ()
     jobs: Sequence[objects.Job] = ()
-    warned: Callable[[str, str, str], objects.Warned | None] = lambda *_: None
-    claimed: Callable[[objects.Pod], int] = lambda _: 0
+    last_warning: Callable[[str, str, str], objects.Warned | None] = lambda *_: None
+    claimed_gpus: Callable[[objects.Pod], int] = lambda _: 0
     problems: tuple[str, ...] = field(default=())
 
 
@@ -62,7 +62,7 @@ def explain(namespace: str, name: str, cluster: ClusterObjects) -> Explained | N
     job = next((one for one in cluster.jobs if (one.namespace, one.name) == (namespace, name)), None)
     if job is None:
         return None
-    warned = cluster.warned("Job", namespace, name)
+    warned = cluster.last_warning("Job", namespace, name)
     missing = job.parallelism - job.active
     if warned is None or missing <= 0:
         return Explained(subject, f"is a job with {job.active} of {job.parallelism} pods", unseen=cluster.problems)
@@ -121,7 +121,7 @@ def explain_pasted(text: str, namespace: str, name: str) -> Explained | None:
 
 def _pod(pod: objects.Pod, cluster: ClusterObjects) -> Explained:
     subject = f"{pod.namespace}/{pod.name}"
-    ask = pending.request_of_pod(pod, cluster.quotas, claimed=cluster.claimed(pod))
+    ask = pending.request_of_pod(pod, cluster.quotas, claimed=cluster.claimed_gpus(pod))
     if not pod.node:
         return _waiting(subject, pod, ask, cluster)
     gpu_nodes = {node.name for node in cluster.nodes if node.has_gpus}
@@ -133,7 +133,7 @@ def _pod(pod: objects.Pod, cluster: ClusterObjects) -> Explained:
             steps(found.cause, subject), cluster.problems,
         )  # fmt: skip
     ended = _ended(pod)
-    warned = cluster.warned("Pod", pod.namespace, pod.name)
+    warned = cluster.last_warning("Pod", pod.namespace, pod.name)
     if pod.phase == "Pending" and warned is not None:
         cause = _by_words(f"{warned.reason} {warned.message}", STARTS)
         why = f"{warned.reason}: {warned.message}"

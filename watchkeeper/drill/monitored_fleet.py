@@ -164,7 +164,7 @@ class Watch:
         ]
         batch = [event for event in read if event is not None]
         if batch:
-            self._look_into(self.pipeline.take_events(batch, now).changed, now)
+            self._look_into(self.pipeline.take_events(batch, now).changed_incidents, now)
 
     def _run_rules(self, now: datetime) -> None:
         changed = [alert for group in self._due(now) for alert in self.pipeline.evaluate(group, now)]
@@ -187,7 +187,7 @@ class Watch:
         broken = self.pipeline.incidents.broken_gpus()
         found = self.pipeline.recoveries(broken, now) if broken else []
         if found:
-            self._look_into(self.pipeline.take_events(found, now).changed, now)
+            self._look_into(self.pipeline.take_events(found, now).changed_incidents, now)
 
     async def _ask_inventory(self, node: str) -> Sequence[fleet_model.Gpu]:
         plain = self.simulation.inventory(node)["gpus"]

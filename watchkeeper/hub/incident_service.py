@@ -86,12 +86,12 @@ class IncidentService:
         now = self._clock.now()
         self._fleet.learn_names(batch)
         taken = await self._thread.run(lambda: self._current.stages.pipeline.take_events(batch, now))
-        self._repairs.urgent(taken.changed)
+        self._repairs.urgent(taken.changed_incidents)
         self.event_counts.count(taken.events)
         for event in taken.events:
             self._events.add(kind=event.kind)
         self._repeats.add(len(batch) - len(taken.events))
-        self._announce(taken.changed)
+        self._announce(taken.changed_incidents)
         return len(taken.events)
 
     async def take_alerts(self, changed: Sequence[alerts.Alert], now: datetime) -> None:
@@ -124,7 +124,7 @@ class IncidentService:
 
     async def note(self, id: str, actor: str, text: str) -> None:
         await self._thread.run(
-            lambda: self._current.stages.pipeline.incidents.note(id, actor, text=text, now=self._clock.now())
+            lambda: self._current.stages.pipeline.incidents.add_note(id, actor, text=text, now=self._clock.now())
         )
         self._runtime.changes.send("incidents")
 
@@ -141,7 +141,7 @@ class IncidentService:
 
     def count_left_out(self) -> int:
         """Signals that found no room in an incident."""
-        return self._current.stages.pipeline.incidents.left_out
+        return self._current.stages.pipeline.incidents.dropped_signals
 
     # While time passes
 
@@ -149,7 +149,7 @@ class IncidentService:
         def work() -> list[Incident]:
             now, line = self._clock.now(), self._current.stages.pipeline
             changed = line.tick(now, self._rules.server_alerts.values())
-            self._delivery.look(line.incidents.recent(), now)
+            self._delivery.update(line.incidents.recent(), now)
             return changed
 
         await self._change(work)

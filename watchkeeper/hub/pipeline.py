@@ -84,7 +84,9 @@ class Pipeline:
             now=now,
             names=parts.fleet.place_name,
             workloads=self.workloads_at,
-            domains=domains.Domains(parts.fleet.domains_of, parts.fleet.nodes_in, runs_on.of, parts.fleet.pool_of),
+            domains=domains.Domains(
+                parts.fleet.domains_of, parts.fleet.nodes_in, runs_on.footprint_of, parts.fleet.pool_of
+            ),
             under_repair=parts.under_repair,
             last_alive=None if parts.newest_ms is None else clock.from_ms(parts.newest_ms),
         )
@@ -232,14 +234,14 @@ class Pipeline:
         self._unheard.update((alert.labels, alert) for alert in changed)
         some = list(islice(self._unheard.values(), ALERTS_AT_ONCE))
         try:
-            found = self.incidents.take_alerts(some, now)
+            found = self.incidents.apply_alerts(some, now)
         except StoreError:
             raise
         # Deliberately everything else: one alert that nobody foresaw must not hold up all others for ever.
         except Exception:
             log.exception("Alerts are handed over one by one", extra=fields(count=len(some)))
             return list(self._take_singly(some, now))
-        self._foreign.heard(some, now)
+        self._foreign.update(some, now)
         for alert in some:
             del self._unheard[alert.labels]
         return found
@@ -247,8 +249,8 @@ class Pipeline:
     def _take_singly(self, some: Sequence[alerts.Alert], now: datetime) -> Iterator[Incident]:
         for alert in some:
             try:
-                yield from self.incidents.take_alerts([alert], now)
-                self._foreign.heard([alert], now)
+                yield from self.incidents.apply_alerts([alert], now)
+                self._foreign.update([alert], now)
             except StoreError:
                 raise
             except Exception:
@@ -257,12 +259,12 @@ class Pipeline:
 
     def take_events(self, batch: Sequence[events.Event], now: datetime) -> tracker.EventsApplied:
         self._now = now
-        return self.incidents.take_events(batch, now)
+        return self.incidents.apply_events(batch, now)
 
     def tick(self, now: datetime, others: Iterable[alerts.Alert] = ()) -> list[Incident]:
         """Let time pass; `others` are alerts of rules that somebody else evaluates."""
         self._now = now
-        overdue = self._foreign.overdue(now)
+        overdue = self._foreign.expired(now)
         heard = self.take_alerts(overdue, now) if self._unheard or overdue else []
         return heard + self.incidents.tick(now, chain(self.active_alerts(), self._foreign.firing(), others))
 
@@ -316,11 +318,11 @@ class Pipeline:
     def correct(self, id: str, actor: str, *, cause: str, why: str, now: datetime) -> corrections.Correction:
         """A person says what it was, or that we were right: kept, and the first answer from now on."""
         found, incident = self._parts.journal.diagnosis(id), self._parts.journal.incident(id)
-        was = self.lessons.first_answer(id, found, incident)
+        was = self.lessons.original_cause(id, found, incident)
         place = "" if incident is None else str(incident.place)
         said = corrections.Correction(id, now, actor, was, cause, why, place)
-        self.incidents.correct(id, actor, body=said.as_body(), now=now)
-        self.lessons.learn(said)
+        self.incidents.record_correction(id, actor, body=said.as_body(), now=now)
+        self.lessons.add(said)
         return said
 
     def explain(self, incident: Incident, finding: diagnosis.Finding, now: datetime) -> list[Incident]:

@@ -25,12 +25,12 @@ class SilenceService:
         return made
 
     async def unsilence(self, id: str, actor: str) -> Silence:
-        ended = await self._delivery.unsilence(id, actor, time=self._clock, clerk=self._thread.run)
+        ended = await self._delivery.end_silence(id, actor, time=self._clock, on_journal_thread=self._thread.run)
         self._changes.send("incidents")
         return ended
 
     def silences(self) -> list[Silence]:
-        return self._delivery.all_silences(self._clock.now())
+        return self._delivery.list_silences(self._clock.now())
 
     def silences_problem(self) -> str:
         """Why not all silences are known; empty where they are."""

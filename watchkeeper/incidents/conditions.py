@@ -38,7 +38,7 @@ class Conditions:
             latest[events.key_of(event)] = event
             self._heard[events.key_of(event)] = heard_at
 
-    def stands_for(self, key: events.ConditionKey, ref: str) -> None:
+    def link_member(self, key: events.ConditionKey, ref: str) -> None:
         """From now on the member `ref` speaks for this condition."""
         self._refs[key] = ref
         self._keys[ref] = key
@@ -46,7 +46,7 @@ class Conditions:
     def member_of(self, key: events.ConditionKey) -> str | None:
         return self._refs.get(key)
 
-    def folded(self, key: events.ConditionKey, cause: str, *, now: datetime) -> events.Condition | None:
+    def fold_condition(self, key: events.ConditionKey, cause: str, *, now: datetime) -> events.Condition | None:
         """Whether what such events reported is still so, by the last of them and the resets since."""
         latest = self._latest.get(key[0].whole_node, {})
         if key not in latest:
@@ -59,10 +59,10 @@ class Conditions:
     def cleared(self, member: Member, *, now: datetime) -> events.Condition | None:
         """The condition of an event member, if it is over."""
         key = self._keys.get(member.ref)
-        condition = None if key is None else self.folded(key, member.cause, now=now)
+        condition = None if key is None else self.fold_condition(key, member.cause, now=now)
         return condition if condition is not None and condition.cleared_at is not None else None
 
-    def quiet_at(self, members: Iterable[Member]) -> Iterator[datetime]:
+    def quiet_times(self, members: Iterable[Member]) -> Iterator[datetime]:
         """When each event that lasts will be over, if it is not repeated and is of the kind that quiet ends."""
         for member in members:
             key = self._keys.get(member.ref) if member.until is None else None

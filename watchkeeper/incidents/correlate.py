@@ -57,21 +57,21 @@ class CorrelationContext:
     """
 
     names: Callable[[fleet.Place], str]
-    workloads: Callable[[fleet.Place], Sequence[str]]
+    workloads_at: Callable[[fleet.Place], Sequence[str]]
     next_id: Callable[[], IncidentId]
-    domains: Callable[[fleet.Place], Sequence[fleet.Place]] = lambda _: ()
+    domains_of: Callable[[fleet.Place], Sequence[fleet.Place]] = lambda _: ()
     # The incidents of which a repair of ours is at work on the machine, past what can be undone.
     under_repair: Callable[[fleet.Place], Collection[str]] = lambda _: ()
-    reaches: Callable[[fleet.Place, fleet.Place], bool] = lambda place, job: place == job
+    job_runs_at: Callable[[fleet.Place, fleet.Place], bool] = lambda place, job: place == job
     # Whether a GPU, or all that a pod has, belongs to a job.
-    holds: Callable[[fleet.Place, fleet.Place], bool] = lambda job, place: job == place
-    pool: Callable[[fleet.Place], str] = lambda _: ""
+    job_holds: Callable[[fleet.Place, fleet.Place], bool] = lambda job, place: job == place
+    pool_of: Callable[[fleet.Place], str] = lambda _: ""
 
     def encloses(self, outer: fleet.Place, inner: fleet.Place) -> bool:
         """Like `Place.encloses`, and a rack encloses its nodes and what is in them."""
         if outer.domain is None or inner.node is None:
             return outer.encloses(inner)
-        return outer in self.domains(inner.whole_node)
+        return outer in self.domains_of(inner.whole_node)
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,8 +230,10 @@ def _hosts(incident: Incident, signal: Signal, around: CorrelationContext) -> bo
         return _touches(incident, signal, around)
     if signal.family in effects.of(incident.cause):
         place = anchor_place(signal.place, signal.cause)
-        return around.encloses(incident.place, place) or around.holds(incident.place, place)
-    if job_effects.explains(incident, signal, around.reaches) or job_effects.follows(incident, signal, around.holds):
+        return around.encloses(incident.place, place) or around.job_holds(incident.place, place)
+    if job_effects.explains(incident, signal, around.job_runs_at) or job_effects.follows(
+        incident, signal, around.job_holds
+    ):
         return True
     is_consequence = causes.lookup(signal.cause).gives_way and causes.lookup(incident.cause).explains_others
     return is_consequence and incident.place == signal.place
@@ -240,7 +242,7 @@ def _hosts(incident: Incident, signal: Signal, around: CorrelationContext) -> bo
 def _has_left(incident: Incident, signal: Signal, around: CorrelationContext) -> bool:
     """A job that went on without what had stopped it, and is in trouble again for another reason."""
     is_back = not signal.has_ended and job_effects.is_guest(signal.member, incident) and _is_news(incident, signal)
-    return is_back and not job_effects.explains(incident, signal, around.reaches)
+    return is_back and not job_effects.explains(incident, signal, around.job_runs_at)
 
 
 def _touches(incident: Incident, signal: Signal, around: CorrelationContext) -> bool:
@@ -256,19 +258,19 @@ def _touches(incident: Incident, signal: Signal, around: CorrelationContext) -> 
 def _is_of_one_job(incident: Incident, signal: Signal, around: CorrelationContext) -> bool:
     """GPUs of one job; not of two pools, whose owners may want different things done about it."""
     is_one = signal.job in holders_of(incident)
-    return is_one and around.pool(incident.place.whole_node) == around.pool(signal.place.whole_node)
+    return is_one and around.pool_of(incident.place.whole_node) == around.pool_of(signal.place.whole_node)
 
 
 def _gives_way_to(incident: Incident, signal: Signal, around: CorrelationContext) -> bool:
     """An effect that was seen moments before its cause, as an application fault before a hardware fault of its GPU."""
     if incident.family in effects.of(signal.cause):
         place = anchor_place(signal.place, signal.cause)
-        if around.holds(place, incident.place):
+        if around.job_holds(place, incident.place):
             # A job is called stalled when it has long been so, and its GPUs may have been seen to be idle before.
             return True
         is_fresh = all(signal.at - member.since <= EFFECT_FIRST for member in incident.members)
         return is_fresh and around.encloses(place, incident.place)
-    if job_effects.was_first(incident, signal, around.reaches):
+    if job_effects.was_first(incident, signal, around.job_runs_at):
         return True
     is_consequence = causes.lookup(incident.cause).gives_way and causes.lookup(signal.cause).explains_others
     if not is_consequence or incident.place != signal.place:
@@ -402,7 +404,7 @@ def _refresh(incident: Incident, members: tuple[Member, ...], *, around: Correla
     is_wide = place.domain is not None or family in OF_WHOLE_JOBS
     asked = members[-1].place if is_wide and members[-1].place.node else place
     jobs = (workload_name(member.place) for member in members if is_workload(member.place))
-    workloads = dict.fromkeys([*jobs, *incident.workloads, *around.workloads(asked)])
+    workloads = dict.fromkeys([*jobs, *incident.workloads, *around.workloads_at(asked)])
     return replace(
         incident,
         place=place,

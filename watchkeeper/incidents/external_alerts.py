@@ -41,10 +41,10 @@ class ExternalAlerts:
     def __init__(self, known: Iterable[alerts.Alert], *, now: datetime) -> None:
         self._kept: dict[Labels, _TrackedAlert] = {}
         self._look_at = now
-        self.heard(known, now)
+        self.update(known, now)
         self._kept = {key: replace(kept, until=max(kept.until, now + GRACE)) for key, kept in self._kept.items()}
 
-    def heard(self, found: Iterable[alerts.Alert], now: datetime) -> None:
+    def update(self, found: Iterable[alerts.Alert], now: datetime) -> None:
         """Take over what Alertmanager said; alerts of our own rules are left alone."""
         for alert in found:
             if SOURCE_LABEL not in alert.labels:
@@ -57,7 +57,7 @@ class ExternalAlerts:
     def firing(self) -> Iterable[alerts.Alert]:
         return (kept.alert for kept in self._kept.values())
 
-    def overdue(self, now: datetime) -> list[alerts.Alert]:
+    def expired(self, now: datetime) -> list[alerts.Alert]:
         """Those that count as over now, resolved and with the words for it; the longest unheard ones past the limit."""
         if self._look_at <= now + LOOK_AGAIN and now < self._look_at:
             return []

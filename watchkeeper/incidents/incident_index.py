@@ -69,27 +69,29 @@ class IncidentIndex:
         }
         if incident.is_open and is_workload(incident.place) and effects.may_befall_jobs(incident.cause):
             # Where it ran when it began: to ask again at each change would be dear.
-            places |= filed if len(filed) > len(places) else self._domains.footprint(incident.place).nodes
+            places |= filed if len(filed) > len(places) else self._domains.footprint_of(incident.place).nodes
         for place in filed - places:
             self._by_node[place].pop(incident.id, None)
         for place in places - filed:
             self._by_node.setdefault(place, {})[incident.id] = None
         self._filed[incident.id] = frozenset(places)
 
-    def near(self, place: fleet.Place, job: str = "") -> list[Incident]:
+    def incidents_near(self, place: fleet.Place, job: str = "") -> list[Incident]:
         """Open and just resolved incidents of the same node and of the domains around it, or inside the same domain.
 
         With `job` also those of what else it holds.
         """
-        return self._at([*self._domains.around(place.whole_node), *([_of_holder(place.cluster, job)] if job else [])])
+        return self._at(
+            [*self._domains.places_near(place.whole_node), *([_of_holder(place.cluster, job)] if job else [])]
+        )
 
-    def under(self, job: fleet.Place) -> list[Incident]:
+    def incidents_under_job(self, job: fleet.Place) -> list[Incident]:
         """Those of a job and of the machines that it runs on; this asks where that is."""
-        return self._at(self._domains.under(job))
+        return self._at(self._domains.places_of_job(job))
 
     def _at(self, places: Iterable[fleet.Place]) -> list[Incident]:
         ids = {id for one in places for id in self._by_node.get(one, ())}
-        return sorted((self._kept[id] for id in ids), key=age)
+        return sorted((self._kept[id] for id in ids), key=age_key)
 
     def by_place(self) -> list[tuple[fleet.Place, list[Incident]]]:
         """Every incident once, by the node, rack or job that it is about."""
@@ -98,19 +100,19 @@ class IncidentIndex:
             found.setdefault(incident.place.whole_node, []).append(incident)
         return list(found.items())
 
-    def due(self, now: datetime, latest: datetime) -> list[Incident]:
+    def due_incidents(self, now: datetime, latest: datetime) -> list[Incident]:
         """Open ones to be looked at; what waits for later than `latest` waits for a clock that was put back."""
         return [self._kept[id] for id, at in self._due.items() if not now < at <= latest]
 
-    def look_again(self, id: IncidentId, at: datetime) -> None:
+    def schedule_check(self, id: IncidentId, at: datetime) -> None:
         self._due[id] = at
 
-    def is_memorable(self, incident: Incident, now: datetime) -> bool:
+    def is_retained(self, incident: Incident, now: datetime) -> bool:
         return incident.resolved_at is None or now - incident.resolved_at <= self._remembered
 
     def forget(self, now: datetime) -> list[Incident]:
         """Let go of incidents that can no longer return, and name them."""
-        gone = [incident for incident in self._kept.values() if not self.is_memorable(incident, now)]
+        gone = [incident for incident in self._kept.values() if not self.is_retained(incident, now)]
         for incident in gone:
             del self._kept[incident.id]
             for place in self._filed.pop(incident.id):
@@ -123,6 +125,6 @@ def _of_holder(cluster: str, job: str) -> fleet.Place:
     return fleet.Place(cluster, domain=f"holder={job}")
 
 
-def age(incident: Incident) -> tuple[datetime, int, str]:
+def age_key(incident: Incident) -> tuple[datetime, int, str]:
     """Oldest first; of those opened at once, the lower number."""
     return incident.opened_at, len(incident.id), incident.id

@@ -39,12 +39,12 @@ class BrokenGpu:
     place: fleet.Place
     since: datetime
     is_lost: bool
-    heard_at: datetime
+    received_at: datetime
 
     @property
     def lag(self) -> timedelta:
         """How far the machine's clock may be behind ours; what came later than that was kept in a spool."""
-        late = self.heard_at - self.since
+        late = self.received_at - self.since
         return late if timedelta() < late <= MOST_LAG else timedelta()
 
 
@@ -73,7 +73,7 @@ def _in_parts(broken: Sequence[BrokenGpu]) -> Iterator[Sequence[BrokenGpu]]:
 
 def _is_steady(one: BrokenGpu, presence: Presence) -> bool:
     there = presence(one.place)
-    return there is not None and there[1] - max(there[0], one.since, one.heard_at) >= STEADY
+    return there is not None and there[1] - max(there[0], one.since, one.received_at) >= STEADY
 
 
 Readings = Sequence[tuple[int, float]]

@@ -31,7 +31,7 @@ from watchkeeper.incidents.correlate import (
 )
 from watchkeeper.incidents.domains import Domains, shared_by_domain
 from watchkeeper.incidents.footprint import is_workload
-from watchkeeper.incidents.incident_index import AT_ONCE, IncidentIndex, age
+from watchkeeper.incidents.incident_index import AT_ONCE, IncidentIndex, age_key
 from watchkeeper.incidents.recovery import BrokenGpu
 from watchkeeper.incidents.signals import Signal, from_alert, from_event
 from watchkeeper.kit import wire
@@ -74,7 +74,7 @@ class EventsApplied:
     """What became of a push: the events that were new, and the incidents that changed."""
 
     events: tuple[events.Event, ...]
-    changed: tuple[Incident, ...]
+    changed_incidents: tuple[Incident, ...]
 
 
 class IncidentTracker:
@@ -98,11 +98,11 @@ class IncidentTracker:
             names,
             workloads,
             journal.next_incident_id,
-            self._domains.of,
+            self._domains.domains_of,
             under_repair,
-            self._domains.reaches,
-            self._domains.holds,
-            self._domains.pool,
+            self._domains.job_runs_at,
+            self._domains.job_holds,
+            self._domains.pool_of,
         )
         self._shelf = IncidentIndex(self._domains, remembered=REMEMBERED)
         self._conditions = Conditions()
@@ -111,32 +111,32 @@ class IncidentTracker:
         self._deaf = (now, now + CATCH_UP) if was_away else (AT_ONCE, AT_ONCE)
         # Alerts that found no room in an incident, by their refs, and how many signals ever did not.
         self._left_out: dict[str, None] = {}
-        self.left_out = 0
+        self.dropped_signals = 0
         self._is_doubtful = False
         self._restore(now)
 
-    def open(self) -> list[Incident]:
+    def open_incidents(self) -> list[Incident]:
         """Open and acknowledged ones, oldest first."""
         return self._shelf.open()
 
-    def take_events(self, batch: Sequence[events.Event], now: datetime) -> EventsApplied:
+    def apply_events(self, batch: Sequence[events.Event], now: datetime) -> EventsApplied:
         """Keep a push and what follows from it in one transaction: after a crash both are there or neither."""
         with self._together(now):
             fresh = self._journal.take_events([_plausible(event, now) for event in batch], now)
             changed: list[Incident] = []
             for event in fresh:
-                changed += self._widened(self.take_event(event, now), now)
+                changed += self._widened(self.apply_event(event, now), now)
             changed += self._widen(changed, now)
         return EventsApplied(tuple(fresh), tuple(_newest(changed)))
 
-    def take_event(self, event: events.Event, now: datetime) -> list[Incident]:
+    def apply_event(self, event: events.Event, now: datetime) -> list[Incident]:
         """What one event, which the journal has as a new one, does to the incidents."""
         self._conditions.remember(event, now)
         signal = from_event(event)
         if signal is None:
-            return _newest(self._end_events(self._shelf.near(event.place), now))
+            return _newest(self._end_events(self._shelf.incidents_near(event.place), now))
         key = events.key_of(event)
-        condition = self._conditions.folded(key, signal.cause, now=now)
+        condition = self._conditions.fold_condition(key, signal.cause, now=now)
         if condition is not None and not condition.is_open:
             signal = replace(signal, member=replace(signal.member, until=condition.cleared_at))
         before = self._conditions.member_of(key)
@@ -144,16 +144,16 @@ class IncidentTracker:
             return []
         return self._take(replace(signal, replaces=before), now, key=key)
 
-    def take_alerts(self, changed: Sequence[alerts.Alert], now: datetime) -> list[Incident]:
+    def apply_alerts(self, changed: Sequence[alerts.Alert], now: datetime) -> list[Incident]:
         """Keep alerts that changed and what follows from them in one transaction."""
         with self._together(now):
             self._journal.save_alerts(changed, at=now)
             moved: list[Incident] = []
             for alert in changed:
-                moved += self._widened(self.take_alert(alert, now), now)
+                moved += self._widened(self.apply_alert(alert, now), now)
             return _newest([*moved, *self._widen(moved, now)])
 
-    def take_alert(self, alert: alerts.Alert, now: datetime) -> list[Incident]:
+    def apply_alert(self, alert: alerts.Alert, now: datetime) -> list[Incident]:
         """What an alert that fires, or has resolved, does to the incidents; the same news twice does nothing."""
         signal = from_alert(alert)
         if signal is None:
@@ -174,7 +174,7 @@ class IncidentTracker:
         # A clock that was put back must not make anything wait for the time it showed before.
         soon = now + LOOK_AGAIN + timedelta(seconds=LONGEST_HOLD_SECONDS)
         is_deaf = self._deaf[0] <= now < self._deaf[1]
-        for incident in () if is_deaf else self._shelf.due(now, soon):
+        for incident in () if is_deaf else self._shelf.due_incidents(now, soon):
             changed += self._look_at(incident, now)
         if is_untidy:
             self._tidied = now
@@ -185,7 +185,7 @@ class IncidentTracker:
 
     def _rename(self, now: datetime) -> list[Incident]:
         """A GPU that broke before it was ever read is called by its number as soon as a page has told it."""
-        named = [(incident, rename(incident, self._around.names)) for incident in self.open()]
+        named = [(incident, rename(incident, self._around.names)) for incident in self.open_incidents()]
         return [
             self._save(after, IncidentStep.RENAMED, text=f"By its name: {after.title}", at=now)
             for before, after in named
@@ -201,11 +201,11 @@ class IncidentTracker:
         own = [one for one in incident.members if one.kind is not MemberKind.DOMAIN and one not in jobs]
         ends = [member.until for member in own if member.until is not None]
         if len(ends) < len(own):
-            self._shelf.look_again(incident.id, min([now + LOOK_AGAIN, *self._conditions.quiet_at(own)]))
+            self._shelf.schedule_check(incident.id, min([now + LOOK_AGAIN, *self._conditions.quiet_times(own)]))
             return changed
         over_at = max(ends, default=now) + max(_hold(incident), RESTART if jobs else timedelta())
         if now < over_at:
-            self._shelf.look_again(incident.id, min(over_at, now + LOOK_AGAIN) if jobs else over_at)
+            self._shelf.schedule_check(incident.id, min(over_at, now + LOOK_AGAIN) if jobs else over_at)
             return changed
         what = "The signal" if len(ends) == 1 else f"All {len(ends)} signals"
         done = move(_ended(incident, now), IncidentState.RESOLVED, at=now)
@@ -228,8 +228,8 @@ class IncidentTracker:
         place = signal.place
         is_of_jobs = effects.may_befall_jobs(signal.cause) or effects.may_follow_jobs(signal.family)
         if is_workload(place) and not signal.has_ended and is_of_jobs:
-            return self._shelf.under(place)
-        return self._shelf.near(place, signal.job)
+            return self._shelf.incidents_under_job(place)
+        return self._shelf.incidents_near(place, signal.job)
 
     def acknowledge(self, id: str, actor: str, now: datetime) -> Incident:
         known = self._find(id)
@@ -260,12 +260,12 @@ class IncidentTracker:
         done = move(_ended(self._find(id), now), IncidentState.RESOLVED, at=now)
         return self._save(done, IncidentStep.RESOLVED, text=why, at=now, actor=actor)
 
-    def note(self, id: str, actor: str, *, text: str, now: datetime) -> None:
+    def add_note(self, id: str, actor: str, *, text: str, now: datetime) -> None:
         """A remark for the timeline; the incident itself stays as it is."""
         incident = self._find(id)
         self._journal.record(IncidentStep.NOTED, incident.id, at=now, actor=actor, body={"text": text})
 
-    def correct(self, id: str, actor: str, *, body: Mapping[str, str], now: datetime) -> Incident:
+    def record_correction(self, id: str, actor: str, *, body: Mapping[str, str], now: datetime) -> Incident:
         """A person says what it was; the incident itself follows its signals, the word is kept for its diagnosis."""
         incident = self._find(id)
         self._journal.record("cause", incident.id, at=now, actor=actor, body=body)
@@ -276,13 +276,13 @@ class IncidentTracker:
         incident = self._find(id)
         if not incident.is_open or incident.cause == cause:
             return []
-        near = [one for one in self._shelf.near(incident.place) if one.id != incident.id]
+        near = [one for one in self._shelf.incidents_near(incident.place) if one.id != incident.id]
         return self._write(explain(near, incident, cause=cause, around=self._around), now)
 
     def broken_gpus(self) -> list[BrokenGpu]:
         """GPUs of open incidents with a hardware fault that only a reset ends."""
         found: dict[fleet.Place, BrokenGpu] = {}
-        lasting = ((one, member) for one in self.open() for member in one.members if member.until is None)
+        lasting = ((one, member) for one in self.open_incidents() for member in one.members if member.until is None)
         for incident, member in lasting:
             last = self._conditions.last_fault(member) if member.place.gpu is not None else None
             if last is None:
@@ -290,7 +290,7 @@ class IncidentTracker:
             place, (since, heard_at) = replace(member.place, slice=None), last
             before = found.get(place, BrokenGpu(place, since, False, heard_at))
             is_lost = before.is_lost or incident.family == LOST
-            found[place] = BrokenGpu(place, max(since, before.since), is_lost, max(heard_at, before.heard_at))
+            found[place] = BrokenGpu(place, max(since, before.since), is_lost, max(heard_at, before.received_at))
         return list(found.values())
 
     def _take(self, signal: Signal, now: datetime, *, key: events.ConditionKey | None = None) -> list[Incident]:
@@ -303,14 +303,14 @@ class IncidentTracker:
             return []
         changed = self._write(decision, now)
         if key is not None:
-            self._conditions.stands_for(key, signal.member.ref)
+            self._conditions.link_member(key, signal.member.ref)
         return changed
 
     def _leave_out(self, member: Member, why: str) -> None:
         """Remember an alert that found no room; `tick` brings it back when there is some. Said once for each."""
         if member.ref in self._left_out:
             return
-        self.left_out += 1
+        self.dropped_signals += 1
         log.warning("A signal was left out of the incidents", extra=fields(ref=member.ref[:200], why=why))
         if member.kind is MemberKind.ALERT and len(self._left_out) < MOST_LEFT_OUT:
             self._left_out[member.ref] = None
@@ -324,7 +324,7 @@ class IncidentTracker:
         wider: list[Incident] = []
         for incident in _newest(changed):
             newest = self._shelf.get(incident.id) or incident
-            signal = shared_by_domain(newest, self._domains, near=self._shelf.near)
+            signal = shared_by_domain(newest, self._domains, near=self._shelf.incidents_near)
             wider += self._take(signal, now) if signal is not None else ()
         return wider
 
@@ -362,7 +362,9 @@ class IncidentTracker:
         unsolved |= self._left_out.keys() if with_left_out else set()
         # Looking at all alerts costs something, and mostly nobody has resolved anything by hand.
         if unsolved:
-            unsolved -= {member.ref for incident in self.open() for member in incident.members if member.until is None}
+            unsolved -= {
+                member.ref for incident in self.open_incidents() for member in incident.members if member.until is None
+            }
         changed: list[Incident] = []
         still_out: dict[str, None] = {}
         for alert in firing if unsolved else ():
@@ -386,7 +388,9 @@ class IncidentTracker:
         return incident
 
     def _is_live(self, ref: str, place: fleet.Place) -> bool:
-        members = (member for incident in self._shelf.near(place) if incident.is_open for member in incident.members)
+        members = (
+            member for incident in self._shelf.incidents_near(place) if incident.is_open for member in incident.members
+        )
         return any(member.ref == ref and member.until is None for member in members)
 
     def _end_events(self, among: Iterable[Incident], now: datetime) -> list[Incident]:
@@ -416,8 +420,8 @@ class IncidentTracker:
         self._shelf.clear()
         self._conditions.clear()
         kept = [*self._journal.incidents(open_only=True, limit=journals.MOST_ROWS), *self._journal.incidents()]
-        for incident in sorted(kept, key=age):
-            if incident.id not in self._shelf and self._shelf.is_memorable(incident, now):
+        for incident in sorted(kept, key=age_key):
+            if incident.id not in self._shelf and self._shelf.is_retained(incident, now):
                 self._shelf.put(incident)
         recall = now - RECALL
         for event in self._journal.latest_events(None, recall):
@@ -435,7 +439,7 @@ class IncidentTracker:
         for member in members:
             event = self._journal.event(member.ref) if member.kind is MemberKind.EVENT else None
             if event is not None:
-                self._conditions.stands_for(events.key_of(event), member.ref)
+                self._conditions.link_member(events.key_of(event), member.ref)
 
 
 def _plausible(event: events.Event, now: datetime) -> events.Event:

@@ -25,8 +25,8 @@ from watchkeeper.kit import wire
 from watchkeeper.model import alerts, diagnosis, silences
 from watchkeeper.model.incidents import Incident
 from watchkeeper.model.labels import Labels
-from watchkeeper.notify.message import MessageContext, link, runbook
-from watchkeeper.notify.receiver_http import call, post
+from watchkeeper.notify.message import MessageContext, console_link, runbook_path
+from watchkeeper.notify.receiver_http import http_call, http_post
 
 # An alert ends four repetitions after the last one, as Prometheus has it.
 REPEAT = timedelta(seconds=30)
@@ -76,7 +76,7 @@ def make_alert(incident: Incident, subject: IncidentLabels, known: MessageContex
         "description": best.why if best is not None else causes.lookup(incident.cause).why,
         "next_step": plan.next_step if plan is not None else "",
         "workloads": ", ".join(incident.workloads),
-        "runbook_url": runbook(incident.cause),
+        "runbook_url": runbook_path(incident.cause),
     }
     ends_at = incident.resolved_at if incident.resolved_at is not None else now + KEPT
     body: dict[str, Any] = {
@@ -85,8 +85,8 @@ def make_alert(incident: Incident, subject: IncidentLabels, known: MessageContex
         "startsAt": wire.format_time(incident.opened_at),
         "endsAt": wire.format_time(ends_at),
     }
-    if known.console is not None:
-        body["generatorURL"] = link(incident, known.console)
+    if known.console_url is not None:
+        body["generatorURL"] = console_link(incident, known.console_url)
     return PostedAlert(labels, body)
 
 
@@ -111,7 +111,7 @@ class AlertmanagerFeed:
         self._last: dict[str, PostedAlert] = {}
         self._ends: dict[str, _EndedAlert] = {}
 
-    def batch(self, wanted: Iterable[tuple[Incident, PostedAlert]], *, now: datetime) -> list[Mapping[str, Any]]:
+    def next_alerts(self, wanted: Iterable[tuple[Incident, PostedAlert]], *, now: datetime) -> list[Mapping[str, Any]]:
         """What to send now: every open incident, and every end that is young or not taken yet."""
         firing: list[Mapping[str, Any]] = []
         current: dict[str, PostedAlert] = {}
@@ -139,7 +139,7 @@ class AlertmanagerFeed:
         try:
             for first in range(0, len(batch), AT_ONCE):
                 body = json.dumps(batch[first : first + AT_ONCE], ensure_ascii=False).encode()
-                status, answer = post(f"{self.url}/api/v2/alerts", body, {"Content-Type": "application/json"})
+                status, answer = http_post(f"{self.url}/api/v2/alerts", body, {"Content-Type": "application/json"})
                 if status != 200:
                     raise ReceiverError(f"answered {status}: {answer}", where=self.url)
         except ReceiverError as error:
@@ -147,7 +147,7 @@ class AlertmanagerFeed:
         self._ends = {key: replace(end, is_taken=True) for key, end in self._ends.items()}
         return ""
 
-    def silence(self, wanted: silences.Silence) -> str:
+    def create_silence(self, wanted: silences.Silence) -> str:
         """Make a silence there and return its id; ReceiverError if it was not taken."""
         body = json.dumps(
             {
@@ -167,7 +167,7 @@ class AlertmanagerFeed:
             }
         ).encode()
         # Alertmanagers of one cluster tell each other.
-        status, answer = post(f"{self.url}/api/v2/silences", body, {"Content-Type": "application/json"})
+        status, answer = http_post(f"{self.url}/api/v2/silences", body, {"Content-Type": "application/json"})
         if status != 200:
             raise ReceiverError(f"answered {status}: {answer}", where=self.url)
         try:
@@ -177,7 +177,7 @@ class AlertmanagerFeed:
 
     def end_silence(self, id: str) -> None:
         """Have a silence end there now; ReceiverError if that was refused."""
-        status, answer = call("DELETE", f"{self.url}/api/v2/silence/{quote_path(id, safe='')}", {})
+        status, answer = http_call("DELETE", f"{self.url}/api/v2/silence/{quote_path(id, safe='')}", {})
         if status != 200:
             raise ReceiverError(f"answered {status}: {answer.decode('utf-8', 'replace').strip()}", where=self.url)
 

@@ -58,13 +58,13 @@ class AlertmanagerSilences:
         before = self._read
         self._read = SilenceSnapshot(before.silences, before.at, "; ".join(problems))
 
-    def all(self, now: datetime) -> list[Silence]:
+    def listed(self, now: datetime) -> list[Silence]:
         """Those that are, will be, or were in force within the last day; none when they are not known."""
         return list(self._read.silences) if self._is_known(now) else []
 
-    def over(self, labels: Mapping[str, str], now: datetime) -> Silence | None:
+    def find_match(self, labels: Mapping[str, str], now: datetime) -> Silence | None:
         """The silence that holds for an alert with these labels, the one that lasts longest."""
-        return longest_match(self.all(now), {name: frozenset({value}) for name, value in labels.items()}, now)
+        return longest_match(self.listed(now), {name: frozenset({value}) for name, value in labels.items()}, now)
 
     def problem(self, now: datetime) -> str:
         """Why what is shown is not all there is; empty when it is."""
@@ -103,8 +103,10 @@ def read_silences(body: bytes, now: datetime) -> SilenceSnapshot:
 
 
 def _get(url: str) -> bytes:
-    limits = replace(receiver_http.USUAL, answer_bytes=MOST_BYTES + 1)
-    status, body = receiver_http.call("GET", f"{url}/api/v2/silences", {"Accept": "application/json"}, limits=limits)
+    limits = replace(receiver_http.DEFAULT_LIMITS, answer_bytes=MOST_BYTES + 1)
+    status, body = receiver_http.http_call(
+        "GET", f"{url}/api/v2/silences", {"Accept": "application/json"}, limits=limits
+    )
     if status != 200:
         raise ReceiverError(f"answered {status}", where=url)
     if len(body) > MOST_BYTES:

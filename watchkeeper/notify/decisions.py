@@ -21,14 +21,14 @@ FLAP = timedelta(seconds=FLAP_SECONDS)
 CLOCK_SLACK = timedelta(minutes=1)
 
 
-def decide(
+def decide_notices(
     incident: Incident, known: Sequence[Notice], routes: Sequence[Route], *, is_silenced: bool, now: datetime
 ) -> list[Notice]:
     """New notices, and waiting ones withdrawn; `known` are notices about the incident, oldest first: those worth it."""
     if not incident.is_open:
         return list(_when_over(incident, known, routes, now=now))
     if is_silenced:
-        return [given_up(notice, "silenced") for notice in known if _is_untold(notice)]
+        return [give_up(notice, "silenced") for notice in known if _is_untold(notice)]
     return list(_when_open(incident, known, routes, now=now))
 
 
@@ -87,7 +87,7 @@ def _when_over(
     keep_quiet = {receiver for route in routes if not route.tells_resolved for receiver in route.receivers}
     for receiver in dict.fromkeys(notice.receiver for notice in known):
         mine = _of(receiver, known)
-        yield from (given_up(notice, "over before anybody was told") for notice in mine if _is_untold(notice))
+        yield from (give_up(notice, "over before anybody was told") for notice in mine if _is_untold(notice))
         was_told = [one for one in _episode(mine) if not _is_untold(one) and one.state is not NoticeState.GIVEN_UP]
         if not was_told or receiver in keep_quiet or incident.resolved_at is None:
             continue
@@ -113,7 +113,7 @@ def _is_untold(notice: Notice) -> bool:
     return notice.state is NoticeState.WAITING and notice.tries == 0 and notice.occasion is not Occasion.RESOLVED
 
 
-def given_up(notice: Notice, why: str) -> Notice:
+def give_up(notice: Notice, why: str) -> Notice:
     return replace(notice, state=NoticeState.GIVEN_UP, answer=why)
 
 
@@ -139,7 +139,7 @@ def _number(notice: Notice) -> int:
     return int(notice.id.rpartition("/")[2])
 
 
-def worth_knowing(known: Sequence[Notice]) -> list[Notice]:
+def relevant_notices(known: Sequence[Notice]) -> list[Notice]:
     """All that `decide` needs: of what was repeated to a receiver, and is not on the way, the newest is enough."""
     repeated = [one for one in known if one.occasion is Occasion.REPEATED and not one.is_on_the_way]
     newest = {one.receiver: one.id for one in repeated}

@@ -72,7 +72,7 @@ class DigestDelivery:
         self._inventory = inventory
         self._not_before: dict[str, datetime] = {}
 
-    async def forever(self, table: Callable[[], routing.Routing], time: clock.Clock, clerk: JournalThread) -> None:
+    async def run_forever(self, table: Callable[[], routing.Routing], time: clock.Clock, clerk: JournalThread) -> None:
         while True:
             try:
                 waiting = await clerk(lambda: self._waiting(table(), time.now()))
@@ -108,10 +108,10 @@ class DigestDelivery:
             names=lambda incident: self._names(incident.place),
             belongs_to=lambda incident: incident_labels.belongs_to(incident, self._inventory),
         )
-        return receivers.make_sender(one.receiver).send(compose(one, made))
+        return receivers.make_sender(one.receiver).send(compose_message(one, made))
 
 
-def compose(one: DueDigest, made: digest.Digest) -> Message:
+def compose_message(one: DueDigest, made: digest.Digest) -> Message:
     title, *rest = digest.digest_lines(made)
     payload = {
         "version": PAYLOAD_VERSION,

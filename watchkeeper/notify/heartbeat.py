@@ -14,7 +14,7 @@ from pathlib import Path
 
 from watchkeeper.config import settings as config
 from watchkeeper.errors import ReceiverError
-from watchkeeper.notify.receiver_http import post
+from watchkeeper.notify.receiver_http import http_post
 
 BEAT_SECONDS = 60.0
 # Two beats may be lost on the way.
@@ -59,7 +59,7 @@ def watchdog_alert(cluster: str, now: datetime) -> dict[str, object]:
 def _call(url: str, body: bytes, *, where: str) -> str:
     """What went wrong; the address itself may hold a secret and is not said."""
     try:
-        status, _ = post(url, body, {"Content-Type": "application/json"})
+        status, _ = http_post(url, body, {"Content-Type": "application/json"})
     except ReceiverError as error:
         return f"{where}: the heartbeat was not heard: {error.problem}"
     return "" if 200 <= status < 300 else f"{where}: the heartbeat was answered with {status}"

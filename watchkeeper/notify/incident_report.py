@@ -14,7 +14,7 @@ from watchkeeper.incidents.blast import Blast
 from watchkeeper.kit import durations, wire
 from watchkeeper.model import actions, diagnosis, fleet
 from watchkeeper.model.incidents import Incident
-from watchkeeper.notify.message import runbook
+from watchkeeper.notify.message import runbook_path
 
 MOST_NAMED = 10
 
@@ -54,7 +54,7 @@ def as_plain(story: IncidentReport) -> dict[str, Any]:
         "incident": wire.to_plain(story.incident),
         "place_name": story.place_name,
         "lasted_seconds": round(_lasted(story)),
-        "runbook": runbook(story.incident.cause),
+        "runbook": runbook_path(story.incident.cause),
         "diagnosis": wire.to_plain(story.diagnosis),
         "plan": wire.to_plain(story.plan),
         "blast": wire.to_plain(story.blast),
@@ -78,7 +78,7 @@ def as_markdown(story: IncidentReport) -> str:
         f"- **Severity:** {incident.severity}",
         f"- **Where:** {_safe(story.place_name)}",
         f"- **When:** opened {_time(incident.opened_at)}, {ended}, {lasted} long",
-        f"- **Cause:** `{incident.cause}` ([runbook]({runbook(incident.cause)}))",
+        f"- **Cause:** `{incident.cause}` ([runbook]({runbook_path(incident.cause)}))",
         f"- **Assigned to:** {_safe(incident.assignee or 'nobody')}",
         *([f"- **Part of:** {incident.part_of}, where it goes on"] if incident.part_of else []),
         *_belongs(story),

@@ -10,17 +10,24 @@ from watchkeeper.net import sync_http
 
 # What we keep of an answer to a message, and show.
 ANSWER_BYTES = 200
-USUAL = sync_http.HttpLimits(total_seconds=30.0, idle_seconds=10.0, answer_bytes=ANSWER_BYTES)
+DEFAULT_LIMITS = sync_http.HttpLimits(total_seconds=30.0, idle_seconds=10.0, answer_bytes=ANSWER_BYTES)
 
 
-def post(url: str, body: bytes, headers: dict[str, str], *, limits: sync_http.HttpLimits = USUAL) -> tuple[int, str]:
+def http_post(
+    url: str, body: bytes, headers: dict[str, str], *, limits: sync_http.HttpLimits = DEFAULT_LIMITS
+) -> tuple[int, str]:
     """Status and the beginning of the answer; ReceiverError if there is none."""
-    status, answer = call("POST", url, headers, body=body, limits=limits)
+    status, answer = http_call("POST", url, headers, body=body, limits=limits)
     return status, answer.decode("utf-8", "replace").strip()
 
 
-def call(
-    method: str, url: str, headers: dict[str, str], *, body: bytes | None = None, limits: sync_http.HttpLimits = USUAL
+def http_call(
+    method: str,
+    url: str,
+    headers: dict[str, str],
+    *,
+    body: bytes | None = None,
+    limits: sync_http.HttpLimits = DEFAULT_LIMITS,
 ) -> tuple[int, bytes]:
     """Status and at most `answer_bytes` of the answer; ReceiverError if there is none in time."""
     try:

@@ -16,7 +16,7 @@ from typing import Protocol
 from watchkeeper import __version__
 from watchkeeper.errors import ReceiverError
 from watchkeeper.notify.message import Message
-from watchkeeper.notify.receiver_http import ANSWER_BYTES, post
+from watchkeeper.notify.receiver_http import ANSWER_BYTES, http_post
 from watchkeeper.notify.routing import Receiver
 
 # The request was wrong and will be wrong again; anything else may be a bad hour of the receiver.
@@ -44,7 +44,7 @@ class WebhookSender:
         }
         if self._receiver.token_file is not None:
             headers["Authorization"] = f"Bearer {_read(self._receiver.token_file)}"
-        status, answer = post(self._receiver.webhook or "", body, headers)
+        status, answer = http_post(self._receiver.webhook or "", body, headers)
         # A redirect is not followed: the message would go where nobody configured it to go.
         if not 200 <= status < 300:
             raise ReceiverError(
@@ -99,7 +99,7 @@ SENDERS: dict[str, Callable[[Receiver], Sender]] = {
 
 
 def make_sender(receiver: Receiver) -> Sender:
-    return SENDERS[receiver.ways[0]](receiver)
+    return SENDERS[receiver.transports[0]](receiver)
 
 
 def _read(path: str) -> str:

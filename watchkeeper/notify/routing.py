@@ -45,7 +45,7 @@ class Receiver:
     def __post_init__(self) -> None:
         if not self.name or not self.name.isprintable() or "/" in self.name:
             raise ValueError("a receiver needs a name without `/`")
-        if len(self.ways) != 1:
+        if len(self.transports) != 1:
             raise ValueError(f"receiver {self.name} needs `apprise_file` or `webhook`, one of them")
         if self.webhook is not None and urlsplit(self.webhook).scheme not in ("http", "https"):
             raise ValueError(f"`webhook` of receiver {self.name} is not an http or https address")
@@ -53,7 +53,7 @@ class Receiver:
             raise ValueError(f"per_minute {self.per_minute} of receiver {self.name} is not from 1 to 600")
 
     @property
-    def ways(self) -> tuple[str, ...]:
+    def transports(self) -> tuple[str, ...]:
         """The keys that say how messages reach it, of which one is set; `receivers.SENDERS` has a row for each."""
         addresses = {
             "apprise_file": self.apprise_file,
@@ -71,7 +71,7 @@ class WeekHours:
     # None: until midnight.
     end: time | None = None
 
-    def has(self, local: datetime) -> bool:
+    def includes(self, local: datetime) -> bool:
         at = local.time()
         return local.weekday() in self.days and self.begin <= at and (self.end is None or at < self.end)
 
@@ -123,7 +123,9 @@ class Route:
         return None if self.escalate_after is None else durations.parse_seconds(self.escalate_after)
 
     def is_open(self, now: datetime) -> bool:
-        return not self.open_hours or any(hours.has(now.astimezone(ZoneInfo(self.zone))) for hours in self.open_hours)
+        return not self.open_hours or any(
+            hours.includes(now.astimezone(ZoneInfo(self.zone))) for hours in self.open_hours
+        )
 
 
 @dataclass(frozen=True, slots=True)

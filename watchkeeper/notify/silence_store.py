@@ -46,7 +46,7 @@ class SilenceStore:
         # Rises with each change, so that others need not compare.
         self.version = 0
 
-    def all(self, now: datetime) -> list[Silence]:
+    def listed(self, now: datetime) -> list[Silence]:
         """Those that are, will be, or were in force within the last day."""
         return [one for one in self._kept.values() if one.ends_at > now - SHOWN_AFTER]
 
@@ -94,7 +94,7 @@ class SilenceStore:
         self._save(ended, actor, text=f"{_what(ended)} ended by {actor}", at=now)
         return ended
 
-    def over(self, subject: IncidentLabels, now: datetime) -> Silence | None:
+    def find_match(self, subject: IncidentLabels, now: datetime) -> Silence | None:
         """The silence that holds for a subject now, the one that lasts longest."""
         return longest_match(list(self._kept.values()), subject, now)
 

@@ -98,7 +98,7 @@ def test_xids_count_as_dcgm_counts_them_but_an_application_fault_is_no_hardware(
 def test_an_unreadable_kernel_log_is_said_and_not_taken_for_silence() -> None:
     report = examine(replace(FACTS, kernel=None, kernel_problem="Operation not permitted"))
     assert report.verdict is ScanVerdict.UNKNOWN
-    assert "Operation not permitted" in report.troubles[0].looked_at
+    assert "Operation not permitted" in report.problems[0].looked_at
 
 
 def test_switches_need_a_running_fabric_manager() -> None:

@@ -12,7 +12,7 @@ CAUSE = "app_illegal_access"
 
 def app_illegal_access(facts: IncidentFacts) -> Finding | None:
     """An application Xid (13, 31, 43, 45 …) and no hardware fault of the same GPU around it."""
-    lines = facts.events_of(CAUSE)
+    lines = facts.events_with_cause(CAUSE)
     if not lines:
         return None
     place = lines[0].place

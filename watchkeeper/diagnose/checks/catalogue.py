@@ -13,7 +13,7 @@ from watchkeeper.model.incidents import MemberKind
 def from_catalogue(facts: IncidentFacts) -> Finding | None:
     """The incident's cause in the catalogue's words; None when it has no known cause."""
     cause = facts.incident.cause
-    members = facts.members_of(cause)
+    members = facts.members_with_cause(cause)
     if cause == UNKNOWN_CAUSE or not members:
         return None
     has_event = any(member.kind is MemberKind.EVENT for member in members)
@@ -22,7 +22,7 @@ def from_catalogue(facts: IncidentFacts) -> Finding | None:
         cause,
         place=facts.place,
         confidence=0.75 if has_event else 0.65,
-        evidence=tuple(event_evidence(event) for event in facts.events_of(cause))[:10]
+        evidence=tuple(event_evidence(event) for event in facts.events_with_cause(cause))[:10]
         or tuple(member_evidence(member) for member in members[:10]),
     )
 
@@ -41,7 +41,7 @@ def unknown(facts: IncidentFacts) -> Finding:
         steps=(
             Step("Keep the kernel log of the time around it", "journalctl -k --since '1 hour ago' > kernel.log"),
             Step("Keep the driver's own report", "nvidia-bug-report.sh"),
-            *(Step(f"Make visible: {gap}") for gap in facts.unseen[:5]),
+            *(Step(f"Make visible: {gap}") for gap in facts.missing_data[:5]),
         ),
     )
 

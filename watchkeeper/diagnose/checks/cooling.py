@@ -29,10 +29,13 @@ def cooling_failure(facts: IncidentFacts) -> Finding | None:
         return None
     if facts.place.node is None:
         return _shared(facts)
-    hot, told = sorted(_hot(facts), key=lambda uuid: -facts.of_all(TEMPERATURE)[uuid]), facts.members_of(CAUSE)
+    hot, told = (
+        sorted(_hot(facts), key=lambda uuid: -facts.readings_by_gpu(TEMPERATURE)[uuid]),
+        facts.members_with_cause(CAUSE),
+    )
     if not told and len(hot) < HOT_GPUS:
         # A power brake keeps GPUs without air below their limit; that most of the node is close to it tells.
-        celsius = facts.of_all(TEMPERATURE)
+        celsius = facts.readings_by_gpu(TEMPERATURE)
         hot = sorted((uuid for uuid in celsius if celsius[uuid] >= NEAR_LIMIT_CELSIUS), key=lambda uuid: -celsius[uuid])
         if len(hot) < HOT_GPUS or 2 * len(hot) <= len(celsius):
             return None
@@ -58,7 +61,7 @@ def cooling_failure(facts: IncidentFacts) -> Finding | None:
 
 def _shared(facts: IncidentFacts) -> Finding | None:
     """A rack or leaf: most of its nodes are hot, so it is no machine's own fan."""
-    peers, told = facts.around.peers or {}, facts.members_of(CAUSE)
+    peers, told = facts.context.peer_temperatures or {}, facts.members_with_cause(CAUSE)
     hot = sorted(
         (node for node, celsius in peers.items() if celsius >= NEAR_LIMIT_CELSIUS), key=lambda node: -peers[node]
     )
@@ -90,7 +93,9 @@ def _one_machine(facts: IncidentFacts, hot: list[str]) -> RuledOut | None:
 
 def _the_room(facts: IncidentFacts) -> RuledOut | None:
     """Neighbours in the rack that are cool: the heat is this machine's."""
-    others = {node: celsius for node, celsius in (facts.around.peers or {}).items() if node != facts.place.node}
+    others = {
+        node: celsius for node, celsius in (facts.context.peer_temperatures or {}).items() if node != facts.place.node
+    }
     cool = [node for node, celsius in others.items() if celsius < NEAR_LIMIT_CELSIUS]
     if not others or 2 * len(cool) <= len(others):
         return None
@@ -100,16 +105,16 @@ def _the_room(facts: IncidentFacts) -> RuledOut | None:
 
 
 def _hot(facts: IncidentFacts) -> list[str]:
-    reasons = facts.of_all(CLOCK_REASONS)
+    reasons = facts.readings_by_gpu(CLOCK_REASONS)
     return [
         uuid
-        for uuid, celsius in facts.of_all(TEMPERATURE).items()
+        for uuid, celsius in facts.readings_by_gpu(TEMPERATURE).items()
         if celsius >= exclusions.limit_celsius(facts, uuid) or int(reasons.get(uuid, 0)) & clock_reasons.THERMAL
     ]
 
 
 def _overview(facts: IncidentFacts, hot: list[str]) -> Evidence | None:
-    celsius = facts.of_all(TEMPERATURE)
+    celsius = facts.readings_by_gpu(TEMPERATURE)
     if not celsius:
         return None
     is_limit = all(uuid in _hot(facts) for uuid in hot)

@@ -28,36 +28,36 @@ def against(*reasons: RuledOut | None) -> tuple[RuledOut, ...]:
 
 def limit_celsius(facts: IncidentFacts, gpu: str) -> float:
     """A GPU's own limit; 0 or nothing means that it does not say."""
-    return facts.of(MAX_TEMPERATURE, gpu) or USUAL_LIMIT_CELSIUS
+    return facts.reading(MAX_TEMPERATURE, gpu) or USUAL_LIMIT_CELSIUS
 
 
 def application(facts: IncidentFacts, gpu: Place) -> RuledOut | None:
-    if facts.events_of("app_illegal_access", place=gpu):
+    if facts.events_with_cause("app_illegal_access", place=gpu):
         return None
     return RuledOut("app_illegal_access", f"no application Xid of {facts.names(gpu)} within 10 minutes")
 
 
 def heat(facts: IncidentFacts, gpu: str) -> RuledOut | None:
-    celsius, limit = facts.of(TEMPERATURE, gpu), limit_celsius(facts, gpu)
+    celsius, limit = facts.reading(TEMPERATURE, gpu), limit_celsius(facts, gpu)
     if celsius is None or celsius >= limit:
         return None
     return RuledOut("thermal_throttle", f"it last read {celsius:g} °C, below its limit of {limit:g} °C")
 
 
 def memory(facts: IncidentFacts, gpu: str) -> RuledOut | None:
-    if facts.of(DOUBLE_BIT, gpu) != 0:
+    if facts.reading(DOUBLE_BIT, gpu) != 0:
         return None
     return RuledOut("ecc_uncorrectable", f"{DOUBLE_BIT.metric} reads 0")
 
 
 def remap_failure(facts: IncidentFacts, gpu: str) -> RuledOut | None:
-    if facts.of(REMAP_FAILURE, gpu) != 0:
+    if facts.reading(REMAP_FAILURE, gpu) != 0:
         return None
     return RuledOut("row_remap_failure", f"{REMAP_FAILURE.metric} reads 0, so the row can still be remapped")
 
 
 def power_brake(facts: IncidentFacts) -> RuledOut | None:
-    reasons = facts.of_all(CLOCK_REASONS)
+    reasons = facts.readings_by_gpu(CLOCK_REASONS)
     if not reasons or any(int(value) & clock_reasons.POWER_BRAKE for value in reasons.values()):
         return None
     return RuledOut(

@@ -14,10 +14,10 @@ BUS_ERROR, KILLED = 135, 137
 def out_of_memory(facts: IncidentFacts) -> Finding | None:
     if facts.incident.family != FAMILY:
         return None
-    code = facts.around.value("kube_pod_container_status_last_terminated_exitcode")
-    is_oom = facts.around.value("kube_pod_container_status_last_terminated_reason", reason="OOMKilled") == 1
+    code = facts.context.max_value("kube_pod_container_status_last_terminated_exitcode")
+    is_oom = facts.context.max_value("kube_pod_container_status_last_terminated_reason", reason="OOMKilled") == 1
     killed = [event for event in facts.events if event.kind is EventKind.OOM_KILL]
-    ooms = facts.around.value("training_cuda_ooms_total")
+    ooms = facts.context.max_value("training_cuda_ooms_total")
     if code == BUS_ERROR:
         return _said(facts, "shm_too_small", f"the container ended with exit code {BUS_ERROR}, a bus error", ooms=ooms)
     if is_oom or code == KILLED or killed:

@@ -23,11 +23,11 @@ CAUSE = "gpu_fell_off_bus"
 
 def fell_off_bus(facts: IncidentFacts) -> Finding | None:
     """The driver said that the GPU is off the bus (Xid 79)."""
-    lines = facts.events_of(CAUSE)
+    lines = facts.events_with_cause(CAUSE)
     if not lines and facts.incident.family == FAMILY:
         # The kernel may have named the GPU that the rest of the node's signals only miss.
-        lines = facts.events_of(CAUSE, place=facts.node)
-    told = facts.members_of(CAUSE)
+        lines = facts.events_with_cause(CAUSE, place=facts.node)
+    told = facts.members_with_cause(CAUSE)
     if not lines and not told:
         return None
     place = lines[0].place if lines else told[0].place
@@ -56,10 +56,14 @@ def fell_off_bus(facts: IncidentFacts) -> Finding | None:
 
 def gpu_missing(facts: IncidentFacts) -> Finding | None:
     """Fewer GPUs report than the node should have, and the kernel said nothing."""
-    if facts.incident.family != FAMILY or facts.events_of(CAUSE, place=facts.node):
+    if facts.incident.family != FAMILY or facts.events_with_cause(CAUSE, place=facts.node):
         return None
-    gone = sorted(set(facts.of_all(TEMPERATURE)) - (facts.reporting or set())) if facts.reporting is not None else []
-    told = facts.members_of("gpu_missing")
+    gone = (
+        sorted(set(facts.readings_by_gpu(TEMPERATURE)) - (facts.reporting or set()))
+        if facts.reporting is not None
+        else []
+    )
+    told = facts.members_with_cause("gpu_missing")
     if not gone and not told:
         return None
     place = facts.gpu(gone[0]) if len(gone) == 1 else facts.node
@@ -85,7 +89,7 @@ def gpu_missing(facts: IncidentFacts) -> Finding | None:
 
 def _silence(facts: IncidentFacts, uuid: str) -> Evidence | None:
     """The GPU reported within the hour and does not now."""
-    last = facts.of(TEMPERATURE, uuid)
+    last = facts.reading(TEMPERATURE, uuid)
     if facts.reporting is None or uuid in facts.reporting or last is None:
         return None
     text = f"{facts.names(facts.gpu(uuid))} no longer reports; its last reading was {last:g} °C"

@@ -21,12 +21,12 @@ CAUSE = "ecc_uncorrectable"
 
 def ecc_uncorrectable(facts: IncidentFacts) -> Finding | None:
     """An uncorrectable error in the log (Xid 48, 94, 95, 140 …) or in the counter since the last reset."""
-    lines, told = facts.events_of(CAUSE), facts.members_of(CAUSE)
+    lines, told = facts.events_with_cause(CAUSE), facts.members_with_cause(CAUSE)
     if not lines and not told:
         return None
     place = lines[0].place if lines else told[0].place
     uuid = place.gpu or ""
-    counted = facts.of(DOUBLE_BIT, uuid)
+    counted = facts.reading(DOUBLE_BIT, uuid)
     return make_finding(
         facts,
         CAUSE,
@@ -36,7 +36,7 @@ def ecc_uncorrectable(facts: IncidentFacts) -> Finding | None:
             *(event_evidence(event) for event in lines),
             *(
                 event_evidence(event)
-                for event in facts.events_of("row_remap_pending", "row_remap_failure", place=place)
+                for event in facts.events_with_cause("row_remap_pending", "row_remap_failure", place=place)
             ),
             *(member_evidence(member) for member in told if not lines),
             reading_evidence(facts, DOUBLE_BIT, uuid),

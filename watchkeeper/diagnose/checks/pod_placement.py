@@ -20,10 +20,10 @@ MIG = re.compile(r"^nvidia_com_mig_(\d+g)_(\d+gb)$")
 
 def waiting_pod(facts: IncidentFacts) -> Finding | None:
     """The cause that follows from each node's own reasons; None where the series are not there."""
-    if facts.incident.family != FAMILY or not facts.around.rows("kube_pod_status_phase"):
+    if facts.incident.family != FAMILY or not facts.context.rows("kube_pod_status_phase"):
         return None
-    ask, offers = asked(facts.around, facts.names(facts.place)), offered(facts.around)
-    is_running = facts.around.value("kube_pod_status_phase", phase="Running") == 1
+    ask, offers = asked(facts.context, facts.names(facts.place)), offered(facts.context)
+    is_running = facts.context.max_value("kube_pod_status_phase", phase="Running") == 1
     if (is_running and ask.gpus) or not offers:
         return None
     found = pending.judge_placement(ask, offers)

@@ -14,12 +14,12 @@ def silent_node(facts: IncidentFacts) -> Finding | None:
     """The agent's own word about the driver first; else who of the node's exporters still answers."""
     if facts.incident.family not in FAMILIES or facts.place.node is None:
         return None
-    faults = {labels.get("cause", ""): labels for labels, value in facts.around.rows("watchkeeper_gpu_fault") if value}
+    faults = {labels.get("cause", ""): labels for labels, value in facts.context.rows("watchkeeper_gpu_fault") if value}
     named = next((cause for cause in DRIVER_CAUSES if cause in faults), None)
     if named is not None:
         text = f"the agent of {facts.node_name} reports {named.replace('_', ' ')}"
         return _said(facts, named, text, confidence=0.95, others=[one for one in DRIVER_CAUSES if one not in faults])
-    up = {labels.get("job", ""): value for labels, value in facts.around.rows("up")}
+    up = {labels.get("job", ""): value for labels, value in facts.context.rows("up")}
     if not up:
         return None
     answering, silent = [job for job, value in up.items() if value], [job for job, value in up.items() if not value]

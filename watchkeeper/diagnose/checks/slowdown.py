@@ -38,7 +38,7 @@ def thermal_throttle(facts: IncidentFacts) -> Finding | None:
             reading_evidence(facts, TEMPERATURE, uuid),
             reading_evidence(facts, CLOCK_REASONS, uuid),
             reading_evidence(facts, SM_CLOCK, uuid),
-            *(member_evidence(member) for member in facts.members_of("thermal_throttle")),
+            *(member_evidence(member) for member in facts.members_with_cause("thermal_throttle")),
         ),
         steps=(Step("Compare it with its neighbours under the same load", "nvidia-smi -q -d TEMPERATURE,PERFORMANCE"),),
         ruled_out=exclusions.against(exclusions.power_brake(facts), _others_are_cool(facts, uuid)),
@@ -47,8 +47,10 @@ def thermal_throttle(facts: IncidentFacts) -> Finding | None:
 
 def power_brake(facts: IncidentFacts) -> Finding | None:
     """The chassis demands less power: a hardware signal, with its own bit."""
-    braked = sorted(uuid for uuid in facts.of_all(CLOCK_REASONS) if reasons(facts, uuid) & clock_reasons.POWER_BRAKE)
-    told = facts.members_of("power_brake")
+    braked = sorted(
+        uuid for uuid in facts.readings_by_gpu(CLOCK_REASONS) if reasons(facts, uuid) & clock_reasons.POWER_BRAKE
+    )
+    told = facts.members_with_cause("power_brake")
     if facts.incident.family not in FAMILIES or not braked:
         return None
     return make_finding(
@@ -91,20 +93,20 @@ def power_cap(facts: IncidentFacts) -> Finding | None:
 
 def reasons(facts: IncidentFacts, uuid: str) -> int:
     """The bits that say why the clocks are what they are; none where the field is not there or blank."""
-    value = facts.of_all(CLOCK_REASONS).get(uuid, 0.0)
+    value = facts.readings_by_gpu(CLOCK_REASONS).get(uuid, 0.0)
     return int(value) if 0 <= value < 2**32 else 0
 
 
 def hot_gpus(facts: IncidentFacts) -> list[str]:
     return [
         uuid
-        for uuid, celsius in facts.of_all(TEMPERATURE).items()
+        for uuid, celsius in facts.readings_by_gpu(TEMPERATURE).items()
         if celsius >= exclusions.limit_celsius(facts, uuid) or reasons(facts, uuid) & clock_reasons.THERMAL
     ]
 
 
 def _others_are_cool(facts: IncidentFacts, uuid: str) -> RuledOut | None:
-    others = [celsius for other, celsius in facts.of_all(TEMPERATURE).items() if other != uuid]
+    others = [celsius for other, celsius in facts.readings_by_gpu(TEMPERATURE).items() if other != uuid]
     if not others:
         return None
     return RuledOut(
@@ -113,6 +115,6 @@ def _others_are_cool(facts: IncidentFacts, uuid: str) -> RuledOut | None:
 
 
 def _no_cap(facts: IncidentFacts) -> RuledOut | None:
-    if any(reasons(facts, uuid) & clock_reasons.POWER_CAP for uuid in facts.of_all(CLOCK_REASONS)):
+    if any(reasons(facts, uuid) & clock_reasons.POWER_CAP for uuid in facts.readings_by_gpu(CLOCK_REASONS)):
         return None
     return RuledOut("power_cap", f"no GPU of {facts.node_name} has the power limit bit 0x4 in {CLOCK_REASONS.metric}")

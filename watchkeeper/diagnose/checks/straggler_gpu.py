@@ -23,8 +23,8 @@ SLOW_CLOCK = 0.95
 
 def late_gpu(facts: IncidentFacts) -> Finding | None:
     """One GPU that keeps its SMs busier than the others of its node, in a job whose ranks say nothing."""
-    late = [(labels, share) for labels, share in facts.around.rows(BUSIER) if share > LATE_SHARE]
-    if facts.incident.family not in FAMILIES or facts.around.rows(COMPUTE) or len(late) != 1:
+    late = [(labels, share) for labels, share in facts.context.rows(BUSIER) if share > LATE_SHARE]
+    if facts.incident.family not in FAMILIES or facts.context.rows(COMPUTE) or len(late) != 1:
         return None
     labels, share = late[0]
     place = Place(facts.place.cluster, node=labels.get("Hostname") or "?", gpu=labels.get("UUID") or None)
@@ -52,7 +52,7 @@ def late_gpu(facts: IncidentFacts) -> Finding | None:
 
 def _clocks(facts: IncidentFacts, place: Place) -> tuple[Evidence, ...]:
     """That its clock is below those of its neighbours, where it is."""
-    there = {labels.get("UUID", ""): mhz for labels, mhz in facts.around.rows(CLOCK, Hostname=place.node or "")}
+    there = {labels.get("UUID", ""): mhz for labels, mhz in facts.context.rows(CLOCK, Hostname=place.node or "")}
     own, others = there.get(place.gpu or ""), [mhz for uuid, mhz in there.items() if uuid != place.gpu]
     if own is None or not others or own >= SLOW_CLOCK * median(others):
         return ()

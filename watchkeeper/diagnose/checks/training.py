@@ -54,7 +54,7 @@ def rank_died(facts: IncidentFacts) -> Finding | None:
     if facts.incident.family not in FAMILIES or not gone or age is None or age < STALE_STEP_SECONDS:
         return None
     ranks = _listed(gone)
-    there = len({labels.get("rank") for labels, _ in facts.around.rows(LAST_STEP)})
+    there = len({labels.get("rank") for labels, _ in facts.context.rows(LAST_STEP)})
     falls = "fall" if len(gone) > 1 else "falls"
     said = f"{ranks} {falls} silent; the other {there} finished their last step {age:.0f} s ago"
     return make_finding(
@@ -83,7 +83,7 @@ def hung(facts: IncidentFacts) -> Finding | None:
     waiting = {labels.get("UUID", "") for labels, state in gang if state is jobs.RankState.WAITS}
     shows, why = "", "The ranks do alike, so none of them can be named by its GPU."
     if odd is not None:
-        percent = max(value for labels, value in facts.around.rows(UTILISATION) if labels == odd)
+        percent = max(value for labels, value in facts.context.rows(UTILISATION) if labels == odd)
         shows = f"; {name} shows {percent:.0f} % and does not"
         why = f"All others wait for the rank on {name}{', which never came' if len(waiting) > 1 else ''}."
     return make_finding(
@@ -106,11 +106,11 @@ def hung(facts: IncidentFacts) -> Finding | None:
 
 def _states(facts: IncidentFacts) -> list[tuple[Labels, jobs.RankState]]:
     def by_gpu(field: str) -> dict[str, float]:
-        return {labels.get("UUID", ""): value for labels, value in facts.around.rows(field)}
+        return {labels.get("UUID", ""): value for labels, value in facts.context.rows(field)}
 
     active, watts, limits = (by_gpu(field) for field in (SM_ACTIVE, POWER, POWER_LIMIT))
-    usual = facts.around.value(USUAL_WATTS)
-    busy = {labels.get("UUID", ""): (labels, value) for labels, value in facts.around.rows(UTILISATION)}
+    usual = facts.context.max_value(USUAL_WATTS)
+    busy = {labels.get("UUID", ""): (labels, value) for labels, value in facts.context.rows(UTILISATION)}
     return [
         (labels, jobs.Signature(value, active.get(uuid), watts.get(uuid), limits.get(uuid), usual).state)
         for uuid, (labels, value) in busy.items()
@@ -137,7 +137,7 @@ def _side_by_side(gang: Sequence[tuple[Labels, jobs.RankState]]) -> tuple[str, L
 
 def _still_links(facts: IncidentFacts) -> tuple[Evidence, ...]:
     """That nothing moves between the GPUs, where links are measured."""
-    told = {labels.get("over", ""): value for labels, value in facts.around.rows(TRAFFIC)}
+    told = {labels.get("over", ""): value for labels, value in facts.context.rows(TRAFFIC)}
     if not told or max(told.values()) >= jobs.MOVES_BYTES:
         return ()
     parts = ", ".join(f"{OVER.get(over, over)} {value / 1e6:.0f} MB/s" for over, value in sorted(told.items()))
@@ -165,12 +165,12 @@ def _short_of_cpu(facts: IncidentFacts, node: str) -> Evidence | None:
 
 
 def _cpu_source(facts: IncidentFacts) -> str:
-    is_load = any(labels.get("Hostname") for labels, _ in facts.around.rows(CPU_SHARE))
+    is_load = any(labels.get("Hostname") for labels, _ in facts.context.rows(CPU_SHARE))
     return "watchkeeper_host_load" if is_load else "node_cpu_seconds_total"
 
 
 def _cpus(facts: IncidentFacts) -> dict[str, float]:
-    return {labels.get("instance", "").partition(":")[0]: value for labels, value in facts.around.rows(CPU_SHARE)}
+    return {labels.get("instance", "").partition(":")[0]: value for labels, value in facts.context.rows(CPU_SHARE)}
 
 
 def straggler(facts: IncidentFacts) -> Finding | None:
@@ -218,7 +218,7 @@ def diverged(facts: IncidentFacts) -> Finding | None:
     """A loss or gradient that went wrong, with what the GPUs of its ranks did around then; nothing is an answer too."""
     if facts.incident.cause != "training_diverged" or facts.place.node is not None:
         return None
-    held = {labels.get("UUID", "") for labels, _ in facts.around.rows("DCGM_FI_DEV_GPU_UTIL")} - {""}
+    held = {labels.get("UUID", "") for labels, _ in facts.context.rows("DCGM_FI_DEV_GPU_UTIL")} - {""}
     theirs = [event for event in facts.events if event.place.gpu in held]
     seen = (*(event_evidence(event) for event in theirs[:4]), *_memory_errors(facts, held), *_held_down(facts, held))
     is_clean = not seen
@@ -237,7 +237,7 @@ def diverged(facts: IncidentFacts) -> Finding | None:
 
 def starved(facts: IncidentFacts) -> Finding | None:
     """A fifth of the time or more passes without input."""
-    share = facts.around.value(WAIT)
+    share = facts.context.max_value(WAIT)
     if facts.incident.family not in FAMILIES or share is None or share < STARVED_SHARE:
         return None
     said = f"{share:.0%} of the time passes in waiting for input"
@@ -255,7 +255,7 @@ def starved(facts: IncidentFacts) -> Finding | None:
 def slow_gpu(facts: IncidentFacts) -> Finding | None:
     """One GPU of the job is held back by heat or power, and a gang runs as fast as its slowest."""
     slowed = [
-        (labels, value) for labels, value in facts.around.rows(gpu_trouble.REASONS) if gpu_trouble.is_held_down(value)
+        (labels, value) for labels, value in facts.context.rows(gpu_trouble.REASONS) if gpu_trouble.is_held_down(value)
     ]
     if facts.incident.family not in FAMILIES or not slowed:
         return None
@@ -282,7 +282,7 @@ def broken_gpu(facts: IncidentFacts) -> Finding | None:
     grave = [event for event in facts.events if is_hardware_fault(event)]
     if facts.incident.family not in FAMILIES or facts.place.node is not None or not grave:
         return None
-    held = {labels.get("UUID") for labels, _ in facts.around.rows("DCGM_FI_DEV_GPU_UTIL")}
+    held = {labels.get("UUID") for labels, _ in facts.context.rows("DCGM_FI_DEV_GPU_UTIL")}
     first = min(grave, key=lambda event: event.at)
     is_ours = first.place.gpu in held
     return make_finding(
@@ -298,7 +298,7 @@ def broken_gpu(facts: IncidentFacts) -> Finding | None:
 
 def slow_fabric(facts: IncidentFacts) -> Finding | None:
     """A port of the job's nodes is down or loses symbols, and no single rank is late."""
-    ports = facts.around.rows("ib_errors_per_second")
+    ports = facts.context.rows("ib_errors_per_second")
     if facts.incident.family not in FAMILIES or not ports or missing_ranks(facts):
         return None
     labels, value = ports[0]
@@ -315,18 +315,18 @@ def slow_fabric(facts: IncidentFacts) -> Finding | None:
 
 
 def missing_ranks(facts: IncidentFacts) -> list[str]:
-    world = facts.around.value(WORLD)
-    there = {labels.get("rank") for labels, _ in facts.around.rows(LAST_STEP)}
+    world = facts.context.max_value(WORLD)
+    there = {labels.get("rank") for labels, _ in facts.context.rows(LAST_STEP)}
     return [] if world is None or not there else [str(rank) for rank in range(round(world)) if str(rank) not in there]
 
 
 def compute_seconds(facts: IncidentFacts) -> dict[str, float]:
-    return {labels.get("rank", "0"): value for labels, value in facts.around.rows(COMPUTE)}
+    return {labels.get("rank", "0"): value for labels, value in facts.context.rows(COMPUTE)}
 
 
 def late_ranks(facts: IncidentFacts) -> list[str]:
     """Ranks that the others wait for, the latest last."""
-    slow = {labels.get("rank", "0"): value for labels, value in facts.around.rows(SLOW)}
+    slow = {labels.get("rank", "0"): value for labels, value in facts.context.rows(SLOW)}
     if not slow:
         seconds = compute_seconds(facts)
         middle = median(seconds.values()) if seconds else 0.0
@@ -335,17 +335,17 @@ def late_ranks(facts: IncidentFacts) -> list[str]:
 
 
 def step_age_seconds(facts: IncidentFacts) -> float | None:
-    last = facts.around.value(LAST_STEP)
+    last = facts.context.max_value(LAST_STEP)
     return None if last is None else max(0.0, facts.at.timestamp() - last)
 
 
 def gpu_of_rank(facts: IncidentFacts, rank: int) -> Place | None:
     """Where a rank runs, by its own word; else by the order of the job's GPUs, and None where not all are seen."""
-    told = [labels for labels, _ in facts.around.rows(RANK_PLACES, rank=str(rank)) if labels.get("Hostname")]
+    told = [labels for labels, _ in facts.context.rows(RANK_PLACES, rank=str(rank)) if labels.get("Hostname")]
     if told:
         return _place(facts, told[-1])
-    rows = {labels.get("UUID", ""): labels for labels, _ in facts.around.rows("DCGM_FI_DEV_GPU_UTIL")}
-    world = facts.around.value(WORLD)
+    rows = {labels.get("UUID", ""): labels for labels, _ in facts.context.rows("DCGM_FI_DEV_GPU_UTIL")}
+    world = facts.context.max_value(WORLD)
     if world is None or len(rows) != round(world):
         return None
     ordered = sorted(
@@ -357,20 +357,20 @@ def gpu_of_rank(facts: IncidentFacts, rank: int) -> Place | None:
 
 def _nothing_wrong(facts: IncidentFacts, held: set[str]) -> str:
     """What was looked at in vain, and what nobody exports."""
-    around = facts.around
+    around = facts.context
     told = {"a memory error": around.rows(GREW), "slowed clocks": around.rows(REASONS)}
     is_told = {what: any(labels.get("UUID", "") in held for labels, _ in rows) for what, rows in told.items()}
     looked = ["an Xid", *(what for what, there in is_told.items() if there)]
     gaps = [what for what, there in is_told.items() if not there]
     unknown = f"; no exporter would tell of {' or '.join(gaps)}" if gaps else ""
     had = " or ".join(part for part in (", ".join(looked[:-1]), looked[-1]) if part)
-    return f"none of the {len(held)} GPUs had {had} within {around.minutes} min{unknown}"
+    return f"none of the {len(held)} GPUs had {had} within {around.window_minutes} min{unknown}"
 
 
 def _memory_errors(facts: IncidentFacts, held: set[str]) -> tuple[Evidence, ...]:
     grew = [
         (_place(facts, labels), labels.get("field", ""), value)
-        for labels, value in facts.around.rows(GREW)
+        for labels, value in facts.context.rows(GREW)
         if labels.get("UUID", "") in held and value > 0
     ]
     return tuple(_grown(facts, place, field, count=value) for place, field, value in grew[:4])
@@ -378,14 +378,14 @@ def _memory_errors(facts: IncidentFacts, held: set[str]) -> tuple[Evidence, ...]
 
 def _grown(facts: IncidentFacts, place: Place, field: str, *, count: float) -> Evidence:
     _, what = gpu_trouble.MEMORY_ERRORS[field]
-    said = f"{facts.names(place)}: {count:.0f} {what} within {facts.around.minutes} min"
+    said = f"{facts.names(place)}: {count:.0f} {what} within {facts.context.window_minutes} min"
     return Evidence(field, said, at=facts.at, place=place)
 
 
 def _held_down(facts: IncidentFacts, held: set[str]) -> tuple[Evidence, ...]:
     slowed = [
         (_place(facts, labels), int(value))
-        for labels, value in facts.around.rows(REASONS)
+        for labels, value in facts.context.rows(REASONS)
         if labels.get("UUID", "") in held and gpu_trouble.is_held_down(value)
     ]
     return tuple(
@@ -406,7 +406,7 @@ def _place(facts: IncidentFacts, labels: Labels) -> Place:
 def _gpu_evidence(facts: IncidentFacts, gpu: Place | None) -> tuple[Evidence, ...]:
     if gpu is None:
         return ()
-    clock = facts.around.value("DCGM_FI_DEV_SM_CLOCK", UUID=gpu.gpu or "")
+    clock = facts.context.max_value("DCGM_FI_DEV_SM_CLOCK", UUID=gpu.gpu or "")
     return (
         () if clock is None else (_seen(facts, "DCGM_FI_DEV_SM_CLOCK", f"{facts.names(gpu)}: SM clock {clock:g} MHz"),)
     )
@@ -414,8 +414,8 @@ def _gpu_evidence(facts: IncidentFacts, gpu: Place | None) -> tuple[Evidence, ..
 
 def _draw(facts: IncidentFacts, spinning: set[str]) -> tuple[Evidence, ...]:
     """What GPUs that only wait draw: far less than their work would."""
-    watts = [value for labels, value in facts.around.rows(POWER) if labels.get("UUID", "") in spinning]
-    limit = facts.around.value(POWER_LIMIT)
+    watts = [value for labels, value in facts.context.rows(POWER) if labels.get("UUID", "") in spinning]
+    limit = facts.context.max_value(POWER_LIMIT)
     of = f", of {limit:.0f} that they may" if limit else ""
     return (_seen(facts, POWER, f"those that spin draw {min(watts):.0f} to {max(watts):.0f} W{of}"),) if watts else ()
 
@@ -429,7 +429,7 @@ def _told(facts: IncidentFacts) -> tuple[Evidence, ...]:
 
 
 def _fed(facts: IncidentFacts) -> RuledOut | None:
-    share = facts.around.value(WAIT)
+    share = facts.context.max_value(WAIT)
     if share is None or share >= STARVED_SHARE:
         return None
     return RuledOut(
@@ -445,9 +445,9 @@ def _even(facts: IncidentFacts) -> RuledOut | None:
 
 
 def _whole(facts: IncidentFacts) -> RuledOut | None:
-    if facts.around.value(WORLD) is None or missing_ranks(facts):
+    if facts.context.max_value(WORLD) is None or missing_ranks(facts):
         return None
-    return RuledOut("nccl_rank_died", f"all {facts.around.value(WORLD):g} ranks report")
+    return RuledOut("nccl_rank_died", f"all {facts.context.max_value(WORLD):g} ranks report")
 
 
 def _listed(ranks: list[str]) -> str:

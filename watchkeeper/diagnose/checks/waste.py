@@ -25,10 +25,10 @@ MOST_TOLD = 8
 
 def gpu_idle_waste(facts: IncidentFacts) -> Finding | None:
     """Memory is held, and no kernel runs."""
-    told = facts.members_of(CAUSE)
+    told = facts.members_with_cause(CAUSE)
     if not told:
         return None
-    busy = facts.of(SM_ACTIVE)
+    busy = facts.reading(SM_ACTIVE)
     is_idle = busy is not None and busy < IDLE_SM_SHARE
     holders = ", ".join(facts.incident.workloads[:MOST_TOLD]) or "the owner"
     what = "the GPU is" if len(told) == 1 else f"the {len(told)} GPUs are"
@@ -51,7 +51,7 @@ def gpu_idle_waste(facts: IncidentFacts) -> Finding | None:
 
 def _stuck_in_a_collective(facts: IncidentFacts) -> RuledOut | None:
     # A rank that waits in NCCL spins in a kernel: the driver counts that as 100 % utilisation.
-    utilisation = facts.of(UTILISATION)
+    utilisation = facts.reading(UTILISATION)
     if utilisation is None or utilisation >= 1:
         return None
     return RuledOut(

@@ -23,7 +23,7 @@ class ScanReport:
         return max((result.verdict for result in self.results), key=lambda one: one.rank, default=ScanVerdict.UNKNOWN)
 
     @property
-    def troubles(self) -> tuple[ScanResult, ...]:
+    def problems(self) -> tuple[ScanResult, ...]:
         return tuple(result for result in self.results if result.verdict is not ScanVerdict.HEALTHY)
 
 

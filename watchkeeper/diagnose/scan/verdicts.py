@@ -61,11 +61,11 @@ class GpuFacts:
     # UUID of each MIG slice to its instance.
     slices: Mapping[str, int] = field(default_factory=dict)
 
-    def number(self, family: str) -> float | None:
+    def value(self, family: str) -> float | None:
         value = self.values.get(family)
         return None if value is None or isinstance(value, Mapping) else value
 
-    def part(self, family: str, name: str) -> float | None:
+    def state(self, family: str, name: str) -> float | None:
         value = self.values.get(family)
         return value.get(name) if isinstance(value, Mapping) else None
 

@@ -100,7 +100,7 @@ class AdviceHook:
             except (OSError, UnicodeDecodeError) as error:
                 raise ReceiverError(f"its token cannot be read: {reason(error)}", where=str(path)) from error
         url = self._settings.advice_webhook or ""
-        status, answer = receiver_http.post(url, json.dumps(body, ensure_ascii=False).encode(), headers)
+        status, answer = receiver_http.http_post(url, json.dumps(body, ensure_ascii=False).encode(), headers)
         # A redirect is not followed: the advice would go where nobody configured it to go.
         if not 200 <= status < 300:
             raise ReceiverError(f"answered {status}: {answer}", where="capacity.advice_webhook")

@@ -134,7 +134,7 @@ class ExplainApi:
         found = await self._job(asked)
         if found is None and report is not None:
             found = explained.Explained(name, report.why)
-        elif found is not None and found.cause is None and report is not None and not asked.waiting:
+        elif found is not None and found.cause is None and report is not None and not asked.pending_workloads:
             found = replace(found, headline=f"{found.headline}; {report.why}")
         names = [str(part.workload) for part in pods]
         troubles = await self._troubles_of(names, () if line is None else line.incidents)
@@ -154,7 +154,7 @@ class ExplainApi:
         now = clock.to_ms(self.runtime.clock.now())
         questions = place_context.PlaceQueries(self.queries.engine, place, now, window=job.AROUND)
         around = place_context.gather_context(questions)
-        reporting = questions.reporting("DCGM_FI_DEV_GPU_TEMP")
+        reporting = questions.reporting_gpus("DCGM_FI_DEV_GPU_TEMP")
         node_name = place.node or ""
         held = {
             str(workload.workload): workload.nodes[node_name]
@@ -172,7 +172,7 @@ class ExplainApi:
                 expected,
                 troubles,
                 around.changes,
-                (*questions.refused, *problems, *(() if words else ("no scheduler tells about it",))),
+                (*questions.failures, *problems, *(() if words else ("no scheduler tells about it",))),
             )
         )
 

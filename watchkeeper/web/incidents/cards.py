@@ -54,7 +54,7 @@ class Cards:
             "diagnosis": wire.to_plain(found),
             "plan": wire.to_plain(self._journal.plan(incident.id)),
             "silenced_by": self._silence(incident),
-            "runbook": message.runbook(called.cause),
+            "runbook": message.runbook_path(called.cause),
             "timeline": [
                 {
                     "at": wire.format_time(entry.at),

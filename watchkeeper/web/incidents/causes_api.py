@@ -131,7 +131,7 @@ class CausesApi:
         return since, lemons.rank_lemons(units, trends), unseen
 
     def _count(self, said: corrections.Correction) -> None:
-        self._judged.add(cause=said.was, verdict="right" if said.confirms else "wrong")
+        self._judged.add(cause=said.was, verdict="right" if said.is_confirmation else "wrong")
 
 
 def endpoints(api: CausesApi) -> list[Endpoint]:

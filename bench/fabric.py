@@ -41,7 +41,7 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
             found = fabric_sweep.sweep(wanted, at_ms=0)
             sweeps.append(found.seconds)
     layout = fabric.Layout(found)
-    watch = fabric_watch.FabricWatch(config.Fabric(), "main")
+    watch = fabric_watch.FabricWatch(config.FabricSettings(), "main")
     began = time.perf_counter()
     watch.take(found, NOW)
     took = time.perf_counter() - began

@@ -116,7 +116,7 @@ async def watched(options: argparse.Namespace, url: str, folder: Path, pid: int)
 
 
 def engine_of(url: str, gpus: int, *, near: bool = False, memory: str = "2h") -> prometheus.PrometheusEngine:
-    access = settings.Query(
+    access = settings.QuerySettings(
         engine=settings.QueryEngine.PROMETHEUS,
         url=url,
         write_url=f"{url}/api/v1/write",

@@ -39,7 +39,7 @@ class Running:
     def __init__(self, folder: Path, text: str = HOT, **chosen: object) -> None:
         self.file = folder / "rules.yaml"
         self.file.write_text(text)
-        rules = settings.Rules(files=(str(self.file),), **chosen)  # type: ignore[arg-type]
+        rules = settings.RulesSettings(files=(str(self.file),), **chosen)  # type: ignore[arg-type]
         self.line, self.clock, self.metrics = Line(folder), ManualClock(NOON), own_metrics.Registry()
         self.said: list[tuple[str, str]] = []
         self.failed: list[str] = []
@@ -213,7 +213,7 @@ def unused(chosen: settings.Settings) -> rule_loops.RuleLoops:
 
 
 def test_there_is_nothing_to_reload_where_a_server_owns_the_rules() -> None:
-    rules = settings.Rules(owner=settings.RuleOwner.SERVER, server_url="http://127.0.0.1:1")
+    rules = settings.RulesSettings(owner=settings.RuleOwner.SERVER, server_url="http://127.0.0.1:1")
     chosen = dataclasses.replace(settings.Settings(), rules=rules)
     loops = unused(chosen)
     with pytest.raises(HubError, match="belong to a server") as refused:

@@ -30,7 +30,7 @@ def desk_of(room: Room, folder: Path, **webhooks: str) -> delivery.Notifier:
     made = "\n".join(f'[[receivers]]\nname = "{name}"\nwebhook = "{url}"' for name, url in webhooks.items())
     names = ", ".join(f'"{name}"' for name in webhooks)
     (folder / "notify.toml").write_text(f'{made}\n[[routes]]\nreceivers = [{names}]\nwait = "0s"\n')
-    chosen = settings.Notify(via=settings.NotifyVia.RECEIVERS, routes=str(folder / "notify.toml"))
+    chosen = settings.NotifySettings(via=settings.NotifyVia.RECEIVERS, routes=str(folder / "notify.toml"))
     around = delivery.NotifierDependencies(
         room.journal, incident_labels.InventoryLookup(), message.MessageContext(), own_metrics.Registry()
     )

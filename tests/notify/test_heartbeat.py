@@ -43,7 +43,7 @@ def ear() -> Iterator[str]:
 
 
 def told(**notify: object) -> settings.Settings:
-    return settings.Settings(notify=settings.Notify(**notify))  # type: ignore[arg-type]
+    return settings.Settings(notify=settings.NotifySettings(**notify))  # type: ignore[arg-type]
 
 
 def test_alertmanager_gets_an_alert_that_ends_by_itself_and_a_monitor_is_called(ear: str, tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def main(simulator: str, data: str, port: str, speed: str, epoch: str, url_file:
     configured = replace(
         configured,
         remediate=replace(configured.remediate, mode=Mode.ACT, xid_quiet="30s"),
-        journal=settings.Journal(url_file=url_file, lease=lease),
+        journal=settings.JournalSettings(url_file=url_file, lease=lease),
     )
     scaled = clock.ScaledClock(speed=float(speed), epoch_seconds=float(epoch))
     deadly_hub.run(configured, Stopping(simulator), time=scaled)

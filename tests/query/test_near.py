@@ -51,7 +51,7 @@ def answer(asked: Asked) -> Reply:
 @contextlib.contextmanager
 def hub(memory: str = "15m") -> Iterator[tuple[Scripted, near.NearEngine]]:
     with serving(answer) as server:
-        access = settings.Query(
+        access = settings.QuerySettings(
             engine=settings.QueryEngine.PROMETHEUS,
             url=server.url,
             write_url=f"{server.url}/write",
@@ -136,4 +136,4 @@ def test_a_series_that_memory_has_forgotten_is_asked_for_anew() -> None:
 
 def test_near_without_a_place_to_write_is_refused() -> None:
     with pytest.raises(ValueError, match="write_url"):
-        settings.Query(engine=settings.QueryEngine.PROMETHEUS, url="http://x:1", near=True)
+        settings.QuerySettings(engine=settings.QueryEngine.PROMETHEUS, url="http://x:1", near=True)

@@ -61,9 +61,9 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
     groups = [{"targets": [], "labels": {**labels, "__meta_watchkeeper_node": name}} for name in names]
     (tmp_path / "sd.json").write_text(json.dumps(groups))
     chosen = settings.Settings(
-        hub=settings.Hub(data=str(tmp_path / "kept")),
-        fleet=settings.Fleet(sd_files=(str(tmp_path / "sd.json"),)),
-        remediate=replace(settings.Remediate(), mode=Mode.ASK),
+        hub=settings.HubSettings(data=str(tmp_path / "kept")),
+        fleet=settings.FleetSettings(sd_files=(str(tmp_path / "sd.json"),)),
+        remediate=replace(settings.RemediateSettings(), mode=Mode.ASK),
     )
     cluster = TestCluster({name: Machine() for name in names})
     hub = opened(chosen, time=clock.ScaledClock(), driver=cluster)

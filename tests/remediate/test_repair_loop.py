@@ -30,9 +30,11 @@ def after_xid(
     cluster = TestCluster({node.name: Machine() for node in inventory})
 
     async def story() -> list[str]:
-        chosen = replace(settings.Remediate(), mode=mode, driver=settings.DriverName.SLURM, one_per_domain=())
+        chosen = replace(settings.RemediateSettings(), mode=mode, driver=settings.DriverName.SLURM, one_per_domain=())
         hub = opened(
-            settings.Settings(settings.Hub(data=str(folder)), remediate=chosen), time=ManualClock(NOON), driver=cluster
+            settings.Settings(settings.HubSettings(data=str(folder)), remediate=chosen),
+            time=ManualClock(NOON),
+            driver=cluster,
         )
         hub.fleet.fleet.expect(inventory, to_ms(NOON))
         place = fleet.Place(where, node="n1", gpu="GPU-1")
@@ -97,9 +99,9 @@ def test_settings_become_a_ladder_and_limits(tmp_path: Path) -> None:
 
 
 def test_idle_gpus_are_taken_back_only_where_the_settings_say_so(tmp_path: Path) -> None:
-    kinds = [step.action for step in policy_of(settings.Remediate()).steps("gpu_idle_waste")]
+    kinds = [step.action for step in policy_of(settings.RemediateSettings()).steps("gpu_idle_waste")]
     assert kinds == ["notify_owner"]
-    chosen = replace(settings.Remediate(), reclaim=True, reclaim_wait="20m", reclaims=3)
+    chosen = replace(settings.RemediateSettings(), reclaim=True, reclaim_wait="20m", reclaims=3)
     steps = policy_of(chosen).steps("gpu_idle_waste")
     assert [(step.action, step.arguments) for step in steps] == [
         ("notify_owner", {}),
@@ -114,13 +116,13 @@ def test_idle_gpus_are_taken_back_only_where_the_settings_say_so(tmp_path: Path)
     with pytest.raises(
         SettingsError, match=r"cause\.gpu_idle_waste takes GPUs from their owners, which is switched off"
     ):
-        policy_of(replace(settings.Remediate(), policy=str(mine)))
+        policy_of(replace(settings.RemediateSettings(), policy=str(mine)))
 
 
 def test_a_node_is_looked_at_by_its_agent_before_it_is_given_back_where_agents_take_orders() -> None:
     def checks(cause: str, **told: Any) -> tuple[str, ...]:
-        chosen = settings.Remediate(driver=settings.DriverName.SLURM, **told)
-        asked = settings.Settings(hub=settings.Hub(order_key_file="hub.key"), remediate=chosen)
+        chosen = settings.RemediateSettings(driver=settings.DriverName.SLURM, **told)
+        asked = settings.Settings(hub=settings.HubSettings(order_key_file="hub.key"), remediate=chosen)
         steps = policy_of(chosen, gives_orders=composite_driver.gives_orders(asked)).steps(cause)
         return next(step.checks for step in steps if step.action == "validate")
 
@@ -129,7 +131,7 @@ def test_a_node_is_looked_at_by_its_agent_before_it_is_given_back_where_agents_t
     assert checks("gpu_fell_off_bus", node_checks=()) == own
     assert checks("fabric_manager_down") == (*own, "scan", "diag_2")
     assert not composite_driver.gives_orders(
-        settings.Settings(remediate=settings.Remediate(driver=settings.DriverName.SLURM))
+        settings.Settings(remediate=settings.RemediateSettings(driver=settings.DriverName.SLURM))
     )
 
 
@@ -148,7 +150,7 @@ def test_a_mistake_in_the_settings_names_its_key(tmp_path: Path, line: str, prob
 
 
 def test_a_rule_for_a_cause_that_nobody_knows_is_refused() -> None:
-    chosen = replace(settings.Remediate(), trust=(settings.Trust(Mode.ACT, cause="gpu_fel_of"),))
+    chosen = replace(settings.RemediateSettings(), trust=(settings.TrustRule(Mode.ACT, cause="gpu_fel_of"),))
     with pytest.raises(SettingsError, match=r"remediate.trust\[0\].cause: unknown cause 'gpu_fel_of'"):
         ladder_of(chosen)
 
@@ -157,8 +159,10 @@ def test_an_incident_under_our_own_repair_keeps_its_cause_and_says_so(tmp_path: 
     cluster = TestCluster({node.name: Machine() for node in nodes(8)})
 
     async def story() -> tuple[bool, bool, list[str]]:
-        chosen, time = replace(settings.Remediate(), mode=Mode.ACT), ManualClock(NOON)
-        hub = opened(settings.Settings(settings.Hub(data=str(tmp_path)), remediate=chosen), time=time, driver=cluster)
+        chosen, time = replace(settings.RemediateSettings(), mode=Mode.ACT), ManualClock(NOON)
+        hub = opened(
+            settings.Settings(settings.HubSettings(data=str(tmp_path)), remediate=chosen), time=time, driver=cluster
+        )
         hub.fleet.fleet.expect(nodes(8), to_ms(NOON))
         place = fleet.Place("main", node="n1", gpu="GPU-1")
         await hub.incidents.take_events([events.Event("e1", events.EventKind.XID, 79, place, NOON, "Xid 79")])
@@ -184,9 +188,9 @@ def test_an_incident_under_our_own_repair_keeps_its_cause_and_says_so(tmp_path: 
 
 def test_a_plan_from_before_a_start_is_taken_when_the_journal_can_be_written_again(tmp_path: Path) -> None:
     async def story() -> list[str]:
-        chosen = replace(settings.Remediate(), mode=Mode.ASK, driver=settings.DriverName.SLURM)
+        chosen = replace(settings.RemediateSettings(), mode=Mode.ASK, driver=settings.DriverName.SLURM)
         hub = opened(
-            settings.Settings(settings.Hub(data=str(tmp_path)), remediate=chosen),
+            settings.Settings(settings.HubSettings(data=str(tmp_path)), remediate=chosen),
             time=ManualClock(NOON),
             driver=TestCluster({node.name: Machine() for node in nodes(8)}),
         )

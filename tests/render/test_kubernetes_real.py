@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.servers, pytest.mark.slow, pytest.mark.timeout(240)]
 NOT_THERE = {"PodDisruptionBudget", "PodMonitor", "ServiceMonitor", "PrometheusRule"}
 HUB = "system:serviceaccount:watchkeeper:hub"
 AGENT = "system:serviceaccount:watchkeeper:agent"
-SETTINGS = config.Settings(render=config.Render(values=("repair.enabled=false", "dashboards.enabled=true")))
+SETTINGS = config.Settings(render=config.RenderSettings(values=("repair.enabled=false", "dashboards.enabled=true")))
 WAIT_SECONDS = 90.0
 
 

@@ -72,7 +72,7 @@ def run(configured: config.Settings, cluster: SimulatedDriver, *, time: clock.Cl
     )
 
     async def serve(stop: asyncio.Event) -> None:
-        with serving.opened(configured) as door:
+        with serving.open_listener(configured) as door:
             await serving.serve(
                 serving.with_discovery(configured, f"{cluster.url}/sd"),
                 door,

@@ -66,7 +66,7 @@ def questions(table: list[Endpoint]) -> list[tuple[str, str]]:
 @asynccontextmanager
 async def running(folder: Path) -> AsyncIterator[tuple[Hub, str, list[Endpoint]]]:
     """A real hub with one incident, its address, and everything that it answers."""
-    hub = opened(settings.Settings(hub=settings.Hub(data=str(folder / "kept"))), time=ScaledClock())
+    hub = opened(settings.Settings(hub=settings.HubSettings(data=str(folder / "kept"))), time=ScaledClock())
     stop, listener, app = asyncio.Event(), server.listen("127.0.0.1", 0), create_app(hub.services, Auth())
     tasks = [asyncio.create_task(hub.run(stop)), asyncio.create_task(server.serve(app, listener, stop=stop))]
     await hub.incidents.take_events([xid(79, gpu(0), 0)])

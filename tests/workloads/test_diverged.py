@@ -92,7 +92,7 @@ class Struck:
         [line] = [line for line in found.lines if line.name == self.job]
         happened = self.watch.journal.events_at(fleet.Place("sim"), since=now - timedelta(hours=1), until=now)
         plain = asked(found, line.id, happened)
-        return jobs_command.in_words(report.make(self.watch.engine, now, plain))
+        return jobs_command.report_lines(report.make(self.watch.engine, now, plain))
 
     def evidence(self) -> list[str]:
         [incident] = [one for one in self.watch.incidents() if one.place.domain == f"job={self.job}" and one.is_open]

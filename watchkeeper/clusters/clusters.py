@@ -54,7 +54,7 @@ class Scheduler(Protocol):
         ...
 
 
-def of_settings(settings: config.Fleet, *, time: clock.Clock, metrics: own_metrics.Registry) -> Clusters:
+def of_settings(settings: config.FleetSettings, *, time: clock.Clock, metrics: own_metrics.Registry) -> Clusters:
     """The schedulers that the settings name; SettingsError where one of them cannot be asked."""
     schedulers: list[Scheduler | None] = [
         kubernetes_source.of_settings(settings, time=time, metrics=metrics),

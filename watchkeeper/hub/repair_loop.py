@@ -101,7 +101,7 @@ class Joined:
 
 class RepairLoop:
     def __init__(
-        self, settings: config.Remediate, *, cluster: str, time: clock.Clock, metrics: own_metrics.Registry
+        self, settings: config.RemediateSettings, *, cluster: str, time: clock.Clock, metrics: own_metrics.Registry
     ) -> None:
         """`cluster` is what the nodes are under that a scheduler's driver changes."""
         self._settings, self._clock = settings, time
@@ -476,7 +476,7 @@ class RepairLoop:
         task.add_done_callback(self._tasks.discard)
 
 
-def ladder_of(settings: config.Remediate) -> ladder.TrustLadder:
+def ladder_of(settings: config.RemediateSettings) -> ladder.TrustLadder:
     """SettingsError for a cause that nobody knows: a rule that never fits would be trusted in vain."""
     problems = tuple(
         f"remediate.trust[{at}].cause: unknown cause {quote(rule.cause)}; the known ones are in packs/causes.csv"
@@ -489,7 +489,7 @@ def ladder_of(settings: config.Remediate) -> ladder.TrustLadder:
     return ladder.TrustLadder(settings.mode, rules)
 
 
-def limits_of(settings: config.Remediate) -> guards.GuardLimits:
+def limits_of(settings: config.RemediateSettings) -> guards.GuardLimits:
     def span(text: str) -> timedelta:
         return timedelta(seconds=durations.parse_seconds(text))
 
@@ -509,7 +509,7 @@ def limits_of(settings: config.Remediate) -> guards.GuardLimits:
     )
 
 
-def policy_of(settings: config.Remediate, *, gives_orders: bool = False) -> policy.RepairPolicy:
+def policy_of(settings: config.RemediateSettings, *, gives_orders: bool = False) -> policy.RepairPolicy:
     """The plans that the settings choose; where agents take orders, they look at a node before it is given back."""
     read = policy.load(None if settings.policy is None else Path(settings.policy), reclaim=settings.reclaim)
     told = policy.with_wait(read, settings.reclaim_wait if settings.reclaim else None)

@@ -64,7 +64,7 @@ class NotifierDependencies:
 class Notifier:
     """Who is told what. `look` belongs to the thread of the incidents."""
 
-    def __init__(self, settings: config.Notify, dependencies: NotifierDependencies, *, now: datetime) -> None:
+    def __init__(self, settings: config.NotifySettings, dependencies: NotifierDependencies, *, now: datetime) -> None:
         self._settings = settings
         self._around = dependencies
         self._current: tuple[Incident, ...] = ()
@@ -328,7 +328,7 @@ def _said(error: Exception) -> str:
     return f"{type(error).__name__} while it was handed over"
 
 
-def _load(settings: config.Notify) -> routing.Routing:
+def _load(settings: config.NotifySettings) -> routing.Routing:
     if settings.via is not config.NotifyVia.RECEIVERS:
         return routing.Routing()
     loaded = routing.load(Path(settings.routes or ""))

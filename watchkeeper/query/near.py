@@ -35,7 +35,7 @@ NOT_SENT = -1
 class NearEngine(PrometheusEngine):
     """Whatever is written goes to the server and stays here for a while."""
 
-    def __init__(self, access: settings.Query, limits: Limits = LIMITS) -> None:
+    def __init__(self, access: settings.QuerySettings, limits: Limits = LIMITS) -> None:
         super().__init__(access, limits)
         self.near_ms = durations.parse_ms(access.memory)
         self.kept = NearAppender(Head(retention_ms=self.near_ms, max_series=access.max_series), self.remote)

@@ -37,7 +37,7 @@ LIMITS = Limits(max_samples=None, max_depth=None, max_series=None)
 class PrometheusEngine:
     """Implements `query.engine.Engine` over one server; `remote` writes to it."""
 
-    def __init__(self, access: settings.Query, limits: Limits = LIMITS) -> None:
+    def __init__(self, access: settings.QuerySettings, limits: Limits = LIMITS) -> None:
         if access.url is None:
             raise errors.StartRefused("there is no server to ask", remedy="Write its address into query.url")
         self._access = access

@@ -67,7 +67,7 @@ class StoreSettings:
     cache_bytes: int = 128 << 20
 
     @classmethod
-    def of(cls, query: settings.Query) -> StoreSettings:
+    def of(cls, query: settings.QuerySettings) -> StoreSettings:
         """As the section [query] has it."""
         most = query.max_disk_mebibytes
         return cls(

@@ -26,7 +26,7 @@ RECORDED = SHARED / "corpus/recordings/ibsim"
 
 
 def watch(kept: Path | None = None) -> fabric_watch.FabricWatch:
-    return fabric_watch.FabricWatch(config.Fabric(), "main", kept=kept)
+    return fabric_watch.FabricWatch(config.FabricSettings(), "main", kept=kept)
 
 
 def test_a_link_that_went_down_while_the_hub_was_away_is_said_afterwards(tmp_path: Path) -> None:

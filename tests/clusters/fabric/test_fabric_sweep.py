@@ -67,7 +67,7 @@ def test_symbol_errors_of_a_port_are_counted_and_one_at_its_maximum_is_said(runn
     running.say(f'PerformanceSet "{leaf}"[4] PortCounters.SymbolErrorCounter=65535')
     key = guid(leaf), 2
     layout = look_until(running, lambda layout: "SymbolErrorCounter" in (layout.ports[key].counters or {}))
-    watch = fabric_watch.FabricWatch(config.Fabric(), "main")
+    watch = fabric_watch.FabricWatch(config.FabricSettings(), "main")
     watch.take(layout.fabric, NOW)
     errors = {
         labels["port"]: value
@@ -85,7 +85,7 @@ def test_symbol_errors_of_a_port_are_counted_and_one_at_its_maximum_is_said(runn
 def test_a_link_that_goes_down_and_comes_back_is_an_event_each_time(running: ibsim.Fabric) -> None:
     leaf = running.plan.leaf_id(0, 1)
     key = guid(leaf), 3
-    watch = fabric_watch.FabricWatch(config.Fabric(), "main")
+    watch = fabric_watch.FabricWatch(config.FabricSettings(), "main")
     assert watch.take(look_until(running, lambda layout: layout.ports[key].is_up).fabric, NOW) == []
     running.say(f'Unlink "{leaf}"[3]')
     (down,) = watch.take(look_until(running, lambda layout: not layout.ports[key].is_up).fabric, NOW)
@@ -102,7 +102,7 @@ def test_a_link_that_goes_down_and_comes_back_is_an_event_each_time(running: ibs
 
 def test_a_switch_that_is_gone_is_one_event_and_not_one_for_each_link(running: ibsim.Fabric) -> None:
     spine = running.plan.spine_id(1)
-    watch = fabric_watch.FabricWatch(config.Fabric(), "main")
+    watch = fabric_watch.FabricWatch(config.FabricSettings(), "main")
     watch.take(look_until(running, lambda layout: guid(spine) in layout.devices).fabric, NOW)
     running.say(f'Unlink "{spine}"')
     gone = watch.take(look_until(running, lambda layout: guid(spine) not in layout.devices).fabric, NOW)
@@ -148,7 +148,9 @@ def test_a_hub_that_sweeps_keeps_series_and_leaves_up_to_date(
     running: ibsim.Fabric, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", running.programs(tmp_path))
-    watch = fabric_watch.FabricWatch(config.Fabric(sweep=True, timeout="60s"), "main", kept=tmp_path / "fabric.json")
+    watch = fabric_watch.FabricWatch(
+        config.FabricSettings(sweep=True, timeout="60s"), "main", kept=tmp_path / "fabric.json"
+    )
     assert asyncio.run(watch.refresh(NOW)) == []
     assert (watch.problem, len(watch.leaf_of())) == ("", 4)
     up = {
@@ -183,7 +185,7 @@ def test_the_command_hands_a_sweep_to_a_hub_and_says_when_it_cannot_look(
 ) -> None:
     monkeypatch.setenv("PATH", running.programs(tmp_path))
     hub = SmallHub()
-    hub.fabric = fabric_watch.FabricWatch(config.Fabric(), "main")
+    hub.fabric = fabric_watch.FabricWatch(config.FabricSettings(), "main")
     with serving(hub) as site:
         done = CliRunner().invoke(command.command, ["sweep", "--push", "--hub", site.url])
     assert (done.exit_code, done.output[:8], done.output[-12:]) == (0, "24 ports", ", 0 changes\n")

@@ -31,7 +31,7 @@ UNMAPPED = "unmapped: leaf of 4, nvlink of 4 nodes. Say it in the file of `fleet
 @pytest.fixture
 def site() -> Iterator[Site]:
     hub = SmallHub()
-    hub.fabric = fabric_watch.FabricWatch(config.Fabric(), "main")
+    hub.fabric = fabric_watch.FabricWatch(config.FabricSettings(), "main")
     with serving(hub) as running:
         yield running
 
@@ -114,7 +114,7 @@ def drawn(racks: Sequence[topology.RackView]) -> list[str]:
         "switches": [],
         "unmapped": {},
     }
-    return list(command.plain_lines(command.draw(reading.read(answers.Topology, plain), command.Shown())))
+    return list(command.plain_lines(command.build_tree(reading.read(answers.Topology, plain), command.TreeDetail())))
 
 
 def test_ten_thousand_gpus_are_readable() -> None:
@@ -201,7 +201,7 @@ def test_a_sweep_that_is_none_is_refused(site: Site, body: Any) -> None:
 
 
 def test_a_hub_that_looks_itself_takes_no_sweep_of_others() -> None:
-    hub = SmallHub(fabric=fabric_watch.FabricWatch(config.Fabric(sweep=True), "main"))
+    hub = SmallHub(fabric=fabric_watch.FabricWatch(config.FabricSettings(sweep=True), "main"))
     with serving(hub) as site:
         assert site.ask("/api/fabric", method="POST", body=wire.to_plain(fabric_of())).status == 409
 

@@ -111,7 +111,7 @@ def ask(url: str, tmp_path: Path, **more: Any) -> fabric.Fabric:
     (tmp_path / "token").write_text("tok-1\n")
     known = {"ufm_username": "admin", "ufm_password_file": str(tmp_path / "password")}
     given = more if "ufm_token_file" in more else {**known, **more}
-    return asyncio.run(ufm.ask(config.Fabric(ufm_url=url, timeout="30s", **given), at_ms=5))
+    return asyncio.run(ufm.ask(config.FabricSettings(ufm_url=url, timeout="30s", **given), at_ms=5))
 
 
 def test_ufms_lists_become_the_fabric_with_leaves_rates_and_counters(tmp_path: Path) -> None:
@@ -285,4 +285,4 @@ def test_a_certificate_nobody_vouches_for_is_refused_unless_it_is_named(tmp_path
 )
 def test_settings_that_contradict_each_other_are_refused(given: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        config.Fabric(**given)
+        config.FabricSettings(**given)

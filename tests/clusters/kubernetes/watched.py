@@ -13,7 +13,7 @@ from watchkeeper.clusters.kubernetes.kubernetes_watch import KubernetesWatch
 from watchkeeper.config import settings as config
 from watchkeeper.kit import clock, own_metrics
 
-DEFAULTS = config.Fleet()
+DEFAULTS = config.FleetSettings()
 
 
 @asynccontextmanager
@@ -29,7 +29,7 @@ async def running(watch: KubernetesSource | KubernetesWatch) -> AsyncIterator[No
 
 @asynccontextmanager
 async def watching(
-    objects: Mapping[str, Sequence[Raw]], fleet: config.Fleet = DEFAULTS
+    objects: Mapping[str, Sequence[Raw]], fleet: config.FleetSettings = DEFAULTS
 ) -> AsyncIterator[tuple[ApiServer, KubernetesSource]]:
     async with serving() as server:
         for path, raws in objects.items():
@@ -43,7 +43,7 @@ async def watching(
             yield server, source
 
 
-def watched(objects: Mapping[str, Sequence[Raw]], fleet: config.Fleet = DEFAULTS) -> KubernetesSource:
+def watched(objects: Mapping[str, Sequence[Raw]], fleet: config.FleetSettings = DEFAULTS) -> KubernetesSource:
     """The cluster as it was when everything had been listed; nobody watches it any more."""
 
     async def look() -> KubernetesSource:

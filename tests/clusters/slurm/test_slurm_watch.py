@@ -300,7 +300,7 @@ def test_slurmrestd_tells_the_same_as_the_commands(
 
 def test_the_settings_choose_commands_slurmrestd_or_nothing() -> None:
     def asked(**chosen: object) -> object:
-        fleet = settings.Fleet(**chosen)  # type: ignore[arg-type]
+        fleet = settings.FleetSettings(**chosen)  # type: ignore[arg-type]
         found = of_settings(fleet, time=ManualClock(NOW), metrics=Registry())
         return None if found is None else type(found._asked)
 
@@ -308,4 +308,4 @@ def test_the_settings_choose_commands_slurmrestd_or_nothing() -> None:
     assert asked(slurm=True) is slurm_reader.Commands
     assert asked(slurm_rest_url="unix:///run/rest.sock") is slurm_reader.Rest
     with pytest.raises(ValueError, match="`slurm_rest_url` is not an address"):
-        settings.Fleet(slurm_rest_url="slurm:6820")
+        settings.FleetSettings(slurm_rest_url="slurm:6820")

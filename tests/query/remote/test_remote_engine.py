@@ -15,7 +15,7 @@ from tests import servers
 from tests.support import engines
 from tests.support.scripted import Asked, Reply, failure, serving, success, vector
 from watchkeeper import errors
-from watchkeeper.config.settings import Query, QueryEngine
+from watchkeeper.config.settings import QueryEngine, QuerySettings
 from watchkeeper.model.exemplars import Exemplar
 from watchkeeper.model.histograms import Histogram
 from watchkeeper.model.labels import Labels
@@ -35,7 +35,7 @@ def pauses_of(url: str, **more: object) -> tuple[list[float], http.Client]:
 
 
 def test_the_remote_engine_is_an_engine() -> None:
-    engine: interface.Engine = PrometheusEngine(Query(engine=QueryEngine.PROMETHEUS, url="http://127.0.0.1:1"))
+    engine: interface.Engine = PrometheusEngine(QuerySettings(engine=QueryEngine.PROMETHEUS, url="http://127.0.0.1:1"))
     assert engine.limits().lookback_ms == 300_000
 
 

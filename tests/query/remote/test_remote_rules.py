@@ -14,7 +14,7 @@ from tests import servers
 from tests.support import engines
 from tests.support.scripted import Reply, serving, success
 from tests.support.waiting import until
-from watchkeeper.config.settings import RuleOwner, Rules, Settings
+from watchkeeper.config.settings import RuleOwner, RulesSettings, Settings
 from watchkeeper.kit.clock import ScaledClock
 from watchkeeper.model.alerts import AlertState
 from watchkeeper.query.remote import http, rules
@@ -137,7 +137,7 @@ def test_a_rule_that_was_taken_away_ends_its_alerts_and_says_why() -> None:
 def test_the_rules_are_read_where_they_run() -> None:
     query = engines.settings("http://prometheus:9090")
     assert rules.client_of(Settings(query=query)).url == "http://prometheus:9090"
-    elsewhere = Rules(owner=RuleOwner.SERVER, server_url="http://vmalert:8880/")
+    elsewhere = RulesSettings(owner=RuleOwner.SERVER, server_url="http://vmalert:8880/")
     assert rules.client_of(Settings(query=query, rules=elsewhere)).url == "http://vmalert:8880"
 
 

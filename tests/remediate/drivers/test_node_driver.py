@@ -183,7 +183,9 @@ def test_only_a_real_cluster_with_a_key_has_agents(world: World) -> None:
     cluster = dry_run.DryRunDriver()
 
     def chosen(driver: config.DriverName, key: str | None) -> object:
-        settings = config.Settings(hub=config.Hub(order_key_file=key), remediate=config.Remediate(driver=driver))
+        settings = config.Settings(
+            hub=config.HubSettings(order_key_file=key), remediate=config.RemediateSettings(driver=driver)
+        )
         return composite_driver.with_nodes(cluster, settings, lambda: world.outbox, time=world.clock)
 
     assert chosen(config.DriverName.SLURM, None) is cluster

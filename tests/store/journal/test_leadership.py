@@ -32,7 +32,7 @@ def url_file(tmp_path: Path, postgres: postgres_server.Cluster) -> Path:
 
 def a_hub(url_file: Path, *, lease: str = "60s", port: int = 9480) -> Leadership:
     chosen = settings.Settings(
-        hub=settings.Hub(port=port), journal=settings.Journal(url_file=str(url_file), lease=lease)
+        hub=settings.HubSettings(port=port), journal=settings.JournalSettings(url_file=str(url_file), lease=lease)
     )
     return Leadership(chosen, metrics=own_metrics.Registry())
 
@@ -120,9 +120,9 @@ def test_a_hub_that_cannot_read_the_journal_lets_another_one_lead(url_file: Path
 
 def test_a_journal_has_one_place(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not in both"):
-        settings.Journal(path="a", url_file="b")
+        settings.JournalSettings(path="a", url_file="b")
     with pytest.raises(ValueError, match="smallest possible value, 1s"):
-        settings.Journal(lease="500ms")
+        settings.JournalSettings(lease="500ms")
 
 
 def test_verify_reads_a_journal_on_a_server(first: Leadership, url_file: Path) -> None:

@@ -78,10 +78,10 @@ def test_behind_tls_of_the_proxy_the_cookie_is_for_tls_only() -> None:
 
 
 def test_a_hub_with_a_proxy_alone_is_not_open() -> None:
-    chosen = settings.Hub(trusted_proxies=("10.0.0.5",), proxy_user_header=HEADER)
+    chosen = settings.HubSettings(trusted_proxies=("10.0.0.5",), proxy_user_header=HEADER)
     assert not doors.of_settings(chosen).access.is_open
-    assert doors.of_settings(settings.Hub()).access.is_open
+    assert doors.of_settings(settings.HubSettings()).access.is_open
     with pytest.raises(ValueError, match="needs the proxy's address"):
-        settings.Hub(proxy_user_header=HEADER)
+        settings.HubSettings(proxy_user_header=HEADER)
     with pytest.raises(ValueError, match="not an address or network"):
-        settings.Hub(trusted_proxies=("proxy.example",))
+        settings.HubSettings(trusted_proxies=("proxy.example",))

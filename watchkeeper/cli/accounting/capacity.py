@@ -34,12 +34,12 @@ OF_TABLES = {
 }
 
 
-@click.group("capacity", cls=groups.Group)
+@click.group("capacity", cls=groups.FullHelpGroup)
 def command() -> None:
     """When is the fleet full, what is true about it now, and what if it were another."""
 
 
-class Duration(click.ParamType[float]):
+class PositiveDuration(click.ParamType[float]):
     """`7d` as seconds."""
 
     name = "DURATION"
@@ -54,7 +54,7 @@ class Duration(click.ParamType[float]):
         return seconds
 
 
-class Number(click.FloatRange):
+class FiniteNumber(click.FloatRange):
     """A number in a range; click lets `nan` into every one."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
@@ -64,7 +64,7 @@ class Number(click.FloatRange):
         return found
 
 
-class Pair(click.ParamType[tuple[str, str]]):
+class NameValuePair(click.ParamType[tuple[str, str]]):
     """`name=value`."""
 
     name = "NAME=VALUE"
@@ -98,16 +98,16 @@ def read_text(path: str) -> str:
 )
 @click.option("--time-column", metavar="COLUMN", help="Where the times are; without it, the first column.")
 @click.option("--value-column", metavar="COLUMN", help="Where the demand is; without it, the second column.")
-@click.option("--where", "rows", type=Pair(), multiple=True, help="Only rows with this value in this column.")
+@click.option("--where", "rows", type=NameValuePair(), multiple=True, help="Only rows with this value in this column.")
 @click.option("--time-unit", type=click.Choice(["s", "ms", "m", "h", "d"]), help="What a time counts that is a number.")
 @click.option("--combine", type=click.Choice(["mean", "sum", "max", "last"]), help="What to make of rows of one step.")
 @click.option("--holiday", "holidays", type=click.DateTime(["%Y-%m-%d"]), multiple=True, help="A day unlike others.")
-@click.option("--step", type=Duration(), help="Length of a step; without it, as the table has it.")
-@click.option("--horizon", type=Duration(), default="7d", help="How far ahead.")
+@click.option("--step", type=PositiveDuration(), help="Length of a step; without it, as the table has it.")
+@click.option("--horizon", type=PositiveDuration(), default="7d", help="How far ahead.")
 @click.option(
-    "--capacity", "capacity_gpus", type=Number(0, fleet.MOST_GPUS), help="GPUs there are; a hub knows its own."
+    "--capacity", "capacity_gpus", type=FiniteNumber(0, fleet.MOST_GPUS), help="GPUs there are; a hub knows its own."
 )
-@click.option("--target", type=Number(0.05, 1.0), default=0.8, help="Share of the GPUs that may be taken.")
+@click.option("--target", type=FiniteNumber(0.05, 1.0), default=0.8, help="Share of the GPUs that may be taken.")
 @click.option("--about", type=click.Choice(ABOUT), default="demand", help="Of a hub: which series.")
 @click.option("--cluster", metavar="NAME", help="Of a hub: only this cluster.")
 @options.as_json
@@ -236,8 +236,10 @@ def _now_of_tables(nodes_path: str, jobs_path: str) -> dict[str, Any]:
     metavar="FILE",
     help="Recorded jobs: CSV, or sacct --parsable2; none: the hub's.",
 )
-@click.option("--window", type=Duration(), default="1d", help="Of a hub: the jobs of how long, at most 2w.")
-@click.option("--column", "columns", type=Pair(), multiple=True, help="Which column is what, such as gpus=num_gpus.")
+@click.option("--window", type=PositiveDuration(), default="1d", help="Of a hub: the jobs of how long, at most 2w.")
+@click.option(
+    "--column", "columns", type=NameValuePair(), multiple=True, help="Which column is what, such as gpus=num_gpus."
+)
 @click.option(
     "--nodes", "nodes_path", type=options.FILE, metavar="FILE", help="The fleet: a table with name, gpus, model, rack."
 )
@@ -250,7 +252,9 @@ def _now_of_tables(nodes_path: str, jobs_path: str) -> dict[str, Any]:
 @click.option("--remove-rack", "remove_racks", multiple=True, metavar="RACK", help="Lose this rack.")
 @click.option("--remove-node", "remove_nodes", multiple=True, metavar="NODE", help="Lose this node.")
 @click.option("--repartition", metavar="GPUSxSLICES", help="Cut GPUs by MIG: 16x7 cuts 16 GPUs into 7 slices each.")
-@click.option("--keep-wait", type=Duration(), help="Also find how many GPUs keep the p95 of waiting at or below this.")
+@click.option(
+    "--keep-wait", type=PositiveDuration(), help="Also find how many GPUs keep the p95 of waiting at or below this."
+)
 @click.option("--policy", type=click.Choice(["fifo", "backfill"]), default="backfill", help="Who may start.")
 @options.as_json
 @options.with_hub

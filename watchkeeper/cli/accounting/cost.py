@@ -36,7 +36,7 @@ prices_option = click.option(
 )
 
 
-@click.group("cost", cls=groups.Group)
+@click.group("cost", cls=groups.FullHelpGroup)
 def command() -> None:
     """What GPUs cost whom: reports, monthly statements and budgets."""
 
@@ -90,7 +90,7 @@ def _ask(hub: Client, by: tuple[str, ...], asked: Mapping[str, Any]) -> answers.
 
         viewed = cost.plain(cost.view(asked["read"], by, of=dict(asked["of"])))
         return reading.read(answers.Bill, wire.to_plain(viewed))
-    return hub.cost(by=list(by), policy=asked["policy"], **usage.asked(asked, hub))
+    return hub.cost(by=list(by), policy=asked["policy"], **usage.query_params(asked, hub))
 
 
 def _with_waste(
@@ -143,12 +143,12 @@ def _written(bill: answers.Bill, wasted: Sequence[answers.Waste], *, form: str, 
 def _show(found: answers.Bill, waste: Sequence[answers.Waste]) -> None:
     from watchkeeper.accounting import report_files
 
-    click.echo(f"{usage.span(found)}; {found.currency}; {found.policy_words}")
+    click.echo(f"{usage.format_window(found)}; {found.currency}; {found.policy_words}")
     names = list(found.by)
     # Only energy of own hardware costs extra; a column of nought beside kWh would say that it is free.
     money = ("direct", *(["energy"] if found.total.energy else []), "shared")
     header = [*names, "GPU-hours", "used", "wasted", *money, "cost"]
-    rows = [[*usage.called(line, names), *_cells(line, money)] for line in found.lines]
+    rows = [[*usage.line_labels(line, names), *_cells(line, money)] for line in found.lines]
     rows.append(["total", *[""] * (len(names) - 1), *_cells(found.total, money)])
     usage.print_numbers(header, rows, names=len(names))
     if found.shared:
@@ -220,7 +220,7 @@ def _file_name(team: str) -> str:
 
 @command.command("budget")
 @click.option("--month", metavar="YYYY-MM", help="Which month; without it, this one.")
-@click.option("--zone", type=usage.Zone(), default="UTC", help="Time zone of days and months.")
+@click.option("--zone", type=usage.TimeZone(), default="UTC", help="Time zone of days and months.")
 @policy_option
 @options.as_json
 @options.with_hub

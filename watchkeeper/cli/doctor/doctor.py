@@ -24,7 +24,7 @@ SHOWN_EVIDENCE = 5
 CERTAIN, LIKELY = 0.8, 0.5
 
 
-class Doctor(groups.Group):
+class DoctorGroup(groups.FullHelpGroup):
     """Takes files as a plain command does; the word `stack` as the first one means the command of that name."""
 
     # As for a plain command: `doctor FILE --json`.
@@ -51,7 +51,7 @@ class Doctor(groups.Group):
         return super().invoke(ctx) if ctx.command is self else ctx.command.invoke(ctx)
 
 
-@click.command("doctor", cls=Doctor, invoke_without_command=True)
+@click.command("doctor", cls=DoctorGroup, invoke_without_command=True)
 @click.argument("files", nargs=-1, metavar="[FILE|FOLDER|-]...", type=click.Path(exists=True, allow_dash=True))
 @options.as_json
 def command(files: Sequence[str], as_json: bool) -> None:

@@ -87,7 +87,7 @@ def _report(stack: facts.Stack, unread: Sequence[str], *, as_json: bool) -> None
 
 
 def _ask_prometheus(url: str, token: Path | None, panels: Sequence[facts.Panel]) -> facts.Stack:
-    access = config.Query(timeout=TIMEOUT, retries=0, bearer_token_file=None if token is None else str(token))
+    access = config.QuerySettings(timeout=TIMEOUT, retries=0, bearer_token_file=None if token is None else str(token))
     client = Client(access, url, key="--prometheus")
 
     def ask(path: str) -> Any:

@@ -66,7 +66,7 @@ def command(
     chosen = tuple(scenario.find(known, name).name for name in names) or tuple(known)
     began = perf_counter()
     plan = game_day.Plan(chosen, healthy_hours, healthy_gpus, workers=workers, pairs=PAIRS if pairs else ())
-    with Progress() as progress:
+    with DrillProgress() as progress:
         day = game_day.run(plan, say=progress.say)
     plain = wire.to_plain(day.score)
     options.print_json(plain) if as_json else _print(day, seconds=perf_counter() - began)
@@ -77,7 +77,7 @@ def command(
         raise SystemExit(1)
 
 
-class Progress:
+class DrillProgress:
     """One line that is written over; where nobody watches, a line a minute for whoever reads the log."""
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ class Progress:
             self._said_at = perf_counter()
             click.echo(text, err=True)
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> DrillProgress:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -17,7 +17,7 @@ from watchkeeper.model import incidents
 from watchkeeper.remediate import explanation, policy
 
 
-@click.group("act", cls=groups.Group)
+@click.group("act", cls=groups.FullHelpGroup)
 def command() -> None:
     """Repairs: from a plan to a healthy node.
 

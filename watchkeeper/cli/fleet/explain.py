@@ -30,7 +30,7 @@ ACTION_WORDS = {
 DEVICE_PLUGIN_WORDS = {"ignored": "ignores it", "marks_unhealthy": "marks the GPU unhealthy"}
 
 
-@click.group("explain", cls=groups.Group)
+@click.group("explain", cls=groups.FullHelpGroup)
 def command() -> None:
     """Say what something means and what to do about it."""
 

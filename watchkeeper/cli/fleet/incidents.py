@@ -12,7 +12,7 @@ from watchkeeper.kit import wire
 NO_COST = "costs what it holds, which is unknown: nobody says on which GPUs it runs"
 
 
-class _OneOrAll(groups.Group):
+class IncidentsGroup(groups.FullHelpGroup):
     """`incidents INC-1` is `incidents show INC-1`: the first that people type after reading the list."""
 
     def resolve_command(
@@ -22,7 +22,7 @@ class _OneOrAll(groups.Group):
         return super().resolve_command(ctx, ["show", *args] if is_one else args)
 
 
-@click.group("incidents", cls=_OneOrAll, invoke_without_command=True)
+@click.group("incidents", cls=IncidentsGroup, invoke_without_command=True)
 @click.option("--all", "show_all", is_flag=True, help="Resolved ones too.")
 @options.as_json
 @options.with_hub

@@ -25,7 +25,7 @@ UNKNOWN, UNMAPPED = "-", "unmapped"
 MOST_RANKS = 32
 
 
-class JobsGroup(groups.Group):
+class JobsGroup(groups.FullHelpGroup):
     """`jobs` lists, `jobs ID` shows one: whatever is not a command is the id of a job."""
 
     def resolve_command(
@@ -82,7 +82,7 @@ def show(hub: Client, id: str, cluster: str | None, as_json: bool) -> None:
     if as_json:
         options.print_json(as_plain(answer))
     else:
-        for line in in_words(answer):
+        for line in report_lines(answer):
             click.echo(line)
     if answer.job.state in TROUBLE:
         click.get_current_context().exit(1)
@@ -122,7 +122,7 @@ def as_plain(answer: JobReport) -> dict[str, Any]:
     return {"ok": True, **wire.to_plain(answer)}
 
 
-def in_words(answer: JobReport, *, most_ranks: int = MOST_RANKS) -> list[str]:
+def report_lines(answer: JobReport, *, most_ranks: int = MOST_RANKS) -> list[str]:
     """A job's report for a terminal; `explain job` prints it too."""
     job = answer.job
     cost = job.cost

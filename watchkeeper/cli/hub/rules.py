@@ -27,7 +27,7 @@ EXISTING = click.Path(exists=True, path_type=Path)
 FILE = click.Path(exists=True, path_type=Path, dir_okay=False)
 
 
-@click.group("rules", cls=groups.Group)
+@click.group("rules", cls=groups.FullHelpGroup)
 def command() -> None:
     """Check and test Prometheus rule files, see what they would have said, and put them in force."""
 
@@ -140,17 +140,17 @@ def replay(
             tape = _from_hub(hub, rule_set, since, until, progress=progress)
         _, written, _ = replays.names(rule_set)
         tape.series = [one for one in tape.series if one[0].name not in written]
-        on = replay_hub.load_engine(tape, progress=lambda part: progress.say(f"Loading: {part:.0%}"))
+        on = replay_hub.load_engine(tape, progress=lambda part: progress.update(f"Loading: {part:.0%}"))
         window = replays.Window(clock.to_ms(since), clock.to_ms(until), durations.parse_seconds(interval))
         found = replays.run(
             rule_set,
             on,
             window,
             appender=on.appender,
-            progress=lambda at, of: progress.say(f"Rule {at + 1} of {of}"),
+            progress=lambda at, of: progress.update(f"Rule {at + 1} of {of}"),
         )
     finally:
-        progress.done()
+        progress.clear()
     _print(found, since, until, as_json=as_json)
     if found.failures:
         raise SystemExit(1)
@@ -159,7 +159,7 @@ def replay(
 def _from_file(path: Path, start: str, end: str, progress: Progress) -> tuple[recording.Recording, datetime, datetime]:
     from watchkeeper.store import recording
 
-    tape = recording.read(path, progress=lambda lines: progress.say(f"Reading: {lines:,} lines"))
+    tape = recording.read(path, progress=lambda lines: progress.update(f"Reading: {lines:,} lines"))
     last, given = clock.from_ms(tape.header.to_ms), click.get_current_context().get_parameter_source("start")
     is_default = given is click.core.ParameterSource.DEFAULT
     since = clock.from_ms(tape.header.from_ms) if is_default else times.read(start, last)
@@ -184,7 +184,7 @@ def _from_hub(
             start=times.seconds(early),
             end=times.seconds(until),
             matches=matches,
-            progress=lambda size: progress.say(f"From the hub: {size / 2**20:.1f} MiB"),
+            progress=lambda size: progress.update(f"From the hub: {size / 2**20:.1f} MiB"),
         )
         for piece in pieces:
             kept.write(piece)

@@ -31,13 +31,13 @@ FIRST_ANSWERS_SECONDS = 3.0
 
 
 async def run(configured: settings.Settings, stop: asyncio.Event) -> None:
-    with opened(configured) as door:
+    with open_listener(configured) as door:
         say = f"Watchkeeper is at {door.url}"
         await serve(configured, door, time=clock.ScaledClock(), stop=stop, say=say, reload_on_hangup=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
+class HubListener:
     """Where the hub listens and who may come in. `local_url` is for processes of this machine."""
 
     listener: socket.socket
@@ -49,7 +49,7 @@ class Door:
 
 
 @contextlib.contextmanager
-def opened(configured: settings.Settings) -> Iterator[Door]:
+def open_listener(configured: settings.Settings) -> Iterator[HubListener]:
     """Check who may come in and take the port, before anything else is touched."""
     entries = doors.of_settings(configured.hub)
     auth.check_listen(configured.hub.host, entries.access)
@@ -67,14 +67,14 @@ def opened(configured: settings.Settings) -> Iterator[Door]:
     local = shown if addresses.is_loopback(host) else "127.0.0.1"
     with contextlib.closing(listener):
         scheme = "http" if certificates is None else "https"
-        yield Door(
+        yield HubListener(
             listener, entries, certificates, f"{scheme}://{shown}:{port}", f"{scheme}://{local}:{port}", agent_token
         )
 
 
 async def serve(
     configured: settings.Settings,
-    door: Door,
+    door: HubListener,
     *,
     time: clock.Clock,
     stop: asyncio.Event,
@@ -85,14 +85,14 @@ async def serve(
 ) -> None:
     """Run hub and web application, and whatever runs beside them, until `stop` is set or one of them fails."""
     kept = samples.Samples(runtime.Runtime(configured, time))
-    build = Builder(kept, simulator_url)
-    rest = left_to_build(build)
+    build = HubBuilder(kept, simulator_url)
+    rest = build_in_steps(build)
     wal_prefetch.run_while_reading(configured.samples_path, rest)
     kept.open()
     door.auth_files.keep_key(Path(configured.hub.session_key_file or Path(configured.hub.data) / "session.key"))
     try:
         async with asyncio.TaskGroup() as group:
-            await answer(build, door, group, rest=rest, stop=stop)
+            await serve_while_building(build, door, group, rest=rest, stop=stop)
             if reload_on_hangup:
                 processes.on_hangup(build().rules.reload_soon)
             for start in beside:
@@ -105,7 +105,7 @@ async def serve(
 
 
 @dataclass(slots=True)
-class Builder:
+class HubBuilder:
     """Builds a hub over samples once, the first time that it is called."""
 
     kept: samples.Samples
@@ -118,15 +118,15 @@ class Builder:
         return self.built
 
 
-def left_to_build(build: Builder) -> Iterator[None]:
+def build_in_steps(build: HubBuilder) -> Iterator[None]:
     """What a hub needs besides its samples, in steps, for when it would wait; wrong settings are told here."""
     yield from lazy_imports.steps("watchkeeper.web", "watchkeeper.hub")
     build()
     yield
 
 
-async def answer(
-    build: Builder, door: Door, group: asyncio.TaskGroup, *, rest: Iterator[None], stop: asyncio.Event
+async def serve_while_building(
+    build: HubBuilder, door: HubListener, group: asyncio.TaskGroup, *, rest: Iterator[None], stop: asyncio.Event
 ) -> None:
     """Answer questions about samples that are read, build the rest, and let the hub begin to watch."""
     first, is_up = opening.Opening(build.kept.runtime, build.kept.queries, doors=door.auth_files), asyncio.Event()

@@ -14,7 +14,7 @@ from watchkeeper.client.hub import Client
 from watchkeeper.kit import durations
 
 
-@click.group("sim", cls=groups.Group)
+@click.group("sim", cls=groups.FullHelpGroup)
 def command() -> None:
     """Run a simulated fleet, list what can go wrong in it, and make it go wrong."""
 

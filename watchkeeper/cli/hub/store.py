@@ -39,7 +39,7 @@ def with_holdings(command: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
-@click.group("store", cls=groups.Group)
+@click.group("store", cls=groups.FullHelpGroup)
 def command() -> None:
     """Back up, restore and verify what a hub keeps."""
 

@@ -36,7 +36,7 @@ def chosen(path: Path | None, config_file: Path | None) -> Path:
     return path
 
 
-@click.group("users", cls=groups.Group)
+@click.group("users", cls=groups.FullHelpGroup)
 def command() -> None:
     """People who sign in with a name and a password; programs and agents have tokens.
 

@@ -24,7 +24,7 @@ LEAVE_SECONDS = 2.0
 
 
 # Deliberately long: one entry for each option, and nothing else.
-@click.group("agent", cls=agent_control.Commands, invoke_without_command=True)
+@click.group("agent", cls=agent_control.AgentCommands, invoke_without_command=True)
 @click.option(
     "--hub",
     "hub_url",
@@ -97,7 +97,7 @@ LEAVE_SECONDS = 2.0
     "--host-root", type=PATH, default=Path("/"), show_default=True, help="Where the node's root is mounted, in a pod."
 )
 @click.option("--metrics-file", type=PATH, help="Also write the agent's own metrics here, for node_exporter.")
-@chassis_options.with_sources
+@chassis_options.with_chassis_options
 @agent_control.with_control
 @click.option("--log-json", is_flag=True, help="Log as JSON.")
 def command(log_json: bool, **options: Any) -> None:

@@ -31,7 +31,7 @@ COMMANDS = {
 }
 
 
-class Commands(groups.Group):
+class AgentCommands(groups.FullHelpGroup):
     """The commands beside running, each imported on use: a running agent has no need of a client of the hub."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002

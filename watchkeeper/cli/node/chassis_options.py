@@ -14,7 +14,7 @@ from watchkeeper.agent import chassis
 PATH = click.Path(path_type=Path)
 
 
-def with_sources(command: Callable[..., Any]) -> Callable[..., Any]:
+def with_chassis_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of `agent.chassis`, and hand them to the agent's command as one `chassis`."""
 
     @click.option("--redfish-url", metavar="URL", help="The baseboard controller, for fans and power supplies.")

@@ -53,7 +53,7 @@ def _bent(body: Callable[..., Any]) -> Callable[..., Any]:
     return body
 
 
-@click.group("diag", cls=groups.Group, invoke_without_command=True)
+@click.group("diag", cls=groups.FullHelpGroup, invoke_without_command=True)
 @click.option(
     "-r",
     "--run",

@@ -20,7 +20,7 @@ SHOWN_PORTS = 50
 CANNOT_TELL = 3
 
 
-@click.group("fabric", cls=groups.Group)
+@click.group("fabric", cls=groups.FullHelpGroup)
 def command() -> None:
     """Look at the InfiniBand fabric from this host; only reads."""
 

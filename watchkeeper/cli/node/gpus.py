@@ -23,7 +23,7 @@ CANNOT_TELL = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class NodeGpuRow:
     """One GPU; `is_answering` False: it is on the bus, and the driver does not give it to us."""
 
     pci: str
@@ -37,7 +37,7 @@ class Row:
     slices: Mapping[str, int] = field(default_factory=dict)
 
 
-@click.group("gpus", cls=groups.Group, invoke_without_command=True)
+@click.group("gpus", cls=groups.FullHelpGroup, invoke_without_command=True)
 @as_json
 @with_gpus
 @click.option("--sysfs", type=click.Path(path_type=Path), default=Path("/sys"), hidden=True)
@@ -115,7 +115,7 @@ def delete(name: str) -> None:
     click.echo(f"{name} is deleted.")
 
 
-def rows(gpus: tuple[GpuSample, ...], devices: list[pci_sysfs.PciDevice]) -> list[Row]:
+def rows(gpus: tuple[GpuSample, ...], devices: list[pci_sysfs.PciDevice]) -> list[NodeGpuRow]:
     """What answers, by index, and then what is only on the bus."""
     by_pci = {device.pci: device for device in devices}
     found = []
@@ -126,8 +126,10 @@ def rows(gpus: tuple[GpuSample, ...], devices: list[pci_sysfs.PciDevice]) -> lis
         links = len({part.partition(".")[0] for part in errors}) if isinstance(errors, Mapping) else None
         numa = None if device is None else device.numa_node
         answers, slices = bool(gpu.values), {part.uuid: part.id for part in gpu.slices if part.uuid}
-        found.append(Row(pci, gpu.index, gpu.identity["uuid"], gpu.identity["model"], numa, links, answers, slices))
-    found += [Row(device.pci, None, None, None, device.numa_node, None, False) for device in by_pci.values()]
+        found.append(
+            NodeGpuRow(pci, gpu.index, gpu.identity["uuid"], gpu.identity["model"], numa, links, answers, slices)
+        )
+    found += [NodeGpuRow(device.pci, None, None, None, device.numa_node, None, False) for device in by_pci.values()]
     return found
 
 
@@ -137,15 +139,15 @@ def distances(devices: list[pci_sysfs.PciDevice]) -> dict[str, dict[str, str]]:
     }
 
 
-def _named(row: Row) -> gpu_selectors.Gpu:
+def _named(row: NodeGpuRow) -> gpu_selectors.Gpu:
     return gpu_selectors.Gpu(row.index, row.uuid, row.pci, row.slices)
 
 
-def _plain(row: Row) -> dict[str, object]:
-    return {name: getattr(row, name) for name in Row.__slots__}
+def _plain(row: NodeGpuRow) -> dict[str, object]:
+    return {name: getattr(row, name) for name in NodeGpuRow.__slots__}
 
 
-def _print(found: list[Row], devices: list[pci_sysfs.PciDevice]) -> None:
+def _print(found: list[NodeGpuRow], devices: list[pci_sysfs.PciDevice]) -> None:
     def said(value: object) -> str:
         return "?" if value is None else str(value)
 

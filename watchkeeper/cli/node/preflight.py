@@ -34,7 +34,7 @@ FABRIC = ("diag", "fabric", "--json")
 
 
 @dataclass(frozen=True, slots=True)
-class Orders:
+class WorkOrderAccess:
     """By the hub: each node's agent does it. Links are beyond an agent, because all nodes must meet at once."""
 
     hub: Client
@@ -56,7 +56,7 @@ class Orders:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class NodeSelection:
     """The nodes, and the Slurm job that they belong to, if there is one."""
 
     nodes: Sequence[str]
@@ -115,7 +115,7 @@ def with_links(body: Callable[..., Any]) -> Callable[..., Any]:
 @as_json
 @with_hub
 def command(
-    asked: Asked,
+    asked: NodeSelection,
     by_ssh: bool,
     program: str,
     links: Sequence[str] | None,
@@ -133,7 +133,7 @@ def command(
     """
     logs.configure(level="critical")
     programs, words = transports.Programs(), shlex.split(program)
-    way: transports.Way = Orders(hub, cluster)
+    way: transports.Way = WorkOrderAccess(hub, cluster)
     if by_ssh:
         way = transports.Ssh(words, seconds, programs)
     elif asked.job is not None:
@@ -152,7 +152,7 @@ def command(
     sys.exit(EXIT_CODES[found.word])
 
 
-def _nodes(listed: str | None, job: str | None, *, selector: str | None, context: str | None) -> Asked:
+def _nodes(listed: str | None, job: str | None, *, selector: str | None, context: str | None) -> NodeSelection:
     """Of an allocation only those that --nodes names."""
     try:
         named = None if listed is None else list(dict.fromkeys(hostlist.expand(listed)))
@@ -171,7 +171,7 @@ def _nodes(listed: str | None, job: str | None, *, selector: str | None, context
         raise click.UsageError("which nodes? --nodes, --slurm-job, --selector, or run it inside a Slurm allocation")
     if not 0 < len(names) <= MOST_NODES:
         raise click.UsageError(f"{len(names)} nodes are named, possible are 1 to {MOST_NODES:,}")
-    return Asked(names, job)
+    return NodeSelection(names, job)
 
 
 def check(
@@ -183,7 +183,7 @@ def check(
     def tell(node: str) -> None:
         nonlocal done
         done += 1
-        progress.say(f"diag -r 1: {done} of {len(nodes)} nodes, last {node}")
+        progress.update(f"diag -r 1: {done} of {len(nodes)} nodes, last {node}")
 
     answers = transports.ask_all(way, nodes, DIAG, tell=tell)
     found = judge.judge_nodes(answers, expected_gpus=expected_gpus)
@@ -191,9 +191,9 @@ def check(
     gpus = sum(checked.gpus or 0 for checked in found if checked.word is judge.Word.GO)
     tried = None
     if links is not None and gpus > 1:
-        progress.say(f"links between {len(well)} nodes")
+        progress.update(f"links between {len(well)} nodes")
         tried = judge.judge_links(way.meet(well, links))
-    progress.done()
+    progress.clear()
     return judge.Preflight(found, tried)
 
 

@@ -32,7 +32,7 @@ SHOWN_SECONDS = 5.0
 COMMAND = "watchkeeper.profile.command"
 
 
-class ProfileGroup(groups.Group):
+class ProfileGroup(groups.FullHelpGroup):
     """Everything after `--` is the workload, whatever it is called."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -50,7 +50,7 @@ class ProfileGroup(groups.Group):
         return super().resolve_command(ctx, args)
 
 
-class Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+class DurationType(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     name = "duration"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
@@ -74,7 +74,7 @@ def _model(name: str | None) -> limits.Model | None:
 
 @click.group("profile", cls=ProfileGroup, invoke_without_command=True, subcommand_metavar="[-- CMD… | classify FILE]")
 @click.option("--pid", type=click.IntRange(1), help="A program that runs already, with all that it has started.")
-@click.option("--for", "seconds", type=Duration(), metavar="TIME", help="Record so long, such as 60s; CMD goes on.")
+@click.option("--for", "seconds", type=DurationType(), metavar="TIME", help="Record so long, such as 60s; CMD goes on.")
 @click.option("--rate", type=click.FloatRange(0.1, 10), default=10.0, help="Samples a second.")
 @click.option("-i", "--gpus", metavar="GPUS", help="Indices, such as 0,2-3. All by default.")
 @click.option("--kind", type=click.Choice(["training", "inference", "multi_gpu"]), help="What to expect of it.")
@@ -122,7 +122,7 @@ def command(
     earlier = None if baseline is None else recording.read(baseline)
     wish = runner.Wish(1 / rate, words, pid, seconds, _indices(gpus), not as_json)
     try:
-        recorded = runner.run(wish, Shown(Progress()))
+        recorded = runner.run(wish, RecordingStatus(Progress()))
     except recorder.NoGpu as error:
         click.echo(f"watchkeeper: {error}", err=True)
         sys.exit(CANNOT_TELL)
@@ -130,7 +130,7 @@ def command(
     sys.exit(runner.wait(recorded))
 
 
-class Shown:
+class RecordingStatus:
     """One line while it runs: how long, and what it looks like now."""
 
     def __init__(self, progress: Progress) -> None:
@@ -148,7 +148,7 @@ class Shown:
             model = (limits.find_model(recent.model) if recent.model else None) or limits.default_model()
             judged = [segments.judge_whole(track, model) for track in tracks]
             self._now = max(judged, key=lambda found: found.features.rhythm.mean).verdict.bound.value
-        self._progress.say(f"recording {seconds:5.0f} s   {self._now}")
+        self._progress.update(f"recording {seconds:5.0f} s   {self._now}")
 
 
 def _tell(
@@ -160,7 +160,7 @@ def _tell(
     output: Path | None,
     as_json: bool,
 ) -> None:
-    Progress().done()
+    Progress().clear()
     for problem in recorded.problems:
         click.echo(f"watchkeeper: {problem}", err=True)
     if not any(len(track) for track in recorded.recording.tracks):

@@ -25,7 +25,7 @@ from watchkeeper.kit import clock, durations, wire
 SPOOL = Path("/var/lib/watchkeeper/spool")
 
 
-@click.group("profiling", cls=groups.Group)
+@click.group("profiling", cls=groups.FullHelpGroup)
 def command() -> None:
     """Leave this node's profiling counters to nsys or ncu, and take them up again.
 

@@ -40,7 +40,7 @@ FRESH_INTERVALS = 3
 class FabricWatch:
     """One fabric. `fabric` is the newest sweep, None before the first; `problem` is why the last try brought none."""
 
-    def __init__(self, settings: config.Fabric, cluster: str, *, kept: Path | None = None) -> None:
+    def __init__(self, settings: config.FabricSettings, cluster: str, *, kept: Path | None = None) -> None:
         self.settings = settings
         self.cluster = cluster
         self.fabric: fabric.Fabric | None = None
@@ -192,7 +192,7 @@ def _port_rows(
                 yield "watchkeeper_fabric_port_counter_at_maximum", {**where, "counter": name}, 1.0
 
 
-def sweep_settings(settings: config.Fabric) -> fabric_sweep.SweepSettings:
+def sweep_settings(settings: config.FabricSettings) -> fabric_sweep.SweepSettings:
     return fabric_sweep.SweepSettings(
         settings.timeout_seconds,
         settings.adapter,

@@ -25,7 +25,9 @@ FIRST_LIST_SECONDS = 10.0
 LOOK_SECONDS = 0.05
 
 
-def of_settings(settings: config.Fleet, *, time: clock.Clock, metrics: own_metrics.Registry) -> KubernetesSource | None:
+def of_settings(
+    settings: config.FleetSettings, *, time: clock.Clock, metrics: own_metrics.Registry
+) -> KubernetesSource | None:
     """The cluster that the settings name, or None; SettingsError where they name one that cannot be asked."""
     if settings.kubeconfig is not None:
         server = kubeconfig.of_file(Path(settings.kubeconfig), settings.kubernetes_context)
@@ -48,7 +50,7 @@ class KubernetesSource:
     def __init__(
         self,
         server: kubeconfig.ApiServer,
-        settings: config.Fleet,
+        settings: config.FleetSettings,
         *,
         time: clock.Clock,
         metrics: own_metrics.Registry,

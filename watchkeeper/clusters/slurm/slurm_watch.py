@@ -39,7 +39,9 @@ RARE_SECONDS = 300.0
 FIRST_LOOK_SECONDS = 10.0
 
 
-def of_settings(settings: config.Fleet, *, time: clock.Clock, metrics: own_metrics.Registry) -> SlurmWatch | None:
+def of_settings(
+    settings: config.FleetSettings, *, time: clock.Clock, metrics: own_metrics.Registry
+) -> SlurmWatch | None:
     """The cluster that the settings name, or None."""
     if not settings.slurm and settings.slurm_rest_url is None:
         return None

@@ -38,7 +38,7 @@ class Client:
 
     def __init__(
         self,
-        access: settings.Query,
+        access: settings.QuerySettings,
         url: str,
         *,
         key: str = "query.url",
@@ -127,7 +127,7 @@ def _retry_after(headers: Mapping[str, str]) -> float | None:
     return max(asked.total_seconds(), 0.0)
 
 
-def _certificates(access: settings.Query, url: str) -> net_access.Access:
+def _certificates(access: settings.QuerySettings, url: str) -> net_access.Access:
     files = access.ca_file, access.client_cert_file, access.client_key_file
     ca, cert, key = (path or "" for path in files)
     found = net_access.Access(

@@ -25,7 +25,7 @@ class RemoteAppender:
     metadata = None
     exemplars = None
 
-    def __init__(self, access: settings.Query, *, server: str) -> None:
+    def __init__(self, access: settings.QuerySettings, *, server: str) -> None:
         self._max_series, self._server = access.max_series, server
         self.sender: Sender | None = None
         if access.write_url is not None:

@@ -98,7 +98,7 @@ def _key(path: Path) -> bytes:
     return key
 
 
-def of_settings(chosen: settings.Hub) -> Doors:
+def of_settings(chosen: settings.HubSettings) -> Doors:
     """The doors that the settings describe, read once; SettingsError if they cannot be."""
     trusted = proxy.of_settings(chosen.trusted_proxies, chosen.proxy_user_header)
     newcomer = auth.Role(chosen.proxy_role) if trusted.header and chosen.proxy_role else None

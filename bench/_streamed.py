@@ -30,7 +30,7 @@ from watchkeeper.net import http
 from watchkeeper.query import prometheus
 from watchkeeper.query.near import NearEngine
 from watchkeeper.rules import evaluate, rulefile
-from watchkeeper.scrape import discovery, fleet, scrape, standing
+from watchkeeper.scrape import discovery, fleet, scrape, status_series
 from watchkeeper.store.journal import journal
 
 # Of each GPU; scrapes get one after the other.
@@ -101,11 +101,11 @@ class Parties:
 
     stream: Stream
     engine: prometheus.PrometheusEngine
-    known: fleet.Fleet
+    known: fleet.FleetInventory
     loops: Sequence[scrape.TargetLoop]
     pid: int
     url: str
-    holders: standing.Standing = field(default_factory=standing.Standing)
+    holders: status_series.StatusSeries = field(default_factory=status_series.StatusSeries)
 
     def stand(self, at_ms: int) -> None:
         """What a hub writes itself at each interval: its nodes, and who holds which GPU."""
@@ -113,7 +113,7 @@ class Parties:
         before = time.process_time()
         told = [self.stream.fleet.labels("GPU_UTIL", gpu).having(cluster=CLUSTER) for gpu in gpus]
         self.stream.cpu_seconds += time.process_time() - before
-        held = self.holders.samples(standing.workload_series(told), at_ms)
+        held = self.holders.samples(status_series.workload_series(told), at_ms)
         self.engine.appender.append(fleet.inventory_samples(self.known, at_ms) + held)
 
 
@@ -125,11 +125,14 @@ def say(text: str) -> None:
 async def measure(
     options: argparse.Namespace, engine: prometheus.PrometheusEngine, *, url: str, pid: int, folder: Path
 ) -> dict[str, Any]:
-    stream, known = Stream(options.gpus), fleet.Fleet()
-    found = discovery.read_groups(stream.targets(), "the stream", defaults=discovery.Defaults(cluster=CLUSTER))
-    known.expect(found.nodes, clock.to_ms(datetime.now(UTC)))
+    stream, known = Stream(options.gpus), fleet.FleetInventory()
+    found = discovery.read_groups(stream.targets(), "the stream", defaults=discovery.DiscoveryDefaults(cluster=CLUSTER))
+    known.set_expected_nodes(found.nodes, clock.to_ms(datetime.now(UTC)))
     settings = scrape.ScrapeSettings(interval_seconds=RULE_SECONDS)
-    loops = [scrape.TargetLoop(one, settings, sink=engine.appender, known=known, line=stream) for one in found.targets]
+    loops = [
+        scrape.TargetLoop(one, settings, sink=engine.appender, inventory=known, connection=stream)
+        for one in found.targets
+    ]
     parties = Parties(stream, engine, known, loops, pid, url)
     numbers: dict[str, Any] = {"gpus": options.gpus, "nodes": len(loops)}
     numbers["first_interval"] = await written(parties, 1)

@@ -102,7 +102,7 @@ async def watched(options: argparse.Namespace, url: str, folder: Path, pid: int)
             "gpus": options.gpus,
             "series": len(engine.remote._numbered),
             "samples_an_interval": round((rows(url) - written) / options.intervals),
-            "lost": sum(loop.left_out.total() for _, loop in watch._loops),
+            "lost": sum(loop.dropped_samples.total() for _, loop in watch._loops),
             "rules_failing": sum(state.health is not evaluate.Health.OK for state in states),
             "cpu_seconds": round(used, 2),
             "server_cpu_seconds": round((cpu_seconds(pid) - there) / options.intervals, 2),

@@ -110,7 +110,7 @@ async def one_size(gpus: int, *, warm: int, intervals: int, folder: Path) -> dic
             "core_share": round(used / INTERVAL_SECONDS, 4),
             "gpus_of_one_core": round(gpus * INTERVAL_SECONDS / used),
             "memory_mib": round(resident_mib(os.getpid()), 1),
-            "refused_pages": sum(loop.state.health is scrape.Health.DOWN for _, loop in watch._loops),
+            "refused_pages": sum(loop.state.health is scrape.TargetHealth.DOWN for _, loop in watch._loops),
         }
     finally:
         watch.close()

@@ -14,8 +14,8 @@ from watchkeeper.model.cluster import ClusterView
 from watchkeeper.model.fleet import Gpu, Node
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.workloads import ScheduledWorkload, Workload, WorkloadKind, WorkloadState
-from watchkeeper.scrape import discovery, standing
-from watchkeeper.scrape.fleet import Fleet, inventory_samples
+from watchkeeper.scrape import discovery, status_series
+from watchkeeper.scrape.fleet import FleetInventory, inventory_samples
 
 FILE = """
 [[nodes]]
@@ -48,8 +48,8 @@ def inventory(path: Path | None = None, text: str = FILE) -> Inventory:
     return Inventory(path, default_cluster="main", metrics=Registry())
 
 
-def found(*nodes: Node) -> discovery.Found:
-    return discovery.Found(nodes=nodes)
+def found(*nodes: Node) -> discovery.DiscoveredTargets:
+    return discovery.DiscoveredTargets(nodes=nodes)
 
 
 def node(name: str = "gpu-r01-1", cluster: str = "main", **facts: object) -> Node:
@@ -188,7 +188,7 @@ def test_a_workload_belongs_to_the_first_that_claims_it(
 
 def test_a_slurm_job_gets_its_team_from_its_account_and_a_job_nobody_knows_is_unmapped(tmp_path: Path) -> None:
     job = ScheduledWorkload("main", Workload(WorkloadKind.SLURM_JOB, "7"), WorkloadState.RUNNING, account="llm")
-    gpu = {"__name__": standing.WORKLOAD_INFO, "cluster": "main", "UUID": "GPU-1", "workload_kind": "slurm_job"}
+    gpu = {"__name__": status_series.WORKLOAD_INFO, "cluster": "main", "UUID": "GPU-1", "workload_kind": "slurm_job"}
     series = {Labels({**gpu, "workload": "7"}): 1.0, Labels({**gpu, "workload": "8", "UUID": "GPU-2"}): 1.0}
     named = Owners(inventory(tmp_path / "i.toml")).named(series, [ClusterView("slurm", workloads=(job,))])
     assert [(labels["workload"], labels["team"], labels.get("project", "")) for labels in named] == [
@@ -205,17 +205,17 @@ def test_a_job_is_its_pods_teams_unless_two_teams_have_a_job_of_that_name(tmp_pa
         ("research", "eval-0"),
         ("art", "eval-0"),
     ]
-    info = {"__name__": standing.WORKLOAD_INFO, "cluster": "main", "workload_kind": "pod"}
+    info = {"__name__": status_series.WORKLOAD_INFO, "cluster": "main", "workload_kind": "pod"}
     held = [{**info, "namespace": space, "workload": pod, "UUID": f"GPU-{at}"} for at, (space, pod) in enumerate(pods)]
     owners.named({Labels(one): 1.0 for one in held}, [])
     assert [owners.team_of(job) for job in ("llm-70b", "llm", "eval")] == ["llm", "unmapped", "unmapped"]
 
 
 def test_a_gpu_that_turns_up_on_another_node_is_said_once_and_counted(caplog: pytest.LogCaptureFixture) -> None:
-    known, gpu = Fleet(), Gpu("GPU-1", 0)
+    known, gpu = FleetInventory(), Gpu("GPU-1", 0)
     for at, name in enumerate(["n1", "n2", "n1", "n2"]):
-        known.saw(node(name), {"GPU-1": gpu}, at_ms=at, source=name)
+        known.record_page(node(name), {"GPU-1": gpu}, at_ms=at, source=name)
     assert [record.message for record in caplog.records] == ["GPU on another node"]
-    assert (known.moves[0].before, known.moves[0].after) == ("n1", "n2")
+    assert (known.recent_moves[0].before, known.recent_moves[0].after) == ("n1", "n2")
     counted = {str(one.labels): one.value for one in inventory_samples(known, 9)}
     assert counted['watchkeeper_fleet_moved_gpus_total{cluster="main"}'] == 3

@@ -158,7 +158,11 @@ TARGETS = (
     Target("prometheus.yml", in_file(prometheus_config.load, "prometheus.yml"), (SCRAPES,)),
     Target("routes", in_file(routing.load, "notify.toml"), (ROUTES,)),
     Target("policy", lambda content: policy.parse(text(content), where="fuzz"), _files("policies/*.toml")),
-    Target("targets", lambda content: discovery.read_groups(content, "fuzz", defaults=discovery.Defaults()), (GROUPS,)),
+    Target(
+        "targets",
+        lambda content: discovery.read_groups(content, "fuzz", defaults=discovery.DiscoveryDefaults()),
+        (GROUPS,),
+    ),
     Target("remote write", remote_write.decode, (WRITE,)),
     Target("archive", read_archive, (_tar(), _zip(), DUMP)),
     Target("recording", in_file(recording.read, "fuzz.wkr"), (RECORDING,)),

@@ -127,7 +127,7 @@ def test_what_a_fleet_is_stays_known_while_the_journal_is_away(tmp_path: Path) -
     async def story() -> None:
         time = ManualClock(NOON)
         hub = opened(settings.Settings(hub=settings.HubSettings(data=str(tmp_path / "kept"))), time=time)
-        hub.fleet.fleet.expect([Node("main", "n1", "h200", expected_gpus=8)], to_ms(time.now()))
+        hub.fleet.fleet.set_expected_nodes([Node("main", "n1", "h200", expected_gpus=8)], to_ms(time.now()))
         hub.current.stages.journal._connection.execute("ALTER TABLE incident RENAME TO unreadable")
         await hub.own_series.append()
         known = await hub.services.queries.instant(

@@ -18,7 +18,7 @@ def report(line: Line, since: int, until: int, metric: str = TEMPERATURE, value:
 
 
 def vanish(line: Line, at: float) -> None:
-    line.fleet.saw(NODE, {}, at_ms=clock.to_ms(later(at)), source="page")
+    line.fleet.record_page(NODE, {}, at_ms=clock.to_ms(later(at)), source="page")
 
 
 def test_a_lost_gpu_that_reports_again_for_a_minute_closes_its_incident(line: Line) -> None:

@@ -36,7 +36,7 @@ def after_xid(
             time=ManualClock(NOON),
             driver=cluster,
         )
-        hub.fleet.fleet.expect(inventory, to_ms(NOON))
+        hub.fleet.fleet.set_expected_nodes(inventory, to_ms(NOON))
         place = fleet.Place(where, node="n1", gpu="GPU-1")
         await hub.incidents.take_events([events.Event("e1", events.EventKind.XID, code, place, NOON, f"Xid {code}")])
         for _ in range(round(patience_seconds / 0.01)):
@@ -163,7 +163,7 @@ def test_an_incident_under_our_own_repair_keeps_its_cause_and_says_so(tmp_path: 
         hub = opened(
             settings.Settings(settings.HubSettings(data=str(tmp_path)), remediate=chosen), time=time, driver=cluster
         )
-        hub.fleet.fleet.expect(nodes(8), to_ms(NOON))
+        hub.fleet.fleet.set_expected_nodes(nodes(8), to_ms(NOON))
         place = fleet.Place("main", node="n1", gpu="GPU-1")
         await hub.incidents.take_events([events.Event("e1", events.EventKind.XID, 79, place, NOON, "Xid 79")])
         incident = hub.services.journal.incidents()[0]
@@ -194,7 +194,7 @@ def test_a_plan_from_before_a_start_is_taken_when_the_journal_can_be_written_aga
             time=ManualClock(NOON),
             driver=TestCluster({node.name: Machine() for node in nodes(8)}),
         )
-        hub.fleet.fleet.expect(nodes(8), to_ms(NOON))
+        hub.fleet.fleet.set_expected_nodes(nodes(8), to_ms(NOON))
         place = fleet.Place("main", node="n1", gpu="GPU-1")
         await hub.incidents.take_events([events.Event("e1", events.EventKind.XID, 79, place, NOON, "Xid 79")])
         hub.current.stages.pipeline.diagnose(hub.services.journal.incidents()[0], NOON)

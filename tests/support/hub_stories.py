@@ -51,7 +51,7 @@ class Line:
 
     def start(self, at: float, rules: str = HOT, *, kept: embedded.EmbeddedEngine | None = None) -> None:
         self.journal = journal.Journal(self.folder / "journal.db")
-        self.engine, self.fleet = kept or embedded.EmbeddedEngine(head.Head()), fleet.Fleet()
+        self.engine, self.fleet = kept or embedded.EmbeddedEngine(head.Head()), fleet.FleetInventory()
         self.rules = rulefile.read({"r.yaml": rules})
         parts = pipeline.harmless_parts(self.engine, self.fleet, journal=self.journal, rules=self.rules)
         self.pipeline = pipeline.Pipeline(parts, now=later(at))
@@ -69,7 +69,7 @@ class Line:
         at_ms, uuid = clock.to_ms(later(at)), f"GPU-{index}"
         named = labels.Labels({"__name__": metric, "cluster": "main", "Hostname": "n1", "UUID": uuid})
         self.engine.appender.append([samples.Sample(named, at_ms, value)])
-        self.fleet.saw(NODE, {uuid: fleet_model.Gpu(uuid, index=index)}, at_ms=at_ms, source="page")
+        self.fleet.record_page(NODE, {uuid: fleet_model.Gpu(uuid, index=index)}, at_ms=at_ms, source="page")
 
     def run_rules(self, at: float) -> list[Incident]:
         changed = [alert for group in self.rules.groups for alert in self.pipeline.evaluate(group, later(at))]

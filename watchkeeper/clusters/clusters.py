@@ -18,8 +18,8 @@ from watchkeeper.kit import clock, own_metrics
 from watchkeeper.model import cluster as model
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import Sample
-from watchkeeper.scrape import discovery, standing
-from watchkeeper.scrape.fleet import Fleet
+from watchkeeper.scrape import discovery, status_series
+from watchkeeper.scrape.fleet import FleetInventory
 
 
 class Scheduler(Protocol):
@@ -39,7 +39,7 @@ class Scheduler(Protocol):
         """Wait, not for long, until the scheduler has been read once."""
         ...
 
-    def found(self, listed: discovery.Found) -> discovery.Found: ...
+    def found(self, listed: discovery.DiscoveredTargets) -> discovery.DiscoveredTargets: ...
 
     def problems(self) -> list[str]: ...
 
@@ -49,7 +49,7 @@ class Scheduler(Protocol):
         """Series of its own, beside those that all schedulers have."""
         ...
 
-    def workload_series(self, fleet: Fleet, known: Iterable[Labels]) -> dict[Labels, float]:
+    def workload_series(self, fleet: FleetInventory, known: Iterable[Labels]) -> dict[Labels, float]:
         """Holders of GPUs that no exporter's labels name."""
         ...
 
@@ -71,7 +71,7 @@ class Clusters:
         self.schedulers = tuple(scheduler for scheduler in schedulers if scheduler is not None)
         self.inventory = mapping or inventory.Inventory(None, default_cluster="main", metrics=own_metrics.Registry())
         self._owners = inventory.Owners(self.inventory)
-        self._standing = standing.Standing()
+        self._standing = status_series.StatusSeries()
 
     async def run(self) -> None:
         """Keep every scheduler's picture up to date, for ever."""
@@ -82,20 +82,20 @@ class Clusters:
 
     async def found(
         self,
-        listed: discovery.Found,
-        registered: discovery.Found | None = None,
+        listed: discovery.DiscoveredTargets,
+        registered: discovery.DiscoveredTargets | None = None,
         *,
         leaves: Mapping[str, str] | None = None,
-    ) -> discovery.Found:
+    ) -> discovery.DiscoveredTargets:
         """What is listed, what the schedulers and the fabric know, and what agents say, as `inventory` orders it.
 
         An agent's own word is where it is read, whatever a scheduler thinks.
         """
         await asyncio.gather(*(scheduler.first_look() for scheduler in self.schedulers))
-        agents = registered or discovery.Found()
+        agents = registered or discovery.DiscoveredTargets()
         parts = [listed]
         for scheduler in self.schedulers:
-            parts.append(scheduler.found(discovery.merge([*parts, agents])))
+            parts.append(scheduler.found(discovery.merge_discovered([*parts, agents])))
         return await asyncio.to_thread(self.inventory.merged, [*parts, agents], leaves=leaves)
 
     def problems(self) -> list[str]:
@@ -109,12 +109,12 @@ class Clusters:
         """What `samples` wants answered first."""
         return [scheduler.asks_for for scheduler in self.schedulers if scheduler.asks_for is not None]
 
-    def workload_series(self, fleet: Fleet, known: dict[Labels, float], *, at_ms: int) -> dict[Labels, float]:
+    def workload_series(self, fleet: FleetInventory, known: dict[Labels, float], *, at_ms: int) -> dict[Labels, float]:
         """Holders by agents' own word, by exporters' labels (`known`), and those that only a scheduler can name.
 
         A scheduler that has been silent for too long names nobody: the pod that it knew may be gone.
         """
-        told = standing.held_series(fleet.holders())
+        told = status_series.agent_workload_series(fleet.workload_labels())
         named = {labels.get("UUID") for labels in told}
         if named:
             known = told | {labels: value for labels, value in known.items() if labels.get("UUID") not in named}

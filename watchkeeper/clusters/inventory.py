@@ -94,10 +94,12 @@ class Inventory:
         """What people should know: a broken file, two nodes with one name, sources that disagree."""
         return [*([self._file_problem] if self._file_problem else []), *self._said]
 
-    def merged(self, parts: Sequence[discovery.Found], *, leaves: Mapping[str, str] | None = None) -> discovery.Found:
+    def merged(
+        self, parts: Sequence[discovery.DiscoveredTargets], *, leaves: Mapping[str, str] | None = None
+    ) -> discovery.DiscoveredTargets:
         """All parts as one, facts from the file first; `leaves` is node → leaf as the fabric shows it."""
         self.refresh()
-        found = discovery.merge(parts)
+        found = discovery.merge_discovered(parts)
         said: dict[NodeKey, list[fleet.Node]] = defaultdict(list)
         for part in parts:
             for node in part.nodes:

@@ -24,7 +24,7 @@ from watchkeeper.net import http
 from watchkeeper.query import embedded, prometheus
 from watchkeeper.readers import exposition
 from watchkeeper.rules import evaluate, rulefile
-from watchkeeper.scrape import discovery, fleet, schedule, scrape, standing
+from watchkeeper.scrape import discovery, fleet, schedule, scrape, status_series
 from watchkeeper.sim.simulation import Simulation
 from watchkeeper.store import interfaces
 from watchkeeper.store.head import head
@@ -71,14 +71,14 @@ class Watch:
         *,
         pace: Pace = Pace(),  # noqa: B008 (frozen)
         store: interfaces.SampleStore | None = None,
-        line: scrape.Line | None = None,
+        line: scrape.TargetConnection | None = None,
         remote: prometheus.PrometheusEngine | None = None,
         max_page_series: int = exposition.MAX_SERIES,
     ) -> None:
         """Samples stay in memory, and pages come from the simulation, unless a store, a server or a line is given."""
         self.simulation = simulation
         self.pace = pace
-        self.fleet = fleet.Fleet()
+        self.fleet = fleet.FleetInventory()
         self.journal = journal.Journal(folder / "journal.sqlite")
         self.rules = rulefile.load([SHIPPED_RULES])
         # Not `or`: a store without series counts as false.
@@ -90,7 +90,7 @@ class Watch:
             simulation.settings.cluster, gpu_addresses.GpuAddresses(self._ask_inventory)
         )
         self._seen_record = simulation.machines.kernel.last_seq
-        self._holders = standing.Standing()
+        self._holders = status_series.StatusSeries()
         self._max_page_series = max_page_series
         self._loops = self._discover(line or SimulatedLine(simulation))
 
@@ -125,16 +125,16 @@ class Watch:
                     return hold + EVALUATIONS * (group.interval_seconds or self.pace.rule_seconds)
         return 0.0
 
-    def _discover(self, line: scrape.Line) -> list[tuple[int, scrape.TargetLoop]]:
+    def _discover(self, line: scrape.TargetConnection) -> list[tuple[int, scrape.TargetLoop]]:
         """Every target with its second inside the interval."""
         document = json.dumps(self.simulation.service_discovery(ADDRESS)).encode()
-        found = discovery.read_groups(document, "the simulated fleet", defaults=discovery.Defaults())
-        self.fleet.expect(found.nodes, clock.to_ms(self.simulation.now))
+        found = discovery.read_groups(document, "the simulated fleet", defaults=discovery.DiscoveryDefaults())
+        self.fleet.set_expected_nodes(found.nodes, clock.to_ms(self.simulation.now))
         settings = scrape.ScrapeSettings(interval_seconds=self.pace.scrape_seconds, max_series=self._max_page_series)
         return [
             (
                 schedule.offset_ms(target.key, self.pace.scrape_seconds * 1000) // 1000,
-                scrape.TargetLoop(target, settings, sink=self.engine.appender, known=self.fleet, line=line),
+                scrape.TargetLoop(target, settings, sink=self.engine.appender, inventory=self.fleet, connection=line),
             )
             for target in found.targets
         ]
@@ -149,7 +149,7 @@ class Watch:
 
     def _append_standing(self, at_ms: int) -> None:
         """Nodes and holders of GPUs, which a hub would write."""
-        held = standing.workload_series(self.engine.instant(standing.HOLDERS, at_ms).frame.labels)
+        held = status_series.workload_series(self.engine.instant(status_series.WORKLOAD_SOURCES, at_ms).frame.labels)
         found = fleet.inventory_samples(self.fleet, at_ms) + self._holders.samples(held, at_ms)
         self.engine.appender.append(found, together="standing series")
 

@@ -24,7 +24,7 @@ from watchkeeper.kit import clock_jump
 from watchkeeper.model import alerts, events
 from watchkeeper.model.incidents import Incident
 from watchkeeper.notify import delivery, heartbeat
-from watchkeeper.scrape import standing
+from watchkeeper.scrape import status_series
 from watchkeeper.store.journal import journal
 
 TICK_SECONDS = 1.0
@@ -49,7 +49,7 @@ class IncidentService:
         self._thread, self._reader, self._fleet = journal_thread, reader, fleet
         self._rules, self._repairs, self._loops = rules, repairs, loops
         # How many events of each kind there were, for the series that rules count with.
-        self.event_counts = standing.EventCounts()
+        self.event_counts = status_series.EventCounts()
         self._doubt = clock_jump.ClockJumpGuard(TRIM_SECONDS)
         self._queue = diagnosis_queue.DiagnosisQueue(
             diagnosis_queue.DiagnosisDependencies(

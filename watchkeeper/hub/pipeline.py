@@ -27,7 +27,7 @@ from watchkeeper.query import engine as engines
 from watchkeeper.remediate import driver, ladder, plan, policy, shared_steps
 from watchkeeper.remediate.drivers import dry_run
 from watchkeeper.rules import evaluate, rulefile
-from watchkeeper.scrape import fleet, standing
+from watchkeeper.scrape import fleet, status_series
 from watchkeeper.store.journal import journal as journals
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ ALERTS_AT_ONCE = 200
 # Events of one place that a diagnosis looks at: twenty minutes of a machine that reports twice a second.
 MOST_EVIDENCE = 2_000
 # Who holds a GPU stands in the labels of an exporter, and in our own series where an agent tells it.
-HOLDER_SERIES = ("DCGM_FI_DEV_GPU_UTIL", standing.WORKLOAD_INFO)
+HOLDER_SERIES = ("DCGM_FI_DEV_GPU_UTIL", status_series.WORKLOAD_INFO)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Parts:
     """What the stages work with."""
 
     engine: engines.Engine
-    fleet: fleet.Fleet
+    fleet: fleet.FleetInventory
     journal: journals.Journal
     rules: rulefile.RuleSet
     policy: policy.RepairPolicy
@@ -61,7 +61,7 @@ class Parts:
 
 
 def harmless_parts(
-    engine: engines.Engine, known: fleet.Fleet, *, journal: journals.Journal, rules: rulefile.RuleSet
+    engine: engines.Engine, known: fleet.FleetInventory, *, journal: journals.Journal, rules: rulefile.RuleSet
 ) -> Parts:
     """The shipped policy, plans that are only described, and nobody who acts: for drills and stories."""
     return Parts(engine, known, journal, rules, policy.load(), dry_run.DryRunDriver(), ladder.TrustLadder())
@@ -85,7 +85,7 @@ class Pipeline:
             names=parts.fleet.place_name,
             workloads=self.workloads_at,
             domains=domains.Domains(
-                parts.fleet.domains_of, parts.fleet.nodes_in, runs_on.footprint_of, parts.fleet.pool_of
+                parts.fleet.failure_domains, parts.fleet.nodes_in_domain, runs_on.footprint_of, parts.fleet.pool_of
             ),
             under_repair=parts.under_repair,
             last_alive=None if parts.newest_ms is None else clock.from_ms(parts.newest_ms),

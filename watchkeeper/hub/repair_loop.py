@@ -76,7 +76,7 @@ class Parts:
     engine: engines.Engine
     driver: driver.Driver
     policy: policy.RepairPolicy
-    fleet: fleet.Fleet
+    fleet: fleet.FleetInventory
     clusters: clusters.Clusters
     report: Callable[[events.Event], Coroutine[Any, Any, object]]
     changed: Callable[[], None]

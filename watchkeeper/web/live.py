@@ -30,7 +30,7 @@ from watchkeeper.hub.samples import Queries
 from watchkeeper.kit import clock, wire
 from watchkeeper.kit.logs import fields
 from watchkeeper.query import engine
-from watchkeeper.scrape import standing
+from watchkeeper.scrape import status_series
 from watchkeeper.web.answers import Endpoint
 from watchkeeper.web.auth.auth import Role
 from watchkeeper.web.fleet import frames, inventory, stock_answer
@@ -254,12 +254,12 @@ class Live:
                 ("gpu_util", frames.COLOURS["gpu_util"].expr),
                 ("power", frames.COLOURS["power"].expr),
                 ("throttle", frames.THROTTLE_EXPR),
-                ("slices", standing.SLICES),
+                ("slices", status_series.MIG_MEMORY),
             )
         }
         new_stock = await self._stock.make(stock) if has_new_stock else None
         open_incidents = await self._journal.read(self._journal.incidents)
-        readings = frames.Readings(**shared, holders=self._fleet.holders())
+        readings = frames.Readings(**shared, holders=self._fleet.workload_labels())
         picture = await asyncio.to_thread(frames.draw, stock, readings, open_incidents)
         header = {"kind": "frame", "at": wire.format_time(now), "version": stock.version}
         for name in self._wanted():

@@ -28,7 +28,7 @@ from watchkeeper.notify.silence_store import SilenceRequest
 from watchkeeper.query import embedded
 from watchkeeper.rules import evaluate, reload, rulefile, slo
 from watchkeeper.scrape import discovery, scrape
-from watchkeeper.scrape.fleet import Fleet
+from watchkeeper.scrape.fleet import FleetInventory
 from watchkeeper.store import recording
 from watchkeeper.store.head import head
 
@@ -85,15 +85,15 @@ def services_of(
     )
 
 
-def _fleet_of(tape: recording.Recording) -> Fleet:
+def _fleet_of(tape: recording.Recording) -> FleetInventory:
     """What the hub had seen at the end; a GPU that was gone is seen once and then no more."""
-    at_ms, made = tape.header.to_ms, Fleet()
-    made.expect(tape.nodes, at_ms)
+    at_ms, made = tape.header.to_ms, FleetInventory()
+    made.set_expected_nodes(tape.nodes, at_ms)
     for node in tape.nodes:
         there = [seen for seen in tape.gpus if (seen.cluster, seen.node) == (node.cluster, node.name)]
-        made.saw(node, {seen.gpu.uuid: seen.gpu for seen in there}, at_ms=at_ms, source="recording")
+        made.record_page(node, {seen.gpu.uuid: seen.gpu for seen in there}, at_ms=at_ms, source="recording")
         left = {seen.gpu.uuid: seen.gpu for seen in there if not seen.is_gone}
-        made.saw(node, left, at_ms=at_ms, source="recording")
+        made.record_page(node, left, at_ms=at_ms, source="recording")
     return made
 
 
@@ -186,7 +186,7 @@ class Unchanging:
     def targets(self) -> Sequence[scrape.TargetState]:
         return ()
 
-    def dropped_targets(self) -> Sequence[discovery.Dropped]:
+    def dropped_targets(self) -> Sequence[discovery.DroppedTarget]:
         return ()
 
     def register_node(self, registration: fleet.NodeRegistration, peer: str) -> None:

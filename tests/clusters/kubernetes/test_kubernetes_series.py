@@ -18,7 +18,7 @@ from watchkeeper.model import fleet as fleet_model
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import Sample
 from watchkeeper.query.embedded import EmbeddedEngine
-from watchkeeper.scrape import fleet, standing
+from watchkeeper.scrape import fleet, status_series
 from watchkeeper.store.head.head import Head
 
 AT_MS = 1_790_000_000_000
@@ -143,9 +143,9 @@ def test_who_decides_by_hand_is_obeyed(policy: KubernetesSeries, is_written: boo
 
 
 def holders(source: KubernetesSource, known: dict[Labels, float]) -> dict[str, str]:
-    seen = fleet.Fleet()
+    seen = fleet.FleetInventory()
     gpus = {uuid: fleet_model.Gpu(uuid, index=number) for number, uuid in enumerate(GPUS)}
-    seen.saw(fleet_model.Node("main", "n1"), gpus, at_ms=AT_MS, source="page")
+    seen.record_page(fleet_model.Node("main", "n1"), gpus, at_ms=AT_MS, source="page")
     return {labels["UUID"]: labels["workload"] for labels in source.workload_series(seen, known)}
 
 
@@ -154,7 +154,7 @@ def test_a_pod_that_has_all_gpus_of_its_node_holds_each_of_them(source: Kubernet
 
 
 def test_what_an_exporter_says_is_not_said_again(source: KubernetesSource) -> None:
-    told = Labels({"__name__": standing.WORKLOAD_INFO, "UUID": GPUS[0], "workload": "train"})
+    told = Labels({"__name__": status_series.WORKLOAD_INFO, "UUID": GPUS[0], "workload": "train"})
     assert holders(source, {told: 1.0}) == dict.fromkeys(GPUS[1:], "train")
 
 

@@ -31,11 +31,13 @@ class StoredTargets(NoTargets):
     """What the agents of these nodes answer."""
 
     def targets(self) -> list[Any]:
-        target = jobs.Target("n1:9400", "http://n1:9400/metrics", Labels({"job": "dcgm"}), "main", job=jobs.Job("dcgm"))
+        target = jobs.Target(
+            "n1:9400", "http://n1:9400/metrics", Labels({"job": "dcgm"}), "main", job=jobs.ScrapeJob("dcgm")
+        )
         return [scrape.TargetState(target, families={"temp": FamilyMetadata("gauge", "Temperature", "celsius")})]
 
     def dropped_targets(self) -> list[Any]:
-        return [discovery.Dropped("dcgm", {"__address__": "n9:9400"})]
+        return [discovery.DroppedTarget("dcgm", {"__address__": "n9:9400"})]
 
 
 class StoredHub(SmallHub):

@@ -64,7 +64,7 @@ class KubernetesDiscovery:
         # By name: the machine, as its object's id and its GPUs' model, and the most GPUs it has had.
         self._most: dict[str, tuple[tuple[str, str], int]] = {}
 
-    def found(self, listed: discovery.Found) -> discovery.Found:
+    def found(self, listed: discovery.DiscoveredTargets) -> discovery.DiscoveredTargets:
         """GPU nodes as expected ones; their targets where no list has one for the node already."""
         cluster = self._watch.cluster
         nodes = {node.name: self._expected(node) for node in self._watch.nodes() if node.has_gpus}
@@ -72,7 +72,7 @@ class KubernetesDiscovery:
         has_target = {target.node for target in listed.targets if target.cluster == cluster}
         chosen = self._pods()
         groups = [_group(node, chosen.get(name) if name not in has_target else None) for name, node in nodes.items()]
-        return discovery.read_groups(groups, SOURCE, defaults=discovery.Defaults(cluster=cluster))
+        return discovery.read_groups(groups, SOURCE, defaults=discovery.DiscoveryDefaults(cluster=cluster))
 
     def _expected(self, node: objects.Node) -> fleet.Node:
         placed = placement(node.labels)
@@ -140,7 +140,7 @@ def _group(node: fleet.Node, pod: objects.Pod | None) -> dict[str, object]:
         f"{discovery.META}pool": node.pool,
         f"{discovery.META}aliases": ",".join(sorted(node.aliases)),
         f"{discovery.META}expected_gpus": "" if node.expected_gpus is None else str(node.expected_gpus),
-        **{f"{discovery.DOMAIN}{kind}": name for kind, name in node.domains.items()},
+        **{f"{discovery.DOMAIN_META}{kind}": name for kind, name in node.domains.items()},
     }
     if pod is None:
         return {"targets": [], "labels": labels}

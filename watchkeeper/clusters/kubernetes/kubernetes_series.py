@@ -17,7 +17,7 @@ from watchkeeper.clusters.kubernetes.kubernetes_watch import KubernetesWatch
 from watchkeeper.model.labels import METRIC_NAME, Labels
 from watchkeeper.readers.clusters import kubernetes_objects as objects
 from watchkeeper.readers.clusters import pod_resources
-from watchkeeper.scrape import standing
+from watchkeeper.scrape import status_series
 
 JOB = "watchkeeper"
 # Which clusters have a kube-state-metrics that is scraped; every version of it writes this name.
@@ -97,7 +97,7 @@ def workload_series(
         for gpu in gpus_of(pod.node) if ids or has_all else ():
             if gpu["UUID"] not in told and (gpu["UUID"] in ids or (has_all and not ids)):
                 held = {"workload_kind": "pod", "workload": pod.name, "namespace": pod.namespace, "team": pod.namespace}
-                made[Labels({METRIC_NAME: standing.WORKLOAD_INFO, **gpu, **held})] = 1.0
+                made[Labels({METRIC_NAME: status_series.WORKLOAD_INFO, **gpu, **held})] = 1.0
     return made
 
 

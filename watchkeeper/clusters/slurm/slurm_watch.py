@@ -24,8 +24,8 @@ from watchkeeper.model.labels import METRIC_NAME, Labels
 from watchkeeper.model.workloads import ScheduledWorkload, Workload, WorkloadKind, WorkloadState
 from watchkeeper.readers.clusters import slurm_records as records
 from watchkeeper.readers.clusters import tres
-from watchkeeper.scrape import discovery, standing
-from watchkeeper.scrape.fleet import Fleet
+from watchkeeper.scrape import discovery, status_series
+from watchkeeper.scrape.fleet import FleetInventory
 
 T = TypeVar("T")
 
@@ -147,7 +147,7 @@ class SlurmWatch:
             problems.append(f"{name}: {error}")
             return None
 
-    def found(self, listed: discovery.Found) -> discovery.Found:
+    def found(self, listed: discovery.DiscoveredTargets) -> discovery.DiscoveredTargets:
         """The nodes with GPUs as expected ones, and where their agents are read unless a list says so already."""
         has_target = {target.node for target in listed.targets if target.cluster == self.cluster}
         aliases = _aliases(self._answers.nodes)
@@ -156,7 +156,7 @@ class SlurmWatch:
             for node in self._answers.nodes
             if node.gpus
         ]
-        return discovery.read_groups(groups, SOURCE, defaults=discovery.Defaults(cluster=self.cluster))
+        return discovery.read_groups(groups, SOURCE, defaults=discovery.DiscoveryDefaults(cluster=self.cluster))
 
     def _group(self, node: records.NodeRecord, aliases: frozenset[str], *, is_read: bool) -> dict[str, object]:
         meta, leaf = discovery.META, self._leaves.get(node.name, "")
@@ -167,7 +167,7 @@ class SlurmWatch:
             f"{meta}aliases": ",".join(sorted(aliases)),
             # How many GPUs are cut into the slices that it counts, Slurm does not say.
             f"{meta}expected_gpus": str(node.gpus) if _gpu_part(node) == 1 else "",
-            **({f"{discovery.DOMAIN}{LEAF}": leaf} if leaf else {}),
+            **({f"{discovery.DOMAIN_META}{LEAF}": leaf} if leaf else {}),
         }
         address = node.address or node.name
         host = f"[{address}]" if ":" in address else address
@@ -181,7 +181,7 @@ class SlurmWatch:
             Labels({**where, "Hostname": node.name, "state": node.state}): 1.0 for node in self._view.nodes if node.gpus
         }
 
-    def workload_series(self, fleet: Fleet, known: Iterable[Labels]) -> dict[Labels, float]:
+    def workload_series(self, fleet: FleetInventory, known: Iterable[Labels]) -> dict[Labels, float]:
         """Jobs on GPUs that neither an agent nor an exporter's labels attribute, by the indexes that Slurm tells."""
         told = {labels.get("UUID") for labels in known}
         made: dict[Labels, float] = {}
@@ -192,7 +192,9 @@ class SlurmWatch:
                     if seen.gpu.index in indexes and seen.gone_since_ms is None and seen.gpu.uuid not in told:
                         about = {"cluster": seen.cluster, "Hostname": seen.node, "UUID": seen.gpu.uuid}
                         held = {"gpu": str(seen.gpu.index), "workload_kind": "slurm_job", "workload": job.id}
-                        made[Labels({METRIC_NAME: standing.WORKLOAD_INFO, **about, **held, "user": job.user})] = 1.0
+                        made[Labels({METRIC_NAME: status_series.WORKLOAD_INFO, **about, **held, "user": job.user})] = (
+                            1.0
+                        )
         return made
 
 

@@ -15,9 +15,9 @@ from watchkeeper.hub.samples import Queries
 from watchkeeper.model import fleet, workloads
 from watchkeeper.model.labels import Labels
 from watchkeeper.query.engine import Answer
-from watchkeeper.scrape import standing
+from watchkeeper.scrape import status_series
 
-HOLDER_EXPR = f"{standing.WORKLOAD_INFO} or on (UUID) {standing.HOLDERS}"
+HOLDER_EXPR = f"{status_series.WORKLOAD_INFO} or on (UUID) {status_series.WORKLOAD_SOURCES}"
 SHARE_EXPR = "watchkeeper_gpu_workload_share"
 REASON_EXPR = "watchkeeper_gpu_attribution"
 

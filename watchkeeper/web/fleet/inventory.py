@@ -78,7 +78,7 @@ def _plain_gpu(gpu: fleet.Gpu, workloads: Mapping[str, str]) -> dict[str, Any]:
 
 def take(view: FleetView) -> Inventory:
     """The inventory as it is known at this moment; drawn up again only after it has changed."""
-    changes = view.changes
+    changes = view.revision
     known = _taken.get(view)
     if known is None or known[0] != changes:
         known = _taken[view] = (changes, _draw_up(view))

@@ -100,8 +100,8 @@ def judge(about: _Node) -> tuple[NodeState, str]:
     node, present = about.node, [gpu for gpu in about.seen if gpu.gone_since_ms is None]
     if about.gone_since_ms is not None:
         return NodeState.GONE, f"no source names it since {clock.from_ms(about.gone_since_ms):%Y-%m-%d %H:%M:%S}Z"
-    tried = [state for state in about.targets if state.health is not target_loop.Health.UNKNOWN]
-    if tried and not any(state.health is target_loop.Health.UP for state in tried):
+    tried = [state for state in about.targets if state.health is not target_loop.TargetHealth.UNKNOWN]
+    if tried and not any(state.health is target_loop.TargetHealth.UP for state in tried):
         error = next((state.error for state in tried if state.error), "no answer")
         return (NodeState.SILENT if about.seen else NodeState.NEVER_SEEN), error
     if not about.seen:

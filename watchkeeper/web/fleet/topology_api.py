@@ -98,8 +98,8 @@ class TopologyApi:
         answers: dict[tuple[str, str], list[bool]] = {}
         for state in self._targets.targets():
             cluster, name = state.target.cluster, state.target.node
-            if name is not None and state.health is not target_loop.Health.UNKNOWN:
-                answers.setdefault((cluster, name), []).append(state.health is target_loop.Health.UP)
+            if name is not None and state.health is not target_loop.TargetHealth.UNKNOWN:
+                answers.setdefault((cluster, name), []).append(state.health is target_loop.TargetHealth.UP)
         return frozenset(name for name, were_up in answers.items() if not any(were_up))
 
     async def _told(self, nodes: frozenset[str]) -> dict[str, list[topology.LinkView]]:

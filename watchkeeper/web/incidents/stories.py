@@ -47,7 +47,9 @@ class Stories:
             log.warning("The blast radius is unknown", extra=fields(incident=incident.id, error=error))
             return None
         price = self._runtime.settings.cost.dollars_per_gpu_hour
-        return blast.compute_blast(incident, holders, now=now, gpus_at=self._fleet.gpus_at, dollars_per_gpu_hour=price)
+        return blast.compute_blast(
+            incident, holders, now=now, gpus_at=self._fleet.expected_gpu_count, dollars_per_gpu_hour=price
+        )
 
     async def story_of(self, incident: Incident) -> incident_report.IncidentReport:
         id = incident.id

@@ -16,15 +16,15 @@ from watchkeeper.model.samples import STALE, Sample
 
 WORKLOAD_INFO = "watchkeeper_gpu_workload_info"
 # An exporter's labels say who holds a GPU. DCGM has no GPU_UTIL of a MIG slice: there its memory carries them.
-SLICES = 'DCGM_FI_DEV_FB_USED{GPU_I_ID!=""}'
-HOLDERS = f"(DCGM_FI_DEV_GPU_UTIL or on (UUID, GPU_I_ID) {SLICES})"
+MIG_MEMORY = 'DCGM_FI_DEV_FB_USED{GPU_I_ID!=""}'
+WORKLOAD_SOURCES = f"(DCGM_FI_DEV_GPU_UTIL or on (UUID, GPU_I_ID) {MIG_MEMORY})"
 HELD_LABELS = ("cluster", "Hostname", "UUID", "gpu", "GPU_I_ID", "GPU_I_PROFILE")
 EVENTS_TOTAL = "watchkeeper_events_total"
 # One series for each place, kind and code that ever had an event; beyond this the newest are not counted.
 MAX_EVENT_SERIES = 50_000
 
 
-class Standing:
+class StatusSeries:
     """One family of standing series."""
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ def _held_by(labels: Labels) -> Labels | None:
     return Labels({METRIC_NAME: WORKLOAD_INFO, **own, **kind, "namespace": namespace, "team": namespace})
 
 
-def held_series(holders: Iterable[Labels]) -> dict[Labels, float]:
+def agent_workload_series(holders: Iterable[Labels]) -> dict[Labels, float]:
     """Who holds each GPU in the words of the agents, without what their scrape added."""
     _known_words.start_generation()
     return {_known_words(labels): 1.0 for labels in holders}
@@ -86,7 +86,7 @@ class EventCounts:
                 self.series[labels] = self.series.get(labels, 0.0) + 1
 
 
-def own_series(registry: own_metrics.Registry, **target: str) -> dict[Labels, float]:
+def own_metric_series(registry: own_metrics.Registry, **target: str) -> dict[Labels, float]:
     """A process's own metrics as series, with the labels a scrape of it would add."""
     return {
         Labels({METRIC_NAME: metric.name, **target, **dict(pairs)}): value

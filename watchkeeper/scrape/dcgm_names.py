@@ -13,25 +13,25 @@ from collections.abc import Mapping
 from watchkeeper.catalogue import pack
 from watchkeeper.model.labels import METRIC_NAME
 
-PREFIX = "DCGM_"
+DCGM_PREFIX = "DCGM_"
 NODE_LABEL = "Hostname"
 
 
 def is_dcgm(name: str) -> bool:
-    return name.startswith(PREFIX)
+    return name.startswith(DCGM_PREFIX)
 
 
-def usual_name(name: str) -> str:
-    return old_names().get(name, name) if is_dcgm(name) else name
+def canonical_name(name: str) -> str:
+    return names_before_4_6().get(name, name) if is_dcgm(name) else name
 
 
-def usual(labels: Mapping[str, str], *, node: str | None) -> Mapping[str, str]:
+def canonical_labels(labels: Mapping[str, str], *, node: str | None) -> Mapping[str, str]:
     """The series in the usual names; `node` is where it was scraped, for exporters that do not say it."""
     name = labels.get(METRIC_NAME, "")
     if not is_dcgm(name):
         return labels
     changed = dict(labels)
-    changed[METRIC_NAME] = usual_name(name)
+    changed[METRIC_NAME] = canonical_name(name)
     if not changed.get(NODE_LABEL):
         hostname = changed.pop("hostname", "") or node
         if hostname:
@@ -40,7 +40,7 @@ def usual(labels: Mapping[str, str], *, node: str | None) -> Mapping[str, str]:
 
 
 @functools.cache
-def old_names() -> Mapping[str, str]:
+def names_before_4_6() -> Mapping[str, str]:
     """DCGM 4.6 name to the name before it; the number means the same under both."""
     rows = pack.load("dcgm_fields.csv", lambda cells: (cells["name_from_4_6"], cells["name"]))
     before = {old for _, old in rows}

@@ -25,27 +25,27 @@ PROTOCOLS = {
     PLAIN_TEXT: "text/plain;version=0.0.4",
 }
 # Those in which names may have any characters.
-SAY_ESCAPING = frozenset({PROTOBUF, OPENMETRICS, "PrometheusText1.0.0"})
+ESCAPING_PROTOCOLS = frozenset({PROTOBUF, OPENMETRICS, "PrometheusText1.0.0"})
 ESCAPINGS = ("allow-utf-8", "underscores", "dots", "values")
 # What our own lists are asked with; OpenMetrics is for those who write nothing else.
-USUAL = ("PrometheusText1.0.0", PLAIN_TEXT, OPENMETRICS)
+DEFAULT_PROTOCOLS = ("PrometheusText1.0.0", PLAIN_TEXT, OPENMETRICS)
 # What answers instead of an exporter when an address is wrong.
 NOT_METRICS = ("text/html", "application/json")
 
 
 def accept_header(protocols: Sequence[str] = (), *, wants_native: bool = False, escaping: str = ESCAPINGS[0]) -> str:
     """The header that asks for these protocols, the best first; without any, for those of our own lists."""
-    listed = protocols or USUAL
+    listed = protocols or DEFAULT_PROTOCOLS
     if wants_native and not protocols:
-        listed = (PROTOBUF, *USUAL)
+        listed = (PROTOBUF, *DEFAULT_PROTOCOLS)
     clauses = []
     for place, name in enumerate(listed):
-        spoken = f"{PROTOCOLS[name]};escaping={escaping}" if name in SAY_ESCAPING else PROTOCOLS[name]
+        spoken = f"{PROTOCOLS[name]};escaping={escaping}" if name in ESCAPING_PROTOCOLS else PROTOCOLS[name]
         clauses.append(f"{spoken};q={1 - place / 10:g}")
     return ",".join([*clauses, "*/*;q=0.1"])
 
 
-class PageForms:
+class PageParser:
     """The parser of one target; what it knows of series and metrics is that of the form that came last."""
 
     def __init__(self, *, max_series: int, accept: str = "", keeps_classic: bool = False) -> None:

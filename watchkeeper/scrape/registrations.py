@@ -14,45 +14,45 @@ from watchkeeper.model.fleet import MAX_GPUS_OF_A_NODE, NodeRegistration
 from watchkeeper.scrape import discovery
 
 # An agent that is gone for a day is no longer missed by what it once said of itself; lists are for that.
-KEPT = timedelta(hours=24)
+REGISTRATION_LIFETIME = timedelta(hours=24)
 MAX_NODES = 20_000
-LONGEST_NAME = 253
+MAX_NAME_LENGTH = 253
 SOURCE = "agents"
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class RegisteredNode:
     registration: NodeRegistration
     peer: str
     at: datetime
 
 
-class Registered:
+class NodeRegistrations:
     """The last word of each node."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, str], Known] = {}
+        self._known: dict[tuple[str, str], RegisteredNode] = {}
 
-    def take(self, told: NodeRegistration, peer: str, *, now: datetime) -> None:
+    def register(self, told: NodeRegistration, peer: str, *, now: datetime) -> None:
         """Believe a node; CollectError says what of it cannot be."""
         _check(told)
         key = (told.cluster, told.node)
         if key not in self._known and len(self._known) >= MAX_NODES:
             raise CollectError(f"{len(self._known)} nodes are registered, the limit is {MAX_NODES}")
-        self._known[key] = Known(told, peer, now)
+        self._known[key] = RegisteredNode(told, peer, now)
 
-    def found(self, listed: discovery.Found, *, now: datetime) -> discovery.Found:
+    def discovered_nodes(self, listed: discovery.DiscoveredTargets, *, now: datetime) -> discovery.DiscoveredTargets:
         """The registered nodes; those that a list gives no target for are read where they said."""
         has_target = {(target.cluster, target.node) for target in listed.targets}
-        self._known = {key: entry for key, entry in self._known.items() if now - entry.at < KEPT}
+        self._known = {key: entry for key, entry in self._known.items() if now - entry.at < REGISTRATION_LIFETIME}
         groups = [_group(entry, is_read=key not in has_target) for key, entry in self._known.items()]
-        return discovery.read_groups(groups, SOURCE, defaults=discovery.Defaults())
+        return discovery.read_groups(groups, SOURCE, defaults=discovery.DiscoveryDefaults())
 
 
 def _check(told: NodeRegistration) -> None:
     for name in (told.cluster, told.node):
-        if not 0 < len(name) <= LONGEST_NAME or not name.isprintable() or " " in name:
-            raise CollectError(f"a name needs 1 to {LONGEST_NAME} visible characters, this one has {len(name)}")
+        if not 0 < len(name) <= MAX_NAME_LENGTH or not name.isprintable() or " " in name:
+            raise CollectError(f"a name needs 1 to {MAX_NAME_LENGTH} visible characters, this one has {len(name)}")
     if told.metrics_port is not None and not 1 <= told.metrics_port <= 65_535:
         raise CollectError(f"port {told.metrics_port} is not between 1 and 65535")
     if told.expected_gpus is not None and not 0 <= told.expected_gpus <= MAX_GPUS_OF_A_NODE:
@@ -61,7 +61,7 @@ def _check(told: NodeRegistration) -> None:
         raise CollectError(f"{len(told.gpus)} GPUs, the limit is {MAX_GPUS_OF_A_NODE}")
 
 
-def _group(entry: Known, *, is_read: bool) -> dict[str, object]:
+def _group(entry: RegisteredNode, *, is_read: bool) -> dict[str, object]:
     told = entry.registration
     labels = {f"{discovery.META}cluster": told.cluster, f"{discovery.META}node": told.node}
     if told.expected_gpus is not None:

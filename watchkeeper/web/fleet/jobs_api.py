@@ -243,7 +243,7 @@ def endpoints(api: JobsApi) -> list[Endpoint]:
             "/api/jobs/{id:path}",
             Role.VIEWER,
             api.one,
-            words="One job in full: efficiency, goodput, ranks side by side, hardware events; the id may hold a slash",
+            words="One job in full: efficiency, goodput, ranks, hardware events; the id may contain a slash",
             asks=(shapes.CLUSTER,),
             gives=jobs.JobReport,
         ),

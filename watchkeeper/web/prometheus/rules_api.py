@@ -232,7 +232,7 @@ def endpoints(api: RulesApi) -> list[Endpoint]:
             Role.VIEWER,
             api.replay,
             changes=True,
-            words="What a rule would have fired over the samples that are kept; nothing is written and nobody is told",
+            words="When a rule would have fired over the stored samples; writes nothing and sends no notifications",
             body={"expr": str, "for": str, "name": str, "rules": str, "from": str, "to": str, "interval": str},
             gives=RuleReplay,
         ),

@@ -32,7 +32,7 @@ if __package__ in (None, ""):
 from bench.gpu import agent_tree
 from watchkeeper.agent.gpus.gpu_page import Freshness, GpuPage
 from watchkeeper.agent.gpus.reader_link import ReaderLink
-from watchkeeper.agent.gpus.reader_watch import Limits
+from watchkeeper.agent.gpus.reader_watch import ReaderLimits
 from watchkeeper.agent.gpus.sampler import DriverFact, Sampler, SamplerSettings
 from watchkeeper.kit import clock
 from watchkeeper.model import fleet
@@ -125,7 +125,7 @@ def children() -> list[int]:
 
 
 @contextmanager
-def sampling(limits: Limits, facts: list[tuple[float, DriverFact]] | None = None) -> Iterator[Sampler]:
+def sampling(limits: ReaderLimits, facts: list[tuple[float, DriverFact]] | None = None) -> Iterator[Sampler]:
     def keep(fact: DriverFact) -> None:
         if facts is not None:
             facts.append((time.time(), fact))
@@ -154,12 +154,12 @@ def bench_reader() -> dict[str, Any]:
     def hear() -> dict[str, Any]:
         while True:
             assert poll.poll(30_000), link.current_call()
-            for message in link.hear():
+            for message in link.read_messages():
                 if "event" not in message:
                     return message
 
     def ask(*cadences: str) -> dict[str, Any]:
-        link.ask(0, cadences)
+        link.request_reading(0, cadences)
         return hear()
 
     hello = hear()
@@ -169,7 +169,7 @@ def bench_reader() -> dict[str, Any]:
     for name, cadences in (("fast", ["fast"]), ("profile", ["profile"]), ("slow", ["slow"]), ("rare", ["rare"])):
         found[f"{name}_ms"] = percentiles(timed(lambda c=cadences: ask(*c), 5 if name == "rare" else 50), 1e3)
         time.sleep(0.2)
-    link.give_up()
+    link.abandon()
     link.wait_gone(5)
     return found
 
@@ -190,7 +190,7 @@ def bench_scrape(sampler: Sampler) -> dict[str, Any]:
 
 def bench_cost(seconds: float) -> tuple[dict[str, Any], bytes]:
     """CPU and memory of the agent's half and its reader at a one-second interval, scraped once a second."""
-    with sampling(Limits(interval=1.0)) as sampler:
+    with sampling(ReaderLimits(interval=1.0)) as sampler:
         time.sleep(3)
         (reader,) = children()
         before = {"sampler": cpu_seconds("self"), "reader": cpu_seconds(reader)}
@@ -260,7 +260,7 @@ def bench_matmul(pairs: int, window: float) -> dict[str, Any]:
         without, with_agent, page = [], [], b""
         for _ in range(pairs):
             without.append(rate())
-            with sampling(Limits(interval=1.0)) as sampler:
+            with sampling(ReaderLimits(interval=1.0)) as sampler:
                 time.sleep(1.2)
                 with_agent.append(rate())
                 page = sampler.page()
@@ -280,7 +280,7 @@ def bench_matmul(pairs: int, window: float) -> dict[str, Any]:
 def bench_xid() -> dict[str, Any]:
     """From the launch of a kernel with an illegal access to the driver's event in the agent."""
     facts: list[tuple[float, DriverFact]] = []
-    with sampling(Limits(interval=1.0), facts) as sampler, python(XID_31) as job:
+    with sampling(ReaderLimits(interval=1.0), facts) as sampler, python(XID_31) as job:
         assert job.stdin is not None
         assert job.stdout is not None
         if job.stdout.readline().strip() != "ready":

@@ -118,16 +118,16 @@ def test_a_counter_that_wraps_goes_on_and_one_that_is_cleared_starts_again(machi
 
 @given(st.lists(st.integers(0, (1 << 31) - 1), max_size=20), st.integers(0, (1 << 32) - 1))
 def test_a_32_bit_counter_read_often_enough_loses_nothing(steps: list[int], start: int) -> None:
-    growing, true = port_counters.GrowingCounters(), start
+    growing, true = port_counters.CounterTotals(), start
     for at, step in enumerate([0, *steps]):
         true += step
-        assert growing.take("c", true % (1 << 32), at=float(at)).total == true
+        assert growing.add_reading("c", true % (1 << 32), at=float(at)).total == true
 
 
 @given(st.lists(st.integers(0, 1 << 64), min_size=1, max_size=20))
 def test_what_is_shown_never_goes_back(raws: list[int]) -> None:
-    growing = port_counters.GrowingCounters()
-    totals = [growing.take("c", raw, at=float(at)).total for at, raw in enumerate(raws)]
+    growing = port_counters.CounterTotals()
+    totals = [growing.add_reading("c", raw, at=float(at)).total for at, raw in enumerate(raws)]
     assert totals == sorted(totals)
 
 
@@ -263,7 +263,7 @@ def test_the_agents_page_has_the_ports_of_its_machine(machine: Path) -> None:
             node="n1",
             kmsg=machine / "no-kmsg",
             roots=Roots(machine / "proc", machine / "sys", machine),
-            listen=agent_server.Listen(socket=socket),
+            listen=agent_server.ListenSettings(socket=socket),
             reads_gpus=False,
         )
 

@@ -42,7 +42,7 @@ class ChassisSettings:
 
     redfish_url: str | None = None
     access: Access = field(default_factory=Access)
-    asks_ipmi: bool = True
+    reads_ipmi: bool = True
 
 
 class Chassis:
@@ -65,7 +65,7 @@ class Chassis:
 
     async def read(self) -> None:
         """Ask every source that is there."""
-        if self._settings.asks_ipmi and any((self._root / name).exists() for name in IPMI_DEVICES):
+        if self._settings.reads_ipmi and any((self._root / name).exists() for name in IPMI_DEVICES):
             await self._keep("IPMI", asyncio.to_thread(self._ask_ipmi))
         if self._settings.redfish_url is not None:
             await self._keep("Redfish", read_redfish(self._settings.redfish_url, self._settings.access))
@@ -99,14 +99,14 @@ class Chassis:
 async def read_redfish(url: str, access: Access) -> tuple[Sensor, ...]:
     """Every sensor of every chassis of a controller; CollectError if it does not answer as one."""
     connection = http.Connection(timeout_seconds=REQUEST_SECONDS, max_body_bytes=MAX_RESOURCE_BYTES, access=access)
-    walk = Walk(url, connection, access)
+    walk = RedfishWalk(url, connection, access)
     try:
         return tuple([sensor async for sensor in walk.sensors()][:MAX_SENSORS])
     finally:
         await connection.aclose()
 
 
-class Walk:
+class RedfishWalk:
     """One walk over a controller's resources, with a limit on how many are fetched."""
 
     def __init__(self, url: str, connection: http.Connection, access: Access) -> None:

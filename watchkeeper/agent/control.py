@@ -32,7 +32,7 @@ ORDERS = "orders"
 class ControlSettings:
     """`node` None: no key, so no orders are fetched. `scan_options` is how an ordered scan looks at this node."""
 
-    node: orders.Node | None = None
+    node: orders.AgentIdentity | None = None
     logs_gpu_context: bool = False
     scan_options: tuple[str, ...] = ()
     # None: those that are usual.
@@ -66,7 +66,7 @@ class Control:
 
     def apply_pause(self, sampler: PausableSampler | None) -> None:
         """Hand on whether profiling is paused now."""
-        pause = self._pause.look(self._time.now(), system_time.monotonic())
+        pause = self._pause.update(self._time.now(), system_time.monotonic())
         if sampler is not None:
             sampler.pause_profiling(pause is not None)
 
@@ -87,13 +87,13 @@ class Control:
     def takes_orders(self) -> bool:
         return self._settings.node is not None
 
-    async def follow_orders(self, hub: push.Hub, sampler: Callable[[], PausableSampler | None]) -> None:
+    async def follow_orders(self, hub: push.HubEndpoint, sampler: Callable[[], PausableSampler | None]) -> None:
         """For ever; only where `takes_orders`."""
         # Imported here: a node that takes no orders saves a MiB.
         from watchkeeper.agent.orders import order_context, order_ledger, orders
 
         assert self._settings.node is not None
-        ledger = order_ledger.Ledger(self._directory / ORDERS, now=self._time.now())
+        ledger = order_ledger.OrderLedger(self._directory / ORDERS, now=self._time.now())
         bench = order_context.OrderContext(
             self._pause_file,
             self._settings.scan_options,
@@ -101,7 +101,7 @@ class Control:
             roots=self._settings.roots,
             gpus_released=lambda: gpus_released(sampler()),
         )
-        desk = orders.Desk(self._settings.node, ledger, bench, time=self._time, count=self._orders)
+        desk = orders.OrderWorker(self._settings.node, ledger, bench, time=self._time, count=self._orders)
         await orders.follow_orders(hub, desk, time=self._time)
 
 

@@ -52,7 +52,7 @@ class ResultFile:
         except WireError as error:
             raise CollectError(f"is not a file of results: {str(error)[:200]}", where=str(self.path)) from error
 
-    def keep(self, report: diag.Report) -> None:
+    def add(self, report: diag.Report) -> None:
         """Add a run; a file that is broken is replaced, since what it held is lost anyway."""
         try:
             known = self.read()

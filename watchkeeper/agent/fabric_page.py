@@ -62,7 +62,7 @@ class FabricPage:
     # How long the adapters may take to answer, all together.
     seconds: float = 2.0
     _counters: port_counters.PortCounters = field(init=False)
-    _facts_within: port_counters.ReadWithin[infiniband_sysfs.Adapter] = field(init=False)
+    _facts_within: port_counters.DeadlineReader[infiniband_sysfs.Adapter] = field(init=False)
     _ports: tuple[Row, ...] = ()
     _facts: tuple[Row, ...] = ()
     _ports_at: float = float("-inf")
@@ -70,7 +70,7 @@ class FabricPage:
 
     def __post_init__(self) -> None:
         self._counters = port_counters.PortCounters(self.roots.sysfs, self.seconds)
-        self._facts_within = port_counters.ReadWithin(self.seconds)
+        self._facts_within = port_counters.DeadlineReader(self.seconds)
 
     async def refresh(self) -> None:
         await asyncio.to_thread(self.read_counters, monotonic())

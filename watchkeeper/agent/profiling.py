@@ -18,8 +18,8 @@ from watchkeeper.kit import durations, files, logs, own_metrics, wire
 log = logging.getLogger(__name__)
 
 FILE = "profiling_pause.json"
-USUAL = timedelta(hours=1)
-LONGEST = timedelta(hours=24)
+DEFAULT_PAUSE = timedelta(hours=1)
+MAX_PAUSE = timedelta(hours=24)
 MOST_BYTES = 4096
 
 
@@ -32,8 +32,8 @@ class Pause:
     by: str
 
     def __post_init__(self) -> None:
-        if not timedelta(0) < self.until - self.since <= LONGEST:
-            raise ValueError(f"a pause of {self.until - self.since} is not between 0 and {LONGEST}")
+        if not timedelta(0) < self.until - self.since <= MAX_PAUSE:
+            raise ValueError(f"a pause of {self.until - self.since} is not between 0 and {MAX_PAUSE}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class PauseWatch:
             "watchkeeper_agent_profiling_paused_seconds", "For how long the counters have been left to other tools"
         )
 
-    def look(self, now: datetime, monotonic: float) -> Pause | None:
+    def update(self, now: datetime, monotonic: float) -> Pause | None:
         """The pause that holds; what begins and ends is said once."""
         pause = self._read()
         if pause is not None and pause != self._pause:

@@ -159,7 +159,7 @@ class Watch:
             return
         self._seen_record = records[-1].seq
         read = [
-            await self._kernel.read(kernel_follow.NodeRecord(one.node, one.boot, one.record, one.at, one.seq))
+            await self._kernel.read(kernel_follow.KernelRecord(one.node, one.boot, one.record, one.at, one.seq))
             for one in records
         ]
         batch = [event for event in read if event is not None]

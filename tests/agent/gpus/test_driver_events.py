@@ -28,7 +28,7 @@ def sample(at: float, **values: float) -> GpuSample:
 
 
 def watch() -> policies.PolicyWatch:
-    return policies.PolicyWatch(policies.load())
+    return policies.PolicyWatch(policies.load_policies())
 
 
 def names(watching: policies.PolicyWatch, at: float, **values: float) -> list[str]:
@@ -67,22 +67,22 @@ def test_old_numbers_of_a_gpu_that_does_not_answer_violate_nothing() -> None:
 
 def test_a_policy_with_an_unknown_key_is_refused() -> None:
     with pytest.raises(PackError, match="unknown keys: atleast"):
-        policies.load('[policy.x]\nbit=1\ncause="unknown"\nmeasures=["a"]\nwords="w"\nsource="s"\natleast=1\n')
+        policies.load_policies('[policy.x]\nbit=1\ncause="unknown"\nmeasures=["a"]\nwords="w"\nsource="s"\natleast=1\n')
 
 
 def test_nvml_first_and_the_kernel_line_second_are_one() -> None:
     merge = driver_events.XidMerge()
-    merge.driver_said(FACT, 10.0)
-    assert merge.ripe(11.9) == []
-    assert merge.kernel_said(LINE) is True
-    assert merge.ripe(99.0) == []
+    merge.add_driver_event(FACT, 10.0)
+    assert merge.take_expired(11.9) == []
+    assert merge.add_kernel_line(LINE) is True
+    assert merge.take_expired(99.0) == []
 
 
 def test_the_kernel_line_first_and_nvml_second_are_one() -> None:
     merge = driver_events.XidMerge()
-    assert merge.kernel_said(LINE) is False
-    merge.driver_said(FACT, 10.0)
-    assert merge.ripe(99.0) == []
+    assert merge.add_kernel_line(LINE) is False
+    merge.add_driver_event(FACT, 10.0)
+    assert merge.take_expired(99.0) == []
 
 
 @pytest.mark.parametrize(
@@ -90,20 +90,20 @@ def test_the_kernel_line_first_and_nvml_second_are_one() -> None:
 )
 def test_another_code_gpu_or_time_is_another_event(other: DriverFact) -> None:
     merge = driver_events.XidMerge()
-    merge.kernel_said(LINE)
-    merge.driver_said(other, 10.0)
-    assert merge.ripe(12.0) == [other]
+    merge.add_kernel_line(LINE)
+    merge.add_driver_event(other, 10.0)
+    assert merge.take_expired(12.0) == [other]
 
 
 def test_what_lasts_is_reported_when_it_begins_and_every_few_minutes() -> None:
-    standing = driver_events.Standing()
+    standing = driver_events.ReportSchedule()
     held = {"hung": object()}
     reported = [at for at in range(0, 700, 10) if standing.due(held, float(at))]
     assert reported == [0, 300, 600]
 
 
 def test_what_blinks_is_not_reported_each_time() -> None:
-    standing = driver_events.Standing()
+    standing = driver_events.ReportSchedule()
     reported = [at for at in range(120) if standing.due({"hot": 1} if at % 2 == 0 else {}, float(at))]
     assert reported == [0, 60]
 

@@ -25,7 +25,7 @@ from watchkeeper.store.journal.journal import Journal
 
 NOON = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
 HUB_KEY = b"h" * 32
-NODE = orders.Node("main", "n1", node_key(HUB_KEY, "main", "n1"))
+NODE = orders.AgentIdentity("main", "n1", node_key(HUB_KEY, "main", "n1"))
 STEPS = ("give", "work", "work and lose the receipts", "die at work", "agent restarts", "hub restarts")
 
 
@@ -50,9 +50,9 @@ class World:
         self.outbox = OrderQueue(self.journal, HUB_KEY, now=NOON)
 
     def start_agent(self) -> None:
-        ledger = order_ledger.Ledger(self.root / "orders", now=NOON)
+        ledger = order_ledger.OrderLedger(self.root / "orders", now=NOON)
         bench = order_work.OrderContext(profiling.PauseFile(self.root))
-        self.desk = orders.Desk(NODE, ledger, bench, time=self.clock, count=Metric("orders", "counter", ""))
+        self.desk = orders.OrderWorker(NODE, ledger, bench, time=self.clock, count=Metric("orders", "counter", ""))
         self.desk.resume()
 
     async def scan(
@@ -67,7 +67,7 @@ class World:
     def work(self, *, is_lost: bool = False) -> None:
         receipts = self.desk.ledger.receipts()
         for envelope in self.outbox.waiting("main", "n1", now=NOON):
-            receipts |= asyncio.run(self.desk.take(envelope))
+            receipts |= asyncio.run(self.desk.handle(envelope))
         for id, receipt in ({} if is_lost else receipts).items():
             self.outbox.take(id, receipt, now=NOON)
             self.desk.ledger.delivered(id)

@@ -157,5 +157,5 @@ def test_every_limit_is_used_and_every_cause_of_a_policy_is_known() -> None:
     named = {*check_names(), "recovery_drain_p2p", "disk_used", "disk_full", "memory_available", "fabric_in_progress"}
     named |= {"clock_offset", *(f"replay_gen{generation}" for generation in range(1, 7))}
     assert set(verdicts.limits()) <= named
-    assert all(causes.lookup(policy.cause).cause == policy.cause for policy in policies.load())
+    assert all(causes.lookup(policy.cause).cause == policy.cause for policy in policies.load_policies())
     assert node_checks.CHECKS

@@ -76,7 +76,7 @@ def test_the_page_follows_the_file(tmp_path: Path, caplog: pytest.LogCaptureFixt
     page, file = diag_page.DiagPage(tmp_path, "n1"), diag_page.ResultFile(tmp_path)
     page.refresh(NOON)
     assert page.page() == b""
-    file.keep(report(COPY))
+    file.add(report(COPY))
     page.refresh(NOON)
     assert b'watchkeeper_diag_measured{test="memory_copy"' in page.page()
     file.path.write_text("{}x")
@@ -84,7 +84,7 @@ def test_the_page_follows_the_file(tmp_path: Path, caplog: pytest.LogCaptureFixt
         page.refresh(NOON)
     assert page.page() == b""
     assert [record.message for record in caplog.records] == ["Diagnostic results are not shown"]
-    file.keep(report(NVML))
+    file.add(report(NVML))
     assert [entry.result for entry in file.read().results] == [NVML]
 
 
@@ -94,14 +94,14 @@ def test_the_agent_shows_what_diag_has_left(fake: driver.FakeNvml, tmp_path: Pat
             return await node.until_page(lambda text: "watchkeeper_diag_measured{" in text)
 
     (tmp_path / "spool").mkdir()
-    diag_page.ResultFile(tmp_path / "spool").keep(report(COPY, at=ScaledClock().now()))
+    diag_page.ResultFile(tmp_path / "spool").add(report(COPY, at=ScaledClock().now()))
     page = asyncio.run(asyncio.wait_for(scraped(), 30))
     assert 'watchkeeper_diag_result{test="memory_copy",UUID="GPU-1",Hostname=' in page
 
 
 def test_a_directory_that_may_not_be_written_is_named_with_a_remedy(tmp_path: Path) -> None:
     with pytest.raises(CollectError, match=r"diag\.json: cannot be written.*--spool"):
-        diag_page.ResultFile(tmp_path / "absent").keep(report(COPY))
+        diag_page.ResultFile(tmp_path / "absent").add(report(COPY))
 
 
 def test_a_report_says_failed_before_cannot_tell_before_passed() -> None:

@@ -207,13 +207,15 @@ class Rebooting:
             profiling.PauseFile(root), tools=tools, roots=Roots(root / "proc", root)
         )
 
-    def desk(self) -> agents.Desk:
-        allowed = agents.Node("main", "n1", KEY, frozenset({"reboot"}))
-        ledger = order_ledger.Ledger(self.root / "orders", now=NOON)
-        return agents.Desk(allowed, ledger, self.bench, time=self.world.clock, count=Metric("orders", "counter", ""))
+    def desk(self) -> agents.OrderWorker:
+        allowed = agents.AgentIdentity("main", "n1", KEY, frozenset({"reboot"}))
+        ledger = order_ledger.OrderLedger(self.root / "orders", now=NOON)
+        return agents.OrderWorker(
+            allowed, ledger, self.bench, time=self.world.clock, count=Metric("orders", "counter", "")
+        )
 
     async def work_until_the_machine_goes_down(self, envelope: orders.Envelope) -> None:
-        work = asyncio.create_task(self.desk().take(envelope))
+        work = asyncio.create_task(self.desk().handle(envelope))
         await until_async((self.root / "called").exists)
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
@@ -238,24 +240,26 @@ def test_a_reboot_is_answered_by_the_agent_that_starts_after_it(world: World, tm
 @pytest.mark.parametrize(
     ("line", "result", "words"),
     [
-        (order_ledger.Line("n", NOON, kind="reboot", boot="a"), Result.FAILED, "and the machine did not"),
-        (order_ledger.Line("n", NOON, kind="reset_gpu", boot="b"), Result.FAILED, "is not known"),
-        (order_ledger.Line("n", NOON, kind="reboot"), Result.FAILED, "is not known"),
-        (order_ledger.Line("n", NOON), Result.FAILED, "is not known"),
+        (order_ledger.LedgerEntry("n", NOON, kind="reboot", boot="a"), Result.FAILED, "and the machine did not"),
+        (order_ledger.LedgerEntry("n", NOON, kind="reset_gpu", boot="b"), Result.FAILED, "is not known"),
+        (order_ledger.LedgerEntry("n", NOON, kind="reboot"), Result.FAILED, "is not known"),
+        (order_ledger.LedgerEntry("n", NOON), Result.FAILED, "is not known"),
         (
-            order_ledger.Line("n", NOON, kind="restart_service", about="watchkeeper-agent"),
+            order_ledger.LedgerEntry("n", NOON, kind="restart_service", about="watchkeeper-agent"),
             Result.DONE,
             "this agent was restarted",
         ),
     ],
 )
-def test_only_a_restart_that_was_the_work_itself_proves_it(line: order_ledger.Line, result: Result, words: str) -> None:
+def test_only_a_restart_that_was_the_work_itself_proves_it(
+    line: order_ledger.LedgerEntry, result: Result, words: str
+) -> None:
     done = agents.after_restart(line, "a")
     assert done.result is result
     assert words in done.text
 
 
 def test_a_machine_without_a_boot_id_is_not_said_to_have_stayed_up() -> None:
-    done = agents.after_restart(order_ledger.Line("n", NOON, kind="reboot", boot="a"), "")
+    done = agents.after_restart(order_ledger.LedgerEntry("n", NOON, kind="reboot", boot="a"), "")
     assert done.result is Result.FAILED
     assert "is not known" in done.text

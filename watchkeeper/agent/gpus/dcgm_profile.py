@@ -49,7 +49,7 @@ class DcgmProfile:
         wanted = [family for family in self.families if family.cadence is Cadence.PROFILE and family.name in numbers]
         self.families = wanted
 
-    def profiled(self, gpu: GpuSample) -> GpuSample:
+    def add_metrics(self, gpu: GpuSample) -> GpuSample:
         """The GPU with DCGM's numbers, if NVML has none and DCGM has."""
         uuid = gpu.identity["uuid"]
         if Cadence.PROFILE in gpu.read_at:
@@ -65,7 +65,7 @@ class DcgmProfile:
     def is_needed(self) -> bool:
         return bool(self.families) and any(rounds >= ROUNDS_WITHOUT for rounds in self._without.values())
 
-    async def look(self, is_paused: Callable[[], bool]) -> None:
+    async def run_if_needed(self, is_paused: Callable[[], bool]) -> None:
         """Run one dcgmi for as long as it is needed and lives; returns at once if it is not, or not yet again."""
         if not self.is_needed or is_paused() or self.monotonic() < self._not_before:
             return

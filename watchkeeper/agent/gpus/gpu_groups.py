@@ -76,7 +76,7 @@ class GroupFile:
         return name in groups
 
 
-def own_file(environment: Mapping[str, str] = os.environ) -> GroupFile:
+def user_file(environment: Mapping[str, str] = os.environ) -> GroupFile:
     """Where this person's groups are: WATCHKEEPER_GPU_GROUPS, root's for the whole system, else one's own."""
     if named := environment.get("WATCHKEEPER_GPU_GROUPS"):
         return GroupFile(Path(named))
@@ -86,14 +86,14 @@ def own_file(environment: Mapping[str, str] = os.environ) -> GroupFile:
     return GroupFile(Path(home) / "watchkeeper" / SYSTEM.name)
 
 
-def known_groups(own: GroupFile) -> dict[str, list[str]]:
+def all_groups(own: GroupFile) -> dict[str, list[str]]:
     """Every group by name, one's own before the system's."""
     return {**(GroupFile(SYSTEM).load() if own.path != SYSTEM else {}), **own.load()}
 
 
-def find(name: str, own: GroupFile) -> gpu_selectors.Selection:
+def find_group(name: str, own: GroupFile) -> gpu_selectors.Selection:
     """The GPUs of a group; SettingsError says which groups there are."""
-    groups = known_groups(own)
+    groups = all_groups(own)
     if name not in groups:
         known = ", ".join(sorted(groups)) or "none; `watchkeeper gpus group create NAME GPU…` makes one"
         raise SettingsError(f"there is no group `{name[:70]}`; there are: {known}")

@@ -51,7 +51,7 @@ class StreamingProcess:
             try:
                 block = os.read(self._descriptor, READ_BYTES)
             except BlockingIOError:
-                if not await kernel_follow.readable(self._descriptor, LOOK_SECONDS):
+                if not await kernel_follow.wait_readable(self._descriptor, LOOK_SECONDS):
                     yield None
                 continue
             if not block:

@@ -43,10 +43,10 @@ SAME_WATTS = 1.0
 async def reset_gpu(bench: OrderContext, arguments: Mapping[str, str], now: datetime) -> OrderOutcome:  # noqa: ARG001
     """Reset one GPU that nobody holds."""
     async with bench.gpus_released():
-        gpu = order_gpus.find(await order_gpus.look(bench), arguments.get("gpu", ""))
+        gpu = order_gpus.find_gpu(await order_gpus.read_gpus(bench), arguments.get("gpu", ""))
         uuid = gpu.identity["uuid"]
         if held := await _still_held(bench, [gpu]):
-            return refused(f"{uuid} is held by {order_gpus.named(held)}; nothing was reset", _listed(held))
+            return refused(f"{uuid} is held by {order_gpus.format_holders(held)}; nothing was reset", _listed(held))
         status, output = await run_program(
             [bench.tools.nvidia_smi, "--gpu-reset", "-i", uuid], bench.environment, has_errors=True
         )
@@ -54,7 +54,7 @@ async def reset_gpu(bench: OrderContext, arguments: Mapping[str, str], now: date
         others = sorted({found for found in PCI.findall(output) if not _is_same(found, gpu.identity["pci"])})
         together = f"; the driver names {', '.join(others)} too, to be reset together with it" if others else ""
         raise CollectError(f"{uuid} was not reset, nvidia-smi ended with {status}{together}: {_said(output)}")
-    if all(found.identity["uuid"] != uuid for found in await order_gpus.look(bench)):
+    if all(found.identity["uuid"] != uuid for found in await order_gpus.read_gpus(bench)):
         raise CollectError(f"{uuid} was reset and does not answer since: {_said(output)}")
     return OrderOutcome(f"{uuid} was reset, and answers", output)
 
@@ -62,13 +62,13 @@ async def reset_gpu(bench: OrderContext, arguments: Mapping[str, str], now: date
 async def reboot(bench: OrderContext, arguments: Mapping[str, str], now: datetime) -> OrderOutcome:  # noqa: ARG001
     """Restart the machine. Nobody returns from this: the agent that starts then answers, by the boot id."""
     if arguments.get("drained") != "yes":
-        gpus = await order_gpus.look(bench)
+        gpus = await order_gpus.read_gpus(bench)
         if not gpus:
             return refused(
                 "NVML shows no GPU, so nobody knows whose programs a reboot would end; say that it is drained"
             )
-        if held := await order_gpus.holders(bench, gpus, only_working=True):
-            return refused(f"a reboot would end {order_gpus.named(held)}; nothing was done", _listed(held))
+        if held := await order_gpus.find_holders(bench, gpus, only_working=True):
+            return refused(f"a reboot would end {order_gpus.format_holders(held)}; nothing was done", _listed(held))
     status, output = await run_program([bench.tools.systemctl, "reboot"], bench.environment, has_errors=True)
     if status != 0:
         raise CollectError(f"{bench.tools.systemctl} reboot ended with {status}: {_said(output)}")
@@ -81,14 +81,16 @@ async def apply_mig(bench: OrderContext, arguments: Mapping[str, str], now: date
     if not NAME.fullmatch(layout):
         return refused(f"`{layout[:40]}` is not the name of a layout; the agent's --mig-layout may name one")
     async with bench.gpus_released():
-        if held := await _still_held(bench, await order_gpus.look(bench)):
-            return refused(f"GPUs are held by {order_gpus.named(held)}; no layout was changed", _listed(held))
+        if held := await _still_held(bench, await order_gpus.read_gpus(bench)):
+            return refused(f"GPUs are held by {order_gpus.format_holders(held)}; no layout was changed", _listed(held))
         which = ["-f", str(tools.mig_config), "-c", layout]
         status, output = await run_program([tools.mig_parted, "apply", *which], bench.environment, has_errors=True)
         if status != 0:
             raise CollectError(f"{tools.mig_parted} apply ended with {status}: {_said(output)}")
         status, compared = await run_program([tools.mig_parted, "assert", *which], bench.environment, has_errors=True)
-    found = "; ".join(f"gpu {gpu.index}: {_slices(gpu)}" for gpu in await order_gpus.look(bench)) or "no GPU answers"
+    found = (
+        "; ".join(f"gpu {gpu.index}: {_slices(gpu)}" for gpu in await order_gpus.read_gpus(bench)) or "no GPU answers"
+    )
     if status != 0:
         raise CollectError(f"{layout} was applied, but the GPUs are not so: {_said(compared)}. Now {found}")
     return OrderOutcome(f"the layout is {layout}: {found}", output + compared)
@@ -111,8 +113,8 @@ async def restart_service(bench: OrderContext, arguments: Mapping[str, str], now
 
 async def lower_power(bench: OrderContext, arguments: Mapping[str, str], now: datetime) -> OrderOutcome:  # noqa: ARG001
     """Set a power limit within the board's own range, or the one that was there before we did."""
-    gpu = order_gpus.find(await order_gpus.look(bench), arguments.get("gpu", ""))
-    uuid, memory = gpu.identity["uuid"], Limits(bench.pause_file.directory / "power_limits.json")
+    gpu = order_gpus.find_gpu(await order_gpus.read_gpus(bench), arguments.get("gpu", ""))
+    uuid, memory = gpu.identity["uuid"], SavedPowerLimits(bench.pause_file.directory / "power_limits.json")
     before, lowest, highest = (_watts(gpu, name) for name in (order_gpus.LIMIT, order_gpus.LOWEST, order_gpus.HIGHEST))
     is_undo = "restore" in arguments
     wanted = memory.read().get(uuid, _watts(gpu, order_gpus.DEFAULT)) if is_undo else _wanted_watts(gpu, arguments)
@@ -128,7 +130,7 @@ async def lower_power(bench: OrderContext, arguments: Mapping[str, str], now: da
         memory.keep(uuid, before)
     line = [bench.tools.nvidia_smi, "-i", uuid, "--power-limit", f"{wanted:.2f}"]
     status, output = await run_program(line, bench.environment, has_errors=True)
-    after = _watts(order_gpus.find(await order_gpus.look(bench), uuid), order_gpus.LIMIT)
+    after = _watts(order_gpus.find_gpu(await order_gpus.read_gpus(bench), uuid), order_gpus.LIMIT)
     if status != 0 or abs(after - wanted) >= SAME_WATTS:
         raise CollectError(
             f"{uuid} has {after:g} W, wanted were {wanted:g} W; nvidia-smi ended with {status}: {_said(output)}"
@@ -155,7 +157,7 @@ async def diag(bench: OrderContext, arguments: Mapping[str, str], now: datetime)
 WORK: Sequence[OrderFunction] = (diag, reset_gpu, apply_mig, lower_power, restart_service, reboot)
 
 
-class Limits:
+class SavedPowerLimits:
     """Power limits as they were before we lowered them, by GPU; a file, because an agent may restart in between."""
 
     def __init__(self, path: Path) -> None:
@@ -186,15 +188,15 @@ class Limits:
             ) from error
 
 
-async def _still_held(bench: OrderContext, gpus: Sequence[GpuSample]) -> list[order_gpus.Holder]:
+async def _still_held(bench: OrderContext, gpus: Sequence[GpuSample]) -> list[order_gpus.GpuHolder]:
     """Who holds these GPUs even after a moment's patience."""
     until = time.monotonic() + bench.tools.patience_seconds
-    while held := await order_gpus.holders(bench, gpus):
+    while held := await order_gpus.find_holders(bench, gpus):
         if time.monotonic() >= until:
             return held
         await asyncio.sleep(LOOK_SECONDS)
         known = {gpu.identity["uuid"] for gpu in gpus}
-        gpus = [gpu for gpu in await order_gpus.look(bench) if gpu.identity["uuid"] in known]
+        gpus = [gpu for gpu in await order_gpus.read_gpus(bench) if gpu.identity["uuid"] in known]
         if len(gpus) < len(known):
             raise CollectError(f"only {len(gpus)} of {len(known)} GPUs answer NVML any more; nothing was done")
     return []
@@ -226,7 +228,7 @@ def _slices(gpu: GpuSample) -> str:
     return ", ".join(part.profile for part in gpu.slices) or "not sliced"
 
 
-def _listed(held: Sequence[order_gpus.Holder]) -> str:
+def _listed(held: Sequence[order_gpus.GpuHolder]) -> str:
     return "\n".join(map(str, held))
 
 

@@ -19,8 +19,8 @@ from watchkeeper.model import actions
 
 
 async def profiling_pause(bench: OrderContext, arguments: Mapping[str, str], now: datetime) -> OrderOutcome:
-    text = arguments.get("seconds", str(int(profiling.USUAL.total_seconds())))
-    most = int(profiling.LONGEST.total_seconds())
+    text = arguments.get("seconds", str(int(profiling.DEFAULT_PAUSE.total_seconds())))
+    most = int(profiling.MAX_PAUSE.total_seconds())
     if not text.isascii() or not text.isdigit() or not 1 <= int(text[:9]) <= most:
         raise CollectError(f"`seconds` is {text[:20]}, it must be from 1 to {most}")
     pause = profiling.Pause(now, now + timedelta(seconds=int(text)), arguments.get("by", "an order"))

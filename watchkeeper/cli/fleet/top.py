@@ -86,8 +86,8 @@ def _source(hub_url: str | None, token: str | None, delay: float) -> Iterator[An
     from watchkeeper.readers.nvml import choice
 
     logs.configure(level="critical")
-    look = scan_readings.Look(choice.choose(), interval_seconds=delay)
-    with scan_readings.sampling(look, clock.ScaledClock()) as sampler:
+    look = scan_readings.ReadingOptions(choice.choose(), interval_seconds=delay)
+    with scan_readings.running_sampler(look, clock.ScaledClock()) as sampler:
         source = top_sources.LocalSource(sampler, node=os.uname().nodename, roots=node_facts.Roots())
         with contextlib.closing(source):
             yield source

@@ -70,8 +70,8 @@ LEAVE_SECONDS = 2.0
 @click.option(
     "--attribution",
     "shown",
-    type=click.Choice([each.value for each in attribution_page.Shown]),
-    default=attribution_page.Shown.BOTH.value,
+    type=click.Choice([each.value for each in attribution_page.HolderDisplay]),
+    default=attribution_page.HolderDisplay.BOTH.value,
     help="Show who holds a GPU as labels of dcgm-exporter, as an information series, or both.",
 )
 @click.option("--hpc-job-mapping-dir", "job_files", type=PATH, help="Job files of a Slurm prolog, one for each GPU.")
@@ -151,8 +151,8 @@ def settings_from(
     listen = None
     if address != "none" or socket is not None:
         host, port = read_address(address) if address != "none" else ("127.0.0.1", 0)
-        guards = agent_server.load_guards(token_file, basic_file)
-        listen = agent_server.Listen(host, port, socket, guards, is_open, certificate, key)
+        guards = agent_server.load_credentials(token_file, basic_file)
+        listen = agent_server.ListenSettings(host, port, socket, guards, is_open, certificate, key)
     return agent.AgentSettings(
         hub_url=None if no_hub else hub_url,
         hub_access=access.Access(ca_file=str(hub_ca or ""), cert_file=str(hub_cert or ""), key_file=str(hub_key or "")),
@@ -160,7 +160,7 @@ def settings_from(
         interval_seconds=interval,
         reads_gpus=not no_gpus,
         listen=listen,
-        holders=node_holders.HolderSettings(attribution_page.Shown(shown), job_files, slurm_node),
+        holders=node_holders.HolderSettings(attribution_page.HolderDisplay(shown), job_files, slurm_node),
         **same,
     )
 

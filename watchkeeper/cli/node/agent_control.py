@@ -112,7 +112,7 @@ def with_control(command: Callable[..., Any]) -> Callable[..., Any]:
             from watchkeeper.agent.orders import orders as work_orders
 
             key, kinds = secret_file.read_secret(order_key), frozenset(allowed) - {NOTHING}
-            node = work_orders.Node(options["cluster"], options["node"], key, kinds)
+            node = work_orders.AgentIdentity(options["cluster"], options["node"], key, kinds)
         root = options["host_root"]
         roots = node_facts.Roots(root / "proc", root / "sys", root)
         wanted = control.ControlSettings(node, log_gpu_context, scan_options(options), tools, roots)

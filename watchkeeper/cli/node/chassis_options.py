@@ -33,6 +33,6 @@ def with_chassis_options(command: Callable[..., Any]) -> Callable[..., Any]:
         **options: Any,
     ) -> Any:
         access = chassis.load_access(secret, ca_file, is_insecure=is_insecure)
-        return command(*given, chassis=chassis.ChassisSettings(redfish_url, access, asks_ipmi=not no_ipmi), **options)
+        return command(*given, chassis=chassis.ChassisSettings(redfish_url, access, reads_ipmi=not no_ipmi), **options)
 
     return wrapper

@@ -180,6 +180,6 @@ def _keep(report: diag.Report, spool: Path) -> None:
     if not spool.is_dir():
         return
     try:
-        diag_page.ResultFile(spool).keep(report)
+        diag_page.ResultFile(spool).add(report)
     except CollectError as error:
         click.echo(f"The agent's page will not show this run: {error}", err=True)

@@ -45,8 +45,8 @@ def command(wanted: str, delay: float, count: int, chosen: gpu_selectors.Selecti
     # The temperature says whether a GPU answers at all, whatever else is asked for.
     alive = choice.dcgm()["DCGM_FI_DEV_GPU_TEMP"][0]
     asked = tuple({family.name: family for family in (*fields, alive)}.values())
-    look = scan_readings.Look(choice.Choice(asked), interval_seconds=delay)
-    with scan_readings.sampling(look, clock.ScaledClock()) as sampler:
+    look = scan_readings.ReadingOptions(choice.Choice(asked), interval_seconds=delay)
+    with scan_readings.running_sampler(look, clock.ScaledClock()) as sampler:
         # On the standard error, as lines are for programs: a GPU that is lost has none.
         for fault in sampler.faults():
             click.echo(f"{fault.cause}: {fault.evidence}", err=True)

@@ -35,7 +35,7 @@ def choose(words: str | None, group: str | None) -> gpu_selectors.Selection | No
     if words is not None and group is not None:
         raise click.UsageError("-i and -g: either some GPUs or a group of them")
     if group is not None:
-        return gpu_groups.find(group, gpu_groups.own_file())
+        return gpu_groups.find_group(group, gpu_groups.user_file())
     if words is None:
         return None
     try:

@@ -51,7 +51,7 @@ def command(as_json: bool, sysfs: Path, chosen: gpu_selectors.Selection | None) 
         return
     logs.configure(level="critical")
     devices = [device for device in pci_sysfs.read(sysfs) if device.kind is pci_sysfs.DeviceKind.GPU]
-    with scan_readings.sampling(scan_readings.Look(choice.choose()), clock.ScaledClock()) as sampler:
+    with scan_readings.running_sampler(scan_readings.ReadingOptions(choice.choose()), clock.ScaledClock()) as sampler:
         gpus, faults = sampler.snapshot().gpus, sampler.faults()
     found, absent = rows(gpus, devices), []
     if chosen is not None:
@@ -87,7 +87,7 @@ def group() -> None:
 @click.argument("gpus", nargs=-1, required=True, metavar="GPU…")
 def create(name: str, gpus: tuple[str, ...]) -> None:
     """Name some GPUs: indices, 0-3, UUIDs, PCI addresses, or 0/1 and MIG-… for slices."""
-    own = gpu_groups.own_file()
+    own = gpu_groups.user_file()
     own.create(name, gpus)
     click.echo(f"{name}: {' '.join(own.load()[name])}, kept in {own.path}")
 
@@ -96,7 +96,7 @@ def create(name: str, gpus: tuple[str, ...]) -> None:
 @as_json
 def list_groups(as_json: bool) -> None:
     """Show every group and its GPUs."""
-    known = gpu_groups.known_groups(gpu_groups.own_file())
+    known = gpu_groups.all_groups(gpu_groups.user_file())
     if as_json:
         print_json({"groups": known})
     elif known:
@@ -109,7 +109,7 @@ def list_groups(as_json: bool) -> None:
 @click.argument("name")
 def delete(name: str) -> None:
     """Forget a group."""
-    own = gpu_groups.own_file()
+    own = gpu_groups.user_file()
     if not own.delete(name):
         raise click.UsageError(f"there is no group {name[:70]} in {own.path}")
     click.echo(f"{name} is deleted.")

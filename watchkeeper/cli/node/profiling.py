@@ -101,8 +101,10 @@ def read_length(text: str) -> timedelta:
         length = timedelta(seconds=durations.parse_seconds(text))
     except ValueError as error:
         raise click.UsageError(f"--for: {error}") from error
-    if not timedelta(seconds=1) <= length <= profiling.LONGEST:
-        raise click.UsageError(f"--for {text}: a pause lasts from 1s to {profiling.LONGEST.total_seconds() / 3600:g}h")
+    if not timedelta(seconds=1) <= length <= profiling.MAX_PAUSE:
+        raise click.UsageError(
+            f"--for {text}: a pause lasts from 1s to {profiling.MAX_PAUSE.total_seconds() / 3600:g}h"
+        )
     return length
 
 

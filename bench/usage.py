@@ -49,7 +49,7 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
             for _ in range(options.rounds):
                 begun = time.perf_counter()
                 table = usage_reader.table(engine, kept, since=BEGIN + shift, until=until - shift, by_job=False)
-                report = cost.report(table, prices.shipped(), ["team"], policy=cost.Policy.ALLOCATION)
+                report = cost.report(table, prices.shipped_book(), ["team"], policy=cost.Policy.ALLOCATION)
                 seconds.append(time.perf_counter() - begun)
             found[f"{name}_seconds"] = min(seconds)
             whole = usage.total(summary.total(table))
@@ -69,7 +69,7 @@ def _statements(kept: ledger.Ledger, engine: embedded.EmbeddedEngine, options: a
     for name, teams in wanted.items():
         begun = time.perf_counter()
         table = usage_reader.table(engine, kept, since=BEGIN, until=BEGIN + MONTH_DAYS * DAY, by_job=True)
-        bill = cost.bill([table], prices.shipped(), policy=cost.Policy.ALLOCATION)
+        bill = cost.bill([table], prices.shipped_book(), policy=cost.Policy.ALLOCATION)
         found[name] = sum(1 for _ in monthly.statements(bill, monthly.Wanted(MONTH, ZoneInfo("UTC"), teams)))
         found[f"{name}_seconds"] = time.perf_counter() - begun
     found["statement_rows"] = len(table.keys)

@@ -17,14 +17,17 @@ from watchkeeper.errors import PackError
 from watchkeeper.kit import wire
 
 DAY = 86_400.0
-BOOK = prices.Book(
+BOOK = prices.PriceBook(
     prices=(
-        prices.Price("H200", prices.Kind.ON_DEMAND, 5.0),
-        prices.Price("H200", prices.Kind.RESERVED, 3.0),
-        prices.Price("H100 80GB", prices.Kind.ON_DEMAND, 4.0),
-        prices.Price("A100", prices.Kind.OWN, 1.0),
+        prices.Price("H200", prices.PriceKind.ON_DEMAND, 5.0),
+        prices.Price("H200", prices.PriceKind.RESERVED, 3.0),
+        prices.Price("H100 80GB", prices.PriceKind.ON_DEMAND, 4.0),
+        prices.Price("A100", prices.PriceKind.OWN, 1.0),
     ),
-    pools={"own": prices.Pool("own", prices.Kind.OWN), "kept": prices.Pool("kept", prices.Kind.RESERVED)},
+    pools={
+        "own": prices.PricePool("own", prices.PriceKind.OWN),
+        "kept": prices.PricePool("kept", prices.PriceKind.RESERVED),
+    },
     pue=1.5,
     power_per_kwh=0.2,
     overhead_per_month=cost.MONTH_HOURS,
@@ -130,7 +133,7 @@ def test_nobody_to_charge_is_said() -> None:
 
 
 def test_the_shipped_book_has_sources_and_dates() -> None:
-    book = prices.shipped()
+    book = prices.shipped_book()
     assert book.prices
     assert not book.problems
     assert all(price.source and price.checked for price in book.prices)
@@ -140,27 +143,29 @@ def test_the_shipped_book_has_sources_and_dates() -> None:
 def test_own_hardware_is_depreciated_over_its_years() -> None:
     bought = "purchase_per_gpu=40000\nresidual_per_gpu=4936\nyears=4\noverhead_per_gpu_hour=0.5"
     text = f'[[price]]\nmodel="H200"\nkind="own"\n{bought}'
-    assert prices.read(f'kind="own"\n{text}', where="x").rate("NVIDIA H200", "") == prices.Price(
-        "H200", prices.Kind.OWN, pytest.approx(35_064 / (4 * 8766) + 0.5)
+    assert prices.read_book(f'kind="own"\n{text}', where="x").rate("NVIDIA H200", "") == prices.Price(
+        "H200", prices.PriceKind.OWN, pytest.approx(35_064 / (4 * 8766) + 0.5)
     )
 
 
 def test_the_only_region_of_a_book_prices_pools_that_name_none_and_two_price_neither() -> None:
-    east, west = (prices.Price("H200", prices.Kind.ON_DEMAND, at, region=name) for name, at in (("e", 4.0), ("w", 5.0)))
-    pools = {"south": prices.Pool("south", region="s")}
-    one, two = (prices.Book("USD", prices=found, pools=pools) for found in ((east,), (east, west)))
+    east, west = (
+        prices.Price("H200", prices.PriceKind.ON_DEMAND, at, region=name) for name, at in (("e", 4.0), ("w", 5.0))
+    )
+    pools = {"south": prices.PricePool("south", region="s")}
+    one, two = (prices.PriceBook("USD", prices=found, pools=pools) for found in ((east,), (east, west)))
     assert one.rate("NVIDIA H200", "") == east
     assert one.rate("NVIDIA H200", "south") is None
     assert two.rate("NVIDIA H200", "") is None
 
 
 def test_a_region_has_its_price_before_any_and_names_match_by_whole_words() -> None:
-    book = prices.Book(
+    book = prices.PriceBook(
         prices=(
-            prices.Price("H100", prices.Kind.ON_DEMAND, 4.0),
-            prices.Price("H100", prices.Kind.ON_DEMAND, 6.0, region="eu"),
+            prices.Price("H100", prices.PriceKind.ON_DEMAND, 4.0),
+            prices.Price("H100", prices.PriceKind.ON_DEMAND, 6.0, region="eu"),
         ),
-        pools={"north": prices.Pool("north", region="eu")},
+        pools={"north": prices.PricePool("north", region="eu")},
     )
     rates = {pool: book.rate("NVIDIA H100 80GB HBM3", pool) for pool in ("", "north")}
     assert {pool: rate and rate.per_gpu_hour for pool, rate in rates.items()} == {"": 4.0, "north": 6.0}
@@ -183,10 +188,10 @@ from = 1970-01-03
 
 
 def test_hours_cost_what_the_book_said_at_their_time() -> None:
-    book = prices.read(DATED, where="b")
+    book = prices.read_book(DATED, where="b")
     assert not book.problems
-    assert book.stretches(0.0, 3 * DAY) == [(0.0, 2 * DAY), (2 * DAY, 3 * DAY)]
-    assert book.stretches(2 * DAY, 3 * DAY) == [(2 * DAY, 3 * DAY)]
+    assert book.price_periods(0.0, 3 * DAY) == [(0.0, 2 * DAY), (2 * DAY, 3 * DAY)]
+    assert book.price_periods(2 * DAY, 3 * DAY) == [(2 * DAY, 3 * DAY)]
     pieces = [
         replace(table(row("a", allocated=48), row("b", model="L4", allocated=1)), until=2 * DAY),
         replace(table(row("a", allocated=24), row("b", model="L4", allocated=1)), since=2 * DAY, until=3 * DAY),
@@ -202,7 +207,7 @@ def test_hours_cost_what_the_book_said_at_their_time() -> None:
 
 def test_a_price_begins_on_a_day_and_not_on_a_word() -> None:
     text = '[[price]]\nmodel="H200"\nper_gpu_hour=1\nfrom="soon"\n'
-    assert prices.read(text, where="b").problems == (
+    assert prices.read_book(text, where="b").problems == (
         "b: price 1 ('H200'): from of 'soon' must be a day such as 2026-11-15, without quotation marks; it is not used",
     )
 
@@ -214,7 +219,7 @@ def test_opencost_csv_is_read_and_its_bad_rows_are_named() -> None:
         ",A100,,gpu,gpu.nvidia.com/class,,dear,\n"
         ",worker-a,,node,metadata.name,,0.24,\n"
     )
-    book = prices.read(text, where="opencost.csv")
+    book = prices.read_book(text, where="opencost.csv")
     rate = book.rate("Quadro RTX 4000", "")
     assert rate is not None
     assert rate.per_gpu_hour == 0.75
@@ -227,7 +232,7 @@ def test_opencost_csv_is_read_and_its_bad_rows_are_named() -> None:
 def test_opencost_csv_of_any_spreadsheet_is_read(separator: str, ending: str) -> None:
     rows = ("instanceid,region,assetclass,marketpricehourly", "H200,,gpu,3.5", "H200,,gpu,4", "A100,,gpu,1_0")
     text = "\ufeff" + ending.join(rows).replace(",", separator)
-    book = prices.read(text, where="o.csv")
+    book = prices.read_book(text, where="o.csv")
     assert [(price.model, price.per_gpu_hour) for price in book.prices] == [("H200", 3.5)]
     assert book.problems == (
         "o.csv:3: 'H200' has a price already; it is not used",
@@ -240,14 +245,14 @@ def test_rows_of_a_book_that_cannot_be_used_are_named_one_by_one() -> None:
         '[[price]]\nmodel="H200"\nper_gpu_hour=-1\n[[price]]\nmodel="A100"\n[[price]]\nmodel="L4"\nkind="rented"\n'
         '[budgets]\nvision="much"\n'
     )
-    found = prices.read(text, where="book.toml")
+    found = prices.read_book(text, where="book.toml")
     assert not found.prices
     for said in ("price 1 ('H200'): per_gpu_hour of -1", "price 2 ('A100'): per_gpu_hour is missing", "budgets.vision"):
         assert any(said in problem for problem in found.problems)
     with pytest.raises(PackError, match="this is no price book"):
-        prices.read("not = [", where="book.toml")
+        prices.read_book("not = [", where="book.toml")
     with pytest.raises(PackError, match=r"pue of 0\.2 must be a number of at least 1"):
-        prices.read("pue = 0.2", where="book.toml")
+        prices.read_book("pue = 0.2", where="book.toml")
 
 
 @pytest.mark.parametrize(
@@ -261,7 +266,7 @@ def test_rows_of_a_book_that_cannot_be_used_are_named_one_by_one() -> None:
 )
 def test_a_book_that_cannot_be_used_says_why(text: str, said: str) -> None:
     with pytest.raises(PackError) as refused:
-        prices.read(text, where="book.toml")
+        prices.read_book(text, where="book.toml")
     assert said in str(refused.value)
 
 
@@ -270,7 +275,7 @@ def test_words_of_a_row_that_mean_nothing_and_second_prices_are_named() -> None:
     text = (
         f'{row}residual=900\n{row}[[pool]]\nregion="eu"\n[[pool]]\nname="p"\nkind="rent"\n[[pool]]\nname="q"\nzone=1\n'
     )
-    assert prices.read(text, where="b").problems == (
+    assert prices.read_book(text, where="b").problems == (
         "b: price 1 ('H200'): no such key: residual; it is used without",
         "b: price 2 ('H200'): it has a price already; it is not used",
         "b: pool 1: name is missing; it is not used",
@@ -281,7 +286,7 @@ def test_words_of_a_row_that_mean_nothing_and_second_prices_are_named() -> None:
 
 def test_of_many_bad_rows_the_first_are_named_and_the_rest_is_counted() -> None:
     header = "InstanceID,Region,AssetClass,MarketPriceHourly\n"
-    problems = prices.read(header + "H200,,gpu,dear\n" * 50 + "n,,node,1\n", where="o.csv").problems
+    problems = prices.read_book(header + "H200,,gpu,dear\n" * 50 + "n,,node,1\n", where="o.csv").problems
     assert problems[20:] == (
         "o.csv: and 30 more like these",
         "o.csv: 1 rows price nodes or volumes; only those of AssetClass gpu are used",
@@ -289,9 +294,9 @@ def test_of_many_bad_rows_the_first_are_named_and_the_rest_is_counted() -> None:
 
 
 def test_a_hole_says_what_the_book_has_instead() -> None:
-    reserved = prices.Price("H200", prices.Kind.RESERVED, 3.0)
-    east, west = (prices.Price("H100", prices.Kind.ON_DEMAND, 4.0, region=name) for name in ("east", "west"))
-    book = prices.Book(prices=(reserved, east, west))
+    reserved = prices.Price("H200", prices.PriceKind.RESERVED, 3.0)
+    east, west = (prices.Price("H100", prices.PriceKind.ON_DEMAND, 4.0, region=name) for name in ("east", "west"))
+    book = prices.PriceBook(prices=(reserved, east, west))
     found = cost.report(table(row("a", allocated=1), row("b", model="NVIDIA H100 PCIe", allocated=1)), book, ["team"])
     assert [note.partition("; ")[2] for note in found.notes] == [
         "the book has on_demand in east, on_demand in west, and these are on_demand",

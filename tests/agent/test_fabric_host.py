@@ -25,7 +25,9 @@ from watchkeeper.readers.fabric import infiniband_sysfs
 IB = "sys/class/infiniband/mlx5_0"
 ROCE = "sys/class/infiniband/mlx5_1"
 GID = "fe80:0000:0000:0000:b8ce:f603:0000:0101"
-COUNTERS = {family.file: 7 + at for at, family in enumerate(infiniband.families().values()) if family.basic_bits}
+COUNTERS = {
+    family.file: 7 + at for at, family in enumerate(infiniband.counter_families().values()) if family.basic_bits
+}
 
 
 def write(root: Path, files: dict[str, str]) -> None:

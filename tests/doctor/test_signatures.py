@@ -45,7 +45,7 @@ def test_every_cause_that_a_sign_names_has_a_step_with_its_risk() -> None:
     # What to do about an unknown one depends on what was given.
     assert collecting.steps(())
     assert named - set(report._steps()) - {"unknown"} == {"", signatures.BY_XID}
-    assert set(report._steps()) <= {row.cause for row in causes.all()}
+    assert set(report._steps()) <= {row.cause for row in causes.all_causes()}
 
 
 def test_a_row_that_names_no_real_cause_is_refused_with_its_file() -> None:
@@ -61,7 +61,7 @@ def test_every_sign_beside_which_another_counts_for_nothing_exists() -> None:
 
 
 def test_no_cause_is_its_own_consequence() -> None:
-    for row in causes.all():
+    for row in causes.all_causes():
         assert row.cause not in ranking.effects_of(row.cause)
 
 

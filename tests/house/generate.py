@@ -190,7 +190,7 @@ def causes_page() -> str:
     law = "Everything that a finding, an incident or `watchkeeper doctor` may name as a cause (`packs/causes.csv`)."
     rows = [
         f"| [{row.cause}](../runbooks/{row.runbook}.md) | {row.severity} | {row.scope} | {row.why} | {row.next_step} |"
-        for row in sorted(causes.all(), key=lambda row: (row.family, row.cause))
+        for row in sorted(causes.all_causes(), key=lambda row: (row.family, row.cause))
     ]
     words = "`{place}` and `{node}` stand for where it happened. Causes of one family become one incident at one place."
     table = "\n".join(["| cause | severity | scope | what is so | next step |", "|---|---|---|---|---|", *rows])

@@ -99,13 +99,13 @@ def exceptions() -> dict[str, str]:
 def is_made(name: str) -> bool:
     origin = series.origin(name)
     match origin.maker:
-        case series.Maker.AGENT | series.Maker.HUB if name.startswith(series.OURS):
+        case series.SeriesSource.AGENT | series.SeriesSource.HUB if name.startswith(series.OWN_PREFIX):
             return name in ours()
-        case series.Maker.AGENT:
+        case series.SeriesSource.AGENT:
             return name in {family.name for family in choice.choose().families}
-        case series.Maker.RULE:
+        case series.SeriesSource.RULE:
             return name in RECORDED
-        case series.Maker.OTHER:
+        case series.SeriesSource.OTHER:
             return origin.who != UNNAMED
     return False
 

@@ -15,7 +15,7 @@ from watchkeeper.model.samples import STALE
 from watchkeeper.query import embedded
 from watchkeeper.workloads import board, efficiency, identity, report
 
-BOOK = prices.Book(prices=(prices.Price("H100", prices.Kind.ON_DEMAND, 2.0),))
+BOOK = prices.PriceBook(prices=(prices.Price("H100", prices.PriceKind.ON_DEMAND, 2.0),))
 
 
 def test_a_slurm_job_is_one_line_with_the_name_that_its_ranks_give_it() -> None:
@@ -33,8 +33,8 @@ def test_a_slurm_job_is_one_line_with_the_name_that_its_ranks_give_it() -> None:
 
 
 def test_a_price_that_has_not_begun_is_none_of_a_job() -> None:
-    later = prices.Price("H100", prices.Kind.ON_DEMAND, 9.0, begins=(NOW + timedelta(days=3)).timestamp())
-    book = prices.Book(prices=(*BOOK.prices, later))
+    later = prices.Price("H100", prices.PriceKind.ON_DEMAND, 9.0, begins=(NOW + timedelta(days=3)).timestamp())
+    book = prices.PriceBook(prices=(*BOOK.prices, later))
     found = board.look(engine(SERIES), NOW + timedelta(seconds=89), board.Around(book=book))
     assert next(line for line in found.lines if line.id == "4711").cost == jobs.Money(0.2, "USD")
 

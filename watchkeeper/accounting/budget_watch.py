@@ -61,6 +61,6 @@ class BudgetWatch:
     def _judge(self, engine: engines.Engine, now: datetime) -> list[budgets.Budget]:
         start, end = time_ranges.month(f"{now.astimezone(UTC):%Y-%m}", ZONE)
         kept, book, until = ledger.Ledger(self._folder), self._file.book(), now.timestamp()
-        month = cost.bill(usage_reader.pieces(engine, kept, book.stretches(start, until), by_job=False), book)
+        month = cost.bill(usage_reader.pieces(engine, kept, book.price_periods(start, until), by_job=False), book)
         parts = [(since, to) for _, since, to in time_ranges.days(start, until, ZONE)]
         return budgets.judge_month(month, usage_reader.pieces(engine, kept, parts, by_job=False), ends=end)[0]

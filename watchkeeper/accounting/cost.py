@@ -135,7 +135,7 @@ class Bill:
     """A table with its prices and with what each row bears of the shared cost, worked out once for every view of it."""
 
     table: usage.Table
-    book: prices.Book
+    book: prices.PriceBook
     policy: Policy
     rows: _Rows
     shared: Money
@@ -145,7 +145,7 @@ class Bill:
     notes: tuple[str, ...]
 
 
-def bill(pieces: Sequence[usage.Table], book: prices.Book, *, policy: Policy = Policy.NONE) -> Bill:
+def bill(pieces: Sequence[usage.Table], book: prices.PriceBook, *, policy: Policy = Policy.NONE) -> Bill:
     """The bill of a time in pieces, each at the prices of its beginning: those of `Book.stretches`, or one."""
     table = usage.joined(pieces)
     rows = _priced(pieces, table, book)
@@ -163,7 +163,7 @@ def bill(pieces: Sequence[usage.Table], book: prices.Book, *, policy: Policy = P
 
 def report(
     table: usage.Table,
-    book: prices.Book,
+    book: prices.PriceBook,
     by: Sequence[str],
     *,
     policy: Policy = Policy.NONE,
@@ -221,14 +221,14 @@ def _offers(rows: _Rows, picked: Rows) -> list[_Offer]:
 
 def _rates(rows: _Rows, picked: Rows) -> tuple[tuple[str, prices.Price], ...]:
     found = {
-        one.called + (f", pool {one.pool}" if one.pool else "") + one.price.beginning: one.price
+        one.called + (f", pool {one.pool}" if one.pool else "") + one.price.start_text: one.price
         for one in _offers(rows, picked)
         if one.price is not None
     }
     return tuple(sorted(found.items()))
 
 
-def _priced(pieces: Sequence[usage.Table], table: usage.Table, book: prices.Book) -> _Rows:
+def _priced(pieces: Sequence[usage.Table], table: usage.Table, book: prices.PriceBook) -> _Rows:
     places: dict[tuple[str, str, float], int] = {}
     keys = ((key, piece.since) for piece in pieces for key in piece.keys)
     at = [places.setdefault((key[MODEL], key[POOL], since), len(places)) for key, since in keys]
@@ -236,7 +236,7 @@ def _priced(pieces: Sequence[usage.Table], table: usage.Table, book: prices.Book
     offer = np.array(at, dtype=np.int64)
     # Power is in the price of what is rented; own hardware pays for it apart.
     kwh = (book.power_per_kwh or 0.0) * (book.pue or 1.0)
-    powers = [kwh if one.price is not None and one.price.kind is prices.Kind.OWN else 0.0 for one in offers]
+    powers = [kwh if one.price is not None and one.price.kind is prices.PriceKind.OWN else 0.0 for one in offers]
     hourly = np.array([0.0 if one.price is None else one.price.per_gpu_hour for one in offers])[offer]
     is_hole = np.array([one.price is None for one in offers], dtype=bool)[offer]
     is_nobody = np.array([key[TEAM] == usage.NOBODY for key in table.keys], dtype=bool)
@@ -296,7 +296,7 @@ def _items(table: usage.Table, rows: _Rows, overhead: float) -> dict[str, float]
         if offer.price is None:
             continue
         own = rows.offer == at
-        word = "reserved, " if offer.price.kind is prices.Kind.RESERVED else ""
+        word = "reserved, " if offer.price.kind is prices.PriceKind.RESERVED else ""
         unheld = 0.0
         for item, column in columns:
             money = float(table.amounts[own, column].sum()) * offer.price.per_gpu_hour
@@ -321,7 +321,7 @@ def _holes(whole: Bill, picked: Rows) -> list[str]:
     stand_ins: dict[str, prices.Price] = {}
     for offer in _offers(whole.rows, picked):
         if offer.price is None and offer.called not in instead:
-            has = whole.book.instead(offer.model, offer.pool)
+            has = whole.book.available_prices(offer.model, offer.pool)
             instead[offer.called] = f"; {has}" if has else ""
         elif offer.price is not None and offer.price.source == prices.FALLBACK:
             stand_ins[offer.called] = offer.price
@@ -334,8 +334,8 @@ def _holes(whole: Bill, picked: Rows) -> list[str]:
     ]
 
 
-def _power(table: usage.Table, book: prices.Book) -> list[str]:
-    is_own = book.kind is prices.Kind.OWN or any(pool.kind is prices.Kind.OWN for pool in book.pools.values())
+def _power(table: usage.Table, book: prices.PriceBook) -> list[str]:
+    is_own = book.kind is prices.PriceKind.OWN or any(pool.kind is prices.PriceKind.OWN for pool in book.pools.values())
     if is_own and book.power_per_kwh is None and table.amounts[:, usage.KWH].any():
         return ["the book has no power_per_kwh: energy of own hardware is in no sum of money"]
     return []

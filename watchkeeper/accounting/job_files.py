@@ -75,8 +75,8 @@ def columns() -> Mapping[str, str]:
 
 
 def _column_row(cells: Mapping[str, str]) -> tuple[str, str]:
-    pack.filled(cells["source"])
-    return pack.filled(cells["column"]), pack.one_of(cells["field"], FIELDS)
+    pack.required(cells["source"])
+    return pack.required(cells["column"]), pack.choice(cells["field"], FIELDS)
 
 
 @dataclass(slots=True)

@@ -21,18 +21,18 @@ class PriceFile:
     def __init__(self, path: str | None, *, fallback: float) -> None:
         self._path = None if path is None else Path(path)
         self._fallback = fallback
-        self._kept: tuple[files.FileStamp | None, prices.Book] | None = None
+        self._kept: tuple[files.FileStamp | None, prices.PriceBook] | None = None
 
-    def book(self) -> prices.Book:
+    def book(self) -> prices.PriceBook:
         if self._path is None:
             # The shipped book knows a few models; the one price of the settings stands in for the others, and says so.
-            return replace(prices.shipped(), fallback=self._fallback)
+            return replace(prices.shipped_book(), fallback=self._fallback)
         try:
             stamp = files.read_stamp(self._path)
             if self._kept is None or stamp is None or self._kept[0] != stamp:
                 if stamp is not None and stamp.bytes > LARGEST_BYTES:
                     raise PackError(f"{stamp.bytes:,} bytes; the most is {LARGEST_BYTES:,}", where=str(self._path))
-                self._kept = stamp, prices.read(self._path.read_text(encoding="utf-8-sig"), where=self._path.name)
+                self._kept = stamp, prices.read_book(self._path.read_text(encoding="utf-8-sig"), where=self._path.name)
             return self._kept[1]
         except (OSError, UnicodeDecodeError) as error:
             raise PackError(

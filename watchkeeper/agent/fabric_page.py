@@ -34,7 +34,7 @@ FAMILIES = {
     "node_infiniband_state_id": ("gauge", "State of the port: 1 down, 2 init, 3 armed, 4 active, 5 act defer"),
     "node_infiniband_physical_state_id": ("gauge", "Physical state: 1 sleep, 2 polling, 3 disabled, 5 link up"),
     "node_infiniband_rate_bytes_per_second": ("gauge", "Rate at which the port runs"),
-    **{family.name: ("counter", family.help) for family in infiniband.families().values()},
+    **{family.name: ("counter", family.help) for family in infiniband.counter_families().values()},
     "watchkeeper_infiniband_counter_at_maximum": ("gauge", "1 for a counter that stopped at its maximum"),
     "watchkeeper_infiniband_counter_wraps_total": ("counter", "32-bit counters that wrapped and were continued"),
     "watchkeeper_infiniband_counter_resets_total": ("counter", "Counters that somebody or something set back"),

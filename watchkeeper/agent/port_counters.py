@@ -143,7 +143,7 @@ class PortCounters:
         values: dict[str, int] = {}
         at_maximum = []
         for (folder, file), raw in port.counters.items():
-            family = infiniband.families().get((folder, file))
+            family = infiniband.counter_families().get((folder, file))
             if family is None:
                 continue
             is_traffic = family.scale == WORD_BYTES and port.bytes_per_second

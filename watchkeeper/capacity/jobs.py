@@ -75,8 +75,12 @@ def layouts() -> dict[str, dict[str, str]]:
 
 
 def _layout_row(cells: Mapping[str, str]) -> tuple[str, str, str]:
-    pack.filled(cells["source"])
-    return pack.filled(cells["layout"]), pack.one_of(cells["field"], frozenset(FIELDS)), pack.filled(cells["column"])
+    pack.required(cells["source"])
+    return (
+        pack.required(cells["layout"]),
+        pack.choice(cells["field"], frozenset(FIELDS)),
+        pack.required(cells["column"]),
+    )
 
 
 def read_jobs(text: str, *, where: str, columns: Mapping[str, str] | None = None) -> Recorded:

@@ -85,9 +85,9 @@ def models() -> tuple[Model, ...]:
     )
 
 
-def of_model(model: str) -> list[mig.Profile]:
+def of_model(model: str) -> list[mig.MigProfile]:
     """The slices that a GPU can be cut into, the smallest first; none for models without MIG or that nobody listed."""
-    gpu = mig.of_model(model)
+    gpu = mig.gpu_of_model(model)
     if gpu is None:
         return []
     found = [one for one in mig.profiles(gpu.name).values() if one.compute < gpu.compute and one.is_plain]
@@ -128,7 +128,7 @@ def _part(use: Use) -> float:
     return 1 / cut.most if cut is not None else 1.0
 
 
-def _cut(use: Use) -> mig.Profile | None:
+def _cut(use: Use) -> mig.MigProfile | None:
     return next((cut for cut in of_model(use.model) if cut.name == use.slice), None)
 
 
@@ -196,7 +196,7 @@ class Repartition:
 
 def repartition(advice: Iterable[Advice]) -> list[Repartition]:
     """By model: the largest slices first, each on the first GPU where it can lie beside those that are there."""
-    by_model: dict[str, list[mig.Profile]] = {}
+    by_model: dict[str, list[mig.MigProfile]] = {}
     for one in advice:
         if one.fit is Fit.MIG:
             cut = next(cut for cut in of_model(one.model) if cut.name == one.profile)
@@ -204,7 +204,7 @@ def repartition(advice: Iterable[Advice]) -> list[Repartition]:
     return [_packed(model, cuts) for model, cuts in sorted(by_model.items())]
 
 
-def _packed(model: str, cuts: Sequence[mig.Profile]) -> Repartition:
+def _packed(model: str, cuts: Sequence[mig.MigProfile]) -> Repartition:
     by_size = sorted(cuts, key=lambda cut: (-cut.memory, -cut.compute, cut.name))
     rooms: list[tuple[str, ...]] = []
     for cut in by_size:

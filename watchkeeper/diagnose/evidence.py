@@ -117,7 +117,7 @@ def cause_of(event: Event) -> str | None:
     named = event.fields.get("cause", "")
     if named:
         return causes.lookup(named).cause
-    said = event_causes.of(event.kind)
+    said = event_causes.cause_of(event.kind)
     return None if said == diagnosis.UNKNOWN_CAUSE else said
 
 

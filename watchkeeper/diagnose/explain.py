@@ -77,7 +77,7 @@ def diagnose(facts: IncidentFacts, now: datetime, *, checks: Iterable[Check] = C
 def _closer_looks(facts: IncidentFacts, answers: Iterable[Finding], own: list[Finding]) -> list[Finding]:
     """Findings of a family that the incident's cause is mistaken for, where they are surer than its own family's."""
     least = max((finding.confidence for finding in own), default=0.0)
-    mistaken = {row.rival for row in rivals.of(facts.incident.cause)}
+    mistaken = {row.rival for row in rivals.rivals_of(facts.incident.cause)}
     near = [
         finding
         for finding in answers
@@ -114,8 +114,8 @@ def discriminating_check(ranked: tuple[Finding, ...]) -> str:
     best = ranked[0]
     dropped = {ruled.cause for ruled in best.ruled_out}
     others = [finding.cause for finding in ranked[1:] if finding.cause != best.cause]
-    rows = [rivals.between(best.cause, other) for other in others]
-    rows += [row for row in rivals.of(best.cause) if row.rival not in dropped]
+    rows = [rivals.rival_between(best.cause, other) for other in others]
+    rows += [row for row in rivals.rivals_of(best.cause) if row.rival not in dropped]
     row = next((row for row in rows if row is not None), None)
     if row is None:
         return ""
@@ -134,5 +134,5 @@ def _is_about(facts: IncidentFacts, finding: Finding) -> bool:
 def supersedes(finding: Finding, incident: Incident) -> bool:
     """True when the finding is another fault of the same or a larger place, and the incident its consequence."""
     row, own = causes.lookup(finding.cause), causes.lookup(incident.cause)
-    is_consequence = own.gives_way and row.explains_others and row.family != incident.family
+    is_consequence = own.is_secondary and row.explains_others and row.family != incident.family
     return is_consequence and finding.place.encloses(incident.place)

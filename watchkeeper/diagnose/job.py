@@ -121,7 +121,9 @@ def explain(
 def _told_cause(around: place_context.PlaceContext) -> str:
     """What an alert about the job says that fires; without one the mildest that a job may have."""
     told = {labels.get("cause", "") for labels, _ in around.rows(place_context.FIRING, alertstate="firing")}
-    return next((row.cause for row in causes.all() if row.cause in told and row.family in training.FAMILIES), MILDEST)
+    return next(
+        (row.cause for row in causes.all_causes() if row.cause in told and row.family in training.FAMILIES), MILDEST
+    )
 
 
 def _as_incident(place: fleet.Place, now: datetime, cause: str) -> incidents.Incident:

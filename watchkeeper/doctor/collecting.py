@@ -37,5 +37,5 @@ def _all() -> tuple[_Wanted, ...]:
 
 
 def _read_row(cells: Mapping[str, str]) -> _Wanted:
-    step = diagnosis.Step(pack.filled(cells["do"]), cells["command"] or None, diagnosis.Risk(cells["risk"]))
+    step = diagnosis.Step(pack.required(cells["do"]), cells["command"] or None, diagnosis.Risk(cells["risk"]))
     return _Wanted(tuple(cells["only"].split()), tuple(cells["unless"].split()), step)

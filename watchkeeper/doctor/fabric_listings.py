@@ -59,7 +59,7 @@ def _read_sysfs(listing: Listing, facts: DoctorFacts) -> None:
     """Counters as `grep` prints the files of sysfs, one to a line."""
     for line, text in enumerate(listing.lines, 1):
         found = SYSFS_COUNTER.search(text)
-        row = None if found is None else tables.counter(found["name"])
+        row = None if found is None else tables.find_counter(found["name"])
         if found is None or row is None or row.total_limit is None or int(found["value"]) < row.total_limit:
             continue
         sign = "hca-downed" if row.name == "LinkDownedCounter" else "hca-errors"
@@ -77,7 +77,7 @@ def _judge_counters(port: Port, listing: Listing, facts: DoctorFacts) -> None:
     if port.number in ("ALL", "255"):
         return
     for name, (value, line) in port.counters.items():
-        row = tables.counter(name)
+        row = tables.find_counter(name)
         if row is None or row.total_limit is None or value < row.total_limit:
             continue
         sign = "hca-downed" if name == "LinkDownedCounter" else "hca-errors"

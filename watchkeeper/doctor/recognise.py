@@ -77,4 +77,4 @@ def read_row(cells: Mapping[str, str]) -> InputKind:
         pattern = re.compile(cells["pattern"], re.MULTILINE)
     except re.error as error:
         raise ValueError(f"pattern: {error}") from error
-    return InputKind(pack.filled(cells["kind"]), pack.filled(cells["title"]), cells["file_name"], pattern)
+    return InputKind(pack.required(cells["kind"]), pack.required(cells["title"]), cells["file_name"], pattern)

@@ -264,9 +264,9 @@ def _steps() -> dict[str, tuple[diagnosis.Step, ...]]:
 
 
 def _read_row(cells: Mapping[str, str]) -> tuple[str, diagnosis.Step]:
-    known = frozenset(row.cause for row in causes.all())
-    step = diagnosis.Step(pack.filled(cells["do"]), cells["command"] or None, diagnosis.Risk(cells["risk"]))
-    return pack.one_of(cells["cause"], known), step
+    known = frozenset(row.cause for row in causes.all_causes())
+    step = diagnosis.Step(pack.required(cells["do"]), cells["command"] or None, diagnosis.Risk(cells["risk"]))
+    return pack.choice(cells["cause"], known), step
 
 
 def as_plain(report: DoctorReport) -> dict[str, Any]:

@@ -145,7 +145,7 @@ def read_row(row: Mapping[str, Any], *, file: str) -> Sign:
         pattern = row.get("pattern")
         cause = row.get("cause", "")
         wanted = {*row.get("also", {}), *([cause] if cause not in ("", BY_XID) else [])}
-        unknown = wanted - {known.cause for known in causes.all()}
+        unknown = wanted - {known.cause for known in causes.all_causes()}
         if unknown:
             raise ValueError(f"unknown cause {', '.join(sorted(unknown))}")
         return Sign(

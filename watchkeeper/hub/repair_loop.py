@@ -481,7 +481,7 @@ def ladder_of(settings: config.RemediateSettings) -> ladder.TrustLadder:
     problems = tuple(
         f"remediate.trust[{at}].cause: unknown cause {quote(rule.cause)}; the known ones are in packs/causes.csv"
         for at, rule in enumerate(settings.trust)
-        if rule.cause is not None and rule.cause not in {row.cause for row in causes.all()}
+        if rule.cause is not None and rule.cause not in {row.cause for row in causes.all_causes()}
     )
     if problems:
         raise SettingsError("the trust ladder has mistakes", problems=problems, where="[remediate]")

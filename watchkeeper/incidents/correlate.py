@@ -228,14 +228,14 @@ def _hosts(incident: Incident, signal: Signal, around: CorrelationContext) -> bo
     """The same family at a place that encloses the other, or a fault that explains this one where it happened."""
     if incident.family == signal.family:
         return _touches(incident, signal, around)
-    if signal.family in effects.of(incident.cause):
+    if signal.family in effects.affected_families(incident.cause):
         place = anchor_place(signal.place, signal.cause)
         return around.encloses(incident.place, place) or around.job_holds(incident.place, place)
     if job_effects.explains(incident, signal, around.job_runs_at) or job_effects.follows(
         incident, signal, around.job_holds
     ):
         return True
-    is_consequence = causes.lookup(signal.cause).gives_way and causes.lookup(incident.cause).explains_others
+    is_consequence = causes.lookup(signal.cause).is_secondary and causes.lookup(incident.cause).explains_others
     return is_consequence and incident.place == signal.place
 
 
@@ -263,7 +263,7 @@ def _is_of_one_job(incident: Incident, signal: Signal, around: CorrelationContex
 
 def _gives_way_to(incident: Incident, signal: Signal, around: CorrelationContext) -> bool:
     """An effect that was seen moments before its cause, as an application fault before a hardware fault of its GPU."""
-    if incident.family in effects.of(signal.cause):
+    if incident.family in effects.affected_families(signal.cause):
         place = anchor_place(signal.place, signal.cause)
         if around.job_holds(place, incident.place):
             # A job is called stalled when it has long been so, and its GPUs may have been seen to be idle before.
@@ -272,7 +272,7 @@ def _gives_way_to(incident: Incident, signal: Signal, around: CorrelationContext
         return is_fresh and around.encloses(place, incident.place)
     if job_effects.was_first(incident, signal, around.job_runs_at):
         return True
-    is_consequence = causes.lookup(incident.cause).gives_way and causes.lookup(signal.cause).explains_others
+    is_consequence = causes.lookup(incident.cause).is_secondary and causes.lookup(signal.cause).explains_others
     if not is_consequence or incident.place != signal.place:
         return False
     return all(
@@ -368,8 +368,8 @@ def leading_member(members: Sequence[Member]) -> Member:
     """The member that says best what is wrong, and where; the first of equals. An effect never leads its cause."""
     members = _not_by_repair(members)
     named = {member.cause for member in members}
-    explained = frozenset().union(*(effects.of(cause) for cause in named))
-    on_jobs = {effect for cause in named for effect in effects.on_jobs(cause)}
+    explained = frozenset().union(*(effects.affected_families(cause) for cause in named))
+    on_jobs = {effect for cause in named for effect in effects.job_effects(cause)}
     causing = [
         member
         for member in members
@@ -387,7 +387,7 @@ def _weight(member: Member) -> tuple[bool, bool, int, bool, bool, int]:
     row = causes.lookup(member.cause)
     return (
         member.kind is MemberKind.DOMAIN,
-        not row.gives_way,
+        not row.is_secondary,
         row.severity.rank,
         member.cause not in SYMPTOMS,
         member.kind is MemberKind.EVENT,

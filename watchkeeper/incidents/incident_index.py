@@ -67,7 +67,7 @@ class IncidentIndex:
             *(member.place for member in incident.members if is_workload(member.place)),
             *(_of_holder(incident.place.cluster, job) for job in holders_of(incident)),
         }
-        if incident.is_open and is_workload(incident.place) and effects.may_befall_jobs(incident.cause):
+        if incident.is_open and is_workload(incident.place) and effects.is_job_effect(incident.cause):
             # Where it ran when it began: to ask again at each change would be dear.
             places |= filed if len(filed) > len(places) else self._domains.footprint_of(incident.place).nodes
         for place in filed - places:

@@ -101,7 +101,7 @@ def from_event(event: events.Event) -> Signal | None:
         row = xid.lookup(event.code)
         cause, severity = row.cause, row.severity
     else:
-        named = event.fields.get("cause", "") if event.kind in NAMED_KINDS else event_causes.of(event.kind) or ""
+        named = event.fields.get("cause", "") if event.kind in NAMED_KINDS else event_causes.cause_of(event.kind) or ""
         known = causes.lookup(named)
         cause, severity = known.cause, known.severity
     member = incidents.Member(
@@ -176,4 +176,4 @@ def clear_rule(cause: str, event: events.Event) -> events.ClearRule:
 @cache
 def settle_seconds(cause: str) -> int:
     """How long to gather before a verdict on this cause: the longest of its Xid codes."""
-    return max((row.settle_seconds for row in xid.rows() if row.cause == cause), default=0)
+    return max((row.settle_seconds for row in xid.all_codes() if row.cause == cause), default=0)

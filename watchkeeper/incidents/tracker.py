@@ -226,7 +226,7 @@ class IncidentTracker:
     def _near(self, signal: Signal) -> list[Incident]:
         """What a signal may belong to: of a job also what broke under one of its ranks, of a pod its job's trouble."""
         place = signal.place
-        is_of_jobs = effects.may_befall_jobs(signal.cause) or effects.may_follow_jobs(signal.family)
+        is_of_jobs = effects.is_job_effect(signal.cause) or effects.is_effect_of_jobs(signal.family)
         if is_workload(place) and not signal.has_ended and is_of_jobs:
             return self._shelf.incidents_under_job(place)
         return self._shelf.incidents_near(place, signal.job)

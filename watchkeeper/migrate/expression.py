@@ -61,13 +61,13 @@ def _names(expr: ast.Expr, recorded: frozenset[str]) -> Iterator[tuple[Standing,
             continue
         origin = series.origin(name)
         match origin.maker:
-            case series.Maker.AGENT | series.Maker.HUB | series.Maker.RULE:
+            case series.SeriesSource.AGENT | series.SeriesSource.HUB | series.SeriesSource.RULE:
                 yield Standing.WORKS, ""
-            case series.Maker.AGENT_ASKED:
+            case series.SeriesSource.AGENT_OPTIONAL:
                 yield Standing.CHANGES, f"{name}: the agent shows it when a file of --counters names it"
-            case series.Maker.RENAMED | series.Maker.ALIAS:
+            case series.SeriesSource.RENAMED | series.SeriesSource.ALIAS:
                 yield Standing.CHANGES, f"{name}: write {origin.instead}"
-            case series.Maker.NOBODY:
+            case series.SeriesSource.NOT_A_FIELD:
                 near = f"; near it: {origin.who}" if origin.who else ""
                 yield Standing.CANNOT, f"{name}: no field that NVML gives has this name{near}"
             case _:

@@ -214,7 +214,7 @@ def _problems(policy: RepairPolicy, *, is_whole: bool) -> Iterator[str]:
 
 
 def _entry_problems(key: str, cause: str, entry: CausePolicy) -> Iterator[str]:
-    known = {row.cause: row for row in causes.all()}
+    known = {row.cause: row for row in causes.all_causes()}
     if cause not in known:
         yield f"{key}: unknown cause; the known ones are in packs/causes.csv"
         return

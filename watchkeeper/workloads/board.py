@@ -93,7 +93,7 @@ class Around:
     """What is known beside the series: schedulers, the price book, and open incidents by the name of a job."""
 
     scheduled: Sequence[workloads.ScheduledWorkload] = ()
-    book: prices.Book | None = None
+    book: prices.PriceBook | None = None
     incidents: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     first_seen: Mapping[Key, float] = field(default_factory=dict)
 

@@ -120,7 +120,7 @@ def _read(asked: Mapping[str, Any]) -> Any:
     from watchkeeper.accounting import cost
     from watchkeeper.catalogue import prices
 
-    book = prices.shipped() if path is None else prices.read(read_text(path), where=path)
+    book = prices.shipped_book() if path is None else prices.read_book(read_text(path), where=path)
     return cost.bill(usage.job_tables(asked, book), book, policy=cost.Policy(asked["policy"]))
 
 

@@ -188,7 +188,7 @@ def _port_rows(
             yield "watchkeeper_fabric_port_data_bytes_total", {**where, "direction": direction}, float(value * scale)
         elif not name.endswith(NOT_ERRORS):
             yield "watchkeeper_fabric_port_errors_total", {**where, "counter": name}, float(value)
-            if value and value == infiniband.maximum(name):
+            if value and value == infiniband.counter_maximum(name):
                 yield "watchkeeper_fabric_port_counter_at_maximum", {**where, "counter": name}, 1.0
 
 

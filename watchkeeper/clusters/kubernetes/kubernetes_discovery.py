@@ -38,7 +38,7 @@ class LabelRow:
 def label_rows() -> tuple[LabelRow, ...]:
     """In the order in which they count."""
     return pack.load(
-        "node_labels.csv", lambda cells: LabelRow(pack.filled(cells["label"]), pack.filled(cells["becomes"]))
+        "node_labels.csv", lambda cells: LabelRow(pack.required(cells["label"]), pack.required(cells["becomes"]))
     )
 
 

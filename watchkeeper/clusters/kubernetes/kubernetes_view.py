@@ -140,7 +140,7 @@ def _part(resource: str, labels: Mapping[str, str]) -> float:
     model, _, cut = labels.get(kubernetes_discovery.PRODUCT, "").removesuffix(SHARED).partition("-MIG-")
     profile = resource.removeprefix(MIG_RESOURCE) if resource.startswith(MIG_RESOURCE) else cut
     if PROFILE.match(profile):
-        return mig.least_share(profile, model)
+        return mig.minimum_gpu_share(profile, model)
     replicas = labels.get(kubernetes_discovery.REPLICAS, "")
     return 1 / int(replicas) if SHARES.fullmatch(replicas) else 1.0
 

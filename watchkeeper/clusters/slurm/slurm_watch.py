@@ -237,7 +237,7 @@ def _gpu_part(node: records.NodeRecord) -> float:
     try:
         whole = sum(tres.gpus(node.gres).values())
     except ValueError:
-        return 1 / mig.MOST_SLICES
+        return 1 / mig.MAX_SLICES
     return whole / node.gpus if whole and node.gpus else 1.0
 
 

@@ -113,16 +113,16 @@ def judge(name: str, value: float | None, *, looked_at: str) -> ScanResult | Non
 
 
 def _read_limit(cells: Mapping[str, str]) -> ScanLimit:
-    system = pack.one_of(cells["system"], SYSTEMS)
+    system = pack.choice(cells["system"], SYSTEMS)
     return ScanLimit(
-        pack.filled(cells["check"]),
+        pack.required(cells["check"]),
         system,
         float(cells["limit"]),
-        pack.filled(cells["unit"]),
+        pack.required(cells["unit"]),
         ScanVerdict(cells["verdict"]),
-        pack.filled(cells["source"]),
+        pack.required(cells["source"]),
     )
 
 
 def _read_xid(cells: Mapping[str, str]) -> tuple[int, tuple[str, ScanVerdict]]:
-    return int(cells["xid"]), (pack.one_of(cells["system"], SYSTEMS), ScanVerdict(cells["verdict"]))
+    return int(cells["xid"]), (pack.choice(cells["system"], SYSTEMS), ScanVerdict(cells["verdict"]))

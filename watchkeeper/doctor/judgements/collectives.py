@@ -188,7 +188,7 @@ def ended_ranks(facts: DoctorFacts) -> Iterable[Opinion]:
     root = _first_observed(facts)
     first = next((one for one in seen if _is_in_block(one, root)), seen[0])
     code = int(first.fields["code"])
-    row = tables.exit_code(code)
+    row = tables.find_exit_code(code)
     named = [(name, one.fields[name]) for one in root for name in ("node", "rank") if name in one.fields]
     if code == ABORTED and any(one.order < first.order for one in facts.of("watchdog-timeout")):
         why = "A rank aborted after its watchdog had waited in vain, as the watchdog does on purpose."

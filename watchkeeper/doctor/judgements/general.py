@@ -74,7 +74,7 @@ def failing_words(facts: DoctorFacts) -> Iterable[Opinion]:
 def dcgm_incidents(facts: DoctorFacts) -> Iterable[Opinion]:
     """Incidents of DCGM by name or number, as its JSON and logs have them."""
     for seen in facts.of("dcgm-incident", "dcgm-incident-number"):
-        row = tables.incident(seen.fields["name"])
+        row = tables.find_dcgm_incident(seen.fields["name"])
         if row is not None and row.cause:
             confidence = 0.35 if row.cause == diagnosis.UNKNOWN_CAUSE else 0.82
             why = f"DCGM reports {row.name}: {row.meaning}."

@@ -188,7 +188,7 @@ def _why(code: int, seen: Sequence[Sighting], everything: Sequence[Sighting], *,
 def _nvlink_detail(code: int, seen: Sequence[Sighting]) -> str | None:
     """What the registers of an NVLink 5 Xid say, from its decode table."""
     registers = NVLINK_REGISTERS.search(seen[0].text)
-    row = None if registers is None else tables.nvlink_fault(code, registers["unit"], int(registers["status"], 16))
+    row = None if registers is None else tables.find_nvlink_fault(code, registers["unit"], int(registers["status"], 16))
     return None if row is None else f"({row.severity.lower()}; NVIDIA: {row.resolution}; {row.local_effect})"
 
 
@@ -220,7 +220,7 @@ def reported_xids(facts: DoctorFacts) -> Iterable[Opinion]:
 def switch_errors(facts: DoctorFacts) -> Iterable[Opinion]:
     """SXids: errors of an NVSwitch, which every GPU behind it feels."""
     for seen in facts.of("kernel-sxid"):
-        row = tables.sxid(int(seen.fields["code"]))
+        row = tables.find_sxid(int(seen.fields["code"]))
         severity = seen.fields.get("severity", "").lower()
         fatal = severity == "fatal" if severity else bool(row and row.is_fatal)
         name = f" ({row.name})" if row else " (not in the catalogue)"

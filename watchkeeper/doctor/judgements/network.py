@@ -54,7 +54,7 @@ def completions(facts: DoctorFacts) -> Iterable[Opinion]:
     """RDMA completion errors by status; the peer in the line is the suspect, not the node that prints it."""
     for seen in facts.of("nccl-ib-completion")[:MAX_EVIDENCE]:
         status = int(next((seen.fields[name] for name in STATUS if name in seen.fields), -1))
-        row = tables.completion(status)
+        row = tables.find_completion(status)
         if row is None:
             yield opinion(
                 "nccl_ib_link_error", 0.5, f"RDMA completion error {status}, which no table describes.", on=[seen]
@@ -132,7 +132,7 @@ def settings(facts: DoctorFacts) -> Iterable[Opinion]:
     may_hurt = spread or not (nodes or facts.has("nccl-rank"))
     advice = []
     for seen in given:
-        for row in tables.settings():
+        for row in tables.nccl_settings():
             if row.variable == seen.fields["variable"] and row.value.search(seen.fields["value"]):
                 advice.append(f"{row.variable}={seen.fields['value']}: {row.problem}. Change: {row.change}")
                 if row.cause and may_hurt:

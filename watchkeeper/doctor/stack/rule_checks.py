@@ -14,7 +14,7 @@ from watchkeeper.query.promql import ast, parser, walk
 
 SHOWN = 10
 # The beginning of series that are always there where others of the same maker can be.
-PAGES = {series.Maker.HUB: "watchkeeper_node_", series.Maker.AGENT: "watchkeeper_agent_"}
+PAGES = {series.SeriesSource.HUB: "watchkeeper_node_", series.SeriesSource.AGENT: "watchkeeper_agent_"}
 NO_SERIES = "there is no series "
 # Prometheus makes them while an alert waits or fires.
 OF_ALERTS = frozenset({"ALERTS", "ALERTS_FOR_STATE"})
@@ -151,7 +151,7 @@ def _known(stack: Stack, server: Prometheus) -> answers.KnownSeries:
     asked = {name for text in _texts(stack) if (expr := _parsed(text)) is not None for name in walk.names(expr)}
     pages = {page for page in PAGES.values() if any(name.startswith(page) for name in server.names)}
     ours = frozenset(
-        name for name in asked if name.startswith(series.OURS) and PAGES[series.origin(name).maker] in pages
+        name for name in asked if name.startswith(series.OWN_PREFIX) and PAGES[series.origin(name).maker] in pages
     )
     known = answers.KnownSeries(server.names | ours | OF_ALERTS, server.labels)
     waiting = [rule for rule in server.rules if not rule.is_alert and rule.name not in known.names]
@@ -191,17 +191,17 @@ def _fix(lacks: list[str]) -> str:
             continue
         origin = series.origin(name)
         match origin.maker:
-            case series.Maker.RENAMED | series.Maker.ALIAS:
+            case series.SeriesSource.RENAMED | series.SeriesSource.ALIAS:
                 hints[f"{name} is called {origin.instead} elsewhere"] = None
-            case series.Maker.NOBODY:
+            case series.SeriesSource.NOT_A_FIELD:
                 hints[f"no field of NVML is called {name}" + (f"; near it: {origin.who}" if origin.who else "")] = None
-            case series.Maker.OTHER:
+            case series.SeriesSource.OTHER:
                 hints[f"{name} comes from {origin.who}: scrape it, or drop the rule"] = None
-            case series.Maker.HUB:
+            case series.SeriesSource.HUB:
                 hints[f"{name} comes from the hub: scrape it as `watchkeeper render prometheus` does"] = None
-            case series.Maker.RULE:
+            case series.SeriesSource.RULE:
                 hints[f"{name} is recorded by a rule: load it (`watchkeeper render prometheus`)"] = None
-            case _ if name.startswith(series.OURS):
+            case _ if name.startswith(series.OWN_PREFIX):
                 hints[f"{name} is on the page of `watchkeeper agent`: scrape one"] = None
             case _:
                 hints[f"turn {name} on in the exporter's counters file, or run `watchkeeper agent`"] = None

@@ -44,7 +44,7 @@ def is_share_of_unknown_size(text: str) -> bool:
 
 
 def _share(profile: str, model: str) -> float:
-    found = mig.share(profile, model)
+    found = mig.gpu_share(profile, model)
     if found is None:
         raise ValueError(f"{profile} is another part of each GPU that has it: of which model is it?")
     return found

@@ -162,7 +162,7 @@ def _counter(name: str) -> str | None:
     plain = ENDINGS.sub("", UNIT.sub("", name))
     plain = plain.replace("UniCast", "Unicast").replace("MultiCast", "Multicast")
     plain = OTHER_NAMES.get(plain, plain)
-    return plain if tables.counter(plain) is not None else None
+    return plain if tables.find_counter(plain) is not None else None
 
 
 def _number(text: str) -> int | None:

@@ -55,20 +55,20 @@ def choose(wanted: Iterable[counters_csv.Counter] | None = None) -> Choice:
 
 def _read_dcgm(cells: Mapping[str, str]) -> tuple[NvmlFamily, str, bool]:
     unit = f" (in {cells['unit']})" if cells["unit"] else ""
-    family = _read(cells, help=f"{pack.filled(cells['description'])}{unit}.")
+    family = _read(cells, help=f"{pack.required(cells['description'])}{unit}.")
     return family, cells["name_from_4_6"], pack.yes_or_no(cells["chosen"])
 
 
 def _read_own(cells: Mapping[str, str]) -> NvmlFamily:
-    family = _read(cells, help=pack.filled(cells["description"]) + ".")
+    family = _read(cells, help=pack.required(cells["description"]) + ".")
     return family._replace(labels=tuple(cells["labels"].split()))
 
 
 def _read(cells: Mapping[str, str], help: str) -> NvmlFamily:
-    call, _, part = pack.filled(cells["nvml"]).partition(".")
+    call, _, part = pack.required(cells["nvml"]).partition(".")
     return NvmlFamily(
-        name=pack.filled(cells["name"]),
-        prom_type=pack.one_of(cells["prom_type"], counters_csv.PROM_TYPES),
+        name=pack.required(cells["name"]),
+        prom_type=pack.choice(cells["prom_type"], counters_csv.PROM_TYPES),
         help=help,
         is_float=cells["value_type"] == "double",
         is_per_slice=pack.yes_or_no(cells["per_slice"]),

@@ -96,7 +96,7 @@ def _signals(about: Raw, taints: tuple[Raw, ...], conditions: tuple[Raw, ...]) -
     ]
     messages = {facts.text(one, "type"): facts.text(one, "message", intern_it=False) for one in conditions}
     for kind, name, value in written:
-        row = node_signals.judge(kind, name, value)
+        row = node_signals.find_signal(kind, name, value)
         if row is not None:
             message = f": {messages[name][:200]}" if kind is SignalKind.CONDITION and messages.get(name) else ""
             yield row.means, f"{row.whose} ({kind} {name}{f'={value}' if value else ''}{message})"

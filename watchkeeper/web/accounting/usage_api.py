@@ -131,22 +131,22 @@ class UsageApi:
         return StreamingResponse(itertools.chain([first], lines), media_type=LINES)
 
     def _statements(
-        self, month: _Month, book: prices.Book, *, policy: cost.Policy, teams: tuple[str, ...], of: dict[str, str]
+        self, month: _Month, book: prices.PriceBook, *, policy: cost.Policy, teams: tuple[str, ...], of: dict[str, str]
     ) -> Iterator[bytes]:
         if not self._places.acquire(blocking=False):
             raise HTTPException(429, f"{MOST_STATEMENTS} others are given their statements. Try again later")
         try:
             found = self._budgets(month, book, policy)["budgets"]
             wanted = monthly.Wanted(month.text, month.zone, teams, of, {one["team"]: one for one in found})
-            pieces = self._read(book.stretches(month.start, month.until), {"job"})
+            pieces = self._read(book.price_periods(month.start, month.until), {"job"})
             for one in monthly.statements(cost.bill(pieces, book, policy=policy), wanted):
                 yield orjson.dumps(wire.to_plain(one)) + b"\n"
         finally:
             self._places.release()
 
-    def _budgets(self, month: _Month, book: prices.Book, policy: cost.Policy) -> dict[str, Any]:
+    def _budgets(self, month: _Month, book: prices.PriceBook, policy: cost.Policy) -> dict[str, Any]:
         days = [(since, until) for _, since, until in time_ranges.days(month.start, month.until, month.zone)]
-        pieces = self._read(book.stretches(month.start, month.until), {"team"})
+        pieces = self._read(book.price_periods(month.start, month.until), {"team"})
         return budgets.of_month(cost.bill(pieces, book, policy=policy), self._read(days, {"team"}), ends=month.end)
 
     def _month(self, request: Request) -> _Month:
@@ -163,7 +163,7 @@ class UsageApi:
     async def _bill(self, request: Request, names: set[str], *, policy: cost.Policy) -> cost.Bill:
         since, until = _window(request, self._runtime.clock.now())
         book = await self._prices()
-        pieces = await self._alone(lambda: self._read(book.stretches(since, until), names))
+        pieces = await self._alone(lambda: self._read(book.price_periods(since, until), names))
         return await asyncio.to_thread(cost.bill, pieces, book, policy=policy)
 
     def _read(self, stretches: list[tuple[float, float]], names: set[str]) -> list[usage.Table]:
@@ -174,7 +174,7 @@ class UsageApi:
         async with self._busy:
             return await asyncio.to_thread(work)
 
-    async def _prices(self) -> prices.Book:
+    async def _prices(self) -> prices.PriceBook:
         return await asyncio.to_thread(self._file.book)
 
 

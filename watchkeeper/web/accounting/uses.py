@@ -83,7 +83,7 @@ def _worth(found: Mapping[Workload, _Held], facts: _Facts) -> float | None:
 def _share(labels: Labels) -> float:
     profile = labels.get("GPU_I_PROFILE", "")
     # 1g.10gb; an exporter may write anything.
-    return mig.least_share(profile, labels.get("modelName", "")) if profile[:1].isdecimal() else 1.0
+    return mig.minimum_gpu_share(profile, labels.get("modelName", "")) if profile[:1].isdecimal() else 1.0
 
 
 def _by_workload(held: holders.Holders, cluster: str | None) -> dict[Workload, _Held]:

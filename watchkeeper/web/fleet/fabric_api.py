@@ -222,9 +222,9 @@ class _Asked:
 
 
 def _metric(counter: str) -> str:
-    row = tables.counter(counter)
+    row = tables.find_counter(counter)
     assert row is not None, counter
-    return infiniband.families()["counters", row.sysfs_name].name
+    return infiniband.counter_families()["counters", row.sysfs_name].name
 
 
 def _reading(found: dict[HostKey, Reading], labels: Labels) -> Reading:
@@ -320,7 +320,7 @@ def shown(view: PortView) -> Link:
 
 
 def _counter(name: str, value: float) -> Grown:
-    row = tables.counter(name)
+    row = tables.find_counter(name)
     return Grown(
         name=name,
         grown=value,

@@ -197,15 +197,15 @@ class JobsApi:
                 found.setdefault(job, set()).add(incident.id)
         return {name: tuple(sorted(ids)) for name, ids in found.items()}
 
-    def _book(self) -> prices.Book:
+    def _book(self) -> prices.PriceBook:
         settings = self._runtime.settings.cost
         if settings.prices is None:
-            return replace(prices.shipped(), fallback=settings.dollars_per_gpu_hour)
+            return replace(prices.shipped_book(), fallback=settings.dollars_per_gpu_hour)
         path = Path(settings.prices)
         size = path.stat().st_size
         if size > LARGEST_BOOK_BYTES:
             raise PackError(f"{size:,} bytes; the most is {LARGEST_BOOK_BYTES:,}", where=str(path))
-        return prices.read(path.read_text(encoding="utf-8-sig"), where=path.name)
+        return prices.read_book(path.read_text(encoding="utf-8-sig"), where=path.name)
 
 
 def _team(line: jobs.JobLine) -> str:

@@ -76,7 +76,7 @@ class CausesApi:
         body = await read_object(request, about_incident.BODY_BYTES)
         cause, why = str(body.get("cause", "")), " ".join(str(body.get("why", "")).split())
         if causes.lookup(cause).cause != cause:
-            near = ", ".join(row.cause for row in causes.all() if row.family == incident.family)
+            near = ", ".join(row.cause for row in causes.all_causes() if row.family == incident.family)
             raise HTTPException(400, f"`{cause[:60]}` is no cause; of the family {incident.family} there are {near}")
         if len(why) > about_incident.TEXT_LIMIT:
             raise HTTPException(400, f"why has {len(why):,} characters, the limit is {about_incident.TEXT_LIMIT:,}")

@@ -96,7 +96,7 @@ class Happened:
 
 
 def move(incident: Incident, to: IncidentState, *, at: datetime) -> Incident:
-    """The incident in its next state, or IllegalMove if the life cycle does not allow it."""
+    """The incident in its next state, or InvalidTransition if the life cycle does not allow it."""
     if to not in INCIDENT_MOVES[incident.state]:
         allowed = ", ".join(sorted(INCIDENT_MOVES[incident.state]))
         raise InvalidTransition(

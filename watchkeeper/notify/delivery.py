@@ -111,7 +111,7 @@ class Notifier:
     async def silence(
         self, request: silence_store.SilenceRequest, time: clock.Clock, on_journal_thread: JournalThread
     ) -> Silence:
-        """Make a silence, here or in Alertmanager; IllegalMove says why not."""
+        """Make a silence, here or in Alertmanager; InvalidTransition says why not."""
         if not self._feeds:
             return await on_journal_thread(lambda: self._noted(self.silences.add(request, time.now()), time.now()))
         try:
@@ -127,7 +127,7 @@ class Notifier:
         return await on_journal_thread(lambda: self._noted(kept, time.now()))
 
     async def end_silence(self, id: str, actor: str, *, time: clock.Clock, on_journal_thread: JournalThread) -> Silence:
-        """End a silence, here or in Alertmanager; IllegalMove says why not."""
+        """End a silence, here or in Alertmanager; InvalidTransition says why not."""
         if not self._feeds:
             return await on_journal_thread(lambda: self._noted(self.silences.end(id, actor, time.now()), time.now()))
         await asyncio.to_thread(self._theirs.refresh, time.now())

@@ -51,7 +51,7 @@ class SilenceStore:
         return [one for one in self._kept.values() if one.ends_at > now - SHOWN_AFTER]
 
     def add(self, wish: SilenceRequest, now: datetime) -> Silence:
-        """Keep a new one; IllegalMove says what is wrong with it."""
+        """Keep a new one; InvalidTransition says what is wrong with it."""
         lasting = [one for one in self._kept.values() if one.ends_at > now]
         if len(lasting) >= MOST_ACTIVE:
             raise InvalidTransition(

@@ -58,7 +58,7 @@ class Repairs(RepairRegister):
             return self._make(want, now)
 
     def make_again(self, want: RepairProposal, now: datetime) -> Repair:
-        """Another attempt, whatever became of those before; IllegalMove while one waits or runs."""
+        """Another attempt, whatever became of those before; InvalidTransition while one waits or runs."""
         current = self._in_the_way(want)
         if current is not None:
             raise InvalidTransition(

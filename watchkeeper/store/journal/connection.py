@@ -40,7 +40,7 @@ class Connection(Protocol):
     def execute(self, statement: str, values: Sequence[Any] = (), /) -> ResultRows: ...
     def executemany(self, statement: str, rows: Iterable[Sequence[Any]], /) -> ResultRows: ...
     def begin(self) -> None:
-        """Begin to write; JournalConflict or NotLeading when the epoch is no longer ours."""
+        """Begin to write; JournalConflict or NotLeader when the epoch is no longer ours."""
 
     def snapshot(self) -> AbstractContextManager[None]:
         """Everything read inside is of one moment."""

@@ -16,7 +16,7 @@ def quote(value: object) -> str:
     return text if len(text) <= QUOTE_LIMIT else f"{text[:QUOTE_LIMIT]}… ({len(text)} characters)"
 
 
-def reason(error: Exception | str) -> str:
+def error_reason(error: Exception | str) -> str:
     """What the system says, without the number and the path that Python adds: our messages begin with the path."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 

@@ -48,7 +48,7 @@ def test_a_restored_backup_answers_like_the_original(kept: backup.DataLocations,
     rig = filled(kept, 130)
     copied = rig.store.back_up(tmp_path / "copy", data=kept.data, journal=kept.journal)
     assert copied.blocks == len(rig.blocks()) > 0
-    assert backup.restore(tmp_path / "copy", holdings(tmp_path / "new")) == []
+    assert backup.restore_backup(tmp_path / "copy", holdings(tmp_path / "new")) == []
     again = Rig(tmp_path / "new" / "samples", now_ms=rig.now_ms)
     assert read(again.store) == read(rig.store)
     assert again.store.metadata.all() == {"temp": ("gauge", "", "")}
@@ -122,7 +122,7 @@ def test_nothing_is_written_over(kept: backup.DataLocations, tmp_path: Path) -> 
     with pytest.raises(errors.StoreError, match="there is something here already"):
         backup.back_up(kept, tmp_path / "copy")
     with pytest.raises(errors.StoreError, match="there is something here already"):
-        backup.restore(tmp_path / "copy", kept)
+        backup.restore_backup(tmp_path / "copy", kept)
     with pytest.raises(errors.StoreError, match="this is not a whole backup"):
-        backup.restore(kept.samples, holdings(tmp_path / "new"))
+        backup.restore_backup(kept.samples, holdings(tmp_path / "new"))
     rig.store.close()

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from watchkeeper.catalogue import prices
-from watchkeeper.errors import PackError, reason
+from watchkeeper.errors import PackError, error_reason
 from watchkeeper.kit import files
 
 LARGEST_BYTES = 16 * 1024 * 1024
@@ -36,5 +36,5 @@ class PriceFile:
             return self._kept[1]
         except (OSError, UnicodeDecodeError) as error:
             raise PackError(
-                f"the price book cannot be read: {self._path}: {reason(error)}", where="[cost] prices"
+                f"the price book cannot be read: {self._path}: {error_reason(error)}", where="[cost] prices"
             ) from error

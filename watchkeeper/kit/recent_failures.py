@@ -16,7 +16,7 @@ REMEMBERED = timedelta(minutes=2)
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class RecentFailure:
     """`since` the first failure of an unbroken row of them, `last` the newest."""
 
     what: str
@@ -27,12 +27,12 @@ class Failure:
 
 class RecentFailures:
     def __init__(self) -> None:
-        self._known: dict[str, Failure] = {}
+        self._known: dict[str, RecentFailure] = {}
 
     def record(self, what: str, problem: str, *, now: datetime) -> None:
         before = self._known.pop(what, None)
         since = now if before is None or not _is_fresh(before, now) else before.since
-        self._known[what] = Failure(what, problem[:300], since, now)
+        self._known[what] = RecentFailure(what, problem[:300], since, now)
         while len(self._known) > MOST:
             del self._known[next(iter(self._known))]
 
@@ -43,11 +43,11 @@ class RecentFailures:
         """Whether something of these kinds fails; `rules thermal` is of the kind `rules`."""
         return any(each.what.partition(" ")[0] in kinds for each in self.current(now))
 
-    def current(self, now: datetime) -> list[Failure]:
+    def current(self, now: datetime) -> list[RecentFailure]:
         """Those of the last minutes, the longest first."""
         return sorted((each for each in self._known.values() if _is_fresh(each, now)), key=lambda each: each.since)
 
 
-def _is_fresh(trouble: Failure, now: datetime) -> bool:
+def _is_fresh(trouble: RecentFailure, now: datetime) -> bool:
     # Both ways: a clock that was put back must not keep a trouble for ever.
     return abs(now - trouble.last) <= REMEMBERED

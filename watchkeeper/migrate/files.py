@@ -12,7 +12,7 @@ from pathlib import Path
 
 import yaml
 
-from watchkeeper.errors import RuleFileError, reason
+from watchkeeper.errors import RuleFileError, error_reason
 from watchkeeper.kit import yaml_text
 from watchkeeper.migrate.expression import judge
 from watchkeeper.migrate.verdict import Standing, Verdict
@@ -70,7 +70,7 @@ def _text(path: Path) -> str | Verdict:
             )
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        return Verdict(str(path), "", path.name, Standing.CANNOT, (f"it cannot be read: {reason(error)}",))
+        return Verdict(str(path), "", path.name, Standing.CANNOT, (f"it cannot be read: {error_reason(error)}",))
 
 
 def _read_rules(path: Path, text: str, found: list[Verdict], *, is_named: bool) -> Iterator[RulesOf]:

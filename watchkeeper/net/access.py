@@ -52,7 +52,7 @@ class Access:
         return {**self._extra_headers(), **self.authorization_header()}
 
     def _extra_headers(self) -> dict[str, str]:
-        found = [*self.extra, *((name, read_secret(path)) for name, path in self.extra_files)]
+        found = [*self.extra, *((name, read_secret_file(path)) for name, path in self.extra_files)]
         names = dict.fromkeys(name for name, _ in found)
         return {name: ", ".join(value for own, value in found if own == name) for name in names}
 
@@ -68,9 +68,9 @@ class Access:
     def authorization_header(self) -> dict[str, str]:
         """The Authorization header, if there is one to send; CollectError if its file cannot be read."""
         if self.username:
-            secret = read_secret(self.password_file) if self.password_file else self.password
+            secret = read_secret_file(self.password_file) if self.password_file else self.password
             return {"Authorization": basic_authorization(self.username, secret)}
-        secret = read_secret(self.credentials_file) if self.credentials_file else self.credentials
+        secret = read_secret_file(self.credentials_file) if self.credentials_file else self.credentials
         return {"Authorization": f"{self.scheme} {secret}"} if secret else {}
 
     def tls_context(self) -> ssl.SSLContext:
@@ -113,7 +113,7 @@ def _covers(rule: str, host: str) -> bool:
         return rule == "*" or host == rule.lstrip(".") or host.endswith("." + rule.lstrip("."))
 
 
-def read_secret(path: str) -> str:
+def read_secret_file(path: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:

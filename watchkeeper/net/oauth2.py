@@ -13,7 +13,7 @@ from urllib.parse import quote_plus, urlencode
 
 from watchkeeper.errors import CollectError
 from watchkeeper.net import http
-from watchkeeper.net.access import NO_ACCESS, Access, basic_authorization, read_secret
+from watchkeeper.net.access import NO_ACCESS, Access, basic_authorization, read_secret_file
 
 # As golang.org/x/oauth2, which Prometheus uses: a token that ends sooner than this is not used any more.
 ENDS_SOON_SECONDS = 10.0
@@ -67,7 +67,7 @@ class ClientCredentials:
         self.state.until = asyncio.get_running_loop().time() + max(0.0, lasts - ENDS_SOON_SECONDS)
 
     async def _fetch(self) -> tuple[str, float]:
-        secret = read_secret(self.client_secret_file) if self.client_secret_file else self.client_secret
+        secret = read_secret_file(self.client_secret_file) if self.client_secret_file else self.client_secret
         form = [("grant_type", "client_credentials"), *self.parameters]
         form += [("scope", " ".join(self.scopes))] if self.scopes else []
         name, word = quote_plus(self.client_id), quote_plus(secret)

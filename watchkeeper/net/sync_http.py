@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 from urllib.parse import urljoin, urlsplit
 
-from watchkeeper.errors import CollectError, reason
+from watchkeeper.errors import CollectError, error_reason
 from watchkeeper.net import addresses
 from watchkeeper.net.access import NO_ACCESS, Access, proxy_headers
 
@@ -349,4 +349,4 @@ def _plain(error: BaseException) -> str:
         return f"its certificate is not trusted: {error.verify_message}"
     if isinstance(error, EOFError | http.client.IncompleteRead | ConnectionError):
         return "the connection was closed in the middle of the answer"
-    return reason(cast(Exception, error)) or type(error).__name__
+    return error_reason(cast(Exception, error)) or type(error).__name__

@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from watchkeeper.errors import SettingsError, WireError, reason
+from watchkeeper.errors import SettingsError, WireError, error_reason
 from watchkeeper.incidents.incident_labels import IncidentLabels, check_matcher, matches_labels
 from watchkeeper.kit import durations, wire
 from watchkeeper.model.silences import Matcher, parse_matcher
@@ -232,7 +232,7 @@ def load(path: Path) -> Routing:
         plain: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise SettingsError(
-            f"cannot be read: {reason(error)}", where=str(path), remedy="Name a readable TOML file"
+            f"cannot be read: {error_reason(error)}", where=str(path), remedy="Name a readable TOML file"
         ) from error
     for receiver in plain.get("receivers", []) if isinstance(plain.get("receivers"), list) else []:
         for key in ("apprise_file", "token_file"):

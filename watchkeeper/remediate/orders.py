@@ -63,7 +63,7 @@ class OrderRequest:
 
 def open_outbox(shelf: OrderJournal, key_file: str | None, *, now: datetime) -> OrderQueue | None:
     """The outbox of a hub that was given a key; None without one: then no order can be given or fetched."""
-    return None if key_file is None else OrderQueue(shelf, secret_file.read_secret(Path(key_file)), now=now)
+    return None if key_file is None else OrderQueue(shelf, secret_file.read_key_file(Path(key_file)), now=now)
 
 
 class OrderQueue:

@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from watchkeeper.errors import QueryError, RuleFileError, WireError, reason
+from watchkeeper.errors import QueryError, RuleFileError, WireError, error_reason
 from watchkeeper.kit import clock, durations, wire, yaml_text
 from watchkeeper.model.alerts import AlertState
 from watchkeeper.model.histograms import Histogram
@@ -141,7 +141,7 @@ def _read(path: Path) -> Script:
         plain = yaml_text.load(path.read_text(encoding="utf-8"))
         return wire.from_plain(Script, _without_nulls(plain))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise RuleFileError(f"cannot be read: {reason(error)}", path=str(path)) from error
+        raise RuleFileError(f"cannot be read: {error_reason(error)}", path=str(path)) from error
     except WireError as error:
         raise RuleFileError("; ".join(error.problems), path=str(path)) from error
 

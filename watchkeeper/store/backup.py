@@ -79,7 +79,7 @@ def back_up(source: DataLocations, target: Path) -> BackupSummary:
     return BackupSummary(len(list((target / SAMPLES / "blocks").iterdir())), linked, copied)
 
 
-def restore(source: Path, target: DataLocations) -> list[Corruption]:
+def restore_backup(source: Path, target: DataLocations) -> list[Corruption]:
     """Put a backup into a data directory that is empty or new; returns what of it is damaged, and restores the rest."""
     if not (source / files.OWNER_MARK).exists():
         raise errors.StoreError(

@@ -77,7 +77,7 @@ class Cardinality:
 
 
 @dataclass(slots=True)
-class Pattern:
+class CachedPattern:
     """A fully anchored regular expression that remembers the values it has seen."""
 
     text: str
@@ -115,7 +115,7 @@ class Patterns:
     """What matchers accept; compiled patterns are kept and shared by all threads."""
 
     def __init__(self) -> None:
-        self._patterns: OrderedDict[str, Pattern] = OrderedDict()
+        self._patterns: OrderedDict[str, CachedPattern] = OrderedDict()
         self._lock = threading.Lock()
 
     def acceptance(self, matcher: MatcherLike) -> Callable[[str], bool]:
@@ -130,10 +130,10 @@ class Patterns:
             return pattern.matches
         return lambda value: not pattern.matches(value)
 
-    def _pattern(self, text: str) -> Pattern:
+    def _pattern(self, text: str) -> CachedPattern:
         with self._lock:
             if text not in self._patterns:
-                self._patterns[text] = Pattern(text)
+                self._patterns[text] = CachedPattern(text)
                 if len(self._patterns) > REMEMBERED_PATTERNS:
                     self._patterns.popitem(last=False)
             self._patterns.move_to_end(text)

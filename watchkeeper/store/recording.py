@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from watchkeeper.errors import StoreError, WireError, quote, reason
+from watchkeeper.errors import StoreError, WireError, error_reason, quote
 from watchkeeper.kit import wire
 from watchkeeper.model import actions, diagnosis, events, fleet, histograms, incidents, labels, samples
 from watchkeeper.store import interfaces
@@ -194,7 +194,9 @@ def read(path: Path, *, progress: Callable[[int], None] | None = None) -> Record
                     progress(number)
     except (OSError, EOFError, zlib.error) as error:
         remedy = None if isinstance(error, OSError) and error.errno else "`watchkeeper record` writes recordings"
-        raise StoreError(f"the recording cannot be read: {reason(error)}", where=str(path), remedy=remedy) from error
+        raise StoreError(
+            f"the recording cannot be read: {error_reason(error)}", where=str(path), remedy=remedy
+        ) from error
     raise StoreError("the recording is not whole: its last line is missing", where=str(path), remedy="Record it again")
 
 

@@ -85,7 +85,7 @@ def read_text(path: str) -> str:
         line = error.object[: error.start].count(b"\n") + 1
         raise errors.InputError("is not UTF-8", where=f"{path[:200]}:{line}", remedy="Save it as UTF-8") from error
     except OSError as error:
-        raise errors.InputError(f"cannot be read: {errors.reason(error)}", where=path[:200]) from error
+        raise errors.InputError(f"cannot be read: {errors.error_reason(error)}", where=path[:200]) from error
 
 
 @command.command("forecast")

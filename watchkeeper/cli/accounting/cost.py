@@ -18,7 +18,7 @@ from watchkeeper.cli.accounting import usage
 from watchkeeper.cli.accounting.capacity import read_text
 from watchkeeper.client import answers, reading
 from watchkeeper.client.hub import Client
-from watchkeeper.errors import CollectError, reason
+from watchkeeper.errors import CollectError, error_reason
 from watchkeeper.kit import files, wire
 
 POLICIES = ("none", "use", "allocation", "even")
@@ -267,4 +267,4 @@ def _write(path: Path, content: bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         files.write_atomically(path, content)
     except OSError as error:
-        raise CollectError(f"cannot be written: {reason(error)}", where=str(path)) from error
+        raise CollectError(f"cannot be written: {error_reason(error)}", where=str(path)) from error

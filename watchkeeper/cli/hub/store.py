@@ -69,7 +69,7 @@ def restore_command(directory: Path, kept: Any) -> None:
     """Put the backup in DIRECTORY into an empty or new data directory; exit 1 if a part of it is damaged."""
     from watchkeeper.store import backup
 
-    found = backup.restore(directory, kept)
+    found = backup.restore_backup(directory, kept)
     click.echo(f"{kept.data}: restored from {directory}")
     _say(found)
 

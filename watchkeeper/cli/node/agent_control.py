@@ -111,7 +111,7 @@ def with_control(command: Callable[..., Any]) -> Callable[..., Any]:
         if order_key is not None and click.get_current_context().invoked_subcommand is None:
             from watchkeeper.agent.orders import orders as work_orders
 
-            key, kinds = secret_file.read_secret(order_key), frozenset(allowed) - {NOTHING}
+            key, kinds = secret_file.read_key_file(order_key), frozenset(allowed) - {NOTHING}
             node = work_orders.AgentIdentity(options["cluster"], options["node"], key, kinds)
         root = options["host_root"]
         roots = node_facts.Roots(root / "proc", root / "sys", root)
@@ -172,4 +172,4 @@ def order_key(hub_key: Path, node: str, cluster: str) -> None:
     Run it where the hub's [hub] order_key_file is; what it prints goes into the file of --order-key on that node. It
     opens the orders of that node only.
     """
-    click.echo(orders.node_key(secret_file.read_secret(hub_key), cluster, node).decode())
+    click.echo(orders.node_key(secret_file.read_key_file(hub_key), cluster, node).decode())

@@ -433,7 +433,7 @@ class Head:
         known = self._index.find(labels)
         if known is not None:
             return known
-        label_limits.check(labels)
+        label_limits.check_label_limits(labels)
         if len(self._index) >= self.max_series:
             raise errors.StoreFull(
                 f"series {errors.quote(str(labels))} is one too many",

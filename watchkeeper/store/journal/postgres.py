@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import psycopg
 from psycopg import conninfo, pq
 
-from watchkeeper.errors import NotLeader, SettingsError, StoreError, WireError, reason
+from watchkeeper.errors import NotLeader, SettingsError, StoreError, WireError, error_reason
 
 T = TypeVar("T")
 
@@ -150,7 +150,9 @@ def read_server(path: Path) -> PostgresServer:
         address = path.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(
-            f"cannot be read: {reason(error)}", where=str(path), remedy=f"Write the address there, such as {EXAMPLE}"
+            f"cannot be read: {error_reason(error)}",
+            where=str(path),
+            remedy=f"Write the address there, such as {EXAMPLE}",
         ) from error
     if not address:
         raise SettingsError("is empty", where=str(path), remedy=f"Write the address there, such as {EXAMPLE}")

@@ -18,7 +18,7 @@ from typing import Any
 
 from starlette.exceptions import HTTPException
 
-from watchkeeper.errors import ReceiverError, WatchkeeperError, reason
+from watchkeeper.errors import ReceiverError, WatchkeeperError, error_reason
 from watchkeeper.hub.health import Health
 from watchkeeper.hub.runtime import Runtime
 from watchkeeper.kit import wire
@@ -98,7 +98,7 @@ class AdviceHook:
             try:
                 headers["Authorization"] = f"Bearer {path.read_text(encoding='utf-8').strip()}"
             except (OSError, UnicodeDecodeError) as error:
-                raise ReceiverError(f"its token cannot be read: {reason(error)}", where=str(path)) from error
+                raise ReceiverError(f"its token cannot be read: {error_reason(error)}", where=str(path)) from error
         url = self._settings.advice_webhook or ""
         status, answer = receiver_http.http_post(url, json.dumps(body, ensure_ascii=False).encode(), headers)
         # A redirect is not followed: the advice would go where nobody configured it to go.

@@ -23,7 +23,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from watchkeeper.errors import SettingsError, StartRefused, reason
+from watchkeeper.errors import SettingsError, StartRefused, error_reason
 from watchkeeper.net.addresses import is_loopback
 
 COOKIE = "watchkeeper"
@@ -185,7 +185,7 @@ def load(path: Path) -> Auth:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"the token file cannot be read: {reason(error)}", where=str(path)) from error
+        raise SettingsError(f"the token file cannot be read: {error_reason(error)}", where=str(path)) from error
     tokens, problems = [], []
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.lstrip().startswith("#"):

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from watchkeeper.errors import SettingsError, reason
+from watchkeeper.errors import SettingsError, error_reason
 from watchkeeper.kit import files
 from watchkeeper.web.auth.auth import Role, User
 
@@ -67,7 +67,7 @@ def load(path: Path) -> tuple[User, ...]:
     except (OSError, UnicodeDecodeError) as error:
         remedy = f"`watchkeeper users add NAME --role admin --file {path}` makes one"
         raise SettingsError(
-            f"the file of users cannot be read: {reason(error)}", where=str(path), remedy=remedy
+            f"the file of users cannot be read: {error_reason(error)}", where=str(path), remedy=remedy
         ) from error
     if mode & (stat.S_IRWXO | stat.S_IWGRP):
         raise SettingsError(

@@ -23,7 +23,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from watchkeeper.catalogue import causes
-from watchkeeper.errors import WatchkeeperError, reason
+from watchkeeper.errors import WatchkeeperError, error_reason
 from watchkeeper.hub import services
 from watchkeeper.hub.runtime import Runtime
 from watchkeeper.hub.simulator import Simulator
@@ -169,7 +169,7 @@ class DrillsApi:
         try:
             await asyncio.to_thread(files.write_atomically, self._path, orjson.dumps(wire.to_plain(told)))
         except OSError as error:
-            raise HTTPException(503, f"the score cannot be kept: {reason(error)}") from error
+            raise HTTPException(503, f"the score cannot be kept: {error_reason(error)}") from error
         self._game_day = told
         return DrillAccuracy(self._count(await self._judged()), told.at)
 

@@ -31,7 +31,7 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
         begun = time.perf_counter()
         recorded = jobs.read_jobs(options.trace.read_text(encoding="utf-8"), where=options.trace.name)
         fleet = jobs.plain_nodes(3300, of_node=8)
-        answer = whatif.compare(recorded, fleet, whatif.Change(add_gpus=64))
+        answer = whatif.compare(recorded, fleet, whatif.FleetChange(add_gpus=64))
         found["trace_rows"] = recorded.counts["rows"]
         found["trace_seconds"] = time.perf_counter() - begun
         found["trace_p95_wait_before"] = answer["before"]["wait"]["p95"]
@@ -57,7 +57,10 @@ def month(count: int, gpus: int) -> list[jobs.Job]:
     times = np.sort(random.uniform(0, MONTH_SECONDS, count))
     return [
         jobs.Job(
-            str(at), float(times[at]), float(lengths[at]), simulated_fleet.Shape(int(sizes[at]) * simulated_fleet.WHOLE)
+            str(at),
+            float(times[at]),
+            float(lengths[at]),
+            simulated_fleet.GpuRequest(int(sizes[at]) * simulated_fleet.WHOLE),
         )
         for at in range(count)
     ]

@@ -7,16 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from watchkeeper.capacity import advice, fleet_capacity, rightsizing
-from watchkeeper.capacity.fleet_capacity import Ask, NodeStanding
+from watchkeeper.capacity.fleet_capacity import NodeCapacity, WaitingRequest
 from watchkeeper.capacity.jobs import Job
 from watchkeeper.capacity.rightsizing import Fit, Use
-from watchkeeper.capacity.simulated_fleet import Node, Shape
+from watchkeeper.capacity.simulated_fleet import FleetNode, GpuRequest
 
 H100, L40S = "NVIDIA H100 80GB HBM3", "NVIDIA L40S"
 
 
 def test_eight_free_gpus_on_eight_nodes_start_no_job_of_eight() -> None:
-    found = fleet_capacity.standing([NodeStanding(f"n{at}", 8, 7) for at in range(8)])
+    found = fleet_capacity.summarise_capacity([NodeCapacity(f"n{at}", 8, 7) for at in range(8)])
     assert (found.free_gpus, found.held_gpus, found.stranded_share) == (8, 56, 1.0)
     assert [(room.gpus, room.jobs, room.stranded_gpus) for room in found.rooms] == [
         (1, 8, 0),
@@ -27,21 +27,21 @@ def test_eight_free_gpus_on_eight_nodes_start_no_job_of_eight() -> None:
 
 
 def test_a_node_out_of_service_has_nothing_free_and_is_named() -> None:
-    found = fleet_capacity.standing(
-        [NodeStanding("n1", 8, 0, is_in_service=False, why_not="drained"), NodeStanding("n2", 8, 0)]
+    found = fleet_capacity.summarise_capacity(
+        [NodeCapacity("n1", 8, 0, is_in_service=False, why_not="drained"), NodeCapacity("n2", 8, 0)]
     )
     assert (found.gpus, found.in_service_gpus, found.free_gpus) == (16, 8, 8)
     assert found.out_of_service == (("n1", 8, "drained"),)
 
 
 def test_a_gpu_that_a_scheduler_cannot_give_is_out_of_service_and_not_gone() -> None:
-    found = fleet_capacity.standing([NodeStanding("n1", 8, 5, lost=1), NodeStanding("n2", 8, 8)])
+    found = fleet_capacity.summarise_capacity([NodeCapacity("n1", 8, 5, lost=1), NodeCapacity("n2", 8, 8)])
     assert (found.gpus, found.in_service_gpus, found.held_gpus, found.free_gpus) == (16, 15, 13, 2)
     assert found.out_of_service == (("n1", 1, fleet_capacity.LOST),)
 
 
 def test_a_job_that_waits_counts_where_nobody_says_since_when() -> None:
-    (found,) = fleet_capacity.waits([Ask(8, None, None), Ask(8, 40.0, None)], now=100.0)
+    (found,) = fleet_capacity.queue_waits([WaitingRequest(8, None, None), WaitingRequest(8, 40.0, None)], now=100.0)
     assert (found.waiting, found.longest_seconds, found.started) == (2, 60.0, 0)
 
 
@@ -54,17 +54,22 @@ def test_usable_and_stranded_gpus_are_all_that_are_free(free: list[int], shape: 
 
 
 def test_waits_are_told_by_shape_for_those_who_wait_and_those_who_started() -> None:
-    asks = [Ask(8, 0.0, None), Ask(8, 50.0, None), Ask(8, 0.0, 40.0), Ask(1, 0.0, 2.0)]
-    one, eight = fleet_capacity.waits(asks, now=100.0)
+    asks = [
+        WaitingRequest(8, 0.0, None),
+        WaitingRequest(8, 50.0, None),
+        WaitingRequest(8, 0.0, 40.0),
+        WaitingRequest(1, 0.0, 2.0),
+    ]
+    one, eight = fleet_capacity.queue_waits(asks, now=100.0)
     assert (one.waiting, one.longest_seconds, one.p50_seconds) == (0, None, 2.0)
     assert (eight.waiting, eight.longest_seconds, eight.started, eight.p95_seconds) == (2, 100.0, 1, 40.0)
 
 
 def test_a_table_of_jobs_gives_the_same_picture_at_a_time() -> None:
-    jobs = [Job("a", 0.0, 100.0, Shape(6000), started=0.0), Job("b", 10.0, 100.0, Shape(4000), started=None)]
-    found = fleet_capacity.of_record([Node("n1", 8)], jobs, at=50.0)
+    jobs = [Job("a", 0.0, 100.0, GpuRequest(6000), started=0.0), Job("b", 10.0, 100.0, GpuRequest(4000), started=None)]
+    found = fleet_capacity.capacity_from_tables([FleetNode("n1", 8)], jobs, at=50.0)
     assert [(node.gpus, node.held) for node in found.nodes] == [(8, 6)]
-    assert found.asks == [Ask(6, 0.0, 0.0), Ask(4, 10.0, None)]
+    assert found.asks == [WaitingRequest(6, 0.0, 0.0), WaitingRequest(4, 10.0, None)]
     assert not found.unplaced
 
 
@@ -112,10 +117,10 @@ def test_workloads_that_fit_into_slices_share_as_few_gpus_as_a_gpu_can_be_cut_in
 
 
 def test_advice_says_what_could_be_had_without_a_new_gpu() -> None:
-    found = fleet_capacity.standing([NodeStanding(f"n{at}", 8, 6) for at in range(8)])
-    [piece] = advice.of_standing(found, ())
+    found = fleet_capacity.summarise_capacity([NodeCapacity(f"n{at}", 8, 6) for at in range(8)])
+    [piece] = advice.advise_on_capacity(found, ())
     assert (piece.action, piece.gpus) == ("defragment", 16)
-    assert advice.of_standing(fleet_capacity.standing([]), ()) == []
+    assert advice.advise_on_capacity(fleet_capacity.summarise_capacity([]), ()) == []
 
 
 def test_slices_share_a_gpu_where_they_can_lie_beside_each_other() -> None:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from watchkeeper.capacity import backtest, demand, forecast, intervals
-from watchkeeper.capacity.forecast_models import Scale
+from watchkeeper.capacity.forecast_models import SeasonLengths
 
 Floats = npt.NDArray[np.float64]
 HOUR, WEEK = 3600.0, 604_800.0
@@ -19,8 +19,8 @@ ORIGINS = np.arange(240, 240 + 42 * 24, 24)
 
 
 def rolled(steps: int = STEPS) -> backtest.Rolled:
-    series = demand.Series(0.0, HOUR, np.arange(400, dtype=np.float64))
-    return backtest.roll(series, steps, Scale.of(HOUR))
+    series = demand.DemandSeries(0.0, HOUR, np.arange(400, dtype=np.float64))
+    return backtest.roll(series, steps, SeasonLengths.of(HOUR))
 
 
 def residuals(size: float = 1.0, *, seed: int = 3) -> Floats:
@@ -103,7 +103,7 @@ def test_a_week_ahead_intervals_hold_about_80_percent_of_demand_that_wanders() -
     for seed in range(3):
         random, level = np.random.default_rng(seed), 0.0
         walked = np.array([level := 0.97 * level + step for step in random.normal(0, 6, 5 * 168)])
-        made = forecast.forecast(demand.Series(0.0, HOUR, np.maximum(0, 200 + walked)), WEEK)
+        made = forecast.forecast(demand.DemandSeries(0.0, HOUR, np.maximum(0, 200 + walked)), WEEK)
         assert made.backtest.covered is not None
         held.append(made.backtest.covered)
     assert 0.75 <= np.mean(held) <= 0.9

@@ -19,7 +19,7 @@ from zoneinfo import ZoneInfo
 import numpy as np
 
 from watchkeeper.accounting import usage
-from watchkeeper.accounting.tally import HOUR, moment, nobody
+from watchkeeper.accounting.tally import HOUR, format_time, unowned_key
 from watchkeeper.catalogue import pack
 from watchkeeper.errors import CollectError, quote
 from watchkeeper.kit import csv_text
@@ -38,7 +38,7 @@ SURELY_PER_CENT = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class JobUsage:
     """GPUs of one model that a job held; `ended` None is still running, `share` its mean activity where it is known."""
 
     key: usage.Key
@@ -49,10 +49,10 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Jobs:
+class JobTable:
     """What a table says; a job that held GPUs of two models is there twice, and counts once in `count`."""
 
-    jobs: tuple[Job, ...]
+    jobs: tuple[JobUsage, ...]
     count: int
     rows: int
     problems: table.Problems
@@ -80,7 +80,7 @@ def _column_row(cells: Mapping[str, str]) -> tuple[str, str]:
 
 
 @dataclass(slots=True)
-class _Reading:
+class _JobTableOptions:
     """How the cells of a table are read; `whole` is what its column of activity has for all of a GPU, 1 or 100.
 
     `middle` is a time in the middle of those of the table.
@@ -93,7 +93,9 @@ class _Reading:
     counts: Counter[str] = field(default_factory=Counter)
 
 
-def read(text: str, *, where: str, zone: ZoneInfo, told: Mapping[str, str] | None = None, model: str = "") -> Jobs:
+def read_job_table(
+    text: str, *, where: str, zone: ZoneInfo, told: Mapping[str, str] | None = None, model: str = ""
+) -> JobTable:
     """The jobs of a table; `told` maps our words to its columns, `model` is the GPU of rows that name none.
 
     A time without a zone is in `zone`.
@@ -101,8 +103,8 @@ def read(text: str, *, where: str, zone: ZoneInfo, told: Mapping[str, str] | Non
     problems = table.Problems(where)
     rows = table.read_table(text, where=where, problems=problems)
     places = _places(rows.columns, told or {}, where=where)
-    reading = _Reading(zone, model, _whole(rows, places.get("share")), _middle(rows, places, zone))
-    found: dict[tuple[str, ...], list[Job]] = {}
+    reading = _JobTableOptions(zone, model, _whole(rows, places.get("share")), _middle(rows, places, zone))
+    found: dict[tuple[str, ...], list[JobUsage]] = {}
     read_rows = len(rows.rows) + problems.counts.total()
     for row in rows.rows:
         line, named = row.line, {name: row.cells[column] for name, column in places.items()}
@@ -130,10 +132,10 @@ def read(text: str, *, where: str, zone: ZoneInfo, told: Mapping[str, str] | Non
     held = tuple(job for jobs in found.values() for job in jobs)
     if all(math.isinf(job.started) and job.ended is None for job in held):
         raise CollectError("no row has a time that can be read", where=where)
-    return Jobs(held, len(found), read_rows, problems, reading.counts)
+    return JobTable(held, len(found), read_rows, problems, reading.counts)
 
 
-def _is_apart(one: Job, other: Job) -> bool:
+def _is_apart(one: JobUsage, other: JobUsage) -> bool:
     first, second = sorted((one, other), key=lambda job: job.started)
     return first.ended is not None and first.ended <= second.started
 
@@ -181,7 +183,7 @@ def _places(header: Sequence[str], told: Mapping[str, str], *, where: str) -> di
     return found
 
 
-def _jobs(named: Mapping[str, str], line: int, reading: _Reading) -> list[Job]:
+def _jobs(named: Mapping[str, str], line: int, reading: _JobTableOptions) -> list[JobUsage]:
     """One for each model; none for a row that is no job with GPUs; ValueError for one that cannot be used."""
     counts = reading.counts
     # `4711.batch` is a step of a Slurm job: its GPUs are the job's.
@@ -220,7 +222,7 @@ def _jobs(named: Mapping[str, str], line: int, reading: _Reading) -> list[Job]:
     owner["job"] = owner["job"] or f"line {line}"
     said = owner["model"]
     return [
-        Job(
+        JobUsage(
             usage.key(**{**owner, "model": said or model or reading.model}),
             gpus,
             started,
@@ -244,7 +246,9 @@ def _gpus(named: Mapping[str, str], model: str) -> dict[str, float]:
     return {"": gpus} if gpus else {}
 
 
-def hours(found: Jobs, *, since: float, until: float, capacity: float | None = None, model: str = "") -> usage.Table:
+def job_hours(
+    found: JobTable, *, since: float, until: float, capacity: float | None = None, model: str = ""
+) -> usage.UsageTable:
     """The hours that each job had in a window; with the GPUs that there are, what nobody had is idle."""
     rows: dict[usage.Key, usage.Amounts] = {}
     for job in found.jobs:
@@ -261,7 +265,9 @@ def hours(found: Jobs, *, since: float, until: float, capacity: float | None = N
             row[usage.WASTED] += hours * (1 - job.share) if job.share < usage.WASTE_FLOOR else 0.0
     notes = [f"{found.problems.where}: {found.count:,} jobs of {found.rows:,} rows"]
     if not rows:
-        notes.append(f"no job ran in this time; the table is of {moment(found.since)} to {moment(found.until)}")
+        notes.append(
+            f"no job ran in this time; the table is of {format_time(found.since)} to {format_time(found.until)}"
+        )
     notes += [f"{what}: {count:,}" for what, count in sorted(found.counts.items())]
     notes += [f"excluded rows, {what}: {count:,}" for what, count in sorted(found.problems.counts.items())]
     if capacity is None:
@@ -269,12 +275,14 @@ def hours(found: Jobs, *, since: float, until: float, capacity: float | None = N
     else:
         idle, said = _idle(found.jobs, capacity, since, until)
         notes += said
-        rows[nobody(model=model)] = np.array([idle if part == usage.IDLE else 0.0 for part in range(len(usage.PARTS))])
+        rows[unowned_key(model=model)] = np.array(
+            [idle if part == usage.IDLE else 0.0 for part in range(len(usage.PARTS))]
+        )
     amounts = np.array(list(rows.values())) if rows else np.zeros((0, len(usage.PARTS)))
-    return usage.Table(since, until, tuple(rows), amounts, tuple(notes))
+    return usage.UsageTable(since, until, tuple(rows), amounts, tuple(notes))
 
 
-def _held(jobs: Sequence[Job], since: float, until: float) -> tuple[usage.Amounts, usage.Amounts]:
+def _held(jobs: Sequence[JobUsage], since: float, until: float) -> tuple[usage.Amounts, usage.Amounts]:
     """GPUs that were held at once, and for how many hours, in each stretch of a window between two changes."""
     gpus = np.array([job.gpus for job in jobs])
     starts = np.clip([job.started for job in jobs], since, until)
@@ -285,7 +293,7 @@ def _held(jobs: Sequence[Job], since: float, until: float) -> tuple[usage.Amount
     return held, np.diff([since, *times[order], until]) / HOUR
 
 
-def _idle(jobs: Sequence[Job], gpus: float, since: float, until: float) -> tuple[float, list[str]]:
+def _idle(jobs: Sequence[JobUsage], gpus: float, since: float, until: float) -> tuple[float, list[str]]:
     """GPU-hours that nobody held of so many GPUs, moment by moment, so that windows sum however they are cut."""
     held, hours = _held(jobs, since, until)
     beyond = (held > gpus + LEAST_GPUS) & (hours > 0)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from watchkeeper.accounting import recorded_hours, time_ranges, usage
-from watchkeeper.accounting.tally import HOUR, Slot, Tally
+from watchkeeper.accounting.tally import HOUR, UsageSlot, UsageTally
 from watchkeeper.errors import StoreError
 from watchkeeper.kit import files
 
@@ -28,7 +28,7 @@ FORM = 1
 NAMES = {False: "teams", True: "jobs"}
 
 
-class Ledger:
+class UsageLedger:
     """A folder of days."""
 
     def __init__(self, folder: Path) -> None:
@@ -36,12 +36,12 @@ class Ledger:
         # Days in a row have the same keys more often than not.
         self._last_keys: tuple[bytes, list[usage.Key]] = b"", []
 
-    def lacks(self, day: float, teams: recorded_hours.Hours) -> bool:
+    def lacks(self, day: float, teams: recorded_hours.RecordedHours) -> bool:
         """Whether these hours of a day are more than those that are kept; a store that forgets has fewer one day."""
         inside = teams.starts[(teams.starts >= day) & (teams.starts < day + DAY)]
         return len(np.unique(inside)) > self._hours_of(day)
 
-    def keep(self, day: float, teams: recorded_hours.Hours, jobs: recorded_hours.Hours) -> None:
+    def keep(self, day: float, teams: recorded_hours.RecordedHours, jobs: recorded_hours.RecordedHours) -> None:
         """Write the hours of the UTC day that begins at `day`."""
         arrays: dict[str, Any] = {"form": np.array(FORM)}
         for name, found in (("teams", teams), ("jobs", jobs)):
@@ -68,7 +68,7 @@ class Ledger:
                 continue
         return sorted(found)
 
-    def add(self, tally: Tally, *, by_job: bool) -> list[tuple[float, float]]:
+    def add(self, tally: UsageTally, *, by_job: bool) -> list[tuple[float, float]]:
         """Put what is kept of the window into a tally; returns the stretches that it covers."""
         covered: list[tuple[float, float]] = []
         for day in self.days():
@@ -76,7 +76,7 @@ class Ledger:
                 covered += self._add_day(tally, day, NAMES[by_job])
         return covered
 
-    def _add_day(self, tally: Tally, day: float, name: str) -> list[tuple[float, float]]:
+    def _add_day(self, tally: UsageTally, day: float, name: str) -> list[tuple[float, float]]:
         path = self._path(day)
         try:
             with np.load(path, allow_pickle=False) as kept:
@@ -115,7 +115,7 @@ class Ledger:
         return self._folder / f"{datetime.fromtimestamp(day, UTC):%Y-%m-%d}.npz"
 
 
-def _arrays(name: str, found: recorded_hours.Hours, day: float) -> Mapping[str, Any]:
+def _arrays(name: str, found: recorded_hours.RecordedHours, day: float) -> Mapping[str, Any]:
     inside = (found.starts >= day) & (found.starts < day + DAY)
     starts, amounts = found.starts[inside], found.amounts[inside]
     places: dict[usage.Key, int] = {}
@@ -139,11 +139,11 @@ def _arrays(name: str, found: recorded_hours.Hours, day: float) -> Mapping[str, 
     return made
 
 
-def _see(tally: Tally, slots: Sequence[Any], sizes: Sequence[Any]) -> list[tuple[float, float]]:
+def _see(tally: UsageTally, slots: Sequence[Any], sizes: Sequence[Any]) -> list[tuple[float, float]]:
     seen = {(cluster, start): share for cluster, start, share in slots}
     covered = []
     for cluster, start, size in sizes:
-        tally.saw(cluster, Slot(start, start + HOUR, seen.get((cluster, start), 1.0), size))
+        tally.saw(cluster, UsageSlot(start, start + HOUR, seen.get((cluster, start), 1.0), size))
         covered.append((start, start + HOUR))
     return covered
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from watchkeeper.accounting import time_ranges, usage
-from watchkeeper.accounting.tally import HOUR, Slot, Tally
+from watchkeeper.accounting.tally import HOUR, UsageSlot, UsageTally
 from watchkeeper.model.labels import Labels
 from watchkeeper.query.engine import Answer, Engine
 
@@ -44,7 +44,7 @@ STATE_COLUMNS = [COLUMNS[name] for name in usage.STATES]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Hours:
+class RecordedHours:
     """Recorded hours, one row for each hour and key; `seen` has the share of each hour that was seen, by cluster."""
 
     starts: time_ranges.Seconds
@@ -53,7 +53,7 @@ class Hours:
     seen: Mapping[str, Mapping[float, float]]
 
 
-def hours(engine: Engine, since: float, until: float, *, by_job: bool) -> Hours:
+def hours(engine: Engine, since: float, until: float, *, by_job: bool) -> RecordedHours:
     """Every recorded hour that overlaps the window."""
     seen: dict[str, dict[float, float]] = {}
     gpus: dict[tuple[str, float], float] = {}
@@ -69,13 +69,13 @@ def hours(engine: Engine, since: float, until: float, *, by_job: bool) -> Hours:
         if found:
             parts.append(_rows(found))
     if not parts:
-        return Hours(np.zeros(0), [], np.zeros((0, len(usage.PARTS))), seen)
+        return RecordedHours(np.zeros(0), [], np.zeros((0, len(usage.PARTS))), seen)
     starts, keys, amounts = zip(*parts, strict=True)
     owners = [key for each in keys for key in each]
-    return _standing(_whole(Hours(np.concatenate(starts), owners, np.concatenate(amounts), seen)), gpus)
+    return _standing(_whole(RecordedHours(np.concatenate(starts), owners, np.concatenate(amounts), seen)), gpus)
 
 
-def hours_of_minutes(engine: Engine, starts: Sequence[float], *, by_job: bool) -> Hours:
+def hours_of_minutes(engine: Engine, starts: Sequence[float], *, by_job: bool) -> RecordedHours:
     """Hours that no rule has recorded, summed from their minutes; those without any are not there."""
     rows: list[tuple[float, usage.Key, usage.Amounts]] = []
     seen: dict[str, dict[float, float]] = {}
@@ -87,15 +87,15 @@ def hours_of_minutes(engine: Engine, starts: Sequence[float], *, by_job: bool) -
         for cluster, times in minutes.items():
             seen.setdefault(cluster, {})[start] = min(len(times) / 60, 1.0)
     amounts = np.array([row for _, _, row in rows]) if rows else np.zeros((0, len(usage.PARTS)))
-    return _standing(Hours(np.array([at for at, _, _ in rows]), [key for _, key, _ in rows], amounts, seen), {})
+    return _standing(RecordedHours(np.array([at for at, _, _ in rows]), [key for _, key, _ in rows], amounts, seen), {})
 
 
-def joined(one: Hours, other: Hours) -> Hours:
+def joined(one: RecordedHours, other: RecordedHours) -> RecordedHours:
     seen = {
         cluster: {**one.seen.get(cluster, {}), **other.seen.get(cluster, {})} for cluster in {*one.seen, *other.seen}
     }
     starts = np.concatenate([one.starts, other.starts])
-    return Hours(starts, [*one.keys, *other.keys], np.concatenate([one.amounts, other.amounts]), seen)
+    return RecordedHours(starts, [*one.keys, *other.keys], np.concatenate([one.amounts, other.amounts]), seen)
 
 
 def _of_team(key: usage.Key) -> usage.Key:
@@ -105,15 +105,15 @@ def _of_team(key: usage.Key) -> usage.Key:
     )
 
 
-def _whole(found: Hours) -> Hours:
+def _whole(found: RecordedHours) -> RecordedHours:
     """Without hours that were not written to their end; their minutes tell of them."""
     pairs = zip(found.keys, found.starts.tolist(), strict=True)
     kept = np.array([start in found.seen.get(key[0], {}) for key, start in pairs], dtype=bool)
     keys = [key for key, is_kept in zip(found.keys, kept.tolist(), strict=True) if is_kept]
-    return Hours(found.starts[kept], keys, found.amounts[kept], found.seen)
+    return RecordedHours(found.starts[kept], keys, found.amounts[kept], found.seen)
 
 
-def _standing(found: Hours, gpus: Mapping[tuple[str, float], float]) -> Hours:
+def _standing(found: RecordedHours, gpus: Mapping[tuple[str, float], float]) -> RecordedHours:
     """Hours of which enough was seen, as if all had been; parts that sum to the GPUs of whole minutes.
 
     A hub that is killed between two rules leaves a minute with some of its parts. Nobody has seen that minute, so its
@@ -132,7 +132,7 @@ def _standing(found: Hours, gpus: Mapping[tuple[str, float], float]) -> Hours:
         cluster: {start: 1.0 if share >= ENOUGH_SEEN else share for start, share in known.items()}
         for cluster, known in found.seen.items()
     }
-    return Hours(found.starts, found.keys, found.amounts * factors[at, None], seen)
+    return RecordedHours(found.starts, found.keys, found.amounts * factors[at, None], seen)
 
 
 def by_slot(
@@ -166,7 +166,7 @@ def _rows(
     return starts[hour], [keys[one] for one in owner_at.tolist()], dense[hour, owner_at]
 
 
-def add_hours(tally: Tally, found: Hours) -> list[tuple[float, float]]:
+def add_hours(tally: UsageTally, found: RecordedHours) -> list[tuple[float, float]]:
     """Put recorded hours into a tally; returns the stretches of the window that they cover."""
     starts = np.unique(found.starts)
     weights = time_ranges.cover(starts, HOUR, since=tally.since, until=tally.until)
@@ -174,11 +174,11 @@ def add_hours(tally: Tally, found: Hours) -> list[tuple[float, float]]:
     tally.add(found.keys, found.amounts * weights[at, None])
     slots, _, sizes = by_slot(found.keys, found.starts, found.amounts)
     for (cluster, start), size in zip(slots, sizes.tolist(), strict=True):
-        tally.saw(cluster, Slot(start, start + HOUR, found.seen.get(cluster, {}).get(start, 1.0), size))
+        tally.saw(cluster, UsageSlot(start, start + HOUR, found.seen.get(cluster, {}).get(start, 1.0), size))
     return [(start, start + HOUR) for start in starts.tolist()]
 
 
-def add_minutes(tally: Tally, engine: Engine, piece: tuple[float, float]) -> None:
+def add_minutes(tally: UsageTally, engine: Engine, piece: tuple[float, float]) -> None:
     """Put the minutes of a piece of the window into a tally, summed by the engine."""
     since, until = piece
     if not MINUTE <= until - since <= MOST_MINUTES_SECONDS:
@@ -192,7 +192,7 @@ def add_minutes(tally: Tally, engine: Engine, piece: tuple[float, float]) -> Non
         if share >= ENOUGH_SEEN:
             amounts[own] /= share
             share = 1.0
-        tally.saw(cluster, Slot(start, end, share, float(amounts[own][:, STATE_COLUMNS].sum())))
+        tally.saw(cluster, UsageSlot(start, end, share, float(amounts[own][:, STATE_COLUMNS].sum())))
     tally.add(keys, amounts)
 
 
@@ -221,7 +221,7 @@ def _sum_minutes(
             for column, factor in _columns(owned):
                 row[column] += value / 60 * factor
     amounts = np.array(list(rows.values())) if rows else np.zeros((0, len(usage.PARTS)))
-    found = Hours(np.full(len(rows), since), list(rows), amounts, {})
+    found = RecordedHours(np.full(len(rows), since), list(rows), amounts, {})
     return list(rows), _standing(found, gpus).amounts, minutes
 
 

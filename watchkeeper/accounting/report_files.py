@@ -17,12 +17,12 @@ from watchkeeper.readers import table
 TOTAL = "total"
 
 
-def money(amount: float | None, currency: str = "") -> str:
+def format_money(amount: float | None, currency: str = "") -> str:
     """An amount as people read it; what has no price costs an unknown amount, which is not nothing."""
     return "no price" if amount is None else f"{amount:,.2f} {currency}".rstrip()
 
 
-def harmless(text: str) -> str:
+def escape_cell(text: str) -> str:
     """A name from outside as a cell; one that is a number with a sign would lose the sign's meaning as well."""
     is_signed = text.startswith(table.FORMULA_STARTS) and csv_text.NUMBER.fullmatch(text) is not None
     return f"'{text}" if is_signed else table.escape_cell(text)
@@ -45,7 +45,7 @@ def to_csv(report: Mapping[str, Any]) -> str:
     written = io.StringIO()
     writer = csv.writer(written, lineterminator="\n")
     columns = list(flat[0])
-    writer.writerow([harmless(name) for name in columns])
+    writer.writerow([escape_cell(name) for name in columns])
     for line in flat:
         writer.writerow([_cell(line.get(name, "")) for name in columns])
     return written.getvalue()
@@ -56,7 +56,7 @@ def _cell(value: Any) -> str:
         return ""
     if isinstance(value, float):
         return f"{value:.6f}".rstrip("0").rstrip(".") or "0"
-    return harmless(str(value))
+    return escape_cell(str(value))
 
 
 def to_parquet(report: Mapping[str, Any]) -> bytes:

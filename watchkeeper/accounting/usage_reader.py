@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from watchkeeper.accounting import recorded_hours, time_ranges, usage
-from watchkeeper.accounting.ledger import DAY, Ledger
-from watchkeeper.accounting.tally import HOUR, LEAST_GAP_SECONDS, Tally
+from watchkeeper.accounting.ledger import DAY, UsageLedger
+from watchkeeper.accounting.tally import HOUR, LEAST_GAP_SECONDS, UsageTally
 from watchkeeper.query.engine import Engine
 
 # A recorded hour is there this long after its end at the latest; until then its day is not closed.
@@ -28,19 +28,21 @@ def needs_jobs(dimensions: frozenset[str]) -> bool:
     return bool(dimensions & BY_JOB)
 
 
-def table(engine: Engine, ledger: Ledger | None, *, since: float, until: float, by_job: bool) -> usage.Table:
+def read_usage(
+    engine: Engine, ledger: UsageLedger | None, *, since: float, until: float, by_job: bool
+) -> usage.UsageTable:
     """Who had what in a window."""
-    return pieces(engine, ledger, [(since, until)], by_job=by_job)[0]
+    return read_usage_periods(engine, ledger, [(since, until)], by_job=by_job)[0]
 
 
-def pieces(
-    engine: Engine, ledger: Ledger | None, stretches: Sequence[tuple[float, float]], *, by_job: bool
-) -> list[usage.Table]:
+def read_usage_periods(
+    engine: Engine, ledger: UsageLedger | None, stretches: Sequence[tuple[float, float]], *, by_job: bool
+) -> list[usage.UsageTable]:
     """Who had what in each stretch of a time, one after the other; together they have what the whole time has."""
     opens, found = stretches[0][0], []
     before = _before(engine, ledger, opens)
     for since, until in stretches:
-        tally = _known(engine, ledger, Tally(since, until, opens), by_job=by_job)
+        tally = _known(engine, ledger, UsageTally(since, until, opens), by_job=by_job)
         tally.follow(before)
         told = tally.table()
         found.append(told if len(told.keys) else _empty(told))
@@ -48,11 +50,11 @@ def pieces(
     return found
 
 
-def _known(engine: Engine, ledger: Ledger | None, tally: Tally, *, by_job: bool) -> Tally:
+def _known(engine: Engine, ledger: UsageLedger | None, tally: UsageTally, *, by_job: bool) -> UsageTally:
     since, until = tally.since, tally.until
     covered = [] if ledger is None else ledger.add(tally, by_job=by_job)
     for start, end in _worth_asking(covered, since, until):
-        piece = Tally(start, end)
+        piece = UsageTally(start, end)
         hours = recorded_hours.hours(engine, start, end, by_job=by_job)
         covered += recorded_hours.add_hours(piece, hours)
         tally.take(piece)
@@ -61,17 +63,17 @@ def _known(engine: Engine, ledger: Ledger | None, tally: Tally, *, by_job: bool)
     return tally
 
 
-def _before(engine: Engine, ledger: Ledger | None, until: float) -> Tally:
+def _before(engine: Engine, ledger: UsageLedger | None, until: float) -> UsageTally:
     """The time before a window: GPUs of whoever is away where it begins are unknown, neither new nor gone."""
     since = until - MOST_AWAY_SECONDS
-    tally = Tally(since, until)
+    tally = UsageTally(since, until)
     covered = [] if ledger is None else ledger.add(tally, by_job=False)
     for start, end in _worth_asking(covered, since, until):
         recorded_hours.add_hours(tally, recorded_hours.hours(engine, start, end, by_job=False))
     return tally
 
 
-def keep_up(engine: Engine, ledger: Ledger, *, now: float) -> int:
+def update_ledger(engine: Engine, ledger: UsageLedger, *, now: float) -> int:
     """Write the days whose hours are recorded and not all kept yet; returns how many files were written."""
     today = now // DAY * DAY
     # A day ahead was written by a clock that was put back since; the days up to it are still to come.
@@ -89,7 +91,7 @@ def keep_up(engine: Engine, ledger: Ledger, *, now: float) -> int:
     return written
 
 
-def _hours(engine: Engine, since: float, until: float, *, by_job: bool) -> recorded_hours.Hours:
+def _hours(engine: Engine, since: float, until: float, *, by_job: bool) -> recorded_hours.RecordedHours:
     """The whole hours of a window: as recorded, and summed from minutes where an evaluation was missed."""
     found = recorded_hours.hours(engine, since, until, by_job=by_job)
     known = set(found.starts.tolist())
@@ -105,9 +107,9 @@ def _worth_asking(covered: list[tuple[float, float]], since: float, until: float
     ]
 
 
-def _empty(found: usage.Table) -> usage.Table:
+def _empty(found: usage.UsageTable) -> usage.UsageTable:
     note = (
         "nothing is recorded in this time; usage begins when the rules of usage-hours.yaml have run for a minute on a "
         "fleet that is watched"
     )
-    return usage.Table(found.since, found.until, notes=(*found.notes, note))
+    return usage.UsageTable(found.since, found.until, notes=(*found.notes, note))

@@ -27,7 +27,7 @@ from watchkeeper.capacity.forecast_models import (
     PLAIN,
     PLAIN_BEYOND_A_WEEK,
     PLAIN_OF_WEEKS,
-    Scale,
+    SeasonLengths,
     candidates,
     repeated_share,
 )
@@ -70,7 +70,7 @@ class Rolled:
     paths: Floats
     actual: Floats
     edges: Indexes
-    scale: Scale
+    scale: SeasonLengths
     repeated: Floats
     usual_move: float
     stride: int
@@ -80,10 +80,10 @@ class Rolled:
         return int(self.paths.shape[2])
 
 
-def roll(series: demand.Series, steps: int, scale: Scale) -> Rolled:
+def roll(series: demand.DemandSeries, steps: int, scale: SeasonLengths) -> Rolled:
     """Ask all candidates at past origins and, as the last origin, now."""
     values = series.values
-    fallen = demand.outages(demand.filled(values, day=scale.day, week=scale.week), day=scale.day)
+    fallen = demand.find_outages(demand.fill_gaps(values, day=scale.day, week=scale.week), day=scale.day)
     first = min(3 * scale.day, max(2, len(values) // 3))
     stride = max(1, min(scale.day // 2, (len(values) - first) // LEAST_ORIGINS))
     origins = np.arange(len(values), first - 1, -stride)[:MOST_ORIGINS][::-1]
@@ -107,13 +107,13 @@ def roll(series: demand.Series, steps: int, scale: Scale) -> Rolled:
     return Rolled(names, origins, table, actual, _edges(steps, scale.day), scale, repeated, usual_move, stride)
 
 
-def _known_at(values: Floats, at: int, fallen: list[tuple[int, int, int]], scale: Scale) -> Floats:
+def _known_at(values: Floats, at: int, fallen: list[tuple[int, int, int]], scale: SeasonLengths) -> Floats:
     """The past as it was known at a step: outages that were over by then are gaps, and gaps are filled from before."""
     known = values[:at].copy()
     for start, end, clear in fallen:
         if clear <= at:
             known[start:end] = math.nan
-    return demand.filled(known, day=scale.day, week=scale.week)
+    return demand.fill_gaps(known, day=scale.day, week=scale.week)
 
 
 def _same_or_simpler(found: dict[str, Floats], name: str) -> Floats:

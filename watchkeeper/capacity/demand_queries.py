@@ -14,7 +14,7 @@ ABOUT = ("demand", "allocated", "queued", "used")
 CLUSTER_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,100}")
 
 
-def expression(about: str, *, cluster: str | None = None) -> str:
+def demand_expression(about: str, *, cluster: str | None = None) -> str:
     """PromQL of one number: GPUs asked for (held and waiting), held, waiting, or worth of work."""
     only = _only(cluster)
     state = f'{{{only}{"," if only else ""}state="allocated"}}'
@@ -32,7 +32,7 @@ def capacity_expression(*, cluster: str | None = None) -> str:
     return f"sum(watchkeeper_scheduler_gpus{state}) or sum(watchkeeper:gpus_reporting:count{{{only}}})"
 
 
-def hourly(expr: str, *, step: str, inner: str) -> str:
+def step_mean(expr: str, *, step: str, inner: str) -> str:
     """The mean of each step rather than the moment at its end."""
     return f"avg_over_time(({expr})[{step}:{inner}])"
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from watchkeeper.capacity.jobs import Job
-from watchkeeper.capacity.simulated_fleet import WHOLE, Node, Stock
+from watchkeeper.capacity.simulated_fleet import WHOLE, FleetNode, SimulatedFleet
 from watchkeeper.model.fleet_capacity import ShapeRoom, Standing
 
 SHAPES = (1, 2, 4, 8)
@@ -21,7 +21,7 @@ LOST = "its scheduler cannot give them"
 
 
 @dataclass(frozen=True, slots=True)
-class NodeStanding:
+class NodeCapacity:
     """One node: its GPUs, how many are held, how many its scheduler cannot give, and whether new work may come.
 
     `why_not` says why not.
@@ -49,7 +49,7 @@ class NodeStanding:
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class QueueWait:
     """Waiting by shape, in seconds: of those who wait now, and of those who have started."""
 
     gpus: int
@@ -61,7 +61,7 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class WaitingRequest:
     """A workload that asked for GPUs: when, None where nobody says, and when it got them; None: it still waits."""
 
     gpus: int
@@ -69,7 +69,7 @@ class Ask:
     started_at: float | None
 
 
-def standing(nodes: Sequence[NodeStanding]) -> Standing:
+def summarise_capacity(nodes: Sequence[NodeCapacity]) -> Standing:
     free = [node.free for node in nodes]
     total = sum(free)
     largest = max((node.gpus for node in nodes), default=0)
@@ -96,15 +96,15 @@ def fragmentation(free: Iterable[int], shapes: Iterable[int]) -> list[ShapeRoom]
     return found
 
 
-def waits(asks: Iterable[Ask], *, now: float) -> list[Wait]:
+def queue_waits(asks: Iterable[WaitingRequest], *, now: float) -> list[QueueWait]:
     """Waiting by how many GPUs were asked for, the smallest first."""
-    by_shape: dict[int, list[Ask]] = {}
+    by_shape: dict[int, list[WaitingRequest]] = {}
     for ask in asks:
         by_shape.setdefault(ask.gpus, []).append(ask)
     return [_wait(gpus, those, now) for gpus, those in sorted(by_shape.items())]
 
 
-def _wait(gpus: int, asks: list[Ask], now: float) -> Wait:
+def _wait(gpus: int, asks: list[WaitingRequest], now: float) -> QueueWait:
     pending = [ask for ask in asks if ask.started_at is None]
     waited = [max(0.0, now - ask.requested_at) for ask in pending if ask.requested_at is not None]
     started = [
@@ -113,21 +113,21 @@ def _wait(gpus: int, asks: list[Ask], now: float) -> Wait:
         if ask.started_at is not None and ask.requested_at is not None
     ]
     p50, p95 = (float(found) for found in np.quantile(started, [0.5, 0.95])) if started else (None, None)
-    return Wait(gpus, len(pending), max(waited, default=None), len(started), p50, p95)
+    return QueueWait(gpus, len(pending), max(waited, default=None), len(started), p50, p95)
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class RecordedFleet:
     """A fleet as tables have it; `unplaced` ran and found no place, so that nodes are missing or others than those."""
 
-    nodes: list[NodeStanding]
-    asks: list[Ask]
+    nodes: list[NodeCapacity]
+    asks: list[WaitingRequest]
     unplaced: list[Job]
 
 
-def of_record(nodes: Sequence[Node], jobs: Sequence[Job], *, at: float) -> Recorded:
+def capacity_from_tables(nodes: Sequence[FleetNode], jobs: Sequence[Job], *, at: float) -> RecordedFleet:
     """The same from tables: jobs that ran at a time, placed as a replay places them, the longest running first."""
-    stock = Stock(nodes)
+    stock = SimulatedFleet(nodes)
     asks, unplaced = [], []
     for job in sorted(jobs, key=lambda job: (job.submitted if job.started is None else job.started, job.id)):
         if job.submitted > at:
@@ -137,7 +137,7 @@ def of_record(nodes: Sequence[Node], jobs: Sequence[Job], *, at: float) -> Recor
         is_running = started is not None and (job.is_cut_off or started + job.seconds > at)
         if is_running and stock.place(job.shape) is None:
             unplaced.append(job)
-        asks.append(Ask(-(-job.shape.milli // WHOLE), job.submitted, started))
+        asks.append(WaitingRequest(-(-job.shape.milli // WHOLE), job.submitted, started))
     free = stock.free_by_node()
-    found = [NodeStanding(node.name, node.gpus, node.gpus - left) for node, left in zip(nodes, free, strict=True)]
-    return Recorded(found, asks, unplaced)
+    found = [NodeCapacity(node.name, node.gpus, node.gpus - left) for node, left in zip(nodes, free, strict=True)]
+    return RecordedFleet(found, asks, unplaced)

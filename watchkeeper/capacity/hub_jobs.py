@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from watchkeeper.capacity.jobs import Job, Recorded
-from watchkeeper.capacity.simulated_fleet import WHOLE, Shape
+from watchkeeper.capacity.simulated_fleet import WHOLE, GpuRequest
 from watchkeeper.model import workloads
 from watchkeeper.query.engine import Answer, Floats
 from watchkeeper.readers import table
@@ -25,7 +25,7 @@ EXPRESSION = (
 # There in every minute in which the hub looked, whether or not somebody held a GPU.
 LOOKED = "group(watchkeeper:gpus_accounted:sum)"
 WHERE = "this hub"
-ASSUMES = (
+ASSUMPTIONS = (
     "a job is a stretch of time in which one pod, Slurm job or program held GPUs; pods of one job count each",
     "jobs that no scheduler lists any more came when they started: how long they had waited is not known",
 )
@@ -124,7 +124,7 @@ def _job(
     _, _, namespace, name = key
     id = "/".join(part for part in (key[0], namespace, name, str(number) if number > 1 else "") if part)
     milli = max(1, round(seen.most * WHOLE)) if seen.most < 1 else round(seen.most) * WHOLE
-    shape = Shape(milli, slice_milli=milli if milli < WHOLE else 0)
+    shape = GpuRequest(milli, slice_milli=milli if milli < WHOLE else 0)
     ended = min(seen.ended, window[1])
     is_cut_off = window[1] - seen.ended < step
     began = None if listed is None else listed.started_at

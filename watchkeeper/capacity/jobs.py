@@ -10,7 +10,7 @@ import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from watchkeeper.capacity.simulated_fleet import WHOLE, Node, Shape
+from watchkeeper.capacity.simulated_fleet import WHOLE, FleetNode, GpuRequest
 from watchkeeper.catalogue import pack
 from watchkeeper.errors import CollectError
 from watchkeeper.model import fleet
@@ -33,7 +33,7 @@ class Job:
     id: str
     submitted: float
     seconds: float
-    shape: Shape
+    shape: GpuRequest
     started: float | None = None
     is_cut_off: bool = False
 
@@ -232,7 +232,7 @@ def _job(
     return Job(id, submitted, seconds, shape, started=started, is_cut_off=ended is None and "ended" in reading.columns)
 
 
-def _shape(row: table.TableRow, reading: _Reading) -> Shape | None:
+def _shape(row: table.TableRow, reading: _Reading) -> GpuRequest | None:
     """What a row asks for; None for a job without GPUs."""
     model = _cell(row, "models", reading)
     if "tres" in reading.columns:
@@ -257,10 +257,10 @@ def _shape(row: table.TableRow, reading: _Reading) -> Shape | None:
     wanted = wanted if wanted < WHOLE else -(-wanted // WHOLE) * WHOLE
     models = tuple(sorted(filter(None, model.split("|"))))
     used = round(share * WHOLE) if share is not None and 0 < share < 1 and wanted <= WHOLE else 0
-    return Shape(max(1, wanted), models, slice_milli=used or (wanted if wanted < WHOLE else 0))
+    return GpuRequest(max(1, wanted), models, slice_milli=used or (wanted if wanted < WHOLE else 0))
 
 
-def read_nodes(text: str, *, where: str) -> tuple[tuple[Node, ...], table.Problems]:
+def read_nodes(text: str, *, where: str) -> tuple[tuple[FleetNode, ...], table.Problems]:
     """Nodes with GPUs of a table with name, gpus, and where it has them model and rack."""
     problems = table.Problems(where)
     found = table.read_table(text, where=where, problems=problems)
@@ -271,7 +271,7 @@ def read_nodes(text: str, *, where: str) -> tuple[tuple[Node, ...], table.Proble
     if name_column is None or gpu_column is None:
         has = ", ".join(table.escape_cell(name)[:40] for name in found.columns[:12])
         raise CollectError("a table of nodes needs the columns name and gpus", where=where, remedy=f"It has: {has}")
-    nodes: dict[str, Node] = {}
+    nodes: dict[str, FleetNode] = {}
     for row in found.rows:
         name = row.cells[name_column]
         try:
@@ -287,20 +287,20 @@ def read_nodes(text: str, *, where: str) -> tuple[tuple[Node, ...], table.Proble
             )
         elif gpus:
             model, rack = (row.cells[found_at] if found_at else "" for found_at in (columns["model"], columns["rack"]))
-            nodes[name] = Node(name, int(gpus), model=model, rack=rack)
+            nodes[name] = FleetNode(name, int(gpus), model=model, rack=rack)
     if not nodes:
         raise CollectError("no row names a node with GPUs", where=where)
     return tuple(nodes.values()), problems
 
 
-def plain_nodes(gpus: int, *, of_node: int) -> tuple[Node, ...]:
+def plain_nodes(gpus: int, *, of_node: int) -> tuple[FleetNode, ...]:
     """So many GPUs in nodes of one size, the last with what is left."""
     full, rest = divmod(gpus, of_node)
     sizes = [of_node] * full + ([rest] if rest else [])
-    return tuple(Node(f"node-{at}", size) for at, size in enumerate(sizes, start=1))
+    return tuple(FleetNode(f"node-{at}", size) for at, size in enumerate(sizes, start=1))
 
 
-def unknown_models(jobs: Iterable[Job], nodes: Sequence[Node]) -> dict[str, int]:
+def unknown_models(jobs: Iterable[Job], nodes: Sequence[FleetNode]) -> dict[str, int]:
     """Models that jobs ask for and no node has, with how many jobs name them."""
     known = {node.model for node in nodes}
     missing: dict[str, int] = {}

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from watchkeeper.capacity.jobs import Job
-from watchkeeper.capacity.simulated_fleet import WHOLE, Node, Placing, Shape, Stock
+from watchkeeper.capacity.simulated_fleet import WHOLE, FleetNode, GpuRequest, JobPlacement, SimulatedFleet
 
 Floats = npt.NDArray[np.float64]
 
@@ -51,21 +51,21 @@ class Outcome:
         return float(np.sum(np.diff(edges) * self.used_gpus))
 
 
-def replay(jobs: Sequence[Job], nodes: Sequence[Node], *, policy: Policy = Policy.BACKFILL) -> Outcome:
+def replay(jobs: Sequence[Job], nodes: Sequence[FleetNode], *, policy: Policy = Policy.BACKFILL) -> Outcome:
     """Every job of `jobs`, which are in order of submission, on `nodes`."""
     return _Run(jobs, nodes, policy).to_the_end()
 
 
 class _Run:
-    def __init__(self, jobs: Sequence[Job], nodes: Sequence[Node], policy: Policy) -> None:
+    def __init__(self, jobs: Sequence[Job], nodes: Sequence[FleetNode], policy: Policy) -> None:
         self._jobs = jobs
-        self._stock = Stock(nodes)
+        self._stock = SimulatedFleet(nodes)
         self._policy = policy
         self._starts = np.full(len(jobs), math.nan)
         self._ends = np.full(len(jobs), math.nan)
         self._running: list[tuple[float, int]] = []
-        self._placed: dict[int, Placing] = {}
-        self._waiting: dict[Shape, deque[int]] = {}
+        self._placed: dict[int, JobPlacement] = {}
+        self._waiting: dict[GpuRequest, deque[int]] = {}
         self._in_order: deque[int] = deque()
         self._changes: list[tuple[float, int]] = []
         fits = {shape: self._stock.could_ever(shape) for shape in {job.shape for job in jobs}}

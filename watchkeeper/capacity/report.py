@@ -55,7 +55,7 @@ class Full(TypedDict):
 
 
 def forecast_report(
-    series: demand.Series,
+    series: demand.DemandSeries,
     horizon_seconds: float,
     *,
     capacity_gpus: float | None = None,
@@ -78,14 +78,14 @@ def forecast_report(
         return answer
     known = series.values[~np.isnan(series.values)]
     full = fullness.fullness(made, capacity_gpus, now_gpus=float(known[-1]))
-    need = fullness.need(made, capacity_gpus, target=target)
+    need = fullness.gpus_needed(made, capacity_gpus, target=target)
     horizon = durations.format_seconds(horizon_seconds)
     return {
-        "sentence": advice.sentence(full, need, horizon=horizon),
+        "sentence": advice.summary_sentence(full, need, horizon=horizon),
         **answer,
         "full": _full(full),
         "need": wire.to_plain(need),
-        "advice": wire.to_plain(advice.of_forecast(made, full, need)),
+        "advice": wire.to_plain(advice.advise_on_forecast(made, full, need)),
     }
 
 
@@ -127,7 +127,7 @@ def _backtest(made: Forecast) -> Backtest:
     }
 
 
-def _history(series: demand.Series, *, steps: int) -> PastDemand:
+def _history(series: demand.DemandSeries, *, steps: int) -> PastDemand:
     first = max(0, len(series) - steps)
     return {
         "from": _when(series.start_seconds),

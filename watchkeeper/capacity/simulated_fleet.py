@@ -18,7 +18,7 @@ WHOLE = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class FleetNode:
     """A node with GPUs; `sliced_gpus` of them are cut into `slices_of_gpu` parts each, for jobs that fit into one."""
 
     name: str
@@ -30,7 +30,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Shape:
+class GpuRequest:
     """What a job asks for, in thousandths of a GPU; `slice_milli` is what of a slice would do, 0 for none.
 
     `models` empty: any model will do.
@@ -46,7 +46,7 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class Placing:
+class JobPlacement:
     """Where a job sits: whole GPUs by node, or a part of the GPU `shared`, or a slice."""
 
     milli: int
@@ -56,15 +56,15 @@ class Placing:
     slice_node: int = 0
 
 
-class Stock:
+class SimulatedFleet:
     """Free GPUs of every node, found by model and by how many are free."""
 
-    def __init__(self, nodes: Sequence[Node]) -> None:
+    def __init__(self, nodes: Sequence[FleetNode]) -> None:
         self.nodes = nodes
         self.milli = sum(node.gpus for node in nodes) * WHOLE
         self.used_milli = 0
         self._free = [node.gpus - node.sliced_gpus for node in nodes]
-        self._groups: dict[str, _Group] = {}
+        self._groups: dict[str, _ModelGroup] = {}
         self._slices: list[tuple[int, int]] = []
         # Shared GPUs with room, by room; each keeps its number for as long as it is shared.
         self._rooms: list[tuple[int, int]] = []
@@ -73,23 +73,23 @@ class Stock:
         self._next_shared = 0
         for at, node in enumerate(nodes):
             whole = node.gpus - node.sliced_gpus
-            self._groups.setdefault(node.model, _Group()).add(at, whole)
+            self._groups.setdefault(node.model, _ModelGroup()).add(at, whole)
             if node.sliced_gpus and node.slices_of_gpu:
                 part = WHOLE // node.slices_of_gpu
                 self._slices += [(part, at)] * (node.sliced_gpus * node.slices_of_gpu)
         self._slices.sort()
 
-    def could_ever(self, shape: Shape) -> bool:
+    def could_ever(self, shape: GpuRequest) -> bool:
         """True if the job fits while nothing else runs."""
-        return Stock(self.nodes).place(shape) is not None if self.used_milli else self._fits(shape)
+        return SimulatedFleet(self.nodes).place(shape) is not None if self.used_milli else self._fits(shape)
 
-    def _fits(self, shape: Shape) -> bool:
+    def _fits(self, shape: GpuRequest) -> bool:
         placing = self.place(shape)
         if placing is not None:
             self.take_back(placing)
         return placing is not None
 
-    def place(self, shape: Shape) -> Placing | None:
+    def place(self, shape: GpuRequest) -> JobPlacement | None:
         """Take what the job asks for, or nothing at all."""
         placing = self._place_on_slice(shape) if shape.slice_milli else None
         if placing is None:
@@ -98,7 +98,7 @@ class Stock:
             self.used_milli += placing.milli
         return placing
 
-    def take_back(self, placing: Placing) -> None:
+    def take_back(self, placing: JobPlacement) -> None:
         self.used_milli -= placing.milli
         if placing.slice_milli:
             insort(self._slices, (placing.slice_milli, placing.slice_node))
@@ -112,24 +112,24 @@ class Stock:
         """Whole free GPUs of each node."""
         return list(self._free)
 
-    def _place_on_slice(self, shape: Shape) -> Placing | None:
+    def _place_on_slice(self, shape: GpuRequest) -> JobPlacement | None:
         found = bisect_left(self._slices, (shape.slice_milli, -1))
         while found < len(self._slices):
             part, at = self._slices[found]
             if not shape.models or self.nodes[at].model in shape.models:
                 del self._slices[found]
-                return Placing(part, slice_milli=part, slice_node=at)
+                return JobPlacement(part, slice_milli=part, slice_node=at)
             found += 1
         return None
 
-    def _place_share(self, shape: Shape) -> Placing | None:
+    def _place_share(self, shape: GpuRequest) -> JobPlacement | None:
         for found in range(bisect_left(self._rooms, (shape.milli, -1)), len(self._rooms)):
             room, shared = self._rooms[found]
             if not shape.models or self.nodes[self._node_of[shared]].model in shape.models:
                 del self._rooms[found]
                 self._room_of[shared] = room - shape.milli
                 insort(self._rooms, (room - shape.milli, shared))
-                return Placing(shape.milli, shared=shared)
+                return JobPlacement(shape.milli, shared=shared)
         at = self._best_node(1, shape.models)
         if at is None:
             return None
@@ -138,7 +138,7 @@ class Stock:
         self._next_shared += 1
         self._node_of[shared], self._room_of[shared] = at, WHOLE - shape.milli
         insort(self._rooms, (WHOLE - shape.milli, shared))
-        return Placing(shape.milli, shared=shared)
+        return JobPlacement(shape.milli, shared=shared)
 
     def _leave_shared(self, shared: int, milli: int) -> None:
         room = self._room_of[shared]
@@ -150,12 +150,12 @@ class Stock:
             self._room_of[shared] = room + milli
             insort(self._rooms, (room + milli, shared))
 
-    def _place_whole(self, shape: Shape) -> Placing | None:
+    def _place_whole(self, shape: GpuRequest) -> JobPlacement | None:
         count = -(-shape.milli // WHOLE)
         at = self._best_node(count, shape.models)
         if at is not None:
             self._change(at, -count)
-            return Placing(count * WHOLE, ((at, count),))
+            return JobPlacement(count * WHOLE, ((at, count),))
         taken: list[tuple[int, int]] = []
         left = count
         # Whole nodes of one model, the largest first: a job over several nodes spans as few as it can.
@@ -170,7 +170,7 @@ class Stock:
                 taken.append((at, left))
                 left = 0
             if not left:
-                return Placing(count * WHOLE, tuple(taken))
+                return JobPlacement(count * WHOLE, tuple(taken))
             for at, held in taken:
                 self._change(at, held)
             taken, left = [], count
@@ -192,7 +192,7 @@ class Stock:
         self._groups[self.nodes[at].model].move(at, self._free[at])
 
 
-class _Group:
+class _ModelGroup:
     """Nodes of one model in a heap for each number of free GPUs; an entry that is no longer true goes when met."""
 
     def __init__(self) -> None:

@@ -14,8 +14,8 @@ import numpy as np
 
 from watchkeeper.capacity.jobs import Job
 from watchkeeper.capacity.replay import Floats, Policy, replay
-from watchkeeper.capacity.simulated_fleet import Node
-from watchkeeper.capacity.whatif import Change, changed
+from watchkeeper.capacity.simulated_fleet import FleetNode
+from watchkeeper.capacity.whatif import FleetChange, apply_change
 
 DAY_SECONDS = 86_400.0
 # Beyond four times the fleet it is the jobs, not the fleet, that should be looked at.
@@ -34,7 +34,7 @@ class Addition:
 
 
 def smallest_addition(
-    jobs: Sequence[Job], nodes: Sequence[Node], *, target_seconds: float, policy: Policy = Policy.BACKFILL
+    jobs: Sequence[Job], nodes: Sequence[FleetNode], *, target_seconds: float, policy: Policy = Policy.BACKFILL
 ) -> Addition:
     size = max(node.gpus for node in nodes)
     low, high = 0, MOST_TIMES * sum(node.gpus for node in nodes) // size
@@ -42,7 +42,7 @@ def smallest_addition(
 
     def waits(count: int) -> Floats:
         if count not in tried:
-            outcome = replay(jobs, changed(nodes, Change(add_gpus=count * size)), policy=policy)
+            outcome = replay(jobs, apply_change(nodes, FleetChange(add_gpus=count * size)), policy=policy)
             tried[count] = outcome.starts - np.array([job.submitted for job in jobs])
         return tried[count]
 

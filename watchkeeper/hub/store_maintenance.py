@@ -28,7 +28,7 @@ class Upkeep:
         self._settings, self._engine, self._clock = settings, asked, time
         self._samples: durable.DurableStore | None = None
         self._clock_check = clock_check.ClockCheck()
-        self._budgets = budget_watch.of_settings(settings, metrics)
+        self._budgets = budget_watch.create_budget_watch(settings, metrics)
         gauge = metrics.gauge
         self._stored = {
             "series": gauge("watchkeeper_store_series", "Series in memory"),
@@ -89,9 +89,9 @@ class Upkeep:
 
     async def _keep_usage(self) -> None:
         """Bring recorded hours of usage into the ledger, which outlives the samples."""
-        book = ledger.Ledger(Path(self._settings.hub.data) / "usage")
-        await asyncio.to_thread(usage_reader.keep_up, self._engine, book, now=self._clock.now().timestamp())
-        await asyncio.to_thread(self._budgets.look, self._engine, self._clock.now())
+        book = ledger.UsageLedger(Path(self._settings.hub.data) / "usage")
+        await asyncio.to_thread(usage_reader.update_ledger, self._engine, book, now=self._clock.now().timestamp())
+        await asyncio.to_thread(self._budgets.update, self._engine, self._clock.now())
 
     async def _keep_blocks(self) -> None:
         if self._samples is not None:

@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
-from watchkeeper.instrument.page import Exemplar, Page, braces, number
+from watchkeeper.instrument.page import Exemplar, MetricsPage, braces, number
 
 MAX_LABEL_SETS = 200
 OTHER = "other"
@@ -44,7 +44,7 @@ class Counter:
         self.value = 0.0
 
 
-class Family(Generic[Made]):
+class MetricFamily(Generic[Made]):
     """Tallies of one metric name, by the values of its labels."""
 
     def __init__(self, name: str, help: str, labels: Sequence[str]) -> None:
@@ -69,7 +69,7 @@ class Family(Generic[Made]):
             return [(dict(zip(self.labels, values, strict=True)), tally) for values, tally in self.tallies.items()]
 
 
-class Counters(Family[Counter]):
+class Counters(MetricFamily[Counter]):
     def make(self) -> Counter:
         return Counter()
 
@@ -77,13 +77,13 @@ class Counters(Family[Counter]):
         with self.lock:
             self.of(values).value += amount
 
-    def write(self, page: Page, kind: str = "counter") -> None:
+    def write(self, page: MetricsPage, kind: str = "counter") -> None:
         page.begin(self.name, kind, self.help)
         for labels, tally in self.rows():
             page.add(braces(labels), tally.value)
 
 
-class Histograms(Family[Histogram]):
+class Histograms(MetricFamily[Histogram]):
     def __init__(self, name: str, help: str, labels: Sequence[str], *, bounds: Sequence[float]) -> None:
         super().__init__(name, help, labels)
         self.bounds = tuple(sorted(bounds))
@@ -95,7 +95,7 @@ class Histograms(Family[Histogram]):
         with self.lock:
             self.of(values).observe(value, exemplar)
 
-    def write(self, page: Page) -> None:
+    def write(self, page: MetricsPage) -> None:
         page.begin(self.name, "histogram", self.help)
         for labels, tally in self.rows():
             with self.lock:

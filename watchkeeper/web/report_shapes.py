@@ -120,5 +120,5 @@ class WholeForecast(Forecast, total=False):
     weights: dict[str, float]
     notes: list[str]
     full: report.Full
-    need: fullness.Need
-    advice: list[advice.Piece]
+    need: fullness.GpusNeeded
+    advice: list[advice.ScalingAdvice]

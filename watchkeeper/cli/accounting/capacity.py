@@ -154,7 +154,7 @@ def forecast_table(path: str, **told: Any) -> dict[str, Any]:
         time_column, value_column, dict(told["rows"]), unit=told["time_unit"] or "", combine=told["combine"] or ""
     )
     found = demand_table.read_points(text, columns, where=path, now=time.time())
-    series = demand.regular(
+    series = demand.regular_series(
         found.points, combine=columns.combine, step_seconds=told["step"], horizon_seconds=told["horizon"], where=path
     ).noted(found.notes)
     answer = report.forecast_report(
@@ -217,10 +217,10 @@ def _now_of_tables(nodes_path: str, jobs_path: str) -> dict[str, Any]:
 
     nodes, bad_nodes = jobs.read_nodes(read_text(nodes_path), where=nodes_path)
     recorded = jobs.read_jobs(read_text(jobs_path), where=jobs_path)
-    found = fleet_capacity.of_record(nodes, [*recorded.jobs, *recorded.waiting], at=recorded.until)
+    found = fleet_capacity.capacity_from_tables(nodes, [*recorded.jobs, *recorded.waiting], at=recorded.until)
     return {
-        "standing": wire.to_plain(fleet_capacity.standing(found.nodes)),
-        "waits": wire.to_plain(fleet_capacity.waits(found.asks, now=recorded.until)),
+        "standing": wire.to_plain(fleet_capacity.summarise_capacity(found.nodes)),
+        "waits": wire.to_plain(fleet_capacity.queue_waits(found.asks, now=recorded.until)),
         "unplaced": {"jobs": len(found.unplaced), "gpus": sum(job.shape.gpus for job in found.unplaced)},
         "jobs": dict(recorded.counts),
         "problems": recorded.problems.plain(),
@@ -312,13 +312,13 @@ def _replayed(jobs_path: str, nodes_path: str | None, **told: Any) -> dict[str, 
         nodes, problems = jobs.read_nodes(read_text(nodes_path), where=nodes_path)
         bad_nodes = {"node_problems": problems.plain()}
     slice_gpus, slices = _slices(told["repartition"])
-    change = compared.Change(
+    change = compared.FleetChange(
         told["add_gpus"], told["remove_gpus"], told["remove_racks"], told["remove_nodes"], slice_gpus, slices
     )
     policy = replay.Policy(told["policy"])
     answer = {**compared.compare(recorded, nodes, change, policy=policy), **bad_nodes}
     if told["keep_wait"] is not None:
-        jobs_here, _ = compared.for_these(recorded.jobs, nodes)
+        jobs_here, _ = compared.jobs_for_fleet(recorded.jobs, nodes)
         found = sizing.smallest_addition(jobs_here, nodes, target_seconds=told["keep_wait"], policy=policy)
         answer["keep_wait"] = wire.to_plain(found)
     return answer

@@ -88,7 +88,7 @@ def _ask(hub: Client, by: tuple[str, ...], asked: Mapping[str, Any]) -> answers.
     if asked["read"]:
         from watchkeeper.accounting import cost
 
-        viewed = cost.plain(cost.view(asked["read"], by, of=dict(asked["of"])))
+        viewed = cost.report_as_json(cost.report_bill(asked["read"], by, of=dict(asked["of"])))
         return reading.read(answers.Bill, wire.to_plain(viewed))
     return hub.cost(by=list(by), policy=asked["policy"], **usage.query_params(asked, hub))
 
@@ -100,8 +100,8 @@ def _with_waste(
     if asked["read"]:
         from watchkeeper.accounting import summary, waste
 
-        rows = summary.rows_of(asked["read"].table, dict(asked["of"]))
-        wasted = wire.to_plain(waste.wasted(asked["read"], rows))
+        rows = summary.matching_rows(asked["read"].table, dict(asked["of"]))
+        wasted = wire.to_plain(waste.wasted_by_owner(asked["read"], rows))
         return found, reading.read(tuple[answers.Waste, ...], wasted)
     if found.until - found.since > LONGEST_WASTE_SECONDS:
         notes = [*found.notes, "who held GPUs and did not use them is listed for at most 35 days"]
@@ -121,7 +121,7 @@ def _read(asked: Mapping[str, Any]) -> Any:
     from watchkeeper.catalogue import prices
 
     book = prices.shipped_book() if path is None else prices.read_book(read_text(path), where=path)
-    return cost.bill(usage.job_tables(asked, book), book, policy=cost.Policy(asked["policy"]))
+    return cost.price_usage(usage.job_tables(asked, book), book, policy=cost.Policy(asked["policy"]))
 
 
 def _written(bill: answers.Bill, wasted: Sequence[answers.Waste], *, form: str, asked: Mapping[str, Any]) -> bytes:
@@ -136,7 +136,7 @@ def _written(bill: answers.Bill, wasted: Sequence[answers.Waste], *, form: str, 
     if form == "html":
         of = "".join(f", {name} {value}" for name, value in asked["of"])
         title = f"GPU cost by {', '.join(bill.by)}{of}"
-        return statement.render(statement.Page(title, found, asked["zone"], waste=waste)).encode()
+        return statement.render_statement(statement.StatementPage(title, found, asked["zone"], waste=waste)).encode()
     return report_files.to_csv(found).encode() if form == "csv" else report_files.to_parquet(found)
 
 
@@ -159,7 +159,7 @@ def _show(found: answers.Bill, waste: Sequence[answers.Waste]) -> None:
         paid = "; that of rented GPUs is in their price" if any(one.kind != "own" for one in found.rates) else ""
         click.echo(f"energy: {found.kwh:,.1f} kWh at the GPUs{pue}{paid}")
     for one in waste[:5]:
-        lost = report_files.money(one.money, found.currency)
+        lost = report_files.format_money(one.money, found.currency)
         click.echo(f"held and not used: {one.job} of {one.team}, {one.gpu_hours:,.1f} GPU-hours, {lost}")
     usage.notes(found.notes)
 
@@ -168,7 +168,7 @@ def _cells(line: answers.BillLine | answers.ReportMoney, money: Sequence[str]) -
     from watchkeeper.accounting import report_files
 
     hours = [f"{hours:,.1f}" for hours in (line.hours.total, line.hours.used, line.hours.wasted)]
-    return [*hours, *(report_files.money(attrgetter(name)(line)) for name in (*money, "money"))]
+    return [*hours, *(report_files.format_money(attrgetter(name)(line)) for name in (*money, "money"))]
 
 
 @command.command("statement")
@@ -188,7 +188,7 @@ def statement_command(hub: Client, month: str | None, teams: tuple[str, ...], fo
     for one in _of_jobs(month, teams, asked) if asked["jobs_path"] else _of_hub(hub, month, teams, asked):
         path = Path(folder) / f"{one.month}-{_file_name(one.team)}.html"
         _write(path, one.page.encode())
-        click.echo(f"{path}: {report_files.money(one.money, one.currency)}")
+        click.echo(f"{path}: {report_files.format_money(one.money, one.currency)}")
 
 
 def _of_hub(
@@ -209,7 +209,7 @@ def _of_jobs(month: str | None, teams: tuple[str, ...], asked: Mapping[str, Any]
     except ValueError as error:
         raise click.UsageError(f"--month `{month[:40]}`: write it like 2026-11") from error
     bill = _read({**asked, "since": _rfc(since), "until": _rfc(until)})
-    wanted = monthly.Wanted(month, asked["zone"], teams, dict(asked["of"]))
+    wanted = monthly.StatementRequest(month, asked["zone"], teams, dict(asked["of"]))
     return (reading.read(answers.Statement, wire.to_plain(one)) for one in monthly.statements(bill, wanted))
 
 
@@ -240,8 +240,8 @@ def budget(hub: Client, month: str | None, zone: Any, policy: str, as_json: bool
         rows = [
             [
                 one.team,
-                report_files.money(one.spent),
-                report_files.money(one.forecast),
+                report_files.format_money(one.spent),
+                report_files.format_money(one.forecast),
                 "-"
                 if one.spent is None
                 else "too few days"

@@ -90,7 +90,7 @@ def command(hub: Client, by: tuple[str, ...], as_json: bool, **window: Any) -> N
     if window["jobs_path"]:
         from watchkeeper.accounting import summary
 
-        found = summary.report(job_tables(window)[0], chosen, of=dict(window["of"]))
+        found = summary.usage_report(job_tables(window)[0], chosen, of=dict(window["of"]))
         answer = reading.read(answers.Hours, wire.to_plain(found))
     else:
         answer = hub.usage(by=list(chosen), **query_params(window, hub))
@@ -129,7 +129,7 @@ def job_tables(window: Mapping[str, Any], book: Any = None) -> list[Any]:
     from watchkeeper.accounting import job_files
 
     path = window["jobs_path"]
-    found = job_files.read(
+    found = job_files.read_job_table(
         read_text(path), where=path, zone=window["zone"], told=dict(window["columns"]), model=window["model"]
     )
     for line in found.problems.lines():
@@ -144,7 +144,7 @@ def job_tables(window: Mapping[str, Any], book: Any = None) -> list[Any]:
         raise click.UsageError(f"--from ({begin}) must be before --to ({end})")
     stretches = [(since, until)] if book is None else book.stretches(since, until)
     return [
-        job_files.hours(found, since=start, until=end, capacity=window["gpus"], model=window["model"])
+        job_files.job_hours(found, since=start, until=end, capacity=window["gpus"], model=window["model"])
         for start, end in stretches
     ]
 

@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from watchkeeper.capacity import advice, demand, demand_queries, fleet_capacity, report, rightsizing
-from watchkeeper.capacity.fleet_capacity import Wait
+from watchkeeper.capacity.fleet_capacity import QueueWait
 from watchkeeper.capacity.rightsizing import Advice, Repartition
 from watchkeeper.clusters import inventory
 from watchkeeper.clusters.clusters import Clusters
@@ -71,7 +71,7 @@ class UseNow:
 class CapacityNow:
     now: datetime
     standing: Standing
-    waits: list[Wait]
+    waits: list[QueueWait]
     use: UseNow
     rightsizing: list[Advice]
     repartition: list[Repartition]
@@ -83,7 +83,7 @@ class CapacityNow:
 class CapacityAdvice:
     now: datetime
     sentence: str | None
-    advice: list[advice.Piece]
+    advice: list[advice.ScalingAdvice]
 
 
 class CapacityApi:
@@ -125,13 +125,13 @@ class CapacityApi:
 
     async def _make_forecast(self, about: str, horizon: float, target: float, named: str | None) -> dict[str, Any]:
         try:
-            points, step = await self._points(demand_queries.expression(about, cluster=named))
+            points, step = await self._points(demand_queries.demand_expression(about, cluster=named))
             capacity = await self._queries.instant(demand_queries.capacity_expression(cluster=named), self._now_ms())
         except QueryError as error:
             raise HTTPException(400, str(error)) from error
         gpus = next(iter(capacity.latest().values()), None)
         try:
-            series = demand.regular(points, step_seconds=step, where="this hub")
+            series = demand.regular_series(points, step_seconds=step, where="this hub")
             made = await asyncio.to_thread(
                 report.forecast_report,
                 series,
@@ -151,7 +151,7 @@ class CapacityApi:
             # Whole steps only: the hour that is not over yet would look like a fall.
             end = self._now_ms() // (step * 1000) * step
             span = Span((end - span_seconds) * 1000, end * 1000, step * 1000)
-            each = demand_queries.hourly(expr, step=durations.format_seconds(step), inner=inner)
+            each = demand_queries.step_mean(expr, step=durations.format_seconds(step), inner=inner)
             answer = await self._queries.range(each, span)
             points = [
                 (at / 1000 - step, value)
@@ -170,7 +170,7 @@ class CapacityApi:
         return CapacityNow(
             now=now,
             standing=found,
-            waits=fleet_capacity.waits(await self._asks(named), now=now.timestamp()),
+            waits=fleet_capacity.queue_waits(await self._asks(named), now=now.timestamp()),
             use=UseNow(durations.format_seconds(window), found.held_gpus, used_gpus),
             rightsizing=sorted(advised, key=lambda one: -one.saves_gpus)[:MOST_ADVICE],
             repartition=rightsizing.repartition(advised),
@@ -186,7 +186,7 @@ class CapacityApi:
         made, named = await self._forecast(form), form.get("cluster")
         found, held = await self._standing(named)
         advised, _ = await self._rightsizing(held, _window(form), named)
-        pieces = advice.of_standing(found, rightsizing.repartition(advised))
+        pieces = advice.advise_on_capacity(found, rightsizing.repartition(advised))
         grow = list(made.get("advice", ()))
         return {
             "now": self._runtime.clock.now(),
@@ -196,11 +196,11 @@ class CapacityApi:
 
     async def _standing(self, named: str | None) -> tuple[Standing, holders.Holders]:
         held = await holders.ask(self._queries)
-        return fleet_capacity.standing(self._nodes(held, named)), held
+        return fleet_capacity.summarise_capacity(self._nodes(held, named)), held
 
-    def _nodes(self, held: holders.Holders, named: str | None) -> list[fleet_capacity.NodeStanding]:
+    def _nodes(self, held: holders.Holders, named: str | None) -> list[fleet_capacity.NodeCapacity]:
         """Every node that has GPUs: a scheduler's word first, what reports else."""
-        known: dict[tuple[str, str], fleet_capacity.NodeStanding] = {}
+        known: dict[tuple[str, str], fleet_capacity.NodeCapacity] = {}
         seen: dict[tuple[str, str], list[SeenView]] = {}
         for gpu in self._fleet.gpus():
             seen.setdefault((gpu.cluster, gpu.node), []).append(gpu)
@@ -208,7 +208,7 @@ class CapacityApi:
             # Who holds a GPU that does not report is unknown, so it is not free.
             reporting = [gpu for gpu in gpus if self._reports(gpu)]
             taken, lost = sum(bool(held.by_gpu.get(gpu.gpu.uuid)) for gpu in reporting), len(gpus) - len(reporting)
-            known[where, name] = fleet_capacity.NodeStanding(
+            known[where, name] = fleet_capacity.NodeCapacity(
                 name, len(gpus), taken, why_not=SILENT * bool(lost), lost=lost
             )
         for view in self._views():
@@ -225,7 +225,7 @@ class CapacityApi:
     def _reports(self, gpu: SeenView) -> bool:
         return gpu.gone_since_ms is None and self._now_ms() - gpu.last_seen_ms <= MAX_SILENCE_MS
 
-    async def _asks(self, named: str | None) -> list[fleet_capacity.Ask]:
+    async def _asks(self, named: str | None) -> list[fleet_capacity.WaitingRequest]:
         """Who asked for GPUs, by a scheduler's word; pods that wait also by that of kube-state-metrics."""
         try:
             told = (await self._queries.instant(pending_pods.QUESTION, self._now_ms())).latest()
@@ -233,7 +233,7 @@ class CapacityApi:
             raise HTTPException(400, str(error)) from error
         scheduled = [work for view in self._views() for work in view.workloads]
         return [
-            fleet_capacity.Ask(work.gpus, work.requested_at, work.started_at)
+            fleet_capacity.WaitingRequest(work.gpus, work.requested_at, work.started_at)
             for work in [*scheduled, *pending_pods.pods(told, scheduled)]
             if work.gpus
             and (named is None or work.cluster == named)
@@ -261,8 +261,8 @@ class CapacityApi:
 
 
 def _scheduled(
-    node: cluster.ScheduledNode, held: int, *, seen: fleet_capacity.NodeStanding | None
-) -> fleet_capacity.NodeStanding:
+    node: cluster.ScheduledNode, held: int, *, seen: fleet_capacity.NodeCapacity | None
+) -> fleet_capacity.NodeCapacity:
     is_in_service = node.is_schedulable and node.is_ready is not False
     why_not = "" if is_in_service else node.reason or node.state
     # A scheduler that counts slices or shares does not say which GPUs they lie on; those that report do.
@@ -271,7 +271,7 @@ def _scheduled(
     counted = node.gpus if node.gpus is not None else node.allocatable_gpus or 0
     gpus = round(counted * node.gpu_part)
     lost = 0 if node.allocatable_gpus is None else max(0, gpus - round(node.allocatable_gpus * node.gpu_part))
-    return fleet_capacity.NodeStanding(
+    return fleet_capacity.NodeCapacity(
         node.name, gpus, math.ceil(held * node.gpu_part), is_in_service, why_not, lost=lost
     )
 

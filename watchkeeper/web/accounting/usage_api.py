@@ -63,7 +63,7 @@ class Wasted:
     since: float
     until: float
     currency: str
-    waste: list[waste.Waste]
+    waste: list[waste.WastedHours]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Budgets:
     month: str
     currency: str
     until: float
-    budgets: list[budgets.Budget]
+    budgets: list[budgets.TeamBudget]
     notes: list[str]
 
 
@@ -89,7 +89,7 @@ class _Month:
 class UsageApi:
     def __init__(self, runtime: Runtime, queries: Queries) -> None:
         self._runtime, self._queries = runtime, queries
-        self._ledger = ledger.Ledger(Path(runtime.settings.hub.data) / LEDGER)
+        self._ledger = ledger.UsageLedger(Path(runtime.settings.hub.data) / LEDGER)
         self._busy = asyncio.Lock()
         # Taken and given back in threads of the answer, which `shedding.Places` is not made for.
         self._places = threading.Semaphore(MOST_STATEMENTS)
@@ -100,17 +100,17 @@ class UsageApi:
         by, of = _by(request), _of(request)
         since, until = _window(request, self._runtime.clock.now())
         tables = await self._alone(lambda: self._read([(since, until)], {*by, *of}))
-        return ok(**summary.report(tables[0], by, of=of))
+        return ok(**summary.usage_report(tables[0], by, of=of))
 
     async def bill(self, request: Request) -> Response:
         by, of = _by(request), _of(request)
         whole = await self._bill(request, {*by, *of}, policy=_policy(request))
-        return ok(**cost.plain(cost.bounded(await asyncio.to_thread(cost.view, whole, by, of=of))))
+        return ok(**cost.report_as_json(cost.limit_lines(await asyncio.to_thread(cost.report_bill, whole, by, of=of))))
 
     async def waste(self, request: Request) -> Wasted:
         """GPUs that are held and not used, with who holds them and what that costs."""
         of, whole = _of(request), await self._bill(request, {"job"}, policy=cost.Policy.NONE)
-        found = await asyncio.to_thread(lambda: waste.wasted(whole, summary.rows_of(whole.table, of)))
+        found = await asyncio.to_thread(lambda: waste.wasted_by_owner(whole, summary.matching_rows(whole.table, of)))
         return Wasted(since=whole.table.since, until=whole.table.until, currency=whole.book.currency, waste=found)
 
     async def budgets(self, request: Request) -> Response:
@@ -137,9 +137,9 @@ class UsageApi:
             raise HTTPException(429, f"{MOST_STATEMENTS} others are given their statements. Try again later")
         try:
             found = self._budgets(month, book, policy)["budgets"]
-            wanted = monthly.Wanted(month.text, month.zone, teams, of, {one["team"]: one for one in found})
+            wanted = monthly.StatementRequest(month.text, month.zone, teams, of, {one["team"]: one for one in found})
             pieces = self._read(book.price_periods(month.start, month.until), {"job"})
-            for one in monthly.statements(cost.bill(pieces, book, policy=policy), wanted):
+            for one in monthly.statements(cost.price_usage(pieces, book, policy=policy), wanted):
                 yield orjson.dumps(wire.to_plain(one)) + b"\n"
         finally:
             self._places.release()
@@ -147,7 +147,9 @@ class UsageApi:
     def _budgets(self, month: _Month, book: prices.PriceBook, policy: cost.Policy) -> dict[str, Any]:
         days = [(since, until) for _, since, until in time_ranges.days(month.start, month.until, month.zone)]
         pieces = self._read(book.price_periods(month.start, month.until), {"team"})
-        return budgets.of_month(cost.bill(pieces, book, policy=policy), self._read(days, {"team"}), ends=month.end)
+        return budgets.month_budgets(
+            cost.price_usage(pieces, book, policy=policy), self._read(days, {"team"}), ends=month.end
+        )
 
     def _month(self, request: Request) -> _Month:
         zone, now = _zone(request), self._runtime.clock.now()
@@ -160,15 +162,15 @@ class UsageApi:
             raise HTTPException(400, f"{text} has not begun")
         return _Month(text, zone, start, end, min(end, now.timestamp()))
 
-    async def _bill(self, request: Request, names: set[str], *, policy: cost.Policy) -> cost.Bill:
+    async def _bill(self, request: Request, names: set[str], *, policy: cost.Policy) -> cost.UsageBill:
         since, until = _window(request, self._runtime.clock.now())
         book = await self._prices()
         pieces = await self._alone(lambda: self._read(book.price_periods(since, until), names))
-        return await asyncio.to_thread(cost.bill, pieces, book, policy=policy)
+        return await asyncio.to_thread(cost.price_usage, pieces, book, policy=policy)
 
-    def _read(self, stretches: list[tuple[float, float]], names: set[str]) -> list[usage.Table]:
+    def _read(self, stretches: list[tuple[float, float]], names: set[str]) -> list[usage.UsageTable]:
         by_job = usage_reader.needs_jobs(frozenset(names))
-        return usage_reader.pieces(self._queries.engine, self._ledger, stretches, by_job=by_job)
+        return usage_reader.read_usage_periods(self._queries.engine, self._ledger, stretches, by_job=by_job)
 
     async def _alone(self, work: Callable[[], T]) -> T:
         async with self._busy:
@@ -200,7 +202,7 @@ def _by(request: Request) -> list[str]:
         raise HTTPException(400, f"by {len(names)} dimensions; the most is {MOST_NAMES}")
     try:
         for name in names:
-            summary.dimension(name)
+            summary.dimension_index(name)
     except CollectError as error:
         raise HTTPException(400, str(error)) from error
     return list(dict.fromkeys(names))

@@ -103,7 +103,7 @@ class WhatIfApi:
             )
         return found
 
-    def _nodes(self) -> list[simulated_fleet.Node]:
+    def _nodes(self) -> list[simulated_fleet.FleetNode]:
         taken = inventory.take(self._fleet)
         found = []
         for node in taken.nodes:
@@ -111,23 +111,23 @@ class WhatIfApi:
             models = {gpu.model for gpu in slots if gpu is not None and gpu.model}
             if slots:
                 model = next(iter(models)) if len(models) == 1 else ""
-                found.append(simulated_fleet.Node(node.name, len(slots), model, node.domains.get("rack", "")))
+                found.append(simulated_fleet.FleetNode(node.name, len(slots), model, node.domains.get("rack", "")))
         return found
 
 
 def _replayed(
     text: str | None,
     seen: jobs.Recorded | None,
-    nodes: list[simulated_fleet.Node],
+    nodes: list[simulated_fleet.FleetNode],
     *,
-    change: whatif.Change,
+    change: whatif.FleetChange,
     policy: replay.Policy,
 ) -> whatif.WhatIf:
     recorded = seen if seen is not None else jobs.read_jobs(text or "", where="jobs")
     if len(recorded.jobs) > MOST_JOBS:
         raise HTTPException(413, f"{len(recorded.jobs):,} jobs; the most is {MOST_JOBS:,}. Take a shorter time")
     answer = whatif.compare(recorded, nodes, change, policy=policy)
-    return answer if seen is None else {**answer, "assumes": [*answer["assumes"], *hub_jobs.ASSUMES]}
+    return answer if seen is None else {**answer, "assumes": [*answer["assumes"], *hub_jobs.ASSUMPTIONS]}
 
 
 def _window(body: dict[str, Any]) -> float:
@@ -141,8 +141,8 @@ def _window(body: dict[str, Any]) -> float:
     return seconds
 
 
-def _change(body: dict[str, Any]) -> whatif.Change:
-    return whatif.Change(
+def _change(body: dict[str, Any]) -> whatif.FleetChange:
+    return whatif.FleetChange(
         _gpus(body, "add"),
         _gpus(body, "remove"),
         _names(body, "remove_racks"),

@@ -23,7 +23,7 @@ from watchkeeper.scrape import discovery, status_series
 from watchkeeper.scrape.fleet import FleetInventory
 from watchkeeper.scrape.target_loop import TargetLoop
 from watchkeeper.store.head import head
-from watchkeeper.web.fleet import frames, holders, inventory
+from watchkeeper.web.fleet import fleet_layout, frames, holders
 
 GPU = {"cluster": "sim", "Hostname": "n1", "UUID": "GPU-0", "gpu": "0"}
 INFO = 'watchkeeper_gpu_workload_info{{gpu="0",UUID="GPU-0",Hostname="n1",workload_kind="slurm_job",workload="{}"}} 1\n'
@@ -156,7 +156,7 @@ def test_the_map_knows_holders_that_only_an_agents_own_series_names() -> None:
     known = FleetInventory()
     known.record_page(Node("sim", "n1"), {"GPU-0": Gpu("GPU-0", 0)}, at_ms=1, source="agent")
     told = Labels({**GPU, "workload_kind": "pod", "workload": "llm-0", "namespace": "research"})
-    assert frames.owners(inventory.take(known), [told]) == {0: "research/llm-0"}
+    assert frames.holders_by_slot(fleet_layout.current_layout(known), [told]) == {0: "research/llm-0"}
 
 
 def test_slices_whose_pods_only_an_exporter_names_are_held_by_them() -> None:
@@ -167,10 +167,12 @@ def test_slices_whose_pods_only_an_exporter_names_are_held_by_them() -> None:
     engine.appender.append([Sample(labels, 1_000, 9_000.0) for labels in pages])
     (made,) = status_series.workload_series(engine.instant(HOLDER_EXPR, 1_000).frame.labels)
     assert (made["workload"], made["GPU_I_ID"], made["GPU_I_PROFILE"]) == ("ada", "1", "3g.40gb")
-    found = [holders.read(labels) for labels in engine.instant(holders.HOLDER_EXPR, 1_000).frame.labels]
+    found = [holders.holder_from_labels(labels) for labels in engine.instant(holders.HOLDER_EXPR, 1_000).frame.labels]
     assert [(one.called, one.slice) for one in found if one is not None] == [("lab/ada", "1")]
     known = FleetInventory()
     known.record_page(Node("sim", "n1"), {"GPU-0": Gpu("GPU-0", 0)}, at_ms=1, source="page")
     util, used = (engine.instant(expr, 1_000) for expr in ("DCGM_FI_DEV_GPU_UTIL", status_series.MIG_MEMORY))
-    picture = frames.draw(inventory.take(known), frames.Readings(gpu_util=util, slices=used), [])
+    picture = frames.draw_picture(
+        fleet_layout.current_layout(known), frames.FrameReadings(gpu_util=util, slices=used), []
+    )
     assert (picture.summary["held"], picture.summary["free"]) == (1, 0)

@@ -199,8 +199,8 @@ def target(node: Node, health: TargetHealth, error: str | None = None) -> Target
 
 
 def states(known: FleetInventory, *targets: TargetState) -> dict[str, tuple[str, str]]:
-    facts = node_list.Facts(known, targets, [], holders.Holders(), [])
-    return {line.name: (line.state.value, line.why) for line in node_list.build(facts)}
+    facts = node_list.NodeListSources(known, targets, [], holders.GpuHolders(), [])
+    return {line.name: (line.state.value, line.why) for line in node_list.build_node_list(facts)}
 
 
 def test_silent_never_seen_not_read_and_gone_are_four_different_words() -> None:

@@ -260,8 +260,11 @@ def test_the_script_makes_tokens_that_the_hub_accepts(tmp_path: Path) -> None:
     )
     fake.chmod(0o755)
     said = render_tools.run([where / "secrets.sh", "wk"], env={"PATH": f"{fake.parent}:/usr/bin:/bin"})
-    access = auth.load(tmp_path / "watchkeeper-tokens.tokens")
-    admin, agent = access.find(said.split()[-1]), access.find((tmp_path / "watchkeeper-agent-token.token").read_text())
+    access = auth.load_tokens(tmp_path / "watchkeeper-tokens.tokens")
+    admin, agent = (
+        access.find_token(said.split()[-1]),
+        access.find_token((tmp_path / "watchkeeper-agent-token.token").read_text()),
+    )
     assert [found and found.role for found in (admin, agent)] == [auth.Role.ADMIN, auth.Role.AGENT]
 
 

@@ -21,9 +21,9 @@ from watchkeeper.config import settings
 from watchkeeper.hub.hub import Hub
 from watchkeeper.kit.clock import ScaledClock
 from watchkeeper.web import server
-from watchkeeper.web.answers import Endpoint
 from watchkeeper.web.app import LIVE_PATH, create_app
 from watchkeeper.web.auth.auth import Auth
+from watchkeeper.web.endpoint import Endpoint
 
 # Long for a test that fails, and much longer than fifty answers of a loop that is free.
 HELD_SECONDS, FREE_SECONDS = 40.0, 20.0

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from watchkeeper.net import compression
-from watchkeeper.web.answers import Endpoint
+from watchkeeper.web.endpoint import Endpoint
 
 STATIC = Path(__file__).parent / "static"
 BUILD_COMMAND = "npm --prefix console ci && npm --prefix console run build"
@@ -75,8 +75,11 @@ def compressed(path: Path) -> bytes:
 
 def endpoints() -> list[Endpoint]:
     pages = [
-        Endpoint(("GET",), path, None, index, words="A page of the console", media="text/html")
+        Endpoint(("GET",), path, None, index, summary="A page of the console", media_type="text/html")
         for path in CONSOLE_PATHS
     ]
     words = "A file of the console"
-    return [*pages, Endpoint(("GET",), "/assets/{name}", None, asset, words=words, media="application/octet-stream")]
+    return [
+        *pages,
+        Endpoint(("GET",), "/assets/{name}", None, asset, summary=words, media_type="application/octet-stream"),
+    ]

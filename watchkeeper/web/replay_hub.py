@@ -38,7 +38,7 @@ T = TypeVar("T")
 MARGIN_MS = 3_600_000
 
 
-class TapeClock:
+class RecordingClock:
     """The time of a recording: it stands at the end, or runs from the start at a speed and then stands."""
 
     def __init__(self, start: datetime, end: datetime, *, speed: float | None) -> None:
@@ -65,13 +65,13 @@ def load_engine(tape: recording.Recording, *, progress: Any = None) -> embedded.
     return embedded.EmbeddedEngine(kept)
 
 
-def services_of(
+def recorded_services(
     tape: recording.Recording, on: embedded.EmbeddedEngine, *, settings: Settings, speed: float | None
 ) -> services.Services:
     """What a hub would offer, over one recording."""
     start, end = clock.from_ms(tape.header.from_ms), clock.from_ms(tape.header.to_ms)
-    shared = runtime.Runtime(settings, TapeClock(start, end, speed=speed))
-    nothing = Unchanging()
+    shared = runtime.Runtime(settings, RecordingClock(start, end, speed=speed))
+    nothing = ReadOnlyServices()
     return services.Services(
         shared,
         health.Health(),
@@ -180,7 +180,7 @@ class RecordedRules:
         return {}
 
 
-class Unchanging:
+class ReadOnlyServices:
     """Whatever would change something: it is refused, and there is nothing of it to be shown."""
 
     def targets(self) -> Sequence[scrape.TargetState]:

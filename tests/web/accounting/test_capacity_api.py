@@ -125,7 +125,7 @@ def test_capacity_now_counts_free_gpus_by_shape_and_names_what_is_drained(site: 
     assert (found["standing"]["free_gpus"], found["standing"]["held_gpus"], found["standing"]["gpus"]) == (3, 5, 16)
     assert found["standing"]["out_of_service"] == [["gpu-r01-02", 8, "drained"]]
     assert found["unmapped"]["nvlink"] == 2
-    assert capacity_text.now(reading.read(answers.CapacityNow, found))[-1].startswith("Unmapped: ")
+    assert capacity_text.now(reading.read_answer(answers.CapacityNow, found))[-1].startswith("Unmapped: ")
     assert [(one["gpus"], one["waiting"], one["longest_seconds"], one["p50_seconds"]) for one in found["waits"]] == [
         (5, 0, None, 300.0),
         (8, 1, 1800.0, None),

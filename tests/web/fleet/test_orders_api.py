@@ -212,10 +212,10 @@ def test_a_bound_token_speaks_for_its_nodes_only(tmp_path: Path) -> None:
 def test_a_token_line_may_bind_an_agent_and_nobody_else(tmp_path: Path) -> None:
     path = tmp_path / "tokens"
     path.write_text(f"n1 agent {SECRET} node=gpu-*\nall agent {SECRET}2\n")
-    assert [token.nodes for token in auth.load(path).tokens] == ["gpu-*", None]
+    assert [token.nodes for token in auth.load_tokens(path).tokens] == ["gpu-*", None]
     path.write_text(f"ann admin {SECRET} node=n1\nn1 agent {SECRET}1 node=\nn2 agent {SECRET}2 nodes=x\n")
     with pytest.raises(SettingsError) as raised:
-        auth.load(path)
+        auth.load_tokens(path)
     assert [
         words in problem
         for problem, words in zip(

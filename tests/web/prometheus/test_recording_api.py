@@ -35,7 +35,7 @@ def tape(tmp_path_factory: pytest.TempPathFactory) -> recording.Recording:
 
 @pytest.fixture(scope="module")
 def replayed(tape: recording.Recording) -> Iterator[Site]:
-    offered = replay_hub.services_of(tape, replay_hub.load_engine(tape), settings=Settings(), speed=None)
+    offered = replay_hub.recorded_services(tape, replay_hub.load_engine(tape), settings=Settings(), speed=None)
     with serving(offered) as site:
         yield site
 
@@ -94,7 +94,7 @@ def test_nothing_in_a_recording_can_be_changed(replayed: Site) -> None:
 def test_the_clock_of_a_recording_stands_at_its_end_or_runs_up_to_it() -> None:
     start = clock.from_ms(0)
     end = start + timedelta(hours=1)
-    assert replay_hub.TapeClock(start, end, speed=None).now() == end
-    slow, fast = (replay_hub.TapeClock(start, end, speed=speed) for speed in (1.0, 1e9))
+    assert replay_hub.RecordingClock(start, end, speed=None).now() == end
+    slow, fast = (replay_hub.RecordingClock(start, end, speed=speed) for speed in (1.0, 1e9))
     assert start <= slow.now() < start + timedelta(minutes=1)
     assert fast.now() == end

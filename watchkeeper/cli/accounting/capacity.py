@@ -134,7 +134,7 @@ def forecast(hub: Client, csv_path: str | None, as_json: bool, **told: Any) -> N
         if answer.reason is not None:
             raise errors.HubError(answer.reason, where=hub.url)
     else:
-        answer = reading.read(answers.WholeForecast, wire.to_plain(forecast_table(csv_path, **told)))
+        answer = reading.read_answer(answers.CapacityForecast, wire.to_plain(forecast_table(csv_path, **told)))
     if as_json:
         options.print_json(answer.plain)
         return
@@ -205,7 +205,7 @@ def now(
     if nodes_path is None or jobs_path is None:
         answer = hub.capacity_now(window=window, cluster=cluster)
     else:
-        answer = reading.read(answers.CapacityNow, wire.to_plain(_now_of_tables(nodes_path, jobs_path)))
+        answer = reading.read_answer(answers.CapacityNow, wire.to_plain(_now_of_tables(nodes_path, jobs_path)))
     if as_json:
         options.print_json(answer.plain)
     else:
@@ -274,7 +274,7 @@ def whatif(hub: Client, jobs_path: str | None, nodes_path: str | None, as_json: 
     elif (nodes_path is None) == (told["gpus"] is None):
         raise click.UsageError("say what the fleet is: --nodes FILE or --gpus N")
     else:
-        answer = reading.read(answers.WhatIf, wire.to_plain(_replayed(jobs_path, nodes_path, **told)))
+        answer = reading.read_answer(answers.WhatIf, wire.to_plain(_replayed(jobs_path, nodes_path, **told)))
     if as_json:
         options.print_json(answer.plain)
     else:

@@ -21,11 +21,11 @@ YEAR_2000 = 946_684_800
 NOBODY = answers.Spread(jobs=0, mean=None, p50=None, p95=None, max=None)
 
 
-def forecast(answer: answers.WholeForecast, *, width: int) -> list[str]:
+def forecast(answer: answers.CapacityForecast, *, width: int) -> list[str]:
     return list(_forecast(answer, width))
 
 
-def _forecast(answer: answers.WholeForecast, width: int) -> Iterator[str]:
+def _forecast(answer: answers.CapacityForecast, width: int) -> Iterator[str]:
     points, past = answer.forecast, answer.history
     assert past is not None, "a forecast without a reason against it has a history"
     first, last = points[0], points[-1]
@@ -57,7 +57,7 @@ def _forecast(answer: answers.WholeForecast, width: int) -> Iterator[str]:
     yield from _problems_of_table(answer, "problems")
 
 
-def _tested(answer: answers.WholeForecast, past: answers.PastDemand) -> Iterator[str]:
+def _tested(answer: answers.CapacityForecast, past: answers.PastDemand) -> Iterator[str]:
     tested = answer.backtest
     assert tested is not None, "a forecast without a reason against it has a backtest"
     if tested.wape is None:
@@ -208,9 +208,9 @@ def _wait_row(one: answers.Wait) -> list[str]:
     return [str(one.gpus), str(one.waiting), seconds[0], str(one.started), *seconds[1:]]
 
 
-def _problems_of_table(answer: reading.Answer, name: str) -> Iterator[str]:
+def _problems_of_table(answer: reading.HubAnswer, name: str) -> Iterator[str]:
     if name in answer.plain:
-        yield from _problems(reading.read(answers.PlainProblems, answer.plain[name]))
+        yield from _problems(reading.read_answer(answers.PlainProblems, answer.plain[name]))
 
 
 def _problems(found: answers.PlainProblems) -> Iterator[str]:

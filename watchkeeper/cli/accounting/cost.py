@@ -84,28 +84,28 @@ def report(
         sys.stdout.flush()
 
 
-def _ask(hub: Client, by: tuple[str, ...], asked: Mapping[str, Any]) -> answers.Bill:
+def _ask(hub: Client, by: tuple[str, ...], asked: Mapping[str, Any]) -> answers.CostReport:
     if asked["read"]:
         from watchkeeper.accounting import cost
 
         viewed = cost.report_as_json(cost.report_bill(asked["read"], by, of=dict(asked["of"])))
-        return reading.read(answers.Bill, wire.to_plain(viewed))
+        return reading.read_answer(answers.CostReport, wire.to_plain(viewed))
     return hub.cost(by=list(by), policy=asked["policy"], **usage.query_params(asked, hub))
 
 
 def _with_waste(
-    hub: Client, found: answers.Bill, asked: Mapping[str, Any]
-) -> tuple[answers.Bill, tuple[answers.Waste, ...]]:
+    hub: Client, found: answers.CostReport, asked: Mapping[str, Any]
+) -> tuple[answers.CostReport, tuple[answers.Waste, ...]]:
     """Who holds what and does not use it; the bill says so where the time is too long to look at every job."""
     if asked["read"]:
         from watchkeeper.accounting import summary, waste
 
         rows = summary.matching_rows(asked["read"].table, dict(asked["of"]))
         wasted = wire.to_plain(waste.wasted_by_owner(asked["read"], rows))
-        return found, reading.read(tuple[answers.Waste, ...], wasted)
+        return found, reading.read_answer(tuple[answers.Waste, ...], wasted)
     if found.until - found.since > LONGEST_WASTE_SECONDS:
         notes = [*found.notes, "who held GPUs and did not use them is listed for at most 35 days"]
-        return reading.read(answers.Bill, {**found.plain, "notes": notes}), ()
+        return reading.read_answer(answers.CostReport, {**found.plain, "notes": notes}), ()
     of = [f"{name}={value}" for name, value in asked["of"]]
     return found, hub.waste(since=found.since, until=found.until, of=of).waste
 
@@ -124,7 +124,9 @@ def _read(asked: Mapping[str, Any]) -> Any:
     return cost.price_usage(usage.job_tables(asked, book), book, policy=cost.Policy(asked["policy"]))
 
 
-def _written(bill: answers.Bill, wasted: Sequence[answers.Waste], *, form: str, asked: Mapping[str, Any]) -> bytes:
+def _written(
+    bill: answers.CostReport, wasted: Sequence[answers.Waste], *, form: str, asked: Mapping[str, Any]
+) -> bytes:
     from watchkeeper.accounting import report_files, statement
 
     found, waste = options.fields(bill), [one.plain for one in wasted]
@@ -140,7 +142,7 @@ def _written(bill: answers.Bill, wasted: Sequence[answers.Waste], *, form: str, 
     return report_files.to_csv(found).encode() if form == "csv" else report_files.to_parquet(found)
 
 
-def _show(found: answers.Bill, waste: Sequence[answers.Waste]) -> None:
+def _show(found: answers.CostReport, waste: Sequence[answers.Waste]) -> None:
     from watchkeeper.accounting import report_files
 
     click.echo(f"{usage.format_window(found)}; {found.currency}; {found.policy_words}")
@@ -164,7 +166,7 @@ def _show(found: answers.Bill, waste: Sequence[answers.Waste]) -> None:
     usage.notes(found.notes)
 
 
-def _cells(line: answers.BillLine | answers.ReportMoney, money: Sequence[str]) -> list[str]:
+def _cells(line: answers.CostLine | answers.CostAmounts, money: Sequence[str]) -> list[str]:
     from watchkeeper.accounting import report_files
 
     hours = [f"{hours:,.1f}" for hours in (line.hours.total, line.hours.used, line.hours.wasted)]
@@ -210,7 +212,7 @@ def _of_jobs(month: str | None, teams: tuple[str, ...], asked: Mapping[str, Any]
         raise click.UsageError(f"--month `{month[:40]}`: write it like 2026-11") from error
     bill = _read({**asked, "since": _rfc(since), "until": _rfc(until)})
     wanted = monthly.StatementRequest(month, asked["zone"], teams, dict(asked["of"]))
-    return (reading.read(answers.Statement, wire.to_plain(one)) for one in monthly.statements(bill, wanted))
+    return (reading.read_answer(answers.Statement, wire.to_plain(one)) for one in monthly.statements(bill, wanted))
 
 
 def _file_name(team: str) -> str:

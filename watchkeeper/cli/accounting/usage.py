@@ -91,7 +91,7 @@ def command(hub: Client, by: tuple[str, ...], as_json: bool, **window: Any) -> N
         from watchkeeper.accounting import summary
 
         found = summary.usage_report(job_tables(window)[0], chosen, of=dict(window["of"]))
-        answer = reading.read(answers.Hours, wire.to_plain(found))
+        answer = reading.read_answer(answers.UsageReport, wire.to_plain(found))
     else:
         answer = hub.usage(by=list(chosen), **query_params(window, hub))
     if as_json:
@@ -149,7 +149,7 @@ def job_tables(window: Mapping[str, Any], book: Any = None) -> list[Any]:
     ]
 
 
-def _show(answer: answers.Hours) -> None:
+def _show(answer: answers.UsageReport) -> None:
     click.echo(f"{format_window(answer)}; GPU-hours")
     lines = answer.lines
     # A column that is nought throughout is left out, but never one that says what is not known.
@@ -166,12 +166,12 @@ def _show(answer: answers.Hours) -> None:
     notes(answer.notes)
 
 
-def line_labels(line: answers.HoursLine | answers.BillLine, by: Sequence[str]) -> list[str]:
+def line_labels(line: answers.UsageLine | answers.CostLine, by: Sequence[str]) -> list[str]:
     """What a line is about: its team, job or node."""
     return [attrgetter(name)(line) for name in by]
 
 
-def _cells(line: answers.HoursLine | answers.Amounts, parts: Sequence[str], *, has_energy: bool) -> list[str]:
+def _cells(line: answers.UsageLine | answers.HourAmounts, parts: Sequence[str], *, has_energy: bool) -> list[str]:
     measured = line.allocated - line.unmeasured
     use = f"{line.used / measured:.0%}" if measured > 0 else "-"
     return [*(f"{attrgetter(name)(line):,.1f}" for name in parts), use, *([f"{line.kwh:,.1f}"] if has_energy else [])]
@@ -187,6 +187,6 @@ def notes(said: Sequence[str], *, err: bool = False) -> None:
         click.echo(f"note: {note}", err=err)
 
 
-def format_window(answer: answers.Hours | answers.Bill) -> str:
+def format_window(answer: answers.UsageReport | answers.CostReport) -> str:
     since, until = (datetime.fromtimestamp(at, UTC) for at in (answer.since, answer.until))
     return f"{since:%Y-%m-%d %H:%M} to {until:%Y-%m-%d %H:%M} UTC ({(until - since).total_seconds() / 3600:,.1f} h)"

@@ -71,7 +71,7 @@ def command(
     plain = wire.to_plain(day.score)
     options.print_json(plain) if as_json else _print(day, seconds=perf_counter() - began)
     if tell:
-        hub.tell_drills(plain)
+        hub.submit_drill_score(plain)
         click.echo("Told to the hub: `watchkeeper accuracy` counts it by cause.", err=True)
     if not day.score.is_right:
         raise SystemExit(1)

@@ -192,7 +192,7 @@ def _ranks(answer: JobReport, most: int) -> list[str]:
     return [*said, f"  and {more} more"] if more > 0 else said
 
 
-def _print_list(lines: Sequence[JobLine], answer: answers.Jobs) -> None:
+def _print_list(lines: Sequence[JobLine], answer: answers.JobList) -> None:
     rows = [
         [
             one.id, one.name if one.name not in one.id else "", one.team or UNMAPPED, one.state,
@@ -268,7 +268,7 @@ def _print_past(past: answers.Past | None, window: str) -> None:
     click.echo("At best: more replicas are taken to serve at once and to cure their queue.")
 
 
-def _problems(answer: answers.Jobs | answers.Replicas) -> None:
+def _problems(answer: answers.JobList | answers.ReplicaList) -> None:
     for problem in answer.problems:
         click.echo(f"note: {problem}", err=True)
 

@@ -204,7 +204,7 @@ def _filled(row: TopRow, readings: Mapping[str, float]) -> TopRow:
     )
 
 
-def _troubled(rows: Iterable[TopRow], cards: Iterable[answers.Card]) -> list[TopRow]:
+def _troubled(rows: Iterable[TopRow], cards: Iterable[answers.IncidentCard]) -> list[TopRow]:
     """Rows with the cause of the gravest open incident at the GPU, or at its whole node."""
     at_gpu: dict[str, str] = {}
     at_node: dict[str, str] = {}
@@ -220,7 +220,7 @@ def _troubled(rows: Iterable[TopRow], cards: Iterable[answers.Card]) -> list[Top
     ]
 
 
-def _lines(cards: Iterable[answers.Card]) -> tuple[IncidentLine, ...]:
+def _lines(cards: Iterable[answers.IncidentCard]) -> tuple[IncidentLine, ...]:
     gravest = sorted(cards, key=lambda card: (_rank(card.severity.value), -card.opened_at.timestamp()))
     return tuple(
         IncidentLine(card.id, card.severity.value, card.title, card.next_step or "")

@@ -86,7 +86,7 @@ def _unmapped(counts: Mapping[str, int]) -> list[TreeBranch]:
     return [TreeBranch(said[:1].lower() + said[1:], "unknown") for said in options.unmapped(counts)]
 
 
-def _unlisted(fabric: answers.Swept | None) -> list[TreeBranch]:
+def _unlisted(fabric: answers.SweepStatus | None) -> list[TreeBranch]:
     """Hosts that the fabric has and nobody else: without a place in the inventory they are in no rack."""
     if fabric is None:
         return []
@@ -102,7 +102,7 @@ def _unlisted(fabric: answers.Swept | None) -> list[TreeBranch]:
     return found
 
 
-def _heading(answer: answers.Topology, nodes: Sequence[answers.NodeView]) -> str:
+def _heading(answer: answers.Topology, nodes: Sequence[answers.TopologyNode]) -> str:
     gpus = sum(len(node.gpus) for node in nodes)
     bad = sum(node.state != "healthy" for node in nodes)
     parts = [_count(len(answer.racks), "rack"), _count(len(nodes), "node"), _count(gpus, "GPU")]
@@ -116,7 +116,7 @@ def _heading(answer: answers.Topology, nodes: Sequence[answers.NodeView]) -> str
     return f"{text}; {said}" + (f" – {fabric.problem}" if fabric.problem else "")
 
 
-def _rack(rack: answers.RackView, shown: TreeDetail) -> TreeBranch:
+def _rack(rack: answers.TopologyRack, shown: TreeDetail) -> TreeBranch:
     nodes = [node for leaf in rack.leaves for node in leaf.nodes]
     name = f"rack {rack.name}" if rack.name else "unmapped: no rack is known"
     branch = TreeBranch(f"{name} · {_summary(nodes)}", rack.state, _reasons(rack.why))
@@ -128,7 +128,7 @@ def _rack(rack: answers.RackView, shown: TreeDetail) -> TreeBranch:
     return branch
 
 
-def _leaf(leaf: answers.LeafView, shown: TreeDetail) -> TreeBranch:
+def _leaf(leaf: answers.TopologyLeaf, shown: TreeDetail) -> TreeBranch:
     name = f"leaf {leaf.name}" if leaf.name else "unmapped: no leaf is known"
     branch = TreeBranch(f"{name} · {_summary(leaf.nodes)}", leaf.state, _reasons(leaf.why))
     bad = [node for node in leaf.nodes if node.state != "healthy"]
@@ -141,8 +141,8 @@ def _leaf(leaf: answers.LeafView, shown: TreeDetail) -> TreeBranch:
     return branch
 
 
-def _node(node: answers.NodeView, *, everything: bool) -> TreeBranch:
-    gpus: Sequence[answers.GpuView] = node.gpus
+def _node(node: answers.TopologyNode, *, everything: bool) -> TreeBranch:
+    gpus: Sequence[answers.TopologyGpu] = node.gpus
     links = node.links
     counts = [_fold(gpus, "GPU"), *([_fold(links, "link")] if links else [])]
     state = "" if node.state == "healthy" else f" · {node.state}"
@@ -159,25 +159,25 @@ def _node(node: answers.NodeView, *, everything: bool) -> TreeBranch:
     return branch
 
 
-def _gpu(gpu: answers.GpuView) -> str:
+def _gpu(gpu: answers.TopologyGpu) -> str:
     name = "gpu ?" if gpu.index is None else f"gpu {gpu.index}"
     return " · ".join(part for part in (name, gpu.state, gpu.uuid, gpu.why) if part)
 
 
-def _link(link: answers.LinkView) -> str:
+def _link(link: answers.TopologyLink) -> str:
     rate = "" if link.gbps is None else f"{link.gbps:g} Gb/s"
     there = f"{link.switch} port {link.switch_port}" if link.switch else ""
     parts = (f"link {link.device}/{link.port}", link.state, rate, there, link.why)
     return " · ".join(part for part in parts if part)
 
 
-def _switch(switch: answers.SwitchView) -> TreeBranch:
+def _switch(switch: answers.TopologySwitch) -> TreeBranch:
     links = _count(switch.links, "link")
     text = f"{switch.role} switch {switch.name} · {switch.state} · {links}"
     return TreeBranch(text, switch.state, _reasons(switch.trouble))
 
 
-def _summary(nodes: Sequence[answers.NodeView]) -> str:
+def _summary(nodes: Sequence[answers.TopologyNode]) -> str:
     gpus = sum(len(node.gpus) for node in nodes)
     bad = sum(node.state != "healthy" for node in nodes)
     if not bad:
@@ -185,7 +185,7 @@ def _summary(nodes: Sequence[answers.NodeView]) -> str:
     return f"{bad} of {_count(len(nodes), 'node')} not healthy"
 
 
-def _fold(parts: Sequence[answers.GpuView | answers.LinkView], word: str) -> str:
+def _fold(parts: Sequence[answers.TopologyGpu | answers.TopologyLink], word: str) -> str:
     states = {part.state for part in parts} or {"healthy"}
     if len(states) == 1:
         return f"{_count(len(parts), word)} {states.pop()}"

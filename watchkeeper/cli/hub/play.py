@@ -56,7 +56,7 @@ def command(file: Path, port: int, speed: float | None, as_json: bool) -> None:
     progress.clear()
     chosen = settings.Settings(hub=settings.HubSettings(host=HOST, port=port))
     chosen = replace(chosen, fleet=replace(chosen.fleet, cluster=tape.header.cluster))
-    offered = replay_hub.services_of(tape, on, settings=chosen, speed=speed)
+    offered = replay_hub.recorded_services(tape, on, settings=chosen, speed=speed)
     asyncio.run(processes.until_stopped(lambda stop: serve(offered, port, stop=stop)))
 
 

@@ -24,8 +24,8 @@ from watchkeeper.hub import hub, runtime, samples
 from watchkeeper.kit import clock, lazy_imports
 from watchkeeper.net import addresses
 from watchkeeper.store.wal import wal_prefetch
-from watchkeeper.web import app, opening, server
-from watchkeeper.web.auth import auth, doors, tls
+from watchkeeper.web import app, server, startup_app
+from watchkeeper.web.auth import auth, auth_reload, tls
 
 FIRST_ANSWERS_SECONDS = 3.0
 
@@ -41,7 +41,7 @@ class HubListener:
     """Where the hub listens and who may come in. `local_url` is for processes of this machine."""
 
     listener: socket.socket
-    auth_files: doors.Doors
+    auth_files: auth_reload.AuthFiles
     certificates: tls.Certificates | None
     url: str
     local_url: str
@@ -51,16 +51,16 @@ class HubListener:
 @contextlib.contextmanager
 def open_listener(configured: settings.Settings) -> Iterator[HubListener]:
     """Check who may come in and take the port, before anything else is touched."""
-    entries = doors.of_settings(configured.hub)
+    entries = auth_reload.from_settings(configured.hub)
     auth.check_listen(configured.hub.host, entries.access)
-    certificates = tls.of_settings(configured.hub)
+    certificates = tls.from_settings(configured.hub)
     agent_token = None
     if not entries.access.is_open:
         # The agent that `up` runs beside the hub needs a token of its own; it lives as long as the process.
         agent_token = secrets.token_hex(32)
         own = auth.Token("agent of this machine", auth.Role.AGENT, hashlib.sha256(agent_token.encode()).digest())
-        entries.always = (own,)
-        entries.read()
+        entries.extra_tokens = (own,)
+        entries.load()
     listener = server.listen(configured.hub.host, configured.hub.port)
     host, port = configured.hub.host, listener.getsockname()[1]
     shown = f"[{host}]" if ":" in host else host
@@ -89,7 +89,7 @@ async def serve(
     rest = build_in_steps(build)
     wal_prefetch.run_while_reading(configured.samples_path, rest)
     kept.open()
-    door.auth_files.keep_key(Path(configured.hub.session_key_file or Path(configured.hub.data) / "session.key"))
+    door.auth_files.load_session_key(Path(configured.hub.session_key_file or Path(configured.hub.data) / "session.key"))
     try:
         async with asyncio.TaskGroup() as group:
             await serve_while_building(build, door, group, rest=rest, stop=stop)
@@ -129,23 +129,26 @@ async def serve_while_building(
     build: HubBuilder, door: HubListener, group: asyncio.TaskGroup, *, rest: Iterator[None], stop: asyncio.Event
 ) -> None:
     """Answer questions about samples that are read, build the rest, and let the hub begin to watch."""
-    first, is_up = opening.Opening(build.kept.runtime, build.kept.queries, doors=door.auth_files), asyncio.Event()
+    first, is_up = (
+        startup_app.StartupApp(build.kept.runtime, build.kept.queries, doors=door.auth_files),
+        asyncio.Event(),
+    )
     served = group.create_task(
         server.serve(first, door.listener, stop=stop, certificates=door.certificates, is_up=is_up)
     )
     await is_up.wait()
-    await first.step_aside()
+    await first.yield_to_requests()
     try:
         for _ in rest:
-            await first.step_aside()
+            await first.yield_to_requests()
         watch = build()
         watch.open()
     except WatchkeeperError:
-        first.give_up()
+        first.fail_startup()
         stop.set()
         await served
         raise
-    first.complete(app.create_app(watch.services, door.auth_files))
+    first.set_application(app.create_app(watch.services, door.auth_files))
     group.create_task(watch.run(stop))
     group.create_task(finish_imports(stop))
 

@@ -77,7 +77,7 @@ def faults(hub: Client, as_json: bool) -> None:
         click.echo("Nothing is broken on purpose.")
 
 
-def _begins(fault: answers.Fault) -> str:
+def _begins(fault: answers.SimulatedFault) -> str:
     """When a fault begins that has not yet; empty for the others."""
     seconds = fault.strikes_in_seconds
     return f"in {durations.format_seconds(seconds)}" if seconds else ""

@@ -116,7 +116,7 @@ class ReadTools:
                 "nodes_by_state": Counter(node.state for node in nodes),
                 "gpus_seen": sum(node.gpus_seen for node in nodes),
                 "gpus_expected": sum(node.gpus_expected or 0 for node in nodes),
-                "standing": self._hub.standing(),
+                "standing": self._hub.free_capacity(),
                 "open_incidents_by_severity": Counter(card.severity for card in cards),
                 "open_incidents": [_brief(card) for card in cards],
                 "nodes_in_trouble": [
@@ -162,7 +162,7 @@ class ReadTools:
             {"series": series[:MOST_SERIES], "series_shown": min(len(series), MOST_SERIES), "warnings": found.warnings}
         )
 
-    def _range(self, given: dict[str, Any]) -> promql.Asked:
+    def _range(self, given: dict[str, Any]) -> promql.QueryResult:
         seconds, end = _seconds(given["since"]), self._hub.status().now
         # As many points as may be shown, unless a coarser step was asked for.
         finest = max(1, round(seconds / MOST_POINTS))
@@ -215,7 +215,7 @@ class ReadTools:
         return {"by": given.get("by", "team"), "since": wire.format_time(since)}
 
     def capacity(self, given: dict[str, Any]) -> str:
-        said: dict[str, Any] = {"standing": self._hub.standing()}
+        said: dict[str, Any] = {"standing": self._hub.free_capacity()}
         try:
             made = self._hub.forecast(horizon=given.get("horizon", "7d"))
         except HubError as error:
@@ -268,12 +268,12 @@ def _lists(value: Any, path: str = "") -> Iterator[tuple[str, list[Any]]]:
             yield from _lists(item, f"{path}[{at}]")
 
 
-def _brief(card: answers.Card) -> dict[str, Any]:
+def _brief(card: answers.IncidentCard) -> dict[str, Any]:
     names = ("id", "title", "severity", "state", "cause", "place_name", "opened_at", "why", "next_step", "workloads")
     return {name: wire.to_plain(getattr(card, name)) for name in names}
 
 
-def _part(answer: reading.Answer, *names: str) -> dict[str, Any]:
+def _part(answer: reading.HubAnswer, *names: str) -> dict[str, Any]:
     return {name: answer.plain[name] for name in names}
 
 

@@ -34,9 +34,9 @@ from watchkeeper.model import cluster, workloads
 from watchkeeper.model.fleet_capacity import Standing
 from watchkeeper.query.engine import Span
 from watchkeeper.web import report_shapes, shapes
-from watchkeeper.web.accounting import uses
-from watchkeeper.web.answers import Asked, Endpoint, ok
+from watchkeeper.web.accounting import workload_use
 from watchkeeper.web.auth.auth import Role
+from watchkeeper.web.endpoint import Endpoint, QueryParam, ok_response
 from watchkeeper.web.fleet import holders
 from watchkeeper.workloads import pending_pods
 
@@ -52,16 +52,16 @@ MOST_ADVICE = 1000
 # As long as samples are looked back for: a node that answers once in a while is there.
 MAX_SILENCE_MS, SILENT = 300_000, "they do not report"
 FORECAST_ASKS = (
-    Asked("about", f"{', '.join(demand_queries.ABOUT)}; demand unless given"),
-    Asked("horizon", "how far to look, such as 4w; 7d unless given"),
-    Asked("target", "the share of the fleet that may be in use, from 0.05 to 1; 0.8 unless given", float),
+    QueryParam("about", f"{', '.join(demand_queries.ABOUT)}; demand unless given"),
+    QueryParam("horizon", "how far to look, such as 4w; 7d unless given"),
+    QueryParam("target", "the share of the fleet that may be in use, from 0.05 to 1; 0.8 unless given", float),
     shapes.CLUSTER,
 )
-WINDOW_ASK = Asked("window", "the time that use is measured over; 1d unless given, at most 7d")
+WINDOW_ASK = QueryParam("window", "the time that use is measured over; 1d unless given, at most 7d")
 
 
 @dataclass(frozen=True, slots=True)
-class UseNow:
+class CurrentUse:
     window: str
     held_gpus: int
     used_gpus: float | None
@@ -72,7 +72,7 @@ class CapacityNow:
     now: datetime
     standing: Standing
     waits: list[QueueWait]
-    use: UseNow
+    use: CurrentUse
     rightsizing: list[Advice]
     repartition: list[Repartition]
     unmapped: dict[str, int]
@@ -101,7 +101,7 @@ class CapacityApi:
         self._kept: OrderedDict[tuple[Any, ...], tuple[float, dict[str, Any]]] = OrderedDict()
 
     async def forecast(self, request: Request) -> Response:
-        return ok(**await self._forecast(request.query_params))
+        return ok_response(**await self._forecast(request.query_params))
 
     async def _forecast(self, form: Mapping[str, str]) -> dict[str, Any]:
         about = form.get("about", "demand")
@@ -171,7 +171,7 @@ class CapacityApi:
             now=now,
             standing=found,
             waits=fleet_capacity.queue_waits(await self._asks(named), now=now.timestamp()),
-            use=UseNow(durations.format_seconds(window), found.held_gpus, used_gpus),
+            use=CurrentUse(durations.format_seconds(window), found.held_gpus, used_gpus),
             rightsizing=sorted(advised, key=lambda one: -one.saves_gpus)[:MOST_ADVICE],
             repartition=rightsizing.repartition(advised),
             unmapped=inventory.unmapped(self._fleet.nodes()),
@@ -179,7 +179,7 @@ class CapacityApi:
         )
 
     async def advice(self, request: Request) -> Response:
-        return ok(**await self.advise(request.query_params))
+        return ok_response(**await self.advise(request.query_params))
 
     async def advise(self, form: Mapping[str, str]) -> dict[str, Any]:
         """Scaling advice alone, for programs."""
@@ -194,11 +194,11 @@ class CapacityApi:
             "advice": [*grow, *wire.to_plain(pieces)],
         }
 
-    async def _standing(self, named: str | None) -> tuple[Standing, holders.Holders]:
-        held = await holders.ask(self._queries)
+    async def _standing(self, named: str | None) -> tuple[Standing, holders.GpuHolders]:
+        held = await holders.load_holders(self._queries)
         return fleet_capacity.summarise_capacity(self._nodes(held, named)), held
 
-    def _nodes(self, held: holders.Holders, named: str | None) -> list[fleet_capacity.NodeCapacity]:
+    def _nodes(self, held: holders.GpuHolders, named: str | None) -> list[fleet_capacity.NodeCapacity]:
         """Every node that has GPUs: a scheduler's word first, what reports else."""
         known: dict[tuple[str, str], fleet_capacity.NodeCapacity] = {}
         seen: dict[tuple[str, str], list[SeenView]] = {}
@@ -244,11 +244,11 @@ class CapacityApi:
         ]
 
     async def _rightsizing(
-        self, held: holders.Holders, window_seconds: float, named: str | None
+        self, held: holders.GpuHolders, window_seconds: float, named: str | None
     ) -> tuple[list[rightsizing.Advice], float | None]:
         """What would do for every workload, and what all did in GPUs' worth; None where nothing is measured."""
         try:
-            found, used_gpus = await uses.ask(self._queries, held, window_seconds, named)
+            found, used_gpus = await workload_use.load_workload_use(self._queries, held, window_seconds, named)
         except QueryError as error:
             raise HTTPException(400, str(error)) from error
         return [rightsizing.advise(use) for use in found], used_gpus
@@ -307,26 +307,26 @@ def endpoints(api: CapacityApi) -> list[Endpoint]:
             "/api/capacity/forecast",
             Role.VIEWER,
             api.forecast,
-            words="When the fleet is full: a forecast with its interval, its backtest and what would help; "
+            summary="When the fleet is full: a forecast with its interval, its backtest and what would help; "
             "`reason` says why there is none yet",
-            asks=FORECAST_ASKS,
-            gives=report_shapes.WholeForecast,
+            params=FORECAST_ASKS,
+            gives=report_shapes.CapacityForecast,
         ),
         Endpoint(
             ("GET",),
             "/api/capacity/now",
             Role.VIEWER,
             api.now,
-            words="What is free, stranded and waited for now, and which workloads would do with less",
-            asks=(WINDOW_ASK, shapes.CLUSTER),
+            summary="What is free, stranded and waited for now, and which workloads would do with less",
+            params=(WINDOW_ASK, shapes.CLUSTER),
         ),
         Endpoint(
             ("GET",),
             "/api/capacity/advice",
             Role.VIEWER,
             api.advice,
-            words="Scaling advice alone, for programs",
-            asks=(*FORECAST_ASKS, WINDOW_ASK),
+            summary="Scaling advice alone, for programs",
+            params=(*FORECAST_ASKS, WINDOW_ASK),
             gives=CapacityAdvice,
         ),
     ]

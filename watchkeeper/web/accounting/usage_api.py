@@ -40,8 +40,8 @@ from watchkeeper.hub.runtime import Runtime
 from watchkeeper.hub.samples import Queries
 from watchkeeper.kit import wire
 from watchkeeper.web import report_shapes, shapes
-from watchkeeper.web.answers import Asked, Bare, Endpoint, ok
 from watchkeeper.web.auth.auth import Role
+from watchkeeper.web.endpoint import Endpoint, QueryParam, Unwrapped, ok_response
 from watchkeeper.web.prometheus import prometheus_form as form
 
 LONGEST_SECONDS = 5 * 366 * 86_400.0
@@ -51,15 +51,15 @@ LINES = "application/x-ndjson"
 # Each holds a month of jobs while its pages are fetched.
 MOST_STATEMENTS = 2
 MONTH_ASKS = (
-    Asked("month", "such as 2026-11; this one unless given"),
-    Asked("zone", "whose month, such as Europe/Berlin; UTC unless given"),
+    QueryParam("month", "such as 2026-11; this one unless given"),
+    QueryParam("zone", "whose month, such as Europe/Berlin; UTC unless given"),
 )
-POLICY_ASK = Asked("policy", "who pays for what nobody holds; none unless given", cost.Policy)
+POLICY_ASK = QueryParam("policy", "who pays for what nobody holds; none unless given", cost.Policy)
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Wasted:
+class WasteReport:
     since: float
     until: float
     currency: str
@@ -67,7 +67,7 @@ class Wasted:
 
 
 @dataclass(frozen=True, slots=True)
-class Budgets:
+class BudgetReport:
     month: str
     currency: str
     until: float
@@ -100,23 +100,25 @@ class UsageApi:
         by, of = _by(request), _of(request)
         since, until = _window(request, self._runtime.clock.now())
         tables = await self._alone(lambda: self._read([(since, until)], {*by, *of}))
-        return ok(**summary.usage_report(tables[0], by, of=of))
+        return ok_response(**summary.usage_report(tables[0], by, of=of))
 
     async def bill(self, request: Request) -> Response:
         by, of = _by(request), _of(request)
         whole = await self._bill(request, {*by, *of}, policy=_policy(request))
-        return ok(**cost.report_as_json(cost.limit_lines(await asyncio.to_thread(cost.report_bill, whole, by, of=of))))
+        return ok_response(
+            **cost.report_as_json(cost.limit_lines(await asyncio.to_thread(cost.report_bill, whole, by, of=of)))
+        )
 
-    async def waste(self, request: Request) -> Wasted:
+    async def waste(self, request: Request) -> WasteReport:
         """GPUs that are held and not used, with who holds them and what that costs."""
         of, whole = _of(request), await self._bill(request, {"job"}, policy=cost.Policy.NONE)
         found = await asyncio.to_thread(lambda: waste.wasted_by_owner(whole, summary.matching_rows(whole.table, of)))
-        return Wasted(since=whole.table.since, until=whole.table.until, currency=whole.book.currency, waste=found)
+        return WasteReport(since=whole.table.since, until=whole.table.until, currency=whole.book.currency, waste=found)
 
     async def budgets(self, request: Request) -> Response:
         month, book, policy = self._month(request), await self._prices(), _policy(request)
         found = await self._alone(lambda: self._budgets(month, book, policy))
-        return ok(month=month.text, currency=book.currency, **found)
+        return ok_response(month=month.text, currency=book.currency, **found)
 
     async def statements(self, request: Request) -> Response:
         """Page by page, so that no more than one is held beside the table that all of them are made from."""
@@ -243,44 +245,44 @@ def endpoints(api: UsageApi) -> list[Endpoint]:
             "/api/usage",
             Role.VIEWER,
             api.hours,
-            words="GPU-hours: who held them, used them, wasted them; idle, lost, unknown",
-            asks=(shapes.FROM, shapes.TO, shapes.BY, shapes.OF),
-            gives=report_shapes.Hours,
+            summary="GPU-hours: who held them, used them, wasted them; idle, lost, unknown",
+            params=(shapes.FROM, shapes.TO, shapes.BY, shapes.OF),
+            gives=report_shapes.UsageReport,
         ),
         Endpoint(
             ("GET",),
             "/api/cost",
             Role.VIEWER,
             api.bill,
-            words="What it cost, by the price book",
-            asks=(shapes.FROM, shapes.TO, shapes.BY, shapes.OF, POLICY_ASK),
-            gives=report_shapes.Bill,
+            summary="What it cost, by the price book",
+            params=(shapes.FROM, shapes.TO, shapes.BY, shapes.OF, POLICY_ASK),
+            gives=report_shapes.CostReport,
         ),
         Endpoint(
             ("GET",),
             "/api/cost/waste",
             Role.VIEWER,
             api.waste,
-            words="GPUs that are held and not used, with who holds them and what that costs",
-            asks=(shapes.FROM, shapes.TO, shapes.OF),
+            summary="GPUs that are held and not used, with who holds them and what that costs",
+            params=(shapes.FROM, shapes.TO, shapes.OF),
         ),
         Endpoint(
             ("GET",),
             "/api/cost/budgets",
             Role.VIEWER,
             api.budgets,
-            words="What is left of the budgets of a month, and where they will end",
-            asks=(*MONTH_ASKS, POLICY_ASK),
-            gives=Budgets,
+            summary="What is left of the budgets of a month, and where they will end",
+            params=(*MONTH_ASKS, POLICY_ASK),
+            gives=BudgetReport,
         ),
         Endpoint(
             ("GET",),
             "/api/cost/statements",
             Role.VIEWER,
             api.statements,
-            words="The statements of a month, one JSON object a line: team, money, currency and an HTML page",
-            asks=(*MONTH_ASKS, POLICY_ASK, shapes.OF, Asked("team", "only this team; all of them unless given")),
-            gives=Bare(monthly.Statement),
-            media=LINES,
+            summary="The statements of a month, one JSON object a line: team, money, currency and an HTML page",
+            params=(*MONTH_ASKS, POLICY_ASK, shapes.OF, QueryParam("team", "only this team; all of them unless given")),
+            gives=Unwrapped(monthly.Statement),
+            media_type=LINES,
         ),
     ]

@@ -22,10 +22,10 @@ from watchkeeper.hub.samples import Queries
 from watchkeeper.kit import clock, durations
 from watchkeeper.model import fleet
 from watchkeeper.query.engine import Span
-from watchkeeper.web.answers import Endpoint, read_object
 from watchkeeper.web.auth.auth import Role
-from watchkeeper.web.fleet import inventory
-from watchkeeper.web.shedding import Places
+from watchkeeper.web.endpoint import Endpoint, read_json_object
+from watchkeeper.web.fleet import fleet_layout
+from watchkeeper.web.shedding import ConcurrencyLimit
 
 # A line of sacct is about 120 bytes: room for 60,000 jobs, of which the limit below are replayed.
 BODY_BYTES = 8 << 20
@@ -34,7 +34,7 @@ MOST_NAMES = 1000
 USUAL_WINDOW, LONGEST_WINDOW = "1d", "2w"
 
 
-class Question(TypedDict, total=False):
+class WhatIfBody(TypedDict, total=False):
     """What is to be different, and whose jobs: `jobs` as text, or those of the `window` before now."""
 
     jobs: str
@@ -59,14 +59,14 @@ class WhatIfApi:
     ) -> None:
         self._runtime, self._queries, self._fleet = runtime, queries, fleet
         self._clusters = clusters
-        self._busy, self._places = asyncio.Lock(), Places("replays of jobs")
+        self._busy, self._places = asyncio.Lock(), ConcurrencyLimit("replays of jobs")
 
     async def compare(self, request: Request) -> whatif.WhatIf:
         with self._places:
             return await self._compare(request)
 
     async def _compare(self, request: Request) -> whatif.WhatIf:
-        body = await read_object(request, BODY_BYTES)
+        body = await read_json_object(request, BODY_BYTES)
         change, policy = _change(body), _policy(body)
         text = body.get("jobs")
         if text is not None and (not isinstance(text, str) or not text.strip()):
@@ -104,7 +104,7 @@ class WhatIfApi:
         return found
 
     def _nodes(self) -> list[simulated_fleet.FleetNode]:
-        taken = inventory.take(self._fleet)
+        taken = fleet_layout.current_layout(self._fleet)
         found = []
         for node in taken.nodes:
             slots = [taken.slots[at].gpu for at in taken.by_node[node.cluster, node.name]]
@@ -182,7 +182,7 @@ def endpoints(api: WhatIfApi) -> list[Endpoint]:
             Role.VIEWER,
             api.compare,
             changes=True,
-            words="Recorded jobs replayed on this fleet as it is and as it might be: waiting and utilisation of both",
-            body=Question,
+            summary="Recorded jobs replayed on this fleet as it is and as it might be: waiting and utilisation of both",
+            body=WhatIfBody,
         )
     ]

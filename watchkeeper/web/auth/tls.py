@@ -70,7 +70,7 @@ class Certificates:
         return context
 
 
-def of_settings(chosen: settings.HubSettings) -> Certificates | None:
+def from_settings(chosen: settings.HubSettings) -> Certificates | None:
     if chosen.tls_cert_file is None:
         return None
     key = Path(chosen.tls_key_file) if chosen.tls_key_file else None

@@ -25,13 +25,13 @@ LONGEST_NAME = 64
 HEAD = "# Written by `watchkeeper users`: name, role, argon2 hash of the password or - for people behind a proxy.\n"
 
 
-def hashed(password: str) -> str:
+def hash_password(password: str) -> str:
     import argon2
 
     return argon2.PasswordHasher().hash(password)
 
 
-def matches(user: User | None, password: str) -> bool:
+def password_matches(user: User | None, password: str) -> bool:
     """Whether this is the user's password; takes as long for a user that there is not."""
     import argon2
 
@@ -44,7 +44,7 @@ def matches(user: User | None, password: str) -> bool:
 
 @cache
 def _nobody() -> str:
-    return hashed(secrets.token_hex(16))
+    return hash_password(secrets.token_hex(16))
 
 
 def check_name(name: str) -> None:
@@ -59,7 +59,7 @@ def check_password(password: str) -> None:
         raise ValueError(f"the password has {len(password)} characters, {allowed} are allowed")
 
 
-def load(path: Path) -> tuple[User, ...]:
+def load_users(path: Path) -> tuple[User, ...]:
     """The users of a file, which may be none; SettingsError names every line that cannot be used."""
     try:
         mode = path.stat().st_mode

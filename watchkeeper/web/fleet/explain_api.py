@@ -26,8 +26,8 @@ from watchkeeper.hub.samples import Queries
 from watchkeeper.kit import clock, own_metrics
 from watchkeeper.model import cluster, diagnosis, fleet, incidents, workloads
 from watchkeeper.model.fleet import Place
-from watchkeeper.web.answers import Endpoint
 from watchkeeper.web.auth.auth import Role
+from watchkeeper.web.endpoint import Endpoint
 from watchkeeper.web.fleet import jobs_api
 from watchkeeper.workloads import pending_pods
 
@@ -247,7 +247,7 @@ def _answer(found: explained.Explained) -> ExplainAnswer:
 
 def endpoints(api: ExplainApi) -> list[Endpoint]:
     return [
-        Endpoint(("GET",), path, Role.VIEWER, answer, words=f"Why a {what} is as it is, in words")
+        Endpoint(("GET",), path, Role.VIEWER, answer, summary=f"Why a {what} is as it is, in words")
         for path, answer, what in (
             ("/api/explain/pod/{name}", api.pod, "pod, whose namespace is looked for,"),
             ("/api/explain/pod/{namespace}/{name}", api.pod, "pod"),

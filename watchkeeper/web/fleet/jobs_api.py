@@ -33,8 +33,8 @@ from watchkeeper.model.jobs import JobLine
 from watchkeeper.query.engine import Span
 from watchkeeper.render import keda
 from watchkeeper.web import shapes
-from watchkeeper.web.answers import Asked, Endpoint, ok, whole_number
 from watchkeeper.web.auth.auth import Role
+from watchkeeper.web.endpoint import Endpoint, QueryParam, ok_response, parse_whole_number
 from watchkeeper.workloads import board, identity, replicas, report
 from watchkeeper.workloads.replicas import Advice, Past
 
@@ -47,7 +47,7 @@ LARGEST_BOOK_BYTES = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Jobs:
+class JobList:
     jobs: list[JobLine]
     total: int
     unmapped: dict[str, int]
@@ -55,7 +55,7 @@ class Jobs:
 
 
 @dataclass(frozen=True, slots=True)
-class Replicas:
+class ReplicaList:
     replicas: list[Advice]
     past: Past | None
     problems: list[str]
@@ -79,12 +79,12 @@ class JobsApi:
         self._board: tuple[float, board.Board] | None = None
         self._first_seen: tuple[float, Mapping[identity.Key, float]] | None = None
 
-    async def listing(self, request: Request) -> Jobs:
+    async def listing(self, request: Request) -> JobList:
         form = request.query_params
         state, team, cluster = form.get("state"), form.get("team"), form.get("cluster")
         if state is not None and state not in list(jobs.JobState):
             raise HTTPException(400, f"state `{state[:40]}`: there are {', '.join(jobs.JobState)}")
-        limit = whole_number(form.get("limit", str(DEFAULT_LIMIT)))
+        limit = parse_whole_number(form.get("limit", str(DEFAULT_LIMIT)))
         if limit is None or not 1 <= limit <= MOST_JOBS:
             raise HTTPException(400, f"limit must be from 1 to {MOST_JOBS:,}")
         found = await self._look()
@@ -97,7 +97,7 @@ class JobsApi:
         is_known = board.NOT_YET not in found.problems
         without = [line for line in kept if is_known and _team(line) == UNMAPPED]
         unmapped = {"jobs": len(without), "gpus": sum(line.gpus for line in without)}
-        return Jobs(jobs=kept[:limit], total=len(kept), unmapped=unmapped, problems=found.problems)
+        return JobList(jobs=kept[:limit], total=len(kept), unmapped=unmapped, problems=found.problems)
 
     async def one(self, request: Request) -> Response:
         id, cluster = request.path_params["id"], request.query_params.get("cluster")
@@ -106,7 +106,7 @@ class JobsApi:
         made = await self.report(id, cluster)
         if made is None:
             raise HTTPException(404, f"no job {id} is known here: no scheduler, rank or GPU names it")
-        return ok(**{name: getattr(made, name) for name in wire.field_types(jobs.JobReport)})
+        return ok_response(**{name: getattr(made, name) for name in wire.field_types(jobs.JobReport)})
 
     async def report(self, id: str, cluster: str | None = None) -> jobs.JobReport | None:
         """All about one job; None where nobody names it. `explain job` shows it too."""
@@ -134,7 +134,7 @@ class JobsApi:
         )
         return await asyncio.to_thread(report.make, self._queries.engine, now, asked)
 
-    async def replicas(self, request: Request) -> Replicas:
+    async def replicas(self, request: Request) -> ReplicaList:
         form = request.query_params
         budgets = {one.name: one.budget for one in self._rules.slos if keda.is_latency(one)}
         now = clock.to_ms(self._runtime.clock.now())
@@ -142,7 +142,7 @@ class JobsApi:
         model, cluster = form.get("model"), form.get("cluster")
         kept = [one for one in advised if model in (None, one.model) and cluster in (None, one.cluster)]
         if model is None:
-            return Replicas(replicas=kept, past=None, problems=problems)
+            return ReplicaList(replicas=kept, past=None, problems=problems)
         if not kept:
             raise HTTPException(404, f"no replica of {model[:100]} tells of its requests")
         span = _span(form.get("window", "1d"), now)
@@ -152,7 +152,7 @@ class JobsApi:
             )
         except WatchkeeperError as error:
             raise HTTPException(400, str(error)) from error
-        return Replicas(replicas=kept, past=past, problems=problems)
+        return ReplicaList(replicas=kept, past=past, problems=problems)
 
     async def _look(self) -> board.Board:
         now = self._runtime.clock.now()
@@ -230,12 +230,12 @@ def endpoints(api: JobsApi) -> list[Endpoint]:
             "/api/jobs",
             Role.VIEWER,
             api.listing,
-            words="Jobs in one line each: the gravest state first, then by GPUs",
-            asks=(
-                Asked("state", "only jobs in this state", jobs.JobState),
-                Asked("team", f"only of this team; `{UNMAPPED}` for jobs without one"),
+            summary="Jobs in one line each: the gravest state first, then by GPUs",
+            params=(
+                QueryParam("state", "only jobs in this state", jobs.JobState),
+                QueryParam("team", f"only of this team; `{UNMAPPED}` for jobs without one"),
                 shapes.CLUSTER,
-                Asked("limit", f"at most {MOST_JOBS:,}; {DEFAULT_LIMIT} unless given", int),
+                QueryParam("limit", f"at most {MOST_JOBS:,}; {DEFAULT_LIMIT} unless given", int),
             ),
         ),
         Endpoint(
@@ -243,8 +243,8 @@ def endpoints(api: JobsApi) -> list[Endpoint]:
             "/api/jobs/{id:path}",
             Role.VIEWER,
             api.one,
-            words="One job in full: efficiency, goodput, ranks, hardware events; the id may contain a slash",
-            asks=(shapes.CLUSTER,),
+            summary="One job in full: efficiency, goodput, ranks, hardware events; the id may contain a slash",
+            params=(shapes.CLUSTER,),
             gives=jobs.JobReport,
         ),
         Endpoint(
@@ -252,11 +252,11 @@ def endpoints(api: JobsApi) -> list[Endpoint]:
             "/api/replicas",
             Role.VIEWER,
             api.replicas,
-            words="How many replicas of each model would do",
-            asks=(
-                Asked("model", "only this one, and how it would have gone in `window`"),
+            summary="How many replicas of each model would do",
+            params=(
+                QueryParam("model", "only this one, and how it would have gone in `window`"),
                 shapes.CLUSTER,
-                Asked("window", "with `model`: how far back, at most 7d; 1d unless given"),
+                QueryParam("window", "with `model`: how far back, at most 7d; 1d unless given"),
             ),
         ),
     ]

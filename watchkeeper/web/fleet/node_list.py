@@ -18,23 +18,23 @@ from watchkeeper.model import cluster, fleet, incidents
 from watchkeeper.model.node_list import NodeLine, NodeState, SchedulerWord
 from watchkeeper.scrape import scrape, target_loop
 from watchkeeper.web.fleet import holders
-from watchkeeper.web.fleet.inventory import natural
+from watchkeeper.web.fleet.fleet_layout import natural
 
 NodeKey = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class NodeListSources:
     """Everything a list is made of."""
 
     fleet: FleetView
     targets: Sequence[scrape.TargetState]
     views: Sequence[cluster.ClusterView]
-    held: holders.Holders
+    held: holders.GpuHolders
     open_incidents: Sequence[incidents.Incident]
 
 
-def build(facts: Facts) -> list[NodeLine]:
+def build_node_list(facts: NodeListSources) -> list[NodeLine]:
     """All nodes, in the order in which people count them; those that are gone last."""
     seen: dict[NodeKey, list[SeenView]] = defaultdict(list)
     for gpu in facts.fleet.gpus():
@@ -68,10 +68,12 @@ class _Node:
     placed: Sequence[str] = ()
 
 
-def _line(about: _Node, words: tuple[SchedulerWord, ...], *, held: holders.Holders, broken: Sequence[str]) -> NodeLine:
+def _line(
+    about: _Node, words: tuple[SchedulerWord, ...], *, held: holders.GpuHolders, broken: Sequence[str]
+) -> NodeLine:
     node = about.node
     present = [gpu for gpu in about.seen if gpu.gone_since_ms is None]
-    state, why = judge(about)
+    state, why = judge_node(about)
     last = max((gpu.last_seen_ms for gpu in about.seen), default=None)
     names = {holder.called: None for gpu in present for holder in held.by_gpu.get(gpu.gpu.uuid, ())}
     names |= dict.fromkeys(about.placed)
@@ -95,7 +97,7 @@ def _line(about: _Node, words: tuple[SchedulerWord, ...], *, held: holders.Holde
     )
 
 
-def judge(about: _Node) -> tuple[NodeState, str]:
+def judge_node(about: _Node) -> tuple[NodeState, str]:
     """Our own word about a node, and a sentence for it."""
     node, present = about.node, [gpu for gpu in about.seen if gpu.gone_since_ms is None]
     if about.gone_since_ms is not None:

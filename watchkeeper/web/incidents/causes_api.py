@@ -23,10 +23,10 @@ from watchkeeper.hub.runtime import Runtime
 from watchkeeper.hub.samples import Queries
 from watchkeeper.kit import clock
 from watchkeeper.web import shapes
-from watchkeeper.web.answers import Asked, Endpoint, ok, read_object, whole_number
 from watchkeeper.web.auth.auth import Role
-from watchkeeper.web.incidents import about_incident
-from watchkeeper.web.incidents.cards import Cards
+from watchkeeper.web.endpoint import Endpoint, QueryParam, ok_response, parse_whole_number, read_json_object
+from watchkeeper.web.incidents import incident_request
+from watchkeeper.web.incidents.cards import IncidentCards
 
 MOST_INCIDENTS = 100_000
 MOST_DAYS = 366
@@ -34,7 +34,7 @@ MOST_LEMONS = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Corrected(shapes.Detail):
+class CauseCorrected(shapes.IncidentDetail):
     correction: corrections.Correction
 
 
@@ -44,7 +44,7 @@ class CauseAccuracy:
 
 
 @dataclass(frozen=True, slots=True)
-class Lemons:
+class LemonList:
     since: datetime
     lemons: list[Lemon]
     left_out: int
@@ -61,7 +61,7 @@ class CausesApi:
         journal: services.Journal,
         incidents: services.Incidents,
         fleet: services.FleetView,
-        cards: Cards,
+        cards: IncidentCards,
     ) -> None:
         self._runtime, self._queries, self._journal = runtime, queries, journal
         self._incidents, self._fleet, self._cards = incidents, fleet, cards
@@ -72,27 +72,27 @@ class CausesApi:
             self._count(said)
 
     async def correct(self, request: Request) -> Response:
-        incident = await about_incident.named(self._journal, request)
-        body = await read_object(request, about_incident.BODY_BYTES)
+        incident = await incident_request.load_incident(self._journal, request)
+        body = await read_json_object(request, incident_request.BODY_BYTES)
         cause, why = str(body.get("cause", "")), " ".join(str(body.get("why", "")).split())
         if causes.lookup(cause).cause != cause:
             near = ", ".join(row.cause for row in causes.all_causes() if row.family == incident.family)
             raise HTTPException(400, f"`{cause[:60]}` is no cause; of the family {incident.family} there are {near}")
-        if len(why) > about_incident.TEXT_LIMIT:
-            raise HTTPException(400, f"why has {len(why):,} characters, the limit is {about_incident.TEXT_LIMIT:,}")
+        if len(why) > incident_request.TEXT_LIMIT:
+            raise HTTPException(400, f"why has {len(why):,} characters, the limit is {incident_request.TEXT_LIMIT:,}")
         said = await self._incidents.correct(incident.id, request.state.caller.name, cause, why)
         self._count(said)
-        return ok(correction=said, **await self._cards.told(incident))
+        return ok_response(correction=said, **await self._cards.load_detail(incident))
 
     async def accuracy(self, _: Request) -> CauseAccuracy:
         return CauseAccuracy(accuracy=await self._journal.read(self._accuracy, is_long=True))
 
-    async def lemon_nodes(self, request: Request) -> Lemons:
-        days = whole_number(request.query_params.get("days", "90"))
+    async def lemon_nodes(self, request: Request) -> LemonList:
+        days = parse_whole_number(request.query_params.get("days", "90"))
         if days is None or not 1 <= days <= MOST_DAYS:
             raise HTTPException(400, f"days must be a number from 1 to {MOST_DAYS}")
         since, found, unseen = await self._journal.read(lambda: self._lemons(days), is_long=True)
-        return Lemons(
+        return LemonList(
             since=since,
             lemons=found[:MOST_LEMONS],
             left_out=max(0, len(found) - MOST_LEMONS),
@@ -142,23 +142,23 @@ def endpoints(api: CausesApi) -> list[Endpoint]:
             Role.OPERATOR,
             api.correct,
             changes=True,
-            words="Correct a cause, or confirm it with the same one",
+            summary="Correct a cause, or confirm it with the same one",
             body={"cause": str, "why": str},
-            gives=Corrected,
+            gives=CauseCorrected,
         ),
         Endpoint(
             ("GET",),
             "/api/accuracy",
             Role.VIEWER,
             api.accuracy,
-            words="For each cause how often it was named, judged by a person, and right",
+            summary="For each cause how often it was named, judged by a person, and right",
         ),
         Endpoint(
             ("GET",),
             "/api/lemons",
             Role.VIEWER,
             api.lemon_nodes,
-            words="Nodes by how often they break against the fleet, the most hazardous first",
-            asks=(Asked("days", f"of the last so many days, at most {MOST_DAYS}; 90 unless given", int),),
+            summary="Nodes by how often they break against the fleet, the most hazardous first",
+            params=(QueryParam("days", f"of the last so many days, at most {MOST_DAYS}; 90 unless given", int),),
         ),
     ]

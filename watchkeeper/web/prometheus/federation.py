@@ -51,7 +51,7 @@ class _Clause:
     weight: float
 
 
-def form_for(accept: str) -> PageForm:
+def choose_form(accept: str) -> PageForm:
     """What a reader with this Accept header likes best of what we write."""
     clauses = [_clause(part) for part in accept.lower().split(",")]
     for clause in sorted(clauses, key=lambda clause: -clause.weight):
@@ -62,7 +62,7 @@ def form_for(accept: str) -> PageForm:
     return PageForm.TEXT
 
 
-def write(found: Sequence[interfaces.AnySample], form: PageForm) -> bytes:
+def write_page(found: Sequence[interfaces.AnySample], form: PageForm) -> bytes:
     """The page; samples come in the order of their names."""
     if form is PageForm.PROTOBUF:
         return b"".join(_families(found))

@@ -21,7 +21,7 @@ from watchkeeper.query import engine
 from watchkeeper.query.promql import ast, printer
 from watchkeeper.query.remote import remote_write
 from watchkeeper.store import interfaces
-from watchkeeper.web.answers import check_node, read_body
+from watchkeeper.web.endpoint import check_node, read_body
 from watchkeeper.web.prometheus import federation
 from watchkeeper.web.prometheus.prometheus_form import BadParameter, Form, matchers
 
@@ -31,7 +31,7 @@ RETRY_AFTER_SECONDS = 2
 Matchers = tuple[engine.Matcher, ...]
 
 
-class Exchange:
+class SampleExchange:
     def __init__(self, runtime: Runtime, queries: Queries) -> None:
         self._runtime, self._queries = runtime, queries
         self._writes = 0
@@ -45,8 +45,8 @@ class Exchange:
             raise BadParameter("no match[] parameter provided")
         at_ms = clock.to_ms(self._runtime.clock.now())
         found = await asyncio.to_thread(self._newest, selectors, at_ms)
-        chosen = federation.form_for(asked.accept)
-        return Response(await asyncio.to_thread(federation.write, found, chosen), media_type=chosen.media_type)
+        chosen = federation.choose_form(asked.accept)
+        return Response(await asyncio.to_thread(federation.write_page, found, chosen), media_type=chosen.media_type)
 
     def _newest(self, selectors: list[Matchers], at_ms: int) -> list[interfaces.AnySample]:
         """The newest sample of each series; an engine elsewhere tells the value but not its time."""

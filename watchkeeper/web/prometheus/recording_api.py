@@ -22,8 +22,8 @@ from watchkeeper.model.labels import METRIC_NAME
 from watchkeeper.query import engine
 from watchkeeper.query.promql import ast, printer
 from watchkeeper.store import recording
-from watchkeeper.web.answers import Asked, Endpoint
 from watchkeeper.web.auth.auth import Role
+from watchkeeper.web.endpoint import Endpoint, QueryParam
 from watchkeeper.web.prometheus import prometheus_form as form
 
 # Each reads the whole window; two people may do so at a time.
@@ -143,12 +143,14 @@ def _from_afar(on: engine.Engine) -> Callable[[Matchers, int, int], Iterator[Any
 
 def endpoints(api: RecordingApi) -> list[Endpoint]:
     asks = (
-        Asked("from", "RFC 3339 or seconds since 1970", is_required=True),
-        Asked("to", "RFC 3339 or seconds since 1970", is_required=True),
-        Asked("match[]", "only series that a selector means", list[str]),
+        QueryParam("from", "RFC 3339 or seconds since 1970", is_required=True),
+        QueryParam("to", "RFC 3339 or seconds since 1970", is_required=True),
+        QueryParam("match[]", "only series that a selector means", list[str]),
     )
     words = "Samples, events and incidents of a time window as one file; see howto/history.md"
     record = api.record
     return [
-        Endpoint(("GET",), "/api/recording", Role.VIEWER, record, words=words, asks=asks, media="application/gzip"),
+        Endpoint(
+            ("GET",), "/api/recording", Role.VIEWER, record, summary=words, params=asks, media_type="application/gzip"
+        ),
     ]

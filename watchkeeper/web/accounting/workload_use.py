@@ -26,13 +26,13 @@ NEARLY_ALL = 0.8
 
 # Cluster and name of a workload; a GPU's UUID and the id of its slice, empty for the whole GPU; and all four.
 Workload = tuple[str, str]
-Part = tuple[str, str]
-OnPart = tuple[str, str, str, str]
+GpuPart = tuple[str, str]
+WorkloadPart = tuple[str, str, str, str]
 
 
 @dataclass(slots=True)
 class _Held:
-    parts: list[Part] = field(default_factory=list)
+    parts: list[GpuPart] = field(default_factory=list)
     is_shared: bool = False
 
 
@@ -40,10 +40,10 @@ class _Held:
 class _Facts:
     """What GPUs and slices did in one window: each number with the holder that its series names."""
 
-    numbers: dict[tuple[Part, str], list[tuple[str | None, float]]] = field(default_factory=dict)
-    labels: dict[Part, Labels] = field(default_factory=dict)
+    numbers: dict[tuple[GpuPart, str], list[tuple[str | None, float]]] = field(default_factory=dict)
+    labels: dict[GpuPart, Labels] = field(default_factory=dict)
 
-    def of(self, parts: Sequence[Part], name: str, workload: str) -> list[float]:
+    def of(self, parts: Sequence[GpuPart], name: str, workload: str) -> list[float]:
         """The number of each part while this workload held it, as far as the series say whose they are."""
         found = []
         for part in parts:
@@ -53,8 +53,8 @@ class _Facts:
         return found
 
 
-async def ask(
-    queries: Queries, held: holders.Holders, window_seconds: float, cluster: str | None
+async def load_workload_use(
+    queries: Queries, held: holders.GpuHolders, window_seconds: float, cluster: str | None
 ) -> tuple[list[rightsizing.Use], float | None]:
     """Every workload's use, and their work on all that is held now in GPUs' worth; None where nothing is measured.
 
@@ -72,7 +72,7 @@ async def ask(
 
 def _worth(found: Mapping[Workload, _Held], facts: _Facts) -> float | None:
     """Work on what is held now, a slice as the part of its GPU that it is; what others did before is no work on it."""
-    worth: dict[Part, float] = {}
+    worth: dict[GpuPart, float] = {}
     for (_, called), those in found.items():
         for part in those.parts:
             for mean in facts.of([part], "mean", called):
@@ -86,11 +86,11 @@ def _share(labels: Labels) -> float:
     return mig.minimum_gpu_share(profile, labels.get("modelName", "")) if profile[:1].isdecimal() else 1.0
 
 
-def _by_workload(held: holders.Holders, cluster: str | None) -> dict[Workload, _Held]:
+def _by_workload(held: holders.GpuHolders, cluster: str | None) -> dict[Workload, _Held]:
     """Workloads with what they hold; a GPU or slice that several hold is shared already and belongs to none alone."""
     found: dict[Workload, _Held] = {}
     for gpu, those in held.by_gpu.items():
-        by_part: dict[Part, set[Workload]] = {}
+        by_part: dict[GpuPart, set[Workload]] = {}
         for holder in those:
             # Two containers of a pod are one workload.
             by_part.setdefault((gpu, holder.slice or ""), set()).add((holder.cluster, holder.called))
@@ -103,7 +103,7 @@ def _by_workload(held: holders.Holders, cluster: str | None) -> dict[Workload, _
     return found
 
 
-async def _lasted(queries: Queries, window_seconds: float, cluster: str | None) -> Mapping[OnPart, float]:
+async def _lasted(queries: Queries, window_seconds: float, cluster: str | None) -> Mapping[WorkloadPart, float]:
     """For how long of the window each workload has held each of its GPUs, as the rules of usage write it down."""
     expr = demand_queries.held_minutes_expression(durations.format_seconds(window_seconds), cluster=cluster)
     answer = await queries.instant(expr)
@@ -113,12 +113,12 @@ async def _lasted(queries: Queries, window_seconds: float, cluster: str | None) 
     }
 
 
-def _part(labels: Labels) -> Part:
+def _part(labels: Labels) -> GpuPart:
     return labels.get("UUID", ""), labels.get("GPU_I_ID", "")
 
 
 def _window(
-    lasted: Mapping[OnPart, float], workload: Workload, parts: Iterable[Part], window_seconds: float
+    lasted: Mapping[WorkloadPart, float], workload: Workload, parts: Iterable[GpuPart], window_seconds: float
 ) -> float | None:
     """The longest window in which it held all of its GPUs nearly all the time; None for one that has just begun."""
     seconds = min(lasted.get((*workload, *part), 0.0) for part in parts)

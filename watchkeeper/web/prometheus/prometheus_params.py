@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, TypedDict
 
-from watchkeeper.web.answers import Asked
+from watchkeeper.web.endpoint import QueryParam
 
 
-class Series(TypedDict, total=False):
+class QuerySeries(TypedDict, total=False):
     """A line of a vector or a matrix; numbers are text, as Prometheus writes them."""
 
     metric: dict[str, str]
@@ -22,27 +22,29 @@ class Series(TypedDict, total=False):
     histograms: list[tuple[float, dict[str, Any]]]
 
 
-class Queried(TypedDict):
+class QueryData(TypedDict):
     """Prometheus' `data`: series, or one point where the expression is a scalar or a string."""
 
     resultType: str
-    result: list[Series] | tuple[float, str]
+    result: list[QuerySeries] | tuple[float, str]
 
 
-QUERY = Asked("query", "a PromQL expression", is_required=True)
-TIMEOUT = Asked("timeout", "at most 2m, the default; a query that takes longer is answered with 503 and `timeout`")
-LOOKBACK = Asked("lookback_delta", "how far an instant selector looks back, for this query; refused by a remote engine")
-LIMIT = Asked("limit", "cuts series, names and values, with a warning", int)
-STATS = Asked("stats", "adds the time that the evaluation took; samples are not counted")
-START = Asked("start", "RFC 3339 or seconds since 1970")
-END = Asked("end", "RFC 3339 or seconds since 1970")
-STEP = Asked("step", "a duration or seconds", is_required=True)
-MATCH = Asked("match[]", "only series that a selector means", list[str])
+QUERY = QueryParam("query", "a PromQL expression", is_required=True)
+TIMEOUT = QueryParam("timeout", "at most 2m, the default; a query that takes longer is answered with 503 and `timeout`")
+LOOKBACK = QueryParam(
+    "lookback_delta", "how far an instant selector looks back, for this query; refused by a remote engine"
+)
+LIMIT = QueryParam("limit", "cuts series, names and values, with a warning", int)
+STATS = QueryParam("stats", "adds the time that the evaluation took; samples are not counted")
+START = QueryParam("start", "RFC 3339 or seconds since 1970")
+END = QueryParam("end", "RFC 3339 or seconds since 1970")
+STEP = QueryParam("step", "a duration or seconds", is_required=True)
+MATCH = QueryParam("match[]", "only series that a selector means", list[str])
 MANNER = (TIMEOUT, LOOKBACK, LIMIT, STATS)
 CHOSEN = (MATCH, START, END, LIMIT)
 
-WORDS: dict[str, tuple[str, tuple[Asked, ...]]] = {
-    "query": ("Evaluate an expression at one time", (QUERY, Asked("time", "now unless given"), *MANNER)),
+WORDS: dict[str, tuple[str, tuple[QueryParam, ...]]] = {
+    "query": ("Evaluate an expression at one time", (QUERY, QueryParam("time", "now unless given"), *MANNER)),
     "query_range": ("Evaluate an expression over a range of time", (QUERY, START, END, STEP, *MANNER)),
     "query_exemplars": ("Exemplars; the newest 20,000 are kept in memory", (QUERY, START, END)),
     "format_query": ("An expression, written nicely", (QUERY,)),
@@ -50,27 +52,27 @@ WORDS: dict[str, tuple[str, tuple[Asked, ...]]] = {
     "series": ("Series that selectors mean", (replace(MATCH, is_required=True), START, END, LIMIT)),
     "labels": ("Names of labels", CHOSEN),
     "label/{name}/values": ("Values of a label", CHOSEN),
-    "metadata": ("Type, help and unit of metrics", (Asked("metric", "only this one"), LIMIT)),
+    "metadata": ("Type, help and unit of metrics", (QueryParam("metric", "only this one"), LIMIT)),
     "targets": (
         "Targets and how their last scrape went",
-        (Asked("state", "any, active or dropped"), Asked("scrapePool", "only this pool")),
+        (QueryParam("state", "any, active or dropped"), QueryParam("scrapePool", "only this pool")),
     ),
     "targets/metadata": (
         "What targets say about their metrics",
-        (Asked("match_target", "a selector of targets"), Asked("metric", "only this one"), LIMIT),
+        (QueryParam("match_target", "a selector of targets"), QueryParam("metric", "only this one"), LIMIT),
     ),
     "scrape_pools": ("Names of scrape pools", ()),
     "rules": (
         "Rule groups with their rules and alerts",
         (
-            Asked("type", "alert or record"),
-            Asked("rule_name[]", "only these rules", list[str]),
-            Asked("rule_group[]", "only these groups", list[str]),
-            Asked("file[]", "only these files", list[str]),
+            QueryParam("type", "alert or record"),
+            QueryParam("rule_name[]", "only these rules", list[str]),
+            QueryParam("rule_group[]", "only these groups", list[str]),
+            QueryParam("file[]", "only these files", list[str]),
             MATCH,
-            Asked("exclude_alerts", "true: without active alerts"),
-            Asked("group_limit", "groups on a page", int),
-            Asked("group_next_token", "where the next page begins"),
+            QueryParam("exclude_alerts", "true: without active alerts"),
+            QueryParam("group_limit", "groups on a page", int),
+            QueryParam("group_next_token", "where the next page begins"),
         ),
     ),
     "alerts": ("Active alerts", ()),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from starlette.types import Receive, Scope, Send
 
-from watchkeeper.web.answers import refusal
+from watchkeeper.web.endpoint import error_response
 from watchkeeper.web.gate import Gate
 from watchkeeper.web.prometheus import prometheus_api
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from watchkeeper.hub.runtime import Runtime
     from watchkeeper.hub.samples import Queries
-    from watchkeeper.web.auth.doors import Doors
+    from watchkeeper.web.auth.auth_reload import AuthFiles
 
 # Turns of the loop in which somebody who waits at the door is let in, read and understood.
 TURNS = 6
@@ -31,12 +31,12 @@ TURNS = 6
 MOST_PATIENCE_SECONDS = 1.0
 
 
-class Opening:
+class StartupApp:
     """An ASGI application that becomes another one."""
 
-    def __init__(self, runtime: Runtime, queries: Queries, *, doors: Doors) -> None:
-        table = prometheus_api.questions(prometheus_api.PrometheusApi(runtime, queries))
-        self._first = Gate(runtime, doors).application(table)
+    def __init__(self, runtime: Runtime, queries: Queries, *, doors: AuthFiles) -> None:
+        table = prometheus_api.query_endpoints(prometheus_api.PrometheusApi(runtime, queries))
+        self._first = Gate(runtime, doors).build_application(table)
         self._paths = frozenset(row.path for row in table)
         self._whole: Starlette | None = None
         self._is_given, self._is_whole = asyncio.Event(), asyncio.Event()
@@ -44,16 +44,16 @@ class Opening:
         self._is_idle = asyncio.Event()
         self._patient_until = time.monotonic() + MOST_PATIENCE_SECONDS
 
-    def complete(self, whole: Starlette) -> None:
+    def set_application(self, whole: Starlette) -> None:
         """From now on this is the whole application."""
         self._whole = whole
         self._is_given.set()
 
-    def give_up(self) -> None:
+    def fail_startup(self) -> None:
         """There will be no whole application: whoever waits for it hears so, and the server may end."""
         self._is_whole.set()
 
-    async def step_aside(self) -> None:
+    async def yield_to_requests(self) -> None:
         """Let those go first who ask."""
         for _ in range(TURNS):
             await asyncio.sleep(0)
@@ -67,7 +67,7 @@ class Opening:
             await self._live(receive, send)
         elif self._is_whole.is_set() or scope["path"] not in self._paths:
             await self._is_whole.wait()
-            gone = refusal(scope["path"], status=503, problem="the hub cannot start; its log says why")
+            gone = error_response(scope["path"], status=503, problem="the hub cannot start; its log says why")
             await (self._whole or gone)(scope, receive, send)
         else:
             await self._answer(scope, receive, send)

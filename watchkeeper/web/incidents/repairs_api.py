@@ -23,18 +23,18 @@ from watchkeeper.model.repairs import Repair, Switch
 from watchkeeper.remediate import explanation, policy
 from watchkeeper.store.journal import chain
 from watchkeeper.web import shapes
-from watchkeeper.web.answers import Asked, Endpoint, ok, read_object, whole_number
 from watchkeeper.web.auth.auth import Role
-from watchkeeper.web.incidents import about_incident
+from watchkeeper.web.endpoint import Endpoint, QueryParam, ok_response, parse_whole_number, read_json_object
+from watchkeeper.web.incidents import incident_request
 
 POLICY_BYTES = 1024 * 1024
 MOST_PAST, MOST_ENTRIES = 100, 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Repairs:
-    repairs: list[shapes.ShownRepair]
-    switch: shapes.ShownSwitch
+class RepairList:
+    repairs: list[shapes.RepairView]
+    switch: shapes.RepairSwitchView
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,21 +43,21 @@ class RepairLog:
 
 
 @dataclass(frozen=True, slots=True)
-class Rehearsal:
+class PolicyTest:
     incidents: list[explanation.Rehearsed]
 
 
 @dataclass(frozen=True, slots=True)
-class Switched:
-    switch: shapes.ShownSwitch
+class SwitchChanged:
+    switch: shapes.RepairSwitchView
 
 
 @dataclass(frozen=True, slots=True)
 class RepairChanged:
-    repair: shapes.ShownRepair
+    repair: shapes.RepairView
 
 
-class ActApi:
+class RepairsApi:
     def __init__(self, runtime: Runtime, journal: services.Journal, *, repairs: RepairLoop | None) -> None:
         self._runtime, self._journal, self._loop = runtime, journal, repairs
 
@@ -74,54 +74,54 @@ class ActApi:
             known = {one.id for one in found}
             past = await self._journal.read(lambda: loop.past(MOST_PAST))
             found += [one for one in past if one.id not in known]
-        return ok(repairs=[_shown(one) for one in found], switch=_switch(loop.repairs.switch))
+        return ok_response(repairs=[_shown(one) for one in found], switch=_switch(loop.repairs.switch))
 
     async def explain(self, request: Request) -> Response:
-        incident, loop = await about_incident.named(self._journal, request), self._loop
+        incident, loop = await incident_request.load_incident(self._journal, request), self._loop
         if loop is None:
-            return ok(incident=incident.id, repair=None)
+            return ok_response(incident=incident.id, repair=None)
         told = await loop.in_thread(lambda: loop.explain(incident))
         plain: dict[str, Any] = wire.to_plain(told)
-        return ok(
+        return ok_response(
             **plain | {"repair": None if told.repair is None else _shown(told.repair)},
             switch=_switch(loop.repairs.switch),
         )
 
     async def approve(self, request: Request) -> Response:
         id, body = (
-            (await about_incident.named(self._journal, request)).id,
-            await read_object(request, about_incident.BODY_BYTES),
+            (await incident_request.load_incident(self._journal, request)).id,
+            await read_json_object(request, incident_request.BODY_BYTES),
         )
-        digest = about_incident.line(body, "digest")
+        digest = incident_request.read_line(body, "digest")
         return await self._say(
             request, lambda actor: self._repairs.people.approve(id, digest, actor=actor, now=self._runtime.clock.now())
         )
 
     async def reject(self, request: Request) -> Response:
-        id = (await about_incident.named(self._journal, request)).id
-        why = about_incident.line(await read_object(request, about_incident.BODY_BYTES), "why")
+        id = (await incident_request.load_incident(self._journal, request)).id
+        why = incident_request.read_line(await read_json_object(request, incident_request.BODY_BYTES), "why")
         return await self._say(
             request, lambda actor: self._repairs.people.reject(id, why, actor=actor, now=self._runtime.clock.now())
         )
 
     async def step_done(self, request: Request) -> Response:
-        id = (await about_incident.named(self._journal, request)).id
+        id = (await incident_request.load_incident(self._journal, request)).id
         return await self._say(
             request, lambda actor: self._repairs.people.step_done(id, actor=actor, now=self._runtime.clock.now())
         )
 
     async def again(self, request: Request) -> Response:
-        id = (await about_incident.named(self._journal, request)).id
+        id = (await incident_request.load_incident(self._journal, request)).id
         return await self._say(request, lambda actor: self._repairs.again(id, actor))
 
     async def _say(self, request: Request, work: Callable[[str], Repair]) -> Response:
         actor = request.state.caller.name
         changed = await self._repairs.in_thread(lambda: work(actor))
         self._repairs.follow_soon(changed)
-        return ok(repair=_shown(changed))
+        return ok_response(repair=_shown(changed))
 
     async def stop(self, request: Request) -> Response:
-        why = about_incident.line(await read_object(request, about_incident.BODY_BYTES), "why")
+        why = incident_request.read_line(await read_json_object(request, incident_request.BODY_BYTES), "why")
         return await self._turn(
             request, lambda actor: self._repairs.people.stop(why, actor=actor, now=self._runtime.clock.now())
         )
@@ -139,24 +139,24 @@ class ActApi:
     async def _turn(self, request: Request, work: Callable[[str], Switch]) -> Response:
         actor = request.state.caller.name
         # In a thread of its own: to stop everything must not wait behind calls that hang.
-        return ok(switch=_switch(await self._repairs.at_once(lambda: work(actor))))
+        return ok_response(switch=_switch(await self._repairs.at_once(lambda: work(actor))))
 
     async def log(self, request: Request) -> RepairLog:
-        limit = whole_number(request.query_params.get("limit", "1000"))
+        limit = parse_whole_number(request.query_params.get("limit", "1000"))
         if limit is None or not 1 <= limit <= MOST_ENTRIES:
             raise HTTPException(400, f"limit must be a number from 1 to {MOST_ENTRIES:,}")
         return RepairLog(entries=await self._repairs.at_once(lambda: self._repairs.audit(limit)))
 
-    async def test(self, request: Request) -> Rehearsal:
+    async def test(self, request: Request) -> PolicyTest:
         """Which plan every past incident would have got under the policy in the body."""
-        text = (await read_object(request, POLICY_BYTES)).get("policy")
+        text = (await read_json_object(request, POLICY_BYTES)).get("policy")
         if not isinstance(text, str):
             raise HTTPException(400, 'the body needs the policy as TOML text: {"policy": "…"}')
         try:
             chosen = policy.parse(text, where="policy", over=policy.load())
         except SettingsError as error:
             raise HTTPException(400, str(error)) from error
-        return Rehearsal(incidents=await self._repairs.at_once(lambda: self._repairs.rehearse(chosen)))
+        return PolicyTest(incidents=await self._repairs.at_once(lambda: self._repairs.rehearse(chosen)))
 
 
 def _shown(repair: Repair) -> dict[str, Any]:
@@ -176,7 +176,7 @@ def _switch(switch: Switch) -> dict[str, Any]:
 
 
 # Deliberately one table: a row for each endpoint, with what the API's document says about it.
-def endpoints(api: ActApi) -> list[Endpoint]:
+def endpoints(api: RepairsApi) -> list[Endpoint]:
     get, post = ("GET",), ("POST",)
     return [
         Endpoint(
@@ -184,17 +184,17 @@ def endpoints(api: ActApi) -> list[Endpoint]:
             "/api/repairs",
             Role.VIEWER,
             api.list,
-            words="Repairs that wait, run or hold a node",
-            asks=(Asked("all", "1: the newest that ended too"),),
-            gives=Repairs,
+            summary="Repairs that wait, run or hold a node",
+            params=(QueryParam("all", "1: the newest that ended too"),),
+            gives=RepairList,
         ),
         Endpoint(
             get,
             "/api/repairs/log",
             Role.VIEWER,
             api.log,
-            words="The audit of repairs, oldest first",
-            asks=(Asked("limit", f"the newest so many, at most {MOST_ENTRIES:,}; 1000 unless given", int),),
+            summary="The audit of repairs, oldest first",
+            params=(QueryParam("limit", f"the newest so many, at most {MOST_ENTRIES:,}; 1000 unless given", int),),
         ),
         Endpoint(
             post,
@@ -202,7 +202,7 @@ def endpoints(api: ActApi) -> list[Endpoint]:
             Role.OPERATOR,
             api.test,
             changes=True,
-            words="Which plan every past incident would have got under another policy",
+            summary="Which plan every past incident would have got under another policy",
             body={"policy": str},
         ),
         Endpoint(
@@ -211,9 +211,9 @@ def endpoints(api: ActApi) -> list[Endpoint]:
             Role.OPERATOR,
             api.stop,
             changes=True,
-            words="Stop all repairs at once",
+            summary="Stop all repairs at once",
             body={"why": str},
-            gives=Switched,
+            gives=SwitchChanged,
         ),
         Endpoint(
             post,
@@ -221,8 +221,8 @@ def endpoints(api: ActApi) -> list[Endpoint]:
             Role.OPERATOR,
             api.resume,
             changes=True,
-            words="Let repairs go on",
-            gives=Switched,
+            summary="Let repairs go on",
+            gives=SwitchChanged,
         ),
         Endpoint(
             post,
@@ -230,15 +230,15 @@ def endpoints(api: ActApi) -> list[Endpoint]:
             Role.OPERATOR,
             api.reset,
             changes=True,
-            words="Close the circuit breaker again",
-            gives=Switched,
+            summary="Close the circuit breaker again",
+            gives=SwitchChanged,
         ),
         Endpoint(
             get,
             "/api/incidents/{id}/repair",
             Role.VIEWER,
             api.explain,
-            words="Why an incident has this plan and this mode, who would object now, and how far its repair is",
+            summary="Why an incident has this plan and this mode, who would object now, and how far its repair is",
             gives=shapes.ExplainedRepair,
         ),
         Endpoint(
@@ -247,7 +247,7 @@ def endpoints(api: ActApi) -> list[Endpoint]:
             Role.OPERATOR,
             api.approve,
             changes=True,
-            words="Approve the plan that this digest names",
+            summary="Approve the plan that this digest names",
             gives=RepairChanged,
             body={"digest": str},
         ),
@@ -257,7 +257,7 @@ def endpoints(api: ActApi) -> list[Endpoint]:
             Role.OPERATOR,
             api.reject,
             changes=True,
-            words="Reject the plan",
+            summary="Reject the plan",
             gives=RepairChanged,
             body={"why": str},
         ),
@@ -267,7 +267,7 @@ def endpoints(api: ActApi) -> list[Endpoint]:
             Role.OPERATOR,
             api.step_done,
             changes=True,
-            words="Say that a step which a person does is done",
+            summary="Say that a step which a person does is done",
             gives=RepairChanged,
         ),
         Endpoint(
@@ -276,7 +276,7 @@ def endpoints(api: ActApi) -> list[Endpoint]:
             Role.OPERATOR,
             api.again,
             changes=True,
-            words="Try the repair once more",
+            summary="Try the repair once more",
             gives=RepairChanged,
         ),
     ]

@@ -24,15 +24,15 @@ from watchkeeper.net import compression
 from watchkeeper.web.auth.auth import Caller, Role
 
 
-class Record(Protocol):
+class DataclassInstance(Protocol):
     """Any dataclass."""
 
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
 
 
-Answer = Callable[[Request], Awaitable[Response]]
+RequestHandler = Callable[[Request], Awaitable[Response]]
 # What answers with a dataclass or a TypedDict is written as its fields, in our envelope.
-Handler = Callable[[Request], Awaitable[Response | Record | Mapping[str, object]]]
+EndpointHandler = Callable[[Request], Awaitable[Response | DataclassInstance | Mapping[str, object]]]
 PROMETHEUS_PREFIX = "/api/v1/"
 # orjson has its own way with times and dataclasses; `wire` is the one way here.
 OUR_FORM = orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS
@@ -54,22 +54,22 @@ ERROR_TYPES = {
 
 
 # What is asked or given: a type, the fields of an object by name, or None where nothing is said about it.
-Shape = Any
+TypeSpec = Any
 
 
 @dataclass(frozen=True, slots=True)
-class Bare:
+class Unwrapped:
     """The shape of an answer that does not stand in our envelope."""
 
     kind: Any
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class QueryParam:
     """One parameter of an endpoint, for `openapi`; `kind` is its type as `schema` knows types."""
 
     name: str
-    words: str
+    description: str
     kind: Any = str
     is_required: bool = False
 
@@ -85,44 +85,44 @@ class Endpoint:
     methods: tuple[str, ...]
     path: str
     role: Role | None
-    answer: Handler
+    handler: EndpointHandler
     changes: bool = False
-    words: str = ""
-    asks: tuple[Asked, ...] = ()
-    body: Shape = None
-    gives: Shape = None
-    media: str = "application/json"
+    summary: str = ""
+    params: tuple[QueryParam, ...] = ()
+    body: TypeSpec = None
+    gives: TypeSpec = None
+    media_type: str = "application/json"
 
     @property
-    def shape(self) -> Shape:
+    def shape(self) -> TypeSpec:
         """What is answered: `gives`, or the dataclass or TypedDict that `answer` is declared to return."""
         if self.gives is not None:
             return self.gives
-        declared = inspect.get_annotations(self.answer, eval_str=True).get("return")
+        declared = inspect.get_annotations(self.handler, eval_str=True).get("return")
         return declared if dataclasses.is_dataclass(declared) or typing.is_typeddict(declared) else None
 
     async def respond(self, request: Request) -> Response:
-        found = await self.answer(request)
-        return found if isinstance(found, Response) else written(found)
+        found = await self.handler(request)
+        return found if isinstance(found, Response) else typed_response(found)
 
 
-def json_answer(content: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+def json_response(content: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     body = orjson.dumps(content, default=wire.to_plain, option=OUR_FORM)
     return Response(body, status_code=status, media_type="application/json", headers=headers)
 
 
-def ok(**content: Any) -> Response:
-    return json_answer({"ok": True, **content})
+def ok_response(**content: Any) -> Response:
+    return json_response({"ok": True, **content})
 
 
-def written(answer: Record | Mapping[str, object]) -> Response:
+def typed_response(answer: DataclassInstance | Mapping[str, object]) -> Response:
     """A typed answer as JSON: its fields beside `ok`."""
     if isinstance(answer, Mapping):
-        return ok(**answer)
-    return ok(**{name: getattr(answer, name) for name in wire.field_types(type(answer))})
+        return ok_response(**answer)
+    return ok_response(**{name: getattr(answer, name) for name in wire.field_types(type(answer))})
 
 
-async def packed(answer: Response, accepted: str) -> Response:
+async def compress_response(answer: Response, accepted: str) -> Response:
     """The answer as gzip where its reader takes it and has it sooner; a stream goes out as it comes."""
     body: bytes = getattr(answer, "body", b"")
     is_text = answer.headers.get("content-type", "").startswith(TEXTS)
@@ -136,21 +136,21 @@ async def packed(answer: Response, accepted: str) -> Response:
     return answer
 
 
-def refusal(path: str, *, status: int, problem: str, headers: Mapping[str, str] | None = None) -> Response:
+def error_response(path: str, *, status: int, problem: str, headers: Mapping[str, str] | None = None) -> Response:
     """An error in the shape that belongs to the path."""
     if path.startswith(PROMETHEUS_PREFIX):
         return prometheus_error(problem, status=status, headers=headers)
-    return json_answer({"ok": False, "error": problem, "status": status}, status=status, headers=headers)
+    return json_response({"ok": False, "error": problem, "status": status}, status=status, headers=headers)
 
 
 def prometheus_error(
     problem: str, *, status: int, kind: str | None = None, headers: Mapping[str, str] | None = None
 ) -> Response:
     content = {"status": "error", "errorType": kind or ERROR_TYPES.get(status, "internal"), "error": problem}
-    return json_answer(content, status=status, headers=headers)
+    return json_response(content, status=status, headers=headers)
 
 
-def whole_number(text: str, *, most_digits: int = 12) -> int | None:
+def parse_whole_number(text: str, *, most_digits: int = 12) -> int | None:
     """A number in plain digits, or None; `isdigit` alone lets in ² and five thousand digits."""
     return int(text) if text.isascii() and text.isdigit() and len(text) <= most_digits else None
 
@@ -166,7 +166,7 @@ def check_node(caller: Caller, *nodes: str | None) -> None:
 async def read_body(request: Request, limit_bytes: int, *, remedy: str = "Send it in parts") -> bytes:
     """The whole body; 413 as soon as it is known to be longer than the limit, 408 when it does not come."""
     declared = request.headers.get("content-length", "")
-    size = whole_number(declared) or 0
+    size = parse_whole_number(declared) or 0
     parts = bytearray()
     try:
         async with asyncio.timeout(BODY_SECONDS):
@@ -186,7 +186,7 @@ async def read_body(request: Request, limit_bytes: int, *, remedy: str = "Send i
     return bytes(parts)
 
 
-async def read_object(request: Request, limit_bytes: int) -> dict[str, Any]:
+async def read_json_object(request: Request, limit_bytes: int) -> dict[str, Any]:
     """The body as a JSON object, empty where there is none; 400 if it is something else."""
     try:
         body = orjson.loads(await read_body(request, limit_bytes) or b"{}")

@@ -17,8 +17,8 @@ from tests.web.running import ANSWER_SECONDS, Reply, Site
 from tests.web.small_hub import SmallHub
 from watchkeeper.kit import clock
 from watchkeeper.query import engine
-from watchkeeper.web import app, opening, server
-from watchkeeper.web.auth import auth, doors
+from watchkeeper.web import app, server, startup_app
+from watchkeeper.web.auth import auth, auth_reload
 
 QUESTION = "/api/v1/query?query=up"
 
@@ -43,11 +43,11 @@ class SlowHub(SmallHub):
 
 
 @contextlib.asynccontextmanager
-async def opened(hub: SmallHub, known: auth.Auth | None = None) -> AsyncIterator[tuple[opening.Opening, Site]]:
+async def opened(hub: SmallHub, known: auth.Auth | None = None) -> AsyncIterator[tuple[startup_app.StartupApp, Site]]:
     """A server that has begun, on a hub that is not whole yet."""
     listener, offered = server.listen("127.0.0.1", 0), hub.services
     first, stop, is_up = (
-        opening.Opening(offered.runtime, offered.queries, doors=doors.Doors(known or auth.Auth())),
+        startup_app.StartupApp(offered.runtime, offered.queries, doors=auth_reload.AuthFiles(known or auth.Auth())),
         asyncio.Event(),
         asyncio.Event(),
     )
@@ -85,7 +85,7 @@ def test_everything_else_waits_and_is_not_refused(path: str) -> None:
             assert (await asked(site, QUESTION)).status == 200
             await asyncio.wait({waiting}, timeout=0.2)
             assert not waiting.done()
-            first.complete(app.create_app(hub.services, auth.Auth()))
+            first.set_application(app.create_app(hub.services, auth.Auth()))
             assert (await waiting).status == 200
             assert (await asked(site, QUESTION)).status == 200
 
@@ -103,15 +103,15 @@ def test_who_may_not_come_in_may_not_ask_early() -> None:
 
 
 def test_what_is_left_to_do_steps_aside_for_those_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opening, "MOST_PATIENCE_SECONDS", ANSWER_SECONDS)
+    monkeypatch.setattr(startup_app, "MOST_PATIENCE_SECONDS", ANSWER_SECONDS)
 
     async def run() -> None:
         hub = SlowHub()
         async with opened(hub) as (first, site):
-            await first.step_aside()
+            await first.yield_to_requests()
             reply = asked(site, QUESTION)
             await hub.queries.is_asked.wait()
-            stepping = asyncio.create_task(first.step_aside())
+            stepping = asyncio.create_task(first.yield_to_requests())
             await asyncio.wait({stepping}, timeout=0.1)
             assert not stepping.done()
             hub.queries.may_answer.set()
@@ -122,7 +122,7 @@ def test_what_is_left_to_do_steps_aside_for_those_who_ask(monkeypatch: pytest.Mo
 
 
 def test_those_who_ask_all_the_time_do_not_keep_the_hub_from_starting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opening, "MOST_PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(startup_app, "MOST_PATIENCE_SECONDS", 0.2)
 
     async def run() -> None:
         hub = SlowHub()
@@ -131,7 +131,7 @@ def test_those_who_ask_all_the_time_do_not_keep_the_hub_from_starting(monkeypatc
             await hub.queries.is_asked.wait()
             began = time.monotonic()
             for _ in range(3):
-                await first.step_aside()
+                await first.yield_to_requests()
             assert time.monotonic() - began < ANSWER_SECONDS
             hub.queries.may_answer.set()
             assert (await reply).status == 200
@@ -144,7 +144,7 @@ def test_whoever_waits_for_a_hub_that_cannot_start_is_told_so_and_keeps_nobody_f
         async with opened(SmallHub()) as (first, site):
             waiting = [asked(site, path) for path in ("/api/incidents", "/")]
             await until_async(lambda: first._is_whole._waiters)  # type: ignore[attr-defined]
-            first.give_up()
+            first.fail_startup()
             replies = await asyncio.gather(*waiting)
         assert [reply.status for reply in replies] == [503, 503]
         assert replies[0].json["error"] == "the hub cannot start; its log says why"

@@ -18,7 +18,7 @@ BODY_BYTES = 64 * 1024
 TEXT_LIMIT = 4000
 
 
-async def named(journal: services.Journal, request: Request) -> Incident:
+async def load_incident(journal: services.Journal, request: Request) -> Incident:
     """404 where there is none of that name."""
     id: str = request.path_params["id"]
     incident = await journal.read(lambda: journal.incident(id))
@@ -27,7 +27,7 @@ async def named(journal: services.Journal, request: Request) -> Incident:
     return incident
 
 
-def text(body: Mapping[str, Any], name: str) -> str:
+def read_text(body: Mapping[str, Any], name: str) -> str:
     """What the body says under a name, line breaks and all; 400 where that is nothing, or too much."""
     said = body.get(name)
     if not isinstance(said, str) or not said.strip():
@@ -37,5 +37,5 @@ def text(body: Mapping[str, Any], name: str) -> str:
     return said.strip()
 
 
-def line(body: Mapping[str, Any], name: str) -> str:
-    return " ".join(text(body, name).split())
+def read_line(body: Mapping[str, Any], name: str) -> str:
+    return " ".join(read_text(body, name).split())

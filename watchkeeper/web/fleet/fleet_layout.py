@@ -30,7 +30,7 @@ NodeKey = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class GpuSlot:
     """Room for one GPU; `gpu` is None where one is expected and none ever reported."""
 
     node: str
@@ -38,10 +38,10 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class Inventory:
+class FleetLayout:
     version: str
     nodes: tuple[fleet.Node, ...]
-    slots: tuple[Slot, ...]
+    slots: tuple[GpuSlot, ...]
     position: dict[str, int]
     """GPU UUID → its place in `slots`."""
     by_node: dict[NodeKey, tuple[int, ...]]
@@ -76,7 +76,7 @@ def _plain_gpu(gpu: fleet.Gpu, workloads: Mapping[str, str]) -> dict[str, Any]:
     return {"uuid": gpu.uuid, "index": gpu.index, "model": gpu.model, "pci": gpu.pci, "workload": workload}
 
 
-def take(view: FleetView) -> Inventory:
+def current_layout(view: FleetView) -> FleetLayout:
     """The inventory as it is known at this moment; drawn up again only after it has changed."""
     changes = view.revision
     known = _taken.get(view)
@@ -86,23 +86,23 @@ def take(view: FleetView) -> Inventory:
 
 
 # Every page and every picture asks: 10,000 GPUs are 50 ms of work, and change a few times a day.
-_taken: WeakKeyDictionary[FleetView, tuple[int, Inventory]] = WeakKeyDictionary()
+_taken: WeakKeyDictionary[FleetView, tuple[int, FleetLayout]] = WeakKeyDictionary()
 
 
-def _draw_up(view: FleetView) -> Inventory:
+def _draw_up(view: FleetView) -> FleetLayout:
     seen: dict[NodeKey, list[SeenView]] = defaultdict(list)
     for gpu in view.gpus():
         seen[gpu.cluster, gpu.node].append(gpu)
     known = {_key(node): node for node in view.nodes()}
     nodes = sorted(known.values(), key=_order)
-    slots: list[Slot] = []
+    slots: list[GpuSlot] = []
     by_node: dict[NodeKey, tuple[int, ...]] = {}
     for key, node in ((_key(node), node) for node in nodes):
         gpus = _gpus_of(node, seen[key])
         by_node[key] = tuple(range(len(slots), len(slots) + len(gpus)))
-        slots += [Slot(node.name, gpu) for gpu in gpus]
+        slots += [GpuSlot(node.name, gpu) for gpu in gpus]
     position = {slot.gpu.uuid: at for at, slot in enumerate(slots) if slot.gpu is not None}
-    return Inventory(_version(nodes, slots), tuple(nodes), tuple(slots), position, by_node)
+    return FleetLayout(_version(nodes, slots), tuple(nodes), tuple(slots), position, by_node)
 
 
 def _key(node: fleet.Node) -> NodeKey:
@@ -127,7 +127,7 @@ def _gpus_of(node: fleet.Node, seen: list[SeenView]) -> list[fleet.Gpu | None]:
     return [*shown, *[None] * max(0, (node.expected_gpus or 0) - len(shown))]
 
 
-def _version(nodes: list[fleet.Node], slots: list[Slot]) -> str:
+def _version(nodes: list[fleet.Node], slots: list[GpuSlot]) -> str:
     rows = [f"{node.name} {node.domains.get('rack')}" for node in nodes]
     rows += [f"{slot.gpu.uuid} {slot.gpu.index}" if slot.gpu else "-" for slot in slots]
     text = "\n".join(rows)

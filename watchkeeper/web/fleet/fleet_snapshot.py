@@ -25,8 +25,8 @@ from watchkeeper.hub import services
 from watchkeeper.hub.runtime import Runtime
 from watchkeeper.hub.samples import Queries
 from watchkeeper.net import compression
-from watchkeeper.web.answers import whole_number
-from watchkeeper.web.fleet import holders, inventory
+from watchkeeper.web.endpoint import parse_whole_number
+from watchkeeper.web.fleet import fleet_layout, holders
 
 # Who holds a GPU may be as old as a scrape without harm; a new inventory is answered at once.
 KEPT_SECONDS = 10.0
@@ -38,7 +38,7 @@ MOST_EDITIONS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class FleetSnapshot:
     """An answer: when it was made, of which inventory, its nodes as JSON; `workloads` is None where nobody can say."""
 
     at: float
@@ -55,13 +55,13 @@ class Made:
         return self.workloads is not None
 
 
-class StockAnswer:
+class FleetSnapshots:
     def __init__(self, runtime: Runtime, queries: Queries, *, fleet: services.FleetView) -> None:
         self._runtime, self._queries, self._fleet = runtime, queries, fleet
         self._busy = asyncio.Lock()
-        self._kept: Made | None = None
+        self._kept: FleetSnapshot | None = None
         self._renewal: asyncio.Task[None] | None = None
-        self._newest: Made | None = None
+        self._newest: FleetSnapshot | None = None
         # The nodes of each edition that a page may have.
         self._editions: dict[str, tuple[bytes, ...]] = {}
         self._long = ("", b"")
@@ -69,7 +69,7 @@ class StockAnswer:
 
     async def answer(self, request: Request) -> Response:
         text = request.query_params.get("max_age", f"{KEPT_SECONDS:g}")
-        oldest = whole_number(text)
+        oldest = parse_whole_number(text)
         if oldest is None or oldest > OLDEST_SECONDS:
             raise HTTPException(400, f"max_age `{text[:20]}` is not a number of seconds from 0 to {OLDEST_SECONDS}")
         made = await self._found(oldest)
@@ -81,7 +81,7 @@ class StockAnswer:
             return Response(body, media_type="application/json", headers=headers | {"Content-Encoding": "gzip"})
         return Response(gzip.decompress(body), media_type="application/json", headers=headers)
 
-    def of(self, version: str) -> Made | None:
+    def newest_for(self, version: str) -> FleetSnapshot | None:
         """The newest answer, if it is about that inventory."""
         return self._newest if self._newest is not None and self._newest.version == version else None
 
@@ -89,14 +89,14 @@ class StockAnswer:
         """How old the newest answer is, also one that had to leave the holders out."""
         return math.inf if self._newest is None else self._runtime.clock.now().timestamp() - self._newest.at
 
-    def has(self, edition: str) -> bool:
+    def has_edition(self, edition: str) -> bool:
         return edition in self._editions
 
-    def news(self, since: str, made: Made) -> str:
+    def changes_since(self, since: str, made: FleetSnapshot) -> str:
         """The message that takes a page from its edition to this one; without nodes where nobody knows that edition."""
         # Most viewers have the same edition.
         if self._news[:2] != (since, made.edition):
-            self._news = (since, made.edition, write_news(since, self._editions.get(since), made))
+            self._news = (since, made.edition, write_changes(since, self._editions.get(since), made))
         return self._news[2]
 
     def stop(self) -> None:
@@ -107,15 +107,15 @@ class StockAnswer:
         # Not at once: the page that was just answered still fetches its code.
         await asyncio.sleep(OPENING_SECONDS)
         # Another inventory comes with its picture.
-        if self._kept is not None and self._kept.version == inventory.take(self._fleet).version:
+        if self._kept is not None and self._kept.version == fleet_layout.current_layout(self._fleet).version:
             await self._found(KEPT_SECONDS)
 
-    async def _found(self, oldest_seconds: float) -> Made:
+    async def _found(self, oldest_seconds: float) -> FleetSnapshot:
         if oldest_seconds > KEPT_SECONDS and (ready := self._young(oldest_seconds)) is not None:
             if self._renewal is None or self._renewal.done():
                 self._renewal = asyncio.create_task(self._renew())
             return ready
-        stock = inventory.take(self._fleet)
+        stock = fleet_layout.current_layout(self._fleet)
         async with self._busy:
             # Who had to wait takes what the one before has made.
             ready = self._young(oldest_seconds)
@@ -124,20 +124,20 @@ class StockAnswer:
                 self.keep(ready)
         return ready
 
-    def _young(self, oldest_seconds: float) -> Made | None:
+    def _young(self, oldest_seconds: float) -> FleetSnapshot | None:
         """What is kept, if it is young enough."""
         age = 0.0 if self._kept is None else self._runtime.clock.now().timestamp() - self._kept.at
         return self._kept if 0 <= age < oldest_seconds else None
 
-    def keep(self, made: Made) -> None:
+    def keep(self, made: FleetSnapshot) -> None:
         """Answer with this from now on; what had to leave the holders out is asked for again."""
         self._kept = made if made.is_whole else None
 
-    async def make(self, stock: inventory.Inventory) -> Made:
+    async def make(self, stock: fleet_layout.FleetLayout) -> FleetSnapshot:
         now = self._runtime.clock.now().timestamp()
-        held = await holders.ask(self._queries)
+        held = await holders.load_holders(self._queries)
         before = () if self._newest is None else self._newest.nodes
-        made = await asyncio.to_thread(write, stock, held, now=now, before=before)
+        made = await asyncio.to_thread(make_snapshot, stock, held, now=now, before=before)
         self._newest = made
         self._editions.pop(made.edition, None)
         self._editions[made.edition] = made.nodes
@@ -145,13 +145,15 @@ class StockAnswer:
             del self._editions[next(iter(self._editions))]
         return made
 
-    async def _long_body(self, made: Made) -> bytes:
+    async def _long_body(self, made: FleetSnapshot) -> bytes:
         if self._long[0] != made.edition:
             self._long = (made.edition, await asyncio.to_thread(compressed, made, made.workloads))
         return self._long[1]
 
 
-def write(stock: inventory.Inventory, held: holders.Holders, *, now: float, before: Sequence[bytes] = ()) -> Made:
+def make_snapshot(
+    stock: fleet_layout.FleetLayout, held: holders.GpuHolders, *, now: float, before: Sequence[bytes] = ()
+) -> FleetSnapshot:
     """The answer. Where a GPU has several holders the first is named; a team may be a namespace."""
     first = {uuid: those[0] for uuid, those in held.by_gpu.items() if those and uuid in stock.position}
     workloads = {uuid: one.called for uuid, one in first.items()}
@@ -164,23 +166,23 @@ def write(stock: inventory.Inventory, held: holders.Holders, *, now: float, befo
     content = hashlib.blake2s(rest, digest_size=8)
     for node in nodes:
         content.update(node)
-    made = Made(now, stock.version, nodes, workloads if is_known else None, teams, content.hexdigest())
+    made = FleetSnapshot(now, stock.version, nodes, workloads if is_known else None, teams, content.hexdigest())
     return replace(made, body=compressed(made, {} if is_known else None))
 
 
-def compressed(made: Made, workloads: Mapping[str, str] | None) -> bytes:
+def compressed(made: FleetSnapshot, workloads: Mapping[str, str] | None) -> bytes:
     return compression.gzip_body(_joined({"ok": True}, made, made.nodes, workloads))
 
 
-def write_news(since: str, before: Sequence[bytes] | None, made: Made) -> str:
+def write_changes(since: str, before: Sequence[bytes] | None, made: FleetSnapshot) -> str:
     """A message for a page that has the edition `since`, of which the nodes are `before`."""
     if before is None:
         return orjson.dumps({"kind": "fleet", "edition": made.edition}).decode()
     head = {"kind": "fleet", "since": since}
-    return _joined(head, made, changed(before, made.nodes), {} if made.is_whole else None).decode()
+    return _joined(head, made, changed_nodes(before, made.nodes), {} if made.is_whole else None).decode()
 
 
-def changed(before: Sequence[bytes], after: Sequence[bytes]) -> Iterator[bytes]:
+def changed_nodes(before: Sequence[bytes], after: Sequence[bytes]) -> Iterator[bytes]:
     """The nodes of `after` in order: a node that is new, or `[first,end]` for those that are the same in `before`."""
     places = {node: at for at, node in enumerate(before)}
     at = 0
@@ -196,7 +198,7 @@ def changed(before: Sequence[bytes], after: Sequence[bytes]) -> Iterator[bytes]:
 
 
 def _joined(
-    head: Mapping[str, object], made: Made, nodes: Iterable[bytes], workloads: Mapping[str, str] | None
+    head: Mapping[str, object], made: FleetSnapshot, nodes: Iterable[bytes], workloads: Mapping[str, str] | None
 ) -> bytes:
     """One JSON object; the nodes are JSON already."""
     rest = {"version": made.version, "edition": made.edition, "workloads": workloads, "teams": made.teams}

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 MOST_INCIDENTS = 100_000
 
 
-class Stories:
+class IncidentReports:
     def __init__(
         self,
         runtime: Runtime,
@@ -38,7 +38,7 @@ class Stories:
         self._runtime, self._queries = runtime, queries
         self._journal, self._fleet, self._clusters = journal, fleet, clusters
 
-    async def blast_of(self, incident: Incident) -> blast.Blast | None:
+    async def load_blast(self, incident: Incident) -> blast.Blast | None:
         """Whom and how much it hits; None where the engine does not answer."""
         now, asked = self._runtime.clock.now(), blast.holders_query(incident, self._runtime.clock.now())
         try:
@@ -51,7 +51,7 @@ class Stories:
             incident, holders, now=now, gpus_at=self._fleet.expected_gpu_count, dollars_per_gpu_hour=price
         )
 
-    async def story_of(self, incident: Incident) -> incident_report.IncidentReport:
+    async def load_story(self, incident: Incident) -> incident_report.IncidentReport:
         id = incident.id
         found, plan, timeline = await self._journal.read(
             lambda: (self._journal.diagnosis(id), self._journal.plan(id), self._journal.timeline(id))
@@ -61,13 +61,13 @@ class Stories:
             self._fleet.place_name(incident.place),
             found,
             plan,
-            await self.blast_of(incident),
+            await self.load_blast(incident),
             timeline,
             self._runtime.clock.now(),
-            incident_labels.belongs_to(incident, self.inventory_of()),
+            incident_labels.belongs_to(incident, self.load_inventory()),
         )
 
-    def inventory_of(self) -> incident_labels.InventoryLookup:
+    def load_inventory(self) -> incident_labels.InventoryLookup:
         """What the fleet and the schedulers know of nodes and workloads; a recording has no schedulers."""
 
         nodes = {(node.cluster, node.name): node for node in self._fleet.nodes()}
@@ -82,8 +82,8 @@ class Stories:
             else incident_labels.InventoryLookup(domains, self._clusters.team_of)
         )
 
-    async def digest_of(self, since: datetime, until: datetime) -> digest.Digest:
-        known = self.inventory_of()
+    async def make_digest(self, since: datetime, until: datetime) -> digest.Digest:
+        known = self.load_inventory()
 
         def make() -> digest.Digest:
             return digest.make_digest(

@@ -22,19 +22,19 @@ log = logging.getLogger(__name__)
 LOOK_AGAIN = timedelta(seconds=1)
 # Signed out before they ended: a stolen cookie must not outlive the click. They end by themselves within hours.
 MOST_ENDED = 10_000
-Seen = tuple[files.FileStamp | None, ...]
+FileStamps = tuple[files.FileStamp | None, ...]
 
 
 @dataclass(slots=True)
-class Doors:
+class AuthFiles:
     """Who may come in. `always` are tokens that stand in no file."""
 
     access: auth.Auth = field(default_factory=auth.Auth)
     proxy: proxy.Proxy = field(default_factory=proxy.Proxy)
     tokens_file: Path | None = None
     users_file: Path | None = None
-    always: tuple[auth.Token, ...] = ()
-    _seen: Seen = ()
+    extra_tokens: tuple[auth.Token, ...] = ()
+    _seen: FileStamps = ()
     _looked_at: datetime | None = None
     _ended: dict[str, None] = field(default_factory=dict)
 
@@ -45,7 +45,7 @@ class Doors:
             self._looked_at = now
             if self._state() != self._seen:
                 try:
-                    self.read()
+                    self.load()
                     log.info("The access rules were read again")
                 except SettingsError as error:
                     log.error(
@@ -53,32 +53,32 @@ class Doors:
                     )
         return self.access
 
-    def read(self) -> None:
+    def load(self) -> None:
         """Take tokens and users from their files; SettingsError if they cannot be used."""
         self._seen = self._state()
-        tokens = auth.load(self.tokens_file).tokens if self.tokens_file else ()
-        if self.tokens_file is not None and auth.gives_away(self.tokens_file):
+        tokens = auth.load_tokens(self.tokens_file).tokens if self.tokens_file else ()
+        if self.tokens_file is not None and auth.is_readable_by_all(self.tokens_file):
             remedy = "chmod o= it, or write sha256: and their hashes"
             log.warning(
                 "Everyone on this machine may read tokens", extra=logs.fields(file=self.tokens_file, remedy=remedy)
             )
-        known = users.load(self.users_file) if self.users_file else ()
-        self.access = replace(self.access, tokens=(*tokens, *self.always), users=known)
+        known = users.load_users(self.users_file) if self.users_file else ()
+        self.access = replace(self.access, tokens=(*tokens, *self.extra_tokens), users=known)
 
-    def _state(self) -> Seen:
+    def _state(self) -> FileStamps:
         return tuple(files.read_stamp(path) for path in (self.tokens_file, self.users_file) if path is not None)
 
-    def keep_key(self, path: Path) -> None:
+    def load_session_key(self, path: Path) -> None:
         """Sign sessions with the key of a file, made where there is none, so that they survive a restart."""
         if not self.access.is_open:
             self.access = replace(self.access, key=_key(path))
 
-    def end(self, cookie: str) -> None:
+    def end_session(self, cookie: str) -> None:
         self._ended[cookie] = None
         while len(self._ended) > MOST_ENDED:
             del self._ended[next(iter(self._ended))]
 
-    def has_ended(self, cookie: str) -> bool:
+    def is_ended_session(self, cookie: str) -> bool:
         return cookie in self._ended
 
 
@@ -98,16 +98,16 @@ def _key(path: Path) -> bytes:
     return key
 
 
-def of_settings(chosen: settings.HubSettings) -> Doors:
+def from_settings(chosen: settings.HubSettings) -> AuthFiles:
     """The doors that the settings describe, read once; SettingsError if they cannot be."""
-    trusted = proxy.of_settings(chosen.trusted_proxies, chosen.proxy_user_header)
+    trusted = proxy.from_settings(chosen.trusted_proxies, chosen.proxy_user_header)
     newcomer = auth.Role(chosen.proxy_role) if trusted.header and chosen.proxy_role else None
     is_guarded = bool(chosen.tokens or chosen.users or trusted.header)
-    doors = Doors(
-        auth.Auth(newcomer=newcomer, is_guarded=is_guarded),
+    doors = AuthFiles(
+        auth.Auth(unknown_user_role=newcomer, requires_login=is_guarded),
         trusted,
         Path(chosen.tokens) if chosen.tokens else None,
         Path(chosen.users) if chosen.users else None,
     )
-    doors.read()
+    doors.load()
     return doors

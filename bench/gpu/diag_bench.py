@@ -52,7 +52,7 @@ def planted(bench: Bench) -> dict[str, Any]:
 
 def whole_run() -> dict[str, Any]:
     """Level 2 as the command runs it, children and start of torch included."""
-    report = runner.run(2, now=clock.ScaledClock().now(), options=runner.Options(engine=runner.TORCH))
+    report = runner.run(2, now=clock.ScaledClock().now(), options=runner.DiagOptions(engine=runner.TORCH))
     bad = [
         f"{one.test}: {one.why}" for one in report.results if one.verdict not in (diag.Verdict.PASS, diag.Verdict.SKIP)
     ]

@@ -20,9 +20,9 @@ def hours(count: int) -> list[list[str]]:
     return [[f"{START + timedelta(hours=hour):%Y-%m-%d %H:%M:%S}", f"{40 + hour % 24}"] for hour in range(count)]
 
 
-def read(rows: list[list[str]], *, header: str = "time,gpus", between: str = ",") -> demand_table.Read:
+def read(rows: list[list[str]], *, header: str = "time,gpus", between: str = ",") -> demand_table.DemandTable:
     text = "\n".join([header, *(between.join(row) for row in rows)])
-    return demand_table.read_points(text, demand_table.Columns("time", "gpus", {}), where="d.csv", now=NOW)
+    return demand_table.read_points(text, demand_table.DemandColumns("time", "gpus", {}), where="d.csv", now=NOW)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_times_without_a_zone_among_others_and_times_to_come_are_noted() -> None
 )
 def test_a_table_that_cannot_be_used_is_refused_with_what_is_wrong_with_it(text: str, words: str) -> None:
     with pytest.raises(CollectError) as refused:
-        demand_table.read_points(text, demand_table.Columns("time", "gpus", {}), where="d.csv", now=NOW)
+        demand_table.read_points(text, demand_table.DemandColumns("time", "gpus", {}), where="d.csv", now=NOW)
     assert words in str(refused.value)
 
 

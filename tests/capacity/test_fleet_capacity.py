@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from watchkeeper.capacity import advice, fleet_capacity, rightsizing
 from watchkeeper.capacity.fleet_capacity import NodeCapacity, WaitingRequest
-from watchkeeper.capacity.jobs import Job
-from watchkeeper.capacity.rightsizing import Fit, Use
+from watchkeeper.capacity.jobs import RecordedJob
+from watchkeeper.capacity.rightsizing import RightsizingAction, WorkloadUse
 from watchkeeper.capacity.simulated_fleet import FleetNode, GpuRequest
 
 H100, L40S = "NVIDIA H100 80GB HBM3", "NVIDIA L40S"
@@ -66,7 +66,10 @@ def test_waits_are_told_by_shape_for_those_who_wait_and_those_who_started() -> N
 
 
 def test_a_table_of_jobs_gives_the_same_picture_at_a_time() -> None:
-    jobs = [Job("a", 0.0, 100.0, GpuRequest(6000), started=0.0), Job("b", 10.0, 100.0, GpuRequest(4000), started=None)]
+    jobs = [
+        RecordedJob("a", 0.0, 100.0, GpuRequest(6000), started=0.0),
+        RecordedJob("b", 10.0, 100.0, GpuRequest(4000), started=None),
+    ]
     found = fleet_capacity.capacity_from_tables([FleetNode("n1", 8)], jobs, at=50.0)
     assert [(node.gpus, node.held) for node in found.nodes] == [(8, 6)]
     assert found.asks == [WaitingRequest(6, 0.0, 0.0), WaitingRequest(4, 10.0, None)]
@@ -76,42 +79,54 @@ def test_a_table_of_jobs_gives_the_same_picture_at_a_time() -> None:
 @pytest.mark.parametrize(
     ("use", "fit", "profile"),
     [
-        (Use("train", 1, H100, 0.7, 0.9, 60_000, 81_559), Fit.KEEP, ""),
-        (Use("idle", 4, H100, 0.0, 0.001, 60_000, 81_559), Fit.GIVE_BACK, ""),
-        (Use("small", 1, H100, 0.05, 0.1, 4_000, 81_559), Fit.MIG, "1g.10gb"),
-        (Use("wide", 1, H100, 0.05, 0.1, 14_000, 81_559), Fit.MIG, "1g.20gb"),
-        (Use("middle", 1, H100, 0.2, 0.3, 30_000, 81_559), Fit.MIG, "3g.40gb"),
-        (Use("full memory", 1, H100, 0.05, 0.1, 70_000, 81_559), Fit.KEEP, ""),
-        (Use("long context", 1, H100, 0.1, 0.2, 36_000, 60_000), Fit.SMALLER_GPU, "NVIDIA L40S"),
-        (Use("steady", 1, L40S, 0.2, 0.3, 8_000, 46_068), Fit.MPS, ""),
-        (Use("notebook", 1, L40S, 0.02, 0.3, 8_000, 46_068), Fit.TIME_SLICING, ""),
-        (Use("wide job", 8, H100, 0.2, 0.3, 8_000, 81_559), Fit.FEWER_GPUS, ""),
-        (Use("dark", 1, H100, None, None, 8_000, 81_559), Fit.UNKNOWN, ""),
-        (Use("half dark", 1, H100, 0.1, 0.1, None, None), Fit.UNKNOWN, ""),
-        (Use("beside others", 1, H100, 0.1, 0.1, 4_000, 81_559, is_shared=True), Fit.KEEP, ""),
-        (Use("busy slice", 1, H100, 0.7, 0.9, 4_000, 40_448, slice="3g.40gb"), Fit.KEEP, ""),
-        (Use("idle slice", 1, H100, 0.0, 0.0, 400, 9_984, slice="1g.10gb"), Fit.GIVE_BACK, ""),
-        (Use("large slice", 1, H100, 0.1, 0.2, 4_000, 40_448, slice="3g.40gb"), Fit.SMALLER_SLICE, "1g.10gb"),
-        (Use("wide slice", 1, H100, 0.3, 0.4, 30_000, 40_448, slice="4g.40gb"), Fit.SMALLER_SLICE, "3g.40gb"),
-        (Use("small slice", 1, H100, 0.1, 0.2, 4_000, 9_984, slice="1g.10gb"), Fit.KEEP, ""),
-        (Use("slice of a stranger", 1, "NVIDIA X1", 0.1, 0.2, 4_000, 9_984, slice="1g.10gb"), Fit.KEEP, ""),
+        (WorkloadUse("train", 1, H100, 0.7, 0.9, 60_000, 81_559), RightsizingAction.KEEP, ""),
+        (WorkloadUse("idle", 4, H100, 0.0, 0.001, 60_000, 81_559), RightsizingAction.GIVE_BACK, ""),
+        (WorkloadUse("small", 1, H100, 0.05, 0.1, 4_000, 81_559), RightsizingAction.MIG, "1g.10gb"),
+        (WorkloadUse("wide", 1, H100, 0.05, 0.1, 14_000, 81_559), RightsizingAction.MIG, "1g.20gb"),
+        (WorkloadUse("middle", 1, H100, 0.2, 0.3, 30_000, 81_559), RightsizingAction.MIG, "3g.40gb"),
+        (WorkloadUse("full memory", 1, H100, 0.05, 0.1, 70_000, 81_559), RightsizingAction.KEEP, ""),
+        (WorkloadUse("long context", 1, H100, 0.1, 0.2, 36_000, 60_000), RightsizingAction.SMALLER_GPU, "NVIDIA L40S"),
+        (WorkloadUse("steady", 1, L40S, 0.2, 0.3, 8_000, 46_068), RightsizingAction.MPS, ""),
+        (WorkloadUse("notebook", 1, L40S, 0.02, 0.3, 8_000, 46_068), RightsizingAction.TIME_SLICING, ""),
+        (WorkloadUse("wide job", 8, H100, 0.2, 0.3, 8_000, 81_559), RightsizingAction.FEWER_GPUS, ""),
+        (WorkloadUse("dark", 1, H100, None, None, 8_000, 81_559), RightsizingAction.UNKNOWN, ""),
+        (WorkloadUse("half dark", 1, H100, 0.1, 0.1, None, None), RightsizingAction.UNKNOWN, ""),
+        (WorkloadUse("beside others", 1, H100, 0.1, 0.1, 4_000, 81_559, is_shared=True), RightsizingAction.KEEP, ""),
+        (WorkloadUse("busy slice", 1, H100, 0.7, 0.9, 4_000, 40_448, slice="3g.40gb"), RightsizingAction.KEEP, ""),
+        (WorkloadUse("idle slice", 1, H100, 0.0, 0.0, 400, 9_984, slice="1g.10gb"), RightsizingAction.GIVE_BACK, ""),
+        (
+            WorkloadUse("large slice", 1, H100, 0.1, 0.2, 4_000, 40_448, slice="3g.40gb"),
+            RightsizingAction.SMALLER_SLICE,
+            "1g.10gb",
+        ),
+        (
+            WorkloadUse("wide slice", 1, H100, 0.3, 0.4, 30_000, 40_448, slice="4g.40gb"),
+            RightsizingAction.SMALLER_SLICE,
+            "3g.40gb",
+        ),
+        (WorkloadUse("small slice", 1, H100, 0.1, 0.2, 4_000, 9_984, slice="1g.10gb"), RightsizingAction.KEEP, ""),
+        (
+            WorkloadUse("slice of a stranger", 1, "NVIDIA X1", 0.1, 0.2, 4_000, 9_984, slice="1g.10gb"),
+            RightsizingAction.KEEP,
+            "",
+        ),
     ],
 )
-def test_what_would_do_follows_from_what_was_used(use: Use, fit: Fit, profile: str) -> None:
+def test_what_would_do_follows_from_what_was_used(use: WorkloadUse, fit: RightsizingAction, profile: str) -> None:
     found = rightsizing.advise(use)
     assert (found.fit, found.profile) == (fit, profile)
     assert found.why
 
 
 def test_what_a_slice_would_save_is_a_part_of_a_gpu() -> None:
-    idle = rightsizing.advise(Use("idle", 1, H100, 0.0, 0.0, 400, 9_984, slice="1g.10gb"))
-    large = rightsizing.advise(Use("large", 1, H100, 0.1, 0.2, 4_000, 40_448, slice="3g.40gb"))
+    idle = rightsizing.advise(WorkloadUse("idle", 1, H100, 0.0, 0.0, 400, 9_984, slice="1g.10gb"))
+    large = rightsizing.advise(WorkloadUse("large", 1, H100, 0.1, 0.2, 4_000, 40_448, slice="3g.40gb"))
     assert (idle.saves_gpus, large.saves_gpus) == (round(1 / 7, 3), round(1 / 2 - 1 / 7, 3))
     assert rightsizing.repartition([idle, large]) == []
 
 
 def test_workloads_that_fit_into_slices_share_as_few_gpus_as_a_gpu_can_be_cut_into() -> None:
-    small = [rightsizing.advise(Use(f"s{at}", 1, H100, 0.05, 0.1, 4_000, 81_559)) for at in range(8)]
+    small = [rightsizing.advise(WorkloadUse(f"s{at}", 1, H100, 0.05, 0.1, 4_000, 81_559)) for at in range(8)]
     [cut] = rightsizing.repartition(small)
     assert (cut.workloads, cut.gpus_to_cut, cut.frees_gpus, cut.slices) == (8, 2, 6, {"1g.10gb": 8})
 
@@ -124,9 +139,9 @@ def test_advice_says_what_could_be_had_without_a_new_gpu() -> None:
 
 
 def test_slices_share_a_gpu_where_they_can_lie_beside_each_other() -> None:
-    half = [rightsizing.advise(Use("half", 1, H100, 0.2, 0.3, 30_000, 81_559))]
-    larger = [rightsizing.advise(Use("larger", 1, H100, 0.3, 0.4, 30_000, 81_559))]
-    small = [rightsizing.advise(Use(f"s{at}", 1, H100, 0.05, 0.1, 4_000, 81_559)) for at in range(2)]
+    half = [rightsizing.advise(WorkloadUse("half", 1, H100, 0.2, 0.3, 30_000, 81_559))]
+    larger = [rightsizing.advise(WorkloadUse("larger", 1, H100, 0.3, 0.4, 30_000, 81_559))]
+    small = [rightsizing.advise(WorkloadUse(f"s{at}", 1, H100, 0.05, 0.1, 4_000, 81_559)) for at in range(2)]
     [cut] = rightsizing.repartition(half + larger)
     assert (cut.gpus_to_cut, cut.slices) == (1, {"3g.40gb": 1, "4g.40gb": 1})
     [cut] = rightsizing.repartition(half + half + small)
@@ -134,7 +149,7 @@ def test_slices_share_a_gpu_where_they_can_lie_beside_each_other() -> None:
 
 
 def test_a_gpu_of_four_slices_is_cut_into_quarters() -> None:
-    found = rightsizing.advise(Use("small", 1, "NVIDIA A30", 0.1, 0.18, 4_000, 24_576))
+    found = rightsizing.advise(WorkloadUse("small", 1, "NVIDIA A30", 0.1, 0.18, 4_000, 24_576))
     assert (found.profile, found.saves_gpus) == ("1g.6gb", 0.75)
     assert "1/4 of the SMs" in found.why
 

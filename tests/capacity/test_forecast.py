@@ -334,7 +334,7 @@ def test_where_weeks_repeat_themselves_plain_forecasts_are_those_that_know_weeks
 def test_a_path_does_not_jump_where_two_parts_of_the_horizon_meet() -> None:
     says = np.repeat(np.arange(11.0)[:, None], 48, axis=1)
     edges, origins = np.array([0, 12, 24, 48]), np.array([72])
-    rolled = backtest.Rolled(
+    rolled = backtest.RolledForecasts(
         tuple("abcdefghijk"),
         origins,
         says[None],
@@ -352,14 +352,14 @@ def test_a_path_does_not_jump_where_two_parts_of_the_horizon_meet() -> None:
     assert np.diff(path).max() <= 1
 
 
-def rolled_beside_naive(own_is_off_by: float) -> tuple[backtest.Rolled, Floats]:
+def rolled_beside_naive(own_is_off_by: float) -> tuple[backtest.RolledForecasts, Floats]:
     """Twelve origins half a day apart, of a day each: what comes is 10, the naive ones said 12 and 14."""
     origins, steps = np.arange(72, 72 + 12 * 12, 12), 24
     actual = np.full((len(origins), steps), 10.0)
     actual[origins + steps > origins[-1]] = np.nan
     paths = np.stack([np.full((len(origins), steps), said) for said in (12.0, 14.0)], axis=1)
     edges, scale = np.array([0, steps]), SeasonLengths.of(HOUR)
-    rolled = backtest.Rolled(
+    rolled = backtest.RolledForecasts(
         (NAIVE_DAY, NAIVE_WEEK), origins, paths, actual, edges, scale, np.zeros(len(origins)), usual_move=1.0, stride=12
     )
     return rolled, np.full((len(origins), steps), 10.0 + own_is_off_by)

@@ -22,9 +22,9 @@ def seen(
     listed: Sequence[workloads.ScheduledWorkload] = (),
     *,
     of_chunk: int = 10_000,
-) -> jobs.Recorded:
+) -> jobs.JobRecords:
     """The record of one Slurm job that held so many GPUs at each of these seconds, told in chunks."""
-    told = hub_jobs.Sightings(STEP)
+    told = hub_jobs.WorkloadHistory(STEP)
     labels = [Labels({"cluster": "main", "workload_kind": "slurm_job", "workload": "4711"})]
     for start in range(0, len(held), of_chunk):
         part = held[start : start + of_chunk]

@@ -30,7 +30,7 @@ SACCT = """JobID|Submit|Start|End|AllocTRES|State|
 
 
 def read_demand(text: str, **told: str) -> tuple[demand.DemandSeries, table.Problems]:
-    columns = demand_table.Columns("time", "gpus", {}, **told)
+    columns = demand_table.DemandColumns("time", "gpus", {}, **told)
     found = demand_table.read_points(text, columns, where="d.csv", now=4e9)
     return demand.regular_series(found.points, combine=columns.combine), found.problems
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from watchkeeper.capacity.jobs import Job
+from watchkeeper.capacity.jobs import RecordedJob
 from watchkeeper.capacity.simulated_fleet import WHOLE, FleetNode, SimulatedFleet
 from watchkeeper.model.fleet_capacity import ShapeRoom, Standing
 
@@ -122,10 +122,10 @@ class RecordedFleet:
 
     nodes: list[NodeCapacity]
     asks: list[WaitingRequest]
-    unplaced: list[Job]
+    unplaced: list[RecordedJob]
 
 
-def capacity_from_tables(nodes: Sequence[FleetNode], jobs: Sequence[Job], *, at: float) -> RecordedFleet:
+def capacity_from_tables(nodes: Sequence[FleetNode], jobs: Sequence[RecordedJob], *, at: float) -> RecordedFleet:
     """The same from tables: jobs that ran at a time, placed as a replay places them, the longest running first."""
     stock = SimulatedFleet(nodes)
     asks, unplaced = [], []

@@ -123,7 +123,7 @@ def _interval(mean: Floats, offsets: tuple[Floats, Floats], said: Floats) -> tup
     return np.minimum(mean + low, said[0]), np.maximum(mean + high, said[2])
 
 
-def _tested_rows(rolled: backtest.Rolled) -> list[int]:
+def _tested_rows(rolled: backtest.RolledForecasts) -> list[int]:
     """Origins with some outcome, and with enough of them before."""
     soonest = rolled.edges[1]
     return [
@@ -137,15 +137,15 @@ def _tested_rows(rolled: backtest.Rolled) -> list[int]:
 class _PastForecasts:
     """What the procedure itself would have said at past origins, and what its models `said` together."""
 
-    rolled: backtest.Rolled
+    rolled: backtest.RolledForecasts
     rows: list[int]
     paths: Floats
     said: Floats
-    track: intervals.Track
+    track: intervals.ForecastResiduals
 
     @classmethod
-    def of(cls, rolled: backtest.Rolled, rows: list[int], paths: Floats, said: Floats) -> _PastForecasts:
-        track = intervals.Track.of(rolled.actual[rows] - paths, rolled.origins[rows], rolled)
+    def of(cls, rolled: backtest.RolledForecasts, rows: list[int], paths: Floats, said: Floats) -> _PastForecasts:
+        track = intervals.ForecastResiduals.of(rolled.actual[rows] - paths, rolled.origins[rows], rolled)
         return cls(rolled, rows, paths, said, track)
 
     @property
@@ -205,7 +205,7 @@ class _PastForecasts:
         return inside / known if known else None
 
 
-def _shares(rolled: backtest.Rolled, weights: Floats) -> dict[str, float]:
+def _shares(rolled: backtest.RolledForecasts, weights: Floats) -> dict[str, float]:
     """How much each model has to say over the whole horizon, the most first."""
     lengths = np.diff(rolled.edges)
     total = lengths @ weights / lengths.sum()
@@ -228,7 +228,7 @@ def _holiday_notes(days: Holidays) -> list[str]:
     return ["no past holiday is named: coming ones are taken for ordinary days"] if days.coming.any() else []
 
 
-def _notes(series: demand.DemandSeries, rolled: backtest.Rolled, tested: _PastForecasts) -> list[str]:
+def _notes(series: demand.DemandSeries, rolled: backtest.RolledForecasts, tested: _PastForecasts) -> list[str]:
     notes = []
     day, week = rolled.scale.day, rolled.scale.week
     gaps = demand.find_outages(demand.fill_gaps(series.values, day=day, week=week), day=day)

@@ -27,7 +27,7 @@ Times = tuple[float | None, float | None, float | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class RecordedJob:
     """One recorded job: when it came, what it asked for, how long it ran; `started` is None where nobody wrote it."""
 
     id: str
@@ -39,27 +39,27 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class JobRecords:
     """The jobs of a table, by submission; `counts` says what was read, taken as it is, and left out.
 
     `waiting` had not started when the table ends: nobody knows how long they run, so no replay has them.
     """
 
-    jobs: tuple[Job, ...]
+    jobs: tuple[RecordedJob, ...]
     layout: str
     counts: Mapping[str, int]
     problems: table.Problems
     since: float = 0.0
     until: float = 0.0
-    waiting: tuple[Job, ...] = ()
+    waiting: tuple[RecordedJob, ...] = ()
 
 
 @dataclass(slots=True)
-class _Reading:
+class _JobTableReader:
     columns: Mapping[str, str]
     problems: table.Problems
     counts: dict[str, int] = field(default_factory=dict)
-    waiting: list[Job] = field(default_factory=list)
+    waiting: list[RecordedJob] = field(default_factory=list)
 
     def count(self, what: str) -> None:
         self.counts[what] = self.counts.get(what, 0) + 1
@@ -83,20 +83,20 @@ def _layout_row(cells: Mapping[str, str]) -> tuple[str, str, str]:
     )
 
 
-def read_jobs(text: str, *, where: str, columns: Mapping[str, str] | None = None) -> Recorded:
+def read_jobs(text: str, *, where: str, columns: Mapping[str, str] | None = None) -> JobRecords:
     """Jobs of a table; `columns` maps our words to its columns where the layout is none that we know."""
     problems = table.Problems(where)
     found = table.read_table(text, where=where, problems=problems)
     misshapen = problems.counts.total()
     layout, chosen = _layout(found, columns or {}, where=where)
-    reading = _Reading(chosen, problems)
+    reading = _JobTableReader(chosen, problems)
     rows = _near(found.rows, [_times(row, reading) for row in found.rows], problems)
     # A row that is left out because its times cannot be says nothing about when the table begins and ends.
     known = [at for times in rows if times and _is_ordered(times) for at in times if at is not None]
     if not known:
         raise CollectError("no row has a time that can be read", where=where, now="; ".join(problems.lines()[:3]))
     since, until = min(known), max(known)
-    jobs: dict[str, list[Job]] = {}
+    jobs: dict[str, list[RecordedJob]] = {}
     for row, times in zip(found.rows, rows, strict=True):
         job = None if times is None else _job(row, times, reading, window=(since, until))
         if job is None:
@@ -117,10 +117,10 @@ def read_jobs(text: str, *, where: str, columns: Mapping[str, str] | None = None
         **reading.counts,
         "left_out": problems.counts.total(),
     }
-    return Recorded(in_order, layout, counts, problems, since, until, tuple(reading.waiting))
+    return JobRecords(in_order, layout, counts, problems, since, until, tuple(reading.waiting))
 
 
-def _is_apart(one: Job, other: Job) -> bool:
+def _is_apart(one: RecordedJob, other: RecordedJob) -> bool:
     """Whether one run was over before the other began."""
     begins = [job.submitted if job.started is None else job.started for job in (one, other)]
     return begins[0] + one.seconds <= begins[1] or begins[1] + other.seconds <= begins[0]
@@ -173,7 +173,7 @@ def _is_ordered(times: Times) -> bool:
     return known == sorted(known)
 
 
-def _times(row: table.TableRow, reading: _Reading) -> Times | None:
+def _times(row: table.TableRow, reading: _JobTableReader) -> Times | None:
     """Submission, start and end of a row; None where one of them cannot be read, which is noted."""
     try:
         at = [table.parse_time(_cell(row, name, reading)) for name in ("submitted", "started", "ended")]
@@ -183,17 +183,17 @@ def _times(row: table.TableRow, reading: _Reading) -> Times | None:
     return at[0], at[1], at[2]
 
 
-def _cell(row: table.TableRow, name: str, reading: _Reading) -> str:
+def _cell(row: table.TableRow, name: str, reading: _JobTableReader) -> str:
     return row.cells[reading.columns[name]] if name in reading.columns else ""
 
 
 def _job(
     row: table.TableRow,
     times: Times,
-    reading: _Reading,
+    reading: _JobTableReader,
     *,
     window: tuple[float, float],
-) -> Job | None:
+) -> RecordedJob | None:
     submitted, started, ended = times
     id = _cell(row, "id", reading) or f"line {row.line}"
     # `123.batch` is a step of a Slurm job: its GPUs are the job's.
@@ -219,7 +219,7 @@ def _job(
         if started is None and "started" in reading.columns:
             reading.problems.add("never ran", row.line, "it waits still" if ended is None else "it ended in the queue")
             if ended is None:
-                reading.waiting.append(Job(id, submitted, 0.0, shape, is_cut_off=True))
+                reading.waiting.append(RecordedJob(id, submitted, 0.0, shape, is_cut_off=True))
             return None
         if ended is None:
             reading.count("without_end")
@@ -229,10 +229,12 @@ def _job(
         early = "it ends before it starts" if seconds < 0 else "it starts before it was submitted"
         reading.problems.add("negative duration", row.line, early)
         return None
-    return Job(id, submitted, seconds, shape, started=started, is_cut_off=ended is None and "ended" in reading.columns)
+    return RecordedJob(
+        id, submitted, seconds, shape, started=started, is_cut_off=ended is None and "ended" in reading.columns
+    )
 
 
-def _shape(row: table.TableRow, reading: _Reading) -> GpuRequest | None:
+def _shape(row: table.TableRow, reading: _JobTableReader) -> GpuRequest | None:
     """What a row asks for; None for a job without GPUs."""
     model = _cell(row, "models", reading)
     if "tres" in reading.columns:
@@ -293,14 +295,14 @@ def read_nodes(text: str, *, where: str) -> tuple[tuple[FleetNode, ...], table.P
     return tuple(nodes.values()), problems
 
 
-def plain_nodes(gpus: int, *, of_node: int) -> tuple[FleetNode, ...]:
+def uniform_nodes(gpus: int, *, of_node: int) -> tuple[FleetNode, ...]:
     """So many GPUs in nodes of one size, the last with what is left."""
     full, rest = divmod(gpus, of_node)
     sizes = [of_node] * full + ([rest] if rest else [])
     return tuple(FleetNode(f"node-{at}", size) for at, size in enumerate(sizes, start=1))
 
 
-def unknown_models(jobs: Iterable[Job], nodes: Sequence[FleetNode]) -> dict[str, int]:
+def unknown_models(jobs: Iterable[RecordedJob], nodes: Sequence[FleetNode]) -> dict[str, int]:
     """Models that jobs ask for and no node has, with how many jobs name them."""
     known = {node.model for node in nodes}
     missing: dict[str, int] = {}

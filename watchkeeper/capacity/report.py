@@ -18,14 +18,14 @@ from watchkeeper.capacity.forecast import Forecast, forecast
 from watchkeeper.kit import durations, wire
 
 
-class Step(TypedDict):
+class ForecastStep(TypedDict):
     time: str
     mean: float
     low: float
     high: float
 
 
-class Backtest(TypedDict):
+class BacktestScores(TypedDict):
     wape: float | None
     naive_wape: float | None
     coverage: float | None
@@ -37,15 +37,15 @@ class Backtest(TypedDict):
     whole_horizon: bool
 
 
-class Point(TypedDict):
+class DemandPoint(TypedDict):
     time: str
     value: float | None
 
 
-PastDemand = TypedDict("PastDemand", {"from": str, "to": str, "steps": int, "gaps": int, "recent": list[Point]})
+PastDemand = TypedDict("PastDemand", {"from": str, "to": str, "steps": int, "gaps": int, "recent": list[DemandPoint]})
 
 
-class Full(TypedDict):
+class FullnessForecast(TypedDict):
     capacity_gpus: float
     is_full_now: bool
     full_at: str | None
@@ -89,7 +89,7 @@ def forecast_report(
     }
 
 
-def _full(found: fullness.Fullness) -> Full:
+def _full(found: fullness.Fullness) -> FullnessForecast:
     full_at, earliest, latest = (
         None if at is None else _when(at) for at in (found.full_at, found.earliest, found.latest)
     )
@@ -103,7 +103,7 @@ def _full(found: fullness.Fullness) -> Full:
     }
 
 
-def _points(made: Forecast) -> list[Step]:
+def _points(made: Forecast) -> list[ForecastStep]:
     return [
         {"time": _when(at), "mean": round(mean, 4), "low": round(low, 4), "high": round(high, 4)}
         for at, mean, low, high in zip(
@@ -112,7 +112,7 @@ def _points(made: Forecast) -> list[Step]:
     ]
 
 
-def _backtest(made: Forecast) -> Backtest:
+def _backtest(made: Forecast) -> BacktestScores:
     judged = made.backtest
     return {
         "wape": judged.wape,

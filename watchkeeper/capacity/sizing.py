@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from watchkeeper.capacity.jobs import Job
-from watchkeeper.capacity.replay import Floats, Policy, replay
+from watchkeeper.capacity.jobs import RecordedJob
+from watchkeeper.capacity.replay import Floats, QueuePolicy, replay
 from watchkeeper.capacity.simulated_fleet import FleetNode
 from watchkeeper.capacity.whatif import FleetChange, apply_change
 
@@ -34,7 +34,11 @@ class Addition:
 
 
 def smallest_addition(
-    jobs: Sequence[Job], nodes: Sequence[FleetNode], *, target_seconds: float, policy: Policy = Policy.BACKFILL
+    jobs: Sequence[RecordedJob],
+    nodes: Sequence[FleetNode],
+    *,
+    target_seconds: float,
+    policy: QueuePolicy = QueuePolicy.BACKFILL,
 ) -> Addition:
     size = max(node.gpus for node in nodes)
     low, high = 0, MOST_TIMES * sum(node.gpus for node in nodes) // size
@@ -64,7 +68,7 @@ def _p95(waits: Floats) -> float | None:
     return float(np.quantile(known, 0.95)) if len(known) else None
 
 
-def _days_kept(jobs: Sequence[Job], waits: Floats, target_seconds: float) -> float | None:
+def _days_kept(jobs: Sequence[RecordedJob], waits: Floats, target_seconds: float) -> float | None:
     days = np.array([job.submitted // DAY_SECONDS for job in jobs])
     kept = [p95 <= target_seconds for day in np.unique(days) if (p95 := _p95(waits[days == day])) is not None]
     return sum(kept) / len(kept) if kept else None

@@ -14,8 +14,8 @@ from typing import TypedDict
 
 import numpy as np
 
-from watchkeeper.capacity.jobs import Job, Recorded, unknown_models
-from watchkeeper.capacity.replay import Floats, Outcome, Policy, replay
+from watchkeeper.capacity.jobs import JobRecords, RecordedJob, unknown_models
+from watchkeeper.capacity.replay import Floats, QueuePolicy, ReplayOutcome, replay
 from watchkeeper.capacity.simulated_fleet import FleetNode
 from watchkeeper.errors import WatchkeeperError
 from watchkeeper.readers.table import PlainProblems
@@ -175,7 +175,7 @@ def _sliced(nodes: list[FleetNode], change: FleetChange) -> list[FleetNode]:
 
 
 def compare(
-    recorded: Recorded, nodes: Sequence[FleetNode], change: FleetChange, *, policy: Policy = Policy.BACKFILL
+    recorded: JobRecords, nodes: Sequence[FleetNode], change: FleetChange, *, policy: QueuePolicy = QueuePolicy.BACKFILL
 ) -> WhatIf:
     """Waiting and utilisation as recorded, as replayed on the fleet as it is, and after the change; plain for JSON."""
     after = apply_change(nodes, change)
@@ -198,18 +198,18 @@ def compare(
     }
 
 
-def jobs_for_fleet(jobs: Sequence[Job], nodes: Sequence[FleetNode]) -> tuple[list[Job], dict[str, int]]:
+def jobs_for_fleet(jobs: Sequence[RecordedJob], nodes: Sequence[FleetNode]) -> tuple[list[RecordedJob], dict[str, int]]:
     """Without the models that jobs ask for where no node says what it has."""
     if any(node.model for node in nodes):
         return list(jobs), unknown_models(jobs, nodes)
     return [replace(job, shape=replace(job.shape, models=())) if job.shape.models else job for job in jobs], {}
 
 
-def _recorded_waits(jobs: Sequence[Job]) -> Floats:
+def _recorded_waits(jobs: Sequence[RecordedJob]) -> Floats:
     return np.array([math.nan if job.started is None else job.started - job.submitted for job in jobs])
 
 
-def summarise_replay(jobs: Sequence[Job], outcome: Outcome, window: tuple[float, float]) -> ReplaySummary:
+def summarise_replay(jobs: Sequence[RecordedJob], outcome: ReplayOutcome, window: tuple[float, float]) -> ReplaySummary:
     submitted = np.array([job.submitted for job in jobs], dtype=np.float64)
     available = outcome.gpus * (window[1] - window[0])
     used = outcome.gpu_seconds(*window)
@@ -228,7 +228,7 @@ def summarise_replay(jobs: Sequence[Job], outcome: Outcome, window: tuple[float,
     }
 
 
-def waits(jobs: Sequence[Job], seconds: Floats) -> Waits:
+def waits(jobs: Sequence[RecordedJob], seconds: Floats) -> Waits:
     """Seconds of waiting of all jobs that started, and by shape: a row for each size up to which a job counts."""
     rows: dict[str, Spread] = {}
     sizes = np.array([job.shape.gpus for job in jobs])

@@ -106,19 +106,19 @@ class Forecast(TypedDict):
 
     about: str
     capacity_gpus: float | None
-    forecast: list[report.Step]
+    forecast: list[report.ForecastStep]
     reason: str | None
 
 
 class CapacityForecast(Forecast, total=False):
     sentence: str
     model: str
-    backtest: report.Backtest
+    backtest: report.BacktestScores
     interval: float
     step: str
     history: report.PastDemand
     weights: dict[str, float]
     notes: list[str]
-    full: report.Full
+    full: report.FullnessForecast
     need: fullness.GpusNeeded
     advice: list[advice.ScalingAdvice]

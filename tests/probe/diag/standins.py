@@ -94,26 +94,28 @@ def row(index: int = 0, *, programs: list[list[int | None]] | None = None, **val
 
 def programs(
     folder: Path, rows: list[dict[str, Any]], *worker: str, later: Mapping[str, Any] | None = None
-) -> dict[str, child_processes.Program]:
+) -> dict[str, child_processes.ChildProgram]:
     """Children for `diag_run.Options`: the worker's behaviour, and what the watch says `later`."""
     for name, text in (("worker", WORKER), ("watch", WATCH), ("cuda", CUDA)):
         (folder / f"{name}.py").write_text(text)
     behaviour, *rest = worker or ("healthy",)
     given = (behaviour, json.dumps(RATES), *rest)
     return {
-        "work": child_processes.Program(("-u", str(folder / "worker.py"), *given), sys.executable),
-        "watch": child_processes.Program(("-u", str(folder / "watch.py"), json.dumps(rows), json.dumps(later or {}))),
-        "cuda": child_processes.Program((str(folder / "cuda.py"),)),
+        "work": child_processes.ChildProgram(("-u", str(folder / "worker.py"), *given), sys.executable),
+        "watch": child_processes.ChildProgram(
+            ("-u", str(folder / "watch.py"), json.dumps(rows), json.dumps(later or {}))
+        ),
+        "cuda": child_processes.ChildProgram((str(folder / "cuda.py"),)),
     }
 
 
-def options(folder: Path, *worker: str, gpus: int = 1, **changes: Any) -> runner.Options:
+def options(folder: Path, *worker: str, gpus: int = 1, **changes: Any) -> runner.DiagOptions:
     later, rows = changes.pop("later", None), changes.pop("rows", None) or [row(index) for index in range(gpus)]
     for name in ("nvidiactl", "nvidia-uvm", *(f"nvidia{each['index']}" for each in rows)):
         (folder / name).touch()
     chosen = {
         "engine": runner.TORCH,
         "programs": programs(folder, rows, *worker, later=later),
-        "trees": software_facts.Trees(folder, folder),
+        "trees": software_facts.SystemPaths(folder, folder),
     }
-    return runner.Options(**(chosen | changes))
+    return runner.DiagOptions(**(chosen | changes))

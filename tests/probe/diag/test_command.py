@@ -70,10 +70,10 @@ def test_a_gpu_that_fell_off_the_bus_is_named(fake: driver.FakeNvml) -> None:
 
 def test_an_nvml_that_hangs_is_a_failure_with_its_deadline(fake: driver.FakeNvml) -> None:
     fake.tell(driver.EVERY, all=driver.HANG)
-    programs = runner.Options().children()
+    programs = runner.DiagOptions().children()
     bent = {name: replace(program, environment=fake.environment) for name, program in programs.items()}
     with child_processes.Children() as children:
-        facts = gather.look(children, bent, node=None, trees=software_facts.Trees(), seconds=1.5)
+        facts = gather.gather_facts(children, bent, node=None, trees=software_facts.SystemPaths(), seconds=1.5)
     assert (facts.driver.broken, facts.driver.why) == ("TIMEOUT", "no answer within 1.5 s")
 
 

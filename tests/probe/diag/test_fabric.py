@@ -104,12 +104,12 @@ def test_an_all_reduce_is_told_in_bus_bandwidth_and_held_against_what_is_wanted(
     assert (result.verdict, result.why.endswith("400 is wanted (88%)")) == (Verdict.FAIL, True)
 
 
-def plan(folder: Path, behaviour: str) -> launcher.Plan:
+def plan(folder: Path, behaviour: str) -> launcher.FabricPlan:
     program = folder / "python"
     program.write_text(RANK.format(python=sys.executable, behaviour=behaviour))
     program.chmod(0o755)
     limits = {"join_seconds": 0.5, "silent_seconds": 60.0}
-    return launcher.Plan(("cpu0", "cpu1"), "gloo", python=str(program), **limits)  # type: ignore[arg-type]
+    return launcher.FabricPlan(("cpu0", "cpu1"), "gloo", python=str(program), **limits)  # type: ignore[arg-type]
 
 
 def test_ranks_that_finish_give_rates_and_a_verdict(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_a_meeting_that_cannot_be_is_wrong_use(nodes: int, rank: int, master: st
 def test_a_slowed_pair_is_found_over_gloo() -> None:
     pytest.importorskip("torch")
     names = tuple(f"cpu{number}" for number in range(4))
-    report = launcher.run(launcher.Plan(names, "gloo", slow_pair=(1, 3)))
+    report = launcher.run(launcher.FabricPlan(names, "gloo", slow_pair=(1, 3)))
     slowest = min(report.pairs, key=lambda pair: pair.rate)
     assert (slowest.one, slowest.other, len(report.pairs)) == (1, 3, 6)
     assert report.exit_code == 1

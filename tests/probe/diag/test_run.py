@@ -19,7 +19,7 @@ from watchkeeper.model.diag import Exit, Report, TestResult, Verdict
 from watchkeeper.probe.diag import plan, runner, work_loop
 
 
-def run(level: int, wished: runner.Options) -> Report:
+def run(level: int, wished: runner.DiagOptions) -> Report:
     return runner.run(level, now=NOON, options=wished)
 
 
@@ -126,7 +126,7 @@ def test_a_safety_limit_stops_everything_at_once(tmp_path: Path, later: dict[str
 
 @pytest.mark.slow
 def test_a_watch_that_falls_silent_stops_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    usual = work_loop.Work
+    usual = work_loop.WorkLoop
     monkeypatch.setattr(runner, "Work", lambda *given: usual(*given, silent_seconds=0.5))
     report = run(2, options(tmp_path, "hang", "memory_copy", later={"silent": True}))
     assert report.stopped == "NVML has not answered for 0.5 s: a driver call hangs"

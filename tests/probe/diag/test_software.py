@@ -10,11 +10,11 @@ import pytest
 from watchkeeper.model.diag import TestResult, Verdict
 from watchkeeper.probe.diag import software_facts
 from watchkeeper.probe.diag.software_checks import examine
-from watchkeeper.probe.diag.software_facts import Cuda, DeviceFile, Driver, GpuReading, SoftwareFacts
+from watchkeeper.probe.diag.software_facts import CudaStatus, DeviceFile, GpuReading, NvmlStatus, SoftwareFacts
 from watchkeeper.readers.node import host, pci_sysfs, systemd_units
 from watchkeeper.readers.node.node import NodeFacts
 
-WORKING = Driver("580.95.05", "13.580.95.05", 1)
+WORKING = NvmlStatus("580.95.05", "13.580.95.05", 1)
 GPU = pci_sysfs.PciDevice("0000:01:00.0", pci_sysfs.DeviceKind.GPU)
 SWITCH = pci_sysfs.PciDevice("0000:05:00.0", pci_sysfs.DeviceKind.SWITCH)
 
@@ -24,7 +24,7 @@ def gpu(**values: Any) -> GpuReading:
 
 
 def facts(**changes: Any) -> SoftwareFacts:
-    usual: dict[str, Any] = {"driver": WORKING, "cuda": Cuda(13000, 0, "CUDA_SUCCESS", 1), "gpus": (gpu(),)}
+    usual: dict[str, Any] = {"driver": WORKING, "cuda": CudaStatus(13000, 0, "CUDA_SUCCESS", 1), "gpus": (gpu(),)}
     return SoftwareFacts(**(usual | changes))
 
 
@@ -45,7 +45,7 @@ def test_a_library_of_another_version_than_the_loaded_module_fails() -> None:
 
 
 def test_a_broken_nvml_is_a_failure_only_where_there_is_a_gpu() -> None:
-    broken = Driver(broken="DRIVER_NOT_LOADED", why="Driver Not Loaded")
+    broken = NvmlStatus(broken="DRIVER_NOT_LOADED", why="Driver Not Loaded")
     assert verdict(facts(driver=broken, gpus=(), node=NodeFacts(pci=(GPU,))), "nvml") is Verdict.FAIL
     assert verdict(facts(driver=broken, gpus=(), node=NodeFacts()), "nvml") is Verdict.SKIP
 
@@ -66,20 +66,20 @@ def test_fewer_gpus_than_expected_fail_with_both_numbers(expected: int | None, a
 @pytest.mark.parametrize(
     ("cuda", "words"),
     [
-        (Cuda(None, why="libcuda.so.1: cannot open"), "libcuda.so.1 cannot be loaded: libcuda.so.1: cannot open"),
-        (Cuda(13000, 802, "CUDA_ERROR_SYSTEM_NOT_READY"), "look at nvidia-fabricmanager"),
-        (Cuda(13000, 803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"), "libcuda does not fit the loaded kernel module"),
-        (Cuda(0, -1, "no answer"), "does not start: no answer"),
+        (CudaStatus(None, why="libcuda.so.1: cannot open"), "libcuda.so.1 cannot be loaded: libcuda.so.1: cannot open"),
+        (CudaStatus(13000, 802, "CUDA_ERROR_SYSTEM_NOT_READY"), "look at nvidia-fabricmanager"),
+        (CudaStatus(13000, 803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"), "libcuda does not fit the loaded kernel module"),
+        (CudaStatus(0, -1, "no answer"), "does not start: no answer"),
     ],
 )
-def test_a_cuda_that_does_not_start_says_what_to_look_at(cuda: Cuda, words: str) -> None:
+def test_a_cuda_that_does_not_start_says_what_to_look_at(cuda: CudaStatus, words: str) -> None:
     found = about(facts(cuda=cuda), "cuda")
     assert found is not None
     assert (found.verdict, words in found.why) == (Verdict.FAIL, True)
 
 
 def test_gpus_that_a_variable_hides_are_a_warning() -> None:
-    found = about(facts(cuda=Cuda(13000, 0, "", 0), environment={"CUDA_VISIBLE_DEVICES": ""}), "cuda")
+    found = about(facts(cuda=CudaStatus(13000, 0, "", 0), environment={"CUDA_VISIBLE_DEVICES": ""}), "cuda")
     assert found is not None
     assert (found.verdict, found.why) == (Verdict.WARN, "CUDA 13.0 sees 0 of 1 GPUs, CUDA_VISIBLE_DEVICES is ''")
 

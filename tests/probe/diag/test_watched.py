@@ -9,19 +9,19 @@ import pytest
 from tests.probe.diag.standins import UUID, row
 from watchkeeper.model.diag import Verdict
 from watchkeeper.probe.diag import software_facts
-from watchkeeper.probe.diag.gpu_monitor import Watched
+from watchkeeper.probe.diag.gpu_monitor import GpuMonitor
 
 GPU = f"{UUID}0"
 
 
-def watched(*readings: dict[str, Any]) -> Watched:
-    found = Watched([GPU])
+def watched(*readings: dict[str, Any]) -> GpuMonitor:
+    found = GpuMonitor([GPU])
     for values in readings:
         found.take_reading(*software_facts.read_gpus([row(**values), row(1, **values)]))
     return found
 
 
-def verdict(found: Watched, test: str) -> Verdict:
+def verdict(found: GpuMonitor, test: str) -> Verdict:
     return next(result.verdict for result in found.results() if result.test == test)
 
 
@@ -81,7 +81,7 @@ def test_a_gpu_that_is_lost_stops_its_test_and_another_does_not() -> None:
 
 
 def test_a_gpu_without_numbers_is_not_called_healthy() -> None:
-    found = Watched([GPU])
+    found = GpuMonitor([GPU])
     bare = row()
     found.take_reading(*software_facts.read_gpus([{**bare, "values": {"DCGM_FI_DEV_GPU_UTIL": 1}}]))
     assert (verdict(found, "temperature"), verdict(found, "errors")) == (Verdict.SKIP, Verdict.SKIP)

@@ -127,7 +127,7 @@ def test_a_driver_that_hangs_is_said_and_the_workload_goes_on(
 
     may_end = tmp_path / "may-end"
     waiting = f"import os, sys, time\nwhile not os.path.exists({str(may_end)!r}): time.sleep(0.02)\nsys.exit(5)"
-    recorded = runner.run(runner.Wish(command=[sys.executable, "-c", waiting]), hang)
+    recorded = runner.run(runner.RecordingRequest(command=[sys.executable, "-c", waiting]), hang)
     assert "the driver has not answered" in recorded.problems[0]
     assert recorded.exit_code is None
     assert len(recorded.recording.tracks[0]) >= 3

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from watchkeeper.probe.profile.process_tree import TICKS, ProgramTree
+from watchkeeper.probe.profile.process_tree import TICKS, ProcessTree
 
 
 def write(proc: Path, pid: int, *, cpu_seconds: float, read_bytes: int, state: str = "R", children: str = "") -> None:
@@ -26,7 +26,7 @@ def write(proc: Path, pid: int, *, cpu_seconds: float, read_bytes: int, state: s
 def test_rates_are_those_of_the_whole_tree_since_the_last_reading(tmp_path: Path) -> None:
     write(tmp_path, 10, cpu_seconds=1, read_bytes=0, children="11 ")
     write(tmp_path, 11, cpu_seconds=0, read_bytes=0, state="D")
-    tree = ProgramTree(10, tmp_path)
+    tree = ProcessTree(10, tmp_path)
     assert set(tree.read(100.0)) == {"rss_mib"}
     write(tmp_path, 10, cpu_seconds=1.5, read_bytes=0, children="11 ")
     write(tmp_path, 11, cpu_seconds=2, read_bytes=2048 * 1024, state="D")
@@ -38,7 +38,7 @@ def test_rates_are_those_of_the_whole_tree_since_the_last_reading(tmp_path: Path
 
 
 def test_a_program_that_has_ended_has_no_numbers(tmp_path: Path) -> None:
-    tree = ProgramTree(10, tmp_path)
+    tree = ProcessTree(10, tmp_path)
     assert tree.read(1.0) == {}
     assert tree.read(2.0) == {}
     assert not tree.is_alive()
@@ -46,5 +46,5 @@ def test_a_program_that_has_ended_has_no_numbers(tmp_path: Path) -> None:
 
 def test_this_program_and_its_child_are_one_tree() -> None:
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as child:
-        assert {os.getpid(), child.pid} <= set(ProgramTree(os.getpid()).pids())
+        assert {os.getpid(), child.pid} <= set(ProcessTree(os.getpid()).pids())
         child.kill()

@@ -150,7 +150,7 @@ def forecast_table(path: str, **told: Any) -> dict[str, Any]:
     names, _ = table.open_table(text, where=path, problems=table.Problems(path))
     time_column = told["time_column"] or names[0]
     value_column = told["value_column"] or _value_column(names, time_column, where=path)
-    columns = demand_table.Columns(
+    columns = demand_table.DemandColumns(
         time_column, value_column, dict(told["rows"]), unit=told["time_unit"] or "", combine=told["combine"] or ""
     )
     found = demand_table.read_points(text, columns, where=path, now=time.time())
@@ -307,7 +307,7 @@ def _replayed(jobs_path: str, nodes_path: str | None, **told: Any) -> dict[str, 
     recorded = jobs.read_jobs(read_text(jobs_path), where=jobs_path, columns=dict(told["columns"]))
     bad_nodes: dict[str, object] = {}
     if nodes_path is None:
-        nodes = jobs.plain_nodes(told["gpus"], of_node=told["gpus_per_node"])
+        nodes = jobs.uniform_nodes(told["gpus"], of_node=told["gpus_per_node"])
     else:
         nodes, problems = jobs.read_nodes(read_text(nodes_path), where=nodes_path)
         bad_nodes = {"node_problems": problems.plain()}
@@ -315,7 +315,7 @@ def _replayed(jobs_path: str, nodes_path: str | None, **told: Any) -> dict[str, 
     change = compared.FleetChange(
         told["add_gpus"], told["remove_gpus"], told["remove_racks"], told["remove_nodes"], slice_gpus, slices
     )
-    policy = replay.Policy(told["policy"])
+    policy = replay.QueuePolicy(told["policy"])
     answer = {**compared.compare(recorded, nodes, change, policy=policy), **bad_nodes}
     if told["keep_wait"] is not None:
         jobs_here, _ = compared.jobs_for_fleet(recorded.jobs, nodes)

@@ -85,7 +85,7 @@ def command(
     if click.get_current_context().invoked_subcommand is not None:
         return
     logs.configure(level="critical")
-    options = runner.Options(
+    options = runner.DiagOptions(
         _seconds(level, length), chosen, is_busy_ok=busy_ok, expected_gpus=expected_gpus, engine=engine, python=python
     )
     report = _run(level, options)
@@ -101,7 +101,7 @@ def command(
 command.add_command(diag_fabric.command)
 
 
-def _run(level: int, options: runner.Options) -> diag.Report:
+def _run(level: int, options: runner.DiagOptions) -> diag.Report:
     progress, now = _Progress(), clock.ScaledClock().now()
     try:
         return runner.run(level, now=now, node=node_facts.NodeReader().read(), options=options, tell=progress.tell)

@@ -67,7 +67,7 @@ def command(
     if count * len(gpus) < 2:
         click.echo(f"{len(gpus)} GPU here and {count} node: two ranks are needed to try a link.", err=True)
         sys.exit(EXIT_CANNOT_TELL)
-    place = launcher.Plan(gpus, backend, os.uname().nodename, nodes=count, node_rank=rank, host=host, port=port)
+    place = launcher.FabricPlan(gpus, backend, os.uname().nodename, nodes=count, node_rank=rank, host=host, port=port)
     plan = replace(place, expected=expected, python=python)
     report = launcher.run(plan, _say if sys.stderr.isatty() else lambda _: None)
     if as_json:

@@ -25,7 +25,7 @@ from watchkeeper.kit import logs, wire
 from watchkeeper.probe.preflight import judge, transports
 from watchkeeper.readers.clusters import hostlist
 
-EXIT_CODES = {judge.Word.GO: 0, judge.Word.NO_GO: 1, judge.Word.CANNOT_TELL: 3}
+EXIT_CODES = {judge.PreflightVerdict.GO: 0, judge.PreflightVerdict.NO_GO: 1, judge.PreflightVerdict.CANNOT_TELL: 3}
 # More nodes than one hub is meant for are a slip of the pen.
 MOST_NODES = 20_000
 # What an agent does when it is ordered this is the same.
@@ -41,18 +41,18 @@ class WorkOrderAccess:
     cluster: str | None
     name: str = "work orders"
 
-    def check(self, node: str, words: Sequence[str]) -> judge.Answer:  # noqa: ARG002
+    def check(self, node: str, words: Sequence[str]) -> judge.CommandAnswer:  # noqa: ARG002
         try:
             _, receipt = agent_order.give_and_wait(self.hub, node, ORDER, arguments={}, cluster=self.cluster)
         except HubError as error:
-            return judge.Answer(None, str(error))
+            return judge.CommandAnswer(None, str(error))
         if receipt.result not in agent_order.DONE or not receipt.output:
-            return judge.Answer(None, f"its agent: {receipt.result}: {receipt.text}")
-        return judge.Answer(receipt.output)
+            return judge.CommandAnswer(None, f"its agent: {receipt.result}: {receipt.text}")
+        return judge.CommandAnswer(receipt.output)
 
-    def meet(self, nodes: Sequence[str], words: Sequence[str]) -> judge.Answer:  # noqa: ARG002
+    def meet(self, nodes: Sequence[str], words: Sequence[str]) -> judge.CommandAnswer:  # noqa: ARG002
         why = "work orders cannot try links; run it inside an allocation or with --ssh, or leave them out"
-        return judge.Answer(None, f"{why} with --no-bandwidth")
+        return judge.CommandAnswer(None, f"{why} with --no-bandwidth")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +132,8 @@ def command(
     2 wrong use, 3 cannot tell: a node that does not answer is never a go.
     """
     logs.configure(level="critical")
-    programs, words = transports.Programs(), shlex.split(program)
-    way: transports.Way = WorkOrderAccess(hub, cluster)
+    programs, words = transports.RunningCommands(), shlex.split(program)
+    way: transports.Transport = WorkOrderAccess(hub, cluster)
     if by_ssh:
         way = transports.Ssh(words, seconds, programs)
     elif asked.job is not None:
@@ -175,7 +175,7 @@ def _nodes(listed: str | None, job: str | None, *, selector: str | None, context
 
 
 def check(
-    way: transports.Way, nodes: Sequence[str], *, expected_gpus: int | None = None, links: Sequence[str] | None
+    way: transports.Transport, nodes: Sequence[str], *, expected_gpus: int | None = None, links: Sequence[str] | None
 ) -> judge.Preflight:
     """All nodes; then, among those that may go, the links, if there is more than one GPU to try them with."""
     progress, done = Progress(), 0
@@ -185,10 +185,10 @@ def check(
         done += 1
         progress.update(f"diag -r 1: {done} of {len(nodes)} nodes, last {node}")
 
-    answers = transports.ask_all(way, nodes, DIAG, tell=tell)
+    answers = transports.check_all(way, nodes, DIAG, tell=tell)
     found = judge.judge_nodes(answers, expected_gpus=expected_gpus)
-    well = [checked.name for checked in found if checked.word is judge.Word.GO]
-    gpus = sum(checked.gpus or 0 for checked in found if checked.word is judge.Word.GO)
+    well = [checked.name for checked in found if checked.word is judge.PreflightVerdict.GO]
+    gpus = sum(checked.gpus or 0 for checked in found if checked.word is judge.PreflightVerdict.GO)
     tried = None
     if links is not None and gpus > 1:
         progress.update(f"links between {len(well)} nodes")
@@ -208,7 +208,7 @@ def as_plain(found: judge.Preflight, way: str) -> dict[str, object]:
 
 
 def show(found: judge.Preflight, way: str) -> None:
-    order = list(judge.Word)
+    order = list(judge.PreflightVerdict)
     rows = sorted(found.nodes, key=lambda checked: -order.index(checked.word))
     cells = [
         [

@@ -62,7 +62,7 @@ class DurationType(click.ParamType):  # type: ignore[type-arg,unused-ignore]
             self.fail(str(error), param, ctx)
 
 
-def _model(name: str | None) -> limits.Model | None:
+def _model(name: str | None) -> limits.GpuCeilings | None:
     if name is None:
         return None
     found = limits.find_model(name)
@@ -120,10 +120,10 @@ def command(
     if words is None and pid is None and seconds is None:
         raise click.UsageError("what is to be recorded? `-- CMD`, `--pid PID`, or `--for 60s` for whatever runs here")
     earlier = None if baseline is None else recording.read(baseline)
-    wish = runner.Wish(1 / rate, words, pid, seconds, _indices(gpus), not as_json)
+    wish = runner.RecordingRequest(1 / rate, words, pid, seconds, _indices(gpus), not as_json)
     try:
         recorded = runner.run(wish, RecordingStatus(Progress()))
-    except recorder.NoGpu as error:
+    except recorder.NoGpuToRecord as error:
         click.echo(f"watchkeeper: {error}", err=True)
         sys.exit(CANNOT_TELL)
     _tell(recorded, words, kind=kind, earlier=earlier, output=output, as_json=as_json)
@@ -152,7 +152,7 @@ class RecordingStatus:
 
 
 def _tell(
-    recorded: runner.Recorded,
+    recorded: runner.RecordedWorkload,
     words: list[str] | None,
     *,
     kind: str | None,
@@ -168,11 +168,11 @@ def _tell(
         click.echo(f"watchkeeper: nothing to judge: {notes}", err=True)
         return
     used = {str(index) for index in recorded.used}
-    built = report.build(recorded.recording, used=used, kind=kind, command=words, baseline=earlier)
+    built = report.build_report(recorded.recording, used=used, kind=kind, command=words, baseline=earlier)
     folder = output or Path(time.strftime("profile-%Y%m%d-%H%M%S"))
     files = _write(built, recorded.recording, folder=folder, words=words)
     if as_json:
-        print_json({**report.as_plain(built), "files": [str(file) for file in files]})
+        print_json({**report.report_as_json(built), "files": [str(file) for file in files]})
         return
     click.echo("", err=True)
     for line in report_text.lines(built):
@@ -182,15 +182,15 @@ def _tell(
 
 
 def _write(
-    built: report.Report, recorded: recording.Recording, *, folder: Path, words: list[str] | None
+    built: report.ProfileReport, recorded: recording.Recording, *, folder: Path, words: list[str] | None
 ) -> tuple[Path, Path, Path]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         saved = recording.save(recorded, folder)
         title = f"{shlex.join(words) if words else 'profile'} · {time.strftime('%Y-%m-%d %H:%M')}"
         page, plain = folder / "report.html", folder / "report.json"
-        page.write_text(report_page.page(built, recorded, title=title), encoding="utf-8")
-        plain.write_text(json.dumps(report.as_plain(built), indent=2, ensure_ascii=False), encoding="utf-8")
+        page.write_text(report_page.render_page(built, recorded, title=title), encoding="utf-8")
+        plain.write_text(json.dumps(report.report_as_json(built), indent=2, ensure_ascii=False), encoding="utf-8")
     except OSError as error:
         raise click.ClickException(
             f"{folder}: cannot be written: {error.strerror}; --output names another folder"
@@ -222,7 +222,7 @@ def classify(file: Path, model_name: str | None, as_json: bool) -> None:
     model = _model(model_name)
     is_stdin = str(file) == "-"
     read = recording.read_text(sys.stdin.read(), where="stdin") if is_stdin else recording.read(file)
-    judged = segments.judge(read, model)
+    judged = segments.judge_recording(read, model)
     if as_json:
         print_json(as_plain(read, judged))
         return
@@ -231,11 +231,11 @@ def classify(file: Path, model_name: str | None, as_json: bool) -> None:
     _print(judged, is_many=len(read.tracks) > 1)
 
 
-def as_plain(read: recording.Recording, judged: segments.Judged) -> dict[str, Any]:
+def as_plain(read: recording.Recording, judged: segments.JudgedRecording) -> dict[str, Any]:
     """The documented shape of `profile classify --json`; keys are added, never renamed."""
     start = min(track.times[0] for track in read.tracks)
     return {
-        "segments": [report.segment_plain(segment, start) for segment in judged.segments],
+        "segments": [report.segment_as_json(segment, start) for segment in judged.segments],
         "model": judged.model.name,
         "model_is_assumed": not judged.model_is_known,
         "samples_between_segments": judged.left_out,
@@ -243,7 +243,7 @@ def as_plain(read: recording.Recording, judged: segments.Judged) -> dict[str, An
     }
 
 
-def _print(judged: segments.Judged, *, is_many: bool) -> None:
+def _print(judged: segments.JudgedRecording, *, is_many: bool) -> None:
     rows = [
         [
             *([segment.gpu] if is_many else []),

@@ -37,7 +37,7 @@ AFTER_KILL_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class ChildProgram:
     """How to start a child. `python` is the interpreter whose environment has torch; `environment` is added to ours."""
 
     arguments: tuple[str, ...]
@@ -48,13 +48,13 @@ class Program:
         return [self.python, *self.arguments]
 
 
-def module(name: str, *arguments: str, python: str = sys.executable) -> Program:
+def module(name: str, *arguments: str, python: str = sys.executable) -> ChildProgram:
     """A module of `probe` as a program, with whichever interpreter."""
-    return Program(("-u", "-c", LAUNCH, str(ROOT), f"watchkeeper.probe.{name}", *arguments), python)
+    return ChildProgram(("-u", "-c", LAUNCH, str(ROOT), f"watchkeeper.probe.{name}", *arguments), python)
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ChildMessage:
     """One answer; `words` None: the child has ended, and `why` says how."""
 
     child: str
@@ -65,7 +65,7 @@ class Line:
 class Child:
     """One running program."""
 
-    def __init__(self, name: str, program: Program) -> None:
+    def __init__(self, name: str, program: ChildProgram) -> None:
         self.name = name
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115
         self._rest = b""
@@ -140,7 +140,7 @@ class Children:
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
         self._running: dict[str, Child] = {}
-        self._heard: list[Line] = []
+        self._heard: list[ChildMessage] = []
 
     def __enter__(self) -> Children:
         return self
@@ -154,11 +154,11 @@ class Children:
     def names(self) -> Sequence[str]:
         return tuple(self._running)
 
-    def start(self, name: str, program: Program) -> None:
+    def start(self, name: str, program: ChildProgram) -> None:
         try:
             child = Child(name, program)
         except OSError as error:
-            self._heard.append(Line(name, None, f"{program.python}: {error.strerror}"))
+            self._heard.append(ChildMessage(name, None, f"{program.python}: {error.strerror}"))
             return
         self._running[name] = child
         self._selector.register(child.output, selectors.EVENT_READ, child)
@@ -172,7 +172,7 @@ class Children:
             self._selector.unregister(child.output)
             child.end()
 
-    def hear(self, until: float) -> Line | None:
+    def hear(self, until: float) -> ChildMessage | None:
         """The next line of any child, or None when the monotonic clock has come to `until`."""
         while not self._heard:
             left = until - time.monotonic()
@@ -187,8 +187,8 @@ class Children:
     def _take(self, child: Child) -> None:
         lines = child.lines()
         if lines is not None:
-            self._heard += [Line(child.name, words) for words in lines]
+            self._heard += [ChildMessage(child.name, words) for words in lines]
             return
         why = child.how_it_ended()
         self.end(child.name)
-        self._heard.append(Line(child.name, None, why))
+        self._heard.append(ChildMessage(child.name, None, why))

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from watchkeeper.probe.diag import child_processes, software_facts
-from watchkeeper.probe.diag.software_facts import Cuda, Driver, GpuReading, SoftwareFacts, Trees
+from watchkeeper.probe.diag.software_facts import CudaStatus, GpuReading, NvmlStatus, SoftwareFacts, SystemPaths
 from watchkeeper.readers.node.node import NodeFacts
 
 # A driver without persistence mode wakes each GPU first, which takes seconds for each.
@@ -19,12 +19,12 @@ ANSWER_SECONDS = 90.0
 WATCH, CUDA = "watch", "cuda"
 
 
-class _Look:
+class _FactsCollector:
     """What has been heard so far."""
 
     def __init__(self) -> None:
-        self.driver: Driver | None = None
-        self.cuda: Cuda | None = None
+        self.driver: NvmlStatus | None = None
+        self.cuda: CudaStatus | None = None
         self.gpus: tuple[GpuReading, ...] = ()
         self.lost: tuple[str, ...] = ()
         self.is_read = False
@@ -33,44 +33,44 @@ class _Look:
     def is_whole(self) -> bool:
         return self.is_read and self.cuda is not None
 
-    def take(self, line: child_processes.Line) -> None:
+    def take(self, line: child_processes.ChildMessage) -> None:
         words: Mapping[str, Any] = line.words or {"say": "ended", "why": line.why}
         if line.child == CUDA:
             self.cuda = self.cuda or _cuda(words)
         elif words["say"] == "hello":
-            self.driver = Driver(str(words["driver"]), str(words["library"]), int(words["count"]))
+            self.driver = NvmlStatus(str(words["driver"]), str(words["library"]), int(words["count"]))
         elif words["say"] == "reading":
             self.gpus, self.lost = software_facts.read_gpus(words["gpus"])
             self.is_read = True
         elif words["say"] in ("broken", "ended"):
             # The child ends after it has said what is broken: the first word counts.
             if self.driver is None or self.driver.broken is None:
-                self.driver = Driver(broken=str(words.get("reason", "UNKNOWN")), why=str(words["why"]))
+                self.driver = NvmlStatus(broken=str(words.get("reason", "UNKNOWN")), why=str(words["why"]))
             self.is_read = True
 
 
-def look(
+def gather_facts(
     children: child_processes.Children,
-    programs: Mapping[str, child_processes.Program],
+    programs: Mapping[str, child_processes.ChildProgram],
     *,
     node: NodeFacts | None,
-    trees: Trees,
+    trees: SystemPaths,
     expected_gpus: int | None = None,
     seconds: float = ANSWER_SECONDS,
 ) -> SoftwareFacts:
     """Start both children and hear them; the one that watches goes on."""
     for name in (CUDA, WATCH):
         children.start(name, programs[name])
-    heard, until = _Look(), time.monotonic() + seconds
+    heard, until = _FactsCollector(), time.monotonic() + seconds
     while not heard.is_whole and time.monotonic() < until:
         line = children.hear(until)
         if line is not None:
             heard.take(line)
     late = f"no answer within {seconds:g} s"
-    driver = heard.driver if heard.driver is not None and heard.is_read else Driver(broken="TIMEOUT", why=late)
+    driver = heard.driver if heard.driver is not None and heard.is_read else NvmlStatus(broken="TIMEOUT", why=late)
     return SoftwareFacts(
         driver,
-        heard.cuda or Cuda(0, -1, "no answer", why=late),
+        heard.cuda or CudaStatus(0, -1, "no answer", why=late),
         gpus=heard.gpus,
         lost=heard.lost,
         node=node,
@@ -83,10 +83,10 @@ def look(
     )
 
 
-def _cuda(words: Mapping[str, Any]) -> Cuda:
+def _cuda(words: Mapping[str, Any]) -> CudaStatus:
     if words["say"] != "cuda":
-        return Cuda(0, -1, "no answer", why=str(words.get("why", "")))
-    return Cuda(
+        return CudaStatus(0, -1, "no answer", why=str(words.get("why", "")))
+    return CudaStatus(
         words.get("library"),
         words.get("code"),
         str(words.get("name", "")),

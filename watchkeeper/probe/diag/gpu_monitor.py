@@ -71,7 +71,7 @@ def _worse(known: float | None, value: float | None, choose: Any) -> float | Non
     return known if value is None else value if known is None else float(choose(known, value))
 
 
-class Watched:
+class GpuMonitor:
     """All GPUs of a run; `fatal` is set once and stays."""
 
     def __init__(self, tested: Iterable[str]) -> None:

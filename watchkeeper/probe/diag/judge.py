@@ -21,7 +21,7 @@ SLOW_ENGINE = "torch"
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class Measurement:
     """What a working child answered to one test. Exactly one of `measured`, `skipped` and `failed` is set."""
 
     test: str
@@ -37,7 +37,7 @@ class Measured:
     note: str = ""
 
 
-def judge(measurements: Sequence[Measured]) -> tuple[TestResult, ...]:
+def judge_measurements(measurements: Sequence[Measurement]) -> tuple[TestResult, ...]:
     """One result for each test and GPU, in the order in which they came first."""
     worst = _worst(measurements)
     by_test: dict[tuple[str, str], list[float]] = {}
@@ -47,9 +47,9 @@ def judge(measurements: Sequence[Measured]) -> tuple[TestResult, ...]:
     return tuple(_judge(one, by_test.get((one.test, one.model), ())) for one in worst)
 
 
-def _worst(measurements: Iterable[Measured]) -> list[Measured]:
+def _worst(measurements: Iterable[Measurement]) -> list[Measurement]:
     """A test that ran several times counts with its slowest run and with all its problems."""
-    found: dict[tuple[str, str], Measured] = {}
+    found: dict[tuple[str, str], Measurement] = {}
     for one in measurements:
         known = found.get((one.test, one.gpu))
         if known is None:
@@ -66,7 +66,7 @@ def _worst(measurements: Iterable[Measured]) -> list[Measured]:
     return list(found.values())
 
 
-def _judge(one: Measured, on_node: Sequence[float]) -> TestResult:
+def _judge(one: Measurement, on_node: Sequence[float]) -> TestResult:
     facts = {name: value for name, value in one.facts.items() if isinstance(value, (int, float, str))}
     base = TestResult(one.test, one.gpu, Verdict.PASS, "", one.measured, unit=one.unit, facts=facts)
     if one.failed is not None:
@@ -86,7 +86,7 @@ def _judge(one: Measured, on_node: Sequence[float]) -> TestResult:
     return replace(base, verdict=verdict, why=why, expected=None if row is None else row.expected, peers=peers)
 
 
-def compare(one: Measured, row: expectations.Expectation | None, peers: float | None) -> tuple[Verdict, str]:
+def compare(one: Measurement, row: expectations.Expectation | None, peers: float | None) -> tuple[Verdict, str]:
     """The worse of both comparisons, and a sentence with all numbers."""
     assert one.measured is not None
     words, verdict = [f"{one.measured:.4g} {one.unit}"], Verdict.PASS

@@ -20,7 +20,7 @@ START_SECONDS = 120.0
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class DiagStep:
     """One order to a working child; `is_alone`: no other GPU of the node may do such a step meanwhile."""
 
     test: str
@@ -36,17 +36,17 @@ TERAFLOPS = "TFLOP/s"
 GIGABYTES = "GB/s"
 # GPUs behind one PCIe switch share its uplink, so PCIe is measured one GPU after the other.
 LEVEL_2 = (
-    Step("pcie_to_gpu", GIGABYTES, 60.0, is_alone=True),
-    Step("pcie_from_gpu", GIGABYTES, 60.0, is_alone=True),
-    Step("memory_copy", GIGABYTES, 60.0),
-    Step(MEMORY, GIGABYTES, 300.0),
-    *(Step(f"matmul_{name}", TERAFLOPS, 120.0) for name in ("bf16", "fp16", "fp8", "tf32", "fp32", "fp64")),
+    DiagStep("pcie_to_gpu", GIGABYTES, 60.0, is_alone=True),
+    DiagStep("pcie_from_gpu", GIGABYTES, 60.0, is_alone=True),
+    DiagStep("memory_copy", GIGABYTES, 60.0),
+    DiagStep(MEMORY, GIGABYTES, 300.0),
+    *(DiagStep(f"matmul_{name}", TERAFLOPS, 120.0) for name in ("bf16", "fp16", "fp8", "tf32", "fp32", "fp64")),
 )
-P2P = Step("p2p", GIGABYTES, 300.0)
+P2P = DiagStep("p2p", GIGABYTES, 300.0)
 UNITS = {step.test: step.unit for step in (*LEVEL_2, P2P)} | {"stress": TERAFLOPS}
 
 
-def steps(level: int, seconds: float, *, is_shared: bool = False) -> tuple[Step, ...]:
+def steps(level: int, seconds: float, *, is_shared: bool = False) -> tuple[DiagStep, ...]:
     """What a GPU is asked to do at this level, with `seconds` of full load at the levels that have it.
 
     `is_shared`: somebody else works on it, so the memory test leaves half of what is free to them.
@@ -59,7 +59,7 @@ def steps(level: int, seconds: float, *, is_shared: bool = False) -> tuple[Step,
     while left > 0:
         part = left if left < 1.5 * CYCLE_SECONDS else CYCLE_SECONDS
         number += 1
-        found.append(Step("stress", TERAFLOPS, part + 120.0, options={"seconds": part}))
-        found.append(Step(MEMORY, GIGABYTES, 600.0, options={"rounds": 4, "seed": 100 * number, **share}))
+        found.append(DiagStep("stress", TERAFLOPS, part + 120.0, options={"seconds": part}))
+        found.append(DiagStep(MEMORY, GIGABYTES, 600.0, options={"rounds": 4, "seed": 100 * number, **share}))
         left -= part
     return tuple(found)

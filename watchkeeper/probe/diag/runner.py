@@ -19,9 +19,9 @@ from typing import Any
 from watchkeeper.model import gpu_selectors
 from watchkeeper.model.diag import NO_WORK, Report, TestedGpu, TestResult, Verdict
 from watchkeeper.probe.diag import child_processes, dcgm, gather, judge, plan, software_checks
-from watchkeeper.probe.diag.gpu_monitor import Watched
-from watchkeeper.probe.diag.software_facts import GpuReading, Trees
-from watchkeeper.probe.diag.work_loop import Job, Tell, Work
+from watchkeeper.probe.diag.gpu_monitor import GpuMonitor
+from watchkeeper.probe.diag.software_facts import GpuReading, SystemPaths
+from watchkeeper.probe.diag.work_loop import ReportProgress, WorkerJob, WorkLoop
 from watchkeeper.readers.node.node import NodeFacts
 
 # What an idle driver itself may have on a GPU.
@@ -33,7 +33,7 @@ MODULES = {gather.WATCH: "diag.nvml_child", gather.CUDA: "gpu_work.cuda_driver",
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class DiagOptions:
     """How a run is bent; `seconds` None is the usual length of the level.
 
     `python` is the interpreter that has torch; in tests `programs` take the place of our children.
@@ -46,10 +46,10 @@ class Options:
     engine: str = AUTO
     python: str = sys.executable
     dcgmi: str = dcgm.PROGRAM
-    programs: Mapping[str, child_processes.Program] = field(default_factory=dict)
-    trees: Trees = field(default_factory=Trees)
+    programs: Mapping[str, child_processes.ChildProgram] = field(default_factory=dict)
+    trees: SystemPaths = field(default_factory=SystemPaths)
 
-    def children(self) -> dict[str, child_processes.Program]:
+    def children(self) -> dict[str, child_processes.ChildProgram]:
         usual = {
             name: child_processes.module(module, python=self.python if name == "work" else sys.executable)
             for name, module in MODULES.items()
@@ -66,13 +66,13 @@ def run(
     *,
     now: datetime,
     node: NodeFacts | None = None,
-    options: Options | None = None,
-    tell: Tell = _silent,
+    options: DiagOptions | None = None,
+    tell: ReportProgress = _silent,
 ) -> Report:
     """Every test of this level on the chosen GPUs; `node` is what is known of the machine beside its GPUs."""
-    wished, start = options or Options(), time.monotonic()
+    wished, start = options or DiagOptions(), time.monotonic()
     with child_processes.Children() as children:
-        facts = gather.look(
+        facts = gather.gather_facts(
             children, wished.children(), node=node, trees=wished.trees, expected_gpus=wished.expected_gpus
         )
         gpus = [gpu for gpu in facts.gpus if wished.chosen is None or wished.chosen.has(_named(gpu))]
@@ -95,7 +95,12 @@ def _named(gpu: GpuReading) -> gpu_selectors.Gpu:
 
 
 def _use(
-    children: child_processes.Children, gpus: Sequence[GpuReading], *, level: int, wished: Options, tell: Tell
+    children: child_processes.Children,
+    gpus: Sequence[GpuReading],
+    *,
+    level: int,
+    wished: DiagOptions,
+    tell: ReportProgress,
 ) -> tuple[list[TestResult], str]:
     """The tests that need the GPUs for themselves."""
     refused = [result for gpu in gpus if (result := refuse(gpu, is_busy_ok=wished.is_busy_ok)) is not None]
@@ -112,11 +117,11 @@ def _use(
             return [*refused, *(replace(result, test=NO_WORK) for result in asked)], ""
         if wished.engine == DCGM or (wished.engine == AUTO and has_answered):
             return results, ""
-    work = Work(children, Watched(gpu.uuid for gpu in free), tell)
+    work = WorkLoop(children, GpuMonitor(gpu.uuid for gpu in free), tell)
     work.run(list(_jobs(free, level, wished)))
     if len(free) > 1 and not work.stopped:
         work.run([_pairs(free, wished)])
-    results += [*judge.judge(work.found), *work.watched.results()]
+    results += [*judge.judge_measurements(work.found), *work.watched.results()]
     return results, work.stopped
 
 
@@ -138,25 +143,25 @@ def refuse(gpu: GpuReading, *, is_busy_ok: bool) -> TestResult | None:
     return TestResult(NO_WORK, gpu.uuid, Verdict.SKIP, why)
 
 
-def _jobs(gpus: Iterable[GpuReading], level: int, wished: Options) -> Iterable[Job]:
+def _jobs(gpus: Iterable[GpuReading], level: int, wished: DiagOptions) -> Iterable[WorkerJob]:
     seconds = wished.seconds or plan.USUAL_SECONDS.get(level, 0.0)
     for gpu in gpus:
         is_shared = refuse(gpu, is_busy_ok=False) is not None
         steps = plan.steps(level, seconds, is_shared=is_shared)
-        yield Job(f"gpu {gpu.index}", gpu.uuid, gpu.model, steps, _program(wished, [gpu.uuid]))
+        yield WorkerJob(f"gpu {gpu.index}", gpu.uuid, gpu.model, steps, _program(wished, [gpu.uuid]))
 
 
-def _pairs(gpus: Sequence[GpuReading], wished: Options) -> Job:
+def _pairs(gpus: Sequence[GpuReading], wished: DiagOptions) -> WorkerJob:
     """One child that sees all GPUs; what it finds is said about the first."""
     first, uuids = gpus[0], [gpu.uuid for gpu in gpus]
     step = replace(plan.P2P, options={"names": [gpu.index for gpu in gpus]})
-    return Job("gpu pairs", first.uuid, first.model, (step,), _program(wished, uuids))
+    return WorkerJob("gpu pairs", first.uuid, first.model, (step,), _program(wished, uuids))
 
 
-def _program(wished: Options, uuids: Sequence[str]) -> child_processes.Program:
+def _program(wished: DiagOptions, uuids: Sequence[str]) -> child_processes.ChildProgram:
     usual = wished.children()["work"]
     visible = {"CUDA_VISIBLE_DEVICES": ",".join(uuids), **(usual.environment or {})}
-    return child_processes.Program(usual.arguments, usual.python, visible)
+    return child_processes.ChildProgram(usual.arguments, usual.python, visible)
 
 
 def _ask_dcgm(gpus: Sequence[GpuReading], level: int, program: str) -> tuple[TestResult, ...]:

@@ -42,7 +42,7 @@ class GpuReading:
 
 
 @dataclass(frozen=True, slots=True)
-class Driver:
+class NvmlStatus:
     """What NVML said when it was opened; `broken` is the library's own word, such as DRIVER_NOT_LOADED."""
 
     version: str | None = None
@@ -53,7 +53,7 @@ class Driver:
 
 
 @dataclass(frozen=True, slots=True)
-class Cuda:
+class CudaStatus:
     """What cuInit said; `library` is CUDA's version times a thousand, None without libcuda.so.1."""
 
     library: int | None = None
@@ -71,7 +71,7 @@ class DeviceFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Trees:
+class SystemPaths:
     """Where this machine's files lie; a test makes its own."""
 
     dev: Path = Path("/dev")
@@ -82,8 +82,8 @@ class Trees:
 class SoftwareFacts:
     """Everything that level 1 judges. `local_cpus` by PCI address: those near the GPU; `allowed_cpus` are ours."""
 
-    driver: Driver = field(default_factory=Driver)
-    cuda: Cuda | None = None
+    driver: NvmlStatus = field(default_factory=NvmlStatus)
+    cuda: CudaStatus | None = None
     gpus: tuple[GpuReading, ...] = ()
     lost: tuple[str, ...] = ()
     node: NodeFacts | None = None

@@ -15,9 +15,9 @@ from typing import Any
 
 from watchkeeper.model.diag import NO_WORK
 from watchkeeper.probe.diag import child_processes, software_facts
-from watchkeeper.probe.diag.gpu_monitor import Watched
-from watchkeeper.probe.diag.judge import Measured
-from watchkeeper.probe.diag.plan import START_SECONDS, Step
+from watchkeeper.probe.diag.gpu_monitor import GpuMonitor
+from watchkeeper.probe.diag.judge import Measurement
+from watchkeeper.probe.diag.plan import START_SECONDS, DiagStep
 
 WATCH = "watch"
 # NVML answers in milliseconds; a GPU under load may take one of its calls for a while.
@@ -25,44 +25,44 @@ WATCH_SILENT_SECONDS = 30.0
 TICK_SECONDS = 0.25
 
 # Who, which test, the share that is done, facts of the moment.
-Tell = Callable[[str, str, float, Mapping[str, Any]], None]
+ReportProgress = Callable[[str, str, float, Mapping[str, Any]], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class WorkerJob:
     """A child, the GPU its answers are about, and what it is to do; `name` is what people are told."""
 
     name: str
     gpu: str
     model: str
-    steps: tuple[Step, ...]
-    program: child_processes.Program
+    steps: tuple[DiagStep, ...]
+    program: child_processes.ChildProgram
 
 
 @dataclass(slots=True)
 class _Worker:
-    job: Job
-    left: deque[Step]
+    job: WorkerJob
+    left: deque[DiagStep]
     until: float
-    step: Step | None = None
+    step: DiagStep | None = None
     is_ready: bool = False
 
 
 @dataclass(slots=True)
-class Work:
+class WorkLoop:
     """One run of jobs; `stopped` says why it ended early."""
 
     children: child_processes.Children
-    watched: Watched
-    tell: Tell
-    found: list[Measured] = field(default_factory=list)
+    watched: GpuMonitor
+    tell: ReportProgress
+    found: list[Measurement] = field(default_factory=list)
     stopped: str = ""
     start_seconds: float = START_SECONDS
     silent_seconds: float = WATCH_SILENT_SECONDS
     _workers: dict[str, _Worker] = field(default_factory=dict)
     _watch_until: float = float("inf")
 
-    def run(self, jobs: Sequence[Job]) -> None:
+    def run(self, jobs: Sequence[WorkerJob]) -> None:
         now = time.monotonic()
         self._watch_until = now + self.silent_seconds
         for job in jobs:
@@ -77,7 +77,7 @@ class Work:
         for worker in list(self._workers.values()):
             self._give_up(worker, None, f"stopped: {self.stopped}")
 
-    def _take(self, line: child_processes.Line) -> None:
+    def _take(self, line: child_processes.ChildMessage) -> None:
         if line.child == WATCH:
             self._take_reading(line)
             return
@@ -100,7 +100,7 @@ class Work:
             worker.step = None
         self._hand_out()
 
-    def _take_reading(self, line: child_processes.Line) -> None:
+    def _take_reading(self, line: child_processes.ChildMessage) -> None:
         words = line.words
         if words is None:
             self.stopped = f"the GPUs can no longer be watched: {line.why}"
@@ -164,7 +164,7 @@ class Work:
         self.children.end(worker.job.name)
 
 
-def _measured(worker: _Worker, words: Mapping[str, Any]) -> Measured:
+def _measured(worker: _Worker, words: Mapping[str, Any]) -> Measurement:
     test = str(words["test"])
     if words["say"] == "skipped":
         return _row(worker, test, skipped=str(words["why"]))
@@ -175,6 +175,6 @@ def _measured(worker: _Worker, words: Mapping[str, Any]) -> Measured:
     return _row(worker, test, measured=float(words["measured"]), problems=problems, **told)
 
 
-def _row(worker: _Worker, test: str, **rest: Any) -> Measured:
+def _row(worker: _Worker, test: str, **rest: Any) -> Measurement:
     unit = next((step.unit for step in worker.job.steps if step.test == test), "")
-    return Measured(test, worker.job.gpu, worker.job.model, unit, **rest)
+    return Measurement(test, worker.job.gpu, worker.job.model, unit, **rest)

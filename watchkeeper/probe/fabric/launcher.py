@@ -27,11 +27,11 @@ GRACE_SECONDS = 30.0
 # Nobody says anything for this long only if the fabric hangs.
 SILENT_SECONDS = 120.0
 
-Tell = Callable[[str], None]
+ReportStep = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class FabricPlan:
     """This node's part. `gpus` are the UUIDs of its ranks, or any names on the processor; every node has as many."""
 
     gpus: tuple[str, ...]
@@ -54,7 +54,7 @@ class Plan:
 
 
 @dataclass(slots=True)
-class _Heard:
+class _RankMessages:
     joined: set[str] = field(default_factory=set)
     ended: set[str] = field(default_factory=set)
     found: Mapping[str, Any] | None = None
@@ -68,7 +68,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def run(plan: Plan, tell: Tell = lambda _: None) -> FabricReport:
+def run(plan: FabricPlan, tell: ReportStep = lambda _: None) -> FabricReport:
     """All-reduce and pairwise sweep; where this is not node 0 the report has only what became of its own ranks."""
     port = plan.port or free_port()
     with child_processes.Children() as children:
@@ -78,11 +78,11 @@ def run(plan: Plan, tell: Tell = lambda _: None) -> FabricReport:
     return _report(plan, heard)
 
 
-def _name(plan: Plan, local: int) -> str:
+def _name(plan: FabricPlan, local: int) -> str:
     return f"rank {plan.node_rank * len(plan.gpus) + local}"
 
 
-def _program(plan: Plan, local: int, port: int) -> child_processes.Program:
+def _program(plan: FabricPlan, local: int, port: int) -> child_processes.ChildProgram:
     order = {
         "rank": plan.node_rank * len(plan.gpus) + local,
         "world": plan.world,
@@ -102,8 +102,8 @@ def _program(plan: Plan, local: int, port: int) -> child_processes.Program:
     return replace(program, environment=visible)
 
 
-def _hear(children: child_processes.Children, plan: Plan, tell: Tell) -> _Heard:
-    heard, names = _Heard(), {_name(plan, local) for local in range(len(plan.gpus))}
+def _hear(children: child_processes.Children, plan: FabricPlan, tell: ReportStep) -> _RankMessages:
+    heard, names = _RankMessages(), {_name(plan, local) for local in range(len(plan.gpus))}
     until = time.monotonic() + plan.join_seconds + GRACE_SECONDS
     while names - heard.ended and not heard.failed and not heard.absent:
         line = children.hear(until)
@@ -116,7 +116,7 @@ def _hear(children: child_processes.Children, plan: Plan, tell: Tell) -> _Heard:
     return heard
 
 
-def _take(heard: _Heard, line: child_processes.Line, tell: Tell) -> None:
+def _take(heard: _RankMessages, line: child_processes.ChildMessage, tell: ReportStep) -> None:
     words = line.words
     if words is None:
         if line.child not in heard.ended:
@@ -135,14 +135,14 @@ def _take(heard: _Heard, line: child_processes.Line, tell: Tell) -> None:
         tell(str(words["test"]))
 
 
-def _silence(plan: Plan, heard: _Heard, names: set[str]) -> str:
+def _silence(plan: FabricPlan, heard: _RankMessages, names: set[str]) -> str:
     absent = sorted(names - heard.joined)
     if absent:
         return f"{', '.join(absent)} did not join at {plan.host} within {plan.join_seconds:g} s"
     return f"no rank has got on for {plan.silent_seconds:g} s: the fabric hangs"
 
 
-def _report(plan: Plan, heard: _Heard) -> FabricReport:
+def _report(plan: FabricPlan, heard: _RankMessages) -> FabricReport:
     if heard.absent:
         why = f"{heard.absent} in {plan.python}; install torch there, or name another interpreter with --python"
         return FabricReport((), (), (), (TestResult("fabric_work", None, Verdict.SKIP, why),))

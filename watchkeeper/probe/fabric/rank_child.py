@@ -37,7 +37,7 @@ def main() -> None:
         say(say="absent", why=f"torch cannot be imported: {error}"[:300])
         return
     try:
-        rank = Ranked(torch, distributed, json.loads(sys.argv[1]))
+        rank = RankWorker(torch, distributed, json.loads(sys.argv[1]))
         rank.join()
         say(say="joined", rank=rank.rank)
         rank.work(say)
@@ -59,7 +59,7 @@ def _leave_with_parent() -> None:
     os._exit(0)
 
 
-class Ranked:
+class RankWorker:
     """This rank among all; `order` is what `fabric_run.Plan` says."""
 
     def __init__(self, torch: Any, distributed: Any, order: Mapping[str, Any]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 MIB = 1 << 20
 
 
-class Skipped(Exception):
+class TestSkipped(Exception):
     """This GPU or this torch does not have what the test needs; the message says what."""
 
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from watchkeeper.probe.gpu_work.bench import MIB, Bench, Skipped
+from watchkeeper.probe.gpu_work.bench import MIB, Bench, TestSkipped
 
 HOST_BYTES = 256 * MIB
 # Several times the L2 of any GPU so far, and a quarter of a small GPU's memory at most.
@@ -67,9 +67,9 @@ def between(bench: Bench, options: Mapping[str, Any]) -> dict[str, Any]:
     torch, size = bench.torch, int(options.get("bytes", PAIR_BYTES))
     names = options.get("names", ())
     if bench.is_gpu and torch.cuda.device_count() != len(names):
-        raise Skipped(f"{torch.cuda.device_count()} GPUs are visible, {len(names)} were chosen")
+        raise TestSkipped(f"{torch.cuda.device_count()} GPUs are visible, {len(names)} were chosen")
     if len(names) < 2:
-        raise Skipped("two GPUs are needed")
+        raise TestSkipped("two GPUs are needed")
     pairs, problems, direct = {}, [], 0
     ways = [(one, other) for one in range(len(names)) for other in range(len(names)) if one != other]
     for one, other in ways:

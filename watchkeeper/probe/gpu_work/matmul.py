@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from watchkeeper.probe.gpu_work.bench import Bench, Skipped
+from watchkeeper.probe.gpu_work.bench import Bench, TestSkipped
 
 SIZE = 8192
 # A format without matrix units takes a smaller product, so that a slow GPU is not at it for minutes.
@@ -28,7 +28,7 @@ BURSTS = 7
 REST_SECONDS = 0.1
 
 
-class Kind(NamedTuple):
+class NumberFormat(NamedTuple):
     """`operand` is the type of the factors, `result` of the product; `largest` whole number of an exact factor.
 
     `tolerance` is half a unit in the last place of the result, as a share, with room for the order of the sums.
@@ -43,13 +43,13 @@ class Kind(NamedTuple):
 
 # fp8: the matrix units of Hopper keep some 14 bits of a running sum, so exact sums must stay small. tf32 cuts each
 # factor to 10 bits before the product, which the reference does not.
-KINDS: Mapping[str, Kind] = {
-    "bf16": Kind("bfloat16", "bfloat16", 2**-8),
-    "fp16": Kind("float16", "float16", 2**-10),
-    "fp8": Kind("float8_e4m3fn", "bfloat16", 2**-5, largest=1),
-    "tf32": Kind("float32", "float32", 2**-7, is_tf32=True),
-    "fp32": Kind("float32", "float32", 2**-15),
-    "fp64": Kind("float64", "float64", 2**-40),
+FORMATS: Mapping[str, NumberFormat] = {
+    "bf16": NumberFormat("bfloat16", "bfloat16", 2**-8),
+    "fp16": NumberFormat("float16", "float16", 2**-10),
+    "fp8": NumberFormat("float8_e4m3fn", "bfloat16", 2**-5, largest=1),
+    "tf32": NumberFormat("float32", "float32", 2**-7, is_tf32=True),
+    "fp32": NumberFormat("float32", "float32", 2**-15),
+    "fp64": NumberFormat("float64", "float64", 2**-40),
 }
 
 
@@ -57,21 +57,21 @@ KINDS: Mapping[str, Kind] = {
 NEEDED = {"bfloat16": (8, 0), "float8_e4m3fn": (8, 9)}
 
 
-class Product:
+class MatrixProduct:
     """One format's product of two square matrices on this bench."""
 
-    def __init__(self, bench: Bench, kind: Kind) -> None:
+    def __init__(self, bench: Bench, kind: NumberFormat) -> None:
         self._torch = bench.torch
         self.bench = bench
         self.kind = kind
         self.operand = getattr(bench.torch, kind.operand, None)
         self.result = getattr(bench.torch, kind.result)
         if self.operand is None:
-            raise Skipped(f"this torch has no {kind.operand}")
+            raise TestSkipped(f"this torch has no {kind.operand}")
         needed = (8, 0) if kind.is_tf32 else NEEDED.get(kind.operand, (0, 0))
         if bench.is_gpu and (own := bench.torch.cuda.get_device_capability()) < needed:
             words = "compute capability {}.{} has no such product, {}.{} has"
-            raise Skipped(words.format(*own, *needed))
+            raise TestSkipped(words.format(*own, *needed))
 
     def random(self, size: int) -> Any:
         torch = self._torch
@@ -101,7 +101,7 @@ class Product:
 
 
 def test(name: str) -> Any:
-    kind = KINDS[name]
+    kind = FORMATS[name]
 
     def run(bench: Bench, options: Mapping[str, Any]) -> dict[str, Any]:
         return _run(bench, kind, options)
@@ -109,8 +109,8 @@ def test(name: str) -> Any:
     return run
 
 
-def _run(bench: Bench, kind: Kind, options: Mapping[str, Any]) -> dict[str, Any]:
-    product = Product(bench, kind)
+def _run(bench: Bench, kind: NumberFormat, options: Mapping[str, Any]) -> dict[str, Any]:
+    product = MatrixProduct(bench, kind)
     size = int(options.get("size", 0)) or _fitting_size(bench, product)
     left, right = product.random(size), product.random(size)
     flops = 2.0 * size**3
@@ -138,7 +138,7 @@ def _burst_seconds(bench: Bench, work: Callable[[], Any], calls: int) -> float:
     return statistics.median(took)
 
 
-def _fitting_size(bench: Bench, product: Product) -> int:
+def _fitting_size(bench: Bench, product: MatrixProduct) -> int:
     """The large size where one product of it takes well under a second, and its matrices fit."""
     if not bench.is_gpu:
         return 256
@@ -150,7 +150,7 @@ def _fitting_size(bench: Bench, product: Product) -> int:
     return SIZE if took * (SIZE / SMALL_SIZE) ** 3 < 0.25 else SMALL_SIZE
 
 
-def _repeated(product: Product, left: Any, right: Any, *, plant: bool) -> list[str]:
+def _repeated(product: MatrixProduct, left: Any, right: Any, *, plant: bool) -> list[str]:
     first = product.of(left, right)
     for number in range(REPEATS):
         again = product.of(left, right)
@@ -162,7 +162,7 @@ def _repeated(product: Product, left: Any, right: Any, *, plant: bool) -> list[s
     return []
 
 
-def _sampled(product: Product, left: Any, right: Any, *, plant: bool) -> list[str]:
+def _sampled(product: MatrixProduct, left: Any, right: Any, *, plant: bool) -> list[str]:
     """Rows of the random product against float64, each element within its own rounding."""
     torch = product.bench.torch
     found = product.of(left, right)
@@ -179,7 +179,7 @@ def _sampled(product: Product, left: Any, right: Any, *, plant: bool) -> list[st
     return [f"{wrong} of {far.numel()} sampled elements are further from float64 than rounding allows"] if wrong else []
 
 
-def _exact(product: Product, size: int, *, plant: bool) -> list[str]:
+def _exact(product: MatrixProduct, size: int, *, plant: bool) -> list[str]:
     torch = product.bench.torch
     left, right = product.whole(size), product.whole(size)
     found = product.of(left, right)

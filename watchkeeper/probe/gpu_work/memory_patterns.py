@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from watchkeeper.probe.gpu_work.bench import MIB, Bench, Skipped
+from watchkeeper.probe.gpu_work.bench import MIB, Bench, TestSkipped
 
 WORD = 8
 # What the driver and torch need beside; the rest of the free memory is tested.
@@ -124,7 +124,7 @@ def allocate(bench: Bench, wanted_bytes: int) -> list[Chunk]:
         first += size // WORD
         left -= size
     if not chunks:
-        raise Skipped(f"none of the {wanted_bytes >> 20} MiB that are free could be had")
+        raise TestSkipped(f"none of the {wanted_bytes >> 20} MiB that are free could be had")
     return chunks
 
 

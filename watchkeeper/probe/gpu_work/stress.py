@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from watchkeeper.probe.gpu_work.bench import Bench, Skipped
-from watchkeeper.probe.gpu_work.matmul import KINDS, Product, differing, flip
+from watchkeeper.probe.gpu_work.bench import Bench, TestSkipped
+from watchkeeper.probe.gpu_work.matmul import FORMATS, MatrixProduct, differing, flip
 
 SIZE = 8192
 BATCH_SECONDS = 0.5
@@ -22,12 +22,12 @@ BATCH_SECONDS = 0.5
 KEPT_BATCHES = 20_000
 
 
-def _product(bench: Bench) -> Product:
+def _product(bench: Bench) -> MatrixProduct:
     """bf16, as training has it; fp16 on the GPUs before Ampere, whose matrix units know nothing else."""
     try:
-        return Product(bench, KINDS["bf16"])
-    except Skipped:
-        return Product(bench, KINDS["fp16"])
+        return MatrixProduct(bench, FORMATS["bf16"])
+    except TestSkipped:
+        return MatrixProduct(bench, FORMATS["fp16"])
 
 
 def stress(bench: Bench, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import IO, Any
 
 from watchkeeper.probe.gpu_work import copies, matmul, memory_patterns, stress
-from watchkeeper.probe.gpu_work.bench import Bench, Skipped
+from watchkeeper.probe.gpu_work.bench import Bench, TestSkipped
 
 Test = Callable[[Bench, Mapping[str, Any]], dict[str, Any]]
 TESTS: Mapping[str, Test] = {
@@ -26,7 +26,7 @@ TESTS: Mapping[str, Test] = {
     "memory_copy": copies.inside,
     "p2p": copies.between,
     "memory_patterns": memory_patterns.patterns,
-    **{f"matmul_{name}": matmul.test(name) for name in matmul.KINDS},
+    **{f"matmul_{name}": matmul.test(name) for name in matmul.FORMATS},
     "stress": stress.stress,
 }
 
@@ -80,7 +80,7 @@ def _run(bench: Bench, order: Mapping[str, Any], say: Callable[..., None]) -> No
     name = str(order["test"])
     try:
         answer = TESTS[name](bench, order.get("options", {}))
-    except Skipped as error:
+    except TestSkipped as error:
         say(say="skipped", test=name, why=str(error))
     except Exception as error:  # Deliberately everything: each failure of CUDA is a result of this test.
         say(say="failed", test=name, why=_words(error))

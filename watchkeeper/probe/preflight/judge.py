@@ -20,7 +20,7 @@ MOST_REASONS = 8
 LONGEST_REASON = 300
 
 
-class Word(StrEnum):
+class PreflightVerdict(StrEnum):
     """From good to bad."""
 
     GO = "go"
@@ -29,7 +29,7 @@ class Word(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class CommandAnswer:
     """What a command printed on a node; `text` None: nothing, and `why` says what became of it."""
 
     text: str | None
@@ -37,11 +37,11 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class NodeVerdict:
     """One node, or the links between them. `gpus` None: it did not say."""
 
     name: str
-    word: Word
+    word: PreflightVerdict
     reasons: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     gpus: int | None = None
@@ -51,16 +51,16 @@ class Checked:
 class Preflight:
     """The whole check; `links` None: nobody asked for them, or there are none."""
 
-    nodes: tuple[Checked, ...]
-    links: Checked | None = None
+    nodes: tuple[NodeVerdict, ...]
+    links: NodeVerdict | None = None
 
     @property
-    def word(self) -> Word:
+    def word(self) -> PreflightVerdict:
         found = [checked.word for checked in (*self.nodes, *([self.links] if self.links is not None else []))]
-        return max(found, key=list(Word).index) if self.nodes else Word.CANNOT_TELL
+        return max(found, key=list(PreflightVerdict).index) if self.nodes else PreflightVerdict.CANNOT_TELL
 
 
-def judge_nodes(answers: Mapping[str, Answer], *, expected_gpus: int | None = None) -> tuple[Checked, ...]:
+def judge_nodes(answers: Mapping[str, CommandAnswer], *, expected_gpus: int | None = None) -> tuple[NodeVerdict, ...]:
     """Each node by its own tests, then by its number of GPUs: as expected, or as many as most nodes have."""
     found = [judge_node(node, answer) for node, answer in answers.items()]
     usual = _usual([checked.gpus for checked in found if checked.gpus is not None])
@@ -68,13 +68,13 @@ def judge_nodes(answers: Mapping[str, Answer], *, expected_gpus: int | None = No
     return tuple(_counted(checked, wanted, whose=whose) for checked in found)
 
 
-def judge_node(node: str, answer: Answer) -> Checked:
+def judge_node(node: str, answer: CommandAnswer) -> NodeVerdict:
     if answer.text is None:
-        return Checked(node, Word.CANNOT_TELL, (answer.why,))
+        return NodeVerdict(node, PreflightVerdict.CANNOT_TELL, (answer.why,))
     plain = read_json(answer.text)
     if plain is None or not isinstance(plain.get("results"), list):
         said = " ".join(answer.text.split())[-LONGEST_REASON:] or "nothing"
-        return Checked(node, Word.CANNOT_TELL, (f"its answer is no report of `diag`: {said}",))
+        return NodeVerdict(node, PreflightVerdict.CANNOT_TELL, (f"its answer is no report of `diag`: {said}",))
     gpus = [*map(json_facts.mapping, json_facts.items(plain, "gpus"))]
     places = {str(gpu.get("uuid")): f"gpu {gpu.get('index')}" for gpu in gpus}
     results = [*map(json_facts.mapping, json_facts.items(plain, "results"))]
@@ -83,27 +83,29 @@ def judge_node(node: str, answer: Answer) -> Checked:
     )
     whole = plain.get("verdict")
     if failed or whole == Exit.FAILED:
-        return Checked(node, Word.NO_GO, failed or ("it failed without saying why",), warned, len(gpus))
+        return NodeVerdict(node, PreflightVerdict.NO_GO, failed or ("it failed without saying why",), warned, len(gpus))
     if whole != Exit.PASSED:
         stopped = (f"it stopped early: {plain['stopped']}",) if plain.get("stopped") else ()
         unknown = stopped or skipped or ("its `diag` cannot tell",)
-        return Checked(node, Word.CANNOT_TELL, unknown, warned, len(gpus))
-    return Checked(node, Word.GO, (), warned, len(gpus))
+        return NodeVerdict(node, PreflightVerdict.CANNOT_TELL, unknown, warned, len(gpus))
+    return NodeVerdict(node, PreflightVerdict.GO, (), warned, len(gpus))
 
 
-def judge_links(answer: Answer) -> Checked:
+def judge_links(answer: CommandAnswer) -> NodeVerdict:
     """By the report of node 0 of `diag fabric --json`, which hears all ranks."""
     plain = None if answer.text is None else read_json(answer.text)
     if plain is None:
         why = answer.why or " ".join((answer.text or "").split())[-LONGEST_REASON:] or "no answer"
-        return Checked("links", Word.CANNOT_TELL, (why,))
+        return NodeVerdict("links", PreflightVerdict.CANNOT_TELL, (why,))
     results = [*map(json_facts.mapping, json_facts.items(plain, "results"))]
     failed = _sentences(results, Verdict.FAIL, {})
     if failed:
-        return Checked("links", Word.NO_GO, failed)
+        return NodeVerdict("links", PreflightVerdict.NO_GO, failed)
     if not plain.get("pairs"):
-        return Checked("links", Word.CANNOT_TELL, _sentences(results, Verdict.SKIP, {}) or ("no pair was tried",))
-    return Checked("links", Word.GO, (), _sentences(results, Verdict.WARN, {}))
+        return NodeVerdict(
+            "links", PreflightVerdict.CANNOT_TELL, _sentences(results, Verdict.SKIP, {}) or ("no pair was tried",)
+        )
+    return NodeVerdict("links", PreflightVerdict.GO, (), _sentences(results, Verdict.WARN, {}))
 
 
 def read_json(text: str) -> Mapping[str, Any] | None:
@@ -134,8 +136,8 @@ def _usual(counts: Sequence[int]) -> int | None:
     return max(statistics.multimode(counts)) if len(counts) > 1 else None
 
 
-def _counted(checked: Checked, wanted: int | None, *, whose: str) -> Checked:
+def _counted(checked: NodeVerdict, wanted: int | None, *, whose: str) -> NodeVerdict:
     if wanted is None or checked.gpus is None or checked.gpus >= wanted:
         return checked
     why = f"GPUs that answer: {checked.gpus}, {whose} {wanted}"
-    return replace(checked, word=Word.NO_GO, reasons=(*checked.reasons, why))
+    return replace(checked, word=PreflightVerdict.NO_GO, reasons=(*checked.reasons, why))

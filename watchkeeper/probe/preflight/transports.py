@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from watchkeeper.errors import CollectError
-from watchkeeper.probe.preflight.judge import LONGEST_REASON, Answer, read_json
+from watchkeeper.probe.preflight.judge import LONGEST_REASON, CommandAnswer, read_json
 from watchkeeper.readers import json_facts
 from watchkeeper.readers.clusters import hostlist
 
@@ -31,7 +31,7 @@ MEETING_PORT = 29_400
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class CommandResult:
     """How a command ended; `status` None: it did not start or not end, and `why` says which."""
 
     status: int | None
@@ -39,26 +39,26 @@ class Ran:
     why: str = ""
 
     @property
-    def answer(self) -> Answer:
+    def answer(self) -> CommandAnswer:
         """JSON counts whatever the exit status: `diag` ends with 1 when a test fails."""
         if self.status is not None and read_json(self.output) is not None:
-            return Answer(self.output)
+            return CommandAnswer(self.output)
         said = " ".join(f"{self.why} {self.output}".split())[-LONGEST_REASON:]
-        return Answer(None, said or f"it ended with {self.status} and said nothing")
+        return CommandAnswer(None, said or f"it ended with {self.status} and said nothing")
 
 
-class Way(Protocol):
+class Transport(Protocol):
     """`check` runs `watchkeeper WORDS` on one node; `meet` on all of them at once, and gives what node 0 printed."""
 
     @property
     def name(self) -> str: ...
 
-    def check(self, node: str, words: Sequence[str]) -> Answer: ...
+    def check(self, node: str, words: Sequence[str]) -> CommandAnswer: ...
 
-    def meet(self, nodes: Sequence[str], words: Sequence[str]) -> Answer: ...
+    def meet(self, nodes: Sequence[str], words: Sequence[str]) -> CommandAnswer: ...
 
 
-class Programs:
+class RunningCommands:
     """Commands that run now, so that all of them can be ended."""
 
     def __init__(self) -> None:
@@ -66,16 +66,16 @@ class Programs:
         self._running: set[subprocess.Popen[str]] = set()
         self._is_over = False
 
-    def run(self, command: Sequence[str], seconds: float) -> Ran:
+    def run(self, command: Sequence[str], seconds: float) -> CommandResult:
         with self._lock:
             if self._is_over:
-                return Ran(None, why="stopped")
+                return CommandResult(None, why="stopped")
             try:
                 child = subprocess.Popen(
                     command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
                 )
             except OSError as error:
-                return Ran(None, why=f"{command[0]}: {error.strerror}")
+                return CommandResult(None, why=f"{command[0]}: {error.strerror}")
             self._running.add(child)
         try:
             return _wait(child, seconds)
@@ -90,7 +90,7 @@ class Programs:
                 child.terminate()
 
 
-def _wait(child: subprocess.Popen[str], seconds: float) -> Ran:
+def _wait(child: subprocess.Popen[str], seconds: float) -> CommandResult:
     try:
         output, complaint = child.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
@@ -100,8 +100,8 @@ def _wait(child: subprocess.Popen[str], seconds: float) -> Ran:
             child.communicate(timeout=ENDING_SECONDS)
         child.kill()
         child.communicate()
-        return Ran(None, why=f"no answer within {seconds:g} s")
-    return Ran(child.returncode, output, complaint)
+        return CommandResult(None, why=f"no answer within {seconds:g} s")
+    return CommandResult(child.returncode, output, complaint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,18 +111,18 @@ class Srun:
     job: str
     command: Sequence[str]
     seconds: float
-    programs: Programs = field(default_factory=Programs)
+    programs: RunningCommands = field(default_factory=RunningCommands)
     name: str = "srun"
 
-    def check(self, node: str, words: Sequence[str]) -> Answer:
+    def check(self, node: str, words: Sequence[str]) -> CommandAnswer:
         return self.programs.run([*self._srun([node]), *self.command, *words], self.seconds).answer
 
-    def meet(self, nodes: Sequence[str], words: Sequence[str]) -> Answer:
+    def meet(self, nodes: Sequence[str], words: Sequence[str]) -> CommandAnswer:
         """One step over all nodes, whose lines carry the number of their task; node 0 has the verdict."""
         ran = self.programs.run([*self._srun(nodes), "--label", *self.command, *words], self.seconds)
         mark = "0" * len(str(len(nodes) - 1)) + ":"
         own = [line.lstrip().removeprefix(mark) for line in ran.output.splitlines() if line.lstrip().startswith(mark)]
-        return Ran(ran.status, "\n".join(own), ran.why).answer
+        return CommandResult(ran.status, "\n".join(own), ran.why).answer
 
     def _srun(self, nodes: Sequence[str]) -> list[str]:
         count = len(nodes)
@@ -145,17 +145,19 @@ class Ssh:
 
     command: Sequence[str]
     seconds: float
-    programs: Programs = field(default_factory=Programs)
+    programs: RunningCommands = field(default_factory=RunningCommands)
     name: str = "ssh"
 
-    def check(self, node: str, words: Sequence[str]) -> Answer:
+    def check(self, node: str, words: Sequence[str]) -> CommandAnswer:
         return self.programs.run(self._ssh(node, words), self.seconds).answer
 
-    def meet(self, nodes: Sequence[str], words: Sequence[str]) -> Answer:
+    def meet(self, nodes: Sequence[str], words: Sequence[str]) -> CommandAnswer:
         if len(nodes) > MOST_MEETING_BY_SSH:
-            return Answer(None, f"{len(nodes)} nodes by ssh, the limit is {MOST_MEETING_BY_SSH}: use an allocation")
+            return CommandAnswer(
+                None, f"{len(nodes)} nodes by ssh, the limit is {MOST_MEETING_BY_SSH}: use an allocation"
+            )
 
-        def rank(node: str) -> Answer:
+        def rank(node: str) -> CommandAnswer:
             place = (f"--nodes={len(nodes)}", f"--node-rank={nodes.index(node)}", f"--master={nodes[0]}:{MEETING_PORT}")
             return self.check(node, (*words, *place))
 
@@ -167,10 +169,12 @@ class Ssh:
         return ["ssh", *options, "--", node, shlex.join([*self.command, *words])]
 
 
-def ask_all(way: Way, nodes: Sequence[str], words: Sequence[str], *, tell: Callable[[str], None]) -> dict[str, Answer]:
+def check_all(
+    way: Transport, nodes: Sequence[str], words: Sequence[str], *, tell: Callable[[str], None]
+) -> dict[str, CommandAnswer]:
     """Every node's answer, in the order of the nodes; `tell` hears each name when its answer is there."""
 
-    def ask(node: str) -> Answer:
+    def ask(node: str) -> CommandAnswer:
         answer = way.check(node, words)
         tell(node)
         return answer
@@ -178,7 +182,7 @@ def ask_all(way: Way, nodes: Sequence[str], words: Sequence[str], *, tell: Calla
     return _each(ask, nodes, at_once=AT_ONCE)
 
 
-def _each(ask: Callable[[str], Answer], nodes: Sequence[str], *, at_once: int) -> dict[str, Answer]:
+def _each(ask: Callable[[str], CommandAnswer], nodes: Sequence[str], *, at_once: int) -> dict[str, CommandAnswer]:
     pool = ThreadPoolExecutor(max(1, min(at_once, len(nodes))))
     try:
         return dict(zip(nodes, pool.map(ask, nodes), strict=True))
@@ -192,7 +196,7 @@ def slurm_nodes(job: str | None, environment: Mapping[str, str]) -> tuple[str, l
     listed = environment.get("SLURM_JOB_NODELIST", "")
     if job is None or (job == environment.get("SLURM_JOB_ID") and listed):
         return environment["SLURM_JOB_ID"], hostlist.expand(listed)
-    ran = Programs().run(["squeue", "--noheader", f"--jobs={job}", "--format=%i|%T|%N"], ASK_SECONDS)
+    ran = RunningCommands().run(["squeue", "--noheader", f"--jobs={job}", "--format=%i|%T|%N"], ASK_SECONDS)
     if ran.status != 0:
         raise CollectError(f"Slurm does not tell about job {job}: {' '.join(ran.why.split())[-LONGEST_REASON:]}")
     rows = [line.split("|") for line in ran.output.split() if line.count("|") == 2]
@@ -207,7 +211,7 @@ def labelled_nodes(selector: str, context: str | None = None) -> list[str]:
     """Names of Kubernetes nodes, as kubectl with the caller's own rights sees them."""
     chosen = [] if context is None else [f"--context={context}"]
     command = ["kubectl", *chosen, "get", "nodes", f"--selector={selector}", "--output=json", "--request-timeout=20s"]
-    ran = Programs().run(command, ASK_SECONDS)
+    ran = RunningCommands().run(command, ASK_SECONDS)
     plain = read_json(ran.output) if ran.status == 0 else None
     if plain is None:
         said = " ".join(ran.why.split())[-LONGEST_REASON:]

@@ -18,7 +18,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 PAGE_MIB = os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-class Totals:
+class ProcessTotals:
     """Counters of a tree at one moment."""
 
     def __init__(self) -> None:
@@ -29,13 +29,13 @@ class Totals:
         self.network: tuple[int, int] | None = None
 
 
-class ProgramTree:
+class ProcessTree:
     """The tree under one pid."""
 
     def __init__(self, pid: int, proc: Path = Path("/proc")) -> None:
         self._pid = pid
         self._proc = proc
-        self._last: tuple[float, Totals] | None = None
+        self._last: tuple[float, ProcessTotals] | None = None
 
     def is_alive(self) -> bool:
         fields = _stat(self._proc / str(self._pid))
@@ -60,8 +60,8 @@ class ProgramTree:
             found["net_tx_kbs"] = round(sent / 1024 / seconds, 1)
         return found
 
-    def _totals(self) -> Totals:
-        totals = Totals()
+    def _totals(self) -> ProcessTotals:
+        totals = ProcessTotals()
         for pid in self.pids():
             folder = self._proc / str(pid)
             self._add_threads(folder, totals)
@@ -84,7 +84,7 @@ class ProgramTree:
             at += 1
         return found[:MOST_PROGRAMS]
 
-    def _add_threads(self, folder: Path, totals: Totals) -> None:
+    def _add_threads(self, folder: Path, totals: ProcessTotals) -> None:
         with suppress(OSError):
             for task in (folder / "task").iterdir():
                 if len(totals.threads) >= MOST_THREADS:
@@ -109,7 +109,7 @@ class ProgramTree:
         return received, sent
 
 
-def _disk_rates(totals: Totals, before: Totals, seconds: float) -> dict[str, float]:
+def _disk_rates(totals: ProcessTotals, before: ProcessTotals, seconds: float) -> dict[str, float]:
     """A program that has started meanwhile counts from its beginning; without any `io` file nothing is known."""
     if not totals.disk:
         return {}

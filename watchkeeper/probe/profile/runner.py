@@ -27,12 +27,12 @@ LOOK_SECONDS = 0.2
 FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
-class CannotStart(WatchkeeperError):
+class WorkloadNotStarted(WatchkeeperError):
     """The workload could not be started or found."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class RecordingRequest:
     """What to record. `command` and `pid` None: the GPUs of this node, whoever uses them."""
 
     interval_seconds: float = 0.1
@@ -44,7 +44,7 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class RecordedWorkload:
     """`exit_code` is the workload's own, None where there was none to wait for."""
 
     recording: Recording
@@ -57,7 +57,7 @@ class Recorded:
 Show = Callable[[float, Recorder], None]
 
 
-class Stop:
+class SignalForwarder:
     """Signals that came to us: what ends the recording, and what is handed on."""
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class Stop:
 
 
 @contextmanager
-def signals(stop: Stop) -> Iterator[None]:
+def signals(stop: SignalForwarder) -> Iterator[None]:
     before = {signal.SIGINT: signal.signal(signal.SIGINT, stop.interrupt)}
     before |= {number: signal.signal(number, stop.forward) for number in FORWARDED}
     try:
@@ -92,11 +92,11 @@ def signals(stop: Stop) -> Iterator[None]:
             signal.signal(number, old)
 
 
-def run(wish: Wish, show: Show) -> Recorded:
+def run(wish: RecordingRequest, show: Show) -> RecordedWorkload:
     """Record until the workload ends, its time is over, or somebody presses Ctrl-C."""
     if wish.pid is not None and not is_running(wish.pid):
-        raise CannotStart(f"--pid {wish.pid}: no such program runs here", remedy="`ps` lists programs")
-    stop, problems = Stop(), []
+        raise WorkloadNotStarted(f"--pid {wish.pid}: no such program runs here", remedy="`ps` lists programs")
+    stop, problems = SignalForwarder(), []
     with signals(stop), Recorder(wish.interval_seconds, wish.gpus) as recorder:
         child = None if wish.command is None else start(wish)
         stop.child = child
@@ -115,27 +115,27 @@ def run(wish: Wish, show: Show) -> Recorded:
             _end(child, stop)
         recording, used = recorder.finish(), recorder.used
     code = None if child is None else child.poll()
-    return Recorded(recording, used, exit_status(code), tuple(problems), child)
+    return RecordedWorkload(recording, used, exit_status(code), tuple(problems), child)
 
 
-def start(wish: Wish) -> subprocess.Popen[bytes]:
+def start(wish: RecordingRequest) -> subprocess.Popen[bytes]:
     assert wish.command
     try:
         # With JSON on our standard output the workload's own goes to standard error.
         return subprocess.Popen(wish.command, stdout=None if wish.keeps_stdout else sys.stderr.fileno())
     except OSError as error:
-        raise CannotStart(
+        raise WorkloadNotStarted(
             f"{wish.command[0]} cannot be started: {error.strerror}",
             remedy="Write the program and its options after --",
         ) from error
 
 
-def wait(recorded: Recorded) -> int:
+def wait(recorded: RecordedWorkload) -> int:
     """The workload's exit status; where the recording was over before it, its end is awaited."""
     child = recorded.child
     if child is None:
         return 0
-    stop = Stop()
+    stop = SignalForwarder()
     stop.child = child
     with signals(stop):
         while child.poll() is None:
@@ -145,7 +145,9 @@ def wait(recorded: Recorded) -> int:
     return exit_status(child.returncode) or 0
 
 
-def _is_over(wish: Wish, stop: Stop, *, child: subprocess.Popen[bytes] | None, seconds: float) -> bool:
+def _is_over(
+    wish: RecordingRequest, stop: SignalForwarder, *, child: subprocess.Popen[bytes] | None, seconds: float
+) -> bool:
     if stop.interrupts or (child is not None and child.poll() is not None):
         return True
     if wish.for_seconds is not None and seconds >= wish.for_seconds:
@@ -153,7 +155,7 @@ def _is_over(wish: Wish, stop: Stop, *, child: subprocess.Popen[bytes] | None, s
     return child is None and wish.pid is not None and not is_running(wish.pid)
 
 
-def _end(child: subprocess.Popen[bytes], stop: Stop) -> None:
+def _end(child: subprocess.Popen[bytes], stop: SignalForwarder) -> None:
     """The workload has been interrupted: give it time, then ask, then make it end."""
     asked = stop.interrupts
     for number in (None, signal.SIGTERM, signal.SIGKILL):

@@ -21,7 +21,7 @@ from starlette.responses import Response
 
 from watchkeeper.capacity import advice, demand, demand_queries, fleet_capacity, report, rightsizing
 from watchkeeper.capacity.fleet_capacity import QueueWait
-from watchkeeper.capacity.rightsizing import Advice, Repartition
+from watchkeeper.capacity.rightsizing import Repartition, RightsizingAdvice
 from watchkeeper.clusters import inventory
 from watchkeeper.clusters.clusters import Clusters
 from watchkeeper.errors import CollectError, QueryError
@@ -73,7 +73,7 @@ class CapacityNow:
     standing: Standing
     waits: list[QueueWait]
     use: CurrentUse
-    rightsizing: list[Advice]
+    rightsizing: list[RightsizingAdvice]
     repartition: list[Repartition]
     unmapped: dict[str, int]
     problem: str | None
@@ -245,7 +245,7 @@ class CapacityApi:
 
     async def _rightsizing(
         self, held: holders.GpuHolders, window_seconds: float, named: str | None
-    ) -> tuple[list[rightsizing.Advice], float | None]:
+    ) -> tuple[list[rightsizing.RightsizingAdvice], float | None]:
         """What would do for every workload, and what all did in GPUs' worth; None where nothing is measured."""
         try:
             found, used_gpus = await workload_use.load_workload_use(self._queries, held, window_seconds, named)

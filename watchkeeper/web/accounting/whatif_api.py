@@ -84,15 +84,15 @@ class WhatIfApi:
             except WatchkeeperError as error:
                 raise HTTPException(400, str(error)) from error
 
-    async def _recorded(self, window: float) -> jobs.Recorded:
+    async def _recorded(self, window: float) -> jobs.JobRecords:
         """What this hub has seen of jobs in the time before now."""
-        step = hub_jobs.step_of(window)
+        step = hub_jobs.query_step(window)
         until = clock.to_ms(self._runtime.clock.now()) // (step * 1000) * step
-        seen, since = hub_jobs.Sightings(step), None
-        for start, end in hub_jobs.chunks(until - window, until):
+        seen, since = hub_jobs.WorkloadHistory(step), None
+        for start, end in hub_jobs.query_chunks(until - window, until):
             span = Span(round(start * 1000), round(end * 1000), step * 1000)
             # A younger hub has not seen an empty fleet before: it has seen nothing.
-            since = since or hub_jobs.first_look(await self._queries.range(hub_jobs.LOOKED, span))
+            since = since or hub_jobs.first_sample_time(await self._queries.range(hub_jobs.LOOKED, span))
             seen.take(await self._queries.range(hub_jobs.EXPRESSION, span))
         views = [] if self._clusters is None else self._clusters.views()
         found = seen.recorded(since or until - window, until, (work for view in views for work in view.workloads))
@@ -117,11 +117,11 @@ class WhatIfApi:
 
 def _replayed(
     text: str | None,
-    seen: jobs.Recorded | None,
+    seen: jobs.JobRecords | None,
     nodes: list[simulated_fleet.FleetNode],
     *,
     change: whatif.FleetChange,
-    policy: replay.Policy,
+    policy: replay.QueuePolicy,
 ) -> whatif.WhatIf:
     recorded = seen if seen is not None else jobs.read_jobs(text or "", where="jobs")
     if len(recorded.jobs) > MOST_JOBS:
@@ -166,12 +166,12 @@ def _names(body: dict[str, Any], name: str) -> tuple[str, ...]:
     return tuple(value)
 
 
-def _policy(body: dict[str, Any]) -> replay.Policy:
-    text = body.get("policy", replay.Policy.BACKFILL)
+def _policy(body: dict[str, Any]) -> replay.QueuePolicy:
+    text = body.get("policy", replay.QueuePolicy.BACKFILL)
     try:
-        return replay.Policy(text)
+        return replay.QueuePolicy(text)
     except ValueError as error:
-        raise HTTPException(400, f"policy `{str(text)[:40]}`: there are {', '.join(replay.Policy)}") from error
+        raise HTTPException(400, f"policy `{str(text)[:40]}`: there are {', '.join(replay.QueuePolicy)}") from error
 
 
 def endpoints(api: WhatIfApi) -> list[Endpoint]:

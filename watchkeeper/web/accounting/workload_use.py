@@ -55,7 +55,7 @@ class _Facts:
 
 async def load_workload_use(
     queries: Queries, held: holders.GpuHolders, window_seconds: float, cluster: str | None
-) -> tuple[list[rightsizing.Use], float | None]:
+) -> tuple[list[rightsizing.WorkloadUse], float | None]:
     """Every workload's use, and their work on all that is held now in GPUs' worth; None where nothing is measured.
 
     QueryError where a question cannot be asked.
@@ -141,14 +141,14 @@ async def _facts(queries: Queries, span: float, cluster: str | None) -> _Facts:
     return found
 
 
-def _use(workload: Workload, held: _Held, facts: _Facts | None) -> rightsizing.Use:
+def _use(workload: Workload, held: _Held, facts: _Facts | None) -> rightsizing.WorkloadUse:
     called, count = workload[1], len(held.parts)
     if facts is None:
-        return rightsizing.Use(called, count, "", None, None, None, None, is_shared=held.is_shared, is_new=True)
+        return rightsizing.WorkloadUse(called, count, "", None, None, None, None, is_shared=held.is_shared, is_new=True)
     means = facts.of(held.parts, "mean", called)
     most = {name: max(facts.of(held.parts, name, called), default=None) for name in ("p95", "memory", "free_memory")}
     labels = facts.labels.get(held.parts[0], Labels())
-    return rightsizing.Use(
+    return rightsizing.WorkloadUse(
         called,
         count,
         labels.get("modelName", ""),

@@ -54,7 +54,9 @@ def whole_run() -> dict[str, Any]:
     """Level 2 as the command runs it, children and start of torch included."""
     report = runner.run(2, now=clock.ScaledClock().now(), options=runner.DiagOptions(engine=runner.TORCH))
     bad = [
-        f"{one.test}: {one.why}" for one in report.results if one.verdict not in (diag.Verdict.PASS, diag.Verdict.SKIP)
+        f"{one.test}: {one.why}"
+        for one in report.results
+        if one.verdict not in (diag.DiagVerdict.PASS, diag.DiagVerdict.SKIP)
     ]
     return {"verdict": report.exit, "seconds": report.seconds, "not_passed": bad}
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from watchkeeper.clusters.inventory import Inventory, Owners, lacks
+from watchkeeper.clusters.inventory import NodeInventory, Owners, missing_facts
 from watchkeeper.clusters.inventory_file import read
 from watchkeeper.errors import SettingsError
 from watchkeeper.kit.own_metrics import Registry
@@ -42,10 +42,10 @@ labels = { "app.kubernetes.io/part-of" = "chat" }
 """
 
 
-def inventory(path: Path | None = None, text: str = FILE) -> Inventory:
+def inventory(path: Path | None = None, text: str = FILE) -> NodeInventory:
     if path is not None:
         path.write_text(text)
-    return Inventory(path, default_cluster="main", metrics=Registry())
+    return NodeInventory(path, default_cluster="main", metrics=Registry())
 
 
 def found(*nodes: Node) -> discovery.DiscoveredTargets:
@@ -81,12 +81,12 @@ def test_each_thing_comes_from_the_first_source_that_says_it(tmp_path: Path) -> 
 def test_the_fabric_places_a_node_that_nobody_else_does() -> None:
     (merged,) = inventory().merged([found(node("n1"))], leaves={"n1": "leaf-3"}).nodes
     assert merged.domains == {"leaf": "leaf-3"}
-    assert lacks(merged) == ["pool", "rack", "nvlink", "expected_gpus"]
+    assert missing_facts(merged) == ["pool", "rack", "nvlink", "expected_gpus"]
 
 
 def test_what_nobody_says_is_counted_as_unmapped() -> None:
     metrics = Registry()
-    mapping = Inventory(None, default_cluster="main", metrics=metrics)
+    mapping = NodeInventory(None, default_cluster="main", metrics=metrics)
     mapping.merged([found(node("n1", domains={"rack": "r1"}), node("n2"))])
     assert metrics.metrics["watchkeeper_inventory_unmapped_nodes"].get(fact="rack") == 1
     assert metrics.metrics["watchkeeper_inventory_unmapped_nodes"].get(fact="pool") == 2
@@ -157,7 +157,7 @@ def test_a_file_that_is_wrong_from_the_start_stops_the_start(tmp_path: Path) -> 
     with pytest.raises(SettingsError, match="is not TOML"):
         inventory(tmp_path / "i.toml", "[[nodes")
     with pytest.raises(SettingsError, match="cannot be read"):
-        Inventory(tmp_path / "absent.toml", default_cluster="main", metrics=Registry())
+        NodeInventory(tmp_path / "absent.toml", default_cluster="main", metrics=Registry())
 
 
 def test_yaml_says_the_same_as_toml(tmp_path: Path) -> None:

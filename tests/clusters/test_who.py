@@ -15,7 +15,7 @@ from tests.web.running import Site, serving
 from tests.web.small_fleet import Seen
 from tests.web.small_hub import SmallHub
 from watchkeeper.cli.main import main, watchkeeper
-from watchkeeper.clusters.inventory import Inventory
+from watchkeeper.clusters.inventory import NodeInventory
 from watchkeeper.kit.own_metrics import Registry
 from watchkeeper.model.cluster import ClusterView, ScheduledNode
 from watchkeeper.model.fleet import Gpu, Node
@@ -33,7 +33,9 @@ class Schedulers:
     """Schedulers that say what they are told to."""
 
     told: list[ClusterView] = field(default_factory=list)
-    inventory: Inventory = field(default_factory=lambda: Inventory(None, default_cluster="main", metrics=Registry()))
+    inventory: NodeInventory = field(
+        default_factory=lambda: NodeInventory(None, default_cluster="main", metrics=Registry())
+    )
 
     def views(self) -> list[ClusterView]:
         return self.told

@@ -14,7 +14,7 @@ NOON = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
 GPU = fleet.Place("main", node="n1", gpu="GPU-1")
 FINDING = diagnosis.Finding("gpu_fell_off_bus", 0.97, GPU, "GPU 1 on n1 fell off the bus", "", ())
 BEFORE = diagnosis.Diagnosis("INC-2", NOON, (FINDING,), ("kernel log",))
-ALIKE = diagnosis.Alike("INC-1", "pcie_degraded", "ada", "riser: was (loose)")
+ALIKE = diagnosis.SimilarIncident("INC-1", "pcie_degraded", "ada", "riser: was (loose)")
 WORDS = "people: INC-1 looked like this and was pcie_degraded (ada: riser: was (loose))"
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.incident_stories import Room, alert, event, gpu, later, node, xid
 from watchkeeper.errors import InvalidTransition, JournalConflict
-from watchkeeper.model.events import SERVER, TELLS_RETURN, Event, EventKind
+from watchkeeper.model.events import REPORTS_RECOVERY, SERVER, Event, EventKind
 from watchkeeper.model.fleet import Place
 from watchkeeper.model.incidents import IncidentState
 
@@ -37,7 +37,7 @@ def test_a_boot_of_the_node_mends_no_cable_and_the_return_of_the_link_does(room:
 
 
 def storage(kind: EventKind, server: str, at: float, *, waits: bool = True) -> Event:
-    named = {SERVER: server, **({TELLS_RETURN: "1"} if waits and kind is EventKind.STORAGE_LOST else {})}
+    named = {SERVER: server, **({REPORTS_RECOVERY: "1"} if waits and kind is EventKind.STORAGE_LOST else {})}
     return replace(event(kind, node(), at, id=f"{kind}/{server}/{at}"), fields=named)
 
 

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from watchkeeper.model.gpu_selectors import Gpu, read_words
+from watchkeeper.model.gpu_selectors import SelectableGpu, parse_selection
 
-GPUS = [Gpu(index, f"GPU-{index}aaaaaaa-0000", f"0000:{16 + index:02x}:00") for index in range(8)]
+GPUS = [SelectableGpu(index, f"GPU-{index}aaaaaaa-0000", f"0000:{16 + index:02x}:00") for index in range(8)]
 
 
 def meant(*texts: str) -> list[int | None]:
-    chosen = read_words(texts)
+    chosen = parse_selection(texts)
     return [gpu.index for gpu in GPUS if chosen.has(gpu)]
 
 
@@ -38,20 +38,20 @@ def test_every_spelling_names_its_gpu(texts: list[str], indices: list[int]) -> N
 
 
 def test_a_slice_is_named_by_its_own_uuid_wherever_it_lies() -> None:
-    cut = Gpu(1, "GPU-1", None, {"MIG-8A11": 3, "MIG-8b22": 4})
-    chosen = read_words(["MIG-8a"])
+    cut = SelectableGpu(1, "GPU-1", None, {"MIG-8A11": 3, "MIG-8b22": 4})
+    chosen = parse_selection(["MIG-8a"])
     assert (chosen.has(cut), chosen.slices(cut), chosen.has(GPUS[0])) == (True, frozenset({3}), False)
     assert chosen.missing(GPUS) == ["MIG-8a"]
-    assert read_words(["MIG-8a,1"]).slices(cut) is None
+    assert parse_selection(["MIG-8a,1"]).slices(cut) is None
 
 
 def test_slices_are_kept_apart_from_whole_gpus() -> None:
-    chosen = read_words(["0/1,0/2,3,3/1"])
+    chosen = parse_selection(["0/1,0/2,3,3/1"])
     assert [chosen.slices(GPUS[index]) for index in (0, 3, 4)] == [frozenset({1, 2}), None, None]
 
 
 def test_words_that_name_nothing_are_said() -> None:
-    assert read_words(["0,9,GPU-f,11:00.0"]).missing(GPUS) == ["9", "GPU-f"]
+    assert parse_selection(["0,9,GPU-f,11:00.0"]).missing(GPUS) == ["9", "GPU-f"]
 
 
 @pytest.mark.parametrize(
@@ -71,10 +71,10 @@ def test_words_that_name_nothing_are_said() -> None:
 )
 def test_what_is_no_gpu_is_refused_with_what_would_be_one(text: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        read_words([text])
+        parse_selection([text])
 
 
 @given(st.text())
 def test_any_text_is_read_or_refused(text: str) -> None:
     with suppress(ValueError):
-        assert read_words([text]).words
+        assert parse_selection([text]).words

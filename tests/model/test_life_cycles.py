@@ -77,9 +77,9 @@ def test_ranking_is_best_first_and_does_not_depend_on_the_order_of_arrival(
     drawn: list[tuple[str, float]], random: object
 ) -> None:
     found = [diagnosis.Finding(cause, sure, Place("main"), "", "", ()) for cause, sure in drawn]
-    ranked = diagnosis.rank(tuple(found))
+    ranked = diagnosis.rank_findings(tuple(found))
     random.shuffle(found)  # type: ignore[attr-defined]
-    assert diagnosis.rank(tuple(found)) == ranked
+    assert diagnosis.rank_findings(tuple(found)) == ranked
     assert [one.confidence for one in ranked] == sorted((one.confidence for one in found), reverse=True)
 
 

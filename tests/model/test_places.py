@@ -70,4 +70,4 @@ def test_a_node_lies_in_each_of_its_failure_domains() -> None:
 
 @pytest.mark.parametrize("text", ["PCI:0000:5d:00", "00000000:5D:00.0", "5d:00.0", "0000:5d:00.0"])
 def test_one_pci_address_has_one_spelling(text: str) -> None:
-    assert fleet.same_pci(text) == "0000:5d:00"
+    assert fleet.normalise_pci(text) == "0000:5d:00"

@@ -140,7 +140,7 @@ def is_close(left: notation.Point, right: notation.Point) -> bool:
 def _alike(wanted: histograms.Histogram, got: histograms.Histogram) -> bool:
     """Histograms without empty buckets, numbers nearly equal; a hint counts where one is wanted."""
     wanted, got = wanted.compacted(), got.compacted()
-    if wanted.hint is not histograms.Hint.UNKNOWN and wanted.hint is not got.hint:
+    if wanted.hint is not histograms.ResetHint.UNKNOWN and wanted.hint is not got.hint:
         return False
     return wanted.layout == got.layout and all(map(is_close, wanted.numbers, got.numbers))
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.support import native_strategies as native
 from watchkeeper import errors
 from watchkeeper.kit.protobuf import fields, varint
-from watchkeeper.model.histograms import CUSTOM, Hint, Histogram, HistogramSample
+from watchkeeper.model.histograms import CUSTOM, Histogram, HistogramSample, ResetHint
 from watchkeeper.model.labels import Labels
 from watchkeeper.query import histogram_json, histogram_text, histogram_wire
 from watchkeeper.query.remote import remote_write
@@ -147,4 +147,4 @@ def test_series_of_histograms_grow_step_by_step() -> None:
         (2.0, 4.0, ((0, 2.0),)),
     ]
     [gauge] = histogram_text.expand("{{counter_reset_hint:gauge}}")
-    assert gauge.hint is Hint.GAUGE
+    assert gauge.hint is ResetHint.GAUGE

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support import engines
-from watchkeeper.model.histograms import Histogram, HistogramSample, total
+from watchkeeper.model.histograms import Histogram, HistogramSample, sum_histograms
 from watchkeeper.model.labels import Labels
 from watchkeeper.query.embedded import EmbeddedEngine
 from watchkeeper.query.engine import Answer
@@ -59,7 +59,7 @@ def samples() -> Iterator[list[AnySample]]:
         for job in range(4):
             anew = job == 3 and step == 20
             more = observed(random_numbers, job % 2)
-            reached[job] = start[job] if anew else total([reached[job], more]).histogram
+            reached[job] = start[job] if anew else sum_histograms([reached[job], more]).histogram
         yield [HistogramSample(series[job], START_MS + step * STEP_MS, reached[job]) for job in range(4)]
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.remediate.cluster import nodes
 from watchkeeper.kit import quiet_hours
 from watchkeeper.model.fleet import Node, Place
-from watchkeeper.model.repairs import Switch
+from watchkeeper.model.repairs import RepairSwitch
 from watchkeeper.model.trust import Mode
 from watchkeeper.remediate import guards
 from watchkeeper.remediate.guards import GuardLimits, Quorum, RepairRequest, RepairStart, count, refusals
@@ -152,14 +152,14 @@ def test_the_breaker_opens_over_distinct_nodes_and_stays_open() -> None:
     why = guards.trip(wanted, limits, since=None, now=NOW)
     assert why == "3 nodes wanted a repair within 10 min, the limit is 2"
     assert guards.trip(wanted, limits, since=NOW, now=NOW) is None
-    tripped = said(NONE, switch=Switch(tripped_at=NOW, tripped_why=why))
+    tripped = said(NONE, switch=RepairSwitch(tripped_at=NOW, tripped_why=why))
     assert tripped == [
         f"breaker: the circuit breaker tripped at 2026-05-04 12:00Z: {why}; `watchkeeper act reset` closes it"
     ]
 
 
 def test_a_stopped_hub_starts_nothing_and_says_who_stopped_it() -> None:
-    switch = Switch(stopped_at=NOW, stopped_by="ada", stopped_why="power work")
+    switch = RepairSwitch(stopped_at=NOW, stopped_by="ada", stopped_why="power work")
     assert said(NONE, switch=switch)[0].startswith("stop: ada stopped everything at 2026-05-04 12:00Z (power work)")
 
 

@@ -44,7 +44,7 @@ def test_an_order_waits_for_its_node_until_the_node_answers(outbox: OrderQueue, 
     assert waiting(outbox) == [given.order] == waiting(outbox), "a poll whose answer was lost gets it again"
     tracked = outbox.take(given.order.id, answer(given.order.id), now=minutes(1))
     assert tracked is not None
-    assert tracked.state(minutes(1)) is orders.State.ANSWERED
+    assert tracked.state(minutes(1)) is orders.OrderState.ANSWERED
     assert waiting(outbox) == []
     assert [(entry.kind, entry.actor) for entry in journal.entries()] == [("order", "ann"), ("receipt", "n1")]
     assert journal.verify() is None
@@ -102,7 +102,7 @@ def test_a_receipt_that_comes_after_the_order_expired_is_still_kept(outbox: Orde
     assert waiting(outbox, at=minutes(11)) == []
     late = outbox.take(id, answer(id), now=minutes(12))
     assert late is not None
-    assert late.state(minutes(12)) is orders.State.ANSWERED
+    assert late.state(minutes(12)) is orders.OrderState.ANSWERED
 
 
 @pytest.mark.parametrize(

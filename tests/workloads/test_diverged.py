@@ -88,11 +88,11 @@ class Struck:
     def report(self) -> list[str]:
         """What `watchkeeper explain job` prints about it."""
         now = self.watch.simulation.now
-        found = board.look(self.watch.engine, now, board.Around())
+        found = board.make_board(self.watch.engine, now, board.BoardInputs())
         [line] = [line for line in found.lines if line.name == self.job]
         happened = self.watch.journal.events_at(fleet.Place("sim"), since=now - timedelta(hours=1), until=now)
         plain = asked(found, line.id, happened)
-        return jobs_command.report_lines(report.make(self.watch.engine, now, plain))
+        return jobs_command.report_lines(report.make_report(self.watch.engine, now, plain))
 
     def evidence(self) -> list[str]:
         [incident] = [one for one in self.watch.incidents() if one.place.domain == f"job={self.job}" and one.is_open]

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from watchkeeper.capacity.forecast import Forecast
 from watchkeeper.capacity.fullness import Fullness, GpusNeeded
 from watchkeeper.capacity.rightsizing import Repartition
-from watchkeeper.model.fleet_capacity import Standing
+from watchkeeper.model.fleet_capacity import FleetCapacity
 
 # Below this many stranded GPUs a reshuffle costs more than it brings.
 WORTH_MOVING = 8
@@ -37,7 +37,7 @@ def advise_on_forecast(demand: Forecast, full: Fullness, need: GpusNeeded) -> li
     return _grow(demand, full, need) or [stay]
 
 
-def advise_on_capacity(now: Standing, cuts: Iterable[Repartition]) -> list[ScalingAdvice]:
+def advise_on_capacity(now: FleetCapacity, cuts: Iterable[Repartition]) -> list[ScalingAdvice]:
     """What could be had without a new GPU."""
     found = []
     if now.rooms:

@@ -14,7 +14,7 @@ import numpy as np
 
 from watchkeeper.capacity.jobs import RecordedJob
 from watchkeeper.capacity.simulated_fleet import WHOLE, FleetNode, SimulatedFleet
-from watchkeeper.model.fleet_capacity import ShapeRoom, Standing
+from watchkeeper.model.fleet_capacity import FleetCapacity, ShapeCapacity
 
 SHAPES = (1, 2, 4, 8)
 LOST = "its scheduler cannot give them"
@@ -69,13 +69,13 @@ class WaitingRequest:
     started_at: float | None
 
 
-def summarise_capacity(nodes: Sequence[NodeCapacity]) -> Standing:
+def summarise_capacity(nodes: Sequence[NodeCapacity]) -> FleetCapacity:
     free = [node.free for node in nodes]
     total = sum(free)
     largest = max((node.gpus for node in nodes), default=0)
     shapes = [shape for shape in SHAPES if shape <= largest] or ([largest] if largest else [])
     rooms = tuple(fragmentation(free, shapes))
-    return Standing(
+    return FleetCapacity(
         sum(node.gpus for node in nodes),
         sum(node.in_service for node in nodes),
         sum(min(node.held, node.gpus) for node in nodes),
@@ -86,13 +86,13 @@ def summarise_capacity(nodes: Sequence[NodeCapacity]) -> Standing:
     )
 
 
-def fragmentation(free: Iterable[int], shapes: Iterable[int]) -> list[ShapeRoom]:
+def fragmentation(free: Iterable[int], shapes: Iterable[int]) -> list[ShapeCapacity]:
     """For each shape how many of its jobs fit onto the free GPUs of single nodes."""
     counts = np.array(list(free), dtype=np.int64)
     found = []
     for shape in shapes:
         jobs = int((counts // shape).sum())
-        found.append(ShapeRoom(shape, jobs, jobs * shape, int(counts.sum()) - jobs * shape))
+        found.append(ShapeCapacity(shape, jobs, jobs * shape, int(counts.sum()) - jobs * shape))
     return found
 
 

@@ -25,7 +25,7 @@ from watchkeeper.model.fleet import Gpu
 from watchkeeper.model.fleet import Node
 from watchkeeper.model.fleet import NodeInFleet
 from watchkeeper.model.fleet import Place
-from watchkeeper.model.incidents import Happened
+from watchkeeper.model.incidents import TimelineEntry
 from watchkeeper.model.incidents import Incident
 from watchkeeper.model.incidents import IncidentState
 from watchkeeper.model.incidents import Member
@@ -36,7 +36,7 @@ from watchkeeper.model.notices import Notice
 from watchkeeper.model.orders import Envelope
 from watchkeeper.model.orders import Receipt as OrdersReceipt
 from watchkeeper.model.repairs import RepairState
-from watchkeeper.model.fleet_capacity import Standing
+from watchkeeper.model.fleet_capacity import FleetCapacity
 from watchkeeper.model.trust import Mode
 
 
@@ -159,7 +159,7 @@ class CapacityAdvice(HubAnswer):
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CapacityNow(HubAnswer):
     now: datetime
-    standing: Standing
+    standing: FleetCapacity
     waits: tuple[Wait, ...]
     use: CurrentUse
     rightsizing: tuple[RightsizingAdvice, ...]
@@ -187,7 +187,7 @@ class CauseCorrected(HubAnswer):
     plan: Plan | None
     silenced_by: SilencedBy | None
     runbook: str
-    timeline: tuple[Happened, ...]
+    timeline: tuple[TimelineEntry, ...]
     correction: Correction
 
 
@@ -748,7 +748,7 @@ class JobList(HubAnswer):
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ReplicaList(HubAnswer):
     replicas: tuple[ReplicasAdvice, ...]
-    past: Past | None
+    past: ReplicasReplay | None
     problems: tuple[str, ...]
 
 
@@ -999,7 +999,7 @@ class ReplicasAdvice(HubAnswer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Past(HubAnswer):
+class ReplicasReplay(HubAnswer):
     """What following the advice would have done, over the part of the window in which the model was seen. `crowded_seconds` is the time with more waiting for each replica than the target, `late_seconds` the time in which more requests were late than the latency objective allows (None: no objective of it is measured); both as it was and as it would have been. `changes` and `had_changes` count changes of the number of replicas."""
 
     cluster: str
@@ -1296,7 +1296,7 @@ class IncidentDetail(HubAnswer):
     plan: Plan | None
     silenced_by: SilencedBy | None
     runbook: str
-    timeline: tuple[Happened, ...]
+    timeline: tuple[TimelineEntry, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -1319,7 +1319,7 @@ class FullIncidentDetail(HubAnswer):
     plan: Plan | None
     silenced_by: SilencedBy | None
     runbook: str
-    timeline: tuple[Happened, ...]
+    timeline: tuple[TimelineEntry, ...]
     blast: Blast | None
 
 

@@ -24,7 +24,7 @@ from watchkeeper.client.address import DEFAULT_URL
 from watchkeeper.client.reading import NOT_A_HUB, read_answer
 from watchkeeper.errors import HubError
 from watchkeeper.kit import api_version, wire
-from watchkeeper.model.fleet_capacity import Standing
+from watchkeeper.model.fleet_capacity import FleetCapacity
 from watchkeeper.model.incidents import Incident
 from watchkeeper.model.jobs import JobReport
 from watchkeeper.model.node_list import NodeLine
@@ -285,7 +285,7 @@ class Client:
         """What is free, held and stranded now, who waits, and what would fit better; see docs/howto/capacity.md."""
         return self._get(answers.CapacityNow, "/api/capacity/now", **asked)
 
-    def free_capacity(self, *, cluster: str | None = None) -> Standing:
+    def free_capacity(self, *, cluster: str | None = None) -> FleetCapacity:
         return self.capacity_now(cluster=cluster).standing
 
     def forecast(self, **asked: str | None) -> answers.CapacityForecast:

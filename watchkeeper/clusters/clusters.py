@@ -22,7 +22,7 @@ from watchkeeper.scrape import discovery, status_series
 from watchkeeper.scrape.fleet import FleetInventory
 
 
-class Scheduler(Protocol):
+class ClusterScheduler(Protocol):
     """One scheduler of one cluster, kept up to date by itself."""
 
     @property
@@ -56,20 +56,24 @@ class Scheduler(Protocol):
 
 def of_settings(settings: config.FleetSettings, *, time: clock.Clock, metrics: own_metrics.Registry) -> Clusters:
     """The schedulers that the settings name; SettingsError where one of them cannot be asked."""
-    schedulers: list[Scheduler | None] = [
+    schedulers: list[ClusterScheduler | None] = [
         kubernetes_source.of_settings(settings, time=time, metrics=metrics),
         slurm_watch.of_settings(settings, time=time, metrics=metrics),
     ]
     path = None if settings.inventory is None else Path(settings.inventory)
-    return Clusters(schedulers, inventory.Inventory(path, default_cluster=settings.cluster, metrics=metrics))
+    return Clusters(schedulers, inventory.NodeInventory(path, default_cluster=settings.cluster, metrics=metrics))
 
 
 class Clusters:
     """All schedulers of a hub; none is a fleet without one."""
 
-    def __init__(self, schedulers: Iterable[Scheduler | None], mapping: inventory.Inventory | None = None) -> None:
+    def __init__(
+        self, schedulers: Iterable[ClusterScheduler | None], mapping: inventory.NodeInventory | None = None
+    ) -> None:
         self.schedulers = tuple(scheduler for scheduler in schedulers if scheduler is not None)
-        self.inventory = mapping or inventory.Inventory(None, default_cluster="main", metrics=own_metrics.Registry())
+        self.inventory = mapping or inventory.NodeInventory(
+            None, default_cluster="main", metrics=own_metrics.Registry()
+        )
         self._owners = inventory.Owners(self.inventory)
         self._standing = status_series.StatusSeries()
 

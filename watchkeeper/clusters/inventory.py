@@ -50,7 +50,7 @@ class Owner:
     project: str = ""
 
 
-class Inventory:
+class NodeInventory:
     """The file, and what came of the last merge; SettingsError for a file that is wrong from the start."""
 
     def __init__(self, path: Path | None, *, default_cluster: str, metrics: own_metrics.Registry) -> None:
@@ -137,7 +137,7 @@ class Inventory:
         ]
 
     def _note(self, nodes: Iterable[fleet.Node], problems: list[str], counts: Counter[str]) -> None:
-        lacking = unmapped(nodes)
+        lacking = count_missing_facts(nodes)
         for fact in FACTS:
             self._unmapped.set(lacking[fact], fact=fact)
             self._conflicts.set(counts[fact], fact=fact)
@@ -168,7 +168,7 @@ WorkloadKey = tuple[str, str, str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class _Named:
+class _OwnedSeries:
     """A series with its owner, kept from one time to the next: most of 20,000 do not change."""
 
     key: WorkloadKey
@@ -179,9 +179,9 @@ class _Named:
 class Owners:
     """Team and project on the series that say who holds a GPU, and the team of whoever held one."""
 
-    def __init__(self, inventory: Inventory) -> None:
+    def __init__(self, inventory: NodeInventory) -> None:
         self._inventory = inventory
-        self._named: dict[Labels, _Named] = {}
+        self._named: dict[Labels, _OwnedSeries] = {}
         self._teams: dict[str, str] = {}
         # By the names of jobs, which are those of their pods without an ending; `unmapped` where teams share one.
         self._job_teams: dict[str, str] = {}
@@ -192,7 +192,7 @@ class Owners:
             (one.cluster, one.workload.namespace, one.workload.name): one for view in views for one in view.workloads
         }
         owners: dict[WorkloadKey, Owner] = {}
-        kept: dict[Labels, _Named] = {}
+        kept: dict[Labels, _OwnedSeries] = {}
         for labels in series:
             before = self._named.get(labels)
             key = _workload_key(labels) if before is None else before.key
@@ -200,7 +200,7 @@ class Owners:
             if owner is None:
                 owner = owners[key] = self._owner(key, known.get(key[:3]))
             if before is None or before.owner != owner:
-                before = _Named(key, owner, labels.having(team=owner.team, project=owner.project))
+                before = _OwnedSeries(key, owner, labels.having(team=owner.team, project=owner.project))
             kept[labels] = before
         self._named = kept
         self._remember(owners)
@@ -213,7 +213,7 @@ class Owners:
 
     def _remember(self, owners: Mapping[WorkloadKey, Owner]) -> None:
         for (_, namespace, name, _), owner in owners.items():
-            called = workloads.called(namespace, name)
+            called = workloads.workload_name(namespace, name)
             if (before := self._teams.get(called)) != owner.team:
                 self._teams[called] = owner.team
                 if namespace:
@@ -235,15 +235,15 @@ def _workload_key(labels: Labels) -> WorkloadKey:
     return named.get("cluster", ""), named.get("namespace", ""), named.get("workload", ""), named.get("user", "")
 
 
-def lacks(node: fleet.Node) -> list[str]:
+def missing_facts(node: fleet.Node) -> list[str]:
     """The facts that nobody has said about a node."""
     have = {POOL: node.pool, EXPECTED: "" if node.expected_gpus is None else "known", **node.domains}
     return [fact for fact in FACTS if not have.get(fact)]
 
 
-def unmapped(nodes: Iterable[fleet.Node]) -> dict[str, int]:
+def count_missing_facts(nodes: Iterable[fleet.Node]) -> dict[str, int]:
     """Of how many of these nodes nobody says each fact: the line that every report about nodes has."""
-    lacking = Counter(fact for node in nodes for fact in lacks(node))
+    lacking = Counter(fact for node in nodes for fact in missing_facts(node))
     return {fact: lacking[fact] for fact in FACTS}
 
 

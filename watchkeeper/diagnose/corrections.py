@@ -101,7 +101,8 @@ def apply_corrections(
 ) -> diagnosis.Diagnosis:
     """The diagnosis with what people said: about this incident as its first answer, about others beside it."""
     alike = tuple(
-        diagnosis.Alike(one.incident, one.cause, one.actor, one.why) for one in lessons.similar_to(found, incident)
+        diagnosis.SimilarIncident(one.incident, one.cause, one.actor, one.why)
+        for one in lessons.similar_to(found, incident)
     )
     words = (f"people: {one.incident} looked like this and was {one.cause} ({one.actor}: {one.why})" for one in alike)
     own = lessons.for_incident(incident.id)
@@ -131,7 +132,7 @@ def _by_a_person(said: Correction, incident: incidents.Incident, ours: diagnosis
         title=row.headline(name) if ours is None else ours.title,
         why=row.why if ours is None else ours.why,
         evidence=(heard, *(() if ours is None else ours.evidence)),
-        actions=(diagnosis.Step(row.advice(name)),) if ours is None else ours.actions,
+        actions=(diagnosis.DiagnosisStep(row.advice(name)),) if ours is None else ours.actions,
         ruled_out=() if ours is None else ours.ruled_out,
     )
 

@@ -19,14 +19,14 @@ def has_changed(found: diagnosis.Diagnosis, before: diagnosis.Diagnosis | None) 
     return _gist(found) != _gist(before) or (_is_by_uuid(before) and not _is_by_uuid(found))
 
 
-def similar_incidents(found: diagnosis.Diagnosis) -> tuple[diagnosis.Alike, ...]:
+def similar_incidents(found: diagnosis.Diagnosis) -> tuple[diagnosis.SimilarIncident, ...]:
     return found.alike or _alike_in_texts(found.looked_at)
 
 
-def _alike_in_texts(texts: tuple[str, ...]) -> tuple[diagnosis.Alike, ...]:
+def _alike_in_texts(texts: tuple[str, ...]) -> tuple[diagnosis.SimilarIncident, ...]:
     """Compatibility: journals of before `Diagnosis.alike` have the words of people in `looked_at` only."""
     read = (_WRITTEN.fullmatch(text) for text in texts)
-    return tuple(diagnosis.Alike(*match.groups()) for match in read if match is not None)
+    return tuple(diagnosis.SimilarIncident(*match.groups()) for match in read if match is not None)
 
 
 def _gist(found: diagnosis.Diagnosis) -> object:

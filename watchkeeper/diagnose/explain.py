@@ -18,7 +18,7 @@ from watchkeeper.diagnose.checks import CHECKS, Check
 from watchkeeper.diagnose.checks.catalogue import from_catalogue, unknown
 from watchkeeper.diagnose.evidence import FIELDS, IncidentFacts
 from watchkeeper.kit.logs import fields
-from watchkeeper.model.diagnosis import Diagnosis, Finding, rank
+from watchkeeper.model.diagnosis import Diagnosis, Finding, rank_findings
 from watchkeeper.model.incidents import Incident
 
 log = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ def diagnose(facts: IncidentFacts, now: datetime, *, checks: Iterable[Check] = C
         findings.append(unknown(facts))
     also = (f"also here: {finding.title} ({finding.cause})" for finding in others)
     changed = (f"changed: {change}" for change in facts.context.changes)
-    ranked = rank(tuple(_as_sure_as_seen(facts, finding) for finding in findings))
+    ranked = rank_findings(tuple(_as_sure_as_seen(facts, finding) for finding in findings))
     looked_at = (
         *facts.sources,
         *changed,

@@ -56,7 +56,7 @@ def with_incidents(
     )
 
 
-def step_text(step: diagnosis.Step) -> str:
+def step_text(step: diagnosis.DiagnosisStep) -> str:
     """With its command: whoever reads this stands before a terminal."""
     return f"{step.do}   $ {step.command}" if step.command else step.do
 

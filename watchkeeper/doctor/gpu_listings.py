@@ -85,7 +85,7 @@ def _judge(gpu: GpuReading, listing: Listing, facts: DoctorFacts) -> bool:
     """Add every sign of one GPU; true if it is at its temperature limit."""
     place = {"gpu": gpu.index or ""}
     if gpu.name:
-        place["pci"] = fleet.same_pci(gpu.name)
+        place["pci"] = fleet.normalise_pci(gpu.name)
     for sign, line in (*_memory_signs(gpu), *_clock_signs(gpu), *_link_signs(gpu), *_mode_signs(gpu)):
         add(facts, listing, sign, line=line, fields=dict(place))
     limit_line = _at_limit(gpu)
@@ -227,7 +227,7 @@ def _read_page(listing: Listing, facts: DoctorFacts) -> None:
             "pod": labels.get("pod", ""),
         }
         if labels.get("pci_bus_id"):
-            fields["pci"] = fleet.same_pci(labels["pci_bus_id"])
+            fields["pci"] = fleet.normalise_pci(labels["pci_bus_id"])
         if sign == "page-xid":
             fields["code"] = labels.get("xid", str(int(value))) if name.startswith("DCGM_EXP") else str(int(value))
         add(facts, listing, sign, line=listing.text.count("\n", 0, match.start()) + 1, fields=fields)

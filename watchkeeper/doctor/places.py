@@ -122,7 +122,7 @@ def _with_their_gpu(sightings: Sequence[Sighting]) -> list[Sighting]:
     named: dict[tuple[str, int], set[str]] = {}
     for seen in sightings:
         if DRIVER in seen.text and (pci := seen.fields.get("pci")) and ADDRESS.match(pci):
-            named.setdefault((seen.input, seen.line), set()).add(fleet.same_pci(pci))
+            named.setdefault((seen.input, seen.line), set()).add(fleet.normalise_pci(pci))
     found = []
     for seen in sightings:
         if named and DRIVER in seen.text and not {"pci", "gpu"} & seen.fields.keys():

@@ -120,7 +120,7 @@ class DoctorFinding:
     title: str
     why: str
     evidence: tuple[Sighting, ...]
-    actions: tuple[diagnosis.Step, ...]
+    actions: tuple[diagnosis.DiagnosisStep, ...]
     ruled_out: tuple[str, ...]
 
 
@@ -150,7 +150,7 @@ class _Ways:
     """What can be done about each cause here."""
 
     scheduler: JobScheduler
-    steps: Mapping[str, tuple[diagnosis.Step, ...]]
+    steps: Mapping[str, tuple[diagnosis.DiagnosisStep, ...]]
 
 
 def build(facts: DoctorFacts, weighed: Iterable[Weighed]) -> DoctorReport:
@@ -179,7 +179,7 @@ def _finding(one: Weighed, ways: _Ways) -> DoctorFinding:
     if one.cause == diagnosis.UNKNOWN_CAUSE and one.confidence >= WORTH_ASKING and one.why:
         # No cause of the catalogue, but a sign that says what it is: a job that Slurm ended, a disk that was full.
         title = FIRST_CLAUSE.split(one.why, maxsplit=1)[0].rstrip(".")
-    steps = tuple(diagnosis.Step(text) for text in one.advice)
+    steps = tuple(diagnosis.DiagnosisStep(text) for text in one.advice)
     return DoctorFinding(
         cause=one.cause,
         confidence=round(one.confidence, 2),
@@ -219,7 +219,7 @@ def _one_spelling(name: str, value: str) -> str:
     if name != "pci":
         return value
     try:
-        return fleet.same_pci(value)
+        return fleet.normalise_pci(value)
     except ValueError:
         return value
 
@@ -229,7 +229,7 @@ def _shape(name: str, values: Sequence[str]) -> Any:
     return shaped[0] if len(shaped) == 1 else shaped
 
 
-def _actions(cause: str, where: Mapping[str, Any], ways: _Ways) -> tuple[diagnosis.Step, ...]:
+def _actions(cause: str, where: Mapping[str, Any], ways: _Ways) -> tuple[diagnosis.DiagnosisStep, ...]:
     row = causes.lookup(cause)
     place, node = wording.place(row, where), wording.one(where.get("node"))
     filled = {name: wording.one(where.get(name)) or name.upper() for name in FILLED}
@@ -243,10 +243,10 @@ def _actions(cause: str, where: Mapping[str, Any], ways: _Ways) -> tuple[diagnos
         for name, text in (("drain", DRAIN[ways.scheduler]), ("cordon", CORDON[ways.scheduler]))
     }
     listed = tuple(
-        diagnosis.Step(step.do, None if step.command is None else _fill(step.command, filled), step.risk)
+        diagnosis.DiagnosisStep(step.do, None if step.command is None else _fill(step.command, filled), step.risk)
         for step in ways.steps.get(cause, ())
     )
-    return listed or (diagnosis.Step(row.advice(place, node)),)
+    return listed or (diagnosis.DiagnosisStep(row.advice(place, node)),)
 
 
 def _fill(command: str, filled: Mapping[str, str]) -> str:
@@ -256,16 +256,16 @@ def _fill(command: str, filled: Mapping[str, str]) -> str:
 
 
 @cache
-def _steps() -> dict[str, tuple[diagnosis.Step, ...]]:
-    found: dict[str, list[diagnosis.Step]] = {}
+def _steps() -> dict[str, tuple[diagnosis.DiagnosisStep, ...]]:
+    found: dict[str, list[diagnosis.DiagnosisStep]] = {}
     for cause, step in pack.load(FILE, _read_row):
         found.setdefault(cause, []).append(step)
     return {cause: tuple(steps) for cause, steps in found.items()}
 
 
-def _read_row(cells: Mapping[str, str]) -> tuple[str, diagnosis.Step]:
+def _read_row(cells: Mapping[str, str]) -> tuple[str, diagnosis.DiagnosisStep]:
     known = frozenset(row.cause for row in causes.all_causes())
-    step = diagnosis.Step(pack.required(cells["do"]), cells["command"] or None, diagnosis.Risk(cells["risk"]))
+    step = diagnosis.DiagnosisStep(pack.required(cells["do"]), cells["command"] or None, diagnosis.Risk(cells["risk"]))
     return pack.choice(cells["cause"], known), step
 
 

@@ -193,7 +193,7 @@ class Watch:
         plain = self.simulation.inventory(node)["gpus"]
         try:
             return [
-                fleet_model.Gpu(gpu["uuid"], gpu["index"], fleet_model.same_pci(gpu["pci"]), gpu["model"])
+                fleet_model.Gpu(gpu["uuid"], gpu["index"], fleet_model.normalise_pci(gpu["pci"]), gpu["model"])
                 for gpu in plain
             ]
         except ValueError as error:

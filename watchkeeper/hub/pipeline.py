@@ -364,7 +364,7 @@ class Pipeline:
         except Exception as error:
             log.warning("Workloads are unknown", extra=fields(place=str(place), error=error))
             return None
-        return sorted({name for labels in answer.frame.labels if (name := fleet_model.holder(labels))})
+        return sorted({name for labels in answer.frame.labels if (name := fleet_model.holder_from_labels(labels))})
 
 
 def _together(key: str) -> str:

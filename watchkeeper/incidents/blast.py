@@ -140,4 +140,4 @@ def _hits(incident: Incident, holders: Mapping[labels.Labels, float]) -> tuple[H
 
 
 def _name(held: Mapping[str, str], *, called: str = "workload") -> str:
-    return workloads.called(held.get("namespace", ""), held.get(called, ""))
+    return workloads.workload_name(held.get("namespace", ""), held.get(called, ""))

@@ -33,10 +33,10 @@ class Conditions:
 
     def remember(self, event: events.Event, heard_at: datetime) -> None:
         latest = self._latest.setdefault(event.place.whole_node, {})
-        known = latest.get(events.key_of(event))
+        known = latest.get(events.condition_key(event))
         if known is None or (known.at, known.id) < (event.at, event.id):
-            latest[events.key_of(event)] = event
-            self._heard[events.key_of(event)] = heard_at
+            latest[events.condition_key(event)] = event
+            self._heard[events.condition_key(event)] = heard_at
 
     def link_member(self, key: events.ConditionKey, ref: str) -> None:
         """From now on the member `ref` speaks for this condition."""
@@ -54,7 +54,7 @@ class Conditions:
         clearing = [event for event in latest.values() if event.kind in CLEARING_KINDS]
         # A source's clock may run ahead of ours; what it reported is not in the future for that.
         at = max(now, latest[key].at)
-        return events.fold([latest[key], *clearing], clear_rule(cause, latest[key]), at)[key]
+        return events.fold_conditions([latest[key], *clearing], clear_rule(cause, latest[key]), at)[key]
 
     def cleared(self, member: Member, *, now: datetime) -> events.Condition | None:
         """The condition of an event member, if it is over."""

@@ -72,7 +72,7 @@ def workload_name(place: fleet.Place) -> str:
 def holders_of(incident: incidents.Incident) -> frozenset[str]:
     """The jobs that hold the GPUs of an incident, where GPUs of one job are one incident."""
     is_one = incident.family in OF_WHOLE_JOBS and incident.place.gpu is not None
-    return frozenset(map(jobs.job_of, incident.workloads)) if is_one else frozenset()
+    return frozenset(map(jobs.job_of_holder, incident.workloads)) if is_one else frozenset()
 
 
 def jobs_of(incident: incidents.Incident) -> frozenset[str]:

@@ -137,8 +137,8 @@ def from_alert(alert: alerts.Alert) -> Signal | None:
         severity=alert.severity,
         until=alert.resolved_at if alert.state is alerts.AlertState.RESOLVED else None,
     )
-    holder = fleet.holder(alert.labels) if member.place.gpu is not None else None
-    return Signal(member, causes.lookup(cause).family, job=jobs.job_of(holder) if holder else "")
+    holder = fleet.holder_from_labels(alert.labels) if member.place.gpu is not None else None
+    return Signal(member, causes.lookup(cause).family, job=jobs.job_of_holder(holder) if holder else "")
 
 
 def place_of(labels: Mapping[str, str]) -> fleet.Place:
@@ -169,7 +169,7 @@ def anchor_place(place: fleet.Place, cause: str) -> fleet.Place:
 def clear_rule(cause: str, event: events.Event) -> events.ClearRule:
     """When an event is over: hardware by a reset or boot, a dark link or a server by its return, the rest by quiet."""
     stays = causes.lookup(cause).is_hardware and event.kind not in PASSING_KINDS
-    quiet = RETURN_SECONDS if events.TELLS_RETURN in event.fields else QUIET_SECONDS
+    quiet = RETURN_SECONDS if events.REPORTS_RECOVERY in event.fields else QUIET_SECONDS
     return events.ClearRule(None if stays else quiet, cleared_by=CLEARED_BY.get(event.kind, USUALLY_CLEARED_BY))
 
 

@@ -135,7 +135,7 @@ class IncidentTracker:
         signal = from_event(event)
         if signal is None:
             return _newest(self._end_events(self._shelf.incidents_near(event.place), now))
-        key = events.key_of(event)
+        key = events.condition_key(event)
         condition = self._conditions.fold_condition(key, signal.cause, now=now)
         if condition is not None and not condition.is_open:
             signal = replace(signal, member=replace(signal.member, until=condition.cleared_at))
@@ -439,7 +439,7 @@ class IncidentTracker:
         for member in members:
             event = self._journal.event(member.ref) if member.kind is MemberKind.EVENT else None
             if event is not None:
-                self._conditions.link_member(events.key_of(event), member.ref)
+                self._conditions.link_member(events.condition_key(event), member.ref)
 
 
 def _plausible(event: events.Event, now: datetime) -> events.Event:

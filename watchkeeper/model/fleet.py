@@ -148,7 +148,7 @@ class NodeInFleet:
     gpus: tuple[GpuInFleet | None, ...]
 
 
-def same_pci(text: str) -> str:
+def normalise_pci(text: str) -> str:
     """One spelling of a PCI address, `dddd:bb:dd`, whatever tool wrote it.
 
     The kernel log writes `PCI:0000:5d:00`, dcgm-exporter `00000000:5D:00.0`, lspci `5d:00.0`.
@@ -164,7 +164,7 @@ UNMAPPED = "unmapped"
 HOLDER_LABELS = (("namespace", "pod"), ("exported_namespace", "exported_pod"), ("", "hpc_job"))
 
 
-def holder(labels: Mapping[str, str]) -> str | None:
+def holder_from_labels(labels: Mapping[str, str]) -> str | None:
     """Which workload holds a GPU, as the labels of its samples say: `namespace/pod`, or a Slurm job's id."""
     for space, name in HOLDER_LABELS:
         if labels.get(name):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class ShapeRoom:
+class ShapeCapacity:
     """Jobs of `gpus` GPUs, each on one node: how many could start now, and free GPUs that none of them can use."""
 
     gpus: int
@@ -19,13 +19,13 @@ class ShapeRoom:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class FleetCapacity:
     """The fleet in GPUs; `stranded_share` is the part of the free GPUs that no job of 8 (or a node's size) can use."""
 
     gpus: int
     in_service_gpus: int
     held_gpus: int
     free_gpus: int
-    rooms: tuple[ShapeRoom, ...]
+    rooms: tuple[ShapeCapacity, ...]
     stranded_share: float | None
     out_of_service: tuple[tuple[str, int, str], ...]

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from watchkeeper.model.fleet import same_pci
+from watchkeeper.model.fleet import normalise_pci
 
 # Larger than the largest machine; a range such as 0-99999999 is a mistake.
 MOST_GPUS = 1024
@@ -24,7 +24,7 @@ MIG_UUID = re.compile(r"MIG-[0-9a-fA-F-]{1,36}\Z")
 
 
 @dataclass(frozen=True, slots=True)
-class Gpu:
+class SelectableGpu:
     """A GPU as a word may name it; what is not known is None. `slices`: UUID of each MIG slice to its instance."""
 
     index: int | None
@@ -34,7 +34,7 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
+class GpuSelector:
     """One GPU in somebody's words: exactly one of `index`, `uuid`, `pci` and `mig`, the UUID of a slice.
 
     `slice` is the instance where the GPU is named; None is the whole GPU.
@@ -47,7 +47,7 @@ class Word:
     mig: str | None = None
     slice: int | None = None
 
-    def names(self, gpu: Gpu) -> bool:
+    def names(self, gpu: SelectableGpu) -> bool:
         if self.index is not None:
             return gpu.index == self.index
         if self.pci is not None:
@@ -56,7 +56,7 @@ class Word:
             return bool(self.slices(gpu))
         return gpu.uuid is not None and gpu.uuid.lower().startswith((self.uuid or "").lower())
 
-    def slices(self, gpu: Gpu) -> frozenset[int]:
+    def slices(self, gpu: SelectableGpu) -> frozenset[int]:
         """The slices of a GPU that the word means; none of them: the GPU itself, if it is named at all."""
         if self.mig is None:
             return frozenset() if self.slice is None else frozenset({self.slice})
@@ -65,28 +65,28 @@ class Word:
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class GpuSelection:
     """The chosen GPUs of this node."""
 
-    words: tuple[Word, ...]
+    words: tuple[GpuSelector, ...]
 
-    def has(self, gpu: Gpu) -> bool:
+    def has(self, gpu: SelectableGpu) -> bool:
         return any(word.names(gpu) for word in self.words)
 
-    def slices(self, gpu: Gpu) -> frozenset[int] | None:
+    def slices(self, gpu: SelectableGpu) -> frozenset[int] | None:
         """The chosen slices of a chosen GPU; None: the GPU itself is meant."""
         meant = [word.slices(gpu) for word in self.words if word.names(gpu)]
         return frozenset().union(*meant) if meant and all(meant) else None
 
-    def missing(self, gpus: Iterable[Gpu]) -> list[str]:
+    def missing(self, gpus: Iterable[SelectableGpu]) -> list[str]:
         """The words that name none of these GPUs."""
         there = list(gpus)
         return [word.text for word in self.words if not any(word.names(gpu) for gpu in there)]
 
 
-def read_words(texts: Iterable[str]) -> Selection:
+def parse_selection(texts: Iterable[str]) -> GpuSelection:
     """What people type, with commas or without; ValueError names the first that is no GPU."""
-    words: list[Word] = []
+    words: list[GpuSelector] = []
     for text in (part.strip() for given in texts for part in given.split(",")):
         if text:
             words += _read_word(text)
@@ -94,27 +94,27 @@ def read_words(texts: Iterable[str]) -> Selection:
             raise ValueError(f"{len(words)} GPUs or more, the limit is {MOST_GPUS}")
     if not words:
         raise ValueError("no GPU is named")
-    return Selection(tuple(words))
+    return GpuSelection(tuple(words))
 
 
-def _read_word(text: str) -> list[Word]:
+def _read_word(text: str) -> list[GpuSelector]:
     if (found := RANGE.match(text)) is not None:
         first, last = int(found[1]), int(found[2])
         if first > last:
             raise ValueError(f"`{text}` goes backwards; write {last}-{first}")
         if last >= MOST_GPUS:
             raise ValueError(f"`{text}` goes up to {last}, the highest index is {MOST_GPUS - 1}")
-        return [Word(str(index), index=index) for index in range(first, last + 1)]
+        return [GpuSelector(str(index), index=index) for index in range(first, last + 1)]
     if text.isascii() and text.isdigit() and len(text) <= 4:
-        return [Word(text, index=int(text))]
+        return [GpuSelector(text, index=int(text))]
     if (found := SLICE.match(text)) is not None:
         gpu, number = found["gpu"], int(found["slice"])
-        whole = Word(text, index=int(gpu)) if gpu.isdigit() else Word(text, uuid=gpu)
+        whole = GpuSelector(text, index=int(gpu)) if gpu.isdigit() else GpuSelector(text, uuid=gpu)
         return [replace(whole, slice=number)]
     if UUID.match(text):
-        return [Word(text, uuid=text)]
+        return [GpuSelector(text, uuid=text)]
     if PCI.match(text):
-        return [Word(text, pci=same_pci(text))]
+        return [GpuSelector(text, pci=normalise_pci(text))]
     if MIG_UUID.match(text):
-        return [Word(text, mig=text)]
+        return [GpuSelector(text, mig=text)]
     raise ValueError(f"`{text[:60]}` is no GPU; write an index, 0-3, a UUID, a PCI address, or 0/1 for a MIG slice")

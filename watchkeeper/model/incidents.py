@@ -86,7 +86,7 @@ class Incident:
 
 
 @dataclass(frozen=True, slots=True)
-class Happened:
+class TimelineEntry:
     """One line of an incident's timeline; `body` has what its kind says."""
 
     at: datetime

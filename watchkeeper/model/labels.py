@@ -102,14 +102,14 @@ class Labels(Mapping[str, str]):
 
     def __str__(self) -> str:
         """As PromQL writes a series: `up{node="n1"}`, or `{"gpu.temp", node="n1"}` where a name is no word."""
-        inside = [f'{spelt(name)}="{escape(value)}"' for name, value in self.pairs if name != METRIC_NAME]
-        name = spelt(self.name) if self.name else ""
+        inside = [f'{quote_name(name)}="{escape(value)}"' for name, value in self.pairs if name != METRIC_NAME]
+        name = quote_name(self.name) if self.name else ""
         if name.startswith('"'):
             return f"{{{', '.join([name, *inside])}}}"
         return f"{name}{{{', '.join(inside)}}}" if inside or not name else name
 
 
-def spelt(name: str) -> str:
+def quote_name(name: str) -> str:
     """A name as it may stand in PromQL: in quotes unless it is a word of letters, digits, _ and :."""
     is_word = name.isascii() and name.replace(":", "_").isidentifier()
     return name if is_word else f'"{escape(name)}"'

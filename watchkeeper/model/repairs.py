@@ -167,7 +167,7 @@ class Repair:
 
 
 @dataclass(frozen=True, slots=True)
-class Switch:
+class RepairSwitch:
     """What a person or the circuit breaker has switched off; kept until a person switches it on again."""
 
     stopped_at: datetime | None = None

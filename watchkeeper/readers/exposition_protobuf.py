@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeAlias
 
 from watchkeeper.errors import CollectError, quote
 from watchkeeper.kit.protobuf import fields, read_varint, signed
-from watchkeeper.model.histograms import Hint, Histogram
+from watchkeeper.model.histograms import Histogram, ResetHint
 from watchkeeper.model.labels import METRIC_NAME, Labels
 from watchkeeper.readers import histogram_message
 from watchkeeper.readers.exposition import (
@@ -171,7 +171,7 @@ class ProtobufParser:
         if native is not None and is_native:
             _, found = histogram_message.read(body, *native, numbering=histogram_message.EXPOSITION)
             if kind == GAUGE_HISTOGRAM:
-                found = replace(found, hint=Hint.GAUGE)
+                found = replace(found, hint=ResetHint.GAUGE)
             handle = self._handle(reading, (name, own, NATIVE), metric)
             if self._is_first(reading, handle, metric.at_ms):
                 reading.histograms.append((handle, found, metric.at_ms))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from watchkeeper.kit.protobuf import fields, read_varint, signed, zigzag
-from watchkeeper.model.histograms import CUSTOM, HIGHEST_SCHEMA, LOWEST_SCHEMA, Buckets, Hint, Histogram
+from watchkeeper.model.histograms import CUSTOM, HIGHEST_SCHEMA, LOWEST_SCHEMA, Buckets, Histogram, ResetHint
 
 # Schemas up to this are legal, and Prometheus 3 reduces those above 8.
 FINEST_SCHEMA = 52
@@ -126,7 +126,7 @@ def read(message: bytes, start: int, end: int, *, numbering: Numbering) -> tuple
         positive=found.side(numbering.positive, "positive"),
         negative=found.side(numbering.negative, "negative"),
         bounds=tuple(found.lists.get(numbering.bounds, ())),
-        hint=Hint(hint) if hint in set(Hint) else Hint.UNKNOWN,
+        hint=ResetHint(hint) if hint in set(ResetHint) else ResetHint.UNKNOWN,
     )
     return signed(found.whole.get(numbering.time, 0)), _checked(histogram)
 

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 
 from watchkeeper.errors import HubError, InvalidTransition
 from watchkeeper.model import trust
-from watchkeeper.model.repairs import BY_PERSON, WAITING, Repair, RepairState, Switch
+from watchkeeper.model.repairs import BY_PERSON, WAITING, Repair, RepairState, RepairSwitch
 from watchkeeper.remediate import progress
 from watchkeeper.remediate.moves import restore
 from watchkeeper.remediate.proposal import RepairProposal
@@ -88,14 +88,14 @@ class Approval:
             self._repairs.keep(made, now, text=f"{actor} wants another attempt", actor=actor)
             return made
 
-    def stop(self, why: str, *, actor: str, now: datetime) -> Switch:
+    def stop(self, why: str, *, actor: str, now: datetime) -> RepairSwitch:
         """Nothing is called any more, from this moment; repairs stay where they are."""
         switch = replace(self._repairs.switch, stopped_at=now, stopped_by=actor, stopped_why=why)
         self._repairs.stop_at_once(switch)
         with self._repairs.changing(now):
             return self._repairs.turn_switch(switch, now, actor=actor, text=f"{actor} stopped everything: {why}")
 
-    def resume(self, *, actor: str, now: datetime) -> Switch:
+    def resume(self, *, actor: str, now: datetime) -> RepairSwitch:
         with self._repairs.changing(now):
             if not self._repairs.switch.is_stopped:
                 raise InvalidTransition("nothing is stopped", where="repairs")
@@ -105,7 +105,7 @@ class Approval:
                     self._repairs.keep(resumed, now, text=f"{actor} let it go on", actor=actor)
             return self._repairs.turn_switch(switch, now, actor=actor, text=f"{actor} let everything go on")
 
-    def reset(self, *, actor: str, now: datetime) -> Switch:
+    def reset(self, *, actor: str, now: datetime) -> RepairSwitch:
         """Close the circuit breaker; nodes that wanted a repair before are not counted again."""
         with self._repairs.changing(now):
             if not self._repairs.switch.is_tripped:

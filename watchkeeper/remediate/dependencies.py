@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from watchkeeper.model import actions, events, fleet
-from watchkeeper.model.repairs import Repair, Switch
+from watchkeeper.model.repairs import Repair, RepairSwitch
 from watchkeeper.remediate import guards, validation
 from watchkeeper.remediate.driver import Driver
 from watchkeeper.remediate.ladder import ModeDecision
@@ -35,9 +35,9 @@ class RepairJournal(Protocol):
 
     def repairs_of(self, incident_id: str, *, limit: int = 20) -> list[Repair]: ...
 
-    def save_switch(self, switch: Switch, *, at: datetime, actor: str, text: str) -> None: ...
+    def save_switch(self, switch: RepairSwitch, *, at: datetime, actor: str, text: str) -> None: ...
 
-    def switch(self) -> Switch: ...
+    def switch(self) -> RepairSwitch: ...
 
     def open_incident_ids(self) -> set[str]: ...
 

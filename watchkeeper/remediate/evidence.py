@@ -56,7 +56,7 @@ class EvidenceJournal(Protocol):
 
     def repairs_at(self, node: fleet.Place, *, limit: int = 20) -> list[repairs.Repair]: ...
 
-    def latest_orders(self, *, limit: int = 100) -> list[orders.Tracked]: ...
+    def latest_orders(self, *, limit: int = 100) -> list[orders.TrackedOrder]: ...
 
     def events_at(
         self, place: fleet.Place, *, since: datetime, until: datetime, limit: int = 1000
@@ -187,7 +187,7 @@ class EvidenceSources:
             if receipt.output:
                 yield BundleFile(f"{name}.output", receipt.output.encode())
 
-    def _own_orders(self, node: fleet.Place) -> list[orders.Tracked]:
+    def _own_orders(self, node: fleet.Place) -> list[orders.TrackedOrder]:
         """Newest first."""
         found = self.records.latest_orders(limit=MOST_ORDERS)
         return [one for one in found if (one.order.cluster, one.order.node) == (node.cluster, node.node)]

@@ -114,7 +114,7 @@ class _Rehearsal:
         self._starts: list[guards.RepairStart] = []
         self._out_until: dict[fleet.Place, datetime | None] = {}
         self._wanted_at: dict[fleet.Place, datetime] = {}
-        self._switch = repairs.Switch()
+        self._switch = repairs.RepairSwitch()
 
     def play(self, incident: incidents.Incident) -> Rehearsed:
         rules, place = self._rules, incident.place
@@ -141,7 +141,7 @@ class _Rehearsal:
         self._wanted_at[want.node] = now
         tripped = guards.trip(self._wanted_at, limits, since=None, now=now)
         if tripped is not None and not self._switch.is_tripped:
-            self._switch = repairs.Switch(tripped_at=now, tripped_why=tripped)
+            self._switch = repairs.RepairSwitch(tripped_at=now, tripped_why=tripped)
         out = {place: "a repair" for place, until in self._out_until.items() if until is None or until > now}
         standing = guards.count(self._rules.nodes, out, starts=self._starts, switch=self._switch)
         wish = guards.RepairRequest(

@@ -77,7 +77,7 @@ class FleetAvailability:
     # Nodes that nothing may be scheduled on, with who took them out.
     out: Mapping[fleet.Place, str]
     starts: Sequence[RepairStart] = ()
-    switch: repairs.Switch = field(default_factory=repairs.Switch)
+    switch: repairs.RepairSwitch = field(default_factory=repairs.RepairSwitch)
     # Why it is not known which nodes others have taken out; empty where it is.
     blind: Sequence[str] = ()
     # GPUs that are sick on nodes that are not out.
@@ -121,7 +121,7 @@ def count(
     out: Mapping[fleet.Place, str],
     *,
     starts: Sequence[RepairStart] = (),
-    switch: repairs.Switch | None = None,
+    switch: repairs.RepairSwitch | None = None,
     sick_gpus: Mapping[fleet.Place, int] | None = None,
     blind: Sequence[str] = (),
 ) -> FleetAvailability:
@@ -139,7 +139,7 @@ def count(
         nodes=known,
         out=out,
         starts=starts,
-        switch=switch or repairs.Switch(),
+        switch=switch or repairs.RepairSwitch(),
         blind=blind,
         sick_gpus=sick,
         in_pool=counted.in_pool,

@@ -57,7 +57,7 @@ class NodeCheck:
             tracked = outbox.order(wanted.id)
             if tracked is None or tracked.receipt is None:
                 tracked = outbox.give(wanted, now=now, actor=ACTOR)
-                if tracked.state(now) is orders.State.EXPIRED:
+                if tracked.state(now) is orders.OrderState.EXPIRED:
                     said = f"the agent of {place.node} did not answer {self.kind}"
                     continue
                 return self._unknown(f"waits for {self.kind} of {place.node}, {tracked.state(now)}")

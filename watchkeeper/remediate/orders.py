@@ -39,13 +39,13 @@ class OrderJournal(Protocol):
 
     def together(self) -> AbstractContextManager[None]: ...
 
-    def save_order(self, tracked: orders.Tracked, *, at: datetime, actor: str, text: str) -> None: ...
+    def save_order(self, tracked: orders.TrackedOrder, *, at: datetime, actor: str, text: str) -> None: ...
 
-    def order(self, id: str) -> orders.Tracked | None: ...
+    def order(self, id: str) -> orders.TrackedOrder | None: ...
 
-    def latest_orders(self, *, limit: int = 100) -> list[orders.Tracked]: ...
+    def latest_orders(self, *, limit: int = 100) -> list[orders.TrackedOrder]: ...
 
-    def open_orders(self, now: datetime) -> list[orders.Tracked]: ...
+    def open_orders(self, now: datetime) -> list[orders.TrackedOrder]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class OrderQueue:
         # Writers take turns at the journal. This lock is held for moments only: a poll on the hub's event loop must not
         # wait until somebody else's order is on the disk.
         self._lock = threading.RLock()
-        self._open: dict[str, orders.Tracked] = {}
+        self._open: dict[str, orders.TrackedOrder] = {}
         self._by_node: dict[Address, set[str]] = {}
         # When an order was last asked for; nothing after a restart, until somebody asks again.
         self._wanted_at: dict[str, datetime] = {}
@@ -98,7 +98,7 @@ class OrderQueue:
         """The hub stops: nobody need wait any longer. What waits stays in the journal."""
         self._tell(None)
 
-    def give(self, wanted: OrderRequest, *, now: datetime, actor: str) -> orders.Tracked:
+    def give(self, wanted: OrderRequest, *, now: datetime, actor: str) -> orders.TrackedOrder:
         """Keep an order until its node's agent fetches it; ActionRefused says which bound it would break.
 
         Given again under its id, an order is the one it was, and is wanted for a while longer.
@@ -108,7 +108,7 @@ class OrderQueue:
                 if self._is_wanted_again(known, now):
                     self._tell((wanted.cluster, wanted.node))
                 return known
-            tracked = orders.Tracked(self._order(wanted, now), actor, wanted.why)
+            tracked = orders.TrackedOrder(self._order(wanted, now), actor, wanted.why)
             text = f"{wanted.kind} ordered for {wanted.node}"
             self._shelf.save_order(tracked, at=now, actor=actor, text=text)
         # Not before the journal has it: it could be fetched.
@@ -134,7 +134,7 @@ class OrderQueue:
             own.sort(key=lambda tracked: (tracked.order.issued_at, tracked.order.id))
             return [orders.seal(tracked.order, key) for tracked in own]
 
-    def take(self, id: str, envelope: orders.Envelope, *, now: datetime) -> orders.Tracked | None:
+    def take(self, id: str, envelope: orders.Envelope, *, now: datetime) -> orders.TrackedOrder | None:
         """Keep the receipt of an order; None if there is no such order. WireError or ActionRefused if it cannot be one.
 
         Only the node's own seal proves that something was done. A refusal is believed without it, because an agent
@@ -149,7 +149,7 @@ class OrderQueue:
                 return tracked
             order = tracked.order
             key = orders.node_key(self._hub_key, order.cluster, order.node)
-            is_proven = orders.is_sealed(envelope, key, purpose=orders.Purpose.RECEIPT)
+            is_proven = orders.is_sealed(envelope, key, purpose=orders.SealPurpose.RECEIPT)
             if not is_proven and receipt.result is not actions.Result.REFUSED:
                 raise ActionRefused(f"the receipt of {id} does not carry the seal of {order.node}")
             answered = replace(tracked, receipt=receipt, is_proven=is_proven)
@@ -158,12 +158,12 @@ class OrderQueue:
         self._drop(id)
         return answered
 
-    def order(self, id: str) -> orders.Tracked | None:
+    def order(self, id: str) -> orders.TrackedOrder | None:
         with self._lock:
             found = self._open.get(id)
         return found or self._shelf.order(id)
 
-    def latest(self, limit: int = 100) -> Sequence[orders.Tracked]:
+    def latest(self, limit: int = 100) -> Sequence[orders.TrackedOrder]:
         """Newest first; those that wait as they are now, not as they were written."""
         return [self.order(tracked.order.id) or tracked for tracked in self._shelf.latest_orders(limit=limit)]
 
@@ -174,7 +174,7 @@ class OrderQueue:
         # Both ways: a clock that was put back must not prolong it.
         return asked is not None and abs(now - asked) <= WANTED_FOR
 
-    def _is_wanted_again(self, tracked: orders.Tracked, now: datetime) -> bool:
+    def _is_wanted_again(self, tracked: orders.TrackedOrder, now: datetime) -> bool:
         """Renew it; True if nobody could have fetched it before."""
         with self._lock:
             order = tracked.order
@@ -215,7 +215,7 @@ class OrderQueue:
         except ValueError as error:
             raise ActionRefused(f"{wanted.kind}: {error}") from error
 
-    def _keep(self, tracked: orders.Tracked) -> None:
+    def _keep(self, tracked: orders.TrackedOrder) -> None:
         order = tracked.order
         with self._lock:
             self._open[order.id] = tracked

@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 
 from watchkeeper.kit.logs import fields
 from watchkeeper.model import fleet, incidents, trust
-from watchkeeper.model.repairs import Repair, RepairId, Switch
+from watchkeeper.model.repairs import Repair, RepairId, RepairSwitch
 from watchkeeper.remediate import guards
 from watchkeeper.remediate.dependencies import RepairDependencies
 from watchkeeper.remediate.driver import NodeObservation
@@ -43,7 +43,7 @@ class RepairRegister:
         self._lock = threading.RLock()
         self._turns: dict[fleet.Place, threading.Lock] = {}
         # A stop that the journal does not have yet: it holds all the same.
-        self._unwritten: Switch | None = None
+        self._unwritten: RepairSwitch | None = None
         # Nodes that could not be looked at the last time.
         self._unseen: set[fleet.Place] = set()
         self._has_swept = False
@@ -214,11 +214,11 @@ class RepairRegister:
     def _tell(self, incident: incidents.IncidentId, text: str, now: datetime) -> None:
         self._around.shelf.record(STORY, incident, at=now, actor=HUB, body={"text": text})
 
-    def stop_at_once(self, switch: Switch) -> None:
+    def stop_at_once(self, switch: RepairSwitch) -> None:
         """Before the journal has it, and also where the journal cannot take it: nothing is called any more."""
         self._unwritten = self.switch = switch
 
-    def turn_switch(self, switch: Switch, now: datetime, *, actor: str, text: str) -> Switch:
+    def turn_switch(self, switch: RepairSwitch, now: datetime, *, actor: str, text: str) -> RepairSwitch:
         self._around.shelf.save_switch(switch, at=now, actor=actor, text=text)
         self.switch, self._counted, self._unwritten = switch, None, None
         self._around.changed()

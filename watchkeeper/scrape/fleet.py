@@ -284,7 +284,7 @@ def gpu_of(label_set: Mapping[str, str]) -> fleet.Gpu | None:
         return None
     index, address = label_set.get("gpu", ""), label_set.get("pci_bus_id", "")
     try:
-        pci = fleet.same_pci(address) if address else None
+        pci = fleet.normalise_pci(address) if address else None
     except ValueError:
         pci = None
     number = int(index) if index.isascii() and index.isdigit() and len(index) < 6 else None

@@ -48,7 +48,7 @@ def workload_series(label_sets: Iterable[Labels]) -> dict[Labels, float]:
 
 
 def _held_by(labels: Labels) -> Labels | None:
-    holder = fleet.holder(labels)
+    holder = fleet.holder_from_labels(labels)
     if holder is None:
         return None
     namespace, _, name = holder.rpartition("/")

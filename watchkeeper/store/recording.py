@@ -166,7 +166,7 @@ def _sample(plain: Any) -> float | histograms.Histogram:
         positive=positive,
         negative=negative,
         bounds=tuple(map(float, plain["bounds"])),
-        hint=histograms.Hint(plain["hint"]),
+        hint=histograms.ResetHint(plain["hint"]),
     )
 
 

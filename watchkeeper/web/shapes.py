@@ -14,7 +14,7 @@ from watchkeeper.incidents.blast import Blast
 from watchkeeper.model import actions, fleet, incidents, orders
 from watchkeeper.model.diagnosis import Diagnosis
 from watchkeeper.model.incidents import Incident
-from watchkeeper.model.repairs import Repair, Switch
+from watchkeeper.model.repairs import Repair, RepairSwitch
 from watchkeeper.model.silences import Silence
 from watchkeeper.remediate import explanation
 from watchkeeper.rules.budgets import Budget
@@ -109,7 +109,7 @@ RepairView = Annotated[
     ),
 ]
 RepairSwitchView = Annotated[
-    Switch, ResponseVariant("repairs.ShownSwitch", also={"is_stopped": bool, "is_tripped": bool})
+    RepairSwitch, ResponseVariant("repairs.ShownSwitch", also={"is_stopped": bool, "is_tripped": bool})
 ]
 ExplainedRepair = Annotated[
     explanation.Explanation,
@@ -121,7 +121,9 @@ SloStatus = Annotated[
 ReloadOutcome = Annotated[Reload, ResponseVariant("reload.Outcome", also={"is_successful": bool})]
 RuleFileStatus = Annotated[Reload, ResponseVariant("reload.RuleState", also={"is_successful": bool, "owner": str})]
 OrderView = Annotated[orders.Order, ResponseVariant("orders.ShownOrder", without=("nonce",))]
-OrderStatus = Annotated[orders.Tracked, ResponseVariant("orders.GivenOrder", also={"order": OrderView, "state": str})]
+OrderStatus = Annotated[
+    orders.TrackedOrder, ResponseVariant("orders.GivenOrder", also={"order": OrderView, "state": str})
+]
 
 GpuEvent = Annotated[incidents.Member, ResponseVariant("incidents.GpuEvent", also={"incident": str})]
 NODE_OR_NAME = fleet.Node | NodeName
@@ -134,7 +136,7 @@ class IncidentDetail:
     plan: actions.Plan | None
     silenced_by: SilencedBy | None
     runbook: str
-    timeline: list[incidents.Happened]
+    timeline: list[incidents.TimelineEntry]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from datetime import datetime
 from watchkeeper.model import jobs
 from watchkeeper.model.labels import Labels
 from watchkeeper.workloads import efficiency, identity, ranks
-from watchkeeper.workloads.job_queries import Questions, Rows
+from watchkeeper.workloads.job_queries import JobQueries, Rows
 
 # Several times the largest jobs that there are; a page that says more is wrong.
 LARGEST_WORLD = 100_000
@@ -21,26 +21,28 @@ STUCK = (jobs.JobState.HUNG, jobs.JobState.STALLED)
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class JobInspection:
     """The ranks of a job as they were seen and side by side, and the one that the others wait for."""
 
-    seen: Sequence[ranks.Seen]
+    seen: Sequence[ranks.RankReading]
     nodes: set[str]
     beside: tuple[jobs.Rank, ...]
     straggler: jobs.Straggler | None
 
 
-def look(questions: Questions, line: jobs.JobLine) -> Look:
+def inspect_job(questions: JobQueries, line: jobs.JobLine) -> JobInspection:
     is_stuck = line.state in STUCK
     seen, nodes = _seen(questions, is_stuck=is_stuck, stood_still=line.stalled_since)
     in_step = bool(questions.training) or line.gpus <= 1 or is_stuck or _may_be_in_step(seen)
-    return Look(seen, nodes, *ranks.beside(seen, in_step=in_step, is_stuck=is_stuck))
+    return JobInspection(seen, nodes, *ranks.compare_ranks(seen, in_step=in_step, is_stuck=is_stuck))
 
 
-def bettered(line: jobs.JobLine, facts: efficiency.Facts, found: Look) -> tuple[jobs.JobLine, efficiency.Facts]:
+def refine_line(
+    line: jobs.JobLine, facts: efficiency.JobFacts, found: JobInspection
+) -> tuple[jobs.JobLine, efficiency.JobFacts]:
     """The line of a job that something is wrong with, and what it is judged by, with what its ranks show."""
     state, straggler = line.state, found.straggler or line.straggler
-    if state is jobs.JobState.STALLED and len(found.beside) > 1 and ranks.state_of_gang(found.beside) == "hung":
+    if state is jobs.JobState.STALLED and len(found.beside) > 1 and ranks.group_state(found.beside) == "hung":
         state = jobs.JobState.HUNG
     elif state is jobs.JobState.RUNNING and straggler is not None and straggler.score is not None:
         state = jobs.JobState.SLOW
@@ -48,7 +50,9 @@ def bettered(line: jobs.JobLine, facts: efficiency.Facts, found: Look) -> tuple[
     return replace(line, state=state, straggler=straggler, bound_by=efficiency.bound_by(facts)), facts
 
 
-def _seen(questions: Questions, *, is_stuck: bool, stood_still: datetime | None) -> tuple[list[ranks.Seen], set[str]]:
+def _seen(
+    questions: JobQueries, *, is_stuck: bool, stood_still: datetime | None
+) -> tuple[list[ranks.RankReading], set[str]]:
     """Every GPU or rank of the job with its numbers, and the job's nodes."""
     held, world = questions.held(), _world(questions.told("training_world_size"))
     # After a restart with fewer ranks the last ones are gone for good.
@@ -64,11 +68,11 @@ def _seen(questions: Questions, *, is_stuck: bool, stood_still: datetime | None)
     steps = {identity.rank_of(labels): value for labels, value in questions.compute().items()}
     alive = {identity.rank_of(labels) for labels in questions.told("training_last_step_timestamp_seconds")}
     rank_of = _ranks_of(places, told, gpus.indexes, world=world)
-    found: list[ranks.Seen] = []
+    found: list[ranks.RankReading] = []
     for uuid, labels in places.items():
         rank, node, numbers = rank_of.get(uuid), labels.get("Hostname", ""), gpus.numbers.get(uuid, {})
         found.append(
-            ranks.Seen(
+            ranks.RankReading(
                 rank,
                 node,
                 labels.get("gpu") or gpus.indexes.get(uuid, ""),
@@ -89,13 +93,14 @@ def _seen(questions: Questions, *, is_stuck: bool, stood_still: datetime | None)
     placed = {one.rank for one in found}
     expected = {*range(world), *(rank for rank in alive if rank is not None)} if alive else set()
     found += [
-        ranks.Seen(rank, step_seconds=steps.get(rank), is_missing=rank not in alive) for rank in expected - placed
+        ranks.RankReading(rank, step_seconds=steps.get(rank), is_missing=rank not in alive)
+        for rank in expected - placed
     ]
     return found, nodes
 
 
 @dataclass(frozen=True, slots=True)
-class _Gpus:
+class _GpuReadings:
     """The numbers of each GPU by metric, its index on the node, and the GPUs that have stopped to report."""
 
     numbers: Mapping[str, Mapping[str, float]]
@@ -104,13 +109,13 @@ class _Gpus:
 
 
 def _gpus(
-    questions: Questions,
+    questions: JobQueries,
     places: Mapping[str, Labels],
     nodes: set[str],
     *,
     stood_still: datetime | None,
     is_stuck: bool,
-) -> _Gpus:
+) -> _GpuReadings:
     numbers: dict[str, dict[str, float]] = {}
     indexes: dict[str, str] = {}
     for labels, value in (questions.gpus(nodes, is_stuck=is_stuck) if nodes else {}).items():
@@ -120,7 +125,7 @@ def _gpus(
             indexes[uuid] = labels.get("gpu", "")
     is_blind = is_stuck and nodes and len(numbers) < len(places)
     before = {labels.get("UUID", "") for labels in questions.read_before(nodes, stood_still)} if is_blind else set()
-    return _Gpus(numbers, indexes, before - numbers.keys())
+    return _GpuReadings(numbers, indexes, before - numbers.keys())
 
 
 def _world(told: Rows) -> int:
@@ -130,7 +135,7 @@ def _world(told: Rows) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Around:
+class _NodeActivity:
     """Bytes over the links of each GPU, and CPUs and network of each node, where they are measured."""
 
     links: Mapping[str, float]
@@ -138,11 +143,11 @@ class _Around:
     network: Mapping[str, float]
 
 
-def _around(questions: Questions, nodes: set[str]) -> _Around:
+def _around(questions: JobQueries, nodes: set[str]) -> _NodeActivity:
     if not nodes:
-        return _Around({}, {}, {})
+        return _NodeActivity({}, {}, {})
     cpus, network = questions.by_node(nodes)
-    return _Around(
+    return _NodeActivity(
         {labels.get("UUID", ""): value for labels, value in questions.links(nodes).items()},
         {labels.get("instance", "").partition(":")[0]: value for labels, value in cpus.items()},
         {labels.get("instance", "").partition(":")[0]: value for labels, value in network.items()},
@@ -158,14 +163,14 @@ def _ranks_of(places: Mapping[str, Labels], told: Rows, indexes: Mapping[str, st
         return {**known, free[0]: left.pop()} if len(left) == len(free) == 1 else known
     ordered = sorted(
         places,
-        key=lambda uuid: jobs.rank_order(
+        key=lambda uuid: jobs.rank_sort_key(
             places[uuid].get("workload", ""), places[uuid].get("Hostname", ""), indexes.get(uuid, "")
         ),
     )
     return {uuid: rank for rank, uuid in enumerate(ordered)}
 
 
-def _may_be_in_step(seen: Sequence[ranks.Seen]) -> bool:
+def _may_be_in_step(seen: Sequence[ranks.RankReading]) -> bool:
     """Without a word of its own: GPUs that are alike busy, or of which some wait in a collective, train together."""
     if sum(one.state is not jobs.RankState.UNKNOWN for one in seen) < ranks.LEAST_GANG:
         return False

@@ -14,7 +14,7 @@ from watchkeeper.kit import own_metrics
 from watchkeeper.model.labels import Labels
 from watchkeeper.query import gpu_trouble, host_cpu
 from watchkeeper.query.engine import Engine, Span
-from watchkeeper.workloads.identity import Key
+from watchkeeper.workloads.identity import JobKey
 
 FIELDS = (
     "DCGM_FI_PROF_SM_ACTIVE", "DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_POWER_USAGE", "DCGM_FI_DEV_ENFORCED_POWER_LIMIT",
@@ -29,10 +29,10 @@ MOST_POINTS, LEAST_STEP = 1000, 15
 Rows = dict[Labels, float]
 
 
-class Questions:
+class JobQueries:
     """Asks one engine about one job at one time."""
 
-    def __init__(self, engine: Engine, now: datetime, key: Key, *, training: str) -> None:
+    def __init__(self, engine: Engine, now: datetime, key: JobKey, *, training: str) -> None:
         self._engine, self._at_ms, self._key = engine, round(now.timestamp() * 1000), key
         self.training = own_metrics.escape(training)
         self._own = f'cluster="{own_metrics.escape(key.cluster)}"'

@@ -16,7 +16,7 @@ from watchkeeper.model.labels import Labels
 QUESTION = "watchkeeper:pending_gpu_pods:requests"
 
 
-def pods(
+def read_pending_pods(
     told: Mapping[Labels, float], known: Iterable[workloads.ScheduledWorkload]
 ) -> list[workloads.ScheduledWorkload]:
     names = {(part.cluster, part.workload.namespace, part.workload.name) for part in known}

@@ -25,7 +25,7 @@ from watchkeeper.agent.attribution.attribution_page import HolderDisplay, holder
 from watchkeeper.agent.gpus.gpu_samples import GpuSample, Program, SliceSample
 from watchkeeper.errors import CollectError
 from watchkeeper.kit.own_metrics import Registry
-from watchkeeper.model.workloads import Attribution, Holding, Unattributed, Workload, WorkloadKind
+from watchkeeper.model.workloads import Attribution, Holding, UnattributedReason, Workload, WorkloadKind
 
 POD = Workload(WorkloadKind.POD, "llm-0", namespace="research", container="main")
 OTHER = Workload(WorkloadKind.POD, "chat-0", namespace="serving", container="main")
@@ -65,16 +65,16 @@ def test_a_slice_is_found_by_its_own_uuid_in_the_new_and_in_the_old_spelling() -
 @pytest.mark.parametrize(
     ("sources", "programs", "reason", "says"),
     [
-        ([SourceAnswer("kubelet", {})], (), Unattributed.FREE, "asked kubelet, programs"),
-        ([], (), Unattributed.FREE, "asked programs"),
-        ([], None, Unattributed.NO_SOURCE, "no kubelet, no Slurm"),
-        ([SourceAnswer("kubelet", None, "hangs")], (), Unattributed.SOURCE_FAILED, "kubelet: hangs"),
-        ([told(GPU_9=POD)], (), Unattributed.FREE, "asked kubelet, programs"),
-        ([told(gpu_claim_9=POD)], (), Unattributed.UNKNOWN_DEVICE, "gpu-claim-9"),
+        ([SourceAnswer("kubelet", {})], (), UnattributedReason.FREE, "asked kubelet, programs"),
+        ([], (), UnattributedReason.FREE, "asked programs"),
+        ([], None, UnattributedReason.NO_SOURCE, "no kubelet, no Slurm"),
+        ([SourceAnswer("kubelet", None, "hangs")], (), UnattributedReason.SOURCE_FAILED, "kubelet: hangs"),
+        ([told(GPU_9=POD)], (), UnattributedReason.FREE, "asked kubelet, programs"),
+        ([told(gpu_claim_9=POD)], (), UnattributedReason.UNKNOWN_DEVICE, "gpu-claim-9"),
     ],
 )
 def test_a_gpu_without_a_holder_says_why(
-    sources: list[SourceAnswer], programs: Sequence[Program] | None, reason: Unattributed, says: str
+    sources: list[SourceAnswer], programs: Sequence[Program] | None, reason: UnattributedReason, says: str
 ) -> None:
     running = {} if programs is None else {"GPU-0": ()}
     found = attribute([gpu(0, programs=programs)], sources, running)["GPU-0"]
@@ -145,7 +145,7 @@ def test_the_information_series_is_one_for_each_gpu_and_workload_whatever_happen
 def test_each_gpu_has_its_reason_on_the_page_and_a_shared_one_its_parts() -> None:
     current = {
         "GPU-0": Attribution((Holding(POD, share=0.75), Holding(OTHER, share=0.25))),
-        "GPU-1": Attribution(reason=Unattributed.SOURCE_FAILED, detail="kubelet: hangs"),
+        "GPU-1": Attribution(reason=UnattributedReason.SOURCE_FAILED, detail="kubelet: hangs"),
     }
     page = render([gpu(0), gpu(1)], current, hostname="n1", shown=HolderDisplay.LABELS)
     assert 'watchkeeper_gpu_attribution{gpu="0",UUID="GPU-0",Hostname="n1",reason="attributed"} 2\n' in page
@@ -172,7 +172,7 @@ def test_a_source_that_breaks_keeps_its_last_word_for_a_minute_and_is_then_said_
     failures = Registry().counter("failures", "")
     attributor = Attributor([NamedSource("kubelet", kubelet)], lambda _: {}, failures)
     reasons = [asyncio.run(attributor.refresh([gpu(0)], now))["GPU-0"].reason for now in (0.0, 30.0, 59.0, 61.0)]
-    assert reasons == [None, None, None, Unattributed.SOURCE_FAILED]
+    assert reasons == [None, None, None, UnattributedReason.SOURCE_FAILED]
     assert failures.get(source="kubelet") == 3
 
 
@@ -189,7 +189,7 @@ def test_a_program_whose_files_hang_costs_one_thread_and_is_said(monkeypatch: py
         attributor = Attributor([], look_up)
         for now in (0.0, 2.0, 4.0):
             found = await attributor.refresh([gpu(0, programs=[Program(7)])], now)
-            assert found["GPU-0"].reason is Unattributed.SOURCE_FAILED
+            assert found["GPU-0"].reason is UnattributedReason.SOURCE_FAILED
             assert found["GPU-0"].detail.startswith("programs: no answer within")
         assert len(asked) == 1
         is_over.set()

@@ -19,7 +19,7 @@ from watchkeeper.agent import profiling
 from watchkeeper.agent.orders import order_ledger, order_work, orders
 from watchkeeper.kit.clock import ManualClock
 from watchkeeper.kit.own_metrics import Metric
-from watchkeeper.model.orders import State, node_key
+from watchkeeper.model.orders import OrderState, node_key
 from watchkeeper.remediate.orders import OrderQueue, OrderRequest
 from watchkeeper.store.journal.journal import Journal
 
@@ -100,7 +100,7 @@ def test_no_order_is_done_twice_and_each_is_answered(steps: list[str]) -> None:
             world.step(name)
         world.work()
         tracked = [world.outbox.order(id) for id in world.given]
-        assert all(one is not None and one.state(NOON) is State.ANSWERED for one in tracked)
+        assert all(one is not None and one.state(NOON) is OrderState.ANSWERED for one in tracked)
         assert all(count == 1 for count in world.done.values())
         assert world.done.keys() == set(world.given)
         assert world.journal.verify() is None

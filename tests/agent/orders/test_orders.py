@@ -19,7 +19,7 @@ from watchkeeper.kit import wire
 from watchkeeper.kit.clock import ManualClock
 from watchkeeper.kit.own_metrics import Metric
 from watchkeeper.model.actions import Result
-from watchkeeper.model.orders import KINDS, Envelope, Order, OrderId, Purpose, Receipt, is_sealed, node_key, seal
+from watchkeeper.model.orders import KINDS, Envelope, Order, OrderId, Receipt, SealPurpose, is_sealed, node_key, seal
 
 KEY = node_key(b"h" * 32, "main", "n1")
 NODE = orders.AgentIdentity("main", "n1", KEY)
@@ -41,7 +41,7 @@ class Setup:
 
     def take(self, envelope: Envelope) -> Receipt:
         ((_, sealed),) = asyncio.run(self.desk.handle(envelope)).items()
-        assert is_sealed(sealed, self.desk.node.key, purpose=Purpose.RECEIPT)
+        assert is_sealed(sealed, self.desk.node.key, purpose=SealPurpose.RECEIPT)
         return wire.loads(Receipt, sealed.text)
 
 

@@ -68,7 +68,7 @@ def test_a_sweep_that_is_too_old_speaks_no_longer_for_now() -> None:
 def test_a_host_that_lost_its_own_link_does_not_claim_that_all_switches_are_gone() -> None:
     one = watch()
     one.take(fabric_of(), NOW)
-    alone = fabric.Fabric(0, "test", (fabric.Device(host(0), fabric.Kind.HOST, "n0 mlx5_0", 1),))
+    alone = fabric.Fabric(0, "test", (fabric.FabricDevice(host(0), fabric.FabricDeviceKind.HOST, "n0 mlx5_0", 1),))
     assert one.take(alone, NOW) == []
     assert "its own link is down" in one.problem
 
@@ -78,7 +78,7 @@ def test_a_cable_that_is_plugged_elsewhere_is_no_link_down() -> None:
     one.take(fabric_of(), NOW)
     ports = {port.key: port for port in fabric_of().ports}
     ports[leaf(0), 5] = replace(ports[leaf(0), 1], number=5)
-    ports[leaf(0), 1] = fabric.Port(leaf(0), 1, fabric.DOWN, "Polling")
+    ports[leaf(0), 1] = fabric.FabricPort(leaf(0), 1, fabric.DOWN, "Polling")
     ports[host(0), 1] = replace(ports[host(0), 1], peer_port=5)
     assert one.take(replace(fabric_of(), ports=tuple(ports.values())), NOW) == []
     assert one.leaf_of()["n0"] == "leaf-0"
@@ -92,7 +92,7 @@ def test_a_dark_first_rail_does_not_move_its_node_to_another_leaf() -> None:
 
 
 def test_two_switches_with_one_name_stay_two() -> None:
-    layout = fabric.Layout(fabric_of(names=("leaf", "leaf")))
+    layout = fabric.FabricTopology(fabric_of(names=("leaf", "leaf")))
     assert layout.shared_names() == ["leaf"]
     assert layout.leaf_of()["n0"] == f"leaf@{leaf(0)}"
     one = watch()
@@ -103,16 +103,16 @@ def test_two_switches_with_one_name_stay_two() -> None:
 
 def test_an_adapter_without_a_host_name_is_counted_and_not_called_a_node() -> None:
     found = fabric_of(1)
-    nameless = fabric.Device(host(0), fabric.Kind.HOST, "MT4129 ConnectX7   Mellanox Technologies", 1)
-    layout = fabric.Layout(replace(found, devices=(*found.devices[:-1], nameless)))
+    nameless = fabric.FabricDevice(host(0), fabric.FabricDeviceKind.HOST, "MT4129 ConnectX7   Mellanox Technologies", 1)
+    layout = fabric.FabricTopology(replace(found, devices=(*found.devices[:-1], nameless)))
     assert layout.leaf_of() == {}
     assert layout.unnamed_hosts() == [nameless]
 
 
 def test_a_port_below_the_rate_of_its_peers_is_slow_and_two_ports_are_no_majority() -> None:
-    def slowed(found: fabric.Fabric) -> fabric.Layout:
+    def slowed(found: fabric.Fabric) -> fabric.FabricTopology:
         rows = [replace(port, lanes=1) if port.key == (leaf(0), 1) else port for port in found.ports]
-        return fabric.Layout(replace(found, ports=tuple(rows)))
+        return fabric.FabricTopology(replace(found, ports=tuple(rows)))
 
     assert slowed(fabric_of(8)).slow == {(leaf(0), 1)}
     assert slowed(fabric_of(2)).slow == frozenset()
@@ -120,10 +120,12 @@ def test_a_port_below_the_rate_of_its_peers_is_slow_and_two_ports_are_no_majorit
 
 @given(st.lists(st.sets(st.sampled_from([(leaf(0), 1), (leaf(1), 1), (leaf(0), 2), (leaf(0), 9), (leaf(1), 9)]))))
 def test_every_down_has_its_up_and_nothing_is_said_twice(dark: list[set[fabric.PortKey]]) -> None:
-    known, _ = fabric_changes.step(fabric_changes.Known(), fabric.Layout(fabric_of()), 0)
+    known, _ = fabric_changes.compare_sweep(fabric_changes.KnownFabric(), fabric.FabricTopology(fabric_of()), 0)
     is_down: dict[object, bool] = {}
     for at, keys in enumerate([*dark, set[fabric.PortKey]()]):
-        known, changes = fabric_changes.step(known, fabric.Layout(without_link(fabric_of(), *keys)), at)
+        known, changes = fabric_changes.compare_sweep(
+            known, fabric.FabricTopology(without_link(fabric_of(), *keys)), at
+        )
         for change in changes:
             assert change.link is not None
             assert is_down.get(change.link.key, False) is change.is_up
@@ -133,11 +135,11 @@ def test_every_down_has_its_up_and_nothing_is_said_twice(dark: list[set[fabric.P
 
 
 def test_what_is_gone_for_a_month_is_forgotten() -> None:
-    known, _ = fabric_changes.step(fabric_changes.Known(), fabric.Layout(fabric_of()), 0)
-    torn = fabric.Layout(without_device(fabric_of(), SPINE))
-    known, changes = fabric_changes.step(known, torn, 1)
+    known, _ = fabric_changes.compare_sweep(fabric_changes.KnownFabric(), fabric.FabricTopology(fabric_of()), 0)
+    torn = fabric.FabricTopology(without_device(fabric_of(), SPINE))
+    known, changes = fabric_changes.compare_sweep(known, torn, 1)
     assert len(changes) == 1
-    known, changes = fabric_changes.step(known, torn, 2 + fabric_changes.FORGET_MS)
+    known, changes = fabric_changes.compare_sweep(known, torn, 2 + fabric_changes.FORGET_MS)
     assert (changes, [switch.name for switch in known.switches]) == ([], ["leaf-0", "leaf-1"])
     assert len(known.links) == 4
 
@@ -152,9 +154,11 @@ def test_a_dark_link_is_a_degraded_link_of_its_node_until_it_is_back() -> None:
     (back,) = one.take(fabric_of(), NOW)
     assert signals.from_event(back) is None
     rule = signals.clear_rule(signal.cause, event)
-    (condition,) = events.fold([event], rule, NOW.replace(hour=23)).values()
+    (condition,) = events.fold_conditions([event], rule, NOW.replace(hour=23)).values()
     assert condition.is_open
-    (condition,) = events.fold([event, replace(back, at=NOW.replace(hour=7))], rule, NOW.replace(hour=23)).values()
+    (condition,) = events.fold_conditions(
+        [event, replace(back, at=NOW.replace(hour=7))], rule, NOW.replace(hour=23)
+    ).values()
     assert not condition.is_open
 
 
@@ -192,4 +196,4 @@ def test_counters_that_cannot_be_had_cost_only_the_counters(tmp_path: Path) -> N
     found = fabric_sweep.sweep(wanted, at_ms=0)
     assert (found.problems, found.unread) == ((), ("ibqueryerrors: no counters (ibwarn: [9] mad_rpc_rmpp: no SM)",))
     assert {port.counters for port in found.ports} == {None}
-    assert len(fabric.leaf_of(found)) == 4
+    assert len(fabric.leaf_by_node(found)) == 4

@@ -37,10 +37,10 @@ def look(running: ibsim.Fabric) -> fabric.Fabric:
     return fabric_sweep.sweep(fabric_sweep.SweepSettings(environment=running.environment), at_ms=0)
 
 
-def look_until(running: ibsim.Fabric, is_so: Callable[[fabric.Layout], bool]) -> fabric.Layout:
+def look_until(running: ibsim.Fabric, is_so: Callable[[fabric.FabricTopology], bool]) -> fabric.FabricTopology:
     """Sweeps until something is so: a link takes the subnet manager a moment."""
     deadline = time.monotonic() + 60
-    while not is_so(layout := fabric.Layout(look(running))):
+    while not is_so(layout := fabric.FabricTopology(look(running))):
         assert time.monotonic() < deadline, "the fabric did not become what was waited for"
     return layout
 
@@ -139,7 +139,12 @@ def test_512_host_ports_are_swept_within_five_seconds(tmp_path: Path) -> None:
         for _ in range(2):
             # What the neighbours of a busy machine take is not the sweep's.
             found = found if found.seconds < 5.0 else look(large)
-    assert sum(fabric.Layout(found).devices[port.guid].kind is fabric.Kind.HOST for port in found.ports) == 512
+    assert (
+        sum(
+            fabric.FabricTopology(found).devices[port.guid].kind is fabric.FabricDeviceKind.HOST for port in found.ports
+        )
+        == 512
+    )
     assert not found.problems
     assert found.seconds < 5.0
 

@@ -33,7 +33,7 @@ from watchkeeper.scrape import discovery
 NOW = datetime(2026, 11, 15, 6, 0, tzinfo=UTC)
 
 
-def watch(asked: slurm_reader.Slurm, *, agent_port: int | None = 9400) -> SlurmWatch:
+def watch(asked: slurm_reader.SlurmReader, *, agent_port: int | None = 9400) -> SlurmWatch:
     return SlurmWatch(asked, cluster="main", agent_port=agent_port, time=ManualClock(NOW), metrics=Registry())
 
 
@@ -149,7 +149,7 @@ def test_a_slurm_that_is_upgraded_under_our_feet_is_asked_in_the_way_it_understa
         sinfo="echo 'sinfo: unrecognized option'; exit 1",
         squeue="exit 1",
     )
-    asked = slurm_reader.Commands(commands.CommandRunner(seconds=5))
+    asked = slurm_reader.SlurmCommandReader(commands.CommandRunner(seconds=5))
     assert [one.word for one in asyncio.run(asked.nodes())] == ["idle"]
     new = """echo '{"nodes": [{"name": "n1", "state": ["DOWN"]}]}'"""
     put(tmp_path, scontrol=f'case "$*" in *--json*) {new};; *) exit 1;; esac')
@@ -164,7 +164,7 @@ def test_a_slurmctld_that_hangs_costs_one_deadline_and_leaves_what_it_said(
 ) -> None:
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     put(tmp_path, scontrol="exec sleep 60", sinfo="exec sleep 60", squeue="""echo '{"jobs": []}'""")
-    slurm = watch(slurm_reader.Commands(commands.CommandRunner(seconds=0.3)))
+    slurm = watch(slurm_reader.SlurmCommandReader(commands.CommandRunner(seconds=0.3)))
     started = time.monotonic()
     asyncio.run(slurm.refresh())
     assert time.monotonic() - started < 30.0
@@ -175,7 +175,7 @@ def test_a_slurmctld_that_hangs_costs_one_deadline_and_leaves_what_it_said(
 def test_a_machine_without_slurm_says_which_command_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(CollectError, match="squeue: No such file"):
-        asyncio.run(slurm_reader.Commands().jobs())
+        asyncio.run(slurm_reader.SlurmCommandReader().jobs())
 
 
 @pytest.fixture(scope="module")
@@ -185,9 +185,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[slurm_cluster.
 
 
 @pytest.fixture
-def asked(cluster: slurm_cluster.Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[slurm_reader.Commands]:
+def asked(cluster: slurm_cluster.Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[slurm_reader.SlurmCommandReader]:
     monkeypatch.setenv("SLURM_CONF", str(cluster.folder / "slurm.conf"))
-    yield slurm_reader.Commands()
+    yield slurm_reader.SlurmCommandReader()
     cluster.cancel_all()
 
 
@@ -202,7 +202,7 @@ def view_until(slurm: SlurmWatch, condition: Callable[[ClusterView], bool]) -> C
 
 @pytest.mark.servers
 def test_a_real_slurm_tells_its_nodes_jobs_leaves_and_limits(
-    cluster: slurm_cluster.Cluster, asked: slurm_reader.Commands
+    cluster: slurm_cluster.Cluster, asked: slurm_reader.SlurmCommandReader
 ) -> None:
     running = cluster.submit("--gres=gpu:2", "-w", "n1", "-A", "llm")
     waiting = cluster.submit("--gres=gpu:8", "-N2", "-A", "llm", "-J", "wide")
@@ -226,7 +226,7 @@ def test_a_real_slurm_tells_its_nodes_jobs_leaves_and_limits(
 
 @pytest.mark.servers
 def test_a_node_that_is_drained_says_who_did_it_and_why(
-    cluster: slurm_cluster.Cluster, asked: slurm_reader.Commands
+    cluster: slurm_cluster.Cluster, asked: slurm_reader.SlurmCommandReader
 ) -> None:
     cluster.ask("scontrol", "update", "nodename=n2", "state=drain", "reason=Xid 79 on GPU 3")
     view = view_until(watch(asked), lambda view: any(not one.is_schedulable for one in view.nodes))
@@ -254,21 +254,21 @@ def slurmrestd(cluster: slurm_cluster.Cluster, listen: str, *options: str, **mor
 
 
 @pytest.fixture
-def rest(cluster: slurm_cluster.Cluster) -> Iterator[slurm_reader.Rest]:
+def rest(cluster: slurm_cluster.Cluster) -> Iterator[slurm_reader.SlurmRestReader]:
     socket = cluster.folder / "rest" / "s.sock"
     with slurmrestd(cluster, f"unix:{socket}", "-a", "rest_auth/local"):
         slurm_cluster.until(socket.exists, cluster.folder)
-        yield slurm_reader.Rest(f"unix://{socket}")
+        yield slurm_reader.SlurmRestReader(f"unix://{socket}")
 
 
 @pytest.mark.servers
 def test_slurmrestd_lets_in_whoever_brings_a_token_over_http_and_nobody_else(
-    cluster: slurm_cluster.Cluster, asked: slurm_reader.Commands, tmp_path: Path
+    cluster: slurm_cluster.Cluster, asked: slurm_reader.SlurmCommandReader, tmp_path: Path
 ) -> None:
     servers.require("auth_jwt.so")
     address, token = f"127.0.0.1:{servers.free_port()}", tmp_path / "token"
     token.write_text(cluster.ask("scontrol", "token", "username=root", "lifespan=300"))
-    rest = slurm_reader.Rest(f"http://{address}", token, "root")
+    rest = slurm_reader.SlurmRestReader(f"http://{address}", token, "root")
     with slurmrestd(cluster, address, "-a", "rest_auth/jwt", SLURM_JWT="daemon"):
         slurm_cluster.until(lambda: answers(rest), cluster.folder)
         slurm_cluster.until(lambda: asyncio.run(rest.nodes()) == asyncio.run(asked.nodes()))
@@ -281,7 +281,7 @@ def test_slurmrestd_lets_in_whoever_brings_a_token_over_http_and_nobody_else(
         assert asyncio.run(rest.nodes())
 
 
-def answers(rest: slurm_reader.Rest) -> bool:
+def answers(rest: slurm_reader.SlurmRestReader) -> bool:
     try:
         return bool(asyncio.run(rest.nodes()))
     except CollectError:
@@ -290,7 +290,7 @@ def answers(rest: slurm_reader.Rest) -> bool:
 
 @pytest.mark.servers
 def test_slurmrestd_tells_the_same_as_the_commands(
-    cluster: slurm_cluster.Cluster, asked: slurm_reader.Commands, rest: slurm_reader.Rest
+    cluster: slurm_cluster.Cluster, asked: slurm_reader.SlurmCommandReader, rest: slurm_reader.SlurmRestReader
 ) -> None:
     cluster.submit("--gres=gpu:2", "-A", "llm")
     view_until(watch(asked), lambda view: any(one.nodes for one in view.workloads))
@@ -308,7 +308,7 @@ def test_the_settings_choose_commands_slurmrestd_or_nothing() -> None:
         return None if found is None else type(found._asked)
 
     assert asked() is None
-    assert asked(slurm=True) is slurm_reader.Commands
-    assert asked(slurm_rest_url="unix:///run/rest.sock") is slurm_reader.Rest
+    assert asked(slurm=True) is slurm_reader.SlurmCommandReader
+    assert asked(slurm_rest_url="unix:///run/rest.sock") is slurm_reader.SlurmRestReader
     with pytest.raises(ValueError, match="`slurm_rest_url` is not an address"):
         settings.FleetSettings(slurm_rest_url="slurm:6820")

@@ -14,7 +14,7 @@ from tests.support.fake_nvml import driver
 from watchkeeper.diagnose.scan.examine import examine
 from watchkeeper.diagnose.scan.gpu_selection import select_gpus
 from watchkeeper.diagnose.scan.verdicts import ScanFacts, ScanFault, ScanVerdict
-from watchkeeper.model.gpu_selectors import read_words
+from watchkeeper.model.gpu_selectors import parse_selection
 from watchkeeper.readers.node.pci_sysfs import DeviceKind, PciDevice
 
 OTHER = replace(GPU, uuid="GPU-2", index=1, pci="0000:11:00")
@@ -36,7 +36,7 @@ def fake(library: Path, tmp_path: Path) -> driver.FakeNvml:
 
 
 def test_what_is_only_about_other_gpus_is_left_out() -> None:
-    facts = select_gpus(replace(FACTS, faults=(LOST, DRIVERLESS)), read_words(["0"]))
+    facts = select_gpus(replace(FACTS, faults=(LOST, DRIVERLESS)), parse_selection(["0"]))
     assert [gpu.uuid for gpu in facts.gpus] == ["GPU-1"]
     assert [device.pci for device in facts.node.pci] == ["0000:10:00", SWITCH.pci]
     assert [fact.pci for fact in facts.kernel or ()] == ["0000:10:00"]
@@ -44,7 +44,7 @@ def test_what_is_only_about_other_gpus_is_left_out() -> None:
 
 
 def test_a_chosen_gpu_that_does_not_answer_is_never_healthy() -> None:
-    facts = select_gpus(replace(FACTS, gpus=(GPU,), faults=(LOST,), kernel=XIDS), read_words(["0-1"]))
+    facts = select_gpus(replace(FACTS, gpus=(GPU,), faults=(LOST,), kernel=XIDS), parse_selection(["0-1"]))
     assert [fault.cause for fault in facts.faults] == ["gpu_fell_off_bus", "gpu_missing"]
     assert len(facts.kernel or ()) == 2, "what may be about the missing one stays"
     assert examine(facts).verdict is ScanVerdict.UNHEALTHY
@@ -52,7 +52,7 @@ def test_a_chosen_gpu_that_does_not_answer_is_never_healthy() -> None:
 
 def test_without_any_gpu_a_chosen_one_stays_unknown() -> None:
     nothing = ScanFacts(NODE, faults=(DRIVERLESS,), kernel=())
-    assert examine(select_gpus(nothing, read_words(["0"]))).verdict is ScanVerdict.UNKNOWN
+    assert examine(select_gpus(nothing, parse_selection(["0"]))).verdict is ScanVerdict.UNKNOWN
 
 
 @pytest.mark.slow

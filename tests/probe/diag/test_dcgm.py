@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.probe.diag.standins import NOON, UUID, options
-from watchkeeper.model.diag import Exit, Verdict
+from watchkeeper.model.diag import DiagOutcome, DiagVerdict
 from watchkeeper.probe.diag import dcgm, runner
 
 UUIDS = {0: "GPU-a", 1: "GPU-b"}
@@ -31,9 +31,9 @@ def test_dcgm_4_names_entities_and_gives_its_warnings() -> None:
     )
     found = dcgm.read(text, UUIDS)
     assert [(one.test, one.gpu, one.verdict) for one in found] == [
-        ("dcgm.pcie", "GPU-a", Verdict.PASS),
-        ("dcgm.pcie", "GPU-b", Verdict.FAIL),
-        ("dcgm.pcie", None, Verdict.SKIP),
+        ("dcgm.pcie", "GPU-a", DiagVerdict.PASS),
+        ("dcgm.pcie", "GPU-b", DiagVerdict.FAIL),
+        ("dcgm.pcie", None, DiagVerdict.SKIP),
     ]
     assert (found[0].why, found[1].why) == ("GPU to Host bandwidth: 25 GB/s", "Detected 3 replays")
 
@@ -42,9 +42,9 @@ def test_dcgm_3_names_gpus_as_text_and_some_rows_name_none() -> None:
     row = {"gpu_ids": "0,1", "status": "Warn", "warnings": "Persistence mode is off"}
     found = dcgm.read(tree("DCGM GPU Diagnostic", row, {"status": "Pass"}, name="GPU Memory"), UUIDS)
     assert [(one.test, one.gpu, one.verdict) for one in found] == [
-        ("dcgm.gpu_memory", "GPU-a", Verdict.WARN),
-        ("dcgm.gpu_memory", "GPU-b", Verdict.WARN),
-        ("dcgm.gpu_memory", None, Verdict.PASS),
+        ("dcgm.gpu_memory", "GPU-a", DiagVerdict.WARN),
+        ("dcgm.gpu_memory", "GPU-b", DiagVerdict.WARN),
+        ("dcgm.gpu_memory", None, DiagVerdict.PASS),
     ]
 
 
@@ -60,7 +60,7 @@ def test_dcgm_3_names_gpus_as_text_and_some_rows_name_none() -> None:
 )
 def test_an_answer_that_is_no_diagnostic_is_told_and_judges_nothing(text: str) -> None:
     (found,) = dcgm.read(text, UUIDS)
-    assert (found.test, found.verdict) == ("dcgm", Verdict.SKIP)
+    assert (found.test, found.verdict) == ("dcgm", DiagVerdict.SKIP)
 
 
 @pytest.mark.parametrize("odd", [{"test_categories": 3}, {"test_categories": [{"tests": [4, {"results": "x"}]}]}, []])
@@ -82,8 +82,8 @@ def test_dcgmi_takes_the_place_of_torch_where_it_is_installed(tmp_path: Path) ->
     )
     wished = options(tmp_path, "crash", "memory_copy", engine=runner.AUTO, dcgmi=program)
     report = runner.run(2, now=NOON, options=wished)
-    assert report.exit is Exit.FAILED
-    assert [(one.test, one.gpu) for one in report.results if one.verdict is Verdict.FAIL] == [
+    assert report.exit is DiagOutcome.FAILED
+    assert [(one.test, one.gpu) for one in report.results if one.verdict is DiagVerdict.FAIL] == [
         ("dcgm.memory", f"{UUID}0")
     ]
 
@@ -92,13 +92,13 @@ def test_a_dcgmi_that_gives_nothing_leaves_the_work_to_torch(tmp_path: Path) -> 
     program = fake_dcgmi(tmp_path, "print('cannot connect to nv-hostengine'); sys.exit(1)")
     report = runner.run(2, now=NOON, options=options(tmp_path, engine=runner.AUTO, dcgmi=program))
     found = {result.test: result.verdict for result in report.results}
-    assert (found["dcgm"], found["matmul_bf16"]) == (Verdict.SKIP, Verdict.PASS)
+    assert (found["dcgm"], found["matmul_bf16"]) == (DiagVerdict.SKIP, DiagVerdict.PASS)
 
 
 def test_a_dcgmi_that_was_asked_for_and_gives_nothing_means_cannot_tell(tmp_path: Path) -> None:
     wished = options(tmp_path, engine=runner.DCGM, dcgmi=str(tmp_path / "absent"))
     report = runner.run(2, now=NOON, options=wished)
-    assert report.exit is Exit.CANNOT_TELL
+    assert report.exit is DiagOutcome.CANNOT_TELL
     assert [one.why for one in report.results if one.test == "gpu_work"] == [
         f"{tmp_path / 'absent'}: No such file or directory"
     ]

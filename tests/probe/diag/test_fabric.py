@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from watchkeeper.cli.node.diag_fabric import PORT, as_plain, meeting
-from watchkeeper.model.diag import Verdict
+from watchkeeper.model.diag import DiagVerdict
 from watchkeeper.probe.fabric import launcher
 from watchkeeper.probe.fabric.pairwise import Pair, Rank, Reduction, judge, rounds
 
@@ -59,22 +59,22 @@ def sweep(slow: set[tuple[int, int]]) -> list[Pair]:
     ]
 
 
-def found(slow: set[tuple[int, int]]) -> dict[str, tuple[Verdict, str]]:
+def found(slow: set[tuple[int, int]]) -> dict[str, tuple[DiagVerdict, str]]:
     return {result.test: (result.verdict, result.why) for result in judge(RANKS, (), sweep(slow))}
 
 
 def test_pairs_are_held_against_their_own_kind() -> None:
     assert {test: verdict for test, (verdict, _) in found(set()).items()} == {
-        "pairs_inside": Verdict.PASS,
-        "pairs_between": Verdict.PASS,
+        "pairs_inside": DiagVerdict.PASS,
+        "pairs_between": DiagVerdict.PASS,
     }
 
 
 def test_one_slow_link_is_named_by_its_two_ends() -> None:
     verdict, why = found({(1, 2)})["pairs_inside"]
-    assert verdict is Verdict.FAIL
+    assert verdict is DiagVerdict.FAIL
     assert why == "1 of 18 pairs inside nodes are slow, good ones reach 400 GB/s: n0/g1 and n0/g2: 40"
-    assert found({(1, 2)})["pairs_between"][0] is Verdict.PASS
+    assert found({(1, 2)})["pairs_between"][0] is DiagVerdict.PASS
 
 
 def test_a_gpu_whose_every_pair_is_slow_is_named_instead_of_its_pairs() -> None:
@@ -87,21 +87,21 @@ def test_a_gpu_whose_every_pair_is_slow_is_named_instead_of_its_pairs() -> None:
 def test_a_node_behind_a_slow_uplink_is_named_instead_of_its_gpus() -> None:
     slow = {(one, other) for one, other in combinations(range(12), 2) if (one // 4 == 2) != (other // 4 == 2)}
     verdict, why = found(slow)["pairs_between"]
-    assert verdict is Verdict.FAIL
+    assert verdict is DiagVerdict.FAIL
     assert why == "32 of 48 pairs between nodes are slow, good ones reach 50 GB/s: all 32 pairs of n2, 5"
 
 
 def test_two_pairs_are_too_few_to_blame_one() -> None:
     (result,) = judge(RANKS, (), [Pair(0, 1, 400.0), Pair(2, 3, 4.0)])
-    assert (result.verdict, "too few to compare" in result.why) == (Verdict.PASS, True)
+    assert (result.verdict, "too few to compare" in result.why) == (DiagVerdict.PASS, True)
 
 
 def test_an_all_reduce_is_told_in_bus_bandwidth_and_held_against_what_is_wanted() -> None:
     reduction = Reduction(size_bytes=10**9, seconds=0.005, ranks=8)
     assert reduction.bus_rate == pytest.approx(350.0)
-    assert judge(RANKS, [reduction], ())[0].verdict is Verdict.PASS
+    assert judge(RANKS, [reduction], ())[0].verdict is DiagVerdict.PASS
     (result,) = judge(RANKS, [reduction], (), expected=400.0)
-    assert (result.verdict, result.why.endswith("400 is wanted (88%)")) == (Verdict.FAIL, True)
+    assert (result.verdict, result.why.endswith("400 is wanted (88%)")) == (DiagVerdict.FAIL, True)
 
 
 def plan(folder: Path, behaviour: str) -> launcher.FabricPlan:

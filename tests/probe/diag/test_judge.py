@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from watchkeeper.model.diag import Verdict
+from watchkeeper.model.diag import DiagVerdict
 from watchkeeper.probe import expectations
 from watchkeeper.probe.diag import plan
 from watchkeeper.probe.diag.judge import Measurement, judge_measurements
 
-ORDER = list(Verdict)
+ORDER = list(DiagVerdict)
 
 
 def bf16(rate: float, gpu: str = "a", *, model: str = "NVIDIA H200") -> Measurement:
@@ -19,9 +19,10 @@ def bf16(rate: float, gpu: str = "a", *, model: str = "NVIDIA H200") -> Measurem
 
 
 @pytest.mark.parametrize(
-    ("rate", "verdict"), [(799, Verdict.PASS), (736, Verdict.PASS), (734, Verdict.WARN), (638, Verdict.FAIL)]
+    ("rate", "verdict"),
+    [(799, DiagVerdict.PASS), (736, DiagVerdict.PASS), (734, DiagVerdict.WARN), (638, DiagVerdict.FAIL)],
 )
-def test_a_measured_model_warns_below_92_percent_and_fails_below_80(rate: float, verdict: Verdict) -> None:
+def test_a_measured_model_warns_below_92_percent_and_fails_below_80(rate: float, verdict: DiagVerdict) -> None:
     assert judge_measurements([bf16(rate)])[0].verdict is verdict
 
 
@@ -29,13 +30,13 @@ def test_an_estimate_is_held_against_a_gpu_only_far_below_it() -> None:
     model = "NVIDIA H100 80GB HBM3"
     row = expectations.of_model(model)["matmul_bf16"]
     found = judge_measurements([bf16(row.expected * 0.85, model=model)])[0]
-    assert (found.verdict, "should reach about 791" in found.why) == (Verdict.PASS, True)
-    assert judge_measurements([bf16(row.expected * 0.55, model=model)])[0].verdict is Verdict.FAIL
+    assert (found.verdict, "should reach about 791" in found.why) == (DiagVerdict.PASS, True)
+    assert judge_measurements([bf16(row.expected * 0.55, model=model)])[0].verdict is DiagVerdict.FAIL
 
 
 def test_a_gpu_that_lags_behind_its_peers_warns_though_its_model_would_pass() -> None:
     found = judge_measurements([bf16(820, "a"), bf16(825, "b"), bf16(822, "c"), bf16(745, "d")])
-    assert [result.verdict for result in found] == [Verdict.PASS] * 3 + [Verdict.WARN]
+    assert [result.verdict for result in found] == [DiagVerdict.PASS] * 3 + [DiagVerdict.WARN]
     assert found[3].why == "745 TFLOP/s; this model reaches 799 (93%); the median of this node is 821 (91%)"
     assert found[3].peers == 821
 
@@ -49,32 +50,32 @@ def test_a_slow_pair_is_held_against_the_other_pairs_and_named() -> None:
         "p2p", "a", "NVIDIA Z1", "GB/s", 90.0, facts={"median": 370.0}, note="the slowest is from 2 to 3"
     )
     found = judge_measurements([slow])[0]
-    assert (found.verdict, found.peers) == (Verdict.FAIL, 370.0)
+    assert (found.verdict, found.peers) == (DiagVerdict.FAIL, 370.0)
     assert found.why.endswith("the median of this node is 370 (24%); the slowest is from 2 to 3")
 
 
 def test_a_memory_test_without_triton_is_not_called_slow() -> None:
     slow = Measurement("memory_patterns", "a", "NVIDIA H200", "GB/s", 370.0, facts={"engine": "torch"})
     found = judge_measurements([slow])[0]
-    assert (found.verdict, found.expected) == (Verdict.PASS, None)
+    assert (found.verdict, found.expected) == (DiagVerdict.PASS, None)
     assert "its speed is not judged" in found.why
 
 
 def test_a_model_that_nobody_knows_passes_and_says_so() -> None:
     found = judge_measurements([bf16(5, model="NVIDIA Z1")])[0]
-    assert (found.verdict, found.why) == (Verdict.PASS, "5 TFLOP/s; nobody has said what NVIDIA Z1 reaches")
+    assert (found.verdict, found.why) == (DiagVerdict.PASS, "5 TFLOP/s; nobody has said what NVIDIA Z1 reaches")
 
 
 def test_a_test_that_ran_often_counts_with_its_slowest_run_and_every_problem() -> None:
     one, two = bf16(799), Measurement("matmul_bf16", "a", "NVIDIA H200", "TFLOP/s", 500.0, problems=("wrong",))
     (found,) = judge_measurements([one, two, one])
-    assert (found.measured, found.verdict, found.why) == (500.0, Verdict.FAIL, "silent data corruption: wrong")
+    assert (found.measured, found.verdict, found.why) == (500.0, DiagVerdict.FAIL, "silent data corruption: wrong")
 
 
 def test_a_failure_after_a_good_run_is_a_failure() -> None:
     hung = Measurement("stress", "a", "NVIDIA H200", "TFLOP/s", failed="no answer within 3 s")
     (found,) = judge_measurements([Measurement("stress", "a", "NVIDIA H200", "TFLOP/s", 660.0), hung])
-    assert (found.verdict, found.measured, found.why) == (Verdict.FAIL, None, "no answer within 3 s")
+    assert (found.verdict, found.measured, found.why) == (DiagVerdict.FAIL, None, "no answer within 3 s")
 
 
 def test_many_problems_are_counted_and_only_the_first_are_told() -> None:

@@ -13,7 +13,7 @@ from tests.query.loading import loaded
 from tests.support import native_strategies as native
 from watchkeeper import errors
 from watchkeeper.kit import durations
-from watchkeeper.model.histograms import Hint, Histogram
+from watchkeeper.model.histograms import Histogram, ResetHint
 from watchkeeper.query import histogram_text
 from watchkeeper.query.embedded import EmbeddedEngine
 from watchkeeper.query.engine import Answer, Limits, Span
@@ -172,4 +172,4 @@ def test_what_is_trimmed_on_both_sides_is_all(histogram: Histogram, limit: float
 def test_hints_are_joined_and_a_difference_is_a_gauge() -> None:
     [total] = answered("sum(h)", GROWING).latest_histograms().values()
     [less] = answered("h - h", GROWING).latest_histograms().values()
-    assert (total.hint, less.hint) == (Hint.NOT_RESET, Hint.GAUGE)
+    assert (total.hint, less.hint) == (ResetHint.NOT_RESET, ResetHint.GAUGE)

@@ -64,18 +64,18 @@ def test_repairs_that_run_or_hold_a_node_are_alive(journal: Journal) -> None:
     assert [one.id for one in journal.repairs_at(NODE)] == ["R-4", "R-3", "R-2", "R-1"]
     assert [one.id for one in journal.repairs_of("INC-1", limit=1)] == ["R-4"]
     assert len(journal.timeline("INC-1")) == 4
-    journal.save_switch(repairs.Switch(stopped_at=NOON), at=NOON, actor="ada", text="stopped")
+    journal.save_switch(repairs.RepairSwitch(stopped_at=NOON), at=NOON, actor="ada", text="stopped")
     assert journal.switch().is_stopped
     assert journal.verify() is None
 
 
 def test_orders_wait_until_they_are_answered_or_expire(journal: Journal) -> None:
     order = orders.Order(orders.OrderId("WO-1"), "main", "n1", "scan", NOON, minutes(10), nonce="n")
-    journal.save_order(orders.Tracked(order, "ada", "why"), at=NOON, actor="ada", text="ordered")
+    journal.save_order(orders.TrackedOrder(order, "ada", "why"), at=NOON, actor="ada", text="ordered")
     assert [one.order.id for one in journal.open_orders(minutes(5))] == ["WO-1"]
     assert journal.open_orders(minutes(11)) == []
     receipt = orders.Receipt(order.id, minutes(1), actions.Result.DONE, "clean")
-    journal.save_order(orders.Tracked(order, "ada", "why", receipt=receipt), at=NOON, actor="n1", text="done")
+    journal.save_order(orders.TrackedOrder(order, "ada", "why", receipt=receipt), at=NOON, actor="n1", text="done")
     assert journal.open_orders(minutes(5)) == []
     assert [one.receipt for one in journal.latest_orders()] == [receipt]
 

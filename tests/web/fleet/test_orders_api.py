@@ -57,7 +57,7 @@ def test_an_order_goes_to_its_node_and_its_receipt_comes_back(site: Site) -> Non
     assert (given["state"], given["actor"], "nonce" in given["order"]) == ("waiting", "local", False)
     (envelope,) = site.ask("/api/orders?node=n1").json["orders"]
     key = orders.node_key(HUB_KEY, "main", "n1")
-    assert orders.is_sealed(orders.Envelope(**envelope), key, purpose=orders.Purpose.ORDER)
+    assert orders.is_sealed(orders.Envelope(**envelope), key, purpose=orders.SealPurpose.ORDER)
     assert site.ask(f"/api/orders/{given['order']['id']}").json["state"] == "fetched"
     assert answer(site, given["order"]["id"]).status == 200
     shown = site.ask("/api/orders/recent").json["orders"][0]
@@ -154,7 +154,7 @@ def test_what_cannot_be_ordered_is_said(site: Site, body: dict[str, object], wor
 
 
 def test_what_touches_a_machine_cannot_be_ordered_by_hand(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(orders.KINDS, "reboot", orders.Kind(is_harmless=False, seconds=60))  # type: ignore[arg-type]
+    monkeypatch.setitem(orders.KINDS, "reboot", orders.OrderKind(is_harmless=False, seconds=60))  # type: ignore[arg-type]
     assert give(site, kind="reboot").json["error"] == "reboot touches a machine; only a plan may order it"
     wanted = OrderRequest("main", "n1", "reboot")
     assert site.hub.orders.give(wanted, now=site.hub.clock.now(), actor="plan").order.kind == "reboot"

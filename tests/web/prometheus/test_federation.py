@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 
 from tests.support import native_strategies
-from watchkeeper.model.histograms import CUSTOM, Hint, Histogram, HistogramSample
+from watchkeeper.model.histograms import CUSTOM, Histogram, HistogramSample, ResetHint
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import Sample
 from watchkeeper.readers.exposition import ExpositionParser
@@ -68,7 +68,7 @@ def test_text_says_how_many_native_histograms_it_leaves_out() -> None:
 
 def test_protobuf_has_numbers_and_histograms() -> None:
     observed = Histogram(1, 7.0, 5.5, 0.25, 2.0, positive=((0, 1.0), (3, 2.5)), negative=((-2, 1.5),))
-    gauge = Histogram(count=2.0, sum=3.0, positive=((1, 2.0),), hint=Hint.GAUGE)
+    gauge = Histogram(count=2.0, sum=3.0, positive=((1, 2.0),), hint=ResetHint.GAUGE)
     empty = Histogram(zero_threshold=0.0)
     found = [
         *(HistogramSample(named("empty"), AT_MS, empty), HistogramSample(named("queue", node="n1"), AT_MS, gauge)),

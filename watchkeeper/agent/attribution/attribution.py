@@ -23,7 +23,7 @@ from typing import Any, Protocol, TypeVar
 from watchkeeper.agent.gpus.gpu_samples import GpuSample, Program
 from watchkeeper.errors import CollectError
 from watchkeeper.kit import logs, own_metrics
-from watchkeeper.model.workloads import Attribution, Holding, Unattributed, Workload, WorkloadKind
+from watchkeeper.model.workloads import Attribution, Holding, UnattributedReason, Workload, WorkloadKind
 
 log = logging.getLogger(__name__)
 
@@ -200,16 +200,16 @@ def _split(holdings: list[Holding], busy: Mapping[int, int]) -> list[Holding]:
 def _nobody(told: Sequence[SourceAnswer], strangers: Sequence[str], *, tells_programs: bool) -> Attribution:
     failed = [f"{source.name}: {source.problem}" for source in told if source.holders is None]
     if failed:
-        return Attribution(reason=Unattributed.SOURCE_FAILED, detail="; ".join(failed)[:500])
+        return Attribution(reason=UnattributedReason.SOURCE_FAILED, detail="; ".join(failed)[:500])
     if strangers:
         shown = ", ".join(strangers[:4])
         detail = f"a source names {shown}, which NVML does not show"
-        return Attribution(reason=Unattributed.UNKNOWN_DEVICE, detail=detail)
+        return Attribution(reason=UnattributedReason.UNKNOWN_DEVICE, detail=detail)
     asked = [source.name for source in told] + [PROGRAMS] * tells_programs
     if not asked:
         detail = "no kubelet, no Slurm, and the driver does not tell which programs use the GPU"
-        return Attribution(reason=Unattributed.NO_SOURCE, detail=detail)
-    return Attribution(reason=Unattributed.FREE, detail=f"asked {', '.join(asked)}")
+        return Attribution(reason=UnattributedReason.NO_SOURCE, detail=detail)
+    return Attribution(reason=UnattributedReason.FREE, detail=f"asked {', '.join(asked)}")
 
 
 @dataclass(slots=True)
@@ -301,10 +301,10 @@ class Attributor:
         """Log a gap when it opens and when it closes; a free GPU is none."""
         for uuid, attribution in current.items():
             reason = attribution.reason
-            gap = "" if reason in (None, Unattributed.FREE) else str(reason)
+            gap = "" if reason in (None, UnattributedReason.FREE) else str(reason)
             if gap != self._said.get(uuid, ""):
                 where = {"gpu": uuid, "reason": gap or "known again", "detail": attribution.detail}
                 log.warning("Holder of a GPU", extra=logs.fields(**where))
         self._said = {
-            uuid: str(one.reason) for uuid, one in current.items() if one.reason not in (None, Unattributed.FREE)
+            uuid: str(one.reason) for uuid, one in current.items() if one.reason not in (None, UnattributedReason.FREE)
         }

@@ -63,7 +63,7 @@ class GroupFile:
         if len(kept) > MOST_WORDS:
             raise SettingsError(f"the group has {len(kept)} entries, the limit is {MOST_WORDS}", where=str(self.path))
         try:
-            gpu_selectors.read_words(kept)
+            gpu_selectors.parse_selection(kept)
         except ValueError as error:
             raise SettingsError(str(error), where=f"group {name}") from error
         self.save({**groups, name: kept})
@@ -91,13 +91,13 @@ def all_groups(own: GroupFile) -> dict[str, list[str]]:
     return {**(GroupFile(SYSTEM).load() if own.path != SYSTEM else {}), **own.load()}
 
 
-def find_group(name: str, own: GroupFile) -> gpu_selectors.Selection:
+def find_group(name: str, own: GroupFile) -> gpu_selectors.GpuSelection:
     """The GPUs of a group; SettingsError says which groups there are."""
     groups = all_groups(own)
     if name not in groups:
         known = ", ".join(sorted(groups)) or "none; `watchkeeper gpus group create NAME GPU…` makes one"
         raise SettingsError(f"there is no group `{name[:70]}`; there are: {known}")
     try:
-        return gpu_selectors.read_words(groups[name])
+        return gpu_selectors.parse_selection(groups[name])
     except ValueError as error:
         raise SettingsError(str(error), where=f"group {name}") from error

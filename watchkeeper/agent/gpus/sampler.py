@@ -166,7 +166,9 @@ class Sampler:
     def gpus(self) -> tuple[fleet.Gpu, ...]:
         """The GPUs that have answered, as the inventory wants them."""
         return tuple(
-            fleet.Gpu(gpu.identity["uuid"], gpu.index, fleet.same_pci(gpu.identity["pci"]), model=gpu.identity["model"])
+            fleet.Gpu(
+                gpu.identity["uuid"], gpu.index, fleet.normalise_pci(gpu.identity["pci"]), model=gpu.identity["model"]
+            )
             for gpu in self._snapshot.gpus
         )
 

@@ -87,7 +87,7 @@ def simulator_inventory(origin: str) -> FetchInventory:
         try:
             plain = json.loads(response.body)["gpus"]
             gpus = wire.from_plain(tuple[fleet.Gpu, ...], plain)
-            return [fleet.Gpu(gpu.uuid, gpu.index, fleet.same_pci(gpu.pci), gpu.model) for gpu in gpus if gpu.pci]
+            return [fleet.Gpu(gpu.uuid, gpu.index, fleet.normalise_pci(gpu.pci), gpu.model) for gpu in gpus if gpu.pci]
         except (ValueError, KeyError, TypeError, WireError) as error:
             raise CollectError(f"is not an inventory: {error}", where=url) from error
 

@@ -73,7 +73,7 @@ def find_gpu(gpus: Sequence[GpuSample], named: str) -> GpuSample:
 
 def _is_at(gpu: GpuSample, named: str) -> bool:
     try:
-        return fleet.same_pci(named) == fleet.same_pci(gpu.identity["pci"])
+        return fleet.normalise_pci(named) == fleet.normalise_pci(gpu.identity["pci"])
     except ValueError:
         return False
 

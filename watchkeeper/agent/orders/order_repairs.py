@@ -233,7 +233,7 @@ def _listed(held: Sequence[order_gpus.GpuHolder]) -> str:
 
 
 def _is_same(left: str, right: str) -> bool:
-    return fleet.same_pci(left) == fleet.same_pci(right)
+    return fleet.normalise_pci(left) == fleet.normalise_pci(right)
 
 
 def _said(output: str) -> str:

@@ -68,7 +68,7 @@ def open_envelope(envelope: orders.Envelope, key: bytes) -> orders.Order | Order
         order = wire.loads(orders.Order, envelope.text)
     except WireError as error:
         return OrderRefusal(None, UNKNOWN, f"it cannot be read: {str(error)[:200]}")
-    if not orders.is_sealed(envelope, key, purpose=orders.Purpose.ORDER):
+    if not orders.is_sealed(envelope, key, purpose=orders.SealPurpose.ORDER):
         return OrderRefusal(order.id, UNKNOWN, "its seal is not the one that this node's key makes")
     return order
 

@@ -247,7 +247,7 @@ def _plain(value: Any) -> Any:
     return f"'{value}" if isinstance(value, str) and value[:1] in "=+-@\t\r" and value else value
 
 
-def _print_past(past: answers.Past | None, window: str) -> None:
+def _print_past(past: answers.ReplicasReplay | None, window: str) -> None:
     if past is None:
         click.echo(f"Of the last {window} too little is recorded to say what following the advice would have done.")
         return

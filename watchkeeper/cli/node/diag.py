@@ -24,8 +24,8 @@ from watchkeeper.kit import clock, durations, logs, wire
 from watchkeeper.model import diag, gpu_selectors
 from watchkeeper.probe.diag import plan, runner
 
-EXIT_CODES = {diag.Exit.PASSED: 0, diag.Exit.FAILED: 1, diag.Exit.CANNOT_TELL: 3}
-ORDER = list(diag.Verdict)
+EXIT_CODES = {diag.DiagOutcome.PASSED: 0, diag.DiagOutcome.FAILED: 1, diag.DiagOutcome.CANNOT_TELL: 3}
+ORDER = list(diag.DiagVerdict)
 
 
 def _bent(body: Callable[..., Any]) -> Callable[..., Any]:
@@ -75,7 +75,7 @@ def command(
     python: str,
     spool: Path,
     no_keep: bool,
-    chosen: gpu_selectors.Selection | None,
+    chosen: gpu_selectors.GpuSelection | None,
 ) -> None:
     """Test this node's GPUs. Nothing is changed on them; a GPU that is in use is left alone.
 
@@ -101,7 +101,7 @@ def command(
 command.add_command(diag_fabric.command)
 
 
-def _run(level: int, options: runner.DiagOptions) -> diag.Report:
+def _run(level: int, options: runner.DiagOptions) -> diag.DiagReport:
     progress, now = _Progress(), clock.ScaledClock().now()
     try:
         return runner.run(level, now=now, node=node_facts.NodeReader().read(), options=options, tell=progress.tell)
@@ -112,7 +112,7 @@ def _run(level: int, options: runner.DiagOptions) -> diag.Report:
         progress.done()
 
 
-def as_plain(report: diag.Report) -> dict[str, object]:
+def as_plain(report: diag.DiagReport) -> dict[str, object]:
     """The documented shape of `diag --json`; keys are added, never renamed."""
     return {"verdict": report.exit.value, **wire.to_plain(report)}
 
@@ -153,7 +153,7 @@ class _Progress:
             click.echo("\r\033[K", err=True, nl=False)
 
 
-def _print(report: diag.Report) -> None:
+def _print(report: diag.DiagReport) -> None:
     places: dict[str | None, str] = {None: "node"} | {gpu.uuid: f"gpu {gpu.index}" for gpu in report.gpus}
     order = list(places)
     for gpu in report.gpus:
@@ -175,7 +175,7 @@ def _print(report: diag.Report) -> None:
         click.echo(f"Stopped early: {report.stopped}")
 
 
-def _keep(report: diag.Report, spool: Path) -> None:
+def _keep(report: diag.DiagReport, spool: Path) -> None:
     """Where no agent has its directory, nobody would read it."""
     if not spool.is_dir():
         return

@@ -31,7 +31,7 @@ PREFIXES = ("DCGM_FI_DEV_", "DCGM_FI_", "watchkeeper_gpu_")
 @click.option("-c", "--count", type=click.IntRange(0), default=0, help="How many rounds; 0 goes on for ever.")
 @with_gpus
 @click.option("-l", "--list", "is_list", is_flag=True, help="List the fields that NVML can give, and end.")
-def command(wanted: str, delay: float, count: int, chosen: gpu_selectors.Selection | None, is_list: bool) -> None:
+def command(wanted: str, delay: float, count: int, chosen: gpu_selectors.GpuSelection | None, is_list: bool) -> None:
     """Print chosen fields of each GPU, again and again.
 
     Unlike `dcgmi dmon`, -d takes seconds. N/A is a number that the GPU does not have, or did not give in time.
@@ -86,7 +86,9 @@ def find(text: str) -> families.NvmlFamily:
     return family
 
 
-def meant(gpu: GpuSample, chosen: gpu_selectors.Selection | None, *, fresh_since: float) -> list[tuple[str, Numbers]]:
+def meant(
+    gpu: GpuSample, chosen: gpu_selectors.GpuSelection | None, *, fresh_since: float
+) -> list[tuple[str, Numbers]]:
     """The lines of one GPU: itself, or those of its slices that were chosen.
 
     A GPU that has stopped answering has no numbers: its old ones are not repeated.

@@ -64,7 +64,7 @@ def sweep(
     if push:
         _push(hub, found)
         return
-    layout = fabric.Layout(found)
+    layout = fabric.FabricTopology(found)
     if as_json:
         options.print_json({**wire.to_plain(found), "leaf_of": layout.leaf_of()})
     else:
@@ -99,7 +99,7 @@ def _seconds(text: str) -> float:
         raise click.BadParameter(str(error)) from error
 
 
-def describe(layout: fabric.Layout) -> Iterator[str]:
+def describe(layout: fabric.FabricTopology) -> Iterator[str]:
     """The sweep as lines of text, trouble first."""
     found = layout.fabric
     switches, hosts = layout.switches(), {link.node for link in layout.host_links()}
@@ -122,13 +122,13 @@ def describe(layout: fabric.Layout) -> Iterator[str]:
     leaves: dict[str, list[str]] = {}
     for node, leaf in layout.leaf_of().items():
         leaves.setdefault(leaf, []).append(node)
-    for leaf, nodes in sorted(leaves.items(), key=lambda item: fabric.natural(item[0])):
-        nodes.sort(key=fabric.natural)
+    for leaf, nodes in sorted(leaves.items(), key=lambda item: fabric.natural_sort_key(item[0])):
+        nodes.sort(key=fabric.natural_sort_key)
         more = f" … {nodes[-1]}" if len(nodes) > 4 else ""
         yield f"leaf {leaf}: {len(nodes)} {'node' if len(nodes) == 1 else 'nodes'}, {', '.join(nodes[:4])}{more}"
 
 
-def _errors(port: fabric.Port) -> dict[str, int]:
+def _errors(port: fabric.FabricPort) -> dict[str, int]:
     """Counters that speak of a fault; waiting and traffic are no errors."""
     ignored = ("Data", "Pkts", "Wait")
     return {name: value for name, value in (port.counters or {}).items() if value and not name.endswith(ignored)}

@@ -31,7 +31,7 @@ def with_gpus(command: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
-def choose(words: str | None, group: str | None) -> gpu_selectors.Selection | None:
+def choose(words: str | None, group: str | None) -> gpu_selectors.GpuSelection | None:
     if words is not None and group is not None:
         raise click.UsageError("-i and -g: either some GPUs or a group of them")
     if group is not None:
@@ -39,11 +39,13 @@ def choose(words: str | None, group: str | None) -> gpu_selectors.Selection | No
     if words is None:
         return None
     try:
-        return gpu_selectors.read_words([words])
+        return gpu_selectors.parse_selection([words])
     except ValueError as error:
         raise click.UsageError(f"-i {words[:60]}: {error}") from error
 
 
-def named(gpu: GpuSample) -> gpu_selectors.Gpu:
+def named(gpu: GpuSample) -> gpu_selectors.SelectableGpu:
     slices = {part.uuid: part.id for part in gpu.slices if part.uuid}
-    return gpu_selectors.Gpu(gpu.index, gpu.identity["uuid"], fleet.same_pci(gpu.identity["pci"]), slices)
+    return gpu_selectors.SelectableGpu(
+        gpu.index, gpu.identity["uuid"], fleet.normalise_pci(gpu.identity["pci"]), slices
+    )

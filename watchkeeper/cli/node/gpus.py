@@ -41,7 +41,7 @@ class NodeGpuRow:
 @as_json
 @with_gpus
 @click.option("--sysfs", type=click.Path(path_type=Path), default=Path("/sys"), hidden=True)
-def command(as_json: bool, sysfs: Path, chosen: gpu_selectors.Selection | None) -> None:
+def command(as_json: bool, sysfs: Path, chosen: gpu_selectors.GpuSelection | None) -> None:
     """List the GPUs of this node and how they are connected.
 
     The matrix uses the words of `nvidia-smi topo`: PIX one PCIe switch, PXB several, PHB a host bridge, NODE the
@@ -120,7 +120,7 @@ def rows(gpus: tuple[GpuSample, ...], devices: list[pci_sysfs.PciDevice]) -> lis
     by_pci = {device.pci: device for device in devices}
     found = []
     for gpu in gpus:
-        pci = fleet.same_pci(gpu.identity["pci"])
+        pci = fleet.normalise_pci(gpu.identity["pci"])
         device = by_pci.pop(pci, None)
         errors = gpu.values.get("watchkeeper_gpu_nvlink_errors_total")
         links = len({part.partition(".")[0] for part in errors}) if isinstance(errors, Mapping) else None
@@ -139,8 +139,8 @@ def distances(devices: list[pci_sysfs.PciDevice]) -> dict[str, dict[str, str]]:
     }
 
 
-def _named(row: NodeGpuRow) -> gpu_selectors.Gpu:
-    return gpu_selectors.Gpu(row.index, row.uuid, row.pci, row.slices)
+def _named(row: NodeGpuRow) -> gpu_selectors.SelectableGpu:
+    return gpu_selectors.SelectableGpu(row.index, row.uuid, row.pci, row.slices)
 
 
 def _plain(row: NodeGpuRow) -> dict[str, object]:

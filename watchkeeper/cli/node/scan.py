@@ -87,7 +87,7 @@ def command(
     disabled: tuple[str, ...],
     kmsg: Path,
     host_root: Path,
-    chosen: gpu_selectors.Selection | None,
+    chosen: gpu_selectors.GpuSelection | None,
 ) -> None:
     """Look at this node once and say whether it is healthy.
 
@@ -137,7 +137,7 @@ def gather(
             verdicts.GpuFacts(
                 gpu.identity["uuid"],
                 gpu.index,
-                fleet.same_pci(gpu.identity["pci"]),
+                fleet.normalise_pci(gpu.identity["pci"]),
                 gpu.values,
                 readings.grown(gpu.identity["uuid"]),
                 {part.uuid: part.id for part in gpu.slices if part.uuid},

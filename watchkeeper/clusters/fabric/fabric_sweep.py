@@ -96,11 +96,11 @@ def _note_trouble(program: str, answer: commands.CommandResult, problems: list[s
 def _count(
     ask: commands.CommandRunner,
     shown: Sequence[str],
-    ports: list[fabric.Port],
+    ports: list[fabric.FabricPort],
     *,
     owner_of: Mapping[str, str],
     unread: list[str],
-) -> list[fabric.Port]:
+) -> list[fabric.FabricPort]:
     """The ports with their counters; without them, and with a word about it, where these cannot be had.
 
     The first listing has errors, of ports that have some; the second has the traffic of every port that answered.

@@ -44,7 +44,7 @@ class FabricWatch:
         self.settings = settings
         self.cluster = cluster
         self.fabric: fabric.Fabric | None = None
-        self.layout: fabric.Layout | None = None
+        self.layout: fabric.FabricTopology | None = None
         self.problem = ""
         self._taken_ms: int | None = None
         self._series: dict[Labels, float] = {}
@@ -56,7 +56,7 @@ class FabricWatch:
         at_ms = clock.to_ms(now)
         try:
             if self.settings.ufm_url is not None:
-                found = await ufm.ask(self.settings, at_ms=at_ms)
+                found = await ufm.read_fabric(self.settings, at_ms=at_ms)
             else:
                 found = await asyncio.to_thread(fabric_sweep.sweep, sweep_settings(self.settings), at_ms=at_ms)
         except CollectError as error:
@@ -71,12 +71,12 @@ class FabricWatch:
 
         A large fabric takes a second: callers on an event loop do this in a thread.
         """
-        layout = fabric.Layout(found)
+        layout = fabric.FabricTopology(found)
         self.problem = "; ".join([*found.problems, *self._doubts(layout)])
         before = self.known
-        changes: list[fabric_changes.Change] = []
+        changes: list[fabric_changes.FabricChange] = []
         if not self.problem:
-            self.known, changes = fabric_changes.step(before, layout, clock.to_ms(now))
+            self.known, changes = fabric_changes.compare_sweep(before, layout, clock.to_ms(now))
         for name in layout.shared_names():
             log.warning("Switches share a name; their GUIDs tell them apart", extra=logs.fields(name=name))
         self.fabric, self.layout, self._taken_ms = found, layout, clock.to_ms(now)
@@ -90,12 +90,12 @@ class FabricWatch:
         limit_ms = FRESH_INTERVALS * self.settings.interval_seconds * 1000
         return self._taken_ms is not None and now_ms - self._taken_ms <= limit_ms
 
-    def _doubts(self, layout: fabric.Layout) -> Iterator[str]:
+    def _doubts(self, layout: fabric.FabricTopology) -> Iterator[str]:
         """A host that has lost its own link sees no switch; that says nothing about the switches."""
         if not layout.switches() and any(switch.gone_since_ms is None for switch in self.known.switches):
             yield "the host that sweeps sees no switch any more: its own link is down, the rest is unknown"
 
-    def _event(self, change: fabric_changes.Change, now: datetime) -> events.Event:
+    def _event(self, change: fabric_changes.FabricChange, now: datetime) -> events.Event:
         kind = events.EventKind.FABRIC_UP if change.is_up else events.EventKind.FABRIC_DOWN
         if change.link is not None:
             where = f"{change.link.guid}/{change.link.port}"
@@ -106,7 +106,7 @@ class FabricWatch:
         id = f"{self.cluster}/{SOURCE}/{where}/{kind}/{clock.to_ms(now)}"
         return events.Event(id, kind, None, self._place(change), now, change.text, fields={**named, "source": SOURCE})
 
-    def _place(self, change: fabric_changes.Change) -> fleet.Place:
+    def _place(self, change: fabric_changes.FabricChange) -> fleet.Place:
         link, switch = change.link, change.switch
         if link is not None and link.adapter:
             return fleet.Place(self.cluster, node=link.peer, port=link.adapter)
@@ -118,7 +118,7 @@ class FabricWatch:
     def leaf_of(self) -> dict[str, str]:
         """Node → leaf of its first adapter; a cable that is dark now does not move the node to another leaf."""
         hosts = [link for link in self.known.links if link.adapter]
-        hosts.sort(key=lambda link: fabric.natural(link.adapter), reverse=True)
+        hosts.sort(key=lambda link: fabric.natural_sort_key(link.adapter), reverse=True)
         seen = {} if self.layout is None else self.layout.leaf_of()
         return seen | {link.peer: link.switch for link in hosts}
 
@@ -136,7 +136,7 @@ class FabricWatch:
         ok = {Labels({METRIC_NAME: SWEEP_OK, "cluster": self.cluster}): float(is_whole)}
         return ok | self._series if is_fresh else ok
 
-    def _make_series(self, swept: fabric.Fabric, layout: fabric.Layout) -> dict[Labels, float]:
+    def _make_series(self, swept: fabric.Fabric, layout: fabric.FabricTopology) -> dict[Labels, float]:
         found: dict[Labels, float] = {}
         for name, named, value in self._rows(swept, layout):
             if len(found) >= MAX_SERIES:
@@ -145,7 +145,7 @@ class FabricWatch:
             found[Labels({METRIC_NAME: name, "cluster": self.cluster, **named})] = value
         return found
 
-    def _rows(self, found: fabric.Fabric, layout: fabric.Layout) -> Iterator[tuple[str, dict[str, str], float]]:
+    def _rows(self, found: fabric.Fabric, layout: fabric.FabricTopology) -> Iterator[tuple[str, dict[str, str], float]]:
         yield "watchkeeper_fabric_sweep_seconds", {}, found.seconds
         for state, count in Counter(port.state for port in found.ports).items():
             yield "watchkeeper_fabric_ports", {"state": state}, float(count)
@@ -174,7 +174,7 @@ class FabricWatch:
 
 
 def _port_rows(
-    port: fabric.Port, where: Mapping[str, str], *, is_slow: bool
+    port: fabric.FabricPort, where: Mapping[str, str], *, is_slow: bool
 ) -> Iterator[tuple[str, dict[str, str], float]]:
     if port.gbps is not None:
         yield "watchkeeper_fabric_port_rate_bytes_per_second", dict(where), port.gbps * 1e9 / 8
@@ -201,12 +201,12 @@ def sweep_settings(settings: config.FabricSettings) -> fabric_sweep.SweepSetting
     )
 
 
-def _load(path: Path | None) -> fabric_changes.Known:
+def _load(path: Path | None) -> fabric_changes.KnownFabric:
     """What was known before a restart; a file that is damaged costs that knowledge and nothing else."""
     if path is None or not path.exists():
-        return fabric_changes.Known()
+        return fabric_changes.KnownFabric()
     try:
-        return wire.loads(fabric_changes.Known, path.read_bytes())
+        return wire.loads(fabric_changes.KnownFabric, path.read_bytes())
     except (OSError, WireError) as error:
         log.warning("What was known of the fabric cannot be read", extra=logs.fields(path=str(path), error=error))
-        return fabric_changes.Known()
+        return fabric_changes.KnownFabric()

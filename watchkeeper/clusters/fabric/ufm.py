@@ -23,7 +23,7 @@ MAX_BODY_BYTES = 128 << 20
 SHOWN_STATUS = {401: "it does not accept the credentials", 403: "the credentials may not read this"}
 
 
-async def ask(settings: config.FabricSettings, *, at_ms: int) -> fabric.Fabric:
+async def read_fabric(settings: config.FabricSettings, *, at_ms: int) -> fabric.Fabric:
     """The fabric as UFM knows it; CollectError where it does not answer. Missing telemetry costs only the counters."""
     began = perf_counter()
     access = Access(

@@ -50,7 +50,7 @@ MAX_OBJECTS = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class Kind(Generic[T]):
+class ResourceKind(Generic[T]):
     """One kind of object: where it is, what of it is kept, and how it is read."""
 
     name: str
@@ -87,14 +87,14 @@ class WatchMetrics:
         )
 
 
-class Expired(CollectError):
+class VersionExpired(CollectError):
     """The server no longer knows the version that a watch was to go on from."""
 
 
-class Watched(Generic[T]):
+class ResourceWatch(Generic[T]):
     """Everything of one kind, as last told."""
 
-    def __init__(self, kind: Kind[T], server: ApiServer, *, time: clock.Clock, metrics: WatchMetrics) -> None:
+    def __init__(self, kind: ResourceKind[T], server: ApiServer, *, time: clock.Clock, metrics: WatchMetrics) -> None:
         self.kind = kind
         self.items: dict[Key, T] = {}
         self.revision = 0
@@ -126,7 +126,7 @@ class Watched(Generic[T]):
                 if self._version is None:
                     await self._list()
                 await self._watch(self._version or "0")
-            except Expired:
+            except VersionExpired:
                 self._version = None
                 # A server that expires everything at once must not be listed as fast as it can answer.
                 await self._time.sleep(PAUSES.first_seconds)
@@ -166,7 +166,7 @@ class Watched(Generic[T]):
     async def _page(self, connection: http.Connection, go_on: str) -> Mapping[str, Any]:
         response = await connection.send(self._request(limit=PAGE, **({"continue": go_on} if go_on else {})))
         if response.status == GONE:
-            raise Expired("the list changed too much while it was read", where=self._server.url)
+            raise VersionExpired("the list changed too much while it was read", where=self._server.url)
         if response.status != 200:
             raise http.HttpStatusError(response.status, where=f"{self._server.url}{self.kind.path}")
         return _object(response.body, self._server.url)
@@ -189,7 +189,7 @@ class Watched(Generic[T]):
                 if error.status == GONE or self._refusals >= REFUSALS_BEFORE_LIST:
                     self._version, self._refusals = None, 0
                 if error.status == GONE:
-                    raise Expired(error.problem, where=error.where) from error
+                    raise VersionExpired(error.problem, where=error.where) from error
                 raise
             finally:
                 self._close()
@@ -202,7 +202,7 @@ class Watched(Generic[T]):
             raise CollectError(f"not a change: {quote(dict(change))}", where=self._server.url)
         if what == "ERROR":
             self._version = None
-            wanted = Expired if raw.get("code") == GONE else CollectError
+            wanted = VersionExpired if raw.get("code") == GONE else CollectError
             raise wanted(f"ended the watch: {quote(raw.get('message'))}", where=f"{self._server.url}{self.kind.path}")
         about = raw.get("metadata")
         if isinstance(about, dict) and about.get("resourceVersion"):

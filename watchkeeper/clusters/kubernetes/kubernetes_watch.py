@@ -12,7 +12,13 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Any, TypeVar
 
-from watchkeeper.clusters.kubernetes.kubernetes_resource import WATCH_SECONDS, Kind, Watched, WatchMetrics, key_of
+from watchkeeper.clusters.kubernetes.kubernetes_resource import (
+    WATCH_SECONDS,
+    ResourceKind,
+    ResourceWatch,
+    WatchMetrics,
+    key_of,
+)
 from watchkeeper.kit import clock, own_metrics
 from watchkeeper.readers import json_facts
 from watchkeeper.readers.clusters import kubernetes_objects as objects
@@ -44,23 +50,23 @@ class KubernetesWatch:
         self.server = server
         counted = WatchMetrics.declare(metrics)
 
-        def watched(kind: Kind[T]) -> Watched[T]:
-            return Watched(kind, server, time=time, metrics=counted)
+        def watched(kind: ResourceKind[T]) -> ResourceWatch[T]:
+            return ResourceWatch(kind, server, time=time, metrics=counted)
 
-        self._nodes = watched(Kind("nodes", "/api/v1/nodes", objects.node, key_of))
+        self._nodes = watched(ResourceKind("nodes", "/api/v1/nodes", objects.node, key_of))
         self._pods = watched(_pods(targets))
-        self._quotas = watched(Kind("resourcequotas", "/api/v1/resourcequotas", objects.quota, key_of))
-        self._jobs = watched(Kind("jobs", "/apis/batch/v1/jobs", objects.job, key_of, keeps=_is_open))
-        self._claims = watched(Kind("resourceclaims", CLAIMS, objects.claim, key_of, may_be_absent=True))
+        self._quotas = watched(ResourceKind("resourcequotas", "/api/v1/resourcequotas", objects.quota, key_of))
+        self._jobs = watched(ResourceKind("jobs", "/apis/batch/v1/jobs", objects.job, key_of, keeps=_is_open))
+        self._claims = watched(ResourceKind("resourceclaims", CLAIMS, objects.claim, key_of, may_be_absent=True))
         self._warnings = watched(_warnings())
 
     @property
-    def _needed(self) -> tuple[Watched[Any], ...]:
+    def _needed(self) -> tuple[ResourceWatch[Any], ...]:
         """Without these there is no picture; the others only add to it."""
         return self._nodes, self._pods
 
     @property
-    def kinds(self) -> tuple[Watched[Any], ...]:
+    def kinds(self) -> tuple[ResourceWatch[Any], ...]:
         return (*self._needed, self._quotas, self._jobs, self._claims, self._warnings)
 
     async def run(self) -> None:
@@ -120,17 +126,17 @@ class KubernetesWatch:
         return self._warnings.items.get((kind, namespace, name))
 
 
-def _pods(targets: Selectors) -> Kind[objects.Pod]:
+def _pods(targets: Selectors) -> ResourceKind[objects.Pod]:
     def read(raw: Any) -> objects.Pod:
         named = json_facts.mapping(json_facts.mapping(raw, "metadata"), "labels")
         return objects.pod(raw, is_target=any(named.get(name) == value for name, value in targets))
 
     # A pod that has ended holds nothing, and a busy cluster keeps thousands of them.
-    return Kind("pods", "/api/v1/pods", read, key_of, fields="status.phase!=Succeeded,status.phase!=Failed")
+    return ResourceKind("pods", "/api/v1/pods", read, key_of, fields="status.phase!=Succeeded,status.phase!=Failed")
 
 
-def _warnings() -> Kind[objects.Warned]:
-    return Kind(
+def _warnings() -> ResourceKind[objects.Warned]:
+    return ResourceKind(
         "events",
         "/api/v1/events",
         objects.warned,

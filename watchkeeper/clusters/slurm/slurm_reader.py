@@ -29,7 +29,7 @@ ASK_SECONDS = 30.0
 PATHS = re.compile(r"/slurm/(v\d+\.\d+\.(\d+))/(?:nodes|jobs)/?\"")
 
 
-class Slurm(Protocol):
+class SlurmReader(Protocol):
     """A cluster that can be asked; CollectError where it does not answer."""
 
     async def nodes(self) -> list[records.NodeRecord]: ...
@@ -42,7 +42,7 @@ class Slurm(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Way(Generic[T]):
+class QueryCommand(Generic[T]):
     """One command, and how its answer is read."""
 
     command: tuple[str, ...]
@@ -50,10 +50,10 @@ class Way(Generic[T]):
 
 
 @dataclass(slots=True)
-class Question(Generic[T]):
+class FallbackQuery(Generic[T]):
     """Ways to learn one thing; the one that worked last is tried first."""
 
-    ways: list[Way[T]]
+    ways: list[QueryCommand[T]]
 
     async def put(self, ask: commands.CommandRunner) -> T:
         problems: list[str] = []
@@ -100,26 +100,26 @@ def _some(found: list[T], text: str, mark: str) -> list[T]:
 
 
 @dataclass(slots=True)
-class Commands:
+class SlurmCommandReader:
     """slurmctld asked by the commands of this machine."""
 
     ask: commands.CommandRunner = field(
         default_factory=lambda: commands.CommandRunner(seconds=ASK_SECONDS, max_output_bytes=MAX_ANSWER_BYTES)
     )
-    _nodes: Question[list[records.NodeRecord]] = field(
-        default_factory=lambda: Question(
+    _nodes: FallbackQuery[list[records.NodeRecord]] = field(
+        default_factory=lambda: FallbackQuery(
             [
-                Way(("scontrol", "show", "nodes", "--json"), _json_nodes),
-                Way(("sinfo", "--json"), _json_nodes),
-                Way(("scontrol", "-d", "-o", "show", "node"), _text_nodes),
+                QueryCommand(("scontrol", "show", "nodes", "--json"), _json_nodes),
+                QueryCommand(("sinfo", "--json"), _json_nodes),
+                QueryCommand(("scontrol", "-d", "-o", "show", "node"), _text_nodes),
             ]
         )
     )
-    _jobs: Question[list[records.JobRecord]] = field(
-        default_factory=lambda: Question(
+    _jobs: FallbackQuery[list[records.JobRecord]] = field(
+        default_factory=lambda: FallbackQuery(
             [
-                Way(("squeue", "--json"), _json_jobs),
-                Way(("scontrol", "-d", "show", "job"), _text_jobs),
+                QueryCommand(("squeue", "--json"), _json_jobs),
+                QueryCommand(("scontrol", "-d", "show", "job"), _text_jobs),
             ]
         )
     )
@@ -146,7 +146,7 @@ class Commands:
 
 
 @dataclass(slots=True)
-class Rest:
+class SlurmRestReader:
     """slurmrestd, over HTTP with the JWT in `token_file`, or over its socket, `unix:///run/slurmrestd.sock`."""
 
     url: str

@@ -45,10 +45,12 @@ def of_settings(
     """The cluster that the settings name, or None."""
     if not settings.slurm and settings.slurm_rest_url is None:
         return None
-    asked: slurm_reader.Slurm = slurm_reader.Commands()
+    asked: slurm_reader.SlurmReader = slurm_reader.SlurmCommandReader()
     if settings.slurm_rest_url is not None:
         token = settings.slurm_token_file
-        asked = slurm_reader.Rest(settings.slurm_rest_url, None if token is None else Path(token), settings.slurm_user)
+        asked = slurm_reader.SlurmRestReader(
+            settings.slurm_rest_url, None if token is None else Path(token), settings.slurm_user
+        )
     return SlurmWatch(
         asked,
         cluster=settings.cluster,
@@ -72,7 +74,7 @@ class SlurmWatch:
 
     def __init__(
         self,
-        asked: slurm_reader.Slurm,
+        asked: slurm_reader.SlurmReader,
         *,
         cluster: str,
         agent_port: int | None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from watchkeeper.diagnose.checks import exclusions
 from watchkeeper.diagnose.checks.findings import make_finding
 from watchkeeper.diagnose.evidence import IncidentFacts, event_evidence, is_hardware_fault
-from watchkeeper.model.diagnosis import Finding, Risk, Step
+from watchkeeper.model.diagnosis import DiagnosisStep, Finding, Risk
 
 CAUSE = "app_illegal_access"
 
@@ -32,8 +32,10 @@ def app_illegal_access(facts: IncidentFacts) -> Finding | None:
         evidence=tuple(event_evidence(event) for event in lines[:10]),
         why=why,
         steps=(
-            Step("Find the faulting kernel in the program", "compute-sanitizer --tool memcheck PROGRAM", Risk.WORKLOAD),
-            *((Step("Test the GPU once it is free", "dcgmi diag -r 3", Risk.WORKLOAD),) if is_suspect else ()),
+            DiagnosisStep(
+                "Find the faulting kernel in the program", "compute-sanitizer --tool memcheck PROGRAM", Risk.WORKLOAD
+            ),
+            *((DiagnosisStep("Test the GPU once it is free", "dcgmi diag -r 3", Risk.WORKLOAD),) if is_suspect else ()),
         ),
         ruled_out=exclusions.against(
             exclusions.hardware(facts, place),

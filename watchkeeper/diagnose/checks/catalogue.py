@@ -5,7 +5,7 @@ from __future__ import annotations
 from watchkeeper.catalogue import xid
 from watchkeeper.diagnose.checks.findings import make_finding
 from watchkeeper.diagnose.evidence import IncidentFacts, event_evidence, member_evidence
-from watchkeeper.model.diagnosis import UNKNOWN_CAUSE, Finding, Step
+from watchkeeper.model.diagnosis import UNKNOWN_CAUSE, DiagnosisStep, Finding
 from watchkeeper.model.events import Event, EventKind
 from watchkeeper.model.incidents import MemberKind
 
@@ -39,9 +39,11 @@ def unknown(facts: IncidentFacts) -> Finding:
         evidence=tuple(event_evidence(event) for event in codes[:10])
         or tuple(member_evidence(member) for member in facts.incident.members[:10]),
         steps=(
-            Step("Keep the kernel log of the time around it", "journalctl -k --since '1 hour ago' > kernel.log"),
-            Step("Keep the driver's own report", "nvidia-bug-report.sh"),
-            *(Step(f"Make visible: {gap}") for gap in facts.missing_data[:5]),
+            DiagnosisStep(
+                "Keep the kernel log of the time around it", "journalctl -k --since '1 hour ago' > kernel.log"
+            ),
+            DiagnosisStep("Keep the driver's own report", "nvidia-bug-report.sh"),
+            *(DiagnosisStep(f"Make visible: {gap}") for gap in facts.missing_data[:5]),
         ),
     )
 

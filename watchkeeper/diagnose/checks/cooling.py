@@ -14,7 +14,7 @@ from watchkeeper.diagnose.evidence import (
     without_none,
 )
 from watchkeeper.model import clock_reasons
-from watchkeeper.model.diagnosis import Evidence, Finding, RuledOut, Step
+from watchkeeper.model.diagnosis import DiagnosisStep, Evidence, Finding, RuledOut
 
 CAUSE = "cooling_failure"
 # One hot GPU is that GPU's own trouble; two at once share the air or the coolant.
@@ -52,8 +52,8 @@ def cooling_failure(facts: IncidentFacts) -> Finding | None:
             *(member_evidence(member) for member in told),
         ),
         steps=(
-            Step("Read fans and inlet temperature from the machine's controller", "ipmitool sdr type Fan"),
-            Step("See the limits that the GPUs give themselves", "nvidia-smi -q -d TEMPERATURE,PERFORMANCE"),
+            DiagnosisStep("Read fans and inlet temperature from the machine's controller", "ipmitool sdr type Fan"),
+            DiagnosisStep("See the limits that the GPUs give themselves", "nvidia-smi -q -d TEMPERATURE,PERFORMANCE"),
         ),
         ruled_out=exclusions.against(exclusions.power_brake(facts), _one_gpu(facts, hot), _the_room(facts)),
     )
@@ -80,7 +80,7 @@ def _shared(facts: IncidentFacts) -> Finding | None:
             *(member_evidence(member) for member in told[:4]),
         ),
         why="Most nodes of one rack are hot at once: its air or coolant is missing, not one machine's fan.",
-        steps=(Step("Check air and coolant supply of the rack, and move work away from it"),),
+        steps=(DiagnosisStep("Check air and coolant supply of the rack, and move work away from it"),),
         ruled_out=exclusions.against(_one_machine(facts, hot)),
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from watchkeeper.catalogue import causes
 from watchkeeper.diagnose.evidence import IncidentFacts
-from watchkeeper.model.diagnosis import Evidence, Finding, RuledOut, Step
+from watchkeeper.model.diagnosis import DiagnosisStep, Evidence, Finding, RuledOut
 from watchkeeper.model.fleet import Place
 
 
@@ -15,7 +15,7 @@ def make_finding(
     place: Place,
     confidence: float,
     evidence: tuple[Evidence, ...],
-    steps: tuple[Step, ...] = (),
+    steps: tuple[DiagnosisStep, ...] = (),
     ruled_out: tuple[RuledOut, ...] = (),
     why: str | None = None,
 ) -> Finding:
@@ -31,6 +31,6 @@ def make_finding(
         title=row.headline(name, node),
         why=why or row.why,
         evidence=evidence,
-        actions=(Step(row.advice(name, node)), *steps),
+        actions=(DiagnosisStep(row.advice(name, node)), *steps),
         ruled_out=ruled_out,
     )

@@ -15,7 +15,7 @@ from watchkeeper.diagnose.evidence import (
     reading_evidence,
     without_none,
 )
-from watchkeeper.model.diagnosis import Evidence, Finding, Risk, RuledOut, Step
+from watchkeeper.model.diagnosis import DiagnosisStep, Evidence, Finding, Risk, RuledOut
 
 FAMILY = "gpu_lost"
 CAUSE = "gpu_fell_off_bus"
@@ -45,8 +45,8 @@ def fell_off_bus(facts: IncidentFacts) -> Finding | None:
             reading_evidence(facts, PCIE_REPLAYS, uuid),
         ),
         steps=(
-            Step("See whether the card is still on the bus", "lspci -d 10de: -nn"),
-            Step("After the reboot, see whether every GPU is back", "nvidia-smi -L"),
+            DiagnosisStep("See whether the card is still on the bus", "lspci -d 10de: -nn"),
+            DiagnosisStep("After the reboot, see whether every GPU is back", "nvidia-smi -L"),
         ),
         ruled_out=exclusions.against(
             exclusions.application(facts, place), exclusions.heat(facts, uuid), exclusions.memory(facts, uuid)
@@ -76,12 +76,12 @@ def gpu_missing(facts: IncidentFacts) -> Finding | None:
             _count(facts), *(_silence(facts, uuid) for uuid in gone), *(member_evidence(member) for member in told)
         ),
         steps=(
-            Step("See which GPUs the driver knows", "nvidia-smi -L"),
-            Step("See which cards are on the bus", "lspci -d 10de: -nn"),
-            Step(
+            DiagnosisStep("See which GPUs the driver knows", "nvidia-smi -L"),
+            DiagnosisStep("See which cards are on the bus", "lspci -d 10de: -nn"),
+            DiagnosisStep(
                 "Read what the kernel said about them", "journalctl -k --since '1 hour ago' | grep -iE 'nvrm|pcie|aer'"
             ),
-            Step("Take the node out until every GPU reports", risk=Risk.NODE),
+            DiagnosisStep("Take the node out until every GPU reports", risk=Risk.NODE),
         ),
         ruled_out=exclusions.against(_no_xid(facts), exclusions.heat(facts, place.gpu or "")),
     )

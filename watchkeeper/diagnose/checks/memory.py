@@ -14,7 +14,7 @@ from watchkeeper.diagnose.evidence import (
     reading_evidence,
     without_none,
 )
-from watchkeeper.model.diagnosis import Finding, Risk, Step
+from watchkeeper.model.diagnosis import DiagnosisStep, Finding, Risk
 
 CAUSE = "ecc_uncorrectable"
 
@@ -44,11 +44,11 @@ def ecc_uncorrectable(facts: IncidentFacts) -> Finding | None:
             reading_evidence(facts, REMAP_FAILURE, uuid),
         ),
         steps=(
-            Step("Reset the GPU, once nothing runs on it", f"nvidia-smi --gpu-reset -i {uuid}", Risk.WORKLOAD),
-            Step(
+            DiagnosisStep("Reset the GPU, once nothing runs on it", f"nvidia-smi --gpu-reset -i {uuid}", Risk.WORKLOAD),
+            DiagnosisStep(
                 "See whether the row was remapped and no failure is flagged", f"nvidia-smi -q -d ROW_REMAPPER -i {uuid}"
             ),
-            Step("Test the memory before giving the node back", "dcgmi diag -r 2", Risk.WORKLOAD),
+            DiagnosisStep("Test the memory before giving the node back", "dcgmi diag -r 2", Risk.WORKLOAD),
         ),
         ruled_out=exclusions.against(
             exclusions.application(facts, place), exclusions.heat(facts, uuid), exclusions.remap_failure(facts, uuid)

@@ -8,7 +8,7 @@ from watchkeeper.diagnose import pending
 from watchkeeper.diagnose.checks.findings import make_finding
 from watchkeeper.diagnose.evidence import IncidentFacts, member_evidence
 from watchkeeper.diagnose.place_context import PlaceContext
-from watchkeeper.model.diagnosis import Evidence, Finding, RuledOut, Step
+from watchkeeper.model.diagnosis import DiagnosisStep, Evidence, Finding, RuledOut
 from watchkeeper.readers.clusters.kubernetes_objects import Taint
 
 FAMILY = "scheduling"
@@ -40,7 +40,7 @@ def waiting_pod(facts: IncidentFacts) -> Finding | None:
             *(member_evidence(member) for member in facts.incident.members[:2]),
         ),
         why=f"{found.why[0].upper()}{found.why[1:]}.",
-        steps=(Step(f"The smallest change: {found.smallest_change}"),),
+        steps=(DiagnosisStep(f"The smallest change: {found.smallest_change}"),),
         ruled_out=_ruled_out(found),
     )
 

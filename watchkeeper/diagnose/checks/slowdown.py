@@ -18,7 +18,7 @@ from watchkeeper.diagnose.evidence import (
     without_none,
 )
 from watchkeeper.model import clock_reasons
-from watchkeeper.model.diagnosis import Finding, RuledOut, Step
+from watchkeeper.model.diagnosis import DiagnosisStep, Finding, RuledOut
 
 FAMILIES = ("cooling", "power")
 
@@ -40,7 +40,11 @@ def thermal_throttle(facts: IncidentFacts) -> Finding | None:
             reading_evidence(facts, SM_CLOCK, uuid),
             *(member_evidence(member) for member in facts.members_with_cause("thermal_throttle")),
         ),
-        steps=(Step("Compare it with its neighbours under the same load", "nvidia-smi -q -d TEMPERATURE,PERFORMANCE"),),
+        steps=(
+            DiagnosisStep(
+                "Compare it with its neighbours under the same load", "nvidia-smi -q -d TEMPERATURE,PERFORMANCE"
+            ),
+        ),
         ruled_out=exclusions.against(exclusions.power_brake(facts), _others_are_cool(facts, uuid)),
     )
 
@@ -64,7 +68,9 @@ def power_brake(facts: IncidentFacts) -> Finding | None:
             *(reading_evidence(facts, TEMPERATURE, uuid) for uuid in braked[:2]),
             *(member_evidence(member) for member in told),
         ),
-        steps=(Step("Read the power supplies from the machine's controller", "ipmitool sdr type 'Power Supply'"),),
+        steps=(
+            DiagnosisStep("Read the power supplies from the machine's controller", "ipmitool sdr type 'Power Supply'"),
+        ),
         ruled_out=exclusions.against(exclusions.heat(facts, braked[0]), _no_cap(facts)),
     )
 
@@ -86,7 +92,7 @@ def power_cap(facts: IncidentFacts) -> Finding | None:
             reading_evidence(facts, POWER, uuid),
             reading_evidence(facts, TEMPERATURE, uuid),
         ),
-        steps=(Step("Compare the limit in force with the default", "nvidia-smi -q -d POWER"),),
+        steps=(DiagnosisStep("Compare the limit in force with the default", "nvidia-smi -q -d POWER"),),
         ruled_out=exclusions.against(exclusions.heat(facts, uuid), exclusions.power_brake(facts)),
     )
 

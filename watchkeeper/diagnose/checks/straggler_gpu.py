@@ -11,7 +11,7 @@ from watchkeeper.diagnose.checks.findings import make_finding
 from watchkeeper.diagnose.checks.training import COMPUTE, FAMILIES
 from watchkeeper.diagnose.evidence import IncidentFacts, member_evidence
 from watchkeeper.diagnose.place_context import BUSIER
-from watchkeeper.model.diagnosis import Evidence, Finding, RuledOut, Step
+from watchkeeper.model.diagnosis import DiagnosisStep, Evidence, Finding, RuledOut
 from watchkeeper.model.fleet import Place
 
 # As in packs/rules/jobs.yaml.
@@ -43,7 +43,7 @@ def late_gpu(facts: IncidentFacts) -> Finding | None:
             *(member_evidence(member) for member in facts.incident.members[:4]),
         ),
         why=f"The rank on {name} is late at every step, and all others wait for it.",
-        steps=(Step(look, "nvidia-smi -q -d PERFORMANCE,CLOCK"),),
+        steps=(DiagnosisStep(look, "nvidia-smi -q -d PERFORMANCE,CLOCK"),),
         ruled_out=(
             RuledOut("ib_link_degraded", "the other GPUs wait for this one; a slow fabric slows down all alike"),
         ),

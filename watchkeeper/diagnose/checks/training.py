@@ -20,7 +20,7 @@ from watchkeeper.diagnose.place_context import (
     USUAL_WATTS,
 )
 from watchkeeper.model import clock_reasons, jobs
-from watchkeeper.model.diagnosis import Evidence, Finding, RuledOut, Step
+from watchkeeper.model.diagnosis import DiagnosisStep, Evidence, Finding, RuledOut
 from watchkeeper.model.fleet import Place
 from watchkeeper.model.labels import Labels
 from watchkeeper.query import gpu_trouble
@@ -64,7 +64,7 @@ def rank_died(facts: IncidentFacts) -> Finding | None:
         confidence=0.93,
         evidence=(_seen(facts, LAST_STEP, said), *_told(facts)),
         why=f"{ranks.capitalize()} ended, and all others wait in a collective.",
-        steps=(Step(f"Read the log of {ranks} from its end backwards; what the others say only follows"),),
+        steps=(DiagnosisStep(f"Read the log of {ranks} from its end backwards; what the others say only follows"),),
         ruled_out=exclusions.against(_fed(facts), _even(facts)),
     )
 
@@ -99,7 +99,7 @@ def hung(facts: IncidentFacts) -> Finding | None:
             *_told(facts),
         ),
         why=why,
-        steps=(Step(f"See where the program of {name} stands", "py-spy dump --pid PID"),),
+        steps=(DiagnosisStep(f"See where the program of {name} stands", "py-spy dump --pid PID"),),
         ruled_out=exclusions.against(_fed(facts), _whole(facts)),
     )
 
@@ -112,7 +112,7 @@ def _states(facts: IncidentFacts) -> list[tuple[Labels, jobs.RankState]]:
     usual = facts.context.max_value(USUAL_WATTS)
     busy = {labels.get("UUID", ""): (labels, value) for labels, value in facts.context.rows(UTILISATION)}
     return [
-        (labels, jobs.Signature(value, active.get(uuid), watts.get(uuid), limits.get(uuid), usual).state)
+        (labels, jobs.GpuActivity(value, active.get(uuid), watts.get(uuid), limits.get(uuid), usual).state)
         for uuid, (labels, value) in busy.items()
     ]
 
@@ -147,7 +147,7 @@ def _still_links(facts: IncidentFacts) -> tuple[Evidence, ...]:
 def _odd_node(facts: IncidentFacts) -> Evidence | None:
     """A node whose CPUs do something else than those of the others."""
     cpus = _cpus(facts)
-    odd = jobs.odd_node(cpus, least=jobs.ODD_CPU_SHARE)
+    odd = jobs.find_outlier_node(cpus, least=jobs.ODD_CPU_SHARE)
     if odd is None:
         return None
     said = f"{odd} keeps {cpus[odd]:.0%} of its CPUs busy, the others {median(cpus.values()):.0%}"
@@ -190,9 +190,9 @@ def straggler(facts: IncidentFacts) -> Finding | None:
     node = gpu.node or "" if gpu is not None else ""
     cpu = _short_of_cpu(facts, node)
     look = (
-        Step("Compare clocks and temperature of its GPU with its neighbours'", "nvidia-smi -q -d PERFORMANCE")
+        DiagnosisStep("Compare clocks and temperature of its GPU with its neighbours'", "nvidia-smi -q -d PERFORMANCE")
         if cpu is None
-        else Step(f"See what takes the CPUs of {node}", jobs.WHO_TAKES_CPUS)
+        else DiagnosisStep(f"See what takes the CPUs of {node}", jobs.WHO_TAKES_CPUS)
     )
     return make_finding(
         facts,
@@ -206,7 +206,7 @@ def straggler(facts: IncidentFacts) -> Finding | None:
             *_told(facts),
         ),
         why=f"Late at every collective: {_listed(late)}{', short of CPU' if cpu else ''}. All others wait.",
-        steps=(Step(f"Look at rank {worst}" + (f", which runs on {facts.names(gpu)}" if gpu else "")), look),
+        steps=(DiagnosisStep(f"Look at rank {worst}" + (f", which runs on {facts.names(gpu)}" if gpu else "")), look),
         ruled_out=exclusions.against(
             _fed(facts),
             RuledOut("ib_link_degraded", f"the other {len(seconds) - len(late)} ranks keep pace; a fabric slows all"),
@@ -224,7 +224,9 @@ def diverged(facts: IncidentFacts) -> Finding | None:
     is_clean = not seen
     if is_clean and held:
         seen = (_seen(facts, "kernel logs and DCGM", _nothing_wrong(facts, held)),)
-    steps = (Step("Rule out one bad GPU before the next run: compare the ranks' results", "watchkeeper diag -r 2"),)
+    steps = (
+        DiagnosisStep("Rule out one bad GPU before the next run: compare the ranks' results", "watchkeeper diag -r 2"),
+    )
     return make_finding(
         facts,
         "training_diverged",
@@ -247,7 +249,7 @@ def starved(facts: IncidentFacts) -> Finding | None:
         place=facts.place,
         confidence=0.91,
         evidence=(_seen(facts, "training_data_wait_seconds_total", said), *_told(facts)),
-        steps=(Step("See what the loader's workers do", "py-spy dump --pid PID"),),
+        steps=(DiagnosisStep("See what the loader's workers do", "py-spy dump --pid PID"),),
         ruled_out=exclusions.against(_even(facts), _whole(facts)),
     )
 
@@ -350,7 +352,7 @@ def gpu_of_rank(facts: IncidentFacts, rank: int) -> Place | None:
         return None
     ordered = sorted(
         rows.values(),
-        key=lambda row: jobs.rank_order(row.get("pod", ""), row.get("Hostname", ""), row.get("gpu", "")),
+        key=lambda row: jobs.rank_sort_key(row.get("pod", ""), row.get("Hostname", ""), row.get("gpu", "")),
     )
     return _place(facts, ordered[rank]) if rank < len(ordered) else None
 

@@ -14,7 +14,7 @@ from watchkeeper.diagnose.evidence import (
     reading_evidence,
     without_none,
 )
-from watchkeeper.model.diagnosis import Finding, RuledOut, Step
+from watchkeeper.model.diagnosis import DiagnosisStep, Finding, RuledOut
 
 CAUSE = "gpu_idle_waste"
 # As in packs/rules/usage.yaml: below one part in a hundred no kernel of a real workload runs.
@@ -44,7 +44,7 @@ def gpu_idle_waste(facts: IncidentFacts) -> Finding | None:
             reading_evidence(facts, POWER),
             *(member_evidence(member) for member in told[:MOST_TOLD]),
         ),
-        steps=(Step(f"Ask {holders} whether {what} still needed"),),
+        steps=(DiagnosisStep(f"Ask {holders} whether {what} still needed"),),
         ruled_out=exclusions.against(_stuck_in_a_collective(facts), exclusions.hardware(facts, facts.place)),
     )
 

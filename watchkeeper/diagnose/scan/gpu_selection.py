@@ -15,11 +15,11 @@ from watchkeeper.readers.node import pci_sysfs
 MISSING = "gpu_missing"
 
 
-def select_gpus(facts: ScanFacts, chosen: gpu_selectors.Selection) -> ScanFacts:
+def select_gpus(facts: ScanFacts, chosen: gpu_selectors.GpuSelection) -> ScanFacts:
     kept = tuple(gpu for gpu in facts.gpus if chosen.has(_named(gpu)))
     missing = chosen.missing(map(_named, facts.gpus))
     on_bus = {device.pci for device in facts.node.pci if device.kind is pci_sysfs.DeviceKind.GPU}
-    by_address = {pci for pci in on_bus if chosen.has(gpu_selectors.Gpu(None, None, pci))}
+    by_address = {pci for pci in on_bus if chosen.has(gpu_selectors.SelectableGpu(None, None, pci))}
     chosen_addresses = {gpu.pci for gpu in kept} | by_address
     others = (on_bus | {gpu.pci for gpu in facts.gpus}) - chosen_addresses
     if missing:
@@ -38,9 +38,9 @@ def select_gpus(facts: ScanFacts, chosen: gpu_selectors.Selection) -> ScanFacts:
     )
 
 
-def _named(gpu: GpuFacts) -> gpu_selectors.Gpu:
-    return gpu_selectors.Gpu(gpu.index, gpu.uuid, gpu.pci, gpu.slices)
+def _named(gpu: GpuFacts) -> gpu_selectors.SelectableGpu:
+    return gpu_selectors.SelectableGpu(gpu.index, gpu.uuid, gpu.pci, gpu.slices)
 
 
-def _is_about(fault: ScanFault, chosen: gpu_selectors.Selection) -> bool:
-    return fault.gpu is None or chosen.has(gpu_selectors.Gpu(None, fault.gpu, None))
+def _is_about(fault: ScanFault, chosen: gpu_selectors.GpuSelection) -> bool:
+    return fault.gpu is None or chosen.has(gpu_selectors.SelectableGpu(None, fault.gpu, None))

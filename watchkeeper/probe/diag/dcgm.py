@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from watchkeeper.model.diag import TestResult, Verdict
+from watchkeeper.model.diag import DiagVerdict, TestResult
 from watchkeeper.readers import json_facts
 
 PROGRAM = "dcgmi"
@@ -24,7 +24,7 @@ TOPS = ("DCGM Diagnostic", "DCGM GPU Diagnostic")
 # NVIDIA's own times are 2 s, 2 min, 30 min and 1 to 2 hours for the levels.
 LIMIT_SECONDS = {1: 120.0, 2: 900.0, 3: 5400.0, 4: 4 * 3600.0}
 MAX_BYTES = 16 << 20
-VERDICTS = {"pass": Verdict.PASS, "warn": Verdict.WARN, "warning": Verdict.WARN, "fail": Verdict.FAIL}
+VERDICTS = {"pass": DiagVerdict.PASS, "warn": DiagVerdict.WARN, "warning": DiagVerdict.WARN, "fail": DiagVerdict.FAIL}
 
 
 def arguments(level: int, gpus: Sequence[int], *, program: str = PROGRAM) -> list[str]:
@@ -67,7 +67,7 @@ def read(text: str, uuids: Mapping[int, str]) -> tuple[TestResult, ...]:
     tree = next((json_facts.mapping(top, name) for name in TOPS if name in top), None)
     if tree is None or "runtime_error" in tree:
         said = str((tree or {}).get("runtime_error") or " ".join(text.split()))[:300]
-        return (TestResult(NO_ANSWER, None, Verdict.SKIP, f"dcgmi gave no diagnostic: {said or 'nothing'}"),)
+        return (TestResult(NO_ANSWER, None, DiagVerdict.SKIP, f"dcgmi gave no diagnostic: {said or 'nothing'}"),)
     return tuple(_results(tree, uuids))
 
 
@@ -84,8 +84,8 @@ def _tables(found: Mapping[str, Any], name: str) -> Iterator[Mapping[str, Any]]:
     return (item for item in json_facts.items(found, name) if isinstance(item, Mapping))
 
 
-def _verdict(row: Mapping[str, Any]) -> Verdict:
-    return VERDICTS.get(str(row.get("status", "")).lower(), Verdict.SKIP)
+def _verdict(row: Mapping[str, Any]) -> DiagVerdict:
+    return VERDICTS.get(str(row.get("status", "")).lower(), DiagVerdict.SKIP)
 
 
 def _why(row: Mapping[str, Any]) -> str:

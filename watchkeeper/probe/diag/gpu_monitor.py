@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from watchkeeper.model.diag import TestResult, Verdict
+from watchkeeper.model.diag import DiagVerdict, TestResult
 from watchkeeper.probe import expectations
 from watchkeeper.probe.diag.software_facts import GpuReading
 
@@ -31,10 +31,10 @@ COUNTERS = {
 REPLAYS = "DCGM_FI_DEV_PCIE_REPLAY_COUNTER"
 # The driver's own slowdown comes before the hardware's, and is a warning of it.
 BAD_REASONS = {
-    "hw_thermal": (Verdict.FAIL, "heat, by the hardware"),
-    "hw_power_brake": (Verdict.FAIL, "the chassis' power brake"),
-    "hw_slowdown": (Verdict.FAIL, "the hardware"),
-    "sw_thermal": (Verdict.WARN, "heat, by the driver"),
+    "hw_thermal": (DiagVerdict.FAIL, "heat, by the hardware"),
+    "hw_power_brake": (DiagVerdict.FAIL, "the chassis' power brake"),
+    "hw_slowdown": (DiagVerdict.FAIL, "the hardware"),
+    "sw_thermal": (DiagVerdict.WARN, "heat, by the driver"),
 }
 FATAL_EVENTS = frozenset({"ecc_double_bit", "poison_fatal", "gpu_unavailable", "dram_retirement_failure"})
 UNHEALTHY = "unhealthy"
@@ -117,13 +117,15 @@ class GpuMonitor:
 
 def _heat(uuid: str, history: GpuHistory) -> TestResult:
     if history.hottest is None:
-        return TestResult("temperature", uuid, Verdict.SKIP, "the GPU gives no temperature")
+        return TestResult("temperature", uuid, DiagVerdict.SKIP, "the GPU gives no temperature")
     limit, margin = expectations.health_limits()["slowdown_margin"], history.least_margin
     words = f"{history.hottest:g} °C at most"
     if margin is None:
-        return TestResult("temperature", uuid, Verdict.PASS, words, measured=history.hottest, unit="°C")
+        return TestResult("temperature", uuid, DiagVerdict.PASS, words, measured=history.hottest, unit="°C")
     words += f", {margin:g} °C below slowdown, the limit is {limit:g}"
-    verdict = Verdict.FAIL if margin <= STOP_MARGIN_CELSIUS else Verdict.WARN if margin <= limit else Verdict.PASS
+    verdict = (
+        DiagVerdict.FAIL if margin <= STOP_MARGIN_CELSIUS else DiagVerdict.WARN if margin <= limit else DiagVerdict.PASS
+    )
     return TestResult("temperature", uuid, verdict, words, measured=history.hottest, unit="°C")
 
 
@@ -133,41 +135,41 @@ def _clocks(uuid: str, history: GpuHistory) -> TestResult:
     bad = [(*row, history.held[name] / seen) for name, row in BAD_REASONS.items() if history.held.get(name)]
     if bad:
         reasons = ", ".join(f"{words} ({share:.0%} of the time)" for _, words, share in bad)
-        verdict = Verdict.FAIL if any(one[0] is Verdict.FAIL for one in bad) else Verdict.WARN
+        verdict = DiagVerdict.FAIL if any(one[0] is DiagVerdict.FAIL for one in bad) else DiagVerdict.WARN
         return TestResult("clocks", uuid, verdict, f"clocks were held down by {reasons}{watts}")
     capped = history.held.get("power_cap", 0) / seen
     words = (
         f"at the power limit in {capped:.0%} of the time, which is normal at full load" if capped else "not held down"
     )
-    return TestResult("clocks", uuid, Verdict.PASS, f"clocks were {words}{watts}")
+    return TestResult("clocks", uuid, DiagVerdict.PASS, f"clocks were {words}{watts}")
 
 
 def _errors(uuid: str, history: GpuHistory) -> TestResult:
     grown = {name: count for name in COUNTERS if (count := history.grown(name)) is not None}
     said = ", ".join(f"{count:g} {COUNTERS[name]}" for name, count in grown.items() if count)
     if not grown:
-        return TestResult("errors", uuid, Verdict.SKIP, "the GPU counts no errors")
+        return TestResult("errors", uuid, DiagVerdict.SKIP, "the GPU counts no errors")
     if not said:
-        return TestResult("errors", uuid, Verdict.PASS, "no memory error and no PCIe replay in the run")
+        return TestResult("errors", uuid, DiagVerdict.PASS, "no memory error and no PCIe replay in the run")
     is_bad = any(count for name, count in grown.items() if "UNCORRECTABLE" in name or name == UNCORRECTABLE)
     generation = history.last.number("DCGM_FI_DEV_PCIE_LINK_GEN") or 0
     # A reading a second, and the limit is for a minute.
     allowed = expectations.health_limits().get(f"replay_gen{generation:g}", 0.0) * max(1.0, history.readings / 60)
     others = any(count for name, count in grown.items() if name != REPLAYS)
     if not others and grown.get(REPLAYS, 0.0) <= allowed:
-        return TestResult("errors", uuid, Verdict.PASS, f"{said} in the run, {allowed:.0f} are allowed")
-    return TestResult("errors", uuid, Verdict.FAIL if is_bad else Verdict.WARN, f"{said} in the run")
+        return TestResult("errors", uuid, DiagVerdict.PASS, f"{said} in the run, {allowed:.0f} are allowed")
+    return TestResult("errors", uuid, DiagVerdict.FAIL if is_bad else DiagVerdict.WARN, f"{said} in the run")
 
 
 def _xids(uuid: str, history: GpuHistory) -> TestResult:
     codes = [detail for kind, detail in history.events if kind == "xid"]
     others = sorted({kind for kind, _ in history.events if kind in FATAL_EVENTS})
     if not codes and not others:
-        return TestResult("xids", uuid, Verdict.PASS, "the driver reported no Xid")
+        return TestResult("xids", uuid, DiagVerdict.PASS, "the driver reported no Xid")
     said = [*(f"Xid {code}" for code in dict.fromkeys(codes[:8])), *others]
     is_grave = bool(others) or any(is_unhealthy(code) for code in codes)
     return TestResult(
-        "xids", uuid, Verdict.FAIL if is_grave else Verdict.WARN, f"the driver reported {', '.join(said)}"
+        "xids", uuid, DiagVerdict.FAIL if is_grave else DiagVerdict.WARN, f"the driver reported {', '.join(said)}"
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from watchkeeper.model.diag import TestResult, Verdict
+from watchkeeper.model.diag import DiagVerdict, TestResult
 from watchkeeper.probe import expectations
 
 # With two GPUs nobody can say which of them is slow; a median needs a third.
@@ -68,15 +68,15 @@ def _worst(measurements: Iterable[Measurement]) -> list[Measurement]:
 
 def _judge(one: Measurement, on_node: Sequence[float]) -> TestResult:
     facts = {name: value for name, value in one.facts.items() if isinstance(value, (int, float, str))}
-    base = TestResult(one.test, one.gpu, Verdict.PASS, "", one.measured, unit=one.unit, facts=facts)
+    base = TestResult(one.test, one.gpu, DiagVerdict.PASS, "", one.measured, unit=one.unit, facts=facts)
     if one.failed is not None:
-        return replace(base, verdict=Verdict.FAIL, why=one.failed, measured=None)
+        return replace(base, verdict=DiagVerdict.FAIL, why=one.failed, measured=None)
     if one.problems:
         more = len(one.problems) - MOST_PROBLEMS
         said = "; ".join(one.problems[:MOST_PROBLEMS]) + (f"; and {more} more" if more > 0 else "")
-        return replace(base, verdict=Verdict.FAIL, why=f"silent data corruption: {said}")
+        return replace(base, verdict=DiagVerdict.FAIL, why=f"silent data corruption: {said}")
     if one.measured is None:
-        return replace(base, verdict=Verdict.SKIP, why=one.skipped or "it was not run")
+        return replace(base, verdict=DiagVerdict.SKIP, why=one.skipped or "it was not run")
     peers = statistics.median(on_node) if len(on_node) >= LEAST_PEERS else None
     if "median" in facts:
         # A test of pairs has its peers in itself: a slow link is slow beside the other links.
@@ -86,10 +86,10 @@ def _judge(one: Measurement, on_node: Sequence[float]) -> TestResult:
     return replace(base, verdict=verdict, why=why, expected=None if row is None else row.expected, peers=peers)
 
 
-def compare(one: Measurement, row: expectations.Expectation | None, peers: float | None) -> tuple[Verdict, str]:
+def compare(one: Measurement, row: expectations.Expectation | None, peers: float | None) -> tuple[DiagVerdict, str]:
     """The worse of both comparisons, and a sentence with all numbers."""
     assert one.measured is not None
-    words, verdict = [f"{one.measured:.4g} {one.unit}"], Verdict.PASS
+    words, verdict = [f"{one.measured:.4g} {one.unit}"], DiagVerdict.PASS
     if one.facts.get("engine") == SLOW_ENGINE:
         words.append("torch's own operations did it, without Triton, so its speed is not judged")
     elif row is None:
@@ -100,9 +100,9 @@ def compare(one: Measurement, row: expectations.Expectation | None, peers: float
         verdict = _below(one.measured / row.expected, expectations.SHARES[row.basis])
     if peers is not None:
         words.append(f"the median of this node is {peers:.4g} ({one.measured / peers:.0%})")
-        verdict = max(verdict, _below(one.measured / peers, expectations.PEER_SHARES), key=list(Verdict).index)
+        verdict = max(verdict, _below(one.measured / peers, expectations.PEER_SHARES), key=list(DiagVerdict).index)
     return verdict, "; ".join([*words, *([one.note] if one.note else [])])
 
 
-def _below(share: float, shares: expectations.Shares) -> Verdict:
-    return Verdict.FAIL if share < shares.fail else Verdict.WARN if share < shares.warn else Verdict.PASS
+def _below(share: float, shares: expectations.Shares) -> DiagVerdict:
+    return DiagVerdict.FAIL if share < shares.fail else DiagVerdict.WARN if share < shares.warn else DiagVerdict.PASS

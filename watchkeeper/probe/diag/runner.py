@@ -17,7 +17,7 @@ from datetime import datetime
 from typing import Any
 
 from watchkeeper.model import gpu_selectors
-from watchkeeper.model.diag import NO_WORK, Report, TestedGpu, TestResult, Verdict
+from watchkeeper.model.diag import NO_WORK, DiagReport, DiagVerdict, TestedGpu, TestResult
 from watchkeeper.probe.diag import child_processes, dcgm, gather, judge, plan, software_checks
 from watchkeeper.probe.diag.gpu_monitor import GpuMonitor
 from watchkeeper.probe.diag.software_facts import GpuReading, SystemPaths
@@ -40,7 +40,7 @@ class DiagOptions:
     """
 
     seconds: float | None = None
-    chosen: gpu_selectors.Selection | None = None
+    chosen: gpu_selectors.GpuSelection | None = None
     is_busy_ok: bool = False
     expected_gpus: int | None = None
     engine: str = AUTO
@@ -68,7 +68,7 @@ def run(
     node: NodeFacts | None = None,
     options: DiagOptions | None = None,
     tell: ReportProgress = _silent,
-) -> Report:
+) -> DiagReport:
     """Every test of this level on the chosen GPUs; `node` is what is known of the machine beside its GPUs."""
     wished, start = options or DiagOptions(), time.monotonic()
     with child_processes.Children() as children:
@@ -80,18 +80,18 @@ def run(
         results = [result for result in software_checks.examine(facts) if result.gpu not in others]
         if wished.chosen is not None:
             missing = wished.chosen.missing(map(_named, facts.gpus))
-            results += [TestResult("gpu_count", None, Verdict.FAIL, f"GPU {word} is not there") for word in missing]
+            results += [TestResult("gpu_count", None, DiagVerdict.FAIL, f"GPU {word} is not there") for word in missing]
         stopped = ""
         if level >= 2 and gpus:
             found, stopped = _use(children, gpus, level=level, wished=wished, tell=tell)
             results += found
     tested = tuple(TestedGpu(gpu.uuid, gpu.index, gpu.model) for gpu in gpus)
     seconds = round(time.monotonic() - start, 2)
-    return Report(level, os.uname().nodename, now, seconds, tested, tuple(results), stopped)
+    return DiagReport(level, os.uname().nodename, now, seconds, tested, tuple(results), stopped)
 
 
-def _named(gpu: GpuReading) -> gpu_selectors.Gpu:
-    return gpu_selectors.Gpu(gpu.index, gpu.uuid, gpu.pci)
+def _named(gpu: GpuReading) -> gpu_selectors.SelectableGpu:
+    return gpu_selectors.SelectableGpu(gpu.index, gpu.uuid, gpu.pci)
 
 
 def _use(
@@ -128,7 +128,7 @@ def _use(
 def refuse(gpu: GpuReading, *, is_busy_ok: bool) -> TestResult | None:
     """Why a GPU is left alone: somebody uses it, or it is cut into slices."""
     if gpu.number("DCGM_FI_DEV_MIG_MODE"):
-        return TestResult(NO_WORK, gpu.uuid, Verdict.SKIP, "MIG is on: there is no whole GPU to test")
+        return TestResult(NO_WORK, gpu.uuid, DiagVerdict.SKIP, "MIG is on: there is no whole GPU to test")
     used, busy = gpu.number("DCGM_FI_DEV_FB_USED") or 0.0, gpu.number("DCGM_FI_DEV_GPU_UTIL") or 0.0
     said = []
     if gpu.programs:
@@ -140,7 +140,7 @@ def refuse(gpu: GpuReading, *, is_busy_ok: bool) -> TestResult | None:
     if not said or is_busy_ok:
         return None
     why = f"{'; '.join(said)}: a test would slow that work and be slowed by it. --busy-ok tests all the same"
-    return TestResult(NO_WORK, gpu.uuid, Verdict.SKIP, why)
+    return TestResult(NO_WORK, gpu.uuid, DiagVerdict.SKIP, why)
 
 
 def _jobs(gpus: Iterable[GpuReading], level: int, wished: DiagOptions) -> Iterable[WorkerJob]:
@@ -168,5 +168,5 @@ def _ask_dcgm(gpus: Sequence[GpuReading], level: int, program: str) -> tuple[Tes
     command = dcgm.arguments(level, [gpu.index for gpu in gpus], program=program)
     text, why = dcgm.run(command, dcgm.LIMIT_SECONDS[level])
     if text is None:
-        return (TestResult(dcgm.NO_ANSWER, None, Verdict.SKIP, why),)
+        return (TestResult(dcgm.NO_ANSWER, None, DiagVerdict.SKIP, why),)
     return dcgm.read(text, {gpu.index: gpu.uuid for gpu in gpus})

@@ -110,7 +110,7 @@ def read_gpus(rows: Sequence[Mapping[str, Any]]) -> tuple[tuple[GpuReading, ...]
             gone = f"is lost: {row['lost']} says GPU_IS_LOST" if row.get("lost") else row.get("refused")
             lost.append(f"{name} {gone or 'does not answer'}")
             continue
-        pci = fleet.same_pci(identity["pci"])
+        pci = fleet.normalise_pci(identity["pci"])
         found.append(
             GpuReading(
                 identity["uuid"],

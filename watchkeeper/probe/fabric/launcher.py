@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from watchkeeper.model.diag import TestResult, Verdict
+from watchkeeper.model.diag import DiagVerdict, TestResult
 from watchkeeper.probe.diag import child_processes
 from watchkeeper.probe.fabric.pairwise import FabricReport, Pair, Rank, Reduction, judge
 
@@ -145,12 +145,12 @@ def _silence(plan: FabricPlan, heard: _RankMessages, names: set[str]) -> str:
 def _report(plan: FabricPlan, heard: _RankMessages) -> FabricReport:
     if heard.absent:
         why = f"{heard.absent} in {plan.python}; install torch there, or name another interpreter with --python"
-        return FabricReport((), (), (), (TestResult("fabric_work", None, Verdict.SKIP, why),))
+        return FabricReport((), (), (), (TestResult("fabric_work", None, DiagVerdict.SKIP, why),))
     if heard.failed:
-        failed = tuple(TestResult("fabric_work", None, Verdict.FAIL, why) for why in heard.failed[:8])
+        failed = tuple(TestResult("fabric_work", None, DiagVerdict.FAIL, why) for why in heard.failed[:8])
         return FabricReport((), (), (), failed)
     if heard.found is None:
-        done = TestResult("fabric_work", None, Verdict.PASS, "this node's ranks are done; node 0 has the results")
+        done = TestResult("fabric_work", None, DiagVerdict.PASS, "this node's ranks are done; node 0 has the results")
         return FabricReport((), (), (), (done,))
     ranks = tuple(Rank(row["node"], row["gpu"]) for row in heard.found["ranks"])
     reductions = tuple(Reduction(**row) for row in heard.found["reductions"])

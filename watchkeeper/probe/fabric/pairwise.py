@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from watchkeeper.model.diag import TestResult, Verdict
+from watchkeeper.model.diag import DiagVerdict, TestResult
 
 # Pairs that share a path differ by tens of percent on a healthy fabric; a link at half its lanes or rate has 0.5.
 SLOW_SHARE = 0.7
@@ -67,7 +67,7 @@ class FabricReport:
     def exit_code(self) -> int:
         """0 passed, 1 failed, 3 cannot tell."""
         found = {result.verdict for result in self.results}
-        return 1 if Verdict.FAIL in found else 0 if found & {Verdict.PASS, Verdict.WARN} else 3
+        return 1 if DiagVerdict.FAIL in found else 0 if found & {DiagVerdict.PASS, DiagVerdict.WARN} else 3
 
 
 def rounds(ranks: int) -> list[list[tuple[int, int]]]:
@@ -99,8 +99,8 @@ def _judge_reduction(best: Reduction, expected: float | None) -> TestResult:
     words = f"{best.bus_rate:.4g} GB/s bus bandwidth over {best.ranks} ranks at {best.size_bytes >> 20} MiB"
     facts = {"size_bytes": best.size_bytes, "seconds": best.seconds}
     if expected is None:
-        return TestResult("allreduce", None, Verdict.PASS, words, best.bus_rate, unit="GB/s", facts=facts)
-    verdict = Verdict.FAIL if best.bus_rate < expected else Verdict.PASS
+        return TestResult("allreduce", None, DiagVerdict.PASS, words, best.bus_rate, unit="GB/s", facts=facts)
+    verdict = DiagVerdict.FAIL if best.bus_rate < expected else DiagVerdict.PASS
     words += f"; {expected:.4g} is wanted ({best.bus_rate / expected:.0%})"
     return TestResult("allreduce", None, verdict, words, best.bus_rate, expected, unit="GB/s", facts=facts)
 
@@ -117,13 +117,13 @@ def _judge_pairs(ranks: Sequence[Rank], pairs: Sequence[Pair], kind: str) -> Tes
     worst, usual = rates[0], rates[int(USUAL_QUANTILE * (len(rates) - 1))]
     slow = sorted((pair for pair in pairs if pair.rate < SLOW_SHARE * usual), key=lambda pair: pair.rate)
     where = "inside nodes" if kind == "inside" else "between nodes"
-    verdict = Verdict.PASS
+    verdict = DiagVerdict.PASS
     if len(pairs) < LEAST_PAIRS:
         words = f"{len(pairs)} pairs {where}, {worst:.4g} GB/s each way at least; too few to compare"
     elif not slow:
         words = f"{len(pairs)} pairs {where}: {worst:.4g} GB/s each way at least, good ones reach {usual:.4g}"
     else:
-        verdict = Verdict.FAIL
+        verdict = DiagVerdict.FAIL
         head = f"{len(slow)} of {len(pairs)} pairs {where} are slow, good ones reach {usual:.4g} GB/s"
         words = f"{head}: {_slow_words(ranks, pairs, slow)}"
     return TestResult(f"pairs_{kind}", None, verdict, words, measured=worst, peers=usual, unit="GB/s")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from watchkeeper.model.diag import Exit, Verdict
+from watchkeeper.model.diag import DiagOutcome, DiagVerdict
 from watchkeeper.readers import json_facts
 
 MOST_REASONS = 8
@@ -79,12 +79,12 @@ def judge_node(node: str, answer: CommandAnswer) -> NodeVerdict:
     places = {str(gpu.get("uuid")): f"gpu {gpu.get('index')}" for gpu in gpus}
     results = [*map(json_facts.mapping, json_facts.items(plain, "results"))]
     failed, warned, skipped = (
-        _sentences(results, verdict, places) for verdict in (Verdict.FAIL, Verdict.WARN, Verdict.SKIP)
+        _sentences(results, verdict, places) for verdict in (DiagVerdict.FAIL, DiagVerdict.WARN, DiagVerdict.SKIP)
     )
     whole = plain.get("verdict")
-    if failed or whole == Exit.FAILED:
+    if failed or whole == DiagOutcome.FAILED:
         return NodeVerdict(node, PreflightVerdict.NO_GO, failed or ("it failed without saying why",), warned, len(gpus))
-    if whole != Exit.PASSED:
+    if whole != DiagOutcome.PASSED:
         stopped = (f"it stopped early: {plain['stopped']}",) if plain.get("stopped") else ()
         unknown = stopped or skipped or ("its `diag` cannot tell",)
         return NodeVerdict(node, PreflightVerdict.CANNOT_TELL, unknown, warned, len(gpus))
@@ -98,14 +98,14 @@ def judge_links(answer: CommandAnswer) -> NodeVerdict:
         why = answer.why or " ".join((answer.text or "").split())[-LONGEST_REASON:] or "no answer"
         return NodeVerdict("links", PreflightVerdict.CANNOT_TELL, (why,))
     results = [*map(json_facts.mapping, json_facts.items(plain, "results"))]
-    failed = _sentences(results, Verdict.FAIL, {})
+    failed = _sentences(results, DiagVerdict.FAIL, {})
     if failed:
         return NodeVerdict("links", PreflightVerdict.NO_GO, failed)
     if not plain.get("pairs"):
         return NodeVerdict(
-            "links", PreflightVerdict.CANNOT_TELL, _sentences(results, Verdict.SKIP, {}) or ("no pair was tried",)
+            "links", PreflightVerdict.CANNOT_TELL, _sentences(results, DiagVerdict.SKIP, {}) or ("no pair was tried",)
         )
-    return NodeVerdict("links", PreflightVerdict.GO, (), _sentences(results, Verdict.WARN, {}))
+    return NodeVerdict("links", PreflightVerdict.GO, (), _sentences(results, DiagVerdict.WARN, {}))
 
 
 def read_json(text: str) -> Mapping[str, Any] | None:
@@ -118,7 +118,9 @@ def read_json(text: str) -> Mapping[str, Any] | None:
     return plain if isinstance(plain, dict) else None
 
 
-def _sentences(results: Iterable[Mapping[str, Any]], verdict: Verdict, places: Mapping[str, str]) -> tuple[str, ...]:
+def _sentences(
+    results: Iterable[Mapping[str, Any]], verdict: DiagVerdict, places: Mapping[str, str]
+) -> tuple[str, ...]:
     """One sentence for each test and reason, with all GPUs that it is true of."""
     found: dict[tuple[str, str], list[str]] = {}
     for result in results:

@@ -13,7 +13,7 @@ import numpy as np
 
 from watchkeeper import errors
 from watchkeeper.kit.own_metrics import escape
-from watchkeeper.model.labels import Labels, spelt
+from watchkeeper.model.labels import Labels, quote_name
 from watchkeeper.query.engine import Floats, Mask
 from watchkeeper.query.evaluate import native_operators
 from watchkeeper.query.evaluate.grouping import Groups, group, sizes_of
@@ -229,7 +229,7 @@ def _refuse_duplicates(vector: Vector, groups: Groups, live: Mask, *, side: str)
 
 def _shown(labels: Labels) -> str:
     """A label set as Prometheus writes it in this message, cut to a readable length."""
-    text = "{" + ", ".join(f'{spelt(name)}="{escape(value)}"' for name, value in labels.pairs) + "}"
+    text = "{" + ", ".join(f'{quote_name(name)}="{escape(value)}"' for name, value in labels.pairs) + "}"
     return text if len(text) <= errors.QUOTE_LIMIT else f"{text[: errors.QUOTE_LIMIT]}…"
 
 

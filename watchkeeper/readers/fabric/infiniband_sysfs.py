@@ -177,7 +177,7 @@ def _netdev(sysfs: Path, name: str) -> Netdev:
 
 def _address(link: Path) -> str | None:
     try:
-        return fleet.same_pci(link.resolve().name)
+        return fleet.normalise_pci(link.resolve().name)
     except (OSError, ValueError, RuntimeError):
         return None
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from watchkeeper.catalogue import tables
 from watchkeeper.errors import CollectError, quote
-from watchkeeper.model.fabric import ACTIVE, DOWN, Device, Kind, Port, PortKey
+from watchkeeper.model.fabric import ACTIVE, DOWN, FabricDevice, FabricDeviceKind, FabricPort, PortKey
 from watchkeeper.readers.fabric.infiniband_fabric import MAX_NAME, MAX_PORTS, full
 
 NOTHING = frozenset({"", "n/a", "null", "none"})
@@ -78,28 +78,28 @@ def read_list(body: bytes, where: str) -> list[Mapping[str, Any]]:
     return [row for row in found if isinstance(row, dict)]
 
 
-def read_devices(ports: Iterable[Mapping[str, Any]], systems: Iterable[Mapping[str, Any]]) -> list[Device]:
+def read_devices(ports: Iterable[Mapping[str, Any]], systems: Iterable[Mapping[str, Any]]) -> list[FabricDevice]:
     """A switch for each system of that type, and a host's adapter for each GUID that its ports name."""
     switches = {full(_text(row, "guid")): row for row in systems if _text(row, "type").lower() == "switch"}
-    found: dict[str, Device] = {}
+    found: dict[str, FabricDevice] = {}
     for guid, row in switches.items():
         name = _text(row, "system_name") or _text(row, "name")
-        found[guid] = Device(guid, Kind.SWITCH, name[:MAX_NAME], len(row.get("ports") or ()))
+        found[guid] = FabricDevice(guid, FabricDeviceKind.SWITCH, name[:MAX_NAME], len(row.get("ports") or ()))
     for row in ports:
         key = _key(row)
         if key is None or key[0] in found or full(_text(row, "systemID")) in switches:
             continue
         described = _text(row, "node_description") or f"{_text(row, 'system_name')} {_text(row, 'dname')}".strip()
-        found[key[0]] = Device(key[0], Kind.HOST, described[:MAX_NAME], 1, _whole(row, "lid"))
+        found[key[0]] = FabricDevice(key[0], FabricDeviceKind.HOST, described[:MAX_NAME], 1, _whole(row, "lid"))
     return list(found.values())
 
 
 def read_ports(
     rows: Iterable[Mapping[str, Any]], links: Iterable[Mapping[str, Any]], known: Iterable[str]
-) -> list[Port]:
+) -> list[FabricPort]:
     """The ports of devices that are known; a peer comes from the port itself, else from the list of links."""
     guids, peers = frozenset(known), dict(_peers(links))
-    found: dict[PortKey, Port] = {}
+    found: dict[PortKey, FabricPort] = {}
     for row in rows:
         key = _key(row)
         if key is None or key[0] not in guids or len(found) >= MAX_PORTS:
@@ -108,7 +108,7 @@ def read_ports(
         said = _text(row, "logical_state")
         state = STATES.get(said.lower(), said or DOWN)
         width = WIDTH.search(_text(row, "active_width"))
-        found[key] = Port(
+        found[key] = FabricPort(
             *key,
             state,
             _text(row, "physical_state"),

@@ -47,7 +47,7 @@ def read(sysfs: Path) -> list[PciDevice]:
         real = folder.resolve()
         found.append(
             PciDevice(
-                fleet.same_pci(folder.name),
+                fleet.normalise_pci(folder.name),
                 kind,
                 driver=_driver(folder),
                 numa_node=_whole(folder / "numa_node"),

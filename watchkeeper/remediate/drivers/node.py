@@ -94,14 +94,14 @@ class NodeAgentDriver:
         if after is not None:
             raise ActionFailed(f"{after.text}. It is ordered once more", where=wanted.node)
         state, where = tracked.state(now), f"the agent of {wanted.node}"
-        if state is orders.State.EXPIRED:
+        if state is orders.OrderState.EXPIRED:
             raise ActionRefused(
                 f"{wanted.kind} was ordered at {tracked.order.issued_at:%H:%M:%S}Z and never answered",
                 where=wanted.node,
                 now="Whether it was done is not known",
                 remedy="Look at the agent's log there",
             )
-        if state is orders.State.WAITING:
+        if state is orders.OrderState.WAITING:
             waits = f"{where} to fetch the order for {wanted.kind}, given at {tracked.order.issued_at:%H:%M:%S}Z"
         else:
             waits = f"{where}, which fetched the order for {wanted.kind} at {tracked.fetched_at:%H:%M:%S}Z"

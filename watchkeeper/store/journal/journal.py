@@ -279,27 +279,27 @@ class Journal:
     def plan(self, incident_id: str) -> actions.Plan | None:
         return self._one(actions.Plan, "plan", incident_id)
 
-    def save_order(self, tracked: orders.Tracked, *, at: datetime, actor: str, text: str) -> None:
+    def save_order(self, tracked: orders.TrackedOrder, *, at: datetime, actor: str, text: str) -> None:
         """Keep a work order as it is now: given, or answered with a receipt."""
         kind = "order" if tracked.receipt is None else "receipt"
         self._write("work_order", {tracked.order.id: wire.dumps(tracked)}, at=at, actor=actor, kind=kind, text=text)
 
-    def order(self, id: str) -> orders.Tracked | None:
-        return self._one(orders.Tracked, "work_order", id)
+    def order(self, id: str) -> orders.TrackedOrder | None:
+        return self._one(orders.TrackedOrder, "work_order", id)
 
-    def latest_orders(self, *, limit: int = 100) -> list[orders.Tracked]:
+    def latest_orders(self, *, limit: int = 100) -> list[orders.TrackedOrder]:
         """Newest first."""
         rows = self._rows("SELECT body FROM work_order ORDER BY seq DESC LIMIT ?", min(limit, MOST_ROWS))
-        return [self._decode(orders.Tracked, row[0]) for row in rows]
+        return [self._decode(orders.TrackedOrder, row[0]) for row in rows]
 
-    def open_orders(self, now: datetime) -> list[orders.Tracked]:
+    def open_orders(self, now: datetime) -> list[orders.TrackedOrder]:
         """Those that may still be answered, oldest first."""
         rows = self._rows(
             "SELECT body FROM work_order WHERE is_answered = 0 AND expires_at >= ? ORDER BY seq LIMIT ?",
             wire.format_time(now),
             MOST_ROWS,
         )
-        return [self._decode(orders.Tracked, row[0]) for row in rows]
+        return [self._decode(orders.TrackedOrder, row[0]) for row in rows]
 
     def save_repair(self, repair: repairs.Repair, *, at: datetime, actor: str, text: str, kind: str) -> None:
         """Keep a repair as it is now, on the timeline of its incident."""
@@ -332,12 +332,12 @@ class Journal:
         rows = self._rows("SELECT body FROM repair WHERE incident = ? ORDER BY seq DESC LIMIT ?", incident_id, limit)
         return [self._decode(repairs.Repair, row[0]) for row in rows]
 
-    def save_switch(self, switch: repairs.Switch, *, at: datetime, actor: str, text: str) -> None:
+    def save_switch(self, switch: repairs.RepairSwitch, *, at: datetime, actor: str, text: str) -> None:
         rows = {REPAIR_SWITCH: wire.dumps(switch)}
         self._write("repair_switch", rows, at=at, actor=actor, text=text, subject=REPAIR_SWITCH)
 
-    def switch(self) -> repairs.Switch:
-        return self._one(repairs.Switch, "repair_switch", REPAIR_SWITCH) or repairs.Switch()
+    def switch(self) -> repairs.RepairSwitch:
+        return self._one(repairs.RepairSwitch, "repair_switch", REPAIR_SWITCH) or repairs.RepairSwitch()
 
     def open_incident_ids(self) -> set[str]:
         return {row[0] for row in self._rows("SELECT key FROM incident WHERE state <> 'resolved'")}

@@ -31,7 +31,7 @@ from watchkeeper.hub.samples import Queries
 from watchkeeper.hub.services import SeenView
 from watchkeeper.kit import clock, durations, wire
 from watchkeeper.model import cluster, workloads
-from watchkeeper.model.fleet_capacity import Standing
+from watchkeeper.model.fleet_capacity import FleetCapacity
 from watchkeeper.query.engine import Span
 from watchkeeper.web import report_shapes, shapes
 from watchkeeper.web.accounting import workload_use
@@ -70,7 +70,7 @@ class CurrentUse:
 @dataclass(frozen=True, slots=True)
 class CapacityNow:
     now: datetime
-    standing: Standing
+    standing: FleetCapacity
     waits: list[QueueWait]
     use: CurrentUse
     rightsizing: list[RightsizingAdvice]
@@ -174,7 +174,7 @@ class CapacityApi:
             use=CurrentUse(durations.format_seconds(window), found.held_gpus, used_gpus),
             rightsizing=sorted(advised, key=lambda one: -one.saves_gpus)[:MOST_ADVICE],
             repartition=rightsizing.repartition(advised),
-            unmapped=inventory.unmapped(self._fleet.nodes()),
+            unmapped=inventory.count_missing_facts(self._fleet.nodes()),
             problem=held.problem,
         )
 
@@ -194,7 +194,7 @@ class CapacityApi:
             "advice": [*grow, *wire.to_plain(pieces)],
         }
 
-    async def _standing(self, named: str | None) -> tuple[Standing, holders.GpuHolders]:
+    async def _standing(self, named: str | None) -> tuple[FleetCapacity, holders.GpuHolders]:
         held = await holders.load_holders(self._queries)
         return fleet_capacity.summarise_capacity(self._nodes(held, named)), held
 
@@ -234,7 +234,7 @@ class CapacityApi:
         scheduled = [work for view in self._views() for work in view.workloads]
         return [
             fleet_capacity.WaitingRequest(work.gpus, work.requested_at, work.started_at)
-            for work in [*scheduled, *pending_pods.pods(told, scheduled)]
+            for work in [*scheduled, *pending_pods.read_pending_pods(told, scheduled)]
             if work.gpus
             and (named is None or work.cluster == named)
             and (

@@ -108,7 +108,7 @@ async def _lasted(queries: Queries, window_seconds: float, cluster: str | None) 
     expr = demand_queries.held_minutes_expression(durations.format_seconds(window_seconds), cluster=cluster)
     answer = await queries.instant(expr)
     return {
-        (labels.get("cluster", ""), fleet.holder(labels) or "", *_part(labels)): minutes * 60
+        (labels.get("cluster", ""), fleet.holder_from_labels(labels) or "", *_part(labels)): minutes * 60
         for labels, minutes in answer.latest().items()
     }
 
@@ -136,7 +136,7 @@ async def _facts(queries: Queries, span: float, cluster: str | None) -> _Facts:
     for name, expr in demand_queries.activity_expressions(window, cluster=cluster).items():
         for labels, value in (await queries.instant(expr)).latest().items():
             part = _part(labels)
-            found.numbers.setdefault((part, name), []).append((fleet.holder(labels), value))
+            found.numbers.setdefault((part, name), []).append((fleet.holder_from_labels(labels), value))
             found.labels[part] = labels
     return found
 

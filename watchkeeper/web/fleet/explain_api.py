@@ -200,7 +200,7 @@ class ExplainApi:
     def _waiting(self, known: list[workloads.ScheduledWorkload]) -> list[workloads.ScheduledWorkload]:
         with contextlib.suppress(WatchkeeperError):
             told = self.queries.engine.instant(pending_pods.QUESTION, clock.to_ms(self.runtime.clock.now())).latest()
-            return pending_pods.pods(told, known)
+            return pending_pods.read_pending_pods(told, known)
         return []
 
     def _kubernetes(self) -> list[kubernetes_source.KubernetesSource]:

@@ -269,7 +269,7 @@ def _jobs(held: holders.GpuHolders) -> dict[str, list[str]]:
 def _job(holder: holders.GpuHolder) -> str:
     """The job as its own page calls it; pods of one job are one job."""
     name = identity.job_name(holder.name) if holder.kind == workloads.WorkloadKind.POD else holder.name
-    return workloads.called(holder.namespace, name)
+    return workloads.workload_name(holder.namespace, name)
 
 
 def _counts(views: Iterable[PortView], *, mute_nodes: int) -> FabricCounts:

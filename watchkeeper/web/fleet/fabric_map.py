@@ -163,7 +163,7 @@ def _trunks(watched: fabric_watch.FabricWatch, made_of: FabricSources) -> Iterab
 
 
 def _trunk_state(
-    link: fabric_changes.KnownLink, port: fabric.Port | None, layout: fabric.Layout | None
+    link: fabric_changes.KnownLink, port: fabric.FabricPort | None, layout: fabric.FabricTopology | None
 ) -> tuple[HealthState, str]:
     if link.down_since_ms is not None:
         return HealthState.DOWN, "the cable was there and is dark"

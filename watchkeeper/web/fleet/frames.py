@@ -246,7 +246,7 @@ def holders_by_slot(stock: FleetLayout, told: Iterable[Labels]) -> dict[int, str
 
 def _identity(labels: Labels) -> tuple[str, str | None]:
     """The GPU a series belongs to, and the workload that holds it."""
-    return labels.get("UUID", ""), fleet.holder(labels)
+    return labels.get("UUID", ""), fleet.holder_from_labels(labels)
 
 
 # A label set stays the same object from tick to tick, and 10,000 of them are looked at for every picture.

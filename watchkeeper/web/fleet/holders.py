@@ -41,7 +41,7 @@ class GpuHolder:
 
     @property
     def called(self) -> str:
-        return workloads.called(self.namespace, self.name)
+        return workloads.workload_name(self.namespace, self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ def _told(held: Answer, shares: Answer, reasons: Answer) -> GpuHolders:
 
 def holder_from_labels(labels: Labels, share: float | None = None) -> GpuHolder | None:
     """The holder that labels name, ours or an exporter's; None for a GPU that nobody holds."""
-    called = fleet.holder(labels)
+    called = fleet.holder_from_labels(labels)
     if called is None or not labels.get("UUID"):
         return None
     namespace, _, name = called.rpartition("/")

@@ -36,7 +36,7 @@ from watchkeeper.web import shapes
 from watchkeeper.web.auth.auth import Role
 from watchkeeper.web.endpoint import Endpoint, QueryParam, ok_response, parse_whole_number
 from watchkeeper.workloads import board, identity, replicas, report
-from watchkeeper.workloads.replicas import Advice, Past
+from watchkeeper.workloads.replicas import ReplicasAdvice, ReplicasReplay
 
 DEFAULT_LIMIT, MOST_JOBS, MOST_INCIDENTS, LONGEST_ID = 500, 10_000, 1000, 300
 # A list is the same for everybody who looks within some seconds; when jobs began changes only by new ones.
@@ -56,8 +56,8 @@ class JobList:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaList:
-    replicas: list[Advice]
-    past: Past | None
+    replicas: list[ReplicasAdvice]
+    past: ReplicasReplay | None
     problems: list[str]
 
 
@@ -77,7 +77,7 @@ class JobsApi:
         self._clusters = clusters
         self._busy = asyncio.Lock()
         self._board: tuple[float, board.Board] | None = None
-        self._first_seen: tuple[float, Mapping[identity.Key, float]] | None = None
+        self._first_seen: tuple[float, Mapping[identity.JobKey, float]] | None = None
 
     async def listing(self, request: Request) -> JobList:
         form = request.query_params
@@ -118,9 +118,9 @@ class JobsApi:
         key = min(keys, key=lambda one: (one.id != id, one))
         line, now = found.line(key), self._runtime.clock.now()
         first_seen = (self._first_seen or (0.0, {}))[1].get(key)
-        since = report.since(line, first_seen, now)
+        since = report.window_start(line, first_seen, now)
         happened = await self._journal.read(lambda: self._journal.events_between(since, now), is_long=True)
-        asked = report.Asked(
+        asked = report.JobReportInputs(
             line,
             key,
             found.keys[key],
@@ -132,13 +132,13 @@ class JobsApi:
             evidence.cause_of,
             first_seen,
         )
-        return await asyncio.to_thread(report.make, self._queries.engine, now, asked)
+        return await asyncio.to_thread(report.make_report, self._queries.engine, now, asked)
 
     async def replicas(self, request: Request) -> ReplicaList:
         form = request.query_params
         budgets = {one.name: one.budget for one in self._rules.slos if keda.is_latency(one)}
         now = clock.to_ms(self._runtime.clock.now())
-        advised, problems = await asyncio.to_thread(replicas.now, self._queries.engine, now, budgets)
+        advised, problems = await asyncio.to_thread(replicas.advise_now, self._queries.engine, now, budgets)
         model, cluster = form.get("model"), form.get("cluster")
         kept = [one for one in advised if model in (None, one.model) and cluster in (None, one.cluster)]
         if model is None:
@@ -148,7 +148,7 @@ class JobsApi:
         span = _span(form.get("window", "1d"), now)
         try:
             past = await asyncio.to_thread(
-                replicas.past, self._queries.engine, span, budgets, cluster=kept[0].cluster, model=kept[0].model
+                replicas.replay_model, self._queries.engine, span, budgets, cluster=kept[0].cluster, model=kept[0].model
             )
         except WatchkeeperError as error:
             raise HTTPException(400, str(error)) from error
@@ -176,8 +176,8 @@ class JobsApi:
         except (WatchkeeperError, OSError, UnicodeDecodeError) as error:
             problems.append(f"there are no prices: {error}")
         seen = self._first_seen[1] if self._first_seen is not None else {}
-        around = board.Around(self._scheduled(), book, troubles, seen)
-        made = board.look(self._queries.engine, now, around)
+        around = board.BoardInputs(self._scheduled(), book, troubles, seen)
+        made = board.make_board(self._queries.engine, now, around)
         return replace(made, problems=(*made.problems, *problems))
 
     def _scheduled(self) -> list[workloads.ScheduledWorkload]:

@@ -15,7 +15,7 @@ from watchkeeper.hub.services import FleetView, SeenView
 from watchkeeper.incidents import signals
 from watchkeeper.kit import clock
 from watchkeeper.model import cluster, fleet, incidents
-from watchkeeper.model.node_list import NodeLine, NodeState, SchedulerWord
+from watchkeeper.model.node_list import NodeLine, NodeState, SchedulerStatus
 from watchkeeper.scrape import scrape, target_loop
 from watchkeeper.web.fleet import holders
 from watchkeeper.web.fleet.fleet_layout import natural
@@ -69,7 +69,7 @@ class _Node:
 
 
 def _line(
-    about: _Node, words: tuple[SchedulerWord, ...], *, held: holders.GpuHolders, broken: Sequence[str]
+    about: _Node, words: tuple[SchedulerStatus, ...], *, held: holders.GpuHolders, broken: Sequence[str]
 ) -> NodeLine:
     node = about.node
     present = [gpu for gpu in about.seen if gpu.gone_since_ms is None]
@@ -86,7 +86,7 @@ def _line(
         rack=node.domains.get("rack", ""),
         leaf=node.domains.get("leaf", ""),
         nvlink_domain=node.domains.get("nvlink", ""),
-        unmapped=tuple(inventory.lacks(node)),
+        unmapped=tuple(inventory.missing_facts(node)),
         gpus_seen=len(present),
         gpus_expected=node.expected_gpus,
         scheduler=words,
@@ -127,11 +127,11 @@ def _placed(views: Iterable[cluster.ClusterView]) -> Mapping[NodeKey, list[str]]
     return found
 
 
-def _words(views: Iterable[cluster.ClusterView]) -> Mapping[NodeKey, tuple[SchedulerWord, ...]]:
-    found: dict[NodeKey, tuple[SchedulerWord, ...]] = {}
+def _words(views: Iterable[cluster.ClusterView]) -> Mapping[NodeKey, tuple[SchedulerStatus, ...]]:
+    found: dict[NodeKey, tuple[SchedulerStatus, ...]] = {}
     for view in views:
         for node in view.nodes:
-            word = SchedulerWord(
+            word = SchedulerStatus(
                 node.source,
                 node.state,
                 node.reason,

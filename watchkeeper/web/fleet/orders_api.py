@@ -214,7 +214,7 @@ class OrdersApi:
         found = await self._journal.read(lambda: self._outbox.latest(limit))
         return ok_response(orders=[self._plain(tracked) for tracked in found])
 
-    def _plain(self, tracked: orders.Tracked) -> dict[str, Any]:
+    def _plain(self, tracked: orders.TrackedOrder) -> dict[str, Any]:
         """Without the nonce, which is the agent's business."""
         plain = wire.to_plain(tracked)
         del plain["order"]["nonce"]

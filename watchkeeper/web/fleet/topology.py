@@ -146,7 +146,7 @@ def build_topology(facts: TopologySources, chosen: TopologyFilter = TopologyFilt
 def unmapped(stock: FleetLayout, racks: Iterable[TopologyRack]) -> dict[str, int]:
     """Of how many of the shown nodes nobody says each fact."""
     shown = {node.name for rack in racks for leaf in rack.leaves for node in leaf.nodes}
-    return inventory.unmapped(node for node in stock.nodes if node.name in shown)
+    return inventory.count_missing_facts(node for node in stock.nodes if node.name in shown)
 
 
 def _is_chosen(chosen: TopologyFilter, *, rack: str | None, leaf: str | None, node: str) -> bool:
@@ -316,5 +316,5 @@ def switches(watched: fabric_watch.FabricWatch | None, *, is_fresh: bool = True)
     return sorted(views, key=lambda view: (-view.state.rank, view.role, natural(view.name)))
 
 
-def _rate(port: fabric.Port | None) -> str:
+def _rate(port: fabric.FabricPort | None) -> str:
     return "unknown" if port is None or port.gbps is None else f"{port.gbps:g} Gb/s ({port.lanes}x {port.speed})"

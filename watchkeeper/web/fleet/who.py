@@ -95,7 +95,7 @@ class HolderSources:
     views: Sequence[cluster.ClusterView]
     open_incidents: Sequence[incidents.Incident]
     # Whose a workload is that holds nothing yet; None: nobody can say.
-    mapping: inventory.Inventory | None = None
+    mapping: inventory.NodeInventory | None = None
 
     def owner(self, known: workloads.ScheduledWorkload | None, held: Sequence[holders.GpuHolder]) -> inventory.Owner:
         if held:
@@ -203,7 +203,7 @@ def _workload(
     first = held[0] if held else None
     owner = facts.owner(known, held)
     nodes = dict.fromkeys([*(known.nodes if known is not None else ()), *(gpu.node for gpu in gpus)])
-    called = workloads.called(namespace, name)
+    called = workloads.workload_name(namespace, name)
     briefs = {brief: None for gpu in gpus for brief in gpu.incidents}
     briefs |= dict.fromkeys(_briefs(one for one in facts.open_incidents if called in one.workloads))
     started = None if known is None else known.started_at or known.requested_at

@@ -96,7 +96,7 @@ class CausesApi:
             since=since,
             lemons=found[:MOST_LEMONS],
             left_out=max(0, len(found) - MOST_LEMONS),
-            unmapped=inventory.unmapped(self._fleet.nodes()),
+            unmapped=inventory.count_missing_facts(self._fleet.nodes()),
             unseen=unseen,
         )
 

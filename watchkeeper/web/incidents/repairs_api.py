@@ -19,7 +19,7 @@ from watchkeeper.hub import services
 from watchkeeper.hub.repair_loop import RepairLoop
 from watchkeeper.hub.runtime import Runtime
 from watchkeeper.kit import wire
-from watchkeeper.model.repairs import Repair, Switch
+from watchkeeper.model.repairs import Repair, RepairSwitch
 from watchkeeper.remediate import explanation, policy
 from watchkeeper.store.journal import chain
 from watchkeeper.web import shapes
@@ -136,7 +136,7 @@ class RepairsApi:
             request, lambda actor: self._repairs.people.reset(actor=actor, now=self._runtime.clock.now())
         )
 
-    async def _turn(self, request: Request, work: Callable[[str], Switch]) -> Response:
+    async def _turn(self, request: Request, work: Callable[[str], RepairSwitch]) -> Response:
         actor = request.state.caller.name
         # In a thread of its own: to stop everything must not wait behind calls that hang.
         return ok_response(switch=_switch(await self._repairs.at_once(lambda: work(actor))))
@@ -170,7 +170,7 @@ def _shown(repair: Repair) -> dict[str, Any]:
     }
 
 
-def _switch(switch: Switch) -> dict[str, Any]:
+def _switch(switch: RepairSwitch) -> dict[str, Any]:
     plain: dict[str, Any] = wire.to_plain(switch)
     return plain | {"is_stopped": switch.is_stopped, "is_tripped": switch.is_tripped}
 

@@ -16,7 +16,7 @@ from itertools import accumulate, groupby
 
 from watchkeeper.kit import own_metrics
 from watchkeeper.kit.protobuf import varint
-from watchkeeper.model.histograms import Hint, Histogram
+from watchkeeper.model.histograms import Histogram, ResetHint
 from watchkeeper.model.labels import METRIC_NAME
 from watchkeeper.model.samples import Sample
 from watchkeeper.query import histogram_wire
@@ -118,7 +118,7 @@ def _families(found: Sequence[interfaces.AnySample]) -> Iterator[bytes]:
 def _kind(sample: interfaces.AnySample) -> int:
     if isinstance(sample, Sample):
         return UNTYPED
-    return GAUGE_HISTOGRAM if sample.value.hint is Hint.GAUGE else HISTOGRAM
+    return GAUGE_HISTOGRAM if sample.value.hint is ResetHint.GAUGE else HISTOGRAM
 
 
 def _metric(sample: interfaces.AnySample) -> bytes:

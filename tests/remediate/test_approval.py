@@ -122,7 +122,7 @@ def test_a_rejected_repair_comes_back_only_when_a_person_wants_it(world: World) 
     assert world.take(incident) is None
     want = world.wants(incident)
     assert want is not None
-    second = world.people.again(want, actor="ada", now=world.now)
+    second = world.people.retry(want, actor="ada", now=world.now)
     assert (second.id, second.actions[0].mark) == ("INC-1.2", "watchkeeper:INC-1/2.1-cordon")
 
 

@@ -43,7 +43,7 @@ def judged(asked: EmbeddedEngine, **named: str) -> tuple[CheckState, str]:
     told = named or {"pods": "research/nb-1"}
     action = Action(ActionId("3-reclaim"), ActionKind.RECLAIM, place, IncidentId("INC-1"), "why", told)
     verdict = IdleCheck(asked).check(action, NOON, NOON + HOUR)
-    return verdict.standing, verdict.text
+    return verdict.state, verdict.text
 
 
 def test_a_gpu_without_a_kernel_since_the_warning_is_idle() -> None:

@@ -35,7 +35,7 @@ def check_of(outbox: OrderQueue | None, name: str) -> NodeCheck:
 def answer(outbox: OrderQueue, output: str, at: float, result: Result = Result.DONE) -> None:
     (order,) = waiting(outbox, at=minutes(at))
     receipt = orders.Receipt(order.id, minutes(at), result, "this node is so", output)
-    outbox.take(order.id, orders.seal(receipt, KEY), now=minutes(at))
+    outbox.accept_receipt(order.id, orders.seal(receipt, KEY), now=minutes(at))
 
 
 @pytest.mark.parametrize(
@@ -52,23 +52,23 @@ def test_a_node_is_asked_once_and_believed(
     outbox: OrderQueue, name: str, kind: str, verdict: str, standing: CheckState
 ) -> None:
     check = check_of(outbox, name)
-    assert check.check(NODE, NOON, NOON).standing is CheckState.UNKNOWN
+    assert check.check(NODE, NOON, NOON).state is CheckState.UNKNOWN
     assert check.check(NODE, NOON, NOON).text == f"waits for {kind} of n1, waiting"
     (order,) = waiting(outbox)
     assert (order.kind, order.arguments.get("level", "scan")) == (kind, name.removeprefix("diag_"))
     answer(outbox, json.dumps({"verdict": verdict}), 0.1)
     found = check.check(NODE, NOON, minutes(0.2))
-    assert (found.check, found.standing) == (name, standing)
+    assert (found.check, found.state) == (name, standing)
     assert waiting(outbox, at=minutes(0.3)) == []
 
 
 def test_a_scan_that_cannot_tell_is_made_again_a_few_times_and_never_passes(outbox: OrderQueue) -> None:
     check = check_of(outbox, "scan")
     for number in range(MOST_TRIES):
-        assert check.check(NODE, NOON, minutes(2 * number)).standing is CheckState.UNKNOWN
+        assert check.check(NODE, NOON, minutes(2 * number)).state is CheckState.UNKNOWN
         answer(outbox, "not JSON", 2 * number)
     last = check.check(NODE, NOON, minutes(60))
-    assert (last.standing, last.text) == (
+    assert (last.state, last.text) == (
         CheckState.UNKNOWN,
         "this node is so, and its report cannot be read, after 5 of 5 tries",
     )
@@ -84,4 +84,4 @@ def test_another_repair_asks_anew_and_a_refusal_is_final(outbox: OrderQueue) -> 
 
 
 def test_without_a_key_nobody_can_say() -> None:
-    assert check_of(None, "scan").check(NODE, NOON, NOON).standing is CheckState.UNKNOWN
+    assert check_of(None, "scan").check(NODE, NOON, NOON).state is CheckState.UNKNOWN

@@ -93,7 +93,7 @@ def test_settings_become_a_ladder_and_limits(tmp_path: Path) -> None:
     )
     (tmp_path / "mine.toml").write_text('[cause.gsp_timeout]\nsteps = [{ action = "inspect", why = "look" }]')
     chosen = loading.load(tmp_path / "hub.toml").remediate
-    assert ladder_of(chosen).rung("gpu_fell_off_bus", "prod").mode is Mode.ACT
+    assert ladder_of(chosen).decide_mode("gpu_fell_off_bus", "prod").mode is Mode.ACT
     assert (limits_of(chosen).fleet_percent, limits_of(chosen).quorums[0].gpus) == (5, 512)
     assert [step.action for step in policy_of(chosen).steps("gsp_timeout")] == ["inspect"]
 
@@ -123,14 +123,14 @@ def test_a_node_is_looked_at_by_its_agent_before_it_is_given_back_where_agents_t
     def checks(cause: str, **told: Any) -> tuple[str, ...]:
         chosen = settings.RemediateSettings(driver=settings.DriverName.SLURM, **told)
         asked = settings.Settings(hub=settings.HubSettings(order_key_file="hub.key"), remediate=chosen)
-        steps = policy_of(chosen, gives_orders=composite_driver.gives_orders(asked)).steps(cause)
+        steps = policy_of(chosen, gives_orders=composite_driver.uses_node_agents(asked)).steps(cause)
         return next(step.checks for step in steps if step.action == "validate")
 
     own = ("gpus_present", "conditions_clear", "no_new_xid")
     assert checks("gpu_fell_off_bus") == (*own, "scan", "diag_2", "diag_3")
     assert checks("gpu_fell_off_bus", node_checks=()) == own
     assert checks("fabric_manager_down") == (*own, "scan", "diag_2")
-    assert not composite_driver.gives_orders(
+    assert not composite_driver.uses_node_agents(
         settings.Settings(remediate=settings.RemediateSettings(driver=settings.DriverName.SLURM))
     )
 
@@ -203,7 +203,7 @@ def test_a_plan_from_before_a_start_is_taken_when_the_journal_can_be_written_aga
             await hub.repairs._tick()
         hub.current.stages.journal._connection.execute("PRAGMA query_only = 0")
         await hub.repairs._tick()
-        found = [repair.incident for repair in hub.repairs.repairs.all()]
+        found = [repair.incident for repair in hub.repairs.repairs.alive_repairs()]
         hub.close()
         return found
 

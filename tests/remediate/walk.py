@@ -92,10 +92,10 @@ class Walk:
     def check(self) -> None:
         world = self.world
         ours = world.cluster.ours()
-        most = guards.most_out(NODES, FLEET_PERCENT)
+        most = guards.out_of_service_budget(NODES, FLEET_PERCENT)
         assert len(ours) <= most, f"{len(ours)} nodes carry our cordon, the budget is {most}"
         pools = Counter(node.pool for node in world.nodes if node.name in ours)
-        assert all(count <= guards.most_out(NODES // 2, POOL_PERCENT) for count in pools.values()), pools
+        assert all(count <= guards.out_of_service_budget(NODES // 2, POOL_PERCENT) for count in pools.values()), pools
         for (id, kind), count in self.performed.items():
             incident = world.journal.incident(id)
             assert incident is not None
@@ -117,8 +117,8 @@ class Walk:
             for _ in range(60):
                 world.step(30)
                 self._hear()
-        assert world.cluster.ours() == [], world.repairs.all()
-        assert world.repairs.all() == []
+        assert world.cluster.ours() == [], world.repairs.alive_repairs()
+        assert world.repairs.alive_repairs() == []
         assert world.journal.verify() is None
         world.close()
 
@@ -197,7 +197,7 @@ class Walk:
             self.world.people.stop("let me look", actor="ada", now=self.world.now)
 
     def _person(self, say: Callable[[str, str], object]) -> None:
-        if alive := self.world.repairs.all():
+        if alive := self.world.repairs.alive_repairs():
             chosen = self.dice.choice(alive)
             try:
                 say(chosen.id, chosen.digest)

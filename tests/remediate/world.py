@@ -18,7 +18,7 @@ from watchkeeper.remediate.dependencies import RepairDependencies
 from watchkeeper.remediate.ladder import ModeDecision
 from watchkeeper.remediate.plan import make_plan
 from watchkeeper.remediate.policy import RepairPolicy, load
-from watchkeeper.remediate.proposal import RepairProposal, wanted
+from watchkeeper.remediate.proposal import RepairProposal, propose_repair
 from watchkeeper.remediate.repairs import Repairs
 from watchkeeper.store.journal.journal import Journal
 
@@ -69,10 +69,10 @@ class World:
             self.cluster,
             self.limits,
             {name: Healthy(self.cluster, name) for name in validation.CHECKS},
-            nodes=lambda: self.nodes,
-            report=self.reported.append,
-            rung=lambda _: self.rung,
-            idle=self.look_for_use,
+            list_nodes=lambda: self.nodes,
+            report_event=self.reported.append,
+            current_mode=lambda _: self.rung,
+            check_idle=self.look_for_use,
         )
         self.repairs = Repairs(around, now=self.now)
         self.people = Approval(self.repairs, life=timedelta(hours=1))
@@ -129,11 +129,11 @@ class World:
         node = next(node for node in self.nodes if node.name == incident.place.node)
         draft = make_plan(incident, None, self.policy, pool=node.pool)
         rung = ModeDecision(mode or self.mode, f"mode {mode or self.mode} by the test")
-        return wanted(incident, draft.cause, draft.actions, policy=self.policy, pool=node.pool, rung=rung)
+        return propose_repair(incident, draft.cause, draft.actions, policy=self.policy, pool=node.pool, rung=rung)
 
     def take(self, incident: incidents.Incident, mode: Mode | None = None) -> Repair | None:
         want = self.wants(incident, mode)
-        return None if want is None else self.repairs.take(want, self.now)
+        return None if want is None else self.repairs.submit(want, self.now)
 
     def step(self, seconds: float = 1.0) -> None:
         """Let time pass, and everything due take one move."""

@@ -62,11 +62,13 @@ class Hub:
         self.repairs = repair_loop.RepairLoop(
             settings.remediate, cluster=settings.fleet.cluster, time=time, metrics=metrics
         )
-        self._policy = repair_loop.policy_of(settings.remediate, gives_orders=composite_driver.gives_orders(settings))
+        self._policy = repair_loop.policy_of(
+            settings.remediate, gives_orders=composite_driver.uses_node_agents(settings)
+        )
         self._cluster_driver = driver or backends.driver_of(
             settings, simulator_url, is_stopped=lambda: self.repairs.is_stopped
         )
-        self._driver = composite_driver.with_nodes(self._cluster_driver, settings, self._orders, time=time)
+        self._driver = composite_driver.with_node_agents(self._cluster_driver, settings, self._orders, time=time)
         self.incidents = incident_service.IncidentService(
             runtime,
             self.current,
@@ -110,9 +112,9 @@ class Hub:
     def _join(self, kept: journals.Journal) -> None:
         """Build everything that remembers on a journal; it remembers what that has, and nothing else."""
         settings, now = self.runtime.settings, self.runtime.clock.now()
-        outbox, earlier = orders.open_outbox(kept, settings.hub.order_key_file, now=now), self._orders()
+        outbox, earlier = orders.open_order_queue(kept, settings.hub.order_key_file, now=now), self._orders()
         if outbox is not None and earlier is not None:
-            outbox.succeed(earlier)
+            outbox.take_listeners(earlier)
         line = pipeline.Pipeline(
             pipeline.Parts(
                 engine=self.samples.engine,

@@ -295,15 +295,15 @@ class Pipeline:
         draft = self._draft(incident, found.best)
         proposal = plan.dry_run(draft, parts.driver, now=now)
         rivals = self._plans_to_reboot(proposal)
-        proposal = shared_steps.shared(proposal, [rival.incident for rival in rivals])
+        proposal = shared_steps.with_shared_incidents(proposal, [rival.incident for rival in rivals])
         with parts.journal.together():
             if diagnosis_changes.has_changed(found, parts.journal.diagnosis(incident.id)):
                 parts.journal.save_diagnosis(found)
-            if not shared_steps.are_same(proposal, parts.journal.plan(incident.id)):
+            if not shared_steps.have_same_steps(proposal, parts.journal.plan(incident.id)):
                 parts.journal.save_plan(proposal)
             for rival in rivals:
-                if not shared_steps.names(rival, incident.id):
-                    parts.journal.save_plan(shared_steps.shared(rival, [incident.id]))
+                if not shared_steps.is_shared_with(rival, incident.id):
+                    parts.journal.save_plan(shared_steps.with_shared_incidents(rival, [incident.id]))
         return found.best if found.best is not None and explain.supersedes(found.best, incident) else None
 
     def _draft(self, incident: Incident, finding: diagnosis.Finding | None) -> plan.Draft:
@@ -312,7 +312,7 @@ class Pipeline:
         place, cause = (finding.place, finding.cause) if finding is not None else (incident.place, incident.cause)
         node = None if place.node is None else parts.fleet.node(place.node, place.cluster)
         pool = "" if node is None else node.pool
-        mode = parts.ladder.rung(cause, pool).mode
+        mode = parts.ladder.decide_mode(cause, pool).mode
         return plan.make_plan(incident, finding, parts.policy, mode=mode, pool=pool, names=parts.fleet.place_name)
 
     def correct(self, id: str, actor: str, *, cause: str, why: str, now: datetime) -> corrections.Correction:
@@ -332,12 +332,12 @@ class Pipeline:
 
     def _plans_to_reboot(self, proposal: actions.Plan) -> list[actions.Plan]:
         """The plans of other open incidents that reboot a node which this one reboots as well."""
-        nodes = shared_steps.rebooted(proposal)
+        nodes = shared_steps.rebooted_nodes(proposal)
         if not nodes:
             return []
         found = {id for node in nodes for id in self._parts.journal.open_incidents_at(node)} - {proposal.incident}
         plans = (self._parts.journal.plan(id) for id in sorted(found))
-        return [other for other in plans if other is not None and shared_steps.rebooted(other) & nodes]
+        return [other for other in plans if other is not None and shared_steps.rebooted_nodes(other) & nodes]
 
     def workloads_at(self, place: fleet_model.Place) -> Sequence[str]:
         """Pods and Slurm jobs on a node or GPU, as its samples of the last minutes say; also of a GPU that is gone."""

@@ -48,7 +48,7 @@ from watchkeeper.remediate import (
     validation,
 )
 from watchkeeper.remediate.driver import PersistentDriver
-from watchkeeper.remediate.proposal import RepairProposal, wanted
+from watchkeeper.remediate.proposal import RepairProposal, propose_repair
 from watchkeeper.remediate.repairs import Repairs
 from watchkeeper.scrape import fleet
 from watchkeeper.store.journal import chain
@@ -129,7 +129,7 @@ class RepairLoop:
         exempt = reclaim.Exemptions(self._settings.reclaim_exempt, parts.clusters.team_of)
         if self._settings.driver in CLUSTER_DRIVERS and not parts.clusters.schedulers:
             log.warning("Budgets count only nodes that Watchkeeper itself takes out: [fleet] watches no scheduler")
-        own = validation.own_validators(
+        own = validation.hub_validators(
             parts.engine, parts.journal, quiet=timedelta(seconds=durations.parse_seconds(self._settings.xid_quiet))
         )
         around = dependencies.RepairDependencies(
@@ -137,14 +137,16 @@ class RepairLoop:
             parts.driver,
             self.limits,
             {one.name: one for one in (*own, *parts.validators)},
-            nodes=parts.fleet.nodes,
-            out=self._others_out,
-            blind=self._blind,
-            sick_gpus=self._sick_gpus,
-            report=self._report,
-            changed=self._changed,
-            rung=lambda repair: exempt.rung(self.ladder.rung(repair.cause, repair.pool), repair.actions),
-            idle=reclaim.IdleCheck(parts.engine).check,
+            list_nodes=parts.fleet.nodes,
+            out_of_service=self._others_out,
+            unreadable_schedulers=self._blind,
+            count_sick_gpus=self._sick_gpus,
+            report_event=self._report,
+            on_change=self._changed,
+            current_mode=lambda repair: exempt.limit_mode(
+                self.ladder.decide_mode(repair.cause, repair.pool), repair.actions
+            ),
+            check_idle=reclaim.IdleCheck(parts.engine).check,
         )
         found = Repairs(around, now=self._clock.now())
         handing = None
@@ -179,7 +181,7 @@ class RepairLoop:
 
     async def _keep_ready(self) -> None:
         if self._now.parts.connected is not None:
-            await self._in_thread(self._now.parts.connected.keep_ready)
+            await self._in_thread(self._now.parts.connected.keep_connected)
 
     def close(self) -> None:
         self._threads.shutdown(cancel_futures=True)
@@ -227,7 +229,7 @@ class RepairLoop:
         pool = self._pool(incident.place)
         draft = plan.make_plan(incident, None, self._now.parts.policy, pool=pool)
         want = self._wanted(incident, draft.cause, draft.actions)
-        made = None if want is None else self.repairs.take(want, self._clock.now())
+        made = None if want is None else self.repairs.submit(want, self._clock.now())
         if made is not None and made.is_running:
             self.repairs.advance(made.id, self._clock.now())
         return made
@@ -238,7 +240,7 @@ class RepairLoop:
         if incident is None or proposal is None or not incident.is_open:
             return
         want = self._wanted(incident, proposal.cause, [receipt.action for receipt in proposal.receipts])
-        made = None if want is None else self.repairs.take(want, self._clock.now())
+        made = None if want is None else self.repairs.submit(want, self._clock.now())
         if made is not None and made.is_running and self._loop is not None:
             self._loop.call_soon_threadsafe(lambda: self._start(self._follow(made.id)))
 
@@ -253,12 +255,12 @@ class RepairLoop:
             if len(self._told) >= repairs.MOST_ALIVE:
                 self._told.clear()
             self._told.add((repair.id, incident.id))
-            self.repairs.tell_of_cause(repair, incident.id, self._clock.now())
+            self.repairs.note_unchanged_cause(repair, incident.id, self._clock.now())
         return True
 
     def acting_on(self, node: fleet_model.Place) -> Collection[str]:
         """The incidents whose repair is past what can be undone on this node."""
-        return self.repairs.acting_on(node)
+        return self.repairs.incidents_under_repair(node)
 
     def wanted(self, id: str) -> RepairProposal | None:
         """What the plan of an incident wants of a machine."""
@@ -278,10 +280,10 @@ class RepairLoop:
             cause = incident.cause if proposal is None else proposal.cause
             receipts = () if proposal is None else proposal.receipts
         steps = [receipt.action for receipt in receipts]
-        rung = self._now.exempt.rung(self.rung(cause, incident.place), steps)
+        rung = self._now.exempt.limit_mode(self.rung(cause, incident.place), steps)
         want = self._wanted(incident, cause, steps)
         limits = {} if want is None else want.limit_seconds
-        mode = rung if want is None else want.rung
+        mode = rung if want is None else want.allowed
         return explanation.Explanation(
             incident=incident.id,
             cause=cause,
@@ -289,7 +291,7 @@ class RepairLoop:
             mode=mode.mode,
             mode_why=mode.why,
             digest=None if want is None else want.digest,
-            why_not=explanation.why_nothing(want, rung, steps) if receipts else "there is no plan yet",
+            why_not=explanation.why_no_machine_action(want, rung, steps) if receipts else "there is no plan yet",
             steps=tuple(
                 explanation.ExplanationStep(
                     one.action.kind, str(one.action.place), one.action.why, one.text, limits.get(one.action.id)
@@ -307,7 +309,7 @@ class RepairLoop:
         return tuple(came.get(receipt.action.id, receipt) for receipt in described)
 
     def _objections(self, want: RepairProposal, now: datetime) -> list[guards.GuardRefusal]:
-        draft = progress.made(want, 1, now)
+        draft = progress.new_repair(want, 1, now)
         return self.repairs.refusals(draft, now)
 
     def rehearse(self, chosen: policy.RepairPolicy) -> list[explanation.Rehearsed]:
@@ -326,7 +328,7 @@ class RepairLoop:
             raise InvalidTransition(
                 "its plan wants nothing of a machine", where=id, remedy=f"See `watchkeeper act explain {id}`"
             )
-        return self.people.again(want, actor=actor, now=self._clock.now())
+        return self.people.retry(want, actor=actor, now=self._clock.now())
 
     def audit(self, limit: int) -> list[chain.JournalEntry]:
         """Everything that was decided, asked, refused, called and answered, oldest first; the newest part of it."""
@@ -336,11 +338,11 @@ class RepairLoop:
 
     def _wanted(self, incident: Incident, cause: str, steps: Iterable[actions.Action]) -> RepairProposal | None:
         planned, pool = tuple(steps), self._pool(incident.place)
-        rung = self._now.exempt.rung(self.rung(cause, incident.place), planned)
-        return wanted(incident, cause, planned, policy=self._now.parts.policy, pool=pool, rung=rung)
+        rung = self._now.exempt.limit_mode(self.rung(cause, incident.place), planned)
+        return propose_repair(incident, cause, planned, policy=self._now.parts.policy, pool=pool, rung=rung)
 
     def rung(self, cause: str, place: fleet_model.Place) -> ladder.ModeDecision:
-        return self.ladder.rung(cause, self._pool(place))
+        return self.ladder.decide_mode(cause, self._pool(place))
 
     def _pool(self, place: fleet_model.Place) -> str:
         return self._now.parts.fleet.pool_of(place)
@@ -352,7 +354,7 @@ class RepairLoop:
             self._start(self._follow(id))
         handing = self._now.hand_over
         if handing is not None:
-            await self._in_thread(lambda: handing.look(self.repairs.all(), self._clock.now()))
+            await self._in_thread(lambda: handing.hand_over_failed(self.repairs.alive_repairs(), self._clock.now()))
         # Away from the loop: to look at the repairs is to wait for one that is being written down.
         await self._in_thread(self._measure)
         if not self._has_caught_up:
@@ -390,7 +392,7 @@ class RepairLoop:
         return due
 
     def _measure(self) -> None:
-        alive = self.repairs.all()
+        alive = self.repairs.alive_repairs()
         self._count.values.clear()
         for state in {one.state for one in alive}:
             self._count.set(sum(one.state is state for one in alive), state=state)

@@ -44,7 +44,7 @@ class RepairJournal(Protocol):
     def event(self, id: str) -> events.Event | None: ...
 
 
-def nobody_knows(action: actions.Action, since: datetime, now: datetime) -> validation.CheckResult:  # noqa: ARG001
+def unknown_idleness(action: actions.Action, since: datetime, now: datetime) -> validation.CheckResult:  # noqa: ARG001
     return validation.CheckResult("idle", validation.CheckState.UNKNOWN, "nobody here can say whether it is used")
 
 
@@ -52,19 +52,19 @@ def nobody_knows(action: actions.Action, since: datetime, now: datetime) -> vali
 class RepairDependencies:
     """Who is asked and who is told. `nodes` is the inventory, `out` what others have taken out of service."""
 
-    shelf: RepairJournal
+    journal: RepairJournal
     driver: Driver
     limits: guards.GuardLimits = field(default_factory=guards.GuardLimits)
     validators: Mapping[str, validation.Validator] = field(default_factory=dict)
-    nodes: Callable[[], Iterable[fleet.Node]] = tuple
-    out: Callable[[], Mapping[fleet.Place, str]] = dict
+    list_nodes: Callable[[], Iterable[fleet.Node]] = tuple
+    out_of_service: Callable[[], Mapping[fleet.Place, str]] = dict
     # Why `out` cannot be relied on; nothing where it can.
-    blind: Callable[[], Sequence[str]] = tuple
-    sick_gpus: Callable[[], Mapping[fleet.Place, int]] = dict
+    unreadable_schedulers: Callable[[], Sequence[str]] = tuple
+    count_sick_gpus: Callable[[], Mapping[fleet.Place, int]] = dict
     # A node that we keep out of service without an open incident needs one.
-    report: Callable[[events.Event], None] = lambda _: None
-    changed: Callable[[], None] = lambda: None
+    report_event: Callable[[events.Event], None] = lambda _: None
+    on_change: Callable[[], None] = lambda: None
     # How far one may go by the settings of today; None: as far as when it was planned.
-    rung: Callable[[Repair], ModeDecision | None] = lambda _: None
+    current_mode: Callable[[Repair], ModeDecision | None] = lambda _: None
     # Whether what an action names does nothing, since then; unknown where nobody can say.
-    idle: Callable[[actions.Action, datetime, datetime], validation.CheckResult] = nobody_knows
+    check_idle: Callable[[actions.Action, datetime, datetime], validation.CheckResult] = unknown_idleness

@@ -76,7 +76,7 @@ class EvidenceSources:
     inventory: EvidenceInventory
     version: str
 
-    def of_incident(self, id: str, *, now: datetime, hides_names: bool = False) -> bytes | None:
+    def bundle_incident(self, id: str, *, now: datetime, hides_names: bool = False) -> bytes | None:
         """The bundle of an incident; None if there is none of this id."""
         incident = self.records.incident(id)
         if incident is None:
@@ -84,7 +84,7 @@ class EvidenceSources:
         pieces = list(self._incident(incident, now))
         return self._packed(pieces, incident.place, id, now=now, hides_names=hides_names)
 
-    def of_node(
+    def bundle_node(
         self, name: str, *, cluster: str | None = None, now: datetime, hides_names: bool = False
     ) -> bytes | None:
         """The bundle of a node with all its incidents that are known; None if nobody knows the node."""

@@ -14,7 +14,7 @@ from watchkeeper.remediate import guards
 from watchkeeper.remediate.ladder import ModeDecision, TrustLadder
 from watchkeeper.remediate.plan import make_plan
 from watchkeeper.remediate.policy import RepairPolicy
-from watchkeeper.remediate.proposal import RepairProposal, is_for_machine, wanted
+from watchkeeper.remediate.proposal import RepairProposal, is_for_machine, propose_repair
 
 # Incidents of the past that one rehearsal looks at.
 MOST_REHEARSED = 10_000
@@ -63,7 +63,7 @@ class Rehearsed:
     would_begin: bool
 
 
-def why_nothing(want: RepairProposal | None, rung: ModeDecision, steps: Sequence[actions.Action]) -> str:
+def why_no_machine_action(want: RepairProposal | None, rung: ModeDecision, steps: Sequence[actions.Action]) -> str:
     """Why no machine would do anything about a plan; empty where one would."""
     if want is not None:
         return "people carry it out: the mode is suggest" if rung.mode is trust.Mode.SUGGEST else ""
@@ -119,9 +119,9 @@ class _Rehearsal:
     def play(self, incident: incidents.Incident) -> Rehearsed:
         rules, place = self._rules, incident.place
         pool = self._pools.get(place.whole_node, "")
-        rung = rules.ladder.rung(incident.cause, pool)
+        rung = rules.ladder.decide_mode(incident.cause, pool)
         draft = make_plan(incident, None, rules.policy, pool=pool)
-        want = wanted(incident, draft.cause, draft.actions, policy=rules.policy, pool=pool, rung=rung)
+        want = propose_repair(incident, draft.cause, draft.actions, policy=rules.policy, pool=pool, rung=rung)
         refusal = None if want is None else self._ask(want, incident)
         return Rehearsed(
             incident=incident.id,
@@ -133,23 +133,28 @@ class _Rehearsal:
             mode=rung.mode,
             mode_why=rung.why,
             refusal="" if refusal is None else f"{refusal.guard}: {refusal.text}",
-            would_begin=want is not None and refusal is None and want.rung.mode is trust.Mode.ACT,
+            would_begin=want is not None and refusal is None and want.allowed.mode is trust.Mode.ACT,
         )
 
     def _ask(self, want: RepairProposal, incident: incidents.Incident) -> guards.GuardRefusal | None:
         now, limits = incident.opened_at, self._rules.limits
         self._wanted_at[want.node] = now
-        tripped = guards.trip(self._wanted_at, limits, since=None, now=now)
+        tripped = guards.breaker_trip_reason(self._wanted_at, limits, since=None, now=now)
         if tripped is not None and not self._switch.is_tripped:
             self._switch = repairs.RepairSwitch(tripped_at=now, tripped_why=tripped)
         out = {place: "a repair" for place, until in self._out_until.items() if until is None or until > now}
-        standing = guards.count(self._rules.nodes, out, starts=self._starts, switch=self._switch)
+        standing = guards.count_availability(self._rules.nodes, out, starts=self._starts, switch=self._switch)
         wish = guards.RepairRequest(
-            want.node, want.cause, want.rung.mode, want.gpu, takes_out=want.takes_out, is_reclaim=want.is_reclaim
+            want.node,
+            want.cause,
+            want.allowed.mode,
+            want.gpu,
+            takes_node_out=want.takes_node_out,
+            is_reclaim=want.is_reclaim,
         )
-        refusal = guards.first_refusal(wish, standing, limits, now=now)
-        if refusal is None and want.rung.mode is trust.Mode.ACT:
+        refusal = guards.find_first_refusal(wish, standing, limits, now=now)
+        if refusal is None and want.allowed.mode is trust.Mode.ACT:
             self._starts.append(guards.RepairStart(now, want.node, want.cause, want.gpu, want.is_reclaim))
-            if want.takes_out:
+            if want.takes_node_out:
                 self._out_until[want.node] = incident.resolved_at
         return refusal

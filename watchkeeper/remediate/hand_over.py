@@ -56,7 +56,7 @@ class HandOver:
         self._limit = limit
         self._seen: set[str] = set()
 
-    def look(self, repairs: Iterable[Repair], now: datetime) -> list[str]:
+    def hand_over_failed(self, repairs: Iterable[Repair], now: datetime) -> list[str]:
         """The incidents that were handed over by this look."""
         held = [one for one in repairs if one.is_held]
         self._seen &= {one.id for one in held}
@@ -91,7 +91,7 @@ class HandOver:
         log.error("A node is handed over", extra=logs.fields(incident=repair.incident, node=repair.node.node))
 
     def _keep(self, repair: Repair, now: datetime) -> tuple[Path, str]:
-        made = self._sources.of_incident(repair.incident, now=now)
+        made = self._sources.bundle_incident(repair.incident, now=now)
         if made is None:
             raise StoreError("the journal no longer has the incident", where=repair.incident)
         path = self._folder / f"{repair.id}.tar.gz"

@@ -13,7 +13,7 @@ from watchkeeper.model import trust
 
 ORDER = tuple(trust.Mode)
 # In these a machine is not touched.
-HANDS_OFF = frozenset({trust.Mode.OBSERVE, trust.Mode.SUGGEST})
+MODES_WITHOUT_CHANGES = frozenset({trust.Mode.OBSERVE, trust.Mode.SUGGEST})
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class TrustLadder:
     default: trust.Mode = trust.Mode.OBSERVE
     rules: tuple[TrustRule, ...] = ()
 
-    def rung(self, cause: str, pool: str) -> ModeDecision:
+    def decide_mode(self, cause: str, pool: str) -> ModeDecision:
         fitting = [rule for rule in self.rules if rule.fits(cause, pool)]
         if not fitting:
             return ModeDecision(

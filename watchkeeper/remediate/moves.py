@@ -207,7 +207,7 @@ def _step(repair: Repair, seen: MoveContext, now: datetime) -> Move:
 
 def _reclaim(repair: Repair, action: Action, seen: MoveContext, *, now: datetime) -> Move:
     """The owner is told, has time, and keeps everything by using it; only what is idle to the end is taken."""
-    used = next((one.text for one in seen.verdicts if one.standing is CheckState.FAILED), None)
+    used = next((one.text for one in seen.verdicts if one.state is CheckState.FAILED), None)
     if used is not None and not repair.has_acted:
         return end(RepairState.ROLLED_BACK, f"It is used again, and kept: {used}", keeps_cordon=False)
     if (late := _late(repair, seen, limit_seconds(repair, action), now=now)) is not None:
@@ -221,7 +221,7 @@ def _reclaim(repair: Repair, action: Action, seen: MoveContext, *, now: datetime
         until = max(told_at, repair.since) + timedelta(seconds=waits)
         if now < until:
             return wait(f"its owner, who was told and has until {until:%H:%M}Z to use it again")
-    idle = [one.text for one in seen.verdicts if one.standing is CheckState.PASSED]
+    idle = [one.text for one in seen.verdicts if one.state is CheckState.PASSED]
     if not idle and not repair.has_acted:
         return wait(*(f"{one.check}: {one.text}" for one in seen.verdicts))
     if action.kind is ActionKind.WARN_OWNER and told_at is not None:
@@ -251,10 +251,10 @@ def _over(repair: Repair) -> Move | None:
 
 def _validate(seen: MoveContext) -> Move:
     """Unknown is not passed; what has failed for good does not come right by waiting."""
-    failed = [one for one in seen.verdicts if one.standing is CheckState.FAILED]
+    failed = [one for one in seen.verdicts if one.state is CheckState.FAILED]
     if failed:
         return end(RepairState.FAILED, f"Validation failed: {failed[0].check}: {failed[0].text}")
-    missing = [one for one in seen.verdicts if one.standing is CheckState.UNKNOWN]
+    missing = [one for one in seen.verdicts if one.state is CheckState.UNKNOWN]
     if missing or not seen.verdicts:
         return wait(*(f"{one.check}: {one.text}" for one in missing)) if missing else wait("its checks")
     return Move(MoveKind.NEXT, "; ".join(f"{one.check}: {one.text}" for one in seen.verdicts))

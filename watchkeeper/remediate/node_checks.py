@@ -54,15 +54,15 @@ class NodeCheck:
         for number in range(1, MOST_TRIES + 1):
             wanted = self._wanted(place, since, number)
             assert wanted.id is not None
-            tracked = outbox.order(wanted.id)
+            tracked = outbox.find_order(wanted.id)
             if tracked is None or tracked.receipt is None:
-                tracked = outbox.give(wanted, now=now, actor=ACTOR)
+                tracked = outbox.issue(wanted, now=now, actor=ACTOR)
                 if tracked.state(now) is orders.OrderState.EXPIRED:
                     said = f"the agent of {place.node} did not answer {self.kind}"
                     continue
                 return self._unknown(f"waits for {self.kind} of {place.node}, {tracked.state(now)}")
             verdict = self._judge(tracked.receipt)
-            if verdict.standing is not CheckState.UNKNOWN or tracked.receipt.result is Result.REFUSED:
+            if verdict.state is not CheckState.UNKNOWN or tracked.receipt.result is Result.REFUSED:
                 return verdict
             said = verdict.text
             if abs(now - tracked.receipt.at) < PAUSE:

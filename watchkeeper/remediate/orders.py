@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 MOST_PER_NODE = 16
 MOST_WAITING = 20_000
 # A repair asks every few seconds; one that has not asked for this long has been stopped, or its hub has.
-WANTED_FOR = timedelta(seconds=30)
+REQUESTED_FOR = timedelta(seconds=30)
 
 Address = tuple[str, str]
 
@@ -61,7 +61,7 @@ class OrderRequest:
     id: str | None = None
 
 
-def open_outbox(shelf: OrderJournal, key_file: str | None, *, now: datetime) -> OrderQueue | None:
+def open_order_queue(shelf: OrderJournal, key_file: str | None, *, now: datetime) -> OrderQueue | None:
     """The outbox of a hub that was given a key; None without one: then no order can be given or fetched."""
     return None if key_file is None else OrderQueue(shelf, secret_file.read_key_file(Path(key_file)), now=now)
 
@@ -86,11 +86,11 @@ class OrderQueue:
         for tracked in shelf.open_orders(now):
             self._keep(tracked)
 
-    def on_news(self, listener: Callable[[Address | None], None]) -> None:
+    def subscribe(self, listener: Callable[[Address | None], None]) -> None:
         """Call this, from any thread, whenever there is something for a node; with None when the hub stops."""
         self._listeners.append(listener)
 
-    def succeed(self, earlier: OrderQueue) -> None:
+    def take_listeners(self, earlier: OrderQueue) -> None:
         """Tell those who listened to an earlier outbox of this hub from now on."""
         self._listeners = earlier._listeners
 
@@ -98,13 +98,13 @@ class OrderQueue:
         """The hub stops: nobody need wait any longer. What waits stays in the journal."""
         self._tell(None)
 
-    def give(self, wanted: OrderRequest, *, now: datetime, actor: str) -> orders.TrackedOrder:
+    def issue(self, wanted: OrderRequest, *, now: datetime, actor: str) -> orders.TrackedOrder:
         """Keep an order until its node's agent fetches it; ActionRefused says which bound it would break.
 
         Given again under its id, an order is the one it was, and is wanted for a while longer.
         """
         with self._shelf.together():
-            if wanted.id is not None and (known := self.order(wanted.id)) is not None:
+            if wanted.id is not None and (known := self.find_order(wanted.id)) is not None:
                 if self._is_wanted_again(known, now):
                     self._tell((wanted.cluster, wanted.node))
                 return known
@@ -134,7 +134,7 @@ class OrderQueue:
             own.sort(key=lambda tracked: (tracked.order.issued_at, tracked.order.id))
             return [orders.seal(tracked.order, key) for tracked in own]
 
-    def take(self, id: str, envelope: orders.Envelope, *, now: datetime) -> orders.TrackedOrder | None:
+    def accept_receipt(self, id: str, envelope: orders.Envelope, *, now: datetime) -> orders.TrackedOrder | None:
         """Keep the receipt of an order; None if there is no such order. WireError or ActionRefused if it cannot be one.
 
         Only the node's own seal proves that something was done. A refusal is believed without it, because an agent
@@ -144,7 +144,7 @@ class OrderQueue:
         if receipt.order != id:
             raise WireError((f"the receipt is about {receipt.order[:40]}, not about {id[:40]}",))
         with self._shelf.together():
-            tracked = self.order(id)
+            tracked = self.find_order(id)
             if tracked is None or tracked.receipt is not None:
                 return tracked
             order = tracked.order
@@ -158,21 +158,21 @@ class OrderQueue:
         self._drop(id)
         return answered
 
-    def order(self, id: str) -> orders.TrackedOrder | None:
+    def find_order(self, id: str) -> orders.TrackedOrder | None:
         with self._lock:
             found = self._open.get(id)
         return found or self._shelf.order(id)
 
-    def latest(self, limit: int = 100) -> Sequence[orders.TrackedOrder]:
+    def latest_orders(self, limit: int = 100) -> Sequence[orders.TrackedOrder]:
         """Newest first; those that wait as they are now, not as they were written."""
-        return [self.order(tracked.order.id) or tracked for tracked in self._shelf.latest_orders(limit=limit)]
+        return [self.find_order(tracked.order.id) or tracked for tracked in self._shelf.latest_orders(limit=limit)]
 
     def _is_wanted(self, order: orders.Order, now: datetime) -> bool:
         if order.kind in orders.HARMLESS:
             return True
         asked = self._wanted_at.get(order.id)
         # Both ways: a clock that was put back must not prolong it.
-        return asked is not None and abs(now - asked) <= WANTED_FOR
+        return asked is not None and abs(now - asked) <= REQUESTED_FOR
 
     def _is_wanted_again(self, tracked: orders.TrackedOrder, now: datetime) -> bool:
         """Renew it; True if nobody could have fetched it before."""

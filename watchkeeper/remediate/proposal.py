@@ -26,7 +26,7 @@ class RepairProposal:
     node: fleet.Place
     pool: str
     cause: str
-    rung: ModeDecision
+    allowed: ModeDecision
     actions: tuple[actions.Action, ...]
     limit_seconds: Mapping[str, float]
     # What lasts of the incident and would be reason enough for such a plan.
@@ -34,10 +34,10 @@ class RepairProposal:
 
     @property
     def digest(self) -> str:
-        return digest(self.cause, self.actions)
+        return plan_digest(self.cause, self.actions)
 
     @property
-    def takes_out(self) -> bool:
+    def takes_node_out(self) -> bool:
         return any(action.kind in repairs.TAKES_OUT for action in self.actions)
 
     @property
@@ -53,7 +53,7 @@ class RepairProposal:
         return next((action.place.gpu for action in self.actions if action.place.gpu), None)
 
 
-def digest(cause: str, steps: Sequence[actions.Action]) -> str:
+def plan_digest(cause: str, steps: Sequence[actions.Action]) -> str:
     """Of what would be done and where, not of the words: an approval is for exactly this."""
     told = [
         f"{step.kind} {step.place} {sorted(step.arguments.items())}"
@@ -63,7 +63,7 @@ def digest(cause: str, steps: Sequence[actions.Action]) -> str:
     return chain.digest([cause, *told])[:DIGEST_LENGTH]
 
 
-def wanted(
+def propose_repair(
     incident: incidents.Incident,
     cause: str,
     steps: Sequence[actions.Action],
@@ -110,7 +110,7 @@ def is_for_machine(step: actions.Action) -> bool:
     return step.kind not in repairs.BY_PERSON | repairs.BY_OTHERS
 
 
-def numbered(want: RepairProposal, attempt: int) -> tuple[tuple[actions.Action, ...], Mapping[str, float]]:
+def number_actions(want: RepairProposal, attempt: int) -> tuple[tuple[actions.Action, ...], Mapping[str, float]]:
     """The actions of an attempt: from the second on their ids say so, or a driver would take them for the first."""
     if attempt == 1:
         return want.actions, want.limit_seconds

@@ -48,10 +48,10 @@ class IdleCheck:
             verdicts = [self._of(name, action.place.cluster, window=window, now=now) for name in named]
         except WatchkeeperError as error:
             return CheckResult(CHECK, CheckState.UNKNOWN, f"could not be asked: {error}")
-        known = [one for one in verdicts if one.standing is not CheckState.UNKNOWN]
+        known = [one for one in verdicts if one.state is not CheckState.UNKNOWN]
         if not known:
             return CheckResult(CHECK, CheckState.UNKNOWN, f"no samples of the GPUs of {', '.join(named) or 'nobody'}")
-        return next((one for one in known if one.standing is CheckState.FAILED), known[0])
+        return next((one for one in known if one.state is CheckState.FAILED), known[0])
 
     def _of(self, workload: str, cluster: str, *, window: timedelta, now: datetime) -> CheckResult:
         seconds = max(1, round(window.total_seconds()))
@@ -108,7 +108,7 @@ class Exemptions:
     patterns: Sequence[str] = ()
     team: Callable[[str], str] = lambda _: ""
 
-    def why(self, workloads: Iterable[str]) -> str | None:
+    def exemption_reason(self, workloads: Iterable[str]) -> str | None:
         """Which workload may keep its GPU, and by which pattern; None: none of them."""
         for name in sorted(workloads):
             for pattern in self.patterns:
@@ -120,8 +120,8 @@ class Exemptions:
                     return f"{name} may keep its GPUs: remediate.reclaim_exempt has `{pattern}`"
         return None
 
-    def rung(self, rung: ModeDecision, steps: Iterable[actions.Action]) -> ModeDecision:
+    def limit_mode(self, rung: ModeDecision, steps: Iterable[actions.Action]) -> ModeDecision:
         """How far one may go for such a plan: not at all where it is about somebody who is exempt."""
         named = [step for step in steps if step.kind is actions.ActionKind.RECLAIM]
-        why = self.why(workloads_of(named))
+        why = self.exemption_reason(workloads_of(named))
         return rung if why is None else ModeDecision(trust.Mode.OBSERVE, why)

@@ -17,10 +17,10 @@ from watchkeeper.model import actions, events, fleet, incidents, trust
 from watchkeeper.model.repairs import RECLAIMS, WAITING, Repair, RepairId, RepairState
 from watchkeeper.remediate import guards, progress, validation
 from watchkeeper.remediate.driver import NodeObservation
-from watchkeeper.remediate.ladder import HANDS_OFF
+from watchkeeper.remediate.ladder import MODES_WITHOUT_CHANGES
 from watchkeeper.remediate.moves import MOST_AHEAD, Move, MoveContext, MoveKind, next_move, restore, warned_at
 from watchkeeper.remediate.proposal import RepairProposal
-from watchkeeper.remediate.register import COUNTED_NODES, MOST_STARTS, STEP, STORY, RepairRegister, wish_of
+from watchkeeper.remediate.register import COUNTED_NODES, MOST_STARTS, STEP, STORY, RepairRegister, request_of
 from watchkeeper.store.journal.journal import HUB
 
 log = logging.getLogger(__name__)
@@ -44,20 +44,20 @@ class Repairs(RepairRegister):
 
     # What plans want
 
-    def take(self, want: RepairProposal, now: datetime) -> Repair | None:
+    def submit(self, want: RepairProposal, now: datetime) -> Repair | None:
         """Make a repair of what a plan wants, or let it wait for the one that its node has; None: nothing changed."""
-        with self.changing(now):
+        with self.transaction(now):
             self._open.add(want.incident)
             held, current = self._holding(want.node), self._in_the_way(want)
             if held is not None and held.openings.get(want.incident) != want.opening:
-                self.keep(progress.joined(held, want), now, text=f"{want.incident} waits for it too", kind=STEP)
+                self.save(progress.join_incident(held, want), now, text=f"{want.incident} waits for it too", kind=STEP)
             if current is not None:
                 return self._meet(current, want, now)
             if self._was_tried(want) or len(self._alive) >= MOST_ALIVE:
                 return None
             return self._make(want, now)
 
-    def make_again(self, want: RepairProposal, now: datetime) -> Repair:
+    def start_another(self, want: RepairProposal, now: datetime) -> Repair:
         """Another attempt, whatever became of those before; InvalidTransition while one waits or runs."""
         current = self._in_the_way(want)
         if current is not None:
@@ -68,12 +68,12 @@ class Repairs(RepairRegister):
         return self._make(want, now)
 
     def _make(self, want: RepairProposal, now: datetime) -> Repair:
-        before = self._around.shelf.repairs_of(want.incident, limit=1)
+        before = self._around.journal.repairs_of(want.incident, limit=1)
         attempt = 1 + max((int(one.id.rpartition(".")[2]) for one in before), default=0)
-        repair = progress.made(want, attempt, now)
-        self.keep(repair, now, text=f"{repair.id} for {want.node.node}: {want.rung.why}")
+        repair = progress.new_repair(want, attempt, now)
+        self.save(repair, now, text=f"{repair.id} for {want.node.node}: {want.allowed.why}")
         # Who wants back what is idle says nothing about machines: the breaker is for rules that break a fleet.
-        if want.rung.mode is not trust.Mode.SUGGEST and not want.is_reclaim:
+        if want.allowed.mode is not trust.Mode.SUGGEST and not want.is_reclaim:
             self._want(want.node, now)
         return self.decide(repair, now)
 
@@ -84,10 +84,10 @@ class Repairs(RepairRegister):
         self._wanted[node] = now
         if self.switch.is_tripped:
             return
-        why = guards.trip(self._wanted, self._around.limits, since=self.switch.reset_at, now=now)
+        why = guards.breaker_trip_reason(self._wanted, self._around.limits, since=self.switch.reset_at, now=now)
         if why is not None:
             log.error("The circuit breaker of repairs tripped", extra=fields(why=why))
-            self.turn_switch(
+            self.save_switch(
                 replace(self.switch, tripped_at=now, tripped_why=why), now, actor=HUB, text=f"Tripped: {why}"
             )
 
@@ -95,13 +95,15 @@ class Repairs(RepairRegister):
         """The node has a repair: a changed plan replaces one that waits, anybody else's incident waits with it."""
         if current.openings.get(want.incident) != want.opening:
             self._tell(want.incident, f"{current.id} is at work on {want.node.node}: this incident waits for it", now)
-            return self.keep(progress.joined(current, want), now, text=f"{want.incident} waits for it too", kind=STEP)
-        is_same = (current.digest, current.mode) == (want.digest, want.rung.mode)
+            return self.save(
+                progress.join_incident(current, want), now, text=f"{want.incident} waits for it too", kind=STEP
+            )
+        is_same = (current.digest, current.mode) == (want.digest, want.allowed.mode)
         if current.incident != want.incident or current.state not in WAITING or is_same:
             return None
-        changed = progress.replanned(current, want, now)
-        why = "The plan has changed" if current.digest != want.digest else want.rung.why
-        self.keep(changed, now, text=f"{why}: {' → '.join(step.kind for step in changed.actions)}")
+        changed = progress.replan(current, want, now)
+        why = "The plan has changed" if current.digest != want.digest else want.allowed.why
+        self.save(changed, now, text=f"{why}: {' → '.join(step.kind for step in changed.actions)}")
         return self.decide(changed, now)
 
     def _was_tried(self, want: RepairProposal) -> bool:
@@ -110,7 +112,7 @@ class Repairs(RepairRegister):
         Unless it has come back since, or broke again after the node was given back: that is a new fault, also while
         its incident is still open. A fault that merely stays is none, and the guard of attempts bounds how often.
         """
-        past = self._around.shelf.repairs_at(want.node)
+        past = self._around.journal.repairs_at(want.node)
         last = next((one for one in past if one.openings.get(want.incident, -1) >= want.opening), None)
         if last is None or last.state is not RepairState.DONE or last.ended_at is None:
             return last is not None
@@ -119,7 +121,7 @@ class Repairs(RepairRegister):
 
     def _heard_at(self, fault: incidents.Member) -> datetime:
         """By our own clock, as the end of a repair is: that of a machine may be minutes off."""
-        event = self._around.shelf.event(fault.ref) if fault.kind is incidents.MemberKind.EVENT else None
+        event = self._around.journal.event(fault.ref) if fault.kind is incidents.MemberKind.EVENT else None
         return fault.since if event is None or event.received_at is None else event.received_at
 
     # What time brings
@@ -131,13 +133,13 @@ class Repairs(RepairRegister):
         with self._lock:
             self._census(now, COUNTED_NODES)
         late = self._take_off_late(now)
-        with self.changing(now):
-            self._open = self._around.shelf.open_incident_ids()
+        with self.transaction(now):
+            self._open = self._around.journal.open_incident_ids()
             for repair in sorted(self._alive.values(), key=lambda one: one.made_at):
                 if repair.state in WAITING:
                     self.decide(repair, now)
                 elif repair.is_running and (why := self._counts_anew(repair, now)):
-                    self.keep(progress.resumed(repair, now), now, text=f"{why}: its time counts anew", kind=STEP)
+                    self.save(progress.resume(repair, now), now, text=f"{why}: its time counts anew", kind=STEP)
             self._has_swept = True
             return [*late, *(one.id for one in self._alive.values() if self._is_due(one, now))]
 
@@ -157,10 +159,10 @@ class Repairs(RepairRegister):
 
     def decide(self, repair: Repair, now: datetime) -> Repair:
         """Moves that need nobody's answer: approve, start, expire, end."""
-        rung = self._around.rung(repair) if repair.state in WAITING else None
+        rung = self._around.current_mode(repair) if repair.state in WAITING else None
         if rung is not None and rung.is_below(repair.mode):
-            repair = self.keep(
-                progress.lowered(repair, rung, now), now, text=f"The settings are more careful now: {rung.why}"
+            repair = self.save(
+                progress.lower_mode(repair, rung, now), now, text=f"The settings are more careful now: {rung.why}"
             )
         while repair.state in WAITING:
             refusal = self._refusal(repair, now) if repair.state is RepairState.APPROVED else None
@@ -177,18 +179,18 @@ class Repairs(RepairRegister):
     def _refusal(self, repair: Repair, now: datetime) -> guards.GuardRefusal | None:
         # Cheap first: with the breaker open a thousand repairs wait, and none of them needs a count of the fleet.
         empty = guards.FleetAvailability({}, {}, switch=self.switch)
-        wish, limits = wish_of(repair), self._around.limits
+        wish, limits = request_of(repair), self._around.limits
         for name in ("stop", "breaker"):
             if (text := guards.GUARDS[name](wish, empty, limits, now)) is not None:
                 return guards.GuardRefusal(name, text)
-        return guards.first_refusal(wish, self.standing(now, repair.node), limits, now=now)
+        return guards.find_first_refusal(wish, self.fleet_availability(now, repair.node), limits, now=now)
 
     def _say_refusal(self, repair: Repair, refusal: guards.GuardRefusal | None, now: datetime) -> Repair:
         """Once for each guard that holds it up, and again after each yes."""
         if refusal is None or repair.said.startswith(begins := f"Refused by {refusal.guard}: "):
             return repair
         told = replace(repair, said=begins + refusal.text)
-        return self.keep(told, now, text=told.said)
+        return self.save(told, now, text=told.said)
 
     # Taking one further
 
@@ -201,7 +203,7 @@ class Repairs(RepairRegister):
         if (left := self._hands_off(repair)) is not None:
             self._leave(repair, left, now)
             return None
-        with self.turn(repair.node):
+        with self.lock_node(repair.node):
             is_fresh = id in self._fresh and now - repair.since < JUST_WRITTEN
             seen = self._look(repair, now)
             with self._lock:
@@ -216,8 +218,8 @@ class Repairs(RepairRegister):
                     return self._say_wait(current, move, now)
                 # Each transaction asks whether we still lead. One was made a moment ago for a first cordon, and another
                 # would have to wait for the commits of others.
-                if not is_fresh or move.action is None or progress.begun(current, move.action) != current:
-                    with self.changing(now):
+                if not is_fresh or move.action is None or progress.begin_action(current, move.action) != current:
+                    with self.transaction(now):
                         current = self._carry_out(current, move, seen, now=now)
             if move.kind is not MoveKind.PERFORM:
                 return now if current.is_running else None
@@ -226,10 +228,10 @@ class Repairs(RepairRegister):
 
     def _hands_off(self, repair: Repair) -> str | None:
         """What a repair that was begun under other settings waits for; None where those of today let it go on."""
-        rung = self._around.rung(repair)
+        rung = self._around.current_mode(repair)
         if rung is None:
             return None
-        if rung.mode in HANDS_OFF:
+        if rung.mode in MODES_WITHOUT_CHANGES:
             return f"a person, or a higher mode: {rung.why}"
         is_careful = rung.is_below(repair.mode) and repair.approved_by == POLICY
         # To take back what is ours needs nobody's yes.
@@ -243,9 +245,9 @@ class Repairs(RepairRegister):
             # Whatever somebody said about it since we looked counts, and not what we saw.
             if repair.waits_for != (waits_for,) and self._alive.get(repair.id) == repair:
                 self._alive[repair.id] = replace(repair, waits_for=(waits_for,))
-                self._around.changed()
+                self._around.on_change()
             if repair.has_cordon and not self._open.intersection(repair.openings):
-                self._around.report(_still_broken(repair, now))
+                self._around.report_event(_still_broken(repair, now))
 
     def _look(self, repair: Repair, now: datetime) -> MoveContext:
         is_over = not self._open.intersection(repair.openings)
@@ -272,7 +274,7 @@ class Repairs(RepairRegister):
     def _validate(self, repair: Repair, now: datetime) -> tuple[validation.CheckResult, ...]:
         action = repair.action
         if action is not None and action.kind in RECLAIMS:
-            return (self._around.idle(action, warned_at(repair) or repair.since, now),)
+            return (self._around.check_idle(action, warned_at(repair) or repair.since, now),)
         if (
             repair.state is not RepairState.VALIDATING
             or action is None
@@ -280,49 +282,51 @@ class Repairs(RepairRegister):
         ):
             return ()
         names = [name for name in action.arguments.get("checks", "").split(",") if name] or list(validation.CHECKS)
-        asked = validation.ask(names, self._around.validators, repair.node, since=repair.since, now=now)
+        asked = validation.run_checks(names, self._around.validators, repair.node, since=repair.since, now=now)
         return tuple(asked)
 
     def _carry_out(self, repair: Repair, move: Move, seen: MoveContext, *, now: datetime) -> Repair:
         """Keep what the move makes of the repair; a call is made by `_perform` after this."""
         if move.kind is MoveKind.PERFORM:
             assert move.action is not None
-            begun = progress.begun(repair, move.action)
+            begun = progress.begin_action(repair, move.action)
             # Asked again and again, an action is written down when it begins.
             text = f"{move.action.kind} {repair.node.node} under {move.action.mark}"
-            return repair if begun == repair else self.keep(begun, now, text=text, kind=STEP)
+            return repair if begun == repair else self.save(begun, now, text=text, kind=STEP)
         if move.kind is MoveKind.NEXT:
             known = repair if seen.observed is None else replace(repair, incarnation=seen.observed.incarnation)
-            return self.keep(progress.stepped(known, move.why, now), now, text=move.why)
+            return self.save(progress.next_step(known, move.why, now), now, text=move.why)
         if move.kind is MoveKind.LET_GO:
-            return self.keep(progress.let_go(repair, move.why), now, text=move.why)
+            return self.save(progress.release_node(repair, move.why), now, text=move.why)
         if move.kind is MoveKind.END:
-            done = self.keep(progress.ended(repair, move, now), now, text=_story(move))
+            done = self.save(progress.end_repair(repair, move, now), now, text=_story(move))
             if done.is_held and seen.is_over:
-                self._around.report(_still_broken(done, now))
+                self._around.report_event(_still_broken(done, now))
             return done
         if move.state is RepairState.APPROVED:
-            return self.keep(
-                progress.approved(repair, POLICY, until=None, now=now), now, text=f"Approved: {move.why}", actor=POLICY
+            return self.save(
+                progress.approve(repair, POLICY, until=None, now=now), now, text=f"Approved: {move.why}", actor=POLICY
             )
         if repair.state is RepairState.APPROVED and move.state is not RepairState.PLANNED:
-            return self._start(progress.entered(repair, move, now), _story(move), now)
-        return self.keep(progress.entered(repair, move, now), now, text=_story(move))
+            return self._start(progress.enter_state(repair, move, now), _story(move), now)
+        return self.save(progress.enter_state(repair, move, now), now, text=_story(move))
 
     def _start(self, repair: Repair, text: str, now: datetime) -> Repair:
         """Count it, and take over the cordon of a failed repair; a first cordon is written down as begun with it."""
         self._starts = [*self._starts[-MOST_STARTS:], _start_of(repair, now)]
         held = self._holding(repair.node)
         if held is not None and repair.takes_out:
-            self.keep(
-                progress.let_go(held, f"{repair.id} goes on"), now, text=f"{repair.id} goes on with {held.id}'s cordon"
+            self.save(
+                progress.release_node(held, f"{repair.id} goes on"),
+                now,
+                text=f"{repair.id} goes on with {held.id}'s cordon",
             )
             repair = replace(repair, has_cordon=True)
         elif repair.action is not None and repair.action.kind is actions.ActionKind.CORDON:
             # A cordon is harmless twice and not to be waited for: neither a look nor another commit comes before it.
-            repair = progress.begun(repair, repair.action)
+            repair = progress.begin_action(repair, repair.action)
             self._fresh.add(repair.id)
-        kept = self.keep(repair, now, text=text)
+        kept = self.save(repair, now, text=text)
         self._counted = None
         return kept
 
@@ -331,18 +335,18 @@ class Repairs(RepairRegister):
             return None
         try:
             done = self._around.driver.perform(action)
-            after = progress.answered(repair, action, done, now=now)
+            after = progress.record_outcome(repair, action, done, now=now)
             text = done.text
         except ActionRefused as error:
-            after = progress.refused(repair, action, str(error), now=now)
+            after = progress.record_refusal(repair, action, str(error), now=now)
             text = after.said
         # Deliberately everything: whatever breaks in a driver, the repair must end in a state that is written down.
         except Exception as error:
             if not isinstance(error, ActionFailed):
                 log.exception("A driver broke", extra=fields(repair=repair.id, action=action.id))
-            after = progress.troubled(repair, action, f"{error}" or type(error).__name__, now=now)
+            after = progress.record_failure(repair, action, f"{error}" or type(error).__name__, now=now)
             text = f"{action.kind} did not succeed, try {after.tries}: {error}"
-        with self.changing(now):
+        with self.transaction(now):
             current = self._alive.get(repair.id, repair)
             # Meanwhile other incidents may have joined, a person said yes, or everything been stopped and resumed.
             since = after.since if current.since == repair.since else max(after.since, current.since)
@@ -350,9 +354,9 @@ class Repairs(RepairRegister):
             after = replace(after, openings=openings, approved_by=current.approved_by, since=since)
             kind = STORY if after.state is not repair.state or after.step != repair.step or after.tries == 1 else STEP
             if after != repair:
-                self.keep(after, now, text=text, kind=kind)
+                self.save(after, now, text=text, kind=kind)
             if after.is_held and not self._open.intersection(after.openings):
-                self._around.report(_still_broken(after, now))
+                self._around.report_event(_still_broken(after, now))
             if not after.is_running:
                 return None
             # Whether a cordon is ours stands on the node: look at once.
@@ -362,7 +366,7 @@ class Repairs(RepairRegister):
         """What a repair waits for, for pages; kept in memory, because the next look says it again."""
         if move.waits_for and repair.waits_for != move.waits_for:
             self._alive[repair.id] = replace(repair, waits_for=move.waits_for)
-            self._around.changed()
+            self._around.on_change()
         return repair.retry_at if repair.retry_at is not None and repair.retry_at > now else None
 
     def _take_off_late(self, now: datetime) -> list[RepairId]:
@@ -373,12 +377,12 @@ class Repairs(RepairRegister):
             if mark_of is None:
                 continue
             node = observed.place
-            with self.changing(now):
-                past = next((one for one in self._around.shelf.repairs_at(node) if one.id == id), None)
+            with self.transaction(now):
+                past = next((one for one in self._around.journal.repairs_at(node) if one.id == id), None)
                 if past is not None and not self._by_node.get(node):
                     why = f"{node.node} carries our cordon of {mark_of}, and nothing needs it"
-                    revived = progress.entered(replace(past, has_cordon=True), restore(past.state, why), now)
-                    found.append(self.keep(revived, now, text=why).id)
+                    revived = progress.enter_state(replace(past, has_cordon=True), restore(past.state, why), now)
+                    found.append(self.save(revived, now, text=why).id)
         return found
 
 

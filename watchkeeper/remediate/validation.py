@@ -49,7 +49,7 @@ class CheckResult:
     """`failed` is for good; what may still come right is `unknown`."""
 
     check: str
-    standing: CheckState
+    state: CheckState
     text: str
 
 
@@ -74,12 +74,12 @@ class ValidationJournal(Protocol):
     def incident(self, id: str) -> incidents.Incident | None: ...
 
 
-def own_validators(engine: engines.Engine, records: ValidationJournal, *, quiet: timedelta = QUIET) -> list[Validator]:
+def hub_validators(engine: engines.Engine, records: ValidationJournal, *, quiet: timedelta = QUIET) -> list[Validator]:
     """Those that ask the hub itself; the keys of CHECKS."""
     return [GpusPresent(engine), ConditionsClear(records), NoNewXid(records, quiet)]
 
 
-def ask(
+def run_checks(
     names: Iterable[str], known: Mapping[str, Validator], place: fleet.Place, *, since: datetime, now: datetime
 ) -> list[CheckResult]:
     """The verdict of each; a check that nobody can make, or that broke, is unknown."""

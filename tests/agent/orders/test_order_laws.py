@@ -69,13 +69,13 @@ class World:
         for envelope in self.outbox.waiting("main", "n1", now=NOON):
             receipts |= asyncio.run(self.desk.handle(envelope))
         for id, receipt in ({} if is_lost else receipts).items():
-            self.outbox.take(id, receipt, now=NOON)
+            self.outbox.accept_receipt(id, receipt, now=NOON)
             self.desk.ledger.delivered(id)
 
     def step(self, name: str) -> None:
         if name == "give" and len(self.given) < 8:
             wanted = OrderRequest("main", "n1", "scan", life=timedelta(hours=1))
-            self.given.append(self.outbox.give(wanted, now=NOON, actor="law").order.id)
+            self.given.append(self.outbox.issue(wanted, now=NOON, actor="law").order.id)
         elif name == "hub restarts":
             self.start_hub()
         elif name == "agent restarts":
@@ -99,7 +99,7 @@ def test_no_order_is_done_twice_and_each_is_answered(steps: list[str]) -> None:
         for name in steps:
             world.step(name)
         world.work()
-        tracked = [world.outbox.order(id) for id in world.given]
+        tracked = [world.outbox.find_order(id) for id in world.given]
         assert all(one is not None and one.state(NOON) is OrderState.ANSWERED for one in tracked)
         assert all(count == 1 for count in world.done.values())
         assert world.done.keys() == set(world.given)

@@ -26,7 +26,7 @@ from watchkeeper.model.actions import ActionId, ActionKind, Result
 from watchkeeper.model.fleet import Place
 from watchkeeper.remediate.driver import ActionOutcome, NodeObservation
 from watchkeeper.remediate.drivers import composite_driver, dry_run, node
-from watchkeeper.remediate.orders import WANTED_FOR, OrderQueue
+from watchkeeper.remediate.orders import REQUESTED_FOR, OrderQueue
 from watchkeeper.store.journal.journal import Journal
 
 REBOOT = replace(RESET, id=ActionId("3-reboot"), kind=ActionKind.REBOOT, place=Place("main", node="n1"))
@@ -47,7 +47,7 @@ class World:
     def answer(self, result: Result, text: str = "so it is", key: bytes = KEY) -> None:
         (order,) = self.fetched()
         receipt = orders.Receipt(order.id, self.clock.now(), result, text)
-        self.outbox.take(order.id, orders.seal(receipt, key), now=self.clock.now())
+        self.outbox.accept_receipt(order.id, orders.seal(receipt, key), now=self.clock.now())
 
     def pass_time(self, seconds: float) -> None:
         asyncio.run(self.clock.advance(seconds))
@@ -111,10 +111,10 @@ def test_a_reboot_that_failed_is_not_ordered_again(world: World) -> None:
 
 def test_an_order_that_nobody_wants_any_more_is_handed_out_to_nobody(world: World) -> None:
     world.driver.perform(RESET)
-    world.pass_time(WANTED_FOR.total_seconds() + 1)
+    world.pass_time(REQUESTED_FOR.total_seconds() + 1)
     assert world.fetched() == [], "its repair was stopped: a reset now would hit whoever has the GPU by then"
     heard: list[object] = []
-    world.outbox.on_news(heard.append)
+    world.outbox.subscribe(heard.append)
     world.driver.perform(RESET)
     assert heard == [("main", "n1")]
     assert len(world.fetched()) == 1
@@ -186,7 +186,7 @@ def test_only_a_real_cluster_with_a_key_has_agents(world: World) -> None:
         settings = config.Settings(
             hub=config.HubSettings(order_key_file=key), remediate=config.RemediateSettings(driver=driver)
         )
-        return composite_driver.with_nodes(cluster, settings, lambda: world.outbox, time=world.clock)
+        return composite_driver.with_node_agents(cluster, settings, lambda: world.outbox, time=world.clock)
 
     assert chosen(config.DriverName.SLURM, None) is cluster
     assert chosen(config.DriverName.DRY_RUN, "key") is cluster
@@ -231,7 +231,7 @@ def test_a_reboot_is_answered_by_the_agent_that_starts_after_it(world: World, tm
     after = machine.desk()
     after.resume()
     ((id, receipt),) = after.ledger.receipts().items()
-    world.outbox.take(id, receipt, now=world.clock.now())
+    world.outbox.accept_receipt(id, receipt, now=world.clock.now())
     assert (
         world.driver.perform(REBOOT).text == "n1: the machine has restarted: its boot id was aaaaaaaa and is bbbbbbbb"
     )

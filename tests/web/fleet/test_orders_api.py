@@ -203,7 +203,7 @@ def test_a_bound_token_speaks_for_its_nodes_only(tmp_path: Path) -> None:
             assert site.ask("/api/v1/write", method="POST", body=b"", headers=headers).status == 403
             own = {**event, "place": {"cluster": "main", "node": "r1-n1"}}
             assert site.ask("/api/events", method="POST", body=[own], headers=headers).status == 200
-            given = hub.orders.give(OrderRequest("main", "r2-n1", "scan"), now=hub.clock.now(), actor="ann")
+            given = hub.orders.issue(OrderRequest("main", "r2-n1", "scan"), now=hub.clock.now(), actor="ann")
             receipt = {"text": "", "seal": ""}
             path = f"/api/orders/{given.order.id}/receipt"
             assert site.ask(path, method="POST", body=receipt, headers=headers).status == 403

@@ -22,16 +22,16 @@ from watchkeeper.remediate.orders import OrderQueue
 WITH_NODES = frozenset({config.DriverName.KUBERNETES, config.DriverName.SLURM})
 
 
-def gives_orders(settings: config.Settings) -> bool:
+def uses_node_agents(settings: config.Settings) -> bool:
     """Whether agents are asked to do what the cluster cannot."""
     return settings.hub.order_key_file is not None and settings.remediate.driver in WITH_NODES
 
 
-def with_nodes(
+def with_node_agents(
     cluster: Driver, settings: config.Settings, outbox: Callable[[], OrderQueue | None], *, time: clock.Clock
 ) -> Driver:
     """The cluster's driver, with the agents of its nodes where the hub has a key for them."""
-    if not gives_orders(settings):
+    if not uses_node_agents(settings):
         return cluster
     return CompositeDriver(cluster, NodeAgentDriver(outbox, time))
 

@@ -28,7 +28,7 @@ WORDS = {
 }
 
 
-def in_words(action: Action) -> str:
+def describe_by_hand(action: Action) -> str:
     """The command a person would type, or what a person has to do."""
     place = action.place
     return WORDS[action.kind].format(
@@ -49,7 +49,7 @@ class DryRunDriver:
         return NodeObservation(place, exists=True)
 
     def describe(self, action: Action) -> str:
-        return in_words(action)
+        return describe_by_hand(action)
 
     def perform(self, action: Action) -> ActionOutcome:
         raise ActionRefused(

@@ -28,7 +28,7 @@ from watchkeeper.remediate.drivers import kubernetes_idle as idle
 from watchkeeper.remediate.drivers import kubernetes_node as nodes
 from watchkeeper.remediate.drivers import kubernetes_pods as pods
 from watchkeeper.remediate.drivers.cluster_driver import ClusterUnavailable
-from watchkeeper.remediate.drivers.dry_run import in_words
+from watchkeeper.remediate.drivers.dry_run import describe_by_hand
 from watchkeeper.remediate.drivers.kubernetes_client import ApiCall, ApiClient, ApiResponse, good
 from watchkeeper.remediate.drivers.kubernetes_pods import DrainDecision, EvictionRules, PodState
 from watchkeeper.remediate.drivers.kubernetes_reclaim import PodReclaimer
@@ -81,7 +81,7 @@ class KubernetesDriver:
     def close(self) -> None:
         self.client.close()
 
-    def keep_ready(self) -> None:
+    def keep_connected(self) -> None:
         """Keep a connection open: a new one takes a tenth of a second, and the first cordon should not wait for it."""
         with contextlib.suppress(ActionFailed):
             self.client.send(ApiCall("GET", "/version"))
@@ -106,7 +106,7 @@ class KubernetesDriver:
     def describe(self, action: Action) -> str:
         """The calls in their order, without making any; what depends on the cluster is said in words."""
         if action.kind not in PERFORMED:
-            return in_words(action)
+            return describe_by_hand(action)
         return "; ".join(_described(action, self._eviction_version))
 
     def perform(self, action: Action) -> ActionOutcome:

@@ -18,7 +18,7 @@ from watchkeeper.model import orders
 from watchkeeper.model.actions import Action, ActionKind, Result
 from watchkeeper.model.fleet import Place
 from watchkeeper.remediate.driver import ActionOutcome, NodeObservation
-from watchkeeper.remediate.drivers.dry_run import in_words
+from watchkeeper.remediate.drivers.dry_run import describe_by_hand
 from watchkeeper.remediate.orders import OrderQueue, OrderRequest
 
 ACTOR = "repair"
@@ -61,7 +61,7 @@ class NodeAgentDriver:
     def describe(self, action: Action) -> str:
         wanted = wanted_of(action)
         told = "".join(f" {name}={text}" for name, text in wanted.arguments.items())
-        return f"work order {wanted.kind}{told} for the agent of {wanted.node} ({in_words(action)})"
+        return f"work order {wanted.kind}{told} for the agent of {wanted.node} ({describe_by_hand(action)})"
 
     def perform(self, action: Action) -> ActionOutcome:
         outbox, wanted = self.outbox(), wanted_of(action)
@@ -75,7 +75,7 @@ class NodeAgentDriver:
         last: orders.Receipt | None = None
         for number in range(1, ORDERED[action.kind].tries + 1):
             id = order_id(action, number)
-            tracked = outbox.order(id)
+            tracked = outbox.find_order(id)
             if tracked is None or tracked.receipt is None:
                 return self._ask(outbox, replace(wanted, id=id), after=last if tracked is None else None)
             last = tracked.receipt
@@ -90,7 +90,7 @@ class NodeAgentDriver:
     def _ask(self, outbox: OrderQueue, wanted: OrderRequest, *, after: orders.Receipt | None) -> ActionOutcome:
         """Give the order, or go on wanting it; ActionFailed tells of the one `after` which this one is given."""
         now = self.time.now()
-        tracked = outbox.give(wanted, now=now, actor=ACTOR)
+        tracked = outbox.issue(wanted, now=now, actor=ACTOR)
         if after is not None:
             raise ActionFailed(f"{after.text}. It is ordered once more", where=wanted.node)
         state, where = tracked.state(now), f"the agent of {wanted.node}"

@@ -16,7 +16,7 @@ from watchkeeper.model.actions import Action, ActionKind
 from watchkeeper.model.fleet import Place
 from watchkeeper.net import sync_http
 from watchkeeper.remediate.driver import ActionOutcome, NodeObservation
-from watchkeeper.remediate.drivers.dry_run import in_words
+from watchkeeper.remediate.drivers.dry_run import describe_by_hand
 
 # The simulator answers from memory; a call that takes longer has met something else.
 LIMITS = sync_http.HttpLimits(total_seconds=5.0, answer_bytes=1024 * 1024)
@@ -55,7 +55,7 @@ class SimulatedDriver:
 
     def describe(self, action: Action) -> str:
         if action.kind not in VERBS:
-            return in_words(action)
+            return describe_by_hand(action)
         return f"POST {_path(action)} by {action.mark}"
 
     def perform(self, action: Action) -> ActionOutcome:

@@ -26,7 +26,7 @@ from watchkeeper.readers.clusters import slurm_records as records
 from watchkeeper.remediate.driver import ActionOutcome, NodeObservation
 from watchkeeper.remediate.drivers import cluster_driver
 from watchkeeper.remediate.drivers.cluster_driver import ClusterUnavailable
-from watchkeeper.remediate.drivers.dry_run import in_words
+from watchkeeper.remediate.drivers.dry_run import describe_by_hand
 
 NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 JOB_ID = re.compile(r"\d+(_\d+)?")
@@ -100,7 +100,7 @@ class SlurmDriver:
         if action.kind is ActionKind.RECLAIM:
             return "; ".join(" ".join(self._taken_back(job, action)) for job in _named_jobs(action))
         if action.kind not in PERFORMED:
-            return in_words(action)
+            return describe_by_hand(action)
         name = name_of(action.place)
         if action.kind is ActionKind.CORDON:
             return " ".join(self._update(name, "State=DRAIN", f"Reason={action.mark}"))

@@ -26,7 +26,7 @@ from watchkeeper.readers.clusters import slurm_records as records
 from watchkeeper.remediate.driver import ActionOutcome
 from watchkeeper.remediate.drivers import cluster_driver, slurm
 from watchkeeper.remediate.drivers.cluster_driver import ClusterUnavailable
-from watchkeeper.remediate.drivers.dry_run import in_words
+from watchkeeper.remediate.drivers.dry_run import describe_by_hand
 
 # The list of interfaces is a megabyte; the jobs of a large cluster are a hundred.
 MOST_ANSWER_BYTES = 256 * 1024 * 1024
@@ -117,7 +117,11 @@ class SlurmRestDriver(slurm.SlurmDriver):
     def describe(self, action: Action) -> str:
         """The calls in their order, without making any."""
         if action.kind not in PERFORMED:
-            return f"{in_words(action)}: refused, {NO_CALL}" if action.kind in slurm.PERFORMED else in_words(action)
+            return (
+                f"{describe_by_hand(action)}: refused, {NO_CALL}"
+                if action.kind in slurm.PERFORMED
+                else describe_by_hand(action)
+            )
         name = slurm.name_of(action.place)
         if action.kind is ActionKind.DRAIN:
             return f"GET {self.rest.address('/jobs')}, until none is on {name}"

@@ -71,7 +71,7 @@ class OrderPolls:
         self._waiting: dict[Address, asyncio.Future[None]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_ended = False
-        outbox.on_news(self._news)
+        outbox.subscribe(self._news)
 
     @property
     def count(self) -> int:
@@ -160,10 +160,10 @@ class OrdersApi:
             raise _later(f"{self._receipts} receipts wait for their commit, the limit is {MOST_RECEIPTS}")
         self._receipts += 1
         try:
-            known = await self._journal.read(lambda: outbox.order(id))
+            known = await self._journal.read(lambda: outbox.find_order(id))
             if known is not None:
                 check_node(request.state.caller, known.order.node)
-                known = await asyncio.to_thread(outbox.take, id, envelope, now=self._runtime.clock.now())
+                known = await asyncio.to_thread(outbox.accept_receipt, id, envelope, now=self._runtime.clock.now())
         except WireError as error:
             raise HTTPException(400, str(error)) from error
         except ActionRefused as error:
@@ -194,14 +194,14 @@ class OrdersApi:
         )
         now, actor = self._runtime.clock.now(), request.state.caller.name
         try:
-            tracked = await asyncio.to_thread(outbox.give, wanted, now=now, actor=actor)
+            tracked = await asyncio.to_thread(outbox.issue, wanted, now=now, actor=actor)
         except ActionRefused as error:
             raise HTTPException(400, str(error)) from error
         return ok_response(**self._plain(tracked))
 
     async def one(self, request: Request) -> Response:
         id = request.path_params["id"]
-        tracked = await self._journal.read(lambda: self._outbox.order(id))
+        tracked = await self._journal.read(lambda: self._outbox.find_order(id))
         if tracked is None:
             raise _unknown(id)
         return ok_response(**self._plain(tracked))
@@ -211,7 +211,7 @@ class OrdersApi:
         limit = parse_whole_number(text)
         if limit is None or not 1 <= limit <= MOST_LISTED:
             raise HTTPException(400, f"limit `{text[:20]}` is not a number from 1 to {MOST_LISTED}")
-        found = await self._journal.read(lambda: self._outbox.latest(limit))
+        found = await self._journal.read(lambda: self._outbox.latest_orders(limit))
         return ok_response(orders=[self._plain(tracked) for tracked in found])
 
     def _plain(self, tracked: orders.TrackedOrder) -> dict[str, Any]:

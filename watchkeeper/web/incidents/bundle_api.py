@@ -41,10 +41,12 @@ class BundleApi:
         self._running += 1
         try:
             if incident is not None:
-                made = await asyncio.to_thread(sources.of_incident, subject, now=now, hides_names=hides)
+                made = await asyncio.to_thread(sources.bundle_incident, subject, now=now, hides_names=hides)
             else:
                 cluster = asked.get("cluster")
-                made = await asyncio.to_thread(sources.of_node, subject, cluster=cluster, now=now, hides_names=hides)
+                made = await asyncio.to_thread(
+                    sources.bundle_node, subject, cluster=cluster, now=now, hides_names=hides
+                )
         finally:
             self._running -= 1
         if made is None:

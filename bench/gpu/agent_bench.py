@@ -147,7 +147,7 @@ def sampling(limits: ReaderLimits, facts: list[tuple[float, DriverFact]] | None 
 def bench_reader() -> dict[str, Any]:
     """What opening NVML and one question take, seen from the agent."""
     start = time.perf_counter()
-    link = ReaderLink(choice.choose().families, events=True)
+    link = ReaderLink(choice.choose_families().families, events=True)
     poll = select.poll()
     poll.register(link.fileno(), select.POLLIN)
 
@@ -178,7 +178,7 @@ def bench_scrape(sampler: Sampler) -> dict[str, Any]:
     """A scrape of a page that is already there, and one that writes every line anew."""
     snapshot = sampler._snapshot
     far = Freshness(dict.fromkeys(families.Cadence, 1e9))
-    page = GpuPage(choice.choose().families, hostname="n", freshness=far)
+    page = GpuPage(choice.choose_families().families, hostname="n", freshness=far)
     now = time.monotonic()
     gc.collect()
     return {
@@ -220,9 +220,9 @@ def bench_cost(seconds: float) -> tuple[dict[str, Any], bytes]:
 
 def bench_calls() -> dict[str, Any]:
     """Microseconds of each question of the plan, in this process: run it last."""
-    opened = session.Session(session.load(), choice.choose().families, lambda _: None)
+    opened = session.Session(session.load(), choice.choose_families().families, lambda _: None)
     opened.read(0, list(families.Cadence))
-    handle, nvml = opened.handles()[0].handle, opened.nvml
+    handle, nvml = opened.gpus()[0].handle, opened.nvml
     found = {}
     for cadence in (families.Cadence.FAST, families.Cadence.SLOW, families.Cadence.RARE):
         for question in (*opened._plan[cadence], *opened._slice_plan[cadence]):

@@ -28,8 +28,8 @@ class Reader:
     def __init__(
         self, fake: driver.FakeNvml, names: Sequence[str] | None, environment: Mapping[str, str] | None
     ) -> None:
-        default = choice.choose().families
-        wanted = default if names is None else [choice.dcgm()[name][0] for name in names]
+        default = choice.choose_families().families
+        wanted = default if names is None else [choice.dcgm_families()[name][0] for name in names]
         self.link = ReaderLink(wanted, events=True, environment=environment or fake.environment)
         self._heard: list[dict[str, Any]] = []
         self.opening = self.hear()

@@ -94,7 +94,7 @@ def test_every_fact_of_a_node_stands_on_its_page(machine: Path, monkeypatch: pyt
 def test_the_kernel_knows_how_an_nfs_server_answers(tmp_path: Path) -> None:
     write(tmp_path, {"self/mountstats": MOUNTSTATS})
     (found,) = nfs_stats.read(tmp_path)
-    assert (found.path, found.asked, found.repeated, found.timeouts) == ("/mnt/my data", 1244, 6, 2)
+    assert (found.path, found.operations, found.retransmissions, found.timeouts) == ("/mnt/my data", 1244, 6, 2)
     assert found.milliseconds == 4860
     assert nfs_stats.read(tmp_path / "none") == []
 

@@ -66,7 +66,7 @@ class Slurm:
     """A Slurm with one node and one job on two of its GPUs."""
 
     job: records.JobRecord = field(
-        default_factory=lambda: records.JobRecord("7", ("RUNNING",), account="llm", gpus=1, held={"n1": (1,)})
+        default_factory=lambda: records.JobRecord("7", ("RUNNING",), account="llm", gpus=1, gpus_by_node={"n1": (1,)})
     )
 
     broken: str = ""
@@ -82,7 +82,7 @@ class Slurm:
     async def leaves(self) -> dict[str, str]:
         return {}
 
-    async def limits(self) -> Iterable[records.Limit]:
+    async def limits(self) -> Iterable[records.AccountLimit]:
         return []
 
 

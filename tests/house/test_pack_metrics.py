@@ -87,7 +87,7 @@ def ours() -> frozenset[str]:
     texts = (node for source in makers for node in ast.walk(source.syntax))
     written = {str(node.value) for node in texts if isinstance(node, ast.Constant)}
     return frozenset(
-        written | {name for name, _, _ in generate.own_metrics()} | {family.name for family in choice.own()}
+        written | {name for name, _, _ in generate.own_metrics()} | {family.name for family in choice.own_families()}
     )
 
 
@@ -102,7 +102,7 @@ def is_made(name: str) -> bool:
         case series.SeriesSource.AGENT | series.SeriesSource.HUB if name.startswith(series.OWN_PREFIX):
             return name in ours()
         case series.SeriesSource.AGENT:
-            return name in {family.name for family in choice.choose().families}
+            return name in {family.name for family in choice.choose_families().families}
         case series.SeriesSource.RULE:
             return name in RECORDED
         case series.SeriesSource.OTHER:

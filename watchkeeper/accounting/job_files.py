@@ -236,7 +236,7 @@ def _jobs(named: Mapping[str, str], line: int, reading: _JobTableOptions) -> lis
 def _gpus(named: Mapping[str, str], model: str) -> dict[str, float]:
     """GPUs by model; Slurm's word for it is a site's own, and empty where a site has none."""
     if "tres" in named:
-        return tres.gpus(named["tres"], model=named.get("model") or model)
+        return tres.gpus_by_type(named["tres"], model=named.get("model") or model)
     gpus, milli = table.parse_number(named.get("gpus", "")), table.parse_number(named.get("milli", ""))
     # A share is of one GPU: `num_gpu` 2 with `gpu_milli` 1000 is two whole ones.
     if milli is not None and (gpus is None or (gpus == 1 and 0 < milli < 1000)):

@@ -463,10 +463,10 @@ async def _until(stop: asyncio.Event, loops: list[Coroutine[Any, Any, None]]) ->
 def load_families(counters: Path | None) -> choice.Choice:
     """Our own set, or what a counters file asks for, with a sentence about each line that cannot be used."""
     if counters is None:
-        return choice.choose()
+        return choice.choose_families()
     try:
         found = counters_csv.read(counters.read_text(encoding="utf-8", errors="replace").splitlines())
     except OSError as error:
         raise SettingsError(f"the counters file cannot be read: {error.strerror}", where=str(counters)) from error
-    chosen = choice.choose(found.counters)
+    chosen = choice.choose_families(found.counters)
     return replace(chosen, problems=(*found.problems, *chosen.problems))

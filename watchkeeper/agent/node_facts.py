@@ -81,7 +81,7 @@ class NodeReader:
             unread.append(f"{len(remote)} remote mounts, the limit is {MAX_REMOTE_MOUNTS}: the rest is not asked")
         stalled = []
         for mount in remote[:MAX_REMOTE_MOUNTS]:
-            answer = self.ask.run(["stat", "-f", "-c", "%b", "--", mount.seen_from + mount.path])
+            answer = self.ask.run(["stat", "-f", "-c", "%b", "--", mount.root + mount.path])
             if answer.outcome is commands.CommandOutcome.TIMED_OUT:
                 stalled.append(mount)
                 if len(stalled) >= MAX_STALLED:
@@ -103,4 +103,4 @@ class NodeReader:
     def _clock(self) -> clock_offset.ClockState | None:
         answer = self.ask.run(clock_offset.CHRONY)
         found = clock_offset.read_chrony(answer.text) if answer.outcome is commands.CommandOutcome.ANSWERED else None
-        return found or clock_offset.ask_kernel()
+        return found or clock_offset.read_kernel_clock()

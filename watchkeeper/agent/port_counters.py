@@ -83,7 +83,7 @@ class CounterTotals:
 class PortNumbers:
     """A port, its counters in the units of their metrics, and the files of those that stand at their maximum."""
 
-    port: infiniband_sysfs.Port
+    port: infiniband_sysfs.SysfsPort
     values: dict[str, int]
     at_maximum: tuple[str, ...] = ()
 
@@ -126,7 +126,7 @@ class PortCounters:
     sysfs: Path
     seconds: float = 2.0
     growing: CounterTotals = field(default_factory=CounterTotals)
-    _within: DeadlineReader[list[infiniband_sysfs.Port]] = field(init=False)
+    _within: DeadlineReader[list[infiniband_sysfs.SysfsPort]] = field(init=False)
 
     def __post_init__(self) -> None:
         self._within = DeadlineReader(self.seconds)
@@ -139,7 +139,7 @@ class PortCounters:
         ports = [port for name in sorted(found) for port in found[name]]
         return [self._number(port, now) for port in ports], hanging
 
-    def _number(self, port: infiniband_sysfs.Port, now: float) -> PortNumbers:
+    def _number(self, port: infiniband_sysfs.SysfsPort, now: float) -> PortNumbers:
         values: dict[str, int] = {}
         at_maximum = []
         for (folder, file), raw in port.counters.items():

@@ -240,7 +240,7 @@ def _shape(row: table.TableRow, reading: _JobTableReader) -> GpuRequest | None:
     if "tres" in reading.columns:
         # Slurm has allocated nothing to a job that waits.
         said = _cell(row, "tres", reading) or row.cells.get(REQUESTED, "")
-        gpus: float | None = sum(tres.gpus(said, model=model).values())
+        gpus: float | None = sum(tres.gpus_by_type(said, model=model).values())
     else:
         gpus = table.parse_number(_cell(row, "gpus", reading))
     milli = table.parse_number(_cell(row, "milli", reading))

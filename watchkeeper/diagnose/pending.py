@@ -165,7 +165,7 @@ def tolerates(tolerations: Iterable[objects.Taint], taint: objects.Taint) -> boo
     )
 
 
-def request_of_pod(pod: objects.Pod, quotas: Iterable[objects.Quota] = (), *, claimed: int = 0) -> PodRequest:
+def request_of_pod(pod: objects.KubernetesPod, quotas: Iterable[objects.Quota] = (), *, claimed: int = 0) -> PodRequest:
     """`claimed` are GPUs of claims, which count as whole ones."""
     gpus: dict[str, int] = {}
     for container in pod.containers:
@@ -177,7 +177,7 @@ def request_of_pod(pod: objects.Pod, quotas: Iterable[objects.Quota] = (), *, cl
     return PodRequest(f"{pod.namespace}/{pod.name}", gpus, pod.tolerations, pod.node_selector, lines)
 
 
-def node_offers(nodes: Iterable[objects.Node], pods: Iterable[objects.Pod]) -> list[NodeOffer]:
+def node_offers(nodes: Iterable[objects.KubernetesNode], pods: Iterable[objects.KubernetesPod]) -> list[NodeOffer]:
     """GPU nodes with what their pods hold."""
     used: dict[str, dict[str, int]] = {}
     for pod in pods:

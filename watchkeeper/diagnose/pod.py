@@ -44,12 +44,12 @@ EXITS = {135: "shm_too_small", 137: "host_oom"}
 class ClusterObjects:
     """What is known of the cluster; `warned` is the last warning about an object by kind, namespace and name."""
 
-    nodes: Sequence[objects.Node] = ()
-    pods: Sequence[objects.Pod] = ()
+    nodes: Sequence[objects.KubernetesNode] = ()
+    pods: Sequence[objects.KubernetesPod] = ()
     quotas: Sequence[objects.Quota] = ()
-    jobs: Sequence[objects.Job] = ()
-    last_warning: Callable[[str, str, str], objects.Warned | None] = lambda *_: None
-    claimed_gpus: Callable[[objects.Pod], int] = lambda _: 0
+    jobs: Sequence[objects.KubernetesJob] = ()
+    last_warning: Callable[[str, str, str], objects.WarningEvent | None] = lambda *_: None
+    claimed_gpus: Callable[[objects.KubernetesPod], int] = lambda _: 0
     problems: tuple[str, ...] = field(default=())
 
 
@@ -95,13 +95,13 @@ def explain_pasted(text: str, namespace: str, name: str) -> Explained | None:
     """From `kubectl get pod,node -o json|yaml`, or from any text that holds the scheduler's own sentence."""
     raw = list(kubernetes_text.read_objects(text, is_yaml=not text.lstrip().startswith("{")))
     kinds = {kind: [item for item in raw if item["kind"] == kind] for kind in ("Pod", "Node", "ResourceQuota", "Job")}
-    pods = [objects.pod(item) for item in kinds["Pod"]]
+    pods = [objects.read_pod(item) for item in kinds["Pod"]]
     wanted = next((pod for pod in pods if (pod.namespace or namespace, pod.name) == (namespace, name)), None)
     if wanted is not None:
         cluster = ClusterObjects(
-            [objects.node(item) for item in kinds["Node"]],
+            [objects.read_node(item) for item in kinds["Node"]],
             pods,
-            [objects.quota(item) for item in kinds["ResourceQuota"]],
+            [objects.read_quota(item) for item in kinds["ResourceQuota"]],
             problems=()
             if kinds["Node"]
             else ("the nodes: paste `kubectl get pod,node -A -o json` for their own reasons",),
@@ -119,7 +119,7 @@ def explain_pasted(text: str, namespace: str, name: str) -> Explained | None:
     )
 
 
-def _pod(pod: objects.Pod, cluster: ClusterObjects) -> Explained:
+def _pod(pod: objects.KubernetesPod, cluster: ClusterObjects) -> Explained:
     subject = f"{pod.namespace}/{pod.name}"
     ask = pending.request_of_pod(pod, cluster.quotas, claimed=cluster.claimed_gpus(pod))
     if not pod.node:
@@ -150,7 +150,7 @@ def _pod(pod: objects.Pod, cluster: ClusterObjects) -> Explained:
     return Explained(subject, f"runs on {pod.node} with {asked}", unseen=cluster.problems)
 
 
-def _waiting(subject: str, pod: objects.Pod, ask: pending.PodRequest, cluster: ClusterObjects) -> Explained:
+def _waiting(subject: str, pod: objects.KubernetesPod, ask: pending.PodRequest, cluster: ClusterObjects) -> Explained:
     offers = pending.node_offers(cluster.nodes, cluster.pods)
     if not ask.gpus:
         headline = "waits, and asks for no GPU"
@@ -176,7 +176,7 @@ def _waiting(subject: str, pod: objects.Pod, ask: pending.PodRequest, cluster: C
     )  # fmt: skip
 
 
-def _ended(pod: objects.Pod) -> tuple[str, str] | None:
+def _ended(pod: objects.KubernetesPod) -> tuple[str, str] | None:
     for container in pod.containers:
         cause = ENDS.get(container.last_reason) or EXITS.get(container.last_exit_code or 0)
         if cause is not None:

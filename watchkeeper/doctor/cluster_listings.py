@@ -21,8 +21,8 @@ def read(listing: Listing, facts: DoctorFacts) -> None:
         for node in kubernetes_text.read_node_text(listing.lines):
             _judge_node(node, listing, facts)
     elif "allocatable:" in text and listing.kind not in ("kubernetes_json", "kubernetes_yaml"):
-        cutout = kubernetes_text.read_status_cutout(text)
-        if cutout is not None and kubernetes_text.gpus(cutout.capacity) is not None:
+        cutout = kubernetes_text.read_status_excerpt(text)
+        if cutout is not None and kubernetes_text.gpu_count(cutout.capacity) is not None:
             _judge_node(cutout, listing, facts)
     if listing.kind in ("kubernetes_json", "kubernetes_yaml"):
         for item in kubernetes_text.read_objects(text, is_yaml=listing.kind == "kubernetes_yaml"):
@@ -41,7 +41,7 @@ def read(listing: Listing, facts: DoctorFacts) -> None:
 
 
 def _judge_node(node: NodeFacts, listing: Listing, facts: DoctorFacts) -> None:
-    capacity, allocatable = kubernetes_text.gpus(node.capacity), kubernetes_text.gpus(node.allocatable)
+    capacity, allocatable = kubernetes_text.gpu_count(node.capacity), kubernetes_text.gpu_count(node.allocatable)
     place = {"node": node.name}
     if node.is_ready is False:
         add(facts, listing, "k8s-node-not-ready", line=node.line, fields=place)
@@ -63,7 +63,9 @@ def _read_object(item: object, listing: Listing, facts: DoctorFacts) -> None:
         node = kubernetes_text.node_of(item)
         # Of a whole cluster most nodes may have no GPU on purpose; only those that are labelled as GPU nodes count.
         labels = item["metadata"].get("labels") or {}
-        if kubernetes_text.gpus(node.capacity) is not None or any("nvidia.com/gpu" in str(name) for name in labels):
+        if kubernetes_text.gpu_count(node.capacity) is not None or any(
+            "nvidia.com/gpu" in str(name) for name in labels
+        ):
             node.line = _line_of(listing, node.name)
             _judge_node(node, listing, facts)
     elif item["kind"] == "Pod":

@@ -48,7 +48,7 @@ READINGS: tuple[Reading, ...] = (
 
 def read(name: str, kind: str, head: str, *, facts: DoctorFacts, table: SignTable) -> None:
     """Add what the document says to the facts."""
-    document = Document(name, kind, shipped_text.bare(head), head.split("\n"))
+    document = Document(name, kind, shipped_text.strip_prefixes(head), head.split("\n"))
     for sign in table.of_listings:
         if any(needed in document.text for needed in sign.needs):
             _search(document, sign, facts)

@@ -64,7 +64,7 @@ def _read(stream: bundles.Stream, facts: DoctorFacts, progress: Callable[[int], 
     scan.scan(stream.name, tee, facts, table=table, wrapping=given.wrapping)
     head = documents.text_of(tee.head)
     if given.kind in ("text", "json"):
-        kind = recognise(stream.name, shipped_text.bare(head).encode())
+        kind = recognise(stream.name, shipped_text.strip_prefixes(head).encode())
     documents.read(stream.name, kind, head, facts=facts, table=table)
     facts.inputs.append(Input(stream.name, kind, stream.problem))
 

@@ -9,7 +9,7 @@ from watchkeeper.catalogue import tables
 from watchkeeper.doctor.facts import DoctorFacts
 from watchkeeper.doctor.listing import Listing, add
 from watchkeeper.readers.fabric import infiniband_text
-from watchkeeper.readers.fabric.infiniband_text import Port
+from watchkeeper.readers.fabric.infiniband_text import PrintedPort
 
 UP = frozenset({"active", "initialize", "armed"})
 # /sys/class/infiniband/mlx5_0/ports/1/hw_counters/packet_seq_err:929974
@@ -72,7 +72,7 @@ def _number(rate: str) -> float:
     return float(digits) if digits else 0.0
 
 
-def _judge_counters(port: Port, listing: Listing, facts: DoctorFacts) -> None:
+def _judge_counters(port: PrintedPort, listing: Listing, facts: DoctorFacts) -> None:
     # `port ALL` and port 255 repeat the sum of the others.
     if port.number in ("ALL", "255"):
         return

@@ -32,7 +32,7 @@ class Sighting:
     text: str
     fields: Mapping[str, str] = field(default_factory=dict)
     order: int = 0
-    clock: line_prefix.Clock | None = None
+    clock: line_prefix.LineClock | None = None
     at: datetime | None = None
 
 
@@ -79,7 +79,7 @@ class DoctorFacts:
         line: int,
         text: str,
         fields: Mapping[str, str],
-        clock: line_prefix.Clock | None = None,
+        clock: line_prefix.LineClock | None = None,
     ) -> None:
         self._order += 1
         self._counts[sign] = self._counts.get(sign, 0) + 1

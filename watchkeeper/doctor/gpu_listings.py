@@ -76,7 +76,7 @@ def _gpus(listing: Listing) -> Sequence[GpuReading]:
     if listing.kind.startswith("nvidia_smi") and not any(
         "/" in key for gpu in found for key in gpu.values if not key.startswith("table/")
     ):
-        loose = nvidia_smi.read_loose(listing.lines)
+        loose = nvidia_smi.read_query_excerpt(listing.lines)
         found += [loose] if loose is not None else []
     return found
 

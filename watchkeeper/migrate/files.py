@@ -130,7 +130,7 @@ def _counters(path: Path, text: str) -> list[Verdict]:
 
 
 def _counter(path: Path, counter: counters_csv.Counter) -> Verdict:
-    known = choice.dcgm().get(counter.name)
+    known = choice.dcgm_families().get(counter.name)
     if known is None:
         why = "NVML cannot give it; keep dcgm-exporter for this field"
         return Verdict(str(path), f"line {counter.line}", counter.name, Standing.CANNOT, (why,))

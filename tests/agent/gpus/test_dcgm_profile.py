@@ -42,7 +42,7 @@ NEXT = "GPU 1     0.984        0.930        1048576      \nGPU 0     0.000      
 
 
 def read(lines: str, fields: tuple[int, ...] = (1001, 1002, 1009)) -> list[tuple[int, dict[int, float]]]:
-    monitor = dcgmi.Monitor(fields)
+    monitor = dcgmi.DmonReader(fields)
     found = [monitor.read(line) for line in lines.splitlines()]
     return [(one[0], dict(one[1])) for one in found if one is not None]
 
@@ -86,7 +86,7 @@ def install_dcgmi(root: Path, dmon: str) -> dict[str, str]:
 
 def profile_of(environment: dict[str, str]) -> tuple[DcgmProfile, GpuSample]:
     """A profile that has found a GPU without GPM."""
-    families = [choice.dcgm()[name][0] for name in NAMES]
+    families = [choice.dcgm_families()[name][0] for name in NAMES]
     profile = DcgmProfile(families, 1.0, environment)
     gpu = GpuSample(0, {"uuid": UUID(0)}, {Cadence.FAST: 1.0}, {})
     for _ in range(ROUNDS_WITHOUT):

@@ -19,7 +19,7 @@ LABELS = (
 
 
 def page() -> GpuPage:
-    return GpuPage(choice.choose().families, hostname="n1", freshness=FRESHNESS)
+    return GpuPage(choice.choose_families().families, hostname="n1", freshness=FRESHNESS)
 
 
 def sample(at: float = 100.0, **values: float) -> GpuSample:
@@ -95,7 +95,7 @@ def test_parts_and_faults_have_their_labels() -> None:
 
 
 def test_an_answer_replaces_what_was_asked_for_and_leaves_the_rest() -> None:
-    merger = SampleMerger({family.name: family.cadence for family in choice.choose().families})
+    merger = SampleMerger({family.name: family.cadence for family in choice.choose_families().families})
     before = sample(DCGM_FI_DEV_GPU_TEMP=61, DCGM_FI_DEV_FB_USED=1, DCGM_FI_DEV_PCIE_REPLAY_COUNTER=4)
     answer = {"gpu": 0, "values": {"DCGM_FI_DEV_GPU_TEMP": 62}, "errors": {"nvmlDeviceGetMemoryInfo_v2": "UNKNOWN"}}
     after = merger.merge(before, answer, cadences=[Cadence.FAST, Cadence.PROFILE], at=101.0)

@@ -175,7 +175,7 @@ def test_a_node_shows_its_gpus_through_the_agents_reader(fake: driver.FakeNvml, 
     fake.tell(1, "UtilizationRates.gpu", 42)
     fake.tell(1, ComputeProcesses=1)
     fake.tell(1, "ComputeProcesses.pid0", os.getpid())
-    look = scan_readings.ReadingOptions(choice.choose(), interval_seconds=0.5, environment=fake.environment)
+    look = scan_readings.ReadingOptions(choice.choose_families(), interval_seconds=0.5, environment=fake.environment)
     with scan_readings.running_sampler(look, clock.ScaledClock()) as sampler:
         source = top_sources.LocalSource(sampler, node="n1", roots=node_facts.Roots(root=tmp_path))
 

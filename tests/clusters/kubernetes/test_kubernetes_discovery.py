@@ -93,7 +93,7 @@ def test_a_gpu_that_falls_out_is_still_expected_until_the_machine_is_another() -
             for raw in (machine(7, "a", "H100"), machine(4, "a", "B200"), machine(2, "b", "B200")):
                 source.found(DiscoveredTargets())
                 server.put(NODES, raw)
-                now = [objects.node(raw)]
+                now = [objects.read_node(raw)]
                 await until_async(lambda now=now: source.watch.nodes() == now)
                 counts.append(source.found(DiscoveredTargets()).nodes[0].expected_gpus)
         return counts

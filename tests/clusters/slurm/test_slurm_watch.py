@@ -56,8 +56,8 @@ class Told:
     async def leaves(self) -> dict[str, str]:
         return {"n1": "leaf1"}
 
-    async def limits(self) -> list[records.Limit]:
-        return [records.Limit("llm", 12)]
+    async def limits(self) -> list[records.AccountLimit]:
+        return [records.AccountLimit("llm", 12)]
 
 
 def node(name: str = "n1", *states: str, **more: object) -> records.NodeRecord:
@@ -119,11 +119,13 @@ def test_a_name_that_several_nodes_share_is_no_alias_of_any() -> None:
 
 def test_waiting_jobs_have_slurms_own_reason_and_quotas_what_is_used_of_them() -> None:
     jobs = [
-        records.JobRecord("1", ("RUNNING",), account="llm", gpus=8, nodes=("n1",), held={"n1": tuple(range(8))}),
+        records.JobRecord(
+            "1", ("RUNNING",), account="llm", gpus=8, nodes=("n1",), gpus_by_node={"n1": tuple(range(8))}
+        ),
         records.JobRecord("2", ("PENDING",), account="llm", partition="gpu", reason="AssocGrpGRES", gpus=8),
         records.JobRecord("3", ("COMPLETED",), account="llm", gpus=8),
     ]
-    view = view_of([node()], jobs, cluster="main", limits=[records.Limit("llm", 12)])
+    view = view_of([node()], jobs, cluster="main", limits=[records.AccountLimit("llm", 12)])
     assert [(one.workload.name, one.state, one.reason) for one in view.workloads] == [
         ("1", WorkloadState.RUNNING, ""),
         ("2", WorkloadState.PENDING, "AssocGrpGRES"),
@@ -150,10 +152,10 @@ def test_a_slurm_that_is_upgraded_under_our_feet_is_asked_in_the_way_it_understa
         squeue="exit 1",
     )
     asked = slurm_reader.SlurmCommandReader(commands.CommandRunner(seconds=5))
-    assert [one.word for one in asyncio.run(asked.nodes())] == ["idle"]
+    assert [one.state_name for one in asyncio.run(asked.nodes())] == ["idle"]
     new = """echo '{"nodes": [{"name": "n1", "state": ["DOWN"]}]}'"""
     put(tmp_path, scontrol=f'case "$*" in *--json*) {new};; *) exit 1;; esac')
-    assert [one.word for one in asyncio.run(asked.nodes())] == ["down"]
+    assert [one.state_name for one in asyncio.run(asked.nodes())] == ["down"]
     put(tmp_path, scontrol="exit 1", sinfo="""echo '{"sinfo": []}'""")
     with pytest.raises(CollectError, match="the answer has no list of nodes"):
         asyncio.run(asked.nodes())

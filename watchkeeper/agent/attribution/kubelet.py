@@ -78,7 +78,7 @@ class KubeletPods:
         """Holders by device: a GPU's or MIG slice's UUID, `nvidia3` or `3`; CollectError says why nobody knows."""
         return pod_resources.holdings(await self.allocated_devices())
 
-    async def allocated_devices(self) -> tuple[pod_resources.Held, ...]:
+    async def allocated_devices(self) -> tuple[pod_resources.AllocatedDevice, ...]:
         """The devices of every container, in the kubelet's own words."""
         return await self._asking(self._held())
 
@@ -86,7 +86,7 @@ class KubeletPods:
         """Ids of the devices that the kubelet offers to pods; a GPU that is missing here cannot be scheduled."""
         return await self._asking(self._allocatable())
 
-    async def _held(self) -> tuple[pod_resources.Held, ...]:
+    async def _held(self) -> tuple[pod_resources.AllocatedDevice, ...]:
         try:
             answer = await self._call(LIST)
         except _GrpcError as error:

@@ -147,9 +147,9 @@ class SlurmJobs:
         from watchkeeper.readers.clusters import slurm_records
 
         job = slurm_records.job_of_text(answer.text, id)
-        if job is None or not job.held:
+        if job is None or not job.gpus_by_node:
             return None
-        return _JobGpus(job.held.get(self.node, ()), user=job.user, asked_at=now)
+        return _JobGpus(job.gpus_by_node.get(self.node, ()), user=job.user, asked_at=now)
 
     def _ask_environment(self, pids: list[int], now: float) -> _JobGpus | None:
         """SLURM_JOB_GPUS counts the node's GPUs; CUDA_VISIBLE_DEVICES starts at 0 in a cgroup, so it says nothing."""

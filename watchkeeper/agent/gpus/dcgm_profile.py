@@ -102,7 +102,7 @@ class DcgmProfile:
             said = answer.text.strip().splitlines()[-1:]
             return f"dcgmi discovery names no GPU: {said[0] if said else answer.outcome}"
         fields = sorted({dcgmi.field_ids()[family.name] for family in self.families})
-        monitor = dcgmi.Monitor(fields)
+        monitor = dcgmi.DmonReader(fields)
         child = StreamingProcess(dcgmi.arguments(fields, self.interval_seconds), self.environment)
         try:
             last = ""

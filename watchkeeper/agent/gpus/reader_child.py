@@ -112,7 +112,7 @@ def serve(replies: Replies, note: CallNote) -> None:
         answer = {"gpu": index, **reading.plain()}
         if reading.identity is not None and watcher is not None:
             note("nvmlDeviceRegisterEvents")
-            answer["events"] = watcher.register(opened.handles()[index].handle, reading.identity["uuid"])
+            answer["events"] = watcher.register(opened.gpus()[index].handle, reading.identity["uuid"])
         note("")
         replies.send(answer)
 

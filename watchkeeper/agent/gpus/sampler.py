@@ -57,7 +57,7 @@ class SamplerSettings:
     place: fleet.Place
     hostname: str
     limits: ReaderLimits = field(default_factory=ReaderLimits)
-    choice: choice.Choice = field(default_factory=choice.choose)
+    choice: choice.Choice = field(default_factory=choice.choose_families)
     events: bool = True
     environment: Mapping[str, str] | None = None
     # Another source of profiling metrics, for GPUs on which NVML has none.

@@ -50,7 +50,7 @@ class GpuHolder:
 
 async def read_gpus(bench: OrderContext) -> tuple[GpuSample, ...]:
     """Every GPU that NVML can read now; none where it cannot be opened."""
-    rows = choice.dcgm()
+    rows = choice.dcgm_families()
     # All at once: this reader lives for one reading.
     wanted = tuple(rows[name][0]._replace(cadence=families.Cadence.FAST) for name in (LIMIT, LOWEST, HIGHEST, DEFAULT))
     way = scan_readings.ReadingOptions(choice.Choice(wanted), environment=bench.environment)

@@ -108,7 +108,7 @@ def _ask_prometheus(url: str, token: Path | None, panels: Sequence[facts.Panel])
 
 
 async def _ask_kubernetes(path: Path, namespace: str | None) -> facts.KubernetesObjects:
-    server = kubeconfig.of_file(path)
+    server = kubeconfig.load_kubeconfig(path)
     loop = asyncio.get_running_loop()
     connection = http.Connection(timeout_seconds=20.0, max_body_bytes=64 * 2**20, access=server.access)
 

@@ -86,7 +86,7 @@ def _source(hub_url: str | None, token: str | None, delay: float) -> Iterator[An
     from watchkeeper.readers.nvml import choice
 
     logs.configure(level="critical")
-    look = scan_readings.ReadingOptions(choice.choose(), interval_seconds=delay)
+    look = scan_readings.ReadingOptions(choice.choose_families(), interval_seconds=delay)
     with scan_readings.running_sampler(look, clock.ScaledClock()) as sampler:
         source = top_sources.LocalSource(sampler, node=os.uname().nodename, roots=node_facts.Roots())
         with contextlib.closing(source):

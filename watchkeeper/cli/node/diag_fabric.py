@@ -102,7 +102,9 @@ def meeting(
 
 
 def _gpus(ranks: int | None, *, is_busy_ok: bool) -> tuple[str, ...]:
-    with scan_readings.running_sampler(scan_readings.ReadingOptions(choice.choose()), clock.ScaledClock()) as sampler:
+    with scan_readings.running_sampler(
+        scan_readings.ReadingOptions(choice.choose_families()), clock.ScaledClock()
+    ) as sampler:
         found = sampler.snapshot().gpus
     used = [gpu.index for gpu in found if float(gpu.values.get("DCGM_FI_DEV_FB_USED", 0.0)) > runner.IDLE_MIB]  # type: ignore[arg-type]
     if used and not is_busy_ok:

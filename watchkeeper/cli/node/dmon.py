@@ -43,7 +43,7 @@ def command(wanted: str, delay: float, count: int, chosen: gpu_selectors.GpuSele
     logs.configure(level="critical")
     fields = [find(text.strip()) for text in wanted.split(",") if text.strip()]
     # The temperature says whether a GPU answers at all, whatever else is asked for.
-    alive = choice.dcgm()["DCGM_FI_DEV_GPU_TEMP"][0]
+    alive = choice.dcgm_families()["DCGM_FI_DEV_GPU_TEMP"][0]
     asked = tuple({family.name: family for family in (*fields, alive)}.values())
     look = scan_readings.ReadingOptions(choice.Choice(asked), interval_seconds=delay)
     with scan_readings.running_sampler(look, clock.ScaledClock()) as sampler:
@@ -73,13 +73,15 @@ def command(wanted: str, delay: float, count: int, chosen: gpu_selectors.GpuSele
 
 def ids() -> dict[int, str]:
     rows = pack.load("dcgm_fields.csv", lambda cells: (int(cells["field_id"]), cells["name"]))
-    return {number: name for number, name in rows if name in choice.dcgm()}
+    return {number: name for number, name in rows if name in choice.dcgm_families()}
 
 
 def find(text: str) -> families.NvmlFamily:
     """A family by DCGM's id or name, old or new, or by our own name."""
     name = ids().get(int(text), text) if text.isascii() and text.isdigit() else text
-    known = {family.name: family for family in choice.own()} | {key: row for key, (row, _) in choice.dcgm().items()}
+    known = {family.name: family for family in choice.own_families()} | {
+        key: row for key, (row, _) in choice.dcgm_families().items()
+    }
     family = known.get(name)
     if family is None or family.prom_type == "label" or family.cadence is families.Cadence.EVENT:
         raise click.UsageError(f"-e {text}: NVML has no such number; `watchkeeper dmon -l` lists what there is")

@@ -51,7 +51,9 @@ def command(as_json: bool, sysfs: Path, chosen: gpu_selectors.GpuSelection | Non
         return
     logs.configure(level="critical")
     devices = [device for device in pci_sysfs.read(sysfs) if device.kind is pci_sysfs.DeviceKind.GPU]
-    with scan_readings.running_sampler(scan_readings.ReadingOptions(choice.choose()), clock.ScaledClock()) as sampler:
+    with scan_readings.running_sampler(
+        scan_readings.ReadingOptions(choice.choose_families()), clock.ScaledClock()
+    ) as sampler:
         gpus, faults = sampler.snapshot().gpus, sampler.faults()
     found, absent = rows(gpus, devices), []
     if chosen is not None:

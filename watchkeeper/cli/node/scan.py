@@ -124,7 +124,7 @@ def gather(
     roots: node_facts.Roots, kmsg: Path, *, seconds: float, since_seconds: float, expected_gpus: int | None
 ) -> verdicts.ScanFacts:
     """Read everything that the checks look at."""
-    look = scan_readings.ReadingOptions(choice.choose(), interval_seconds=max(0.5, seconds / 2))
+    look = scan_readings.ReadingOptions(choice.choose_families(), interval_seconds=max(0.5, seconds / 2))
     readings = scan_readings.watch_gpus(look, seconds, clock.ScaledClock())
     kernel, problem = None, ""
     try:

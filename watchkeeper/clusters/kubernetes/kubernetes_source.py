@@ -30,9 +30,9 @@ def of_settings(
 ) -> KubernetesSource | None:
     """The cluster that the settings name, or None; SettingsError where they name one that cannot be asked."""
     if settings.kubeconfig is not None:
-        server = kubeconfig.of_file(Path(settings.kubeconfig), settings.kubernetes_context)
+        server = kubeconfig.load_kubeconfig(Path(settings.kubeconfig), settings.kubernetes_context)
     elif settings.kubernetes:
-        server = kubeconfig.in_cluster()
+        server = kubeconfig.load_in_cluster()
     elif settings.kubernetes_context is not None:
         raise SettingsError(
             "a context is one of a kubeconfig, and none is named",

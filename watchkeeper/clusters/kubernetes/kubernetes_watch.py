@@ -53,11 +53,11 @@ class KubernetesWatch:
         def watched(kind: ResourceKind[T]) -> ResourceWatch[T]:
             return ResourceWatch(kind, server, time=time, metrics=counted)
 
-        self._nodes = watched(ResourceKind("nodes", "/api/v1/nodes", objects.node, key_of))
+        self._nodes = watched(ResourceKind("nodes", "/api/v1/nodes", objects.read_node, key_of))
         self._pods = watched(_pods(targets))
-        self._quotas = watched(ResourceKind("resourcequotas", "/api/v1/resourcequotas", objects.quota, key_of))
-        self._jobs = watched(ResourceKind("jobs", "/apis/batch/v1/jobs", objects.job, key_of, keeps=_is_open))
-        self._claims = watched(ResourceKind("resourceclaims", CLAIMS, objects.claim, key_of, may_be_absent=True))
+        self._quotas = watched(ResourceKind("resourcequotas", "/api/v1/resourcequotas", objects.read_quota, key_of))
+        self._jobs = watched(ResourceKind("jobs", "/apis/batch/v1/jobs", objects.read_job, key_of, keeps=_is_open))
+        self._claims = watched(ResourceKind("resourceclaims", CLAIMS, objects.read_claim, key_of, may_be_absent=True))
         self._warnings = watched(_warnings())
 
     @property
@@ -104,42 +104,42 @@ class KubernetesWatch:
             kept = "What was known before stays" if is_known else "Nothing of it is known"
             yield f"{', '.join(names)} since {since}: {problem}. {kept}"
 
-    def nodes(self) -> list[objects.Node]:
+    def nodes(self) -> list[objects.KubernetesNode]:
         return list(self._nodes.items.values())
 
-    def pods(self) -> list[objects.Pod]:
+    def pods(self) -> list[objects.KubernetesPod]:
         return list(self._pods.items.values())
 
     def quotas(self) -> list[objects.Quota]:
         return list(self._quotas.items.values())
 
-    def jobs(self) -> list[objects.Job]:
+    def jobs(self) -> list[objects.KubernetesJob]:
         return list(self._jobs.items.values())
 
-    def gpus_of(self, pod: objects.Pod) -> int:
+    def gpus_of(self, pod: objects.KubernetesPod) -> int:
         """GPUs that a pod asks for: counted resources, and claims that are counted for it."""
         claims = (self._claims.items.get((pod.namespace, name)) for name in pod.claims)
         return pod.gpus + sum(claim.gpus for claim in claims if claim is not None and claim.pod in ("", pod.name))
 
-    def warning(self, kind: str, namespace: str, name: str) -> objects.Warned | None:
+    def warning(self, kind: str, namespace: str, name: str) -> objects.WarningEvent | None:
         """The last warning about an object, if it is among the newest."""
         return self._warnings.items.get((kind, namespace, name))
 
 
-def _pods(targets: Selectors) -> ResourceKind[objects.Pod]:
-    def read(raw: Any) -> objects.Pod:
+def _pods(targets: Selectors) -> ResourceKind[objects.KubernetesPod]:
+    def read(raw: Any) -> objects.KubernetesPod:
         named = json_facts.mapping(json_facts.mapping(raw, "metadata"), "labels")
-        return objects.pod(raw, is_target=any(named.get(name) == value for name, value in targets))
+        return objects.read_pod(raw, is_target=any(named.get(name) == value for name, value in targets))
 
     # A pod that has ended holds nothing, and a busy cluster keeps thousands of them.
     return ResourceKind("pods", "/api/v1/pods", read, key_of, fields="status.phase!=Succeeded,status.phase!=Failed")
 
 
-def _warnings() -> ResourceKind[objects.Warned]:
+def _warnings() -> ResourceKind[objects.WarningEvent]:
     return ResourceKind(
         "events",
         "/api/v1/events",
-        objects.warned,
+        objects.read_warning,
         _warned_key,
         fields="type=Warning",
         limit=MAX_WARNINGS,
@@ -154,4 +154,4 @@ def _warned_key(raw: Any) -> tuple[str, ...]:
 
 
 def _is_open(raw: Any) -> bool:
-    return not objects.is_done(raw)
+    return not objects.is_job_done(raw)

@@ -38,7 +38,7 @@ class SlurmReader(Protocol):
 
     async def leaves(self) -> dict[str, str]: ...
 
-    async def limits(self) -> list[records.Limit]: ...
+    async def limits(self) -> list[records.AccountLimit]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ class SlurmCommandReader:
     async def leaves(self) -> dict[str, str]:
         return records.leaves_of_topology(await self._say("scontrol", "show", "topology"))
 
-    async def limits(self) -> list[records.Limit]:
+    async def limits(self) -> list[records.AccountLimit]:
         shown = ("sacctmgr", "-n", "-P", "show", "assoc", "format=account,user,grptres")
         return records.limits_of_text(await self._say(*shown))
 
@@ -164,7 +164,7 @@ class SlurmRestReader:
         """slurmrestd does not tell the topology."""
         return {}
 
-    async def limits(self) -> list[records.Limit]:
+    async def limits(self) -> list[records.AccountLimit]:
         return []
 
     async def _get(self, what: str) -> str:

@@ -92,7 +92,7 @@ class SlurmWatch:
         )
         self._answers = _Answers()
         self._leaves: Mapping[str, str] = {}
-        self._limits: Sequence[records.Limit] = ()
+        self._limits: Sequence[records.AccountLimit] = ()
         self._rare_at: float | None = None
         self._view = ClusterView(SOURCE)
         self._has_tried = asyncio.Event()
@@ -188,7 +188,7 @@ class SlurmWatch:
         told = {labels.get("UUID") for labels in known}
         made: dict[Labels, float] = {}
         for job in self._answers.jobs:
-            for name, indexes in job.held.items() if job.is_running else ():
+            for name, indexes in job.gpus_by_node.items() if job.is_running else ():
                 node = fleet.node(name, self.cluster)
                 for seen in fleet.gpus_of(node) if node is not None else ():
                     if seen.gpu.index in indexes and seen.gone_since_ms is None and seen.gpu.uuid not in told:
@@ -205,7 +205,7 @@ def view_of(
     jobs: Sequence[records.JobRecord],
     *,
     cluster: str,
-    limits: Iterable[records.Limit] = (),
+    limits: Iterable[records.AccountLimit] = (),
 ) -> ClusterView:
     """Slurm's records in the words that all schedulers share."""
     scheduled = tuple(_workload(job, cluster) for job in jobs if job.is_running or job.is_pending)
@@ -221,14 +221,14 @@ def _node(node: records.NodeRecord, cluster: str) -> ScheduledNode:
         cluster,
         node.name,
         SOURCE,
-        state=node.word,
+        state=node.state_name,
         is_ready=node.is_ready,
         is_schedulable=node.is_schedulable,
         gpus=node.gpus,
         allocatable_gpus=node.gpus,
         addresses=tuple(dict.fromkeys(text for text in (node.address, node.hostname) if text)),
         reason=node.reason,
-        unschedulable_by=node.reason_by,
+        unschedulable_by=node.reason_user,
         labels={"partition": ",".join(node.partitions), "features": ",".join(node.features)},
         gpu_part=_gpu_part(node),
     )
@@ -237,14 +237,14 @@ def _node(node: records.NodeRecord, cluster: str) -> ScheduledNode:
 def _gpu_part(node: records.NodeRecord) -> float:
     """What one of the node's Gres is of a GPU, in the mean; a slice that GPUs have in several sizes is the smallest."""
     try:
-        whole = sum(tres.gpus(node.gres).values())
+        whole = sum(tres.gpus_by_type(node.gres).values())
     except ValueError:
         return 1 / mig.MAX_SLICES
     return whole / node.gpus if whole and node.gpus else 1.0
 
 
 def _workload(job: records.JobRecord, cluster: str) -> ScheduledWorkload:
-    counts = {node: len(indexes) for node, indexes in job.held.items() if indexes}
+    counts = {node: len(indexes) for node, indexes in job.gpus_by_node.items() if indexes}
     if job.is_running and job.gpus and not counts and job.nodes:
         # A version that tells no indexes: the GPUs are spread evenly, as Slurm does by default.
         counts = dict.fromkeys(job.nodes, max(1, job.gpus // len(job.nodes)))

@@ -25,9 +25,9 @@ PERIOD_SECONDS = 1.0
 
 
 def families() -> tuple[NvmlFamily, ...]:
-    usual = [family for family in choice.choose().families if family.call not in LEFT_OUT]
+    usual = [family for family in choice.choose_families().families if family.call not in LEFT_OUT]
     known = {family.name for family in usual}
-    return (*usual, *(choice.dcgm()[name][0] for name in (*ADDED, *ECC) if name not in known))
+    return (*usual, *(choice.dcgm_families()[name][0] for name in (*ADDED, *ECC) if name not in known))
 
 
 def main() -> None:
@@ -52,7 +52,7 @@ def main() -> None:
 
 def _read(opened: session.Session, index: int) -> dict[str, Any]:
     found = opened.read(index, (Cadence.FAST, Cadence.SLOW, Cadence.RARE)).plain()
-    device = opened.handles().get(index)
+    device = opened.gpus().get(index)
     identity = found.get("identity") or (device.identity if device is not None else None)
     return {
         "index": index,
@@ -66,13 +66,13 @@ def _read(opened: session.Session, index: int) -> dict[str, Any]:
 
 def _hear(nvml: Any, opened: session.Session) -> None:
     heard = events.EventSet(nvml)
-    for device in opened.handles().values():
+    for device in opened.gpus().values():
         heard.register(device.handle, device.identity["uuid"])
     while True:
         try:
             event = heard.wait(1000)
         except nvml.NVMLError as error:
-            _say(say="deaf", why=opened.word(error))
+            _say(say="deaf", why=opened.error_name(error))
             return
         if event is not None:
             _say(say="event", kind=event.kind, gpu=event.uuid, detail=event.detail)

@@ -56,20 +56,20 @@ MAX_NAME = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Devices:
+class DiscoveredDevices:
     """What ibnetdiscover says; `owner_of` finds a device by the GUID of any of its ports."""
 
     devices: tuple[FabricDevice, ...]
     owner_of: Mapping[str, str]
 
 
-def read_devices(lines: Iterable[str]) -> Devices:
+def read_devices(lines: Iterable[str]) -> DiscoveredDevices:
     devices: dict[str, FabricDevice] = {}
     owner_of: dict[str, str] = {}
     port_guid, owner = "", ""
     for line in lines:
         if (match := OWNER.match(line)) is not None:
-            owner = full(match["guid"])
+            owner = full_guid(match["guid"])
             lid = LID.search(match["rest"])
             name = match["name"].strip()[:MAX_NAME]
             devices[owner] = FabricDevice(
@@ -78,10 +78,10 @@ def read_devices(lines: Iterable[str]) -> Devices:
             owner_of[owner] = owner_of[port_guid or owner] = owner
             port_guid = ""
         elif (match := GUID.match(line)) is not None:
-            port_guid = full(match["port"] or match["guid"])
+            port_guid = full_guid(match["port"] or match["guid"])
         elif owner and (match := OWN_PORT.match(line)) is not None:
-            owner_of[full(match["guid"])] = owner
-    return Devices(tuple(devices.values()), owner_of)
+            owner_of[full_guid(match["guid"])] = owner
+    return DiscoveredDevices(tuple(devices.values()), owner_of)
 
 
 def read_ports(lines: Iterable[str], owner_of: Mapping[str, str]) -> list[FabricPort]:
@@ -89,10 +89,10 @@ def read_ports(lines: Iterable[str], owner_of: Mapping[str, str]) -> list[Fabric
     ports: dict[PortKey, FabricPort] = {}
     for line in lines:
         match = LINE.match(line)
-        owner = None if match is None else owner_of.get(full(match["guid"]))
+        owner = None if match is None else owner_of.get(full_guid(match["guid"]))
         if match is None or owner is None or len(ports) >= MAX_PORTS:
             continue
-        peer = owner_of.get(full(match["peer"])) if match["peer"] else None
+        peer = owner_of.get(full_guid(match["peer"])) if match["peer"] else None
         port = FabricPort(
             owner,
             int(match["number"]),
@@ -113,7 +113,7 @@ def read_counters(lines: Iterable[str], owner_of: Mapping[str, str]) -> tuple[di
     checked = 0
     for line in lines:
         if (match := COUNTED.match(line)) is not None:
-            owner = owner_of.get(full(match["guid"]))
+            owner = owner_of.get(full_guid(match["guid"]))
             if owner is not None and len(found) < MAX_PORTS:
                 found[owner, int(match["number"])].update(_counters(match["rest"]))
         elif (match := CHECKED.match(line)) is not None:
@@ -130,6 +130,6 @@ def with_counters(ports: Iterable[FabricPort], found: Mapping[PortKey, Mapping[s
     return [replace(port, counters=found.get(port.key)) for port in ports]
 
 
-def full(guid: str) -> str:
+def full_guid(guid: str) -> str:
     """One spelling of a GUID: 16 digits; UFM's telemetry and some tools leave leading zeros out."""
     return guid.lower().removeprefix("0x").rjust(16, "0")

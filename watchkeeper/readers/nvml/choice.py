@@ -24,7 +24,7 @@ class Choice:
 
 
 @cache
-def dcgm() -> Mapping[str, tuple[NvmlFamily, bool]]:
+def dcgm_families() -> Mapping[str, tuple[NvmlFamily, bool]]:
     """DCGM's fields by name, old and new (DCGM 4.6), and whether we export them unasked."""
     found: dict[str, tuple[NvmlFamily, bool]] = {}
     for family, new_name, is_chosen in pack.load("dcgm_fields.csv", _read_dcgm):
@@ -35,22 +35,22 @@ def dcgm() -> Mapping[str, tuple[NvmlFamily, bool]]:
 
 
 @cache
-def own() -> tuple[NvmlFamily, ...]:
+def own_families() -> tuple[NvmlFamily, ...]:
     return pack.load("gpu_families.csv", _read_own)
 
 
-def choose(wanted: Iterable[counters_csv.Counter] | None = None) -> Choice:
+def choose_families(wanted: Iterable[counters_csv.Counter] | None = None) -> Choice:
     """What a counters file asks for, or our default set; our own families are always part of it."""
     if wanted is None:
-        return Choice((*(family for family, is_chosen in dcgm().values() if is_chosen), *own()))
+        return Choice((*(family for family, is_chosen in dcgm_families().values() if is_chosen), *own_families()))
     families, problems = [], []
     for counter in wanted:
-        if counter.name in dcgm():
-            family = dcgm()[counter.name][0]
+        if counter.name in dcgm_families():
+            family = dcgm_families()[counter.name][0]
             families.append(family._replace(prom_type=counter.prom_type, help=counter.help))
         else:
             problems.append(f"line {counter.line}: NVML cannot give {counter.name}; it is left out")
-    return Choice((*families, *own()), tuple(problems))
+    return Choice((*families, *own_families()), tuple(problems))
 
 
 def _read_dcgm(cells: Mapping[str, str]) -> tuple[NvmlFamily, str, bool]:

@@ -47,11 +47,11 @@ def of_settings(settings: config.Settings, *, is_stopped: Callable[[], bool] = l
     """The cluster under [remediate], else the one that [fleet] watches; SettingsError where neither names one."""
     own, fleet = settings.remediate, settings.fleet
     if own.kubeconfig is not None:
-        server = kubeconfig.of_file(Path(own.kubeconfig), own.kubernetes_context)
+        server = kubeconfig.load_kubeconfig(Path(own.kubeconfig), own.kubernetes_context)
     elif fleet.kubeconfig is not None:
-        server = kubeconfig.of_file(Path(fleet.kubeconfig), fleet.kubernetes_context)
+        server = kubeconfig.load_kubeconfig(Path(fleet.kubeconfig), fleet.kubernetes_context)
     elif fleet.kubernetes:
-        server = kubeconfig.in_cluster()
+        server = kubeconfig.load_in_cluster()
     else:
         raise SettingsError(
             "the driver `kubernetes` needs a cluster",

@@ -88,7 +88,9 @@ class SlurmDriver:
             cordoned_by=mark,
             workloads=tuple(job.id for job in self._jobs(node)),
             held_by=held_by(node),
-            unhealthy=(f"Slurm ({node.word}: {node.reason or 'no reason given'})",) if node.is_ready is False else (),
+            unhealthy=(f"Slurm ({node.state_name}: {node.reason or 'no reason given'})",)
+            if node.is_ready is False
+            else (),
         )
 
     def describe(self, action: Action) -> str:
@@ -131,7 +133,7 @@ class SlurmDriver:
             raise ActionFailed(
                 f"it was drained, but its reason is `{after.reason}` and not ours",
                 where=node.name,
-                now=f"It is {after.word}",
+                now=f"It is {after.state_name}",
                 remedy="Whoever set that reason resumes it",
             )
         return ActionOutcome(f"drained {node.name} with the reason {action.mark}")
@@ -147,7 +149,7 @@ class SlurmDriver:
             return ActionOutcome(f"{node.name} has no drain of ours")
         _refuse_foreign(mark, action)
         if "NOT_RESPONDING" in node.states:
-            why = f"slurmd of {node.name} does not answer ({node.word})"
+            why = f"slurmd of {node.name} does not answer ({node.state_name})"
             return ActionOutcome("resume has to wait", is_complete=False, waits_for=(why,))
         self._set_state(action.place, node.name, "RESUME")
         return ActionOutcome(f"resumed {node.name}")
@@ -369,7 +371,7 @@ def held_by(node: records.NodeRecord) -> tuple[str, ...]:
     """Who else has the node in hand: a drain with another reason, a maintenance reservation, a reboot."""
     held = [f"Slurm ({state.lower()})" for state in node.states if state in MAINTENANCE]
     if DRAINS.intersection(node.states) and mark_of(node) is None:
-        held.append(f"{node.reason_by or 'somebody'} ({node.reason or 'no reason given'})")
+        held.append(f"{node.reason_user or 'somebody'} ({node.reason or 'no reason given'})")
     return tuple(held)
 
 
@@ -389,7 +391,7 @@ def _refuse_foreign(mark: str, action: Action) -> None:
 
 
 def _refusal(node: records.NodeRecord, what: str, remedy: str) -> ActionRefused:
-    return ActionRefused(what, where=node.name, now=f"It was left as it is, {node.word}", remedy=remedy)
+    return ActionRefused(what, where=node.name, now=f"It was left as it is, {node.state_name}", remedy=remedy)
 
 
 def name_of(place: Place) -> str:

@@ -28,7 +28,7 @@ from watchkeeper.hub import pipeline, rule_loops
 from watchkeeper.kit import clock
 from watchkeeper.net import http
 from watchkeeper.query import prometheus
-from watchkeeper.query.near import NearEngine
+from watchkeeper.query.local_cache import LocalCacheEngine
 from watchkeeper.rules import evaluate, rulefile
 from watchkeeper.scrape import discovery, fleet, scrape, status_series
 from watchkeeper.store.journal import journal
@@ -136,9 +136,9 @@ async def measure(
     parties = Parties(stream, engine, known, loops, pid, url)
     numbers: dict[str, Any] = {"gpus": options.gpus, "nodes": len(loops)}
     numbers["first_interval"] = await written(parties, 1)
-    if isinstance(engine, NearEngine):
+    if isinstance(engine, LocalCacheEngine):
         # As in a hub that has run for longer than any window; windows hold what was written.
-        engine.kept.since_ms = 0
+        engine.cache_appender.since_ms = 0
     numbers["interval"] = await written(parties, options.intervals)
     numbers["series"] = len(engine.remote._numbered)
     numbers["lost"] = engine.remote.sender.dropped.total() if engine.remote.sender is not None else 0
@@ -196,7 +196,7 @@ def show(url: str) -> None:
 async def our_turns(parties: Parties, turns: int, folder: Path) -> AsyncIterator[Turn]:
     """Every shipped rule asked over HTTP, or near by, and written back: turn after turn, each after an interval."""
     kept = journal.Journal(folder / "journal.sqlite")
-    rules = rulefile.load([rule_loops.SHIPPED_RULES])
+    rules = rulefile.load_rules([rule_loops.SHIPPED_RULES])
     parts = pipeline.harmless_parts(parties.engine, parties.known, journal=kept, rules=rules)
     line = pipeline.Pipeline(parts, now=datetime.now(UTC))
     try:
@@ -221,7 +221,7 @@ def our_turn(line: pipeline.Pipeline, rules: rulefile.RuleSet, parties: Parties)
         for rule in group.rules:
             state = line.rule_state[evaluate.rule_key(group, rule)]
             turn.rules.append((state.duration_seconds, len(state.written), f"{group.name} {rule.name}"))
-            turn.failing += state.health is not evaluate.Health.OK
+            turn.failing += state.health is not evaluate.RuleHealth.OK
     if parties.engine.remote.sender is not None:
         parties.engine.remote.sender.flush(FLUSH_SECONDS)
     turn.cpu_seconds, turn.server_cpu_seconds = time.process_time() - own, cpu_seconds(parties.pid) - there

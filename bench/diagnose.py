@@ -39,7 +39,7 @@ class Counting:
     def __init__(self, inner: engine.InstantEngine) -> None:
         self._inner, self.asked = inner, 0
 
-    def instant(self, expr: str, at_ms: int) -> engine.Answer:
+    def instant(self, expr: str, at_ms: int) -> engine.QueryResult:
         self.asked += 1
         return self._inner.instant(expr, at_ms)
 

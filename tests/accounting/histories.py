@@ -36,7 +36,7 @@ def minute_of(samples: Mapping[Labels, float]) -> embedded.EmbeddedEngine:
     """An engine that has seen some series once and has run the rules of one minute over them."""
     engine = empty_engine()
     engine.appender.append(status_series.StatusSeries().samples(dict(samples), clock.to_ms(START)))
-    group = next(group for group in rulefile.load([RULES]).groups if group.name == "usage-minutes")
+    group = next(group for group in rulefile.load_rules([RULES]).groups if group.name == "usage-minutes")
     for result in evaluate.evaluate_each(group, engine, {}, now=START):
         engine.appender.append(result.samples)
     return engine
@@ -50,8 +50,8 @@ def told(
     `cut` has the minutes in which the hub was killed after so many rules of a group.
     """
     engine = empty_engine()
-    groups = {group.name: group for group in rulefile.load([RULES]).groups}
-    state: evaluate.State = {}
+    groups = {group.name: group for group in rulefile.load_rules([RULES]).groups}
+    state: evaluate.RuleStates = {}
     scraped = status_series.StatusSeries()
     for at, minute in enumerate(history):
         now = START + timedelta(minutes=at)

@@ -39,7 +39,7 @@ def test_gathering_asks_at_most_twenty_questions() -> None:
 
 
 def test_an_engine_that_refuses_is_a_fact_and_not_a_failure() -> None:
-    strict = embedded.EmbeddedEngine(head.Head(), engine.Limits(max_expression_bytes=1))
+    strict = embedded.EmbeddedEngine(head.Head(), engine.QueryLimits(max_expression_bytes=1))
     facts = facts_about(an_incident("gpu_missing", NODE, family="gpu_lost"), engine=strict)
     assert facts.reporting is None
     assert any("DCGM_FI_DEV_GPU_TEMP could not be asked" in gap for gap in facts.missing_data)

@@ -92,7 +92,7 @@ def _files(pattern: str, most: int = 12) -> tuple[bytes, ...]:
 
 
 def _exprs() -> tuple[bytes, ...]:
-    return tuple(rule.expr.encode() for rule in rulefile.load(sorted((PACKS / "rules").glob("*.yaml"))).rules)
+    return tuple(rule.expr.encode() for rule in rulefile.load_rules(sorted((PACKS / "rules").glob("*.yaml"))).rules)
 
 
 NCCL = b"""n1:4711:4812 [3] NCCL WARN NET/IB : Got completion from peer 10.0.0.2<4791> with status=12 opcode=0 len=0 \
@@ -151,7 +151,7 @@ RECORDING = gzip.compress(b'{"watchkeeper_recording": 1, "since": "2026-11-15T12
 TARGETS = (
     Target("exposition", read_exposition, (PAGE,)),
     Target("promql", lambda content: parser.parse(text(content)), _exprs()),
-    Target("rule file", lambda content: rulefile.read({"fuzz.yaml": text(content)}), _files("rules/*.yaml")),
+    Target("rule file", lambda content: rulefile.read_rules({"fuzz.yaml": text(content)}), _files("rules/*.yaml")),
     Target("kernel log", lambda content: [*map(kernel_log.read_line, text(content).splitlines())], (KERNEL,)),
     Target("nccl log", read_logs, (NCCL, KERNEL, DUMP)),
     Target("settings", in_file(loading.load, "hub.toml"), (SETTINGS,)),

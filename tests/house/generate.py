@@ -260,7 +260,7 @@ def _folder(name: str, modules: list[Source]) -> str:
 
 def slo_rules() -> str:
     source = PACKAGE / "packs" / "slo.yaml"
-    return slo.render(slo.read(source.read_text(), where="packs/slo.yaml"), source="packs/slo.yaml")
+    return slo.render_rules(slo.read_slos(source.read_text(), where="packs/slo.yaml"), source="packs/slo.yaml")
 
 
 WRITTEN: dict[Path, Callable[[], str]] = {

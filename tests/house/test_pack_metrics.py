@@ -24,7 +24,7 @@ from watchkeeper.rules import rulefile
 
 EXCEPTIONS = Path(__file__).with_name("unmade_metrics.csv")
 UNNAMED = series.origin("some_metric_of_nobody").who
-RULES = rulefile.load(sorted((PACKAGE / "packs" / "rules").glob("*.yaml"))).rules
+RULES = rulefile.load_rules(sorted((PACKAGE / "packs" / "rules").glob("*.yaml"))).rules
 RECORDED = {rule.name for rule in RULES if isinstance(rule, rulefile.RecordingRule)}
 CONSOLE = sorted((PACKAGE / "packs" / "console").glob("*.json"))
 # What console/src/lib/promql.ts puts in; any other `$name` is a text in quotes.

@@ -58,7 +58,7 @@ def test_an_alert_that_nobody_foresaw_does_not_hold_up_the_others(line: Line) ->
 
 
 def test_workloads_that_cannot_be_asked_for_do_not_cost_the_event(line: Line) -> None:
-    def refuse(expr: str, at_ms: int) -> engines.Answer:
+    def refuse(expr: str, at_ms: int) -> engines.QueryResult:
         raise RuntimeError("no memory")
 
     line.engine.instant = refuse  # type: ignore[method-assign]

@@ -22,7 +22,7 @@ from watchkeeper.hub.loops import Loop
 from watchkeeper.kit import own_metrics
 from watchkeeper.kit.clock import ManualClock
 from watchkeeper.model import alerts
-from watchkeeper.query.engine import Answer
+from watchkeeper.query.engine import QueryResult
 from watchkeeper.rules import evaluate, rulefile
 
 COLD = HOT.replace("Hot", "Cold").replace("name: heat", "name: cold").replace("> 90", "< 10")
@@ -164,7 +164,7 @@ def test_a_group_that_was_exchanged_between_two_turns_is_not_evaluated_any_more(
     running = Running(tmp_path)
     old = running.loops.rules.groups[0]
     running.line.read("DCGM_FI_DEV_GPU_TEMP", 95, 1)
-    running.line.pipeline.change_rules(rulefile.read({"r.yaml": COLD}), later(10))
+    running.line.pipeline.change_rules(rulefile.read_rules({"r.yaml": COLD}), later(10))
     assert running.line.pipeline.evaluate(old, later(15)) == []
     assert running.line.pipeline.rule_state == {}
     running.close()
@@ -243,7 +243,7 @@ async def busy_for(running: Running, minutes: int) -> None:
     engine, asked, gate = running.line.engine, threading.Event(), threading.Event()
     at_once = engine.instant
 
-    def slowly(expr: str, at_ms: int) -> Answer:
+    def slowly(expr: str, at_ms: int) -> QueryResult:
         asked.set()
         gate.wait(60)
         return at_once(expr, at_ms)
@@ -313,7 +313,7 @@ def test_a_minute_that_ends_while_others_are_evaluated_has_its_turn_with_the_nex
         engine, asked, gate = running.line.engine, threading.Event(), threading.Event()
         at_once = engine.instant
 
-        def slowly(expr: str, at_ms: int) -> Answer:
+        def slowly(expr: str, at_ms: int) -> QueryResult:
             if at_ms == round(later(45).timestamp() * 1000):
                 asked.set()
                 gate.wait(60)
@@ -356,7 +356,7 @@ def test_groups_that_are_due_do_not_wait_for_an_event_loop_that_is_busy(tmp_path
         loop, engine = asyncio.get_running_loop(), running.line.engine
         at_once = engine.instant
 
-        def instant(expr: str, at_ms: int) -> Answer:
+        def instant(expr: str, at_ms: int) -> QueryResult:
             if "> 90" in expr:
                 loop.call_soon_threadsafe(lambda: waited.append(all_asked.wait(30)))
             if "> 82" in expr:

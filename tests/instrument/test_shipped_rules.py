@@ -20,7 +20,7 @@ from watchkeeper.query.promql import parser, walk
 from watchkeeper.rules import rulefile
 from watchkeeper.store.head.head import Head
 
-RULES = rulefile.load(sorted((Path(watchkeeper.__file__).parent / "packs" / "rules").glob("*.yaml"))).rules
+RULES = rulefile.load_rules(sorted((Path(watchkeeper.__file__).parent / "packs" / "rules").glob("*.yaml"))).rules
 OURS = ("training_", "inference_")
 # What the scrape adds, what the mapping of other servers adds (packs/rules/serving.yaml), and PyTorch's count of
 # out-of-memory errors, which is there where PyTorch uses a GPU.

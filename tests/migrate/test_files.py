@@ -37,7 +37,7 @@ DASHBOARD = {
 
 
 def judged(*paths: Path) -> dict[str, Verdict]:
-    found = files.judge_all(paths, rulefile.load([rule_loops.SHIPPED_RULES]))
+    found = files.judge_all(paths, rulefile.load_rules([rule_loops.SHIPPED_RULES]))
     return {
         f"{verdict.where.partition(' / ')[2] or verdict.where}|{verdict.subject[:20]}": verdict for verdict in found
     }

@@ -172,7 +172,7 @@ def ours() -> Iterator[Api]:
     """Our API over an engine that holds the samples."""
     hub, engine = SmallHub(), EmbeddedEngine(Head(retention_ms=10**11))
     for body in bodies():
-        taken = remote_write.receive(body, engine.appender)
+        taken = remote_write.append_request(body, engine.appender)
         assert not taken.dropped, taken.dropped
     hub.engine = engine
     with serving(hub) as site, connected(site.url) as api:

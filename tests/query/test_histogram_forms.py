@@ -38,7 +38,7 @@ def test_remote_write_brings_a_histogram_as_it_was(histogram: Histogram, at_ms: 
     body = remote_write.encode([], [HistogramSample(SERIES, at_ms, histogram)])
     decoded = remote_write.decode(body)
     assert decoded.histograms == [HistogramSample(SERIES, at_ms, histogram)]
-    assert (decoded.series, decoded.left_out) == ([], {})
+    assert (decoded.series, decoded.dropped) == ([], {})
 
 
 @given(st.dictionaries(st.integers(0, 2**50 - 1), native.histograms, max_size=5))
@@ -70,7 +70,7 @@ def test_a_message_with_any_byte_changed_is_kept_or_refused(histogram: Histogram
     whole = labels + bytes(message)
     body = bytes(cramjam.snappy.compress_raw(b"\x0a" + varint(len(whole)) + whole))
     with contextlib.suppress(errors.WireError):
-        remote_write.receive(body, Head())
+        remote_write.append_request(body, Head())
 
 
 def test_custom_bounds_stay_custom_in_json() -> None:

@@ -15,7 +15,7 @@ from tests.support import engines
 from watchkeeper.model.histograms import Histogram, HistogramSample, sum_histograms
 from watchkeeper.model.labels import Labels
 from watchkeeper.query.embedded import EmbeddedEngine
-from watchkeeper.query.engine import Answer
+from watchkeeper.query.engine import QueryResult
 from watchkeeper.query.prometheus import PrometheusEngine
 from watchkeeper.store.head.head import Head
 from watchkeeper.store.interfaces import AnySample
@@ -72,7 +72,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[PrometheusE
         yield server, embedded
 
 
-def spelled(answer: Answer) -> dict[str, list[tuple[float, ...]]]:
+def spelled(answer: QueryResult) -> dict[str, list[tuple[float, ...]]]:
     """Each series as numbers: a histogram's count and sum, then the bounds and population of each bucket."""
     found = {str(labels): [(value,)] for labels, value in answer.latest().items()}
     for labels, one in answer.latest_histograms().items():

@@ -19,7 +19,7 @@ from watchkeeper.model.actions import Result
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import Sample
 from watchkeeper.query.embedded import EmbeddedEngine
-from watchkeeper.query.engine import Answer
+from watchkeeper.query.engine import QueryResult
 from watchkeeper.remediate.evidence import EvidenceSources
 from watchkeeper.remediate.orders import OrderQueue, OrderRequest
 from watchkeeper.store.head.head import Head
@@ -111,7 +111,7 @@ def test_names_of_people_and_nodes_are_replaced_throughout(sources: EvidenceSour
 
 def test_a_server_of_samples_that_is_away_costs_only_its_pieces(sources: EvidenceSources) -> None:
     class Away(EmbeddedEngine):
-        def instant(self, expr: str, at_ms: int) -> Answer:
+        def instant(self, expr: str, at_ms: int) -> QueryResult:
             raise QueryError("connection refused")
 
     found, missing = files(replace(sources, engine=Away(Head(max_series=1))).bundle_incident("INC-1", now=LATER))

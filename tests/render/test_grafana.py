@@ -18,7 +18,7 @@ import yaml
 from tests.support import engines, render_tools
 from watchkeeper.config import settings as config
 from watchkeeper.drill.monitored_fleet import Watch
-from watchkeeper.query.engine import Engine, Span
+from watchkeeper.query.engine import Engine, QueryRange
 from watchkeeper.render import grafana, grafana_panel
 from watchkeeper.sim.simulation import SimSettings, Simulation
 
@@ -75,7 +75,7 @@ def watch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watch]:
 
 
 def has_answer(engine: Engine, expr: str, now_ms: int) -> bool:
-    return bool(engine.range(expr, Span(now_ms - 240_000, now_ms, 15_000)).frame.present.any())
+    return bool(engine.range(expr, QueryRange(now_ms - 240_000, now_ms, 15_000)).frame.present.any())
 
 
 @pytest.mark.slow

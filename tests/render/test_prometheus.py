@@ -52,8 +52,8 @@ def test_the_rules_are_those_that_the_hub_evaluates(tmp_path: Path) -> None:
     objectives = tmp_path / "objectives.yaml"
     objectives.write_text(rule_loops.SHIPPED_SLOS.read_text().replace("inference-latency", "chat-latency"))
     settings = fleet_settings.load(tmp_path, '[rules]\nslos = "objectives.yaml"\n')
-    rendered = rulefile.load([written(tmp_path, settings) / "rules"])
-    evaluated = reload.read(rule_loops.sources(settings)).rules
+    rendered = rulefile.load_rules([written(tmp_path, settings) / "rules"])
+    evaluated = reload.read_sources(rule_loops.sources(settings)).rules
     said = {(group.name, rule.name, rule.expr) for group in evaluated.groups for rule in group.rules}
     assert {(group.name, rule.name, rule.expr) for group in rendered.groups for rule in group.rules} == said
     assert "slo-chat-latency" in {group.name for group in rendered.groups}

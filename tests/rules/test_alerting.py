@@ -32,8 +32,8 @@ def alert_rule(*, hold: float = 0, keep: float = 0, **labels: str) -> rulefile.A
         expr="celsius > 90",
         hold_seconds=hold * 60,
         keep_firing_seconds=keep * 60,
-        labels={name: templates.parse(text) for name, text in labels.items()},
-        annotations={"summary": templates.parse("{{ $labels.node }} reads {{ $value }}")},
+        labels={name: templates.parse_template(text) for name, text in labels.items()},
+        annotations={"summary": templates.parse_template("{{ $labels.node }} reads {{ $value }}")},
         path="r.yaml",
         line=1,
     )

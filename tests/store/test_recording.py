@@ -73,7 +73,7 @@ def test_native_histograms_poured_into_a_head_answer_like_the_original() -> None
     answers = embedded.EmbeddedEngine(kept)
     assert [*answers.instant("histogram_count(rate(h[2m]))", 135_000).latest().values()] == [pytest.approx(1 / 15)]
     assert answers.instant("h", 151_000).latest_histograms() == {}
-    [(_, _, values)] = answers.raw((), -1, 600_000)
+    [(_, _, values)] = answers.raw_samples((), -1, 600_000)
     assert len(values) == 11
 
 
@@ -141,4 +141,4 @@ def test_a_recording_poured_into_a_head_answers_like_the_original() -> None:
     ]
     assert answers.instant("y", 302_000).latest() == {}
     assert len(answers.instant("y", 290_000).latest()) == 1
-    assert [len(values) for _, _, values in answers.raw((), -1, 600_000)] == [40, 40, 40, 40, 21]
+    assert [len(values) for _, _, values in answers.raw_samples((), -1, 600_000)] == [40, 40, 40, 40, 21]

@@ -52,7 +52,7 @@ class Line:
     def start(self, at: float, rules: str = HOT, *, kept: embedded.EmbeddedEngine | None = None) -> None:
         self.journal = journal.Journal(self.folder / "journal.db")
         self.engine, self.fleet = kept or embedded.EmbeddedEngine(head.Head()), fleet.FleetInventory()
-        self.rules = rulefile.read({"r.yaml": rules})
+        self.rules = rulefile.read_rules({"r.yaml": rules})
         parts = pipeline.harmless_parts(self.engine, self.fleet, journal=self.journal, rules=self.rules)
         self.pipeline = pipeline.Pipeline(parts, now=later(at))
 

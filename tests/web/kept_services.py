@@ -181,14 +181,14 @@ class GivenRules:
 
     slos: list[slo.Slo] = field(default_factory=list)
     last_reload: reload.Reload = field(default_factory=lambda: reload.Reload(START, START, rules=114, groups=20))
-    in_force: Sequence[tuple[rulefile.Group, evaluate.State]] = ()
+    in_force: Sequence[tuple[rulefile.RuleGroup, evaluate.RuleStates]] = ()
     active: Sequence[alerts.Alert] = (HOT,)
     is_at_work: bool = False
 
     async def reload(self) -> reload.Reload:
         return self.last_reload
 
-    def groups(self) -> Sequence[tuple[rulefile.Group, evaluate.State]]:
+    def groups(self) -> Sequence[tuple[rulefile.RuleGroup, evaluate.RuleStates]]:
         return self.in_force
 
     def alerts(self) -> Sequence[alerts.Alert]:

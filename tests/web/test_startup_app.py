@@ -30,7 +30,7 @@ class SlowQueries(CannedQueries):
         super().__init__(asked, time)
         self.is_asked, self.may_answer = asyncio.Event(), asyncio.Event()
 
-    async def instant(self, expr: str, at_ms: int | None = None) -> engine.Answer:
+    async def instant(self, expr: str, at_ms: int | None = None) -> engine.QueryResult:
         self.is_asked.set()
         await self.may_answer.wait()
         return await super().instant(expr, at_ms)

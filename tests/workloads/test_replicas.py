@@ -11,7 +11,7 @@ import pytest
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import Sample
 from watchkeeper.query import embedded
-from watchkeeper.query.engine import Span
+from watchkeeper.query.engine import QueryRange
 from watchkeeper.store.head import head
 from watchkeeper.workloads.replicas import (
     CALM_SECONDS,
@@ -171,6 +171,6 @@ def test_a_queue_that_is_not_a_number_is_not_known_and_costs_no_other_model_its_
             )
     advised, problems = advise_now(engine, 120_000, {})
     assert [(one.model, one.wanted, problems) for one in advised] == [("broken", None, []), ("chat", 6, [])]
-    found = replay_model(engine, Span(0, 120_000, 60_000), {}, cluster="c", model="broken")
+    found = replay_model(engine, QueryRange(0, 120_000, 60_000), {}, cluster="c", model="broken")
     assert found is not None
     assert (found.seen_seconds, found.would_replica_hours) == (120.0, found.had_replica_hours)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from watchkeeper.accounting import time_ranges, usage
 from watchkeeper.accounting.tally import HOUR, UsageSlot, UsageTally
 from watchkeeper.model.labels import Labels
-from watchkeeper.query.engine import Answer, Engine
+from watchkeeper.query.engine import Engine, QueryResult
 
 MINUTE = 60.0
 TEAM_HOURS = ("watchkeeper:team_gpu_hours:sum",)
@@ -247,7 +247,7 @@ def _samples(
 ) -> Iterator[tuple[Labels, time_ranges.Seconds, time_ranges.Seconds]]:
     """Series of hours with the starts of their hours; a sample at 11:00 is the hour from 10:00."""
     seconds = round(end - since + 2 * HOUR)
-    answer: Answer = engine.instant(f"{name}[{seconds}s]", round((end + HOUR) * 1000))
+    answer: QueryResult = engine.instant(f"{name}[{seconds}s]", round((end + HOUR) * 1000))
     for labels, times, values in answer.frame.rows():
         starts = time_ranges.snap(times / 1000, HOUR) - HOUR
         inside = (starts >= since) & (starts < end)

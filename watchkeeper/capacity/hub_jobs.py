@@ -15,7 +15,7 @@ import numpy as np
 from watchkeeper.capacity.jobs import JobRecords, RecordedJob
 from watchkeeper.capacity.simulated_fleet import WHOLE, GpuRequest
 from watchkeeper.model import workloads
-from watchkeeper.query.engine import Answer, Floats
+from watchkeeper.query.engine import Floats, QueryResult
 from watchkeeper.readers import table
 
 EXPRESSION = (
@@ -50,7 +50,7 @@ def query_chunks(since: float, until: float) -> Iterator[tuple[float, float]]:
         since += CHUNK_SECONDS
 
 
-def first_sample_time(answer: Answer) -> float | None:
+def first_sample_time(answer: QueryResult) -> float | None:
     """The first moment of an answer to `LOOKED`; None where the hub did not look."""
     return min((float(times_ms[0]) / 1000 for _, times_ms, _ in answer.frame.rows() if len(times_ms)), default=None)
 
@@ -71,7 +71,7 @@ class WorkloadHistory:
     step: float
     stretches: dict[Identity, list[_Holding]] = field(default_factory=dict)
 
-    def take(self, answer: Answer) -> None:
+    def take(self, answer: QueryResult) -> None:
         for labels, times_ms, values in answer.frame.rows():
             name = labels.get("workload", "")
             held = values > 0

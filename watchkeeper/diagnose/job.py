@@ -19,7 +19,7 @@ from watchkeeper.diagnose.explained import Explained, ExplainedLine, step_text
 from watchkeeper.kit import clock
 from watchkeeper.model import alerts, events, fleet, incidents, workloads
 from watchkeeper.query import engine as engines
-from watchkeeper.query import gpu_trouble
+from watchkeeper.query import gpu_errors
 
 # Whoever makes the pods of a job writes its name into one of these labels.
 NAME_LABELS = (
@@ -181,8 +181,8 @@ def _node_lines(facts: IncidentFacts, nodes: Sequence[str]) -> list[ExplainedLin
         busy = [value for _, value in facts.context.rows("DCGM_FI_PROF_SM_ACTIVE", Hostname=node)]
         slowed = [
             labels.get("gpu", "?")
-            for labels, value in facts.context.rows(gpu_trouble.REASONS, Hostname=node)
-            if gpu_trouble.is_held_down(value)
+            for labels, value in facts.context.rows(gpu_errors.CLOCK_REASONS, Hostname=node)
+            if gpu_errors.is_throttled(value)
         ]
         read = facts.context.rows(place_context.READ_NOW, Hostname=node)
         parts = [f"{len(here)} GPUs" if here else "GPUs not seen"]

@@ -17,7 +17,7 @@ from watchkeeper.kit import durations, own_metrics
 from watchkeeper.model import fleet
 from watchkeeper.model.labels import Labels
 from watchkeeper.query import engine as engines
-from watchkeeper.query import gpu_trouble, host_cpu
+from watchkeeper.query import gpu_errors, host_cpu
 
 Series = tuple[tuple[Labels, float], ...]
 # As in packs/rules: what names a node in the labels of node_exporter and of the hub's own scrapes.
@@ -209,11 +209,13 @@ def _job(questions: PlaceQueries, name: str) -> dict[str, Series]:
     nodes = sorted({labels.get("Hostname", "") for labels in gpus} - {""})
     ports = questions.query(_ports(own, nodes), about="InfiniBand ports") if nodes else {}
     hosts, minutes = _hosts(own, nodes), questions.minutes
-    grew = questions.query(gpu_trouble.grew(hosts, minutes=minutes), about="memory errors") if nodes else {}
-    reasons = (
-        questions.query(gpu_trouble.gravest_reasons(hosts, minutes=minutes), about="clock reasons") if nodes else {}
+    grew = (
+        questions.query(gpu_errors.memory_error_growth(hosts, minutes=minutes), about="memory errors") if nodes else {}
     )
-    cpus = questions.query(host_cpu.share(_instances(own, nodes)), about="CPUs of its nodes") if nodes else {}
+    reasons = (
+        questions.query(gpu_errors.worst_clock_reasons(hosts, minutes=minutes), about="clock reasons") if nodes else {}
+    )
+    cpus = questions.query(host_cpu.busy_share(_instances(own, nodes)), about="CPUs of its nodes") if nodes else {}
     if nodes and not cpus:
         load = host_cpu.load_share(hosts, minutes=1)
         cpus = questions.query(load, about="load of its nodes")

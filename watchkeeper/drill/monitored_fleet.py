@@ -80,7 +80,7 @@ class Watch:
         self.pace = pace
         self.fleet = fleet.FleetInventory()
         self.journal = journal.Journal(folder / "journal.sqlite")
-        self.rules = rulefile.load([SHIPPED_RULES])
+        self.rules = rulefile.load_rules([SHIPPED_RULES])
         # Not `or`: a store without series counts as false.
         kept = head.Head(retention_ms=pace.retention_seconds * 1000) if store is None else store
         self.engine = embedded.EmbeddedEngine(kept) if remote is None else remote
@@ -171,7 +171,7 @@ class Watch:
         if changed:
             self._look_into(self.pipeline.take_alerts(changed, now), now)
 
-    def _due(self, now: datetime) -> list[rulefile.Group]:
+    def _due(self, now: datetime) -> list[rulefile.RuleGroup]:
         """The groups that have their turn at this second; a slow pace slows down all of them."""
         second, slowest = int(now.timestamp()), float(self.pace.rule_seconds)
         turns = ((group, max(slowest, group.interval_seconds or 0.0)) for group in self.rules.groups)

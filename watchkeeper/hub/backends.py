@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from watchkeeper.config import settings as config
 from watchkeeper.errors import SettingsError
-from watchkeeper.query import embedded, engine, near, prometheus
+from watchkeeper.query import embedded, engine, local_cache, prometheus
 from watchkeeper.remediate import driver
 from watchkeeper.remediate.drivers import dry_run, kubernetes, simulated, slurm_rest
 from watchkeeper.store.head import head
@@ -25,7 +25,11 @@ def engine_of(settings: config.Settings) -> engine.Engine:
             where="query.write_url",
             remedy="Set it to the server's remote-write address, or let the server scrape, with fleet.scrape = false",
         )
-    return near.NearEngine(settings.query) if settings.query.near else prometheus.PrometheusEngine(settings.query)
+    return (
+        local_cache.LocalCacheEngine(settings.query)
+        if settings.query.near
+        else prometheus.PrometheusEngine(settings.query)
+    )
 
 
 def driver_of(

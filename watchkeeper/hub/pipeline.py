@@ -103,7 +103,7 @@ class Pipeline:
         self._started, self._begun = now, set[str]()
         self._first_turn: datetime | None = None
         self._remembered: dict[str, Mapping[labels.Labels, float]] = {}
-        self.rule_state: evaluate.State = {}
+        self.rule_state: evaluate.RuleStates = {}
         # Without rules of our own somebody else evaluates them, and knows which alerts are over.
         if parts.rules.groups:
             self._restore_alerts(now)
@@ -111,8 +111,8 @@ class Pipeline:
     def _restore_alerts(self, now: datetime) -> None:
         # Alerts of somebody else's rules live until their own Alertmanager says that they are over.
         own = [one for one in self._parts.journal.alerts() if external_alerts.SOURCE_LABEL not in one.labels]
-        restored = evaluate.restore_all(self._rules, own)
-        self.rule_state, self._ended_series, over = evaluate.retire(restored, self._rules, now=now)
+        restored = evaluate.restore_alerts(self._rules, own)
+        self.rule_state, self._ended_series, over = evaluate.retire_rules(restored, self._rules, now=now)
         self._unheard.update((alert.labels, alert) for alert in over)
 
     def change_rules(self, rules: rulefile.RuleSet, now: datetime) -> list[alerts.Alert]:
@@ -121,7 +121,7 @@ class Pipeline:
         A rule that stays the same keeps its pending and firing alerts. Call it where `evaluate` is called.
         """
         before = {group.key for group in self._rules.groups}
-        self.rule_state, ended, over = evaluate.retire(self.rule_state, rules, now=now)
+        self.rule_state, ended, over = evaluate.retire_rules(self.rule_state, rules, now=now)
         # What was so before a restart says nothing about a group that came later.
         self._begun = (self._begun & before) | ({group.key for group in rules.groups} - before)
         self._rules = rules
@@ -139,7 +139,7 @@ class Pipeline:
                 return
             self._ended_series = ()
 
-    def evaluate(self, group: rulefile.Group, now: datetime) -> list[alerts.Alert]:
+    def evaluate(self, group: rulefile.RuleGroup, now: datetime) -> list[alerts.Alert]:
         """Rule by rule, so that a rule sees what the one before it recorded; returns the alerts that changed.
 
         A group that a reload has taken out of force between two calls is left alone.
@@ -151,7 +151,7 @@ class Pipeline:
         self._first_turn = self._first_turn or now
         is_first = group.key not in self._begun
         if is_first:
-            self.rule_state = evaluate.with_left_over(group, self.rule_state, partial(self._wrote, now=now))
+            self.rule_state = evaluate.with_series_before_restart(group, self.rule_state, partial(self._wrote, now=now))
             self._restore_silences(group, now)
             self._hold_alerts(group, now)
         states: dict[str, evaluate.RuleState] = {}
@@ -174,41 +174,41 @@ class Pipeline:
         since_ms = clock.to_ms(now) - engine.limits().lookback_ms
         return engine.appender.lasting(_together(key), since_ms).values()
 
-    def _hold_alerts(self, group: rulefile.Group, now: datetime) -> None:
+    def _hold_alerts(self, group: rulefile.RuleGroup, now: datetime) -> None:
         """Before a group's first evaluation: alerts from before this start do not end at once."""
         keys = [evaluate.rule_key(group, rule) for rule in group.rules]
         if not any(self.rule_state[key].alerts for key in keys):
             return
         try:
-            since = evaluate.watched_since(self._parts.engine, now)
+            since = evaluate.evaluated_since(self._parts.engine, now)
         except WatchkeeperError as error:
             log.warning("Alerts wait for their end once more", extra=fields(group=group.name, error=error))
             return
         if since is not None:
-            watch = evaluate.Watch(self._first_turn or now, since)
-            self.rule_state = evaluate.with_holds(group, self.rule_state, watch)
+            watch = evaluate.EvaluationCoverage(self._first_turn or now, since)
+            self.rule_state = evaluate.with_resolve_delays(group, self.rule_state, watch)
 
-    def _restore_silences(self, group: rulefile.Group, now: datetime) -> None:
+    def _restore_silences(self, group: rulefile.RuleGroup, now: datetime) -> None:
         """Before a group's first evaluation: alerts that `keep_firing_for` kept are not kept for all of it again."""
         keeping = [rule for rule in group.rules if isinstance(rule, rulefile.AlertingRule) and rule.keep_firing_seconds]
         state = {key: self.rule_state[key] for key in (evaluate.rule_key(group, rule) for rule in keeping)}
         if any(one.alerts for one in state.values()):
             silent = self._remember(evaluate.KEPT_SINCE, group)
-            self.rule_state = {**self.rule_state, **evaluate.restore_silences(state, silent, now=now)}
+            self.rule_state = {**self.rule_state, **evaluate.restore_keep_firing(state, silent, now=now)}
 
-    def _restore_holds(self, group: rulefile.Group) -> None:
+    def _restore_holds(self, group: rulefile.RuleGroup) -> None:
         """After a group's first evaluation: what was pending before a restart goes on being so."""
         keys = [evaluate.rule_key(group, rule) for rule in group.rules]
         state = {key: self.rule_state[key] for key in keys}
         if any(alert.state is alerts.AlertState.PENDING for one in state.values() for alert in one.alerts.values()):
             held = self._remember(evaluate.ALERTS_FOR_STATE, group)
-            self.rule_state = {**self.rule_state, **evaluate.restore_holds(state, held)}
+            self.rule_state = {**self.rule_state, **evaluate.restore_pending_ages(state, held)}
 
-    def _remember(self, name: str, group: rulefile.Group) -> Mapping[labels.Labels, float]:
+    def _remember(self, name: str, group: rulefile.RuleGroup) -> Mapping[labels.Labels, float]:
         """What the last hub wrote of alerts under this name; nothing where that cannot be asked now."""
         try:
             if name not in self._remembered:
-                self._remembered[name] = evaluate.remembered(name, self._parts.engine, self._started)
+                self._remembered[name] = evaluate.ages_before_restart(name, self._parts.engine, self._started)
         except WatchkeeperError as error:
             log.warning("Alerts wait once more", extra=fields(group=group.name, since=name, error=error))
         return self._remembered.get(name, {})

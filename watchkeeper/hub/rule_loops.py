@@ -67,7 +67,7 @@ class Surroundings:
 class Turn:
     """One evaluation of a group: at its time, or afterwards at the time that was missed."""
 
-    group: rulefile.Group
+    group: rulefile.RuleGroup
     at: datetime
     is_late: bool = False
 
@@ -103,7 +103,7 @@ class RuleLoops:
         # The interval and the number of each group's last turn.
         self._turns: dict[str, tuple[float, int]] = {}
         self._seen: Mapping[str, files.FileStamp | None] = {}
-        self.book = reloads.RuleBook() if self.follows_server else self._read()
+        self.book = reloads.LoadedRules() if self.follows_server else self._read()
         self.last_reload = self._say(self._outcome(self._clock.now()))
 
     @property
@@ -128,7 +128,7 @@ class RuleLoops:
     def close(self) -> None:
         self._thread.shutdown()
 
-    def groups(self) -> list[tuple[rulefile.Group, evaluate.State]]:
+    def groups(self) -> list[tuple[rulefile.RuleGroup, evaluate.RuleStates]]:
         return [(group, self._around.pipeline().rule_state) for group in self.rules.groups]
 
     def alert_causes(self) -> Mapping[str, str]:
@@ -169,23 +169,23 @@ class RuleLoops:
             return
         await self._evaluate([turn for group in self.rules.groups for turn in self._turns_of(group)])
 
-    def _begin(self, group: rulefile.Group, now: float) -> None:
+    def _begin(self, group: rulefile.RuleGroup, now: float) -> None:
         """A group that is new, or has a new interval, waits for the next full one."""
         interval = self._interval(group)
         if self._turns.get(group.key, (None, 0))[0] != interval:
             self._turns[group.key] = (interval, self._turn(interval, now))
 
-    def _next_turn(self, group: rulefile.Group, now: float) -> float:
+    def _next_turn(self, group: rulefile.RuleGroup, now: float) -> float:
         interval = self._interval(group)
         return (now // interval + 1) * interval
 
     def _turn(self, interval: float, now: float) -> int:
         return int((now + SAME_SECONDS) // interval)
 
-    def _interval(self, group: rulefile.Group) -> float:
+    def _interval(self, group: rulefile.RuleGroup) -> float:
         return group.interval_seconds or self._settings.rules.interval_seconds
 
-    def _turns_of(self, group: rulefile.Group) -> list[Turn]:
+    def _turns_of(self, group: rulefile.RuleGroup) -> list[Turn]:
         """What a group is asked for: nothing before it is due, the missed turns of recording rules, and this one.
 
         Prometheus counts them and goes on. Here a minute that is not recorded is a minute of usage that nobody pays
@@ -301,14 +301,14 @@ class RuleLoops:
         if await asyncio.to_thread(lambda: self._stamp() != self._seen):
             await self.reload()
 
-    def _read(self) -> reloads.RuleBook:
+    def _read(self) -> reloads.LoadedRules:
         # Before reading: what is written meanwhile is seen at the next look.
         self._seen = self._stamp()
-        return reloads.read(sources(self._settings))
+        return reloads.read_sources(sources(self._settings))
 
     def _stamp(self) -> Mapping[str, files.FileStamp | None]:
         try:
-            return reloads.fingerprint(sources(self._settings))
+            return reloads.file_stamps(sources(self._settings))
         except (WatchkeeperError, OSError):
             return {}
 
@@ -332,13 +332,13 @@ class RuleLoops:
 
     # Follow
 
-    async def _follow_server(self, server: remote_http.Client) -> None:
+    async def _follow_server(self, server: remote_http.ServerClient) -> None:
         """Take over what a server that owns the rules says about its alerts; what it does not say stays as it was."""
         now = self._clock.now()
-        reading = await asyncio.to_thread(server_rules.read, server, now)
-        for trouble in [reading.unknown_because] if reading.unknown_because else reading.troubles:
+        reading = await asyncio.to_thread(server_rules.read_rules, server, now)
+        for trouble in [reading.unknown_reason] if reading.unknown_reason else reading.problems:
             log.warning("Alerts of the rule server are unknown", extra=fields(why=trouble))
-        followed = server_rules.follow(self.server_alerts, reading, now)
+        followed = server_rules.compare_alerts(self.server_alerts, reading, now)
         self.server_alerts = followed.alerts
         if followed.changes:
             await self._around.deliver(followed.changes, now)
@@ -360,7 +360,7 @@ def _known(rules: rulefile.RuleSet) -> set[own_metrics.LabelPairs]:
     return {(("group", group.name),) for group in rules.groups}
 
 
-def sources(settings: config.Settings) -> reloads.Sources:
+def sources(settings: config.Settings) -> reloads.RuleSources:
     """The configured or shipped rule files and objectives, and the rule files that an existing prometheus.yml names."""
     own, objectives, existing = settings.rules.files, settings.rules.slos, settings.fleet.prometheus_config
     files = [Path(path) for path in own] or list(rulefile.files([SHIPPED_RULES]))
@@ -369,5 +369,5 @@ def sources(settings: config.Settings) -> reloads.Sources:
     if objectives is not None:
         # Whoever has objectives of their own does not want those of the examples.
         files = [path for path in files if path != SHIPPED_RULES / SHIPPED_SLOS.name]
-        return reloads.Sources(tuple(files), Path(objectives))
-    return reloads.Sources(tuple(files), None if own else SHIPPED_SLOS, is_rendered=True)
+        return reloads.RuleSources(tuple(files), Path(objectives))
+    return reloads.RuleSources(tuple(files), None if own else SHIPPED_SLOS, is_rendered=True)

@@ -37,14 +37,14 @@ class Queries:
     def now_ms(self) -> int:
         return clock.to_ms(self._clock.now())
 
-    async def instant(self, expr: str, at_ms: int | None = None) -> engine.Answer:
+    async def instant(self, expr: str, at_ms: int | None = None) -> engine.QueryResult:
         """The answer at a time, or now."""
         at = self.now_ms if at_ms is None else at_ms
         return await self._in_thread(lambda: self.engine.instant(expr, at))
 
-    async def range(self, expr: str, span: engine.Span) -> engine.Answer:
+    async def range(self, expr: str, span: engine.QueryRange) -> engine.QueryResult:
         local = self.engine.local
-        answer = None if local is None else local.range_at_hand(expr, span)
+        answer = None if local is None else local.range_if_cheap(expr, span)
         if answer is not None:
             return answer
         return await self._in_thread(lambda: self.engine.range(expr, span))

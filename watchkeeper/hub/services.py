@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from watchkeeper.notify.silence_store import SilenceRequest
     from watchkeeper.remediate.evidence import EvidenceSources
     from watchkeeper.remediate.orders import OrderQueue
-    from watchkeeper.rules.evaluate import State
+    from watchkeeper.rules.evaluate import RuleStates
     from watchkeeper.rules.reload import Reload
-    from watchkeeper.rules.rulefile import Group
+    from watchkeeper.rules.rulefile import RuleGroup
     from watchkeeper.rules.slo import Slo
     from watchkeeper.scrape.discovery import DroppedTarget
     from watchkeeper.scrape.scrape import TargetState
@@ -115,7 +115,7 @@ class Rules(Protocol):
 
     async def reload(self) -> Reload: ...
 
-    def groups(self) -> Sequence[tuple[Group, State]]: ...
+    def groups(self) -> Sequence[tuple[RuleGroup, RuleStates]]: ...
 
     def alerts(self) -> Sequence[Alert]: ...
 

@@ -90,7 +90,7 @@ def _readings(
 ) -> Mapping[str | None, Readings]:
     """The last hour of one metric by UUID; a GPU that does not show it at this moment ends with NaN."""
     uuids = "|".join(own_metrics.escape(re.escape(one.place.gpu or "")) for one in broken)
-    span = engines.Span(clock.to_ms(now - LOOK_BACK), clock.to_ms(now), STEP_MS)
+    span = engines.QueryRange(clock.to_ms(now - LOOK_BACK), clock.to_ms(now), STEP_MS)
     answer = engine.range(f'max by (UUID) ({metric}{{UUID=~"{uuids}"}} < {BLANK:g})', span)
     found: dict[str | None, Readings] = {}
     for labels, times, values in answer.frame.rows():

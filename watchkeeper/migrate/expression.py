@@ -90,7 +90,7 @@ def _labels(expr: ast.Expr) -> Iterator[tuple[Standing, str]]:
 def _meaning(expr: ast.Expr) -> Iterator[tuple[Standing, str]]:
     """Questions that work and mislead: growth of what is no counter."""
     for part in walk.parts(expr):
-        if not isinstance(part, ast.Call) or part.function not in OVER_TIME:
+        if not isinstance(part, ast.FunctionCall) or part.function not in OVER_TIME:
             continue
         for selector in _gpu_selectors(part):
             row = metrics.lookup(selector.name or "")

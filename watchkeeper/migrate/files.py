@@ -82,7 +82,7 @@ def _read_rules(path: Path, text: str, found: list[Verdict], *, is_named: bool) 
             found.append(Verdict(str(path), "", path.name, Standing.CANNOT, (why,)))
         return
     try:
-        yield RulesOf(path, rulefile.read({str(path): rules}).rules, has_lines=rules == text)
+        yield RulesOf(path, rulefile.read_rules({str(path): rules}).rules, has_lines=rules == text)
     except rulefile.RuleFileProblems as error:
         found += [_problem(path, one) for one in error.problems]
 

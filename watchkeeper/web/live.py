@@ -286,7 +286,7 @@ class LiveUpdates:
                 viewer.colour = frames.DEFAULT_COLOUR
         return list(dict.fromkeys(viewer.colour for viewer in self._viewers)) or [frames.DEFAULT_COLOUR]
 
-    async def _ask(self, expr: str, at_ms: int) -> engine.Answer | None:
+    async def _ask(self, expr: str, at_ms: int) -> engine.QueryResult | None:
         """An answer, or None where the engine cannot give one; the map then says unknown instead of old."""
         try:
             return await self._queries.instant(expr, at_ms)
@@ -325,7 +325,7 @@ class LiveUpdates:
 
 def _packed(
     stock: fleet_layout.FleetLayout,
-    answer: engine.Answer | None,
+    answer: engine.QueryResult | None,
     colour: frames.MapColour,
     picture: frames.FramePicture,
     header: Mapping[str, object],

@@ -164,7 +164,7 @@ class RecordedRules:
     async def reload(self) -> reload.Reload:
         _refuse("a reload of the rules was asked for")
 
-    def groups(self) -> Sequence[tuple[rulefile.Group, evaluate.State]]:
+    def groups(self) -> Sequence[tuple[rulefile.RuleGroup, evaluate.RuleStates]]:
         return ()
 
     def alerts(self) -> list[Alert]:

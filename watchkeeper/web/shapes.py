@@ -17,7 +17,7 @@ from watchkeeper.model.incidents import Incident
 from watchkeeper.model.repairs import Repair, RepairSwitch
 from watchkeeper.model.silences import Silence
 from watchkeeper.remediate import explanation
-from watchkeeper.rules.budgets import Budget
+from watchkeeper.rules.budgets import ErrorBudget
 from watchkeeper.rules.reload import Reload
 from watchkeeper.web.endpoint import QueryParam
 from watchkeeper.web.schema import ResponseVariant
@@ -116,7 +116,7 @@ ExplainedRepair = Annotated[
     ResponseVariant("explanation.ExplainedRepair", also={"repair": RepairView | None, "switch": RepairSwitchView}),
 ]
 SloStatus = Annotated[
-    Budget, ResponseVariant("budgets.ShownBudget", also={"covered": str | None, "incidents": list[str]})
+    ErrorBudget, ResponseVariant("budgets.ShownBudget", also={"covered": str | None, "incidents": list[str]})
 ]
 ReloadOutcome = Annotated[Reload, ResponseVariant("reload.Outcome", also={"is_successful": bool})]
 RuleFileStatus = Annotated[Reload, ResponseVariant("reload.RuleState", also={"is_successful": bool, "owner": str})]

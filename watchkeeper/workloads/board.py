@@ -16,7 +16,7 @@ from watchkeeper.errors import WatchkeeperError
 from watchkeeper.kit import clock, own_metrics
 from watchkeeper.model import clock_reasons, jobs, workloads
 from watchkeeper.model.labels import Labels
-from watchkeeper.query import gpu_trouble
+from watchkeeper.query import gpu_errors
 from watchkeeper.query.engine import Engine
 from watchkeeper.workloads import efficiency, identity, job_inspection, pending_pods
 from watchkeeper.workloads.identity import JobKey
@@ -31,7 +31,7 @@ QUESTIONS: Mapping[str, str] = {
     "h_uses": (
         'avg_over_time(watchkeeper:job_use:ratio{of!="memory"}[1h]) or watchkeeper:job_use:ratio{of="memory"}'
     ),
-    "held_down": f"{gpu_trouble.REASONS} >= {clock_reasons.SW_THERMAL}",
+    "held_down": f"{gpu_errors.CLOCK_REASONS} >= {clock_reasons.SW_THERMAL}",
     "idle": "watchkeeper:job_idle:seconds",
     "trainings": "watchkeeper:job_training:group",
     "ages": "watchkeeper:training_last_step_age:seconds",
@@ -132,7 +132,7 @@ def make_board(engine: Engine, now: datetime, around: BoardInputs) -> Board:
 
 def _slowed(engine: Engine, at_ms: int, reasons: Rows, problems: list[str]) -> Rows:
     """How many GPUs of each job are slowed down by heat or the power brake."""
-    gpus = [labels.get("UUID", "") for labels, value in reasons.items() if gpu_trouble.is_held_down(value)]
+    gpus = [labels.get("UUID", "") for labels, value in reasons.items() if gpu_errors.is_throttled(value)]
     if not gpus:
         return {}
     try:

@@ -12,8 +12,8 @@ from itertools import islice
 from watchkeeper.errors import WatchkeeperError
 from watchkeeper.kit import own_metrics
 from watchkeeper.model.labels import Labels
-from watchkeeper.query import gpu_trouble, host_cpu
-from watchkeeper.query.engine import Engine, Span
+from watchkeeper.query import gpu_errors, host_cpu
+from watchkeeper.query.engine import Engine, QueryRange
 from watchkeeper.workloads.identity import JobKey
 
 FIELDS = (
@@ -98,7 +98,7 @@ class JobQueries:
         some = "|".join(_literally(node) for node in islice(sorted(nodes), MOST_NODES))
         where = f'{self._own},instance=~"({some})(:[0-9]+)?"'
         sent = f"sum by (instance) (rate(node_infiniband_port_data_transmitted_bytes_total{{{where}}}[2m]))"
-        cpus = self._ask(host_cpu.share(where)) or self._ask(host_cpu.load_share(self._where(nodes), minutes=1))
+        cpus = self._ask(host_cpu.busy_share(where)) or self._ask(host_cpu.load_share(self._where(nodes), minutes=1))
         return cpus, self._ask(sent)
 
     def usual_watts(self) -> float | None:
@@ -118,7 +118,7 @@ class JobQueries:
         held, spare = next(iter(cores.values()), None), next(iter(idle.values()), None)
         if held is None:
             told = self._where(nodes)
-            cpus = host_cpu.cpus(told)
+            cpus = host_cpu.cpu_count(told)
             wanted = f"{host_cpu.load_share(told, minutes=5)} * on (Hostname) {cpus}"
             both = self._ask(f"sum({cpus})"), self._ask(f"sum({wanted})")
             return next(iter(both[0].values()), None), next(iter(both[1].values()), None)
@@ -127,8 +127,11 @@ class JobQueries:
     def trouble(self, nodes: Iterable[str], at: datetime) -> Rows:
         """By how much memory errors grew around a time, and the gravest reason of clocks; `field` says which."""
         where = self._where(nodes)
-        errors, reasons = gpu_trouble.grew(where, minutes=15), gpu_trouble.gravest_reasons(where, minutes=12)
-        asked = f'{errors} or label_replace({reasons}, "field", "{gpu_trouble.REASONS}", "", "")'
+        errors, reasons = (
+            gpu_errors.memory_error_growth(where, minutes=15),
+            gpu_errors.worst_clock_reasons(where, minutes=12),
+        )
+        asked = f'{errors} or label_replace({reasons}, "field", "{gpu_errors.CLOCK_REASONS}", "", "")'
         return self._ask(asked, at_ms=min(self._at_ms, round(at.timestamp() * 1000) + 120_000))
 
     def over(self, name: str, since: datetime, *, where: str = "") -> list[tuple[float, float]]:
@@ -143,7 +146,7 @@ class JobQueries:
         step = max(LEAST_STEP * 1000, (self._at_ms - start) // MOST_POINTS)
         expr = f'max by (job_name) ({name}{{{self._own},job_name="{self.training}",{where}}})'
         try:
-            frame = self._engine.range(expr, Span(start, self._at_ms, step)).frame
+            frame = self._engine.range(expr, QueryRange(start, self._at_ms, step)).frame
         except WatchkeeperError as error:
             self.refused.append(f"{name} could not be asked: {error}")
             return []

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from watchkeeper.errors import WatchkeeperError
 from watchkeeper.kit import own_metrics
-from watchkeeper.query.engine import Engine, Span
+from watchkeeper.query.engine import Engine, QueryRange
 
 # What one replica may have waiting before it counts as too few; below that nobody waits long (InferenceQueueDeep).
 WAITING_PER_REPLICA = 10.0
@@ -241,7 +241,7 @@ def advise_now(engine: Engine, at_ms: int, budgets: Mapping[str, float]) -> tupl
 
 
 def replay_model(
-    engine: Engine, span: Span, budgets: Mapping[str, float], *, cluster: str, model: str
+    engine: Engine, span: QueryRange, budgets: Mapping[str, float], *, cluster: str, model: str
 ) -> ReplicasReplay | None:
     """What following the advice would have done for one model over a span."""
     only = f'cluster="{own_metrics.escape(cluster)}",model_name="{own_metrics.escape(model)}"'

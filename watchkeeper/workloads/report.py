@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from watchkeeper.kit import clock
 from watchkeeper.model import clock_reasons, events, fleet, jobs, workloads
-from watchkeeper.query import gpu_trouble
+from watchkeeper.query import gpu_errors
 from watchkeeper.query.engine import Engine
 from watchkeeper.workloads import efficiency, goodput, job_inspection, losses, ranks
 from watchkeeper.workloads.identity import JobKey
@@ -25,7 +25,7 @@ MOST_RANKS, MOST_EVENTS = 4096, 200
 # What nobody can say about a loss that went wrong where its GPUs do not export it.
 UNTOLD = {
     "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL": "memory errors of its GPUs (DCGM_FI_DEV_ECC_*): they may explain its loss",
-    gpu_trouble.REASONS: f"why clocks of its GPUs were slow ({gpu_trouble.REASONS}): it may explain its loss",
+    gpu_errors.CLOCK_REASONS: f"why clocks of its GPUs were slow ({gpu_errors.CLOCK_REASONS}): it may explain its loss",
 }
 # How several of a state are counted in a sentence.
 DOES = {
@@ -218,10 +218,10 @@ def _trouble(
     for labels, value in told.items():
         one, field = gpus[labels.get("UUID", "")], labels.get("field", "")
         place = names(fleet.Place(labels.get("cluster", ""), node=one.node, gpu=one.uuid))
-        if field in gpu_trouble.MEMORY_ERRORS and value > 0:
-            cause, what = gpu_trouble.MEMORY_ERRORS[field]
+        if field in gpu_errors.MEMORY_ERRORS and value > 0:
+            cause, what = gpu_errors.MEMORY_ERRORS[field]
             found.append(jobs.HardwareEvent(at, place, "ecc", "", cause, f"{value:.0f} {what} within 15 min", one.rank))
-        elif field == gpu_trouble.REASONS and gpu_trouble.is_held_down(value):
+        elif field == gpu_errors.CLOCK_REASONS and gpu_errors.is_throttled(value):
             cause = "power_brake" if int(value) & clock_reasons.POWER_BRAKE else "thermal_throttle"
             text = f"clocks held down, reasons 0x{int(value):x}"
             found.append(jobs.HardwareEvent(at, place, "throttle", f"0x{int(value):x}", cause, text, one.rank))

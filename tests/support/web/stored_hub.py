@@ -57,7 +57,7 @@ class StoredHub(SmallHub):
         work = Labels({"__name__": "work_total", "node": "n1"})
         trace = exemplars.Exemplar(Labels({"trace_id": "ab"}), 2.5, 4500)
         kept.exemplars.note(work, trace)
-        self.rules.in_force = [(group, {}) for group in rulefile.read({"heat.yaml": RULES}).groups]
+        self.rules.in_force = [(group, {}) for group in rulefile.read_rules({"heat.yaml": RULES}).groups]
         self.targets = StoredTargets()
 
     def add(self, name: str, at_ms: int, value: float, **labels: str) -> None:

@@ -21,7 +21,7 @@ from watchkeeper.errors import StoreError
 from watchkeeper.model import histograms
 from watchkeeper.model.labels import Labels
 from watchkeeper.query import embedded
-from watchkeeper.query.engine import Answer
+from watchkeeper.query.engine import QueryResult
 from watchkeeper.query.remote import remote_write
 from watchkeeper.scrape import page_formats
 from watchkeeper.store.head import head
@@ -205,7 +205,7 @@ def test_a_parameter_that_cannot_be_honoured_is_refused_with_words(site: Site, f
 
 
 class SlowQueries(CannedQueries):
-    async def instant(self, expr: str, at_ms: int | None = None) -> Answer:
+    async def instant(self, expr: str, at_ms: int | None = None) -> QueryResult:
         await asyncio.Event().wait()
         return await super().instant(expr, at_ms)
 

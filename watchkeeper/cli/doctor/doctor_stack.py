@@ -18,7 +18,7 @@ from watchkeeper.doctor.stack import examine, facts, gather
 from watchkeeper.errors import CollectError, StoreError
 from watchkeeper.kit import wire
 from watchkeeper.net import http
-from watchkeeper.query.remote.http import Client, Request
+from watchkeeper.query.remote.http import Request, ServerClient
 from watchkeeper.readers import grafana_dashboard
 from watchkeeper.readers.clusters import kubeconfig
 
@@ -88,7 +88,7 @@ def _report(stack: facts.Stack, unread: Sequence[str], *, as_json: bool) -> None
 
 def _ask_prometheus(url: str, token: Path | None, panels: Sequence[facts.Panel]) -> facts.Stack:
     access = config.QuerySettings(timeout=TIMEOUT, retries=0, bearer_token_file=None if token is None else str(token))
-    client = Client(access, url, key="--prometheus")
+    client = ServerClient(access, url, key="--prometheus")
 
     def ask(path: str) -> Any:
         response = client.send(Request("GET", path))

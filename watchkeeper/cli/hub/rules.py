@@ -40,7 +40,7 @@ def check(files: tuple[Path, ...], as_json: bool) -> None:
     from watchkeeper.rules import rulefile
 
     try:
-        found = rulefile.load(files)
+        found = rulefile.load_rules(files)
     except rulefile.RuleFileProblems as error:
         if as_json:
             said = [{"file": one.path, "line": one.line, "problem": one.problem} for one in error.problems]
@@ -63,7 +63,7 @@ def write_slo(file: Path) -> None:
     """Turn the objectives in FILE (see packs/slo.yaml) into a rule file, printed."""
     from watchkeeper.rules import slo
 
-    click.echo(slo.render(slo.load(file), source=file.name), nl=False)
+    click.echo(slo.render_rules(slo.load_slos(file), source=file.name), nl=False)
 
 
 @command.command("reload")
@@ -93,7 +93,7 @@ def test(files: tuple[Path, ...], as_json: bool) -> None:
     found: dict[str, list[str]] = {}
     for path in files:
         try:
-            found[str(path)] = failures = unit_tests.run(path)
+            found[str(path)] = failures = unit_tests.run_test_file(path)
         except WatchkeeperError as error:
             found[str(path)] = failures = [str(error)]
         if not as_json:
@@ -131,18 +131,18 @@ def replay(
     from watchkeeper.rules import rulefile
     from watchkeeper.web import replay_hub
 
-    rule_set, progress = rulefile.load(files), Progress()
+    rule_set, progress = rulefile.load_rules(files), Progress()
     try:
         if tape_file is not None:
             tape, since, until = _from_file(tape_file, start, end, progress)
         else:
             since, until = times.window(start, end, hub)
             tape = _from_hub(hub, rule_set, since, until, progress=progress)
-        _, written, _ = replays.names(rule_set)
+        _, written, _ = replays.metric_names(rule_set)
         tape.series = [one for one in tape.series if one[0].name not in written]
         on = replay_hub.load_engine(tape, progress=lambda part: progress.update(f"Loading: {part:.0%}"))
-        window = replays.Window(clock.to_ms(since), clock.to_ms(until), durations.parse_seconds(interval))
-        found = replays.run(
+        window = replays.ReplayWindow(clock.to_ms(since), clock.to_ms(until), durations.parse_seconds(interval))
+        found = replays.replay(
             rule_set,
             on,
             window,
@@ -176,7 +176,7 @@ def _from_hub(
     from watchkeeper.rules import replay as replays
     from watchkeeper.store import recording
 
-    wanted, _, lookback_ms = replays.names(rule_set)
+    wanted, _, lookback_ms = replays.metric_names(rule_set)
     early = clock.from_ms(clock.to_ms(since) - lookback_ms)
     matches = [f'{{__name__="{name}"}}' for name in sorted(wanted)]
     with tempfile.NamedTemporaryFile(suffix=".wkrec") as kept:

@@ -23,7 +23,7 @@ from watchkeeper.model import clock_reasons, jobs
 from watchkeeper.model.diagnosis import DiagnosisStep, Evidence, Finding, RuledOut
 from watchkeeper.model.fleet import Place
 from watchkeeper.model.labels import Labels
-from watchkeeper.query import gpu_trouble
+from watchkeeper.query import gpu_errors
 
 FAMILIES = ("nccl", "training")
 LAST_STEP, COMPUTE, WORLD = (
@@ -257,7 +257,9 @@ def starved(facts: IncidentFacts) -> Finding | None:
 def slow_gpu(facts: IncidentFacts) -> Finding | None:
     """One GPU of the job is held back by heat or power, and a gang runs as fast as its slowest."""
     slowed = [
-        (labels, value) for labels, value in facts.context.rows(gpu_trouble.REASONS) if gpu_trouble.is_held_down(value)
+        (labels, value)
+        for labels, value in facts.context.rows(gpu_errors.CLOCK_REASONS)
+        if gpu_errors.is_throttled(value)
     ]
     if facts.incident.family not in FAMILIES or not slowed:
         return None
@@ -274,7 +276,7 @@ def slow_gpu(facts: IncidentFacts) -> Finding | None:
         cause,
         place=place if cause == "thermal_throttle" else node,
         confidence=0.8,
-        evidence=(_seen(facts, gpu_trouble.REASONS, said), *_told(facts)),
+        evidence=(_seen(facts, gpu_errors.CLOCK_REASONS, said), *_told(facts)),
         ruled_out=exclusions.against(_fed(facts)),
     )
 
@@ -379,7 +381,7 @@ def _memory_errors(facts: IncidentFacts, held: set[str]) -> tuple[Evidence, ...]
 
 
 def _grown(facts: IncidentFacts, place: Place, field: str, *, count: float) -> Evidence:
-    _, what = gpu_trouble.MEMORY_ERRORS[field]
+    _, what = gpu_errors.MEMORY_ERRORS[field]
     said = f"{facts.names(place)}: {count:.0f} {what} within {facts.context.window_minutes} min"
     return Evidence(field, said, at=facts.at, place=place)
 
@@ -388,11 +390,11 @@ def _held_down(facts: IncidentFacts, held: set[str]) -> tuple[Evidence, ...]:
     slowed = [
         (_place(facts, labels), int(value))
         for labels, value in facts.context.rows(REASONS)
-        if labels.get("UUID", "") in held and gpu_trouble.is_held_down(value)
+        if labels.get("UUID", "") in held and gpu_errors.is_throttled(value)
     ]
     return tuple(
         Evidence(
-            gpu_trouble.REASONS,
+            gpu_errors.CLOCK_REASONS,
             f"{facts.names(place)}: clocks held down, reasons 0x{value:x}",
             at=facts.at,
             place=place,

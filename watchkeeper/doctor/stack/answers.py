@@ -47,7 +47,7 @@ def missing(expr: ast.Expr, known: KnownSeries) -> list[str]:
             return [*left, *right] if left and right else []
         case ast.Binary(op="unless"):
             return missing(expr.left, known)
-        case ast.Call() if expr.function in ABSENT:
+        case ast.FunctionCall() if expr.function in ABSENT:
             return []
         case _:
             inner = [missing(part, known) for part in walk.children(expr)]

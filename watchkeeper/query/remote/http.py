@@ -25,15 +25,15 @@ from watchkeeper.net import access as net_access
 from watchkeeper.net import sync_http
 from watchkeeper.net.sync_http import Request, Response
 
-__all__ = ["PAUSES", "Client", "Request", "Response"]
+__all__ = ["RETRY_BACKOFF", "Request", "Response", "ServerClient"]
 
 # Someone else's trouble that may be over in a moment: too many requests, and a proxy without its server.
 PASSING = frozenset({429, 502, 503, 504})
-PAUSES = backoff.Backoff(0.2, 10.0)
+RETRY_BACKOFF = backoff.Backoff(0.2, 10.0)
 IDLE_CONNECTIONS = 8
 
 
-class Client:
+class ServerClient:
     """One server; any number of threads may `send` at the same time."""
 
     def __init__(
@@ -75,7 +75,7 @@ class Client:
             except sync_http.NoAnswer as error:
                 problem = error
                 may_pass = not error.is_timeout and not isinstance(error.__cause__, ssl.SSLCertVerificationError)
-            pause = wait if wait is not None else PAUSES.seconds(turn) * random.uniform(0.5, 1.0)
+            pause = wait if wait is not None else RETRY_BACKOFF.seconds(turn) * random.uniform(0.5, 1.0)
             is_last = turn == tries or time.monotonic() + pause >= deadline
             if is_last or self._closed.is_set() or not may_pass:
                 if response is not None:

@@ -13,7 +13,7 @@ from watchkeeper import errors
 from watchkeeper.config import settings
 from watchkeeper.model.labels import Labels
 from watchkeeper.query.remote import remote_write
-from watchkeeper.query.remote.http import Client
+from watchkeeper.query.remote.http import ServerClient
 from watchkeeper.query.remote.parcel import Parcel
 from watchkeeper.query.remote.sender import Sender
 from watchkeeper.store.interfaces import AnySample, Appended
@@ -29,7 +29,7 @@ class RemoteAppender:
         self._max_series, self._server = access.max_series, server
         self.sender: Sender | None = None
         if access.write_url is not None:
-            self.sender = Sender(Client(access, access.write_url, key="query.write_url"))
+            self.sender = Sender(ServerClient(access, access.write_url, key="query.write_url"))
         self._lock = threading.Lock()
         self._ids: dict[Labels, int] = {}
         # The labels of each series that the scraper knows, as they go over the wire.

@@ -32,7 +32,7 @@ from watchkeeper.hub.services import SeenView
 from watchkeeper.kit import clock, durations, wire
 from watchkeeper.model import cluster, workloads
 from watchkeeper.model.fleet_capacity import FleetCapacity
-from watchkeeper.query.engine import Span
+from watchkeeper.query.engine import QueryRange
 from watchkeeper.web import report_shapes, shapes
 from watchkeeper.web.accounting import workload_use
 from watchkeeper.web.auth.auth import Role
@@ -150,7 +150,7 @@ class CapacityApi:
         for span_seconds, step, inner in (LONG_SPAN, SHORT_SPAN):
             # Whole steps only: the hour that is not over yet would look like a fall.
             end = self._now_ms() // (step * 1000) * step
-            span = Span((end - span_seconds) * 1000, end * 1000, step * 1000)
+            span = QueryRange((end - span_seconds) * 1000, end * 1000, step * 1000)
             each = demand_queries.step_mean(expr, step=durations.format_seconds(step), inner=inner)
             answer = await self._queries.range(each, span)
             points = [

@@ -21,7 +21,7 @@ from watchkeeper.hub.runtime import Runtime
 from watchkeeper.hub.samples import Queries
 from watchkeeper.kit import clock, durations
 from watchkeeper.model import fleet
-from watchkeeper.query.engine import Span
+from watchkeeper.query.engine import QueryRange
 from watchkeeper.web.auth.auth import Role
 from watchkeeper.web.endpoint import Endpoint, read_json_object
 from watchkeeper.web.fleet import fleet_layout
@@ -90,7 +90,7 @@ class WhatIfApi:
         until = clock.to_ms(self._runtime.clock.now()) // (step * 1000) * step
         seen, since = hub_jobs.WorkloadHistory(step), None
         for start, end in hub_jobs.query_chunks(until - window, until):
-            span = Span(round(start * 1000), round(end * 1000), step * 1000)
+            span = QueryRange(round(start * 1000), round(end * 1000), step * 1000)
             # A younger hub has not seen an empty fleet before: it has seen nothing.
             since = since or hub_jobs.first_sample_time(await self._queries.range(hub_jobs.LOOKED, span))
             seen.take(await self._queries.range(hub_jobs.EXPRESSION, span))

@@ -112,13 +112,13 @@ Values = npt.NDArray[np.float32]
 class FrameReadings:
     """Answers of the engine for one tick; None where it could not answer."""
 
-    colour: engine.Answer | None = None
-    work: engine.Answer | None = None
-    gpu_util: engine.Answer | None = None
-    power: engine.Answer | None = None
-    throttle: engine.Answer | None = None
+    colour: engine.QueryResult | None = None
+    work: engine.QueryResult | None = None
+    gpu_util: engine.QueryResult | None = None
+    power: engine.QueryResult | None = None
+    throttle: engine.QueryResult | None = None
     # Of GPUs that are divided, whose labels say who holds a slice.
-    slices: engine.Answer | None = None
+    slices: engine.QueryResult | None = None
     # Holders that agents tell in a series of their own, where an exporter's labels do not.
     holders: Sequence[Labels] = ()
 
@@ -205,7 +205,7 @@ def count_free(states: npt.NDArray[np.uint8], held: Mapping[int, str]) -> int:
     return int(able.sum())
 
 
-def values_by_slot(stock: FleetLayout, answer: engine.Answer | None) -> Values:
+def values_by_slot(stock: FleetLayout, answer: engine.QueryResult | None) -> Values:
     """An instant answer's values in inventory order; NaN where there is none."""
     values = np.full(len(stock.slots), np.nan, dtype=np.float32)
     if answer is not None and len(answer.frame.times_ms):
@@ -218,7 +218,7 @@ def values_by_slot(stock: FleetLayout, answer: engine.Answer | None) -> Values:
     return values
 
 
-def values_by_slot_or_node(stock: FleetLayout, answer: engine.Answer | None) -> Values:
+def values_by_slot_or_node(stock: FleetLayout, answer: engine.QueryResult | None) -> Values:
     """As `place`, and a reading that belongs to a node and to no GPU colours all GPUs of the node."""
     values = values_by_slot(stock, answer)
     if answer is not None and len(answer.frame.times_ms):
@@ -230,7 +230,7 @@ def values_by_slot_or_node(stock: FleetLayout, answer: engine.Answer | None) -> 
     return values
 
 
-def _labels(answer: engine.Answer | None) -> Sequence[Labels]:
+def _labels(answer: engine.QueryResult | None) -> Sequence[Labels]:
     return () if answer is None else answer.frame.labels
 
 

@@ -14,7 +14,7 @@ from watchkeeper.errors import WatchkeeperError
 from watchkeeper.hub.samples import Queries
 from watchkeeper.model import fleet, workloads
 from watchkeeper.model.labels import Labels
-from watchkeeper.query.engine import Answer
+from watchkeeper.query.engine import QueryResult
 from watchkeeper.scrape import status_series
 
 HOLDER_EXPR = f"{status_series.WORKLOAD_INFO} or on (UUID) {status_series.WORKLOAD_SOURCES}"
@@ -65,7 +65,7 @@ async def load_holders(queries: Queries) -> GpuHolders:
     return await asyncio.to_thread(_told, held, shares, reasons)
 
 
-def _told(held: Answer, shares: Answer, reasons: Answer) -> GpuHolders:
+def _told(held: QueryResult, shares: QueryResult, reasons: QueryResult) -> GpuHolders:
     share_of = {_key(labels): value for labels, value in shares.latest().items()}
     by_gpu: dict[str, dict[GpuHolder, None]] = {}
     for labels in held.latest():

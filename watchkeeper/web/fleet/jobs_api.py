@@ -30,7 +30,7 @@ from watchkeeper.kit import clock, durations, wire
 from watchkeeper.model import jobs, workloads
 from watchkeeper.model.fleet import UNMAPPED
 from watchkeeper.model.jobs import JobLine
-from watchkeeper.query.engine import Span
+from watchkeeper.query.engine import QueryRange
 from watchkeeper.render import keda
 from watchkeeper.web import shapes
 from watchkeeper.web.auth.auth import Role
@@ -212,7 +212,7 @@ def _team(line: jobs.JobLine) -> str:
     return line.team or UNMAPPED
 
 
-def _span(text: str, now_ms: int) -> Span:
+def _span(text: str, now_ms: int) -> QueryRange:
     try:
         seconds = durations.parse_seconds(text)
     except (WatchkeeperError, ValueError) as error:
@@ -220,7 +220,7 @@ def _span(text: str, now_ms: int) -> Span:
     if not 300 <= seconds <= LONGEST_WINDOW:
         raise HTTPException(400, f"a window of {seconds:g} s; it may be from 300 to {LONGEST_WINDOW:,} s")
     step = DAY_STEP_MS if seconds <= DAY_SECONDS else WEEK_STEP_MS
-    return Span(now_ms - round(seconds * 1000), now_ms, step)
+    return QueryRange(now_ms - round(seconds * 1000), now_ms, step)
 
 
 def endpoints(api: JobsApi) -> list[Endpoint]:

@@ -59,7 +59,7 @@ class _Manner:
     with_stats: bool
     took_seconds: float = 0.0
 
-    async def wait_for(self, asking: Awaitable[engine.Answer]) -> engine.Answer:
+    async def wait_for(self, asking: Awaitable[engine.QueryResult]) -> engine.QueryResult:
         began = time.perf_counter()
         try:
             async with asyncio.timeout(self.timeout_seconds):
@@ -255,7 +255,7 @@ def _read_times(asked: Form, start_ms: int, end_ms: int) -> tuple[int, int]:
     return start, end
 
 
-async def _write(answer: engine.Answer, at_ms: int | None, manner: _Manner) -> Response:
+async def _write(answer: engine.QueryResult, at_ms: int | None, manner: _Manner) -> Response:
     """Rendering a large answer takes longer than asking for it, so it leaves the event loop as well."""
 
     def render() -> Response:

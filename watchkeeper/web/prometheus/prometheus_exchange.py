@@ -54,7 +54,7 @@ class SampleExchange:
         found: dict[object, interfaces.AnySample] = {}
         for each in selectors:
             if local is not None:
-                found |= {sample.labels: sample for sample in local.newest(each, at_ms)}
+                found |= {sample.labels: sample for sample in local.latest_samples(each, at_ms)}
                 continue
             expr = printer.to_text(ast.Selector(None, each))
             answer = self._queries.engine.instant(expr, at_ms)
@@ -66,7 +66,7 @@ class SampleExchange:
     def _keep(self, body: bytes, now_ms: int) -> interfaces.Appended:
         """Append a body and wait for the disk: what is acknowledged must outlive us. StoreError if the disk refuses."""
         appender = self._queries.engine.appender
-        taken = remote_write.receive(body, appender, now_ms=now_ms)
+        taken = remote_write.append_request(body, appender, now_ms=now_ms)
         appender.sync()
         return taken
 
@@ -74,7 +74,9 @@ class SampleExchange:
         """Remote write 1.0. A 4xx tells the sender to go on without these samples, a 5xx or 429 to send them again."""
         # Samples of a sender may be about any node, so a token that is bound to some cannot send them.
         check_node(request.state.caller, None)
-        refused = remote_write.refusal(request.headers.get("content-type"), request.headers.get("content-encoding"))
+        refused = remote_write.unsupported_reason(
+            request.headers.get("content-type"), request.headers.get("content-encoding")
+        )
         if refused is not None:
             return PlainTextResponse(refused, status_code=415)
         if self._writes >= WRITES_IN_FLIGHT:
@@ -94,5 +96,5 @@ class SampleExchange:
             self._writes -= 1
         for reason, count in taken.dropped.items():
             self._left_out.add(count, reason=reason)
-        status, words = remote_write.reply(taken)
+        status, words = remote_write.response_for(taken)
         return PlainTextResponse(words, status_code=status) if words else Response(status_code=status)

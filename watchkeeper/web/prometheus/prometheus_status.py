@@ -254,7 +254,7 @@ def target(state: scrape.TargetState) -> dict[str, Any]:
     }
 
 
-def group(found: rulefile.Group, states: evaluate.State, *, default_seconds: float) -> dict[str, Any]:
+def group(found: rulefile.RuleGroup, states: evaluate.RuleStates, *, default_seconds: float) -> dict[str, Any]:
     known = [(each, states.get(evaluate.rule_key(found, each), evaluate.RuleState())) for each in found.rules]
     times = [state.evaluated_at for _, state in known if state.evaluated_at is not None]
     return {

@@ -94,7 +94,7 @@ class RecordingApi:
         """Metric by metric; a series that two selectors mean is written once."""
         on, known = self._queries.engine, self._queries.engine.metadata()
         names = on.label_values(METRIC_NAME, selectors, start_ms=head.from_ms, end_ms=head.to_ms)
-        read = _from_afar(on) if on.local is None else on.local.raw
+        read = _from_afar(on) if on.local is None else on.local.raw_samples
         for name in names:
             if name in known:
                 yield writer.add("metric", recording.RecordedMetric(name, *known[name]))

@@ -117,7 +117,7 @@ class RulesApi:
         # A file of 256 KiB takes seconds to read.
         rule_set = await asyncio.to_thread(_rule_set, body)
         async with self._busy:
-            found = await asyncio.to_thread(replay.run, rule_set, self._queries.engine, window, appender=None)
+            found = await asyncio.to_thread(replay.replay, rule_set, self._queries.engine, window, appender=None)
         fired = found.fired
         waited = [one for one in found.episodes if one.fired_at is None]
         return RuleReplay(
@@ -131,7 +131,7 @@ class RulesApi:
         )
 
 
-def rule_line(group: rulefile.Group, rule: rulefile.AlertingRule, state: evaluate.RuleState) -> ListedRule:
+def rule_line(group: rulefile.RuleGroup, rule: rulefile.AlertingRule, state: evaluate.RuleState) -> ListedRule:
     states = [one.state for one in state.alerts.values()]
     return ListedRule(
         name=rule.name,
@@ -189,7 +189,7 @@ def _rule_set(body: dict[str, Any]) -> rulefile.RuleSet:
     if not isinstance(text, str):
         raise HTTPException(400, "`rules` must be the text of a rule file")
     try:
-        found = rulefile.read({"rules": text})
+        found = rulefile.read_rules({"rules": text})
     except rulefile.RuleFileProblems as error:
         raise HTTPException(400, str(error)) from error
     if not 1 <= len(found.rules) <= MOST_RULES:
@@ -197,7 +197,7 @@ def _rule_set(body: dict[str, Any]) -> rulefile.RuleSet:
     return found
 
 
-def _window(body: dict[str, Any], now: datetime) -> replay.Window:
+def _window(body: dict[str, Any], now: datetime) -> replay.ReplayWindow:
     try:
         until = clock.to_ms(now) if body.get("to") is None else form.read_time("to", str(body["to"]))
         since = until - 21_600_000 if body.get("from") is None else form.read_time("from", str(body["from"]))
@@ -213,7 +213,7 @@ def _window(body: dict[str, Any], now: datetime) -> replay.Window:
         raise HTTPException(
             400, f"{seconds / max(step, 1e-3):,.0f} steps; the most is {MOST_STEPS:,}. Take {least} or longer"
         )
-    return replay.Window(since, until, step)
+    return replay.ReplayWindow(since, until, step)
 
 
 def endpoints(api: RulesApi) -> list[Endpoint]:

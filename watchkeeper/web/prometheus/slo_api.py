@@ -38,12 +38,12 @@ class SloApi:
     async def slos(self, _: Request) -> Response:
         """Every objective as it is now; a number without samples is null."""
         now = self._runtime.clock.now()
-        answer = await self._queries.instant(budgets.RECORDED, clock.to_ms(now))
-        found = budgets.budgets(self._rules.slos, answer.latest(), self._rules.alerts())
+        answer = await self._queries.instant(budgets.RECORDED_SERIES, clock.to_ms(now))
+        found = budgets.list_budgets(self._rules.slos, answer.latest(), self._rules.alerts())
         open_now = await self._journal.read(self._journal.incidents)
         return ok_response(now=now, slos=[self._plain(budget, open_now) for budget in found])
 
-    def _plain(self, budget: budgets.Budget, open_now: list[Incident]) -> dict[str, Any]:
+    def _plain(self, budget: budgets.ErrorBudget, open_now: list[Incident]) -> dict[str, Any]:
         refs = {str(labels) for labels in budget.alerts}
         told = [one.id for one in open_now if any(member.ref in refs for member in one.members)]
         return {**wire.to_plain(budget), "covered": self._covered(budget.window), "incidents": told}

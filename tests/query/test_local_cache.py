@@ -12,7 +12,7 @@ from tests.support.scripted import Asked, Reply, Scripted, serving, vector
 from watchkeeper.config import settings
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import Sample
-from watchkeeper.query import near
+from watchkeeper.query import local_cache
 from watchkeeper.query.promql import parser
 from watchkeeper.query.remote import remote_write
 
@@ -41,7 +41,7 @@ LOOKBACK_MS = 300_000
 )
 def test_how_far_back_an_expression_looks(expr: str, minutes: int | None) -> None:
     wanted = None if minutes is None else minutes * MINUTE_MS
-    assert near.reach_ms(parser.parse(expr), LOOKBACK_MS) == wanted
+    assert local_cache.required_lookback_ms(parser.parse(expr), LOOKBACK_MS) == wanted
 
 
 def answer(asked: Asked) -> Reply:
@@ -49,7 +49,7 @@ def answer(asked: Asked) -> Reply:
 
 
 @contextlib.contextmanager
-def hub(memory: str = "15m") -> Iterator[tuple[Scripted, near.NearEngine]]:
+def hub(memory: str = "15m") -> Iterator[tuple[Scripted, local_cache.LocalCacheEngine]]:
     with serving(answer) as server:
         access = settings.QuerySettings(
             engine=settings.QueryEngine.PROMETHEUS,
@@ -58,14 +58,14 @@ def hub(memory: str = "15m") -> Iterator[tuple[Scripted, near.NearEngine]]:
             near=True,
             memory=memory,
         )
-        engine = near.NearEngine(access)
+        engine = local_cache.LocalCacheEngine(access)
         try:
             yield server, engine
         finally:
             engine.close()
 
 
-def scrape(engine: near.NearEngine, minutes: range, *, labels: Labels = TEMP) -> None:
+def scrape(engine: local_cache.LocalCacheEngine, minutes: range, *, labels: Labels = TEMP) -> None:
     """A scrape each minute, whose value is its minute."""
     for minute in minutes:
         ids = array("q", [engine.appender.series_id(labels)])
@@ -73,7 +73,7 @@ def scrape(engine: near.NearEngine, minutes: range, *, labels: Labels = TEMP) ->
         assert (taken.kept, taken.dropped) == (1, {})
 
 
-def asked(engine: near.NearEngine, expr: str, minute: int) -> dict[Labels, float]:
+def asked(engine: local_cache.LocalCacheEngine, expr: str, minute: int) -> dict[Labels, float]:
     return engine.for_rules().instant(expr, BEGIN_MS + minute * MINUTE_MS).latest()
 
 

@@ -17,8 +17,8 @@ import numpy as np
 from watchkeeper.config import settings
 from watchkeeper.kit import durations
 from watchkeeper.model.labels import Labels
-from watchkeeper.query.embedded import REMEMBERED_EXPRESSIONS, EmbeddedEngine
-from watchkeeper.query.engine import Answer, InstantEngine, Limits
+from watchkeeper.query.embedded import MAX_PARSED_EXPRESSIONS, EmbeddedEngine
+from watchkeeper.query.engine import InstantEngine, QueryLimits, QueryResult
 from watchkeeper.query.prometheus import LIMITS, PrometheusEngine
 from watchkeeper.query.promql import ast, parser, walk
 from watchkeeper.query.remote.remote_appender import RemoteAppender
@@ -32,24 +32,26 @@ FIRST_ROUND_MS = 60_000
 NOT_SENT = -1
 
 
-class NearEngine(PrometheusEngine):
+class LocalCacheEngine(PrometheusEngine):
     """Whatever is written goes to the server and stays here for a while."""
 
-    def __init__(self, access: settings.QuerySettings, limits: Limits = LIMITS) -> None:
+    def __init__(self, access: settings.QuerySettings, limits: QueryLimits = LIMITS) -> None:
         super().__init__(access, limits)
-        self.near_ms = durations.parse_ms(access.memory)
-        self.kept = NearAppender(Head(retention_ms=self.near_ms, max_series=access.max_series), self.remote)
-        self.near = EmbeddedEngine(self.kept.head, Limits(max_series=None, max_samples=None))
+        self.cache_ms = durations.parse_ms(access.memory)
+        self.cache_appender = LocalCacheAppender(
+            Head(retention_ms=self.cache_ms, max_series=access.max_series), self.remote
+        )
+        self.cache_engine = EmbeddedEngine(self.cache_appender.head, QueryLimits(max_series=None, max_samples=None))
 
     @property
-    def appender(self) -> NearAppender:
-        return self.kept
+    def appender(self) -> LocalCacheAppender:
+        return self.cache_appender
 
     def for_rules(self) -> InstantEngine:
         return _RuleEngine(self)
 
 
-class NearAppender:
+class LocalCacheAppender:
     """Implements `store.interfaces.Appender`: samples stay in memory, and go on to the server."""
 
     metadata = None
@@ -98,26 +100,26 @@ class NearAppender:
 class _RuleEngine:
     """A near engine for rules: what memory reaches is answered from there."""
 
-    def __init__(self, engine: NearEngine) -> None:
+    def __init__(self, engine: LocalCacheEngine) -> None:
         self._engine = engine
         self._reaches: OrderedDict[str, int | None] = OrderedDict()
 
-    def instant(self, expr: str, at_ms: int) -> Answer:
-        engine, reach_ms, since_ms = self._engine, self._reach_ms(expr), self._engine.kept.since_ms
-        if reach_ms is not None and since_ms is not None and reach_ms <= min(engine.near_ms, at_ms - since_ms):
-            return engine.near.instant(expr, at_ms)
+    def instant(self, expr: str, at_ms: int) -> QueryResult:
+        engine, reach_ms, since_ms = self._engine, self._reach_ms(expr), self._engine.cache_appender.since_ms
+        if reach_ms is not None and since_ms is not None and reach_ms <= min(engine.cache_ms, at_ms - since_ms):
+            return engine.cache_engine.instant(expr, at_ms)
         return engine.instant(expr, at_ms)
 
     def _reach_ms(self, expr: str) -> int | None:
         if expr not in self._reaches:
-            limits = self._engine.near.limits()
-            self._reaches[expr] = reach_ms(parser.parse(expr, limits), limits.lookback_ms)
-            if len(self._reaches) > REMEMBERED_EXPRESSIONS:
+            limits = self._engine.cache_engine.limits()
+            self._reaches[expr] = required_lookback_ms(parser.parse(expr, limits), limits.lookback_ms)
+            if len(self._reaches) > MAX_PARSED_EXPRESSIONS:
                 self._reaches.popitem(last=False)
         return self._reaches[expr]
 
 
-def reach_ms(expr: ast.Expr, lookback_ms: int) -> int | None:
+def required_lookback_ms(expr: ast.Expr, lookback_ms: int) -> int | None:
     """How far back an expression looks from the time it is asked for; None where only its evaluation would tell."""
     if isinstance(expr, ast.Selector | ast.RangeSelector | ast.Subquery):
         place = expr.selector if isinstance(expr, ast.RangeSelector) else expr
@@ -127,7 +129,7 @@ def reach_ms(expr: ast.Expr, lookback_ms: int) -> int | None:
         own = place.offset_ms + (lookback_ms if isinstance(expr, ast.Selector) else expr.range_ms)
         if not isinstance(expr, ast.Subquery):
             return max(own, 0)
-        inner = reach_ms(expr.expr, lookback_ms)
+        inner = required_lookback_ms(expr.expr, lookback_ms)
         return None if inner is None else max(own, 0) + inner
-    found = [reach_ms(child, lookback_ms) for child in walk.children(expr)]
+    found = [required_lookback_ms(child, lookback_ms) for child in walk.children(expr)]
     return None if any(one is None for one in found) else max((one for one in found if one is not None), default=0)

@@ -14,10 +14,10 @@ MEMORY_ERRORS = {
     "DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS": ("row_remap_pending", "rows remapped after uncorrectable errors"),
     "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL": ("ecc_correctable_storm", "corrected ECC errors"),
 }
-REASONS = "DCGM_FI_DEV_CLOCKS_EVENT_REASONS"
+CLOCK_REASONS = "DCGM_FI_DEV_CLOCKS_EVENT_REASONS"
 
 
-def grew(where: str, *, minutes: int) -> str:
+def memory_error_growth(where: str, *, minutes: int) -> str:
     """By how much each counter grew, also where it did not: a counter that nobody exports is another thing.
 
     The label `field` says which it is.
@@ -28,11 +28,11 @@ def grew(where: str, *, minutes: int) -> str:
     return " or ".join(parts)
 
 
-def gravest_reasons(where: str, *, minutes: int) -> str:
+def worst_clock_reasons(where: str, *, minutes: int) -> str:
     """The largest number of the window: bits of heat and of the power brake are the highest that data centres see."""
-    return f"max_over_time({REASONS}{{{where}}}[{minutes}m])"
+    return f"max_over_time({CLOCK_REASONS}{{{where}}}[{minutes}m])"
 
 
-def is_held_down(reasons: float) -> bool:
+def is_throttled(reasons: float) -> bool:
     """Whether heat or the power brake is among the reasons."""
     return 0 <= reasons < 2**32 and bool(int(reasons) & (clock_reasons.THERMAL | clock_reasons.POWER_BRAKE))

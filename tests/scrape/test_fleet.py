@@ -158,7 +158,7 @@ def test_a_number_that_no_gpu_has_is_none() -> None:
 
 
 def test_of_too_many_names_before_a_page_the_last_told_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inventory, "MAX_TOLD", 2)
+    monkeypatch.setattr(inventory, "MAX_ANNOUNCED_GPUS", 2)
     known = FleetInventory()
     for index in range(3):
         known.record_gpu_index(f"GPU-{index}", str(index))

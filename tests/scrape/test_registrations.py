@@ -9,8 +9,7 @@ import pytest
 
 from watchkeeper.errors import CollectError
 from watchkeeper.model.fleet import NodeRegistration
-from watchkeeper.scrape import discovery
-from watchkeeper.scrape import registered as registering
+from watchkeeper.scrape import discovery, registrations
 from watchkeeper.scrape.registrations import NodeRegistrations
 
 NOW = datetime(2026, 11, 15, tzinfo=UTC)
@@ -52,7 +51,7 @@ def test_a_node_that_has_been_silent_for_a_day_is_forgotten() -> None:
 
 
 def test_one_node_too_many_is_refused_and_those_that_are_known_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registering, "MAX_NODES", 1)
+    monkeypatch.setattr(registrations, "MAX_NODES", 1)
     registered = known(NODE)
     with pytest.raises(CollectError, match="1 nodes are registered, the limit is 1"):
         registered.register(replace(NODE, node="n2"), "10.0.0.8", now=NOW)

@@ -1,6 +1,6 @@
 """One PromQL expression of somebody else's: are its series and labels here, and does it mean what it seems?
 
-`files` calls `judge` for each rule and each panel. What the hub renames as it scrapes (`scrape.dialect`) is asked for
+`files` calls `judge` for each rule and each panel. What the hub renames as it scrapes (`scrape.dcgm_names`) is asked for
 under the usual name here.
 """
 

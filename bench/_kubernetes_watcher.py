@@ -39,7 +39,7 @@ async def watch(url: str, token: str, changes: int) -> None:
     )
     began = time.perf_counter()
     task = asyncio.create_task(source.run())
-    await until(lambda: all(kind.is_known for kind in source.watch.kinds))
+    await until(lambda: all(kind.is_synced for kind in source.watch.kinds))
     listed = time.perf_counter() - began
     print(json.dumps({"list_seconds": listed, "empty_megabytes": empty, "listed_megabytes": resident()}), flush=True)
 

@@ -111,7 +111,7 @@ class Parties:
         """What a hub writes itself at each interval: its nodes, and who holds which GPU."""
         gpus = range(self.stream.fleet.gpus)
         before = time.process_time()
-        told = [self.stream.fleet.labels("GPU_UTIL", gpu).having(cluster=CLUSTER) for gpu in gpus]
+        told = [self.stream.fleet.labels("GPU_UTIL", gpu).with_labels(cluster=CLUSTER) for gpu in gpus]
         self.stream.cpu_seconds += time.process_time() - before
         held = self.holders.samples(status_series.workload_series(told), at_ms)
         self.engine.appender.append(fleet.inventory_samples(self.known, at_ms) + held)

@@ -43,7 +43,7 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
     layout = fabric.FabricTopology(found)
     watch = fabric_watch.FabricWatch(config.FabricSettings(), "main")
     began = time.perf_counter()
-    watch.take(found, NOW)
+    watch.accept_sweep(found, NOW)
     took = time.perf_counter() - began
     return {
         "host_ports": len(layout.host_links()),

@@ -90,7 +90,7 @@ async def hub_of(slurm: Slurm) -> tuple[Clusters, FleetInventory]:
     watch = SlurmWatch(slurm, cluster="sim", agent_port=None, time=ScaledClock(), metrics=Registry())  # type: ignore[arg-type]
     await watch.refresh()
     clusters, known = Clusters([watch]), FleetInventory()
-    known.set_expected_nodes((await clusters.found(discovery.DiscoveredTargets())).nodes, 0)
+    known.set_expected_nodes((await clusters.discover(discovery.DiscoveredTargets())).nodes, 0)
     gpus = {f"GPU-{index}": Gpu(f"GPU-{index}", index) for index in (0, 1)}
     known.record_page(Node("sim", "n1"), gpus, at_ms=1, source="exporter")
     return clusters, known
@@ -102,7 +102,7 @@ def test_a_job_on_a_node_without_an_agent_is_attributed_by_slurms_own_indexes() 
     made = clusters.workload_series(known, {}, at_ms=at_ms)
     assert [(labels["UUID"], labels["workload"], labels["team"]) for labels in made] == [("GPU-1", "7", "llm")]
     told = Labels({**GPU, "UUID": "GPU-1", "workload": "stray", "workload_kind": "program"})
-    known.set_workloads("agent", [told.having(__name__=status_series.WORKLOAD_INFO)])
+    known.set_workloads("agent", [told.with_labels(__name__=status_series.WORKLOAD_INFO)])
     made = clusters.workload_series(known, {}, at_ms=at_ms)
     assert [labels["workload"] for labels in made] == ["stray"], "an agent knows better"
 
@@ -145,7 +145,7 @@ def test_an_agent_is_read_where_it_says_and_expects_what_slurm_says() -> None:
             "labels": {f"{discovery.META}node": "n1", f"{discovery.META}cluster": "sim"},
         }
         agents = discovery.read_groups([group], "agents", defaults=discovery.DiscoveryDefaults())
-        return await Clusters([watch]).found(discovery.DiscoveredTargets(), agents)
+        return await Clusters([watch]).discover(discovery.DiscoveredTargets(), agents)
 
     found = asyncio.run(story())
     assert [target.address for target in found.targets] == ["10.0.0.9:9999"]

@@ -51,8 +51,8 @@ def test_an_alert_that_ends_while_the_journal_cannot_write_ends_its_incident_lat
 def test_an_alert_that_nobody_foresaw_does_not_hold_up_the_others(line: Line) -> None:
     heat_up(line)
     (good,) = (alert for alert in line.pipeline.active_alerts() if alert.state is AlertState.FIRING)
-    bad = replace(good, labels=good.labels.having(Hostname="n2"), annotations={"summary": object()})  # type: ignore[dict-item]
-    other = replace(good, labels=good.labels.having(Hostname="n3"))
+    bad = replace(good, labels=good.labels.with_labels(Hostname="n2"), annotations={"summary": object()})  # type: ignore[dict-item]
+    other = replace(good, labels=good.labels.with_labels(Hostname="n3"))
     line.pipeline.take_alerts([bad, other], later(50))
     assert {incident.place.node for incident in line.pipeline.incidents.open_incidents()} == {"n1", "n3"}
 

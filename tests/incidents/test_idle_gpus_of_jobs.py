@@ -36,7 +36,7 @@ def idle(place: fleet.Place, at: float, *, ends: float | None = None) -> alerts.
 
 def busy_without_work(at: float) -> alerts.Alert:
     told = idle(gpu(0), at)
-    return replace(told, labels=told.labels.having(Hostname="", UUID="", namespace="ml", pod="llm-worker-0"))
+    return replace(told, labels=told.labels.with_labels(Hostname="", UUID="", namespace="ml", pod="llm-worker-0"))
 
 
 @pytest.mark.parametrize("cause", ["training_stalled", "nccl_rank_died"])
@@ -74,7 +74,7 @@ def test_the_incident_ends_with_the_job_s_trouble_and_the_idle_gpus(room: Room) 
 
 def held(place: fleet.Place, at: float, pod: str, *, ends: float | None = None) -> alerts.Alert:
     told = idle(place, at, ends=ends)
-    return replace(told, labels=told.labels.having(namespace="ml", pod=pod))
+    return replace(told, labels=told.labels.with_labels(namespace="ml", pod=pod))
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ def test_idle_gpus_of_one_job_in_two_pools_are_two_incidents(shared: Room) -> No
 
 def test_broken_gpus_of_one_job_stay_incidents_of_their_own(shared: Room) -> None:
     broken = [alert("ecc_uncorrectable", gpu(at), at) for at in (0, 1)]
-    shared.hear(*(replace(one, labels=one.labels.having(namespace="ml", pod="llm-worker-0")) for one in broken))
+    shared.hear(*(replace(one, labels=one.labels.with_labels(namespace="ml", pod="llm-worker-0")) for one in broken))
     assert [place for _, place, _ in shared.open()] == [gpu(0), gpu(1)]
 
 

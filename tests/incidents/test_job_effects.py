@@ -96,7 +96,7 @@ def test_what_else_a_job_shows_that_stands_still_goes_with_it(busy: Busy) -> Non
     busy.push(xid(79, gpu(3), 0))
     busy.hear(stalled("llm", 60))
     idle = alert("gpu_idle_waste", job(""), 1800, severity="info")
-    busy.hear(replace(idle, labels=idle.labels.having(job_name="", namespace="research", pod="llm-0")))
+    busy.hear(replace(idle, labels=idle.labels.with_labels(job_name="", namespace="research", pod="llm-0")))
     busy.hear(stalled("llm", 6000, cause="training_not_improving"), stalled("llm", 8000, cause="checkpoint_failing"))
     assert busy.told() == [("INC-1", gpu(3), {job("llm"), pod})]
     busy.hear(stalled("asr", 8100, cause="checkpoint_failing"))

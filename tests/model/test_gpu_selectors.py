@@ -15,7 +15,7 @@ GPUS = [SelectableGpu(index, f"GPU-{index}aaaaaaa-0000", f"0000:{16 + index:02x}
 
 def meant(*texts: str) -> list[int | None]:
     chosen = parse_selection(texts)
-    return [gpu.index for gpu in GPUS if chosen.has(gpu)]
+    return [gpu.index for gpu in GPUS if chosen.includes(gpu)]
 
 
 @pytest.mark.parametrize(
@@ -40,8 +40,8 @@ def test_every_spelling_names_its_gpu(texts: list[str], indices: list[int]) -> N
 def test_a_slice_is_named_by_its_own_uuid_wherever_it_lies() -> None:
     cut = SelectableGpu(1, "GPU-1", None, {"MIG-8A11": 3, "MIG-8b22": 4})
     chosen = parse_selection(["MIG-8a"])
-    assert (chosen.has(cut), chosen.slices(cut), chosen.has(GPUS[0])) == (True, frozenset({3}), False)
-    assert chosen.missing(GPUS) == ["MIG-8a"]
+    assert (chosen.includes(cut), chosen.slices(cut), chosen.includes(GPUS[0])) == (True, frozenset({3}), False)
+    assert chosen.unmatched_texts(GPUS) == ["MIG-8a"]
     assert parse_selection(["MIG-8a,1"]).slices(cut) is None
 
 
@@ -51,7 +51,7 @@ def test_slices_are_kept_apart_from_whole_gpus() -> None:
 
 
 def test_words_that_name_nothing_are_said() -> None:
-    assert parse_selection(["0,9,GPU-f,11:00.0"]).missing(GPUS) == ["9", "GPU-f"]
+    assert parse_selection(["0,9,GPU-f,11:00.0"]).unmatched_texts(GPUS) == ["9", "GPU-f"]
 
 
 @pytest.mark.parametrize(
@@ -77,4 +77,4 @@ def test_what_is_no_gpu_is_refused_with_what_would_be_one(text: str, words: str)
 @given(st.text())
 def test_any_text_is_read_or_refused(text: str) -> None:
     with suppress(ValueError):
-        assert parse_selection([text]).words
+        assert parse_selection([text]).selectors

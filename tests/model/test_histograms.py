@@ -70,7 +70,7 @@ def test_a_wider_zero_bucket_takes_whole_buckets(histogram: Histogram, threshold
 def test_buckets_are_named_by_their_bounds() -> None:
     histogram = Histogram(zero_threshold=0.1, zero_count=3.0, positive=((1, 2.0),), negative=((0, 4.0),))
     assert histogram.buckets() == [Bucket(-1.0, -0.5, 4.0), Bucket(-0.1, 0.1, 3.0), Bucket(1.0, 2.0, 2.0)]
-    assert [histogram.includes(bucket) for bucket in histogram.buckets()] == [
+    assert [histogram.bound_inclusion(bucket) for bucket in histogram.buckets()] == [
         (True, False),
         (True, True),
         (False, True),

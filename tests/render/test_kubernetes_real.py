@@ -91,7 +91,7 @@ def test_the_hub_watches_everything_with_exactly_these_rights(cluster: Cluster) 
         task = asyncio.create_task(watch.run())
 
         def is_answered() -> bool:
-            return all(kind.is_known or kind.problem for kind in watch.kinds)
+            return all(kind.is_synced or kind.problem for kind in watch.kinds)
 
         await until_async(is_answered, timeout_seconds=WAIT_SECONDS)
         task.cancel()

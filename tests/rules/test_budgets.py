@@ -64,7 +64,7 @@ def test_the_worst_word_wins(left: float, told: list[tuple[str, str]], state: st
 
 
 def test_an_alert_about_another_model_is_not_this_one_s() -> None:
-    other = Alert(firing("critical", "1h").labels.having(model_name="code"), AlertState.FIRING, NOON, 0.2)
+    other = Alert(firing("critical", "1h").labels.with_labels(model_name="code"), AlertState.FIRING, NOON, 0.2)
     [found] = budgets.list_budgets([GOAL], recorded(_5m=0.001, left=0.5), [other])
     assert found.state is budgets.BudgetState.OK
 

@@ -58,12 +58,12 @@ def test_an_alert_is_written_as_prometheus_writes_it() -> None:
     engine = FakeEngine({"celsius > 90": {HOT: 95.0}})
     pending = evaluate.evaluate(HOT_GROUP, engine, {}, now=START)
     assert shown(pending.samples) == {
-        str(FIRING.having(alertstate="pending")): 1.0,
+        str(FIRING.with_labels(alertstate="pending")): 1.0,
         str(SINCE): START.timestamp(),
     }
     firing = evaluate.evaluate(HOT_GROUP, engine, pending.state, now=minute(1))
     assert shown(firing.samples)[str(FIRING)] == 1.0
-    assert shown(firing.samples)[str(FIRING.having(alertstate="pending"))] == "stale"
+    assert shown(firing.samples)[str(FIRING.with_labels(alertstate="pending"))] == "stale"
     assert [alert.name for alert in firing.changes] == ["Hot"]
     engine.answers["celsius > 90"] = {}
     ended = evaluate.evaluate(HOT_GROUP, engine, firing.state, now=minute(2))
@@ -129,7 +129,7 @@ def test_alerts_given_back_after_a_restart_go_on_without_a_second_change() -> No
     for at in (0, 1):
         state = evaluate.evaluate(HOT_GROUP, engine, state, now=minute(at)).state
     kept = list(state[HOT_KEY].alerts.values())
-    strangers = [replace(alert, labels=alert.labels.having(alertname="Other")) for alert in kept]
+    strangers = [replace(alert, labels=alert.labels.with_labels(alertname="Other")) for alert in kept]
     restored = evaluate.restore_group(HOT_GROUP, {}, [*kept, *strangers])
     assert list(restored[HOT_KEY].alerts.values()) == kept
     after = evaluate.evaluate(HOT_GROUP, engine, restored, now=minute(3))
@@ -214,7 +214,7 @@ def test_an_alert_that_is_kept_firing_tells_since_when_and_no_longer_once_it_is_
         engine.answers["celsius > 90"] = {HOT: 95.0} if is_hot else {}
         result = evaluate.evaluate(rules, engine, state, now=minute(at))
         state = result.state
-        told.append(shown(result.samples).get(str(SINCE.having(__name__=evaluate.KEPT_SINCE))))
+        told.append(shown(result.samples).get(str(SINCE.with_labels(__name__=evaluate.KEPT_SINCE))))
     assert told == [None, minute(1).timestamp(), minute(1).timestamp(), "stale"]
 
 

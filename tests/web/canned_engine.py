@@ -74,7 +74,7 @@ class CannedEngine:
         return engine.QueryResult(engine.ResultType.MATRIX, frame)
 
     def series(self, matchers: Sequence[Sequence[engine.Matcher]], start_ms: int, end_ms: int) -> list[Labels]:
-        return [self._labels(seen).having(__name__="DCGM_FI_DEV_GPU_TEMP") for seen in self._fleet.seen[:4]]
+        return [self._labels(seen).with_labels(__name__="DCGM_FI_DEV_GPU_TEMP") for seen in self._fleet.seen[:4]]
 
     def label_names(self, matchers: Sequence[Sequence[engine.Matcher]], start_ms: int, end_ms: int) -> list[str]:
         return sorted({name for labels in self.series(matchers, start_ms, end_ms) for name in labels})

@@ -64,7 +64,7 @@ def asked(found: board.Board, id: str, happened: Iterable[events.Event] = ()) ->
     key = next(key for key in found.keys if key.id == id)
     name, facts, is_suspect = found.keys[key], found.facts[key], key in found.suspects
     return report.JobReportInputs(
-        found.line(key), key, name, facts, is_suspect, (), tuple(happened), str, evidence.cause_of
+        found.find_line(key), key, name, facts, is_suspect, (), tuple(happened), str, evidence.cause_of
     )
 
 

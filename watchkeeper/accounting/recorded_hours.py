@@ -214,7 +214,7 @@ def _sum_minutes(
     rows: dict[usage.Key, usage.Amounts] = {}
     for name in MINUTES:
         for labels, value in engine.instant(f"sum_over_time({name}[{seconds}s])", at).latest().items():
-            owned = labels if name == MINUTES[0] else labels.having(team=usage.NOBODY)
+            owned = labels if name == MINUTES[0] else labels.with_labels(team=usage.NOBODY)
             if owned.get("cluster", "") not in minutes:
                 continue
             row = rows.setdefault(key_of(owned), np.zeros(len(usage.PARTS)))

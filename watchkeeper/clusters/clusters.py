@@ -29,17 +29,17 @@ class ClusterScheduler(Protocol):
     def cluster(self) -> str: ...
 
     @property
-    def asks_for(self) -> str | None:
+    def required_query(self) -> str | None:
         """An expression whose answer `series` wants to see; None: it wants nothing."""
         ...
 
     async def run(self) -> None: ...
 
-    async def first_look(self) -> None:
+    async def wait_for_first_read(self) -> None:
         """Wait, not for long, until the scheduler has been read once."""
         ...
 
-    def found(self, listed: discovery.DiscoveredTargets) -> discovery.DiscoveredTargets: ...
+    def discover(self, listed: discovery.DiscoveredTargets) -> discovery.DiscoveredTargets: ...
 
     def problems(self) -> list[str]: ...
 
@@ -84,7 +84,7 @@ class Clusters:
                 group.create_task(scheduler.run())
             await asyncio.Event().wait()
 
-    async def found(
+    async def discover(
         self,
         listed: discovery.DiscoveredTargets,
         registered: discovery.DiscoveredTargets | None = None,
@@ -95,12 +95,12 @@ class Clusters:
 
         An agent's own word is where it is read, whatever a scheduler thinks.
         """
-        await asyncio.gather(*(scheduler.first_look() for scheduler in self.schedulers))
+        await asyncio.gather(*(scheduler.wait_for_first_read() for scheduler in self.schedulers))
         agents = registered or discovery.DiscoveredTargets()
         parts = [listed]
         for scheduler in self.schedulers:
-            parts.append(scheduler.found(discovery.merge_discovered([*parts, agents])))
-        return await asyncio.to_thread(self.inventory.merged, [*parts, agents], leaves=leaves)
+            parts.append(scheduler.discover(discovery.merge_discovered([*parts, agents])))
+        return await asyncio.to_thread(self.inventory.merge, [*parts, agents], leaves=leaves)
 
     def problems(self) -> list[str]:
         said = [problem for scheduler in self.schedulers for problem in scheduler.problems()]
@@ -109,9 +109,9 @@ class Clusters:
     def views(self) -> list[model.ClusterView]:
         return [scheduler.view() for scheduler in self.schedulers]
 
-    def questions(self) -> list[str]:
+    def required_queries(self) -> list[str]:
         """What `samples` wants answered first."""
-        return [scheduler.asks_for for scheduler in self.schedulers if scheduler.asks_for is not None]
+        return [scheduler.required_query for scheduler in self.schedulers if scheduler.required_query is not None]
 
     def workload_series(self, fleet: FleetInventory, known: dict[Labels, float], *, at_ms: int) -> dict[Labels, float]:
         """Holders by agents' own word, by exporters' labels (`known`), and those that only a scheduler can name.
@@ -125,7 +125,7 @@ class Clusters:
         for scheduler in self.schedulers:
             if cluster_series.speaks_for(scheduler.view(), at_ms / 1000):
                 known = known | scheduler.workload_series(fleet, known)
-        return self._owners.named(known, self.views())
+        return self._owners.add_owners(known, self.views())
 
     def team_of(self, workload: str) -> str:
         """The team that an incident of this workload is told to; `unmapped` where nobody says."""
@@ -139,5 +139,5 @@ class Clusters:
             view = scheduler.view()
             made |= cluster_series.series(view, scheduler.cluster, now=now)
             if cluster_series.speaks_for(view, now):
-                made |= scheduler.series(answers.get(scheduler.asks_for or "", ()))
+                made |= scheduler.series(answers.get(scheduler.required_query or "", ()))
         return self._standing.samples(made, at_ms)

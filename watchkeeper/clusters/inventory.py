@@ -94,7 +94,7 @@ class NodeInventory:
         """What people should know: a broken file, two nodes with one name, sources that disagree."""
         return [*([self._file_problem] if self._file_problem else []), *self._said]
 
-    def merged(
+    def merge(
         self, parts: Sequence[discovery.DiscoveredTargets], *, leaves: Mapping[str, str] | None = None
     ) -> discovery.DiscoveredTargets:
         """All parts as one, facts from the file first; `leaves` is node → leaf as the fabric shows it."""
@@ -186,7 +186,7 @@ class Owners:
         # By the names of jobs, which are those of their pods without an ending; `unmapped` where teams share one.
         self._job_teams: dict[str, str] = {}
 
-    def named(self, series: Mapping[Labels, float], views: Iterable[cluster.ClusterView]) -> dict[Labels, float]:
+    def add_owners(self, series: Mapping[Labels, float], views: Iterable[cluster.ClusterView]) -> dict[Labels, float]:
         """The same series, each with its owner; a workload that no scheduler knows is judged by its own labels."""
         known = {
             (one.cluster, one.workload.namespace, one.workload.name): one for view in views for one in view.workloads
@@ -200,7 +200,7 @@ class Owners:
             if owner is None:
                 owner = owners[key] = self._owner(key, known.get(key[:3]))
             if before is None or before.owner != owner:
-                before = _OwnedSeries(key, owner, labels.having(team=owner.team, project=owner.project))
+                before = _OwnedSeries(key, owner, labels.with_labels(team=owner.team, project=owner.project))
             kept[labels] = before
         self._named = kept
         self._remember(owners)

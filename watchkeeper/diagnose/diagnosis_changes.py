@@ -38,4 +38,4 @@ def _gist(found: diagnosis.Diagnosis) -> object:
 
 def _is_by_uuid(found: diagnosis.Diagnosis) -> bool:
     """True where a GPU is called by its UUID, because no page had told its number yet."""
-    return any(one.place.is_called_by_uuid(one.title) for one in found.findings)
+    return any(one.place.is_named_in(one.title) for one in found.findings)

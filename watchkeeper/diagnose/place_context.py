@@ -225,7 +225,7 @@ def _job(questions: PlaceQueries, name: str) -> dict[str, Series]:
     read = questions.query(f"DCGM_FI_DEV_GPU_UTIL{{{hosts}}}", about="which of its GPUs are read") if nodes else {}
     own_uuids = {labels.get("UUID", "") for labels in gpus}
     read = {labels: value for labels, value in read.items() if labels.get("UUID", "") in own_uuids}
-    named = [(labels.having(__name__="data_wait_share"), value) for labels, value in waits.items()]
+    named = [(labels.with_labels(__name__="data_wait_share"), value) for labels, value in waits.items()]
     found = [*told.items(), *gpus.items(), *named]
     others = {
         "ib_errors_per_second": ports,

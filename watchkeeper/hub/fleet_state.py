@@ -68,7 +68,7 @@ class FleetState:
     async def _discover(self, is_leading: Callable[[], bool]) -> None:
         listed = await self._discovery.refresh(self._clock.now())
         agents = self._registered.discovered_nodes(listed, now=self._clock.now())
-        found = await self.clusters.found(listed, agents, leaves=self.fabric.leaf_of())
+        found = await self.clusters.discover(listed, agents, leaves=self.fabric.leaf_by_node())
         problems = [*self._discovery.problems(), *self.clusters.problems()]
         for problem in problems:
             if problem not in self._problems:

@@ -58,7 +58,7 @@ class OwnSeries:
         self._left_out.set(self._incidents.count_left_out())
         clusters = self._fleet.clusters
         held = status_series.workload_series((await ask(HOLDER_EXPR, at_ms)).frame.labels)
-        answers = {expr: (await ask(expr, at_ms)).frame.labels for expr in clusters.questions()}
+        answers = {expr: (await ask(expr, at_ms)).frame.labels for expr in clusters.required_queries()}
         # A large cluster has 40,000 series, which take a second when they are first made.
         of_clusters = await asyncio.to_thread(clusters.samples, answers, at_ms)
         made = fleet.inventory_samples(self._fleet.fleet, at_ms) + of_clusters

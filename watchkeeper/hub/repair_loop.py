@@ -273,7 +273,7 @@ class RepairLoop:
         """Why this plan, in which mode, and who would object now."""
         proposal, now = self._now.parts.journal.plan(incident.id), self._clock.now()
         repair = self.repairs.find(incident.id)
-        if repair is not None and (repair.is_running or repair.is_held):
+        if repair is not None and (repair.is_running or repair.keeps_cordon):
             # What is under way, not what a newer diagnosis would do about a node that we have just rebooted.
             cause, receipts = repair.cause, self._under_way(repair, now)
         else:
@@ -396,7 +396,7 @@ class RepairLoop:
         self._count.values.clear()
         for state in {one.state for one in alive}:
             self._count.set(sum(one.state is state for one in alive), state=state)
-        self._out.set(sum(one.is_out for one in alive))
+        self._out.set(sum(one.is_out_of_service for one in alive))
         self._halted.set(float(self.repairs.switch.is_stopped), by="person")
         self._halted.set(float(self.repairs.switch.is_tripped), by="breaker")
 

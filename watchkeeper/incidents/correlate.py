@@ -163,7 +163,7 @@ def explain(near: Sequence[Incident], incident: Incident, *, cause: str, around:
 
 def rename(incident: Incident, names: Callable[[fleet.Place], str]) -> Incident:
     """One that is called by the UUID of its GPU, under the name that the inventory has learned; else unchanged."""
-    if not incident.place.is_called_by_uuid(incident.title):
+    if not incident.place.is_named_in(incident.title):
         return incident
     called = make_title(incident.cause, incident.place, names=names, members=incident.members)
     return incident if called == incident.title else _next_version(replace(incident, title=called), incident)

@@ -135,7 +135,7 @@ class FabricTopology:
     def switches(self) -> list[FabricDevice]:
         return [device for device in self.fabric.devices if device.kind is FabricDeviceKind.SWITCH]
 
-    def name(self, guid: str) -> str:
+    def device_name(self, guid: str) -> str:
         """A device as people call it; a switch whose name another one has too, or none, is told apart by its GUID."""
         device = self.devices.get(guid)
         if device is None:
@@ -163,7 +163,7 @@ class FabricTopology:
         return "host link" if there.kind is FabricDeviceKind.HOST else "trunk"
 
     @cached_property
-    def slow(self) -> frozenset[PortKey]:
+    def slow_ports(self) -> frozenset[PortKey]:
         """Switch ports below the rate that most ports of the same switch with the same use have."""
         groups: dict[tuple[str, str], list[FabricPort]] = defaultdict(list)
         for port in self.fabric.ports:
@@ -193,12 +193,12 @@ class FabricTopology:
                 continue
             there = self.devices.get(port.peer_guid or "")
             is_switch = there is not None and there.kind is FabricDeviceKind.SWITCH
-            switch = self.name(port.peer_guid or "") if is_switch else None
-            is_slow = port.peer in self.slow
+            switch = self.device_name(port.peer_guid or "") if is_switch else None
+            is_slow = port.peer in self.slow_ports
             found.append(HostLink(device.node, device.adapter, port, switch, port.peer_port, is_slow))
         return sorted(found, key=lambda link: (link.node, natural_sort_key(link.adapter), link.port.number))
 
-    def leaf_of(self) -> dict[str, str]:
+    def leaf_by_node(self) -> dict[str, str]:
         """The leaf of each node: that of its first adapter, so that nodes of one group of rails have the same."""
         leaves: dict[str, str] = {}
         for link in self.host_links():
@@ -214,7 +214,7 @@ class FabricTopology:
 
 def leaf_by_node(fabric: Fabric) -> dict[str, str]:
     """Node → leaf switch, for the inventory."""
-    return FabricTopology(fabric).leaf_of()
+    return FabricTopology(fabric).leaf_by_node()
 
 
 def natural_sort_key(text: str) -> list[tuple[int, str]]:

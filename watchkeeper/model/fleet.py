@@ -41,7 +41,7 @@ class Place:
         if self.gpu is not None and self.port is not None:
             raise ValueError("a place has a GPU or a port, not both")
 
-    def is_called_by_uuid(self, title: str) -> bool:
+    def is_named_in(self, title: str) -> bool:
         """True for a title from before any page had told the number of the GPU."""
         return self.gpu is not None and self.gpu in title
 
@@ -124,7 +124,7 @@ class Node:
     def place(self) -> Place:
         return Place(self.cluster, node=self.name)
 
-    def enclosing(self) -> tuple[Place, ...]:
+    def failure_domains(self) -> tuple[Place, ...]:
         """The failure domains this node lies in, for example its rack and its leaf switch."""
         return tuple(Place(self.cluster, domain=f"{kind}={name}") for kind, name in sorted(self.domains.items()))
 

@@ -47,7 +47,7 @@ class GpuSelector:
     mig: str | None = None
     slice: int | None = None
 
-    def names(self, gpu: SelectableGpu) -> bool:
+    def matches(self, gpu: SelectableGpu) -> bool:
         if self.index is not None:
             return gpu.index == self.index
         if self.pci is not None:
@@ -68,20 +68,20 @@ class GpuSelector:
 class GpuSelection:
     """The chosen GPUs of this node."""
 
-    words: tuple[GpuSelector, ...]
+    selectors: tuple[GpuSelector, ...]
 
-    def has(self, gpu: SelectableGpu) -> bool:
-        return any(word.names(gpu) for word in self.words)
+    def includes(self, gpu: SelectableGpu) -> bool:
+        return any(word.matches(gpu) for word in self.selectors)
 
     def slices(self, gpu: SelectableGpu) -> frozenset[int] | None:
         """The chosen slices of a chosen GPU; None: the GPU itself is meant."""
-        meant = [word.slices(gpu) for word in self.words if word.names(gpu)]
+        meant = [word.slices(gpu) for word in self.selectors if word.matches(gpu)]
         return frozenset().union(*meant) if meant and all(meant) else None
 
-    def missing(self, gpus: Iterable[SelectableGpu]) -> list[str]:
+    def unmatched_texts(self, gpus: Iterable[SelectableGpu]) -> list[str]:
         """The words that name none of these GPUs."""
         there = list(gpus)
-        return [word.text for word in self.words if not any(word.names(gpu) for gpu in there)]
+        return [word.text for word in self.selectors if not any(word.matches(gpu) for gpu in there)]
 
 
 def parse_selection(texts: Iterable[str]) -> GpuSelection:

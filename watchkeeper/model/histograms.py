@@ -101,7 +101,7 @@ class Histogram:
             found.append(Bucket(max(lower, edge) if lower > 0 else lower, upper, count))
         return found
 
-    def includes(self, bucket: Bucket) -> tuple[bool, bool]:
+    def bound_inclusion(self, bucket: Bucket) -> tuple[bool, bool]:
         """Whether a bucket holds its own bounds: the one nearer to 0 is never inside, both of the zero bucket are."""
         if self.is_custom:
             return bucket.lower == -math.inf, True

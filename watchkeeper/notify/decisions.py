@@ -60,7 +60,7 @@ def _for_receiver(
         yield _notice(incident, mine, receiver, Occasion.WORSE, now=now, due_at=now)
     elif _is_wider(incident, episode):
         yield _notice(incident, mine, receiver, Occasion.WIDER, now=now, due_at=now)
-    elif not last.is_on_the_way and incident.state is IncidentState.OPEN:
+    elif not last.is_pending and incident.state is IncidentState.OPEN:
         told_at = last.sent_at or last.due_at
         # How long ago a notice from the future was told is unknown, so it is repeated.
         if now >= told_at + _seconds(route.repeat_seconds) or told_at > now + CLOCK_SLACK:
@@ -141,7 +141,7 @@ def _number(notice: Notice) -> int:
 
 def relevant_notices(known: Sequence[Notice]) -> list[Notice]:
     """All that `decide` needs: of what was repeated to a receiver, and is not on the way, the newest is enough."""
-    repeated = [one for one in known if one.occasion is Occasion.REPEATED and not one.is_on_the_way]
+    repeated = [one for one in known if one.occasion is Occasion.REPEATED and not one.is_pending]
     newest = {one.receiver: one.id for one in repeated}
     old = {one.id for one in repeated if newest[one.receiver] != one.id}
     return [one for one in known if one.id not in old]

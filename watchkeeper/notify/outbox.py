@@ -114,7 +114,7 @@ class Outbox:
             del self._looked[id]
             self._unrouted.discard(id)
         for id in [id for id in self._known if id not in shown]:
-            if not any(notice.is_on_the_way for notice in self._known[id]):
+            if not any(notice.is_pending for notice in self._known[id]):
                 del self._known[id]
 
     @property
@@ -283,7 +283,7 @@ def _is_settled(incident: Incident, known: Sequence[Notice], now: datetime) -> b
     if all(_is_final(notice) for notice in _last_of_each(known)):
         return True
     is_held = incident.resolved_at is None or now < incident.resolved_at + FLAP
-    return not is_held and not any(notice.is_on_the_way for notice in known)
+    return not is_held and not any(notice.is_pending for notice in known)
 
 
 def _is_final(notice: Notice) -> bool:

@@ -281,14 +281,14 @@ class ExpositionParser:
         start = line.find(b"{")
         name, pairs = line[:start], self._bodies.get(line[start:end]) if start > 0 else None
         if pairs is not None and PLAIN_NAME.fullmatch(name):
-            return labels.Labels.named(name.decode(), pairs), line[end:]
+            return labels.Labels.with_metric_name(name.decode(), pairs), line[end:]
         try:
             label_set, text = _read_series(line.decode())
         except UnicodeDecodeError as error:
             raise BadLine(f"is not UTF-8: {error.reason}") from error
         rest = text.encode()
         if start > 0:
-            self._bodies[line[start : len(line) - len(rest)]] = label_set.unnamed
+            self._bodies[line[start : len(line) - len(rest)]] = label_set.pairs_without_name
         return label_set, rest
 
     def _without_exemplar(self, line: bytes) -> tuple[bytes, bytes]:

@@ -59,7 +59,7 @@ class Approval:
             if repair.state in WAITING:
                 rejected = replace(repair, state=RepairState.REJECTED, said=text, since=now, ended_at=now)
                 return self._repairs.save(rejected, now, text=text, actor=actor)
-            if repair.state in UNDOABLE or repair.is_held or self._waits_for_person(repair):
+            if repair.state in UNDOABLE or repair.keeps_cordon or self._waits_for_person(repair):
                 undone = progress.enter_state(repair, restore(RepairState.REJECTED, text), now)
                 return self._repairs.save(undone, now, text=text, actor=actor)
             raise InvalidTransition(

@@ -58,7 +58,7 @@ class HandOver:
 
     def hand_over_failed(self, repairs: Iterable[Repair], now: datetime) -> list[str]:
         """The incidents that were handed over by this look."""
-        held = [one for one in repairs if one.is_held]
+        held = [one for one in repairs if one.keeps_cordon]
         self._seen &= {one.id for one in held}
         done = []
         for repair in held:

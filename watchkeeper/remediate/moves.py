@@ -101,13 +101,13 @@ def next_move(repair: Repair, seen: MoveContext, now: datetime) -> Move:
         return _planned(repair, seen)
     if repair.state is RepairState.APPROVED:
         return _approved(repair, seen, now)
-    if repair.is_running or repair.is_held:
+    if repair.is_running or repair.keeps_cordon:
         gone = _taken_from_us(repair, seen)
         if gone is not None:
             return gone
         if repair.state is RepairState.RESTORING:
             return _restoring(repair, seen, now)
-        return _held(repair, seen, now) if repair.is_held else _step(repair, seen, now)
+        return _held(repair, seen, now) if repair.keeps_cordon else _step(repair, seen, now)
     return wait("it is over")
 
 

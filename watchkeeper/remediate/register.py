@@ -102,7 +102,7 @@ class RepairRegister:
             if self._counted is None or not timedelta() <= now - self._counted[0] < COUNTED:
                 out = {
                     **self._around.out_of_service(),
-                    **{one.node: one.id for one in self._alive.values() if one.is_out},
+                    **{one.node: one.id for one in self._alive.values() if one.is_out_of_service},
                 }
                 limits = self._around.limits
                 since = now - max(limits.starts_window, limits.attempts_window)
@@ -148,7 +148,7 @@ class RepairRegister:
 
     def _holding(self, node: fleet.Place) -> Repair | None:
         """A failed repair that holds the node."""
-        return next((one for one in self._at(node) if one.is_held), None)
+        return next((one for one in self._at(node) if one.keeps_cordon), None)
 
     def _in_the_way(self, want: RepairProposal) -> Repair | None:
         """The repair that waits or runs for what a plan wants.
@@ -157,11 +157,11 @@ class RepairRegister:
         hold its GPUs without use each is asked alone.
         """
         for one in self._at(want.node):
-            if one.is_held or (want.takes_node_out and not one.takes_out):
+            if one.keeps_cordon or (want.takes_node_out and not one.takes_node_out):
                 continue
-            if one.takes_out or one.is_reclaim == want.is_reclaim:
+            if one.takes_node_out or one.is_reclaim == want.is_reclaim:
                 is_another = want.is_reclaim and workloads_of(one.actions) != want.workloads
-                if one.takes_out or not is_another:
+                if one.takes_node_out or not is_another:
                     return one
         return None
 
@@ -202,7 +202,7 @@ class RepairRegister:
             self._looked.pop(repair.id, None)
             self._fresh.discard(repair.id)
         self._note_acting(repair.node)
-        if (before is not None and before.is_out) != repair.is_out:
+        if (before is not None and before.is_out_of_service) != repair.is_out_of_service:
             self._counted = None
         if kind == STORY:
             log.info(
@@ -247,6 +247,6 @@ def request_of(repair: Repair) -> guards.RepairRequest:
         repair.cause,
         repair.mode,
         repair.gpu,
-        takes_node_out=repair.takes_out,
+        takes_node_out=repair.takes_node_out,
         is_reclaim=repair.is_reclaim,
     )

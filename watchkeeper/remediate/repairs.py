@@ -152,7 +152,7 @@ class Repairs(RepairRegister):
         return "The hub was started again" if is_call and not self._has_swept else None
 
     def _is_due(self, repair: Repair, now: datetime) -> bool:
-        if not (repair.is_running or repair.is_held):
+        if not (repair.is_running or repair.keeps_cordon):
             return False
         last, pause = self._looked.get(repair.id), LOOKS.get(repair.state, timedelta())
         return last is None or not timedelta() <= now - last < pause
@@ -198,7 +198,7 @@ class Repairs(RepairRegister):
         """One look and one move; returns when the next one may be due, None to leave that to `sweep`."""
         with self._lock:
             repair = self._alive.get(id)
-        if repair is None or not (repair.is_running or repair.is_held):
+        if repair is None or not (repair.is_running or repair.keeps_cordon):
             return None
         if (left := self._hands_off(repair)) is not None:
             self._leave(repair, left, now)
@@ -235,7 +235,7 @@ class Repairs(RepairRegister):
             return f"a person, or a higher mode: {rung.why}"
         is_careful = rung.is_below(repair.mode) and repair.approved_by == POLICY
         # To take back what is ours needs nobody's yes.
-        is_undone = repair.state is RepairState.RESTORING or repair.is_held
+        is_undone = repair.state is RepairState.RESTORING or repair.keeps_cordon
         return f"a person's yes: {rung.why}" if is_careful and not is_undone else None
 
     def _leave(self, repair: Repair, waits_for: str, now: datetime) -> None:
@@ -300,7 +300,7 @@ class Repairs(RepairRegister):
             return self.save(progress.release_node(repair, move.why), now, text=move.why)
         if move.kind is MoveKind.END:
             done = self.save(progress.end_repair(repair, move, now), now, text=_story(move))
-            if done.is_held and seen.is_over:
+            if done.keeps_cordon and seen.is_over:
                 self._around.report_event(_still_broken(done, now))
             return done
         if move.state is RepairState.APPROVED:
@@ -315,7 +315,7 @@ class Repairs(RepairRegister):
         """Count it, and take over the cordon of a failed repair; a first cordon is written down as begun with it."""
         self._starts = [*self._starts[-MOST_STARTS:], _start_of(repair, now)]
         held = self._holding(repair.node)
-        if held is not None and repair.takes_out:
+        if held is not None and repair.takes_node_out:
             self.save(
                 progress.release_node(held, f"{repair.id} goes on"),
                 now,
@@ -355,7 +355,7 @@ class Repairs(RepairRegister):
             kind = STORY if after.state is not repair.state or after.step != repair.step or after.tries == 1 else STEP
             if after != repair:
                 self.save(after, now, text=text, kind=kind)
-            if after.is_held and not self._open.intersection(after.openings):
+            if after.keeps_cordon and not self._open.intersection(after.openings):
                 self._around.report_event(_still_broken(after, now))
             if not after.is_running:
                 return None

@@ -152,7 +152,7 @@ class FleetInventory:
     def failure_domains(self, place: fleet.Place) -> tuple[fleet.Place, ...]:
         """The racks, leaf switches and the like that a node lies in."""
         node = self.node(place.node, place.cluster) if place.node is not None else None
-        return () if node is None else node.enclosing()
+        return () if node is None else node.failure_domains()
 
     def pool_of(self, place: fleet.Place) -> str:
         """The pool of a node; empty where nobody says."""
@@ -164,7 +164,7 @@ class FleetInventory:
         if self._nodes_in is None:
             found: dict[fleet.Place, list[fleet.Place]] = {}
             for node in self.nodes():
-                for outer in node.enclosing():
+                for outer in node.failure_domains():
                     found.setdefault(outer, []).append(node.place)
             self._nodes_in = found
         return self._nodes_in.get(domain, [])

@@ -64,7 +64,7 @@ def agent_workload_series(holders: Iterable[Labels]) -> dict[Labels, float]:
 
 
 def _without_scrape(labels: Labels) -> Labels:
-    return labels.having(instance="", job="")
+    return labels.with_labels(instance="", job="")
 
 
 # A label set stays the same object from tick to tick, and 20,000 of them are looked at every time.

@@ -426,7 +426,9 @@ class TargetLoop:
         return left
 
     def _ask_own_ids(self) -> array[int]:
-        return array("q", [self._sink.series_id(self._target.labels.having(__name__=name)) for name in SYNTHESISED])
+        return array(
+            "q", [self._sink.series_id(self._target.labels.with_labels(__name__=name)) for name in SYNTHESISED]
+        )
 
     def _ask_id(self, handle: int) -> int:
         if self._parser.labels[handle].get(labels.METRIC_NAME) == WORKLOAD_INFO:
@@ -450,12 +452,12 @@ class TargetLoop:
                 return None
             return labels.Labels(dcgm_names.canonical_labels(ruled, node=self._target.node))
         name = dcgm_names.canonical_name(label_set.name)
-        alike = (dcgm_names.is_dcgm(name), label_set.unnamed)
+        alike = (dcgm_names.is_dcgm(name), label_set.pairs_without_name)
         others = self._joined.get(alike)
         if others is None:
             usual = labels.Labels(dcgm_names.canonical_labels(self._join(label_set), node=self._target.node))
-            others = self._joined[alike] = usual.unnamed
-        return labels.Labels.named(name, others)
+            others = self._joined[alike] = usual.pairs_without_name
+        return labels.Labels.with_metric_name(name, others)
 
     def _join(self, label_set: labels.Labels) -> dict[str, str]:
         """A clash of labels is settled as Prometheus does it."""

@@ -111,7 +111,7 @@ class Board:
     parts: Mapping[JobKey, Sequence[workloads.ScheduledWorkload]] = field(default_factory=dict)
     suspects: frozenset[JobKey] = frozenset()
 
-    def line(self, key: JobKey) -> jobs.JobLine:
+    def find_line(self, key: JobKey) -> jobs.JobLine:
         return next(one for one in self.lines if (one.cluster, one.kind, one.id) == (key.cluster, key.kind, key.id))
 
 

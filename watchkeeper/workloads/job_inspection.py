@@ -24,9 +24,9 @@ STUCK = (jobs.JobState.HUNG, jobs.JobState.STALLED)
 class JobInspection:
     """The ranks of a job as they were seen and side by side, and the one that the others wait for."""
 
-    seen: Sequence[ranks.RankReading]
+    readings: Sequence[ranks.RankReading]
     nodes: set[str]
-    beside: tuple[jobs.Rank, ...]
+    ranks: tuple[jobs.Rank, ...]
     straggler: jobs.Straggler | None
 
 
@@ -42,7 +42,7 @@ def refine_line(
 ) -> tuple[jobs.JobLine, efficiency.JobFacts]:
     """The line of a job that something is wrong with, and what it is judged by, with what its ranks show."""
     state, straggler = line.state, found.straggler or line.straggler
-    if state is jobs.JobState.STALLED and len(found.beside) > 1 and ranks.group_state(found.beside) == "hung":
+    if state is jobs.JobState.STALLED and len(found.ranks) > 1 and ranks.group_state(found.ranks) == "hung":
         state = jobs.JobState.HUNG
     elif state is jobs.JobState.RUNNING and straggler is not None and straggler.score is not None:
         state = jobs.JobState.SLOW
@@ -54,7 +54,7 @@ def _seen(
     questions: JobQueries, *, is_stuck: bool, stood_still: datetime | None
 ) -> tuple[list[ranks.RankReading], set[str]]:
     """Every GPU or rank of the job with its numbers, and the job's nodes."""
-    held, world = questions.held(), _world(questions.told("training_world_size"))
+    held, world = questions.held_gpus(), _world(questions.series("training_world_size"))
     # After a restart with fewer ranks the last ones are gone for good.
     told = {
         labels: value
@@ -66,7 +66,7 @@ def _seen(
     gpus = _gpus(questions, places, nodes, stood_still=stood_still, is_stuck=is_stuck)
     around, usual = _around(questions, nodes), questions.usual_watts()
     steps = {identity.rank_of(labels): value for labels, value in questions.compute().items()}
-    alive = {identity.rank_of(labels) for labels in questions.told("training_last_step_timestamp_seconds")}
+    alive = {identity.rank_of(labels) for labels in questions.series("training_last_step_timestamp_seconds")}
     rank_of = _ranks_of(places, told, gpus.indexes, world=world)
     found: list[ranks.RankReading] = []
     for uuid, labels in places.items():

@@ -38,17 +38,17 @@ class JobQueries:
         self._own = f'cluster="{own_metrics.escape(key.cluster)}"'
         self.refused: list[str] = []
 
-    def held(self) -> Rows:
+    def held_gpus(self) -> Rows:
         """The job's GPUs, by what holds them."""
         return self._ask(f"watchkeeper:job_gpu:share{{{self._key.selector}}}")
 
-    def told(self, name: str) -> Rows:
+    def series(self, name: str) -> Rows:
         """A series of the job's ranks, or of the job."""
         return self._ask(f'{name}{{{self._own},job_name="{self.training}"}}') if self.training else {}
 
-    def learned(self, name: str) -> float | None:
+    def learned_value(self, name: str) -> float | None:
         """What the rules learned of the job; None: nothing yet."""
-        return max(self.told(name).values(), default=None)
+        return max(self.series(name).values(), default=None)
 
     def compute(self) -> Rows:
         expr = f'avg_over_time(training_step_compute_seconds{{{self._own},job_name="{self.training}"}}[3m])'
@@ -134,7 +134,7 @@ class JobQueries:
         asked = f'{errors} or label_replace({reasons}, "field", "{gpu_errors.CLOCK_REASONS}", "", "")'
         return self._ask(asked, at_ms=min(self._at_ms, round(at.timestamp() * 1000) + 120_000))
 
-    def over(self, name: str, since: datetime, *, where: str = "") -> list[tuple[float, float]]:
+    def values_over(self, name: str, since: datetime, *, where: str = "") -> list[tuple[float, float]]:
         """The largest of the ranks' values over time, where there is one; `where` has more matchers."""
         return [(at, value) for at, value in self.timeline(name, since, where=where) if value is not None]
 

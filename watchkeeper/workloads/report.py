@@ -56,7 +56,7 @@ class JobReportInputs:
 def make_report(engine: Engine, now: datetime, asked: JobReportInputs) -> jobs.JobReport:
     questions = JobQueries(engine, now, asked.key, training=asked.training)
     look = job_inspection.inspect_job(questions, asked.line)
-    seen, nodes, beside = look.seen, look.nodes, look.beside
+    seen, nodes, beside = look.readings, look.nodes, look.ranks
     line, facts = asked.line, asked.facts
     if asked.is_suspect:
         line, facts = job_inspection.refine_line(line, facts, look)
@@ -65,7 +65,7 @@ def make_report(engine: Engine, now: datetime, asked: JobReportInputs) -> jobs.J
     facts = _held(questions, facts, nodes, {one.uuid for one in seen}) if nodes else facts
     hardware = _hardware(asked, nodes=nodes, rank_of={one.uuid: one.rank for one in seen})
     lost, untold = _losses(questions, asked, began, seen=seen, hardware=hardware)
-    runs = (_link(labels.get("run_url", "")) for labels in questions.told("training_run_info"))
+    runs = (_link(labels.get("run_url", "")) for labels in questions.series("training_run_info"))
     return jobs.JobReport(
         line,
         _why(line, look) if waits is None else _waits(asked),
@@ -94,7 +94,7 @@ def _rank_first(one: jobs.Rank) -> tuple[bool, int, str, str]:
 
 
 def _why(line: jobs.JobLine, look: job_inspection.JobInspection) -> str:
-    states = [one.state for one in look.beside]
+    states = [one.state for one in look.ranks]
     counted = ", ".join(f"{states.count(state)} {DOES[state]}" for state in jobs.RankState if state in states)
     slow = line.straggler or look.straggler
     if slow is not None:
@@ -131,10 +131,10 @@ def _held(questions: JobQueries, facts: efficiency.JobFacts, nodes: set[str], ow
 
 def _goodput(questions: JobQueries, asked: JobReportInputs, since: datetime, now: datetime) -> jobs.Goodput:
     steps = questions.timeline("training_iterations_total", since)
-    restarts = dict(questions.over("training_restarts_total", since))
-    missing = dict(questions.over("watchkeeper:training_ranks_missing:count", since))
-    stalled = dict(questions.over("ALERTS", since, where='alertname="TrainingJobStalled",alertstate="firing"'))
-    paused = dict(questions.over("training_paused", since))
+    restarts = dict(questions.values_over("training_restarts_total", since))
+    missing = dict(questions.values_over("watchkeeper:training_ranks_missing:count", since))
+    stalled = dict(questions.values_over("ALERTS", since, where='alertname="TrainingJobStalled",alertstate="firing"'))
+    paused = dict(questions.values_over("training_paused", since))
     points = [
         goodput.ProgressPoint(at, value, restarts.get(at), at in missing, at in stalled, paused.get(at) == 1)
         for at, value in steps
@@ -145,9 +145,9 @@ def _goodput(questions: JobQueries, asked: JobReportInputs, since: datetime, now
     if not points:
         points = [goodput.ProgressPoint(since.timestamp(), None), goodput.ProgressPoint(now.timestamp(), None)]
     usual = goodput.UsualPace(
-        questions.learned("watchkeeper:training_step:seconds"),
-        questions.learned("watchkeeper:training_longest_pause:max1d"),
-        questions.learned("watchkeeper:training_stall_limit:seconds"),
+        questions.learned_value("watchkeeper:training_step:seconds"),
+        questions.learned_value("watchkeeper:training_longest_pause:max1d"),
+        questions.learned_value("watchkeeper:training_stall_limit:seconds"),
     )
     asked_at = min((part.requested_at for part in asked.parts if part.requested_at), default=None)
     began_at = min((part.started_at for part in asked.parts if part.started_at), default=None)
@@ -194,8 +194,10 @@ def _losses(
 ) -> tuple[tuple[jobs.LossEvent, ...], list[str]]:
     """What went wrong with loss and gradients, with what its GPUs did around then; and what of that nobody exports."""
     wrong = losses.merge_anomalies(
-        _told_losses(questions.told("training_event_timestamp_seconds")),
-        losses.find_anomalies(questions.over("training_loss", since), questions.over("training_grad_norm", since)),
+        _told_losses(questions.series("training_event_timestamp_seconds")),
+        losses.find_anomalies(
+            questions.values_over("training_loss", since), questions.values_over("training_grad_norm", since)
+        ),
     )
     gpus = {one.uuid: one for one in seen if one.uuid}
     nodes = {one.node for one in gpus.values()} - {""}

@@ -20,7 +20,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GroupFile:
 def test_a_group_is_made_found_and_deleted(own: GroupFile) -> None:
     own.create("training", ["0-3,5", "GPU-8a"])
     assert own.load() == {"training": ["0-3", "5", "GPU-8a"]}
-    assert [word.text for word in find_group("training", own).words] == ["0", "1", "2", "3", "5", "GPU-8a"]
+    assert [word.text for word in find_group("training", own).selectors] == ["0", "1", "2", "3", "5", "GPU-8a"]
     assert own.delete("training")
     assert not own.delete("training")
     with pytest.raises(SettingsError, match="there is no group `training`; there are: none"):

@@ -52,7 +52,7 @@ def guid(name: str) -> str:
 def test_a_healthy_fabric_is_seen_with_its_leaves_links_and_rates(running: ibsim.Fabric) -> None:
     layout = look_until(running, lambda layout: all(port.is_up for port in layout.fabric.ports))
     assert not layout.fabric.problems
-    assert layout.leaf_of() == {f"gpu-node-{at}": "leaf-1-0" for at in range(1, 5)}
+    assert layout.leaf_by_node() == {f"gpu-node-{at}": "leaf-1-0" for at in range(1, 5)}
     rails = [(link.adapter, link.switch, link.switch_port) for link in layout.host_links() if link.node == "gpu-node-3"]
     assert rails == [("mlx5_0", "leaf-1-0", 3), ("mlx5_1", "leaf-1-1", 3)]
     assert {port.gbps for port in layout.fabric.ports} == {200.0}
@@ -68,7 +68,7 @@ def test_symbol_errors_of_a_port_are_counted_and_one_at_its_maximum_is_said(runn
     key = guid(leaf), 2
     layout = look_until(running, lambda layout: "SymbolErrorCounter" in (layout.ports[key].counters or {}))
     watch = fabric_watch.FabricWatch(config.FabricSettings(), "main")
-    watch.take(layout.fabric, NOW)
+    watch.accept_sweep(layout.fabric, NOW)
     errors = {
         labels["port"]: value
         for labels, value in watch.series(NOW_MS).items()
@@ -86,9 +86,9 @@ def test_a_link_that_goes_down_and_comes_back_is_an_event_each_time(running: ibs
     leaf = running.plan.leaf_id(0, 1)
     key = guid(leaf), 3
     watch = fabric_watch.FabricWatch(config.FabricSettings(), "main")
-    assert watch.take(look_until(running, lambda layout: layout.ports[key].is_up).fabric, NOW) == []
+    assert watch.accept_sweep(look_until(running, lambda layout: layout.ports[key].is_up).fabric, NOW) == []
     running.say(f'Unlink "{leaf}"[3]')
-    (down,) = watch.take(look_until(running, lambda layout: not layout.ports[key].is_up).fabric, NOW)
+    (down,) = watch.accept_sweep(look_until(running, lambda layout: not layout.ports[key].is_up).fabric, NOW)
     assert (down.kind, str(down.place)) == ("fabric_down", "main/node=gpu-node-3/port=mlx5_1")
     assert down.text == "leaf-1-1 port 3 to gpu-node-3 mlx5_1 is down: the port is Down/Polling"
     states = {
@@ -96,21 +96,21 @@ def test_a_link_that_goes_down_and_comes_back_is_an_event_each_time(running: ibs
     }
     assert [labels["device"] for labels, value in states.items() if value == 1.0] == ["mlx5_1"]
     running.say(f'ReLink "{leaf}"[3]')
-    (up,) = watch.take(look_until(running, lambda layout: layout.ports[key].is_up).fabric, NOW)
+    (up,) = watch.accept_sweep(look_until(running, lambda layout: layout.ports[key].is_up).fabric, NOW)
     assert (up.kind, up.place) == ("fabric_up", down.place)
 
 
 def test_a_switch_that_is_gone_is_one_event_and_not_one_for_each_link(running: ibsim.Fabric) -> None:
     spine = running.plan.spine_id(1)
     watch = fabric_watch.FabricWatch(config.FabricSettings(), "main")
-    watch.take(look_until(running, lambda layout: guid(spine) in layout.devices).fabric, NOW)
+    watch.accept_sweep(look_until(running, lambda layout: guid(spine) in layout.devices).fabric, NOW)
     running.say(f'Unlink "{spine}"')
-    gone = watch.take(look_until(running, lambda layout: guid(spine) not in layout.devices).fabric, NOW)
+    gone = watch.accept_sweep(look_until(running, lambda layout: guid(spine) not in layout.devices).fabric, NOW)
     assert [event.text for event in gone] == ["switch spine-2 is gone from the fabric, with its 2 links"]
     assert str(gone[0].place) == "main/domain=switch%3Dspine-2"
     running.say(f'ReLink "{spine}"')
     whole = look_until(running, lambda layout: len(list(layout.links())) == 12)
-    assert [event.text for event in watch.take(whole.fabric, NOW)] == ["switch spine-2 is back"]
+    assert [event.text for event in watch.accept_sweep(whole.fabric, NOW)] == ["switch spine-2 is back"]
 
 
 def test_a_host_without_a_fabric_says_what_to_do(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_a_hub_that_sweeps_keeps_series_and_leaves_up_to_date(
         config.FabricSettings(sweep=True, timeout="60s"), "main", kept=tmp_path / "fabric.json"
     )
     assert asyncio.run(watch.refresh(NOW)) == []
-    assert (watch.problem, len(watch.leaf_of())) == ("", 4)
+    assert (watch.problem, len(watch.leaf_by_node())) == ("", 4)
     up = {
         labels["switch"]: value for labels, value in watch.series(NOW_MS).items() if "switch_up" in labels["__name__"]
     }
@@ -165,7 +165,7 @@ def test_a_hub_that_sweeps_keeps_series_and_leaves_up_to_date(
     (tmp_path / "ibnetdiscover").write_text("#!/bin/sh\nexit 1\n")
     assert asyncio.run(watch.refresh(NOW)) == []
     assert watch.problem.startswith("ibnetdiscover: no word of why")
-    assert len(watch.leaf_of()) == 4
+    assert len(watch.leaf_by_node()) == 4
 
 
 def test_the_command_prints_trouble_first_and_its_exit_code_says_so(
@@ -194,7 +194,7 @@ def test_the_command_hands_a_sweep_to_a_hub_and_says_when_it_cannot_look(
     with serving(hub) as site:
         done = CliRunner().invoke(command.command, ["sweep", "--push", "--hub", site.url])
     assert (done.exit_code, done.output[:8], done.output[-12:]) == (0, "24 ports", ", 0 changes\n")
-    assert len(hub.fabric.leaf_of()) == 4
+    assert len(hub.fabric.leaf_by_node()) == 4
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     done = CliRunner().invoke(command.command, ["sweep"])
     assert done.exit_code == 3

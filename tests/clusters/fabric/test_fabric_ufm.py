@@ -119,7 +119,7 @@ def test_ufms_lists_become_the_fabric_with_leaves_rates_and_counters(tmp_path: P
         found = ask(url, tmp_path, ufm_telemetry_url=f"{url}/metrics")
     layout = fabric.FabricTopology(found)
     assert (found.source, found.problems, found.unread, found.at_ms) == ("ufm", (), (), 5)
-    assert layout.leaf_of() == {"gpu-node-7": "leaf-a"}
+    assert layout.leaf_by_node() == {"gpu-node-7": "leaf-a"}
     port = layout.ports[LEAF, 20]
     # The switch did not name its peer; the list of links did.
     assert (port.state, port.gbps, port.peer) == ("Active", 400.0, (HOST, 1))
@@ -203,7 +203,7 @@ def test_rows_as_the_ufm_sdk_has_recorded_them_become_leaves_hosts_and_links(tmp
     with serving({**LISTS, "ports": rows, "links": [{**link, "cable_info": {}, "capabilities": []}]}) as url:
         found = ask(url, tmp_path)
     layout = fabric.FabricTopology(found)
-    assert layout.leaf_of() == {"n7": "leaf-a"}
+    assert layout.leaf_by_node() == {"n7": "leaf-a"}
     assert {device.guid: device.name for device in found.devices} == {
         LEAF: "leaf-a",
         HOST: "n7 mlx5_4",

@@ -29,7 +29,7 @@ def exporter(name: str, labels: dict[str, str], address: str, *ports: tuple[str,
 
 
 def found(*nodes: Raw, pods: tuple[Raw, ...] = (), listed: DiscoveredTargets | None = None) -> DiscoveredTargets:
-    return watched({NODES: list(nodes), PODS: list(pods)}).found(listed or DiscoveredTargets())
+    return watched({NODES: list(nodes), PODS: list(pods)}).discover(listed or DiscoveredTargets())
 
 
 def test_a_node_is_expected_with_its_gpus_its_names_and_its_place() -> None:
@@ -91,11 +91,11 @@ def test_a_gpu_that_falls_out_is_still_expected_until_the_machine_is_another() -
         counts = []
         async with watching({NODES: [machine(8, "a", "H100")]}) as (server, source):
             for raw in (machine(7, "a", "H100"), machine(4, "a", "B200"), machine(2, "b", "B200")):
-                source.found(DiscoveredTargets())
+                source.discover(DiscoveredTargets())
                 server.put(NODES, raw)
                 now = [objects.read_node(raw)]
                 await until_async(lambda now=now: source.watch.nodes() == now)
-                counts.append(source.found(DiscoveredTargets()).nodes[0].expected_gpus)
+                counts.append(source.discover(DiscoveredTargets()).nodes[0].expected_gpus)
         return counts
 
     assert asyncio.run(story()) == [8, 4, 2]
@@ -132,7 +132,7 @@ def test_a_node_that_a_list_has_a_target_for_keeps_it() -> None:
 def test_labels_of_the_settings_choose_the_pods() -> None:
     chosen = replace(DEFAULTS, kubernetes_targets=("team=gpu",))
     source = watched({NODES: [node("n1")], PODS: [exporter("mine", {"team": "gpu"}, "10.1.0.3", ("x", 1))]}, chosen)
-    assert [target.address for target in source.found(DiscoveredTargets()).targets] == ["10.1.0.3:1"]
+    assert [target.address for target in source.discover(DiscoveredTargets()).targets] == ["10.1.0.3:1"]
 
 
 @pytest.mark.parametrize("text", ["app", "=x", "app=", "a=b,c=d"])
@@ -145,10 +145,10 @@ def test_a_node_that_leaves_the_cluster_is_gone_and_not_forgotten() -> None:
     async def story() -> None:
         known = fleet.FleetInventory()
         async with watching({NODES: [node("n1"), node("n2")]}) as (server, source):
-            known.set_expected_nodes(source.found(DiscoveredTargets()).nodes, 1_000)
+            known.set_expected_nodes(source.discover(DiscoveredTargets()).nodes, 1_000)
             server.delete(NODES, "n2")
             await until_async(lambda: len(source.watch.nodes()) == 1)
-            known.set_expected_nodes(source.found(DiscoveredTargets()).nodes, 2_000)
+            known.set_expected_nodes(source.discover(DiscoveredTargets()).nodes, 2_000)
         assert [(gone.name, since) for gone, since in known.gone_nodes()] == [("n2", 2_000)]
 
     asyncio.run(story())
@@ -159,7 +159,7 @@ def test_an_api_server_that_is_away_takes_no_node_out_of_the_fleet() -> None:
         async with watching({NODES: [node("n1")]}) as (server, source):
             await server.stop()
             await until_async(source.problems)
-            assert [one.name for one in source.found(DiscoveredTargets()).nodes] == ["n1"]
+            assert [one.name for one in source.discover(DiscoveredTargets()).nodes] == ["n1"]
             assert source.view().problem.endswith("What was known before stays")
             await server.start()
 

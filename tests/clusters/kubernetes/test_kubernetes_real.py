@@ -59,7 +59,7 @@ def clean(cluster: Cluster) -> Iterator[None]:
 async def watching(reached: kubeconfig.ApiServer) -> AsyncIterator[KubernetesWatch]:
     watch = KubernetesWatch(reached, cluster="main", time=clock.ScaledClock(), metrics=own_metrics.Registry())
     async with running(watch):
-        await until_async(lambda: watch.is_known or any(watch.problems()))
+        await until_async(lambda: watch.is_synced or any(watch.problems()))
         yield watch
 
 
@@ -183,7 +183,7 @@ def test_the_role_of_the_how_to_is_enough_and_without_it_nothing_is_seen(cluster
 
     async def problems() -> list[str]:
         async with watching(hub) as watch:
-            await until_async(lambda: all(kind.is_known or kind.problem for kind in watch.kinds))
+            await until_async(lambda: all(kind.is_synced or kind.problem for kind in watch.kinds))
             return list(watch.problems())
 
     (problem,) = asyncio.run(problems())

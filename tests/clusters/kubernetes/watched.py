@@ -38,8 +38,8 @@ async def watching(
             server.reached(), fleet, time=clock.ScaledClock(speed=100.0), metrics=own_metrics.Registry()
         )
         async with running(source):
-            await source.first_look()
-            await until_async(lambda: all(kind.is_known for kind in source.watch.kinds))
+            await source.wait_for_first_read()
+            await until_async(lambda: all(kind.is_synced for kind in source.watch.kinds))
             yield server, source
 
 

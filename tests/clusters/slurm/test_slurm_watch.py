@@ -86,20 +86,20 @@ def test_a_slurmctld_that_never_answered_is_not_an_empty_cluster() -> None:
 def test_nodes_are_expected_with_their_gpus_leaf_and_partition_and_read_at_the_agents_port() -> None:
     slurm = watch(Told([node(), node("n2"), node("login", gpus=None)]))
     asyncio.run(slurm.refresh())
-    found = slurm.found(discovery.DiscoveredTargets())
+    found = slurm.discover(discovery.DiscoveredTargets())
     assert [(one.name, one.expected_gpus, one.pool, dict(one.domains)) for one in found.nodes] == [
         ("n1", 8, "gpu", {"leaf": "leaf1"}),
         ("n2", 8, "gpu", {}),
     ]
     assert [target.address for target in found.targets] == ["10.0.0.1:9400", "10.0.0.2:9400"]
-    assert slurm.found(found).targets == (), "a list that names a target for the node goes first"
+    assert slurm.discover(found).targets == (), "a list that names a target for the node goes first"
 
 
 def test_slices_that_slurm_counts_are_no_gpus_that_a_node_should_have() -> None:
     cut = records.nodes_of_text("NodeName=n1 State=IDLE Gres=gpu:h200_1g.18gb:14(S:0-1) Partitions=gpu\n")
     slurm = watch(Told([*cut, node("n2", gres="gpu:h200:8"), node("n3", gpus=4, gres="gpu:1g.24gb:4")]))
     asyncio.run(slurm.refresh())
-    assert [(one.name, one.expected_gpus) for one in slurm.found(discovery.DiscoveredTargets()).nodes] == [
+    assert [(one.name, one.expected_gpus) for one in slurm.discover(discovery.DiscoveredTargets()).nodes] == [
         ("n1", None),
         ("n2", 8),
         ("n3", None),
@@ -111,7 +111,7 @@ def test_slices_that_slurm_counts_are_no_gpus_that_a_node_should_have() -> None:
 def test_a_name_that_several_nodes_share_is_no_alias_of_any() -> None:
     slurm = watch(Told([node(hostname="vm", address="127.0.0.1"), node("n2", hostname="vm", address="10.0.0.2")]))
     asyncio.run(slurm.refresh())
-    assert [sorted(one.aliases) for one in slurm.found(discovery.DiscoveredTargets()).nodes] == [
+    assert [sorted(one.aliases) for one in slurm.discover(discovery.DiscoveredTargets()).nodes] == [
         ["127.0.0.1"],
         ["10.0.0.2"],
     ]
@@ -218,7 +218,7 @@ def test_a_real_slurm_tells_its_nodes_jobs_leaves_and_limits(
         "AssocGrpGRES",
     )
     assert [(quota.owner, quota.limit, quota.used) for quota in view.quotas] == [("llm", 12, 2)]
-    nodes = {one.name: one for one in slurm.found(discovery.DiscoveredTargets()).nodes}
+    nodes = {one.name: one for one in slurm.discover(discovery.DiscoveredTargets()).nodes}
     assert [(one.expected_gpus, one.domains["leaf"]) for one in nodes.values()] == [
         (8, "leaf1"),
         (8, "leaf2"),

@@ -205,7 +205,7 @@ def exported(pod: str, active: float, *, ago: range, slice: str = "") -> Iterato
         at_ms = now - minutes * 60_000
         yield from (Sample(Labels({"__name__": name, **labels}), at_ms, value) for name, value in facts.items())
         yield Sample(Labels({"__name__": "watchkeeper:gpu_holder:group", **owner}), at_ms, 1.0)
-        used = Labels({"__name__": "watchkeeper:workload_gpus:sum", **owner, "part": "used"}).having(
+        used = Labels({"__name__": "watchkeeper:workload_gpus:sum", **owner, "part": "used"}).with_labels(
             UUID="", GPU_I_ID=""
         )
         yield Sample(used, at_ms, active * 3 / 7 if slice else active)

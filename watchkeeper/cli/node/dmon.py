@@ -52,7 +52,7 @@ def command(wanted: str, delay: float, count: int, chosen: gpu_selectors.GpuSele
             click.echo(f"{fault.cause}: {fault.evidence}", err=True)
         if not sampler.snapshot().gpus:
             sys.exit(CANNOT_TELL)
-        absent = chosen.missing(map(named, sampler.snapshot().gpus)) if chosen is not None else []
+        absent = chosen.unmatched_texts(map(named, sampler.snapshot().gpus)) if chosen is not None else []
         if absent:
             raise click.UsageError(f"there is no GPU {', '.join(absent)} on this node; `watchkeeper gpus` lists them")
         rounds = 0
@@ -95,7 +95,7 @@ def meant(
 
     A GPU that has stopped answering has no numbers: its old ones are not repeated.
     """
-    if chosen is not None and not chosen.has(named(gpu)):
+    if chosen is not None and not chosen.includes(named(gpu)):
         return []
     is_fresh = gpu.read_at.get(families.Cadence.FAST, float("-inf")) >= fresh_since
     slices = None if chosen is None else chosen.slices(named(gpu))

@@ -66,11 +66,11 @@ def sweep(
         return
     layout = fabric.FabricTopology(found)
     if as_json:
-        options.print_json({**wire.to_plain(found), "leaf_of": layout.leaf_of()})
+        options.print_json({**wire.to_plain(found), "leaf_of": layout.leaf_by_node()})
     else:
         for line in describe(layout):
             click.echo(line)
-    ctx.exit(1 if layout.slow or any(_errors(port) for port in found.ports) else 0)
+    ctx.exit(1 if layout.slow_ports or any(_errors(port) for port in found.ports) else 0)
 
 
 def _push(hub: Client, found: fabric.Fabric) -> None:
@@ -111,16 +111,16 @@ def describe(layout: fabric.FabricTopology) -> Iterator[str]:
         yield f"several switches are called {name or '(no name)'}; their GUIDs tell them apart"
     if layout.unnamed_hosts():
         yield f"{len(layout.unnamed_hosts())} adapters have no host name yet: nobody can say which node they are in"
-    bad = [port for port in found.ports if port.key in layout.slow or _errors(port)]
+    bad = [port for port in found.ports if port.key in layout.slow_ports or _errors(port)]
     for port in bad[:SHOWN_PORTS]:
-        rate = f"slow: {port.gbps:g} Gb/s ({port.lanes}x {port.speed})" if port.key in layout.slow else ""
+        rate = f"slow: {port.gbps:g} Gb/s ({port.lanes}x {port.speed})" if port.key in layout.slow_ports else ""
         errors = ", ".join(f"{name} {value}" for name, value in _errors(port).items())
-        there = "" if port.peer is None else f" to {layout.name(port.peer[0])} port {port.peer[1]}"
-        yield f"  {layout.name(port.guid)} port {port.number}{there}: {'; '.join(filter(None, (rate, errors)))}"
+        there = "" if port.peer is None else f" to {layout.device_name(port.peer[0])} port {port.peer[1]}"
+        yield f"  {layout.device_name(port.guid)} port {port.number}{there}: {'; '.join(filter(None, (rate, errors)))}"
     if len(bad) > SHOWN_PORTS:
         yield f"  and {len(bad) - SHOWN_PORTS} more ports; --json has them all"
     leaves: dict[str, list[str]] = {}
-    for node, leaf in layout.leaf_of().items():
+    for node, leaf in layout.leaf_by_node().items():
         leaves.setdefault(leaf, []).append(node)
     for leaf, nodes in sorted(leaves.items(), key=lambda item: fabric.natural_sort_key(item[0])):
         nodes.sort(key=fabric.natural_sort_key)

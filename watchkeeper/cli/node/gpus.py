@@ -57,8 +57,8 @@ def command(as_json: bool, sysfs: Path, chosen: gpu_selectors.GpuSelection | Non
         gpus, faults = sampler.snapshot().gpus, sampler.faults()
     found, absent = rows(gpus, devices), []
     if chosen is not None:
-        absent = chosen.missing(map(_named, found))
-        found = [row for row in found if chosen.has(_named(row))]
+        absent = chosen.unmatched_texts(map(_named, found))
+        found = [row for row in found if chosen.includes(_named(row))]
         devices = [device for device in devices if device.pci in {row.pci for row in found}]
     if as_json:
         print_json({"gpus": [_plain(row) for row in found], "distance": distances(devices)})

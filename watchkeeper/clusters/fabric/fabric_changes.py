@@ -94,7 +94,8 @@ def _switches(
     known: KnownFabric, layout: FabricTopology, now_ms: int
 ) -> tuple[tuple[KnownSwitch, ...], list[FabricChange]]:
     there = {
-        one.guid: KnownSwitch(one.guid, layout.name(one.guid), layout.is_leaf(one.guid)) for one in layout.switches()
+        one.guid: KnownSwitch(one.guid, layout.device_name(one.guid), layout.is_leaf(one.guid))
+        for one in layout.switches()
     }
     changed: list[FabricChange] = []
     kept = dict(there)
@@ -121,9 +122,11 @@ def _seen(layout: FabricTopology) -> Iterable[KnownLink]:
         if layout.devices[here.guid].kind is FabricDeviceKind.SWITCH:
             named = device.node or device.name or device.guid
             peer, adapter = (
-                (layout.name(there.guid), "") if device.kind is FabricDeviceKind.SWITCH else (named, device.adapter)
+                (layout.device_name(there.guid), "")
+                if device.kind is FabricDeviceKind.SWITCH
+                else (named, device.adapter)
             )
-            yield KnownLink(here.guid, here.number, layout.name(here.guid), *there.key, peer, adapter)
+            yield KnownLink(here.guid, here.number, layout.device_name(here.guid), *there.key, peer, adapter)
 
 
 def _rank(layout: FabricTopology, port: FabricPort) -> tuple[bool, bool, PortKey]:

@@ -49,7 +49,7 @@ class FabricWatch:
         self._taken_ms: int | None = None
         self._series: dict[Labels, float] = {}
         self._kept = kept
-        self.known = _load(kept)
+        self.known_fabric = _load(kept)
 
     async def refresh(self, now: datetime) -> list[events.Event]:
         """Look at the fabric once; what cannot be read is said once, and leaves the last sweep as it was."""
@@ -64,24 +64,24 @@ class FabricWatch:
                 log.warning("The fabric could not be read", extra=logs.fields(error=error))
             self.problem = str(error)
             return []
-        return await asyncio.to_thread(self.take, found, now)
+        return await asyncio.to_thread(self.accept_sweep, found, now)
 
-    def take(self, found: fabric.Fabric, now: datetime) -> list[events.Event]:
+    def accept_sweep(self, found: fabric.Fabric, now: datetime) -> list[events.Event]:
         """The newest sweep, from here or from another host; returns what changed with it.
 
         A large fabric takes a second: callers on an event loop do this in a thread.
         """
         layout = fabric.FabricTopology(found)
         self.problem = "; ".join([*found.problems, *self._doubts(layout)])
-        before = self.known
+        before = self.known_fabric
         changes: list[fabric_changes.FabricChange] = []
         if not self.problem:
-            self.known, changes = fabric_changes.compare_sweep(before, layout, clock.to_ms(now))
+            self.known_fabric, changes = fabric_changes.compare_sweep(before, layout, clock.to_ms(now))
         for name in layout.shared_names():
             log.warning("Switches share a name; their GUIDs tell them apart", extra=logs.fields(name=name))
         self.fabric, self.layout, self._taken_ms = found, layout, clock.to_ms(now)
         self._series = self._make_series(found, layout)
-        if self.known != before:
+        if self.known_fabric != before:
             self._keep()
         return [self._event(change, now) for change in changes]
 
@@ -92,7 +92,7 @@ class FabricWatch:
 
     def _doubts(self, layout: fabric.FabricTopology) -> Iterator[str]:
         """A host that has lost its own link sees no switch; that says nothing about the switches."""
-        if not layout.switches() and any(switch.gone_since_ms is None for switch in self.known.switches):
+        if not layout.switches() and any(switch.gone_since_ms is None for switch in self.known_fabric.switches):
             yield "the host that sweeps sees no switch any more: its own link is down, the rest is unknown"
 
     def _event(self, change: fabric_changes.FabricChange, now: datetime) -> events.Event:
@@ -115,11 +115,11 @@ class FabricWatch:
         assert switch is not None
         return fleet.Place(self.cluster, domain=f"{'leaf' if switch.is_leaf else 'switch'}={switch.name}")
 
-    def leaf_of(self) -> dict[str, str]:
+    def leaf_by_node(self) -> dict[str, str]:
         """Node → leaf of its first adapter; a cable that is dark now does not move the node to another leaf."""
-        hosts = [link for link in self.known.links if link.adapter]
+        hosts = [link for link in self.known_fabric.links if link.adapter]
         hosts.sort(key=lambda link: fabric.natural_sort_key(link.adapter), reverse=True)
-        seen = {} if self.layout is None else self.layout.leaf_of()
+        seen = {} if self.layout is None else self.layout.leaf_by_node()
         return seen | {link.peer: link.switch for link in hosts}
 
     # Series
@@ -149,10 +149,10 @@ class FabricWatch:
         yield "watchkeeper_fabric_sweep_seconds", {}, found.seconds
         for state, count in Counter(port.state for port in found.ports).items():
             yield "watchkeeper_fabric_ports", {"state": state}, float(count)
-        for switch in self.known.switches:
+        for switch in self.known_fabric.switches:
             role = "leaf" if switch.is_leaf else "spine"
             yield "watchkeeper_fabric_switch_up", {"switch": switch.name, "role": role}, float(not switch.gone_since_ms)
-        for link in self.known.links:
+        for link in self.known_fabric.links:
             port = layout.ports.get(link.key)
             where = {"switch": link.switch, "port": str(link.port), "peer": link.peer, "peer_port": str(link.peer_port)}
             # What is wrong with a cable is trouble of its host, and of its leaf where it is a trunk.
@@ -162,13 +162,13 @@ class FabricWatch:
             if state_id is not None:
                 yield "watchkeeper_fabric_port_state_id", where, float(state_id)
             if port is not None and not is_down:
-                yield from _port_rows(port, where, is_slow=port.key in layout.slow)
+                yield from _port_rows(port, where, is_slow=port.key in layout.slow_ports)
 
     def _keep(self) -> None:
         if self._kept is None:
             return
         try:
-            files.write_atomically(self._kept, wire.dumps(self.known).encode())
+            files.write_atomically(self._kept, wire.dumps(self.known_fabric).encode())
         except OSError as error:
             log.warning("What is known of the fabric was not kept", extra=logs.fields(error=error.strerror))
 

@@ -64,7 +64,7 @@ class KubernetesDiscovery:
         # By name: the machine, as its object's id and its GPUs' model, and the most GPUs it has had.
         self._most: dict[str, tuple[tuple[str, str], int]] = {}
 
-    def found(self, listed: discovery.DiscoveredTargets) -> discovery.DiscoveredTargets:
+    def discover(self, listed: discovery.DiscoveredTargets) -> discovery.DiscoveredTargets:
         """GPU nodes as expected ones; their targets where no list has one for the node already."""
         cluster = self._watch.cluster
         nodes = {node.name: self._expected(node) for node in self._watch.nodes() if node.has_gpus}

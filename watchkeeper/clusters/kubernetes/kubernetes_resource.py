@@ -110,12 +110,12 @@ class ResourceWatch(Generic[T]):
         self._failures = 0
 
     @property
-    def is_known(self) -> bool:
+    def is_synced(self) -> bool:
         """True from the first whole list on."""
         return self._heard_at is not None
 
     @property
-    def heard_at(self) -> datetime | None:
+    def synced_at(self) -> datetime | None:
         """Up to when what is kept was so: now, while a watch is open."""
         return self._time.now() if self._is_open else self._heard_at
 

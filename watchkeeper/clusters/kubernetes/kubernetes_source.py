@@ -69,23 +69,23 @@ class KubernetesSource:
         return self.watch.cluster
 
     @property
-    def asks_for(self) -> str | None:
+    def required_query(self) -> str | None:
         """Which clusters have a kube-state-metrics of their own."""
         return kubernetes_series.SEEN_EXPR if self._policy is config.KubernetesSeries.AUTO else None
 
     async def run(self) -> None:
         await self.watch.run()
 
-    async def first_look(self) -> None:
+    async def wait_for_first_read(self) -> None:
         try:
             async with asyncio.timeout(FIRST_LIST_SECONDS):
-                while not self.watch.is_known and not any(self.watch.problems()):
+                while not self.watch.is_synced and not any(self.watch.problems()):
                     await asyncio.sleep(LOOK_SECONDS)
         except TimeoutError:
             return
 
-    def found(self, listed: discovery.DiscoveredTargets) -> discovery.DiscoveredTargets:
-        return self._discovery.found(listed)
+    def discover(self, listed: discovery.DiscoveredTargets) -> discovery.DiscoveredTargets:
+        return self._discovery.discover(listed)
 
     def problems(self) -> list[str]:
         return [f"kubernetes ({self.watch.server.origin}): {problem}" for problem in self.watch.problems()]
@@ -100,7 +100,7 @@ class KubernetesSource:
     def series(self, answer: Iterable[Mapping[str, str]]) -> dict[Labels, float]:
         """What kube-state-metrics would write, unless `answer` has our cluster, or one without a name."""
         has_others = any(labels.get("cluster", "") in ("", self.cluster) for labels in answer)
-        if self._policy is config.KubernetesSeries.NEVER or has_others or not self.watch.is_known:
+        if self._policy is config.KubernetesSeries.NEVER or has_others or not self.watch.is_synced:
             return {}
         return self._series.now()
 

@@ -27,7 +27,7 @@ SHARED, SHARES = "-SHARED", re.compile(r"[2-9]|[1-9]\d{1,3}")
 
 def view_of(watch: KubernetesWatch) -> cluster.ClusterView:
     """What the API server said last, with what of it could not be read."""
-    heard = watch.heard_at
+    heard = watch.synced_at
     counted = ((pod, watch.gpus_of(pod)) for pod in watch.pods())
     pods = [
         scheduled_pod(pod, watch.cluster, gpus=gpus, warned=watch.warning("Pod", pod.namespace, pod.name))

@@ -76,14 +76,14 @@ class KubernetesWatch:
                 group.create_task(kind.run())
 
     @property
-    def is_known(self) -> bool:
+    def is_synced(self) -> bool:
         """True once nodes and pods have been read whole."""
-        return all(kind.is_known for kind in self._needed)
+        return all(kind.is_synced for kind in self._needed)
 
     @property
-    def heard_at(self) -> datetime | None:
+    def synced_at(self) -> datetime | None:
         """When nodes and pods were last known to be as they are kept."""
-        heard = [kind.heard_at for kind in self._needed]
+        heard = [kind.synced_at for kind in self._needed]
         return None if None in heard else min(at for at in heard if at is not None)
 
     @property
@@ -98,7 +98,7 @@ class KubernetesWatch:
             if len(kind.items) >= kind.kind.limit and not kind.kind.forgets_oldest:
                 yield f"{kind.kind.name}: {kind.kind.limit} are kept, and there are more"
             if kind.problem and kind.problem_since is not None:
-                reason = (f"{kind.problem_since:%H:%M} UTC", kind.problem, kind.is_known)
+                reason = (f"{kind.problem_since:%H:%M} UTC", kind.problem, kind.is_synced)
                 alike.setdefault(reason, []).append(kind.kind.name)
         for (since, problem, is_known), names in alike.items():
             kept = "What was known before stays" if is_known else "Nothing of it is known"

@@ -53,11 +53,11 @@ class QueryCommand(Generic[T]):
 class FallbackQuery(Generic[T]):
     """Ways to learn one thing; the one that worked last is tried first."""
 
-    ways: list[QueryCommand[T]]
+    alternatives: list[QueryCommand[T]]
 
-    async def put(self, ask: commands.CommandRunner) -> T:
+    async def run(self, ask: commands.CommandRunner) -> T:
         problems: list[str] = []
-        for way in list(self.ways):
+        for way in list(self.alternatives):
             answer = await asyncio.to_thread(ask.run, way.command)
             said = answer.text.strip().partition("\n")[0][:200]
             if answer.outcome is commands.CommandOutcome.TIMED_OUT:
@@ -71,7 +71,7 @@ class FallbackQuery(Generic[T]):
             except CollectError as error:
                 problems.append(str(error))
                 continue
-            self.ways = [way, *(other for other in self.ways if other is not way)]
+            self.alternatives = [way, *(other for other in self.alternatives if other is not way)]
             return found
         raise CollectError("; ".join(problems))
 
@@ -125,10 +125,10 @@ class SlurmCommandReader:
     )
 
     async def nodes(self) -> list[records.NodeRecord]:
-        return await self._nodes.put(self.ask)
+        return await self._nodes.run(self.ask)
 
     async def jobs(self) -> list[records.JobRecord]:
-        return await self._jobs.put(self.ask)
+        return await self._jobs.run(self.ask)
 
     async def leaves(self) -> dict[str, str]:
         return records.leaves_of_topology(await self._say("scontrol", "show", "topology"))

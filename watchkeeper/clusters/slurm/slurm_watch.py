@@ -104,7 +104,7 @@ class SlurmWatch:
         return [f"slurm: {self._view.problem}"] if self._view.problem else []
 
     @property
-    def asks_for(self) -> str | None:
+    def required_query(self) -> str | None:
         return None
 
     async def run(self) -> None:
@@ -113,7 +113,7 @@ class SlurmWatch:
             await self.refresh()
             await self._time.sleep(self._interval_seconds)
 
-    async def first_look(self) -> None:
+    async def wait_for_first_read(self) -> None:
         """Wait until Slurm has been asked once, or for as long as a hub's start may take."""
         try:
             async with asyncio.timeout(FIRST_LOOK_SECONDS):
@@ -149,7 +149,7 @@ class SlurmWatch:
             problems.append(f"{name}: {error}")
             return None
 
-    def found(self, listed: discovery.DiscoveredTargets) -> discovery.DiscoveredTargets:
+    def discover(self, listed: discovery.DiscoveredTargets) -> discovery.DiscoveredTargets:
         """The nodes with GPUs as expected ones, and where their agents are read unless a list says so already."""
         has_target = {target.node for target in listed.targets if target.cluster == self.cluster}
         aliases = _aliases(self._answers.nodes)

@@ -16,10 +16,10 @@ MISSING = "gpu_missing"
 
 
 def select_gpus(facts: ScanFacts, chosen: gpu_selectors.GpuSelection) -> ScanFacts:
-    kept = tuple(gpu for gpu in facts.gpus if chosen.has(_named(gpu)))
-    missing = chosen.missing(map(_named, facts.gpus))
+    kept = tuple(gpu for gpu in facts.gpus if chosen.includes(_named(gpu)))
+    missing = chosen.unmatched_texts(map(_named, facts.gpus))
     on_bus = {device.pci for device in facts.node.pci if device.kind is pci_sysfs.DeviceKind.GPU}
-    by_address = {pci for pci in on_bus if chosen.has(gpu_selectors.SelectableGpu(None, None, pci))}
+    by_address = {pci for pci in on_bus if chosen.includes(gpu_selectors.SelectableGpu(None, None, pci))}
     chosen_addresses = {gpu.pci for gpu in kept} | by_address
     others = (on_bus | {gpu.pci for gpu in facts.gpus}) - chosen_addresses
     if missing:
@@ -43,4 +43,4 @@ def _named(gpu: GpuFacts) -> gpu_selectors.SelectableGpu:
 
 
 def _is_about(fault: ScanFault, chosen: gpu_selectors.GpuSelection) -> bool:
-    return fault.gpu is None or chosen.has(gpu_selectors.SelectableGpu(None, fault.gpu, None))
+    return fault.gpu is None or chosen.includes(gpu_selectors.SelectableGpu(None, fault.gpu, None))

@@ -75,11 +75,11 @@ def run(
         facts = gather.gather_facts(
             children, wished.children(), node=node, trees=wished.trees, expected_gpus=wished.expected_gpus
         )
-        gpus = [gpu for gpu in facts.gpus if wished.chosen is None or wished.chosen.has(_named(gpu))]
+        gpus = [gpu for gpu in facts.gpus if wished.chosen is None or wished.chosen.includes(_named(gpu))]
         others = {gpu.uuid for gpu in facts.gpus} - {gpu.uuid for gpu in gpus}
         results = [result for result in software_checks.examine(facts) if result.gpu not in others]
         if wished.chosen is not None:
-            missing = wished.chosen.missing(map(_named, facts.gpus))
+            missing = wished.chosen.unmatched_texts(map(_named, facts.gpus))
             results += [TestResult("gpu_count", None, DiagVerdict.FAIL, f"GPU {word} is not there") for word in missing]
         stopped = ""
         if level >= 2 and gpus:

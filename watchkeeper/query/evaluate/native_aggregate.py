@@ -92,7 +92,7 @@ def text(histogram: Histogram) -> str:
     parts = [f"count:{go_number(histogram.count)}", f"sum:{go_number(histogram.sum)}"]
     for bucket in histogram.buckets():
         if bucket.population:
-            has_lower, has_upper = histogram.includes(bucket)
+            has_lower, has_upper = histogram.bound_inclusion(bucket)
             lower, upper, count = map(go_number, bucket)
             parts.append(f"{'[' if has_lower else '('}{lower},{upper}{']' if has_upper else ')'}:{count}")
     return "{" + ", ".join(parts) + "}"

@@ -426,7 +426,7 @@ def _read_labels(raw: bytes) -> Labels | None:
     if len(names) < len(pairs) or "" in names or not metric:
         return None
     others = [pair for pair in pairs if pair[0] != METRIC_NAME and pair[1]]
-    return Labels.named(metric, tuple(sorted(others)))
+    return Labels.with_metric_name(metric, tuple(sorted(others)))
 
 
 # Most label sets are made of labels that others have too, and share them.

@@ -40,7 +40,7 @@ def replay(log: Iterable[ReplayBatch | SegmentResult], head: Head) -> ReplayResu
             _end(read, head, outcome)
             continue
         if read.labels:
-            fresh = head.series_ids([label_sets.Labels.kept(pairs) for pairs in read.labels])
+            fresh = head.series_ids([label_sets.Labels.from_sorted_pairs(pairs) for pairs in read.labels])
             ids = np.concatenate([ids, fresh])
         for part in read.parts:
             mine = ids[part.series]

@@ -97,7 +97,7 @@ def list_ports(made_of: FabricSources) -> list[PortView]:
     """Each link once: trunks, then the ports of hosts in the order of their names."""
     watched = made_of.watched
     links = fabric_links(watched)
-    known = () if watched is None else watched.known.links
+    known = () if watched is None else watched.known_fabric.links
     dark = {(one.peer, one.adapter, one.peer_port): one.down_since_ms for one in known if one.down_since_ms}
     found = [] if watched is None else list(_trunks(watched, made_of))
     for node in sorted(made_of.rows.keys() | links.keys(), key=natural):
@@ -131,13 +131,13 @@ def _host_port(node: str, link: TopologyLink, made_of: FabricSources, *, down_si
 
 def _trunks(watched: fabric_watch.FabricWatch, made_of: FabricSources) -> Iterable[PortView]:
     """Links between switches, in the row of their leaf; which jobs cross one is up to routing, so all that may do."""
-    leaves = {switch.name for switch in watched.known.switches if switch.is_leaf}
+    leaves = {switch.name for switch in watched.known_fabric.switches if switch.is_leaf}
     leaves_of: dict[str, set[str]] = defaultdict(set)
-    for link in watched.known.links:
+    for link in watched.known_fabric.links:
         if link.adapter:
             leaves_of[link.peer].add(link.switch)
     crossing = crossing_jobs(leaves_of, made_of.jobs)
-    trunks = (link for link in watched.known.links if not link.adapter)
+    trunks = (link for link in watched.known_fabric.links if not link.adapter)
     for link in sorted(trunks, key=lambda one: (natural(one.switch), one.port)):
         here, there = (link.switch, link.port), (link.peer, link.peer_port)
         if link.switch not in leaves and link.peer in leaves:
@@ -169,7 +169,7 @@ def _trunk_state(
         return HealthState.DOWN, "the cable was there and is dark"
     if port is None or layout is None:
         return HealthState.UNKNOWN, "not in the newest sweep"
-    if link.key in layout.slow:
+    if link.key in layout.slow_ports:
         return HealthState.SLOW, "slower than the other trunks of its switch"
     return HealthState.HEALTHY, ""
 

@@ -238,7 +238,7 @@ class FleetApi:
         uuid = request.path_params["uuid"]
         seen = next((one for one in self._fleet.gpus() if one.gpu.uuid == uuid), None)
         node = None if seen is None else self._node(seen.cluster, seen.node)
-        around = () if node is None else (node.place, *node.enclosing())
+        around = () if node is None else (node.place, *node.failure_domains())
         about, shown = await self._journal.read(lambda: self._about_gpu(uuid, around))
         happened = [(incident, m) for incident in about for m in incident.members if m.place.gpu == uuid]
         if seen is None and not happened:

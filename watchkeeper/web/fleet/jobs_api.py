@@ -116,7 +116,7 @@ class JobsApi:
             return None
         # A whole id before a name that several have.
         key = min(keys, key=lambda one: (one.id != id, one))
-        line, now = found.line(key), self._runtime.clock.now()
+        line, now = found.find_line(key), self._runtime.clock.now()
         first_seen = (self._first_seen or (0.0, {}))[1].get(key)
         since = report.window_start(line, first_seen, now)
         happened = await self._journal.read(lambda: self._journal.events_between(since, now), is_long=True)

@@ -53,7 +53,7 @@ def build_node_list(facts: NodeListSources) -> list[NodeLine]:
     for node in listed:
         key = (node.cluster, node.name)
         about = _Node(node, seen[key], healths[key], gone.get(key), placed.get(key, ()))
-        places = (node.place, fleet.Place(signals.UNNAMED_CLUSTER, node=node.name), *node.enclosing())
+        places = (node.place, fleet.Place(signals.UNNAMED_CLUSTER, node=node.name), *node.failure_domains())
         trouble = [id for place in places for id in broken.get(place, ())]
         lines.append(_line(about, words.get(key, ()), held=facts.held, broken=list(dict.fromkeys(trouble))))
     return sorted(lines, key=lambda line: (line.state is NodeState.GONE, natural(line.name), line.cluster))

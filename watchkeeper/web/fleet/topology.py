@@ -131,7 +131,7 @@ class TopologySources:
 def build_topology(facts: TopologySources, chosen: TopologyFilter = TopologyFilter()) -> list[TopologyRack]:  # noqa: B008 - frozen and empty
     """Racks in the order people count, with those nodes that were chosen; what has no rack comes last."""
     by_gpu, by_node, by_domain = _sort_incidents(facts.open_incidents)
-    leaf_of = {} if facts.watched is None else facts.watched.leaf_of()
+    leaf_of = {} if facts.watched is None else facts.watched.leaf_by_node()
     links = fabric_links(facts.watched)
     racks: dict[str | None, dict[str | None, list[TopologyNode]]] = defaultdict(lambda: defaultdict(list))
     for node in facts.stock.nodes:
@@ -236,7 +236,7 @@ def fabric_links(watched: fabric_watch.FabricWatch | None) -> dict[str, list[Top
     if watched is None or watched.layout is None:
         return {}
     found: dict[str, list[TopologyLink]] = defaultdict(list)
-    dark = fabric_changes.down_links(watched.known)
+    dark = fabric_changes.down_links(watched.known_fabric)
     for link in watched.layout.host_links():
         port = link.port
         state = HealthState.HEALTHY if port.is_up else HealthState.DOWN
@@ -291,23 +291,23 @@ def switches(watched: fabric_watch.FabricWatch | None, *, is_fresh: bool = True)
     if watched is None or watched.layout is None:
         return []
     if not is_fresh:
-        roles = ((switch.name, "leaf" if switch.is_leaf else "spine") for switch in watched.known.switches)
+        roles = ((switch.name, "leaf" if switch.is_leaf else "spine") for switch in watched.known_fabric.switches)
         return [TopologySwitch(name, role, HealthState.UNKNOWN, 0) for name, role in roles]
     layout = watched.layout
     trouble: dict[str, list[str]] = defaultdict(list)
     count: dict[str, int] = defaultdict(int)
-    gone = {switch.guid for switch in watched.known.switches if switch.gone_since_ms is not None}
-    for link in watched.known.links:
+    gone = {switch.guid for switch in watched.known_fabric.switches if switch.gone_since_ms is not None}
+    for link in watched.known_fabric.links:
         for guid in {link.guid, link.peer_guid}:
             count[guid] += 1
         if link.down_since_ms is not None:
             # The links of a switch that is gone are its trouble, and not that of every switch around it.
             for guid in {link.guid, link.peer_guid} if not gone & {link.guid, link.peer_guid} else ():
                 trouble[guid].append(f"{link} is down")
-        elif link.key in layout.slow:
+        elif link.key in layout.slow_ports:
             trouble[link.guid].append(f"{link} is slow: {_rate(layout.ports.get(link.key))}")
     views = []
-    for switch in watched.known.switches:
+    for switch in watched.known_fabric.switches:
         is_gone = switch.guid in gone
         state = HealthState.GONE if is_gone else (HealthState.WARNING if trouble[switch.guid] else HealthState.HEALTHY)
         said = ["no longer in the fabric"] if is_gone else trouble[switch.guid]

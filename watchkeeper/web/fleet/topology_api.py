@@ -119,7 +119,7 @@ class TopologyApi:
         if watched is None or (watched.fabric is None and not watched.problem):
             return None
         found = watched.fabric
-        links = watched.known.links
+        links = watched.known_fabric.links
         age = "" if found is None or self._is_fresh() else "the last sweep is too old to speak for now"
         return {
             "source": None if found is None else found.source,
@@ -128,7 +128,7 @@ class TopologyApi:
             "problem": "; ".join(filter(None, (age, watched.problem, *(() if found is None else found.unread)))),
             "links": len(links),
             "links_down": sum(link.down_since_ms is not None for link in links),
-            "unlisted_hosts": sorted(watched.leaf_of().keys() - nodes, key=fleet_layout.natural),
+            "unlisted_hosts": sorted(watched.leaf_by_node().keys() - nodes, key=fleet_layout.natural),
             "unnamed_hosts": 0 if watched.layout is None else len(watched.layout.unnamed_hosts()),
         }
 
@@ -144,7 +144,7 @@ class TopologyApi:
             found = wire.loads(fabric.Fabric, await read_body(request, SWEEP_LIMIT_BYTES))
         except WireError as error:
             raise HTTPException(400, f"this is no sweep: {error.problems[0]}") from error
-        changed = await asyncio.to_thread(watched.take, found, self._runtime.clock.now())
+        changed = await asyncio.to_thread(watched.accept_sweep, found, self._runtime.clock.now())
         if changed:
             await self._incidents.take_events(changed)
         return SweepAccepted(changes=len(changed), problem=watched.problem)

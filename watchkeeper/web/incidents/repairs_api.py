@@ -166,7 +166,7 @@ def _shown(repair: Repair) -> dict[str, Any]:
         "action": None if action is None else action.kind,
         "incidents": list(repair.openings),
         "is_running": repair.is_running,
-        "is_held": repair.is_held,
+        "is_held": repair.keeps_cordon,
     }
 
 

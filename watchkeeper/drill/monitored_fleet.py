@@ -48,6 +48,9 @@ class Pace:
     retention_seconds: int = 2 * 3600
 
 
+HUB_PACE = Pace()
+
+
 class SimulatedLine:
     """Hands a target's page over in this process; a page that cannot be had is a failed scrape."""
 
@@ -69,7 +72,7 @@ class Watch:
         simulation: Simulation,
         folder: Path,
         *,
-        pace: Pace = Pace(),  # noqa: B008 (frozen)
+        pace: Pace = HUB_PACE,
         store: interfaces.SampleStore | None = None,
         line: scrape.TargetConnection | None = None,
         remote: prometheus.PrometheusEngine | None = None,

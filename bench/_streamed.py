@@ -197,7 +197,7 @@ async def our_turns(parties: Parties, turns: int, folder: Path) -> AsyncIterator
     """Every shipped rule asked over HTTP, or near by, and written back: turn after turn, each after an interval."""
     kept = journal.Journal(folder / "journal.sqlite")
     rules = rulefile.load_rules([rule_loops.SHIPPED_RULES])
-    parts = pipeline.harmless_parts(parties.engine, parties.known, journal=kept, rules=rules)
+    parts = pipeline.dry_run_dependencies(parties.engine, parties.known, journal=kept, rules=rules)
     line = pipeline.Pipeline(parts, now=datetime.now(UTC))
     try:
         for number in range(turns):

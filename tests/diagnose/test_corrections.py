@@ -15,7 +15,7 @@ def told(incident: str, cause: str, *, was: str = "gpu_fell_off_bus") -> Correct
 
 def test_a_corrected_cause_is_the_first_answer_also_after_a_restart(tmp_path: Path) -> None:
     line = Line(tmp_path)
-    line.pipeline.take_events([xid(79, gpu(0), 0)], later(0))
+    line.pipeline.ingest_events([xid(79, gpu(0), 0)], later(0))
     (incident,) = line.pipeline.incidents.open_incidents()
     line.pipeline.diagnose(incident, later(1))
     said = line.pipeline.correct("INC-1", "ada", cause="pcie_degraded", why="riser was loose", now=later(2))
@@ -35,7 +35,7 @@ def test_a_corrected_cause_is_the_first_answer_also_after_a_restart(tmp_path: Pa
 
 def test_the_next_incident_that_looks_the_same_is_told_what_it_was(tmp_path: Path) -> None:
     line = Line(tmp_path)
-    line.pipeline.take_events([xid(79, gpu(0), 0), xid(79, gpu(1), 0)], later(0))
+    line.pipeline.ingest_events([xid(79, gpu(0), 0), xid(79, gpu(1), 0)], later(0))
     first, second = line.pipeline.incidents.open_incidents()
     for incident in (first, second):
         line.pipeline.diagnose(incident, later(1))

@@ -65,7 +65,7 @@ def diagnose_with(folder: Path, driver: Stubborn) -> list[str]:
         hub = opened(settings.Settings(hub=settings.HubSettings(data=str(folder / "kept"))), time=time, driver=driver)
         diagnosing = next(loop for loop in hub.incidents.loops() if loop.name == "diagnosis")
         loop = asyncio.create_task(hub.loops.repeat(diagnosing))
-        await hub.incidents.take_events([xid(79, gpu(0), 0)])
+        await hub.incidents.ingest_events([xid(79, gpu(0), 0)])
 
         # The diagnosis runs in a thread of its own, which knows nothing of this clock.
         async def is_planned() -> bool:
@@ -96,7 +96,7 @@ def test_a_gpu_that_breaks_before_its_first_page_is_called_as_its_node_has_regis
     async def story() -> None:
         hub = opened(settings.Settings(hub=settings.HubSettings(data=str(tmp_path / "kept"))), time=ManualClock(NOON))
         hub.fleet.register_node(NodeRegistration("sim", "n1", gpus=(Gpu("GPU-3", index=3), Gpu("GPU-4"))), "127.0.0.1")
-        await hub.incidents.take_events([xid(79, gpu(3), 0), xid(79, gpu(4), 0)])
+        await hub.incidents.ingest_events([xid(79, gpu(3), 0), xid(79, gpu(4), 0)])
         told = [incident.title for incident in hub.current.stages.journal.incidents(open_only=True, limit=9)]
         assert sorted(told) == ["GPU 3 on n1 fell off the bus", "GPU-4 on n1 fell off the bus"]
         hub.close()
@@ -148,7 +148,7 @@ def test_an_alertmanager_is_told_although_the_journal_could_not_be_read_at_first
         loops = [asyncio.create_task(loop) for loop in hub._leading_loops()]
         await until_async(lambda: any(loop.done() for loop in loops) or hub.loops._failures.get(loop="alertmanager"))
         hub.current.stages.journal._connection.execute("ALTER TABLE unreadable RENAME TO incident")
-        await hub.incidents.take_events([replace(xid(79, gpu(0), 0), at=hub.runtime.clock.now())])
+        await hub.incidents.ingest_events([replace(xid(79, gpu(0), 0), at=hub.runtime.clock.now())])
         await until_async(lambda: web.got)
         for loop in loops:
             loop.cancel()

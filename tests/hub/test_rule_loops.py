@@ -45,7 +45,7 @@ class Running:
         self.failed: list[str] = []
         self.loops = rule_loops.RuleLoops(
             settings.Settings(rules=rules),
-            rule_loops.Surroundings(
+            rule_loops.RuleLoopDependencies(
                 lambda: self.line.pipeline, self.hear, lambda: True, lambda name, _: self.failed.append(name)
             ),
             time=self.clock,
@@ -55,7 +55,7 @@ class Running:
 
     async def hear(self, changed: Sequence[alerts.Alert], now: datetime) -> None:
         self.said += [(alert.name, alert.state.value) for alert in changed]
-        self.line.pipeline.take_alerts(changed, now)
+        self.line.pipeline.ingest_alerts(changed, now)
 
     def write(self, text: str, *, second: int) -> None:
         self.file.write_text(text)
@@ -74,7 +74,7 @@ class Running:
                     if loop.name == "rules":
                         await self.clock.advance(max(0.0, began + passed + 15 - self._seconds()))
                 await turn
-                while self.loops.handing_over:
+                while self.loops.pending_deliveries:
                     await asyncio.sleep(0)
 
     def _seconds(self) -> float:
@@ -208,7 +208,7 @@ def unused(chosen: settings.Settings) -> rule_loops.RuleLoops:
     def missing(*_: object) -> NoReturn:
         raise AssertionError("nothing is evaluated")
 
-    around = rule_loops.Surroundings(missing, missing, lambda: False, missing)
+    around = rule_loops.RuleLoopDependencies(missing, missing, lambda: False, missing)
     return rule_loops.RuleLoops(chosen, around, time=ManualClock(NOON), metrics=own_metrics.Registry())
 
 
@@ -277,7 +277,7 @@ def evaluated(running: Running) -> set[datetime | None]:
 
 def has_evaluated(running: Running, second: int) -> bool:
     """Whether the turn of this second is over and the loop waits for the next: until then the clock must not move."""
-    return later(second) in evaluated(running) and not running.loops.is_at_work
+    return later(second) in evaluated(running) and not running.loops.is_evaluating
 
 
 def recorded(running: Running, minutes: int) -> list[float]:
@@ -385,7 +385,7 @@ def test_a_journal_that_takes_long_about_alerts_does_not_make_the_next_turn_late
         task = asyncio.ensure_future(for_ever(running.loops.loops()[0]))
         for second in (60, 120, 180):
             await until(running, second, partial(has_evaluated, running, second))
-        assert (running.said, running.loops.handing_over) == ([], 1)
+        assert (running.said, running.loops.pending_deliveries) == ([], 1)
         gate.set()
         await until(running, 180, lambda: running.said == [("Hot", "firing")])
         assert counted(running, "watchkeeper_rules_missed_turns_total") == 0

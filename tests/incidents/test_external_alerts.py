@@ -32,7 +32,7 @@ def hear(line: Line, at: float, *, status: str = "firing", node: str = "n1", **m
     labels = {"alertname": "TheirRule", "cluster": "main", "Hostname": node, "cause": "thermal_throttle"}
     told = {"status": status, "labels": labels, "startsAt": wire.format_time(later(0)), "endsAt": NEVER} | more
     body = json.dumps({"version": "4", "alerts": [told | {"annotations": {"summary": "n1 is hot"}}]}).encode()
-    line.pipeline.take_alerts(alertmanager.read_webhook(body, later(at), known={}).alerts, later(at))
+    line.pipeline.ingest_alerts(alertmanager.read_webhook(body, later(at), known={}).alerts, later(at))
 
 
 def tick(line: Line, at: float) -> None:

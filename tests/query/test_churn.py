@@ -61,9 +61,9 @@ def answers(asked: EmbeddedEngine, at_ms: int) -> list[dict[Labels, float]]:
 def test_asked_again_and_again_it_answers_as_when_asked_once(turns: list[Turn]) -> None:
     always = engine()
     for count in range(1, len(turns) + 1):
-        always.appender.append(samples(turns[count - 1], count * TURN_MS), together="fleet")
+        always.appender.append(samples(turns[count - 1], count * TURN_MS), group_key="fleet")
         found = answers(always, count * TURN_MS)
     once = engine()
     for count, turn in enumerate(turns, 1):
-        once.appender.append(samples(turn, count * TURN_MS), together="fleet")
+        once.appender.append(samples(turn, count * TURN_MS), group_key="fleet")
     assert found == answers(once, len(turns) * TURN_MS)

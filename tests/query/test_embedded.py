@@ -97,7 +97,7 @@ def test_series_and_label_questions_look_at_living_series_only() -> None:
 
 def test_metadata_is_kept_per_metric() -> None:
     engine = loaded()
-    engine.head.metadata.note("power_watts", "gauge", help="Board power", unit="watts")
+    engine.head.metadata.record("power_watts", "gauge", help="Board power", unit="watts")
     assert engine.metadata() == {"power_watts": ("gauge", "Board power", "watts")}
 
 

@@ -103,7 +103,7 @@ def test_the_server_gets_every_sample_whether_scraped_or_recorded() -> None:
     with hub() as (server, engine):
         scrape(engine, range(3))
         recorded = Sample(Labels({"__name__": "rule:x"}), BEGIN_MS, 7.0)
-        assert engine.appender.append([recorded], together="rule x").kept == 1
+        assert engine.appender.append([recorded], group_key="rule x").kept == 1
         assert engine.remote.sender is not None
         assert engine.remote.sender.flush(60)
         rows = [row for one in server.asked for row in remote_write.decode(one.body).series]

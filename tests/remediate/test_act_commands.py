@@ -42,7 +42,7 @@ class Desk:
         place = fleet.Place("main", node=node, gpu=f"GPU-{node}")
         now = datetime.now(UTC)
         event = events.Event(f"main/{node}/b/k/{code}", events.EventKind.XID, code, place, now, f"Xid {code}")
-        asyncio.run_coroutine_threadsafe(self.hub.incidents.take_events([event]), self.loop).result(60)
+        asyncio.run_coroutine_threadsafe(self.hub.incidents.ingest_events([event]), self.loop).result(60)
 
     def types(self, *words: str) -> Result:
         return CliRunner().invoke(watchkeeper, ["act", *words, "--hub", self.url], catch_exceptions=False)

@@ -88,7 +88,7 @@ def test_counters_are_told_before_and_after_whoever_held_the_gpu(sources: Eviden
 
 
 def test_events_and_receipts_of_the_node_are_in_it_and_of_no_other(sources: EvidenceSources, journal: Journal) -> None:
-    journal.take_events([xid(48, NOON), replace(xid(79, NOON), place=fleet.Place("main", node="n2"))], NOON)
+    journal.save_events([xid(48, NOON), replace(xid(79, NOON), place=fleet.Place("main", node="n2"))], NOON)
     outbox = OrderQueue(journal, HUB_KEY, now=NOON)
     for node in ("n1", "n2"):
         outbox.issue(OrderRequest("main", node, "scan", id=f"WO-{node}"), now=NOON, actor="ann")

@@ -178,7 +178,7 @@ class FullAtTheEnd(Journal):
     """Everything can be written, and what was written cannot be committed."""
 
     @contextmanager
-    def together(self) -> Iterator[None]:
+    def transaction(self) -> Iterator[None]:
         with super().together():
             yield
             if self._depth == 1:

@@ -286,7 +286,7 @@ def test_a_node_is_looked_at_for_an_hour_after_its_repair_and_then_no_more(world
 @pytest.mark.slow
 def test_hundreds_of_incidents_at_once_stay_within_the_budget(tmp_path: Path) -> None:
     world = World(tmp_path, 400, limits(pool_percent=5, fleet_percent=2))
-    with world.journal.together():
+    with world.journal.transaction():
         for node in world.nodes:
             world.take(world.breaks(node.name))
     for machine in world.cluster.machines.values():
@@ -325,7 +325,7 @@ def test_every_call_is_in_the_journal_before_it_is_made(world: World) -> None:
     perform = world.cluster.perform
 
     def checked(action: Action) -> ActionOutcome:
-        kept = world.journal.alive_repairs()[0]
+        kept = world.journal.active_repairs()[0]
         seen.append(kept.is_begun and (kept.state == "restoring" or kept.action == action))
         return perform(action)
 

@@ -112,9 +112,9 @@ def test_a_check_that_nobody_makes_or_that_breaks_has_not_passed() -> None:
 def test_the_journal_is_a_keeper_of_records(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal.sqlite")
     soon = NOON + timedelta(seconds=1)
-    journal.take_events([xid(79, NOON)], NOON)
+    journal.save_events([xid(79, NOON)], NOON)
     assert NoNewXid(journal).check(NODE, NOON, soon).state is CheckState.UNKNOWN
-    journal.take_events([xid(48, soon)], soon)
+    journal.save_events([xid(48, soon)], soon)
     assert NoNewXid(journal).check(NODE, NOON, soon).state is CheckState.FAILED
     assert ConditionsClear(journal).check(NODE, NOON, NOON).state is CheckState.PASSED
     journal.close()

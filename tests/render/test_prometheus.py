@@ -53,7 +53,7 @@ def test_the_rules_are_those_that_the_hub_evaluates(tmp_path: Path) -> None:
     objectives.write_text(rule_loops.SHIPPED_SLOS.read_text().replace("inference-latency", "chat-latency"))
     settings = fleet_settings.load(tmp_path, '[rules]\nslos = "objectives.yaml"\n')
     rendered = rulefile.load_rules([written(tmp_path, settings) / "rules"])
-    evaluated = reload.read_sources(rule_loops.sources(settings)).rules
+    evaluated = reload.read_sources(rule_loops.rule_sources(settings)).rules
     said = {(group.name, rule.name, rule.expr) for group in evaluated.groups for rule in group.rules}
     assert {(group.name, rule.name, rule.expr) for group in rendered.groups for rule in group.rules} == said
     assert "slo-chat-latency" in {group.name for group in rendered.groups}

@@ -39,7 +39,7 @@ def filled(kept: backup.DataLocations, minutes: int) -> Rig:
     rig = Rig(kept.samples)
     for minute in range(minutes):
         rig.scrape("node", SERIES, minute * MINUTE, [minute + 0.5, 1.0, minute // 7])
-    rig.store.metadata.note("temp", "gauge")
+    rig.store.metadata.record("temp", "gauge")
     rig.store.maintain(rig.now_ms)
     return rig
 

@@ -47,7 +47,7 @@ def test_what_was_real_stays_and_what_was_ahead_is_set_aside(tmp_path: Path, ahe
         rig.store.close()
         rig.open()
     else:
-        found = rig.store.set_aside_ahead()
+        found = rig.store.quarantine_future_samples()
         assert found.samples == 3 * 45
     assert times(rig) == real
     filled(rig, DAY + 101 * MINUTE, 60, maintains=True)
@@ -162,7 +162,7 @@ def test_what_was_set_aside_goes_when_it_is_older_than_anything_kept(tmp_path: P
     rig = Rig(tmp_path)
     filled(rig, 10**12, 40)
     rig.now_ms = 10**12 - DAY
-    rig.store.set_aside_ahead()
+    rig.store.quarantine_future_samples()
     assert list(tmp_path.glob("ahead/*/*.block"))
     rig.store.maintain(4 * 10**12)
     assert not list(tmp_path.glob("ahead/*"))
@@ -175,7 +175,7 @@ def test_what_was_set_aside_can_be_brought_back_if_the_clock_was_right_then(tmp_
     filled(rig, DAY, 100, maintains=maintains)
     before = times(rig)
     rig.now_ms = DAY - 3 * HOUR
-    rig.store.set_aside_ahead()
+    rig.store.quarantine_future_samples()
     assert times(rig) == {}
     rig.store.close()
     for path in tmp_path.glob("ahead/*/*.block"):
@@ -192,6 +192,6 @@ def test_two_stretches_ahead_do_not_overwrite_one_another(tmp_path: Path) -> Non
         rig.now_ms = DAY
         filled(rig, DAY + 3 * HOUR, BLOCK // MINUTE + 15, maintains=True)
         rig.now_ms = DAY
-        rig.store.set_aside_ahead()
+        rig.store.quarantine_future_samples()
     assert len(list(tmp_path.glob("ahead/*/*.block"))) == 4
     rig.store.close()

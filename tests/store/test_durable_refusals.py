@@ -108,7 +108,7 @@ def test_a_block_that_cannot_be_read_is_kept_when_the_log_has_its_time_again(tmp
 def test_samples_reach_the_log_when_what_is_known_about_metrics_cannot_be_written(tmp_path: Path) -> None:
     rig, _ = filled(tmp_path, minutes=5)
     (tmp_path / "metadata.json").mkdir()
-    rig.store.metadata.note("temp", "gauge")
+    rig.store.metadata.record("temp", "gauge")
     rig.scrape("node", SERIES, 5 * MINUTE, [1.0] * 4)
     with pytest.raises(errors.StoreError, match="descriptions of metrics cannot be written"):
         rig.store.sync()

@@ -25,7 +25,7 @@ def grown(count: int) -> Histogram:
 def kept(store: interfaces.SampleStore, name: str = "latency") -> list[tuple[int, Histogram | float]]:
     """Every sample of one series, histograms as such."""
     found = store.select([equals("__name__", name)], -1, 10**15)
-    cells = store.reveal(found.values)
+    cells = store.find_histograms(found.values)
     times = found.times[found.groups[0]].tolist() if len(found.groups) else []
     histograms_there = [None] * len(times) if cells is None else cells[0].tolist()
     rows = zip(times, histograms_there, found.values[0].tolist() if times else [], strict=True)

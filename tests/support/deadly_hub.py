@@ -63,7 +63,7 @@ def run(configured: config.Settings, cluster: SimulatedDriver, *, time: clock.Cl
     def chosen(*_: object, **__: object) -> Driver:
         return cluster
 
-    backends.driver_of = chosen
+    backends.build_driver = chosen
     watcher = agent.AgentSettings(
         hub_url=f"http://127.0.0.1:{configured.hub.port}",
         spool_directory=Path(configured.hub.data) / "spool",

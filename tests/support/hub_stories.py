@@ -53,7 +53,7 @@ class Line:
         self.journal = journal.Journal(self.folder / "journal.db")
         self.engine, self.fleet = kept or embedded.EmbeddedEngine(head.Head()), fleet.FleetInventory()
         self.rules = rulefile.read_rules({"r.yaml": rules})
-        parts = pipeline.harmless_parts(self.engine, self.fleet, journal=self.journal, rules=self.rules)
+        parts = pipeline.dry_run_dependencies(self.engine, self.fleet, journal=self.journal, rules=self.rules)
         self.pipeline = pipeline.Pipeline(parts, now=later(at))
 
     def restart(self, at: float, rules: str = HOT, *, keeps_samples: bool = False) -> None:
@@ -73,12 +73,12 @@ class Line:
 
     def run_rules(self, at: float) -> list[Incident]:
         changed = [alert for group in self.rules.groups for alert in self.pipeline.evaluate(group, later(at))]
-        return self.pipeline.take_alerts(changed, later(at)) if changed else []
+        return self.pipeline.ingest_alerts(changed, later(at)) if changed else []
 
     def recover(self, at: float) -> list[events.Event]:
         """What the hub does every few seconds: ask whether something works again, and take the answer."""
         found = self.pipeline.recoveries(self.pipeline.incidents.broken_gpus(), later(at))
-        self.pipeline.take_events(found, later(at))
+        self.pipeline.ingest_events(found, later(at))
         return found
 
     def open(self) -> list[tuple[str, str]]:

@@ -44,10 +44,10 @@ class Kept:
         forgotten = len(self.forgotten.intersection(ids))
         return Appended(len(ids) - forgotten, {"forgotten": forgotten} if forgotten else {})
 
-    def append(self, samples: Iterable[AnySample], *, together: str | None = None) -> Appended:
+    def append(self, samples: Iterable[AnySample], *, group_key: str | None = None) -> Appended:
         return Appended(0, {"histogram": len(list(samples))})
 
-    def lasting(self, group_key: Hashable, since_ms: int) -> Mapping[int, Labels]:
+    def active_series(self, group_key: Hashable, since_ms: int) -> Mapping[int, Labels]:
         return {}
 
     def sync(self) -> int:

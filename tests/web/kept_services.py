@@ -104,11 +104,11 @@ class KeptIncidents:
     foreign: list[alerts.Alert] = field(default_factory=list)
     cannot_write: StoreError | None = None
 
-    async def take_events(self, batch: Sequence[events.Event]) -> int:
+    async def ingest_events(self, batch: Sequence[events.Event]) -> int:
         self.journal.taken += batch
         return len(batch)
 
-    async def take_foreign_alerts(self, pushed: Sequence[alerts.Alert]) -> None:
+    async def ingest_external_alerts(self, pushed: Sequence[alerts.Alert]) -> None:
         if self.cannot_write is not None:
             raise self.cannot_write
         self.foreign += pushed
@@ -156,7 +156,7 @@ class KeptSilences:
         self.changes.send("incidents")
         return made
 
-    async def unsilence(self, id: str, actor: str) -> Silence:
+    async def expire_silence(self, id: str, actor: str) -> Silence:
         found = next((one for one in self.silenced if one.id == id), None)
         if found is None:
             raise InvalidTransition("there is no such silence", where=id)
@@ -183,7 +183,7 @@ class GivenRules:
     last_reload: reload.Reload = field(default_factory=lambda: reload.Reload(START, START, rules=114, groups=20))
     in_force: Sequence[tuple[rulefile.RuleGroup, evaluate.RuleStates]] = ()
     active: Sequence[alerts.Alert] = (HOT,)
-    is_at_work: bool = False
+    is_evaluating: bool = False
 
     async def reload(self) -> reload.Reload:
         return self.last_reload

@@ -69,7 +69,7 @@ async def running(folder: Path) -> AsyncIterator[tuple[Hub, str, list[Endpoint]]
     hub = opened(settings.Settings(hub=settings.HubSettings(data=str(folder / "kept"))), time=ScaledClock())
     stop, listener, app = asyncio.Event(), server.listen("127.0.0.1", 0), create_app(hub.services, Auth())
     tasks = [asyncio.create_task(hub.run(stop)), asyncio.create_task(server.serve(app, listener, stop=stop))]
-    await hub.incidents.take_events([xid(79, gpu(0), 0)])
+    await hub.incidents.ingest_events([xid(79, gpu(0), 0)])
     try:
         yield hub, f"http://127.0.0.1:{listener.getsockname()[1]}", app.state.endpoints
     finally:
@@ -85,7 +85,7 @@ class Held:
         self.is_held, self.let_go = threading.Event(), threading.Event()
 
     def hold(self, hub: Hub) -> None:
-        with hub.current.stages.journal.together():
+        with hub.current.stages.journal.transaction():
             self.is_held.set()
             self.let_go.wait(HELD_SECONDS)
 

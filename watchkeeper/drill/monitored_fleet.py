@@ -87,7 +87,7 @@ class Watch:
         # Not `or`: a store without series counts as false.
         kept = head.Head(retention_ms=pace.retention_seconds * 1000) if store is None else store
         self.engine = embedded.EmbeddedEngine(kept) if remote is None else remote
-        parts = pipeline.harmless_parts(self.engine, self.fleet, journal=self.journal, rules=self.rules)
+        parts = pipeline.dry_run_dependencies(self.engine, self.fleet, journal=self.journal, rules=self.rules)
         self.pipeline = pipeline.Pipeline(parts, now=simulation.now)
         self._kernel = kernel_follow.KernelEvents(
             simulation.settings.cluster, gpu_addresses.GpuAddresses(self._ask_inventory)
@@ -154,7 +154,7 @@ class Watch:
         """Nodes and holders of GPUs, which a hub would write."""
         held = status_series.workload_series(self.engine.instant(status_series.WORKLOAD_SOURCES, at_ms).frame.labels)
         found = fleet.inventory_samples(self.fleet, at_ms) + self._holders.samples(held, at_ms)
-        self.engine.appender.append(found, together="standing series")
+        self.engine.appender.append(found, group_key="standing series")
 
     async def _take_kernel_records(self, now: datetime) -> None:
         records = self.simulation.kernel_records_since(self._seen_record)
@@ -167,12 +167,12 @@ class Watch:
         ]
         batch = [event for event in read if event is not None]
         if batch:
-            self._look_into(self.pipeline.take_events(batch, now).changed_incidents, now)
+            self._look_into(self.pipeline.ingest_events(batch, now).changed_incidents, now)
 
     def _run_rules(self, now: datetime) -> None:
         changed = [alert for group in self._due(now) for alert in self.pipeline.evaluate(group, now)]
         if changed:
-            self._look_into(self.pipeline.take_alerts(changed, now), now)
+            self._look_into(self.pipeline.ingest_alerts(changed, now), now)
 
     def _due(self, now: datetime) -> list[rulefile.RuleGroup]:
         """The groups that have their turn at this second; a slow pace slows down all of them."""
@@ -184,13 +184,13 @@ class Watch:
         for incident in {incident.id: incident for incident in changed if incident.is_open}.values():
             finding = self.pipeline.diagnose(incident, now)
             if finding is not None:
-                self.pipeline.explain(incident, finding, now)
+                self.pipeline.apply_finding(incident, finding, now)
 
     def _look_for_recovery(self, now: datetime) -> None:
         broken = self.pipeline.incidents.broken_gpus()
         found = self.pipeline.recoveries(broken, now) if broken else []
         if found:
-            self._look_into(self.pipeline.take_events(found, now).changed_incidents, now)
+            self._look_into(self.pipeline.ingest_events(found, now).changed_incidents, now)
 
     async def _ask_inventory(self, node: str) -> Sequence[fleet_model.Gpu]:
         plain = self.simulation.inventory(node)["gpus"]

@@ -12,7 +12,7 @@ from watchkeeper.remediate.drivers import dry_run, kubernetes, simulated, slurm_
 from watchkeeper.store.head import head
 
 
-def engine_of(settings: config.Settings) -> engine.Engine:
+def build_engine(settings: config.Settings) -> engine.Engine:
     """Where samples live: in this process, or in a server that speaks Prometheus' API."""
     if settings.query.engine is config.QueryEngine.EMBEDDED:
         # `open` puts the store of the data directory in its place.
@@ -32,7 +32,7 @@ def engine_of(settings: config.Settings) -> engine.Engine:
     )
 
 
-def driver_of(
+def build_driver(
     settings: config.Settings, simulator_url: str | None, *, is_stopped: Callable[[], bool] = lambda: False
 ) -> driver.Driver:
     """The cluster that plans are made for; a simulated one needs its address."""

@@ -54,7 +54,7 @@ class FleetState:
         )
         self._problems: list[str] = []
         self._dropped: tuple[discovery.DroppedTarget, ...] = ()
-        self.unread_because: str | None = "the fleet has not been read yet"
+        self.not_ready_reason: str | None = "the fleet has not been read yet"
 
     def loops(self, *, is_leading: Callable[[], bool]) -> list[Loop]:
         return [
@@ -76,9 +76,9 @@ class FleetState:
         self._problems, self._dropped = problems, found.dropped
         self.fleet.set_expected_nodes(found.nodes, clock.to_ms(self._clock.now()))
         # Each hub reads the fleet into a store of its own; into a server's only the leader writes.
-        writes = self._samples.are_ours or is_leading()
+        writes = self._samples.are_stored_here or is_leading()
         await self._scraper.set_targets(found.targets if writes and self._settings.scrape else ())
-        self.unread_because = None
+        self.not_ready_reason = None
         if not self._settings.scrape:
             at_ms = clock.to_ms(self._clock.now())
             answer = await self._samples.queries.instant(queried_gpus.GPU_QUERY, at_ms)
@@ -91,7 +91,7 @@ class FleetState:
             if gpu.index is not None:
                 self.fleet.record_gpu_index(gpu.uuid, str(gpu.index))
 
-    def learn_names(self, batch: Iterable[events.Event]) -> None:
+    def record_gpu_indices(self, batch: Iterable[events.Event]) -> None:
         """Events of a GPU say which number it has, maybe before its first page does."""
         for event in batch:
             if event.place.gpu is not None and "gpu" in event.fields:
@@ -106,7 +106,7 @@ class FleetState:
     def problems(self) -> Sequence[str]:
         return self._problems
 
-    def has_read_every_target(self) -> bool:
+    def has_scraped_every_target(self) -> bool:
         """Each was read or missed at least once."""
         return all(state.last_scrape_ms is not None for state in self._scraper.states())
 

@@ -15,11 +15,11 @@ from watchkeeper.hub import diagnosis_queue
 from watchkeeper.hub.fleet_state import FleetState
 from watchkeeper.hub.journal_reader import JournalReader
 from watchkeeper.hub.journal_thread import JournalThread
-from watchkeeper.hub.loops import Loop, Loops
+from watchkeeper.hub.loops import Loop, LoopRunner
 from watchkeeper.hub.repair_loop import RepairLoop
 from watchkeeper.hub.rule_loops import RuleLoops
 from watchkeeper.hub.runtime import Runtime
-from watchkeeper.hub.stages import Current
+from watchkeeper.hub.stages import CurrentStages
 from watchkeeper.kit import clock_jump
 from watchkeeper.model import alerts, events
 from watchkeeper.model.incidents import Incident
@@ -36,14 +36,14 @@ class IncidentService:
     def __init__(
         self,
         runtime: Runtime,
-        current: Current,
+        current: CurrentStages,
         *,
         journal_thread: JournalThread,
         reader: JournalReader,
         fleet: FleetState,
         rules: RuleLoops,
         repairs: RepairLoop,
-        loops: Loops,
+        loops: LoopRunner,
     ) -> None:
         self._runtime, self._clock, self._current = runtime, runtime.clock, current
         self._thread, self._reader, self._fleet = journal_thread, reader, fleet
@@ -81,12 +81,12 @@ class IncidentService:
 
     # What happens
 
-    async def take_events(self, batch: Sequence[events.Event]) -> int:
+    async def ingest_events(self, batch: Sequence[events.Event]) -> int:
         """Keep a push of events, and open what they mean; returns how many were new. Answered after commit."""
         now = self._clock.now()
-        self._fleet.learn_names(batch)
-        taken = await self._thread.run(lambda: self._current.stages.pipeline.take_events(batch, now))
-        self._repairs.urgent(taken.changed_incidents)
+        self._fleet.record_gpu_indices(batch)
+        taken = await self._thread.run(lambda: self._current.stages.pipeline.ingest_events(batch, now))
+        self._repairs.start_urgent(taken.changed_incidents)
         self.event_counts.count(taken.events)
         for event in taken.events:
             self._events.add(kind=event.kind)
@@ -94,16 +94,16 @@ class IncidentService:
         self._announce(taken.changed_incidents)
         return len(taken.events)
 
-    async def take_alerts(self, changed: Sequence[alerts.Alert], now: datetime) -> None:
+    async def ingest_alerts(self, changed: Sequence[alerts.Alert], now: datetime) -> None:
         """Alerts that changed, a part at a time: events of a storm come in between. Returns after they are kept."""
         line = self._current.stages.pipeline
-        await self._change(lambda: line.take_some_alerts(now, changed))
-        while line.has_unheard:
-            await self._change(lambda: line.take_some_alerts(now))
+        await self._change(lambda: line.ingest_alert_batch(now, changed))
+        while line.has_undelivered_alerts:
+            await self._change(lambda: line.ingest_alert_batch(now))
 
-    async def take_foreign_alerts(self, pushed: Sequence[alerts.Alert]) -> None:
+    async def ingest_external_alerts(self, pushed: Sequence[alerts.Alert]) -> None:
         """Alerts of rules that are not ours, from Alertmanager's webhook; returns after they are kept."""
-        await self.take_alerts(pushed, self._clock.now())
+        await self.ingest_alerts(pushed, self._clock.now())
 
     # What people say
 
@@ -139,7 +139,7 @@ class IncidentService:
     def corrections(self) -> list[corrections.Correction]:
         return self._current.stages.pipeline.lessons.all()
 
-    def count_left_out(self) -> int:
+    def dropped_signals(self) -> int:
         """Signals that found no room in an incident."""
         return self._current.stages.pipeline.incidents.dropped_signals
 
@@ -161,17 +161,17 @@ class IncidentService:
         now = self._clock.now()
         recovered = await asyncio.to_thread(line.recoveries, broken, now) if broken else []
         if recovered:
-            await self.take_events(recovered)
+            await self.ingest_events(recovered)
 
     async def _look_at_fabric(self) -> None:
         fabric = self._fleet.fabric
         if self._runtime.settings.fabric.is_watched and (changed := await fabric.refresh(self._clock.now())):
-            await self.take_events(changed)
+            await self.ingest_events(changed)
 
     async def _beat(self) -> None:
         """Say outside that the hub works, once its journal has shown it; silence is the alarm."""
         await self._thread.run(self._current.stages.journal.count_open)
-        if not self._loops.troubles.any_of(heartbeat.VITAL, now=self._clock.now()):
+        if not self._loops.failures.any_of(heartbeat.VITAL, now=self._clock.now()):
             await asyncio.to_thread(heartbeat.send_heartbeat, self._runtime.settings, self._clock.now())
 
     async def _trim(self) -> None:
@@ -186,10 +186,10 @@ class IncidentService:
         if await asyncio.to_thread(self._repairs.keeps_cause, incident):
             return
         finding = await asyncio.to_thread(line.diagnose, incident, now)
-        await asyncio.to_thread(self._repairs.take_plan, incident.id)
+        await asyncio.to_thread(self._repairs.submit_plan, incident.id)
         self._runtime.changes.send("incidents")
         if finding is not None:
-            await self._change(lambda: line.explain(incident, finding, now))
+            await self._change(lambda: line.apply_finding(incident, finding, now))
 
     async def _change(self, work: Callable[[], Iterable[Incident]]) -> None:
         self._announce(await self._thread.run(work))

@@ -44,7 +44,7 @@ REFRESH_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Stages:
+class LeadershipCallbacks:
     """What the hub does with a journal: `join` builds everything on it, `loops` is the work of a leader."""
 
     join: Callable[[journals.Journal], None]
@@ -73,7 +73,7 @@ class Leadership:
         self._changes = metrics.counter("watchkeeper_hub_leads_begun_total", "How often this hub began to lead")
 
     @property
-    def not_leading_because(self) -> str | None:
+    def not_leading_reason(self) -> str | None:
         return self._why_not or (None if self._is_built else "this hub begins to lead and reads the journal")
 
     @property
@@ -84,12 +84,12 @@ class Leadership:
         """False as soon as another hub may have taken the lead, by a clock that goes on while this process does not."""
         return self._election is None or (self._epoch > 0 and _now() < self._led_until)
 
-    def fenced(self, behind: driver.Driver) -> driver.Driver:
+    def fence_driver(self, behind: driver.Driver) -> driver.Driver:
         """The driver for this lead: what was decided under it is not done under a later one."""
         if self._settings.url_file is None:
             return behind
         epoch = self._epoch
-        return Fenced(behind, lambda: self._epoch == epoch and self.may_act())
+        return FencedDriver(behind, lambda: self._epoch == epoch and self.may_act())
 
     def open(self) -> journals.Journal:
         """The journal to begin with, led if nobody else leads it."""
@@ -120,7 +120,7 @@ class Leadership:
                 self._epoch = 0
                 self._election.close()
 
-    async def run(self, stages: Stages, stop: asyncio.Event) -> None:
+    async def run(self, stages: LeadershipCallbacks, stop: asyncio.Event) -> None:
         """Until `stop` is set: do a leader's work while we lead, and change sides when that changes."""
         at_work: list[asyncio.Task[None]] = []
         turned, loop = asyncio.Event(), asyncio.get_running_loop()
@@ -146,7 +146,7 @@ class Leadership:
             self._is_closed.set()
             await _end([*at_work, stopped])
 
-    async def _join(self, stages: Stages, newest: journals.Journal) -> None:
+    async def _join(self, stages: LeadershipCallbacks, newest: journals.Journal) -> None:
         before, self._joined = self._joined, newest
         try:
             await asyncio.to_thread(stages.join, newest)
@@ -246,7 +246,7 @@ class Leadership:
             unused.close()
 
 
-class Fenced:
+class FencedDriver:
     """A driver that a hub without the lead cannot use to change anything."""
 
     def __init__(self, behind: driver.Driver, may_act: Callable[[], bool]) -> None:

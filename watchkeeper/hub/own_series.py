@@ -16,7 +16,7 @@ from watchkeeper.hub.journal_thread import JournalThread
 from watchkeeper.hub.loops import Loop
 from watchkeeper.hub.runtime import Runtime
 from watchkeeper.hub.samples import Samples
-from watchkeeper.hub.stages import Current
+from watchkeeper.hub.stages import CurrentStages
 from watchkeeper.kit import clock
 from watchkeeper.model.labels import Labels
 from watchkeeper.scrape import fleet, status_series
@@ -33,7 +33,7 @@ class OwnSeries:
         *,
         fleet: FleetState,
         incidents: IncidentService,
-        current: Current,
+        current: CurrentStages,
         journal_thread: JournalThread,
     ) -> None:
         self._runtime, self._samples, self._fleet, self._incidents = runtime, samples, fleet, incidents
@@ -55,7 +55,7 @@ class OwnSeries:
         with contextlib.suppress(WatchkeeperError):  # Who holds a GPU is known without a journal, and others say so.
             for severity, count in (await self._thread.run(self._current.stages.journal.count_open)).items():
                 self._open_incidents.set(count, severity=severity)
-        self._left_out.set(self._incidents.count_left_out())
+        self._left_out.set(self._incidents.dropped_signals())
         clusters = self._fleet.clusters
         held = status_series.workload_series((await ask(HOLDER_EXPR, at_ms)).frame.labels)
         answers = {expr: (await ask(expr, at_ms)).frame.labels for expr in clusters.required_queries()}
@@ -73,4 +73,4 @@ class OwnSeries:
             await asyncio.sleep(0)
             made += self._kept[name].samples(make(), at_ms)
         # A remote engine writes over the network.
-        await asyncio.to_thread(lambda: self._samples.engine.appender.append(made, together="standing series"))
+        await asyncio.to_thread(lambda: self._samples.engine.appender.append(made, group_key="standing series"))

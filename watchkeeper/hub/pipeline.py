@@ -44,7 +44,7 @@ HOLDER_SERIES = ("DCGM_FI_DEV_GPU_UTIL", status_series.WORKLOAD_INFO)
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class PipelineDependencies:
     """What the stages work with."""
 
     engine: engines.Engine
@@ -60,11 +60,13 @@ class Parts:
     newest_ms: int | None = None
 
 
-def harmless_parts(
+def dry_run_dependencies(
     engine: engines.Engine, known: fleet.FleetInventory, *, journal: journals.Journal, rules: rulefile.RuleSet
-) -> Parts:
+) -> PipelineDependencies:
     """The shipped policy, plans that are only described, and nobody who acts: for drills and stories."""
-    return Parts(engine, known, journal, rules, policy.load(), dry_run.DryRunDriver(), ladder.TrustLadder())
+    return PipelineDependencies(
+        engine, known, journal, rules, policy.load(), dry_run.DryRunDriver(), ladder.TrustLadder()
+    )
 
 
 class Pipeline:
@@ -73,7 +75,7 @@ class Pipeline:
     One thread at a time may call `evaluate`, one `diagnose`, and one everything else; they may be three threads.
     """
 
-    def __init__(self, parts: Parts, *, now: datetime) -> None:
+    def __init__(self, parts: PipelineDependencies, *, now: datetime) -> None:
         self._parts = parts
         self._rules = parts.rules
         self._rule_engine = parts.engine.for_rules()
@@ -157,7 +159,7 @@ class Pipeline:
         states: dict[str, evaluate.RuleState] = {}
         try:
             for result in evaluate.evaluate_each(group, self._rule_engine, self.rule_state, now=now):
-                self._parts.engine.appender.append(result.samples, together=_together(result.key))
+                self._parts.engine.appender.append(result.samples, group_key=_together(result.key))
                 states[result.key] = result.state
                 changed += result.changes
         finally:
@@ -172,7 +174,7 @@ class Pipeline:
         """What a rule wrote before a restart and nobody has ended; a server does not tell."""
         engine = self._parts.engine
         since_ms = clock.to_ms(now) - engine.limits().lookback_ms
-        return engine.appender.lasting(_together(key), since_ms).values()
+        return engine.appender.active_series(_together(key), since_ms).values()
 
     def _hold_alerts(self, group: rulefile.RuleGroup, now: datetime) -> None:
         """Before a group's first evaluation: alerts from before this start do not end at once."""
@@ -216,19 +218,19 @@ class Pipeline:
     def active_alerts(self) -> list[alerts.Alert]:
         return [alert for state in self.rule_state.values() for alert in state.alerts.values()]
 
-    def take_alerts(self, changed: Sequence[alerts.Alert], now: datetime) -> list[Incident]:
+    def ingest_alerts(self, changed: Sequence[alerts.Alert], now: datetime) -> list[Incident]:
         """Hand alerts that changed to the incidents; what the journal cannot keep now is handed over again later."""
         self._now = now
-        found = self.take_some_alerts(now, changed)
+        found = self.ingest_alert_batch(now, changed)
         while self._unheard:
-            found += self.take_some_alerts(now)
+            found += self.ingest_alert_batch(now)
         return found
 
     @property
-    def has_unheard(self) -> bool:
+    def has_undelivered_alerts(self) -> bool:
         return bool(self._unheard)
 
-    def take_some_alerts(self, now: datetime, changed: Iterable[alerts.Alert] = ()) -> list[Incident]:
+    def ingest_alert_batch(self, now: datetime, changed: Iterable[alerts.Alert] = ()) -> list[Incident]:
         """Remember alerts that changed, and hand over some, so that events need not wait for all of a storm."""
         self._now = now
         self._unheard.update((alert.labels, alert) for alert in changed)
@@ -257,7 +259,7 @@ class Pipeline:
                 log.exception("An alert could not become an incident", extra=fields(alert=str(alert.labels)))
             del self._unheard[alert.labels]
 
-    def take_events(self, batch: Sequence[events.Event], now: datetime) -> tracker.EventsApplied:
+    def ingest_events(self, batch: Sequence[events.Event], now: datetime) -> tracker.EventsApplied:
         self._now = now
         return self.incidents.apply_events(batch, now)
 
@@ -265,7 +267,7 @@ class Pipeline:
         """Let time pass; `others` are alerts of rules that somebody else evaluates."""
         self._now = now
         overdue = self._foreign.expired(now)
-        heard = self.take_alerts(overdue, now) if self._unheard or overdue else []
+        heard = self.ingest_alerts(overdue, now) if self._unheard or overdue else []
         return heard + self.incidents.tick(now, chain(self.active_alerts(), self._foreign.firing(), others))
 
     def recoveries(self, broken: Sequence[recovery.BrokenGpu], now: datetime) -> list[events.Event]:
@@ -296,7 +298,7 @@ class Pipeline:
         proposal = plan.dry_run(draft, parts.driver, now=now)
         rivals = self._plans_to_reboot(proposal)
         proposal = shared_steps.with_shared_incidents(proposal, [rival.incident for rival in rivals])
-        with parts.journal.together():
+        with parts.journal.transaction():
             if diagnosis_changes.has_changed(found, parts.journal.diagnosis(incident.id)):
                 parts.journal.save_diagnosis(found)
             if not shared_steps.have_same_steps(proposal, parts.journal.plan(incident.id)):
@@ -325,7 +327,7 @@ class Pipeline:
         self.lessons.add(said)
         return said
 
-    def explain(self, incident: Incident, finding: diagnosis.Finding, now: datetime) -> list[Incident]:
+    def apply_finding(self, incident: Incident, finding: diagnosis.Finding, now: datetime) -> list[Incident]:
         """The incident is the consequence of another fault: let cause and title follow."""
         self._now = now
         return self.incidents.explain(incident.id, finding.cause, now)

@@ -69,7 +69,7 @@ MOVES_AT_ONCE = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class RepairLoopDependencies:
     """What the loop works with. `report` takes an event about a node that we keep out of service."""
 
     journal: journals.Journal
@@ -80,7 +80,7 @@ class Parts:
     clusters: clusters.Clusters
     report: Callable[[events.Event], Coroutine[Any, Any, object]]
     changed: Callable[[], None]
-    survived: Callable[[str, Exception], None]
+    report_failure: Callable[[str, Exception], None]
     validators: tuple[validation.Validator, ...] = ()
     # The cluster's driver itself, where it has connections to be kept and closed.
     connected: PersistentDriver | None = None
@@ -89,10 +89,10 @@ class Parts:
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
+class JournalBinding:
     """What is made for one journal, and replaced as a whole where another one comes."""
 
-    parts: Parts
+    parts: RepairLoopDependencies
     exempt: reclaim.Exemptions
     repairs: Repairs
     people: approval.Approval
@@ -105,9 +105,9 @@ class RepairLoop:
     ) -> None:
         """`cluster` is what the nodes are under that a scheduler's driver changes."""
         self._settings, self._clock = settings, time
-        self._joined: Joined | None = None
-        self.ladder = ladder_of(settings)
-        self.limits = limits_of(settings)
+        self._joined: JournalBinding | None = None
+        self.ladder = build_ladder(settings)
+        self.limits = build_limits(settings)
         if settings.driver in CLUSTER_DRIVERS:
             self.limits = replace(self.limits, cluster=cluster)
         self._threads = ThreadPoolExecutor(CALLS_AT_ONCE, thread_name_prefix="repair")
@@ -124,7 +124,7 @@ class RepairLoop:
             "watchkeeper_remediate_halted", "1 while repairs are stopped, by what stopped them"
         )
 
-    def join(self, parts: Parts) -> None:
+    def join(self, parts: RepairLoopDependencies) -> None:
         """Go on with the repairs of another journal."""
         exempt = reclaim.Exemptions(self._settings.reclaim_exempt, parts.clusters.team_of)
         if self._settings.driver in CLUSTER_DRIVERS and not parts.clusters.schedulers:
@@ -156,10 +156,10 @@ class RepairLoop:
             handing = hand_over.HandOver(parts.journal, sources, parts.bundles, limit=limit)
         life = timedelta(seconds=durations.parse_seconds(self._settings.approval))
         self._has_caught_up = False
-        self._joined = Joined(parts, exempt, found, approval.Approval(found, life=life), handing)
+        self._joined = JournalBinding(parts, exempt, found, approval.Approval(found, life=life), handing)
 
     @property
-    def _now(self) -> Joined:
+    def _now(self) -> JournalBinding:
         if self._joined is None:
             raise HubError("the journal is not read yet", status=503)
         return self._joined
@@ -169,7 +169,7 @@ class RepairLoop:
         return self._now.repairs
 
     @property
-    def people(self) -> approval.Approval:
+    def approvals(self) -> approval.Approval:
         return self._now.people
 
     def loops(self) -> list[Loop]:
@@ -190,7 +190,7 @@ class RepairLoop:
 
     # From incidents and plans
 
-    def urgent(self, changed: Iterable[Incident]) -> None:
+    def start_urgent(self, changed: Iterable[Incident]) -> None:
         """The fast path, from the hub's event loop: begin at once where waiting changes nothing."""
         for incident in changed:
             if self._is_urgent(incident):
@@ -218,7 +218,7 @@ class RepairLoop:
         try:
             made = await self._in_thread(lambda: self._take_urgent(incident))
         except Exception as error:  # Deliberately everything: the thorough path makes the same repair a little later.
-            self._now.parts.survived(f"fast path of {incident.id}", error)
+            self._now.parts.report_failure(f"fast path of {incident.id}", error)
             return
         finally:
             self._starting -= 1
@@ -234,7 +234,7 @@ class RepairLoop:
             self.repairs.advance(made.id, self._clock.now())
         return made
 
-    def take_plan(self, id: str) -> None:
+    def submit_plan(self, id: str) -> None:
         """A plan was made: let it wait, ask, or begin; from any thread."""
         incident, proposal = self._now.parts.journal.incident(id), self._now.parts.journal.plan(id)
         if incident is None or proposal is None or not incident.is_open:
@@ -262,7 +262,7 @@ class RepairLoop:
         """The incidents whose repair is past what can be undone on this node."""
         return self.repairs.incidents_under_repair(node)
 
-    def wanted(self, id: str) -> RepairProposal | None:
+    def requested_repair(self, id: str) -> RepairProposal | None:
         """What the plan of an incident wants of a machine."""
         incident, proposal = self._now.parts.journal.incident(id), self._now.parts.journal.plan(id)
         if incident is None or proposal is None:
@@ -312,15 +312,15 @@ class RepairLoop:
         draft = progress.new_repair(want, 1, now)
         return self.repairs.refusals(draft, now)
 
-    def rehearse(self, chosen: policy.RepairPolicy) -> list[explanation.Rehearsed]:
+    def simulate_policy(self, chosen: policy.RepairPolicy) -> list[explanation.Rehearsed]:
         """What each incident that the journal has would have got under another policy."""
         past = self._now.parts.journal.incidents(limit=explanation.MOST_REHEARSED)
         rules = explanation.RehearsalRules(chosen, self.ladder, self.limits, self._now.parts.fleet.nodes())
         return explanation.rehearse(past, rules)
 
-    def again(self, id: str, actor: str) -> Repair:
+    def retry(self, id: str, actor: str) -> Repair:
         """Another attempt, because a person wants one."""
-        want = self.wanted(id)
+        want = self.requested_repair(id)
         incident = self._now.parts.journal.incident(id)
         if incident is not None and not incident.is_open:
             raise InvalidTransition("it is resolved, so there is nothing to repair", where=id)
@@ -328,7 +328,7 @@ class RepairLoop:
             raise InvalidTransition(
                 "its plan wants nothing of a machine", where=id, remedy=f"See `watchkeeper act explain {id}`"
             )
-        return self.people.retry(want, actor=actor, now=self._clock.now())
+        return self.approvals.retry(want, actor=actor, now=self._clock.now())
 
     def audit(self, limit: int) -> list[chain.JournalEntry]:
         """Everything that was decided, asked, refused, called and answered, oldest first; the newest part of it."""
@@ -364,7 +364,7 @@ class RepairLoop:
     def _catch_up(self) -> None:
         """After a start: a mode may have been raised, or a plan made just before the end."""
         for incident in self._now.parts.journal.incidents(open_only=True, limit=repairs.MOST_ALIVE):
-            self.take_plan(incident.id)
+            self.submit_plan(incident.id)
 
     async def _follow(self, id: RepairId) -> None:
         """Take one repair as far as it goes; what waits longer than a tick is left to the next one."""
@@ -379,7 +379,7 @@ class RepairLoop:
                 if pause > 0:
                     await self._clock.sleep(pause)
         except Exception as error:  # Deliberately everything: one broken repair must not hold up the others.
-            self._now.parts.survived(f"repair {id}", error)
+            self._now.parts.report_failure(f"repair {id}", error)
         finally:
             self._followed.discard(id)
 
@@ -446,26 +446,26 @@ class RepairLoop:
         try:
             await self._now.parts.report(event)
         except Exception as error:  # Deliberately everything: nobody waits for this task.
-            self._now.parts.survived("repair report", error)
+            self._now.parts.report_failure("repair report", error)
 
     def _changed(self) -> None:
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._now.parts.changed)
 
-    async def in_thread(self, work: Callable[[], T]) -> T:
+    async def run_on_repair_thread(self, work: Callable[[], T]) -> T:
         """For people's words: they wait for a call about the same node."""
         return await self._in_thread(work)
 
-    async def at_once(self, work: Callable[[], T]) -> T:
+    async def run_now(self, work: Callable[[], T]) -> T:
         """For what must not wait behind calls that hang."""
         return await asyncio.to_thread(work)
 
-    def follow_soon(self, repair: Repair) -> None:
+    def advance_soon(self, repair: Repair) -> None:
         """A person's word may let a repair begin: it need not wait for a tick."""
         if repair.is_running:
             self._start(self._follow(repair.id))
 
-    def past(self, limit: int) -> list[Repair]:
+    def recent_repairs(self, limit: int) -> list[Repair]:
         """The newest repairs, ended ones too."""
         return self._now.parts.journal.latest_repairs(limit=limit)
 
@@ -478,7 +478,7 @@ class RepairLoop:
         task.add_done_callback(self._tasks.discard)
 
 
-def ladder_of(settings: config.RemediateSettings) -> ladder.TrustLadder:
+def build_ladder(settings: config.RemediateSettings) -> ladder.TrustLadder:
     """SettingsError for a cause that nobody knows: a rule that never fits would be trusted in vain."""
     problems = tuple(
         f"remediate.trust[{at}].cause: unknown cause {quote(rule.cause)}; the known ones are in packs/causes.csv"
@@ -491,7 +491,7 @@ def ladder_of(settings: config.RemediateSettings) -> ladder.TrustLadder:
     return ladder.TrustLadder(settings.mode, rules)
 
 
-def limits_of(settings: config.RemediateSettings) -> guards.GuardLimits:
+def build_limits(settings: config.RemediateSettings) -> guards.GuardLimits:
     def span(text: str) -> timedelta:
         return timedelta(seconds=durations.parse_seconds(text))
 
@@ -511,7 +511,7 @@ def limits_of(settings: config.RemediateSettings) -> guards.GuardLimits:
     )
 
 
-def policy_of(settings: config.RemediateSettings, *, gives_orders: bool = False) -> policy.RepairPolicy:
+def load_policy(settings: config.RemediateSettings, *, gives_orders: bool = False) -> policy.RepairPolicy:
     """The plans that the settings choose; where agents take orders, they look at a node before it is given back."""
     read = policy.load(None if settings.policy is None else Path(settings.policy), reclaim=settings.reclaim)
     told = policy.with_wait(read, settings.reclaim_wait if settings.reclaim else None)

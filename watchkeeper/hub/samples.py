@@ -59,9 +59,9 @@ class Queries:
 class Samples:
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
-        self.engine = backends.engine_of(runtime.settings)
+        self.engine = backends.build_engine(runtime.settings)
         self.queries = Queries(self.engine, runtime.clock)
-        self._upkeep = store_maintenance.Upkeep(
+        self._upkeep = store_maintenance.StoreMaintenance(
             runtime.settings, self.engine, time=runtime.clock, metrics=runtime.metrics
         )
         self._directory = files.DataDirectory(Path(runtime.settings.hub.data))
@@ -84,7 +84,7 @@ class Samples:
         self.closing.close()
 
     @property
-    def are_ours(self) -> bool:
+    def are_stored_here(self) -> bool:
         """Whether samples are kept here and not by a server."""
         return self._upkeep.is_ours
 

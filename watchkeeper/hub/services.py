@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from watchkeeper.clusters.clusters import Clusters
     from watchkeeper.clusters.fabric.fabric_watch import FabricWatch
     from watchkeeper.diagnose.corrections import Correction
-    from watchkeeper.hub.health import Health
+    from watchkeeper.hub.health import HubHealth
     from watchkeeper.hub.repair_loop import RepairLoop
     from watchkeeper.hub.runtime import Runtime
     from watchkeeper.hub.samples import Queries
-    from watchkeeper.hub.simulator import Simulator
+    from watchkeeper.hub.simulator import SimulatorProxy
     from watchkeeper.model.actions import Plan
     from watchkeeper.model.alerts import Alert
     from watchkeeper.model.diagnosis import Diagnosis
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Journal(Protocol):
+class JournalProtocol(Protocol):
     """What is known of the past; `read` runs such questions away from the event loop."""
 
     async def read(self, work: Callable[[], T], *, is_long: bool = False) -> T: ...
@@ -69,12 +69,12 @@ class Journal(Protocol):
     def events_between(self, since: datetime, until: datetime) -> Sequence[Event]: ...
 
 
-class Incidents(Protocol):
+class IncidentsProtocol(Protocol):
     """Everything that opens or changes an incident."""
 
-    async def take_events(self, batch: Sequence[Event]) -> int: ...
+    async def ingest_events(self, batch: Sequence[Event]) -> int: ...
 
-    async def take_foreign_alerts(self, pushed: Sequence[Alert]) -> None: ...
+    async def ingest_external_alerts(self, pushed: Sequence[Alert]) -> None: ...
 
     async def acknowledge(self, id: str, actor: str) -> Incident: ...
 
@@ -89,12 +89,12 @@ class Incidents(Protocol):
     def corrections(self) -> Sequence[Correction]: ...
 
 
-class Silences(Protocol):
+class SilencesProtocol(Protocol):
     """Who is not told for a while."""
 
     async def silence(self, wish: SilenceRequest) -> Silence: ...
 
-    async def unsilence(self, id: str, actor: str) -> Silence: ...
+    async def expire_silence(self, id: str, actor: str) -> Silence: ...
 
     def silences(self) -> list[Silence]: ...
 
@@ -103,11 +103,11 @@ class Silences(Protocol):
     def silenced_by(self, incident: Incident) -> Silence | None: ...
 
 
-class Rules(Protocol):
+class RulesProtocol(Protocol):
     """The rules in force, what they have found, and a way to read them again."""
 
     @property
-    def is_at_work(self) -> bool: ...
+    def is_evaluating(self) -> bool: ...
     @property
     def slos(self) -> Sequence[Slo]: ...
     @property
@@ -122,7 +122,7 @@ class Rules(Protocol):
     def alert_causes(self) -> Mapping[str, str]: ...
 
 
-class SeenView(Protocol):
+class GpuView(Protocol):
     """A GPU that has reported at least once; `gone_since_ms` is None while it still does."""
 
     @property
@@ -137,7 +137,7 @@ class SeenView(Protocol):
     def last_seen_ms(self) -> int: ...
 
 
-class FleetView(Protocol):
+class FleetProtocol(Protocol):
     """The inventory: what should be there, and what reports; `changes` is another number whenever it has changed."""
 
     @property
@@ -145,7 +145,7 @@ class FleetView(Protocol):
 
     def nodes(self) -> list[Node]: ...
 
-    def gpus(self) -> Sequence[SeenView]: ...
+    def gpus(self) -> Sequence[GpuView]: ...
 
     def gone_nodes(self) -> list[tuple[Node, int]]: ...
 
@@ -156,7 +156,7 @@ class FleetView(Protocol):
     def expected_gpu_count(self, place: Place) -> int: ...
 
 
-class Targets(Protocol):
+class TargetsProtocol(Protocol):
     """What is read, and how nodes join."""
 
     def targets(self) -> Sequence[TargetState]: ...
@@ -169,18 +169,18 @@ class Targets(Protocol):
 @dataclass(frozen=True, slots=True)
 class Services:
     runtime: Runtime
-    health: Health
+    health: HubHealth
     queries: Queries
-    journal: Journal
-    incidents: Incidents
-    silences: Silences
-    rules: Rules
-    fleet: FleetView
-    targets: Targets
+    journal: JournalProtocol
+    incidents: IncidentsProtocol
+    silences: SilencesProtocol
+    rules: RulesProtocol
+    fleet: FleetProtocol
+    targets: TargetsProtocol
     # What a recording, or a fleet without it, does not have.
     clusters: Clusters | None = None
     fabric: FabricWatch | None = None
-    simulator: Simulator | None = None
+    simulator: SimulatorProxy | None = None
     repairs: RepairLoop | None = None
     # Another journal brings others: asked for at each use.
     orders: Callable[[], OrderQueue | None] = lambda: None

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from watchkeeper.hub.journal_thread import JournalThread
 from watchkeeper.hub.runtime import Runtime
-from watchkeeper.hub.stages import Current
+from watchkeeper.hub.stages import CurrentStages
 from watchkeeper.model.incidents import Incident
 from watchkeeper.model.silences import Silence
 from watchkeeper.notify import delivery, silence_store
 
 
 class SilenceService:
-    def __init__(self, runtime: Runtime, current: Current, journal_thread: JournalThread) -> None:
+    def __init__(self, runtime: Runtime, current: CurrentStages, journal_thread: JournalThread) -> None:
         self._clock, self._changes = runtime.clock, runtime.changes
         self._current, self._thread = current, journal_thread
 
@@ -24,7 +24,7 @@ class SilenceService:
         self._changes.send("incidents")
         return made
 
-    async def unsilence(self, id: str, actor: str) -> Silence:
+    async def expire_silence(self, id: str, actor: str) -> Silence:
         ended = await self._delivery.end_silence(id, actor, time=self._clock, on_journal_thread=self._thread.run)
         self._changes.send("incidents")
         return ended

@@ -25,7 +25,7 @@ class Stages:
     orders: orders.OrderQueue | None
 
 
-class Current:
+class CurrentStages:
     def __init__(self) -> None:
         self._stages: Stages | None = None
 

@@ -21,7 +21,7 @@ SYNC_SECONDS = 1.0
 LEDGER_SECONDS = 600.0
 
 
-class Upkeep:
+class StoreMaintenance:
     def __init__(
         self, settings: config.Settings, asked: engine.Engine, *, time: clock.Clock, metrics: own_metrics.Registry
     ) -> None:

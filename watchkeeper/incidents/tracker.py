@@ -122,7 +122,7 @@ class IncidentTracker:
     def apply_events(self, batch: Sequence[events.Event], now: datetime) -> EventsApplied:
         """Keep a push and what follows from it in one transaction: after a crash both are there or neither."""
         with self._together(now):
-            fresh = self._journal.take_events([_plausible(event, now) for event in batch], now)
+            fresh = self._journal.save_events([_plausible(event, now) for event in batch], now)
             changed: list[Incident] = []
             for event in fresh:
                 changed += self._widened(self.apply_event(event, now), now)
@@ -344,7 +344,7 @@ class IncidentTracker:
         if self._is_doubtful:
             self._restore(now)
         try:
-            with self._journal.together():
+            with self._journal.transaction():
                 yield
         # Deliberately everything: an incident that only memory has would swallow its own signals for ever.
         except BaseException:

@@ -148,7 +148,7 @@ class Notifier:
         # Read back from Alertmanager, a silence of one incident has the name that this has there.
         there = {one.id: {alertmanager.INCIDENT_LABEL: frozenset({str(one.id)})} for one in known}
         matching = (one for one in known if matches_labels(silence.matchers, {**self._subject(one), **there[one.id]}))
-        with self._around.journal.together():
+        with self._around.journal.transaction():
             for incident in islice(matching, MOST_NOTED):
                 text = (
                     f"The silence of {silence.author} was ended"

@@ -91,7 +91,7 @@ class Outbox:
         self._unrouted: set[IncidentId] = set()
         # Looked at, and something may still come of it, also when `look` is shown it no more.
         self._unsettled: dict[IncidentId, Incident] = {}
-        for notice in journal.notices_on_the_way():
+        for notice in journal.undelivered_notices():
             self._restore(notice, now)
         self._find_unsettled(now)
 
@@ -218,7 +218,7 @@ class Outbox:
         if not notices:
             return
         try:
-            with self._journal.together():
+            with self._journal.transaction():
                 for notice in notices:
                     self._journal.save_notice(notice, at=now, text=_words(notice))
         except StoreError:

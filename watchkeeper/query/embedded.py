@@ -104,7 +104,7 @@ class EmbeddedEngine:
         if not isinstance(tree, ast.Selector) or tree.offset_ms or tree.offset_by or tree.at is not None:
             return None
         steps = (span.end_ms - span.start_ms) // span.step_ms + 1
-        count = self.head.at_hand(tree.matchers, span.start_ms - self._limits.lookback_ms)
+        count = self.head.cached_series_count(tree.matchers, span.start_ms - self._limits.lookback_ms)
         return self.range(expr, span) if count is not None and count * steps <= MAX_CHEAP_POINTS else None
 
     def series(self, matchers: Sequence[Sequence[Matcher]], start_ms: int, end_ms: int) -> list[Labels]:
@@ -123,7 +123,7 @@ class EmbeddedEngine:
     def latest_samples(self, matchers: Sequence[Matcher], at_ms: int) -> list[interfaces.AnySample]:
         """The newest sample of each series that is not stale, with its own time; what /federate hands on."""
         series, times, values = self.head.latest(matchers, at_ms - self._limits.lookback_ms, at_ms)
-        cells = self.head.reveal(values)
+        cells = self.head.find_histograms(values)
         rows = np.flatnonzero(~is_absent(values) & ~is_stale(values)).tolist()
         native = [None] * len(rows) if cells is None else cells[rows].tolist()
         found = zip(series.labels_of(rows), times[rows].tolist(), values[rows].tolist(), native, strict=True)
@@ -138,7 +138,7 @@ class EmbeddedEngine:
         A series that has native histograms comes with a list of them and of numbers, every other with numbers only.
         """
         found = self.head.select(matchers, start_ms, end_ms, max_samples=self._limits.max_samples)
-        cells = self.head.reveal(found.values)
+        cells = self.head.find_histograms(found.values)
         for row, labels in enumerate(found.series.labels_of(range(len(found.series)))):
             times, values = found.times[found.groups[row]], found.values[row]
             held = (times != NEVER_MS) & ~is_absent(values)

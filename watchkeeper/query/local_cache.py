@@ -82,16 +82,16 @@ class LocalCacheAppender:
         lost = {"forgotten": kept.dropped["forgotten"]} if "forgotten" in kept.dropped else {}
         return Appended(sent.kept, dict(Counter(sent.dropped) | Counter(lost)))
 
-    def append(self, samples: Iterable[AnySample], *, together: str | None = None) -> Appended:
+    def append(self, samples: Iterable[AnySample], *, group_key: str | None = None) -> Appended:
         """Keep samples here, and queue them for the server without waiting for it."""
         found = list(samples)
-        kept = self.head.append(found, together=together)
+        kept = self.head.append(found, group_key=group_key)
         sent = self._remote.writer().offer(found) if found else Appended(0)
         return Appended(min(kept.kept, sent.kept), dict(Counter(kept.dropped) + Counter(sent.dropped)))
 
-    def lasting(self, key: Hashable, since_ms: int) -> Mapping[int, Labels]:
+    def active_series(self, key: Hashable, since_ms: int) -> Mapping[int, Labels]:
         """A hub that starts has nothing in memory yet."""
-        return self._remote.lasting(key, since_ms)
+        return self._remote.active_series(key, since_ms)
 
     def sync(self) -> int:
         return self._remote.sync()

@@ -37,7 +37,7 @@ Address = tuple[str, str]
 class OrderJournal(Protocol):
     """What the outbox needs of a journal."""
 
-    def together(self) -> AbstractContextManager[None]: ...
+    def transaction(self) -> AbstractContextManager[None]: ...
 
     def save_order(self, tracked: orders.TrackedOrder, *, at: datetime, actor: str, text: str) -> None: ...
 
@@ -103,7 +103,7 @@ class OrderQueue:
 
         Given again under its id, an order is the one it was, and is wanted for a while longer.
         """
-        with self._shelf.together():
+        with self._shelf.transaction():
             if wanted.id is not None and (known := self.find_order(wanted.id)) is not None:
                 if self._is_wanted_again(known, now):
                     self._tell((wanted.cluster, wanted.node))
@@ -143,7 +143,7 @@ class OrderQueue:
         receipt = wire.loads(orders.Receipt, envelope.text)
         if receipt.order != id:
             raise WireError((f"the receipt is about {receipt.order[:40]}, not about {id[:40]}",))
-        with self._shelf.together():
+        with self._shelf.transaction():
             tracked = self.find_order(id)
             if tracked is None or tracked.receipt is not None:
                 return tracked

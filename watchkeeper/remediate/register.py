@@ -52,7 +52,7 @@ class RepairRegister:
 
     def _restore(self, now: datetime) -> None:
         shelf = self._around.journal
-        self._alive: dict[RepairId, Repair] = {one.id: one for one in shelf.alive_repairs()}
+        self._alive: dict[RepairId, Repair] = {one.id: one for one in shelf.active_repairs()}
         self._by_node: dict[fleet.Place, set[RepairId]] = {}
         for one in self._alive.values():
             self._by_node.setdefault(one.node, set()).add(one.id)
@@ -180,7 +180,7 @@ class RepairRegister:
             if self._is_torn:
                 self._restore(now)
             try:
-                with self._around.journal.together():
+                with self._around.journal.transaction():
                     yield
             # Deliberately everything: a repair that only memory has would act on nobody's word.
             except BaseException:

@@ -64,7 +64,7 @@ def addresses(settings: config.Settings) -> list[str]:
 
 def rule_texts(settings: config.Settings) -> list[RuleText]:
     """The files of every rule that the hub would evaluate, checked; objectives stand in them as rules."""
-    sources = rule_loops.sources(settings)
+    sources = rule_loops.rule_sources(settings)
     book = reload.read_sources(sources)
     names: dict[str, int] = {}
     found = [RuleText(_unique(path.stem, names), path.read_text(encoding="utf-8")) for path in sources.files]
@@ -76,7 +76,7 @@ def rule_texts(settings: config.Settings) -> list[RuleText]:
 
 def series_read(settings: config.Settings) -> frozenset[str]:
     """Names of the series that these rules read and do not make themselves."""
-    return replay.metric_names(reload.read_sources(rule_loops.sources(settings)).rules)[0]
+    return replay.metric_names(reload.read_sources(rule_loops.rule_sources(settings)).rules)[0]
 
 
 def _unique(stem: str, names: dict[str, int]) -> str:

@@ -73,4 +73,4 @@ class NativeHistogramSeries:
 
     def _store(self, samples: Iterable[Sample | HistogramSample], *, together: str | None) -> Mapping[str, int]:
         found = list(samples)
-        return self._sink.append(found, together=together).dropped if found else {}
+        return self._sink.append(found, group_key=together).dropped if found else {}

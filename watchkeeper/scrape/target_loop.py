@@ -354,7 +354,7 @@ class TargetLoop:
             return
         self._noted = self._parser.families_version
         for name, family in self._parser.families.items():
-            metadata.note(name, family.type, help=family.help, unit=family.unit)
+            metadata.record(name, family.type, help=family.help, unit=family.unit)
 
     def _note_exemplars(self, page: exposition.ExpositionPage, at_ms: int) -> None:
         """Hand on the exemplars that are new on the page, under the labels of the stored series."""
@@ -367,7 +367,7 @@ class TargetLoop:
                 series = self._attach(self._parser.labels[handle])
             time_ms = at_ms if own_ms is None else own_ms
             if series is not None and time_ms <= at_ms + MAX_AHEAD_MS:
-                kept.note(series, exemplars.Exemplar(label_set, value, time_ms))
+                kept.add(series, exemplars.Exemplar(label_set, value, time_ms))
 
     def _append(self, ids: array[int], at_ms: int, values: array[float]) -> None:
         taken = self._sink.append_scrape(self._key, ids, at_ms, values)
@@ -418,7 +418,7 @@ class TargetLoop:
 
     def _ask_left_ids(self, at_ms: int) -> array[int]:
         """Series that nobody has ended, because the hub was away when they did: without it they seem to go on."""
-        lasting = self._sink.lasting(self._key, at_ms - interfaces.LOOKBACK_MS)
+        lasting = self._sink.active_series(self._key, at_ms - interfaces.LOOKBACK_MS)
         return array("q", lasting.keys() - set(self._own_ids))
 
     def _take_left_ids(self) -> array[int]:

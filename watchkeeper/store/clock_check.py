@@ -37,7 +37,7 @@ class ClockCheck:
             self._behind_since = self._monotonic()
         if self._monotonic() - self._behind_since < PATIENCE_SECONDS:
             return ""
-        return describe_quarantine(store.set_aside_ahead())
+        return describe_quarantine(store.quarantine_future_samples())
 
 
 def describe_problem(store: DurableStore | None, now_ms: int) -> str:

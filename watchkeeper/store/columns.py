@@ -122,7 +122,7 @@ class Slab:
         self._used: list[int] = []
         self._free_shelves: list[int] = []
 
-    def take_rows(self, kinds: Ints) -> Ints:
+    def allocate_rows(self, kinds: Ints) -> Ints:
         """An empty row for each kind, reused or new; rows of a kind lie together as far as possible."""
         taken = np.array([self._take_row(kind) for kind in kinds.tolist()], dtype=np.int64)
         for block, where in self._by_block(taken):
@@ -150,7 +150,7 @@ class Slab:
             self._live.append(0)
         return len(self._kinds) - 1
 
-    def give_rows(self, rows: Ints) -> None:
+    def free_rows(self, rows: Ints) -> None:
         """Take rows back; a block that nobody uses returns its memory to the system."""
         for row in rows.tolist():
             shelf = row // SHELF

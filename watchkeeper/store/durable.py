@@ -35,7 +35,7 @@ from watchkeeper.store.blocks.block_writer import REPLACED, SUFFIX, UNFINISHED, 
 from watchkeeper.store.columns import ABSENT, NEVER_MS, Floats, Ints, is_absent
 from watchkeeper.store.corruption import Corruption
 from watchkeeper.store.head.head import MAX_AHEAD_MS, Head
-from watchkeeper.store.histograms import MAX_MERGED_BYTES, Cells, reveal
+from watchkeeper.store.histograms import MAX_MERGED_BYTES, Cells, find_histograms
 from watchkeeper.store.index import Cardinality, MatcherLike, Patterns
 from watchkeeper.store.interfaces import Appended
 from watchkeeper.store.sample_columns import Columns, UnionCache, join
@@ -145,7 +145,7 @@ class DurableStore:
         self._doubt = clock_jump.ClockJumpGuard(UPKEEP_SECONDS)
         self._past = self._open_blocks()
         self._loaded_ms = self._cut_ms
-        self.head.open_from(self._cut_ms)
+        self.head.accept_from(self._cut_ms)
         self._load_metadata()
         self._replayed = wal_replay.replay(wal_prefetch.read(path, since_ms=self._loaded_ms), self.head)
         # Slots were gathered for whole rows: 0.5 KiB for each series.
@@ -160,7 +160,7 @@ class DurableStore:
         self.head.log = self._log if limits.has_log else None
         # A block ends in the past of the clock that wrote it; samples may be a little ahead, as clocks of agents are.
         if self._cut_ms > clock_ms() or self._reached_ms() > clock_ms() + MAX_AHEAD_MS:
-            self.set_aside_ahead()
+            self.quarantine_future_samples()
 
     def __len__(self) -> int:
         return len(self.head)
@@ -193,17 +193,17 @@ class DurableStore:
     ) -> Appended:
         return self.head.append_scrape(group_key, series_ids, at_ms, values, now_ms=now_ms)
 
-    def lasting(self, group_key: Hashable, since_ms: int) -> dict[int, label_sets.Labels]:
-        return self.head.lasting(group_key, since_ms)
+    def active_series(self, group_key: Hashable, since_ms: int) -> dict[int, label_sets.Labels]:
+        return self.head.active_series(group_key, since_ms)
 
     def append(
         self,
         samples: Iterable[sample_model.Sample | histogram_model.HistogramSample],
         *,
-        together: str | None = None,
+        group_key: str | None = None,
         now_ms: int | None = None,
     ) -> Appended:
-        return self.head.append(samples, together=together, now_ms=now_ms)
+        return self.head.append(samples, group_key=group_key, now_ms=now_ms)
 
     def sync(self) -> int:
         """Bring what was accepted to the disk; returns how many samples. StoreError if the disk refuses."""
@@ -236,7 +236,7 @@ class DurableStore:
             parts.append(self.head.select(matchers, since_ms, max(end_ms, since_ms), max_samples=left))
         return parts[0] if len(parts) == 1 else join(parts, self._unions)
 
-    def reveal(self, values: Floats) -> Cells | None:
+    def find_histograms(self, values: Floats) -> Cells | None:
         known = self.head.histograms.known
         blocks = [block for block in self._past.blocks if block.has_histograms]
         if not known and not blocks:
@@ -248,11 +248,11 @@ class DurableStore:
                 found = found or (self._ask(block, lambda one: one.histograms) or {}).get(mark)
             return found
 
-        return reveal(values, find)
+        return find_histograms(values, find)
 
-    def at_hand(self, matchers: Sequence[MatcherLike], start_ms: int) -> int | None:
+    def cached_series_count(self, matchers: Sequence[MatcherLike], start_ms: int) -> int | None:
         is_in_memory = start_ms + 1 >= self._floor_ms(self._past)
-        return self.head.at_hand(matchers, start_ms) if is_in_memory else None
+        return self.head.cached_series_count(matchers, start_ms) if is_in_memory else None
 
     def latest(self, matchers: Sequence[MatcherLike], start_ms: int, end_ms: int) -> tuple[SeriesSet, Ints, Floats]:
         if start_ms + 1 >= self._floor_ms(self._past):
@@ -320,14 +320,14 @@ class DurableStore:
             self._merge()
             self._remove_expired(oldest_ms)
             for block in self._past.blocks:
-                block.let_go()
+                block.release_unused()
             if self._past is not before:
                 gone, self._unions = self._unions, UnionCache()
-                gone.let_go()
+                gone.release()
                 # Writing needs many times what it leaves behind.
                 memory.release_free_memory()
 
-    def set_aside_ahead(self) -> quarantine.QuarantinedSamples:
+    def quarantine_future_samples(self) -> quarantine.QuarantinedSamples:
         """The clock was put back: take what lies ahead of it out of the way, so that samples of now are accepted.
 
         Memory and log up to now become a block, and what lies beyond becomes blocks that nobody reads. StoreError if
@@ -337,7 +337,7 @@ class DurableStore:
         with self._upkeep, self._disk_errors(), quarantine.create_folder(self.path, now_ms) as folder:
             ended, reached_ms = self._log.rotate(), self._reached_ms()
             count = _copy(self.head, folder, max(self._cut_ms, now_ms + 1), end_ms=reached_ms + 1)
-            edge_ms = self.head.drop_ahead()
+            edge_ms = self.head.drop_future_samples()
             count += self._set_blocks_aside(edge_ms, folder)
             first_ms = self.head.first_ms_from(self._cut_ms)
             if first_ms is not None and first_ms < edge_ms:
@@ -366,7 +366,7 @@ class DurableStore:
                 block.path.rename(folder / block.path.name)
                 count += block.samples
         self._past = _Past(tuple(blocks), max((block.end_ms for block in blocks), default=None))
-        self.head.open_from(self._cut_ms)
+        self.head.accept_from(self._cut_ms)
         return count
 
     def _cut_in_two(self, block: Block, at_ms: int, folder: Path) -> list[Block]:
@@ -428,7 +428,7 @@ class DurableStore:
 
     def _write_block(self, start_ms: int, end_ms: int) -> None:
         """Move a span of the head's time into a block; nothing is accepted for it any more."""
-        self.head.close_until(end_ms)
+        self.head.refuse_before(end_ms)
         self.head.has_blocks = False
         source = self._from_log(start_ms, end_ms) if start_ms < self.head.lacking_ms else self.head
         _copy(source, self._block_folder, start_ms, end_ms=end_ms)

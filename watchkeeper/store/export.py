@@ -19,7 +19,7 @@ from watchkeeper.store.blocks.block import Block, ChunkCache
 from watchkeeper.store.blocks.block_writer import SUFFIX
 from watchkeeper.store.blocks.compaction import Named
 from watchkeeper.store.columns import NEVER_MS, is_absent
-from watchkeeper.store.histograms import Cells, is_histogram, reveal
+from watchkeeper.store.histograms import Cells, find_histograms, is_histogram
 from watchkeeper.store.index import Patterns
 from watchkeeper.store.sample_columns import Columns
 
@@ -54,7 +54,7 @@ def write_parquet(samples: Path, target: Path, *, start_ms: int, end_ms: int) ->
                 columns = block.select([Named(name)], start_ms, end_ms)
                 if len(columns.series) and columns.values.size:
                     columns = replace(columns, values=columns.values.copy())
-                    columns = replace(columns, histograms=reveal(columns.values, block.histograms.get))
+                    columns = replace(columns, histograms=find_histograms(columns.values, block.histograms.get))
                     table = pyarrow.table(list(_arrays(columns, labels, schema, pyarrow=pyarrow)), schema=schema)
                     writer.write_table(table)
                     count += table.num_rows

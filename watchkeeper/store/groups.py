@@ -95,7 +95,7 @@ class GroupTable:
         self.stamps = grow_column(self.stamps, group + 1, fill=0)
         slab = self._slab(capacity_for(slots))
         self.slab_of[group], self.filled[group], self.last_ms[group] = slab, 0, -NEVER_MS
-        self.time_row[group] = self.times[slab].take_rows(TIMES)[0]
+        self.time_row[group] = self.times[slab].allocate_rows(TIMES)[0]
         self._groups[key], self._keys[group] = group, key
         self._members[group] = np.empty(0, dtype=np.int64)
         self._changed(group)
@@ -104,7 +104,7 @@ class GroupTable:
     def size(self, group: int) -> int:
         return len(self._members[group])
 
-    def lasting(self, key: Hashable, since_ms: int) -> Ints:
+    def active_series(self, key: Hashable, since_ms: int) -> Ints:
         """The series with a value in the group's newest slot, where that is after a time; an end is no value."""
         group = self._groups.get(key)
         if group is None or self.last_ms[group] <= since_ms:
@@ -128,7 +128,7 @@ class GroupTable:
                 continue
             gone = numbers[self.group_of[numbers] == group]
             slab = int(self.slab_of[group])
-            self.slabs[slab].give_rows(self.row_of[gone])
+            self.slabs[slab].free_rows(self.row_of[gone])
             self.group_of[gone] = NO_GROUP
             self._members[group] = np.setdiff1d(self._members[group], gone)
             self._changed(group)
@@ -262,12 +262,12 @@ class GroupTable:
             return
         rows, time_row = self.row_of[members], self.time_row[group : group + 1].copy()
         values = self.slabs[old].read_rows(rows)
-        self.row_of[members] = self.slabs[new].take_rows(self.kind_of[members], is_wide=~rows_that_fit(values))
-        self.time_row[group] = self.times[new].take_rows(TIMES)[0]
+        self.row_of[members] = self.slabs[new].allocate_rows(self.kind_of[members], is_wide=~rows_that_fit(values))
+        self.time_row[group] = self.times[new].allocate_rows(TIMES)[0]
         self.slabs[new].write_rows(self.row_of[members], values)
         self.times[new].write_rows(self.time_row[group : group + 1], self.times[old].read_rows(time_row))
-        self.slabs[old].give_rows(rows)
-        self.times[old].give_rows(time_row)
+        self.slabs[old].free_rows(rows)
+        self.times[old].free_rows(time_row)
         self.slab_of[group] = new
         self._changed(group)
 

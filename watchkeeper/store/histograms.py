@@ -43,7 +43,7 @@ def is_histogram(values: Floats) -> Mask:
     return mask
 
 
-def reveal(values: Floats, find: Callable[[int], bytes | None]) -> Cells | None:
+def find_histograms(values: Floats, find: Callable[[int], bytes | None]) -> Cells | None:
     """The histograms that marks in a matrix stand for, or None if it has no mark.
 
     A mark whose histogram is lost, because bytes on disk were damaged, becomes ABSENT in place.

@@ -313,7 +313,7 @@ class SeriesIndex:
             for old in [old for old, one in known if one.version != self._version_for(old)]:
                 gone = self._selections.pop(old)
                 if not _metric_of(old):
-                    gone.series.register.let_go()
+                    gone.series.register.release()
 
     def remembered(self, matchers: Sequence[MatcherLike]) -> Selection | None:
         """What `select` would answer without any work."""
@@ -335,7 +335,7 @@ class SeriesIndex:
         everyone = self._postings.get(label_sets.METRIC_NAME, {}).get(name, array("q"))
         if register is None or 2 * len(register) > 3 * len(everyone) + 2 * FORGET_SLACK:
             if register is not None:
-                register.let_go()
+                register.release()
             register = self._registers[name] = LabelRegistry()
             self._registered[_numbers(everyone)] = NOT_ASKED
         ids = self._registered[numbers]

@@ -23,7 +23,7 @@ class Metadata:
         self._known: dict[str, Description] = {}
         self._is_saved = True
 
-    def note(self, name: str, type: str, *, help: str = "", unit: str = "") -> None:
+    def record(self, name: str, type: str, *, help: str = "", unit: str = "") -> None:
         described = (type, help, unit)
         if self._known.get(name) != described and (name in self._known or len(self._known) < MAX_METRICS):
             self._known[name] = described

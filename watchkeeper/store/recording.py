@@ -92,7 +92,7 @@ class Recording:
     series: list[tuple[labels.Labels, Ints, Floats]] = field(default_factory=list)
     native: list[tuple[labels.Labels, Ints, Mixed]] = field(default_factory=list)
     events: list[events.Event] = field(default_factory=list)
-    stories: list[RecordedIncident] = field(default_factory=list)
+    incidents: list[RecordedIncident] = field(default_factory=list)
 
     def counts(self) -> dict[str, int]:
         """What is in it, in numbers."""
@@ -102,7 +102,7 @@ class Recording:
             "series": len(self.series) + len(self.native),
             "samples": sum(len(times) for _, times, _ in (*self.series, *self.native)),
             "events": len(self.events),
-            "incidents": len(self.stories),
+            "incidents": len(self.incidents),
         }
 
 
@@ -222,7 +222,7 @@ def _take(found: Recording, plain: dict[str, Any]) -> None:
     elif "event" in plain:
         found.events.append(wire.from_plain(events.Event, plain["event"]))
     elif "story" in plain:
-        found.stories.append(wire.from_plain(RecordedIncident, plain["story"]))
+        found.incidents.append(wire.from_plain(RecordedIncident, plain["story"]))
     # A kind that a later version writes is left out.
 
 

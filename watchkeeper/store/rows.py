@@ -81,25 +81,25 @@ class RowStore:
         self.capacity = capacity
         self._narrow, self._wide = Slab(capacity, np.dtype(np.float32)), Slab(capacity)
 
-    def take_rows(self, kinds: Ints, *, is_wide: Mask | None = None) -> Ints:
+    def allocate_rows(self, kinds: Ints, *, is_wide: Mask | None = None) -> Ints:
         """An empty row for each kind, narrow if nothing else is said."""
         if is_wide is None or not is_wide.any():
-            return self._narrow.take_rows(kinds)
+            return self._narrow.allocate_rows(kinds)
         taken = np.empty(len(kinds), dtype=np.int64)
-        taken[~is_wide] = self._narrow.take_rows(kinds[~is_wide])
-        taken[is_wide] = self._wide.take_rows(kinds[is_wide]) + WIDE
+        taken[~is_wide] = self._narrow.allocate_rows(kinds[~is_wide])
+        taken[is_wide] = self._wide.allocate_rows(kinds[is_wide]) + WIDE
         return taken
 
-    def give_rows(self, rows: Ints) -> None:
+    def free_rows(self, rows: Ints) -> None:
         for slab, _, own in self._split(rows):
-            slab.give_rows(own)
+            slab.free_rows(own)
 
     def move(self, rows: Ints, kinds: Ints, *, is_wide: Mask) -> Ints:
         """The same rows in the slabs that are said, with other numbers."""
         values = self.read_rows(rows)
-        taken = self.take_rows(kinds, is_wide=is_wide)
+        taken = self.allocate_rows(kinds, is_wide=is_wide)
         self.write_rows(taken, values)
-        self.give_rows(rows)
+        self.free_rows(rows)
         return taken
 
     def gather(self, rows: Ints, first_slots: Ints, *, width: int) -> Floats:

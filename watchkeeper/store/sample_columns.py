@@ -49,7 +49,7 @@ class UnionCache:
     def __init__(self) -> None:
         self._known: OrderedDict[tuple[SeriesSet, ...], SeriesUnion] = OrderedDict()
 
-    def of(self, sets: Sequence[SeriesSet]) -> SeriesUnion:
+    def get(self, sets: Sequence[SeriesSet]) -> SeriesUnion:
         key = tuple(sets)
         known = self._known.get(key)
         if known is None:
@@ -58,7 +58,7 @@ class UnionCache:
                 _let_go(*self._known.popitem(last=False))
         return known
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Nobody will ask for these unions any more."""
         for sets, union in list(self._known.items()):
             _let_go(sets, union)
@@ -67,7 +67,7 @@ class UnionCache:
 def _let_go(sets: tuple[SeriesSet, ...], union: SeriesUnion) -> None:
     """Let go of what was worked out about a union, unless it is the newest of its sets, which goes on."""
     if union.series is not sets[-1]:
-        union.series.let_go()
+        union.series.release()
 
 
 def _unite(sets: Sequence[SeriesSet]) -> SeriesUnion:
@@ -87,7 +87,7 @@ def _unite(sets: Sequence[SeriesSet]) -> SeriesUnion:
 
 def join(parts: Sequence[Columns], unions: UnionCache) -> Columns:
     """One answer of parts whose times follow each other; a series may be missing from any of them."""
-    union = unions.of([part.series for part in parts])
+    union = unions.get([part.series for part in parts])
     count = len(union.series)
     # Series whose rows of times agree in every part share a row of times in the answer.
     own = np.full((count, len(parts)), -1, dtype=np.int64)

@@ -151,7 +151,7 @@ class LabelRegistry:
             number = target._append if are_apart else target.number
             return target, self.column((target, "mapped"), lambda pairs: number(change(pairs)))
 
-    def towards(self, other: LabelRegistry) -> Ints:
+    def numbers_in(self, other: LabelRegistry) -> Ints:
         """For each number the number of the same label set in another register, or -1."""
         with LABEL_WORK:
             beside = self._with(other)
@@ -166,7 +166,7 @@ class LabelRegistry:
                 beside.towards, beside.looked_at = found, len(other.pairs)
             return beside.towards
 
-    def joined(self, other: LabelRegistry) -> tuple[LabelRegistry, Ints, Ints]:
+    def merge_with(self, other: LabelRegistry) -> tuple[LabelRegistry, Ints, Ints]:
         """One register for the label sets of both, and the numbers of each there."""
         with LABEL_WORK:
             beside = self._with(other)
@@ -176,7 +176,7 @@ class LabelRegistry:
             beside.theirs = _extended(beside.theirs, other.pairs, target.number)
             return target, beside.ours, beside.theirs
 
-    def met(self, other: LabelRegistry, numbers: Ints, *, partners: Ints) -> SeriesSet:
+    def combine_with(self, other: LabelRegistry, numbers: Ints, *, partners: Ints) -> SeriesSet:
         """Each label set together with that of its partner in another register."""
         with LABEL_WORK:
             beside = self._with(other)
@@ -198,13 +198,13 @@ class LabelRegistry:
         self._recent = (made, *self._recent[: REMEMBERED_SETS - 1])
         return made
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Forget the sets that were made of this: they hold it as it holds them, until the garbage collector comes."""
         with LABEL_WORK:
             self._recent = ()
             beside = [made for one in self._beside.values() for made in (one.joined, one.met) if made is not None]
             for made in (*self._mapped.values(), *beside):
-                made.let_go()
+                made.release()
 
     def _with(self, other: LabelRegistry) -> _Beside:
         return self._beside.setdefault(other, _Beside())
@@ -255,18 +255,18 @@ class SeriesSet:
         """The number of each row in the register: rows with the same number have the same labels."""
         return self._numbered()[1]
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Nobody will ask for this set any more: see `Register.let_go`."""
         if self._of is not None:
-            self._of[0].let_go()
+            self._of[0].release()
 
-    def only(self, rows: Ints) -> SeriesSet:
+    def subset(self, rows: Ints) -> SeriesSet:
         return SeriesSet(of=(self.register, self.ids[rows]), has_one_name=self.has_one_name)
 
     def labels_of(self, rows: Iterable[int]) -> list[label_sets.Labels]:
         return self.register.labels_of(self.ids[np.array(list(rows), dtype=np.int64)].tolist())
 
-    def remember(self, key: Hashable, build: Callable[[], T]) -> T:
+    def cached(self, key: Hashable, build: Callable[[], T]) -> T:
         """What `build` answers, worked out once per key; the key names the build and all it depends on."""
         known = self._derived.get(key)
         if known is None:
@@ -277,7 +277,7 @@ class SeriesSet:
 
     def derive(self, key: Hashable, build: Callable[[Sequence[Pairs]], T]) -> T:
         """`build(self.pairs)`, worked out once per key."""
-        return self.remember(key, lambda: build(self.pairs))
+        return self.cached(key, lambda: build(self.pairs))
 
     def derive_with(self, other: SeriesSet, key: Hashable, build: Callable[[], T]) -> T:
         """What follows from this set and another one, worked out once per key while both are there."""
@@ -295,7 +295,7 @@ class SeriesSet:
             target, numbers = self.register.mapped(key, change, are_apart=are_apart)
             return target.select(numbers[self.ids])
 
-        return self.remember(("mapped", key), build)
+        return self.cached(("mapped", key), build)
 
     def _numbered(self) -> tuple[LabelRegistry, Ints]:
         if self._of is None:

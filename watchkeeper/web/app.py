@@ -17,7 +17,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket
 
-from watchkeeper.hub.health import Health
+from watchkeeper.hub.health import HubHealth
 from watchkeeper.hub.runtime import Runtime
 from watchkeeper.hub.services import Services
 from watchkeeper.web import login, openapi, pages
@@ -76,7 +76,7 @@ def create_app(offered: Services, auth: Auth | AuthFiles, *, live_interval_secon
     """The whole application; live pictures come every scrape interval unless told otherwise."""
     runtime, queries, journal, fleet = offered.runtime, offered.queries, offered.journal, offered.fleet
     doors = auth if isinstance(auth, AuthFiles) else AuthFiles(auth)
-    gate = Gate(runtime, doors, is_evaluating=lambda: offered.rules.is_at_work)
+    gate = Gate(runtime, doors, is_evaluating=lambda: offered.rules.is_evaluating)
     shown = cards.IncidentCards(journal, offered.silences, fleet=fleet)
     told = incident_reports.IncidentReports(runtime, queries, journal=journal, fleet=fleet, clusters=offered.clusters)
     stock = fleet_snapshot.FleetSnapshots(runtime, queries, fleet=fleet)
@@ -209,7 +209,7 @@ def _about_fleet(
     ]
 
 
-def own_endpoints(runtime: Runtime, health: Health) -> list[Endpoint]:
+def own_endpoints(runtime: Runtime, health: HubHealth) -> list[Endpoint]:
     """Health, readiness, our own metrics, and who is asking."""
 
     async def healthy(_: Request) -> Response:
@@ -218,7 +218,7 @@ def own_endpoints(runtime: Runtime, health: Health) -> list[Endpoint]:
     async def ready(_: Request) -> Response:
         if health.is_ready:
             return PlainTextResponse("Watchkeeper is ready.\n")
-        return PlainTextResponse(f"Not ready: {health.not_ready_because or 'still starting'}\n", status_code=503)
+        return PlainTextResponse(f"Not ready: {health.not_ready_reason or 'still starting'}\n", status_code=503)
 
     async def metrics(_: Request) -> Response:
         return PlainTextResponse(runtime.metrics.render(), media_type="text/plain; version=0.0.4")

@@ -61,7 +61,7 @@ def load_engine(tape: recording.Recording, *, progress: Any = None) -> embedded.
     recording.load_series(tape.series, kept, until_ms=tape.header.to_ms, progress=progress)
     recording.load_histogram_series(tape.native, kept, until_ms=tape.header.to_ms)
     for metric in tape.metrics:
-        kept.metadata.note(metric.name, metric.type, help=metric.help, unit=metric.unit)
+        kept.metadata.record(metric.name, metric.type, help=metric.help, unit=metric.unit)
     return embedded.EmbeddedEngine(kept)
 
 
@@ -74,7 +74,7 @@ def recorded_services(
     nothing = ReadOnlyServices()
     return services.Services(
         shared,
-        health.Health(),
+        health.HubHealth(),
         samples.Queries(on, shared.clock),
         RecordedJournal(tape, shared.clock),
         nothing,
@@ -102,7 +102,7 @@ class RecordedJournal:
 
     def __init__(self, tape: recording.Recording, time: clock.Clock) -> None:
         self._tape, self._clock = tape, time
-        self._stories = {str(story.incident.id): story for story in tape.stories}
+        self._stories = {str(story.incident.id): story for story in tape.incidents}
 
     async def read(self, work: Callable[[], T], *, is_long: bool = False) -> T:  # noqa: ARG002 (all is in memory)
         return await asyncio.to_thread(work)
@@ -151,7 +151,7 @@ class RecordedJournal:
 class RecordedRules:
     """A recording has the series of rules and objectives, and not the files that they came from."""
 
-    is_at_work = False
+    is_evaluating = False
     slos: Sequence[slo.Slo] = ()
 
     def __init__(self, on: embedded.EmbeddedEngine, time: clock.Clock) -> None:
@@ -192,10 +192,10 @@ class ReadOnlyServices:
     def register_node(self, registration: fleet.NodeRegistration, peer: str) -> None:
         _refuse(f"{registration.node} wanted to register from {peer}")
 
-    async def take_events(self, batch: Sequence[events.Event]) -> int:
+    async def ingest_events(self, batch: Sequence[events.Event]) -> int:
         _refuse(f"{len(batch)} events were pushed")
 
-    async def take_foreign_alerts(self, pushed: Sequence[Alert]) -> None:
+    async def ingest_external_alerts(self, pushed: Sequence[Alert]) -> None:
         _refuse(f"{len(pushed)} alerts were pushed")
 
     async def acknowledge(self, id: str, actor: str) -> Incident:
@@ -219,7 +219,7 @@ class ReadOnlyServices:
     async def silence(self, wish: SilenceRequest) -> Silence:
         _refuse(f"{wish.author} wanted a silence")
 
-    async def unsilence(self, id: str, actor: str) -> Silence:
+    async def expire_silence(self, id: str, actor: str) -> Silence:
         _refuse(f"{actor} wanted to end the silence {id}")
 
     def silences(self) -> list[Silence]:

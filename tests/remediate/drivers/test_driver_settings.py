@@ -33,7 +33,7 @@ def settings(tmp_path: Path, text: str) -> config.Settings:
 
 
 def chosen(tmp_path: Path, text: str) -> object:
-    return backends.driver_of(settings(tmp_path, text), None)
+    return backends.build_driver(settings(tmp_path, text), None)
 
 
 WATCHED = """

@@ -169,12 +169,12 @@ def test_commands_are_taken_where_the_machine_has_them(tmp_path: Path, monkeypat
     bin = tmp_path / "bin"
     bin.mkdir()
     monkeypatch.setenv("PATH", str(bin))
-    found = backends.driver_of(loading.load(tmp_path / "hub.toml"), None)
+    found = backends.build_driver(loading.load(tmp_path / "hub.toml"), None)
     assert isinstance(found, SlurmRestDriver)
     assert found.rest.url == "http://slurm:6820"
     (bin / "scontrol").write_text("#!/bin/sh\n")
     (bin / "scontrol").chmod(0o755)
-    assert type(backends.driver_of(loading.load(tmp_path / "hub.toml"), None)) is SlurmDriver
+    assert type(backends.build_driver(loading.load(tmp_path / "hub.toml"), None)) is SlurmDriver
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from tests.support.waiting import until_async
 from watchkeeper.cli.hub import store as store_command
 from watchkeeper.config import settings
 from watchkeeper.errors import ActionFailed, ActionRefused, NotLeader, StoreError
-from watchkeeper.hub.leadership import Leadership, Stages
+from watchkeeper.hub.leadership import Leadership, LeadershipCallbacks
 from watchkeeper.kit import own_metrics
 from watchkeeper.model import actions, fleet, incidents
 from watchkeeper.remediate.drivers import dry_run
@@ -47,17 +47,17 @@ def first(url_file: Path) -> Iterator[Leadership]:
 def test_the_second_hub_follows_until_the_first_one_lets_go(first: Leadership, url_file: Path) -> None:
     second = a_hub(url_file, port=9481)
     with closing(first.open()) as leading, closing(second.open()) as following:
-        leading.take_events([xid(1)], NOON)
-        assert first.not_leading_because is None
-        assert "http://127.0.0.1:9480, which leads" in str(second.not_leading_because)
+        leading.save_events([xid(1)], NOON)
+        assert first.not_leading_reason is None
+        assert "http://127.0.0.1:9480, which leads" in str(second.not_leading_reason)
         with pytest.raises(NotLeader, match="9480"):
-            following.take_events([xid(2)], NOON)
+            following.save_events([xid(2)], NOON)
         first.close()
         second._turn()
         assert second._newest is not None
-        assert len(second._newest.take_events([xid(2)], NOON)) == 1
+        assert len(second._newest.save_events([xid(2)], NOON)) == 1
         with pytest.raises(NotLeader, match="epoch 1 is over"):
-            leading.take_events([xid(3)], NOON)
+            leading.save_events([xid(3)], NOON)
         second._newest.close()
     second.close()
 
@@ -66,7 +66,7 @@ def test_nothing_is_called_once_the_lease_may_be_over(first: Leadership) -> None
     place, id = fleet.Place("main", node="n1"), incidents.IncidentId("INC-1")
     action = actions.Action(actions.ActionId("A-1"), actions.ActionKind.CORDON, place, id, "because")
     with closing(first.open()):
-        cluster = first.fenced(dry_run.DryRunDriver())
+        cluster = first.fence_driver(dry_run.DryRunDriver())
         # Where the call is made, this driver says no.
         with pytest.raises(ActionRefused):
             cluster.perform(action)
@@ -101,11 +101,11 @@ def test_a_hub_that_cannot_read_the_journal_lets_another_one_lead(url_file: Path
             await asyncio.Event().wait()
 
         with closing(first.open()):
-            running = asyncio.create_task(first.run(Stages(join, lambda: [work()]), stop))
+            running = asyncio.create_task(first.run(LeadershipCallbacks(join, lambda: [work()]), stop))
             await at_work.wait()
             assert first._connection is not None
             first._connection.cut()
-            await until_async(lambda: "readable" in str(first.not_leading_because))
+            await until_async(lambda: "readable" in str(first.not_leading_reason))
             stop.set()
             await running
             second.open().close()
@@ -127,7 +127,7 @@ def test_a_journal_has_one_place(tmp_path: Path) -> None:
 
 def test_verify_reads_a_journal_on_a_server(first: Leadership, url_file: Path) -> None:
     with closing(first.open()) as journal:
-        journal.take_events([xid(1)], NOON)
+        journal.save_events([xid(1)], NOON)
     (url_file.parent / "hub.toml").write_text('[journal]\nurl_file = "journal.url"\n')
     line = ["verify", "--config", str(url_file.parent / "hub.toml")]
     found = CliRunner().invoke(store_command.command, line)

@@ -88,11 +88,11 @@ def test_a_leader_that_is_stopped_in_a_transaction_holds_nobody_up_for_longer_th
         assert epoch == 1
         stopped = Journal(servers.PostgresConnection(database.server, epoch, idle_seconds=0.5))
         began = time.monotonic()
-        with pytest.raises(StoreError, match="idle-in-transaction timeout"), stopped.together():  # noqa: PT012
-            stopped.take_events([xid(1)], NOON)
+        with pytest.raises(StoreError, match="idle-in-transaction timeout"), stopped.transaction():  # noqa: PT012
+            stopped.save_events([xid(1)], NOON)
             while (taken := _take(second)) is None:
                 assert time.monotonic() - began < 60
-            stopped.take_events([xid(2)], NOON)
+            stopped.save_events([xid(2)], NOON)
         assert taken == 2
         stopped.close()
         with closing(Journal(servers.PostgresConnection(database.server, 2))) as journal:
@@ -109,14 +109,14 @@ def _take(candidate: election.Election) -> int | None:
 @pytest.mark.slow
 def test_the_lead_cannot_change_inside_a_transaction(database: places.Database, journal: Journal) -> None:
     with closing(database.candidate(60.0)) as second:
-        with journal.together():
-            journal.take_events([xid(1)], NOON)
+        with journal.transaction():
+            journal.save_events([xid(1)], NOON)
             with pytest.raises(StoreError, match="lock timeout"):
                 second.acquire()
-            journal.take_events([xid(2)], NOON)
+            journal.save_events([xid(2)], NOON)
         assert second.acquire() == 2
     with pytest.raises(NotLeader, match="epoch 1 is over, 2 is the current one"):
-        journal.take_events([xid(3)], NOON)
+        journal.save_events([xid(3)], NOON)
     with closing(Journal(servers.PostgresConnection(database.server, 2))) as new:
         assert len(new.events_at(GPU, since=NOON, until=NOON)) == 2
 
@@ -128,25 +128,25 @@ def test_a_follower_reads_everything_and_says_where_the_leader_is(database: plac
         assert follower.incident("INC-1") == journal.incident("INC-1")
         assert follower.verify() is None
         with pytest.raises(NotLeader, match=r"another hub leads: hub-1 at http://hub-1:9480\. Nothing was written"):
-            follower.take_events([xid(1)], NOON)
+            follower.save_events([xid(1)], NOON)
 
 
 def test_a_connection_that_breaks_in_a_transaction_leaves_nothing_and_stays_broken(
     database: places.Database, address: str, postgres: postgres_server.Cluster
 ) -> None:
     journal = database.lead()
-    with pytest.raises(StoreError, match="terminating connection"), journal.together():  # noqa: PT012
-        journal.take_events([xid(1)], NOON)
+    with pytest.raises(StoreError, match="terminating connection"), journal.transaction():  # noqa: PT012
+        journal.save_events([xid(1)], NOON)
         for pid in postgres.backends(address):
             os.kill(pid, signal.SIGTERM)
         while True:
-            journal.take_events([xid(2)], NOON)
+            journal.save_events([xid(2)], NOON)
     with pytest.raises(StoreError, match="the connection is closed"):
         journal.entries()
     journal.close()
     with closing(database.lead()) as again:
         assert again.entries() == []
-        assert len(again.take_events([xid(1)], NOON)) == 1
+        assert len(again.save_events([xid(1)], NOON)) == 1
 
 
 def test_a_server_that_stops_answering_is_given_up(
@@ -245,8 +245,8 @@ def test_hubs_that_start_together_make_the_tables_once(address: str) -> None:
 
 def test_an_event_that_no_server_can_keep_is_refused_as_such(journal: Journal) -> None:
     with pytest.raises(WireError, match="NUL"):
-        journal.take_events([replace(xid(1), id="a\0b")], NOON)
-    assert len(journal.take_events([xid(1)], NOON)) == 1
+        journal.save_events([replace(xid(1), id="a\0b")], NOON)
+    assert len(journal.save_events([xid(1)], NOON)) == 1
 
 
 WRITER = """

@@ -53,10 +53,10 @@ class StoredHub(SmallHub):
         self.add("temp", self.now_ms - 60_000, 70.0, node="n2")
         self.add("temp", self.now_ms - 45_000, STALE, node="n2")
         self.add("watts", self.now_ms - 200_000, 600.0, node="n1")
-        kept.metadata.note("temp", "gauge", help="Temperature", unit="celsius")
+        kept.metadata.record("temp", "gauge", help="Temperature", unit="celsius")
         work = Labels({"__name__": "work_total", "node": "n1"})
         trace = exemplars.Exemplar(Labels({"trace_id": "ab"}), 2.5, 4500)
-        kept.exemplars.note(work, trace)
+        kept.exemplars.add(work, trace)
         self.rules.in_force = [(group, {}) for group in rulefile.read_rules({"heat.yaml": RULES}).groups]
         self.targets = StoredTargets()
 

@@ -44,7 +44,7 @@ def test_a_recording_holds_series_nodes_gpus_metadata_and_incidents(tape: record
     counts = tape.counts()
     assert (counts["nodes"], counts["gpus"], counts["series"], counts["incidents"]) == (4, 32, 3, 1)
     assert [metric.name for metric in tape.metrics] == ["temp"]
-    assert tape.stories[0].diagnosis is not None
+    assert tape.incidents[0].diagnosis is not None
 
 
 def test_a_recording_with_selectors_holds_only_these_series(tmp_path: Path) -> None:

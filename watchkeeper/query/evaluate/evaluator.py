@@ -260,7 +260,7 @@ class Evaluator:
         return columns if cells is None else replace(columns, histograms=cells)
 
     def _revealed(self, values: Floats) -> Cells | None:
-        cells = self._head.reveal(values)
+        cells = self._head.find_histograms(values)
         return cells if cells is None or self._tells_resets else native_calls.without_resets(cells)
 
     def _spend(self, samples: int) -> None:
@@ -332,7 +332,7 @@ def _of_counter(compute: Callable[[Windows], Vector]) -> PromFunction:
 
     def call(invocation: Invocation) -> Vector:
         result = compute(invocation.windows(0))
-        if suspects := result.series.remember("no_counters", lambda: _named_unlike_counters(result.series)):
+        if suspects := result.series.cached("no_counters", lambda: _named_unlike_counters(result.series)):
             shown = (name for name, rows in suspects.items() if result.present[rows].any())
             invocation.notes.doubt_counters(dict.fromkeys(shown), invocation.call.args[0])
         return drop_name(result)

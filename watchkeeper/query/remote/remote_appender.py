@@ -36,7 +36,7 @@ class RemoteAppender:
         self._numbered: list[bytes] = []
         self._first_id = 0
 
-    def append(self, samples: Iterable[AnySample], *, together: str | None = None) -> Appended:  # noqa: ARG002
+    def append(self, samples: Iterable[AnySample], *, group_key: str | None = None) -> Appended:  # noqa: ARG002
         """Write samples to the server and wait for its word; StoreError when it cannot be reached."""
         return self.writer().send(samples)
 
@@ -66,7 +66,7 @@ class RemoteAppender:
         taken = writer.offer(Parcel.scrape(names, at_ms, values))
         return Appended(taken.kept, {**taken.dropped, **({"forgotten": forgotten} if forgotten else {})})
 
-    def lasting(self, _: Hashable, __: int) -> Mapping[int, Labels]:
+    def active_series(self, _: Hashable, __: int) -> Mapping[int, Labels]:
         return {}
 
     def sync(self) -> int:

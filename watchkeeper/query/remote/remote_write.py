@@ -179,7 +179,7 @@ def append_request(
     latest_ms = None if now_ms is None else now_ms + head.MAX_AHEAD_MS
     if appender.metadata is not None:
         for name, (kind, help, unit) in decoded.metadata.items():
-            appender.metadata.note(name, kind, help=help, unit=unit)
+            appender.metadata.record(name, kind, help=help, unit=unit)
     left_out = Counter(decoded.dropped)
     if latest_ms is not None:
         left_out["future"] += sum(int(np.count_nonzero(times > latest_ms)) for _, times, _ in decoded.series)
@@ -187,7 +187,7 @@ def append_request(
     kept = appender.exemplars
     for series, exemplar in decoded.exemplars:
         is_future = latest_ms is not None and exemplar.at_ms > latest_ms
-        if kept is None or is_future or not kept.note(series, exemplar):
+        if kept is None or is_future or not kept.add(series, exemplar):
             left_out["exemplar"] += 1
     numbers = (
         Sample(labels, at_ms, value)

@@ -229,7 +229,7 @@ class Block:
                 self._histograms = histograms.unpack(self._part("histograms")) if self.has_histograms else {}
             return self._histograms
 
-    def let_go(self) -> None:
+    def release_unused(self) -> None:
         """Forget the directory unless it was asked for since the last time; it is the largest part, and read anew."""
         with self._lock:
             if not self._was_asked:

@@ -104,7 +104,7 @@ def _pieces(blocks: Sequence[Block], name: str, since_ms: int, *, until_ms: int)
     """The samples of one metric in a time from all blocks, some series at a time."""
     chosen = [block.find([Named(name)]) for block in blocks]
     unions = UnionCache()
-    union: SeriesUnion = unions.of([series for _, series in chosen])
+    union: SeriesUnion = unions.get([series for _, series in chosen])
     slots = sum(int(block.contents.chunks[4].max(initial=0)) for block in blocks)
     step = max(1, PIECE_SAMPLES // max(1, slots))
     for first in range(0, len(union.series), step):

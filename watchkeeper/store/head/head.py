@@ -28,7 +28,7 @@ from watchkeeper.store.exemplars import Exemplars
 from watchkeeper.store.groups import GroupTable, grow_column
 from watchkeeper.store.head import sample_locations
 from watchkeeper.store.head.placing import MAX_HABITS, SamplePlacement, TimeBounds
-from watchkeeper.store.histograms import Cells, HistogramTable, reveal
+from watchkeeper.store.histograms import Cells, HistogramTable, find_histograms
 from watchkeeper.store.index import Cardinality, MatcherLike, Selection, SeriesIndex
 from watchkeeper.store.interfaces import Appended
 from watchkeeper.store.metadata import Metadata
@@ -177,10 +177,10 @@ class Head:
         is_current: Mask = self._uses[ids & NUMBER_MASK] == ids >> NUMBER_BITS
         return is_current
 
-    def lasting(self, group_key: Hashable, since_ms: int) -> dict[int, label_sets.Labels]:
+    def active_series(self, group_key: Hashable, since_ms: int) -> dict[int, label_sets.Labels]:
         """The series of a group's newest scrape, where that is after a time, by their ids; not those that it ended."""
         with self.lock:
-            numbers = self._ledger.lasting(("scrape", group_key), since_ms)
+            numbers = self._ledger.active_series(("scrape", group_key), since_ms)
             ids = (self._uses[numbers] << NUMBER_BITS | numbers).tolist()
             named = zip(ids, map(self._index.labels.__getitem__, numbers.tolist()), strict=True)
             return {id: labels for id, labels in named if labels is not None}
@@ -189,7 +189,7 @@ class Head:
         self,
         samples: Iterable[sample_model.Sample | histogram_model.HistogramSample],
         *,
-        together: str | None = None,
+        group_key: str | None = None,
         now_ms: int | None = None,
     ) -> Appended:
         """Keep samples of any series at any times; those of one series come in the order of time.
@@ -203,9 +203,9 @@ class Head:
             total = len(numbers) + sum(dropped.values())
             if len(numbers):
                 self._advance(int(times.max()), now_ms)
-            if together is not None and len(numbers) and (times == times[0]).all():
+            if group_key is not None and len(numbers) and (times == times[0]).all():
                 ids = self._uses[numbers] << NUMBER_BITS | numbers
-                self._place_together(together, numbers, int(times[0]), ids=ids, values=values, dropped=dropped)
+                self._place_together(group_key, numbers, int(times[0]), ids=ids, values=values, dropped=dropped)
             else:
                 self._place(numbers, times, values, dropped)
             self._expire_sometimes()
@@ -272,10 +272,10 @@ class Head:
             at_ms = ledger.times[part.slab].get(ledger.time_row[lying.groups[owners]], slots).view(np.int64)
             is_asked = np.ones(len(series), dtype=bool)
 
-    def reveal(self, values: Floats) -> Cells | None:
+    def find_histograms(self, values: Floats) -> Cells | None:
         """The histograms among values that were read here; None where there are none."""
         known = self.histograms.known
-        return reveal(values, known.get) if known else None
+        return find_histograms(values, known.get) if known else None
 
     def series(self, matchers: Sequence[MatcherLike], start_ms: int, end_ms: int) -> list[label_sets.Labels]:
         """Label sets of series that lived in the time, from their first sample to their newest one."""
@@ -286,7 +286,7 @@ class Head:
             )
             return chosen.series.labels_of(np.flatnonzero(lived).tolist())
 
-    def at_hand(self, matchers: Sequence[MatcherLike], start_ms: int) -> int | None:  # noqa: ARG002 (all is in memory)
+    def cached_series_count(self, matchers: Sequence[MatcherLike], start_ms: int) -> int | None:  # noqa: ARG002 (all is in memory)
         """How many series a selector means, where that was asked before and all since `start_ms` is in memory."""
         with self.lock:
             known = self._index.remembered(matchers)
@@ -367,13 +367,13 @@ class Head:
         refused, self._placing.refused = self._placing.refused, []
         return ~np.isin(numbers, np.concatenate(refused)) if refused else slice(None)
 
-    def close_until(self, at_ms: int) -> None:
+    def refuse_before(self, at_ms: int) -> None:
         """Accept nothing before a time any more."""
         with self.lock:
             self.closed_ms = max(self.closed_ms, at_ms)
             self._look_out()
 
-    def drop_ahead(self) -> int:
+    def drop_future_samples(self) -> int:
         """Drop what lies after the clock, which was put back; returns the first time that is ahead of it."""
         with self.lock:
             # Under the lock: what is accepted meanwhile is of now, and stays.
@@ -385,7 +385,7 @@ class Head:
             self._look_out()
             return now_ms + 1
 
-    def open_from(self, at_ms: int) -> None:
+    def accept_from(self, at_ms: int) -> None:
         """Blocks have what lies before a time, and nothing else: accept, and keep, what comes from there on."""
         with self.lock:
             self.closed_ms = self.unsaved_ms = at_ms

@@ -43,7 +43,7 @@ class _Remembered:
 
 
 def locate(chosen: Selection, ledger: GroupTable) -> SampleLocations:
-    known = chosen.series.remember("whereabouts", _Remembered)
+    known = chosen.series.cached("whereabouts", _Remembered)
     found = known.found
     if found is None or found.stamps is None or (ledger.stamps[found.groups] != found.stamps).any():
         found = known.found = _look_up(chosen, ledger)

@@ -91,7 +91,7 @@ class Journal:
             self._connection.close()
 
     @contextmanager
-    def together(self) -> Iterator[None]:
+    def transaction(self) -> Iterator[None]:
         """Everything written inside is kept, or nothing of it; nests."""
         with self._guarded():
             if self._depth == 0:
@@ -115,7 +115,7 @@ class Journal:
 
     def record(self, kind: str, subject: str, *, at: datetime, actor: str, body: Mapping[str, Any]) -> JournalEntry:
         """Append one entry that changes no row: a note, an action's receipt, a start of the hub."""
-        with self.together():
+        with self.transaction():
             row = self._rows("SELECT seq, hash FROM entry ORDER BY seq DESC LIMIT 1")
             seq, prev = (row[0][0] + 1, row[0][1]) if row else (1, chain.GENESIS)
             plain = wire.to_plain(body)
@@ -128,9 +128,9 @@ class Journal:
             )
             return entry
 
-    def take_events(self, batch: Sequence[events.Event], now: datetime) -> list[events.Event]:
+    def save_events(self, batch: Sequence[events.Event], now: datetime) -> list[events.Event]:
         """Keep the events that are not known yet, and return those, marked as received now."""
-        with self.together():
+        with self.transaction():
             fresh: dict[str, events.Event] = {}
             for event in batch:
                 known = self._rows("SELECT 1 FROM event WHERE key = ?", event.id)
@@ -189,7 +189,7 @@ class Journal:
         self, incident: incidents.Incident, *, kind: str, text: str, at: datetime, actor: str = HUB
     ) -> None:
         """Keep the next version of an incident; JournalConflict when it is not the next one."""
-        with self.together():
+        with self.transaction():
             known = self._rows("SELECT version FROM incident WHERE key = ?", incident.id)
             stored = known[0][0] if known else 0
             if incident.version != stored + 1:
@@ -307,7 +307,7 @@ class Journal:
         rows = {str(repair.id): wire.dumps(repair)}
         self._write("repair", rows, at=at, actor=actor, kind=kind, text=text, about=about, subject=repair.incident)
 
-    def alive_repairs(self) -> list[repairs.Repair]:
+    def active_repairs(self) -> list[repairs.Repair]:
         """Those that wait, run, or hold a node; oldest first."""
         rows = self._rows("SELECT body FROM repair WHERE is_alive = 1 ORDER BY seq LIMIT ?", MOST_ROWS)
         return [self._decode(repairs.Repair, row[0]) for row in rows]
@@ -365,7 +365,7 @@ class Journal:
         rows = self._rows("SELECT body FROM notice WHERE incident = ? ORDER BY rowid LIMIT ?", incident_id, MOST_ROWS)
         return [self._decode(notices.Notice, row[0]) for row in rows]
 
-    def notices_on_the_way(self) -> list[notices.Notice]:
+    def undelivered_notices(self) -> list[notices.Notice]:
         """Those that no receiver has taken yet, oldest first."""
         rows = self._rows(
             "SELECT body FROM notice WHERE state IN ('waiting', 'sending') ORDER BY rowid LIMIT ?", MOST_ROWS
@@ -378,7 +378,7 @@ class Journal:
         over = [alert.labels for alert in changed if alert.state is alerts.AlertState.RESOLVED]
         if not changed:
             return
-        with self.together():
+        with self.transaction():
             self._connection.executemany("DELETE FROM alert WHERE key = ?", [(str(labels),) for labels in over])
             rows = {str(alert.labels): wire.dumps(_alert_to_plain(alert)) for alert in lasting}
             self._write("alert", rows, at=at, text=_in_words(changed))
@@ -402,7 +402,7 @@ class Journal:
         What is dropped is always the oldest part, and a checkpoint entry keeps its last hash, so the rest
         still verifies. Incidents that are not resolved stay, though their early timeline may go.
         """
-        with self.together():
+        with self.transaction():
             old = self._rows("SELECT MIN(seq) FROM entry WHERE at >= ?", wire.format_time(before))[0][0]
             last = self._rows("SELECT MAX(seq) FROM entry")[0][0] or 0
             cut = last if old is None else old - 1
@@ -450,7 +450,7 @@ class Journal:
         """One entry and the rows that belong to it; the entry holds their digest, so they are covered by the chain."""
         subject = subject or (next(iter(rows)) if table not in ("event", "alert") else table)
         body = {**(about or {}), "text": text, **journal_check.row_digests(rows)}
-        with self.together():
+        with self.transaction():
             entry = self.record(kind or table, subject, at=at, actor=actor, body=body)
             self._connection.executemany(
                 f"INSERT INTO {table} (key, seq, body) VALUES (?, ?, ?)"  # noqa: S608

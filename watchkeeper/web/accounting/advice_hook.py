@@ -19,7 +19,7 @@ from typing import Any
 from starlette.exceptions import HTTPException
 
 from watchkeeper.errors import ReceiverError, WatchkeeperError, error_reason
-from watchkeeper.hub.health import Health
+from watchkeeper.hub.health import HubHealth
 from watchkeeper.hub.runtime import Runtime
 from watchkeeper.kit import wire
 from watchkeeper.kit.logs import fields
@@ -36,7 +36,7 @@ class AdviceHook:
     """`make` works the advice out; nothing is made or sent where [capacity] names no webhook."""
 
     def __init__(
-        self, runtime: Runtime, health: Health, *, make: Callable[[Mapping[str, str]], Awaitable[dict[str, Any]]]
+        self, runtime: Runtime, health: HubHealth, *, make: Callable[[Mapping[str, str]], Awaitable[dict[str, Any]]]
     ) -> None:
         self._runtime, self._health, self._make = runtime, health, make
         self._settings = runtime.settings.capacity

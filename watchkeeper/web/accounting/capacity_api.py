@@ -28,7 +28,7 @@ from watchkeeper.errors import CollectError, QueryError
 from watchkeeper.hub import services
 from watchkeeper.hub.runtime import Runtime
 from watchkeeper.hub.samples import Queries
-from watchkeeper.hub.services import SeenView
+from watchkeeper.hub.services import GpuView
 from watchkeeper.kit import clock, durations, wire
 from watchkeeper.model import cluster, workloads
 from watchkeeper.model.fleet_capacity import FleetCapacity
@@ -92,7 +92,7 @@ class CapacityApi:
         runtime: Runtime,
         queries: Queries,
         *,
-        fleet: services.FleetView,
+        fleet: services.FleetProtocol,
         clusters: Clusters | None,
     ) -> None:
         self._runtime, self._queries, self._fleet = runtime, queries, fleet
@@ -201,7 +201,7 @@ class CapacityApi:
     def _nodes(self, held: holders.GpuHolders, named: str | None) -> list[fleet_capacity.NodeCapacity]:
         """Every node that has GPUs: a scheduler's word first, what reports else."""
         known: dict[tuple[str, str], fleet_capacity.NodeCapacity] = {}
-        seen: dict[tuple[str, str], list[SeenView]] = {}
+        seen: dict[tuple[str, str], list[GpuView]] = {}
         for gpu in self._fleet.gpus():
             seen.setdefault((gpu.cluster, gpu.node), []).append(gpu)
         for (where, name), gpus in seen.items():
@@ -222,7 +222,7 @@ class CapacityApi:
                     known[place] = _scheduled(node, taken_by.get(node.name, 0), seen=known.get(place))
         return [node for (where, _), node in sorted(known.items()) if named is None or where == named]
 
-    def _reports(self, gpu: SeenView) -> bool:
+    def _reports(self, gpu: GpuView) -> bool:
         return gpu.gone_since_ms is None and self._now_ms() - gpu.last_seen_ms <= MAX_SILENCE_MS
 
     async def _asks(self, named: str | None) -> list[fleet_capacity.WaitingRequest]:

@@ -54,7 +54,7 @@ class WhatIfApi:
         runtime: Runtime,
         queries: Queries,
         *,
-        fleet: services.FleetView,
+        fleet: services.FleetProtocol,
         clusters: Clusters | None,
     ) -> None:
         self._runtime, self._queries, self._fleet = runtime, queries, fleet

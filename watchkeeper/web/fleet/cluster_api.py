@@ -63,9 +63,9 @@ class ClusterApi:
         runtime: Runtime,
         queries: Queries,
         *,
-        journal: services.Journal,
-        fleet: services.FleetView,
-        targets: services.Targets,
+        journal: services.JournalProtocol,
+        fleet: services.FleetProtocol,
+        targets: services.TargetsProtocol,
         clusters: Clusters | None,
     ) -> None:
         self._runtime, self._queries, self._journal = runtime, queries, journal

@@ -26,7 +26,7 @@ from watchkeeper.catalogue import causes
 from watchkeeper.errors import WatchkeeperError, error_reason
 from watchkeeper.hub import services
 from watchkeeper.hub.runtime import Runtime
-from watchkeeper.hub.simulator import Simulator
+from watchkeeper.hub.simulator import SimulatorProxy
 from watchkeeper.kit import files, wire
 from watchkeeper.kit.logs import fields
 from watchkeeper.model.incidents import Incident
@@ -127,7 +127,9 @@ class DrillAccuracy:
 
 
 class DrillsApi:
-    def __init__(self, runtime: Runtime, journal: services.Journal, *, simulator: Simulator | None) -> None:
+    def __init__(
+        self, runtime: Runtime, journal: services.JournalProtocol, *, simulator: SimulatorProxy | None
+    ) -> None:
         self._runtime, self._journal, self._simulator = runtime, journal, simulator
         self._known: OrderedDict[str, Drill] = OrderedDict()
         self._gauge = runtime.metrics.gauge(

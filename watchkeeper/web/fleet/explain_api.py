@@ -46,8 +46,8 @@ class ExplainAnswer:
 class ExplainApi:
     runtime: Runtime
     queries: Queries
-    journal: services.Journal
-    fleet: services.FleetView
+    journal: services.JournalProtocol
+    fleet: services.FleetProtocol
     clusters: Clusters | None
     jobs: jobs_api.JobsApi
 

@@ -87,8 +87,8 @@ class FabricApi:
         runtime: Runtime,
         queries: Queries,
         *,
-        journal: services.Journal,
-        fleet: services.FleetView,
+        journal: services.JournalProtocol,
+        fleet: services.FleetProtocol,
         fabric: FabricWatch | None,
     ) -> None:
         self._runtime, self._queries, self._journal = runtime, queries, journal

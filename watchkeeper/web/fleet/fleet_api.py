@@ -21,10 +21,10 @@ from starlette.responses import Response
 
 from watchkeeper.errors import CollectError, WatchkeeperError, WireError
 from watchkeeper.hub import services
-from watchkeeper.hub.health import Health
+from watchkeeper.hub.health import HubHealth
 from watchkeeper.hub.runtime import Runtime
 from watchkeeper.hub.samples import Queries
-from watchkeeper.hub.simulator import Simulator
+from watchkeeper.hub.simulator import SimulatorProxy
 from watchkeeper.kit import clock, own_metrics, wire
 from watchkeeper.model import events as happenings
 from watchkeeper.model import fleet
@@ -113,13 +113,13 @@ class FleetApi:
         runtime: Runtime,
         queries: Queries,
         *,
-        journal: services.Journal,
-        incidents: services.Incidents,
-        rules: services.Rules,
-        fleet: services.FleetView,
-        targets: services.Targets,
-        simulator: Simulator | None,
-        health: Health,
+        journal: services.JournalProtocol,
+        incidents: services.IncidentsProtocol,
+        rules: services.RulesProtocol,
+        fleet: services.FleetProtocol,
+        targets: services.TargetsProtocol,
+        simulator: SimulatorProxy | None,
+        health: HubHealth,
         cards: IncidentCards,
         stories: IncidentReports,
         stock: fleet_snapshot.FleetSnapshots,
@@ -142,8 +142,8 @@ class FleetApi:
             mode=self._runtime.settings.remediate.mode,
             now=self._runtime.clock.now(),
             ready=self._health.is_ready,
-            not_ready_because=self._health.not_ready_because,
-            degraded=self._health.degraded(),
+            not_ready_because=self._health.not_ready_reason,
+            degraded=self._health.problems(),
             simulated=self._simulator is not None,
             dollars_per_gpu_hour=self._runtime.settings.cost.dollars_per_gpu_hour,
             docs_url=self._runtime.settings.render.docs_url,
@@ -203,7 +203,7 @@ class FleetApi:
         mine = object()
         self._pushes[mine] = asyncio.get_running_loop().time(), len(body)
         try:
-            return EventsAccepted(kept=await self._incidents.take_events(batch))
+            return EventsAccepted(kept=await self._incidents.ingest_events(batch))
         finally:
             del self._pushes[mine]
 

@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from watchkeeper.hub.services import FleetView, SeenView
+from watchkeeper.hub.services import FleetProtocol, GpuView
 from watchkeeper.model import fleet
 
 NUMBERS = re.compile(r"(\d+)")
@@ -76,7 +76,7 @@ def _plain_gpu(gpu: fleet.Gpu, workloads: Mapping[str, str]) -> dict[str, Any]:
     return {"uuid": gpu.uuid, "index": gpu.index, "model": gpu.model, "pci": gpu.pci, "workload": workload}
 
 
-def current_layout(view: FleetView) -> FleetLayout:
+def current_layout(view: FleetProtocol) -> FleetLayout:
     """The inventory as it is known at this moment; drawn up again only after it has changed."""
     changes = view.revision
     known = _taken.get(view)
@@ -86,11 +86,11 @@ def current_layout(view: FleetView) -> FleetLayout:
 
 
 # Every page and every picture asks: 10,000 GPUs are 50 ms of work, and change a few times a day.
-_taken: WeakKeyDictionary[FleetView, tuple[int, FleetLayout]] = WeakKeyDictionary()
+_taken: WeakKeyDictionary[FleetProtocol, tuple[int, FleetLayout]] = WeakKeyDictionary()
 
 
-def _draw_up(view: FleetView) -> FleetLayout:
-    seen: dict[NodeKey, list[SeenView]] = defaultdict(list)
+def _draw_up(view: FleetProtocol) -> FleetLayout:
+    seen: dict[NodeKey, list[GpuView]] = defaultdict(list)
     for gpu in view.gpus():
         seen[gpu.cluster, gpu.node].append(gpu)
     known = {_key(node): node for node in view.nodes()}
@@ -113,7 +113,7 @@ def _order(node: fleet.Node) -> tuple[object, ...]:
     return natural(node.domains.get("rack", LAST)), natural(node.name), node.cluster
 
 
-def _gpus_of(node: fleet.Node, seen: list[SeenView]) -> list[fleet.Gpu | None]:
+def _gpus_of(node: fleet.Node, seen: list[GpuView]) -> list[fleet.Gpu | None]:
     """Present GPUs, then the ones that went away as far as the node still lacks them, then empty slots.
 
     A GPU that was exchanged is gone, but nothing is missing: its successor has taken its slot.

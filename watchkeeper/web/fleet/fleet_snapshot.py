@@ -56,7 +56,7 @@ class FleetSnapshot:
 
 
 class FleetSnapshots:
-    def __init__(self, runtime: Runtime, queries: Queries, *, fleet: services.FleetView) -> None:
+    def __init__(self, runtime: Runtime, queries: Queries, *, fleet: services.FleetProtocol) -> None:
         self._runtime, self._queries, self._fleet = runtime, queries, fleet
         self._busy = asyncio.Lock()
         self._kept: FleetSnapshot | None = None

@@ -60,7 +60,7 @@ class EventHistory:
 
 
 class HistoryApi:
-    def __init__(self, runtime: Runtime, journal: services.Journal, *, fleet: services.FleetView) -> None:
+    def __init__(self, runtime: Runtime, journal: services.JournalProtocol, *, fleet: services.FleetProtocol) -> None:
         self._runtime, self._journal, self._fleet = runtime, journal, fleet
 
     async def history(self, request: Request) -> EventHistory:

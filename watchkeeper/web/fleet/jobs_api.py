@@ -67,9 +67,9 @@ class JobsApi:
         runtime: Runtime,
         queries: Queries,
         *,
-        journal: services.Journal,
-        rules: services.Rules,
-        fleet: services.FleetView,
+        journal: services.JournalProtocol,
+        rules: services.RulesProtocol,
+        fleet: services.FleetProtocol,
         clusters: Clusters | None,
     ) -> None:
         self._runtime, self._queries, self._journal = runtime, queries, journal

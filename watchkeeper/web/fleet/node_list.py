@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from watchkeeper.clusters import inventory
-from watchkeeper.hub.services import FleetView, SeenView
+from watchkeeper.hub.services import FleetProtocol, GpuView
 from watchkeeper.incidents import signals
 from watchkeeper.kit import clock
 from watchkeeper.model import cluster, fleet, incidents
@@ -27,7 +27,7 @@ NodeKey = tuple[str, str]
 class NodeListSources:
     """Everything a list is made of."""
 
-    fleet: FleetView
+    fleet: FleetProtocol
     targets: Sequence[scrape.TargetState]
     views: Sequence[cluster.ClusterView]
     held: holders.GpuHolders
@@ -36,7 +36,7 @@ class NodeListSources:
 
 def build_node_list(facts: NodeListSources) -> list[NodeLine]:
     """All nodes, in the order in which people count them; those that are gone last."""
-    seen: dict[NodeKey, list[SeenView]] = defaultdict(list)
+    seen: dict[NodeKey, list[GpuView]] = defaultdict(list)
     for gpu in facts.fleet.gpus():
         seen[gpu.cluster, gpu.node].append(gpu)
     healths: dict[NodeKey, list[scrape.TargetState]] = defaultdict(list)
@@ -62,7 +62,7 @@ def build_node_list(facts: NodeListSources) -> list[NodeLine]:
 @dataclass(frozen=True, slots=True)
 class _Node:
     node: fleet.Node
-    seen: Sequence[SeenView]
+    seen: Sequence[GpuView]
     targets: Sequence[scrape.TargetState]
     gone_since_ms: int | None
     placed: Sequence[str] = ()

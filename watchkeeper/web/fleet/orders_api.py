@@ -111,7 +111,9 @@ def _end(future: asyncio.Future[None]) -> None:
 
 
 class OrdersApi:
-    def __init__(self, runtime: Runtime, journal: services.Journal, *, orders: Callable[[], OrderQueue | None]) -> None:
+    def __init__(
+        self, runtime: Runtime, journal: services.JournalProtocol, *, orders: Callable[[], OrderQueue | None]
+    ) -> None:
         self._runtime, self._journal, self._orders = runtime, journal, orders
         self.polls = None if (outbox := orders()) is None else OrderPolls(outbox)
         self._receipts = 0

@@ -54,10 +54,10 @@ class TopologyApi:
         runtime: Runtime,
         queries: Queries,
         *,
-        journal: services.Journal,
-        incidents: services.Incidents,
-        fleet: services.FleetView,
-        targets: services.Targets,
+        journal: services.JournalProtocol,
+        incidents: services.IncidentsProtocol,
+        fleet: services.FleetProtocol,
+        targets: services.TargetsProtocol,
         fabric: FabricWatch | None,
     ) -> None:
         self._runtime, self._queries, self._journal = runtime, queries, journal
@@ -146,7 +146,7 @@ class TopologyApi:
             raise HTTPException(400, f"this is no sweep: {error.problems[0]}") from error
         changed = await asyncio.to_thread(watched.accept_sweep, found, self._runtime.clock.now())
         if changed:
-            await self._incidents.take_events(changed)
+            await self._incidents.ingest_events(changed)
         return SweepAccepted(changes=len(changed), problem=watched.problem)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from watchkeeper.clusters import inventory
-from watchkeeper.hub.services import FleetView, SeenView
+from watchkeeper.hub.services import FleetProtocol, GpuView
 from watchkeeper.incidents import signals
 from watchkeeper.kit import clock
 from watchkeeper.model import cluster, incidents, workloads
@@ -89,7 +89,7 @@ class HolderMatches:
 class HolderSources:
     """What is looked through."""
 
-    fleet: FleetView
+    fleet: FleetProtocol
     lines: Sequence[NodeLine]
     held: holders.GpuHolders
     views: Sequence[cluster.ClusterView]
@@ -118,7 +118,7 @@ def find_holders(asked: str, facts: HolderSources) -> HolderMatches:
     return HolderMatches(workloads=tuple(found[:MAX_WORKLOADS]), left_out=max(0, len(found) - MAX_WORKLOADS))
 
 
-def _is_gpu(asked: str, seen: SeenView) -> bool:
+def _is_gpu(asked: str, seen: GpuView) -> bool:
     uuid = seen.gpu.uuid
     if asked == uuid or (len(asked) >= SHORTEST_UUID and asked.startswith("GPU-") and uuid.startswith(asked)):
         return True
@@ -126,7 +126,7 @@ def _is_gpu(asked: str, seen: SeenView) -> bool:
     return bool(slash) and index.isdigit() and node == seen.node and seen.gpu.index == int(index)
 
 
-def _gpu(seen: SeenView, facts: HolderSources) -> GpuAndHolders:
+def _gpu(seen: GpuView, facts: HolderSources) -> GpuAndHolders:
     uuid = seen.gpu.uuid
     held = facts.held.by_gpu.get(uuid, ())
     reason = "" if held else facts.held.problem or facts.held.reasons.get(uuid) or "no holder is named by its exporter"
@@ -194,7 +194,7 @@ def _workload(
     known: workloads.ScheduledWorkload | None,
     held: Sequence[holders.GpuHolder],
     *,
-    seen: dict[str, SeenView],
+    seen: dict[str, GpuView],
     facts: HolderSources,
 ) -> WorkloadAndGpus:
     cluster_name, kind, namespace, name = identity
@@ -227,7 +227,7 @@ def _workload(
     )
 
 
-def _is_about(incident: incidents.Incident, seen: SeenView) -> bool:
+def _is_about(incident: incidents.Incident, seen: GpuView) -> bool:
     place, uuid = incident.place, seen.gpu.uuid
     is_here = place.gpu is None and place.node == seen.node and place.cluster in (seen.cluster, signals.UNNAMED_CLUSTER)
     return is_here or any(member.place.gpu == uuid for member in incident.members)

@@ -22,7 +22,9 @@ CLOSED_SHOWN = 5
 class IncidentCards:
     """Incidents as pages show them."""
 
-    def __init__(self, journal: services.Journal, silences: services.Silences, *, fleet: services.FleetView) -> None:
+    def __init__(
+        self, journal: services.JournalProtocol, silences: services.SilencesProtocol, *, fleet: services.FleetProtocol
+    ) -> None:
         self._journal, self._silences, self._fleet = journal, silences, fleet
 
     def make_card(self, incident: incidents.Incident) -> dict[str, Any]:

@@ -58,9 +58,9 @@ class CausesApi:
         runtime: Runtime,
         queries: Queries,
         *,
-        journal: services.Journal,
-        incidents: services.Incidents,
-        fleet: services.FleetView,
+        journal: services.JournalProtocol,
+        incidents: services.IncidentsProtocol,
+        fleet: services.FleetProtocol,
         cards: IncidentCards,
     ) -> None:
         self._runtime, self._queries, self._journal = runtime, queries, journal

@@ -95,11 +95,11 @@ class IncidentApi:
     def __init__(
         self,
         runtime: Runtime,
-        journal: services.Journal,
+        journal: services.JournalProtocol,
         *,
-        incidents: services.Incidents,
-        silences: services.Silences,
-        rules: services.Rules,
+        incidents: services.IncidentsProtocol,
+        silences: services.SilencesProtocol,
+        rules: services.RulesProtocol,
         stories: IncidentReports,
     ) -> None:
         self._runtime, self._journal, self._incidents = runtime, journal, incidents
@@ -143,7 +143,7 @@ class IncidentApi:
         return ok_response(silence=_shown(made))
 
     async def end_silence(self, request: Request) -> Response:
-        ended = await self._silences.unsilence(request.path_params["id"], request.state.caller.name)
+        ended = await self._silences.expire_silence(request.path_params["id"], request.state.caller.name)
         return ok_response(silence=_shown(ended))
 
     async def report(self, request: Request) -> Response:
@@ -188,7 +188,7 @@ class IncidentApi:
         except WireError as error:
             raise HTTPException(400, "; ".join(error.problems)) from error
         try:
-            await self._incidents.take_foreign_alerts(found.alerts)
+            await self._incidents.ingest_external_alerts(found.alerts)
         except StoreError as error:
             # Alertmanager brings them again after a 5xx, and only then; a conflict of two hubs would be a 409.
             raise HTTPException(503, str(error)) from error

@@ -31,8 +31,8 @@ class IncidentReports:
         runtime: Runtime,
         queries: Queries,
         *,
-        journal: services.Journal,
-        fleet: services.FleetView,
+        journal: services.JournalProtocol,
+        fleet: services.FleetProtocol,
         clusters: Clusters | None,
     ) -> None:
         self._runtime, self._queries = runtime, queries

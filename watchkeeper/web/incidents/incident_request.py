@@ -18,7 +18,7 @@ BODY_BYTES = 64 * 1024
 TEXT_LIMIT = 4000
 
 
-async def load_incident(journal: services.Journal, request: Request) -> Incident:
+async def load_incident(journal: services.JournalProtocol, request: Request) -> Incident:
     """404 where there is none of that name."""
     id: str = request.path_params["id"]
     incident = await journal.read(lambda: journal.incident(id))

@@ -69,7 +69,7 @@ class ChainVerdict:
 
 
 class JournalApi:
-    def __init__(self, runtime: Runtime, journal: services.Journal, *, repairs: RepairLoop | None) -> None:
+    def __init__(self, runtime: Runtime, journal: services.JournalProtocol, *, repairs: RepairLoop | None) -> None:
         self._runtime, self._journal, self._repairs = runtime, journal, repairs
         self._busy = asyncio.Lock()
         self._verdict: tuple[float, ChainVerdict] | None = None

@@ -58,7 +58,7 @@ class RepairChanged:
 
 
 class RepairsApi:
-    def __init__(self, runtime: Runtime, journal: services.Journal, *, repairs: RepairLoop | None) -> None:
+    def __init__(self, runtime: Runtime, journal: services.JournalProtocol, *, repairs: RepairLoop | None) -> None:
         self._runtime, self._journal, self._loop = runtime, journal, repairs
 
     @property
@@ -72,7 +72,7 @@ class RepairsApi:
         found = await self._journal.read(loop.repairs.alive_repairs)
         if request.query_params.get("all") == "1":
             known = {one.id for one in found}
-            past = await self._journal.read(lambda: loop.past(MOST_PAST))
+            past = await self._journal.read(lambda: loop.recent_repairs(MOST_PAST))
             found += [one for one in past if one.id not in known]
         return ok_response(repairs=[_shown(one) for one in found], switch=_switch(loop.repairs.switch))
 
@@ -80,7 +80,7 @@ class RepairsApi:
         incident, loop = await incident_request.load_incident(self._journal, request), self._loop
         if loop is None:
             return ok_response(incident=incident.id, repair=None)
-        told = await loop.in_thread(lambda: loop.explain(incident))
+        told = await loop.run_on_repair_thread(lambda: loop.explain(incident))
         plain: dict[str, Any] = wire.to_plain(told)
         return ok_response(
             **plain | {"repair": None if told.repair is None else _shown(told.repair)},
@@ -94,58 +94,59 @@ class RepairsApi:
         )
         digest = incident_request.read_line(body, "digest")
         return await self._say(
-            request, lambda actor: self._repairs.people.approve(id, digest, actor=actor, now=self._runtime.clock.now())
+            request,
+            lambda actor: self._repairs.approvals.approve(id, digest, actor=actor, now=self._runtime.clock.now()),
         )
 
     async def reject(self, request: Request) -> Response:
         id = (await incident_request.load_incident(self._journal, request)).id
         why = incident_request.read_line(await read_json_object(request, incident_request.BODY_BYTES), "why")
         return await self._say(
-            request, lambda actor: self._repairs.people.reject(id, why, actor=actor, now=self._runtime.clock.now())
+            request, lambda actor: self._repairs.approvals.reject(id, why, actor=actor, now=self._runtime.clock.now())
         )
 
     async def step_done(self, request: Request) -> Response:
         id = (await incident_request.load_incident(self._journal, request)).id
         return await self._say(
-            request, lambda actor: self._repairs.people.step_done(id, actor=actor, now=self._runtime.clock.now())
+            request, lambda actor: self._repairs.approvals.step_done(id, actor=actor, now=self._runtime.clock.now())
         )
 
     async def again(self, request: Request) -> Response:
         id = (await incident_request.load_incident(self._journal, request)).id
-        return await self._say(request, lambda actor: self._repairs.again(id, actor))
+        return await self._say(request, lambda actor: self._repairs.retry(id, actor))
 
     async def _say(self, request: Request, work: Callable[[str], Repair]) -> Response:
         actor = request.state.caller.name
-        changed = await self._repairs.in_thread(lambda: work(actor))
-        self._repairs.follow_soon(changed)
+        changed = await self._repairs.run_on_repair_thread(lambda: work(actor))
+        self._repairs.advance_soon(changed)
         return ok_response(repair=_shown(changed))
 
     async def stop(self, request: Request) -> Response:
         why = incident_request.read_line(await read_json_object(request, incident_request.BODY_BYTES), "why")
         return await self._turn(
-            request, lambda actor: self._repairs.people.stop(why, actor=actor, now=self._runtime.clock.now())
+            request, lambda actor: self._repairs.approvals.stop(why, actor=actor, now=self._runtime.clock.now())
         )
 
     async def resume(self, request: Request) -> Response:
         return await self._turn(
-            request, lambda actor: self._repairs.people.resume(actor=actor, now=self._runtime.clock.now())
+            request, lambda actor: self._repairs.approvals.resume(actor=actor, now=self._runtime.clock.now())
         )
 
     async def reset(self, request: Request) -> Response:
         return await self._turn(
-            request, lambda actor: self._repairs.people.reset(actor=actor, now=self._runtime.clock.now())
+            request, lambda actor: self._repairs.approvals.reset(actor=actor, now=self._runtime.clock.now())
         )
 
     async def _turn(self, request: Request, work: Callable[[str], RepairSwitch]) -> Response:
         actor = request.state.caller.name
         # In a thread of its own: to stop everything must not wait behind calls that hang.
-        return ok_response(switch=_switch(await self._repairs.at_once(lambda: work(actor))))
+        return ok_response(switch=_switch(await self._repairs.run_now(lambda: work(actor))))
 
     async def log(self, request: Request) -> RepairLog:
         limit = parse_whole_number(request.query_params.get("limit", "1000"))
         if limit is None or not 1 <= limit <= MOST_ENTRIES:
             raise HTTPException(400, f"limit must be a number from 1 to {MOST_ENTRIES:,}")
-        return RepairLog(entries=await self._repairs.at_once(lambda: self._repairs.audit(limit)))
+        return RepairLog(entries=await self._repairs.run_now(lambda: self._repairs.audit(limit)))
 
     async def test(self, request: Request) -> PolicyTest:
         """Which plan every past incident would have got under the policy in the body."""
@@ -156,7 +157,7 @@ class RepairsApi:
             chosen = policy.parse(text, where="policy", over=policy.load())
         except SettingsError as error:
             raise HTTPException(400, str(error)) from error
-        return PolicyTest(incidents=await self._repairs.at_once(lambda: self._repairs.rehearse(chosen)))
+        return PolicyTest(incidents=await self._repairs.run_now(lambda: self._repairs.simulate_policy(chosen)))
 
 
 def _shown(repair: Repair) -> dict[str, Any]:

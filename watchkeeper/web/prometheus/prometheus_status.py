@@ -34,7 +34,9 @@ RULE_TYPES = {"": "", "alert": "alerting", "record": "recording"}
 class StatusPages:
     """One method per page; each takes the form and returns `data`."""
 
-    def __init__(self, runtime: Runtime, queries: Queries, *, rules: services.Rules, targets: services.Targets) -> None:
+    def __init__(
+        self, runtime: Runtime, queries: Queries, *, rules: services.RulesProtocol, targets: services.TargetsProtocol
+    ) -> None:
         self._runtime, self._queries, self._rules = runtime, queries, rules
         self._targets = targets
         self._started_at = runtime.clock.now()

@@ -39,8 +39,8 @@ class RecordingApi:
         runtime: Runtime,
         queries: Queries,
         *,
-        journal: services.Journal,
-        fleet: services.FleetView,
+        journal: services.JournalProtocol,
+        fleet: services.FleetProtocol,
     ) -> None:
         self._runtime, self._queries, self._journal = runtime, queries, journal
         self._fleet = fleet

@@ -87,7 +87,7 @@ class RuleReplay:
 
 
 class RulesApi:
-    def __init__(self, runtime: Runtime, queries: Queries, *, rules: services.Rules) -> None:
+    def __init__(self, runtime: Runtime, queries: Queries, *, rules: services.RulesProtocol) -> None:
         self._runtime, self._queries, self._rules = runtime, queries, rules
         self._busy, self._places = asyncio.Lock(), ConcurrencyLimit("replays of rules")
 

@@ -31,7 +31,9 @@ class SloList:
 
 
 class SloApi:
-    def __init__(self, runtime: Runtime, queries: Queries, *, journal: services.Journal, rules: services.Rules) -> None:
+    def __init__(
+        self, runtime: Runtime, queries: Queries, *, journal: services.JournalProtocol, rules: services.RulesProtocol
+    ) -> None:
         self._runtime, self._queries, self._journal = runtime, queries, journal
         self._rules = rules
 

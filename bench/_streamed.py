@@ -101,7 +101,7 @@ class Parties:
 
     stream: Stream
     engine: prometheus.PrometheusEngine
-    known: fleet.FleetInventory
+    known: fleet.ScrapedInventory
     loops: Sequence[scrape.TargetLoop]
     pid: int
     url: str
@@ -125,7 +125,7 @@ def say(text: str) -> None:
 async def measure(
     options: argparse.Namespace, engine: prometheus.PrometheusEngine, *, url: str, pid: int, folder: Path
 ) -> dict[str, Any]:
-    stream, known = Stream(options.gpus), fleet.FleetInventory()
+    stream, known = Stream(options.gpus), fleet.ScrapedInventory()
     found = discovery.read_groups(stream.targets(), "the stream", defaults=discovery.DiscoveryDefaults(cluster=CLUSTER))
     known.set_expected_nodes(found.nodes, clock.to_ms(datetime.now(UTC)))
     settings = scrape.ScrapeSettings(interval_seconds=RULE_SECONDS)

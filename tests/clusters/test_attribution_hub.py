@@ -20,7 +20,7 @@ from watchkeeper.model.samples import Sample
 from watchkeeper.query import embedded
 from watchkeeper.readers.clusters import slurm_records as records
 from watchkeeper.scrape import discovery, status_series
-from watchkeeper.scrape.fleet import FleetInventory
+from watchkeeper.scrape.fleet import ScrapedInventory
 from watchkeeper.scrape.target_loop import TargetLoop
 from watchkeeper.store.head import head
 from watchkeeper.web.fleet import fleet_layout, frames, holders
@@ -33,7 +33,7 @@ def test_an_agents_own_series_is_not_stored_but_known_until_the_agent_falls_sile
     pages = reply("a 1\n" + INFO.format(7)), reply("a 1\n" + INFO.format(8)), reply("gone", status=500)
 
     @with_pages(*pages)
-    async def story(loop: TargetLoop, sink: Kept, known: FleetInventory) -> None:
+    async def story(loop: TargetLoop, sink: Kept, known: ScrapedInventory) -> None:
         seen = []
         for at_ms in (1000, 2000, 3000):
             await loop.scrape(at_ms)
@@ -42,14 +42,14 @@ def test_an_agents_own_series_is_not_stored_but_known_until_the_agent_falls_sile
         assert not any(labels.name == status_series.WORKLOAD_INFO for labels in sink.known)
 
 
-def series(known: FleetInventory, *by_labels: dict[str, str]) -> list[Labels]:
+def series(known: ScrapedInventory, *by_labels: dict[str, str]) -> list[Labels]:
     """What the hub would write for these label sets of exporters."""
     made = status_series.workload_series(Labels({"__name__": "x", **GPU, **labels}) for labels in by_labels)
     return list(Clusters([]).workload_series(known, made, at_ms=0))
 
 
 def test_a_gpu_whose_agent_says_both_ways_who_holds_it_has_one_series() -> None:
-    known = FleetInventory()
+    known = ScrapedInventory()
     told = {**GPU, "workload_kind": "pod", "workload": "llm-0", "namespace": "research", "instance": "n1", "job": "gpu"}
     known.set_workloads("agent", [Labels({"__name__": status_series.WORKLOAD_INFO, **told})])
     (made,) = series(known, {"namespace": "research", "pod": "llm-0"})
@@ -57,7 +57,7 @@ def test_a_gpu_whose_agent_says_both_ways_who_holds_it_has_one_series() -> None:
 
 
 def test_a_gpu_that_only_an_exporter_labels_has_the_same_series() -> None:
-    (made,) = series(FleetInventory(), {"hpc_job": "7"})
+    (made,) = series(ScrapedInventory(), {"hpc_job": "7"})
     assert (made["workload_kind"], made["workload"], made["team"]) == ("slurm_job", "7", "unmapped")
 
 
@@ -86,10 +86,10 @@ class Slurm:
         return []
 
 
-async def hub_of(slurm: Slurm) -> tuple[Clusters, FleetInventory]:
+async def hub_of(slurm: Slurm) -> tuple[Clusters, ScrapedInventory]:
     watch = SlurmWatch(slurm, cluster="sim", agent_port=None, time=ScaledClock(), metrics=Registry())  # type: ignore[arg-type]
     await watch.refresh()
-    clusters, known = Clusters([watch]), FleetInventory()
+    clusters, known = Clusters([watch]), ScrapedInventory()
     known.set_expected_nodes((await clusters.discover(discovery.DiscoveredTargets())).nodes, 0)
     gpus = {f"GPU-{index}": Gpu(f"GPU-{index}", index) for index in (0, 1)}
     known.record_page(Node("sim", "n1"), gpus, at_ms=1, source="exporter")
@@ -153,7 +153,7 @@ def test_an_agent_is_read_where_it_says_and_expects_what_slurm_says() -> None:
 
 
 def test_the_map_knows_holders_that_only_an_agents_own_series_names() -> None:
-    known = FleetInventory()
+    known = ScrapedInventory()
     known.record_page(Node("sim", "n1"), {"GPU-0": Gpu("GPU-0", 0)}, at_ms=1, source="agent")
     told = Labels({**GPU, "workload_kind": "pod", "workload": "llm-0", "namespace": "research"})
     assert frames.holders_by_slot(fleet_layout.current_layout(known), [told]) == {0: "research/llm-0"}
@@ -169,7 +169,7 @@ def test_slices_whose_pods_only_an_exporter_names_are_held_by_them() -> None:
     assert (made["workload"], made["GPU_I_ID"], made["GPU_I_PROFILE"]) == ("ada", "1", "3g.40gb")
     found = [holders.holder_from_labels(labels) for labels in engine.instant(holders.HOLDER_EXPR, 1_000).frame.labels]
     assert [(one.called, one.slice) for one in found if one is not None] == [("lab/ada", "1")]
-    known = FleetInventory()
+    known = ScrapedInventory()
     known.record_page(Node("sim", "n1"), {"GPU-0": Gpu("GPU-0", 0)}, at_ms=1, source="page")
     util, used = (engine.instant(expr, 1_000) for expr in ("DCGM_FI_DEV_GPU_UTIL", status_series.MIG_MEMORY))
     picture = frames.draw_picture(

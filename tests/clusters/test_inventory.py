@@ -15,7 +15,7 @@ from watchkeeper.model.fleet import Gpu, Node
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.workloads import ScheduledWorkload, Workload, WorkloadKind, WorkloadState
 from watchkeeper.scrape import discovery, status_series
-from watchkeeper.scrape.fleet import FleetInventory, inventory_samples
+from watchkeeper.scrape.fleet import ScrapedInventory, inventory_samples
 
 FILE = """
 [[nodes]]
@@ -212,7 +212,7 @@ def test_a_job_is_its_pods_teams_unless_two_teams_have_a_job_of_that_name(tmp_pa
 
 
 def test_a_gpu_that_turns_up_on_another_node_is_said_once_and_counted(caplog: pytest.LogCaptureFixture) -> None:
-    known, gpu = FleetInventory(), Gpu("GPU-1", 0)
+    known, gpu = ScrapedInventory(), Gpu("GPU-1", 0)
     for at, name in enumerate(["n1", "n2", "n1", "n2"]):
         known.record_page(node(name), {"GPU-1": gpu}, at_ms=at, source=name)
     assert [record.message for record in caplog.records] == ["GPU on another node"]

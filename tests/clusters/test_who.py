@@ -20,7 +20,7 @@ from watchkeeper.kit.own_metrics import Registry
 from watchkeeper.model.cluster import ClusterView, ScheduledNode
 from watchkeeper.model.fleet import Gpu, Node
 from watchkeeper.model.workloads import ScheduledWorkload, Workload, WorkloadKind, WorkloadState
-from watchkeeper.scrape.fleet import FleetInventory
+from watchkeeper.scrape.fleet import ScrapedInventory
 from watchkeeper.scrape.jobs import ScrapeJob, build_target
 from watchkeeper.scrape.target_loop import TargetHealth, TargetState
 from watchkeeper.web.fleet import holders, node_list
@@ -200,13 +200,13 @@ def target(node: Node, health: TargetHealth, error: str | None = None) -> Target
     return TargetState(made, health, error=error)  # type: ignore[arg-type]
 
 
-def states(known: FleetInventory, *targets: TargetState) -> dict[str, tuple[str, str]]:
+def states(known: ScrapedInventory, *targets: TargetState) -> dict[str, tuple[str, str]]:
     facts = node_list.NodeListSources(known, targets, [], holders.GpuHolders(), [])
     return {line.name: (line.state.value, line.why) for line in node_list.build_node_list(facts)}
 
 
 def test_silent_never_seen_not_read_and_gone_are_four_different_words() -> None:
-    known = FleetInventory()
+    known = ScrapedInventory()
     nodes = {
         name: Node("main", name, expected_gpus=1) for name in ("silent", "never", "unread", "gone", "well", "short")
     }

@@ -16,7 +16,7 @@ from tests.support.scraped import Kept
 from watchkeeper.errors import CollectError
 from watchkeeper.net.oauth2 import ClientCredentials
 from watchkeeper.scrape import prometheus_config
-from watchkeeper.scrape.fleet import FleetInventory
+from watchkeeper.scrape.fleet import ScrapedInventory
 from watchkeeper.scrape.jobs import Target, build_target
 from watchkeeper.scrape.scrape import ScrapeSettings, TargetHealth, TargetLoop
 
@@ -112,7 +112,7 @@ def test_a_job_with_oauth2_is_let_in_and_one_without_a_token_is_down(tmp_path: P
         for job, health in zip(found.jobs, (TargetHealth.UP, TargetHealth.DOWN), strict=True):
             target = build_target(server.address, {}, job, node=None, cluster="c")
             assert isinstance(target, Target)
-            loop = TargetLoop(target, ScrapeSettings(), sink=Kept(), inventory=FleetInventory())
+            loop = TargetLoop(target, ScrapeSettings(), sink=Kept(), inventory=ScrapedInventory())
             assert (await loop.scrape(1000)).health is health
             await loop.close(2000)
 

@@ -8,15 +8,15 @@ import pytest
 
 from watchkeeper.model.fleet import Gpu, Node, Place
 from watchkeeper.scrape import fleet as inventory
-from watchkeeper.scrape.fleet import FleetInventory, gpu_of, inventory_samples
+from watchkeeper.scrape.fleet import ScrapedInventory, gpu_of, inventory_samples
 
 NODE = Node("sim", "gpu-r07-12", pool="h200", aliases=frozenset({"10.0.0.7"}), expected_gpus=8, domains={"rack": "r07"})
 FIRST, SECOND = Gpu("GPU-1", index=0, pci="0000:0a:00"), Gpu("GPU-2", index=3, pci="0000:5d:00", model="NVIDIA H200")
 BOTH = {gpu.uuid: gpu for gpu in (FIRST, SECOND)}
 
 
-def fleet() -> FleetInventory:
-    known = FleetInventory()
+def fleet() -> ScrapedInventory:
+    known = ScrapedInventory()
     known.set_expected_nodes([NODE], 0)
     known.record_page(NODE, BOTH, at_ms=1000, source="page")
     return known
@@ -98,7 +98,7 @@ def test_a_node_that_discovery_forgets_is_gone_and_comes_back() -> None:
 
 
 def test_a_node_nobody_expects_is_learned_from_its_gpus() -> None:
-    known, stranger = FleetInventory(), Node("main", "box", source="http://box:9400/metrics")
+    known, stranger = ScrapedInventory(), Node("main", "box", source="http://box:9400/metrics")
     known.record_page(stranger, {"GPU-1": FIRST}, at_ms=1, source="page")
     known.set_expected_nodes([], 2)
     assert (known.nodes(), known.node("box"), known.gone_nodes()) == ([stranger], stranger, [])
@@ -132,7 +132,7 @@ def test_dcgm_labels_describe_a_gpu_and_other_labels_none() -> None:
 
 
 def test_join_series_tell_each_node_and_claim_no_expectation_that_is_unknown() -> None:
-    known = FleetInventory()
+    known = ScrapedInventory()
     known.set_expected_nodes([NODE, Node("sim", "n2")], 0)
     told = {str(sample.labels): sample.value for sample in inventory_samples(known, 7)}
     assert told == {
@@ -143,7 +143,7 @@ def test_join_series_tell_each_node_and_claim_no_expectation_that_is_unknown() -
 
 
 def test_a_gpu_that_breaks_before_its_first_page_is_called_as_the_event_calls_it() -> None:
-    place, known = Place("sim", node="n1", gpu="GPU-a"), FleetInventory()
+    place, known = Place("sim", node="n1", gpu="GPU-a"), ScrapedInventory()
     assert known.place_name(place) == "GPU-a on n1"
     known.record_gpu_index("GPU-a", "three")
     assert known.place_name(place) == "GPU-a on n1"
@@ -159,7 +159,7 @@ def test_a_number_that_no_gpu_has_is_none() -> None:
 
 def test_of_too_many_names_before_a_page_the_last_told_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inventory, "MAX_ANNOUNCED_GPUS", 2)
-    known = FleetInventory()
+    known = ScrapedInventory()
     for index in range(3):
         known.record_gpu_index(f"GPU-{index}", str(index))
     names = [known.place_name(Place("sim", node="n1", gpu=f"GPU-{index}")) for index in range(3)]

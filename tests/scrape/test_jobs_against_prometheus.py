@@ -21,7 +21,7 @@ from tests import servers
 from tests.support.scraped import Kept
 from tests.support.waiting import PROGRAM_SECONDS, until
 from watchkeeper.scrape.discovery import DiscoveredTargets, Discovery
-from watchkeeper.scrape.fleet import FleetInventory
+from watchkeeper.scrape.fleet import ScrapedInventory
 from watchkeeper.scrape.scrape import SYNTHESISED, ScrapeSettings, TargetLoop
 
 pytestmark = pytest.mark.servers
@@ -156,7 +156,7 @@ def test_the_same_page_gives_the_same_series(theirs: str, found: DiscoveredTarge
 
         async def read(target: Any = target, sink: Kept = sink) -> None:
             plain = replace(target, labels=target.labels.without("cluster"))
-            loop = TargetLoop(plain, ScrapeSettings(), sink=sink, inventory=FleetInventory())
+            loop = TargetLoop(plain, ScrapeSettings(), sink=sink, inventory=ScrapedInventory())
             state = await loop.scrape(1000)
             assert state.error is None
             await loop.close(2000)

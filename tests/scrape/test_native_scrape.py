@@ -17,7 +17,7 @@ from watchkeeper.model.labels import Labels
 from watchkeeper.query.embedded import EmbeddedEngine
 from watchkeeper.readers import exposition, exposition_protobuf
 from watchkeeper.scrape import prometheus_config
-from watchkeeper.scrape.fleet import FleetInventory
+from watchkeeper.scrape.fleet import ScrapedInventory
 from watchkeeper.scrape.jobs import ScrapeJob, Target
 from watchkeeper.scrape.scrape import ScrapeSettings, TargetHealth, TargetLoop
 from watchkeeper.store.head.head import Head
@@ -50,7 +50,7 @@ def told(*answers: bytes, job: ScrapeJob = NATIVE) -> Callable[[Story], None]:
             async with serve(lambda _: remaining.pop(0)) as server:
                 target = Target("a:1", f"{server.origin}/metrics", Labels({"job": "j"}), "main", job=job)
                 engine = EmbeddedEngine(Head(retention_ms=10**12))
-                loop = TargetLoop(target, ScrapeSettings(), sink=engine.appender, inventory=FleetInventory())
+                loop = TargetLoop(target, ScrapeSettings(), sink=engine.appender, inventory=ScrapedInventory())
                 await story(loop, engine, server)
                 await loop.close(AT_MS + 100 * STEP_MS)
 
@@ -131,7 +131,7 @@ def test_histograms_that_the_sink_cannot_take_are_counted() -> None:
 
         async with serve(answer) as server:
             target = Target("a:1", f"{server.origin}/metrics", Labels({"job": "j"}), "main", job=NATIVE)
-            loop = TargetLoop(target, ScrapeSettings(), sink=Kept(), inventory=FleetInventory())
+            loop = TargetLoop(target, ScrapeSettings(), sink=Kept(), inventory=ScrapedInventory())
             await loop.scrape(AT_MS)
             assert loop.dropped_samples == {"histogram": 1}
             await loop.close(AT_MS)

@@ -18,7 +18,7 @@ from watchkeeper.errors import CollectError
 from watchkeeper.net import access, http
 from watchkeeper.scrape import jobs, prometheus_config
 from watchkeeper.scrape.discovery import Discovery, DiscoveryDefaults
-from watchkeeper.scrape.fleet import FleetInventory
+from watchkeeper.scrape.fleet import ScrapedInventory
 from watchkeeper.scrape.jobs import LabelLimits
 from watchkeeper.scrape.scrape import ScrapeSettings, TargetHealth, TargetLoop
 
@@ -192,7 +192,7 @@ def test_headers_of_a_job_are_sent_and_stay_with_its_target(tmp_path: Path) -> N
                 static = f"static_configs: [{{targets: ['{first.address}']}}]"
                 path.write_text(f"scrape_configs:\n- job_name: a\n  http_headers: {headers}\n  {static}\n")
                 [target] = (await Discovery([], config=path).refresh(NOW)).targets
-                loop = TargetLoop(target, ScrapeSettings(), sink=Kept(), inventory=FleetInventory())
+                loop = TargetLoop(target, ScrapeSettings(), sink=Kept(), inventory=ScrapedInventory())
                 assert (await loop.scrape(1000)).health is TargetHealth.UP
                 await loop.close(2000)
             told, heard = first.heard[0].headers, other.heard[0].headers
@@ -249,7 +249,7 @@ def test_tls_is_spoken_as_the_job_says(
             job = f"{{job_name: j, scheme: https, tls_config: {{{chosen}}}, static_configs: [{{targets: [A]}}]}}"
             path.write_text(f"scrape_configs: [{job}]".replace("[A]", f"['{server.address}']"))
             (target,) = (await Discovery([], config=path).refresh(NOW)).targets
-            loop = TargetLoop(target, ScrapeSettings(), sink=Kept(), inventory=FleetInventory())
+            loop = TargetLoop(target, ScrapeSettings(), sink=Kept(), inventory=ScrapedInventory())
             state = await loop.scrape(1000)
             assert (state.health is TargetHealth.UP) is is_let_in, state.error
             await loop.close(2000)

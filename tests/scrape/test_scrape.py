@@ -23,7 +23,7 @@ from watchkeeper.query.embedded import EmbeddedEngine
 from watchkeeper.readers.exposition import FamilyMetadata
 from watchkeeper.scrape import schedule, target_loop
 from watchkeeper.scrape.discovery import Target
-from watchkeeper.scrape.fleet import FleetInventory
+from watchkeeper.scrape.fleet import ScrapedInventory
 from watchkeeper.scrape.scrape import SYNTHESISED, Scraper, ScrapeSettings, TargetHealth, TargetLoop
 from watchkeeper.store.head.head import Head
 
@@ -32,7 +32,7 @@ START = datetime(2026, 3, 1, tzinfo=UTC)
 
 def test_a_page_is_appended_with_what_prometheus_says_about_a_scrape() -> None:
     @with_pages(reply('a{gpu="0"} 1\nb 2\n'))
-    async def story(loop: TargetLoop, sink: Kept, _: FleetInventory) -> None:
+    async def story(loop: TargetLoop, sink: Kept, _: ScrapedInventory) -> None:
         state = await loop.scrape(1000)
         assert (state.health, state.last_scrape_ms, state.samples, state.error) == (TargetHealth.UP, 1000, 2, None)
         assert sink.told() == {
@@ -65,7 +65,7 @@ def test_whoever_asks_the_hub_waits_for_one_page_and_not_for_all_that_came_toget
         sink, turn, before, most = Kept(), asyncio.Lock(), 0, 0
         one = Target("n1", "http://n1/metrics", Labels(OWN), "sim", node="n1")
         loops = [
-            TargetLoop(one, ScrapeSettings(), sink=sink, inventory=FleetInventory(), connection=Rushed(), turn=turn)
+            TargetLoop(one, ScrapeSettings(), sink=sink, inventory=ScrapedInventory(), connection=Rushed(), turn=turn)
             for _ in range(40)
         ]
         read = asyncio.gather(*(loop.scrape(1000) for loop in loops))
@@ -84,7 +84,7 @@ def test_a_page_about_a_whole_cluster_is_met_in_slices() -> None:
         page = b"".join(b'kube_pod_info{pod="%d",uid="%040d"} 1\n' % (pod, pod) for pod in range(10_000))
         assert len(page) > target_loop.LARGE_PAGE_BYTES
         read = asyncio.ensure_future(
-            TargetLoop(one, ScrapeSettings(), sink=sink, inventory=FleetInventory(), connection=Rushed(page)).scrape(
+            TargetLoop(one, ScrapeSettings(), sink=sink, inventory=ScrapedInventory(), connection=Rushed(page)).scrape(
                 1000
             )
         )
@@ -99,7 +99,7 @@ def test_a_page_about_a_whole_cluster_is_met_in_slices() -> None:
 
 def test_an_unchanged_page_hands_over_the_same_list_of_series() -> None:
     @with_pages(reply("a 1\n"), reply("a 2\n"), reply("a 3\n"))
-    async def story(loop: TargetLoop, sink: Kept, _: FleetInventory) -> None:
+    async def story(loop: TargetLoop, sink: Kept, _: ScrapedInventory) -> None:
         for at_ms in (1000, 2000, 3000):
             await loop.scrape(at_ms)
         assert sink.appends[0][1] is sink.appends[1][1] is sink.appends[2][1]
@@ -109,7 +109,7 @@ def test_an_unchanged_page_hands_over_the_same_list_of_series() -> None:
 
 def test_a_series_that_vanished_is_marked_stale_once() -> None:
     @with_pages(reply("a 1\nb 2\n"), reply("a 1\n"), reply("a 1\n"))
-    async def story(loop: TargetLoop, sink: Kept, _: FleetInventory) -> None:
+    async def story(loop: TargetLoop, sink: Kept, _: ScrapedInventory) -> None:
         for at_ms in (1000, 2000, 3000):
             await loop.scrape(at_ms)
         assert sink.told(1)["b"] == "stale"
@@ -118,7 +118,7 @@ def test_a_series_that_vanished_is_marked_stale_once() -> None:
 
 def test_a_series_that_was_away_for_long_is_asked_for_anew() -> None:
     @with_pages(reply("a 1\nb 2\n"), reply("a 1\n"), reply("a 1\nb 3\n"))
-    async def story(loop: TargetLoop, sink: Kept, _: FleetInventory) -> None:
+    async def story(loop: TargetLoop, sink: Kept, _: ScrapedInventory) -> None:
         await loop.scrape(1000)
         await loop.scrape(2000)
         sink.forget("b")
@@ -128,7 +128,7 @@ def test_a_series_that_was_away_for_long_is_asked_for_anew() -> None:
 
 def test_ids_that_the_store_has_forgotten_are_replaced_by_the_next_scrape() -> None:
     @with_pages(reply("a 1\n"), reply("a 2\n"), reply("a 3\n"))
-    async def story(loop: TargetLoop, sink: Kept, _: FleetInventory) -> None:
+    async def story(loop: TargetLoop, sink: Kept, _: ScrapedInventory) -> None:
         await loop.scrape(1000)
         sink.forget("a")
         sink.forget("up")
@@ -140,7 +140,7 @@ def test_ids_that_the_store_has_forgotten_are_replaced_by_the_next_scrape() -> N
 
 def test_a_target_that_fails_ends_its_series_and_says_down() -> None:
     @with_pages(reply("a 1\n"), reply("no", status=500), reply("no", status=500), reply("a 2\n"))
-    async def story(loop: TargetLoop, sink: Kept, _: FleetInventory) -> None:
+    async def story(loop: TargetLoop, sink: Kept, _: ScrapedInventory) -> None:
         await loop.scrape(1000)
         state = await loop.scrape(2000)
         assert state.health is TargetHealth.DOWN
@@ -157,7 +157,7 @@ def test_ids_outlast_one_failure_and_not_two() -> None:
     page, failure = reply("a 1\nb 2\n"), reply("no", status=500)
 
     @with_pages(page, failure, page, failure, failure, page)
-    async def story(loop: TargetLoop, sink: Kept, _: FleetInventory) -> None:
+    async def story(loop: TargetLoop, sink: Kept, _: ScrapedInventory) -> None:
         await loop.scrape(1000)
         before, asked, healths = sink.asked, [], []
         for at_ms in (2000, 3000, 4000, 5000, 6000):
@@ -171,7 +171,7 @@ def test_ids_outlast_one_failure_and_not_two() -> None:
 
 def test_a_page_with_bad_lines_is_up_and_names_them() -> None:
     @with_pages(reply("a 1\nb\n"))
-    async def story(loop: TargetLoop, sink: Kept, _: FleetInventory) -> None:
+    async def story(loop: TargetLoop, sink: Kept, _: ScrapedInventory) -> None:
         state = await loop.scrape(1000)
         assert (state.health, state.samples, state.bad_lines) == (TargetHealth.UP, 1, 1)
         assert state.error is not None
@@ -183,11 +183,11 @@ def test_a_series_that_ended_while_the_hub_was_away_ends_with_the_first_scrape(a
     async def story() -> None:
         one, engine = Target("n1", "http://n1/metrics", Labels(OWN), "sim", node="n1"), EmbeddedEngine(Head())
         before = TargetLoop(
-            one, ScrapeSettings(), sink=engine.appender, inventory=FleetInventory(), connection=Rushed(b"a 1\nb 1\n")
+            one, ScrapeSettings(), sink=engine.appender, inventory=ScrapedInventory(), connection=Rushed(b"a 1\nb 1\n")
         )
         for second in (1000, 1015):
             await before.scrape(second * 1000)
-        after = TargetLoop(one, ScrapeSettings(), sink=engine.appender, inventory=FleetInventory(), connection=answer)
+        after = TargetLoop(one, ScrapeSettings(), sink=engine.appender, inventory=ScrapedInventory(), connection=answer)
         assert len(engine.instant("b", 1_060_000).latest()) == 1
         for second in (1060, 1075):
             await after.scrape(second * 1000)
@@ -199,7 +199,7 @@ def test_a_series_that_ended_while_the_hub_was_away_ends_with_the_first_scrape(a
 
 def test_samples_with_their_own_time_keep_it_and_never_turn_stale() -> None:
     @with_pages(reply("a 1\nb 2 500\n"), reply("a 1\nb 2\n"), reply("a 1\nb 3 700\n"), reply("c 1\n"))
-    async def story(loop: TargetLoop, sink: Kept, _: FleetInventory) -> None:
+    async def story(loop: TargetLoop, sink: Kept, _: ScrapedInventory) -> None:
         for at_ms in (1000, 2000, 3000, 4000):
             await loop.scrape(at_ms)
         times = [(at_ms, sink.told(n).get("b")) for n, (_, _, at_ms, _) in enumerate(sink.appends)]
@@ -209,12 +209,12 @@ def test_samples_with_their_own_time_keep_it_and_never_turn_stale() -> None:
 
 def test_a_clash_of_labels_is_settled_as_prometheus_does() -> None:
     @with_pages(reply('a{job="x",exported_job="y"} 1\n'))
-    async def ours(loop: TargetLoop, sink: Kept, _: FleetInventory) -> None:
+    async def ours(loop: TargetLoop, sink: Kept, _: ScrapedInventory) -> None:
         await loop.scrape(1000)
         assert Labels({**OWN, "__name__": "a", "exported_job": "y", "exported_exported_job": "x"}) in sink.known
 
     @with_pages(reply('a{job="x"} 1\n'), settings=ScrapeSettings(honor_labels=True))
-    async def theirs(loop: TargetLoop, sink: Kept, _: FleetInventory) -> None:
+    async def theirs(loop: TargetLoop, sink: Kept, _: ScrapedInventory) -> None:
         await loop.scrape(1000)
         assert Labels({**OWN, "__name__": "a", "job": "x"}) in sink.known
 
@@ -223,7 +223,7 @@ def test_the_fleet_learns_gpus_and_notices_when_one_vanishes() -> None:
     line = 'T{{gpu="{0}",UUID="GPU-{0}",pci_bus_id="00000000:0{0}:00.0",Hostname="n1"}} 1\n'
 
     @with_pages(reply(line.format(1) + line.format(2)), reply(line.format(1)), reply("other 1\n"))
-    async def story(loop: TargetLoop, _: Kept, known: FleetInventory) -> None:
+    async def story(loop: TargetLoop, _: Kept, known: ScrapedInventory) -> None:
         known.set_expected_nodes([Node("sim", "n1")], 0)
         gone = []
         for at_ms in (1000, 2000, 3000):
@@ -237,7 +237,7 @@ def test_a_rank_that_names_its_gpu_is_no_sign_of_it() -> None:
     told = 'training_rank_info{rank="0",UUID="GPU-1",Hostname="n1"} 1\n'
 
     @with_pages(reply(readings + told), reply(told))
-    async def story(loop: TargetLoop, _: Kept, known: FleetInventory) -> None:
+    async def story(loop: TargetLoop, _: Kept, known: ScrapedInventory) -> None:
         known.set_expected_nodes([Node("sim", "n1")], 0)
         for at_ms in (1000, 2000):
             await loop.scrape(at_ms)
@@ -246,7 +246,7 @@ def test_a_rank_that_names_its_gpu_is_no_sign_of_it() -> None:
 
 def test_a_page_that_never_fitted_into_the_store_is_neither_up_nor_down() -> None:
     @with_pages(reply("a 1\nb 1\n"))
-    async def story(loop: TargetLoop, sink: Kept, _: FleetInventory) -> None:
+    async def story(loop: TargetLoop, sink: Kept, _: ScrapedInventory) -> None:
         sink.max_series = len(sink.known) + 1
         state = await loop.scrape(1000)
         assert state.health is TargetHealth.UNKNOWN
@@ -257,7 +257,7 @@ def test_a_page_that_never_fitted_into_the_store_is_neither_up_nor_down() -> Non
 
 def test_a_store_that_became_full_leaves_out_what_is_new_and_goes_on_with_the_rest() -> None:
     @with_pages(reply("a 1\n"), reply("a 2\nb 2\n"), reply("a 3\nb 3\n"), reply("a 4\nb 4\n"))
-    async def story(loop: TargetLoop, sink: Kept, _: FleetInventory) -> None:
+    async def story(loop: TargetLoop, sink: Kept, _: ScrapedInventory) -> None:
         await loop.scrape(1000)
         sink.max_series = len(sink.known)
         for at_ms in (2000, 3000):
@@ -275,7 +275,7 @@ def page_of(*gpus: int) -> str:
 
 def test_a_page_whose_gpus_found_no_room_is_neither_up_nor_down_until_they_do() -> None:
     @with_pages(reply(page_of(0)), reply(page_of(0, 1)), reply(page_of(0, 1)))
-    async def story(loop: TargetLoop, sink: Kept, _: FleetInventory) -> None:
+    async def story(loop: TargetLoop, sink: Kept, _: ScrapedInventory) -> None:
         assert (await loop.scrape(1000)).health is TargetHealth.UP
         sink.max_series = len(sink.known)
         assert (await loop.scrape(2000)).health is TargetHealth.UNKNOWN
@@ -287,7 +287,7 @@ def test_a_page_whose_gpus_found_no_room_is_neither_up_nor_down_until_they_do() 
 
 def test_a_page_is_up_again_when_the_gpu_without_room_has_left_it() -> None:
     @with_pages(reply(page_of(0)), reply(page_of(0, 1) + "a 1\n"), reply(page_of(0) + "a 1\n"))
-    async def story(loop: TargetLoop, sink: Kept, _: FleetInventory) -> None:
+    async def story(loop: TargetLoop, sink: Kept, _: ScrapedInventory) -> None:
         await loop.scrape(1000)
         sink.max_series = len(sink.known)
         healths = [(await loop.scrape(at_ms)).health for at_ms in (2000, 3000)]
@@ -298,14 +298,14 @@ def test_openmetrics_is_read_as_such_when_the_exporter_says_so() -> None:
     kind = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
     @with_pages(reply('a_total 3 # {x="y"} 1\n# EOF\n', Content_Type=kind))
-    async def story(loop: TargetLoop, sink: Kept, _: FleetInventory) -> None:
+    async def story(loop: TargetLoop, sink: Kept, _: ScrapedInventory) -> None:
         await loop.scrape(1000)
         assert sink.told()["a_total"] == 3.0
 
 
 def scraper(sink: Kept, clock: ManualClock, **options: float) -> Scraper:
     settings = ScrapeSettings(interval_seconds=10.0, concurrency=int(options.get("concurrency", 64)))
-    return Scraper(settings, time=clock, sink=lambda: sink, inventory=FleetInventory())
+    return Scraper(settings, time=clock, sink=lambda: sink, inventory=ScrapedInventory())
 
 
 async def pass_time(clock: ManualClock, seconds: float, done: Callable[[], bool]) -> None:

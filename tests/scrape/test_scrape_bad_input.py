@@ -12,7 +12,7 @@ from tests.support.scraped import OWN, Kept, target, with_pages
 from watchkeeper.model.exemplars import Exemplar
 from watchkeeper.model.labels import Labels
 from watchkeeper.scrape.dcgm_names import canonical_labels, names_before_4_6
-from watchkeeper.scrape.fleet import FleetInventory
+from watchkeeper.scrape.fleet import ScrapedInventory
 from watchkeeper.scrape.jobs import LabelLimits, ScrapeJob
 from watchkeeper.scrape.relabel import RelabelAction, RelabelRule
 from watchkeeper.scrape.scrape import ScrapeSettings, TargetHealth, TargetLoop
@@ -28,7 +28,9 @@ def with_job(job: ScrapeJob, *pages: bytes, sink: Kept | None = None) -> Kept:
 
     async def told() -> None:
         async with serve(lambda _: remaining.pop(0)) as server:
-            loop = TargetLoop(replace(target(server), job=job), ScrapeSettings(), sink=kept, inventory=FleetInventory())
+            loop = TargetLoop(
+                replace(target(server), job=job), ScrapeSettings(), sink=kept, inventory=ScrapedInventory()
+            )
             for at_ms in range(1000, 1000 * len(pages) + 1, 1000):
                 await loop.scrape(at_ms)
             await loop._connection.aclose()
@@ -57,7 +59,7 @@ def test_times_far_ahead_are_dropped_and_counted() -> None:
     far = 1000 + 11 * MINUTE_MS
 
     @with_pages(reply(f"a 1 {far}\nb 2\nc 3 900\n"), reply("a 1\nb 2\n"))
-    async def story(loop: TargetLoop, sink: Kept, _: FleetInventory) -> None:
+    async def story(loop: TargetLoop, sink: Kept, _: ScrapedInventory) -> None:
         state = await loop.scrape(1000)
         assert state.error == "1 samples carry a time more than 10 minutes ahead and were dropped"
         assert loop.dropped_samples["future"] == 1
@@ -84,7 +86,7 @@ def test_a_target_that_never_finishes_is_given_up_in_time() -> None:
     async def story() -> None:
         async with serve(drip) as server:
             settings = ScrapeSettings(timeout_seconds=0.1)
-            loop = TargetLoop(target(server), settings, sink=Kept(), inventory=FleetInventory())
+            loop = TargetLoop(target(server), settings, sink=Kept(), inventory=ScrapedInventory())
             state = await loop.scrape(1000)
             assert state.health is TargetHealth.DOWN
             assert "no answer within 0.1 s" in (state.error or "")
@@ -95,7 +97,7 @@ def test_a_target_that_never_finishes_is_given_up_in_time() -> None:
 @pytest.mark.slow
 def test_a_page_of_a_million_series_is_refused_with_both_numbers() -> None:
     @with_pages(reply("".join(f"a{number} 1\n" for number in range(1_000_000))), reply("a 1\n"))
-    async def story(loop: TargetLoop, sink: Kept, _: FleetInventory) -> None:
+    async def story(loop: TargetLoop, sink: Kept, _: ScrapedInventory) -> None:
         state = await loop.scrape(1000)
         assert "1000000 samples, the limit is 250000" in (state.error or "")
         assert (await loop.scrape(2000)).health is TargetHealth.UP
@@ -104,7 +106,7 @@ def test_a_page_of_a_million_series_is_refused_with_both_numbers() -> None:
 @pytest.mark.parametrize("kind", ["text/html; charset=utf-8", "application/json", "application/vnd.google.protobuf"])
 def test_a_page_that_is_no_page_of_metrics_is_a_failed_scrape(kind: str) -> None:
     @with_pages(reply("<html>", Content_Type=kind))
-    async def story(loop: TargetLoop, _: Kept, __: FleetInventory) -> None:
+    async def story(loop: TargetLoop, _: Kept, __: ScrapedInventory) -> None:
         state = await loop.scrape(1000)
         assert "not with a page of metrics" in (state.error or "")
 
@@ -114,7 +116,7 @@ def test_a_target_may_change_its_format_between_two_scrapes() -> None:
     first = reply("a 1 2\nb 7\n# EOF\n", Content_Type=openmetrics)
 
     @with_pages(first, reply("a 1 2000\nb 8\n", Content_Type="text/plain"), reply('a 5 # {x="y"} 9\n# EOF\n'))
-    async def story(loop: TargetLoop, sink: Kept, _: FleetInventory) -> None:
+    async def story(loop: TargetLoop, sink: Kept, _: ScrapedInventory) -> None:
         for at_ms in (2500, 3000):
             await loop.scrape(at_ms)
         assert [(at_ms, sink.told(n).get("a")) for n, (_, _, at_ms, _) in enumerate(sink.appends)] == [
@@ -135,7 +137,7 @@ def test_exemplars_reach_the_store_under_the_labels_of_the_stored_series() -> No
             return super().note(series, exemplar)
 
     @with_pages(page, page)
-    async def story(loop: TargetLoop, sink: Kept, _: FleetInventory) -> None:
+    async def story(loop: TargetLoop, sink: Kept, _: ScrapedInventory) -> None:
         sink.exemplars = Noting()
         await loop.scrape(2000)
         await loop.scrape(3000)
@@ -151,7 +153,7 @@ def test_an_exemplar_or_a_time_is_never_taken_for_the_value() -> None:
     pages = [f'a_total 1 # {{t="x"}} {exemplar}\nb 2 {at}\n# EOF\n' for exemplar, at in ((1, 2), (77, 3))]
 
     @with_pages(*(reply(page, Content_Type=kind) for page in pages))
-    async def story(loop: TargetLoop, sink: Kept, _: FleetInventory) -> None:
+    async def story(loop: TargetLoop, sink: Kept, _: ScrapedInventory) -> None:
         for at_ms in (2000, 3000):
             await loop.scrape(at_ms)
             assert (sink.told()["a_total"], sink.told(-2)["b"]) == (1.0, 2.0)
@@ -159,7 +161,7 @@ def test_an_exemplar_or_a_time_is_never_taken_for_the_value() -> None:
 
 def test_a_label_of_a_megabyte_is_a_bad_line_and_the_others_are_kept() -> None:
     @with_pages(reply(f'a{{x="{"y" * 1_000_000}"}} 1\nb 2\n'))
-    async def story(loop: TargetLoop, sink: Kept, _: FleetInventory) -> None:
+    async def story(loop: TargetLoop, sink: Kept, _: ScrapedInventory) -> None:
         state = await loop.scrape(1000)
         assert (state.health, state.bad_lines, sink.told()["b"]) == (TargetHealth.UP, 1, 2.0)
         assert "1,000,000 characters" in (state.error or "")
@@ -202,7 +204,7 @@ def test_labels_beyond_the_limits_of_a_job_fail_the_scrape(limits: LabelLimits, 
         async with serve(lambda _: reply('a{b="123456789",c="1"} 1\nd 2\n')) as server:
             kept = Kept()
             job = replace(target(server), job=ScrapeJob(label_limits=limits))
-            loop = TargetLoop(job, ScrapeSettings(), sink=kept, inventory=FleetInventory())
+            loop = TargetLoop(job, ScrapeSettings(), sink=kept, inventory=ScrapedInventory())
             for at_ms in (1000, 2000):
                 state = await loop.scrape(at_ms)
                 assert (state.health is TargetHealth.DOWN, said in (state.error or "")) == (bool(said), True)

@@ -51,7 +51,7 @@ class Line:
 
     def start(self, at: float, rules: str = HOT, *, kept: embedded.EmbeddedEngine | None = None) -> None:
         self.journal = journal.Journal(self.folder / "journal.db")
-        self.engine, self.fleet = kept or embedded.EmbeddedEngine(head.Head()), fleet.FleetInventory()
+        self.engine, self.fleet = kept or embedded.EmbeddedEngine(head.Head()), fleet.ScrapedInventory()
         self.rules = rulefile.read_rules({"r.yaml": rules})
         parts = pipeline.dry_run_dependencies(self.engine, self.fleet, journal=self.journal, rules=self.rules)
         self.pipeline = pipeline.Pipeline(parts, now=later(at))

@@ -11,7 +11,7 @@ from watchkeeper.errors import StoreFull
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import is_stale
 from watchkeeper.scrape.discovery import Target
-from watchkeeper.scrape.fleet import FleetInventory
+from watchkeeper.scrape.fleet import ScrapedInventory
 from watchkeeper.scrape.scrape import ScrapeSettings, TargetLoop
 from watchkeeper.store.exemplars import Exemplars
 from watchkeeper.store.interfaces import AnySample, Appended
@@ -66,7 +66,7 @@ class Kept:
         return {name: value for name, value in pairs.items() if name != "scrape_duration_seconds"}
 
 
-Story = Callable[[TargetLoop, Kept, FleetInventory], Awaitable[None]]
+Story = Callable[[TargetLoop, Kept, ScrapedInventory], Awaitable[None]]
 
 
 def with_pages(*pages: bytes, settings: ScrapeSettings | None = None) -> Callable[[Story], None]:
@@ -76,7 +76,7 @@ def with_pages(*pages: bytes, settings: ScrapeSettings | None = None) -> Callabl
     def run(story: Story) -> None:
         async def told() -> None:
             async with serve(lambda _: remaining.pop(0)) as server:
-                sink, known = Kept(), FleetInventory()
+                sink, known = Kept(), ScrapedInventory()
                 loop = TargetLoop(target(server), settings or ScrapeSettings(), sink=sink, inventory=known)
                 await story(loop, sink, known)
                 await loop.close(99_000)

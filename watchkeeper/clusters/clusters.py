@@ -19,7 +19,7 @@ from watchkeeper.model import cluster as model
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import Sample
 from watchkeeper.scrape import discovery, status_series
-from watchkeeper.scrape.fleet import FleetInventory
+from watchkeeper.scrape.fleet import ScrapedInventory
 
 
 class ClusterScheduler(Protocol):
@@ -49,7 +49,7 @@ class ClusterScheduler(Protocol):
         """Series of its own, beside those that all schedulers have."""
         ...
 
-    def workload_series(self, fleet: FleetInventory, known: Iterable[Labels]) -> dict[Labels, float]:
+    def workload_series(self, fleet: ScrapedInventory, known: Iterable[Labels]) -> dict[Labels, float]:
         """Holders of GPUs that no exporter's labels name."""
         ...
 
@@ -113,7 +113,9 @@ class Clusters:
         """What `samples` wants answered first."""
         return [scheduler.required_query for scheduler in self.schedulers if scheduler.required_query is not None]
 
-    def workload_series(self, fleet: FleetInventory, known: dict[Labels, float], *, at_ms: int) -> dict[Labels, float]:
+    def workload_series(
+        self, fleet: ScrapedInventory, known: dict[Labels, float], *, at_ms: int
+    ) -> dict[Labels, float]:
         """Holders by agents' own word, by exporters' labels (`known`), and those that only a scheduler can name.
 
         A scheduler that has been silent for too long names nobody: the pod that it knew may be gone.

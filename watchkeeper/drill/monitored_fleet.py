@@ -81,7 +81,7 @@ class Watch:
         """Samples stay in memory, and pages come from the simulation, unless a store, a server or a line is given."""
         self.simulation = simulation
         self.pace = pace
-        self.fleet = fleet.FleetInventory()
+        self.fleet = fleet.ScrapedInventory()
         self.journal = journal.Journal(folder / "journal.sqlite")
         self.rules = rulefile.load_rules([SHIPPED_RULES])
         # Not `or`: a store without series counts as false.

@@ -31,7 +31,7 @@ class FleetState:
     def __init__(self, runtime: Runtime, samples: Samples) -> None:
         settings = runtime.settings
         self._settings, self._clock, self._samples = settings.fleet, runtime.clock, samples
-        self.fleet = fleet.FleetInventory()
+        self.fleet = fleet.ScrapedInventory()
         self._registered = registrations.NodeRegistrations()
         self.clusters = clusters.of_settings(settings.fleet, time=runtime.clock, metrics=runtime.metrics)
         kept = Path(settings.hub.data) / "fabric.json"

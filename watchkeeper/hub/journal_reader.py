@@ -23,7 +23,7 @@ MOST_INCIDENTS = 10_000
 
 
 class JournalReader:
-    def __init__(self, current: CurrentStages, inventory: fleet.FleetInventory, *, cluster: str) -> None:
+    def __init__(self, current: CurrentStages, inventory: fleet.ScrapedInventory, *, cluster: str) -> None:
         self._current, self._fleet, self._cluster = current, inventory, cluster
         self._threads = journal_readers.JournalReaders()
 

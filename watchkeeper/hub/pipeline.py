@@ -48,7 +48,7 @@ class PipelineDependencies:
     """What the stages work with."""
 
     engine: engines.Engine
-    fleet: fleet.FleetInventory
+    fleet: fleet.ScrapedInventory
     journal: journals.Journal
     rules: rulefile.RuleSet
     policy: policy.RepairPolicy
@@ -61,7 +61,7 @@ class PipelineDependencies:
 
 
 def dry_run_dependencies(
-    engine: engines.Engine, known: fleet.FleetInventory, *, journal: journals.Journal, rules: rulefile.RuleSet
+    engine: engines.Engine, known: fleet.ScrapedInventory, *, journal: journals.Journal, rules: rulefile.RuleSet
 ) -> PipelineDependencies:
     """The shipped policy, plans that are only described, and nobody who acts: for drills and stories."""
     return PipelineDependencies(

@@ -76,7 +76,7 @@ class RepairLoopDependencies:
     engine: engines.Engine
     driver: driver.Driver
     policy: policy.RepairPolicy
-    fleet: fleet.FleetInventory
+    fleet: fleet.ScrapedInventory
     clusters: clusters.Clusters
     report: Callable[[events.Event], Coroutine[Any, Any, object]]
     changed: Callable[[], None]

@@ -67,7 +67,7 @@ class GpuMove:
     at_ms: int
 
 
-class FleetInventory:
+class ScrapedInventory:
     """Expected nodes and seen GPUs, by every name people and machines use for them."""
 
     def __init__(self) -> None:
@@ -291,7 +291,7 @@ def gpu_of(label_set: Mapping[str, str]) -> fleet.Gpu | None:
     return fleet.Gpu(uuid, index=number, pci=pci, model=label_set.get("modelName") or None)
 
 
-def inventory_samples(inventory: FleetInventory, now_ms: int) -> list[samples.Sample]:
+def inventory_samples(inventory: ScrapedInventory, now_ms: int) -> list[samples.Sample]:
     """The join series of every expected node; a node whose expectation is unknown has no expected count."""
     made = []
     for node in inventory.nodes():

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from watchkeeper.model import fleet, labels
-from watchkeeper.scrape.fleet import FleetInventory, gpu_of
+from watchkeeper.scrape.fleet import ScrapedInventory, gpu_of
 
 # Every GPU has a temperature; the labels are dcgm-exporter's.
 GPU_QUERY = "group by (cluster, Hostname, UUID, gpu, pci_bus_id, modelName) (DCGM_FI_DEV_GPU_TEMP)"
 SOURCE = "the samples of the server"
 
 
-def record_gpus(inventory: FleetInventory, label_sets: Iterable[labels.Labels], cluster: str, *, at_ms: int) -> None:
+def record_gpus(inventory: ScrapedInventory, label_sets: Iterable[labels.Labels], cluster: str, *, at_ms: int) -> None:
     """Take over which GPUs each node has by an answer to `EXPR`; `cluster` is meant where a series names none."""
     for (where, name), gpus in _by_node(label_sets, cluster).items():
         node = inventory.node(name, where) or fleet.Node(where, name, source=SOURCE)

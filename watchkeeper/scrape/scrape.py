@@ -14,7 +14,7 @@ from watchkeeper.errors import StoreFull
 from watchkeeper.kit import clock, logs, own_metrics
 from watchkeeper.readers import exposition
 from watchkeeper.scrape import schedule
-from watchkeeper.scrape.fleet import FleetInventory
+from watchkeeper.scrape.fleet import ScrapedInventory
 from watchkeeper.scrape.jobs import Target
 from watchkeeper.scrape.target_loop import (
     SYNTHESISED,
@@ -40,7 +40,7 @@ class Scraper:
         *,
         time: clock.Clock,
         sink: Callable[[], interfaces.Appender],
-        inventory: FleetInventory,
+        inventory: ScrapedInventory,
         metrics: own_metrics.Registry | None = None,
     ) -> None:
         """`sink` is asked for each new target: while a hub starts, the store on disk replaces the one in memory."""

@@ -23,7 +23,7 @@ from watchkeeper.model import exemplars, fleet, labels, samples
 from watchkeeper.net import http
 from watchkeeper.readers import exposition
 from watchkeeper.scrape import dcgm_names, relabel
-from watchkeeper.scrape.fleet import FleetInventory, gpu_of
+from watchkeeper.scrape.fleet import ScrapedInventory, gpu_of
 from watchkeeper.scrape.jobs import Target
 from watchkeeper.scrape.native_scrape import NativeHistogramSeries
 from watchkeeper.scrape.page_formats import PageParser, accept_header
@@ -118,7 +118,7 @@ class TargetLoop:
         settings: ScrapeSettings,
         *,
         sink: interfaces.Appender,
-        inventory: FleetInventory,
+        inventory: ScrapedInventory,
         connection: TargetConnection | None = None,
         turn: asyncio.Lock | None = None,
     ) -> None:

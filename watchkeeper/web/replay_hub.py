@@ -28,7 +28,7 @@ from watchkeeper.notify.silence_store import SilenceRequest
 from watchkeeper.query import embedded
 from watchkeeper.rules import evaluate, reload, rulefile, slo
 from watchkeeper.scrape import discovery, scrape
-from watchkeeper.scrape.fleet import FleetInventory
+from watchkeeper.scrape.fleet import ScrapedInventory
 from watchkeeper.store import recording
 from watchkeeper.store.head import head
 
@@ -85,9 +85,9 @@ def recorded_services(
     )
 
 
-def _fleet_of(tape: recording.Recording) -> FleetInventory:
+def _fleet_of(tape: recording.Recording) -> ScrapedInventory:
     """What the hub had seen at the end; a GPU that was gone is seen once and then no more."""
-    at_ms, made = tape.header.to_ms, FleetInventory()
+    at_ms, made = tape.header.to_ms, ScrapedInventory()
     made.set_expected_nodes(tape.nodes, at_ms)
     for node in tape.nodes:
         there = [seen for seen in tape.gpus if (seen.cluster, seen.node) == (node.cluster, node.name)]

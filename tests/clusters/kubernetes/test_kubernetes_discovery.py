@@ -143,7 +143,7 @@ def test_a_label_that_is_none_is_refused(text: str) -> None:
 
 def test_a_node_that_leaves_the_cluster_is_gone_and_not_forgotten() -> None:
     async def story() -> None:
-        known = fleet.FleetInventory()
+        known = fleet.ScrapedInventory()
         async with watching({NODES: [node("n1"), node("n2")]}) as (server, source):
             known.set_expected_nodes(source.discover(DiscoveredTargets()).nodes, 1_000)
             server.delete(NODES, "n2")

@@ -143,7 +143,7 @@ def test_who_decides_by_hand_is_obeyed(policy: KubernetesSeries, is_written: boo
 
 
 def holders(source: KubernetesSource, known: dict[Labels, float]) -> dict[str, str]:
-    seen = fleet.FleetInventory()
+    seen = fleet.ScrapedInventory()
     gpus = {uuid: fleet_model.Gpu(uuid, index=number) for number, uuid in enumerate(GPUS)}
     seen.record_page(fleet_model.Node("main", "n1"), gpus, at_ms=AT_MS, source="page")
     return {labels["UUID"]: labels["workload"] for labels in source.workload_series(seen, known)}

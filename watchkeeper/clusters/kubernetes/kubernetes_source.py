@@ -18,7 +18,7 @@ from watchkeeper.model import cluster as model
 from watchkeeper.model.labels import Labels
 from watchkeeper.readers.clusters import kubeconfig
 from watchkeeper.scrape import discovery
-from watchkeeper.scrape.fleet import FleetInventory
+from watchkeeper.scrape.fleet import ScrapedInventory
 
 # A hub that starts waits this long for the first list, so that its first picture is whole.
 FIRST_LIST_SECONDS = 10.0
@@ -104,7 +104,7 @@ class KubernetesSource:
             return {}
         return self._series.now()
 
-    def workload_series(self, fleet: FleetInventory, known: Iterable[Labels]) -> dict[Labels, float]:
+    def workload_series(self, fleet: ScrapedInventory, known: Iterable[Labels]) -> dict[Labels, float]:
         def gpus_of(name: str) -> Iterable[Labels]:
             node = fleet.node(name, self.watch.cluster)
             for seen in fleet.gpus_of(node) if node is not None else ():

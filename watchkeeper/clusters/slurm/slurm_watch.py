@@ -25,7 +25,7 @@ from watchkeeper.model.workloads import ScheduledWorkload, Workload, WorkloadKin
 from watchkeeper.readers.clusters import slurm_records as records
 from watchkeeper.readers.clusters import tres
 from watchkeeper.scrape import discovery, status_series
-from watchkeeper.scrape.fleet import FleetInventory
+from watchkeeper.scrape.fleet import ScrapedInventory
 
 T = TypeVar("T")
 
@@ -183,7 +183,7 @@ class SlurmWatch:
             Labels({**where, "Hostname": node.name, "state": node.state}): 1.0 for node in self._view.nodes if node.gpus
         }
 
-    def workload_series(self, fleet: FleetInventory, known: Iterable[Labels]) -> dict[Labels, float]:
+    def workload_series(self, fleet: ScrapedInventory, known: Iterable[Labels]) -> dict[Labels, float]:
         """Jobs on GPUs that neither an agent nor an exporter's labels attribute, by the indexes that Slurm tells."""
         told = {labels.get("UUID") for labels in known}
         made: dict[Labels, float] = {}

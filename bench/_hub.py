@@ -23,10 +23,10 @@ SILENT_RULES = "groups: [{name: silent, rules: [{alert: Never, expr: vector(0) >
 
 def configured(folder: Path, port: int) -> settings.Settings:
     return settings.Settings(
-        hub=settings.Hub(data=str(folder / "hub"), port=port),
+        hub=settings.HubSettings(data=str(folder / "hub"), port=port),
         # Everything stays in memory, as in a Prometheus that has not cut its first block.
-        query=settings.Query(memory="3h", block="12h"),
-        rules=settings.Rules(files=(str(folder / "rules.yml"),)),
+        query=settings.QuerySettings(memory="3h", block="12h"),
+        rules=settings.RulesSettings(files=(str(folder / "rules.yml"),)),
     )
 
 
@@ -52,22 +52,22 @@ async def serve(folder: Path, port: int, fleet: telemetry.Telemetry, *, is_kept:
     from watchkeeper.kit import clock
     from watchkeeper.query.embedded import EmbeddedEngine
     from watchkeeper.store import durable
-    from watchkeeper.store.wal import wal_ahead
+    from watchkeeper.store.wal import wal_prefetch
 
     chosen, stop = configured(folder, port), asyncio.Event()
     (folder / "rules.yml").write_text(SILENT_RULES)
-    with serving.opened(chosen) as door:
+    with serving.open_listener(chosen) as door:
         kept = samples.Samples(runtime.Runtime(chosen, clock.ManualClock(clock.from_ms(fleet.end_ms))))
-        build = serving.Builder(kept)
-        rest = serving.left_to_build(build)
-        wal_ahead.meanwhile(chosen.samples_path, rest)
+        build = serving.HubBuilder(kept)
+        rest = serving.build_in_steps(build)
+        wal_prefetch.run_while_reading(chosen.samples_path, rest)
         kept.open()
         assert isinstance(kept.engine, EmbeddedEngine)
         assert isinstance(kept.engine.head, durable.DurableStore)
         if not is_kept:
             fill(kept.engine.head, fleet)
         async with asyncio.TaskGroup() as group:
-            await serving.answer(build, door, group, rest=rest, stop=stop)
+            await serving.serve_while_building(build, door, group, rest=rest, stop=stop)
 
 
 def main(folder: Path, port: int, *, gpus: int, slots: int, is_kept: bool) -> None:
@@ -76,16 +76,16 @@ def main(folder: Path, port: int, *, gpus: int, slots: int, is_kept: bool) -> No
     from watchkeeper.kit import lazy_imports
 
     lazy_imports.begin()
-    from watchkeeper.store.wal import wal_ahead
+    from watchkeeper.store.wal import wal_prefetch
 
-    wal_ahead.begin(configured(folder, port).samples_path)
+    wal_prefetch.start_reading(configured(folder, port).samples_path)
     import asyncio
 
     from bench import telemetry
     from watchkeeper.kit import memory
 
-    memory.give_back_early()
-    memory.collect_seldom()
+    memory.release_eagerly()
+    memory.collect_garbage_rarely()
     asyncio.run(serve(folder, port, telemetry.Telemetry(gpus, slots), is_kept=is_kept))
 
 

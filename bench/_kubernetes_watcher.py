@@ -34,10 +34,12 @@ async def watch(url: str, token: str, changes: int) -> None:
     empty = resident()
     registry = own_metrics.Registry()
     server = kubeconfig.ApiServer(url, access.Access(credentials=token), "bench")
-    source = kubernetes_source.KubernetesSource(server, settings.Fleet(), time=clock.ScaledClock(), metrics=registry)
+    source = kubernetes_source.KubernetesSource(
+        server, settings.FleetSettings(), time=clock.ScaledClock(), metrics=registry
+    )
     began = time.perf_counter()
     task = asyncio.create_task(source.run())
-    await until(lambda: all(kind.is_known for kind in source.watch.kinds))
+    await until(lambda: all(kind.is_synced for kind in source.watch.kinds))
     listed = time.perf_counter() - began
     print(json.dumps({"list_seconds": listed, "empty_megabytes": empty, "listed_megabytes": resident()}), flush=True)
 

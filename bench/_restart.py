@@ -42,7 +42,7 @@ def kept_samples(folder: Path) -> Path:
     claimed = files.DataDirectory(folder / "hub")
     claimed.claim()
     claimed.release()
-    return Path(settings.Settings(hub=settings.Hub(data=str(folder / "hub"))).samples_path)
+    return Path(settings.Settings(hub=settings.HubSettings(data=str(folder / "hub"))).samples_path)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from pathlib import Path
 from tests.support import deadly_hub
 from watchkeeper.cli.hub import up
 from watchkeeper.kit import clock, files, memory
-from watchkeeper.remediate.drivers.simulated import Simulated
+from watchkeeper.remediate.drivers.simulated import SimulatedDriver
 
 MOST_LINES = 30
 MIB = 1 << 20
@@ -57,13 +57,13 @@ class Trace:
             "heap_free_mib": round(heap.fordblks / MIB, 1),
             "grown": [f"{row.size_diff / 1024:+,.0f} KiB {row.count_diff:+,} {row.traceback}" for row in rows],
         }
-        files.write_whole(self._path, json.dumps(told).encode())
+        files.write_atomically(self._path, json.dumps(told).encode())
 
 
 def main(simulator: str, data: str, port: str, *clock_and_trace: str) -> None:
     speed, epoch, *trace = clock_and_trace
-    memory.give_back_early()
-    memory.collect_seldom()
+    memory.release_eagerly()
+    memory.collect_garbage_rarely()
     told = up.demo_settings("127.0.0.1", int(port), directory=data, tokens=None)
     query = dataclasses.replace(told.query, memory="1h", block="15m", out_of_order="5m", retention="6h")
     fleet = dataclasses.replace(told.fleet, scrape_interval="60s", scrape_timeout="50s")
@@ -71,7 +71,9 @@ def main(simulator: str, data: str, port: str, *clock_and_trace: str) -> None:
     time = clock.ScaledClock(speed=float(speed), epoch_seconds=float(epoch))
     if trace:
         signal.signal(signal.SIGUSR2, Trace(Path(trace[0])).look)
-    deadly_hub.run(dataclasses.replace(told, query=query, fleet=fleet, rules=rules), Simulated(simulator), time=time)
+    deadly_hub.run(
+        dataclasses.replace(told, query=query, fleet=fleet, rules=rules), SimulatedDriver(simulator), time=time
+    )
 
 
 if __name__ == "__main__":

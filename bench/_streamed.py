@@ -28,9 +28,9 @@ from watchkeeper.hub import pipeline, rule_loops
 from watchkeeper.kit import clock
 from watchkeeper.net import http
 from watchkeeper.query import prometheus
-from watchkeeper.query.near import NearEngine
+from watchkeeper.query.local_cache import LocalCacheEngine
 from watchkeeper.rules import evaluate, rulefile
-from watchkeeper.scrape import discovery, fleet, scrape, standing
+from watchkeeper.scrape import discovery, fleet, scrape, status_series
 from watchkeeper.store.journal import journal
 
 # Of each GPU; scrapes get one after the other.
@@ -101,19 +101,19 @@ class Parties:
 
     stream: Stream
     engine: prometheus.PrometheusEngine
-    known: fleet.Fleet
+    known: fleet.ScrapedInventory
     loops: Sequence[scrape.TargetLoop]
     pid: int
     url: str
-    holders: standing.Standing = field(default_factory=standing.Standing)
+    holders: status_series.StatusSeries = field(default_factory=status_series.StatusSeries)
 
     def stand(self, at_ms: int) -> None:
         """What a hub writes itself at each interval: its nodes, and who holds which GPU."""
         gpus = range(self.stream.fleet.gpus)
         before = time.process_time()
-        told = [self.stream.fleet.labels("GPU_UTIL", gpu).having(cluster=CLUSTER) for gpu in gpus]
+        told = [self.stream.fleet.labels("GPU_UTIL", gpu).with_labels(cluster=CLUSTER) for gpu in gpus]
         self.stream.cpu_seconds += time.process_time() - before
-        held = self.holders.samples(standing.workload_series(told), at_ms)
+        held = self.holders.samples(status_series.workload_series(told), at_ms)
         self.engine.appender.append(fleet.inventory_samples(self.known, at_ms) + held)
 
 
@@ -125,17 +125,20 @@ def say(text: str) -> None:
 async def measure(
     options: argparse.Namespace, engine: prometheus.PrometheusEngine, *, url: str, pid: int, folder: Path
 ) -> dict[str, Any]:
-    stream, known = Stream(options.gpus), fleet.Fleet()
-    found = discovery.read_groups(stream.targets(), "the stream", defaults=discovery.Defaults(cluster=CLUSTER))
-    known.expect(found.nodes, clock.to_ms(datetime.now(UTC)))
+    stream, known = Stream(options.gpus), fleet.ScrapedInventory()
+    found = discovery.read_groups(stream.targets(), "the stream", defaults=discovery.DiscoveryDefaults(cluster=CLUSTER))
+    known.set_expected_nodes(found.nodes, clock.to_ms(datetime.now(UTC)))
     settings = scrape.ScrapeSettings(interval_seconds=RULE_SECONDS)
-    loops = [scrape.TargetLoop(one, settings, sink=engine.appender, known=known, line=stream) for one in found.targets]
+    loops = [
+        scrape.TargetLoop(one, settings, sink=engine.appender, inventory=known, connection=stream)
+        for one in found.targets
+    ]
     parties = Parties(stream, engine, known, loops, pid, url)
     numbers: dict[str, Any] = {"gpus": options.gpus, "nodes": len(loops)}
     numbers["first_interval"] = await written(parties, 1)
-    if isinstance(engine, NearEngine):
+    if isinstance(engine, LocalCacheEngine):
         # As in a hub that has run for longer than any window; windows hold what was written.
-        engine.kept.since_ms = 0
+        engine.cache_appender.since_ms = 0
     numbers["interval"] = await written(parties, options.intervals)
     numbers["series"] = len(engine.remote._numbered)
     numbers["lost"] = engine.remote.sender.dropped.total() if engine.remote.sender is not None else 0
@@ -193,8 +196,8 @@ def show(url: str) -> None:
 async def our_turns(parties: Parties, turns: int, folder: Path) -> AsyncIterator[Turn]:
     """Every shipped rule asked over HTTP, or near by, and written back: turn after turn, each after an interval."""
     kept = journal.Journal(folder / "journal.sqlite")
-    rules = rulefile.load([rule_loops.SHIPPED_RULES])
-    parts = pipeline.harmless_parts(parties.engine, parties.known, journal=kept, rules=rules)
+    rules = rulefile.load_rules([rule_loops.SHIPPED_RULES])
+    parts = pipeline.dry_run_dependencies(parties.engine, parties.known, journal=kept, rules=rules)
     line = pipeline.Pipeline(parts, now=datetime.now(UTC))
     try:
         for number in range(turns):
@@ -218,7 +221,7 @@ def our_turn(line: pipeline.Pipeline, rules: rulefile.RuleSet, parties: Parties)
         for rule in group.rules:
             state = line.rule_state[evaluate.rule_key(group, rule)]
             turn.rules.append((state.duration_seconds, len(state.written), f"{group.name} {rule.name}"))
-            turn.failing += state.health is not evaluate.Health.OK
+            turn.failing += state.health is not evaluate.RuleHealth.OK
     if parties.engine.remote.sender is not None:
         parties.engine.remote.sender.flush(FLUSH_SECONDS)
     turn.cpu_seconds, turn.server_cpu_seconds = time.process_time() - own, cpu_seconds(parties.pid) - there

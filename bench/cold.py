@@ -20,7 +20,7 @@ from bench import _restart, telemetry
 from bench.disk import HOUR_MS, load
 from tests import servers
 from watchkeeper.query.embedded import EmbeddedEngine
-from watchkeeper.query.engine import Span
+from watchkeeper.query.engine import QueryRange
 from watchkeeper.store import durable
 
 # A hub looks after its blocks each minute.
@@ -130,7 +130,7 @@ def open_and_ask(path: Path, now_ms: int) -> dict[str, float]:
         engine.instant(expr, now_ms)
         numbers[f"{name}_milliseconds"] = round(1000 * (time.perf_counter() - wall), 1)
     wall = time.perf_counter()
-    engine.range("avg(DCGM_FI_DEV_GPU_UTIL)", Span(now_ms - 2 * HOUR_MS, now_ms, 15_000))
+    engine.range("avg(DCGM_FI_DEV_GPU_UTIL)", QueryRange(now_ms - 2 * HOUR_MS, now_ms, 15_000))
     numbers["range_milliseconds"] = round(1000 * (time.perf_counter() - wall), 1)
     return numbers | {"resident_megabytes": resident_megabytes(), "empty_megabytes": before_mb}
 

@@ -29,10 +29,10 @@ from tests.support.clusters import kubernetes_server
 from tests.support.clusters.kubernetes_server import Cluster
 from tests.support.waiting import until
 from watchkeeper.model.actions import ActionKind
-from watchkeeper.remediate.drivers.kubernetes import Kubernetes
-from watchkeeper.remediate.drivers.kubernetes_client import Answer, ApiClient, Call
+from watchkeeper.remediate.drivers.kubernetes import KubernetesDriver
+from watchkeeper.remediate.drivers.kubernetes_client import ApiCall, ApiClient, ApiResponse
 from watchkeeper.remediate.drivers.kubernetes_node import STRATEGIC_PATCH
-from watchkeeper.remediate.drivers.kubernetes_pods import Rules
+from watchkeeper.remediate.drivers.kubernetes_pods import EvictionRules
 
 # As often as the state machine asks at first.
 POLL_SECONDS = 0.2
@@ -89,7 +89,7 @@ class Timed(ApiClient):
 
     patched_at = 0.0
 
-    def send(self, call: Call, **more: Any) -> Answer:
+    def send(self, call: ApiCall, **more: Any) -> ApiResponse:
         answer = super().send(call, **more)
         if call.method == "PATCH" and not call.path.endswith("/status"):
             self.patched_at = time.perf_counter()
@@ -97,20 +97,20 @@ class Timed(ApiClient):
 
 
 @contextlib.contextmanager
-def _driving(cluster: Cluster) -> Iterator[Kubernetes]:
-    driver = Kubernetes(Timed(story.reached(cluster)), Rules(evict_unmanaged=True))
+def _driving(cluster: Cluster) -> Iterator[KubernetesDriver]:
+    driver = KubernetesDriver(Timed(story.reached(cluster)), EvictionRules(evict_unmanaged=True))
     try:
         yield driver
     finally:
         driver.close()
 
 
-def _cordons(driver: Kubernetes, count: int) -> dict[str, float]:
+def _cordons(driver: KubernetesDriver, count: int) -> dict[str, float]:
     assert isinstance(driver.client, Timed)
     looked, cordoned, performed = [], [], []
     for number in range(count):
         began = time.perf_counter()
-        driver.client.send(Call("GET", f"/api/v1/nodes/{_name(number)}"))
+        driver.client.send(ApiCall("GET", f"/api/v1/nodes/{_name(number)}"))
         looked.append(time.perf_counter() - began)
         began = time.perf_counter()
         done = driver.perform(story.action(ActionKind.CORDON, _name(number)))
@@ -129,7 +129,7 @@ def _p99(times: list[float]) -> float:
     return sorted(times)[math.ceil(0.99 * len(times)) - 1]
 
 
-def events_to_cordons(cluster: Cluster, driver: Kubernetes, count: int) -> dict[str, float]:
+def events_to_cordons(cluster: Cluster, driver: KubernetesDriver, count: int) -> dict[str, float]:
     """A hub that may act, told of one node after the other that a GPU fell off the bus."""
     names = [f"event-{number}" for number in range(count)]
     for name in names:
@@ -149,7 +149,7 @@ def events_to_cordons(cluster: Cluster, driver: Kubernetes, count: int) -> dict[
 def _event(hub: http.client.HTTPConnection, client: ApiClient, name: str) -> float:
     began = time.perf_counter()
     repair.push(hub, name, 79)
-    while not client.send(Call("GET", f"/api/v1/nodes/{name}")).body["spec"].get("unschedulable"):
+    while not client.send(ApiCall("GET", f"/api/v1/nodes/{name}")).body["spec"].get("unschedulable"):
         assert time.perf_counter() - began < MOST_SECONDS, name
         # Not faster: the hub asks the same API server.
         time.sleep(0.005)
@@ -160,7 +160,7 @@ def _event(hub: http.client.HTTPConnection, client: ApiClient, name: str) -> flo
     return took
 
 
-def _hollow(cluster: Cluster, driver: Kubernetes, options: argparse.Namespace) -> dict[str, float]:
+def _hollow(cluster: Cluster, driver: KubernetesDriver, options: argparse.Namespace) -> dict[str, float]:
     names = [f"hollow-{number}" for number in range(options.hollow)]
     for name in names:
         story.add_pods(cluster, f"on-{name}", name, count=options.pods)
@@ -168,7 +168,7 @@ def _hollow(cluster: Cluster, driver: Kubernetes, options: argparse.Namespace) -
     return {"hollow_nodes": len(names), "hollow_pods": len(names) * options.pods, **times}
 
 
-def _objects(cluster: Cluster, driver: Kubernetes, options: argparse.Namespace) -> dict[str, float]:
+def _objects(cluster: Cluster, driver: KubernetesDriver, options: argparse.Namespace) -> dict[str, float]:
     names = [_name(number) for number in range(options.nodes)]
     with ThreadPoolExecutor(8) as pool:
         list(
@@ -181,7 +181,7 @@ def _objects(cluster: Cluster, driver: Kubernetes, options: argparse.Namespace) 
     return {"object_nodes": len(names), "object_pods": len(names) * options.pods, **times}
 
 
-def _drain_all(driver: Kubernetes, names: list[str], *, threads: int, of: str) -> dict[str, float]:
+def _drain_all(driver: KubernetesDriver, names: list[str], *, threads: int, of: str) -> dict[str, float]:
     """From the first cordon to the last node without pods, and for each node from its cordon on."""
 
     def drain(name: str) -> float:
@@ -206,9 +206,9 @@ def _drain_all(driver: Kubernetes, names: list[str], *, threads: int, of: str) -
 def _add_pod(client: ApiClient, node: str, number: int) -> None:
     spec = {"nodeName": node, "containers": [{"name": "main", "image": "none"}], "terminationGracePeriodSeconds": 30}
     name = f"train-{number}"
-    client.send(Call("POST", PODS, {"metadata": {"name": name}, "spec": spec}))
+    client.send(ApiCall("POST", PODS, {"metadata": {"name": name}, "spec": spec}))
     running = {"status": {"phase": "Running"}}
-    assert client.send(Call("PATCH", f"{PODS}/{name}/status", running, STRATEGIC_PATCH)).status == 200
+    assert client.send(ApiCall("PATCH", f"{PODS}/{name}/status", running, STRATEGIC_PATCH)).status == 200
 
 
 @contextlib.contextmanager
@@ -220,9 +220,11 @@ def _kubelets(cluster: Cluster) -> Iterator[None]:
     def run() -> None:
         with ThreadPoolExecutor(KUBELETS) as pool:
             while not stopped.wait(LOOK_SECONDS):
-                found = client.send(Call("GET", f"{PODS}?resourceVersion=0")).body["items"]
+                found = client.send(ApiCall("GET", f"{PODS}?resourceVersion=0")).body["items"]
                 ending = [pod["metadata"]["name"] for pod in found if "deletionTimestamp" in pod["metadata"]]
-                list(pool.map(lambda name: client.send(Call("DELETE", f"{PODS}/{name}?gracePeriodSeconds=0")), ending))
+                list(
+                    pool.map(lambda name: client.send(ApiCall("DELETE", f"{PODS}/{name}?gracePeriodSeconds=0")), ending)
+                )
 
     thread = threading.Thread(target=run)
     thread.start()

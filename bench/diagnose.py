@@ -18,7 +18,7 @@ from statistics import median
 
 from bench import remote
 from watchkeeper.diagnose import evidence, explain
-from watchkeeper.drill.watch import Pace, Watch
+from watchkeeper.drill.monitored_fleet import Pace, Watch
 from watchkeeper.model import alerts, fleet, incidents
 from watchkeeper.query import engine
 from watchkeeper.sim.simulation import SimSettings, Simulation
@@ -39,7 +39,7 @@ class Counting:
     def __init__(self, inner: engine.InstantEngine) -> None:
         self._inner, self.asked = inner, 0
 
-    def instant(self, expr: str, at_ms: int) -> engine.Answer:
+    def instant(self, expr: str, at_ms: int) -> engine.QueryResult:
         self.asked += 1
         return self._inner.instant(expr, at_ms)
 
@@ -92,7 +92,7 @@ def _time(watch: Watch, cause: str, place: fleet.Place, *, repeats: int) -> tupl
     for _ in range(repeats):
         counting = Counting(watch.engine)
         began = time.perf_counter()
-        facts = evidence.gather(
+        facts = evidence.gather_facts(
             _incident(cause, place, now),
             now,
             engine=counting,

@@ -40,10 +40,10 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
             walks.append(time.perf_counter() - began)
             found = fabric_sweep.sweep(wanted, at_ms=0)
             sweeps.append(found.seconds)
-    layout = fabric.Layout(found)
-    watch = fabric_watch.FabricWatch(config.Fabric(), "main")
+    layout = fabric.FabricTopology(found)
+    watch = fabric_watch.FabricWatch(config.FabricSettings(), "main")
     began = time.perf_counter()
-    watch.take(found, NOW)
+    watch.accept_sweep(found, NOW)
     took = time.perf_counter() - began
     return {
         "host_ports": len(layout.host_links()),

@@ -48,7 +48,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             continue
         judged = {word: _judge(values, steps, options.stride) for word, steps in HORIZONS.items()}
         if all(judged.values()):
-            repeated = forecast_models.repeated_share(values, forecast_models.Scale.of(HOUR))
+            repeated = forecast_models.repeated_share(values, forecast_models.SeasonLengths.of(HOUR))
             found[name] = {"repeated": round(repeated, 3), **judged}
     return {"stride_hours": options.stride, "series": found, **_totals(found)}
 
@@ -59,7 +59,7 @@ def _judge(values: Floats, steps: int, stride: int) -> dict[str, float] | None:
     origins = range(FIRST_ORIGIN, len(values) - steps + 1, stride)
     for at in origins:
         past, actual = values[:at], values[at : at + steps]
-        made = forecast.forecast(demand.Series(0.0, HOUR, past), steps * HOUR)
+        made = forecast.forecast(demand.DemandSeries(0.0, HOUR, past), steps * HOUR)
         sums["ours"] += float(np.abs(made.mean - actual).sum())
         sums["inside"] += float(np.sum((actual >= made.low - 1e-9) & (actual <= made.high + 1e-9)))
         for name, path in _rivals(past, steps).items():

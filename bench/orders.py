@@ -58,7 +58,7 @@ async def ask(hub: subprocess.Popen[bytes], port: int, options: argparse.Namespa
     for number in range(options.orders):
         node = f"n{number * 7 % options.agents}"
         began = time.perf_counter()
-        await asyncio.to_thread(client.give_order, node, "scan", {})
+        await asyncio.to_thread(client.create_order, node, "scan", {})
         while node not in arrived:
             await asyncio.sleep(0.0005)
         took.append((arrived.pop(node) - began) * 1000)

@@ -89,7 +89,7 @@ async def all_at_once(url: str, bodies: Sequence[Sequence[bytes]]) -> list[tuple
 
 
 async def agent(url: str, mine: Sequence[bytes]) -> list[tuple[float, int]]:
-    connection, found = http.Connection(timeout_seconds=push.Hub(url).timeout_seconds), []
+    connection, found = http.Connection(timeout_seconds=push.HubEndpoint(url).timeout_seconds), []
     try:
         for content in mine:
             began = time.monotonic()
@@ -108,12 +108,12 @@ async def delivered(connection: http.Connection, url: str, content: bytes) -> in
         pause = push.PAUSES.seconds(tries)
         try:
             answer = await connection.send(http.Request(url, "POST", {"Content-Type": "application/json"}, content))
-            verdict, wait = push.after_answer(answer, pause)
+            verdict, wait = push.classify_response(answer, pause)
         except CollectError:
-            verdict, wait = push.Verdict.LATER, pause
-        if verdict is push.Verdict.DELIVERED:
+            verdict, wait = push.PushResult.LATER, pause
+        if verdict is push.PushResult.DELIVERED:
             return tries
-        if verdict is push.Verdict.REFUSED:
+        if verdict is push.PushResult.REFUSED:
             raise RuntimeError(f"the hub refuses it: {answer.body[:200]!r}")
         await asyncio.sleep(wait)
 

@@ -25,10 +25,10 @@ from bench.idle import cpu_seconds, resident_mib
 from bench.scale import INTERVAL_SECONDS, SERIES_PER_GPU, TimedLine, TimedSimulation
 from tests import servers
 from watchkeeper.config import settings
-from watchkeeper.drill.watch import Pace, Watch
+from watchkeeper.drill.monitored_fleet import Pace, Watch
 from watchkeeper.query import prometheus
-from watchkeeper.query.near import NearEngine
-from watchkeeper.query.remote.http import Client
+from watchkeeper.query.local_cache import LocalCacheEngine
+from watchkeeper.query.remote.http import ServerClient
 from watchkeeper.query.remote.sender import Sender
 from watchkeeper.rules import evaluate
 from watchkeeper.sim.simulation import SimSettings
@@ -102,8 +102,8 @@ async def watched(options: argparse.Namespace, url: str, folder: Path, pid: int)
             "gpus": options.gpus,
             "series": len(engine.remote._numbered),
             "samples_an_interval": round((rows(url) - written) / options.intervals),
-            "lost": sum(loop.left_out.total() for _, loop in watch._loops),
-            "rules_failing": sum(state.health is not evaluate.Health.OK for state in states),
+            "lost": sum(loop.dropped_samples.total() for _, loop in watch._loops),
+            "rules_failing": sum(state.health is not evaluate.RuleHealth.OK for state in states),
             "cpu_seconds": round(used, 2),
             "server_cpu_seconds": round((cpu_seconds(pid) - there) / options.intervals, 2),
             "core_share": round(used / INTERVAL_SECONDS, 3),
@@ -116,7 +116,7 @@ async def watched(options: argparse.Namespace, url: str, folder: Path, pid: int)
 
 
 def engine_of(url: str, gpus: int, *, near: bool = False, memory: str = "2h") -> prometheus.PrometheusEngine:
-    access = settings.Query(
+    access = settings.QuerySettings(
         engine=settings.QueryEngine.PROMETHEUS,
         url=url,
         write_url=f"{url}/api/v1/write",
@@ -125,10 +125,10 @@ def engine_of(url: str, gpus: int, *, near: bool = False, memory: str = "2h") ->
         near=near,
         memory=memory,
     )
-    engine = NearEngine(access) if near else prometheus.PrometheusEngine(access)
+    engine = LocalCacheEngine(access) if near else prometheus.PrometheusEngine(access)
     # Simulated time does not wait for the server; a hub's queue has the real time between two scrapes.
     engine.remote.sender = Sender(
-        Client(access, f"{url}/api/v1/write", key="query.write_url"), max_queued=SERIES_PER_GPU * gpus
+        ServerClient(access, f"{url}/api/v1/write", key="query.write_url"), max_queued=SERIES_PER_GPU * gpus
     )
     return engine
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from bench.idle import resident_mib
 from watchkeeper.cli.hub.up import SERIES_PER_GPU
-from watchkeeper.drill.watch import Pace, SimulatedLine, Watch
+from watchkeeper.drill.monitored_fleet import Pace, SimulatedLine, Watch
 from watchkeeper.kit import clock, memory
 from watchkeeper.net import http
 from watchkeeper.scrape import scrape
@@ -110,7 +110,7 @@ async def one_size(gpus: int, *, warm: int, intervals: int, folder: Path) -> dic
             "core_share": round(used / INTERVAL_SECONDS, 4),
             "gpus_of_one_core": round(gpus * INTERVAL_SECONDS / used),
             "memory_mib": round(resident_mib(os.getpid()), 1),
-            "refused_pages": sum(loop.state.health is scrape.Health.DOWN for _, loop in watch._loops),
+            "refused_pages": sum(loop.state.health is scrape.TargetHealth.DOWN for _, loop in watch._loops),
         }
     finally:
         watch.close()
@@ -134,8 +134,8 @@ async def _pass(watch: Watch, store: durable.DurableStore, intervals: int) -> fl
 
 if __name__ == "__main__":
     # As in a hub: with Python's own habits a sixth of the first minutes is the search for garbage among label sets.
-    memory.give_back_early()
-    memory.collect_seldom()
+    memory.release_eagerly()
+    memory.collect_garbage_rarely()
     with tempfile.TemporaryDirectory() as kept:
         asked = {"warm": int(sys.argv[2]), "intervals": int(sys.argv[3])}
         print(json.dumps(asyncio.run(one_size(int(sys.argv[1]), **asked, folder=Path(kept)))))

@@ -14,7 +14,7 @@ from zoneinfo import ZoneInfo
 
 import numpy as np
 
-from watchkeeper.accounting import books, cost, ledger, monthly, recorded, summary, usage
+from watchkeeper.accounting import cost, ledger, monthly, recorded_hours, summary, usage, usage_reader
 from watchkeeper.catalogue import prices
 from watchkeeper.query import embedded
 from watchkeeper.store.head import head
@@ -37,7 +37,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def measure(options: argparse.Namespace) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
-        kept = ledger.Ledger(Path(folder))
+        kept = ledger.UsageLedger(Path(folder))
         begun = time.perf_counter()
         hours = _fill(kept, options)
         found: dict[str, float] = {"rows": hours, "build_seconds": time.perf_counter() - begun}
@@ -48,8 +48,8 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
             seconds = []
             for _ in range(options.rounds):
                 begun = time.perf_counter()
-                table = books.table(engine, kept, since=BEGIN + shift, until=until - shift, by_job=False)
-                report = cost.report(table, prices.shipped(), ["team"], policy=cost.Policy.ALLOCATION)
+                table = usage_reader.read_usage(engine, kept, since=BEGIN + shift, until=until - shift, by_job=False)
+                report = cost.report(table, prices.shipped_book(), ["team"], policy=cost.Policy.ALLOCATION)
                 seconds.append(time.perf_counter() - begun)
             found[f"{name}_seconds"] = min(seconds)
             whole = usage.total(summary.total(table))
@@ -61,23 +61,25 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
     return found
 
 
-def _statements(kept: ledger.Ledger, engine: embedded.EmbeddedEngine, options: argparse.Namespace) -> dict[str, float]:
+def _statements(
+    kept: ledger.UsageLedger, engine: embedded.EmbeddedEngine, options: argparse.Namespace
+) -> dict[str, float]:
     """What all statements of the month take from the first read to the last page, and what one does."""
     _fill_jobs(kept, options)
     found: dict[str, float] = {}
     wanted: dict[str, tuple[str, ...]] = {"one_statement": ("team-000",), "statements": ()}
     for name, teams in wanted.items():
         begun = time.perf_counter()
-        table = books.table(engine, kept, since=BEGIN, until=BEGIN + MONTH_DAYS * DAY, by_job=True)
-        bill = cost.bill([table], prices.shipped(), policy=cost.Policy.ALLOCATION)
-        found[name] = sum(1 for _ in monthly.statements(bill, monthly.Wanted(MONTH, ZoneInfo("UTC"), teams)))
+        table = usage_reader.read_usage(engine, kept, since=BEGIN, until=BEGIN + MONTH_DAYS * DAY, by_job=True)
+        bill = cost.price_usage([table], prices.shipped_book(), policy=cost.Policy.ALLOCATION)
+        found[name] = sum(1 for _ in monthly.statements(bill, monthly.StatementRequest(MONTH, ZoneInfo("UTC"), teams)))
         found[f"{name}_seconds"] = time.perf_counter() - begun
     found["statement_rows"] = len(table.keys)
     found["statements_ratio"] = found["statements_seconds"] / found["one_statement_seconds"]
     return found
 
 
-def _fill_jobs(kept: ledger.Ledger, options: argparse.Namespace) -> None:
+def _fill_jobs(kept: ledger.UsageLedger, options: argparse.Namespace) -> None:
     at_once = options.gpus // GPUS_A_JOB
     hours = np.repeat(np.arange(24), at_once)
     of_hour = np.tile(np.arange(at_once), 24)
@@ -88,7 +90,7 @@ def _fill_jobs(kept: ledger.Ledger, options: argparse.Namespace) -> None:
         amounts[:, usage.ALLOCATED] = GPUS_A_JOB
         owners = [keys[hour // HOURS_A_JOB * at_once + at] for hour, at in zip(hours, of_hour, strict=True)]
         seen = {"main": {start + hour * HOUR: 1.0 for hour in range(24)}}
-        jobs = recorded.Hours(start + hours * HOUR, owners, amounts, seen)
+        jobs = recorded_hours.RecordedHours(start + hours * HOUR, owners, amounts, seen)
         kept.keep(start, jobs, jobs)
 
 
@@ -99,7 +101,7 @@ def _job(day: int, turn: int, at: int, options: argparse.Namespace) -> usage.Key
     )
 
 
-def _fill(kept: ledger.Ledger, options: argparse.Namespace) -> int:
+def _fill(kept: ledger.UsageLedger, options: argparse.Namespace) -> int:
     """A year in which teams hold more by day than by night; returns the rows written."""
     random = np.random.default_rng(14)
     keys = [
@@ -120,8 +122,8 @@ def _fill(kept: ledger.Ledger, options: argparse.Namespace) -> int:
         starts = np.repeat(start + np.arange(24) * HOUR, len(keys) + 1)
         rows = amounts.reshape(-1, len(usage.PARTS))
         seen = {"main": {start + hour * HOUR: 1.0 for hour in range(24)}}
-        teams = recorded.Hours(starts, [*keys, nobody] * 24, rows, seen)
-        kept.keep(start, teams, recorded.Hours(np.zeros(0), [], np.zeros((0, len(usage.PARTS))), {}))
+        teams = recorded_hours.RecordedHours(starts, [*keys, nobody] * 24, rows, seen)
+        kept.keep(start, teams, recorded_hours.RecordedHours(np.zeros(0), [], np.zeros((0, len(usage.PARTS))), {}))
     rows_written: int = options.days * 24 * (len(keys) + 1)
     return rows_written
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from watchkeeper.capacity import jobs, replay, stock, whatif
+from watchkeeper.capacity import jobs, replay, simulated_fleet, whatif
 
 TRACE = Path(__file__).parents[2] / "shared" / "corpus" / "traces" / "alibaba2025_dlrm_instances.csv"
 MONTH_SECONDS = 30 * 86_400
@@ -30,15 +30,15 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
     if options.trace.exists():
         begun = time.perf_counter()
         recorded = jobs.read_jobs(options.trace.read_text(encoding="utf-8"), where=options.trace.name)
-        fleet = jobs.plain_nodes(3300, of_node=8)
-        answer = whatif.compare(recorded, fleet, whatif.Change(add_gpus=64))
+        fleet = jobs.uniform_nodes(3300, of_node=8)
+        answer = whatif.compare(recorded, fleet, whatif.FleetChange(add_gpus=64))
         found["trace_rows"] = recorded.counts["rows"]
         found["trace_seconds"] = time.perf_counter() - begun
         found["trace_p95_wait_before"] = answer["before"]["wait"]["p95"]
         found["trace_p95_wait_after"] = answer["after"]["wait"]["p95"]
     made = month(options.jobs, options.gpus)
-    fleet = jobs.plain_nodes(options.gpus, of_node=8)
-    for policy in replay.Policy:
+    fleet = jobs.uniform_nodes(options.gpus, of_node=8)
+    for policy in replay.QueuePolicy:
         begun = time.perf_counter()
         outcome = replay.replay(made, fleet, policy=policy)
         found[f"month_{policy}_seconds"] = time.perf_counter() - begun
@@ -48,7 +48,7 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
     return found
 
 
-def month(count: int, gpus: int) -> list[jobs.Job]:
+def month(count: int, gpus: int) -> list[jobs.RecordedJob]:
     """A month of jobs that would keep about nine tenths of the GPUs busy: many small and short, few large and long."""
     random = np.random.default_rng(3)
     sizes = random.choice([1, 1, 1, 2, 4, 8, 8, 16, 32], count)
@@ -56,7 +56,12 @@ def month(count: int, gpus: int) -> list[jobs.Job]:
     lengths *= 0.9 * gpus * MONTH_SECONDS / float(sizes @ lengths)
     times = np.sort(random.uniform(0, MONTH_SECONDS, count))
     return [
-        jobs.Job(str(at), float(times[at]), float(lengths[at]), stock.Shape(int(sizes[at]) * stock.WHOLE))
+        jobs.RecordedJob(
+            str(at),
+            float(times[at]),
+            float(lengths[at]),
+            simulated_fleet.GpuRequest(int(sizes[at]) * simulated_fleet.WHOLE),
+        )
         for at in range(count)
     ]
 

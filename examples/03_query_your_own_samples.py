@@ -3,7 +3,7 @@
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import Sample
 from watchkeeper.query.embedded import EmbeddedEngine
-from watchkeeper.query.engine import Span
+from watchkeeper.query.engine import QueryRange
 from watchkeeper.store.head.head import Head
 
 engine = EmbeddedEngine(Head())
@@ -15,6 +15,6 @@ answer = engine.instant("rate(energy_joules_total[5m])", at_ms=600_000)
 for labels, watts in answer.latest().items():
     print(f"{labels['node']}: {watts:.0f} W")
 
-total = engine.range("sum(rate(energy_joules_total[5m]))", Span(300_000, 600_000, 60_000))
+total = engine.range("sum(rate(energy_joules_total[5m]))", QueryRange(300_000, 600_000, 60_000))
 for _, times_ms, values in total.frame.rows():
     print(", ".join(f"{at // 60_000} min {watts:.0f} W" for at, watts in zip(times_ms, values, strict=True)))

@@ -50,10 +50,10 @@ def ask_pages(folder):
         read = parser.parse(page)
         rows = zip(read.handles, read.values, strict=True)
         engine.appender.append(
-            Sample(parser.labels[handle].having(cluster="main"), at_ms, value) for handle, value in rows
+            Sample(parser.labels[handle].with_labels(cluster="main"), at_ms, value) for handle, value in rows
         )
-    asked = job.Asked("main", "four-ranks")
-    return job.explain(asked, job.look(engine, asked, now), now, happened=[], names=str)
+    asked = job.JobQuery("main", "four-ranks")
+    return job.explain(asked, job.read_job(engine, asked, now), now, happened=[], names=str)
 
 
 def main():

@@ -16,7 +16,7 @@ def quote(value: object) -> str:
     return text if len(text) <= QUOTE_LIMIT else f"{text[:QUOTE_LIMIT]}… ({len(text)} characters)"
 
 
-def reason(error: Exception | str) -> str:
+def error_reason(error: Exception | str) -> str:
     """What the system says, without the number and the path that Python adds: our messages begin with the path."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
@@ -113,11 +113,11 @@ class JournalConflict(StoreError):
     """A write was based on a version, or made in a leader epoch, that is no longer the current one."""
 
 
-class NotLeading(StoreError):
+class NotLeader(StoreError):
     """Of several hubs another one leads: this one writes nothing, and the message says where the leader is."""
 
 
-class IllegalMove(WatchkeeperError):
+class InvalidTransition(WatchkeeperError):
     """A life cycle does not allow this step."""
 
 

@@ -30,9 +30,9 @@ if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from bench.gpu import agent_tree
-from watchkeeper.agent.gpus.page import Freshness, Page
+from watchkeeper.agent.gpus.gpu_page import Freshness, GpuPage
 from watchkeeper.agent.gpus.reader_link import ReaderLink
-from watchkeeper.agent.gpus.reader_watch import Limits
+from watchkeeper.agent.gpus.reader_watch import ReaderLimits
 from watchkeeper.agent.gpus.sampler import DriverFact, Sampler, SamplerSettings
 from watchkeeper.kit import clock
 from watchkeeper.model import fleet
@@ -125,7 +125,7 @@ def children() -> list[int]:
 
 
 @contextmanager
-def sampling(limits: Limits, facts: list[tuple[float, DriverFact]] | None = None) -> Iterator[Sampler]:
+def sampling(limits: ReaderLimits, facts: list[tuple[float, DriverFact]] | None = None) -> Iterator[Sampler]:
     def keep(fact: DriverFact) -> None:
         if facts is not None:
             facts.append((time.time(), fact))
@@ -147,19 +147,19 @@ def sampling(limits: Limits, facts: list[tuple[float, DriverFact]] | None = None
 def bench_reader() -> dict[str, Any]:
     """What opening NVML and one question take, seen from the agent."""
     start = time.perf_counter()
-    link = ReaderLink(choice.choose().families, events=True)
+    link = ReaderLink(choice.choose_families().families, events=True)
     poll = select.poll()
     poll.register(link.fileno(), select.POLLIN)
 
     def hear() -> dict[str, Any]:
         while True:
             assert poll.poll(30_000), link.current_call()
-            for message in link.hear():
+            for message in link.read_messages():
                 if "event" not in message:
                     return message
 
     def ask(*cadences: str) -> dict[str, Any]:
-        link.ask(0, cadences)
+        link.request_reading(0, cadences)
         return hear()
 
     hello = hear()
@@ -169,7 +169,7 @@ def bench_reader() -> dict[str, Any]:
     for name, cadences in (("fast", ["fast"]), ("profile", ["profile"]), ("slow", ["slow"]), ("rare", ["rare"])):
         found[f"{name}_ms"] = percentiles(timed(lambda c=cadences: ask(*c), 5 if name == "rare" else 50), 1e3)
         time.sleep(0.2)
-    link.give_up()
+    link.abandon()
     link.wait_gone(5)
     return found
 
@@ -178,7 +178,7 @@ def bench_scrape(sampler: Sampler) -> dict[str, Any]:
     """A scrape of a page that is already there, and one that writes every line anew."""
     snapshot = sampler._snapshot
     far = Freshness(dict.fromkeys(families.Cadence, 1e9))
-    page = Page(choice.choose().families, hostname="n", freshness=far)
+    page = GpuPage(choice.choose_families().families, hostname="n", freshness=far)
     now = time.monotonic()
     gc.collect()
     return {
@@ -190,7 +190,7 @@ def bench_scrape(sampler: Sampler) -> dict[str, Any]:
 
 def bench_cost(seconds: float) -> tuple[dict[str, Any], bytes]:
     """CPU and memory of the agent's half and its reader at a one-second interval, scraped once a second."""
-    with sampling(Limits(interval=1.0)) as sampler:
+    with sampling(ReaderLimits(interval=1.0)) as sampler:
         time.sleep(3)
         (reader,) = children()
         before = {"sampler": cpu_seconds("self"), "reader": cpu_seconds(reader)}
@@ -220,9 +220,9 @@ def bench_cost(seconds: float) -> tuple[dict[str, Any], bytes]:
 
 def bench_calls() -> dict[str, Any]:
     """Microseconds of each question of the plan, in this process: run it last."""
-    opened = session.Session(session.load(), choice.choose().families, lambda _: None)
+    opened = session.Session(session.load(), choice.choose_families().families, lambda _: None)
     opened.read(0, list(families.Cadence))
-    handle, nvml = opened.handles()[0].handle, opened.nvml
+    handle, nvml = opened.gpus()[0].handle, opened.nvml
     found = {}
     for cadence in (families.Cadence.FAST, families.Cadence.SLOW, families.Cadence.RARE):
         for question in (*opened._plan[cadence], *opened._slice_plan[cadence]):
@@ -260,7 +260,7 @@ def bench_matmul(pairs: int, window: float) -> dict[str, Any]:
         without, with_agent, page = [], [], b""
         for _ in range(pairs):
             without.append(rate())
-            with sampling(Limits(interval=1.0)) as sampler:
+            with sampling(ReaderLimits(interval=1.0)) as sampler:
                 time.sleep(1.2)
                 with_agent.append(rate())
                 page = sampler.page()
@@ -280,7 +280,7 @@ def bench_matmul(pairs: int, window: float) -> dict[str, Any]:
 def bench_xid() -> dict[str, Any]:
     """From the launch of a kernel with an illegal access to the driver's event in the agent."""
     facts: list[tuple[float, DriverFact]] = []
-    with sampling(Limits(interval=1.0), facts) as sampler, python(XID_31) as job:
+    with sampling(ReaderLimits(interval=1.0), facts) as sampler, python(XID_31) as job:
         assert job.stdin is not None
         assert job.stdout is not None
         if job.stdout.readline().strip() != "ready":

@@ -90,7 +90,9 @@ def counters() -> str:
 
 def pause() -> dict[str, Any]:
     node = os.uname().nodename
-    often = sampler.SamplerSettings(fleet.Place("bench", node=node), node, limits=reader_watch.Limits(interval=0.1))
+    often = sampler.SamplerSettings(
+        fleet.Place("bench", node=node), node, limits=reader_watch.ReaderLimits(interval=0.1)
+    )
     reading = sampler.Sampler(often, clock.ScaledClock())
     found = {"before": counters()}
     reading.start()

@@ -17,16 +17,16 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from watchkeeper.kit import clock
 from watchkeeper.model import diag
-from watchkeeper.probe.diag import diag_run
-from watchkeeper.probe.gpu_work import gpu_work
-from watchkeeper.probe.gpu_work.gpu_work_words import Bench
+from watchkeeper.probe.diag import runner
+from watchkeeper.probe.gpu_work import worker_child
+from watchkeeper.probe.gpu_work.bench import Bench
 
 PLANTED_WORD = 123_456_789_012
 
 
 def tests(bench: Bench) -> dict[str, Any]:
     found = {}
-    for name, test in gpu_work.TESTS.items():
+    for name, test in worker_child.TESTS.items():
         if name in ("p2p", "stress"):
             continue
         start = time.perf_counter()
@@ -42,19 +42,21 @@ def tests(bench: Bench) -> dict[str, Any]:
 def planted(bench: Bench) -> dict[str, Any]:
     """What each test says about one flipped bit."""
     flip = {"pattern": "random", "word": PLANTED_WORD, "bit": 17}
-    found = {"memory_patterns": gpu_work.TESTS["memory_patterns"](bench, {"plant": flip})["problems"]}
+    found = {"memory_patterns": worker_child.TESTS["memory_patterns"](bench, {"plant": flip})["problems"]}
     bench.release()
     for where in ("repeat", "sample", "exact"):
-        found[f"matmul_bf16 {where}"] = gpu_work.TESTS["matmul_bf16"](bench, {"plant": where})["problems"]
-    found["stress"] = gpu_work.TESTS["stress"](bench, {"seconds": 4, "plant": True})["problems"]
+        found[f"matmul_bf16 {where}"] = worker_child.TESTS["matmul_bf16"](bench, {"plant": where})["problems"]
+    found["stress"] = worker_child.TESTS["stress"](bench, {"seconds": 4, "plant": True})["problems"]
     return found
 
 
 def whole_run() -> dict[str, Any]:
     """Level 2 as the command runs it, children and start of torch included."""
-    report = diag_run.run(2, now=clock.ScaledClock().now(), options=diag_run.Options(engine=diag_run.TORCH))
+    report = runner.run(2, now=clock.ScaledClock().now(), options=runner.DiagOptions(engine=runner.TORCH))
     bad = [
-        f"{one.test}: {one.why}" for one in report.results if one.verdict not in (diag.Verdict.PASS, diag.Verdict.SKIP)
+        f"{one.test}: {one.why}"
+        for one in report.results
+        if one.verdict not in (diag.DiagVerdict.PASS, diag.DiagVerdict.SKIP)
     ]
     return {"verdict": report.exit, "seconds": report.seconds, "not_passed": bad}
 
@@ -75,7 +77,7 @@ def main() -> None:
     patterns = report["tests"]["memory_patterns"].get("measured")
     report["memory_patterns_share_of_copy"] = patterns / copy if patterns and copy else None
     report["planted"] = planted(bench)
-    report["stress"] = gpu_work.TESTS["stress"](bench, {"seconds": chosen.stress})
+    report["stress"] = worker_child.TESTS["stress"](bench, {"seconds": chosen.stress})
     report["wall_seconds"] = time.perf_counter() - start
     print(json.dumps(report, indent=1))
 

@@ -92,7 +92,7 @@ def classes(seconds: float, folder: Path, *, chosen: str) -> dict[str, Any]:
 
 
 def _hits(read: recording.Recording, truth: dict[str, str]) -> dict[str, Any]:
-    found = segments.judge(read).segments
+    found = segments.judge_recording(read).segments
     misses = [segment for segment in found if segment.verdict.bound.value != truth[segment.label]]
     samples, wrong = (sum(segment.features.samples for segment in some) for some in (found, misses))
     return {

@@ -12,7 +12,7 @@ from watchkeeper.kit import clock
 from watchkeeper.model.labels import METRIC_NAME, Labels
 from watchkeeper.query import embedded
 from watchkeeper.rules import evaluate, rulefile
-from watchkeeper.scrape import standing
+from watchkeeper.scrape import status_series
 from watchkeeper.store.head import head
 
 RULES = Path(rulefile.__file__).parents[1] / "packs" / "rules" / "usage-hours.yaml"
@@ -35,8 +35,8 @@ def empty_engine() -> embedded.EmbeddedEngine:
 def minute_of(samples: Mapping[Labels, float]) -> embedded.EmbeddedEngine:
     """An engine that has seen some series once and has run the rules of one minute over them."""
     engine = empty_engine()
-    engine.appender.append(standing.Standing().samples(dict(samples), clock.to_ms(START)))
-    group = next(group for group in rulefile.load([RULES]).groups if group.name == "usage-minutes")
+    engine.appender.append(status_series.StatusSeries().samples(dict(samples), clock.to_ms(START)))
+    group = next(group for group in rulefile.load_rules([RULES]).groups if group.name == "usage-minutes")
     for result in evaluate.evaluate_each(group, engine, {}, now=START):
         engine.appender.append(result.samples)
     return engine
@@ -50,9 +50,9 @@ def told(
     `cut` has the minutes in which the hub was killed after so many rules of a group.
     """
     engine = empty_engine()
-    groups = {group.name: group for group in rulefile.load([RULES]).groups}
-    state: evaluate.State = {}
-    scraped = standing.Standing()
+    groups = {group.name: group for group in rulefile.load_rules([RULES]).groups}
+    state: evaluate.RuleStates = {}
+    scraped = status_series.StatusSeries()
     for at, minute in enumerate(history):
         now = START + timedelta(minutes=at)
         if not minute.is_watched:

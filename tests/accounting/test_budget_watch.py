@@ -45,7 +45,7 @@ def shown(metrics: own_metrics.Registry, name: str) -> dict[str, float]:
 @pytest.mark.slow
 def test_what_a_team_spent_stands_beside_its_budget(tmp_path: Path, engine: EmbeddedEngine) -> None:
     made, metrics = watch(tmp_path)
-    made.look(engine, START + timedelta(hours=2))
+    made.update(engine, START + timedelta(hours=2))
     assert shown(metrics, "watchkeeper_accounting_budget_money") == {"a": 3.0, "z": 500.0}
     assert shown(metrics, SPENT) == {"a": 8.0, "z": 0.0}
     assert {dict(pairs)["month"] for pairs in metrics.metrics[SPENT].values} == {"2026-11"}
@@ -54,26 +54,26 @@ def test_what_a_team_spent_stands_beside_its_budget(tmp_path: Path, engine: Embe
 @pytest.mark.slow
 def test_no_forecast_is_shown_before_three_days_are_known(tmp_path: Path, engine: EmbeddedEngine) -> None:
     made, metrics = watch(tmp_path)
-    made.look(engine, START + timedelta(hours=2))
+    made.update(engine, START + timedelta(hours=2))
     assert shown(metrics, "watchkeeper_accounting_budget_forecast_money") == {}
 
 
 @pytest.mark.slow
 def test_a_budget_that_was_raised_counts_an_hour_later_and_not_before(tmp_path: Path, engine: EmbeddedEngine) -> None:
     made, metrics = watch(tmp_path)
-    made.look(engine, START + timedelta(hours=2))
+    made.update(engine, START + timedelta(hours=2))
     (tmp_path / "prices.toml").write_text(BOOK.format(a=3000))
-    made.look(engine, START + timedelta(hours=2, minutes=30))
+    made.update(engine, START + timedelta(hours=2, minutes=30))
     assert shown(metrics, "watchkeeper_accounting_budget_money")["a"] == 3.0
-    made.look(engine, START + timedelta(hours=3, minutes=1))
+    made.update(engine, START + timedelta(hours=3, minutes=1))
     assert shown(metrics, "watchkeeper_accounting_budget_money")["a"] == 3000.0
 
 
 @pytest.mark.slow
 def test_another_month_begins_with_nothing_spent(tmp_path: Path, engine: EmbeddedEngine) -> None:
     made, metrics = watch(tmp_path)
-    made.look(engine, START + timedelta(hours=2))
-    made.look(engine, START + timedelta(days=17))
+    made.update(engine, START + timedelta(hours=2))
+    made.update(engine, START + timedelta(days=17))
     assert shown(metrics, SPENT) == {"a": 0.0, "z": 0.0}
     assert {dict(pairs)["month"] for pairs in metrics.metrics[SPENT].values} == {"2026-12"}
 
@@ -83,7 +83,7 @@ def test_a_book_that_cannot_be_read_is_said_and_tried_again(tmp_path: Path, engi
     made, metrics = watch(tmp_path)
     (tmp_path / "prices.toml").unlink()
     with pytest.raises(PackError, match="the price book cannot be read"):
-        made.look(engine, START + timedelta(hours=2))
+        made.update(engine, START + timedelta(hours=2))
     (tmp_path / "prices.toml").write_text(BOOK.format(a=3))
-    made.look(engine, START + timedelta(hours=2))
+    made.update(engine, START + timedelta(hours=2))
     assert shown(metrics, SPENT)["a"] == 8.0

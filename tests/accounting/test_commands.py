@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests.accounting.command import run
-from watchkeeper.accounting import written
+from watchkeeper.accounting import report_files
 from watchkeeper.cli.accounting import cost, usage
 from watchkeeper.errors import WatchkeeperError
 
@@ -87,7 +87,7 @@ def test_what_a_file_of_numbers_excludes_is_said_beside_it(jobs: str, tmp_path: 
 
 @pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@x", "\tx", "\rx", "\n=1", "\uff1d1+1"])
 def test_no_cell_can_be_a_formula(text: str) -> None:
-    assert written.harmless(text).startswith("'")
+    assert report_files.escape_cell(text).startswith("'")
 
 
 def test_a_page_shows_what_it_rests_on_and_runs_nothing(jobs: str, tmp_path: Path) -> None:

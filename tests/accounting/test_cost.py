@@ -9,22 +9,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from watchkeeper.accounting import budgets, cost, summary, usage, waste, written
-from watchkeeper.accounting.tally import nobody
+from watchkeeper.accounting import budgets, cost, report_files, summary, usage, waste
+from watchkeeper.accounting.tally import unowned_key
 from watchkeeper.catalogue import prices
 from watchkeeper.client import answers, reading
 from watchkeeper.errors import PackError
 from watchkeeper.kit import wire
 
 DAY = 86_400.0
-BOOK = prices.Book(
+BOOK = prices.PriceBook(
     prices=(
-        prices.Price("H200", prices.Kind.ON_DEMAND, 5.0),
-        prices.Price("H200", prices.Kind.RESERVED, 3.0),
-        prices.Price("H100 80GB", prices.Kind.ON_DEMAND, 4.0),
-        prices.Price("A100", prices.Kind.OWN, 1.0),
+        prices.Price("H200", prices.PriceKind.ON_DEMAND, 5.0),
+        prices.Price("H200", prices.PriceKind.RESERVED, 3.0),
+        prices.Price("H100 80GB", prices.PriceKind.ON_DEMAND, 4.0),
+        prices.Price("A100", prices.PriceKind.OWN, 1.0),
     ),
-    pools={"own": prices.Pool("own", prices.Kind.OWN), "kept": prices.Pool("kept", prices.Kind.RESERVED)},
+    pools={
+        "own": prices.PricePool("own", prices.PriceKind.OWN),
+        "kept": prices.PricePool("kept", prices.PriceKind.RESERVED),
+    },
     pue=1.5,
     power_per_kwh=0.2,
     overhead_per_month=cost.MONTH_HOURS,
@@ -33,12 +36,12 @@ BOOK = prices.Book(
 
 def row(team: str, *, model: str = "NVIDIA H200", pool: str = "", **parts: float) -> tuple[usage.Key, list[float]]:
     owner = {"model": model, "pool": pool}
-    key = nobody(**owner) if team == usage.NOBODY else usage.key(team=team, job=f"{team}-job", user="ana", **owner)
+    key = unowned_key(**owner) if team == usage.NOBODY else usage.key(team=team, job=f"{team}-job", user="ana", **owner)
     return key, [parts.get(name, 0.0) for name in usage.PARTS]
 
 
-def table(*rows: tuple[usage.Key, list[float]]) -> usage.Table:
-    return usage.Table(0.0, DAY, tuple(key for key, _ in rows), np.array([amounts for _, amounts in rows]))
+def table(*rows: tuple[usage.Key, list[float]]) -> usage.UsageTable:
+    return usage.UsageTable(0.0, DAY, tuple(key for key, _ in rows), np.array([amounts for _, amounts in rows]))
 
 
 FLEET = table(
@@ -92,8 +95,8 @@ def test_lines_sum_to_the_bill_however_they_are_cut(
 
 def test_of_more_lines_than_an_answer_has_the_rest_is_one_and_the_sum_is_whole() -> None:
     whole = cost.report(FLEET, BOOK, ["team", "job"])
-    assert cost.bounded(whole, most=len(whole.lines)) is whole
-    found = cost.bounded(whole, most=2)
+    assert cost.limit_lines(whole, most=len(whole.lines)) is whole
+    found = cost.limit_lines(whole, most=2)
     assert [line.names for line in found.lines] == [whole.lines[0].names, (summary.REST, summary.REST)]
     assert found.money == pytest.approx(whole.money)
     assert f"{len(whole.lines) - 1} of {len(whole.lines)} lines are one" in found.notes[-1]
@@ -118,8 +121,8 @@ def test_a_hole_in_the_book_is_listed_and_in_no_sum() -> None:
 
 
 def test_idle_money_has_its_owner_named() -> None:
-    assert waste.wasted(cost.bill([FLEET], BOOK), range(len(FLEET.keys))) == [
-        waste.Waste("vision", "ana", "vision-job", 2.0, 10.0)
+    assert waste.wasted_by_owner(cost.price_usage([FLEET], BOOK), range(len(FLEET.keys))) == [
+        waste.WastedHours("vision", "ana", "vision-job", 2.0, 10.0)
     ]
 
 
@@ -130,7 +133,7 @@ def test_nobody_to_charge_is_said() -> None:
 
 
 def test_the_shipped_book_has_sources_and_dates() -> None:
-    book = prices.shipped()
+    book = prices.shipped_book()
     assert book.prices
     assert not book.problems
     assert all(price.source and price.checked for price in book.prices)
@@ -140,27 +143,29 @@ def test_the_shipped_book_has_sources_and_dates() -> None:
 def test_own_hardware_is_depreciated_over_its_years() -> None:
     bought = "purchase_per_gpu=40000\nresidual_per_gpu=4936\nyears=4\noverhead_per_gpu_hour=0.5"
     text = f'[[price]]\nmodel="H200"\nkind="own"\n{bought}'
-    assert prices.read(f'kind="own"\n{text}', where="x").rate("NVIDIA H200", "") == prices.Price(
-        "H200", prices.Kind.OWN, pytest.approx(35_064 / (4 * 8766) + 0.5)
+    assert prices.read_book(f'kind="own"\n{text}', where="x").rate("NVIDIA H200", "") == prices.Price(
+        "H200", prices.PriceKind.OWN, pytest.approx(35_064 / (4 * 8766) + 0.5)
     )
 
 
 def test_the_only_region_of_a_book_prices_pools_that_name_none_and_two_price_neither() -> None:
-    east, west = (prices.Price("H200", prices.Kind.ON_DEMAND, at, region=name) for name, at in (("e", 4.0), ("w", 5.0)))
-    pools = {"south": prices.Pool("south", region="s")}
-    one, two = (prices.Book("USD", prices=found, pools=pools) for found in ((east,), (east, west)))
+    east, west = (
+        prices.Price("H200", prices.PriceKind.ON_DEMAND, at, region=name) for name, at in (("e", 4.0), ("w", 5.0))
+    )
+    pools = {"south": prices.PricePool("south", region="s")}
+    one, two = (prices.PriceBook("USD", prices=found, pools=pools) for found in ((east,), (east, west)))
     assert one.rate("NVIDIA H200", "") == east
     assert one.rate("NVIDIA H200", "south") is None
     assert two.rate("NVIDIA H200", "") is None
 
 
 def test_a_region_has_its_price_before_any_and_names_match_by_whole_words() -> None:
-    book = prices.Book(
+    book = prices.PriceBook(
         prices=(
-            prices.Price("H100", prices.Kind.ON_DEMAND, 4.0),
-            prices.Price("H100", prices.Kind.ON_DEMAND, 6.0, region="eu"),
+            prices.Price("H100", prices.PriceKind.ON_DEMAND, 4.0),
+            prices.Price("H100", prices.PriceKind.ON_DEMAND, 6.0, region="eu"),
         ),
-        pools={"north": prices.Pool("north", region="eu")},
+        pools={"north": prices.PricePool("north", region="eu")},
     )
     rates = {pool: book.rate("NVIDIA H100 80GB HBM3", pool) for pool in ("", "north")}
     assert {pool: rate and rate.per_gpu_hour for pool, rate in rates.items()} == {"": 4.0, "north": 6.0}
@@ -183,15 +188,15 @@ from = 1970-01-03
 
 
 def test_hours_cost_what_the_book_said_at_their_time() -> None:
-    book = prices.read(DATED, where="b")
+    book = prices.read_book(DATED, where="b")
     assert not book.problems
-    assert book.stretches(0.0, 3 * DAY) == [(0.0, 2 * DAY), (2 * DAY, 3 * DAY)]
-    assert book.stretches(2 * DAY, 3 * DAY) == [(2 * DAY, 3 * DAY)]
+    assert book.price_periods(0.0, 3 * DAY) == [(0.0, 2 * DAY), (2 * DAY, 3 * DAY)]
+    assert book.price_periods(2 * DAY, 3 * DAY) == [(2 * DAY, 3 * DAY)]
     pieces = [
         replace(table(row("a", allocated=48), row("b", model="L4", allocated=1)), until=2 * DAY),
         replace(table(row("a", allocated=24), row("b", model="L4", allocated=1)), since=2 * DAY, until=3 * DAY),
     ]
-    found = cost.view(cost.bill(pieces, book), ["team"])
+    found = cost.report_bill(cost.price_usage(pieces, book), ["team"])
     assert {line.names[0]: line.money for line in found.lines} == {"a": 48 * 1 + 24 * 2, "b": 5}
     assert [(name, price.per_gpu_hour) for name, price in found.rates] == [
         ("L4 from 1970-01-03", 5), ("NVIDIA H200", 1), ("NVIDIA H200 from 1970-01-03", 2),
@@ -202,7 +207,7 @@ def test_hours_cost_what_the_book_said_at_their_time() -> None:
 
 def test_a_price_begins_on_a_day_and_not_on_a_word() -> None:
     text = '[[price]]\nmodel="H200"\nper_gpu_hour=1\nfrom="soon"\n'
-    assert prices.read(text, where="b").problems == (
+    assert prices.read_book(text, where="b").problems == (
         "b: price 1 ('H200'): from of 'soon' must be a day such as 2026-11-15, without quotation marks; it is not used",
     )
 
@@ -214,7 +219,7 @@ def test_opencost_csv_is_read_and_its_bad_rows_are_named() -> None:
         ",A100,,gpu,gpu.nvidia.com/class,,dear,\n"
         ",worker-a,,node,metadata.name,,0.24,\n"
     )
-    book = prices.read(text, where="opencost.csv")
+    book = prices.read_book(text, where="opencost.csv")
     rate = book.rate("Quadro RTX 4000", "")
     assert rate is not None
     assert rate.per_gpu_hour == 0.75
@@ -227,7 +232,7 @@ def test_opencost_csv_is_read_and_its_bad_rows_are_named() -> None:
 def test_opencost_csv_of_any_spreadsheet_is_read(separator: str, ending: str) -> None:
     rows = ("instanceid,region,assetclass,marketpricehourly", "H200,,gpu,3.5", "H200,,gpu,4", "A100,,gpu,1_0")
     text = "\ufeff" + ending.join(rows).replace(",", separator)
-    book = prices.read(text, where="o.csv")
+    book = prices.read_book(text, where="o.csv")
     assert [(price.model, price.per_gpu_hour) for price in book.prices] == [("H200", 3.5)]
     assert book.problems == (
         "o.csv:3: 'H200' has a price already; it is not used",
@@ -240,14 +245,14 @@ def test_rows_of_a_book_that_cannot_be_used_are_named_one_by_one() -> None:
         '[[price]]\nmodel="H200"\nper_gpu_hour=-1\n[[price]]\nmodel="A100"\n[[price]]\nmodel="L4"\nkind="rented"\n'
         '[budgets]\nvision="much"\n'
     )
-    found = prices.read(text, where="book.toml")
+    found = prices.read_book(text, where="book.toml")
     assert not found.prices
     for said in ("price 1 ('H200'): per_gpu_hour of -1", "price 2 ('A100'): per_gpu_hour is missing", "budgets.vision"):
         assert any(said in problem for problem in found.problems)
     with pytest.raises(PackError, match="this is no price book"):
-        prices.read("not = [", where="book.toml")
+        prices.read_book("not = [", where="book.toml")
     with pytest.raises(PackError, match=r"pue of 0\.2 must be a number of at least 1"):
-        prices.read("pue = 0.2", where="book.toml")
+        prices.read_book("pue = 0.2", where="book.toml")
 
 
 @pytest.mark.parametrize(
@@ -261,7 +266,7 @@ def test_rows_of_a_book_that_cannot_be_used_are_named_one_by_one() -> None:
 )
 def test_a_book_that_cannot_be_used_says_why(text: str, said: str) -> None:
     with pytest.raises(PackError) as refused:
-        prices.read(text, where="book.toml")
+        prices.read_book(text, where="book.toml")
     assert said in str(refused.value)
 
 
@@ -270,7 +275,7 @@ def test_words_of_a_row_that_mean_nothing_and_second_prices_are_named() -> None:
     text = (
         f'{row}residual=900\n{row}[[pool]]\nregion="eu"\n[[pool]]\nname="p"\nkind="rent"\n[[pool]]\nname="q"\nzone=1\n'
     )
-    assert prices.read(text, where="b").problems == (
+    assert prices.read_book(text, where="b").problems == (
         "b: price 1 ('H200'): no such key: residual; it is used without",
         "b: price 2 ('H200'): it has a price already; it is not used",
         "b: pool 1: name is missing; it is not used",
@@ -281,7 +286,7 @@ def test_words_of_a_row_that_mean_nothing_and_second_prices_are_named() -> None:
 
 def test_of_many_bad_rows_the_first_are_named_and_the_rest_is_counted() -> None:
     header = "InstanceID,Region,AssetClass,MarketPriceHourly\n"
-    problems = prices.read(header + "H200,,gpu,dear\n" * 50 + "n,,node,1\n", where="o.csv").problems
+    problems = prices.read_book(header + "H200,,gpu,dear\n" * 50 + "n,,node,1\n", where="o.csv").problems
     assert problems[20:] == (
         "o.csv: and 30 more like these",
         "o.csv: 1 rows price nodes or volumes; only those of AssetClass gpu are used",
@@ -289,9 +294,9 @@ def test_of_many_bad_rows_the_first_are_named_and_the_rest_is_counted() -> None:
 
 
 def test_a_hole_says_what_the_book_has_instead() -> None:
-    reserved = prices.Price("H200", prices.Kind.RESERVED, 3.0)
-    east, west = (prices.Price("H100", prices.Kind.ON_DEMAND, 4.0, region=name) for name in ("east", "west"))
-    book = prices.Book(prices=(reserved, east, west))
+    reserved = prices.Price("H200", prices.PriceKind.RESERVED, 3.0)
+    east, west = (prices.Price("H100", prices.PriceKind.ON_DEMAND, 4.0, region=name) for name in ("east", "west"))
+    book = prices.PriceBook(prices=(reserved, east, west))
     found = cost.report(table(row("a", allocated=1), row("b", model="NVIDIA H100 PCIe", allocated=1)), book, ["team"])
     assert [note.partition("; ")[2] for note in found.notes] == [
         "the book has on_demand in east, on_demand in west, and these are on_demand",
@@ -306,7 +311,7 @@ def test_the_run_rate_and_its_interval_judge_a_budget() -> None:
     assert high is not None
     assert low < 100 < high
     assert budgets.run_rate([10], 10) == (100, None, None)
-    found = budgets.judge(
+    found = budgets.judge_teams(
         {"a": [10, 10, 10], "b": [10, 10, 10], "c": [8, 12, 10], "d": [1, 1, 1]},
         {"a": 30, "b": 30, "c": 30, "d": 3},
         {"a": 29, "b": 100, "c": 135, "d": 100},
@@ -318,45 +323,52 @@ def test_the_run_rate_and_its_interval_judge_a_budget() -> None:
 
 
 def test_a_better_forecast_may_be_handed_in() -> None:
-    found = budgets.judge({}, {"a": 5}, {}, days_left=3, forecast=lambda days, left: (left, None, None))
+    found = budgets.judge_teams({}, {"a": 5}, {}, days_left=3, forecast=lambda days, left: (left, None, None))
     assert found[0].forecast == 8
 
 
 def test_a_fleet_of_half_a_day_has_a_run_rate_too() -> None:
-    day = usage.Table(0.0, DAY / 2, FLEET.keys, FLEET.amounts)
-    found = budgets.of_month(cost.bill([day], BOOK), [day], ends=DAY / 2 + 10 * DAY)
+    day = usage.UsageTable(0.0, DAY / 2, FLEET.keys, FLEET.amounts)
+    found = budgets.month_budgets(cost.price_usage([day], BOOK), [day], ends=DAY / 2 + 10 * DAY)
     by_team = {one["team"]: one for one in found["budgets"]}
     assert by_team["vision"]["forecast"] == pytest.approx(50 + 10 * 100)
     assert by_team["vision"]["low"] is None
 
 
-def month_of(*days: usage.Table) -> usage.Table:
+def month_of(*days: usage.UsageTable) -> usage.UsageTable:
     keys = [key for day in days for key in day.keys]
-    return usage.Table(0.0, len(days) * DAY, keys, np.concatenate([day.amounts for day in days]), ("of the month",))
+    return usage.UsageTable(
+        0.0, len(days) * DAY, keys, np.concatenate([day.amounts for day in days]), ("of the month",)
+    )
 
 
-def later(day: usage.Table, at: int) -> usage.Table:
+def later(day: usage.UsageTable, at: int) -> usage.UsageTable:
     return replace(day, since=at * DAY, until=(at + 1) * DAY, notes=(f"of day {at}",))
 
 
 def test_what_has_no_price_costs_an_unknown_amount_and_its_budget_is_unknown() -> None:
     book = replace(BOOK, budgets={"a": 100.0}, overhead_per_month=0.0)
     day = table(row("a", model="GeForce", allocated=7, wasted=2), row("b", allocated=2))
-    found = cost.plain(cost.report(day, book, ["team"]))
+    found = cost.report_as_json(cost.report(day, book, ["team"]))
     a, b = sorted(found["lines"], key=lambda line: line["team"])
     assert [a[name] for name in ("money", "direct", "energy", "wasted_money", "shared")] == [None, None, None, None, 0]
     assert b["money"] == found["money"] == found["total"]["money"] > 0
-    assert cost.plain(cost.report(table(row("a", model="GeForce", allocated=7)), book, ["team"]))["money"] is None
-    assert written.to_csv(found).splitlines()[2].startswith("a,,,,0,,7,")
-    assert reading.read(answers.Bill, wire.to_plain(found)).total.money == found["money"]
-    judged = {one["team"]: one for one in budgets.of_month(cost.bill([day], book), [day], ends=30 * DAY)["budgets"]}
+    assert (
+        cost.report_as_json(cost.report(table(row("a", model="GeForce", allocated=7)), book, ["team"]))["money"] is None
+    )
+    assert report_files.to_csv(found).splitlines()[2].startswith("a,,,,0,,7,")
+    assert reading.read_answer(answers.CostReport, wire.to_plain(found)).total.money == found["money"]
+    judged = {
+        one["team"]: one
+        for one in budgets.month_budgets(cost.price_usage([day], book), [day], ends=30 * DAY)["budgets"]
+    }
     assert (judged["a"]["spent"], judged["a"]["forecast"], judged["a"]["state"]) == (None, None, "unknown")
     assert judged["b"]["spent"] > 0
 
 
 def test_what_is_said_of_a_month_is_said_once_with_all_its_hours() -> None:
     days = [later(table(row("a", model="GeForce", allocated=7 * (at + 1))), at) for at in range(3)]
-    notes = budgets.of_month(cost.bill([month_of(*days)], BOOK), days, ends=30 * DAY)["notes"]
+    notes = budgets.month_budgets(cost.price_usage([month_of(*days)], BOOK), days, ends=30 * DAY)["notes"]
     assert notes == ["of the month", "42.0 GPU-hours of GeForce have no price and are in no sum of money"]
 
 
@@ -367,7 +379,9 @@ def test_a_budget_has_spent_what_the_report_of_the_month_says(policy: cost.Polic
         later(table(row("a", allocated=30, used=6), row("b", allocated=10, used=3), row(usage.NOBODY, idle=10)), 1),
     ]
     report = cost.report(month_of(*days), BOOK, ["team"], policy=policy)
-    found = budgets.of_month(cost.bill([month_of(*days)], BOOK, policy=policy), days, ends=2 * DAY)["budgets"]
+    found = budgets.month_budgets(cost.price_usage([month_of(*days)], BOOK, policy=policy), days, ends=2 * DAY)[
+        "budgets"
+    ]
     expected = {line.names[0]: line.money for line in report.lines if usage.NOBODY not in line.names}
     assert {one["team"]: one["spent"] for one in found} == pytest.approx(expected)
     assert {one["team"]: one["forecast"] for one in found} == pytest.approx(expected)
@@ -376,14 +390,14 @@ def test_a_budget_has_spent_what_the_report_of_the_month_says(policy: cost.Polic
 def test_a_day_that_nobody_saw_tells_nothing_about_others() -> None:
     seen = table(row("a", allocated=24), row(usage.NOBODY, idle=24))
     days = [later(day, at) for at, day in enumerate((seen, table(row(usage.NOBODY, unknown=48)), seen, seen))]
-    found = budgets.of_month(cost.bill([month_of(*days)], BOOK), days, ends=14 * DAY)["budgets"]
+    found = budgets.month_budgets(cost.price_usage([month_of(*days)], BOOK), days, ends=14 * DAY)["budgets"]
     assert found[0]["forecast"] == pytest.approx((3 + 10) * 24 * 5)
 
 
 def test_where_no_day_is_whole_a_silent_one_tells_nothing_either() -> None:
     half = table(row("a", allocated=12), row(usage.NOBODY, idle=12, unknown=24))
     days = [later(day, at) for at, day in enumerate((half, table(row(usage.NOBODY, unknown=48))))]
-    found = budgets.of_month(cost.bill([month_of(*days)], BOOK), days, ends=3 * DAY)["budgets"]
+    found = budgets.month_budgets(cost.price_usage([month_of(*days)], BOOK), days, ends=3 * DAY)["budgets"]
     assert found[0]["forecast"] == pytest.approx((12 + 12) * 5)
 
 
@@ -401,5 +415,5 @@ def test_who_is_not_measured_bears_nothing_by_use_and_that_is_said() -> None:
 
 def test_the_bill_of_a_fleet_that_is_new_says_for_how_long_it_is() -> None:
     begun = replace(FLEET, first=DAY - 1800)
-    bills = [cost.plain(cost.report(one, BOOK, ["team"])) for one in (FLEET, begun)]
+    bills = [cost.report_as_json(cost.report(one, BOOK, ["team"])) for one in (FLEET, begun)]
     assert [bill["recorded_hours"] for bill in bills] == [24.0, 0.5]

@@ -29,8 +29,8 @@ SACCT = """JobID|User|Account|Partition|Start|End|AllocTRES|State
 """
 
 
-def read(text: str, **told: str) -> job_files.Jobs:
-    return job_files.read(text, where="jobs.csv", zone=UTC, told=told)
+def read(text: str, **told: str) -> job_files.JobTable:
+    return job_files.read_job_table(text, where="jobs.csv", zone=UTC, told=told)
 
 
 def test_bad_lines_of_sacct_are_named_and_counted() -> None:
@@ -42,11 +42,11 @@ def test_bad_lines_of_sacct_are_named_and_counted() -> None:
         "jobs.csv:6: job id stands twice: '101': the first is used",
         "jobs.csv:7: cannot be used: 'yesterday' is not a time such as 2026-01-31 09:00:00 or 1769850000",
     ]
-    table = job_files.hours(found, since=found.since, until=found.until, capacity=10)
-    assert {line.names[0]: float(line.amounts[0]) for line in summary.lines(table, ["team"])} == {
+    table = job_files.job_hours(found, since=found.since, until=found.until, capacity=10)
+    assert {line.names[0]: float(line.amounts[0]) for line in summary.usage_lines(table, ["team"])} == {
         "vision": 192.0, "speech": 44.0, "(nobody)": 0.0,
     }  # fmt: skip
-    assert {line.names[0] for line in summary.lines(table, ["model"])} == {"h200", "unmapped"}
+    assert {line.names[0] for line in summary.usage_lines(table, ["model"])} == {"h200", "unmapped"}
     assert usage.total(summary.total(table)) == pytest.approx(240.0)
     for said in (
         "jobs without an end, taken as running: 1",
@@ -76,7 +76,7 @@ def test_hours_are_what_counting_minutes_finds_and_any_partition_sums(
     found = read("id,gpus,started,ended\n" + rows)
 
     def held(first: int, last: int) -> float:
-        return float(job_files.hours(found, since=first * 60, until=last * 60).amounts[:, usage.ALLOCATED].sum())
+        return float(job_files.job_hours(found, since=first * 60, until=last * 60).amounts[:, usage.ALLOCATED].sum())
 
     counted = sum(
         gpus / 60
@@ -98,7 +98,7 @@ def test_idle_is_what_nobody_held_minute_by_minute_also_where_jobs_held_more_tha
     found = read("id,gpus,started,ended\n" + rows)
     taken = [sum(gpus for start, length, gpus in drawn if start <= at < start + length) for at in range(600)]
     pieces = [
-        job_files.hours(found, since=first * 60, until=last * 60, capacity=capacity)
+        job_files.job_hours(found, since=first * 60, until=last * 60, capacity=capacity)
         for first, last in itertools.pairwise([0, *cuts, 600])
     ]
     idle = sum(float(summary.total(piece)[usage.IDLE]) for piece in pieces)
@@ -118,20 +118,20 @@ def test_a_time_that_is_years_from_the_others_is_a_mistake_and_named() -> None:
 
 def test_a_time_without_a_zone_is_in_the_zone_that_is_told_also_when_clocks_change() -> None:
     text = "id,gpus,started,ended\na,1,2026-10-25T00:00:00,2026-10-26T00:00:00\n"
-    found = job_files.read(text, where="x", zone=ZoneInfo("Europe/Berlin"))
+    found = job_files.read_job_table(text, where="x", zone=ZoneInfo("Europe/Berlin"))
     assert (found.until - found.since) / 3600 == 25
 
 
 def test_activity_makes_hours_used_or_wasted() -> None:
     found = read("id,gpus,started,ended,activity\na,1,0,3600,0.5\nb,1,0,3600,0.01\nc,1,0,3600,\n")
-    amounts = summary.total(job_files.hours(found, since=0, until=3600))
+    amounts = summary.total(job_files.job_hours(found, since=0, until=3600))
     parts = (usage.ALLOCATED, usage.USED, usage.WASTED, usage.UNMEASURED)
     assert [float(amounts[at]) for at in parts] == pytest.approx([3, 0.51, 0.99, 1])
 
 
 def held(text: str, *by: str) -> dict[tuple[str, ...], float]:
     found = read(text)
-    lines = summary.lines(job_files.hours(found, since=found.since, until=found.until), by)
+    lines = summary.usage_lines(job_files.job_hours(found, since=found.since, until=found.until), by)
     return {line.names: float(line.amounts[usage.ALLOCATED]) for line in lines}
 
 
@@ -177,7 +177,7 @@ def test_slices_of_slurm_are_parts_of_a_gpu_and_each_model_has_its_hours() -> No
 )
 def test_a_slice_of_slurm_is_a_part_of_its_own_model(kind: str, model: str, share: float) -> None:
     text = f"JobID|Start|End|AllocTRES\n1|0|3600|gres/gpu:{kind}=1\n"
-    found = job_files.read(text, where="jobs.csv", zone=ZoneInfo("UTC"), model=model)
+    found = job_files.read_job_table(text, where="jobs.csv", zone=ZoneInfo("UTC"), model=model)
     assert [job.gpus for job in found.jobs] == pytest.approx([share])
 
 
@@ -214,7 +214,7 @@ def test_jobs_of_two_namespaces_or_clusters_may_have_one_name() -> None:
 
 def test_a_time_without_jobs_says_of_which_time_the_table_is() -> None:
     found = read("id,gpus,started,ended\na,1,0,3600\n")
-    notes = job_files.hours(found, since=7200, until=9000).notes
+    notes = job_files.job_hours(found, since=7200, until=9000).notes
     assert "no job ran in this time; the table is of 1970-01-01T00:00Z to 1970-01-01T01:00Z" in notes
 
 
@@ -240,5 +240,5 @@ def test_a_public_trace_adds_up_to_its_own_hourly_allocation() -> None:
     found = read((TRACES / "alibaba2025_dlrm_instances.csv").read_text())
     with (TRACES / "alibaba2025_dlrm_hourly_alloc.csv").open() as file:
         hourly = [float(row["gpus_allocated"]) for row in csv.DictReader(file)]
-    table = job_files.hours(found, since=0, until=len(hourly) * 3600)
+    table = job_files.job_hours(found, since=0, until=len(hourly) * 3600)
     assert float(summary.total(table)[usage.ALLOCATED]) == pytest.approx(sum(hourly), rel=1e-3)

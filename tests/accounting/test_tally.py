@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from tests.accounting.histories import empty_engine
 from tests.properties import examples
-from watchkeeper.accounting import books, ledger, recorded, summary, usage
-from watchkeeper.accounting.tally import HOUR, LEAST_GAP_SECONDS, nobody
+from watchkeeper.accounting import ledger, recorded_hours, summary, usage, usage_reader
+from watchkeeper.accounting.tally import HOUR, LEAST_GAP_SECONDS, unowned_key
 from watchkeeper.model.labels import METRIC_NAME, Labels
 from watchkeeper.model.samples import Sample
 from watchkeeper.query import embedded
@@ -44,7 +44,7 @@ def engine_of(recorded_hours: dict[int, tuple[float, float, int]], *, offset: fl
 
 
 def totals(engine: embedded.EmbeddedEngine, since: float, until: float) -> usage.Amounts:
-    return summary.total(books.table(engine, None, since=since, until=until, by_job=False))
+    return summary.total(usage_reader.read_usage(engine, None, since=since, until=until, by_job=False))
 
 
 @examples(40)
@@ -83,7 +83,7 @@ def test_windows_that_tile_a_time_sum_to_it(
 
 def test_a_gap_is_unknown_and_never_idle_and_both_are_said() -> None:
     engine = engine_of({2: (6.0, 2.0, 60), 5: (6.0, 2.0, 60)})
-    table = books.table(engine, None, since=DAY, until=DAY + 6 * HOUR, by_job=False)
+    table = usage_reader.read_usage(engine, None, since=DAY, until=DAY + 6 * HOUR, by_job=False)
     amounts = summary.total(table)
     assert amounts[usage.UNKNOWN] == pytest.approx(16.0)
     assert amounts[usage.IDLE] == pytest.approx(4.0)
@@ -107,26 +107,30 @@ def engine_with_offset_hour() -> list[Sample]:
     ]
 
 
-def hours_of_a_day(day: float, rows: int = 24) -> recorded.Hours:
-    keys = [usage.key(cluster="main", team=team, model="NVIDIA H200") for team in TEAMS] + [nobody(cluster="main")]
+def hours_of_a_day(day: float, rows: int = 24) -> recorded_hours.RecordedHours:
+    keys = [usage.key(cluster="main", team=team, model="NVIDIA H200") for team in TEAMS] + [unowned_key(cluster="main")]
     amounts = np.zeros((rows * len(keys), len(usage.PARTS)))
     amounts[:, usage.ALLOCATED] = np.tile([3.0, 2.0, 1.0, 0.0], rows)
     amounts[:, usage.IDLE] = np.tile([0.0, 0.0, 0.0, 2.0], rows)
     starts = np.repeat(day + np.arange(rows) * HOUR, len(keys))
-    return recorded.Hours(starts, keys * rows, amounts, {"main": {day + at * HOUR: 1.0 for at in range(rows)}})
+    return recorded_hours.RecordedHours(
+        starts, keys * rows, amounts, {"main": {day + at * HOUR: 1.0 for at in range(rows)}}
+    )
 
 
 @examples(25)
 @given(st.integers(0, 71), st.integers(1, 72))
 def test_a_ledger_gives_back_any_window(tmp_path_factory: pytest.TempPathFactory, first: int, length: int) -> None:
-    kept = ledger.Ledger(tmp_path_factory.mktemp("ledger"))
+    kept = ledger.UsageLedger(tmp_path_factory.mktemp("ledger"))
     for day in range(3):
         found = hours_of_a_day(DAY + day * 86_400)
         kept.keep(DAY + day * 86_400, found, found)
     last = min(first + length, 72)
-    table = books.table(empty_engine(), kept, since=DAY + first * HOUR, until=DAY + last * HOUR, by_job=False)
+    table = usage_reader.read_usage(
+        empty_engine(), kept, since=DAY + first * HOUR, until=DAY + last * HOUR, by_job=False
+    )
     assert usage.total(summary.total(table)) == pytest.approx(8.0 * (last - first), rel=1e-6)
-    assert {line.names[0]: round(float(line.amounts[0])) for line in summary.lines(table, ["team"])} == {
+    assert {line.names[0]: round(float(line.amounts[0])) for line in summary.usage_lines(table, ["team"])} == {
         "vision": 3 * (last - first), "speech": 2 * (last - first), "unmapped": last - first, usage.NOBODY: 0,
     }  # fmt: skip
 
@@ -139,35 +143,35 @@ def test_a_ledger_that_lags_behind_changes_no_total(
     kept_hours: int,
     offset: float,
 ) -> None:
-    engine, kept = engine_of(found, offset=offset), ledger.Ledger(tmp_path_factory.mktemp("ledger"))
+    engine, kept = engine_of(found, offset=offset), ledger.UsageLedger(tmp_path_factory.mktemp("ledger"))
     for day in (DAY, DAY + 86_400):
-        known = recorded.hours(engine, day, min(day + 86_400, DAY + kept_hours * HOUR), by_job=False)
+        known = recorded_hours.hours(engine, day, min(day + 86_400, DAY + kept_hours * HOUR), by_job=False)
         if len(known.starts):
             kept.keep(day, known, known)
     window = {"since": DAY - HOUR, "until": DAY + 32 * HOUR, "by_job": False}
-    one, other = (summary.total(books.table(engine, source, **window)) for source in (None, kept))
+    one, other = (summary.total(usage_reader.read_usage(engine, source, **window)) for source in (None, kept))
     assert other == pytest.approx(one, rel=1e-5, abs=1e-5)
 
 
 def test_a_day_is_never_replaced_by_one_with_fewer_hours(tmp_path: Path) -> None:
-    kept = ledger.Ledger(tmp_path)
+    kept = ledger.UsageLedger(tmp_path)
     assert kept.lacks(DAY, hours_of_a_day(DAY))
     kept.keep(DAY, hours_of_a_day(DAY), hours_of_a_day(DAY))
     assert not kept.lacks(DAY, hours_of_a_day(DAY, rows=9))
 
 
 def test_a_broken_day_is_said_and_counts_as_unknown(tmp_path: Path) -> None:
-    kept = ledger.Ledger(tmp_path)
+    kept = ledger.UsageLedger(tmp_path)
     for day in range(3):
         kept.keep(DAY + day * 86_400, hours_of_a_day(DAY + day * 86_400), hours_of_a_day(DAY + day * 86_400))
     (tmp_path / "2026-11-02.npz").write_bytes(b"PK nonsense")
-    table = books.table(empty_engine(), kept, since=DAY, until=DAY + 3 * 86_400, by_job=False)
+    table = usage_reader.read_usage(empty_engine(), kept, since=DAY, until=DAY + 3 * 86_400, by_job=False)
     assert summary.total(table)[usage.UNKNOWN] == pytest.approx(24 * 8)
     assert any("the ledger of 2026-11-02 cannot be read" in note for note in table.notes)
 
 
 def test_nothing_recorded_says_when_it_will_be() -> None:
-    table = books.table(empty_engine(), None, since=DAY, until=DAY + HOUR, by_job=False)
+    table = usage_reader.read_usage(empty_engine(), None, since=DAY, until=DAY + HOUR, by_job=False)
     assert "usage begins when the rules of usage-hours.yaml have run" in table.notes[0]
 
 
@@ -177,7 +181,7 @@ def test_a_hub_that_is_away_where_a_window_begins_leaves_no_hour_out() -> None:
     for cut in (11, 15, 19):
         parts = totals(engine, DAY, DAY + cut * HOUR) + totals(engine, DAY + cut * HOUR, DAY + 30 * HOUR)
         assert parts == pytest.approx(whole)
-    later = books.table(engine, None, since=DAY + 15 * HOUR, until=DAY + 30 * HOUR, by_job=False)
+    later = usage_reader.read_usage(engine, None, since=DAY + 15 * HOUR, until=DAY + 30 * HOUR, by_job=False)
     assert later.recorded_hours == 15
     assert [note.partition(":")[2] for note in later.notes] == [
         " nothing was recorded for 5.0 hours (from 2026-11-01T15:00Z); its GPUs count as unknown"
@@ -187,32 +191,32 @@ def test_a_hub_that_is_away_where_a_window_begins_leaves_no_hour_out() -> None:
 def test_a_bill_that_is_cut_by_prices_has_the_hours_of_the_whole_time() -> None:
     engine = engine_of(dict.fromkeys((*range(3, 10), *range(20, 25)), (4, 2, 60)))
     cuts = [DAY + at * HOUR for at in (0, 2, 12, 16, 25)]
-    pieces = books.pieces(engine, None, list(itertools.pairwise(cuts)), by_job=False)
+    pieces = usage_reader.read_usage_periods(engine, None, list(itertools.pairwise(cuts)), by_job=False)
     assert [usage.total(summary.total(piece)) for piece in pieces] == pytest.approx([0, 54, 24, 54])
-    assert usage.total(summary.total(usage.joined(pieces))) == pytest.approx(
+    assert usage.total(summary.total(usage.join_tables(pieces))) == pytest.approx(
         usage.total(totals(engine, cuts[0], cuts[-1]))
     )
-    said = [note for note in usage.joined(pieces).notes if "records begin" in note]
+    said = [note for note in usage.join_tables(pieces).notes if "records begin" in note]
     assert [note.partition("; ")[2] for note in said] == ["the 3.0 hours before are excluded"]
 
 
 def test_a_day_on_which_a_cluster_was_silent_is_unknown_and_not_empty(tmp_path: Path) -> None:
-    kept = ledger.Ledger(tmp_path)
+    kept = ledger.UsageLedger(tmp_path)
     kept.keep(DAY, hours_of_a_day(DAY, rows=12), hours_of_a_day(DAY, rows=12))
     silent, later = DAY + 86_400, DAY + 9 * 86_400
-    found = books.table(empty_engine(), kept, since=silent, until=silent + 86_400, by_job=True)
+    found = usage_reader.read_usage(empty_engine(), kept, since=silent, until=silent + 86_400, by_job=True)
     assert summary.total(found)[usage.UNKNOWN] == usage.total(summary.total(found)) == pytest.approx(24 * 8)
     # Whoever is away for longer than a week is gone.
-    assert not books.table(empty_engine(), kept, since=later, until=later + 86_400, by_job=True).keys
+    assert not usage_reader.read_usage(empty_engine(), kept, since=later, until=later + 86_400, by_job=True).keys
 
 
 def test_what_nobody_saw_of_a_cluster_of_one_model_is_of_that_model() -> None:
     engine = engine_of(dict.fromkeys((0, 1, 4), (4, 2, 60)))
-    table = books.table(engine, None, since=DAY, until=DAY + 5 * HOUR, by_job=False)
+    table = usage_reader.read_usage(engine, None, since=DAY, until=DAY + 5 * HOUR, by_job=False)
     unknown = {
         key: row[usage.UNKNOWN] for key, row in zip(table.keys, table.amounts, strict=True) if row[usage.UNKNOWN]
     }
-    assert unknown == pytest.approx({nobody(cluster="main", model="NVIDIA H200"): 12})
+    assert unknown == pytest.approx({unowned_key(cluster="main", model="NVIDIA H200"): 12})
 
 
 def test_what_nobody_saw_of_a_cluster_of_two_models_is_of_neither() -> None:
@@ -220,6 +224,6 @@ def test_what_nobody_saw_of_a_cluster_of_two_models_is_of_neither() -> None:
     other = {METRIC_NAME: "watchkeeper:team_gpu_hours:sum", "cluster": "main", "modelName": "NVIDIA L4"}
     at = round((DAY + 5 * HOUR + 0.4) * 1000)
     engine.appender.append([Sample(Labels({**other, "team": usage.NOBODY, "part": "idle"}), at, 1.0)])
-    table = books.table(engine, None, since=DAY, until=DAY + 5 * HOUR, by_job=False)
+    table = usage_reader.read_usage(engine, None, since=DAY, until=DAY + 5 * HOUR, by_job=False)
     unknown = [key for key, row in zip(table.keys, table.amounts, strict=True) if row[usage.UNKNOWN]]
-    assert unknown == [nobody(cluster="main")]
+    assert unknown == [unowned_key(cluster="main")]

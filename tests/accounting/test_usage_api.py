@@ -19,7 +19,7 @@ from watchkeeper.kit import clock
 from watchkeeper.model.labels import METRIC_NAME, Labels
 from watchkeeper.model.samples import Sample
 from watchkeeper.query import embedded
-from watchkeeper.query.engine import Answer
+from watchkeeper.query.engine import QueryResult
 from watchkeeper.store.head import head
 
 HOURS = 72
@@ -30,7 +30,7 @@ class CountedEngine(embedded.EmbeddedEngine):
 
     questions = 0
 
-    def instant(self, expr: str, at_ms: int) -> Answer:
+    def instant(self, expr: str, at_ms: int) -> QueryResult:
         self.questions += "workload_gpu_hours" in expr
         return super().instant(expr, at_ms)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.support.fake_nvml import driver
 from watchkeeper.agent.gpus.reader_link import ReaderLink
-from watchkeeper.agent.gpus.reader_watch import Limits
+from watchkeeper.agent.gpus.reader_watch import ReaderLimits
 from watchkeeper.agent.gpus.sampler import DriverFact, Sampler, SamplerSettings
 from watchkeeper.kit import clock
 from watchkeeper.model import fleet
@@ -28,8 +28,8 @@ class Reader:
     def __init__(
         self, fake: driver.FakeNvml, names: Sequence[str] | None, environment: Mapping[str, str] | None
     ) -> None:
-        default = choice.choose().families
-        wanted = default if names is None else [choice.dcgm()[name][0] for name in names]
+        default = choice.choose_families().families
+        wanted = default if names is None else [choice.dcgm_families()[name][0] for name in names]
         self.link = ReaderLink(wanted, events=True, environment=environment or fake.environment)
         self._heard: list[dict[str, Any]] = []
         self.opening = self.hear()
@@ -39,11 +39,11 @@ class Reader:
         poll.register(self.link.fileno(), select.POLLIN)
         while not self._heard:
             assert poll.poll(PATIENCE_SECONDS * 1000), f"no answer; the reader is in {self.link.current_call()}"
-            self._heard += self.link.hear()
+            self._heard += self.link.read_messages()
         return self._heard.pop(0)
 
     def ask(self, index: int = 0, *cadences: str) -> dict[str, Any]:
-        self.link.ask(index, cadences or EVERYTHING)
+        self.link.request_reading(index, cadences or EVERYTHING)
         return self.hear()
 
 
@@ -55,12 +55,12 @@ def reader(
     try:
         yield opened
     finally:
-        opened.link.give_up()
+        opened.link.abandon()
         assert opened.link.wait_gone(PATIENCE_SECONDS)
 
 
 @contextmanager
-def sampling(fake: driver.FakeNvml, limits: Limits, facts: list[DriverFact] | None = None) -> Iterator[Sampler]:
+def sampling(fake: driver.FakeNvml, limits: ReaderLimits, facts: list[DriverFact] | None = None) -> Iterator[Sampler]:
     settings = SamplerSettings(NODE, "n1", limits=limits, environment=fake.environment)
     sampler = Sampler(settings, clock.ScaledClock(), on_event=None if facts is None else facts.append)
     sampler.start()

@@ -93,7 +93,7 @@ def test_an_agent_that_may_not_read_the_kernel_log_says_so_and_goes_on(
 
     async def story() -> None:
         stop, registry = asyncio.Event(), Registry()
-        listening = replace(settings(root, "http://127.0.0.1:9"), listen=agent_server.Listen(port=0))
+        listening = replace(settings(root, "http://127.0.0.1:9"), listen=agent_server.ListenSettings(port=0))
         running = asyncio.create_task(agent.run(listening, ScaledClock(), stop, registry=registry))
         await until_async(lambda: "The kernel log is not followed" in caplog.text)
         assert registry.metrics["watchkeeper_agent_kernel_log_readable"].values == {(): 0}

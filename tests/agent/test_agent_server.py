@@ -17,14 +17,14 @@ import pytest
 
 from tests.support.waiting import until_async
 from watchkeeper.agent import agent_server
-from watchkeeper.agent.agent_server import Guards, Listen, Page, Route, load_guards, serving
+from watchkeeper.agent.agent_server import Credentials, HttpPage, ListenSettings, Route, load_credentials, serving
 from watchkeeper.errors import SettingsError, StartRefused
 
 ROUTES = {
-    "/metrics": Route(lambda: Page(b"up 1\n")),
-    "/-/healthy": Route(lambda: Page(b"ok\n"), is_guarded=False),
+    "/metrics": Route(lambda: HttpPage(b"up 1\n")),
+    "/-/healthy": Route(lambda: HttpPage(b"ok\n"), needs_credentials=False),
 }
-LOCAL = Listen(port=0)
+LOCAL = ListenSettings(port=0)
 
 
 async def say(address: str, request: bytes, tls: ssl.SSLContext | None = None) -> bytes:
@@ -52,7 +52,7 @@ def get(path: str, **headers: str) -> bytes:
     return "\r\n".join([f"GET {path} HTTP/1.1", "Host: x", "Connection: close", *lines, "", ""]).encode()
 
 
-def ask(listen: Listen, *requests: bytes) -> list[bytes]:
+def ask(listen: ListenSettings, *requests: bytes) -> list[bytes]:
     async def story() -> list[bytes]:
         async with serving(listen, ROUTES) as address:
             return [await say(address, request) for request in requests]
@@ -68,7 +68,7 @@ def test_a_long_page_is_packed_for_those_who_take_it() -> None:
     long = b"up 1\n" * 4000
 
     async def story() -> list[bytes]:
-        async with serving(LOCAL, {"/metrics": Route(lambda: Page(long))}) as address:
+        async with serving(LOCAL, {"/metrics": Route(lambda: HttpPage(long))}) as address:
             requests = get("/metrics"), get("/metrics", **{"Accept-Encoding": "gzip"})
             return [await say(address, request) for request in requests]
 
@@ -93,7 +93,7 @@ def test_a_token_or_a_password_opens_the_page_and_health_needs_none(tmp_path: Pa
     hashed = hashlib.sha256(b"secret-two").hexdigest()
     (tmp_path / "tokens").write_text(f"# scrapers\nsecret-one\nsha256:{hashed}\n")
     (tmp_path / "users").write_text("prometheus:pass word\n")
-    listen = Listen(port=0, guards=load_guards(tmp_path / "tokens", tmp_path / "users"))
+    listen = ListenSettings(port=0, credentials=load_credentials(tmp_path / "tokens", tmp_path / "users"))
     basic = base64.b64encode(b"prometheus:pass word").decode()
     proofs = ["Bearer secret-one", "bearer secret-two", f"Basic {basic}", "Bearer wrong", "Basic !", "Bearer", "x"]
     answers = ask(listen, *(get("/metrics", Authorization=proof) for proof in proofs), get("/metrics"))
@@ -105,21 +105,21 @@ def test_a_token_or_a_password_opens_the_page_and_health_needs_none(tmp_path: Pa
 def test_a_file_without_a_secret_is_refused_and_never_means_open(tmp_path: Path, content: str) -> None:
     (tmp_path / "tokens").write_text(content)
     with pytest.raises(SettingsError, match="there is no secret"):
-        load_guards(tmp_path / "tokens", None)
+        load_credentials(tmp_path / "tokens", None)
 
 
 def test_an_address_for_everyone_needs_a_guard_or_an_explicit_yes() -> None:
     with pytest.raises(StartRefused, match="everyone who reaches this address"):
-        Listen("0.0.0.0").check()
-    Listen("0.0.0.0", is_open=True).check()
-    Listen("0.0.0.0", guards=Guards(frozenset({b"x"}))).check()
-    Listen("::1").check()
+        ListenSettings("0.0.0.0").check()
+    ListenSettings("0.0.0.0", is_open=True).check()
+    ListenSettings("0.0.0.0", credentials=Credentials(frozenset({b"x"}))).check()
+    ListenSettings("::1").check()
 
 
 def test_a_taken_port_is_a_clear_error() -> None:
     async def story() -> None:
         async with serving(LOCAL, ROUTES) as address:
-            taken = Listen(port=urlsplit(address).port or 0)
+            taken = ListenSettings(port=urlsplit(address).port or 0)
             with pytest.raises(StartRefused, match="another program listens there") as refused:
                 async with serving(taken, ROUTES):
                     pass
@@ -129,7 +129,7 @@ def test_a_taken_port_is_a_clear_error() -> None:
 
 
 def test_a_unix_socket_is_served_and_a_left_over_one_is_replaced(tmp_path: Path) -> None:
-    listen = Listen(socket=tmp_path / "s")
+    listen = ListenSettings(socket=tmp_path / "s")
 
     async def story() -> None:
         async with serving(listen, ROUTES) as address:
@@ -228,13 +228,13 @@ def test_a_connection_carries_several_requests() -> None:
     with_patience(60, story)
 
 
-def certificate(folder: Path) -> Listen:
+def certificate(folder: Path) -> ListenSettings:
     """Where to listen, with a certificate of our own."""
     made = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     made += ["-subj", "/CN=localhost", "-days", "2", "-keyout", f"{folder}/key", "-out", f"{folder}/cert"]
     if subprocess.run(made, capture_output=True, check=False).returncode != 0:
         pytest.skip("openssl is needed to make a certificate")
-    return Listen(port=0, certificate=folder / "cert", key=folder / "key")
+    return ListenSettings(port=0, certificate=folder / "cert", key=folder / "key")
 
 
 def test_a_client_that_does_not_begin_with_tls_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,4 +265,4 @@ def test_tls_is_spoken_where_a_certificate_is_given(tmp_path: Path) -> None:
 
 def test_half_a_certificate_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StartRefused, match="a certificate and its key"):
-        Listen(certificate=tmp_path / "cert").check()
+        ListenSettings(certificate=tmp_path / "cert").check()

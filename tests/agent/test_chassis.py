@@ -124,7 +124,7 @@ def test_a_machine_without_a_controller_is_not_asked_nor_one_where_nobody_wants_
     read = chassis.Chassis(chassis.ChassisSettings(), tmp_path)
     asyncio.run(read.read())
     install_ipmitool(tmp_path, monkeypatch, "exit 1")
-    unwanted = chassis.Chassis(chassis.ChassisSettings(asks_ipmi=False), tmp_path)
+    unwanted = chassis.Chassis(chassis.ChassisSettings(reads_ipmi=False), tmp_path)
     asyncio.run(unwanted.read())
     assert (read.sensors(), unwanted.sensors(), caplog.records) == ((), (), [])
 

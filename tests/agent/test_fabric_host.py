@@ -25,7 +25,9 @@ from watchkeeper.readers.fabric import infiniband_sysfs
 IB = "sys/class/infiniband/mlx5_0"
 ROCE = "sys/class/infiniband/mlx5_1"
 GID = "fe80:0000:0000:0000:b8ce:f603:0000:0101"
-COUNTERS = {family.file: 7 + at for at, family in enumerate(infiniband.families().values()) if family.basic_bits}
+COUNTERS = {
+    family.file: 7 + at for at, family in enumerate(infiniband.counter_families().values()) if family.basic_bits
+}
 
 
 def write(root: Path, files: dict[str, str]) -> None:
@@ -59,7 +61,7 @@ def page_of(machine: Path, *, seconds: float = 30.0, **programs: str) -> FabricP
     for name, script in programs.items():
         write(machine / "bin", {name: f"#!/bin/sh\n{script}"})
         (machine / "bin" / name).chmod(0o755)
-    ask = commands.Commands(seconds, environment={**os.environ, "PATH": f"{machine}/bin:/usr/bin:/bin"})
+    ask = commands.CommandRunner(seconds, environment={**os.environ, "PATH": f"{machine}/bin:/usr/bin:/bin"})
     return FabricPage(Roots(machine / "proc", machine / "sys", machine), "n1", ask, seconds=seconds)
 
 
@@ -118,16 +120,16 @@ def test_a_counter_that_wraps_goes_on_and_one_that_is_cleared_starts_again(machi
 
 @given(st.lists(st.integers(0, (1 << 31) - 1), max_size=20), st.integers(0, (1 << 32) - 1))
 def test_a_32_bit_counter_read_often_enough_loses_nothing(steps: list[int], start: int) -> None:
-    growing, true = port_counters.GrowingCounters(), start
+    growing, true = port_counters.CounterTotals(), start
     for at, step in enumerate([0, *steps]):
         true += step
-        assert growing.take("c", true % (1 << 32), at=float(at)).total == true
+        assert growing.add_reading("c", true % (1 << 32), at=float(at)).total == true
 
 
 @given(st.lists(st.integers(0, 1 << 64), min_size=1, max_size=20))
 def test_what_is_shown_never_goes_back(raws: list[int]) -> None:
-    growing = port_counters.GrowingCounters()
-    totals = [growing.take("c", raw, at=float(at)).total for at, raw in enumerate(raws)]
+    growing = port_counters.CounterTotals()
+    totals = [growing.add_reading("c", raw, at=float(at)).total for at, raw in enumerate(raws)]
     assert totals == sorted(totals)
 
 
@@ -263,7 +265,7 @@ def test_the_agents_page_has_the_ports_of_its_machine(machine: Path) -> None:
             node="n1",
             kmsg=machine / "no-kmsg",
             roots=Roots(machine / "proc", machine / "sys", machine),
-            listen=agent_server.Listen(socket=socket),
+            listen=agent_server.ListenSettings(socket=socket),
             reads_gpus=False,
         )
 

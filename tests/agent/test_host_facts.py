@@ -11,7 +11,7 @@ import pytest
 from tests.support.paths import ROOT
 from watchkeeper.agent import host_page
 from watchkeeper.agent.node_facts import NodeReader, Roots
-from watchkeeper.kit.commands import Commands, Outcome
+from watchkeeper.kit.commands import CommandOutcome, CommandRunner
 from watchkeeper.readers.node import clock_offset, host, hwmon, kernel_modules, nfs_stats, pci_sysfs, systemd_units
 from watchkeeper.readers.node.node import NodeFacts
 
@@ -94,7 +94,7 @@ def test_every_fact_of_a_node_stands_on_its_page(machine: Path, monkeypatch: pyt
 def test_the_kernel_knows_how_an_nfs_server_answers(tmp_path: Path) -> None:
     write(tmp_path, {"self/mountstats": MOUNTSTATS})
     (found,) = nfs_stats.read(tmp_path)
-    assert (found.path, found.asked, found.repeated, found.timeouts) == ("/mnt/my data", 1244, 6, 2)
+    assert (found.path, found.operations, found.retransmissions, found.timeouts) == ("/mnt/my data", 1244, 6, 2)
     assert found.milliseconds == 4860
     assert nfs_stats.read(tmp_path / "none") == []
 
@@ -158,13 +158,13 @@ def test_the_offset_of_the_clock_is_read_from_chrony() -> None:
 
 
 def test_a_program_that_does_not_answer_costs_its_deadline_and_no_more() -> None:
-    ask, started = Commands(seconds=0.1), time.monotonic()
-    assert ask.ask(["sleep", "30"]).outcome is Outcome.LATE
+    ask, started = CommandRunner(seconds=0.1), time.monotonic()
+    assert ask.run(["sleep", "30"]).outcome is CommandOutcome.TIMED_OUT
     assert time.monotonic() - started < 25
-    assert ask.stuck == 0, "a child that can be killed is not left behind"
-    assert ask.ask(["no-such-program"]).outcome is Outcome.ABSENT
-    assert ask.ask(["false"]).outcome is Outcome.FAILED
-    assert ask.ask(["echo", "yes"]).text == "yes\n"
+    assert ask.stuck_count == 0, "a child that can be killed is not left behind"
+    assert ask.run(["no-such-program"]).outcome is CommandOutcome.NOT_FOUND
+    assert ask.run(["false"]).outcome is CommandOutcome.FAILED
+    assert ask.run(["echo", "yes"]).text == "yes\n"
 
 
 def test_every_host_family_is_explained_in_the_guide() -> None:

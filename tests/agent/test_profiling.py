@@ -15,7 +15,7 @@ from tests.support.fake_nvml.driver import UUID
 from tests.support.running_agent import machine as prepared
 from tests.support.running_agent import running
 from tests.support.waiting import until
-from watchkeeper.agent.gpus.reader_watch import Limits
+from watchkeeper.agent.gpus.reader_watch import ReaderLimits
 from watchkeeper.agent.profiling import Pause, PauseFile, PauseWatch
 from watchkeeper.errors import CollectError
 from watchkeeper.kit.own_metrics import Registry
@@ -46,14 +46,14 @@ def node(tmp_path: Path) -> Watched:
 
 def test_a_pause_holds_from_its_file_to_its_end(node: Watched, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    assert node.watch.look(NOON, 0.0) is None
+    assert node.watch.update(NOON, 0.0) is None
     node.file.write(HOUR)
-    assert node.watch.look(after(1), 60.0) == HOUR
+    assert node.watch.update(after(1), 60.0) == HOUR
     assert (node.number("paused"), node.number("paused_seconds")) == (1, 60)
-    assert node.watch.look(after(59), 3540.0) == HOUR
-    assert node.watch.look(after(60), 3600.0) is None
+    assert node.watch.update(after(59), 3540.0) == HOUR
+    assert node.watch.update(after(60), 3600.0) is None
     assert (node.number("paused"), node.file.read()) == (0, None)
-    assert node.watch.look(after(61), 3660.0) is None
+    assert node.watch.update(after(61), 3660.0) is None
     assert [record.message for record in caplog.records] == ["Profiling is paused", "Profiling is resumed"]
     assert caplog.records[1].fields["why"] == "the pause of 1h is over"  # type: ignore[attr-defined]
 
@@ -61,9 +61,9 @@ def test_a_pause_holds_from_its_file_to_its_end(node: Watched, caplog: pytest.Lo
 def test_a_pause_that_is_taken_back_ends_at_once(node: Watched, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     node.file.write(HOUR)
-    node.watch.look(after(1), 60.0)
+    node.watch.update(after(1), 60.0)
     assert node.file.clear()
-    assert node.watch.look(after(2), 120.0) is None
+    assert node.watch.update(after(2), 120.0) is None
     assert not node.file.clear()
     assert caplog.records[-1].fields["why"] == "it was asked for"  # type: ignore[attr-defined]
 
@@ -71,16 +71,16 @@ def test_a_pause_that_is_taken_back_ends_at_once(node: Watched, caplog: pytest.L
 @pytest.mark.parametrize("jump_hours", [-48, 48])
 def test_a_clock_that_jumps_makes_no_pause_longer(node: Watched, jump_hours: int) -> None:
     node.file.write(HOUR)
-    assert node.watch.look(after(1), 60.0) == HOUR
+    assert node.watch.update(after(1), 60.0) == HOUR
     jumped = after(30) + timedelta(hours=jump_hours)
-    assert node.watch.look(jumped, 1800.0) == HOUR
-    assert node.watch.look(jumped + timedelta(minutes=31), 3660.0) is None
+    assert node.watch.update(jumped, 1800.0) == HOUR
+    assert node.watch.update(jumped + timedelta(minutes=31), 3660.0) is None
 
 
 def test_a_pause_outlives_a_restart_of_the_agent_and_an_old_one_does_not(tmp_path: Path) -> None:
     PauseFile(tmp_path).write(HOUR)
-    assert Watched(tmp_path).watch.look(after(30), 5.0) == HOUR
-    assert Watched(tmp_path).watch.look(after(61), 5.0) is None
+    assert Watched(tmp_path).watch.update(after(30), 5.0) == HOUR
+    assert Watched(tmp_path).watch.update(after(61), 5.0) is None
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"since": 5}', "x" * 10_000])
@@ -88,7 +88,7 @@ def test_a_file_that_is_no_pause_is_said_once_and_pauses_nothing(
     node: Watched, caplog: pytest.LogCaptureFixture, content: str
 ) -> None:
     node.file.path.write_text(content)
-    assert [node.watch.look(NOON, at) for at in (0.0, 1.0)] == [None, None]
+    assert [node.watch.update(NOON, at) for at in (0.0, 1.0)] == [None, None]
     assert caplog.text.count("not understood") == 1
 
 
@@ -100,7 +100,7 @@ def test_a_pause_that_cannot_be_written_says_what_to_do(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_paused_series_are_absent_and_the_reader_that_sampled_them_is_gone(machine: MakeFake) -> None:
-    with sampling(machine(1), Limits(interval=0.5)) as sampler:
+    with sampling(machine(1), ReaderLimits(interval=0.5)) as sampler:
         until(lambda: shown(sampler, PROFILED))
         first = sampler._reader
         sampler.pause_profiling(True)

@@ -15,7 +15,7 @@ import pytest
 from tests.support.loopback import Heard, Loopback, reply, serve
 from tests.support.waiting import until_async
 from watchkeeper.agent import spool as spool_module
-from watchkeeper.agent.push import Hub, Verdict, after_answer, push_forever
+from watchkeeper.agent.push import HubEndpoint, PushResult, classify_response, push_forever
 from watchkeeper.agent.spool import Spool
 from watchkeeper.kit.clock import ManualClock
 from watchkeeper.kit.own_metrics import Metric
@@ -168,21 +168,21 @@ def test_a_read_only_disk_at_the_start_does_not_stop_the_agent(tmp_path: Path, m
 @pytest.mark.parametrize(
     ("status", "headers", "verdict", "wait"),
     [
-        (200, {}, Verdict.DELIVERED, 0.0),
-        (400, {}, Verdict.REFUSED, 0.0),
-        (413, {}, Verdict.REFUSED, 0.0),
-        (401, {}, Verdict.LATER, 4.0),
-        (429, {"retry-after": "7"}, Verdict.LATER, 7.0),
-        (503, {"retry-after": "99999"}, Verdict.LATER, 300.0),
-        (503, {"retry-after": "soon"}, Verdict.LATER, 4.0),
-        (500, {}, Verdict.BROKEN, 4.0),
-        (502, {}, Verdict.LATER, 4.0),
+        (200, {}, PushResult.DELIVERED, 0.0),
+        (400, {}, PushResult.REFUSED, 0.0),
+        (413, {}, PushResult.REFUSED, 0.0),
+        (401, {}, PushResult.LATER, 4.0),
+        (429, {"retry-after": "7"}, PushResult.LATER, 7.0),
+        (503, {"retry-after": "99999"}, PushResult.LATER, 300.0),
+        (503, {"retry-after": "soon"}, PushResult.LATER, 4.0),
+        (500, {}, PushResult.BROKEN, 4.0),
+        (502, {}, PushResult.LATER, 4.0),
     ],
 )
 def test_each_answer_of_the_hub_has_one_meaning(
-    status: int, headers: dict[str, str], verdict: Verdict, wait: float
+    status: int, headers: dict[str, str], verdict: PushResult, wait: float
 ) -> None:
-    assert after_answer(Response(status, headers), 4.0) == (verdict, wait)
+    assert classify_response(Response(status, headers), 4.0) == (verdict, wait)
 
 
 def push(tmp_path: Path, answers: list[bytes], story: Callable[..., object]) -> None:
@@ -194,7 +194,9 @@ def push(tmp_path: Path, answers: list[bytes], story: Callable[..., object]) -> 
     async def told() -> None:
         async with serve(answer) as server:
             spool, clock, pushed = Spool(tmp_path, lost=lost()), ManualClock(START), Metric("pushed", "counter", "")
-            pusher = asyncio.create_task(push_forever(spool, Hub(server.origin, "secret"), time=clock, pushed=pushed))
+            pusher = asyncio.create_task(
+                push_forever(spool, HubEndpoint(server.origin, "secret"), time=clock, pushed=pushed)
+            )
             await story(server, spool, clock, pushed)  # type: ignore[misc]
             pusher.cancel()
             await asyncio.gather(pusher, return_exceptions=True)
@@ -268,7 +270,7 @@ def push_to_a_hub_that_breaks(tmp_path: Path, breaks: Callable[[list[int]], bool
             spool, clock = Spool(tmp_path, lost=lost()), ManualClock(START)
             for number in range(events):
                 spool.append(event(number))
-            hub, pushed = Hub(server.origin), Metric("pushed", "counter", "")
+            hub, pushed = HubEndpoint(server.origin), Metric("pushed", "counter", "")
             pusher = asyncio.create_task(push_forever(spool, hub, time=clock, pushed=pushed))
             while spool.used_bytes and clock.now() < START + timedelta(hours=1):
                 await until_async(lambda: bool(clock._sleepers) or not spool.used_bytes)

@@ -19,7 +19,7 @@ from bench import range as panels
 from tests.bench import speeds
 from tests.support.running_product import WATCHKEEPER
 from watchkeeper.query.embedded import EmbeddedEngine
-from watchkeeper.query.engine import Answer, Span
+from watchkeeper.query.engine import QueryRange, QueryResult
 from watchkeeper.readers.exposition import ExpositionParser
 from watchkeeper.store import durable
 from watchkeeper.web.prometheus import prometheus_form
@@ -55,12 +55,12 @@ def page_work(pages: list[bytes]) -> None:
         array("d", [float(line.rpartition(b" ")[2]) for line in page.split(b"\n") if line])
 
 
-def ask_rules(engine: EmbeddedEngine) -> list[Answer]:
+def ask_rules(engine: EmbeddedEngine) -> list[QueryResult]:
     return [engine.instant(expr, FLEET.end_ms) for expr in rules.EXPRESSIONS]
 
 
 def ask_panels(engine: EmbeddedEngine) -> list[object]:
-    span = Span(FLEET.end_ms - 239 * telemetry.INTERVAL_MS, FLEET.end_ms, telemetry.INTERVAL_MS)
+    span = QueryRange(FLEET.end_ms - 239 * telemetry.INTERVAL_MS, FLEET.end_ms, telemetry.INTERVAL_MS)
     return [prometheus_form.write_answer(engine.range(expr, span), None) for expr in panels.EXPRESSIONS]
 
 

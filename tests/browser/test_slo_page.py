@@ -38,7 +38,7 @@ def site() -> Iterator[Site]:
     """One model that burns its budget, one that keeps its objective, and a second objective without samples."""
     since = START - timedelta(minutes=7)
     burning = alerts.Alert(BURNS, alerts.AlertState.FIRING, since, 0.03, fired_at=since)
-    hub = SmallHub(rules=GivenRules(slos=slo.load(SHIPPED_SLOS), active=[burning]))
+    hub = SmallHub(rules=GivenRules(slos=slo.load_slos(SHIPPED_SLOS), active=[burning]))
     hub.readings.recorded = numbers("inference-availability", "chat", errors=0.03, left=-0.2) | numbers(
         "inference-availability", "code", errors=0.0002, left=0.83
     )
@@ -146,7 +146,7 @@ class TwiceHub(HotHub):
     def __post_init__(self) -> None:
         super().__post_init__()
         second = "      - alert: GpuHot\n        expr: temperature > 99\n        labels: {severity: critical}\n"
-        (group,) = rulefile.read({"heat.yaml": RULES + second}).groups
+        (group,) = rulefile.read_rules({"heat.yaml": RULES + second}).groups
         self.rules.in_force = [(group, {})]
 
 

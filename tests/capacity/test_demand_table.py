@@ -20,9 +20,9 @@ def hours(count: int) -> list[list[str]]:
     return [[f"{START + timedelta(hours=hour):%Y-%m-%d %H:%M:%S}", f"{40 + hour % 24}"] for hour in range(count)]
 
 
-def read(rows: list[list[str]], *, header: str = "time,gpus", between: str = ",") -> demand_table.Read:
+def read(rows: list[list[str]], *, header: str = "time,gpus", between: str = ",") -> demand_table.DemandTable:
     text = "\n".join([header, *(between.join(row) for row in rows)])
-    return demand_table.read_points(text, demand_table.Columns("time", "gpus", {}), where="d.csv", now=NOW)
+    return demand_table.read_points(text, demand_table.DemandColumns("time", "gpus", {}), where="d.csv", now=NOW)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_a_cell_without_a_usable_value_is_named_by_its_line_and_left_out(cell: s
     found = read(rows)
     assert found.problems.lines() == [f"d.csv:12: {said}"]
     assert found.counts == {"rows": 48, "used": 47, "left_out": 1}
-    assert math.isnan(demand.regular(found.points).values[10])
+    assert math.isnan(demand.regular_series(found.points).values[10])
 
 
 @pytest.mark.parametrize(
@@ -63,15 +63,15 @@ def test_a_time_that_cannot_be_is_named_by_its_line_and_does_not_stretch_the_ser
     rows[300][0] = cell
     found = read(rows)
     assert found.problems.lines() == [f"d.csv:302: {said}"]
-    assert len(demand.regular(found.points)) == 21 * 24
+    assert len(demand.regular_series(found.points)) == 21 * 24
 
 
 @pytest.mark.parametrize("per_second", [1, 1000, 10**6, 10**9])
 def test_times_may_count_seconds_or_thousandths_of_them_down_to_nanoseconds(per_second: int) -> None:
     began = int(START.timestamp())
     found = read([[str((began + 3600 * hour) * per_second), "5"] for hour in range(48)])
-    assert demand.regular(found.points).start_seconds == began
-    assert demand.regular(found.points).step_seconds == 3600
+    assert demand.regular_series(found.points).start_seconds == began
+    assert demand.regular_series(found.points).step_seconds == 3600
 
 
 @pytest.mark.parametrize(
@@ -96,13 +96,13 @@ def test_rows_out_of_order_and_repeated_times_are_used_and_noted_with_their_line
         "rows earlier than the row before them: 1, first on line 22; they are put in order",
         "rows that repeat a time: 5, first on lines 22, 23, 24; the mean of such rows is used",
     )
-    assert demand.regular(found.points).values[15] == (55 + 999) / 2
+    assert demand.regular_series(found.points).values[15] == (55 + 999) / 2
     assert found.counts["left_out"] == 0
 
 
 def test_of_rows_of_one_time_the_last_is_the_last_of_the_table() -> None:
     points = [(0.0, 9.0), (0.0, 1.0), (3600.0, 2.0)]
-    assert demand.regular(points, combine="last").values.tolist() == [1.0, 2.0]
+    assert demand.regular_series(points, combine="last").values.tolist() == [1.0, 2.0]
 
 
 def test_times_with_offsets_run_on_through_a_change_of_the_clock() -> None:
@@ -111,7 +111,7 @@ def test_times_with_offsets_run_on_through_a_change_of_the_clock() -> None:
     rows = [[(began + timedelta(hours=hour)).astimezone(berlin).isoformat(), "5"] for hour in range(240)]
     found = read(rows)
     assert found.notes == ()
-    assert len(demand.regular(found.points)) == 240
+    assert len(demand.regular_series(found.points)) == 240
 
 
 def test_the_hour_that_a_wall_clock_shows_twice_is_noted_and_the_one_it_skips_is_a_gap() -> None:
@@ -120,7 +120,7 @@ def test_the_hour_that_a_wall_clock_shows_twice_is_noted_and_the_one_it_skips_is
         began = datetime(2026, month, 15, tzinfo=UTC)
         shown = [(began + timedelta(hours=hour)).astimezone(berlin) for hour in range(504)]
         found = read([[f"{at:%Y-%m-%d %H:%M:%S}", "5"] for at in shown])
-        assert any(note.startswith(said) for note in (*found.notes, *demand.regular(found.points).notes))
+        assert any(note.startswith(said) for note in (*found.notes, *demand.regular_series(found.points).notes))
 
 
 def test_times_without_a_zone_among_others_and_times_to_come_are_noted() -> None:
@@ -149,7 +149,7 @@ def test_times_without_a_zone_among_others_and_times_to_come_are_noted() -> None
 )
 def test_a_table_that_cannot_be_used_is_refused_with_what_is_wrong_with_it(text: str, words: str) -> None:
     with pytest.raises(CollectError) as refused:
-        demand_table.read_points(text, demand_table.Columns("time", "gpus", {}), where="d.csv", now=NOW)
+        demand_table.read_points(text, demand_table.DemandColumns("time", "gpus", {}), where="d.csv", now=NOW)
     assert words in str(refused.value)
 
 

@@ -19,7 +19,7 @@ from watchkeeper.capacity.forecast_models import (
     PLAIN,
     PLAIN_OF_WEEKS,
     USUAL_DAY,
-    Scale,
+    SeasonLengths,
     candidates,
     repeat_last,
     repeated_share,
@@ -30,8 +30,8 @@ Floats = npt.NDArray[np.float64]
 HOUR, DAY, WEEK = 3600.0, 86_400.0, 604_800.0
 
 
-def hourly(values: Floats) -> demand.Series:
-    return demand.Series(0.0, HOUR, values)
+def hourly(values: Floats) -> demand.DemandSeries:
+    return demand.DemandSeries(0.0, HOUR, values)
 
 
 def seasons(hours: int, *, seed: int = 1, noise: float = 8.0) -> Floats:
@@ -166,7 +166,7 @@ def test_intervals_hold_about_80_percent_of_what_comes() -> None:
 
 def test_the_back_test_of_the_past_knows_nothing_of_the_future() -> None:
     values = seasons(4 * 168)
-    scale = Scale.of(HOUR)
+    scale = SeasonLengths.of(HOUR)
     one, other = (
         backtest.roll(hourly(past), 24, scale) for past in (values, np.append(values[:-24], np.full(24, 1e6)))
     )
@@ -225,7 +225,7 @@ def test_whatever_the_series_the_forecast_is_finite_ordered_and_never_negative(
     values = np.array([math.nan if value is None else value for value in drawn])
     if np.sum(~np.isnan(values)) < 2:
         return
-    made = forecast.forecast(demand.Series(0.0, step, values), steps * step)
+    made = forecast.forecast(demand.DemandSeries(0.0, step, values), steps * step)
     assert len(made.mean) == steps
     assert np.isfinite([made.low, made.mean, made.high]).all()
     assert (made.low >= 0).all()
@@ -247,7 +247,7 @@ def test_a_fleet_that_fills_up_has_a_date_and_a_number_of_gpus() -> None:
     assert full.full_at is not None
     assert full.earliest is not None
     assert full.earliest <= full.full_at
-    need = fullness.need(made, 560.0, target=0.8)
+    need = fullness.gpus_needed(made, 560.0, target=0.8)
     assert need.likely_gpus == pytest.approx(600 / 0.8 - 560, abs=30)
     assert need.sure_gpus >= need.likely_gpus
 
@@ -255,12 +255,12 @@ def test_a_fleet_that_fills_up_has_a_date_and_a_number_of_gpus() -> None:
 def test_a_fleet_with_room_needs_nothing() -> None:
     made = forecast.forecast(hourly(np.full(500, 64.0)), DAY)
     assert fullness.fullness(made, 512.0, now_gpus=64.0) == fullness.Fullness(512.0, False, None, None, None, 0.1)
-    assert fullness.need(made, 512.0).sure_gpus == 0
+    assert fullness.gpus_needed(made, 512.0).sure_gpus == 0
 
 
 def plain_shares(values: Floats, names: Collection[str] = PLAIN) -> Floats:
     """How much of a forecast of a week the plain forecasts are, or some of them, by part of the horizon."""
-    rolled = backtest.roll(hourly(values), 168, Scale.of(HOUR))
+    rolled = backtest.roll(hourly(values), 168, SeasonLengths.of(HOUR))
     weights = backtest.weights_at(rolled, backtest.errors(rolled), len(rolled.origins) - 1)
     np.testing.assert_allclose(weights.sum(axis=1), 1.0)
     return np.asarray(weights[:, np.isin(rolled.names, list(names))].sum(axis=1))
@@ -279,7 +279,7 @@ def test_the_coming_hours_lean_less_on_plain_forecasts_than_the_coming_week() ->
 
 
 def test_with_nothing_seen_all_weight_is_with_the_plain_forecasts() -> None:
-    rolled = backtest.roll(hourly(seasons(4 * 168)), 24, Scale.of(HOUR))
+    rolled = backtest.roll(hourly(seasons(4 * 168)), 24, SeasonLengths.of(HOUR))
     weights = backtest.weights_at(rolled, backtest.errors(rolled), 0)
     assert {name for name, weight in zip(rolled.names, weights[0], strict=True) if weight} == set(PLAIN)
 
@@ -287,19 +287,19 @@ def test_with_nothing_seen_all_weight_is_with_the_plain_forecasts() -> None:
 @pytest.mark.parametrize(("step", "now"), [(HOUR, 60.0), (300.0, 20.0), (DAY, 60.0)])
 def test_where_a_series_is_now_is_its_last_hour_or_its_last_step(step: float, now: float) -> None:
     past = np.append(np.full(30 * round(DAY / step), 10.0), [20.0, 40.0, 40.0, 60.0])
-    assert set(candidates(past, 2, Scale.of(step))["now"]) == {now}
+    assert set(candidates(past, 2, SeasonLengths.of(step))["now"]) == {now}
 
 
 def test_the_weekend_of_one_week_is_expected_again_by_half() -> None:
     past = np.tile(np.repeat([100.0] * 5 + [30.0] * 2, 24), 2)[: 11 * 24]
-    path = candidates(past, 168, Scale.of(HOUR))["last day + week"]
+    path = candidates(past, 168, SeasonLengths.of(HOUR))["last day + week"]
     assert path[:24].mean() - path[24:72].mean() == pytest.approx(35, abs=10)
 
 
 def test_one_odd_day_does_not_move_the_usual_day() -> None:
     past = np.full(10 * 24, 10.0)
     past[-24:] = 100.0
-    paths = candidates(past, 48, Scale.of(HOUR))
+    paths = candidates(past, 48, SeasonLengths.of(HOUR))
     assert set(paths[USUAL_DAY]) == {10.0}
     assert set(paths["naive day"]) == {100.0}
 
@@ -308,7 +308,7 @@ def test_a_level_goes_back_to_where_it_usually_is_and_not_to_a_mean_that_remembe
     past = np.full(21 * 24, 10.0)
     past[-12 * 24 : -5 * 24] = 100.0
     past[-1] = 50.0
-    paths = candidates(past, 168, Scale.of(HOUR))
+    paths = candidates(past, 168, SeasonLengths.of(HOUR))
     ends = {path[-1] for name, path in paths.items() if name.startswith("back in 0.5 d") and " + " not in name}
     assert max(ends) == pytest.approx(10, abs=0.1)
     assert paths["back in 6 d to 3 d"][0] == pytest.approx(50, abs=1)
@@ -323,7 +323,7 @@ def test_after_a_last_hour_unlike_all_others_the_interval_holds_both_levels() ->
 
 
 def test_where_weeks_repeat_themselves_plain_forecasts_are_those_that_know_weeks() -> None:
-    scale, walk = Scale.of(HOUR), np.cumsum(np.random.default_rng(5).normal(0, 3, 3 * 168))
+    scale, walk = SeasonLengths.of(HOUR), np.cumsum(np.random.default_rng(5).normal(0, 3, 3 * 168))
     assert repeated_share(seasons(3 * 168), scale) > 0.7
     assert repeated_share(300 + walk, scale) < 0.2
     assert repeated_share(seasons(167 * 2), scale) == 0
@@ -334,13 +334,13 @@ def test_where_weeks_repeat_themselves_plain_forecasts_are_those_that_know_weeks
 def test_a_path_does_not_jump_where_two_parts_of_the_horizon_meet() -> None:
     says = np.repeat(np.arange(11.0)[:, None], 48, axis=1)
     edges, origins = np.array([0, 12, 24, 48]), np.array([72])
-    rolled = backtest.Rolled(
+    rolled = backtest.RolledForecasts(
         tuple("abcdefghijk"),
         origins,
         says[None],
         says[:1],
         edges,
-        Scale.of(HOUR),
+        SeasonLengths.of(HOUR),
         np.zeros(1),
         usual_move=1.0,
         stride=12,
@@ -352,14 +352,14 @@ def test_a_path_does_not_jump_where_two_parts_of_the_horizon_meet() -> None:
     assert np.diff(path).max() <= 1
 
 
-def rolled_beside_naive(own_is_off_by: float) -> tuple[backtest.Rolled, Floats]:
+def rolled_beside_naive(own_is_off_by: float) -> tuple[backtest.RolledForecasts, Floats]:
     """Twelve origins half a day apart, of a day each: what comes is 10, the naive ones said 12 and 14."""
     origins, steps = np.arange(72, 72 + 12 * 12, 12), 24
     actual = np.full((len(origins), steps), 10.0)
     actual[origins + steps > origins[-1]] = np.nan
     paths = np.stack([np.full((len(origins), steps), said) for said in (12.0, 14.0)], axis=1)
-    edges, scale = np.array([0, steps]), Scale.of(HOUR)
-    rolled = backtest.Rolled(
+    edges, scale = np.array([0, steps]), SeasonLengths.of(HOUR)
+    rolled = backtest.RolledForecasts(
         (NAIVE_DAY, NAIVE_WEEK), origins, paths, actual, edges, scale, np.zeros(len(origins)), usual_move=1.0, stride=12
     )
     return rolled, np.full((len(origins), steps), 10.0 + own_is_off_by)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from watchkeeper.capacity import hub_jobs, jobs
 from watchkeeper.model import workloads
 from watchkeeper.model.labels import Labels
-from watchkeeper.query.engine import Answer, Frame, Kind
+from watchkeeper.query.engine import Frame, QueryResult, ResultType
 
 STEP = 300
 DAY = 86_400.0
@@ -22,15 +22,15 @@ def seen(
     listed: Sequence[workloads.ScheduledWorkload] = (),
     *,
     of_chunk: int = 10_000,
-) -> jobs.Recorded:
+) -> jobs.JobRecords:
     """The record of one Slurm job that held so many GPUs at each of these seconds, told in chunks."""
-    told = hub_jobs.Sightings(STEP)
+    told = hub_jobs.WorkloadHistory(STEP)
     labels = [Labels({"cluster": "main", "workload_kind": "slurm_job", "workload": "4711"})]
     for start in range(0, len(held), of_chunk):
         part = held[start : start + of_chunk]
         times = np.array([round(at * 1000) for at, _ in part])
         values = np.array([[gpus for _, gpus in part]])
-        told.take(Answer(Kind.MATRIX, Frame(labels, times, values, np.ones(values.shape, dtype=np.bool_))))
+        told.take(QueryResult(ResultType.MATRIX, Frame(labels, times, values, np.ones(values.shape, dtype=np.bool_))))
     return told.recorded(0.0, DAY, listed)
 
 

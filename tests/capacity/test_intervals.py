@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from watchkeeper.capacity import backtest, demand, forecast, intervals
-from watchkeeper.capacity.forecast_models import Scale
+from watchkeeper.capacity.forecast_models import SeasonLengths
 
 Floats = npt.NDArray[np.float64]
 HOUR, WEEK = 3600.0, 604_800.0
@@ -18,9 +18,9 @@ STEPS = 24
 ORIGINS = np.arange(240, 240 + 42 * 24, 24)
 
 
-def rolled(steps: int = STEPS) -> backtest.Rolled:
-    series = demand.Series(0.0, HOUR, np.arange(400, dtype=np.float64))
-    return backtest.roll(series, steps, Scale.of(HOUR))
+def rolled(steps: int = STEPS) -> backtest.RolledForecasts:
+    series = demand.DemandSeries(0.0, HOUR, np.arange(400, dtype=np.float64))
+    return backtest.roll(series, steps, SeasonLengths.of(HOUR))
 
 
 def residuals(size: float = 1.0, *, seed: int = 3) -> Floats:
@@ -31,7 +31,7 @@ def widths(missed: Floats) -> tuple[float, float]:
     """Mean width of the coming interval before and after it is corrected by how past ones did."""
     now = int(ORIGINS[-1]) + STEPS
     plain = intervals.plain_offsets(missed, ORIGINS, rolled(), now=now)
-    corrected = intervals.Track.of(missed, ORIGINS, rolled()).offsets(now)
+    corrected = intervals.ForecastResiduals.of(missed, ORIGINS, rolled()).offsets(now)
     return float(np.mean(plain[1] - plain[0])), float(np.mean(corrected[1] - corrected[0]))
 
 
@@ -88,13 +88,13 @@ def test_a_correction_knows_nothing_of_outcomes_that_are_still_to_come() -> None
     missed, now = residuals(), int(ORIGINS[30])
     other = missed.copy()
     other[ORIGINS[:, None] + np.arange(1, STEPS + 1) > now] = 1e6
-    one, two = (intervals.Track.of(values, ORIGINS, rolled()).offsets(now) for values in (missed, other))
+    one, two = (intervals.ForecastResiduals.of(values, ORIGINS, rolled()).offsets(now) for values in (missed, other))
     np.testing.assert_array_equal(one, two)
 
 
 def test_without_any_outcome_an_interval_is_as_wide_as_a_random_walk_goes() -> None:
     nothing = np.full((len(ORIGINS), STEPS), math.nan)
-    _, high = intervals.Track.of(nothing, ORIGINS, rolled()).offsets(int(ORIGINS[-1]))
+    _, high = intervals.ForecastResiduals.of(nothing, ORIGINS, rolled()).offsets(int(ORIGINS[-1]))
     np.testing.assert_allclose(high, intervals.NORMAL_TENTH * np.sqrt(np.arange(1, STEPS + 1)))
 
 
@@ -103,7 +103,7 @@ def test_a_week_ahead_intervals_hold_about_80_percent_of_demand_that_wanders() -
     for seed in range(3):
         random, level = np.random.default_rng(seed), 0.0
         walked = np.array([level := 0.97 * level + step for step in random.normal(0, 6, 5 * 168)])
-        made = forecast.forecast(demand.Series(0.0, HOUR, np.maximum(0, 200 + walked)), WEEK)
+        made = forecast.forecast(demand.DemandSeries(0.0, HOUR, np.maximum(0, 200 + walked)), WEEK)
         assert made.backtest.covered is not None
         held.append(made.backtest.covered)
     assert 0.75 <= np.mean(held) <= 0.9

@@ -13,11 +13,11 @@ import numpy.typing as npt
 import pytest
 
 from watchkeeper.capacity import demand, forecast
-from watchkeeper.capacity.forecast_models import Scale, ordinary, repeat_last
+from watchkeeper.capacity.forecast_models import SeasonLengths, ordinary, repeat_last
 
 Floats = npt.NDArray[np.float64]
 Random = np.random.Generator
-HOUR, SCALE = 3600.0, Scale.of(3600.0)
+HOUR, SCALE = 3600.0, SeasonLengths.of(3600.0)
 
 
 def seasons(random: Random, hours: int) -> Floats:
@@ -84,7 +84,7 @@ def test_no_kind_of_demand_is_forecast_worse_than_by_repeating_a_day_or_a_week(k
     ours, naive, held = 0.0, 0.0, []
     for seed, weeks in enumerate((4, 5, 6, 4, 5, 6)):
         values = np.maximum(0, KINDS[kind](np.random.default_rng([seed, 14]), weeks * 168))
-        tested = forecast.forecast(demand.Series(0.0, HOUR, values), steps * HOUR).backtest
+        tested = forecast.forecast(demand.DemandSeries(0.0, HOUR, values), steps * HOUR).backtest
         assert tested.wape is not None
         assert tested.naive_wape is not None
         ours, naive = ours + tested.wape, naive + tested.naive_wape
@@ -109,7 +109,7 @@ def test_two_weeks_after_a_holiday_its_weekday_is_forecast_no_worse_than_by_repe
         values = seasons(np.random.default_rng([seed, 15]), 24 * 24)
         values[9 * 24 : 10 * 24] *= 0.45
         past, actual = values[: 23 * 24], values[23 * 24 :]
-        ours += float(np.abs(forecast.forecast(demand.Series(0.0, HOUR, past), 24 * HOUR).mean - actual).sum())
+        ours += float(np.abs(forecast.forecast(demand.DemandSeries(0.0, HOUR, past), 24 * HOUR).mean - actual).sum())
         week += float(np.abs(repeat_last(past, 168, 24) - actual).sum())
     assert ours <= 1.02 * week
 
@@ -123,7 +123,9 @@ def test_weekends_are_known_as_soon_as_two_of_them_were_seen() -> None:
         values = np.where(weekend, 270.0, 310.0) + random.normal(0, 5, 21 * 24)
         for at in range(14 * 24, 20 * 24 + 1, 24):
             past, actual = values[:at], values[at : at + 24]
-            ours += float(np.abs(forecast.forecast(demand.Series(0.0, HOUR, past), 24 * HOUR).mean - actual).sum())
+            ours += float(
+                np.abs(forecast.forecast(demand.DemandSeries(0.0, HOUR, past), 24 * HOUR).mean - actual).sum()
+            )
             week += float(np.abs(repeat_last(past, 168, 24) - actual).sum())
     assert ours <= week
 

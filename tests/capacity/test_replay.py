@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.properties import examples
-from watchkeeper.capacity.jobs import Job
-from watchkeeper.capacity.replay import Policy, replay
-from watchkeeper.capacity.stock import WHOLE, Node, Shape
+from watchkeeper.capacity.jobs import RecordedJob
+from watchkeeper.capacity.replay import QueuePolicy, replay
+from watchkeeper.capacity.simulated_fleet import WHOLE, FleetNode, GpuRequest
 
 SIZES = [200, 500, 1000, 1000, 2000, 4000, 6000]
 nodes_drawn = st.lists(
@@ -26,24 +26,27 @@ jobs_drawn = st.lists(
 )
 
 
-def fleet(drawn: list[tuple[int, str]]) -> list[Node]:
-    return [Node(f"n{at}", gpus, model=model) for at, (gpus, model) in enumerate(drawn)]
+def fleet(drawn: list[tuple[int, str]]) -> list[FleetNode]:
+    return [FleetNode(f"n{at}", gpus, model=model) for at, (gpus, model) in enumerate(drawn)]
 
 
-def recorded(drawn: list[tuple[int, int, int, tuple[str, ...]]]) -> list[Job]:
+def recorded(drawn: list[tuple[int, int, int, tuple[str, ...]]]) -> list[RecordedJob]:
     rows = sorted(enumerate(drawn), key=lambda row: (row[1][0], f"{row[0]:03}"))
-    return [Job(f"{at:03}", float(came), float(long), Shape(milli, models)) for at, (came, long, milli, models) in rows]
+    return [
+        RecordedJob(f"{at:03}", float(came), float(long), GpuRequest(milli, models))
+        for at, (came, long, milli, models) in rows
+    ]
 
 
 class Brute:
     """Every GPU is a number of its own, every second is looked at, and every choice is made by trying all."""
 
-    def __init__(self, nodes: list[Node]) -> None:
+    def __init__(self, nodes: list[FleetNode]) -> None:
         self.nodes = nodes
         self.rooms = [[WHOLE] * node.gpus for node in nodes]
         self.opened: dict[tuple[int, int], int] = {}
 
-    def place(self, shape: Shape) -> list[tuple[int, int, int]] | None:
+    def place(self, shape: GpuRequest) -> list[tuple[int, int, int]] | None:
         allowed = [at for at, node in enumerate(self.nodes) if not shape.models or node.model in shape.models]
         if shape.milli < WHOLE:
             return self._share(shape.milli, allowed)
@@ -98,7 +101,7 @@ class Brute:
             self.rooms[at][gpu] += milli
 
 
-def brute_starts(jobs: list[Job], nodes: list[Node], policy: Policy) -> list[float]:
+def brute_starts(jobs: list[RecordedJob], nodes: list[FleetNode], policy: QueuePolicy) -> list[float]:
     fresh = {job.shape: _fits_alone(job.shape, nodes) for job in jobs}
     world, starts = Brute(nodes), [math.nan] * len(jobs)
     running: list[tuple[float, list[tuple[int, int, int]]]] = []
@@ -114,7 +117,7 @@ def brute_starts(jobs: list[Job], nodes: list[Node], policy: Policy) -> list[flo
             waiting += came
             for at in list(waiting):
                 parts = world.place(jobs[at].shape)
-                if parts is None and policy is Policy.FIFO:
+                if parts is None and policy is QueuePolicy.FIFO:
                     break
                 if parts is not None:
                     waiting.remove(at)
@@ -126,14 +129,14 @@ def brute_starts(jobs: list[Job], nodes: list[Node], policy: Policy) -> list[flo
     return starts
 
 
-def _fits_alone(shape: Shape, nodes: list[Node]) -> bool:
+def _fits_alone(shape: GpuRequest, nodes: list[FleetNode]) -> bool:
     return Brute(nodes).place(shape) is not None
 
 
 @examples(150)
-@given(nodes_drawn, jobs_drawn, st.sampled_from(list(Policy)))
+@given(nodes_drawn, jobs_drawn, st.sampled_from(list(QueuePolicy)))
 def test_a_replay_starts_each_job_when_the_simple_simulator_does(
-    drawn_nodes: list[tuple[int, str]], drawn_jobs: list[tuple[int, int, int, tuple[str, ...]]], policy: Policy
+    drawn_nodes: list[tuple[int, str]], drawn_jobs: list[tuple[int, int, int, tuple[str, ...]]], policy: QueuePolicy
 ) -> None:
     nodes, jobs = fleet(drawn_nodes), recorded(drawn_jobs)
     outcome = replay(jobs, nodes, policy=policy)
@@ -141,9 +144,9 @@ def test_a_replay_starts_each_job_when_the_simple_simulator_does(
 
 
 @examples(100)
-@given(nodes_drawn, jobs_drawn, st.sampled_from(list(Policy)))
+@given(nodes_drawn, jobs_drawn, st.sampled_from(list(QueuePolicy)))
 def test_gpu_hours_are_neither_lost_nor_made_and_never_more_than_there_are(
-    drawn_nodes: list[tuple[int, str]], drawn_jobs: list[tuple[int, int, int, tuple[str, ...]]], policy: Policy
+    drawn_nodes: list[tuple[int, str]], drawn_jobs: list[tuple[int, int, int, tuple[str, ...]]], policy: QueuePolicy
 ) -> None:
     nodes, jobs = fleet(drawn_nodes), recorded(drawn_jobs)
     outcome = replay(jobs, nodes, policy=policy)
@@ -156,20 +159,20 @@ def test_gpu_hours_are_neither_lost_nor_made_and_never_more_than_there_are(
 
 
 def test_a_small_job_passes_a_large_one_only_with_backfill() -> None:
-    jobs = [Job(str(at), float(at), 10.0, Shape(gpus * WHOLE)) for at, gpus in enumerate((6, 8, 2))]
-    nodes = [Node("n1", 8)]
-    assert replay(jobs, nodes, policy=Policy.BACKFILL).starts.tolist() == [0, 12, 2]
-    assert replay(jobs, nodes, policy=Policy.FIFO).starts.tolist() == [0, 10, 20]
+    jobs = [RecordedJob(str(at), float(at), 10.0, GpuRequest(gpus * WHOLE)) for at, gpus in enumerate((6, 8, 2))]
+    nodes = [FleetNode("n1", 8)]
+    assert replay(jobs, nodes, policy=QueuePolicy.BACKFILL).starts.tolist() == [0, 12, 2]
+    assert replay(jobs, nodes, policy=QueuePolicy.FIFO).starts.tolist() == [0, 10, 20]
 
 
 def test_free_gpus_on_two_nodes_start_no_job_that_needs_one_node() -> None:
-    jobs = [Job(str(at), 0.0, 10.0, Shape(gpus * WHOLE)) for at, gpus in enumerate((6, 6, 4))]
-    assert replay(jobs, [Node("n1", 8), Node("n2", 8)]).starts.tolist() == [0, 0, 10]
+    jobs = [RecordedJob(str(at), 0.0, 10.0, GpuRequest(gpus * WHOLE)) for at, gpus in enumerate((6, 6, 4))]
+    assert replay(jobs, [FleetNode("n1", 8), FleetNode("n2", 8)]).starts.tolist() == [0, 0, 10]
 
 
 def test_a_job_that_fits_into_a_slice_leaves_whole_gpus_to_others() -> None:
-    small = [Job(str(at), 0.0, 10.0, Shape(WHOLE, slice_milli=140)) for at in range(7)]
-    large = [Job("z", 1.0, 10.0, Shape(7 * WHOLE))]
-    cut = Node("n1", 8, sliced_gpus=1, slices_of_gpu=7)
+    small = [RecordedJob(str(at), 0.0, 10.0, GpuRequest(WHOLE, slice_milli=140)) for at in range(7)]
+    large = [RecordedJob("z", 1.0, 10.0, GpuRequest(7 * WHOLE))]
+    cut = FleetNode("n1", 8, sliced_gpus=1, slices_of_gpu=7)
     assert replay([*small, *large], [cut]).starts.tolist() == [0] * 7 + [1]
-    assert replay([*small, *large], [Node("n1", 8)]).starts[-1] == 10
+    assert replay([*small, *large], [FleetNode("n1", 8)]).starts[-1] == 10

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.support.paths import SHARED
 from watchkeeper.capacity import demand, demand_table, jobs
-from watchkeeper.capacity.stock import Node, Shape
+from watchkeeper.capacity.simulated_fleet import FleetNode, GpuRequest
 from watchkeeper.errors import CollectError
 from watchkeeper.readers import table
 
@@ -29,10 +29,10 @@ SACCT = """JobID|Submit|Start|End|AllocTRES|State|
 """
 
 
-def read_demand(text: str, **told: str) -> tuple[demand.Series, table.Problems]:
-    columns = demand_table.Columns("time", "gpus", {}, **told)
+def read_demand(text: str, **told: str) -> tuple[demand.DemandSeries, table.Problems]:
+    columns = demand_table.DemandColumns("time", "gpus", {}, **told)
     found = demand_table.read_points(text, columns, where="d.csv", now=4e9)
-    return demand.regular(found.points, combine=columns.combine), found.problems
+    return demand.regular_series(found.points, combine=columns.combine), found.problems
 
 
 def test_what_sacct_prints_becomes_jobs_and_every_odd_line_is_named() -> None:
@@ -77,12 +77,12 @@ def test_each_run_of_a_requeued_job_is_replayed() -> None:
 @pytest.mark.parametrize(
     ("tres", "shape"),
     [
-        ("cpu=4,gres/gpu:1g.18gb=1,gres/gpu=1", Shape(143, (), slice_milli=143)),
-        ("gres/gpu:a30_2g.12gb=1,gres/gpu=1", Shape(500, (), slice_milli=500)),
-        ("gres/gpu:h200=4,gres/gpu=4", Shape(4000)),
+        ("cpu=4,gres/gpu:1g.18gb=1,gres/gpu=1", GpuRequest(143, (), slice_milli=143)),
+        ("gres/gpu:a30_2g.12gb=1,gres/gpu=1", GpuRequest(500, (), slice_milli=500)),
+        ("gres/gpu:h200=4,gres/gpu=4", GpuRequest(4000)),
     ],
 )
-def test_a_slice_of_slurm_is_a_part_of_a_gpu(tres: str, shape: Shape) -> None:
+def test_a_slice_of_slurm_is_a_part_of_a_gpu(tres: str, shape: GpuRequest) -> None:
     text = f"JobID|Submit|Start|End|AllocTRES\n1|0|0|60|{tres}\n2|0|0|60|gres/shard=2\n"
     found = jobs.read_jobs(text, where="s.txt")
     assert [job.shape for job in found.jobs] == [shape]
@@ -122,13 +122,13 @@ def test_a_table_that_nobody_knows_is_read_by_the_columns_that_are_told() -> Non
 @pytest.mark.parametrize(
     ("gpus", "milli", "spec", "shape"),
     [
-        ("1", "460", "", Shape(460, (), slice_milli=460)),
-        ("1", "1000", "V100M16|V100M32", Shape(1000, ("V100M16", "V100M32"))),
-        ("2", "1000", "", Shape(2000)),
-        ("8", "", "", Shape(8000)),
+        ("1", "460", "", GpuRequest(460, (), slice_milli=460)),
+        ("1", "1000", "V100M16|V100M32", GpuRequest(1000, ("V100M16", "V100M32"))),
+        ("2", "1000", "", GpuRequest(2000)),
+        ("8", "", "", GpuRequest(8000)),
     ],
 )
-def test_a_pod_asks_for_a_share_or_for_whole_gpus(gpus: str, milli: str, spec: str, shape: Shape) -> None:
+def test_a_pod_asks_for_a_share_or_for_whole_gpus(gpus: str, milli: str, spec: str, shape: GpuRequest) -> None:
     header = "name,num_gpu,gpu_milli,gpu_spec,creation_time,scheduled_time,deletion_time"
     [job] = jobs.read_jobs(f"{header}\np,{gpus},{milli},{spec},0,0,10\n", where="p.csv").jobs
     assert job.shape == shape
@@ -144,14 +144,14 @@ def test_the_list_of_bad_lines_is_bounded_and_the_counts_are_not() -> None:
 
 @pytest.mark.parametrize("text", ["=cmd()|' /C calc'!A0", "@SUM(1)", "+1+1", "-2+3", "\tx", "\x1b[31mred"])
 def test_a_name_cannot_become_a_formula_or_move_the_cursor(text: str) -> None:
-    shown = table.harmless(text)
+    shown = table.escape_cell(text)
     assert not shown.startswith(table.FORMULA_STARTS)
     assert shown.isprintable()
 
 
 @pytest.mark.parametrize("text", ["-5", "+1.5", "12", "node-1"])
 def test_plain_names_and_numbers_stay_as_they_are(text: str) -> None:
-    assert table.harmless(text) == text
+    assert table.escape_cell(text) == text
 
 
 def test_missing_days_are_gaps_and_not_zeros() -> None:
@@ -182,20 +182,20 @@ def test_times_are_read_as_tools_write_them(times: list[str], step: float) -> No
 
 def test_a_week_of_seconds_is_forecast_in_longer_steps_and_said() -> None:
     points = [(float(at), 1.0) for at in range(0, 86_400, 60)]
-    series = demand.regular(points, horizon_seconds=7 * 86_400.0)
+    series = demand.regular_series(points, horizon_seconds=7 * 86_400.0)
     assert series.step_seconds == 300.0
     assert "resampled to 5m: 2,500 steps ahead are the most" in series.notes
 
 
 def test_of_a_long_history_the_end_is_used_and_said() -> None:
-    series = demand.regular([(3600.0 * at, float(at)) for at in range(30_000)])
+    series = demand.regular_series([(3600.0 * at, float(at)) for at in range(30_000)])
     assert len(series) == demand.MOST_STEPS
     assert series.values[-1] == 29_999
     assert "only the last 25,000 steps are used" in series.notes
 
 
 def test_a_forecast_goes_on_where_the_samples_were_taken() -> None:
-    series = demand.regular([(1800.0 + 3600 * at, 1.0) for at in range(10)])
+    series = demand.regular_series([(1800.0 + 3600 * at, 1.0) for at in range(10)])
     assert series.end_seconds == 1800.0 + 36_000
 
 
@@ -210,14 +210,14 @@ def test_rows_of_several_groups_at_one_time_are_added_up_unless_told_otherwise()
 def test_a_regular_series_has_the_mean_of_what_was_measured(points: list[tuple[float, float]]) -> None:
     if len({at for at, _ in points}) < 2:
         return
-    series = demand.regular([(float(at), value) for at, value in points], combine="sum", step_seconds=3600.0)
+    series = demand.regular_series([(float(at), value) for at, value in points], combine="sum", step_seconds=3600.0)
     assert np.nansum(series.values) == pytest.approx(math.fsum(value for _, value in points))
 
 
 @given(st.text(max_size=300))
 def test_no_text_breaks_the_reader(text: str) -> None:
     try:
-        found = table.read(text, where="x", problems=table.Problems("x"))
+        found = table.read_table(text, where="x", problems=table.Problems("x"))
     except CollectError:
         return
     assert all(set(row.cells) == set(found.columns) for row in found.rows)
@@ -225,7 +225,7 @@ def test_no_text_breaks_the_reader(text: str) -> None:
 
 def test_nodes_come_with_model_and_rack_and_without_those_that_have_no_gpu() -> None:
     nodes, problems = jobs.read_nodes("sn,gpu,model,rack\na,8,H100,r1\nb,0,,r1\nc,x,,\na,8,H100,r1\n", where="n.csv")
-    assert nodes == (Node("a", 8, model="H100", rack="r1"),)
+    assert nodes == (FleetNode("a", 8, model="H100", rack="r1"),)
     assert problems.counts == {"bad number": 1, "node stands twice": 1}
 
 

@@ -10,21 +10,21 @@ import pytest
 from click.testing import CliRunner
 
 from watchkeeper.capacity import jobs, sizing, whatif
-from watchkeeper.capacity.stock import Node
+from watchkeeper.capacity.simulated_fleet import FleetNode
 from watchkeeper.cli.accounting.capacity import command
 
-FLEET = tuple(Node(f"n{at}", 8, model="H100", rack=f"r{at // 2}") for at in range(4))
+FLEET = tuple(FleetNode(f"n{at}", 8, model="H100", rack=f"r{at // 2}") for at in range(4))
 HEADER = "id,gpus,submitted,started,ended\n"
 BUSY = HEADER + "".join(f"j{at},8,{at * 10},{at * 10},{at * 10 + 100}\n" for at in range(12))
 
 
-def compared(text: str, change: whatif.Change, nodes: tuple[Node, ...] = FLEET) -> dict[str, Any]:
+def compared(text: str, change: whatif.FleetChange, nodes: tuple[FleetNode, ...] = FLEET) -> dict[str, Any]:
     return whatif.compare(jobs.read_jobs(text, where="j.csv"), nodes, change)
 
 
 def test_more_gpus_shorten_the_wait_and_a_lost_rack_lengthens_it() -> None:
-    more = compared(BUSY, whatif.Change(add_gpus=32))
-    less = compared(BUSY, whatif.Change(remove_racks=("r1",)))
+    more = compared(BUSY, whatif.FleetChange(add_gpus=32))
+    less = compared(BUSY, whatif.FleetChange(remove_racks=("r1",)))
     assert (more["before"]["gpus"], more["after"]["gpus"], less["after"]["gpus"]) == (32, 64, 16)
     assert more["after"]["wait"]["mean"] < more["before"]["wait"]["mean"] < less["after"]["wait"]["mean"]
     assert more["before"]["wait"] == less["before"]["wait"]
@@ -35,21 +35,21 @@ def test_slices_take_the_jobs_that_fit_and_leave_whole_gpus_to_others() -> None:
     text = "came,cards,left,began,used\n" + "0,1,100,0,0.1\n" * 7 + "1,8,50,1,\n"
     columns = {"submitted": "came", "gpus": "cards", "ended": "left", "started": "began", "share": "used"}
     recorded = jobs.read_jobs(text, where="j.csv", columns=columns)
-    nodes = (Node("n1", 9),)
-    cut = whatif.compare(recorded, nodes, whatif.Change(slice_gpus=1, slices_of_gpu=7))
+    nodes = (FleetNode("n1", 9),)
+    cut = whatif.compare(recorded, nodes, whatif.FleetChange(slice_gpus=1, slices_of_gpu=7))
     assert cut["before"]["wait"]["by_gpus"]["5-8"]["mean"] == 99
     assert cut["after"]["wait"]["by_gpus"]["5-8"]["mean"] == 0
 
 
 def test_a_job_that_never_fits_is_counted_and_in_no_mean() -> None:
-    answer = compared(HEADER + "a,8,0,0,10\nb,64,0,0,10\n", whatif.Change())
+    answer = compared(HEADER + "a,8,0,0,10\nb,64,0,0,10\n", whatif.FleetChange())
     assert answer["before"]["never_fits"] == {"jobs": 1, "gpus": [64.0]}
     assert answer["before"]["wait"]["jobs"] == 1
 
 
 def test_a_model_that_no_node_has_is_named() -> None:
     header = "name,num_gpu,gpu_milli,gpu_spec,creation_time,scheduled_time,deletion_time\n"
-    answer = compared(f"{header}p,1,1000,P100,0,0,10\nq,1,1000,H100|P100,0,0,10\n", whatif.Change())
+    answer = compared(f"{header}p,1,1000,P100,0,0,10\nq,1,1000,H100|P100,0,0,10\n", whatif.FleetChange())
     assert answer["unknown_models"] == {"P100": 2}
     assert answer["before"]["never_fits"]["jobs"] == 1
 
@@ -57,24 +57,24 @@ def test_a_model_that_no_node_has_is_named() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (whatif.Change(remove_gpus=33), "33 GPUs cannot be taken away. The fleet has 32"),
-        (whatif.Change(remove_gpus=32), "nothing would be left"),
-        (whatif.Change(remove_racks=("r9",)), "there is no rack 'r9'. The fleet has: r0, r1"),
-        (whatif.Change(remove_nodes=("x",)), "there is no node 'x'"),
-        (whatif.Change(slice_gpus=4, slices_of_gpu=8), "MIG makes 2 to 7 slices"),
-        (whatif.Change(slice_gpus=40, slices_of_gpu=7), "The fleet has 32 GPUs"),
+        (whatif.FleetChange(remove_gpus=33), "33 GPUs cannot be taken away. The fleet has 32"),
+        (whatif.FleetChange(remove_gpus=32), "nothing would be left"),
+        (whatif.FleetChange(remove_racks=("r9",)), "there is no rack 'r9'. The fleet has: r0, r1"),
+        (whatif.FleetChange(remove_nodes=("x",)), "there is no node 'x'"),
+        (whatif.FleetChange(slice_gpus=4, slices_of_gpu=8), "MIG makes 2 to 7 slices"),
+        (whatif.FleetChange(slice_gpus=40, slices_of_gpu=7), "The fleet has 32 GPUs"),
     ],
 )
-def test_a_change_that_cannot_be_is_refused_with_what_there_is(change: whatif.Change, words: str) -> None:
-    with pytest.raises(whatif.ChangeRefused) as refused:
-        whatif.changed(FLEET, change)
+def test_a_change_that_cannot_be_is_refused_with_what_there_is(change: whatif.FleetChange, words: str) -> None:
+    with pytest.raises(whatif.FleetChangeRefused) as refused:
+        whatif.apply_change(FLEET, change)
     assert words in str(refused.value)
 
 
 def test_gpus_are_added_in_nodes_like_the_others_and_taken_from_the_end() -> None:
-    added = whatif.changed(FLEET, whatif.Change(add_gpus=12))[4:]
+    added = whatif.apply_change(FLEET, whatif.FleetChange(add_gpus=12))[4:]
     assert [(node.gpus, node.model) for node in added] == [(8, "H100"), (4, "H100")]
-    assert [node.gpus for node in whatif.changed(FLEET, whatif.Change(remove_gpus=10))] == [8, 8, 6]
+    assert [node.gpus for node in whatif.apply_change(FLEET, whatif.FleetChange(remove_gpus=10))] == [8, 8, 6]
 
 
 def test_the_smallest_addition_that_keeps_a_wait_is_found() -> None:
@@ -82,7 +82,7 @@ def test_the_smallest_addition_that_keeps_a_wait_is_found() -> None:
     found = sizing.smallest_addition(recorded, FLEET, target_seconds=30.0)
     assert found.add_gpus is not None
     waits = [
-        compared(BUSY, whatif.Change(add_gpus=gpus))["after"]["wait"]["p95"]
+        compared(BUSY, whatif.FleetChange(add_gpus=gpus))["after"]["wait"]["p95"]
         for gpus in (found.add_gpus - 8, found.add_gpus)
     ]
     assert waits[1] <= 30 < waits[0]

@@ -10,7 +10,7 @@ from watchkeeper.model import alerts
 
 
 def test_every_cause_is_there_once_with_complete_sentences() -> None:
-    rows = causes.all()
+    rows = causes.all_causes()
     assert len({row.cause for row in rows}) == len(rows) == 66
     for row in rows:
         assert row.why.endswith("."), row.cause
@@ -46,7 +46,7 @@ def test_a_headline_names_the_place_and_advice_the_node() -> None:
 
 
 def test_every_template_can_be_filled() -> None:
-    for row in causes.all():
+    for row in causes.all_causes():
         assert "{" not in row.headline("p", "n") + row.advice("p", "n")
 
 

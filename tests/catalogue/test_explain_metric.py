@@ -37,7 +37,7 @@ def test_every_guide_belongs_to_a_metric_that_exists() -> None:
 
 
 def test_every_metric_that_a_shipped_rule_reads_has_a_guide() -> None:
-    rules = rulefile.load([Path(str(resources.files("watchkeeper.packs") / "rules"))])
+    rules = rulefile.load_rules([Path(str(resources.files("watchkeeper.packs") / "rules"))])
     every = [rule for group in rules.groups for rule in group.rules]
     written = {rule.name for rule in every if isinstance(rule, rulefile.RecordingRule)}
     read = {selector.name for rule in every for selector, _ in replay._selectors(parser.parse(rule.expr), 0)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from watchkeeper.catalogue.node_signals import Meaning, SignalKind, judge
+from watchkeeper.catalogue.node_signals import Meaning, SignalKind, find_signal
 
 CONDITION, TAINT, LABEL = SignalKind.CONDITION, SignalKind.TAINT, SignalKind.LABEL
 
@@ -28,5 +28,5 @@ CONDITION, TAINT, LABEL = SignalKind.CONDITION, SignalKind.TAINT, SignalKind.LAB
     ],
 )
 def test_what_a_signal_means(kind: SignalKind, name: str, value: str, meaning: Meaning | None) -> None:
-    found = judge(kind, name, value)
+    found = find_signal(kind, name, value)
     assert (found.means if found is not None else None) is meaning

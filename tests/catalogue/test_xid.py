@@ -13,7 +13,7 @@ from watchkeeper.model import alerts
 
 
 def test_all_176_codes_are_there_once() -> None:
-    assert [row.code for row in xid.rows()] == list(range(1, 177))
+    assert [row.code for row in xid.all_codes()] == list(range(1, 177))
 
 
 @pytest.mark.parametrize(
@@ -38,16 +38,16 @@ def test_a_code_points_at_its_cause(code: int, cause: str, severity: str, settle
 
 
 def test_every_cause_of_a_code_is_a_shipped_one() -> None:
-    known = {row.cause for row in causes.all()}
-    assert {row.cause for row in xid.rows()} <= known
+    known = {row.cause for row in causes.all_causes()}
+    assert {row.cause for row in xid.all_codes()} <= known
 
 
 def test_nothing_is_said_about_applications_for_codes_without_current_hardware() -> None:
-    assert {row.cause for row in xid.rows() if row.is_unused} == {"unknown"}
+    assert {row.cause for row in xid.all_codes() if row.is_unused} == {"unknown"}
 
 
 def test_an_application_fault_waits_for_a_worse_one_and_a_lost_gpu_does_not() -> None:
-    assert all(row.settle_seconds > 0 for row in xid.rows() if row.cause == "app_illegal_access")
+    assert all(row.settle_seconds > 0 for row in xid.all_codes() if row.cause == "app_illegal_access")
     assert xid.lookup(79).settle_seconds == 0
 
 

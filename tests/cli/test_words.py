@@ -62,7 +62,7 @@ def described(blast: Any = None, **known: Any) -> list[str]:
     about = {"id": "INC-1", "title": "x", "severity": "critical", "state": "open", "workloads": [], "part_of": None}
     rest = dict.fromkeys(("diagnosis", "plan", "silenced_by")) | {"runbook": ""}
     told = {"incident": {**about, "place": place, **times, **known}, "blast": blast, **rest}
-    return incidents.describe(reading.read(answers.FullDetail, told))
+    return incidents.describe(reading.read_answer(answers.FullIncidentDetail, told))
 
 
 def test_an_incident_that_is_over_says_when_it_began_and_when_it_ended() -> None:
@@ -84,4 +84,4 @@ def test_a_job_that_stands_still_names_its_incident() -> None:
     about |= {"kind": "slurm", "state": "stalled", "bound_by": "nothing", "stalled_since": "2026-11-16T18:04:54Z"}
     unknown = ("started_at", "gpu_hours", "used", "memory_used", "goodput", "straggler", "cost")
     line = {**about, **dict.fromkeys(unknown), "incidents": ["INC-4"]}
-    assert jobs.note(reading.read(JobLine, line)) == "stands still since 18:04:54Z; INC-4"
+    assert jobs.note(reading.read_answer(JobLine, line)) == "stands still since 18:04:54Z; INC-4"

@@ -13,8 +13,8 @@ from watchkeeper.model import fleet
 CARD: dict[str, Any] = {"id": "INC-1", "severity": "warning", "opened_at": "2026-01-31T09:00:00Z", "confidence": None}
 
 
-def card(plain: dict[str, Any]) -> answers.Card:
-    return reading.read(answers.Incidents, {"ok": True, "incidents": [plain]}).incidents[0]
+def card(plain: dict[str, Any]) -> answers.IncidentCard:
+    return reading.read_answer(answers.IncidentList, {"ok": True, "incidents": [plain]}).incidents[0]
 
 
 def test_what_is_new_or_missing_is_no_hubs_fault() -> None:
@@ -41,10 +41,10 @@ def test_what_is_there_is_of_its_kind(field: str, value: object) -> None:
     assert f" and is {value!r}: " in told
 
 
-@pytest.mark.parametrize("kind", [answers.FullDetail, answers.ExplainAnswer, fleet.Gpu])
+@pytest.mark.parametrize("kind", [answers.FullIncidentDetail, answers.ExplainAnswer, fleet.Gpu])
 def test_a_list_is_no_answer(kind: type) -> None:
     with pytest.raises(HubError, match=r"the answer should be an object and is \[\]"):
-        reading.read(kind, [])
+        reading.read_answer(kind, [])
 
 
 def test_a_name_that_no_answer_has_is_a_mistake_of_the_program() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.web import stories
 from tests.web.running import Site, serving
 from tests.web.small_hub import SmallHub
-from watchkeeper.client.reading import read
+from watchkeeper.client.reading import read_answer
 from watchkeeper.client.typed import Client
 from watchkeeper.errors import HubError
 from watchkeeper.kit import api_version, wire
@@ -63,7 +63,7 @@ def test_the_fleet_has_every_node_and_gpu(site: Site) -> None:
 
 def test_a_silence_begins_and_ends(site: Site) -> None:
     client = Client(site.url)
-    made = client.silence(['node="gpu-r01-02"'], reason="riser", lasting="2h")
+    made = client.silence(['node="gpu-r01-02"'], reason="riser", duration="2h")
     assert made.matchers == ('node="gpu-r01-02"',)
     assert made.id in [one.id for one in client.silences()]
     client.end_silence(made.id)
@@ -108,9 +108,9 @@ def test_a_hub_of_another_version_is_named_as_such() -> None:
 @given(st.dictionaries(st.text().filter(lambda name: name not in ("uuid", "index", "pci", "model")), st.integers()))
 def test_what_a_newer_hub_adds_is_passed_over(added: dict[str, int]) -> None:
     gpu = fleet.Gpu("GPU-1", 3)
-    assert read(fleet.Gpu, {**added, **wire.to_plain(gpu)}) == gpu
+    assert read_answer(fleet.Gpu, {**added, **wire.to_plain(gpu)}) == gpu
 
 
 def test_what_an_answer_lacks_is_said_and_not_guessed() -> None:
     with pytest.raises(HubError, match="the hub's answer has no `uuid`: the hub is older than this command"):
-        read(fleet.Gpu, {"index": 3})
+        read_answer(fleet.Gpu, {"index": 3})

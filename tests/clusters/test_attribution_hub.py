@@ -19,11 +19,11 @@ from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import Sample
 from watchkeeper.query import embedded
 from watchkeeper.readers.clusters import slurm_records as records
-from watchkeeper.scrape import discovery, standing
-from watchkeeper.scrape.fleet import Fleet
+from watchkeeper.scrape import discovery, status_series
+from watchkeeper.scrape.fleet import ScrapedInventory
 from watchkeeper.scrape.target_loop import TargetLoop
 from watchkeeper.store.head import head
-from watchkeeper.web.fleet import frames, holders, inventory
+from watchkeeper.web.fleet import fleet_layout, frames, holders
 
 GPU = {"cluster": "sim", "Hostname": "n1", "UUID": "GPU-0", "gpu": "0"}
 INFO = 'watchkeeper_gpu_workload_info{{gpu="0",UUID="GPU-0",Hostname="n1",workload_kind="slurm_job",workload="{}"}} 1\n'
@@ -33,31 +33,31 @@ def test_an_agents_own_series_is_not_stored_but_known_until_the_agent_falls_sile
     pages = reply("a 1\n" + INFO.format(7)), reply("a 1\n" + INFO.format(8)), reply("gone", status=500)
 
     @with_pages(*pages)
-    async def story(loop: TargetLoop, sink: Kept, known: Fleet) -> None:
+    async def story(loop: TargetLoop, sink: Kept, known: ScrapedInventory) -> None:
         seen = []
         for at_ms in (1000, 2000, 3000):
             await loop.scrape(at_ms)
-            seen.append([labels["workload"] for labels in known.holders()])
+            seen.append([labels["workload"] for labels in known.workload_labels()])
         assert seen == [["7"], ["8"], []]
-        assert not any(labels.name == standing.WORKLOAD_INFO for labels in sink.known)
+        assert not any(labels.name == status_series.WORKLOAD_INFO for labels in sink.known)
 
 
-def series(known: Fleet, *by_labels: dict[str, str]) -> list[Labels]:
+def series(known: ScrapedInventory, *by_labels: dict[str, str]) -> list[Labels]:
     """What the hub would write for these label sets of exporters."""
-    made = standing.workload_series(Labels({"__name__": "x", **GPU, **labels}) for labels in by_labels)
+    made = status_series.workload_series(Labels({"__name__": "x", **GPU, **labels}) for labels in by_labels)
     return list(Clusters([]).workload_series(known, made, at_ms=0))
 
 
 def test_a_gpu_whose_agent_says_both_ways_who_holds_it_has_one_series() -> None:
-    known = Fleet()
+    known = ScrapedInventory()
     told = {**GPU, "workload_kind": "pod", "workload": "llm-0", "namespace": "research", "instance": "n1", "job": "gpu"}
-    known.hold("agent", [Labels({"__name__": standing.WORKLOAD_INFO, **told})])
+    known.set_workloads("agent", [Labels({"__name__": status_series.WORKLOAD_INFO, **told})])
     (made,) = series(known, {"namespace": "research", "pod": "llm-0"})
     assert (made["workload"], made["team"], "instance" in made) == ("llm-0", "research", False)
 
 
 def test_a_gpu_that_only_an_exporter_labels_has_the_same_series() -> None:
-    (made,) = series(Fleet(), {"hpc_job": "7"})
+    (made,) = series(ScrapedInventory(), {"hpc_job": "7"})
     assert (made["workload_kind"], made["workload"], made["team"]) == ("slurm_job", "7", "unmapped")
 
 
@@ -66,7 +66,7 @@ class Slurm:
     """A Slurm with one node and one job on two of its GPUs."""
 
     job: records.JobRecord = field(
-        default_factory=lambda: records.JobRecord("7", ("RUNNING",), account="llm", gpus=1, held={"n1": (1,)})
+        default_factory=lambda: records.JobRecord("7", ("RUNNING",), account="llm", gpus=1, gpus_by_node={"n1": (1,)})
     )
 
     broken: str = ""
@@ -82,17 +82,17 @@ class Slurm:
     async def leaves(self) -> dict[str, str]:
         return {}
 
-    async def limits(self) -> Iterable[records.Limit]:
+    async def limits(self) -> Iterable[records.AccountLimit]:
         return []
 
 
-async def hub_of(slurm: Slurm) -> tuple[Clusters, Fleet]:
+async def hub_of(slurm: Slurm) -> tuple[Clusters, ScrapedInventory]:
     watch = SlurmWatch(slurm, cluster="sim", agent_port=None, time=ScaledClock(), metrics=Registry())  # type: ignore[arg-type]
     await watch.refresh()
-    clusters, known = Clusters([watch]), Fleet()
-    known.expect((await clusters.found(discovery.Found())).nodes, 0)
+    clusters, known = Clusters([watch]), ScrapedInventory()
+    known.set_expected_nodes((await clusters.discover(discovery.DiscoveredTargets())).nodes, 0)
     gpus = {f"GPU-{index}": Gpu(f"GPU-{index}", index) for index in (0, 1)}
-    known.saw(Node("sim", "n1"), gpus, at_ms=1, source="exporter")
+    known.record_page(Node("sim", "n1"), gpus, at_ms=1, source="exporter")
     return clusters, known
 
 
@@ -102,7 +102,7 @@ def test_a_job_on_a_node_without_an_agent_is_attributed_by_slurms_own_indexes() 
     made = clusters.workload_series(known, {}, at_ms=at_ms)
     assert [(labels["UUID"], labels["workload"], labels["team"]) for labels in made] == [("GPU-1", "7", "llm")]
     told = Labels({**GPU, "UUID": "GPU-1", "workload": "stray", "workload_kind": "program"})
-    known.hold("agent", [told.having(__name__=standing.WORKLOAD_INFO)])
+    known.set_workloads("agent", [told.with_labels(__name__=status_series.WORKLOAD_INFO)])
     made = clusters.workload_series(known, {}, at_ms=at_ms)
     assert [labels["workload"] for labels in made] == ["stray"], "an agent knows better"
 
@@ -137,15 +137,15 @@ def test_a_team_is_remembered_after_its_job_has_ended_and_falls_back_to_the_name
 
 
 def test_an_agent_is_read_where_it_says_and_expects_what_slurm_says() -> None:
-    async def story() -> discovery.Found:
+    async def story() -> discovery.DiscoveredTargets:
         watch = SlurmWatch(Slurm(), cluster="sim", agent_port=9400, time=ScaledClock(), metrics=Registry())  # type: ignore[arg-type]
         await watch.refresh()
         group = {
             "targets": ["10.0.0.9:9999"],
             "labels": {f"{discovery.META}node": "n1", f"{discovery.META}cluster": "sim"},
         }
-        agents = discovery.read_groups([group], "agents", defaults=discovery.Defaults())
-        return await Clusters([watch]).found(discovery.Found(), agents)
+        agents = discovery.read_groups([group], "agents", defaults=discovery.DiscoveryDefaults())
+        return await Clusters([watch]).discover(discovery.DiscoveredTargets(), agents)
 
     found = asyncio.run(story())
     assert [target.address for target in found.targets] == ["10.0.0.9:9999"]
@@ -153,10 +153,10 @@ def test_an_agent_is_read_where_it_says_and_expects_what_slurm_says() -> None:
 
 
 def test_the_map_knows_holders_that_only_an_agents_own_series_names() -> None:
-    known = Fleet()
-    known.saw(Node("sim", "n1"), {"GPU-0": Gpu("GPU-0", 0)}, at_ms=1, source="agent")
+    known = ScrapedInventory()
+    known.record_page(Node("sim", "n1"), {"GPU-0": Gpu("GPU-0", 0)}, at_ms=1, source="agent")
     told = Labels({**GPU, "workload_kind": "pod", "workload": "llm-0", "namespace": "research"})
-    assert frames.owners(inventory.take(known), [told]) == {0: "research/llm-0"}
+    assert frames.holders_by_slot(fleet_layout.current_layout(known), [told]) == {0: "research/llm-0"}
 
 
 def test_slices_whose_pods_only_an_exporter_names_are_held_by_them() -> None:
@@ -165,12 +165,14 @@ def test_slices_whose_pods_only_an_exporter_names_are_held_by_them() -> None:
     slices = ({"GPU_I_ID": "1", "GPU_I_PROFILE": "3g.40gb", "namespace": "lab", "pod": "ada"}, {"GPU_I_ID": "2"})
     pages = [Labels({"__name__": "DCGM_FI_DEV_FB_USED", **GPU, **one}) for one in slices]
     engine.appender.append([Sample(labels, 1_000, 9_000.0) for labels in pages])
-    (made,) = standing.workload_series(engine.instant(HOLDER_EXPR, 1_000).frame.labels)
+    (made,) = status_series.workload_series(engine.instant(HOLDER_EXPR, 1_000).frame.labels)
     assert (made["workload"], made["GPU_I_ID"], made["GPU_I_PROFILE"]) == ("ada", "1", "3g.40gb")
-    found = [holders.read(labels) for labels in engine.instant(holders.HOLDER_EXPR, 1_000).frame.labels]
+    found = [holders.holder_from_labels(labels) for labels in engine.instant(holders.HOLDER_EXPR, 1_000).frame.labels]
     assert [(one.called, one.slice) for one in found if one is not None] == [("lab/ada", "1")]
-    known = Fleet()
-    known.saw(Node("sim", "n1"), {"GPU-0": Gpu("GPU-0", 0)}, at_ms=1, source="page")
-    util, used = (engine.instant(expr, 1_000) for expr in ("DCGM_FI_DEV_GPU_UTIL", standing.SLICES))
-    picture = frames.draw(inventory.take(known), frames.Readings(gpu_util=util, slices=used), [])
+    known = ScrapedInventory()
+    known.record_page(Node("sim", "n1"), {"GPU-0": Gpu("GPU-0", 0)}, at_ms=1, source="page")
+    util, used = (engine.instant(expr, 1_000) for expr in ("DCGM_FI_DEV_GPU_UTIL", status_series.MIG_MEMORY))
+    picture = frames.draw_picture(
+        fleet_layout.current_layout(known), frames.FrameReadings(gpu_util=util, slices=used), []
+    )
     assert (picture.summary["held"], picture.summary["free"]) == (1, 0)

@@ -15,14 +15,14 @@ from tests.web.running import Site, serving
 from tests.web.small_fleet import Seen
 from tests.web.small_hub import SmallHub
 from watchkeeper.cli.main import main, watchkeeper
-from watchkeeper.clusters.inventory import Inventory
+from watchkeeper.clusters.inventory import NodeInventory
 from watchkeeper.kit.own_metrics import Registry
 from watchkeeper.model.cluster import ClusterView, ScheduledNode
 from watchkeeper.model.fleet import Gpu, Node
 from watchkeeper.model.workloads import ScheduledWorkload, Workload, WorkloadKind, WorkloadState
-from watchkeeper.scrape.fleet import Fleet
-from watchkeeper.scrape.jobs import Job, target_of
-from watchkeeper.scrape.target_loop import Health, TargetState
+from watchkeeper.scrape.fleet import ScrapedInventory
+from watchkeeper.scrape.jobs import ScrapeJob, build_target
+from watchkeeper.scrape.target_loop import TargetHealth, TargetState
 from watchkeeper.web.fleet import holders, node_list
 
 HELD_NODE = "gpu-r01-01"
@@ -33,7 +33,9 @@ class Schedulers:
     """Schedulers that say what they are told to."""
 
     told: list[ClusterView] = field(default_factory=list)
-    inventory: Inventory = field(default_factory=lambda: Inventory(None, default_cluster="main", metrics=Registry()))
+    inventory: NodeInventory = field(
+        default_factory=lambda: NodeInventory(None, default_cluster="main", metrics=Registry())
+    )
 
     def views(self) -> list[ClusterView]:
         return self.told
@@ -193,31 +195,31 @@ def test_samples_that_cannot_be_asked_cost_the_holders_and_not_the_list(site: Si
     assert code == 0, "the nodes themselves are well"
 
 
-def target(node: Node, health: Health, error: str | None = None) -> TargetState:
-    made = target_of("127.0.0.1:1", {}, Job(name="gpu"), node=node, cluster=node.cluster)
+def target(node: Node, health: TargetHealth, error: str | None = None) -> TargetState:
+    made = build_target("127.0.0.1:1", {}, ScrapeJob(name="gpu"), node=node, cluster=node.cluster)
     return TargetState(made, health, error=error)  # type: ignore[arg-type]
 
 
-def states(known: Fleet, *targets: TargetState) -> dict[str, tuple[str, str]]:
-    facts = node_list.Facts(known, targets, [], holders.Holders(), [])
-    return {line.name: (line.state.value, line.why) for line in node_list.build(facts)}
+def states(known: ScrapedInventory, *targets: TargetState) -> dict[str, tuple[str, str]]:
+    facts = node_list.NodeListSources(known, targets, [], holders.GpuHolders(), [])
+    return {line.name: (line.state.value, line.why) for line in node_list.build_node_list(facts)}
 
 
 def test_silent_never_seen_not_read_and_gone_are_four_different_words() -> None:
-    known = Fleet()
+    known = ScrapedInventory()
     nodes = {
         name: Node("main", name, expected_gpus=1) for name in ("silent", "never", "unread", "gone", "well", "short")
     }
-    known.expect(nodes.values(), 0)
+    known.set_expected_nodes(nodes.values(), 0)
     for name in ("silent", "gone", "well"):
-        known.saw(nodes[name], {f"GPU-{name}": Gpu(f"GPU-{name}", 0)}, at_ms=1, source=name)
-    known.expect([node for name, node in nodes.items() if name != "gone"], 60_000)
+        known.record_page(nodes[name], {f"GPU-{name}": Gpu(f"GPU-{name}", 0)}, at_ms=1, source=name)
+    known.set_expected_nodes([node for name, node in nodes.items() if name != "gone"], 60_000)
     found = states(
         known,
-        target(nodes["silent"], Health.DOWN, "nothing listens there"),
-        target(nodes["never"], Health.DOWN, "no answer within 10 s"),
-        target(nodes["well"], Health.UP),
-        target(nodes["short"], Health.UP),
+        target(nodes["silent"], TargetHealth.DOWN, "nothing listens there"),
+        target(nodes["never"], TargetHealth.DOWN, "no answer within 10 s"),
+        target(nodes["well"], TargetHealth.UP),
+        target(nodes["short"], TargetHealth.UP),
     )
     assert found == {
         "well": ("up", ""),

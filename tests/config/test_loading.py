@@ -8,7 +8,7 @@ from typing import get_type_hints
 import pytest
 
 from watchkeeper.config import loading
-from watchkeeper.config.settings import DriverName, Hub, Settings
+from watchkeeper.config.settings import DriverName, HubSettings, Settings
 from watchkeeper.errors import SettingsError
 from watchkeeper.model.trust import Mode
 
@@ -55,7 +55,7 @@ def test_every_problem_is_named_with_its_origin_and_key(file: Path) -> None:
     error = error_of(file, {"query.max_series": 0})
     assert error.problems == (
         f"{file}: zoo: unknown key; known here: {names(Settings)}",
-        f"{file}: hub.prt: unknown key; known here: {names(Hub)}",
+        f"{file}: hub.prt: unknown key; known here: {names(HubSettings)}",
         f"{file}: hub.port: expected a whole number, found 'x'",
         f"{file}: fleet.cluster: must not be empty",
         f"{file}: fleet.scrape_interval: `15` has no unit; write `15s` for seconds or `15m` for minutes",

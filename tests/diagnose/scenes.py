@@ -67,6 +67,6 @@ def about_pod(engine: embedded.EmbeddedEngine, *, guess: str = "insufficient_gpu
 class CountingEngine(embedded.EmbeddedEngine):
     asked = 0
 
-    def instant(self, expr: str, at_ms: int) -> engine.Answer:
+    def instant(self, expr: str, at_ms: int) -> engine.QueryResult:
         self.asked += 1
         return super().instant(expr, at_ms)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
-from watchkeeper.diagnose.evidence import Facts, gather
+from watchkeeper.diagnose.evidence import IncidentFacts, gather_facts
 from watchkeeper.kit import clock
 from watchkeeper.model import alerts, events, fleet, incidents, labels, samples
 from watchkeeper.query import embedded
@@ -85,8 +85,8 @@ def facts_about(
     *,
     happened: Sequence[events.Event] = (),
     engine: embedded.EmbeddedEngine | None = None,
-) -> Facts:
-    return gather(
+) -> IncidentFacts:
+    return gather_facts(
         incident,
         NOON + timedelta(seconds=5),
         engine=engine or an_engine(),

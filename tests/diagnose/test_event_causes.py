@@ -52,4 +52,4 @@ def test_an_incident_opens_under_the_cause_that_its_diagnosis_reads(kind: EventK
 def test_a_firmware_event_is_found_as_evidence_of_its_cause() -> None:
     incident = stories.an_incident("gsp_timeout", stories.NODE, family="gpu_firmware", kind=MemberKind.EVENT)
     facts = stories.facts_about(incident, happened=[an_event(EventKind.GSP_ERROR)])
-    assert [event.kind for event in facts.events_of("gsp_timeout")] == [EventKind.GSP_ERROR]
+    assert [event.kind for event in facts.events_with_cause("gsp_timeout")] == [EventKind.GSP_ERROR]

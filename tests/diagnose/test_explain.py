@@ -9,7 +9,7 @@ import pytest
 from tests.diagnose.scenes import CountingEngine
 from tests.diagnose.stories import HEALTHY, NODE, NOON, an_engine, an_incident, facts_about, gpu, xid
 from watchkeeper.diagnose.checks import CHECKS
-from watchkeeper.diagnose.evidence import FIELDS, Facts
+from watchkeeper.diagnose.evidence import FIELDS, IncidentFacts
 from watchkeeper.diagnose.explain import diagnose
 from watchkeeper.model.diagnosis import Finding
 from watchkeeper.model.incidents import MemberKind
@@ -19,8 +19,8 @@ from watchkeeper.store.head import head
 
 def test_what_could_not_be_seen_is_said() -> None:
     facts = facts_about(an_incident("gpu_idle_waste", gpu(1), family="waste"))
-    assert "no DCGM_FI_DEV_MEMORY_TEMP for GPU 1 on n1" in facts.unseen
-    assert f"{len(HEALTHY)} of {len(FIELDS)} series of n1" in facts.looked_at
+    assert "no DCGM_FI_DEV_MEMORY_TEMP for GPU 1 on n1" in facts.missing_data
+    assert f"{len(HEALTHY)} of {len(FIELDS)} series of n1" in facts.sources
     assert "not seen: no DCGM_FI_DEV_MEMORY_TEMP for GPU 1 on n1" in diagnose(facts, NOON).looked_at
 
 
@@ -39,14 +39,14 @@ def test_gathering_asks_at_most_twenty_questions() -> None:
 
 
 def test_an_engine_that_refuses_is_a_fact_and_not_a_failure() -> None:
-    strict = embedded.EmbeddedEngine(head.Head(), engine.Limits(max_expression_bytes=1))
+    strict = embedded.EmbeddedEngine(head.Head(), engine.QueryLimits(max_expression_bytes=1))
     facts = facts_about(an_incident("gpu_missing", NODE, family="gpu_lost"), engine=strict)
     assert facts.reporting is None
-    assert any("DCGM_FI_DEV_GPU_TEMP could not be asked" in gap for gap in facts.unseen)
+    assert any("DCGM_FI_DEV_GPU_TEMP could not be asked" in gap for gap in facts.missing_data)
 
 
 def test_a_broken_check_is_named_and_does_not_cost_the_other_answers(caplog: pytest.LogCaptureFixture) -> None:
-    def broken(_: Facts) -> Finding | None:
+    def broken(_: IncidentFacts) -> Finding | None:
         raise ZeroDivisionError("nothing to divide by")
 
     incident = an_incident("gpu_fell_off_bus", gpu(3), family="gpu_lost", kind=MemberKind.EVENT)

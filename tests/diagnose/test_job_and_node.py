@@ -26,8 +26,8 @@ def explain(
     parts: Sequence[workloads.ScheduledWorkload] = (),
     happened: Sequence[events.Event] = (),
 ) -> Explained | None:
-    asked = job.Asked("main", "llm", parts)
-    looked = job.look(engine, asked, NOON)
+    asked = job.JobQuery("main", "llm", parts)
+    looked = job.read_job(engine, asked, NOON)
     if looked is None:
         return None
     there = [one for node in looked.nodes for one in happened if node.encloses(one.place)]
@@ -69,8 +69,8 @@ def test_nobody_knows_a_job_that_does_not_exist() -> None:
 @pytest.mark.parametrize("label", ["training.kubeflow.org/job-name", "batch.kubernetes.io/job-name"])
 def test_pods_belong_to_their_job_by_label_owner_or_name(label: str) -> None:
     known = [part("a", label=label), part("b", owner="Job/llm"), part("llm"), part("other")]
-    assert [one.workload.name for one in job.parts_of("llm", known)] == ["a", "b", "llm"]
-    assert job.parts_of("elsewhere/llm", known) == []
+    assert [one.workload.name for one in job.workloads_of_job("llm", known)] == ["a", "b", "llm"]
+    assert job.workloads_of_job("elsewhere/llm", known) == []
 
 
 def word(**more: object) -> cluster.ScheduledNode:
@@ -80,19 +80,19 @@ def word(**more: object) -> cluster.ScheduledNode:
 
 def test_a_drained_node_says_by_whom_and_how_to_bring_it_back() -> None:
     drained = word(state="drained", is_schedulable=False, reason="NHC: no GPU 3", unschedulable_by="ada")
-    found = node.explain(node.Known("n1", [drained], reporting=8, expected=8))
+    found = node.explain(node.NodeSummary("n1", [drained], reporting=8, expected=8))
     assert found.headline == "is closed for work (drained) by ada: NHC: no GPU 3"
     assert found.change == "scontrol update NodeName=n1 State=RESUME, once the reason is gone"
 
 
 def test_a_node_with_an_incident_is_that_incident_and_what_changed() -> None:
     incident = an_incident("gpu_fell_off_bus", gpu(3), family="gpu_lost")
-    found = node.explain(node.Known("n1", [word()], troubles=[(incident, None)], changes=("n1 was booted",)))
+    found = node.explain(node.NodeSummary("n1", [word()], incidents=[(incident, None)], changes=("n1 was booted",)))
     assert (found.cause, found.lines[-1].text) == ("gpu_fell_off_bus", "n1 was booted")
 
 
 def test_a_node_that_nobody_mentions_is_not_called_healthy() -> None:
-    assert node.explain(node.Known("n1")).headline == "nobody says anything about it now"
+    assert node.explain(node.NodeSummary("n1")).headline == "nobody says anything about it now"
 
 
 @pytest.mark.parametrize("domain", ["job=llm", "pod=ml/notebook", "rack=r1", "namespace=ml", "model=chat"])

@@ -9,18 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from watchkeeper.diagnose import pod as pods
-from watchkeeper.diagnose.pending import GPU, Ask, Offer, judge
+from watchkeeper.diagnose.pending import GPU, NodeOffer, PodRequest, judge_placement
 from watchkeeper.readers.clusters.kubernetes_objects import Taint
 
 TAINT = Taint("nvidia.com/gpu", "present", "NoSchedule")
 
 
-def offer(name: str = "n1", *, free: int = 8, **more: Any) -> Offer:
-    return Offer(name, {GPU: 8}, {GPU: 8}, {GPU: 8 - free}, **more)
+def offer(name: str = "n1", *, free: int = 8, **more: Any) -> NodeOffer:
+    return NodeOffer(name, {GPU: 8}, {GPU: 8}, {GPU: 8 - free}, **more)
 
 
 def test_the_cheapest_change_wins_over_the_nearest_capacity() -> None:
-    found = judge(Ask("ml/a", {GPU: 4}), [offer("full", free=1), offer("tainted", taints=(TAINT,))])
+    found = judge_placement(PodRequest("ml/a", {GPU: 4}), [offer("full", free=1), offer("tainted", taints=(TAINT,))])
     assert (found.cause, found.smallest_change) == (
         "untolerated_taint", "tainted: tolerate nvidia.com/gpu=present:NoSchedule",
     )  # fmt: skip
@@ -30,37 +30,40 @@ def test_the_cheapest_change_wins_over_the_nearest_capacity() -> None:
 
 
 def test_a_selector_names_the_value_that_the_node_has() -> None:
-    ask = Ask("ml/a", {GPU: 1}, selector={"gpu": "b200"})
-    found = judge(ask, [offer(labels={"gpu": "h100"}), offer("n2", labels={})])
+    ask = PodRequest("ml/a", {GPU: 1}, selector={"gpu": "b200"})
+    found = judge_placement(ask, [offer(labels={"gpu": "h100"}), offer("n2", labels={})])
     assert (found.cause, found.smallest_change) == ("node_selector_mismatch", "n1: change the selector to gpu=h100")
 
 
 def test_scattered_gpus_are_fragmentation_and_too_few_are_not() -> None:
-    scattered = judge(Ask("ml/a", {GPU: 8}), [offer("n1", free=5), offer("n2", free=5)])
+    scattered = judge_placement(PodRequest("ml/a", {GPU: 8}), [offer("n1", free=5), offer("n2", free=5)])
     assert scattered.cause == "gpu_fragmentation"
-    assert judge(Ask("ml/a", {GPU: 8}), [offer("n1", free=5), offer("n2", free=2)]).cause == "insufficient_gpu_capacity"
+    assert (
+        judge_placement(PodRequest("ml/a", {GPU: 8}), [offer("n1", free=5), offer("n2", free=2)]).cause
+        == "insufficient_gpu_capacity"
+    )
 
 
 def test_a_slice_that_no_node_has_is_a_matter_of_layout() -> None:
-    sliced = Offer("n1", {"nvidia.com/mig-1g.10gb": 7}, {"nvidia.com/mig-1g.10gb": 7})
-    found = judge(Ask("ml/a", {"nvidia.com/mig-3g.40gb": 1}), [sliced])
+    sliced = NodeOffer("n1", {"nvidia.com/mig-1g.10gb": 7}, {"nvidia.com/mig-1g.10gb": 7})
+    found = judge_placement(PodRequest("ml/a", {"nvidia.com/mig-3g.40gb": 1}), [sliced])
     assert found.cause == "mig_misconfig"
     assert "ask for nvidia.com/mig-1g.10gb, or change its MIG layout" in found.smallest_change
 
 
 def test_a_node_that_knows_gpus_and_offers_none_has_lost_its_device_plugin() -> None:
-    found = judge(Ask("ml/a", {GPU: 1}), [Offer("n1", {GPU: 8}, {GPU: 0})])
+    found = judge_placement(PodRequest("ml/a", {GPU: 1}), [NodeOffer("n1", {GPU: 8}, {GPU: 0})])
     assert found.cause == "no_device_plugin"
 
 
 def test_a_pod_without_a_request_is_told_so_before_any_node_is_looked_at() -> None:
-    assert judge(Ask("ml/a"), [offer()]).cause == "missing_gpu_request"
+    assert judge_placement(PodRequest("ml/a"), [offer()]).cause == "missing_gpu_request"
 
 
 @given(free=st.lists(st.integers(0, 8), min_size=1, max_size=6), asks=st.integers(1, 20), taint=st.booleans())
 def test_a_pod_fits_exactly_when_no_cause_is_named(free: list[int], asks: int, taint: bool) -> None:
     offers = [offer(f"n{at}", free=some, taints=(TAINT,) if taint else ()) for at, some in enumerate(free)]
-    found = judge(Ask("ml/a", {GPU: asks}), offers)
+    found = judge_placement(PodRequest("ml/a", {GPU: asks}), offers)
     fits = not taint and max(free) >= asks
     assert (found.cause is None) == fits
     assert bool(found.smallest_change) == (not fits)

@@ -274,9 +274,9 @@ def test_without_profiling_fields_and_topology_it_says_so() -> None:
 
 
 def test_each_rival_can_be_told_apart_from_either_side() -> None:
-    row = rivals.between("power_brake", "thermal_throttle")
+    row = rivals.rival_between("power_brake", "thermal_throttle")
     assert row is not None
-    assert rivals.between("thermal_throttle", "power_brake") == row
+    assert rivals.rival_between("thermal_throttle", "power_brake") == row
 
 
 def test_a_rank_that_died_with_its_gpu_is_the_gpus_fault() -> None:

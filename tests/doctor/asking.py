@@ -9,7 +9,7 @@ from watchkeeper.doctor import examine, report
 from watchkeeper.readers import bundles
 
 
-def ask(*texts: str | bytes, **named: str | bytes) -> report.Report:
+def ask(*texts: str | bytes, **named: str | bytes) -> report.DoctorReport:
     """The answer to some inputs; keyword arguments are inputs with a name, `rank1_log` standing for `rank1.log`."""
     given: Mapping[str, str | bytes] = {f"input-{at}": text for at, text in enumerate(texts)} | {
         name.replace("_log", ".log"): text for name, text in named.items()
@@ -21,5 +21,5 @@ def ask(*texts: str | bytes, **named: str | bytes) -> report.Report:
     return examine.examine(streams)
 
 
-def causes(answer: report.Report) -> list[str]:
+def causes(answer: report.DoctorReport) -> list[str]:
     return [finding.cause for finding in answer.findings]

@@ -55,7 +55,7 @@ def test_no_pattern_takes_long_over_text_that_repeats(piece: str) -> None:
     signs = [
         s.compiled for s in signatures.table().signs.values() if s.pattern is not None and (in_lines or not s.words)
     ]
-    for pattern in [*signs, *(kind.pattern for kind in recognise.kinds())]:
+    for pattern in [*signs, *(kind.pattern for kind in recognise.input_kinds())]:
         begun = time.thread_time()
         pattern.search(text)
         # A tenth at most; those that began anew at each character took two to twelve seconds.

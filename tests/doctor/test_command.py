@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from watchkeeper.cli.main import watchkeeper
-from watchkeeper.readers.node import this_node
+from watchkeeper.readers.node import local_commands
 
 LOST = "gpu07: NVRM: Xid (PCI:0000:3b:00): 79, pid=4711, name=python3, GPU has fallen off the bus.\n"
 
@@ -49,7 +49,9 @@ def test_people_read_the_place_the_reason_and_the_next_step() -> None:
 
 @pytest.mark.slow
 def test_a_command_that_hangs_is_left_alone_and_told() -> None:
-    [answer] = this_node.gather([[sys.executable, "-c", "import time; print(1); time.sleep(60)"]], timeout_seconds=0.5)
+    [answer] = local_commands.run_commands(
+        [[sys.executable, "-c", "import time; print(1); time.sleep(60)"]], timeout_seconds=0.5
+    )
     assert b"timed out after 0.5 seconds" in answer.text
 
 

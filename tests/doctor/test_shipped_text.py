@@ -87,17 +87,17 @@ def test_what_else_a_structured_line_says_is_read_as_well() -> None:
 
 def test_an_object_of_kubernetes_is_a_document_and_no_log_line() -> None:
     status = {"kind": "Status", "apiVersion": "v1", "message": "pods is forbidden"}
-    assert shipped_text.opening_of(json.dumps(status).encode()) is None
+    assert shipped_text.find_unwrapper(json.dumps(status).encode()) is None
 
 
 def test_a_log_that_nobody_wrapped_is_left_alone() -> None:
-    assert shipped_text.opening_of(KERNEL.encode()) is None
-    assert shipped_text.bare(KERNEL) == KERNEL
+    assert shipped_text.find_unwrapper(KERNEL.encode()) is None
+    assert shipped_text.strip_prefixes(KERNEL) == KERNEL
 
 
 def test_columns_before_a_bar_are_no_prefix_of_a_shipper() -> None:
     table = "fans | ok\npower | ok\nlinks | down\ntemperature | ok\n"
-    assert shipped_text.bare(table) == table
+    assert shipped_text.strip_prefixes(table) == table
 
 
 @given(st.lists(st.text(st.characters(blacklist_characters="\n"), max_size=30), max_size=20), st.integers(1, 50))
@@ -112,7 +112,7 @@ def test_opened_lines_stay_one_to_one_whatever_the_blocks(lines: list[str], size
             self.at += size
             return piece
 
-    opened = shipped_text.Opened(Slow(), shipped_text.opening_of(b'{"log": "x"}\n') or bytes)
+    opened = shipped_text.UnwrappedStream(Slow(), shipped_text.find_unwrapper(b'{"log": "x"}\n') or bytes)
     out = b"".join(iter(lambda: opened.read(size), b""))
     assert out.count(b"\n") == raw.count(b"\n")
 
@@ -141,7 +141,7 @@ def test_lines_of_json_that_are_opened_only_where_needed_say_the_same(
     objects: list[dict[str, object]], is_escaped: bool
 ) -> None:
     raw = "\n".join(json.dumps(one | {"log": "x"}, ensure_ascii=is_escaped) for one in objects).encode()
-    opened = shipped_text.Opened(io.BytesIO(raw), shipped_text.from_json)
+    opened = shipped_text.UnwrappedStream(io.BytesIO(raw), shipped_text.from_json)
     assert telling(io.BytesIO(raw), shipped_text.JsonLines()) == telling(opened, None)
 
 
@@ -151,7 +151,7 @@ def test_lines_that_are_alike_outside_are_told_apart_where_they_differ_inside(
     pair: tuple[str, str], turned: bool
 ) -> None:
     raw = "\n".join(reversed(pair) if turned else pair).encode()
-    opened = shipped_text.Opened(io.BytesIO(raw), shipped_text.from_json)
+    opened = shipped_text.UnwrappedStream(io.BytesIO(raw), shipped_text.from_json)
     found = telling(io.BytesIO(raw), shipped_text.JsonLines())
     assert found == telling(opened, None)
     assert len(found) == 1

@@ -10,7 +10,7 @@ import pytest
 from tests.doctor.asking import ask
 from watchkeeper.catalogue import causes
 from watchkeeper.doctor import collecting, ranking, report, scan, signatures
-from watchkeeper.doctor.facts import Facts
+from watchkeeper.doctor.facts import DoctorFacts
 from watchkeeper.doctor.signatures import Role
 from watchkeeper.errors import PackError
 
@@ -19,7 +19,7 @@ SIGNS = [sign for sign in signatures.table().signs.values() if sign.pattern is n
 
 @pytest.mark.parametrize("sign", [sign for sign in SIGNS if sign.words], ids=lambda sign: sign.id)
 def test_a_sign_is_seen_in_its_own_example(sign: signatures.Sign) -> None:
-    facts = Facts()
+    facts = DoctorFacts()
     scan.scan("example", io.BytesIO(sign.example.encode()), facts, table=signatures.table())
     assert sign.id in set(facts.signs())
 
@@ -45,7 +45,7 @@ def test_every_cause_that_a_sign_names_has_a_step_with_its_risk() -> None:
     # What to do about an unknown one depends on what was given.
     assert collecting.steps(())
     assert named - set(report._steps()) - {"unknown"} == {"", signatures.BY_XID}
-    assert set(report._steps()) <= {row.cause for row in causes.all()}
+    assert set(report._steps()) <= {row.cause for row in causes.all_causes()}
 
 
 def test_a_row_that_names_no_real_cause_is_refused_with_its_file() -> None:
@@ -61,10 +61,10 @@ def test_every_sign_beside_which_another_counts_for_nothing_exists() -> None:
 
 
 def test_no_cause_is_its_own_consequence() -> None:
-    for row in causes.all():
+    for row in causes.all_causes():
         assert row.cause not in ranking.effects_of(row.cause)
 
 
 def test_an_empty_input_cannot_be_judged_and_a_dull_log_has_nothing_wrong() -> None:
-    assert ask("").verdict is report.Verdict.CANNOT_TELL
-    assert ask("2026-08-10 10:00:00 INFO all is well\n").verdict is report.Verdict.NOTHING_FOUND
+    assert ask("").verdict is report.DoctorVerdict.CANNOT_TELL
+    assert ask("2026-08-10 10:00:00 INFO all is well\n").verdict is report.DoctorVerdict.NOTHING_FOUND

@@ -8,24 +8,24 @@ from watchkeeper.catalogue import tables
 
 
 def test_known_codes_have_their_rows_and_unknown_ones_none() -> None:
-    retries = tables.completion(12)
+    retries = tables.find_completion(12)
     assert retries is not None
     assert retries.name == "RETRY_EXC_ERR"
-    assert tables.completion(99) is None
-    aborted = tables.exit_code(-6)
+    assert tables.find_completion(99) is None
+    aborted = tables.find_exit_code(-6)
     assert aborted is not None
     assert aborted.signal == "SIGABRT"
-    switch = tables.sxid(20034)
+    switch = tables.find_sxid(20034)
     assert switch is not None
-    assert tables.sxid(1) is None
+    assert tables.find_sxid(1) is None
     assert {row.bit for row in tables.clock_reasons()} >= {0x20, 0x40, 0x80}
 
 
 def test_an_nvlink_xid_is_decoded_from_its_registers() -> None:
     line = "NVRM: Xid (PCI:0000:00:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 08 (0x004505c6 0x00000000 0x0 0x0)\n"
     assert causes(ask(line))[0] == "nvlink_error"
-    assert tables.nvlink_fault(144, "SAW_MVB", 0x2) is not None
-    assert tables.nvlink_fault(144, "NO_SUCH_UNIT", 0x2) is None
+    assert tables.find_nvlink_fault(144, "SAW_MVB", 0x2) is not None
+    assert tables.find_nvlink_fault(144, "NO_SUCH_UNIT", 0x2) is None
 
 
 def test_dcgm_s_own_names_lead_to_causes() -> None:
@@ -45,7 +45,7 @@ def test_dcgm_s_incidents_are_known_by_name_older_name_and_number() -> None:
     assert {row.code for row in rows.values()} == set(range(133)) - {130}
     assert rows["85"] == rows["DCGM_FR_PENDING_ROW_REMAP"]
     assert rows["DCGM_FR_CLOCK_THROTTLE_THERMAL"].cause == "thermal_throttle"
-    known = {row.cause for row in catalogue.all()} | {""}
+    known = {row.cause for row in catalogue.all_causes()} | {""}
     assert {row.cause for row in rows.values()} <= known
 
 

@@ -25,9 +25,9 @@ def test_a_line_says_its_time_with_a_date_without_a_year_or_since_boot() -> None
     whole = line_prefix.read_clock("2026-08-10T05:36:05Z ERROR x")
     syslog = line_prefix.read_clock("Aug 10 05:36:05 gpu01 kernel: [  812.25] NVRM: x")
     torch = line_prefix.read_clock("[rank1]:[E810 05:36:05.945860779 ProcessGroupNCCL.cpp:1899] x")
-    assert whole == line_prefix.Clock(at=datetime(2026, 8, 10, 5, 36, 5, tzinfo=UTC))
-    assert syslog == line_prefix.Clock(yearless=datetime(2000, 8, 10, 5, 36, 5, tzinfo=UTC), since_boot=812.25)
-    assert torch == line_prefix.Clock(yearless=datetime(2000, 8, 10, 5, 36, 5, 945860, tzinfo=UTC))
+    assert whole == line_prefix.LineClock(at=datetime(2026, 8, 10, 5, 36, 5, tzinfo=UTC))
+    assert syslog == line_prefix.LineClock(yearless=datetime(2000, 8, 10, 5, 36, 5, tzinfo=UTC), since_boot=812.25)
+    assert torch == line_prefix.LineClock(yearless=datetime(2000, 8, 10, 5, 36, 5, 945860, tzinfo=UTC))
     assert line_prefix.read_clock("gpu01:1:2 [0] NCCL INFO x") is None
     assert line_prefix.read_clock("[E199 25:36:05 a.cc:1] x") is None
 

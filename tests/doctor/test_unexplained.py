@@ -10,7 +10,7 @@ import pytest
 from tests.doctor.asking import ask, causes
 from watchkeeper.catalogue import pack
 from watchkeeper.doctor import collecting
-from watchkeeper.doctor.report import Verdict
+from watchkeeper.doctor.report import DoctorVerdict
 
 LOGGED = (
     "2026-08-10 05:36:05.101 ERROR [91:93] Failed to load module 8 [Handler.cpp:17]",
@@ -43,7 +43,7 @@ def test_a_logged_error_that_nothing_explains_is_unknown_and_asks_for_more(text:
     assert causes(answer) == ["unknown"]
     assert answer.findings[0].confidence < 0.3
     assert answer.findings[0].actions
-    assert answer.verdict is Verdict.CANNOT_TELL
+    assert answer.verdict is DoctorVerdict.CANNOT_TELL
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_what_has_no_cause_of_ours_is_told_and_no_gpu_is_blamed(text: str) -> No
 def test_a_few_lines_that_speak_of_a_failure_are_not_called_fine() -> None:
     answer = ask("Aug 10 05:36:05 n7 widgetd[9]: could not turn the widget")
     assert causes(answer) == ["unknown"]
-    assert answer.verdict is Verdict.CANNOT_TELL
+    assert answer.verdict is DoctorVerdict.CANNOT_TELL
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_a_few_lines_that_speak_of_a_failure_are_not_called_fine() -> None:
     ],
 )
 def test_no_failure_and_one_in_a_long_log_is_nothing(text: str) -> None:
-    assert ask(text).verdict is Verdict.NOTHING_FOUND
+    assert ask(text).verdict is DoctorVerdict.NOTHING_FOUND
 
 
 def test_the_name_of_a_host_is_no_hint() -> None:

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from watchkeeper.cli.doctor import drill
 from watchkeeper.drill import pairs, score
-from watchkeeper.drill.watch import Pace, Watch
+from watchkeeper.drill.monitored_fleet import Pace, Watch
 from watchkeeper.rules import evaluate
 from watchkeeper.sim.simulation import SimSettings, Simulation
 
@@ -109,7 +109,9 @@ def test_a_rank_that_is_late_for_want_of_cpu_says_so(watch: Watch) -> None:
 @pytest.mark.slow
 def test_no_shipped_rule_fails_on_a_simulated_fleet_and_nothing_is_cried_for_nothing(watch: Watch) -> None:
     asyncio.run(watch.advance(600))
-    failed = [state.last_error for state in watch.pipeline.rule_state.values() if state.health is evaluate.Health.ERROR]
+    failed = [
+        state.last_error for state in watch.pipeline.rule_state.values() if state.health is evaluate.RuleHealth.ERROR
+    ]
     assert failed == []
     assert score.alarms(watch.incidents()) == []
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from watchkeeper.drill.watch import Watch
+from watchkeeper.drill.monitored_fleet import Watch
 from watchkeeper.kit import clock
 from watchkeeper.sim.simulation import SimSettings, Simulation
 from watchkeeper.store.head.head import Head

@@ -19,7 +19,7 @@ from tests import servers
 from tests.faults.world import Away, Ledger, Outcome, World, until
 from tests.support.paths import ROOT
 from tests.support.running_product import WATCHKEEPER
-from watchkeeper.kit import troubles
+from watchkeeper.kit import recent_failures
 
 STORIES = {
     "alertmanager away": (
@@ -37,7 +37,7 @@ STORIES = {
     "store killed": "tests/store/test_durable_crash.py",
 }
 # A loop that comes round once an hour takes nothing back before the hub forgets that it failed.
-WELL_SECONDS = troubles.REMEMBERED.total_seconds() + 30
+WELL_SECONDS = recent_failures.REMEMBERED.total_seconds() + 30
 # A story of ten restarts takes a minute, and three on a machine where others have the cores.
 STORY_SECONDS = 600
 SETTINGS = """

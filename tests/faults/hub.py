@@ -12,7 +12,7 @@ from tests.support import deadly_hub
 from watchkeeper.cli.hub import up
 from watchkeeper.kit import clock
 from watchkeeper.model.trust import Mode
-from watchkeeper.remediate.drivers.simulated import Simulated
+from watchkeeper.remediate.drivers.simulated import SimulatedDriver
 
 
 def main(simulator: str, data: str, port: str, speed: str, epoch: str) -> None:
@@ -23,7 +23,7 @@ def main(simulator: str, data: str, port: str, speed: str, epoch: str) -> None:
     fleet, rules = replace(configured.fleet, scrape_interval=interval), replace(configured.rules, interval=interval)
     time = clock.ScaledClock(speed=float(speed), epoch_seconds=float(epoch))
     settings = replace(configured, remediate=chosen, fleet=fleet, rules=rules)
-    deadly_hub.run(settings, Simulated(simulator), time=time)
+    deadly_hub.run(settings, SimulatedDriver(simulator), time=time)
 
 
 if __name__ == "__main__":

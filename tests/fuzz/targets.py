@@ -92,7 +92,7 @@ def _files(pattern: str, most: int = 12) -> tuple[bytes, ...]:
 
 
 def _exprs() -> tuple[bytes, ...]:
-    return tuple(rule.expr.encode() for rule in rulefile.load(sorted((PACKS / "rules").glob("*.yaml"))).rules)
+    return tuple(rule.expr.encode() for rule in rulefile.load_rules(sorted((PACKS / "rules").glob("*.yaml"))).rules)
 
 
 NCCL = b"""n1:4711:4812 [3] NCCL WARN NET/IB : Got completion from peer 10.0.0.2<4791> with status=12 opcode=0 len=0 \
@@ -151,14 +151,18 @@ RECORDING = gzip.compress(b'{"watchkeeper_recording": 1, "since": "2026-11-15T12
 TARGETS = (
     Target("exposition", read_exposition, (PAGE,)),
     Target("promql", lambda content: parser.parse(text(content)), _exprs()),
-    Target("rule file", lambda content: rulefile.read({"fuzz.yaml": text(content)}), _files("rules/*.yaml")),
+    Target("rule file", lambda content: rulefile.read_rules({"fuzz.yaml": text(content)}), _files("rules/*.yaml")),
     Target("kernel log", lambda content: [*map(kernel_log.read_line, text(content).splitlines())], (KERNEL,)),
     Target("nccl log", read_logs, (NCCL, KERNEL, DUMP)),
     Target("settings", in_file(loading.load, "hub.toml"), (SETTINGS,)),
     Target("prometheus.yml", in_file(prometheus_config.load, "prometheus.yml"), (SCRAPES,)),
     Target("routes", in_file(routing.load, "notify.toml"), (ROUTES,)),
     Target("policy", lambda content: policy.parse(text(content), where="fuzz"), _files("policies/*.toml")),
-    Target("targets", lambda content: discovery.read_groups(content, "fuzz", defaults=discovery.Defaults()), (GROUPS,)),
+    Target(
+        "targets",
+        lambda content: discovery.read_groups(content, "fuzz", defaults=discovery.DiscoveryDefaults()),
+        (GROUPS,),
+    ),
     Target("remote write", remote_write.decode, (WRITE,)),
     Target("archive", read_archive, (_tar(), _zip(), DUMP)),
     Target("recording", in_file(recording.read, "fuzz.wkr"), (RECORDING,)),

@@ -190,7 +190,7 @@ def causes_page() -> str:
     law = "Everything that a finding, an incident or `watchkeeper doctor` may name as a cause (`packs/causes.csv`)."
     rows = [
         f"| [{row.cause}](../runbooks/{row.runbook}.md) | {row.severity} | {row.scope} | {row.why} | {row.next_step} |"
-        for row in sorted(causes.all(), key=lambda row: (row.family, row.cause))
+        for row in sorted(causes.all_causes(), key=lambda row: (row.family, row.cause))
     ]
     words = "`{place}` and `{node}` stand for where it happened. Causes of one family become one incident at one place."
     table = "\n".join(["| cause | severity | scope | what is so | next step |", "|---|---|---|---|---|", *rows])
@@ -260,7 +260,7 @@ def _folder(name: str, modules: list[Source]) -> str:
 
 def slo_rules() -> str:
     source = PACKAGE / "packs" / "slo.yaml"
-    return slo.render(slo.read(source.read_text(), where="packs/slo.yaml"), source="packs/slo.yaml")
+    return slo.render_rules(slo.read_slos(source.read_text(), where="packs/slo.yaml"), source="packs/slo.yaml")
 
 
 WRITTEN: dict[Path, Callable[[], str]] = {

@@ -19,7 +19,7 @@ MAP_BYTES = 15_000
 MAKE_TARGET = re.compile(r"^([a-z-]+):", re.MULTILINE)
 # `make up ARGS=…` on a line of its own or in back quotes
 MAKE_USE = re.compile(r"(?:^|`)make ((?:[a-z-]+ ?)+)", re.MULTILINE)
-# `store/wal/wal_ahead.py`, `packs/rules/`, `readers/infiniband_*.py`
+# `store/wal/wal_prefetch.py`, `packs/rules/`, `readers/infiniband_*.py`
 PLACE = re.compile(r"`([a-z_/*]+(?:/|\.py|\.csv|\.yaml))`")
 DECISIONS = ROOT / "docs" / "decisions"
 # | [0001](0001-….md) | The title |   or, for a number without a record, | 0010 | *reserved, …* |

@@ -49,7 +49,7 @@ def test_names_are_cut_into_words(name: str, found: set[str]) -> None:
 # Deliberately allowed, each because the zone stands elsewhere or nobody knows it.
 ZONE_ELSEWHERE = {
     "watchkeeper/accounting/statement.py": "the page says in whose zone it is",
-    "watchkeeper/notify/report.py": "the column is headed Time (UTC)",
+    "watchkeeper/notify/incident_report.py": "the column is headed Time (UTC)",
     "watchkeeper/doctor/judgements/first_error.py": "the time as the log has it, whose zone is its own",
 }
 # For a terminal, a log or a file of another program.

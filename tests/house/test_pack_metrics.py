@@ -24,7 +24,7 @@ from watchkeeper.rules import rulefile
 
 EXCEPTIONS = Path(__file__).with_name("unmade_metrics.csv")
 UNNAMED = series.origin("some_metric_of_nobody").who
-RULES = rulefile.load(sorted((PACKAGE / "packs" / "rules").glob("*.yaml"))).rules
+RULES = rulefile.load_rules(sorted((PACKAGE / "packs" / "rules").glob("*.yaml"))).rules
 RECORDED = {rule.name for rule in RULES if isinstance(rule, rulefile.RecordingRule)}
 CONSOLE = sorted((PACKAGE / "packs" / "console").glob("*.json"))
 # What console/src/lib/promql.ts puts in; any other `$name` is a text in quotes.
@@ -87,7 +87,7 @@ def ours() -> frozenset[str]:
     texts = (node for source in makers for node in ast.walk(source.syntax))
     written = {str(node.value) for node in texts if isinstance(node, ast.Constant)}
     return frozenset(
-        written | {name for name, _, _ in generate.own_metrics()} | {family.name for family in choice.own()}
+        written | {name for name, _, _ in generate.own_metrics()} | {family.name for family in choice.own_families()}
     )
 
 
@@ -99,13 +99,13 @@ def exceptions() -> dict[str, str]:
 def is_made(name: str) -> bool:
     origin = series.origin(name)
     match origin.maker:
-        case series.Maker.AGENT | series.Maker.HUB if name.startswith(series.OURS):
+        case series.SeriesSource.AGENT | series.SeriesSource.HUB if name.startswith(series.OWN_PREFIX):
             return name in ours()
-        case series.Maker.AGENT:
-            return name in {family.name for family in choice.choose().families}
-        case series.Maker.RULE:
+        case series.SeriesSource.AGENT:
+            return name in {family.name for family in choice.choose_families().families}
+        case series.SeriesSource.RULE:
             return name in RECORDED
-        case series.Maker.OTHER:
+        case series.SeriesSource.OTHER:
             return origin.who != UNNAMED
     return False
 

@@ -5,25 +5,25 @@ from __future__ import annotations
 import pytest
 
 from watchkeeper.errors import HubError
-from watchkeeper.hub.health import Health
-from watchkeeper.hub.stages import Current
+from watchkeeper.hub.health import HubHealth
+from watchkeeper.hub.stages import CurrentStages
 
 
 def test_the_first_that_is_waited_for_says_why_the_hub_is_not_ready() -> None:
     reasons: list[str | None] = [None, "the fleet has not been read yet", "later"]
-    health = Health([lambda: reasons[0], lambda: reasons[1], lambda: reasons[2]])
-    assert (health.is_ready, health.not_ready_because) == (False, "the fleet has not been read yet")
+    health = HubHealth([lambda: reasons[0], lambda: reasons[1], lambda: reasons[2]])
+    assert (health.is_ready, health.not_ready_reason) == (False, "the fleet has not been read yet")
     reasons[:] = [None, None, None]
-    assert (health.is_ready, health.not_ready_because) == (True, None)
+    assert (health.is_ready, health.not_ready_reason) == (True, None)
 
 
 def test_problems_of_all_services_are_listed_in_their_order() -> None:
-    health = Health(problems=[lambda: ["a"], lambda: iter(["b", "c"]), lambda: filter(None, [""])])
-    assert health.degraded() == ["a", "b", "c"]
-    assert (Health().is_ready, Health().degraded()) == (True, [])
+    health = HubHealth(problems=[lambda: ["a"], lambda: iter(["b", "c"]), lambda: filter(None, [""])])
+    assert health.problems() == ["a", "b", "c"]
+    assert (HubHealth().is_ready, HubHealth().problems()) == (True, [])
 
 
 def test_whoever_asks_before_the_journal_is_read_is_told_so() -> None:
     with pytest.raises(HubError, match="the journal is not read yet") as refused:
-        _ = Current().stages
+        _ = CurrentStages().stages
     assert refused.value.status == 503

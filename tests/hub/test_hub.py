@@ -22,7 +22,7 @@ from watchkeeper.model.fleet import Gpu, Node, NodeRegistration
 from watchkeeper.remediate.drivers import dry_run
 
 
-class Stubborn(dry_run.DryRun):
+class Stubborn(dry_run.DryRunDriver):
     """A cluster that breaks the first times it is asked."""
 
     def __init__(self, failures: int) -> None:
@@ -39,11 +39,12 @@ def test_a_hub_that_is_built_before_its_samples_are_open_stores_what_it_scrapes(
     async def story() -> None:
         async with serve(lambda _: reply("gpu_celsius 41\n")) as target:
             (tmp_path / "targets.json").write_text(json.dumps([{"targets": [target.address]}]))
-            fleet = settings.Fleet(
+            fleet = settings.FleetSettings(
                 sd_files=(str(tmp_path / "targets.json"),), scrape_interval="1s", scrape_timeout="1s"
             )
             hub = opened(
-                settings.Settings(hub=settings.Hub(data=str(tmp_path / "kept")), fleet=fleet), time=ScaledClock()
+                settings.Settings(hub=settings.HubSettings(data=str(tmp_path / "kept")), fleet=fleet),
+                time=ScaledClock(),
             )
             stop = asyncio.Event()
             running_hub = asyncio.create_task(hub.run(stop))
@@ -61,10 +62,10 @@ def diagnose_with(folder: Path, driver: Stubborn) -> list[str]:
 
     async def story() -> list[str]:
         time = ManualClock(NOON)
-        hub = opened(settings.Settings(hub=settings.Hub(data=str(folder / "kept"))), time=time, driver=driver)
+        hub = opened(settings.Settings(hub=settings.HubSettings(data=str(folder / "kept"))), time=time, driver=driver)
         diagnosing = next(loop for loop in hub.incidents.loops() if loop.name == "diagnosis")
         loop = asyncio.create_task(hub.loops.repeat(diagnosing))
-        await hub.incidents.take_events([xid(79, gpu(0), 0)])
+        await hub.incidents.ingest_events([xid(79, gpu(0), 0)])
 
         # The diagnosis runs in a thread of its own, which knows nothing of this clock.
         async def is_planned() -> bool:
@@ -93,9 +94,9 @@ def test_a_diagnosis_that_keeps_failing_is_said_to_be_missing(tmp_path: Path) ->
 
 def test_a_gpu_that_breaks_before_its_first_page_is_called_as_its_node_has_registered_it(tmp_path: Path) -> None:
     async def story() -> None:
-        hub = opened(settings.Settings(hub=settings.Hub(data=str(tmp_path / "kept"))), time=ManualClock(NOON))
+        hub = opened(settings.Settings(hub=settings.HubSettings(data=str(tmp_path / "kept"))), time=ManualClock(NOON))
         hub.fleet.register_node(NodeRegistration("sim", "n1", gpus=(Gpu("GPU-3", index=3), Gpu("GPU-4"))), "127.0.0.1")
-        await hub.incidents.take_events([xid(79, gpu(3), 0), xid(79, gpu(4), 0)])
+        await hub.incidents.ingest_events([xid(79, gpu(3), 0), xid(79, gpu(4), 0)])
         told = [incident.title for incident in hub.current.stages.journal.incidents(open_only=True, limit=9)]
         assert sorted(told) == ["GPU 3 on n1 fell off the bus", "GPU-4 on n1 fell off the bus"]
         hub.close()
@@ -108,7 +109,7 @@ def test_a_hub_reloads_its_rules_and_shows_those_in_force(tmp_path: Path) -> Non
         file = tmp_path / "rules.yaml"
         file.write_text(HOT)
         chosen = settings.Settings(
-            hub=settings.Hub(data=str(tmp_path / "kept")), rules=settings.Rules(files=(str(file),))
+            hub=settings.HubSettings(data=str(tmp_path / "kept")), rules=settings.RulesSettings(files=(str(file),))
         )
         hub = opened(chosen, time=ManualClock(NOON))
         file.write_text(HOT.replace("name: heat", "name: warmth"))
@@ -125,8 +126,8 @@ def test_a_hub_reloads_its_rules_and_shows_those_in_force(tmp_path: Path) -> Non
 def test_what_a_fleet_is_stays_known_while_the_journal_is_away(tmp_path: Path) -> None:
     async def story() -> None:
         time = ManualClock(NOON)
-        hub = opened(settings.Settings(hub=settings.Hub(data=str(tmp_path / "kept"))), time=time)
-        hub.fleet.fleet.expect([Node("main", "n1", "h200", expected_gpus=8)], to_ms(time.now()))
+        hub = opened(settings.Settings(hub=settings.HubSettings(data=str(tmp_path / "kept"))), time=time)
+        hub.fleet.fleet.set_expected_nodes([Node("main", "n1", "h200", expected_gpus=8)], to_ms(time.now()))
         hub.current.stages.journal._connection.execute("ALTER TABLE incident RENAME TO unreadable")
         await hub.own_series.append()
         known = await hub.services.queries.instant(
@@ -141,13 +142,13 @@ def test_what_a_fleet_is_stays_known_while_the_journal_is_away(tmp_path: Path) -
 @pytest.mark.slow
 def test_an_alertmanager_is_told_although_the_journal_could_not_be_read_at_first(tmp_path: Path) -> None:
     async def story(url: str, web: Web) -> None:
-        notify = settings.Notify(via=settings.NotifyVia.ALERTMANAGER, alertmanager_urls=(url,))
-        hub = opened(settings.Settings(settings.Hub(data=str(tmp_path)), notify=notify), time=ScaledClock())
+        notify = settings.NotifySettings(via=settings.NotifyVia.ALERTMANAGER, alertmanager_urls=(url,))
+        hub = opened(settings.Settings(settings.HubSettings(data=str(tmp_path)), notify=notify), time=ScaledClock())
         hub.current.stages.journal._connection.execute("ALTER TABLE incident RENAME TO unreadable")
         loops = [asyncio.create_task(loop) for loop in hub._leading_loops()]
         await until_async(lambda: any(loop.done() for loop in loops) or hub.loops._failures.get(loop="alertmanager"))
         hub.current.stages.journal._connection.execute("ALTER TABLE unreadable RENAME TO incident")
-        await hub.incidents.take_events([replace(xid(79, gpu(0), 0), at=hub.runtime.clock.now())])
+        await hub.incidents.ingest_events([replace(xid(79, gpu(0), 0), at=hub.runtime.clock.now())])
         await until_async(lambda: web.got)
         for loop in loops:
             loop.cancel()

@@ -8,7 +8,7 @@ BY_UUID, BY_NAME = "GPU-3 on n1 fell off the bus", "GPU 3 on n1 fell off the bus
 
 
 def title(line: Line) -> str:
-    (incident,) = line.pipeline.incidents.open()
+    (incident,) = line.pipeline.incidents.open_incidents()
     kept = line.journal.incident(incident.id)
     assert kept is not None
     assert kept.title == incident.title
@@ -16,7 +16,7 @@ def title(line: Line) -> str:
 
 
 def test_an_incident_of_a_gpu_that_nobody_has_read_is_renamed_when_a_page_tells_its_number(line: Line) -> None:
-    line.pipeline.take_events([xid(79, gpu(3), 0)], later(0))
+    line.pipeline.ingest_events([xid(79, gpu(3), 0)], later(0))
     line.pipeline.tick(later(15))
     assert title(line) == BY_UUID
     line.read("DCGM_FI_DEV_GPU_TEMP", 50.0, 20, index=3)
@@ -28,7 +28,7 @@ def test_an_incident_of_a_gpu_that_nobody_has_read_is_renamed_when_a_page_tells_
 
 
 def test_also_where_the_hub_was_restarted_in_between(line: Line) -> None:
-    line.pipeline.take_events([xid(79, gpu(3), 0)], later(0))
+    line.pipeline.ingest_events([xid(79, gpu(3), 0)], later(0))
     line.restart(10)
     line.read("DCGM_FI_DEV_GPU_TEMP", 50.0, 20, index=3)
     line.pipeline.tick(later(30))
@@ -36,8 +36,8 @@ def test_also_where_the_hub_was_restarted_in_between(line: Line) -> None:
 
 
 def test_its_diagnosis_is_renamed_with_it(line: Line) -> None:
-    line.pipeline.take_events([xid(79, gpu(3), 0)], later(0))
-    (incident,) = line.pipeline.incidents.open()
+    line.pipeline.ingest_events([xid(79, gpu(3), 0)], later(0))
+    (incident,) = line.pipeline.incidents.open_incidents()
     line.pipeline.diagnose(incident, later(1))
     line.read("DCGM_FI_DEV_GPU_TEMP", 50.0, 20, index=3)
     (renamed,) = line.pipeline.tick(later(30))
@@ -50,10 +50,10 @@ def test_its_diagnosis_is_renamed_with_it(line: Line) -> None:
 
 def test_a_diagnosis_does_not_go_back_to_the_uuid_after_a_restart(line: Line) -> None:
     line.read("DCGM_FI_DEV_GPU_TEMP", 50.0, 0, index=3)
-    line.pipeline.take_events([xid(79, gpu(3), 0)], later(0))
-    line.pipeline.diagnose(line.pipeline.incidents.open()[0], later(1))
+    line.pipeline.ingest_events([xid(79, gpu(3), 0)], later(0))
+    line.pipeline.diagnose(line.pipeline.incidents.open_incidents()[0], later(1))
     line.restart(10, keeps_samples=True)
-    line.pipeline.diagnose(line.pipeline.incidents.open()[0], later(11))
+    line.pipeline.diagnose(line.pipeline.incidents.open_incidents()[0], later(11))
     found = line.journal.diagnosis("INC-1")
     assert found is not None
     assert found.best is not None
@@ -61,8 +61,8 @@ def test_a_diagnosis_does_not_go_back_to_the_uuid_after_a_restart(line: Line) ->
 
 
 def test_what_is_heard_of_it_under_its_name_joins_what_was_opened_under_its_uuid(line: Line) -> None:
-    line.pipeline.take_events([xid(79, gpu(3), 0)], later(0))
+    line.pipeline.ingest_events([xid(79, gpu(3), 0)], later(0))
     line.read("DCGM_FI_DEV_GPU_TEMP", 50.0, 20, index=3)
     line.pipeline.tick(later(30))
-    line.pipeline.take_events([xid(79, gpu(3), 31), xid(48, gpu(2), 31)], later(31))
-    assert [incident.place for incident in line.pipeline.incidents.open()] == [gpu(3), gpu(2)]
+    line.pipeline.ingest_events([xid(79, gpu(3), 31), xid(48, gpu(2), 31)], later(31))
+    assert [incident.place for incident in line.pipeline.incidents.open_incidents()] == [gpu(3), gpu(2)]

@@ -51,18 +51,18 @@ def test_an_alert_that_ends_while_the_journal_cannot_write_ends_its_incident_lat
 def test_an_alert_that_nobody_foresaw_does_not_hold_up_the_others(line: Line) -> None:
     heat_up(line)
     (good,) = (alert for alert in line.pipeline.active_alerts() if alert.state is AlertState.FIRING)
-    bad = replace(good, labels=good.labels.having(Hostname="n2"), annotations={"summary": object()})  # type: ignore[dict-item]
-    other = replace(good, labels=good.labels.having(Hostname="n3"))
-    line.pipeline.take_alerts([bad, other], later(50))
-    assert {incident.place.node for incident in line.pipeline.incidents.open()} == {"n1", "n3"}
+    bad = replace(good, labels=good.labels.with_labels(Hostname="n2"), annotations={"summary": object()})  # type: ignore[dict-item]
+    other = replace(good, labels=good.labels.with_labels(Hostname="n3"))
+    line.pipeline.ingest_alerts([bad, other], later(50))
+    assert {incident.place.node for incident in line.pipeline.incidents.open_incidents()} == {"n1", "n3"}
 
 
 def test_workloads_that_cannot_be_asked_for_do_not_cost_the_event(line: Line) -> None:
-    def refuse(expr: str, at_ms: int) -> engines.Answer:
+    def refuse(expr: str, at_ms: int) -> engines.QueryResult:
         raise RuntimeError("no memory")
 
     line.engine.instant = refuse  # type: ignore[method-assign]
-    (incident,) = line.pipeline.take_events([xid(79, gpu(0), 0)], later(0)).changed
+    (incident,) = line.pipeline.ingest_events([xid(79, gpu(0), 0)], later(0)).changed_incidents
     assert (incident.cause, incident.workloads) == ("gpu_fell_off_bus", ())
 
 
@@ -71,7 +71,7 @@ def test_a_restart_does_not_end_an_alert_whose_fault_persists(line: Line) -> Non
     line.restart(100)
     line.run_rules(105)
     line.pipeline.tick(later(106))
-    assert [member.until for member in line.pipeline.incidents.open()[0].members] == [None]
+    assert [member.until for member in line.pipeline.incidents.open_incidents()[0].members] == [None]
     line.read(TEMPERATURE, 95.0, 120)
     line.run_rules(120)
     line.run_rules(180)
@@ -131,8 +131,8 @@ def test_an_alert_that_fires_on_brings_back_what_a_person_resolved(line: Line) -
 
 
 def test_two_incidents_that_would_reboot_one_node_say_so(line: Line) -> None:
-    line.pipeline.take_events([xid(79, gpu(0), 0), xid(79, gpu(1), 0)], later(0))
-    for incident in line.pipeline.incidents.open():
+    line.pipeline.ingest_events([xid(79, gpu(0), 0), xid(79, gpu(1), 0)], later(0))
+    for incident in line.pipeline.incidents.open_incidents():
         line.pipeline.diagnose(incident, later(1))
     for own, other in (("INC-1", "INC-2"), ("INC-2", "INC-1")):
         plan = line.journal.plan(own)
@@ -142,23 +142,23 @@ def test_two_incidents_that_would_reboot_one_node_say_so(line: Line) -> None:
 
 
 def test_a_program_that_died_of_broken_memory_becomes_a_part_of_that_incident(line: Line) -> None:
-    line.pipeline.take_events([xid(31, gpu(0), 0)], later(0))
-    line.pipeline.take_events([xid(48, gpu(0), 60)], later(60))
-    app = line.pipeline.incidents.open()[0]
+    line.pipeline.ingest_events([xid(31, gpu(0), 0)], later(0))
+    line.pipeline.ingest_events([xid(48, gpu(0), 60)], later(60))
+    app = line.pipeline.incidents.open_incidents()[0]
     finding = line.pipeline.diagnose(app, later(61))
     assert finding is not None
-    line.pipeline.explain(app, finding, later(61))
+    line.pipeline.apply_finding(app, finding, later(61))
     assert line.open() == [("INC-2", "ecc_uncorrectable")]
     assert line.journal.timeline("INC-1")[-1].text == "Part of INC-2"
 
 
 def test_without_an_incident_of_its_own_the_better_cause_renames_the_one_it_explains(line: Line) -> None:
-    line.pipeline.take_events([xid(31, gpu(0), 0)], later(0))
-    line.pipeline.take_events([xid(48, gpu(0), 60)], later(60))
+    line.pipeline.ingest_events([xid(31, gpu(0), 0)], later(0))
+    line.pipeline.ingest_events([xid(48, gpu(0), 60)], later(60))
     line.pipeline.incidents.resolve("INC-2", "ada", why="done", now=later(60))
-    app = line.pipeline.incidents.open()[0]
+    app = line.pipeline.incidents.open_incidents()[0]
     finding = line.pipeline.diagnose(app, later(61))
     assert finding is not None
-    (named,) = line.pipeline.explain(app, finding, later(61))
+    (named,) = line.pipeline.apply_finding(app, finding, later(61))
     assert (named.id, named.cause, named.severity) == ("INC-1", "ecc_uncorrectable", "critical")
     assert "uncorrectable" in named.title

@@ -24,7 +24,7 @@ def line(tmp_path: Path) -> Iterator[Line]:
 
 def happen(line: Line, *places: fleet.Place) -> None:
     kind = events.EventKind.FABRIC_DOWN
-    line.journal.take_events([events.Event(f"e/{one}", kind, None, one, NOON, "dark") for one in places], NOON)
+    line.journal.save_events([events.Event(f"e/{one}", kind, None, one, NOON, "dark") for one in places], NOON)
 
 
 def test_only_what_happened_to_the_rack_itself_is_read(line: Line) -> None:

@@ -18,12 +18,12 @@ def report(line: Line, since: int, until: int, metric: str = TEMPERATURE, value:
 
 
 def vanish(line: Line, at: float) -> None:
-    line.fleet.saw(NODE, {}, at_ms=clock.to_ms(later(at)), source="page")
+    line.fleet.record_page(NODE, {}, at_ms=clock.to_ms(later(at)), source="page")
 
 
 def test_a_lost_gpu_that_reports_again_for_a_minute_closes_its_incident(line: Line) -> None:
     report(line, -60, 0)
-    line.pipeline.take_events([xid(79, gpu(0), 1), xid(154, gpu(0), 2)], later(2))
+    line.pipeline.ingest_events([xid(79, gpu(0), 1), xid(154, gpu(0), 2)], later(2))
     vanish(line, 15)
     assert line.recover(120) == []
     report(line, 150, 195)
@@ -38,12 +38,12 @@ def test_a_lost_gpu_that_reports_again_for_a_minute_closes_its_incident(line: Li
 
 def test_a_gpu_whose_node_is_silent_after_the_fault_is_not_back(line: Line) -> None:
     report(line, -60, 0)
-    line.pipeline.take_events([xid(79, gpu(0), 1)], later(1))
+    line.pipeline.ingest_events([xid(79, gpu(0), 1)], later(1))
     assert line.recover(600) == []
 
 
 def test_a_reset_shows_in_the_counters_that_the_fault_had_set(line: Line) -> None:
-    line.pipeline.take_events([xid(48, gpu(0), 0), xid(63, gpu(0), 1)], later(1))
+    line.pipeline.ingest_events([xid(48, gpu(0), 0), xid(63, gpu(0), 1)], later(1))
     report(line, 15, 60, DOUBLE_BIT, 1.0)
     report(line, 15, 60, PENDING, 1.0)
     assert line.recover(61) == []
@@ -60,31 +60,31 @@ def test_a_reset_shows_in_the_counters_that_the_fault_had_set(line: Line) -> Non
 def test_counters_that_never_showed_the_fault_do_not_show_its_end(line: Line) -> None:
     report(line, -120, -60, RECOVERY, 1.0)
     report(line, -45, 0, RECOVERY, 0.0)
-    line.pipeline.take_events([xid(119, gpu(0), 5)], later(5))
+    line.pipeline.ingest_events([xid(119, gpu(0), 5)], later(5))
     report(line, 15, 300, RECOVERY, 0.0)
     assert line.recover(301) == []
 
 
 def test_the_mark_of_an_exporter_for_nothing_is_no_fault_that_has_gone(line: Line) -> None:
-    line.pipeline.take_events([xid(48, gpu(0), 0)], later(1))
+    line.pipeline.ingest_events([xid(48, gpu(0), 0)], later(1))
     report(line, 15, 60, DOUBLE_BIT, 2.0**63 - 16)
     report(line, 75, 120, DOUBLE_BIT, 0.0)
     assert line.recover(121) == []
 
 
 def test_counters_that_are_no_longer_read_are_not_clear(line: Line) -> None:
-    line.pipeline.take_events([xid(48, gpu(0), 0)], later(1))
+    line.pipeline.ingest_events([xid(48, gpu(0), 0)], later(1))
     report(line, 15, 60, DOUBLE_BIT, 1.0)
     report(line, 75, 75, DOUBLE_BIT, 0.0)
     assert line.recover(800) == []
 
 
 def test_the_same_fault_is_over_once_and_a_new_one_opens_again(line: Line) -> None:
-    line.pipeline.take_events([xid(79, gpu(0), 0)], later(0))
+    line.pipeline.ingest_events([xid(79, gpu(0), 0)], later(0))
     report(line, 15, 90)
     (first,) = line.recover(91)
     assert line.recover(92) == []
-    line.pipeline.take_events([xid(79, gpu(0), 100)], later(100))
+    line.pipeline.ingest_events([xid(79, gpu(0), 100)], later(100))
     report(line, 105, 180)
     (second,) = line.recover(181)
     assert first.id != second.id
@@ -92,7 +92,7 @@ def test_the_same_fault_is_over_once_and_a_new_one_opens_again(line: Line) -> No
 
 def test_a_machine_whose_clock_is_behind_does_not_show_its_gpu_to_be_back_before_it_is_gone(line: Line) -> None:
     report(line, -60, 105)
-    line.pipeline.take_events([xid(79, gpu(0), 0)], later(110))
+    line.pipeline.ingest_events([xid(79, gpu(0), 0)], later(110))
     assert line.recover(112) == [], "its samples of before the fault are later than the fault's own time"
     vanish(line, 120)
     assert line.recover(300) == []
@@ -100,10 +100,12 @@ def test_a_machine_whose_clock_is_behind_does_not_show_its_gpu_to_be_back_before
 
 
 def test_a_fault_after_the_reset_of_a_machine_whose_clock_is_behind_is_a_new_one(line: Line) -> None:
-    line.pipeline.take_events([xid(79, gpu(0), 0)], later(110))
+    line.pipeline.ingest_events([xid(79, gpu(0), 0)], later(110))
     vanish(line, 120)
     report(line, 400, 470)
     assert len(line.recover(471)) == 1
-    line.pipeline.take_events([xid(79, gpu(0), 380)], later(490))
-    live = [member for one in line.pipeline.incidents.open() for member in one.members if member.until is None]
+    line.pipeline.ingest_events([xid(79, gpu(0), 380)], later(490))
+    live = [
+        member for one in line.pipeline.incidents.open_incidents() for member in one.members if member.until is None
+    ]
     assert [member.since for member in live] == [later(380)]

@@ -22,7 +22,7 @@ from watchkeeper.hub.loops import Loop
 from watchkeeper.kit import own_metrics
 from watchkeeper.kit.clock import ManualClock
 from watchkeeper.model import alerts
-from watchkeeper.query.engine import Answer
+from watchkeeper.query.engine import QueryResult
 from watchkeeper.rules import evaluate, rulefile
 
 COLD = HOT.replace("Hot", "Cold").replace("name: heat", "name: cold").replace("> 90", "< 10")
@@ -39,13 +39,13 @@ class Running:
     def __init__(self, folder: Path, text: str = HOT, **chosen: object) -> None:
         self.file = folder / "rules.yaml"
         self.file.write_text(text)
-        rules = settings.Rules(files=(str(self.file),), **chosen)  # type: ignore[arg-type]
+        rules = settings.RulesSettings(files=(str(self.file),), **chosen)  # type: ignore[arg-type]
         self.line, self.clock, self.metrics = Line(folder), ManualClock(NOON), own_metrics.Registry()
         self.said: list[tuple[str, str]] = []
         self.failed: list[str] = []
         self.loops = rule_loops.RuleLoops(
             settings.Settings(rules=rules),
-            rule_loops.Surroundings(
+            rule_loops.RuleLoopDependencies(
                 lambda: self.line.pipeline, self.hear, lambda: True, lambda name, _: self.failed.append(name)
             ),
             time=self.clock,
@@ -55,7 +55,7 @@ class Running:
 
     async def hear(self, changed: Sequence[alerts.Alert], now: datetime) -> None:
         self.said += [(alert.name, alert.state.value) for alert in changed]
-        self.line.pipeline.take_alerts(changed, now)
+        self.line.pipeline.ingest_alerts(changed, now)
 
     def write(self, text: str, *, second: int) -> None:
         self.file.write_text(text)
@@ -74,7 +74,7 @@ class Running:
                     if loop.name == "rules":
                         await self.clock.advance(max(0.0, began + passed + 15 - self._seconds()))
                 await turn
-                while self.loops.handing_over:
+                while self.loops.pending_deliveries:
                     await asyncio.sleep(0)
 
     def _seconds(self) -> float:
@@ -164,7 +164,7 @@ def test_a_group_that_was_exchanged_between_two_turns_is_not_evaluated_any_more(
     running = Running(tmp_path)
     old = running.loops.rules.groups[0]
     running.line.read("DCGM_FI_DEV_GPU_TEMP", 95, 1)
-    running.line.pipeline.change_rules(rulefile.read({"r.yaml": COLD}), later(10))
+    running.line.pipeline.change_rules(rulefile.read_rules({"r.yaml": COLD}), later(10))
     assert running.line.pipeline.evaluate(old, later(15)) == []
     assert running.line.pipeline.rule_state == {}
     running.close()
@@ -208,12 +208,12 @@ def unused(chosen: settings.Settings) -> rule_loops.RuleLoops:
     def missing(*_: object) -> NoReturn:
         raise AssertionError("nothing is evaluated")
 
-    around = rule_loops.Surroundings(missing, missing, lambda: False, missing)
+    around = rule_loops.RuleLoopDependencies(missing, missing, lambda: False, missing)
     return rule_loops.RuleLoops(chosen, around, time=ManualClock(NOON), metrics=own_metrics.Registry())
 
 
 def test_there_is_nothing_to_reload_where_a_server_owns_the_rules() -> None:
-    rules = settings.Rules(owner=settings.RuleOwner.SERVER, server_url="http://127.0.0.1:1")
+    rules = settings.RulesSettings(owner=settings.RuleOwner.SERVER, server_url="http://127.0.0.1:1")
     chosen = dataclasses.replace(settings.Settings(), rules=rules)
     loops = unused(chosen)
     with pytest.raises(HubError, match="belong to a server") as refused:
@@ -243,7 +243,7 @@ async def busy_for(running: Running, minutes: int) -> None:
     engine, asked, gate = running.line.engine, threading.Event(), threading.Event()
     at_once = engine.instant
 
-    def slowly(expr: str, at_ms: int) -> Answer:
+    def slowly(expr: str, at_ms: int) -> QueryResult:
         asked.set()
         gate.wait(60)
         return at_once(expr, at_ms)
@@ -277,7 +277,7 @@ def evaluated(running: Running) -> set[datetime | None]:
 
 def has_evaluated(running: Running, second: int) -> bool:
     """Whether the turn of this second is over and the loop waits for the next: until then the clock must not move."""
-    return later(second) in evaluated(running) and not running.loops.is_at_work
+    return later(second) in evaluated(running) and not running.loops.is_evaluating
 
 
 def recorded(running: Running, minutes: int) -> list[float]:
@@ -313,7 +313,7 @@ def test_a_minute_that_ends_while_others_are_evaluated_has_its_turn_with_the_nex
         engine, asked, gate = running.line.engine, threading.Event(), threading.Event()
         at_once = engine.instant
 
-        def slowly(expr: str, at_ms: int) -> Answer:
+        def slowly(expr: str, at_ms: int) -> QueryResult:
             if at_ms == round(later(45).timestamp() * 1000):
                 asked.set()
                 gate.wait(60)
@@ -356,7 +356,7 @@ def test_groups_that_are_due_do_not_wait_for_an_event_loop_that_is_busy(tmp_path
         loop, engine = asyncio.get_running_loop(), running.line.engine
         at_once = engine.instant
 
-        def instant(expr: str, at_ms: int) -> Answer:
+        def instant(expr: str, at_ms: int) -> QueryResult:
             if "> 90" in expr:
                 loop.call_soon_threadsafe(lambda: waited.append(all_asked.wait(30)))
             if "> 82" in expr:
@@ -385,7 +385,7 @@ def test_a_journal_that_takes_long_about_alerts_does_not_make_the_next_turn_late
         task = asyncio.ensure_future(for_ever(running.loops.loops()[0]))
         for second in (60, 120, 180):
             await until(running, second, partial(has_evaluated, running, second))
-        assert (running.said, running.loops.handing_over) == ([], 1)
+        assert (running.said, running.loops.pending_deliveries) == ([], 1)
         gate.set()
         await until(running, 180, lambda: running.said == [("Hot", "firing")])
         assert counted(running, "watchkeeper_rules_missed_turns_total") == 0

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from watchkeeper.drill.watch import Watch
+from watchkeeper.drill.monitored_fleet import Watch
 from watchkeeper.sim.simulation import SimSettings, Simulation
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]

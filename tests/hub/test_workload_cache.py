@@ -24,7 +24,7 @@ def count_questions(line: Line, *, failing: int = 0) -> list[str]:
     asked: list[str] = []
     instant = line.engine.instant
 
-    def noting(expr: str, at_ms: int) -> engines.Answer:
+    def noting(expr: str, at_ms: int) -> engines.QueryResult:
         asked.append(expr)
         if len(asked) <= failing:
             raise OSError("the server is away")

@@ -14,7 +14,7 @@ def test_a_fault_that_went_on_while_the_hub_was_away_is_not_called_over_and_back
     room.push(xid(43, gpu(1), 1795), at=1850)
     assert room.tick(1981) == []
     assert room.steps() == ["opened"], "the same fault, which lasts"
-    assert room.incidents.open()[0].reopened == 0
+    assert room.incidents.open_incidents()[0].reopened == 0
 
 
 def test_what_stayed_quiet_is_over_once_agents_had_time_to_tell(room: Room) -> None:
@@ -30,7 +30,7 @@ def test_a_repair_that_ended_meanwhile_waits_for_what_the_rules_say_of_it(room: 
     room.push(event(EventKind.NODE_BOOT, node(), 400), at=602)
     room.tick(603)
     room.hear(alert("gpu_missing", node(), 680))
-    assert [one.id for one in room.incidents.open()] == ["INC-1"]
+    assert [one.id for one in room.incidents.open_incidents()] == ["INC-1"]
     assert room.steps().count("resolved") == 0
 
 

@@ -22,15 +22,15 @@ def test_the_count_alert_of_the_node_joins_the_gpu_that_fell_off_and_changes_nei
     room.push(xid(79, gpu(3), 0))
     room.hear(alert("gpu_missing", node(), 30))
     assert room.open() == [("INC-1", gpu(3), "gpu_fell_off_bus")]
-    assert len(room.incidents.open()[0].members) == 2
+    assert len(room.incidents.open_incidents()[0].members) == 2
 
 
 def test_an_xid_after_the_count_alert_explains_it_and_narrows_the_place(room: Room) -> None:
     room.hear(alert("gpu_missing", node(), 0))
-    assert "n1 is missing" in room.incidents.open()[0].title
+    assert "n1 is missing" in room.incidents.open_incidents()[0].title
     room.push(xid(79, gpu(3), 5))
     assert room.open() == [("INC-1", gpu(3), "gpu_fell_off_bus")]
-    assert room.incidents.open()[0].title == "GPU 3 on n1 fell off the bus"
+    assert room.incidents.open_incidents()[0].title == "GPU 3 on n1 fell off the bus"
 
 
 def test_two_gpus_with_memory_errors_are_two_incidents(room: Room) -> None:
@@ -49,7 +49,7 @@ def test_hot_gpus_become_one_incident_of_the_node_when_its_cooling_fails(room: R
     assert len(room.open()) == 3
     room.hear(alert("cooling_failure", node(), 10))
     assert room.open() == [("INC-1", node(), "cooling_failure")]
-    assert len(room.incidents.open()[0].members) == 4
+    assert len(room.incidents.open_incidents()[0].members) == 4
     assert [entry.text for entry in room.journal.timeline("INC-2")][-1] == "Part of INC-1"
     room.hear(alert("thermal_throttle", gpu(4), 20, severity="warning"))
     assert len(room.open()) == 1
@@ -64,7 +64,10 @@ def test_an_application_fault_moments_before_a_hardware_fault_was_its_first_sign
     room.push(xid(31, gpu(1), 0))
     room.push(xid(48, gpu(1), 8))
     assert room.open() == [("INC-1", gpu(1), "ecc_uncorrectable")]
-    assert [member.cause for member in room.incidents.open()[0].members] == ["app_illegal_access", "ecc_uncorrectable"]
+    assert [member.cause for member in room.incidents.open_incidents()[0].members] == [
+        "app_illegal_access",
+        "ecc_uncorrectable",
+    ]
 
 
 def test_an_application_fault_long_before_a_hardware_fault_stays_its_own(room: Room) -> None:
@@ -84,23 +87,23 @@ def test_applications_that_die_on_a_broken_gpu_open_nothing_of_their_own(room: R
 
 def test_severity_is_the_worst_of_the_members(room: Room) -> None:
     room.push(xid(63, gpu(1), 0))
-    assert room.incidents.open()[0].severity is alerts.Severity.WARNING
+    assert room.incidents.open_incidents()[0].severity is alerts.Severity.WARNING
     room.push(xid(48, gpu(1), 1))
-    assert room.incidents.open()[0].severity is alerts.Severity.CRITICAL
+    assert room.incidents.open_incidents()[0].severity is alerts.Severity.CRITICAL
 
 
 def test_an_acknowledged_incident_that_gets_worse_asks_for_attention_again(room: Room) -> None:
     room.push(xid(63, gpu(1), 0))
-    room.incidents.acknowledge("INC-1", "ada", room.incidents.open()[0].opened_at)
+    room.incidents.acknowledge("INC-1", "ada", room.incidents.open_incidents()[0].opened_at)
     room.push(xid(48, gpu(1), 1))
-    assert room.incidents.open()[0].state is IncidentState.OPEN
-    assert room.incidents.open()[0].assignee == "ada"
+    assert room.incidents.open_incidents()[0].state is IncidentState.OPEN
+    assert room.incidents.open_incidents()[0].assignee == "ada"
 
 
 def test_a_storm_of_the_same_xid_is_one_member_and_one_entry(room: Room) -> None:
     for second in range(50):
         room.push(xid(31, gpu(1), second))
-    assert len(room.incidents.open()[0].members) == 1
+    assert len(room.incidents.open_incidents()[0].members) == 1
     assert room.steps() == ["opened"]
 
 
@@ -112,14 +115,14 @@ def test_alerts_of_other_peoples_rules_meet_in_one_incident_per_place(room: Room
 def test_an_incident_does_not_grow_without_end(room: Room) -> None:
     for index in range(MOST_MEMBERS + 5):
         room.hear(alert(f"made_up_{index}", node(), index))
-    assert len(room.incidents.open()[0].members) == MOST_MEMBERS
+    assert len(room.incidents.open_incidents()[0].members) == MOST_MEMBERS
 
 
 def test_an_incident_keeps_its_name_while_its_own_repair_reboots_the_node(room: Room) -> None:
     room.hear(alert("row_remap_pending", gpu(1), 0, severity="warning"))
     room.under_repair = {"INC-1"}
     room.hear(alert("node_down", node(), 400), alert("agent_down", node(), 405))
-    (incident,) = room.incidents.open()
+    (incident,) = room.incidents.open_incidents()
     assert (incident.id, incident.place, incident.cause) == ("INC-1", gpu(1), "row_remap_pending")
     assert (incident.title, incident.severity) == (
         "GPU 1 on n1 has a memory row waiting to be remapped",

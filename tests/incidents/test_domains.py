@@ -8,37 +8,37 @@ from watchkeeper.model.incidents import IncidentState
 
 
 def test_a_rack_that_loses_power_is_one_incident(rack: Racked) -> None:
-    rack.incidents.take_alerts([alert("node_down", place, 0) for place in NODES], later(0))
+    rack.incidents.apply_alerts([alert("node_down", place, 0) for place in NODES], later(0))
     assert rack.open() == [("INC-1", RACK, "node_down")]
-    assert rack.incidents.open()[0].title == "Rack r1 does not answer"
+    assert rack.incidents.open_incidents()[0].title == "Rack r1 does not answer"
 
 
 def test_nodes_that_follow_later_join_the_rack(rack: Racked) -> None:
     for at, place in enumerate(NODES):
-        rack.incidents.take_alerts([alert("node_down", place, at)], later(at))
+        rack.incidents.apply_alerts([alert("node_down", place, at)], later(at))
     assert rack.open() == [("INC-1", RACK, "node_down")]
-    assert len(rack.incidents.open()[0].workloads) == MOST_WORKLOADS
+    assert len(rack.incidents.open_incidents()[0].workloads) == MOST_WORKLOADS
 
 
 def test_two_nodes_are_two_incidents(rack: Racked) -> None:
-    rack.incidents.take_alerts([alert("node_down", place, 0) for place in NODES[:2]], later(0))
+    rack.incidents.apply_alerts([alert("node_down", place, 0) for place in NODES[:2]], later(0))
     assert [place for _, place, _ in rack.open()] == NODES[:2]
 
 
 def test_nodes_that_failed_hours_apart_have_nothing_in_common(rack: Racked) -> None:
     for at, place in enumerate(NODES[:30]):
-        rack.incidents.take_alerts([alert("node_down", place, 3600 * at)], later(3600 * at))
+        rack.incidents.apply_alerts([alert("node_down", place, 3600 * at)], later(3600 * at))
     assert len(rack.open()) == 30
 
 
 def test_the_smaller_domain_is_named_when_it_explains_all(rack: Racked) -> None:
-    rack.incidents.take_alerts([alert("ib_link_degraded", place, 0) for place in NODES[:32]], later(0))
+    rack.incidents.apply_alerts([alert("ib_link_degraded", place, 0) for place in NODES[:32]], later(0))
     assert rack.open() == [("INC-1", LEAF, "ib_link_degraded")]
 
 
 def test_the_incident_of_a_rack_is_over_when_its_nodes_are_back(rack: Racked) -> None:
-    rack.incidents.take_alerts([alert("node_down", place, 0) for place in NODES], later(0))
-    rack.incidents.take_alerts([alert("node_down", place, 0, ends=100) for place in NODES], later(100))
+    rack.incidents.apply_alerts([alert("node_down", place, 0) for place in NODES], later(0))
+    rack.incidents.apply_alerts([alert("node_down", place, 0, ends=100) for place in NODES], later(100))
     assert rack.open() != []
     (over,) = rack.tick(161)
     assert over.state is IncidentState.RESOLVED
@@ -46,9 +46,9 @@ def test_the_incident_of_a_rack_is_over_when_its_nodes_are_back(rack: Racked) ->
 
 
 def test_the_rack_survives_a_restart(rack: Racked) -> None:
-    rack.incidents.take_alerts([alert("node_down", place, 0) for place in NODES[:40]], later(0))
+    rack.incidents.apply_alerts([alert("node_down", place, 0) for place in NODES[:40]], later(0))
     rack.restart(5)
-    rack.incidents.take_alerts([alert("node_down", place, 6) for place in NODES[40:]], later(6))
+    rack.incidents.apply_alerts([alert("node_down", place, 6) for place in NODES[40:]], later(6))
     assert rack.open() == [("INC-1", RACK, "node_down")]
 
 

@@ -37,7 +37,7 @@ class Told:
 
     def of(self, place: fleet.Place, at: float) -> Footprint:
         self.now = later(at)
-        return self.footprints.of(place)
+        return self.footprints.footprint_of(place)
 
 
 def test_ranks_tell_their_gpus_and_one_that_is_gone_is_where_it_was() -> None:
@@ -68,11 +68,11 @@ def test_a_job_without_a_word_of_its_own_is_where_its_gpus_are_held() -> None:
 
 
 def test_a_fault_meets_a_job_on_its_gpus_its_nodes_and_their_ports_only() -> None:
-    found = Footprint.on([gpu(0), gpu(1), node("n2")])
+    found = Footprint.from_places([gpu(0), gpu(1), node("n2")])
     port = fleet.Place("main", node="n1", port="mlx5_0/1")
     mig = fleet.Place("main", node="n1", gpu="GPU-n1-0", slice="3")
-    assert all(found.meets(place) for place in (gpu(0), node(), port, mig, gpu(7, "n2")))
-    assert not any(found.meets(place) for place in (gpu(2), node("n3"), fleet.Place("main"), job()))
+    assert all(found.includes(place) for place in (gpu(0), node(), port, mig, gpu(7, "n2")))
+    assert not any(found.includes(place) for place in (gpu(2), node("n3"), fleet.Place("main"), job()))
 
 
 def test_an_engine_that_fails_says_that_nobody_tells() -> None:
@@ -80,7 +80,7 @@ def test_an_engine_that_fails_says_that_nobody_tells() -> None:
         def instant(self, expr: str, at_ms: int) -> Any:
             raise PackError(f"{expr} at {at_ms}")
 
-    assert Footprints(Broken(), lambda: NOON).of(job()) == NOWHERE
+    assert Footprints(Broken(), lambda: NOON).footprint_of(job()) == NOWHERE
 
 
 @pytest.mark.parametrize("is_held", [True, False])
@@ -93,13 +93,13 @@ def test_a_job_counts_once_with_all_its_gpus_and_hides_its_pods(room: Room, is_h
             where = {"Hostname": place.node or "", "UUID": place.gpu or ""}
             pod = f"llm-{at // 8}"
             told.tell("watchkeeper_gpu_workload_info", 50, namespace="ai", workload=pod, team="core", **where)
-    room.workloads, room.jobs = lambda _: ["ai/llm-0", "ai/other"], {job(): Footprint.on([gpu(3)])}
+    room.workloads, room.jobs = lambda _: ["ai/llm-0", "ai/other"], {job(): Footprint.from_places([gpu(3)])}
     room.push(xid(79, gpu(3), 0))
     room.hear(alert("training_stalled", job(), 50, severity="warning"))
-    (incident,) = room.incidents.open()
-    asked = blast.question(incident, later(60))
+    (incident,) = room.incidents.open_incidents()
+    asked = blast.holders_query(incident, later(60))
     assert asked is not None
-    found = blast.of(
+    found = blast.compute_blast(
         incident, told.engine.instant(*asked).latest(), now=later(3600), gpus_at=lambda _: 1, dollars_per_gpu_hour=2.0
     )
     assert found.hits[0] == blast.Hit("llm", "core" if is_held else "unmapped", 16)
@@ -124,9 +124,9 @@ def test_a_pod_that_is_a_rank_stands_for_all_of_its_job_and_a_replica_for_itself
             told.tell("watchkeeper:job_training:group", 50, **gang)
     room.workloads = lambda _: ["ai/llm-worker-1", "ai/llm-worker-2", "ai/chat-x"]
     (incident,) = room.push(xid(79, gpu(3), 0))
-    asked = blast.question(incident, later(60))
+    asked = blast.holders_query(incident, later(60))
     assert asked is not None
     holders = told.engine.instant(*asked).latest()
-    found = blast.of(incident, holders, now=later(3600), gpus_at=lambda _: 1, dollars_per_gpu_hour=2.0)
+    found = blast.compute_blast(incident, holders, now=later(3600), gpus_at=lambda _: 1, dollars_per_gpu_hour=2.0)
     assert found.hits == (blast.Hit("ai/llm", "core", 4), blast.Hit("ai/chat-x", "core", 1))
     assert (found.broken_gpus, found.gpus) == (1, 5)

@@ -21,7 +21,7 @@ def room(tmp_path: Path) -> Iterator[Room]:
     """`llm` has four GPUs on each of two nodes, two of its pods' are on the first; the fifth of it is a notebook's."""
     made = Room(tmp_path)
     first, second = ([gpu(at, name) for at in range(4)] for name in ("n1", "n2"))
-    made.jobs = {job("llm"): Footprint.on([*first, *second]), POD: Footprint.on(first)}
+    made.jobs = {job("llm"): Footprint.from_places([*first, *second]), POD: Footprint.from_places(first)}
     yield made
     made.journal.close()
 
@@ -36,14 +36,14 @@ def idle(place: fleet.Place, at: float, *, ends: float | None = None) -> alerts.
 
 def busy_without_work(at: float) -> alerts.Alert:
     told = idle(gpu(0), at)
-    return replace(told, labels=told.labels.having(Hostname="", UUID="", namespace="ml", pod="llm-worker-0"))
+    return replace(told, labels=told.labels.with_labels(Hostname="", UUID="", namespace="ml", pod="llm-worker-0"))
 
 
 @pytest.mark.parametrize("cause", ["training_stalled", "nccl_rank_died"])
 def test_gpus_of_a_job_that_stands_join_its_incident(room: Room, cause: str) -> None:
     room.hear(stalled(0, cause=cause), idle(gpu(3), 900), idle(gpu(0, "n2"), 960))
     assert room.open() == [("INC-1", job("llm"), cause)]
-    (incident,) = room.incidents.open()
+    (incident,) = room.incidents.open_incidents()
     assert ([one.cause for one in incident.members].count("gpu_idle_waste"), incident.severity.value) == (2, "warning")
 
 
@@ -74,7 +74,7 @@ def test_the_incident_ends_with_the_job_s_trouble_and_the_idle_gpus(room: Room) 
 
 def held(place: fleet.Place, at: float, pod: str, *, ends: float | None = None) -> alerts.Alert:
     told = idle(place, at, ends=ends)
-    return replace(told, labels=told.labels.having(namespace="ml", pod=pod))
+    return replace(told, labels=told.labels.with_labels(namespace="ml", pod=pod))
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_idle_gpus_of_one_job_are_one_incident_on_whichever_node(shared: Room) -
     )
     shared.hear(held(gpu(5), 60, "notebook"))
     assert [(id, place) for id, place, _ in shared.open()] == [("INC-1", gpu(0)), ("INC-2", gpu(5))]
-    job_s, notebook_s = shared.incidents.open()
+    job_s, notebook_s = shared.incidents.open_incidents()
     assert job_s.title.endswith("GPU 0 on n1 and 2 more")
     assert notebook_s.title.endswith("GPU 5 on n1")
     assert job_s.workloads == ("ml/llm-worker-0", "ml/llm-worker-1")
@@ -116,7 +116,7 @@ def test_idle_gpus_of_one_job_in_two_pools_are_two_incidents(shared: Room) -> No
 
 def test_broken_gpus_of_one_job_stay_incidents_of_their_own(shared: Room) -> None:
     broken = [alert("ecc_uncorrectable", gpu(at), at) for at in (0, 1)]
-    shared.hear(*(replace(one, labels=one.labels.having(namespace="ml", pod="llm-worker-0")) for one in broken))
+    shared.hear(*(replace(one, labels=one.labels.with_labels(namespace="ml", pod="llm-worker-0")) for one in broken))
     assert [place for _, place, _ in shared.open()] == [gpu(0), gpu(1)]
 
 
@@ -131,8 +131,8 @@ def test_all_idle_gpus_of_a_job_count(shared: Room) -> None:
     shared.hear(
         held(gpu(0), 0, "llm-worker-0"), held(gpu(1), 30, "llm-worker-0"), held(gpu(2, "n2"), 60, "llm-worker-1")
     )
-    (incident,) = shared.incidents.open()
-    hit = blast.of(
+    (incident,) = shared.incidents.open_incidents()
+    hit = blast.compute_blast(
         incident, {}, now=later(3600), gpus_at=lambda place: int(place.gpu is not None), dollars_per_gpu_hour=2
     )
     assert (hit.broken_gpus, hit.dollars_per_hour) == (3, 6)

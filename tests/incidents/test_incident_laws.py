@@ -58,7 +58,7 @@ def play(room: Room, story: list[Told]) -> None:
 def picture(room: Room) -> set[tuple[fleet.Place, str, str, str, frozenset[str]]]:
     return {
         (found.place, found.family, found.cause, found.severity, frozenset(member.ref for member in found.members))
-        for found in room.incidents.open()
+        for found in room.incidents.open_incidents()
     }
 
 
@@ -89,7 +89,7 @@ def test_a_restart_at_any_moment_changes_nothing(choices: list[tuple[str, int, i
             for room in (one, other):
                 play(room, [told])
                 room.tick(at * gap + gap / 2)
-        assert one.incidents.open() == other.incidents.open()
+        assert one.incidents.open_incidents() == other.incidents.open_incidents()
         assert other.journal.verify() is None
 
 
@@ -110,5 +110,5 @@ def test_no_incident_ever_moves_illegally_and_versions_rise_by_one(
                 if before is not None and found.version == before.version + 1 and found.state != before.state:
                     assert found.state in INCIDENT_MOVES[before.state]
                 seen[found.id] = found
-        places = [(found.family, found.place) for found in room.incidents.open()]
+        places = [(found.family, found.place) for found in room.incidents.open_incidents()]
         assert len(places) == len(set(places))

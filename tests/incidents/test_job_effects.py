@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from tests.properties import examples
 from tests.support.incident_stories import Room, alert, event, gpu, job, later, node, xid
-from watchkeeper.incidents.core import Incidents
 from watchkeeper.incidents.domains import Domains
 from watchkeeper.incidents.footprint import NOWHERE, Footprint
+from watchkeeper.incidents.tracker import IncidentTracker
 from watchkeeper.model import alerts, fleet
 from watchkeeper.model.events import EventKind
 from watchkeeper.model.incidents import IncidentState
-from watchkeeper.notify import notify, routing
+from watchkeeper.notify import decisions, routing
 
 RACK = fleet.Place("main", domain="rack=r1")
 NODES = [node(f"n{at}") for at in range(1, 65)]
@@ -28,24 +28,24 @@ NODES = [node(f"n{at}") for at in range(1, 65)]
 class Busy(Room):
     """64 nodes in one rack; `llm` trains on all GPUs of all of them, `asr` on two GPUs of the first."""
 
-    def _start(self, now: object) -> Incidents:
+    def _start(self, now: object) -> IncidentTracker:
         domains = Domains(
-            of=lambda place: (RACK,) if place in NODES else (),
-            nodes=lambda domain: NODES if domain == RACK else [],
-            footprint=lambda place: self.jobs.get(place, NOWHERE),
+            domains_of=lambda place: (RACK,) if place in NODES else (),
+            nodes_of=lambda domain: NODES if domain == RACK else [],
+            footprint_of=lambda place: self.jobs.get(place, NOWHERE),
         )
-        return Incidents(self.journal, now=later(0), names=str, domains=domains)
+        return IncidentTracker(self.journal, now=later(0), names=str, domains=domains)
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         everywhere = [gpu(at, str(place.node)) for place in NODES for at in range(8)]
-        self.jobs = {job("llm"): Footprint.on(everywhere), job("asr"): Footprint.on([gpu(0), gpu(1)])}
+        self.jobs = {job("llm"): Footprint.from_places(everywhere), job("asr"): Footprint.from_places([gpu(0), gpu(1)])}
 
     def told(self) -> list[tuple[str, fleet.Place, set[fleet.Place]]]:
         """Open incidents with the jobs that are a part of them."""
         return [
             (one.id, one.place, {member.place for member in one.members if member.place.domain} - {one.place})
-            for one in self.incidents.open()
+            for one in self.incidents.open_incidents()
         ]
 
 
@@ -64,7 +64,7 @@ def test_a_job_that_stalls_on_a_gpu_that_fell_off_is_a_part_of_that_incident(bus
     busy.push(xid(79, gpu(3, "n17"), 0))
     busy.hear(stalled("llm", 60))
     assert busy.told() == [("INC-1", gpu(3, "n17"), {job("llm")})]
-    (incident,) = busy.incidents.open()
+    (incident,) = busy.incidents.open_incidents()
     assert (incident.cause, incident.severity) == ("gpu_fell_off_bus", alerts.Severity.CRITICAL)
     assert incident.workloads == ("llm",)
 
@@ -81,7 +81,7 @@ def test_a_file_server_that_is_away_for_a_whole_rack_is_one_incident_with_the_jo
         busy.push(event(EventKind.STORAGE_LOST, place, at / 10))
     busy.hear(stalled("llm", 60))
     assert [(place, jobs) for _, place, jobs in busy.told()] == [(RACK, {job("llm")})]
-    assert busy.incidents.open()[0].cause == "storage_unreachable"
+    assert busy.incidents.open_incidents()[0].cause == "storage_unreachable"
 
 
 def test_a_job_that_stalls_where_the_iommu_stops_accesses_is_a_part_of_that_incident(busy: Busy) -> None:
@@ -92,11 +92,11 @@ def test_a_job_that_stalls_where_the_iommu_stops_accesses_is_a_part_of_that_inci
 
 def test_what_else_a_job_shows_that_stands_still_goes_with_it(busy: Busy) -> None:
     pod = fleet.Place("main", domain="pod=research/llm-0")
-    busy.jobs[pod] = Footprint.on([gpu(at) for at in range(8)])
+    busy.jobs[pod] = Footprint.from_places([gpu(at) for at in range(8)])
     busy.push(xid(79, gpu(3), 0))
     busy.hear(stalled("llm", 60))
     idle = alert("gpu_idle_waste", job(""), 1800, severity="info")
-    busy.hear(replace(idle, labels=idle.labels.having(job_name="", namespace="research", pod="llm-0")))
+    busy.hear(replace(idle, labels=idle.labels.with_labels(job_name="", namespace="research", pod="llm-0")))
     busy.hear(stalled("llm", 6000, cause="training_not_improving"), stalled("llm", 8000, cause="checkpoint_failing"))
     assert busy.told() == [("INC-1", gpu(3), {job("llm"), pod})]
     busy.hear(stalled("asr", 8100, cause="checkpoint_failing"))
@@ -127,7 +127,7 @@ def test_jobs_that_were_seen_to_stand_first_become_the_incident_of_what_stopped_
 
 def test_a_rack_without_power_has_the_jobs_of_its_nodes(busy: Busy) -> None:
     busy.hear(stalled("llm", 0))
-    busy.incidents.take_alerts([alert("node_down", place, 30) for place in NODES], later(30))
+    busy.incidents.apply_alerts([alert("node_down", place, 30) for place in NODES], later(30))
     busy.hear(stalled("asr", 200))
     assert busy.told() == [("INC-1", RACK, {job("llm"), job("asr")})]
 
@@ -216,7 +216,7 @@ def test_what_was_taken_in_comes_back_as_what_it_was(busy: Busy) -> None:
 def test_a_job_that_moved_away_and_stalls_again_is_no_longer_the_effect(busy: Busy) -> None:
     busy.push(xid(79, gpu(0), 0))
     busy.hear(stalled("asr", 60), stalled("asr", 60, ends=300))
-    busy.jobs[job("asr")] = Footprint.on([gpu(0, "n9"), gpu(1, "n9")])
+    busy.jobs[job("asr")] = Footprint.from_places([gpu(0, "n9"), gpu(1, "n9")])
     busy.hear(stalled("asr", 4000))
     assert [place for _, place, _ in busy.told()] == [gpu(0), job("asr")]
     busy.hear(stalled("asr", 4000, ends=4100))
@@ -228,7 +228,7 @@ def test_who_works_on_the_job_has_the_fault_too(busy: Busy) -> None:
     busy.hear(stalled("llm", 0))
     busy.incidents.acknowledge("INC-1", "ada", later(5))
     busy.push(xid(79, gpu(3), 20))
-    (incident,) = busy.incidents.open()
+    (incident,) = busy.incidents.open_incidents()
     assert (incident.id, incident.place, incident.assignee) == ("INC-1", gpu(3), "ada")
     assert incident.state is IncidentState.OPEN, "it is worse than what she took"
 
@@ -238,7 +238,10 @@ def test_an_assigned_job_that_is_taken_into_an_open_fault_gives_it_its_owner(bus
     busy.hear(stalled("asr", 10))
     busy.incidents.assign("INC-2", "ada", to="bob", now=later(20))
     busy.push(xid(79, gpu(1), 25))
-    assert [(one.place, one.assignee) for one in busy.incidents.open()] == [(gpu(3, "n2"), None), (gpu(1), "bob")]
+    assert [(one.place, one.assignee) for one in busy.incidents.open_incidents()] == [
+        (gpu(3, "n2"), None),
+        (gpu(1), "bob"),
+    ]
 
 
 @pytest.mark.parametrize("first", ["fault", "job"])
@@ -251,7 +254,7 @@ def test_a_restart_changes_nothing(busy: Busy, first: str) -> None:
         busy.restart(31 + at)
     assert busy.told() == [("INC-1", gpu(3), {job("llm")})]
     busy.hear(stalled("llm", 30, ends=500))
-    assert all(member.until for member in busy.incidents.open()[0].members if member.place == job("llm"))
+    assert all(member.until for member in busy.incidents.open_incidents()[0].members if member.place == job("llm"))
 
 
 @given(
@@ -278,8 +281,8 @@ def test_whichever_is_seen_first_a_dead_node_and_its_jobs_end_as_one_incident(
 def test_a_job_that_joins_pages_nobody_again(busy: Busy) -> None:
     routes = [routing.Route(("pager",), wait="0s")]
     (incident,) = busy.push(xid(79, gpu(3), 0))
-    told = notify.decide(incident, [], routes, is_silenced=False, now=later(0))
+    told = decisions.decide_notices(incident, [], routes, is_silenced=False, now=later(0))
     assert [notice.occasion for notice in told] == ["opened"]
     busy.hear(stalled("llm", 60))
-    (joined,) = busy.incidents.open()
-    assert notify.decide(joined, told, routes, is_silenced=False, now=later(60)) == []
+    (joined,) = busy.incidents.open_incidents()
+    assert decisions.decide_notices(joined, told, routes, is_silenced=False, now=later(60)) == []

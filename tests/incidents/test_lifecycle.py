@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from tests.support.incident_stories import Room, alert, event, gpu, later, node, xid
-from watchkeeper.errors import IllegalMove, JournalConflict
-from watchkeeper.model.events import SERVER, TELLS_RETURN, Event, EventKind
+from watchkeeper.errors import InvalidTransition, JournalConflict
+from watchkeeper.model.events import REPORTS_RECOVERY, SERVER, Event, EventKind
 from watchkeeper.model.fleet import Place
 from watchkeeper.model.incidents import IncidentState
 
@@ -37,7 +37,7 @@ def test_a_boot_of_the_node_mends_no_cable_and_the_return_of_the_link_does(room:
 
 
 def storage(kind: EventKind, server: str, at: float, *, waits: bool = True) -> Event:
-    named = {SERVER: server, **({TELLS_RETURN: "1"} if waits and kind is EventKind.STORAGE_LOST else {})}
+    named = {SERVER: server, **({REPORTS_RECOVERY: "1"} if waits and kind is EventKind.STORAGE_LOST else {})}
     return replace(event(kind, node(), at, id=f"{kind}/{server}/{at}"), fields=named)
 
 
@@ -48,7 +48,7 @@ def test_a_lost_file_server_is_away_until_it_answers_again_and_no_other_answers_
     room.restart(7201)
     room.push(storage(EventKind.STORAGE_BACK, "filer-1", 7300), storage(EventKind.STORAGE_BACK, "filer-3", 7301))
     room.tick(7400)
-    (away,) = room.incidents.open()
+    (away,) = room.incidents.open_incidents()
     assert away.cause == "storage_unreachable"
     assert [member.ref for member in away.members if member.until is None] == ["storage_lost/filer-2/1"]
     room.restart(7500)
@@ -70,7 +70,7 @@ def test_a_file_server_that_nobody_will_tell_of_again_is_over_when_it_stays_quie
     room.push(storage(EventKind.STORAGE_LOST, "filer-1", 0, waits=False))
     room.push(storage(EventKind.STORAGE_LOST, "filer-2", 1))
     room.tick(700)
-    assert [member.until is None for member in room.incidents.open()[0].members] == [False, True]
+    assert [member.until is None for member in room.incidents.open_incidents()[0].members] == [False, True]
     # Whoever waited for the other was killed, and its word with it.
     room.tick(86_401)
     room.tick(86_501)
@@ -88,7 +88,7 @@ def test_an_application_fault_ends_when_it_has_been_quiet_for_ten_minutes(room: 
     room.push(xid(31, gpu(1), 0))
     room.push(xid(31, gpu(1), 300))
     room.tick(899)
-    assert room.incidents.open()[0].members[0].until is None
+    assert room.incidents.open_incidents()[0].members[0].until is None
     room.tick(960)
     assert room.open() == []
 
@@ -126,7 +126,7 @@ def test_an_alert_that_blinks_within_the_hold_stays_one_open_incident(room: Room
     room.hear(alert("cooling_failure", node(), 30))
     room.tick(100)
     assert len(room.open()) == 1
-    assert len(room.incidents.open()[0].members) == 1
+    assert len(room.incidents.open_incidents()[0].members) == 1
 
 
 def test_the_same_alert_told_twice_changes_nothing(room: Room) -> None:
@@ -145,7 +145,7 @@ def test_what_a_spool_delivers_late_from_before_a_reboot_opens_nothing(room: Roo
 def test_a_person_takes_and_closes_an_incident_and_its_alert_does_not_bring_it_back(room: Room) -> None:
     room.hear(alert("cooling_failure", node(), 0))
     room.incidents.acknowledge("INC-1", "ada", later(10))
-    room.incidents.note("INC-1", "ada", text="Fan tray ordered", now=later(20))
+    room.incidents.add_note("INC-1", "ada", text="Fan tray ordered", now=later(20))
     room.incidents.resolve("INC-1", "ada", why="Replaced the fan tray", now=later(30))
     room.hear(alert("cooling_failure", node(), 0))
     assert room.open() == []
@@ -159,18 +159,18 @@ def test_a_person_takes_and_closes_an_incident_and_its_alert_does_not_bring_it_b
 def test_a_resolved_incident_cannot_be_acknowledged_and_an_unknown_one_is_named(room: Room) -> None:
     room.hear(alert("cooling_failure", node(), 0))
     room.incidents.resolve("INC-1", "ada", why="done", now=later(1))
-    with pytest.raises(IllegalMove, match="resolved cannot become acknowledged"):
+    with pytest.raises(InvalidTransition, match="resolved cannot become acknowledged"):
         room.incidents.acknowledge("INC-1", "ada", later(2))
-    with pytest.raises(IllegalMove, match="INC-9: there is no such incident"):
-        room.incidents.note("INC-9", "ada", text="?", now=later(2))
+    with pytest.raises(InvalidTransition, match="INC-9: there is no such incident"):
+        room.incidents.add_note("INC-9", "ada", text="?", now=later(2))
 
 
 def test_of_two_who_take_an_incident_at_once_the_second_hears_who_has_it(room: Room) -> None:
     room.push(xid(79, gpu(3), 0))
     room.incidents.acknowledge("INC-1", "ann", later(5))
-    with pytest.raises(IllegalMove, match="ann has it already"):
+    with pytest.raises(InvalidTransition, match="ann has it already"):
         room.incidents.acknowledge("INC-1", "bob", later(5))
-    assert room.incidents.open()[0].assignee == "ann"
+    assert room.incidents.open_incidents()[0].assignee == "ann"
 
 
 def test_a_hub_that_lost_the_lead_changes_nothing_in_memory(room: Room) -> None:
@@ -184,9 +184,9 @@ def test_a_hub_that_lost_the_lead_changes_nothing_in_memory(room: Room) -> None:
 
 def test_a_restart_changes_nothing_and_what_was_pending_still_happens(room: Room) -> None:
     room.push(xid(79, gpu(3), 0), xid(31, gpu(1), 0), xid(31, gpu(1), 300))
-    before = room.incidents.open()
+    before = room.incidents.open_incidents()
     room.restart(400)
-    assert room.incidents.open() == before
+    assert room.incidents.open_incidents() == before
     assert room.push(xid(31, gpu(1), 500)) == ()
     room.push(event(EventKind.NODE_BOOT, node("n1"), 600))
     room.tick(700)

@@ -7,11 +7,11 @@ from datetime import timedelta
 import pytest
 
 from tests.support.incident_stories import NODES, Racked, Room, alert, gpu, later, node, xid
-from watchkeeper.errors import IllegalMove
-from watchkeeper.incidents import core, correlate
+from watchkeeper.errors import InvalidTransition
+from watchkeeper.incidents import correlate, tracker
 from watchkeeper.model.incidents import IncidentState, MemberKind
 from watchkeeper.model.silences import Matcher
-from watchkeeper.notify import silencing
+from watchkeeper.notify import silence_store
 
 
 def test_an_alert_that_found_no_room_is_brought_in_when_the_others_are_over(
@@ -20,18 +20,18 @@ def test_an_alert_that_found_no_room_is_brought_in_when_the_others_are_over(
     monkeypatch.setattr(correlate, "MOST_MEMBERS", 3)
     firing = [alert("cooling_failure", gpu(at), 0) for at in range(5)]
     room.hear(*firing)
-    assert (len(room.incidents.open()[0].members), room.incidents.left_out) == (3, 2)
+    assert (len(room.incidents.open_incidents()[0].members), room.incidents.dropped_signals) == (3, 2)
     room.hear(*(alert("cooling_failure", gpu(at), 0, ends=60) for at in range(3)))
     room.tick(70, *firing[3:])
-    refs = {member.ref for member in room.incidents.open()[0].members if member.until is None}
+    refs = {member.ref for member in room.incidents.open_incidents()[0].members if member.until is None}
     assert refs == {str(one.labels) for one in firing[3:]}
 
 
 def test_beyond_so_many_open_incidents_alerts_wait_for_room(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(core, "MOST_OPEN", 2)
+    monkeypatch.setattr(tracker, "MOST_OPEN", 2)
     firing = [alert("agent_down", node(f"n{at}"), 0) for at in range(4)]
     room.hear(*firing)
-    assert (len(room.open()), room.incidents.left_out) == (2, 2)
+    assert (len(room.open()), room.incidents.dropped_signals) == (2, 2)
     room.incidents.resolve("INC-1", "ada", why="done", now=later(5))
     room.tick(20, *firing)
     assert len(room.open()) == 2
@@ -39,15 +39,15 @@ def test_beyond_so_many_open_incidents_alerts_wait_for_room(room: Room, monkeypa
 
 def test_the_domain_says_how_much_of_it_has_failed_as_that_grows(rack: Racked) -> None:
     for at, place in enumerate(NODES):
-        rack.incidents.take_alerts([alert("node_down", place, at)], later(at))
-    (incident,) = rack.incidents.open()
+        rack.incidents.apply_alerts([alert("node_down", place, at)], later(at))
+    (incident,) = rack.incidents.open_incidents()
     (said,) = [member.text for member in incident.members if member.kind is MemberKind.DOMAIN]
     assert said.startswith("64 of 64 nodes of rack r1 at once")
 
 
 def test_what_became_a_part_of_another_says_of_which_until_it_comes_back(rack: Racked) -> None:
     for at, place in enumerate(NODES[:20]):
-        rack.incidents.take_alerts([alert("node_down", place, at)], later(at))
+        rack.incidents.apply_alerts([alert("node_down", place, at)], later(at))
     part = rack.journal.incident("INC-2")
     assert part is not None
     assert (part.state, part.part_of) == (IncidentState.RESOLVED, "INC-1")
@@ -69,6 +69,8 @@ def test_a_clock_that_is_put_back_delays_nothing_for_long(room: Room) -> None:
 @pytest.mark.parametrize(("begins", "lasts"), [(0, 366), (360, 10), (-2, 1)])
 def test_a_silence_ends_after_now_and_within_a_year(room: Room, begins: int, lasts: int) -> None:
     starts_at = later(0) + timedelta(days=begins)
-    wish = silencing.Wish((Matcher("node", "n1"),), "ada", "new fans", starts_at, starts_at + timedelta(days=lasts))
-    with pytest.raises(IllegalMove, match="must end after now and within"):
-        silencing.Silences(room.journal, now=later(0)).add(wish, later(0))
+    wish = silence_store.SilenceRequest(
+        (Matcher("node", "n1"),), "ada", "new fans", starts_at, starts_at + timedelta(days=lasts)
+    )
+    with pytest.raises(InvalidTransition, match="must end after now and within"):
+        silence_store.SilenceStore(room.journal, now=later(0)).add(wish, later(0))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from datetime import timedelta
 
 from tests.support.incident_stories import NOON, Room, alert, gpu, later, node, xid
-from watchkeeper.incidents import blast, subject
+from watchkeeper.incidents import blast, incident_labels
 from watchkeeper.model.incidents import Incident
 from watchkeeper.model.labels import Labels
-from watchkeeper.notify import digest, report
+from watchkeeper.notify import digest, incident_report
 
 
 def gpus_at(place: object) -> int:
@@ -16,7 +16,7 @@ def gpus_at(place: object) -> int:
 
 
 def hit(incident: Incident, holders: dict[Labels, float], at: float) -> blast.Blast:
-    return blast.of(incident, holders, now=later(at), gpus_at=gpus_at, dollars_per_gpu_hour=2.5)
+    return blast.compute_blast(incident, holders, now=later(at), gpus_at=gpus_at, dollars_per_gpu_hour=2.5)
 
 
 def test_one_gpu_stops_its_whole_job_and_that_is_what_it_costs(room: Room) -> None:
@@ -41,13 +41,13 @@ def test_a_workload_that_nobody_counts_is_unknown_and_not_zero(room: Room) -> No
 
 def test_a_node_counts_with_all_its_gpus(room: Room) -> None:
     room.hear(alert("node_down", node(), 0))
-    assert hit(room.incidents.open()[0], {}, 3600).gpu_hours == 8.0
+    assert hit(room.incidents.open_incidents()[0], {}, 3600).gpu_hours == 8.0
 
 
 def test_the_question_is_asked_for_the_time_the_incident_opened(room: Room) -> None:
     room.workloads = lambda _: ['research/a"b', "x.y"]
     (incident,) = room.push(xid(79, gpu(3), 0))
-    asked = blast.question(incident, later(9000))
+    asked = blast.holders_query(incident, later(9000))
     assert asked is not None
     assert asked[1] == round((NOON + timedelta(seconds=60)).timestamp() * 1000)
     assert 'workload=~"a\\"b|x\\\\.y"' in asked[0]
@@ -55,12 +55,14 @@ def test_the_question_is_asked_for_the_time_the_incident_opened(room: Room) -> N
 
 def test_a_report_has_every_part_and_no_text_of_a_machine_breaks_it(room: Room) -> None:
     (incident,) = room.push(xid(79, gpu(3), 0))
-    room.incidents.note(incident.id, "ada|eve", text="a | b\n<script>[x](y)", now=later(5))
-    story = report.Story(incident, "GPU 3 on n1", None, None, None, room.journal.timeline("INC-1"), later(60))
-    text = report.text(story)
+    room.incidents.add_note(incident.id, "ada|eve", text="a | b\n<script>[x](y)", now=later(5))
+    story = incident_report.IncidentReport(
+        incident, "GPU 3 on n1", None, None, None, room.journal.timeline("INC-1"), later(60)
+    )
+    text = incident_report.as_markdown(story)
     assert "ada\\|eve | a \\| b &lt;script>\\[x](y) |" in text
     assert "Blast radius:** unknown" in text
-    assert report.plain(story)["lasted_seconds"] == 60
+    assert incident_report.as_plain(story)["lasted_seconds"] == 60
 
 
 def test_a_digest_counts_causes_rules_and_those_that_break_again(room: Room) -> None:
@@ -69,13 +71,13 @@ def test_a_digest_counts_causes_rules_and_those_that_break_again(room: Room) -> 
         room.tick(at + 200)
         room.tick(at + 2000)
     room.push(xid(79, gpu(3), 9000), at=9004)
-    made = digest.make(
+    made = digest.make_digest(
         room.journal.incidents(),
         since=NOON,
         until=later(10_000),
         timeline=room.journal.timeline,
         names=lambda incident: str(incident.place.node),
-        belongs_to=lambda incident: subject.belongs_to(incident, subject.Inventory()),
+        belongs_to=lambda incident: incident_labels.belongs_to(incident, incident_labels.InventoryLookup()),
     )
     assert (made.incidents, made.still_open) == (4, 1)
     first, second = made.by_cause
@@ -83,10 +85,10 @@ def test_a_digest_counts_causes_rules_and_those_that_break_again(room: Room) -> 
     assert (second.cause, second.detect_seconds, second.repair_seconds) == ("gpu_fell_off_bus", 4.0, None)
     assert made.noisiest_rules == (digest.Counted("Alert agent_down", 3),)
     assert made.repeat_offenders == (digest.Counted("n1", 4),)
-    assert digest.lines(made)[0] == "Incidents 2026-05-04 to 2026-05-04: 4, 1 still open"
+    assert digest.digest_lines(made)[0] == "Incidents 2026-05-04 to 2026-05-04: 4, 1 still open"
 
 
-KNOWN = subject.Inventory(
+KNOWN = incident_labels.InventoryLookup(
     lambda _, name: {"rack": "r01"} if name == "n1" else {},
     lambda workload: workload.partition("/")[0] if "/" in workload else "unmapped",
 )
@@ -95,30 +97,30 @@ KNOWN = subject.Inventory(
 def test_what_nobody_has_mapped_has_its_own_line_in_the_digest(room: Room) -> None:
     room.workloads = lambda place: ["research/a"] if place.node == "n1" else ["4711"]
     room.push(xid(79, gpu(1, "n1"), 0), xid(79, gpu(1, "n2"), 0), xid(79, gpu(2, "n2"), 0))
-    made = digest.make(
+    made = digest.make_digest(
         room.journal.incidents(),
         since=NOON,
         until=later(100),
         timeline=room.journal.timeline,
         names=str,
-        belongs_to=lambda incident: subject.belongs_to(incident, KNOWN),
+        belongs_to=lambda incident: incident_labels.belongs_to(incident, KNOWN),
     )
     assert made.by_rack == (digest.Counted("unmapped", 2), digest.Counted("r01", 1))
     assert made.by_pool == (digest.Counted("unmapped", 3),)
-    assert "By team\n     2  unmapped\n     1  research\n" in "\n".join(digest.lines(made))
+    assert "By team\n     2  unmapped\n     1  research\n" in "\n".join(digest.digest_lines(made))
 
 
 def test_the_rarest_line_of_a_long_list_is_there_if_it_is_the_unmapped_one(room: Room) -> None:
     room.workloads = lambda place: ["4711"] if place.node == "n99" else [f"team-{place.node}/job"]
     for number in [99, *range(30)]:
         room.push(xid(79, gpu(number, f"n{number}"), 0))
-    made = digest.make(
+    made = digest.make_digest(
         room.journal.incidents(),
         since=NOON,
         until=later(1000),
         timeline=room.journal.timeline,
         names=str,
-        belongs_to=lambda incident: subject.belongs_to(incident, KNOWN),
+        belongs_to=lambda incident: incident_labels.belongs_to(incident, KNOWN),
     )
     assert len(made.by_team) == digest.MOST_LISTED + 1
     assert digest.Counted("unmapped", 1) in made.by_team
@@ -129,18 +131,18 @@ def test_what_nobody_has_mapped_has_its_own_line_in_a_report(room: Room) -> None
     (incident,) = room.push(xid(79, gpu(3, "n2"), 0))
     found = hit(incident, {}, 60)
     assert (found.teams, found.unmapped) == (("research", "unmapped"), ("4711",))
-    about = subject.belongs_to(incident, KNOWN)
-    story = report.Story(incident, "GPU 3 on n2", None, None, found, [], later(60), about)
-    text = report.text(story)
+    about = incident_labels.belongs_to(incident, KNOWN)
+    story = incident_report.IncidentReport(incident, "GPU 3 on n2", None, None, found, [], later(60), about)
+    text = incident_report.as_markdown(story)
     assert "- **Belongs to:** team research/unmapped, rack unmapped, pool unmapped" in text
     assert "- **Unmapped:** the rack of GPU 3 on n2; the pool of GPU 3 on n2; the team of 4711" in text
-    assert report.plain(story)["unmapped"][-1] == "the team of 4711"
+    assert incident_report.as_plain(story)["unmapped"][-1] == "the team of 4711"
 
 
 def test_an_incident_that_hits_nobody_has_no_team_to_miss(room: Room) -> None:
     room.workloads = lambda _: []
     (incident,) = room.push(xid(79, gpu(3), 0))
-    assert subject.belongs_to(incident, KNOWN) == {
+    assert incident_labels.belongs_to(incident, KNOWN) == {
         "team": frozenset({"no workload"}),
         "rack": frozenset({"r01"}),
         "pool": frozenset({"unmapped"}),

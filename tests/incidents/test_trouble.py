@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.incident_stories import NOON, Room, alert, event, gpu, later, node, xid
 from watchkeeper.errors import StoreError
-from watchkeeper.incidents.core import CLAIMED_AT
+from watchkeeper.incidents.tracker import CLAIMED_AT
 from watchkeeper.model import alerts, fleet
 from watchkeeper.model.events import EventKind
 from watchkeeper.model.incidents import IncidentState
@@ -30,10 +30,10 @@ def test_a_push_that_breaks_leaves_nothing_behind_and_is_taken_when_it_comes_aga
 def test_alerts_that_could_not_be_kept_leave_nothing_behind_and_count_when_told_again(room: Room) -> None:
     room.break_journal()
     with pytest.raises(StoreError):
-        room.incidents.take_alerts([alert("cooling_failure", node(), 0)], later(0))
+        room.incidents.apply_alerts([alert("cooling_failure", node(), 0)], later(0))
     assert room.open() == []
     room.break_journal(False)
-    room.incidents.take_alerts([alert("cooling_failure", node(), 0)], later(9))
+    room.incidents.apply_alerts([alert("cooling_failure", node(), 0)], later(9))
     assert room.open() == [("INC-1", node(), "cooling_failure")]
     assert len(room.journal.alerts()) == 1
 
@@ -97,7 +97,7 @@ def test_a_worse_signal_finds_room_in_a_full_incident(room: Room) -> None:
     for index in range(205):
         room.hear(alert(f"made_up_{index}", node(), index, severity="info"))
     room.hear(alert("made_up_worse", node(), 300, severity="critical"))
-    (incident,) = room.incidents.open()
+    (incident,) = room.incidents.open_incidents()
     assert (len(incident.members), incident.severity) == (200, alerts.Severity.CRITICAL)
     assert "left out" in room.journal.timeline("INC-1")[-1].text
 
@@ -107,14 +107,14 @@ def test_a_full_incident_lets_ended_signals_go_before_living_ones(room: Room) ->
         room.hear(alert(f"made_up_{index}", node(), index, severity="warning"))
     room.hear(alert("made_up_7", node(), 7, ends=300, severity="warning"))
     room.hear(alert("made_up_new", node(), 400, severity="info"))
-    refs = " ".join(member.ref for member in room.incidents.open()[0].members)
+    refs = " ".join(member.ref for member in room.incidents.open_incidents()[0].members)
     assert 'made_up_7"' not in refs
     assert "made_up_new" in refs
 
 
 def test_a_machine_keeps_its_name_at_the_start_of_a_title(room: Room) -> None:
     room.hear(alert("node_down", node("gpu-r01-05"), 0), alert("gpu_missing", node("gpu-r01-06"), 0))
-    titles = [incident.title for incident in room.incidents.open()]
+    titles = [incident.title for incident in room.incidents.open_incidents()]
     assert titles[0] == "gpu-r01-05 does not answer"
     assert titles[1].startswith("A GPU of gpu-r01-06")
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import urllib.request
 from typing import Protocol
 
-from watchkeeper.instrument.page import Page
+from watchkeeper.instrument.page import MetricsPage
 from watchkeeper.model.labels import Labels
 from watchkeeper.readers.exposition import ExpositionParser
 
 
 class Monitor(Protocol):
-    def write(self, page: Page) -> None: ...
+    def write(self, page: MetricsPage) -> None: ...
 
 
 def text(monitor: Monitor, *, is_openmetrics: bool = False) -> bytes:
-    page = Page(is_openmetrics=is_openmetrics)
+    page = MetricsPage(is_openmetrics=is_openmetrics)
     monitor.write(page)
     return page.content()
 

@@ -16,7 +16,7 @@ from starlette.routing import Route
 from tests.instrument import pages
 from tests.support import torch_python
 from tests.support.waiting import turns
-from watchkeeper.instrument import tallies, tracing
+from watchkeeper.instrument import metric_families, tracing
 from watchkeeper.instrument.asgi import InferenceMiddleware
 from watchkeeper.instrument.exports import Exports
 from watchkeeper.instrument.inference import InferenceMonitor, current_request
@@ -242,11 +242,11 @@ def test_a_stream_that_is_given_up_is_a_499(monitor: InferenceMonitor) -> None:
 
 
 def test_label_sets_are_bounded() -> None:
-    counters = tallies.Counters("made_total", "made", ("name",))
-    for number in range(3 * tallies.MAX_LABEL_SETS):
+    counters = metric_families.Counters("made_total", "made", ("name",))
+    for number in range(3 * metric_families.MAX_LABEL_SETS):
         counters.add((f"n{number}",))
-    assert len(counters.tallies) == tallies.MAX_LABEL_SETS + 1
-    assert counters.tallies[tallies.OTHER,].value == 2 * tallies.MAX_LABEL_SETS
+    assert len(counters.tallies) == metric_families.MAX_LABEL_SETS + 1
+    assert counters.tallies[metric_families.OTHER,].value == 2 * metric_families.MAX_LABEL_SETS
 
 
 TRACED = """

@@ -14,7 +14,7 @@ from tests.support import torch_python
 from tests.support.waiting import until
 from watchkeeper.instrument import mirrors
 from watchkeeper.instrument.exports import Exports
-from watchkeeper.instrument.mirrors import Mirroring, Run
+from watchkeeper.instrument.mirrors import MirrorSet, Run
 from watchkeeper.instrument.optional import PackageMissing
 from watchkeeper.instrument.placement import Placement
 from watchkeeper.instrument.training import TrainingMonitor
@@ -62,7 +62,7 @@ def test_only_the_rank_that_tells_all_feeds_its_tracker() -> None:
 
 def test_a_tracker_that_is_down_is_left_alone_and_the_steps_go_on(caplog: pytest.LogCaptureFixture) -> None:
     tracker = Tracker(is_broken=True)
-    mirroring = Mirroring([tracker], every_seconds=0.0)
+    mirroring = MirrorSet([tracker], every_seconds=0.0)
 
     def is_said() -> bool:
         mirroring.offer({"training_loss": 1.0}, 1, now=0.0)
@@ -78,7 +78,7 @@ def test_a_tracker_that_is_down_is_left_alone_and_the_steps_go_on(caplog: pytest
 def test_a_tracker_that_hangs_holds_up_neither_the_steps_nor_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mirrors, "CLOSE_SECONDS", 0.1)
     gate = threading.Event()
-    mirroring = Mirroring([Tracker(gate=gate)], every_seconds=0.0)
+    mirroring = MirrorSet([Tracker(gate=gate)], every_seconds=0.0)
     began = time.monotonic()
     for step in range(10 * mirrors.MOST_WAITING):
         mirroring.offer({"training_loss": 1.0}, step, now=0.0)

@@ -20,7 +20,7 @@ from watchkeeper.query.promql import parser, walk
 from watchkeeper.rules import rulefile
 from watchkeeper.store.head.head import Head
 
-RULES = rulefile.load(sorted((Path(watchkeeper.__file__).parent / "packs" / "rules").glob("*.yaml"))).rules
+RULES = rulefile.load_rules(sorted((Path(watchkeeper.__file__).parent / "packs" / "rules").glob("*.yaml"))).rules
 OURS = ("training_", "inference_")
 # What the scrape adds, what the mapping of other servers adds (packs/rules/serving.yaml), and PyTorch's count of
 # out-of-memory errors, which is there where PyTorch uses a GPU.
@@ -80,7 +80,7 @@ def test_a_loss_that_is_no_number_is_what_the_alert_asks_for() -> None:
     for at_ms, loss in ((0, 1.0), (15_000, math.nan)):
         monitor.step(loss=loss)
         rows = pages.series(monitor).items()
-        engine.appender.append(Sample(labels.having(cluster="main"), at_ms, value) for labels, value in rows)
+        engine.appender.append(Sample(labels.with_labels(cluster="main"), at_ms, value) for labels, value in rows)
         assert alerting(engine, "TrainingLossNotFinite", at_ms) == math.isnan(loss)
 
 
@@ -88,7 +88,7 @@ def test_a_checkpoint_that_fails_is_what_the_alert_asks_for() -> None:
     engine, monitor = EmbeddedEngine(Head()), TrainingMonitor("llama", Exports(), place=Placement())
     for at_ms in (0, 15_000):
         rows = pages.series(monitor).items()
-        engine.appender.append(Sample(labels.having(cluster="main"), at_ms, value) for labels, value in rows)
+        engine.appender.append(Sample(labels.with_labels(cluster="main"), at_ms, value) for labels, value in rows)
         assert alerting(engine, "CheckpointFailing", at_ms) == (at_ms > 0)
         with pytest.raises(OSError, match="full"), monitor.checkpoint():
             raise OSError("full")

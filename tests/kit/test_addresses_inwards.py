@@ -14,7 +14,7 @@ import pytest
 
 from watchkeeper.errors import CollectError, ReceiverError
 from watchkeeper.net import addresses, http
-from watchkeeper.notify import calls
+from watchkeeper.notify import receiver_http
 
 HEARD: list[str] = []
 
@@ -34,15 +34,15 @@ HEARD: list[str] = []
     ],
 )
 def test_loopback_and_link_local_addresses_are_private_however_they_are_written(address: str, is_private: bool) -> None:
-    assert addresses.is_private_to_machine(address) is is_private
+    assert addresses.is_machine_local(address) is is_private
 
 
 def test_a_name_may_not_lead_inwards_unless_it_says_so_or_is_this_machines_own() -> None:
-    assert addresses.leads_astray("hooks.example", "169.254.169.254")
-    assert not addresses.leads_astray("169.254.169.254", "169.254.169.254")
-    assert not addresses.leads_astray("localhost", "127.0.0.1")
-    assert not addresses.leads_astray(os.uname().nodename, "127.0.1.1")
-    assert not addresses.leads_astray("hooks.example", "203.0.113.1")
+    assert addresses.is_unexpectedly_local("hooks.example", "169.254.169.254")
+    assert not addresses.is_unexpectedly_local("169.254.169.254", "169.254.169.254")
+    assert not addresses.is_unexpectedly_local("localhost", "127.0.0.1")
+    assert not addresses.is_unexpectedly_local(os.uname().nodename, "127.0.1.1")
+    assert not addresses.is_unexpectedly_local("hooks.example", "203.0.113.1")
 
 
 @pytest.fixture
@@ -80,12 +80,12 @@ def inward(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 def test_a_message_is_not_handed_to_a_name_that_leads_inwards(inward: str) -> None:
     with pytest.raises(ReceiverError, match=r"its name leads to 127\.0\.0\.1, which is this machine's own"):
-        calls.post(f"{inward}/hook", b"{}", {})
+        receiver_http.http_post(f"{inward}/hook", b"{}", {})
     assert HEARD == []
 
 
 def test_a_redirect_of_a_message_is_an_answer_and_is_not_followed(inward: str) -> None:
-    status, _ = calls.post(f"{inward.replace('hooks.example', '127.0.0.1')}/hook", b"{}", {})
+    status, _ = receiver_http.http_post(f"{inward.replace('hooks.example', '127.0.0.1')}/hook", b"{}", {})
     assert (status, HEARD) == (302, ["/hook"])
 
 

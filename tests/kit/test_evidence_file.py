@@ -13,13 +13,13 @@ import pytest
 
 from watchkeeper.errors import StoreError
 from watchkeeper.kit import evidence_file
-from watchkeeper.kit.evidence_file import Piece
+from watchkeeper.kit.evidence_file import BundleFile
 
 NOON = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
 PIECES = (
-    Piece("kernel.log", b"gpu-1: token=abcdefgh Xid 79\n"),
-    Piece("diag.json", missing="nobody ran it on gpu-1"),
-    evidence_file.plain("orders/01-scan.json", {"at": NOON, "node": "gpu-1"}),
+    BundleFile("kernel.log", b"gpu-1: token=abcdefgh Xid 79\n"),
+    BundleFile("diag.json", missing="nobody ran it on gpu-1"),
+    evidence_file.json_file("orders/01-scan.json", {"at": NOON, "node": "gpu-1"}),
 )
 
 
@@ -54,7 +54,7 @@ def test_the_same_evidence_makes_the_same_file() -> None:
 
 def test_a_piece_that_is_too_long_is_cut_and_the_manifest_has_both_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evidence_file, "MOST_PIECE_BYTES", 10)
-    found = evidence_file.read(evidence_file.pack([Piece("a", b"x" * 25)], {}, now=NOON))
+    found = evidence_file.read(evidence_file.pack([BundleFile("a", b"x" * 25)], {}, now=NOON))
     assert found["a"] == b"x" * 10
     assert "it has 25 bytes, there was room for 10" in found["manifest.json"].decode()
 
@@ -72,7 +72,7 @@ def test_a_bundle_that_was_changed_is_not_believed(tmp_path: Path) -> None:
 
 
 def test_a_small_file_that_unpacks_to_very_much_is_refused_before_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    bomb = evidence_file.pack([Piece(str(at), b"0" * 10_000) for at in range(20)], {}, now=NOON)
+    bomb = evidence_file.pack([BundleFile(str(at), b"0" * 10_000) for at in range(20)], {}, now=NOON)
     assert len(bomb) < 10_000
     monkeypatch.setattr(evidence_file, "MOST_UNPACKED_BYTES", 50_000)
     with pytest.raises(StoreError, match=r"more than 50,000 bytes"):

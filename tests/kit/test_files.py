@@ -23,14 +23,14 @@ def claimed(path: Path) -> files.DataDirectory:
 
 def test_a_file_that_takes_anothers_name_with_its_time_and_size_is_another(tmp_path: Path) -> None:
     path, other = tmp_path / "a", tmp_path / "b"
-    assert files.stamp(path) is None
+    assert files.read_stamp(path) is None
     for one in (path, other):
         one.write_text("same size")
         os.utime(one, ns=(1, 1))
-    before = files.stamp(path)
-    assert before == files.stamp(path)
+    before = files.read_stamp(path)
+    assert before == files.read_stamp(path)
     other.replace(path)
-    assert files.stamp(path) != before
+    assert files.read_stamp(path) != before
 
 
 def test_a_new_directory_is_made_and_can_be_claimed_again_after_release(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_of_many_that_start_at_once_in_a_new_directory_one_has_it(tmp_path: Path
 def test_what_could_not_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
     (tmp_path / "name").mkdir()
     with pytest.raises(IsADirectoryError):
-        files.write_whole(tmp_path / "name", b"content")
+        files.write_atomically(tmp_path / "name", b"content")
     assert [entry.name for entry in tmp_path.iterdir()] == ["name"]
 
 
@@ -109,8 +109,8 @@ def test_releasing_twice_is_harmless(tmp_path: Path) -> None:
 
 def test_a_file_is_replaced_whole_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
     path = tmp_path / "tokens"
-    files.write_whole(path, b"old")
-    files.write_whole(path, b"new", mode=0o600)
+    files.write_atomically(path, b"old")
+    files.write_atomically(path, b"new", mode=0o600)
     assert path.read_bytes() == b"new"
     assert path.stat().st_mode & 0o777 == 0o600
     assert [entry.name for entry in tmp_path.iterdir()] == ["tokens"]
@@ -129,7 +129,7 @@ def test_a_secret_is_not_written_into_a_file_that_somebody_else_has_laid_there(t
     trap.write_text("open to all")
     scratch = tmp_path / f".key.{os.getpid()}.{threading.get_native_id()}"
     scratch.symlink_to(trap)
-    files.write_whole(tmp_path / "key", b"secret", mode=0o600)
+    files.write_atomically(tmp_path / "key", b"secret", mode=0o600)
     assert (trap.read_text(), (tmp_path / "key").read_text()) == ("open to all", "secret")
     assert (tmp_path / "key").stat().st_mode & 0o777 == 0o600
     assert not (tmp_path / "key").is_symlink()

@@ -23,7 +23,7 @@ def test_no_connection_is_left_open_however_far_it_has_come(turns: int) -> None:
         server = await asyncio.start_server(meet, "127.0.0.1", 0)
         with socket.create_connection(server.sockets[0].getsockname()):
             await waiting.turns(turns)
-            await listening.end(server)
+            await listening.close_server(server)
 
     with warnings.catch_warnings(record=True) as left:
         warnings.simplefilter("always", ResourceWarning)

@@ -19,7 +19,7 @@ blocks = [bytes(2_000) for _ in range(20_000)]
 last = blocks[-1]
 blocks.clear()
 before = resident()
-memory.give_back()
+memory.release_free_memory()
 print(before - resident())
 """
 
@@ -32,11 +32,11 @@ def test_freed_memory_goes_back() -> None:
 
 # What a start has read of libraries goes too, and they still work.
 START = (
-    PROGRAM.replace("give_back()", "give_back_start()")
+    PROGRAM.replace("release_free_memory()", "release_startup_memory()")
     + """
 import hashlib, ssl
 before = resident()
-memory.give_back_start()
+memory.release_startup_memory()
 assert hashlib.sha256(b"a").hexdigest().startswith("ca978112") and ssl.create_default_context()
 """
 )
@@ -61,13 +61,13 @@ Anonymous:             0 kB
 
 
 def with_a_ring(program: str) -> list[str]:
-    """What a program prints, word by word, that has collect_seldom in force and a ring of which `gone` tells."""
+    """What a program prints, word by word, that has collect_garbage_rarely in force and a ring of which `gone` tells."""
     begun = """
 import gc, weakref
 from watchkeeper.kit import memory
 class Ring:
     pass
-memory.collect_seldom()
+memory.collect_garbage_rarely()
 ring = Ring()
 ring.itself, gone = ring, weakref.ref(ring)
 """
@@ -99,7 +99,7 @@ print(aside > 1000, kept, gone(), gc.get_freeze_count() > 1000)
 
 
 def test_only_files_that_nobody_has_written_to_are_let_go() -> None:
-    assert list(memory.clean_files(SMAPS)) == [(0x7F10, 0x10)]
+    assert list(memory.unmodified_mappings(SMAPS)) == [(0x7F10, 0x10)]
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="this C library cannot give memory back")

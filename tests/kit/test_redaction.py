@@ -45,8 +45,8 @@ def test_what_a_vendor_needs_stays(text: str) -> None:
 def test_names_are_replaced_whole_and_everywhere_alike() -> None:
     names = {**redaction.pseudonyms(["gpu-1", "gpu-1-b", ""], "node"), **redaction.pseudonyms(["ada"], "person")}
     text = "ada on gpu-1 and gpu-1-b, adage, gpu-12, gpu-1."
-    assert redaction.rename(text, names) == "person-1 on node-1 and node-2, adage, gpu-12, node-1."
-    assert redaction.rename(text, {}) == text
+    assert redaction.replace_names(text, names) == "person-1 on node-1 and node-2, adage, gpu-12, node-1."
+    assert redaction.replace_names(text, {}) == text
 
 
 @pytest.mark.timeout(60)

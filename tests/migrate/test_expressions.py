@@ -64,7 +64,7 @@ def test_public_dashboards_fare_as_measured() -> None:
     exprs = {
         line[3] for line in lines if len(line) > 3 and "DCGM_FI_" in line[3] and not line[3].startswith("TEMPLATE")
     }
-    found = [expression.judge(grafana_dashboard.filled(expr)) for expr in exprs]
+    found = [expression.judge(grafana_dashboard.fill_variables(expr)) for expr in exprs]
     # 144 of 300 are VictoriaMetrics' own language, all but six of them of one dashboard.
     promql = [judged.standing for judged in found if not "".join(judged.why).startswith("not PromQL")]
     assert len(promql) > 150

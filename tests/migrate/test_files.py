@@ -37,7 +37,7 @@ DASHBOARD = {
 
 
 def judged(*paths: Path) -> dict[str, Verdict]:
-    found = files.judge_all(paths, rulefile.load([rule_loops.SHIPPED_RULES]))
+    found = files.judge_all(paths, rulefile.load_rules([rule_loops.SHIPPED_RULES]))
     return {
         f"{verdict.where.partition(' / ')[2] or verdict.where}|{verdict.subject[:20]}": verdict for verdict in found
     }
@@ -120,7 +120,7 @@ def test_the_exit_code_says_whether_there_is_work_to_do(theirs: Path) -> None:
     ],
 )
 def test_variables_of_grafana_become_what_a_first_look_would_send(theirs: str, ours: str) -> None:
-    assert grafana_dashboard.filled(theirs) == ours
+    assert grafana_dashboard.fill_variables(theirs) == ours
 
 
 def test_nothing_that_is_shipped_is_impossible_here() -> None:

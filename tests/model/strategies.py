@@ -41,7 +41,9 @@ def attributions() -> st.SearchStrategy[workloads.Attribution]:
     """Holdings or a reason, never both."""
     holdings = st.lists(any_of(workloads.Holding), min_size=1, max_size=3).map(tuple)
     held = st.builds(workloads.Attribution, holdings=holdings, detail=words)
-    return held | st.builds(workloads.Attribution, reason=st.sampled_from(list(workloads.Unattributed)), detail=words)
+    return held | st.builds(
+        workloads.Attribution, reason=st.sampled_from(list(workloads.UnattributedReason)), detail=words
+    )
 
 
 def silences_made() -> st.SearchStrategy[silences.Silence]:

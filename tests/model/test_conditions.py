@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.model.strategies import clear_rules, few_events
-from watchkeeper.model.events import ClearRule, Condition, Event, EventKind, fold, key_of
+from watchkeeper.model.events import ClearRule, Condition, Event, EventKind, condition_key, fold_conditions
 from watchkeeper.model.fleet import Place
 
 NINE = datetime(2026, 1, 31, 9, tzinfo=UTC)
@@ -23,7 +23,7 @@ def event(second: int, kind: EventKind = EventKind.XID, *, place: Place = GPU, i
 
 
 def only(events: list[Event], rule: ClearRule, second: int) -> Condition:
-    (condition,) = fold(events, rule, NINE + timedelta(seconds=second)).values()
+    (condition,) = fold_conditions(events, rule, NINE + timedelta(seconds=second)).values()
     return condition
 
 
@@ -31,19 +31,19 @@ def only(events: list[Event], rule: ClearRule, second: int) -> Condition:
 def test_order_and_repetition_of_events_do_not_matter(events: list[Event], rule: ClearRule, random: object) -> None:
     again = events * 2
     random.shuffle(again)  # type: ignore[attr-defined]
-    assert fold(again, rule, END) == fold(events, rule, END)
+    assert fold_conditions(again, rule, END) == fold_conditions(events, rule, END)
 
 
 @given(few_events, clear_rules, st.integers(0, 700))
 def test_what_has_not_happened_yet_changes_nothing(events: list[Event], rule: ClearRule, second: int) -> None:
     now = NINE + timedelta(seconds=second)
-    assert fold(events, rule, now) == fold([one for one in events if one.at <= now], rule, now)
+    assert fold_conditions(events, rule, now) == fold_conditions([one for one in events if one.at <= now], rule, now)
 
 
 @given(few_events, clear_rules)
 def test_a_condition_tells_the_truth_about_its_events(events: list[Event], rule: ClearRule) -> None:
-    for key, condition in fold(events, rule, END).items():
-        own = [one.at for one in events if key_of(one) == key]
+    for key, condition in fold_conditions(events, rule, END).items():
+        own = [one.at for one in events if condition_key(one) == key]
         assert condition.since in own
         assert condition.last == max(own)
         assert 1 <= condition.count <= len(own)

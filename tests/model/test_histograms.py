@@ -12,12 +12,12 @@ from tests.support import native_strategies as native
 from watchkeeper.model.histograms import (
     CUSTOM,
     Bucket,
-    Hint,
     Histogram,
-    Incompatible,
-    average,
-    difference,
-    total,
+    IncompatibleHistograms,
+    ResetHint,
+    average_histograms,
+    subtract_histograms,
+    sum_histograms,
 )
 
 SCHEMA_ZERO = Histogram(count=4.0, sum=5.0, positive=((0, 1.0), (1, 2.0), (2, 1.0)))
@@ -30,7 +30,7 @@ def populated(histogram: Histogram) -> float:
 
 @given(pairs)
 def test_a_sum_is_the_same_both_ways_and_loses_nothing(two: tuple[Histogram, Histogram]) -> None:
-    left, right = total(two).histogram, total(two[::-1]).histogram
+    left, right = sum_histograms(two).histogram, sum_histograms(two[::-1]).histogram
     assert left.compacted().is_same(right.compacted())
     assert left.count == two[0].count + two[1].count
     assert populated(left) == populated(two[0]) + populated(two[1])
@@ -38,14 +38,14 @@ def test_a_sum_is_the_same_both_ways_and_loses_nothing(two: tuple[Histogram, His
 
 @given(pairs)
 def test_taking_away_what_was_added_leaves_the_same_count_and_sum(two: tuple[Histogram, Histogram]) -> None:
-    back = difference(total(two).histogram, two[1]).histogram
+    back = subtract_histograms(sum_histograms(two).histogram, two[1]).histogram
     assert (back.count, back.sum) == (two[0].count, two[0].sum)
     assert all(bucket.population >= 0 for bucket in back.buckets())
 
 
 @given(pairs)
 def test_a_counter_that_only_grows_was_not_reset(two: tuple[Histogram, Histogram]) -> None:
-    grown = total(two).histogram
+    grown = sum_histograms(two).histogram
     assert not grown.is_reset_after(two[0])
     assert two[0].is_reset_after(grown) or two[1].count == 0
 
@@ -70,7 +70,7 @@ def test_a_wider_zero_bucket_takes_whole_buckets(histogram: Histogram, threshold
 def test_buckets_are_named_by_their_bounds() -> None:
     histogram = Histogram(zero_threshold=0.1, zero_count=3.0, positive=((1, 2.0),), negative=((0, 4.0),))
     assert histogram.buckets() == [Bucket(-1.0, -0.5, 4.0), Bucket(-0.1, 0.1, 3.0), Bucket(1.0, 2.0, 2.0)]
-    assert [histogram.includes(bucket) for bucket in histogram.buckets()] == [
+    assert [histogram.bound_inclusion(bucket) for bucket in histogram.buckets()] == [
         (True, False),
         (True, True),
         (False, True),
@@ -88,14 +88,14 @@ def test_a_bucket_ends_at_a_power_of_two(schema: int, index: int, upper: float) 
 
 
 def test_exponential_and_custom_buckets_have_no_sum() -> None:
-    with pytest.raises(Incompatible):
-        total([SCHEMA_ZERO, Histogram(CUSTOM, bounds=(1.0,))])
+    with pytest.raises(IncompatibleHistograms):
+        sum_histograms([SCHEMA_ZERO, Histogram(CUSTOM, bounds=(1.0,))])
 
 
 def test_custom_bounds_in_common_are_used_and_it_is_said() -> None:
     narrow = Histogram(CUSTOM, 3.0, 9.0, bounds=(2.0, 4.0), positive=((0, 1.0), (1, 1.0), (2, 1.0)))
     wide = Histogram(CUSTOM, 1.0, 3.0, bounds=(4.0,), positive=((0, 1.0),))
-    found = total([narrow, wide])
+    found = sum_histograms([narrow, wide])
     assert found.is_reconciled
     assert (found.histogram.bounds, found.histogram.positive) == ((4.0,), ((0, 3.0), (1, 1.0)))
 
@@ -104,12 +104,12 @@ def test_custom_bounds_in_common_are_used_and_it_is_said() -> None:
 def test_a_negative_factor_makes_a_gauge(histogram: Histogram, factor: float) -> None:
     scaled = histogram.scaled(factor)
     assert scaled.count == histogram.count * factor
-    assert scaled.hint is (Hint.GAUGE if factor < 0 else histogram.hint)
+    assert scaled.hint is (ResetHint.GAUGE if factor < 0 else histogram.hint)
 
 
 def test_an_average_survives_a_sum_that_no_float_holds() -> None:
     large = Histogram(count=1.5e308, sum=1.0)
-    assert average([large, large]).histogram.count == 1.5e308
+    assert average_histograms([large, large]).histogram.count == 1.5e308
 
 
 def test_divided_by_zero_only_count_and_sum_are_left() -> None:

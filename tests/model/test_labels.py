@@ -23,14 +23,14 @@ def test_the_order_of_labels_is_irrelevant(pairs: list[tuple[str, str]], random:
 @example(Labels(), "self")
 @given(label_sets, words)
 def test_an_empty_value_means_absent(labels: Labels, name: str) -> None:
-    emptied = labels.having(**{name: ""})
+    emptied = labels.with_labels(**{name: ""})
     assert name not in emptied
     assert emptied == labels.without(name)
 
 
 @given(label_sets, words, words)
 def test_having_sets_one_label_and_leaves_the_others(labels: Labels, name: str, value: str) -> None:
-    changed = labels.having(**{name: value})
+    changed = labels.with_labels(**{name: value})
     assert changed[name] == value
     assert changed.without(name) == labels.without(name)
 
@@ -54,10 +54,10 @@ def test_only_and_without_divide_a_set(labels: Labels, names: set[str]) -> None:
 def test_a_name_put_to_sorted_labels_gives_the_same_set_as_sorting_them_all(
     pairs: list[tuple[str, str]], name: str
 ) -> None:
-    others = Labels({"Hostname": "n1", "zone": "z", **dict(pairs)}).unnamed
-    assert Labels.named(name, others) == Labels({**dict(others), "__name__": name})
-    assert hash(Labels.named(name, others)) == hash(Labels({**dict(others), "__name__": name}))
-    assert Labels.named(name, others).unnamed == others
+    others = Labels({"Hostname": "n1", "zone": "z", **dict(pairs)}).pairs_without_name
+    assert Labels.with_metric_name(name, others) == Labels({**dict(others), "__name__": name})
+    assert hash(Labels.with_metric_name(name, others)) == hash(Labels({**dict(others), "__name__": name}))
+    assert Labels.with_metric_name(name, others).pairs_without_name == others
 
 
 def test_a_series_is_written_as_promql_writes_it() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.model.strategies import incident_values
-from watchkeeper.errors import IllegalMove
+from watchkeeper.errors import InvalidTransition
 from watchkeeper.model import actions, alerts, diagnosis, incidents
 from watchkeeper.model.alerts import Severity
 from watchkeeper.model.fleet import Place
@@ -46,7 +46,7 @@ def test_an_incident_moves_legally_or_refuses_and_stays(incident: Incident, step
             assert moved.is_open == (to is not IncidentState.RESOLVED)
             incident = moved
         else:
-            with pytest.raises(IllegalMove, match=f"cannot become {to}. It is {incident.state}. Possible: "):
+            with pytest.raises(InvalidTransition, match=f"cannot become {to}. It is {incident.state}. Possible: "):
                 incidents.move(incident, to, at=at)
 
 
@@ -77,9 +77,9 @@ def test_ranking_is_best_first_and_does_not_depend_on_the_order_of_arrival(
     drawn: list[tuple[str, float]], random: object
 ) -> None:
     found = [diagnosis.Finding(cause, sure, Place("main"), "", "", ()) for cause, sure in drawn]
-    ranked = diagnosis.rank(tuple(found))
+    ranked = diagnosis.rank_findings(tuple(found))
     random.shuffle(found)  # type: ignore[attr-defined]
-    assert diagnosis.rank(tuple(found)) == ranked
+    assert diagnosis.rank_findings(tuple(found)) == ranked
     assert [one.confidence for one in ranked] == sorted((one.confidence for one in found), reverse=True)
 
 

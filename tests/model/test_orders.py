@@ -23,7 +23,7 @@ RECEIPT = orders.Receipt(orders.OrderId("WO-1"), NOON, Result.DONE, "done")
 
 def test_a_sealed_order_comes_back_as_it_was() -> None:
     envelope = orders.seal(ORDER, KEY)
-    assert orders.is_sealed(envelope, KEY, purpose=orders.Purpose.ORDER)
+    assert orders.is_sealed(envelope, KEY, purpose=orders.SealPurpose.ORDER)
     assert wire.loads(orders.Order, envelope.text) == ORDER
 
 
@@ -32,20 +32,20 @@ def test_any_other_character_anywhere_breaks_the_seal(place: int, other: str) ->
     envelope = orders.seal(ORDER, KEY)
     place %= len(envelope.text)
     text = envelope.text[:place] + other + envelope.text[place + 1 :]
-    is_whole = orders.is_sealed(replace(envelope, text=text), KEY, purpose=orders.Purpose.ORDER)
+    is_whole = orders.is_sealed(replace(envelope, text=text), KEY, purpose=orders.SealPurpose.ORDER)
     assert is_whole == (text == envelope.text)
 
 
 @given(st.text())
 def test_no_made_up_seal_is_taken(seal: str) -> None:
     envelope = orders.seal(ORDER, KEY)
-    assert not orders.is_sealed(replace(envelope, seal=seal), KEY, purpose=orders.Purpose.ORDER)
+    assert not orders.is_sealed(replace(envelope, seal=seal), KEY, purpose=orders.SealPurpose.ORDER)
 
 
 @pytest.mark.parametrize(("cluster", "node"), [("main", "n2"), ("other", "n1"), ('main","n1', "")])
 def test_the_key_of_another_node_opens_nothing(cluster: str, node: str) -> None:
     other = orders.node_key(b"k" * 32, cluster, node)
-    assert not orders.is_sealed(orders.seal(ORDER, KEY), other, purpose=orders.Purpose.ORDER)
+    assert not orders.is_sealed(orders.seal(ORDER, KEY), other, purpose=orders.SealPurpose.ORDER)
 
 
 @given(st.tuples(st.text(), st.text()), st.tuples(st.text(), st.text()))
@@ -54,8 +54,8 @@ def test_no_two_nodes_share_a_key(one: tuple[str, str], other: tuple[str, str]) 
 
 
 def test_an_order_does_not_pass_for_a_receipt() -> None:
-    assert not orders.is_sealed(orders.seal(ORDER, KEY), KEY, purpose=orders.Purpose.RECEIPT)
-    assert orders.is_sealed(orders.seal(RECEIPT, KEY), KEY, purpose=orders.Purpose.RECEIPT)
+    assert not orders.is_sealed(orders.seal(ORDER, KEY), KEY, purpose=orders.SealPurpose.RECEIPT)
+    assert orders.is_sealed(orders.seal(RECEIPT, KEY), KEY, purpose=orders.SealPurpose.RECEIPT)
 
 
 @pytest.mark.parametrize(
@@ -77,9 +77,9 @@ def test_an_order_beyond_a_limit_cannot_be_made(changed: dict[str, object], word
 
 
 def test_the_state_of_an_order_follows_from_what_is_known_of_it() -> None:
-    given = orders.Tracked(ORDER, "ann", "")
+    given = orders.TrackedOrder(ORDER, "ann", "")
     late = ORDER.expires_at + timedelta(seconds=1)
-    assert (given.state(NOON), given.state(late)) == (orders.State.WAITING, orders.State.EXPIRED)
+    assert (given.state(NOON), given.state(late)) == (orders.OrderState.WAITING, orders.OrderState.EXPIRED)
     fetched = replace(given, fetched_at=NOON)
-    assert (fetched.state(NOON), fetched.state(late)) == (orders.State.FETCHED, orders.State.EXPIRED)
-    assert replace(fetched, receipt=RECEIPT).state(late) is orders.State.ANSWERED
+    assert (fetched.state(NOON), fetched.state(late)) == (orders.OrderState.FETCHED, orders.OrderState.EXPIRED)
+    assert replace(fetched, receipt=RECEIPT).state(late) is orders.OrderState.ANSWERED

@@ -65,9 +65,9 @@ def test_a_part_given_twice_is_refused() -> None:
 
 def test_a_node_lies_in_each_of_its_failure_domains() -> None:
     node = fleet.Node("main", "n1", domains={"rack": "r12", "leaf": "leaf-01"})
-    assert [str(place) for place in node.enclosing()] == ["main/domain=leaf%3Dleaf-01", "main/domain=rack%3Dr12"]
+    assert [str(place) for place in node.failure_domains()] == ["main/domain=leaf%3Dleaf-01", "main/domain=rack%3Dr12"]
 
 
 @pytest.mark.parametrize("text", ["PCI:0000:5d:00", "00000000:5D:00.0", "5d:00.0", "0000:5d:00.0"])
 def test_one_pci_address_has_one_spelling(text: str) -> None:
-    assert fleet.same_pci(text) == "0000:5d:00"
+    assert fleet.normalise_pci(text) == "0000:5d:00"

@@ -63,17 +63,17 @@ async def nameserver(reply: Answer) -> AsyncIterator[tuple[str, int]]:
         await server.wait_closed()
 
 
-def look_up(reply: Answer, *, search: tuple[str, ...] = (), name: str = NAME) -> list[dns.Service]:
-    async def story() -> list[dns.Service]:
+def look_up(reply: Answer, *, search: tuple[str, ...] = (), name: str = NAME) -> list[dns.SrvRecord]:
+    async def story() -> list[dns.SrvRecord]:
         async with nameserver(reply) as address:
-            return await dns.Resolver((address,), search).services(name)
+            return await dns.Resolver((address,), search).srv_records(name)
 
     return asyncio.run(story())
 
 
 def test_every_record_is_a_host_and_a_port() -> None:
     found = look_up(lambda question, _: answer(question, [("n2.example", 9400), ("n1.example", 9400)]))
-    assert found == [dns.Service("n1.example", 9400), dns.Service("n2.example", 9400)]
+    assert found == [dns.SrvRecord("n1.example", 9400), dns.SrvRecord("n2.example", 9400)]
 
 
 def test_an_answer_that_does_not_fit_is_asked_for_over_tcp() -> None:
@@ -90,20 +90,20 @@ def test_a_name_that_is_not_known_is_looked_for_in_the_search_domains() -> None:
         known = b"\x03lab\0" in question
         return answer(question, [("n1.lab", 9400)] if known else (), flags=0x8180 if known else 0x8183)
 
-    assert look_up(reply, search=("lab",), name="_m._tcp.gpu") == [dns.Service("n1.lab", 9400)]
+    assert look_up(reply, search=("lab",), name="_m._tcp.gpu") == [dns.SrvRecord("n1.lab", 9400)]
     with pytest.raises(CollectError, match=r"knows no _m\._tcp\.gpu"):
         look_up(reply, search=("lab",), name="_m._tcp.gpu.")
 
 
 def test_the_second_nameserver_is_asked_when_the_first_cannot_answer() -> None:
-    async def story() -> list[dns.Service]:
+    async def story() -> list[dns.SrvRecord]:
         async with (
             nameserver(lambda question, _: answer(question, flags=0x8182)) as broken,
             nameserver(lambda question, _: answer(question, [("n1.example", 1)])) as works,
         ):
-            return await dns.Resolver((broken, works)).services(NAME)
+            return await dns.Resolver((broken, works)).srv_records(NAME)
 
-    assert asyncio.run(story()) == [dns.Service("n1.example", 1)]
+    assert asyncio.run(story()) == [dns.SrvRecord("n1.example", 1)]
 
 
 def test_a_silent_nameserver_is_given_up_with_words(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,22 +117,22 @@ def test_no_answer_can_do_more_than_be_unreadable(message: bytes) -> None:
     question = answer(b"\0\1" + bytes(10) + b"\1a\0\0\x21\0\1")
     for text in (message, b"\0\1\x81\x80\0\1\0\3" + message, question[:6] + b"\0\2" + question[8:] + message):
         try:
-            found = dns.read_answer(text, 1)
-        except dns.Unreadable:
+            found = dns.parse_answer(text, 1)
+        except dns.MalformedAnswer:
             continue
-        assert found is None or all(isinstance(each, dns.Service) for each in found)
+        assert found is None or all(isinstance(each, dns.SrvRecord) for each in found)
 
 
 def test_a_name_that_points_at_itself_is_refused() -> None:
-    with pytest.raises(dns.Unreadable, match="points forwards"):
-        dns.read_answer(b"\0\1\x81\x80\0\1\0\0\0\0\0\0\xc0\x0c\0\x21\0\1", 1)
+    with pytest.raises(dns.MalformedAnswer, match="points forwards"):
+        dns.parse_answer(b"\0\1\x81\x80\0\1\0\0\0\0\0\0\xc0\x0c\0\x21\0\1", 1)
 
 
 def test_the_machines_own_nameservers_are_read(tmp_path: Path) -> None:
     file = tmp_path / "resolv.conf"
     file.write_text("# by hand\nsearch lab.example example.\nnameserver 10.0.0.1\nnameserver ::1\noptions ndots:5\n")
-    assert dns.system(file) == dns.Resolver((("10.0.0.1", 53), ("::1", 53)), ("lab.example", "example"))
-    assert dns.system(tmp_path / "absent").servers == (("127.0.0.1", 53),)
+    assert dns.system_resolver(file) == dns.Resolver((("10.0.0.1", 53), ("::1", 53)), ("lab.example", "example"))
+    assert dns.system_resolver(tmp_path / "absent").servers == (("127.0.0.1", 53),)
 
 
 def test_a_job_finds_its_targets_by_srv_records(tmp_path: Path) -> None:

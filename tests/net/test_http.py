@@ -118,7 +118,7 @@ def test_a_silent_server_is_given_up_at_the_deadline() -> None:
 
 def test_a_stream_that_never_begins_is_given_up_with_the_time_that_it_had() -> None:
     async def use(connection: Connection, server: Loopback) -> Response:
-        async for line in connection.lines(Request(server.origin), quiet_seconds=60.0):
+        async for line in connection.stream_lines(Request(server.origin), idle_seconds=60.0):
             pytest.fail(f"nobody wrote {line!r}")
         raise AssertionError("a stream that never begins cannot end")
 

@@ -16,9 +16,9 @@ from tests.support.scraped import Kept
 from watchkeeper.errors import CollectError
 from watchkeeper.net.oauth2 import ClientCredentials
 from watchkeeper.scrape import prometheus_config
-from watchkeeper.scrape.fleet import Fleet
-from watchkeeper.scrape.jobs import Target, target_of
-from watchkeeper.scrape.scrape import Health, ScrapeSettings, TargetLoop
+from watchkeeper.scrape.fleet import ScrapedInventory
+from watchkeeper.scrape.jobs import Target, build_target
+from watchkeeper.scrape.scrape import ScrapeSettings, TargetHealth, TargetLoop
 
 
 def granted(token: str = "t1", **more: object) -> bytes:
@@ -109,10 +109,10 @@ def test_a_job_with_oauth2_is_let_in_and_one_without_a_token_is_down(tmp_path: P
         found = prometheus_config.load(file)
         assert found.problems == ()
         assert found == prometheus_config.load(file)
-        for job, health in zip(found.jobs, (Health.UP, Health.DOWN), strict=True):
-            target = target_of(server.address, {}, job, node=None, cluster="c")
+        for job, health in zip(found.jobs, (TargetHealth.UP, TargetHealth.DOWN), strict=True):
+            target = build_target(server.address, {}, job, node=None, cluster="c")
             assert isinstance(target, Target)
-            loop = TargetLoop(target, ScrapeSettings(), sink=Kept(), known=Fleet())
+            loop = TargetLoop(target, ScrapeSettings(), sink=Kept(), inventory=ScrapedInventory())
             assert (await loop.scrape(1000)).health is health
             await loop.close(2000)
 

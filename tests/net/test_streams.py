@@ -17,11 +17,11 @@ from watchkeeper.net import streams
 T = TypeVar("T")
 
 
-def read(pieces: Sequence[bytes], use: Callable[[streams.Reader], Coroutine[None, None, T]]) -> T:
+def read(pieces: Sequence[bytes], use: Callable[[streams.SocketReader], Coroutine[None, None, T]]) -> T:
     """What a reader makes of pieces that arrive one after the other, and then an end."""
 
     async def story() -> T:
-        reader = streams.Reader()
+        reader = streams.SocketReader()
         task = asyncio.ensure_future(use(reader))
         for piece in pieces:
             await turns()
@@ -42,7 +42,7 @@ def test_a_head_and_a_body_are_the_same_in_any_pieces(places: list[int], end: by
     lines = [b"a%d: b" % number for number in range(headers)]
     content = end.join([b"HTTP/1.1 200 OK", *lines, b"", b"body of it"])
 
-    async def use(reader: streams.Reader) -> tuple[bytes, list[bytes], bytes, bytes]:
+    async def use(reader: streams.SocketReader) -> tuple[bytes, list[bytes], bytes, bytes]:
         return await reader.readline(), await reader.read_block(), await reader.readexactly(7), await reader.read()
 
     first, block, body, rest = read(cut(content, places), use)

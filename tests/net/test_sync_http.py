@@ -13,12 +13,12 @@ from tests.net.tunnels import tunnelling
 from tests.support.loopback import reply, serve
 from tests.support.scripted import Reply, serving
 from watchkeeper.net import sync_http
-from watchkeeper.net.access import NOTHING, Access
+from watchkeeper.net.access import NO_ACCESS, Access
 
 
 def followed(url: str, method: str = "GET") -> tuple[int, bytes]:
     request = sync_http.Request(method, headers={"Authorization": "Bearer secret"})
-    with sync_http.follow(url, request, limits=sync_http.Limits(), access=NOTHING) as answer:
+    with sync_http.open_with_redirects(url, request, limits=sync_http.HttpLimits(), access=NO_ACCESS) as answer:
         return answer.status, answer.read()
 
 
@@ -46,7 +46,7 @@ def test_tls_goes_through_a_tunnel(certificate: tuple[Path, Path]) -> None:
     async def story() -> None:
         async with serve(lambda heard: reply(heard.path), tls=tls) as server, tunnelling() as (way, asked):
             access = Access(proxy_url=way, ca_file=str(certificate[0]), server_name="n1.example")
-            client = sync_http.Client(server.origin, access=access)
+            client = sync_http.HttpClient(server.origin, access=access)
             response = await asyncio.to_thread(client.send, sync_http.Request("GET", "/m"))
             assert response.body == b"/m"
             assert asked == [f"CONNECT {server.address} HTTP/1.1".encode()]
@@ -75,5 +75,5 @@ def test_redirects_in_a_ring_end() -> None:
 
 def test_a_secret_that_is_no_header_is_in_no_message() -> None:
     with serving(Reply()) as server, pytest.raises(sync_http.NoAnswer, match="characters that HTTP does not") as caught:
-        sync_http.Client(server.url).send(sync_http.Request("GET", headers={"Authorization": "Bearer sec\nret"}))
+        sync_http.HttpClient(server.url).send(sync_http.Request("GET", headers={"Authorization": "Bearer sec\nret"}))
     assert "ret" not in str(caught.value)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tests.support.incident_stories import Room, later
-from watchkeeper.incidents import subject
-from watchkeeper.notify import outbox, routing, silencing
+from watchkeeper.incidents import incident_labels
+from watchkeeper.notify import outbox, routing, silence_store
 
 HOOK = routing.Receiver("hook", webhook="http://127.0.0.1:1/")
 LEAD = routing.Receiver("lead", webhook="http://127.0.0.1:1/")
@@ -17,29 +17,29 @@ class Mail:
 
     def __init__(self, room: Room, table: routing.Routing = ROUTING) -> None:
         self.room, self.table = room, table
-        self.silences = silencing.Silences(room.journal, now=later(0))
+        self.silences = silence_store.SilenceStore(room.journal, now=later(0))
         self.box = self._open(0)
 
     def _open(self, at: float) -> outbox.Outbox:
-        about = lambda incident: subject.subject_of(incident, subject.Inventory())  # noqa: E731
+        about = lambda incident: incident_labels.collect_labels(incident, incident_labels.InventoryLookup())  # noqa: E731
         return outbox.Outbox(self.room.journal, self.table, subject=about, silences=self.silences, now=later(at))
 
     def restart(self, at: float) -> None:
         self.room.restart(at)
-        self.silences = silencing.Silences(self.room.journal, now=later(at))
+        self.silences = silence_store.SilenceStore(self.room.journal, now=later(at))
         self.box = self._open(at)
 
     def look(self, at: float) -> None:
         self.room.tick(at)
-        self.box.look(self.room.incidents.recent(), later(at))
+        self.box.update(self.room.incidents.recent(), later(at))
 
-    def take(self, at: float, receiver: str = "hook") -> outbox.Batch | None:
+    def take(self, at: float, receiver: str = "hook") -> outbox.NoticeBatch | None:
         self.look(at)
-        return self.box.take(receiver, later(at), incident=self.room.journal.incident)
+        return self.box.next_batch(receiver, later(at), incident=self.room.journal.incident)
 
     def told(self, at: float, receiver: str = "hook") -> list[tuple[str, str]]:
         batch = self.take(at, receiver)
         if batch is None:
             return []
-        self.box.taken(batch, "200", later(at))
+        self.box.mark_sent(batch, "200", later(at))
         return [(notice.incident, notice.occasion.value) for notice in batch.notices]

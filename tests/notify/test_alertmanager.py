@@ -12,7 +12,7 @@ import pytest
 from tests.support.incident_stories import Room, alert, gpu, later, node, xid
 from tests.support.webhooks import Web, running
 from watchkeeper.errors import WireError
-from watchkeeper.incidents import subject
+from watchkeeper.incidents import incident_labels
 from watchkeeper.incidents.signals import from_alert
 from watchkeeper.kit import wire
 from watchkeeper.model import alerts
@@ -40,9 +40,12 @@ def read(*found: dict[str, Any]) -> list[alerts.Alert]:
     return list(alertmanager.read_webhook(webhook(*found), later(0), known=KNOWN).alerts)
 
 
-def posted(room: Room, at: float) -> list[alertmanager.Posted]:
-    about = [(each, subject.subject_of(each, subject.Inventory())) for each in room.incidents.recent()]
-    return [alertmanager.posted(each, labels, message.Known(), now=later(at)) for each, labels in about]
+def posted(room: Room, at: float) -> list[alertmanager.PostedAlert]:
+    about = [
+        (each, incident_labels.collect_labels(each, incident_labels.InventoryLookup()))
+        for each in room.incidents.recent()
+    ]
+    return [alertmanager.make_alert(each, labels, message.MessageContext(), now=later(at)) for each, labels in about]
 
 
 @pytest.mark.parametrize(
@@ -85,7 +88,7 @@ def test_an_incident_of_a_power_feed_can_be_silenced_by_it(room: Room) -> None:
     labels = Labels({"alertname": "FeedDown", "power": "p3", "severity": "critical", "cluster": "main"})
     room.hear(alerts.Alert(labels, alerts.AlertState.FIRING, later(0), 1.0, fired_at=later(0)))
     (sent,) = posted(room, 1)
-    matchers = subject.place_matchers(room.incidents.open()[0].place)
+    matchers = incident_labels.place_matchers(room.incidents.open_incidents()[0].place)
     assert {one.name: one.value for one in matchers}.items() <= sent.labels.items()
 
 
@@ -132,7 +135,7 @@ def test_an_alert_with_a_million_labels_is_refused_with_both_numbers_and_costs_n
 
 def test_the_same_alert_a_thousand_times_in_one_call_is_one_signal(room: Room) -> None:
     room.hear(*read(*[one(Hostname="n1", cause="agent_down")] * 1000))
-    (incident,) = room.incidents.open()
+    (incident,) = room.incidents.open_incidents()
     assert (len(incident.members), incident.version) == (1, 1)
 
 
@@ -157,19 +160,19 @@ def test_an_open_incident_is_an_alert_that_ends_soon_unless_it_is_repeated(room:
     }
 
 
-def batch(feed: alertmanager.Feed, room: Room, at: float) -> list[Mapping[str, Any]]:
-    return feed.batch(zip(room.incidents.recent(), posted(room, at), strict=True), now=later(at))
+def batch(feed: alertmanager.AlertmanagerFeed, room: Room, at: float) -> list[Mapping[str, Any]]:
+    return feed.next_alerts(zip(room.incidents.recent(), posted(room, at), strict=True), now=later(at))
 
 
 @contextmanager
-def an_alertmanager() -> Iterator[alertmanager.Feed]:
+def an_alertmanager() -> Iterator[alertmanager.AlertmanagerFeed]:
     """One that takes everything."""
     with running(Web()) as port:
-        yield alertmanager.Feed(f"http://127.0.0.1:{port}")
+        yield alertmanager.AlertmanagerFeed(f"http://127.0.0.1:{port}")
 
 
 def test_an_incident_whose_labels_change_ends_under_the_old_ones(room: Room) -> None:
-    feed = alertmanager.Feed("http://127.0.0.1:1")
+    feed = alertmanager.AlertmanagerFeed("http://127.0.0.1:1")
     room.hear(alert("thermal_throttle", gpu(1), 0, severity="warning"))
     batch(feed, room, 1)
     room.hear(alert("thermal_throttle", gpu(1), 5, severity="critical"))
@@ -179,14 +182,17 @@ def test_an_incident_whose_labels_change_ends_under_the_old_ones(room: Room) -> 
 
 
 def test_labels_that_come_back_before_their_end_was_told_are_not_told_to_be_over(room: Room) -> None:
-    feed = alertmanager.Feed("http://127.0.0.1:1")
+    feed = alertmanager.AlertmanagerFeed("http://127.0.0.1:1")
     room.hear(alert("thermal_throttle", gpu(1), 0))
-    (incident,) = room.incidents.open()
+    (incident,) = room.incidents.open_incidents()
 
     def told(team: str, at: float) -> list[tuple[str, bool]]:
-        about = {**subject.subject_of(incident, subject.Inventory()), "team": frozenset({team})}
-        one = alertmanager.posted(incident, about, message.Known(), now=later(at))
-        sent = feed.batch([(incident, one)], now=later(at))
+        about = {
+            **incident_labels.collect_labels(incident, incident_labels.InventoryLookup()),
+            "team": frozenset({team}),
+        }
+        one = alertmanager.make_alert(incident, about, message.MessageContext(), now=later(at))
+        sent = feed.next_alerts([(incident, one)], now=later(at))
         return [(body["labels"]["team"], body["endsAt"] > wire.format_time(later(at))) for body in sent]
 
     assert told("llm", 1) == [("llm", True)]
@@ -206,7 +212,7 @@ def test_what_is_over_is_told_for_a_while_and_then_no_more(room: Room) -> None:
 
 @pytest.mark.slow
 def test_an_alertmanager_that_is_down_for_an_hour_hears_of_every_end_once_it_is_back(room: Room) -> None:
-    down = alertmanager.Feed("http://127.0.0.1:1")
+    down = alertmanager.AlertmanagerFeed("http://127.0.0.1:1")
     room.hear(alert("agent_down", node(), 0))
     batch(down, room, 1)
     room.hear(alert("agent_down", node(), 0, ends=10))
@@ -222,7 +228,7 @@ def test_an_alertmanager_that_is_down_for_an_hour_hears_of_every_end_once_it_is_
 
 
 def test_one_that_came_back_is_no_longer_over(room: Room) -> None:
-    feed = alertmanager.Feed("http://127.0.0.1:1")
+    feed = alertmanager.AlertmanagerFeed("http://127.0.0.1:1")
     room.hear(alert("agent_down", node(), 0), alert("agent_down", node(), 0, ends=10))
     room.tick(70)
     assert len(batch(feed, room, 71)) == 1
@@ -232,5 +238,5 @@ def test_one_that_came_back_is_no_longer_over(room: Room) -> None:
 
 
 def test_an_alertmanager_that_is_down_is_a_problem_and_not_an_end() -> None:
-    problem = alertmanager.Feed("http://127.0.0.1:1").send([{}])
+    problem = alertmanager.AlertmanagerFeed("http://127.0.0.1:1").send([{}])
     assert "cannot be reached" in problem

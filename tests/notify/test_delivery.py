@@ -14,7 +14,7 @@ from tests.support.incident_stories import Room, gpu, xid
 from tests.support.waiting import until_async
 from tests.support.webhooks import Web, running
 from watchkeeper.config import settings
-from watchkeeper.incidents import subject
+from watchkeeper.incidents import incident_labels
 from watchkeeper.kit import clock, own_metrics
 from watchkeeper.model.notices import Notice, NoticeState
 from watchkeeper.notify import delivery, message
@@ -26,13 +26,15 @@ async def at_once(work: Callable[[], T]) -> T:
     return work()
 
 
-def desk_of(room: Room, folder: Path, **webhooks: str) -> delivery.Desk:
+def desk_of(room: Room, folder: Path, **webhooks: str) -> delivery.Notifier:
     made = "\n".join(f'[[receivers]]\nname = "{name}"\nwebhook = "{url}"' for name, url in webhooks.items())
     names = ", ".join(f'"{name}"' for name in webhooks)
     (folder / "notify.toml").write_text(f'{made}\n[[routes]]\nreceivers = [{names}]\nwait = "0s"\n')
-    chosen = settings.Notify(via=settings.NotifyVia.RECEIVERS, routes=str(folder / "notify.toml"))
-    around = delivery.Surroundings(room.journal, subject.Inventory(), message.Known(), own_metrics.Registry())
-    return delivery.Desk(chosen, around, now=clock.ScaledClock().now())
+    chosen = settings.NotifySettings(via=settings.NotifyVia.RECEIVERS, routes=str(folder / "notify.toml"))
+    around = delivery.NotifierDependencies(
+        room.journal, incident_labels.InventoryLookup(), message.MessageContext(), own_metrics.Registry()
+    )
+    return delivery.Notifier(chosen, around, now=clock.ScaledClock().now())
 
 
 @pytest.mark.slow
@@ -42,10 +44,10 @@ def test_a_receiver_that_never_finishes_is_told_again_later_and_delays_nobody(
     monkeypatch.setattr(delivery, "HAND_OVER_SECONDS", 0.2)
     room.push(xid(79, gpu(3), 0))
 
-    async def story(desk: delivery.Desk) -> dict[str, Notice]:
+    async def story(desk: delivery.Notifier) -> dict[str, Notice]:
         time = clock.ScaledClock()
         loops = [asyncio.ensure_future(body()) for _, body in desk.loops(time, at_once)]
-        desk.look(room.incidents.recent(), time.now())
+        desk.update(room.incidents.recent(), time.now())
         await until_async(lambda: all(one.answer for one in room.journal.notices_of("INC-1")))
         for loop in loops:
             loop.cancel()

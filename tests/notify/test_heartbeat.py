@@ -13,7 +13,7 @@ import pytest
 
 from watchkeeper.config import settings
 from watchkeeper.errors import ReceiverError
-from watchkeeper.kit import troubles
+from watchkeeper.kit import recent_failures
 from watchkeeper.notify import heartbeat
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
@@ -43,16 +43,16 @@ def ear() -> Iterator[str]:
 
 
 def told(**notify: object) -> settings.Settings:
-    return settings.Settings(notify=settings.Notify(**notify))  # type: ignore[arg-type]
+    return settings.Settings(notify=settings.NotifySettings(**notify))  # type: ignore[arg-type]
 
 
 def test_alertmanager_gets_an_alert_that_ends_by_itself_and_a_monitor_is_called(ear: str, tmp_path: Path) -> None:
     (tmp_path / "beat").write_text(f"{ear}/ping/secret\n")
     via = settings.NotifyVia.ALERTMANAGER
-    heartbeat.beat(told(via=via, alertmanager_urls=(ear,)), NOW)
+    heartbeat.send_heartbeat(told(via=via, alertmanager_urls=(ear,)), NOW)
     assert HEARD == []
     asked = told(via=via, alertmanager_urls=(ear,), watchdog=True, heartbeat_file=str(tmp_path / "beat"))
-    heartbeat.beat(asked, NOW)
+    heartbeat.send_heartbeat(asked, NOW)
     (path, alerts), (ping, _) = HEARD
     assert (path, ping) == ("/api/v2/alerts", "/ping/secret")
     assert isinstance(alerts, list)
@@ -63,34 +63,34 @@ def test_alertmanager_gets_an_alert_that_ends_by_itself_and_a_monitor_is_called(
 def test_who_did_not_hear_it_is_said_without_the_address_and_the_others_are_told(ear: str, tmp_path: Path) -> None:
     (tmp_path / "beat").write_text(f"{ear}/broken/secret\n")
     with pytest.raises(ReceiverError) as raised:
-        heartbeat.beat(told(heartbeat_file=str(tmp_path / "beat")), NOW)
+        heartbeat.send_heartbeat(told(heartbeat_file=str(tmp_path / "beat")), NOW)
     assert "was answered with 500" in str(raised.value)
     assert "secret" not in str(raised.value)
     with pytest.raises(ReceiverError, match="cannot be read: FileNotFoundError"):
-        heartbeat.beat(told(heartbeat_file=str(tmp_path / "nothing")), NOW)
+        heartbeat.send_heartbeat(told(heartbeat_file=str(tmp_path / "nothing")), NOW)
 
 
 def test_nobody_is_called_unless_somebody_is_named(ear: str) -> None:
-    heartbeat.beat(told(alertmanager_urls=(ear,)), NOW)
+    heartbeat.send_heartbeat(told(alertmanager_urls=(ear,)), NOW)
     assert HEARD == []
 
 
 def test_a_hub_whose_rules_fail_falls_silent_and_one_whose_fabric_fails_does_not() -> None:
-    known = troubles.Troubles()
-    known.note("fabric", "ibnetdiscover is missing", now=NOW)
-    assert not known.has_any(heartbeat.VITAL, now=NOW)
-    known.note("rules thermal", "the store is away", now=NOW)
-    assert known.has_any(heartbeat.VITAL, now=NOW)
-    known.over("rules thermal")
-    assert not known.has_any(heartbeat.VITAL, now=NOW)
+    known = recent_failures.RecentFailures()
+    known.record("fabric", "ibnetdiscover is missing", now=NOW)
+    assert not known.any_of(heartbeat.VITAL, now=NOW)
+    known.record("rules thermal", "the store is away", now=NOW)
+    assert known.any_of(heartbeat.VITAL, now=NOW)
+    known.clear("rules thermal")
+    assert not known.any_of(heartbeat.VITAL, now=NOW)
 
 
 def test_troubles_are_bounded_said_with_their_beginning_and_end_by_themselves() -> None:
-    known = troubles.Troubles()
-    known.note("samples", "no room", now=NOW)
-    known.note("samples", "no room", now=NOW + timedelta(minutes=1))
+    known = recent_failures.RecentFailures()
+    known.record("samples", "no room", now=NOW)
+    known.record("samples", "no room", now=NOW + timedelta(minutes=1))
     assert [each.since for each in known.current(NOW + timedelta(minutes=2))] == [NOW]
     assert known.current(NOW + timedelta(minutes=4)) == []
     for number in range(200):
-        known.note(f"loop {number}", "x", now=NOW)
-    assert len(known.current(NOW)) == troubles.MOST
+        known.record(f"loop {number}", "x", now=NOW)
+    assert len(known.current(NOW)) == recent_failures.MOST

@@ -10,7 +10,7 @@ from tests.notify.mail import Mail
 from tests.support.incident_stories import Room, alert, gpu, later, node, xid
 from watchkeeper.model.incidents import IncidentState
 from watchkeeper.notify import message
-from watchkeeper.notify.outbox import Batch
+from watchkeeper.notify.outbox import NoticeBatch
 
 CONSOLE = "https://hub.example"
 
@@ -20,9 +20,9 @@ def mail(room: Room) -> Mail:
     return Mail(room)
 
 
-def told(batch: Batch | None) -> message.Message:
+def told(batch: NoticeBatch | None) -> message.Message:
     assert batch is not None
-    return message.compose(batch, message.Known(console=CONSOLE))
+    return message.compose_message(batch, message.MessageContext(console_url=CONSOLE))
 
 
 def test_a_message_before_any_diagnosis_says_what_where_since_when_why_whom_it_hits_and_what_to_do(mail: Mail) -> None:
@@ -72,7 +72,7 @@ def test_a_receiver_that_was_down_hears_of_an_incident_in_order_and_that_it_is_o
     mail.room.hear(alert("agent_down", node(), 0))
     failed = mail.take(10)
     assert failed is not None
-    mail.box.failed(failed, "answered 503", later(10))
+    mail.box.mark_failed(failed, "answered 503", later(10))
     mail.room.hear(alert("agent_down", node(), 0, ends=60))
     mail.room.tick(125)
     titles = []
@@ -80,7 +80,7 @@ def test_a_receiver_that_was_down_hears_of_an_incident_in_order_and_that_it_is_o
         batch = mail.take(at)
         if batch is not None:
             titles.append(told(batch).title)
-            mail.box.taken(batch, "200", later(at))
+            mail.box.mark_sent(batch, "200", later(at))
     assert titles == [
         "[CRITICAL] over by now: The GPU exporter of n1 does not answer (INC-1)",
         "[RESOLVED] The GPU exporter of n1 does not answer (INC-1)",
@@ -93,6 +93,6 @@ def test_an_end_that_is_told_when_the_incident_is_back_says_so(mail: Mail) -> No
     mail.room.hear(alert("agent_down", node(), 0, ends=60))
     ended = mail.take(130)
     assert ended is not None
-    mail.box.failed(ended, "answered 503", later(130))
+    mail.box.mark_failed(ended, "answered 503", later(130))
     mail.room.hear(alert("agent_down", node(), 140))
     assert told(mail.take(200)).title == "[RESOLVED] back by now: The GPU exporter of n1 does not answer (INC-1)"

@@ -21,7 +21,7 @@ def test_a_disk_that_is_full_when_a_message_should_go_out_loses_nothing(mail: Ma
     mail.look(1)
     mail.room.break_journal()
     with pytest.raises(StoreError):
-        mail.box.take("hook", later(10), incident=mail.room.journal.incident)
+        mail.box.next_batch("hook", later(10), incident=mail.room.journal.incident)
     mail.room.break_journal(False)
     assert mail.told(11) == [("INC-1", "opened")]
 
@@ -31,7 +31,7 @@ def test_a_disk_that_is_full_when_it_is_decided_loses_nothing(mail: Mail) -> Non
     mail.room.incidents.tick(later(1))
     mail.room.break_journal()
     with pytest.raises(StoreError):
-        mail.box.look(mail.room.incidents.recent(), later(1))
+        mail.box.update(mail.room.incidents.recent(), later(1))
     mail.room.break_journal(False)
     assert mail.told(10) == [("INC-1", "opened")]
 
@@ -55,7 +55,7 @@ def test_a_message_that_is_always_refused_holds_up_no_other(mail: Mail) -> None:
     mail.room.push(xid(79, gpu(3), 0))
     refused = mail.take(10)
     assert refused is not None
-    mail.box.failed(refused, "answered 500", later(10))
+    mail.box.mark_failed(refused, "answered 500", later(10))
     mail.room.push(xid(48, gpu(5), 11))
     mail.look(12)
     assert mail.told(21) == [("INC-2", "opened")]
@@ -76,7 +76,7 @@ def test_who_heard_of_the_beginning_hears_of_the_end_also_after_a_long_stop(mail
 def test_a_receiver_that_leaves_the_file_gets_nothing_and_one_that_comes_does(mail: Mail) -> None:
     mail.room.push(xid(79, gpu(3), 0))
     mail.look(1)
-    mail.box.use(routing.Routing((LEAD,), (routing.Route(("lead",)),)), later(2))
+    mail.box.set_routing(routing.Routing((LEAD,), (routing.Route(("lead",)),)), later(2))
     assert [one.answer for one in mail.room.journal.notices_of("INC-1")] == ["the receiver is no longer configured"]
     assert mail.told(20, "lead") == [("INC-1", "opened")]
 
@@ -93,17 +93,17 @@ def test_the_gravest_are_told_first(mail: Mail) -> None:
 def test_nodes_that_turn_out_to_be_a_rack_are_told_as_such(rack: Room) -> None:
     mail = Mail(rack, routing.Routing((HOOK, LEAD), (ROUTE,)))
     for at, place in enumerate(NODES[:2]):
-        rack.incidents.take_alerts([alert("node_down", place, at)], later(at))
+        rack.incidents.apply_alerts([alert("node_down", place, at)], later(at))
     assert mail.told(15) == [("INC-1", "opened"), ("INC-2", "opened")]
-    rack.incidents.take_alerts([alert("node_down", place, 20) for place in NODES[2:]], later(20))
+    rack.incidents.apply_alerts([alert("node_down", place, 20) for place in NODES[2:]], later(20))
     batch = mail.take(21)
     assert batch is not None
-    told = message.compose(batch, message.Known())
+    told = message.compose_message(batch, message.MessageContext())
     assert RACK in [one.place for one in batch.incidents]
     assert "more than was told: Rack r1 does not answer" in told.body
     assert "[PART OF INC-1] n2 does not answer (INC-2)" in told.body
     assert "Not over: it goes on as a part of INC-1" in told.body
-    mail.box.taken(batch, "200", later(21))
+    mail.box.mark_sent(batch, "200", later(21))
     assert mail.told(40) == []
 
 
@@ -121,8 +121,8 @@ def test_a_notice_that_was_being_sent_to_a_receiver_that_left_is_given_up_when_i
     mail.room.push(xid(79, gpu(3), 0))
     batch = mail.take(10)
     assert batch is not None
-    mail.box.use(routing.Routing(), later(11))
-    mail.box.failed(batch, "no answer within 10 s", later(20))
+    mail.box.set_routing(routing.Routing(), later(11))
+    mail.box.mark_failed(batch, "no answer within 10 s", later(20))
     assert mail.room.journal.notices_of("INC-1")[0].state is NoticeState.GIVEN_UP
     assert ROUTING.receivers == (HOOK, LEAD)
 
@@ -150,7 +150,7 @@ def test_a_stop_while_a_receiver_is_down_does_not_tell_the_end_twice(mail: Mail)
         batch = mail.take(at)
         assert batch is not None
         assert [one.id for one in batch.notices] == ["INC-1/hook/opened/1"]
-        mail.box.failed(batch, "answered 500", later(at))
+        mail.box.mark_failed(batch, "answered 500", later(at))
         mail.room.hear(alert("agent_down", node(), 0, ends=60))
         mail.room.tick(120)
         mail.look(121)
@@ -176,7 +176,7 @@ def test_a_clock_that_was_put_back_while_a_receiver_is_down_does_not_tell_the_en
     mail.room.hear(alert("agent_down", node(), 7200))
     batch = mail.take(7210)
     assert batch is not None
-    mail.box.failed(batch, "answered 500", later(7210))
+    mail.box.mark_failed(batch, "answered 500", later(7210))
     mail.room.hear(alert("agent_down", node(), 7200, ends=7260))
     mail.room.tick(7320)
     mail.look(60)

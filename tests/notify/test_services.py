@@ -10,7 +10,7 @@ import pytest
 from tests.support.webhooks import Web, running
 from watchkeeper.errors import ReceiverError
 from watchkeeper.notify.message import Message
-from watchkeeper.notify.receivers import Service, Webhook
+from watchkeeper.notify.receivers import AppriseSender, WebhookSender
 from watchkeeper.notify.routing import Receiver
 
 # Apprise imports modules that Python 3.13 will no longer have.
@@ -41,9 +41,9 @@ class Post(socketserver.StreamRequestHandler):
                 self.wfile.write(b"250 mail.example\r\n")
 
 
-def service(folder: Path, *addresses: str) -> Service:
+def service(folder: Path, *addresses: str) -> AppriseSender:
     (folder / "secret").write_text("\n".join(addresses))
-    return Service(Receiver("oncall", apprise_file=str(folder / "secret")))
+    return AppriseSender(Receiver("oncall", apprise_file=str(folder / "secret")))
 
 
 @pytest.mark.slow
@@ -89,5 +89,5 @@ def test_an_address_that_nobody_knows_is_said_without_showing_it(tmp_path: Path)
 @pytest.mark.parametrize(("status", "may_retry"), [(500, True), (429, True), (301, True), (404, False), (422, False)])
 def test_a_webhook_says_whether_another_try_may_help(status: int, may_retry: bool) -> None:
     with running(Web(status)) as port, pytest.raises(ReceiverError) as refused:
-        Webhook(Receiver("hook", webhook=f"http://127.0.0.1:{port}/")).send(TOLD)
+        WebhookSender(Receiver("hook", webhook=f"http://127.0.0.1:{port}/")).send(TOLD)
     assert refused.value.may_retry is may_retry

@@ -20,14 +20,14 @@ from watchkeeper.config import settings
 from watchkeeper.kit import clock, logs
 from watchkeeper.model.actions import Action
 from watchkeeper.model.trust import Mode
-from watchkeeper.remediate.driver import Performed
+from watchkeeper.remediate.driver import ActionOutcome
 
 
 class Stopping(deadly_hub.Deadly):
     has_stopped = False
     calls = Path("calls")
 
-    def perform(self, action: Action) -> Performed:
+    def perform(self, action: Action) -> ActionOutcome:
         if (self.when, action.kind) == ("stop", self.kind) and not Stopping.has_stopped:
             Stopping.has_stopped = True
             os.kill(os.getpid(), signal.SIGSTOP)
@@ -40,7 +40,7 @@ class Stopping(deadly_hub.Deadly):
 
 
 def main(simulator: str, data: str, port: str, speed: str, epoch: str, url_file: str, lease: str, death: str) -> None:
-    logs.start(as_json=False)
+    logs.configure(as_json=False)
     Stopping.calls = Path(data).parent / "calls"
     deadly_hub.Deadly.when, _, deadly_hub.Deadly.kind = death.partition(":")
 
@@ -48,7 +48,7 @@ def main(simulator: str, data: str, port: str, speed: str, epoch: str, url_file:
     configured = replace(
         configured,
         remediate=replace(configured.remediate, mode=Mode.ACT, xid_quiet="30s"),
-        journal=settings.Journal(url_file=url_file, lease=lease),
+        journal=settings.JournalSettings(url_file=url_file, lease=lease),
     )
     scaled = clock.ScaledClock(speed=float(speed), epoch_seconds=float(epoch))
     deadly_hub.run(configured, Stopping(simulator), time=scaled)

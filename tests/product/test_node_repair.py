@@ -18,9 +18,9 @@ from tests.web.running import serving
 from tests.web.small_hub import SmallHub
 from watchkeeper.errors import ActionRefused
 from watchkeeper.kit import clock
-from watchkeeper.remediate.driver import Performed
-from watchkeeper.remediate.drivers.node import NodeOrders
-from watchkeeper.remediate.orders import Outbox
+from watchkeeper.remediate.driver import ActionOutcome
+from watchkeeper.remediate.drivers.node import NodeAgentDriver
+from watchkeeper.remediate.orders import OrderQueue
 from watchkeeper.store.journal.journal import Journal
 
 PATIENCE_SECONDS = 90.0
@@ -50,8 +50,8 @@ def an_agent(root: Path, url: str, *options: str) -> Iterator[None]:
         started.wait()
 
 
-def performed(driver: NodeOrders) -> Performed:
-    def complete() -> Performed | None:
+def performed(driver: NodeAgentDriver) -> ActionOutcome:
+    def complete() -> ActionOutcome | None:
         return done if (done := driver.perform(RESET)).is_complete else None
 
     return until(complete, timeout_seconds=PATIENCE_SECONDS, interval_seconds=PROGRAM_SECONDS)
@@ -65,8 +65,8 @@ def test_a_gpu_is_reset_where_the_agent_allows_it_while_its_own_reader_rests(
     monkeypatch.setenv("FAKE_NVML", str(library.parent))
     time_now = clock.ScaledClock()
     with contextlib.closing(Journal(tmp_path / "journal.db")) as journal:
-        outbox = Outbox(journal, HUB_KEY, now=time_now.now())
-        driver = NodeOrders(lambda: outbox, time_now)
+        outbox = OrderQueue(journal, HUB_KEY, now=time_now.now())
+        driver = NodeAgentDriver(lambda: outbox, time_now)
         allowed = ["--allow-order", "reset_gpu"] if is_allowed else []
         with serving(SmallHub(orders=outbox, clock=time_now)) as site, an_agent(tmp_path, site.url, *allowed):
             if not is_allowed:

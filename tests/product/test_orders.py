@@ -17,7 +17,7 @@ from tests.support.running_product import command
 def test_an_order_survives_the_death_of_the_hub_and_is_done_once(tmp_path: Path) -> None:
     place = Place(tmp_path)
     with place.a_hub():
-        given = await_that(lambda: place.hub.give_order("n1", "profiling_pause", {"seconds": "600"}))
+        given = await_that(lambda: place.hub.create_order("n1", "profiling_pause", {"seconds": "600"}))
     with place.an_agent(), place.a_hub():
         receipt = place.answered(given.order.id)
         assert receipt.result == "done"
@@ -44,7 +44,7 @@ def test_work_that_died_with_its_agent_is_answered_by_the_next_one(
         monkeypatch.setitem(os.environ, name, fake.environment[name])
     with place.a_hub():
         with place.an_agent() as first:
-            id = await_that(lambda: place.hub.give_order("n1", "scan", {})).order.id
+            id = await_that(lambda: place.hub.create_order("n1", "scan", {})).order.id
             await_that(lambda: "Order begun" in log.read_text())
             first.kill()
         fake.tell(driver.EVERY, Init=None)

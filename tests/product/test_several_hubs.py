@@ -101,14 +101,14 @@ class Fleet:
 
     @contextlib.contextmanager
     def journal(self) -> Iterator[Journal]:
-        server = journal_servers.Server(self.address)
-        with contextlib.closing(Journal(journal_servers.ServerConnection(server, 0))) as journal:
+        server = journal_servers.PostgresServer(self.address)
+        with contextlib.closing(Journal(journal_servers.PostgresConnection(server, 0))) as journal:
             yield journal
 
-    def lead(self) -> election.Lead:
-        server = journal_servers.Server(self.address)
+    def lead(self) -> election.Lease:
+        server = journal_servers.PostgresServer(self.address)
         with contextlib.closing(election.Election(server, "test", url="", lease_seconds=1)) as asked:
-            return asked.look()
+            return asked.read_lease()
 
     def calls(self) -> list[str]:
         """What the simulator answered to every call of every hub, the one that was stopped too."""

@@ -23,7 +23,7 @@ RULES = ROOT / "watchkeeper" / "packs" / "rules"
 BEGIN_MS = 1_705_276_800_000  # 2024-01-15 00:00:00 UTC
 SAMPLES = 80
 STEP_MS = 15_000
-SPAN = engine.Span(BEGIN_MS + 330_000, BEGIN_MS + 1_170_000, 60_000)
+SPAN = engine.QueryRange(BEGIN_MS + 330_000, BEGIN_MS + 1_170_000, 60_000)
 AT_MS = BEGIN_MS + 1_110_000
 BUCKETS = ("0.1", "0.5", "1", "5", "+Inf")
 
@@ -237,7 +237,7 @@ def _for_rules(dice: random.Random, known: set[str]) -> Iterator[tuple[Labels, l
             yield labels, [counts * (1e6 + 100 * turn) + dice.randint(0, 100) for turn in range(SAMPLES)]
 
 
-def rows_of(answer: engine.Answer) -> dict[Labels, dict[int, float]]:
+def rows_of(answer: engine.QueryResult) -> dict[Labels, dict[int, float]]:
     """Series to values by time; an instant answer has one time."""
     return {
         labels: dict(zip(times.tolist(), values.tolist(), strict=True))
@@ -246,7 +246,7 @@ def rows_of(answer: engine.Answer) -> dict[Labels, dict[int, float]]:
     }
 
 
-def differences(ours: engine.Answer, theirs: engine.Answer) -> list[str]:
+def differences(ours: engine.QueryResult, theirs: engine.QueryResult) -> list[str]:
     """Where two answers are not equal to 1e-9, a line for each series."""
     mine, other = rows_of(ours), rows_of(theirs)
     found = [f"only here: {labels}" for labels in mine.keys() - other.keys()]

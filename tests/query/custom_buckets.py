@@ -29,7 +29,7 @@ def converted(series: list[notation.Series]) -> list[notation.Series]:
         suffix = next((suffix for suffix in SUFFIXES if one.labels.name.endswith(suffix)), None)
         if suffix is None or (suffix == "_bucket" and _bound(one.labels) is None):
             continue
-        whose = one.labels.without("le").having(__name__=one.labels.name.removesuffix(suffix))
+        whose = one.labels.without("le").with_labels(__name__=one.labels.name.removesuffix(suffix))
         for at, point in enumerate(one.points):
             if isinstance(point, float):
                 _note(found[whose][at], suffix, _bound(one.labels), point)

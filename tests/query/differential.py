@@ -31,7 +31,7 @@ from tests import servers
 from tests.query import questions
 from tests.web.running import serving
 from tests.web.small_hub import SmallHub
-from watchkeeper.model.histograms import CUSTOM, Hint, Histogram, HistogramSample, total
+from watchkeeper.model.histograms import CUSTOM, Histogram, HistogramSample, ResetHint, sum_histograms
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import STALE, Sample
 from watchkeeper.query.embedded import EmbeddedEngine
@@ -134,9 +134,9 @@ def native(chance: random.Random) -> Iterator[AnySample]:
                 begins = name not in reached or chance.random() < 0.06
                 # Prometheus 3.5 lets a rate reach below zero, later ones do not: so no counter begins near it.
                 before = more.scaled(1000.0) if begins else reached[name]
-                reached[name] = total([before, more]).histogram
+                reached[name] = sum_histograms([before, more]).histogram
                 yield HistogramSample(Labels({"__name__": name, "job": job}), at_ms, reached[name])
-            gauge = replace(observed(chance, chance.choice((0, 2, 3))), hint=Hint.GAUGE)
+            gauge = replace(observed(chance, chance.choice((0, 2, 3))), hint=ResetHint.GAUGE)
             yield HistogramSample(Labels({"__name__": "depth", "job": job}), at_ms, gauge)
             yield HistogramSample(Labels({"__name__": "bounds", "job": job}), at_ms, custom(chance, bounds))
             wide = observed(chance, 0, threshold=chance.choice((0.001, 0.25, 2.0)))
@@ -172,7 +172,7 @@ def ours() -> Iterator[Api]:
     """Our API over an engine that holds the samples."""
     hub, engine = SmallHub(), EmbeddedEngine(Head(retention_ms=10**11))
     for body in bodies():
-        taken = remote_write.receive(body, engine.appender)
+        taken = remote_write.append_request(body, engine.appender)
         assert not taken.dropped, taken.dropped
     hub.engine = engine
     with serving(hub) as site, connected(site.url) as api:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from tests.query import notation
 from watchkeeper.kit import durations
 from watchkeeper.query.embedded import EmbeddedEngine
-from watchkeeper.query.engine import Limits, Span
+from watchkeeper.query.engine import QueryLimits, QueryRange
 from watchkeeper.store.head.head import Head
 
 YEAR_MS = 366 * 86_400_000
-UNLIMITED = Limits()
+UNLIMITED = QueryLimits()
 
 
-def loaded(*lines: str, step: str = "1m", limits: Limits = UNLIMITED) -> EmbeddedEngine:
+def loaded(*lines: str, step: str = "1m", limits: QueryLimits = UNLIMITED) -> EmbeddedEngine:
     """An engine with one series per line, such as `x{gpu="0"} 0+10x5 _ stale`, one point per step from 0 on."""
     engine = EmbeddedEngine(Head(retention_ms=YEAR_MS), limits)
     step_ms = durations.parse_ms(step)
@@ -33,7 +33,7 @@ def instant(engine: EmbeddedEngine, expr: str, at: str = "0") -> dict[str, float
 
 def ranged(engine: EmbeddedEngine, expr: str, end: str, *, step: str = "1m") -> dict[str, dict[int, float]]:
     """Series as text to values by second, from 0 to the end."""
-    span = Span(0, durations.parse_ms(end), durations.parse_ms(step))
+    span = QueryRange(0, durations.parse_ms(end), durations.parse_ms(step))
     rows = engine.range(expr, span).frame.rows()
     return {
         str(labels): {int(at) // 1000: float(value) for at, value in zip(times, values, strict=True)}

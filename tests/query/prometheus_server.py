@@ -16,7 +16,7 @@ import pytest
 from watchkeeper import errors
 from watchkeeper.model.labels import Labels
 from watchkeeper.query.embedded import EmbeddedEngine
-from watchkeeper.query.engine import Span
+from watchkeeper.query.engine import QueryRange
 
 PROMETHEUS, PROMTOOL = shutil.which("prometheus"), shutil.which("promtool")
 needs_prometheus = [
@@ -24,7 +24,7 @@ needs_prometheus = [
     pytest.mark.skipif(PROMETHEUS is None or PROMTOOL is None, reason="no Prometheus on this machine"),
 ]
 START = 1_700_000_000
-SPAN = Span((START + 600) * 1000, (START + 3000) * 1000, 60_000)
+SPAN = QueryRange((START + 600) * 1000, (START + 3000) * 1000, 60_000)
 
 
 def openmetrics(series: dict[Labels, list[tuple[int, float]]]) -> str:

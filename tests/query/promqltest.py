@@ -107,10 +107,10 @@ class Script:
                 if all(patterns.matches(matcher, label_set.get(matcher.name, "")) for matcher in node.matchers):
                     raise Skip(reason)
 
-    def answer(self, question: notation.Eval) -> engine.Answer:
+    def answer(self, question: notation.Eval) -> engine.QueryResult:
         if question.step_ms is None:
             return self.engine.instant(question.text, question.start_ms)
-        span = engine.Span(question.start_ms, question.end_ms, question.step_ms)
+        span = engine.QueryRange(question.start_ms, question.end_ms, question.step_ms)
         return self.engine.range(question.text, span)
 
 
@@ -140,7 +140,7 @@ def is_close(left: notation.Point, right: notation.Point) -> bool:
 def _alike(wanted: histograms.Histogram, got: histograms.Histogram) -> bool:
     """Histograms without empty buckets, numbers nearly equal; a hint counts where one is wanted."""
     wanted, got = wanted.compacted(), got.compacted()
-    if wanted.hint is not histograms.Hint.UNKNOWN and wanted.hint is not got.hint:
+    if wanted.hint is not histograms.ResetHint.UNKNOWN and wanted.hint is not got.hint:
         return False
     return wanted.layout == got.layout and all(map(is_close, wanted.numbers, got.numbers))
 
@@ -162,14 +162,14 @@ def _wanted_series(question: notation.Eval) -> list[tuple[labels.Labels, dict[in
     ]
 
 
-def _is_same(question: notation.Eval, answer: engine.Answer) -> bool:
-    if question.string is not None or answer.kind is engine.Kind.STRING:
+def _is_same(question: notation.Eval, answer: engine.QueryResult) -> bool:
+    if question.string is not None or answer.kind is engine.ResultType.STRING:
         return answer.text == question.string
     got = [row for row in _rows(answer.frame) if row[1]]
     if question.scalar is not None:
         wanted: list[tuple[labels.Labels, dict[int, notation.Point]]]
         wanted = [(labels.Labels(), {question.start_ms: question.scalar})]
-        if answer.kind is not engine.Kind.SCALAR:
+        if answer.kind is not engine.ResultType.SCALAR:
             return False
     else:
         wanted = [row for row in _wanted_series(question) if row[1]]
@@ -206,7 +206,7 @@ def _show_wanted(question: notation.Eval) -> str:
     return "; ".join(f"{own} {_show_values(values)}" for own, values in rows) or "nothing"
 
 
-def _show(answer: engine.Answer) -> str:
+def _show(answer: engine.QueryResult) -> str:
     if answer.text is not None:
         return repr(answer.text)
     rows = _rows(answer.frame)

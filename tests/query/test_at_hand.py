@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from watchkeeper.model.labels import Labels
-from watchkeeper.query.embedded import POINTS_AT_HAND, EmbeddedEngine
-from watchkeeper.query.engine import Span
+from watchkeeper.query.embedded import MAX_CHEAP_POINTS, EmbeddedEngine
+from watchkeeper.query.engine import QueryRange
 from watchkeeper.store import durable
 from watchkeeper.store.head.head import Head
 
 MINUTE = 60_000
-SPAN = Span(5 * MINUTE, 20 * MINUTE, MINUTE)
+SPAN = QueryRange(5 * MINUTE, 20 * MINUTE, MINUTE)
 PANEL = 'temp{node="a"}'
 
 
@@ -31,9 +31,9 @@ def filled(engine: EmbeddedEngine, *, minutes: int = 20) -> EmbeddedEngine:
 
 def test_a_panel_that_was_asked_before_is_at_hand_with_the_same_answer() -> None:
     engine = filled(EmbeddedEngine(Head()))
-    assert engine.range_at_hand(PANEL, SPAN) is None
+    assert engine.range_if_cheap(PANEL, SPAN) is None
     slow = engine.range(PANEL, SPAN)
-    quick = engine.range_at_hand(PANEL, SPAN)
+    quick = engine.range_if_cheap(PANEL, SPAN)
     assert quick is not None
     assert quick.frame.labels == slow.frame.labels
     assert np.array_equal(quick.frame.values, slow.frame.values)
@@ -43,21 +43,21 @@ def test_a_panel_is_asked_anew_when_a_series_came() -> None:
     engine = filled(EmbeddedEngine(Head()))
     engine.range(PANEL, SPAN)
     engine.appender.series_id(Labels({"__name__": "temp", "node": "a", "gpu": "2"}))
-    assert engine.range_at_hand(PANEL, SPAN) is None
+    assert engine.range_if_cheap(PANEL, SPAN) is None
 
 
 @pytest.mark.parametrize("expr", ["sum(temp)", "rate(temp[5m])", "temp offset 1h", "temp @ 60", "1"])
 def test_what_may_take_longer_is_not_at_hand(expr: str) -> None:
     engine = filled(EmbeddedEngine(Head()))
     engine.range(expr, SPAN)
-    assert engine.range_at_hand(expr, SPAN) is None
+    assert engine.range_if_cheap(expr, SPAN) is None
 
 
 def test_more_points_than_the_event_loop_has_time_for_are_not_at_hand() -> None:
     engine = filled(EmbeddedEngine(Head()))
     engine.range("temp", SPAN)
-    long = Span(0, POINTS_AT_HAND * 1000, 1000)
-    assert engine.range_at_hand("temp", long) is None
+    long = QueryRange(0, MAX_CHEAP_POINTS * 1000, 1000)
+    assert engine.range_if_cheap("temp", long) is None
 
 
 @pytest.mark.slow
@@ -72,8 +72,8 @@ def test_what_lies_in_blocks_is_not_at_hand(tmp_path: Path) -> None:
             "node", [engine.appender.series_id(Labels({"__name__": "temp", "node": "a"}))], now[0], [1.0]
         )
         store.maintain(now[0])
-    recent, old = Span(59 * MINUTE, 60 * MINUTE, MINUTE), Span(5 * MINUTE, 20 * MINUTE, MINUTE)
+    recent, old = QueryRange(59 * MINUTE, 60 * MINUTE, MINUTE), QueryRange(5 * MINUTE, 20 * MINUTE, MINUTE)
     engine.range(PANEL, recent)
-    assert engine.range_at_hand(PANEL, recent) is not None
-    assert engine.range_at_hand(PANEL, old) is None
+    assert engine.range_if_cheap(PANEL, recent) is not None
+    assert engine.range_if_cheap(PANEL, old) is None
     engine.close()

@@ -10,7 +10,7 @@ from tests.properties import examples
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import Sample
 from watchkeeper.query.embedded import EmbeddedEngine
-from watchkeeper.query.engine import Limits
+from watchkeeper.query.engine import QueryLimits
 from watchkeeper.store.head.head import Head
 
 TURN_MS = 15_000
@@ -48,7 +48,7 @@ def samples(turn: Turn, at_ms: int) -> list[Sample]:
 
 def engine() -> EmbeddedEngine:
     # Samples are gone after a minute, so that numbers of series are used again.
-    return EmbeddedEngine(Head(retention_ms=60_000), Limits(lookback_ms=10_000))
+    return EmbeddedEngine(Head(retention_ms=60_000), QueryLimits(lookback_ms=10_000))
 
 
 def answers(asked: EmbeddedEngine, at_ms: int) -> list[dict[Labels, float]]:
@@ -61,9 +61,9 @@ def answers(asked: EmbeddedEngine, at_ms: int) -> list[dict[Labels, float]]:
 def test_asked_again_and_again_it_answers_as_when_asked_once(turns: list[Turn]) -> None:
     always = engine()
     for count in range(1, len(turns) + 1):
-        always.appender.append(samples(turns[count - 1], count * TURN_MS), together="fleet")
+        always.appender.append(samples(turns[count - 1], count * TURN_MS), group_key="fleet")
         found = answers(always, count * TURN_MS)
     once = engine()
     for count, turn in enumerate(turns, 1):
-        once.appender.append(samples(turn, count * TURN_MS), together="fleet")
+        once.appender.append(samples(turn, count * TURN_MS), group_key="fleet")
     assert found == answers(once, len(turns) * TURN_MS)

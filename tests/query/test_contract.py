@@ -165,7 +165,7 @@ def test_every_engine_answers_a_range_selector_with_raw_samples(
     name: str, running: dict[str, interface.Engine]
 ) -> None:
     answer = running[name].instant("late[40s]", contract.AT_MS)
-    assert answer.kind is interface.Kind.MATRIX
+    assert answer.kind is interface.ResultType.MATRIX
     [(_, times, values)] = list(answer.frame.rows())
     assert [at - contract.BEGIN_MS for at in times.tolist()] == [1_072_300, 1_087_300, 1_102_300]
     assert values.tolist() == [71.0, 72.0, 73.0]
@@ -202,7 +202,7 @@ def test_every_engine_refuses_too_many_steps_with_both_numbers(name: str, runnin
     most = running[name].limits().max_steps
     assert most is not None
     with pytest.raises(errors.QueryLimit, match=f"{most + 1} steps, the limit is {most}"):
-        running[name].range("temp", interface.Span(0, most * 1000, 1000))
+        running[name].range("temp", interface.QueryRange(0, most * 1000, 1000))
 
 
 @pytest.mark.parametrize("name", ["embedded", pytest.param("prometheus", marks=pytest.mark.servers)])

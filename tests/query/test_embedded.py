@@ -12,7 +12,7 @@ from watchkeeper import errors
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import Sample
 from watchkeeper.query.embedded import EmbeddedEngine
-from watchkeeper.query.engine import Engine, Kind, Limits, Matcher, MatchOp, Span
+from watchkeeper.query.engine import Engine, Matcher, MatchOp, QueryLimits, QueryRange, ResultType
 from watchkeeper.store.head.head import Head
 from watchkeeper.store.interfaces import Appended
 
@@ -20,7 +20,7 @@ from watchkeeper.store.interfaces import Appended
 def test_the_embedded_engine_is_an_engine() -> None:
     engine: Engine = EmbeddedEngine(Head())
     assert engine.appender.append([Sample(Labels({"__name__": "up"}), 1000, 1.0)]) == Appended(1, {})
-    assert engine.limits() == Limits()
+    assert engine.limits() == QueryLimits()
 
 
 def test_a_sample_is_seen_until_it_is_five_minutes_old() -> None:
@@ -35,14 +35,14 @@ def test_a_stale_marker_ends_a_series_at_once_and_a_new_sample_revives_it() -> N
 
 
 def test_absent_is_a_mask_and_nan_is_a_value() -> None:
-    answer = loaded("x 1 NaN stale").range("x", Span(0, 120_000, 60_000))
+    answer = loaded("x 1 NaN stale").range("x", QueryRange(0, 120_000, 60_000))
     assert answer.frame.present.tolist() == [[True, True, False]]
     assert np.isnan(answer.frame.values[0, 1])
 
 
 def test_a_range_selector_answers_raw_samples_with_their_own_times() -> None:
     answer = loaded("x 1 2 stale 4").instant("x[3m]", 180_000)
-    assert answer.kind is Kind.MATRIX
+    assert answer.kind is ResultType.MATRIX
     [(labels, times, values)] = list(answer.frame.rows())
     assert str(labels) == "x"
     # The window is open on the left, and a stale marker is no sample.
@@ -54,30 +54,30 @@ def test_strings_and_scalars_have_their_own_kind() -> None:
     engine = loaded()
     assert engine.instant('"hello"', 0).text == "hello"
     scalar = engine.instant("time() * 2", 30_000)
-    assert scalar.kind is Kind.SCALAR
+    assert scalar.kind is ResultType.SCALAR
     assert scalar.latest() == {Labels(): 60.0}
-    assert engine.range("time()", Span(0, 60_000, 30_000)).frame.values.tolist() == [[0.0, 30.0, 60.0]]
+    assert engine.range("time()", QueryRange(0, 60_000, 30_000)).frame.values.tolist() == [[0.0, 30.0, 60.0]]
 
 
 def test_a_range_query_for_a_range_vector_is_refused() -> None:
     with pytest.raises(errors.QueryError, match="must be Scalar or instant Vector"):
-        loaded("x 1").range("x[5m]", Span(0, 1, 1))
+        loaded("x 1").range("x[5m]", QueryRange(0, 1, 1))
 
 
 def test_too_many_steps_are_refused_with_both_numbers() -> None:
-    engine = loaded("x 1", limits=Limits(max_steps=10))
+    engine = loaded("x 1", limits=QueryLimits(max_steps=10))
     with pytest.raises(errors.QueryLimit, match="11 steps, the limit is 10"):
-        engine.range("x", Span(0, 10, 1))
+        engine.range("x", QueryRange(0, 10, 1))
 
 
 def test_too_many_samples_are_refused_before_they_are_copied() -> None:
-    engine = loaded("x 0+1x99", limits=Limits(max_samples=50))
+    engine = loaded("x 0+1x99", limits=QueryLimits(max_samples=50))
     with pytest.raises(errors.QueryLimit, match="100 samples, the limit is 50"):
         engine.instant("sum_over_time(x[2h])", 6_000_000)
 
 
 def test_a_huge_subquery_is_refused() -> None:
-    engine = loaded("x 1", limits=Limits(max_samples=1000))
+    engine = loaded("x 1", limits=QueryLimits(max_samples=1000))
     with pytest.raises(errors.QueryLimit, match="the limit is 1000"):
         engine.instant("max_over_time(x[200y:1ms])", 0)
 
@@ -97,7 +97,7 @@ def test_series_and_label_questions_look_at_living_series_only() -> None:
 
 def test_metadata_is_kept_per_metric() -> None:
     engine = loaded()
-    engine.head.metadata.note("power_watts", "gauge", help="Board power", unit="watts")
+    engine.head.metadata.record("power_watts", "gauge", help="Board power", unit="watts")
     assert engine.metadata() == {"power_watts": ("gauge", "Board power", "watts")}
 
 
@@ -132,4 +132,4 @@ def test_a_product_of_both_sides_is_refused_with_both_numbers(monkeypatch: pytes
     engine.appender.append(Sample(Labels({"__name__": "b", "n": n}), at, 1.0) for n, at in (("0", 0), ("1", 600_000)))
     monkeypatch.setattr("watchkeeper.query.evaluate.binary.MAX_PAIRS", 3)
     with pytest.raises(errors.QueryLimit, match="have 4 pairs of series with the same labels, the limit is 3"):
-        engine.range("a * on () group_left b", Span(0, 600_000, 600_000))
+        engine.range("a * on () group_left b", QueryRange(0, 600_000, 600_000))

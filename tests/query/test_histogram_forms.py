@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.support import native_strategies as native
 from watchkeeper import errors
 from watchkeeper.kit.protobuf import fields, varint
-from watchkeeper.model.histograms import CUSTOM, Hint, Histogram, HistogramSample
+from watchkeeper.model.histograms import CUSTOM, Histogram, HistogramSample, ResetHint
 from watchkeeper.model.labels import Labels
 from watchkeeper.query import histogram_json, histogram_text, histogram_wire
 from watchkeeper.query.remote import remote_write
@@ -38,7 +38,7 @@ def test_remote_write_brings_a_histogram_as_it_was(histogram: Histogram, at_ms: 
     body = remote_write.encode([], [HistogramSample(SERIES, at_ms, histogram)])
     decoded = remote_write.decode(body)
     assert decoded.histograms == [HistogramSample(SERIES, at_ms, histogram)]
-    assert (decoded.series, decoded.left_out) == ([], {})
+    assert (decoded.series, decoded.dropped) == ([], {})
 
 
 @given(st.dictionaries(st.integers(0, 2**50 - 1), native.histograms, max_size=5))
@@ -70,7 +70,7 @@ def test_a_message_with_any_byte_changed_is_kept_or_refused(histogram: Histogram
     whole = labels + bytes(message)
     body = bytes(cramjam.snappy.compress_raw(b"\x0a" + varint(len(whole)) + whole))
     with contextlib.suppress(errors.WireError):
-        remote_write.receive(body, Head())
+        remote_write.append_request(body, Head())
 
 
 def test_custom_bounds_stay_custom_in_json() -> None:
@@ -147,4 +147,4 @@ def test_series_of_histograms_grow_step_by_step() -> None:
         (2.0, 4.0, ((0, 2.0),)),
     ]
     [gauge] = histogram_text.expand("{{counter_reset_hint:gauge}}")
-    assert gauge.hint is Hint.GAUGE
+    assert gauge.hint is ResetHint.GAUGE

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support import engines
-from watchkeeper.model.histograms import Histogram, HistogramSample, total
+from watchkeeper.model.histograms import Histogram, HistogramSample, sum_histograms
 from watchkeeper.model.labels import Labels
 from watchkeeper.query.embedded import EmbeddedEngine
-from watchkeeper.query.engine import Answer
+from watchkeeper.query.engine import QueryResult
 from watchkeeper.query.prometheus import PrometheusEngine
 from watchkeeper.store.head.head import Head
 from watchkeeper.store.interfaces import AnySample
@@ -59,7 +59,7 @@ def samples() -> Iterator[list[AnySample]]:
         for job in range(4):
             anew = job == 3 and step == 20
             more = observed(random_numbers, job % 2)
-            reached[job] = start[job] if anew else total([reached[job], more]).histogram
+            reached[job] = start[job] if anew else sum_histograms([reached[job], more]).histogram
         yield [HistogramSample(series[job], START_MS + step * STEP_MS, reached[job]) for job in range(4)]
 
 
@@ -72,7 +72,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[PrometheusE
         yield server, embedded
 
 
-def spelled(answer: Answer) -> dict[str, list[tuple[float, ...]]]:
+def spelled(answer: QueryResult) -> dict[str, list[tuple[float, ...]]]:
     """Each series as numbers: a histogram's count and sum, then the bounds and population of each bucket."""
     found = {str(labels): [(value,)] for labels, value in answer.latest().items()}
     for labels, one in answer.latest_histograms().items():

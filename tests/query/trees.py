@@ -79,13 +79,13 @@ def scalars() -> st.SearchStrategy[ast.Expr]:
     def larger(inner: st.SearchStrategy[ast.Expr]) -> st.SearchStrategy[ast.Expr]:
         arithmetic = st.builds(ast.Binary, st.sampled_from(ARITHMETIC), inner, inner)
         comparison = st.builds(ast.Binary, st.sampled_from(sorted(COMPARISONS)), inner, inner, st.just(True))
-        return st.builds(ast.Paren, inner) | arithmetic | comparison | st.just(ast.Call("time", ()))
+        return st.builds(ast.Paren, inner) | arithmetic | comparison | st.just(ast.FunctionCall("time", ()))
 
     return st.recursive(numbers, larger, max_leaves=4)
 
 
 @st.composite
-def calls(draw: st.DrawFn, vectors: st.SearchStrategy[ast.Expr]) -> ast.Call:
+def calls(draw: st.DrawFn, vectors: st.SearchStrategy[ast.Expr]) -> ast.FunctionCall:
     vector_functions = [f for f in FUNCTIONS.values() if f.returns is ast.ValueType.INSTANT and f.name != "info"]
     function = draw(st.sampled_from(sorted(vector_functions, key=lambda function: function.name)))
     plain = selectors().map(lambda selector: ast.RangeSelector(selector, 300_000))
@@ -96,7 +96,7 @@ def calls(draw: st.DrawFn, vectors: st.SearchStrategy[ast.Expr]) -> ast.Call:
         ast.ValueType.STRING: strings,
         ast.ValueType.RANGE: ranges,
     }
-    return ast.Call(function.name, tuple(draw(kinds[kind]) for kind in function.args))
+    return ast.FunctionCall(function.name, tuple(draw(kinds[kind]) for kind in function.args))
 
 
 @st.composite

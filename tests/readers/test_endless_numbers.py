@@ -15,7 +15,7 @@ ENDLESS = "9" * 5000
 
 @pytest.mark.parametrize("count", [ENDLESS, "²", "many"])
 def test_a_count_of_gpus_that_is_no_number_is_unknown(count: str) -> None:
-    assert kubernetes_text.gpus({"nvidia.com/gpu": count}) is None
+    assert kubernetes_text.gpu_count({"nvidia.com/gpu": count}) is None
 
 
 @pytest.mark.parametrize(

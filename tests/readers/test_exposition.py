@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from watchkeeper.errors import CollectError
 from watchkeeper.kit import own_metrics
 from watchkeeper.model.labels import Labels
-from watchkeeper.readers.exposition import ExpositionParser, Family, Page
+from watchkeeper.readers.exposition import ExpositionPage, ExpositionParser, FamilyMetadata
 
 TEMPERATURE = 'DCGM_FI_DEV_GPU_TEMP{gpu="0",UUID="GPU-1",modelName="NVIDIA H200"} '
 
 
-def read(text: str | bytes, **options: bool) -> tuple[dict[str, float], Page]:
+def read(text: str | bytes, **options: bool) -> tuple[dict[str, float], ExpositionPage]:
     parser = ExpositionParser()
     page = parser.parse(text.encode() if isinstance(text, str) else text, **options)
     return {str(parser.labels[handle]): value for handle, value in zip(page.handles, page.values, strict=True)}, page
@@ -122,7 +122,7 @@ def test_a_series_that_stood_there_at_two_times_does_not_stand_there_twice_witho
 def test_what_the_exporter_says_about_a_metric_is_kept() -> None:
     parser = ExpositionParser()
     parser.parse(b"# HELP a Lines \\\\ and\\nbreaks.\n# TYPE a counter\n#plain\n# TYPE\na 1\n")
-    assert parser.families == {"a": Family("counter", "Lines \\ and\nbreaks.")}
+    assert parser.families == {"a": FamilyMetadata("counter", "Lines \\ and\nbreaks.")}
     parser.parse(b"# TYPE a gauge\na 1\n")
     assert parser.families["a"].type == "gauge"
 
@@ -254,7 +254,7 @@ def test_names_of_any_characters_stand_in_quotes() -> None:
             'plain{"a.b"="c"}',
         ]
         assert (list(page.values), page.bad_lines) == ([41.0, 2.0, 3.0], 4)
-    assert parser.families["gpu.temp"] == Family("gauge")
+    assert parser.families["gpu.temp"] == FamilyMetadata("gauge")
 
 
 def test_a_name_of_a_megabyte_is_a_bad_line() -> None:

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from tests.support import protobuf_pages as pages
 from watchkeeper.errors import CollectError
-from watchkeeper.model.histograms import Hint, Histogram
+from watchkeeper.model.histograms import Histogram, ResetHint
 from watchkeeper.model.labels import Labels
-from watchkeeper.readers.exposition import ExpositionParser, Family, Page
+from watchkeeper.readers.exposition import ExpositionPage, ExpositionParser, FamilyMetadata
 from watchkeeper.readers.exposition_protobuf import ProtobufParser, go_number
 
 CLASSIC = pages.whole(1, 7) + pages.double(2, 3.5) + pages.bucket(0.5, 4) + pages.bucket(2500000, 6)
@@ -64,7 +64,7 @@ SAME = b"".join(
 )
 
 
-def shown(parser: ExpositionParser | ProtobufParser, page: Page) -> list[tuple[Labels, str]]:
+def shown(parser: ExpositionParser | ProtobufParser, page: ExpositionPage) -> list[tuple[Labels, str]]:
     return [(parser.labels[at], repr(value)) for at, value in zip(page.handles, page.values, strict=True)]
 
 
@@ -73,7 +73,7 @@ def test_a_page_has_the_series_and_values_of_its_text() -> None:
     page = protobuf.parse(SAME)
     assert shown(protobuf, page) == shown(text, text.parse(TEXT))
     assert protobuf.families == text.families
-    assert protobuf.families["requests_total"] == Family("counter", "Asked.")
+    assert protobuf.families["requests_total"] == FamilyMetadata("counter", "Asked.")
     assert (page.bad_lines, page.problems, page.histograms) == (0, (), ())
 
 
@@ -114,7 +114,7 @@ def test_a_gauge_histogram_with_counts_as_floats_is_a_gauge() -> None:
     span = pages.inner(9, pages.signed(1, 1) + pages.whole(2, 1))
     content = pages.double(4, 2.5) + pages.double(8, 0.5) + span + pages.double(11, 2.0)
     [(_, found, _)] = ProtobufParser().parse(native_page(content, pages.GAUGE_HISTOGRAM)).histograms
-    assert found == Histogram(count=2.5, zero_count=0.5, negative=((1, 2.0),), hint=Hint.GAUGE)
+    assert found == Histogram(count=2.5, zero_count=0.5, negative=((1, 2.0),), hint=ResetHint.GAUGE)
 
 
 def test_exemplars_are_told_once_and_carry_their_time() -> None:

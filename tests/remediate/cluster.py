@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from watchkeeper.errors import ActionFailed, ActionRefused
 from watchkeeper.model.actions import Action, ActionKind
 from watchkeeper.model.fleet import Node, Place
-from watchkeeper.remediate.driver import Observed, Performed
+from watchkeeper.remediate.driver import ActionOutcome, NodeObservation
 
 OURS = "watchkeeper:"
 
@@ -49,19 +49,21 @@ class TestCluster:
     most_ours: int = 0
     __test__ = False
 
-    def observe(self, place: Place) -> Observed:
+    def observe(self, place: Place) -> NodeObservation:
         if self.dice.random() < self.troubles.observe:
             raise ActionFailed("the API server does not answer")
         machine = self.machines[place.node or ""]
         if not machine.exists:
-            return Observed(place, exists=False)
+            return NodeObservation(place, exists=False)
         jobs = tuple(f"job-{at}" for at in range(machine.workloads))
-        return Observed(place, True, machine.cordon is None, machine.cordon, jobs, incarnation=str(machine.incarnation))
+        return NodeObservation(
+            place, True, machine.cordon is None, machine.cordon, jobs, incarnation=str(machine.incarnation)
+        )
 
     def describe(self, action: Action) -> str:
         return f"{action.kind} {action.place.node}"
 
-    def perform(self, action: Action) -> Performed:
+    def perform(self, action: Action) -> ActionOutcome:
         self.calls.append(f"{action.kind} {action.place.node}")
         if self.dice.random() < self.troubles.before:
             raise ActionFailed("409: the object has been modified")
@@ -72,7 +74,7 @@ class TestCluster:
             raise ActionFailed("timed out; nobody knows whether it happened")
         return done
 
-    def _effect(self, action: Action, machine: Machine) -> Performed:
+    def _effect(self, action: Action, machine: Machine) -> ActionOutcome:
         if not machine.exists:
             raise ActionFailed("404: no such node")
         if action.kind is ActionKind.CORDON:
@@ -84,26 +86,26 @@ class TestCluster:
         if not self.effects[action.mark]:
             self.effects[action.mark] += 1
             machine.is_sick = machine.is_sick and self.dice.random() < 0.2
-        return Performed(f"{action.kind} done")
+        return ActionOutcome(f"{action.kind} done")
 
-    def _cordon(self, action: Action, machine: Machine) -> Performed:
+    def _cordon(self, action: Action, machine: Machine) -> ActionOutcome:
         if machine.cordon is None:
             machine.cordon = action.mark
             self.most_ours = max(self.most_ours, len(self.ours()))
-        return Performed("cordoned")
+        return ActionOutcome("cordoned")
 
-    def _uncordon(self, action: Action, machine: Machine) -> Performed:
+    def _uncordon(self, action: Action, machine: Machine) -> ActionOutcome:
         if machine.cordon is not None and not machine.cordon.startswith(f"{OURS}{action.incident}/"):
             raise ActionRefused(f"the cordon belongs to {machine.cordon}")
         machine.cordon = None
-        return Performed("uncordoned")
+        return ActionOutcome("uncordoned")
 
-    def _drain(self, action: Action, machine: Machine) -> Performed:
+    def _drain(self, action: Action, machine: Machine) -> ActionOutcome:
         if machine.workloads and self.dice.random() < self.troubles.slow:
-            return Performed("evicting", is_complete=False, waits_for=("job-0",))
+            return ActionOutcome("evicting", is_complete=False, waits_for=("job-0",))
         self.effects[action.mark] += machine.workloads > 0
         machine.workloads = 0
-        return Performed("drained")
+        return ActionOutcome("drained")
 
     def ours(self) -> list[str]:
         """Nodes that carry a cordon of ours."""

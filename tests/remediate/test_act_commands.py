@@ -42,7 +42,7 @@ class Desk:
         place = fleet.Place("main", node=node, gpu=f"GPU-{node}")
         now = datetime.now(UTC)
         event = events.Event(f"main/{node}/b/k/{code}", events.EventKind.XID, code, place, now, f"Xid {code}")
-        asyncio.run_coroutine_threadsafe(self.hub.incidents.take_events([event]), self.loop).result(60)
+        asyncio.run_coroutine_threadsafe(self.hub.incidents.ingest_events([event]), self.loop).result(60)
 
     def types(self, *words: str) -> Result:
         return CliRunner().invoke(watchkeeper, ["act", *words, "--hub", self.url], catch_exceptions=False)
@@ -61,9 +61,9 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
     groups = [{"targets": [], "labels": {**labels, "__meta_watchkeeper_node": name}} for name in names]
     (tmp_path / "sd.json").write_text(json.dumps(groups))
     chosen = settings.Settings(
-        hub=settings.Hub(data=str(tmp_path / "kept")),
-        fleet=settings.Fleet(sd_files=(str(tmp_path / "sd.json"),)),
-        remediate=replace(settings.Remediate(), mode=Mode.ASK),
+        hub=settings.HubSettings(data=str(tmp_path / "kept")),
+        fleet=settings.FleetSettings(sd_files=(str(tmp_path / "sd.json"),)),
+        remediate=replace(settings.RemediateSettings(), mode=Mode.ASK),
     )
     cluster = TestCluster({name: Machine() for name in names})
     hub = opened(chosen, time=clock.ScaledClock(), driver=cluster)

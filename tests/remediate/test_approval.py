@@ -10,12 +10,12 @@ import pytest
 
 from tests.remediate.cluster import Troubles
 from tests.remediate.world import World, limits
-from watchkeeper.errors import HubError, IllegalMove
+from watchkeeper.errors import HubError, InvalidTransition
 from watchkeeper.model.actions import Action, ActionKind
 from watchkeeper.model.repairs import Repair
 from watchkeeper.model.trust import Mode
-from watchkeeper.remediate.driver import Performed
-from watchkeeper.remediate.ladder import Rung
+from watchkeeper.remediate.driver import ActionOutcome
+from watchkeeper.remediate.ladder import ModeDecision
 from watchkeeper.remediate.policy import load, parse
 
 
@@ -45,7 +45,7 @@ def test_nothing_is_called_before_a_person_says_yes(world: World) -> None:
 
 def test_a_yes_to_another_plan_is_no_yes(world: World) -> None:
     repair = asked(world)
-    with pytest.raises(IllegalMove, match=f"the yes is for plan 123, the plan is {repair.digest}"):
+    with pytest.raises(InvalidTransition, match=f"the yes is for plan 123, the plan is {repair.digest}"):
         world.people.approve(repair.incident, "123", actor="ada", now=world.now)
 
 
@@ -82,7 +82,7 @@ def test_a_yes_that_guards_hold_up_for_too_long_expires(tmp_path: Path) -> None:
 def test_a_suggestion_is_carried_out_by_people(world: World) -> None:
     made = world.take(world.breaks("n1"), Mode.SUGGEST)
     assert made is not None
-    with pytest.raises(IllegalMove, match="the mode is suggest"):
+    with pytest.raises(InvalidTransition, match="the mode is suggest"):
         world.people.approve(made.id, made.digest, actor="ada", now=world.now)
 
 
@@ -110,7 +110,7 @@ def test_a_reboot_cannot_be_taken_back(world: World) -> None:
     repair = asked(world)
     world.people.approve(repair.id, repair.digest, actor="ada", now=world.now)
     world.settle(6)
-    with pytest.raises(IllegalMove, match="it is validating, which cannot be taken back"):
+    with pytest.raises(InvalidTransition, match="it is validating, which cannot be taken back"):
         world.people.reject(repair.incident, "oh", actor="bob", now=world.now)
 
 
@@ -122,7 +122,7 @@ def test_a_rejected_repair_comes_back_only_when_a_person_wants_it(world: World) 
     assert world.take(incident) is None
     want = world.wants(incident)
     assert want is not None
-    second = world.people.again(want, actor="ada", now=world.now)
+    second = world.people.retry(want, actor="ada", now=world.now)
     assert (second.id, second.actions[0].mark) == ("INC-1.2", "watchkeeper:INC-1/2.1-cordon")
 
 
@@ -152,7 +152,7 @@ def test_to_stop_twice_is_fine_and_to_resume_what_runs_is_not(world: World) -> N
     world.people.stop("b", actor="bob", now=world.now)
     assert world.repairs.switch.stopped_by == "bob"
     world.people.resume(actor="ada", now=world.now)
-    with pytest.raises(IllegalMove, match="nothing is stopped"):
+    with pytest.raises(InvalidTransition, match="nothing is stopped"):
         world.people.resume(actor="ada", now=world.now)
 
 
@@ -162,7 +162,7 @@ def test_settings_that_became_more_careful_end_what_waits_and_freeze_what_runs(t
     running, waiting = asked(world, "n1"), asked(world, "n2")
     world.settle(5)
     calls = len(world.cluster.calls)
-    world.rung = Rung(Mode.OBSERVE, "mode observe by remediate.mode")
+    world.rung = ModeDecision(Mode.OBSERVE, "mode observe by remediate.mode")
     world.restart()
     world.settle(5)
     assert (world.state(running.id), world.state(waiting.incident)) == ("draining", "rolled_back")
@@ -177,7 +177,7 @@ def test_what_policy_approved_asks_again_when_the_mode_is_lowered_to_ask(tmp_pat
     world = World(tmp_path, limits=limits(pool_percent=0))
     repair = asked(world)
     assert world.state(repair.id) == "approved"
-    world.rung = Rung(Mode.ASK, "mode ask by remediate.mode")
+    world.rung = ModeDecision(Mode.ASK, "mode ask by remediate.mode")
     world.step()
     changed = world.repairs.find(repair.id)
     assert changed is not None
@@ -192,10 +192,10 @@ def test_a_no_that_comes_while_a_frozen_repair_is_looked_at_is_not_lost(tmp_path
     world.settle(5)
     assert world.state(repair.id) == "draining"
 
-    def rung(one: Repair) -> Rung:
+    def rung(one: Repair) -> ModeDecision:
         if one.state == "draining":
             world.people.reject(one.id, "not tonight", actor="ada", now=world.now)
-        return Rung(Mode.OBSERVE, "mode observe by remediate.mode")
+        return ModeDecision(Mode.OBSERVE, "mode observe by remediate.mode")
 
     world.repairs._around = replace(world.repairs._around, rung=rung)
     world.repairs.advance(repair.id, world.now)
@@ -207,7 +207,7 @@ def test_a_yes_that_comes_during_a_call_is_kept(tmp_path: Path) -> None:
     world = World(tmp_path)
     repair, perform = asked(world), world.cluster.perform
 
-    def interrupted(action: Action) -> Performed:
+    def interrupted(action: Action) -> ActionOutcome:
         found = world.repairs.find(repair.id)
         if action.kind is ActionKind.DRAIN and found is not None and found.approved_by == "policy":
             world.people.approve(repair.id, repair.digest, actor="ada", now=world.now)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.remediate.world import World, limits
-from watchkeeper.incidents.core import Incidents
+from watchkeeper.incidents.tracker import IncidentTracker
 from watchkeeper.model import alerts, events, fleet
 from watchkeeper.model.incidents import Incident
 from watchkeeper.model.labels import Labels
@@ -24,14 +24,14 @@ class Watched:
 
     def __init__(self, folder: Path, *, behind: timedelta = timedelta(), attempts: int = 2) -> None:
         self.world = World(folder, limits=limits(attempts=attempts))
-        self.incidents = Incidents(self.world.journal, now=self.world.now)
+        self.incidents = IncidentTracker(self.world.journal, now=self.world.now)
         self.behind, self.count = behind, 0
 
     def happens(self, kind: events.EventKind, code: int | None, place: fleet.Place = GPU) -> list[Incident]:
         self.count += 1
         now = self.world.now
         event = events.Event(f"e{self.count}", kind, code, place, now - self.behind, f"{kind} {code}")
-        return list(self.incidents.take_events([event], now).changed)
+        return list(self.incidents.apply_events([event], now).changed_incidents)
 
     def breaks(self) -> Repair | None:
         """It falls off the bus; what its plan becomes."""
@@ -44,7 +44,7 @@ class Watched:
         self.world.settle(10)
         self.happens(events.EventKind.NODE_BOOT, None, fleet.Place("main", node="n1"))
         self.world.settle(20)
-        (incident,) = self.incidents.open()
+        (incident,) = self.incidents.open_incidents()
         assert self.world.state(incident.id) == "done"
         assert all(member.until is not None for member in incident.members)
         return incident
@@ -70,7 +70,7 @@ def test_a_gpu_that_breaks_again_is_repaired_again_although_its_incident_is_open
     incident = watched.is_repaired()
     assert watched.breaks() is not None
     assert watched.is_repaired().id == incident.id
-    assert (watched.reboots, watched.incidents.open()[0].reopened) == (2, 0)
+    assert (watched.reboots, watched.incidents.open_incidents()[0].reopened) == (2, 0)
     watched.world.close()
 
 
@@ -85,7 +85,7 @@ def test_one_that_breaks_again_and_again_is_for_people_after_as_many_attempts_as
     refused = watched.world.repairs.find(third.id)
     assert refused is not None
     assert refused.said.startswith("Refused by attempts: 2 repairs of n1 within 7 d, the limit is 2")
-    assert watched.world.take(watched.incidents.open()[0]) is None
+    assert watched.world.take(watched.incidents.open_incidents()[0]) is None
 
 
 def test_where_the_mode_is_ask_the_second_repair_needs_its_own_yes(watched: Watched) -> None:
@@ -101,7 +101,7 @@ def test_where_the_mode_is_ask_the_second_repair_needs_its_own_yes(watched: Watc
 def test_a_fault_that_stays_after_its_repair_is_not_repaired_again(watched: Watched) -> None:
     watched.breaks()
     watched.world.settle(30)
-    (incident,) = watched.incidents.open()
+    (incident,) = watched.incidents.open_incidents()
     assert watched.world.state(incident.id) == "done"
     # The kernel repeats itself: nothing has ended, so nothing has begun.
     assert watched.happens(events.EventKind.XID, 79) == []
@@ -114,7 +114,7 @@ def test_a_lighter_fault_that_joins_after_the_repair_is_no_reason_for_another(wa
     shown = {"alertname": "PcieSlow", "cluster": "main", "Hostname": "n1", "UUID": "GPU-1", "cause": "pcie_degraded"}
     now = watched.world.now
     alert = alerts.Alert(Labels({**shown, "severity": "warning"}), alerts.AlertState.FIRING, now, 1.0, fired_at=now)
-    (incident,) = watched.incidents.take_alerts([alert], now)
+    (incident,) = watched.incidents.apply_alerts([alert], now)
     assert incident.cause == "gpu_fell_off_bus"
     assert any(member.until is None for member in incident.members)
     assert watched.world.take(incident) is None

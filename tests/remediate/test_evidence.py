@@ -19,9 +19,9 @@ from watchkeeper.model.actions import Result
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import Sample
 from watchkeeper.query.embedded import EmbeddedEngine
-from watchkeeper.query.engine import Answer
-from watchkeeper.remediate.evidence import Sources
-from watchkeeper.remediate.orders import Outbox, Wanted
+from watchkeeper.query.engine import QueryResult
+from watchkeeper.remediate.evidence import EvidenceSources
+from watchkeeper.remediate.orders import OrderQueue, OrderRequest
 from watchkeeper.store.head.head import Head
 from watchkeeper.store.journal.journal import Journal
 
@@ -48,13 +48,13 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
 
 
 @pytest.fixture
-def sources(journal: Journal) -> Sources:
+def sources(journal: Journal) -> EvidenceSources:
     engine = EmbeddedEngine(Head(max_series=100))
-    return Sources(journal, engine, Inventory(fleet.Node("main", "n1", pool="train")), "1.0")
+    return EvidenceSources(journal, engine, Inventory(fleet.Node("main", "n1", pool="train")), "1.0")
 
 
-def test_what_is_not_known_is_said(sources: Sources) -> None:
-    found, missing = files(sources.of_incident("INC-1", now=LATER))
+def test_what_is_not_known_is_said(sources: EvidenceSources) -> None:
+    found, missing = files(sources.bundle_incident("INC-1", now=LATER))
     assert json.loads(found["incident.json"])["cause"] == "ecc_uncorrectable"
     assert missing == {
         "diagnosis.json": "none was made",
@@ -68,11 +68,11 @@ def test_what_is_not_known_is_said(sources: Sources) -> None:
             "the node was not asked: --ask-node with work orders, or `watchkeeper bundle --local` there"
         ),
     }
-    assert sources.of_incident("INC-2", now=LATER) is None
-    assert sources.of_node("n2", now=LATER) is None
+    assert sources.bundle_incident("INC-2", now=LATER) is None
+    assert sources.bundle_node("n2", now=LATER) is None
 
 
-def test_counters_are_told_before_and_after_whoever_held_the_gpu(sources: Sources) -> None:
+def test_counters_are_told_before_and_after_whoever_held_the_gpu(sources: EvidenceSources) -> None:
     def report(value: float, at: timedelta, pod: str) -> None:
         name = {"__name__": "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", "gpu": "0", "UUID": "GPU-1", "pod": pod}
         at_ms = round((NOON + at).timestamp() * 1000)
@@ -80,21 +80,21 @@ def test_counters_are_told_before_and_after_whoever_held_the_gpu(sources: Source
 
     report(0.0, timedelta(minutes=-6), "train-0")
     report(2.0, timedelta(minutes=59), "")
-    found, _ = files(sources.of_incident("INC-1", now=LATER))
+    found, _ = files(sources.bundle_incident("INC-1", now=LATER))
     assert found["counters.csv"].decode().splitlines() == [
         "metric,gpu,labels,before 2026-05-04T11:55:00Z,now 2026-05-04T13:00:00Z",
         "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL,0,UUID=GPU-1,0.0,2.0",
     ]
 
 
-def test_events_and_receipts_of_the_node_are_in_it_and_of_no_other(sources: Sources, journal: Journal) -> None:
-    journal.take_events([xid(48, NOON), replace(xid(79, NOON), place=fleet.Place("main", node="n2"))], NOON)
-    outbox = Outbox(journal, HUB_KEY, now=NOON)
+def test_events_and_receipts_of_the_node_are_in_it_and_of_no_other(sources: EvidenceSources, journal: Journal) -> None:
+    journal.save_events([xid(48, NOON), replace(xid(79, NOON), place=fleet.Place("main", node="n2"))], NOON)
+    outbox = OrderQueue(journal, HUB_KEY, now=NOON)
     for node in ("n1", "n2"):
-        outbox.give(Wanted("main", node, "scan", id=f"WO-{node}"), now=NOON, actor="ann")
+        outbox.issue(OrderRequest("main", node, "scan", id=f"WO-{node}"), now=NOON, actor="ann")
     receipt = orders.Receipt(orders.OrderId("WO-n1"), NOON, Result.DONE, "this node is healthy", "{}")
-    outbox.take("WO-n1", orders.seal(receipt, KEY), now=NOON)
-    found, missing = files(sources.of_node("n1", now=LATER))
+    outbox.accept_receipt("WO-n1", orders.seal(receipt, KEY), now=NOON)
+    found, missing = files(sources.bundle_node("n1", now=LATER))
     assert found["xid-history.log"] == b"2026-05-04T12:00:00Z Xid 48\n"
     assert json.loads(found["orders/01-scan.json"])["text"] == "this node is healthy"
     assert found["orders/01-scan.output"] == b"{}"
@@ -103,18 +103,18 @@ def test_events_and_receipts_of_the_node_are_in_it_and_of_no_other(sources: Sour
     assert "orders/" not in missing
 
 
-def test_names_of_people_and_nodes_are_replaced_throughout(sources: Sources) -> None:
-    found, _ = files(sources.of_incident("INC-1", now=LATER, hides_names=True))
+def test_names_of_people_and_nodes_are_replaced_throughout(sources: EvidenceSources) -> None:
+    found, _ = files(sources.bundle_incident("INC-1", now=LATER, hides_names=True))
     told = json.loads(found["incident.json"])
     assert (told["assignee"], told["place"]["node"], told["title"]) == ("person-1", "node-1", "GPU-1 on node-1")
 
 
-def test_a_server_of_samples_that_is_away_costs_only_its_pieces(sources: Sources) -> None:
+def test_a_server_of_samples_that_is_away_costs_only_its_pieces(sources: EvidenceSources) -> None:
     class Away(EmbeddedEngine):
-        def instant(self, expr: str, at_ms: int) -> Answer:
+        def instant(self, expr: str, at_ms: int) -> QueryResult:
             raise QueryError("connection refused")
 
-    found, missing = files(replace(sources, engine=Away(Head(max_series=1))).of_incident("INC-1", now=LATER))
+    found, missing = files(replace(sources, engine=Away(Head(max_series=1))).bundle_incident("INC-1", now=LATER))
     assert missing["counters.csv"] == "the samples could not be asked: connection refused"
     assert "timeline.json" in found
     assert NODE.node == "n1"

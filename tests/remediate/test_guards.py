@@ -13,14 +13,21 @@ from hypothesis import strategies as st
 from tests.remediate.cluster import nodes
 from watchkeeper.kit import quiet_hours
 from watchkeeper.model.fleet import Node, Place
-from watchkeeper.model.repairs import Switch
+from watchkeeper.model.repairs import RepairSwitch
 from watchkeeper.model.trust import Mode
 from watchkeeper.remediate import guards
-from watchkeeper.remediate.guards import Limits, Quorum, Start, Wish, count, refusals
+from watchkeeper.remediate.guards import (
+    GuardLimits,
+    Quorum,
+    RepairRequest,
+    RepairStart,
+    count_availability,
+    find_refusals,
+)
 
 NOW = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
 FLEET = nodes(20, per_rack=5, pools=2)
-NONE = Limits(100, 100, 1000, attempts=1000, breaker_nodes=1000, domains=())
+NONE = GuardLimits(100, 100, 1000, attempts=1000, breaker_nodes=1000, domains=())
 
 
 def place(name: str) -> Place:
@@ -31,10 +38,10 @@ def out(*names: str) -> Mapping[Place, str]:
     return {place(name): "ada" for name in names}
 
 
-def said(limits: Limits, *out_names: str, node: str = "n0", mode: Mode = Mode.ACT, **more: object) -> list[str]:
-    standing = count(FLEET, out(*out_names), **more)  # type: ignore[arg-type]
-    wish = Wish(place(node), "gpu_fell_off_bus", mode)
-    return [f"{one.guard}: {one.text}" for one in refusals(wish, standing, limits, now=NOW)]
+def said(limits: GuardLimits, *out_names: str, node: str = "n0", mode: Mode = Mode.ACT, **more: object) -> list[str]:
+    standing = count_availability(FLEET, out(*out_names), **more)  # type: ignore[arg-type]
+    wish = RepairRequest(place(node), "gpu_fell_off_bus", mode)
+    return [f"{one.guard}: {one.text}" for one in find_refusals(wish, standing, limits, now=NOW)]
 
 
 def test_a_pool_gives_up_no_more_than_its_share() -> None:
@@ -59,7 +66,11 @@ def test_a_node_that_is_out_already_takes_no_further_place() -> None:
 
 
 def test_a_small_pool_may_always_give_up_one_unless_the_share_is_nothing() -> None:
-    assert (guards.most_out(4, 20), guards.most_out(4, 0), guards.most_out(1000, 20)) == (1, 0, 200)
+    assert (
+        guards.out_of_service_budget(4, 20),
+        guards.out_of_service_budget(4, 0),
+        guards.out_of_service_budget(1000, 20),
+    ) == (1, 0, 200)
 
 
 def test_two_nodes_of_one_rack_are_never_out_at_once() -> None:
@@ -76,14 +87,14 @@ def test_only_nodes_of_the_cluster_whose_scheduler_is_asked_are_repaired() -> No
 
 def test_so_many_repairs_begin_within_a_time() -> None:
     limits = replace(NONE, starts=2)
-    starts = [Start(NOW - timedelta(minutes=minutes), place("n9"), "x") for minutes in (90, 59, 1)]
+    starts = [RepairStart(NOW - timedelta(minutes=minutes), place("n9"), "x") for minutes in (90, 59, 1)]
     assert said(limits, starts=starts[:2]) == []
     assert said(limits, starts=starts) == ["rate: 2 repairs began within 1 h, the limit is 2"]
 
 
 def test_a_node_is_not_repaired_again_and_again_for_one_cause() -> None:
     limits = replace(NONE, attempts=2)
-    starts = [Start(NOW - timedelta(days=days), place("n0"), "gpu_fell_off_bus") for days in (8, 6, 1)]
+    starts = [RepairStart(NOW - timedelta(days=days), place("n0"), "gpu_fell_off_bus") for days in (8, 6, 1)]
     assert said(limits, starts=starts[:2]) == []
     assert said(limits, starts=starts) == [
         "attempts: 2 repairs of n0 within 7 d, the limit is 2: hand it over to the vendor"
@@ -103,9 +114,11 @@ def test_a_pool_keeps_the_gpus_that_its_jobs_need() -> None:
 
 
 def test_a_node_whose_gpus_nobody_counted_cannot_be_spared() -> None:
-    standing = count([Node("main", "n0", "pool-0")], {})
+    standing = count_availability([Node("main", "n0", "pool-0")], {})
     limits = replace(NONE, quorums=(Quorum("llm", "pool-0", 8),))
-    assert [one.guard for one in refusals(Wish(place("n0"), "x", Mode.ACT), standing, limits, now=NOW)] == ["quorum"]
+    assert [
+        one.guard for one in find_refusals(RepairRequest(place("n0"), "x", Mode.ACT), standing, limits, now=NOW)
+    ] == ["quorum"]
 
 
 def test_a_node_that_the_inventory_does_not_know_is_left_alone() -> None:
@@ -145,34 +158,34 @@ def test_hours_that_no_day_has_are_refused(text: str) -> None:
 def test_the_breaker_opens_over_distinct_nodes_and_stays_open() -> None:
     limits = replace(NONE, breaker_nodes=2)
     wanted = {place("n1"): NOW, place("n2"): NOW, place("n3"): NOW - timedelta(minutes=11)}
-    assert guards.trip(wanted, limits, since=None, now=NOW) is None
+    assert guards.breaker_trip_reason(wanted, limits, since=None, now=NOW) is None
     wanted[place("n4")] = NOW
-    why = guards.trip(wanted, limits, since=None, now=NOW)
+    why = guards.breaker_trip_reason(wanted, limits, since=None, now=NOW)
     assert why == "3 nodes wanted a repair within 10 min, the limit is 2"
-    assert guards.trip(wanted, limits, since=NOW, now=NOW) is None
-    tripped = said(NONE, switch=Switch(tripped_at=NOW, tripped_why=why))
+    assert guards.breaker_trip_reason(wanted, limits, since=NOW, now=NOW) is None
+    tripped = said(NONE, switch=RepairSwitch(tripped_at=NOW, tripped_why=why))
     assert tripped == [
         f"breaker: the circuit breaker tripped at 2026-05-04 12:00Z: {why}; `watchkeeper act reset` closes it"
     ]
 
 
 def test_a_stopped_hub_starts_nothing_and_says_who_stopped_it() -> None:
-    switch = Switch(stopped_at=NOW, stopped_by="ada", stopped_why="power work")
+    switch = RepairSwitch(stopped_at=NOW, stopped_by="ada", stopped_why="power work")
     assert said(NONE, switch=switch)[0].startswith("stop: ada stopped everything at 2026-05-04 12:00Z (power work)")
 
 
 def test_a_repair_that_leaves_the_node_in_service_needs_no_share() -> None:
-    standing = count(FLEET, out("n1", "n2", "n3"))
-    wish = Wish(place("n0"), "thermal_throttle", Mode.ACT, takes_out=False)
-    assert refusals(wish, standing, replace(NONE, fleet_percent=5), now=NOW) == []
+    standing = count_availability(FLEET, out("n1", "n2", "n3"))
+    wish = RepairRequest(place("n0"), "thermal_throttle", Mode.ACT, takes_node_out=False)
+    assert find_refusals(wish, standing, replace(NONE, fleet_percent=5), now=NOW) == []
 
 
 @given(st.sets(st.integers(0, 19), max_size=20), st.integers(0, 100), st.integers(0, 100))
 def test_whatever_is_out_a_start_never_exceeds_a_share(gone: set[int], pool: int, fleet: int) -> None:
     names = [f"n{at}" for at in gone if at != 0]
     if not said(replace(NONE, pool_percent=pool, fleet_percent=fleet), *names):
-        assert len(names) + 1 <= guards.most_out(20, fleet)
-        assert sum(int(name[1:]) % 2 == 0 for name in names) + 1 <= guards.most_out(10, pool)
+        assert len(names) + 1 <= guards.out_of_service_budget(20, fleet)
+        assert sum(int(name[1:]) % 2 == 0 for name in names) + 1 <= guards.out_of_service_budget(10, pool)
 
 
 def test_budgets_refuse_while_nobody_knows_what_others_have_taken_out() -> None:
@@ -183,16 +196,16 @@ def test_budgets_refuse_while_nobody_knows_what_others_have_taken_out() -> None:
 
 
 def test_what_takes_no_node_out_does_not_wait_for_a_silent_scheduler() -> None:
-    standing = count(FLEET, {}, blind=["slurm has never answered"])
-    wish = Wish(place("n0"), "app_illegal_access", Mode.ACT, takes_out=False)
-    assert refusals(wish, standing, NONE, now=NOW) == []
+    standing = count_availability(FLEET, {}, blind=["slurm has never answered"])
+    wish = RepairRequest(place("n0"), "app_illegal_access", Mode.ACT, takes_node_out=False)
+    assert find_refusals(wish, standing, NONE, now=NOW) == []
 
 
 def unmapped(name: str, *out_names: str, node: str) -> list[str]:
     """What the guards say in a fleet of racks where nobody knows that of one node."""
     fleet = [replace(one, domains={}) if one.name == name else one for one in FLEET]
-    wish = Wish(place(node), "gpu_fell_off_bus", Mode.ACT)
-    found = refusals(wish, count(fleet, out(*out_names)), replace(NONE, domains=("rack",)), now=NOW)
+    wish = RepairRequest(place(node), "gpu_fell_off_bus", Mode.ACT)
+    found = find_refusals(wish, count_availability(fleet, out(*out_names)), replace(NONE, domains=("rack",)), now=NOW)
     return [one.text for one in found]
 
 
@@ -208,10 +221,10 @@ def test_a_node_of_an_unknown_rack_goes_out_alone() -> None:
 
 def test_a_fleet_without_racks_has_none_to_protect() -> None:
     fleet = [replace(one, domains={}) for one in FLEET]
-    wish = Wish(place("n0"), "gpu_fell_off_bus", Mode.ACT)
-    assert refusals(wish, count(fleet, out("n7")), replace(NONE, domains=("rack",)), now=NOW) == []
+    wish = RepairRequest(place("n0"), "gpu_fell_off_bus", Mode.ACT)
+    assert find_refusals(wish, count_availability(fleet, out("n7")), replace(NONE, domains=("rack",)), now=NOW) == []
 
 
 def test_of_a_fleet_of_one_node_that_node_may_be_repaired() -> None:
-    wish = Wish(place("n0"), "gpu_fell_off_bus", Mode.ACT)
-    assert refusals(wish, count(FLEET[:1], {}), Limits(), now=NOW) == []
+    wish = RepairRequest(place("n0"), "gpu_fell_off_bus", Mode.ACT)
+    assert find_refusals(wish, count_availability(FLEET[:1], {}), GuardLimits(), now=NOW) == []

@@ -15,8 +15,8 @@ from watchkeeper.model.incidents import IncidentId
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import Sample
 from watchkeeper.query.embedded import EmbeddedEngine
-from watchkeeper.remediate.reclaim import SM_ACTIVE, UTILISATION, Idleness
-from watchkeeper.remediate.validation import Standing
+from watchkeeper.remediate.reclaim import SM_ACTIVE, UTILISATION, IdleCheck
+from watchkeeper.remediate.validation import CheckState
 from watchkeeper.store.head.head import Head
 
 NOON = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
@@ -38,29 +38,29 @@ def engine(*gpus: Mapping[str, Sequence[float]], holder: Mapping[str, str] = POD
     return made
 
 
-def judged(asked: EmbeddedEngine, **named: str) -> tuple[Standing, str]:
+def judged(asked: EmbeddedEngine, **named: str) -> tuple[CheckState, str]:
     place = Place("main", node="n0", gpu="GPU-0")
     told = named or {"pods": "research/nb-1"}
     action = Action(ActionId("3-reclaim"), ActionKind.RECLAIM, place, IncidentId("INC-1"), "why", told)
-    verdict = Idleness(asked).check(action, NOON, NOON + HOUR)
-    return verdict.standing, verdict.text
+    verdict = IdleCheck(asked).check(action, NOON, NOON + HOUR)
+    return verdict.state, verdict.text
 
 
 def test_a_gpu_without_a_kernel_since_the_warning_is_idle() -> None:
     still = {SM_ACTIVE: [0.0] * 6, UTILISATION: [0.0] * 6}
-    assert judged(engine(still)) == (Standing.PASSED, "research/nb-1: 1 of its 1 GPUs did nothing for 60 min")
+    assert judged(engine(still)) == (CheckState.PASSED, "research/nb-1: 1 of its 1 GPUs did nothing for 60 min")
 
 
 @pytest.mark.parametrize("series", [SM_ACTIVE, UTILISATION])
 def test_one_kernel_within_the_time_is_use(series: str) -> None:
     used = {SM_ACTIVE: [0.0] * 6, UTILISATION: [0.0] * 6} | {series: [0.0, 0.0, 50.0, 0.0, 0.0, 0.0]}
-    assert judged(engine(used))[0] is Standing.FAILED
+    assert judged(engine(used))[0] is CheckState.FAILED
 
 
 def test_a_workload_with_one_gpu_at_work_keeps_all_of_them() -> None:
     standing, text = judged(engine({SM_ACTIVE: [0.0] * 6}, {SM_ACTIVE: [0.6] * 6}))
     assert (standing, text) == (
-        Standing.FAILED,
+        CheckState.FAILED,
         "research/nb-1: 1 of its 2 GPUs did nothing for 60 min, the others are at work",
     )
 
@@ -70,29 +70,29 @@ def test_ranks_that_spin_for_a_crashed_one_are_waste_too() -> None:
     spinning = {SM_ACTIVE: [0.1] * 6, UTILISATION: [100.0] * 6}
     standing, text = judged(engine(crashed, spinning, spinning))
     assert (standing, text) == (
-        Standing.PASSED,
+        CheckState.PASSED,
         "research/nb-1: 1 of its 3 GPUs did nothing for 60 min, and 2 wait for them",
     )
-    assert judged(engine(spinning))[0] is Standing.FAILED
+    assert judged(engine(spinning))[0] is CheckState.FAILED
 
 
 def test_profiling_that_broke_does_not_make_a_gpu_idle() -> None:
-    assert judged(engine({SM_ACTIVE: [0.0] * 6, UTILISATION: [60.0] * 6}))[0] is Standing.FAILED
+    assert judged(engine({SM_ACTIVE: [0.0] * 6, UTILISATION: [60.0] * 6}))[0] is CheckState.FAILED
 
 
 def test_without_samples_nobody_knows() -> None:
-    assert judged(engine()) == (Standing.UNKNOWN, "no samples of the GPUs of research/nb-1")
+    assert judged(engine()) == (CheckState.UNKNOWN, "no samples of the GPUs of research/nb-1")
 
 
 def test_a_slurm_job_is_asked_for_on_every_node_it_has() -> None:
     still = {UTILISATION: [0.0] * 6}
     asked = engine(*([still] * 9), holder={"hpc_job": "4711"})
-    assert judged(asked, jobs="4711") == (Standing.PASSED, "4711: 9 of its 9 GPUs did nothing for 60 min")
+    assert judged(asked, jobs="4711") == (CheckState.PASSED, "4711: 9 of its 9 GPUs did nothing for 60 min")
 
 
 def test_labels_that_prometheus_renamed_are_the_same_workload() -> None:
     asked = engine({UTILISATION: [70.0] * 6}, holder={"exported_namespace": "research", "exported_pod": "nb-1"})
-    assert judged(asked)[0] is Standing.FAILED
+    assert judged(asked)[0] is CheckState.FAILED
 
 
 def test_an_engine_that_cannot_be_asked_says_nothing() -> None:
@@ -101,5 +101,5 @@ def test_an_engine_that_cannot_be_asked_says_nothing() -> None:
             raise QueryError("the server does not answer")
 
     standing, text = judged(Gone(Head()))
-    assert standing is Standing.UNKNOWN
+    assert standing is CheckState.UNKNOWN
     assert "the server does not answer" in text

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from watchkeeper.model.trust import Mode
-from watchkeeper.remediate.ladder import Ladder, Trust
+from watchkeeper.remediate.ladder import TrustLadder, TrustRule
 
-LADDER = Ladder(
+LADDER = TrustLadder(
     Mode.SUGGEST,
     (
-        Trust(Mode.ACT, cause="gpu_fell_off_bus"),
-        Trust(Mode.OBSERVE, pool="prod"),
-        Trust(Mode.ASK, cause="ecc_uncorrectable", pool="prod"),
+        TrustRule(Mode.ACT, cause="gpu_fell_off_bus"),
+        TrustRule(Mode.OBSERVE, pool="prod"),
+        TrustRule(Mode.ASK, cause="ecc_uncorrectable", pool="prod"),
     ),
 )
 
@@ -33,14 +33,14 @@ LADDER = Ladder(
     ],
 )
 def test_the_rule_that_holds_is_named(cause: str, pool: str, mode: str, why: str) -> None:
-    rung = LADDER.rung(cause, pool)
+    rung = LADDER.decide_mode(cause, pool)
     assert rung.mode == mode
     assert why in rung.why
 
 
 def test_nothing_is_trusted_unless_somebody_says_so() -> None:
-    assert Ladder().rung("gpu_fell_off_bus", "lab").mode is Mode.OBSERVE
+    assert TrustLadder().decide_mode("gpu_fell_off_bus", "lab").mode is Mode.OBSERVE
 
 
 def test_a_pool_without_a_name_can_be_meant() -> None:
-    assert Ladder(rules=(Trust(Mode.ASK, pool=""),)).rung("x", "").why.endswith("pool (without a name)")
+    assert TrustLadder(rules=(TrustRule(Mode.ASK, pool=""),)).decide_mode("x", "").why.endswith("pool (without a name)")

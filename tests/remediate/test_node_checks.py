@@ -15,66 +15,66 @@ from watchkeeper.model import orders
 from watchkeeper.model.actions import Result
 from watchkeeper.model.fleet import Place
 from watchkeeper.remediate.node_checks import MOST_TRIES, NodeCheck, node_validators
-from watchkeeper.remediate.orders import Outbox
-from watchkeeper.remediate.validation import Standing
+from watchkeeper.remediate.orders import OrderQueue
+from watchkeeper.remediate.validation import CheckState
 from watchkeeper.store.journal.journal import Journal
 
 NODE = Place("main", node="n1")
 
 
 @pytest.fixture
-def outbox(tmp_path: Path) -> Iterator[Outbox]:
+def outbox(tmp_path: Path) -> Iterator[OrderQueue]:
     with closing(Journal(tmp_path / "journal.db")) as opened:
-        yield Outbox(opened, HUB_KEY, now=NOON)
+        yield OrderQueue(opened, HUB_KEY, now=NOON)
 
 
-def check_of(outbox: Outbox | None, name: str) -> NodeCheck:
+def check_of(outbox: OrderQueue | None, name: str) -> NodeCheck:
     return next(one for one in node_validators(lambda: outbox) if one.name == name)
 
 
-def answer(outbox: Outbox, output: str, at: float, result: Result = Result.DONE) -> None:
+def answer(outbox: OrderQueue, output: str, at: float, result: Result = Result.DONE) -> None:
     (order,) = waiting(outbox, at=minutes(at))
     receipt = orders.Receipt(order.id, minutes(at), result, "this node is so", output)
-    outbox.take(order.id, orders.seal(receipt, KEY), now=minutes(at))
+    outbox.accept_receipt(order.id, orders.seal(receipt, KEY), now=minutes(at))
 
 
 @pytest.mark.parametrize(
     ("name", "kind", "verdict", "standing"),
     [
-        ("scan", "scan", "healthy", Standing.PASSED),
-        ("scan", "scan", "degraded", Standing.FAILED),
-        ("diag_2", "diag", "passed", Standing.PASSED),
-        ("diag_3", "diag", "failed", Standing.FAILED),
-        ("diag_3", "diag", "cannot tell", Standing.UNKNOWN),
+        ("scan", "scan", "healthy", CheckState.PASSED),
+        ("scan", "scan", "degraded", CheckState.FAILED),
+        ("diag_2", "diag", "passed", CheckState.PASSED),
+        ("diag_3", "diag", "failed", CheckState.FAILED),
+        ("diag_3", "diag", "cannot tell", CheckState.UNKNOWN),
     ],
 )
 def test_a_node_is_asked_once_and_believed(
-    outbox: Outbox, name: str, kind: str, verdict: str, standing: Standing
+    outbox: OrderQueue, name: str, kind: str, verdict: str, standing: CheckState
 ) -> None:
     check = check_of(outbox, name)
-    assert check.check(NODE, NOON, NOON).standing is Standing.UNKNOWN
+    assert check.check(NODE, NOON, NOON).state is CheckState.UNKNOWN
     assert check.check(NODE, NOON, NOON).text == f"waits for {kind} of n1, waiting"
     (order,) = waiting(outbox)
     assert (order.kind, order.arguments.get("level", "scan")) == (kind, name.removeprefix("diag_"))
     answer(outbox, json.dumps({"verdict": verdict}), 0.1)
     found = check.check(NODE, NOON, minutes(0.2))
-    assert (found.check, found.standing) == (name, standing)
+    assert (found.check, found.state) == (name, standing)
     assert waiting(outbox, at=minutes(0.3)) == []
 
 
-def test_a_scan_that_cannot_tell_is_made_again_a_few_times_and_never_passes(outbox: Outbox) -> None:
+def test_a_scan_that_cannot_tell_is_made_again_a_few_times_and_never_passes(outbox: OrderQueue) -> None:
     check = check_of(outbox, "scan")
     for number in range(MOST_TRIES):
-        assert check.check(NODE, NOON, minutes(2 * number)).standing is Standing.UNKNOWN
+        assert check.check(NODE, NOON, minutes(2 * number)).state is CheckState.UNKNOWN
         answer(outbox, "not JSON", 2 * number)
     last = check.check(NODE, NOON, minutes(60))
-    assert (last.standing, last.text) == (
-        Standing.UNKNOWN,
+    assert (last.state, last.text) == (
+        CheckState.UNKNOWN,
         "this node is so, and its report cannot be read, after 5 of 5 tries",
     )
 
 
-def test_another_repair_asks_anew_and_a_refusal_is_final(outbox: Outbox) -> None:
+def test_another_repair_asks_anew_and_a_refusal_is_final(outbox: OrderQueue) -> None:
     check = check_of(outbox, "diag_2")
     check.check(NODE, NOON, NOON)
     answer(outbox, "", 0.1, Result.REFUSED)
@@ -84,4 +84,4 @@ def test_another_repair_asks_anew_and_a_refusal_is_final(outbox: Outbox) -> None
 
 
 def test_without_a_key_nobody_can_say() -> None:
-    assert check_of(None, "scan").check(NODE, NOON, NOON).standing is Standing.UNKNOWN
+    assert check_of(None, "scan").check(NODE, NOON, NOON).state is CheckState.UNKNOWN

@@ -17,10 +17,10 @@ from watchkeeper.errors import ActionRefused, StoreError, WireError
 from watchkeeper.model import orders
 from watchkeeper.model.actions import Result
 from watchkeeper.remediate import orders as outboxes
-from watchkeeper.remediate.orders import Outbox, Wanted
+from watchkeeper.remediate.orders import OrderQueue, OrderRequest
 from watchkeeper.store.journal.journal import Journal
 
-SCAN = Wanted("main", "n1", "scan")
+SCAN = OrderRequest("main", "n1", "scan")
 
 
 @pytest.fixture
@@ -30,79 +30,79 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
 
 
 @pytest.fixture
-def outbox(journal: Journal) -> Outbox:
-    return Outbox(journal, HUB_KEY, now=NOON)
+def outbox(journal: Journal) -> OrderQueue:
+    return OrderQueue(journal, HUB_KEY, now=NOON)
 
 
 def answer(id: str, result: Result = Result.DONE, key: bytes = KEY) -> orders.Envelope:
     return orders.seal(orders.Receipt(orders.OrderId(id), NOON, result, "it is done"), key)
 
 
-def test_an_order_waits_for_its_node_until_the_node_answers(outbox: Outbox, journal: Journal) -> None:
-    given = outbox.give(SCAN, now=NOON, actor="ann")
+def test_an_order_waits_for_its_node_until_the_node_answers(outbox: OrderQueue, journal: Journal) -> None:
+    given = outbox.issue(SCAN, now=NOON, actor="ann")
     assert waiting(outbox, "n2") == []
     assert waiting(outbox) == [given.order] == waiting(outbox), "a poll whose answer was lost gets it again"
-    tracked = outbox.take(given.order.id, answer(given.order.id), now=minutes(1))
+    tracked = outbox.accept_receipt(given.order.id, answer(given.order.id), now=minutes(1))
     assert tracked is not None
-    assert tracked.state(minutes(1)) is orders.State.ANSWERED
+    assert tracked.state(minutes(1)) is orders.OrderState.ANSWERED
     assert waiting(outbox) == []
     assert [(entry.kind, entry.actor) for entry in journal.entries()] == [("order", "ann"), ("receipt", "n1")]
     assert journal.verify() is None
 
 
-def test_a_hub_that_restarts_goes_on_with_what_nobody_answered(outbox: Outbox, journal: Journal) -> None:
-    first, second = (outbox.give(SCAN, now=NOON, actor="ann").order for _ in range(2))
-    outbox.take(first.id, answer(first.id), now=NOON)
-    again = Outbox(journal, HUB_KEY, now=minutes(5))
+def test_a_hub_that_restarts_goes_on_with_what_nobody_answered(outbox: OrderQueue, journal: Journal) -> None:
+    first, second = (outbox.issue(SCAN, now=NOON, actor="ann").order for _ in range(2))
+    outbox.accept_receipt(first.id, answer(first.id), now=NOON)
+    again = OrderQueue(journal, HUB_KEY, now=minutes(5))
     assert waiting(again, at=minutes(5)) == [second]
-    assert waiting(Outbox(journal, HUB_KEY, now=minutes(11)), at=minutes(11)) == []
+    assert waiting(OrderQueue(journal, HUB_KEY, now=minutes(11)), at=minutes(11)) == []
 
 
-def test_asking_twice_under_one_id_is_asking_once(outbox: Outbox) -> None:
+def test_asking_twice_under_one_id_is_asking_once(outbox: OrderQueue) -> None:
     wanted = replace(SCAN, id="INC-1/reset-1")
-    first = outbox.give(wanted, now=NOON, actor="plan")
-    assert outbox.give(wanted, now=minutes(1), actor="plan").order == first.order
-    outbox.take(first.order.id, answer(first.order.id), now=NOON)
-    assert outbox.give(wanted, now=minutes(2), actor="plan").receipt is not None
+    first = outbox.issue(wanted, now=NOON, actor="plan")
+    assert outbox.issue(wanted, now=minutes(1), actor="plan").order == first.order
+    outbox.accept_receipt(first.order.id, answer(first.order.id), now=NOON)
+    assert outbox.issue(wanted, now=minutes(2), actor="plan").receipt is not None
 
 
-def test_threads_that_ask_at_once_under_one_id_get_one_order(outbox: Outbox, journal: Journal) -> None:
+def test_threads_that_ask_at_once_under_one_id_get_one_order(outbox: OrderQueue, journal: Journal) -> None:
     wanted = replace(SCAN, id="INC-1/reset-1")
     with ThreadPoolExecutor(8) as threads:
-        given = list(threads.map(lambda _: outbox.give(wanted, now=NOON, actor="plan").order, range(40)))
+        given = list(threads.map(lambda _: outbox.issue(wanted, now=NOON, actor="plan").order, range(40)))
     assert {order.nonce for order in given} == {given[0].nonce}
     assert len(journal.entries()) == 1
 
 
-def test_a_receipt_without_the_seal_of_its_node_proves_nothing_done(outbox: Outbox) -> None:
-    id = outbox.give(SCAN, now=NOON, actor="ann").order.id
+def test_a_receipt_without_the_seal_of_its_node_proves_nothing_done(outbox: OrderQueue) -> None:
+    id = outbox.issue(SCAN, now=NOON, actor="ann").order.id
     stranger = orders.node_key(HUB_KEY, "main", "n2")
     with pytest.raises(ActionRefused, match="does not carry the seal of n1"):
-        outbox.take(id, answer(id, key=stranger), now=NOON)
+        outbox.accept_receipt(id, answer(id, key=stranger), now=NOON)
     assert len(waiting(outbox)) == 1
-    refused = outbox.take(id, answer(id, Result.REFUSED, stranger), now=NOON)
+    refused = outbox.accept_receipt(id, answer(id, Result.REFUSED, stranger), now=NOON)
     assert refused is not None
     assert not refused.is_proven
 
 
-def test_a_receipt_is_kept_once_and_only_for_its_own_order(outbox: Outbox) -> None:
-    id = outbox.give(SCAN, now=NOON, actor="ann").order.id
+def test_a_receipt_is_kept_once_and_only_for_its_own_order(outbox: OrderQueue) -> None:
+    id = outbox.issue(SCAN, now=NOON, actor="ann").order.id
     with pytest.raises(WireError, match="not about WO-2"):
-        outbox.take("WO-2", answer(id), now=NOON)
-    assert outbox.take("WO-2", answer("WO-2"), now=NOON) is None
-    outbox.take(id, answer(id), now=NOON)
-    again = outbox.take(id, answer(id, Result.FAILED), now=NOON)
+        outbox.accept_receipt("WO-2", answer(id), now=NOON)
+    assert outbox.accept_receipt("WO-2", answer("WO-2"), now=NOON) is None
+    outbox.accept_receipt(id, answer(id), now=NOON)
+    again = outbox.accept_receipt(id, answer(id, Result.FAILED), now=NOON)
     assert again is not None
     assert again.receipt is not None
     assert again.receipt.result is Result.DONE
 
 
-def test_a_receipt_that_comes_after_the_order_expired_is_still_kept(outbox: Outbox) -> None:
-    id = outbox.give(SCAN, now=NOON, actor="ann").order.id
+def test_a_receipt_that_comes_after_the_order_expired_is_still_kept(outbox: OrderQueue) -> None:
+    id = outbox.issue(SCAN, now=NOON, actor="ann").order.id
     assert waiting(outbox, at=minutes(11)) == []
-    late = outbox.take(id, answer(id), now=minutes(12))
+    late = outbox.accept_receipt(id, answer(id), now=minutes(12))
     assert late is not None
-    assert late.state(minutes(12)) is orders.State.ANSWERED
+    assert late.state(minutes(12)) is orders.OrderState.ANSWERED
 
 
 @pytest.mark.parametrize(
@@ -113,35 +113,35 @@ def test_a_receipt_that_comes_after_the_order_expired_is_still_kept(outbox: Outb
         (replace(SCAN, life=timedelta(days=2)), "the limit is 1 day"),
     ],
 )
-def test_what_cannot_be_ordered_is_refused_with_words(outbox: Outbox, wanted: Wanted, words: str) -> None:
+def test_what_cannot_be_ordered_is_refused_with_words(outbox: OrderQueue, wanted: OrderRequest, words: str) -> None:
     with pytest.raises(ActionRefused, match=words):
-        outbox.give(wanted, now=NOON, actor="ann")
+        outbox.issue(wanted, now=NOON, actor="ann")
     assert waiting(outbox) == []
 
 
-def test_too_many_orders_are_refused_with_both_numbers(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_orders_are_refused_with_both_numbers(outbox: OrderQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(outboxes.MOST_PER_NODE):
-        outbox.give(SCAN, now=NOON, actor="ann")
+        outbox.issue(SCAN, now=NOON, actor="ann")
     with pytest.raises(ActionRefused, match="16 orders wait for n1, the limit is 16"):
-        outbox.give(SCAN, now=NOON, actor="ann")
+        outbox.issue(SCAN, now=NOON, actor="ann")
     monkeypatch.setattr(outboxes, "MOST_WAITING", 16)
     with pytest.raises(ActionRefused, match="16 orders wait, the limit is 16"):
-        outbox.give(replace(SCAN, node="n2"), now=NOON, actor="ann")
-    outbox.give(replace(SCAN, node="n2"), now=minutes(11), actor="ann")
+        outbox.issue(replace(SCAN, node="n2"), now=NOON, actor="ann")
+    outbox.issue(replace(SCAN, node="n2"), now=minutes(11), actor="ann")
 
 
-def test_listeners_hear_whose_order_it_is_and_when_the_hub_stops(outbox: Outbox) -> None:
+def test_listeners_hear_whose_order_it_is_and_when_the_hub_stops(outbox: OrderQueue) -> None:
     heard: list[outboxes.Address | None] = []
-    outbox.on_news(heard.append)
-    outbox.give(SCAN, now=NOON, actor="ann")
+    outbox.subscribe(heard.append)
+    outbox.issue(SCAN, now=NOON, actor="ann")
     outbox.end()
     assert heard == [("main", "n1"), None]
 
 
-def test_the_newest_orders_come_first_as_they_are_now(outbox: Outbox) -> None:
-    ids = [outbox.give(SCAN, now=minutes(n), actor="ann").order.id for n in range(3)]
+def test_the_newest_orders_come_first_as_they_are_now(outbox: OrderQueue) -> None:
+    ids = [outbox.issue(SCAN, now=minutes(n), actor="ann").order.id for n in range(3)]
     waiting(outbox, at=minutes(3))
-    latest = outbox.latest(2)
+    latest = outbox.latest_orders(2)
     assert [tracked.order.id for tracked in latest] == [ids[2], ids[1]]
     assert latest[0].fetched_at == minutes(3)
 
@@ -152,13 +152,13 @@ def test_a_journal_from_before_there_were_orders_is_taken_as_it_is(tmp_path: Pat
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("DROP TABLE work_order")
     with closing(Journal(path)) as journal:
-        Outbox(journal, HUB_KEY, now=NOON).give(SCAN, now=NOON, actor="ann")
+        OrderQueue(journal, HUB_KEY, now=NOON).issue(SCAN, now=NOON, actor="ann")
         assert journal.verify() is None
 
 
-def test_a_trim_takes_finished_orders_and_leaves_those_that_wait(outbox: Outbox, journal: Journal) -> None:
-    done, waits = (outbox.give(SCAN, now=NOON, actor="ann").order.id for _ in range(2))
-    outbox.take(done, answer(done), now=NOON)
+def test_a_trim_takes_finished_orders_and_leaves_those_that_wait(outbox: OrderQueue, journal: Journal) -> None:
+    done, waits = (outbox.issue(SCAN, now=NOON, actor="ann").order.id for _ in range(2))
+    outbox.accept_receipt(done, answer(done), now=NOON)
     journal.trim(minutes(5), now=minutes(5))
     assert (journal.order(done), [kept.order.id for kept in journal.open_orders(minutes(5))]) == (None, [waits])
     assert journal.verify() is None
@@ -166,8 +166,8 @@ def test_a_trim_takes_finished_orders_and_leaves_those_that_wait(outbox: Outbox,
     assert journal.order(waits) is None
 
 
-def test_an_order_row_that_somebody_changed_is_noticed(outbox: Outbox, journal: Journal) -> None:
-    id = outbox.give(SCAN, now=NOON, actor="ann").order.id
+def test_an_order_row_that_somebody_changed_is_noticed(outbox: OrderQueue, journal: Journal) -> None:
+    id = outbox.issue(SCAN, now=NOON, actor="ann").order.id
     with closing(sqlite3.connect(journal.path)) as connection:
         connection.execute("UPDATE work_order SET body = replace(body, 'scan', 'spam') WHERE key = ?", (id,))
         connection.commit()
@@ -178,7 +178,7 @@ class FullAtTheEnd(Journal):
     """Everything can be written, and what was written cannot be committed."""
 
     @contextmanager
-    def together(self) -> Iterator[None]:
+    def transaction(self) -> Iterator[None]:
         with super().together():
             yield
             if self._depth == 1:
@@ -187,14 +187,14 @@ class FullAtTheEnd(Journal):
 
 def test_an_order_that_the_journal_could_not_keep_is_fetched_by_nobody(tmp_path: Path) -> None:
     with closing(FullAtTheEnd(tmp_path / "journal.db")) as journal:
-        outbox = Outbox(journal, HUB_KEY, now=NOON)
+        outbox = OrderQueue(journal, HUB_KEY, now=NOON)
         with pytest.raises(StoreError):
-            outbox.give(SCAN, now=NOON, actor="ann")
+            outbox.issue(SCAN, now=NOON, actor="ann")
         assert waiting(outbox) == []
 
 
-def test_a_clock_that_is_put_back_does_not_prolong_what_nobody_wants_any_more(outbox: Outbox) -> None:
+def test_a_clock_that_is_put_back_does_not_prolong_what_nobody_wants_any_more(outbox: OrderQueue) -> None:
     reboot = replace(SCAN, kind="reboot", id="INC-1:4-reboot")
-    outbox.give(reboot, now=minutes(60), actor="repair")
+    outbox.issue(reboot, now=minutes(60), actor="repair")
     assert waiting(outbox, at=minutes(60)) != []
     assert waiting(outbox, at=minutes(0)) == []

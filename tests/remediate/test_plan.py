@@ -11,8 +11,8 @@ from watchkeeper.errors import ActionFailed, ActionRefused
 from watchkeeper.model import alerts, diagnosis, fleet, incidents
 from watchkeeper.model.actions import Action, Plan, Result
 from watchkeeper.model.trust import Mode
-from watchkeeper.remediate.driver import Observed
-from watchkeeper.remediate.drivers.dry_run import DryRun
+from watchkeeper.remediate.driver import NodeObservation
+from watchkeeper.remediate.drivers.dry_run import DryRunDriver
 from watchkeeper.remediate.plan import dry_run, make_plan
 from watchkeeper.remediate.policy import load, parse
 
@@ -25,12 +25,12 @@ GPU = fleet.Place("main", node="n1", gpu="GPU-1")
 class Cluster:
     """A driver written by hand: it answers as it is told and counts what touches it."""
 
-    seen: Observed | None = None
+    seen: NodeObservation | None = None
     name: str = "fake"
     observed: int = 0
     performed: int = 0
 
-    def observe(self, place: fleet.Place) -> Observed:
+    def observe(self, place: fleet.Place) -> NodeObservation:
         self.observed += 1
         if self.seen is None:
             raise ActionFailed("it does not answer")
@@ -96,7 +96,7 @@ def test_an_incident_of_a_whole_cluster_touches_no_machine() -> None:
 
 
 def test_a_dry_run_describes_everything_and_performs_nothing() -> None:
-    cluster = Cluster(Observed(NODE, exists=True, is_schedulable=True, workloads=("ns/job-1",)))
+    cluster = Cluster(NodeObservation(NODE, exists=True, is_schedulable=True, workloads=("ns/job-1",)))
     plan = planned("ecc_uncorrectable", cluster)
     assert [receipt.result for receipt in plan.receipts] == [Result.DESCRIBED] * 5
     assert plan.receipts[1].text == "drain n1 (moves ns/job-1)"
@@ -105,13 +105,13 @@ def test_a_dry_run_describes_everything_and_performs_nothing() -> None:
 
 
 def test_a_node_that_is_cordoned_already_needs_no_cordon() -> None:
-    cordoned = Observed(NODE, exists=True, is_schedulable=False, cordoned_by="ada")
+    cordoned = NodeObservation(NODE, exists=True, is_schedulable=False, cordoned_by="ada")
     plan = planned("gpu_fell_off_bus", Cluster(cordoned))
     assert (plan.receipts[0].result, plan.receipts[0].text) == (Result.ALREADY_SO, "n1 is already cordoned by ada")
 
 
 def test_a_node_that_the_cluster_does_not_know_is_refused() -> None:
-    plan = planned("gpu_fell_off_bus", Cluster(Observed(NODE, exists=False)))
+    plan = planned("gpu_fell_off_bus", Cluster(NodeObservation(NODE, exists=False)))
     assert {receipt.result for receipt in plan.receipts} == {Result.REFUSED}
 
 
@@ -122,11 +122,11 @@ def test_a_cluster_that_does_not_answer_leaves_the_plan_and_says_so() -> None:
 
 def test_the_dry_run_driver_speaks_in_commands_and_refuses_to_act() -> None:
     draft = make_plan(incident("ecc_uncorrectable"), None, load())
-    texts = [receipt.text for receipt in dry_run(draft, DryRun(), now=NOON).receipts]
+    texts = [receipt.text for receipt in dry_run(draft, DryRunDriver(), now=NOON).receipts]
     assert texts[0].startswith("kubectl cordon n1")
     assert texts[2] == "on n1: nvidia-smi --gpu-reset -i GPU-1"
     with pytest.raises(ActionRefused, match="cordon was asked for, but this hub only describes"):
-        DryRun().perform(draft.actions[0])
+        DryRunDriver().perform(draft.actions[0])
 
 
 def test_who_suffers_from_a_node_is_not_taken_for_the_holder_of_one_gpu() -> None:

@@ -19,7 +19,7 @@ def kinds(cause: str) -> list[str]:
 
 
 def test_the_shipped_policy_answers_every_cause() -> None:
-    assert set(load().cause) == {row.cause for row in causes.all()}
+    assert set(load().cause) == {row.cause for row in causes.all_causes()}
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_the_scenarios_of_this_release_get_the_right_steps(cause: str, expected:
 
 
 def test_a_fault_of_a_workload_never_leads_to_an_action_on_hardware() -> None:
-    workload = [row.cause for row in causes.all() if row.scope == "workload"]
+    workload = [row.cause for row in causes.all_causes() if row.scope == "workload"]
     assert not {step.action for cause in workload for step in load().steps(cause)} & HARDWARE_ACTIONS
 
 

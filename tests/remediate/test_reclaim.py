@@ -13,7 +13,7 @@ from watchkeeper.model.actions import ActionKind
 from watchkeeper.model.incidents import Incident
 from watchkeeper.model.trust import Mode
 from watchkeeper.remediate import policy, validation
-from watchkeeper.remediate.ladder import Rung
+from watchkeeper.remediate.ladder import ModeDecision
 from watchkeeper.remediate.reclaim import Exemptions
 
 NOTEBOOK = ("research/nb-1",)
@@ -88,7 +88,7 @@ def test_what_nobody_can_see_is_not_taken(world: World) -> None:
     made = world.take(held_idle(world))
     assert made is not None
     world.settle(30, seconds=60)
-    world.idle = validation.Standing.UNKNOWN
+    world.idle = validation.CheckState.UNKNOWN
     world.settle(120, seconds=60)
     assert (world.state(made.incident), called(world, "reclaim")) == ("rolled_back", 0)
 
@@ -150,7 +150,7 @@ def test_many_idle_nodes_open_no_breaker_and_wait_for_their_own_rate(small: Worl
     world.settle(40)
     assert sorted(world.state(one.id) for one in made if one) == ["approved", "approved", "warning", "warning"]
     assert not world.repairs.switch.is_tripped
-    waits = next(one for one in world.repairs.all() if one.state == "approved")
+    waits = next(one for one in world.repairs.alive_repairs() if one.state == "approved")
     assert waits.said == "Refused by rate: 2 reclaims began within 1 h, the limit is 2"
     broken = world.take(world.breaks("n3"))
     assert broken is not None
@@ -167,9 +167,11 @@ def test_who_is_exempt_keeps_idle_gpus(world: World, pattern: str) -> None:
     want = world.wants(held_idle(world))
     assert want is not None
     exempt = Exemptions((pattern,), lambda _: "science")
-    rung = exempt.rung(want.rung, want.actions)
-    assert rung == Rung(Mode.OBSERVE, f"research/nb-1 may keep its GPUs: remediate.reclaim_exempt has `{pattern}`")
-    assert Exemptions(("vision/*",)).rung(want.rung, want.actions) == want.rung
+    rung = exempt.limit_mode(want.allowed, want.actions)
+    assert rung == ModeDecision(
+        Mode.OBSERVE, f"research/nb-1 may keep its GPUs: remediate.reclaim_exempt has `{pattern}`"
+    )
+    assert Exemptions(("vision/*",)).limit_mode(want.allowed, want.actions) == want.allowed
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,11 @@ from tests.support.opened import opened
 from tests.support.waiting import until_async
 from watchkeeper.config import loading, settings
 from watchkeeper.errors import SettingsError, StoreError
-from watchkeeper.hub.repair_loop import ladder_of, limits_of, policy_of
+from watchkeeper.hub.repair_loop import build_ladder, build_limits, load_policy
 from watchkeeper.kit.clock import ManualClock, to_ms
 from watchkeeper.model import events, fleet
 from watchkeeper.model.trust import Mode
-from watchkeeper.remediate.drivers import together
+from watchkeeper.remediate.drivers import composite_driver
 
 
 def after_xid(
@@ -30,13 +30,15 @@ def after_xid(
     cluster = TestCluster({node.name: Machine() for node in inventory})
 
     async def story() -> list[str]:
-        chosen = replace(settings.Remediate(), mode=mode, driver=settings.DriverName.SLURM, one_per_domain=())
+        chosen = replace(settings.RemediateSettings(), mode=mode, driver=settings.DriverName.SLURM, one_per_domain=())
         hub = opened(
-            settings.Settings(settings.Hub(data=str(folder)), remediate=chosen), time=ManualClock(NOON), driver=cluster
+            settings.Settings(settings.HubSettings(data=str(folder)), remediate=chosen),
+            time=ManualClock(NOON),
+            driver=cluster,
         )
-        hub.fleet.fleet.expect(inventory, to_ms(NOON))
+        hub.fleet.fleet.set_expected_nodes(inventory, to_ms(NOON))
         place = fleet.Place(where, node="n1", gpu="GPU-1")
-        await hub.incidents.take_events([events.Event("e1", events.EventKind.XID, code, place, NOON, f"Xid {code}")])
+        await hub.incidents.ingest_events([events.Event("e1", events.EventKind.XID, code, place, NOON, f"Xid {code}")])
         for _ in range(round(patience_seconds / 0.01)):
             if cluster.ours():
                 break
@@ -91,22 +93,22 @@ def test_settings_become_a_ladder_and_limits(tmp_path: Path) -> None:
     )
     (tmp_path / "mine.toml").write_text('[cause.gsp_timeout]\nsteps = [{ action = "inspect", why = "look" }]')
     chosen = loading.load(tmp_path / "hub.toml").remediate
-    assert ladder_of(chosen).rung("gpu_fell_off_bus", "prod").mode is Mode.ACT
-    assert (limits_of(chosen).fleet_percent, limits_of(chosen).quorums[0].gpus) == (5, 512)
-    assert [step.action for step in policy_of(chosen).steps("gsp_timeout")] == ["inspect"]
+    assert build_ladder(chosen).decide_mode("gpu_fell_off_bus", "prod").mode is Mode.ACT
+    assert (build_limits(chosen).fleet_percent, build_limits(chosen).quorums[0].gpus) == (5, 512)
+    assert [step.action for step in load_policy(chosen).steps("gsp_timeout")] == ["inspect"]
 
 
 def test_idle_gpus_are_taken_back_only_where_the_settings_say_so(tmp_path: Path) -> None:
-    kinds = [step.action for step in policy_of(settings.Remediate()).steps("gpu_idle_waste")]
+    kinds = [step.action for step in load_policy(settings.RemediateSettings()).steps("gpu_idle_waste")]
     assert kinds == ["notify_owner"]
-    chosen = replace(settings.Remediate(), reclaim=True, reclaim_wait="20m", reclaims=3)
-    steps = policy_of(chosen).steps("gpu_idle_waste")
+    chosen = replace(settings.RemediateSettings(), reclaim=True, reclaim_wait="20m", reclaims=3)
+    steps = load_policy(chosen).steps("gpu_idle_waste")
     assert [(step.action, step.arguments) for step in steps] == [
         ("notify_owner", {}),
         ("warn_owner", {"wait": "20m"}),
         ("reclaim", {"how": "scale_down"}),
     ]
-    assert limits_of(chosen).reclaims == 3
+    assert build_limits(chosen).reclaims == 3
     mine = tmp_path / "mine.toml"
     mine.write_text(
         '[cause.gpu_idle_waste]\nsteps = [{ action = "warn_owner", why = "x" }, { action = "reclaim", why = "x" }]'
@@ -114,21 +116,23 @@ def test_idle_gpus_are_taken_back_only_where_the_settings_say_so(tmp_path: Path)
     with pytest.raises(
         SettingsError, match=r"cause\.gpu_idle_waste takes GPUs from their owners, which is switched off"
     ):
-        policy_of(replace(settings.Remediate(), policy=str(mine)))
+        load_policy(replace(settings.RemediateSettings(), policy=str(mine)))
 
 
 def test_a_node_is_looked_at_by_its_agent_before_it_is_given_back_where_agents_take_orders() -> None:
     def checks(cause: str, **told: Any) -> tuple[str, ...]:
-        chosen = settings.Remediate(driver=settings.DriverName.SLURM, **told)
-        asked = settings.Settings(hub=settings.Hub(order_key_file="hub.key"), remediate=chosen)
-        steps = policy_of(chosen, gives_orders=together.gives_orders(asked)).steps(cause)
+        chosen = settings.RemediateSettings(driver=settings.DriverName.SLURM, **told)
+        asked = settings.Settings(hub=settings.HubSettings(order_key_file="hub.key"), remediate=chosen)
+        steps = load_policy(chosen, gives_orders=composite_driver.uses_node_agents(asked)).steps(cause)
         return next(step.checks for step in steps if step.action == "validate")
 
     own = ("gpus_present", "conditions_clear", "no_new_xid")
     assert checks("gpu_fell_off_bus") == (*own, "scan", "diag_2", "diag_3")
     assert checks("gpu_fell_off_bus", node_checks=()) == own
     assert checks("fabric_manager_down") == (*own, "scan", "diag_2")
-    assert not together.gives_orders(settings.Settings(remediate=settings.Remediate(driver=settings.DriverName.SLURM)))
+    assert not composite_driver.uses_node_agents(
+        settings.Settings(remediate=settings.RemediateSettings(driver=settings.DriverName.SLURM))
+    )
 
 
 @pytest.mark.parametrize(
@@ -146,20 +150,22 @@ def test_a_mistake_in_the_settings_names_its_key(tmp_path: Path, line: str, prob
 
 
 def test_a_rule_for_a_cause_that_nobody_knows_is_refused() -> None:
-    chosen = replace(settings.Remediate(), trust=(settings.Trust(Mode.ACT, cause="gpu_fel_of"),))
+    chosen = replace(settings.RemediateSettings(), trust=(settings.TrustRule(Mode.ACT, cause="gpu_fel_of"),))
     with pytest.raises(SettingsError, match=r"remediate.trust\[0\].cause: unknown cause 'gpu_fel_of'"):
-        ladder_of(chosen)
+        build_ladder(chosen)
 
 
 def test_an_incident_under_our_own_repair_keeps_its_cause_and_says_so(tmp_path: Path) -> None:
     cluster = TestCluster({node.name: Machine() for node in nodes(8)})
 
     async def story() -> tuple[bool, bool, list[str]]:
-        chosen, time = replace(settings.Remediate(), mode=Mode.ACT), ManualClock(NOON)
-        hub = opened(settings.Settings(settings.Hub(data=str(tmp_path)), remediate=chosen), time=time, driver=cluster)
-        hub.fleet.fleet.expect(nodes(8), to_ms(NOON))
+        chosen, time = replace(settings.RemediateSettings(), mode=Mode.ACT), ManualClock(NOON)
+        hub = opened(
+            settings.Settings(settings.HubSettings(data=str(tmp_path)), remediate=chosen), time=time, driver=cluster
+        )
+        hub.fleet.fleet.set_expected_nodes(nodes(8), to_ms(NOON))
         place = fleet.Place("main", node="n1", gpu="GPU-1")
-        await hub.incidents.take_events([events.Event("e1", events.EventKind.XID, 79, place, NOON, "Xid 79")])
+        await hub.incidents.ingest_events([events.Event("e1", events.EventKind.XID, 79, place, NOON, "Xid 79")])
         incident = hub.services.journal.incidents()[0]
         hub.current.stages.pipeline.diagnose(incident, NOON)
         before = hub.repairs.keeps_cause(incident)
@@ -182,22 +188,22 @@ def test_an_incident_under_our_own_repair_keeps_its_cause_and_says_so(tmp_path: 
 
 def test_a_plan_from_before_a_start_is_taken_when_the_journal_can_be_written_again(tmp_path: Path) -> None:
     async def story() -> list[str]:
-        chosen = replace(settings.Remediate(), mode=Mode.ASK, driver=settings.DriverName.SLURM)
+        chosen = replace(settings.RemediateSettings(), mode=Mode.ASK, driver=settings.DriverName.SLURM)
         hub = opened(
-            settings.Settings(settings.Hub(data=str(tmp_path)), remediate=chosen),
+            settings.Settings(settings.HubSettings(data=str(tmp_path)), remediate=chosen),
             time=ManualClock(NOON),
             driver=TestCluster({node.name: Machine() for node in nodes(8)}),
         )
-        hub.fleet.fleet.expect(nodes(8), to_ms(NOON))
+        hub.fleet.fleet.set_expected_nodes(nodes(8), to_ms(NOON))
         place = fleet.Place("main", node="n1", gpu="GPU-1")
-        await hub.incidents.take_events([events.Event("e1", events.EventKind.XID, 79, place, NOON, "Xid 79")])
+        await hub.incidents.ingest_events([events.Event("e1", events.EventKind.XID, 79, place, NOON, "Xid 79")])
         hub.current.stages.pipeline.diagnose(hub.services.journal.incidents()[0], NOON)
         hub.current.stages.journal._connection.execute("PRAGMA query_only = 1")
         with pytest.raises(StoreError):
             await hub.repairs._tick()
         hub.current.stages.journal._connection.execute("PRAGMA query_only = 0")
         await hub.repairs._tick()
-        found = [repair.incident for repair in hub.repairs.repairs.all()]
+        found = [repair.incident for repair in hub.repairs.repairs.alive_repairs()]
         hub.close()
         return found
 

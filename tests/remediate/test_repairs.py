@@ -16,7 +16,7 @@ from watchkeeper.model import fleet
 from watchkeeper.model.actions import Action, ActionKind
 from watchkeeper.model.trust import Mode
 from watchkeeper.remediate import repairs
-from watchkeeper.remediate.driver import Observed, Performed
+from watchkeeper.remediate.driver import ActionOutcome, NodeObservation
 
 CALLS = ["cordon n1", "drain n1", "reboot n1", "uncordon n1"]
 
@@ -50,7 +50,7 @@ def test_a_lost_gpu_is_cordoned_drained_rebooted_validated_and_given_back(world:
 def test_a_hub_killed_around_a_call_goes_on_and_does_nothing_twice(world: World, kind: str, when: str) -> None:
     effect, deaths = world.cluster._effect, [kind]
 
-    def deadly(action: Action, machine: object) -> Performed:
+    def deadly(action: Action, machine: object) -> ActionOutcome:
         if when == "before" and action.kind in deaths:
             deaths.clear()
             raise Killed
@@ -96,7 +96,7 @@ def test_an_api_server_that_is_away_for_a_while_is_asked_again(world: World) -> 
 
 
 def test_credentials_that_stay_expired_end_in_a_failure_with_the_reason(world: World) -> None:
-    def expired(action: Action) -> Performed:
+    def expired(action: Action) -> ActionOutcome:
         raise ActionFailed(f"{action.kind}: 401 Unauthorized")
 
     world.cluster.perform = expired  # type: ignore[method-assign]
@@ -108,7 +108,7 @@ def test_credentials_that_stay_expired_end_in_a_failure_with_the_reason(world: W
 
 
 def test_a_driver_that_breaks_is_an_error_of_that_step_only(world: World) -> None:
-    def broken_driver(_: Action) -> Performed:
+    def broken_driver(_: Action) -> ActionOutcome:
         raise RuntimeError("list index out of range")
 
     world.cluster.perform = broken_driver  # type: ignore[method-assign]
@@ -144,7 +144,7 @@ def test_a_node_that_is_deleted_ends_its_repair(world: World) -> None:
     world.settle(5)
     world.cluster.machines["n1"].exists = False
     world.settle(5)
-    assert (world.state(id), world.repairs.all()) == ("failed", [])
+    assert (world.state(id), world.repairs.alive_repairs()) == ("failed", [])
     assert any("n1 no longer exists" in text for text in world.story(id))
 
 
@@ -271,10 +271,10 @@ def test_a_node_is_looked_at_for_an_hour_after_its_repair_and_then_no_more(world
     world.settle()
     world.ends(incident.id)
     world.settle(5)
-    assert world.repairs.all() == []
+    assert world.repairs.alive_repairs() == []
     late, looked = world.repairs._late, list[str]()
 
-    def observe(place: fleet.Place) -> Observed:
+    def observe(place: fleet.Place) -> NodeObservation:
         looked.append(str(place.node))
         return world.cluster.observe(place)
 
@@ -286,7 +286,7 @@ def test_a_node_is_looked_at_for_an_hour_after_its_repair_and_then_no_more(world
 @pytest.mark.slow
 def test_hundreds_of_incidents_at_once_stay_within_the_budget(tmp_path: Path) -> None:
     world = World(tmp_path, 400, limits(pool_percent=5, fleet_percent=2))
-    with world.journal.together():
+    with world.journal.transaction():
         for node in world.nodes:
             world.take(world.breaks(node.name))
     for machine in world.cluster.machines.values():
@@ -324,8 +324,8 @@ def test_every_call_is_in_the_journal_before_it_is_made(world: World) -> None:
     seen: list[bool] = []
     perform = world.cluster.perform
 
-    def checked(action: Action) -> Performed:
-        kept = world.journal.alive_repairs()[0]
+    def checked(action: Action) -> ActionOutcome:
+        kept = world.journal.active_repairs()[0]
         seen.append(kept.is_begun and (kept.state == "restoring" or kept.action == action))
         return perform(action)
 

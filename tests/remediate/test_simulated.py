@@ -13,14 +13,14 @@ from tests import servers
 from watchkeeper.errors import ActionFailed, ActionRefused
 from watchkeeper.model import fleet, incidents
 from watchkeeper.model.actions import Action, ActionId, ActionKind
-from watchkeeper.remediate.drivers.simulated import Simulated
+from watchkeeper.remediate.drivers.simulated import SimulatedDriver
 from watchkeeper.sim import server, simulation
 
 SETTINGS = simulation.SimSettings(gpus=16, port=0)
 
 
 @pytest.fixture(scope="module")
-def simulator() -> Iterator[tuple[Simulated, fleet.Place]]:
+def simulator() -> Iterator[tuple[SimulatedDriver, fleet.Place]]:
     """A small fleet on a free port, and its first node."""
     listener = server.open_listener(SETTINGS)
     listener.listen()
@@ -28,7 +28,7 @@ def simulator() -> Iterator[tuple[Simulated, fleet.Place]]:
     thread = threading.Thread(target=loop.run_until_complete, args=(server.serve(SETTINGS, stop, listener=listener),))
     thread.start()
     node = simulation.Simulation(SETTINGS).layout.nodes[0].name
-    yield Simulated(f"http://127.0.0.1:{listener.getsockname()[1]}"), fleet.Place("sim", node=node)
+    yield SimulatedDriver(f"http://127.0.0.1:{listener.getsockname()[1]}"), fleet.Place("sim", node=node)
     loop.call_soon_threadsafe(stop.set)
     thread.join()
     loop.close()
@@ -39,7 +39,7 @@ def action(kind: ActionKind, place: fleet.Place, *, step: int = 1, incident: str
 
 
 def test_a_cordon_is_written_on_the_node_once_and_taken_off_by_its_own_incident(
-    simulator: tuple[Simulated, fleet.Place],
+    simulator: tuple[SimulatedDriver, fleet.Place],
 ) -> None:
     driver, node = simulator
     cordon = action(ActionKind.CORDON, node)
@@ -55,7 +55,7 @@ def test_a_cordon_is_written_on_the_node_once_and_taken_off_by_its_own_incident(
     assert driver.observe(node).is_schedulable is True
 
 
-def test_a_node_that_the_simulator_does_not_have_does_not_exist(simulator: tuple[Simulated, fleet.Place]) -> None:
+def test_a_node_that_the_simulator_does_not_have_does_not_exist(simulator: tuple[SimulatedDriver, fleet.Place]) -> None:
     driver, _ = simulator
     stranger = fleet.Place("sim", node="no such node")
     assert driver.observe(stranger).exists is False
@@ -63,13 +63,15 @@ def test_a_node_that_the_simulator_does_not_have_does_not_exist(simulator: tuple
         driver.perform(action(ActionKind.CORDON, stranger))
 
 
-def test_a_reset_of_an_unknown_gpu_fails_with_the_simulators_words(simulator: tuple[Simulated, fleet.Place]) -> None:
+def test_a_reset_of_an_unknown_gpu_fails_with_the_simulators_words(
+    simulator: tuple[SimulatedDriver, fleet.Place],
+) -> None:
     driver, node = simulator
     with pytest.raises(ActionFailed, match=r"gpus/GPU-none/reset did not succeed: it answered 404"):
         driver.perform(action(ActionKind.RESET_GPU, fleet.Place("sim", node=node.node, gpu="GPU-none")))
 
 
-def test_what_only_a_person_can_do_is_described_and_refused(simulator: tuple[Simulated, fleet.Place]) -> None:
+def test_what_only_a_person_can_do_is_described_and_refused(simulator: tuple[SimulatedDriver, fleet.Place]) -> None:
     driver, node = simulator
     look = action(ActionKind.INSPECT, node)
     assert driver.describe(look) == f"a person looks at {node.node}"
@@ -80,7 +82,7 @@ def test_what_only_a_person_can_do_is_described_and_refused(simulator: tuple[Sim
 def test_a_simulator_that_is_not_there_is_a_failure_with_words() -> None:
     url = f"http://127.0.0.1:{servers.free_port()}"
     with pytest.raises(ActionFailed, match=r"GET /cluster/nodes/n1 did not succeed: nothing listens there"):
-        Simulated(url).observe(fleet.Place("sim", node="n1"))
+        SimulatedDriver(url).observe(fleet.Place("sim", node="n1"))
 
 
 class Page(BaseHTTPRequestHandler):
@@ -98,11 +100,11 @@ def test_a_server_that_speaks_no_json_is_a_failure_with_words() -> None:
         thread = threading.Thread(target=other.handle_request)
         thread.start()
         with pytest.raises(ActionFailed, match="the answer is not a JSON object"):
-            Simulated(f"http://127.0.0.1:{other.server_port}").observe(fleet.Place("sim", node="n1"))
+            SimulatedDriver(f"http://127.0.0.1:{other.server_port}").observe(fleet.Place("sim", node="n1"))
         thread.join()
 
 
-def test_a_holder_is_told_once_and_then_its_gpu_is_free(simulator: tuple[Simulated, fleet.Place]) -> None:
+def test_a_holder_is_told_once_and_then_its_gpu_is_free(simulator: tuple[SimulatedDriver, fleet.Place]) -> None:
     driver, node = simulator
     gpu = fleet.Place("sim", node=node.node, gpu=simulation.Simulation(SETTINGS).layout.nodes[0].gpus[0].uuid)
     before = driver.observe(node).workloads

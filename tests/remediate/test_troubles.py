@@ -16,7 +16,7 @@ from tests.remediate.world import World
 from watchkeeper.errors import ActionFailed
 from watchkeeper.model.actions import Action, ActionKind
 from watchkeeper.model.fleet import Place
-from watchkeeper.remediate.driver import Observed, Performed
+from watchkeeper.remediate.driver import ActionOutcome, NodeObservation
 
 AWAY = "the Kubernetes API server did not take GET /api/v1/nodes/n1: Connection refused"
 CONFLICT = "somebody else changed the node between each look and each patch, 5 times"
@@ -36,10 +36,10 @@ def waits(world: World, kind: ActionKind, why: str) -> None:
     """From now on this kind of call is never complete."""
     perform = world.cluster.perform
 
-    def endless(action: Action) -> Performed:
+    def endless(action: Action) -> ActionOutcome:
         if action.kind is not kind:
             return perform(action)
-        return Performed(f"{action.kind} has to wait", is_complete=False, waits_for=(why,))
+        return ActionOutcome(f"{action.kind} has to wait", is_complete=False, waits_for=(why,))
 
     world.cluster.perform = endless  # type: ignore[method-assign]
 
@@ -48,12 +48,12 @@ def away(world: World) -> None:
     """From the first drain on nobody answers any more, neither a look nor a call."""
     observe, perform, cluster = world.cluster.observe, world.cluster.perform, world.cluster
 
-    def unseen(place: Place) -> Observed:
+    def unseen(place: Place) -> NodeObservation:
         if "drain n1" in cluster.calls:
             raise ActionFailed(AWAY)
         return observe(place)
 
-    def uncalled(action: Action) -> Performed:
+    def uncalled(action: Action) -> ActionOutcome:
         if "drain n1" in cluster.calls or action.kind is ActionKind.DRAIN:
             cluster.calls.append(f"{action.kind} n1")
             raise ActionFailed(AWAY)
@@ -106,7 +106,7 @@ def test_a_trouble_that_lasts_ends_the_repair_with_its_reason_on_the_incident(wo
     world.cluster.observe, world.cluster.perform = observe, perform  # type: ignore[method-assign]
     world.ends(id)
     world.settle(20, seconds=60)
-    assert (world.cluster.ours(), world.repairs.all()) == ([], [])
+    assert (world.cluster.ours(), world.repairs.alive_repairs()) == ([], [])
 
 
 @pytest.mark.parametrize("trouble", MID_DRAIN)
@@ -118,7 +118,7 @@ def test_a_node_that_is_no_longer_ours_is_let_go_with_the_reason_on_the_incident
     MID_DRAIN[trouble][0](world)
     calls = len(world.cluster.calls)
     world.settle(20, seconds=30)
-    assert (world.state(id), world.repairs.all(), len(world.cluster.calls)) == ("failed", [], calls)
+    assert (world.state(id), world.repairs.alive_repairs(), len(world.cluster.calls)) == ("failed", [], calls)
     assert any(MID_DRAIN[trouble][1] in text for text in world.story(id)), world.story(id)
     assert world.cluster.machines["n1"].cordon is None
 
@@ -131,7 +131,7 @@ def test_no_repair_is_lost_whatever_goes_wrong_for_a_while(tmp_path: Path, seed:
     world.cluster.troubles = Troubles(before=0.2, after=0.2, observe=0.2, slow=0.5)
     effect, dice = world.cluster._effect, world.cluster.dice
 
-    def deadly(action: Action, machine: object) -> Performed:
+    def deadly(action: Action, machine: object) -> ActionOutcome:
         if dice.random() < 0.05:
             raise Killed
         return effect(action, machine)  # type: ignore[arg-type]
@@ -150,6 +150,6 @@ def test_no_repair_is_lost_whatever_goes_wrong_for_a_while(tmp_path: Path, seed:
     world.cluster._effect, world.cluster.troubles = effect, Troubles()  # type: ignore[method-assign]
     world.settle(60, seconds=10)
     assert {world.state(id) for id in ids} == {"done"}
-    assert (world.cluster.ours(), world.repairs.all()) == ([], [])
+    assert (world.cluster.ours(), world.repairs.alive_repairs()) == ([], [])
     assert set(world.cluster.effects.values()) == {1}
     world.close()

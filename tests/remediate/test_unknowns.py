@@ -11,12 +11,12 @@ import pytest
 
 from tests.remediate.cluster import Troubles
 from tests.remediate.world import World
-from watchkeeper.errors import ActionFailed, IllegalMove, StoreError
+from watchkeeper.errors import ActionFailed, InvalidTransition, StoreError
 from watchkeeper.model.repairs import Repair
 from watchkeeper.model.trust import Mode
 from watchkeeper.remediate import policy
-from watchkeeper.remediate.driver import Observed
-from watchkeeper.remediate.ladder import Rung
+from watchkeeper.remediate.driver import NodeObservation
+from watchkeeper.remediate.ladder import ModeDecision
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_a_node_that_cannot_be_looked_at_is_not_drained_or_rebooted(world: World
     world.cluster.troubles = Troubles(observe=1.0)
     world.settle(20)
     assert world.cluster.calls == ["cordon n1"]
-    assert "cannot be had now" in world.repairs.all()[0].waits_for[0]
+    assert "cannot be had now" in world.repairs.alive_repairs()[0].waits_for[0]
     world.cluster.troubles = Troubles()
     world.settle(30)
     assert world.state(made.incident) == "done"
@@ -58,16 +58,16 @@ def test_a_node_that_nobody_can_look_at_for_too_long_is_kept_out_and_said_so(wor
     world.cluster.troubles = Troubles(observe=1.0)
     world.settle(80, seconds=60)
     assert world.state(made.id) == "failed"
-    assert "the limit is 3600 s, waiting for a look at n1" in world.repairs.all()[0].said
+    assert "the limit is 3600 s, waiting for a look at n1" in world.repairs.alive_repairs()[0].said
 
 
 def test_what_began_by_itself_goes_on_under_ask_only_with_a_persons_yes(world: World) -> None:
     made = begun(world)
-    world.rung = Rung(Mode.ASK, "mode ask by remediate.mode")
+    world.rung = ModeDecision(Mode.ASK, "mode ask by remediate.mode")
     world.settle(20)
     assert world.cluster.calls == ["cordon n1"]
-    assert world.repairs.all()[0].waits_for == ("a person's yes: mode ask by remediate.mode",)
-    with pytest.raises(IllegalMove, match="the yes is for plan"):
+    assert world.repairs.alive_repairs()[0].waits_for == ("a person's yes: mode ask by remediate.mode",)
+    with pytest.raises(InvalidTransition, match="the yes is for plan"):
         world.people.approve(made.id, "another", actor="ada", now=world.now)
     world.people.approve(made.id, made.digest, actor="ada", now=world.now)
     world.settle(30)
@@ -76,14 +76,14 @@ def test_what_began_by_itself_goes_on_under_ask_only_with_a_persons_yes(world: W
 
 def test_what_a_person_approved_goes_on_under_ask(world: World) -> None:
     made = begun(world, Mode.ASK)
-    world.rung = Rung(Mode.ASK, "mode ask by remediate.mode")
+    world.rung = ModeDecision(Mode.ASK, "mode ask by remediate.mode")
     world.settle(30)
     assert world.state(made.incident) == "done"
 
 
 def test_under_ask_our_own_cordon_is_taken_off_without_a_yes_when_it_is_over(world: World) -> None:
     made = begun(world)
-    world.rung = Rung(Mode.ASK, "mode ask by remediate.mode")
+    world.rung = ModeDecision(Mode.ASK, "mode ask by remediate.mode")
     world.ends(made.incident)
     world.settle(10)
     assert world.cluster.ours() == ["n1"]
@@ -94,7 +94,7 @@ def test_under_ask_our_own_cordon_is_taken_off_without_a_yes_when_it_is_over(wor
 
 def test_a_node_that_a_lowered_mode_leaves_cordoned_keeps_an_open_incident(world: World) -> None:
     made = begun(world)
-    world.rung = Rung(Mode.OBSERVE, "mode observe by remediate.mode")
+    world.rung = ModeDecision(Mode.OBSERVE, "mode observe by remediate.mode")
     world.ends(made.incident)
     world.settle(5)
     assert world.cluster.ours() == ["n1"]
@@ -111,7 +111,7 @@ def test_a_clock_that_was_put_back_does_not_lengthen_a_yes(world: World) -> None
     world.now -= timedelta(hours=5)
     world.step()
     assert world.state(made.id) == "planned"
-    assert "clock was put back" in world.repairs.all()[0].said
+    assert "clock was put back" in world.repairs.alive_repairs()[0].said
 
 
 def test_a_clock_that_was_put_back_does_not_keep_a_repair_waiting(world: World) -> None:
@@ -168,7 +168,7 @@ def test_nothing_is_called_for_an_intent_that_the_journal_lost(world: World, mon
         broken.setattr(world.journal, "alive_repairs", gone)
         with pytest.raises(StoreError):
             world.take(incident)
-    for one in world.repairs.all():
+    for one in world.repairs.alive_repairs():
         world.repairs.advance(one.id, world.now)
     assert world.cluster.calls == []
     world.settle(5)
@@ -195,7 +195,7 @@ def test_a_silent_cluster_is_asked_for_late_marks_once_not_once_for_each_node(wo
         world.people.reject(made.id, "no", actor="ada", now=world.now)
     asked: list[str] = []
 
-    def silent(place: object) -> Observed:
+    def silent(place: object) -> NodeObservation:
         asked.append(str(place))
         raise ActionFailed("no answer within 5 s")
 

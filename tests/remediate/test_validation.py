@@ -12,7 +12,7 @@ from watchkeeper.model import alerts, events, fleet, incidents
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import Sample
 from watchkeeper.query.embedded import EmbeddedEngine
-from watchkeeper.remediate.validation import ConditionsClear, GpusPresent, NoNewXid, Standing, Verdict, ask
+from watchkeeper.remediate.validation import CheckResult, CheckState, ConditionsClear, GpusPresent, NoNewXid, run_checks
 from watchkeeper.store.head.head import Head
 from watchkeeper.store.journal.journal import Journal
 
@@ -36,21 +36,21 @@ class Records:
         return next(one for one in self.open if one.id == id)
 
 
-def standing(verdict: Verdict) -> tuple[Standing, str]:
-    return verdict.standing, verdict.text
+def standing(verdict: CheckResult) -> tuple[CheckState, str]:
+    return verdict.state, verdict.text
 
 
 def test_quiet_has_to_last_before_it_counts() -> None:
     check = NoNewXid(Records([xid(79, NOON - MINUTE)]))
-    assert standing(check.check(NODE, NOON, NOON + MINUTE)) == (Standing.UNKNOWN, "none for 60 s of 300 s")
-    assert check.check(NODE, NOON, NOON + 5 * MINUTE).standing is Standing.PASSED
+    assert standing(check.check(NODE, NOON, NOON + MINUTE)) == (CheckState.UNKNOWN, "none for 60 s of 300 s")
+    assert check.check(NODE, NOON, NOON + 5 * MINUTE).state is CheckState.PASSED
 
 
 def test_an_xid_of_hardware_after_the_repair_fails_it_and_one_of_a_program_does_not() -> None:
     check = NoNewXid(Records([xid(31, NOON + MINUTE)]))
-    assert check.check(NODE, NOON, NOON + 5 * MINUTE).standing is Standing.PASSED
+    assert check.check(NODE, NOON, NOON + 5 * MINUTE).state is CheckState.PASSED
     check = NoNewXid(Records([xid(48, NOON + MINUTE)]))
-    assert standing(check.check(NODE, NOON, NOON + 2 * MINUTE)) == (Standing.FAILED, "Xid 48 at 12:01:00Z: Xid 48")
+    assert standing(check.check(NODE, NOON, NOON + 2 * MINUTE)) == (CheckState.FAILED, "Xid 48 at 12:01:00Z: Xid 48")
 
 
 def test_gpus_count_when_they_reported_after_the_repair() -> None:
@@ -64,15 +64,15 @@ def test_gpus_count_when_they_reported_after_the_repair() -> None:
 
     report("DCGM_FI_DEV_GPU_TEMP", 40.0, -10, UUID="GPU-1")
     assert standing(check.check(NODE, NOON, NOON)) == (
-        Standing.UNKNOWN,
+        CheckState.UNKNOWN,
         "0 GPUs report, and nobody knows how many should",
     )
     report("watchkeeper_node_expected_gpus", 2.0, 0)
     report("DCGM_FI_DEV_GPU_TEMP", 40.0, 10, UUID="GPU-1")
     verdict = check.check(NODE, NOON, NOON + timedelta(seconds=20))
-    assert standing(verdict) == (Standing.UNKNOWN, "1 of 2 GPUs have reported since 12:00:00Z")
+    assert standing(verdict) == (CheckState.UNKNOWN, "1 of 2 GPUs have reported since 12:00:00Z")
     report("DCGM_FI_DEV_GPU_TEMP", 40.0, 15, UUID="GPU-2")
-    assert check.check(NODE, NOON, NOON + timedelta(seconds=20)).standing is Standing.PASSED
+    assert check.check(NODE, NOON, NOON + timedelta(seconds=20)).state is CheckState.PASSED
 
 
 def test_a_fault_that_lasts_keeps_the_node_out() -> None:
@@ -92,31 +92,31 @@ def test_a_fault_that_lasts_keeps_the_node_out() -> None:
     )
     records = Records(open=[incident])
     verdict = ConditionsClear(records).check(NODE, NOON, NOON)
-    assert standing(verdict) == (Standing.UNKNOWN, "1 still last, such as: Xid 79")
+    assert standing(verdict) == (CheckState.UNKNOWN, "1 still last, such as: Xid 79")
     records.open = [replace(incident, members=(replace(member, until=NOON),))]
-    assert ConditionsClear(records).check(NODE, NOON, NOON).standing is Standing.PASSED
+    assert ConditionsClear(records).check(NODE, NOON, NOON).state is CheckState.PASSED
 
 
 def test_a_check_that_nobody_makes_or_that_breaks_has_not_passed() -> None:
     class Broken:
         name = "broken"
 
-        def check(self, place: fleet.Place, since: datetime, now: datetime) -> Verdict:
+        def check(self, place: fleet.Place, since: datetime, now: datetime) -> CheckResult:
             raise StoreError("the disk is gone")
 
-    verdicts = ask(["magic", "broken"], {"broken": Broken()}, NODE, since=NOON, now=NOON)
-    assert [one.standing for one in verdicts] == [Standing.UNKNOWN, Standing.UNKNOWN]
+    verdicts = run_checks(["magic", "broken"], {"broken": Broken()}, NODE, since=NOON, now=NOON)
+    assert [one.state for one in verdicts] == [CheckState.UNKNOWN, CheckState.UNKNOWN]
     assert verdicts[1].text == "could not be asked: the disk is gone"
 
 
 def test_the_journal_is_a_keeper_of_records(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal.sqlite")
     soon = NOON + timedelta(seconds=1)
-    journal.take_events([xid(79, NOON)], NOON)
-    assert NoNewXid(journal).check(NODE, NOON, soon).standing is Standing.UNKNOWN
-    journal.take_events([xid(48, soon)], soon)
-    assert NoNewXid(journal).check(NODE, NOON, soon).standing is Standing.FAILED
-    assert ConditionsClear(journal).check(NODE, NOON, NOON).standing is Standing.PASSED
+    journal.save_events([xid(79, NOON)], NOON)
+    assert NoNewXid(journal).check(NODE, NOON, soon).state is CheckState.UNKNOWN
+    journal.save_events([xid(48, soon)], soon)
+    assert NoNewXid(journal).check(NODE, NOON, soon).state is CheckState.FAILED
+    assert ConditionsClear(journal).check(NODE, NOON, NOON).state is CheckState.PASSED
     journal.close()
 
 
@@ -131,5 +131,5 @@ def test_a_gpu_that_two_exporters_report_counts_once() -> None:
     expected = Sample(Labels({"__name__": "watchkeeper_node_expected_gpus", **where}), at, 2.0)
     engine.appender.append([*seen, expected])
     verdict = GpusPresent(engine).check(NODE, NOON, NOON + MINUTE)
-    assert (verdict.standing, verdict.text[:15]) == (Standing.UNKNOWN, "1 of 2 GPUs hav")
+    assert (verdict.state, verdict.text[:15]) == (CheckState.UNKNOWN, "1 of 2 GPUs hav")
     engine.close()

@@ -15,12 +15,12 @@ from pathlib import Path
 
 from tests.remediate.cluster import OURS, Machine, Troubles
 from tests.remediate.world import World, limits
-from watchkeeper.errors import IllegalMove
+from watchkeeper.errors import InvalidTransition
 from watchkeeper.model.actions import Action, ActionKind
 from watchkeeper.model.trust import Mode
 from watchkeeper.remediate import guards
-from watchkeeper.remediate.driver import Performed
-from watchkeeper.remediate.ladder import Rung
+from watchkeeper.remediate.driver import ActionOutcome
+from watchkeeper.remediate.ladder import ModeDecision
 
 CAUSES = (
     "gpu_fell_off_bus",
@@ -63,7 +63,7 @@ class Walk:
         cluster, perform = self.world.cluster, self.world.cluster._effect
         self.kill_at: int | None = None
 
-        def effect(action: Action, machine: Machine) -> Performed:
+        def effect(action: Action, machine: Machine) -> ActionOutcome:
             self._may_die()
             is_new = not cluster.effects[action.mark]
             done = perform(action, machine)
@@ -92,10 +92,10 @@ class Walk:
     def check(self) -> None:
         world = self.world
         ours = world.cluster.ours()
-        most = guards.most_out(NODES, FLEET_PERCENT)
+        most = guards.out_of_service_budget(NODES, FLEET_PERCENT)
         assert len(ours) <= most, f"{len(ours)} nodes carry our cordon, the budget is {most}"
         pools = Counter(node.pool for node in world.nodes if node.name in ours)
-        assert all(count <= guards.most_out(NODES // 2, POOL_PERCENT) for count in pools.values()), pools
+        assert all(count <= guards.out_of_service_budget(NODES // 2, POOL_PERCENT) for count in pools.values()), pools
         for (id, kind), count in self.performed.items():
             incident = world.journal.incident(id)
             assert incident is not None
@@ -117,8 +117,8 @@ class Walk:
             for _ in range(60):
                 world.step(30)
                 self._hear()
-        assert world.cluster.ours() == [], world.repairs.all()
-        assert world.repairs.all() == []
+        assert world.cluster.ours() == [], world.repairs.alive_repairs()
+        assert world.repairs.alive_repairs() == []
         assert world.journal.verify() is None
         world.close()
 
@@ -188,7 +188,7 @@ class Walk:
     def settings_change(self) -> None:
         """The mode is another one from now on, as after a restart with other settings."""
         mode = self.dice.choice([Mode.ASK, Mode.ASK, Mode.ASK, Mode.SUGGEST])
-        self.world.rung = Rung(mode, f"mode {mode} by the walk") if self.world.rung is None else None
+        self.world.rung = ModeDecision(mode, f"mode {mode} by the walk") if self.world.rung is None else None
 
     def stops(self) -> None:
         if self.world.repairs.switch.is_stopped:
@@ -197,11 +197,11 @@ class Walk:
             self.world.people.stop("let me look", actor="ada", now=self.world.now)
 
     def _person(self, say: Callable[[str, str], object]) -> None:
-        if alive := self.world.repairs.all():
+        if alive := self.world.repairs.alive_repairs():
             chosen = self.dice.choice(alive)
             try:
                 say(chosen.id, chosen.digest)
-            except IllegalMove:
+            except InvalidTransition:
                 return
 
 

@@ -14,17 +14,17 @@ from watchkeeper.model.repairs import Repair
 from watchkeeper.model.trust import Mode
 from watchkeeper.remediate import guards, validation
 from watchkeeper.remediate.approval import Approval
-from watchkeeper.remediate.ladder import Rung
+from watchkeeper.remediate.dependencies import RepairDependencies
+from watchkeeper.remediate.ladder import ModeDecision
 from watchkeeper.remediate.plan import make_plan
-from watchkeeper.remediate.policy import Policy, load
+from watchkeeper.remediate.policy import RepairPolicy, load
+from watchkeeper.remediate.proposal import RepairProposal, propose_repair
 from watchkeeper.remediate.repairs import Repairs
-from watchkeeper.remediate.surroundings import Surroundings
-from watchkeeper.remediate.wanted import Wanted, wanted
 from watchkeeper.store.journal.journal import Journal
 
 NOON = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
 # Everything allowed that a test is not about.
-FREE = guards.Limits(100, 100, 10_000, attempts=10_000, breaker_nodes=10_000, domains=())
+FREE = guards.GuardLimits(100, 100, 10_000, attempts=10_000, breaker_nodes=10_000, domains=())
 
 
 @dataclass
@@ -34,26 +34,26 @@ class Healthy:
     cluster: TestCluster
     name: str
 
-    def check(self, place: fleet.Place, since: datetime, now: datetime) -> validation.Verdict:
+    def check(self, place: fleet.Place, since: datetime, now: datetime) -> validation.CheckResult:
         if now - since < timedelta(seconds=5):
-            return validation.Verdict(self.name, validation.Standing.UNKNOWN, "too early to say")
+            return validation.CheckResult(self.name, validation.CheckState.UNKNOWN, "too early to say")
         is_sick = self.cluster.machines[place.node or ""].is_sick
-        standing = validation.Standing.FAILED if is_sick else validation.Standing.PASSED
-        return validation.Verdict(self.name, standing, "sick" if is_sick else "fine")
+        standing = validation.CheckState.FAILED if is_sick else validation.CheckState.PASSED
+        return validation.CheckResult(self.name, standing, "sick" if is_sick else "fine")
 
 
 @dataclass
 class World:
     folder: Path
     count: int = 4
-    limits: guards.Limits = FREE
+    limits: guards.GuardLimits = FREE
     mode: Mode = Mode.ACT
-    policy: Policy = field(default_factory=load)
+    policy: RepairPolicy = field(default_factory=load)
     now: datetime = NOON
     # What the settings of today say, where they are others than those of the plan.
-    rung: Rung | None = None
+    rung: ModeDecision | None = None
     # What is said of workloads that are not in `used`.
-    idle: validation.Standing = validation.Standing.PASSED
+    idle: validation.CheckState = validation.CheckState.PASSED
     used: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -64,23 +64,23 @@ class World:
         self.open()
 
     def open(self) -> None:
-        around = Surroundings(
+        around = RepairDependencies(
             self.journal,
             self.cluster,
             self.limits,
             {name: Healthy(self.cluster, name) for name in validation.CHECKS},
-            nodes=lambda: self.nodes,
-            report=self.reported.append,
-            rung=lambda _: self.rung,
-            idle=self.look_for_use,
+            list_nodes=lambda: self.nodes,
+            report_event=self.reported.append,
+            current_mode=lambda _: self.rung,
+            check_idle=self.look_for_use,
         )
         self.repairs = Repairs(around, now=self.now)
         self.people = Approval(self.repairs, life=timedelta(hours=1))
 
-    def look_for_use(self, action: actions.Action, since: datetime, now: datetime) -> validation.Verdict:
+    def look_for_use(self, action: actions.Action, since: datetime, now: datetime) -> validation.CheckResult:
         used = [one for one in action.arguments.get("pods", "").split(",") if one in self.used]
-        standing = validation.Standing.FAILED if used else self.idle
-        return validation.Verdict("idle", standing, f"{', '.join(used)} at work" if used else "nothing runs")
+        standing = validation.CheckState.FAILED if used else self.idle
+        return validation.CheckResult("idle", standing, f"{', '.join(used)} at work" if used else "nothing runs")
 
     def restart(self) -> None:
         """As after kill -9: nothing but the journal's file is left."""
@@ -125,15 +125,15 @@ class World:
         self.journal.save_incident(again, kind="reopened", text="again", at=self.now)
         return again
 
-    def wants(self, incident: incidents.Incident, mode: Mode | None = None) -> Wanted | None:
+    def wants(self, incident: incidents.Incident, mode: Mode | None = None) -> RepairProposal | None:
         node = next(node for node in self.nodes if node.name == incident.place.node)
         draft = make_plan(incident, None, self.policy, pool=node.pool)
-        rung = Rung(mode or self.mode, f"mode {mode or self.mode} by the test")
-        return wanted(incident, draft.cause, draft.actions, policy=self.policy, pool=node.pool, rung=rung)
+        rung = ModeDecision(mode or self.mode, f"mode {mode or self.mode} by the test")
+        return propose_repair(incident, draft.cause, draft.actions, policy=self.policy, pool=node.pool, rung=rung)
 
     def take(self, incident: incidents.Incident, mode: Mode | None = None) -> Repair | None:
         want = self.wants(incident, mode)
-        return None if want is None else self.repairs.take(want, self.now)
+        return None if want is None else self.repairs.submit(want, self.now)
 
     def step(self, seconds: float = 1.0) -> None:
         """Let time pass, and everything due take one move."""
@@ -153,5 +153,5 @@ class World:
         return [entry.text for entry in self.journal.timeline(id)]
 
 
-def limits(**changes: object) -> guards.Limits:
+def limits(**changes: object) -> guards.GuardLimits:
     return replace(FREE, **changes)  # type: ignore[arg-type]

@@ -93,7 +93,9 @@ def test_what_cannot_be_expressed_is_said_where_it_belongs(tmp_path: Path) -> No
 def test_a_cause_silences_its_effects_at_the_same_place_and_nothing_else() -> None:
     rules = yaml.safe_load(alertmanager.config_text(config.Settings()))["inhibit_rules"]
     told = {rule["source_matchers"][0].split('"')[1]: rule for rule in rules}
-    assert set(told) == {row.cause for row in causes.all() if effects.of(row.cause) and row.scope != "workload"}
+    assert set(told) == {
+        row.cause for row in causes.all_causes() if effects.affected_families(row.cause) and row.scope != "workload"
+    }
     down = told["node_down"]
     assert (down["equal"], down["target_matchers"][1]) == (["cluster", "node"], 'node!=""')
     assert "node_down" not in down["target_matchers"][0]

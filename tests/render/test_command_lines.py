@@ -14,7 +14,7 @@ from watchkeeper.cli.main import watchkeeper
 from watchkeeper.config import settings as config
 from watchkeeper.render import compose, slurm, systemd
 
-COMMAND = config.Render().command
+COMMAND = config.RenderSettings().command
 # What a shell fills in while the script runs.
 FILLED = {'"--slurm-$when"': "--slurm-prolog", '"$gpus"': "0", '"${options[@]}"': "--slurm-health --drain"}
 

@@ -68,9 +68,9 @@ def test_secrets_are_made_once_and_let_each_in_as_what_it_is(tree: Path) -> None
     before = (tree / "secrets" / "tokens").read_text()
     assert prepared(tree) == ""
     assert (tree / "secrets" / "tokens").read_text() == before
-    doors = auth.load(tree / "secrets" / "tokens")
+    doors = auth.load_tokens(tree / "secrets" / "tokens")
     for name, role in (("scrape", "viewer"), ("webhook", "agent")):
-        token = doors.find((tree / "secrets" / name).read_text())
+        token = doors.find_token((tree / "secrets" / name).read_text())
         assert token is not None
         assert token.role == role
     assert (tree / "secrets").stat().st_mode & 0o777 == 0o700

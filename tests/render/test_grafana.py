@@ -17,13 +17,14 @@ import yaml
 
 from tests.support import engines, render_tools
 from watchkeeper.config import settings as config
-from watchkeeper.drill.watch import Watch
-from watchkeeper.query.engine import Engine, Span
+from watchkeeper.drill.monitored_fleet import Watch
+from watchkeeper.query.engine import Engine, QueryRange
 from watchkeeper.render import grafana, grafana_panel
 from watchkeeper.sim.simulation import SimSettings, Simulation
 
 SETTINGS = config.Settings(
-    render=config.Render(docs_url="https://docs.example/wk"), notify=config.Notify(console_url="https://wk.example")
+    render=config.RenderSettings(docs_url="https://docs.example/wk"),
+    notify=config.NotifySettings(console_url="https://wk.example"),
 )
 # What Grafana puts in for its variables; every other variable is a choice of all.
 BUILT_IN = {"$__rate_interval": "2m", "$__range": "1h", "${datasource}": "x"}
@@ -74,7 +75,7 @@ def watch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watch]:
 
 
 def has_answer(engine: Engine, expr: str, now_ms: int) -> bool:
-    return bool(engine.range(expr, Span(now_ms - 240_000, now_ms, 15_000)).frame.present.any())
+    return bool(engine.range(expr, QueryRange(now_ms - 240_000, now_ms, 15_000)).frame.present.any())
 
 
 @pytest.mark.slow
@@ -180,7 +181,7 @@ def test_every_alert_that_a_panel_names_is_shipped_and_has_a_runbook() -> None:
 
 
 def test_the_price_and_the_console_are_those_of_the_settings() -> None:
-    own = replace(SETTINGS, cost=config.Cost(dollars_per_gpu_hour=2.49))
+    own = replace(SETTINGS, cost=config.CostSettings(dollars_per_gpu_hour=2.49))
     assert "* 2.49" in json.dumps(grafana.board("cost", own))
     assert "https://wk.example/incidents" in json.dumps(grafana.board("fleet", own)["links"])
 
@@ -199,7 +200,7 @@ def test_a_line_leads_from_the_fleet_to_the_node_to_the_gpu_to_the_console() -> 
 
 @pytest.mark.parametrize("url", [None, "http://prometheus:9090"])
 def test_the_data_source_is_the_server_that_has_the_samples(url: str | None) -> None:
-    query = config.Query(engine=config.QueryEngine.PROMETHEUS, url=url) if url else config.Query()
+    query = config.QuerySettings(engine=config.QueryEngine.PROMETHEUS, url=url) if url else config.QuerySettings()
     found = {file.path: file.text for file in grafana.files(config.Settings(query=query))}
     source = yaml.safe_load(found["provisioning/datasources/watchkeeper.yaml"])["datasources"][0]
     assert source["url"] == (url or "http://watchkeeper-hub:9480")

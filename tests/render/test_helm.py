@@ -24,7 +24,7 @@ OPTIONS = ("agent.options=[--expected-gpus=8, --no-ipmi]", "image.pullSecrets=[{
 
 def settings(*values: str) -> config.Settings:
     return config.Settings(
-        fleet=config.Fleet(cluster="prod-1"), render=config.Render(values=values, namespace="gpu-watch")
+        fleet=config.FleetSettings(cluster="prod-1"), render=config.RenderSettings(values=values, namespace="gpu-watch")
     )
 
 
@@ -75,5 +75,5 @@ def test_changed_settings_restart_the_hub(tmp_path: Path) -> None:
         hub = render_tools.objects(template(chart))["StatefulSet/watchkeeper-hub"]
         return str(hub["spec"]["template"]["metadata"]["annotations"]["watchkeeper.dev/settings"])
 
-    other = config.Settings(fleet=config.Fleet(cluster="prod-2"))
+    other = config.Settings(fleet=config.FleetSettings(cluster="prod-2"))
     assert annotation(settings(), "one") != annotation(other, "two")

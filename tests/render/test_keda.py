@@ -18,7 +18,9 @@ from watchkeeper.rules import notation
 from watchkeeper.store.head import head
 
 SERVICES = ("serving/llama=llama-3-8b", "batch/embed=e5-large")
-SETTINGS = config.Settings(fleet=config.Fleet(cluster="prod-1"), render=config.Render(services=SERVICES))
+SETTINGS = config.Settings(
+    fleet=config.FleetSettings(cluster="prod-1"), render=config.RenderSettings(services=SERVICES)
+)
 
 
 def found(settings: config.Settings = SETTINGS) -> dict[str, Any]:
@@ -80,8 +82,8 @@ def test_a_burning_budget_asks_for_half_as_many_replicas_more_at_most(share: flo
 
 
 def test_a_server_that_has_the_samples_is_asked_without_the_hubs_token() -> None:
-    query = config.Query(engine=config.QueryEngine.PROMETHEUS, url="http://prometheus.monitoring:9090")
-    settings = config.Settings(query=query, render=config.Render(services=SERVICES))
+    query = config.QuerySettings(engine=config.QueryEngine.PROMETHEUS, url="http://prometheus.monitoring:9090")
+    settings = config.Settings(query=query, render=config.RenderSettings(services=SERVICES))
     trigger = found(settings)["keda/serving-llama.yaml"]["spec"]["triggers"][0]
     assert trigger["metadata"]["serverAddress"] == "http://prometheus.monitoring:9090"
     assert "authenticationRef" not in trigger
@@ -91,4 +93,4 @@ def test_a_server_that_has_the_samples_is_asked_without_the_hubs_token() -> None
 @pytest.mark.parametrize("service", ["llama", "serving/llama", "serving/llama=", 'serving/llama=a"} or up'])
 def test_a_service_that_cannot_be_read_is_refused(service: str) -> None:
     with pytest.raises(SettingsError, match=r"render\.services"):
-        keda.files(config.Settings(render=config.Render(services=(service,))))
+        keda.files(config.Settings(render=config.RenderSettings(services=(service,))))

@@ -31,8 +31,8 @@ CUSTOM = {"PodMonitor", "ServiceMonitor", "PrometheusRule"}
 
 def settings(*values: str, **fleet: Any) -> config.Settings:
     return config.Settings(
-        fleet=config.Fleet(cluster="prod-1", **fleet),
-        render=config.Render(values=values, image="registry.example/wk:1"),
+        fleet=config.FleetSettings(cluster="prod-1", **fleet),
+        render=config.RenderSettings(values=values, image="registry.example/wk:1"),
     )
 
 
@@ -143,7 +143,7 @@ def test_the_agent_writes_nowhere_but_into_its_state(built: dict[str, dict[str, 
 
 @pytest.mark.slow
 def test_rights_to_repair_come_with_the_driver_that_needs_them() -> None:
-    asked = replace(settings(), remediate=config.Remediate(driver=config.DriverName.KUBERNETES))
+    asked = replace(settings(), remediate=config.RemediateSettings(driver=config.DriverName.KUBERNETES))
     assert "- components/repair\n" in kubernetes.files(asked)[0].text
     assert "- components/repair\n" not in kubernetes.files(settings())[0].text
     rights = render_tools.objects(kubernetes.rights("repair").replace("@namespace@", "x"))
@@ -158,7 +158,7 @@ def test_rights_to_repair_come_with_the_driver_that_needs_them() -> None:
 def test_rights_to_take_gpus_back_come_only_where_that_is_switched_on(
     driver: str, reclaim: bool, is_granted: bool
 ) -> None:
-    asked = config.Remediate(driver=config.DriverName(driver), reclaim=reclaim)
+    asked = config.RemediateSettings(driver=config.DriverName(driver), reclaim=reclaim)
     top = kubernetes.files(replace(settings(), remediate=asked))[0].text
     assert ("- components/reclaim\n" in top) is is_granted
     values = yaml.safe_load(kubernetes.values_text(replace(settings(), remediate=asked)))
@@ -226,7 +226,7 @@ def test_the_settings_of_the_hub_load_and_are_those_of_the_cluster(
 
 
 def test_what_differs_from_the_defaults_goes_along_and_files_of_this_machine_are_named(tmp_path: Path) -> None:
-    asked = replace(settings(scrape_interval="30s"), rules=config.Rules(files=("/etc/rules/own.yaml",)))
+    asked = replace(settings(scrape_interval="30s"), rules=config.RulesSettings(files=("/etc/rules/own.yaml",)))
     text = kubernetes.hub_settings(asked)
     (tmp_path / "hub.toml").write_text(text)
     assert loading.load(tmp_path / "hub.toml").fleet.scrape_interval == "30s"
@@ -260,8 +260,11 @@ def test_the_script_makes_tokens_that_the_hub_accepts(tmp_path: Path) -> None:
     )
     fake.chmod(0o755)
     said = render_tools.run([where / "secrets.sh", "wk"], env={"PATH": f"{fake.parent}:/usr/bin:/bin"})
-    access = auth.load(tmp_path / "watchkeeper-tokens.tokens")
-    admin, agent = access.find(said.split()[-1]), access.find((tmp_path / "watchkeeper-agent-token.token").read_text())
+    access = auth.load_tokens(tmp_path / "watchkeeper-tokens.tokens")
+    admin, agent = (
+        access.find_token(said.split()[-1]),
+        access.find_token((tmp_path / "watchkeeper-agent-token.token").read_text()),
+    )
     assert [found and found.role for found in (admin, agent)] == [auth.Role.ADMIN, auth.Role.AGENT]
 
 

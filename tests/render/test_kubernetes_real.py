@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.servers, pytest.mark.slow, pytest.mark.timeout(240)]
 NOT_THERE = {"PodDisruptionBudget", "PodMonitor", "ServiceMonitor", "PrometheusRule"}
 HUB = "system:serviceaccount:watchkeeper:hub"
 AGENT = "system:serviceaccount:watchkeeper:agent"
-SETTINGS = config.Settings(render=config.Render(values=("repair.enabled=false", "dashboards.enabled=true")))
+SETTINGS = config.Settings(render=config.RenderSettings(values=("repair.enabled=false", "dashboards.enabled=true")))
 WAIT_SECONDS = 90.0
 
 
@@ -91,7 +91,7 @@ def test_the_hub_watches_everything_with_exactly_these_rights(cluster: Cluster) 
         task = asyncio.create_task(watch.run())
 
         def is_answered() -> bool:
-            return all(kind.is_known or kind.problem for kind in watch.kinds)
+            return all(kind.is_synced or kind.problem for kind in watch.kinds)
 
         await until_async(is_answered, timeout_seconds=WAIT_SECONDS)
         task.cancel()

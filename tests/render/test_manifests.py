@@ -82,7 +82,7 @@ def test_a_chosen_value_is_that_value_and_every_other_stays(data: st.DataObject)
     chosen = (
         f"{path}={yaml.safe_dump(value, default_flow_style=True, width=1000).removesuffix(chr(10)).removesuffix('...')}"
     )
-    found = kubernetes.values_of(config.Settings(render=config.Render(values=(chosen.strip(),))))
+    found = kubernetes.values_of(config.Settings(render=config.RenderSettings(values=(chosen.strip(),))))
     expected = copy.deepcopy(DEFAULTS)
     inner = expected
     *steps, last = path.split(".")

@@ -32,7 +32,7 @@ def test_every_layout_that_is_written_fits_on_its_gpu() -> None:
             if entry.get("device-filter"):
                 gpu = by_ids[tuple(entry["device-filter"])]
                 wanted = [one for one, count in entry["mig-devices"].items() for _ in range(count)]
-                assert len(profiles.place(gpu, wanted)) == len(wanted), name
+                assert len(profiles.place_instances(gpu, wanted)) == len(wanted), name
                 checked += 1
     assert checked > 50
 
@@ -41,7 +41,7 @@ def test_every_layout_that_is_written_fits_on_its_gpu() -> None:
 def test_a_layout_that_is_accepted_overlaps_nowhere(layout: tuple[str, list[str]]) -> None:
     gpu, names = layout
     try:
-        placed = profiles.place(gpu, names)
+        placed = profiles.place_instances(gpu, names)
     except profiles.ImpossibleLayout:
         return
     known = profiles.profiles(gpu)
@@ -104,7 +104,7 @@ def test_the_boot_unit_names_a_layout_that_exists() -> None:
     ],
 )
 def test_a_gpu_is_known_by_the_name_that_the_driver_gives_it(model: str, gpu: str | None) -> None:
-    found = profiles.of_model(model)
+    found = profiles.gpu_of_model(model)
     assert (found and found.name) == gpu
 
 
@@ -132,4 +132,4 @@ def test_an_instance_with_all_media_engines_leaves_none_for_others() -> None:
     gpu = "RTX PRO 6000 96GB"
     assert profiles.fits(gpu, ("2g.48gb+me.all", "1g.24gb-me", "1g.24gb-me"))
     with pytest.raises(profiles.ImpossibleLayout, match=r"2g\.48gb\+me\.all has all media engines"):
-        profiles.place(gpu, ["2g.48gb+me.all", "1g.24gb"])
+        profiles.place_instances(gpu, ["2g.48gb+me.all", "1g.24gb"])

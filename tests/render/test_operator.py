@@ -18,7 +18,7 @@ from watchkeeper.readers import counters_csv
 from watchkeeper.render import operator
 
 MODELS = ("meta-llama/Llama-3.1-8B-Instruct", "intfloat/e5-large-v2")
-SETTINGS = config.Settings(fleet=config.Fleet(cluster="prod-1"), render=config.Render(models=MODELS))
+SETTINGS = config.Settings(fleet=config.FleetSettings(cluster="prod-1"), render=config.RenderSettings(models=MODELS))
 # Answers of a healthy cluster, by the words of the question.
 HEALTHY = {
     "--raw /version": '{"gitVersion": "v1.34.2"}',
@@ -40,7 +40,7 @@ def parsed(name: str, settings: config.Settings = SETTINGS) -> Any:
 @pytest.mark.slow
 def test_the_exporter_of_the_operator_is_off_where_our_agent_is_the_exporter() -> None:
     assert parsed("gpu-operator-values.yaml")["dcgmExporter"]["enabled"] is False
-    kept = config.Settings(fleet=config.Fleet(kubernetes_targets=("app=nvidia-dcgm-exporter",)))
+    kept = config.Settings(fleet=config.FleetSettings(kubernetes_targets=("app=nvidia-dcgm-exporter",)))
     values = parsed("gpu-operator-values.yaml", kept)["dcgmExporter"]
     assert (values["enabled"], values["serviceMonitor"]["honorLabels"]) == (True, True)
 
@@ -97,7 +97,7 @@ def test_the_model_cache_is_valid_and_fetches_each_model_once(tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_another_list_of_models_is_another_job_and_none_is_no_job() -> None:
-    fewer = config.Settings(render=config.Render(models=MODELS[:1]))
+    fewer = config.Settings(render=config.RenderSettings(models=MODELS[:1]))
     names = [set(render_tools.objects(texts(one)["model-cache.yaml"])) for one in (SETTINGS, fewer, config.Settings())]
     assert names[0] != names[1]
     assert names[2] == {"PersistentVolumeClaim/model-cache"}

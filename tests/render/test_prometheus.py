@@ -16,7 +16,7 @@ from watchkeeper.config import settings as config
 from watchkeeper.hub import rule_loops
 from watchkeeper.render import prometheus
 from watchkeeper.rules import reload, rulefile
-from watchkeeper.scrape import dialect, prometheus_config, relabel
+from watchkeeper.scrape import dcgm_names, prometheus_config, relabel
 
 
 def written(folder: Path, settings: config.Settings) -> Path:
@@ -52,8 +52,8 @@ def test_the_rules_are_those_that_the_hub_evaluates(tmp_path: Path) -> None:
     objectives = tmp_path / "objectives.yaml"
     objectives.write_text(rule_loops.SHIPPED_SLOS.read_text().replace("inference-latency", "chat-latency"))
     settings = fleet_settings.load(tmp_path, '[rules]\nslos = "objectives.yaml"\n')
-    rendered = rulefile.load([written(tmp_path, settings) / "rules"])
-    evaluated = reload.read(rule_loops.sources(settings)).rules
+    rendered = rulefile.load_rules([written(tmp_path, settings) / "rules"])
+    evaluated = reload.read_sources(rule_loops.rule_sources(settings)).rules
     said = {(group.name, rule.name, rule.expr) for group in evaluated.groups for rule in group.rules}
     assert {(group.name, rule.name, rule.expr) for group in rendered.groups for rule in group.rules} == said
     assert "slo-chat-latency" in {group.name for group in rendered.groups}
@@ -61,12 +61,14 @@ def test_the_rules_are_those_that_the_hub_evaluates(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_hub_itself_would_find_the_same_targets_in_it(tmp_path: Path) -> None:
-    reader = prometheus_config.Reader(written(tmp_path, fleet_settings.load(tmp_path)) / "prometheus.yml")
-    assert reader.reread()
-    (gpu,) = [job for job in reader.found.jobs if job.name == "gpu"]
+    reader = prometheus_config.ConfigReader(written(tmp_path, fleet_settings.load(tmp_path)) / "prometheus.yml")
+    assert reader.reload()
+    (gpu,) = [job for job in reader.config.jobs if job.name == "gpu"]
     static = [address for place in gpu.places for addresses, _ in place.groups for address in addresses]
     assert static == ["a1:9400", "a2:9400", "gpu-01:9400", "gpu-02:9400", "gpu-03:9400", "gpu-04:9400"]
-    kept = relabel.apply(gpu.rules, {"__address__": "10.0.0.7:9400", "__meta_watchkeeper_node": "gpu-07", "job": "gpu"})
+    kept = relabel.relabel(
+        gpu.rules, {"__address__": "10.0.0.7:9400", "__meta_watchkeeper_node": "gpu-07", "job": "gpu"}
+    )
     assert kept is not None
     assert (kept["instance"], kept["cluster"]) == ("gpu-07", "east")
 
@@ -87,7 +89,7 @@ def test_of_pods_those_with_a_label_of_the_settings_are_read(labels: dict[str, s
     pod = {f"__meta_kubernetes_pod_label_{name}": value for name, value in labels.items()}
     about = {"container_port_name": "metrics", "phase": "Running", "node_name": "gpu-01"}
     pod |= {f"__meta_kubernetes_pod_{name}": value for name, value in about.items()}
-    kept = relabel.apply(rules, {"__address__": "10.0.0.1:9400", **pod})
+    kept = relabel.relabel(rules, {"__address__": "10.0.0.1:9400", **pod})
     assert (kept is not None) == is_read
     assert kept is None or (kept["instance"], kept["job"], kept["cluster"]) == ("gpu-01", "gpu", "main")
 
@@ -95,19 +97,19 @@ def test_of_pods_those_with_a_label_of_the_settings_are_read(labels: dict[str, s
 def test_a_newer_exporter_gets_the_names_that_the_rules_ask_for() -> None:
     rules = tuple(_rule(rule) for rule in jobs(config.Settings())["gpu"]["metric_relabel_configs"])
     sample = {"__name__": "DCGM_FI_DEV_GPU_TEMP_CELSIUS", "hostname": "gpu-01", "instance": "x"}
-    assert relabel.apply(rules, sample) == {**dialect.usual(sample, node="x"), "instance": "x"}
+    assert relabel.relabel(rules, sample) == {**dcgm_names.canonical_labels(sample, node="x"), "instance": "x"}
     nameless = {"__name__": "DCGM_FI_DEV_GPU_TEMP", "instance": "gpu-02"}
-    assert relabel.apply(rules, nameless) == {**nameless, "Hostname": "gpu-02"}
+    assert relabel.relabel(rules, nameless) == {**nameless, "Hostname": "gpu-02"}
 
 
 def test_alerts_carry_the_team_of_their_namespace(tmp_path: Path) -> None:
     rules = prometheus.alerting(fleet_settings.load(tmp_path))["alert_relabel_configs"]
     alert = {"namespace": "research-7", "Hostname": "gpu-01", "UUID": "GPU-1", "gpu": "0"}
-    found = relabel.apply(tuple(_rule(rule) for rule in rules), alert)
+    found = relabel.relabel(tuple(_rule(rule) for rule in rules), alert)
     assert found is not None
     assert (found["team"], found["node"], found["gpu"], found["cluster"]) == ("language", "gpu-01", "GPU-1", "east")
 
 
-def _rule(plain: dict[str, Any]) -> relabel.Rule:
-    action = relabel.Action(plain.get("action", "replace"))
-    return relabel.Rule(**{**plain, "source_labels": tuple(plain.get("source_labels", ())), "action": action})
+def _rule(plain: dict[str, Any]) -> relabel.RelabelRule:
+    action = relabel.RelabelAction(plain.get("action", "replace"))
+    return relabel.RelabelRule(**{**plain, "source_labels": tuple(plain.get("source_labels", ())), "action": action})

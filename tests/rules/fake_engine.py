@@ -18,7 +18,7 @@ class FakeEngine:
         self.answers = dict(answers or {})
         self.asked: list[tuple[str, int]] = []
 
-    def instant(self, expr: str, at_ms: int) -> engine.Answer:
+    def instant(self, expr: str, at_ms: int) -> engine.QueryResult:
         self.asked.append((expr, at_ms))
         if expr not in self.answers:
             raise QueryError(f"the fake engine has no answer for {expr}")
@@ -26,4 +26,4 @@ class FakeEngine:
         values = np.array([[value] for value in vector.values()], dtype=np.float64).reshape(len(vector), 1)
         present = np.ones((len(vector), 1), dtype=np.bool_)
         frame = engine.Frame(list(vector), np.array([at_ms], dtype=np.int64), values, present)
-        return engine.Answer(engine.Kind.VECTOR, frame)
+        return engine.QueryResult(engine.ResultType.VECTOR, frame)

@@ -32,8 +32,8 @@ def alert_rule(*, hold: float = 0, keep: float = 0, **labels: str) -> rulefile.A
         expr="celsius > 90",
         hold_seconds=hold * 60,
         keep_firing_seconds=keep * 60,
-        labels={name: templates.parse(text) for name, text in labels.items()},
-        annotations={"summary": templates.parse("{{ $labels.node }} reads {{ $value }}")},
+        labels={name: templates.parse_template(text) for name, text in labels.items()},
+        annotations={"summary": templates.parse_template("{{ $labels.node }} reads {{ $value }}")},
         path="r.yaml",
         line=1,
     )
@@ -116,7 +116,7 @@ def test_only_the_beginning_and_the_end_of_firing_are_changes() -> None:
 
 
 def test_two_series_that_become_one_alert_are_an_error() -> None:
-    other = GPU.having(gpu="4")
+    other = GPU.with_labels(gpu="4")
     with pytest.raises(QueryError, match="same alert"):
         alerting.step(alert_rule(gpu=""), {}, {GPU: 95.0, other: 96.0}, now=START)
 

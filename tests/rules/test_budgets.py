@@ -12,7 +12,7 @@ from watchkeeper.model.labels import Labels
 from watchkeeper.rules import budgets, slo
 
 NOON = datetime(2026, 5, 4, 12, tzinfo=UTC)
-[GOAL] = slo.read(FILE, where="slo.yaml")
+[GOAL] = slo.read_slos(FILE, where="slo.yaml")
 CHAT = {"slo": "chat-availability", "cluster": "main", "model_name": "chat"}
 
 
@@ -27,7 +27,7 @@ def firing(severity: str, window: str) -> Alert:
 
 
 def test_an_objective_that_is_kept_has_its_numbers() -> None:
-    [found] = budgets.budgets([GOAL], recorded(_5m=0.001, _1h=0.02, left=0.75), [])
+    [found] = budgets.list_budgets([GOAL], recorded(_5m=0.001, _1h=0.02, left=0.75), [])
     assert (found.title, found.indicator, found.left) == ("answers of chat", 0.999, 0.75)
     assert (found.state, found.since) == (budgets.BudgetState.OK, None)
     fast = found.burn_rates[0]
@@ -42,7 +42,7 @@ def test_an_objective_that_is_kept_has_its_numbers() -> None:
 
 
 def test_an_objective_without_samples_is_unknown_and_still_listed() -> None:
-    [found] = budgets.budgets([GOAL], {}, [])
+    [found] = budgets.list_budgets([GOAL], {}, [])
     assert (found.title, found.indicator, found.left, found.state) == ("chat-availability", None, None, "unknown")
 
 
@@ -58,30 +58,30 @@ def test_an_objective_without_samples_is_unknown_and_still_listed() -> None:
 )
 def test_the_worst_word_wins(left: float, told: list[tuple[str, str]], state: str) -> None:
     alerts = [firing(*one) for one in told]
-    [found] = budgets.budgets([GOAL], recorded(_5m=0.001, left=left), alerts)
+    [found] = budgets.list_budgets([GOAL], recorded(_5m=0.001, left=left), alerts)
     assert found.state == state
     assert found.since == (NOON if told else None)
 
 
 def test_an_alert_about_another_model_is_not_this_one_s() -> None:
-    other = Alert(firing("critical", "1h").labels.having(model_name="code"), AlertState.FIRING, NOON, 0.2)
-    [found] = budgets.budgets([GOAL], recorded(_5m=0.001, left=0.5), [other])
+    other = Alert(firing("critical", "1h").labels.with_labels(model_name="code"), AlertState.FIRING, NOON, 0.2)
+    [found] = budgets.list_budgets([GOAL], recorded(_5m=0.001, left=0.5), [other])
     assert found.state is budgets.BudgetState.OK
 
 
 def test_a_budget_without_traffic_now_is_unknown_however_much_is_left() -> None:
-    [found] = budgets.budgets([GOAL], recorded(left=0.9), [])
+    [found] = budgets.list_budgets([GOAL], recorded(left=0.9), [])
     assert (found.left, found.indicator, found.state) == (0.9, None, budgets.BudgetState.UNKNOWN)
 
 
 def test_no_more_than_all_answers_are_good() -> None:
-    [found] = budgets.budgets([GOAL], recorded(_5m=-0.00016, _1h=-0.0001, left=1.0), [])
+    [found] = budgets.list_budgets([GOAL], recorded(_5m=-0.00016, _1h=-0.0001, left=1.0), [])
     assert (found.indicator, found.burn_rates[0].rate) == (1.0, 0.0)
 
 
 def test_what_burns_stands_first_and_what_is_kept_last() -> None:
     calm = {Labels({**name, "model_name": "a"}): value for name, value in recorded(_5m=0.0, left=1.0).items()}
-    found = budgets.budgets([GOAL], calm | recorded(_5m=0.5, left=0.2), [firing("critical", "1h")])
+    found = budgets.list_budgets([GOAL], calm | recorded(_5m=0.5, left=0.2), [firing("critical", "1h")])
     assert [(one.title, one.state.value) for one in found] == [
         ("answers of chat", "burning_fast"),
         ("answers of a", "ok"),

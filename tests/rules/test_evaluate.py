@@ -21,9 +21,9 @@ FIRING = Labels({"__name__": "ALERTS", "alertname": "Hot", "alertstate": "firing
 SINCE = Labels({"__name__": "ALERTS_FOR_STATE", "alertname": "Hot", "node": "n7"})
 
 
-def group(*rules: str, head: str = "") -> rulefile.Group:
+def group(*rules: str, head: str = "") -> rulefile.RuleGroup:
     text = f"groups:\n- name: g\n{head}  rules:\n" + "".join(f"  - {{{rule}}}\n" for rule in rules)
-    return rulefile.read({"r.yaml": text}).groups[0]
+    return rulefile.read_rules({"r.yaml": text}).groups[0]
 
 
 HOT_GROUP = group("alert: Hot, expr: celsius > 90, for: 1m")
@@ -58,12 +58,12 @@ def test_an_alert_is_written_as_prometheus_writes_it() -> None:
     engine = FakeEngine({"celsius > 90": {HOT: 95.0}})
     pending = evaluate.evaluate(HOT_GROUP, engine, {}, now=START)
     assert shown(pending.samples) == {
-        str(FIRING.having(alertstate="pending")): 1.0,
+        str(FIRING.with_labels(alertstate="pending")): 1.0,
         str(SINCE): START.timestamp(),
     }
     firing = evaluate.evaluate(HOT_GROUP, engine, pending.state, now=minute(1))
     assert shown(firing.samples)[str(FIRING)] == 1.0
-    assert shown(firing.samples)[str(FIRING.having(alertstate="pending"))] == "stale"
+    assert shown(firing.samples)[str(FIRING.with_labels(alertstate="pending"))] == "stale"
     assert [alert.name for alert in firing.changes] == ["Hot"]
     engine.answers["celsius > 90"] = {}
     ended = evaluate.evaluate(HOT_GROUP, engine, firing.state, now=minute(2))
@@ -78,7 +78,7 @@ def test_a_rule_that_fails_keeps_its_alerts_and_does_not_stop_the_group() -> Non
     del engine.answers["celsius > 90"]
     second = evaluate.evaluate(rules, engine, first.state, now=minute(1))
     failed, fine = second.results
-    assert (failed.state.health, fine.state.health) == (evaluate.Health.ERROR, evaluate.Health.OK)
+    assert (failed.state.health, fine.state.health) == (evaluate.RuleHealth.ERROR, evaluate.RuleHealth.OK)
     assert "no answer" in failed.state.last_error
     assert [alert.state for alert in failed.state.alerts.values()] == [AlertState.FIRING]
     assert (failed.samples, failed.changes) == ((), ())
@@ -125,12 +125,12 @@ def test_annotations_may_ask_the_engine() -> None:
 
 def test_alerts_given_back_after_a_restart_go_on_without_a_second_change() -> None:
     engine = FakeEngine({"celsius > 90": {HOT: 95.0}})
-    state: evaluate.State = {}
+    state: evaluate.RuleStates = {}
     for at in (0, 1):
         state = evaluate.evaluate(HOT_GROUP, engine, state, now=minute(at)).state
     kept = list(state[HOT_KEY].alerts.values())
-    strangers = [replace(alert, labels=alert.labels.having(alertname="Other")) for alert in kept]
-    restored = evaluate.restore(HOT_GROUP, {}, [*kept, *strangers])
+    strangers = [replace(alert, labels=alert.labels.with_labels(alertname="Other")) for alert in kept]
+    restored = evaluate.restore_group(HOT_GROUP, {}, [*kept, *strangers])
     assert list(restored[HOT_KEY].alerts.values()) == kept
     after = evaluate.evaluate(HOT_GROUP, engine, restored, now=minute(3))
     assert after.changes == ()
@@ -147,7 +147,7 @@ def test_alerts_given_back_after_a_restart_go_on_without_a_second_change() -> No
 def test_a_pending_alert_goes_on_with_what_it_had_held_before_a_restart() -> None:
     engine = FakeEngine({"celsius > 90": {HOT: 95.0}})
     first = evaluate.evaluate(HOT_GROUP, engine, {}, now=START)
-    state = evaluate.restore_holds(first.state, {SINCE.without("__name__"): 40.0})
+    state = evaluate.restore_pending_ages(first.state, {SINCE.without("__name__"): 40.0})
     second = evaluate.evaluate(HOT_GROUP, engine, state, now=minute(0.25))
     assert second.changes == ()
     third = evaluate.evaluate(HOT_GROUP, engine, second.state, now=minute(0.5))
@@ -161,7 +161,7 @@ def test_what_a_rule_wrote_before_a_restart_ends_where_it_is_not_so_any_more() -
     before = [Labels({"__name__": "a", "node": node}) for node in ("n7", "n8")]
     wrote = dict(zip((evaluate.rule_key(rules, rule) for rule in rules.rules), (before, [SINCE]), strict=True))
     for answer, ended in (({HOT: 95.0}, {str(before[1])}), ({}, {*map(str, before), str(SINCE)})):
-        state = evaluate.with_left_over(rules, {}, wrote.__getitem__)
+        state = evaluate.with_series_before_restart(rules, {}, wrote.__getitem__)
         first = evaluate.evaluate(rules, FakeEngine({"celsius > 90": answer}), state, now=START)
         assert {name for name, value in shown(first.samples).items() if value == "stale"} == ended
         second = evaluate.evaluate(rules, FakeEngine({"celsius > 90": answer}), first.state, now=minute(1))
@@ -170,14 +170,14 @@ def test_what_a_rule_wrote_before_a_restart_ends_where_it_is_not_so_any_more() -
 
 def test_a_rule_that_a_reload_took_away_resolves_its_alerts_and_ends_its_series() -> None:
     engine = FakeEngine({"celsius > 90": {HOT: 95.0}})
-    state: evaluate.State = {}
+    state: evaluate.RuleStates = {}
     for at in (0, 1):
         state = evaluate.evaluate(HOT_GROUP, engine, state, now=minute(at)).state
-    left, samples, resolved = evaluate.retire(state, rulefile.RuleSet(), now=minute(2))
+    left, samples, resolved = evaluate.retire_rules(state, rulefile.RuleSet(), now=minute(2))
     assert left == {}
     assert shown(samples) == {str(FIRING): "stale", str(SINCE): "stale"}
     assert [(alert.state, alert.resolved_at) for alert in resolved] == [(AlertState.RESOLVED, minute(2))]
-    assert evaluate.retire(state, rulefile.RuleSet((HOT_GROUP,)), now=minute(2))[0] == state
+    assert evaluate.retire_rules(state, rulefile.RuleSet((HOT_GROUP,)), now=minute(2))[0] == state
 
 
 def an_engine_of_a_hub_that_stopped(*, at: float, alert_ended_at: float | None = None) -> EmbeddedEngine:
@@ -195,34 +195,36 @@ def an_engine_of_a_hub_that_stopped(*, at: float, alert_ended_at: float | None =
 
 def test_a_restart_remembers_for_how_long_alerts_were_active_when_the_hub_stopped() -> None:
     engine = an_engine_of_a_hub_that_stopped(at=-8)
-    assert evaluate.remembered(evaluate.ALERTS_FOR_STATE, engine, START) == {SINCE.without("__name__"): 12 * 60}
+    assert evaluate.ages_before_restart(evaluate.ALERTS_FOR_STATE, engine, START) == {
+        SINCE.without("__name__"): 12 * 60
+    }
 
 
 def test_a_restart_does_not_remember_an_alert_that_had_ended_before_the_hub_stopped() -> None:
     for engine in (an_engine_of_a_hub_that_stopped(at=-8, alert_ended_at=-10), EmbeddedEngine(Head())):
-        assert evaluate.remembered(evaluate.ALERTS_FOR_STATE, engine, START) == {}
+        assert evaluate.ages_before_restart(evaluate.ALERTS_FOR_STATE, engine, START) == {}
 
 
 def test_an_alert_that_is_kept_firing_tells_since_when_and_no_longer_once_it_is_back() -> None:
     rules = group("alert: Hot, expr: celsius > 90, keep_firing_for: 10m")
     engine = FakeEngine({"celsius > 90": {HOT: 95.0}})
-    state: evaluate.State = {}
+    state: evaluate.RuleStates = {}
     told = []
     for at, is_hot in ((0, True), (1, False), (2, False), (3, True)):
         engine.answers["celsius > 90"] = {HOT: 95.0} if is_hot else {}
         result = evaluate.evaluate(rules, engine, state, now=minute(at))
         state = result.state
-        told.append(shown(result.samples).get(str(SINCE.having(__name__=evaluate.KEPT_SINCE))))
+        told.append(shown(result.samples).get(str(SINCE.with_labels(__name__=evaluate.KEPT_SINCE))))
     assert told == [None, minute(1).timestamp(), minute(1).timestamp(), "stale"]
 
 
 def test_alerts_of_rules_that_a_new_start_no_longer_has_are_retired() -> None:
     engine = FakeEngine({"celsius > 90": {HOT: 95.0}})
-    state: evaluate.State = {}
+    state: evaluate.RuleStates = {}
     for at in (0, 1):
         state = evaluate.evaluate(HOT_GROUP, engine, state, now=minute(at)).state
     rules = rulefile.RuleSet((group("alert: Cold, expr: celsius < 0"),))
-    restored = evaluate.restore_all(rules, list(state[HOT_KEY].alerts.values()))
-    left, samples, resolved = evaluate.retire(restored, rules, now=minute(2))
+    restored = evaluate.restore_alerts(rules, list(state[HOT_KEY].alerts.values()))
+    left, samples, resolved = evaluate.retire_rules(restored, rules, now=minute(2))
     assert (left, [alert.name for alert in resolved]) == ({}, ["Hot"])
     assert shown(samples) == {str(FIRING): "stale", str(SINCE): "stale"}

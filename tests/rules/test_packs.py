@@ -15,7 +15,7 @@ from watchkeeper.rules import rulefile, unit_tests
 RULES = Path(rulefile.__file__).parents[1] / "packs" / "rules"
 FILES = sorted(RULES.glob("*.yaml"))
 TESTS = sorted((RULES / "tests").glob("*.yaml"))
-ALERTS = [rule for rule in rulefile.load(FILES).rules if isinstance(rule, rulefile.AlertingRule)]
+ALERTS = [rule for rule in rulefile.load_rules(FILES).rules if isinstance(rule, rulefile.AlertingRule)]
 EACH_ALERT = pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: f"{rule.name}:{rule.line}")
 
 
@@ -68,7 +68,7 @@ def test_alerts_that_the_guides_name_keep_their_names() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("path", TESTS, ids=lambda path: path.stem)
 def test_the_tests_of_a_file_hold_on_our_engine(path: Path) -> None:
-    assert unit_tests.run(path) == []
+    assert unit_tests.run_test_file(path) == []
 
 
 @pytest.mark.servers

@@ -27,18 +27,18 @@ def filled(*lines: str) -> embedded.EmbeddedEngine:
         pairs = [(START_MS + at * MINUTE_MS, v) for at, v in enumerate(notation.values(text)) if v is not None]
         times, values = np.array([at for at, _ in pairs]), np.array([value for _, value in pairs])
         series.append((notation.labels(name), times, values))
-    recording.pour(series, kept, until_ms=START_MS + 10_000 * MINUTE_MS)
+    recording.load_series(series, kept, until_ms=START_MS + 10_000 * MINUTE_MS)
     return embedded.EmbeddedEngine(kept)
 
 
 def replayed(rules: str, *lines: str, minutes: int = 15) -> replay.Timeline:
     text = "groups:\n- name: g\n  rules:\n" + "".join(f"  - {rule}\n" for rule in rules.splitlines())
-    window = replay.Window(START_MS, START_MS + minutes * MINUTE_MS, 60.0)
-    return run(rulefile.read({"r.yaml": text}), filled(*lines), window)
+    window = replay.ReplayWindow(START_MS, START_MS + minutes * MINUTE_MS, 60.0)
+    return run(rulefile.read_rules({"r.yaml": text}), filled(*lines), window)
 
 
-def run(rule_set: rulefile.RuleSet, engine: embedded.EmbeddedEngine, window: replay.Window) -> replay.Timeline:
-    return replay.run(rule_set, engine, window, appender=engine.appender)
+def run(rule_set: rulefile.RuleSet, engine: embedded.EmbeddedEngine, window: replay.ReplayWindow) -> replay.Timeline:
+    return replay.replay(rule_set, engine, window, appender=engine.appender)
 
 
 def minutes(episode: replay.Episode) -> list[int | None]:
@@ -99,14 +99,14 @@ def test_replay_says_the_same_as_the_hub_would_have() -> None:
     """The law: rule by rule over the window equals step by step over the rules."""
     rule = "{alert: Hot, expr: 'avg_over_time(temp[3m]) > 70', for: 2m, keep_firing_for: 1m}"
     text = f"groups: [{{name: g, rules: [{rule}]}}]"
-    rule_set, series = rulefile.read({"r.yaml": text}), "temp: 50x3 95x3 50x2 99x9 50x20"
+    rule_set, series = rulefile.read_rules({"r.yaml": text}), "temp: 50x3 95x3 50x2 99x9 50x20"
     engine, state, changes = filled(series), {}, []
     for minute in range(31):
         now = clock.from_ms(START_MS + minute * MINUTE_MS)
         result = evaluate.evaluate(rule_set.groups[0], engine, state, now=now)
         state = result.state
         changes += [(alert.state, minute) for alert in result.changes]
-    found = run(rule_set, filled(series), replay.Window(START_MS, START_MS + 30 * MINUTE_MS, 60.0))
+    found = run(rule_set, filled(series), replay.ReplayWindow(START_MS, START_MS + 30 * MINUTE_MS, 60.0))
     edges = [
         (state, minute)
         for episode in found.fired
@@ -120,20 +120,20 @@ def test_names_tell_what_is_read_written_and_how_far_back() -> None:
     text = """groups: [{name: g, rules: [
       {record: r, expr: 'rate(a[10m] offset 5m) + sum(b)'},
       {alert: A, expr: 'r > 1 and max_over_time(c[1h:1m]) > 2'}]}]"""
-    read, written, back_ms = replay.names(rulefile.read({"r.yaml": text}))
+    read, written, back_ms = replay.metric_names(rulefile.read_rules({"r.yaml": text}))
     assert (read, written) == ({"a", "b", "c"}, {"r", "ALERTS", "ALERTS_FOR_STATE", evaluate.KEPT_SINCE})
     assert back_ms == 65 * MINUTE_MS
 
 
 def test_a_selector_without_a_name_reads_everything() -> None:
     text = """groups: [{name: g, rules: [{alert: A, expr: 'count({job="x"}) > 1'}]}]"""
-    assert replay.names(rulefile.read({"r.yaml": text}))[0] == frozenset()
+    assert replay.metric_names(rulefile.read_rules({"r.yaml": text}))[0] == frozenset()
 
 
 def test_a_window_shorter_than_an_interval_is_a_failure_with_words() -> None:
     text = "groups: [{name: g, interval: 1h, rules: [{alert: A, expr: up}]}]"
-    window = replay.Window(START_MS + 1, START_MS + MINUTE_MS)
-    found = run(rulefile.read({"r.yaml": text}), filled("up: 1"), window)
+    window = replay.ReplayWindow(START_MS + 1, START_MS + MINUTE_MS)
+    found = run(rulefile.read_rules({"r.yaml": text}), filled("up: 1"), window)
     assert "not evaluated once" in found.failures[0].problem
 
 
@@ -141,5 +141,7 @@ def test_samples_that_were_appended_one_by_one_are_replayed_as_well() -> None:
     engine = filled("other: 1x5")
     engine.appender.append([Sample(Labels({"__name__": "temp"}), START_MS + MINUTE_MS, 95.0)])
     text = "groups: [{name: g, rules: [{alert: Hot, expr: temp > 90}]}]"
-    found = run(rulefile.read({"r.yaml": text}), engine, replay.Window(START_MS, START_MS + 20 * MINUTE_MS, 60.0))
+    found = run(
+        rulefile.read_rules({"r.yaml": text}), engine, replay.ReplayWindow(START_MS, START_MS + 20 * MINUTE_MS, 60.0)
+    )
     assert [minutes(episode) for episode in found.fired] == [[1, 1, pytest.approx(6)]]

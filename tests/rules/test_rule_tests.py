@@ -86,7 +86,7 @@ def test_a_series_is_read_with_and_without_a_name() -> None:
 
 
 def test_a_story_that_holds_has_no_failures(story: Path) -> None:
-    assert unit_tests.run(story) == []
+    assert unit_tests.run_test_file(story) == []
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_a_story_that_holds_has_no_failures(story: Path) -> None:
 )
 def test_an_expectation_that_does_not_hold_is_told(story: Path, right: str, wrong: str, failure: str) -> None:
     story.write_text(STORY.replace(right, wrong))
-    (found,) = unit_tests.run(story)
+    (found,) = unit_tests.run_test_file(story)
     assert found.startswith("a hot node: ")
     assert failure in found
 
@@ -108,20 +108,22 @@ def test_an_expectation_that_does_not_hold_is_told(story: Path, right: str, wron
 def test_every_expectation_is_looked_at_though_one_cannot_be_asked(story: Path) -> None:
     more = "      - {expr: 'double{', eval_time: 1m}\n      - {expr: double, eval_time: 90s}\n"
     story.write_text(STORY + more)
-    first, second = unit_tests.run(story)
+    first, second = unit_tests.run_test_file(story)
     assert first.startswith("a hot node: `double{` at 1m: 1:8: unexpected end of input")
     assert second == 'a hot node: `double` at 90s: expected none; found double{node="n1"} 190'
 
 
 def test_an_alert_is_told_with_its_annotations(story: Path) -> None:
     story.write_text(STORY.replace("eval_time: 2m", "eval_time: 4m"))
-    [failure] = unit_tests.run(story)
+    [failure] = unit_tests.run_test_file(story)
     assert failure.endswith('found {alertname="Hot", node="n1", severity="warning"} summary="95"')
 
 
 def test_a_series_that_cannot_be_read_is_named(story: Path) -> None:
     story.write_text(STORY.replace("95x5", "95y5"))
-    assert unit_tests.run(story)[0].startswith("a hot node: series `celsius{node=\"n1\"}`: '95y5' is not a value")
+    assert unit_tests.run_test_file(story)[0].startswith(
+        "a hot node: series `celsius{node=\"n1\"}`: '95y5' is not a value"
+    )
 
 
 @pytest.mark.parametrize("start", ["2024-01-01T00:00:00Z", "1704067200"])
@@ -140,13 +142,13 @@ tests:
       - {{expr: x, eval_time: 1m, exp_samples: [{{labels: x, value: 3}}]}}
 """
     )
-    assert unit_tests.run(path) == []
+    assert unit_tests.run_test_file(path) == []
 
 
 def test_a_test_file_with_an_unknown_key_is_refused(story: Path) -> None:
     story.write_text(STORY.replace("eval_time: 2m", "evaltime: 2m"))
     with pytest.raises(RuleFileError, match="evaltime: unknown key"):
-        unit_tests.run(story)
+        unit_tests.run_test_file(story)
 
 
 def test_the_commands_say_what_they_found_and_exit_by_it(story: Path) -> None:
@@ -194,9 +196,9 @@ tests:
 def test_rules_record_native_histograms_and_tests_expect_them(tmp_path: Path) -> None:
     (tmp_path / "rules.yaml").write_text(HISTOGRAM_RULES)
     (tmp_path / "test.yaml").write_text(HISTOGRAM_STORY)
-    assert unit_tests.run(tmp_path / "test.yaml") == []
+    assert unit_tests.run_test_file(tmp_path / "test.yaml") == []
     (tmp_path / "test.yaml").write_text(HISTOGRAM_STORY.replace("count:300", "count:301"))
-    [failure] = unit_tests.run(tmp_path / "test.yaml")
+    [failure] = unit_tests.run_test_file(tmp_path / "test.yaml")
     assert 'expected latency{job="a"} {{count:301 sum:30 buckets:[300]}}; found' in failure
 
 
@@ -278,7 +280,7 @@ def test_steps_left_out_labels_centuries_and_the_last_samples_are_as_in_promtool
     path = tmp_path / "test.yaml"
     path.write_text(text)
     subprocess.run([servers.require("promtool"), "test", "rules", path], capture_output=True, check=True)
-    assert unit_tests.run(path) == []
+    assert unit_tests.run_test_file(path) == []
 
 
 @pytest.mark.servers

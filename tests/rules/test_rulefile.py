@@ -35,7 +35,7 @@ groups:
 
 def problems(text: str) -> list[str]:
     with pytest.raises(rulefile.RuleFileProblems) as caught:
-        rulefile.read({"r.yaml": text})
+        rulefile.read_rules({"r.yaml": text})
     return [str(problem) for problem in caught.value.problems]
 
 
@@ -47,7 +47,7 @@ def rule(*lines: str) -> str:
 
 
 def test_a_good_file_is_read_whole() -> None:
-    (group,) = rulefile.read({"r.yaml": GOOD}).groups
+    (group,) = rulefile.read_rules({"r.yaml": GOOD}).groups
     recording, alerting = group.rules
     assert (group.key, group.interval_seconds, group.limit, group.query_offset_seconds) == ("r.yaml;heat", 30, 5, 10)
     assert isinstance(recording, rulefile.RecordingRule)
@@ -58,7 +58,10 @@ def test_a_good_file_is_read_whole() -> None:
 
 
 def test_empty_files_and_empty_groups_are_no_problem() -> None:
-    assert rulefile.read({"a.yaml": "", "b.yaml": "groups:\n", "c.yaml": "groups:\n- name: g\n  rules:\n"}).rules == ()
+    assert (
+        rulefile.read_rules({"a.yaml": "", "b.yaml": "groups:\n", "c.yaml": "groups:\n- name: g\n  rules:\n"}).rules
+        == ()
+    )
 
 
 def test_all_problems_of_all_files_are_named_at_once() -> None:
@@ -133,7 +136,7 @@ def test_the_same_rule_twice_is_a_slip_and_the_same_name_twice_is_not() -> None:
         "groups:\n  - name: g\n    rules:\n"
     )
     assert problems(twice) == ["r.yaml:6: alert A is the same as the rule on line 4"]
-    assert len(rulefile.read({"r.yaml": twice.replace("expr: up", "expr: up == 0", 1)}).rules) == 2
+    assert len(rulefile.read_rules({"r.yaml": twice.replace("expr: up", "expr: up == 0", 1)}).rules) == 2
 
 
 @pytest.mark.parametrize("kind", ["alert", "record"])
@@ -141,15 +144,15 @@ def test_the_same_name_and_labels_may_stand_with_other_expressions_and_in_other_
     first = rule(f"{kind}: A", "expr: up")
     other = rule(f"{kind}: A", "expr: up == 0").removeprefix("groups:\n  - name: g\n    rules:\n")
     again = first.removeprefix("groups:\n").replace("name: g", "name: h")
-    assert len(rulefile.read({"r.yaml": first + other + again}).rules) == 3
+    assert len(rulefile.read_rules({"r.yaml": first + other + again}).rules) == 3
 
 
 def test_files_are_read_from_disk_and_a_missing_one_is_a_problem(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(GOOD)
     (tmp_path / "notes.txt").write_text("not rules")
-    assert len(rulefile.load([tmp_path]).rules) == 2
+    assert len(rulefile.load_rules([tmp_path]).rules) == 2
     (tmp_path / "b.yml").write_bytes(b"\xff\xfe")
     with pytest.raises(rulefile.RuleFileProblems) as caught:
-        rulefile.load([tmp_path, tmp_path / "gone.yaml"])
+        rulefile.load_rules([tmp_path, tmp_path / "gone.yaml"])
     assert [Path(problem.path).name for problem in caught.value.problems] == ["b.yml", "gone.yaml"]
     assert all(isinstance(problem, RuleFileError) for problem in caught.value.problems)

@@ -10,7 +10,7 @@ from watchkeeper.rules import rulefile, slo
 
 
 def test_an_objective_becomes_ratios_a_budget_and_four_burn_rates() -> None:
-    text = slo.render(slo.read(FILE, where="slo.yaml"), source="slo.yaml")
+    text = slo.render_rules(slo.read_slos(FILE, where="slo.yaml"), source="slo.yaml")
     rules = yaml.safe_load(text)["groups"][0]["rules"]
     assert [rule["record"] for rule in rules if "record" in rule] == [
         *(f"slo:error_ratio:rate{window}" for window in ("5m", "30m", "1h", "2h", "6h", "1d", "3d")),
@@ -28,7 +28,7 @@ def test_an_objective_becomes_ratios_a_budget_and_four_burn_rates() -> None:
 
 
 def test_a_budget_is_counted_in_bad_minutes_of_its_window() -> None:
-    group = yaml.safe_load(slo.render(slo.read(FILE, where="slo.yaml"), source="slo.yaml"))["groups"][0]
+    group = yaml.safe_load(slo.render_rules(slo.read_slos(FILE, where="slo.yaml"), source="slo.yaml"))["groups"][0]
     left = next(rule["expr"] for rule in group["rules"] if rule.get("record") == slo.BUDGET)
     # One in a hundred of the 40,320 minutes of 28 days.
     assert (group["interval"], left) == (
@@ -39,8 +39,8 @@ def test_a_budget_is_counted_in_bad_minutes_of_its_window() -> None:
 
 def test_what_is_written_is_a_rule_file(tmp_path: pytest.TempPathFactory) -> None:
     path = tmp_path / "rules.yaml"  # type: ignore[operator]
-    path.write_text(slo.render(slo.read(FILE, where="slo.yaml"), source="slo.yaml"))
-    assert len(rulefile.load([path]).rules) == 12
+    path.write_text(slo.render_rules(slo.read_slos(FILE, where="slo.yaml"), source="slo.yaml"))
+    assert len(rulefile.load_rules([path]).rules) == 12
 
 
 @pytest.mark.parametrize(
@@ -57,18 +57,18 @@ def test_what_is_written_is_a_rule_file(tmp_path: pytest.TempPathFactory) -> Non
 )
 def test_a_mistake_is_named(change: tuple[str, str], problem: str) -> None:
     with pytest.raises(rulefile.RuleFileProblems, match=problem):
-        slo.read(FILE.replace(*change), where="slo.yaml")
+        slo.read_slos(FILE.replace(*change), where="slo.yaml")
 
 
 def test_two_objectives_cannot_share_a_name() -> None:
     twice = FILE + FILE.split("slos:\n")[1]
     with pytest.raises(rulefile.RuleFileProblems, match="chat-availability` stands twice"):
-        slo.read(twice, where="slo.yaml")
+        slo.read_slos(twice, where="slo.yaml")
 
 
 def test_every_mistake_comes_with_its_line() -> None:
     wrong = FILE.replace("0.99", "often").replace("28d", "[28]")
     with pytest.raises(rulefile.RuleFileProblems) as caught:
-        slo.read(wrong, where="slo.yaml")
+        slo.read_slos(wrong, where="slo.yaml")
     assert [problem.line for problem in caught.value.problems] == [5, 6]
     assert str(caught.value).startswith("slo.yaml:5: slos[0].objective: expected a number")

@@ -16,13 +16,13 @@ from tests import servers
 from watchkeeper.rules import templates
 from watchkeeper.rules.template_functions import TemplateError
 
-HOT = templates.Context(
+HOT = templates.TemplateContext(
     {"gpu": "3", "Hostname": "n7"}, 95.25, external_labels={"site": "east"}, external_url="http://hub:9480/wk"
 )
 
 
-def expand(text: str, context: templates.Context = HOT) -> str:
-    return templates.parse(text).expand(context)
+def expand(text: str, context: templates.TemplateContext = HOT) -> str:
+    return templates.parse_template(text).expand(context)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_promtool_expands_them_to_the_same(tmp_path: Path) -> None:
     ],
 )
 def test_numbers_are_made_readable_as_prometheus_does(value: float, function: str, expanded: str) -> None:
-    assert expand(f"{{{{ $value | {function} }}}}", templates.Context({}, value)) == expanded
+    assert expand(f"{{{{ $value | {function} }}}}", templates.TemplateContext({}, value)) == expanded
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_numbers_are_made_readable_as_prometheus_does(value: float, function: st
     ],
 )
 def test_a_value_is_shown_as_go_prints_it(value: float, shown: str) -> None:
-    assert expand("{{ $value }}", templates.Context({}, value)) == shown
+    assert expand("{{ $value }}", templates.TemplateContext({}, value)) == shown
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_a_value_is_shown_as_go_prints_it(value: float, shown: str) -> None:
 )
 def test_a_mistake_is_found_when_the_file_is_loaded(text: str, problem: str) -> None:
     with pytest.raises(TemplateError) as caught:
-        templates.parse(text)
+        templates.parse_template(text)
     assert problem in str(caught.value)
 
 
@@ -218,7 +218,7 @@ def test_a_template_that_fails_leaves_a_note_and_the_alert_goes_out(text: str) -
 
 def test_a_query_feeds_a_range() -> None:
     rows = [{"Labels": {"gpu": "1"}, "Value": 2.0}, {"Labels": {"gpu": "5"}, "Value": 3.0}]
-    context = templates.Context({}, 0.0, query=lambda expr: rows if expr == "up" else [])
+    context = templates.TemplateContext({}, 0.0, query=lambda expr: rows if expr == "up" else [])
     assert expand('{{ range query "up" }}{{ .Labels.gpu }}={{ .Value }} {{ end }}', context) == "1=2 5=3 "
     assert expand('{{ query "up" | first | value }}{{ query "up" | first | label "gpu" }}', context) == "21"
     assert expand('{{ range query "nothing" }}x{{ else }}none{{ end }}', context) == "none"
@@ -229,4 +229,4 @@ def test_a_query_feeds_a_range() -> None:
 @given(st.text(alphabet='{}-$.|"` abgpulesif()end%_:=0', max_size=60))
 def test_no_text_breaks_the_reader(text: str) -> None:
     with contextlib.suppress(TemplateError):
-        templates.parse(text).expand(HOT)
+        templates.parse_template(text).expand(HOT)

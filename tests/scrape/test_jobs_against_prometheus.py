@@ -20,8 +20,8 @@ import pytest
 from tests import servers
 from tests.support.scraped import Kept
 from tests.support.waiting import PROGRAM_SECONDS, until
-from watchkeeper.scrape.discovery import Discovery, Found
-from watchkeeper.scrape.fleet import Fleet
+from watchkeeper.scrape.discovery import DiscoveredTargets, Discovery
+from watchkeeper.scrape.fleet import ScrapedInventory
 from watchkeeper.scrape.scrape import SYNTHESISED, ScrapeSettings, TargetLoop
 
 pytestmark = pytest.mark.servers
@@ -117,7 +117,7 @@ def theirs(config: Path) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def found(config: Path) -> Found:
+def found(config: Path) -> DiscoveredTargets:
     return asyncio.run(Discovery([], config=config).refresh(NOW))
 
 
@@ -141,7 +141,7 @@ def awaited(url: str, path: str, **form: str) -> Any:
     return until(whole, what=f"{path} is filled", interval_seconds=PROGRAM_SECONDS)
 
 
-def test_the_same_file_gives_the_same_targets(theirs: str, found: Found) -> None:
+def test_the_same_file_gives_the_same_targets(theirs: str, found: DiscoveredTargets) -> None:
     listed = awaited(theirs, "targets")
     expected = {(one["scrapePool"], one["scrapeUrl"]): one["labels"] for one in listed["activeTargets"]}
     ours = {(one.job_name, one.url): dict(one.labels.without("cluster")) for one in found.targets}
@@ -150,13 +150,13 @@ def test_the_same_file_gives_the_same_targets(theirs: str, found: Found) -> None
     assert [one.discovered["__address__"] for one in found.dropped] == gone
 
 
-def test_the_same_page_gives_the_same_series(theirs: str, found: Found, address: str) -> None:
+def test_the_same_page_gives_the_same_series(theirs: str, found: DiscoveredTargets, address: str) -> None:
     for target in (one for one in found.targets if one.address == address):
         sink = Kept()
 
         async def read(target: Any = target, sink: Kept = sink) -> None:
             plain = replace(target, labels=target.labels.without("cluster"))
-            loop = TargetLoop(plain, ScrapeSettings(), sink=sink, known=Fleet())
+            loop = TargetLoop(plain, ScrapeSettings(), sink=sink, inventory=ScrapedInventory())
             state = await loop.scrape(1000)
             assert state.error is None
             await loop.close(2000)

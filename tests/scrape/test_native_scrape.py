@@ -17,16 +17,16 @@ from watchkeeper.model.labels import Labels
 from watchkeeper.query.embedded import EmbeddedEngine
 from watchkeeper.readers import exposition, exposition_protobuf
 from watchkeeper.scrape import prometheus_config
-from watchkeeper.scrape.fleet import Fleet
-from watchkeeper.scrape.jobs import Job, Target
-from watchkeeper.scrape.scrape import Health, ScrapeSettings, TargetLoop
+from watchkeeper.scrape.fleet import ScrapedInventory
+from watchkeeper.scrape.jobs import ScrapeJob, Target
+from watchkeeper.scrape.scrape import ScrapeSettings, TargetHealth, TargetLoop
 from watchkeeper.store.head.head import Head
 
 PROTOBUF = f"{exposition_protobuf.CONTENT_TYPE}; proto=io.prometheus.client.MetricFamily; encoding=delimited"
 AT_MS, STEP_MS = 1_700_000_000_000, 15_000
 HEAT = pages.family("heat", pages.GAUGE, pages.metric(pages.GAUGE, pages.double(1, 41)))
 BROKEN = pages.family("x", 9)
-NATIVE = Job(native_histograms=True)
+NATIVE = ScrapeJob(native_histograms=True)
 
 
 def latency(count: int) -> bytes:
@@ -41,7 +41,7 @@ def protobuf(*families: bytes) -> bytes:
 Story = Callable[[TargetLoop, EmbeddedEngine, Loopback], Awaitable[None]]
 
 
-def told(*answers: bytes, job: Job = NATIVE) -> Callable[[Story], None]:
+def told(*answers: bytes, job: ScrapeJob = NATIVE) -> Callable[[Story], None]:
     """Run a story with a target that gives these answers one after the other."""
     remaining = list(answers)
 
@@ -50,7 +50,7 @@ def told(*answers: bytes, job: Job = NATIVE) -> Callable[[Story], None]:
             async with serve(lambda _: remaining.pop(0)) as server:
                 target = Target("a:1", f"{server.origin}/metrics", Labels({"job": "j"}), "main", job=job)
                 engine = EmbeddedEngine(Head(retention_ms=10**12))
-                loop = TargetLoop(target, ScrapeSettings(), sink=engine.appender, known=Fleet())
+                loop = TargetLoop(target, ScrapeSettings(), sink=engine.appender, inventory=ScrapedInventory())
                 await story(loop, engine, server)
                 await loop.close(AT_MS + 100 * STEP_MS)
 
@@ -64,7 +64,7 @@ def test_a_histogram_is_stored_beside_the_numbers_of_its_page() -> None:
     async def story(loop: TargetLoop, engine: EmbeddedEngine, server: Loopback) -> None:
         for scrape in range(2):
             state = await loop.scrape(AT_MS + scrape * STEP_MS)
-            assert (state.health, state.error, state.samples) == (Health.UP, None, 2)
+            assert (state.health, state.error, state.samples) == (TargetHealth.UP, None, 2)
         assert server.heard[0].headers["accept"].startswith(exposition_protobuf.ACCEPT)
         now = AT_MS + STEP_MS
         [(labels, found)] = engine.instant("latency", now).latest_histograms().items()
@@ -105,7 +105,7 @@ def test_what_of_a_page_cannot_be_read_is_named_in_the_targets_error() -> None:
     @told(protobuf(BROKEN, HEAT))
     async def story(loop: TargetLoop, _: EmbeddedEngine, __: Loopback) -> None:
         state = await loop.scrape(AT_MS)
-        assert (state.health, state.samples, state.bad_lines) == (Health.UP, 1, 1)
+        assert (state.health, state.samples, state.bad_lines) == (TargetHealth.UP, 1, 1)
         assert "its type is 9" in (state.error or "")
 
 
@@ -113,12 +113,12 @@ def test_protobuf_that_is_not_delimited_is_refused() -> None:
     @told(reply(b"", Content_Type="application/vnd.google.protobuf; encoding=text"))
     async def story(loop: TargetLoop, _: EmbeddedEngine, __: Loopback) -> None:
         state = await loop.scrape(AT_MS)
-        assert state.health is Health.DOWN
+        assert state.health is TargetHealth.DOWN
         assert "encoding=text', not with a page of metrics. Of protobuf only encoding=delimited" in (state.error or "")
 
 
 def test_text_is_asked_for_where_a_job_does_not_want_native_histograms() -> None:
-    @told(reply("heat 1\n"), job=Job())
+    @told(reply("heat 1\n"), job=ScrapeJob())
     async def story(loop: TargetLoop, _: EmbeddedEngine, server: Loopback) -> None:
         await loop.scrape(AT_MS)
         assert "protobuf" not in server.heard[0].headers["accept"]
@@ -131,9 +131,9 @@ def test_histograms_that_the_sink_cannot_take_are_counted() -> None:
 
         async with serve(answer) as server:
             target = Target("a:1", f"{server.origin}/metrics", Labels({"job": "j"}), "main", job=NATIVE)
-            loop = TargetLoop(target, ScrapeSettings(), sink=Kept(), known=Fleet())
+            loop = TargetLoop(target, ScrapeSettings(), sink=Kept(), inventory=ScrapedInventory())
             await loop.scrape(AT_MS)
-            assert loop.left_out == {"histogram": 1}
+            assert loop.dropped_samples == {"histogram": 1}
             await loop.close(AT_MS)
 
     asyncio.run(tell())

@@ -17,10 +17,10 @@ from tests.support.scraped import Kept
 from watchkeeper.errors import CollectError
 from watchkeeper.net import access, http
 from watchkeeper.scrape import jobs, prometheus_config
-from watchkeeper.scrape.discovery import Defaults, Discovery
-from watchkeeper.scrape.fleet import Fleet
+from watchkeeper.scrape.discovery import Discovery, DiscoveryDefaults
+from watchkeeper.scrape.fleet import ScrapedInventory
 from watchkeeper.scrape.jobs import LabelLimits
-from watchkeeper.scrape.scrape import Health, ScrapeSettings, TargetLoop
+from watchkeeper.scrape.scrape import ScrapeSettings, TargetHealth, TargetLoop
 
 NOW = datetime(2026, 3, 1, 9, 14, tzinfo=UTC)
 FILE = """
@@ -79,8 +79,8 @@ def test_a_job_says_how_its_targets_are_read(path: Path) -> None:
 def test_no_target_is_waited_for_longer_than_its_interval(
     interval: float | None, timeout: float | None, waits: float | None
 ) -> None:
-    job = jobs.Job("dcgm", interval_seconds=interval, timeout_seconds=timeout)
-    found = jobs.target_of("n1:9400", {}, job, node=None, cluster="main")
+    job = jobs.ScrapeJob("dcgm", interval_seconds=interval, timeout_seconds=timeout)
+    found = jobs.build_target("n1:9400", {}, job, node=None, cluster="main")
     assert isinstance(found, jobs.Target)
     assert (found.interval_seconds, found.timeout_seconds) == (interval, waits)
 
@@ -96,7 +96,7 @@ def test_what_is_not_known_is_named_with_its_line_and_the_rest_counts(path: Path
 
 
 def test_discovery_gives_the_targets_of_all_jobs(path: Path) -> None:
-    found = asyncio.run(Discovery([], defaults=Defaults(), config=path).refresh(NOW))
+    found = asyncio.run(Discovery([], defaults=DiscoveryDefaults(), config=path).refresh(NOW))
     by_url = {target.url: target for target in found.targets}
     assert sorted(by_url) == [
         "http://127.0.0.1:9100/metrics",
@@ -157,13 +157,13 @@ def test_credentials_are_read_from_their_files_at_each_use(tmp_path: Path) -> No
     secret = tmp_path / "secret"
     secret.write_text("first\n")
     basic = access.Access(username="u", password_file=str(secret))
-    assert basic.headers() == {"Authorization": "Basic " + base64.b64encode(b"u:first").decode()}
+    assert basic.authorization_header() == {"Authorization": "Basic " + base64.b64encode(b"u:first").decode()}
     secret.write_text("second\n")
-    assert access.Access(credentials_file=str(secret)).headers() == {"Authorization": "Bearer second"}
-    assert access.NOTHING.headers() == {}
+    assert access.Access(credentials_file=str(secret)).authorization_header() == {"Authorization": "Bearer second"}
+    assert access.NO_ACCESS.authorization_header() == {}
     secret.unlink()
     with pytest.raises(CollectError, match="the secret cannot be read"):
-        basic.headers()
+        basic.authorization_header()
 
 
 def test_a_redirect_to_another_host_does_not_get_the_credentials() -> None:
@@ -192,8 +192,8 @@ def test_headers_of_a_job_are_sent_and_stay_with_its_target(tmp_path: Path) -> N
                 static = f"static_configs: [{{targets: ['{first.address}']}}]"
                 path.write_text(f"scrape_configs:\n- job_name: a\n  http_headers: {headers}\n  {static}\n")
                 [target] = (await Discovery([], config=path).refresh(NOW)).targets
-                loop = TargetLoop(target, ScrapeSettings(), sink=Kept(), known=Fleet())
-                assert (await loop.scrape(1000)).health is Health.UP
+                loop = TargetLoop(target, ScrapeSettings(), sink=Kept(), inventory=ScrapedInventory())
+                assert (await loop.scrape(1000)).health is TargetHealth.UP
                 await loop.close(2000)
             told, heard = first.heard[0].headers, other.heard[0].headers
         assert (told["x-scope-orgid"], told["x-key"]) == ("a, b", "s, k-1")
@@ -249,9 +249,9 @@ def test_tls_is_spoken_as_the_job_says(
             job = f"{{job_name: j, scheme: https, tls_config: {{{chosen}}}, static_configs: [{{targets: [A]}}]}}"
             path.write_text(f"scrape_configs: [{job}]".replace("[A]", f"['{server.address}']"))
             (target,) = (await Discovery([], config=path).refresh(NOW)).targets
-            loop = TargetLoop(target, ScrapeSettings(), sink=Kept(), known=Fleet())
+            loop = TargetLoop(target, ScrapeSettings(), sink=Kept(), inventory=ScrapedInventory())
             state = await loop.scrape(1000)
-            assert (state.health is Health.UP) is is_let_in, state.error
+            assert (state.health is TargetHealth.UP) is is_let_in, state.error
             await loop.close(2000)
 
     asyncio.run(story())

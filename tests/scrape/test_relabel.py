@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from watchkeeper.scrape.relabel import Action, Rule, apply
+from watchkeeper.scrape.relabel import RelabelAction, RelabelRule, relabel
 
 NAMED = {"source_labels": ("env",), "regex": "(p)(?P<rest>.*)", "target_label": "x"}
 LABELS = {"__address__": "10.0.0.7:9400", "env": "prod", "team": "Vision", "__meta_k8s_label_app": "dcgm"}
 
 
 def after(**rule: object) -> dict[str, str] | None:
-    return apply([Rule(**rule)], LABELS)  # type: ignore[arg-type]
+    return relabel([RelabelRule(**rule)], LABELS)  # type: ignore[arg-type]
 
 
 def changed(**rule: object) -> dict[str, str]:
@@ -37,9 +37,9 @@ def changed(**rule: object) -> dict[str, str]:
         ({"source_labels": ("env",), "regex": "(.*)", "target_label": "in_$1"}, {"in_prod": "prod"}),
         ({"source_labels": ("env",), "regex": "test", "target_label": "x"}, {}),
         ({"source_labels": ("env",), "target_label": "$2", "regex": "(.*)()"}, {}),
-        ({"source_labels": ("team",), "target_label": "t", "action": Action.LOWERCASE}, {"t": "vision"}),
-        ({"source_labels": ("team",), "target_label": "t", "action": Action.UPPERCASE}, {"t": "VISION"}),
-        ({"regex": "__meta_k8s_label_(.+)", "action": Action.LABEL_MAP}, {"app": "dcgm"}),
+        ({"source_labels": ("team",), "target_label": "t", "action": RelabelAction.LOWERCASE}, {"t": "vision"}),
+        ({"source_labels": ("team",), "target_label": "t", "action": RelabelAction.UPPERCASE}, {"t": "VISION"}),
+        ({"regex": "__meta_k8s_label_(.+)", "action": RelabelAction.LABEL_MAP}, {"app": "dcgm"}),
     ],
 )  # fmt: skip
 def test_a_rule_sets_what_prometheus_sets(rule: dict[str, object], expected: dict[str, str]) -> None:
@@ -49,14 +49,14 @@ def test_a_rule_sets_what_prometheus_sets(rule: dict[str, object], expected: dic
 @pytest.mark.parametrize(
     ("rule", "is_kept"),
     [
-        ({"source_labels": ("env",), "regex": "prod", "action": Action.KEEP}, True),
-        ({"source_labels": ("env",), "regex": "pro", "action": Action.KEEP}, False),
-        ({"source_labels": ("none",), "regex": "", "action": Action.DROP}, False),
-        ({"source_labels": ("env",), "regex": "test|stage", "action": Action.DROP}, True),
-        ({"source_labels": ("env",), "target_label": "env", "action": Action.KEEP_EQUAL}, True),
-        ({"source_labels": ("env",), "target_label": "team", "action": Action.KEEP_EQUAL}, False),
-        ({"source_labels": ("env",), "target_label": "env", "action": Action.DROP_EQUAL}, False),
-        ({"source_labels": ("env",), "target_label": "team", "action": Action.DROP_EQUAL}, True),
+        ({"source_labels": ("env",), "regex": "prod", "action": RelabelAction.KEEP}, True),
+        ({"source_labels": ("env",), "regex": "pro", "action": RelabelAction.KEEP}, False),
+        ({"source_labels": ("none",), "regex": "", "action": RelabelAction.DROP}, False),
+        ({"source_labels": ("env",), "regex": "test|stage", "action": RelabelAction.DROP}, True),
+        ({"source_labels": ("env",), "target_label": "env", "action": RelabelAction.KEEP_EQUAL}, True),
+        ({"source_labels": ("env",), "target_label": "team", "action": RelabelAction.KEEP_EQUAL}, False),
+        ({"source_labels": ("env",), "target_label": "env", "action": RelabelAction.DROP_EQUAL}, False),
+        ({"source_labels": ("env",), "target_label": "team", "action": RelabelAction.DROP_EQUAL}, True),
     ],
 )
 def test_a_rule_keeps_or_drops_the_whole_set(rule: dict[str, object], is_kept: bool) -> None:
@@ -64,8 +64,8 @@ def test_a_rule_keeps_or_drops_the_whole_set(rule: dict[str, object], is_kept: b
 
 
 def test_labels_are_dropped_and_kept_by_name() -> None:
-    assert after(regex="__.*", action=Action.LABEL_DROP) == {"env": "prod", "team": "Vision"}
-    assert after(regex="env", action=Action.LABEL_KEEP) == {"env": "prod"}
+    assert after(regex="__.*", action=RelabelAction.LABEL_DROP) == {"env": "prod", "team": "Vision"}
+    assert after(regex="env", action=RelabelAction.LABEL_KEEP) == {"env": "prod"}
 
 
 @pytest.mark.parametrize("name", ["²", "9" * 5000, "nobody"])
@@ -81,20 +81,23 @@ def test_an_empty_replacement_takes_the_label_away() -> None:
 
 @given(st.text(max_size=30), st.integers(1, 2**63))
 def test_hashmod_is_the_tail_of_md5_as_in_prometheus(text: str, modulus: int) -> None:
-    rule = Rule(source_labels=("a",), target_label="shard", modulus=modulus, action=Action.HASHMOD)
+    rule = RelabelRule(source_labels=("a",), target_label="shard", modulus=modulus, action=RelabelAction.HASHMOD)
     expected = int(hashlib.md5(text.encode()).hexdigest()[16:], 16) % modulus
-    assert (apply([rule], {"a": text}) or {})["shard"] == str(expected)
+    assert (relabel([rule], {"a": text}) or {})["shard"] == str(expected)
 
 
 def test_rules_follow_one_another_until_one_drops() -> None:
-    rename = Rule(source_labels=("env",), target_label="stage")
-    assert apply([rename, Rule(source_labels=("stage",), regex="prod", action=Action.DROP)], LABELS) is None
+    rename = RelabelRule(source_labels=("env",), target_label="stage")
+    assert (
+        relabel([rename, RelabelRule(source_labels=("stage",), regex="prod", action=RelabelAction.DROP)], LABELS)
+        is None
+    )
 
 
 def test_a_label_may_have_any_name_as_in_prometheus_3() -> None:
-    dotted = Rule(source_labels=("env",), target_label="deployment.environment")
-    upper = Rule(source_labels=("env",), target_label="9", action=Action.UPPERCASE)
-    named = apply([dotted, upper], {"env": "prod"})
+    dotted = RelabelRule(source_labels=("env",), target_label="deployment.environment")
+    upper = RelabelRule(source_labels=("env",), target_label="9", action=RelabelAction.UPPERCASE)
+    named = relabel([dotted, upper], {"env": "prod"})
     assert named == {"env": "prod", "deployment.environment": "prod", "9": "PROD"}
 
 
@@ -103,9 +106,9 @@ def test_a_label_may_have_any_name_as_in_prometheus_3() -> None:
     [
         ({"regex": "(a"}, "not a regular expression"),
         ({}, "needs a `target_label`"),
-        ({"action": Action.HASHMOD, "target_label": "x"}, "modulus"),
+        ({"action": RelabelAction.HASHMOD, "target_label": "x"}, "modulus"),
     ],
 )
 def test_a_rule_that_cannot_work_says_why(rule: dict[str, object], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
-        Rule(**{"source_labels": (), **rule})  # type: ignore[arg-type]
+        RelabelRule(**{"source_labels": (), **rule})  # type: ignore[arg-type]

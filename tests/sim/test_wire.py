@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from watchkeeper.agent.kernel.gpu_addresses import GpuAddresses, ask_simulator
+from watchkeeper.agent.kernel.gpu_addresses import GpuAddresses, simulator_inventory
 from watchkeeper.agent.kernel.kernel_follow import KernelEvents, follow_stream
 from watchkeeper.errors import StartRefused
 from watchkeeper.kit.clock import ScaledClock
@@ -116,7 +116,7 @@ def test_an_injected_fault_is_in_the_kernel_stream_and_can_be_ended() -> None:
 
 def test_a_gpu_that_is_lost_before_anybody_has_read_it_is_told_with_its_number() -> None:
     async def read(root: str) -> Event:
-        reading = KernelEvents("sim", GpuAddresses(ask_simulator(root)))
+        reading = KernelEvents("sim", GpuAddresses(simulator_inventory(root)))
         async with aclosing(follow_stream(f"{root}/kmsg", time=ScaledClock())) as records:
             async for record in records:
                 event = await reading.read(record)

@@ -18,12 +18,12 @@ SERIES = [named("temp", gpu=str(gpu)) for gpu in range(3)]
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def holdings(folder: Path) -> backup.Holdings:
-    return backup.Holdings(folder, folder / "samples", folder / "journal.sqlite")
+def holdings(folder: Path) -> backup.DataLocations:
+    return backup.DataLocations(folder, folder / "samples", folder / "journal.sqlite")
 
 
 @pytest.fixture
-def kept(tmp_path: Path) -> backup.Holdings:
+def kept(tmp_path: Path) -> backup.DataLocations:
     """A data directory with a journal, of a hub that is about to write samples."""
     found = holdings(tmp_path / "data")
     directory = files.DataDirectory(found.data)
@@ -35,20 +35,20 @@ def kept(tmp_path: Path) -> backup.Holdings:
     return found
 
 
-def filled(kept: backup.Holdings, minutes: int) -> Rig:
+def filled(kept: backup.DataLocations, minutes: int) -> Rig:
     rig = Rig(kept.samples)
     for minute in range(minutes):
         rig.scrape("node", SERIES, minute * MINUTE, [minute + 0.5, 1.0, minute // 7])
-    rig.store.metadata.note("temp", "gauge")
+    rig.store.metadata.record("temp", "gauge")
     rig.store.maintain(rig.now_ms)
     return rig
 
 
-def test_a_restored_backup_answers_like_the_original(kept: backup.Holdings, tmp_path: Path) -> None:
+def test_a_restored_backup_answers_like_the_original(kept: backup.DataLocations, tmp_path: Path) -> None:
     rig = filled(kept, 130)
     copied = rig.store.back_up(tmp_path / "copy", data=kept.data, journal=kept.journal)
     assert copied.blocks == len(rig.blocks()) > 0
-    assert backup.restore(tmp_path / "copy", holdings(tmp_path / "new")) == []
+    assert backup.restore_backup(tmp_path / "copy", holdings(tmp_path / "new")) == []
     again = Rig(tmp_path / "new" / "samples", now_ms=rig.now_ms)
     assert read(again.store) == read(rig.store)
     assert again.store.metadata.all() == {"temp": ("gauge", "", "")}
@@ -78,7 +78,7 @@ class Writer(threading.Thread):
 
 
 def test_backups_made_while_the_hub_writes_and_merges_hold_what_was_synced_before(
-    kept: backup.Holdings, tmp_path: Path
+    kept: backup.DataLocations, tmp_path: Path
 ) -> None:
     writer = Writer(Rig(kept.samples))
     writer.start()
@@ -97,32 +97,32 @@ def test_backups_made_while_the_hub_writes_and_merges_hold_what_was_synced_befor
         writer.rig.store.close()
 
 
-def test_damage_is_named_by_file_and_place(kept: backup.Holdings) -> None:
+def test_damage_is_named_by_file_and_place(kept: backup.DataLocations) -> None:
     rig = filled(kept, 130)
     rig.store.close()
-    assert list(backup.damages(kept)) == []
+    assert list(backup.find_corruptions(kept)) == []
     for path in (rig.blocks()[0], rig.segments()[0]):
         content = bytearray(path.read_bytes())
         content[40] ^= 1
         path.write_bytes(content)
-    found = list(backup.damages(kept))
+    found = list(backup.find_corruptions(kept))
     assert {damage.path for damage in found} == {rig.blocks()[0], rig.segments()[0]}
 
 
-def test_a_journal_that_was_changed_is_named(kept: backup.Holdings) -> None:
+def test_a_journal_that_was_changed_is_named(kept: backup.DataLocations) -> None:
     content = kept.journal.read_bytes()
     kept.journal.write_bytes(content.replace(b"hello", b"hullo"))
     Path(f"{kept.journal}-wal").unlink(missing_ok=True)
-    assert "entry 1 of the journal" in str(next(backup.damages(kept)))
+    assert "entry 1 of the journal" in str(next(backup.find_corruptions(kept)))
 
 
-def test_nothing_is_written_over(kept: backup.Holdings, tmp_path: Path) -> None:
+def test_nothing_is_written_over(kept: backup.DataLocations, tmp_path: Path) -> None:
     rig = filled(kept, 5)
     rig.store.back_up(tmp_path / "copy", data=kept.data, journal=kept.journal)
     with pytest.raises(errors.StoreError, match="there is something here already"):
         backup.back_up(kept, tmp_path / "copy")
     with pytest.raises(errors.StoreError, match="there is something here already"):
-        backup.restore(tmp_path / "copy", kept)
+        backup.restore_backup(tmp_path / "copy", kept)
     with pytest.raises(errors.StoreError, match="this is not a whole backup"):
-        backup.restore(kept.samples, holdings(tmp_path / "new"))
+        backup.restore_backup(kept.samples, holdings(tmp_path / "new"))
     rig.store.close()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.properties import examples
 from tests.store.durables import BLOCK, MINUTE, SETTINGS, Rig, named, read
-from watchkeeper.kit import leaps
+from watchkeeper.kit import clock_jump
 from watchkeeper.model.samples import Sample
 from watchkeeper.store import clock_check
 
@@ -47,7 +47,7 @@ def test_what_was_real_stays_and_what_was_ahead_is_set_aside(tmp_path: Path, ahe
         rig.store.close()
         rig.open()
     else:
-        found = rig.store.set_aside_ahead()
+        found = rig.store.quarantine_future_samples()
         assert found.samples == 3 * 45
     assert times(rig) == real
     filled(rig, DAY + 101 * MINUTE, 60, maintains=True)
@@ -92,7 +92,7 @@ def test_any_walk_of_the_clock_loses_nothing_before_where_it_was_put_back(
         if is_restarted:
             rig.reopen()
         while rig.store.newest_ms is not None and rig.store.newest_ms > now + 10 * MINUTE:
-            check.look(rig.store, now)
+            check.quarantine_if_ahead(rig.store, now)
         kept = [at for at in kept if at <= now]
         filled(rig, now + MINUTE, minutes)
         rig.store.maintain(now + minutes * MINUTE)
@@ -107,11 +107,11 @@ def test_a_clock_that_is_wrong_for_a_moment_costs_nothing(tmp_path: Path) -> Non
     check = clock_check.ClockCheck(monotonic=lambda: seconds[0])
     filled(rig, DAY, 10)
     for seconds[0] in (0.0, 19.0):
-        assert check.look(rig.store, DAY - HOUR) == ""
-    assert "1.1 h ahead of the clock" in clock_check.problem(rig.store, DAY - HOUR)
-    assert check.look(rig.store, DAY + 10 * MINUTE) == ""
+        assert check.quarantine_if_ahead(rig.store, DAY - HOUR) == ""
+    assert "1.1 h ahead of the clock" in clock_check.describe_problem(rig.store, DAY - HOUR)
+    assert check.quarantine_if_ahead(rig.store, DAY + 10 * MINUTE) == ""
     seconds[0] = 21.0
-    assert check.look(rig.store, DAY - HOUR) == ""
+    assert check.quarantine_if_ahead(rig.store, DAY - HOUR) == ""
     assert len(times(rig)['temp{gpu="0"}']) == 10
     rig.store.close()
 
@@ -121,14 +121,14 @@ def test_what_was_set_aside_is_said_with_its_count(tmp_path: Path) -> None:
     check = clock_check.ClockCheck(monotonic=lambda: seconds[0])
     filled(rig, DAY, 10)
     rig.now_ms = DAY - HOUR
-    check.look(rig.store, rig.now_ms)
+    check.quarantine_if_ahead(rig.store, rig.now_ms)
     seconds[0] = clock_check.PATIENCE_SECONDS
-    said = check.look(rig.store, rig.now_ms)
+    said = check.quarantine_if_ahead(rig.store, rig.now_ms)
     assert said == (
         "it was put back by 1.1 h: 30 samples that were ahead of it are set aside in"
         f" {tmp_path}/ahead/1970-01-01T23-00-00.000Z-0, where queries do not see them"
     )
-    assert clock_check.problem(rig.store, rig.now_ms) == ""
+    assert clock_check.describe_problem(rig.store, rig.now_ms) == ""
     rig.store.close()
 
 
@@ -147,7 +147,7 @@ def test_a_clock_that_leaps_past_the_retention_removes_nothing_for_a_day(tmp_pat
 
 
 def test_a_day_of_doubt_ends_when_the_clock_is_put_back() -> None:
-    doubt = leaps.Doubt(3600)
+    doubt = clock_jump.ClockJumpGuard(3600)
     assert [doubt.may_remove(at) for at in (0, 3600, 10**6, 10**6 + 3600, 7200, 10800)] == [
         True,
         True,
@@ -162,7 +162,7 @@ def test_what_was_set_aside_goes_when_it_is_older_than_anything_kept(tmp_path: P
     rig = Rig(tmp_path)
     filled(rig, 10**12, 40)
     rig.now_ms = 10**12 - DAY
-    rig.store.set_aside_ahead()
+    rig.store.quarantine_future_samples()
     assert list(tmp_path.glob("ahead/*/*.block"))
     rig.store.maintain(4 * 10**12)
     assert not list(tmp_path.glob("ahead/*"))
@@ -175,7 +175,7 @@ def test_what_was_set_aside_can_be_brought_back_if_the_clock_was_right_then(tmp_
     filled(rig, DAY, 100, maintains=maintains)
     before = times(rig)
     rig.now_ms = DAY - 3 * HOUR
-    rig.store.set_aside_ahead()
+    rig.store.quarantine_future_samples()
     assert times(rig) == {}
     rig.store.close()
     for path in tmp_path.glob("ahead/*/*.block"):
@@ -192,6 +192,6 @@ def test_two_stretches_ahead_do_not_overwrite_one_another(tmp_path: Path) -> Non
         rig.now_ms = DAY
         filled(rig, DAY + 3 * HOUR, BLOCK // MINUTE + 15, maintains=True)
         rig.now_ms = DAY
-        rig.store.set_aside_ahead()
+        rig.store.quarantine_future_samples()
     assert len(list(tmp_path.glob("ahead/*/*.block"))) == 4
     rig.store.close()

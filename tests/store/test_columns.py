@@ -22,25 +22,25 @@ def resident_bytes() -> int:
 
 def test_rows_of_one_kind_lie_together_though_kinds_take_turns() -> None:
     slab = Slab(16)
-    taken = np.stack([slab.take_rows(kinds(1, 2)) for _ in range(SHELF)])
+    taken = np.stack([slab.allocate_rows(kinds(1, 2)) for _ in range(SHELF)])
     assert (np.diff(taken, axis=0) == 1).all()
     assert abs(int(taken[0, 0]) - int(taken[0, 1])) == SHELF
 
 
 def test_a_shelf_that_nobody_uses_may_be_had_by_another_kind() -> None:
     slab = Slab(16)
-    first = slab.take_rows(np.full(SHELF, 1))
-    slab.give_rows(first)
-    assert sorted(slab.take_rows(np.full(SHELF, 2))) == sorted(first)
+    first = slab.allocate_rows(np.full(SHELF, 1))
+    slab.free_rows(first)
+    assert sorted(slab.allocate_rows(np.full(SHELF, 2))) == sorted(first)
     assert slab.used_bytes == SHELF * 16 * 8
 
 
 def test_a_kind_whose_shelves_were_full_gets_its_rows_back() -> None:
     slab = Slab(16)
-    rows = slab.take_rows(np.full(2 * SHELF, 1))
-    slab.give_rows(rows[:SHELF])
-    slab.give_rows(rows[SHELF : SHELF + 1])
-    assert slab.take_rows(kinds(1)).tolist() == rows[SHELF : SHELF + 1].tolist()
+    rows = slab.allocate_rows(np.full(2 * SHELF, 1))
+    slab.free_rows(rows[:SHELF])
+    slab.free_rows(rows[SHELF : SHELF + 1])
+    assert slab.allocate_rows(kinds(1)).tolist() == rows[SHELF : SHELF + 1].tolist()
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 3), st.integers(1, 90)), max_size=30))
@@ -48,13 +48,13 @@ def test_no_row_has_two_owners_and_a_taken_row_is_empty(turns: list[tuple[bool, 
     slab, held = Slab(16), list[int]()
     for takes, kind, count in turns:
         if takes:
-            rows = slab.take_rows(np.full(count, kind))
+            rows = slab.allocate_rows(np.full(count, kind))
             assert not set(held).intersection(rows.tolist())
             assert is_absent(slab.read_rows(rows)).all()
             slab.put(rows, 3, rows.astype(np.float64))
             held += rows.tolist()
         else:
-            slab.give_rows(np.array(held[:count], dtype=np.int64))
+            slab.free_rows(np.array(held[:count], dtype=np.int64))
             held = held[count:]
     rows = np.array(held, dtype=np.int64)
     assert slab.get(rows, np.full(len(rows), 3)).tolist() == rows.tolist()
@@ -63,7 +63,7 @@ def test_no_row_has_two_owners_and_a_taken_row_is_empty(turns: list[tuple[bool, 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 15)), min_size=1, max_size=20), st.integers(1, 16))
 def test_gathered_slots_are_those_of_their_rows_and_end_with_them(wanted: list[tuple[int, int]], width: int) -> None:
     slab = Slab(16)
-    all_rows = slab.take_rows(np.zeros(41, dtype=np.int64))
+    all_rows = slab.allocate_rows(np.zeros(41, dtype=np.int64))
     table = np.arange(41.0 * 16).reshape(41, 16)
     slab.write_rows(all_rows, table)
     rows, slots = np.array(wanted, dtype=np.int64).T
@@ -75,8 +75,8 @@ def test_gathered_slots_are_those_of_their_rows_and_end_with_them(wanted: list[t
 
 def test_shelves_that_nobody_uses_go_back_to_the_system_though_one_row_of_their_block_stays() -> None:
     slab = Slab(512)
-    rows = slab.take_rows(np.repeat(np.arange(64), SHELF))
+    rows = slab.allocate_rows(np.repeat(np.arange(64), SHELF))
     before = resident_bytes()
-    slab.give_rows(rows[1:])
+    slab.free_rows(rows[1:])
     assert before - resident_bytes() > 50 * SHELF * 512 * 8
-    assert is_absent(slab.read_rows(slab.take_rows(np.repeat(np.arange(64), 10)))).all()
+    assert is_absent(slab.read_rows(slab.allocate_rows(np.repeat(np.arange(64), 10)))).all()

@@ -55,10 +55,10 @@ def test_a_restart_knows_which_series_of_a_target_had_not_ended(tmp_path: Path) 
     rig.scrape("node", TEMP, 5 * MINUTE, [STALE, 61.0])
     rig.scrape("node", TEMP[1:], 6 * MINUTE, [62.0])
     rig.reopen()
-    assert list(rig.store.lasting("node", 5 * MINUTE).values()) == TEMP[1:]
-    assert rig.store.lasting("node", 6 * MINUTE) == rig.store.lasting("stranger", 0) == {}
-    rig.store.append_scrape("node", list(rig.store.lasting("node", 0)), 7 * MINUTE, [STALE])
-    assert rig.store.lasting("node", 0) == {}
+    assert list(rig.store.active_series("node", 5 * MINUTE).values()) == TEMP[1:]
+    assert rig.store.active_series("node", 6 * MINUTE) == rig.store.active_series("stranger", 0) == {}
+    rig.store.append_scrape("node", list(rig.store.active_series("node", 0)), 7 * MINUTE, [STALE])
+    assert rig.store.active_series("node", 0) == {}
     rig.store.close()
 
 
@@ -188,7 +188,7 @@ def test_blocks_of_a_clock_that_ran_ahead_are_set_aside(tmp_path: Path) -> None:
 
 def test_what_is_known_about_metrics_survives(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
-    rig.store.metadata.note("temp", "gauge", help="GPU temperature", unit="celsius")
+    rig.store.metadata.record("temp", "gauge", help="GPU temperature", unit="celsius")
     rig.reopen()
     assert rig.store.metadata.all() == {"temp": ("gauge", "GPU temperature", "celsius")}
     rig.store.close()

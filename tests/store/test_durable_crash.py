@@ -39,7 +39,7 @@ def test_dozens_of_kills_lose_nothing_that_was_synced_and_corrupt_nothing(tmp_pa
         synced = run_and_kill(tmp_path, first, lines=rng.randint(1, 12), seconds=rng.uniform(0.0, 0.05))
         store = durable.open_store(tmp_path, LIMITS, clock_ms=lambda: 10**12)
         found, status = read(store), store.status()
-        cells = store.reveal(store.select([equals("__name__", LATENCY.name)], -1, 10**15).values)
+        cells = store.find_histograms(store.select([equals("__name__", LATENCY.name)], -1, 10**15).values)
         store.close()
         assert (status.damages, status.lost_samples) == (0, 0)
         kept = len(next(iter(found.values()), []))

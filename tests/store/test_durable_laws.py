@@ -17,7 +17,7 @@ from tests.properties import examples
 from tests.store.durables import MINUTE, SETTINGS, Rig, named, read
 from watchkeeper.model.samples import STALE, Sample
 from watchkeeper.query.embedded import EmbeddedEngine
-from watchkeeper.query.engine import Limits, Span
+from watchkeeper.query.engine import QueryLimits, QueryRange
 from watchkeeper.store.head.head import Head
 from watchkeeper.store.interfaces import SampleStore
 
@@ -96,7 +96,7 @@ def test_queries_over_blocks_answer_as_over_memory(steps: list[Step], at: int) -
 
 
 def answer(store: SampleStore, query: str, at_ms: int) -> list[tuple[str, list[int], str]]:
-    engine = EmbeddedEngine(store, Limits(lookback_ms=600_000))
-    ranged = engine.range(query, Span(at_ms, at_ms + 60 * MINUTE, 5 * MINUTE))
+    engine = EmbeddedEngine(store, QueryLimits(lookback_ms=600_000))
+    ranged = engine.range(query, QueryRange(at_ms, at_ms + 60 * MINUTE, 5 * MINUTE))
     rows = [*ranged.frame.rows(), *engine.instant(query, at_ms).frame.rows()]
     return sorted((str(labels), times.tolist(), str(values)) for labels, times, values in rows)

@@ -48,7 +48,9 @@ def test_a_file_that_the_disk_cannot_read_is_named_and_the_store_opens(tmp_path:
     assert rig.scrape("node", SERIES, rig.now_ms + MINUTE, [1.0] * 4).kept == 4
     rig.store.close()
     if path.parent != tmp_path:
-        assert [damage.path for damage in backup.damages(backup.Holdings(tmp_path, tmp_path, None))] == [path]
+        assert [damage.path for damage in backup.find_corruptions(backup.DataLocations(tmp_path, tmp_path, None))] == [
+            path
+        ]
 
 
 @pytest.mark.parametrize("name", ["wal", "blocks"])
@@ -63,7 +65,7 @@ def test_a_folder_that_this_user_may_not_read_is_refused_and_not_taken_for_an_em
         try:
             with pytest.raises(errors.StoreError, match=f"{folder}: samples cannot be kept here: Permission denied"):
                 rig.open()
-            found = list(backup.damages(backup.Holdings(rig.path, rig.path, None)))
+            found = list(backup.find_corruptions(backup.DataLocations(rig.path, rig.path, None)))
         finally:
             os.seteuid(0 if IS_ROOT else os.geteuid())
             folder.chmod(0o700)
@@ -106,7 +108,7 @@ def test_a_block_that_cannot_be_read_is_kept_when_the_log_has_its_time_again(tmp
 def test_samples_reach_the_log_when_what_is_known_about_metrics_cannot_be_written(tmp_path: Path) -> None:
     rig, _ = filled(tmp_path, minutes=5)
     (tmp_path / "metadata.json").mkdir()
-    rig.store.metadata.note("temp", "gauge")
+    rig.store.metadata.record("temp", "gauge")
     rig.scrape("node", SERIES, 5 * MINUTE, [1.0] * 4)
     with pytest.raises(errors.StoreError, match="descriptions of metrics cannot be written"):
         rig.store.sync()

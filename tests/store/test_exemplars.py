@@ -23,19 +23,19 @@ def times(kept: Exemplars, series: Labels = A) -> list[int]:
 
 def test_an_exemplar_is_found_by_its_series_and_time() -> None:
     kept = Exemplars()
-    assert kept.note(B, trace("x", 1))
-    assert kept.note(A, trace("y", 2))
+    assert kept.add(B, trace("x", 1))
+    assert kept.add(A, trace("y", 2))
     assert kept.select(lambda _: True, 0, 5) == [(A, [trace("y", 2)]), (B, [trace("x", 1)])]
     assert kept.select(lambda _: True, 2, 2) == [(A, [trace("y", 2)])]
 
 
 def test_the_same_again_an_older_one_and_a_long_one_are_not_kept() -> None:
     kept = Exemplars()
-    assert kept.note(A, trace("x", 5))
-    assert not kept.note(A, trace("x", 9))
-    assert not kept.note(A, trace("y", 4))
-    assert not kept.note(A, trace("y" * 200, 10))
-    assert kept.note(A, trace("y", 10))
+    assert kept.add(A, trace("x", 5))
+    assert not kept.add(A, trace("x", 9))
+    assert not kept.add(A, trace("y", 4))
+    assert not kept.add(A, trace("y" * 200, 10))
+    assert kept.add(A, trace("y", 10))
     assert times(kept) == [5, 10]
 
 
@@ -45,7 +45,7 @@ def test_no_more_are_kept_than_there_is_room_for_and_the_newest_stay(
 ) -> None:
     kept, taken = Exemplars(room), []
     for number, (series, at_ms) in enumerate(noted):
-        if kept.note(series, trace(str(number), at_ms)):
+        if kept.add(series, trace(str(number), at_ms)):
             taken.append((series, at_ms))
     last = taken[-room:]
     assert len(kept) == len(last)

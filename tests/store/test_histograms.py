@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.store.durables import BLOCK, MINUTE, Rig, equals, named
-from watchkeeper.model.histograms import CUSTOM, Hint, Histogram, HistogramSample
+from watchkeeper.model.histograms import CUSTOM, Histogram, HistogramSample, ResetHint
 from watchkeeper.model.samples import STALE, Sample
 from watchkeeper.store import histograms, interfaces
 from watchkeeper.store.head.head import Head
@@ -25,7 +25,7 @@ def grown(count: int) -> Histogram:
 def kept(store: interfaces.SampleStore, name: str = "latency") -> list[tuple[int, Histogram | float]]:
     """Every sample of one series, histograms as such."""
     found = store.select([equals("__name__", name)], -1, 10**15)
-    cells = store.reveal(found.values)
+    cells = store.find_histograms(found.values)
     times = found.times[found.groups[0]].tolist() if len(found.groups) else []
     histograms_there = [None] * len(times) if cells is None else cells[0].tolist()
     rows = zip(times, histograms_there, found.values[0].tolist() if times else [], strict=True)
@@ -49,7 +49,10 @@ def test_a_restart_brings_histograms_back_from_the_log(tmp_path: Path) -> None:
     before = kept(rig.store)
     rig.reopen()
     assert kept(rig.store) == before
-    assert [one.hint for _, one in before if isinstance(one, Histogram)] == [Hint.UNKNOWN, *[Hint.NOT_RESET] * 4]
+    assert [one.hint for _, one in before if isinstance(one, Histogram)] == [
+        ResetHint.UNKNOWN,
+        *[ResetHint.NOT_RESET] * 4,
+    ]
     rig.store.close()
 
 
@@ -121,11 +124,11 @@ def test_numbers_and_histograms_may_take_turns() -> None:
 
 def test_a_counter_that_began_anew_is_known_and_a_gauge_stays_one() -> None:
     head = Head()
-    gauge = dataclasses.replace(grown(1), hint=Hint.GAUGE)
+    gauge = dataclasses.replace(grown(1), hint=ResetHint.GAUGE)
     rows = [grown(3), grown(2), Histogram(CUSTOM, 9.0, bounds=(1.0,)), gauge, grown(5)]
     head.append(HistogramSample(LATENCY, at, one) for at, one in enumerate(rows))
     hints = [one.hint for _, one in kept(head) if isinstance(one, Histogram)]
-    assert hints == [Hint.UNKNOWN, Hint.RESET, Hint.RESET, Hint.GAUGE, Hint.UNKNOWN]
+    assert hints == [ResetHint.UNKNOWN, ResetHint.RESET, ResetHint.RESET, ResetHint.GAUGE, ResetHint.UNKNOWN]
 
 
 def test_a_stale_histogram_is_a_stale_marker() -> None:
@@ -170,7 +173,7 @@ def test_a_record_of_an_earlier_version_has_no_histograms(tmp_path: Path) -> Non
     rig = Rig(tmp_path)
     rig.store.append([Sample(named("plain"), 0, 1.0)])
     rig.store.close()
-    [record] = [one for one in wal_records.records(rig.segments()[0]) if isinstance(one, wal_records.Record)]
+    [record] = [one for one in wal_records.records(rig.segments()[0]) if isinstance(one, wal_records.WalRecord)]
     assert record.histograms == {}
 
 

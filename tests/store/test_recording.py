@@ -26,7 +26,7 @@ HEADER = recording.Header(1_000, 600_000, "blue", "0.1.0")
 
 
 def written(path: Path, *rows: tuple[Labels, list[int], list[float]]) -> Path:
-    writer = recording.Writer(HEADER)
+    writer = recording.RecordingWriter(HEADER)
     pieces = [writer.add("node", fleet.Node("blue", "n1", expected_gpus=8))]
     pieces += [writer.add_series(labels, np.array(times), np.array(values)) for labels, times, values in rows]
     path.write_bytes(b"".join([*pieces, writer.end()]))
@@ -49,7 +49,7 @@ def test_everything_that_was_written_is_read_back(tmp_path: Path) -> None:
 
 @given(native.histograms)
 def test_native_histograms_among_numbers_are_read_back(histogram: Histogram) -> None:
-    writer = recording.Writer(HEADER)
+    writer = recording.RecordingWriter(HEADER)
     labels = Labels({"__name__": "h"})
     content = writer.add_series(labels, np.array([5, 9, 70]), [1.5, histogram, STALE]) + writer.end()
     found = recording.Recording(HEADER)
@@ -69,17 +69,17 @@ def test_native_histograms_poured_into_a_head_answer_like_the_original() -> None
     grown = [Histogram(count=float(n), sum=2.0 * n, positive=((1, float(n)),)) for n in range(1, 11)]
     kept = head.Head(retention_ms=3_600_000)
     times = np.arange(0, 165_000, 15_000)
-    recording.pour_native([(series, times, [*grown, STALE])], kept, until_ms=600_000)
+    recording.load_histogram_series([(series, times, [*grown, STALE])], kept, until_ms=600_000)
     answers = embedded.EmbeddedEngine(kept)
     assert [*answers.instant("histogram_count(rate(h[2m]))", 135_000).latest().values()] == [pytest.approx(1 / 15)]
     assert answers.instant("h", 151_000).latest_histograms() == {}
-    [(_, _, values)] = answers.raw((), -1, 600_000)
+    [(_, _, values)] = answers.raw_samples((), -1, 600_000)
     assert len(values) == 11
 
 
 @given(st.lists(st.floats(allow_nan=False), min_size=1, max_size=20))
 def test_numbers_survive_to_the_last_bit(values: list[float]) -> None:
-    writer = recording.Writer(HEADER)
+    writer = recording.RecordingWriter(HEADER)
     content = writer.add_series(Labels({"__name__": "x"}), np.arange(len(values)), np.array(values)) + writer.end()
     lines = gzip.decompress(content).splitlines()
     found = recording.Recording(HEADER)
@@ -134,11 +134,11 @@ def test_a_recording_poured_into_a_head_answers_like_the_original() -> None:
     gone = np.array([*range(20), *[STALE]], dtype=np.float64)
     series.append((Labels({"__name__": "y"}), times[:21], gone))
     kept = head.Head(retention_ms=3_600_000)
-    recording.pour(series, kept, until_ms=600_000)
+    recording.load_series(series, kept, until_ms=600_000)
     answers = embedded.EmbeddedEngine(kept)
     assert [value for _, _, values in answers.instant("rate(x[5m])", 590_000).frame.rows() for value in values] == [
         pytest.approx(n / 15) for n in range(4)
     ]
     assert answers.instant("y", 302_000).latest() == {}
     assert len(answers.instant("y", 290_000).latest()) == 1
-    assert [len(values) for _, _, values in answers.raw((), -1, 600_000)] == [40, 40, 40, 40, 21]
+    assert [len(values) for _, _, values in answers.raw_samples((), -1, 600_000)] == [40, 40, 40, 40, 21]

@@ -10,7 +10,7 @@ from tests.store.durables import named, scraped
 from watchkeeper.model.samples import STALE
 from watchkeeper.query.engine import Matcher, MatchOp
 from watchkeeper.store import codec
-from watchkeeper.store.columns import ABSENT, KEPT_ABSENT_BITS, Floats, as_kept, plain, to_keep
+from watchkeeper.store.columns import ABSENT, KEPT_ABSENT_BITS, Floats, from_file, normalise_nans, to_file
 from watchkeeper.store.head import head
 from watchkeeper.store.rows import fits, split
 
@@ -34,7 +34,7 @@ def test_whatever_is_scraped_is_read_again_to_the_last_bit(scrapes: list[tuple[f
     ids = scraped(store, [named("x", gpu=str(gpu)) for gpu in range(3)])
     for slot, values in enumerate(scrapes):
         store.append_scrape("node", ids, slot * 15_000, np.array(values))
-    wanted = plain(np.array(scrapes).T)
+    wanted = normalise_nans(np.array(scrapes).T)
     assert bits(read(store, HOUR)) == bits(wanted)
 
 
@@ -42,7 +42,7 @@ def test_whatever_is_scraped_is_read_again_to_the_last_bit(scrapes: list[tuple[f
 def test_what_a_restart_hands_over_at_once_is_read_again_to_the_last_bit(rows: list[list[float]], at_once: int) -> None:
     store = head.Head()
     ids = scraped(store, [named("x", gpu=str(gpu)) for gpu in range(len(rows))])
-    table, times = plain(np.array(rows)), np.arange(4) * 15_000
+    table, times = normalise_nans(np.array(rows)), np.arange(4) * 15_000
     for low in range(0, 4, at_once):
         part = np.ascontiguousarray(table[:, low : low + at_once])
         order, split_part = split(part)
@@ -90,6 +90,6 @@ def test_late_samples_and_one_that_goes_alone_keep_their_bits() -> None:
 def test_an_empty_slot_fits_four_bytes_and_lies_in_files_as_it_always_did() -> None:
     assert fits(np.array([ABSENT, STALE, 0.5, 0.1])).tolist() == [True, False, True, False]
     matrix = np.array([[1.0, ABSENT, 3.0]])
-    kept = codec.unpack_floats(codec.pack_floats(to_keep(matrix.copy())))
+    kept = codec.unpack_floats(codec.pack_floats(to_file(matrix.copy())))
     assert bits(kept)[0][1] == KEPT_ABSENT_BITS
-    assert bits(as_kept(kept)) == bits(matrix)
+    assert bits(from_file(kept)) == bits(matrix)

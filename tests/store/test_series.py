@@ -11,14 +11,14 @@ from watchkeeper.model.labels import Labels
 from watchkeeper.query.engine import Matcher, MatchOp
 from watchkeeper.store import index as indexes
 from watchkeeper.store.index import SeriesIndex
-from watchkeeper.store.series import Pairs, Register, SeriesSet
+from watchkeeper.store.series import LabelRegistry, Pairs, SeriesSet
 
 A, B, C = ((("node", name),) for name in "abc")
 TEMPERATURE = [Matcher("__name__", MatchOp.EQUAL, "temp")]
 
 
-def register_of(*rows: Pairs) -> Register:
-    register = Register()
+def register_of(*rows: Pairs) -> LabelRegistry:
+    register = LabelRegistry()
     for pairs in rows:
         register.number(pairs)
     return register
@@ -37,15 +37,15 @@ def test_the_same_rows_are_the_same_set_with_all_that_is_known_about_it() -> Non
 
 def test_partners_are_found_on_whichever_side_they_come_later() -> None:
     ours, theirs = register_of(A, B), register_of(C, B)
-    assert ours.towards(theirs).tolist() == [-1, 1]
+    assert ours.numbers_in(theirs).tolist() == [-1, 1]
     theirs.number(A)
     ours.number(C)
-    assert ours.towards(theirs).tolist() == [2, 1, 0]
+    assert ours.numbers_in(theirs).tolist() == [2, 1, 0]
 
 
 def test_a_label_set_of_two_registers_is_one_in_what_joins_them() -> None:
     ours, theirs = register_of(A, B), register_of(B, C)
-    both, mine, others = ours.joined(theirs)
+    both, mine, others = ours.merge_with(theirs)
     assert [both.pairs[number] for number in (*mine, *others)] == [A, B, B, C]
     assert mine[1] == others[0]
 

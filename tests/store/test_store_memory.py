@@ -11,7 +11,7 @@ import numpy as np
 from tests.store.durables import BLOCK, MINUTE, SETTINGS, Rig, equals, named
 from watchkeeper.store.blocks.block import Block, ChunkCache
 from watchkeeper.store.index import Patterns
-from watchkeeper.store.reading import Unions
+from watchkeeper.store.sample_columns import UnionCache
 from watchkeeper.store.series import Pairs, SeriesSet
 from watchkeeper.store.wal import wal, wal_records
 
@@ -32,7 +32,7 @@ def test_label_sets_worked_out_from_two_metrics_are_kept_once() -> None:
 def test_a_block_that_was_joined_with_memory_has_the_label_sets_of_memory() -> None:
     newest, older = SeriesSet(label_sets("temp")), SeriesSet([*label_sets("gone"), *reversed(label_sets("temp"))])
     told = list(older.pairs)
-    union = Unions().of([older, newest])
+    union = UnionCache().get([older, newest])
     assert older.pairs == told
     assert all(mine is theirs for mine, theirs in zip(older.pairs[8:], reversed(newest.pairs), strict=True))
     assert sorted(union.series.pairs) == sorted(told)
@@ -103,8 +103,8 @@ def test_a_block_forgets_its_labels_when_no_new_selector_comes_and_reads_them_ag
     block = Block(rig.blocks()[0], cache=ChunkCache(), patterns=Patterns(), report=print)
     for name, value in (("temp", 1.0), ("temp", 1.0), ("power", 2.0)):
         assert block.select([equals("__name__", name)], 0, MINUTE).values.tolist() == [[value]]
-        block.let_go()
-        block.let_go()
+        block.release_unused()
+        block.release_unused()
         assert block._directory is None
     block.close()
     rig.store.close()

@@ -17,18 +17,18 @@ from watchkeeper.agent import agent
 from watchkeeper.cli import processes
 from watchkeeper.cli.hub import serving, up
 from watchkeeper.config import settings as config
-from watchkeeper.hub import choices
+from watchkeeper.hub import backends
 from watchkeeper.kit import clock
 from watchkeeper.model.actions import Action
 from watchkeeper.model.trust import Mode
-from watchkeeper.remediate.driver import Driver, Performed
-from watchkeeper.remediate.drivers.simulated import Simulated
+from watchkeeper.remediate.driver import ActionOutcome, Driver
+from watchkeeper.remediate.drivers.simulated import SimulatedDriver
 
 
-class Deadly(Simulated):
+class Deadly(SimulatedDriver):
     when, kind = "never", ""
 
-    def perform(self, action: Action) -> Performed:
+    def perform(self, action: Action) -> ActionOutcome:
         self.die("before", action)
         done = super().perform(action)
         self.die("after", action)
@@ -57,13 +57,13 @@ def main(simulator: str, data: str, port: str, speed: str, epoch: str, death: st
     run(replace(configured, remediate=chosen), Deadly(simulator), time=time)
 
 
-def run(configured: config.Settings, cluster: Simulated, *, time: clock.Clock) -> None:
+def run(configured: config.Settings, cluster: SimulatedDriver, *, time: clock.Clock) -> None:
     """A hub with this driver, and an agent that tells it of the driver's simulated fleet, until they are stopped."""
 
     def chosen(*_: object, **__: object) -> Driver:
         return cluster
 
-    choices.driver_of = chosen
+    backends.build_driver = chosen
     watcher = agent.AgentSettings(
         hub_url=f"http://127.0.0.1:{configured.hub.port}",
         spool_directory=Path(configured.hub.data) / "spool",
@@ -72,7 +72,7 @@ def run(configured: config.Settings, cluster: Simulated, *, time: clock.Clock) -
     )
 
     async def serve(stop: asyncio.Event) -> None:
-        with serving.opened(configured) as door:
+        with serving.open_listener(configured) as door:
             await serving.serve(
                 serving.with_discovery(configured, f"{cluster.url}/sd"),
                 door,

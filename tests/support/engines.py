@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tests import servers
-from watchkeeper.config.settings import Query, QueryEngine
+from watchkeeper.config.settings import QueryEngine, QuerySettings
 from watchkeeper.query.prometheus import PrometheusEngine
 
 Settle = Callable[[], None]
@@ -56,8 +56,8 @@ def victoria_metrics(folder: Path) -> Iterator[str]:
         yield url
 
 
-def settings(url: str, **more: object) -> Query:
-    access = Query(engine=QueryEngine.PROMETHEUS, url=url, write_url=f"{url}/api/v1/write", timeout="20s")
+def settings(url: str, **more: object) -> QuerySettings:
+    access = QuerySettings(engine=QueryEngine.PROMETHEUS, url=url, write_url=f"{url}/api/v1/write", timeout="20s")
     return replace(access, **more)  # type: ignore[arg-type]
 
 

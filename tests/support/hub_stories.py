@@ -51,9 +51,9 @@ class Line:
 
     def start(self, at: float, rules: str = HOT, *, kept: embedded.EmbeddedEngine | None = None) -> None:
         self.journal = journal.Journal(self.folder / "journal.db")
-        self.engine, self.fleet = kept or embedded.EmbeddedEngine(head.Head()), fleet.Fleet()
-        self.rules = rulefile.read({"r.yaml": rules})
-        parts = pipeline.harmless_parts(self.engine, self.fleet, journal=self.journal, rules=self.rules)
+        self.engine, self.fleet = kept or embedded.EmbeddedEngine(head.Head()), fleet.ScrapedInventory()
+        self.rules = rulefile.read_rules({"r.yaml": rules})
+        parts = pipeline.dry_run_dependencies(self.engine, self.fleet, journal=self.journal, rules=self.rules)
         self.pipeline = pipeline.Pipeline(parts, now=later(at))
 
     def restart(self, at: float, rules: str = HOT, *, keeps_samples: bool = False) -> None:
@@ -69,17 +69,17 @@ class Line:
         at_ms, uuid = clock.to_ms(later(at)), f"GPU-{index}"
         named = labels.Labels({"__name__": metric, "cluster": "main", "Hostname": "n1", "UUID": uuid})
         self.engine.appender.append([samples.Sample(named, at_ms, value)])
-        self.fleet.saw(NODE, {uuid: fleet_model.Gpu(uuid, index=index)}, at_ms=at_ms, source="page")
+        self.fleet.record_page(NODE, {uuid: fleet_model.Gpu(uuid, index=index)}, at_ms=at_ms, source="page")
 
     def run_rules(self, at: float) -> list[Incident]:
         changed = [alert for group in self.rules.groups for alert in self.pipeline.evaluate(group, later(at))]
-        return self.pipeline.take_alerts(changed, later(at)) if changed else []
+        return self.pipeline.ingest_alerts(changed, later(at)) if changed else []
 
     def recover(self, at: float) -> list[events.Event]:
         """What the hub does every few seconds: ask whether something works again, and take the answer."""
         found = self.pipeline.recoveries(self.pipeline.incidents.broken_gpus(), later(at))
-        self.pipeline.take_events(found, later(at))
+        self.pipeline.ingest_events(found, later(at))
         return found
 
     def open(self) -> list[tuple[str, str]]:
-        return [(incident.id, incident.cause) for incident in self.pipeline.incidents.open()]
+        return [(incident.id, incident.cause) for incident in self.pipeline.incidents.open_incidents()]

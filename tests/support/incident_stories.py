@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from watchkeeper.incidents.core import Incidents
 from watchkeeper.incidents.domains import Domains
 from watchkeeper.incidents.footprint import NOWHERE, Footprint
+from watchkeeper.incidents.tracker import IncidentTracker
 from watchkeeper.model import alerts, events, fleet, incidents, labels
 from watchkeeper.store.journal.journal import Journal
 
@@ -76,15 +76,15 @@ class Room:
         self.journal = Journal(self.path)
         self.incidents = self._start(NOON)
 
-    def _start(self, now: datetime) -> Incidents:
-        return Incidents(
+    def _start(self, now: datetime) -> IncidentTracker:
+        return IncidentTracker(
             self.journal,
             now=now,
             names=lambda place: f"GPU {place.gpu[-1]} on {place.node}" if place.gpu else str(place.node),
             workloads=self._workloads_at,
             domains=Domains(
-                footprint=lambda place: self.jobs.get(place, NOWHERE),
-                pool=lambda place: self.pools.get(place.node, ""),
+                footprint_of=lambda place: self.jobs.get(place, NOWHERE),
+                pool_of=lambda place: self.pools.get(place.node, ""),
             ),
             under_repair=lambda _: self.under_repair,
             last_alive=self.last_alive,
@@ -102,11 +102,11 @@ class Room:
 
     def push(self, *batch: events.Event, at: float | None = None) -> tuple[incidents.Incident, ...]:
         now = max(found.at for found in batch) if at is None else later(at)
-        return self.incidents.take_events(batch, now).changed
+        return self.incidents.apply_events(batch, now).changed_incidents
 
     def hear(self, *heard: alerts.Alert) -> None:
         for one in heard:
-            self.incidents.take_alert(one, one.resolved_at or one.fired_at or one.active_at)
+            self.incidents.apply_alert(one, one.resolved_at or one.fired_at or one.active_at)
 
     def tick(self, at: float, *firing: alerts.Alert) -> list[incidents.Incident]:
         return self.incidents.tick(later(at), firing)
@@ -116,7 +116,7 @@ class Room:
         self.journal._connection.execute(f"PRAGMA query_only = {int(is_broken)}")
 
     def open(self) -> list[tuple[str, fleet.Place, str]]:
-        return [(incident.id, incident.place, incident.cause) for incident in self.incidents.open()]
+        return [(incident.id, incident.place, incident.cause) for incident in self.incidents.open_incidents()]
 
     def steps(self, id: str = "INC-1") -> list[str]:
         return [entry.kind for entry in self.journal.timeline(id)]
@@ -137,14 +137,14 @@ NODES = [node(f"n{at}") for at in range(1, 65)]
 class Racked(Room):
     """64 nodes in one rack; the first 32 behind one leaf switch."""
 
-    def _start(self, now: object) -> Incidents:
+    def _start(self, now: object) -> IncidentTracker:
         behind = {place: (RACK, LEAF) if at < 32 else (RACK,) for at, place in enumerate(NODES)}
         domains = Domains(
-            of=lambda place: behind.get(place, ()),
-            nodes=lambda domain: [place for place, around in behind.items() if domain in around],
+            domains_of=lambda place: behind.get(place, ()),
+            nodes_of=lambda domain: [place for place, around in behind.items() if domain in around],
         )
         names = lambda place: (place.domain or "").replace("=", " ") or str(place.node)  # noqa: E731
-        return Incidents(self.journal, now=later(0), names=names, domains=domains, workloads=self._workloads_at)
+        return IncidentTracker(self.journal, now=later(0), names=names, domains=domains, workloads=self._workloads_at)
 
 
 @pytest.fixture

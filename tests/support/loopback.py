@@ -83,7 +83,7 @@ async def serve(answer: Answer, *, tls: ssl.SSLContext | None = None) -> AsyncIt
     try:
         yield loopback
     finally:
-        await listening.end(server)
+        await listening.close_server(server)
         for task, writer in talks.items():
             task.cancel()
             writer.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from watchkeeper.model.histograms import CUSTOM, Buckets, Hint, Histogram
+from watchkeeper.model.histograms import CUSTOM, Buckets, Histogram, ResetHint
 
 counts = st.integers(0, 50).map(float)
 sums = st.integers(-1000, 1000).map(float)
@@ -16,7 +16,7 @@ def buckets(lowest: int, highest: int) -> st.SearchStrategy[Buckets]:
 
 
 @st.composite
-def exponential(draw: st.DrawFn, hints: tuple[Hint, ...] = tuple(Hint)) -> Histogram:
+def exponential(draw: st.DrawFn, hints: tuple[ResetHint, ...] = tuple(ResetHint)) -> Histogram:
     schema = draw(st.integers(-2, 4))
     positive, negative = draw(buckets(1, 30)), draw(buckets(1, 30))
     zero_count = draw(counts)
@@ -34,7 +34,7 @@ def exponential(draw: st.DrawFn, hints: tuple[Hint, ...] = tuple(Hint)) -> Histo
 
 
 @st.composite
-def custom(draw: st.DrawFn, hints: tuple[Hint, ...] = tuple(Hint)) -> Histogram:
+def custom(draw: st.DrawFn, hints: tuple[ResetHint, ...] = tuple(ResetHint)) -> Histogram:
     bounds = tuple(sorted(draw(st.sets(st.sampled_from([-10.0, -1.0, 0.0, 0.3, 5.0, 7.0, 100.0]), max_size=5))))
     positive = draw(buckets(0, len(bounds)))
     return Histogram(

@@ -9,7 +9,7 @@ from watchkeeper.model import orders
 from watchkeeper.model.actions import Action, ActionId, ActionKind
 from watchkeeper.model.fleet import Place
 from watchkeeper.model.incidents import IncidentId
-from watchkeeper.remediate.orders import Outbox
+from watchkeeper.remediate.orders import OrderQueue
 
 GPU = "GPU-00000000-0000-0000-0000-000000000000"
 RESET = Action(
@@ -24,8 +24,8 @@ def minutes(count: float) -> datetime:
     return NOON + timedelta(minutes=count)
 
 
-def waiting(outbox: Outbox, node: str = "n1", at: datetime = NOON) -> list[orders.Order]:
+def waiting(outbox: OrderQueue, node: str = "n1", at: datetime = NOON) -> list[orders.Order]:
     key = orders.node_key(HUB_KEY, "main", node)
     found = outbox.waiting("main", node, now=at)
-    assert all(orders.is_sealed(envelope, key, purpose=orders.Purpose.ORDER) for envelope in found)
+    assert all(orders.is_sealed(envelope, key, purpose=orders.SealPurpose.ORDER) for envelope in found)
     return [wire.loads(orders.Order, envelope.text) for envelope in found]

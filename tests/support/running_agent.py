@@ -88,7 +88,7 @@ async def running(
             reads_gpus=True,
             interval_seconds=0.6,
             environment=fake.environment,
-            listen=agent_server.Listen(socket=root / "socket"),
+            listen=agent_server.ListenSettings(socket=root / "socket"),
             **changed,  # type: ignore[arg-type]
         )
         pipe = os.open(root / "kmsg", os.O_RDWR | os.O_NONBLOCK)

@@ -11,7 +11,7 @@ from watchkeeper.errors import StoreFull
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import is_stale
 from watchkeeper.scrape.discovery import Target
-from watchkeeper.scrape.fleet import Fleet
+from watchkeeper.scrape.fleet import ScrapedInventory
 from watchkeeper.scrape.scrape import ScrapeSettings, TargetLoop
 from watchkeeper.store.exemplars import Exemplars
 from watchkeeper.store.interfaces import AnySample, Appended
@@ -44,10 +44,10 @@ class Kept:
         forgotten = len(self.forgotten.intersection(ids))
         return Appended(len(ids) - forgotten, {"forgotten": forgotten} if forgotten else {})
 
-    def append(self, samples: Iterable[AnySample], *, together: str | None = None) -> Appended:
+    def append(self, samples: Iterable[AnySample], *, group_key: str | None = None) -> Appended:
         return Appended(0, {"histogram": len(list(samples))})
 
-    def lasting(self, group_key: Hashable, since_ms: int) -> Mapping[int, Labels]:
+    def active_series(self, group_key: Hashable, since_ms: int) -> Mapping[int, Labels]:
         return {}
 
     def sync(self) -> int:
@@ -66,7 +66,7 @@ class Kept:
         return {name: value for name, value in pairs.items() if name != "scrape_duration_seconds"}
 
 
-Story = Callable[[TargetLoop, Kept, Fleet], Awaitable[None]]
+Story = Callable[[TargetLoop, Kept, ScrapedInventory], Awaitable[None]]
 
 
 def with_pages(*pages: bytes, settings: ScrapeSettings | None = None) -> Callable[[Story], None]:
@@ -76,8 +76,8 @@ def with_pages(*pages: bytes, settings: ScrapeSettings | None = None) -> Callabl
     def run(story: Story) -> None:
         async def told() -> None:
             async with serve(lambda _: remaining.pop(0)) as server:
-                sink, known = Kept(), Fleet()
-                loop = TargetLoop(target(server), settings or ScrapeSettings(), sink=sink, known=known)
+                sink, known = Kept(), ScrapedInventory()
+                loop = TargetLoop(target(server), settings or ScrapeSettings(), sink=sink, inventory=known)
                 await story(loop, sink, known)
                 await loop.close(99_000)
 

@@ -51,7 +51,7 @@ class CannedEngine:
         self._fleet, self._readings, self._clock = inventory, readings, time
         self.appender = head.Head()
 
-    def instant(self, expr: str, at_ms: int) -> engine.Answer:
+    def instant(self, expr: str, at_ms: int) -> engine.QueryResult:
         if "slo:" in expr:
             kept = self._readings.recorded
             return answer(list(kept), [at_ms], np.array(list(kept.values())))
@@ -62,7 +62,7 @@ class CannedEngine:
             rows = [seen for seen in rows if seen.gpu.uuid in expr]
         return answer([self._labels(seen) for seen in rows], [at_ms], np.array([[self._value(s, expr)] for s in rows]))
 
-    def range(self, expr: str, span: engine.Span) -> engine.Answer:
+    def range(self, expr: str, span: engine.QueryRange) -> engine.QueryResult:
         size = next((size for name, size in METRICS.items() if name in expr), 93.0)
         size *= 100 if expr.startswith("100 * ") and size < 1 else 1
         times, opened = span.times, clock.to_ms(self._clock.now() - timedelta(minutes=4))
@@ -71,10 +71,10 @@ class CannedEngine:
             wave = np.where(times > opened, np.nan, wave)
         present = ~np.isnan(wave)
         frame = engine.Frame([Labels()], times, np.nan_to_num(wave)[None, :], present[None, :])
-        return engine.Answer(engine.Kind.MATRIX, frame)
+        return engine.QueryResult(engine.ResultType.MATRIX, frame)
 
     def series(self, matchers: Sequence[Sequence[engine.Matcher]], start_ms: int, end_ms: int) -> list[Labels]:
-        return [self._labels(seen).having(__name__="DCGM_FI_DEV_GPU_TEMP") for seen in self._fleet.seen[:4]]
+        return [self._labels(seen).with_labels(__name__="DCGM_FI_DEV_GPU_TEMP") for seen in self._fleet.seen[:4]]
 
     def label_names(self, matchers: Sequence[Sequence[engine.Matcher]], start_ms: int, end_ms: int) -> list[str]:
         return sorted({name for labels in self.series(matchers, start_ms, end_ms) for name in labels})
@@ -98,8 +98,8 @@ class CannedEngine:
     def close(self) -> None:
         return None
 
-    def limits(self) -> engine.Limits:
-        return engine.Limits()
+    def limits(self) -> engine.QueryLimits:
+        return engine.QueryLimits()
 
     def _labels(self, seen: Seen) -> Labels:
         named = {"UUID": seen.gpu.uuid, "gpu": str(seen.gpu.index), "Hostname": seen.node}
@@ -124,13 +124,13 @@ class CannedQueries(samples.Queries):
 
     failing = False
 
-    async def instant(self, expr: str, at_ms: int | None = None) -> engine.Answer:
+    async def instant(self, expr: str, at_ms: int | None = None) -> engine.QueryResult:
         if self.failing:
             raise QueryError(UNREADABLE)
         return await super().instant(expr, at_ms)
 
 
-def answer(labels: list[Labels], times: list[int], values: Any) -> engine.Answer:
+def answer(labels: list[Labels], times: list[int], values: Any) -> engine.QueryResult:
     matrix = values.reshape(len(labels), len(times))
     frame = engine.Frame(labels, np.array(times), matrix, np.ones(matrix.shape, dtype=np.bool_))
-    return engine.Answer(engine.Kind.VECTOR, frame)
+    return engine.QueryResult(engine.ResultType.VECTOR, frame)

@@ -10,16 +10,16 @@ from typing import Any
 
 import orjson
 
-from watchkeeper.diagnose import lessons
-from watchkeeper.errors import IllegalMove, StoreError
-from watchkeeper.incidents import subject
+from watchkeeper.diagnose import corrections
+from watchkeeper.errors import InvalidTransition, StoreError
+from watchkeeper.incidents import incident_labels
 from watchkeeper.kit import broadcast, clock
 from watchkeeper.model import actions, alerts, diagnosis, events, fleet
 from watchkeeper.model.incidents import Incident, IncidentState, move
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.notices import Notice
 from watchkeeper.model.silences import Silence
-from watchkeeper.notify import silencing
+from watchkeeper.notify import silence_store
 from watchkeeper.rules import evaluate, reload, rulefile, slo
 
 START = datetime(2026, 2, 12, 2, 14, 7, tzinfo=UTC)
@@ -100,15 +100,15 @@ class KeptIncidents:
 
     journal: KeptJournal
     clock: clock.Clock
-    said: list[lessons.Correction] = field(default_factory=list)
+    said: list[corrections.Correction] = field(default_factory=list)
     foreign: list[alerts.Alert] = field(default_factory=list)
     cannot_write: StoreError | None = None
 
-    async def take_events(self, batch: Sequence[events.Event]) -> int:
+    async def ingest_events(self, batch: Sequence[events.Event]) -> int:
         self.journal.taken += batch
         return len(batch)
 
-    async def take_foreign_alerts(self, pushed: Sequence[alerts.Alert]) -> None:
+    async def ingest_external_alerts(self, pushed: Sequence[alerts.Alert]) -> None:
         if self.cannot_write is not None:
             raise self.cannot_write
         self.foreign += pushed
@@ -127,13 +127,13 @@ class KeptIncidents:
     async def note(self, id: str, actor: str, text: str) -> None:
         self._keep(self.journal.kept[id], actor, "note", {"text": text})
 
-    async def correct(self, id: str, actor: str, cause: str, why: str) -> lessons.Correction:
+    async def correct(self, id: str, actor: str, cause: str, why: str) -> corrections.Correction:
         kept = self.journal.kept[id]
-        said = lessons.Correction(id, self.clock.now(), actor, kept.cause, cause, why, str(kept.place))
+        said = corrections.Correction(id, self.clock.now(), actor, kept.cause, cause, why, str(kept.place))
         self.said.append(said)
         return said
 
-    def corrections(self) -> list[lessons.Correction]:
+    def corrections(self) -> list[corrections.Correction]:
         return self.said
 
     def _keep(self, incident: Incident, actor: str, kind: str, body: Any) -> Incident:
@@ -147,19 +147,19 @@ class KeptSilences:
     silenced: list[Silence] = field(default_factory=list)
     problem: str = ""
 
-    async def silence(self, wish: silencing.Wish) -> Silence:
+    async def silence(self, wish: silence_store.SilenceRequest) -> Silence:
         try:
             made = Silence("S-1", wish.matchers, wish.author, wish.reason, wish.starts_at, wish.ends_at)
         except ValueError as error:
-            raise IllegalMove(str(error)) from error
+            raise InvalidTransition(str(error)) from error
         self.silenced.append(made)
         self.changes.send("incidents")
         return made
 
-    async def unsilence(self, id: str, actor: str) -> Silence:
+    async def expire_silence(self, id: str, actor: str) -> Silence:
         found = next((one for one in self.silenced if one.id == id), None)
         if found is None:
-            raise IllegalMove("there is no such silence", where=id)
+            raise InvalidTransition("there is no such silence", where=id)
         self.silenced.remove(found)
         self.changes.send("incidents")
         return replace(found, ended_by=actor)
@@ -171,8 +171,8 @@ class KeptSilences:
         return self.problem
 
     def silenced_by(self, incident: Incident) -> Silence | None:
-        about = subject.subject_of(incident, subject.Inventory())
-        return silencing.holding(self.silenced, about, self.clock.now())
+        about = incident_labels.collect_labels(incident, incident_labels.InventoryLookup())
+        return silence_store.longest_match(self.silenced, about, self.clock.now())
 
 
 @dataclass
@@ -181,14 +181,14 @@ class GivenRules:
 
     slos: list[slo.Slo] = field(default_factory=list)
     last_reload: reload.Reload = field(default_factory=lambda: reload.Reload(START, START, rules=114, groups=20))
-    in_force: Sequence[tuple[rulefile.Group, evaluate.State]] = ()
+    in_force: Sequence[tuple[rulefile.RuleGroup, evaluate.RuleStates]] = ()
     active: Sequence[alerts.Alert] = (HOT,)
-    is_at_work: bool = False
+    is_evaluating: bool = False
 
     async def reload(self) -> reload.Reload:
         return self.last_reload
 
-    def groups(self) -> Sequence[tuple[rulefile.Group, evaluate.State]]:
+    def groups(self) -> Sequence[tuple[rulefile.RuleGroup, evaluate.RuleStates]]:
         return self.in_force
 
     def alerts(self) -> Sequence[alerts.Alert]:

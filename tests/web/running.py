@@ -18,7 +18,7 @@ from watchkeeper.hub.services import Services
 from watchkeeper.web import server
 from watchkeeper.web.app import create_app
 from watchkeeper.web.auth.auth import Auth
-from watchkeeper.web.auth.doors import Doors
+from watchkeeper.web.auth.auth_reload import AuthFiles
 from watchkeeper.web.auth.tls import Certificates
 
 # It takes 2 s at most; others on a busy machine may keep both cores for longer.
@@ -81,7 +81,7 @@ class Site:
 @contextlib.contextmanager
 def serving(
     hub: SmallHub | Services,
-    auth: Auth | Doors | None = None,
+    auth: Auth | AuthFiles | None = None,
     *,
     interval_seconds: float = 0.5,
     port: int = 0,

@@ -32,7 +32,7 @@ class SmallFleet:
         ]
 
     @property
-    def changes(self) -> int:
+    def revision(self) -> int:
         return hash((tuple((node.cluster, node.name) for node in self._nodes), tuple(self.seen)))
 
     def nodes(self) -> list[fleet.Node]:
@@ -44,10 +44,10 @@ class SmallFleet:
     def gone_nodes(self) -> list[tuple[fleet.Node, int]]:
         return []
 
-    def holders(self) -> list[Labels]:
+    def workload_labels(self) -> list[Labels]:
         return []
 
-    def gpus_at(self, place: fleet.Place) -> int:
+    def expected_gpu_count(self, place: fleet.Place) -> int:
         return 1 if place.gpu else sum(seen.node == place.node for seen in self.seen)
 
     def place_name(self, place: fleet.Place) -> str:

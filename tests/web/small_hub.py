@@ -59,7 +59,7 @@ class SmallHub:
         simulated: Any = self.simulator
         return services.Services(
             runtime.Runtime(self.settings, self.clock, self.metrics, self.changes, "0.0.test"),
-            health.Health([lambda: self.not_ready_because], [lambda: filter(None, [self.silences.problem])]),
+            health.HubHealth([lambda: self.not_ready_because], [lambda: filter(None, [self.silences.problem])]),
             self.queries,
             self.journal,
             self.incidents,

@@ -53,7 +53,7 @@ def keep_waiting(hub: SmallHub, *, pod: str, id: str = "INC-4") -> incidents.Inc
         "scheduling", (member,),
     )  # fmt: skip
     best = diagnosis.Finding(
-        cause, 0.9, place, title, "No node has so many GPUs.", (), (diagnosis.Step("Ask for fewer GPUs"),)
+        cause, 0.9, place, title, "No node has so many GPUs.", (), (diagnosis.DiagnosisStep("Ask for fewer GPUs"),)
     )
     hub.journal.diagnoses[id] = diagnosis.Diagnosis(incident.id, at, (best,), ())
     return hub.journal.keep(incident, Entry(at, "hub", "incident.opened", {"text": title}))
@@ -85,7 +85,7 @@ def diagnose(incident: incidents.Incident) -> diagnosis.Diagnosis:
         "PCIe link lost",
         "Xid 79 in the kernel log; its readings end 40 ms later; the other 7 GPUs of the node answer.",
         seen,
-        (diagnosis.Step("Cordon and drain the node, then reboot it"),),
+        (diagnosis.DiagnosisStep("Cordon and drain the node, then reboot it"),),
         (
             diagnosis.RuledOut("app_illegal_access", "no Xid 13, 31 or 43 on this node in 24 h"),
             diagnosis.RuledOut("thermal_throttle", "61 °C and 648 W before: 26 °C below slowdown"),

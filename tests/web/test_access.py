@@ -18,7 +18,7 @@ from watchkeeper.errors import SettingsError, StartRefused
 from watchkeeper.web.app import create_app
 from watchkeeper.web.auth import auth
 from watchkeeper.web.auth.auth import SATISFIED_BY, Auth, Role
-from watchkeeper.web.auth.doors import Doors
+from watchkeeper.web.auth.auth_reload import AuthFiles
 
 NOW = datetime(2026, 1, 31, 9, tzinfo=UTC)
 # What the gate says; an endpoint itself never answers with these.
@@ -99,7 +99,7 @@ def test_signing_in_sets_a_cookie_that_scripts_cannot_read(guarded: Site) -> Non
 
 def test_a_session_ends_with_its_time_and_with_its_token() -> None:
     token = TOKENS.tokens[0]
-    cookies = {auth.COOKIE: TOKENS.session(token, now=NOW)}
+    cookies = {auth.COOKIE: TOKENS.make_session(token, now=NOW)}
     late = NOW + auth.SESSION + timedelta(seconds=1)
     assert TOKENS.caller({}, cookies, now=NOW) is not None
     assert TOKENS.caller({}, cookies, now=late) is None
@@ -150,9 +150,9 @@ def test_a_token_file_is_read_with_plain_and_hashed_tokens(tmp_path: Path) -> No
     path = tmp_path / "tokens"
     digest = hashlib.sha256(b"secret").hexdigest()
     path.write_text(f"# people\nann admin {'a' * 32}\n\nnode-1 agent sha256:{digest}\n")
-    tokens = auth.load(path)
+    tokens = auth.load_tokens(path)
     assert [(token.name, token.role) for token in tokens.tokens] == [("ann", Role.ADMIN), ("node-1", Role.AGENT)]
-    assert tokens.find("secret") == tokens.tokens[1]
+    assert tokens.find_token("secret") == tokens.tokens[1]
 
 
 @pytest.mark.parametrize(("mode", "is_said"), [(0o644, True), (0o640, False)])
@@ -162,11 +162,11 @@ def test_tokens_that_everyone_on_the_machine_may_read_are_said(
     path = tmp_path / "tokens"
     path.write_text(f"# people\nann admin {'a' * 32}\nbob viewer sha256:{hashlib.sha256(b'x').hexdigest()}\n")
     path.chmod(mode)
-    Doors(tokens_file=path).read()
+    AuthFiles(tokens_file=path).load()
     assert ("Everyone on this machine may read tokens" in caplog.text) is is_said
     path.write_text(f"bob viewer sha256:{hashlib.sha256(b'x').hexdigest()}\n")
     caplog.clear()
-    Doors(tokens_file=path).read()
+    AuthFiles(tokens_file=path).load()
     assert not caplog.text
 
 
@@ -174,6 +174,6 @@ def test_a_wrong_token_file_names_every_line(tmp_path: Path) -> None:
     path = tmp_path / "tokens"
     path.write_text("ann admin short\nbob king x\nonly-two words\n")
     with pytest.raises(SettingsError) as raised:
-        auth.load(path)
+        auth.load_tokens(path)
     assert [problem.split(":")[0] for problem in raised.value.problems] == ["line 1", "line 2", "line 3"]
     assert "5 characters, at least 32" in str(raised.value)

@@ -21,9 +21,9 @@ from watchkeeper.config import settings
 from watchkeeper.hub.hub import Hub
 from watchkeeper.kit.clock import ScaledClock
 from watchkeeper.web import server
-from watchkeeper.web.answers import Endpoint
 from watchkeeper.web.app import LIVE_PATH, create_app
 from watchkeeper.web.auth.auth import Auth
+from watchkeeper.web.endpoint import Endpoint
 
 # Long for a test that fails, and much longer than fifty answers of a loop that is free.
 HELD_SECONDS, FREE_SECONDS = 40.0, 20.0
@@ -66,10 +66,10 @@ def questions(table: list[Endpoint]) -> list[tuple[str, str]]:
 @asynccontextmanager
 async def running(folder: Path) -> AsyncIterator[tuple[Hub, str, list[Endpoint]]]:
     """A real hub with one incident, its address, and everything that it answers."""
-    hub = opened(settings.Settings(hub=settings.Hub(data=str(folder / "kept"))), time=ScaledClock())
+    hub = opened(settings.Settings(hub=settings.HubSettings(data=str(folder / "kept"))), time=ScaledClock())
     stop, listener, app = asyncio.Event(), server.listen("127.0.0.1", 0), create_app(hub.services, Auth())
     tasks = [asyncio.create_task(hub.run(stop)), asyncio.create_task(server.serve(app, listener, stop=stop))]
-    await hub.incidents.take_events([xid(79, gpu(0), 0)])
+    await hub.incidents.ingest_events([xid(79, gpu(0), 0)])
     try:
         yield hub, f"http://127.0.0.1:{listener.getsockname()[1]}", app.state.endpoints
     finally:
@@ -85,7 +85,7 @@ class Held:
         self.is_held, self.let_go = threading.Event(), threading.Event()
 
     def hold(self, hub: Hub) -> None:
-        with hub.current.stages.journal.together():
+        with hub.current.stages.journal.transaction():
             self.is_held.set()
             self.let_go.wait(HELD_SECONDS)
 

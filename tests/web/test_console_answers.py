@@ -16,7 +16,7 @@ from tests.web.small_hub import SmallHub
 from watchkeeper.model import events, fleet
 from watchkeeper.model.labels import Labels
 from watchkeeper.web import pages
-from watchkeeper.web.fleet import frames, inventory
+from watchkeeper.web.fleet import fleet_layout, frames
 
 NODE, UUID = "gpu-r01-02", "GPU-r01-02-3"
 
@@ -44,19 +44,21 @@ def test_a_fleet_that_changed_is_answered_at_once(site: Site) -> None:
 
 
 def test_any_metric_name_is_a_colour_and_an_expression_is_none() -> None:
-    free = frames.colour_of("node_load1")
+    free = frames.find_colour("node_load1")
     assert free is not None
     assert (free.expr, free.low, free.high) == ("node_load1", None, None)
-    assert frames.colour_of("sum(up)") is None
-    assert frames.colour_of("x" * 121) is None
-    assert frames.scale(free, np.array([0.31, 7.83, np.nan], dtype=np.float32)) == pytest.approx((0.31, 7.9), abs=0.011)
-    assert frames.scale(free, np.array([np.nan], dtype=np.float32)) == (0.0, 1.0)
+    assert frames.find_colour("sum(up)") is None
+    assert frames.find_colour("x" * 121) is None
+    assert frames.colour_scale(free, np.array([0.31, 7.83, np.nan], dtype=np.float32)) == pytest.approx(
+        (0.31, 7.9), abs=0.011
+    )
+    assert frames.colour_scale(free, np.array([np.nan], dtype=np.float32)) == (0.0, 1.0)
 
 
 def test_a_reading_of_a_node_colours_all_its_gpus() -> None:
-    stock = inventory.take(SmallHub(racks=1, per_rack=2).fleet)
+    stock = fleet_layout.current_layout(SmallHub(racks=1, per_rack=2).fleet)
     told = answer([Labels({"instance": "gpu-r01-02:9100"})], [0], np.array([[4.0]]))
-    values = frames.place_by_node(stock, told)
+    values = frames.values_by_slot_or_node(stock, told)
     assert np.isnan(values[:8]).all()
     assert values[8:].tolist() == [4.0] * 8
 

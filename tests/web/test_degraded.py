@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from tests.web.running import Site, serving
 from tests.web.small_hub import SmallHub
 from watchkeeper.cli.fleet import incidents, top_sources
-from watchkeeper.cli.fleet.top_rows import View
+from watchkeeper.cli.fleet.top_rows import TopView
 from watchkeeper.cli.mcp import mcp_tools
 from watchkeeper.client.typed import Client
 
@@ -34,9 +34,9 @@ def test_a_list_of_incidents_says_that_the_hub_may_not_see_all(site: Site) -> No
 
 
 def test_top_has_it_in_its_head(site: Site) -> None:
-    assert f"degraded: {SAID}" in top_sources.HubSource(Client(site.url)).read(View()).notes
+    assert f"degraded: {SAID}" in top_sources.HubSource(Client(site.url)).read(TopView()).notes
 
 
 def test_an_assistant_that_asks_for_the_fleet_hears_it(site: Site) -> None:
-    told = json.loads(mcp_tools.Questions(Client(site.url)).fleet({}))
+    told = json.loads(mcp_tools.ReadTools(Client(site.url)).fleet({}))
     assert told["hub"]["degraded"] == [SAID]

@@ -96,10 +96,10 @@ def test_a_known_error_is_logged_as_one_sentence_without_a_traceback() -> None:
 @pytest.mark.parametrize(
     ("read", "text"),
     [
-        (explore_api.place, "a" * 65_000 + "!{"),
-        (explore_api.place, "a" * 65_000 + "!"),
-        (explore_api.place, "x{" + "a" * 65_000 + '! "'),
-        (templates.parse, "{{" * 120_000),
+        (explore_api.read_cursor, "a" * 65_000 + "!{"),
+        (explore_api.read_cursor, "a" * 65_000 + "!"),
+        (explore_api.read_cursor, "x{" + "a" * 65_000 + '! "'),
+        (templates.parse_template, "{{" * 120_000),
         (silences.parse_matcher, "a=" + " " * 60_000 + "x"),
     ],
 )

@@ -23,7 +23,7 @@ from tests.web.running import Site, serving
 from tests.web.small_hub import SmallHub
 from watchkeeper.web import live
 from watchkeeper.web.auth.auth import Role
-from watchkeeper.web.auth.doors import Doors
+from watchkeeper.web.auth.auth_reload import AuthFiles
 
 
 @pytest.fixture
@@ -156,8 +156,8 @@ def test_a_viewer_whose_token_is_taken_away_is_shown_nothing_more(
     file = tmp_path / "tokens"
     line = f"ann viewer {SECRETS[Role.VIEWER]}\n"
     file.write_text(f"bob admin {SECRETS[Role.ADMIN]}\n{line}")
-    doors = Doors(tokens_file=file)
-    doors.read()
+    doors = AuthFiles(tokens_file=file)
+    doors.load()
     with serving(SmallHub(), doors) as site, viewer(site, Authorization=f"Bearer {SECRETS[Role.VIEWER]}") as socket:
         next_incidents(socket)
         file.write_text(file.read_text().replace(line, ""))

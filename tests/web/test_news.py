@@ -19,7 +19,7 @@ from tests.web.running import Site, serving
 from tests.web.small_hub import SmallHub
 from watchkeeper.kit import clock
 from watchkeeper.web import live
-from watchkeeper.web.fleet import stock_answer
+from watchkeeper.web.fleet import fleet_snapshot
 
 WHOLE = "/api/fleet?workloads=0"
 
@@ -157,6 +157,8 @@ def test_the_long_answer_names_holders_by_uuid_and_the_short_one_with_each_gpu()
 
 @given(st.lists(st.sampled_from([b"a", b"b", b"c", b"d", b"e"])), st.lists(st.sampled_from([b"a", b"b", b"c", b"x"])))
 def test_runs_and_new_nodes_make_the_fleet_of_now_whatever_it_was(before: list[bytes], after: list[bytes]) -> None:
-    parts = [json.loads(part) if part.startswith(b"[") else [part] for part in stock_answer.changed(before, after)]
+    parts = [
+        json.loads(part) if part.startswith(b"[") else [part] for part in fleet_snapshot.changed_nodes(before, after)
+    ]
     spread = [before[slice(*part)] if isinstance(part[0], int) else part for part in parts]
     assert [node for part in spread for node in part] == after

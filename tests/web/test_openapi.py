@@ -21,7 +21,7 @@ from watchkeeper.kit import api_version, wire
 from watchkeeper.web import openapi
 from watchkeeper.web.app import create_app
 from watchkeeper.web.auth.auth import Auth, Role
-from watchkeeper.web.schema import Schemas, Shown
+from watchkeeper.web.schema import ResponseVariant, Schemas
 
 APP = create_app(SmallHub().services, Auth())
 DOCUMENT = openapi.document(APP.state.endpoints, version="0.0.0")
@@ -149,12 +149,12 @@ def test_a_schema_accepts_what_the_wire_writes_and_refuses_the_rest() -> None:
 
 def test_what_an_answer_adds_to_a_value_and_leaves_out_is_in_its_schema() -> None:
     schemas = Schemas()
-    schemas.of(Annotated[Thing, Shown("ShownThing", also={"extra": Extra}, without=("inner",))])
+    schemas.of(Annotated[Thing, ResponseVariant("ShownThing", also={"extra": Extra}, without=("inner",))])
     assert set(schemas.components["ShownThing"]["properties"]) == {"name", "colours", "extra"}
 
 
 def test_two_types_of_one_name_are_refused() -> None:
     schemas = Schemas()
-    schemas.of(Annotated[Thing, Shown("Same")])
+    schemas.of(Annotated[Thing, ResponseVariant("Same")])
     with pytest.raises(TypeError, match="two types would be called Same"):
-        schemas.of(Annotated[Thing, Shown("Same", also={"a": int})])
+        schemas.of(Annotated[Thing, ResponseVariant("Same", also={"a": int})])

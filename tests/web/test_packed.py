@@ -11,11 +11,11 @@ from starlette.responses import Response, StreamingResponse
 
 from tests.web.running import Site, serving
 from tests.web.small_hub import SmallHub
-from watchkeeper.net import packing
-from watchkeeper.web import answers
+from watchkeeper.net import compression
+from watchkeeper.web import endpoint
 
 GZIP = {"Accept-Encoding": "gzip"}
-LONG = b"x" * packing.LEAST_BYTES
+LONG = b"x" * compression.LEAST_BYTES
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def test_what_is_federated_is_packed(site: Site) -> None:
     ],
 )
 def test_who_takes_gzip_says_so(accepted: str, is_taken: bool) -> None:
-    assert packing.is_taken(accepted) is is_taken
+    assert compression.accepts_gzip(accepted) is is_taken
 
 
 @pytest.mark.parametrize(
@@ -74,4 +74,4 @@ def test_who_takes_gzip_says_so(accepted: str, is_taken: bool) -> None:
 )
 def test_streams_and_what_is_packed_already_go_out_as_they_are(answer: Response) -> None:
     before = list(answer.raw_headers)
-    assert asyncio.run(answers.packed(answer, "gzip")).raw_headers == before
+    assert asyncio.run(endpoint.compress_response(answer, "gzip")).raw_headers == before

@@ -11,9 +11,9 @@ from starlette.responses import Response
 
 from tests.support.waiting import turns
 from watchkeeper.kit import own_metrics
-from watchkeeper.web.answers import Endpoint
 from watchkeeper.web.auth.auth import Role
-from watchkeeper.web.shedding import AT_ONCE, MANY, MOST_FOR_PAGES, MOST_FOR_PANELS, Places, Shedding
+from watchkeeper.web.endpoint import Endpoint
+from watchkeeper.web.shedding import AT_ONCE, MANY, MOST_FOR_PAGES, MOST_FOR_PANELS, ConcurrencyLimit, LoadShedder
 
 
 async def nothing(_: Request) -> Response:
@@ -27,7 +27,7 @@ PUSH = Endpoint(("POST",), "/api/events", Role.AGENT, nothing, changes=True)
 
 
 def test_panels_go_first_then_pages_and_changes_and_pushes_never() -> None:
-    load = Shedding(own_metrics.Registry())
+    load = LoadShedder(own_metrics.Registry())
     for _ in range(MOST_FOR_PANELS):
         assert load.begin(PANEL)
     with pytest.raises(HTTPException) as refused:
@@ -43,14 +43,14 @@ def test_panels_go_first_then_pages_and_changes_and_pushes_never() -> None:
 
 
 def test_what_was_answered_makes_room() -> None:
-    load = Shedding(own_metrics.Registry())
+    load = LoadShedder(own_metrics.Registry())
     for _ in range(2 * MOST_FOR_PAGES):
         assert load.begin(PANEL)
         load.end()
 
 
 def test_when_many_wait_few_are_worked_on_at_once_and_all_come_to_their_turn() -> None:
-    load, at_work, most = Shedding(own_metrics.Registry()), 0, 0
+    load, at_work, most = LoadShedder(own_metrics.Registry()), 0, 0
 
     async def question() -> None:
         nonlocal at_work, most
@@ -73,7 +73,7 @@ def test_when_many_wait_few_are_worked_on_at_once_and_all_come_to_their_turn() -
 
 def test_when_many_wait_none_begins_while_rules_are_evaluated() -> None:
     busy = [True, True, True, False]
-    load = Shedding(own_metrics.Registry(), lambda: busy.pop(0))
+    load = LoadShedder(own_metrics.Registry(), lambda: busy.pop(0))
 
     async def story() -> None:
         async with load.turn(PAGE):
@@ -88,7 +88,7 @@ def test_when_many_wait_none_begins_while_rules_are_evaluated() -> None:
 
 @pytest.mark.slow
 def test_rules_that_are_at_work_all_the_time_do_not_keep_everybody_waiting() -> None:
-    load = Shedding(own_metrics.Registry(), lambda: True)
+    load = LoadShedder(own_metrics.Registry(), lambda: True)
 
     async def story() -> None:
         for _ in range(MANY + 1):
@@ -100,7 +100,7 @@ def test_rules_that_are_at_work_all_the_time_do_not_keep_everybody_waiting() -> 
 
 
 def test_long_work_has_a_few_places_and_one_more_is_refused_with_both_numbers() -> None:
-    places = Places("replays of rules", most=2)
+    places = ConcurrencyLimit("replays of rules", most=2)
     with places, places, pytest.raises(HTTPException, match=r"2 replays of rules .* the limit is 2") as refused, places:
         pass
     assert (refused.value.status_code, refused.value.headers) == (429, {"Retry-After": "5"})

@@ -60,10 +60,12 @@ def engine(
     return made
 
 
-def asked(found: board.Board, id: str, happened: Iterable[events.Event] = ()) -> report.Asked:
+def asked(found: board.Board, id: str, happened: Iterable[events.Event] = ()) -> report.JobReportInputs:
     key = next(key for key in found.keys if key.id == id)
     name, facts, is_suspect = found.keys[key], found.facts[key], key in found.suspects
-    return report.Asked(found.line(key), key, name, facts, is_suspect, (), tuple(happened), str, evidence.cause_of)
+    return report.JobReportInputs(
+        found.find_line(key), key, name, facts, is_suspect, (), tuple(happened), str, evidence.cause_of
+    )
 
 
 def xid(uuid: str, code: int) -> events.Event:

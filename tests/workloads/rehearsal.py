@@ -77,8 +77,8 @@ class Rehearsal:
     )
 
     def __post_init__(self) -> None:
-        self.groups = [one for one in rulefile.load([RULES]).groups if one.name in GROUPS]
-        self.state: evaluate.State = {}
+        self.groups = [one for one in rulefile.load_rules([RULES]).groups if one.name in GROUPS]
+        self.state: evaluate.RuleStates = {}
         self.fired: list[tuple[str, str, int]] = []
 
     def run(self, seconds: int) -> list[tuple[str, str, int]]:
@@ -103,7 +103,7 @@ class Rehearsal:
             if second % (group.interval_seconds or TURN_SECONDS):
                 continue
             for result in evaluate.evaluate_each(group, self.engine, self.state, now=now):
-                assert result.state.health is evaluate.Health.OK, result.state.last_error
+                assert result.state.health is evaluate.RuleHealth.OK, result.state.last_error
                 self.engine.appender.append(result.samples)
                 self.state = {**self.state, result.key: result.state}
                 self.fired += [

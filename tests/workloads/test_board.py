@@ -15,13 +15,13 @@ from watchkeeper.model.samples import STALE
 from watchkeeper.query import embedded
 from watchkeeper.workloads import board, efficiency, identity, report
 
-BOOK = prices.Book(prices=(prices.Price("H100", prices.Kind.ON_DEMAND, 2.0),))
+BOOK = prices.PriceBook(prices=(prices.Price("H100", prices.PriceKind.ON_DEMAND, 2.0),))
 
 
 def test_a_slurm_job_is_one_line_with_the_name_that_its_ranks_give_it() -> None:
     since = (NOW - timedelta(hours=3)).timestamp()
-    key = identity.Key("c", jobs.JobKind.SLURM, "", "4711")
-    found = board.look(engine(SERIES), NOW, board.Around(book=BOOK, first_seen={key: since}))
+    key = identity.JobKey("c", jobs.JobKind.SLURM, "", "4711")
+    found = board.make_board(engine(SERIES), NOW, board.BoardInputs(book=BOOK, first_seen={key: since}))
     line = next(line for line in found.lines if line.id == "4711")
     assert (line.kind, line.name, line.team, line.user, line.gpus, line.nodes) == (
         "slurm", "pretrain", "vision", "ada", 4, 1,
@@ -33,21 +33,21 @@ def test_a_slurm_job_is_one_line_with_the_name_that_its_ranks_give_it() -> None:
 
 
 def test_a_price_that_has_not_begun_is_none_of_a_job() -> None:
-    later = prices.Price("H100", prices.Kind.ON_DEMAND, 9.0, begins=(NOW + timedelta(days=3)).timestamp())
-    book = prices.Book(prices=(*BOOK.prices, later))
-    found = board.look(engine(SERIES), NOW + timedelta(seconds=89), board.Around(book=book))
+    later = prices.Price("H100", prices.PriceKind.ON_DEMAND, 9.0, begins=(NOW + timedelta(days=3)).timestamp())
+    book = prices.PriceBook(prices=(*BOOK.prices, later))
+    found = board.make_board(engine(SERIES), NOW + timedelta(seconds=89), board.BoardInputs(book=book))
     assert next(line for line in found.lines if line.id == "4711").cost == jobs.Money(0.2, "USD")
 
 
 def test_a_job_of_this_minute_has_hours_and_cost_so_far() -> None:
-    found = board.look(engine(SERIES), NOW + timedelta(seconds=89), board.Around(book=BOOK))
+    found = board.make_board(engine(SERIES), NOW + timedelta(seconds=89), board.BoardInputs(book=BOOK))
     line = next(line for line in found.lines if line.id == "4711")
     assert (line.gpu_hours, line.cost) == (0.1, jobs.Money(0.2, "USD"))
     assert line.counted_since == NOW - timedelta(seconds=1)
 
 
 def test_a_job_that_only_its_own_series_name_is_plain_and_the_gravest_comes_first() -> None:
-    found = board.look(engine(SERIES), NOW, board.Around(incidents={"alone": ("INC-3",)}))
+    found = board.make_board(engine(SERIES), NOW, board.BoardInputs(incidents={"alone": ("INC-3",)}))
     assert [(line.id, line.kind.value, line.state.value) for line in found.lines] == [
         ("alone", "plain", "stalled"), ("web/chat", "kubernetes", "idle"), ("4711", "slurm", "running"),
     ]  # fmt: skip
@@ -56,7 +56,7 @@ def test_a_job_that_only_its_own_series_name_is_plain_and_the_gravest_comes_firs
 
 def test_a_job_whose_steps_the_rules_have_not_looked_at_yet_is_still_one_line() -> None:
     late = {name: value for name, value in SERIES.items() if "last_step_age" not in name}
-    found = board.look(engine(late), NOW, board.Around(book=BOOK))
+    found = board.make_board(engine(late), NOW, board.BoardInputs(book=BOOK))
     assert sorted((line.id, line.kind.value) for line in found.lines) == [
         ("4711", "slurm"), ("alone", "plain"), ("web/chat", "kubernetes"),
     ]  # fmt: skip
@@ -68,11 +68,11 @@ def test_a_mute_job_that_stopped_working_is_stalled_since_its_gpus_last_did_anyt
         f"watchkeeper:job_idle:seconds{{{pod}}}": 1000,
         f'ALERTS{{alertname="JobStalled",alertstate="firing",{pod}}}': 1,
     }
-    found = board.look(engine(SERIES, told), NOW, board.Around())
+    found = board.make_board(engine(SERIES, told), NOW, board.BoardInputs())
     line = next(line for line in found.lines if line.id == "web/chat")
     assert line.state is jobs.JobState.STALLED
     assert line.stalled_since == NOW - timedelta(seconds=1000)
-    still = board.look(engine(SERIES, dict([*told.items()][:1])), NOW, board.Around())
+    still = board.make_board(engine(SERIES, dict([*told.items()][:1])), NOW, board.BoardInputs())
     assert next(line.state for line in still.lines if line.id == "web/chat") is jobs.JobState.IDLE
 
 
@@ -84,17 +84,17 @@ def test_a_job_that_worked_this_hour_and_does_nothing_for_a_quarter_of_it_is_idl
     }
     for idle, state, bound in ((600, "running", "unknown"), (900, "idle", "nothing")):
         made = engine(SERIES | told, {f"watchkeeper:job_idle:seconds{{{pod}}}": idle})
-        found = board.look(made, NOW, board.Around())
+        found = board.make_board(made, NOW, board.BoardInputs())
         line = next(line for line in found.lines if line.id == "web/chat")
         assert (line.state.value, line.bound_by.value) == (state, bound)
         key = next(key for key in found.keys if key.id == "web/chat")
-        fixes = [fix.do for fix in efficiency.judge(found.facts[key], 3600.0).fixes]
+        fixes = [fix.do for fix in efficiency.assess_efficiency(found.facts[key], 3600.0).fixes]
         assert any("batch" in fix for fix in fixes) is (state == "running")
 
 
 def test_a_job_that_says_that_it_pauses_is_paused() -> None:
-    found = board.look(
-        engine(SERIES, {'training_paused{cluster="c",job_name="pretrain",rank="0"}': 1.0}), NOW, board.Around()
+    found = board.make_board(
+        engine(SERIES, {'training_paused{cluster="c",job_name="pretrain",rank="0"}': 1.0}), NOW, board.BoardInputs()
     )
     assert next(line for line in found.lines if line.id == "4711").state == "paused"
 
@@ -102,7 +102,7 @@ def test_a_job_that_says_that_it_pauses_is_paused() -> None:
 def test_a_job_that_waits_is_known_by_its_scheduler_alone() -> None:
     pod = workloads.Workload(workloads.WorkloadKind.POD, "big-worker-0", "ml")
     part = workloads.ScheduledWorkload("c", pod, workloads.WorkloadState.PENDING, gpus=8, requested_at=1.0)
-    found = board.look(engine(), NOW, board.Around(scheduled=[part]))
+    found = board.make_board(engine(), NOW, board.BoardInputs(scheduled=[part]))
     assert [(line.id, line.state.value, line.gpus, line.used) for line in found.lines] == [
         ("ml/big", "pending", 8, None)
     ]
@@ -117,17 +117,19 @@ def test_a_pod_that_waits_is_known_by_kube_state_metrics_and_never_twice() -> No
     known = workloads.ScheduledWorkload("c", pod, workloads.WorkloadState.PENDING, gpus=8, reason="Unschedulable")
     for scheduled, why in (((), "no reason is given"), ((known,), "Unschedulable")):
         source = engine(told)
-        found = board.look(source, NOW, board.Around(scheduled=scheduled))
+        found = board.make_board(source, NOW, board.BoardInputs(scheduled=scheduled))
         assert [(line.id, line.state.value, line.gpus) for line in found.lines] == [("ml/big", "pending", 16)]
-        made = report.make(source, NOW, replace(asked(found, "ml/big"), parts=found.parts[next(iter(found.keys))]))
+        made = report.make_report(
+            source, NOW, replace(asked(found, "ml/big"), parts=found.parts[next(iter(found.keys))])
+        )
         assert made.why == f"its 2 parts wait for 16 GPUs: {why}"
         assert [fix.command for fix in made.efficiency.fixes] == ["watchkeeper explain pod ml/big-worker-0"]
 
 
 def test_a_full_report_names_the_slow_rank_by_node_and_gpu_and_so_does_the_list() -> None:
     source = engine(SERIES, RANKS, SLOW)
-    found = board.look(source, NOW, board.Around())
-    made = report.make(source, NOW, asked(found, "4711"))
+    found = board.make_board(source, NOW, board.BoardInputs())
+    made = report.make_report(source, NOW, asked(found, "4711"))
     assert next(line for line in found.lines if line.id == "4711") == made.job
     assert made.job.straggler is not None
     assert (made.job.state, made.job.straggler.rank, made.job.straggler.uuid) == ("slow", 2, "GPU-2")
@@ -154,7 +156,7 @@ def test_without_node_exporter_the_load_of_our_agent_tells_which_rank_is_short_o
         for minutes in (1, 5)
     }
     source = engine(SERIES, spread, told, SLOW)
-    made = report.make(source, NOW, asked(board.look(source, NOW, board.Around()), "4711"))
+    made = report.make_report(source, NOW, asked(board.make_board(source, NOW, board.BoardInputs()), "4711"))
     assert made.why.startswith(
         "rank 2 on n2 computes 20% longer than the others at each step: "
         "the CPUs of its node are 100% busy, those of the others 25%"
@@ -170,7 +172,7 @@ def test_a_job_that_exchanges_gradients_this_second_is_not_bound_by_that() -> No
         return {f'watchkeeper:job_use:ratio{{of="{of}",{SLURM}}}': share for of, share in shares.items()}
 
     held = {f"watchkeeper:job_gpus:sum{{{SLURM}}}": 4.0}
-    [line] = board.look(engine(held, uses(0.5, 0.1), before=uses(0.9, 0.4)), NOW, board.Around()).lines
+    [line] = board.make_board(engine(held, uses(0.5, 0.1), before=uses(0.9, 0.4)), NOW, board.BoardInputs()).lines
     assert line.bound_by is jobs.BoundBy.COMPUTE
 
 
@@ -182,7 +184,7 @@ def test_a_mute_job_whose_gpu_is_late_is_slow_and_its_line_names_the_gpu() -> No
         f'watchkeeper:job_gpu_busier:ratio{{{mute},Hostname="n1",UUID="GPU-1"}}': 0.01,
         f'watchkeeper:job_gpu_busier:ratio{{{mute},Hostname="n1",UUID="GPU-2"}}': 0.25,
     }
-    [line] = board.look(engine(told), NOW, board.Around()).lines
+    [line] = board.make_board(engine(told), NOW, board.BoardInputs()).lines
     assert (line.state, line.bound_by) == (jobs.JobState.SLOW, jobs.BoundBy.STRAGGLER)
     slow = line.straggler
     assert slow is not None
@@ -207,8 +209,8 @@ def test_a_mute_job_without_profiling_fields_that_hangs_names_the_gpu_that_is_id
             f'DCGM_FI_PROF_PCIE_RX_BYTES{{{place},gpu="{at}"}}': 1e6,
         }
     store = engine(told)
-    [line] = board.look(store, NOW, board.Around()).lines
-    found = report.make(store, NOW, asked(board.look(store, NOW, board.Around()), "12"))
+    [line] = board.make_board(store, NOW, board.BoardInputs()).lines
+    found = report.make_report(store, NOW, asked(board.make_board(store, NOW, board.BoardInputs()), "12"))
     assert (line, line.bound_by) == (found.job, jobs.BoundBy.STRAGGLER)
     assert found.why == "GPU 2 on n1 is idle while 3 of 4 GPUs spin in a collective (3 waiting, 1 idle)"
     assert (found.job.state, found.notes) == (jobs.JobState.HUNG, ())
@@ -224,8 +226,8 @@ def test_a_hung_job_whose_ranks_all_look_alike_is_not_bound_by_communication() -
     }
     spins = {name: 0.1 if "SM_ACTIVE" in name else 100.0 if "GPU_UTIL" in name else 1.0 for name in RANKS}
     source = engine(SERIES, spins, told)
-    found = board.look(source, NOW, board.Around())
-    made = report.make(source, NOW, asked(found, "4711"))
+    found = board.make_board(source, NOW, board.BoardInputs())
+    made = report.make_report(source, NOW, asked(found, "4711"))
     [line] = [line for line in found.lines if line.id == "4711"]
     assert line == made.job
     assert (line.state, line.straggler, line.bound_by) == (jobs.JobState.HUNG, None, jobs.BoundBy.UNKNOWN)
@@ -251,8 +253,8 @@ def gone(*ranks: int, nodes: Mapping[int, str], seconds: int = 60) -> embedded.E
 
 def test_a_gpu_that_no_longer_reports_is_whom_a_stalled_job_waits_for() -> None:
     source = gone(2, nodes=dict.fromkeys(range(4), "n1"))
-    found = board.look(source, NOW, board.Around())
-    made = report.make(source, NOW, asked(found, "4711"))
+    found = board.make_board(source, NOW, board.BoardInputs())
+    made = report.make_report(source, NOW, asked(found, "4711"))
     assert made.why == "rank 2 on n1 has a GPU that no longer reports, and the others wait (3 waiting, 1 missing)"
     assert next(line for line in found.lines if line.id == "4711").straggler == made.job.straggler
     assert made.efficiency.fixes[0].do == "Read the end of the log of rank 2 on n1, and the kernel log of its node"
@@ -260,7 +262,7 @@ def test_a_gpu_that_no_longer_reports_is_whom_a_stalled_job_waits_for() -> None:
 
 def test_a_job_that_stands_still_for_hours_still_names_the_gpu_that_went_first() -> None:
     source = gone(2, nodes=dict.fromkeys(range(4), "n1"), seconds=3 * 3600)
-    found = board.look(source, NOW, board.Around())
+    found = board.make_board(source, NOW, board.BoardInputs())
     straggler = next(line for line in found.lines if line.id == "4711").straggler
     assert straggler is not None
     assert (straggler.rank, straggler.is_gone) == (2, True)
@@ -268,7 +270,7 @@ def test_a_job_that_stands_still_for_hours_still_names_the_gpu_that_went_first()
 
 def test_gpus_of_a_node_that_is_gone_are_not_at_work() -> None:
     source = gone(2, 3, nodes={0: "n1", 1: "n1", 2: "n2", 3: "n2"})
-    made = report.make(source, NOW, asked(board.look(source, NOW, board.Around()), "4711"))
+    made = report.make_report(source, NOW, asked(board.make_board(source, NOW, board.BoardInputs()), "4711"))
     assert made.why == (
         "rank 2 on n2 has a GPU that no longer reports, nor do 1 more of its node, and the others wait"
         " (2 waiting, 2 missing)"
@@ -281,8 +283,8 @@ def test_gpus_that_heat_slows_down_bind_the_job_in_the_list_and_on_its_page() ->
         for at in (1, 3)
     }
     source = engine(SERIES, RANKS, hot)
-    found = board.look(source, NOW, board.Around())
-    made = report.make(source, NOW, asked(found, "4711"))
+    found = board.make_board(source, NOW, board.BoardInputs())
+    made = report.make_report(source, NOW, asked(found, "4711"))
     assert next(line for line in found.lines if line.id == "4711").bound_by is jobs.BoundBy.POWER_OR_HEAT
     assert (made.job.bound_by, made.efficiency.bound_by) == (jobs.BoundBy.POWER_OR_HEAT, jobs.BoundBy.POWER_OR_HEAT)
     assert made.efficiency.fixes[0].why == "2 of its GPUs are slowed down"
@@ -296,7 +298,7 @@ def test_more_jobs_in_trouble_than_are_looked_at_are_all_listed() -> None:
             f"watchkeeper:job_gpus:sum{{{own}}}": 4.0,
             f'ALERTS{{alertname="JobHung",alertstate="firing",{own}}}': 1.0,
         }
-    found = board.look(engine(stuck), NOW, board.Around())
+    found = board.make_board(engine(stuck), NOW, board.BoardInputs())
     assert {line.state for line in found.lines} == {jobs.JobState.HUNG}
     assert len(found.lines) == 2 * board.MOST_LOOKS
     assert found.problems[0].startswith(f"{board.MOST_LOOKS} more jobs are in trouble than are looked at closely")
@@ -310,7 +312,7 @@ def test_a_nan_carries_the_xid_of_its_rank_and_not_that_of_another_job_s_gpu() -
     }
     happened = [xid("GPU-3", 94), xid("GPU-9", 48)]
     source = engine(SERIES, RANKS, told)
-    made = report.make(source, NOW, asked(board.look(source, NOW, board.Around()), "4711", happened))
+    made = report.make_report(source, NOW, asked(board.make_board(source, NOW, board.BoardInputs()), "4711", happened))
     [loss] = made.losses
     assert loss.what == "nan loss"
     assert [(one.rank, one.kind, one.code) for one in loss.hardware] == [(3, "xid", "94")]
@@ -321,11 +323,16 @@ def test_a_nan_carries_the_xid_of_its_rank_and_not_that_of_another_job_s_gpu() -
 @pytest.mark.parametrize("url", ["javascript:alert(1)", "data:text/html,x", "//tracker.example/r", "http:///r", "r/1"])
 def test_a_run_that_is_no_web_address_is_not_linked(url: str) -> None:
     source = engine(SERIES, RANKS, {f'training_run_info{{{RANK},run_url="{url}"}}': 1})
-    assert report.make(source, NOW, asked(board.look(source, NOW, board.Around()), "4711")).run_url is None
+    assert (
+        report.make_report(source, NOW, asked(board.make_board(source, NOW, board.BoardInputs()), "4711")).run_url
+        is None
+    )
 
 
 def test_jobs_whose_gpus_the_rules_have_not_put_together_yet_say_why_little_is_known() -> None:
-    found = board.look(engine({'training_world_size{cluster="c",job_name="pretrain"}': 4}), NOW, board.Around())
+    found = board.make_board(
+        engine({'training_world_size{cluster="c",job_name="pretrain"}': 4}), NOW, board.BoardInputs()
+    )
     assert ([line.gpus for line in found.lines], found.problems) == ([4], (board.NOT_YET,))
 
 
@@ -336,14 +343,14 @@ def test_a_question_that_is_refused_is_said_and_the_others_are_answered() -> Non
         f'training_rank_info{{{RANK},rank="0",UUID="b"}}': 1.0,
         f'watchkeeper:training_rank_slow:ratio{{{RANK},rank="0"}}': 0.2,
     }
-    found = board.look(engine(SERIES, twice), NOW, board.Around())
+    found = board.make_board(engine(SERIES, twice), NOW, board.BoardInputs())
     assert len(found.lines) == 3
     assert [problem.partition(" ")[0] for problem in found.problems] == ["slow"]
 
 
 @pytest.mark.parametrize(("text", "is_it"), [("4711", True), ("web/4711", False), ("4712", False)])
 def test_a_job_answers_to_its_id(text: str, is_it: bool) -> None:
-    assert identity.Key("c", jobs.JobKind.SLURM, "", "4711").answers_to(text, None) is is_it
+    assert identity.JobKey("c", jobs.JobKind.SLURM, "", "4711").answers_to(text, None) is is_it
 
 
 def test_what_one_job_exports_amiss_costs_no_other_its_line() -> None:
@@ -355,7 +362,7 @@ def test_what_one_job_exports_amiss_costs_no_other_its_line() -> None:
         'ALERTS{alertname="TrainingRankSlow",alertstate="firing",cluster="c",job_name="odd"}': 1,
         'training_world_size{cluster="c",job_name="odd"}': float("inf"),
     }
-    found = board.look(engine(SERIES, odd), NOW, board.Around())
+    found = board.make_board(engine(SERIES, odd), NOW, board.BoardInputs())
     line = next(line for line in found.lines if line.id == "odd")
     assert (line.state, line.stalled_since) == ("hung", None)
     assert line.straggler is not None
@@ -367,12 +374,12 @@ def test_what_one_job_exports_amiss_costs_no_other_its_line() -> None:
 def test_a_number_of_ranks_that_no_job_has_is_not_believed(world: float) -> None:
     said = {f"training_world_size{{{RANK}}}": world}
     made = engine({**SERIES, **said}, RANKS)
-    found = board.look(made, NOW, board.Around())
-    assert [one.rank for one in report.make(made, NOW, asked(found, "4711")).ranks] == [0, 1, 2, 3]
+    found = board.make_board(made, NOW, board.BoardInputs())
+    assert [one.rank for one in report.make_report(made, NOW, asked(found, "4711")).ranks] == [0, 1, 2, 3]
 
 
 def test_a_time_that_no_calendar_has_is_no_loss() -> None:
     told = {f'training_event_timestamp_seconds{{{RANK},kind="loss_not_finite"}}': 1e18}
     made = engine(SERIES, RANKS, told)
-    found = board.look(made, NOW, board.Around())
-    assert report.make(made, NOW, asked(found, "4711")).losses == ()
+    found = board.make_board(made, NOW, board.BoardInputs())
+    assert report.make_report(made, NOW, asked(found, "4711")).losses == ()

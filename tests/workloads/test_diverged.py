@@ -14,7 +14,7 @@ from tests.workloads.boards import NOW, RANK, RANKS, asked, engine, xid
 from watchkeeper.cli.fleet import jobs as jobs_command
 from watchkeeper.diagnose import evidence
 from watchkeeper.diagnose.checks import training
-from watchkeeper.drill.watch import Watch
+from watchkeeper.drill.monitored_fleet import Watch
 from watchkeeper.model import alerts, events, fleet, incidents
 from watchkeeper.sim.simulation import SimSettings, Simulation
 from watchkeeper.workloads import board, report
@@ -43,7 +43,7 @@ def diverged(
         incidents.IncidentId("INC-1"), PLACE, "", alerts.Severity.WARNING, incidents.IncidentState.OPEN, since,
         "training_diverged", "training", (member,),
     )  # fmt: skip
-    facts = evidence.gather(
+    facts = evidence.gather_facts(
         incident,
         NOW,
         engine=engine(RANKS, {f"training_world_size{{{RANK}}}": 4.0}, *more, before=before or {}),
@@ -88,11 +88,11 @@ class Struck:
     def report(self) -> list[str]:
         """What `watchkeeper explain job` prints about it."""
         now = self.watch.simulation.now
-        found = board.look(self.watch.engine, now, board.Around())
+        found = board.make_board(self.watch.engine, now, board.BoardInputs())
         [line] = [line for line in found.lines if line.name == self.job]
         happened = self.watch.journal.events_at(fleet.Place("sim"), since=now - timedelta(hours=1), until=now)
         plain = asked(found, line.id, happened)
-        return jobs_command.in_words(report.make(self.watch.engine, now, plain))
+        return jobs_command.report_lines(report.make_report(self.watch.engine, now, plain))
 
     def evidence(self) -> list[str]:
         [incident] = [one for one in self.watch.incidents() if one.place.domain == f"job={self.job}" and one.is_open]

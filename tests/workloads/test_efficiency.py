@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from watchkeeper.model.jobs import BoundBy, Straggler
-from watchkeeper.workloads.efficiency import Facts, bound_by, judge
+from watchkeeper.workloads.efficiency import JobFacts, assess_efficiency, bound_by
 
 SLOW = Straggler(5, "n1", "5", "GPU-5", 0.1, "computes 10% longer than the others at each step")
 BUSY = {"active": 0.85, "tensor": 0.6, "dram": 0.4, "utilisation": 0.98, "memory": 0.8}
@@ -14,28 +14,30 @@ BUSY = {"active": 0.85, "tensor": 0.6, "dram": 0.4, "utilisation": 0.98, "memory
 @pytest.mark.parametrize(
     ("facts", "bound"),
     [
-        (Facts(8, BUSY), BoundBy.COMPUTE),
-        (Facts(8, BUSY | {"dram": 0.7, "tensor": 0.2}), BoundBy.MEMORY_BANDWIDTH),
-        (Facts(8, BUSY, input_wait=0.3), BoundBy.INPUT),
-        (Facts(8, BUSY, straggler=SLOW), BoundBy.STRAGGLER),
-        (Facts(8, {"active": 0.3, "tensor": 0.1, "utilisation": 0.99}), BoundBy.COMMUNICATION),
-        (Facts(1, {"active": 0.1, "tensor": 0.05, "utilisation": 0.2}), BoundBy.INPUT),
+        (JobFacts(8, BUSY), BoundBy.COMPUTE),
+        (JobFacts(8, BUSY | {"dram": 0.7, "tensor": 0.2}), BoundBy.MEMORY_BANDWIDTH),
+        (JobFacts(8, BUSY, input_wait=0.3), BoundBy.INPUT),
+        (JobFacts(8, BUSY, straggler=SLOW), BoundBy.STRAGGLER),
+        (JobFacts(8, {"active": 0.3, "tensor": 0.1, "utilisation": 0.99}), BoundBy.COMMUNICATION),
+        (JobFacts(1, {"active": 0.1, "tensor": 0.05, "utilisation": 0.2}), BoundBy.INPUT),
         # SMs that are idle for half of the time do not compute most of it.
-        (Facts(8, {"active": 0.5, "tensor": 0.2, "dram": 0.2, "utilisation": 0.6}), BoundBy.UNKNOWN),
+        (JobFacts(8, {"active": 0.5, "tensor": 0.2, "dram": 0.2, "utilisation": 0.6}), BoundBy.UNKNOWN),
         # The program says that it does not wait for input.
-        (Facts(1, {"active": 0.1, "tensor": 0.05, "utilisation": 0.2}, input_wait=0.02), BoundBy.UNKNOWN),
-        (Facts(8, BUSY, slowed_gpus=1), BoundBy.POWER_OR_HEAT),
-        (Facts(8, {"active": 0.0, "utilisation": 0.0}), BoundBy.NOTHING),
-        (Facts(8, {"active": 0.5}), BoundBy.UNKNOWN),
-        (Facts(8), BoundBy.UNKNOWN),
+        (JobFacts(1, {"active": 0.1, "tensor": 0.05, "utilisation": 0.2}, input_wait=0.02), BoundBy.UNKNOWN),
+        (JobFacts(8, BUSY, slowed_gpus=1), BoundBy.POWER_OR_HEAT),
+        (JobFacts(8, {"active": 0.0, "utilisation": 0.0}), BoundBy.NOTHING),
+        (JobFacts(8, {"active": 0.5}), BoundBy.UNKNOWN),
+        (JobFacts(8), BoundBy.UNKNOWN),
     ],
 )
-def test_the_first_thing_that_explains_it_is_named(facts: Facts, bound: BoundBy) -> None:
+def test_the_first_thing_that_explains_it_is_named(facts: JobFacts, bound: BoundBy) -> None:
     assert bound_by(facts) is bound
 
 
 def test_a_report_says_used_against_held_and_the_exact_fix() -> None:
-    found = judge(Facts(8, BUSY | {"active": 0.4, "memory": 0.25}, input_wait=0.5, memory_bytes=8e9), 3600)
+    found = assess_efficiency(
+        JobFacts(8, BUSY | {"active": 0.4, "memory": 0.25}, input_wait=0.5, memory_bytes=8e9), 3600
+    )
     assert [(one.what, one.held, one.used, one.share) for one in found.uses] == [
         ("GPU", 8, pytest.approx(3.2), 0.4),
         ("GPU memory", 8e9, 2e9, 0.25),
@@ -47,27 +49,27 @@ def test_a_report_says_used_against_held_and_the_exact_fix() -> None:
 
 
 def test_what_is_not_measured_is_said_and_never_zero() -> None:
-    found = judge(Facts(8), 3600)
+    found = assess_efficiency(JobFacts(8), 3600)
     assert found.uses[0].share is None
     assert any("DCGM_FI_PROF_SM_ACTIVE" in gap for gap in found.unseen)
     assert found.fixes == ()
 
 
 def test_idle_gpus_of_a_program_that_says_nothing_are_not_blamed_on_its_data_loader() -> None:
-    found = judge(Facts(1, {"active": 0.2, "tensor": 0.05, "utilisation": 0.3}), 3600)
+    found = assess_efficiency(JobFacts(1, {"active": 0.2, "tensor": 0.05, "utilisation": 0.3}), 3600)
     assert found.why.startswith("its GPUs have nothing to do for most of the time: SMs 20%")
     assert found.fixes[0].do == "See what the program waits for: requests, input, or work of its CPUs"
 
 
 def test_of_a_rank_that_is_gone_the_log_is_read_because_there_is_no_program_to_look_into() -> None:
     gone = Straggler(7, "n1", "7", "GPU-7", None, "says nothing any more, and the others wait", is_gone=True)
-    fix = judge(Facts(8, {"active": 0.1, "utilisation": 0.87}, straggler=gone), 3600).fixes[0]
+    fix = assess_efficiency(JobFacts(8, {"active": 0.1, "utilisation": 0.87}, straggler=gone), 3600).fixes[0]
     assert fix.do == "Read the end of the log of rank 7 on n1, and the kernel log of its node"
     assert "py-spy" not in fix.command
 
 
 def test_a_job_that_hangs_for_a_gpu_is_told_to_look_into_its_program() -> None:
     hang = Straggler(None, "n1", "7", "GPU-7", None, "is idle while 7 of 8 GPUs spin in a collective")
-    fix = judge(Facts(8, {"active": 0.1, "utilisation": 0.87}, straggler=hang), 3600).fixes[0]
+    fix = assess_efficiency(JobFacts(8, {"active": 0.1, "utilisation": 0.87}, straggler=hang), 3600).fixes[0]
     assert fix.do == "See where the program of GPU 7 on n1 stands"
     assert (fix.why, fix.command) == ("the job would go on", "py-spy dump --pid PID")

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from watchkeeper.model.jobs import Goodput, Lost
-from watchkeeper.workloads.goodput import Point, Usual, account
+from watchkeeper.model.jobs import Goodput, LostReason
+from watchkeeper.workloads.goodput import ProgressPoint, UsualPace, account_time
 
-USUAL = Usual(2.0, 60.0, 90.0)
+USUAL = UsualPace(2.0, 60.0, 90.0)
 
 
-def points(*values: float | None, every: float = 60.0) -> list[Point]:
-    return [Point(at * every, value) for at, value in enumerate(values)]
+def points(*values: float | None, every: float = 60.0) -> list[ProgressPoint]:
+    return [ProgressPoint(at * every, value) for at, value in enumerate(values)]
 
 
 def lost(found: Goodput) -> dict[str, float]:
@@ -21,69 +21,81 @@ def lost(found: Goodput) -> dict[str, float]:
 
 
 def test_a_job_that_steps_all_the_time_loses_nothing() -> None:
-    found = account(points(0, 30, 60, 90), USUAL)
+    found = account_time(points(0, 30, 60, 90), USUAL)
     assert (found.share, found.steps, lost(found)) == (1.0, 90, {})
 
 
 def test_a_checkpoint_is_a_pause_and_ten_minutes_are_a_stall() -> None:
-    found = account(points(0, 30, 30, 60, *[60] * 10, 90), USUAL)
+    found = account_time(points(0, 30, 30, 60, *[60] * 10, 90), USUAL)
     assert lost(found) == {"pause": 60.0, "stall": 600.0}
     assert found.share == pytest.approx(180 / 840)
 
 
 def test_a_process_that_was_gone_and_began_anew_is_a_failure_and_a_restart() -> None:
-    found = account(points(0, 30, None, None, 0, 0, 30), USUAL)
+    found = account_time(points(0, 30, None, None, 0, 0, 30), USUAL)
     assert lost(found) == {"failure": 120.0, "restart": 120.0}
 
 
 def test_the_first_minutes_after_a_rank_died_are_a_failure_and_no_checkpoint() -> None:
-    died = [Point(at * 15.0, 30.0 * min(at, 4), lacks_ranks=at > 5) for at in range(13)]
-    found = account(died, Usual(0.5, None, None))
+    died = [ProgressPoint(at * 15.0, 30.0 * min(at, 4), lacks_ranks=at > 5) for at in range(13)]
+    found = account_time(died, UsualPace(0.5, None, None))
     assert lost(found) == {"failure": 120.0}
 
 
 def test_a_rank_that_came_back_was_a_failure_and_then_a_restart() -> None:
-    told = [Point(0, 0), Point(60, 30), Point(120, 30, lacks_ranks=True), Point(180, 30), Point(240, 60)]
-    assert lost(account(told, USUAL)) == {"failure": 60.0, "restart": 60.0}
+    told = [
+        ProgressPoint(0, 0),
+        ProgressPoint(60, 30),
+        ProgressPoint(120, 30, lacks_ranks=True),
+        ProgressPoint(180, 30),
+        ProgressPoint(240, 60),
+    ]
+    assert lost(account_time(told, USUAL)) == {"failure": 60.0, "restart": 60.0}
 
 
 def test_what_an_alert_called_a_stall_is_one_however_short_it_is() -> None:
-    told = [Point(0, 0), Point(60, 30), Point(75, 30), Point(90, 30, is_stalled=True), Point(105, 30, is_stalled=True)]
-    assert lost(account(told, USUAL)) == {"stall": 45.0}
+    told = [
+        ProgressPoint(0, 0),
+        ProgressPoint(60, 30),
+        ProgressPoint(75, 30),
+        ProgressPoint(90, 30, is_stalled=True),
+        ProgressPoint(105, 30, is_stalled=True),
+    ]
+    assert lost(account_time(told, USUAL)) == {"stall": 45.0}
 
 
 def test_a_stall_that_a_restart_ended_stays_a_stall() -> None:
-    stalled = [Point(at * 60.0, 30.0, is_stalled=at > 2) for at in range(1, 11)]
-    told = [Point(0, 0), *stalled, Point(660, None), Point(720, 0), Point(780, 30)]
-    assert lost(account(told, USUAL)) == {"stall": 540.0, "failure": 60.0, "restart": 60.0}
+    stalled = [ProgressPoint(at * 60.0, 30.0, is_stalled=at > 2) for at in range(1, 11)]
+    told = [ProgressPoint(0, 0), *stalled, ProgressPoint(660, None), ProgressPoint(720, 0), ProgressPoint(780, 30)]
+    assert lost(account_time(told, USUAL)) == {"stall": 540.0, "failure": 60.0, "restart": 60.0}
 
 
 def test_a_stretch_that_goes_on_is_a_pause_only_where_the_job_says_so() -> None:
-    told = [Point(0, 0), Point(60, 30), Point(120, 30)]
-    assert lost(account(told, USUAL)) == {"unknown": 60.0}
-    assert lost(account([*told[:2], Point(120, 30, is_paused=True)], USUAL)) == {"pause": 60.0}
+    told = [ProgressPoint(0, 0), ProgressPoint(60, 30), ProgressPoint(120, 30)]
+    assert lost(account_time(told, USUAL)) == {"unknown": 60.0}
+    assert lost(account_time([*told[:2], ProgressPoint(120, 30, is_paused=True)], USUAL)) == {"pause": 60.0}
 
 
 def test_a_step_that_is_longer_than_the_time_between_two_looks_loses_nothing() -> None:
     """Steps of a minute, looked at every 15 s: three of four looks see no step end."""
-    told = [Point(at * 15.0, float(at // 4)) for at in range(41)]
-    found = account(told, Usual(60.0, 60.0, 150.0))
+    told = [ProgressPoint(at * 15.0, float(at // 4)) for at in range(41)]
+    found = account_time(told, UsualPace(60.0, 60.0, 150.0))
     assert (found.share, found.steps, lost(found)) == (1.0, 10, {})
 
 
 def test_steps_that_take_longer_than_usual_lose_what_they_are_longer() -> None:
-    assert lost(account(points(0, 15, 30), USUAL)) == {"unknown": 60.0}
+    assert lost(account_time(points(0, 15, 30), USUAL)) == {"unknown": 60.0}
 
 
 def test_waiting_in_the_queue_is_part_of_the_wall_time() -> None:
-    found = account(points(0, 30), USUAL, queue_seconds=60.0)
+    found = account_time(points(0, 30), USUAL, queue_seconds=60.0)
     assert (found.wall_seconds, found.share, lost(found)) == (120.0, 0.5, {"queue": 60.0})
 
 
 def test_without_a_word_about_steps_nothing_is_claimed() -> None:
-    found = account(points(None, None), USUAL)
+    found = account_time(points(None, None), USUAL)
     assert (found.share, found.productive_seconds, found.lost) == (None, None, ())
-    assert account(points(0, 30), Usual(None, None, None)).share is None
+    assert account_time(points(0, 30), UsualPace(None, None, None)).share is None
 
 
 @given(st.lists(st.none() | st.floats(0, 50), min_size=1, max_size=40), st.floats(0.1, 100))
@@ -92,7 +104,7 @@ def test_what_was_productive_and_what_was_lost_sum_to_the_wall_time(made: list[f
     for one in made:
         total += one or 0.0
         values.append(total if one is not None else None)  # type: ignore[arg-type]
-    found = account(points(*values), Usual(step, None, None))
+    found = account_time(points(*values), UsualPace(step, None, None))
     if found.productive_seconds is not None:
         assert found.productive_seconds + sum(lost(found).values()) == pytest.approx(found.wall_seconds)
-        assert set(lost(found)) <= set(Lost)
+        assert set(lost(found)) <= set(LostReason)

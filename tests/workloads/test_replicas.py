@@ -11,25 +11,25 @@ import pytest
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import Sample
 from watchkeeper.query import embedded
-from watchkeeper.query.engine import Span
+from watchkeeper.query.engine import QueryRange
 from watchkeeper.store.head import head
 from watchkeeper.workloads.replicas import (
     CALM_SECONDS,
     LARGEST,
     SHRINK_EVERY_SECONDS,
     Load,
-    Past,
-    follow,
-    now,
-    past,
-    wanted,
+    ReplicasReplay,
+    advise_now,
+    advise_replicas,
+    replay_advice,
+    replay_model,
 )  # fmt: skip
 
 MINUTE, DAY_MINUTES = 60.0, 24 * 60
 
 
-def followed(loads: Iterable[Load]) -> Past:
-    found = follow(list(loads), cluster="c", model="chat", step_seconds=MINUTE)
+def followed(loads: Iterable[Load]) -> ReplicasReplay:
+    found = replay_advice(list(loads), cluster="c", model="chat", step_seconds=MINUTE)
     assert found is not None
     return found
 
@@ -55,15 +55,15 @@ def followed(loads: Iterable[Load]) -> Past:
     ],
 )
 def test_the_most_that_any_number_asks_for_is_wanted(load: Load, have: int, want: int) -> None:
-    assert wanted(load, have)[0] == want
+    assert advise_replicas(load, have)[0] == want
 
 
 def test_an_advice_that_is_cut_off_says_so() -> None:
-    assert wanted(Load(0, 4, waiting=1000.0), 4)[1].endswith("8 is the most that is advised")
+    assert advise_replicas(Load(0, 4, waiting=1000.0), 4)[1].endswith("8 is the most that is advised")
 
 
 def test_without_a_queue_or_an_objective_nothing_is_advised() -> None:
-    assert wanted(Load(0, 3), 3)[0] is None
+    assert advise_replicas(Load(0, 3), 3)[0] is None
 
 
 def test_a_rush_would_have_been_met_and_replicas_given_back_slowly() -> None:
@@ -152,9 +152,9 @@ def test_of_hours_in_which_nothing_was_seen_nothing_is_claimed() -> None:
 
 
 def test_one_point_or_two_far_apart_are_no_past() -> None:
-    assert follow([], cluster="c", model="chat", step_seconds=60) is None
-    assert follow([Load(0, 1)], cluster="c", model="chat", step_seconds=60) is None
-    assert follow([Load(0, 1), Load(7200, 1)], cluster="c", model="chat", step_seconds=60) is None
+    assert replay_advice([], cluster="c", model="chat", step_seconds=60) is None
+    assert replay_advice([Load(0, 1)], cluster="c", model="chat", step_seconds=60) is None
+    assert replay_advice([Load(0, 1), Load(7200, 1)], cluster="c", model="chat", step_seconds=60) is None
 
 
 @pytest.mark.slow
@@ -169,8 +169,8 @@ def test_a_queue_that_is_not_a_number_is_not_known_and_costs_no_other_model_its_
             engine.appender.append(
                 Sample(Labels({"__name__": name, **own}), at_ms, number) for name, number in told.items()
             )
-    advised, problems = now(engine, 120_000, {})
+    advised, problems = advise_now(engine, 120_000, {})
     assert [(one.model, one.wanted, problems) for one in advised] == [("broken", None, []), ("chat", 6, [])]
-    found = past(engine, Span(0, 120_000, 60_000), {}, cluster="c", model="broken")
+    found = replay_model(engine, QueryRange(0, 120_000, 60_000), {}, cluster="c", model="broken")
     assert found is not None
     assert (found.seen_seconds, found.would_replica_hours) == (120.0, found.had_replica_hours)

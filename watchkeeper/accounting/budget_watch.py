@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
-from watchkeeper.accounting import books, budgets, cost, ledger, spans
+from watchkeeper.accounting import budgets, cost, ledger, time_ranges, usage_reader
 from watchkeeper.accounting.price_file import PriceFile
 from watchkeeper.config import settings as config
 from watchkeeper.kit import own_metrics
@@ -21,7 +21,7 @@ LOOK_SECONDS = 3600.0
 ZONE = ZoneInfo("UTC")
 
 
-def of_settings(settings: config.Settings, metrics: own_metrics.Registry) -> BudgetWatch:
+def create_budget_watch(settings: config.Settings, metrics: own_metrics.Registry) -> BudgetWatch:
     file = PriceFile(settings.cost.prices, fallback=settings.cost.dollars_per_gpu_hour)
     return BudgetWatch(file, Path(settings.hub.data) / "usage", metrics=metrics)
 
@@ -38,7 +38,7 @@ class BudgetWatch:
             "watchkeeper_accounting_budget_forecast_money", "What the month will have cost if days go on like this"
         )
 
-    def look(self, engine: engines.Engine, now: datetime) -> None:
+    def update(self, engine: engines.Engine, now: datetime) -> None:
         """Work the numbers out anew, at most once an hour; without budgets there is nothing to work out."""
         at = now.timestamp()
         if self._looked is not None and 0 <= at - self._looked < LOOK_SECONDS:
@@ -58,9 +58,13 @@ class BudgetWatch:
                 self._forecast.set(one.forecast, team=one.team, month=month)
         self._looked = at
 
-    def _judge(self, engine: engines.Engine, now: datetime) -> list[budgets.Budget]:
-        start, end = spans.month(f"{now.astimezone(UTC):%Y-%m}", ZONE)
-        kept, book, until = ledger.Ledger(self._folder), self._file.book(), now.timestamp()
-        month = cost.bill(books.pieces(engine, kept, book.stretches(start, until), by_job=False), book)
-        parts = [(since, to) for _, since, to in spans.days(start, until, ZONE)]
-        return budgets.judge_month(month, books.pieces(engine, kept, parts, by_job=False), ends=end)[0]
+    def _judge(self, engine: engines.Engine, now: datetime) -> list[budgets.TeamBudget]:
+        start, end = time_ranges.month(f"{now.astimezone(UTC):%Y-%m}", ZONE)
+        kept, book, until = ledger.UsageLedger(self._folder), self._file.book(), now.timestamp()
+        month = cost.price_usage(
+            usage_reader.read_usage_periods(engine, kept, book.price_periods(start, until), by_job=False), book
+        )
+        parts = [(since, to) for _, since, to in time_ranges.days(start, until, ZONE)]
+        return budgets.judge_month(month, usage_reader.read_usage_periods(engine, kept, parts, by_job=False), ends=end)[
+            0
+        ]

@@ -30,7 +30,7 @@ LEAST_KNOWN = 0.8
 Forecast = Callable[[Sequence[float], float], tuple[float, float | None, float | None]]
 
 
-class State(StrEnum):
+class BudgetState(StrEnum):
     OVER = "over"
     WILL_BE_OVER = "will_be_over"
     MAY_BE_OVER = "may_be_over"
@@ -40,7 +40,7 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class TeamBudget:
     """One team's month. `spent` is None where no GPU has a price, `low` and `high` where too few days are known."""
 
     team: str
@@ -49,7 +49,7 @@ class Budget:
     forecast: float | None
     low: float | None
     high: float | None
-    state: State
+    state: BudgetState
 
 
 def run_rate(days: Sequence[float], days_left: float) -> tuple[float, float | None, float | None]:
@@ -66,25 +66,25 @@ def run_rate(days: Sequence[float], days_left: float) -> tuple[float, float | No
     return rest, max(rest - width, 0.0), rest + width
 
 
-def judge(
+def judge_teams(
     daily: Mapping[str, Sequence[float]],
     spent: Mapping[str, float | None],
     limits: Mapping[str, float],
     *,
     days_left: float,
     forecast: Forecast = run_rate,
-) -> list[Budget]:
+) -> list[TeamBudget]:
     """Every team that spent something or has a budget, the worst first."""
     found = []
     for team in sorted({*spent, *limits}):
         limit, so_far = limits.get(team), spent.get(team, 0.0)
         if so_far is None:
-            state = State.NO_BUDGET if limit is None else State.UNKNOWN
-            found.append(Budget(team, limit, None, None, None, None, state))
+            state = BudgetState.NO_BUDGET if limit is None else BudgetState.UNKNOWN
+            found.append(TeamBudget(team, limit, None, None, None, None, state))
             continue
         rest, low, high = forecast(daily.get(team, ()), days_left)
         found.append(
-            Budget(
+            TeamBudget(
                 team,
                 limit,
                 so_far,
@@ -94,12 +94,12 @@ def judge(
                 _state(limit, so_far, so_far + rest, None if high is None else so_far + high),
             )
         )
-    order = list(State)
+    order = list(BudgetState)
     return sorted(found, key=lambda one: (order.index(one.state), -(one.forecast or 0.0)))
 
 
-def of_month(
-    month: cost.Bill, days: Sequence[usage.Table], *, ends: float, forecast: Forecast = run_rate
+def month_budgets(
+    month: cost.UsageBill, days: Sequence[usage.UsageTable], *, ends: float, forecast: Forecast = run_rate
 ) -> dict[str, Any]:
     """Budgets by team as JSON; see `judge_month`."""
     judged, notes = judge_month(month, days, ends=ends, forecast=forecast)
@@ -107,13 +107,13 @@ def of_month(
 
 
 def judge_month(
-    month: cost.Bill, days: Sequence[usage.Table], *, ends: float, forecast: Forecast = run_rate
-) -> tuple[list[Budget], list[str]]:
+    month: cost.UsageBill, days: Sequence[usage.UsageTable], *, ends: float, forecast: Forecast = run_rate
+) -> tuple[list[TeamBudget], list[str]]:
     """Budgets by team from a month so far, and what to know about it; its days say what one more costs.
 
     What is spent is the cost of the month's report, to the cent: shared cost that is split day by day would be another.
     """
-    report = cost.view(month, ["team"])
+    report = cost.report_bill(month, ["team"])
     spent = _of_teams(report)
     begun = [day for day in days if _known(day) > 0]
     money = [_of_teams(cost.report(day, month.book, ["team"], policy=month.policy)) for day in begun]
@@ -123,30 +123,30 @@ def judge_month(
     taken = whole or list(range(len(begun)))
     daily = {team: [(money[at].get(team) or 0.0) * scale[at] for at in taken] for team in spent}
     left = max(ends - month.table.until, 0.0) / DAY_SECONDS
-    return judge(daily, spent, month.book.budgets, days_left=left, forecast=forecast), list(report.notes)
+    return judge_teams(daily, spent, month.book.budgets, days_left=left, forecast=forecast), list(report.notes)
 
 
-def _of_teams(report: cost.Report) -> dict[str, float | None]:
+def _of_teams(report: cost.CostReport) -> dict[str, float | None]:
     return {line.names[0]: line.known_money for line in report.lines if usage.NOBODY not in line.names}
 
 
-def _is_whole(day: usage.Table) -> bool:
+def _is_whole(day: usage.UsageTable) -> bool:
     """Whether enough of a day is known to tell of others; a hub that was away has seen nobody hold anything."""
     return day.recorded_hours >= SHORTEST_DAY_HOURS and _known(day) >= LEAST_KNOWN
 
 
-def _known(day: usage.Table) -> float:
+def _known(day: usage.UsageTable) -> float:
     """The share of a day's GPU-hours of which somebody can say something."""
     amounts = day.amounts.sum(axis=0)
     total = usage.total(amounts)
     return 1 - float(amounts[usage.UNKNOWN]) / total if total > cost.LEAST_HOURS else 0.0
 
 
-def _state(limit: float | None, spent: float, expected: float, high: float | None) -> State:
+def _state(limit: float | None, spent: float, expected: float, high: float | None) -> BudgetState:
     if limit is None:
-        return State.NO_BUDGET
+        return BudgetState.NO_BUDGET
     if spent > limit:
-        return State.OVER
+        return BudgetState.OVER
     if expected > limit:
-        return State.WILL_BE_OVER
-    return State.MAY_BE_OVER if high is not None and high > limit else State.WITHIN
+        return BudgetState.WILL_BE_OVER
+    return BudgetState.MAY_BE_OVER if high is not None and high > limit else BudgetState.WITHIN

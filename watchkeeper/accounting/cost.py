@@ -48,7 +48,7 @@ POLICY_WORDS = {
 
 
 @dataclass(slots=True)
-class Line:
+class CostLine:
     """What one owner pays. `direct` is for allocated hours, `energy` for power of own hardware, `shared` its share."""
 
     names: tuple[str, ...]
@@ -74,7 +74,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class CostReport:
     """A bill. `shared` itemises what nobody held; it is part of the lines of `(nobody)` unless a policy split it.
 
     `recorded_hours` are those since records begin: what an hour costs is the money by these, not by the whole window.
@@ -86,7 +86,7 @@ class Report:
     by: tuple[str, ...]
     currency: str
     policy: Policy
-    lines: tuple[Line, ...]
+    lines: tuple[CostLine, ...]
     shared: Mapping[str, float]
     holes: Mapping[str, float]
     notes: tuple[str, ...]
@@ -104,7 +104,7 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
-class _Offer:
+class _GpuPrice:
     """A GPU of a pool and what an hour of it costs; None is a hole in the book."""
 
     model: str
@@ -117,10 +117,10 @@ class _Offer:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Rows:
+class _PricedRows:
     """Money of each row of a table; `offer` is the place of its GPU in `offers`, `pool` what a row of nobody costs."""
 
-    offers: Sequence[_Offer]
+    offers: Sequence[_GpuPrice]
     offer: npt.NDArray[np.int64]
     direct: Money
     energy: Money
@@ -131,13 +131,13 @@ class _Rows:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Bill:
+class UsageBill:
     """A table with its prices and with what each row bears of the shared cost, worked out once for every view of it."""
 
-    table: usage.Table
-    book: prices.Book
+    table: usage.UsageTable
+    book: prices.PriceBook
     policy: Policy
-    rows: _Rows
+    rows: _PricedRows
     shared: Money
     # Overhead that no row bears.
     left: float
@@ -145,9 +145,11 @@ class Bill:
     notes: tuple[str, ...]
 
 
-def bill(pieces: Sequence[usage.Table], book: prices.Book, *, policy: Policy = Policy.NONE) -> Bill:
+def price_usage(
+    pieces: Sequence[usage.UsageTable], book: prices.PriceBook, *, policy: Policy = Policy.NONE
+) -> UsageBill:
     """The bill of a time in pieces, each at the prices of its beginning: those of `Book.stretches`, or one."""
-    table = usage.joined(pieces)
+    table = usage.join_tables(pieces)
     rows = _priced(pieces, table, book)
     # Before the first record nothing is claimed, no overhead either.
     overhead = book.overhead_per_month * table.recorded_hours / MONTH_HOURS
@@ -158,36 +160,36 @@ def bill(pieces: Sequence[usage.Table], book: prices.Book, *, policy: Policy = P
     unmeasured = float(table.amounts[:, usage.UNMEASURED].sum())
     if policy is Policy.USE and unmeasured > LEAST_HOURS:
         notes.append(f"{unmeasured:,.1f} allocated GPU-hours are unmeasured and bear nothing of the shared cost")
-    return Bill(table, book, policy, rows, shared, left, _items(table, rows, overhead), tuple(notes))
+    return UsageBill(table, book, policy, rows, shared, left, _items(table, rows, overhead), tuple(notes))
 
 
 def report(
-    table: usage.Table,
-    book: prices.Book,
+    table: usage.UsageTable,
+    book: prices.PriceBook,
     by: Sequence[str],
     *,
     policy: Policy = Policy.NONE,
     of: Mapping[str, str] | None = None,
-) -> Report:
+) -> CostReport:
     """The bill of a table, by some dimensions; `of` keeps some of its lines, with their share of what is shared."""
-    return view(bill([table], book, policy=policy), by, of=of)
+    return report_bill(price_usage([table], book, policy=policy), by, of=of)
 
 
-def view(
-    whole: Bill, by: Sequence[str], *, of: Mapping[str, str] | None = None, chosen: Sequence[int] | None = None
-) -> Report:
+def report_bill(
+    whole: UsageBill, by: Sequence[str], *, of: Mapping[str, str] | None = None, chosen: Sequence[int] | None = None
+) -> CostReport:
     """A bill by some dimensions; `chosen` are the rows that are `of` somebody, where the caller knows them."""
     table, rows = whole.table, whole.rows
-    picked = np.array(summary.rows_of(table, of or {}) if chosen is None else chosen, dtype=np.int64)
+    picked = np.array(summary.matching_rows(table, of or {}) if chosen is None else chosen, dtype=np.int64)
     lines = _lines(whole, by, picked)
     if whole.left and not of:
         nobody = (usage.NOBODY,) * len(by)
-        lines.setdefault(nobody, Line(nobody, np.zeros(len(usage.PARTS)))).shared += whole.left
+        lines.setdefault(nobody, CostLine(nobody, np.zeros(len(usage.PARTS)))).shared += whole.left
     ordered = sorted(lines.values(), key=lambda line: (usage.NOBODY in line.names, -line.money, line.names))
     notes = [*whole.notes, *_holes(whole, picked)]
     if of and len(table.keys) and not len(picked):
-        notes.append(summary.nothing_of(of))
-    return Report(
+        notes.append(summary.no_match_note(of))
+    return CostReport(
         table.since,
         table.until,
         table.recorded_hours,
@@ -205,7 +207,7 @@ def view(
     )
 
 
-def bounded(found: Report, *, most: int = summary.MOST_LINES) -> Report:
+def limit_lines(found: CostReport, *, most: int = summary.MOST_LINES) -> CostReport:
     """Of more lines the last ones are one, so that the sum stays whole."""
     kept, rest = found.lines[: most - 1], found.lines[most - 1 :]
     if len(rest) < 2:
@@ -215,35 +217,35 @@ def bounded(found: Report, *, most: int = summary.MOST_LINES) -> Report:
     return replace(found, lines=lines, notes=(*found.notes, note))
 
 
-def _offers(rows: _Rows, picked: Rows) -> list[_Offer]:
+def _offers(rows: _PricedRows, picked: Rows) -> list[_GpuPrice]:
     return [rows.offers[at] for at in np.unique(rows.offer[picked]).tolist()]
 
 
-def _rates(rows: _Rows, picked: Rows) -> tuple[tuple[str, prices.Price], ...]:
+def _rates(rows: _PricedRows, picked: Rows) -> tuple[tuple[str, prices.Price], ...]:
     found = {
-        one.called + (f", pool {one.pool}" if one.pool else "") + one.price.beginning: one.price
+        one.called + (f", pool {one.pool}" if one.pool else "") + one.price.start_text: one.price
         for one in _offers(rows, picked)
         if one.price is not None
     }
     return tuple(sorted(found.items()))
 
 
-def _priced(pieces: Sequence[usage.Table], table: usage.Table, book: prices.Book) -> _Rows:
+def _priced(pieces: Sequence[usage.UsageTable], table: usage.UsageTable, book: prices.PriceBook) -> _PricedRows:
     places: dict[tuple[str, str, float], int] = {}
     keys = ((key, piece.since) for piece in pieces for key in piece.keys)
     at = [places.setdefault((key[MODEL], key[POOL], since), len(places)) for key, since in keys]
-    offers = [_Offer(model, pool, book.rate(model, pool, at=since)) for model, pool, since in places]
+    offers = [_GpuPrice(model, pool, book.rate(model, pool, at=since)) for model, pool, since in places]
     offer = np.array(at, dtype=np.int64)
     # Power is in the price of what is rented; own hardware pays for it apart.
     kwh = (book.power_per_kwh or 0.0) * (book.pue or 1.0)
-    powers = [kwh if one.price is not None and one.price.kind is prices.Kind.OWN else 0.0 for one in offers]
+    powers = [kwh if one.price is not None and one.price.kind is prices.PriceKind.OWN else 0.0 for one in offers]
     hourly = np.array([0.0 if one.price is None else one.price.per_gpu_hour for one in offers])[offer]
     is_hole = np.array([one.price is None for one in offers], dtype=bool)[offer]
     is_nobody = np.array([key[TEAM] == usage.NOBODY for key in table.keys], dtype=bool)
     amounts = table.amounts
     energy = amounts[:, usage.KWH] * np.array(powers)[offer]
     unheld = amounts[:, [usage.IDLE, usage.LOST, usage.UNKNOWN]].sum(axis=1)
-    return _Rows(
+    return _PricedRows(
         offers,
         offer,
         amounts[:, usage.ALLOCATED] * hourly,
@@ -255,7 +257,7 @@ def _priced(pieces: Sequence[usage.Table], table: usage.Table, book: prices.Book
     )
 
 
-def _split(table: usage.Table, rows: _Rows, overhead: float, *, policy: Policy) -> tuple[Money, float]:
+def _split(table: usage.UsageTable, rows: _PricedRows, overhead: float, *, policy: Policy) -> tuple[Money, float]:
     """What each row bears of the shared cost, and what no row does. Rows, so that any way to group them sums alike."""
     column = usage.USED if policy is Policy.USE else usage.ALLOCATED
     weights = np.where(rows.is_nobody, 0.0, table.amounts[:, column])
@@ -273,9 +275,9 @@ def _split(table: usage.Table, rows: _Rows, overhead: float, *, policy: Policy) 
     return shares, 0.0
 
 
-def _lines(whole: Bill, by: Sequence[str], picked: Rows) -> dict[tuple[str, ...], Line]:
+def _lines(whole: UsageBill, by: Sequence[str], picked: Rows) -> dict[tuple[str, ...], CostLine]:
     table, rows = whole.table, whole.rows
-    wanted = [summary.dimension(name) for name in by]
+    wanted = [summary.dimension_index(name) for name in by]
     places: dict[tuple[str, ...], int] = {}
     named = (tuple(usage.shown(table.keys[at][place]) for place in wanted) for at in picked.tolist())
     line = np.fromiter((places.setdefault(names, len(places)) for names in named), np.int64, count=len(picked))
@@ -285,10 +287,10 @@ def _lines(whole: Bill, by: Sequence[str], picked: Rows) -> dict[tuple[str, ...]
         np.bincount(line, column[picked], minlength=len(places)).tolist()
         for column in (rows.direct, rows.energy, whole.shared, rows.wasted, rows.unpriced)
     ]
-    return {names: Line(names, hours[at], *(column[at] for column in sums)) for names, at in places.items()}
+    return {names: CostLine(names, hours[at], *(column[at] for column in sums)) for names, at in places.items()}
 
 
-def _items(table: usage.Table, rows: _Rows, overhead: float) -> dict[str, float]:
+def _items(table: usage.UsageTable, rows: _PricedRows, overhead: float) -> dict[str, float]:
     """The shared cost, item by item; a reserved GPU costs the same when nobody holds it, and says so."""
     found: dict[str, float] = {}
     columns = (("idle", usage.IDLE), ("lost", usage.LOST), ("unknown", usage.UNKNOWN))
@@ -296,7 +298,7 @@ def _items(table: usage.Table, rows: _Rows, overhead: float) -> dict[str, float]
         if offer.price is None:
             continue
         own = rows.offer == at
-        word = "reserved, " if offer.price.kind is prices.Kind.RESERVED else ""
+        word = "reserved, " if offer.price.kind is prices.PriceKind.RESERVED else ""
         unheld = 0.0
         for item, column in columns:
             money = float(table.amounts[own, column].sum()) * offer.price.per_gpu_hour
@@ -307,7 +309,7 @@ def _items(table: usage.Table, rows: _Rows, overhead: float) -> dict[str, float]
     return {item: money for item, money in found.items() if abs(money) > LEAST_MONEY}
 
 
-def _unpriced(rows: _Rows, picked: Rows) -> dict[str, float]:
+def _unpriced(rows: _PricedRows, picked: Rows) -> dict[str, float]:
     hours = np.bincount(rows.offer[picked], rows.unpriced[picked], minlength=len(rows.offers)).tolist()
     holes: dict[str, float] = {}
     for offer, unpriced in zip(rows.offers, hours, strict=True):
@@ -316,12 +318,12 @@ def _unpriced(rows: _Rows, picked: Rows) -> dict[str, float]:
     return holes
 
 
-def _holes(whole: Bill, picked: Rows) -> list[str]:
+def _holes(whole: UsageBill, picked: Rows) -> list[str]:
     instead: dict[str, str] = {}
     stand_ins: dict[str, prices.Price] = {}
     for offer in _offers(whole.rows, picked):
         if offer.price is None and offer.called not in instead:
-            has = whole.book.instead(offer.model, offer.pool)
+            has = whole.book.available_prices(offer.model, offer.pool)
             instead[offer.called] = f"; {has}" if has else ""
         elif offer.price is not None and offer.price.source == prices.FALLBACK:
             stand_ins[offer.called] = offer.price
@@ -334,14 +336,14 @@ def _holes(whole: Bill, picked: Rows) -> list[str]:
     ]
 
 
-def _power(table: usage.Table, book: prices.Book) -> list[str]:
-    is_own = book.kind is prices.Kind.OWN or any(pool.kind is prices.Kind.OWN for pool in book.pools.values())
+def _power(table: usage.UsageTable, book: prices.PriceBook) -> list[str]:
+    is_own = book.kind is prices.PriceKind.OWN or any(pool.kind is prices.PriceKind.OWN for pool in book.pools.values())
     if is_own and book.power_per_kwh is None and table.amounts[:, usage.KWH].any():
         return ["the book has no power_per_kwh: energy of own hardware is in no sum of money"]
     return []
 
 
-def plain(found: Report) -> dict[str, object]:
+def report_as_json(found: CostReport) -> dict[str, object]:
     """A report as `--json` and GET /api/cost give it."""
     return {
         "since": found.since,
@@ -365,10 +367,10 @@ def plain(found: Report) -> dict[str, object]:
     }
 
 
-def _total(lines: Sequence[Line], names: tuple[str, ...] = ()) -> Line:
+def _total(lines: Sequence[CostLine], names: tuple[str, ...] = ()) -> CostLine:
     hours = np.sum([line.hours for line in lines], axis=0) if lines else np.zeros(len(usage.PARTS))
     parts = ("direct", "energy", "shared", "wasted", "unpriced_hours")
-    return Line(names, hours, *(sum(getattr(line, part) for line in lines) for part in parts))
+    return CostLine(names, hours, *(sum(getattr(line, part) for line in lines) for part in parts))
 
 
 def _plain_price(price: prices.Price) -> dict[str, object]:
@@ -380,7 +382,7 @@ def _plain_price(price: prices.Price) -> dict[str, object]:
     }
 
 
-def _plain_line(line: Line, by: Sequence[str]) -> dict[str, object]:
+def _plain_line(line: CostLine, by: Sequence[str]) -> dict[str, object]:
     parts: dict[str, float | None] = {
         "direct": line.direct,
         "energy": line.energy,

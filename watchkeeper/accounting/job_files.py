@@ -19,7 +19,7 @@ from zoneinfo import ZoneInfo
 import numpy as np
 
 from watchkeeper.accounting import usage
-from watchkeeper.accounting.tally import HOUR, moment, nobody
+from watchkeeper.accounting.tally import HOUR, format_time, unowned_key
 from watchkeeper.catalogue import pack
 from watchkeeper.errors import CollectError, quote
 from watchkeeper.kit import csv_text
@@ -38,7 +38,7 @@ SURELY_PER_CENT = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class JobUsage:
     """GPUs of one model that a job held; `ended` None is still running, `share` its mean activity where it is known."""
 
     key: usage.Key
@@ -49,10 +49,10 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Jobs:
+class JobTable:
     """What a table says; a job that held GPUs of two models is there twice, and counts once in `count`."""
 
-    jobs: tuple[Job, ...]
+    jobs: tuple[JobUsage, ...]
     count: int
     rows: int
     problems: table.Problems
@@ -75,12 +75,12 @@ def columns() -> Mapping[str, str]:
 
 
 def _column_row(cells: Mapping[str, str]) -> tuple[str, str]:
-    pack.filled(cells["source"])
-    return pack.filled(cells["column"]), pack.one_of(cells["field"], FIELDS)
+    pack.required(cells["source"])
+    return pack.required(cells["column"]), pack.choice(cells["field"], FIELDS)
 
 
 @dataclass(slots=True)
-class _Reading:
+class _JobTableOptions:
     """How the cells of a table are read; `whole` is what its column of activity has for all of a GPU, 1 or 100.
 
     `middle` is a time in the middle of those of the table.
@@ -93,16 +93,18 @@ class _Reading:
     counts: Counter[str] = field(default_factory=Counter)
 
 
-def read(text: str, *, where: str, zone: ZoneInfo, told: Mapping[str, str] | None = None, model: str = "") -> Jobs:
+def read_job_table(
+    text: str, *, where: str, zone: ZoneInfo, told: Mapping[str, str] | None = None, model: str = ""
+) -> JobTable:
     """The jobs of a table; `told` maps our words to its columns, `model` is the GPU of rows that name none.
 
     A time without a zone is in `zone`.
     """
     problems = table.Problems(where)
-    rows = table.read(text, where=where, problems=problems)
+    rows = table.read_table(text, where=where, problems=problems)
     places = _places(rows.columns, told or {}, where=where)
-    reading = _Reading(zone, model, _whole(rows, places.get("share")), _middle(rows, places, zone))
-    found: dict[tuple[str, ...], list[Job]] = {}
+    reading = _JobTableOptions(zone, model, _whole(rows, places.get("share")), _middle(rows, places, zone))
+    found: dict[tuple[str, ...], list[JobUsage]] = {}
     read_rows = len(rows.rows) + problems.counts.total()
     for row in rows.rows:
         line, named = row.line, {name: row.cells[column] for name, column in places.items()}
@@ -130,26 +132,26 @@ def read(text: str, *, where: str, zone: ZoneInfo, told: Mapping[str, str] | Non
     held = tuple(job for jobs in found.values() for job in jobs)
     if all(math.isinf(job.started) and job.ended is None for job in held):
         raise CollectError("no row has a time that can be read", where=where)
-    return Jobs(held, len(found), read_rows, problems, reading.counts)
+    return JobTable(held, len(found), read_rows, problems, reading.counts)
 
 
-def _is_apart(one: Job, other: Job) -> bool:
+def _is_apart(one: JobUsage, other: JobUsage) -> bool:
     first, second = sorted((one, other), key=lambda job: job.started)
     return first.ended is not None and first.ended <= second.started
 
 
-def _whole(rows: table.Table, column: str | None) -> float:
+def _whole(rows: table.CsvTable, column: str | None) -> float:
     cells = [row.cells[column] for row in rows.rows] if column is not None else []
     return 100.0 if any(csv_text.NUMBER.fullmatch(cell) and float(cell) > SURELY_PER_CENT for cell in cells) else 1.0
 
 
-def _middle(rows: table.Table, places: Mapping[str, str], zone: ZoneInfo) -> float | None:
+def _middle(rows: table.CsvTable, places: Mapping[str, str], zone: ZoneInfo) -> float | None:
     found = []
     for row in rows.rows[:: max(1, len(rows.rows) // SAMPLED_ROWS)]:
         for name in ("started", "ended"):
             with contextlib.suppress(ValueError):
-                found.append(table.moment(row.cells[places[name]] if name in places else "", zone=zone))
-    return table.middle([at for at in found if at is not None])
+                found.append(table.parse_time(row.cells[places[name]] if name in places else "", zone=zone))
+    return table.median_time([at for at in found if at is not None])
 
 
 def _places(header: Sequence[str], told: Mapping[str, str], *, where: str) -> dict[str, str]:
@@ -181,7 +183,7 @@ def _places(header: Sequence[str], told: Mapping[str, str], *, where: str) -> di
     return found
 
 
-def _jobs(named: Mapping[str, str], line: int, reading: _Reading) -> list[Job]:
+def _jobs(named: Mapping[str, str], line: int, reading: _JobTableOptions) -> list[JobUsage]:
     """One for each model; none for a row that is no job with GPUs; ValueError for one that cannot be used."""
     counts = reading.counts
     # `4711.batch` is a step of a Slurm job: its GPUs are the job's.
@@ -194,10 +196,10 @@ def _jobs(named: Mapping[str, str], line: int, reading: _Reading) -> list[Job]:
         counts["excluded jobs, shards or MPS shares of unknown size" if is_share else "rows without GPUs"] += 1
         return []
     started, ended = (
-        table.near(table.moment(named.get(name, ""), zone=reading.zone), reading.middle)
+        table.check_near(table.parse_time(named.get(name, ""), zone=reading.zone), reading.middle)
         for name in ("started", "ended")
     )
-    seconds = table.number(named.get("seconds", ""))
+    seconds = table.parse_number(named.get("seconds", ""))
     if started is None and named.get("submitted", "?") not in table.EMPTY:
         counts["jobs that never started"] += 1
         return []
@@ -213,14 +215,14 @@ def _jobs(named: Mapping[str, str], line: int, reading: _Reading) -> list[Job]:
         counts["jobs without an end, taken as running"] += 1
     elif ended < started:
         raise ValueError(f"it ends {started - ended:,.0f} s before it starts")
-    share = table.number(named.get("share", ""))
+    share = table.parse_number(named.get("share", ""))
     if share is not None and not 0 <= share <= reading.whole:
         raise ValueError(f"an activity of {share:g} is not between 0 and {reading.whole:g}")
     owner = {name: named.get(name, "") for name in usage.DIMENSIONS}
     owner["job"] = owner["job"] or f"line {line}"
     said = owner["model"]
     return [
-        Job(
+        JobUsage(
             usage.key(**{**owner, "model": said or model or reading.model}),
             gpus,
             started,
@@ -234,8 +236,8 @@ def _jobs(named: Mapping[str, str], line: int, reading: _Reading) -> list[Job]:
 def _gpus(named: Mapping[str, str], model: str) -> dict[str, float]:
     """GPUs by model; Slurm's word for it is a site's own, and empty where a site has none."""
     if "tres" in named:
-        return tres.gpus(named["tres"], model=named.get("model") or model)
-    gpus, milli = table.number(named.get("gpus", "")), table.number(named.get("milli", ""))
+        return tres.gpus_by_type(named["tres"], model=named.get("model") or model)
+    gpus, milli = table.parse_number(named.get("gpus", "")), table.parse_number(named.get("milli", ""))
     # A share is of one GPU: `num_gpu` 2 with `gpu_milli` 1000 is two whole ones.
     if milli is not None and (gpus is None or (gpus == 1 and 0 < milli < 1000)):
         gpus = milli / 1000
@@ -244,7 +246,9 @@ def _gpus(named: Mapping[str, str], model: str) -> dict[str, float]:
     return {"": gpus} if gpus else {}
 
 
-def hours(found: Jobs, *, since: float, until: float, capacity: float | None = None, model: str = "") -> usage.Table:
+def job_hours(
+    found: JobTable, *, since: float, until: float, capacity: float | None = None, model: str = ""
+) -> usage.UsageTable:
     """The hours that each job had in a window; with the GPUs that there are, what nobody had is idle."""
     rows: dict[usage.Key, usage.Amounts] = {}
     for job in found.jobs:
@@ -261,7 +265,9 @@ def hours(found: Jobs, *, since: float, until: float, capacity: float | None = N
             row[usage.WASTED] += hours * (1 - job.share) if job.share < usage.WASTE_FLOOR else 0.0
     notes = [f"{found.problems.where}: {found.count:,} jobs of {found.rows:,} rows"]
     if not rows:
-        notes.append(f"no job ran in this time; the table is of {moment(found.since)} to {moment(found.until)}")
+        notes.append(
+            f"no job ran in this time; the table is of {format_time(found.since)} to {format_time(found.until)}"
+        )
     notes += [f"{what}: {count:,}" for what, count in sorted(found.counts.items())]
     notes += [f"excluded rows, {what}: {count:,}" for what, count in sorted(found.problems.counts.items())]
     if capacity is None:
@@ -269,12 +275,14 @@ def hours(found: Jobs, *, since: float, until: float, capacity: float | None = N
     else:
         idle, said = _idle(found.jobs, capacity, since, until)
         notes += said
-        rows[nobody(model=model)] = np.array([idle if part == usage.IDLE else 0.0 for part in range(len(usage.PARTS))])
+        rows[unowned_key(model=model)] = np.array(
+            [idle if part == usage.IDLE else 0.0 for part in range(len(usage.PARTS))]
+        )
     amounts = np.array(list(rows.values())) if rows else np.zeros((0, len(usage.PARTS)))
-    return usage.Table(since, until, tuple(rows), amounts, tuple(notes))
+    return usage.UsageTable(since, until, tuple(rows), amounts, tuple(notes))
 
 
-def _held(jobs: Sequence[Job], since: float, until: float) -> tuple[usage.Amounts, usage.Amounts]:
+def _held(jobs: Sequence[JobUsage], since: float, until: float) -> tuple[usage.Amounts, usage.Amounts]:
     """GPUs that were held at once, and for how many hours, in each stretch of a window between two changes."""
     gpus = np.array([job.gpus for job in jobs])
     starts = np.clip([job.started for job in jobs], since, until)
@@ -285,7 +293,7 @@ def _held(jobs: Sequence[Job], since: float, until: float) -> tuple[usage.Amount
     return held, np.diff([since, *times[order], until]) / HOUR
 
 
-def _idle(jobs: Sequence[Job], gpus: float, since: float, until: float) -> tuple[float, list[str]]:
+def _idle(jobs: Sequence[JobUsage], gpus: float, since: float, until: float) -> tuple[float, list[str]]:
     """GPU-hours that nobody held of so many GPUs, moment by moment, so that windows sum however they are cut."""
     held, hours = _held(jobs, since, until)
     beyond = (held > gpus + LEAST_GPUS) & (hours > 0)

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from watchkeeper.accounting import recorded, spans, usage
-from watchkeeper.accounting.tally import HOUR, Slot, Tally
+from watchkeeper.accounting import recorded_hours, time_ranges, usage
+from watchkeeper.accounting.tally import HOUR, UsageSlot, UsageTally
 from watchkeeper.errors import StoreError
 from watchkeeper.kit import files
 
@@ -28,7 +28,7 @@ FORM = 1
 NAMES = {False: "teams", True: "jobs"}
 
 
-class Ledger:
+class UsageLedger:
     """A folder of days."""
 
     def __init__(self, folder: Path) -> None:
@@ -36,12 +36,12 @@ class Ledger:
         # Days in a row have the same keys more often than not.
         self._last_keys: tuple[bytes, list[usage.Key]] = b"", []
 
-    def lacks(self, day: float, teams: recorded.Hours) -> bool:
+    def lacks(self, day: float, teams: recorded_hours.RecordedHours) -> bool:
         """Whether these hours of a day are more than those that are kept; a store that forgets has fewer one day."""
         inside = teams.starts[(teams.starts >= day) & (teams.starts < day + DAY)]
         return len(np.unique(inside)) > self._hours_of(day)
 
-    def keep(self, day: float, teams: recorded.Hours, jobs: recorded.Hours) -> None:
+    def keep(self, day: float, teams: recorded_hours.RecordedHours, jobs: recorded_hours.RecordedHours) -> None:
         """Write the hours of the UTC day that begins at `day`."""
         arrays: dict[str, Any] = {"form": np.array(FORM)}
         for name, found in (("teams", teams), ("jobs", jobs)):
@@ -56,7 +56,7 @@ class Ledger:
         written = io.BytesIO()
         np.savez_compressed(written, allow_pickle=False, **arrays)
         self._folder.mkdir(parents=True, exist_ok=True)
-        files.write_whole(self._path(day), written.getvalue())
+        files.write_atomically(self._path(day), written.getvalue())
 
     def days(self) -> list[float]:
         """The days that are kept, by their start."""
@@ -68,7 +68,7 @@ class Ledger:
                 continue
         return sorted(found)
 
-    def add(self, tally: Tally, *, by_job: bool) -> list[tuple[float, float]]:
+    def add(self, tally: UsageTally, *, by_job: bool) -> list[tuple[float, float]]:
         """Put what is kept of the window into a tally; returns the stretches that it covers."""
         covered: list[tuple[float, float]] = []
         for day in self.days():
@@ -76,7 +76,7 @@ class Ledger:
                 covered += self._add_day(tally, day, NAMES[by_job])
         return covered
 
-    def _add_day(self, tally: Tally, day: float, name: str) -> list[tuple[float, float]]:
+    def _add_day(self, tally: UsageTally, day: float, name: str) -> list[tuple[float, float]]:
         path = self._path(day)
         try:
             with np.load(path, allow_pickle=False) as kept:
@@ -88,7 +88,7 @@ class Ledger:
                     tally.add(keys, kept[f"{name}_sums"])
                 else:
                     starts = kept[f"{name}_starts"]
-                    weights = spans.cover(np.unique(starts), HOUR, since=tally.since, until=tally.until)
+                    weights = time_ranges.cover(np.unique(starts), HOUR, since=tally.since, until=tally.until)
                     at = np.searchsorted(np.unique(starts), starts)
                     rows = kept[f"{name}_amounts"].astype(np.float64) * weights[at, None]
                     tally.add([keys[one] for one in kept[f"{name}_owners"].tolist()], rows)
@@ -115,7 +115,7 @@ class Ledger:
         return self._folder / f"{datetime.fromtimestamp(day, UTC):%Y-%m-%d}.npz"
 
 
-def _arrays(name: str, found: recorded.Hours, day: float) -> Mapping[str, Any]:
+def _arrays(name: str, found: recorded_hours.RecordedHours, day: float) -> Mapping[str, Any]:
     inside = (found.starts >= day) & (found.starts < day + DAY)
     starts, amounts = found.starts[inside], found.amounts[inside]
     places: dict[usage.Key, int] = {}
@@ -124,7 +124,7 @@ def _arrays(name: str, found: recorded.Hours, day: float) -> Mapping[str, Any]:
     # Single precision is exact to 0.000006 % of each hour; sums are of what is kept, so that both agree.
     kept = amounts.astype(np.float32)
     starts_once = np.unique(starts)
-    weights = spans.cover(starts_once, HOUR, since=day - HOUR, until=day + DAY + HOUR)
+    weights = time_ranges.cover(starts_once, HOUR, since=day - HOUR, until=day + DAY + HOUR)
     sums = np.zeros((len(places), len(usage.PARTS)))
     np.add.at(
         sums, owners.astype(np.int64), kept.astype(np.float64) * weights[np.searchsorted(starts_once, starts), None]
@@ -134,16 +134,16 @@ def _arrays(name: str, found: recorded.Hours, day: float) -> Mapping[str, Any]:
         f"{name}_amounts": kept, f"{name}_sums": sums,
     }  # fmt: skip
     if name == "teams":
-        slots, _, sizes = recorded.by_slot([found.keys[at] for at in chosen], starts, kept.astype(np.float64))
+        slots, _, sizes = recorded_hours.by_slot([found.keys[at] for at in chosen], starts, kept.astype(np.float64))
         made["sizes"] = _text([[*slot, size] for slot, size in zip(slots, sizes.tolist(), strict=True)])
     return made
 
 
-def _see(tally: Tally, slots: Sequence[Any], sizes: Sequence[Any]) -> list[tuple[float, float]]:
+def _see(tally: UsageTally, slots: Sequence[Any], sizes: Sequence[Any]) -> list[tuple[float, float]]:
     seen = {(cluster, start): share for cluster, start, share in slots}
     covered = []
     for cluster, start, size in sizes:
-        tally.saw(cluster, Slot(start, start + HOUR, seen.get((cluster, start), 1.0), size))
+        tally.saw(cluster, UsageSlot(start, start + HOUR, seen.get((cluster, start), 1.0), size))
         covered.append((start, start + HOUR))
     return covered
 

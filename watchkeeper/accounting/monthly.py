@@ -17,7 +17,7 @@ PARTS_BY, JOBS_BY = ("project", "user", "model"), ("job", "model")
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class StatementRequest:
     """Which statements; no `teams` are all, and `of` keeps a part of each."""
 
     month: str
@@ -38,10 +38,10 @@ class Statement:
     page: str
 
 
-def statements(whole: cost.Bill, wanted: Wanted) -> Iterator[Statement]:
+def statements(whole: cost.UsageBill, wanted: StatementRequest) -> Iterator[Statement]:
     """At least one; CollectError where nobody held anything, or a team that was named did not."""
     rows: dict[str, list[int]] = {}
-    for at in summary.rows_of(whole.table, wanted.of):
+    for at in summary.matching_rows(whole.table, wanted.of):
         rows.setdefault(usage.shown(whole.table.keys[at][cost.TEAM]), []).append(at)
     rows.pop(usage.NOBODY, None)
     _check(wanted, rows)
@@ -49,7 +49,7 @@ def statements(whole: cost.Bill, wanted: Wanted) -> Iterator[Statement]:
         yield _statement(whole, wanted, team, rows.get(team, []))
 
 
-def _check(wanted: Wanted, rows: Mapping[str, list[int]]) -> None:
+def _check(wanted: StatementRequest, rows: Mapping[str, list[int]]) -> None:
     strangers = [team for team in wanted.teams if team not in rows and team not in wanted.budgets]
     if strangers or not rows:
         whom = f"no team `{strangers[0][:60]}`" if strangers else "no team"
@@ -58,15 +58,15 @@ def _check(wanted: Wanted, rows: Mapping[str, list[int]]) -> None:
         raise CollectError(f"{whom} held a GPU in {wanted.month}", now=now, remedy=remedy)
 
 
-def _statement(whole: cost.Bill, wanted: Wanted, team: str, chosen: list[int]) -> Statement:
+def _statement(whole: cost.UsageBill, wanted: StatementRequest, team: str, chosen: list[int]) -> Statement:
     of = {**wanted.of, "team": team}
-    parts, jobs = (cost.view(whole, by, of=of, chosen=chosen) for by in (PARTS_BY, JOBS_BY))
-    page = statement.Page(
+    parts, jobs = (cost.report_bill(whole, by, of=of, chosen=chosen) for by in (PARTS_BY, JOBS_BY))
+    page = statement.StatementPage(
         f"GPU statement of {team}, {wanted.month}",
-        cost.plain(parts),
+        cost.report_as_json(parts),
         wanted.zone,
-        cost.plain(jobs),
-        [asdict(one) for one in waste.wasted(whole, chosen)],
+        cost.report_as_json(jobs),
+        [asdict(one) for one in waste.wasted_by_owner(whole, chosen)],
         wanted.budgets.get(team),
     )
-    return Statement(wanted.month, team, parts.known_money, parts.currency, statement.render(page))
+    return Statement(wanted.month, team, parts.known_money, parts.currency, statement.render_statement(page))

@@ -25,7 +25,7 @@ Cell = str | float | None
 
 
 @dataclass(frozen=True, slots=True)
-class _Field:
+class _ThriftField:
     """A value as it stands in the footer, with its type."""
 
     kind: int
@@ -33,7 +33,7 @@ class _Field:
 
 
 @dataclass(frozen=True, slots=True)
-class _Chunk:
+class _ColumnChunk:
     """One column of the file: where its page begins and how long it is with its header."""
 
     name: str
@@ -49,7 +49,7 @@ def table(rows: Sequence[Mapping[str, Cell]], *, like: Mapping[str, Cell]) -> by
     for name, example in like.items():
         kind = BYTE_ARRAY if isinstance(example, str) else DOUBLE
         page = _page([row[name] for row in rows], kind) if rows else b""
-        chunks.append(_Chunk(name, kind, len(file), len(page)))
+        chunks.append(_ColumnChunk(name, kind, len(file), len(page)))
         file += page
     footer = _footer(chunks, len(rows))
     return bytes(file + footer + struct.pack("<I", len(footer)) + MAGIC)
@@ -67,7 +67,7 @@ def _page(cells: Sequence[Cell], kind: int) -> bytes:
     return _struct({1: _i32(DATA_PAGE), 2: size, 3: size, 5: about}).content + content
 
 
-def _footer(chunks: Sequence[_Chunk], rows: int) -> bytes:
+def _footer(chunks: Sequence[_ColumnChunk], rows: int) -> bytes:
     root = _struct({4: _text("table"), 5: _i32(len(chunks))})
     leaves = [_leaf(chunk) for chunk in chunks]
     columns = [_struct({2: _i64(one.offset), 3: _column(one, rows)}) for one in chunks]
@@ -85,12 +85,12 @@ def _footer(chunks: Sequence[_Chunk], rows: int) -> bytes:
     ).content
 
 
-def _leaf(chunk: _Chunk) -> _Field:
+def _leaf(chunk: _ColumnChunk) -> _ThriftField:
     told = {1: _i32(chunk.kind), 3: _i32(REQUIRED), 4: _text(chunk.name)}
     return _struct(told | {6: _i32(UTF8)} if chunk.kind == BYTE_ARRAY else told)
 
 
-def _column(chunk: _Chunk, rows: int) -> _Field:
+def _column(chunk: _ColumnChunk, rows: int) -> _ThriftField:
     length = _i64(chunk.length)
     return _struct(
         {
@@ -106,29 +106,29 @@ def _column(chunk: _Chunk, rows: int) -> _Field:
     )
 
 
-def _struct(fields: Mapping[int, _Field]) -> _Field:
+def _struct(fields: Mapping[int, _ThriftField]) -> _ThriftField:
     """Fields by their number, rising by at most 15: each begins with how far it is from the one before."""
     content, before = bytearray(), 0
     for number, field in fields.items():
         content.append((number - before) << 4 | field.kind)
         content += field.content
         before = number
-    return _Field(STRUCT, bytes(content + b"\0"))
+    return _ThriftField(STRUCT, bytes(content + b"\0"))
 
 
-def _list(kind: int, items: Sequence[_Field]) -> _Field:
+def _list(kind: int, items: Sequence[_ThriftField]) -> _ThriftField:
     head = bytes([len(items) << 4 | kind]) if len(items) < 15 else bytes([0xF0 | kind]) + varint(len(items))
-    return _Field(LIST, head + b"".join(item.content for item in items))
+    return _ThriftField(LIST, head + b"".join(item.content for item in items))
 
 
-def _text(text: str) -> _Field:
-    return _Field(BINARY, varint(len(text.encode())) + text.encode())
+def _text(text: str) -> _ThriftField:
+    return _ThriftField(BINARY, varint(len(text.encode())) + text.encode())
 
 
 # Signed numbers come doubled, as zigzag writes those of zero and above.
-def _i32(number: int) -> _Field:
-    return _Field(I32, varint(number * 2))
+def _i32(number: int) -> _ThriftField:
+    return _ThriftField(I32, varint(number * 2))
 
 
-def _i64(number: int) -> _Field:
-    return _Field(I64, varint(number * 2))
+def _i64(number: int) -> _ThriftField:
+    return _ThriftField(I64, varint(number * 2))

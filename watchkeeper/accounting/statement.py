@@ -14,7 +14,7 @@ from importlib import resources
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from watchkeeper.accounting import usage, written
+from watchkeeper.accounting import report_files, usage
 
 # A page is read by people; beyond this it is a file for programs.
 MOST_ROWS = 200
@@ -22,7 +22,7 @@ COLUMNS = ("allocated", "used", "wasted", "spare", "unmeasured", "idle", "lost",
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class StatementPage:
     """What a page shows: a report, the jobs behind it, and who wastes what."""
 
     title: str
@@ -33,7 +33,7 @@ class Page:
     budget: Mapping[str, Any] | None = None
 
 
-def render(page: Page) -> str:
+def render_statement(page: StatementPage) -> str:
     style = (resources.files("watchkeeper.packs") / "statement.css").read_text(encoding="utf-8")
     report = page.report
     since, until = (_moment(report[name], page.zone) for name in ("since", "until"))
@@ -52,7 +52,7 @@ def render(page: Page) -> str:
     )
 
 
-def _figures(page: Page) -> str:
+def _figures(page: StatementPage) -> str:
     report = page.report
     hours = [line["hours"] for line in report["lines"]]
     allocated = sum(one["allocated"] for one in hours)
@@ -60,14 +60,14 @@ def _figures(page: Page) -> str:
     unmeasured = sum(one["unmeasured"] for one in hours)
     measured = allocated - unmeasured
     shown = [
-        ("cost", written.money(report["money"], report["currency"])),
+        ("cost", report_files.format_money(report["money"], report["currency"])),
         ("allocated", f"{allocated:,.1f} GPU-hours"),
         ("used", f"{used:,.1f} GPU-hours" + (f" ({used / measured:.0%})" if measured > 0 else "")),
         ("wasted", f"{wasted:,.1f} GPU-hours"),
         ("energy", _energy(report)),
     ]
     if page.budget is not None and page.budget["budget"] is not None:
-        shown.append(("budget of the month", written.money(page.budget["budget"], report["currency"])))
+        shown.append(("budget of the month", report_files.format_money(page.budget["budget"], report["currency"])))
         shown.append(("expected at its end", _expected(page.budget, report["currency"])))
     cells = "".join(f"<div><dt>{_text(name)}</dt><dd>{_text(value)}</dd></div>" for name, value in shown)
     return f'<dl class="figures">{cells}</dl>'
@@ -84,7 +84,7 @@ def _expected(budget: Mapping[str, Any], currency: str) -> str:
     interval = ""
     if budget["low"] is not None:
         interval = f" (80 %: {budget['low']:,.0f} to {budget['high']:,.0f})"
-    return f"{written.money(budget['forecast'], currency)}{interval}: {budget['state'].replace('_', ' ')}"
+    return f"{report_files.format_money(budget['forecast'], currency)}{interval}: {budget['state'].replace('_', ' ')}"
 
 
 def _table(title: str, report: Mapping[str, Any]) -> str:
@@ -108,7 +108,7 @@ def _row(names: Sequence[str], line: Mapping[str, Any], columns: Sequence[str]) 
     cells = "".join(f"<td>{_text(name)}</td>" for name in names)
     hours = line["hours"]
     numbers = [f"{hours[name]:,.1f}" for name in columns]
-    numbers += [written.money(line["shared"]), written.money(line["money"])]
+    numbers += [report_files.format_money(line["shared"]), report_files.format_money(line["money"])]
     cells += "".join(f'<td class="n">{number}</td>' for number in numbers)
     return f"<tr>{cells}</tr>"
 
@@ -122,13 +122,13 @@ def _sum(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _waste(page: Page) -> str:
+def _waste(page: StatementPage) -> str:
     if not page.waste:
         return ""
     rows = "".join(
         f"<tr><td>{_text(one['team'])}</td><td>{_text(one['user'])}</td><td>{_text(one['job'])}</td>"
         f'<td class="n">{one["gpu_hours"]:,.1f}</td>'
-        f'<td class="n">{written.money(one["money"])}</td></tr>'
+        f'<td class="n">{report_files.format_money(one["money"])}</td></tr>'
         for one in page.waste
     )
     head = '<th>team</th><th>user</th><th>job</th><th class="n">wasted</th><th class="n">money</th>'

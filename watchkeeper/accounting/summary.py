@@ -20,7 +20,7 @@ REST = "(all others)"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Line:
+class UsageLine:
     names: tuple[str, ...]
     amounts: usage.Amounts
 
@@ -33,9 +33,9 @@ def plain_amounts(amounts: usage.Amounts) -> dict[str, float]:
     return {"total": usage.total(amounts), **parts, "spare": usage.spare(amounts)}
 
 
-def lines(table: usage.Table, by: Sequence[str], *, most: int = MOST_LINES) -> list[Line]:
+def usage_lines(table: usage.UsageTable, by: Sequence[str], *, most: int = MOST_LINES) -> list[UsageLine]:
     """One line for each value of the dimensions, the largest first, nobody's last."""
-    wanted = [dimension(name) for name in by]
+    wanted = [dimension_index(name) for name in by]
     sums: dict[tuple[str, ...], usage.Amounts] = {}
     for key, row in zip(table.keys, table.amounts, strict=True):
         names = tuple(key[at] for at in wanted)
@@ -47,24 +47,24 @@ def lines(table: usage.Table, by: Sequence[str], *, most: int = MOST_LINES) -> l
     for names, row in sums.items():
         said = tuple(usage.shown(name) for name in names)
         shown[said] = shown[said] + row if said in shown else row
-    made = [Line(names, row) for names, row in shown.items()]
+    made = [UsageLine(names, row) for names, row in shown.items()]
     made.sort(key=lambda line: (usage.NOBODY in line.names, -float(line.amounts[usage.ALLOCATED]), line.names))
     if len(made) > most:
         rest = np.sum([line.amounts for line in made[most - 1 :]], axis=0)
-        made = [*made[: most - 1], Line((REST,) * len(by), rest)]
+        made = [*made[: most - 1], UsageLine((REST,) * len(by), rest)]
     return made
 
 
-def total(table: usage.Table) -> usage.Amounts:
+def total(table: usage.UsageTable) -> usage.Amounts:
     summed: usage.Amounts = table.amounts.sum(axis=0)
     return summed
 
 
-def rows_of(table: usage.Table, wanted: Mapping[str, str]) -> list[int]:
+def matching_rows(table: usage.UsageTable, wanted: Mapping[str, str]) -> list[int]:
     """The rows that have all these values; `unmapped` finds what nobody has said."""
     if not wanted:
         return list(range(len(table.keys)))
-    places = {dimension(name): value for name, value in wanted.items()}
+    places = {dimension_index(name): value for name, value in wanted.items()}
     return [
         at
         for at, key in enumerate(table.keys)
@@ -72,19 +72,19 @@ def rows_of(table: usage.Table, wanted: Mapping[str, str]) -> list[int]:
     ]
 
 
-def only(table: usage.Table, wanted: Mapping[str, str]) -> usage.Table:
-    kept = rows_of(table, wanted)
-    return usage.Table(
+def filter_table(table: usage.UsageTable, wanted: Mapping[str, str]) -> usage.UsageTable:
+    kept = matching_rows(table, wanted)
+    return usage.UsageTable(
         table.since, table.until, tuple(table.keys[at] for at in kept), table.amounts[kept], table.notes, table.first
     )
 
 
-def nothing_of(wanted: Mapping[str, str]) -> str:
+def no_match_note(wanted: Mapping[str, str]) -> str:
     """The note of an answer that has nothing: a name may be mistyped."""
     return f"nothing is of {', '.join(f'{name} {value}' for name, value in wanted.items())} in this time"
 
 
-def dimension(name: str) -> int:
+def dimension_index(name: str) -> int:
     try:
         return usage.DIMENSIONS.index(name)
     except ValueError as error:
@@ -92,16 +92,18 @@ def dimension(name: str) -> int:
         raise CollectError(f"usage cannot be seen by `{name[:40]}`", remedy=f"It can by {known}") from error
 
 
-def report(table: usage.Table, by: Sequence[str], *, of: Mapping[str, str] | None = None) -> dict[str, object]:
+def usage_report(
+    table: usage.UsageTable, by: Sequence[str], *, of: Mapping[str, str] | None = None
+) -> dict[str, object]:
     """What `watchkeeper usage --json` and GET /api/usage answer."""
-    chosen = only(table, of) if of else table
-    empty = [nothing_of(of)] if of and len(table.keys) and not len(chosen.keys) else []
+    chosen = filter_table(table, of) if of else table
+    empty = [no_match_note(of)] if of and len(table.keys) and not len(chosen.keys) else []
     return {
         "since": table.since,
         "until": table.until,
         "by": list(by),
         "of": dict(of or {}),
-        "lines": [line.plain(by) for line in lines(chosen, by)],
+        "lines": [line.plain(by) for line in usage_lines(chosen, by)],
         "total": plain_amounts(total(chosen)),
         "notes": [*chosen.notes, *empty, *_said(total(chosen))],
         "words": dict(usage.WORDS),

@@ -47,7 +47,7 @@ WORDS: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Table:
+class UsageTable:
     """GPU-hours of a time: `amounts[k, p]` belongs to `keys[k]` and `PARTS[p]`.
 
     `notes` say what is excluded or stands in for something else; a number is never read without them. `first` is when
@@ -75,12 +75,12 @@ class Table:
         return (self.until - max(self.since, self.first or self.since)) / 3600
 
 
-def joined(pieces: Sequence[Table]) -> Table:
+def join_tables(pieces: Sequence[UsageTable]) -> UsageTable:
     """Pieces of a time one after the other as one table, whose keys may stand there several times."""
     if len(pieces) == 1:
         return pieces[0]
     told = [piece for piece in pieces if len(piece.keys)] or pieces
-    return Table(
+    return UsageTable(
         pieces[0].since,
         pieces[-1].until,
         [key for piece in pieces for key in piece.keys],

@@ -15,7 +15,7 @@ MOST_WASTE = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Waste:
+class WastedHours:
     """GPUs that somebody holds and does not use, with who that is and what it costs; None where there is no price."""
 
     team: str
@@ -25,10 +25,10 @@ class Waste:
     money: float | None
 
 
-def wasted(whole: cost.Bill, chosen: Sequence[int], *, most: int = MOST_WASTE) -> list[Waste]:
+def wasted_by_owner(whole: cost.UsageBill, chosen: Sequence[int], *, most: int = MOST_WASTE) -> list[WastedHours]:
     """Idle money of some rows with its owner named, the most expensive first."""
     table, rows = whole.table, whole.rows
-    team, user, job, space = (summary.dimension(name) for name in ("team", "user", "job", "namespace"))
+    team, user, job, space = (summary.dimension_index(name) for name in ("team", "user", "job", "namespace"))
     hours: dict[tuple[str, str, str], float] = {}
     money: dict[tuple[str, str, str], float] = {}
     for at in chosen:
@@ -40,5 +40,5 @@ def wasted(whole: cost.Bill, chosen: Sequence[int], *, most: int = MOST_WASTE) -
         hours[owner] = hours.get(owner, 0.0) + gpu_hours
         if rows.offers[rows.offer[at]].price is not None:
             money[owner] = money.get(owner, 0.0) + float(rows.wasted[at])
-    found = [Waste(*owner, gpu_hours, money.get(owner)) for owner, gpu_hours in hours.items()]
+    found = [WastedHours(*owner, gpu_hours, money.get(owner)) for owner, gpu_hours in hours.items()]
     return sorted(found, key=lambda one: (-(one.money or 0.0), -one.gpu_hours, one.job))[:most]

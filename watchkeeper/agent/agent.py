@@ -77,7 +77,7 @@ class AgentSettings:
     node: str = os.uname().nodename
     token: str | None = None
     # Who vouches for the hub, and our own certificate where it asks for one.
-    hub_access: access.Access = access.NOTHING
+    hub_access: access.Access = access.NO_ACCESS
     kmsg: Path = Path("/dev/kmsg")
     chassis: chassis.ChassisSettings = field(default_factory=chassis.ChassisSettings)
     # `kmsg`, `journald`, or the path of a file that syslog writes.
@@ -88,7 +88,7 @@ class AgentSettings:
     metrics_file: Path | None = None
     spool_max_bytes: int = spool.MAX_BYTES
     # None: no page is served.
-    listen: agent_server.Listen | None = None
+    listen: agent_server.ListenSettings | None = None
     reads_gpus: bool = True
     interval_seconds: float = 1.0
     # A counters file of dcgm-exporter; None is our own set.
@@ -158,8 +158,8 @@ class Agent:
         source = events.EventSource(settings.cluster, settings.node, self._boot, driver_events.SOURCE)
         self._driver_events = driver_events.DriverEvents(source, system_time.monotonic)
         self._merge = driver_events.XidMerge()
-        self._standing = driver_events.Standing()
-        self._policy_watch = policies.PolicyWatch(policies.load())
+        self._standing = driver_events.ReportSchedule()
+        self._policy_watch = policies.PolicyWatch(policies.load_policies())
         # One gate for both reports about an Xid, so that a flood of them is counted once.
         self._gate = kernel_follow.FloodGate()
         self._sampler: sampler.Sampler | None = None
@@ -197,10 +197,10 @@ class Agent:
                 self._sampler = self._make_sampler(asyncio.get_running_loop())
                 self._sampler.start()
                 open_things.push_async_callback(asyncio.to_thread, self._sampler.stop)
-            open_things.enter_context(self._control.in_logs(lambda: self._sampler))
+            open_things.enter_context(self._control.gpu_context_in_logs(lambda: self._sampler))
             where = {"node": settings.node, "cluster": settings.cluster, "hub": settings.hub_url}
             log.info("Agent started", extra=logs.fields(**where, metrics=self._address or "not served"))
-            memory.give_back_start()
+            memory.release_startup_memory()
             await _until(stop, self._loops())
         log.info("Agent stopped", extra=logs.fields(spooled_bytes=self._spooled_bytes()))
 
@@ -217,7 +217,7 @@ class Agent:
             loops.append(self._repeat(self._look_for_pause, control.LOOK_SECONDS))
             loops.append(self._repeat(self._look_at_dcgm, dcgm_profile.LOOK_SECONDS))
         if self._queue is not None and settings.hub_url is not None:
-            hub = push.Hub(settings.hub_url, settings.token, access=settings.hub_access)
+            hub = push.HubEndpoint(settings.hub_url, settings.token, access=settings.hub_access)
             loops.append(self._repeat(lambda: self._push(hub), HUB_RETRY_SECONDS))
             if self._is_on_a_node:
                 loops.append(self._repeat(lambda: self._register(hub), HUB_RETRY_SECONDS))
@@ -246,11 +246,11 @@ class Agent:
         else:
             self._queue.append(event)
 
-    async def _push(self, hub: push.Hub) -> None:
+    async def _push(self, hub: push.HubEndpoint) -> None:
         assert self._queue is not None
         await push.push_forever(self._queue, hub, time=self._time, pushed=self._metrics.pushed)
 
-    async def _register(self, hub: push.Hub) -> None:
+    async def _register(self, hub: push.HubEndpoint) -> None:
         await registration.register_forever(hub, self._registration, time=self._time)
 
     async def _follow_kernel(self) -> None:
@@ -273,13 +273,13 @@ class Agent:
         if settings.simulator_url is not None:
             # A simulated fleet starts anew with each run, so its whole log is read; the hub knows repeated ids.
             cursor = None
-            addresses = gpu_addresses.GpuAddresses(gpu_addresses.ask_simulator(settings.simulator_url))
+            addresses = gpu_addresses.GpuAddresses(gpu_addresses.simulator_inventory(settings.simulator_url))
             lines = kernel_follow.follow_stream(f"{settings.simulator_url}/kmsg", time=self._time)
         else:
             path = settings.spool_directory / "kmsg.cursor"
             cursor = kernel_position.PositionFile(path, self._boot) if self._queue is not None else None
             addresses = gpu_addresses.GpuAddresses(self._inventory)
-            wanted = kernel_sources.KernelLog(
+            wanted = kernel_sources.KernelLogSettings(
                 settings.kernel_log, settings.node, self._boot, kmsg=settings.kmsg, root=settings.roots.root
             )
             start = kernel_position.Position() if cursor is None else cursor.load()
@@ -298,7 +298,7 @@ class Agent:
         """What the driver's pages list and what has been read: one of them may be hidden in a pod, or be silent."""
         listed: Sequence[fleet.Gpu] = ()
         try:
-            listed = await gpu_addresses.ask_proc(self._settings.roots.proc)(node)
+            listed = await gpu_addresses.proc_inventory(self._settings.roots.proc)(node)
         except CollectError:
             if not self._gpus():
                 raise
@@ -309,14 +309,14 @@ class Agent:
         if event.kind is not events.EventKind.XID:
             return event
         named = {**event.fields, "policy": policies.XID}
-        if self._merge.kernel_said(event):
+        if self._merge.add_kernel_line(event):
             named["also_reported_by"] = driver_events.SOURCE
         return replace(event, fields=named)
 
     def _hear_driver(self, fact: sampler.DriverFact) -> None:
         self._metrics.driver_events.add(kind=fact.kind)
         if fact.kind == "xid":
-            self._merge.driver_said(fact, system_time.monotonic())
+            self._merge.add_driver_event(fact, system_time.monotonic())
             return
         event = self._driver_events.of_fact(fact)
         if event is not None and self._gate.admit((fact.uuid, fact.kind), fact.at) is not None:
@@ -325,7 +325,7 @@ class Agent:
     async def _report(self) -> None:
         """Tell what lasts: faults of reading, violated policies; and Xids to which no kernel line came."""
         now, wall = system_time.monotonic(), self._time.now()
-        for fact in self._merge.ripe(now):
+        for fact in self._merge.take_expired(now):
             pci = next((gpu.pci for gpu in self._gpus() if gpu.uuid == fact.uuid), None)
             key = (self._settings.node, events.EventKind.XID, fact.detail, pci)
             event = self._driver_events.of_fact(fact)
@@ -346,15 +346,15 @@ class Agent:
 
     def _make_sampler(self, loop: asyncio.AbstractEventLoop) -> sampler.Sampler:
         settings = self._settings
-        chosen = choose_families(settings.counters)
+        chosen = load_families(settings.counters)
         self._dcgm = dcgm_profile.DcgmProfile(chosen.families, settings.interval_seconds, settings.environment)
         wanted = sampler.SamplerSettings(
             self._place,
             settings.node,
-            limits=reader_watch.Limits(interval=settings.interval_seconds),
+            limits=reader_watch.ReaderLimits(interval=settings.interval_seconds),
             choice=chosen,
             environment=settings.environment,
-            profiled=self._dcgm.profiled,
+            profiled=self._dcgm.add_metrics,
         )
 
         def hear(fact: sampler.DriverFact) -> None:
@@ -367,11 +367,11 @@ class Agent:
     def _gpus(self) -> tuple[fleet.Gpu, ...]:
         return () if self._sampler is None else self._sampler.gpus()
 
-    async def _follow_orders(self, hub: push.Hub) -> None:
+    async def _follow_orders(self, hub: push.HubEndpoint) -> None:
         await self._control.follow_orders(hub, lambda: self._sampler)
 
     async def _look_for_pause(self) -> None:
-        self._control.look_for_pause(self._sampler)
+        self._control.apply_pause(self._sampler)
 
     async def _read_host(self) -> None:
         facts = await asyncio.to_thread(self._node_reader.read)
@@ -383,7 +383,7 @@ class Agent:
     async def _look_at_dcgm(self) -> None:
         sampler = self._sampler
         if sampler is not None and self._dcgm is not None:
-            await self._dcgm.look(lambda: sampler.is_profiling_paused)
+            await self._dcgm.run_if_needed(lambda: sampler.is_profiling_paused)
 
     async def _find_holders(self) -> None:
         if self._sampler is not None:
@@ -394,7 +394,7 @@ class Agent:
         versions = {"agent": __version__, "kernel": facts.kernel, "driver": facts.driver}
         address = urlsplit(self._address)
         listen = settings.listen
-        is_readable = listen is not None and listen.socket is None and not listen.guards.digests
+        is_readable = listen is not None and listen.socket is None and not listen.credentials.digests
         # A hub elsewhere cannot reach our loopback.
         is_near = is_loopback(urlsplit(settings.hub_url or "").hostname or "")
         is_reachable = is_readable and listen is not None and (is_near or not is_loopback(listen.host))
@@ -413,25 +413,25 @@ class Agent:
     def _routes(self) -> dict[str, agent_server.Route]:
         return {
             "/metrics": agent_server.Route(self._metrics_page),
-            "/-/healthy": agent_server.Route(lambda: agent_server.Page(b"ok\n"), is_guarded=False),
-            "/-/ready": agent_server.Route(self._ready_page, is_guarded=False),
+            "/-/healthy": agent_server.Route(lambda: agent_server.HttpPage(b"ok\n"), needs_credentials=False),
+            "/-/ready": agent_server.Route(self._ready_page, needs_credentials=False),
         }
 
-    def _metrics_page(self) -> agent_server.Page:
+    def _metrics_page(self) -> agent_server.HttpPage:
         self._metrics.spooled.set(self._spooled_bytes())
         gpus = b"" if self._sampler is None else self._sampler.page() + self._holders.page(self._sampler)
         own = self._metrics.registry.render().encode()
         is_host_fresh = system_time.monotonic() - self._host_at < HOST_KEPT_SECONDS
         host_text = self._host_text if is_host_fresh else b""
         around = host_text + self._fabric.page() + self._diag.page()
-        return agent_server.Page(gpus + around + own, content_type=agent_server.PAGE)
+        return agent_server.HttpPage(gpus + around + own, content_type=agent_server.PAGE)
 
-    def _ready_page(self) -> agent_server.Page:
+    def _ready_page(self) -> agent_server.HttpPage:
         if self._is_on_a_node and self._settings.reads_gpus:
             has_spoken = self._sampler is not None and (self._sampler.snapshot().gpus or self._sampler.faults())
             if not has_spoken:
-                return agent_server.Page(b"no GPU has been read yet\n", HTTPStatus.SERVICE_UNAVAILABLE)
-        return agent_server.Page(b"ready\n")
+                return agent_server.HttpPage(b"no GPU has been read yet\n", HTTPStatus.SERVICE_UNAVAILABLE)
+        return agent_server.HttpPage(b"ready\n")
 
     def _spooled_bytes(self) -> int:
         return 0 if self._queue is None else self._queue.used_bytes
@@ -441,7 +441,7 @@ class Agent:
         self._metrics.spooled.set(self._spooled_bytes())
         if path is not None:
             try:
-                files.write_whole(path, self._metrics.registry.render().encode(), syncs=False)
+                files.write_atomically(path, self._metrics.registry.render().encode(), syncs=False)
             except OSError as error:
                 log.warning("Metrics not written", extra=logs.fields(path=str(path), error=error.strerror))
 
@@ -460,13 +460,13 @@ async def _until(stop: asyncio.Event, loops: list[Coroutine[Any, Any, None]]) ->
         task.result()
 
 
-def choose_families(counters: Path | None) -> choice.Choice:
+def load_families(counters: Path | None) -> choice.Choice:
     """Our own set, or what a counters file asks for, with a sentence about each line that cannot be used."""
     if counters is None:
-        return choice.choose()
+        return choice.choose_families()
     try:
         found = counters_csv.read(counters.read_text(encoding="utf-8", errors="replace").splitlines())
     except OSError as error:
         raise SettingsError(f"the counters file cannot be read: {error.strerror}", where=str(counters)) from error
-    chosen = choice.choose(found.counters)
+    chosen = choice.choose_families(found.counters)
     return replace(chosen, problems=(*found.problems, *chosen.problems))

@@ -26,7 +26,7 @@ from http import HTTPStatus
 from pathlib import Path
 
 from watchkeeper.errors import SettingsError, StartRefused
-from watchkeeper.net import listening, packing
+from watchkeeper.net import compression, listening
 from watchkeeper.net.addresses import is_loopback
 
 PORT = 9400
@@ -44,7 +44,7 @@ PAGE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class HttpPage:
     body: bytes
     status: HTTPStatus = HTTPStatus.OK
     content_type: str = TEXT
@@ -55,17 +55,17 @@ class Page:
 class Route:
     """`is_guarded` pages need a proof wherever there is one to give."""
 
-    make: Callable[[], Page]
-    is_guarded: bool = True
+    make: Callable[[], HttpPage]
+    needs_credentials: bool = True
 
 
 @dataclass(frozen=True, slots=True)
-class Guards:
+class Credentials:
     """SHA-256 of what a client may send as Authorization; none at all means that everyone may read."""
 
     digests: frozenset[bytes] = frozenset()
 
-    def admits(self, authorization: str) -> bool:
+    def allows(self, authorization: str) -> bool:
         if not self.digests:
             return True
         scheme, _, proof = authorization.partition(" ")
@@ -75,20 +75,20 @@ class Guards:
 
 
 @dataclass(frozen=True, slots=True)
-class Listen:
+class ListenSettings:
     """Where to listen. `is_open` says that `/metrics` may be read by everyone who reaches the address."""
 
     host: str = "127.0.0.1"
     port: int = PORT
     socket: Path | None = None
-    guards: Guards = field(default_factory=Guards)
+    credentials: Credentials = field(default_factory=Credentials)
     is_open: bool = False
     certificate: Path | None = None
     key: Path | None = None
 
     def check(self) -> None:
         """Refuse to show the node to the network by accident."""
-        if self.socket is None and not self.guards.digests and not self.is_open and not is_loopback(self.host):
+        if self.socket is None and not self.credentials.digests and not self.is_open and not is_loopback(self.host):
             raise StartRefused(
                 "everyone who reaches this address could read /metrics",
                 where=f"listen address {self.host}",
@@ -108,13 +108,13 @@ class Listen:
         return context
 
 
-def load_guards(token_file: Path | None, basic_file: Path | None) -> Guards:
+def load_credentials(token_file: Path | None, basic_file: Path | None) -> Credentials:
     """Tokens, one a line, and `user:password` lines; `sha256:` and a hash may stand for either secret."""
     found: set[bytes] = set()
     for path, scheme in ((token_file, "bearer"), (basic_file, "basic")):
         if path is not None:
             found |= {_guard(scheme, line, path) for line in _lines(path)}
-    return Guards(frozenset(found))
+    return Credentials(frozenset(found))
 
 
 def _lines(path: Path) -> list[str]:
@@ -161,11 +161,11 @@ def _plain(scheme: str, proof: str) -> str:
 
 
 @contextlib.asynccontextmanager
-async def serving(listen: Listen, routes: Mapping[str, Route]) -> AsyncIterator[str]:
+async def serving(listen: ListenSettings, routes: Mapping[str, Route]) -> AsyncIterator[str]:
     """Serve while the block runs; gives the address. StartRefused if it cannot be had."""
     listen.check()
     tls = listen.tls()
-    talk = _Talk(routes, listen.guards)
+    talk = _Connections(routes, listen.credentials)
     # Whoever has not spoken TLS yet is not among the connections that are counted, and must not stay for long.
     patience = None if tls is None else REQUEST_SECONDS
     try:
@@ -187,13 +187,13 @@ async def serving(listen: Listen, routes: Mapping[str, Route]) -> AsyncIterator[
     try:
         yield address
     finally:
-        await listening.end(server)
+        await listening.close_server(server)
         await talk.end()
         if listen.socket is not None:
             listen.socket.unlink(missing_ok=True)
 
 
-def _refusal(listen: Listen, error: OSError) -> StartRefused:
+def _refusal(listen: ListenSettings, error: OSError) -> StartRefused:
     where = str(listen.socket) if listen.socket is not None else f"{listen.host}:{listen.port}"
     if error.errno == errno.EADDRINUSE:
         return StartRefused(
@@ -225,10 +225,10 @@ def _remove_stale(path: Path) -> None:
     raise OSError(errno.EADDRINUSE, "in use")
 
 
-class _Talk:
+class _Connections:
     """The conversations of one server."""
 
-    def __init__(self, routes: Mapping[str, Route], guards: Guards) -> None:
+    def __init__(self, routes: Mapping[str, Route], guards: Credentials) -> None:
         self._routes = routes
         self._guards = guards
         self._open: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
@@ -292,29 +292,29 @@ class _Talk:
         await _send(writer, page, keep=keep, is_head=method == "HEAD")
         return keep
 
-    def _answer(self, method: str, path: str, authorization: str) -> Page:
+    def _answer(self, method: str, path: str, authorization: str) -> HttpPage:
         route = self._routes.get(path)
         if route is None:
             return _said(HTTPStatus.NOT_FOUND, f"known: {', '.join(self._routes)}")
         if method not in ("GET", "HEAD"):
             return _said(HTTPStatus.METHOD_NOT_ALLOWED, "this agent takes no commands; only GET")
-        if route.is_guarded and not self._guards.admits(authorization):
+        if route.needs_credentials and not self._guards.allows(authorization):
             return _said(HTTPStatus.UNAUTHORIZED, "a token, or user and password, is needed")
         return route.make()
 
 
-def _said(status: HTTPStatus, words: str) -> Page:
-    return Page(f"{words}\n".encode(), status)
+def _said(status: HTTPStatus, words: str) -> HttpPage:
+    return HttpPage(f"{words}\n".encode(), status)
 
 
-def _packed(page: Page, accepted: str) -> Page:
+def _packed(page: HttpPage, accepted: str) -> HttpPage:
     """As gzip, where the reader takes it and the page is worth it."""
-    if len(page.body) < packing.LEAST_BYTES or not packing.is_taken(accepted):
+    if len(page.body) < compression.LEAST_BYTES or not compression.accepts_gzip(accepted):
         return page
-    return replace(page, body=packing.pack(page.body), is_packed=True)
+    return replace(page, body=compression.gzip_body(page.body), is_packed=True)
 
 
-async def _send(writer: asyncio.StreamWriter, page: Page, *, keep: bool, is_head: bool = False) -> None:
+async def _send(writer: asyncio.StreamWriter, page: HttpPage, *, keep: bool, is_head: bool = False) -> None:
     lines = [
         f"HTTP/1.1 {page.status.value} {page.status.phrase}",
         f"Content-Type: {page.content_type}",

@@ -42,7 +42,7 @@ class ChassisSettings:
 
     redfish_url: str | None = None
     access: Access = field(default_factory=Access)
-    asks_ipmi: bool = True
+    reads_ipmi: bool = True
 
 
 class Chassis:
@@ -54,7 +54,7 @@ class Chassis:
         self._settings = settings
         self._root = root
         self._monotonic = monotonic
-        self._commands = commands.Commands(seconds=IPMI_SECONDS)
+        self._commands = commands.CommandRunner(seconds=IPMI_SECONDS)
         self._kept: dict[str, tuple[float, tuple[Sensor, ...]]] = {}
         self._said: dict[str, str] = {}
 
@@ -65,7 +65,7 @@ class Chassis:
 
     async def read(self) -> None:
         """Ask every source that is there."""
-        if self._settings.asks_ipmi and any((self._root / name).exists() for name in IPMI_DEVICES):
+        if self._settings.reads_ipmi and any((self._root / name).exists() for name in IPMI_DEVICES):
             await self._keep("IPMI", asyncio.to_thread(self._ask_ipmi))
         if self._settings.redfish_url is not None:
             await self._keep("Redfish", read_redfish(self._settings.redfish_url, self._settings.access))
@@ -83,8 +83,8 @@ class Chassis:
     def _ask_ipmi(self) -> tuple[Sensor, ...]:
         found: list[Sensor] = []
         for arguments in (ipmi.ARGUMENTS, ipmi.SUPPLY_ARGUMENTS):
-            answer = self._commands.ask(arguments)
-            if answer.outcome is not commands.Outcome.ANSWERED:
+            answer = self._commands.run(arguments)
+            if answer.outcome is not commands.CommandOutcome.ANSWERED:
                 said = answer.text.strip().splitlines()[:1]
                 raise CollectError(
                     said[0] if said else f"ipmitool {answer.outcome}",
@@ -99,20 +99,20 @@ class Chassis:
 async def read_redfish(url: str, access: Access) -> tuple[Sensor, ...]:
     """Every sensor of every chassis of a controller; CollectError if it does not answer as one."""
     connection = http.Connection(timeout_seconds=REQUEST_SECONDS, max_body_bytes=MAX_RESOURCE_BYTES, access=access)
-    walk = Walk(url, connection, access)
+    walk = RedfishWalk(url, connection, access)
     try:
         return tuple([sensor async for sensor in walk.sensors()][:MAX_SENSORS])
     finally:
         await connection.aclose()
 
 
-class Walk:
+class RedfishWalk:
     """One walk over a controller's resources, with a limit on how many are fetched."""
 
     def __init__(self, url: str, connection: http.Connection, access: Access) -> None:
         self._url = url
         self._connection = connection
-        self._headers = {**HEADERS, **access.headers()}
+        self._headers = {**HEADERS, **access.authorization_header()}
         self._fetched = 0
 
     async def sensors(self) -> AsyncIterator[Sensor]:

@@ -20,7 +20,7 @@ from watchkeeper.errors import CollectError
 from watchkeeper.kit import clock, own_metrics
 
 if TYPE_CHECKING:
-    from watchkeeper.agent.orders import order_bench, orders
+    from watchkeeper.agent.orders import order_context, orders
 
 LOOK_SECONDS = 1.0
 # A round of sixteen GPUs ends within a second or two.
@@ -32,21 +32,21 @@ ORDERS = "orders"
 class ControlSettings:
     """`node` None: no key, so no orders are fetched. `scan_options` is how an ordered scan looks at this node."""
 
-    node: orders.Node | None = None
+    node: orders.AgentIdentity | None = None
     logs_gpu_context: bool = False
     scan_options: tuple[str, ...] = ()
     # None: those that are usual.
-    tools: order_bench.Tools | None = None
+    tools: order_context.Tools | None = None
     roots: node_facts.Roots = field(default_factory=node_facts.Roots)
 
 
-class Pausable(Protocol):
+class PausableSampler(Protocol):
     def pause_profiling(self, is_paused: bool) -> None: ...
 
-    def rest(self, is_resting: bool) -> None: ...
+    def release_gpus(self, is_resting: bool) -> None: ...
 
     @property
-    def is_at_rest(self) -> bool: ...
+    def has_released_gpus(self) -> bool: ...
 
     def snapshot(self) -> Snapshot: ...
 
@@ -64,13 +64,13 @@ class Control:
             "watchkeeper_agent_orders_total", "Work orders that were done or refused, by kind and result"
         )
 
-    def look_for_pause(self, sampler: Pausable | None) -> None:
+    def apply_pause(self, sampler: PausableSampler | None) -> None:
         """Hand on whether profiling is paused now."""
-        pause = self._pause.look(self._time.now(), system_time.monotonic())
+        pause = self._pause.update(self._time.now(), system_time.monotonic())
         if sampler is not None:
             sampler.pause_profiling(pause is not None)
 
-    def in_logs(self, sampler: Callable[[], Pausable | None]) -> AbstractContextManager[None]:
+    def gpu_context_in_logs(self, sampler: Callable[[], PausableSampler | None]) -> AbstractContextManager[None]:
         """The GPUs' context in the logs, while the block runs, where it is wanted."""
         if not self._settings.logs_gpu_context:
             return nullcontext()
@@ -87,37 +87,37 @@ class Control:
     def takes_orders(self) -> bool:
         return self._settings.node is not None
 
-    async def follow_orders(self, hub: push.Hub, sampler: Callable[[], Pausable | None]) -> None:
+    async def follow_orders(self, hub: push.HubEndpoint, sampler: Callable[[], PausableSampler | None]) -> None:
         """For ever; only where `takes_orders`."""
         # Imported here: a node that takes no orders saves a MiB.
-        from watchkeeper.agent.orders import order_bench, order_ledger, orders
+        from watchkeeper.agent.orders import order_context, order_ledger, orders
 
         assert self._settings.node is not None
-        ledger = order_ledger.Ledger(self._directory / ORDERS, now=self._time.now())
-        bench = order_bench.Bench(
+        ledger = order_ledger.OrderLedger(self._directory / ORDERS, now=self._time.now())
+        bench = order_context.OrderContext(
             self._pause_file,
             self._settings.scan_options,
-            tools=self._settings.tools or order_bench.Tools(),
+            tools=self._settings.tools or order_context.Tools(),
             roots=self._settings.roots,
-            resting=lambda: resting(sampler()),
+            gpus_released=lambda: gpus_released(sampler()),
         )
-        desk = orders.Desk(self._settings.node, ledger, bench, time=self._time, count=self._orders)
+        desk = orders.OrderWorker(self._settings.node, ledger, bench, time=self._time, count=self._orders)
         await orders.follow_orders(hub, desk, time=self._time)
 
 
 @asynccontextmanager
-async def resting(sampler: Pausable | None) -> AsyncIterator[None]:
+async def gpus_released(sampler: PausableSampler | None) -> AsyncIterator[None]:
     """The agent's own reader has no GPU open while the block runs; CollectError if it does not let go."""
     if sampler is None:
         yield
         return
-    sampler.rest(True)
+    sampler.release_gpus(True)
     try:
         until = system_time.monotonic() + REST_SECONDS
-        while not sampler.is_at_rest:
+        while not sampler.has_released_gpus:
             if system_time.monotonic() > until:
                 raise CollectError(f"the agent's own reader has not let go of the GPUs within {REST_SECONDS:g} s")
             await asyncio.sleep(REST_LOOK_SECONDS)
         yield
     finally:
-        sampler.rest(False)
+        sampler.release_gpus(False)

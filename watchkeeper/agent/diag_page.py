@@ -24,7 +24,7 @@ FAMILIES = {
     "watchkeeper_diag_expected": "What a healthy GPU of this model reaches in a test, in the unit of its label",
     "watchkeeper_diag_last_run_timestamp_seconds": "When the newest run of a test began",
 }
-NUMBERS = {diag.Verdict.PASS: 0.0, diag.Verdict.WARN: 1.0, diag.Verdict.FAIL: 2.0}
+NUMBERS = {diag.DiagVerdict.PASS: 0.0, diag.DiagVerdict.WARN: 1.0, diag.DiagVerdict.FAIL: 2.0}
 LONGEST = timedelta(days=365)
 
 Row = tuple[str, Mapping[str, str], float]
@@ -40,27 +40,27 @@ class ResultFile:
     def path(self) -> Path:
         return self.directory / diag.FILE
 
-    def read(self) -> diag.KeptResults:
+    def read(self) -> diag.LatestResults:
         """Nothing where there is no file; CollectError if it cannot be read or is something else."""
         try:
             with self.path.open("rb") as file:
-                return wire.loads(diag.KeptResults, file.read(diag.MOST_BYTES))
+                return wire.loads(diag.LatestResults, file.read(diag.MOST_BYTES))
         except FileNotFoundError:
-            return diag.KeptResults()
+            return diag.LatestResults()
         except OSError as error:
             raise CollectError(f"cannot be read: {error.strerror}", where=str(self.path)) from error
         except WireError as error:
             raise CollectError(f"is not a file of results: {str(error)[:200]}", where=str(self.path)) from error
 
-    def keep(self, report: diag.Report) -> None:
+    def add(self, report: diag.DiagReport) -> None:
         """Add a run; a file that is broken is replaced, since what it held is lost anyway."""
         try:
             known = self.read()
         except CollectError as error:
             log.warning("Earlier diagnostic results are given up", extra=logs.fields(error=str(error)))
-            known = diag.KeptResults()
+            known = diag.LatestResults()
         try:
-            files.write_whole(self.path, wire.dumps(diag.merge(known, report)).encode())
+            files.write_atomically(self.path, wire.dumps(diag.merge_report(known, report)).encode())
         except OSError as error:
             raise CollectError(
                 f"cannot be written: {error.strerror}",
@@ -69,7 +69,7 @@ class ResultFile:
             ) from error
 
 
-def render(kept: diag.KeptResults, hostname: str, now: datetime) -> str:
+def render(kept: diag.LatestResults, hostname: str, now: datetime) -> str:
     lines: dict[str, list[str]] = {}
     for family, named, value in _rows(kept, now):
         pairs = {**named, "Hostname": hostname}
@@ -79,7 +79,7 @@ def render(kept: diag.KeptResults, hostname: str, now: datetime) -> str:
     return "".join(heads[family] + "".join(lines[family]) for family in FAMILIES if family in lines)
 
 
-def _rows(kept: diag.KeptResults, now: datetime) -> Iterator[Row]:
+def _rows(kept: diag.LatestResults, now: datetime) -> Iterator[Row]:
     for entry in kept.results[: diag.MOST_KEPT]:
         result = entry.result
         if now - entry.at > LONGEST or result.verdict not in NUMBERS:
@@ -99,18 +99,18 @@ class DiagPage:
     def __init__(self, directory: Path, hostname: str) -> None:
         self._file = ResultFile(directory)
         self._hostname = hostname
-        self._seen: files.Stamp | None = None
-        self._kept = diag.KeptResults()
+        self._seen: files.FileStamp | None = None
+        self._kept = diag.LatestResults()
         self._text = b""
 
     def refresh(self, now: datetime) -> None:
         """Look at the file; what cannot be read is not shown."""
-        stamp = files.stamp(self._file.path)
+        stamp = files.read_stamp(self._file.path)
         if stamp is None:
-            self._seen, self._kept, self._text = None, diag.KeptResults(), b""
+            self._seen, self._kept, self._text = None, diag.LatestResults(), b""
             return
         if stamp != self._seen:
-            self._seen, self._kept = stamp, diag.KeptResults()
+            self._seen, self._kept = stamp, diag.LatestResults()
             try:
                 self._kept = self._file.read()
             except CollectError as error:

@@ -34,7 +34,7 @@ FAMILIES = {
     "node_infiniband_state_id": ("gauge", "State of the port: 1 down, 2 init, 3 armed, 4 active, 5 act defer"),
     "node_infiniband_physical_state_id": ("gauge", "Physical state: 1 sleep, 2 polling, 3 disabled, 5 link up"),
     "node_infiniband_rate_bytes_per_second": ("gauge", "Rate at which the port runs"),
-    **{family.name: ("counter", family.help) for family in infiniband.families().values()},
+    **{family.name: ("counter", family.help) for family in infiniband.counter_families().values()},
     "watchkeeper_infiniband_counter_at_maximum": ("gauge", "1 for a counter that stopped at its maximum"),
     "watchkeeper_infiniband_counter_wraps_total": ("counter", "32-bit counters that wrapped and were continued"),
     "watchkeeper_infiniband_counter_resets_total": ("counter", "Counters that somebody or something set back"),
@@ -58,11 +58,11 @@ class FabricPage:
 
     roots: Roots
     hostname: str
-    ask: commands.Commands = field(default_factory=commands.Commands)
+    ask: commands.CommandRunner = field(default_factory=commands.CommandRunner)
     # How long the adapters may take to answer, all together.
     seconds: float = 2.0
     _counters: port_counters.PortCounters = field(init=False)
-    _facts_within: port_counters.ReadWithin[infiniband_sysfs.Adapter] = field(init=False)
+    _facts_within: port_counters.DeadlineReader[infiniband_sysfs.Adapter] = field(init=False)
     _ports: tuple[Row, ...] = ()
     _facts: tuple[Row, ...] = ()
     _ports_at: float = float("-inf")
@@ -70,7 +70,7 @@ class FabricPage:
 
     def __post_init__(self) -> None:
         self._counters = port_counters.PortCounters(self.roots.sysfs, self.seconds)
-        self._facts_within = port_counters.ReadWithin(self.seconds)
+        self._facts_within = port_counters.DeadlineReader(self.seconds)
 
     async def refresh(self) -> None:
         await asyncio.to_thread(self.read_counters, monotonic())
@@ -106,8 +106,8 @@ class FabricPage:
         """Only RoCE pauses by priority, and only ethtool knows the counts."""
         roce = [(adapter, netdev.name) for adapter in adapters if adapter.is_roce for netdev in adapter.netdevs]
         for adapter, netdev in roce[:MAX_ROCE_NETDEVS]:
-            answer = self.ask.ask(["ethtool", "-S", netdev])
-            if answer.outcome is commands.Outcome.ABSENT:
+            answer = self.ask.run(["ethtool", "-S", netdev])
+            if answer.outcome is commands.CommandOutcome.NOT_FOUND:
                 return
             for pause in infiniband_sysfs.read_pauses(answer.text):
                 where = {"device": adapter.name, "netdev": netdev, "priority": str(pause.priority)}

@@ -81,8 +81,8 @@ def _rows(facts: NodeFacts) -> Iterator[Row]:
         is_stalled = mount in facts.stalled_mounts
         yield "watchkeeper_host_mount_stalled", {"path": mount.path, "kind": mount.kind}, is_stalled
     for nfs in facts.nfs:
-        yield "watchkeeper_host_nfs_operations_total", {"path": nfs.path}, nfs.asked
-        yield "watchkeeper_host_nfs_retransmissions_total", {"path": nfs.path}, nfs.repeated
+        yield "watchkeeper_host_nfs_operations_total", {"path": nfs.path}, nfs.operations
+        yield "watchkeeper_host_nfs_retransmissions_total", {"path": nfs.path}, nfs.retransmissions
         yield "watchkeeper_host_nfs_timeouts_total", {"path": nfs.path}, nfs.timeouts
         yield "watchkeeper_host_nfs_seconds_total", {"path": nfs.path}, nfs.milliseconds / 1000
     yield "watchkeeper_host_uptime_seconds", {}, facts.uptime_seconds

@@ -35,7 +35,7 @@ class NodeReader:
     """Reads one machine, again and again; one thread at a time."""
 
     roots: Roots = field(default_factory=Roots)
-    ask: commands.Commands = field(default_factory=commands.Commands)
+    ask: commands.CommandRunner = field(default_factory=commands.CommandRunner)
 
     def read(self) -> NodeFacts:
         proc, sysfs = self.roots.proc, self.roots.sysfs
@@ -81,26 +81,26 @@ class NodeReader:
             unread.append(f"{len(remote)} remote mounts, the limit is {MAX_REMOTE_MOUNTS}: the rest is not asked")
         stalled = []
         for mount in remote[:MAX_REMOTE_MOUNTS]:
-            answer = self.ask.ask(["stat", "-f", "-c", "%b", "--", mount.seen_from + mount.path])
-            if answer.outcome is commands.Outcome.LATE:
+            answer = self.ask.run(["stat", "-f", "-c", "%b", "--", mount.root + mount.path])
+            if answer.outcome is commands.CommandOutcome.TIMED_OUT:
                 stalled.append(mount)
                 if len(stalled) >= MAX_STALLED:
                     unread.append(f"remote mounts: {len(stalled)} do not answer, the rest is not asked")
                     break
-            elif answer.outcome is commands.Outcome.ABSENT:
+            elif answer.outcome is commands.CommandOutcome.NOT_FOUND:
                 unread.append(f"remote mounts: {answer.text}")
                 break
         return tuple(stalled)
 
     def _units(self, unread: list[str]) -> tuple[systemd_units.Unit, ...] | None:
-        answer = self.ask.ask(systemd_units.arguments())
-        if answer.outcome is commands.Outcome.ANSWERED:
+        answer = self.ask.run(systemd_units.arguments())
+        if answer.outcome is commands.CommandOutcome.ANSWERED:
             return tuple(systemd_units.read(answer.text))
         first_line = answer.text.strip().splitlines()[:1]
         unread.append(f"systemd units: {first_line[0] if first_line else answer.outcome}")
         return None
 
     def _clock(self) -> clock_offset.ClockState | None:
-        answer = self.ask.ask(clock_offset.CHRONY)
-        found = clock_offset.read_chrony(answer.text) if answer.outcome is commands.Outcome.ANSWERED else None
-        return found or clock_offset.ask_kernel()
+        answer = self.ask.run(clock_offset.CHRONY)
+        found = clock_offset.read_chrony(answer.text) if answer.outcome is commands.CommandOutcome.ANSWERED else None
+        return found or clock_offset.read_kernel_clock()

@@ -29,7 +29,7 @@ WORD_BYTES = 4
 
 
 @dataclass(slots=True)
-class Growing:
+class CounterTotal:
     """One counter's way: its last raw value and the sum so far."""
 
     raw: int
@@ -42,18 +42,18 @@ class Growing:
 
 
 @dataclass(slots=True)
-class GrowingCounters:
+class CounterTotals:
     """Raw counters by key, as sums."""
 
-    _known: dict[Hashable, Growing] = field(default_factory=dict)
+    _known: dict[Hashable, CounterTotal] = field(default_factory=dict)
 
-    def take(self, key: Hashable, raw: int, *, at: float, most_per_second: float | None = None) -> Growing:
+    def add_reading(self, key: Hashable, raw: int, *, at: float, most_per_second: float | None = None) -> CounterTotal:
         """Put a reading behind the others; `most_per_second` is what the counter can grow at most, if that is known."""
         known = self._known.get(key)
         if known is None:
             if len(self._known) >= MAX_COUNTERS:
                 self._known.pop(next(iter(self._known)))
-            known = self._known[key] = Growing(raw, raw, at)
+            known = self._known[key] = CounterTotal(raw, raw, at)
             return known
         if raw >= known.raw:
             added = raw - known.raw
@@ -83,13 +83,13 @@ class GrowingCounters:
 class PortNumbers:
     """A port, its counters in the units of their metrics, and the files of those that stand at their maximum."""
 
-    port: infiniband_sysfs.Port
+    port: infiniband_sysfs.SysfsPort
     values: dict[str, int]
     at_maximum: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
-class ReadWithin(Generic[T]):
+class DeadlineReader(Generic[T]):
     """Reads several things side by side, for some seconds at most; what hangs is not asked again until it is over."""
 
     seconds: float
@@ -125,11 +125,11 @@ class PortCounters:
 
     sysfs: Path
     seconds: float = 2.0
-    growing: GrowingCounters = field(default_factory=GrowingCounters)
-    _within: ReadWithin[list[infiniband_sysfs.Port]] = field(init=False)
+    growing: CounterTotals = field(default_factory=CounterTotals)
+    _within: DeadlineReader[list[infiniband_sysfs.SysfsPort]] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._within = ReadWithin(self.seconds)
+        self._within = DeadlineReader(self.seconds)
 
     def read(self, now: float) -> tuple[list[PortNumbers], tuple[str, ...]]:
         """Every port that answers, and the adapters that hang; `now` is a clock that never goes back."""
@@ -139,16 +139,16 @@ class PortCounters:
         ports = [port for name in sorted(found) for port in found[name]]
         return [self._number(port, now) for port in ports], hanging
 
-    def _number(self, port: infiniband_sysfs.Port, now: float) -> PortNumbers:
+    def _number(self, port: infiniband_sysfs.SysfsPort, now: float) -> PortNumbers:
         values: dict[str, int] = {}
         at_maximum = []
         for (folder, file), raw in port.counters.items():
-            family = infiniband.families().get((folder, file))
+            family = infiniband.counter_families().get((folder, file))
             if family is None:
                 continue
             is_traffic = family.scale == WORD_BYTES and port.bytes_per_second
             most = (port.bytes_per_second or 0.0) / WORD_BYTES if is_traffic else None
-            grown = self.growing.take((port.device, port.number, file), raw, at=now, most_per_second=most)
+            grown = self.growing.add_reading((port.device, port.number, file), raw, at=now, most_per_second=most)
             values[family.name] = grown.total * family.scale
             # One look could meet a wide counter on its way; one that stays there has stopped.
             if raw and raw == family.basic_maximum and grown.unchanged:

@@ -18,8 +18,8 @@ from watchkeeper.kit import durations, files, logs, own_metrics, wire
 log = logging.getLogger(__name__)
 
 FILE = "profiling_pause.json"
-USUAL = timedelta(hours=1)
-LONGEST = timedelta(hours=24)
+DEFAULT_PAUSE = timedelta(hours=1)
+MAX_PAUSE = timedelta(hours=24)
 MOST_BYTES = 4096
 
 
@@ -32,8 +32,8 @@ class Pause:
     by: str
 
     def __post_init__(self) -> None:
-        if not timedelta(0) < self.until - self.since <= LONGEST:
-            raise ValueError(f"a pause of {self.until - self.since} is not between 0 and {LONGEST}")
+        if not timedelta(0) < self.until - self.since <= MAX_PAUSE:
+            raise ValueError(f"a pause of {self.until - self.since} is not between 0 and {MAX_PAUSE}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class PauseFile:
     def write(self, pause: Pause) -> None:
         try:
             self.directory.mkdir(parents=True, exist_ok=True, mode=0o750)
-            files.write_whole(self.path, wire.dumps(pause).encode())
+            files.write_atomically(self.path, wire.dumps(pause).encode())
             # Root's umask must not hide the pause from an agent that is another user.
             self.path.chmod(0o644)
         except OSError as error:
@@ -98,7 +98,7 @@ class PauseWatch:
             "watchkeeper_agent_profiling_paused_seconds", "For how long the counters have been left to other tools"
         )
 
-    def look(self, now: datetime, monotonic: float) -> Pause | None:
+    def update(self, now: datetime, monotonic: float) -> Pause | None:
         """The pause that holds; what begins and ends is said once."""
         pause = self._read()
         if pause is not None and pause != self._pause:

@@ -24,7 +24,9 @@ PAUSES = backoff.Backoff(5.0, 60.0)
 LOOK_SECONDS = 5.0
 
 
-async def register_forever(hub: push.Hub, current: Callable[[], fleet.NodeRegistration], *, time: clock.Clock) -> None:
+async def register_forever(
+    hub: push.HubEndpoint, current: Callable[[], fleet.NodeRegistration], *, time: clock.Clock
+) -> None:
     """Send what is so, again whenever it differs, and every few minutes in case the hub has restarted."""
     connection = http.Connection(timeout_seconds=hub.timeout_seconds, access=hub.access)
     address = f"{hub.url.rstrip('/')}/api/nodes"
@@ -55,7 +57,7 @@ async def _send(connection: http.Connection, request: http.Request) -> str | Non
         response = await connection.send(request)
     except CollectError as error:
         return str(error)
-    return None if response.status == 200 else response.refusal
+    return None if response.status == 200 else response.error_summary
 
 
 async def _until_new(

@@ -37,7 +37,7 @@ MEMORY = Path("/dev/null/memory")
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class EventBatch:
     """The events of one file, as the body of one push."""
 
     path: Path
@@ -99,7 +99,7 @@ class Spool:
         self._make_room()
         self._waiting.set()
 
-    async def next_batch(self) -> Batch:
+    async def next_batch(self) -> EventBatch:
         """The oldest batch, as soon as there is one; it stays until `done`."""
         while True:
             await self._waiting.wait()
@@ -112,10 +112,10 @@ class Spool:
                     return batch
                 self.done(batch)
             if self._unwritten:
-                return Batch(MEMORY, b"[" + b",".join(self._unwritten) + b"]", len(self._unwritten))
+                return EventBatch(MEMORY, b"[" + b",".join(self._unwritten) + b"]", len(self._unwritten))
             self._waiting.clear()
 
-    def done(self, batch: Batch) -> None:
+    def done(self, batch: EventBatch) -> None:
         """The hub has the batch: forget it."""
         if batch.path == MEMORY:
             del self._unwritten[: batch.count]
@@ -125,7 +125,7 @@ class Spool:
             batch.path.unlink(missing_ok=True)
         self._sizes.pop(batch.path, None)
 
-    def reject(self, batch: Batch) -> None:
+    def reject(self, batch: EventBatch) -> None:
         """Set aside a batch that the hub will never take, so that the ones behind it can go; one is kept to look at."""
         with suppress(OSError):
             for older in self._rejected.iterdir():
@@ -134,7 +134,7 @@ class Spool:
         self._lost.add(batch.count)
         self.done(batch)
 
-    def put_off(self, batch: Batch) -> list[Path]:
+    def requeue_halves(self, batch: EventBatch) -> list[Path]:
         """Put a batch behind all others, as two halves where it has two events or more; returns where they are now.
 
         A crash on the way leaves events twice, which the hub recognises, and none of them lost.
@@ -208,17 +208,17 @@ class Spool:
         self._open = -1
         self._number += 1
 
-    def _read(self, path: Path) -> Batch:
+    def _read(self, path: Path) -> EventBatch:
         try:
             lines = path.read_bytes().split(b"\n")
         except OSError as error:
             self._lose(0, f"{path.name} cannot be read: {error.strerror}")
-            return Batch(path, b"", 0)
+            return EventBatch(path, b"", 0)
         whole = [line for line in lines if line and _is_json(line)]
         torn = sum(1 for line in lines if line) - len(whole)
         if torn:
             self._lose(torn, f"{path.name} has lines that were not written to their end")
-        return Batch(path, b"[" + b",".join(whole) + b"]", len(whole))
+        return EventBatch(path, b"[" + b",".join(whole) + b"]", len(whole))
 
     def _make_room(self) -> None:
         while self.used_bytes > self._max_bytes and len(self._sizes) > 1:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from watchkeeper.capacity.forecast import Forecast
-from watchkeeper.capacity.fullness import Fullness, Need
+from watchkeeper.capacity.fullness import Fullness, GpusNeeded
 from watchkeeper.capacity.rightsizing import Repartition
-from watchkeeper.model.standing import Standing
+from watchkeeper.model.fleet_capacity import FleetCapacity
 
 # Below this many stranded GPUs a reshuffle costs more than it brings.
 WORTH_MOVING = 8
@@ -22,7 +22,7 @@ HARDLY_ASKED = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ScalingAdvice:
     """One piece of advice. `action` is a word for programs: add, shrink, defragment, repartition or none."""
 
     action: str
@@ -31,42 +31,44 @@ class Piece:
     confidence: float | None = None
 
 
-def of_forecast(demand: Forecast, full: Fullness, need: Need) -> list[Piece]:
+def advise_on_forecast(demand: Forecast, full: Fullness, need: GpusNeeded) -> list[ScalingAdvice]:
     """Grow, shrink or stay."""
-    stay = Piece("none", 0, "demand stays within the fleet for the whole horizon", confidence=1 - full.likely)
+    stay = ScalingAdvice("none", 0, "demand stays within the fleet for the whole horizon", confidence=1 - full.likely)
     return _grow(demand, full, need) or [stay]
 
 
-def of_standing(now: Standing, cuts: Iterable[Repartition]) -> list[Piece]:
+def advise_on_capacity(now: FleetCapacity, cuts: Iterable[Repartition]) -> list[ScalingAdvice]:
     """What could be had without a new GPU."""
     found = []
     if now.rooms:
         largest = now.rooms[-1]
         if largest.stranded_gpus >= max(WORTH_MOVING, largest.gpus):
             free = f"{largest.stranded_gpus} of {now.free_gpus} free GPUs"
-            found.append(Piece("defragment", largest.stranded_gpus, f"{free} can be used by no job of {largest.gpus}"))
+            found.append(
+                ScalingAdvice("defragment", largest.stranded_gpus, f"{free} can be used by no job of {largest.gpus}")
+            )
     for cut in cuts:
         if cut.frees_gpus:
             why = f"{cut.workloads} workloads on {cut.model} would fit into slices: {cut.frees_gpus} GPUs would be free"
-            found.append(Piece("repartition", cut.gpus_to_cut, why))
+            found.append(ScalingAdvice("repartition", cut.gpus_to_cut, why))
     return found
 
 
-def _grow(demand: Forecast, full: Fullness, need: Need) -> list[Piece]:
+def _grow(demand: Forecast, full: Fullness, need: GpusNeeded) -> list[ScalingAdvice]:
     if need.likely_gpus > 0:
         why = f"demand would take more than {100 * need.target:.0f} % of the fleet"
-        return [Piece("add", need.likely_gpus, why, confidence=0.5)]
+        return [ScalingAdvice("add", need.likely_gpus, why, confidence=0.5)]
     if need.sure_gpus > 0:
         why = f"demand may take more than {100 * need.target:.0f} % of the fleet: at the upper edge of the forecast"
-        return [Piece("add", need.sure_gpus, why, confidence=0.1)]
+        return [ScalingAdvice("add", need.sure_gpus, why, confidence=0.1)]
     highest = float(demand.high.max())
     if full.capacity_gpus > 0 and highest < HARDLY_ASKED * full.capacity_gpus:
         spare = int(full.capacity_gpus - highest / need.target)
-        return [Piece("shrink", spare, f"demand stays below {highest:.0f} GPUs with 90 %", confidence=0.9)]
+        return [ScalingAdvice("shrink", spare, f"demand stays below {highest:.0f} GPUs with 90 %", confidence=0.9)]
     return []
 
 
-def sentence(full: Fullness, need: Need, *, horizon: str) -> str:
+def summary_sentence(full: Fullness, need: GpusNeeded, *, horizon: str) -> str:
     """The answer in one sentence, for the first line of every output."""
     capacity = f"{full.capacity_gpus:g} GPUs"
     if full.is_full_now:

@@ -27,7 +27,7 @@ from watchkeeper.capacity.forecast_models import (
     PLAIN,
     PLAIN_BEYOND_A_WEEK,
     PLAIN_OF_WEEKS,
-    Scale,
+    SeasonLengths,
     candidates,
     repeated_share,
 )
@@ -58,7 +58,7 @@ LEAST_SKILL, LEAST_JUDGED, STEADIED = 0.5, 3, 0.5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Rolled:
+class RolledForecasts:
     """Candidates at every origin: `paths[origin, model, step]`, and what came, NaN where it is unknown or an outage.
 
     Origins are `stride` steps apart; `repeated` is how much of its weeks' course had come again by each of them;
@@ -70,7 +70,7 @@ class Rolled:
     paths: Floats
     actual: Floats
     edges: Indexes
-    scale: Scale
+    scale: SeasonLengths
     repeated: Floats
     usual_move: float
     stride: int
@@ -80,10 +80,10 @@ class Rolled:
         return int(self.paths.shape[2])
 
 
-def roll(series: demand.Series, steps: int, scale: Scale) -> Rolled:
+def roll(series: demand.DemandSeries, steps: int, scale: SeasonLengths) -> RolledForecasts:
     """Ask all candidates at past origins and, as the last origin, now."""
     values = series.values
-    fallen = demand.outages(demand.filled(values, day=scale.day, week=scale.week), day=scale.day)
+    fallen = demand.find_outages(demand.fill_gaps(values, day=scale.day, week=scale.week), day=scale.day)
     first = min(3 * scale.day, max(2, len(values) // 3))
     stride = max(1, min(scale.day // 2, (len(values) - first) // LEAST_ORIGINS))
     origins = np.arange(len(values), first - 1, -stride)[:MOST_ORIGINS][::-1]
@@ -104,16 +104,16 @@ def roll(series: demand.Series, steps: int, scale: Scale) -> Rolled:
     table = np.stack([np.stack([_same_or_simpler(found, name) for name in names]) for found in paths])
     moves = np.diff(values[~np.isnan(values)])
     usual_move = float(np.sqrt(np.mean(moves**2))) if len(moves) else 0.0
-    return Rolled(names, origins, table, actual, _edges(steps, scale.day), scale, repeated, usual_move, stride)
+    return RolledForecasts(names, origins, table, actual, _edges(steps, scale.day), scale, repeated, usual_move, stride)
 
 
-def _known_at(values: Floats, at: int, fallen: list[tuple[int, int, int]], scale: Scale) -> Floats:
+def _known_at(values: Floats, at: int, fallen: list[tuple[int, int, int]], scale: SeasonLengths) -> Floats:
     """The past as it was known at a step: outages that were over by then are gaps, and gaps are filled from before."""
     known = values[:at].copy()
     for start, end, clear in fallen:
         if clear <= at:
             known[start:end] = math.nan
-    return demand.filled(known, day=scale.day, week=scale.week)
+    return demand.fill_gaps(known, day=scale.day, week=scale.week)
 
 
 def _same_or_simpler(found: dict[str, Floats], name: str) -> Floats:
@@ -129,12 +129,12 @@ def _edges(steps: int, day: int) -> Indexes:
     return np.array([0, *sorted({edge for edge in inner if 0 < edge < steps}), steps])
 
 
-def errors(rolled: Rolled) -> Floats:
+def errors(rolled: RolledForecasts) -> Floats:
     """Mean absolute error by origin, model and part of the horizon; NaN where nothing of the part is known."""
     return _errors(rolled, rolled.paths)
 
 
-def _errors(rolled: Rolled, paths: Floats) -> Floats:
+def _errors(rolled: RolledForecasts, paths: Floats) -> Floats:
     distance = np.abs(paths - rolled.actual[:, None, :])
     known = ~np.isnan(rolled.actual)
     parts = []
@@ -145,7 +145,7 @@ def _errors(rolled: Rolled, paths: Floats) -> Floats:
     return np.stack(parts, axis=2)
 
 
-def weights_at(rolled: Rolled, missed: Floats, row: int) -> Floats:
+def weights_at(rolled: RolledForecasts, missed: Floats, row: int) -> Floats:
     """Weight of each model in each part of the horizon, from outcomes that were known at an origin; rows sum to 1."""
     now = rolled.origins[row]
     parts = len(rolled.edges) - 1
@@ -170,7 +170,7 @@ def weights_at(rolled: Rolled, missed: Floats, row: int) -> Floats:
     return np.asarray((1 - kept) * _shared(weights) + kept * _of_plain(rolled, weights, rolled.repeated[row]))
 
 
-def _of_plain(rolled: Rolled, weights: Floats, repeated: float) -> Floats:
+def _of_plain(rolled: RolledForecasts, weights: Floats, repeated: float) -> Floats:
     """How the plain forecasts share what is theirs: of them, too, the better says more."""
     soft = weights ** (PLAIN_SHARPNESS / SHARPNESS)
     is_late = rolled.edges[:-1, None] >= rolled.scale.week
@@ -184,7 +184,7 @@ def _shared(weights: Floats) -> Floats:
     return np.asarray(weights / weights.sum(axis=1, keepdims=True))
 
 
-def combined(rolled: Rolled, weights: Floats, row: int) -> Floats:
+def combined(rolled: RolledForecasts, weights: Floats, row: int) -> Floats:
     """What the models of one origin say together, by step: the low edge, the middle and the high edge of their weight.
 
     From one part of the horizon to the next weights change step by step, so that paths do not jump where parts meet.
@@ -195,7 +195,7 @@ def combined(rolled: Rolled, weights: Floats, row: int) -> Floats:
     return quantiles_by_column(rolled.paths[row], weights.T @ share_of_part, MODELS_HELD)
 
 
-def steadied(rolled: Rolled, missed: Floats, own: Floats) -> Floats:
+def steadied(rolled: RolledForecasts, missed: Floats, own: Floats) -> Floats:
     """The paths of all origins, drawn towards the range of both naive forecasts where the past shows no skill."""
     naive = [rolled.names.index(name) for name in (NAIVE_DAY, NAIVE_WEEK)]
     low, high = rolled.paths[:, naive].min(axis=1), rolled.paths[:, naive].max(axis=1)

@@ -31,7 +31,7 @@ OUTAGE_SHARE, OUTAGE_DAYS, BACK_SHARE = 0.02, 3, 0.5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Series:
+class DemandSeries:
     """One value for each step from `start_seconds` on; NaN where nothing is known. `notes` say what was done to it."""
 
     start_seconds: float
@@ -47,18 +47,18 @@ class Series:
         """When the first step after the series begins."""
         return self.start_seconds + len(self.values) * self.step_seconds
 
-    def noted(self, notes: Sequence[str]) -> Series:
+    def noted(self, notes: Sequence[str]) -> DemandSeries:
         return replace(self, notes=(*notes, *self.notes))
 
 
-def regular(
+def regular_series(
     points: Sequence[tuple[float, float]] | Floats,
     *,
     combine: str = "",
     step_seconds: float | None = None,
     horizon_seconds: float = 0.0,
     where: str = "demand",
-) -> Series:
+) -> DemandSeries:
     """A series with one value for each step; CollectError if the points cannot make one.
 
     Without `step_seconds` the step is that of the points, or a longer one where the horizon has too many of them.
@@ -77,7 +77,9 @@ def regular(
         times, values = times[times >= start], values[times >= start]
         notes.append(f"only the last {steps:,} steps are used")
     at = ((times - start) // step).astype(np.int64)
-    return Series(start, step, _binned(at, values, steps, combine=combine), tuple(_gap_note(at, steps, step, notes)))
+    return DemandSeries(
+        start, step, _binned(at, values, steps, combine=combine), tuple(_gap_note(at, steps, step, notes))
+    )
 
 
 def _first_edge(times: Floats, step: float) -> float:
@@ -146,7 +148,7 @@ def _gap_note(at: npt.NDArray[np.int64], steps: int, step: float, notes: list[st
     return notes
 
 
-def outages(values: Floats, *, day: int) -> list[tuple[int, int, int]]:
+def find_outages(values: Floats, *, day: int) -> list[tuple[int, int, int]]:
     """Falls to nothing that came back: first step, the step after the last, and the step at which it was clear."""
     found: list[tuple[int, int, int]] = []
     steps, after = len(values), 2 * day
@@ -167,7 +169,7 @@ def outages(values: Floats, *, day: int) -> list[tuple[int, int, int]]:
     return found
 
 
-def filled(values: Floats, *, day: int, week: int) -> Floats:
+def fill_gaps(values: Floats, *, day: int, week: int) -> Floats:
     """Gaps take the value of a week before, else of a day before, else the last one known: the past only."""
     made = values.copy()
     known = np.flatnonzero(~np.isnan(values))

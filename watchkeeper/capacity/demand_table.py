@@ -38,7 +38,7 @@ ZONE = re.compile(r".*:.*(?:[zZ]|[+-]\d{2}(?::?\d{2})?)")
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
+class DemandColumns:
     """Which columns of a table hold what, and which of its rows count."""
 
     time: str
@@ -49,7 +49,7 @@ class Columns:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Read:
+class DemandTable:
     """`points` are rows of time and value; `counts` says how many rows there were, are used, and are left out."""
 
     points: Floats
@@ -59,10 +59,10 @@ class Read:
 
 
 @dataclass(slots=True)
-class _Reading:
+class _DemandReader:
     """Columns of numbers, because a list of ten years of minutes would take a gigabyte."""
 
-    columns: Columns
+    columns: DemandColumns
     unit: float | None
     problems: table.Problems
     times: array[float] = field(default_factory=lambda: array("d"))
@@ -70,10 +70,10 @@ class _Reading:
     lines: array[int] = field(default_factory=lambda: array("q"))
     with_zone: int = 0
 
-    def take(self, row: table.Row) -> None:
+    def take(self, row: table.TableRow) -> None:
         when, said = row.cells[self.columns.time], row.cells[self.columns.value]
         try:
-            at, value = table.moment(when, unit_seconds=self.unit), table.number(said)
+            at, value = table.parse_time(when, unit_seconds=self.unit), table.parse_number(said)
         except ValueError as error:
             self.problems.add("unreadable cell", row.line, str(error))
             return
@@ -92,17 +92,17 @@ class _Reading:
             self.with_zone += ZONE.fullmatch(when) is not None
 
 
-def read_points(text: str, columns: Columns, *, where: str, now: float) -> Read:
+def read_points(text: str, columns: DemandColumns, *, where: str, now: float) -> DemandTable:
     """Points of a table; CollectError where there is none or too little of it."""
     problems = table.Problems(where)
-    names, rows = table.opened(text, where=where, problems=problems)
+    names, rows = table.open_table(text, where=where, problems=problems)
     for column in (columns.time, columns.value, *columns.where):
-        table.need(names, column, where=where)
+        table.require_column(names, column, where=where)
     asked = (row for row in rows if all(row.cells[name] == value for name, value in columns.where.items()))
     first = list(itertools.islice(asked, GUESSED_FROM))
     told = UNIT_SECONDS.get(columns.unit)
     unit = told or _guessed_unit(columns.time, [row.cells[columns.time] for row in first])
-    reading = _Reading(columns, unit, problems)
+    reading = _DemandReader(columns, unit, problems)
     for row in itertools.chain(first, asked):
         reading.take(row)
     times, values, lines = (np.array(column) for column in (reading.times, reading.values, reading.lines))
@@ -126,7 +126,7 @@ def read_points(text: str, columns: Columns, *, where: str, now: float) -> Read:
     notes += _notes(times, lines, combine=columns.combine, now=now)
     left_out = problems.counts.total()
     counts = {"rows": len(times) + left_out, "used": len(times), "left_out": left_out}
-    return Read(np.column_stack([times, values]), counts, problems, tuple(notes))
+    return DemandTable(np.column_stack([times, values]), counts, problems, tuple(notes))
 
 
 def _guessed_unit(name: str, cells: Sequence[str]) -> float | None:

@@ -16,7 +16,7 @@ from watchkeeper.capacity.demand import Floats
 from watchkeeper.capacity.forecast_models import (
     NAIVE_DAY,
     NAIVE_WEEK,
-    Scale,
+    SeasonLengths,
     bounds,
     straight_line,
 )
@@ -35,7 +35,7 @@ NAMED_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Backtest:
+class BacktestResult:
     """How the procedure did on the past; None where the history is too short to tell.
 
     `naive_wape` is that of the better of the two naive forecasts, which repeat the last day or the last week, on the
@@ -64,7 +64,7 @@ class Forecast:
     high: Floats
     model: str
     weights: dict[str, float]
-    backtest: Backtest
+    backtest: BacktestResult
     notes: tuple[str, ...]
 
     @property
@@ -72,13 +72,13 @@ class Forecast:
         return np.asarray(self.start_seconds + self.step_seconds * np.arange(len(self.mean)))
 
 
-def forecast(series: demand.Series, horizon_seconds: float, *, holidays: Iterable[float] = ()) -> Forecast:
+def forecast(series: demand.DemandSeries, horizon_seconds: float, *, holidays: Iterable[float] = ()) -> Forecast:
     """The next `horizon_seconds` of a series, at its own step; `holidays` are the seconds at which such days begin."""
     steps = max(1, math.ceil(horizon_seconds / series.step_seconds - 1e-9))
     _refuse_what_cannot_be(series, steps)
     days = take_out(series, holidays, steps=steps)
     series = days.series
-    scale = Scale.of(series.step_seconds)
+    scale = SeasonLengths.of(series.step_seconds)
     rolled = backtest.roll(series, steps, scale)
     missed = backtest.errors(rolled)
     weights = [backtest.weights_at(rolled, missed, row) for row in range(len(rolled.origins))]
@@ -86,9 +86,9 @@ def forecast(series: demand.Series, horizon_seconds: float, *, holidays: Iterabl
     paths = backtest.steadied(rolled, missed, said[:, 1])
     mean = paths[-1]
     rows = _tested_rows(rolled)
-    tested = _Tested.of(rolled, rows, paths[rows], said[rows])
+    tested = _PastForecasts.of(rolled, rows, paths[rows], said[rows])
     low, high = _interval(mean, tested.track.offsets(len(series)), said[-1])
-    lowest, highest = bounds(demand.filled(series.values, day=scale.day, week=scale.week), scale.day)
+    lowest, highest = bounds(demand.fill_gaps(series.values, day=scale.day, week=scale.week), scale.day)
     shares = _shares(rolled, weights[-1])
     return Forecast(
         series.end_seconds,
@@ -103,7 +103,7 @@ def forecast(series: demand.Series, horizon_seconds: float, *, holidays: Iterabl
     )
 
 
-def _refuse_what_cannot_be(series: demand.Series, steps: int) -> None:
+def _refuse_what_cannot_be(series: demand.DemandSeries, steps: int) -> None:
     if steps > demand.MOST_AHEAD:
         most = f"{steps:,} steps ahead; the most is {demand.MOST_AHEAD:,}"
         raise CollectError(most, remedy="Ask for a shorter horizon, or for a longer --step")
@@ -123,7 +123,7 @@ def _interval(mean: Floats, offsets: tuple[Floats, Floats], said: Floats) -> tup
     return np.minimum(mean + low, said[0]), np.maximum(mean + high, said[2])
 
 
-def _tested_rows(rolled: backtest.Rolled) -> list[int]:
+def _tested_rows(rolled: backtest.RolledForecasts) -> list[int]:
     """Origins with some outcome, and with enough of them before."""
     soonest = rolled.edges[1]
     return [
@@ -134,18 +134,18 @@ def _tested_rows(rolled: backtest.Rolled) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Tested:
+class _PastForecasts:
     """What the procedure itself would have said at past origins, and what its models `said` together."""
 
-    rolled: backtest.Rolled
+    rolled: backtest.RolledForecasts
     rows: list[int]
     paths: Floats
     said: Floats
-    track: intervals.Track
+    track: intervals.ForecastResiduals
 
     @classmethod
-    def of(cls, rolled: backtest.Rolled, rows: list[int], paths: Floats, said: Floats) -> _Tested:
-        track = intervals.Track.of(rolled.actual[rows] - paths, rolled.origins[rows], rolled)
+    def of(cls, rolled: backtest.RolledForecasts, rows: list[int], paths: Floats, said: Floats) -> _PastForecasts:
+        track = intervals.ForecastResiduals.of(rolled.actual[rows] - paths, rolled.origins[rows], rolled)
         return cls(rolled, rows, paths, said, track)
 
     @property
@@ -167,7 +167,7 @@ class _Tested:
             learnt = seasoned
         return np.asarray(learnt & (self.origins + (self.rolled.steps if whole else 0) <= now))
 
-    def judged(self, series: demand.Series) -> Backtest:
+    def judged(self, series: demand.DemandSeries) -> BacktestResult:
         judged = np.flatnonzero(self._learnt(whole=self.is_whole))
         rows = [self.rows[at] for at in judged]
         actual, asked = self.rolled.actual[rows], self.rolled.paths[rows]
@@ -175,7 +175,7 @@ class _Tested:
             name: backtest.wape(asked[:, self.rolled.names.index(name)], actual) for name in (NAIVE_DAY, NAIVE_WEEK)
         }
         first = int(self.origins[judged[0]]) if len(judged) else None
-        return Backtest(
+        return BacktestResult(
             backtest.wape(self.paths[judged], actual),
             min((value for value in naive.values() if value is not None), default=None),
             naive[NAIVE_DAY],
@@ -187,9 +187,9 @@ class _Tested:
             self.is_whole,
         )
 
-    def _lines(self, series: demand.Series, judged: backtest.Indexes) -> Floats:
+    def _lines(self, series: demand.DemandSeries, judged: backtest.Indexes) -> Floats:
         scale = self.rolled.scale
-        values = demand.filled(series.values, day=scale.day, week=scale.week)
+        values = demand.fill_gaps(series.values, day=scale.day, week=scale.week)
         lines = [straight_line(values[:origin], self.rolled.steps) for origin in self.origins[judged]]
         return np.array(lines).reshape(len(judged), self.rolled.steps)
 
@@ -205,7 +205,7 @@ class _Tested:
         return inside / known if known else None
 
 
-def _shares(rolled: backtest.Rolled, weights: Floats) -> dict[str, float]:
+def _shares(rolled: backtest.RolledForecasts, weights: Floats) -> dict[str, float]:
     """How much each model has to say over the whole horizon, the most first."""
     lengths = np.diff(rolled.edges)
     total = lengths @ weights / lengths.sum()
@@ -228,10 +228,10 @@ def _holiday_notes(days: Holidays) -> list[str]:
     return ["no past holiday is named: coming ones are taken for ordinary days"] if days.coming.any() else []
 
 
-def _notes(series: demand.Series, rolled: backtest.Rolled, tested: _Tested) -> list[str]:
+def _notes(series: demand.DemandSeries, rolled: backtest.RolledForecasts, tested: _PastForecasts) -> list[str]:
     notes = []
     day, week = rolled.scale.day, rolled.scale.week
-    gaps = demand.outages(demand.filled(series.values, day=day, week=week), day=day)
+    gaps = demand.find_outages(demand.fill_gaps(series.values, day=day, week=week), day=day)
     # A gap that is filled with last week's outage is none itself.
     lost = [steps for start, end, _ in gaps if (steps := int(np.sum(~np.isnan(series.values[start:end]))))]
     if lost:
@@ -242,7 +242,9 @@ def _notes(series: demand.Series, rolled: backtest.Rolled, tested: _Tested) -> l
         notes.append("no weekly season can be seen in this series: two weeks are the least")
     if not tested.is_whole:
         notes.append("the history is too short to test the whole horizon: the far end is a guess")
-    trend = trends.of(demand.filled(series.values, day=day, week=week), day, has_week=rolled.scale.has_week)
+    trend = trends.estimate_trend(
+        demand.fill_gaps(series.values, day=day, week=week), day, has_week=rolled.scale.has_week
+    )
     if trend.relied_on and rolled.scale.has_week:
         notes.append(f"a trend of {trend.relied_on * week:+,.1f} a week is taken to go on")
     return notes

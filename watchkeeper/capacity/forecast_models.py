@@ -55,7 +55,7 @@ LEAST_COURSE = 1.5
 
 
 @dataclass(frozen=True, slots=True)
-class Scale:
+class SeasonLengths:
     """Steps in a day and a week, and whether a day and a week can be seen at all in steps of this length."""
 
     day: int
@@ -64,16 +64,16 @@ class Scale:
     has_week: bool
 
     @classmethod
-    def of(cls, step_seconds: float) -> Scale:
+    def of(cls, step_seconds: float) -> SeasonLengths:
         day = max(1, round(DAY_SECONDS / step_seconds))
         has_week = step_seconds <= DAY_SECONDS and WEEK_SECONDS % step_seconds == 0
         return cls(day, 7 * day, has_day=day >= 4 and DAY_SECONDS % step_seconds == 0, has_week=has_week)
 
 
-def candidates(past: Floats, steps: int, scale: Scale) -> dict[str, Floats]:
+def candidates(past: Floats, steps: int, scale: SeasonLengths) -> dict[str, Floats]:
     """Each model's path over the next `steps`; `past` has no gaps."""
     past = past[-WEEKS_KEPT * scale.week :]
-    trend = trends.of(past, scale.day, has_week=scale.has_week)
+    trend = trends.estimate_trend(past, scale.day, has_week=scale.has_week)
     until_now = np.arange(1 - len(past), 1)
     steady = past - trend.relied_on * until_now
     paths = {USUAL_DAY: _usual_day(steady, steps, scale)}
@@ -90,7 +90,7 @@ def candidates(past: Floats, steps: int, scale: Scale) -> dict[str, Floats]:
     return {name: np.clip(path, lowest, highest) for name, path in (naive | paths).items()}
 
 
-def repeated_share(past: Floats, scale: Scale) -> float:
+def repeated_share(past: Floats, scale: SeasonLengths) -> float:
     """How much of the variance within weeks the other weeks foretell: 1 at most, 0 where they share nothing."""
     weeks = min(len(past) // scale.week, WEEKS_COMPARED)
     if weeks < 2 or not scale.has_week:
@@ -102,7 +102,7 @@ def repeated_share(past: Floats, scale: Scale) -> float:
     return max(0.0, 1 - float(np.sum((table - others) ** 2)) / total) if total > 0 else 0.0
 
 
-def _usual_day(past: Floats, steps: int, scale: Scale) -> Floats:
+def _usual_day(past: Floats, steps: int, scale: SeasonLengths) -> Floats:
     """The middle of the last days by time of day; flat where steps have no time of day."""
     known = min(USUAL_DAYS, len(past) // scale.day)
     if not scale.has_day or not known:
@@ -134,7 +134,7 @@ def straight_line(past: Floats, steps: int) -> Floats:
     return np.asarray(past.mean() + slope * (at[-1] + np.arange(1, steps + 1)))
 
 
-def ordinary(past: Floats, scale: Scale) -> Floats:
+def ordinary(past: Floats, scale: SeasonLengths) -> Floats:
     """The past from which seasons are learnt: odd days that came back, as holidays do, are like those of other weeks.
 
     One holiday in a mean of four weeks would bend the same weekday of all coming weeks by a quarter of itself.
@@ -158,7 +158,7 @@ def ordinary(past: Floats, scale: Scale) -> Floats:
     return made
 
 
-def _shapes(past: Floats, scale: Scale) -> Mapping[str, Floats]:
+def _shapes(past: Floats, scale: SeasonLengths) -> Mapping[str, Floats]:
     shapes = {"": np.zeros(1)}
     day = _day_shape(past, scale.day) if scale.has_day else None
     if day is not None:
@@ -195,7 +195,7 @@ def _day_shape(past: Floats, day: int) -> Floats | None:
     return np.asarray(kept * (kept * shape + (1 - kept) * smooth))
 
 
-def _week_shape(past: Floats, scale: Scale, day_shape: Floats | None) -> Floats | None:
+def _week_shape(past: Floats, scale: SeasonLengths, day_shape: Floats | None) -> Floats | None:
     """The usual week, from midnight to midnight as far as the weeks show it, and turned back to begin now."""
     weeks = len(past) // scale.week
     if not weeks:

@@ -37,7 +37,7 @@ class Fullness:
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
+class GpusNeeded:
     """GPUs to add so that demand stays at or below `target` of the fleet in 95 % of all steps; 0: none.
 
     `likely_gpus` is by the middle of the forecast, `sure_gpus` by its upper edge: with so many the target holds with
@@ -81,9 +81,9 @@ def _rising(column: Floats) -> Floats:
     return np.maximum.accumulate(column + np.array([0.0, 1e-9, 2e-9]) * max(1.0, float(np.abs(column).max())))
 
 
-def need(demand: Forecast, capacity_gpus: float, *, target: float = TARGET) -> Need:
+def gpus_needed(demand: Forecast, capacity_gpus: float, *, target: float = TARGET) -> GpusNeeded:
     likely, sure = (
         max(0, math.ceil(float(np.quantile(path, NEARLY_ALWAYS)) / target - capacity_gpus - 1e-9))
         for path in (demand.mean, demand.high)
     )
-    return Need(target, likely, sure)
+    return GpusNeeded(target, likely, sure)

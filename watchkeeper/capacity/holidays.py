@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from watchkeeper.capacity import demand
 from watchkeeper.capacity.demand import Floats
-from watchkeeper.capacity.forecast_models import Scale
+from watchkeeper.capacity.forecast_models import SeasonLengths
 
 DAY_SECONDS = 86_400.0
 
@@ -24,7 +24,7 @@ DAY_SECONDS = 86_400.0
 class Holidays:
     """`share` is a holiday's part of an ordinary day, None where no past holiday was named; `coming` marks steps."""
 
-    series: demand.Series
+    series: demand.DemandSeries
     share: float | None
     coming: demand.Mask
 
@@ -32,7 +32,7 @@ class Holidays:
         return np.where(self.coming, path * self.share, path) if self.share is not None else path
 
 
-def take_out(series: demand.Series, days: Iterable[float], *, steps: int) -> Holidays:
+def take_out(series: demand.DemandSeries, days: Iterable[float], *, steps: int) -> Holidays:
     """`days` are the moments, in seconds, at which holidays begin."""
     starts = sorted(set(days))
     ahead = series.end_seconds + series.step_seconds * np.arange(steps)
@@ -41,14 +41,14 @@ def take_out(series: demand.Series, days: Iterable[float], *, steps: int) -> Hol
     if not past.any():
         return Holidays(series, None, coming)
     ordinary = np.where(past, math.nan, series.values)
-    scale = Scale.of(series.step_seconds)
-    expected = demand.filled(ordinary, day=scale.day, week=scale.week)
+    scale = SeasonLengths.of(series.step_seconds)
+    expected = demand.fill_gaps(ordinary, day=scale.day, week=scale.week)
     shares = []
     for start in starts:
         on = _inside(times, [start]) & ~np.isnan(series.values)
         if on.any() and float(expected[on].sum()) > 0:
             shares.append(float(series.values[on].sum() / expected[on].sum()))
-    kept = demand.Series(series.start_seconds, series.step_seconds, ordinary, series.notes)
+    kept = demand.DemandSeries(series.start_seconds, series.step_seconds, ordinary, series.notes)
     return Holidays(kept, float(np.median(shares)) if shares else None, coming)
 
 

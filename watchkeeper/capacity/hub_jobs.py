@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from watchkeeper.capacity.jobs import Job, Recorded
-from watchkeeper.capacity.stock import WHOLE, Shape
+from watchkeeper.capacity.jobs import JobRecords, RecordedJob
+from watchkeeper.capacity.simulated_fleet import WHOLE, GpuRequest
 from watchkeeper.model import workloads
-from watchkeeper.query.engine import Answer, Floats
+from watchkeeper.query.engine import Floats, QueryResult
 from watchkeeper.readers import table
 
 EXPRESSION = (
@@ -25,7 +25,7 @@ EXPRESSION = (
 # There in every minute in which the hub looked, whether or not somebody held a GPU.
 LOOKED = "group(watchkeeper:gpus_accounted:sum)"
 WHERE = "this hub"
-ASSUMES = (
+ASSUMPTIONS = (
     "a job is a stretch of time in which one pod, Slurm job or program held GPUs; pods of one job count each",
     "jobs that no scheduler lists any more came when they started: how long they had waited is not known",
 )
@@ -40,23 +40,23 @@ CHUNK_SECONDS = 86_400.0
 Identity = tuple[str, str, str, str]
 
 
-def step_of(window_seconds: float) -> int:
+def query_step(window_seconds: float) -> int:
     return FINE_STEP if window_seconds <= FINE_WINDOW_SECONDS else STEP
 
 
-def chunks(since: float, until: float) -> Iterator[tuple[float, float]]:
+def query_chunks(since: float, until: float) -> Iterator[tuple[float, float]]:
     while since < until:
         yield since, min(since + CHUNK_SECONDS, until)
         since += CHUNK_SECONDS
 
 
-def first_look(answer: Answer) -> float | None:
+def first_sample_time(answer: QueryResult) -> float | None:
     """The first moment of an answer to `LOOKED`; None where the hub did not look."""
     return min((float(times_ms[0]) / 1000 for _, times_ms, _ in answer.frame.rows() if len(times_ms)), default=None)
 
 
 @dataclass(slots=True)
-class _Stretch:
+class _Holding:
     """A time in which a workload held GPUs, `most` of them at once."""
 
     begun: float
@@ -65,13 +65,13 @@ class _Stretch:
 
 
 @dataclass(slots=True)
-class Sightings:
+class WorkloadHistory:
     """What was seen of each workload, answer by answer, the oldest first."""
 
     step: float
-    stretches: dict[Identity, list[_Stretch]] = field(default_factory=dict)
+    stretches: dict[Identity, list[_Holding]] = field(default_factory=dict)
 
-    def take(self, answer: Answer) -> None:
+    def take(self, answer: QueryResult) -> None:
         for labels, times_ms, values in answer.frame.rows():
             name = labels.get("workload", "")
             held = values > 0
@@ -86,14 +86,14 @@ class Sightings:
         for times, most in zip(np.split(at, cuts), np.split(gpus, cuts), strict=True):
             begun, ended, peak = float(times[0]), float(times[-1]) + self.step, float(most.max())
             if known and begun - known[-1].ended <= LONGEST_GAP_SECONDS:
-                known[-1] = _Stretch(known[-1].begun, max(ended, known[-1].ended), max(peak, known[-1].most))
+                known[-1] = _Holding(known[-1].begun, max(ended, known[-1].ended), max(peak, known[-1].most))
             else:
-                known.append(_Stretch(begun, ended, peak))
+                known.append(_Holding(begun, ended, peak))
 
-    def recorded(self, since: float, until: float, scheduled: Iterable[workloads.ScheduledWorkload]) -> Recorded:
+    def recorded(self, since: float, until: float, scheduled: Iterable[workloads.ScheduledWorkload]) -> JobRecords:
         """The jobs of a window; the schedulers' own times where they still list a job."""
         listed = {_identity(one): one for one in scheduled}
-        jobs: list[Job] = []
+        jobs: list[RecordedJob] = []
         for key, stretches in self.stretches.items():
             for number, one in enumerate(stretches, start=1):
                 newest = listed.get(key) if number == len(stretches) else None
@@ -105,7 +105,7 @@ class Sightings:
             "without_end": sum(job.is_cut_off for job in jobs),
             "wait_known": sum(job.started is not None for job in jobs),
         }
-        return Recorded(tuple(jobs), WHERE, counts, table.Problems(WHERE), since, until)
+        return JobRecords(tuple(jobs), WHERE, counts, table.Problems(WHERE), since, until)
 
 
 def _identity(one: workloads.ScheduledWorkload) -> Identity:
@@ -114,22 +114,22 @@ def _identity(one: workloads.ScheduledWorkload) -> Identity:
 
 def _job(
     key: Identity,
-    seen: _Stretch,
+    seen: _Holding,
     listed: workloads.ScheduledWorkload | None,
     *,
     number: int,
     window: tuple[float, float],
     step: float,
-) -> Job:
+) -> RecordedJob:
     _, _, namespace, name = key
     id = "/".join(part for part in (key[0], namespace, name, str(number) if number > 1 else "") if part)
     milli = max(1, round(seen.most * WHOLE)) if seen.most < 1 else round(seen.most) * WHOLE
-    shape = Shape(milli, slice_milli=milli if milli < WHOLE else 0)
+    shape = GpuRequest(milli, slice_milli=milli if milli < WHOLE else 0)
     ended = min(seen.ended, window[1])
     is_cut_off = window[1] - seen.ended < step
     began = None if listed is None else listed.started_at
     came = None if listed is None else listed.requested_at
     # A scheduler's times are those of this stretch only if they fit what was seen of it.
     if came is not None and began is not None and abs(began - seen.begun) <= LONGEST_GAP_SECONDS and came <= began:
-        return Job(id, came, max(step, ended - began), shape, started=began, is_cut_off=is_cut_off)
-    return Job(id, seen.begun, max(step, ended - seen.begun), shape, is_cut_off=is_cut_off)
+        return RecordedJob(id, came, max(step, ended - began), shape, started=began, is_cut_off=is_cut_off)
+    return RecordedJob(id, seen.begun, max(step, ended - seen.begun), shape, is_cut_off=is_cut_off)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from watchkeeper.capacity.backtest import Indexes, Rolled
+from watchkeeper.capacity.backtest import Indexes, RolledForecasts
 from watchkeeper.capacity.demand import Floats
 
 HELD = 0.8
@@ -44,16 +44,16 @@ NORMAL_TENTH = 1.2816
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Track:
+class ForecastResiduals:
     """What was missed at past origins, and its `ratios` to the edges that were given there: within 1 it was inside."""
 
     residuals: Floats
     origins: Indexes
-    rolled: Rolled
+    rolled: RolledForecasts
     ratios: Floats
 
     @classmethod
-    def of(cls, residuals: Floats, origins: Indexes, rolled: Rolled) -> Track:
+    def of(cls, residuals: Floats, origins: Indexes, rolled: RolledForecasts) -> ForecastResiduals:
         ratios = np.full(residuals.shape, math.nan)
         for row in range(LEAST_CALIBRATED, len(origins)):
             low, high = plain_offsets(residuals[:row], origins[:row], rolled, now=int(origins[row]))
@@ -85,7 +85,7 @@ class Track:
         return float(np.clip(needed, 1 / MOST_CORRECTED, MOST_CORRECTED) ** share)
 
 
-def plain_offsets(residuals: Floats, origins: Indexes, rolled: Rolled, *, now: int) -> tuple[Floats, Floats]:
+def plain_offsets(residuals: Floats, origins: Indexes, rolled: RolledForecasts, *, now: int) -> tuple[Floats, Floats]:
     """The offsets before they are corrected by how past ones did."""
     ahead = np.arange(1, rolled.steps + 1)
     known = np.where(origins[:, None] + ahead <= now, residuals, math.nan)
@@ -140,7 +140,7 @@ def _along(ahead: Indexes, centres: Floats, widths: Floats) -> Floats:
     return np.asarray(drawn * np.sqrt(np.maximum(1.0, ahead / max(centres[-1], 1.0))))
 
 
-def _as_random_walk(rolled: Rolled) -> tuple[Floats, Floats]:
+def _as_random_walk(rolled: RolledForecasts) -> tuple[Floats, Floats]:
     """For a history too short to test anything: as far as its own steps would carry it."""
     width = NORMAL_TENTH * rolled.usual_move * np.sqrt(np.arange(1, rolled.steps + 1))
     return -width, width

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from watchkeeper.capacity.stock import WHOLE, Node, Shape
+from watchkeeper.capacity.simulated_fleet import WHOLE, FleetNode, GpuRequest
 from watchkeeper.catalogue import pack
 from watchkeeper.errors import CollectError
 from watchkeeper.model import fleet
@@ -27,39 +27,39 @@ Times = tuple[float | None, float | None, float | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class RecordedJob:
     """One recorded job: when it came, what it asked for, how long it ran; `started` is None where nobody wrote it."""
 
     id: str
     submitted: float
     seconds: float
-    shape: Shape
+    shape: GpuRequest
     started: float | None = None
     is_cut_off: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class JobRecords:
     """The jobs of a table, by submission; `counts` says what was read, taken as it is, and left out.
 
     `waiting` had not started when the table ends: nobody knows how long they run, so no replay has them.
     """
 
-    jobs: tuple[Job, ...]
+    jobs: tuple[RecordedJob, ...]
     layout: str
     counts: Mapping[str, int]
     problems: table.Problems
     since: float = 0.0
     until: float = 0.0
-    waiting: tuple[Job, ...] = ()
+    waiting: tuple[RecordedJob, ...] = ()
 
 
 @dataclass(slots=True)
-class _Reading:
+class _JobTableReader:
     columns: Mapping[str, str]
     problems: table.Problems
     counts: dict[str, int] = field(default_factory=dict)
-    waiting: list[Job] = field(default_factory=list)
+    waiting: list[RecordedJob] = field(default_factory=list)
 
     def count(self, what: str) -> None:
         self.counts[what] = self.counts.get(what, 0) + 1
@@ -75,24 +75,28 @@ def layouts() -> dict[str, dict[str, str]]:
 
 
 def _layout_row(cells: Mapping[str, str]) -> tuple[str, str, str]:
-    pack.filled(cells["source"])
-    return pack.filled(cells["layout"]), pack.one_of(cells["field"], frozenset(FIELDS)), pack.filled(cells["column"])
+    pack.required(cells["source"])
+    return (
+        pack.required(cells["layout"]),
+        pack.choice(cells["field"], frozenset(FIELDS)),
+        pack.required(cells["column"]),
+    )
 
 
-def read_jobs(text: str, *, where: str, columns: Mapping[str, str] | None = None) -> Recorded:
+def read_jobs(text: str, *, where: str, columns: Mapping[str, str] | None = None) -> JobRecords:
     """Jobs of a table; `columns` maps our words to its columns where the layout is none that we know."""
     problems = table.Problems(where)
-    found = table.read(text, where=where, problems=problems)
+    found = table.read_table(text, where=where, problems=problems)
     misshapen = problems.counts.total()
     layout, chosen = _layout(found, columns or {}, where=where)
-    reading = _Reading(chosen, problems)
+    reading = _JobTableReader(chosen, problems)
     rows = _near(found.rows, [_times(row, reading) for row in found.rows], problems)
     # A row that is left out because its times cannot be says nothing about when the table begins and ends.
     known = [at for times in rows if times and _is_ordered(times) for at in times if at is not None]
     if not known:
         raise CollectError("no row has a time that can be read", where=where, now="; ".join(problems.lines()[:3]))
     since, until = min(known), max(known)
-    jobs: dict[str, list[Job]] = {}
+    jobs: dict[str, list[RecordedJob]] = {}
     for row, times in zip(found.rows, rows, strict=True):
         job = None if times is None else _job(row, times, reading, window=(since, until))
         if job is None:
@@ -100,7 +104,7 @@ def read_jobs(text: str, *, where: str, columns: Mapping[str, str] | None = None
         runs = jobs.setdefault(job.id, [])
         # Slurm gives a requeued job a row for each run; in any other table a second row is a mistake.
         if runs and not ("tres" in chosen and all(_is_apart(job, run) for run in runs)):
-            problems.add("job id stands twice", row.line, f"{table.harmless(job.id)[:60]}: the first is used")
+            problems.add("job id stands twice", row.line, f"{table.escape_cell(job.id)[:60]}: the first is used")
             continue
         if runs:
             reading.count("further_runs")
@@ -113,10 +117,10 @@ def read_jobs(text: str, *, where: str, columns: Mapping[str, str] | None = None
         **reading.counts,
         "left_out": problems.counts.total(),
     }
-    return Recorded(in_order, layout, counts, problems, since, until, tuple(reading.waiting))
+    return JobRecords(in_order, layout, counts, problems, since, until, tuple(reading.waiting))
 
 
-def _is_apart(one: Job, other: Job) -> bool:
+def _is_apart(one: RecordedJob, other: RecordedJob) -> bool:
     """Whether one run was over before the other began."""
     begins = [job.submitted if job.started is None else job.started for job in (one, other)]
     return begins[0] + one.seconds <= begins[1] or begins[1] + other.seconds <= begins[0]
@@ -127,9 +131,9 @@ def known_layout(columns: Sequence[str]) -> str | None:
     return next((name for name, wanted in layouts().items() if set(wanted.values()) <= set(columns)), None)
 
 
-def _layout(found: table.Table, columns: Mapping[str, str], *, where: str) -> tuple[str, dict[str, str]]:
+def _layout(found: table.CsvTable, columns: Mapping[str, str], *, where: str) -> tuple[str, dict[str, str]]:
     for column in columns.values():
-        table.need(found.columns, column, where=where)
+        table.require_column(found.columns, column, where=where)
     name = known_layout(found.columns)
     if name is not None:
         # A table in our own words may have any of them.
@@ -139,7 +143,7 @@ def _layout(found: table.Table, columns: Mapping[str, str], *, where: str) -> tu
     if "submitted" in columns and has_size and ("ended" in columns or "seconds" in columns):
         # Whatever a row is called by, a second one of that name is a mistake.
         return "as told", {**({"id": "id"} if "id" in found.columns else {}), **columns}
-    has = ", ".join(table.harmless(name)[:40] for name in found.columns[:12])
+    has = ", ".join(table.escape_cell(name)[:40] for name in found.columns[:12])
     raise CollectError(
         f"this table of jobs is none that we know ({has})",
         where=where,
@@ -147,14 +151,16 @@ def _layout(found: table.Table, columns: Mapping[str, str], *, where: str) -> tu
     )
 
 
-def _near(rows: Sequence[table.Row], times: Sequence[Times | None], problems: table.Problems) -> list[Times | None]:
+def _near(
+    rows: Sequence[table.TableRow], times: Sequence[Times | None], problems: table.Problems
+) -> list[Times | None]:
     """The times of each row, without rows whose times are years away from the others."""
-    middle = table.middle([at for row_times in times if row_times for at in row_times if at is not None])
+    middle = table.median_time([at for row_times in times if row_times for at in row_times if at is not None])
     found: list[Times | None] = []
     for row, row_times in zip(rows, times, strict=True):
         try:
             for at in row_times or ():
-                table.near(at, middle)
+                table.check_near(at, middle)
             found.append(row_times)
         except ValueError as error:
             problems.add("bad time", row.line, str(error))
@@ -167,27 +173,27 @@ def _is_ordered(times: Times) -> bool:
     return known == sorted(known)
 
 
-def _times(row: table.Row, reading: _Reading) -> Times | None:
+def _times(row: table.TableRow, reading: _JobTableReader) -> Times | None:
     """Submission, start and end of a row; None where one of them cannot be read, which is noted."""
     try:
-        at = [table.moment(_cell(row, name, reading)) for name in ("submitted", "started", "ended")]
+        at = [table.parse_time(_cell(row, name, reading)) for name in ("submitted", "started", "ended")]
     except ValueError as error:
         reading.problems.add("bad time", row.line, str(error))
         return None
     return at[0], at[1], at[2]
 
 
-def _cell(row: table.Row, name: str, reading: _Reading) -> str:
+def _cell(row: table.TableRow, name: str, reading: _JobTableReader) -> str:
     return row.cells[reading.columns[name]] if name in reading.columns else ""
 
 
 def _job(
-    row: table.Row,
+    row: table.TableRow,
     times: Times,
-    reading: _Reading,
+    reading: _JobTableReader,
     *,
     window: tuple[float, float],
-) -> Job | None:
+) -> RecordedJob | None:
     submitted, started, ended = times
     id = _cell(row, "id", reading) or f"line {row.line}"
     # `123.batch` is a step of a Slurm job: its GPUs are the job's.
@@ -196,7 +202,7 @@ def _job(
         return None
     try:
         shape = _shape(row, reading)
-        seconds = table.number(_cell(row, "seconds", reading))
+        seconds = table.parse_number(_cell(row, "seconds", reading))
     except ValueError as error:
         reading.problems.add("bad number", row.line, str(error))
         return None
@@ -213,7 +219,7 @@ def _job(
         if started is None and "started" in reading.columns:
             reading.problems.add("never ran", row.line, "it waits still" if ended is None else "it ended in the queue")
             if ended is None:
-                reading.waiting.append(Job(id, submitted, 0.0, shape, is_cut_off=True))
+                reading.waiting.append(RecordedJob(id, submitted, 0.0, shape, is_cut_off=True))
             return None
         if ended is None:
             reading.count("without_end")
@@ -223,20 +229,22 @@ def _job(
         early = "it ends before it starts" if seconds < 0 else "it starts before it was submitted"
         reading.problems.add("negative duration", row.line, early)
         return None
-    return Job(id, submitted, seconds, shape, started=started, is_cut_off=ended is None and "ended" in reading.columns)
+    return RecordedJob(
+        id, submitted, seconds, shape, started=started, is_cut_off=ended is None and "ended" in reading.columns
+    )
 
 
-def _shape(row: table.Row, reading: _Reading) -> Shape | None:
+def _shape(row: table.TableRow, reading: _JobTableReader) -> GpuRequest | None:
     """What a row asks for; None for a job without GPUs."""
     model = _cell(row, "models", reading)
     if "tres" in reading.columns:
         # Slurm has allocated nothing to a job that waits.
         said = _cell(row, "tres", reading) or row.cells.get(REQUESTED, "")
-        gpus: float | None = sum(tres.gpus(said, model=model).values())
+        gpus: float | None = sum(tres.gpus_by_type(said, model=model).values())
     else:
-        gpus = table.number(_cell(row, "gpus", reading))
-    milli = table.number(_cell(row, "milli", reading))
-    share = table.number(_cell(row, "share", reading))
+        gpus = table.parse_number(_cell(row, "gpus", reading))
+    milli = table.parse_number(_cell(row, "milli", reading))
+    share = table.parse_number(_cell(row, "share", reading))
     if gpus is None and milli is not None:
         gpus = milli / WHOLE
     if gpus is None or gpus == 0:
@@ -251,25 +259,25 @@ def _shape(row: table.Row, reading: _Reading) -> Shape | None:
     wanted = wanted if wanted < WHOLE else -(-wanted // WHOLE) * WHOLE
     models = tuple(sorted(filter(None, model.split("|"))))
     used = round(share * WHOLE) if share is not None and 0 < share < 1 and wanted <= WHOLE else 0
-    return Shape(max(1, wanted), models, slice_milli=used or (wanted if wanted < WHOLE else 0))
+    return GpuRequest(max(1, wanted), models, slice_milli=used or (wanted if wanted < WHOLE else 0))
 
 
-def read_nodes(text: str, *, where: str) -> tuple[tuple[Node, ...], table.Problems]:
+def read_nodes(text: str, *, where: str) -> tuple[tuple[FleetNode, ...], table.Problems]:
     """Nodes with GPUs of a table with name, gpus, and where it has them model and rack."""
     problems = table.Problems(where)
-    found = table.read(text, where=where, problems=problems)
+    found = table.read_table(text, where=where, problems=problems)
     columns = {
         name: next((column for column in known if column in found.columns), None) for name, known in NODE_NAMES.items()
     }
     name_column, gpu_column = columns["name"], columns["gpus"]
     if name_column is None or gpu_column is None:
-        has = ", ".join(table.harmless(name)[:40] for name in found.columns[:12])
+        has = ", ".join(table.escape_cell(name)[:40] for name in found.columns[:12])
         raise CollectError("a table of nodes needs the columns name and gpus", where=where, remedy=f"It has: {has}")
-    nodes: dict[str, Node] = {}
+    nodes: dict[str, FleetNode] = {}
     for row in found.rows:
         name = row.cells[name_column]
         try:
-            gpus = table.number(row.cells[gpu_column])
+            gpus = table.parse_number(row.cells[gpu_column])
             if gpus is not None and (gpus != int(gpus) or not 0 <= gpus <= fleet.MOST_GPUS):
                 raise ValueError(f"{gpus:g} GPUs cannot be")
         except ValueError as error:
@@ -277,29 +285,29 @@ def read_nodes(text: str, *, where: str) -> tuple[tuple[Node, ...], table.Proble
             continue
         if not name or name in nodes:
             problems.add(
-                "node without a name" if not name else "node stands twice", row.line, table.harmless(name)[:60]
+                "node without a name" if not name else "node stands twice", row.line, table.escape_cell(name)[:60]
             )
         elif gpus:
             model, rack = (row.cells[found_at] if found_at else "" for found_at in (columns["model"], columns["rack"]))
-            nodes[name] = Node(name, int(gpus), model=model, rack=rack)
+            nodes[name] = FleetNode(name, int(gpus), model=model, rack=rack)
     if not nodes:
         raise CollectError("no row names a node with GPUs", where=where)
     return tuple(nodes.values()), problems
 
 
-def plain_nodes(gpus: int, *, of_node: int) -> tuple[Node, ...]:
+def uniform_nodes(gpus: int, *, of_node: int) -> tuple[FleetNode, ...]:
     """So many GPUs in nodes of one size, the last with what is left."""
     full, rest = divmod(gpus, of_node)
     sizes = [of_node] * full + ([rest] if rest else [])
-    return tuple(Node(f"node-{at}", size) for at, size in enumerate(sizes, start=1))
+    return tuple(FleetNode(f"node-{at}", size) for at, size in enumerate(sizes, start=1))
 
 
-def unknown_models(jobs: Iterable[Job], nodes: Sequence[Node]) -> dict[str, int]:
+def unknown_models(jobs: Iterable[RecordedJob], nodes: Sequence[FleetNode]) -> dict[str, int]:
     """Models that jobs ask for and no node has, with how many jobs name them."""
     known = {node.model for node in nodes}
     missing: dict[str, int] = {}
     for job in jobs:
         for model in set(job.shape.models) - known:
-            shown = table.harmless(model)[:60]
+            shown = table.escape_cell(model)[:60]
             missing[shown] = missing.get(shown, 0) + 1
     return dict(sorted(missing.items()))

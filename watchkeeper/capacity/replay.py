@@ -18,13 +18,13 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
-from watchkeeper.capacity.jobs import Job
-from watchkeeper.capacity.stock import WHOLE, Node, Placing, Shape, Stock
+from watchkeeper.capacity.jobs import RecordedJob
+from watchkeeper.capacity.simulated_fleet import WHOLE, FleetNode, GpuRequest, JobPlacement, SimulatedFleet
 
 Floats = npt.NDArray[np.float64]
 
 
-class Policy(StrEnum):
+class QueuePolicy(StrEnum):
     """Who may start. `FIFO`: only the oldest. `BACKFILL`: the oldest that fits, so that a large one may wait for ever,
     as in Kubernetes and wherever nothing is reserved for the head of the queue."""
 
@@ -33,7 +33,7 @@ class Policy(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Outcome:
+class ReplayOutcome:
     """What came of every job: its start, NaN where it never started; and the fleet's GPUs in use at every change."""
 
     starts: Floats
@@ -51,27 +51,29 @@ class Outcome:
         return float(np.sum(np.diff(edges) * self.used_gpus))
 
 
-def replay(jobs: Sequence[Job], nodes: Sequence[Node], *, policy: Policy = Policy.BACKFILL) -> Outcome:
+def replay(
+    jobs: Sequence[RecordedJob], nodes: Sequence[FleetNode], *, policy: QueuePolicy = QueuePolicy.BACKFILL
+) -> ReplayOutcome:
     """Every job of `jobs`, which are in order of submission, on `nodes`."""
-    return _Run(jobs, nodes, policy).to_the_end()
+    return _Replay(jobs, nodes, policy).to_the_end()
 
 
-class _Run:
-    def __init__(self, jobs: Sequence[Job], nodes: Sequence[Node], policy: Policy) -> None:
+class _Replay:
+    def __init__(self, jobs: Sequence[RecordedJob], nodes: Sequence[FleetNode], policy: QueuePolicy) -> None:
         self._jobs = jobs
-        self._stock = Stock(nodes)
+        self._stock = SimulatedFleet(nodes)
         self._policy = policy
         self._starts = np.full(len(jobs), math.nan)
         self._ends = np.full(len(jobs), math.nan)
         self._running: list[tuple[float, int]] = []
-        self._placed: dict[int, Placing] = {}
-        self._waiting: dict[Shape, deque[int]] = {}
+        self._placed: dict[int, JobPlacement] = {}
+        self._waiting: dict[GpuRequest, deque[int]] = {}
         self._in_order: deque[int] = deque()
         self._changes: list[tuple[float, int]] = []
         fits = {shape: self._stock.could_ever(shape) for shape in {job.shape for job in jobs}}
         self._never = tuple(at for at, job in enumerate(jobs) if not fits[job.shape])
 
-    def to_the_end(self) -> Outcome:
+    def to_the_end(self) -> ReplayOutcome:
         never, arrived = set(self._never), 0
         while arrived < len(self._jobs) or self._running:
             arrival = self._jobs[arrived].submitted if arrived < len(self._jobs) else math.inf
@@ -88,7 +90,7 @@ class _Run:
         times = np.array([at for at, _ in self._changes], dtype=np.float64)
         used = np.array([milli for _, milli in self._changes], dtype=np.float64) / WHOLE
         gpus = self._stock.milli / WHOLE
-        return Outcome(self._starts, self._ends, self._never, times, used, gpus)
+        return ReplayOutcome(self._starts, self._ends, self._never, times, used, gpus)
 
     def _end_jobs(self, now: float) -> bool:
         freed = False
@@ -99,7 +101,7 @@ class _Run:
         return freed
 
     def _start_jobs(self, came: list[int], now: float, *, freed: bool) -> None:
-        if self._policy is Policy.FIFO:
+        if self._policy is QueuePolicy.FIFO:
             self._in_order.extend(came)
             while self._in_order and self._try(self._in_order[0], now):
                 self._in_order.popleft()

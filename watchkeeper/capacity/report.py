@@ -18,14 +18,14 @@ from watchkeeper.capacity.forecast import Forecast, forecast
 from watchkeeper.kit import durations, wire
 
 
-class Step(TypedDict):
+class ForecastStep(TypedDict):
     time: str
     mean: float
     low: float
     high: float
 
 
-class Backtest(TypedDict):
+class BacktestScores(TypedDict):
     wape: float | None
     naive_wape: float | None
     coverage: float | None
@@ -37,15 +37,15 @@ class Backtest(TypedDict):
     whole_horizon: bool
 
 
-class Point(TypedDict):
+class DemandPoint(TypedDict):
     time: str
     value: float | None
 
 
-PastDemand = TypedDict("PastDemand", {"from": str, "to": str, "steps": int, "gaps": int, "recent": list[Point]})
+PastDemand = TypedDict("PastDemand", {"from": str, "to": str, "steps": int, "gaps": int, "recent": list[DemandPoint]})
 
 
-class Full(TypedDict):
+class FullnessForecast(TypedDict):
     capacity_gpus: float
     is_full_now: bool
     full_at: str | None
@@ -55,7 +55,7 @@ class Full(TypedDict):
 
 
 def forecast_report(
-    series: demand.Series,
+    series: demand.DemandSeries,
     horizon_seconds: float,
     *,
     capacity_gpus: float | None = None,
@@ -78,18 +78,18 @@ def forecast_report(
         return answer
     known = series.values[~np.isnan(series.values)]
     full = fullness.fullness(made, capacity_gpus, now_gpus=float(known[-1]))
-    need = fullness.need(made, capacity_gpus, target=target)
+    need = fullness.gpus_needed(made, capacity_gpus, target=target)
     horizon = durations.format_seconds(horizon_seconds)
     return {
-        "sentence": advice.sentence(full, need, horizon=horizon),
+        "sentence": advice.summary_sentence(full, need, horizon=horizon),
         **answer,
         "full": _full(full),
         "need": wire.to_plain(need),
-        "advice": wire.to_plain(advice.of_forecast(made, full, need)),
+        "advice": wire.to_plain(advice.advise_on_forecast(made, full, need)),
     }
 
 
-def _full(found: fullness.Fullness) -> Full:
+def _full(found: fullness.Fullness) -> FullnessForecast:
     full_at, earliest, latest = (
         None if at is None else _when(at) for at in (found.full_at, found.earliest, found.latest)
     )
@@ -103,7 +103,7 @@ def _full(found: fullness.Fullness) -> Full:
     }
 
 
-def _points(made: Forecast) -> list[Step]:
+def _points(made: Forecast) -> list[ForecastStep]:
     return [
         {"time": _when(at), "mean": round(mean, 4), "low": round(low, 4), "high": round(high, 4)}
         for at, mean, low, high in zip(
@@ -112,7 +112,7 @@ def _points(made: Forecast) -> list[Step]:
     ]
 
 
-def _backtest(made: Forecast) -> Backtest:
+def _backtest(made: Forecast) -> BacktestScores:
     judged = made.backtest
     return {
         "wape": judged.wape,
@@ -127,7 +127,7 @@ def _backtest(made: Forecast) -> Backtest:
     }
 
 
-def _history(series: demand.Series, *, steps: int) -> PastDemand:
+def _history(series: demand.DemandSeries, *, steps: int) -> PastDemand:
     first = max(0, len(series) - steps)
     return {
         "from": _when(series.start_seconds),

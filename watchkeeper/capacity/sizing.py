@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from watchkeeper.capacity.jobs import Job
-from watchkeeper.capacity.replay import Floats, Policy, replay
-from watchkeeper.capacity.stock import Node
-from watchkeeper.capacity.whatif import Change, changed
+from watchkeeper.capacity.jobs import RecordedJob
+from watchkeeper.capacity.replay import Floats, QueuePolicy, replay
+from watchkeeper.capacity.simulated_fleet import FleetNode
+from watchkeeper.capacity.whatif import FleetChange, apply_change
 
 DAY_SECONDS = 86_400.0
 # Beyond four times the fleet it is the jobs, not the fleet, that should be looked at.
@@ -34,7 +34,11 @@ class Addition:
 
 
 def smallest_addition(
-    jobs: Sequence[Job], nodes: Sequence[Node], *, target_seconds: float, policy: Policy = Policy.BACKFILL
+    jobs: Sequence[RecordedJob],
+    nodes: Sequence[FleetNode],
+    *,
+    target_seconds: float,
+    policy: QueuePolicy = QueuePolicy.BACKFILL,
 ) -> Addition:
     size = max(node.gpus for node in nodes)
     low, high = 0, MOST_TIMES * sum(node.gpus for node in nodes) // size
@@ -42,7 +46,7 @@ def smallest_addition(
 
     def waits(count: int) -> Floats:
         if count not in tried:
-            outcome = replay(jobs, changed(nodes, Change(add_gpus=count * size)), policy=policy)
+            outcome = replay(jobs, apply_change(nodes, FleetChange(add_gpus=count * size)), policy=policy)
             tried[count] = outcome.starts - np.array([job.submitted for job in jobs])
         return tried[count]
 
@@ -64,7 +68,7 @@ def _p95(waits: Floats) -> float | None:
     return float(np.quantile(known, 0.95)) if len(known) else None
 
 
-def _days_kept(jobs: Sequence[Job], waits: Floats, target_seconds: float) -> float | None:
+def _days_kept(jobs: Sequence[RecordedJob], waits: Floats, target_seconds: float) -> float | None:
     days = np.array([job.submitted // DAY_SECONDS for job in jobs])
     kept = [p95 <= target_seconds for day in np.unique(days) if (p95 := _p95(waits[days == day])) is not None]
     return sum(kept) / len(kept) if kept else None

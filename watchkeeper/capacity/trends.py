@@ -32,7 +32,7 @@ class Trend:
     relied_on: float = 0.0
 
 
-def of(past: Floats, day: int, *, has_week: bool = True) -> Trend:
+def estimate_trend(past: Floats, day: int, *, has_week: bool = True) -> Trend:
     """The trend of a past without gaps, of which `day` steps are a day; longer steps, without a week, are days here."""
     days = len(past) // day
     if days < LEAST_DAYS:

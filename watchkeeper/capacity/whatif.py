@@ -14,13 +14,13 @@ from typing import TypedDict
 
 import numpy as np
 
-from watchkeeper.capacity.jobs import Job, Recorded, unknown_models
-from watchkeeper.capacity.replay import Floats, Outcome, Policy, replay
-from watchkeeper.capacity.stock import Node
+from watchkeeper.capacity.jobs import JobRecords, RecordedJob, unknown_models
+from watchkeeper.capacity.replay import Floats, QueuePolicy, ReplayOutcome, replay
+from watchkeeper.capacity.simulated_fleet import FleetNode
 from watchkeeper.errors import WatchkeeperError
 from watchkeeper.readers.table import PlainProblems
 
-ASSUMES = (
+ASSUMPTIONS = (
     "each job runs as long as it ran when recorded, whatever it runs on",
     "jobs would have been submitted at the same times",
     "only GPUs are scarce: CPUs, memory, quotas, priorities and affinities are not looked at",
@@ -53,7 +53,7 @@ class NeverFits(TypedDict):
     gpus: list[float]
 
 
-class Replayed(TypedDict):
+class ReplaySummary(TypedDict):
     gpus: float
     utilisation: float | None
     gpu_hours_used: float
@@ -74,15 +74,15 @@ class WhatIf(TypedDict):
     since: float
     until: float
     recorded: RecordedWaits
-    before: Replayed
-    after: Replayed
+    before: ReplaySummary
+    after: ReplaySummary
     unknown_models: dict[str, int]
     assumes: list[str]
     problems: PlainProblems
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class FleetChange:
     """What is to be different. `slice_gpus` GPUs are cut into `slices_of_gpu` parts each."""
 
     add_gpus: int = 0
@@ -103,11 +103,11 @@ class Change:
         return ", ".join(filter(None, parts)) or "nothing changed"
 
 
-class ChangeRefused(WatchkeeperError):
+class FleetChangeRefused(WatchkeeperError):
     """The change cannot be made on this fleet; the message has both numbers."""
 
 
-def changed(nodes: Sequence[Node], change: Change) -> tuple[Node, ...]:
+def apply_change(nodes: Sequence[FleetNode], change: FleetChange) -> tuple[FleetNode, ...]:
     """The fleet after the change; added nodes are like the most frequent kind of those that are there."""
     _check_names(nodes, change)
     left = [node for node in nodes if node.rack not in change.remove_racks and node.name not in change.remove_nodes]
@@ -115,11 +115,13 @@ def changed(nodes: Sequence[Node], change: Change) -> tuple[Node, ...]:
     left += _more(nodes, change.add_gpus)
     left = _sliced(left, change)
     if not left:
-        raise ChangeRefused("nothing would be left of the fleet", now=f"It has {sum(node.gpus for node in nodes)} GPUs")
+        raise FleetChangeRefused(
+            "nothing would be left of the fleet", now=f"It has {sum(node.gpus for node in nodes)} GPUs"
+        )
     return tuple(left)
 
 
-def _check_names(nodes: Sequence[Node], change: Change) -> None:
+def _check_names(nodes: Sequence[FleetNode], change: FleetChange) -> None:
     for kind, wanted, known in (
         ("rack", change.remove_racks, {node.rack for node in nodes if node.rack}),
         ("node", change.remove_nodes, {node.name for node in nodes}),
@@ -127,14 +129,14 @@ def _check_names(nodes: Sequence[Node], change: Change) -> None:
         for name in wanted:
             if name not in known:
                 has = ", ".join(sorted(known)[:10]) or f"none: the table of nodes has no column {kind}"
-                raise ChangeRefused(f"there is no {kind} {name!r:.60}", now=f"The fleet has: {has}")
+                raise FleetChangeRefused(f"there is no {kind} {name!r:.60}", now=f"The fleet has: {has}")
 
 
-def _fewer(nodes: list[Node], gpus: int) -> list[Node]:
+def _fewer(nodes: list[FleetNode], gpus: int) -> list[FleetNode]:
     """Whole nodes from the end of the list, the last of them in part."""
     have = sum(node.gpus for node in nodes)
     if gpus > have:
-        raise ChangeRefused(f"{gpus} GPUs cannot be taken away", now=f"The fleet has {have}")
+        raise FleetChangeRefused(f"{gpus} GPUs cannot be taken away", now=f"The fleet has {have}")
     left, last = list(nodes), len(nodes) - 1
     while gpus:
         taken = min(gpus, left[last].gpus)
@@ -143,7 +145,7 @@ def _fewer(nodes: list[Node], gpus: int) -> list[Node]:
     return [node for node in left if node.gpus]
 
 
-def _more(nodes: Sequence[Node], gpus: int) -> list[Node]:
+def _more(nodes: Sequence[FleetNode], gpus: int) -> list[FleetNode]:
     if not gpus:
         return []
     kinds: dict[tuple[str, int], int] = {}
@@ -151,16 +153,16 @@ def _more(nodes: Sequence[Node], gpus: int) -> list[Node]:
         kinds[node.model, node.gpus] = kinds.get((node.model, node.gpus), 0) + 1
     model, size = max(kinds, key=lambda kind: (kinds[kind], kind))
     sizes = [size] * (gpus // size) + ([gpus % size] if gpus % size else [])
-    return [Node(f"added-{at}", count, model=model) for at, count in enumerate(sizes, start=1)]
+    return [FleetNode(f"added-{at}", count, model=model) for at, count in enumerate(sizes, start=1)]
 
 
-def _sliced(nodes: list[Node], change: Change) -> list[Node]:
+def _sliced(nodes: list[FleetNode], change: FleetChange) -> list[FleetNode]:
     """GPUs are cut from the end of the list on, so that whole nodes stay whole as long as possible."""
     if not change.slice_gpus:
         return nodes
     have = sum(node.gpus for node in nodes)
     if change.slice_gpus > have or not 2 <= change.slices_of_gpu <= 7:
-        raise ChangeRefused(
+        raise FleetChangeRefused(
             f"{change.slice_gpus} GPUs cannot be cut into {change.slices_of_gpu} slices each",
             now=f"The fleet has {have} GPUs, and MIG makes 2 to 7 slices of one",
         )
@@ -172,12 +174,14 @@ def _sliced(nodes: list[Node], change: Change) -> list[Node]:
     return left
 
 
-def compare(recorded: Recorded, nodes: Sequence[Node], change: Change, *, policy: Policy = Policy.BACKFILL) -> WhatIf:
+def compare(
+    recorded: JobRecords, nodes: Sequence[FleetNode], change: FleetChange, *, policy: QueuePolicy = QueuePolicy.BACKFILL
+) -> WhatIf:
     """Waiting and utilisation as recorded, as replayed on the fleet as it is, and after the change; plain for JSON."""
-    after = changed(nodes, change)
-    jobs, unknown = for_these(recorded.jobs, [*nodes, *after])
+    after = apply_change(nodes, change)
+    jobs, unknown = jobs_for_fleet(recorded.jobs, [*nodes, *after])
     window = (recorded.since, recorded.until)
-    before, then = (summary(jobs, replay(jobs, fleet, policy=policy), window) for fleet in (nodes, after))
+    before, then = (summarise_replay(jobs, replay(jobs, fleet, policy=policy), window) for fleet in (nodes, after))
     return {
         "change": str(change),
         "policy": policy.value,
@@ -189,23 +193,23 @@ def compare(recorded: Recorded, nodes: Sequence[Node], change: Change, *, policy
         "before": before,
         "after": then,
         "unknown_models": unknown,
-        "assumes": list(ASSUMES),
+        "assumes": list(ASSUMPTIONS),
         "problems": recorded.problems.plain(),
     }
 
 
-def for_these(jobs: Sequence[Job], nodes: Sequence[Node]) -> tuple[list[Job], dict[str, int]]:
+def jobs_for_fleet(jobs: Sequence[RecordedJob], nodes: Sequence[FleetNode]) -> tuple[list[RecordedJob], dict[str, int]]:
     """Without the models that jobs ask for where no node says what it has."""
     if any(node.model for node in nodes):
         return list(jobs), unknown_models(jobs, nodes)
     return [replace(job, shape=replace(job.shape, models=())) if job.shape.models else job for job in jobs], {}
 
 
-def _recorded_waits(jobs: Sequence[Job]) -> Floats:
+def _recorded_waits(jobs: Sequence[RecordedJob]) -> Floats:
     return np.array([math.nan if job.started is None else job.started - job.submitted for job in jobs])
 
 
-def summary(jobs: Sequence[Job], outcome: Outcome, window: tuple[float, float]) -> Replayed:
+def summarise_replay(jobs: Sequence[RecordedJob], outcome: ReplayOutcome, window: tuple[float, float]) -> ReplaySummary:
     submitted = np.array([job.submitted for job in jobs], dtype=np.float64)
     available = outcome.gpus * (window[1] - window[0])
     used = outcome.gpu_seconds(*window)
@@ -224,7 +228,7 @@ def summary(jobs: Sequence[Job], outcome: Outcome, window: tuple[float, float]) 
     }
 
 
-def waits(jobs: Sequence[Job], seconds: Floats) -> Waits:
+def waits(jobs: Sequence[RecordedJob], seconds: Floats) -> Waits:
     """Seconds of waiting of all jobs that started, and by shape: a row for each size up to which a job counts."""
     rows: dict[str, Spread] = {}
     sizes = np.array([job.shape.gpus for job in jobs])

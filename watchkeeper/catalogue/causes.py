@@ -37,14 +37,14 @@ class CauseRow:
         return self.scope in ("gpu", "node") and self.cause != diagnosis.UNKNOWN_CAUSE
 
     @property
-    def gives_way(self) -> bool:
+    def is_secondary(self) -> bool:
         """True for what a broken GPU brings along: failing applications, calls for a reset, lines nobody explains."""
         return self.family in ("application", "recovery", diagnosis.UNKNOWN_CAUSE)
 
     @property
     def explains_others(self) -> bool:
         """True for a hardware fault so grave that what gives way at the same place is its consequence."""
-        return self.is_hardware and not self.gives_way and self.severity is alerts.Severity.CRITICAL
+        return self.is_hardware and not self.is_secondary and self.severity is alerts.Severity.CRITICAL
 
     def headline(self, place: str, node: str | None = None) -> str:
         """The title with the place as people call it, for example `gpu 3 of n7`; `node` is its machine."""
@@ -59,25 +59,25 @@ def lookup(cause: str) -> CauseRow:
     return _by_id().get(cause) or _by_id()[diagnosis.UNKNOWN_CAUSE]
 
 
-def all() -> tuple[CauseRow, ...]:
+def all_causes() -> tuple[CauseRow, ...]:
     return tuple(_by_id().values())
 
 
 def read_row(cells: Mapping[str, str]) -> CauseRow:
     return CauseRow(
-        cause=pack.filled(cells["cause"]),
-        family=pack.filled(cells["family"]),
+        cause=pack.required(cells["cause"]),
+        family=pack.required(cells["family"]),
         severity=alerts.Severity(cells["severity"]),
-        scope=pack.one_of(cells["scope"], SCOPES),
+        scope=pack.choice(cells["scope"], SCOPES),
         title=_template(cells["title"]),
-        why=pack.filled(cells["why"]),
+        why=pack.required(cells["why"]),
         next_step=_template(cells["next_step"]),
-        runbook=pack.filled(cells["runbook"]),
+        runbook=pack.required(cells["runbook"]),
     )
 
 
 def _template(text: str) -> str:
-    names = {name for _, name, _, _ in string.Formatter().parse(pack.filled(text)) if name is not None}
+    names = {name for _, name, _, _ in string.Formatter().parse(pack.required(text)) if name is not None}
     if names - PLACEHOLDERS:
         raise ValueError(f"unknown placeholder {', '.join(sorted(names - PLACEHOLDERS))}; known: place, node")
     return text

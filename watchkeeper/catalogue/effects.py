@@ -29,22 +29,22 @@ class EffectRow:
     within: timedelta
 
 
-def of(cause: str) -> frozenset[str]:
+def affected_families(cause: str) -> frozenset[str]:
     """The families that this cause explains inside its place."""
     return _table()[0].get(cause, frozenset())
 
 
-def on_jobs(cause: str) -> Mapping[str, timedelta]:
+def job_effects(cause: str) -> Mapping[str, timedelta]:
     """The causes of jobs that this cause explains where they have a rank, and how soon they must begin."""
     return _table()[1].get(cause, {})
 
 
-def may_follow_jobs(family: str) -> bool:
+def is_effect_of_jobs(family: str) -> bool:
     """True for what is seen of GPUs and pods because the job that holds them does not get on."""
     return any(family in found for cause, found in _table()[0].items() if causes.lookup(cause).scope == "workload")
 
 
-def may_befall_jobs(cause: str) -> bool:
+def is_job_effect(cause: str) -> bool:
     """True for what a job may suffer because something else broke."""
     return any(cause in found for found in _table()[1].values())
 
@@ -61,12 +61,12 @@ def _table() -> tuple[Mapping[str, frozenset[str]], Mapping[str, Mapping[str, ti
 
 
 def read_row(cells: Mapping[str, str]) -> EffectRow:
-    pack.filled(cells["why"])
-    families = frozenset(row.family for row in causes.all())
-    of_jobs = frozenset(row.cause for row in causes.all() if row.scope == "workload")
-    named = [pack.one_of(name, families | of_jobs) for name in pack.filled(cells["effect"]).split()]
+    pack.required(cells["why"])
+    families = frozenset(row.family for row in causes.all_causes())
+    of_jobs = frozenset(row.cause for row in causes.all_causes() if row.scope == "workload")
+    named = [pack.choice(name, families | of_jobs) for name in pack.required(cells["effect"]).split()]
     return EffectRow(
-        pack.one_of(cells["cause"], frozenset(row.cause for row in causes.all())),
+        pack.choice(cells["cause"], frozenset(row.cause for row in causes.all_causes())),
         frozenset(name for name in named if name in families),
         frozenset(name for name in named if name not in families),
         timedelta(seconds=durations.parse_seconds(cells["within"])) if cells["within"] else ALWAYS,

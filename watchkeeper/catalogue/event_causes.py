@@ -14,7 +14,7 @@ from watchkeeper.model import events
 FILE = "event_causes.csv"
 
 
-def of(kind: events.EventKind) -> str | None:
+def cause_of(kind: events.EventKind) -> str | None:
     """The cause that an event of this kind stands for; None for a kind that names no fault, or names it itself."""
     return _by_kind().get(kind)
 
@@ -25,6 +25,6 @@ def _by_kind() -> Mapping[events.EventKind, str]:
 
 
 def _row(cells: Mapping[str, str]) -> tuple[events.EventKind, str]:
-    pack.filled(cells["why"])
-    known = frozenset(row.cause for row in causes.all())
-    return events.EventKind(cells["kind"]), pack.one_of(cells["cause"], known)
+    pack.required(cells["why"])
+    known = frozenset(row.cause for row in causes.all_causes())
+    return events.EventKind(cells["kind"]), pack.choice(cells["cause"], known)

@@ -16,7 +16,7 @@ FOLDERS = frozenset({"counters", "hw_counters"})
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class CounterFamily:
     folder: str
     file: str
     name: str
@@ -30,26 +30,26 @@ class Family:
 
 
 @cache
-def families() -> Mapping[tuple[str, str], Family]:
+def counter_families() -> Mapping[tuple[str, str], CounterFamily]:
     """By folder and file."""
     return {(row.folder, row.file): row for row in pack.load("infiniband_families.csv", _family)}
 
 
 @cache
-def maximum(counter: str) -> int | None:
+def counter_maximum(counter: str) -> int | None:
     """Where a counter of perfquery stops; None if it does not, or nobody knows."""
-    row = tables.counter(counter)
-    family = None if row is None else families().get(("counters", row.sysfs_name))
+    row = tables.find_counter(counter)
+    family = None if row is None else counter_families().get(("counters", row.sysfs_name))
     return None if family is None else family.basic_maximum
 
 
-def _family(cells: Mapping[str, str]) -> Family:
+def _family(cells: Mapping[str, str]) -> CounterFamily:
     bits = cells["basic_bits"]
-    return Family(
-        folder=pack.one_of(cells["folder"], FOLDERS),
-        file=pack.filled(cells["file"]),
-        name=pack.filled(cells["family"]),
+    return CounterFamily(
+        folder=pack.choice(cells["folder"], FOLDERS),
+        file=pack.required(cells["file"]),
+        name=pack.required(cells["family"]),
         scale=int(cells["scale"]),
         basic_bits=int(bits) if bits else None,
-        help=pack.filled(cells["help"]),
+        help=pack.required(cells["help"]),
     )

@@ -36,7 +36,7 @@ def lookup(name: str) -> MetricRow | None:
     return _by_name().get(name.upper())
 
 
-def close_to(name: str) -> tuple[str, ...]:
+def similar_names(name: str) -> tuple[str, ...]:
     """Names that have the same words, for a name that nobody knows."""
     words = {word for word in name.upper().split("_") if word not in ("DCGM", "FI", "DEV", "PROF")}
     scored = ((len(words & set(known.split("_"))), known) for known in _by_name())
@@ -64,7 +64,7 @@ def _row(cells: Mapping[str, str], guide: Mapping[str, str]) -> MetricRow:
         newer_name=cells.get("name_from_4_6", ""),
         unit=cells.get("unit") or guide.get("unit", ""),
         type=cells.get("prom_type") or guide.get("type", ""),
-        meaning=cells.get("description") or pack.filled(guide.get("meaning", "")),
+        meaning=cells.get("description") or pack.required(guide.get("meaning", "")),
         bands=guide.get("bands", ""),
         cannot_tell=guide.get("cannot_tell", ""),
         look_next=guide.get("look_next", ""),

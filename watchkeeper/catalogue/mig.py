@@ -18,7 +18,7 @@ GPUS, PROFILES = "mig_gpus.csv", "mig_profiles.csv"
 # With a media engine more than the others, with all of them, with none.
 MEDIA, ALL_MEDIA, NO_MEDIA = "+me", "+me.all", "-me"
 # Compute slices of a GPU that is not in the table.
-MOST_SLICES = 7
+MAX_SLICES = 7
 # Before the model in the names that the driver gives.
 MAKER = "nvidia "
 # Layouts that `fits` remembers: the mixes of one model's slices are some hundred.
@@ -26,7 +26,7 @@ MOST_REMEMBERED = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Gpu:
+class MigGpu:
     """A GPU that can be divided, by its PCI device ids and by the driver's names; `compute` and `memory` are slices."""
 
     name: str
@@ -37,7 +37,7 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
+class MigProfile:
     """One kind of instance on one GPU: `memory` slices from one of `starts`, at most `most` of them.
 
     `memory_mib` is what a program finds in it, by the driver that gives the least.
@@ -62,17 +62,17 @@ class ImpossibleLayout(ValueError):
 
 
 @cache
-def gpus() -> Mapping[str, Gpu]:
+def gpus() -> Mapping[str, MigGpu]:
     """The models by name, in the order of the table."""
     return {gpu.name: gpu for gpu in pack.load(GPUS, _gpu)}
 
 
-def of_model(model: str) -> Gpu | None:
+def gpu_of_model(model: str) -> MigGpu | None:
     """The GPU that the driver calls so; a hyphen or _ is a space, since labels of Kubernetes and Slurm have none."""
     return _by_model().get(_plain(model))
 
 
-def profiles(gpu: str) -> Mapping[str, Profile]:
+def profiles(gpu: str) -> Mapping[str, MigProfile]:
     """The profiles of a GPU model by name; ImpossibleLayout for a model that is not in the table."""
     found = _by_gpu().get(gpu)
     if found is None:
@@ -80,7 +80,7 @@ def profiles(gpu: str) -> Mapping[str, Profile]:
     return found
 
 
-def place(gpu: str, names: Sequence[str]) -> list[tuple[str, int]]:
+def place_instances(gpu: str, names: Sequence[str]) -> list[tuple[str, int]]:
     """Where each of these instances can begin so that all fit, the largest first; ImpossibleLayout if none can."""
     known = profiles(gpu)
     for name in names:
@@ -100,7 +100,7 @@ def place(gpu: str, names: Sequence[str]) -> list[tuple[str, int]]:
 
 
 @lru_cache(MOST_REMEMBERED)
-def share(profile: str, model: str) -> float | None:
+def gpu_share(profile: str, model: str) -> float | None:
     """The part of a GPU that an instance is, by words of the GPU's name; None where GPUs that fit differ in it.
 
     `1g.24gb` is a seventh of an H100 NVL, a quarter of an RTX PRO 6000 and half of an RTX PRO 5000.
@@ -110,26 +110,26 @@ def share(profile: str, model: str) -> float | None:
     size = profile.partition("gb")[0] + "gb"
     having = [gpu for gpu in known or gpus().values() if size in profiles(gpu.name)]
     compute = int(profile[0])
-    found = {compute / gpu.compute for gpu in having or known} or {compute / MOST_SLICES}
+    found = {compute / gpu.compute for gpu in having or known} or {compute / MAX_SLICES}
     return min(found.pop(), 1.0) if len(found) == 1 else None
 
 
-def least_share(profile: str, model: str) -> float:
+def minimum_gpu_share(profile: str, model: str) -> float:
     """The part of a GPU that an instance is; of GPUs that differ in it, of the one with the most slices."""
-    return share(profile, model) or int(profile[0]) / MOST_SLICES
+    return gpu_share(profile, model) or int(profile[0]) / MAX_SLICES
 
 
 @lru_cache(MOST_REMEMBERED)
 def fits(gpu: str, names: tuple[str, ...]) -> bool:
     """Whether these instances fit beside each other."""
     try:
-        place(gpu, names)
+        place_instances(gpu, names)
     except ImpossibleLayout:
         return False
     return True
 
 
-def _check_counts(gpu: Gpu, wanted: Sequence[Profile]) -> None:
+def _check_counts(gpu: MigGpu, wanted: Sequence[MigProfile]) -> None:
     for profile, count in Counter(wanted).items():
         if count > profile.most:
             raise ImpossibleLayout(
@@ -148,7 +148,7 @@ def _check_counts(gpu: Gpu, wanted: Sequence[Profile]) -> None:
         raise ImpossibleLayout(f"{names} needs {compute} compute slices, {gpu.name} has {gpu.compute}")
 
 
-def _placements(wanted: Sequence[Profile], taken: frozenset[int]) -> Iterator[list[int]]:
+def _placements(wanted: Sequence[MigProfile], taken: frozenset[int]) -> Iterator[list[int]]:
     if not wanted:
         yield []
         return
@@ -164,7 +164,7 @@ def _words(starts: Sequence[int]) -> str:
 
 
 @cache
-def _by_model() -> Mapping[str, Gpu]:
+def _by_model() -> Mapping[str, MigGpu]:
     return {_plain(model): gpu for gpu in gpus().values() for model in gpu.models}
 
 
@@ -173,25 +173,25 @@ def _plain(model: str) -> str:
 
 
 @cache
-def _by_gpu() -> Mapping[str, Mapping[str, Profile]]:
-    found: dict[str, dict[str, Profile]] = {}
+def _by_gpu() -> Mapping[str, Mapping[str, MigProfile]]:
+    found: dict[str, dict[str, MigProfile]] = {}
     for profile in pack.load(PROFILES, _profile):
         found.setdefault(profile.gpu, {})[profile.name] = profile
     return found
 
 
-def _gpu(cells: Mapping[str, str]) -> Gpu:
-    pack.filled(cells["source"])
-    models = tuple(model.strip() for model in pack.filled(cells["models"]).split(";"))
-    ids = tuple(pack.filled(cells["device_ids"]).split())
-    return Gpu(pack.filled(cells["gpu"]), models, ids, int(cells["compute"]), int(cells["memory"]))
+def _gpu(cells: Mapping[str, str]) -> MigGpu:
+    pack.required(cells["source"])
+    models = tuple(model.strip() for model in pack.required(cells["models"]).split(";"))
+    ids = tuple(pack.required(cells["device_ids"]).split())
+    return MigGpu(pack.required(cells["gpu"]), models, ids, int(cells["compute"]), int(cells["memory"]))
 
 
-def _profile(cells: Mapping[str, str]) -> Profile:
-    pack.filled(cells["source"])
-    return Profile(
-        pack.one_of(cells["gpu"], frozenset(gpus())),
-        pack.filled(cells["profile"]),
+def _profile(cells: Mapping[str, str]) -> MigProfile:
+    pack.required(cells["source"])
+    return MigProfile(
+        pack.choice(cells["gpu"], frozenset(gpus())),
+        pack.required(cells["profile"]),
         int(cells["compute"]),
         int(cells["memory"]),
         tuple(map(int, cells["starts"].split())),

@@ -39,7 +39,7 @@ class NodeSignal:
     whose: str
 
 
-def judge(kind: SignalKind, name: str, value: str) -> NodeSignal | None:
+def find_signal(kind: SignalKind, name: str, value: str) -> NodeSignal | None:
     """The first row that knows this one; None where it says nothing."""
     for row in _rows():
         if row.kind is kind and fnmatchcase(name, row.name) and (not row.values or value in row.values):
@@ -53,11 +53,11 @@ def _rows() -> tuple[NodeSignal, ...]:
 
 
 def _read(cells: Mapping[str, str]) -> NodeSignal:
-    pack.filled(cells["source"])
+    pack.required(cells["source"])
     return NodeSignal(
         SignalKind(cells["kind"]),
-        pack.filled(cells["name"]),
+        pack.required(cells["name"]),
         frozenset(value for value in cells["values"].split("|") if value),
         Meaning(cells["means"]),
-        pack.filled(cells["whose"]),
+        pack.required(cells["whose"]),
     )

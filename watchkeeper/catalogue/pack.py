@@ -52,13 +52,13 @@ def yes_or_no(text: str) -> bool:
     return text == "yes"
 
 
-def one_of(text: str, choices: frozenset[str]) -> str:
+def choice(text: str, choices: frozenset[str]) -> str:
     if text not in choices:
         raise ValueError(f"expected one of {', '.join(sorted(choices))}; found {quote(text)}")
     return text
 
 
-def filled(text: str) -> str:
+def required(text: str) -> str:
     if not text.strip():
         raise ValueError("a cell that must say something is empty")
     return text

@@ -29,7 +29,7 @@ MOST_NAMED = 20
 FALLBACK = "[cost] dollars_per_gpu_hour"
 
 
-class Kind(StrEnum):
+class PriceKind(StrEnum):
     """How a GPU is paid for."""
 
     ON_DEMAND = "on_demand"
@@ -38,7 +38,7 @@ class Kind(StrEnum):
 
 
 # Model, kind, region and first moment: what a book has one price for.
-Offer = tuple[str, Kind, str, float]
+PriceKey = tuple[str, PriceKind, str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Price:
     """
 
     model: str
-    kind: Kind
+    kind: PriceKind
     per_gpu_hour: float
     region: str = ""
     source: str = ""
@@ -57,35 +57,35 @@ class Price:
     begins: float = -math.inf
 
     @property
-    def beginning(self) -> str:
+    def start_text(self) -> str:
         """` from 2026-11-15`, or nothing for one that always held."""
         return f" from {datetime.fromtimestamp(self.begins, UTC):%Y-%m-%d}" if math.isfinite(self.begins) else ""
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class PricePool:
     name: str
-    kind: Kind | None = None
+    kind: PriceKind | None = None
     region: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Book:
+class PriceBook:
     """All prices of a fleet. `problems` are rows that could not be used; `fallback` prices what has no row."""
 
     currency: str = "USD"
     pue: float | None = None
     power_per_kwh: float | None = None
-    kind: Kind = Kind.ON_DEMAND
+    kind: PriceKind = PriceKind.ON_DEMAND
     prices: tuple[Price, ...] = ()
-    pools: Mapping[str, Pool] = field(default_factory=dict)
+    pools: Mapping[str, PricePool] = field(default_factory=dict)
     overhead_per_month: float = 0.0
     budgets: Mapping[str, float] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
     fallback: float | None = None
     where: str = "packs/prices.toml"
 
-    def stretches(self, since: float, until: float) -> list[tuple[float, float]]:
+    def price_periods(self, since: float, until: float) -> list[tuple[float, float]]:
         """A window cut where a price of the book begins."""
         inside = sorted({price.begins for price in self.prices if since < price.begins < until})
         return list(itertools.pairwise([since, *inside, until]))
@@ -95,7 +95,7 @@ class Book:
 
         The longest name that fits, its own region before any, then the newest that has begun.
         """
-        about = self.pools.get(pool, Pool(pool))
+        about = self.pools.get(pool, PricePool(pool))
         kind = about.kind or self.kind
         name = model.casefold()
         begun = [one for one in self.prices if one.kind is kind and one.begins <= at]
@@ -110,15 +110,15 @@ class Book:
             return Price(model, kind, self.fallback, source=FALLBACK)
         return None
 
-    def instead(self, model: str, pool: str) -> str:
+    def available_prices(self, model: str, pool: str) -> str:
         """What the book has of a GPU for which `rate` has none; empty where it has nothing of it."""
-        about, name = self.pools.get(pool, Pool(pool)), model.casefold()
+        about, name = self.pools.get(pool, PricePool(pool)), model.casefold()
         known = [one for one in self.prices if _fits(one.model.casefold(), name)]
-        has = ", ".join(dict.fromkeys(_paid(one.kind, one.region) + one.beginning for one in known))
+        has = ", ".join(dict.fromkeys(_paid(one.kind, one.region) + one.start_text for one in known))
         return f"the book has {has}, and these are {_paid(about.kind or self.kind, about.region)}" if known else ""
 
 
-def _paid(kind: Kind, region: str) -> str:
+def _paid(kind: PriceKind, region: str) -> str:
     return f"{kind.value} in {region}" if region else kind.value
 
 
@@ -129,17 +129,17 @@ def _fits(wanted: str, name: str) -> bool:
     return bool(asked) and any(words[at : at + len(asked)] == asked for at in range(len(words)))
 
 
-def shipped() -> Book:
+def shipped_book() -> PriceBook:
     text = (resources.files("watchkeeper.packs") / "prices.toml").read_text(encoding="utf-8")
-    return read(text, where="packs/prices.toml")
+    return read_book(text, where="packs/prices.toml")
 
 
-def read(text: str, *, where: str) -> Book:
+def read_book(text: str, *, where: str) -> PriceBook:
     """A book in TOML, or OpenCost's CSV; PackError where it is neither, problems for single rows."""
     text = text.removeprefix("\ufeff")
     header = text.partition("\n")[0].casefold()
     if all(column.casefold() in header for column in OPENCOST_COLUMNS):
-        return _of_opencost(text, csv_text.separator_of(header), where=where)
+        return _of_opencost(text, csv_text.detect_separator(header), where=where)
     try:
         plain = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -148,9 +148,9 @@ def read(text: str, *, where: str) -> Book:
     return _of_toml(plain, where=where)
 
 
-def _of_toml(plain: Mapping[str, Any], *, where: str) -> Book:
+def _of_toml(plain: Mapping[str, Any], *, where: str) -> PriceBook:
     problems = [f"{where}: {name}: no such key; it is not used" for name in sorted(set(plain) - KNOWN_KEYS)]
-    prices: dict[Offer, Price] = {}
+    prices: dict[PriceKey, Price] = {}
     for at, row in enumerate(_tables(plain, "price", where), start=1):
         called = f"{where}: price {at} ({quote(row.get('model', ''))})"
         try:
@@ -162,12 +162,12 @@ def _of_toml(plain: Mapping[str, Any], *, where: str) -> Book:
         if _offer(price) in prices:
             problems.append(f"{called}: it has a price already; it is not used")
         prices.setdefault(_offer(price), price)
-    pools: dict[str, Pool] = {}
+    pools: dict[str, PricePool] = {}
     for at, row in enumerate(_tables(plain, "pool", where), start=1):
         called = f"{where}: pool {at}"
         try:
             kind = _kind(row["kind"]) if "kind" in row else None
-            pools[str(row["name"])] = Pool(str(row["name"]), kind, str(row.get("region", "")))
+            pools[str(row["name"])] = PricePool(str(row["name"]), kind, str(row.get("region", "")))
         except (KeyError, ValueError) as error:
             problems.append(f"{called}: {_said(error)}; it is not used")
             continue
@@ -185,11 +185,11 @@ def _of_toml(plain: Mapping[str, Any], *, where: str) -> Book:
     try:
         if not isinstance(currency, str):
             raise ValueError(f"currency of {quote(currency)} must be text")
-        return Book(
+        return PriceBook(
             currency,
             None if "pue" not in plain else _at_least(plain["pue"], "pue", 1.0),
             None if "power_per_kwh" not in plain else _money(plain["power_per_kwh"], "power_per_kwh"),
-            _kind(plain.get("kind", Kind.ON_DEMAND)),
+            _kind(plain.get("kind", PriceKind.ON_DEMAND)),
             tuple(prices.values()),
             pools,
             _money(plain.get("overhead_per_month", 0.0), "overhead_per_month"),
@@ -227,14 +227,14 @@ def _said(error: Exception) -> str:
     return f"{error.args[0]} is missing" if isinstance(error, KeyError) else str(error)
 
 
-def _offer(price: Price) -> Offer:
+def _offer(price: Price) -> PriceKey:
     return price.model.casefold(), price.kind, price.region, price.begins
 
 
-def _kind(value: Any) -> Kind:
-    if value not in list(Kind):
-        raise ValueError(f"kind of {quote(value)} must be one of {', '.join(Kind)}")
-    return Kind(value)
+def _kind(value: Any) -> PriceKind:
+    if value not in list(PriceKind):
+        raise ValueError(f"kind of {quote(value)} must be one of {', '.join(PriceKind)}")
+    return PriceKind(value)
 
 
 def _tables(plain: Mapping[str, Any], name: str, where: str) -> Sequence[Mapping[str, Any]]:
@@ -245,11 +245,11 @@ def _tables(plain: Mapping[str, Any], name: str, where: str) -> Sequence[Mapping
 
 
 def _price(row: Mapping[str, Any]) -> Price:
-    kind = _kind(row.get("kind", Kind.ON_DEMAND))
+    kind = _kind(row.get("kind", PriceKind.ON_DEMAND))
     model = str(row["model"])
     if not model.strip():
         raise ValueError("a price needs a model")
-    if kind is Kind.OWN and "per_gpu_hour" not in row:
+    if kind is PriceKind.OWN and "per_gpu_hour" not in row:
         bought = _money(row["purchase_per_gpu"], "purchase_per_gpu")
         left = _money(row.get("residual_per_gpu", 0), "residual_per_gpu")
         years = _at_least(row["years"], "years", 0.1)
@@ -281,9 +281,9 @@ def _at_least(value: Any, name: str, least: float) -> float:
     return float(value)
 
 
-def _of_opencost(text: str, separator: str, *, where: str) -> Book:
+def _of_opencost(text: str, separator: str, *, where: str) -> PriceBook:
     """Rows of asset class `gpu`; a row prices a node or a volume otherwise, which no GPU-hour can be read from."""
-    prices: dict[Offer, Price] = {}
+    prices: dict[PriceKey, Price] = {}
     problems: list[str] = []
     others = 0
     reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=separator)
@@ -297,7 +297,7 @@ def _of_opencost(text: str, separator: str, *, where: str) -> Book:
             if not instance:
                 raise ValueError("a row of a GPU needs an InstanceID")
             number = float(hourly) if csv_text.NUMBER.fullmatch(hourly) else hourly
-            price = Price(instance, Kind.ON_DEMAND, _money(number, "MarketPriceHourly"), region, "OpenCost CSV")
+            price = Price(instance, PriceKind.ON_DEMAND, _money(number, "MarketPriceHourly"), region, "OpenCost CSV")
             if _offer(price) in prices:
                 raise ValueError(f"{quote(instance)} has a price already")
         except ValueError as error:
@@ -305,4 +305,4 @@ def _of_opencost(text: str, separator: str, *, where: str) -> Book:
             continue
         prices[_offer(price)] = price
     left = [f"{where}: {others:,} rows price nodes or volumes; only those of AssetClass gpu are used"] if others else []
-    return Book(prices=tuple(prices.values()), problems=(*_first(problems, where), *left), where=where)
+    return PriceBook(prices=tuple(prices.values()), problems=(*_first(problems, where), *left), where=where)

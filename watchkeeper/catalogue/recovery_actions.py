@@ -29,15 +29,15 @@ class RecoveryAction:
 
 
 def lookup(value: int) -> RecoveryAction | None:
-    return next((row for row in all() if row.value == value), None)
+    return next((row for row in all_actions() if row.value == value), None)
 
 
 def from_text(text: str) -> RecoveryAction | None:
-    return next((row for row in all() if row.text and row.text.lower() == text.strip().lower()), None)
+    return next((row for row in all_actions() if row.text and row.text.lower() == text.strip().lower()), None)
 
 
 @cache
-def all() -> tuple[RecoveryAction, ...]:
+def all_actions() -> tuple[RecoveryAction, ...]:
     return pack.load(FILE, read_row)
 
 
@@ -45,9 +45,9 @@ def read_row(cells: Mapping[str, str]) -> RecoveryAction:
     return RecoveryAction(
         value=int(cells["value"]),
         text=cells["text"],
-        nvml_name=pack.filled(cells["nvml_name"]),
-        action=pack.filled(cells["immediate_action"]),
+        nvml_name=pack.required(cells["nvml_name"]),
+        action=pack.required(cells["immediate_action"]),
         needs_drain=pack.yes_or_no(cells["needs_drain"]),
-        meaning=pack.filled(cells["meaning"]),
-        source=pack.filled(cells["source"]),
+        meaning=pack.required(cells["meaning"]),
+        source=pack.required(cells["source"]),
     )

@@ -25,14 +25,14 @@ class Rival:
     command: str
 
 
-def of(cause: str) -> tuple[Rival, ...]:
+def rivals_of(cause: str) -> tuple[Rival, ...]:
     """The causes that it is mistaken for, the most usual first."""
     return _by_cause().get(cause, ())
 
 
-def between(one: str, other: str) -> Rival | None:
+def rival_between(one: str, other: str) -> Rival | None:
     """What tells two causes apart, whichever of them the table has first."""
-    found = [row for row in (*of(one), *of(other)) if {row.cause, row.rival} == {one, other}]
+    found = [row for row in (*rivals_of(one), *rivals_of(other)) if {row.cause, row.rival} == {one, other}]
     return found[0] if found else None
 
 
@@ -48,4 +48,4 @@ def _row(cells: Mapping[str, str]) -> Rival:
     for name in ("cause", "rival"):
         if causes.lookup(cells[name]).cause != cells[name]:
             raise ValueError(f"{cells[name]} is no cause of {causes.FILE}")
-    return Rival(cells["cause"], cells["rival"], pack.filled(cells["tell_apart"]), pack.filled(cells["command"]))
+    return Rival(cells["cause"], cells["rival"], pack.required(cells["tell_apart"]), pack.required(cells["command"]))

@@ -14,10 +14,10 @@ from functools import cache
 from watchkeeper.catalogue import metrics, pack
 
 ALIASES = "metric_aliases.csv"
-OURS = "watchkeeper_"
+OWN_PREFIX = "watchkeeper_"
 # What the hub makes itself; our other series are on the agents' pages.
 OF_THE_HUB = tuple(
-    f"{OURS}{what}_"
+    f"{OWN_PREFIX}{what}_"
     for what in ("node", "scheduler", "fabric", "fleet", "inventory", "pending", "queue", "quota", "events", "hub")
 )
 # Recorded by rules, whoever evaluates them.
@@ -47,18 +47,18 @@ OTHERS = {
 }
 
 
-class Maker(StrEnum):
+class SeriesSource(StrEnum):
     """Who makes a series of this name."""
 
     AGENT = "agent"
     # The agent, with the field in a file of --counters.
-    AGENT_ASKED = "agent when asked"
+    AGENT_OPTIONAL = "agent when asked"
     HUB = "hub"
     RULE = "recording rule"
     RENAMED = "renamed"
     ALIAS = "alias"
     # It looks like a field of DCGM and is none.
-    NOBODY = "nobody"
+    NOT_A_FIELD = "nobody"
     OTHER = "other"
 
 
@@ -66,7 +66,7 @@ class Maker(StrEnum):
 class Origin:
     """`instead` is the expression that means the same here; `who` names an exporter, or the nearest real names."""
 
-    maker: Maker
+    maker: SeriesSource
     instead: str = ""
     who: str = ""
 
@@ -75,22 +75,22 @@ def origin(name: str) -> Origin:
     """Where a series of this name comes from."""
     fields = _fields()
     if name in fields:
-        return Origin(Maker.AGENT if fields[name] else Maker.AGENT_ASKED)
+        return Origin(SeriesSource.AGENT if fields[name] else SeriesSource.AGENT_OPTIONAL)
     if name in _renamed():
-        return Origin(Maker.RENAMED, instead=_renamed()[name])
+        return Origin(SeriesSource.RENAMED, instead=_renamed()[name])
     if name in _aliases():
-        return Origin(Maker.ALIAS, instead=_aliases()[name])
-    if name.startswith(OURS):
-        return Origin(Maker.HUB if name.startswith(OF_THE_HUB) else Maker.AGENT)
+        return Origin(SeriesSource.ALIAS, instead=_aliases()[name])
+    if name.startswith(OWN_PREFIX):
+        return Origin(SeriesSource.HUB if name.startswith(OF_THE_HUB) else SeriesSource.AGENT)
     if name.startswith(RECORDED) or name in ("ALERTS", "ALERTS_FOR_STATE"):
-        return Origin(Maker.RULE)
+        return Origin(SeriesSource.RULE)
     if name.startswith("DCGM_FI_"):
         row = metrics.lookup(name)
         if row is not None and row.name == name:
-            return Origin(Maker.NOBODY, who=row.look_next)
-        return Origin(Maker.NOBODY, who=", ".join(metrics.close_to(name)[:3]))
+            return Origin(SeriesSource.NOT_A_FIELD, who=row.look_next)
+        return Origin(SeriesSource.NOT_A_FIELD, who=", ".join(metrics.similar_names(name)[:3]))
     whose = next((who for prefix, who in OTHERS.items() if name.startswith(prefix)), "another exporter")
-    return Origin(Maker.OTHER, who=whose)
+    return Origin(SeriesSource.OTHER, who=whose)
 
 
 @cache
@@ -108,7 +108,7 @@ def _renamed() -> Mapping[str, str]:
 @cache
 def _aliases() -> Mapping[str, str]:
     def read(cells: Mapping[str, str]) -> tuple[str, str]:
-        pack.filled(cells["source"])
-        return pack.filled(cells["name"]), pack.filled(cells["instead"])
+        pack.required(cells["source"])
+        return pack.required(cells["name"]), pack.required(cells["instead"])
 
     return dict(pack.load(ALIASES, read))

@@ -99,7 +99,7 @@ class ClockReason:
 
 
 @dataclass(frozen=True, slots=True)
-class Incident:
+class DcgmIncident:
     """One incident code of DCGM's health checks and diagnostics; `cause` is empty where only the test is at fault."""
 
     code: int
@@ -110,7 +110,7 @@ class Incident:
     action: str
 
 
-def nvlink_fault(code: int, unit: str, status: int) -> NvlinkFault | None:
+def find_nvlink_fault(code: int, unit: str, status: int) -> NvlinkFault | None:
     """The row of an NVLink 5 Xid; drivers before R575 and later ones name some units differently."""
     rows = (row for row in _nvlink_faults() if row.xid == code and unit in row.units)
     return next((row for row in rows if row.error_status & status or row.error_status == ANY_STATUS), None)
@@ -121,31 +121,31 @@ def clock_reasons() -> tuple[ClockReason, ...]:
     return pack.load("throttle_reasons.csv", _clock_reason)
 
 
-def incident(name: str) -> Incident | None:
+def find_dcgm_incident(name: str) -> DcgmIncident | None:
     """The row of a name such as DCGM_FR_PENDING_ROW_REMAP, or of a number such as 85."""
     return _incidents().get(name)
 
 
-def sxid(code: int) -> SxidRow | None:
+def find_sxid(code: int) -> SxidRow | None:
     return _sxids().get(code)
 
 
-def completion(status: int) -> CompletionRow | None:
+def find_completion(status: int) -> CompletionRow | None:
     return _completions().get(status)
 
 
-def counter(name: str) -> CounterRow | None:
+def find_counter(name: str) -> CounterRow | None:
     """The row of a counter, by the name that perfquery prints or that its file in sysfs has."""
     return _counters().get(name)
 
 
-def exit_code(code: int) -> ExitRow | None:
+def find_exit_code(code: int) -> ExitRow | None:
     """The row of a code; a negative one, as torchrun prints it, is the signal."""
     return _exits().get(128 - code if code < 0 else code)
 
 
 @cache
-def settings() -> tuple[SettingRow, ...]:
+def nccl_settings() -> tuple[SettingRow, ...]:
     return pack.load("nccl_settings.csv", _setting)
 
 
@@ -155,7 +155,7 @@ def _nvlink_faults() -> tuple[NvlinkFault, ...]:
 
 
 @cache
-def _incidents() -> dict[str, Incident]:
+def _incidents() -> dict[str, DcgmIncident]:
     rows = pack.load("dcgm_incidents.csv", _incident)
     return {name: row for row in rows for name in (row.name, row.older_name, str(row.code)) if name}
 
@@ -185,22 +185,22 @@ def _sxid(cells: Mapping[str, str]) -> SxidRow:
     fatal = {"fatal": True, "always_fatal": True, "potentially_fatal": None, "non_fatal": False, "notable": False}
     return SxidRow(
         code=int(cells["code"]),
-        name=pack.filled(cells["name"]),
+        name=pack.required(cells["name"]),
         is_fatal=fatal.get(cells["fatality"]),
         severity=cells["severity"],
         action=cells["immediate_action"],
         needs_drain=cells["needs_drain"] == "yes",
         note=cells["note"],
-        source=pack.filled(cells["source"]),
+        source=pack.required(cells["source"]),
     )
 
 
 def _completion(cells: Mapping[str, str]) -> CompletionRow:
     return CompletionRow(
         status=int(cells["status"]),
-        name=pack.filled(cells["name"]),
-        meaning=pack.filled(cells["meaning"]),
-        cause=pack.filled(cells["cause"]),
+        name=pack.required(cells["name"]),
+        meaning=pack.required(cells["meaning"]),
+        cause=pack.required(cells["cause"]),
         confidence=float(cells["confidence"]),
     )
 
@@ -218,11 +218,11 @@ def _counter(cells: Mapping[str, str]) -> CounterRow:
 
 def _setting(cells: Mapping[str, str]) -> SettingRow:
     return SettingRow(
-        variable=pack.filled(cells["variable"]),
-        concern=pack.one_of(cells["concern"], frozenset({"rdma", "tuning", "gid", "dead_name"})),
+        variable=pack.required(cells["variable"]),
+        concern=pack.choice(cells["concern"], frozenset({"rdma", "tuning", "gid", "dead_name"})),
         value=re.compile(cells["value_pattern"]),
-        problem=pack.filled(cells["problem"]),
-        change=pack.filled(cells["change"]),
+        problem=pack.required(cells["problem"]),
+        change=pack.required(cells["change"]),
         cause=cells["cause"],
         confidence=float(cells["confidence"]),
     )
@@ -230,7 +230,7 @@ def _setting(cells: Mapping[str, str]) -> SettingRow:
 
 def _exit(cells: Mapping[str, str]) -> ExitRow:
     return ExitRow(
-        int(cells["code"]), cells["signal"], pack.filled(cells["meaning"]), cells["first_look"], cells["cause"]
+        int(cells["code"]), cells["signal"], pack.required(cells["meaning"]), cells["first_look"], cells["cause"]
     )
 
 
@@ -249,19 +249,19 @@ def _nvlink_fault(cells: Mapping[str, str]) -> NvlinkFault:
 
 def _clock_reason(cells: Mapping[str, str]) -> ClockReason:
     return ClockReason(
-        BITS[pack.one_of(cells["label"], frozenset(BITS))],
-        name=pack.filled(cells["name"]),
-        meaning=pack.filled(cells["meaning"]),
+        BITS[pack.choice(cells["label"], frozenset(BITS))],
+        name=pack.required(cells["name"]),
+        meaning=pack.required(cells["meaning"]),
         cause=cells["cause"],
     )
 
 
-def _incident(cells: Mapping[str, str]) -> Incident:
-    return Incident(
+def _incident(cells: Mapping[str, str]) -> DcgmIncident:
+    return DcgmIncident(
         code=int(cells["code"]),
-        name=pack.filled(cells["name"]),
+        name=pack.required(cells["name"]),
         older_name=cells["older_name"],
-        meaning=pack.filled(cells["meaning"]),
+        meaning=pack.required(cells["meaning"]),
         cause=cells["cause"],
-        action=pack.filled(cells["action"]),
+        action=pack.required(cells["action"]),
     )

@@ -84,29 +84,29 @@ def lookup(code: int) -> XidRow:
     return _by_code().get(code) or _undescribed(code)
 
 
-def rows() -> tuple[XidRow, ...]:
+def all_codes() -> tuple[XidRow, ...]:
     return tuple(_by_code().values())
 
 
 def read_row(cells: Mapping[str, str]) -> XidRow:
-    severity = pack.one_of(cells["severity"], frozenset(SEVERITIES))
+    severity = pack.choice(cells["severity"], frozenset(SEVERITIES))
     return XidRow(
         code=int(cells["code"]),
-        name=pack.filled(cells["short_name"]),
-        fault_class=pack.one_of(cells["class"], CLASSES),
+        name=pack.required(cells["short_name"]),
+        fault_class=pack.choice(cells["class"], CLASSES),
         severity=SEVERITIES[severity],
-        scope=pack.one_of(cells["scope"], SCOPES),
-        likely_cause=pack.filled(cells["likely_cause"]),
-        action=pack.one_of(cells["immediate_action"], ACTIONS),
+        scope=pack.choice(cells["scope"], SCOPES),
+        likely_cause=pack.required(cells["likely_cause"]),
+        action=pack.choice(cells["immediate_action"], ACTIONS),
         needs_drain=pack.yes_or_no(cells["needs_drain"]),
         nvidia_immediate=cells["nvidia_immediate_resolution"],
         nvidia_investigatory=cells["nvidia_investigatory_resolution"],
         mnemonic=cells["mnemonic"],
         is_unused=pack.yes_or_no(cells["unused_in_catalogue"]),
-        device_plugin=pack.one_of(cells["k8s_device_plugin_default"], frozenset({"ignored", "marks_unhealthy"})),
+        device_plugin=pack.choice(cells["k8s_device_plugin_default"], frozenset({"ignored", "marks_unhealthy"})),
         note=cells["note"],
-        source=pack.filled(cells["source"]),
-        cause=pack.filled(cells["cause"]),
+        source=pack.required(cells["source"]),
+        cause=pack.required(cells["cause"]),
         settle_seconds=int(cells["settle_seconds"]),
     )
 

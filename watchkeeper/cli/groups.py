@@ -8,7 +8,7 @@ import click
 WHOLE = 1_000
 
 
-class Group(click.Group):
+class FullHelpGroup(click.Group):
     """As click's, with whole sentences in the list of its commands."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -17,4 +17,4 @@ class Group(click.Group):
             formatter.write_dl([(name, one.get_short_help_str(WHOLE)) for name, one in found if one is not None])
 
 
-Group.group_class = Group
+FullHelpGroup.group_class = FullHelpGroup

@@ -97,7 +97,7 @@ def print_json(value: Any) -> None:
     click.echo(json.dumps(value, indent=2, ensure_ascii=False))
 
 
-def fields(answer: reading.Answer) -> dict[str, Any]:
+def fields(answer: reading.HubAnswer) -> dict[str, Any]:
     """An answer as it came, without the `ok` that only programs need to see."""
     return {name: value for name, value in answer.plain.items() if name != "ok"}
 

@@ -15,10 +15,10 @@ class Progress:
     def __init__(self, *, is_shown: bool | None = None) -> None:
         self._is_shown = sys.stderr.isatty() if is_shown is None else is_shown
 
-    def say(self, text: str) -> None:
+    def update(self, text: str) -> None:
         if self._is_shown:
             click.echo(f"\r{text:<{WIDTH}}", err=True, nl=False)
 
-    def done(self) -> None:
+    def clear(self) -> None:
         if self._is_shown:
             click.echo(f"\r{'':<{WIDTH}}\r", err=True, nl=False)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from watchkeeper.client.reading import Answer
+from watchkeeper.client.reading import HubAnswer
 from watchkeeper.model.actions import Action
 from watchkeeper.model.actions import ActionKind
 from watchkeeper.model.actions import Plan
@@ -25,7 +25,7 @@ from watchkeeper.model.fleet import Gpu
 from watchkeeper.model.fleet import Node
 from watchkeeper.model.fleet import NodeInFleet
 from watchkeeper.model.fleet import Place
-from watchkeeper.model.incidents import Happened
+from watchkeeper.model.incidents import TimelineEntry
 from watchkeeper.model.incidents import Incident
 from watchkeeper.model.incidents import IncidentState
 from watchkeeper.model.incidents import Member
@@ -36,38 +36,38 @@ from watchkeeper.model.notices import Notice
 from watchkeeper.model.orders import Envelope
 from watchkeeper.model.orders import Receipt as OrdersReceipt
 from watchkeeper.model.repairs import RepairState
-from watchkeeper.model.standing import Standing
+from watchkeeper.model.fleet_capacity import FleetCapacity
 from watchkeeper.model.trust import Mode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Rehearsal(Answer):
+class PolicyTest(HubAnswer):
     incidents: tuple[Rehearsed, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RepairChanged(Answer):
-    repair: ShownRepair
+class RepairChanged(HubAnswer):
+    repair: RepairView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RepairLog(Answer):
+class RepairLog(HubAnswer):
     entries: tuple[Entry, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Repairs(Answer):
-    repairs: tuple[ShownRepair, ...]
-    switch: ShownSwitch
+class RepairList(HubAnswer):
+    repairs: tuple[RepairView, ...]
+    switch: RepairSwitchView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Switched(Answer):
-    switch: ShownSwitch
+class SwitchChanged(HubAnswer):
+    switch: RepairSwitchView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Piece(Answer):
+class Piece(HubAnswer):
     """One piece of advice. `action` is a word for programs: add, shrink, defragment, repartition or none."""
 
     action: str
@@ -77,14 +77,14 @@ class Piece(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Whoami(Answer):
+class Whoami(HubAnswer):
     name: str
     role: str
     needs_sign_in: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Blast(Answer):
+class Blast(HubAnswer):
     """`broken_gpus` lie in the incident's places; `gpus` are those, or what the hit workloads hold if that is more."""
 
     broken_gpus: int
@@ -96,7 +96,7 @@ class Blast(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Hit(Answer):
+class Hit(HubAnswer):
     """One workload; `gpus` is how many it holds anywhere, None where nobody says. A `team` may be `unmapped`."""
 
     workload: str
@@ -105,7 +105,7 @@ class Hit(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Budget(Answer):
+class Budget(HubAnswer):
     """One team's month. `spent` is None where no GPU has a price, `low` and `high` where too few days are known."""
 
     team: str
@@ -118,7 +118,7 @@ class Budget(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class BurnRate(Answer):
+class BurnRate(HubAnswer):
     """How many times faster than sustainable the budget goes; at `factor` over both windows someone is told."""
 
     window: str
@@ -130,7 +130,7 @@ class BurnRate(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ShownBudget(Answer):
+class SloStatus(HubAnswer):
     """One objective for one label set. `since` is when its worst burn-rate alert began to fire, None without one."""
 
     name: str
@@ -150,18 +150,18 @@ class ShownBudget(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class CapacityAdvice(Answer):
+class CapacityAdvice(HubAnswer):
     now: datetime
     sentence: str | None
     advice: tuple[Piece, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class CapacityNow(Answer):
+class CapacityNow(HubAnswer):
     now: datetime
-    standing: Standing
+    standing: FleetCapacity
     waits: tuple[Wait, ...]
-    use: UseNow
+    use: CurrentUse
     rightsizing: tuple[RightsizingAdvice, ...]
     repartition: tuple[Repartition, ...]
     unmapped: Mapping[str, int]
@@ -169,30 +169,30 @@ class CapacityNow(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class UseNow(Answer):
+class CurrentUse(HubAnswer):
     window: str
     held_gpus: int
     used_gpus: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class CauseAccuracy(Answer):
+class CauseAccuracy(HubAnswer):
     accuracy: tuple[Accuracy, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Corrected(Answer):
+class CauseCorrected(HubAnswer):
     incident: NamedIncident
     diagnosis: Diagnosis | None
     plan: Plan | None
     silenced_by: SilencedBy | None
     runbook: str
-    timeline: tuple[Happened, ...]
+    timeline: tuple[TimelineEntry, ...]
     correction: Correction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Lemons(Answer):
+class LemonList(HubAnswer):
     since: datetime
     lemons: tuple[Lemon, ...]
     left_out: int
@@ -201,7 +201,7 @@ class Lemons(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Entry(Answer):
+class Entry(HubAnswer):
     """One line of the audit: who did what to which subject, when, and under which leader epoch."""
 
     seq: int
@@ -216,17 +216,17 @@ class Entry(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Nodes(Answer):
+class NodeList(HubAnswer):
     now: datetime
     nodes: tuple[NodeLine, ...]
     total: int
-    schedulers: tuple[Scheduler, ...]
+    schedulers: tuple[SchedulerStatus, ...]
     unmapped: Mapping[str, int]
     problem: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Scheduler(Answer):
+class SchedulerStatus(HubAnswer):
     """When it was last heard, and why it is not."""
 
     source: str
@@ -235,16 +235,16 @@ class Scheduler(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Who(Answer):
+class Who(HubAnswer):
     asked: str
-    gpus: tuple[GpuAnswer, ...]
-    nodes: tuple[NodeAnswer, ...]
-    workloads: tuple[WorkloadAnswer, ...]
+    gpus: tuple[GpuAndHolders, ...]
+    nodes: tuple[NodeAndGpus, ...]
+    workloads: tuple[WorkloadAndGpus, ...]
     left_out: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class CauseLine(Answer):
+class CauseLine(HubAnswer):
     """Medians in seconds; None where nothing was measured."""
 
     cause: str
@@ -255,13 +255,13 @@ class CauseLine(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class DigestCounted(Answer):
+class DigestCounted(HubAnswer):
     name: str
     incidents: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Digest(Answer):
+class Digest(HubAnswer):
     since: datetime
     until: datetime
     incidents: int
@@ -275,7 +275,7 @@ class Digest(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class CauseScore(Answer):
+class CauseScore(HubAnswer):
     """How often a cause was named rightly in drills; `instead` are what was named, the most frequent first."""
 
     cause: str
@@ -287,7 +287,7 @@ class CauseScore(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Drill(Answer):
+class Drill(HubAnswer):
     """One fault of the simulator and the truth about it; `ended_at` None while it lasts."""
 
     id: str
@@ -300,24 +300,24 @@ class Drill(Answer):
     severity: str
     scope: str
     ended_at: datetime | None
-    verdict: DrillsVerdict
+    verdict: DrillVerdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class DrillAccuracy(Answer):
+class DrillAccuracy(HubAnswer):
     drills: tuple[CauseScore, ...]
     game_day_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Drills(Answer):
+class DrillList(HubAnswer):
     now: datetime
     drills: tuple[Drill, ...]
-    score: Score
+    score: DrillScore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Score(Answer):
+class DrillScore(HubAnswer):
     drills: int
     detected: int
     right: int
@@ -326,7 +326,7 @@ class Score(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class DrillsVerdict(Answer):
+class DrillVerdict(HubAnswer):
     """What the hub has made of a drill: None where it has made nothing yet."""
 
     incident: str | None
@@ -340,13 +340,13 @@ class DrillsVerdict(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ExplainAnswer(Answer):
+class ExplainAnswer(HubAnswer):
     explained: Explained
     text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Explained(Answer):
+class Explained(HubAnswer):
     """`cause` None: nothing is wrong with it, or nobody can say; `headline` says which of the two."""
 
     subject: str
@@ -360,7 +360,7 @@ class Explained(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ExplainedLine(Answer):
+class ExplainedLine(HubAnswer):
     """One thing and what is so about it: a node and why it refuses, a rank and what it does."""
 
     name: str
@@ -368,7 +368,7 @@ class ExplainedLine(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ExplainedRepair(Answer):
+class ExplainedRepair(HubAnswer):
     """Explanation(incident: 'str', cause: 'str', policy_key: 'str', mode: 'trust.Mode', mode_why: 'str', digest: 'str | None', why_not: 'str', steps: 'tuple[Step, ...]', refusals: 'tuple[guards.Refusal, ...]', repair: 'repairs.Repair | None')"""
 
     incident: str
@@ -379,13 +379,13 @@ class ExplainedRepair(Answer):
     digest: str | None
     why_not: str
     steps: tuple[ExplanationStep, ...]
-    refusals: tuple[Refusal, ...]
-    repair: ShownRepair | None
-    switch: ShownSwitch
+    refusals: tuple[GuardRefusal, ...]
+    repair: RepairView | None
+    switch: RepairSwitchView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Rehearsed(Answer):
+class Rehearsed(HubAnswer):
     """What one incident of the past would have got."""
 
     incident: str
@@ -401,7 +401,7 @@ class Rehearsed(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ExplanationStep(Answer):
+class ExplanationStep(HubAnswer):
     kind: ActionKind
     place: str
     why: str
@@ -410,22 +410,22 @@ class ExplanationStep(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Offer(Answer):
+class CompletionList(HubAnswer):
     kind: str
     begins: int
     ends: int
-    words: tuple[Word, ...]
+    words: tuple[Completion, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Word(Answer):
+class Completion(HubAnswer):
     word: str
     kind: str
     detail: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Counts(Answer):
+class FabricCounts(HubAnswer):
     links: int
     down: int
     slow: int
@@ -438,7 +438,7 @@ class Counts(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class FabricMap(Answer):
+class FabricMap(HubAnswer):
     """`states` are what the second part of a cell counts in."""
 
     now: datetime
@@ -446,14 +446,14 @@ class FabricMap(Answer):
     source: str | None
     swept_at: datetime | None
     problem: str
-    counts: Counts
+    counts: FabricCounts
     spines: tuple[Spine, ...]
     states: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[FabricRow, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Grown(Answer):
+class CounterGrowth(HubAnswer):
     name: str
     grown: float
     meaning: str | None
@@ -461,7 +461,7 @@ class Grown(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Lines(Answer):
+class LinkQueries(HubAnswer):
     """PromQL of the lines of a link."""
 
     traffic: str
@@ -470,7 +470,7 @@ class Lines(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Link(Answer):
+class FabricLink(HubAnswer):
     id: str
     kind: str
     row: str | None
@@ -494,24 +494,24 @@ class Link(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Links(Answer):
+class FabricLinkList(HubAnswer):
     now: datetime
     total: int
-    links: tuple[Link, ...]
+    links: tuple[FabricLink, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Port(Answer):
+class LinkDetail(HubAnswer):
     now: datetime
     window: str
-    link: Link
-    counters: tuple[Grown, ...]
-    series: Lines
-    incidents: tuple[Brief, ...]
+    link: FabricLink
+    counters: tuple[CounterGrowth, ...]
+    series: LinkQueries
+    incidents: tuple[IncidentSummary, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Row(Answer):
+class FabricRow(HubAnswer):
     """A leaf or a rack with its cells."""
 
     name: str | None
@@ -523,7 +523,7 @@ class Row(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Spine(Answer):
+class Spine(HubAnswer):
     name: str
     state: str
     links: int
@@ -531,7 +531,7 @@ class Spine(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Fleet(Answer):
+class FleetInventory(HubAnswer):
     version: str
     edition: str
     nodes: tuple[NodeInFleet, ...]
@@ -540,26 +540,26 @@ class Fleet(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class GpuPage(Answer):
+class GpuDetail(HubAnswer):
     gpu: Gpu
     node: Node | NodeName
     labels: Mapping[str, str] | None
     events: tuple[GpuEvent, ...]
-    incidents: tuple[Card, ...]
+    incidents: tuple[IncidentCard, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Incidents(Answer):
-    incidents: tuple[Card, ...]
+class IncidentList(HubAnswer):
+    incidents: tuple[IncidentCard, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Kept(Answer):
+class EventsAccepted(HubAnswer):
     kept: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Status(Answer):
+class Status(HubAnswer):
     version: str
     cluster: str
     mode: str
@@ -570,12 +570,12 @@ class Status(Answer):
     simulated: bool
     dollars_per_gpu_hour: float
     docs_url: str | None
-    rules: RuleState
-    colours: Mapping[str, Colour]
+    rules: RuleFileStatus
+    colours: Mapping[str, ColourScale]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Need(Answer):
+class Need(HubAnswer):
     """GPUs to add so that demand stays at or below `target` of the fleet in 95 % of all steps; 0: none. `likely_gpus` is by the middle of the forecast, `sure_gpus` by its upper edge: with so many the target holds with about 90 %."""
 
     target: float
@@ -584,13 +584,13 @@ class Need(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Refusal(Answer):
+class GuardRefusal(HubAnswer):
     guard: str
     text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class HistoryCounted(Answer):
+class EventCount(HubAnswer):
     kind: str
     code: int | None
     events: int
@@ -599,16 +599,16 @@ class HistoryCounted(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class EventHistory(Answer):
+class EventHistory(HubAnswer):
     now: datetime
     days: int
     total: int
-    events: tuple[Shown, ...]
-    counts: tuple[HistoryCounted, ...]
+    events: tuple[HistoryEvent, ...]
+    counts: tuple[EventCount, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Shown(Answer):
+class HistoryEvent(HubAnswer):
     id: str
     at: str
     kind: str
@@ -621,7 +621,7 @@ class Shown(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Holder(Answer):
+class GpuHolder(HubAnswer):
     """One workload on one GPU."""
 
     uuid: str
@@ -639,40 +639,40 @@ class Holder(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class AlertsTaken(Answer):
+class AlertsAccepted(HubAnswer):
     taken: int
     problems: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Assigned(Answer):
+class IncidentAssigned(HubAnswer):
     incident: Incident
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class DigestText(Answer):
+class DigestText(HubAnswer):
     digest: Digest
     text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Notices(Answer):
+class NoticeList(HubAnswer):
     notices: tuple[Notice, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SilenceMade(Answer):
-    silence: ShownSilence
+class SilenceChanged(HubAnswer):
+    silence: SilenceView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Silences(Answer):
+class SilenceList(HubAnswer):
     silences: tuple[ListedSilence, ...]
     problem: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Card(Answer):
+class IncidentCard(HubAnswer):
     """Incident(id: 'IncidentId', place: 'Place', title: 'str', severity: 'Severity', state: 'IncidentState', opened_at: 'datetime', cause: 'str', family: 'str', members: 'tuple[Member, ...]', workloads: 'tuple[str, ...]' = (), resolved_at: 'datetime | None' = None, assignee: 'str | None' = None, version: 'int' = 1, reopened: 'int' = 0, part_of: 'str | None' = None)"""
 
     id: str
@@ -700,7 +700,7 @@ class Card(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class GpuEvent(Answer):
+class GpuEvent(HubAnswer):
     """One signal that belongs to an incident. `ref` is the event's id, the alert's label set as text, or the domain with the family. `since` is when it was first true, `until` when it stopped (None while it lasts)."""
 
     kind: MemberKind
@@ -716,7 +716,7 @@ class GpuEvent(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class NamedIncident(Answer):
+class NamedIncident(HubAnswer):
     """Incident(id: 'IncidentId', place: 'Place', title: 'str', severity: 'Severity', state: 'IncidentState', opened_at: 'datetime', cause: 'str', family: 'str', members: 'tuple[Member, ...]', workloads: 'tuple[str, ...]' = (), resolved_at: 'datetime | None' = None, assignee: 'str | None' = None, version: 'int' = 1, reopened: 'int' = 0, part_of: 'str | None' = None)"""
 
     id: str
@@ -738,7 +738,7 @@ class NamedIncident(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Jobs(Answer):
+class JobList(HubAnswer):
     jobs: tuple[JobLine, ...]
     total: int
     unmapped: Mapping[str, int]
@@ -746,14 +746,14 @@ class Jobs(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Replicas(Answer):
+class ReplicaList(HubAnswer):
     replicas: tuple[ReplicasAdvice, ...]
-    past: Past | None
+    past: ReplicasReplay | None
     problems: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class JournalPage(Answer):
+class JournalPage(HubAnswer):
     now: datetime
     entries: tuple[JournalLine, ...]
     first: int
@@ -763,7 +763,7 @@ class JournalPage(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class JournalLine(Answer):
+class JournalLine(HubAnswer):
     """An entry of the journal, with its sentence."""
 
     seq: int
@@ -778,7 +778,7 @@ class JournalLine(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class JournalVerdict(Answer):
+class ChainVerdict(HubAnswer):
     checked_at: datetime
     entries: int
     is_intact: bool
@@ -786,7 +786,7 @@ class JournalVerdict(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Lemon(Answer):
+class Lemon(HubAnswer):
     """`hazard` is expected faults a month; `times_fleet` against the fleet; `chance` of so many faults by luck. `is_lemon`: that chance is small even though the whole fleet was looked at."""
 
     name: str
@@ -799,7 +799,7 @@ class Lemon(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Accuracy(Answer):
+class Accuracy(HubAnswer):
     """How often a cause that we named was right, where a person said; `right_share` is None where nobody did."""
 
     cause: str
@@ -811,7 +811,7 @@ class Accuracy(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Correction(Answer):
+class Correction(HubAnswer):
     """A person's word about an incident: `was` is what we had said, `cause` what it is; the same twice confirms."""
 
     incident: str
@@ -824,7 +824,7 @@ class Correction(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Statement(Answer):
+class Statement(HubAnswer):
     """One team's month: what it pays, None where no GPU of it has a price, and the page that says why."""
 
     month: str
@@ -835,10 +835,10 @@ class Statement(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class GivenOrder(Answer):
+class OrderStatus(HubAnswer):
     """An order as the hub keeps it; `is_proven` False: the receipt did not carry the node's seal."""
 
-    order: ShownOrder
+    order: OrderView
     actor: str
     why: str
     fetched_at: datetime | None
@@ -848,7 +848,7 @@ class GivenOrder(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ShownOrder(Answer):
+class OrderView(HubAnswer):
     """One piece of work for one node. Doing the same id twice has the effect of doing it once."""
 
     id: str
@@ -861,23 +861,23 @@ class ShownOrder(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Envelopes(Answer):
+class OrderEnvelopes(HubAnswer):
     orders: tuple[Envelope, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Orders(Answer):
-    orders: tuple[GivenOrder, ...]
+class OrderList(HubAnswer):
+    orders: tuple[OrderStatus, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Queried(Answer):
+class QueryData(HubAnswer):
     resultType: str
-    result: tuple[Series, ...] | tuple[float, str]
+    result: tuple[QuerySeries, ...] | tuple[float, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Series(Answer):
+class QuerySeries(HubAnswer):
     metric: Mapping[str, str] | None = None
     value: tuple[float, str] | None = None
     values: tuple[tuple[float, str], ...] | None = None
@@ -886,7 +886,7 @@ class Series(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Outcome(Answer):
+class ReloadOutcome(HubAnswer):
     """How the last reading of the rule files went; with `problems`, the rules of `in_force_since` stay in force."""
 
     at: datetime
@@ -898,7 +898,7 @@ class Outcome(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RuleState(Answer):
+class RuleFileStatus(HubAnswer):
     """How the last reading of the rule files went; with `problems`, the rules of `in_force_since` stay in force."""
 
     at: datetime
@@ -911,7 +911,7 @@ class RuleState(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ShownRepair(Answer):
+class RepairView(HubAnswer):
     """One attempt at one incident's plan, which several incidents of the node may wait for."""
 
     id: str
@@ -951,7 +951,7 @@ class ShownRepair(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ShownSwitch(Answer):
+class RepairSwitchView(HubAnswer):
     """What a person or the circuit breaker has switched off; kept until a person switches it on again."""
 
     stopped_at: datetime | None
@@ -965,7 +965,7 @@ class ShownSwitch(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Episode(Answer):
+class Episode(HubAnswer):
     """One alert from its first true answer to its end; None where the window ends before."""
 
     alert: str
@@ -978,7 +978,7 @@ class Episode(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Failure(Answer):
+class Failure(HubAnswer):
     """A rule that could not be asked, and why."""
 
     rule: str
@@ -986,7 +986,7 @@ class Failure(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ReplicasAdvice(Answer):
+class ReplicasAdvice(HubAnswer):
     """How many replicas would do now; `wanted` None: too little is known to say."""
 
     cluster: str
@@ -999,7 +999,7 @@ class ReplicasAdvice(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Past(Answer):
+class ReplicasReplay(HubAnswer):
     """What following the advice would have done, over the part of the window in which the model was seen. `crowded_seconds` is the time with more waiting for each replica than the target, `late_seconds` the time in which more requests were late than the latency objective allows (None: no objective of it is measured); both as it was and as it would have been. `changes` and `had_changes` count changes of the number of replicas."""
 
     cluster: str
@@ -1020,14 +1020,14 @@ class Past(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ReplicasStep(Answer):
+class ReplicasStep(HubAnswer):
     at: float
     replicas: int
     wanted: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Backtest(Answer):
+class Backtest(HubAnswer):
     wape: float | None
     naive_wape: float | None
     coverage: float | None
@@ -1040,7 +1040,7 @@ class Backtest(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Full(Answer):
+class Full(HubAnswer):
     capacity_gpus: float
     is_full_now: bool
     full_at: str | None
@@ -1050,7 +1050,7 @@ class Full(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PastDemand(Answer):
+class PastDemand(HubAnswer):
     from_: str
     to: str
     steps: int
@@ -1059,13 +1059,13 @@ class PastDemand(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Point(Answer):
+class Point(HubAnswer):
     time: str
     value: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ReportStep(Answer):
+class ReportStep(HubAnswer):
     time: str
     mean: float
     low: float
@@ -1073,7 +1073,7 @@ class ReportStep(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Amounts(Answer):
+class HourAmounts(HubAnswer):
     total: float
     allocated: float
     used: float
@@ -1088,7 +1088,7 @@ class Amounts(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Bill(Answer):
+class CostReport(HubAnswer):
     since: float
     until: float
     recorded_hours: float
@@ -1096,28 +1096,28 @@ class Bill(Answer):
     currency: str
     policy: str
     policy_words: str
-    lines: tuple[BillLine, ...]
-    total: ReportMoney
+    lines: tuple[CostLine, ...]
+    total: CostAmounts
     money: float | None
     shared: Mapping[str, float]
     holes: Mapping[str, float]
     kwh: float
     pue: float | None
     kwh_with_pue: float | None
-    rates: tuple[Rate, ...]
+    rates: tuple[PriceRate, ...]
     notes: tuple[str, ...]
     words: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class BillLine(Answer):
+class CostLine(HubAnswer):
     money: float | None
     direct: float | None
     energy: float | None
     shared: float
     wasted_money: float | None
     unpriced_hours: float
-    hours: Amounts
+    hours: HourAmounts
     team: str | None = None
     project: str | None = None
     namespace: str | None = None
@@ -1131,19 +1131,19 @@ class BillLine(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Hours(Answer):
+class UsageReport(HubAnswer):
     since: float
     until: float
     by: tuple[str, ...]
     of: Mapping[str, str]
-    lines: tuple[HoursLine, ...]
-    total: Amounts
+    lines: tuple[UsageLine, ...]
+    total: HourAmounts
     notes: tuple[str, ...]
     words: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class HoursLine(Answer):
+class UsageLine(HubAnswer):
     total: float
     allocated: float
     used: float
@@ -1168,18 +1168,18 @@ class HoursLine(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ReportMoney(Answer):
+class CostAmounts(HubAnswer):
     money: float | None
     direct: float | None
     energy: float | None
     shared: float
     wasted_money: float | None
     unpriced_hours: float
-    hours: Amounts
+    hours: HourAmounts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Rate(Answer):
+class PriceRate(HubAnswer):
     of: str
     kind: str
     per_gpu_hour: float
@@ -1188,7 +1188,7 @@ class Rate(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class WholeForecast(Answer):
+class CapacityForecast(HubAnswer):
     about: str
     capacity_gpus: float | None
     forecast: tuple[ReportStep, ...]
@@ -1207,7 +1207,7 @@ class WholeForecast(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RightsizingAdvice(Answer):
+class RightsizingAdvice(HubAnswer):
     """What would do for a workload; `profile` names the slice or the smaller GPU, `saves_gpus` is left to others."""
 
     name: str
@@ -1220,7 +1220,7 @@ class RightsizingAdvice(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Repartition(Answer):
+class Repartition(HubAnswer):
     """How many GPUs of a model, cut into slices, would hold the workloads that fit into slices; the rest is free."""
 
     model: str
@@ -1231,7 +1231,7 @@ class Repartition(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class AlertLine(Answer):
+class ListedAlert(HubAnswer):
     name: str
     labels: Mapping[str, str]
     state: AlertState
@@ -1242,7 +1242,7 @@ class AlertLine(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RuleLine(Answer):
+class ListedRule(HubAnswer):
     name: str
     group: str
     file: str
@@ -1262,7 +1262,7 @@ class RuleLine(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RuleReplay(Answer):
+class RuleReplay(HubAnswer):
     since: datetime
     until: datetime
     steps: int
@@ -1273,15 +1273,15 @@ class RuleReplay(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Rules(Answer):
+class RuleList(HubAnswer):
     now: datetime
-    rules: tuple[RuleLine, ...]
-    alerts: tuple[AlertLine, ...]
+    rules: tuple[ListedRule, ...]
+    alerts: tuple[ListedAlert, ...]
     alerts_total: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Colour(Answer):
+class ColourScale(HubAnswer):
     title: str
     unit: str
     low: float | None
@@ -1290,17 +1290,17 @@ class Colour(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Detail(Answer):
+class IncidentDetail(HubAnswer):
     incident: NamedIncident
     diagnosis: Diagnosis | None
     plan: Plan | None
     silenced_by: SilencedBy | None
     runbook: str
-    timeline: tuple[Happened, ...]
+    timeline: tuple[TimelineEntry, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Fault(Answer):
+class SimulatedFault(HubAnswer):
     id: str
     scenario: str
     node: str
@@ -1309,27 +1309,27 @@ class Fault(Answer):
     place: str
     at: datetime
     strikes_in_seconds: float
-    truth: Truth
+    truth: FaultTruth
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class FullDetail(Answer):
+class FullIncidentDetail(HubAnswer):
     incident: NamedIncident
     diagnosis: Diagnosis | None
     plan: Plan | None
     silenced_by: SilencedBy | None
     runbook: str
-    timeline: tuple[Happened, ...]
+    timeline: tuple[TimelineEntry, ...]
     blast: Blast | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class NodeName(Answer):
+class NodeName(HubAnswer):
     name: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SilencedBy(Answer):
+class SilencedBy(HubAnswer):
     id: str
     author: str
     reason: str
@@ -1338,7 +1338,7 @@ class SilencedBy(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Swept(Answer):
+class SweepStatus(HubAnswer):
     source: str | None
     at: datetime | None
     seconds: float | None
@@ -1350,7 +1350,7 @@ class Swept(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Truth(Answer):
+class FaultTruth(HubAnswer):
     cause: str
     action: str
     severity: str
@@ -1358,7 +1358,7 @@ class Truth(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ListedSilence(Answer):
+class ListedSilence(HubAnswer):
     """`ended_by` is who ended it before its time, `keeper` whose silence it is."""
 
     id: str
@@ -1374,7 +1374,7 @@ class ListedSilence(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ShownSilence(Answer):
+class SilenceView(HubAnswer):
     """`ended_by` is who ended it before its time, `keeper` whose silence it is."""
 
     id: str
@@ -1389,13 +1389,13 @@ class ShownSilence(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Slos(Answer):
+class SloList(HubAnswer):
     now: datetime
-    slos: tuple[ShownBudget, ...]
+    slos: tuple[SloStatus, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Wait(Answer):
+class Wait(HubAnswer):
     """Waiting by shape, in seconds: of those who wait now, and of those who have started."""
 
     gpus: int
@@ -1407,13 +1407,13 @@ class Wait(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PlainProblems(Answer):
+class PlainProblems(HubAnswer):
     counts: Mapping[str, int]
     lines: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class GpuView(Answer):
+class TopologyGpu(HubAnswer):
     index: int | None
     uuid: str | None
     state: str
@@ -1421,17 +1421,17 @@ class GpuView(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class LeafView(Answer):
+class TopologyLeaf(HubAnswer):
     """Nodes of one rack on one leaf; `name` None where nobody has said which leaf it is."""
 
     name: str | None
     state: str
-    nodes: tuple[NodeView, ...]
+    nodes: tuple[TopologyNode, ...]
     why: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class LinkView(Answer):
+class TopologyLink(HubAnswer):
     """A host's port; `switch` None where only the host itself is known to have it."""
 
     device: str
@@ -1444,26 +1444,26 @@ class LinkView(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class NodeView(Answer):
+class TopologyNode(HubAnswer):
     name: str
     pool: str
     state: str
     expected_gpus: int | None
-    gpus: tuple[GpuView, ...]
-    links: tuple[LinkView, ...]
+    gpus: tuple[TopologyGpu, ...]
+    links: tuple[TopologyLink, ...]
     why: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RackView(Answer):
+class TopologyRack(HubAnswer):
     name: str | None
     state: str
-    leaves: tuple[LeafView, ...]
+    leaves: tuple[TopologyLeaf, ...]
     why: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SwitchView(Answer):
+class TopologySwitch(HubAnswer):
     name: str
     role: str
     state: str
@@ -1472,23 +1472,23 @@ class SwitchView(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SweepTaken(Answer):
+class SweepAccepted(HubAnswer):
     changes: int
     problem: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Topology(Answer):
+class Topology(HubAnswer):
     cluster: str
     now: datetime
-    fabric: Swept | None
-    racks: tuple[RackView, ...]
-    switches: tuple[SwitchView, ...]
+    fabric: SweepStatus | None
+    racks: tuple[TopologyRack, ...]
+    switches: tuple[TopologySwitch, ...]
     unmapped: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Budgets(Answer):
+class BudgetReport(HubAnswer):
     month: str
     currency: str
     until: float
@@ -1497,7 +1497,7 @@ class Budgets(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Wasted(Answer):
+class WasteReport(HubAnswer):
     since: float
     until: float
     currency: str
@@ -1505,7 +1505,7 @@ class Wasted(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Waste(Answer):
+class Waste(HubAnswer):
     """GPUs that somebody holds and does not use, with who that is and what it costs; None where there is no price."""
 
     team: str
@@ -1516,18 +1516,18 @@ class Waste(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class NeverFits(Answer):
+class NeverFits(HubAnswer):
     jobs: int
     gpus: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RecordedWaits(Answer):
+class RecordedWaits(HubAnswer):
     wait: Waits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Replayed(Answer):
+class Replayed(HubAnswer):
     gpus: float
     utilisation: float | None
     gpu_hours_used: float
@@ -1539,7 +1539,7 @@ class Replayed(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Spread(Answer):
+class Spread(HubAnswer):
     jobs: int
     mean: float | None
     p50: float | None
@@ -1548,7 +1548,7 @@ class Spread(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Waits(Answer):
+class Waits(HubAnswer):
     jobs: int
     mean: float | None
     p50: float | None
@@ -1558,7 +1558,7 @@ class Waits(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class WhatIf(Answer):
+class WhatIf(HubAnswer):
     change: str
     policy: str
     jobs: Mapping[str, int]
@@ -1574,7 +1574,7 @@ class WhatIf(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Brief(Answer):
+class IncidentSummary(HubAnswer):
     """An open incident, as much as one line needs."""
 
     id: str
@@ -1583,7 +1583,7 @@ class Brief(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class GpuAnswer(Answer):
+class GpuAndHolders(HubAnswer):
     """One GPU and its holders; `reason` is why there are none."""
 
     uuid: str
@@ -1592,19 +1592,19 @@ class GpuAnswer(Answer):
     cluster: str
     node: str
     is_gone: bool
-    holders: tuple[Holder, ...]
+    holders: tuple[GpuHolder, ...]
     reason: str
-    incidents: tuple[Brief, ...]
+    incidents: tuple[IncidentSummary, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class NodeAnswer(Answer):
+class NodeAndGpus(HubAnswer):
     node: NodeLine
-    gpus: tuple[GpuAnswer, ...]
+    gpus: tuple[GpuAndHolders, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class WorkloadAnswer(Answer):
+class WorkloadAndGpus(HubAnswer):
     """One workload and what it holds; a waiting one holds nothing and says why it waits."""
 
     kind: str
@@ -1619,7 +1619,7 @@ class WorkloadAnswer(Answer):
     queue: str
     gpus_asked: int | None
     nodes: tuple[str, ...]
-    gpus: tuple[GpuAnswer, ...]
+    gpus: tuple[GpuAndHolders, ...]
     reason: str
     since: datetime | None
-    incidents: tuple[Brief, ...]
+    incidents: tuple[IncidentSummary, ...]

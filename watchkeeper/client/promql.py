@@ -9,7 +9,7 @@ from watchkeeper.client import answers
 
 
 @dataclass(frozen=True, slots=True)
-class Series:
+class QueryPoints:
     """One line of an answer: its labels, and (seconds since 1970, value) pairs."""
 
     labels: Mapping[str, str]
@@ -21,24 +21,24 @@ class Series:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class QueryResult:
     """What was asked for; a scalar is one series without labels."""
 
-    series: tuple[Series, ...]
+    series: tuple[QueryPoints, ...]
     warnings: tuple[str, ...] = field(default=())
 
 
-def numbers(found: answers.Queried) -> Asked:
+def parse_result(found: answers.QueryData) -> QueryResult:
     """A vector, a matrix, or one value without labels."""
     warnings = tuple(found.plain.get("warnings", ()))
     made = []
     for row in found.result:
-        if not isinstance(row, answers.Series):
+        if not isinstance(row, answers.QuerySeries):
             # A scalar or a string is one pair, of which this is the time.
-            return Asked((Series({}, _points([found.plain["result"]])),), warnings)
+            return QueryResult((QueryPoints({}, _points([found.plain["result"]])),), warnings)
         # A native histogram is no number: such a series has no points here.
-        made.append(Series(row.metric or {}, _points(row.values or ([row.value] if row.value else ()))))
-    return Asked(tuple(made), warnings)
+        made.append(QueryPoints(row.metric or {}, _points(row.values or ([row.value] if row.value else ()))))
+    return QueryResult(tuple(made), warnings)
 
 
 def _points(pairs: Sequence[tuple[float, str]]) -> tuple[tuple[float, float], ...]:

@@ -32,7 +32,7 @@ LEAVES: dict[Any, tuple[tuple[type, ...], str]] = {
 }
 
 
-class Answer:
+class HubAnswer:
     """What a hub answered; `plain` is the same as it came, with what this client has no name for."""
 
     __slots__ = ("plain",)
@@ -44,11 +44,11 @@ class Answer:
         def __getattr__(self, name: str) -> Any:
             if name not in self.__dataclass_fields__:
                 raise AttributeError(name)
-            raise missing(name)
+            raise missing_field(name)
 
 
 @dataclasses.dataclass(slots=True)
-class Mismatch(Exception):
+class TypeMismatch(Exception):
     """Something is of another kind than it should be; `steps` lead to it, the last one first."""
 
     expected: str
@@ -61,16 +61,16 @@ class Mismatch(Exception):
         return f"{named} should be {self.expected} and is {quote(self.value)}"
 
 
-def missing(name: str) -> HubError:
+def missing_field(name: str) -> HubError:
     problem = f"the hub's answer has no `{name}`: the hub is older than this command, or is none"
     return HubError(problem, remedy="Install the same version of Watchkeeper on both sides")
 
 
-def read(kind: type[T], plain: Any, *, step: str = "", where: str | None = None) -> T:
+def read_answer(kind: type[T], plain: Any, *, step: str = "", where: str | None = None) -> T:
     """A value of `kind`; HubError names the place of what is of another kind, which `step` leads to."""
     try:
         return typing.cast(T, _reader(typing.cast(Any, kind))(plain))
-    except Mismatch as problem:
+    except TypeMismatch as problem:
         problem.steps.append(step)
         raise HubError(f"{problem}: {NOT_A_HUB}", where=where) from problem
 
@@ -92,7 +92,7 @@ def _reader(kind: Any) -> Reader:
     if kind in LEAVES or kind is datetime or issubclass(kind, Enum):
         return _leaf(kind)
     # A type may hold itself, so its fields are looked at when the first value comes.
-    return _answer(kind) if issubclass(kind, Answer) else _record(kind)
+    return _answer(kind) if issubclass(kind, HubAnswer) else _record(kind)
 
 
 def _leaf(kind: Any) -> Reader:
@@ -104,7 +104,7 @@ def _leaf(kind: Any) -> Reader:
 
     def read_leaf(plain: Any) -> Any:
         if not isinstance(plain, kinds) or (type(plain) is bool and kind is not bool):
-            raise Mismatch(called, plain)
+            raise TypeMismatch(called, plain)
         return plain
 
     return read_leaf
@@ -112,11 +112,11 @@ def _leaf(kind: Any) -> Reader:
 
 def _time(plain: Any) -> datetime:
     if not isinstance(plain, str):
-        raise Mismatch("text", plain)
+        raise TypeMismatch("text", plain)
     try:
         return wire.parse_time(plain)
     except ValueError as error:
-        raise Mismatch("a time", plain) from error
+        raise TypeMismatch("a time", plain) from error
 
 
 def _word(kind: type[Enum], plain: Any) -> Any:
@@ -125,7 +125,7 @@ def _word(kind: type[Enum], plain: Any) -> Any:
     except ValueError as error:
         words = [member.value for member in kind]
         if type(plain) not in {type(word) for word in words}:
-            raise Mismatch(f"one of {', '.join(map(str, words))}", plain) from error
+            raise TypeMismatch(f"one of {', '.join(map(str, words))}", plain) from error
         return plain
 
 
@@ -136,11 +136,11 @@ def _choice(args: tuple[Any, ...]) -> Reader:
     def read_choice(plain: Any) -> Any:
         if plain is None and may_be_null:
             return None
-        problems: list[Mismatch | HubError] = []
+        problems: list[TypeMismatch | HubError] = []
         for reader in readers:
             try:
                 return reader(plain)
-            except (Mismatch, HubError) as problem:
+            except (TypeMismatch, HubError) as problem:
                 problems.append(problem)
         raise problems[0]
 
@@ -152,9 +152,9 @@ def _pair(args: tuple[Any, ...]) -> Reader:
 
     def read_pair(plain: Any) -> Any:
         if not isinstance(plain, list):
-            raise Mismatch("a list", plain)
+            raise TypeMismatch("a list", plain)
         if len(plain) != len(readers):
-            raise Mismatch(f"a list of {len(readers)}", plain)
+            raise TypeMismatch(f"a list of {len(readers)}", plain)
         return tuple(_inside(readers[at], one, f"[{at}]") for at, one in enumerate(plain))
 
     return read_pair
@@ -165,7 +165,7 @@ def _list(kind: Any, made: type[tuple[Any, ...]] | type[frozenset[Any]]) -> Read
 
     def read_list(plain: Any) -> Any:
         if not isinstance(plain, list):
-            raise Mismatch("a list", plain)
+            raise TypeMismatch("a list", plain)
         return made([_inside(reader, one, f"[{at}]") for at, one in enumerate(plain)])
 
     return read_list
@@ -190,11 +190,11 @@ def _record(kind: Any) -> Reader:
         }
         for name, (_, is_needed) in fields.items():
             if is_needed and name not in values:
-                raise missing(name)
+                raise missing_field(name)
         try:
             return kind(**values)
         except ValueError as error:
-            raise Mismatch(f"a {kind.__name__} ({error})", plain) from error
+            raise TypeMismatch(f"a {kind.__name__} ({error})", plain) from error
 
     return read_record
 
@@ -232,13 +232,13 @@ def _fields(kind: Any) -> dict[str, tuple[Reader, bool]]:
 
 def _object(plain: Any) -> Mapping[str, Any]:
     if not isinstance(plain, dict):
-        raise Mismatch("an object", plain)
+        raise TypeMismatch("an object", plain)
     return plain
 
 
 def _inside(reader: Reader, plain: Any, step: str) -> Any:
     try:
         return reader(plain)
-    except Mismatch as problem:
+    except TypeMismatch as problem:
         problem.steps.append(step)
         raise

@@ -18,28 +18,28 @@ from watchkeeper.kit import clock, own_metrics
 from watchkeeper.model import cluster as model
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import Sample
-from watchkeeper.scrape import discovery, standing
-from watchkeeper.scrape.fleet import Fleet
+from watchkeeper.scrape import discovery, status_series
+from watchkeeper.scrape.fleet import ScrapedInventory
 
 
-class Scheduler(Protocol):
+class ClusterScheduler(Protocol):
     """One scheduler of one cluster, kept up to date by itself."""
 
     @property
     def cluster(self) -> str: ...
 
     @property
-    def asks_for(self) -> str | None:
+    def required_query(self) -> str | None:
         """An expression whose answer `series` wants to see; None: it wants nothing."""
         ...
 
     async def run(self) -> None: ...
 
-    async def first_look(self) -> None:
+    async def wait_for_first_read(self) -> None:
         """Wait, not for long, until the scheduler has been read once."""
         ...
 
-    def found(self, listed: discovery.Found) -> discovery.Found: ...
+    def discover(self, listed: discovery.DiscoveredTargets) -> discovery.DiscoveredTargets: ...
 
     def problems(self) -> list[str]: ...
 
@@ -49,29 +49,33 @@ class Scheduler(Protocol):
         """Series of its own, beside those that all schedulers have."""
         ...
 
-    def workload_series(self, fleet: Fleet, known: Iterable[Labels]) -> dict[Labels, float]:
+    def workload_series(self, fleet: ScrapedInventory, known: Iterable[Labels]) -> dict[Labels, float]:
         """Holders of GPUs that no exporter's labels name."""
         ...
 
 
-def of_settings(settings: config.Fleet, *, time: clock.Clock, metrics: own_metrics.Registry) -> Clusters:
+def of_settings(settings: config.FleetSettings, *, time: clock.Clock, metrics: own_metrics.Registry) -> Clusters:
     """The schedulers that the settings name; SettingsError where one of them cannot be asked."""
-    schedulers: list[Scheduler | None] = [
+    schedulers: list[ClusterScheduler | None] = [
         kubernetes_source.of_settings(settings, time=time, metrics=metrics),
         slurm_watch.of_settings(settings, time=time, metrics=metrics),
     ]
     path = None if settings.inventory is None else Path(settings.inventory)
-    return Clusters(schedulers, inventory.Inventory(path, default_cluster=settings.cluster, metrics=metrics))
+    return Clusters(schedulers, inventory.NodeInventory(path, default_cluster=settings.cluster, metrics=metrics))
 
 
 class Clusters:
     """All schedulers of a hub; none is a fleet without one."""
 
-    def __init__(self, schedulers: Iterable[Scheduler | None], mapping: inventory.Inventory | None = None) -> None:
+    def __init__(
+        self, schedulers: Iterable[ClusterScheduler | None], mapping: inventory.NodeInventory | None = None
+    ) -> None:
         self.schedulers = tuple(scheduler for scheduler in schedulers if scheduler is not None)
-        self.inventory = mapping or inventory.Inventory(None, default_cluster="main", metrics=own_metrics.Registry())
+        self.inventory = mapping or inventory.NodeInventory(
+            None, default_cluster="main", metrics=own_metrics.Registry()
+        )
         self._owners = inventory.Owners(self.inventory)
-        self._standing = standing.Standing()
+        self._standing = status_series.StatusSeries()
 
     async def run(self) -> None:
         """Keep every scheduler's picture up to date, for ever."""
@@ -80,23 +84,23 @@ class Clusters:
                 group.create_task(scheduler.run())
             await asyncio.Event().wait()
 
-    async def found(
+    async def discover(
         self,
-        listed: discovery.Found,
-        registered: discovery.Found | None = None,
+        listed: discovery.DiscoveredTargets,
+        registered: discovery.DiscoveredTargets | None = None,
         *,
         leaves: Mapping[str, str] | None = None,
-    ) -> discovery.Found:
+    ) -> discovery.DiscoveredTargets:
         """What is listed, what the schedulers and the fabric know, and what agents say, as `inventory` orders it.
 
         An agent's own word is where it is read, whatever a scheduler thinks.
         """
-        await asyncio.gather(*(scheduler.first_look() for scheduler in self.schedulers))
-        agents = registered or discovery.Found()
+        await asyncio.gather(*(scheduler.wait_for_first_read() for scheduler in self.schedulers))
+        agents = registered or discovery.DiscoveredTargets()
         parts = [listed]
         for scheduler in self.schedulers:
-            parts.append(scheduler.found(discovery.merge([*parts, agents])))
-        return await asyncio.to_thread(self.inventory.merged, [*parts, agents], leaves=leaves)
+            parts.append(scheduler.discover(discovery.merge_discovered([*parts, agents])))
+        return await asyncio.to_thread(self.inventory.merge, [*parts, agents], leaves=leaves)
 
     def problems(self) -> list[str]:
         said = [problem for scheduler in self.schedulers for problem in scheduler.problems()]
@@ -105,23 +109,25 @@ class Clusters:
     def views(self) -> list[model.ClusterView]:
         return [scheduler.view() for scheduler in self.schedulers]
 
-    def questions(self) -> list[str]:
+    def required_queries(self) -> list[str]:
         """What `samples` wants answered first."""
-        return [scheduler.asks_for for scheduler in self.schedulers if scheduler.asks_for is not None]
+        return [scheduler.required_query for scheduler in self.schedulers if scheduler.required_query is not None]
 
-    def workload_series(self, fleet: Fleet, known: dict[Labels, float], *, at_ms: int) -> dict[Labels, float]:
+    def workload_series(
+        self, fleet: ScrapedInventory, known: dict[Labels, float], *, at_ms: int
+    ) -> dict[Labels, float]:
         """Holders by agents' own word, by exporters' labels (`known`), and those that only a scheduler can name.
 
         A scheduler that has been silent for too long names nobody: the pod that it knew may be gone.
         """
-        told = standing.held_series(fleet.holders())
+        told = status_series.agent_workload_series(fleet.workload_labels())
         named = {labels.get("UUID") for labels in told}
         if named:
             known = told | {labels: value for labels, value in known.items() if labels.get("UUID") not in named}
         for scheduler in self.schedulers:
             if cluster_series.speaks_for(scheduler.view(), at_ms / 1000):
                 known = known | scheduler.workload_series(fleet, known)
-        return self._owners.named(known, self.views())
+        return self._owners.add_owners(known, self.views())
 
     def team_of(self, workload: str) -> str:
         """The team that an incident of this workload is told to; `unmapped` where nobody says."""
@@ -135,5 +141,5 @@ class Clusters:
             view = scheduler.view()
             made |= cluster_series.series(view, scheduler.cluster, now=now)
             if cluster_series.speaks_for(view, now):
-                made |= scheduler.series(answers.get(scheduler.asks_for or "", ()))
+                made |= scheduler.series(answers.get(scheduler.required_query or "", ()))
         return self._standing.samples(made, at_ms)

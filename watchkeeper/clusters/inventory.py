@@ -50,13 +50,13 @@ class Owner:
     project: str = ""
 
 
-class Inventory:
+class NodeInventory:
     """The file, and what came of the last merge; SettingsError for a file that is wrong from the start."""
 
     def __init__(self, path: Path | None, *, default_cluster: str, metrics: own_metrics.Registry) -> None:
         self._path = path
         self._default_cluster = default_cluster
-        self._read_at: files.Stamp | None = None
+        self._read_at: files.FileStamp | None = None
         self.file = inventory_file.InventoryFile()
         self._file_problem: str | None = None
         self._said: tuple[str, ...] = ()
@@ -65,14 +65,14 @@ class Inventory:
             "watchkeeper_inventory_conflicts", "Nodes of which two sources say a different `fact`; the first counts"
         )
         if path is not None:
-            self._read_at = files.stamp(path)
+            self._read_at = files.read_stamp(path)
             self.file = inventory_file.read(path)
 
     def refresh(self) -> None:
         """Read the file again if it has changed; a file that is no longer right leaves the last good one in force."""
         if self._path is None:
             return
-        stamp = files.stamp(self._path)
+        stamp = files.read_stamp(self._path)
         if stamp is None or stamp != self._read_at:
             try:
                 self.file = inventory_file.read(self._path)
@@ -94,10 +94,12 @@ class Inventory:
         """What people should know: a broken file, two nodes with one name, sources that disagree."""
         return [*([self._file_problem] if self._file_problem else []), *self._said]
 
-    def merged(self, parts: Sequence[discovery.Found], *, leaves: Mapping[str, str] | None = None) -> discovery.Found:
+    def merge(
+        self, parts: Sequence[discovery.DiscoveredTargets], *, leaves: Mapping[str, str] | None = None
+    ) -> discovery.DiscoveredTargets:
         """All parts as one, facts from the file first; `leaves` is node → leaf as the fabric shows it."""
         self.refresh()
-        found = discovery.merge(parts)
+        found = discovery.merge_discovered(parts)
         said: dict[NodeKey, list[fleet.Node]] = defaultdict(list)
         for part in parts:
             for node in part.nodes:
@@ -135,7 +137,7 @@ class Inventory:
         ]
 
     def _note(self, nodes: Iterable[fleet.Node], problems: list[str], counts: Counter[str]) -> None:
-        lacking = unmapped(nodes)
+        lacking = count_missing_facts(nodes)
         for fact in FACTS:
             self._unmapped.set(lacking[fact], fact=fact)
             self._conflicts.set(counts[fact], fact=fact)
@@ -166,7 +168,7 @@ WorkloadKey = tuple[str, str, str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class _Named:
+class _OwnedSeries:
     """A series with its owner, kept from one time to the next: most of 20,000 do not change."""
 
     key: WorkloadKey
@@ -177,20 +179,20 @@ class _Named:
 class Owners:
     """Team and project on the series that say who holds a GPU, and the team of whoever held one."""
 
-    def __init__(self, inventory: Inventory) -> None:
+    def __init__(self, inventory: NodeInventory) -> None:
         self._inventory = inventory
-        self._named: dict[Labels, _Named] = {}
+        self._named: dict[Labels, _OwnedSeries] = {}
         self._teams: dict[str, str] = {}
         # By the names of jobs, which are those of their pods without an ending; `unmapped` where teams share one.
         self._job_teams: dict[str, str] = {}
 
-    def named(self, series: Mapping[Labels, float], views: Iterable[cluster.ClusterView]) -> dict[Labels, float]:
+    def add_owners(self, series: Mapping[Labels, float], views: Iterable[cluster.ClusterView]) -> dict[Labels, float]:
         """The same series, each with its owner; a workload that no scheduler knows is judged by its own labels."""
         known = {
             (one.cluster, one.workload.namespace, one.workload.name): one for view in views for one in view.workloads
         }
         owners: dict[WorkloadKey, Owner] = {}
-        kept: dict[Labels, _Named] = {}
+        kept: dict[Labels, _OwnedSeries] = {}
         for labels in series:
             before = self._named.get(labels)
             key = _workload_key(labels) if before is None else before.key
@@ -198,7 +200,7 @@ class Owners:
             if owner is None:
                 owner = owners[key] = self._owner(key, known.get(key[:3]))
             if before is None or before.owner != owner:
-                before = _Named(key, owner, labels.having(team=owner.team, project=owner.project))
+                before = _OwnedSeries(key, owner, labels.with_labels(team=owner.team, project=owner.project))
             kept[labels] = before
         self._named = kept
         self._remember(owners)
@@ -211,7 +213,7 @@ class Owners:
 
     def _remember(self, owners: Mapping[WorkloadKey, Owner]) -> None:
         for (_, namespace, name, _), owner in owners.items():
-            called = workloads.called(namespace, name)
+            called = workloads.workload_name(namespace, name)
             if (before := self._teams.get(called)) != owner.team:
                 self._teams[called] = owner.team
                 if namespace:
@@ -233,15 +235,15 @@ def _workload_key(labels: Labels) -> WorkloadKey:
     return named.get("cluster", ""), named.get("namespace", ""), named.get("workload", ""), named.get("user", "")
 
 
-def lacks(node: fleet.Node) -> list[str]:
+def missing_facts(node: fleet.Node) -> list[str]:
     """The facts that nobody has said about a node."""
     have = {POOL: node.pool, EXPECTED: "" if node.expected_gpus is None else "known", **node.domains}
     return [fact for fact in FACTS if not have.get(fact)]
 
 
-def unmapped(nodes: Iterable[fleet.Node]) -> dict[str, int]:
+def count_missing_facts(nodes: Iterable[fleet.Node]) -> dict[str, int]:
     """Of how many of these nodes nobody says each fact: the line that every report about nodes has."""
-    lacking = Counter(fact for node in nodes for fact in lacks(node))
+    lacking = Counter(fact for node in nodes for fact in missing_facts(node))
     return {fact: lacking[fact] for fact in FACTS}
 
 

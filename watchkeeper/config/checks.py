@@ -16,7 +16,7 @@ def positive_duration(text: str) -> None:
         raise ValueError(f"`{text}` must be longer than 0s")
 
 
-def a_minute_or_more(text: str) -> None:
+def at_least_one_minute(text: str) -> None:
     if durations.parse_ms(text) < 60_000:
         raise ValueError(f"`{text}` is below the smallest possible value, 1m")
 
@@ -53,7 +53,7 @@ def at_least_zero(number: int) -> None:
         raise ValueError(f"{number} is below the smallest possible value, 0")
 
 
-def plain_headers(lines: tuple[str, ...]) -> None:
+def valid_headers(lines: tuple[str, ...]) -> None:
     for line in lines:
         name, colon, _ = line.partition(":")
         if not colon or not name.strip() or not line.isprintable() or not line.isascii():
@@ -62,7 +62,7 @@ def plain_headers(lines: tuple[str, ...]) -> None:
             raise ValueError(f"{name.strip()} in `headers` is a secret; keep it in `headers_file`")
 
 
-def server_address(key: str, url: str | None) -> None:
+def http_address(key: str, url: str | None) -> None:
     """Refuse what cannot be asked over HTTP, and a password that every message about the address would show."""
     if url is None:
         return

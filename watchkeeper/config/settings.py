@@ -16,17 +16,17 @@ from typing import Any
 
 from watchkeeper import __version__
 from watchkeeper.config.checks import (
-    a_minute_or_more,
     at_least_one,
+    at_least_one_minute,
     at_least_zero,
+    http_address,
     network,
     not_empty,
     not_negative,
     percentage,
-    plain_headers,
     port_number,
     positive_duration,
-    server_address,
+    valid_headers,
 )
 from watchkeeper.kit import durations, quiet_hours
 from watchkeeper.model import trust
@@ -95,7 +95,7 @@ class RunningJobs(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Hub:
+class HubSettings:
     """Where the hub listens and keeps what it knows."""
 
     host: str = setting(
@@ -136,7 +136,7 @@ class Hub:
 
 
 @dataclass(frozen=True, slots=True)
-class Fleet:
+class FleetSettings:
     """What is watched, and how often it is read."""
 
     cluster: str = setting("main", "name of the cluster where discovery does not give one", check=not_empty)
@@ -198,7 +198,7 @@ class Fleet:
 
 
 @dataclass(frozen=True, slots=True)
-class Query:
+class QuerySettings:
     """How samples are kept and asked for."""
 
     engine: QueryEngine = setting(
@@ -216,7 +216,7 @@ class Query:
     cache_mebibytes: int = setting(
         128, "samples of blocks that stay unpacked in memory for the next question", check=at_least_one
     )
-    block: str = setting("30m", "how much time the first block of samples on disk has", check=a_minute_or_more)
+    block: str = setting("30m", "how much time the first block of samples on disk has", check=at_least_one_minute)
     out_of_order: str = setting("10m", "how late a sample may come after newer ones of its series; `0s`: never")
     wal: bool = setting(True, "log samples at once; without, a crash loses what is in no block yet")
     # About 80 for each GPU, its jobs and pods included: 20,000 GPUs have 1.6 million, which take 3.5 GiB.
@@ -247,9 +247,9 @@ class Query:
         durations.parse_ms(self.out_of_order)
         if self.max_disk_mebibytes is not None:
             at_least_one(self.max_disk_mebibytes)
-        server_address("url", self.url)
-        server_address("write_url", self.write_url)
-        plain_headers(self.headers)
+        http_address("url", self.url)
+        http_address("write_url", self.write_url)
+        valid_headers(self.headers)
         if self.engine is QueryEngine.PROMETHEUS and self.url is None:
             raise ValueError("the engine `prometheus` needs the address of a server in `url`")
         if self.near and self.write_url is None:
@@ -269,7 +269,7 @@ class Query:
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class RulesSettings:
     """Which rules run, and who runs them."""
 
     owner: RuleOwner = setting(
@@ -281,7 +281,7 @@ class Rules:
     interval: str = setting("15s", "how often a group without an interval of its own runs", check=positive_duration)
 
     def __post_init__(self) -> None:
-        server_address("server_url", self.server_url)
+        http_address("server_url", self.server_url)
 
     @property
     def interval_seconds(self) -> float:
@@ -289,7 +289,7 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True)
-class Notify:
+class NotifySettings:
     """How people hear of an incident."""
 
     via: NotifyVia = setting(
@@ -320,8 +320,8 @@ class Notify:
 
     def __post_init__(self) -> None:
         for url in self.alertmanager_urls:
-            server_address("alertmanager_urls", url)
-        server_address("console_url", self.console_url)
+            http_address("alertmanager_urls", url)
+        http_address("console_url", self.console_url)
         if self.via is NotifyVia.RECEIVERS and self.routes is None:
             raise ValueError("`receivers` needs a file in `routes`")
         if self.via is NotifyVia.ALERTMANAGER and not self.alertmanager_urls:
@@ -329,7 +329,7 @@ class Notify:
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class CostSettings:
     """What GPUs cost."""
 
     # The guides assume 3 and 10 dollars for an A100; the shipped rules use the lower one too.
@@ -340,7 +340,7 @@ class Cost:
 
 
 @dataclass(frozen=True, slots=True)
-class Capacity:
+class CapacitySettings:
     """Who is told what the fleet needs. Nothing is done about it."""
 
     advice_webhook: str | None = setting(
@@ -354,11 +354,11 @@ class Capacity:
         return durations.parse_seconds(self.advice_interval)
 
     def __post_init__(self) -> None:
-        server_address("advice_webhook", self.advice_webhook)
+        http_address("advice_webhook", self.advice_webhook)
 
 
 @dataclass(frozen=True, slots=True)
-class Trust:
+class TrustRule:
     """How far to go for one cause, in one pool, or for both: one [[remediate.trust]]."""
 
     mode: trust.Mode
@@ -367,7 +367,7 @@ class Trust:
 
 
 @dataclass(frozen=True, slots=True)
-class Quorum:
+class PoolQuorum:
     """How many healthy GPUs a pool keeps for jobs of a class: one [[remediate.quorum]]."""
 
     job_class: str
@@ -376,7 +376,7 @@ class Quorum:
 
 
 @dataclass(frozen=True, slots=True)
-class Remediate:
+class RemediateSettings:
     """How far Watchkeeper may go on its own."""
 
     mode: trust.Mode = setting(trust.Mode.OBSERVE, "trust ladder; observe never touches a machine")
@@ -396,7 +396,7 @@ class Remediate:
     call_timeout: str = setting(
         "5s", "how long one call to the API server or one command of Slurm may take", check=positive_duration
     )
-    trust: tuple[Trust, ...] = setting(
+    trust: tuple[TrustRule, ...] = setting(
         (), "`[[remediate.trust]]` tables: a `mode` for a `cause`, a `pool` or both; the most exact one holds"
     )
     policy: str | None = setting(None, "TOML file of steps that replace the shipped ones, by cause and by pool")
@@ -417,7 +417,7 @@ class Remediate:
     quiet_hours: tuple[str, ...] = setting(
         (), "times in UTC in which nothing begins by itself, such as `22:00-06:00` or `Sat-Sun 00:00-24:00`"
     )
-    quorum: tuple[Quorum, ...] = setting(
+    quorum: tuple[PoolQuorum, ...] = setting(
         (), "`[[remediate.quorum]]` tables: `gpus` that must stay healthy in a `pool` for jobs of a `job_class`"
     )
     node_checks: tuple[str, ...] | None = setting(
@@ -447,7 +447,7 @@ class Remediate:
 
 
 @dataclass(frozen=True, slots=True)
-class Journal:
+class JournalSettings:
     """Where events, incidents, plans and audit are kept."""
 
     path: str | None = setting(None, "SQLite file of the journal; none: `journal.sqlite` in `hub.data`")
@@ -463,7 +463,7 @@ class Journal:
     )
 
     def __post_init__(self) -> None:
-        server_address("hub_url", self.hub_url)
+        http_address("hub_url", self.hub_url)
         if self.path is not None and self.url_file is not None:
             raise ValueError("the journal is in a file (`path`) or in PostgreSQL (`url_file`), not in both")
         if self.lease_seconds < 1:
@@ -479,7 +479,7 @@ class Journal:
 
 
 @dataclass(frozen=True, slots=True)
-class Fabric:
+class FabricSettings:
     """How the InfiniBand fabric is looked at; nothing is asked unless `sweep` or `ufm_url` is set."""
 
     sweep: bool = setting(False, "walk the fabric from this machine with infiniband-diags; only reads, needs root")
@@ -499,8 +499,8 @@ class Fabric:
     ufm_insecure_skip_verify: bool = setting(False, "trust whoever answers at the address; for trials only")
 
     def __post_init__(self) -> None:
-        server_address("ufm_url", self.ufm_url)
-        server_address("ufm_telemetry_url", self.ufm_telemetry_url)
+        http_address("ufm_url", self.ufm_url)
+        http_address("ufm_telemetry_url", self.ufm_telemetry_url)
         if self.sweep and self.ufm_url:
             raise ValueError("the fabric is looked at by `sweep` or through `ufm_url`, not both")
         if self.ufm_token_file and self.ufm_username:
@@ -522,7 +522,7 @@ class Fabric:
 
 
 @dataclass(frozen=True, slots=True)
-class Render:
+class RenderSettings:
     """What `watchkeeper render` writes and the hub itself need not know."""
 
     hub_url: str = setting(
@@ -560,26 +560,26 @@ class Render:
     )
 
     def __post_init__(self) -> None:
-        server_address("hub_url", self.hub_url)
-        server_address("prometheus_url", self.prometheus_url)
-        server_address("docs_url", self.docs_url)
+        http_address("hub_url", self.hub_url)
+        http_address("prometheus_url", self.prometheus_url)
+        http_address("docs_url", self.docs_url)
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     """All sections of the file; an absent section has its defaults."""
 
-    hub: Hub = dataclasses.field(default_factory=Hub)
-    fleet: Fleet = dataclasses.field(default_factory=Fleet)
-    query: Query = dataclasses.field(default_factory=Query)
-    rules: Rules = dataclasses.field(default_factory=Rules)
-    notify: Notify = dataclasses.field(default_factory=Notify)
-    cost: Cost = dataclasses.field(default_factory=Cost)
-    capacity: Capacity = dataclasses.field(default_factory=Capacity)
-    remediate: Remediate = dataclasses.field(default_factory=Remediate)
-    journal: Journal = dataclasses.field(default_factory=Journal)
-    fabric: Fabric = dataclasses.field(default_factory=Fabric)
-    render: Render = dataclasses.field(default_factory=Render)
+    hub: HubSettings = dataclasses.field(default_factory=HubSettings)
+    fleet: FleetSettings = dataclasses.field(default_factory=FleetSettings)
+    query: QuerySettings = dataclasses.field(default_factory=QuerySettings)
+    rules: RulesSettings = dataclasses.field(default_factory=RulesSettings)
+    notify: NotifySettings = dataclasses.field(default_factory=NotifySettings)
+    cost: CostSettings = dataclasses.field(default_factory=CostSettings)
+    capacity: CapacitySettings = dataclasses.field(default_factory=CapacitySettings)
+    remediate: RemediateSettings = dataclasses.field(default_factory=RemediateSettings)
+    journal: JournalSettings = dataclasses.field(default_factory=JournalSettings)
+    fabric: FabricSettings = dataclasses.field(default_factory=FabricSettings)
+    render: RenderSettings = dataclasses.field(default_factory=RenderSettings)
 
     def __post_init__(self) -> None:
         if self.rules.owner is RuleOwner.SERVER and not (self.rules.server_url or self.query.url):

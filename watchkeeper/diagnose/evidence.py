@@ -12,7 +12,7 @@ from dataclasses import field as default
 from datetime import datetime, timedelta
 
 from watchkeeper.catalogue import causes, event_causes, xid
-from watchkeeper.diagnose import surroundings
+from watchkeeper.diagnose import place_context
 from watchkeeper.kit import clock
 from watchkeeper.model import diagnosis, fleet, incidents
 from watchkeeper.model.alerts import Alert
@@ -30,30 +30,30 @@ PROFILING = ("DCGM_FI_PROF_SM_ACTIVE",)
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class GpuField:
     """One series that is asked about, and how to write its number for a person."""
 
     metric: str
-    words: str
+    label: str
     unit: str = ""
     scale: float = 1.0
 
 
-TEMPERATURE = Field("DCGM_FI_DEV_GPU_TEMP", "GPU temperature", " °C")
-MAX_TEMPERATURE = Field("DCGM_FI_DEV_GPU_MAX_OP_TEMP", "maximum operating temperature", " °C")
-MEMORY_TEMPERATURE = Field("DCGM_FI_DEV_MEMORY_TEMP", "memory temperature", " °C")
-POWER = Field("DCGM_FI_DEV_POWER_USAGE", "power", " W")
-SM_ACTIVE = Field("DCGM_FI_PROF_SM_ACTIVE", "SM activity", " %", 100.0)
-UTILISATION = Field("DCGM_FI_DEV_GPU_UTIL", "utilisation", " %")
-SM_CLOCK = Field("DCGM_FI_DEV_SM_CLOCK", "SM clock", " MHz")
-CLOCK_REASONS = Field("DCGM_FI_DEV_CLOCKS_EVENT_REASONS", "clocks event reasons")
-DOUBLE_BIT = Field("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", "uncorrectable errors since the last reset")
-SINGLE_BIT = Field("DCGM_FI_DEV_ECC_SBE_VOL_TOTAL", "corrected errors since the last reset")
-REMAP_PENDING = Field("DCGM_FI_DEV_ROW_REMAP_PENDING", "row remap pending")
-REMAP_FAILURE = Field("DCGM_FI_DEV_ROW_REMAP_FAILURE", "row remap failure")
-LAST_XID = Field("DCGM_FI_DEV_XID_ERRORS", "the exporter's last Xid")
-PCIE_REPLAYS = Field("DCGM_FI_DEV_PCIE_REPLAY_COUNTER", "PCIe replays")
-MEMORY_USED = Field("DCGM_FI_DEV_FB_USED", "memory used", " MiB")
+TEMPERATURE = GpuField("DCGM_FI_DEV_GPU_TEMP", "GPU temperature", " °C")
+MAX_TEMPERATURE = GpuField("DCGM_FI_DEV_GPU_MAX_OP_TEMP", "maximum operating temperature", " °C")
+MEMORY_TEMPERATURE = GpuField("DCGM_FI_DEV_MEMORY_TEMP", "memory temperature", " °C")
+POWER = GpuField("DCGM_FI_DEV_POWER_USAGE", "power", " W")
+SM_ACTIVE = GpuField("DCGM_FI_PROF_SM_ACTIVE", "SM activity", " %", 100.0)
+UTILISATION = GpuField("DCGM_FI_DEV_GPU_UTIL", "utilisation", " %")
+SM_CLOCK = GpuField("DCGM_FI_DEV_SM_CLOCK", "SM clock", " MHz")
+CLOCK_REASONS = GpuField("DCGM_FI_DEV_CLOCKS_EVENT_REASONS", "clocks event reasons")
+DOUBLE_BIT = GpuField("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", "uncorrectable errors since the last reset")
+SINGLE_BIT = GpuField("DCGM_FI_DEV_ECC_SBE_VOL_TOTAL", "corrected errors since the last reset")
+REMAP_PENDING = GpuField("DCGM_FI_DEV_ROW_REMAP_PENDING", "row remap pending")
+REMAP_FAILURE = GpuField("DCGM_FI_DEV_ROW_REMAP_FAILURE", "row remap failure")
+LAST_XID = GpuField("DCGM_FI_DEV_XID_ERRORS", "the exporter's last Xid")
+PCIE_REPLAYS = GpuField("DCGM_FI_DEV_PCIE_REPLAY_COUNTER", "PCIe replays")
+MEMORY_USED = GpuField("DCGM_FI_DEV_FB_USED", "memory used", " MiB")
 FIELDS = (
     TEMPERATURE, MAX_TEMPERATURE, MEMORY_TEMPERATURE, POWER, SM_ACTIVE, UTILISATION, SM_CLOCK, CLOCK_REASONS,
     DOUBLE_BIT, SINGLE_BIT, REMAP_PENDING, REMAP_FAILURE, LAST_XID, PCIE_REPLAYS, MEMORY_USED,
@@ -62,7 +62,7 @@ EXPECTED_GPUS = "watchkeeper_node_expected_gpus"
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class IncidentFacts:
     """`readings` are the last values by metric and GPU; `reporting` are the GPUs that report now, None if unknown."""
 
     incident: incidents.Incident
@@ -74,9 +74,9 @@ class Facts:
     reporting: frozenset[str] | None = None
     expected_gpus: int | None = None
     # Series of what lies around the place: its rack, its job's ranks and GPUs, its pod, what changed.
-    around: surroundings.Around = default(default_factory=surroundings.Around)
-    unseen: tuple[str, ...] = ()
-    looked_at: tuple[str, ...] = ()
+    context: place_context.PlaceContext = default(default_factory=place_context.PlaceContext)
+    missing_data: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
 
     @property
     def place(self) -> fleet.Place:
@@ -93,20 +93,20 @@ class Facts:
     def gpu(self, uuid: str) -> fleet.Place:
         return fleet.Place(self.place.cluster, node=self.place.node, gpu=uuid)
 
-    def of_all(self, field: Field) -> Mapping[str, float]:
+    def readings_by_gpu(self, field: GpuField) -> Mapping[str, float]:
         """The last value of each GPU of the node that has one."""
         return (self.readings or {}).get(field.metric, {})
 
-    def of(self, field: Field, gpu: str | None = None) -> float | None:
+    def reading(self, field: GpuField, gpu: str | None = None) -> float | None:
         """The last value of a GPU, the incident's own if none is named."""
-        return self.of_all(field).get(gpu or self.place.gpu or "")
+        return self.readings_by_gpu(field).get(gpu or self.place.gpu or "")
 
-    def events_of(self, *named: str, place: fleet.Place | None = None) -> list[Event]:
+    def events_with_cause(self, *named: str, place: fleet.Place | None = None) -> list[Event]:
         """Events whose cause is one of these, at or inside the place (the incident's own if none is named)."""
         inside = place or self.place
         return [event for event in self.events if cause_of(event) in named and inside.encloses(event.place)]
 
-    def members_of(self, *named: str) -> list[incidents.Member]:
+    def members_with_cause(self, *named: str) -> list[incidents.Member]:
         return [member for member in self.incident.members if member.cause in named]
 
 
@@ -117,39 +117,39 @@ def cause_of(event: Event) -> str | None:
     named = event.fields.get("cause", "")
     if named:
         return causes.lookup(named).cause
-    said = event_causes.of(event.kind)
+    said = event_causes.cause_of(event.kind)
     return None if said == diagnosis.UNKNOWN_CAUSE else said
 
 
-def is_grave(event: Event) -> bool:
+def is_hardware_fault(event: Event) -> bool:
     """A hardware fault that an application did not cause."""
     return causes.lookup(cause_of(event) or diagnosis.UNKNOWN_CAUSE).explains_others
 
 
-def line(event: Event) -> diagnosis.Evidence:
+def event_evidence(event: Event) -> diagnosis.Evidence:
     """The kernel's own words."""
     return diagnosis.Evidence(f"kernel log of {event.place.node}", event.text, at=event.at, place=event.place)
 
 
-def number(facts: Facts, field: Field, gpu: str | None = None) -> diagnosis.Evidence | None:
+def reading_evidence(facts: IncidentFacts, field: GpuField, gpu: str | None = None) -> diagnosis.Evidence | None:
     """A series with its value, as evidence; None when it was not seen."""
-    uuid, value = gpu or facts.place.gpu, facts.of(field, gpu)
+    uuid, value = gpu or facts.place.gpu, facts.reading(field, gpu)
     if uuid is None or value is None:
         return None
-    text = f"{facts.names(facts.gpu(uuid))}: {field.words} {value * field.scale:g}{field.unit}"
+    text = f"{facts.names(facts.gpu(uuid))}: {field.label} {value * field.scale:g}{field.unit}"
     return diagnosis.Evidence(field.metric, text, at=facts.at, place=facts.gpu(uuid))
 
 
-def member_line(member: incidents.Member) -> diagnosis.Evidence:
+def member_evidence(member: incidents.Member) -> diagnosis.Evidence:
     source = "kernel log" if member.kind is incidents.MemberKind.EVENT else f"alert {member.ref}"
     return diagnosis.Evidence(source, member.text, at=member.since, place=member.place)
 
 
-def present(*evidence: diagnosis.Evidence | None) -> tuple[diagnosis.Evidence, ...]:
+def without_none(*evidence: diagnosis.Evidence | None) -> tuple[diagnosis.Evidence, ...]:
     return tuple(item for item in evidence if item is not None)
 
 
-def gather(
+def gather_facts(
     incident: incidents.Incident,
     now: datetime,
     *,
@@ -157,7 +157,7 @@ def gather(
     events_at: Callable[[fleet.Place, datetime, datetime], Sequence[Event]],
     firing: Iterable[Alert] = (),
     names: Callable[[fleet.Place], str] = str,
-) -> Facts:
+) -> IncidentFacts:
     """Look at everything once: at most 20 questions to the engine, one to the journal."""
     first = min((member.since for member in incident.members), default=incident.opened_at)
     since, until = first - AROUND, min(now, first + AROUND)
@@ -166,8 +166,8 @@ def gather(
     refs = {member.ref for member in incident.members}
     looked = [f"kernel log of {names(node)}, {since:%H:%M} to {until:%H:%M} UTC: {len(found)} events"]
     window = min(max(now - first, timedelta(0)) + AROUND, LONGEST_WINDOW)
-    questions = surroundings.Questions(engine, incident.place, clock.to_ms(now), window=window)
-    around = surroundings.look(questions)
+    questions = place_context.PlaceQueries(engine, incident.place, clock.to_ms(now), window=window)
+    around = place_context.gather_context(questions)
     unseen = [*_skew(found)]
     if incident.place.node is None:
         nodes = {name for row, _ in around.rows(UTILISATION.metric) if (name := row.get("Hostname"))}
@@ -175,22 +175,26 @@ def gather(
         places = [fleet.Place(incident.place.cluster, node=name) for name in sorted(nodes)]
         inside = [event for place in places for event in events_at(place, since, until)]
         found = tuple(sorted(inside, key=lambda event: event.at)) or found
-        unseen += questions.refused
-        if not around.count:
+        unseen += questions.failures
+        if not around.series_count:
             unseen.append(f"series: {names(incident.place)} is no single node, and nothing tells about it")
-        looked.append(f"{around.count} series around {names(incident.place)}, {questions.asked} questions")
-        return Facts(
-            incident, now, names, found, around=around, looked_at=tuple(looked), unseen=tuple(unseen)
+        looked.append(f"{around.series_count} series around {names(incident.place)}, {questions.query_count} questions")
+        return IncidentFacts(
+            incident, now, names, found, context=around, sources=tuple(looked), missing_data=tuple(unseen)
         )  # fmt: skip
-    readings = questions.by_gpu([field.metric for field in FIELDS])
-    reporting = questions.reporting(TEMPERATURE.metric)
-    expected = questions.expected(EXPECTED_GPUS)
-    unseen += [*questions.refused, *_missing(incident.place, readings, names=names)]
-    unseen += [] if around.peers is not None else [f"no rack or leaf of {names(node)}: nothing to compare it with"]
+    readings = questions.readings_by_gpu([field.metric for field in FIELDS])
+    reporting = questions.reporting_gpus(TEMPERATURE.metric)
+    expected = questions.expected_gpus(EXPECTED_GPUS)
+    unseen += [*questions.failures, *_missing(incident.place, readings, names=names)]
+    unseen += (
+        []
+        if around.peer_temperatures is not None
+        else [f"no rack or leaf of {names(node)}: nothing to compare it with"]
+    )
     if expected is None:
         unseen.append(f"no {EXPECTED_GPUS} for {names(node)}: nobody said how many GPUs it should have")
     looked.append(f"{sum(bool(values) for values in readings.values())} of {len(FIELDS)} series of {names(node)}")
-    return Facts(
+    return IncidentFacts(
         incident=incident,
         at=now,
         names=names,
@@ -199,9 +203,9 @@ def gather(
         readings=readings,
         reporting=reporting,
         expected_gpus=expected,
-        around=around,
-        unseen=tuple(unseen),
-        looked_at=tuple(looked),
+        context=around,
+        missing_data=tuple(unseen),
+        sources=tuple(looked),
     )
 
 

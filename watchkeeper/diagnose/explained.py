@@ -13,7 +13,7 @@ from watchkeeper.model import diagnosis, incidents
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ExplainedLine:
     """One thing and what is so about it: a node and why it refuses, a rank and what it does."""
 
     name: str
@@ -28,7 +28,7 @@ class Explained:
     headline: str
     cause: str | None = None
     why: str = ""
-    lines: tuple[Line, ...] = ()
+    lines: tuple[ExplainedLine, ...] = ()
     change: str = ""
     steps: tuple[str, ...] = ()
     unseen: tuple[str, ...] = ()
@@ -39,7 +39,7 @@ def with_incidents(
 ) -> Explained | None:
     """With the open incidents about it; the gravest is the answer where nothing else as grave is."""
     ordered = sorted(troubles, key=lambda one: -one[0].severity.rank)
-    lines = tuple(Line(incident.id, f"{incident.severity}: {incident.title}") for incident, _ in ordered)
+    lines = tuple(ExplainedLine(incident.id, f"{incident.severity}: {incident.title}") for incident, _ in ordered)
     if not ordered:
         return found
     incident, finding = ordered[0]
@@ -52,11 +52,11 @@ def with_incidents(
         cause=incident.cause,
         why=finding.why if finding is not None else "not diagnosed yet",
         lines=(*lines, *told.lines),
-        steps=tuple(map(step_in_words, finding.actions[:3])) if finding is not None else (),
+        steps=tuple(map(step_text, finding.actions[:3])) if finding is not None else (),
     )
 
 
-def step_in_words(step: diagnosis.Step) -> str:
+def step_text(step: diagnosis.DiagnosisStep) -> str:
     """With its command: whoever reads this stands before a terminal."""
     return f"{step.do}   $ {step.command}" if step.command else step.do
 

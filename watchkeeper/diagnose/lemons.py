@@ -70,12 +70,12 @@ class Lemon:
 
 
 def histories(
-    happened: Iterable[incidents.Incident], nodes: Iterable[fleet.Place], *, since: datetime, now: datetime
+    incidents_in_window: Iterable[incidents.Incident], nodes: Iterable[fleet.Place], *, since: datetime, now: datetime
 ) -> list[History]:
     """Hardware faults of each node; an incident that came back counts each time, one of the application never."""
     found: dict[str, dict[str, int]] = {place.node: {} for place in nodes if place.node is not None}
     last: dict[str, datetime] = {}
-    for incident in happened:
+    for incident in incidents_in_window:
         node = incident.place.node
         if node is None or incident.opened_at < since or not causes.lookup(incident.cause).is_hardware:
             continue
@@ -86,7 +86,7 @@ def histories(
     return [History(name, months, sum(counts.values()), counts, last.get(name)) for name, counts in found.items()]
 
 
-def rank(units: Sequence[History], trends: Iterable[Trend] = ()) -> list[Lemon]:
+def rank_lemons(units: Sequence[History], trends: Iterable[Trend] = ()) -> list[Lemon]:
     """The most hazardous first; units without a fault or a trend are left out."""
     total = sum(unit.months for unit in units)
     if not total:
@@ -162,9 +162,9 @@ TREND_WORDS = {
 }
 
 
-def trend_questions(window: str = TREND_WINDOW) -> dict[str, str]:
+def trend_queries(window: str = TREND_WINDOW) -> dict[str, str]:
     return {metric: expr.replace("{w}", window) for metric, expr in TREND_EXPRS.items()}
 
 
-def trend(name: str, metric: str, value: float, *, window: str = TREND_WINDOW) -> Trend:
+def make_trend(name: str, metric: str, value: float, *, window: str = TREND_WINDOW) -> Trend:
     return Trend(name, metric, TREND_WORDS[metric].format(value=value, w=window))

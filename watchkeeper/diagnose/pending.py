@@ -55,7 +55,7 @@ COST = {
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class PodRequest:
     """What a pod asks for; `gpus` by resource name, empty for none."""
 
     name: str
@@ -67,7 +67,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class NodeOffer:
     """What a node has, offers and has given away, by resource name."""
 
     name: str
@@ -84,7 +84,7 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class PlacementRefusal:
     reason: Reason
     text: str
     change: str
@@ -95,7 +95,7 @@ class NodeVerdict:
     """`refusals` empty: the pod would fit here."""
 
     node: str
-    refusals: tuple[Refusal, ...]
+    refusals: tuple[PlacementRefusal, ...]
 
     @property
     def cost(self) -> int:
@@ -107,7 +107,7 @@ class NodeVerdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class PlacementVerdict:
     """`cause` None: nothing keeps it from running here; `smallest_change` is empty then."""
 
     cause: str | None
@@ -116,7 +116,7 @@ class Verdict:
     nodes: tuple[NodeVerdict, ...] = ()
     notes: tuple[str, ...] = ()
 
-    def counted(self) -> list[tuple[str, int]]:
+    def count_reasons(self) -> list[tuple[str, int]]:
         """The reasons with how many nodes have them, most first."""
         counts: dict[str, int] = {}
         for node in self.nodes:
@@ -125,11 +125,11 @@ class Verdict:
         return sorted(counts.items(), key=lambda item: -item[1])
 
 
-def judge(ask: Ask, offers: Sequence[Offer]) -> Verdict:
+def judge_placement(ask: PodRequest, offers: Sequence[NodeOffer]) -> PlacementVerdict:
     """The cause of the node that is nearest to taking the pod."""
     notes = tuple(_quota_notes(ask))
     if not ask.gpus:
-        return Verdict(
+        return PlacementVerdict(
             "missing_gpu_request",
             f"{ask.name} asks for no GPU, so it gets none and computes on the CPU",
             f"add `{GPU}: 1` to the limits of its container",
@@ -137,17 +137,19 @@ def judge(ask: Ask, offers: Sequence[Offer]) -> Verdict:
         )
     nodes = tuple(sorted((judge_node(ask, offer) for offer in offers), key=lambda one: (one.cost, one.node)))
     if not nodes:
-        return Verdict("insufficient_gpu_capacity", "the cluster has no GPU node", "add a GPU node", notes=notes)
+        return PlacementVerdict(
+            "insufficient_gpu_capacity", "the cluster has no GPU node", "add a GPU node", notes=notes
+        )
     nearest = nodes[0]
     if not nearest.refusals:
         why = f"{nearest.node} has room for it; the scheduler has not come to it yet"
-        return Verdict(None, why, "", nodes, notes)
+        return PlacementVerdict(None, why, "", nodes, notes)
     change = f"{nearest.node}: {', and '.join(refusal.change for refusal in nearest.refusals)}"
     cause, why = _cause(ask, nodes, offers)
-    return Verdict(cause, why, change, nodes, notes)
+    return PlacementVerdict(cause, why, change, nodes, notes)
 
 
-def judge_node(ask: Ask, offer: Offer) -> NodeVerdict:
+def judge_node(ask: PodRequest, offer: NodeOffer) -> NodeVerdict:
     found = [*_rules(ask, offer)]
     for resource, count in sorted(ask.gpus.items()):
         refusal = _room(resource, count, offer)
@@ -163,7 +165,7 @@ def tolerates(tolerations: Iterable[objects.Taint], taint: objects.Taint) -> boo
     )
 
 
-def asked_by(pod: objects.Pod, quotas: Iterable[objects.Quota] = (), *, claimed: int = 0) -> Ask:
+def request_of_pod(pod: objects.KubernetesPod, quotas: Iterable[objects.Quota] = (), *, claimed: int = 0) -> PodRequest:
     """`claimed` are GPUs of claims, which count as whole ones."""
     gpus: dict[str, int] = {}
     for container in pod.containers:
@@ -172,10 +174,10 @@ def asked_by(pod: objects.Pod, quotas: Iterable[objects.Quota] = (), *, claimed:
     if claimed:
         gpus[GPU] = gpus.get(GPU, 0) + claimed
     lines = tuple(line for quota in quotas if quota.namespace == pod.namespace for line in quota.lines)
-    return Ask(f"{pod.namespace}/{pod.name}", gpus, pod.tolerations, pod.node_selector, lines)
+    return PodRequest(f"{pod.namespace}/{pod.name}", gpus, pod.tolerations, pod.node_selector, lines)
 
 
-def offers_of(nodes: Iterable[objects.Node], pods: Iterable[objects.Pod]) -> list[Offer]:
+def node_offers(nodes: Iterable[objects.KubernetesNode], pods: Iterable[objects.KubernetesPod]) -> list[NodeOffer]:
     """GPU nodes with what their pods hold."""
     used: dict[str, dict[str, int]] = {}
     for pod in pods:
@@ -184,7 +186,7 @@ def offers_of(nodes: Iterable[objects.Node], pods: Iterable[objects.Pod]) -> lis
             for resource, count in container.gpus:
                 held[resource] = held.get(resource, 0) + count
     return [
-        Offer(
+        NodeOffer(
             node.name, dict(node.capacity), dict(node.allocatable), used.get(node.name, {}),
             node.taints, node.labels, node.is_ready, node.is_cordoned,
         )
@@ -193,24 +195,24 @@ def offers_of(nodes: Iterable[objects.Node], pods: Iterable[objects.Pod]) -> lis
     ]  # fmt: skip
 
 
-def _rules(ask: Ask, offer: Offer) -> Iterable[Refusal]:
+def _rules(ask: PodRequest, offer: NodeOffer) -> Iterable[PlacementRefusal]:
     for key, value in sorted(ask.selector.items()):
         has = offer.labels.get(key)
         if has != value:
             text = f"has no label {key}" if has is None else f"has {key}={has}, not {value}"
             change = f"change the selector to {key}={has}" if has is not None else f"take {key} out of the selector"
-            yield Refusal(Reason.SELECTOR, text, change)
+            yield PlacementRefusal(Reason.SELECTOR, text, change)
     for taint in offer.taints:
         if taint.effect in KEEPS_OUT and not offer.is_cordoned and not tolerates(ask.tolerations, taint):
             written = f"{taint.key}{f'={taint.value}' if taint.value else ''}:{taint.effect}"
-            yield Refusal(Reason.TAINT, f"has the taint {written}", f"tolerate {written}")
+            yield PlacementRefusal(Reason.TAINT, f"has the taint {written}", f"tolerate {written}")
     if offer.is_cordoned:
-        yield Refusal(Reason.CORDONED, "is cordoned", "uncordon it")
+        yield PlacementRefusal(Reason.CORDONED, "is cordoned", "uncordon it")
     if offer.is_ready is not True:
-        yield Refusal(Reason.NOT_READY, "is not ready", "bring it back")
+        yield PlacementRefusal(Reason.NOT_READY, "is not ready", "bring it back")
 
 
-def _room(resource: str, count: int, offer: Offer) -> Refusal | None:
+def _room(resource: str, count: int, offer: NodeOffer) -> PlacementRefusal | None:
     has, offered, free = offer.capacity.get(resource, 0), offer.allocatable.get(resource, 0), offer.free(resource)
     if free >= count:
         return None
@@ -218,21 +220,25 @@ def _room(resource: str, count: int, offer: Offer) -> Refusal | None:
         others = sorted(name for name, some in offer.allocatable.items() if some)
         if not others:
             text = f"offers no {resource}: its device plugin has found nothing"
-            return Refusal(Reason.NO_PLUGIN, text, "bring its device plugin back")
+            return PlacementRefusal(Reason.NO_PLUGIN, text, "bring its device plugin back")
         if resource in GENERAL and all(name in GENERAL for name in others):
-            return Refusal(Reason.OTHER_RESOURCE, f"offers {', '.join(others)}, not {resource}", f"ask for {others[0]}")
+            return PlacementRefusal(
+                Reason.OTHER_RESOURCE, f"offers {', '.join(others)}, not {resource}", f"ask for {others[0]}"
+            )
         change = f"ask for {others[0]}, or change its MIG layout"
-        return Refusal(Reason.OTHER_RESOURCE, f"offers {', '.join(others)}, not {resource}", change)
+        return PlacementRefusal(Reason.OTHER_RESOURCE, f"offers {', '.join(others)}, not {resource}", change)
     if has and not offered:
         text = f"knows {has} {resource} and offers none: its device plugin is gone or finds them all unhealthy"
-        return Refusal(Reason.NO_PLUGIN, text, "bring its device plugin back")
+        return PlacementRefusal(Reason.NO_PLUGIN, text, "bring its device plugin back")
     if offered < count:
-        return Refusal(Reason.TOO_SMALL, f"has {offered} {resource}, {count} are asked for", f"ask for {offered}")
+        return PlacementRefusal(
+            Reason.TOO_SMALL, f"has {offered} {resource}, {count} are asked for", f"ask for {offered}"
+        )
     change = f"ask for {free}, or free {count - free} {resource}" if free else f"free {count} {resource}"
-    return Refusal(Reason.FULL, f"has {free} of {offered} {resource} free, {count} are asked for", change)
+    return PlacementRefusal(Reason.FULL, f"has {free} of {offered} {resource} free, {count} are asked for", change)
 
 
-def _cause(ask: Ask, nodes: Sequence[NodeVerdict], offers: Sequence[Offer]) -> tuple[str, str]:
+def _cause(ask: PodRequest, nodes: Sequence[NodeVerdict], offers: Sequence[NodeOffer]) -> tuple[str, str]:
     """From the reasons of the nodes that are nearest to taking it, the first that is worth telling."""
     nearest = [node for node in nodes if node.cost == nodes[0].cost]
     kinds = {refusal.reason for refusal in nearest[0].refusals}
@@ -252,11 +258,11 @@ def _cause(ask: Ask, nodes: Sequence[NodeVerdict], offers: Sequence[Offer]) -> t
     return CAUSE_OF[first], share
 
 
-def _is_open_to(ask: Ask, offer: Offer) -> bool:
+def _is_open_to(ask: PodRequest, offer: NodeOffer) -> bool:
     return not any(True for _ in _rules(ask, offer))
 
 
-def _quota_notes(ask: Ask) -> Iterable[str]:
+def _quota_notes(ask: PodRequest) -> Iterable[str]:
     for resource, hard, used in ask.quotas:
         if hard is not None and used is not None:
             full = "used up" if used >= hard else f"{hard - used} left"

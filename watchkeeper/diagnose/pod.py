@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from watchkeeper.catalogue import causes
 from watchkeeper.diagnose import pending
-from watchkeeper.diagnose.explained import Explained, Line
+from watchkeeper.diagnose.explained import Explained, ExplainedLine
 from watchkeeper.readers.clusters import kubernetes_objects as objects
 from watchkeeper.readers.clusters import kubernetes_text
 
@@ -41,19 +41,19 @@ EXITS = {135: "shm_too_small", 137: "host_oom"}
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster:
+class ClusterObjects:
     """What is known of the cluster; `warned` is the last warning about an object by kind, namespace and name."""
 
-    nodes: Sequence[objects.Node] = ()
-    pods: Sequence[objects.Pod] = ()
+    nodes: Sequence[objects.KubernetesNode] = ()
+    pods: Sequence[objects.KubernetesPod] = ()
     quotas: Sequence[objects.Quota] = ()
-    jobs: Sequence[objects.Job] = ()
-    warned: Callable[[str, str, str], objects.Warned | None] = lambda *_: None
-    claimed: Callable[[objects.Pod], int] = lambda _: 0
+    jobs: Sequence[objects.KubernetesJob] = ()
+    last_warning: Callable[[str, str, str], objects.WarningEvent | None] = lambda *_: None
+    claimed_gpus: Callable[[objects.KubernetesPod], int] = lambda _: 0
     problems: tuple[str, ...] = field(default=())
 
 
-def explain(namespace: str, name: str, cluster: Cluster) -> Explained | None:
+def explain(namespace: str, name: str, cluster: ClusterObjects) -> Explained | None:
     """None where neither a pod nor a job of that name is known."""
     subject = f"{namespace}/{name}"
     pod = next((one for one in cluster.pods if (one.namespace, one.name) == (namespace, name)), None)
@@ -62,12 +62,14 @@ def explain(namespace: str, name: str, cluster: Cluster) -> Explained | None:
     job = next((one for one in cluster.jobs if (one.namespace, one.name) == (namespace, name)), None)
     if job is None:
         return None
-    warned = cluster.warned("Job", namespace, name)
+    warned = cluster.last_warning("Job", namespace, name)
     missing = job.parallelism - job.active
     if warned is None or missing <= 0:
         return Explained(subject, f"is a job with {job.active} of {job.parallelism} pods", unseen=cluster.problems)
     cause = _by_words(warned.message, WORDS)
-    lines = tuple(Line(quota.name, _written(quota)) for quota in cluster.quotas if quota.namespace == namespace)
+    lines = tuple(
+        ExplainedLine(quota.name, _written(quota)) for quota in cluster.quotas if quota.namespace == namespace
+    )
     return Explained(
         subject,
         f"has {job.active} of {job.parallelism} pods: the others are not made",
@@ -93,13 +95,13 @@ def explain_pasted(text: str, namespace: str, name: str) -> Explained | None:
     """From `kubectl get pod,node -o json|yaml`, or from any text that holds the scheduler's own sentence."""
     raw = list(kubernetes_text.read_objects(text, is_yaml=not text.lstrip().startswith("{")))
     kinds = {kind: [item for item in raw if item["kind"] == kind] for kind in ("Pod", "Node", "ResourceQuota", "Job")}
-    pods = [objects.pod(item) for item in kinds["Pod"]]
+    pods = [objects.read_pod(item) for item in kinds["Pod"]]
     wanted = next((pod for pod in pods if (pod.namespace or namespace, pod.name) == (namespace, name)), None)
     if wanted is not None:
-        cluster = Cluster(
-            [objects.node(item) for item in kinds["Node"]],
+        cluster = ClusterObjects(
+            [objects.read_node(item) for item in kinds["Node"]],
             pods,
-            [objects.quota(item) for item in kinds["ResourceQuota"]],
+            [objects.read_quota(item) for item in kinds["ResourceQuota"]],
             problems=()
             if kinds["Node"]
             else ("the nodes: paste `kubectl get pod,node -A -o json` for their own reasons",),
@@ -117,21 +119,21 @@ def explain_pasted(text: str, namespace: str, name: str) -> Explained | None:
     )
 
 
-def _pod(pod: objects.Pod, cluster: Cluster) -> Explained:
+def _pod(pod: objects.KubernetesPod, cluster: ClusterObjects) -> Explained:
     subject = f"{pod.namespace}/{pod.name}"
-    ask = pending.asked_by(pod, cluster.quotas, claimed=cluster.claimed(pod))
+    ask = pending.request_of_pod(pod, cluster.quotas, claimed=cluster.claimed_gpus(pod))
     if not pod.node:
         return _waiting(subject, pod, ask, cluster)
     gpu_nodes = {node.name for node in cluster.nodes if node.has_gpus}
     if not ask.gpus and (pod.runtime_class.startswith("nvidia") or pod.node in gpu_nodes):
-        found = pending.judge(ask, ())
+        found = pending.judge_placement(ask, ())
         sure = "uses the NVIDIA runtime class" if pod.runtime_class.startswith("nvidia") else "runs on a GPU node"
         return Explained(
             subject, f"{sure} and asks for no GPU", found.cause, found.why, (), found.smallest_change,
             steps(found.cause, subject), cluster.problems,
         )  # fmt: skip
     ended = _ended(pod)
-    warned = cluster.warned("Pod", pod.namespace, pod.name)
+    warned = cluster.last_warning("Pod", pod.namespace, pod.name)
     if pod.phase == "Pending" and warned is not None:
         cause = _by_words(f"{warned.reason} {warned.message}", STARTS)
         why = f"{warned.reason}: {warned.message}"
@@ -148,8 +150,8 @@ def _pod(pod: objects.Pod, cluster: Cluster) -> Explained:
     return Explained(subject, f"runs on {pod.node} with {asked}", unseen=cluster.problems)
 
 
-def _waiting(subject: str, pod: objects.Pod, ask: pending.Ask, cluster: Cluster) -> Explained:
-    offers = pending.offers_of(cluster.nodes, cluster.pods)
+def _waiting(subject: str, pod: objects.KubernetesPod, ask: pending.PodRequest, cluster: ClusterObjects) -> Explained:
+    offers = pending.node_offers(cluster.nodes, cluster.pods)
     if not ask.gpus:
         headline = "waits, and asks for no GPU"
         return Explained(subject, headline, None, pod.message, unseen=cluster.problems)
@@ -159,22 +161,22 @@ def _waiting(subject: str, pod: objects.Pod, ask: pending.Ask, cluster: Cluster)
             subject, "waits, by the scheduler's own words", cause, pod.message, (), "", steps(cause, subject),
             cluster.problems,
         )  # fmt: skip
-    found = pending.judge(ask, offers)
+    found = pending.judge_placement(ask, offers)
     cause = found.cause or _by_words(pod.message, WORDS)
     asked = ", ".join(f"{count} {resource}" for resource, count in sorted(ask.gpus.items()))
-    lines = tuple(Line(node.node, node.text) for node in found.nodes)
+    lines = tuple(ExplainedLine(node.node, node.text) for node in found.nodes)
     gaps = [*cluster.problems]
     if found.cause is None and pod.message:
         gaps.append("rules beside GPUs, labels and taints (affinity, volumes, CPU, memory): read the scheduler's words")
     why = found.why if not pod.message else f"{found.why}. The scheduler says: {pod.message}"
-    notes = tuple(Line("quota", note) for note in found.notes)
+    notes = tuple(ExplainedLine("quota", note) for note in found.notes)
     return Explained(
         subject, f"waits for {asked}", cause, why, (*lines, *notes), found.smallest_change, steps(cause, subject),
         tuple(gaps),
     )  # fmt: skip
 
 
-def _ended(pod: objects.Pod) -> tuple[str, str] | None:
+def _ended(pod: objects.KubernetesPod) -> tuple[str, str] | None:
     for container in pod.containers:
         cause = ENDS.get(container.last_reason) or EXITS.get(container.last_exit_code or 0)
         if cause is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from watchkeeper.doctor.facts import Facts
+from watchkeeper.doctor.facts import DoctorFacts
 from watchkeeper.doctor.listing import Listing, add
 from watchkeeper.readers.clusters import kubernetes_text, slurm_text
 from watchkeeper.readers.clusters.kubernetes_text import NodeFacts
@@ -15,14 +15,14 @@ XID_IN_REASON = re.compile(r"(?i)\bxid[ _:=-]{0,3}(\d{1,3})\b")
 IB_IN_REASON = re.compile(r"(?i)check_hw_ib|ib port|infiniband|mlx5_\d")
 
 
-def read(listing: Listing, facts: Facts) -> None:
+def read(listing: Listing, facts: DoctorFacts) -> None:
     text = listing.text
     if "Capacity:" in text:
         for node in kubernetes_text.read_node_text(listing.lines):
             _judge_node(node, listing, facts)
     elif "allocatable:" in text and listing.kind not in ("kubernetes_json", "kubernetes_yaml"):
-        cutout = kubernetes_text.read_status_cutout(text)
-        if cutout is not None and kubernetes_text.gpus(cutout.capacity) is not None:
+        cutout = kubernetes_text.read_status_excerpt(text)
+        if cutout is not None and kubernetes_text.gpu_count(cutout.capacity) is not None:
             _judge_node(cutout, listing, facts)
     if listing.kind in ("kubernetes_json", "kubernetes_yaml"):
         for item in kubernetes_text.read_objects(text, is_yaml=listing.kind == "kubernetes_yaml"):
@@ -40,8 +40,8 @@ def read(listing: Listing, facts: Facts) -> None:
             add(facts, listing, "slurm-waits", line=job.line, fields={"job": job.id, "reason": job.reason})
 
 
-def _judge_node(node: NodeFacts, listing: Listing, facts: Facts) -> None:
-    capacity, allocatable = kubernetes_text.gpus(node.capacity), kubernetes_text.gpus(node.allocatable)
+def _judge_node(node: NodeFacts, listing: Listing, facts: DoctorFacts) -> None:
+    capacity, allocatable = kubernetes_text.gpu_count(node.capacity), kubernetes_text.gpu_count(node.allocatable)
     place = {"node": node.name}
     if node.is_ready is False:
         add(facts, listing, "k8s-node-not-ready", line=node.line, fields=place)
@@ -57,13 +57,15 @@ def _judge_node(node: NodeFacts, listing: Listing, facts: Facts) -> None:
         add(facts, listing, sign, line=node.line, fields=fields)
 
 
-def _read_object(item: object, listing: Listing, facts: Facts) -> None:
+def _read_object(item: object, listing: Listing, facts: DoctorFacts) -> None:
     assert isinstance(item, dict)
     if item["kind"] == "Node":
         node = kubernetes_text.node_of(item)
         # Of a whole cluster most nodes may have no GPU on purpose; only those that are labelled as GPU nodes count.
         labels = item["metadata"].get("labels") or {}
-        if kubernetes_text.gpus(node.capacity) is not None or any("nvidia.com/gpu" in str(name) for name in labels):
+        if kubernetes_text.gpu_count(node.capacity) is not None or any(
+            "nvidia.com/gpu" in str(name) for name in labels
+        ):
             node.line = _line_of(listing, node.name)
             _judge_node(node, listing, facts)
     elif item["kind"] == "Pod":
@@ -86,7 +88,7 @@ def _line_of(listing: Listing, name: str) -> int:
     return listing.text.count("\n", 0, at) + 1 if at >= 0 else 1
 
 
-def _judge_slurm_node(node: slurm_text.SlurmNode, listing: Listing, facts: Facts) -> None:
+def _judge_slurm_node(node: slurm_text.SlurmNode, listing: Listing, facts: DoctorFacts) -> None:
     place = {"node": node.name, "reason": node.reason}
     code = XID_IN_REASON.search(node.reason)
     if code is not None:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from watchkeeper.doctor import headings
-from watchkeeper.doctor.facts import Record
+from watchkeeper.doctor.facts import TextRecord
 from watchkeeper.doctor.listing import Listing
 from watchkeeper.readers import flight_recorder
 from watchkeeper.readers.logs import line_prefix
@@ -58,7 +58,7 @@ OBJECT = re.compile(r'^[ \t]*(?:- )?"?apiVersion"?:', re.MULTILINE)
 KEY = re.compile(r'\s*(?:- )?"?(?P<key>\w+)"?:(?: "?(?P<value>[\w./-]+)"?,?)?')
 
 
-def machines(listing: Listing) -> Iterator[Record]:
+def machines(listing: Listing) -> Iterator[TextRecord]:
     """What each machine said, until the name of the next; what only looks like a heading must be a habit."""
     found = list(headings.until_next(listing, MACHINE))
     names = {name for _, _, match in found if (name := _habitual(match))}
@@ -67,7 +67,7 @@ def machines(listing: Listing) -> Iterator[Record]:
         name = match["told"] or match["gathered"] or match["reached"] or _habitual(match) or ""
         is_habit = not _habitual(match) or match["said"] or shapes[re.sub(r"\d", "", name)] >= LEAST_NAMES
         if is_habit and not NO_MACHINE.match(name) and not line_prefix.DEVICE.match(name):
-            yield Record(listing.name, first, last, {"node": name})
+            yield TextRecord(listing.name, first, last, {"node": name})
 
 
 def _habitual(match: re.Match[str]) -> str | None:
@@ -75,30 +75,30 @@ def _habitual(match: re.Match[str]) -> str | None:
     return match["ruled"] or match["indenting"] or match["named"]
 
 
-def journal(listing: Listing) -> Iterator[Record]:
+def journal(listing: Listing) -> Iterator[TextRecord]:
     """Entries of `journalctl -o export` or `-o verbose`, each a block of lines with the name of its machine."""
     yield from _blocks(listing, ASSIGNMENT, HOSTNAME)
 
 
-def actors(listing: Listing) -> Iterator[Record]:
+def actors(listing: Listing) -> Iterator[TextRecord]:
     """Actors of Ray that died, and the machine on which each ran."""
     for first, found in headings.numbered(listing, ACTOR):
-        yield Record(listing.name, first, first + ACTOR_LINES, found.groupdict())
+        yield TextRecord(listing.name, first, first + ACTOR_LINES, found.groupdict())
 
 
-def files(listing: Listing) -> Iterator[Record]:
+def files(listing: Listing) -> Iterator[TextRecord]:
     """Several files behind each other, as `tail` and `head` print them; a name may tell the rank."""
     for first, last, found in headings.until_next(listing, FILE):
         if (rank := flight_recorder.RANK_OF_NAME.search(found["path"].rsplit("/", 1)[-1])) is not None:
-            yield Record(listing.name, first, last, {"rank": rank[1]})
+            yield TextRecord(listing.name, first, last, {"rank": rank[1]})
 
 
-def events(listing: Listing) -> Iterator[Record]:
+def events(listing: Listing) -> Iterator[TextRecord]:
     """The events of one pod, of which one says where it was placed."""
     yield from _blocks(listing, EVENT, ASSIGNED)
 
 
-def _blocks(listing: Listing, line: re.Pattern[str], heading: re.Pattern[str]) -> Iterator[Record]:
+def _blocks(listing: Listing, line: re.Pattern[str], heading: re.Pattern[str]) -> Iterator[TextRecord]:
     """Lines of one kind that follow each other, where exactly one of them says whose they are."""
     first = 0
     said: list[re.Match[str]] = []
@@ -108,11 +108,11 @@ def _blocks(listing: Listing, line: re.Pattern[str], heading: re.Pattern[str]) -
             said += [found] if (found := heading.search(text)) is not None else []
             continue
         if first and len(said) == 1:
-            yield Record(listing.name, first, number - 1, said[0].groupdict())
+            yield TextRecord(listing.name, first, number - 1, said[0].groupdict())
         first, said = 0, []
 
 
-def objects(listing: Listing) -> Iterator[Record]:
+def objects(listing: Listing) -> Iterator[TextRecord]:
     """Pods and nodes as `kubectl get -o yaml` or `-o json` prints them, one key a line."""
     found = [(number, _depth(listing.lines[number - 1])) for number, _ in headings.numbered(listing, OBJECT)]
     # What is owned by an object has a version of its own, deeper inside; an object ends where none that is begins.
@@ -123,7 +123,7 @@ def objects(listing: Listing) -> Iterator[Record]:
         last = later[-1][0] - 1 if later else len(listing.lines)
         later.append((first, depth))
         if named := _named(listing.lines[first - 1 : last], depth):
-            yield Record(listing.name, first, last, named)
+            yield TextRecord(listing.name, first, last, named)
 
 
 def _named(block: Sequence[str], depth: int) -> dict[str, str]:

@@ -18,10 +18,10 @@ class _Wanted:
 
     only: tuple[str, ...]
     unless: tuple[str, ...]
-    step: diagnosis.Step
+    step: diagnosis.DiagnosisStep
 
 
-def steps(kinds: Iterable[str]) -> tuple[diagnosis.Step, ...]:
+def steps(kinds: Iterable[str]) -> tuple[diagnosis.DiagnosisStep, ...]:
     given = tuple(kinds)
     return tuple(
         wanted.step
@@ -37,5 +37,5 @@ def _all() -> tuple[_Wanted, ...]:
 
 
 def _read_row(cells: Mapping[str, str]) -> _Wanted:
-    step = diagnosis.Step(pack.filled(cells["do"]), cells["command"] or None, diagnosis.Risk(cells["risk"]))
+    step = diagnosis.DiagnosisStep(pack.required(cells["do"]), cells["command"] or None, diagnosis.Risk(cells["risk"]))
     return _Wanted(tuple(cells["only"].split()), tuple(cells["unless"].split()), step)

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from watchkeeper.doctor import cluster_listings, cutouts, fabric_listings, gpu_listings, records, trends
-from watchkeeper.doctor.facts import Facts
+from watchkeeper.doctor import cluster_listings, excerpts, fabric_listings, gpu_listings, records, trends
+from watchkeeper.doctor.facts import DoctorFacts
 from watchkeeper.doctor.scan import excerpt
-from watchkeeper.doctor.signatures import Sign, Table
+from watchkeeper.doctor.signatures import Sign, SignTable
 from watchkeeper.readers.logs import line_prefix, log_text, shipped_text
 
 MAX_MATCHES_IN_A_LISTING = 500
@@ -35,20 +35,20 @@ class Document:
         self.lines = self.text.split("\n")
 
 
-Reading = Callable[[Document, Facts], None]
+Reading = Callable[[Document, DoctorFacts], None]
 READINGS: tuple[Reading, ...] = (
     gpu_listings.read,
     fabric_listings.read,
     cluster_listings.read,
     trends.read,
-    cutouts.read,
+    excerpts.read,
     records.read,
 )
 
 
-def read(name: str, kind: str, head: str, *, facts: Facts, table: Table) -> None:
+def read(name: str, kind: str, head: str, *, facts: DoctorFacts, table: SignTable) -> None:
     """Add what the document says to the facts."""
-    document = Document(name, kind, shipped_text.bare(head), head.split("\n"))
+    document = Document(name, kind, shipped_text.strip_prefixes(head), head.split("\n"))
     for sign in table.of_listings:
         if any(needed in document.text for needed in sign.needs):
             _search(document, sign, facts)
@@ -61,7 +61,7 @@ def text_of(head: bytes) -> str:
     return raw.decode("utf-8", errors="replace").replace("\r\n", "\n")
 
 
-def _search(document: Document, sign: Sign, facts: Facts) -> None:
+def _search(document: Document, sign: Sign, facts: DoctorFacts) -> None:
     """A sign without words: its pattern over every line of the beginning."""
     line, at = 1, 0
     for count, match in enumerate(sign.compiled.finditer(document.text)):

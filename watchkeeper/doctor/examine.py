@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from watchkeeper.doctor import documents, places, ranking, report, scan, signatures, timeline, unpacking
-from watchkeeper.doctor.facts import Facts, Input
+from watchkeeper.doctor.facts import DoctorFacts, Input
 from watchkeeper.doctor.judgements import JUDGEMENTS, first_error, general
 from watchkeeper.doctor.opinion import Opinion
 from watchkeeper.doctor.recognise import NO_LOGS, recognise
@@ -24,9 +24,9 @@ PEEK_BYTES = 65_536
 SAYS_NOTHING = 0.25
 
 
-def examine(streams: Iterable[bundles.Stream], progress: Callable[[int], None] = lambda _: None) -> report.Report:
+def examine(streams: Iterable[bundles.Stream], progress: Callable[[int], None] = lambda _: None) -> report.DoctorReport:
     """Read every stream and say what is wrong; `progress` is told of the bytes as they are read."""
-    facts = Facts()
+    facts = DoctorFacts()
     for stream in streams:
         _read(stream, facts, progress)
     timeline.settle(facts)
@@ -45,7 +45,7 @@ def _advice(opinions: Iterable[Opinion]) -> list[str]:
     return [text for one in opinions if not one.cause for text in one.advice]
 
 
-def _read(stream: bundles.Stream, facts: Facts, progress: Callable[[int], None]) -> None:
+def _read(stream: bundles.Stream, facts: DoctorFacts, progress: Callable[[int], None]) -> None:
     table = signatures.table()
     start = stream.peek(PEEK_BYTES)
     kind = recognise(stream.name, start)
@@ -64,12 +64,12 @@ def _read(stream: bundles.Stream, facts: Facts, progress: Callable[[int], None])
     scan.scan(stream.name, tee, facts, table=table, wrapping=given.wrapping)
     head = documents.text_of(tee.head)
     if given.kind in ("text", "json"):
-        kind = recognise(stream.name, shipped_text.bare(head).encode())
+        kind = recognise(stream.name, shipped_text.strip_prefixes(head).encode())
     documents.read(stream.name, kind, head, facts=facts, table=table)
     facts.inputs.append(Input(stream.name, kind, stream.problem))
 
 
-def _read_dump(stream: bundles.Stream, facts: Facts) -> None:
+def _read_dump(stream: bundles.Stream, facts: DoctorFacts) -> None:
     raw = stream.peek(scan.DOCUMENT_BYTES)
     problem = stream.problem
     try:

@@ -6,10 +6,10 @@ import re
 from collections import Counter
 
 from watchkeeper.catalogue import tables
-from watchkeeper.doctor.facts import Facts
+from watchkeeper.doctor.facts import DoctorFacts
 from watchkeeper.doctor.listing import Listing, add
 from watchkeeper.readers.fabric import infiniband_text
-from watchkeeper.readers.fabric.infiniband_text import Port
+from watchkeeper.readers.fabric.infiniband_text import PrintedPort
 
 UP = frozenset({"active", "initialize", "armed"})
 # /sys/class/infiniband/mlx5_0/ports/1/hw_counters/packet_seq_err:929974
@@ -18,7 +18,7 @@ SYSFS_COUNTER = re.compile(
 )
 
 
-def read(listing: Listing, facts: Facts) -> None:
+def read(listing: Listing, facts: DoctorFacts) -> None:
     text = listing.text
     if "hysical state" in text or "phys state" in text or "phys_state" in text:
         _read_ports(listing, facts)
@@ -37,7 +37,7 @@ def read(listing: Listing, facts: Facts) -> None:
                 )
 
 
-def _read_ports(listing: Listing, facts: Facts) -> None:
+def _read_ports(listing: Listing, facts: DoctorFacts) -> None:
     ports = infiniband_text.read_ports(listing.lines)
     rates = Counter(
         port.rate for port in ports if port.state is not None and port.state.lower() == "active" and port.rate
@@ -55,11 +55,11 @@ def _read_ports(listing: Listing, facts: Facts) -> None:
             add(facts, listing, "hca-port-slow", line=port.line, fields=place | {"rate": port.rate, "usual": usual})
 
 
-def _read_sysfs(listing: Listing, facts: Facts) -> None:
+def _read_sysfs(listing: Listing, facts: DoctorFacts) -> None:
     """Counters as `grep` prints the files of sysfs, one to a line."""
     for line, text in enumerate(listing.lines, 1):
         found = SYSFS_COUNTER.search(text)
-        row = None if found is None else tables.counter(found["name"])
+        row = None if found is None else tables.find_counter(found["name"])
         if found is None or row is None or row.total_limit is None or int(found["value"]) < row.total_limit:
             continue
         sign = "hca-downed" if row.name == "LinkDownedCounter" else "hca-errors"
@@ -72,12 +72,12 @@ def _number(rate: str) -> float:
     return float(digits) if digits else 0.0
 
 
-def _judge_counters(port: Port, listing: Listing, facts: Facts) -> None:
+def _judge_counters(port: PrintedPort, listing: Listing, facts: DoctorFacts) -> None:
     # `port ALL` and port 255 repeat the sum of the others.
     if port.number in ("ALL", "255"):
         return
     for name, (value, line) in port.counters.items():
-        row = tables.counter(name)
+        row = tables.find_counter(name)
         if row is None or row.total_limit is None or value < row.total_limit:
             continue
         sign = "hca-downed" if name == "LinkDownedCounter" else "hca-errors"

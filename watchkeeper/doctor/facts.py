@@ -32,7 +32,7 @@ class Sighting:
     text: str
     fields: Mapping[str, str] = field(default_factory=dict)
     order: int = 0
-    clock: line_prefix.Clock | None = None
+    clock: line_prefix.LineClock | None = None
     at: datetime | None = None
 
 
@@ -46,7 +46,7 @@ class Input:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class TextRecord:
     """Lines of an input that belong together, and what the heading of them names."""
 
     input: str
@@ -56,7 +56,7 @@ class Record:
 
 
 @dataclass(slots=True)
-class Facts:
+class DoctorFacts:
     """Everything seen in all inputs, in the order of reading."""
 
     inputs: list[Input] = field(default_factory=list)
@@ -66,7 +66,7 @@ class Facts:
     notes: list[str] = field(default_factory=list)
     dumps: list[tuple[flight_recorder.Dump, Sighting]] = field(default_factory=list)
     # Of each input a list for each kind of record, in the order of the lines.
-    records: dict[str, list[list[Record]]] = field(default_factory=dict)
+    records: dict[str, list[list[TextRecord]]] = field(default_factory=dict)
     _by_sign: dict[str, list[Sighting]] = field(default_factory=dict)
     _counts: dict[str, int] = field(default_factory=dict)
     _order: int = 0
@@ -79,7 +79,7 @@ class Facts:
         line: int,
         text: str,
         fields: Mapping[str, str],
-        clock: line_prefix.Clock | None = None,
+        clock: line_prefix.LineClock | None = None,
     ) -> None:
         self._order += 1
         self._counts[sign] = self._counts.get(sign, 0) + 1

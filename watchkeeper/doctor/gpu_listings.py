@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from watchkeeper.catalogue import tables
-from watchkeeper.doctor.facts import Facts
+from watchkeeper.doctor.facts import DoctorFacts
 from watchkeeper.doctor.listing import Listing, add
 from watchkeeper.model import fleet
 from watchkeeper.readers import nvidia_smi
@@ -46,7 +46,7 @@ FABRIC_MANAGER = re.compile(r"(?i)fabric[ -]?manager")
 WITHOUT_NVSWITCH = re.compile(r"GeForce|GTX|RTX|TITAN|Quadro|PCI|\b(?:T4|P4|P40|M60|L4|L40S?|A2|A10G?|A16|A30|A40)\b")
 
 
-def read(listing: Listing, facts: Facts) -> None:
+def read(listing: Listing, facts: DoctorFacts) -> None:
     gpus = _gpus(listing)
     hot = [gpu for gpu in gpus if _judge(gpu, listing, facts)]
     if len(hot) >= SEVERAL_GPUS:
@@ -76,16 +76,16 @@ def _gpus(listing: Listing) -> Sequence[GpuReading]:
     if listing.kind.startswith("nvidia_smi") and not any(
         "/" in key for gpu in found for key in gpu.values if not key.startswith("table/")
     ):
-        loose = nvidia_smi.read_loose(listing.lines)
+        loose = nvidia_smi.read_query_excerpt(listing.lines)
         found += [loose] if loose is not None else []
     return found
 
 
-def _judge(gpu: GpuReading, listing: Listing, facts: Facts) -> bool:
+def _judge(gpu: GpuReading, listing: Listing, facts: DoctorFacts) -> bool:
     """Add every sign of one GPU; true if it is at its temperature limit."""
     place = {"gpu": gpu.index or ""}
     if gpu.name:
-        place["pci"] = fleet.same_pci(gpu.name)
+        place["pci"] = fleet.normalise_pci(gpu.name)
     for sign, line in (*_memory_signs(gpu), *_clock_signs(gpu), *_link_signs(gpu), *_mode_signs(gpu)):
         add(facts, listing, sign, line=line, fields=dict(place))
     limit_line = _at_limit(gpu)
@@ -201,7 +201,7 @@ def _mode_signs(gpu: GpuReading) -> Iterable[tuple[str, int]]:
             yield "smi-unreadable", gpu.line
 
 
-def _read_nvlinks(listing: Listing, facts: Facts) -> None:
+def _read_nvlinks(listing: Listing, facts: DoctorFacts) -> None:
     links = list(nvidia_smi.read_nvlinks(listing.lines))
     active = {gpu for _, gpu, _, state in links if "GB/s" in state}
     for line, gpu, link, state in links:
@@ -212,7 +212,7 @@ def _read_nvlinks(listing: Listing, facts: Facts) -> None:
             add(facts, listing, "nvlink-counters", line=line, fields={"gpu": gpu, "link": link})
 
 
-def _read_page(listing: Listing, facts: Facts) -> None:
+def _read_page(listing: Listing, facts: DoctorFacts) -> None:
     """An exporter's page: flags and counters that are a fault by themselves."""
     for match in SERIES.finditer(listing.text):
         name, value = match["name"], float(match["value"])
@@ -227,7 +227,7 @@ def _read_page(listing: Listing, facts: Facts) -> None:
             "pod": labels.get("pod", ""),
         }
         if labels.get("pci_bus_id"):
-            fields["pci"] = fleet.same_pci(labels["pci_bus_id"])
+            fields["pci"] = fleet.normalise_pci(labels["pci_bus_id"])
         if sign == "page-xid":
             fields["code"] = labels.get("xid", str(int(value))) if name.startswith("DCGM_EXP") else str(int(value))
         add(facts, listing, sign, line=listing.text.count("\n", 0, match.start()) + 1, fields=fields)
@@ -262,7 +262,7 @@ def _sign_of_reasons(bits: int) -> str | None:
     return "smi-thermal" if named & {"hw_thermal_slowdown", "sw_thermal_slowdown"} else None
 
 
-def _read_dmon(listing: Listing, facts: Facts) -> None:
+def _read_dmon(listing: Listing, facts: DoctorFacts) -> None:
     """Rows of `dcgmi dmon` with the column of the last Xid."""
     names: list[str] = []
     for number, line in enumerate(listing.lines, 1):
@@ -274,7 +274,7 @@ def _read_dmon(listing: Listing, facts: Facts) -> None:
                 add(facts, listing, "page-xid", line=number, fields={"gpu": row[1], "code": cell})
 
 
-def _read_samples(listing: Listing, facts: Facts) -> None:
+def _read_samples(listing: Listing, facts: DoctorFacts) -> None:
     """Rows of --query-gpu: thermal flags in any row, and a GPU that held memory without work in all of them."""
     held: dict[str, list[tuple[int, float, float]]] = {}
     for line, row in nvidia_smi.read_csv(listing.lines):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from watchkeeper.doctor.facts import Facts
+from watchkeeper.doctor.facts import DoctorFacts
 
 
 class Listing(Protocol):
@@ -21,7 +21,7 @@ class Listing(Protocol):
     def lines(self) -> Sequence[str]: ...
 
 
-def add(facts: Facts, listing: Listing, sign: str, *, line: int, fields: dict[str, str]) -> None:
+def add(facts: DoctorFacts, listing: Listing, sign: str, *, line: int, fields: dict[str, str]) -> None:
     """A sighting with the text of its line."""
     text = listing.lines[line - 1] if 0 < line <= len(listing.lines) else ""
     known = {key: value for key, value in fields.items() if value}

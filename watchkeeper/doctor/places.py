@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from watchkeeper.doctor import records, signatures
-from watchkeeper.doctor.facts import Facts, Sighting
+from watchkeeper.doctor.facts import DoctorFacts, Sighting
 from watchkeeper.model import fleet
 from watchkeeper.readers.clusters import hostlist
 
@@ -49,7 +49,7 @@ DRIVER_LINES = 4
 ADDRESS = re.compile(r"[0-9A-Fa-f]{1,8}:[0-9A-Fa-f]{1,2}(?::[0-9A-Fa-f]{1,2})?(?:\.|$)")
 
 
-def settle(facts: Facts) -> None:
+def settle(facts: DoctorFacts) -> None:
     """Sightings with the rank and the node that other lines tell."""
     sightings = _labelled(facts, facts.all())
     sightings = _with_their_line(sightings)
@@ -60,7 +60,7 @@ def settle(facts: Facts) -> None:
     facts.replace_all(_with_their_node(sightings, _homes(sightings)))
 
 
-def _labelled(facts: Facts, sightings: Sequence[Sighting]) -> list[Sighting]:
+def _labelled(facts: DoctorFacts, sightings: Sequence[Sighting]) -> list[Sighting]:
     """The number before each line is a rank, where all lines of the input's programs have one."""
     kinds = {given.name: given.kind for given in facts.inputs}
     plain = {seen.input for seen in sightings if LABEL.match(seen.text) is None and UNLABELLED.match(seen.text) is None}
@@ -98,7 +98,7 @@ def _with_their_heading(sightings: Sequence[Sighting]) -> list[Sighting]:
     return found
 
 
-def _with_their_record(facts: Facts, sightings: Sequence[Sighting]) -> list[Sighting]:
+def _with_their_record(facts: DoctorFacts, sightings: Sequence[Sighting]) -> list[Sighting]:
     """What a sign does not say itself, the heading of its record or the row of its table may."""
     found = []
     for seen in sightings:
@@ -122,7 +122,7 @@ def _with_their_gpu(sightings: Sequence[Sighting]) -> list[Sighting]:
     named: dict[tuple[str, int], set[str]] = {}
     for seen in sightings:
         if DRIVER in seen.text and (pci := seen.fields.get("pci")) and ADDRESS.match(pci):
-            named.setdefault((seen.input, seen.line), set()).add(fleet.same_pci(pci))
+            named.setdefault((seen.input, seen.line), set()).add(fleet.normalise_pci(pci))
     found = []
     for seen in sightings:
         if named and DRIVER in seen.text and not {"pci", "gpu"} & seen.fields.keys():

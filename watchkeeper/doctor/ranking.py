@@ -141,6 +141,6 @@ def _cascades() -> dict[str, tuple[frozenset[str], str]]:
 
 
 def _read_row(cells: Mapping[str, str]) -> tuple[str, frozenset[str], str]:
-    known = frozenset(row.cause for row in causes.all())
-    effects = frozenset(pack.one_of(name, known) for name in cells["effects"].split())
-    return pack.one_of(cells["root"], known), effects, cells["why"]
+    known = frozenset(row.cause for row in causes.all_causes())
+    effects = frozenset(pack.choice(name, known) for name in cells["effects"].split())
+    return pack.choice(cells["root"], known), effects, cells["why"]

@@ -26,7 +26,7 @@ CONTROL = bytes(byte for byte in range(32) if byte not in b"\t\n\r\x0b\x0c\x1b")
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class InputKind:
     """One row; `file_name` is a part of a file's name that settles what its text leaves open."""
 
     kind: str
@@ -49,32 +49,32 @@ def recognise(name: str, head: bytes) -> str:
     base = name.rsplit("/", 1)[-1].lower()
     if SOURCE_FILE.search(base):
         return SOURCE_CODE
-    for row in kinds():
+    for row in input_kinds():
         if row.pattern.search(text):
             return row.kind
-    return next((row.kind for row in kinds() if row.file_name and row.file_name in base), "text")
+    return next((row.kind for row in input_kinds() if row.file_name and row.file_name in base), "text")
 
 
 def is_binary(head: bytes) -> bool:
     sample = head[:8192]
-    if encodings.wide(sample) is not None:
+    if encodings.utf16_name(sample) is not None:
         return False
     control = len(sample) - len(sample.translate(None, CONTROL))
     return control > MAX_CONTROL_SHARE * len(sample)
 
 
 @cache
-def kinds() -> tuple[Kind, ...]:
+def input_kinds() -> tuple[InputKind, ...]:
     return pack.load(FILE, read_row)
 
 
 def title_of(kind: str) -> str:
-    return next((row.title for row in kinds() if row.kind == kind), kind)
+    return next((row.title for row in input_kinds() if row.kind == kind), kind)
 
 
-def read_row(cells: Mapping[str, str]) -> Kind:
+def read_row(cells: Mapping[str, str]) -> InputKind:
     try:
         pattern = re.compile(cells["pattern"], re.MULTILINE)
     except re.error as error:
         raise ValueError(f"pattern: {error}") from error
-    return Kind(pack.filled(cells["kind"]), pack.filled(cells["title"]), cells["file_name"], pattern)
+    return InputKind(pack.required(cells["kind"]), pack.required(cells["title"]), cells["file_name"], pattern)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
 from watchkeeper.doctor import cluster_records, headings
-from watchkeeper.doctor.facts import Facts, Record
+from watchkeeper.doctor.facts import DoctorFacts, TextRecord
 from watchkeeper.doctor.listing import Listing
 from watchkeeper.readers.nvidia_smi import TABLE_FIRST
 
@@ -72,14 +72,14 @@ LOCAL = frozenset(
 )
 
 
-def read(listing: Listing, facts: Facts) -> None:
+def read(listing: Listing, facts: DoctorFacts) -> None:
     for needles, reading in READINGS:
         if any(needle in listing.text for needle in needles):
             found = sorted(islice(reading(listing), MAX_RECORDS), key=lambda record: record.first)
             facts.records.setdefault(listing.name, []).extend([found] if found else [])
 
 
-def around(records: Sequence[Sequence[Record]], line: int) -> Iterator[Record]:
+def around(records: Sequence[Sequence[TextRecord]], line: int) -> Iterator[TextRecord]:
     """The records that have a line, of each kind the one whose heading is nearest."""
     for found in records:
         at = bisect_right(found, line, key=lambda one: one.first) - 1
@@ -87,7 +87,7 @@ def around(records: Sequence[Sequence[Record]], line: int) -> Iterator[Record]:
             yield found[at]
 
 
-def _described(listing: Listing) -> Iterator[Record]:
+def _described(listing: Listing) -> Iterator[TextRecord]:
     lines = listing.lines
     for first, found in headings.numbered(listing, DESCRIBED):
         indent, last = len(found["indent"]), first
@@ -97,9 +97,9 @@ def _described(listing: Listing) -> Iterator[Record]:
         said = {name: _first(pattern, block) for name, pattern in (("namespace", NAMESPACE), ("node", NODE))}
         if said["namespace"] and any(map(OF_A_POD.match, block)):
             named = {"pod": found["name"]} | {name: value for name, value in said.items() if value}
-            yield Record(listing.name, first, last, named)
+            yield TextRecord(listing.name, first, last, named)
         elif not said["namespace"] and any(map(OF_A_NODE.match, block)):
-            yield Record(listing.name, first, last, {"node": found["name"]})
+            yield TextRecord(listing.name, first, last, {"node": found["name"]})
 
 
 def _goes_on(line: str, indent: int) -> bool:
@@ -113,10 +113,10 @@ def _first(pattern: re.Pattern[str], lines: Sequence[str]) -> str | None:
     return next((found["value"] for line in lines if (found := pattern.match(line)) is not None), None)
 
 
-def _indented(pattern: re.Pattern[str]) -> Callable[[Listing], Iterator[Record]]:
+def _indented(pattern: re.Pattern[str]) -> Callable[[Listing], Iterator[TextRecord]]:
     """A reading of records that end where a line is indented no deeper than their heading."""
 
-    def reading(listing: Listing) -> Iterator[Record]:
+    def reading(listing: Listing) -> Iterator[TextRecord]:
         for first, found in headings.numbered(listing, pattern):
             heading, last = listing.lines[first - 1], first
             depth = len(heading) - len(heading.lstrip())
@@ -125,19 +125,21 @@ def _indented(pattern: re.Pattern[str]) -> Callable[[Listing], Iterator[Record]]
                 if line.strip() and len(line) - len(line.lstrip()) <= depth:
                     break
                 last += 1
-            yield Record(listing.name, first, last, {key: value for key, value in found.groupdict().items() if value})
+            yield TextRecord(
+                listing.name, first, last, {key: value for key, value in found.groupdict().items() if value}
+            )
 
     return reading
 
 
-def _table_rows(listing: Listing) -> Iterator[Record]:
+def _table_rows(listing: Listing) -> Iterator[TextRecord]:
     for number, line in enumerate(listing.lines, 1):
         if line.startswith("|") and (row := TABLE_FIRST.match(line)) is not None:
             named = {"gpu": row["index"], "pci": row["pci"]}
-            yield Record(listing.name, number, number + TABLE_LINES - 1, named)
+            yield TextRecord(listing.name, number, number + TABLE_LINES - 1, named)
 
 
-def _typed(listing: Listing) -> Iterator[Record]:
+def _typed(listing: Listing) -> Iterator[TextRecord]:
     """What people typed, each with what it printed until the next."""
     for first, last, typed in headings.until_next(listing, TYPED):
         command, words = typed["command"], typed["rest"].split()
@@ -149,7 +151,7 @@ def _typed(listing: Listing) -> Iterator[Record]:
             is_local = command in LOCAL or (command in READERS and "/var/log/" in typed["rest"])
             named = {"node": typed["node"]} if typed["node"] and is_local else {}
         if named:
-            yield Record(listing.name, first, last, named)
+            yield TextRecord(listing.name, first, last, named)
 
 
 def _asked_of_ssh(words: Sequence[str]) -> dict[str, str]:
@@ -175,14 +177,14 @@ def _asked_of_kubectl(words: Sequence[str]) -> dict[str, str]:
     return {kind: rest[1]} | ({"namespace": named["n"]} if named and kind == "pod" else {})
 
 
-def _ports(listing: Listing) -> Iterator[Record]:
+def _ports(listing: Listing) -> Iterator[TextRecord]:
     for first, last, found in headings.until_next(listing, PORT_INFO):
-        yield Record(listing.name, first, last, {"owner": found["owner"].lower(), "port": found["port"]})
+        yield TextRecord(listing.name, first, last, {"owner": found["owner"].lower(), "port": found["port"]})
 
 
 MACHINE_WORDS = ("ost: ", "ode: ", "erver: ", "achine: ", "ame: ")
 # Each with texts of which a printout must have one before it is looked through.
-READINGS: tuple[tuple[tuple[str, ...], Callable[[Listing], Iterator[Record]]], ...] = (
+READINGS: tuple[tuple[tuple[str, ...], Callable[[Listing], Iterator[TextRecord]]], ...] = (
     (("Name:",), _described),
     (("NodeName=", "JobId="), _indented(SCONTROL)),
     (("LnkSta",), _indented(LSPCI)),

@@ -14,7 +14,7 @@ from typing import Any
 
 from watchkeeper.catalogue import causes, pack
 from watchkeeper.doctor import collecting, signatures, wording
-from watchkeeper.doctor.facts import Facts, Input, Sighting
+from watchkeeper.doctor.facts import DoctorFacts, Input, Sighting
 from watchkeeper.doctor.ranking import WORTH_ASKING, Weighed
 from watchkeeper.model import diagnosis, fleet
 
@@ -79,7 +79,7 @@ FIRST_CLAUSE = re.compile(r"\. |; ")
 FILLED = ("node", "gpu", "pci", "pod", "job", "pid", "hca", "peer")
 
 
-class Scheduler(Enum):
+class JobScheduler(Enum):
     KUBERNETES = "kubernetes"
     SLURM = "slurm"
     UNKNOWN = "unknown"
@@ -91,18 +91,18 @@ SLURM_SIGNS = ("slurm-oom", "slurm-task-oom", "slurm-node-fail", "slurm-gres-cou
 _KUBECTL_DRAIN = "kubectl drain {node} --ignore-daemonsets --delete-emptydir-data"
 _SCONTROL_DRAIN = "scontrol update nodename={node} state=drain reason=gpu-fault"
 DRAIN = {
-    Scheduler.KUBERNETES: _KUBECTL_DRAIN,
-    Scheduler.SLURM: _SCONTROL_DRAIN,
-    Scheduler.UNKNOWN: f"{_KUBECTL_DRAIN}   (Slurm: {_SCONTROL_DRAIN})",
+    JobScheduler.KUBERNETES: _KUBECTL_DRAIN,
+    JobScheduler.SLURM: _SCONTROL_DRAIN,
+    JobScheduler.UNKNOWN: f"{_KUBECTL_DRAIN}   (Slurm: {_SCONTROL_DRAIN})",
 }
 CORDON = {
-    Scheduler.KUBERNETES: "kubectl cordon {node}",
-    Scheduler.SLURM: _SCONTROL_DRAIN,
-    Scheduler.UNKNOWN: f"kubectl cordon {{node}}   (Slurm: {_SCONTROL_DRAIN})",
+    JobScheduler.KUBERNETES: "kubectl cordon {node}",
+    JobScheduler.SLURM: _SCONTROL_DRAIN,
+    JobScheduler.UNKNOWN: f"kubectl cordon {{node}}   (Slurm: {_SCONTROL_DRAIN})",
 }
 
 
-class Verdict(IntEnum):
+class DoctorVerdict(IntEnum):
     """The exit code."""
 
     NOTHING_FOUND = 0
@@ -111,7 +111,7 @@ class Verdict(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class DoctorFinding:
     """One cause, where, why, on which lines, and what to do. `where` values are one thing or several."""
 
     cause: str
@@ -120,12 +120,12 @@ class Finding:
     title: str
     why: str
     evidence: tuple[Sighting, ...]
-    actions: tuple[diagnosis.Step, ...]
+    actions: tuple[diagnosis.DiagnosisStep, ...]
     ruled_out: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class DoctorReport:
     """Findings best first; none means that nothing wrong was found in what was read.
 
     `is_partial`: something that the answer hangs on could not be asked, and a note says what.
@@ -133,54 +133,54 @@ class Report:
 
     inputs: tuple[Input, ...]
     events: tuple[Mapping[str, Any], ...]
-    findings: tuple[Finding, ...]
+    findings: tuple[DoctorFinding, ...]
     notes: tuple[str, ...]
     is_partial: bool = False
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> DoctorVerdict:
         if any(finding.cause != diagnosis.UNKNOWN_CAUSE for finding in self.findings):
-            return Verdict.FOUND
+            return DoctorVerdict.FOUND
         unread = all(given.kind in ("binary", "empty", "text") or given.problem for given in self.inputs)
-        return Verdict.CANNOT_TELL if self.findings or unread or self.is_partial else Verdict.NOTHING_FOUND
+        return DoctorVerdict.CANNOT_TELL if self.findings or unread or self.is_partial else DoctorVerdict.NOTHING_FOUND
 
 
 @dataclass(frozen=True, slots=True)
 class _Ways:
     """What can be done about each cause here."""
 
-    scheduler: Scheduler
-    steps: Mapping[str, tuple[diagnosis.Step, ...]]
+    scheduler: JobScheduler
+    steps: Mapping[str, tuple[diagnosis.DiagnosisStep, ...]]
 
 
-def build(facts: Facts, weighed: Iterable[Weighed]) -> Report:
+def build(facts: DoctorFacts, weighed: Iterable[Weighed]) -> DoctorReport:
     notes = [f"{facts.dropped_events:,} further events are not listed"] if facts.dropped_events else []
     notes += [f"{given.name}: {given.problem}" for given in facts.inputs if given.problem]
     notes += facts.notes
     ways = _Ways(_scheduler(facts), _steps() | {diagnosis.UNKNOWN_CAUSE: collecting.steps(facts.kinds())})
     findings = tuple(_finding(one, ways) for one in weighed)
-    return Report(tuple(facts.inputs), tuple(facts.events), findings, tuple(notes))
+    return DoctorReport(tuple(facts.inputs), tuple(facts.events), findings, tuple(notes))
 
 
-def _scheduler(facts: Facts) -> Scheduler:
+def _scheduler(facts: DoctorFacts) -> JobScheduler:
     """Who places the jobs here, as far as the inputs tell: commands to drain a node differ."""
     kinds = facts.kinds()
     slurm = facts.has(*SLURM_SIGNS) or any(kind.startswith(SLURM_KINDS) for kind in kinds)
     kubernetes = any(kind.startswith(KUBERNETES_KINDS) for kind in kinds)
     if slurm is kubernetes:
-        return Scheduler.UNKNOWN
-    return Scheduler.SLURM if slurm else Scheduler.KUBERNETES
+        return JobScheduler.UNKNOWN
+    return JobScheduler.SLURM if slurm else JobScheduler.KUBERNETES
 
 
-def _finding(one: Weighed, ways: _Ways) -> Finding:
+def _finding(one: Weighed, ways: _Ways) -> DoctorFinding:
     row = causes.lookup(one.cause)
     where = _where(one)
     title = wording.title(row, where)
     if one.cause == diagnosis.UNKNOWN_CAUSE and one.confidence >= WORTH_ASKING and one.why:
         # No cause of the catalogue, but a sign that says what it is: a job that Slurm ended, a disk that was full.
         title = FIRST_CLAUSE.split(one.why, maxsplit=1)[0].rstrip(".")
-    steps = tuple(diagnosis.Step(text) for text in one.advice)
-    return Finding(
+    steps = tuple(diagnosis.DiagnosisStep(text) for text in one.advice)
+    return DoctorFinding(
         cause=one.cause,
         confidence=round(one.confidence, 2),
         where=where,
@@ -219,7 +219,7 @@ def _one_spelling(name: str, value: str) -> str:
     if name != "pci":
         return value
     try:
-        return fleet.same_pci(value)
+        return fleet.normalise_pci(value)
     except ValueError:
         return value
 
@@ -229,7 +229,7 @@ def _shape(name: str, values: Sequence[str]) -> Any:
     return shaped[0] if len(shaped) == 1 else shaped
 
 
-def _actions(cause: str, where: Mapping[str, Any], ways: _Ways) -> tuple[diagnosis.Step, ...]:
+def _actions(cause: str, where: Mapping[str, Any], ways: _Ways) -> tuple[diagnosis.DiagnosisStep, ...]:
     row = causes.lookup(cause)
     place, node = wording.place(row, where), wording.one(where.get("node"))
     filled = {name: wording.one(where.get(name)) or name.upper() for name in FILLED}
@@ -243,10 +243,10 @@ def _actions(cause: str, where: Mapping[str, Any], ways: _Ways) -> tuple[diagnos
         for name, text in (("drain", DRAIN[ways.scheduler]), ("cordon", CORDON[ways.scheduler]))
     }
     listed = tuple(
-        diagnosis.Step(step.do, None if step.command is None else _fill(step.command, filled), step.risk)
+        diagnosis.DiagnosisStep(step.do, None if step.command is None else _fill(step.command, filled), step.risk)
         for step in ways.steps.get(cause, ())
     )
-    return listed or (diagnosis.Step(row.advice(place, node)),)
+    return listed or (diagnosis.DiagnosisStep(row.advice(place, node)),)
 
 
 def _fill(command: str, filled: Mapping[str, str]) -> str:
@@ -256,20 +256,20 @@ def _fill(command: str, filled: Mapping[str, str]) -> str:
 
 
 @cache
-def _steps() -> dict[str, tuple[diagnosis.Step, ...]]:
-    found: dict[str, list[diagnosis.Step]] = {}
+def _steps() -> dict[str, tuple[diagnosis.DiagnosisStep, ...]]:
+    found: dict[str, list[diagnosis.DiagnosisStep]] = {}
     for cause, step in pack.load(FILE, _read_row):
         found.setdefault(cause, []).append(step)
     return {cause: tuple(steps) for cause, steps in found.items()}
 
 
-def _read_row(cells: Mapping[str, str]) -> tuple[str, diagnosis.Step]:
-    known = frozenset(row.cause for row in causes.all())
-    step = diagnosis.Step(pack.filled(cells["do"]), cells["command"] or None, diagnosis.Risk(cells["risk"]))
-    return pack.one_of(cells["cause"], known), step
+def _read_row(cells: Mapping[str, str]) -> tuple[str, diagnosis.DiagnosisStep]:
+    known = frozenset(row.cause for row in causes.all_causes())
+    step = diagnosis.DiagnosisStep(pack.required(cells["do"]), cells["command"] or None, diagnosis.Risk(cells["risk"]))
+    return pack.choice(cells["cause"], known), step
 
 
-def as_plain(report: Report) -> dict[str, Any]:
+def as_plain(report: DoctorReport) -> dict[str, Any]:
     """The documented JSON of `watchkeeper doctor --json`."""
     return {
         "inputs": [

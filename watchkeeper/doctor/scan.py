@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from watchkeeper.doctor.facts import EVIDENCE_CHARACTERS, MAX_SIGHTINGS_OF_A_SIGN, Facts
-from watchkeeper.doctor.signatures import Role, Sign, Table, tests_of
+from watchkeeper.doctor.facts import EVIDENCE_CHARACTERS, MAX_SIGHTINGS_OF_A_SIGN, DoctorFacts
+from watchkeeper.doctor.signatures import Role, Sign, SignTable, tests_of
 from watchkeeper.readers.logs import kernel_log, line_prefix, log_text
 
 # Listings that people paste are smaller; of a longer log the beginning shows what it is.
@@ -82,14 +82,14 @@ class Worth:
 def scan(
     name: str,
     stream: log_text.ByteStream,
-    facts: Facts,
+    facts: DoctorFacts,
     *,
-    table: Table,
+    table: SignTable,
     wrapping: log_text.Wrapping | None = None,
 ) -> None:
     """Add what the lines of one input say to the facts."""
     words = frozenset(table.behind) | KERNEL_WORDS
-    clock: line_prefix.Clock | None = None
+    clock: line_prefix.LineClock | None = None
     for line in log_text.interesting_lines(stream, words, judge, wrapping=wrapping):
         if line.worth.is_kernel:
             clock = _read_kernel_line(name, line, facts, clock=clock)
@@ -121,8 +121,8 @@ def _has_one(lowered: str, texts: tuple[str, ...]) -> bool:
 
 
 def _match(
-    name: str, line: log_text.LogLine[Worth], sign: Sign, *, facts: Facts, clock: line_prefix.Clock | None
-) -> line_prefix.Clock | None:
+    name: str, line: log_text.LogLine[Worth], sign: Sign, *, facts: DoctorFacts, clock: line_prefix.LineClock | None
+) -> line_prefix.LineClock | None:
     """Add the sign if the line has it; the clock of this line, or of an earlier one, is passed on."""
     written = line.text
     text = line.unwrapped if sign.spans_lines else written
@@ -172,8 +172,8 @@ def excerpt(text: str, at: int) -> str:
 
 
 def _read_kernel_line(
-    name: str, line: log_text.LogLine[Worth], facts: Facts, *, clock: line_prefix.Clock | None
-) -> line_prefix.Clock | None:
+    name: str, line: log_text.LogLine[Worth], facts: DoctorFacts, *, clock: line_prefix.LineClock | None
+) -> line_prefix.LineClock | None:
     text = line.text
     fact = kernel_log.read_line(text)
     if fact is None:

@@ -71,7 +71,7 @@ class Sign:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class SignTable:
     """All signs; `behind` has the signs that a word may lead to, `of_listings` those without a word."""
 
     signs: Mapping[str, Sign]
@@ -125,7 +125,7 @@ def lookup(sign: str) -> Sign:
 
 
 @cache
-def table() -> Table:
+def table() -> SignTable:
     signs: dict[str, Sign] = {}
     folder = resources.files("watchkeeper.packs") / FOLDER
     for file in sorted(folder.iterdir(), key=lambda entry: entry.name):
@@ -145,7 +145,7 @@ def read_row(row: Mapping[str, Any], *, file: str) -> Sign:
         pattern = row.get("pattern")
         cause = row.get("cause", "")
         wanted = {*row.get("also", {}), *([cause] if cause not in ("", BY_XID) else [])}
-        unknown = wanted - {known.cause for known in causes.all()}
+        unknown = wanted - {known.cause for known in causes.all_causes()}
         if unknown:
             raise ValueError(f"unknown cause {', '.join(sorted(unknown))}")
         return Sign(
@@ -168,10 +168,10 @@ def read_row(row: Mapping[str, Any], *, file: str) -> Sign:
         raise PackError(f"sign {name}: {error}", where=f"packs/{file}") from error
 
 
-def _by_word(signs: Mapping[str, Sign]) -> Table:
+def _by_word(signs: Mapping[str, Sign]) -> SignTable:
     behind: dict[bytes, list[Sign]] = {}
     for sign in signs.values():
         for word in sign.words:
             behind.setdefault(word.encode(), []).append(sign)
     listings = tuple(sign for sign in signs.values() if sign.pattern is not None and not sign.words)
-    return Table(signs, {word: tuple(found) for word, found in behind.items()}, listings)
+    return SignTable(signs, {word: tuple(found) for word, found in behind.items()}, listings)

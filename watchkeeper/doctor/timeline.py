@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from statistics import median
 
-from watchkeeper.doctor.facts import Facts, Sighting
+from watchkeeper.doctor.facts import DoctorFacts, Sighting
 from watchkeeper.readers import flight_recorder
 from watchkeeper.readers.logs import line_prefix
 
@@ -48,7 +48,7 @@ class _Clocks:
         return None if booted is None or clock.since_boot is None else booted + timedelta(seconds=clock.since_boot)
 
 
-def settle(facts: Facts) -> None:
+def settle(facts: DoctorFacts) -> None:
     """Name the nodes and ranks that only the inputs' names tell, and put everything in the order of time."""
     sightings = _named(facts.all())
     clocks = _clocks(sightings)
@@ -137,7 +137,7 @@ def _named(sightings: Sequence[Sighting]) -> list[Sighting]:
     ]
 
 
-def _date_events(facts: Facts) -> None:
+def _date_events(facts: DoctorFacts) -> None:
     """Events in the order of time, with the time and the node that became known."""
     known = {(seen.input, seen.line): seen for seen in facts.all() if seen.sign.startswith("kernel-")}
     for event in facts.events:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from watchkeeper.doctor.facts import Facts
+from watchkeeper.doctor.facts import DoctorFacts
 from watchkeeper.doctor.listing import Listing, add
 
 MIN_SAMPLES = 20
@@ -31,7 +31,7 @@ KINDS = frozenset(
 )
 
 
-def read(listing: Listing, facts: Facts) -> None:
+def read(listing: Listing, facts: DoctorFacts) -> None:
     if listing.kind not in KINDS:
         return
     lines = _sampled(listing.lines)

@@ -26,19 +26,19 @@ class Unpacked:
 
 def unpack(stream: bundles.Stream, start: bytes, kind: str, *, whole: Set[str]) -> Unpacked:
     """What an input is inside; the kinds in `whole` are documents that have a reader of their own."""
-    wide = encodings.wide(start)
+    wide = encodings.utf16_name(start)
     mark = next((mark for mark in (codecs.BOM_UTF8, *encodings.MARKS) if start.startswith(mark)), b"")
     if mark:
         stream.read(len(mark))
     start = start.removeprefix(mark)
-    source: log_text.ByteStream = stream if wide is None else encodings.Recoded(stream, wide)
+    source: log_text.ByteStream = stream if wide is None else encodings.Utf8Stream(stream, wide)
     if kind in whole:
         return Unpacked(kind, source)
-    opening = shipped_text.opening_of(start)
+    opening = shipped_text.find_unwrapper(start)
     if opening is shipped_text.from_json:
-        return Unpacked("text", source, shipped_text.JsonLines(), shipped_text.Opened(source, opening).feed)
+        return Unpacked("text", source, shipped_text.JsonLines(), shipped_text.UnwrappedStream(source, opening).feed)
     if opening is not None:
-        return Unpacked("text", shipped_text.Opened(source, opening))
+        return Unpacked("text", shipped_text.UnwrappedStream(source, opening))
     if wide is None and shipped_documents.looks_like(start):
         raw = stream.peek(shipped_documents.MAX_BYTES + 1)
         lines = shipped_documents.lines_of(raw) if len(raw) <= shipped_documents.MAX_BYTES else None

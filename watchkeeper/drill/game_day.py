@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from multiprocessing.sharedctypes import Synchronized
 from typing import Any
 
-from watchkeeper.drill import pairs, score
+from watchkeeper.drill import pairs
+from watchkeeper.drill import score as scoring
 
 LOOK_SECONDS = 1.0
 # Smaller fleets spend their time on asking rules, not on samples.
@@ -43,12 +44,12 @@ class Plan:
 class GameDay:
     """What came of it, scenarios in the order of the plan."""
 
-    verdicts: list[score.Verdict] = field(default_factory=list)
-    healthy: score.Healthy = field(default_factory=score.Healthy)
+    verdicts: list[scoring.Verdict] = field(default_factory=list)
+    healthy: scoring.Healthy = field(default_factory=scoring.Healthy)
 
     @property
-    def score(self) -> score.Score:
-        return score.total(self.verdicts, self.healthy)
+    def score(self) -> scoring.Score:
+        return scoring.total(self.verdicts, self.healthy)
 
 
 def run(plan: Plan, *, say: Say) -> GameDay:
@@ -57,7 +58,7 @@ def run(plan: Plan, *, say: Say) -> GameDay:
     workers = plan.workers or os.cpu_count() or 1
     fleets = _fleets(plan, workers)
     with _pool(ProcessPoolExecutor(workers, context, initializer=_share, initargs=(hours_done,))) as pool:
-        healthy = [pool.submit(_live, plan.healthy_hours, gpus, seed) for seed, gpus in enumerate(fleets, score.SEED)]
+        healthy = [pool.submit(_live, plan.healthy_hours, gpus, seed) for seed, gpus in enumerate(fleets, scoring.SEED)]
         scenarios = [pool.submit(_strike, name) for name in plan.scenarios]
         scenarios += [pool.submit(_strike_both, names) for names in plan.pairs]
         waiting: set[Future[Any]] = {*scenarios, *healthy}
@@ -71,7 +72,7 @@ def run(plan: Plan, *, say: Say) -> GameDay:
             say(f"{ready} of {len(scenarios)} scenarios{hours}")
         lived = [future.result() for future in healthy]
         verdicts = [verdict for future in scenarios for verdict in future.result()]
-        return GameDay(verdicts, score.together(lived))
+        return GameDay(verdicts, scoring.together(lived))
 
 
 def _fleets(plan: Plan, workers: int) -> list[int]:
@@ -106,16 +107,16 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _strike(name: str) -> list[score.Verdict]:
-    return [asyncio.run(score.run_scenario(name))]
+def _strike(name: str) -> list[scoring.Verdict]:
+    return [asyncio.run(scoring.run_scenario(name))]
 
 
-def _strike_both(names: tuple[str, str]) -> list[score.Verdict]:
+def _strike_both(names: tuple[str, str]) -> list[scoring.Verdict]:
     return asyncio.run(pairs.run_pair(names))
 
 
-def _live(hours: float, gpus: int, seed: int) -> score.Healthy:
-    return asyncio.run(score.run_healthy(hours=hours, gpus=gpus, seed=seed, say=_add))
+def _live(hours: float, gpus: int, seed: int) -> scoring.Healthy:
+    return asyncio.run(scoring.run_healthy(hours=hours, gpus=gpus, seed=seed, say=_add))
 
 
 def _add(hours: float) -> None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from watchkeeper.drill import score
-from watchkeeper.drill.watch import Pace, Watch
+from watchkeeper.drill.monitored_fleet import HUB_PACE, Pace, Watch
 from watchkeeper.kit import durations
 from watchkeeper.model import incidents
 from watchkeeper.sim import scenario
@@ -38,7 +38,7 @@ PAIRS = (
 ONE_AFTER_THE_OTHER = frozenset({("fan-failure", "xid-48")})
 
 
-async def run_pair(names: tuple[str, str], *, seed: int = score.SEED, pace: Pace = Pace()) -> list[score.Verdict]:  # noqa: B008 (frozen)
+async def run_pair(names: tuple[str, str], *, seed: int = score.SEED, pace: Pace = HUB_PACE) -> list[score.Verdict]:
     """A fresh fleet, two faults on one node, and what became of each."""
     simulation = Simulation(SimSettings(gpus=GPUS, seed=seed))
     with tempfile.TemporaryDirectory(prefix="watchkeeper-drill-") as folder:

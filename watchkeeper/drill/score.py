@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from watchkeeper.catalogue import causes
-from watchkeeper.drill.watch import Pace, Watch
+from watchkeeper.drill.monitored_fleet import HUB_PACE, Pace, Watch
 from watchkeeper.kit import clock, durations
 from watchkeeper.model import alerts, diagnosis, fleet
 from watchkeeper.model.incidents import Incident, Member
@@ -134,7 +134,7 @@ def _score(
     )
 
 
-async def run_scenario(name: str, *, pace: Pace = Pace()) -> Verdict:  # noqa: B008 (frozen)
+async def run_scenario(name: str, *, pace: Pace = HUB_PACE) -> Verdict:
     """A fresh fleet, its history, one fault, and what became of it."""
     simulation = Simulation(SimSettings(gpus=SCENARIO_GPUS, seed=SEED))
     with tempfile.TemporaryDirectory(prefix="watchkeeper-drill-") as folder:

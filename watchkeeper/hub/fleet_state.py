@@ -20,7 +20,7 @@ from watchkeeper.kit import clock
 from watchkeeper.kit.logs import fields
 from watchkeeper.model import events
 from watchkeeper.model import fleet as fleet_model
-from watchkeeper.scrape import discovery, fleet, registered, scrape, seen_elsewhere
+from watchkeeper.scrape import discovery, fleet, queried_gpus, registrations, scrape
 
 log = logging.getLogger(__name__)
 
@@ -31,8 +31,8 @@ class FleetState:
     def __init__(self, runtime: Runtime, samples: Samples) -> None:
         settings = runtime.settings
         self._settings, self._clock, self._samples = settings.fleet, runtime.clock, samples
-        self.fleet = fleet.Fleet()
-        self._registered = registered.Registered()
+        self.fleet = fleet.ScrapedInventory()
+        self._registered = registrations.NodeRegistrations()
         self.clusters = clusters.of_settings(settings.fleet, time=runtime.clock, metrics=runtime.metrics)
         kept = Path(settings.hub.data) / "fabric.json"
         self.fabric = fabric_watch.FabricWatch(settings.fabric, settings.fleet.cluster, kept=kept)
@@ -43,18 +43,18 @@ class FleetState:
             ),
             time=runtime.clock,
             sink=lambda: samples.engine.appender,
-            known=self.fleet,
+            inventory=self.fleet,
             metrics=runtime.metrics,
         )
         existing = settings.fleet.prometheus_config
         self._discovery = discovery.Discovery(
             [*settings.fleet.sd_files, *settings.fleet.sd_urls],
-            defaults=discovery.Defaults(cluster=settings.fleet.cluster),
+            defaults=discovery.DiscoveryDefaults(cluster=settings.fleet.cluster),
             config=None if existing is None else Path(existing),
         )
         self._problems: list[str] = []
-        self._dropped: tuple[discovery.Dropped, ...] = ()
-        self.unread_because: str | None = "the fleet has not been read yet"
+        self._dropped: tuple[discovery.DroppedTarget, ...] = ()
+        self.not_ready_reason: str | None = "the fleet has not been read yet"
 
     def loops(self, *, is_leading: Callable[[], bool]) -> list[Loop]:
         return [
@@ -67,46 +67,46 @@ class FleetState:
 
     async def _discover(self, is_leading: Callable[[], bool]) -> None:
         listed = await self._discovery.refresh(self._clock.now())
-        agents = self._registered.found(listed, now=self._clock.now())
-        found = await self.clusters.found(listed, agents, leaves=self.fabric.leaf_of())
+        agents = self._registered.discovered_nodes(listed, now=self._clock.now())
+        found = await self.clusters.discover(listed, agents, leaves=self.fabric.leaf_by_node())
         problems = [*self._discovery.problems(), *self.clusters.problems()]
         for problem in problems:
             if problem not in self._problems:
                 log.warning("A source of targets has a problem", extra=fields(problem=problem))
         self._problems, self._dropped = problems, found.dropped
-        self.fleet.expect(found.nodes, clock.to_ms(self._clock.now()))
+        self.fleet.set_expected_nodes(found.nodes, clock.to_ms(self._clock.now()))
         # Each hub reads the fleet into a store of its own; into a server's only the leader writes.
-        writes = self._samples.are_ours or is_leading()
-        await self._scraper.watch(found.targets if writes and self._settings.scrape else ())
-        self.unread_because = None
+        writes = self._samples.are_stored_here or is_leading()
+        await self._scraper.set_targets(found.targets if writes and self._settings.scrape else ())
+        self.not_ready_reason = None
         if not self._settings.scrape:
             at_ms = clock.to_ms(self._clock.now())
-            answer = await self._samples.queries.instant(seen_elsewhere.EXPR, at_ms)
-            seen_elsewhere.learn(self.fleet, answer.frame.labels, self._settings.cluster, at_ms=at_ms)
+            answer = await self._samples.queries.instant(queried_gpus.GPU_QUERY, at_ms)
+            queried_gpus.record_gpus(self.fleet, answer.frame.labels, self._settings.cluster, at_ms=at_ms)
 
     def register_node(self, registration: fleet_model.NodeRegistration, peer: str) -> None:
         """Take a node's word for what it has; `peer` is the address it came from. CollectError if it cannot be."""
-        self._registered.take(registration, peer, now=self._clock.now())
+        self._registered.register(registration, peer, now=self._clock.now())
         for gpu in registration.gpus:
             if gpu.index is not None:
-                self.fleet.hear_of_gpu(gpu.uuid, str(gpu.index))
+                self.fleet.record_gpu_index(gpu.uuid, str(gpu.index))
 
-    def learn_names(self, batch: Iterable[events.Event]) -> None:
+    def record_gpu_indices(self, batch: Iterable[events.Event]) -> None:
         """Events of a GPU say which number it has, maybe before its first page does."""
         for event in batch:
             if event.place.gpu is not None and "gpu" in event.fields:
-                self.fleet.hear_of_gpu(event.place.gpu, event.fields["gpu"])
+                self.fleet.record_gpu_index(event.place.gpu, event.fields["gpu"])
 
     def targets(self) -> list[scrape.TargetState]:
         return self._scraper.states()
 
-    def dropped_targets(self) -> Sequence[discovery.Dropped]:
+    def dropped_targets(self) -> Sequence[discovery.DroppedTarget]:
         return self._dropped
 
     def problems(self) -> Sequence[str]:
         return self._problems
 
-    def has_read_every_target(self) -> bool:
+    def has_scraped_every_target(self) -> bool:
         """Each was read or missed at least once."""
         return all(state.last_scrape_ms is not None for state in self._scraper.states())
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from itertools import chain
 
 
-class Health:
+class HubHealth:
     def __init__(
         self, waits_for: Iterable[Callable[[], str | None]] = (), problems: Iterable[Callable[[], Iterable[str]]] = ()
     ) -> None:
@@ -17,12 +17,12 @@ class Health:
 
     @property
     def is_ready(self) -> bool:
-        return self.not_ready_because is None
+        return self.not_ready_reason is None
 
     @property
-    def not_ready_because(self) -> str | None:
+    def not_ready_reason(self) -> str | None:
         return next((why for each in self._waits_for if (why := each())), None)
 
-    def degraded(self) -> list[str]:
+    def problems(self) -> list[str]:
         """What does not work now, in sentences; nothing while all is well."""
         return list(chain.from_iterable(each() for each in self._problems))

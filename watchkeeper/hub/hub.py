@@ -14,7 +14,7 @@ from typing import Any
 
 from watchkeeper.errors import WatchkeeperError
 from watchkeeper.hub import (
-    choices,
+    backends,
     fleet_state,
     health,
     incident_service,
@@ -30,13 +30,13 @@ from watchkeeper.hub import (
     simulator,
     stages,
 )
-from watchkeeper.hub.loops import Loops
+from watchkeeper.hub.loops import LoopRunner
 from watchkeeper.hub.samples import Samples
-from watchkeeper.incidents import subject
+from watchkeeper.incidents import incident_labels
 from watchkeeper.notify import delivery, message
 from watchkeeper.remediate import driver as drivers
 from watchkeeper.remediate import evidence, node_checks, orders
-from watchkeeper.remediate.drivers import kubernetes, together
+from watchkeeper.remediate.drivers import composite_driver, kubernetes
 from watchkeeper.store.journal import journal as journals
 
 
@@ -52,8 +52,8 @@ class Hub:
         """`driver` takes the place of the cluster that settings choose."""
         self.runtime = runtime = samples.runtime
         self.samples, settings, time, metrics = samples, runtime.settings, runtime.clock, runtime.metrics
-        self.current = stages.Current()
-        self.loops = Loops(runtime)
+        self.current = stages.CurrentStages()
+        self.loops = LoopRunner(runtime)
         self.lead = leadership.Leadership(settings, metrics=metrics)
         self.fleet = fleet_state.FleetState(runtime, samples)
         self._thread = journal_thread.JournalThread()
@@ -62,11 +62,13 @@ class Hub:
         self.repairs = repair_loop.RepairLoop(
             settings.remediate, cluster=settings.fleet.cluster, time=time, metrics=metrics
         )
-        self._policy = repair_loop.policy_of(settings.remediate, gives_orders=together.gives_orders(settings))
-        self._cluster_driver = driver or choices.driver_of(
+        self._policy = repair_loop.load_policy(
+            settings.remediate, gives_orders=composite_driver.uses_node_agents(settings)
+        )
+        self._cluster_driver = driver or backends.build_driver(
             settings, simulator_url, is_stopped=lambda: self.repairs.is_stopped
         )
-        self._driver = together.with_nodes(self._cluster_driver, settings, self._orders, time=time)
+        self._driver = composite_driver.with_node_agents(self._cluster_driver, settings, self._orders, time=time)
         self.incidents = incident_service.IncidentService(
             runtime,
             self.current,
@@ -110,11 +112,11 @@ class Hub:
     def _join(self, kept: journals.Journal) -> None:
         """Build everything that remembers on a journal; it remembers what that has, and nothing else."""
         settings, now = self.runtime.settings, self.runtime.clock.now()
-        outbox, earlier = orders.open_outbox(kept, settings.hub.order_key_file, now=now), self._orders()
+        outbox, earlier = orders.open_order_queue(kept, settings.hub.order_key_file, now=now), self._orders()
         if outbox is not None and earlier is not None:
-            outbox.succeed(earlier)
+            outbox.take_listeners(earlier)
         line = pipeline.Pipeline(
-            pipeline.Parts(
+            pipeline.PipelineDependencies(
                 engine=self.samples.engine,
                 fleet=self.fleet.fleet,
                 journal=kept,
@@ -127,15 +129,15 @@ class Hub:
             ),
             now=now,
         )
-        self.rules.rejoin(kept.alerts())
+        self.rules.restore_server_alerts(kept.alerts())
         self.repairs.join(self._repair_parts(kept))
-        told = delivery.Desk(settings.notify, self._around_delivery(kept), now=now)
-        sources = evidence.Sources(kept, self.samples.engine, self.fleet.fleet, self.runtime.version)
+        told = delivery.Notifier(settings.notify, self._around_delivery(kept), now=now)
+        sources = evidence.EvidenceSources(kept, self.samples.engine, self.fleet.fleet, self.runtime.version)
         self.current.replace(stages.Stages(kept, line, told, sources, outbox))
 
-    def _health_of(self, silences: silence_service.SilenceService) -> health.Health:
-        return health.Health(
-            [lambda: self.lead.not_leading_because, lambda: self.fleet.unread_because],
+    def _health_of(self, silences: silence_service.SilenceService) -> health.HubHealth:
+        return health.HubHealth(
+            [lambda: self.lead.not_leading_reason, lambda: self.fleet.not_ready_reason],
             [
                 self.loops.problems,
                 self.fleet.problems,
@@ -157,56 +159,56 @@ class Hub:
             self.fleet,
             self.fleet.clusters,
             self.fleet.fabric,
-            None if simulator_url is None else simulator.Simulator(simulator_url),
+            None if simulator_url is None else simulator.SimulatorProxy(simulator_url),
             self.repairs,
             self._orders,
             lambda: self.current.stages.evidence,
         )
 
-    def _orders(self) -> orders.Outbox | None:
+    def _orders(self) -> orders.OrderQueue | None:
         return self.current.stages.orders if self.current.has_stages else None
 
-    def _around_rules(self) -> rule_loops.Surroundings:
-        return rule_loops.Surroundings(
+    def _around_rules(self) -> rule_loops.RuleLoopDependencies:
+        return rule_loops.RuleLoopDependencies(
             lambda: self.current.stages.pipeline,
-            lambda changed, now: self.incidents.take_alerts(changed, now),  # noqa: PLW0108 (it is made later)
+            lambda changed, now: self.incidents.ingest_alerts(changed, now),  # noqa: PLW0108 (it is made later)
             # A rule that is asked before each target was read would take unread for healthy.
-            lambda: self._health.is_ready and self.fleet.has_read_every_target(),
-            self.loops.survived,
+            lambda: self._health.is_ready and self.fleet.has_scraped_every_target(),
+            self.loops.report_failure,
         )
 
-    def _around_delivery(self, kept: journals.Journal) -> delivery.Surroundings:
-        known = message.Known(kept.diagnosis, kept.plan, self.runtime.settings.notify.console_url)
-        about = subject.Inventory(self.fleet.domains_of, self.fleet.clusters.team_of)
-        return delivery.Surroundings(kept, about, known, self.runtime.metrics, self.fleet.fleet.place_name)
+    def _around_delivery(self, kept: journals.Journal) -> delivery.NotifierDependencies:
+        known = message.MessageContext(kept.diagnosis, kept.plan, self.runtime.settings.notify.console_url)
+        about = incident_labels.InventoryLookup(self.fleet.domains_of, self.fleet.clusters.team_of)
+        return delivery.NotifierDependencies(kept, about, known, self.runtime.metrics, self.fleet.fleet.place_name)
 
-    def _repair_parts(self, kept: journals.Journal) -> repair_loop.Parts:
+    def _repair_parts(self, kept: journals.Journal) -> repair_loop.RepairLoopDependencies:
         settings = self.runtime.settings
-        return repair_loop.Parts(
+        return repair_loop.RepairLoopDependencies(
             kept,
             self.samples.engine,
-            self.lead.fenced(self._driver),
+            self.lead.fence_driver(self._driver),
             self._policy,
             self.fleet.fleet,
             self.fleet.clusters,
-            report=lambda event: self.incidents.take_events([event]),
+            report=lambda event: self.incidents.ingest_events([event]),
             changed=lambda: self.runtime.changes.send("incidents"),
-            survived=self.loops.survived,
+            report_failure=self.loops.report_failure,
             validators=node_checks.node_validators(self._orders),
             bundles=Path(settings.hub.data) / "bundles",
-            connected=self._cluster_driver if isinstance(self._cluster_driver, kubernetes.Kubernetes) else None,
+            connected=self._cluster_driver if isinstance(self._cluster_driver, kubernetes.KubernetesDriver) else None,
         )
 
     async def run(self, stop: asyncio.Event) -> None:
         """Watch the fleet until `stop` is set."""
         everywhere = [
             *self.fleet.loops(is_leading=lambda: self.lead.is_leading),
-            self.own_series.loop(may_write=lambda: self.lead.is_leading or self.samples.are_ours),
-            *self.samples.loops(self.loops.troubles),
+            self.own_series.loop(may_write=lambda: self.lead.is_leading or self.samples.are_stored_here),
+            *self.samples.loops(self.loops.failures),
         ]
         tasks = [asyncio.create_task(self.loops.repeat(loop)) for loop in everywhere]
         try:
-            await self.lead.run(leadership.Stages(self._join, self._leading_loops), stop)
+            await self.lead.run(leadership.LeadershipCallbacks(self._join, self._leading_loops), stop)
         finally:
             if (outbox := self._orders()) is not None:
                 outbox.end()

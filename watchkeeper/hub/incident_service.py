@@ -10,21 +10,21 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 
-from watchkeeper.diagnose import lessons
+from watchkeeper.diagnose import corrections
 from watchkeeper.hub import diagnosis_queue
 from watchkeeper.hub.fleet_state import FleetState
 from watchkeeper.hub.journal_reader import JournalReader
 from watchkeeper.hub.journal_thread import JournalThread
-from watchkeeper.hub.loops import Loop, Loops
+from watchkeeper.hub.loops import Loop, LoopRunner
 from watchkeeper.hub.repair_loop import RepairLoop
 from watchkeeper.hub.rule_loops import RuleLoops
 from watchkeeper.hub.runtime import Runtime
-from watchkeeper.hub.stages import Current
-from watchkeeper.kit import leaps
+from watchkeeper.hub.stages import CurrentStages
+from watchkeeper.kit import clock_jump
 from watchkeeper.model import alerts, events
 from watchkeeper.model.incidents import Incident
 from watchkeeper.notify import delivery, heartbeat
-from watchkeeper.scrape import standing
+from watchkeeper.scrape import status_series
 from watchkeeper.store.journal import journal
 
 TICK_SECONDS = 1.0
@@ -36,21 +36,21 @@ class IncidentService:
     def __init__(
         self,
         runtime: Runtime,
-        current: Current,
+        current: CurrentStages,
         *,
         journal_thread: JournalThread,
         reader: JournalReader,
         fleet: FleetState,
         rules: RuleLoops,
         repairs: RepairLoop,
-        loops: Loops,
+        loops: LoopRunner,
     ) -> None:
         self._runtime, self._clock, self._current = runtime, runtime.clock, current
         self._thread, self._reader, self._fleet = journal_thread, reader, fleet
         self._rules, self._repairs, self._loops = rules, repairs, loops
         # How many events of each kind there were, for the series that rules count with.
-        self.event_counts = standing.EventCounts()
-        self._doubt = leaps.Doubt(TRIM_SECONDS)
+        self.event_counts = status_series.EventCounts()
+        self._doubt = clock_jump.ClockJumpGuard(TRIM_SECONDS)
         self._queue = diagnosis_queue.DiagnosisQueue(
             diagnosis_queue.DiagnosisDependencies(
                 lambda one: reader.read(lambda: reader.incident(one)),
@@ -76,34 +76,34 @@ class IncidentService:
         ]
 
     @property
-    def _delivery(self) -> delivery.Desk:
+    def _delivery(self) -> delivery.Notifier:
         return self._current.stages.delivery
 
     # What happens
 
-    async def take_events(self, batch: Sequence[events.Event]) -> int:
+    async def ingest_events(self, batch: Sequence[events.Event]) -> int:
         """Keep a push of events, and open what they mean; returns how many were new. Answered after commit."""
         now = self._clock.now()
-        self._fleet.learn_names(batch)
-        taken = await self._thread.run(lambda: self._current.stages.pipeline.take_events(batch, now))
-        self._repairs.urgent(taken.changed)
+        self._fleet.record_gpu_indices(batch)
+        taken = await self._thread.run(lambda: self._current.stages.pipeline.ingest_events(batch, now))
+        self._repairs.start_urgent(taken.changed_incidents)
         self.event_counts.count(taken.events)
         for event in taken.events:
             self._events.add(kind=event.kind)
         self._repeats.add(len(batch) - len(taken.events))
-        self._announce(taken.changed)
+        self._announce(taken.changed_incidents)
         return len(taken.events)
 
-    async def take_alerts(self, changed: Sequence[alerts.Alert], now: datetime) -> None:
+    async def ingest_alerts(self, changed: Sequence[alerts.Alert], now: datetime) -> None:
         """Alerts that changed, a part at a time: events of a storm come in between. Returns after they are kept."""
         line = self._current.stages.pipeline
-        await self._change(lambda: line.take_some_alerts(now, changed))
-        while line.has_unheard:
-            await self._change(lambda: line.take_some_alerts(now))
+        await self._change(lambda: line.ingest_alert_batch(now, changed))
+        while line.has_undelivered_alerts:
+            await self._change(lambda: line.ingest_alert_batch(now))
 
-    async def take_foreign_alerts(self, pushed: Sequence[alerts.Alert]) -> None:
+    async def ingest_external_alerts(self, pushed: Sequence[alerts.Alert]) -> None:
         """Alerts of rules that are not ours, from Alertmanager's webhook; returns after they are kept."""
-        await self.take_alerts(pushed, self._clock.now())
+        await self.ingest_alerts(pushed, self._clock.now())
 
     # What people say
 
@@ -124,11 +124,11 @@ class IncidentService:
 
     async def note(self, id: str, actor: str, text: str) -> None:
         await self._thread.run(
-            lambda: self._current.stages.pipeline.incidents.note(id, actor, text=text, now=self._clock.now())
+            lambda: self._current.stages.pipeline.incidents.add_note(id, actor, text=text, now=self._clock.now())
         )
         self._runtime.changes.send("incidents")
 
-    async def correct(self, id: str, actor: str, cause: str, why: str) -> lessons.Correction:
+    async def correct(self, id: str, actor: str, cause: str, why: str) -> corrections.Correction:
         now = self._clock.now()
         correction = await self._thread.run(
             lambda: self._current.stages.pipeline.correct(id, actor, cause=cause, why=why, now=now)
@@ -136,12 +136,12 @@ class IncidentService:
         self._announce(filter(None, [await self._reader.read(lambda: self._reader.incident(id))]))
         return correction
 
-    def corrections(self) -> list[lessons.Correction]:
+    def corrections(self) -> list[corrections.Correction]:
         return self._current.stages.pipeline.lessons.all()
 
-    def count_left_out(self) -> int:
+    def dropped_signals(self) -> int:
         """Signals that found no room in an incident."""
-        return self._current.stages.pipeline.incidents.left_out
+        return self._current.stages.pipeline.incidents.dropped_signals
 
     # While time passes
 
@@ -149,7 +149,7 @@ class IncidentService:
         def work() -> list[Incident]:
             now, line = self._clock.now(), self._current.stages.pipeline
             changed = line.tick(now, self._rules.server_alerts.values())
-            self._delivery.look(line.incidents.recent(), now)
+            self._delivery.update(line.incidents.recent(), now)
             return changed
 
         await self._change(work)
@@ -161,18 +161,18 @@ class IncidentService:
         now = self._clock.now()
         recovered = await asyncio.to_thread(line.recoveries, broken, now) if broken else []
         if recovered:
-            await self.take_events(recovered)
+            await self.ingest_events(recovered)
 
     async def _look_at_fabric(self) -> None:
         fabric = self._fleet.fabric
         if self._runtime.settings.fabric.is_watched and (changed := await fabric.refresh(self._clock.now())):
-            await self.take_events(changed)
+            await self.ingest_events(changed)
 
     async def _beat(self) -> None:
         """Say outside that the hub works, once its journal has shown it; silence is the alarm."""
         await self._thread.run(self._current.stages.journal.count_open)
-        if not self._loops.troubles.has_any(heartbeat.VITAL, now=self._clock.now()):
-            await asyncio.to_thread(heartbeat.beat, self._runtime.settings, self._clock.now())
+        if not self._loops.failures.any_of(heartbeat.VITAL, now=self._clock.now()):
+            await asyncio.to_thread(heartbeat.send_heartbeat, self._runtime.settings, self._clock.now())
 
     async def _trim(self) -> None:
         """Drop what the journal need no longer keep; the chain stays verifiable."""
@@ -186,10 +186,10 @@ class IncidentService:
         if await asyncio.to_thread(self._repairs.keeps_cause, incident):
             return
         finding = await asyncio.to_thread(line.diagnose, incident, now)
-        await asyncio.to_thread(self._repairs.take_plan, incident.id)
+        await asyncio.to_thread(self._repairs.submit_plan, incident.id)
         self._runtime.changes.send("incidents")
         if finding is not None:
-            await self._change(lambda: line.explain(incident, finding, now))
+            await self._change(lambda: line.apply_finding(incident, finding, now))
 
     async def _change(self, work: Callable[[], Iterable[Incident]]) -> None:
         self._announce(await self._thread.run(work))

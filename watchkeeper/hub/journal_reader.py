@@ -9,7 +9,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import TypeVar
 
-from watchkeeper.hub.stages import Current
+from watchkeeper.hub.stages import CurrentStages
 from watchkeeper.model import actions, diagnosis, events, notices
 from watchkeeper.model import fleet as fleet_model
 from watchkeeper.model.incidents import Incident
@@ -23,7 +23,7 @@ MOST_INCIDENTS = 10_000
 
 
 class JournalReader:
-    def __init__(self, current: Current, inventory: fleet.Fleet, *, cluster: str) -> None:
+    def __init__(self, current: CurrentStages, inventory: fleet.ScrapedInventory, *, cluster: str) -> None:
         self._current, self._fleet, self._cluster = current, inventory, cluster
         self._threads = journal_readers.JournalReaders()
 
@@ -54,7 +54,7 @@ class JournalReader:
     def plan(self, id: str) -> actions.Plan | None:
         return self._journal.plan(id)
 
-    def timeline(self, id: str) -> list[chain.Entry]:
+    def timeline(self, id: str) -> list[chain.JournalEntry]:
         return self._journal.timeline(id)
 
     def notices(self, id: str) -> list[notices.Notice]:

@@ -44,7 +44,7 @@ REFRESH_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Stages:
+class LeadershipCallbacks:
     """What the hub does with a journal: `join` builds everything on it, `loops` is the work of a leader."""
 
     join: Callable[[journals.Journal], None]
@@ -59,7 +59,7 @@ class Leadership:
         self._url = settings.journal.hub_url or f"http://{settings.hub.host}:{settings.hub.port}"
         self._lease = settings.journal.lease_seconds
         self._election: election.Election | None = None
-        self._connection: postgres.ServerConnection | None = None
+        self._connection: postgres.PostgresConnection | None = None
         self._epoch = self._seen_epoch = 0
         self._led_until = self._joined_at = self._heard_at = 0.0
         # The newest journal, and the one that the stages are on or are being put on.
@@ -73,7 +73,7 @@ class Leadership:
         self._changes = metrics.counter("watchkeeper_hub_leads_begun_total", "How often this hub began to lead")
 
     @property
-    def not_leading_because(self) -> str | None:
+    def not_leading_reason(self) -> str | None:
         return self._why_not or (None if self._is_built else "this hub begins to lead and reads the journal")
 
     @property
@@ -84,12 +84,12 @@ class Leadership:
         """False as soon as another hub may have taken the lead, by a clock that goes on while this process does not."""
         return self._election is None or (self._epoch > 0 and _now() < self._led_until)
 
-    def fenced(self, behind: driver.Driver) -> driver.Driver:
+    def fence_driver(self, behind: driver.Driver) -> driver.Driver:
         """The driver for this lead: what was decided under it is not done under a later one."""
         if self._settings.url_file is None:
             return behind
         epoch = self._epoch
-        return Fenced(behind, lambda: self._epoch == epoch and self.may_act())
+        return FencedDriver(behind, lambda: self._epoch == epoch and self.may_act())
 
     def open(self) -> journals.Journal:
         """The journal to begin with, led if nobody else leads it."""
@@ -97,7 +97,7 @@ class Leadership:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._leads.set(1)
             return journals.Journal(self._path)
-        server = connection.server_of(self._settings.url_file)
+        server = connection.load_server(self._settings.url_file)
         server.create()
         self._election = _election(server, self._url, self._lease)
         try:
@@ -120,7 +120,7 @@ class Leadership:
                 self._epoch = 0
                 self._election.close()
 
-    async def run(self, stages: Stages, stop: asyncio.Event) -> None:
+    async def run(self, stages: LeadershipCallbacks, stop: asyncio.Event) -> None:
         """Until `stop` is set: do a leader's work while we lead, and change sides when that changes."""
         at_work: list[asyncio.Task[None]] = []
         turned, loop = asyncio.Event(), asyncio.get_running_loop()
@@ -146,7 +146,7 @@ class Leadership:
             self._is_closed.set()
             await _end([*at_work, stopped])
 
-    async def _join(self, stages: Stages, newest: journals.Journal) -> None:
+    async def _join(self, stages: LeadershipCallbacks, newest: journals.Journal) -> None:
         before, self._joined = self._joined, newest
         try:
             await asyncio.to_thread(stages.join, newest)
@@ -194,11 +194,11 @@ class Leadership:
         if self._epoch and not is_broken and self._election.renew(self._epoch):
             self._led_until = asked + self._lease
             return
-        epoch = self._election.take()
+        epoch = self._election.acquire()
         if epoch is not None:
             self._begin(epoch, asked)
             return
-        lead = self._election.look()
+        lead = self._election.read_lease()
         is_old = self._seen_epoch != lead.epoch or asked - self._joined_at > REFRESH_SECONDS
         self._follow(f"this hub follows {lead}, which leads")
         if is_broken or is_old:
@@ -232,13 +232,13 @@ class Leadership:
             if self._election is not None and epoch:
                 self._election.release(epoch)
 
-    def _opened(self, epoch: int, leader: str = "") -> postgres.ServerConnection:
+    def _opened(self, epoch: int, leader: str = "") -> postgres.PostgresConnection:
         from watchkeeper.store.journal import postgres
 
         assert self._election is not None
-        return postgres.ServerConnection(self._election.server, epoch, leader=leader, idle_seconds=self._lease)
+        return postgres.PostgresConnection(self._election.server, epoch, leader=leader, idle_seconds=self._lease)
 
-    def _change(self, opened: postgres.ServerConnection) -> None:
+    def _change(self, opened: postgres.PostgresConnection) -> None:
         unused = self._newest if self._newest is not self._joined else None
         newest = journals.Journal(opened)
         self._is_built, self._connection, self._newest = False, opened, newest
@@ -246,20 +246,20 @@ class Leadership:
             unused.close()
 
 
-class Fenced:
+class FencedDriver:
     """A driver that a hub without the lead cannot use to change anything."""
 
     def __init__(self, behind: driver.Driver, may_act: Callable[[], bool]) -> None:
         self._behind, self._may_act = behind, may_act
         self.name = behind.name
 
-    def observe(self, place: fleet.Place) -> driver.Observed:
+    def observe(self, place: fleet.Place) -> driver.NodeObservation:
         return self._behind.observe(place)
 
     def describe(self, action: actions.Action) -> str:
         return self._behind.describe(action)
 
-    def perform(self, action: actions.Action) -> driver.Performed:
+    def perform(self, action: actions.Action) -> driver.ActionOutcome:
         if not self._may_act():
             raise ActionFailed(
                 "the lease of this hub has run out",
@@ -270,7 +270,7 @@ class Fenced:
         return self._behind.perform(action)
 
 
-def _election(server: postgres.Server, url: str, lease_seconds: float) -> election.Election:
+def _election(server: postgres.PostgresServer, url: str, lease_seconds: float) -> election.Election:
     from watchkeeper.store.journal import election
 
     # The last part tells two lives of one container apart, which may have the same name and number.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from watchkeeper.errors import WatchkeeperError
 from watchkeeper.hub.runtime import Runtime
-from watchkeeper.kit import troubles
+from watchkeeper.kit import recent_failures
 from watchkeeper.kit.logs import fields
 
 log = logging.getLogger(__name__)
@@ -27,10 +27,10 @@ class Loop:
     pause_seconds: float
 
 
-class Loops:
+class LoopRunner:
     def __init__(self, runtime: Runtime) -> None:
         self._clock = runtime.clock
-        self.troubles = troubles.Troubles()
+        self.failures = recent_failures.RecentFailures()
         self._failures = runtime.metrics.counter(
             "watchkeeper_hub_loop_failures_total", "Failures that a loop of the hub survived"
         )
@@ -41,18 +41,18 @@ class Loops:
             try:
                 await loop.body()
             except Exception as error:  # Deliberately everything: one broken loop must not blind the others.
-                self.survived(loop.name, error)
+                self.report_failure(loop.name, error)
                 await self._clock.sleep(max(loop.pause_seconds, RETRY_SECONDS))
             else:
-                self.troubles.over(loop.name)
+                self.failures.clear(loop.name)
                 await self._clock.sleep(loop.pause_seconds)
 
-    def survived(self, name: str, error: Exception) -> None:
+    def report_failure(self, name: str, error: Exception) -> None:
         self._failures.add(loop=name)
-        self.troubles.note(name, str(error) or type(error).__name__, now=self._clock.now())
+        self.failures.record(name, str(error) or type(error).__name__, now=self._clock.now())
         is_ours = isinstance(error, WatchkeeperError)
         log.error("A loop of the hub failed", extra=fields(loop=name, error=error), exc_info=None if is_ours else error)
 
     def problems(self) -> list[str]:
         """What failed of late, in a sentence each."""
-        return [f"{each.what}: {each.problem}" for each in self.troubles.current(self._clock.now())]
+        return [f"{each.what}: {each.problem}" for each in self.failures.current(self._clock.now())]

@@ -16,13 +16,13 @@ from watchkeeper.hub.journal_thread import JournalThread
 from watchkeeper.hub.loops import Loop
 from watchkeeper.hub.runtime import Runtime
 from watchkeeper.hub.samples import Samples
-from watchkeeper.hub.stages import Current
+from watchkeeper.hub.stages import CurrentStages
 from watchkeeper.kit import clock
 from watchkeeper.model.labels import Labels
-from watchkeeper.scrape import fleet, standing
+from watchkeeper.scrape import fleet, status_series
 
 # Where Prometheus reads the agents itself, their own series is there already.
-HOLDER_EXPR = f'{standing.HOLDERS} unless on (UUID) {standing.WORKLOAD_INFO}{{instance!=""}}'
+HOLDER_EXPR = f'{status_series.WORKLOAD_SOURCES} unless on (UUID) {status_series.WORKLOAD_INFO}{{instance!=""}}'
 
 
 class OwnSeries:
@@ -33,12 +33,12 @@ class OwnSeries:
         *,
         fleet: FleetState,
         incidents: IncidentService,
-        current: Current,
+        current: CurrentStages,
         journal_thread: JournalThread,
     ) -> None:
         self._runtime, self._samples, self._fleet, self._incidents = runtime, samples, fleet, incidents
         self._current, self._thread = current, journal_thread
-        self._kept = {name: standing.Standing() for name in ("workloads", "events", "own", "fabric")}
+        self._kept = {name: status_series.StatusSeries() for name in ("workloads", "events", "own", "fabric")}
         gauge = runtime.metrics.gauge
         self._left_out = gauge("watchkeeper_hub_signals_left_out", "Signals that found no room in an incident")
         self._open_incidents = gauge("watchkeeper_hub_open_incidents", "Incidents that are not resolved, by severity")
@@ -55,10 +55,10 @@ class OwnSeries:
         with contextlib.suppress(WatchkeeperError):  # Who holds a GPU is known without a journal, and others say so.
             for severity, count in (await self._thread.run(self._current.stages.journal.count_open)).items():
                 self._open_incidents.set(count, severity=severity)
-        self._left_out.set(self._incidents.count_left_out())
+        self._left_out.set(self._incidents.dropped_signals())
         clusters = self._fleet.clusters
-        held = standing.workload_series((await ask(HOLDER_EXPR, at_ms)).frame.labels)
-        answers = {expr: (await ask(expr, at_ms)).frame.labels for expr in clusters.questions()}
+        held = status_series.workload_series((await ask(HOLDER_EXPR, at_ms)).frame.labels)
+        answers = {expr: (await ask(expr, at_ms)).frame.labels for expr in clusters.required_queries()}
         # A large cluster has 40,000 series, which take a second when they are first made.
         of_clusters = await asyncio.to_thread(clusters.samples, answers, at_ms)
         made = fleet.inventory_samples(self._fleet.fleet, at_ms) + of_clusters
@@ -66,11 +66,11 @@ class OwnSeries:
             "workloads": lambda: clusters.workload_series(self._fleet.fleet, held, at_ms=at_ms),
             "events": lambda: self._incidents.event_counts.series,
             "fabric": lambda: self._fleet.fabric.series(at_ms),
-            "own": lambda: standing.own_series(self._runtime.metrics, job="watchkeeper", instance="hub"),
+            "own": lambda: status_series.own_metric_series(self._runtime.metrics, job="watchkeeper", instance="hub"),
         }
         for name, make in series.items():
             # Whoever asks meanwhile waits for one of them, not for all.
             await asyncio.sleep(0)
             made += self._kept[name].samples(make(), at_ms)
         # A remote engine writes over the network.
-        await asyncio.to_thread(lambda: self._samples.engine.appender.append(made, together="standing series"))
+        await asyncio.to_thread(lambda: self._samples.engine.appender.append(made, group_key="standing series"))

@@ -15,9 +15,9 @@ from datetime import datetime, timedelta
 from functools import partial
 from itertools import chain, islice
 
-from watchkeeper.diagnose import evidence, explain, lessons, news
+from watchkeeper.diagnose import corrections, diagnosis_changes, evidence, explain
 from watchkeeper.errors import StoreError, WatchkeeperError
-from watchkeeper.incidents import core, domains, footprint, foreign, recovery
+from watchkeeper.incidents import domains, external_alerts, footprint, recovery, tracker
 from watchkeeper.kit import clock, own_metrics
 from watchkeeper.kit.logs import fields
 from watchkeeper.model import actions, alerts, diagnosis, events, labels, samples
@@ -27,7 +27,7 @@ from watchkeeper.query import engine as engines
 from watchkeeper.remediate import driver, ladder, plan, policy, shared_steps
 from watchkeeper.remediate.drivers import dry_run
 from watchkeeper.rules import evaluate, rulefile
-from watchkeeper.scrape import fleet, standing
+from watchkeeper.scrape import fleet, status_series
 from watchkeeper.store.journal import journal as journals
 
 log = logging.getLogger(__name__)
@@ -40,31 +40,33 @@ ALERTS_AT_ONCE = 200
 # Events of one place that a diagnosis looks at: twenty minutes of a machine that reports twice a second.
 MOST_EVIDENCE = 2_000
 # Who holds a GPU stands in the labels of an exporter, and in our own series where an agent tells it.
-HOLDER_SERIES = ("DCGM_FI_DEV_GPU_UTIL", standing.WORKLOAD_INFO)
+HOLDER_SERIES = ("DCGM_FI_DEV_GPU_UTIL", status_series.WORKLOAD_INFO)
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class PipelineDependencies:
     """What the stages work with."""
 
     engine: engines.Engine
-    fleet: fleet.Fleet
+    fleet: fleet.ScrapedInventory
     journal: journals.Journal
     rules: rulefile.RuleSet
-    policy: policy.Policy
+    policy: policy.RepairPolicy
     driver: driver.Driver
-    ladder: ladder.Ladder
+    ladder: ladder.TrustLadder
     # Incidents of which a repair is at work on a machine; asked without a lock, from the thread of the incidents.
     under_repair: Callable[[fleet_model.Place], Collection[str]] = lambda _: ()
     # The newest sample that the hub before this one has left: until then it was at work.
     newest_ms: int | None = None
 
 
-def harmless_parts(
-    engine: engines.Engine, known: fleet.Fleet, *, journal: journals.Journal, rules: rulefile.RuleSet
-) -> Parts:
+def dry_run_dependencies(
+    engine: engines.Engine, known: fleet.ScrapedInventory, *, journal: journals.Journal, rules: rulefile.RuleSet
+) -> PipelineDependencies:
     """The shipped policy, plans that are only described, and nobody who acts: for drills and stories."""
-    return Parts(engine, known, journal, rules, policy.load(), dry_run.DryRun(), ladder.Ladder())
+    return PipelineDependencies(
+        engine, known, journal, rules, policy.load(), dry_run.DryRunDriver(), ladder.TrustLadder()
+    )
 
 
 class Pipeline:
@@ -73,44 +75,46 @@ class Pipeline:
     One thread at a time may call `evaluate`, one `diagnose`, and one everything else; they may be three threads.
     """
 
-    def __init__(self, parts: Parts, *, now: datetime) -> None:
+    def __init__(self, parts: PipelineDependencies, *, now: datetime) -> None:
         self._parts = parts
         self._rules = parts.rules
         self._rule_engine = parts.engine.for_rules()
         self._now = now
         runs_on = footprint.Footprints(parts.engine, lambda: self._now)
-        self.incidents = core.Incidents(
+        self.incidents = tracker.IncidentTracker(
             parts.journal,
             now=now,
             names=parts.fleet.place_name,
             workloads=self.workloads_at,
-            domains=domains.Domains(parts.fleet.domains_of, parts.fleet.nodes_in, runs_on.of, parts.fleet.pool_of),
+            domains=domains.Domains(
+                parts.fleet.failure_domains, parts.fleet.nodes_in_domain, runs_on.footprint_of, parts.fleet.pool_of
+            ),
             under_repair=parts.under_repair,
             last_alive=None if parts.newest_ms is None else clock.from_ms(parts.newest_ms),
         )
         # Alerts that changed and are not in the journal yet, each as it was last.
         self._unheard: dict[labels.Labels, alerts.Alert] = {}
-        self._foreign = foreign.Foreign(parts.journal.alerts(), now=now)
+        self._foreign = external_alerts.ExternalAlerts(parts.journal.alerts(), now=now)
         # Who holds what, as asked moments ago: in a storm each place is asked about again and again.
         self._holders: dict[fleet_model.Place, tuple[datetime, Sequence[str]]] = {}
-        self.lessons = lessons.Lessons(
-            lessons.read(entry.subject, entry.at, entry.actor, body=entry.body)
-            for entry in parts.journal.entries_of(lessons.KIND)
+        self.lessons = corrections.Corrections(
+            corrections.read_correction(entry.subject, entry.at, entry.actor, body=entry.body)
+            for entry in parts.journal.entries_of(corrections.KIND)
         )
         self._ended_series: Sequence[samples.Sample] = ()
         self._started, self._begun = now, set[str]()
         self._first_turn: datetime | None = None
         self._remembered: dict[str, Mapping[labels.Labels, float]] = {}
-        self.rule_state: evaluate.State = {}
+        self.rule_state: evaluate.RuleStates = {}
         # Without rules of our own somebody else evaluates them, and knows which alerts are over.
         if parts.rules.groups:
             self._restore_alerts(now)
 
     def _restore_alerts(self, now: datetime) -> None:
         # Alerts of somebody else's rules live until their own Alertmanager says that they are over.
-        own = [one for one in self._parts.journal.alerts() if foreign.SOURCE_LABEL not in one.labels]
-        restored = evaluate.restore_all(self._rules, own)
-        self.rule_state, self._ended_series, over = evaluate.retire(restored, self._rules, now=now)
+        own = [one for one in self._parts.journal.alerts() if external_alerts.SOURCE_LABEL not in one.labels]
+        restored = evaluate.restore_alerts(self._rules, own)
+        self.rule_state, self._ended_series, over = evaluate.retire_rules(restored, self._rules, now=now)
         self._unheard.update((alert.labels, alert) for alert in over)
 
     def change_rules(self, rules: rulefile.RuleSet, now: datetime) -> list[alerts.Alert]:
@@ -119,7 +123,7 @@ class Pipeline:
         A rule that stays the same keeps its pending and firing alerts. Call it where `evaluate` is called.
         """
         before = {group.key for group in self._rules.groups}
-        self.rule_state, ended, over = evaluate.retire(self.rule_state, rules, now=now)
+        self.rule_state, ended, over = evaluate.retire_rules(self.rule_state, rules, now=now)
         # What was so before a restart says nothing about a group that came later.
         self._begun = (self._begun & before) | ({group.key for group in rules.groups} - before)
         self._rules = rules
@@ -137,7 +141,7 @@ class Pipeline:
                 return
             self._ended_series = ()
 
-    def evaluate(self, group: rulefile.Group, now: datetime) -> list[alerts.Alert]:
+    def evaluate(self, group: rulefile.RuleGroup, now: datetime) -> list[alerts.Alert]:
         """Rule by rule, so that a rule sees what the one before it recorded; returns the alerts that changed.
 
         A group that a reload has taken out of force between two calls is left alone.
@@ -149,13 +153,13 @@ class Pipeline:
         self._first_turn = self._first_turn or now
         is_first = group.key not in self._begun
         if is_first:
-            self.rule_state = evaluate.with_left_over(group, self.rule_state, partial(self._wrote, now=now))
+            self.rule_state = evaluate.with_series_before_restart(group, self.rule_state, partial(self._wrote, now=now))
             self._restore_silences(group, now)
             self._hold_alerts(group, now)
         states: dict[str, evaluate.RuleState] = {}
         try:
             for result in evaluate.evaluate_each(group, self._rule_engine, self.rule_state, now=now):
-                self._parts.engine.appender.append(result.samples, together=_together(result.key))
+                self._parts.engine.appender.append(result.samples, group_key=_together(result.key))
                 states[result.key] = result.state
                 changed += result.changes
         finally:
@@ -170,43 +174,43 @@ class Pipeline:
         """What a rule wrote before a restart and nobody has ended; a server does not tell."""
         engine = self._parts.engine
         since_ms = clock.to_ms(now) - engine.limits().lookback_ms
-        return engine.appender.lasting(_together(key), since_ms).values()
+        return engine.appender.active_series(_together(key), since_ms).values()
 
-    def _hold_alerts(self, group: rulefile.Group, now: datetime) -> None:
+    def _hold_alerts(self, group: rulefile.RuleGroup, now: datetime) -> None:
         """Before a group's first evaluation: alerts from before this start do not end at once."""
         keys = [evaluate.rule_key(group, rule) for rule in group.rules]
         if not any(self.rule_state[key].alerts for key in keys):
             return
         try:
-            since = evaluate.watched_since(self._parts.engine, now)
+            since = evaluate.evaluated_since(self._parts.engine, now)
         except WatchkeeperError as error:
             log.warning("Alerts wait for their end once more", extra=fields(group=group.name, error=error))
             return
         if since is not None:
-            watch = evaluate.Watch(self._first_turn or now, since)
-            self.rule_state = evaluate.with_holds(group, self.rule_state, watch)
+            watch = evaluate.EvaluationCoverage(self._first_turn or now, since)
+            self.rule_state = evaluate.with_resolve_delays(group, self.rule_state, watch)
 
-    def _restore_silences(self, group: rulefile.Group, now: datetime) -> None:
+    def _restore_silences(self, group: rulefile.RuleGroup, now: datetime) -> None:
         """Before a group's first evaluation: alerts that `keep_firing_for` kept are not kept for all of it again."""
         keeping = [rule for rule in group.rules if isinstance(rule, rulefile.AlertingRule) and rule.keep_firing_seconds]
         state = {key: self.rule_state[key] for key in (evaluate.rule_key(group, rule) for rule in keeping)}
         if any(one.alerts for one in state.values()):
             silent = self._remember(evaluate.KEPT_SINCE, group)
-            self.rule_state = {**self.rule_state, **evaluate.restore_silences(state, silent, now=now)}
+            self.rule_state = {**self.rule_state, **evaluate.restore_keep_firing(state, silent, now=now)}
 
-    def _restore_holds(self, group: rulefile.Group) -> None:
+    def _restore_holds(self, group: rulefile.RuleGroup) -> None:
         """After a group's first evaluation: what was pending before a restart goes on being so."""
         keys = [evaluate.rule_key(group, rule) for rule in group.rules]
         state = {key: self.rule_state[key] for key in keys}
         if any(alert.state is alerts.AlertState.PENDING for one in state.values() for alert in one.alerts.values()):
             held = self._remember(evaluate.ALERTS_FOR_STATE, group)
-            self.rule_state = {**self.rule_state, **evaluate.restore_holds(state, held)}
+            self.rule_state = {**self.rule_state, **evaluate.restore_pending_ages(state, held)}
 
-    def _remember(self, name: str, group: rulefile.Group) -> Mapping[labels.Labels, float]:
+    def _remember(self, name: str, group: rulefile.RuleGroup) -> Mapping[labels.Labels, float]:
         """What the last hub wrote of alerts under this name; nothing where that cannot be asked now."""
         try:
             if name not in self._remembered:
-                self._remembered[name] = evaluate.remembered(name, self._parts.engine, self._started)
+                self._remembered[name] = evaluate.ages_before_restart(name, self._parts.engine, self._started)
         except WatchkeeperError as error:
             log.warning("Alerts wait once more", extra=fields(group=group.name, since=name, error=error))
         return self._remembered.get(name, {})
@@ -214,32 +218,32 @@ class Pipeline:
     def active_alerts(self) -> list[alerts.Alert]:
         return [alert for state in self.rule_state.values() for alert in state.alerts.values()]
 
-    def take_alerts(self, changed: Sequence[alerts.Alert], now: datetime) -> list[Incident]:
+    def ingest_alerts(self, changed: Sequence[alerts.Alert], now: datetime) -> list[Incident]:
         """Hand alerts that changed to the incidents; what the journal cannot keep now is handed over again later."""
         self._now = now
-        found = self.take_some_alerts(now, changed)
+        found = self.ingest_alert_batch(now, changed)
         while self._unheard:
-            found += self.take_some_alerts(now)
+            found += self.ingest_alert_batch(now)
         return found
 
     @property
-    def has_unheard(self) -> bool:
+    def has_undelivered_alerts(self) -> bool:
         return bool(self._unheard)
 
-    def take_some_alerts(self, now: datetime, changed: Iterable[alerts.Alert] = ()) -> list[Incident]:
+    def ingest_alert_batch(self, now: datetime, changed: Iterable[alerts.Alert] = ()) -> list[Incident]:
         """Remember alerts that changed, and hand over some, so that events need not wait for all of a storm."""
         self._now = now
         self._unheard.update((alert.labels, alert) for alert in changed)
         some = list(islice(self._unheard.values(), ALERTS_AT_ONCE))
         try:
-            found = self.incidents.take_alerts(some, now)
+            found = self.incidents.apply_alerts(some, now)
         except StoreError:
             raise
         # Deliberately everything else: one alert that nobody foresaw must not hold up all others for ever.
         except Exception:
             log.exception("Alerts are handed over one by one", extra=fields(count=len(some)))
             return list(self._take_singly(some, now))
-        self._foreign.heard(some, now)
+        self._foreign.update(some, now)
         for alert in some:
             del self._unheard[alert.labels]
         return found
@@ -247,28 +251,28 @@ class Pipeline:
     def _take_singly(self, some: Sequence[alerts.Alert], now: datetime) -> Iterator[Incident]:
         for alert in some:
             try:
-                yield from self.incidents.take_alerts([alert], now)
-                self._foreign.heard([alert], now)
+                yield from self.incidents.apply_alerts([alert], now)
+                self._foreign.update([alert], now)
             except StoreError:
                 raise
             except Exception:
                 log.exception("An alert could not become an incident", extra=fields(alert=str(alert.labels)))
             del self._unheard[alert.labels]
 
-    def take_events(self, batch: Sequence[events.Event], now: datetime) -> core.Taken:
+    def ingest_events(self, batch: Sequence[events.Event], now: datetime) -> tracker.EventsApplied:
         self._now = now
-        return self.incidents.take_events(batch, now)
+        return self.incidents.apply_events(batch, now)
 
     def tick(self, now: datetime, others: Iterable[alerts.Alert] = ()) -> list[Incident]:
         """Let time pass; `others` are alerts of rules that somebody else evaluates."""
         self._now = now
-        overdue = self._foreign.overdue(now)
-        heard = self.take_alerts(overdue, now) if self._unheard or overdue else []
+        overdue = self._foreign.expired(now)
+        heard = self.ingest_alerts(overdue, now) if self._unheard or overdue else []
         return heard + self.incidents.tick(now, chain(self.active_alerts(), self._foreign.firing(), others))
 
-    def recoveries(self, broken: Sequence[recovery.Broken], now: datetime) -> list[events.Event]:
+    def recoveries(self, broken: Sequence[recovery.BrokenGpu], now: datetime) -> list[events.Event]:
         """Which of these GPUs show to work again, as events to take."""
-        return recovery.recovered(broken, engine=self._parts.engine, presence=self._presence, now=now)
+        return recovery.recovery_events(broken, engine=self._parts.engine, presence=self._presence, now=now)
 
     def _presence(self, place: fleet_model.Place) -> tuple[datetime, datetime] | None:
         seen = self._parts.fleet.gpu(place.gpu or "")
@@ -279,7 +283,7 @@ class Pipeline:
     def diagnose(self, incident: Incident, now: datetime) -> diagnosis.Finding | None:
         """Find out why, propose what to do, and keep both; returns a finding that `explain` should hear of."""
         parts = self._parts
-        facts = evidence.gather(
+        facts = evidence.gather_facts(
             incident,
             now,
             engine=parts.engine,
@@ -289,19 +293,19 @@ class Pipeline:
             firing=self.active_alerts(),
             names=parts.fleet.place_name,
         )
-        found = lessons.apply(explain.diagnose(facts, now), incident, self.lessons)
+        found = corrections.apply_corrections(explain.diagnose(facts, now), incident, self.lessons)
         draft = self._draft(incident, found.best)
         proposal = plan.dry_run(draft, parts.driver, now=now)
         rivals = self._plans_to_reboot(proposal)
-        proposal = shared_steps.shared(proposal, [rival.incident for rival in rivals])
-        with parts.journal.together():
-            if news.is_news(found, parts.journal.diagnosis(incident.id)):
+        proposal = shared_steps.with_shared_incidents(proposal, [rival.incident for rival in rivals])
+        with parts.journal.transaction():
+            if diagnosis_changes.has_changed(found, parts.journal.diagnosis(incident.id)):
                 parts.journal.save_diagnosis(found)
-            if not shared_steps.are_same(proposal, parts.journal.plan(incident.id)):
+            if not shared_steps.have_same_steps(proposal, parts.journal.plan(incident.id)):
                 parts.journal.save_plan(proposal)
             for rival in rivals:
-                if not shared_steps.names(rival, incident.id):
-                    parts.journal.save_plan(shared_steps.shared(rival, [incident.id]))
+                if not shared_steps.is_shared_with(rival, incident.id):
+                    parts.journal.save_plan(shared_steps.with_shared_incidents(rival, [incident.id]))
         return found.best if found.best is not None and explain.supersedes(found.best, incident) else None
 
     def _draft(self, incident: Incident, finding: diagnosis.Finding | None) -> plan.Draft:
@@ -310,32 +314,32 @@ class Pipeline:
         place, cause = (finding.place, finding.cause) if finding is not None else (incident.place, incident.cause)
         node = None if place.node is None else parts.fleet.node(place.node, place.cluster)
         pool = "" if node is None else node.pool
-        mode = parts.ladder.rung(cause, pool).mode
+        mode = parts.ladder.decide_mode(cause, pool).mode
         return plan.make_plan(incident, finding, parts.policy, mode=mode, pool=pool, names=parts.fleet.place_name)
 
-    def correct(self, id: str, actor: str, *, cause: str, why: str, now: datetime) -> lessons.Correction:
+    def correct(self, id: str, actor: str, *, cause: str, why: str, now: datetime) -> corrections.Correction:
         """A person says what it was, or that we were right: kept, and the first answer from now on."""
         found, incident = self._parts.journal.diagnosis(id), self._parts.journal.incident(id)
-        was = self.lessons.first_answer(id, found, incident)
+        was = self.lessons.original_cause(id, found, incident)
         place = "" if incident is None else str(incident.place)
-        said = lessons.Correction(id, now, actor, was, cause, why, place)
-        self.incidents.correct(id, actor, body=said.as_body(), now=now)
-        self.lessons.learn(said)
+        said = corrections.Correction(id, now, actor, was, cause, why, place)
+        self.incidents.record_correction(id, actor, body=said.as_body(), now=now)
+        self.lessons.add(said)
         return said
 
-    def explain(self, incident: Incident, finding: diagnosis.Finding, now: datetime) -> list[Incident]:
+    def apply_finding(self, incident: Incident, finding: diagnosis.Finding, now: datetime) -> list[Incident]:
         """The incident is the consequence of another fault: let cause and title follow."""
         self._now = now
         return self.incidents.explain(incident.id, finding.cause, now)
 
     def _plans_to_reboot(self, proposal: actions.Plan) -> list[actions.Plan]:
         """The plans of other open incidents that reboot a node which this one reboots as well."""
-        nodes = shared_steps.rebooted(proposal)
+        nodes = shared_steps.rebooted_nodes(proposal)
         if not nodes:
             return []
         found = {id for node in nodes for id in self._parts.journal.open_incidents_at(node)} - {proposal.incident}
         plans = (self._parts.journal.plan(id) for id in sorted(found))
-        return [other for other in plans if other is not None and shared_steps.rebooted(other) & nodes]
+        return [other for other in plans if other is not None and shared_steps.rebooted_nodes(other) & nodes]
 
     def workloads_at(self, place: fleet_model.Place) -> Sequence[str]:
         """Pods and Slurm jobs on a node or GPU, as its samples of the last minutes say; also of a GPU that is gone."""
@@ -362,7 +366,7 @@ class Pipeline:
         except Exception as error:
             log.warning("Workloads are unknown", extra=fields(place=str(place), error=error))
             return None
-        return sorted({name for labels in answer.frame.labels if (name := fleet_model.holder(labels))})
+        return sorted({name for labels in answer.frame.labels if (name := fleet_model.holder_from_labels(labels))})
 
 
 def _together(key: str) -> str:

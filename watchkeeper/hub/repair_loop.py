@@ -21,7 +21,7 @@ from watchkeeper import __version__
 from watchkeeper.catalogue import causes
 from watchkeeper.clusters import cluster_series, clusters
 from watchkeeper.config import settings as config
-from watchkeeper.errors import HubError, IllegalMove, SettingsError, quote
+from watchkeeper.errors import HubError, InvalidTransition, SettingsError, quote
 from watchkeeper.hub.loops import Loop
 from watchkeeper.incidents import signals
 from watchkeeper.kit import clock, durations, own_metrics, quiet_hours
@@ -32,6 +32,7 @@ from watchkeeper.model.repairs import Repair, RepairId
 from watchkeeper.query import engine as engines
 from watchkeeper.remediate import (
     approval,
+    dependencies,
     driver,
     evidence,
     explanation,
@@ -44,12 +45,11 @@ from watchkeeper.remediate import (
     reclaim,
     register,
     repairs,
-    surroundings,
     validation,
 )
-from watchkeeper.remediate.driver import Connected
+from watchkeeper.remediate.driver import PersistentDriver
+from watchkeeper.remediate.proposal import RepairProposal, propose_repair
 from watchkeeper.remediate.repairs import Repairs
-from watchkeeper.remediate.wanted import Wanted, wanted
 from watchkeeper.scrape import fleet
 from watchkeeper.store.journal import chain
 from watchkeeper.store.journal import journal as journals
@@ -69,30 +69,30 @@ MOVES_AT_ONCE = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class RepairLoopDependencies:
     """What the loop works with. `report` takes an event about a node that we keep out of service."""
 
     journal: journals.Journal
     engine: engines.Engine
     driver: driver.Driver
-    policy: policy.Policy
-    fleet: fleet.Fleet
+    policy: policy.RepairPolicy
+    fleet: fleet.ScrapedInventory
     clusters: clusters.Clusters
     report: Callable[[events.Event], Coroutine[Any, Any, object]]
     changed: Callable[[], None]
-    survived: Callable[[str, Exception], None]
+    report_failure: Callable[[str, Exception], None]
     validators: tuple[validation.Validator, ...] = ()
     # The cluster's driver itself, where it has connections to be kept and closed.
-    connected: Connected | None = None
+    connected: PersistentDriver | None = None
     # Where the evidence about nodes lies that are handed over; None: nowhere.
     bundles: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
+class JournalBinding:
     """What is made for one journal, and replaced as a whole where another one comes."""
 
-    parts: Parts
+    parts: RepairLoopDependencies
     exempt: reclaim.Exemptions
     repairs: Repairs
     people: approval.Approval
@@ -101,13 +101,13 @@ class Joined:
 
 class RepairLoop:
     def __init__(
-        self, settings: config.Remediate, *, cluster: str, time: clock.Clock, metrics: own_metrics.Registry
+        self, settings: config.RemediateSettings, *, cluster: str, time: clock.Clock, metrics: own_metrics.Registry
     ) -> None:
         """`cluster` is what the nodes are under that a scheduler's driver changes."""
         self._settings, self._clock = settings, time
-        self._joined: Joined | None = None
-        self.ladder = ladder_of(settings)
-        self.limits = limits_of(settings)
+        self._joined: JournalBinding | None = None
+        self.ladder = build_ladder(settings)
+        self.limits = build_limits(settings)
         if settings.driver in CLUSTER_DRIVERS:
             self.limits = replace(self.limits, cluster=cluster)
         self._threads = ThreadPoolExecutor(CALLS_AT_ONCE, thread_name_prefix="repair")
@@ -124,40 +124,42 @@ class RepairLoop:
             "watchkeeper_remediate_halted", "1 while repairs are stopped, by what stopped them"
         )
 
-    def join(self, parts: Parts) -> None:
+    def join(self, parts: RepairLoopDependencies) -> None:
         """Go on with the repairs of another journal."""
         exempt = reclaim.Exemptions(self._settings.reclaim_exempt, parts.clusters.team_of)
         if self._settings.driver in CLUSTER_DRIVERS and not parts.clusters.schedulers:
             log.warning("Budgets count only nodes that Watchkeeper itself takes out: [fleet] watches no scheduler")
-        own = validation.own_validators(
+        own = validation.hub_validators(
             parts.engine, parts.journal, quiet=timedelta(seconds=durations.parse_seconds(self._settings.xid_quiet))
         )
-        around = surroundings.Surroundings(
+        around = dependencies.RepairDependencies(
             parts.journal,
             parts.driver,
             self.limits,
             {one.name: one for one in (*own, *parts.validators)},
-            nodes=parts.fleet.nodes,
-            out=self._others_out,
-            blind=self._blind,
-            sick_gpus=self._sick_gpus,
-            report=self._report,
-            changed=self._changed,
-            rung=lambda repair: exempt.rung(self.ladder.rung(repair.cause, repair.pool), repair.actions),
-            idle=reclaim.Idleness(parts.engine).check,
+            list_nodes=parts.fleet.nodes,
+            out_of_service=self._others_out,
+            unreadable_schedulers=self._blind,
+            count_sick_gpus=self._sick_gpus,
+            report_event=self._report,
+            on_change=self._changed,
+            current_mode=lambda repair: exempt.limit_mode(
+                self.ladder.decide_mode(repair.cause, repair.pool), repair.actions
+            ),
+            check_idle=reclaim.IdleCheck(parts.engine).check,
         )
         found = Repairs(around, now=self._clock.now())
         handing = None
         if parts.bundles is not None:
-            sources = evidence.Sources(parts.journal, parts.engine, parts.fleet, __version__)
+            sources = evidence.EvidenceSources(parts.journal, parts.engine, parts.fleet, __version__)
             limit = self._settings.hand_over_after
             handing = hand_over.HandOver(parts.journal, sources, parts.bundles, limit=limit)
         life = timedelta(seconds=durations.parse_seconds(self._settings.approval))
         self._has_caught_up = False
-        self._joined = Joined(parts, exempt, found, approval.Approval(found, life=life), handing)
+        self._joined = JournalBinding(parts, exempt, found, approval.Approval(found, life=life), handing)
 
     @property
-    def _now(self) -> Joined:
+    def _now(self) -> JournalBinding:
         if self._joined is None:
             raise HubError("the journal is not read yet", status=503)
         return self._joined
@@ -167,7 +169,7 @@ class RepairLoop:
         return self._now.repairs
 
     @property
-    def people(self) -> approval.Approval:
+    def approvals(self) -> approval.Approval:
         return self._now.people
 
     def loops(self) -> list[Loop]:
@@ -179,7 +181,7 @@ class RepairLoop:
 
     async def _keep_ready(self) -> None:
         if self._now.parts.connected is not None:
-            await self._in_thread(self._now.parts.connected.keep_ready)
+            await self._in_thread(self._now.parts.connected.keep_connected)
 
     def close(self) -> None:
         self._threads.shutdown(cancel_futures=True)
@@ -188,7 +190,7 @@ class RepairLoop:
 
     # From incidents and plans
 
-    def urgent(self, changed: Iterable[Incident]) -> None:
+    def start_urgent(self, changed: Iterable[Incident]) -> None:
         """The fast path, from the hub's event loop: begin at once where waiting changes nothing."""
         for incident in changed:
             if self._is_urgent(incident):
@@ -216,7 +218,7 @@ class RepairLoop:
         try:
             made = await self._in_thread(lambda: self._take_urgent(incident))
         except Exception as error:  # Deliberately everything: the thorough path makes the same repair a little later.
-            self._now.parts.survived(f"fast path of {incident.id}", error)
+            self._now.parts.report_failure(f"fast path of {incident.id}", error)
             return
         finally:
             self._starting -= 1
@@ -227,18 +229,18 @@ class RepairLoop:
         pool = self._pool(incident.place)
         draft = plan.make_plan(incident, None, self._now.parts.policy, pool=pool)
         want = self._wanted(incident, draft.cause, draft.actions)
-        made = None if want is None else self.repairs.take(want, self._clock.now())
+        made = None if want is None else self.repairs.submit(want, self._clock.now())
         if made is not None and made.is_running:
             self.repairs.advance(made.id, self._clock.now())
         return made
 
-    def take_plan(self, id: str) -> None:
+    def submit_plan(self, id: str) -> None:
         """A plan was made: let it wait, ask, or begin; from any thread."""
         incident, proposal = self._now.parts.journal.incident(id), self._now.parts.journal.plan(id)
         if incident is None or proposal is None or not incident.is_open:
             return
         want = self._wanted(incident, proposal.cause, [receipt.action for receipt in proposal.receipts])
-        made = None if want is None else self.repairs.take(want, self._clock.now())
+        made = None if want is None else self.repairs.submit(want, self._clock.now())
         if made is not None and made.is_running and self._loop is not None:
             self._loop.call_soon_threadsafe(lambda: self._start(self._follow(made.id)))
 
@@ -253,14 +255,14 @@ class RepairLoop:
             if len(self._told) >= repairs.MOST_ALIVE:
                 self._told.clear()
             self._told.add((repair.id, incident.id))
-            self.repairs.tell_of_cause(repair, incident.id, self._clock.now())
+            self.repairs.note_unchanged_cause(repair, incident.id, self._clock.now())
         return True
 
     def acting_on(self, node: fleet_model.Place) -> Collection[str]:
         """The incidents whose repair is past what can be undone on this node."""
-        return self.repairs.acting_on(node)
+        return self.repairs.incidents_under_repair(node)
 
-    def wanted(self, id: str) -> Wanted | None:
+    def requested_repair(self, id: str) -> RepairProposal | None:
         """What the plan of an incident wants of a machine."""
         incident, proposal = self._now.parts.journal.incident(id), self._now.parts.journal.plan(id)
         if incident is None or proposal is None:
@@ -271,17 +273,17 @@ class RepairLoop:
         """Why this plan, in which mode, and who would object now."""
         proposal, now = self._now.parts.journal.plan(incident.id), self._clock.now()
         repair = self.repairs.find(incident.id)
-        if repair is not None and (repair.is_running or repair.is_held):
+        if repair is not None and (repair.is_running or repair.keeps_cordon):
             # What is under way, not what a newer diagnosis would do about a node that we have just rebooted.
             cause, receipts = repair.cause, self._under_way(repair, now)
         else:
             cause = incident.cause if proposal is None else proposal.cause
             receipts = () if proposal is None else proposal.receipts
         steps = [receipt.action for receipt in receipts]
-        rung = self._now.exempt.rung(self.rung(cause, incident.place), steps)
+        rung = self._now.exempt.limit_mode(self.rung(cause, incident.place), steps)
         want = self._wanted(incident, cause, steps)
         limits = {} if want is None else want.limit_seconds
-        mode = rung if want is None else want.rung
+        mode = rung if want is None else want.allowed
         return explanation.Explanation(
             incident=incident.id,
             cause=cause,
@@ -289,9 +291,9 @@ class RepairLoop:
             mode=mode.mode,
             mode_why=mode.why,
             digest=None if want is None else want.digest,
-            why_not=explanation.why_nothing(want, rung, steps) if receipts else "there is no plan yet",
+            why_not=explanation.why_no_machine_action(want, rung, steps) if receipts else "there is no plan yet",
             steps=tuple(
-                explanation.Step(
+                explanation.ExplanationStep(
                     one.action.kind, str(one.action.place), one.action.why, one.text, limits.get(one.action.id)
                 )
                 for one in receipts
@@ -306,41 +308,41 @@ class RepairLoop:
         described = plan.dry_run(rest, self._now.parts.driver, now=now).receipts
         return tuple(came.get(receipt.action.id, receipt) for receipt in described)
 
-    def _objections(self, want: Wanted, now: datetime) -> list[guards.Refusal]:
-        draft = progress.made(want, 1, now)
+    def _objections(self, want: RepairProposal, now: datetime) -> list[guards.GuardRefusal]:
+        draft = progress.new_repair(want, 1, now)
         return self.repairs.refusals(draft, now)
 
-    def rehearse(self, chosen: policy.Policy) -> list[explanation.Rehearsed]:
+    def simulate_policy(self, chosen: policy.RepairPolicy) -> list[explanation.Rehearsed]:
         """What each incident that the journal has would have got under another policy."""
         past = self._now.parts.journal.incidents(limit=explanation.MOST_REHEARSED)
-        rules = explanation.Rules(chosen, self.ladder, self.limits, self._now.parts.fleet.nodes())
+        rules = explanation.RehearsalRules(chosen, self.ladder, self.limits, self._now.parts.fleet.nodes())
         return explanation.rehearse(past, rules)
 
-    def again(self, id: str, actor: str) -> Repair:
+    def retry(self, id: str, actor: str) -> Repair:
         """Another attempt, because a person wants one."""
-        want = self.wanted(id)
+        want = self.requested_repair(id)
         incident = self._now.parts.journal.incident(id)
         if incident is not None and not incident.is_open:
-            raise IllegalMove("it is resolved, so there is nothing to repair", where=id)
+            raise InvalidTransition("it is resolved, so there is nothing to repair", where=id)
         if want is None:
-            raise IllegalMove(
+            raise InvalidTransition(
                 "its plan wants nothing of a machine", where=id, remedy=f"See `watchkeeper act explain {id}`"
             )
-        return self.people.again(want, actor=actor, now=self._clock.now())
+        return self.approvals.retry(want, actor=actor, now=self._clock.now())
 
-    def audit(self, limit: int) -> list[chain.Entry]:
+    def audit(self, limit: int) -> list[chain.JournalEntry]:
         """Everything that was decided, asked, refused, called and answered, oldest first; the newest part of it."""
         kinds = (register.STORY, register.STEP, journals.REPAIR_SWITCH)
         found = [entry for kind in kinds for entry in self._now.parts.journal.entries_of(kind, limit)]
         return sorted(found, key=lambda entry: entry.seq)[-limit:]
 
-    def _wanted(self, incident: Incident, cause: str, steps: Iterable[actions.Action]) -> Wanted | None:
+    def _wanted(self, incident: Incident, cause: str, steps: Iterable[actions.Action]) -> RepairProposal | None:
         planned, pool = tuple(steps), self._pool(incident.place)
-        rung = self._now.exempt.rung(self.rung(cause, incident.place), planned)
-        return wanted(incident, cause, planned, policy=self._now.parts.policy, pool=pool, rung=rung)
+        rung = self._now.exempt.limit_mode(self.rung(cause, incident.place), planned)
+        return propose_repair(incident, cause, planned, policy=self._now.parts.policy, pool=pool, rung=rung)
 
-    def rung(self, cause: str, place: fleet_model.Place) -> ladder.Rung:
-        return self.ladder.rung(cause, self._pool(place))
+    def rung(self, cause: str, place: fleet_model.Place) -> ladder.ModeDecision:
+        return self.ladder.decide_mode(cause, self._pool(place))
 
     def _pool(self, place: fleet_model.Place) -> str:
         return self._now.parts.fleet.pool_of(place)
@@ -352,7 +354,7 @@ class RepairLoop:
             self._start(self._follow(id))
         handing = self._now.hand_over
         if handing is not None:
-            await self._in_thread(lambda: handing.look(self.repairs.all(), self._clock.now()))
+            await self._in_thread(lambda: handing.hand_over_failed(self.repairs.alive_repairs(), self._clock.now()))
         # Away from the loop: to look at the repairs is to wait for one that is being written down.
         await self._in_thread(self._measure)
         if not self._has_caught_up:
@@ -362,7 +364,7 @@ class RepairLoop:
     def _catch_up(self) -> None:
         """After a start: a mode may have been raised, or a plan made just before the end."""
         for incident in self._now.parts.journal.incidents(open_only=True, limit=repairs.MOST_ALIVE):
-            self.take_plan(incident.id)
+            self.submit_plan(incident.id)
 
     async def _follow(self, id: RepairId) -> None:
         """Take one repair as far as it goes; what waits longer than a tick is left to the next one."""
@@ -377,7 +379,7 @@ class RepairLoop:
                 if pause > 0:
                     await self._clock.sleep(pause)
         except Exception as error:  # Deliberately everything: one broken repair must not hold up the others.
-            self._now.parts.survived(f"repair {id}", error)
+            self._now.parts.report_failure(f"repair {id}", error)
         finally:
             self._followed.discard(id)
 
@@ -390,11 +392,11 @@ class RepairLoop:
         return due
 
     def _measure(self) -> None:
-        alive = self.repairs.all()
+        alive = self.repairs.alive_repairs()
         self._count.values.clear()
         for state in {one.state for one in alive}:
             self._count.set(sum(one.state is state for one in alive), state=state)
-        self._out.set(sum(one.is_out for one in alive))
+        self._out.set(sum(one.is_out_of_service for one in alive))
         self._halted.set(float(self.repairs.switch.is_stopped), by="person")
         self._halted.set(float(self.repairs.switch.is_tripped), by="breaker")
 
@@ -444,26 +446,26 @@ class RepairLoop:
         try:
             await self._now.parts.report(event)
         except Exception as error:  # Deliberately everything: nobody waits for this task.
-            self._now.parts.survived("repair report", error)
+            self._now.parts.report_failure("repair report", error)
 
     def _changed(self) -> None:
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._now.parts.changed)
 
-    async def in_thread(self, work: Callable[[], T]) -> T:
+    async def run_on_repair_thread(self, work: Callable[[], T]) -> T:
         """For people's words: they wait for a call about the same node."""
         return await self._in_thread(work)
 
-    async def at_once(self, work: Callable[[], T]) -> T:
+    async def run_now(self, work: Callable[[], T]) -> T:
         """For what must not wait behind calls that hang."""
         return await asyncio.to_thread(work)
 
-    def follow_soon(self, repair: Repair) -> None:
+    def advance_soon(self, repair: Repair) -> None:
         """A person's word may let a repair begin: it need not wait for a tick."""
         if repair.is_running:
             self._start(self._follow(repair.id))
 
-    def past(self, limit: int) -> list[Repair]:
+    def recent_repairs(self, limit: int) -> list[Repair]:
         """The newest repairs, ended ones too."""
         return self._now.parts.journal.latest_repairs(limit=limit)
 
@@ -476,24 +478,24 @@ class RepairLoop:
         task.add_done_callback(self._tasks.discard)
 
 
-def ladder_of(settings: config.Remediate) -> ladder.Ladder:
+def build_ladder(settings: config.RemediateSettings) -> ladder.TrustLadder:
     """SettingsError for a cause that nobody knows: a rule that never fits would be trusted in vain."""
     problems = tuple(
         f"remediate.trust[{at}].cause: unknown cause {quote(rule.cause)}; the known ones are in packs/causes.csv"
         for at, rule in enumerate(settings.trust)
-        if rule.cause is not None and rule.cause not in {row.cause for row in causes.all()}
+        if rule.cause is not None and rule.cause not in {row.cause for row in causes.all_causes()}
     )
     if problems:
         raise SettingsError("the trust ladder has mistakes", problems=problems, where="[remediate]")
-    rules = tuple(ladder.Trust(rule.mode, rule.cause, rule.pool) for rule in settings.trust)
-    return ladder.Ladder(settings.mode, rules)
+    rules = tuple(ladder.TrustRule(rule.mode, rule.cause, rule.pool) for rule in settings.trust)
+    return ladder.TrustLadder(settings.mode, rules)
 
 
-def limits_of(settings: config.Remediate) -> guards.Limits:
+def build_limits(settings: config.RemediateSettings) -> guards.GuardLimits:
     def span(text: str) -> timedelta:
         return timedelta(seconds=durations.parse_seconds(text))
 
-    return guards.Limits(
+    return guards.GuardLimits(
         settings.pool_percent,
         settings.fleet_percent,
         settings.starts,
@@ -509,7 +511,7 @@ def limits_of(settings: config.Remediate) -> guards.Limits:
     )
 
 
-def policy_of(settings: config.Remediate, *, gives_orders: bool = False) -> policy.Policy:
+def load_policy(settings: config.RemediateSettings, *, gives_orders: bool = False) -> policy.RepairPolicy:
     """The plans that the settings choose; where agents take orders, they look at a node before it is given back."""
     read = policy.load(None if settings.policy is None else Path(settings.policy), reclaim=settings.reclaim)
     told = policy.with_wait(read, settings.reclaim_wait if settings.reclaim else None)

@@ -54,20 +54,20 @@ Deliver = Callable[[Sequence[alerts.Alert], datetime], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class RuleLoopDependencies:
     """What the loops need: the stages, where changed alerts go, whether all was read, and who hears of failures."""
 
     pipeline: Callable[[], pipeline.Pipeline]
     deliver: Deliver
     may_evaluate: Callable[[], bool]
-    survived: Callable[[str, Exception], None]
+    report_failure: Callable[[str, Exception], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class DueEvaluation:
     """One evaluation of a group: at its time, or afterwards at the time that was missed."""
 
-    group: rulefile.Group
+    group: rulefile.RuleGroup
     at: datetime
     is_late: bool = False
 
@@ -76,13 +76,18 @@ class RuleLoops:
     """One set of rules in force at a time. RuleFileProblems if the first one cannot be read."""
 
     def __init__(
-        self, settings: config.Settings, around: Surroundings, *, time: clock.Clock, metrics: own_metrics.Registry
+        self,
+        settings: config.Settings,
+        around: RuleLoopDependencies,
+        *,
+        time: clock.Clock,
+        metrics: own_metrics.Registry,
     ) -> None:
         self._settings, self._around, self._clock = settings, around, time
         self.follows_server = settings.rules.owner is config.RuleOwner.SERVER
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rules")
         self._reloading = asyncio.Lock()
-        self.is_at_work = False
+        self.is_evaluating = False
         self._tasks: set[asyncio.Task[None]] = set()
         self.server_alerts: Mapping[labels.Labels, alerts.Alert] = {}
         gauge = metrics.gauge
@@ -102,8 +107,8 @@ class RuleLoops:
         self._handing_over: set[asyncio.Task[None]] = set()
         # The interval and the number of each group's last turn.
         self._turns: dict[str, tuple[float, int]] = {}
-        self._seen: Mapping[str, files.Stamp | None] = {}
-        self.book = reloads.RuleBook() if self.follows_server else self._read()
+        self._seen: Mapping[str, files.FileStamp | None] = {}
+        self.book = reloads.LoadedRules() if self.follows_server else self._read()
         self.last_reload = self._say(self._outcome(self._clock.now()))
 
     @property
@@ -114,7 +119,7 @@ class RuleLoops:
     def slos(self) -> tuple[slo.Slo, ...]:
         return self.book.slos
 
-    def rejoin(self, kept: Iterable[alerts.Alert]) -> None:
+    def restore_server_alerts(self, kept: Iterable[alerts.Alert]) -> None:
         """Go on with another journal: alerts of a server are those that it has."""
         if self.follows_server:
             self.server_alerts = {alert.labels: alert for alert in kept}
@@ -128,7 +133,7 @@ class RuleLoops:
     def close(self) -> None:
         self._thread.shutdown()
 
-    def groups(self) -> list[tuple[rulefile.Group, evaluate.State]]:
+    def groups(self) -> list[tuple[rulefile.RuleGroup, evaluate.RuleStates]]:
         return [(group, self._around.pipeline().rule_state) for group in self.rules.groups]
 
     def alert_causes(self) -> Mapping[str, str]:
@@ -169,23 +174,23 @@ class RuleLoops:
             return
         await self._evaluate([turn for group in self.rules.groups for turn in self._turns_of(group)])
 
-    def _begin(self, group: rulefile.Group, now: float) -> None:
+    def _begin(self, group: rulefile.RuleGroup, now: float) -> None:
         """A group that is new, or has a new interval, waits for the next full one."""
         interval = self._interval(group)
         if self._turns.get(group.key, (None, 0))[0] != interval:
             self._turns[group.key] = (interval, self._turn(interval, now))
 
-    def _next_turn(self, group: rulefile.Group, now: float) -> float:
+    def _next_turn(self, group: rulefile.RuleGroup, now: float) -> float:
         interval = self._interval(group)
         return (now // interval + 1) * interval
 
     def _turn(self, interval: float, now: float) -> int:
         return int((now + SAME_SECONDS) // interval)
 
-    def _interval(self, group: rulefile.Group) -> float:
+    def _interval(self, group: rulefile.RuleGroup) -> float:
         return group.interval_seconds or self._settings.rules.interval_seconds
 
-    def _turns_of(self, group: rulefile.Group) -> list[Turn]:
+    def _turns_of(self, group: rulefile.RuleGroup) -> list[DueEvaluation]:
         """What a group is asked for: nothing before it is due, the missed turns of recording rules, and this one.
 
         Prometheus counts them and goes on. Here a minute that is not recorded is a minute of usage that nobody pays
@@ -204,11 +209,11 @@ class RuleLoops:
         if missed:
             self._missed.add(len(missed), group=group.name)
         if any(isinstance(rule, rulefile.AlertingRule) for rule in group.rules):
-            return [Turn(group, now)]
+            return [DueEvaluation(group, now)]
         times = [datetime.fromtimestamp(turn * interval, UTC) for turn in (*missed[-MOST_CAUGHT_UP:], this)]
-        return [Turn(group, at, is_late=at != times[-1]) for at in times]
+        return [DueEvaluation(group, at, is_late=at != times[-1]) for at in times]
 
-    async def _evaluate(self, turns: Sequence[Turn]) -> None:
+    async def _evaluate(self, turns: Sequence[DueEvaluation]) -> None:
         """These turns, one after the other; what changed is handed over while the next ones are evaluated."""
         while len(self._handing_over) > MOST_UNHEARD:
             await asyncio.wait(self._handing_over, return_when=asyncio.FIRST_COMPLETED)
@@ -218,21 +223,23 @@ class RuleLoops:
         finally:
             is_over.set()
 
-    def _have_turns(self, turns: Sequence[Turn], is_over: threading.Event, tell: Callable[..., object]) -> None:
+    def _have_turns(
+        self, turns: Sequence[DueEvaluation], is_over: threading.Event, tell: Callable[..., object]
+    ) -> None:
         """The thread's part; a group's failure is said and the next one has its turn."""
         for turn in turns:
             began = perf_counter()
             try:
                 changed = self._around.pipeline().evaluate(turn.group, turn.at)
             except Exception as error:  # Deliberately everything: one broken group must not blind the others.
-                outcome = partial(self._around.survived, f"rules {turn.group.name}", error)
+                outcome = partial(self._around.report_failure, f"rules {turn.group.name}", error)
             else:
                 outcome = partial(self._had_turn, turn, changed, seconds=perf_counter() - began)
             if is_over.is_set():
                 return
             tell(outcome)
 
-    def _had_turn(self, turn: Turn, changed: Sequence[alerts.Alert], *, seconds: float) -> None:
+    def _had_turn(self, turn: DueEvaluation, changed: Sequence[alerts.Alert], *, seconds: float) -> None:
         self._duration.set(seconds, group=turn.group.name)
         if turn.is_late:
             self._caught_up.add(group=turn.group.name)
@@ -241,24 +248,24 @@ class RuleLoops:
             self._handing_over.add(task)
             task.add_done_callback(self._handing_over.discard)
 
-    async def _hand_over(self, turn: Turn, changed: Sequence[alerts.Alert]) -> None:
+    async def _hand_over(self, turn: DueEvaluation, changed: Sequence[alerts.Alert]) -> None:
         """To the incidents, in the order of the evaluations: each asks the one thread that they belong to."""
         try:
             await self._around.deliver(changed, turn.at)
         except Exception as error:  # Deliberately everything: nobody waits for this task.
-            self._around.survived(f"rules {turn.group.name}", error)
+            self._around.report_failure(f"rules {turn.group.name}", error)
 
     @property
-    def handing_over(self) -> int:
+    def pending_deliveries(self) -> int:
         """Evaluations whose changed alerts are on their way to the incidents."""
         return len(self._handing_over)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
-        self.is_at_work = True
+        self.is_evaluating = True
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, work)
         finally:
-            self.is_at_work = False
+            self.is_evaluating = False
 
     # Reload
 
@@ -272,7 +279,7 @@ class RuleLoops:
         try:
             await self.reload()
         except Exception as error:  # Deliberately everything: nobody waits for this task.
-            self._around.survived("rule reload", error)
+            self._around.report_failure("rule reload", error)
 
     async def reload(self) -> reloads.Reload:
         """Read all files and put them in force, or keep what is in force and say every problem."""
@@ -301,14 +308,14 @@ class RuleLoops:
         if await asyncio.to_thread(lambda: self._stamp() != self._seen):
             await self.reload()
 
-    def _read(self) -> reloads.RuleBook:
+    def _read(self) -> reloads.LoadedRules:
         # Before reading: what is written meanwhile is seen at the next look.
         self._seen = self._stamp()
-        return reloads.read(sources(self._settings))
+        return reloads.read_sources(rule_sources(self._settings))
 
-    def _stamp(self) -> Mapping[str, files.Stamp | None]:
+    def _stamp(self) -> Mapping[str, files.FileStamp | None]:
         try:
-            return reloads.fingerprint(sources(self._settings))
+            return reloads.file_stamps(rule_sources(self._settings))
         except (WatchkeeperError, OSError):
             return {}
 
@@ -332,13 +339,13 @@ class RuleLoops:
 
     # Follow
 
-    async def _follow_server(self, server: remote_http.Client) -> None:
+    async def _follow_server(self, server: remote_http.ServerClient) -> None:
         """Take over what a server that owns the rules says about its alerts; what it does not say stays as it was."""
         now = self._clock.now()
-        reading = await asyncio.to_thread(server_rules.read, server, now)
-        for trouble in [reading.unknown_because] if reading.unknown_because else reading.troubles:
+        reading = await asyncio.to_thread(server_rules.read_rules, server, now)
+        for trouble in [reading.unknown_reason] if reading.unknown_reason else reading.problems:
             log.warning("Alerts of the rule server are unknown", extra=fields(why=trouble))
-        followed = server_rules.follow(self.server_alerts, reading, now)
+        followed = server_rules.compare_alerts(self.server_alerts, reading, now)
         self.server_alerts = followed.alerts
         if followed.changes:
             await self._around.deliver(followed.changes, now)
@@ -360,7 +367,7 @@ def _known(rules: rulefile.RuleSet) -> set[own_metrics.LabelPairs]:
     return {(("group", group.name),) for group in rules.groups}
 
 
-def sources(settings: config.Settings) -> reloads.Sources:
+def rule_sources(settings: config.Settings) -> reloads.RuleSources:
     """The configured or shipped rule files and objectives, and the rule files that an existing prometheus.yml names."""
     own, objectives, existing = settings.rules.files, settings.rules.slos, settings.fleet.prometheus_config
     files = [Path(path) for path in own] or list(rulefile.files([SHIPPED_RULES]))
@@ -369,5 +376,5 @@ def sources(settings: config.Settings) -> reloads.Sources:
     if objectives is not None:
         # Whoever has objectives of their own does not want those of the examples.
         files = [path for path in files if path != SHIPPED_RULES / SHIPPED_SLOS.name]
-        return reloads.Sources(tuple(files), Path(objectives))
-    return reloads.Sources(tuple(files), None if own else SHIPPED_SLOS, is_rendered=True)
+        return reloads.RuleSources(tuple(files), Path(objectives))
+    return reloads.RuleSources(tuple(files), None if own else SHIPPED_SLOS, is_rendered=True)

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from watchkeeper.errors import WatchkeeperError
-from watchkeeper.hub import choices, upkeep
+from watchkeeper.hub import backends, store_maintenance
 from watchkeeper.hub.loops import Loop
 from watchkeeper.hub.runtime import Runtime
-from watchkeeper.kit import clock, files, troubles
+from watchkeeper.kit import clock, files, recent_failures
 from watchkeeper.query import engine
 
 T = TypeVar("T")
@@ -37,14 +37,14 @@ class Queries:
     def now_ms(self) -> int:
         return clock.to_ms(self._clock.now())
 
-    async def instant(self, expr: str, at_ms: int | None = None) -> engine.Answer:
+    async def instant(self, expr: str, at_ms: int | None = None) -> engine.QueryResult:
         """The answer at a time, or now."""
         at = self.now_ms if at_ms is None else at_ms
         return await self._in_thread(lambda: self.engine.instant(expr, at))
 
-    async def range(self, expr: str, span: engine.Span) -> engine.Answer:
+    async def range(self, expr: str, span: engine.QueryRange) -> engine.QueryResult:
         local = self.engine.local
-        answer = None if local is None else local.range_at_hand(expr, span)
+        answer = None if local is None else local.range_if_cheap(expr, span)
         if answer is not None:
             return answer
         return await self._in_thread(lambda: self.engine.range(expr, span))
@@ -59,9 +59,11 @@ class Queries:
 class Samples:
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
-        self.engine = choices.engine_of(runtime.settings)
+        self.engine = backends.build_engine(runtime.settings)
         self.queries = Queries(self.engine, runtime.clock)
-        self._upkeep = upkeep.Upkeep(runtime.settings, self.engine, time=runtime.clock, metrics=runtime.metrics)
+        self._upkeep = store_maintenance.StoreMaintenance(
+            runtime.settings, self.engine, time=runtime.clock, metrics=runtime.metrics
+        )
         self._directory = files.DataDirectory(Path(runtime.settings.hub.data))
         # Whoever works on samples is closed before them.
         self.closing = contextlib.ExitStack()
@@ -82,7 +84,7 @@ class Samples:
         self.closing.close()
 
     @property
-    def are_ours(self) -> bool:
+    def are_stored_here(self) -> bool:
         """Whether samples are kept here and not by a server."""
         return self._upkeep.is_ours
 
@@ -93,5 +95,5 @@ class Samples:
     def problems(self) -> Iterable[str]:
         return self._upkeep.problems()
 
-    def loops(self, failing: troubles.Troubles) -> list[Loop]:
+    def loops(self, failing: recent_failures.RecentFailures) -> list[Loop]:
         return self._upkeep.loops(failing)

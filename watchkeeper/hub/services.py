@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 if TYPE_CHECKING:
     from watchkeeper.clusters.clusters import Clusters
     from watchkeeper.clusters.fabric.fabric_watch import FabricWatch
-    from watchkeeper.diagnose.lessons import Correction
-    from watchkeeper.hub.health import Health
+    from watchkeeper.diagnose.corrections import Correction
+    from watchkeeper.hub.health import HubHealth
     from watchkeeper.hub.repair_loop import RepairLoop
     from watchkeeper.hub.runtime import Runtime
     from watchkeeper.hub.samples import Queries
-    from watchkeeper.hub.simulator import Simulator
+    from watchkeeper.hub.simulator import SimulatorProxy
     from watchkeeper.model.actions import Plan
     from watchkeeper.model.alerts import Alert
     from watchkeeper.model.diagnosis import Diagnosis
@@ -29,21 +29,21 @@ if TYPE_CHECKING:
     from watchkeeper.model.labels import Labels
     from watchkeeper.model.notices import Notice
     from watchkeeper.model.silences import Silence
-    from watchkeeper.notify.report import Happening
-    from watchkeeper.notify.silencing import Wish
-    from watchkeeper.remediate.evidence import Sources
-    from watchkeeper.remediate.orders import Outbox
-    from watchkeeper.rules.evaluate import State
+    from watchkeeper.notify.incident_report import TimelineEntry
+    from watchkeeper.notify.silence_store import SilenceRequest
+    from watchkeeper.remediate.evidence import EvidenceSources
+    from watchkeeper.remediate.orders import OrderQueue
+    from watchkeeper.rules.evaluate import RuleStates
     from watchkeeper.rules.reload import Reload
-    from watchkeeper.rules.rulefile import Group
+    from watchkeeper.rules.rulefile import RuleGroup
     from watchkeeper.rules.slo import Slo
-    from watchkeeper.scrape.discovery import Dropped
+    from watchkeeper.scrape.discovery import DroppedTarget
     from watchkeeper.scrape.scrape import TargetState
 
 T = TypeVar("T")
 
 
-class Journal(Protocol):
+class JournalProtocol(Protocol):
     """What is known of the past; `read` runs such questions away from the event loop."""
 
     async def read(self, work: Callable[[], T], *, is_long: bool = False) -> T: ...
@@ -60,7 +60,7 @@ class Journal(Protocol):
 
     def plan(self, id: str) -> Plan | None: ...
 
-    def timeline(self, id: str) -> Sequence[Happening]: ...
+    def timeline(self, id: str) -> Sequence[TimelineEntry]: ...
 
     def notices(self, id: str) -> list[Notice]: ...
 
@@ -69,12 +69,12 @@ class Journal(Protocol):
     def events_between(self, since: datetime, until: datetime) -> Sequence[Event]: ...
 
 
-class Incidents(Protocol):
+class IncidentsProtocol(Protocol):
     """Everything that opens or changes an incident."""
 
-    async def take_events(self, batch: Sequence[Event]) -> int: ...
+    async def ingest_events(self, batch: Sequence[Event]) -> int: ...
 
-    async def take_foreign_alerts(self, pushed: Sequence[Alert]) -> None: ...
+    async def ingest_external_alerts(self, pushed: Sequence[Alert]) -> None: ...
 
     async def acknowledge(self, id: str, actor: str) -> Incident: ...
 
@@ -89,12 +89,12 @@ class Incidents(Protocol):
     def corrections(self) -> Sequence[Correction]: ...
 
 
-class Silences(Protocol):
+class SilencesProtocol(Protocol):
     """Who is not told for a while."""
 
-    async def silence(self, wish: Wish) -> Silence: ...
+    async def silence(self, wish: SilenceRequest) -> Silence: ...
 
-    async def unsilence(self, id: str, actor: str) -> Silence: ...
+    async def expire_silence(self, id: str, actor: str) -> Silence: ...
 
     def silences(self) -> list[Silence]: ...
 
@@ -103,11 +103,11 @@ class Silences(Protocol):
     def silenced_by(self, incident: Incident) -> Silence | None: ...
 
 
-class Rules(Protocol):
+class RulesProtocol(Protocol):
     """The rules in force, what they have found, and a way to read them again."""
 
     @property
-    def is_at_work(self) -> bool: ...
+    def is_evaluating(self) -> bool: ...
     @property
     def slos(self) -> Sequence[Slo]: ...
     @property
@@ -115,14 +115,14 @@ class Rules(Protocol):
 
     async def reload(self) -> Reload: ...
 
-    def groups(self) -> Sequence[tuple[Group, State]]: ...
+    def groups(self) -> Sequence[tuple[RuleGroup, RuleStates]]: ...
 
     def alerts(self) -> Sequence[Alert]: ...
 
     def alert_causes(self) -> Mapping[str, str]: ...
 
 
-class SeenView(Protocol):
+class GpuView(Protocol):
     """A GPU that has reported at least once; `gone_since_ms` is None while it still does."""
 
     @property
@@ -137,31 +137,31 @@ class SeenView(Protocol):
     def last_seen_ms(self) -> int: ...
 
 
-class FleetView(Protocol):
+class FleetProtocol(Protocol):
     """The inventory: what should be there, and what reports; `changes` is another number whenever it has changed."""
 
     @property
-    def changes(self) -> int: ...
+    def revision(self) -> int: ...
 
     def nodes(self) -> list[Node]: ...
 
-    def gpus(self) -> Sequence[SeenView]: ...
+    def gpus(self) -> Sequence[GpuView]: ...
 
     def gone_nodes(self) -> list[tuple[Node, int]]: ...
 
-    def holders(self) -> Sequence[Labels]: ...
+    def workload_labels(self) -> Sequence[Labels]: ...
 
     def place_name(self, place: Place) -> str: ...
 
-    def gpus_at(self, place: Place) -> int: ...
+    def expected_gpu_count(self, place: Place) -> int: ...
 
 
-class Targets(Protocol):
+class TargetsProtocol(Protocol):
     """What is read, and how nodes join."""
 
     def targets(self) -> Sequence[TargetState]: ...
 
-    def dropped_targets(self) -> Sequence[Dropped]: ...
+    def dropped_targets(self) -> Sequence[DroppedTarget]: ...
 
     def register_node(self, registration: NodeRegistration, peer: str) -> None: ...
 
@@ -169,19 +169,19 @@ class Targets(Protocol):
 @dataclass(frozen=True, slots=True)
 class Services:
     runtime: Runtime
-    health: Health
+    health: HubHealth
     queries: Queries
-    journal: Journal
-    incidents: Incidents
-    silences: Silences
-    rules: Rules
-    fleet: FleetView
-    targets: Targets
+    journal: JournalProtocol
+    incidents: IncidentsProtocol
+    silences: SilencesProtocol
+    rules: RulesProtocol
+    fleet: FleetProtocol
+    targets: TargetsProtocol
     # What a recording, or a fleet without it, does not have.
     clusters: Clusters | None = None
     fabric: FabricWatch | None = None
-    simulator: Simulator | None = None
+    simulator: SimulatorProxy | None = None
     repairs: RepairLoop | None = None
     # Another journal brings others: asked for at each use.
-    orders: Callable[[], Outbox | None] = lambda: None
-    evidence: Callable[[], Sources | None] = lambda: None
+    orders: Callable[[], OrderQueue | None] = lambda: None
+    evidence: Callable[[], EvidenceSources | None] = lambda: None

@@ -8,7 +8,7 @@ from watchkeeper.net import http
 
 
 @dataclass(frozen=True, slots=True)
-class Simulator:
+class SimulatorProxy:
     url: str
 
     async def request(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:

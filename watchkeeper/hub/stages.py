@@ -19,13 +19,13 @@ from watchkeeper.store.journal import journal as journals
 class Stages:
     journal: journals.Journal
     pipeline: pipeline.Pipeline
-    delivery: delivery.Desk
-    evidence: evidence.Sources
+    delivery: delivery.Notifier
+    evidence: evidence.EvidenceSources
     # None where the hub has no key for work orders.
-    orders: orders.Outbox | None
+    orders: orders.OrderQueue | None
 
 
-class Current:
+class CurrentStages:
     def __init__(self) -> None:
         self._stages: Stages | None = None
 

@@ -52,7 +52,7 @@ class Blast:
         return tuple(hit.workload for hit in self.hits if hit.team == fleet.UNMAPPED)
 
 
-def question(incident: Incident, now: datetime) -> tuple[str, int] | None:
+def holders_query(incident: Incident, now: datetime) -> tuple[str, int] | None:
     """What to ask, and at what time, to learn how much the hit workloads hold; None where there are none."""
     jobs = jobs_of(incident)
     others = {workload.rpartition("/")[2] for workload in incident.workloads if workload not in jobs}
@@ -87,7 +87,7 @@ def _any_of(names: Collection[str]) -> str:
     return own_metrics.escape("|".join(sorted(re.escape(name) for name in names)))
 
 
-def of(
+def compute_blast(
     incident: Incident,
     holders: Mapping[labels.Labels, float],
     *,
@@ -140,4 +140,4 @@ def _hits(incident: Incident, holders: Mapping[labels.Labels, float]) -> tuple[H
 
 
 def _name(held: Mapping[str, str], *, called: str = "workload") -> str:
-    return workloads.called(held.get("namespace", ""), held.get(called, ""))
+    return workloads.workload_name(held.get("namespace", ""), held.get(called, ""))

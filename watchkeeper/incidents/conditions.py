@@ -33,12 +33,12 @@ class Conditions:
 
     def remember(self, event: events.Event, heard_at: datetime) -> None:
         latest = self._latest.setdefault(event.place.whole_node, {})
-        known = latest.get(events.key_of(event))
+        known = latest.get(events.condition_key(event))
         if known is None or (known.at, known.id) < (event.at, event.id):
-            latest[events.key_of(event)] = event
-            self._heard[events.key_of(event)] = heard_at
+            latest[events.condition_key(event)] = event
+            self._heard[events.condition_key(event)] = heard_at
 
-    def stands_for(self, key: events.ConditionKey, ref: str) -> None:
+    def link_member(self, key: events.ConditionKey, ref: str) -> None:
         """From now on the member `ref` speaks for this condition."""
         self._refs[key] = ref
         self._keys[ref] = key
@@ -46,7 +46,7 @@ class Conditions:
     def member_of(self, key: events.ConditionKey) -> str | None:
         return self._refs.get(key)
 
-    def folded(self, key: events.ConditionKey, cause: str, *, now: datetime) -> events.Condition | None:
+    def fold_condition(self, key: events.ConditionKey, cause: str, *, now: datetime) -> events.Condition | None:
         """Whether what such events reported is still so, by the last of them and the resets since."""
         latest = self._latest.get(key[0].whole_node, {})
         if key not in latest:
@@ -54,15 +54,15 @@ class Conditions:
         clearing = [event for event in latest.values() if event.kind in CLEARING_KINDS]
         # A source's clock may run ahead of ours; what it reported is not in the future for that.
         at = max(now, latest[key].at)
-        return events.fold([latest[key], *clearing], clear_rule(cause, latest[key]), at)[key]
+        return events.fold_conditions([latest[key], *clearing], clear_rule(cause, latest[key]), at)[key]
 
     def cleared(self, member: Member, *, now: datetime) -> events.Condition | None:
         """The condition of an event member, if it is over."""
         key = self._keys.get(member.ref)
-        condition = None if key is None else self.folded(key, member.cause, now=now)
+        condition = None if key is None else self.fold_condition(key, member.cause, now=now)
         return condition if condition is not None and condition.cleared_at is not None else None
 
-    def quiet_at(self, members: Iterable[Member]) -> Iterator[datetime]:
+    def quiet_times(self, members: Iterable[Member]) -> Iterator[datetime]:
         """When each event that lasts will be over, if it is not repeated and is of the kind that quiet ends."""
         for member in members:
             key = self._keys.get(member.ref) if member.until is None else None

@@ -13,8 +13,8 @@ from enum import StrEnum
 
 from watchkeeper.catalogue import causes, effects
 from watchkeeper.incidents import job_effects
-from watchkeeper.incidents.footprint import OF_WHOLE_JOBS, holders_of, is_workload, name_of
-from watchkeeper.incidents.signals import Signal, anchor, settle_seconds
+from watchkeeper.incidents.footprint import OF_WHOLE_JOBS, holders_of, is_workload, workload_name
+from watchkeeper.incidents.signals import Signal, anchor_place, settle_seconds
 from watchkeeper.kit import durations
 from watchkeeper.model import fleet
 from watchkeeper.model.incidents import Incident, IncidentId, IncidentState, Member, MemberKind, move
@@ -32,7 +32,7 @@ EFFECT_FIRST = timedelta(minutes=5)
 OF_A_REPAIR = frozenset({"node_down", "monitoring"})
 
 
-class Step(StrEnum):
+class IncidentStep(StrEnum):
     """What a signal did; the same word is the kind of the journal's entry."""
 
     OPENED = "opened"
@@ -50,44 +50,44 @@ class Step(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class CorrelationContext:
     """What the inventory knows and a signal does not: names for people, workloads at a place, the next free id.
 
     `domains` are the racks and leaf switches that a node lies in; `reaches` says whether a job runs at a place.
     """
 
     names: Callable[[fleet.Place], str]
-    workloads: Callable[[fleet.Place], Sequence[str]]
+    workloads_at: Callable[[fleet.Place], Sequence[str]]
     next_id: Callable[[], IncidentId]
-    domains: Callable[[fleet.Place], Sequence[fleet.Place]] = lambda _: ()
+    domains_of: Callable[[fleet.Place], Sequence[fleet.Place]] = lambda _: ()
     # The incidents of which a repair of ours is at work on the machine, past what can be undone.
     under_repair: Callable[[fleet.Place], Collection[str]] = lambda _: ()
-    reaches: Callable[[fleet.Place, fleet.Place], bool] = lambda place, job: place == job
+    job_runs_at: Callable[[fleet.Place, fleet.Place], bool] = lambda place, job: place == job
     # Whether a GPU, or all that a pod has, belongs to a job.
-    holds: Callable[[fleet.Place, fleet.Place], bool] = lambda job, place: job == place
-    pool: Callable[[fleet.Place], str] = lambda _: ""
+    job_holds: Callable[[fleet.Place, fleet.Place], bool] = lambda job, place: job == place
+    pool_of: Callable[[fleet.Place], str] = lambda _: ""
 
     def encloses(self, outer: fleet.Place, inner: fleet.Place) -> bool:
         """Like `Place.encloses`, and a rack encloses its nodes and what is in them."""
         if outer.domain is None or inner.node is None:
             return outer.encloses(inner)
-        return outer in self.domains(inner.whole_node)
+        return outer in self.domains_of(inner.whole_node)
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
     """`incident` as it is after the step, None for NOTHING; `absorbed` are now a part of it."""
 
-    step: Step
+    step: IncidentStep
     incident: Incident | None = None
     text: str = ""
     absorbed: tuple[Incident, ...] = ()
 
 
-NOTHING = Decision(Step.NOTHING)
+NOTHING = Decision(IncidentStep.NOTHING)
 
 
-def correlate(near: Sequence[Incident], signal: Signal, *, now: datetime, around: Surroundings) -> Decision:
+def correlate(near: Sequence[Incident], signal: Signal, *, now: datetime, around: CorrelationContext) -> Decision:
     """Decide about one signal; `near` are the open and just resolved incidents of its node, oldest first."""
     known = _knowing(near, signal)
     if known is not None and known.is_open and not _has_left(known, signal, around):
@@ -111,7 +111,9 @@ def correlate(near: Sequence[Incident], signal: Signal, *, now: datetime, around
     return _open(signal, now=now, around=around)
 
 
-def go_on(near: Sequence[Incident], signal: Signal, *, now: datetime, around: Surroundings) -> Decision:
+def correlate_lasting(
+    near: Sequence[Incident], signal: Signal, *, now: datetime, around: CorrelationContext
+) -> Decision:
     """A signal that lasts although its incident was resolved: into what is open there, or that incident again.
 
     A job that still stands when what had stopped it is over has an incident of its own from then on.
@@ -136,7 +138,7 @@ def go_on(near: Sequence[Incident], signal: Signal, *, now: datetime, around: Su
     return replace(_open(signal, now=now, around=around), text=text)
 
 
-def explain(near: Sequence[Incident], incident: Incident, *, cause: str, around: Surroundings) -> Decision:
+def explain(near: Sequence[Incident], incident: Incident, *, cause: str, around: CorrelationContext) -> Decision:
     """An incident that another fault brought about: a part of that fault's incident, or renamed after it."""
     row = causes.lookup(cause)
     hosts = (one for one in near if one.is_open and one.family == row.family and one.place.encloses(incident.place))
@@ -145,23 +147,25 @@ def explain(near: Sequence[Incident], incident: Incident, *, cause: str, around:
         kept = _fitting((*host.members, *incident.members))
         joined = _next_version(_refresh(host, kept, around=around), host)
         return Decision(
-            Step.JOINED, joined, f"{incident.id} is its consequence: {incident.title}", absorbed=(incident,)
+            IncidentStep.JOINED, joined, f"{incident.id} is its consequence: {incident.title}", absorbed=(incident,)
         )
     named = replace(
         incident,
         cause=row.cause,
         family=row.family,
-        title=title(row.cause, incident.place, names=around.names, members=incident.members),
+        title=make_title(row.cause, incident.place, names=around.names, members=incident.members),
         severity=max(incident.severity, row.severity, key=lambda severity: severity.rank),
     )
-    return Decision(Step.EXPLAINED, _next_version(named, incident), f"Explained by another fault: {named.title}")
+    return Decision(
+        IncidentStep.EXPLAINED, _next_version(named, incident), f"Explained by another fault: {named.title}"
+    )
 
 
 def rename(incident: Incident, names: Callable[[fleet.Place], str]) -> Incident:
     """One that is called by the UUID of its GPU, under the name that the inventory has learned; else unchanged."""
-    if not incident.place.is_called_by_uuid(incident.title):
+    if not incident.place.is_named_in(incident.title):
         return incident
-    called = title(incident.cause, incident.place, names=names, members=incident.members)
+    called = make_title(incident.cause, incident.place, names=names, members=incident.members)
     return incident if called == incident.title else _next_version(replace(incident, title=called), incident)
 
 
@@ -191,7 +195,7 @@ def _knowing(near: Sequence[Incident], signal: Signal) -> Incident | None:
     return next(live, next(iter(opened), matching[-1] if matching else None))
 
 
-def _under_repair(near: Sequence[Incident], signal: Signal, around: Surroundings) -> Incident | None:
+def _under_repair(near: Sequence[Incident], signal: Signal, around: CorrelationContext) -> Incident | None:
     """The incident whose own repair makes the machine look like this."""
     place = signal.place
     is_of_repair = signal.member.kind is MemberKind.ALERT and signal.family in OF_A_REPAIR
@@ -210,37 +214,39 @@ def _is_news(incident: Incident, signal: Signal) -> bool:
     )
 
 
-def _again(known: Incident, signal: Signal, *, now: datetime, around: Surroundings) -> Decision:
+def _again(known: Incident, signal: Signal, *, now: datetime, around: CorrelationContext) -> Decision:
     """A signal of which the open incident has a member: it ends, it returns, or nothing is new."""
     if signal.member.until is not None and signal.replaces is None:
         ended = end_member(known, signal.member.ref, until=signal.member.until)
-        return NOTHING if ended is known else Decision(Step.ENDED, ended, f"Over: {signal.member.text}")
+        return NOTHING if ended is known else Decision(IncidentStep.ENDED, ended, f"Over: {signal.member.text}")
     if signal.member.kind is MemberKind.DOMAIN and signal.member not in known.members:
         return _join(known, signal, now=now, around=around)
     return _join(known, signal, now=now, around=around) if _is_news(known, signal) else NOTHING
 
 
-def _hosts(incident: Incident, signal: Signal, around: Surroundings) -> bool:
+def _hosts(incident: Incident, signal: Signal, around: CorrelationContext) -> bool:
     """The same family at a place that encloses the other, or a fault that explains this one where it happened."""
     if incident.family == signal.family:
         return _touches(incident, signal, around)
-    if signal.family in effects.of(incident.cause):
-        place = anchor(signal.place, signal.cause)
-        return around.encloses(incident.place, place) or around.holds(incident.place, place)
-    if job_effects.explains(incident, signal, around.reaches) or job_effects.follows(incident, signal, around.holds):
+    if signal.family in effects.affected_families(incident.cause):
+        place = anchor_place(signal.place, signal.cause)
+        return around.encloses(incident.place, place) or around.job_holds(incident.place, place)
+    if job_effects.explains(incident, signal, around.job_runs_at) or job_effects.follows(
+        incident, signal, around.job_holds
+    ):
         return True
-    is_consequence = causes.lookup(signal.cause).gives_way and causes.lookup(incident.cause).explains_others
+    is_consequence = causes.lookup(signal.cause).is_secondary and causes.lookup(incident.cause).explains_others
     return is_consequence and incident.place == signal.place
 
 
-def _has_left(incident: Incident, signal: Signal, around: Surroundings) -> bool:
+def _has_left(incident: Incident, signal: Signal, around: CorrelationContext) -> bool:
     """A job that went on without what had stopped it, and is in trouble again for another reason."""
     is_back = not signal.has_ended and job_effects.is_guest(signal.member, incident) and _is_news(incident, signal)
-    return is_back and not job_effects.explains(incident, signal, around.reaches)
+    return is_back and not job_effects.explains(incident, signal, around.job_runs_at)
 
 
-def _touches(incident: Incident, signal: Signal, around: Surroundings) -> bool:
-    place = anchor(signal.place, signal.cause)
+def _touches(incident: Incident, signal: Signal, around: CorrelationContext) -> bool:
+    place = anchor_place(signal.place, signal.cause)
     if incident.place.domain is not None and place.domain is not None and incident.place != place:
         # A leaf switch that seemed to be gone, until all of its rack was.
         nodes = [member.place for member in incident.members if member.place.node is not None and member.until is None]
@@ -249,24 +255,24 @@ def _touches(incident: Incident, signal: Signal, around: Surroundings) -> bool:
     return is_inside or _is_of_one_job(incident, signal, around)
 
 
-def _is_of_one_job(incident: Incident, signal: Signal, around: Surroundings) -> bool:
+def _is_of_one_job(incident: Incident, signal: Signal, around: CorrelationContext) -> bool:
     """GPUs of one job; not of two pools, whose owners may want different things done about it."""
     is_one = signal.job in holders_of(incident)
-    return is_one and around.pool(incident.place.whole_node) == around.pool(signal.place.whole_node)
+    return is_one and around.pool_of(incident.place.whole_node) == around.pool_of(signal.place.whole_node)
 
 
-def _gives_way_to(incident: Incident, signal: Signal, around: Surroundings) -> bool:
+def _gives_way_to(incident: Incident, signal: Signal, around: CorrelationContext) -> bool:
     """An effect that was seen moments before its cause, as an application fault before a hardware fault of its GPU."""
-    if incident.family in effects.of(signal.cause):
-        place = anchor(signal.place, signal.cause)
-        if around.holds(place, incident.place):
+    if incident.family in effects.affected_families(signal.cause):
+        place = anchor_place(signal.place, signal.cause)
+        if around.job_holds(place, incident.place):
             # A job is called stalled when it has long been so, and its GPUs may have been seen to be idle before.
             return True
         is_fresh = all(signal.at - member.since <= EFFECT_FIRST for member in incident.members)
         return is_fresh and around.encloses(place, incident.place)
-    if job_effects.was_first(incident, signal, around.reaches):
+    if job_effects.was_first(incident, signal, around.job_runs_at):
         return True
-    is_consequence = causes.lookup(incident.cause).gives_way and causes.lookup(signal.cause).explains_others
+    is_consequence = causes.lookup(incident.cause).is_secondary and causes.lookup(signal.cause).explains_others
     if not is_consequence or incident.place != signal.place:
         return False
     return all(
@@ -274,7 +280,7 @@ def _gives_way_to(incident: Incident, signal: Signal, around: Surroundings) -> b
     )
 
 
-def _returns(incident: Incident, signal: Signal, around: Surroundings) -> bool:
+def _returns(incident: Incident, signal: Signal, around: CorrelationContext) -> bool:
     return not incident.is_open and incident.family == signal.family and _touches(incident, signal, around)
 
 
@@ -288,18 +294,18 @@ def _join(
     signal: Signal,
     *,
     now: datetime,
-    around: Surroundings,
+    around: CorrelationContext,
     others: Sequence[Incident] = (),
     taken: Sequence[Incident] = (),
 ) -> Decision:
     """Add the signal; when it widens the incident, the others inside it become a part of it."""
     members = _with_member(target.members, signal)
-    leads = lead(members) is signal.member
+    leads = leading_member(members) is signal.member
     absorbed = tuple(other for other in others if leads or other in taken)
     members += tuple(member for other in absorbed for member in other.members if member.kind is not MemberKind.DOMAIN)
     kept = _fitting(members)
     if signal.member not in kept:
-        return Decision(Step.NOTHING, text=f"{target.id} has {MOST_MEMBERS} signals that weigh as much or more")
+        return Decision(IncidentStep.NOTHING, text=f"{target.id} has {MOST_MEMBERS} signals that weigh as much or more")
     text = signal.member.text
     if len(kept) < len(members):
         text += f" ({len(members) - len(kept)} lighter signals left out; an incident keeps {MOST_MEMBERS})"
@@ -309,16 +315,16 @@ def _join(
     joined = _refresh(replace(target, workloads=tuple(hit), assignee=owner), kept, around=around)
     if target.state is IncidentState.ACKNOWLEDGED and joined.severity.rank > target.severity.rank:
         joined = move(joined, IncidentState.OPEN, at=now)
-    return Decision(Step.JOINED, _next_version(joined, target), text, absorbed=absorbed)
+    return Decision(IncidentStep.JOINED, _next_version(joined, target), text, absorbed=absorbed)
 
 
-def _reopen(before: Incident, signal: Signal, *, now: datetime, around: Surroundings, text: str) -> Decision:
+def _reopen(before: Incident, signal: Signal, *, now: datetime, around: CorrelationContext, text: str) -> Decision:
     opened = move(before, IncidentState.OPEN, at=now)
     members = _fitting(_with_member(before.members, signal))
-    return Decision(Step.REOPENED, _next_version(_refresh(opened, members, around=around), before), text)
+    return Decision(IncidentStep.REOPENED, _next_version(_refresh(opened, members, around=around), before), text)
 
 
-def _open(signal: Signal, *, now: datetime, around: Surroundings) -> Decision:
+def _open(signal: Signal, *, now: datetime, around: CorrelationContext) -> Decision:
     blank = Incident(
         id=around.next_id(),
         place=signal.place,
@@ -330,7 +336,7 @@ def _open(signal: Signal, *, now: datetime, around: Surroundings) -> Decision:
         family=signal.family,
         members=(),
     )
-    return Decision(Step.OPENED, _refresh(blank, (signal.member,), around=around), signal.member.text)
+    return Decision(IncidentStep.OPENED, _refresh(blank, (signal.member,), around=around), signal.member.text)
 
 
 def _with_member(members: tuple[Member, ...], signal: Signal) -> tuple[Member, ...]:
@@ -343,7 +349,7 @@ def _with_member(members: tuple[Member, ...], signal: Signal) -> tuple[Member, .
 def _fitting(members: tuple[Member, ...]) -> tuple[Member, ...]:
     """As many as an incident keeps: ended and light ones go first, never the one that leads or the worst."""
     worst = max(members, key=lambda member: member.severity.rank)
-    kept_anyway = (lead(members), worst)
+    kept_anyway = (leading_member(members), worst)
 
     def worth(at: int) -> tuple[object, ...]:
         member = members[at]
@@ -358,12 +364,12 @@ def _next_version(incident: Incident, after: Incident) -> Incident:
     return replace(incident, version=after.version + 1)
 
 
-def lead(members: Sequence[Member]) -> Member:
+def leading_member(members: Sequence[Member]) -> Member:
     """The member that says best what is wrong, and where; the first of equals. An effect never leads its cause."""
     members = _not_by_repair(members)
     named = {member.cause for member in members}
-    explained = frozenset().union(*(effects.of(cause) for cause in named))
-    on_jobs = {effect for cause in named for effect in effects.on_jobs(cause)}
+    explained = frozenset().union(*(effects.affected_families(cause) for cause in named))
+    on_jobs = {effect for cause in named for effect in effects.job_effects(cause)}
     causing = [
         member
         for member in members
@@ -381,7 +387,7 @@ def _weight(member: Member) -> tuple[bool, bool, int, bool, bool, int]:
     row = causes.lookup(member.cause)
     return (
         member.kind is MemberKind.DOMAIN,
-        not row.gives_way,
+        not row.is_secondary,
         row.severity.rank,
         member.cause not in SYMPTOMS,
         member.kind is MemberKind.EVENT,
@@ -389,20 +395,20 @@ def _weight(member: Member) -> tuple[bool, bool, int, bool, bool, int]:
     )
 
 
-def _refresh(incident: Incident, members: tuple[Member, ...], *, around: Surroundings) -> Incident:
+def _refresh(incident: Incident, members: tuple[Member, ...], *, around: CorrelationContext) -> Incident:
     """Place, cause, title and severity follow from the members, and are worked out again with each change."""
-    best = lead(members)
-    place = anchor(best.place, best.cause)
+    best = leading_member(members)
+    place = anchor_place(best.place, best.cause)
     family = causes.lookup(best.cause).family
     # Nobody knows what runs in a rack but its nodes, and on the GPUs of a job; the newest member's was not asked yet.
     is_wide = place.domain is not None or family in OF_WHOLE_JOBS
     asked = members[-1].place if is_wide and members[-1].place.node else place
-    jobs = (name_of(member.place) for member in members if is_workload(member.place))
-    workloads = dict.fromkeys([*jobs, *incident.workloads, *around.workloads(asked)])
+    jobs = (workload_name(member.place) for member in members if is_workload(member.place))
+    workloads = dict.fromkeys([*jobs, *incident.workloads, *around.workloads_at(asked)])
     return replace(
         incident,
         place=place,
-        title=title(best.cause, place, names=around.names, members=members),
+        title=make_title(best.cause, place, names=around.names, members=members),
         severity=max((member.severity for member in _not_by_repair(members)), key=lambda severity: severity.rank),
         cause=best.cause,
         family=family,
@@ -411,7 +417,7 @@ def _refresh(incident: Incident, members: tuple[Member, ...], *, around: Surroun
     )
 
 
-def title(
+def make_title(
     cause: str, place: fleet.Place, *, names: Callable[[fleet.Place], str], members: Sequence[Member] = ()
 ) -> str:
     """The catalogue's headline with the place as people call it."""

@@ -38,39 +38,39 @@ SAID = re.compile(r"(\d+) of ")
 class Domains:
     """What the inventory says: the domains of a node, the nodes of a domain, where a job runs, the pool of a node."""
 
-    of: Callable[[fleet.Place], Sequence[fleet.Place]] = lambda _: ()
-    nodes: Callable[[fleet.Place], Sequence[fleet.Place]] = lambda _: ()
-    footprint: Callable[[fleet.Place], Footprint] = lambda _: NOWHERE
-    pool: Callable[[fleet.Place], str] = lambda _: ""
+    domains_of: Callable[[fleet.Place], Sequence[fleet.Place]] = lambda _: ()
+    nodes_of: Callable[[fleet.Place], Sequence[fleet.Place]] = lambda _: ()
+    footprint_of: Callable[[fleet.Place], Footprint] = lambda _: NOWHERE
+    pool_of: Callable[[fleet.Place], str] = lambda _: ""
 
-    def reaches(self, place: fleet.Place, job: fleet.Place) -> bool:
+    def job_runs_at(self, place: fleet.Place, job: fleet.Place) -> bool:
         """True when a job is this place, or has a rank there, or a machine in this rack or behind this switch."""
         if place == job:
             return True
-        runs_on = self.footprint(job)
+        runs_on = self.footprint_of(job)
         if place.domain is None:
-            return runs_on.meets(place)
-        return any(node in runs_on.nodes for node in self.nodes(place))
+            return runs_on.includes(place)
+        return any(node in runs_on.nodes for node in self.nodes_of(place))
 
-    def holds(self, job: fleet.Place, place: fleet.Place) -> bool:
+    def job_holds(self, job: fleet.Place, place: fleet.Place) -> bool:
         """True when this GPU is the job's, or all that this pod or Slurm job has are."""
         if not is_workload(job):
             return False
         if is_workload(place):
-            parts = self.footprint(place).gpus
-            return place == job or (bool(parts) and parts <= self.footprint(job).gpus)
-        return place.gpu is not None and self.footprint(job).meets(place)
+            parts = self.footprint_of(place).gpus
+            return place == job or (bool(parts) and parts <= self.footprint_of(job).gpus)
+        return place.gpu is not None and self.footprint_of(job).includes(place)
 
-    def around(self, place: fleet.Place) -> dict[fleet.Place, None]:
+    def places_near(self, place: fleet.Place) -> dict[fleet.Place, None]:
         """The places to look at for what belongs to a node or a domain: itself, what it holds, what holds it."""
-        inside = self.nodes(place) if place.domain is not None else ()
+        inside = self.nodes_of(place) if place.domain is not None else ()
         found = dict.fromkeys([place, *inside])
-        return found | dict.fromkeys(outer for one in (*inside, place) if one.node for outer in self.of(one))
+        return found | dict.fromkeys(outer for one in (*inside, place) if one.node for outer in self.domains_of(one))
 
-    def under(self, job: fleet.Place) -> dict[fleet.Place, None]:
+    def places_of_job(self, job: fleet.Place) -> dict[fleet.Place, None]:
         """The job itself, its machines, and what holds them: where something may have broken that it suffers from."""
-        nodes = sorted(self.footprint(job).nodes)
-        return dict.fromkeys([job, *nodes, *(outer for node in nodes for outer in self.of(node))])
+        nodes = sorted(self.footprint_of(job).nodes)
+        return dict.fromkeys([job, *nodes, *(outer for node in nodes for outer in self.domains_of(node))])
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +97,10 @@ def shared_by_domain(
     if place.node is None or place.gpu is not None or not incident.is_open:
         return None
     kinds = KINDS.get(incident.family, ())
-    around = [domain for domain in domains.of(place.whole_node) if (domain.domain or "").partition("=")[0] in kinds]
-    extents = [_extent(incident, domain, domains.nodes(domain), near=near(domain)) for domain in around]
+    around = [
+        domain for domain in domains.domains_of(place.whole_node) if (domain.domain or "").partition("=")[0] in kinds
+    ]
+    extents = [_extent(incident, domain, domains.nodes_of(domain), near=near(domain)) for domain in around]
     enough = [one for one in extents if one.failed >= LEAST_NODES and one.share >= LEAST_SHARE]
     # Of two that have failed as a whole, the larger one explains more.
     best = max(enough, key=lambda extent: (extent.share, extent.nodes), default=None)
@@ -110,7 +112,7 @@ def _grown(incident: Incident, domains: Domains, *, near: Callable[[fleet.Place]
     said = next((one for one in incident.members if one.kind is MemberKind.DOMAIN), None)
     if said is None:
         return None
-    extent = _extent(incident, incident.place, domains.nodes(incident.place), near=near(incident.place))
+    extent = _extent(incident, incident.place, domains.nodes_of(incident.place), near=near(incident.place))
     counted = SAID.match(said.text)
     if counted is None or extent.failed <= int(counted[1]):
         return None

@@ -39,22 +39,22 @@ class Footprint:
 
     gpus: frozenset[fleet.Place] = frozenset()
     nodes: frozenset[fleet.Place] = frozenset()
-    whole: frozenset[fleet.Place] = frozenset()
+    whole_nodes: frozenset[fleet.Place] = frozenset()
 
     @classmethod
-    def on(cls, places: Collection[fleet.Place]) -> Footprint:
+    def from_places(cls, places: Collection[fleet.Place]) -> Footprint:
         """The footprint of a job with ranks at these nodes and GPUs."""
         gpus = frozenset(replace(place, slice=None) for place in places if place.gpu is not None)
         nodes = frozenset(place.whole_node for place in places)
         return cls(gpus, nodes, nodes - {place.whole_node for place in gpus})
 
-    def meets(self, place: fleet.Place) -> bool:
+    def includes(self, place: fleet.Place) -> bool:
         """True when a rank runs on this GPU or one of its slices, or on this machine or the one with this port."""
         if place.node is None:
             return False
         if place.gpu is None:
             return place.whole_node in self.nodes
-        return replace(place, slice=None) in self.gpus or place.whole_node in self.whole
+        return replace(place, slice=None) in self.gpus or place.whole_node in self.whole_nodes
 
 
 NOWHERE = Footprint()
@@ -64,7 +64,7 @@ def is_workload(place: fleet.Place) -> bool:
     return place.domain is not None and place.domain.partition("=")[0] in SERIES
 
 
-def name_of(place: fleet.Place) -> str:
+def workload_name(place: fleet.Place) -> str:
     """What a job, a pod or a Slurm job is called."""
     return (place.domain or "").partition("=")[2]
 
@@ -72,13 +72,13 @@ def name_of(place: fleet.Place) -> str:
 def holders_of(incident: incidents.Incident) -> frozenset[str]:
     """The jobs that hold the GPUs of an incident, where GPUs of one job are one incident."""
     is_one = incident.family in OF_WHOLE_JOBS and incident.place.gpu is not None
-    return frozenset(map(jobs.job_of, incident.workloads)) if is_one else frozenset()
+    return frozenset(map(jobs.job_of_holder, incident.workloads)) if is_one else frozenset()
 
 
 def jobs_of(incident: incidents.Incident) -> frozenset[str]:
     """The jobs whose own signals are a part of an incident, by the names that they give themselves."""
     places = {member.place for member in incident.members if (member.place.domain or "").startswith(OF_JOB)}
-    return frozenset(map(name_of, places))
+    return frozenset(map(workload_name, places))
 
 
 class Footprints:
@@ -88,7 +88,7 @@ class Footprints:
         self._engine, self._now = engine, now
         self._known: dict[fleet.Place, tuple[datetime, Footprint]] = {}
 
-    def of(self, place: fleet.Place) -> Footprint:
+    def footprint_of(self, place: fleet.Place) -> Footprint:
         """Where a workload runs, or ran until minutes ago; nowhere if nobody tells."""
         if not is_workload(place):
             return NOWHERE
@@ -117,7 +117,7 @@ class Footprints:
             before = self._engine.instant(f"last_over_time({selector}[{LOOK_BACK}])", at_ms).frame.labels
             current = self._engine.instant(selector, at_ms).frame.labels if series == RANKS else ()
             found.update(_places(place.cluster, [*current, *_not_moved(before, current)]))
-        return Footprint.on(found)
+        return Footprint.from_places(found)
 
 
 def _not_moved(before: Iterable[Mapping[str, str]], current: Iterable[Mapping[str, str]]) -> list[Mapping[str, str]]:

@@ -11,7 +11,7 @@ from datetime import timedelta
 
 from watchkeeper.catalogue import causes, effects
 from watchkeeper.incidents.footprint import is_workload
-from watchkeeper.incidents.signals import Signal, anchor
+from watchkeeper.incidents.signals import Signal, anchor_place
 from watchkeeper.model import fleet
 from watchkeeper.model.incidents import Incident, Member
 
@@ -22,7 +22,7 @@ Reaches = Callable[[fleet.Place, fleet.Place], bool]
 
 def explains(incident: Incident, signal: Signal, reaches: Reaches) -> bool:
     """A fault under a rank of this job that can do this to a job, and is not so old that it had its chance."""
-    within = effects.on_jobs(incident.cause).get(signal.cause)
+    within = effects.job_effects(incident.cause).get(signal.cause)
     if within is None or not is_workload(signal.place):
         return False
     newest = max(member.since for member in incident.members if not is_guest(member, incident))
@@ -31,11 +31,11 @@ def explains(incident: Incident, signal: Signal, reaches: Reaches) -> bool:
 
 def follows(incident: Incident, signal: Signal, holds: Reaches) -> bool:
     """What a job, or what it holds, shows because it stands still: it goes with the job to what stopped it."""
-    place = anchor(signal.place, signal.cause)
+    place = anchor_place(signal.place, signal.cause)
     return any(
-        signal.family in effects.of(guest.cause)
+        signal.family in effects.affected_families(guest.cause)
         if guest.place != signal.place
-        else guest.family == signal.family or signal.cause in effects.on_jobs(guest.cause)
+        else guest.family == signal.family or signal.cause in effects.job_effects(guest.cause)
         for guest in lasting(incident)
         if guest.place == signal.place or holds(guest.place, place)
     )
@@ -43,12 +43,12 @@ def follows(incident: Incident, signal: Signal, holds: Reaches) -> bool:
 
 def was_first(incident: Incident, signal: Signal, reaches: Reaches) -> bool:
     """The trouble of a job that was seen moments before the fault which brought it about."""
-    within = effects.on_jobs(signal.cause).get(incident.cause)
+    within = effects.job_effects(signal.cause).get(incident.cause)
     if within is None or not is_workload(incident.place):
         return False
     waits = [signal.at - member.since for member in incident.members]
     is_fresh = all(wait <= JOB_FIRST and (wait >= timedelta() or -wait <= within) for wait in waits)
-    return is_fresh and reaches(anchor(signal.place, signal.cause), incident.place)
+    return is_fresh and reaches(anchor_place(signal.place, signal.cause), incident.place)
 
 
 def best_first(hosts: Sequence[Incident], signal: Signal) -> Sequence[Incident]:

@@ -30,7 +30,7 @@ SOURCE = "hub"
 
 
 @dataclass(frozen=True, slots=True)
-class Broken:
+class BrokenGpu:
     """A GPU with a hardware fault that lasts; `since` is the fault's last event, `is_lost` that it was off the bus.
 
     `since` is by the clock of the machine, which may be minutes behind ours; `heard_at` is by ours, as samples are.
@@ -39,12 +39,12 @@ class Broken:
     place: fleet.Place
     since: datetime
     is_lost: bool
-    heard_at: datetime
+    received_at: datetime
 
     @property
     def lag(self) -> timedelta:
         """How far the machine's clock may be behind ours; what came later than that was kept in a spool."""
-        late = self.heard_at - self.since
+        late = self.received_at - self.since
         return late if timedelta() < late <= MOST_LAG else timedelta()
 
 
@@ -52,8 +52,8 @@ class Broken:
 Presence = Callable[[fleet.Place], tuple[datetime, datetime] | None]
 
 
-def recovered(
-    broken: Sequence[Broken], *, engine: engines.Engine, presence: Presence, now: datetime
+def recovery_events(
+    broken: Sequence[BrokenGpu], *, engine: engines.Engine, presence: Presence, now: datetime
 ) -> list[events.Event]:
     """An event for each GPU that shows to have been reset since its fault."""
     found = [_reset(one, now, "reports again") for one in broken if one.is_lost and _is_steady(one, presence)]
@@ -67,13 +67,13 @@ def recovered(
     return found
 
 
-def _in_parts(broken: Sequence[Broken]) -> Iterator[Sequence[Broken]]:
+def _in_parts(broken: Sequence[BrokenGpu]) -> Iterator[Sequence[BrokenGpu]]:
     return (broken[at : at + ASKED_AT_ONCE] for at in range(0, len(broken), ASKED_AT_ONCE))
 
 
-def _is_steady(one: Broken, presence: Presence) -> bool:
+def _is_steady(one: BrokenGpu, presence: Presence) -> bool:
     there = presence(one.place)
-    return there is not None and there[1] - max(there[0], one.since, one.heard_at) >= STEADY
+    return there is not None and there[1] - max(there[0], one.since, one.received_at) >= STEADY
 
 
 Readings = Sequence[tuple[int, float]]
@@ -86,11 +86,11 @@ def _was_reset(marks: Iterable[Readings], since_ms: int) -> bool:
 
 
 def _readings(
-    engine: engines.Engine, metric: str, broken: Sequence[Broken], *, now: datetime
+    engine: engines.Engine, metric: str, broken: Sequence[BrokenGpu], *, now: datetime
 ) -> Mapping[str | None, Readings]:
     """The last hour of one metric by UUID; a GPU that does not show it at this moment ends with NaN."""
     uuids = "|".join(own_metrics.escape(re.escape(one.place.gpu or "")) for one in broken)
-    span = engines.Span(clock.to_ms(now - LOOK_BACK), clock.to_ms(now), STEP_MS)
+    span = engines.QueryRange(clock.to_ms(now - LOOK_BACK), clock.to_ms(now), STEP_MS)
     answer = engine.range(f'max by (UUID) ({metric}{{UUID=~"{uuids}"}} < {BLANK:g})', span)
     found: dict[str | None, Readings] = {}
     for labels, times, values in answer.frame.rows():
@@ -99,7 +99,7 @@ def _readings(
     return found
 
 
-def _reset(one: Broken, now: datetime, why: str) -> events.Event:
+def _reset(one: BrokenGpu, now: datetime, why: str) -> events.Event:
     """The same fault gives the same id, however often it is told to be over.
 
     The time is as the machine's own clock shows it, so that a fault after the reset does not seem to be one before it.

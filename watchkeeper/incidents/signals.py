@@ -101,7 +101,7 @@ def from_event(event: events.Event) -> Signal | None:
         row = xid.lookup(event.code)
         cause, severity = row.cause, row.severity
     else:
-        named = event.fields.get("cause", "") if event.kind in NAMED_KINDS else event_causes.of(event.kind) or ""
+        named = event.fields.get("cause", "") if event.kind in NAMED_KINDS else event_causes.cause_of(event.kind) or ""
         known = causes.lookup(named)
         cause, severity = known.cause, known.severity
     member = incidents.Member(
@@ -137,8 +137,8 @@ def from_alert(alert: alerts.Alert) -> Signal | None:
         severity=alert.severity,
         until=alert.resolved_at if alert.state is alerts.AlertState.RESOLVED else None,
     )
-    holder = fleet.holder(alert.labels) if member.place.gpu is not None else None
-    return Signal(member, causes.lookup(cause).family, job=jobs.job_of(holder) if holder else "")
+    holder = fleet.holder_from_labels(alert.labels) if member.place.gpu is not None else None
+    return Signal(member, causes.lookup(cause).family, job=jobs.job_of_holder(holder) if holder else "")
 
 
 def place_of(labels: Mapping[str, str]) -> fleet.Place:
@@ -161,7 +161,7 @@ def _workload(labels: Mapping[str, str]) -> str | None:
     return next((f"{kind}={'/'.join(map(str, parts))}" for kind, parts in named if all(parts)), None)
 
 
-def anchor(place: fleet.Place, cause: str) -> fleet.Place:
+def anchor_place(place: fleet.Place, cause: str) -> fleet.Place:
     """Where an incident of this cause belongs: a fan fails for the whole node, whichever GPU got hot first."""
     return place.whole_node if causes.lookup(cause).scope == "node" else place
 
@@ -169,11 +169,11 @@ def anchor(place: fleet.Place, cause: str) -> fleet.Place:
 def clear_rule(cause: str, event: events.Event) -> events.ClearRule:
     """When an event is over: hardware by a reset or boot, a dark link or a server by its return, the rest by quiet."""
     stays = causes.lookup(cause).is_hardware and event.kind not in PASSING_KINDS
-    quiet = RETURN_SECONDS if events.TELLS_RETURN in event.fields else QUIET_SECONDS
+    quiet = RETURN_SECONDS if events.REPORTS_RECOVERY in event.fields else QUIET_SECONDS
     return events.ClearRule(None if stays else quiet, cleared_by=CLEARED_BY.get(event.kind, USUALLY_CLEARED_BY))
 
 
 @cache
 def settle_seconds(cause: str) -> int:
     """How long to gather before a verdict on this cause: the longest of its Xid codes."""
-    return max((row.settle_seconds for row in xid.rows() if row.cause == cause), default=0)
+    return max((row.settle_seconds for row in xid.all_codes() if row.cause == cause), default=0)

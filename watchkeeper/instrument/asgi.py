@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any, Protocol
 
 from watchkeeper.instrument import tracing
-from watchkeeper.instrument.page import Page
+from watchkeeper.instrument.page import MetricsPage
 from watchkeeper.instrument.serving_request import ANSWERED, CLIENT_GONE, FAILED, Request, working_on
 
 Scope = MutableMapping[str, Any]
@@ -29,7 +29,7 @@ class ServingMonitor(Protocol):
 
     def begin(self, carrier: tracing.Carrier | None = None) -> Request: ...
 
-    def write(self, page: Page) -> None: ...
+    def write(self, page: MetricsPage) -> None: ...
 
 
 class InferenceMiddleware:
@@ -53,7 +53,7 @@ class InferenceMiddleware:
     async def _measure(self, scope: Scope, receive: Receive, send: Send) -> None:
         carrier = tracing.carrier_of(scope.get("headers", ()))
         request = self._monitor.begin(carrier)
-        answer = _Answer(request, send)
+        answer = _ResponseRecorder(request, send)
         spans = self._monitor.spans
         token = spans.attach(request.span)
         code = FAILED
@@ -70,14 +70,14 @@ class InferenceMiddleware:
 
     async def _answer_page(self, scope: Scope, send: Send) -> None:
         accepts = [value for name, value in scope.get("headers", ()) if name.lower() == b"accept"]
-        page = Page(is_openmetrics=any(b"application/openmetrics-text" in value for value in accepts))
+        page = MetricsPage(is_openmetrics=any(b"application/openmetrics-text" in value for value in accepts))
         self._monitor.write(page)
         headers = [(b"content-type", page.content_type.encode())]
         await send({"type": "http.response.start", "status": ANSWERED, "headers": headers})
         await send({"type": "http.response.body", "body": page.content()})
 
 
-class _Answer:
+class _ResponseRecorder:
     """What the application sends, passed on as it is."""
 
     def __init__(self, request: Request, send: Send) -> None:

@@ -11,14 +11,14 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Protocol
 
-from watchkeeper.instrument.page import Page
+from watchkeeper.instrument.page import MetricsPage
 
 CLIENT_SECONDS = 5.0
 STOP_SECONDS = 0.2
 
 
 class Pages(Protocol):
-    def __call__(self, *, is_openmetrics: bool = False) -> Page: ...
+    def __call__(self, *, is_openmetrics: bool = False) -> MetricsPage: ...
 
 
 class Endpoint:

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from watchkeeper.instrument import publish
 from watchkeeper.instrument.endpoint import Endpoint
-from watchkeeper.instrument.page import Page
+from watchkeeper.instrument.page import MetricsPage
 
 log = logging.getLogger("watchkeeper.instrument")
 EVERY_SECONDS = 15.0
@@ -97,12 +97,12 @@ def from_environment(environment: Mapping[str, str] | None = None) -> Exports:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class MetricsSource:
     """Whose series they are: `name` for files, `labels` for the gateway's group, `local_rank` for the port."""
 
     name: str
     labels: Mapping[str, str]
-    write: Callable[[Page], None]
+    write: Callable[[MetricsPage], None]
     node: str = ""
     local_rank: int = 0
 
@@ -110,8 +110,8 @@ class Source:
     def file_name(self) -> str:
         return f"watchkeeper_{PLAIN_NAME.sub('-', self.name)[:100]}"
 
-    def page(self, *, is_openmetrics: bool = False) -> Page:
-        made = Page(is_openmetrics=is_openmetrics)
+    def page(self, *, is_openmetrics: bool = False) -> MetricsPage:
+        made = MetricsPage(is_openmetrics=is_openmetrics)
         self.write(made)
         return made
 
@@ -119,7 +119,7 @@ class Source:
 class Exporter:
     """Everything that one monitor exports, from its start until `close`."""
 
-    def __init__(self, exports: Exports, source: Source) -> None:
+    def __init__(self, exports: Exports, source: MetricsSource) -> None:
         self._exports, self._source = exports, source
         self._pid = os.getpid()
         self._stop = threading.Event()

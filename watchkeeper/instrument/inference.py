@@ -23,9 +23,9 @@ from typing import Any
 from watchkeeper.instrument import exports as exporting
 from watchkeeper.instrument import placement, tracing
 from watchkeeper.instrument.asgi import InferenceMiddleware
-from watchkeeper.instrument.page import Exemplar, Page, braces
+from watchkeeper.instrument.metric_families import Counters, Histograms
+from watchkeeper.instrument.page import Exemplar, MetricsPage, braces
 from watchkeeper.instrument.serving_request import ANSWERED, CLIENT_GONE, FAILED, Request, current_request, working_on
-from watchkeeper.instrument.tallies import Counters, Histograms
 
 __all__ = ["InferenceMonitor", "current_request"]
 
@@ -75,7 +75,7 @@ class InferenceMonitor:
         place = placement.from_environment()
         # A server may run as several processes on several nodes, each with a page of its own.
         names_it = {"model_name": model_name, "instance": f"{place.node}:{os.getpid()}"}
-        source = exporting.Source(f"{model_name[:60]}_{os.getpid()}", names_it, self.write, place.node)
+        source = exporting.MetricsSource(f"{model_name[:60]}_{os.getpid()}", names_it, self.write, place.node)
         self.exporter = exporting.Exporter(exports or exporting.from_environment(), source)
 
     def asgi(self, app: Any, *, paths: Sequence[str] = (), metrics_path: str | None = None) -> Any:
@@ -125,7 +125,7 @@ class InferenceMonitor:
         finally:
             made.end(code)
 
-    def write(self, page: Page) -> None:
+    def write(self, page: MetricsPage) -> None:
         for histogram in (self._durations, self._first_tokens, self._per_token):
             histogram.write(page)
         for counters in (self._requests, self._prompt, self._generated):

@@ -90,12 +90,12 @@ def wandb_run(*, commits: bool = True) -> Mirror:
     return _Wandb(commits=commits)
 
 
-class Mirroring:
+class MirrorSet:
     """The mirrors of one monitor; `due` is when they want the next numbers."""
 
     def __init__(self, mirrors: Sequence[Mirror], every_seconds: float = EVERY_SECONDS) -> None:
         self._every = every_seconds
-        self._feeds = [_Feed(mirror) for mirror in mirrors]
+        self._feeds = [_MirrorQueue(mirror) for mirror in mirrors]
         self.due = float("-inf") if self._feeds else float("inf")
 
     def offer(self, numbers: Mapping[str, float], step: int, *, now: float) -> None:
@@ -115,7 +115,7 @@ class Mirroring:
         return {feed.mirror.run.tracker: feed.failures for feed in self._feeds if feed.failures}
 
 
-class _Feed:
+class _MirrorQueue:
     """One mirror, its short queue and its thread."""
 
     def __init__(self, mirror: Mirror) -> None:

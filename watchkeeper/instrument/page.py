@@ -24,7 +24,7 @@ class Exemplar:
     at: float
 
 
-class Page:
+class MetricsPage:
     """Families in the order in which they are begun."""
 
     def __init__(self, *, is_openmetrics: bool = False) -> None:

@@ -22,13 +22,13 @@ SPIKE_FACTOR, WARM_STEPS, SMOOTHING = 10.0, 20, 0.05
 MOST_EVENT_LINES = 100
 
 
-class Kind(StrEnum):
+class TrainingEvent(StrEnum):
     LOSS_NOT_FINITE = "loss_not_finite"
     GRAD_NORM_NOT_FINITE = "grad_norm_not_finite"
     GRAD_NORM_SPIKE = "grad_norm_spike"
 
 
-class Happened:
+class EventCount:
     """One kind of event: how often it began, and the step and time at which it began last."""
 
     __slots__ = ("at", "count", "is_on", "step")
@@ -37,7 +37,7 @@ class Happened:
         self.count, self.step, self.at, self.is_on = 0, 0, 0.0, False
 
 
-class Reading:
+class ScalarReading:
     """A number that may come as a tensor of a GPU, which is then read at most once a second.
 
     Only ever in the program's own thread: a GPU that hangs must not hang the page, which says that no step ends.
@@ -69,7 +69,7 @@ class Reading:
         return float(given.detach())
 
 
-class Rates:
+class ThroughputRates:
     """Samples and tokens, in all and by second over the last minute."""
 
     def __init__(self) -> None:
@@ -91,45 +91,45 @@ class Rates:
         return (self.samples - samples) / passed, (self.tokens - tokens) / passed
 
 
-class Progress:
+class TrainingProgress:
     """Everything but times of phases."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
-        self.loss, self.validation_loss, self.grad_norm, self.learning_rate = (Reading() for _ in range(4))
+        self.loss, self.validation_loss, self.grad_norm, self.learning_rate = (ScalarReading() for _ in range(4))
         self.step = 0
         self.epoch: float | None = None
         self.last_step_at: float | None = None
-        self.rates = Rates()
-        self.events = {kind: Happened() for kind in Kind}
+        self.rates = ThroughputRates()
+        self.events = {kind: EventCount() for kind in TrainingEvent}
         self._usual_norm, self._norms, self._lines = 0.0, 0, 0
 
     def take_loss(self, loss: Any, step: int, *, now: float) -> None:
         value = self.loss.offer(loss, now)
-        if value is not None and (self.events[Kind.LOSS_NOT_FINITE].is_on or not math.isfinite(value)):
-            self._judge(Kind.LOSS_NOT_FINITE, not math.isfinite(value), value, step=step)
+        if value is not None and (self.events[TrainingEvent.LOSS_NOT_FINITE].is_on or not math.isfinite(value)):
+            self._judge(TrainingEvent.LOSS_NOT_FINITE, not math.isfinite(value), value, step=step)
 
     def take_grad_norm(self, norm: Any, step: int, *, now: float) -> None:
         value = self.grad_norm.offer(norm, now)
         if value is None:
             return
         is_finite = math.isfinite(value)
-        self._judge(Kind.GRAD_NORM_NOT_FINITE, not is_finite, value, step=step)
+        self._judge(TrainingEvent.GRAD_NORM_NOT_FINITE, not is_finite, value, step=step)
         is_spike = is_finite and self._norms >= WARM_STEPS and value > SPIKE_FACTOR * self._usual_norm
-        self._judge(Kind.GRAD_NORM_SPIKE, is_spike, value, step=step)
+        self._judge(TrainingEvent.GRAD_NORM_SPIKE, is_spike, value, step=step)
         if is_finite and not is_spike:
             self._norms += 1
             weight = max(SMOOTHING, 1 / self._norms)
             self._usual_norm += weight * (value - self._usual_norm)
 
-    def _judge(self, kind: Kind, is_so: bool, value: float, *, step: int) -> None:
+    def _judge(self, kind: TrainingEvent, is_so: bool, value: float, *, step: int) -> None:
         event = self.events[kind]
         if is_so and not event.is_on:
             event.count += 1
             event.step, event.at = step, time()
             if self._lines < MOST_EVENT_LINES:
                 self._lines += 1
-                name = "loss" if kind is Kind.LOSS_NOT_FINITE else "grad_norm"
-                usual = f" (usual: {self._usual_norm:.3g})" if kind is Kind.GRAD_NORM_SPIKE else ""
+                name = "loss" if kind is TrainingEvent.LOSS_NOT_FINITE else "grad_norm"
+                usual = f" (usual: {self._usual_norm:.3g})" if kind is TrainingEvent.GRAD_NORM_SPIKE else ""
                 log.warning("[rank%d] step %d %s: %s%s", self._rank, step, name, value, usual)
         event.is_on = is_so

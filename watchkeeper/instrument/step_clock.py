@@ -123,7 +123,7 @@ class StepClock:
         return next((phase for phase in self._open if phase in PAUSES), None)
 
 
-class Timed:
+class TimedPhase:
     """A phase as a `with` block; one object for each phase is enough, because the clock keeps the nesting."""
 
     __slots__ = ("_clock", "_phase")

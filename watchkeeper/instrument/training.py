@@ -27,11 +27,11 @@ from typing import Any, TypeVar
 from watchkeeper.instrument import barrier, frameworks, placement
 from watchkeeper.instrument import exports as exporting
 from watchkeeper.instrument.checkpoints import Checkpoint, Checkpoints
-from watchkeeper.instrument.mirrors import Mirror, Mirroring
-from watchkeeper.instrument.page import Page
-from watchkeeper.instrument.progress import Progress
-from watchkeeper.instrument.step_clock import Phase, StepClock, Timed
-from watchkeeper.instrument.training_page import Shown, write
+from watchkeeper.instrument.mirrors import Mirror, MirrorSet
+from watchkeeper.instrument.page import MetricsPage
+from watchkeeper.instrument.progress import TrainingProgress
+from watchkeeper.instrument.step_clock import Phase, StepClock, TimedPhase
+from watchkeeper.instrument.training_page import RankSnapshot, write
 
 log = logging.getLogger("watchkeeper.instrument")
 Batch = TypeVar("Batch")
@@ -79,14 +79,14 @@ class TrainingMonitor:
     ) -> None:
         self.job_name = job_name or placement.job_name()
         self.place = place or placement.from_environment()
-        self.clock, self.progress, self.checkpoints = StepClock(), Progress(self.place.rank), Checkpoints()
+        self.clock, self.progress, self.checkpoints = StepClock(), TrainingProgress(self.place.rank), Checkpoints()
         self._tells_all = self.place.rank == 0 if tells_all is None else tells_all
         self._cost = cost
-        self._timed = {phase: Timed(self.clock, phase) for phase in Phase}
-        self._mirroring = Mirroring(mirrors if self._tells_all else ())
+        self._timed = {phase: TimedPhase(self.clock, phase) for phase in Phase}
+        self._mirroring = MirrorSet(mirrors if self._tells_all else ())
         name = f"{self.job_name[:80]}_{self.place.rank}"
         labels = {"job_name": self.job_name, "rank": str(self.place.rank)}
-        source = exporting.Source(name, labels, self.write, self.place.node, self.place.local_rank)
+        source = exporting.MetricsSource(name, labels, self.write, self.place.node, self.place.local_rank)
         self.exporter = exporting.Exporter(exports or exporting.from_environment(), source)
         self._pid, self._is_closed = os.getpid(), False
         threading.Thread(target=self._locate, name="watchkeeper-locate", daemon=True).start()
@@ -95,24 +95,24 @@ class TrainingMonitor:
         """The same batches; the time until each of them comes is the step's wait for input."""
         return _Batches(iter(loader), self.clock)
 
-    def forward(self) -> Timed:
+    def forward(self) -> TimedPhase:
         return self._timed[Phase.FORWARD]
 
-    def backward(self) -> Timed:
+    def backward(self) -> TimedPhase:
         return self._timed[Phase.BACKWARD]
 
-    def optimizer(self) -> Timed:
+    def optimizer(self) -> TimedPhase:
         return self._timed[Phase.OPTIMIZER]
 
-    def waiting_for_input(self) -> Timed:
+    def waiting_for_input(self) -> TimedPhase:
         """For loops that cannot use `batches`."""
         return self._timed[Phase.INPUT]
 
-    def communication(self) -> Timed:
+    def communication(self) -> TimedPhase:
         """Around collectives that the program calls itself; `watch_communication` sees those of DDP."""
         return self._timed[Phase.COMMUNICATION]
 
-    def validation(self) -> Timed:
+    def validation(self) -> TimedPhase:
         """A pause in which no step is expected."""
         return self._timed[Phase.VALIDATION]
 
@@ -197,9 +197,9 @@ class TrainingMonitor:
         """A callback for `transformers.Trainer(callbacks=[monitor.hugging_face()])`."""
         return frameworks.hugging_face_callback(self)
 
-    def write(self, page: Page) -> None:
+    def write(self, page: MetricsPage) -> None:
         """Every series that is known now; what was never told is not there."""
-        shown = Shown(self.job_name, self.place, self.clock, self.progress, self.checkpoints, self._mirroring)
+        shown = RankSnapshot(self.job_name, self.place, self.clock, self.progress, self.checkpoints, self._mirroring)
         samples, tokens = self.progress.rates.per_second(perf_counter())
         used = None if self._cost is None else self._cost.utilisation(samples, tokens)
         write(page, shown, model_utilisation=used, tells_all=self._tells_all)

@@ -11,21 +11,21 @@ from dataclasses import dataclass
 from time import perf_counter
 
 from watchkeeper.instrument.checkpoints import Checkpoints
-from watchkeeper.instrument.mirrors import Mirroring
-from watchkeeper.instrument.page import Page, braces
+from watchkeeper.instrument.mirrors import MirrorSet
+from watchkeeper.instrument.page import MetricsPage, braces
 from watchkeeper.instrument.placement import Placement
-from watchkeeper.instrument.progress import Progress
+from watchkeeper.instrument.progress import TrainingProgress
 from watchkeeper.instrument.step_clock import Phase, StepClock
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class RankSnapshot:
     job_name: str
     place: Placement
     clock: StepClock
-    progress: Progress
+    progress: TrainingProgress
     checkpoints: Checkpoints
-    mirroring: Mirroring
+    mirroring: MirrorSet
 
     @property
     def labels(self) -> dict[str, str]:
@@ -33,7 +33,7 @@ class Shown:
         return {"job_name": self.job_name, "rank": str(self.place.rank), "world_size": str(self.place.world_size)}
 
 
-def write(page: Page, shown: Shown, *, model_utilisation: float | None, tells_all: bool) -> None:
+def write(page: MetricsPage, shown: RankSnapshot, *, model_utilisation: float | None, tells_all: bool) -> None:
     _write_heartbeat(page, shown)
     _write_times(page, shown)
     _write_events(page, shown)
@@ -43,7 +43,7 @@ def write(page: Page, shown: Shown, *, model_utilisation: float | None, tells_al
         _write_runs(page, shown)
 
 
-def _write_heartbeat(page: Page, shown: Shown) -> None:
+def _write_heartbeat(page: MetricsPage, shown: RankSnapshot) -> None:
     labels, place, progress = braces(shown.labels), shown.place, shown.progress
     page.single(
         "training_last_step_timestamp_seconds", "gauge", "When this rank finished its last step",
@@ -65,7 +65,7 @@ def _write_heartbeat(page: Page, shown: Shown) -> None:
     )  # fmt: skip
 
 
-def _write_times(page: Page, shown: Shown) -> None:
+def _write_times(page: MetricsPage, shown: RankSnapshot) -> None:
     labels, clock = braces(shown.labels), shown.clock
     page.single(
         "training_step_compute_seconds", "gauge",
@@ -87,7 +87,7 @@ def _write_times(page: Page, shown: Shown) -> None:
     page.add(labels, pause is not None)
 
 
-def _write_events(page: Page, shown: Shown) -> None:
+def _write_events(page: MetricsPage, shown: RankSnapshot) -> None:
     rows = [(braces({**shown.labels, "kind": kind}), event) for kind, event in shown.progress.events.items()]
     page.begin("training_events_total", "counter", "How often a loss or a gradient became bad, by kind")
     for labels, event in rows:
@@ -102,7 +102,7 @@ def _write_events(page: Page, shown: Shown) -> None:
             page.add(labels, event.at)
 
 
-def _write_curves(page: Page, shown: Shown, model_utilisation: float | None) -> None:
+def _write_curves(page: MetricsPage, shown: RankSnapshot, model_utilisation: float | None) -> None:
     labels, progress = braces(shown.labels), shown.progress
     samples, tokens = progress.rates.per_second(perf_counter())
     rows = (
@@ -141,7 +141,7 @@ def _write_curves(page: Page, shown: Shown, model_utilisation: float | None) -> 
         page.single(name, kind, help, labels=labels, value=value)
 
 
-def _write_checkpoints(page: Page, shown: Shown) -> None:
+def _write_checkpoints(page: MetricsPage, shown: RankSnapshot) -> None:
     labels, sums = braces(shown.labels), shown.checkpoints
     rows = (
         ("training_checkpoint_starts_total", "counter", "Checkpoints that were begun", sums.begun),
@@ -166,7 +166,7 @@ def _write_checkpoints(page: Page, shown: Shown) -> None:
         page.single(name, kind, help, labels=labels, value=value)
 
 
-def _write_runs(page: Page, shown: Shown) -> None:
+def _write_runs(page: MetricsPage, shown: RankSnapshot) -> None:
     runs = [run for run in shown.mirroring.runs() if run.url]
     if runs:
         page.begin("training_run_info", "gauge", "The run of this job in an experiment tracker")

@@ -83,7 +83,7 @@ def from_ms(at_ms: int | float) -> datetime:
     return datetime.fromtimestamp(at_ms / 1000, UTC)
 
 
-def moment(seconds: float) -> datetime | None:
+def from_unix_seconds(seconds: float) -> datetime | None:
     """The time that somebody else's number of seconds since 1970 means; None for one that no calendar has."""
     try:
         return datetime.fromtimestamp(seconds, UTC)

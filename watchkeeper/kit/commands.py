@@ -20,24 +20,24 @@ MAX_OUTPUT_BYTES = 1 << 20
 MAX_STUCK = 16
 
 
-class Outcome(StrEnum):
+class CommandOutcome(StrEnum):
     ANSWERED = "answered"
     FAILED = "failed"
-    ABSENT = "absent"
-    LATE = "late"
+    NOT_FOUND = "absent"
+    TIMED_OUT = "late"
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class CommandResult:
     """What a program said; `text` is its output where it answered, and its complaint where it failed."""
 
-    outcome: Outcome
+    outcome: CommandOutcome
     text: str = ""
-    is_cut: bool = False
+    is_truncated: bool = False
 
 
 @dataclass(slots=True)
-class Commands:
+class CommandRunner:
     """One for each thread that asks."""
 
     seconds: float = 2.0
@@ -47,15 +47,15 @@ class Commands:
     _stuck: dict[Hashable, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     @property
-    def stuck(self) -> int:
+    def stuck_count(self) -> int:
         self._stuck = {key: child for key, child in self._stuck.items() if child.poll() is None}
         return len(self._stuck)
 
-    def ask(self, arguments: Sequence[str]) -> Answer:
+    def run(self, arguments: Sequence[str]) -> CommandResult:
         """Run a program and give its answer, within the deadline in any case."""
         key = tuple(arguments)
-        if self.stuck >= MAX_STUCK or key in self._stuck:
-            return Answer(Outcome.LATE, "an earlier call is still stuck")
+        if self.stuck_count >= MAX_STUCK or key in self._stuck:
+            return CommandResult(CommandOutcome.TIMED_OUT, "an earlier call is still stuck")
         try:
             child = subprocess.Popen(
                 key,
@@ -66,7 +66,7 @@ class Commands:
                 env=self.environment,
             )
         except OSError as error:
-            return Answer(Outcome.ABSENT, f"{arguments[0]}: {error.strerror}")
+            return CommandResult(CommandOutcome.NOT_FOUND, f"{arguments[0]}: {error.strerror}")
         until = time.monotonic() + self.seconds
         text = self._read(child, until)
         if text is None:
@@ -81,7 +81,9 @@ class Commands:
         except subprocess.TimeoutExpired:
             return self._leave(key, child)
         words = text[: self.max_output_bytes].decode("utf-8", "replace")
-        return Answer(Outcome.ANSWERED if child.returncode == 0 or is_cut else Outcome.FAILED, words, is_cut)
+        return CommandResult(
+            CommandOutcome.ANSWERED if child.returncode == 0 or is_cut else CommandOutcome.FAILED, words, is_cut
+        )
 
     def _read(self, child: subprocess.Popen[bytes], until: float) -> bytes | None:
         """What a child writes until it ends or has written too much; None when its time is over."""
@@ -100,7 +102,7 @@ class Commands:
                 text += piece
         return bytes(text)
 
-    def _leave(self, key: Hashable, child: subprocess.Popen[bytes]) -> Answer:
+    def _leave(self, key: Hashable, child: subprocess.Popen[bytes]) -> CommandResult:
         child.kill()
         assert child.stdout is not None
         child.stdout.close()
@@ -110,4 +112,4 @@ class Commands:
             time.sleep(0.005)
         if child.poll() is None:
             self._stuck[key] = child
-        return Answer(Outcome.LATE, f"no answer within {self.seconds:g} s")
+        return CommandResult(CommandOutcome.TIMED_OUT, f"no answer within {self.seconds:g} s")

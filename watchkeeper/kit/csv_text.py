@@ -9,5 +9,5 @@ SEPARATORS = ",;\t|"
 NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,3})?")
 
 
-def separator_of(header: str) -> str:
+def detect_separator(header: str) -> str:
     return max(SEPARATORS, key=header.count)

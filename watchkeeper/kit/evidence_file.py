@@ -19,7 +19,7 @@ from pathlib import Path
 
 from watchkeeper.errors import StoreError
 from watchkeeper.kit import redaction, wire
-from watchkeeper.kit.files import write_whole
+from watchkeeper.kit.files import write_atomically
 
 MANIFEST, SUMS = "manifest.json", "SHA256SUMS"
 # A node's kernel log of a bad week is some MiB; what is longer repeats itself.
@@ -31,7 +31,7 @@ MODE = 0o600
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class BundleFile:
     """One file of a bundle; without `content` it says why there is none."""
 
     name: str
@@ -47,16 +47,16 @@ class Redaction:
 
     def clean(self, content: bytes) -> bytes:
         text = redaction.hide_secrets(content.decode("utf-8", "replace"))
-        return redaction.rename(text, self.names).encode()
+        return redaction.replace_names(text, self.names).encode()
 
 
-def plain(name: str, value: object) -> Piece:
+def json_file(name: str, value: object) -> BundleFile:
     """A piece that is JSON, written for people too."""
-    return Piece(name, (json.dumps(wire.to_plain(value), indent=1, ensure_ascii=False) + "\n").encode())
+    return BundleFile(name, (json.dumps(wire.to_plain(value), indent=1, ensure_ascii=False) + "\n").encode())
 
 
 def pack(
-    pieces: Sequence[Piece], about: Mapping[str, object], *, now: datetime, hidden: Redaction | None = None
+    pieces: Sequence[BundleFile], about: Mapping[str, object], *, now: datetime, hidden: Redaction | None = None
 ) -> bytes:
     """The file's content. `about` opens the manifest: what the bundle is for, and who made it."""
     hidden = hidden or Redaction()
@@ -106,7 +106,7 @@ def _tar(files: Mapping[str, bytes], now: datetime) -> bytes:
 def save(path: Path, content: bytes) -> None:
     """For its owner's eyes only, and whole or not at all."""
     try:
-        write_whole(path, content, mode=MODE)
+        write_atomically(path, content, mode=MODE)
     except OSError as error:
         raise StoreError(f"the bundle cannot be written: {error.strerror}", where=str(path)) from error
 

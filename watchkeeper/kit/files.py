@@ -14,7 +14,7 @@ OWNER_MARK = "watchkeeper.data"
 FORMAT = 1
 
 
-class Stamp(NamedTuple):
+class FileStamp(NamedTuple):
     """What differs once a file was written, or another took its name."""
 
     written_ns: int
@@ -22,16 +22,16 @@ class Stamp(NamedTuple):
     inode: int
 
 
-def stamp(path: Path) -> Stamp | None:
+def read_stamp(path: Path) -> FileStamp | None:
     """Of a file as it is now; None while it cannot be found. Take it before reading, then no change is missed."""
     try:
         found = path.stat()
     except OSError:
         return None
-    return Stamp(found.st_mtime_ns, found.st_size, found.st_ino)
+    return FileStamp(found.st_mtime_ns, found.st_size, found.st_ino)
 
 
-def write_whole(path: Path, content: bytes, *, mode: int = 0o644, syncs: bool = True) -> None:
+def write_atomically(path: Path, content: bytes, *, mode: int = 0o644, syncs: bool = True) -> None:
     """Replace a file so that a reader, or a crash, sees the old content or the new one.
 
     `syncs` False waits for no disk: for what may be lost, or empty, after a power cut.

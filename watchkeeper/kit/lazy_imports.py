@@ -24,8 +24,8 @@ _begun: set[str] = set()
 
 def begin() -> None:
     """From now on our modules are late."""
-    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())
+    if not any(isinstance(finder, _LazyFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _LazyFinder())
 
 
 def steps(*prefixes: str) -> Iterator[None]:
@@ -33,7 +33,9 @@ def steps(*prefixes: str) -> Iterator[None]:
 
     One at a time, each with what it needs at once: whoever has something else to do can do it in between.
     """
-    while left := [one for name, one in list(sys.modules.items()) if type(one) is _Late and name.startswith(prefixes)]:
+    while left := [
+        one for name, one in list(sys.modules.items()) if type(one) is _LazyModule and name.startswith(prefixes)
+    ]:
         for module in left:
             vars(module)
             yield
@@ -41,12 +43,12 @@ def steps(*prefixes: str) -> Iterator[None]:
 
 def finish() -> None:
     """Run all that did not run yet, and let modules that are imported from now on run at once."""
-    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _Finder)]
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _LazyFinder)]
     for _ in steps(PREFIX):
         pass
 
 
-class _Finder(MetaPathFinder):
+class _LazyFinder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
@@ -54,11 +56,11 @@ class _Finder(MetaPathFinder):
             return None
         spec = PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None and spec.submodule_search_locations is None:
-            spec.loader = _LateLoader(spec.loader)
+            spec.loader = _LazyLoader(spec.loader)
         return spec
 
 
-class _LateLoader(Loader):
+class _LazyLoader(Loader):
     """Makes the module, and leaves it to its first user to run it."""
 
     def __init__(self, loader: Loader) -> None:
@@ -71,10 +73,10 @@ class _LateLoader(Loader):
         assert module.__spec__ is not None
         module.__spec__.loader = module.__loader__ = self._loader
         _locks[module.__spec__.name] = threading.RLock()
-        module.__class__ = _Late
+        module.__class__ = _LazyModule
 
 
-class _Late(ModuleType):
+class _LazyModule(ModuleType):
     """A module that did not run yet, or that is running."""
 
     def __getattribute__(self, name: str) -> object:
@@ -93,7 +95,7 @@ def _run(module: ModuleType) -> None:
         return
     with lock:
         # It has run meanwhile, or it runs and asks for something of itself.
-        is_late = type(module) is _Late and spec.name not in _begun
+        is_late = type(module) is _LazyModule and spec.name not in _begun
         if not is_late:
             return
         _begun.add(spec.name)

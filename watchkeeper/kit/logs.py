@@ -39,7 +39,7 @@ class JsonFormat(logging.Formatter):
         return json.dumps(entry, default=str)
 
 
-def start(*, level: str = "info", as_json: bool = False) -> None:
+def configure(*, level: str = "info", as_json: bool = False) -> None:
     """Send our logs to standard error; the loggers of libraries speak from warning on."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormat() if as_json else TextFormat())

@@ -36,19 +36,19 @@ SET_ASIDE_SECONDS = 3600.0
 SCRATCH_MAPPED_BYTES, SCRATCH_FREE_BYTES = 32 << 20, 64 << 20
 
 
-def give_back_start() -> None:
+def release_startup_memory() -> None:
     """All that only the start needed; the agent and its reader child call it once they are up."""
-    give_back()
+    release_free_memory()
     advise = getattr(ctypes.CDLL(None), "madvise", None)
     if advise is None:
         return
     with suppress(OSError):
-        for start, length in clean_files(Path("/proc/self/smaps").read_text()):
+        for start, length in unmodified_mappings(Path("/proc/self/smaps").read_text()):
             # What is needed after all comes back from the page cache at the first touch.
             advise(ctypes.c_void_p(start), ctypes.c_size_t(length), DONT_NEED)
 
 
-def clean_files(maps: str) -> Iterator[tuple[int, int]]:
+def unmodified_mappings(maps: str) -> Iterator[tuple[int, int]]:
     """Start and length of mapped files, in the text of smaps, that nobody can write and nobody has written to.
 
     A page that a relocation changed is the only copy of it, and would be lost.
@@ -65,19 +65,19 @@ def clean_files(maps: str) -> Iterator[tuple[int, int]]:
             yield found
 
 
-def give_back() -> None:
+def release_free_memory() -> None:
     """Return free pages now."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
-def give_back_early() -> None:
+def release_eagerly() -> None:
     """Return freed memory as soon as it is free, from now on; the hub and the simulator call it before they start."""
     _set({M_ARENA_MAX: ARENAS, M_TRIM_THRESHOLD: KEPT_FREE_BYTES, M_MMAP_THRESHOLD: MAPPED_BYTES})
 
 
-def collect_seldom() -> None:
+def collect_garbage_rarely() -> None:
     """Look for cycles of garbage less often and in less, from now on; the hub calls it before it starts."""
     gc.set_threshold(YOUNG_OBJECTS, *gc.get_threshold()[1:])
     gc.callbacks.append(_SetAside())
@@ -102,7 +102,7 @@ class _SetAside:
             gc.unfreeze()
 
 
-def keep_scratch() -> None:
+def keep_query_buffers() -> None:
     """Keep some freed memory for the next query, from now on; a store calls it when it has grown large."""
     _set({M_TRIM_THRESHOLD: SCRATCH_FREE_BYTES, M_MMAP_THRESHOLD: SCRATCH_MAPPED_BYTES})
 

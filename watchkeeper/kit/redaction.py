@@ -73,7 +73,7 @@ def pseudonyms(names: Iterable[str], word: str) -> dict[str, str]:
     return {name: f"{word}-{number}" for number, name in enumerate(sorted(filter(None, set(names))), start=1)}
 
 
-def rename(text: str, instead: Mapping[str, str]) -> str:
+def replace_names(text: str, instead: Mapping[str, str]) -> str:
     """Every whole occurrence of a name; the longest name first, so that none is found inside another."""
     if not instead:
         return text

@@ -14,7 +14,7 @@ from watchkeeper.errors import StartRefused
 SHORTEST = 32
 
 
-def read_secret(path: Path) -> bytes:
+def read_key_file(path: Path) -> bytes:
     """The first line that is not a comment; StartRefused if it is missing, short, or readable by everyone."""
     try:
         mode = path.stat().st_mode

@@ -1,6 +1,6 @@
 """One PromQL expression of somebody else's: are its series and labels here, and does it mean what it seems?
 
-`files` calls `judge` for each rule and each panel. What the hub renames as it scrapes (`scrape.dialect`) is asked for
+`files` calls `judge` for each rule and each panel. What the hub renames as it scrapes (`scrape.dcgm_names`) is asked for
 under the usual name here.
 """
 
@@ -61,13 +61,13 @@ def _names(expr: ast.Expr, recorded: frozenset[str]) -> Iterator[tuple[Standing,
             continue
         origin = series.origin(name)
         match origin.maker:
-            case series.Maker.AGENT | series.Maker.HUB | series.Maker.RULE:
+            case series.SeriesSource.AGENT | series.SeriesSource.HUB | series.SeriesSource.RULE:
                 yield Standing.WORKS, ""
-            case series.Maker.AGENT_ASKED:
+            case series.SeriesSource.AGENT_OPTIONAL:
                 yield Standing.CHANGES, f"{name}: the agent shows it when a file of --counters names it"
-            case series.Maker.RENAMED | series.Maker.ALIAS:
+            case series.SeriesSource.RENAMED | series.SeriesSource.ALIAS:
                 yield Standing.CHANGES, f"{name}: write {origin.instead}"
-            case series.Maker.NOBODY:
+            case series.SeriesSource.NOT_A_FIELD:
                 near = f"; near it: {origin.who}" if origin.who else ""
                 yield Standing.CANNOT, f"{name}: no field that NVML gives has this name{near}"
             case _:
@@ -90,7 +90,7 @@ def _labels(expr: ast.Expr) -> Iterator[tuple[Standing, str]]:
 def _meaning(expr: ast.Expr) -> Iterator[tuple[Standing, str]]:
     """Questions that work and mislead: growth of what is no counter."""
     for part in walk.parts(expr):
-        if not isinstance(part, ast.Call) or part.function not in OVER_TIME:
+        if not isinstance(part, ast.FunctionCall) or part.function not in OVER_TIME:
             continue
         for selector in _gpu_selectors(part):
             row = metrics.lookup(selector.name or "")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import yaml
 
-from watchkeeper.errors import RuleFileError, reason
+from watchkeeper.errors import RuleFileError, error_reason
 from watchkeeper.kit import yaml_text
 from watchkeeper.migrate.expression import judge
 from watchkeeper.migrate.verdict import Standing, Verdict
@@ -70,7 +70,7 @@ def _text(path: Path) -> str | Verdict:
             )
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        return Verdict(str(path), "", path.name, Standing.CANNOT, (f"it cannot be read: {reason(error)}",))
+        return Verdict(str(path), "", path.name, Standing.CANNOT, (f"it cannot be read: {error_reason(error)}",))
 
 
 def _read_rules(path: Path, text: str, found: list[Verdict], *, is_named: bool) -> Iterator[RulesOf]:
@@ -82,7 +82,7 @@ def _read_rules(path: Path, text: str, found: list[Verdict], *, is_named: bool) 
             found.append(Verdict(str(path), "", path.name, Standing.CANNOT, (why,)))
         return
     try:
-        yield RulesOf(path, rulefile.read({str(path): rules}).rules, has_lines=rules == text)
+        yield RulesOf(path, rulefile.read_rules({str(path): rules}).rules, has_lines=rules == text)
     except rulefile.RuleFileProblems as error:
         found += [_problem(path, one) for one in error.problems]
 
@@ -130,7 +130,7 @@ def _counters(path: Path, text: str) -> list[Verdict]:
 
 
 def _counter(path: Path, counter: counters_csv.Counter) -> Verdict:
-    known = choice.dcgm().get(counter.name)
+    known = choice.dcgm_families().get(counter.name)
     if known is None:
         why = "NVML cannot give it; keep dcgm-exporter for this field"
         return Verdict(str(path), f"line {counter.line}", counter.name, Standing.CANNOT, (why,))
@@ -145,18 +145,18 @@ def _counter(path: Path, counter: counters_csv.Counter) -> Verdict:
 
 def _dashboard(path: Path, text: str, recorded: frozenset[str], *, is_named: bool) -> list[Verdict]:
     try:
-        dashboard = grafana_dashboard.read(text)
+        dashboard = grafana_dashboard.read_dashboard(text)
     except grafana_dashboard.NotADashboard as error:
         if error.is_other and not is_named:
             return []
         return [Verdict(str(path), "", path.name, Standing.CANNOT, (f"no dashboard: {error}",))]
     found = []
-    for question in dashboard.questions:
+    for question in dashboard.queries:
         where = f"{dashboard.title} / {question.panel}"
         if question.expr is None:
             why = (f"it asks {question.language}, not Prometheus",)
             found.append(Verdict(str(path), where, question.language, Standing.CANNOT, why))
         else:
-            judged = judge(grafana_dashboard.filled(question.expr), recorded)
+            judged = judge(grafana_dashboard.fill_variables(question.expr), recorded)
             found.append(Verdict(str(path), where, question.expr[:SHOWN], judged.standing, judged.why))
     return found

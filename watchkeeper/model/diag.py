@@ -20,7 +20,7 @@ MOST_KEPT = 2_000
 MOST_BYTES = 4 << 20
 
 
-class Verdict(StrEnum):
+class DiagVerdict(StrEnum):
     """From good to bad; `skip` is no verdict about the GPU: the test was not run, and `why` says why."""
 
     PASS = "pass"  # noqa: S105
@@ -29,7 +29,7 @@ class Verdict(StrEnum):
     FAIL = "fail"
 
 
-class Exit(StrEnum):
+class DiagOutcome(StrEnum):
     """What the whole run says; each has an exit code."""
 
     PASSED = "passed"
@@ -50,7 +50,7 @@ class TestResult:
 
     test: str
     gpu: str | None
-    verdict: Verdict
+    verdict: DiagVerdict
     why: str
     measured: float | None = None
     expected: float | None = None
@@ -69,7 +69,7 @@ class TestedGpu:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class DiagReport:
     """One run. `stopped` says why it ended early, empty if it did not."""
 
     level: int
@@ -81,18 +81,18 @@ class Report:
     stopped: str = ""
 
     @property
-    def exit(self) -> Exit:
+    def exit(self) -> DiagOutcome:
         """Failed if a test failed; else cannot tell if a test of a GPU that was asked for could not run."""
         found = {result.verdict for result in self.results}
-        if Verdict.FAIL in found:
-            return Exit.FAILED
-        if self.stopped or not self.gpus or not found & {Verdict.PASS, Verdict.WARN}:
-            return Exit.CANNOT_TELL
-        return Exit.CANNOT_TELL if any(result.test == NO_WORK for result in self.results) else Exit.PASSED
+        if DiagVerdict.FAIL in found:
+            return DiagOutcome.FAILED
+        if self.stopped or not self.gpus or not found & {DiagVerdict.PASS, DiagVerdict.WARN}:
+            return DiagOutcome.CANNOT_TELL
+        return DiagOutcome.CANNOT_TELL if any(result.test == NO_WORK for result in self.results) else DiagOutcome.PASSED
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class LatestResult:
     """The newest result of one test of one GPU, with the time of its run."""
 
     at: datetime
@@ -100,20 +100,20 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
-class KeptResults:
+class LatestResults:
     """The whole file."""
 
-    results: tuple[Kept, ...] = ()
+    results: tuple[LatestResult, ...] = ()
 
 
-def merge(kept: KeptResults, report: Report) -> KeptResults:
+def merge_report(kept: LatestResults, report: DiagReport) -> LatestResults:
     """The newest result of each test and GPU; a test that was skipped leaves the older result with its older time."""
     newest = {(entry.result.test, entry.result.gpu): entry for entry in kept.results}
     for result in report.results:
-        if result.verdict is not Verdict.SKIP:
-            newest[result.test, result.gpu] = Kept(report.started_at, result)
-    return KeptResults(tuple(_newest(newest.values())[:MOST_KEPT]))
+        if result.verdict is not DiagVerdict.SKIP:
+            newest[result.test, result.gpu] = LatestResult(report.started_at, result)
+    return LatestResults(tuple(_newest(newest.values())[:MOST_KEPT]))
 
 
-def _newest(entries: Iterable[Kept]) -> list[Kept]:
+def _newest(entries: Iterable[LatestResult]) -> list[LatestResult]:
     return sorted(entries, key=lambda entry: (entry.at, entry.result.test, entry.result.gpu or ""), reverse=True)

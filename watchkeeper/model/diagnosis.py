@@ -30,7 +30,7 @@ class Evidence:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class DiagnosisStep:
     """What a person should do next; `command` is exact where there is one."""
 
     do: str
@@ -56,7 +56,7 @@ class Finding:
     title: str
     why: str
     evidence: tuple[Evidence, ...]
-    actions: tuple[Step, ...] = ()
+    actions: tuple[DiagnosisStep, ...] = ()
     ruled_out: tuple[RuledOut, ...] = ()
 
     def __post_init__(self) -> None:
@@ -65,7 +65,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Alike:
+class SimilarIncident:
     """An incident that had looked the same, and what it was in the word of the person who corrected it."""
 
     incident: str
@@ -84,13 +84,13 @@ class Diagnosis:
     looked_at: tuple[str, ...]
     # What would tell the best answer from the next one, where something would.
     tell_apart: str = ""
-    alike: tuple[Alike, ...] = ()
+    alike: tuple[SimilarIncident, ...] = ()
 
     @property
     def best(self) -> Finding | None:
         return self.findings[0] if self.findings else None
 
 
-def rank(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
+def rank_findings(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
     """Best first; equals keep a stable order by cause and place, so the same facts give the same answer."""
     return tuple(sorted(findings, key=lambda finding: (-finding.confidence, finding.cause, str(finding.place))))

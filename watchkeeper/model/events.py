@@ -86,10 +86,10 @@ class EventSource:
 ConditionKey = tuple[Place, EventKind, int | None, str]
 SERVER = "server"
 # On an event whose source will say when it is over; one who does not is over when it stays quiet.
-TELLS_RETURN = "tells_return"
+REPORTS_RECOVERY = "tells_return"
 
 
-def key_of(event: Event) -> ConditionKey:
+def condition_key(event: Event) -> ConditionKey:
     """What the event is about: all that have it are one condition."""
     return (event.place, event.kind, event.code, event.fields.get(SERVER, ""))
 
@@ -121,7 +121,7 @@ class ClearRule:
     cleared_by: frozenset[EventKind] = frozenset()
 
 
-def fold(events: Iterable[Event], rule: ClearRule, now: datetime) -> dict[ConditionKey, Condition]:
+def fold_conditions(events: Iterable[Event], rule: ClearRule, now: datetime) -> dict[ConditionKey, Condition]:
     """The newest condition of each key at `now`.
 
     Order and repetition of the events do not matter: they are taken by time, each id once. A
@@ -135,7 +135,7 @@ def fold(events: Iterable[Event], rule: ClearRule, now: datetime) -> dict[Condit
         if event.kind in rule.cleared_by:
             _clear_by(conditions, event)
             continue
-        key = key_of(event)
+        key = condition_key(event)
         known = _settle(conditions[key], rule, event.at) if key in conditions else None
         if known is None or not known.is_open:
             conditions[key] = Condition(key, since=event.at, last=event.at, count=1)

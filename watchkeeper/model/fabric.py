@@ -38,18 +38,18 @@ MIN_PEERS = 3
 PortKey = tuple[str, int]
 
 
-class Kind(StrEnum):
+class FabricDeviceKind(StrEnum):
     SWITCH = "switch"
     HOST = "host"
     ROUTER = "router"
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class FabricDevice:
     """A switch, or one adapter of a host; `guid` is 16 hexadecimal digits."""
 
     guid: str
-    kind: Kind
+    kind: FabricDeviceKind
     name: str
     ports: int
     lid: int | None = None
@@ -57,7 +57,7 @@ class Device:
     @property
     def node(self) -> str | None:
         """The host an adapter sits in, from the description `gpu-node-1 mlx5_0`; None where it has no name yet."""
-        if self.kind is not Kind.HOST or UNNAMED.search(self.name):
+        if self.kind is not FabricDeviceKind.HOST or UNNAMED.search(self.name):
             return None
         return self.name.rpartition(" ")[0].strip() or self.name
 
@@ -67,7 +67,7 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
-class Port:
+class FabricPort:
     """One port; `counters` None means that none came. Where they did, an error that is not among them is 0."""
 
     guid: str
@@ -104,8 +104,8 @@ class Fabric:
 
     at_ms: int
     source: str
-    devices: tuple[Device, ...] = ()
-    ports: tuple[Port, ...] = ()
+    devices: tuple[FabricDevice, ...] = ()
+    ports: tuple[FabricPort, ...] = ()
     problems: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
     seconds: float = 0.0
@@ -117,30 +117,30 @@ class HostLink:
 
     node: str
     adapter: str
-    port: Port
+    port: FabricPort
     switch: str | None = None
     switch_port: int | None = None
     is_slow: bool = False
 
 
-class Layout:
+class FabricTopology:
     """Who is connected to whom in one sweep; each answer is computed once."""
 
     def __init__(self, fabric: Fabric) -> None:
         self.fabric = fabric
         self.devices = {device.guid: device for device in fabric.devices}
         self.ports = {port.key: port for port in fabric.ports}
-        self._names = Counter(device.name for device in fabric.devices if device.kind is Kind.SWITCH)
+        self._names = Counter(device.name for device in fabric.devices if device.kind is FabricDeviceKind.SWITCH)
 
-    def switches(self) -> list[Device]:
-        return [device for device in self.fabric.devices if device.kind is Kind.SWITCH]
+    def switches(self) -> list[FabricDevice]:
+        return [device for device in self.fabric.devices if device.kind is FabricDeviceKind.SWITCH]
 
-    def name(self, guid: str) -> str:
+    def device_name(self, guid: str) -> str:
         """A device as people call it; a switch whose name another one has too, or none, is told apart by its GUID."""
         device = self.devices.get(guid)
         if device is None:
             return guid
-        if device.kind is Kind.SWITCH and (not device.name or self._names[device.name] > 1):
+        if device.kind is FabricDeviceKind.SWITCH and (not device.name or self._names[device.name] > 1):
             return f"{device.name}@{guid}"
         return device.name
 
@@ -156,16 +156,16 @@ class Layout:
         """Switches with a host; a host is nearer to its leaf than to any other."""
         return frozenset(port.guid for port in self.fabric.ports if self._class(port) == "host link")
 
-    def _class(self, port: Port) -> str:
+    def _class(self, port: FabricPort) -> str:
         here, there = self.devices.get(port.guid), self.devices.get(port.peer_guid or "")
-        if here is None or there is None or here.kind is not Kind.SWITCH:
+        if here is None or there is None or here.kind is not FabricDeviceKind.SWITCH:
             return ""
-        return "host link" if there.kind is Kind.HOST else "trunk"
+        return "host link" if there.kind is FabricDeviceKind.HOST else "trunk"
 
     @cached_property
-    def slow(self) -> frozenset[PortKey]:
+    def slow_ports(self) -> frozenset[PortKey]:
         """Switch ports below the rate that most ports of the same switch with the same use have."""
-        groups: dict[tuple[str, str], list[Port]] = defaultdict(list)
+        groups: dict[tuple[str, str], list[FabricPort]] = defaultdict(list)
         for port in self.fabric.ports:
             if port.gbps is not None and port.is_up and self._class(port):
                 groups[port.guid, self._class(port)].append(port)
@@ -177,7 +177,7 @@ class Layout:
                 found.update(port.key for port in group if (port.gbps or 0.0) < usual)
         return frozenset(found)
 
-    def links(self) -> Iterator[tuple[Port, Port]]:
+    def links(self) -> Iterator[tuple[FabricPort, FabricPort]]:
         """Each cable once, the end with the smaller key first."""
         for port in self.fabric.ports:
             there = self.ports.get(port.peer) if port.peer is not None else None
@@ -192,13 +192,13 @@ class Layout:
             if device is None or device.node is None:
                 continue
             there = self.devices.get(port.peer_guid or "")
-            is_switch = there is not None and there.kind is Kind.SWITCH
-            switch = self.name(port.peer_guid or "") if is_switch else None
-            is_slow = port.peer in self.slow
+            is_switch = there is not None and there.kind is FabricDeviceKind.SWITCH
+            switch = self.device_name(port.peer_guid or "") if is_switch else None
+            is_slow = port.peer in self.slow_ports
             found.append(HostLink(device.node, device.adapter, port, switch, port.peer_port, is_slow))
-        return sorted(found, key=lambda link: (link.node, natural(link.adapter), link.port.number))
+        return sorted(found, key=lambda link: (link.node, natural_sort_key(link.adapter), link.port.number))
 
-    def leaf_of(self) -> dict[str, str]:
+    def leaf_by_node(self) -> dict[str, str]:
         """The leaf of each node: that of its first adapter, so that nodes of one group of rails have the same."""
         leaves: dict[str, str] = {}
         for link in self.host_links():
@@ -206,15 +206,17 @@ class Layout:
                 leaves.setdefault(link.node, link.switch)
         return leaves
 
-    def unnamed_hosts(self) -> list[Device]:
-        return [device for device in self.fabric.devices if device.kind is Kind.HOST and device.node is None]
+    def unnamed_hosts(self) -> list[FabricDevice]:
+        return [
+            device for device in self.fabric.devices if device.kind is FabricDeviceKind.HOST and device.node is None
+        ]
 
 
-def leaf_of(fabric: Fabric) -> dict[str, str]:
+def leaf_by_node(fabric: Fabric) -> dict[str, str]:
     """Node → leaf switch, for the inventory."""
-    return Layout(fabric).leaf_of()
+    return FabricTopology(fabric).leaf_by_node()
 
 
-def natural(text: str) -> list[tuple[int, str]]:
+def natural_sort_key(text: str) -> list[tuple[int, str]]:
     """A sort key that counts digits as numbers: mlx5_2 before mlx5_10."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", text)]

@@ -41,7 +41,7 @@ class Place:
         if self.gpu is not None and self.port is not None:
             raise ValueError("a place has a GPU or a port, not both")
 
-    def is_called_by_uuid(self, title: str) -> bool:
+    def is_named_in(self, title: str) -> bool:
         """True for a title from before any page had told the number of the GPU."""
         return self.gpu is not None and self.gpu in title
 
@@ -124,7 +124,7 @@ class Node:
     def place(self) -> Place:
         return Place(self.cluster, node=self.name)
 
-    def enclosing(self) -> tuple[Place, ...]:
+    def failure_domains(self) -> tuple[Place, ...]:
         """The failure domains this node lies in, for example its rack and its leaf switch."""
         return tuple(Place(self.cluster, domain=f"{kind}={name}") for kind, name in sorted(self.domains.items()))
 
@@ -148,7 +148,7 @@ class NodeInFleet:
     gpus: tuple[GpuInFleet | None, ...]
 
 
-def same_pci(text: str) -> str:
+def normalise_pci(text: str) -> str:
     """One spelling of a PCI address, `dddd:bb:dd`, whatever tool wrote it.
 
     The kernel log writes `PCI:0000:5d:00`, dcgm-exporter `00000000:5D:00.0`, lspci `5d:00.0`.
@@ -164,7 +164,7 @@ UNMAPPED = "unmapped"
 HOLDER_LABELS = (("namespace", "pod"), ("exported_namespace", "exported_pod"), ("", "hpc_job"))
 
 
-def holder(labels: Mapping[str, str]) -> str | None:
+def holder_from_labels(labels: Mapping[str, str]) -> str | None:
     """Which workload holds a GPU, as the labels of its samples say: `namespace/pod`, or a Slurm job's id."""
     for space, name in HOLDER_LABELS:
         if labels.get(name):

@@ -30,7 +30,7 @@ LAST_EXPONENT = 1024
 Buckets: TypeAlias = tuple[tuple[int, float], ...]
 
 
-class Hint(IntEnum):
+class ResetHint(IntEnum):
     """What is known about a counter reset since the sample before; numbers as in the remote-write protocol."""
 
     UNKNOWN = 0
@@ -45,7 +45,7 @@ class Bucket(NamedTuple):
     population: float
 
 
-class Incompatible(ValueError):
+class IncompatibleHistograms(ValueError):
     """One histogram has exponential buckets, the other custom bounds: they have no sum."""
 
 
@@ -61,7 +61,7 @@ class Histogram:
     positive: Buckets = ()
     negative: Buckets = ()
     bounds: tuple[float, ...] = ()
-    hint: Hint = Hint.UNKNOWN
+    hint: ResetHint = ResetHint.UNKNOWN
 
     @property
     def is_custom(self) -> bool:
@@ -101,7 +101,7 @@ class Histogram:
             found.append(Bucket(max(lower, edge) if lower > 0 else lower, upper, count))
         return found
 
-    def includes(self, bucket: Bucket) -> tuple[bool, bool]:
+    def bound_inclusion(self, bucket: Bucket) -> tuple[bool, bool]:
         """Whether a bucket holds its own bounds: the one nearer to 0 is never inside, both of the zero bucket are."""
         if self.is_custom:
             return bucket.lower == -math.inf, True
@@ -126,7 +126,7 @@ class Histogram:
             zero_count=change(self.zero_count),
             positive=tuple((index, change(count)) for index, count in self.positive),
             negative=tuple((index, change(count)) for index, count in self.negative),
-            hint=Hint.GAUGE if is_gauge else self.hint,
+            hint=ResetHint.GAUGE if is_gauge else self.hint,
         )
 
     def compacted(self) -> Histogram:
@@ -209,7 +209,7 @@ class HistogramSample:
     value: Histogram
 
 
-class Combined(NamedTuple):
+class CombinedHistogram(NamedTuple):
     """`is_conflicting`: one knew of a counter reset, another of none. `is_reconciled`: custom bounds differed."""
 
     histogram: Histogram
@@ -217,11 +217,11 @@ class Combined(NamedTuple):
     is_reconciled: bool
 
 
-def total(parts: Sequence[Histogram]) -> Combined:
+def sum_histograms(parts: Sequence[Histogram]) -> CombinedHistogram:
     """The sum of some histograms in the finest layout that all of them have; Incompatible if there is none."""
     first = parts[0]
     if any(one.is_custom != first.is_custom for one in parts):
-        raise Incompatible("exponential buckets and custom bounds do not add up")
+        raise IncompatibleHistograms("exponential buckets and custom bounds do not add up")
     bounds, is_reconciled = first.bounds, False
     for one in parts[1:]:
         if one.bounds != bounds:
@@ -239,18 +239,18 @@ def total(parts: Sequence[Histogram]) -> Combined:
         bounds=bounds,
         hint=hint,
     )
-    return Combined(found, is_conflicting, is_reconciled)
+    return CombinedHistogram(found, is_conflicting, is_reconciled)
 
 
-def difference(left: Histogram, right: Histogram) -> Combined:
-    return total([left, replace(right.scaled(-1.0), hint=right.hint)])
+def subtract_histograms(left: Histogram, right: Histogram) -> CombinedHistogram:
+    return sum_histograms([left, replace(right.scaled(-1.0), hint=right.hint)])
 
 
-def average(parts: Sequence[Histogram]) -> Combined:
+def average_histograms(parts: Sequence[Histogram]) -> CombinedHistogram:
     """The mean of some histograms; each is divided first where their sum would be too large for a float."""
-    found = total(parts)
+    found = sum_histograms(parts)
     if any(map(math.isinf, found.histogram.numbers)):
-        return total([one.divided(len(parts)) for one in parts])
+        return sum_histograms([one.divided(len(parts)) for one in parts])
     return found._replace(histogram=found.histogram.divided(len(parts)))
 
 
@@ -271,13 +271,13 @@ def _aligned(parts: Sequence[Histogram]) -> list[Histogram]:
     return [one.coarsened(schema) for one in laid]
 
 
-def _joined_hint(hints: Sequence[Hint]) -> tuple[Hint, bool]:
+def _joined_hint(hints: Sequence[ResetHint]) -> tuple[ResetHint, bool]:
     """A gauge makes everything a gauge; what is unknown of one is unknown of all."""
     kinds = set(hints)
-    is_conflicting = {Hint.RESET, Hint.NOT_RESET} <= kinds
-    if Hint.GAUGE in kinds:
-        return Hint.GAUGE, is_conflicting
-    return (hints[0] if len(kinds) == 1 else Hint.UNKNOWN), is_conflicting
+    is_conflicting = {ResetHint.RESET, ResetHint.NOT_RESET} <= kinds
+    if ResetHint.GAUGE in kinds:
+        return ResetHint.GAUGE, is_conflicting
+    return (hints[0] if len(kinds) == 1 else ResetHint.UNKNOWN), is_conflicting
 
 
 def _merged(buckets: Iterable[tuple[int, float]]) -> Buckets:

@@ -12,7 +12,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, NewType
 
-from watchkeeper.errors import IllegalMove
+from watchkeeper.errors import InvalidTransition
 from watchkeeper.model.alerts import Severity
 from watchkeeper.model.fleet import Place
 
@@ -86,7 +86,7 @@ class Incident:
 
 
 @dataclass(frozen=True, slots=True)
-class Happened:
+class TimelineEntry:
     """One line of an incident's timeline; `body` has what its kind says."""
 
     at: datetime
@@ -96,10 +96,10 @@ class Happened:
 
 
 def move(incident: Incident, to: IncidentState, *, at: datetime) -> Incident:
-    """The incident in its next state, or IllegalMove if the life cycle does not allow it."""
+    """The incident in its next state, or InvalidTransition if the life cycle does not allow it."""
     if to not in INCIDENT_MOVES[incident.state]:
         allowed = ", ".join(sorted(INCIDENT_MOVES[incident.state]))
-        raise IllegalMove(
+        raise InvalidTransition(
             f"{incident.state} cannot become {to}",
             where=incident.id,
             now=f"It is {incident.state}",

@@ -71,7 +71,7 @@ class BoundBy(StrEnum):
     UNKNOWN = "unknown"
 
 
-class Lost(StrEnum):
+class LostReason(StrEnum):
     """Why wall time brought no step; `PAUSE` is a checkpoint, validation or another stop that is usual for the job."""
 
     STALL = "stall"
@@ -152,7 +152,7 @@ class JobLine:
 
 
 @dataclass(frozen=True, slots=True)
-class Used:
+class ResourceUse:
     """Used against held: `unit` is GPUs, bytes or cores; `share` None: not measured."""
 
     what: str
@@ -176,7 +176,7 @@ class Efficiency:
     """Used against held, what the job is bound by and why, and what to change; `unseen` is what was not measured."""
 
     window_seconds: float
-    uses: tuple[Used, ...]
+    uses: tuple[ResourceUse, ...]
     bound_by: BoundBy
     why: str
     fixes: tuple[Fix, ...]
@@ -185,7 +185,7 @@ class Efficiency:
 
 @dataclass(frozen=True, slots=True)
 class LostTime:
-    reason: Lost
+    reason: LostReason
     seconds: float
 
 
@@ -262,7 +262,7 @@ class JobReport:
     notes: tuple[str, ...] = ()
 
 
-def job_of(holder: str) -> str:
+def job_of_holder(holder: str) -> str:
     """The job of a workload as `fleet.holder` calls it: `ml/llm-worker-0` is one of `ml/llm`, a Slurm id is itself."""
     namespace, is_pod, name = holder.rpartition("/")
     return f"{namespace}/{job_name(name)}" if is_pod else name
@@ -278,7 +278,7 @@ def job_name(pod: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Signature:
+class GpuActivity:
     """What a GPU shows from outside; None is not measured. `usual_watts` is the most that the job drew within a day."""
 
     utilisation_percent: float | None = None
@@ -311,7 +311,7 @@ class Signature:
         return None
 
 
-def odd_node(by_node: Mapping[str, float], *, least: float) -> str | None:
+def find_outlier_node(by_node: Mapping[str, float], *, least: float) -> str | None:
     """The one node whose number is far from what the others have, by at least so much; None for none or several."""
     if len(by_node) < LEAST_NODES:
         return None
@@ -330,14 +330,14 @@ def is_short_of_cpu(node: str, by_node: Mapping[str, float]) -> bool:
     return bool(others) and by_node.get(node, 0.0) >= TAKEN_CPU_SHARE and median(others) <= ROOMY_CPU_SHARE
 
 
-def called(one: Straggler) -> str:
+def straggler_name(one: Straggler) -> str:
     """`rank 3 on n1`, `GPU 5 on n1`, or only `n1` where its node alone is known to be odd."""
     if one.rank is not None:
         return f"rank {one.rank} on {one.node or 'an unknown node'}"
     return f"GPU {one.gpu} on {one.node or 'an unknown node'}" if one.gpu else one.node
 
 
-def rank_order(pod: str, node: str, gpu: str) -> tuple[int, str, str, int]:
+def rank_sort_key(pod: str, node: str, gpu: str) -> tuple[int, str, str, int]:
     """Sorts GPUs as ranks count through them: by the worker's number, its node, and the index of the GPU.
 
     A guess, for jobs that do not say where their ranks run: torchrun, Slurm's block distribution and Kubeflow do so.

@@ -26,7 +26,7 @@ class Labels(Mapping[str, str]):
         self._hash = hash(self.pairs)
 
     @classmethod
-    def named(cls, name: str, others: tuple[tuple[str, str], ...]) -> Labels:
+    def with_metric_name(cls, name: str, others: tuple[tuple[str, str], ...]) -> Labels:
         """A metric's name with labels that are sorted, have values, and are not its name: faster than sorting all."""
         at = bisect_left(others, (METRIC_NAME,))
         made = cls.__new__(cls)
@@ -35,7 +35,7 @@ class Labels(Mapping[str, str]):
         return made
 
     @classmethod
-    def kept(cls, pairs: tuple[tuple[str, str], ...]) -> Labels:
+    def from_sorted_pairs(cls, pairs: tuple[tuple[str, str], ...]) -> Labels:
         """The pairs of a label set that was one before: sorted, each name once, none empty. Nothing is looked at."""
         made = cls.__new__(cls)
         made.pairs = pairs
@@ -48,7 +48,7 @@ class Labels(Mapping[str, str]):
         return self.get(METRIC_NAME, "")
 
     @property
-    def unnamed(self) -> tuple[tuple[str, str], ...]:
+    def pairs_without_name(self) -> tuple[tuple[str, str], ...]:
         """The pairs without the metric name."""
         return tuple([pair for pair in self.pairs if pair[0] != METRIC_NAME])
 
@@ -59,7 +59,7 @@ class Labels(Mapping[str, str]):
     def without(self, *names: str) -> Labels:
         return Labels(pair for pair in self.pairs if pair[0] not in names)
 
-    def having(self, /, **labels: str) -> Labels:
+    def with_labels(self, /, **labels: str) -> Labels:
         """The same set with these labels set; an empty value takes a label away."""
         return Labels(dict(self.pairs) | labels)
 
@@ -102,14 +102,14 @@ class Labels(Mapping[str, str]):
 
     def __str__(self) -> str:
         """As PromQL writes a series: `up{node="n1"}`, or `{"gpu.temp", node="n1"}` where a name is no word."""
-        inside = [f'{spelt(name)}="{escape(value)}"' for name, value in self.pairs if name != METRIC_NAME]
-        name = spelt(self.name) if self.name else ""
+        inside = [f'{quote_name(name)}="{escape(value)}"' for name, value in self.pairs if name != METRIC_NAME]
+        name = quote_name(self.name) if self.name else ""
         if name.startswith('"'):
             return f"{{{', '.join([name, *inside])}}}"
         return f"{name}{{{', '.join(inside)}}}" if inside or not name else name
 
 
-def spelt(name: str) -> str:
+def quote_name(name: str) -> str:
     """A name as it may stand in PromQL: in quotes unless it is a word of letters, digits, _ and :."""
     is_word = name.isascii() and name.replace(":", "_").isidentifier()
     return name if is_word else f'"{escape(name)}"'

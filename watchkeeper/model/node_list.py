@@ -22,7 +22,7 @@ class NodeState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class SchedulerWord:
+class SchedulerStatus:
     """What one scheduler says about a node."""
 
     source: str
@@ -48,7 +48,7 @@ class NodeLine:
     unmapped: tuple[str, ...]
     gpus_seen: int
     gpus_expected: int | None
-    scheduler: tuple[SchedulerWord, ...]
+    scheduler: tuple[SchedulerStatus, ...]
     holders: tuple[str, ...]
     incidents: tuple[str, ...]
     last_seen: datetime | None

@@ -57,5 +57,5 @@ class Notice:
     batch: str = ""
 
     @property
-    def is_on_the_way(self) -> bool:
+    def is_pending(self) -> bool:
         return self.state in (NoticeState.WAITING, NoticeState.SENDING)

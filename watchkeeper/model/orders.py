@@ -31,7 +31,7 @@ LONGEST_ARGUMENT = 256
 MOST_OUTPUT_BYTES = 256 * 1024
 
 
-class Purpose(StrEnum):
+class SealPurpose(StrEnum):
     """Part of what is sealed, so that an order never passes for a receipt."""
 
     ORDER = "order"
@@ -39,7 +39,7 @@ class Purpose(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class OrderKind:
     """What may be ordered. Harmless: an agent allows it unasked, and a person may order it without a plan."""
 
     is_harmless: bool
@@ -49,22 +49,24 @@ class Kind:
 
 
 # One row here, and one function in `agent.orders.order_work` with the same name.
-KINDS: Mapping[str, Kind] = {
-    "profiling_pause": Kind(is_harmless=True, seconds=10.0, arguments=frozenset({"seconds", "by"})),
-    "profiling_resume": Kind(is_harmless=True, seconds=10.0),
-    "scan": Kind(is_harmless=True, seconds=90.0),
+KINDS: Mapping[str, OrderKind] = {
+    "profiling_pause": OrderKind(is_harmless=True, seconds=10.0, arguments=frozenset({"seconds", "by"})),
+    "profiling_resume": OrderKind(is_harmless=True, seconds=10.0),
+    "scan": OrderKind(is_harmless=True, seconds=90.0),
     # Level 1 of a diagnosis reads and loads no GPU; a driver without persistence mode wakes each first.
-    "diag_software": Kind(is_harmless=True, seconds=180.0),
+    "diag_software": OrderKind(is_harmless=True, seconds=180.0),
     # Serial numbers, VBIOS and all counters, for an evidence bundle.
-    "describe_gpus": Kind(is_harmless=True, seconds=90.0),
+    "describe_gpus": OrderKind(is_harmless=True, seconds=90.0),
     # A test at level 3 loads the GPUs for three minutes, on one after the other where power is short.
-    "diag": Kind(is_harmless=False, seconds=2700.0, arguments=frozenset({"level"})),
-    "reset_gpu": Kind(is_harmless=False, seconds=300.0, arguments=frozenset({"gpu"})),
-    "apply_mig": Kind(is_harmless=False, seconds=540.0, arguments=frozenset({"layout"})),
-    "lower_power": Kind(is_harmless=False, seconds=120.0, arguments=frozenset({"gpu", "percent", "watts", "restore"})),
-    "restart_service": Kind(is_harmless=False, seconds=180.0, arguments=frozenset({"service"})),
+    "diag": OrderKind(is_harmless=False, seconds=2700.0, arguments=frozenset({"level"})),
+    "reset_gpu": OrderKind(is_harmless=False, seconds=300.0, arguments=frozenset({"gpu"})),
+    "apply_mig": OrderKind(is_harmless=False, seconds=540.0, arguments=frozenset({"layout"})),
+    "lower_power": OrderKind(
+        is_harmless=False, seconds=120.0, arguments=frozenset({"gpu", "percent", "watts", "restore"})
+    ),
+    "restart_service": OrderKind(is_harmless=False, seconds=180.0, arguments=frozenset({"service"})),
     # Firmware of a server with eight GPUs takes up to a quarter of an hour.
-    "reboot": Kind(is_harmless=False, seconds=1800.0, arguments=frozenset({"drained"})),
+    "reboot": OrderKind(is_harmless=False, seconds=1800.0, arguments=frozenset({"drained"})),
 }
 HARMLESS = tuple(name for name, kind in KINDS.items() if kind.is_harmless)
 
@@ -109,7 +111,7 @@ class Receipt:
     output: str = ""
 
 
-class State(StrEnum):
+class OrderState(StrEnum):
     """Where an order is. Expired: nobody fetched or answered it in time."""
 
     WAITING = "waiting"
@@ -119,7 +121,7 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Tracked:
+class TrackedOrder:
     """An order as the hub keeps it; `is_proven` False: the receipt did not carry the node's seal."""
 
     order: Order
@@ -129,12 +131,12 @@ class Tracked:
     receipt: Receipt | None = None
     is_proven: bool = True
 
-    def state(self, now: datetime) -> State:
+    def state(self, now: datetime) -> OrderState:
         if self.receipt is not None:
-            return State.ANSWERED
+            return OrderState.ANSWERED
         if now > self.order.expires_at:
-            return State.EXPIRED
-        return State.WAITING if self.fetched_at is None else State.FETCHED
+            return OrderState.EXPIRED
+        return OrderState.WAITING if self.fetched_at is None else OrderState.FETCHED
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,13 +156,15 @@ def node_key(hub_key: bytes, cluster: str, node: str) -> bytes:
 
 def seal(value: Order | Receipt, key: bytes) -> Envelope:
     text = wire.dumps(value)
-    return Envelope(text, _seal(text, key, purpose=Purpose.ORDER if isinstance(value, Order) else Purpose.RECEIPT))
+    return Envelope(
+        text, _seal(text, key, purpose=SealPurpose.ORDER if isinstance(value, Order) else SealPurpose.RECEIPT)
+    )
 
 
-def is_sealed(envelope: Envelope, key: bytes, *, purpose: Purpose) -> bool:
+def is_sealed(envelope: Envelope, key: bytes, *, purpose: SealPurpose) -> bool:
     # Bytes, because compare_digest refuses texts beyond ASCII, which a stranger may send.
     return hmac.compare_digest(_seal(envelope.text, key, purpose=purpose).encode(), envelope.seal.encode())
 
 
-def _seal(text: str, key: bytes, *, purpose: Purpose) -> str:
+def _seal(text: str, key: bytes, *, purpose: SealPurpose) -> str:
     return hmac.new(key, f"watchkeeper {purpose} 1\n{text}".encode(), hashlib.sha256).hexdigest()

@@ -138,12 +138,12 @@ class Repair:
         return self.state in RUNNING
 
     @property
-    def is_held(self) -> bool:
+    def keeps_cordon(self) -> bool:
         """It failed, and the node still carries our cordon."""
         return self.state is RepairState.FAILED and self.has_cordon
 
     @property
-    def takes_out(self) -> bool:
+    def takes_node_out(self) -> bool:
         """Its plan takes the node out of service."""
         return any(action.kind in TAKES_OUT for action in self.actions)
 
@@ -153,9 +153,9 @@ class Repair:
         return any(action.kind in RECLAIMS for action in self.actions)
 
     @property
-    def is_out(self) -> bool:
+    def is_out_of_service(self) -> bool:
         """The node is out of service, or about to be, because of it."""
-        return self.has_cordon or (self.is_running and self.takes_out)
+        return self.has_cordon or (self.is_running and self.takes_node_out)
 
     @property
     def gpu(self) -> str | None:
@@ -163,11 +163,11 @@ class Repair:
 
     @property
     def is_alive(self) -> bool:
-        return not self.is_ended or self.is_held
+        return not self.is_ended or self.keeps_cordon
 
 
 @dataclass(frozen=True, slots=True)
-class Switch:
+class RepairSwitch:
     """What a person or the circuit breaker has switched off; kept until a person switches it on again."""
 
     stopped_at: datetime | None = None

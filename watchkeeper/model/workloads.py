@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 
-def called(namespace: str, name: str) -> str:
+def workload_name(namespace: str, name: str) -> str:
     """`research/llm-70b-0`, or the job's id where there are no namespaces: what people type."""
     return f"{namespace}/{name}" if namespace else name
 
@@ -37,10 +37,10 @@ class Workload:
     user: str = ""
 
     def __str__(self) -> str:
-        return called(self.namespace, self.name)
+        return workload_name(self.namespace, self.name)
 
 
-class Unattributed(StrEnum):
+class UnattributedReason(StrEnum):
     """Why a GPU carries no workload; `FREE` is a fact, the others are gaps in what could be seen."""
 
     FREE = "free"
@@ -63,7 +63,7 @@ class Attribution:
     """Who holds one GPU: holdings, or the reason why there are none. `detail` is for people."""
 
     holdings: tuple[Holding, ...] = ()
-    reason: Unattributed | None = None
+    reason: UnattributedReason | None = None
     detail: str = ""
 
     def __post_init__(self) -> None:

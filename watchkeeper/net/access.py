@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 from watchkeeper.errors import CollectError
 
 
-class Tokens(Protocol):
+class TokenSource(Protocol):
     """Something that gives out tokens which end, such as an OAuth 2.0 server."""
 
     async def authorization(self) -> str: ...
@@ -38,21 +38,21 @@ class Access:
     key_file: str = ""
     server_name: str = ""
     insecure_skip_verify: bool = False
-    tokens: Tokens | None = None
+    tokens: TokenSource | None = None
     # Headers of every request beside the one that lets us in, and those whose values are in files.
     extra: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     extra_files: tuple[tuple[str, str], ...] = ()
     proxy_url: str = ""
     no_proxy: tuple[str, ...] = ()
 
-    async def authorised(self) -> dict[str, str]:
+    async def request_headers(self) -> dict[str, str]:
         """The headers of a request that is to be let in, with a fresh token where a server gives them out."""
         if self.tokens is not None:
-            return {**self._extra(), "Authorization": await self.tokens.authorization()}
-        return {**self._extra(), **self.headers()}
+            return {**self._extra_headers(), "Authorization": await self.tokens.authorization()}
+        return {**self._extra_headers(), **self.authorization_header()}
 
-    def _extra(self) -> dict[str, str]:
-        found = [*self.extra, *((name, read_secret(path)) for name, path in self.extra_files)]
+    def _extra_headers(self) -> dict[str, str]:
+        found = [*self.extra, *((name, read_secret_file(path)) for name, path in self.extra_files)]
         names = dict.fromkeys(name for name, _ in found)
         return {name: ", ".join(value for own, value in found if own == name) for name in names}
 
@@ -65,15 +65,15 @@ class Access:
         """The proxy on the way to a host; empty means the direct way."""
         return "" if any(_covers(rule, host) for rule in self.no_proxy) else self.proxy_url
 
-    def headers(self) -> dict[str, str]:
+    def authorization_header(self) -> dict[str, str]:
         """The Authorization header, if there is one to send; CollectError if its file cannot be read."""
         if self.username:
-            secret = read_secret(self.password_file) if self.password_file else self.password
-            return {"Authorization": basic(self.username, secret)}
-        secret = read_secret(self.credentials_file) if self.credentials_file else self.credentials
+            secret = read_secret_file(self.password_file) if self.password_file else self.password
+            return {"Authorization": basic_authorization(self.username, secret)}
+        secret = read_secret_file(self.credentials_file) if self.credentials_file else self.credentials
         return {"Authorization": f"{self.scheme} {secret}"} if secret else {}
 
-    def tls(self) -> ssl.SSLContext:
+    def tls_context(self) -> ssl.SSLContext:
         """The TLS settings of a connection; CollectError if a certificate cannot be read."""
         try:
             context = ssl.create_default_context(cafile=self.ca_file or None)
@@ -89,10 +89,10 @@ class Access:
         return context
 
 
-NOTHING = Access()
+NO_ACCESS = Access()
 
 
-def basic(username: str, password: str) -> str:
+def basic_authorization(username: str, password: str) -> str:
     """A user name and password as the value of a header (RFC 7617)."""
     return f"Basic {base64.b64encode(f'{username}:{password}'.encode()).decode()}"
 
@@ -102,7 +102,7 @@ def proxy_headers(proxy: str) -> dict[str, str]:
     parts = urlsplit(proxy)
     if not parts.username:
         return {}
-    return {"Proxy-Authorization": basic(unquote(parts.username), unquote(parts.password or ""))}
+    return {"Proxy-Authorization": basic_authorization(unquote(parts.username), unquote(parts.password or ""))}
 
 
 def _covers(rule: str, host: str) -> bool:
@@ -113,7 +113,7 @@ def _covers(rule: str, host: str) -> bool:
         return rule == "*" or host == rule.lstrip(".") or host.endswith("." + rule.lstrip("."))
 
 
-def read_secret(path: str) -> str:
+def read_secret_file(path: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:

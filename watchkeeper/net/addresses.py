@@ -20,7 +20,7 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def is_private_to_machine(address: str) -> bool:
+def is_machine_local(address: str) -> bool:
     """True for loopback, link-local and the unspecified address, however they are written."""
     try:
         found = ipaddress.ip_address(address.strip("[]").partition("%")[0])
@@ -30,8 +30,8 @@ def is_private_to_machine(address: str) -> bool:
     return found.is_loopback or found.is_link_local or found.is_unspecified
 
 
-def leads_astray(host: str, reached: str) -> bool:
+def is_unexpectedly_local(host: str, reached: str) -> bool:
     """True if a name that does not say so leads to an address that is private to this machine."""
     # Debian gives a machine's own name the address 127.0.1.1.
     is_own_name = host.partition(".")[0] == os.uname().nodename.partition(".")[0]
-    return is_private_to_machine(reached) and not is_private_to_machine(host) and not is_own_name
+    return is_machine_local(reached) and not is_machine_local(host) and not is_own_name

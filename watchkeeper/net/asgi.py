@@ -11,10 +11,10 @@ import uvicorn
 from watchkeeper.net import listening
 
 
-class Server(uvicorn.Server):
+class AsgiServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for one in self.servers:
-            await listening.end(one)
+            await listening.close_server(one)
         await super().shutdown(sockets)
 
     @contextlib.contextmanager

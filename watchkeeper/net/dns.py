@@ -30,14 +30,14 @@ LONGEST_NAME = 255
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Service:
+class SrvRecord:
     """One SRV record; `host` has no dot at its end."""
 
     host: str
     port: int
 
 
-class Unreadable(Exception):
+class MalformedAnswer(Exception):
     """An answer that is none."""
 
 
@@ -48,14 +48,14 @@ class Resolver:
     servers: tuple[tuple[str, int], ...]
     search: tuple[str, ...] = ()
 
-    async def services(self, name: str) -> list[Service]:
+    async def srv_records(self, name: str) -> list[SrvRecord]:
         """The records of a name, sorted; CollectError if no server knows it."""
         failures: list[str] = []
         for full in self._full_names(name):
             for server in self.servers:
                 try:
                     found = await self._ask(server, full)
-                except (OSError, EOFError, TimeoutError, Unreadable) as error:
+                except (OSError, EOFError, TimeoutError, MalformedAnswer) as error:
                     words = "no answer" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
                     failures.append(f"{server[0]}: {words}")
                     continue
@@ -72,7 +72,7 @@ class Resolver:
         if not name.endswith("."):
             yield from (f"{name}.{domain}" for domain in self.search)
 
-    async def _ask(self, server: tuple[str, int], name: str) -> list[Service] | None:
+    async def _ask(self, server: tuple[str, int], name: str) -> list[SrvRecord] | None:
         """The records, or None if the server says that there is no such name."""
         number = secrets.randbits(16)
         question = _question(number, name)
@@ -81,10 +81,10 @@ class Resolver:
         if struct.unpack_from("!H", answer, 2)[0] & IS_CUT_OFF:
             async with asyncio.timeout(TIMEOUT_SECONDS):
                 answer = await _over_tcp(server, question)
-        return read_answer(answer, number)
+        return parse_answer(answer, number)
 
 
-def system(path: Path = RESOLV_CONF) -> Resolver:
+def system_resolver(path: Path = RESOLV_CONF) -> Resolver:
     """The resolver that this machine is configured with; without a file, the one on this machine."""
     servers: list[tuple[str, int]] = []
     search: list[str] = []
@@ -102,25 +102,25 @@ def _question(number: int, name: str) -> bytes:
     try:
         labels = [label.encode("idna") for label in name.split(".")]
     except UnicodeError as error:
-        raise Unreadable(f"{name} is no name: {error}") from error
+        raise MalformedAnswer(f"{name} is no name: {error}") from error
     packed = b"".join(bytes([len(label)]) + label for label in labels) + b"\0"
     if len(packed) > LONGEST_NAME:
-        raise Unreadable(f"the name has {len(packed)} bytes, the limit is {LONGEST_NAME}")
+        raise MalformedAnswer(f"the name has {len(packed)} bytes, the limit is {LONGEST_NAME}")
     head = struct.pack("!6H", number, RECURSION_DESIRED, 1, 0, 0, 1)
     larger_answers = b"\0" + struct.pack("!HHIH", TYPE_OPT, UDP_BYTES, 0, 0)
     return head + packed + struct.pack("!HH", TYPE_SRV, CLASS_IN) + larger_answers
 
 
-def read_answer(message: bytes, number: int) -> list[Service] | None:
+def parse_answer(message: bytes, number: int) -> list[SrvRecord] | None:
     """The SRV records of an answer to question `number`; None for a name that does not exist; Unreadable otherwise."""
     try:
         own, flags, questions, answers = struct.unpack_from("!4H", message)
         if own != number or not flags & IS_ANSWER:
-            raise Unreadable("answers another question")
+            raise MalformedAnswer("answers another question")
         if flags & 0x000F == NO_SUCH_NAME:
             return None
         if flags & 0x000F != NO_ERROR:
-            raise Unreadable(f"answers with code {flags & 0x000F}")
+            raise MalformedAnswer(f"answers with code {flags & 0x000F}")
         at = 12
         for _ in range(questions):
             at = _name(message, at)[1] + 4
@@ -130,11 +130,11 @@ def read_answer(message: bytes, number: int) -> list[Service] | None:
             kind, _, _, length = struct.unpack_from("!HHIH", message, at)
             at += 10
             if kind == TYPE_SRV:
-                found.append(Service(_name(message, at + 6)[0], struct.unpack_from("!H", message, at + 4)[0]))
+                found.append(SrvRecord(_name(message, at + 6)[0], struct.unpack_from("!H", message, at + 4)[0]))
             at += length
         return found
     except (struct.error, IndexError, UnicodeDecodeError) as error:
-        raise Unreadable("the answer is cut off or broken") from error
+        raise MalformedAnswer("the answer is cut off or broken") from error
 
 
 def _name(message: bytes, at: int) -> tuple[str, int]:
@@ -147,7 +147,7 @@ def _name(message: bytes, at: int) -> tuple[str, int]:
             after = at + 2 if after is None else after
             at = struct.unpack_from("!H", message, at)[0] & 0x3FFF
             if at >= earliest:
-                raise Unreadable("a name points forwards")
+                raise MalformedAnswer("a name points forwards")
             earliest = at
             continue
         labels.append(message[at + 1 : at + 1 + length].decode("ascii"))

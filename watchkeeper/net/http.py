@@ -15,7 +15,7 @@ from urllib.parse import urljoin, urlsplit
 
 from watchkeeper.errors import CollectError, quote
 from watchkeeper.net import addresses, streams
-from watchkeeper.net.access import NOTHING, Access, proxy_headers
+from watchkeeper.net.access import NO_ACCESS, Access, proxy_headers
 
 # A page of an 8-GPU node is 0.1 MiB, one about all pods of a large cluster tens of them.
 MAX_BODY_BYTES = 64 * 1024 * 1024
@@ -42,12 +42,12 @@ class Response:
     body: bytes = b""
 
     @property
-    def refusal(self) -> str:
+    def error_summary(self) -> str:
         """The status and the beginning of the body, for a message about what was refused."""
         return f"answered {self.status}: {self.body[:200].decode('utf-8', 'replace')}"
 
 
-class Refused(CollectError):
+class HttpStatusError(CollectError):
     """An endless answer that was refused with an HTTP status."""
 
     def __init__(self, status: int, *, where: str) -> None:
@@ -63,7 +63,7 @@ class Connection:
         *,
         timeout_seconds: float = 10.0,
         max_body_bytes: int = MAX_BODY_BYTES,
-        access: Access = NOTHING,
+        access: Access = NO_ACCESS,
         unix_socket: str | None = None,
     ) -> None:
         self.timeout_seconds = timeout_seconds
@@ -77,7 +77,7 @@ class Connection:
         self._relay: Mapping[str, str] | None = None
         # The request before, as it went over the wire: a scraper sends the same one for years.
         self._written: tuple[Request, bytes] | None = None
-        self._reader: streams.Reader | None = None
+        self._reader: streams.SocketReader | None = None
         self._writer: asyncio.StreamWriter | None = None
 
     async def send(self, request: Request) -> Response:
@@ -106,8 +106,8 @@ class Connection:
             self.close()
             raise
 
-    async def lines(
-        self, request: Request, *, quiet_seconds: float, on_open: Callable[[], None] = lambda: None
+    async def stream_lines(
+        self, request: Request, *, idle_seconds: float, on_open: Callable[[], None] = lambda: None
     ) -> AsyncGenerator[bytes, None]:
         """Each line of an endless answer as it arrives; a peer silent for `quiet_seconds` is given up.
 
@@ -118,11 +118,11 @@ class Connection:
             async with asyncio.timeout(patience_seconds):
                 response = await self._ask(request)
             if response.status != 200:
-                raise Refused(response.status, where=request.url)
+                raise HttpStatusError(response.status, where=request.url)
             on_open()
             pending = b""
             chunks = self._chunks(response.headers)
-            patience_seconds = quiet_seconds
+            patience_seconds = idle_seconds
             while True:
                 async with asyncio.timeout(patience_seconds):
                     chunk = await anext(chunks, None)
@@ -146,7 +146,7 @@ class Connection:
         reached = peer[0] if isinstance(peer, tuple) else ""
         # A proxy of ours may be on this machine, and looks names up itself.
         is_direct = not self._access.proxy_for(urlsplit(target).hostname or "")
-        if is_direct and addresses.leads_astray(urlsplit(url).hostname or "", reached):
+        if is_direct and addresses.is_unexpectedly_local(urlsplit(url).hostname or "", reached):
             raise CollectError(f"redirects to {reached}, which is this machine's own")
 
     def close(self) -> None:
@@ -199,7 +199,7 @@ class Connection:
             return True
         self.close()
         self._relay = self._written = None
-        secure = self._access.tls() if parts.scheme == "https" else None
+        secure = self._access.tls_context() if parts.scheme == "https" else None
         port = parts.port or (443 if secure else 80)
         if self._unix_socket is not None:
             self._reader, self._writer = await streams.open_unix_connection(self._unix_socket)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 
-async def end(server: asyncio.Server) -> None:
+async def close_server(server: asyncio.Server) -> None:
     """Accept nobody else, let a connection that is being accepted be made, then close.
 
     asyncio cannot make a connection for a server that is closed: it would drop the socket without closing it.

@@ -13,7 +13,7 @@ from urllib.parse import quote_plus, urlencode
 
 from watchkeeper.errors import CollectError
 from watchkeeper.net import http
-from watchkeeper.net.access import NOTHING, Access, basic, read_secret
+from watchkeeper.net.access import NO_ACCESS, Access, basic_authorization, read_secret_file
 
 # As golang.org/x/oauth2, which Prometheus uses: a token that ends sooner than this is not used any more.
 ENDS_SOON_SECONDS = 10.0
@@ -28,7 +28,7 @@ FORM = {"Content-Type": "application/x-www-form-urlencoded", "Accept": "applicat
 
 
 @dataclass(slots=True)
-class _Kept:
+class _TokenState:
     token: str = ""
     until: float = 0.0
     problem: str = ""
@@ -45,33 +45,33 @@ class ClientCredentials:
     client_secret_file: str = ""
     scopes: tuple[str, ...] = ()
     parameters: tuple[tuple[str, str], ...] = ()
-    access: Access = NOTHING
-    kept: _Kept = field(default_factory=_Kept, compare=False, repr=False)
+    access: Access = NO_ACCESS
+    state: _TokenState = field(default_factory=_TokenState, compare=False, repr=False)
 
     async def authorization(self) -> str:
         """The value of the Authorization header; CollectError if the server gives no token."""
-        async with self.kept.asking:
-            if asyncio.get_running_loop().time() >= self.kept.until:
+        async with self.state.asking:
+            if asyncio.get_running_loop().time() >= self.state.until:
                 await self._renew()
-            if self.kept.problem:
-                raise CollectError(self.kept.problem, where=self.token_url)
-            return f"Bearer {self.kept.token}"
+            if self.state.problem:
+                raise CollectError(self.state.problem, where=self.token_url)
+            return f"Bearer {self.state.token}"
 
     async def _renew(self) -> None:
         """Fetch a token, or remember for a while why there is none."""
         try:
-            self.kept.token, lasts = await self._fetch()
-            self.kept.problem = ""
+            self.state.token, lasts = await self._fetch()
+            self.state.problem = ""
         except CollectError as error:
-            self.kept.problem, lasts = error.problem, REFUSED_SECONDS + ENDS_SOON_SECONDS
-        self.kept.until = asyncio.get_running_loop().time() + max(0.0, lasts - ENDS_SOON_SECONDS)
+            self.state.problem, lasts = error.problem, REFUSED_SECONDS + ENDS_SOON_SECONDS
+        self.state.until = asyncio.get_running_loop().time() + max(0.0, lasts - ENDS_SOON_SECONDS)
 
     async def _fetch(self) -> tuple[str, float]:
-        secret = read_secret(self.client_secret_file) if self.client_secret_file else self.client_secret
+        secret = read_secret_file(self.client_secret_file) if self.client_secret_file else self.client_secret
         form = [("grant_type", "client_credentials"), *self.parameters]
         form += [("scope", " ".join(self.scopes))] if self.scopes else []
         name, word = quote_plus(self.client_id), quote_plus(secret)
-        response = await self._post(form, {"Authorization": basic(name, word)})
+        response = await self._post(form, {"Authorization": basic_authorization(name, word)})
         if response.status in (400, 401):
             # Some servers read the credentials from the form only (RFC 6749, 2.3.1).
             response = await self._post([*form, ("client_id", self.client_id), ("client_secret", secret)], {})

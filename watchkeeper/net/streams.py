@@ -20,7 +20,7 @@ UNASKED_BYTES = 64 * 1024
 EMPTY_LINE = re.compile(rb"\n\r?\n")
 
 
-class Reader(asyncio.StreamReader):
+class SocketReader(asyncio.StreamReader):
     """What has arrived and was not yet read. One coroutine reads at a time."""
 
     def __init__(self) -> None:
@@ -161,15 +161,15 @@ class _Received(asyncio.StreamReaderProtocol, asyncio.BufferedProtocol):
         self.data_received(bytes(_room.view[:nbytes]))
 
 
-async def open_connection(host: str, port: int) -> tuple[Reader, asyncio.StreamWriter]:
+async def open_connection(host: str, port: int) -> tuple[SocketReader, asyncio.StreamWriter]:
     """As `asyncio.open_connection`."""
-    loop, reader = asyncio.get_running_loop(), Reader()
+    loop, reader = asyncio.get_running_loop(), SocketReader()
     transport, protocol = await loop.create_connection(lambda: _Received(reader, loop=loop), host, port)
     return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
 
 
-async def open_unix_connection(path: str) -> tuple[Reader, asyncio.StreamWriter]:
+async def open_unix_connection(path: str) -> tuple[SocketReader, asyncio.StreamWriter]:
     """As `asyncio.open_unix_connection`."""
-    loop, reader = asyncio.get_running_loop(), Reader()
+    loop, reader = asyncio.get_running_loop(), SocketReader()
     transport, protocol = await loop.create_unix_connection(lambda: _Received(reader, loop=loop), path)
     return reader, asyncio.StreamWriter(transport, protocol, reader, loop)

@@ -23,9 +23,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 from urllib.parse import urljoin, urlsplit
 
-from watchkeeper.errors import CollectError, reason
+from watchkeeper.errors import CollectError, error_reason
 from watchkeeper.net import addresses
-from watchkeeper.net.access import NOTHING, Access, proxy_headers
+from watchkeeper.net.access import NO_ACCESS, Access, proxy_headers
 
 PIECE_BYTES = 256 * 1024
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
@@ -36,11 +36,11 @@ BROKEN = (OSError, EOFError, http.client.HTTPException, zlib.error)
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class HttpLimits:
     """`whole_seconds` for everything together, `wait_seconds` for each sign of life, and what is read of an answer."""
 
-    whole_seconds: float = 30.0
-    wait_seconds: float = math.inf
+    total_seconds: float = 30.0
+    idle_seconds: float = math.inf
     answer_bytes: int = MAX_BODY_BYTES
 
 
@@ -66,82 +66,82 @@ class Response:
 class NoAnswer(CollectError):
     """There was no answer, or none that could be read to its end; `is_late` where time was the reason."""
 
-    is_late = False
+    is_timeout = False
 
 
-class TooLong(NoAnswer):
+class ResponseTooLarge(NoAnswer):
     """The answer has more bytes than the limits allow."""
 
 
-class NoAddress(CollectError):
+class InvalidAddress(CollectError):
     """What should be an address is none."""
 
 
-class LeadsInward(CollectError):
+class LocalAddressRefused(CollectError):
     """A name that leads to an address which means something to this machine only."""
 
 
-class Client:
+class HttpClient:
     """One server; any number of threads may ask at the same time, each over a connection of its own."""
 
     def __init__(
         self,
         url: str,
         *,
-        limits: Limits = Limits(),  # noqa: B008 (frozen)
-        access: Access = NOTHING,
-        most_idle: int = 0,
-        may_lead_inward: bool = True,
+        limits: HttpLimits = HttpLimits(),  # noqa: B008 (frozen)
+        access: Access = NO_ACCESS,
+        max_idle: int = 0,
+        allows_local_address: bool = True,
     ) -> None:
         try:
             self._parts = urlsplit(url)
             self._port = self._parts.port or (443 if self._parts.scheme == "https" else 80)
         except ValueError as error:
-            raise NoAddress(f"is no address: {error}", where=url[:60]) from error
+            raise InvalidAddress(f"is no address: {error}", where=url[:60]) from error
         self._host = self._parts.hostname or ""
         self._netloc = self._parts.netloc.rpartition("@")[2]
         self.where = f"{self._parts.scheme}://{self._netloc}"
         self.limits = limits
         self._access = access
-        self._most_idle = most_idle
-        self._may_lead_inward = may_lead_inward
+        self._most_idle = max_idle
+        self._may_lead_inward = allows_local_address
         self._proxy = access.proxy_for(self._host)
-        self._idle: list[_Wire] = []
+        self._idle: list[_Connection] = []
         self._is_closed = False
         self._lock = threading.Lock()
 
-    def send(self, request: Request, *, until: float = math.inf, needs_fresh: bool = False) -> Response:
+    def send(self, request: Request, *, deadline: float = math.inf, use_new_connection: bool = False) -> Response:
         """The whole answer, whatever its status; NoAnswer if there is none before `until`, a time of `monotonic`."""
-        with self.open(request, until=until, needs_fresh=needs_fresh) as answer:
+        with self.open(request, deadline=deadline, use_new_connection=use_new_connection) as answer:
             headers = {name.lower(): value for name, value in answer.getheaders()}
             return Response(answer.status, headers, self._read(answer, headers))
 
     @contextlib.contextmanager
     def open(
-        self, request: Request, *, until: float = math.inf, needs_fresh: bool = False
+        self, request: Request, *, deadline: float = math.inf, use_new_connection: bool = False
     ) -> Iterator[http.client.HTTPResponse]:
         """An answer that is still to be read; what goes wrong until its end is a NoAnswer."""
-        until = min(until, time.monotonic() + self.limits.whole_seconds)
-        wire = None if needs_fresh else self._take()
+        deadline = min(deadline, time.monotonic() + self.limits.total_seconds)
+        wire = None if use_new_connection else self._take()
         try:
             try:
                 is_kept = wire is not None
-                wire = wire or self._connect(until)
-                answer = self._exchange(wire, request, until=until)
+                wire = wire or self._connect(deadline)
+                answer = self._exchange(wire, request, until=deadline)
             except BROKEN as error:
                 if wire is None or not is_kept or isinstance(error, TimeoutError):
                     raise
                 # The server has closed a connection that lay idle; that says nothing about a new one.
                 wire.close()
-                wire = self._connect(until)
-                answer = self._exchange(wire, request, until=until)
+                wire = self._connect(deadline)
+                answer = self._exchange(wire, request, until=deadline)
             with answer:
                 yield answer
                 if answer.isclosed() and not answer.will_close:
                     self._idle_again(wire)
                     wire = None
         except BROKEN as error:
-            raise self._no_answer(error, until) from error
+            raise self._no_answer(error, deadline) from error
         finally:
             if wire is not None:
                 wire.close()
@@ -153,11 +153,11 @@ class Client:
         for wire in idle:
             wire.close()
 
-    def _take(self) -> _Wire | None:
+    def _take(self) -> _Connection | None:
         with self._lock:
             return self._idle.pop() if self._idle else None
 
-    def _idle_again(self, wire: _Wire) -> None:
+    def _idle_again(self, wire: _Connection) -> None:
         with self._lock:
             if not self._is_closed and len(self._idle) < self._most_idle:
                 self._idle.append(wire)
@@ -168,42 +168,42 @@ class Client:
         if not isinstance(error, TimeoutError):
             return NoAnswer(_plain(error), where=self.where)
         is_whole = time.monotonic() >= until
-        what = "whole answer" if is_whole and self.limits.wait_seconds < math.inf else "answer"
-        seconds = self.limits.whole_seconds if is_whole else self.limits.wait_seconds
+        what = "whole answer" if is_whole and self.limits.idle_seconds < math.inf else "answer"
+        seconds = self.limits.total_seconds if is_whole else self.limits.idle_seconds
         late = NoAnswer(f"no {what} within {seconds:g} s", where=self.where)
-        late.is_late = True
+        late.is_timeout = True
         return late
 
-    def _connect(self, until: float) -> _Wire:
+    def _connect(self, until: float) -> _Connection:
         proxy = urlsplit(self._proxy)
         if self._parts.scheme == "unix":
-            return _Wire([(socket.AF_UNIX, self._parts.path)], self.limits.wait_seconds, until)
+            return _Connection([(socket.AF_UNIX, self._parts.path)], self.limits.idle_seconds, until)
         host, port = (proxy.hostname or "", proxy.port or 80) if self._proxy else (self._host, self._port)
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        wire = _Wire([(family, address) for family, *_, address in found], self.limits.wait_seconds, until)
+        wire = _Connection([(family, address) for family, *_, address in found], self.limits.idle_seconds, until)
         try:
-            if not self._may_lead_inward and addresses.leads_astray(host, wire.reached):
-                raise LeadsInward(
+            if not self._may_lead_inward and addresses.is_unexpectedly_local(host, wire.reached):
+                raise LocalAddressRefused(
                     f"its name leads to {wire.reached}, which is this machine's own; write that address if it is meant",
                     where=self.where,
                 )
             if self._parts.scheme == "https":
                 if self._proxy:
                     self._open_tunnel(wire)
-                wire.encrypt(self._access.tls(), self._access.server_name or self._host)
+                wire.encrypt(self._access.tls_context(), self._access.server_name or self._host)
             return wire
         except BaseException:
             wire.close()
             raise
 
-    def _open_tunnel(self, wire: _Wire) -> None:
+    def _open_tunnel(self, wire: _Connection) -> None:
         host = f"[{self._host}]" if ":" in self._host else self._host
         target = f"{host}:{self._port}"
         answer = wire.ask("CONNECT", target, {"Host": target, **proxy_headers(self._proxy)})
         if answer.status >= 300:
             raise NoAnswer(f"the proxy answered {answer.status} to CONNECT {target}", where=self.where)
 
-    def _exchange(self, wire: _Wire, request: Request, *, until: float) -> http.client.HTTPResponse:
+    def _exchange(self, wire: _Connection, request: Request, *, until: float) -> http.client.HTTPResponse:
         wire.until = until
         is_unix, headers = self._parts.scheme == "unix", {"User-Agent": "watchkeeper", **request.headers}
         base = "" if is_unix else self._parts.path
@@ -225,7 +225,7 @@ class Client:
             pieces.append(piece)
             size += len(piece)
             if size > limit:
-                raise TooLong(f"the answer has {size} bytes or more, the limit is {limit}", where=self.where)
+                raise ResponseTooLarge(f"the answer has {size} bytes or more, the limit is {limit}", where=self.where)
         if answer.length or (unpack is not None and not unpack.eof):
             raise EOFError
         # read1 leaves an answer open that it has read to the end.
@@ -234,10 +234,12 @@ class Client:
 
 
 @contextlib.contextmanager
-def follow(url: str, request: Request, *, limits: Limits, access: Access) -> Iterator[http.client.HTTPResponse]:
+def open_with_redirects(
+    url: str, request: Request, *, limits: HttpLimits, access: Access
+) -> Iterator[http.client.HTTPResponse]:
     """As `Client.open` at an address, by the proxy that the environment names, and where a GET is redirected to."""
     for turn in range(MOST_REDIRECTS + 1):
-        client = Client(url, limits=limits, access=replace(access, proxy_url=_proxy_of_environment(url)))
+        client = HttpClient(url, limits=limits, access=replace(access, proxy_url=_proxy_of_environment(url)))
         with client.open(request) as answer:
             target = answer.headers.get("location", "")
             if request.method != "GET" or answer.status not in REDIRECTS or not target or turn == MOST_REDIRECTS:
@@ -251,7 +253,7 @@ def follow(url: str, request: Request, *, limits: Limits, access: Access) -> Ite
             )
 
 
-class _Wire:
+class _Connection:
     """A connection to the first address that answers. Each wait on it ends with the time for the whole, or before."""
 
     def __init__(self, found: list[tuple[int, Any]], wait_seconds: float, until: float) -> None:
@@ -303,7 +305,7 @@ class _Wire:
             rest = rest[self._socket.send(rest) :]
 
     def makefile(self, _mode: str) -> io.BufferedReader:
-        return io.BufferedReader(_Pieces(self.receive))
+        return io.BufferedReader(_SocketStream(self.receive))
 
     def receive(self, buffer: Any) -> int:
         self._limit()
@@ -319,7 +321,7 @@ class _Wire:
         self._socket.settimeout(None if left == math.inf else left)
 
 
-class _Pieces(io.RawIOBase):
+class _SocketStream(io.RawIOBase):
     def __init__(self, receive: Callable[[Any], int]) -> None:
         self._receive = receive
 
@@ -347,4 +349,4 @@ def _plain(error: BaseException) -> str:
         return f"its certificate is not trusted: {error.verify_message}"
     if isinstance(error, EOFError | http.client.IncompleteRead | ConnectionError):
         return "the connection was closed in the middle of the answer"
-    return reason(cast(Exception, error)) or type(error).__name__
+    return error_reason(cast(Exception, error)) or type(error).__name__

@@ -19,14 +19,14 @@ from urllib.parse import quote as quote_path
 
 from watchkeeper.catalogue import causes, xid
 from watchkeeper.errors import ReceiverError, WireError, quote
-from watchkeeper.incidents import foreign, signals
-from watchkeeper.incidents.subject import Subject
+from watchkeeper.incidents import external_alerts, signals
+from watchkeeper.incidents.incident_labels import IncidentLabels
 from watchkeeper.kit import wire
 from watchkeeper.model import alerts, diagnosis, silences
 from watchkeeper.model.incidents import Incident
 from watchkeeper.model.labels import Labels
-from watchkeeper.notify.calls import call, post
-from watchkeeper.notify.message import Known, link, runbook
+from watchkeeper.notify.message import MessageContext, console_link, runbook_path
+from watchkeeper.notify.receiver_http import http_call, http_post
 
 # An alert ends four repetitions after the last one, as Prometheus has it.
 REPEAT = timedelta(seconds=30)
@@ -51,14 +51,14 @@ XID_WORDS = re.compile(r"\bXID[ :=#]*(\d{1,3})\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
-class Posted:
+class PostedAlert:
     """One alert for Alertmanager: its identity is its labels."""
 
     labels: Mapping[str, str]
     body: Mapping[str, Any]
 
 
-def labels_of(incident: Incident, subject: Subject) -> dict[str, str]:
+def labels_of(incident: Incident, subject: IncidentLabels) -> dict[str, str]:
     """What Alertmanager sees of an incident; of several values of a label the first is named."""
     place = (incident.place.domain or "").partition("=")[0]
     labels = {name: min(subject[name]) for name in (*LABELS, place) if subject.get(name)}
@@ -66,7 +66,7 @@ def labels_of(incident: Incident, subject: Subject) -> dict[str, str]:
     return labels | {"alertname": names[0] if names else _camel(incident.cause), INCIDENT_LABEL: incident.id}
 
 
-def posted(incident: Incident, subject: Subject, known: Known, *, now: datetime) -> Posted:
+def make_alert(incident: Incident, subject: IncidentLabels, known: MessageContext, *, now: datetime) -> PostedAlert:
     """An incident as one alert."""
     labels = labels_of(incident, subject)
     found, plan = known.diagnosis(incident.id), known.plan(incident.id)
@@ -76,7 +76,7 @@ def posted(incident: Incident, subject: Subject, known: Known, *, now: datetime)
         "description": best.why if best is not None else causes.lookup(incident.cause).why,
         "next_step": plan.next_step if plan is not None else "",
         "workloads": ", ".join(incident.workloads),
-        "runbook_url": runbook(incident.cause),
+        "runbook_url": runbook_path(incident.cause),
     }
     ends_at = incident.resolved_at if incident.resolved_at is not None else now + KEPT
     body: dict[str, Any] = {
@@ -85,13 +85,13 @@ def posted(incident: Incident, subject: Subject, known: Known, *, now: datetime)
         "startsAt": wire.format_time(incident.opened_at),
         "endsAt": wire.format_time(ends_at),
     }
-    if known.console is not None:
-        body["generatorURL"] = link(incident, known.console)
-    return Posted(labels, body)
+    if known.console_url is not None:
+        body["generatorURL"] = console_link(incident, known.console_url)
+    return PostedAlert(labels, body)
 
 
 @dataclass(frozen=True, slots=True)
-class _End:
+class _EndedAlert:
     """That an alert is over, since when, and whether Alertmanager has taken the news."""
 
     body: Mapping[str, Any]
@@ -99,7 +99,7 @@ class _End:
     is_taken: bool = False
 
 
-class Feed:
+class AlertmanagerFeed:
     """One Alertmanager, to which open incidents are repeated; one whose labels change ends under its old ones.
 
     What fires is told anew with each repetition. That something is over is owed until it was taken once: its people
@@ -108,18 +108,18 @@ class Feed:
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
-        self._last: dict[str, Posted] = {}
-        self._ends: dict[str, _End] = {}
+        self._last: dict[str, PostedAlert] = {}
+        self._ends: dict[str, _EndedAlert] = {}
 
-    def batch(self, wanted: Iterable[tuple[Incident, Posted]], *, now: datetime) -> list[Mapping[str, Any]]:
+    def next_alerts(self, wanted: Iterable[tuple[Incident, PostedAlert]], *, now: datetime) -> list[Mapping[str, Any]]:
         """What to send now: every open incident, and every end that is young or not taken yet."""
         firing: list[Mapping[str, Any]] = []
-        current: dict[str, Posted] = {}
+        current: dict[str, PostedAlert] = {}
         for incident, alert in wanted:
             before = self._last.get(incident.id)
             if before is not None and before.labels != alert.labels:
                 ended = {**before.body, "endsAt": wire.format_time(now)}
-                self._ends[f"{incident.id} {before.labels}"] = _End(ended, now)
+                self._ends[f"{incident.id} {before.labels}"] = _EndedAlert(ended, now)
             current[incident.id] = alert
             if incident.resolved_at is None:
                 self._ends.pop(incident.id, None)
@@ -127,7 +127,7 @@ class Feed:
                 self._ends.pop(f"{incident.id} {alert.labels}", None)
                 firing.append(alert.body)
             elif incident.id not in self._ends and now - incident.resolved_at <= REMEMBERED:
-                self._ends[incident.id] = _End(alert.body, incident.resolved_at)
+                self._ends[incident.id] = _EndedAlert(alert.body, incident.resolved_at)
         self._last = current
         owed = list(self._ends.items())[-MOST_ENDS:]
         self._ends = {key: end for key, end in owed if key in current or not end.is_taken}
@@ -139,7 +139,7 @@ class Feed:
         try:
             for first in range(0, len(batch), AT_ONCE):
                 body = json.dumps(batch[first : first + AT_ONCE], ensure_ascii=False).encode()
-                status, answer = post(f"{self.url}/api/v2/alerts", body, {"Content-Type": "application/json"})
+                status, answer = http_post(f"{self.url}/api/v2/alerts", body, {"Content-Type": "application/json"})
                 if status != 200:
                     raise ReceiverError(f"answered {status}: {answer}", where=self.url)
         except ReceiverError as error:
@@ -147,7 +147,7 @@ class Feed:
         self._ends = {key: replace(end, is_taken=True) for key, end in self._ends.items()}
         return ""
 
-    def silence(self, wanted: silences.Silence) -> str:
+    def create_silence(self, wanted: silences.Silence) -> str:
         """Make a silence there and return its id; ReceiverError if it was not taken."""
         body = json.dumps(
             {
@@ -167,7 +167,7 @@ class Feed:
             }
         ).encode()
         # Alertmanagers of one cluster tell each other.
-        status, answer = post(f"{self.url}/api/v2/silences", body, {"Content-Type": "application/json"})
+        status, answer = http_post(f"{self.url}/api/v2/silences", body, {"Content-Type": "application/json"})
         if status != 200:
             raise ReceiverError(f"answered {status}: {answer}", where=self.url)
         try:
@@ -177,20 +177,22 @@ class Feed:
 
     def end_silence(self, id: str) -> None:
         """Have a silence end there now; ReceiverError if that was refused."""
-        status, answer = call("DELETE", f"{self.url}/api/v2/silence/{quote_path(id, safe='')}", {})
+        status, answer = http_call("DELETE", f"{self.url}/api/v2/silence/{quote_path(id, safe='')}", {})
         if status != 200:
             raise ReceiverError(f"answered {status}: {answer.decode('utf-8', 'replace').strip()}", where=self.url)
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
+class ReceivedAlerts:
     """What one webhook call says: the alerts that can be read, and what is wrong with the others."""
 
     alerts: tuple[alerts.Alert, ...]
     problems: tuple[str, ...] = ()
 
 
-def read_webhook(body: bytes, now: datetime, *, known: Mapping[str, str], stale: timedelta = foreign.STALE) -> Received:
+def read_webhook(
+    body: bytes, now: datetime, *, known: Mapping[str, str], stale: timedelta = external_alerts.STALE
+) -> ReceivedAlerts:
     """The alerts of one webhook call (version 4), ours left out; WireError if it is not one.
 
     `known` has the cause of each alert name that our own rules use; `stale` is how long one that is not repeated lasts.
@@ -219,7 +221,7 @@ def read_webhook(body: bytes, now: datetime, *, known: Mapping[str, str], stale:
             found.append(alert)
     if problems and not found:
         raise WireError(tuple(problems[:MOST_PROBLEMS]))
-    return Received(tuple(found), tuple(problems[:MOST_PROBLEMS]))
+    return ReceivedAlerts(tuple(found), tuple(problems[:MOST_PROBLEMS]))
 
 
 def _read_alert(
@@ -239,9 +241,9 @@ def _read_alert(
     # Alertmanager itself writes the year 1 for an end that is not known.
     ends_at = wire.parse_time(plain["endsAt"]) if is_over or plain.get("endsAt") else None
     if not is_over:
-        annotations[foreign.UNTIL] = foreign.until_text(ends_at, now, stale)
+        annotations[external_alerts.UNTIL] = external_alerts.expiry_text(ends_at, now, stale)
     return alerts.Alert(
-        labels=Labels({**labels, foreign.SOURCE_LABEL: foreign.SOURCE}),
+        labels=Labels({**labels, external_alerts.SOURCE_LABEL: external_alerts.SOURCE}),
         state=alerts.AlertState.RESOLVED if is_over else alerts.AlertState.FIRING,
         active_at=started,
         fired_at=started,

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from statistics import median
 
-from watchkeeper.incidents.subject import alert_names
+from watchkeeper.incidents.incident_labels import alert_names
 from watchkeeper.kit import durations
 from watchkeeper.model.fleet import UNMAPPED
 from watchkeeper.model.incidents import Incident
-from watchkeeper.notify.report import Happening
+from watchkeeper.notify.incident_report import TimelineEntry
 
 MOST_LISTED = 20
 DIAGNOSED = "diagnosis"
@@ -53,12 +53,12 @@ class Digest:
     by_pool: tuple[Counted, ...] = ()
 
 
-def make(
+def make_digest(
     incidents: Iterable[Incident],
     *,
     since: datetime,
     until: datetime,
-    timeline: Callable[[str], Sequence[Happening]],
+    timeline: Callable[[str], Sequence[TimelineEntry]],
     names: Callable[[Incident], str],
     belongs_to: Callable[[Incident], Mapping[str, frozenset[str]]],
 ) -> Digest:
@@ -87,7 +87,7 @@ def make(
     )
 
 
-def lines(digest: Digest) -> list[str]:
+def digest_lines(digest: Digest) -> list[str]:
     """The digest for a terminal or an e-mail."""
     span = f"{digest.since:%Y-%m-%d} to {digest.until:%Y-%m-%d}"
     said = [f"Incidents {span}: {digest.incidents}, {digest.still_open} still open"]
@@ -110,7 +110,7 @@ def lines(digest: Digest) -> list[str]:
     return said
 
 
-def _line(cause: str, some: Sequence[Incident], *, timeline: Callable[[str], Sequence[Happening]]) -> CauseLine:
+def _line(cause: str, some: Sequence[Incident], *, timeline: Callable[[str], Sequence[TimelineEntry]]) -> CauseLine:
     detect = [(one.opened_at - min(member.since for member in one.members)).total_seconds() for one in some]
     repair = [(one.resolved_at - one.opened_at).total_seconds() for one in some if one.resolved_at is not None]
     diagnose = []

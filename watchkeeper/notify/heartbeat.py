@@ -14,7 +14,7 @@ from pathlib import Path
 
 from watchkeeper.config import settings as config
 from watchkeeper.errors import ReceiverError
-from watchkeeper.notify.calls import post
+from watchkeeper.notify.receiver_http import http_post
 
 BEAT_SECONDS = 60.0
 # Two beats may be lost on the way.
@@ -26,12 +26,12 @@ NAME = "Watchdog"
 VITAL = frozenset({"incidents", "rules", "rule", "samples", "standing", "discovery"})
 
 
-def beat(settings: config.Settings, now: datetime) -> None:
+def send_heartbeat(settings: config.Settings, now: datetime) -> None:
     """Tell everybody who listens; ReceiverError says who did not hear it, without secrets. Blocks."""
     chosen, problems = settings.notify, []
     is_watched = chosen.watchdog and chosen.via is config.NotifyVia.ALERTMANAGER
     for url in chosen.alertmanager_urls if is_watched else ():
-        body = json.dumps([watchdog(settings.fleet.cluster, now)]).encode()
+        body = json.dumps([watchdog_alert(settings.fleet.cluster, now)]).encode()
         problems.append(_call(f"{url.rstrip('/')}/api/v2/alerts", body, where=url))
     if chosen.heartbeat_file is not None:
         problems.append(_call_address(chosen.heartbeat_file))
@@ -47,7 +47,7 @@ def _call_address(path: str) -> str:
     return _call(address, b"{}", where=path)
 
 
-def watchdog(cluster: str, now: datetime) -> dict[str, object]:
+def watchdog_alert(cluster: str, now: datetime) -> dict[str, object]:
     return {
         "labels": {"alertname": NAME, "severity": "none", "cluster": cluster, "source": "watchkeeper"},
         "annotations": {"summary": "Watchkeeper works; when this alert ends, it does not"},
@@ -59,7 +59,7 @@ def watchdog(cluster: str, now: datetime) -> dict[str, object]:
 def _call(url: str, body: bytes, *, where: str) -> str:
     """What went wrong; the address itself may hold a secret and is not said."""
     try:
-        status, _ = post(url, body, {"Content-Type": "application/json"})
+        status, _ = http_post(url, body, {"Content-Type": "application/json"})
     except ReceiverError as error:
         return f"{where}: the heartbeat was not heard: {error.problem}"
     return "" if 200 <= status < 300 else f"{where}: the heartbeat was answered with {status}"

@@ -13,13 +13,13 @@ from datetime import datetime
 from typing import Any
 
 from watchkeeper.catalogue import causes
-from watchkeeper.incidents.correlate import lead
+from watchkeeper.incidents.correlate import leading_member
 from watchkeeper.kit import durations, wire
 from watchkeeper.model import actions, diagnosis
 from watchkeeper.model.alerts import Severity
 from watchkeeper.model.incidents import Incident
 from watchkeeper.model.notices import Notice, Occasion
-from watchkeeper.notify.outbox import Batch
+from watchkeeper.notify.outbox import NoticeBatch
 
 # What services cut off; the console has the rest.
 MOST_WORKLOADS_NAMED = 5
@@ -27,7 +27,7 @@ MOST_IN_FULL = 5
 LONGEST_SEEN = 200
 PAYLOAD_VERSION = "1"
 MARK = {Severity.CRITICAL: "CRITICAL", Severity.WARNING: "WARNING", Severity.INFO: "INFO"}
-LEAD = {
+TITLE_PREFIX = {
     Occasion.OPENED: "",
     Occasion.WORSE: "worse: ",
     Occasion.WIDER: "more than was told: ",
@@ -38,13 +38,13 @@ LEAD = {
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class MessageContext:
     """What else is known about incidents: why, what to do, and where to look."""
 
     diagnosis: Callable[[str], diagnosis.Diagnosis | None] = lambda _: None
     plan: Callable[[str], actions.Plan | None] = lambda _: None
     # Address of the console as people reach it; without one, messages carry no links.
-    console: str | None = None
+    console_url: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +57,18 @@ class Message:
     payload: dict[str, Any]
 
 
-def compose(batch: Batch, known: Known) -> Message:
+def compose_message(batch: NoticeBatch, known: MessageContext) -> Message:
     """One message for a batch, the gravest first."""
     pairs = sorted(zip(batch.notices, batch.incidents, strict=True), key=lambda pair: _order(*pair))
     title = headline(*pairs[0]) if len(pairs) == 1 else _summary(pairs, batch.more)
-    full = ["\n".join(lines(*pair, known, now=batch.at)) for pair in pairs[:MOST_IN_FULL]]
+    full = ["\n".join(notice_lines(*pair, known, now=batch.at)) for pair in pairs[:MOST_IN_FULL]]
     rest = "\n".join(headline(*pair) for pair in pairs[MOST_IN_FULL:])
     body = "\n\n".join([*full, rest] if rest else full)
     payload = {
         "version": PAYLOAD_VERSION,
         "receiver": batch.receiver,
         "title": title,
-        "notices": [entry(notice, incident, known) for notice, incident in pairs],
+        "notices": [notice_payload(notice, incident, known) for notice, incident in pairs],
     }
     return Message(batch.key, title, body, payload)
 
@@ -78,11 +78,11 @@ def headline(notice: Notice, incident: Incident) -> str:
         return f"[PART OF {incident.part_of}] {incident.title} ({incident.id})"
     if notice.occasion is Occasion.RESOLVED:
         return f"[RESOLVED] {'back by now: ' if incident.is_open else ''}{incident.title} ({incident.id})"
-    before = LEAD[notice.occasion] if incident.is_open else "over by now: "
+    before = TITLE_PREFIX[notice.occasion] if incident.is_open else "over by now: "
     return f"[{MARK[incident.severity]}] {before}{incident.title} ({incident.id})"
 
 
-def lines(notice: Notice, incident: Incident, known: Known, *, now: datetime) -> list[str]:
+def notice_lines(notice: Notice, incident: Incident, known: MessageContext, *, now: datetime) -> list[str]:
     """One incident in a few lines: what, since when, what was seen, why, whom it hits, what to do, where to look."""
     said = [headline(notice, incident)]
     if notice.occasion is Occasion.RESOLVED and incident.part_of is not None:
@@ -94,7 +94,7 @@ def lines(notice: Notice, incident: Incident, known: Known, *, now: datetime) ->
         best, plan, row = _best(incident, known), known.plan(incident.id), causes.lookup(incident.cause)
         said.append(_since(notice, incident, now))
         if incident.members:
-            seen = lead(incident.members).text
+            seen = leading_member(incident.members).text
             said.append(f"Seen: {textwrap.shorten(seen, LONGEST_SEEN, placeholder=' …')}")
         said.append(f"Why: {row.why if best is None else best.why}")
         if incident.workloads:
@@ -105,12 +105,12 @@ def lines(notice: Notice, incident: Incident, known: Known, *, now: datetime) ->
         said.append(f"Next: {row.advice(place) if plan is None else plan.next_step}")
         if incident.assignee is not None:
             said.append(f"{incident.assignee} has it")
-    if known.console is not None:
-        said.append(link(incident, known.console))
+    if known.console_url is not None:
+        said.append(console_link(incident, known.console_url))
     return said
 
 
-def entry(notice: Notice, incident: Incident, known: Known) -> dict[str, Any]:
+def notice_payload(notice: Notice, incident: Incident, known: MessageContext) -> dict[str, Any]:
     """One incident for a program; docs/reference/notifications.md lists the keys."""
     best, plan = _best(incident, known), known.plan(incident.id)
     plain: dict[str, Any] = wire.to_plain(incident)
@@ -123,21 +123,21 @@ def entry(notice: Notice, incident: Incident, known: Known) -> dict[str, Any]:
         "why": best.why if best is not None else None,
         "confidence": best.confidence if best is not None else None,
         "next_step": plan.next_step if plan is not None else None,
-        "runbook": runbook(incident.cause),
-        "url": link(incident, known.console) if known.console is not None else None,
+        "runbook": runbook_path(incident.cause),
+        "url": console_link(incident, known.console_url) if known.console_url is not None else None,
     }
 
 
-def link(incident: Incident, console: str) -> str:
+def console_link(incident: Incident, console: str) -> str:
     return f"{console.rstrip('/')}/incidents/{incident.id}"
 
 
-def runbook(cause: str) -> str:
+def runbook_path(cause: str) -> str:
     """Where the cause's runbook lies in the documentation."""
     return f"docs/runbooks/{causes.lookup(cause).runbook}.md"
 
 
-def _best(incident: Incident, known: Known) -> diagnosis.Finding | None:
+def _best(incident: Incident, known: MessageContext) -> diagnosis.Finding | None:
     found = known.diagnosis(incident.id)
     return None if found is None else found.best
 

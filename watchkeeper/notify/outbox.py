@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from watchkeeper.errors import StoreError
-from watchkeeper.incidents.subject import Subject
+from watchkeeper.incidents.incident_labels import IncidentLabels
 from watchkeeper.kit import backoff, durations, wire
 from watchkeeper.model.incidents import Incident, IncidentId
 from watchkeeper.model.notices import Notice, NoticeState, Occasion
-from watchkeeper.notify.notify import FLAP, decide, given_up, worth_knowing
+from watchkeeper.notify.decisions import FLAP, decide_notices, give_up, relevant_notices
 from watchkeeper.notify.routing import Routing
-from watchkeeper.notify.silencing import Silences
+from watchkeeper.notify.silence_store import SilenceStore
 from watchkeeper.store.journal import journal as journals
 
 # A message is read by a person on a phone; the rest of a storm is told in the next one.
@@ -33,7 +33,7 @@ NOT_CONFIGURED = "the receiver is no longer configured"
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class NoticeBatch:
     """One message to one receiver: the notices in it, each with its incident as it is now."""
 
     receiver: str
@@ -50,7 +50,7 @@ class Batch:
 
 
 @dataclass(slots=True)
-class _Line:
+class _ReceiverQueue:
     """What one receiver gets, and when it may get it."""
 
     queue: dict[str, Notice]
@@ -60,7 +60,7 @@ class _Line:
 
 
 @dataclass(frozen=True, slots=True)
-class _Looked:
+class _LastDecision:
     """What an incident and the silences were when it was last decided about; settled is over and told to be so."""
 
     version: int
@@ -77,25 +77,25 @@ class Outbox:
         journal: journals.Journal,
         routing: Routing,
         *,
-        subject: Callable[[Incident], Subject],
-        silences: Silences,
+        subject: Callable[[Incident], IncidentLabels],
+        silences: SilenceStore,
         now: datetime,
     ) -> None:
         self._journal = journal
         self._routing = routing
         self._subject = subject
         self._silences = silences
-        self._lines = {receiver.name: _Line({}, []) for receiver in routing.receivers}
+        self._lines = {receiver.name: _ReceiverQueue({}, []) for receiver in routing.receivers}
         self._known: dict[IncidentId, list[Notice]] = {}
-        self._looked: dict[IncidentId, _Looked] = {}
+        self._looked: dict[IncidentId, _LastDecision] = {}
         self._unrouted: set[IncidentId] = set()
         # Looked at, and something may still come of it, also when `look` is shown it no more.
         self._unsettled: dict[IncidentId, Incident] = {}
-        for notice in journal.notices_on_the_way():
+        for notice in journal.undelivered_notices():
             self._restore(notice, now)
         self._find_unsettled(now)
 
-    def look(self, incidents: Iterable[Incident], now: datetime) -> None:
+    def update(self, incidents: Iterable[Incident], now: datetime) -> None:
         """Decide about incidents: the open ones, those resolved of late, and those whose end is still to be told."""
         shown = {incident.id: incident for incident in incidents}
         for incident in [one for id, one in self._unsettled.items() if id not in shown]:
@@ -114,24 +114,26 @@ class Outbox:
             del self._looked[id]
             self._unrouted.discard(id)
         for id in [id for id in self._known if id not in shown]:
-            if not any(notice.is_on_the_way for notice in self._known[id]):
+            if not any(notice.is_pending for notice in self._known[id]):
                 del self._known[id]
 
     @property
-    def unrouted(self) -> int:
+    def unrouted_count(self) -> int:
         """How many open incidents no route takes: nobody will be told of them."""
         return len(self._unrouted)
 
-    def use(self, routing: Routing, now: datetime) -> None:
+    def set_routing(self, routing: Routing, now: datetime) -> None:
         """Put other receivers and routes in force; what waits for a receiver that is gone is given up."""
         self._routing = routing
         names = [receiver.name for receiver in routing.receivers]
         gone = [one for name, line in self._lines.items() if name not in names for one in line.queue.values()]
-        self._lines = {name: self._lines.get(name) or _Line({}, []) for name in names}
+        self._lines = {name: self._lines.get(name) or _ReceiverQueue({}, []) for name in names}
         self._looked.clear()
-        self._keep([given_up(notice, NOT_CONFIGURED) for notice in gone], now)
+        self._keep([give_up(notice, NOT_CONFIGURED) for notice in gone], now)
 
-    def take(self, receiver: str, now: datetime, *, incident: Callable[[str], Incident | None]) -> Batch | None:
+    def next_batch(
+        self, receiver: str, now: datetime, *, incident: Callable[[str], Incident | None]
+    ) -> NoticeBatch | None:
         """What is due for a receiver, marked as being sent; None while nothing is due or it must not be asked yet."""
         line = self._lines[receiver]
         # Times ahead of now are of a clock that was put back since; nothing waits for it.
@@ -152,14 +154,14 @@ class Outbox:
             for one, found in about
             if found is not None
         ]
-        forgotten = [given_up(notice, "its incident is forgotten") for notice, found in about if found is None]
+        forgotten = [give_up(notice, "its incident is forgotten") for notice, found in about if found is None]
         self._keep([*forgotten, *(notice for notice, _ in told)], now)
         if not told:
             return None
         sent, known = zip(*told, strict=True)
-        return Batch(receiver, sent, known, now, more=len(all_due) - len(due))
+        return NoticeBatch(receiver, sent, known, now, more=len(all_due) - len(due))
 
-    def taken(self, batch: Batch, answer: str, now: datetime) -> None:
+    def mark_sent(self, batch: NoticeBatch, answer: str, now: datetime) -> None:
         """The receiver has it."""
         line = self._lines.get(batch.receiver)
         if line is not None:
@@ -169,7 +171,7 @@ class Outbox:
             [replace(notice, state=NoticeState.SENT, sent_at=now, answer=answer) for notice in batch.notices], now
         )
 
-    def failed(self, batch: Batch, problem: str, now: datetime, *, may_retry: bool = True) -> None:
+    def mark_failed(self, batch: NoticeBatch, problem: str, now: datetime, *, may_retry: bool = True) -> None:
         """The receiver did not take it: later again, or not at all."""
         line = self._lines.get(batch.receiver)
         if line is not None:
@@ -182,7 +184,7 @@ class Outbox:
             kept.append(replace(notice, state=state, answer=problem))
         self._keep(kept, now)
 
-    def waiting(self) -> dict[str, int]:
+    def pending_counts(self) -> dict[str, int]:
         """How many notices wait for each receiver."""
         return {name: len(line.queue) for name, line in self._lines.items()}
 
@@ -198,13 +200,13 @@ class Outbox:
     def _look_at(self, incident: Incident, now: datetime) -> list[Notice]:
         known = self._known.get(incident.id)
         if known is None:
-            known = self._known[incident.id] = worth_knowing(self._journal.notices_of(incident.id))
+            known = self._known[incident.id] = relevant_notices(self._journal.notices_of(incident.id))
         subject = self._subject(incident)
         routes = list(self._routing.routes_for(subject, now))
-        is_silenced = self._silences.over(subject, now) is not None
-        made = decide(incident, known, routes, is_silenced=is_silenced, now=now)
+        is_silenced = self._silences.find_match(subject, now) is not None
+        made = decide_notices(incident, known, routes, is_silenced=is_silenced, now=now)
         is_settled = not made and not incident.is_open and _is_settled(incident, known, now)
-        self._looked[incident.id] = _Looked(incident.version, self._silences.version, now, is_settled)
+        self._looked[incident.id] = _LastDecision(incident.version, self._silences.version, now, is_settled)
         if incident.is_open and not routes:
             self._unrouted.add(incident.id)
         else:
@@ -216,7 +218,7 @@ class Outbox:
         if not notices:
             return
         try:
-            with self._journal.together():
+            with self._journal.transaction():
                 for notice in notices:
                     self._journal.save_notice(notice, at=now, text=_words(notice))
         except StoreError:
@@ -225,7 +227,7 @@ class Outbox:
         for notice in notices:
             known = self._known.setdefault(IncidentId(notice.incident), [])
             # Each keeps its place: the beginning that is told late is still the beginning.
-            known[:] = worth_knowing(list({**{one.id: one for one in known}, notice.id: notice}.values()))
+            known[:] = relevant_notices(list({**{one.id: one for one in known}, notice.id: notice}.values()))
             self._queue(notice)
 
     def _find_unsettled(self, now: datetime) -> None:
@@ -248,13 +250,13 @@ class Outbox:
     def _restore(self, notice: Notice, now: datetime) -> None:
         """After a restart: what was being sent may have arrived or not, and is sent again under its id."""
         if notice.receiver not in self._lines:
-            self._keep([given_up(notice, NOT_CONFIGURED)], now)
+            self._keep([give_up(notice, NOT_CONFIGURED)], now)
             return
         if notice.state is NoticeState.SENDING:
             notice = replace(notice, state=NoticeState.WAITING)
         id = IncidentId(notice.incident)
         if id not in self._known:
-            self._known[id] = worth_knowing(self._journal.notices_of(id))
+            self._known[id] = relevant_notices(self._journal.notices_of(id))
         self._queue(notice)
 
 
@@ -281,7 +283,7 @@ def _is_settled(incident: Incident, known: Sequence[Notice], now: datetime) -> b
     if all(_is_final(notice) for notice in _last_of_each(known)):
         return True
     is_held = incident.resolved_at is None or now < incident.resolved_at + FLAP
-    return not is_held and not any(notice.is_on_the_way for notice in known)
+    return not is_held and not any(notice.is_pending for notice in known)
 
 
 def _is_final(notice: Notice) -> bool:

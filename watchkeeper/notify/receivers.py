@@ -15,8 +15,8 @@ from typing import Protocol
 
 from watchkeeper import __version__
 from watchkeeper.errors import ReceiverError
-from watchkeeper.notify.calls import ANSWER_BYTES, post
 from watchkeeper.notify.message import Message
+from watchkeeper.notify.receiver_http import ANSWER_BYTES, http_post
 from watchkeeper.notify.routing import Receiver
 
 # The request was wrong and will be wrong again; anything else may be a bad hour of the receiver.
@@ -29,7 +29,7 @@ class Sender(Protocol):
         ...
 
 
-class Webhook:
+class WebhookSender:
     """POST of the message as JSON. A repetition after a crash carries the same `Idempotency-Key`."""
 
     def __init__(self, receiver: Receiver) -> None:
@@ -44,7 +44,7 @@ class Webhook:
         }
         if self._receiver.token_file is not None:
             headers["Authorization"] = f"Bearer {_read(self._receiver.token_file)}"
-        status, answer = post(self._receiver.webhook or "", body, headers)
+        status, answer = http_post(self._receiver.webhook or "", body, headers)
         # A redirect is not followed: the message would go where nobody configured it to go.
         if not 200 <= status < 300:
             raise ReceiverError(
@@ -53,7 +53,7 @@ class Webhook:
         return f"answered {status}"
 
 
-class Service:
+class AppriseSender:
     """Slack, PagerDuty, Opsgenie, Teams, e-mail and the rest, through Apprise."""
 
     def __init__(self, receiver: Receiver) -> None:
@@ -93,13 +93,13 @@ class Service:
 
 # The key of a receiver that says how messages reach it, and what sends them there.
 SENDERS: dict[str, Callable[[Receiver], Sender]] = {
-    "apprise_file": Service,
-    "webhook": Webhook,
+    "apprise_file": AppriseSender,
+    "webhook": WebhookSender,
 }
 
 
-def sender_of(receiver: Receiver) -> Sender:
-    return SENDERS[receiver.ways[0]](receiver)
+def make_sender(receiver: Receiver) -> Sender:
+    return SENDERS[receiver.transports[0]](receiver)
 
 
 def _read(path: str) -> str:

@@ -17,8 +17,8 @@ from typing import Any
 from urllib.parse import urlsplit
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from watchkeeper.errors import SettingsError, WireError, reason
-from watchkeeper.incidents.subject import Subject, check, fits
+from watchkeeper.errors import SettingsError, WireError, error_reason
+from watchkeeper.incidents.incident_labels import IncidentLabels, check_matcher, matches_labels
 from watchkeeper.kit import durations, wire
 from watchkeeper.model.silences import Matcher, parse_matcher
 
@@ -45,7 +45,7 @@ class Receiver:
     def __post_init__(self) -> None:
         if not self.name or not self.name.isprintable() or "/" in self.name:
             raise ValueError("a receiver needs a name without `/`")
-        if len(self.ways) != 1:
+        if len(self.transports) != 1:
             raise ValueError(f"receiver {self.name} needs `apprise_file` or `webhook`, one of them")
         if self.webhook is not None and urlsplit(self.webhook).scheme not in ("http", "https"):
             raise ValueError(f"`webhook` of receiver {self.name} is not an http or https address")
@@ -53,7 +53,7 @@ class Receiver:
             raise ValueError(f"per_minute {self.per_minute} of receiver {self.name} is not from 1 to 600")
 
     @property
-    def ways(self) -> tuple[str, ...]:
+    def transports(self) -> tuple[str, ...]:
         """The keys that say how messages reach it, of which one is set; `receivers.SENDERS` has a row for each."""
         addresses = {
             "apprise_file": self.apprise_file,
@@ -63,7 +63,7 @@ class Receiver:
 
 
 @dataclass(frozen=True, slots=True)
-class Hours:
+class WeekHours:
     """A part of the week, in the zone of the route."""
 
     days: frozenset[int]
@@ -71,7 +71,7 @@ class Hours:
     # None: until midnight.
     end: time | None = None
 
-    def has(self, local: datetime) -> bool:
+    def includes(self, local: datetime) -> bool:
         at = local.time()
         return local.weekday() in self.days and self.begin <= at and (self.end is None or at < self.end)
 
@@ -91,7 +91,7 @@ class Route:
     escalate_to: tuple[str, ...] = ()
     goes_on: bool = False
     matchers: tuple[Matcher, ...] = field(init=False)
-    open_hours: tuple[Hours, ...] = field(init=False)
+    open_hours: tuple[WeekHours, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         if not self.receivers:
@@ -106,7 +106,7 @@ class Route:
         check_zone(self.zone)
         matchers = tuple(parse_matcher(text) for text in self.match)
         for matcher in matchers:
-            check(matcher)
+            check_matcher(matcher)
         object.__setattr__(self, "matchers", matchers)
         object.__setattr__(self, "open_hours", tuple(parse_hours(text) for text in self.hours))
 
@@ -123,11 +123,13 @@ class Route:
         return None if self.escalate_after is None else durations.parse_seconds(self.escalate_after)
 
     def is_open(self, now: datetime) -> bool:
-        return not self.open_hours or any(hours.has(now.astimezone(ZoneInfo(self.zone))) for hours in self.open_hours)
+        return not self.open_hours or any(
+            hours.includes(now.astimezone(ZoneInfo(self.zone))) for hours in self.open_hours
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class Review:
+class DigestSchedule:
     """When the digest of the last `days` is sent, and to whom."""
 
     receivers: tuple[str, ...]
@@ -157,7 +159,7 @@ class Routing:
 
     receivers: tuple[Receiver, ...] = ()
     routes: tuple[Route, ...] = ()
-    digest: Review | None = None
+    digest: DigestSchedule | None = None
 
     def __post_init__(self) -> None:
         if len(self.routes) > MOST_ROUTES:
@@ -174,10 +176,10 @@ class Routing:
             if name not in names:
                 raise ValueError(f"the digest names the receiver {name}, which is not in the file")
 
-    def routes_for(self, subject: Subject, now: datetime) -> Iterator[Route]:
+    def routes_for(self, subject: IncidentLabels, now: datetime) -> Iterator[Route]:
         """The routes that an incident takes at this hour."""
         for route in self.routes or _everything(self.receivers):
-            if fits(route.matchers, subject) and route.is_open(now):
+            if matches_labels(route.matchers, subject) and route.is_open(now):
                 yield route
                 if not route.goes_on:
                     return
@@ -203,7 +205,7 @@ def parse_moment(text: str) -> tuple[int, time]:
     return DAYS.index(day.lower()), time.fromisoformat(at)
 
 
-def parse_hours(text: str) -> Hours:
+def parse_hours(text: str) -> WeekHours:
     """`Mon-Fri 08:00-18:00`, `Sat`; ValueError says what is wrong."""
     match = HOURS.fullmatch(text.strip())
     if match is None:
@@ -216,12 +218,12 @@ def parse_hours(text: str) -> Hours:
     # Sat-Mon goes over the end of the week.
     span = frozenset((first + step) % 7 for step in range((last - first) % 7 + 1))
     if match["begin"] is None:
-        return Hours(span)
+        return WeekHours(span)
     begin = time.fromisoformat(match["begin"])
     end = None if match["end"] == "24:00" else time.fromisoformat(match["end"])
     if end is not None and end <= begin:
         raise ValueError(f"`{text[:40]}` ends before it begins; write the night as two entries")
-    return Hours(span, begin, end)
+    return WeekHours(span, begin, end)
 
 
 def load(path: Path) -> Routing:
@@ -230,7 +232,7 @@ def load(path: Path) -> Routing:
         plain: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise SettingsError(
-            f"cannot be read: {reason(error)}", where=str(path), remedy="Name a readable TOML file"
+            f"cannot be read: {error_reason(error)}", where=str(path), remedy="Name a readable TOML file"
         ) from error
     for receiver in plain.get("receivers", []) if isinstance(plain.get("receivers"), list) else []:
         for key in ("apprise_file", "token_file"):

@@ -68,13 +68,13 @@ def of_model(model: str) -> Mapping[str, Expectation]:
 @cache
 def health_limits() -> Mapping[str, float]:
     """The limit of each health check, by its name."""
-    return dict(pack.load("health_limits.csv", lambda cells: (pack.filled(cells["check"]), float(cells["limit"]))))
+    return dict(pack.load("health_limits.csv", lambda cells: (pack.required(cells["check"]), float(cells["limit"]))))
 
 
 @cache
 def health_xids() -> Mapping[int, str]:
     """The verdict of DCGM's health check about each Xid that it watches."""
-    return dict(pack.load("health_xids.csv", lambda cells: (int(cells["xid"]), pack.filled(cells["verdict"]))))
+    return dict(pack.load("health_xids.csv", lambda cells: (int(cells["xid"]), pack.required(cells["verdict"]))))
 
 
 def _read(cells: Mapping[str, str]) -> tuple[re.Pattern[str], Expectation]:
@@ -82,12 +82,12 @@ def _read(cells: Mapping[str, str]) -> tuple[re.Pattern[str], Expectation]:
     if expected <= 0:
         raise ValueError(f"expected {expected:g} is not above 0")
     row = Expectation(
-        pack.filled(cells["model"]),
-        pack.filled(cells["test"]),
+        pack.required(cells["model"]),
+        pack.required(cells["test"]),
         expected,
-        pack.filled(cells["unit"]),
+        pack.required(cells["unit"]),
         Basis(cells["basis"]),
-        pack.filled(cells["source"]),
+        pack.required(cells["source"]),
     )
-    pack.filled(cells["checked"])
+    pack.required(cells["checked"])
     return re.compile(row.model), row

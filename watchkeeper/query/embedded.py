@@ -20,7 +20,7 @@ from watchkeeper.model.exemplars import Exemplar
 from watchkeeper.model.histograms import HistogramSample
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import Sample
-from watchkeeper.query.engine import Answer, Frame, Kind, Limits, Matcher, Millis, Raw, Span
+from watchkeeper.query.engine import Frame, Matcher, Millis, QueryLimits, QueryRange, QueryResult, RawSeries, ResultType
 from watchkeeper.query.evaluate.evaluator import Evaluator
 from watchkeeper.query.evaluate.values import Scalar, Text, Value, Vector, Windows, is_none, without_dropped
 from watchkeeper.query.promql import ast, patterns
@@ -28,15 +28,15 @@ from watchkeeper.query.promql.parser import parse
 from watchkeeper.store import interfaces
 from watchkeeper.store.columns import NEVER_MS, Ints, is_absent, is_stale
 
-REMEMBERED_EXPRESSIONS = 2048
+MAX_PARSED_EXPRESSIONS = 2048
 # Points of an answer that the event loop makes itself: 0.3 ms.
-POINTS_AT_HAND = 8_000
+MAX_CHEAP_POINTS = 8_000
 
 
 class EmbeddedEngine:
     """Implements `query.engine.Engine` and `LocalEngine` over one store: memory, or memory with its past on disk."""
 
-    def __init__(self, head: interfaces.SampleStore, limits: Limits = Limits()) -> None:  # noqa: B008 (frozen)
+    def __init__(self, head: interfaces.SampleStore, limits: QueryLimits = QueryLimits()) -> None:  # noqa: B008 (frozen)
         self.head = head
         self._limits = limits
         self._parsed: OrderedDict[str, ast.Expr] = OrderedDict()
@@ -46,7 +46,7 @@ class EmbeddedEngine:
         """Let go of what the store holds open; what it was given is then on disk."""
         self.head.close()
 
-    def limits(self) -> Limits:
+    def limits(self) -> QueryLimits:
         return self._limits
 
     @property
@@ -60,22 +60,22 @@ class EmbeddedEngine:
     def for_rules(self) -> EmbeddedEngine:
         return self
 
-    def instant(self, expr: str, at_ms: int) -> Answer:
+    def instant(self, expr: str, at_ms: int) -> QueryResult:
         tree = self._parse(expr)
         times = np.array([at_ms], dtype=np.int64)
-        asked = Evaluator(self.head, self._limits, span=Span(at_ms, at_ms, 1))
+        asked = Evaluator(self.head, self._limits, span=QueryRange(at_ms, at_ms, 1))
         value = asked.evaluate(tree, times)
         warnings, infos = (*self.head.warnings(), *asked.notes.warnings(expr)), asked.notes.infos(expr)
         if isinstance(value, Windows):
-            return Answer(Kind.MATRIX, _raw_frame(value), warnings=warnings, infos=infos)
+            return QueryResult(ResultType.MATRIX, _raw_frame(value), warnings=warnings, infos=infos)
         if isinstance(value, Text):
-            return Answer(
-                Kind.STRING, Frame([], times[:0], np.empty((0, 0)), np.empty((0, 0), dtype=bool)), value.value
+            return QueryResult(
+                ResultType.STRING, Frame([], times[:0], np.empty((0, 0)), np.empty((0, 0), dtype=bool)), value.value
             )
-        kind = Kind.SCALAR if isinstance(value, Scalar) else Kind.VECTOR
-        return Answer(kind, _frame(value, times), warnings=warnings, infos=infos)
+        kind = ResultType.SCALAR if isinstance(value, Scalar) else ResultType.VECTOR
+        return QueryResult(kind, _frame(value, times), warnings=warnings, infos=infos)
 
-    def range(self, expr: str, span: Span) -> Answer:
+    def range(self, expr: str, span: QueryRange) -> QueryResult:
         steps = (span.end_ms - span.start_ms) // span.step_ms + 1
         if self._limits.max_steps is not None and steps > self._limits.max_steps:
             raise errors.QueryLimit(
@@ -92,9 +92,9 @@ class EmbeddedEngine:
                 remedy="Put a function such as rate() around it",
             )
         warnings, infos = (*self.head.warnings(), *asked.notes.warnings(expr)), asked.notes.infos(expr)
-        return Answer(Kind.MATRIX, _frame(value, span.times), warnings=warnings, infos=infos)
+        return QueryResult(ResultType.MATRIX, _frame(value, span.times), warnings=warnings, infos=infos)
 
-    def range_at_hand(self, expr: str, span: Span) -> Answer | None:
+    def range_if_cheap(self, expr: str, span: QueryRange) -> QueryResult | None:
         """The answer where it is there sooner than another thread would be; None where it may take longer.
 
         A panel of one node is: a selector of few series that was asked before. The way to a thread and back takes
@@ -104,8 +104,8 @@ class EmbeddedEngine:
         if not isinstance(tree, ast.Selector) or tree.offset_ms or tree.offset_by or tree.at is not None:
             return None
         steps = (span.end_ms - span.start_ms) // span.step_ms + 1
-        count = self.head.at_hand(tree.matchers, span.start_ms - self._limits.lookback_ms)
-        return self.range(expr, span) if count is not None and count * steps <= POINTS_AT_HAND else None
+        count = self.head.cached_series_count(tree.matchers, span.start_ms - self._limits.lookback_ms)
+        return self.range(expr, span) if count is not None and count * steps <= MAX_CHEAP_POINTS else None
 
     def series(self, matchers: Sequence[Sequence[Matcher]], start_ms: int, end_ms: int) -> list[Labels]:
         found = {labels for each in matchers for labels in self.head.series(each, start_ms, end_ms)}
@@ -120,10 +120,10 @@ class EmbeddedEngine:
         found = (self.head.label_values(name, each, start_ms, end_ms=end_ms) for each in matchers or [()])
         return sorted({value for values in found for value in values})
 
-    def newest(self, matchers: Sequence[Matcher], at_ms: int) -> list[interfaces.AnySample]:
+    def latest_samples(self, matchers: Sequence[Matcher], at_ms: int) -> list[interfaces.AnySample]:
         """The newest sample of each series that is not stale, with its own time; what /federate hands on."""
         series, times, values = self.head.latest(matchers, at_ms - self._limits.lookback_ms, at_ms)
-        cells = self.head.reveal(values)
+        cells = self.head.find_histograms(values)
         rows = np.flatnonzero(~is_absent(values) & ~is_stale(values)).tolist()
         native = [None] * len(rows) if cells is None else cells[rows].tolist()
         found = zip(series.labels_of(rows), times[rows].tolist(), values[rows].tolist(), native, strict=True)
@@ -132,13 +132,13 @@ class EmbeddedEngine:
             for labels, own_ms, value, cell in found
         ]
 
-    def raw(self, matchers: Sequence[Matcher], start_ms: int, end_ms: int) -> Iterator[Raw]:
+    def raw_samples(self, matchers: Sequence[Matcher], start_ms: int, end_ms: int) -> Iterator[RawSeries]:
         """Every stored sample with start < time ≤ end, stale markers too; what a recording holds.
 
         A series that has native histograms comes with a list of them and of numbers, every other with numbers only.
         """
         found = self.head.select(matchers, start_ms, end_ms, max_samples=self._limits.max_samples)
-        cells = self.head.reveal(found.values)
+        cells = self.head.find_histograms(found.values)
         for row, labels in enumerate(found.series.labels_of(range(len(found.series)))):
             times, values = found.times[found.groups[row]], found.values[row]
             held = (times != NEVER_MS) & ~is_absent(values)
@@ -180,7 +180,7 @@ class EmbeddedEngine:
         tree = parse(expr, self._limits)
         with self._parsed_lock:
             self._parsed[expr] = tree
-            if len(self._parsed) > REMEMBERED_EXPRESSIONS:
+            if len(self._parsed) > MAX_PARSED_EXPRESSIONS:
                 self._parsed.popitem(last=False)
         return tree
 

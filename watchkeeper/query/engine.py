@@ -23,10 +23,10 @@ from watchkeeper.store.histograms import Cells
 Floats = npt.NDArray[np.float64]
 Millis = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
-Raw: TypeAlias = tuple[Labels, Millis, Floats | list[float | Histogram]]
+RawSeries: TypeAlias = tuple[Labels, Millis, Floats | list[float | Histogram]]
 
 
-class Kind(StrEnum):
+class ResultType(StrEnum):
     """What an expression answers, in Prometheus' words."""
 
     VECTOR = "vector"
@@ -56,7 +56,7 @@ class Matcher:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class QueryRange:
     """A range query's times: start, end (both included) and step, in milliseconds."""
 
     start_ms: int
@@ -98,7 +98,7 @@ class Frame:
             mask = self.present[at]
             yield labels, self.times_ms[mask], self.values[at][mask]
 
-    def raw_rows(self) -> Iterator[Raw]:
+    def raw_rows(self) -> Iterator[RawSeries]:
         """Each series with all that is present: numbers, or a list of numbers and histograms where it has those."""
         for at, (labels, times, values) in enumerate(self.rows()):
             cells = [] if self.histograms is None else self.histograms[at].tolist()
@@ -112,13 +112,13 @@ class Frame:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Answer:
+class QueryResult:
     """What an engine says. A scalar is a frame of one row without labels; a string has only `text`.
 
     `warnings` say that the answer may be wrong, `infos` that the question may be.
     """
 
-    kind: Kind
+    kind: ResultType
     frame: Frame
     text: str | None = None
     warnings: tuple[str, ...] = ()
@@ -144,7 +144,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class QueryLimits:
     """What this engine refuses, so that a caller can say it before asking; None means no limit."""
 
     max_samples: int | None = 50_000_000
@@ -163,7 +163,7 @@ class Limits:
 class InstantEngine(Protocol):
     """PromQL at one time, which is all that rules ask; QueryError or StoreError, never a library's error."""
 
-    def instant(self, expr: str, at_ms: int) -> Answer: ...
+    def instant(self, expr: str, at_ms: int) -> QueryResult: ...
 
 
 class Engine(InstantEngine, Protocol):
@@ -182,7 +182,7 @@ class Engine(InstantEngine, Protocol):
         """The engine that rules ask: some answer them from nearer by than all others."""
         ...
 
-    def range(self, expr: str, span: Span) -> Answer: ...
+    def range(self, expr: str, span: QueryRange) -> QueryResult: ...
 
     def series(self, matchers: Sequence[Sequence[Matcher]], start_ms: int, end_ms: int) -> list[Labels]:
         """Label sets of series with samples in the time; each inner list is one selector, the outer one is `or`."""
@@ -206,7 +206,7 @@ class Engine(InstantEngine, Protocol):
         """What is kept of the series that one of the selectors means, with start ≤ time ≤ end."""
         ...
 
-    def limits(self) -> Limits: ...
+    def limits(self) -> QueryLimits: ...
 
     def close(self) -> None:
         """Let go of files and connections; what was appended is then on disk, where one is ours."""
@@ -219,15 +219,15 @@ class LocalEngine(Protocol):
     # The hub puts the store of its data directory here.
     head: interfaces.SampleStore
 
-    def range_at_hand(self, expr: str, span: Span) -> Answer | None:
+    def range_if_cheap(self, expr: str, span: QueryRange) -> QueryResult | None:
         """The answer where it is there sooner than another thread would be; None where it may take longer."""
         ...
 
-    def newest(self, matchers: Sequence[Matcher], at_ms: int) -> list[interfaces.AnySample]:
+    def latest_samples(self, matchers: Sequence[Matcher], at_ms: int) -> list[interfaces.AnySample]:
         """The newest sample of each series that is not stale, with its own time."""
         ...
 
-    def raw(self, matchers: Sequence[Matcher], start_ms: int, end_ms: int) -> Iterator[Raw]:
+    def raw_samples(self, matchers: Sequence[Matcher], start_ms: int, end_ms: int) -> Iterator[RawSeries]:
         """Every stored sample with start < time ≤ end, stale markers too."""
         ...
 

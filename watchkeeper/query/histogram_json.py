@@ -24,7 +24,9 @@ Ruled: TypeAlias = tuple[int, Bucket]
 def write(histogram: Histogram, spell: Callable[[float], str]) -> dict[str, Any]:
     """The object for one histogram; `spell` writes a number as Prometheus does."""
     written = [
-        [RULES[histogram.includes(bucket)], *map(spell, bucket)] for bucket in histogram.buckets() if bucket.population
+        [RULES[histogram.bound_inclusion(bucket)], *map(spell, bucket)]
+        for bucket in histogram.buckets()
+        if bucket.population
     ]
     plain: dict[str, Any] = {"count": spell(histogram.count), "sum": spell(histogram.sum)}
     return {**plain, "buckets": written} if written else plain

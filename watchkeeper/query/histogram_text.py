@@ -10,7 +10,7 @@ import math
 import re
 
 from watchkeeper.errors import quote
-from watchkeeper.model.histograms import CUSTOM, Buckets, Hint, Histogram, difference, total
+from watchkeeper.model.histograms import CUSTOM, Buckets, Histogram, ResetHint, subtract_histograms, sum_histograms
 
 ITEM = re.compile(r"\s*(?P<key>[a-z_]+):(?:\[(?P<list>[^\]]*)\]|(?P<word>[^\s\[\]]+))")
 SERIES = re.compile(r"\{\{(?P<start>.*?)\}\}(?:(?P<sign>[+-])\{\{(?P<step>.*?)\}\})?(?:x(?P<times>\d+))?")
@@ -37,7 +37,9 @@ def expand(text: str) -> list[Histogram]:
         if step is None:
             found.append(found[-1])
         else:
-            combined = total([found[-1], step]) if match["sign"] == "+" else difference(found[-1], step)
+            combined = (
+                sum_histograms([found[-1], step]) if match["sign"] == "+" else subtract_histograms(found[-1], step)
+            )
             found.append(combined.histogram)
     return found
 
@@ -55,12 +57,12 @@ def read(text: str) -> Histogram:
     numbers = {name: float(items.get(key, "0")) for key, name in NUMBERS.items()}
     sides = {name: _buckets(items.get(key, ""), int(items.get(offset, "0"))) for key, (name, offset) in SIDES.items()}
     hint = items.get("counter_reset_hint", "unknown").upper()
-    if hint not in Hint.__members__:
+    if hint not in ResetHint.__members__:
         raise ValueError(f"`{quote(hint.lower())}` is no counter_reset_hint")
     return Histogram(
         schema=int(items.get("schema", "0")),
         bounds=tuple(map(float, items.get("custom_values", "").split())),
-        hint=Hint[hint],
+        hint=ResetHint[hint],
         count=numbers["count"],
         sum=numbers["sum"],
         zero_count=numbers["zero_count"],
@@ -87,7 +89,7 @@ def show(histogram: Histogram) -> str:
             there = dict(side)
             parts += [f"{offset}:{first}"] if first else []
             parts.append(f"{key}:[{' '.join(_number(there.get(at, 0.0)) for at in range(first, last + 1))}]")
-    if histogram.hint is not Hint.UNKNOWN:
+    if histogram.hint is not ResetHint.UNKNOWN:
         parts.append(f"counter_reset_hint:{histogram.hint.name.lower()}")
     return "{{" + " ".join(parts) + "}}"
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from watchkeeper.kit.protobuf import varint
-from watchkeeper.model.histograms import CUSTOM, Buckets, Hint, Histogram
+from watchkeeper.model.histograms import CUSTOM, Buckets, Histogram, ResetHint
 from watchkeeper.readers import histogram_message
 from watchkeeper.readers.histogram_message import REMOTE_WRITE, Broken, Numbering
 
@@ -35,7 +35,7 @@ def read(message: bytes, start: int, end: int) -> tuple[int, Histogram]:
 def write(at_ms: int, one: Histogram) -> bytes:
     """The histogram as field 4 of a series."""
     inner = buckets(one, REMOTE_WRITE)
-    if one.hint is not Hint.UNKNOWN:
+    if one.hint is not ResetHint.UNKNOWN:
         inner += _tag(REMOTE_WRITE.hint, VARINT) + varint(one.hint)
     inner += _tag(REMOTE_WRITE.time, VARINT) + varint(at_ms & (1 << 64) - 1)
     if one.schema == CUSTOM and one.bounds:

@@ -18,10 +18,10 @@ from watchkeeper.config import settings
 from watchkeeper.kit import logs
 from watchkeeper.model.exemplars import Exemplar
 from watchkeeper.model.labels import Labels
-from watchkeeper.query.engine import Answer, InstantEngine, Limits, Matcher, Span
+from watchkeeper.query.engine import InstantEngine, Matcher, QueryLimits, QueryRange, QueryResult
 from watchkeeper.query.promql import parser
 from watchkeeper.query.remote import answers, vectors
-from watchkeeper.query.remote.http import Client, Request, Response
+from watchkeeper.query.remote.http import Request, Response, ServerClient
 from watchkeeper.query.remote.remote_appender import RemoteAppender
 from watchkeeper.store import interfaces
 
@@ -31,18 +31,18 @@ FORM = {"Content-Type": "application/x-www-form-urlencoded"}
 # VictoriaMetrics moves the times of a query to fit its cache unless it is told not to; others ignore this.
 EXACT_TIMES = ("nocache", "1")
 # Depth, samples and series are the server's business, and it says so itself. 11,001 points is Prometheus' own limit.
-LIMITS = Limits(max_samples=None, max_depth=None, max_series=None)
+LIMITS = QueryLimits(max_samples=None, max_depth=None, max_series=None)
 
 
 class PrometheusEngine:
     """Implements `query.engine.Engine` over one server; `remote` writes to it."""
 
-    def __init__(self, access: settings.Query, limits: Limits = LIMITS) -> None:
+    def __init__(self, access: settings.QuerySettings, limits: QueryLimits = LIMITS) -> None:
         if access.url is None:
             raise errors.StartRefused("there is no server to ask", remedy="Write its address into query.url")
         self._access = access
         self._limits = limits
-        self._client = Client(access, access.url)
+        self._client = ServerClient(access, access.url)
         self.remote = RemoteAppender(access, server=self._client.url)
 
     def close(self) -> None:
@@ -60,14 +60,14 @@ class PrometheusEngine:
     def for_rules(self) -> InstantEngine:
         return self
 
-    def limits(self) -> Limits:
+    def limits(self) -> QueryLimits:
         return self._limits
 
-    def instant(self, expr: str, at_ms: int) -> Answer:
+    def instant(self, expr: str, at_ms: int) -> QueryResult:
         self._check(expr)
         return self._evaluate("/api/v1/query", expr, [("time", _seconds(at_ms))], lambda one: self._vector(one, at_ms))
 
-    def _vector(self, response: Response, at_ms: int) -> Answer:
+    def _vector(self, response: Response, at_ms: int) -> QueryResult:
         rows = vectors.read(response.body) if response.status == 200 else None
         if rows is not None:
             return answers.vector(rows.labels, rows.values, at_ms, said=answers.said(rows.beside))
@@ -75,7 +75,7 @@ class PrometheusEngine:
         with self._reading():
             return answers.instant(found, at_ms, said)
 
-    def range(self, expr: str, span: Span) -> Answer:
+    def range(self, expr: str, span: QueryRange) -> QueryResult:
         self._check(expr)
         steps, most = (span.end_ms - span.start_ms) // span.step_ms + 1, self._limits.max_steps
         if most is not None and steps > most:
@@ -85,7 +85,7 @@ class PrometheusEngine:
         times = [("start", _seconds(span.start_ms)), ("end", _seconds(span.end_ms)), ("step", _seconds(span.step_ms))]
         return self._evaluate("/api/v1/query_range", expr, times, lambda one: self._matrix(one, span))
 
-    def _matrix(self, response: Response, span: Span) -> Answer:
+    def _matrix(self, response: Response, span: QueryRange) -> QueryResult:
         found, said = answers.content(response, self._client.url)
         with self._reading():
             return answers.ranged(found, span, said)
@@ -132,8 +132,8 @@ class PrometheusEngine:
             raise errors.QueryLimit(f"the expression has {size} bytes, the limit is {most}")
 
     def _evaluate(
-        self, path: str, expr: str, form: list[tuple[str, str]], read: Callable[[Response], Answer]
-    ) -> Answer:
+        self, path: str, expr: str, form: list[tuple[str, str]], read: Callable[[Response], QueryResult]
+    ) -> QueryResult:
         try:
             return read(self._send(path, [("query", expr), *form, EXACT_TIMES]))
         except errors.QueryError as error:

@@ -44,7 +44,7 @@ def arguments(fields: Sequence[int], seconds: float) -> list[str]:
 
 
 @dataclass(slots=True)
-class Monitor:
+class DmonReader:
     """Reads the lines of one `dcgmi dmon`, which was asked for these fields; the header tells their order."""
 
     fields: Sequence[int]

@@ -14,7 +14,7 @@ LEAST_BYTES = 16
 EMPTY_SHARE, OTHER_SHARE = 0.9, 0.05
 
 
-def wide(start: bytes) -> str | None:
+def utf16_name(start: bytes) -> str | None:
     """The name of a text's UTF-16, if it is in one."""
     marked = MARKS.get(start[:2])
     sample = start[:LOOKED_AT_BYTES]
@@ -27,7 +27,7 @@ def wide(start: bytes) -> str | None:
 
 
 @dataclass(slots=True)
-class Recoded:
+class Utf8Stream:
     """A stream of UTF-16, in UTF-8."""
 
     source: ByteStream

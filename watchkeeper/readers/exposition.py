@@ -51,7 +51,7 @@ class BadLine(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class FamilyMetadata:
     """What an exporter says about a metric name."""
 
     type: str = "unknown"
@@ -60,7 +60,7 @@ class Family:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class ExpositionPage:
     """One page: `values[i]` belongs to the series `parser.labels[handles[i]]`.
 
     `handles` is the same list object as on the page before while the series stay the same.
@@ -81,7 +81,7 @@ class Page:
 
 
 @dataclass(slots=True)
-class _Reading:
+class _TextReading:
     """What has been gathered of a page so far."""
 
     handles: list[int] = field(default_factory=list)
@@ -98,7 +98,7 @@ class _Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class _Layout:
+class _PageLayout:
     """A page without its values: each line up to its value, or the whole of a line that has none."""
 
     prefixes: list[bytes]
@@ -112,7 +112,7 @@ class ExpositionParser:
 
     def __init__(self, *, max_series: int = MAX_SERIES) -> None:
         self.labels: list[labels.Labels] = []
-        self.families: dict[str, Family] = {}
+        self.families: dict[str, FamilyMetadata] = {}
         # Counts the changes of `families`.
         self.families_version = 0
         self.epoch = 0
@@ -131,18 +131,18 @@ class ExpositionParser:
         self._last_handles: list[int] = []
         # Whether the page before had a series at several times: on the next page the times may be the same.
         self._has_repeats = False
-        self._layout: _Layout | None = None
+        self._layout: _PageLayout | None = None
         # Whether the series of the page before were not yet found written in a way that cannot be laid out.
         self._may_lay_out = True
 
-    def parse(self, page: bytes, *, openmetrics: bool = False) -> Page:
+    def parse(self, page: bytes, *, openmetrics: bool = False) -> ExpositionPage:
         """Every readable sample of the page; CollectError if it has too many series or is cut short."""
         if 2 * len(self.labels) > 3 * len(self._last_handles) + 2 * FORGET_SLACK:
             self._forget()
         lines = page.split(b"\n")
         again = self._read_again(lines, len(page), openmetrics=openmetrics)
         if again is not None:
-            return Page(self._last_handles, again, self.epoch)
+            return ExpositionPage(self._last_handles, again, self.epoch)
         reading = self._gather(lines, self._known, openmetrics=openmetrics)
         if openmetrics and page.rstrip(b"\r\n").rpartition(b"\n")[2] != b"# EOF":
             raise CollectError("the page is cut short: it does not end with `# EOF`")
@@ -163,7 +163,7 @@ class ExpositionParser:
         elif self._may_lay_out and not (reading.timestamps_ms or reading.bad_lines):
             self._layout = self._lay_out(lines, openmetrics=openmetrics)
             self._may_lay_out = self._layout is not None
-        return Page(
+        return ExpositionPage(
             self._last_handles,
             values,
             self.epoch,
@@ -195,7 +195,7 @@ class ExpositionParser:
         except ValueError:
             return None
 
-    def _lay_out(self, lines: list[bytes], *, openmetrics: bool) -> _Layout | None:
+    def _lay_out(self, lines: list[bytes], *, openmetrics: bool) -> _PageLayout | None:
         """What to expect of the next page; None if a line is written in an unusual way."""
         # The objects that are remembered anyway: a fleet has gigabytes of pages.
         spelt = {handle: series for series, handle in self._known.items()}
@@ -209,11 +209,11 @@ class ExpositionParser:
                 return None
             prefixes.append(prefix)
             has_value.append(is_sample)
-        return _Layout(prefixes, bytes(has_value), sum(map(len, prefixes)) + len(lines) - 1, openmetrics)
+        return _PageLayout(prefixes, bytes(has_value), sum(map(len, prefixes)) + len(lines) - 1, openmetrics)
 
-    def _gather(self, lines: list[bytes], remembered: dict[bytes, int], *, openmetrics: bool) -> _Reading:
+    def _gather(self, lines: list[bytes], remembered: dict[bytes, int], *, openmetrics: bool) -> _TextReading:
         """Handle and value token of each line; this loop is the hot path of the whole hub."""
-        reading = _Reading()
+        reading = _TextReading()
         add_handle, add_token, known = reading.handles.append, reading.tokens.append, remembered.get
         comments = self._comments
         for number, line in enumerate(lines, 1):
@@ -229,7 +229,7 @@ class ExpositionParser:
             self._refuse_size(lines)
         return reading
 
-    def _read_unknown(self, line: bytes, number: int, *, reading: _Reading, openmetrics: bool) -> None:
+    def _read_unknown(self, line: bytes, number: int, *, reading: _TextReading, openmetrics: bool) -> None:
         """A line that is not remembered: blank, a comment, a new series, or one with a time or an exemplar."""
         text = line.strip(b" \t\r")
         if not text:
@@ -281,14 +281,14 @@ class ExpositionParser:
         start = line.find(b"{")
         name, pairs = line[:start], self._bodies.get(line[start:end]) if start > 0 else None
         if pairs is not None and PLAIN_NAME.fullmatch(name):
-            return labels.Labels.named(name.decode(), pairs), line[end:]
+            return labels.Labels.with_metric_name(name.decode(), pairs), line[end:]
         try:
             label_set, text = _read_series(line.decode())
         except UnicodeDecodeError as error:
             raise BadLine(f"is not UTF-8: {error.reason}") from error
         rest = text.encode()
         if start > 0:
-            self._bodies[line[start : len(line) - len(rest)]] = label_set.unnamed
+            self._bodies[line[start : len(line) - len(rest)]] = label_set.pairs_without_name
         return label_set, rest
 
     def _without_exemplar(self, line: bytes) -> tuple[bytes, bytes]:
@@ -296,7 +296,7 @@ class ExpositionParser:
         head, sharp, exemplar = line.rpartition(b" # {")
         return (head, b"{" + exemplar) if sharp and head.rpartition(b" ")[0] in self._known else (line, b"")
 
-    def _note_exemplar(self, handle: int, raw: bytes, number: int, *, reading: _Reading) -> None:
+    def _note_exemplar(self, handle: int, raw: bytes, number: int, *, reading: _TextReading) -> None:
         if self._exemplars.get(handle) == raw:
             return
         self._exemplars[handle] = raw
@@ -319,8 +319,8 @@ class ExpositionParser:
         name = plain or _unquote(quoted)
         if name not in self.families and len(self.families) >= self._max_series:
             return
-        known = self.families.get(name, Family())
-        family = Family(
+        known = self.families.get(name, FamilyMetadata())
+        family = FamilyMetadata(
             type=text if word == "TYPE" else known.type,
             help=ESCAPE.sub(_unescape, text) if word == "HELP" else known.help,
             unit=text if word == "UNIT" else known.unit,
@@ -329,14 +329,14 @@ class ExpositionParser:
             self.families[name] = family
             self.families_version += 1
 
-    def _refuse_repeats(self, reading: _Reading, values: array[float]) -> None:
+    def _refuse_repeats(self, reading: _TextReading, values: array[float]) -> None:
         """Keep the first of samples that name the same series and time; this handle list is then the current one."""
         self._has_repeats = len(set(reading.handles)) != len(reading.handles)
         if self._has_repeats:
             self._drop_repeats(reading, values)
         self._last_handles = reading.handles
 
-    def _drop_repeats(self, reading: _Reading, values: array[float]) -> None:
+    def _drop_repeats(self, reading: _TextReading, values: array[float]) -> None:
         seen: set[tuple[int, int | None]] = set()
         kept: list[int] = []
         for at, handle in enumerate(reading.handles):

@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeAlias
 
 from watchkeeper.errors import CollectError, quote
 from watchkeeper.kit.protobuf import fields, read_varint, signed
-from watchkeeper.model.histograms import Hint, Histogram
+from watchkeeper.model.histograms import Histogram, ResetHint
 from watchkeeper.model.labels import METRIC_NAME, Labels
 from watchkeeper.readers import histogram_message
 from watchkeeper.readers.exposition import (
@@ -27,8 +27,8 @@ from watchkeeper.readers.exposition import (
     MAX_LABELS,
     MAX_SERIES,
     BadLine,
-    Family,
-    Page,
+    ExpositionPage,
+    FamilyMetadata,
 )
 
 CONTENT_TYPE = "application/vnd.google.protobuf"
@@ -48,14 +48,14 @@ Part: TypeAlias = tuple[str, str, str]
 Bytes: TypeAlias = tuple[int, int]
 
 
-class Point(NamedTuple):
+class MetricPoint(NamedTuple):
     part: Part
     value: float
     exemplar: Bytes | None = None
 
 
 @dataclass(slots=True)
-class _Metric:
+class _MetricBytes:
     """Where one metric's parts lie in the page."""
 
     labels_end: int
@@ -65,7 +65,7 @@ class _Metric:
 
 
 @dataclass(slots=True)
-class _Reading:
+class _ProtobufReading:
     """What has been gathered of a page so far."""
 
     body: bytes
@@ -89,7 +89,7 @@ class ProtobufParser:
 
     def __init__(self, *, max_series: int = MAX_SERIES, keeps_classic: bool = False) -> None:
         self.labels: list[Labels] = []
-        self.families: dict[str, Family] = {}
+        self.families: dict[str, FamilyMetadata] = {}
         # Counts the changes of `families`.
         self.families_version = 0
         self.epoch = 0
@@ -101,11 +101,11 @@ class ProtobufParser:
         self._last_handles: list[int] = []
         self._last_count = 0
 
-    def parse(self, body: bytes) -> Page:
+    def parse(self, body: bytes) -> ExpositionPage:
         """Every readable sample of the page; CollectError if it has too many series or is cut short."""
         if 2 * len(self.labels) > 3 * self._last_count + 2 * FORGET_SLACK:
             self._forget()
-        reading, place = _Reading(body), 0
+        reading, place = _ProtobufReading(body), 0
         while place < len(body):
             try:
                 size, start = read_varint(body, place)
@@ -118,7 +118,7 @@ class ProtobufParser:
         if reading.handles != self._last_handles:
             self._last_handles = reading.handles
         self._last_count = len(reading.handles) + len(reading.histograms)
-        return Page(
+        return ExpositionPage(
             self._last_handles,
             reading.values,
             self.epoch,
@@ -129,7 +129,7 @@ class ProtobufParser:
             histograms=tuple(reading.histograms),
         )
 
-    def _read_family(self, reading: _Reading, start: int, end: int) -> None:
+    def _read_family(self, reading: _ProtobufReading, start: int, end: int) -> None:
         texts, metrics, kind = {NAME: "", HELP: "", UNIT: ""}, [], 0
         try:
             for tag, at, stop in fields(reading.body, start, end):
@@ -149,7 +149,7 @@ class ProtobufParser:
         if len(name) > MAX_LABEL_LENGTH:
             reading.complain(name, f"the name has {len(name):,} characters, the limit is {MAX_LABEL_LENGTH:,}")
             return
-        self._note_family(name, Family(TYPES[kind], texts[HELP], texts[UNIT]))
+        self._note_family(name, FamilyMetadata(TYPES[kind], texts[HELP], texts[UNIT]))
         for at, stop in metrics:
             try:
                 self._read_metric(reading, name, kind=kind, where=(at, stop))
@@ -157,13 +157,13 @@ class ProtobufParser:
                 reading.complain(name, error)
         self._refuse_size(reading)
 
-    def _note_family(self, name: str, family: Family) -> None:
+    def _note_family(self, name: str, family: FamilyMetadata) -> None:
         if family == self.families.get(name) or (name not in self.families and len(self.families) >= self._max_series):
             return
         self.families[name] = family
         self.families_version += 1
 
-    def _read_metric(self, reading: _Reading, name: str, *, kind: int, where: Bytes) -> None:
+    def _read_metric(self, reading: _ProtobufReading, name: str, *, kind: int, where: Bytes) -> None:
         body, metric = reading.body, _metric(reading.body, *where)
         own = body[where[0] : metric.labels_end]
         native = metric.content.get(HISTOGRAM)
@@ -171,7 +171,7 @@ class ProtobufParser:
         if native is not None and is_native:
             _, found = histogram_message.read(body, *native, numbering=histogram_message.EXPOSITION)
             if kind == GAUGE_HISTOGRAM:
-                found = replace(found, hint=Hint.GAUGE)
+                found = replace(found, hint=ResetHint.GAUGE)
             handle = self._handle(reading, (name, own, NATIVE), metric)
             if self._is_first(reading, handle, metric.at_ms):
                 reading.histograms.append((handle, found, metric.at_ms))
@@ -189,7 +189,7 @@ class ProtobufParser:
             if point.exemplar is not None:
                 self._note_exemplars(reading, handle, [point.exemplar])
 
-    def _is_first(self, reading: _Reading, handle: int, at_ms: int | None) -> bool:
+    def _is_first(self, reading: _ProtobufReading, handle: int, at_ms: int | None) -> bool:
         """Whether the page has not had this series yet, at this time."""
         if (handle, at_ms) in reading.seen:
             reading.complain(str(self.labels[handle]), "stands twice; the first is kept")
@@ -197,7 +197,7 @@ class ProtobufParser:
         reading.seen.add((handle, at_ms))
         return True
 
-    def _handle(self, reading: _Reading, key: tuple[str, bytes, Part], metric: _Metric) -> int:
+    def _handle(self, reading: _ProtobufReading, key: tuple[str, bytes, Part], metric: _MetricBytes) -> int:
         known = self._handle_of.get(key)
         if known is not None:
             return known
@@ -221,7 +221,7 @@ class ProtobufParser:
         self.labels.append(series)
         return handle
 
-    def _note_exemplars(self, reading: _Reading, handle: int, places: list[Bytes]) -> None:
+    def _note_exemplars(self, reading: _ProtobufReading, handle: int, places: list[Bytes]) -> None:
         """Those that were not on the page before."""
         raw = {reading.body[at:stop] for at, stop in places}
         known = self._exemplars.get(handle, set())
@@ -230,7 +230,7 @@ class ProtobufParser:
         if raw:
             self._exemplars[handle] = raw
 
-    def _refuse_size(self, reading: _Reading) -> None:
+    def _refuse_size(self, reading: _ProtobufReading) -> None:
         found = len(reading.handles) + len(reading.histograms)
         if found <= self._max_series:
             return
@@ -251,8 +251,8 @@ class ProtobufParser:
         self._last_handles = []
 
 
-def _metric(body: bytes, start: int, end: int) -> _Metric:
-    found = _Metric(start, [], {}, None)
+def _metric(body: bytes, start: int, end: int) -> _MetricBytes:
+    found = _MetricBytes(start, [], {}, None)
     for tag, at, stop in fields(body, start, end):
         if tag == LABEL:
             found.labels.append((at, stop))
@@ -264,7 +264,7 @@ def _metric(body: bytes, start: int, end: int) -> _Metric:
     return found
 
 
-def _points(body: bytes, metric: _Metric) -> Iterator[Point]:
+def _points(body: bytes, metric: _MetricBytes) -> Iterator[MetricPoint]:
     """The numbers of a metric, each with the part of it that it belongs to."""
     for kind, where in metric.content.items():
         if kind in (GAUGE, COUNTER, UNTYPED):
@@ -275,7 +275,7 @@ def _points(body: bytes, metric: _Metric) -> Iterator[Point]:
             yield from _classic(body, *where)
 
 
-def _plain(body: bytes, start: int, end: int) -> Point:
+def _plain(body: bytes, start: int, end: int) -> MetricPoint:
     """A field that is not written is 0."""
     value, exemplar = 0.0, None
     for tag, at, stop in fields(body, start, end):
@@ -283,10 +283,10 @@ def _plain(body: bytes, start: int, end: int) -> Point:
             value = _double(body, at)
         elif tag == 0x12:
             exemplar = (at, stop)
-    return Point(("", "", ""), value, exemplar)
+    return MetricPoint(("", "", ""), value, exemplar)
 
 
-def _summary(body: bytes, start: int, end: int) -> Iterator[Point]:
+def _summary(body: bytes, start: int, end: int) -> Iterator[MetricPoint]:
     count, total = 0.0, 0.0
     for tag, at, stop in fields(body, start, end):
         if tag == 0x08:
@@ -295,12 +295,12 @@ def _summary(body: bytes, start: int, end: int) -> Iterator[Point]:
             total = _double(body, at)
         elif tag == 0x1A:
             own = {tag: _double(body, at) for tag, at, _ in fields(body, at, stop) if tag in (0x09, 0x11)}
-            yield Point(("", "quantile", go_number(own.get(0x09, 0.0))), own.get(0x11, 0.0))
-    yield Point(("_sum", "", ""), total)
-    yield Point(("_count", "", ""), count)
+            yield MetricPoint(("", "quantile", go_number(own.get(0x09, 0.0))), own.get(0x11, 0.0))
+    yield MetricPoint(("_sum", "", ""), total)
+    yield MetricPoint(("_count", "", ""), count)
 
 
-def _classic(body: bytes, start: int, end: int) -> Iterator[Point]:
+def _classic(body: bytes, start: int, end: int) -> Iterator[MetricPoint]:
     """Buckets that count what lies below their bound; the last one, which counts everything, may be left out."""
     numbers: dict[int, float] = {}
     has_last = False
@@ -312,12 +312,12 @@ def _classic(body: bytes, start: int, end: int) -> Iterator[Point]:
         elif tag == 0x1A:
             bound, count, exemplar = _bucket(body, at, stop)
             has_last = has_last or bound == math.inf
-            yield Point(("_bucket", "le", go_number(bound)), count, exemplar)
+            yield MetricPoint(("_bucket", "le", go_number(bound)), count, exemplar)
     count = numbers.get(0x21) or numbers.get(0x08, 0.0)
     if not has_last:
-        yield Point(("_bucket", "le", "+Inf"), count)
-    yield Point(("_sum", "", ""), numbers.get(0x11, 0.0))
-    yield Point(("_count", "", ""), count)
+        yield MetricPoint(("_bucket", "le", "+Inf"), count)
+    yield MetricPoint(("_sum", "", ""), numbers.get(0x11, 0.0))
+    yield MetricPoint(("_count", "", ""), count)
 
 
 def _bucket(body: bytes, start: int, end: int) -> tuple[float, float, Bytes | None]:

@@ -38,7 +38,7 @@ class NotADashboard(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class DashboardQuery:
     """One query. `expr` is None where it is not Prometheus that is asked; `language` says who is."""
 
     panel: str
@@ -49,10 +49,10 @@ class Question:
 @dataclass(frozen=True, slots=True)
 class Dashboard:
     title: str
-    questions: tuple[Question, ...]
+    queries: tuple[DashboardQuery, ...]
 
 
-def read(text: str) -> Dashboard:
+def read_dashboard(text: str) -> Dashboard:
     try:
         found = json.loads(text)
     except ValueError as error:
@@ -64,7 +64,7 @@ def read(text: str) -> Dashboard:
     return Dashboard(json_facts.text(plain, "title") or "untitled", tuple(questions))
 
 
-def filled(expr: str) -> str:
+def fill_variables(expr: str) -> str:
     """The expression with Grafana's variables filled in: any value, five minutes, no more groups."""
     expr = IN_RANGE.sub(lambda match: "[5m" if match[0].startswith("[") else "5m", expr)
     expr = QUOTED.sub(lambda match: '=~".*"' if match["op"] in ("=", "=~") else '!~"nothing"', expr)
@@ -73,7 +73,7 @@ def filled(expr: str) -> str:
     return re.sub(VARIABLE, "1", PREFIX.sub("", expr))
 
 
-def _panels(plain: dict[str, Any], depth: int) -> Iterator[Question]:
+def _panels(plain: dict[str, Any], depth: int) -> Iterator[DashboardQuery]:
     if depth > DEEPEST:
         return
     for row in _list(plain, "rows"):
@@ -86,17 +86,17 @@ def _panels(plain: dict[str, Any], depth: int) -> Iterator[Question]:
         yield from _panels(panel, depth + 1)
 
 
-def _question(title: str, target: dict[str, Any], source: str) -> Question:
+def _question(title: str, target: dict[str, Any], source: str) -> DashboardQuery:
     expr = target.get("expr")
     if isinstance(expr, str) and expr.strip() and source in ("", "prometheus", "mixed"):
-        return Question(title, expr)
+        return DashboardQuery(title, expr)
     for key in ("rawSql", "rawQuery", "query", "target", "expression"):
         if isinstance(target.get(key), str):
-            return Question(title, None, source or key)
-    return Question(title, None, source or "no query")
+            return DashboardQuery(title, None, source or key)
+    return DashboardQuery(title, None, source or "no query")
 
 
-def _variables(plain: dict[str, Any]) -> Iterator[Question]:
+def _variables(plain: dict[str, Any]) -> Iterator[DashboardQuery]:
     held = plain.get("templating")
     for variable in _list(held if isinstance(held, dict) else {}, "list"):
         if variable.get("type") != "query":
@@ -107,10 +107,10 @@ def _variables(plain: dict[str, Any]) -> Iterator[Question]:
             yield from _of_variable(f"variable {json_facts.text(variable, 'name')}", text)
 
 
-def _of_variable(title: str, text: str) -> Iterator[Question]:
+def _of_variable(title: str, text: str) -> Iterator[DashboardQuery]:
     match = LABEL_VALUES.fullmatch(text) or QUERY_RESULT.fullmatch(text)
     if match is not None:
-        yield Question(title, match["expr"])
+        yield DashboardQuery(title, match["expr"])
     # label_values(instance) and metrics(…) ask for what is there, whatever it is.
 
 

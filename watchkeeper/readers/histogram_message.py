@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from watchkeeper.kit.protobuf import fields, read_varint, signed, zigzag
-from watchkeeper.model.histograms import CUSTOM, HIGHEST_SCHEMA, LOWEST_SCHEMA, Buckets, Hint, Histogram
+from watchkeeper.model.histograms import CUSTOM, HIGHEST_SCHEMA, LOWEST_SCHEMA, Buckets, Histogram, ResetHint
 
 # Schemas up to this are legal, and Prometheus 3 reduces those above 8.
 FINEST_SCHEMA = 52
@@ -63,18 +63,18 @@ REMOTE_WRITE = Numbering(1, 2, 3, 4, 5, 6, 7, Side(8, 9, 10), Side(11, 12, 13), 
 EXPOSITION = Numbering(1, 4, 2, 5, 6, 7, 8, Side(9, 10, 11), Side(12, 13, 14))
 
 
-class _Span(NamedTuple):
+class _BucketSpan(NamedTuple):
     offset: int
     length: int
 
 
-class _Gathered:
+class _HistogramFields:
     """The fields of one message by their numbers."""
 
     def __init__(self, message: bytes, start: int, end: int, *, numbering: Numbering) -> None:
         self.floats: dict[int, float] = {}
         self.whole: dict[int, int] = {}
-        self.spans: dict[int, list[_Span]] = {}
+        self.spans: dict[int, list[_BucketSpan]] = {}
         self.lists: dict[int, list[float]] = {}
         spans = (numbering.negative.spans, numbering.positive.spans)
         deltas, doubles = (numbering.negative.deltas, numbering.positive.deltas), numbering.doubles
@@ -115,7 +115,7 @@ class _Gathered:
 
 def read(message: bytes, start: int, end: int, *, numbering: Numbering) -> tuple[int, Histogram]:
     """The time and the histogram between two bytes; Broken says why it is none."""
-    found = _Gathered(message, start, end, numbering=numbering)
+    found = _HistogramFields(message, start, end, numbering=numbering)
     hint = found.whole.get(numbering.hint, 0)
     histogram = Histogram(
         schema=zigzag(found.whole.get(numbering.schema, 0)),
@@ -126,7 +126,7 @@ def read(message: bytes, start: int, end: int, *, numbering: Numbering) -> tuple
         positive=found.side(numbering.positive, "positive"),
         negative=found.side(numbering.negative, "negative"),
         bounds=tuple(found.lists.get(numbering.bounds, ())),
-        hint=Hint(hint) if hint in set(Hint) else Hint.UNKNOWN,
+        hint=ResetHint(hint) if hint in set(ResetHint) else ResetHint.UNKNOWN,
     )
     return signed(found.whole.get(numbering.time, 0)), _checked(histogram)
 
@@ -144,9 +144,9 @@ def is_native(message: bytes, start: int, end: int) -> bool:
     return False
 
 
-def _read_span(message: bytes, start: int, end: int) -> _Span:
+def _read_span(message: bytes, start: int, end: int) -> _BucketSpan:
     found = {tag: at for tag, at, _ in fields(message, start, end)}
-    return _Span(zigzag(found.get(0x08, 0)), found.get(0x10, 0))
+    return _BucketSpan(zigzag(found.get(0x08, 0)), found.get(0x10, 0))
 
 
 def _read_deltas(message: bytes, place: int, end: int) -> Iterator[int]:

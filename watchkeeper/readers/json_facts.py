@@ -39,20 +39,20 @@ def name_of(about: Mapping[str, Any]) -> str:
     return name
 
 
-def text(found: Mapping[str, Any], name: str, *, intern_it: bool = True) -> str:
+def text(facts: Mapping[str, Any], name: str, *, intern_it: bool = True) -> str:
     """A text, kept once for all objects that have it; long ones that no other object has need not be."""
-    value = found.get(name)
+    value = facts.get(name)
     if not isinstance(value, str):
         return ""
     return intern(value) if intern_it else value
 
 
-def mapping(found: Any, name: str | None = None) -> Mapping[str, Any]:
+def mapping(facts: Any, name: str | None = None) -> Mapping[str, Any]:
     """`found` itself, or what stands in it under `name`."""
-    value = found if name is None else found.get(name) if isinstance(found, Mapping) else None
+    value = facts if name is None else facts.get(name) if isinstance(facts, Mapping) else None
     return value if isinstance(value, Mapping) else {}
 
 
-def items(found: Mapping[str, Any], name: str) -> Iterable[Any]:
-    value = found.get(name)
+def items(facts: Mapping[str, Any], name: str) -> Iterable[Any]:
+    value = facts.get(name)
     return value if isinstance(value, list) else ()

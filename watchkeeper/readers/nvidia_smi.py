@@ -102,7 +102,7 @@ def read_query(lines: Sequence[str]) -> list[GpuReading]:
     return gpus
 
 
-def read_loose(lines: Sequence[str]) -> GpuReading | None:
+def read_query_excerpt(lines: Sequence[str]) -> GpuReading | None:
     """A cut-out of `-q` without the line that names the GPU: what it says belongs to one GPU, which one is unknown."""
     wanted = [("GPU 00000000:00:00.0", 0)] + [
         (line, at) for at, line in enumerate(lines, 1) if not line.startswith("|")

@@ -66,24 +66,24 @@ class Problems:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TableRow:
     line: int
     cells: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class CsvTable:
     columns: tuple[str, ...]
-    rows: list[Row]
+    rows: list[TableRow]
 
 
-def read(text: str, *, where: str, problems: Problems) -> Table:
+def read_table(text: str, *, where: str, problems: Problems) -> CsvTable:
     """The whole table, as `opened` gives it."""
-    columns, rows = opened(text, where=where, problems=problems)
-    return Table(columns, list(rows))
+    columns, rows = open_table(text, where=where, problems=problems)
+    return CsvTable(columns, list(rows))
 
 
-def opened(text: str, *, where: str, problems: Problems) -> tuple[tuple[str, ...], Iterator[Row]]:
+def open_table(text: str, *, where: str, problems: Problems) -> tuple[tuple[str, ...], Iterator[TableRow]]:
     """Columns and, one by one, rows of CSV text with a header, separated by `,`, `;`, tab or `|`.
 
     CollectError where there is no table, which for some texts shows only at a later row.
@@ -92,7 +92,7 @@ def opened(text: str, *, where: str, problems: Problems) -> tuple[tuple[str, ...
         raise CollectError(f"{len(text):,} characters; the most is {LONGEST_BYTES:,}", where=where)
     text = text.removeprefix("\ufeff")
     header_line, _, _ = text.partition("\n")
-    separator = csv_text.separator_of(header_line)
+    separator = csv_text.detect_separator(header_line)
     if NUL in header_line:
         raise CollectError("this is no text: it has bytes that are zero", where=f"{where}:1", remedy="Save it as UTF-8")
     # A file of one column has none of them.
@@ -107,7 +107,7 @@ def opened(text: str, *, where: str, problems: Problems) -> tuple[tuple[str, ...
 
 
 @dataclass(frozen=True, slots=True)
-class _Line:
+class _CsvLine:
     """Cells of a row; one with line breaks between quotation marks goes on to a later line."""
 
     first: int
@@ -115,20 +115,22 @@ class _Line:
     cells: list[str]
 
 
-def _lines(text: io.StringIO, separator: str, where: str) -> Iterator[_Line]:
+def _lines(text: io.StringIO, separator: str, where: str) -> Iterator[_CsvLine]:
     # sacct quotes nothing: a quotation mark is a letter of a job's name there, and must not swallow the lines after it.
     quotechar = None if separator == "|" else '"'
     reader = csv.reader(text, delimiter=separator, skipinitialspace=True, quotechar=quotechar)
     first = 1
     try:
         for cells in reader:
-            yield _Line(first, reader.line_num, cells)
+            yield _CsvLine(first, reader.line_num, cells)
             first = reader.line_num + 1
     except csv.Error as error:
         raise CollectError(f"this is no table: {error}", where=f"{where}:{reader.line_num}") from error
 
 
-def _rows(lines: Iterator[_Line], columns: tuple[str, ...], problems: Problems, *, is_torn: bool) -> Iterator[Row]:
+def _rows(
+    lines: Iterator[_CsvLine], columns: tuple[str, ...], problems: Problems, *, is_torn: bool
+) -> Iterator[TableRow]:
     for line in lines:
         cells = [cell.strip() for cell in line.cells]
         if not any(cells):
@@ -139,17 +141,17 @@ def _rows(lines: Iterator[_Line], columns: tuple[str, ...], problems: Problems, 
         elif is_torn and any(NUL in cell for cell in cells):
             problems.add("a byte that is zero", line.first)
         else:
-            yield Row(line.first, dict(zip(columns, cells, strict=True)))
+            yield TableRow(line.first, dict(zip(columns, cells, strict=True)))
 
 
 def _is_value(text: str) -> bool:
     try:
-        return csv_text.NUMBER.fullmatch(text) is not None or moment(text) is not None
+        return csv_text.NUMBER.fullmatch(text) is not None or parse_time(text) is not None
     except ValueError:
         return False
 
 
-def number(text: str) -> float | None:
+def parse_number(text: str) -> float | None:
     """A finite number, or None for a cell that has none; ValueError for anything else."""
     if text.lower() in EMPTY:
         return None
@@ -158,7 +160,7 @@ def number(text: str) -> float | None:
     return found
 
 
-def moment(text: str, *, unit_seconds: float | None = None, zone: tzinfo = UTC) -> float | None:
+def parse_time(text: str, *, unit_seconds: float | None = None, zone: tzinfo = UTC) -> float | None:
     """Seconds since 1970 of a time as tools write it, or None for an empty cell; one without a zone is in `zone`."""
     if text.lower() in EMPTY:
         return None
@@ -184,12 +186,12 @@ def _written(text: str, zone: tzinfo) -> float:
     return (at if at.tzinfo is not None else at.replace(tzinfo=zone)).timestamp()
 
 
-def middle(times: Sequence[float]) -> float | None:
+def median_time(times: Sequence[float]) -> float | None:
     """One of the times, in the middle of all; of two the later."""
     return sorted(times)[len(times) // 2] if times else None
 
 
-def near(at: float | None, others: float | None) -> float | None:
+def check_near(at: float | None, others: float | None) -> float | None:
     """A time of a job; ValueError for one that is years away from the middle of the others."""
     if at is not None and others is not None and abs(at - others) > FAR_SECONDS:
         years = abs(at - others) / (FAR_SECONDS / 10)
@@ -197,16 +199,16 @@ def near(at: float | None, others: float | None) -> float | None:
     return at
 
 
-def harmless(text: str) -> str:
+def escape_cell(text: str) -> str:
     """A name from outside as a cell of our own output: no formula for a spreadsheet, no control characters."""
     plain = "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
     is_number = csv_text.NUMBER.fullmatch(text) is not None
     return f"'{plain}" if text.startswith(FORMULA_STARTS) and not is_number else plain
 
 
-def need(columns: Sequence[str], column: str, *, where: str) -> None:
+def require_column(columns: Sequence[str], column: str, *, where: str) -> None:
     if columns.count(column) > 1:
         raise CollectError(f"{columns.count(column)} columns are named {quote(column)}", where=where)
     if column not in columns:
-        has = ", ".join(harmless(name)[:40] for name in columns[:20])
+        has = ", ".join(escape_cell(name)[:40] for name in columns[:20])
         raise CollectError(f"there is no column {quote(column)}", where=where, remedy=f"It has: {has}")

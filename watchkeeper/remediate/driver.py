@@ -10,7 +10,7 @@ from watchkeeper.model.fleet import Place
 
 
 @dataclass(frozen=True, slots=True)
-class Observed:
+class NodeObservation:
     """What a cluster says about a node now; None where it does not say."""
 
     place: Place
@@ -27,7 +27,7 @@ class Observed:
 
 
 @dataclass(frozen=True, slots=True)
-class Performed:
+class ActionOutcome:
     """What one call did. Where it is not complete, the same action is to be performed again a little later."""
 
     text: str
@@ -36,10 +36,10 @@ class Performed:
     waits_for: tuple[str, ...] = ()
 
 
-class Connected(Protocol):
+class PersistentDriver(Protocol):
     """A driver that keeps connections to its cluster."""
 
-    def keep_ready(self) -> None: ...
+    def keep_connected(self) -> None: ...
 
     def close(self) -> None: ...
 
@@ -54,10 +54,10 @@ class Driver(Protocol):
     @property
     def name(self) -> str: ...
 
-    def observe(self, place: Place) -> Observed: ...
+    def observe(self, place: Place) -> NodeObservation: ...
 
     def describe(self, action: Action) -> str: ...
 
-    def perform(self, action: Action) -> Performed:
+    def perform(self, action: Action) -> ActionOutcome:
         """Do it, or go on with it; ActionFailed when the cluster said no, ActionRefused when it must not be done."""
         ...

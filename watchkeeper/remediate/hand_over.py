@@ -18,7 +18,7 @@ from watchkeeper.errors import StoreError
 from watchkeeper.kit import evidence_file, logs
 from watchkeeper.model import fleet
 from watchkeeper.model.repairs import Repair, RepairState
-from watchkeeper.remediate.evidence import Sources
+from watchkeeper.remediate.evidence import EvidenceSources
 from watchkeeper.remediate.register import STORY
 from watchkeeper.store.journal import chain
 from watchkeeper.store.journal.journal import HUB
@@ -30,14 +30,14 @@ MARK = "hand_over"
 MOST_BUNDLES = 100
 
 
-class Shelf(Protocol):
+class HandOverJournal(Protocol):
     """What a hand-over needs of a journal."""
 
     def record(self, kind: str, subject: str, *, at: datetime, actor: str, body: Mapping[str, Any]) -> Any: ...
 
     def repairs_at(self, node: fleet.Place, *, limit: int = 20) -> list[Repair]: ...
 
-    def timeline(self, incident_id: str, limit: int = 1000) -> list[chain.Entry]: ...
+    def timeline(self, incident_id: str, limit: int = 1000) -> list[chain.JournalEntry]: ...
 
 
 def failed_before(repair: Repair, past: Sequence[Repair]) -> list[Repair]:
@@ -49,16 +49,16 @@ def failed_before(repair: Repair, past: Sequence[Repair]) -> list[Repair]:
 class HandOver:
     """One thread at a time."""
 
-    def __init__(self, shelf: Shelf, sources: Sources, folder: Path, *, limit: int) -> None:
+    def __init__(self, shelf: HandOverJournal, sources: EvidenceSources, folder: Path, *, limit: int) -> None:
         self._shelf = shelf
         self._sources = sources
         self._folder = folder
         self._limit = limit
         self._seen: set[str] = set()
 
-    def look(self, repairs: Iterable[Repair], now: datetime) -> list[str]:
+    def hand_over_failed(self, repairs: Iterable[Repair], now: datetime) -> list[str]:
         """The incidents that were handed over by this look."""
-        held = [one for one in repairs if one.is_held]
+        held = [one for one in repairs if one.keeps_cordon]
         self._seen &= {one.id for one in held}
         done = []
         for repair in held:
@@ -91,7 +91,7 @@ class HandOver:
         log.error("A node is handed over", extra=logs.fields(incident=repair.incident, node=repair.node.node))
 
     def _keep(self, repair: Repair, now: datetime) -> tuple[Path, str]:
-        made = self._sources.of_incident(repair.incident, now=now)
+        made = self._sources.bundle_incident(repair.incident, now=now)
         if made is None:
             raise StoreError("the journal no longer has the incident", where=repair.incident)
         path = self._folder / f"{repair.id}.tar.gz"

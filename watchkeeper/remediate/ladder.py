@@ -13,11 +13,11 @@ from watchkeeper.model import trust
 
 ORDER = tuple(trust.Mode)
 # In these a machine is not touched.
-HANDS_OFF = frozenset({trust.Mode.OBSERVE, trust.Mode.SUGGEST})
+MODES_WITHOUT_CHANGES = frozenset({trust.Mode.OBSERVE, trust.Mode.SUGGEST})
 
 
 @dataclass(frozen=True, slots=True)
-class Trust:
+class TrustRule:
     """One rule; None fits everything."""
 
     mode: trust.Mode
@@ -38,7 +38,7 @@ class Trust:
 
 
 @dataclass(frozen=True, slots=True)
-class Rung:
+class ModeDecision:
     mode: trust.Mode
     why: str
 
@@ -47,20 +47,22 @@ class Rung:
 
 
 @dataclass(frozen=True, slots=True)
-class Ladder:
+class TrustLadder:
     default: trust.Mode = trust.Mode.OBSERVE
-    rules: tuple[Trust, ...] = ()
+    rules: tuple[TrustRule, ...] = ()
 
-    def rung(self, cause: str, pool: str) -> Rung:
+    def decide_mode(self, cause: str, pool: str) -> ModeDecision:
         fitting = [rule for rule in self.rules if rule.fits(cause, pool)]
         if not fitting:
-            return Rung(self.default, f"mode {self.default} by remediate.mode; no [[remediate.trust]] is about this")
+            return ModeDecision(
+                self.default, f"mode {self.default} by remediate.mode; no [[remediate.trust]] is about this"
+            )
         exact = max(rule.exactness for rule in fitting)
         chosen = min((rule for rule in fitting if rule.exactness == exact), key=lambda rule: ORDER.index(rule.mode))
-        return Rung(chosen.mode, f"mode {chosen.mode} by {chosen}{_beaten(chosen, fitting)}")
+        return ModeDecision(chosen.mode, f"mode {chosen.mode} by {chosen}{_beaten(chosen, fitting)}")
 
 
-def _beaten(chosen: Trust, fitting: Sequence[Trust]) -> str:
+def _beaten(chosen: TrustRule, fitting: Sequence[TrustRule]) -> str:
     others = [rule for rule in fitting if rule is not chosen]
     if not others:
         return ""

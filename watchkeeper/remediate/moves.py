@@ -15,9 +15,9 @@ from watchkeeper.model.actions import Action, ActionId, ActionKind, Result
 from watchkeeper.model.incidents import IncidentId
 from watchkeeper.model.repairs import BY_OTHERS, BY_PERSON, RECLAIMS, STATE_OF_KIND, Repair, RepairState
 from watchkeeper.model.trust import Mode
-from watchkeeper.remediate.driver import Observed
+from watchkeeper.remediate.driver import NodeObservation
 from watchkeeper.remediate.policy import USUAL_LIMIT_SECONDS
-from watchkeeper.remediate.validation import Standing, Verdict
+from watchkeeper.remediate.validation import CheckResult, CheckState
 
 MARK = "watchkeeper:"
 # What can be taken back when it is over.
@@ -55,10 +55,10 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class MoveContext:
     """What is known when a move is decided; None where nobody could say, or nobody was asked."""
 
-    observed: Observed | None = None
+    observed: NodeObservation | None = None
     # The incident whose cordon of ours is on the node; None: none of ours is.
     mark_of: IncidentId | None = None
     # All incidents that wait for the repair are resolved.
@@ -66,7 +66,7 @@ class Seen:
     is_stopped: bool = False
     # What the first guard that says no says; asked before a repair begins.
     refusal: str | None = None
-    verdicts: tuple[Verdict, ...] = ()
+    verdicts: tuple[CheckResult, ...] = ()
     # When this hub began to look: what lasted too long while none did is not held against a repair.
     watched_since: datetime | None = None
 
@@ -94,24 +94,24 @@ def end(state: RepairState, why: str, *, keeps_cordon: bool = True) -> Move:
     return Move(MoveKind.END, why, state, keeps_cordon=keeps_cordon)
 
 
-def next_move(repair: Repair, seen: Seen, now: datetime) -> Move:
+def next_move(repair: Repair, seen: MoveContext, now: datetime) -> Move:
     if seen.is_stopped:
         return wait("everything is stopped")
     if repair.state is RepairState.PLANNED:
         return _planned(repair, seen)
     if repair.state is RepairState.APPROVED:
         return _approved(repair, seen, now)
-    if repair.is_running or repair.is_held:
+    if repair.is_running or repair.keeps_cordon:
         gone = _taken_from_us(repair, seen)
         if gone is not None:
             return gone
         if repair.state is RepairState.RESTORING:
             return _restoring(repair, seen, now)
-        return _held(repair, seen, now) if repair.is_held else _step(repair, seen, now)
+        return _held(repair, seen, now) if repair.keeps_cordon else _step(repair, seen, now)
     return wait("it is over")
 
 
-def _planned(repair: Repair, seen: Seen) -> Move:
+def _planned(repair: Repair, seen: MoveContext) -> Move:
     if seen.is_over:
         return end(RepairState.ROLLED_BACK, "The incident was over before anything was touched", keeps_cordon=False)
     if repair.mode is Mode.ACT:
@@ -119,7 +119,7 @@ def _planned(repair: Repair, seen: Seen) -> Move:
     return wait("a person's yes" if repair.mode is Mode.ASK else "a person who does it: the mode is suggest")
 
 
-def _approved(repair: Repair, seen: Seen, now: datetime) -> Move:
+def _approved(repair: Repair, seen: MoveContext, now: datetime) -> Move:
     if seen.is_over:
         return end(RepairState.ROLLED_BACK, "The incident was over before anything was touched", keeps_cordon=False)
     if repair.approved_until is not None and now > repair.approved_until:
@@ -135,7 +135,7 @@ def state_of(action: Action | None) -> RepairState:
     return RepairState.ACTING if action is None else STATE_OF_KIND.get(action.kind, RepairState.ACTING)
 
 
-def _taken_from_us(repair: Repair, seen: Seen) -> Move | None:
+def _taken_from_us(repair: Repair, seen: MoveContext) -> Move | None:
     """The node is gone, or is no longer ours to work on."""
     observed = seen.observed
     if observed is None:
@@ -160,7 +160,7 @@ def _taken_from_us(repair: Repair, seen: Seen) -> Move | None:
     )
 
 
-def _uncordoned(repair: Repair, observed: Observed) -> Move | None:
+def _uncordoned(repair: Repair, observed: NodeObservation) -> Move | None:
     """Our mark without its cordon: somebody took that off, and the rest goes too."""
     is_to_be_cordoned = repair.is_running and repair.state not in (RepairState.CORDONING, RepairState.RESTORING)
     if not is_to_be_cordoned or observed.is_schedulable is not True:
@@ -174,7 +174,7 @@ def _let_go(repair: Repair, why: str) -> Move:
     return end(RepairState.FAILED, why, keeps_cordon=False)
 
 
-def _step(repair: Repair, seen: Seen, now: datetime) -> Move:
+def _step(repair: Repair, seen: MoveContext, now: datetime) -> Move:
     action = repair.action
     if seen.is_over and (over := _over(repair)) is not None:
         return over
@@ -205,9 +205,9 @@ def _step(repair: Repair, seen: Seen, now: datetime) -> Move:
     return Move(MoveKind.PERFORM, action.why, action=action)
 
 
-def _reclaim(repair: Repair, action: Action, seen: Seen, *, now: datetime) -> Move:
+def _reclaim(repair: Repair, action: Action, seen: MoveContext, *, now: datetime) -> Move:
     """The owner is told, has time, and keeps everything by using it; only what is idle to the end is taken."""
-    used = next((one.text for one in seen.verdicts if one.standing is Standing.FAILED), None)
+    used = next((one.text for one in seen.verdicts if one.state is CheckState.FAILED), None)
     if used is not None and not repair.has_acted:
         return end(RepairState.ROLLED_BACK, f"It is used again, and kept: {used}", keeps_cordon=False)
     if (late := _late(repair, seen, limit_seconds(repair, action), now=now)) is not None:
@@ -221,7 +221,7 @@ def _reclaim(repair: Repair, action: Action, seen: Seen, *, now: datetime) -> Mo
         until = max(told_at, repair.since) + timedelta(seconds=waits)
         if now < until:
             return wait(f"its owner, who was told and has until {until:%H:%M}Z to use it again")
-    idle = [one.text for one in seen.verdicts if one.standing is Standing.PASSED]
+    idle = [one.text for one in seen.verdicts if one.state is CheckState.PASSED]
     if not idle and not repair.has_acted:
         return wait(*(f"{one.check}: {one.text}" for one in seen.verdicts))
     if action.kind is ActionKind.WARN_OWNER and told_at is not None:
@@ -249,18 +249,18 @@ def _over(repair: Repair) -> Move | None:
     return restore(RepairState.ROLLED_BACK, "The incident was over before the repair: what was done is undone")
 
 
-def _validate(seen: Seen) -> Move:
+def _validate(seen: MoveContext) -> Move:
     """Unknown is not passed; what has failed for good does not come right by waiting."""
-    failed = [one for one in seen.verdicts if one.standing is Standing.FAILED]
+    failed = [one for one in seen.verdicts if one.state is CheckState.FAILED]
     if failed:
         return end(RepairState.FAILED, f"Validation failed: {failed[0].check}: {failed[0].text}")
-    missing = [one for one in seen.verdicts if one.standing is Standing.UNKNOWN]
+    missing = [one for one in seen.verdicts if one.state is CheckState.UNKNOWN]
     if missing or not seen.verdicts:
         return wait(*(f"{one.check}: {one.text}" for one in missing)) if missing else wait("its checks")
     return Move(MoveKind.NEXT, "; ".join(f"{one.check}: {one.text}" for one in seen.verdicts))
 
 
-def _restoring(repair: Repair, seen: Seen, now: datetime) -> Move:
+def _restoring(repair: Repair, seen: MoveContext, now: datetime) -> Move:
     outcome = repair.outcome or RepairState.DONE
     left = undo(repair, seen.mark_of if seen.observed is not None else repair.incident)
     if not left:
@@ -272,7 +272,7 @@ def _restoring(repair: Repair, seen: Seen, now: datetime) -> Move:
     return Move(MoveKind.PERFORM, left[0].why, action=left[0])
 
 
-def _held(repair: Repair, seen: Seen, now: datetime) -> Move:
+def _held(repair: Repair, seen: MoveContext, now: datetime) -> Move:
     if not seen.is_over:
         return wait("the end of the incident")
     if _pauses(repair, now):
@@ -288,7 +288,7 @@ def _pauses(repair: Repair, now: datetime) -> bool:
     return repair.retry_at is not None and timedelta() < repair.retry_at - now <= longest
 
 
-def _late(repair: Repair, seen: Seen, limit: float, *, now: datetime) -> str | None:
+def _late(repair: Repair, seen: MoveContext, limit: float, *, now: datetime) -> str | None:
     took = (now - max(repair.since, seen.watched_since or repair.since)).total_seconds()
     if took <= limit:
         return None

@@ -14,24 +14,24 @@ from datetime import datetime, timedelta
 
 from watchkeeper.model import fleet, orders
 from watchkeeper.model.actions import Result
-from watchkeeper.remediate.orders import Outbox, Wanted
-from watchkeeper.remediate.validation import Standing, Verdict
+from watchkeeper.remediate.orders import OrderQueue, OrderRequest
+from watchkeeper.remediate.validation import CheckResult, CheckState
 
 ACTOR = "validation"
 # An answer that says nothing is asked for again: a driver may need a minute after a boot.
 MOST_TRIES = 5
 PAUSE = timedelta(minutes=1)
 # The words of `scan --json` and of `diag --json`.
-STANDINGS: Mapping[str, Standing] = {
-    "healthy": Standing.PASSED,
-    "degraded": Standing.FAILED,
-    "unhealthy": Standing.FAILED,
-    "passed": Standing.PASSED,
-    "failed": Standing.FAILED,
+STANDINGS: Mapping[str, CheckState] = {
+    "healthy": CheckState.PASSED,
+    "degraded": CheckState.FAILED,
+    "unhealthy": CheckState.FAILED,
+    "passed": CheckState.PASSED,
+    "failed": CheckState.FAILED,
 }
 
 
-def node_validators(outbox: Callable[[], Outbox | None]) -> tuple[NodeCheck, ...]:
+def node_validators(outbox: Callable[[], OrderQueue | None]) -> tuple[NodeCheck, ...]:
     """The keys of `validation.NODE_CHECKS`."""
     return (
         NodeCheck(outbox, "scan", "scan"),
@@ -42,43 +42,43 @@ def node_validators(outbox: Callable[[], Outbox | None]) -> tuple[NodeCheck, ...
 
 @dataclass(frozen=True, slots=True)
 class NodeCheck:
-    outbox: Callable[[], Outbox | None]
+    outbox: Callable[[], OrderQueue | None]
     name: str
     kind: str
     arguments: Mapping[str, str] = field(default_factory=dict)
 
-    def check(self, place: fleet.Place, since: datetime, now: datetime) -> Verdict:
+    def check(self, place: fleet.Place, since: datetime, now: datetime) -> CheckResult:
         outbox, said = self.outbox(), "nothing"
         if outbox is None or place.node is None:
             return self._unknown("this hub gives no work orders: hub.order_key_file is not set")
         for number in range(1, MOST_TRIES + 1):
             wanted = self._wanted(place, since, number)
             assert wanted.id is not None
-            tracked = outbox.order(wanted.id)
+            tracked = outbox.find_order(wanted.id)
             if tracked is None or tracked.receipt is None:
-                tracked = outbox.give(wanted, now=now, actor=ACTOR)
-                if tracked.state(now) is orders.State.EXPIRED:
+                tracked = outbox.issue(wanted, now=now, actor=ACTOR)
+                if tracked.state(now) is orders.OrderState.EXPIRED:
                     said = f"the agent of {place.node} did not answer {self.kind}"
                     continue
                 return self._unknown(f"waits for {self.kind} of {place.node}, {tracked.state(now)}")
             verdict = self._judge(tracked.receipt)
-            if verdict.standing is not Standing.UNKNOWN or tracked.receipt.result is Result.REFUSED:
+            if verdict.state is not CheckState.UNKNOWN or tracked.receipt.result is Result.REFUSED:
                 return verdict
             said = verdict.text
             if abs(now - tracked.receipt.at) < PAUSE:
                 return self._unknown(f"{said}; asked again in a moment")
         return self._unknown(f"{said}, after {MOST_TRIES} of {MOST_TRIES} tries")
 
-    def _wanted(self, place: fleet.Place, since: datetime, number: int) -> Wanted:
+    def _wanted(self, place: fleet.Place, since: datetime, number: int) -> OrderRequest:
         assert place.node is not None
         # Asked again after a restart of the hub, it is the same question; after another repair it is another one.
         about = json.dumps([place.cluster, place.node, self.name, since.timestamp()])
         id = f"check-{self.name}-{hashlib.sha256(about.encode()).hexdigest()[:24]}-{number}"
         life = timedelta(seconds=orders.KINDS[self.kind].seconds) + orders.USUAL_LIFE
         why = f"{place.node} is validated before it is given back"
-        return Wanted(place.cluster, place.node, self.kind, self.arguments, why, life, id)
+        return OrderRequest(place.cluster, place.node, self.kind, self.arguments, why, life, id)
 
-    def _judge(self, receipt: orders.Receipt) -> Verdict:
+    def _judge(self, receipt: orders.Receipt) -> CheckResult:
         if receipt.result is not Result.DONE:
             return self._unknown(f"{receipt.result}: {receipt.text}")
         try:
@@ -86,7 +86,7 @@ class NodeCheck:
             word = str(answer["verdict"])
         except (ValueError, TypeError, KeyError):
             return self._unknown(f"{receipt.text}, and its report cannot be read")
-        return Verdict(self.name, STANDINGS.get(word, Standing.UNKNOWN), f"{receipt.text} ({word})")
+        return CheckResult(self.name, STANDINGS.get(word, CheckState.UNKNOWN), f"{receipt.text} ({word})")
 
-    def _unknown(self, text: str) -> Verdict:
-        return Verdict(self.name, Standing.UNKNOWN, text)
+    def _unknown(self, text: str) -> CheckResult:
+        return CheckResult(self.name, CheckState.UNKNOWN, text)

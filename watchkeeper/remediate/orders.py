@@ -29,27 +29,27 @@ log = logging.getLogger(__name__)
 MOST_PER_NODE = 16
 MOST_WAITING = 20_000
 # A repair asks every few seconds; one that has not asked for this long has been stopped, or its hub has.
-WANTED_FOR = timedelta(seconds=30)
+REQUESTED_FOR = timedelta(seconds=30)
 
 Address = tuple[str, str]
 
 
-class Shelf(Protocol):
+class OrderJournal(Protocol):
     """What the outbox needs of a journal."""
 
-    def together(self) -> AbstractContextManager[None]: ...
+    def transaction(self) -> AbstractContextManager[None]: ...
 
-    def save_order(self, tracked: orders.Tracked, *, at: datetime, actor: str, text: str) -> None: ...
+    def save_order(self, tracked: orders.TrackedOrder, *, at: datetime, actor: str, text: str) -> None: ...
 
-    def order(self, id: str) -> orders.Tracked | None: ...
+    def order(self, id: str) -> orders.TrackedOrder | None: ...
 
-    def latest_orders(self, *, limit: int = 100) -> list[orders.Tracked]: ...
+    def latest_orders(self, *, limit: int = 100) -> list[orders.TrackedOrder]: ...
 
-    def open_orders(self, now: datetime) -> list[orders.Tracked]: ...
+    def open_orders(self, now: datetime) -> list[orders.TrackedOrder]: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class OrderRequest:
     """Work for one node. `id` is the caller's, where asking twice must mean once; None draws one."""
 
     cluster: str
@@ -61,24 +61,24 @@ class Wanted:
     id: str | None = None
 
 
-def open_outbox(shelf: Shelf, key_file: str | None, *, now: datetime) -> Outbox | None:
+def open_order_queue(shelf: OrderJournal, key_file: str | None, *, now: datetime) -> OrderQueue | None:
     """The outbox of a hub that was given a key; None without one: then no order can be given or fetched."""
-    return None if key_file is None else Outbox(shelf, secret_file.read_secret(Path(key_file)), now=now)
+    return None if key_file is None else OrderQueue(shelf, secret_file.read_key_file(Path(key_file)), now=now)
 
 
-class Outbox:
+class OrderQueue:
     """Every method may be called from any thread; those that write wait for the journal.
 
     Not to be called inside a transaction of the journal that may still fail: the order would be fetched all the same.
     """
 
-    def __init__(self, shelf: Shelf, hub_key: bytes, *, now: datetime) -> None:
+    def __init__(self, shelf: OrderJournal, hub_key: bytes, *, now: datetime) -> None:
         self._shelf = shelf
         self._hub_key = hub_key
         # Writers take turns at the journal. This lock is held for moments only: a poll on the hub's event loop must not
         # wait until somebody else's order is on the disk.
         self._lock = threading.RLock()
-        self._open: dict[str, orders.Tracked] = {}
+        self._open: dict[str, orders.TrackedOrder] = {}
         self._by_node: dict[Address, set[str]] = {}
         # When an order was last asked for; nothing after a restart, until somebody asks again.
         self._wanted_at: dict[str, datetime] = {}
@@ -86,11 +86,11 @@ class Outbox:
         for tracked in shelf.open_orders(now):
             self._keep(tracked)
 
-    def on_news(self, listener: Callable[[Address | None], None]) -> None:
+    def subscribe(self, listener: Callable[[Address | None], None]) -> None:
         """Call this, from any thread, whenever there is something for a node; with None when the hub stops."""
         self._listeners.append(listener)
 
-    def succeed(self, earlier: Outbox) -> None:
+    def take_listeners(self, earlier: OrderQueue) -> None:
         """Tell those who listened to an earlier outbox of this hub from now on."""
         self._listeners = earlier._listeners
 
@@ -98,17 +98,17 @@ class Outbox:
         """The hub stops: nobody need wait any longer. What waits stays in the journal."""
         self._tell(None)
 
-    def give(self, wanted: Wanted, *, now: datetime, actor: str) -> orders.Tracked:
+    def issue(self, wanted: OrderRequest, *, now: datetime, actor: str) -> orders.TrackedOrder:
         """Keep an order until its node's agent fetches it; ActionRefused says which bound it would break.
 
         Given again under its id, an order is the one it was, and is wanted for a while longer.
         """
-        with self._shelf.together():
-            if wanted.id is not None and (known := self.order(wanted.id)) is not None:
+        with self._shelf.transaction():
+            if wanted.id is not None and (known := self.find_order(wanted.id)) is not None:
                 if self._is_wanted_again(known, now):
                     self._tell((wanted.cluster, wanted.node))
                 return known
-            tracked = orders.Tracked(self._order(wanted, now), actor, wanted.why)
+            tracked = orders.TrackedOrder(self._order(wanted, now), actor, wanted.why)
             text = f"{wanted.kind} ordered for {wanted.node}"
             self._shelf.save_order(tracked, at=now, actor=actor, text=text)
         # Not before the journal has it: it could be fetched.
@@ -134,7 +134,7 @@ class Outbox:
             own.sort(key=lambda tracked: (tracked.order.issued_at, tracked.order.id))
             return [orders.seal(tracked.order, key) for tracked in own]
 
-    def take(self, id: str, envelope: orders.Envelope, *, now: datetime) -> orders.Tracked | None:
+    def accept_receipt(self, id: str, envelope: orders.Envelope, *, now: datetime) -> orders.TrackedOrder | None:
         """Keep the receipt of an order; None if there is no such order. WireError or ActionRefused if it cannot be one.
 
         Only the node's own seal proves that something was done. A refusal is believed without it, because an agent
@@ -143,13 +143,13 @@ class Outbox:
         receipt = wire.loads(orders.Receipt, envelope.text)
         if receipt.order != id:
             raise WireError((f"the receipt is about {receipt.order[:40]}, not about {id[:40]}",))
-        with self._shelf.together():
-            tracked = self.order(id)
+        with self._shelf.transaction():
+            tracked = self.find_order(id)
             if tracked is None or tracked.receipt is not None:
                 return tracked
             order = tracked.order
             key = orders.node_key(self._hub_key, order.cluster, order.node)
-            is_proven = orders.is_sealed(envelope, key, purpose=orders.Purpose.RECEIPT)
+            is_proven = orders.is_sealed(envelope, key, purpose=orders.SealPurpose.RECEIPT)
             if not is_proven and receipt.result is not actions.Result.REFUSED:
                 raise ActionRefused(f"the receipt of {id} does not carry the seal of {order.node}")
             answered = replace(tracked, receipt=receipt, is_proven=is_proven)
@@ -158,23 +158,23 @@ class Outbox:
         self._drop(id)
         return answered
 
-    def order(self, id: str) -> orders.Tracked | None:
+    def find_order(self, id: str) -> orders.TrackedOrder | None:
         with self._lock:
             found = self._open.get(id)
         return found or self._shelf.order(id)
 
-    def latest(self, limit: int = 100) -> Sequence[orders.Tracked]:
+    def latest_orders(self, limit: int = 100) -> Sequence[orders.TrackedOrder]:
         """Newest first; those that wait as they are now, not as they were written."""
-        return [self.order(tracked.order.id) or tracked for tracked in self._shelf.latest_orders(limit=limit)]
+        return [self.find_order(tracked.order.id) or tracked for tracked in self._shelf.latest_orders(limit=limit)]
 
     def _is_wanted(self, order: orders.Order, now: datetime) -> bool:
         if order.kind in orders.HARMLESS:
             return True
         asked = self._wanted_at.get(order.id)
         # Both ways: a clock that was put back must not prolong it.
-        return asked is not None and abs(now - asked) <= WANTED_FOR
+        return asked is not None and abs(now - asked) <= REQUESTED_FOR
 
-    def _is_wanted_again(self, tracked: orders.Tracked, now: datetime) -> bool:
+    def _is_wanted_again(self, tracked: orders.TrackedOrder, now: datetime) -> bool:
         """Renew it; True if nobody could have fetched it before."""
         with self._lock:
             order = tracked.order
@@ -188,7 +188,7 @@ class Outbox:
         for listener in self._listeners:
             listener(address)
 
-    def _order(self, wanted: Wanted, now: datetime) -> orders.Order:
+    def _order(self, wanted: OrderRequest, now: datetime) -> orders.Order:
         known = orders.KINDS.get(wanted.kind)
         if known is None:
             raise ActionRefused(f"there is no order `{wanted.kind[:40]}`; known: {', '.join(orders.KINDS)}")
@@ -215,7 +215,7 @@ class Outbox:
         except ValueError as error:
             raise ActionRefused(f"{wanted.kind}: {error}") from error
 
-    def _keep(self, tracked: orders.Tracked) -> None:
+    def _keep(self, tracked: orders.TrackedOrder) -> None:
         order = tracked.order
         with self._lock:
             self._open[order.id] = tracked

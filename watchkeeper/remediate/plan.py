@@ -17,8 +17,8 @@ from watchkeeper.model import diagnosis, fleet, incidents
 from watchkeeper.model.actions import Action, ActionId, ActionKind, Plan, Receipt, Result
 from watchkeeper.model.repairs import RECLAIMS
 from watchkeeper.model.trust import Mode
-from watchkeeper.remediate.driver import Driver, Observed
-from watchkeeper.remediate.policy import Policy, PolicyStep
+from watchkeeper.remediate.driver import Driver, NodeObservation
+from watchkeeper.remediate.policy import PolicyStep, RepairPolicy
 
 ON_NODE = frozenset(
     {
@@ -53,7 +53,7 @@ class Draft:
 def make_plan(
     incident: incidents.Incident,
     finding: diagnosis.Finding | None,
-    policy: Policy,
+    policy: RepairPolicy,
     *,
     mode: Mode = Mode.OBSERVE,
     pool: str = "",
@@ -72,7 +72,7 @@ def make_plan(
 
 def dry_run(draft: Draft, driver: Driver, *, now: datetime) -> Plan:
     """Every action with the call that it would be; nothing is touched, whatever the mode."""
-    seen: dict[fleet.Place, Observed | str] = {}
+    seen: dict[fleet.Place, NodeObservation | str] = {}
     receipts = tuple(_describe(action, driver, now=now, seen=seen) for action in draft.actions)
     return Plan(draft.incident, draft.cause, draft.mode, made_at=now, next_step=draft.next_step, receipts=receipts)
 
@@ -120,7 +120,9 @@ def _place_for(step: PolicyStep, place: fleet.Place) -> fleet.Place | None:
     return place
 
 
-def _describe(action: Action, driver: Driver, *, now: datetime, seen: dict[fleet.Place, Observed | str]) -> Receipt:
+def _describe(
+    action: Action, driver: Driver, *, now: datetime, seen: dict[fleet.Place, NodeObservation | str]
+) -> Receipt:
     try:
         text = _checks(action) or driver.describe(action)
     except (ActionRefused, ActionFailed) as error:
@@ -149,7 +151,7 @@ def _checks(action: Action) -> str:
     return f"ask until all have passed: {names.replace(',', ', ')}" if names else ""
 
 
-def _observe(driver: Driver, node: fleet.Place) -> Observed | str:
+def _observe(driver: Driver, node: fleet.Place) -> NodeObservation | str:
     try:
         return driver.observe(node)
     except ActionFailed as error:

@@ -18,7 +18,7 @@ from watchkeeper.errors import SettingsError, WireError
 from watchkeeper.kit import durations, wire
 from watchkeeper.model import actions, diagnosis
 from watchkeeper.model.repairs import RECLAIMS
-from watchkeeper.remediate.drivers.performing import RECLAIM_WAYS
+from watchkeeper.remediate.drivers.cluster_driver import RECLAIM_WAYS
 from watchkeeper.remediate.validation import AFTER_HARDWARE, CHECKS, NODE_CHECKS
 
 # What only hardware needs; a fault of a workload must never lead to one of these.
@@ -75,7 +75,7 @@ class PoolPolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class RepairPolicy:
     cause: Mapping[str, CausePolicy]
     pool: Mapping[str, PoolPolicy] = field(default_factory=dict)
     limits: Mapping[str, str] = field(default_factory=dict)
@@ -103,7 +103,7 @@ class Policy:
         return waits + (USUAL_LIMIT_SECONDS if text is None else durations.parse_seconds(text))
 
 
-def load(path: Path | None = None, *, reclaim: bool = False) -> Policy:
+def load(path: Path | None = None, *, reclaim: bool = False) -> RepairPolicy:
     """The shipped policy, with what the file at `path` says instead; with `reclaim` also what takes GPUs back."""
     shipped = _shipped("default")
     if reclaim:
@@ -117,16 +117,16 @@ def load(path: Path | None = None, *, reclaim: bool = False) -> Policy:
         raise SettingsError(f"the policy cannot be read: {what}", where=str(path)) from error
 
 
-def _shipped(name: str, over: Policy | None = None) -> Policy:
+def _shipped(name: str, over: RepairPolicy | None = None) -> RepairPolicy:
     text = (resources.files("watchkeeper.packs") / "policies" / f"{name}.toml").read_text(encoding="utf-8")
     return parse(text, where=f"packs/policies/{name}.toml", over=over)
 
 
-def parse(text: str, *, where: str, over: Policy | None = None) -> Policy:
+def parse(text: str, *, where: str, over: RepairPolicy | None = None) -> RepairPolicy:
     """A policy from TOML; what it does not name is taken from `over`, where there is one."""
     try:
         plain = tomllib.loads(text)
-        policy = wire.from_plain(Policy, {"cause": {}, **plain} if over is not None else plain)
+        policy = wire.from_plain(RepairPolicy, {"cause": {}, **plain} if over is not None else plain)
     except tomllib.TOMLDecodeError as error:
         raise SettingsError(f"not TOML: {error}", where=where) from error
     except WireError as error:
@@ -137,7 +137,7 @@ def parse(text: str, *, where: str, over: Policy | None = None) -> Policy:
     return policy if over is None else _overlay(over, policy)
 
 
-def with_checks(policy: Policy, more: Sequence[str]) -> Policy:
+def with_checks(policy: RepairPolicy, more: Sequence[str]) -> RepairPolicy:
     """The policy, where each validation asks these as well; what needs full load only after a fault of hardware."""
     if unknown := [name for name in more if name not in NODE_CHECKS]:
         known = ", ".join(NODE_CHECKS)
@@ -150,7 +150,7 @@ def with_checks(policy: Policy, more: Sequence[str]) -> Policy:
     return _mapped(policy, added)
 
 
-def with_wait(policy: Policy, wait: str | None) -> Policy:
+def with_wait(policy: RepairPolicy, wait: str | None) -> RepairPolicy:
     """The policy, where an owner who is warned has this long unless a step says otherwise; None: nobody is warned."""
     entries = [(f"cause.{cause}", entry) for cause, entry in policy.cause.items()]
     entries += [
@@ -172,7 +172,7 @@ def with_wait(policy: Policy, wait: str | None) -> Policy:
     return _mapped(policy, lambda _, entry, __: replace(entry, steps=tuple(map(told, entry.steps))))
 
 
-def _mapped(policy: Policy, change: Callable[[str, CausePolicy, str], CausePolicy]) -> Policy:
+def _mapped(policy: RepairPolicy, change: Callable[[str, CausePolicy, str], CausePolicy]) -> RepairPolicy:
     """The policy with each entry changed, by its cause and its pool, which is empty for every pool."""
     return replace(
         policy,
@@ -191,15 +191,15 @@ def _checked(step: PolicyStep, names: Sequence[str]) -> PolicyStep:
     return replace(step, checks=tuple(dict.fromkeys((*(step.checks or CHECKS), *names))))
 
 
-def _overlay(under: Policy, top: Policy) -> Policy:
+def _overlay(under: RepairPolicy, top: RepairPolicy) -> RepairPolicy:
     pools = {
         name: PoolPolicy({**(under.pool[name].cause if name in under.pool else {}), **entry.cause})
         for name, entry in top.pool.items()
     }
-    return Policy({**under.cause, **top.cause}, {**under.pool, **pools}, {**under.limits, **top.limits})
+    return RepairPolicy({**under.cause, **top.cause}, {**under.pool, **pools}, {**under.limits, **top.limits})
 
 
-def _problems(policy: Policy, *, is_whole: bool) -> Iterator[str]:
+def _problems(policy: RepairPolicy, *, is_whole: bool) -> Iterator[str]:
     if is_whole and diagnosis.UNKNOWN_CAUSE not in policy.cause:
         yield "cause.unknown: is missing; it is used for every cause that is not named"
     for kind, limit in policy.limits.items():
@@ -214,7 +214,7 @@ def _problems(policy: Policy, *, is_whole: bool) -> Iterator[str]:
 
 
 def _entry_problems(key: str, cause: str, entry: CausePolicy) -> Iterator[str]:
-    known = {row.cause: row for row in causes.all()}
+    known = {row.cause: row for row in causes.all_causes()}
     if cause not in known:
         yield f"{key}: unknown cause; the known ones are in packs/causes.csv"
         return

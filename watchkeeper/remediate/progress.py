@@ -9,14 +9,14 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from watchkeeper.errors import IllegalMove
+from watchkeeper.errors import InvalidTransition
 from watchkeeper.model.actions import Action, ActionKind, Receipt, Result
 from watchkeeper.model.repairs import BY_PERSON, ENDED, REPAIR_MOVES, Repair, RepairId, RepairState
 from watchkeeper.model.trust import Mode
-from watchkeeper.remediate.driver import Performed
-from watchkeeper.remediate.ladder import Rung
+from watchkeeper.remediate.driver import ActionOutcome
+from watchkeeper.remediate.ladder import ModeDecision
 from watchkeeper.remediate.moves import PAUSES, Move, end, enter, state_of, validate_step
-from watchkeeper.remediate.wanted import Wanted, numbered
+from watchkeeper.remediate.proposal import RepairProposal, number_actions
 
 # An action that is not complete is performed again after a tenth of the time it has taken: pods end in a second or in
 # an hour, machines boot in minutes.
@@ -26,21 +26,21 @@ HELD_PAUSE = timedelta(seconds=60)
 TEXT_LIMIT = 500
 
 
-def made(want: Wanted, attempt: int, now: datetime) -> Repair:
+def new_repair(want: RepairProposal, attempt: int, now: datetime) -> Repair:
     """A repair that nobody has approved."""
-    steps, limits = numbered(want, attempt)
+    steps, limits = number_actions(want, attempt)
     return Repair(
         id=RepairId(f"{want.incident}.{attempt}"),
         incident=want.incident,
         node=want.node,
         pool=want.pool,
         cause=want.cause,
-        mode=want.rung.mode,
-        mode_why=want.rung.why,
+        mode=want.allowed.mode,
+        mode_why=want.allowed.why,
         digest=want.digest,
         actions=steps,
         state=RepairState.PLANNED,
-        said=want.rung.why,
+        said=want.allowed.why,
         made_at=now,
         since=now,
         openings={want.incident: want.opening},
@@ -48,23 +48,23 @@ def made(want: Wanted, attempt: int, now: datetime) -> Repair:
     )
 
 
-def replanned(repair: Repair, want: Wanted, now: datetime) -> Repair:
+def replan(repair: Repair, want: RepairProposal, now: datetime) -> Repair:
     """The same attempt with another plan: whoever approved the old one has not approved this one."""
     attempt = int(repair.id.rpartition(".")[2])
-    return replace(made(want, attempt, now), made_at=repair.made_at, openings=repair.openings)
+    return replace(new_repair(want, attempt, now), made_at=repair.made_at, openings=repair.openings)
 
 
-def lowered(repair: Repair, rung: Rung, now: datetime) -> Repair:
+def lower_mode(repair: Repair, rung: ModeDecision, now: datetime) -> Repair:
     """One that waits, under more careful settings than those it was planned under."""
     if rung.mode is Mode.OBSERVE:
-        return ended(repair, end(RepairState.ROLLED_BACK, rung.why, keeps_cordon=False), now)
+        return end_repair(repair, end(RepairState.ROLLED_BACK, rung.why, keeps_cordon=False), now)
     changed = replace(repair, mode=rung.mode, mode_why=rung.why)
     if repair.state is RepairState.PLANNED:
         return replace(changed, said=rung.why)
-    return entered(changed, enter(RepairState.PLANNED, rung.why), now)
+    return enter_state(changed, enter(RepairState.PLANNED, rung.why), now)
 
 
-def approved(repair: Repair, actor: str, *, until: datetime | None, now: datetime) -> Repair:
+def approve(repair: Repair, actor: str, *, until: datetime | None, now: datetime) -> Repair:
     said = f"Approved by {actor}" if until is None else f"Approved by {actor} until {until:%Y-%m-%d %H:%M}Z"
     # A plan that begins with a look by a person is approved by somebody who has looked.
     first = next((at for at, step in enumerate(repair.actions) if step.kind not in BY_PERSON), 0)
@@ -72,7 +72,7 @@ def approved(repair: Repair, actor: str, *, until: datetime | None, now: datetim
     return replace(moved, approved_by=actor, approved_until=until, step=first)
 
 
-def entered(repair: Repair, move: Move, now: datetime) -> Repair:
+def enter_state(repair: Repair, move: Move, now: datetime) -> Repair:
     """In another state. A repair that begins may carry our cordon from then on."""
     assert move.state is not None
     is_start = repair.state is RepairState.APPROVED and move.state is not RepairState.PLANNED
@@ -88,7 +88,7 @@ def entered(repair: Repair, move: Move, now: datetime) -> Repair:
     return moved
 
 
-def ended(repair: Repair, move: Move, now: datetime) -> Repair:
+def end_repair(repair: Repair, move: Move, now: datetime) -> Repair:
     assert move.state is not None
     moved = _moved(repair, move.state, move.why, now)
     has_cordon = repair.has_cordon and move.keeps_cordon and move.state is RepairState.FAILED
@@ -96,11 +96,11 @@ def ended(repair: Repair, move: Move, now: datetime) -> Repair:
     return replace(moved, has_cordon=has_cordon, ended_at=now, retry_at=retry_at, waits_for=())
 
 
-def let_go(repair: Repair, why: str) -> Repair:
+def release_node(repair: Repair, why: str) -> Repair:
     return replace(repair, has_cordon=False, said=why, retry_at=None)
 
 
-def stepped(repair: Repair, why: str, now: datetime) -> Repair:
+def next_step(repair: Repair, why: str, now: datetime) -> Repair:
     """At the next step, in the state that belongs to it."""
     at = repair.step + 1
     following = repair.actions[at] if at < len(repair.actions) else None
@@ -109,7 +109,7 @@ def stepped(repair: Repair, why: str, now: datetime) -> Repair:
     return replace(_moved(repair, to, why, now), step=at)
 
 
-def begun(repair: Repair, action: Action) -> Repair:
+def begin_action(repair: Repair, action: Action) -> Repair:
     """Written before the call: from here on it may have happened."""
     if repair.state is RepairState.RESTORING:
         return replace(repair, is_begun=True)
@@ -120,7 +120,7 @@ def begun(repair: Repair, action: Action) -> Repair:
     return replace(repair, is_begun=True, has_cordon=has_cordon, has_acted=has_acted)
 
 
-def answered(repair: Repair, action: Action, done: Performed, *, now: datetime) -> Repair:
+def record_outcome(repair: Repair, action: Action, done: ActionOutcome, *, now: datetime) -> Repair:
     if not done.is_complete:
         waits_for = tuple(text[:TEXT_LIMIT] for text in done.waits_for[:20]) or (done.text[:TEXT_LIMIT],)
         return replace(repair, tries=0, retry_at=now + _poll(repair, now), waits_for=waits_for)
@@ -133,21 +133,21 @@ def answered(repair: Repair, action: Action, done: Performed, *, now: datetime) 
     # A cordon is done when it is seen on the node.
     if action.kind is ActionKind.CORDON:
         return replace(noted, retry_at=now + _poll(repair, now))
-    return stepped(noted, done.text[:TEXT_LIMIT], now)
+    return next_step(noted, done.text[:TEXT_LIMIT], now)
 
 
 def _poll(repair: Repair, now: datetime) -> timedelta:
     return min(LONGEST_POLL, max(SHORTEST_POLL, (now - repair.since) / 10))
 
 
-def troubled(repair: Repair, action: Action, problem: str, *, now: datetime) -> Repair:
+def record_failure(repair: Repair, action: Action, problem: str, *, now: datetime) -> Repair:
     """It did not succeed and may the next time; the step's limit says when that is enough."""
     pause = timedelta(seconds=PAUSES.seconds(repair.tries + 1))
     noted = _noted(repair, action, Result.FAILED, text=problem, now=now)
     return replace(noted, tries=repair.tries + 1, retry_at=now + pause, waits_for=(problem[:TEXT_LIMIT],))
 
 
-def refused(repair: Repair, action: Action, problem: str, *, now: datetime) -> Repair:
+def record_refusal(repair: Repair, action: Action, problem: str, *, now: datetime) -> Repair:
     """It must not be done: no other try will help."""
     was_changed = any(
         receipt.result is Result.DONE and receipt.action.kind is not ActionKind.WARN_OWNER
@@ -160,21 +160,21 @@ def refused(repair: Repair, action: Action, problem: str, *, now: datetime) -> R
     move = end(RepairState.FAILED, f"{action.kind} was refused: {problem[:TEXT_LIMIT]}")
     if not was_changed and not has_cordon:
         move = end(RepairState.ROLLED_BACK, move.why, keeps_cordon=False)
-    return ended(replace(noted, has_cordon=has_cordon), move, now)
+    return end_repair(replace(noted, has_cordon=has_cordon), move, now)
 
 
-def joined(repair: Repair, want: Wanted) -> Repair:
+def join_incident(repair: Repair, want: RepairProposal) -> Repair:
     return replace(repair, openings={**repair.openings, want.incident: want.opening})
 
 
-def resumed(repair: Repair, now: datetime) -> Repair:
+def resume(repair: Repair, now: datetime) -> Repair:
     """After everything was stopped: the time it stood still does not count against its step."""
     return replace(repair, since=now) if repair.is_running else repair
 
 
 def _moved(repair: Repair, to: RepairState, why: str, now: datetime) -> Repair:
     if to is not repair.state and to not in REPAIR_MOVES[repair.state]:
-        raise IllegalMove(f"a repair that is {repair.state} cannot become {to}", where=repair.id)
+        raise InvalidTransition(f"a repair that is {repair.state} cannot become {to}", where=repair.id)
     revived = None if repair.state in ENDED and to not in ENDED else repair.ended_at
     return replace(
         repair,

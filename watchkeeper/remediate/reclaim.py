@@ -17,9 +17,9 @@ from watchkeeper.errors import WatchkeeperError
 from watchkeeper.kit import clock, own_metrics
 from watchkeeper.model import actions, fleet, trust
 from watchkeeper.query import engine as engines
-from watchkeeper.remediate.ladder import Rung
-from watchkeeper.remediate.validation import Standing, Verdict
-from watchkeeper.remediate.wanted import workloads_of
+from watchkeeper.remediate.ladder import ModeDecision
+from watchkeeper.remediate.proposal import workloads_of
+from watchkeeper.remediate.validation import CheckResult, CheckState
 
 SM_ACTIVE, UTILISATION = "DCGM_FI_PROF_SM_ACTIVE", "DCGM_FI_DEV_GPU_UTIL"
 # As the rules have it: below one part in a hundred no kernel of a real workload runs, and utilisation reads 0.
@@ -35,25 +35,25 @@ Gpu = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Idleness:
+class IdleCheck:
     """Asks the samples of every GPU that the workloads of an action hold."""
 
     engine: engines.Engine
 
-    def check(self, action: actions.Action, since: datetime, now: datetime) -> Verdict:
+    def check(self, action: actions.Action, since: datetime, now: datetime) -> CheckResult:
         """`passed` where nothing was done since then; `failed` where somebody works again; unknown is not idle."""
         window = max(SHORTEST_WINDOW, now - since)
         named = sorted(workloads_of((action,)))
         try:
             verdicts = [self._of(name, action.place.cluster, window=window, now=now) for name in named]
         except WatchkeeperError as error:
-            return Verdict(CHECK, Standing.UNKNOWN, f"could not be asked: {error}")
-        known = [one for one in verdicts if one.standing is not Standing.UNKNOWN]
+            return CheckResult(CHECK, CheckState.UNKNOWN, f"could not be asked: {error}")
+        known = [one for one in verdicts if one.state is not CheckState.UNKNOWN]
         if not known:
-            return Verdict(CHECK, Standing.UNKNOWN, f"no samples of the GPUs of {', '.join(named) or 'nobody'}")
-        return next((one for one in known if one.standing is Standing.FAILED), known[0])
+            return CheckResult(CHECK, CheckState.UNKNOWN, f"no samples of the GPUs of {', '.join(named) or 'nobody'}")
+        return next((one for one in known if one.state is CheckState.FAILED), known[0])
 
-    def _of(self, workload: str, cluster: str, *, window: timedelta, now: datetime) -> Verdict:
+    def _of(self, workload: str, cluster: str, *, window: timedelta, now: datetime) -> CheckResult:
         seconds = max(1, round(window.total_seconds()))
         active, busy = (
             self._most(f"max by (Hostname, UUID) ({_held(name, workload, cluster, seconds=seconds)})", now)
@@ -61,14 +61,14 @@ class Idleness:
         )
         gpus = {*active, *busy}
         if not gpus:
-            return Verdict(CHECK, Standing.UNKNOWN, f"no samples of the GPUs of {workload}")
+            return CheckResult(CHECK, CheckState.UNKNOWN, f"no samples of the GPUs of {workload}")
         still = [gpu for gpu in gpus if _is_idle(active.get(gpu), busy.get(gpu))]
         at_work = [gpu for gpu in gpus if gpu not in still and not _spins(active.get(gpu), busy.get(gpu))]
         about = f"{workload}: {len(still)} of its {len(gpus)} GPUs did nothing for {_words(window)}"
         if at_work or not still:
-            return Verdict(CHECK, Standing.FAILED, f"{about}, the others are at work")
+            return CheckResult(CHECK, CheckState.FAILED, f"{about}, the others are at work")
         spins = f", and {len(gpus) - len(still)} wait for them" if len(still) < len(gpus) else ""
-        return Verdict(CHECK, Standing.PASSED, about + spins)
+        return CheckResult(CHECK, CheckState.PASSED, about + spins)
 
     def _most(self, expr: str, now: datetime) -> Mapping[Gpu, float]:
         answer = self.engine.instant(expr, clock.to_ms(now))
@@ -108,7 +108,7 @@ class Exemptions:
     patterns: Sequence[str] = ()
     team: Callable[[str], str] = lambda _: ""
 
-    def why(self, workloads: Iterable[str]) -> str | None:
+    def exemption_reason(self, workloads: Iterable[str]) -> str | None:
         """Which workload may keep its GPU, and by which pattern; None: none of them."""
         for name in sorted(workloads):
             for pattern in self.patterns:
@@ -120,8 +120,8 @@ class Exemptions:
                     return f"{name} may keep its GPUs: remediate.reclaim_exempt has `{pattern}`"
         return None
 
-    def rung(self, rung: Rung, steps: Iterable[actions.Action]) -> Rung:
+    def limit_mode(self, rung: ModeDecision, steps: Iterable[actions.Action]) -> ModeDecision:
         """How far one may go for such a plan: not at all where it is about somebody who is exempt."""
         named = [step for step in steps if step.kind is actions.ActionKind.RECLAIM]
-        why = self.why(workloads_of(named))
-        return rung if why is None else Rung(trust.Mode.OBSERVE, why)
+        why = self.exemption_reason(workloads_of(named))
+        return rung if why is None else ModeDecision(trust.Mode.OBSERVE, why)

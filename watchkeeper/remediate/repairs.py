@@ -11,16 +11,16 @@ import logging
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from watchkeeper.errors import ActionFailed, ActionRefused, IllegalMove
+from watchkeeper.errors import ActionFailed, ActionRefused, InvalidTransition
 from watchkeeper.kit.logs import fields
 from watchkeeper.model import actions, events, fleet, incidents, trust
 from watchkeeper.model.repairs import RECLAIMS, WAITING, Repair, RepairId, RepairState
 from watchkeeper.remediate import guards, progress, validation
-from watchkeeper.remediate.driver import Observed
-from watchkeeper.remediate.ladder import HANDS_OFF
-from watchkeeper.remediate.moves import MOST_AHEAD, Move, MoveKind, Seen, next_move, restore, warned_at
-from watchkeeper.remediate.register import COUNTED_NODES, MOST_STARTS, STEP, STORY, Register, wish_of
-from watchkeeper.remediate.wanted import Wanted
+from watchkeeper.remediate.driver import NodeObservation
+from watchkeeper.remediate.ladder import MODES_WITHOUT_CHANGES
+from watchkeeper.remediate.moves import MOST_AHEAD, Move, MoveContext, MoveKind, next_move, restore, warned_at
+from watchkeeper.remediate.proposal import RepairProposal
+from watchkeeper.remediate.register import COUNTED_NODES, MOST_STARTS, STEP, STORY, RepairRegister, request_of
 from watchkeeper.store.journal.journal import HUB
 
 log = logging.getLogger(__name__)
@@ -39,41 +39,41 @@ MOST_WANTED = 50_000
 MOST_ALIVE = 20_000
 
 
-class Repairs(Register):
+class Repairs(RepairRegister):
     """Every method may be called from any thread."""
 
     # What plans want
 
-    def take(self, want: Wanted, now: datetime) -> Repair | None:
+    def submit(self, want: RepairProposal, now: datetime) -> Repair | None:
         """Make a repair of what a plan wants, or let it wait for the one that its node has; None: nothing changed."""
-        with self.changing(now):
+        with self.transaction(now):
             self._open.add(want.incident)
             held, current = self._holding(want.node), self._in_the_way(want)
             if held is not None and held.openings.get(want.incident) != want.opening:
-                self.keep(progress.joined(held, want), now, text=f"{want.incident} waits for it too", kind=STEP)
+                self.save(progress.join_incident(held, want), now, text=f"{want.incident} waits for it too", kind=STEP)
             if current is not None:
                 return self._meet(current, want, now)
             if self._was_tried(want) or len(self._alive) >= MOST_ALIVE:
                 return None
             return self._make(want, now)
 
-    def make_again(self, want: Wanted, now: datetime) -> Repair:
-        """Another attempt, whatever became of those before; IllegalMove while one waits or runs."""
+    def start_another(self, want: RepairProposal, now: datetime) -> Repair:
+        """Another attempt, whatever became of those before; InvalidTransition while one waits or runs."""
         current = self._in_the_way(want)
         if current is not None:
-            raise IllegalMove(
+            raise InvalidTransition(
                 f"{current.id} is {current.state} on {want.node.node}", where=want.incident, now=current.said
             )
         self._open.add(want.incident)
         return self._make(want, now)
 
-    def _make(self, want: Wanted, now: datetime) -> Repair:
-        before = self._around.shelf.repairs_of(want.incident, limit=1)
+    def _make(self, want: RepairProposal, now: datetime) -> Repair:
+        before = self._around.journal.repairs_of(want.incident, limit=1)
         attempt = 1 + max((int(one.id.rpartition(".")[2]) for one in before), default=0)
-        repair = progress.made(want, attempt, now)
-        self.keep(repair, now, text=f"{repair.id} for {want.node.node}: {want.rung.why}")
+        repair = progress.new_repair(want, attempt, now)
+        self.save(repair, now, text=f"{repair.id} for {want.node.node}: {want.allowed.why}")
         # Who wants back what is idle says nothing about machines: the breaker is for rules that break a fleet.
-        if want.rung.mode is not trust.Mode.SUGGEST and not want.is_reclaim:
+        if want.allowed.mode is not trust.Mode.SUGGEST and not want.is_reclaim:
             self._want(want.node, now)
         return self.decide(repair, now)
 
@@ -84,33 +84,35 @@ class Repairs(Register):
         self._wanted[node] = now
         if self.switch.is_tripped:
             return
-        why = guards.trip(self._wanted, self._around.limits, since=self.switch.reset_at, now=now)
+        why = guards.breaker_trip_reason(self._wanted, self._around.limits, since=self.switch.reset_at, now=now)
         if why is not None:
             log.error("The circuit breaker of repairs tripped", extra=fields(why=why))
-            self.turn_switch(
+            self.save_switch(
                 replace(self.switch, tripped_at=now, tripped_why=why), now, actor=HUB, text=f"Tripped: {why}"
             )
 
-    def _meet(self, current: Repair, want: Wanted, now: datetime) -> Repair | None:
+    def _meet(self, current: Repair, want: RepairProposal, now: datetime) -> Repair | None:
         """The node has a repair: a changed plan replaces one that waits, anybody else's incident waits with it."""
         if current.openings.get(want.incident) != want.opening:
             self._tell(want.incident, f"{current.id} is at work on {want.node.node}: this incident waits for it", now)
-            return self.keep(progress.joined(current, want), now, text=f"{want.incident} waits for it too", kind=STEP)
-        is_same = (current.digest, current.mode) == (want.digest, want.rung.mode)
+            return self.save(
+                progress.join_incident(current, want), now, text=f"{want.incident} waits for it too", kind=STEP
+            )
+        is_same = (current.digest, current.mode) == (want.digest, want.allowed.mode)
         if current.incident != want.incident or current.state not in WAITING or is_same:
             return None
-        changed = progress.replanned(current, want, now)
-        why = "The plan has changed" if current.digest != want.digest else want.rung.why
-        self.keep(changed, now, text=f"{why}: {' → '.join(step.kind for step in changed.actions)}")
+        changed = progress.replan(current, want, now)
+        why = "The plan has changed" if current.digest != want.digest else want.allowed.why
+        self.save(changed, now, text=f"{why}: {' → '.join(step.kind for step in changed.actions)}")
         return self.decide(changed, now)
 
-    def _was_tried(self, want: Wanted) -> bool:
+    def _was_tried(self, want: RepairProposal) -> bool:
         """This incident had its repair, and nothing but a person asks for another.
 
         Unless it has come back since, or broke again after the node was given back: that is a new fault, also while
         its incident is still open. A fault that merely stays is none, and the guard of attempts bounds how often.
         """
-        past = self._around.shelf.repairs_at(want.node)
+        past = self._around.journal.repairs_at(want.node)
         last = next((one for one in past if one.openings.get(want.incident, -1) >= want.opening), None)
         if last is None or last.state is not RepairState.DONE or last.ended_at is None:
             return last is not None
@@ -119,7 +121,7 @@ class Repairs(Register):
 
     def _heard_at(self, fault: incidents.Member) -> datetime:
         """By our own clock, as the end of a repair is: that of a machine may be minutes off."""
-        event = self._around.shelf.event(fault.ref) if fault.kind is incidents.MemberKind.EVENT else None
+        event = self._around.journal.event(fault.ref) if fault.kind is incidents.MemberKind.EVENT else None
         return fault.since if event is None or event.received_at is None else event.received_at
 
     # What time brings
@@ -131,13 +133,13 @@ class Repairs(Register):
         with self._lock:
             self._census(now, COUNTED_NODES)
         late = self._take_off_late(now)
-        with self.changing(now):
-            self._open = self._around.shelf.open_incident_ids()
+        with self.transaction(now):
+            self._open = self._around.journal.open_incident_ids()
             for repair in sorted(self._alive.values(), key=lambda one: one.made_at):
                 if repair.state in WAITING:
                     self.decide(repair, now)
                 elif repair.is_running and (why := self._counts_anew(repair, now)):
-                    self.keep(progress.resumed(repair, now), now, text=f"{why}: its time counts anew", kind=STEP)
+                    self.save(progress.resume(repair, now), now, text=f"{why}: its time counts anew", kind=STEP)
             self._has_swept = True
             return [*late, *(one.id for one in self._alive.values() if self._is_due(one, now))]
 
@@ -150,22 +152,22 @@ class Repairs(Register):
         return "The hub was started again" if is_call and not self._has_swept else None
 
     def _is_due(self, repair: Repair, now: datetime) -> bool:
-        if not (repair.is_running or repair.is_held):
+        if not (repair.is_running or repair.keeps_cordon):
             return False
         last, pause = self._looked.get(repair.id), LOOKS.get(repair.state, timedelta())
         return last is None or not timedelta() <= now - last < pause
 
     def decide(self, repair: Repair, now: datetime) -> Repair:
         """Moves that need nobody's answer: approve, start, expire, end."""
-        rung = self._around.rung(repair) if repair.state in WAITING else None
+        rung = self._around.current_mode(repair) if repair.state in WAITING else None
         if rung is not None and rung.is_below(repair.mode):
-            repair = self.keep(
-                progress.lowered(repair, rung, now), now, text=f"The settings are more careful now: {rung.why}"
+            repair = self.save(
+                progress.lower_mode(repair, rung, now), now, text=f"The settings are more careful now: {rung.why}"
             )
         while repair.state in WAITING:
             refusal = self._refusal(repair, now) if repair.state is RepairState.APPROVED else None
             is_over = not self._open.intersection(repair.openings)
-            seen = Seen(
+            seen = MoveContext(
                 is_over=is_over, is_stopped=self.switch.is_stopped, refusal=None if refusal is None else refusal.text
             )
             move = next_move(repair, seen, now)
@@ -174,21 +176,21 @@ class Repairs(Register):
             repair = self._carry_out(repair, move, seen, now=now)
         return repair
 
-    def _refusal(self, repair: Repair, now: datetime) -> guards.Refusal | None:
+    def _refusal(self, repair: Repair, now: datetime) -> guards.GuardRefusal | None:
         # Cheap first: with the breaker open a thousand repairs wait, and none of them needs a count of the fleet.
-        empty = guards.Standing({}, {}, switch=self.switch)
-        wish, limits = wish_of(repair), self._around.limits
+        empty = guards.FleetAvailability({}, {}, switch=self.switch)
+        wish, limits = request_of(repair), self._around.limits
         for name in ("stop", "breaker"):
             if (text := guards.GUARDS[name](wish, empty, limits, now)) is not None:
-                return guards.Refusal(name, text)
-        return guards.first_refusal(wish, self.standing(now, repair.node), limits, now=now)
+                return guards.GuardRefusal(name, text)
+        return guards.find_first_refusal(wish, self.fleet_availability(now, repair.node), limits, now=now)
 
-    def _say_refusal(self, repair: Repair, refusal: guards.Refusal | None, now: datetime) -> Repair:
+    def _say_refusal(self, repair: Repair, refusal: guards.GuardRefusal | None, now: datetime) -> Repair:
         """Once for each guard that holds it up, and again after each yes."""
         if refusal is None or repair.said.startswith(begins := f"Refused by {refusal.guard}: "):
             return repair
         told = replace(repair, said=begins + refusal.text)
-        return self.keep(told, now, text=told.said)
+        return self.save(told, now, text=told.said)
 
     # Taking one further
 
@@ -196,12 +198,12 @@ class Repairs(Register):
         """One look and one move; returns when the next one may be due, None to leave that to `sweep`."""
         with self._lock:
             repair = self._alive.get(id)
-        if repair is None or not (repair.is_running or repair.is_held):
+        if repair is None or not (repair.is_running or repair.keeps_cordon):
             return None
         if (left := self._hands_off(repair)) is not None:
             self._leave(repair, left, now)
             return None
-        with self.turn(repair.node):
+        with self.lock_node(repair.node):
             is_fresh = id in self._fresh and now - repair.since < JUST_WRITTEN
             seen = self._look(repair, now)
             with self._lock:
@@ -216,8 +218,8 @@ class Repairs(Register):
                     return self._say_wait(current, move, now)
                 # Each transaction asks whether we still lead. One was made a moment ago for a first cordon, and another
                 # would have to wait for the commits of others.
-                if not is_fresh or move.action is None or progress.begun(current, move.action) != current:
-                    with self.changing(now):
+                if not is_fresh or move.action is None or progress.begin_action(current, move.action) != current:
+                    with self.transaction(now):
                         current = self._carry_out(current, move, seen, now=now)
             if move.kind is not MoveKind.PERFORM:
                 return now if current.is_running else None
@@ -226,14 +228,14 @@ class Repairs(Register):
 
     def _hands_off(self, repair: Repair) -> str | None:
         """What a repair that was begun under other settings waits for; None where those of today let it go on."""
-        rung = self._around.rung(repair)
+        rung = self._around.current_mode(repair)
         if rung is None:
             return None
-        if rung.mode in HANDS_OFF:
+        if rung.mode in MODES_WITHOUT_CHANGES:
             return f"a person, or a higher mode: {rung.why}"
         is_careful = rung.is_below(repair.mode) and repair.approved_by == POLICY
         # To take back what is ours needs nobody's yes.
-        is_undone = repair.state is RepairState.RESTORING or repair.is_held
+        is_undone = repair.state is RepairState.RESTORING or repair.keeps_cordon
         return f"a person's yes: {rung.why}" if is_careful and not is_undone else None
 
     def _leave(self, repair: Repair, waits_for: str, now: datetime) -> None:
@@ -243,11 +245,11 @@ class Repairs(Register):
             # Whatever somebody said about it since we looked counts, and not what we saw.
             if repair.waits_for != (waits_for,) and self._alive.get(repair.id) == repair:
                 self._alive[repair.id] = replace(repair, waits_for=(waits_for,))
-                self._around.changed()
+                self._around.on_change()
             if repair.has_cordon and not self._open.intersection(repair.openings):
-                self._around.report(_still_broken(repair, now))
+                self._around.report_event(_still_broken(repair, now))
 
-    def _look(self, repair: Repair, now: datetime) -> Seen:
+    def _look(self, repair: Repair, now: datetime) -> MoveContext:
         is_over = not self._open.intersection(repair.openings)
         with self._lock:
             is_fresh = repair.id in self._fresh
@@ -255,9 +257,9 @@ class Repairs(Register):
         observed = None if is_fresh else self._observe(repair.node)
         mark_of = None if observed is None else self._own_mark(observed)
         verdicts = self._validate(repair, now)
-        return Seen(observed, mark_of, is_over=is_over, verdicts=verdicts, watched_since=self._watched_since)
+        return MoveContext(observed, mark_of, is_over=is_over, verdicts=verdicts, watched_since=self._watched_since)
 
-    def _observe(self, node: fleet.Place) -> Observed | None:
+    def _observe(self, node: fleet.Place) -> NodeObservation | None:
         try:
             seen = self._around.driver.observe(node)
             self._unseen.discard(node)
@@ -269,10 +271,10 @@ class Repairs(Register):
                 log.warning("A node cannot be looked at", extra=fields(node=node.node, error=error))
             return None
 
-    def _validate(self, repair: Repair, now: datetime) -> tuple[validation.Verdict, ...]:
+    def _validate(self, repair: Repair, now: datetime) -> tuple[validation.CheckResult, ...]:
         action = repair.action
         if action is not None and action.kind in RECLAIMS:
-            return (self._around.idle(action, warned_at(repair) or repair.since, now),)
+            return (self._around.check_idle(action, warned_at(repair) or repair.since, now),)
         if (
             repair.state is not RepairState.VALIDATING
             or action is None
@@ -280,49 +282,51 @@ class Repairs(Register):
         ):
             return ()
         names = [name for name in action.arguments.get("checks", "").split(",") if name] or list(validation.CHECKS)
-        asked = validation.ask(names, self._around.validators, repair.node, since=repair.since, now=now)
+        asked = validation.run_checks(names, self._around.validators, repair.node, since=repair.since, now=now)
         return tuple(asked)
 
-    def _carry_out(self, repair: Repair, move: Move, seen: Seen, *, now: datetime) -> Repair:
+    def _carry_out(self, repair: Repair, move: Move, seen: MoveContext, *, now: datetime) -> Repair:
         """Keep what the move makes of the repair; a call is made by `_perform` after this."""
         if move.kind is MoveKind.PERFORM:
             assert move.action is not None
-            begun = progress.begun(repair, move.action)
+            begun = progress.begin_action(repair, move.action)
             # Asked again and again, an action is written down when it begins.
             text = f"{move.action.kind} {repair.node.node} under {move.action.mark}"
-            return repair if begun == repair else self.keep(begun, now, text=text, kind=STEP)
+            return repair if begun == repair else self.save(begun, now, text=text, kind=STEP)
         if move.kind is MoveKind.NEXT:
             known = repair if seen.observed is None else replace(repair, incarnation=seen.observed.incarnation)
-            return self.keep(progress.stepped(known, move.why, now), now, text=move.why)
+            return self.save(progress.next_step(known, move.why, now), now, text=move.why)
         if move.kind is MoveKind.LET_GO:
-            return self.keep(progress.let_go(repair, move.why), now, text=move.why)
+            return self.save(progress.release_node(repair, move.why), now, text=move.why)
         if move.kind is MoveKind.END:
-            done = self.keep(progress.ended(repair, move, now), now, text=_story(move))
-            if done.is_held and seen.is_over:
-                self._around.report(_still_broken(done, now))
+            done = self.save(progress.end_repair(repair, move, now), now, text=_story(move))
+            if done.keeps_cordon and seen.is_over:
+                self._around.report_event(_still_broken(done, now))
             return done
         if move.state is RepairState.APPROVED:
-            return self.keep(
-                progress.approved(repair, POLICY, until=None, now=now), now, text=f"Approved: {move.why}", actor=POLICY
+            return self.save(
+                progress.approve(repair, POLICY, until=None, now=now), now, text=f"Approved: {move.why}", actor=POLICY
             )
         if repair.state is RepairState.APPROVED and move.state is not RepairState.PLANNED:
-            return self._start(progress.entered(repair, move, now), _story(move), now)
-        return self.keep(progress.entered(repair, move, now), now, text=_story(move))
+            return self._start(progress.enter_state(repair, move, now), _story(move), now)
+        return self.save(progress.enter_state(repair, move, now), now, text=_story(move))
 
     def _start(self, repair: Repair, text: str, now: datetime) -> Repair:
         """Count it, and take over the cordon of a failed repair; a first cordon is written down as begun with it."""
         self._starts = [*self._starts[-MOST_STARTS:], _start_of(repair, now)]
         held = self._holding(repair.node)
-        if held is not None and repair.takes_out:
-            self.keep(
-                progress.let_go(held, f"{repair.id} goes on"), now, text=f"{repair.id} goes on with {held.id}'s cordon"
+        if held is not None and repair.takes_node_out:
+            self.save(
+                progress.release_node(held, f"{repair.id} goes on"),
+                now,
+                text=f"{repair.id} goes on with {held.id}'s cordon",
             )
             repair = replace(repair, has_cordon=True)
         elif repair.action is not None and repair.action.kind is actions.ActionKind.CORDON:
             # A cordon is harmless twice and not to be waited for: neither a look nor another commit comes before it.
-            repair = progress.begun(repair, repair.action)
+            repair = progress.begin_action(repair, repair.action)
             self._fresh.add(repair.id)
-        kept = self.keep(repair, now, text=text)
+        kept = self.save(repair, now, text=text)
         self._counted = None
         return kept
 
@@ -331,18 +335,18 @@ class Repairs(Register):
             return None
         try:
             done = self._around.driver.perform(action)
-            after = progress.answered(repair, action, done, now=now)
+            after = progress.record_outcome(repair, action, done, now=now)
             text = done.text
         except ActionRefused as error:
-            after = progress.refused(repair, action, str(error), now=now)
+            after = progress.record_refusal(repair, action, str(error), now=now)
             text = after.said
         # Deliberately everything: whatever breaks in a driver, the repair must end in a state that is written down.
         except Exception as error:
             if not isinstance(error, ActionFailed):
                 log.exception("A driver broke", extra=fields(repair=repair.id, action=action.id))
-            after = progress.troubled(repair, action, f"{error}" or type(error).__name__, now=now)
+            after = progress.record_failure(repair, action, f"{error}" or type(error).__name__, now=now)
             text = f"{action.kind} did not succeed, try {after.tries}: {error}"
-        with self.changing(now):
+        with self.transaction(now):
             current = self._alive.get(repair.id, repair)
             # Meanwhile other incidents may have joined, a person said yes, or everything been stopped and resumed.
             since = after.since if current.since == repair.since else max(after.since, current.since)
@@ -350,9 +354,9 @@ class Repairs(Register):
             after = replace(after, openings=openings, approved_by=current.approved_by, since=since)
             kind = STORY if after.state is not repair.state or after.step != repair.step or after.tries == 1 else STEP
             if after != repair:
-                self.keep(after, now, text=text, kind=kind)
-            if after.is_held and not self._open.intersection(after.openings):
-                self._around.report(_still_broken(after, now))
+                self.save(after, now, text=text, kind=kind)
+            if after.keeps_cordon and not self._open.intersection(after.openings):
+                self._around.report_event(_still_broken(after, now))
             if not after.is_running:
                 return None
             # Whether a cordon is ours stands on the node: look at once.
@@ -362,7 +366,7 @@ class Repairs(Register):
         """What a repair waits for, for pages; kept in memory, because the next look says it again."""
         if move.waits_for and repair.waits_for != move.waits_for:
             self._alive[repair.id] = replace(repair, waits_for=move.waits_for)
-            self._around.changed()
+            self._around.on_change()
         return repair.retry_at if repair.retry_at is not None and repair.retry_at > now else None
 
     def _take_off_late(self, now: datetime) -> list[RepairId]:
@@ -373,17 +377,17 @@ class Repairs(Register):
             if mark_of is None:
                 continue
             node = observed.place
-            with self.changing(now):
-                past = next((one for one in self._around.shelf.repairs_at(node) if one.id == id), None)
+            with self.transaction(now):
+                past = next((one for one in self._around.journal.repairs_at(node) if one.id == id), None)
                 if past is not None and not self._by_node.get(node):
                     why = f"{node.node} carries our cordon of {mark_of}, and nothing needs it"
-                    revived = progress.entered(replace(past, has_cordon=True), restore(past.state, why), now)
-                    found.append(self.keep(revived, now, text=why).id)
+                    revived = progress.enter_state(replace(past, has_cordon=True), restore(past.state, why), now)
+                    found.append(self.save(revived, now, text=why).id)
         return found
 
 
-def _start_of(repair: Repair, now: datetime) -> guards.Start:
-    return guards.Start(now, repair.node, repair.cause, repair.gpu, repair.is_reclaim)
+def _start_of(repair: Repair, now: datetime) -> guards.RepairStart:
+    return guards.RepairStart(now, repair.node, repair.cause, repair.gpu, repair.is_reclaim)
 
 
 def _story(move: Move) -> str:

@@ -14,24 +14,24 @@ from watchkeeper.model import actions, fleet
 _WRITTEN = re.compile(r" \(also planned for ([^:)]+): one reboot is enough\)")
 
 
-def rebooted(plan: actions.Plan) -> set[fleet.Place]:
+def rebooted_nodes(plan: actions.Plan) -> set[fleet.Place]:
     """The nodes that a plan reboots."""
     return {receipt.action.place for receipt in plan.receipts if _is_reboot(receipt)}
 
 
-def shared(plan: actions.Plan, others: Iterable[str]) -> actions.Plan:
+def with_shared_incidents(plan: actions.Plan, others: Iterable[str]) -> actions.Plan:
     """The plan with these incidents at its reboots, beside those that it names already."""
     added = set(others)
     receipts = (_with(receipt, added) if added and _is_reboot(receipt) else receipt for receipt in plan.receipts)
     return replace(plan, receipts=tuple(receipts))
 
 
-def names(plan: actions.Plan, incident: str) -> bool:
+def is_shared_with(plan: actions.Plan, incident: str) -> bool:
     """Whether a step of the plan is shared with this incident."""
     return any(incident in shared_with(receipt) for receipt in plan.receipts)
 
 
-def are_same(plan: actions.Plan, other: actions.Plan | None) -> bool:
+def have_same_steps(plan: actions.Plan, other: actions.Plan | None) -> bool:
     """Whether a person would be told the same by both: the same steps, shared with the same incidents."""
     return other is not None and _steps(plan) == _steps(other)
 

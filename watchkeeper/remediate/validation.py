@@ -38,18 +38,18 @@ QUIET = timedelta(minutes=5)
 PRESENCE_METRIC = "DCGM_FI_DEV_GPU_TEMP"
 
 
-class Standing(StrEnum):
+class CheckState(StrEnum):
     PASSED = "passed"
     FAILED = "failed"
     UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class CheckResult:
     """`failed` is for good; what may still come right is `unknown`."""
 
     check: str
-    standing: Standing
+    state: CheckState
     text: str
 
 
@@ -57,12 +57,12 @@ class Validator(Protocol):
     @property
     def name(self) -> str: ...
 
-    def check(self, place: fleet.Place, since: datetime, now: datetime) -> Verdict:
+    def check(self, place: fleet.Place, since: datetime, now: datetime) -> CheckResult:
         """What is so at `now` at a node whose repair ended at `since`; quick, and the same when asked twice."""
         ...
 
 
-class Records(Protocol):
+class ValidationJournal(Protocol):
     """What the checks need of a journal."""
 
     def events_at(
@@ -74,25 +74,27 @@ class Records(Protocol):
     def incident(self, id: str) -> incidents.Incident | None: ...
 
 
-def own_validators(engine: engines.Engine, records: Records, *, quiet: timedelta = QUIET) -> list[Validator]:
+def hub_validators(engine: engines.Engine, records: ValidationJournal, *, quiet: timedelta = QUIET) -> list[Validator]:
     """Those that ask the hub itself; the keys of CHECKS."""
     return [GpusPresent(engine), ConditionsClear(records), NoNewXid(records, quiet)]
 
 
-def ask(
+def run_checks(
     names: Iterable[str], known: Mapping[str, Validator], place: fleet.Place, *, since: datetime, now: datetime
-) -> list[Verdict]:
+) -> list[CheckResult]:
     """The verdict of each; a check that nobody can make, or that broke, is unknown."""
     return [_ask_one(name, known.get(name), place, since=since, now=now) for name in names]
 
 
-def _ask_one(name: str, validator: Validator | None, place: fleet.Place, *, since: datetime, now: datetime) -> Verdict:
+def _ask_one(
+    name: str, validator: Validator | None, place: fleet.Place, *, since: datetime, now: datetime
+) -> CheckResult:
     if validator is None:
-        return Verdict(name, Standing.UNKNOWN, "nobody here can make this check")
+        return CheckResult(name, CheckState.UNKNOWN, "nobody here can make this check")
     try:
         return validator.check(place, since, now)
     except WatchkeeperError as error:
-        return Verdict(name, Standing.UNKNOWN, f"could not be asked: {error}")
+        return CheckResult(name, CheckState.UNKNOWN, f"could not be asked: {error}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,16 +102,16 @@ class GpusPresent:
     engine: engines.Engine
     name: str = "gpus_present"
 
-    def check(self, place: fleet.Place, since: datetime, now: datetime) -> Verdict:
+    def check(self, place: fleet.Place, since: datetime, now: datetime) -> CheckResult:
         where = f'{{cluster="{own_metrics.escape(place.cluster)}",Hostname="{own_metrics.escape(place.node or "")}"}}'
         expected = self._number(f"max(watchkeeper_node_expected_gpus{where})", now)
         fresh = f"timestamp({PRESENCE_METRIC}{where}) > {since.timestamp():.3f}"
         # Two exporters, or the slices of one GPU, are still one GPU.
         found = self._number(f"count(count by (UUID) ({fresh}))", now) or 0
         if expected is None:
-            return Verdict(self.name, Standing.UNKNOWN, f"{found} GPUs report, and nobody knows how many should")
-        standing = Standing.PASSED if found >= expected else Standing.UNKNOWN
-        return Verdict(self.name, standing, f"{found} of {expected} GPUs have reported since {since:%H:%M:%S}Z")
+            return CheckResult(self.name, CheckState.UNKNOWN, f"{found} GPUs report, and nobody knows how many should")
+        standing = CheckState.PASSED if found >= expected else CheckState.UNKNOWN
+        return CheckResult(self.name, standing, f"{found} of {expected} GPUs have reported since {since:%H:%M:%S}Z")
 
     def _number(self, expr: str, now: datetime) -> int | None:
         return next((round(value) for value in self.engine.instant(expr, clock.to_ms(now)).latest().values()), None)
@@ -117,10 +119,10 @@ class GpusPresent:
 
 @dataclass(frozen=True, slots=True)
 class ConditionsClear:
-    records: Records
+    records: ValidationJournal
     name: str = "conditions_clear"
 
-    def check(self, place: fleet.Place, since: datetime, now: datetime) -> Verdict:  # noqa: ARG002
+    def check(self, place: fleet.Place, since: datetime, now: datetime) -> CheckResult:  # noqa: ARG002
         found = (self.records.incident(id) for id in self.records.open_incidents_at(place))
         lasting = [
             member.text
@@ -130,27 +132,27 @@ class ConditionsClear:
             if member.until is None and causes.lookup(member.cause).is_hardware
         ]
         if lasting:
-            return Verdict(self.name, Standing.UNKNOWN, f"{len(lasting)} still last, such as: {lasting[0][:200]}")
-        return Verdict(self.name, Standing.PASSED, "no hardware fault lasts")
+            return CheckResult(self.name, CheckState.UNKNOWN, f"{len(lasting)} still last, such as: {lasting[0][:200]}")
+        return CheckResult(self.name, CheckState.PASSED, "no hardware fault lasts")
 
 
 @dataclass(frozen=True, slots=True)
 class NoNewXid:
-    records: Records
+    records: ValidationJournal
     quiet: timedelta = QUIET
     name: str = "no_new_xid"
 
-    def check(self, place: fleet.Place, since: datetime, now: datetime) -> Verdict:
+    def check(self, place: fleet.Place, since: datetime, now: datetime) -> CheckResult:
         found = self.records.events_at(place, since=since, until=now)
         # What came at the very moment of the repair is what was repaired.
         bad = [one for one in found if one.at > since and one.kind is events.EventKind.XID and _is_hardware(one)]
         if bad:
-            return Verdict(
-                self.name, Standing.FAILED, f"Xid {bad[0].code} at {bad[0].at:%H:%M:%S}Z: {bad[0].text[:200]}"
+            return CheckResult(
+                self.name, CheckState.FAILED, f"Xid {bad[0].code} at {bad[0].at:%H:%M:%S}Z: {bad[0].text[:200]}"
             )
         waited, needed = (now - since).total_seconds(), self.quiet.total_seconds()
-        standing = Standing.PASSED if waited >= needed else Standing.UNKNOWN
-        return Verdict(self.name, standing, f"none for {min(waited, needed):.0f} s of {needed:.0f} s")
+        standing = CheckState.PASSED if waited >= needed else CheckState.UNKNOWN
+        return CheckResult(self.name, standing, f"none for {min(waited, needed):.0f} s of {needed:.0f} s")
 
 
 def _is_hardware(event: events.Event) -> bool:

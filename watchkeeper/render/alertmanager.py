@@ -137,7 +137,7 @@ def _translated(matcher: silences.Matcher) -> silences.Matcher:
     if matcher.name != "family":
         return matcher
     is_meant = patterns.compile_pattern(matcher.value).fullmatch if matcher.is_regex else matcher.value.__eq__
-    found = [row.cause for row in causes.all() if is_meant(row.family)]
+    found = [row.cause for row in causes.all_causes() if is_meant(row.family)]
     return silences.Matcher("cause", "|".join(found), is_regex=True, is_equal=matcher.is_equal)
 
 
@@ -193,7 +193,7 @@ def _interval(name: str, route: routing.Route) -> dict[str, Any]:
     parts = []
     for hours in route.open_hours:
         part: dict[str, Any] = {"weekdays": [DAY_NAMES[day] for day in sorted(hours.days)]}
-        if (hours.begin, hours.end) != (routing.Hours(frozenset()).begin, None):
+        if (hours.begin, hours.end) != (routing.WeekHours(frozenset()).begin, None):
             end = f"{hours.end:%H:%M}" if hours.end is not None else "24:00"
             part["times"] = [Inline(start_time=f"{hours.begin:%H:%M}", end_time=end)]
         parts.append({**part, "location": route.zone})
@@ -201,10 +201,10 @@ def _interval(name: str, route: routing.Route) -> dict[str, Any]:
 
 
 def _inhibition() -> Iterable[Part]:
-    for row in causes.all():
+    for row in causes.all_causes():
         # A job's alert names no machine, and Alertmanager does not know where a job runs.
-        families = effects.of(row.cause) if row.scope != "workload" else frozenset()
-        targets = [one.cause for one in causes.all() if one.family in families and one.cause != row.cause]
+        families = effects.affected_families(row.cause) if row.scope != "workload" else frozenset()
+        targets = [one.cause for one in causes.all_causes() if one.family in families and one.cause != row.cause]
         if not targets:
             continue
         # A label that neither alert has counts as equal, so the place must be named.

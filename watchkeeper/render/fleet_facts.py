@@ -64,19 +64,19 @@ def addresses(settings: config.Settings) -> list[str]:
 
 def rule_texts(settings: config.Settings) -> list[RuleText]:
     """The files of every rule that the hub would evaluate, checked; objectives stand in them as rules."""
-    sources = rule_loops.sources(settings)
-    book = reload.read(sources)
+    sources = rule_loops.rule_sources(settings)
+    book = reload.read_sources(sources)
     names: dict[str, int] = {}
     found = [RuleText(_unique(path.stem, names), path.read_text(encoding="utf-8")) for path in sources.files]
     if sources.slos is not None and not sources.is_rendered:
-        text = slo.render(list(book.slos), source=sources.slos.name)
+        text = slo.render_rules(list(book.slos), source=sources.slos.name)
         found.append(RuleText(_unique(sources.slos.stem, names), text))
     return found
 
 
 def series_read(settings: config.Settings) -> frozenset[str]:
     """Names of the series that these rules read and do not make themselves."""
-    return replay.names(reload.read(rule_loops.sources(settings)).rules)[0]
+    return replay.metric_names(reload.read_sources(rule_loops.rule_sources(settings)).rules)[0]
 
 
 def _unique(stem: str, names: dict[str, int]) -> str:

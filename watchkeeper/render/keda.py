@@ -86,7 +86,7 @@ def files(settings: config.Settings) -> list[File]:
 
 def latency_objectives(settings: config.Settings) -> list[slo.Slo]:
     """The objectives of a model's latency: their errors are requests over a bucket's bound."""
-    objectives = reload.read(rule_loops.sources(settings)).slos
+    objectives = reload.read_sources(rule_loops.rule_sources(settings)).slos
     return [one for one in objectives if is_latency(one)]
 
 

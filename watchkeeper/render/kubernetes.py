@@ -104,7 +104,7 @@ def facts(settings: config.Settings) -> dict[str, str]:
     return {
         "namespace": settings.render.namespace,
         "version": __version__,
-        "job": discovery.Defaults().job,
+        "job": discovery.DiscoveryDefaults().job,
         "hubSeries": json.dumps(f'{{__name__=~"{"|".join(series)}"}}'),
     }
 

@@ -74,7 +74,7 @@ def _read(text: str, where: str) -> tuple[str, str, list[str]]:
         )
     name, gpu, names = parts[0], parts[1], parts[2].split()
     try:
-        mig.place(gpu, names)
+        mig.place_instances(gpu, names)
     except mig.ImpossibleLayout as error:
         raise SettingsError(str(error), where=where, remedy="Take other profiles or fewer of them") from error
     return name, gpu, names

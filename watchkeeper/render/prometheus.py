@@ -15,10 +15,10 @@ from watchkeeper.config import settings as config
 from watchkeeper.render import fleet_facts, yaml_text
 from watchkeeper.render.tree import File
 from watchkeeper.render.yaml_text import Inline, Part
-from watchkeeper.scrape import dialect, discovery
+from watchkeeper.scrape import dcgm_names, discovery
 
 # The hub's own name for what it finds; rules leave other jobs out of `node down`.
-JOB = discovery.Defaults().job
+JOB = discovery.DiscoveryDefaults().job
 TOKEN_FILE = "/etc/prometheus/watchkeeper.token"  # noqa: S105
 # What only the hub can be asked for; `kubernetes` scrapes the same.
 OF_THE_HUB = series.OF_THE_HUB
@@ -131,8 +131,8 @@ def _pods(settings: config.Settings) -> Part:
 def _labels(settings: config.Settings, rules: list[Inline]) -> dict[str, Any]:
     """Relabelling of targets, then of samples: exporters of all ages in the spelling that the rules use."""
     wanted = fleet_facts.series_read(settings)
-    renamed = sorted((new, old) for new, old in dialect.old_names().items() if not wanted or old in wanted)
-    unnamed = f"{dialect.PREFIX}.*;;(.+)"
+    renamed = sorted((new, old) for new, old in dcgm_names.names_before_4_6().items() if not wanted or old in wanted)
+    unnamed = f"{dcgm_names.DCGM_PREFIX}.*;;(.+)"
     metrics = [
         Inline(source_labels=["hostname", "Hostname"], regex="(.+);", target_label="Hostname"),
         Inline(regex="hostname", action="labeldrop"),

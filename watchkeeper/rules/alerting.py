@@ -22,7 +22,7 @@ RESOLVED_RETENTION = timedelta(minutes=15)
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class RuleEnvironment:
     """What every expansion of a rule's templates may use besides its own sample."""
 
     external_labels: Mapping[str, str]
@@ -30,11 +30,11 @@ class Surroundings:
     query: templates.Query | None = None
 
 
-NOWHERE = Surroundings(external_labels={})
+NO_ENVIRONMENT = RuleEnvironment(external_labels={})
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class AlertStep:
     """`alerts` is the whole new state; `changes` are those that began to fire or were resolved in this step."""
 
     alerts: Mapping[Labels, Alert]
@@ -52,14 +52,14 @@ def step(
     vector: Mapping[Labels, float],
     *,
     now: datetime,
-    surroundings: Surroundings = NOWHERE,
+    environment: RuleEnvironment = NO_ENVIRONMENT,
     may_resolve: bool = True,
-) -> Step:
+) -> AlertStep:
     """Move every alert of one rule; QueryError if two series become the same alert.
 
     Where `may_resolve` is false, an answer without a firing alert does not end it.
     """
-    seen = _seen(rule, vector, now=now, surroundings=surroundings)
+    seen = _seen(rule, vector, now=now, surroundings=environment)
     alerts: dict[Labels, Alert] = {}
     changes: list[Alert] = []
     for labels in {**previous, **seen}:
@@ -73,16 +73,16 @@ def step(
         alerts[labels] = after
         if after.state is not AlertState.PENDING and (before is None or before.state is not after.state):
             changes.append(after)
-    return Step(alerts, tuple(changes))
+    return AlertStep(alerts, tuple(changes))
 
 
 def _seen(
-    rule: AlertingRule, vector: Mapping[Labels, float], *, now: datetime, surroundings: Surroundings
+    rule: AlertingRule, vector: Mapping[Labels, float], *, now: datetime, surroundings: RuleEnvironment
 ) -> dict[Labels, Alert]:
     """A fresh pending alert for each series that the expression answers now."""
     seen: dict[Labels, Alert] = {}
     for series, value in vector.items():
-        context = templates.Context(
+        context = templates.TemplateContext(
             labels=series,
             value=value,
             external_labels=surroundings.external_labels,

@@ -16,7 +16,7 @@ from watchkeeper.model.labels import METRIC_NAME, Labels
 from watchkeeper.rules import slo, templates
 
 SHORTEST = slo.RAW_WINDOWS[0]
-RECORDED = f'{{__name__=~"{slo.RATIO}.+|{slo.BUDGET}",slo!=""}}'
+RECORDED_SERIES = f'{{__name__=~"{slo.RATIO}.+|{slo.BUDGET}",slo!=""}}'
 
 
 class BudgetState(StrEnum):
@@ -45,7 +45,7 @@ class BurnRate:
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class ErrorBudget:
     """One objective for one label set. `since` is when its worst burn-rate alert began to fire, None without one."""
 
     name: str
@@ -62,7 +62,9 @@ class Budget:
     query: str
 
 
-def budgets(slos: Iterable[slo.Slo], recorded: Mapping[Labels, float], alerts: Iterable[Alert]) -> list[Budget]:
+def list_budgets(
+    slos: Iterable[slo.Slo], recorded: Mapping[Labels, float], alerts: Iterable[Alert]
+) -> list[ErrorBudget]:
     """Every objective with each of its label sets, the worst first; one without samples stands there once, unknown."""
     firing = [alert for alert in alerts if alert.state is AlertState.FIRING]
     found = []
@@ -87,7 +89,7 @@ def state_of(indicator: float | None, left: float | None, severities: Iterable[s
     return BudgetState.UNKNOWN if indicator is None or left is None else BudgetState.OK
 
 
-def _budget(one: slo.Slo, labels: Labels, recorded: Mapping[str, float], firing: Sequence[Alert]) -> Budget:
+def _budget(one: slo.Slo, labels: Labels, recorded: Mapping[str, float], firing: Sequence[Alert]) -> ErrorBudget:
     mine = [
         alert
         for alert in firing
@@ -96,7 +98,7 @@ def _budget(one: slo.Slo, labels: Labels, recorded: Mapping[str, float], firing:
     errors = _errors(recorded, SHORTEST)
     indicator, left = None if errors is None else 1 - errors, recorded.get(slo.BUDGET)
     inside = ",".join(f'{name}="{text}"' for name, text in [("slo", one.name), *labels.items()])
-    return Budget(
+    return ErrorBudget(
         name=one.name,
         title=_title(one, labels),
         labels=labels,
@@ -104,7 +106,7 @@ def _budget(one: slo.Slo, labels: Labels, recorded: Mapping[str, float], firing:
         window=one.window,
         indicator=indicator,
         left=left,
-        burn_rates=tuple(_burn_rate(one, burn, recorded) for burn in slo.BURNS),
+        burn_rates=tuple(_burn_rate(one, burn, recorded) for burn in slo.BURN_RATE_ALERTS),
         state=state_of(indicator, left, [alert.labels.get("severity", "") for alert in mine]),
         since=min((alert.fired_at for alert in mine if alert.fired_at is not None), default=None),
         alerts=tuple(alert.labels for alert in mine),
@@ -118,7 +120,7 @@ def _errors(recorded: Mapping[str, float], window: str) -> float | None:
     return None if errors is None else max(0.0, errors)
 
 
-def _burn_rate(one: slo.Slo, burn: slo.Burn, recorded: Mapping[str, float]) -> BurnRate:
+def _burn_rate(one: slo.Slo, burn: slo.BurnRateAlert, recorded: Mapping[str, float]) -> BurnRate:
     def times(window: str) -> float | None:
         errors = _errors(recorded, window)
         return None if errors is None else errors / one.budget
@@ -128,4 +130,8 @@ def _burn_rate(one: slo.Slo, burn: slo.Burn, recorded: Mapping[str, float]) -> B
 
 def _title(one: slo.Slo, labels: Labels) -> str:
     """The title with its labels filled in; without any sample there is nothing to fill in but the name."""
-    return templates.parse(one.title).expand(templates.Context(labels=labels, value=0.0)) if labels else one.name
+    return (
+        templates.parse_template(one.title).expand(templates.TemplateContext(labels=labels, value=0.0))
+        if labels
+        else one.name
+    )

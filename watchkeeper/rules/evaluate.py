@@ -25,7 +25,7 @@ from watchkeeper.model.labels import METRIC_NAME, Labels
 from watchkeeper.model.samples import STALE, Sample
 from watchkeeper.query import engine as engines
 from watchkeeper.rules import alerting
-from watchkeeper.rules.rulefile import AlertingRule, Group, RecordingRule, Rule, RuleSet
+from watchkeeper.rules.rulefile import AlertingRule, RecordingRule, Rule, RuleGroup, RuleSet
 from watchkeeper.store import interfaces
 
 ALERTS = "ALERTS"
@@ -46,7 +46,7 @@ FIRST_READINGS = timedelta(seconds=30)
 PAUSE_STEP_MS = 15_000
 
 
-class Health(StrEnum):
+class RuleHealth(StrEnum):
     """Prometheus' words for a rule: not evaluated yet, fine, failed."""
 
     UNKNOWN = "unknown"
@@ -64,15 +64,15 @@ class RuleState:
 
     alerts: Mapping[Labels, Alert] = field(default_factory=dict)
     written: frozenset[Labels] = frozenset()
-    named: Mapping[Labels, Labels] = field(default_factory=dict)
-    health: Health = Health.UNKNOWN
+    recorded_as: Mapping[Labels, Labels] = field(default_factory=dict)
+    health: RuleHealth = RuleHealth.UNKNOWN
     last_error: str = ""
     evaluated_at: datetime | None = None
     duration_seconds: float = 0.0
-    holds_until: datetime | None = None
+    resolves_after: datetime | None = None
 
 
-State: TypeAlias = Mapping[str, RuleState]
+RuleStates: TypeAlias = Mapping[str, RuleState]
 # No rule has this key: what a restart finds of rules that are gone waits here for `retire`.
 NO_RULE = ""
 
@@ -91,7 +91,7 @@ class RuleResult:
 @dataclass(frozen=True, slots=True)
 class GroupResult:
     results: tuple[RuleResult, ...]
-    state: State
+    state: RuleStates
 
     @property
     def samples(self) -> tuple[interfaces.AnySample, ...]:
@@ -102,7 +102,7 @@ class GroupResult:
         return tuple(change for result in self.results for change in result.changes)
 
 
-def rule_key(group: Group, rule: Rule) -> str:
+def rule_key(group: RuleGroup, rule: Rule) -> str:
     """What a rule is known by across reloads: a changed expression or label makes it another rule."""
     if isinstance(rule, RecordingRule):
         return f"{group.key};record;{rule.name};{rule.labels};{rule.expr}"
@@ -111,39 +111,41 @@ def rule_key(group: Group, rule: Rule) -> str:
 
 
 def evaluate(
-    group: Group,
+    group: RuleGroup,
     engine: engines.InstantEngine,
-    state: State,
+    state: RuleStates,
     *,
     now: datetime,
-    surroundings: alerting.Surroundings = alerting.NOWHERE,
+    environment: alerting.RuleEnvironment = alerting.NO_ENVIRONMENT,
 ) -> GroupResult:
     """Evaluate a whole group at once; its rules do not see what this evaluation records."""
-    results = tuple(evaluate_each(group, engine, state, now=now, surroundings=surroundings))
+    results = tuple(evaluate_each(group, engine, state, now=now, environment=environment))
     return GroupResult(results, {**state, **{result.key: result.state for result in results}})
 
 
 def evaluate_each(
-    group: Group,
+    group: RuleGroup,
     engine: engines.InstantEngine,
-    state: State,
+    state: RuleStates,
     *,
     now: datetime,
-    surroundings: alerting.Surroundings = alerting.NOWHERE,
+    environment: alerting.RuleEnvironment = alerting.NO_ENVIRONMENT,
     timer: Callable[[], float] = time.perf_counter,
 ) -> Iterator[RuleResult]:
     """Evaluate rule by rule; append each result's samples before taking the next one."""
-    if surroundings.query is None:
-        surroundings = replace(surroundings, query=partial(rows, engine, clock.to_ms(now)))
+    if environment.query is None:
+        environment = replace(environment, query=partial(query_rows, engine, clock.to_ms(now)))
     for rule in group.rules:
         key, began = rule_key(group, rule), timer()
         before = _held(group, rule, state.get(key, RuleState()), now=now)
-        outcome = _evaluate_one(group, rule, engine, before, now=now, surroundings=surroundings)
+        outcome = _evaluate_one(group, rule, engine, before, now=now, surroundings=environment)
         kept = replace(outcome.state, evaluated_at=now, duration_seconds=timer() - began)
         yield RuleResult(key, rule, kept, outcome.samples, outcome.changes)
 
 
-def retire(state: State, rule_set: RuleSet, *, now: datetime) -> tuple[State, tuple[Sample, ...], tuple[Alert, ...]]:
+def retire_rules(
+    state: RuleStates, rule_set: RuleSet, *, now: datetime
+) -> tuple[RuleStates, tuple[Sample, ...], tuple[Alert, ...]]:
     """Drop the rules that a reload took away: the state left, stale markers for their series, resolved alerts."""
     kept = {rule_key(group, rule) for group in rule_set.groups for rule in group.rules}
     gone = [one for key, one in state.items() if key not in kept]
@@ -162,19 +164,21 @@ def _after(one: RuleState, now: datetime) -> datetime:
     return now if one.evaluated_at is None else max(now, one.evaluated_at + timedelta(milliseconds=1))
 
 
-def restore_all(rule_set: RuleSet, alerts: Iterable[Alert]) -> State:
+def restore_alerts(rule_set: RuleSet, alerts: Iterable[Alert]) -> RuleStates:
     """Give alerts kept from before a restart back to their rules; `retire` ends those of rules that are gone."""
     kept = list(alerts)
-    state: State = {}
+    state: RuleStates = {}
     for group in rule_set.groups:
-        state = restore(group, state, kept)
+        state = restore_group(group, state, kept)
     known = {labels for one in state.values() for labels in one.alerts}
     strangers = {alert.labels: alert for alert in kept if alert.labels not in known}
     written = frozenset(labels for alert in strangers.values() for labels in _series_of(alert))
     return {**state, **({NO_RULE: RuleState(alerts=strangers, written=written)} if strangers else {})}
 
 
-def with_left_over(group: Group, state: State, wrote: Callable[[str], Iterable[Labels]]) -> State:
+def with_series_before_restart(
+    group: RuleGroup, state: RuleStates, wrote: Callable[[str], Iterable[Labels]]
+) -> RuleStates:
     """The state before a group's first evaluation: what its rules wrote before a restart ends, if it is not so now."""
     keys = [rule_key(group, rule) for rule in group.rules]
     known = {key: state.get(key, RuleState()) for key in keys}
@@ -182,7 +186,7 @@ def with_left_over(group: Group, state: State, wrote: Callable[[str], Iterable[L
     return {**state, **left}
 
 
-def restore(group: Group, state: State, alerts: Iterable[Alert]) -> State:
+def restore_group(group: RuleGroup, state: RuleStates, alerts: Iterable[Alert]) -> RuleStates:
     """Give alerts kept from before a restart back to the rules they came from; strangers are left out."""
     restored = dict(state)
     for alert in alerts:
@@ -197,7 +201,7 @@ def restore(group: Group, state: State, alerts: Iterable[Alert]) -> State:
     return restored
 
 
-def remembered(name: str, engine: engines.InstantEngine, started: datetime) -> Mapping[Labels, float]:
+def ages_before_restart(name: str, engine: engines.InstantEngine, started: datetime) -> Mapping[Labels, float]:
     """How many seconds ago was what this series told of each alert, when rules were last looked after before `started`.
 
     Of ALERTS_FOR_STATE: how long alerts had been active; of KEPT_SINCE: how long those had been silent that are kept.
@@ -211,7 +215,7 @@ def remembered(name: str, engine: engines.InstantEngine, started: datetime) -> M
     return {labels.without(METRIC_NAME): max(0.0, seconds - value) for labels, value in answer.latest().items()}
 
 
-def restore_holds(state: State, held: Mapping[Labels, float]) -> State:
+def restore_pending_ages(state: RuleStates, held: Mapping[Labels, float]) -> RuleStates:
     """After the first evaluation of a restart: pending alerts have held for as long as they had before it.
 
     Like in Prometheus, the time in which nobody looked does not count: the expression may have been false in it.
@@ -225,7 +229,7 @@ def restore_holds(state: State, held: Mapping[Labels, float]) -> State:
     return _each_alert(state, go_on)
 
 
-def restore_silences(state: State, silent: Mapping[Labels, float], *, now: datetime) -> State:
+def restore_keep_firing(state: RuleStates, silent: Mapping[Labels, float], *, now: datetime) -> RuleStates:
     """Before the first evaluation of a restart: alerts that were kept have been silent for as long as before it.
 
     Nor does the time count here in which nobody looked: the expression may have been true in it.
@@ -239,7 +243,7 @@ def restore_silences(state: State, silent: Mapping[Labels, float], *, now: datet
     return _each_alert(state, go_on)
 
 
-def _each_alert(state: State, change: Callable[[Alert], Alert]) -> State:
+def _each_alert(state: RuleStates, change: Callable[[Alert], Alert]) -> RuleStates:
     changed = {}
     for key, one in state.items():
         alerts = {labels: change(alert) for labels, alert in one.alerts.items()}
@@ -248,17 +252,17 @@ def _each_alert(state: State, change: Callable[[Alert], Alert]) -> State:
 
 
 @dataclass(frozen=True, slots=True)
-class Watch:
+class EvaluationCoverage:
     """When this hub first evaluated a rule, and since when rules were looked after without a long pause by any hub."""
 
     began: datetime
     since: datetime
 
 
-def watched_since(engine: engines.Engine, now: datetime) -> datetime | None:
+def evaluated_since(engine: engines.Engine, now: datetime) -> datetime | None:
     """When the rules were first looked after without a pause that is an outage; None where nobody did before `now`."""
     hour = round(durations.parse_seconds(OUTAGE_TOLERANCE) * 1000)
-    span = engines.Span(clock.to_ms(now) - hour, clock.to_ms(now), PAUSE_STEP_MS)
+    span = engines.QueryRange(clock.to_ms(now) - hour, clock.to_ms(now), PAUSE_STEP_MS)
     answer = engine.range(f"max(timestamp({HEARTBEAT}))", span)
     seen = {round(value * 1000) for _, _, values in answer.frame.rows() for value in values.tolist()}
     since = now
@@ -269,7 +273,7 @@ def watched_since(engine: engines.Engine, now: datetime) -> datetime | None:
     return None if since == now else since
 
 
-def with_holds(group: Group, state: State, watch: Watch) -> State:
+def with_resolve_delays(group: RuleGroup, state: RuleStates, watch: EvaluationCoverage) -> RuleStates:
     """The state before a group's first evaluation: when the alerts from before a start may end.
 
     An outage of ours is not to be taken for health: an alert ends when its rule was looked after for as long as it
@@ -282,15 +286,15 @@ def with_holds(group: Group, state: State, watch: Watch) -> State:
         one = held.get(key, RuleState())
         if isinstance(rule, AlertingRule) and _is_from_before(one):
             until = max(watch.since + _time_to_show(group, rule), watch.began + FIRST_READINGS)
-            held[key] = replace(one, holds_until=until)
+            held[key] = replace(one, resolves_after=until)
     return held
 
 
-def _held(group: Group, rule: Rule, before: RuleState, *, now: datetime) -> RuleState:
+def _held(group: RuleGroup, rule: Rule, before: RuleState, *, now: datetime) -> RuleState:
     """Where nobody knows of a time before this evaluation, all of the time to show again begins with it."""
-    if isinstance(rule, RecordingRule) or not _is_from_before(before) or before.holds_until is not None:
+    if isinstance(rule, RecordingRule) or not _is_from_before(before) or before.resolves_after is not None:
         return before
-    return replace(before, holds_until=now + _time_to_show(group, rule))
+    return replace(before, resolves_after=now + _time_to_show(group, rule))
 
 
 def _is_from_before(one: RuleState) -> bool:
@@ -298,7 +302,7 @@ def _is_from_before(one: RuleState) -> bool:
     return one.evaluated_at is None and bool(one.alerts)
 
 
-def _time_to_show(group: Group, rule: AlertingRule) -> timedelta:
+def _time_to_show(group: RuleGroup, rule: AlertingRule) -> timedelta:
     return timedelta(seconds=rule.hold_seconds + 2 * (group.interval_seconds or USUAL_INTERVAL_SECONDS))
 
 
@@ -310,13 +314,13 @@ class _Outcome:
 
 
 def _evaluate_one(
-    group: Group,
+    group: RuleGroup,
     rule: Rule,
     engine: engines.InstantEngine,
     before: RuleState,
     *,
     now: datetime,
-    surroundings: alerting.Surroundings,
+    surroundings: alerting.RuleEnvironment,
 ) -> _Outcome:
     try:
         answer = _ask(rule, engine, clock.to_ms(now) - round(group.query_offset_seconds * 1000))
@@ -332,13 +336,13 @@ def _evaluate_one(
             raise QueryLimit(f"{rule.name} answers {count} series; its group allows {group.limit}")
     except WatchkeeperError as error:
         # What the rule said before stays in force: a failed question is not an answer of "all is well".
-        return _Outcome(replace(before, health=Health.ERROR, last_error=str(error)))
+        return _Outcome(replace(before, health=RuleHealth.ERROR, last_error=str(error)))
     return outcome
 
 
-def _ask(rule: Rule, engine: engines.InstantEngine, at_ms: int) -> engines.Answer:
+def _ask(rule: Rule, engine: engines.InstantEngine, at_ms: int) -> engines.QueryResult:
     answer = engine.instant(rule.expr, at_ms)
-    if answer.kind not in (engines.Kind.VECTOR, engines.Kind.SCALAR):
+    if answer.kind not in (engines.ResultType.VECTOR, engines.ResultType.SCALAR):
         raise QueryError(f"{rule.name} answers a {answer.kind}; a rule needs a vector or a scalar")
     return answer
 
@@ -351,19 +355,19 @@ def _record(
     before: RuleState,
     now: datetime,
 ) -> _Outcome:
-    known = before.named
+    known = before.recorded_as
     if not histograms and list(vector) == list(known) and (known or not before.written):
         # The series of the last answer, as nearly always: none has to be named, and none ends.
         at_ms, again = clock.to_ms(now), zip(known.values(), vector.values(), strict=True)
         samples = tuple([Sample(labels, at_ms, value) for labels, value in again])
-        return _Outcome(RuleState(health=Health.OK, named=known, written=before.written), samples)
+        return _Outcome(RuleState(health=RuleHealth.OK, recorded_as=known, written=before.written), samples)
     named = {series: known.get(series) or _recorded(rule, series) for series in (*vector, *histograms)}
     values = {named[series]: value for series, value in vector.items()}
     native = {named[series]: histogram for series, histogram in histograms.items()}
     if len(values | native if native else values) < len(named):
         twice = next(labels for labels, count in Counter(named.values()).items() if count > 1)
         raise QueryError(f"{rule.name}: two series become the same {twice}")
-    outcome = _written(RuleState(health=Health.OK, named=named), values, before=before, now=now)
+    outcome = _written(RuleState(health=RuleHealth.OK, recorded_as=named), values, before=before, now=now)
     return _with_histograms(outcome, native, now) if native else outcome
 
 
@@ -386,16 +390,18 @@ def _alert(
     before: RuleState,
     *,
     now: datetime,
-    surroundings: alerting.Surroundings,
+    surroundings: alerting.RuleEnvironment,
 ) -> _Outcome:
     # Before the last evaluation: the clock was put back, and nobody knows for how long it has held.
     was_put_back = before.evaluated_at is not None and now < before.evaluated_at
-    may_resolve = before.holds_until is None or now >= before.holds_until or was_put_back
-    moved = alerting.step(rule, before.alerts, vector, now=now, surroundings=surroundings, may_resolve=may_resolve)
+    may_resolve = before.resolves_after is None or now >= before.resolves_after or was_put_back
+    moved = alerting.step(rule, before.alerts, vector, now=now, environment=surroundings, may_resolve=may_resolve)
     values: dict[Labels, float] = {}
     for alert in moved.active:
         values |= _series(alert)
-    state = RuleState(alerts=moved.alerts, health=Health.OK, holds_until=None if may_resolve else before.holds_until)
+    state = RuleState(
+        alerts=moved.alerts, health=RuleHealth.OK, resolves_after=None if may_resolve else before.resolves_after
+    )
     return replace(_written(state, values, before=before, now=now), changes=moved.changes)
 
 
@@ -434,7 +440,7 @@ def _made(rule: AlertingRule, alert: Alert) -> bool:
     return alert.name == rule.name and all(alert.labels.get(name, "") == text for name, text in plain.items())
 
 
-def rows(engine: engines.InstantEngine, at_ms: int, expr: str) -> list[dict[str, object]]:
+def query_rows(engine: engines.InstantEngine, at_ms: int, expr: str) -> list[dict[str, object]]:
     """What the template function `query` answers."""
     answer = engine.instant(expr, at_ms).latest()
     return [{"Labels": labels, "Value": value} for labels, value in sorted(answer.items())]

@@ -16,7 +16,7 @@ from watchkeeper.rules import rulefile, slo
 
 
 @dataclass(frozen=True, slots=True)
-class Sources:
+class RuleSources:
     """Where rules come from. `slos` are objectives: `is_rendered` where their rules stand in `files` already."""
 
     files: tuple[Path, ...] = ()
@@ -25,7 +25,7 @@ class Sources:
 
 
 @dataclass(frozen=True, slots=True)
-class RuleBook:
+class LoadedRules:
     """What is in force: the rules, and the objectives that some of them were made from."""
 
     rules: rulefile.RuleSet = field(default_factory=rulefile.RuleSet)
@@ -47,29 +47,29 @@ class Reload:
         return not self.problems
 
 
-def read(sources: Sources) -> RuleBook:
+def read_sources(sources: RuleSources) -> LoadedRules:
     """Everything that the sources say, or RuleFileProblems with every problem of every file."""
     texts = dict(rulefile.texts(sources.files))
     problems: list[rulefile.RuleFileProblems] = []
     objectives: list[slo.Slo] = []
     if sources.slos is not None:
         try:
-            objectives = slo.load(sources.slos)
+            objectives = slo.load_slos(sources.slos)
         except rulefile.RuleFileProblems as error:
             problems.append(error)
         else:
             if not sources.is_rendered:
-                texts[str(sources.slos)] = slo.render(objectives, source=sources.slos.name)
+                texts[str(sources.slos)] = slo.render_rules(objectives, source=sources.slos.name)
     try:
-        rules = rulefile.read(texts)
+        rules = rulefile.read_rules(texts)
     except rulefile.RuleFileProblems as error:
         problems.append(error)
     if problems:
         raise rulefile.RuleFileProblems(tuple(one for each in problems for one in each.problems))
-    return RuleBook(rules, tuple(objectives))
+    return LoadedRules(rules, tuple(objectives))
 
 
-def fingerprint(sources: Sources) -> Mapping[str, files.Stamp | None]:
+def file_stamps(sources: RuleSources) -> Mapping[str, files.FileStamp | None]:
     """The stamp of each file; None for one that is not there. Another answer means that something was written."""
     paths = [*rulefile.files(sources.files), *([] if sources.slos is None else [sources.slos])]
-    return {str(path): files.stamp(path) for path in paths}
+    return {str(path): files.read_stamp(path) for path in paths}

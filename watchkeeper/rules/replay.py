@@ -23,8 +23,8 @@ from watchkeeper.model.samples import STALE, Sample
 from watchkeeper.query import engine as engines
 from watchkeeper.query.promql import ast, parser
 from watchkeeper.rules import alerting
-from watchkeeper.rules.evaluate import ALERT_STATE, ALERTS, ALERTS_FOR_STATE, KEPT_SINCE, rows
-from watchkeeper.rules.rulefile import AlertingRule, Group, RecordingRule, Rule, RuleSet
+from watchkeeper.rules.evaluate import ALERT_STATE, ALERTS, ALERTS_FOR_STATE, KEPT_SINCE, query_rows
+from watchkeeper.rules.rulefile import AlertingRule, RecordingRule, Rule, RuleGroup, RuleSet
 from watchkeeper.store import interfaces
 
 # An engine refuses more than 11,000 steps at once.
@@ -34,7 +34,7 @@ LOOKBACK_MS = 300_000
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class ReplayWindow:
     """From the first to the last evaluation."""
 
     from_ms: int
@@ -74,10 +74,10 @@ class Timeline:
         return tuple(episode for episode in self.episodes if episode.fired_at is not None)
 
 
-def run(
+def replay(
     rule_set: RuleSet,
     engine: engines.Engine,
-    window: Window,
+    window: ReplayWindow,
     *,
     appender: interfaces.Appender | None,
     progress: Callable[[int, int], None] | None = None,
@@ -105,7 +105,7 @@ def run(
     return Timeline(tuple(episodes), tuple(failures), steps)
 
 
-def names(rule_set: RuleSet) -> tuple[frozenset[str], frozenset[str], int]:
+def metric_names(rule_set: RuleSet) -> tuple[frozenset[str], frozenset[str], int]:
     """Metric names that the rules read, names that they write, and how far they look back in milliseconds.
 
     A selector without a name means that everything is read: then the first set is empty.
@@ -140,18 +140,18 @@ def _selectors(expr: ast.Expr, back_ms: int) -> Iterator[tuple[ast.Selector, int
             yield from _selectors(expr.expr, back_ms)
             if expr.parameter is not None:
                 yield from _selectors(expr.parameter, back_ms)
-        case ast.Call():
+        case ast.FunctionCall():
             for argument in expr.args:
                 yield from _selectors(argument, back_ms)
         case _:
             return
 
 
-def _in_order(rule_set: RuleSet) -> Iterator[tuple[Group, Rule]]:
+def _in_order(rule_set: RuleSet) -> Iterator[tuple[RuleGroup, Rule]]:
     return ((group, rule) for group in rule_set.groups for rule in group.rules)
 
 
-def _span(group: Group, window: Window) -> engines.Span:
+def _span(group: RuleGroup, window: ReplayWindow) -> engines.QueryRange:
     """Evaluations lie at whole intervals, as the hub's do."""
     step_ms = round((group.interval_seconds or window.interval_seconds) * 1000)
     first = -(-window.from_ms // step_ms) * step_ms
@@ -159,20 +159,20 @@ def _span(group: Group, window: Window) -> engines.Span:
         raise QueryError(
             f"group {group.name} is not evaluated once in this window; its interval is {step_ms / 1000:g} s"
         )
-    return engines.Span(first, window.to_ms // step_ms * step_ms, step_ms)
+    return engines.QueryRange(first, window.to_ms // step_ms * step_ms, step_ms)
 
 
 class _Ticks:
     """The answers of one rule, step by step."""
 
-    def __init__(self, rule: Rule, engine: engines.Engine, span: engines.Span, *, offset_ms: int) -> None:
+    def __init__(self, rule: Rule, engine: engines.Engine, span: engines.QueryRange, *, offset_ms: int) -> None:
         self.times = span.times
         self._rule, self._engine, self._offset_ms, self._step_ms = rule, engine, offset_ms, span.step_ms
 
     def answers(self) -> Iterator[tuple[int, dict[Labels, float]]]:
         for start in range(0, len(self.times), STEPS_AT_ONCE):
             times = self.times[start : start + STEPS_AT_ONCE]
-            span = engines.Span(int(times[0]) - self._offset_ms, int(times[-1]) - self._offset_ms, self._step_ms)
+            span = engines.QueryRange(int(times[0]) - self._offset_ms, int(times[-1]) - self._offset_ms, self._step_ms)
             frame = self._engine.range(self._rule.expr, span).frame
             # Most rules are silent most of the time: only steps with an answer are looked at series by series.
             answered = set(np.nonzero(frame.present)[1].tolist())
@@ -206,9 +206,9 @@ def _alert(
     for at_ms, vector in ticks.answers():
         if not vector and not current:
             continue
-        surroundings = alerting.Surroundings({}, query=partial(rows, engine, at_ms))
+        surroundings = alerting.RuleEnvironment({}, query=partial(query_rows, engine, at_ms))
         now = clock.from_ms(at_ms)
-        step = alerting.step(rule, current, vector, now=now, surroundings=surroundings)
+        step = alerting.step(rule, current, vector, now=now, environment=surroundings)
         for labels, alert in current.items():
             after = step.alerts.get(labels)
             if after is None or after.state is AlertState.RESOLVED:

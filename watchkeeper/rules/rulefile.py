@@ -20,7 +20,7 @@ from watchkeeper.kit import durations, yaml_text
 from watchkeeper.model import labels as label_sets
 from watchkeeper.query.promql import ast, parser, types
 from watchkeeper.rules import templates
-from watchkeeper.rules.source import Entry, Source, entries
+from watchkeeper.rules.source import YamlEntry, YamlSource, entries
 from watchkeeper.rules.template_functions import TemplateError
 
 METRIC_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*\Z")
@@ -60,7 +60,7 @@ Rule: TypeAlias = RecordingRule | AlertingRule
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class RuleGroup:
     """Rules that are evaluated together and in order. `interval_seconds` None is the hub's default; limit 0 is none."""
 
     name: str
@@ -78,7 +78,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class RuleSet:
-    groups: tuple[Group, ...] = ()
+    groups: tuple[RuleGroup, ...] = ()
 
     @property
     def rules(self) -> tuple[Rule, ...]:
@@ -93,9 +93,9 @@ class RuleFileProblems(WatchkeeperError):
         self.problems = problems
 
 
-def load(paths: Iterable[Path]) -> RuleSet:
+def load_rules(paths: Iterable[Path]) -> RuleSet:
     """All groups of these files; directories give their *.yaml and *.yml files in the order of names."""
-    return read(texts(paths))
+    return read_rules(texts(paths))
 
 
 def texts(paths: Iterable[Path]) -> dict[str, str | RuleFileError]:
@@ -103,15 +103,15 @@ def texts(paths: Iterable[Path]) -> dict[str, str | RuleFileError]:
     return {str(path): text_of(path) for path in files(paths)}
 
 
-def read(texts: Mapping[str, str | RuleFileError]) -> RuleSet:
+def read_rules(texts: Mapping[str, str | RuleFileError]) -> RuleSet:
     """All groups of these texts by file name; a file that could not be opened comes as its error."""
     problems: list[RuleFileError] = []
-    groups: list[Group] = []
+    groups: list[RuleGroup] = []
     for path, text in texts.items():
         if isinstance(text, RuleFileError):
             problems.append(text)
         else:
-            reader = _FileReader(Source(path, text), [])
+            reader = _FileReader(YamlSource(path, text), [])
             groups += reader.groups()
             problems += sorted(reader.problems, key=lambda problem: problem.line or 0)
     if problems:
@@ -137,12 +137,12 @@ def text_of(path: Path) -> str | RuleFileError:
 class _FileReader:
     """Walks one file; every problem is kept and reading goes on."""
 
-    source: Source
+    source: YamlSource
     problems: list[RuleFileError]
     # The rules of the present group.
     seen: dict[tuple[str, ...], int] = field(default_factory=dict)
 
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[RuleGroup]:
         try:
             root = yaml_text.compose(self.source.text)
         except yaml.YAMLError as error:
@@ -152,11 +152,11 @@ class _FileReader:
             return []
         if root is None:
             return []
-        top = self.table(Entry.whole(root), frozenset({"groups"}), "a rule file")
+        top = self.table(YamlEntry.whole(root), frozenset({"groups"}), "a rule file")
         names: dict[str, int] = {}
         return [self.group(item, names) for item in self.items(top.get("groups"))]
 
-    def group(self, item: Entry, names: dict[str, int]) -> Group:
+    def group(self, item: YamlEntry, names: dict[str, int]) -> RuleGroup:
         cells = self.table(item, GROUP_KEYS, "a group")
         name = self.text(cells.get("name"))
         if not name:
@@ -167,7 +167,7 @@ class _FileReader:
         shared = self.label_texts(cells.get("labels"), f"group {name}")
         self.seen.clear()
         rules = [self.rule(entry, shared) for entry in self.items(cells.get("rules"))]
-        return Group(
+        return RuleGroup(
             name=name,
             path=self.source.path,
             rules=tuple(rule for rule in rules if rule is not None),
@@ -176,7 +176,7 @@ class _FileReader:
             limit=self.count(cells.get("limit"), f"group {name}: limit"),
         )
 
-    def rule(self, item: Entry, shared: Mapping[str, Entry]) -> Rule | None:
+    def rule(self, item: YamlEntry, shared: Mapping[str, YamlEntry]) -> Rule | None:
         cells = self.table(item, RECORD_KEYS | ALERT_KEYS, "a rule")
         record, alert = self.text(cells.get("record")), self.text(cells.get("alert"))
         if bool(record) == bool(alert):
@@ -187,7 +187,9 @@ class _FileReader:
         rule = self.recording(item, cells, labels) if record else self.alerting(item, cells, labels)
         return None if expr is None else rule
 
-    def recording(self, item: Entry, cells: Mapping[str, Entry], labels: Mapping[str, Entry]) -> RecordingRule:
+    def recording(
+        self, item: YamlEntry, cells: Mapping[str, YamlEntry], labels: Mapping[str, YamlEntry]
+    ) -> RecordingRule:
         name, expr = self.text(cells["record"]), self.text(cells.get("expr"))
         for key in cells.keys() - RECORD_KEYS:
             self.complain(f"record {name}: `{key}` is for alerts only", cells[key].line)
@@ -197,7 +199,9 @@ class _FileReader:
         self.once(("record", name, expr, str(texts)), f"record {name}", item.line)
         return RecordingRule(name, expr, texts, path=self.source.path, line=item.line)
 
-    def alerting(self, item: Entry, cells: Mapping[str, Entry], labels: Mapping[str, Entry]) -> AlertingRule:
+    def alerting(
+        self, item: YamlEntry, cells: Mapping[str, YamlEntry], labels: Mapping[str, YamlEntry]
+    ) -> AlertingRule:
         name, expr = self.text(cells["alert"]), self.text(cells.get("expr"))
         annotations = self.label_texts(cells.get("annotations"), f"alert {name}: annotations")
         texts = sorted((key, entry.text) for key, entry in labels.items())
@@ -213,7 +217,7 @@ class _FileReader:
             line=item.line,
         )
 
-    def expression(self, entry: Entry | None, where: str, line: int) -> str | None:
+    def expression(self, entry: YamlEntry | None, where: str, line: int) -> str | None:
         text = self.text(entry)
         if entry is None or not text.strip():
             self.complain(f"{where}: `expr` is missing", line if entry is None else entry.line)
@@ -231,7 +235,7 @@ class _FileReader:
             return None
         return text
 
-    def label_texts(self, entry: Entry | None, where: str) -> dict[str, Entry]:
+    def label_texts(self, entry: YamlEntry | None, where: str) -> dict[str, YamlEntry]:
         cells = {} if entry is None else self.table(entry, None, where)
         for name, cell in cells.items():
             if not LABEL_NAME.match(name) or name == label_sets.METRIC_NAME:
@@ -240,17 +244,17 @@ class _FileReader:
                 self.complain(f"{where}: `{name}` must be text", cell.line)
         return {name: cell for name, cell in cells.items() if cell.is_text}
 
-    def templates(self, cells: Mapping[str, Entry], where: str) -> Templates:
+    def templates(self, cells: Mapping[str, YamlEntry], where: str) -> Templates:
         parsed = {}
         for name, cell in cells.items():
             try:
-                parsed[name] = templates.parse(cell.text)
+                parsed[name] = templates.parse_template(cell.text)
             except TemplateError as error:
                 self.complain(f"{where} `{name}`: {error}", cell.line)
         return parsed
 
-    def table(self, entry: Entry, known: frozenset[str] | None, what: str) -> dict[str, Entry]:
-        cells: dict[str, Entry] = {}
+    def table(self, entry: YamlEntry, known: frozenset[str] | None, what: str) -> dict[str, YamlEntry]:
+        cells: dict[str, YamlEntry] = {}
         if not isinstance(entry.node, yaml.MappingNode):
             if not entry.is_null:
                 self.complain(f"{what} must be a table of keys", entry.line)
@@ -264,26 +268,26 @@ class _FileReader:
                 cells[name] = cell
         return cells
 
-    def items(self, entry: Entry | None) -> list[Entry]:
+    def items(self, entry: YamlEntry | None) -> list[YamlEntry]:
         if entry is None or entry.is_null:
             return []
         if not isinstance(entry.node, yaml.SequenceNode):
             self.complain("expected a list", entry.line)
             return []
-        return [Entry.whole(node) for node in entry.node.value]
+        return [YamlEntry.whole(node) for node in entry.node.value]
 
-    def text(self, entry: Entry | None) -> str:
+    def text(self, entry: YamlEntry | None) -> str:
         if entry is not None and not entry.is_text:
             self.complain("expected text", entry.line)
         return entry.text if entry is not None and entry.is_text else ""
 
-    def seconds(self, entry: Entry | None, what: str) -> float:
+    def seconds(self, entry: YamlEntry | None, what: str) -> float:
         return self.number(entry, what, durations.parse_seconds)
 
-    def count(self, entry: Entry | None, what: str) -> int:
+    def count(self, entry: YamlEntry | None, what: str) -> int:
         return int(self.number(entry, what, _whole_number))
 
-    def number(self, entry: Entry | None, what: str, read: Callable[[str], float]) -> float:
+    def number(self, entry: YamlEntry | None, what: str, read: Callable[[str], float]) -> float:
         text = self.text(entry)
         if entry is None or not text:
             return 0

@@ -31,7 +31,7 @@ PATH_STEP = re.compile(r"\w+")
 
 
 @dataclass(frozen=True, slots=True)
-class Burn:
+class BurnRateAlert:
     """Fires while the budget burns `factor` times too fast over both windows."""
 
     factor: float
@@ -42,11 +42,11 @@ class Burn:
 
 
 # Google's SRE workbook, chapter 5: 2 % of a month's budget in an hour, 5 % in six hours, 10 % in a day or in three.
-BURNS = (
-    Burn(14.4, "1h", "5m", "critical", "1m"),
-    Burn(6, "6h", "30m", "critical", "5m"),
-    Burn(3, "1d", "2h", "warning", "15m"),
-    Burn(1, "3d", "6h", "warning", "30m"),
+BURN_RATE_ALERTS = (
+    BurnRateAlert(14.4, "1h", "5m", "critical", "1m"),
+    BurnRateAlert(6, "6h", "30m", "critical", "5m"),
+    BurnRateAlert(3, "1d", "2h", "warning", "15m"),
+    BurnRateAlert(1, "3d", "6h", "warning", "30m"),
 )
 # The shortest window has five of these; what is left of a budget is counted in them.
 INTERVAL = "1m"
@@ -99,15 +99,15 @@ class Slo:
         return f"sum by ({groups}) ({errors})\n  / on ({groups})\n(sum by ({groups}) ({total}) > 0)\n"
 
 
-def load(path: Path) -> list[Slo]:
+def load_slos(path: Path) -> list[Slo]:
     """The objectives of a file, or RuleFileProblems with every problem and its line."""
     text = rulefile.text_of(path)
     if isinstance(text, RuleFileError):
         raise rulefile.RuleFileProblems((text,))
-    return read(text, where=str(path))
+    return read_slos(text, where=str(path))
 
 
-def read(text: str, *, where: str) -> list[Slo]:
+def read_slos(text: str, *, where: str) -> list[Slo]:
     """The objectives of a text; `where` is the file it comes from."""
     try:
         plain, root = yaml_text.load(text), yaml_text.compose(text)
@@ -147,7 +147,7 @@ def _line(root: yaml.Node, problem: str) -> int:
     return line
 
 
-def render(slos: list[Slo], *, source: str) -> str:
+def render_rules(slos: list[Slo], *, source: str) -> str:
     """A Prometheus rule file with one group for each objective."""
     groups = [{"name": f"slo-{one.name}", "interval": INTERVAL, "rules": _rules(one)} for one in slos]
     body = yaml.dump({"groups": groups}, Dumper=_Writer, sort_keys=False, allow_unicode=True, width=118)
@@ -169,10 +169,10 @@ def _rules(one: Slo) -> list[dict[str, object]]:
     allowed = one.budget * durations.parse_seconds(one.window) / durations.parse_seconds(INTERVAL)
     left = f"1 - sum_over_time({short}[{one.window}]) / {allowed:.9g}"
     recorded.append({"record": BUDGET, "expr": left, "labels": labels})
-    return [*recorded, *(_alert(one, burn) for burn in BURNS)]
+    return [*recorded, *(_alert(one, burn) for burn in BURN_RATE_ALERTS)]
 
 
-def _alert(one: Slo, burn: Burn) -> dict[str, object]:
+def _alert(one: Slo, burn: BurnRateAlert) -> dict[str, object]:
     limit = round(burn.factor * one.budget, 9)
     groups = ", ".join(one.by)
     expr = (

@@ -11,14 +11,14 @@ BLOCK_STYLES = frozenset({"|", ">"})
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class YamlEntry:
     """A YAML value and the line, from 1, of the key or dash that it belongs to."""
 
     node: yaml.Node
     line: int
 
     @classmethod
-    def whole(cls, node: yaml.Node) -> Entry:
+    def whole(cls, node: yaml.Node) -> YamlEntry:
         return cls(node, node.start_mark.line + 1)
 
     @property
@@ -35,17 +35,17 @@ class Entry:
         return "" if self.is_null or not self.is_text else str(self.node.value)
 
 
-def entries(node: yaml.MappingNode) -> Iterator[tuple[str, Entry]]:
+def entries(node: yaml.MappingNode) -> Iterator[tuple[str, YamlEntry]]:
     for key, value in node.value:
-        yield str(key.value), Entry(value, key.start_mark.line + 1)
+        yield str(key.value), YamlEntry(value, key.start_mark.line + 1)
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class YamlSource:
     path: str
     text: str
 
-    def position(self, entry: Entry, expression: str, *, at: tuple[int, int]) -> tuple[int, int]:
+    def position(self, entry: YamlEntry, expression: str, *, at: tuple[int, int]) -> tuple[int, int]:
         """Line and column in the file of a line and column in an expression, both from 1.
 
         YAML may fold lines and strip indents, but it keeps every character that is not white space, so

@@ -58,7 +58,7 @@ class Path:
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class FieldAccess:
     """`(…).Value`: fields of what a pipeline gives."""
 
     of: Term
@@ -75,7 +75,7 @@ class Method:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class FunctionUse:
     function: str
     args: tuple[Term, ...]
 
@@ -101,7 +101,7 @@ class Include:
 
 
 @dataclass(frozen=True, slots=True)
-class Leave:
+class LoopExit:
     """`break` or `continue`."""
 
     word: str
@@ -118,14 +118,14 @@ class Branch:
     otherwise: tuple[Part, ...]
 
 
-Term: TypeAlias = Literal | Path | Field | Method | Call
-Part: TypeAlias = str | Print | Assign | Include | Leave | Branch
+Term: TypeAlias = Literal | Path | FieldAccess | Method | FunctionUse
+Part: TypeAlias = str | Print | Assign | Include | LoopExit | Branch
 Parts: TypeAlias = tuple[Part, ...]
 
 
 def read(text: str) -> tuple[Parts, Mapping[str, Parts]]:
     """The parts of a template and what it defines by name, or TemplateError with what is wrong in it."""
-    reader = _Reader(_actions(text))
+    reader = _TemplateReader(_actions(text))
     parts = reader.body(set(VARIABLES), depth=0)
     if reader.stop is not None:
         raise TemplateError(f"unexpected {{{{{reader.stop}}}}}")
@@ -151,7 +151,7 @@ def _actions(text: str) -> Iterator[tuple[bool, str]]:
     yield False, rest.lstrip() if trim else rest
 
 
-class _Reader:
+class _TemplateReader:
     """Turns pieces into parts; `stop` is the `else …` or `end` that ended the last body, None at the text's end."""
 
     def __init__(self, pieces: Iterator[tuple[bool, str]]) -> None:
@@ -216,10 +216,10 @@ class _Reader:
             self.stop, self.ranges = None, ranges
         return [] if word == "define" else [Include(name, Literal(None) if value is None else value)]
 
-    def leave(self, word: str) -> Leave:
+    def leave(self, word: str) -> LoopExit:
         if not self.ranges:
             raise TemplateError(f"{{{{{word}}}}} outside {{{{range}}}}")
-        return Leave(word)
+        return LoopExit(word)
 
 
 def _declared(word: str, text: str, known: set[str]) -> tuple[tuple[str, ...], Term]:
@@ -285,9 +285,9 @@ class _Terms:
         while self.tokens and self.tokens[0] == ("mark", "|"):
             self.tokens.pop(0)
             step = self.command(depth=depth)
-            if not isinstance(step, Call):
+            if not isinstance(step, FunctionUse):
                 raise TemplateError("only a function can stand after `|`")
-            term = Call(step.function, (*step.args, term))
+            term = FunctionUse(step.function, (*step.args, term))
         return term
 
     def command(self, *, depth: int) -> Term:
@@ -297,13 +297,17 @@ class _Terms:
             args.append(self.operand(depth=depth))
         if not args:
             return head
-        if isinstance(head, Field) or (isinstance(head, Path) and head.fields and head.variable not in ROOTS):
+        if isinstance(head, FieldAccess) or (isinstance(head, Path) and head.fields and head.variable not in ROOTS):
             *fields, name = head.fields
-            inner = Field(head.of, tuple(fields)) if isinstance(head, Field) else Path(head.variable, tuple(fields))
+            inner = (
+                FieldAccess(head.of, tuple(fields))
+                if isinstance(head, FieldAccess)
+                else Path(head.variable, tuple(fields))
+            )
             return Method(inner, name, tuple(args))
-        if not isinstance(head, Call) or head.args:
+        if not isinstance(head, FunctionUse) or head.args:
             raise TemplateError("a value cannot be given arguments; a function name must come first")
-        return Call(head.function, tuple(args))
+        return FunctionUse(head.function, tuple(args))
 
     def operand(self, *, depth: int) -> Term:
         kind, text = self.tokens.pop(0) if self.tokens else ("", "")
@@ -323,7 +327,7 @@ class _Terms:
             if not self.tokens or self.tokens.pop(0)[1] != ")":
                 raise TemplateError("`(` has no matching `)`")
             if self.tokens and self.tokens[0][0] == "field":
-                return Field(term, tuple(self.tokens.pop(0)[1].split(".")[1:]))
+                return FieldAccess(term, tuple(self.tokens.pop(0)[1].split(".")[1:]))
             return term
         raise TemplateError(f"unexpected `{text}`" if text else "a value is missing")
 
@@ -334,7 +338,7 @@ class _Terms:
             raise TemplateError(f"`{text}` is not supported here")
         if text not in FUNCTIONS and text not in OWN and text not in LAZY:
             raise TemplateError(f'function "{text}" not defined')
-        return Call(text, ())
+        return FunctionUse(text, ())
 
 
 def _unquote(text: str) -> str:

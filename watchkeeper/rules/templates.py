@@ -20,11 +20,11 @@ from watchkeeper.rules.template_reader import (
     MAX_DEPTH,
     Assign,
     Branch,
-    Call,
-    Field,
+    FieldAccess,
+    FunctionUse,
     Include,
-    Leave,
     Literal,
+    LoopExit,
     Method,
     Parts,
     Path,
@@ -40,7 +40,7 @@ MOST_INCLUDED = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
+class TemplateContext:
     """What one expansion may use; `query` answers rows of `{"Labels": …, "Value": …}`."""
 
     labels: Mapping[str, str]
@@ -56,7 +56,7 @@ class Template:
     parts: Parts
     defined: Mapping[str, Parts] = field(default_factory=dict)
 
-    def expand(self, context: Context) -> str:
+    def expand(self, context: TemplateContext) -> str:
         if len(self.parts) == 1 and isinstance(self.parts[0], str):
             return self.parts[0]
         root = Struct(
@@ -79,7 +79,7 @@ class Template:
             return f"<error expanding template: {error}>"
 
 
-def parse(text: str) -> Template:
+def parse_template(text: str) -> Template:
     """The template, or TemplateError with what is wrong in it."""
     return Template(text, *template_reader.read(text))
 
@@ -91,7 +91,7 @@ class _Left(Exception):
 class _Expansion:
     """One walk through a template; `dot` is what `.` means."""
 
-    def __init__(self, context: Context, defined: Mapping[str, Parts]) -> None:
+    def __init__(self, context: TemplateContext, defined: Mapping[str, Parts]) -> None:
         self._query = context.query
         self._defined = defined
         self._depth, self._included = 0, 0
@@ -114,7 +114,7 @@ class _Expansion:
                 owner[part.variable] = value
             elif isinstance(part, Include):
                 yield from self._include(part.name, self._value(part.value, scope, dot))
-            elif isinstance(part, Leave):
+            elif isinstance(part, LoopExit):
                 raise _Left(part.word)
             else:
                 yield from self._branch(part, scope.new_child(), dot)
@@ -154,7 +154,7 @@ class _Expansion:
             return term.value
         if isinstance(term, Path):
             return _fields(scope[term.variable] if term.variable else dot, term.fields)
-        if isinstance(term, Field):
+        if isinstance(term, FieldAccess):
             return _fields(self._value(term.of, scope, dot), term.fields)
         if isinstance(term, Method):
             args = [self._value(arg, scope, dot) for arg in term.args]
@@ -164,7 +164,7 @@ class _Expansion:
         args = [self._value(arg, scope, dot) for arg in term.args]
         return self._own.get(term.function, FUNCTIONS.get(term.function, show))(*args)
 
-    def _first(self, term: Call, scope: Scope, dot: Any) -> Any:
+    def _first(self, term: FunctionUse, scope: Scope, dot: Any) -> Any:
         """The first value that decides an `and` or an `or`; what stands behind it is not looked at."""
         if not term.args:
             raise TemplateError(f"wrong number of args for {term.function}: want at least 1 got 0")

@@ -16,13 +16,13 @@ from typing import Any
 
 import yaml
 
-from watchkeeper.errors import QueryError, RuleFileError, WireError, reason
+from watchkeeper.errors import QueryError, RuleFileError, WireError, error_reason
 from watchkeeper.kit import clock, durations, wire, yaml_text
 from watchkeeper.model.alerts import AlertState
 from watchkeeper.model.histograms import Histogram
 from watchkeeper.model.labels import Labels
 from watchkeeper.query import embedded, histogram_text
-from watchkeeper.query.engine import Engine, Limits
+from watchkeeper.query.engine import Engine, QueryLimits
 from watchkeeper.rules import alerting, evaluate, notation, rulefile
 from watchkeeper.store.head import head
 from watchkeeper.store.interfaces import AnySample
@@ -69,7 +69,7 @@ class ExprTest:
 
 
 @dataclass(frozen=True, slots=True)
-class Story:
+class RuleTest:
     """One test: series over time, and what must be so at which time."""
 
     input_series: tuple[InputSeries, ...] = ()
@@ -93,21 +93,21 @@ class Story:
 
 
 @dataclass(frozen=True, slots=True)
-class Script:
+class RuleTestFile:
     """One test file."""
 
     rule_files: tuple[str, ...] = ()
-    tests: tuple[Story, ...] = ()
+    tests: tuple[RuleTest, ...] = ()
     evaluation_interval: str = DEFAULT_INTERVAL
     group_eval_order: tuple[str, ...] = ()
     # promtool's word for "the last bits may differ", which is always so here.
     fuzzy_compare: bool = False
 
 
-def run(path: Path, *, open_engine: Callable[[], Engine] | None = None) -> list[str]:
+def run_test_file(path: Path, *, open_engine: Callable[[], Engine] | None = None) -> list[str]:
     """Every expectation of one file that does not hold, in words; RuleFileError if the file cannot be read."""
     file = _read(path)
-    rule_set = rulefile.load(_rule_files(path, file))
+    rule_set = rulefile.load_rules(_rule_files(path, file))
     failures: list[str] = []
     for at, story in enumerate(file.tests):
         title = story.name or f"test {at + 1}"
@@ -119,7 +119,7 @@ def run(path: Path, *, open_engine: Callable[[], Engine] | None = None) -> list[
     return failures
 
 
-def _rule_files(path: Path, file: Script) -> list[Path]:
+def _rule_files(path: Path, file: RuleTestFile) -> list[Path]:
     """Files and patterns count from the directory of the test file; a pattern without a match is a slip."""
     found: list[Path] = []
     for name in file.rule_files:
@@ -130,18 +130,18 @@ def _rule_files(path: Path, file: Script) -> list[Path]:
     return found
 
 
-def _embedded(file: Script) -> Engine:
+def _embedded(file: RuleTestFile) -> Engine:
     # As in promtool and in a server, a subquery without a step takes the interval of the rules.
-    limits = Limits(subquery_step_ms=durations.parse_ms(file.evaluation_interval))
+    limits = QueryLimits(subquery_step_ms=durations.parse_ms(file.evaluation_interval))
     return embedded.EmbeddedEngine(head.Head(retention_ms=RETENTION_MS), limits)
 
 
-def _read(path: Path) -> Script:
+def _read(path: Path) -> RuleTestFile:
     try:
         plain = yaml_text.load(path.read_text(encoding="utf-8"))
-        return wire.from_plain(Script, _without_nulls(plain))
+        return wire.from_plain(RuleTestFile, _without_nulls(plain))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise RuleFileError(f"cannot be read: {reason(error)}", path=str(path)) from error
+        raise RuleFileError(f"cannot be read: {error_reason(error)}", path=str(path)) from error
     except WireError as error:
         raise RuleFileError("; ".join(error.problems), path=str(path)) from error
 
@@ -155,14 +155,14 @@ def _without_nulls(plain: Any) -> Any:
     return [_without_nulls(item) for item in plain] if isinstance(plain, list) else plain
 
 
-def _play(script: Script, story: Story, rule_set: rulefile.RuleSet, engine: Engine) -> Iterator[str]:
+def _play(script: RuleTestFile, story: RuleTest, rule_set: rulefile.RuleSet, engine: Engine) -> Iterator[str]:
     step_ms = durations.parse_ms(script.evaluation_interval)
     due = {_ms(test.eval_time) for test in story.alert_rule_test} | {
         _ms(test.eval_time) for test in story.promql_expr_test
     }
     start_ms = story.start_ms
     waiting = _samples(script, story)
-    state: evaluate.State = {}
+    state: evaluate.RuleStates = {}
     for now_ms in range(0, max(due, default=0) + 1, step_ms):
         engine.appender.append(_take(waiting, start_ms + now_ms))
         state = _tick(script, story, rule_set, engine, state, now_ms=now_ms)
@@ -178,15 +178,21 @@ def _play(script: Script, story: Story, rule_set: rulefile.RuleSet, engine: Engi
 
 
 def _tick(
-    script: Script, story: Story, rule_set: rulefile.RuleSet, engine: Engine, state: evaluate.State, *, now_ms: int
-) -> evaluate.State:
+    script: RuleTestFile,
+    story: RuleTest,
+    rule_set: rulefile.RuleSet,
+    engine: Engine,
+    state: evaluate.RuleStates,
+    *,
+    now_ms: int,
+) -> evaluate.RuleStates:
     order = {name: at for at, name in enumerate(script.group_eval_order)}
-    surroundings = alerting.Surroundings(story.external_labels, story.external_url)
+    surroundings = alerting.RuleEnvironment(story.external_labels, story.external_url)
     kept = dict(state)
     for group in sorted(rule_set.groups, key=lambda group: order.get(group.name, len(order))):
         now = clock.from_ms(story.start_ms + now_ms)
-        for result in evaluate.evaluate_each(group, engine, state, now=now, surroundings=surroundings):
-            if result.state.health is evaluate.Health.ERROR:
+        for result in evaluate.evaluate_each(group, engine, state, now=now, environment=surroundings):
+            if result.state.health is evaluate.RuleHealth.ERROR:
                 raise QueryError(
                     f"{result.rule.name} failed at {durations.format_ms(now_ms)}: {result.state.last_error}"
                 )
@@ -195,7 +201,7 @@ def _tick(
     return kept
 
 
-def _samples(script: Script, story: Story) -> list[AnySample]:
+def _samples(script: RuleTestFile, story: RuleTest) -> list[AnySample]:
     """Every sample of the story backwards, so that the next ones are taken from the end in the order of the file."""
     step_ms, start_ms = durations.parse_ms(story.interval or script.evaluation_interval), story.start_ms
     found: list[AnySample] = []
@@ -216,7 +222,7 @@ def _take(waiting: list[AnySample], until_ms: int) -> list[AnySample]:
     return taken
 
 
-def _alerts_differ(test: AlertTest, state: evaluate.State) -> Iterator[str]:
+def _alerts_differ(test: AlertTest, state: evaluate.RuleStates) -> Iterator[str]:
     found = sorted(
         _told(alert.labels, alert.annotations)
         for one in state.values()

@@ -27,12 +27,21 @@ from watchkeeper.kit import yaml_text
 from watchkeeper.model import fleet
 from watchkeeper.net import dns, http
 from watchkeeper.scrape import prometheus_config
-from watchkeeper.scrape.jobs import Dropped, Job, Kind, Place, Target, target_of
+from watchkeeper.scrape.jobs import DiscoveryKind, DroppedTarget, ScrapeJob, Target, TargetListLocation, build_target
 
-__all__ = ["Defaults", "Discovery", "Dropped", "Found", "Source", "Target", "merge", "read_groups"]
+__all__ = [
+    "DiscoveredTargets",
+    "Discovery",
+    "DiscoveryDefaults",
+    "DroppedTarget",
+    "Target",
+    "TargetSource",
+    "merge_discovered",
+    "read_groups",
+]
 
 META = "__meta_watchkeeper_"
-DOMAIN = META + "domain_"
+DOMAIN_META = META + "domain_"
 # A few targets a node, and more nodes than the 12,500 of 100,000 GPUs.
 MAX_TARGETS = 100_000
 WILDCARDS = frozenset("*?[")
@@ -40,15 +49,15 @@ FAMILIES = {"A": socket.AF_INET, "AAAA": socket.AF_INET6}
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class DiscoveredTargets:
     targets: tuple[Target, ...] = ()
     nodes: tuple[fleet.Node, ...] = ()
-    dropped: tuple[Dropped, ...] = ()
+    dropped: tuple[DroppedTarget, ...] = ()
     problems: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Defaults:
+class DiscoveryDefaults:
     """What a list may leave out."""
 
     cluster: str = "main"
@@ -56,13 +65,13 @@ class Defaults:
 
 
 @dataclass(slots=True)
-class Source:
+class TargetSource:
     """A list of targets somewhere, with the last good answer."""
 
-    job: Job
-    place: Place
-    found: Found = field(default_factory=Found)
-    good_at: datetime | None = None
+    job: ScrapeJob
+    location: TargetListLocation
+    discovered: DiscoveredTargets = field(default_factory=DiscoveredTargets)
+    succeeded_at: datetime | None = None
     problem: str | None = None
 
 
@@ -73,31 +82,31 @@ class Discovery:
         self,
         locations: Iterable[str],
         *,
-        defaults: Defaults | None = None,
+        defaults: DiscoveryDefaults | None = None,
         config: Path | None = None,
         resolver: dns.Resolver | None = None,
     ) -> None:
         # None is the system's, read from its file at each use.
         self._resolver = resolver
-        self._defaults = defaults or Defaults()
-        own = Job(name=self._defaults.job)
-        self._own = [Source(own, _place(location)) for location in locations]
-        self._config = None if config is None else prometheus_config.Reader(config)
-        self._of_jobs: dict[tuple[str, Place], Source] = {}
+        self._defaults = defaults or DiscoveryDefaults()
+        own = ScrapeJob(name=self._defaults.job)
+        self._own = [TargetSource(own, _place(location)) for location in locations]
+        self._config = None if config is None else prometheus_config.ConfigReader(config)
+        self._of_jobs: dict[tuple[str, TargetListLocation], TargetSource] = {}
         self._crowded: list[str] = []
 
     @property
-    def sources(self) -> list[Source]:
+    def sources(self) -> list[TargetSource]:
         return [*self._own, *self._of_jobs.values()]
 
-    async def refresh(self, now: datetime) -> Found:
+    async def refresh(self, now: datetime) -> DiscoveredTargets:
         """Everything the sources know, each by its last good list; `problems` says which are not current."""
-        if self._config is not None and self._config.reread():
-            self._take_jobs(self._config.found.jobs)
+        if self._config is not None and self._config.reload():
+            self._take_jobs(self._config.config.jobs)
         await asyncio.gather(*(self._refresh_one(source, now) for source in self.sources))
-        return self._without_crowds(merge(source.found for source in self.sources))
+        return self._without_crowds(merge_discovered(source.discovered for source in self.sources))
 
-    def _without_crowds(self, found: Found) -> Found:
+    def _without_crowds(self, found: DiscoveredTargets) -> DiscoveredTargets:
         """Without the targets of a job that has more than its `target_limit`: none is read, as in Prometheus."""
         counts = Counter(target.job_name for target in found.targets)
         limits = {target.job_name: target.job.max_targets for target in found.targets}
@@ -114,42 +123,46 @@ class Discovery:
         found += self._crowded
         for source in self.sources:
             found += [source.problem] if source.problem is not None else []
-            found += source.found.problems
+            found += source.discovered.problems
         return found
 
-    def _take_jobs(self, jobs: Sequence[Job]) -> None:
+    def _take_jobs(self, jobs: Sequence[ScrapeJob]) -> None:
         before, self._of_jobs = self._of_jobs, {}
         for job in jobs:
             for place in job.places:
-                source = before.get((job.name, place)) or Source(job, place)
+                source = before.get((job.name, place)) or TargetSource(job, place)
                 source.job = job
                 self._of_jobs[job.name, place] = source
 
-    async def _refresh_one(self, source: Source, now: datetime) -> None:
+    async def _refresh_one(self, source: TargetSource, now: datetime) -> None:
         try:
             defaults = self._defaults
-            if self._config is not None and self._config.found.cluster and source not in self._own:
-                defaults = Defaults(cluster=self._config.found.cluster, job=defaults.job)
-            documents, job = await _fetch(source.place, self._resolver), source.job
+            if self._config is not None and self._config.config.cluster and source not in self._own:
+                defaults = DiscoveryDefaults(cluster=self._config.config.cluster, job=defaults.job)
+            documents, job = await _fetch(source.location, self._resolver), source.job
 
-            def read() -> Found:
-                return merge(read_groups(document, where, defaults=defaults, job=job) for where, document in documents)
+            def read() -> DiscoveredTargets:
+                return merge_discovered(
+                    read_groups(document, where, defaults=defaults, job=job) for where, document in documents
+                )
 
             # The list of a large fleet takes a tenth of a second.
-            source.found = await asyncio.to_thread(read)
-            source.good_at, source.problem = now, None
+            source.discovered = await asyncio.to_thread(read)
+            source.succeeded_at, source.problem = now, None
         except CollectError as error:
             error.now = _what_stays(source)
             source.problem = str(error)
 
 
-def read_groups(document: bytes | list[Any], where: str, *, defaults: Defaults, job: Job | None = None) -> Found:
+def read_groups(
+    document: bytes | list[Any], where: str, *, defaults: DiscoveryDefaults, job: ScrapeJob | None = None
+) -> DiscoveredTargets:
     """Targets and nodes of one list; one bad group makes the whole list unusable, as in Prometheus."""
     groups = _parse(document, where) if isinstance(document, bytes) else document
     if not isinstance(groups, list):
         raise CollectError(f"expected a list of target groups, found {quote(groups)}", where=where)
-    job = job or Job(name=defaults.job)
-    made: list[Target | Dropped] = []
+    job = job or ScrapeJob(name=defaults.job)
+    made: list[Target | DroppedTarget] = []
     nodes: list[fleet.Node] = []
     problems: list[str] = []
     checked = [_check_group(group, f"{where}: group {number}") for number, group in enumerate(groups, 1)]
@@ -163,19 +176,19 @@ def read_groups(document: bytes | list[Any], where: str, *, defaults: Defaults, 
         cluster = named.get(META + "cluster") or defaults.cluster
         for address in addresses:
             try:
-                made.append(target_of(address, named, job, node=node, cluster=cluster))
+                made.append(build_target(address, named, job, node=node, cluster=cluster))
             except CollectError as error:
                 problems.append(f"{where}: group {number}: target {quote(address)} is left out: {error}")
     targets = tuple(one for one in made if isinstance(one, Target))
-    dropped = tuple(one for one in made if isinstance(one, Dropped))
-    return merge([Found(targets, tuple(nodes), dropped, tuple(problems[:10]))])
+    dropped = tuple(one for one in made if isinstance(one, DroppedTarget))
+    return merge_discovered([DiscoveredTargets(targets, tuple(nodes), dropped, tuple(problems[:10]))])
 
 
-def merge(parts: Iterable[Found]) -> Found:
+def merge_discovered(parts: Iterable[DiscoveredTargets]) -> DiscoveredTargets:
     """One list without repeats; of two entries for a node, the first that knows a thing wins."""
     targets: dict[str, Target] = {}
     nodes: dict[tuple[str, str], fleet.Node] = {}
-    dropped: list[Dropped] = []
+    dropped: list[DroppedTarget] = []
     problems: list[str] = []
     for found in parts:
         dropped += found.dropped
@@ -185,7 +198,7 @@ def merge(parts: Iterable[Found]) -> Found:
         for node in found.nodes:
             known = nodes.get((node.cluster, node.name))
             nodes[node.cluster, node.name] = node if known is None else _join(known, node)
-    return Found(tuple(targets.values()), tuple(nodes.values()), tuple(dropped), tuple(problems))
+    return DiscoveredTargets(tuple(targets.values()), tuple(nodes.values()), tuple(dropped), tuple(problems))
 
 
 def _join(first: fleet.Node, second: fleet.Node) -> fleet.Node:
@@ -200,27 +213,29 @@ def _join(first: fleet.Node, second: fleet.Node) -> fleet.Node:
     )
 
 
-def _place(location: str) -> Place:
-    return Place(Kind.HTTP if location.startswith(("http://", "https://")) else Kind.FILE, location)
+def _place(location: str) -> TargetListLocation:
+    return TargetListLocation(
+        DiscoveryKind.HTTP if location.startswith(("http://", "https://")) else DiscoveryKind.FILE, location
+    )
 
 
-async def _fetch(place: Place, resolver: dns.Resolver | None) -> list[tuple[str, bytes | list[Any]]]:
+async def _fetch(place: TargetListLocation, resolver: dns.Resolver | None) -> list[tuple[str, bytes | list[Any]]]:
     """The documents at a place, each with its name."""
-    if place.kind is Kind.STATIC:
+    if place.kind is DiscoveryKind.STATIC:
         groups = [{"targets": list(addresses), "labels": dict(named)} for addresses, named in place.groups]
         return [(place.location, groups)]
-    if place.kind is Kind.DNS:
+    if place.kind is DiscoveryKind.DNS:
         return [(f"dns {place.location}", await _look_up(place, resolver))]
-    if place.kind is Kind.HTTP:
+    if place.kind is DiscoveryKind.HTTP:
         return [(place.location, await _download(place))]
     named = WILDCARDS.intersection(place.location)
     paths = sorted(await asyncio.to_thread(glob.glob, place.location)) if named else [place.location]
     return [(path, await asyncio.to_thread(_read, path)) for path in paths]
 
 
-async def _download(place: Place) -> bytes | list[Any]:
+async def _download(place: TargetListLocation) -> bytes | list[Any]:
     connection = http.Connection(access=place.access)
-    headers = {"Accept": "application/json", **await place.access.authorised()}
+    headers = {"Accept": "application/json", **await place.access.request_headers()}
     try:
         response = await connection.send(http.Request(place.location, headers=headers))
     finally:
@@ -230,11 +245,11 @@ async def _download(place: Place) -> bytes | list[Any]:
     return await asyncio.to_thread(_with_meta, response.body, place.location, __meta_url=place.location)
 
 
-async def _look_up(place: Place, resolver: dns.Resolver | None) -> list[Any]:
+async def _look_up(place: TargetListLocation, resolver: dns.Resolver | None) -> list[Any]:
     """SRV records one by one; A and AAAA records together, as the system's resolver knows them."""
     if place.record == "SRV":
-        asked = await asyncio.to_thread(dns.system) if resolver is None else resolver
-        return [_service_group(place.location, service) for service in await asked.services(place.location)]
+        asked = await asyncio.to_thread(dns.system_resolver) if resolver is None else resolver
+        return [_service_group(place.location, service) for service in await asked.srv_records(place.location)]
     loop = asyncio.get_running_loop()
     family = FAMILIES[place.record]
     try:
@@ -246,7 +261,7 @@ async def _look_up(place: Place, resolver: dns.Resolver | None) -> list[Any]:
     return [{"targets": shown, "labels": {"__meta_dns_name": place.location}}]
 
 
-def _service_group(name: str, service: dns.Service) -> dict[str, Any]:
+def _service_group(name: str, service: dns.SrvRecord) -> dict[str, Any]:
     """One SRV record with the labels that Prometheus gives it; its target keeps the dot at its end there."""
     meta = {
         "__meta_dns_name": name,
@@ -299,7 +314,7 @@ def _check_group(group: Any, where: str) -> tuple[list[str], dict[str, str]]:
     return addresses, named
 
 
-def _node(named: Mapping[str, str], where: str, *, defaults: Defaults) -> fleet.Node | None:
+def _node(named: Mapping[str, str], where: str, *, defaults: DiscoveryDefaults) -> fleet.Node | None:
     name = named.get(META + "node")
     if not name:
         return None
@@ -313,12 +328,16 @@ def _node(named: Mapping[str, str], where: str, *, defaults: Defaults) -> fleet.
         pool=named.get(META + "pool", ""),
         aliases=frozenset(alias.strip() for alias in aliases if alias.strip()),
         expected_gpus=int(expected) if expected else None,
-        domains={key.removeprefix(DOMAIN): value for key, value in named.items() if key.startswith(DOMAIN) and value},
+        domains={
+            key.removeprefix(DOMAIN_META): value
+            for key, value in named.items()
+            if key.startswith(DOMAIN_META) and value
+        },
         source=where.partition(": group")[0],
     )
 
 
-def _what_stays(source: Source) -> str:
-    if source.good_at is None:
+def _what_stays(source: TargetSource) -> str:
+    if source.succeeded_at is None:
         return "No target of this source is known"
-    return f"The {len(source.found.targets)} targets read at {source.good_at:%H:%M} UTC stay in force"
+    return f"The {len(source.discovered.targets)} targets read at {source.succeeded_at:%H:%M} UTC stay in force"

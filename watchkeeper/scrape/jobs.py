@@ -15,13 +15,13 @@ from urllib.parse import urlencode
 from watchkeeper.errors import CollectError, quote
 from watchkeeper.kit import durations
 from watchkeeper.model import fleet, labels
-from watchkeeper.net.access import NOTHING, Access
+from watchkeeper.net.access import NO_ACCESS, Access
 from watchkeeper.scrape import relabel
 
 PARAM = "__param_"
 
 
-class Kind(StrEnum):
+class DiscoveryKind(StrEnum):
     STATIC = "static"
     FILE = "file"
     HTTP = "http"
@@ -29,15 +29,15 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TargetListLocation:
     """Where a list of targets is: a file pattern, an address, a DNS name with a port, or here."""
 
-    kind: Kind
+    kind: DiscoveryKind
     location: str
     groups: tuple[tuple[tuple[str, ...], labels.Labels], ...] = ()
     record: str = "SRV"
     port: int = 0
-    access: Access = NOTHING
+    access: Access = NO_ACCESS
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class LabelLimits:
     def is_set(self) -> bool:
         return bool(self.count or self.name_length or self.value_length)
 
-    def refuse(self, series: labels.Labels | None) -> None:
+    def check(self, series: labels.Labels | None) -> None:
         """CollectError if a series that is kept has more: as in Prometheus, nothing of its page is kept then."""
         if series is None or not self.is_set:
             return
@@ -77,11 +77,11 @@ class LabelLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class ScrapeJob:
     """What the targets of a job share; None is the hub's own setting."""
 
     name: str = "gpu"
-    places: tuple[Place, ...] = ()
+    places: tuple[TargetListLocation, ...] = ()
     interval_seconds: float | None = None
     timeout_seconds: float | None = None
     scheme: str = "http"
@@ -97,9 +97,9 @@ class Job:
     # other characters than [a-zA-Z0-9_:] are to be written.
     protocols: tuple[str, ...] = ()
     escaping: str = "allow-utf-8"
-    access: Access = NOTHING
-    rules: tuple[relabel.Rule, ...] = ()
-    metric_rules: tuple[relabel.Rule, ...] = ()
+    access: Access = NO_ACCESS
+    rules: tuple[relabel.RelabelRule, ...] = ()
+    metric_rules: tuple[relabel.RelabelRule, ...] = ()
     max_series: int | None = None
     max_body_bytes: int | None = None
     max_targets: int | None = None
@@ -117,7 +117,7 @@ class Target:
     node: str | None = None
     discovered: Mapping[str, str] = field(default_factory=dict, hash=False)
     # Not part of the hash: the targets of a job share one object, and a job may list thousands.
-    job: Job = field(default=Job(), hash=False)
+    job: ScrapeJob = field(default=ScrapeJob(), hash=False)
     interval_seconds: float | None = None
     timeout_seconds: float | None = None
 
@@ -133,22 +133,22 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Dropped:
+class DroppedTarget:
     """A target that a rule of its job left out."""
 
     job_name: str
     discovered: Mapping[str, str] = field(hash=False)
 
 
-def target_of(
-    address: str, named: Mapping[str, str], job: Job, *, node: fleet.Node | None, cluster: str
-) -> Target | Dropped:
+def build_target(
+    address: str, named: Mapping[str, str], job: ScrapeJob, *, node: fleet.Node | None, cluster: str
+) -> Target | DroppedTarget:
     """The target of one address of a list; CollectError if the rules leave something that cannot be scraped."""
     found = {name: value for name, value in _defaults(job).items() if value} | dict(named)
     found.setdefault("__address__", address)
-    kept = relabel.apply(job.rules, found) if job.rules else {name: text for name, text in found.items() if text}
+    kept = relabel.relabel(job.rules, found) if job.rules else {name: text for name, text in found.items() if text}
     if kept is None:
-        return Dropped(job.name, found)
+        return DroppedTarget(job.name, found)
     address = kept.get("__address__", "")
     if not address:
         raise CollectError("no address is left after relabelling", where=f"job {job.name}")
@@ -170,7 +170,7 @@ def target_of(
     )
 
 
-def _defaults(job: Job) -> dict[str, str]:
+def _defaults(job: ScrapeJob) -> dict[str, str]:
     pace = (("__scrape_interval__", job.interval_seconds), ("__scrape_timeout__", job.timeout_seconds))
     return {
         "job": job.name,
@@ -181,7 +181,7 @@ def _defaults(job: Job) -> dict[str, str]:
     }
 
 
-def _pace(kept: Mapping[str, str], name: str, job: Job) -> float | None:
+def _pace(kept: Mapping[str, str], name: str, job: ScrapeJob) -> float | None:
     text = kept.get(name)
     if text is None:
         return None
@@ -194,7 +194,7 @@ def _pace(kept: Mapping[str, str], name: str, job: Job) -> float | None:
     return seconds
 
 
-def _query(kept: Mapping[str, str], job: Job) -> str:
+def _query(kept: Mapping[str, str], job: ScrapeJob) -> str:
     """Parameters of the address: a rule may have changed the first value of each."""
     more = {name: values[1:] for name, values in job.params}
     first = {name.removeprefix(PARAM): value for name, value in kept.items() if name.startswith(PARAM)}

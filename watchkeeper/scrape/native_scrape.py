@@ -18,7 +18,7 @@ from watchkeeper.store import interfaces
 Attach = Callable[[int], Labels | None]
 
 
-class NativeSeries:
+class NativeHistogramSeries:
     """The native histograms that a target reports now."""
 
     def __init__(self, sink: interfaces.Appender, key: str) -> None:
@@ -37,7 +37,9 @@ class NativeSeries:
     def labels_of(self, handle: int) -> Labels | None:
         return self._known.get(handle)
 
-    def take(self, page: exposition.Page, at_ms: int, *, latest_ms: int, attach: Attach) -> Mapping[str, int]:
+    def append_page(
+        self, page: exposition.ExpositionPage, at_ms: int, *, latest_ms: int, attach: Attach
+    ) -> Mapping[str, int]:
         """Append what the page has, and end what it no longer has; what was not kept comes back, by reason."""
         if page.epoch != self._epoch:
             self._epoch, self._known = page.epoch, {}
@@ -61,7 +63,7 @@ class NativeSeries:
         left_out.update(self._store(samples.values(), together=None if timed else self._key))
         return left_out
 
-    def end(self, at_ms: int) -> Mapping[str, int]:
+    def end_series(self, at_ms: int) -> Mapping[str, int]:
         """The target is silent or gone, and with it all its histograms."""
         ended, self._present = self._end(self._present, at_ms), {}
         return ended
@@ -71,4 +73,4 @@ class NativeSeries:
 
     def _store(self, samples: Iterable[Sample | HistogramSample], *, together: str | None) -> Mapping[str, int]:
         found = list(samples)
-        return self._sink.append(found, together=together).dropped if found else {}
+        return self._sink.append(found, group_key=together).dropped if found else {}

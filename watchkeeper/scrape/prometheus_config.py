@@ -18,10 +18,10 @@ from watchkeeper.errors import CollectError, quote
 from watchkeeper.kit import durations, files
 from watchkeeper.model import labels
 from watchkeeper.net import oauth2
-from watchkeeper.net.access import NOTHING, Access
-from watchkeeper.scrape import page_forms, relabel
-from watchkeeper.scrape.jobs import Job, Kind, LabelLimits, Place
-from watchkeeper.scrape.page_forms import PROTOBUF
+from watchkeeper.net.access import NO_ACCESS, Access
+from watchkeeper.scrape import page_formats, relabel
+from watchkeeper.scrape.jobs import DiscoveryKind, LabelLimits, ScrapeJob, TargetListLocation
+from watchkeeper.scrape.page_formats import PROTOBUF
 from watchkeeper.scrape.prometheus_keys import (
     CLASSIC_KEYS,
     IGNORED,
@@ -34,7 +34,15 @@ from watchkeeper.scrape.prometheus_keys import (
     PROTOCOLS,
     SD,
 )
-from watchkeeper.scrape.prometheus_yaml import Table, label_texts, number, parse, size, texts, truth
+from watchkeeper.scrape.prometheus_yaml import (
+    YamlTable,
+    label_texts,
+    parse_file,
+    parse_size,
+    read_bool,
+    read_count,
+    texts,
+)
 
 # Prometheus' own defaults.
 INTERVAL_SECONDS, TIMEOUT_SECONDS = 60.0, 10.0
@@ -44,40 +52,40 @@ INTERVAL_SECONDS, TIMEOUT_SECONDS = 60.0, 10.0
 class PrometheusConfig:
     """What was understood of a file, and what was not."""
 
-    jobs: tuple[Job, ...] = ()
+    jobs: tuple[ScrapeJob, ...] = ()
     rule_files: tuple[str, ...] = ()
     cluster: str | None = None
     problems: tuple[str, ...] = ()
 
 
-class Reader:
+class ConfigReader:
     """One file, read again when it changes; a file that breaks leaves the jobs in force."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.found = PrometheusConfig()
+        self.config = PrometheusConfig()
         self.problems: tuple[str, ...] = ()
-        self._stamp: files.Stamp | None = None
+        self._stamp: files.FileStamp | None = None
 
-    def reread(self) -> bool:
+    def reload(self) -> bool:
         """True if the jobs may have changed."""
-        stamp = files.stamp(self.path)
+        stamp = files.read_stamp(self.path)
         is_new = stamp is None or stamp != self._stamp
         if is_new:
             try:
-                self.found = load(self.path)
+                self.config = load(self.path)
             except (OSError, CollectError) as error:
-                now = f"The {len(self.found.jobs)} jobs read before stay in force"
+                now = f"The {len(self.config.jobs)} jobs read before stay in force"
                 self.problems = (f"{error}. {now}",)
                 return False
-        self._stamp, self.problems = stamp, self.found.problems
+        self._stamp, self.problems = stamp, self.config.problems
         return is_new
 
 
 def load(path: Path) -> PrometheusConfig:
     """Read one file; CollectError if it is not YAML or no configuration at all."""
     try:
-        return _Reading(path).whole()
+        return _ConfigFileReader(path).whole()
     except ValueError as error:
         raise CollectError(f"`global`: {error}", where=str(path)) from error
 
@@ -88,7 +96,7 @@ def rule_paths(path: Path) -> list[Path]:
 
 
 @dataclass
-class _Reading:
+class _ConfigFileReader:
     """Walks one file; every problem is kept and reading goes on."""
 
     path: Path
@@ -97,29 +105,29 @@ class _Reading:
         default_factory=lambda: {"scrape_interval": INTERVAL_SECONDS, "scrape_timeout": TIMEOUT_SECONDS}
     )
     # What jobs have from `global`.
-    inherited: Table = field(default_factory=Table)
+    inherited: YamlTable = field(default_factory=YamlTable)
 
     def whole(self) -> PrometheusConfig:
-        root = parse(self.path)
+        root = parse_file(self.path)
         shared = root.get("global")
-        if isinstance(shared, Table):
+        if isinstance(shared, YamlTable):
             self.seconds |= {name: self.duration(shared, name, self.seconds[name]) for name in self.seconds}
             for key in INHERITED & shared.keys():
                 self.inherited[key], self.inherited.lines[key] = shared[key], shared.lines[key]
-        outside = shared.get("external_labels") if isinstance(shared, Table) else None
+        outside = shared.get("external_labels") if isinstance(shared, YamlTable) else None
         jobs = list(self.jobs(root))
         for pattern in texts(root.get("scrape_config_files")):
             for found in sorted(glob.glob(self.resolve(pattern))):
-                more = _Reading(Path(found), self.problems, self.seconds, self.inherited)
-                jobs += more.jobs(parse(more.path))
+                more = _ConfigFileReader(Path(found), self.problems, self.seconds, self.inherited)
+                jobs += more.jobs(parse_file(more.path))
         return PrometheusConfig(
             tuple(jobs),
             tuple(self.resolve(pattern) for pattern in texts(root.get("rule_files"))),
-            outside.get("cluster") if isinstance(outside, Table) else None,
+            outside.get("cluster") if isinstance(outside, YamlTable) else None,
             tuple(self.problems),
         )
 
-    def jobs(self, root: Table) -> Iterator[Job]:
+    def jobs(self, root: YamlTable) -> Iterator[ScrapeJob]:
         seen: set[str] = set()
         for table in self.tables(root, "scrape_configs"):
             name = str(table.get("job_name") or "")
@@ -136,7 +144,7 @@ class _Reading:
             except ValueError as error:
                 self.complain(line, f"job {name} is skipped: {error}")
 
-    def job(self, name: str, table: Table) -> Job:
+    def job(self, name: str, table: YamlTable) -> ScrapeJob:
         interval = self.duration(table, "scrape_interval", self.seconds["scrape_interval"])
         timeout = min(self.duration(table, "scrape_timeout", self.seconds["scrape_timeout"]), interval)
         self.name_unknown(f"job {name}", table, JOB_KEYS)
@@ -145,7 +153,7 @@ class _Reading:
                 self.complain(table.lines[key], f"job {name}: `{key}: {table[key]}` is not kept here; {instead}")
         params = table.get("params")
         protocols = self.protocols(table)
-        return Job(
+        return ScrapeJob(
             name=name,
             places=tuple(self.places(name, table)),
             interval_seconds=interval,
@@ -153,47 +161,47 @@ class _Reading:
             scheme=str(table.get("scheme") or "http").lower(),
             metrics_path=str(table.get("metrics_path") or "/metrics"),
             params=tuple((key, tuple(texts(value))) for key, value in params.items())
-            if isinstance(params, Table)
+            if isinstance(params, YamlTable)
             else (),
-            honor_labels=truth(table, "honor_labels", False),
-            honor_timestamps=truth(table, "honor_timestamps", True),
+            honor_labels=read_bool(table, "honor_labels", False),
+            honor_timestamps=read_bool(table, "honor_timestamps", True),
             native_histograms=PROTOBUF in protocols,
             protocols=protocols,
             escaping=_escaping(table),
-            classic_histograms=any(truth(table, key, False) for key in CLASSIC_KEYS),
+            classic_histograms=any(read_bool(table, key, False) for key in CLASSIC_KEYS),
             access=self.access(table),
             rules=self.rules(table, "relabel_configs"),
             metric_rules=self.rules(table, "metric_relabel_configs"),
-            max_series=number(table, "sample_limit") or None,
-            max_body_bytes=size(str(table.get("body_size_limit") or "0")) or None,
-            max_targets=number(table, "target_limit") or None,
+            max_series=read_count(table, "sample_limit") or None,
+            max_body_bytes=parse_size(str(table.get("body_size_limit") or "0")) or None,
+            max_targets=read_count(table, "target_limit") or None,
             label_limits=LabelLimits(
-                number(table, "label_limit"),
-                number(table, "label_name_length_limit"),
-                number(table, "label_value_length_limit"),
+                read_count(table, "label_limit"),
+                read_count(table, "label_name_length_limit"),
+                read_count(table, "label_value_length_limit"),
             ),
         )
 
-    def protocols(self, table: Table) -> tuple[str, ...]:
+    def protocols(self, table: YamlTable) -> tuple[str, ...]:
         """What pages are asked for as, the best first; protobuf, which is slow, where native histograms are wanted.
 
         They are where the job says so, or where protobuf is its first protocol.
         """
         listed = texts(table.get("scrape_protocols"))
-        if unknown := [name for name in listed if name not in page_forms.PROTOCOLS]:
-            raise ValueError(f"scrape_protocols has {quote(unknown[0])}; known are {', '.join(page_forms.PROTOCOLS)}")
-        is_native = truth(table, "scrape_native_histograms", listed[:1] == [PROTOBUF])
+        if unknown := [name for name in listed if name not in page_formats.PROTOCOLS]:
+            raise ValueError(f"scrape_protocols has {quote(unknown[0])}; known are {', '.join(page_formats.PROTOCOLS)}")
+        is_native = read_bool(table, "scrape_native_histograms", listed[:1] == [PROTOBUF])
         if is_native:
             return tuple(listed) or (PROTOBUF, *PROTOCOLS)
         return tuple(name for name in listed if name != PROTOBUF) or PROTOCOLS
 
-    def name_unknown(self, where: str, table: Table, known: Set[str]) -> None:
+    def name_unknown(self, where: str, table: YamlTable, known: Set[str]) -> None:
         for key in sorted(table.keys() - known - IGNORED, key=table.lines.__getitem__):
             if not key.endswith(SD):
                 self.complain(table.lines[key], f"{where}: `{key}` is not known here and left out")
 
-    def places(self, name: str, table: Table) -> Iterator[Place]:
-        readers: dict[str, Callable[[Table], Iterator[Place]]] = {
+    def places(self, name: str, table: YamlTable) -> Iterator[TargetListLocation]:
+        readers: dict[str, Callable[[YamlTable], Iterator[TargetListLocation]]] = {
             "file_sd_configs": self.files,
             "http_sd_configs": self.addresses,
             "dns_sd_configs": self.names,
@@ -205,7 +213,7 @@ class _Reading:
             for group in self.tables(table, "static_configs")
         )
         if groups:
-            yield Place(Kind.STATIC, f"{self.path}: job {name}", groups=groups)
+            yield TargetListLocation(DiscoveryKind.STATIC, f"{self.path}: job {name}", groups=groups)
         for key in [key for key in table if key.endswith(SD)]:
             read = readers.get(key)
             if read is None:
@@ -217,18 +225,18 @@ class _Reading:
                 self.name_unknown(f"job {name}: {key}", each, KEYS[key])
                 yield from read(each)
 
-    def files(self, table: Table) -> Iterator[Place]:
+    def files(self, table: YamlTable) -> Iterator[TargetListLocation]:
         for pattern in texts(table.get("files")):
-            yield Place(Kind.FILE, self.resolve(pattern))
+            yield TargetListLocation(DiscoveryKind.FILE, self.resolve(pattern))
 
-    def addresses(self, table: Table) -> Iterator[Place]:
+    def addresses(self, table: YamlTable) -> Iterator[TargetListLocation]:
         url = str(table.get("url") or "")
         if not url.startswith(("http://", "https://")):
             raise ValueError(f"http_sd needs an http or https `url`, found {quote(url)}")
-        yield Place(Kind.HTTP, url, access=self.access(table))
+        yield TargetListLocation(DiscoveryKind.HTTP, url, access=self.access(table))
 
-    def names(self, table: Table) -> Iterator[Place]:
-        record, port = str(table.get("type") or "SRV").upper(), number(table, "port")
+    def names(self, table: YamlTable) -> Iterator[TargetListLocation]:
+        record, port = str(table.get("type") or "SRV").upper(), read_count(table, "port")
         if record not in ("A", "AAAA", "SRV"):
             line = min(table.lines.values(), default=0)
             self.complain(line, f"dns_sd of type {record} is not read here and skipped; known: SRV, A, AAAA")
@@ -236,9 +244,9 @@ class _Reading:
         if record != "SRV" and not 0 < port < 65_536:
             raise ValueError(f"dns_sd of type {record} needs a `port` from 1 to 65535, found {port}")
         for name in texts(table.get("names")):
-            yield Place(Kind.DNS, name, record=record, port=port)
+            yield TargetListLocation(DiscoveryKind.DNS, name, record=record, port=port)
 
-    def access(self, table: Table) -> Access:
+    def access(self, table: YamlTable) -> Access:
         tables = {key: self.inner(table, key) for key in ("basic_auth", "authorization", "tls_config")}
         for key, inner in tables.items():
             self.name_unknown(key, inner, KEYS[key])
@@ -256,23 +264,23 @@ class _Reading:
             "server_name": tls.get("server_name"),
         }
         given: dict[str, Any] = {name: str(value) for name, value in found.items() if value}
-        if truth(tls, "insecure_skip_verify", False):
+        if read_bool(tls, "insecure_skip_verify", False):
             given["insecure_skip_verify"] = True
         for name, values in self.inner(table, "http_headers").items():
             self.header(name, values, given)
-        if isinstance(table.get("oauth2"), Table):
+        if isinstance(table.get("oauth2"), YamlTable):
             given["tokens"] = self.tokens(table["oauth2"])
         if proxy := str(table.get("proxy_url") or ""):
             if urlsplit(proxy).scheme != "http" or not urlsplit(proxy).hostname:
                 raise ValueError(f"proxy_url must be an http address, found {quote(proxy)}")
             given["proxy_url"] = proxy
             given["no_proxy"] = tuple(one.strip() for one in str(table.get("no_proxy") or "").split(",") if one.strip())
-        return Access(**given) if given else NOTHING
+        return Access(**given) if given else NO_ACCESS
 
     def header(self, name: str, values: object, given: dict[str, Any]) -> None:
         """One entry of `http_headers`: values as they are, and values in files."""
         is_name = name.isascii() and name.replace("-", "").isalnum() and name.lower() not in OWN_HEADERS
-        if not is_name or not isinstance(values, Table):
+        if not is_name or not isinstance(values, YamlTable):
             raise ValueError(f"http_headers: {quote(name)} is no header that can be set, or has no values")
         self.name_unknown(f"http_headers: {name}", values, KEYS["http_headers"])
         shown = (*texts(values.get("values")), *texts(values.get("secrets")))
@@ -282,7 +290,7 @@ class _Reading:
         given["extra"] = (*given.get("extra", ()), *((name, text) for text in shown))
         given["extra_files"] = (*given.get("extra_files", ()), *files)
 
-    def tokens(self, table: Table) -> oauth2.ClientCredentials:
+    def tokens(self, table: YamlTable) -> oauth2.ClientCredentials:
         for key in ("token_url", "client_id"):
             if not table.get(key):
                 raise ValueError(f"oauth2 needs a `{key}`")
@@ -299,40 +307,42 @@ class _Reading:
             access=self.access(table),
         )
 
-    def rules(self, table: Table, key: str) -> tuple[relabel.Rule, ...]:
+    def rules(self, table: YamlTable, key: str) -> tuple[relabel.RelabelRule, ...]:
         return tuple(self.rule(each) for each in self.tables(table, key))
 
-    def rule(self, table: Table) -> relabel.Rule:
+    def rule(self, table: YamlTable) -> relabel.RelabelRule:
         self.name_unknown("relabel rule", table, KEYS["relabel rule"])
         known = {
             name: str(table[name]) for name in ("separator", "regex", "target_label", "replacement") if name in table
         }
         known = {name: "" if table[name] is None else value for name, value in known.items()}
-        action = str(table.get("action") or relabel.Action.REPLACE).lower()
-        if action not in set(relabel.Action):
-            raise ValueError(f"relabel action {quote(action)} is not one of {', '.join(relabel.Action)}")
+        action = str(table.get("action") or relabel.RelabelAction.REPLACE).lower()
+        if action not in set(relabel.RelabelAction):
+            raise ValueError(f"relabel action {quote(action)} is not one of {', '.join(relabel.RelabelAction)}")
         sources = tuple(texts(table.get("source_labels")))
-        modulus = number(table, "modulus")
+        modulus = read_count(table, "modulus")
         try:
-            return relabel.Rule(source_labels=sources, action=relabel.Action(action), modulus=modulus, **known)
+            return relabel.RelabelRule(
+                source_labels=sources, action=relabel.RelabelAction(action), modulus=modulus, **known
+            )
         except ValueError as error:
             raise ValueError(f"line {min(table.lines.values(), default=0)}: {error}") from error
 
-    def tables(self, table: Table, key: str) -> Iterator[Table]:
+    def tables(self, table: YamlTable, key: str) -> Iterator[YamlTable]:
         found = table.get(key) or []
         for item in found if isinstance(found, list) else [found]:
-            if isinstance(item, Table):
+            if isinstance(item, YamlTable):
                 yield item
             else:
                 self.complain(table.lines[key], f"`{key}` must be a list of tables, found {quote(item)}")
 
-    def inner(self, table: Table, key: str) -> Table:
+    def inner(self, table: YamlTable, key: str) -> YamlTable:
         found = table.get(key)
-        if found is None or isinstance(found, Table):
-            return found or Table()
+        if found is None or isinstance(found, YamlTable):
+            return found or YamlTable()
         raise ValueError(f"`{key}` must be a table, found {quote(found)}")
 
-    def duration(self, table: Table, key: str, default: float) -> float:
+    def duration(self, table: YamlTable, key: str, default: float) -> float:
         text = table.get(key)
         if text is None:
             return default
@@ -355,12 +365,12 @@ class _Reading:
         self.problems.append(f"{self.path}:{line}: {problem}")
 
 
-def _escaping(table: Table) -> str:
+def _escaping(table: YamlTable) -> str:
     """How names beyond [a-zA-Z0-9_:] are to come: as they are, unless the job wants them as they were before."""
     is_legacy = str(table.get("metric_name_validation_scheme") or "utf8") == "legacy"
     found = str(table.get("metric_name_escaping_scheme") or ("underscores" if is_legacy else "allow-utf-8"))
-    if found not in page_forms.ESCAPINGS:
+    if found not in page_formats.ESCAPINGS:
         raise ValueError(
-            f"metric_name_escaping_scheme is one of {', '.join(page_forms.ESCAPINGS)}, found {quote(found)}"
+            f"metric_name_escaping_scheme is one of {', '.join(page_formats.ESCAPINGS)}, found {quote(found)}"
         )
     return found

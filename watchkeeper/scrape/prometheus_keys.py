@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from watchkeeper.scrape.page_forms import OPENMETRICS, PLAIN_TEXT
+from watchkeeper.scrape.page_formats import OPENMETRICS, PLAIN_TEXT
 
 # How the keys of service discovery end.
 SD = "_sd_configs"

@@ -19,20 +19,20 @@ MERGE = "tag:yaml.org,2002:merge"
 SIZES = {"": 1, "B": 1, "KB": 2**10, "MB": 2**20, "GB": 2**30, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
-class Table(dict[str, Any]):
+class YamlTable(dict[str, Any]):
     """A YAML mapping whose scalars are the text they are written in; `lines` has the line of each key."""
 
     def __init__(self) -> None:
         super().__init__()
         self.lines: dict[str, int] = {}
 
-    def inherit(self, other: Table) -> None:
+    def inherit(self, other: YamlTable) -> None:
         """Take over what the other table has and this one has not."""
         for key in other.keys() - self.keys():
             self[key], self.lines[key] = other[key], other.lines[key]
 
 
-def parse(path: Path) -> Table:
+def parse_file(path: Path) -> YamlTable:
     try:
         root = _plain(yaml_text.compose(path.read_text(encoding="utf-8")))
     except (OSError, UnicodeDecodeError) as error:
@@ -42,14 +42,14 @@ def parse(path: Path) -> Table:
         mark = getattr(error, "problem_mark", None)
         where = str(path) if mark is None else f"{path}:{mark.line + 1}"
         raise CollectError(f"not YAML: {getattr(error, 'problem', None) or error}", where=where) from error
-    if not isinstance(root, Table):
+    if not isinstance(root, YamlTable):
         raise CollectError("is not a Prometheus configuration: expected keys such as scrape_configs", where=str(path))
     return root
 
 
 def _plain(node: yaml.Node | None) -> Any:
     if isinstance(node, yaml.MappingNode):
-        table = Table()
+        table = YamlTable()
         for key, value in node.value:
             if key.tag == MERGE:
                 continue
@@ -58,7 +58,7 @@ def _plain(node: yaml.Node | None) -> Any:
         for parent in (value for key, value in node.value if key.tag == MERGE):
             for each in parent.value if isinstance(parent, yaml.SequenceNode) else [parent]:
                 found = _plain(each)
-                table.inherit(found if isinstance(found, Table) else Table())
+                table.inherit(found if isinstance(found, YamlTable) else YamlTable())
         return table
     if isinstance(node, yaml.SequenceNode):
         return [_plain(item) for item in node.value]
@@ -73,10 +73,12 @@ def texts(found: object) -> list[str]:
 
 
 def label_texts(found: object) -> dict[str, str]:
-    return {name: str(value) for name, value in found.items() if value is not None} if isinstance(found, Table) else {}
+    return (
+        {name: str(value) for name, value in found.items() if value is not None} if isinstance(found, YamlTable) else {}
+    )
 
 
-def truth(table: Table, key: str, default: bool) -> bool:
+def read_bool(table: YamlTable, key: str, default: bool) -> bool:
     text = table.get(key)
     if text is None:
         return default
@@ -85,14 +87,14 @@ def truth(table: Table, key: str, default: bool) -> bool:
     return str(text).lower() == "true"
 
 
-def number(table: Table, key: str) -> int:
+def read_count(table: YamlTable, key: str) -> int:
     text = str(table.get(key) or "0")
     if not (text.isascii() and text.isdigit() and len(text) < 16):
         raise ValueError(f"{key} must be a whole number, found {quote(text)}")
     return int(text)
 
 
-def size(text: str) -> int:
+def parse_size(text: str) -> int:
     digits = text.rstrip("BKMGibkmg")
     unit = text[len(digits) :].upper()
     if not (digits.isascii() and digits.isdigit()) or unit not in SIZES:

@@ -27,7 +27,7 @@ REFERENCE = re.compile(r"\$(?:(\$)|(\w+)|\{(\w+)\})")
 REMEMBERED_PATTERNS = 4096
 
 
-class Action(StrEnum):
+class RelabelAction(StrEnum):
     REPLACE = "replace"
     KEEP = "keep"
     DROP = "drop"
@@ -42,12 +42,19 @@ class Action(StrEnum):
 
 
 NEEDS_TARGET = frozenset(
-    {Action.REPLACE, Action.HASHMOD, Action.LOWERCASE, Action.UPPERCASE, Action.KEEP_EQUAL, Action.DROP_EQUAL}
+    {
+        RelabelAction.REPLACE,
+        RelabelAction.HASHMOD,
+        RelabelAction.LOWERCASE,
+        RelabelAction.UPPERCASE,
+        RelabelAction.KEEP_EQUAL,
+        RelabelAction.DROP_EQUAL,
+    }
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class RelabelRule:
     """One entry of relabel_configs; ValueError says what is wrong with it."""
 
     source_labels: tuple[str, ...] = ()
@@ -56,18 +63,18 @@ class Rule:
     modulus: int = 0
     target_label: str = ""
     replacement: str = "$1"
-    action: Action = Action.REPLACE
+    action: RelabelAction = RelabelAction.REPLACE
 
     def __post_init__(self) -> None:
-        pattern(self.regex)
+        compile_pattern(self.regex)
         if self.action in NEEDS_TARGET and not self.target_label:
             raise ValueError(f"relabel action {self.action} needs a `target_label`")
-        if self.action is Action.HASHMOD and self.modulus < 1:
+        if self.action is RelabelAction.HASHMOD and self.modulus < 1:
             raise ValueError(f"relabel action hashmod needs a `modulus` of 1 or more, not {self.modulus}")
 
 
 @functools.lru_cache(REMEMBERED_PATTERNS)
-def pattern(text: str) -> Any:
+def compile_pattern(text: str) -> Any:
     try:
         return re2.compile(text, OPTIONS)
     except re2.error as error:
@@ -76,7 +83,7 @@ def pattern(text: str) -> Any:
         raise ValueError(f"`{text[:80]}` is not a regular expression: {words}") from error
 
 
-def apply(rules: Sequence[Rule], labels: Mapping[str, str]) -> dict[str, str] | None:
+def relabel(rules: Sequence[RelabelRule], labels: Mapping[str, str]) -> dict[str, str] | None:
     """The label set after all rules, without empty values; None if a rule drops it."""
     changed = dict(labels)
     for rule in rules:
@@ -85,7 +92,7 @@ def apply(rules: Sequence[Rule], labels: Mapping[str, str]) -> dict[str, str] | 
     return {name: value for name, value in changed.items() if value}
 
 
-def _joined(rule: Rule, labels: Mapping[str, str]) -> str:
+def _joined(rule: RelabelRule, labels: Mapping[str, str]) -> str:
     return rule.separator.join(labels.get(name, "") for name in rule.source_labels)
 
 
@@ -104,8 +111,8 @@ def _expand(template: str, match: Any) -> str:
     return REFERENCE.sub(group, template)
 
 
-def _replace(rule: Rule, labels: dict[str, str]) -> bool:
-    match = pattern(rule.regex).fullmatch(_joined(rule, labels))
+def _replace(rule: RelabelRule, labels: dict[str, str]) -> bool:
+    match = compile_pattern(rule.regex).fullmatch(_joined(rule, labels))
     if match is None:
         return True
     target = _expand(rule.target_label, match)
@@ -119,46 +126,46 @@ def _replace(rule: Rule, labels: dict[str, str]) -> bool:
     return True
 
 
-def _matches(rule: Rule, labels: dict[str, str]) -> bool:
-    return pattern(rule.regex).fullmatch(_joined(rule, labels)) is not None
+def _matches(rule: RelabelRule, labels: dict[str, str]) -> bool:
+    return compile_pattern(rule.regex).fullmatch(_joined(rule, labels)) is not None
 
 
-def _hashmod(rule: Rule, labels: dict[str, str]) -> bool:
+def _hashmod(rule: RelabelRule, labels: dict[str, str]) -> bool:
     # The last eight bytes of MD5, as Prometheus does; it spreads targets and guards nothing.
     digest = hashlib.md5(_joined(rule, labels).encode(), usedforsecurity=False).digest()
     labels[rule.target_label] = str(int.from_bytes(digest[8:], "big") % rule.modulus)
     return True
 
 
-def _label_map(rule: Rule, labels: dict[str, str]) -> bool:
+def _label_map(rule: RelabelRule, labels: dict[str, str]) -> bool:
     for name, value in list(labels.items()):
-        match = pattern(rule.regex).fullmatch(name)
+        match = compile_pattern(rule.regex).fullmatch(name)
         if match is not None:
             labels[_expand(rule.replacement, match)] = value
     return True
 
 
-def _drop_names(rule: Rule, labels: dict[str, str], *, matching: bool) -> bool:
-    for name in [name for name in labels if (pattern(rule.regex).fullmatch(name) is not None) is matching]:
+def _drop_names(rule: RelabelRule, labels: dict[str, str], *, matching: bool) -> bool:
+    for name in [name for name in labels if (compile_pattern(rule.regex).fullmatch(name) is not None) is matching]:
         del labels[name]
     return True
 
 
-def _set(rule: Rule, labels: dict[str, str], value: str) -> bool:
+def _set(rule: RelabelRule, labels: dict[str, str], value: str) -> bool:
     labels[rule.target_label] = value
     return True
 
 
-ACTIONS: dict[Action, Callable[[Rule, dict[str, str]], bool]] = {
-    Action.REPLACE: _replace,
-    Action.KEEP: _matches,
-    Action.DROP: lambda rule, labels: not _matches(rule, labels),
-    Action.KEEP_EQUAL: lambda rule, labels: labels.get(rule.target_label, "") == _joined(rule, labels),
-    Action.DROP_EQUAL: lambda rule, labels: labels.get(rule.target_label, "") != _joined(rule, labels),
-    Action.HASHMOD: _hashmod,
-    Action.LABEL_MAP: _label_map,
-    Action.LABEL_DROP: lambda rule, labels: _drop_names(rule, labels, matching=True),
-    Action.LABEL_KEEP: lambda rule, labels: _drop_names(rule, labels, matching=False),
-    Action.LOWERCASE: lambda rule, labels: _set(rule, labels, _joined(rule, labels).lower()),
-    Action.UPPERCASE: lambda rule, labels: _set(rule, labels, _joined(rule, labels).upper()),
+ACTIONS: dict[RelabelAction, Callable[[RelabelRule, dict[str, str]], bool]] = {
+    RelabelAction.REPLACE: _replace,
+    RelabelAction.KEEP: _matches,
+    RelabelAction.DROP: lambda rule, labels: not _matches(rule, labels),
+    RelabelAction.KEEP_EQUAL: lambda rule, labels: labels.get(rule.target_label, "") == _joined(rule, labels),
+    RelabelAction.DROP_EQUAL: lambda rule, labels: labels.get(rule.target_label, "") != _joined(rule, labels),
+    RelabelAction.HASHMOD: _hashmod,
+    RelabelAction.LABEL_MAP: _label_map,
+    RelabelAction.LABEL_DROP: lambda rule, labels: _drop_names(rule, labels, matching=True),
+    RelabelAction.LABEL_KEEP: lambda rule, labels: _drop_names(rule, labels, matching=False),
+    RelabelAction.LOWERCASE: lambda rule, labels: _set(rule, labels, _joined(rule, labels).lower()),
+    RelabelAction.UPPERCASE: lambda rule, labels: _set(rule, labels, _joined(rule, labels).upper()),
 }

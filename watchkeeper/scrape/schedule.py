@@ -9,14 +9,14 @@ from __future__ import annotations
 import zlib
 
 # Several targets then share one waking up; other programs have had the processor's caches since the last one.
-PLACE_MS = 100
+SLOT_MS = 100
 # An interval shorter than so many places is divided into as many.
-LEAST_PLACES = 10
+MIN_SLOTS = 10
 
 
 def offset_ms(key: str, interval_ms: int) -> int:
     """Where in the interval this key is due; the same in every process."""
-    places = max(interval_ms // PLACE_MS, LEAST_PLACES)
+    places = max(interval_ms // SLOT_MS, MIN_SLOTS)
     return (zlib.crc32(key.encode()) * places >> 32) * interval_ms // places
 
 
@@ -25,7 +25,7 @@ def next_slot(now_ms: int, offset: int, *, interval_ms: int) -> int:
     return (now_ms - offset) // interval_ms * interval_ms + interval_ms + offset
 
 
-def following(slot_ms: int, now_ms: int, offset: int, *, interval_ms: int) -> int:
+def following_slot(slot_ms: int, now_ms: int, offset: int, *, interval_ms: int) -> int:
     """The due time after `slot_ms`, which was the last one; slots that have passed meanwhile are left out.
 
     A sleep may end a moment early: the same slot does not come again. A clock that was set back counts as it is, or

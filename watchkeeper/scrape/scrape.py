@@ -14,12 +14,19 @@ from watchkeeper.errors import StoreFull
 from watchkeeper.kit import clock, logs, own_metrics
 from watchkeeper.readers import exposition
 from watchkeeper.scrape import schedule
-from watchkeeper.scrape.fleet import Fleet
+from watchkeeper.scrape.fleet import ScrapedInventory
 from watchkeeper.scrape.jobs import Target
-from watchkeeper.scrape.target_loop import SYNTHESISED, Health, Line, ScrapeSettings, TargetLoop, TargetState
+from watchkeeper.scrape.target_loop import (
+    SYNTHESISED,
+    ScrapeSettings,
+    TargetConnection,
+    TargetHealth,
+    TargetLoop,
+    TargetState,
+)
 from watchkeeper.store import interfaces
 
-__all__ = ["SYNTHESISED", "Health", "Line", "ScrapeSettings", "Scraper", "TargetLoop", "TargetState"]
+__all__ = ["SYNTHESISED", "ScrapeSettings", "Scraper", "TargetConnection", "TargetHealth", "TargetLoop", "TargetState"]
 
 log = logging.getLogger(__name__)
 
@@ -33,11 +40,11 @@ class Scraper:
         *,
         time: clock.Clock,
         sink: Callable[[], interfaces.Appender],
-        known: Fleet,
+        inventory: ScrapedInventory,
         metrics: own_metrics.Registry | None = None,
     ) -> None:
         """`sink` is asked for each new target: while a hub starts, the store on disk replaces the one in memory."""
-        self._settings, self._clock, self._sink, self._fleet = settings, time, sink, known
+        self._settings, self._clock, self._sink, self._fleet = settings, time, sink, inventory
         self._left_out = (metrics or own_metrics.Registry()).counter(
             "watchkeeper_collect_samples_left_out_total", "Scraped samples that were not kept, by reason"
         )
@@ -48,18 +55,18 @@ class Scraper:
     def states(self) -> list[TargetState]:
         return [loop.state for loop, _ in self._loops.values()]
 
-    def families(self) -> dict[str, exposition.Family]:
+    def families(self) -> dict[str, exposition.FamilyMetadata]:
         """What the exporters say about their metrics; where two differ, the last one watched counts."""
         return {name: family for loop, _ in self._loops.values() for name, family in loop.families.items()}
 
-    async def watch(self, targets: Iterable[Target]) -> None:
+    async def set_targets(self, targets: Iterable[Target]) -> None:
         """Scrape exactly these targets from now on; those already watched are not disturbed."""
         wanted = dict.fromkeys(targets)
         await self._end([target for target in self._loops if target not in wanted])
         for target in wanted:
             if target not in self._loops:
                 try:
-                    loop = TargetLoop(target, self._settings, sink=self._sink(), known=self._fleet, turn=self._turn)
+                    loop = TargetLoop(target, self._settings, sink=self._sink(), inventory=self._fleet, turn=self._turn)
                 except StoreFull:
                     # Not even `up` finds room. The hub says that its store is full; the next look tries again.
                     continue
@@ -82,7 +89,7 @@ class Scraper:
         slot = clock.to_ms(self._clock.now())
         while True:
             now_ms = clock.to_ms(self._clock.now())
-            slot = schedule.following(slot, now_ms, offset, interval_ms=interval_ms)
+            slot = schedule.following_slot(slot, now_ms, offset, interval_ms=interval_ms)
             await self._clock.sleep((slot - now_ms) / 1000)
             async with self._room:
                 now_ms = clock.to_ms(self._clock.now())
@@ -94,6 +101,6 @@ class Scraper:
                 self._count(loop)
 
     def _count(self, loop: TargetLoop) -> None:
-        for reason, count in loop.left_out.items():
+        for reason, count in loop.dropped_samples.items():
             self._left_out.add(count, reason=reason)
-        loop.left_out.clear()
+        loop.dropped_samples.clear()

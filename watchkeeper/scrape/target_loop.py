@@ -22,12 +22,12 @@ from watchkeeper.errors import CollectError, StoreFull, WatchkeeperError
 from watchkeeper.model import exemplars, fleet, labels, samples
 from watchkeeper.net import http
 from watchkeeper.readers import exposition
-from watchkeeper.scrape import dialect, relabel
-from watchkeeper.scrape.fleet import Fleet, gpu_of
+from watchkeeper.scrape import dcgm_names, relabel
+from watchkeeper.scrape.fleet import ScrapedInventory, gpu_of
 from watchkeeper.scrape.jobs import Target
-from watchkeeper.scrape.native_scrape import NativeSeries
-from watchkeeper.scrape.page_forms import PageForms, accept_header
-from watchkeeper.scrape.standing import WORKLOAD_INFO
+from watchkeeper.scrape.native_scrape import NativeHistogramSeries
+from watchkeeper.scrape.page_formats import PageParser, accept_header
+from watchkeeper.scrape.status_series import WORKLOAD_INFO
 from watchkeeper.store import interfaces
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ LARGE_PAGE_BYTES = 512 * 1024
 SLICE_SERIES = 500
 
 
-class Line(Protocol):
+class TargetConnection(Protocol):
     """The way to a target: an HTTP connection, or in a drill the simulated fleet itself."""
 
     async def send(self, request: http.Request) -> http.Response: ...
@@ -61,7 +61,7 @@ class Line(Protocol):
     async def aclose(self) -> None: ...
 
 
-class Health(StrEnum):
+class TargetHealth(StrEnum):
     """Prometheus' words for a target on /api/v1/targets."""
 
     UNKNOWN = "unknown"
@@ -74,13 +74,13 @@ class TargetState:
     """How the last scrape of a target went; before the first one nothing is known."""
 
     target: Target
-    health: Health = Health.UNKNOWN
+    health: TargetHealth = TargetHealth.UNKNOWN
     last_scrape_ms: int | None = None
     duration_seconds: float | None = None
     error: str | None = None
     samples: int = 0
     bad_lines: int = 0
-    families: Mapping[str, exposition.Family] = field(default_factory=dict)
+    families: Mapping[str, exposition.FamilyMetadata] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class ScrapeSettings:
     # Whether samples that carry a time keep it; otherwise the time of the scrape counts.
     honor_timestamps: bool = True
 
-    def of(self, target: Target) -> ScrapeSettings:
+    def for_target(self, target: Target) -> ScrapeSettings:
         """The same settings with what the target's job says differently."""
         job = target.job
         return replace(
@@ -118,29 +118,29 @@ class TargetLoop:
         settings: ScrapeSettings,
         *,
         sink: interfaces.Appender,
-        known: Fleet,
-        line: Line | None = None,
+        inventory: ScrapedInventory,
+        connection: TargetConnection | None = None,
         turn: asyncio.Lock | None = None,
     ) -> None:
         self.state = TargetState(target)
-        settings = settings.of(target)
+        settings = settings.for_target(target)
         self.interval_ms = round(settings.interval_seconds * 1000)
-        self.left_out: Counter[str] = Counter()
-        self._target, self._settings, self._sink, self._fleet = target, settings, sink, known
+        self.dropped_samples: Counter[str] = Counter()
+        self._target, self._settings, self._sink, self._fleet = target, settings, sink, inventory
         self._key = target.key
-        self._connection = line or http.Connection(
+        self._connection = connection or http.Connection(
             timeout_seconds=settings.timeout_seconds,
             max_body_bytes=settings.max_body_bytes,
             access=target.job.access,
         )
         job = target.job
-        self._parser = PageForms(
+        self._parser = PageParser(
             max_series=settings.max_series,
             accept=accept_header(job.protocols, wants_native=job.native_histograms, escaping=job.escaping),
             keeps_classic=job.classic_histograms,
         )
         self._request = self._ask_page()
-        self._native = NativeSeries(sink, target.key)
+        self._native = NativeHistogramSeries(sink, target.key)
         self._turn = turn or asyncio.Lock()
         self._epoch = 0
         self._id_of: dict[int, int] = {}
@@ -163,7 +163,7 @@ class TargetLoop:
         self._left_ids: array[int] | None = None
 
     @property
-    def families(self) -> Mapping[str, exposition.Family]:
+    def families(self) -> Mapping[str, exposition.FamilyMetadata]:
         """What the exporter says about its metrics."""
         return self._parser.families
 
@@ -183,7 +183,7 @@ class TargetLoop:
             self._note_exemplars(page, at_ms)
             self.state = TargetState(
                 self._target,
-                health=Health.UP if self._fits else Health.UNKNOWN,
+                health=TargetHealth.UP if self._fits else TargetHealth.UNKNOWN,
                 last_scrape_ms=at_ms,
                 duration_seconds=taken,
                 error="; ".join(problems) or None,
@@ -195,7 +195,7 @@ class TargetLoop:
             taken = asyncio.get_running_loop().time() - started
             self.state = TargetState(
                 self._target,
-                health=Health.DOWN,
+                health=TargetHealth.DOWN,
                 last_scrape_ms=at_ms,
                 duration_seconds=taken,
                 error=str(error),
@@ -207,10 +207,10 @@ class TargetLoop:
     async def close(self, at_ms: int) -> None:
         """The target is no longer watched: every series of it ends here, `up` too."""
         await self._connection.aclose()
-        self._fleet.hold(self._key, ())
+        self._fleet.set_workloads(self._key, ())
         ends = self._lasting_ids() + self._own_ids
         self._append(ends, at_ms, array("d", [samples.STALE]) * len(ends))
-        self.left_out.update(self._native.end(at_ms))
+        self.dropped_samples.update(self._native.end_series(at_ms))
 
     def _ask_page(self) -> http.Request:
         patience = f"{self._settings.timeout_seconds:g}"
@@ -220,8 +220,8 @@ class TargetLoop:
             headers["Accept-Encoding"] = "gzip"
         return http.Request(self._target.url, headers=headers)
 
-    async def _read_page(self) -> exposition.Page:
-        admission = await self._target.job.access.authorised()
+    async def _read_page(self) -> exposition.ExpositionPage:
+        admission = await self._target.job.access.request_headers()
         request = replace(self._request, headers={**self._request.headers, **admission}) if admission else self._request
         response = await self._connection.send(request)
         # One page of all targets in each round of the loop: whoever asks the hub waits for one, not for them all.
@@ -238,7 +238,7 @@ class TargetLoop:
             error.where = self._target.url
             raise
 
-    def _append_native(self, page: exposition.Page, at_ms: int) -> None:
+    def _append_native(self, page: exposition.ExpositionPage, at_ms: int) -> None:
         if not page.histograms and self._native.is_empty:
             return
 
@@ -248,11 +248,13 @@ class TargetLoop:
         if not self._settings.honor_timestamps:
             page = replace(page, histograms=tuple((handle, one, None) for handle, one, _ in page.histograms))
         try:
-            self.left_out.update(self._native.take(page, at_ms, latest_ms=at_ms + MAX_AHEAD_MS, attach=attach))
+            self.dropped_samples.update(
+                self._native.append_page(page, at_ms, latest_ms=at_ms + MAX_AHEAD_MS, attach=attach)
+            )
         except StoreFull:
-            self.left_out["full"] += len(page.histograms)
+            self.dropped_samples["full"] += len(page.histograms)
 
-    async def _meet(self, page: exposition.Page, at_ms: int) -> None:
+    async def _meet(self, page: exposition.ExpositionPage, at_ms: int) -> None:
         """Ask for the ids of series that are new, a slice at a time: a page about a whole cluster has thousands."""
         if page.epoch != self._epoch:
             self._epoch, self._id_of, self._handles = page.epoch, {}, []
@@ -264,7 +266,7 @@ class TargetLoop:
             self._handles = []
         if self._target.job.label_limits.is_set:
             for handle, _, _ in page.histograms:
-                self._target.job.label_limits.refuse(self._attach(self._parser.labels[handle]))
+                self._target.job.label_limits.check(self._attach(self._parser.labels[handle]))
         if page.handles is self._handles:
             return
         strangers = [handle for handle in page.handles if handle not in self._id_of]
@@ -280,10 +282,10 @@ class TargetLoop:
 
     def _find_no_room(self) -> Iterator[str]:
         if self._without_room:
-            self.left_out["full"] += len(self._without_room)
+            self.dropped_samples["full"] += len(self._without_room)
             yield f"the store is full, and {len(self._without_room)} series of the page found no room in it"
 
-    def _append_page(self, page: exposition.Page, at_ms: int, taken: float) -> str | None:
+    def _append_page(self, page: exposition.ExpositionPage, at_ms: int, taken: float) -> str | None:
         """Append the samples of a page; says so if some carried a time that cannot be."""
         before, added = self._ids, 0
         times = page.timestamps_ms if self._settings.honor_timestamps else {}
@@ -294,7 +296,7 @@ class TargetLoop:
             self._handles = page.handles
             self._ids, self._mask = self._choose(page.handles, times, far=far)
             self._gpus = self._find_gpus(page.handles)
-            self._fleet.hold(self._key, self._find_holders(page.handles))
+            self._fleet.set_workloads(self._key, self._find_holders(page.handles))
             added = len(set(self._ids).difference(before))
         values = page.values if self._mask is None else array("d", compress(page.values, self._mask))
         found, native = len(page.handles), len(page.histograms)
@@ -312,10 +314,10 @@ class TargetLoop:
             ends = array("d", [samples.STALE]) * len(vanished)
             self._append(self._group_ids + vanished if vanished else self._group_ids, at_ms, values + own + ends)
         for node, gpus in self._gpus.values():
-            self._fleet.saw(node, gpus, at_ms=at_ms, source=self._key)
+            self._fleet.record_page(node, gpus, at_ms=at_ms, source=self._key)
         if not far:
             return None
-        self.left_out["future"] += len(far)
+        self.dropped_samples["future"] += len(far)
         return f"{len(far)} samples carry a time more than {MAX_AHEAD_MS // 60_000} minutes ahead and were dropped"
 
     def _choose(
@@ -333,7 +335,7 @@ class TargetLoop:
         mask = []
         for place, key in enumerate(keys):
             is_kept = ids[place] != DROPPED and place not in far and key not in seen
-            self.left_out["duplicate"] += key in seen and ids[place] != DROPPED
+            self.dropped_samples["duplicate"] += key in seen and ids[place] != DROPPED
             seen.add(key)
             mask.append(is_kept)
         return array("q", compress(ids, mask)), mask
@@ -352,9 +354,9 @@ class TargetLoop:
             return
         self._noted = self._parser.families_version
         for name, family in self._parser.families.items():
-            metadata.note(name, family.type, help=family.help, unit=family.unit)
+            metadata.record(name, family.type, help=family.help, unit=family.unit)
 
-    def _note_exemplars(self, page: exposition.Page, at_ms: int) -> None:
+    def _note_exemplars(self, page: exposition.ExpositionPage, at_ms: int) -> None:
         """Hand on the exemplars that are new on the page, under the labels of the stored series."""
         kept = self._sink.exemplars
         if kept is None:
@@ -365,13 +367,13 @@ class TargetLoop:
                 series = self._attach(self._parser.labels[handle])
             time_ms = at_ms if own_ms is None else own_ms
             if series is not None and time_ms <= at_ms + MAX_AHEAD_MS:
-                kept.note(series, exemplars.Exemplar(label_set, value, time_ms))
+                kept.add(series, exemplars.Exemplar(label_set, value, time_ms))
 
     def _append(self, ids: array[int], at_ms: int, values: array[float]) -> None:
         taken = self._sink.append_scrape(self._key, ids, at_ms, values)
         if not taken.dropped:
             return
-        self.left_out.update(taken.dropped)
+        self.dropped_samples.update(taken.dropped)
         if taken.dropped.get("forgotten"):
             self._id_of, self._handles, self._own_ids = {}, [], self._ask_own_ids()
 
@@ -390,7 +392,7 @@ class TargetLoop:
             own.append(values[at])
         for at_ms in sorted(by_time):
             taken = self._sink.append_scrape(f"{self._key} timed", by_time[at_ms][0], at_ms, by_time[at_ms][1])
-            self.left_out.update(taken.dropped)
+            self.dropped_samples.update(taken.dropped)
         plain = [at not in times for at in range(len(self._ids))]
         return array("q", compress(self._ids, plain)), array("d", compress(values, plain))
 
@@ -403,20 +405,20 @@ class TargetLoop:
 
     def _append_down(self, at_ms: int, taken: float) -> None:
         """The target did not answer: its series end, and `up` says so."""
-        self._fleet.hold(self._key, ())
+        self._fleet.set_workloads(self._key, ())
         ends = self._lasting_ids() + self._take_left_ids()
         if not self._ids:
             # Ids outlast one failure, because to ask for them takes as long as to read five pages.
             self._id_of = {}
         self._ids, self._handles = array("q"), []
-        self.left_out.update(self._native.end(at_ms))
+        self.dropped_samples.update(self._native.end_series(at_ms))
         own = array("d", [0.0, taken, 0.0, 0.0, 0.0])
         # In the order of a page that could be read, which the sink recognises.
         self._append(ends + self._own_ids, at_ms, array("d", [samples.STALE]) * len(ends) + own)
 
     def _ask_left_ids(self, at_ms: int) -> array[int]:
         """Series that nobody has ended, because the hub was away when they did: without it they seem to go on."""
-        lasting = self._sink.lasting(self._key, at_ms - interfaces.LOOKBACK_MS)
+        lasting = self._sink.active_series(self._key, at_ms - interfaces.LOOKBACK_MS)
         return array("q", lasting.keys() - set(self._own_ids))
 
     def _take_left_ids(self) -> array[int]:
@@ -424,14 +426,16 @@ class TargetLoop:
         return left
 
     def _ask_own_ids(self) -> array[int]:
-        return array("q", [self._sink.series_id(self._target.labels.having(__name__=name)) for name in SYNTHESISED])
+        return array(
+            "q", [self._sink.series_id(self._target.labels.with_labels(__name__=name)) for name in SYNTHESISED]
+        )
 
     def _ask_id(self, handle: int) -> int:
         if self._parser.labels[handle].get(labels.METRIC_NAME) == WORKLOAD_INFO:
             # The hub writes this series itself, for all GPUs and with their teams; see `Fleet.holders`.
             return DROPPED
         label_set = self._attach(self._parser.labels[handle])
-        self._target.job.label_limits.refuse(label_set)
+        self._target.job.label_limits.check(label_set)
         if label_set is None:
             return DROPPED
         try:
@@ -443,17 +447,17 @@ class TargetLoop:
     def _attach(self, label_set: labels.Labels) -> labels.Labels | None:
         """The exporter's labels with the target's, as the job's rules want them; None if they drop the series."""
         if self._target.job.metric_rules:
-            ruled = relabel.apply(self._target.job.metric_rules, self._join(label_set))
+            ruled = relabel.relabel(self._target.job.metric_rules, self._join(label_set))
             if ruled is None or not ruled.get(labels.METRIC_NAME):
                 return None
-            return labels.Labels(dialect.usual(ruled, node=self._target.node))
-        name = dialect.usual_name(label_set.name)
-        alike = (dialect.is_dcgm(name), label_set.unnamed)
+            return labels.Labels(dcgm_names.canonical_labels(ruled, node=self._target.node))
+        name = dcgm_names.canonical_name(label_set.name)
+        alike = (dcgm_names.is_dcgm(name), label_set.pairs_without_name)
         others = self._joined.get(alike)
         if others is None:
-            usual = labels.Labels(dialect.usual(self._join(label_set), node=self._target.node))
-            others = self._joined[alike] = usual.unnamed
-        return labels.Labels.named(name, others)
+            usual = labels.Labels(dcgm_names.canonical_labels(self._join(label_set), node=self._target.node))
+            others = self._joined[alike] = usual.pairs_without_name
+        return labels.Labels.with_metric_name(name, others)
 
     def _join(self, label_set: labels.Labels) -> dict[str, str]:
         """A clash of labels is settled as Prometheus does it."""

@@ -67,15 +67,15 @@ def fields() -> dict[str, Field]:
 
 
 def _read_field(cells: Mapping[str, str]) -> Field:
-    name = pack.filled(cells["name"])
-    prom_type = pack.one_of(cells["prom_type"], frozenset({"gauge", "counter", "label"}))
+    name = pack.required(cells["name"])
+    prom_type = pack.choice(cells["prom_type"], frozenset({"gauge", "counter", "label"}))
     unit = f" (in {cells['unit']})" if cells["unit"] else ""
     return Field(
         id=int(cells["field_id"]),
         name=name,
         prom_type=prom_type,
-        is_float=pack.one_of(cells["value_type"], frozenset({"int64", "double", "string"})) == "double",
-        head=f"# HELP {name} {pack.filled(cells['description'])}{unit}.\n# TYPE {name} {prom_type}\n",
+        is_float=pack.choice(cells["value_type"], frozenset({"int64", "double", "string"})) == "double",
+        head=f"# HELP {name} {pack.required(cells['description'])}{unit}.\n# TYPE {name} {prom_type}\n",
     )
 
 

@@ -168,7 +168,7 @@ def models() -> dict[str, GpuModel]:
 
 def _read_model(cells: Mapping[str, str]) -> GpuModel:
     return GpuModel(
-        name=pack.filled(cells["model"]),
+        name=pack.required(cells["model"]),
         memory_mib=int(cells["memory_mib"]),
         tdp_watts=float(cells["tdp_watts"]),
         idle_watts=float(cells["idle_watts"]),

@@ -232,9 +232,9 @@ async def serve(settings: SimSettings, stop: asyncio.Event, *, listener: socket.
     config = uvicorn.Config(
         wire_.app(), log_level="warning", access_log=False, lifespan="off", ws="none", timeout_graceful_shutdown=1
     )
-    server = asgi.Server(config)
+    server = asgi.AsgiServer(config)
     log.info("Simulated fleet is up", extra=logs.fields(gpus=settings.gpus, url=f"http://{wire_.target}"))
-    memory.give_back_start()
+    memory.release_startup_memory()
     async with asyncio.TaskGroup() as group:
         group.create_task(server.serve(sockets=[bound]))
         group.create_task(wire_.keep_step(stop))

@@ -19,7 +19,7 @@ from watchkeeper import errors
 from watchkeeper.kit import files
 from watchkeeper.store.blocks.block import Block, ChunkCache
 from watchkeeper.store.blocks.block_writer import SUFFIX
-from watchkeeper.store.damage import Damage
+from watchkeeper.store.corruption import Corruption
 from watchkeeper.store.index import Patterns
 from watchkeeper.store.journal import connection as journal_connection
 from watchkeeper.store.journal import journal_check, journal_file
@@ -33,7 +33,7 @@ SAMPLES, JOURNAL = "samples", "journal.sqlite"
 
 
 @dataclass(frozen=True, slots=True)
-class Holdings:
+class DataLocations:
     """Where a hub keeps what it knows. Without `journal` that is in the database whose address `url_file` has.
 
     A database is verified here, and copied with its own tools.
@@ -46,7 +46,7 @@ class Holdings:
 
 
 @dataclass(frozen=True, slots=True)
-class Copied:
+class BackupSummary:
     """What a backup holds; linked bytes take no room of their own."""
 
     blocks: int
@@ -54,7 +54,7 @@ class Copied:
     copied_bytes: int
 
 
-def back_up(source: Holdings, target: Path) -> Copied:
+def back_up(source: DataLocations, target: Path) -> BackupSummary:
     """Copy everything into a new directory; StoreError if that cannot be."""
     _refuse_filled(target, remedy="Name a new directory for each backup")
     try:
@@ -67,7 +67,7 @@ def back_up(source: Holdings, target: Path) -> Copied:
         linked, more = _link_blocks(source.samples / "blocks", target / SAMPLES / "blocks")
         copied += more + (0 if source.journal is None else _copy_journal(source.journal, target / JOURNAL))
         # Last, so that a directory with the mark is a whole backup.
-        files.write_whole(target / files.OWNER_MARK, (source.data / files.OWNER_MARK).read_bytes())
+        files.write_atomically(target / files.OWNER_MARK, (source.data / files.OWNER_MARK).read_bytes())
         files.sync_folder(target)
     except OSError as error:
         raise errors.StoreError(
@@ -76,10 +76,10 @@ def back_up(source: Holdings, target: Path) -> Copied:
             now=f"{target} is not a whole backup",
             remedy="Remove it and try again",
         ) from error
-    return Copied(len(list((target / SAMPLES / "blocks").iterdir())), linked, copied)
+    return BackupSummary(len(list((target / SAMPLES / "blocks").iterdir())), linked, copied)
 
 
-def restore(source: Path, target: Holdings) -> list[Damage]:
+def restore_backup(source: Path, target: DataLocations) -> list[Corruption]:
     """Put a backup into a data directory that is empty or new; returns what of it is damaged, and restores the rest."""
     if not (source / files.OWNER_MARK).exists():
         raise errors.StoreError(
@@ -87,14 +87,14 @@ def restore(source: Path, target: Holdings) -> list[Damage]:
         )
     _refuse_filled(target.data, remedy="Stop the hub and move its data directory away first")
     _refuse_filled(target.samples, remedy="Move what is there away first")
-    found = list(damages(Holdings(source, source / SAMPLES, source / JOURNAL)))
+    found = list(find_corruptions(DataLocations(source, source / SAMPLES, source / JOURNAL)))
     try:
         target.data.mkdir(parents=True, exist_ok=True)
         shutil.copytree(source / SAMPLES, target.samples, dirs_exist_ok=True)
         if (source / JOURNAL).exists() and target.journal is not None:
             target.journal.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source / JOURNAL, target.journal)
-        files.write_whole(target.data / files.OWNER_MARK, (source / files.OWNER_MARK).read_bytes())
+        files.write_atomically(target.data / files.OWNER_MARK, (source / files.OWNER_MARK).read_bytes())
         os.sync()
     except OSError as error:
         raise errors.StoreError(
@@ -103,16 +103,16 @@ def restore(source: Path, target: Holdings) -> list[Damage]:
     return found
 
 
-def damages(kept: Holdings) -> Iterator[Damage]:
+def find_corruptions(kept: DataLocations) -> Iterator[Corruption]:
     """Read everything, and say what is not as it was written; a torn end of the log is not damage."""
     yield from _closed_folders(kept.samples)
     for path in sorted(kept.samples.glob(f"wal/*{wal.SUFFIX}")):
-        yield from (found for found in wal_records.records(path) if isinstance(found, Damage) and found.problem)
+        yield from (found for found in wal_records.records(path) if isinstance(found, Corruption) and found.problem)
     for path in sorted(kept.samples.glob(f"blocks/*{SUFFIX}")):
         try:
             block = Block(path, cache=ChunkCache(), patterns=Patterns(), report=lambda _: None)
         except errors.StoreError as error:
-            yield Damage(path, 0, error.problem)
+            yield Corruption(path, 0, error.problem)
             continue
         yield from block.check()
         block.close()
@@ -122,34 +122,34 @@ def damages(kept: Holdings) -> Iterator[Damage]:
         yield from _server_damages(kept.url_file)
 
 
-def _closed_folders(samples: Path) -> Iterator[Damage]:
+def _closed_folders(samples: Path) -> Iterator[Corruption]:
     for folder in (samples, samples / "wal", samples / "blocks"):
         try:
             os.listdir(folder)
         except FileNotFoundError:
             continue
         except OSError as error:
-            yield Damage(folder, 0, f"the folder cannot be read: {error.strerror}")
+            yield Corruption(folder, 0, f"the folder cannot be read: {error.strerror}")
 
 
-def _server_damages(url_file: str) -> Iterator[Damage]:
-    opened = journal_connection.follow(url_file)
+def _server_damages(url_file: str) -> Iterator[Corruption]:
+    opened = journal_connection.open_read_only(url_file)
     with closing(Journal(opened)) as journal:
         broken = journal.verify()
     if broken is not None:
-        yield Damage(Path(str(opened.where)), 0, BROKEN.format(broken))
+        yield Corruption(Path(str(opened.where)), 0, BROKEN.format(broken))
 
 
-def _journal_damages(path: Path) -> Iterator[Damage]:
+def _journal_damages(path: Path) -> Iterator[Corruption]:
     try:
         opened = sqlite3.connect(f"file:{path}?mode=ro", uri=True, factory=journal_file.FileConnection)
         with closing(opened) as connection, connection.snapshot():
-            broken = journal_check.first_broken(connection)
+            broken = journal_check.first_invalid_entry(connection)
     except sqlite3.Error as error:
-        yield Damage(path, 0, f"the journal cannot be read: {error}")
+        yield Corruption(path, 0, f"the journal cannot be read: {error}")
         return
     if broken is not None:
-        yield Damage(path, 0, BROKEN.format(broken))
+        yield Corruption(path, 0, BROKEN.format(broken))
 
 
 def _refuse_filled(folder: Path, *, remedy: str) -> None:

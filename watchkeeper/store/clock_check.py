@@ -9,8 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from watchkeeper.store.aside import Aside
 from watchkeeper.store.durable import DurableStore
+from watchkeeper.store.quarantine import QuarantinedSamples
 
 # Longer than a clock that is being set takes to settle; shorter than anybody takes to ask why nothing is new.
 PATIENCE_SECONDS = 20.0
@@ -26,9 +26,9 @@ class ClockCheck:
     def sync(self, store: DurableStore, now_ms: int) -> str:
         """Bring samples to the disk, then look. Waits for the disk; StoreError if that refuses."""
         store.sync()
-        return self.look(store, now_ms)
+        return self.quarantine_if_ahead(store, now_ms)
 
-    def look(self, store: DurableStore, now_ms: int) -> str:
+    def quarantine_if_ahead(self, store: DurableStore, now_ms: int) -> str:
         """What was set aside, in words; an empty text when there was no reason to."""
         if not _ahead_ms(store, now_ms):
             self._behind_since = None
@@ -37,10 +37,10 @@ class ClockCheck:
             self._behind_since = self._monotonic()
         if self._monotonic() - self._behind_since < PATIENCE_SECONDS:
             return ""
-        return words(store.set_aside_ahead())
+        return describe_quarantine(store.quarantine_future_samples())
 
 
-def problem(store: DurableStore | None, now_ms: int) -> str:
+def describe_problem(store: DurableStore | None, now_ms: int) -> str:
     """A sentence for people, or an empty text while the clock and the newest sample agree."""
     ahead_ms = 0 if store is None else _ahead_ms(store, now_ms)
     if not ahead_ms:
@@ -51,7 +51,7 @@ def problem(store: DurableStore | None, now_ms: int) -> str:
     )
 
 
-def words(found: Aside) -> str:
+def describe_quarantine(found: QuarantinedSamples) -> str:
     return (
         f"it was put back by {_hours(found.ahead_ms)}: {found.samples:,} samples that were ahead of it are set aside in"
         f" {found.folder}, where queries do not see them"

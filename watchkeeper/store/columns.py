@@ -51,14 +51,14 @@ def is_absent(values: Floats) -> Mask:
     return mask
 
 
-def to_keep(values: Floats) -> Floats:
+def to_file(values: Floats) -> Floats:
     """A matrix as files have it; empty slots of this one are changed."""
     bits = values.view(np.int64)
     bits[bits == ABSENT_BITS] = KEPT_ABSENT_BITS
     return values
 
 
-def as_kept(values: Floats) -> Floats:
+def from_file(values: Floats) -> Floats:
     """A matrix of a file as memory has it; empty slots of this one are changed."""
     bits = values.view(np.int64)
     bits[bits == KEPT_ABSENT_BITS] = ABSENT_BITS
@@ -70,7 +70,7 @@ def is_stale(values: Floats) -> Mask:
     return mask
 
 
-def plain(values: Floats) -> Floats:
+def normalise_nans(values: Floats) -> Floats:
     """The values as they are stored: contiguous, and with one NaN besides the stale marker."""
     values = np.ascontiguousarray(values, dtype=np.float64)
     odd = np.isnan(values)
@@ -89,7 +89,7 @@ def distinct(numbers: Ints, count: int) -> tuple[Ints, Ints]:
     return np.flatnonzero(is_there), (np.cumsum(is_there) - 1)[numbers]
 
 
-def present(numbers: Ints) -> Ints:
+def sorted_distinct(numbers: Ints) -> Ints:
     """Each of some small numbers once, in their order; `np.unique` would import masked arrays, 9 ms of a start."""
     return np.flatnonzero(np.bincount(numbers))
 
@@ -122,7 +122,7 @@ class Slab:
         self._used: list[int] = []
         self._free_shelves: list[int] = []
 
-    def take_rows(self, kinds: Ints) -> Ints:
+    def allocate_rows(self, kinds: Ints) -> Ints:
         """An empty row for each kind, reused or new; rows of a kind lie together as far as possible."""
         taken = np.array([self._take_row(kind) for kind in kinds.tolist()], dtype=np.int64)
         for block, where in self._by_block(taken):
@@ -150,7 +150,7 @@ class Slab:
             self._live.append(0)
         return len(self._kinds) - 1
 
-    def give_rows(self, rows: Ints) -> None:
+    def free_rows(self, rows: Ints) -> None:
         """Take rows back; a block that nobody uses returns its memory to the system."""
         for row in rows.tolist():
             shelf = row // SHELF
@@ -278,7 +278,7 @@ class Slab:
                     region.madvise(mmap.MADV_HUGEPAGE)
             if number == LARGE_BLOCKS:
                 # Range queries over 6,000 GPUs then take half the time.
-                memory.keep_scratch()
+                memory.keep_query_buffers()
             block = self._blocks[number] = np.frombuffer(region, dtype=self._slot)
         return block
 
@@ -292,4 +292,4 @@ class Slab:
         blocks = rows // self.rows_per_block
         if int(blocks.min()) == int(blocks.max()):
             return [(int(blocks[0]), slice(None))]
-        return [(block, np.flatnonzero(blocks == block)) for block in present(blocks).tolist()]
+        return [(block, np.flatnonzero(blocks == block)) for block in sorted_distinct(blocks).tolist()]

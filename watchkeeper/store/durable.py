@@ -23,24 +23,24 @@ import numpy as np
 
 from watchkeeper import errors
 from watchkeeper.config import settings
-from watchkeeper.kit import durations, leaps, memory
+from watchkeeper.kit import clock_jump, durations, memory
 from watchkeeper.kit.logs import fields
 from watchkeeper.model import histograms as histogram_model
 from watchkeeper.model import labels as label_sets
 from watchkeeper.model import samples as sample_model
-from watchkeeper.store import aside, backup
+from watchkeeper.store import backup, quarantine
 from watchkeeper.store.blocks import compaction
 from watchkeeper.store.blocks.block import Block, ChunkCache
 from watchkeeper.store.blocks.block_writer import REPLACED, SUFFIX, UNFINISHED, BlockWriter, block_name
 from watchkeeper.store.columns import ABSENT, NEVER_MS, Floats, Ints, is_absent
-from watchkeeper.store.damage import Damage
+from watchkeeper.store.corruption import Corruption
 from watchkeeper.store.head.head import MAX_AHEAD_MS, Head
-from watchkeeper.store.histograms import MAX_MERGED_BYTES, Cells, reveal
+from watchkeeper.store.histograms import MAX_MERGED_BYTES, Cells, find_histograms
 from watchkeeper.store.index import Cardinality, MatcherLike, Patterns
 from watchkeeper.store.interfaces import Appended
-from watchkeeper.store.reading import Columns, Unions, join
+from watchkeeper.store.sample_columns import Columns, UnionCache, join
 from watchkeeper.store.series import SeriesSet
-from watchkeeper.store.wal import wal_ahead, wal_reader, wal_records, wal_replay
+from watchkeeper.store.wal import wal_prefetch, wal_reader, wal_records, wal_replay
 from watchkeeper.store.wal.wal import WriteAheadLog
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class StoreSettings:
     cache_bytes: int = 128 << 20
 
     @classmethod
-    def of(cls, query: settings.Query) -> StoreSettings:
+    def of(cls, query: settings.QuerySettings) -> StoreSettings:
         """As the section [query] has it."""
         most = query.max_disk_mebibytes
         return cls(
@@ -137,19 +137,19 @@ class DurableStore:
             clock_ms=clock_ms,
         )
         self.metadata, self.exemplars = self.head.metadata, self.head.exemplars
-        self.damages: list[Damage] = []
+        self.damages: list[Corruption] = []
         self._damage_count = 0
-        self._cache, self._patterns, self._unions = ChunkCache(limits.cache_bytes), Patterns(), Unions()
+        self._cache, self._patterns, self._unions = ChunkCache(limits.cache_bytes), Patterns(), UnionCache()
         self._unmergeable: set[Path] = set()
         self._upkeep = threading.Lock()
-        self._doubt = leaps.Doubt(UPKEEP_SECONDS)
+        self._doubt = clock_jump.ClockJumpGuard(UPKEEP_SECONDS)
         self._past = self._open_blocks()
         self._loaded_ms = self._cut_ms
-        self.head.open_from(self._cut_ms)
+        self.head.accept_from(self._cut_ms)
         self._load_metadata()
-        self._replayed = wal_replay.replay(wal_ahead.read(path, since_ms=self._loaded_ms), self.head)
+        self._replayed = wal_replay.replay(wal_prefetch.read(path, since_ms=self._loaded_ms), self.head)
         # Slots were gathered for whole rows: 0.5 KiB for each series.
-        memory.give_back()
+        memory.release_free_memory()
         for damage in self._replayed.damages:
             self._report(damage)
         if self._replayed.torn_bytes:
@@ -160,7 +160,7 @@ class DurableStore:
         self.head.log = self._log if limits.has_log else None
         # A block ends in the past of the clock that wrote it; samples may be a little ahead, as clocks of agents are.
         if self._cut_ms > clock_ms() or self._reached_ms() > clock_ms() + MAX_AHEAD_MS:
-            self.set_aside_ahead()
+            self.quarantine_future_samples()
 
     def __len__(self) -> int:
         return len(self.head)
@@ -193,17 +193,17 @@ class DurableStore:
     ) -> Appended:
         return self.head.append_scrape(group_key, series_ids, at_ms, values, now_ms=now_ms)
 
-    def lasting(self, group_key: Hashable, since_ms: int) -> dict[int, label_sets.Labels]:
-        return self.head.lasting(group_key, since_ms)
+    def active_series(self, group_key: Hashable, since_ms: int) -> dict[int, label_sets.Labels]:
+        return self.head.active_series(group_key, since_ms)
 
     def append(
         self,
         samples: Iterable[sample_model.Sample | histogram_model.HistogramSample],
         *,
-        together: str | None = None,
+        group_key: str | None = None,
         now_ms: int | None = None,
     ) -> Appended:
-        return self.head.append(samples, together=together, now_ms=now_ms)
+        return self.head.append(samples, group_key=group_key, now_ms=now_ms)
 
     def sync(self) -> int:
         """Bring what was accepted to the disk; returns how many samples. StoreError if the disk refuses."""
@@ -236,7 +236,7 @@ class DurableStore:
             parts.append(self.head.select(matchers, since_ms, max(end_ms, since_ms), max_samples=left))
         return parts[0] if len(parts) == 1 else join(parts, self._unions)
 
-    def reveal(self, values: Floats) -> Cells | None:
+    def find_histograms(self, values: Floats) -> Cells | None:
         known = self.head.histograms.known
         blocks = [block for block in self._past.blocks if block.has_histograms]
         if not known and not blocks:
@@ -248,11 +248,11 @@ class DurableStore:
                 found = found or (self._ask(block, lambda one: one.histograms) or {}).get(mark)
             return found
 
-        return reveal(values, find)
+        return find_histograms(values, find)
 
-    def at_hand(self, matchers: Sequence[MatcherLike], start_ms: int) -> int | None:
+    def cached_series_count(self, matchers: Sequence[MatcherLike], start_ms: int) -> int | None:
         is_in_memory = start_ms + 1 >= self._floor_ms(self._past)
-        return self.head.at_hand(matchers, start_ms) if is_in_memory else None
+        return self.head.cached_series_count(matchers, start_ms) if is_in_memory else None
 
     def latest(self, matchers: Sequence[MatcherLike], start_ms: int, end_ms: int) -> tuple[SeriesSet, Ints, Floats]:
         if start_ms + 1 >= self._floor_ms(self._past):
@@ -320,32 +320,32 @@ class DurableStore:
             self._merge()
             self._remove_expired(oldest_ms)
             for block in self._past.blocks:
-                block.let_go()
+                block.release_unused()
             if self._past is not before:
-                gone, self._unions = self._unions, Unions()
-                gone.let_go()
+                gone, self._unions = self._unions, UnionCache()
+                gone.release()
                 # Writing needs many times what it leaves behind.
-                memory.give_back()
+                memory.release_free_memory()
 
-    def set_aside_ahead(self) -> aside.Aside:
+    def quarantine_future_samples(self) -> quarantine.QuarantinedSamples:
         """The clock was put back: take what lies ahead of it out of the way, so that samples of now are accepted.
 
         Memory and log up to now become a block, and what lies beyond becomes blocks that nobody reads. StoreError if
         the disk refuses; then it can be tried again.
         """
         now_ms = self._clock_ms()
-        with self._upkeep, self._disk_errors(), aside.new_folder(self.path, now_ms) as folder:
+        with self._upkeep, self._disk_errors(), quarantine.create_folder(self.path, now_ms) as folder:
             ended, reached_ms = self._log.rotate(), self._reached_ms()
             count = _copy(self.head, folder, max(self._cut_ms, now_ms + 1), end_ms=reached_ms + 1)
-            edge_ms = self.head.drop_ahead()
+            edge_ms = self.head.drop_future_samples()
             count += self._set_blocks_aside(edge_ms, folder)
             first_ms = self.head.first_ms_from(self._cut_ms)
             if first_ms is not None and first_ms < edge_ms:
                 self._write_block(max(self._cut_ms, first_ms // self._limits.block_ms * self._limits.block_ms), edge_ms)
             self._log.forget(ended)
-            self._unions, self._loaded_ms = Unions(), self._cut_ms
+            self._unions, self._loaded_ms = UnionCache(), self._cut_ms
         log.warning("Samples ahead of the clock were set aside", extra=fields(samples=count, folder=folder))
-        return aside.Aside(count, reached_ms - edge_ms + 1, folder)
+        return quarantine.QuarantinedSamples(count, reached_ms - edge_ms + 1, folder)
 
     def _reached_ms(self) -> int:
         """The newest time in memory, in the log and in blocks."""
@@ -366,7 +366,7 @@ class DurableStore:
                 block.path.rename(folder / block.path.name)
                 count += block.samples
         self._past = _Past(tuple(blocks), max((block.end_ms for block in blocks), default=None))
-        self.head.open_from(self._cut_ms)
+        self.head.accept_from(self._cut_ms)
         return count
 
     def _cut_in_two(self, block: Block, at_ms: int, folder: Path) -> list[Block]:
@@ -375,17 +375,17 @@ class DurableStore:
             path = compaction.merge([block], self._block_folder, until_ms=at_ms)
             compaction.merge([block], folder, since_ms=at_ms)
         except errors.StoreError as error:
-            self._report(Damage(block.path, 0, error.problem))
+            self._report(Corruption(block.path, 0, error.problem))
             block.path.rename(folder / block.path.name)
             return []
         self._remove([block])
         return [self._block(path)]
 
-    def back_up(self, target: Path, *, data: Path, journal: Path) -> backup.Copied:
+    def back_up(self, target: Path, *, data: Path, journal: Path) -> backup.BackupSummary:
         """Copy what is kept up to now, journal included, into a new directory; nothing is merged away meanwhile."""
         self.sync()
         with self._upkeep:
-            return backup.back_up(backup.Holdings(data, self.path, journal), target)
+            return backup.back_up(backup.DataLocations(data, self.path, journal), target)
 
     def close(self) -> None:
         """Bring everything to the disk and let go of the files; a disk that refuses is said, not raised."""
@@ -428,7 +428,7 @@ class DurableStore:
 
     def _write_block(self, start_ms: int, end_ms: int) -> None:
         """Move a span of the head's time into a block; nothing is accepted for it any more."""
-        self.head.close_until(end_ms)
+        self.head.refuse_before(end_ms)
         self.head.has_blocks = False
         source = self._from_log(start_ms, end_ms) if start_ms < self.head.lacking_ms else self.head
         _copy(source, self._block_folder, start_ms, end_ms=end_ms)
@@ -468,7 +468,7 @@ class DurableStore:
             max_bytes=self._limits.max_bytes,
             other_bytes=sum(segment.bytes for segment in self._log.segments),
         )
-        aside.forget(self.path, oldest_ms=oldest_ms)
+        quarantine.remove_expired(self.path, oldest_ms=oldest_ms)
         self._remove_unread(oldest_ms)
         if expired:
             left = tuple(block for block in self._past.blocks if block not in expired)
@@ -501,9 +501,9 @@ class DurableStore:
             try:
                 found.append(self._block(path))
             except errors.StoreError as error:
-                self._report(Damage(path, 0, error.problem))
+                self._report(Corruption(path, 0, error.problem))
         for path in self._block_folder.glob(f"*{REPLACED}"):
-            self._report(Damage(path, 0, "it could not be read, and what the log had of its time has its place"))
+            self._report(Corruption(path, 0, "it could not be read, and what the log had of its time has its place"))
         gone = compaction.superseded(found)
         self._remove(gone)
         blocks = sorted((block for block in found if block not in gone), key=_start)
@@ -516,7 +516,7 @@ class DurableStore:
         try:
             self.metadata.load(self.path / "metadata.json")
         except errors.StoreError as error:
-            self._report(Damage(self.path / "metadata.json", 0, error.problem))
+            self._report(Corruption(self.path / "metadata.json", 0, error.problem))
 
     def _floor_ms(self, past: _Past) -> int:
         """From this time on the head has everything; before it, the blocks."""
@@ -535,10 +535,10 @@ class DurableStore:
         try:
             return question(block)
         except errors.StoreError as error:
-            self._report(Damage(block.path, 0, error.problem))
+            self._report(Corruption(block.path, 0, error.problem))
             return None
 
-    def _report(self, damage: Damage) -> None:
+    def _report(self, damage: Corruption) -> None:
         if damage in self.damages:
             return
         self._damage_count += 1

@@ -27,7 +27,7 @@ class Exemplars:
         self._order: deque[Labels] = deque()
         self._of: dict[Labels, deque[Exemplar]] = {}
 
-    def note(self, series: Labels, exemplar: Exemplar) -> bool:
+    def add(self, series: Labels, exemplar: Exemplar) -> bool:
         """Keep one, unless the series has one as new already: exporters repeat theirs at each scrape."""
         with self._lock:
             kept = self._of.get(series)

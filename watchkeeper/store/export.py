@@ -19,22 +19,22 @@ from watchkeeper.store.blocks.block import Block, ChunkCache
 from watchkeeper.store.blocks.block_writer import SUFFIX
 from watchkeeper.store.blocks.compaction import Named
 from watchkeeper.store.columns import NEVER_MS, is_absent
-from watchkeeper.store.histograms import Cells, is_histogram, reveal
+from watchkeeper.store.histograms import Cells, find_histograms, is_histogram
 from watchkeeper.store.index import Patterns
-from watchkeeper.store.reading import Columns
+from watchkeeper.store.sample_columns import Columns
 
 # The columns that are no labels; a label of such a name is written as label_….
 TIME, VALUE, HISTOGRAM = OWN = ("time", "value", "histogram")
 
 
-class Exported(NamedTuple):
+class ExportSummary(NamedTuple):
     """How many samples were written, and how many of them are native histograms."""
 
     samples: int
     histograms: int
 
 
-def write_parquet(samples: Path, target: Path, *, start_ms: int, end_ms: int) -> Exported:
+def write_parquet(samples: Path, target: Path, *, start_ms: int, end_ms: int) -> ExportSummary:
     """Write what blocks hold with start < time ≤ end into one new file."""
     try:
         import pyarrow
@@ -54,12 +54,12 @@ def write_parquet(samples: Path, target: Path, *, start_ms: int, end_ms: int) ->
                 columns = block.select([Named(name)], start_ms, end_ms)
                 if len(columns.series) and columns.values.size:
                     columns = replace(columns, values=columns.values.copy())
-                    columns = replace(columns, histograms=reveal(columns.values, block.histograms.get))
+                    columns = replace(columns, histograms=find_histograms(columns.values, block.histograms.get))
                     table = pyarrow.table(list(_arrays(columns, labels, schema, pyarrow=pyarrow)), schema=schema)
                     writer.write_table(table)
                     count += table.num_rows
                     histograms += int(np.count_nonzero(is_histogram(columns.values)))
-    return Exported(count, histograms)
+    return ExportSummary(count, histograms)
 
 
 def _schema(labels: list[str], pyarrow: Any, *, has_histograms: bool) -> Any:

@@ -21,11 +21,11 @@ from watchkeeper.store.columns import (
     capacity_for,
     is_absent,
     is_stale,
-    present,
+    sorted_distinct,
 )
-from watchkeeper.store.rows import WIDE, Rows, Table, rows_that_fit
+from watchkeeper.store.rows import WIDE, MixedTable, RowStore, rows_that_fit
 
-NOBODY = -1
+NO_GROUP = -1
 NO_KIND = 0
 # The kinds of one row of times.
 TIMES = np.zeros(1, dtype=np.int64)
@@ -36,7 +36,7 @@ EXPIRED_SHARE = 16
 FEW_GROUPS = 16
 
 
-def grown(column: Ints, size: int, *, fill: int) -> Ints:
+def grow_column(column: Ints, size: int, *, fill: int) -> Ints:
     """The column with room for `size` entries."""
     if size <= len(column):
         return column
@@ -45,7 +45,7 @@ def grown(column: Ints, size: int, *, fill: int) -> Ints:
     return longer
 
 
-class Ledger:
+class GroupTable:
     """Where each series and each group lies; all columns are indexed by series number or group number."""
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class Ledger:
         # Another number for a group whenever its series come, go or move, so that where they lie can be remembered.
         self.stamps = np.empty(0, dtype=np.int64)
         self._stamp = 0
-        self.slabs: list[Rows] = []
+        self.slabs: list[RowStore] = []
         self.times: list[Slab] = []
         self._slab_by_capacity: dict[int, int] = {}
         self._members: dict[int, Ints] = {}
@@ -69,17 +69,17 @@ class Ledger:
 
     def welcome(self, number: int, kind: int) -> None:
         """A new series, which lies nowhere yet; series of one kind will lie together."""
-        self.group_of = grown(self.group_of, number + 1, fill=NOBODY)
-        self.row_of = grown(self.row_of, number + 1, fill=NOBODY)
-        self.kind_of = grown(self.kind_of, number + 1, fill=NO_KIND)
+        self.group_of = grow_column(self.group_of, number + 1, fill=NO_GROUP)
+        self.row_of = grow_column(self.row_of, number + 1, fill=NO_GROUP)
+        self.kind_of = grow_column(self.kind_of, number + 1, fill=NO_KIND)
         self.kind_of[number] = kind
 
     def welcome_all(self, numbers: Ints, kinds: Ints) -> None:
         """The same for many new series."""
         size = int(numbers.max(initial=-1)) + 1
-        self.group_of = grown(self.group_of, size, fill=NOBODY)
-        self.row_of = grown(self.row_of, size, fill=NOBODY)
-        self.kind_of = grown(self.kind_of, size, fill=NO_KIND)
+        self.group_of = grow_column(self.group_of, size, fill=NO_GROUP)
+        self.row_of = grow_column(self.row_of, size, fill=NO_GROUP)
+        self.kind_of = grow_column(self.kind_of, size, fill=NO_KIND)
         self.kind_of[numbers] = kinds
 
     def group(self, key: Hashable, slots: int = 1) -> int:
@@ -88,14 +88,14 @@ class Ledger:
         if known is not None:
             return known
         group = self._free.pop() if self._free else len(self._groups)
-        self.slab_of = grown(self.slab_of, group + 1, fill=0)
-        self.time_row = grown(self.time_row, group + 1, fill=NOBODY)
-        self.filled = grown(self.filled, group + 1, fill=0)
-        self.last_ms = grown(self.last_ms, group + 1, fill=0)
-        self.stamps = grown(self.stamps, group + 1, fill=0)
+        self.slab_of = grow_column(self.slab_of, group + 1, fill=0)
+        self.time_row = grow_column(self.time_row, group + 1, fill=NO_GROUP)
+        self.filled = grow_column(self.filled, group + 1, fill=0)
+        self.last_ms = grow_column(self.last_ms, group + 1, fill=0)
+        self.stamps = grow_column(self.stamps, group + 1, fill=0)
         slab = self._slab(capacity_for(slots))
         self.slab_of[group], self.filled[group], self.last_ms[group] = slab, 0, -NEVER_MS
-        self.time_row[group] = self.times[slab].take_rows(TIMES)[0]
+        self.time_row[group] = self.times[slab].allocate_rows(TIMES)[0]
         self._groups[key], self._keys[group] = group, key
         self._members[group] = np.empty(0, dtype=np.int64)
         self._changed(group)
@@ -104,7 +104,7 @@ class Ledger:
     def size(self, group: int) -> int:
         return len(self._members[group])
 
-    def lasting(self, key: Hashable, since_ms: int) -> Ints:
+    def active_series(self, key: Hashable, since_ms: int) -> Ints:
         """The series with a value in the group's newest slot, where that is after a time; an end is no value."""
         group = self._groups.get(key)
         if group is None or self.last_ms[group] <= since_ms:
@@ -124,12 +124,12 @@ class Ledger:
     def leave(self, numbers: Ints) -> None:
         """Take series out of their groups and free their rows; a group without series ends."""
         for group in np.unique(self.group_of[numbers]).tolist():
-            if group == NOBODY:
+            if group == NO_GROUP:
                 continue
             gone = numbers[self.group_of[numbers] == group]
             slab = int(self.slab_of[group])
-            self.slabs[slab].give_rows(self.row_of[gone])
-            self.group_of[gone] = NOBODY
+            self.slabs[slab].free_rows(self.row_of[gone])
+            self.group_of[gone] = NO_GROUP
             self._members[group] = np.setdiff1d(self._members[group], gone)
             self._changed(group)
             self.drop_if_empty(group)
@@ -175,7 +175,7 @@ class Ledger:
         self.filled[group] = filled - expired
         self._make_narrow(group)
 
-    def append_slots(self, group: int, numbers: Ints, times: Ints, *, table: Table) -> None:
+    def append_slots(self, group: int, numbers: Ints, times: Ints, *, table: MixedTable) -> None:
         """Fill free slots behind the last one: row s of the table for a member, slot k at ascending `times[k]`."""
         slab, slot = int(self.slab_of[group]), int(self.filled[group])
         self.times[slab].put_cells(self.time_row[group : group + 1], slot, times.view(np.float64)[None, :])
@@ -209,11 +209,11 @@ class Ledger:
             return
         groups = self.group_of[numbers]
         slabs = self.slab_of[groups]
-        for slab in present(slabs).tolist():
+        for slab in sorted_distinct(slabs).tolist():
             mine = numbers[slabs == slab]
             to = np.full(len(mine), is_wide)
             self.row_of[mine] = self.slabs[slab].move(self.row_of[mine], self.kind_of[mine], is_wide=to)
-        for group in present(groups).tolist():
+        for group in sorted_distinct(groups).tolist():
             self._changed(group)
 
     def insert_slot(self, group: int, at_ms: int, *, oldest_ms: int) -> int:
@@ -262,12 +262,12 @@ class Ledger:
             return
         rows, time_row = self.row_of[members], self.time_row[group : group + 1].copy()
         values = self.slabs[old].read_rows(rows)
-        self.row_of[members] = self.slabs[new].take_rows(self.kind_of[members], is_wide=~rows_that_fit(values))
-        self.time_row[group] = self.times[new].take_rows(TIMES)[0]
+        self.row_of[members] = self.slabs[new].allocate_rows(self.kind_of[members], is_wide=~rows_that_fit(values))
+        self.time_row[group] = self.times[new].allocate_rows(TIMES)[0]
         self.slabs[new].write_rows(self.row_of[members], values)
         self.times[new].write_rows(self.time_row[group : group + 1], self.times[old].read_rows(time_row))
-        self.slabs[old].give_rows(rows)
-        self.times[old].give_rows(time_row)
+        self.slabs[old].free_rows(rows)
+        self.times[old].free_rows(time_row)
         self.slab_of[group] = new
         self._changed(group)
 
@@ -279,7 +279,7 @@ class Ledger:
         known = self._slab_by_capacity.get(capacity)
         if known is None:
             known = self._slab_by_capacity[capacity] = len(self.slabs)
-            self.slabs.append(Rows(capacity))
+            self.slabs.append(RowStore(capacity))
             self.times.append(Slab(capacity))
         return known
 

@@ -18,10 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from watchkeeper import errors
-from watchkeeper.model.histograms import Buckets, Hint, Histogram
+from watchkeeper.model.histograms import Buckets, Histogram, ResetHint
 from watchkeeper.model.samples import STALE_BITS
 from watchkeeper.store import codec
-from watchkeeper.store.columns import ABSENT, ABSENT_BITS, Floats, Ints, Mask, plain
+from watchkeeper.store.columns import ABSENT, ABSENT_BITS, Floats, Ints, Mask, normalise_nans
 
 # For each cell of a matrix its histogram; None where there is a number or nothing.
 Cells = npt.NDArray[np.object_]
@@ -43,7 +43,7 @@ def is_histogram(values: Floats) -> Mask:
     return mask
 
 
-def reveal(values: Floats, find: Callable[[int], bytes | None]) -> Cells | None:
+def find_histograms(values: Floats, find: Callable[[int], bytes | None]) -> Cells | None:
     """The histograms that marks in a matrix stand for, or None if it has no mark.
 
     A mark whose histogram is lost, because bytes on disk were damaged, becomes ABSENT in place.
@@ -86,7 +86,7 @@ class HistogramTable:
             if isinstance(value, Histogram):
                 bits[at] = self._mark(number, at_ms, value) if self.bytes < MAX_BYTES else ABSENT_BITS
             else:
-                bits[at] = plain(np.array([value])).view(np.int64)[0]
+                bits[at] = normalise_nans(np.array([value])).view(np.int64)[0]
                 self._newest.pop(number, None)
         return bits.view(np.float64)
 
@@ -100,8 +100,8 @@ class HistogramTable:
         elif at_ms >= known_ms:
             histogram = replace(histogram, hint=_hint(histogram, known))
             self._newest[series] = at_ms, histogram
-        elif histogram.hint is not Hint.GAUGE:
-            histogram = replace(histogram, hint=Hint.UNKNOWN)
+        elif histogram.hint is not ResetHint.GAUGE:
+            histogram = replace(histogram, hint=ResetHint.UNKNOWN)
         packed = pack_one(histogram)
         for salt in itertools.count():
             mark = mark_of(packed, salt)
@@ -130,13 +130,13 @@ class HistogramTable:
             del self._newest[series]
 
 
-def _hint(histogram: Histogram, before: Histogram | None) -> Hint:
+def _hint(histogram: Histogram, before: Histogram | None) -> ResetHint:
     """Gauges say so themselves; of counters it is seen."""
-    if histogram.hint is Hint.GAUGE:
-        return Hint.GAUGE
-    if before is None or before.hint is Hint.GAUGE:
-        return Hint.UNKNOWN
-    return Hint.RESET if histogram.is_reset_after(before) else Hint.NOT_RESET
+    if histogram.hint is ResetHint.GAUGE:
+        return ResetHint.GAUGE
+    if before is None or before.hint is ResetHint.GAUGE:
+        return ResetHint.UNKNOWN
+    return ResetHint.RESET if histogram.is_reset_after(before) else ResetHint.NOT_RESET
 
 
 def mark_of(packed: bytes, salt: int = 0) -> int:
@@ -193,5 +193,5 @@ def unpack_one(packed: bytes) -> Histogram:
         positive=buckets[:positive],
         negative=buckets[positive:],
         bounds=floats[size:],
-        hint=Hint(hint),
+        hint=ResetHint(hint),
     )

@@ -23,8 +23,8 @@ import re2
 from watchkeeper import errors
 from watchkeeper.model import labels as label_sets
 from watchkeeper.store.columns import Ints, Mask
-from watchkeeper.store.groups import grown
-from watchkeeper.store.series import DERIVED, UNKNOWN, Pairs, Register, SeriesSet
+from watchkeeper.store.groups import grow_column
+from watchkeeper.store.series import DERIVED, UNKNOWN, LabelRegistry, Pairs, SeriesSet
 
 REMEMBERED_SELECTIONS = 512
 # So many selections are made between two looks at those that are out of date.
@@ -77,7 +77,7 @@ class Cardinality:
 
 
 @dataclass(slots=True)
-class Pattern:
+class CachedPattern:
     """A fully anchored regular expression that remembers the values it has seen."""
 
     text: str
@@ -115,7 +115,7 @@ class Patterns:
     """What matchers accept; compiled patterns are kept and shared by all threads."""
 
     def __init__(self) -> None:
-        self._patterns: OrderedDict[str, Pattern] = OrderedDict()
+        self._patterns: OrderedDict[str, CachedPattern] = OrderedDict()
         self._lock = threading.Lock()
 
     def acceptance(self, matcher: MatcherLike) -> Callable[[str], bool]:
@@ -130,10 +130,10 @@ class Patterns:
             return pattern.matches
         return lambda value: not pattern.matches(value)
 
-    def _pattern(self, text: str) -> Pattern:
+    def _pattern(self, text: str) -> CachedPattern:
         with self._lock:
             if text not in self._patterns:
-                self._patterns[text] = Pattern(text)
+                self._patterns[text] = CachedPattern(text)
                 if len(self._patterns) > REMEMBERED_PATTERNS:
                     self._patterns.popitem(last=False)
             self._patterns.move_to_end(text)
@@ -155,7 +155,7 @@ class SeriesIndex:
         self._made = 0
         self._patterns = Patterns()
         # For each metric that was asked for the register of its series, and for each series its number there.
-        self._registers: dict[str, Register] = {}
+        self._registers: dict[str, LabelRegistry] = {}
         self._registered = np.empty(0, dtype=np.int64)
 
     def __len__(self) -> int:
@@ -170,7 +170,7 @@ class SeriesIndex:
             self.labels.append(labels)
         else:
             self.labels[number] = labels
-        self._registered = grown(self._registered, number + 1, fill=NOT_ASKED)
+        self._registered = grow_column(self._registered, number + 1, fill=NOT_ASKED)
         self._registered[number] = NOT_ASKED
         self._note(labels, number)
         self._changed(labels.name)
@@ -185,7 +185,7 @@ class SeriesIndex:
         numbers = [self._free.pop() for _ in range(again)]
         numbers += range(len(self.labels), len(self.labels) + len(fresh) - again)
         self.labels += [None] * (len(fresh) - again)
-        self._registered = grown(self._registered, len(self.labels), fill=NOT_ASKED)
+        self._registered = grow_column(self._registered, len(self.labels), fill=NOT_ASKED)
         self._registered[numbers] = NOT_ASKED
         self._note_all(fresh, numbers)
         for name in names:
@@ -313,7 +313,7 @@ class SeriesIndex:
             for old in [old for old, one in known if one.version != self._version_for(old)]:
                 gone = self._selections.pop(old)
                 if not _metric_of(old):
-                    gone.series.register.let_go()
+                    gone.series.register.release()
 
     def remembered(self, matchers: Sequence[MatcherLike]) -> Selection | None:
         """What `select` would answer without any work."""
@@ -335,8 +335,8 @@ class SeriesIndex:
         everyone = self._postings.get(label_sets.METRIC_NAME, {}).get(name, array("q"))
         if register is None or 2 * len(register) > 3 * len(everyone) + 2 * FORGET_SLACK:
             if register is not None:
-                register.let_go()
-            register = self._registers[name] = Register()
+                register.release()
+            register = self._registers[name] = LabelRegistry()
             self._registered[_numbers(everyone)] = NOT_ASKED
         ids = self._registered[numbers]
         for at in np.flatnonzero(ids == NOT_ASKED).tolist():
@@ -347,7 +347,7 @@ class SeriesIndex:
         return SeriesSet(of=(register, ids), has_one_name=True)
 
     def _nameless(self, numbers: Ints) -> SeriesSet:
-        register = Register()
+        register = LabelRegistry()
         for number in numbers.tolist():
             labels = self.labels[number]
             assert labels is not None

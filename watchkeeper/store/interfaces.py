@@ -19,7 +19,7 @@ from watchkeeper.store.exemplars import Exemplars
 from watchkeeper.store.histograms import Cells
 from watchkeeper.store.index import Cardinality, MatcherLike
 from watchkeeper.store.metadata import Metadata
-from watchkeeper.store.reading import Columns
+from watchkeeper.store.sample_columns import Columns
 from watchkeeper.store.series import SeriesSet
 
 AnySample: TypeAlias = sample_model.Sample | histogram_model.HistogramSample
@@ -61,11 +61,11 @@ class Appender(Protocol):
         """
         ...
 
-    def append(self, samples: Iterable[AnySample], *, together: str | None = None) -> Appended:
+    def append(self, samples: Iterable[AnySample], *, group_key: str | None = None) -> Appended:
         """Keep samples; `together` names who brings these series again and again, always at one time."""
         ...
 
-    def lasting(self, group_key: Hashable, since_ms: int, /) -> Mapping[int, label_sets.Labels]:
+    def active_series(self, group_key: Hashable, since_ms: int, /) -> Mapping[int, label_sets.Labels]:
         """The series of a group's newest append, where that is after a time, by their ids; a server does not tell."""
         ...
 
@@ -103,16 +103,16 @@ class SampleStore(Appender, Protocol):
     ) -> Appended: ...
 
     def append(
-        self, samples: Iterable[AnySample], *, together: str | None = None, now_ms: int | None = None
+        self, samples: Iterable[AnySample], *, group_key: str | None = None, now_ms: int | None = None
     ) -> Appended: ...
 
     def select(
         self, matchers: Sequence[MatcherLike], start_ms: int, end_ms: int, *, max_samples: int | None = None
     ) -> Columns: ...
 
-    def reveal(self, values: Floats) -> Cells | None: ...
+    def find_histograms(self, values: Floats) -> Cells | None: ...
 
-    def at_hand(self, matchers: Sequence[MatcherLike], start_ms: int) -> int | None: ...
+    def cached_series_count(self, matchers: Sequence[MatcherLike], start_ms: int) -> int | None: ...
 
     def latest(self, matchers: Sequence[MatcherLike], start_ms: int, end_ms: int) -> tuple[SeriesSet, Ints, Floats]: ...
 

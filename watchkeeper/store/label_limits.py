@@ -12,7 +12,7 @@ MAX_NAME_LENGTH = 512
 MAX_VALUE_LENGTH = 4096
 
 
-def check(labels: label_sets.Labels) -> None:
+def check_label_limits(labels: label_sets.Labels) -> None:
     """Refuse a label set that would make the index the largest thing in memory, or that no file could hold."""
     text = "".join(itertools.chain.from_iterable(labels.pairs))
     if len(labels.pairs) <= MAX_LABELS and len(text) <= MAX_NAME_LENGTH and text.isascii():

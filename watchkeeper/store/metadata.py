@@ -23,7 +23,7 @@ class Metadata:
         self._known: dict[str, Description] = {}
         self._is_saved = True
 
-    def note(self, name: str, type: str, *, help: str = "", unit: str = "") -> None:
+    def record(self, name: str, type: str, *, help: str = "", unit: str = "") -> None:
         described = (type, help, unit)
         if self._known.get(name) != described and (name in self._known or len(self._known) < MAX_METRICS):
             self._known[name] = described
@@ -37,7 +37,7 @@ class Metadata:
         if not self._is_saved:
             self._is_saved = True
             try:
-                files.write_whole(path, json.dumps(self.all(), ensure_ascii=False, indent=0).encode())
+                files.write_atomically(path, json.dumps(self.all(), ensure_ascii=False, indent=0).encode())
             except OSError as error:
                 self._is_saved = False
                 raise errors.StoreError(

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from watchkeeper.errors import StoreError, WireError, quote, reason
+from watchkeeper.errors import StoreError, WireError, error_reason, quote
 from watchkeeper.kit import wire
 from watchkeeper.model import actions, diagnosis, events, fleet, histograms, incidents, labels, samples
 from watchkeeper.store import interfaces
@@ -46,7 +46,7 @@ class Header:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class RecordedGpu:
     """A GPU that reported; `is_gone` if it no longer did at the end."""
 
     cluster: str
@@ -56,7 +56,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Metric:
+class RecordedMetric:
     name: str
     type: str
     help: str
@@ -64,7 +64,7 @@ class Metric:
 
 
 @dataclass(frozen=True, slots=True)
-class Happened:
+class RecordedEntry:
     """One line of an incident's timeline."""
 
     at: datetime
@@ -74,25 +74,25 @@ class Happened:
 
 
 @dataclass(frozen=True, slots=True)
-class Story:
+class RecordedIncident:
     """An incident with everything that was known about it."""
 
     incident: incidents.Incident
     diagnosis: diagnosis.Diagnosis | None = None
     plan: actions.Plan | None = None
-    timeline: tuple[Happened, ...] = ()
+    timeline: tuple[RecordedEntry, ...] = ()
 
 
 @dataclass(slots=True)
 class Recording:
     header: Header
     nodes: list[fleet.Node] = field(default_factory=list)
-    gpus: list[Seen] = field(default_factory=list)
-    metrics: list[Metric] = field(default_factory=list)
+    gpus: list[RecordedGpu] = field(default_factory=list)
+    metrics: list[RecordedMetric] = field(default_factory=list)
     series: list[tuple[labels.Labels, Ints, Floats]] = field(default_factory=list)
     native: list[tuple[labels.Labels, Ints, Mixed]] = field(default_factory=list)
     events: list[events.Event] = field(default_factory=list)
-    stories: list[Story] = field(default_factory=list)
+    incidents: list[RecordedIncident] = field(default_factory=list)
 
     def counts(self) -> dict[str, int]:
         """What is in it, in numbers."""
@@ -102,11 +102,11 @@ class Recording:
             "series": len(self.series) + len(self.native),
             "samples": sum(len(times) for _, times, _ in (*self.series, *self.native)),
             "events": len(self.events),
-            "incidents": len(self.stories),
+            "incidents": len(self.incidents),
         }
 
 
-class Writer:
+class RecordingWriter:
     """Turns what is recorded into lines, packs them, and counts; `end` gives the last bytes."""
 
     def __init__(self, header: Header) -> None:
@@ -166,7 +166,7 @@ def _sample(plain: Any) -> float | histograms.Histogram:
         positive=positive,
         negative=negative,
         bounds=tuple(map(float, plain["bounds"])),
-        hint=histograms.Hint(plain["hint"]),
+        hint=histograms.ResetHint(plain["hint"]),
     )
 
 
@@ -194,7 +194,9 @@ def read(path: Path, *, progress: Callable[[int], None] | None = None) -> Record
                     progress(number)
     except (OSError, EOFError, zlib.error) as error:
         remedy = None if isinstance(error, OSError) and error.errno else "`watchkeeper record` writes recordings"
-        raise StoreError(f"the recording cannot be read: {reason(error)}", where=str(path), remedy=remedy) from error
+        raise StoreError(
+            f"the recording cannot be read: {error_reason(error)}", where=str(path), remedy=remedy
+        ) from error
     raise StoreError("the recording is not whole: its last line is missing", where=str(path), remedy="Record it again")
 
 
@@ -214,13 +216,13 @@ def _take(found: Recording, plain: dict[str, Any]) -> None:
     elif "node" in plain:
         found.nodes.append(wire.from_plain(fleet.Node, plain["node"]))
     elif "gpu" in plain:
-        found.gpus.append(wire.from_plain(Seen, plain["gpu"]))
+        found.gpus.append(wire.from_plain(RecordedGpu, plain["gpu"]))
     elif "metric" in plain:
-        found.metrics.append(wire.from_plain(Metric, plain["metric"]))
+        found.metrics.append(wire.from_plain(RecordedMetric, plain["metric"]))
     elif "event" in plain:
         found.events.append(wire.from_plain(events.Event, plain["event"]))
     elif "story" in plain:
-        found.stories.append(wire.from_plain(Story, plain["story"]))
+        found.incidents.append(wire.from_plain(RecordedIncident, plain["story"]))
     # A kind that a later version writes is left out.
 
 
@@ -231,7 +233,7 @@ def _times(plain: dict[str, Any]) -> Ints:
     return times
 
 
-def pour_native(
+def load_histogram_series(
     found: Iterable[tuple[labels.Labels, Ints, Mixed]], sink: interfaces.SampleStore, *, until_ms: int
 ) -> None:
     """Put series that have native histograms into a head, in the order of time."""
@@ -245,7 +247,7 @@ def pour_native(
     sink.append(sorted(poured, key=lambda sample: sample.at_ms), now_ms=until_ms)
 
 
-def pour(
+def load_series(
     found: Iterable[tuple[labels.Labels, Ints, Floats]],
     sink: interfaces.SampleStore,
     *,

@@ -41,7 +41,7 @@ def rows_that_fit(values: Floats) -> Mask:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Table:
+class MixedTable:
     """A matrix in two: above the rows that fit into narrow ones, below those that do not."""
 
     narrow: npt.NDArray[np.float32]
@@ -58,48 +58,48 @@ class Table:
     def is_wide(self) -> Mask:
         return np.arange(len(self)) >= len(self.narrow)
 
-    def only(self, wanted: Mask) -> Table:
+    def only(self, wanted: Mask) -> MixedTable:
         """The rows that are wanted."""
-        return Table(self.narrow[wanted[: len(self.narrow)]], self.wide[wanted[len(self.narrow) :]])
+        return MixedTable(self.narrow[wanted[: len(self.narrow)]], self.wide[wanted[len(self.narrow) :]])
 
     def column(self, slot: int) -> Floats:
         return np.concatenate([self.narrow[:, slot].astype(np.float64), self.wide[:, slot]])
 
 
-def split(values: Floats) -> tuple[Ints, Table]:
+def split(values: Floats) -> tuple[Ints, MixedTable]:
     """A matrix as a table, and which of its rows each row of that is."""
     all_narrow = narrowed(values)
     is_narrow = _is_same(values, all_narrow).all(axis=1)
     narrow, wide = np.flatnonzero(is_narrow), np.flatnonzero(~is_narrow)
-    return np.concatenate([narrow, wide]), Table(all_narrow[narrow], values[wide])
+    return np.concatenate([narrow, wide]), MixedTable(all_narrow[narrow], values[wide])
 
 
-class Rows:
+class RowStore:
     """All rows of one length; a row number stays valid until it is given back."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self._narrow, self._wide = Slab(capacity, np.dtype(np.float32)), Slab(capacity)
 
-    def take_rows(self, kinds: Ints, *, is_wide: Mask | None = None) -> Ints:
+    def allocate_rows(self, kinds: Ints, *, is_wide: Mask | None = None) -> Ints:
         """An empty row for each kind, narrow if nothing else is said."""
         if is_wide is None or not is_wide.any():
-            return self._narrow.take_rows(kinds)
+            return self._narrow.allocate_rows(kinds)
         taken = np.empty(len(kinds), dtype=np.int64)
-        taken[~is_wide] = self._narrow.take_rows(kinds[~is_wide])
-        taken[is_wide] = self._wide.take_rows(kinds[is_wide]) + WIDE
+        taken[~is_wide] = self._narrow.allocate_rows(kinds[~is_wide])
+        taken[is_wide] = self._wide.allocate_rows(kinds[is_wide]) + WIDE
         return taken
 
-    def give_rows(self, rows: Ints) -> None:
+    def free_rows(self, rows: Ints) -> None:
         for slab, _, own in self._split(rows):
-            slab.give_rows(own)
+            slab.free_rows(own)
 
     def move(self, rows: Ints, kinds: Ints, *, is_wide: Mask) -> Ints:
         """The same rows in the slabs that are said, with other numbers."""
         values = self.read_rows(rows)
-        taken = self.take_rows(kinds, is_wide=is_wide)
+        taken = self.allocate_rows(kinds, is_wide=is_wide)
         self.write_rows(taken, values)
-        self.give_rows(rows)
+        self.free_rows(rows)
         return taken
 
     def gather(self, rows: Ints, first_slots: Ints, *, width: int) -> Floats:

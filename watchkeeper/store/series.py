@@ -67,14 +67,14 @@ class _Beside:
     towards: Ints = field(default_factory=lambda: NOTHING)
     looked_at: int = 0
     # One register for the label sets of both, and for each number of ours and of theirs the number there.
-    joined: Register | None = None
+    joined: LabelRegistry | None = None
     ours: Ints = field(default_factory=lambda: NOTHING)
     theirs: Ints = field(default_factory=lambda: NOTHING)
-    met: Register | None = None
+    met: LabelRegistry | None = None
     met_numbers: dict[int, int] = field(default_factory=dict)
 
 
-class Register:
+class LabelRegistry:
     """Label sets, each with a number that stands for it, and what follows from each, worked out once.
 
     It only grows. Whoever made it begins another one when most of its label sets are gone.
@@ -87,9 +87,9 @@ class Register:
         self._labels: list[label_sets.Labels | None] = []
         self._numbers: dict[Pairs, int] = {}
         self._columns: dict[Hashable, Ints] = {}
-        self._mapped: dict[Hashable, Register] = {}
+        self._mapped: dict[Hashable, LabelRegistry] = {}
         self._recent: tuple[SeriesSet, ...] = ()
-        self._beside: weakref.WeakKeyDictionary[Register, _Beside] = weakref.WeakKeyDictionary()
+        self._beside: weakref.WeakKeyDictionary[LabelRegistry, _Beside] = weakref.WeakKeyDictionary()
 
     def __len__(self) -> int:
         return len(self.pairs)
@@ -138,7 +138,7 @@ class Register:
 
     def mapped(
         self, key: Hashable, change: Callable[[Pairs], Pairs], *, are_apart: bool = False
-    ) -> tuple[Register, Ints]:
+    ) -> tuple[LabelRegistry, Ints]:
         """What the label sets become: the register of that, and the number of each there.
 
         `are_apart` says that no two become the same: then nothing has to be kept to find them by.
@@ -147,11 +147,11 @@ class Register:
             target = self._mapped.get(key)
             if target is None:
                 _forget_oldest(self._mapped)
-                target = self._mapped[key] = Register()
+                target = self._mapped[key] = LabelRegistry()
             number = target._append if are_apart else target.number
             return target, self.column((target, "mapped"), lambda pairs: number(change(pairs)))
 
-    def towards(self, other: Register) -> Ints:
+    def numbers_in(self, other: LabelRegistry) -> Ints:
         """For each number the number of the same label set in another register, or -1."""
         with LABEL_WORK:
             beside = self._with(other)
@@ -166,21 +166,21 @@ class Register:
                 beside.towards, beside.looked_at = found, len(other.pairs)
             return beside.towards
 
-    def joined(self, other: Register) -> tuple[Register, Ints, Ints]:
+    def merge_with(self, other: LabelRegistry) -> tuple[LabelRegistry, Ints, Ints]:
         """One register for the label sets of both, and the numbers of each there."""
         with LABEL_WORK:
             beside = self._with(other)
-            target = beside.joined = beside.joined or Register()
+            target = beside.joined = beside.joined or LabelRegistry()
             # Not among the columns, which would keep what was joined with a register that is gone.
             beside.ours = _extended(beside.ours, self.pairs, target.number)
             beside.theirs = _extended(beside.theirs, other.pairs, target.number)
             return target, beside.ours, beside.theirs
 
-    def met(self, other: Register, numbers: Ints, *, partners: Ints) -> SeriesSet:
+    def combine_with(self, other: LabelRegistry, numbers: Ints, *, partners: Ints) -> SeriesSet:
         """Each label set together with that of its partner in another register."""
         with LABEL_WORK:
             beside = self._with(other)
-            target, known = beside.met or Register(), beside.met_numbers
+            target, known = beside.met or LabelRegistry(), beside.met_numbers
             beside.met = target
             couples = (numbers << NUMBER_BITS | partners).tolist()
             for couple in couples:
@@ -198,15 +198,15 @@ class Register:
         self._recent = (made, *self._recent[: REMEMBERED_SETS - 1])
         return made
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Forget the sets that were made of this: they hold it as it holds them, until the garbage collector comes."""
         with LABEL_WORK:
             self._recent = ()
             beside = [made for one in self._beside.values() for made in (one.joined, one.met) if made is not None]
             for made in (*self._mapped.values(), *beside):
-                made.let_go()
+                made.release()
 
-    def _with(self, other: Register) -> _Beside:
+    def _with(self, other: LabelRegistry) -> _Beside:
         return self._beside.setdefault(other, _Beside())
 
 
@@ -223,7 +223,7 @@ class SeriesSet:
         self,
         pairs: Sequence[Pairs] | None = None,
         *,
-        of: tuple[Register, Ints] | None = None,
+        of: tuple[LabelRegistry, Ints] | None = None,
         has_one_name: bool = False,
     ) -> None:
         self.has_one_name = has_one_name
@@ -247,7 +247,7 @@ class SeriesSet:
         self._pairs = equal
 
     @property
-    def register(self) -> Register:
+    def register(self) -> LabelRegistry:
         return self._numbered()[0]
 
     @property
@@ -255,18 +255,18 @@ class SeriesSet:
         """The number of each row in the register: rows with the same number have the same labels."""
         return self._numbered()[1]
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Nobody will ask for this set any more: see `Register.let_go`."""
         if self._of is not None:
-            self._of[0].let_go()
+            self._of[0].release()
 
-    def only(self, rows: Ints) -> SeriesSet:
+    def subset(self, rows: Ints) -> SeriesSet:
         return SeriesSet(of=(self.register, self.ids[rows]), has_one_name=self.has_one_name)
 
     def labels_of(self, rows: Iterable[int]) -> list[label_sets.Labels]:
         return self.register.labels_of(self.ids[np.array(list(rows), dtype=np.int64)].tolist())
 
-    def remember(self, key: Hashable, build: Callable[[], T]) -> T:
+    def cached(self, key: Hashable, build: Callable[[], T]) -> T:
         """What `build` answers, worked out once per key; the key names the build and all it depends on."""
         known = self._derived.get(key)
         if known is None:
@@ -277,7 +277,7 @@ class SeriesSet:
 
     def derive(self, key: Hashable, build: Callable[[Sequence[Pairs]], T]) -> T:
         """`build(self.pairs)`, worked out once per key."""
-        return self.remember(key, lambda: build(self.pairs))
+        return self.cached(key, lambda: build(self.pairs))
 
     def derive_with(self, other: SeriesSet, key: Hashable, build: Callable[[], T]) -> T:
         """What follows from this set and another one, worked out once per key while both are there."""
@@ -295,11 +295,11 @@ class SeriesSet:
             target, numbers = self.register.mapped(key, change, are_apart=are_apart)
             return target.select(numbers[self.ids])
 
-        return self.remember(("mapped", key), build)
+        return self.cached(("mapped", key), build)
 
-    def _numbered(self) -> tuple[Register, Ints]:
+    def _numbered(self) -> tuple[LabelRegistry, Ints]:
         if self._of is None:
-            register = Register()
+            register = LabelRegistry()
             ids = np.array([register.number(pairs) for pairs in self._pairs or ()], dtype=np.int64)
             self._of = register, ids
         return self._of

@@ -17,29 +17,37 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket
 
-from watchkeeper.hub.health import Health
+from watchkeeper.hub.health import HubHealth
 from watchkeeper.hub.runtime import Runtime
 from watchkeeper.hub.services import Services
-from watchkeeper.web import openapi, pages, sign_in
+from watchkeeper.web import login, openapi, pages
 from watchkeeper.web.accounting import advice_hook, capacity_api, usage_api, whatif_api
-from watchkeeper.web.answers import Endpoint
 from watchkeeper.web.auth.auth import Auth, Caller, Proof, Role
-from watchkeeper.web.auth.doors import Doors
+from watchkeeper.web.auth.auth_reload import AuthFiles
+from watchkeeper.web.endpoint import Endpoint
 from watchkeeper.web.fleet import (
     cluster_api,
     drills_api,
     explain_api,
     fabric_api,
     fleet_api,
+    fleet_snapshot,
     history_api,
     jobs_api,
     orders_api,
-    stock_answer,
     topology_api,
 )
 from watchkeeper.web.gate import Gate
-from watchkeeper.web.incidents import act_api, bundle_api, cards, causes_api, incident_api, journal_api, stories
-from watchkeeper.web.live import POLICY_VIOLATION, Live
+from watchkeeper.web.incidents import (
+    bundle_api,
+    cards,
+    causes_api,
+    incident_api,
+    incident_reports,
+    journal_api,
+    repairs_api,
+)
+from watchkeeper.web.live import POLICY_VIOLATION, LiveUpdates
 from watchkeeper.web.prometheus import (
     explore_api,
     prometheus_api,
@@ -64,15 +72,15 @@ class Whoami:
     needs_sign_in: bool
 
 
-def create_app(offered: Services, auth: Auth | Doors, *, live_interval_seconds: float | None = None) -> Starlette:
+def create_app(offered: Services, auth: Auth | AuthFiles, *, live_interval_seconds: float | None = None) -> Starlette:
     """The whole application; live pictures come every scrape interval unless told otherwise."""
     runtime, queries, journal, fleet = offered.runtime, offered.queries, offered.journal, offered.fleet
-    doors = auth if isinstance(auth, Doors) else Doors(auth)
-    gate = Gate(runtime, doors, is_evaluating=lambda: offered.rules.is_at_work)
-    shown = cards.Cards(journal, offered.silences, fleet=fleet)
-    told = stories.Stories(runtime, queries, journal=journal, fleet=fleet, clusters=offered.clusters)
-    stock = stock_answer.StockAnswer(runtime, queries, fleet=fleet)
-    live = Live(
+    doors = auth if isinstance(auth, AuthFiles) else AuthFiles(auth)
+    gate = Gate(runtime, doors, is_evaluating=lambda: offered.rules.is_evaluating)
+    shown = cards.IncidentCards(journal, offered.silences, fleet=fleet)
+    told = incident_reports.IncidentReports(runtime, queries, journal=journal, fleet=fleet, clusters=offered.clusters)
+    stock = fleet_snapshot.FleetSnapshots(runtime, queries, fleet=fleet)
+    live = LiveUpdates(
         runtime,
         queries,
         journal=journal,
@@ -85,7 +93,7 @@ def create_app(offered: Services, auth: Auth | Doors, *, live_interval_seconds: 
     advice = advice_hook.AdviceHook(runtime, offered.health, make=capacity.advise)
     table = [
         *own_endpoints(runtime, offered.health),
-        *sign_in.endpoints(runtime, doors),
+        *login.endpoints(runtime, doors),
         *_about_samples(offered),
         *_about_fleet(offered, shown, told=told, stock=stock),
         *_about_incidents(offered, shown, told=told),
@@ -98,8 +106,8 @@ def create_app(offered: Services, auth: Auth | Doors, *, live_interval_seconds: 
     table += openapi.endpoints(lambda: table, version=runtime.version)
 
     async def serve_live(socket: WebSocket) -> None:
-        if gate.lets_in(socket, Role.VIEWER):
-            await live.serve(socket, lambda: gate.lets_in(socket, Role.VIEWER))
+        if gate.may_connect(socket, Role.VIEWER):
+            await live.serve(socket, lambda: gate.may_connect(socket, Role.VIEWER))
         else:
             await socket.close(POLICY_VIOLATION)
 
@@ -108,7 +116,7 @@ def create_app(offered: Services, auth: Auth | Doors, *, live_interval_seconds: 
         async with live.running(), advice.running():
             yield
 
-    app = gate.application(table, [WebSocketRoute(LIVE_PATH, serve_live)], lifespan=lifespan)
+    app = gate.build_application(table, [WebSocketRoute(LIVE_PATH, serve_live)], lifespan=lifespan)
     app.state.endpoints = table
     return app
 
@@ -120,7 +128,7 @@ def _about_samples(offered: Services) -> list[Endpoint]:
         *prometheus_api.endpoints(
             prometheus_api.PrometheusApi(runtime, queries),
             prometheus_status.StatusPages(runtime, queries, rules=rules, targets=offered.targets),
-            prometheus_exchange.Exchange(runtime, queries),
+            prometheus_exchange.SampleExchange(runtime, queries),
         ),
         *recording_api.endpoints(recording_api.RecordingApi(runtime, queries, journal=journal, fleet=offered.fleet)),
         *slo_api.endpoints(slo_api.SloApi(runtime, queries, journal=journal, rules=rules)),
@@ -129,7 +137,9 @@ def _about_samples(offered: Services) -> list[Endpoint]:
     ]
 
 
-def _about_incidents(offered: Services, shown: cards.Cards, *, told: stories.Stories) -> list[Endpoint]:
+def _about_incidents(
+    offered: Services, shown: cards.IncidentCards, *, told: incident_reports.IncidentReports
+) -> list[Endpoint]:
     runtime, journal, incidents = offered.runtime, offered.journal, offered.incidents
     return [
         *incident_api.endpoints(
@@ -137,7 +147,7 @@ def _about_incidents(offered: Services, shown: cards.Cards, *, told: stories.Sto
                 runtime, journal, incidents=incidents, silences=offered.silences, rules=offered.rules, stories=told
             )
         ),
-        *act_api.endpoints(act_api.ActApi(runtime, journal, repairs=offered.repairs)),
+        *repairs_api.endpoints(repairs_api.RepairsApi(runtime, journal, repairs=offered.repairs)),
         *bundle_api.endpoints(bundle_api.BundleApi(runtime, offered.evidence)),
         *causes_api.endpoints(
             causes_api.CausesApi(
@@ -149,7 +159,11 @@ def _about_incidents(offered: Services, shown: cards.Cards, *, told: stories.Sto
 
 
 def _about_fleet(
-    offered: Services, shown: cards.Cards, *, told: stories.Stories, stock: stock_answer.StockAnswer
+    offered: Services,
+    shown: cards.IncidentCards,
+    *,
+    told: incident_reports.IncidentReports,
+    stock: fleet_snapshot.FleetSnapshots,
 ) -> list[Endpoint]:
     """Nodes, GPUs, links, schedulers, jobs and work orders."""
     runtime, queries, journal, fleet = offered.runtime, offered.queries, offered.journal, offered.fleet
@@ -195,7 +209,7 @@ def _about_fleet(
     ]
 
 
-def own_endpoints(runtime: Runtime, health: Health) -> list[Endpoint]:
+def own_endpoints(runtime: Runtime, health: HubHealth) -> list[Endpoint]:
     """Health, readiness, our own metrics, and who is asking."""
 
     async def healthy(_: Request) -> Response:
@@ -204,7 +218,7 @@ def own_endpoints(runtime: Runtime, health: Health) -> list[Endpoint]:
     async def ready(_: Request) -> Response:
         if health.is_ready:
             return PlainTextResponse("Watchkeeper is ready.\n")
-        return PlainTextResponse(f"Not ready: {health.not_ready_because or 'still starting'}\n", status_code=503)
+        return PlainTextResponse(f"Not ready: {health.not_ready_reason or 'still starting'}\n", status_code=503)
 
     async def metrics(_: Request) -> Response:
         return PlainTextResponse(runtime.metrics.render(), media_type="text/plain; version=0.0.4")
@@ -217,15 +231,17 @@ def own_endpoints(runtime: Runtime, health: Health) -> list[Endpoint]:
         raise HTTPException(426, "live updates come over a WebSocket", {"Upgrade": "websocket"})
 
     return [
-        Endpoint(("GET",), "/-/healthy", None, healthy, words="Whether the hub lives", media="text/plain"),
-        Endpoint(("GET",), "/-/ready", None, ready, words="Whether it has begun; 503 says why not", media="text/plain"),
-        Endpoint(("GET",), "/metrics", Role.VIEWER, metrics, words="The hub's own metrics", media="text/plain"),
+        Endpoint(("GET",), "/-/healthy", None, healthy, summary="Whether the hub lives", media_type="text/plain"),
+        Endpoint(
+            ("GET",), "/-/ready", None, ready, summary="Whether it has begun; 503 says why not", media_type="text/plain"
+        ),
+        Endpoint(("GET",), "/metrics", Role.VIEWER, metrics, summary="The hub's own metrics", media_type="text/plain"),
         Endpoint(
             ("GET",),
             "/api/whoami",
             Role.VIEWER,
             whoami,
-            words="Who is asking, and with which role",
+            summary="Who is asking, and with which role",
         ),
-        Endpoint(("GET",), LIVE_PATH, Role.VIEWER, not_a_socket, words=LIVE_WORDS),
+        Endpoint(("GET",), LIVE_PATH, Role.VIEWER, not_a_socket, summary=LIVE_WORDS),
     ]

@@ -19,15 +19,15 @@ from starlette.status import WS_1008_POLICY_VIOLATION
 from starlette.types import ASGIApp, Lifespan, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from watchkeeper.errors import HubError, IllegalMove, JournalConflict, WatchkeeperError
+from watchkeeper.errors import HubError, InvalidTransition, JournalConflict, WatchkeeperError
 from watchkeeper.kit import api_version
 from watchkeeper.kit.logs import fields
 from watchkeeper.web import pages
-from watchkeeper.web.answers import Answer, Endpoint, packed, refusal
 from watchkeeper.web.auth.auth import COOKIE, Caller, Proof, Role, is_own_page, names_loopback
-from watchkeeper.web.auth.doors import Doors
+from watchkeeper.web.auth.auth_reload import AuthFiles
 from watchkeeper.web.auth.proxy import VOUCHED, Proxy
-from watchkeeper.web.shedding import Shedding
+from watchkeeper.web.endpoint import Endpoint, RequestHandler, compress_response, error_response
+from watchkeeper.web.shedding import LoadShedder
 
 if TYPE_CHECKING:
     from watchkeeper.hub.runtime import Runtime
@@ -51,25 +51,31 @@ OWN_HEADERS = [
 class Gate:
     """Checks each request against the role its endpoint declares; while rules are evaluated, readers wait a little."""
 
-    def __init__(self, runtime: Runtime, doors: Doors, *, is_evaluating: Callable[[], bool] = lambda: False) -> None:
+    def __init__(
+        self, runtime: Runtime, doors: AuthFiles, *, is_evaluating: Callable[[], bool] = lambda: False
+    ) -> None:
         self._clock = runtime.clock
         self._doors = doors
-        self._shedding = Shedding(runtime.metrics, is_evaluating)
+        self._shedding = LoadShedder(runtime.metrics, is_evaluating)
 
-    def caller(self, connection: HTTPConnection) -> Caller | None:
+    def find_caller(self, connection: HTTPConnection) -> Caller | None:
         now, vouched = self._clock.now(), connection.scope.get(VOUCHED)
         found = self._doors.current(now).caller(connection.headers, connection.cookies, now=now, vouched=vouched)
-        if found is not None and found.proof is Proof.COOKIE and self._doors.has_ended(connection.cookies[COOKIE]):
+        if (
+            found is not None
+            and found.proof is Proof.COOKIE
+            and self._doors.is_ended_session(connection.cookies[COOKIE])
+        ):
             return None
         return found
 
-    def lets_in(self, socket: WebSocket, role: Role) -> bool:
+    def may_connect(self, socket: WebSocket, role: Role) -> bool:
         """A WebSocket is not bound to its origin by browsers, so it needs the same-origin check although it reads."""
-        caller = self.caller(socket)
+        caller = self.find_caller(socket)
         is_browser = "origin" in socket.headers or "sec-fetch-site" in socket.headers
         return caller is not None and caller.may(role) and (not is_browser or is_own_page("GET", socket.headers))
 
-    def application(
+    def build_application(
         self,
         table: Sequence[Endpoint],
         others: Sequence[BaseRoute] = (),
@@ -87,16 +93,16 @@ class Gate:
         made.add_middleware(OuterGate, needs_loopback_name=access.is_open, proxy=proxy)
         return made
 
-    def _guard(self, endpoint: Endpoint) -> Answer:
+    def _guard(self, endpoint: Endpoint) -> RequestHandler:
         async def answer(request: Request) -> Response:
             if endpoint.role is not None:
                 request.state.caller = self._admit(request, endpoint)
             accepted = request.headers.get("accept-encoding", "")
             if not self._shedding.begin(endpoint):
-                return await packed(await endpoint.respond(request), accepted)
+                return await compress_response(await endpoint.respond(request), accepted)
             try:
                 async with self._shedding.turn(endpoint):
-                    return await packed(await endpoint.respond(request), accepted)
+                    return await compress_response(await endpoint.respond(request), accepted)
             finally:
                 self._shedding.end()
 
@@ -104,7 +110,7 @@ class Gate:
 
     def _admit(self, request: Request, endpoint: Endpoint) -> Caller:
         assert endpoint.role is not None
-        caller = self.caller(request)
+        caller = self.find_caller(request)
         if caller is None:
             raise HTTPException(401, "who are you? Send a bearer token, or sign in", {"WWW-Authenticate": "Bearer"})
         if not caller.may(endpoint.role):
@@ -126,7 +132,7 @@ class OuterGate:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        self._proxy.behind(scope)
+        self._proxy.apply_headers(scope)
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -143,7 +149,7 @@ class OuterGate:
             await WebSocket(scope, receive, send).close(WS_1008_POLICY_VIOLATION)
             return
         problem = "this hub has neither tokens nor users and answers only to localhost, 127.0.0.1 and [::1]"
-        await refusal(scope["path"], status=403, problem=problem)(scope, receive, send)
+        await error_response(scope["path"], status=403, problem=problem)(scope, receive, send)
 
 
 async def say_no(request: Request, error: Exception) -> Response:
@@ -151,17 +157,17 @@ async def say_no(request: Request, error: Exception) -> Response:
     if error.status_code == 404 and pages.is_lost(request):
         return pages.console(404)
     headers: Mapping[str, str] | None = error.headers
-    return refusal(request.url.path, status=error.status_code, problem=str(error.detail), headers=headers)
+    return error_response(request.url.path, status=error.status_code, problem=str(error.detail), headers=headers)
 
 
 async def say_trouble(request: Request, error: Exception) -> Response:
     """Our own errors: someone else was faster or the step is not allowed (409), or a part of the hub is away (503)."""
-    status = 409 if isinstance(error, (IllegalMove, JournalConflict)) else 503
+    status = 409 if isinstance(error, (InvalidTransition, JournalConflict)) else 503
     if isinstance(error, HubError) and error.status is not None:
         status = error.status
-    return refusal(request.url.path, status=status, problem=str(error))
+    return error_response(request.url.path, status=status, problem=str(error))
 
 
 async def say_broken(request: Request, error: Exception) -> Response:
     log.error("A request failed", exc_info=error, extra=fields(path=request.url.path))
-    return refusal(request.url.path, status=500, problem="the hub failed to answer; its log says why")
+    return error_response(request.url.path, status=500, problem="the hub failed to answer; its log says why")

@@ -30,11 +30,11 @@ from watchkeeper.hub.samples import Queries
 from watchkeeper.kit import clock, wire
 from watchkeeper.kit.logs import fields
 from watchkeeper.query import engine
-from watchkeeper.scrape import standing
-from watchkeeper.web.answers import Endpoint
+from watchkeeper.scrape import status_series
 from watchkeeper.web.auth.auth import Role
-from watchkeeper.web.fleet import frames, inventory, stock_answer
-from watchkeeper.web.incidents.cards import Cards
+from watchkeeper.web.endpoint import Endpoint
+from watchkeeper.web.fleet import fleet_layout, fleet_snapshot, frames
+from watchkeeper.web.incidents.cards import IncidentCards
 
 log = logging.getLogger(__name__)
 
@@ -61,11 +61,11 @@ LOOK_AGAIN_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class LiveFrame:
     """A picture as it is sent, and the answer of /api/fleet that it belongs to."""
 
     picture: bytes
-    stock: stock_answer.Made | None = None
+    stock: fleet_snapshot.FleetSnapshot | None = None
 
 
 class Mailbox:
@@ -75,21 +75,21 @@ class Mailbox:
         self.colour = frames.DEFAULT_COLOUR
         # What the viewer has of /api/fleet; None for one that has not said so, and is sent pictures only.
         self.edition: str | None = None
-        self._waiting: dict[str, str | Shown] = {}
+        self._waiting: dict[str, str | LiveFrame] = {}
         self._known: set[str] = set()
         self._filled = asyncio.Event()
 
-    def leave(self, kind: str, message: str | Shown) -> None:
+    def put(self, kind: str, message: str | LiveFrame) -> None:
         self._known.add(kind)
         self._waiting[kind] = message
         self._filled.set()
 
-    def begin_with(self, kind: str, message: str) -> None:
+    def put_first(self, kind: str, message: str) -> None:
         """What a viewer is shown first, unless a newer one came while this was made."""
         if kind not in self._known:
-            self.leave(kind, message)
+            self.put(kind, message)
 
-    async def take(self) -> list[str | Shown]:
+    async def take_all(self) -> list[str | LiveFrame]:
         await self._filled.wait()
         self._filled.clear()
         messages = list(self._waiting.values())
@@ -97,7 +97,7 @@ class Mailbox:
         return messages
 
 
-class Live:
+class LiveUpdates:
     """The one task that draws, and the viewers it draws for."""
 
     def __init__(
@@ -105,10 +105,10 @@ class Live:
         runtime: Runtime,
         queries: Queries,
         *,
-        journal: services.Journal,
-        fleet: services.FleetView,
-        cards: Cards,
-        stock: stock_answer.StockAnswer,
+        journal: services.JournalProtocol,
+        fleet: services.FleetProtocol,
+        cards: IncidentCards,
+        stock: fleet_snapshot.FleetSnapshots,
         interval_seconds: float,
     ) -> None:
         self._runtime, self._queries, self._journal, self._fleet = runtime, queries, journal, fleet
@@ -116,7 +116,7 @@ class Live:
         self._stock = stock
         self._interval_seconds = interval_seconds
         self._viewers: set[Mailbox] = set()
-        self._newest: tuple[float, Shown] | None = None
+        self._newest: tuple[float, LiveFrame] | None = None
         self._drawn_version = ""
         self._wake = asyncio.Event()
         self._gauge = runtime.metrics.gauge("watchkeeper_web_viewers", "Browsers with a live connection")
@@ -151,12 +151,12 @@ class Live:
         if ready is None:
             self._wake.set()
         else:
-            mailbox.leave("frame", ready)
+            mailbox.put("frame", ready)
             # The page that opens still waits for its code and its other answers: they come first.
             asyncio.get_running_loop().call_later(NEXT_PICTURE_SECONDS, self._wake.set)
         sending = asyncio.create_task(self._send(socket, mailbox))
         try:
-            mailbox.begin_with("incidents", await self._journal.read(self._incidents_message))
+            mailbox.put_first("incidents", await self._journal.read(self._incidents_message))
             await self._listen(socket, mailbox, may_stay)
         finally:
             self._viewers.discard(mailbox)
@@ -164,7 +164,7 @@ class Live:
             sending.cancel()
             await asyncio.gather(sending, return_exceptions=True)
 
-    def ready(self) -> Shown | None:
+    def ready(self) -> LiveFrame | None:
         """The newest picture in the usual colour, unless it is too old to begin with."""
         oldest = 2 * max(self._interval_seconds, UNWATCHED_SECONDS)
         return self._newest[1] if self._newest is not None and self._age_seconds() < oldest else None
@@ -180,7 +180,7 @@ class Live:
     def endpoints(self) -> list[Endpoint]:
         words = "The newest picture of the fleet as /api/live sends it, for a page that opens; 204 where none is ready"
         media = "application/octet-stream"
-        return [Endpoint(("GET",), "/api/picture", Role.VIEWER, self.picture, words=words, media=media)]
+        return [Endpoint(("GET",), "/api/picture", Role.VIEWER, self.picture, summary=words, media_type=media)]
 
     def _age_seconds(self) -> float:
         return self._runtime.clock.now().timestamp() - (self._newest[0] if self._newest else 0.0)
@@ -242,10 +242,10 @@ class Live:
         return age >= UNWATCHED_SECONDS or (age >= self._interval_seconds and self._has_changed())
 
     def _has_changed(self) -> bool:
-        return inventory.take(self._fleet).version != self._drawn_version
+        return fleet_layout.current_layout(self._fleet).version != self._drawn_version
 
     async def _draw(self, *, has_new_stock: bool) -> None:
-        stock, now = inventory.take(self._fleet), self._runtime.clock.now()
+        stock, now = fleet_layout.current_layout(self._fleet), self._runtime.clock.now()
         at_ms = clock.to_ms(now)
         shared = {
             name: await self._ask(expr, at_ms)
@@ -254,16 +254,16 @@ class Live:
                 ("gpu_util", frames.COLOURS["gpu_util"].expr),
                 ("power", frames.COLOURS["power"].expr),
                 ("throttle", frames.THROTTLE_EXPR),
-                ("slices", standing.SLICES),
+                ("slices", status_series.MIG_MEMORY),
             )
         }
         new_stock = await self._stock.make(stock) if has_new_stock else None
         open_incidents = await self._journal.read(self._journal.incidents)
-        readings = frames.Readings(**shared, holders=self._fleet.holders())
-        picture = await asyncio.to_thread(frames.draw, stock, readings, open_incidents)
+        readings = frames.FrameReadings(**shared, holders=self._fleet.workload_labels())
+        picture = await asyncio.to_thread(frames.draw_picture, stock, readings, open_incidents)
         header = {"kind": "frame", "at": wire.format_time(now), "version": stock.version}
         for name in self._wanted():
-            colour = frames.colour_of(name)
+            colour = frames.find_colour(name)
             assert colour is not None
             answer = await self._ask(colour.expr, at_ms)
             packed = await asyncio.to_thread(_packed, stock, answer, colour, picture, {**header, "colour": name})
@@ -271,12 +271,12 @@ class Live:
             if new_stock is not None:
                 self._stock.keep(new_stock)
                 self._drawn_version, new_stock = stock.version, None
-            shown = Shown(packed, self._stock.of(stock.version))
+            shown = LiveFrame(packed, self._stock.newest_for(stock.version))
             if name == frames.DEFAULT_COLOUR:
                 self._newest = (now.timestamp(), shown)
             for viewer in self._viewers:
                 if viewer.colour == name:
-                    viewer.leave("frame", shown)
+                    viewer.put("frame", shown)
 
     def _wanted(self) -> list[str]:
         """The colours that are looked at, or the usual one; viewers of one too many fall back to it too."""
@@ -286,7 +286,7 @@ class Live:
                 viewer.colour = frames.DEFAULT_COLOUR
         return list(dict.fromkeys(viewer.colour for viewer in self._viewers)) or [frames.DEFAULT_COLOUR]
 
-    async def _ask(self, expr: str, at_ms: int) -> engine.Answer | None:
+    async def _ask(self, expr: str, at_ms: int) -> engine.QueryResult | None:
         """An answer, or None where the engine cannot give one; the map then says unknown instead of old."""
         try:
             return await self._queries.instant(expr, at_ms)
@@ -295,17 +295,17 @@ class Live:
             return None
 
     def _incidents_message(self) -> str:
-        content = {"kind": "incidents", "at": wire.format_time(self._runtime.clock.now()), **self._cards.panel()}
+        content = {"kind": "incidents", "at": wire.format_time(self._runtime.clock.now()), **self._cards.make_panel()}
         return orjson.dumps(content).decode()
 
     def _send_all(self, kind: str, message: str) -> None:
         for viewer in self._viewers:
-            viewer.leave(kind, message)
+            viewer.put(kind, message)
 
     async def _send(self, socket: WebSocket, mailbox: Mailbox) -> None:
         with contextlib.suppress(WebSocketDisconnect, RuntimeError):
             while True:
-                for message in await mailbox.take():
+                for message in await mailbox.take_all():
                     if isinstance(message, str):
                         await socket.send_text(message)
                         continue
@@ -313,27 +313,31 @@ class Live:
                         await socket.send_text(news)
                     await socket.send_bytes(message.picture)
 
-    def _news(self, mailbox: Mailbox, made: stock_answer.Made | None) -> str | None:
+    def _news(self, mailbox: Mailbox, made: fleet_snapshot.FleetSnapshot | None) -> str | None:
         """What a viewer must know before it is shown a picture; said again until it has an edition that is known."""
         since = mailbox.edition
         if made is None or since is None or since == made.edition:
             return None
-        if self._stock.has(since):
+        if self._stock.has_edition(since):
             mailbox.edition = made.edition
-        return self._stock.news(since, made)
+        return self._stock.changes_since(since, made)
 
 
 def _packed(
-    stock: inventory.Inventory,
-    answer: engine.Answer | None,
-    colour: frames.Colour,
-    picture: frames.Picture,
+    stock: fleet_layout.FleetLayout,
+    answer: engine.QueryResult | None,
+    colour: frames.MapColour,
+    picture: frames.FramePicture,
     header: Mapping[str, object],
 ) -> bytes:
     """The picture in one colour; the scale travels with it, because readings may be what says it."""
-    values = frames.place_by_node(stock, answer) if colour.title == colour.expr else frames.place(stock, answer)
-    low, high = frames.scale(colour, values)
-    return frames.pack(replace(picture, values=values), {**header, "low": low, "high": high})
+    values = (
+        frames.values_by_slot_or_node(stock, answer)
+        if colour.title == colour.expr
+        else frames.values_by_slot(stock, answer)
+    )
+    low, high = frames.colour_scale(colour, values)
+    return frames.pack_frame(replace(picture, values=values), {**header, "low": low, "high": high})
 
 
 def _said(text: str) -> tuple[str | None, str | None]:
@@ -343,5 +347,5 @@ def _said(text: str) -> tuple[str | None, str | None]:
     except orjson.JSONDecodeError:
         return None, None
     colour, edition = (said.get(name) if isinstance(said, dict) else None for name in ("colour", "edition"))
-    is_colour = isinstance(colour, str) and frames.colour_of(colour) is not None
+    is_colour = isinstance(colour, str) and frames.find_colour(colour) is not None
     return colour if is_colour else None, edition if isinstance(edition, str) else None

@@ -15,8 +15,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from watchkeeper.kit import api_version
-from watchkeeper.web.answers import PROMETHEUS_PREFIX, Asked, Bare, Endpoint, Shape, json_answer
 from watchkeeper.web.auth.auth import COOKIE, Role
+from watchkeeper.web.endpoint import PROMETHEUS_PREFIX, Endpoint, QueryParam, TypeSpec, Unwrapped, json_response
 from watchkeeper.web.schema import PREFIX, Schemas
 
 PATH = "/api/openapi.json"
@@ -109,12 +109,12 @@ def endpoints(table: Callable[[], Sequence[Endpoint]], *, version: str) -> list[
 
     async def answer(_: Request) -> Response:
         if not made:
-            made.append(json_answer(document(table(), version=version)))
+            made.append(json_response(document(table(), version=version)))
         # A response is sent once; its body may be shared.
         return Response(made[0].body, media_type="application/json")
 
     words = "This document: every endpoint, its role, its parameters and the shapes of what it takes and gives"
-    return [Endpoint(("GET",), PATH, Role.VIEWER, answer, words=words, gives=Bare(dict[str, Any]))]
+    return [Endpoint(("GET",), PATH, Role.VIEWER, answer, summary=words, gives=Unwrapped(dict[str, Any]))]
 
 
 def _operation(row: Endpoint, method: str, schemas: Schemas) -> dict[str, Any]:
@@ -122,11 +122,11 @@ def _operation(row: Endpoint, method: str, schemas: Schemas) -> dict[str, Any]:
     error = "PrometheusError" if is_prometheus else "Error"
     operation: dict[str, Any] = {
         "operationId": _name(method, row.path),
-        "summary": row.words or _first_line(row.answer.__doc__),
+        "summary": row.summary or _first_line(row.handler.__doc__),
         "tags": [tag(row)],
         "x-watchkeeper-role": OPEN if row.role is None else row.role.value,
         "x-watchkeeper-changes": row.changes,
-        "parameters": [*_in_path(row.path), *(_parameter(one, schemas) for one in row.asks)],
+        "parameters": [*_in_path(row.path), *(_parameter(one, schemas) for one in row.params)],
         "responses": {
             "200": {"description": "what was asked for", "content": _content(row, is_prometheus, schemas=schemas)},
             "default": {
@@ -174,27 +174,27 @@ def _in_path(path: str) -> Iterator[dict[str, Any]]:
         yield {"name": name, "in": "path", "required": True, "description": words, "schema": {"type": "string"}}
 
 
-def _parameter(asked: Asked, schemas: Schemas) -> dict[str, Any]:
+def _parameter(asked: QueryParam, schemas: Schemas) -> dict[str, Any]:
     return {
         "name": asked.name,
         "in": "query",
         "required": asked.is_required,
-        "description": asked.words,
+        "description": asked.description,
         "schema": schemas.of(asked.kind),
     }
 
 
 def _content(row: Endpoint, is_prometheus: bool, *, schemas: Schemas) -> dict[str, Any]:
-    if row.media != "application/json" and row.shape is None:
-        return {row.media: {"schema": {"type": "string"}}}
-    return {row.media: {"schema": _given(row.shape, is_prometheus, schemas=schemas)}}
+    if row.media_type != "application/json" and row.shape is None:
+        return {row.media_type: {"schema": {"type": "string"}}}
+    return {row.media_type: {"schema": _given(row.shape, is_prometheus, schemas=schemas)}}
 
 
-def _given(gives: Shape, is_prometheus: bool, *, schemas: Schemas) -> dict[str, Any]:
+def _given(gives: TypeSpec, is_prometheus: bool, *, schemas: Schemas) -> dict[str, Any]:
     if is_prometheus:
         answer = {"$ref": PREFIX + "PrometheusAnswer"}
         return {"allOf": [answer, _object({"data": schemas.of(gives)})]} if gives is not None else answer
-    if isinstance(gives, Bare):
+    if isinstance(gives, Unwrapped):
         return schemas.of(gives.kind)
     ours = _object(OURS)
     if gives is None:
@@ -215,7 +215,7 @@ def _body(row: Endpoint, method: str, schemas: Schemas) -> dict[str, Any] | None
         return {"required": True, "content": {"application/json": {"schema": schemas.of(row.body)}}}
     if method == "POST" and "GET" in row.methods:
         # A form instead of a query, for expressions that are longer than a URL may be.
-        fields = {one.name: schemas.of(one.kind) for one in row.asks}
+        fields = {one.name: schemas.of(one.kind) for one in row.params}
         form = {"type": "object", "properties": fields}
         return {"content": {"application/x-www-form-urlencoded": {"schema": form}}}
     return None

@@ -15,8 +15,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from watchkeeper.net import packing
-from watchkeeper.web.answers import Endpoint
+from watchkeeper.net import compression
+from watchkeeper.web.endpoint import Endpoint
 
 STATIC = Path(__file__).parent / "static"
 BUILD_COMMAND = "npm --prefix console ci && npm --prefix console run build"
@@ -62,7 +62,7 @@ async def asset(request: Request) -> Response:
         raise HTTPException(404, "there is no such file in this version of the console. Load the page again")
     kind = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
     headers = {"Cache-Control": FOR_EVER, "Vary": "Accept-Encoding"}
-    if not packing.is_taken(request.headers.get("accept-encoding", "")):
+    if not compression.accepts_gzip(request.headers.get("accept-encoding", "")):
         return Response(path.read_bytes(), media_type=kind, headers=headers)
     return Response(compressed(path), media_type=kind, headers=headers | {"Content-Encoding": "gzip"})
 
@@ -75,8 +75,11 @@ def compressed(path: Path) -> bytes:
 
 def endpoints() -> list[Endpoint]:
     pages = [
-        Endpoint(("GET",), path, None, index, words="A page of the console", media="text/html")
+        Endpoint(("GET",), path, None, index, summary="A page of the console", media_type="text/html")
         for path in CONSOLE_PATHS
     ]
     words = "A file of the console"
-    return [*pages, Endpoint(("GET",), "/assets/{name}", None, asset, words=words, media="application/octet-stream")]
+    return [
+        *pages,
+        Endpoint(("GET",), "/assets/{name}", None, asset, summary=words, media_type="application/octet-stream"),
+    ]

@@ -25,7 +25,7 @@ class Dimensions(TypedDict, total=False):
     kind: str
 
 
-class Amounts(TypedDict):
+class HourAmounts(TypedDict):
     total: float
     allocated: float
     used: float
@@ -39,11 +39,11 @@ class Amounts(TypedDict):
     spare: float
 
 
-class HoursLine(Amounts, Dimensions):
+class UsageLine(HourAmounts, Dimensions):
     pass
 
 
-class Money(TypedDict):
+class CostAmounts(TypedDict):
     """None is what has no price: an unknown amount."""
 
     money: float | None
@@ -52,14 +52,14 @@ class Money(TypedDict):
     shared: float
     wasted_money: float | None
     unpriced_hours: float
-    hours: Amounts
+    hours: HourAmounts
 
 
-class BillLine(Money, Dimensions):
+class CostLine(CostAmounts, Dimensions):
     pass
 
 
-class Rate(TypedDict):
+class PriceRate(TypedDict):
     of: str
     kind: str
     per_gpu_hour: float
@@ -68,19 +68,19 @@ class Rate(TypedDict):
 
 
 @dataclass(frozen=True, slots=True)
-class Hours:
+class UsageReport:
     since: float
     until: float
     by: list[str]
     of: dict[str, str]
-    lines: list[HoursLine]
-    total: Amounts
+    lines: list[UsageLine]
+    total: HourAmounts
     notes: list[str]
     words: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Bill:
+class CostReport:
     since: float
     until: float
     recorded_hours: float
@@ -88,15 +88,15 @@ class Bill:
     currency: str
     policy: str
     policy_words: str
-    lines: list[BillLine]
-    total: Money
+    lines: list[CostLine]
+    total: CostAmounts
     money: float | None
     shared: dict[str, float]
     holes: dict[str, float]
     kwh: float
     pue: float | None
     kwh_with_pue: float | None
-    rates: list[Rate]
+    rates: list[PriceRate]
     notes: list[str]
     words: dict[str, str]
 
@@ -106,19 +106,19 @@ class Forecast(TypedDict):
 
     about: str
     capacity_gpus: float | None
-    forecast: list[report.Step]
+    forecast: list[report.ForecastStep]
     reason: str | None
 
 
-class WholeForecast(Forecast, total=False):
+class CapacityForecast(Forecast, total=False):
     sentence: str
     model: str
-    backtest: report.Backtest
+    backtest: report.BacktestScores
     interval: float
     step: str
     history: report.PastDemand
     weights: dict[str, float]
     notes: list[str]
-    full: report.Full
-    need: fullness.Need
-    advice: list[advice.Piece]
+    full: report.FullnessForecast
+    need: fullness.GpusNeeded
+    advice: list[advice.ScalingAdvice]

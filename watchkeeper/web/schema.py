@@ -34,7 +34,7 @@ LEAVES: dict[Any, dict[str, Any]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class ResponseVariant:
     """A dataclass as an answer shows it: under which name, with what beside its fields, and without which of them."""
 
     name: str
@@ -97,7 +97,7 @@ class Schemas:
         properties = {name: self.of(kind) for name, kind in fields.items()}
         return {"type": "object", "properties": properties} | ({"required": needed} if needed else {})
 
-    def _shown(self, kind: Any, shown: Shown) -> dict[str, Any]:
+    def _shown(self, kind: Any, shown: ResponseVariant) -> dict[str, Any]:
         fields = {name: kind for name, kind in _fields(kind).items() if name not in shown.without}
         return self._named_once(shown.name, shown, lambda: self._object({**fields, **shown.also}), kind.__doc__)
 

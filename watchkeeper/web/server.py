@@ -86,7 +86,7 @@ def _websocket(**connected: Any) -> asyncio.Protocol:
     return WebSocketsSansIOProtocol(**connected)
 
 
-class _Server(asgi.Server):
+class _Server(asgi.AsgiServer):
     def __init__(self, config: uvicorn.Config, is_up: asyncio.Event) -> None:
         super().__init__(config)
         self._is_up = is_up

@@ -14,13 +14,13 @@ from watchkeeper.incidents.blast import Blast
 from watchkeeper.model import actions, fleet, incidents, orders
 from watchkeeper.model.diagnosis import Diagnosis
 from watchkeeper.model.incidents import Incident
-from watchkeeper.model.repairs import Repair, Switch
+from watchkeeper.model.repairs import Repair, RepairSwitch
 from watchkeeper.model.silences import Silence
 from watchkeeper.remediate import explanation
-from watchkeeper.rules.budgets import Budget
+from watchkeeper.rules.budgets import ErrorBudget
 from watchkeeper.rules.reload import Reload
-from watchkeeper.web.answers import Asked
-from watchkeeper.web.schema import Shown
+from watchkeeper.web.endpoint import QueryParam
+from watchkeeper.web.schema import ResponseVariant
 
 
 class NodeName(TypedDict):
@@ -37,14 +37,14 @@ class SilencedBy(TypedDict):
     keeper: str
 
 
-class Truth(TypedDict):
+class FaultTruth(TypedDict):
     cause: str
     action: str
     severity: str
     place: str
 
 
-class Fault(TypedDict):
+class SimulatedFault(TypedDict):
     """What is broken on purpose in the simulated fleet; the simulator answers so."""
 
     id: str
@@ -55,10 +55,10 @@ class Fault(TypedDict):
     place: str
     at: datetime
     strikes_in_seconds: float
-    truth: Truth
+    truth: FaultTruth
 
 
-class Swept(TypedDict):
+class SweepStatus(TypedDict):
     """How the fabric was last looked at; None where it never was."""
 
     source: str | None
@@ -71,7 +71,7 @@ class Swept(TypedDict):
     unnamed_hosts: int
 
 
-class Colour(TypedDict):
+class ColourScale(TypedDict):
     title: str
     unit: str
     low: float | None
@@ -79,9 +79,9 @@ class Colour(TypedDict):
     metric: str
 
 
-Card = Annotated[
+IncidentCard = Annotated[
     Incident,
-    Shown(
+    ResponseVariant(
         "incidents.Card",
         also={
             "place_name": str,
@@ -96,48 +96,56 @@ Card = Annotated[
         without=("members",),
     ),
 ]
-NamedIncident = Annotated[Incident, Shown("incidents.NamedIncident", also={"place_name": str})]
-ShownSilence = Annotated[Silence, Shown("silences.ShownSilence", also={"matchers": list[str]})]
-ListedSilence = Annotated[Silence, Shown("silences.ListedSilence", also={"matchers": list[str], "active": bool})]
-ShownRepair = Annotated[
+NamedIncident = Annotated[Incident, ResponseVariant("incidents.NamedIncident", also={"place_name": str})]
+SilenceView = Annotated[Silence, ResponseVariant("silences.ShownSilence", also={"matchers": list[str]})]
+ListedSilence = Annotated[
+    Silence, ResponseVariant("silences.ListedSilence", also={"matchers": list[str], "active": bool})
+]
+RepairView = Annotated[
     Repair,
-    Shown(
+    ResponseVariant(
         "repairs.ShownRepair",
         also={"action": str | None, "incidents": list[str], "is_running": bool, "is_held": bool},
     ),
 ]
-ShownSwitch = Annotated[Switch, Shown("repairs.ShownSwitch", also={"is_stopped": bool, "is_tripped": bool})]
+RepairSwitchView = Annotated[
+    RepairSwitch, ResponseVariant("repairs.ShownSwitch", also={"is_stopped": bool, "is_tripped": bool})
+]
 ExplainedRepair = Annotated[
     explanation.Explanation,
-    Shown("explanation.ExplainedRepair", also={"repair": ShownRepair | None, "switch": ShownSwitch}),
+    ResponseVariant("explanation.ExplainedRepair", also={"repair": RepairView | None, "switch": RepairSwitchView}),
 ]
-ShownBudget = Annotated[Budget, Shown("budgets.ShownBudget", also={"covered": str | None, "incidents": list[str]})]
-Outcome = Annotated[Reload, Shown("reload.Outcome", also={"is_successful": bool})]
-RuleState = Annotated[Reload, Shown("reload.RuleState", also={"is_successful": bool, "owner": str})]
-ShownOrder = Annotated[orders.Order, Shown("orders.ShownOrder", without=("nonce",))]
-GivenOrder = Annotated[orders.Tracked, Shown("orders.GivenOrder", also={"order": ShownOrder, "state": str})]
+SloStatus = Annotated[
+    ErrorBudget, ResponseVariant("budgets.ShownBudget", also={"covered": str | None, "incidents": list[str]})
+]
+ReloadOutcome = Annotated[Reload, ResponseVariant("reload.Outcome", also={"is_successful": bool})]
+RuleFileStatus = Annotated[Reload, ResponseVariant("reload.RuleState", also={"is_successful": bool, "owner": str})]
+OrderView = Annotated[orders.Order, ResponseVariant("orders.ShownOrder", without=("nonce",))]
+OrderStatus = Annotated[
+    orders.TrackedOrder, ResponseVariant("orders.GivenOrder", also={"order": OrderView, "state": str})
+]
 
-GpuEvent = Annotated[incidents.Member, Shown("incidents.GpuEvent", also={"incident": str})]
+GpuEvent = Annotated[incidents.Member, ResponseVariant("incidents.GpuEvent", also={"incident": str})]
 NODE_OR_NAME = fleet.Node | NodeName
 
 
 @dataclass(frozen=True, slots=True)
-class Detail:
+class IncidentDetail:
     incident: NamedIncident
     diagnosis: Diagnosis | None
     plan: actions.Plan | None
     silenced_by: SilencedBy | None
     runbook: str
-    timeline: list[incidents.Happened]
+    timeline: list[incidents.TimelineEntry]
 
 
 @dataclass(frozen=True, slots=True)
-class FullDetail(Detail):
+class FullIncidentDetail(IncidentDetail):
     blast: Blast | None
 
 
-CLUSTER = Asked("cluster", "only this cluster")
-FROM = Asked("from", "RFC 3339 or seconds since 1970; a day before `to` unless given")
-TO = Asked("to", "RFC 3339 or seconds since 1970; now unless given")
-BY = Asked("by", "dimensions such as team, user, job, node, model; `team` unless given", list[str])
-OF = Asked("of", "only lines of this, such as team=vision", list[str])
+CLUSTER = QueryParam("cluster", "only this cluster")
+FROM = QueryParam("from", "RFC 3339 or seconds since 1970; a day before `to` unless given")
+TO = QueryParam("to", "RFC 3339 or seconds since 1970; now unless given")
+BY = QueryParam("by", "dimensions such as team, user, job, node, model; `team` unless given", list[str])
+OF = QueryParam("of", "only lines of this, such as team=vision", list[str])

@@ -16,8 +16,8 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcon
 from starlette.exceptions import HTTPException
 
 from watchkeeper.kit import own_metrics
-from watchkeeper.web.answers import Endpoint
 from watchkeeper.web.auth.auth import Role
+from watchkeeper.web.endpoint import Endpoint
 
 # Two dozen dashboards of twenty panels that refresh at the same moment; a browser asks again after a refusal.
 MOST_FOR_PANELS, MOST_FOR_PAGES = 500, 1000
@@ -32,7 +32,7 @@ NO_WAIT = nullcontext()
 PANELS = ("/api/v1/query", "/api/v1/series", "/api/v1/label", "/federate", "/api/history", "/api/explore")
 
 
-class Shedding:
+class LoadShedder:
     """`rules_are_at_work` is asked while many questions wait."""
 
     def __init__(self, metrics: own_metrics.Registry, rules_are_at_work: Callable[[], bool] = lambda: False) -> None:
@@ -76,7 +76,7 @@ class Shedding:
             yield
 
 
-class Places:
+class ConcurrencyLimit:
     """Room for a few who want long work done one after the other; 429 for one more, before its body is read."""
 
     def __init__(self, what: str, most: int = 4) -> None:

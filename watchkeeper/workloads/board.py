@@ -16,11 +16,11 @@ from watchkeeper.errors import WatchkeeperError
 from watchkeeper.kit import clock, own_metrics
 from watchkeeper.model import clock_reasons, jobs, workloads
 from watchkeeper.model.labels import Labels
-from watchkeeper.query import gpu_trouble
+from watchkeeper.query import gpu_errors
 from watchkeeper.query.engine import Engine
-from watchkeeper.workloads import closer, efficiency, identity, waiting
-from watchkeeper.workloads.identity import Key
-from watchkeeper.workloads.questions import Questions
+from watchkeeper.workloads import efficiency, identity, job_inspection, pending_pods
+from watchkeeper.workloads.identity import JobKey
+from watchkeeper.workloads.job_queries import JobQueries
 
 # What is asked for every list. A name that starts with `h_` is about the last hour.
 QUESTIONS: Mapping[str, str] = {
@@ -31,7 +31,7 @@ QUESTIONS: Mapping[str, str] = {
     "h_uses": (
         'avg_over_time(watchkeeper:job_use:ratio{of!="memory"}[1h]) or watchkeeper:job_use:ratio{of="memory"}'
     ),
-    "held_down": f"{gpu_trouble.REASONS} >= {clock_reasons.SW_THERMAL}",
+    "held_down": f"{gpu_errors.CLOCK_REASONS} >= {clock_reasons.SW_THERMAL}",
     "idle": "watchkeeper:job_idle:seconds",
     "trainings": "watchkeeper:job_training:group",
     "ages": "watchkeeper:training_last_step_age:seconds",
@@ -48,7 +48,7 @@ QUESTIONS: Mapping[str, str] = {
         " or watchkeeper:training_rank_slow:ratio"
         " or avg_over_time(watchkeeper:job_gpu_busier:ratio[15m]) > 0.1"
     ),
-    "waiting": waiting.QUESTION,
+    "waiting": pending_pods.QUESTION,
     "alerts": 'ALERTS{alertstate="firing",job_name!=""}',
 }  # fmt: skip
 # Which jobs hold GPUs; asked about those few whose clocks are held down.
@@ -89,13 +89,13 @@ Training = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Around:
+class BoardInputs:
     """What is known beside the series: schedulers, the price book, and open incidents by the name of a job."""
 
     scheduled: Sequence[workloads.ScheduledWorkload] = ()
-    book: prices.Book | None = None
+    book: prices.PriceBook | None = None
     incidents: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    first_seen: Mapping[Key, float] = field(default_factory=dict)
+    first_seen: Mapping[JobKey, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,19 +103,19 @@ class Board:
     """All jobs, the gravest state first; `problems` are questions that were refused."""
 
     lines: tuple[jobs.JobLine, ...]
-    keys: Mapping[Key, str]
+    keys: Mapping[JobKey, str]
     problems: tuple[str, ...] = ()
     # What each is judged by, and those at whose ranks it is worth to look.
-    facts: Mapping[Key, efficiency.Facts] = field(default_factory=dict)
+    facts: Mapping[JobKey, efficiency.JobFacts] = field(default_factory=dict)
     # Pods or the Slurm job, as schedulers know them.
-    parts: Mapping[Key, Sequence[workloads.ScheduledWorkload]] = field(default_factory=dict)
-    suspects: frozenset[Key] = frozenset()
+    parts: Mapping[JobKey, Sequence[workloads.ScheduledWorkload]] = field(default_factory=dict)
+    suspects: frozenset[JobKey] = frozenset()
 
-    def line(self, key: Key) -> jobs.JobLine:
+    def find_line(self, key: JobKey) -> jobs.JobLine:
         return next(one for one in self.lines if (one.cluster, one.kind, one.id) == (key.cluster, key.kind, key.id))
 
 
-def look(engine: Engine, now: datetime, around: Around) -> Board:
+def make_board(engine: Engine, now: datetime, around: BoardInputs) -> Board:
     at_ms, problems = round(now.timestamp() * 1000), []
     told: dict[str, Rows] = {}
     for name, expr in QUESTIONS.items():
@@ -127,12 +127,12 @@ def look(engine: Engine, now: datetime, around: Around) -> Board:
     if told["worlds"] and not told["gpus"] and not problems:
         problems.append(NOT_YET)
     told["slowed"] = _slowed(engine, at_ms, told["held_down"], problems)
-    return _looked_at(engine, now, _Table(told, around, now).board(tuple(problems)))
+    return _looked_at(engine, now, _BoardBuilder(told, around, now).board(tuple(problems)))
 
 
 def _slowed(engine: Engine, at_ms: int, reasons: Rows, problems: list[str]) -> Rows:
     """How many GPUs of each job are slowed down by heat or the power brake."""
-    gpus = [labels.get("UUID", "") for labels, value in reasons.items() if gpu_trouble.is_held_down(value)]
+    gpus = [labels.get("UUID", "") for labels, value in reasons.items() if gpu_errors.is_throttled(value)]
     if not gpus:
         return {}
     try:
@@ -148,9 +148,9 @@ def _looked_at(engine: Engine, now: datetime, found: Board) -> Board:
     lines, facts = {key: known[key.cluster, key.kind, key.id] for key in found.suspects}, dict(found.facts)
     problems = list(found.problems)
     for key in sorted(lines, key=lambda one: _gravest_first(lines[one]))[:MOST_LOOKS]:
-        questions = Questions(engine, now, key, training=found.keys[key])
-        look = closer.look(questions, lines[key])
-        lines[key], facts[key] = closer.bettered(lines[key], facts[key], look)
+        questions = JobQueries(engine, now, key, training=found.keys[key])
+        look = job_inspection.inspect_job(questions, lines[key])
+        lines[key], facts[key] = job_inspection.refine_line(lines[key], facts[key], look)
         problems += [problem for problem in questions.refused if problem not in problems]
     if (left := len(lines) - MOST_LOOKS) > 0:
         problems.append(f"{left} more jobs are in trouble than are looked at closely: the page of one may say more")
@@ -163,37 +163,37 @@ def _gravest_first(line: jobs.JobLine) -> tuple[int, int, str]:
     return ORDER[line.state], -line.gpus, line.id
 
 
-def first_seen(engine: Engine, now: datetime) -> dict[Key, float]:
+def first_seen(engine: Engine, now: datetime) -> dict[JobKey, float]:
     """When each job that runs was first seen within a week."""
-    found: dict[Key, float] = {}
+    found: dict[JobKey, float] = {}
     for expr in FIRST_SEEN:
         for labels, value in engine.instant(expr, round(now.timestamp() * 1000)).latest().items():
-            key = identity.of_labels(labels)
+            key = identity.job_of_labels(labels)
             found[key] = min(value, found.get(key, value))
     return found
 
 
-class _Table:
+class _BoardBuilder:
     """One list in the making: rows by job."""
 
-    def __init__(self, told: Mapping[str, Rows], around: Around, now: datetime) -> None:
+    def __init__(self, told: Mapping[str, Rows], around: BoardInputs, now: datetime) -> None:
         self._around, self._now = around, now
         self._gpus = _by_key(told["gpus"])
-        self._uses: dict[Key, dict[str, float]] = {}
+        self._uses: dict[JobKey, dict[str, float]] = {}
         for labels, value in told["h_uses"].items():
-            self._uses.setdefault(identity.of_labels(labels), {})[labels.get("of", "")] = value
-        self._parts: dict[Key, list[workloads.ScheduledWorkload]] = {}
-        for part in [*around.scheduled, *waiting.pods(told["waiting"], around.scheduled)]:
+            self._uses.setdefault(identity.job_of_labels(labels), {})[labels.get("of", "")] = value
+        self._parts: dict[JobKey, list[workloads.ScheduledWorkload]] = {}
+        for part in [*around.scheduled, *pending_pods.read_pending_pods(told["waiting"], around.scheduled)]:
             if part.state is not workloads.WorkloadState.ENDED and part.gpus:
-                self._parts.setdefault(identity.of_scheduled(part), []).append(part)
+                self._parts.setdefault(identity.job_of_workload(part), []).append(part)
         self._by_job = {name: _by_training(told[name]) for name in BY_TRAINING}
         self._ages = self._by_job["ages"]
-        self._nodes_of = {identity.of_labels(labels): value for labels, value in told["nodes"].items()}
-        self._seen = {identity.of_labels(labels): value for labels, value in told["seen"].items()}
-        self._slowed = {identity.of_labels(labels): round(value) for labels, value in told["slowed"].items()}
-        self._facts: dict[Key, efficiency.Facts] = {}
-        self._idle = {identity.of_labels(labels): value for labels, value in told["idle"].items()}
-        self._names = {identity.of_labels(labels): labels.get("training_job", "") for labels in told["trainings"]}
+        self._nodes_of = {identity.job_of_labels(labels): value for labels, value in told["nodes"].items()}
+        self._seen = {identity.job_of_labels(labels): value for labels, value in told["seen"].items()}
+        self._slowed = {identity.job_of_labels(labels): round(value) for labels, value in told["slowed"].items()}
+        self._facts: dict[JobKey, efficiency.JobFacts] = {}
+        self._idle = {identity.job_of_labels(labels): value for labels, value in told["idle"].items()}
+        self._names = {identity.job_of_labels(labels): labels.get("training_job", "") for labels in told["trainings"]}
         self._alerts: dict[Training, list[str]] = {}
         for labels in told["alerts"]:
             self._alerts.setdefault(_training(labels), []).append(labels.get("alertname", ""))
@@ -206,7 +206,7 @@ class _Table:
         keys = {key: self._training_of(key) for key in {*self._gpus, *self._parts}}
         taken = {(key.cluster, name) for key, name in keys.items() if name}
         alone = {*self._by_job["worlds"], *self._ages} - taken
-        keys |= {Key(cluster, jobs.JobKind.PLAIN, "", name): name for cluster, name in alone}
+        keys |= {JobKey(cluster, jobs.JobKind.PLAIN, "", name): name for cluster, name in alone}
         lines = {key: self._line(key, training) for key, training in keys.items()}
         suspects = {key for key, line in lines.items() if self._is_suspect(line, (key.cluster, keys[key] or key.name))}
         ordered = tuple(sorted(lines.values(), key=_gravest_first))
@@ -218,16 +218,18 @@ class _Table:
         Without them GPUs that differ are no reason to call a job slow: packs/rules/jobs.yaml says why.
         """
         steps = own in self._slow and "rank" in self._slow[own][0]
-        return line.state in (*closer.STUCK, jobs.JobState.SLOW) or (steps and line.state is jobs.JobState.RUNNING)
+        return line.state in (*job_inspection.STUCK, jobs.JobState.SLOW) or (
+            steps and line.state is jobs.JobState.RUNNING
+        )
 
-    def _training_of(self, key: Key) -> str:
+    def _training_of(self, key: JobKey) -> str:
         """The name under which the job tells about itself; its own where nothing else is known, empty for none."""
         name = self._names.get(key) or key.name
         # Rules may be late with the age of its last step; how many ranks it has it tells itself.
         is_told = any((key.cluster, name) in told for told in (self._ages, self._by_job["worlds"]))
         return name if is_told else ""
 
-    def _line(self, key: Key, training: str) -> jobs.JobLine:
+    def _line(self, key: JobKey, training: str) -> jobs.JobLine:
         rows, parts = self._gpus.get(key, []), self._parts.get(key, [])
         own = (key.cluster, training or key.name)
         gpus = sum(value for _, value in rows) or self._by_job["worlds"].get(own, 0.0)
@@ -244,8 +246,8 @@ class _Table:
         # Seconds without a step; for one that tells of none, without any kernel, which one that spins has.
         age = self._ages.get(own, self._idle.get(key) if state is jobs.JobState.STALLED else None)
         is_still = state in (jobs.JobState.STALLED, jobs.JobState.HUNG) and age is not None
-        facts = efficiency.Facts(
-            gpus, uses, self._value("waits", own), straggler, self._slowed.get(key, 0), state in closer.STUCK,
+        facts = efficiency.JobFacts(
+            gpus, uses, self._value("waits", own), straggler, self._slowed.get(key, 0), state in job_inspection.STUCK,
             is_idle=state is jobs.JobState.IDLE,
         )  # fmt: skip
         self._facts[key] = facts
@@ -257,12 +259,12 @@ class _Table:
             None if started is None else datetime.fromtimestamp(started, UTC),
             None if hours is None else round(hours, 2), uses.get("active"), uses.get("memory"),
             efficiency.bound_by(facts), self._value("h_goodput", own),
-            clock.moment(self._now.timestamp() - (age or 0.0)) if is_still else None,
+            clock.from_unix_seconds(self._now.timestamp() - (age or 0.0)) if is_still else None,
             straggler, self._cost(rows, hours), self._incidents(key, training),
             None if since is None else datetime.fromtimestamp(since, UTC),
         )  # fmt: skip
 
-    def _state(self, key: Key, own: Training, uses: Mapping[str, float]) -> jobs.JobState:
+    def _state(self, key: JobKey, own: Training, uses: Mapping[str, float]) -> jobs.JobState:
         told = [STATES[name] for name in self._alerts.get(own, ()) if name in STATES]
         if told:
             return min(told, key=ORDER.__getitem__)
@@ -291,7 +293,7 @@ class _Table:
             does.format(score),
         )
 
-    def _nodes(self, key: Key, own: Training, running: Sequence[workloads.ScheduledWorkload]) -> int:
+    def _nodes(self, key: JobKey, own: Training, running: Sequence[workloads.ScheduledWorkload]) -> int:
         seen = self._nodes_of.get(key)
         if seen is None:
             seen = self._value("training_nodes", own)
@@ -315,15 +317,15 @@ class _Table:
         hourly = sum(rate.per_gpu_hour * value for rate, value in rates if rate is not None)
         return jobs.Money(round(hourly * hours / gpus, 2), book.currency)
 
-    def _incidents(self, key: Key, training: str) -> tuple[str, ...]:
+    def _incidents(self, key: JobKey, training: str) -> tuple[str, ...]:
         names = {training, key.name, key.id} - {""}
         return tuple(sorted({one for name in names for one in self._around.incidents.get(name, ())}))
 
 
-def _by_key(rows: Rows) -> dict[Key, list[tuple[Labels, float]]]:
-    found: dict[Key, list[tuple[Labels, float]]] = {}
+def _by_key(rows: Rows) -> dict[JobKey, list[tuple[Labels, float]]]:
+    found: dict[JobKey, list[tuple[Labels, float]]] = {}
     for labels, value in rows.items():
-        found.setdefault(identity.of_labels(labels), []).append((labels, value))
+        found.setdefault(identity.job_of_labels(labels), []).append((labels, value))
     return found
 
 

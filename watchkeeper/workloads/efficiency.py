@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from watchkeeper.model import jobs
-from watchkeeper.model.jobs import BoundBy, Efficiency, Fix, Straggler, Used
+from watchkeeper.model.jobs import BoundBy, Efficiency, Fix, ResourceUse, Straggler
 
 # Shares from which one unit explains the time (packs/bottleneck_limits.csv has the reasons: a dominant share of what is
 # practical, and nothing that runs).
@@ -41,7 +41,7 @@ NOBODY = "it stands still, and no rank stands out as the one that the others wai
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class JobFacts:
     """Means of a job's GPUs as shares (`uses`, by the label `of` of packs/rules/jobs.yaml), and what bears on it."""
 
     gpus: float
@@ -58,7 +58,7 @@ class Facts:
     cpus_used: float | None = None
 
 
-def bound_by(facts: Facts) -> BoundBy:
+def bound_by(facts: JobFacts) -> BoundBy:
     """The first that explains it, the most certain before the likely."""
     active, seen = facts.uses.get("active"), facts.uses
     if facts.straggler is not None:
@@ -83,19 +83,19 @@ def bound_by(facts: Facts) -> BoundBy:
     return BoundBy.INPUT if is_outside else BoundBy.UNKNOWN
 
 
-def judge(facts: Facts, window_seconds: float) -> Efficiency:
+def assess_efficiency(facts: JobFacts, window_seconds: float) -> Efficiency:
     bound = bound_by(facts)
     active, memory = facts.uses.get("active"), facts.uses.get("memory")
     uses = (
-        Used("GPU", facts.gpus, None if active is None else facts.gpus * active, "GPUs", active),
-        Used(
+        ResourceUse("GPU", facts.gpus, None if active is None else facts.gpus * active, "GPUs", active),
+        ResourceUse(
             "GPU memory",
             facts.memory_bytes,
             None if memory is None or facts.memory_bytes is None else memory * facts.memory_bytes,
             "bytes",
             memory,
         ),
-        Used("CPU", facts.cpus, facts.cpus_used, "cores", _share(facts.cpus_used, facts.cpus)),
+        ResourceUse("CPU", facts.cpus, facts.cpus_used, "cores", _share(facts.cpus_used, facts.cpus)),
     )
     unseen = []
     if active is None:
@@ -109,7 +109,7 @@ def judge(facts: Facts, window_seconds: float) -> Efficiency:
     return Efficiency(window_seconds, uses, bound, _why(facts, bound), tuple(_fixes(facts, bound)), tuple(unseen))
 
 
-def waiting(command: str) -> Efficiency:
+def pending_efficiency(command: str) -> Efficiency:
     """Of a job that holds nothing yet."""
     fix = Fix("Ask why it does not start", "each node has its reason, and one change is the smallest", command)
     return Efficiency(0.0, (), BoundBy.UNKNOWN, "it holds no GPU yet", (fix,))
@@ -119,7 +119,7 @@ def _share(used: float | None, held: float | None) -> float | None:
     return used / held if used is not None and held else None
 
 
-def _why(facts: Facts, bound: BoundBy) -> str:
+def _why(facts: JobFacts, bound: BoundBy) -> str:
     seen = [
         f"{name} {facts.uses[key]:.0%}"
         for key, name in (
@@ -142,27 +142,27 @@ def _why(facts: Facts, bound: BoundBy) -> str:
     return f"{words}: {', '.join(seen)}" if seen else words
 
 
-def _fixes(facts: Facts, bound: BoundBy) -> list[Fix]:
+def _fixes(facts: JobFacts, bound: BoundBy) -> list[Fix]:
     first = _first_fix(facts, bound)
     return [*([first] if first is not None else []), *_size_fixes(facts, bound)]
 
 
-def _first_fix(facts: Facts, bound: BoundBy) -> Fix | None:
+def _first_fix(facts: JobFacts, bound: BoundBy) -> Fix | None:
     """What helps against the thing it is bound by."""
     active, slow = facts.uses.get("active"), facts.straggler
     if bound is BoundBy.STRAGGLER and slow is not None:
         where = f", GPU {slow.gpu}" if slow.rank is not None and slow.gpu else ""
         if slow.is_gone:
-            words = f"Read the end of the log of {jobs.called(slow)}, and the kernel log of its node"
+            words = f"Read the end of the log of {jobs.straggler_name(slow)}, and the kernel log of its node"
             return Fix(words, "what the others say only follows", "journalctl -k --since -1h | grep -iE 'xid|oom'")
         if slow.score is None:
-            words = f"See where the program of {jobs.called(slow)}{where} stands"
+            words = f"See where the program of {jobs.straggler_name(slow)}{where} stands"
             return Fix(words, "the job would go on", "py-spy dump --pid PID")
         if slow.is_short_of_cpu:
             words = f"See what takes the CPUs of {slow.node}, and end it or give the job its own"
-            return Fix(words, f"{jobs.called(slow)} would keep pace with the others", jobs.WHO_TAKES_CPUS)
+            return Fix(words, f"{jobs.straggler_name(slow)} would keep pace with the others", jobs.WHO_TAKES_CPUS)
         shorter = f"steps of all {facts.gpus:g} GPUs would be up to {slow.score / (1 + slow.score):.0%} shorter"
-        return Fix(f"Look at {jobs.called(slow)}{where}", shorter, "nvidia-smi -q -d PERFORMANCE")
+        return Fix(f"Look at {jobs.straggler_name(slow)}{where}", shorter, "nvidia-smi -q -d PERFORMANCE")
     if facts.is_stuck:
         words = "See where the program of each rank stands"
         return Fix(words, "the one that stands elsewhere than the others holds it up", "py-spy dump --pid PID")
@@ -190,7 +190,7 @@ def _first_fix(facts: Facts, bound: BoundBy) -> Fix | None:
     return None
 
 
-def _size_fixes(facts: Facts, bound: BoundBy) -> list[Fix]:
+def _size_fixes(facts: JobFacts, bound: BoundBy) -> list[Fix]:
     """Fewer GPUs, or more work for each."""
     active, memory = facts.uses.get("active"), facts.uses.get("memory")
     if active is None or facts.is_stuck or bound is BoundBy.NOTHING:

@@ -13,15 +13,22 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from watchkeeper.model.jobs import Goodput, Lost, LostTime
+from watchkeeper.model.jobs import Goodput, LostReason, LostTime
 
 # As in packs/rules/training.yaml, where nothing is learned yet.
 UNKNOWN_LIMIT_SECONDS = 600.0
-ORDER = (Lost.STALL, Lost.RESTART, Lost.FAILURE, Lost.QUEUE, Lost.PAUSE, Lost.UNKNOWN)
+ORDER = (
+    LostReason.STALL,
+    LostReason.RESTART,
+    LostReason.FAILURE,
+    LostReason.QUEUE,
+    LostReason.PAUSE,
+    LostReason.UNKNOWN,
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class ProgressPoint:
     """What a job said at a time; `steps` None: its process said nothing."""
 
     at: float
@@ -34,7 +41,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Usual:
+class UsualPace:
     """What is usual for a job; None: not learned yet."""
 
     step_seconds: float | None
@@ -48,10 +55,10 @@ class _Tally:
     limit: float
     productive: float = 0.0
     steps: float = 0.0
-    lost: dict[Lost, float] = field(default_factory=lambda: dict.fromkeys(Lost, 0.0))
+    lost: dict[LostReason, float] = field(default_factory=lambda: dict.fromkeys(LostReason, 0.0))
     # The stretch without a step that goes on, and what is known of it: None may still become a stall or a pause.
     still: float = 0.0
-    reason: Lost | None = None
+    reason: LostReason | None = None
 
     def moved(self, seconds: float, steps: float) -> None:
         # A step that takes longer than the time between two points was under way while nothing seemed to move.
@@ -63,61 +70,63 @@ class _Tally:
         self.still = whole - worked
         self.end(went_on=stood)
 
-    def stood(self, seconds: float, point: Point) -> None:
+    def stood(self, seconds: float, point: ProgressPoint) -> None:
         if point.lacks_ranks:
-            self.broke(seconds, Lost.FAILURE)
+            self.broke(seconds, LostReason.FAILURE)
             return
-        if self.reason is Lost.FAILURE:
-            self.end(then=Lost.RESTART)
-        elif self.reason is Lost.RESTART and point.is_stalled:
-            self.end(then=Lost.STALL)
+        if self.reason is LostReason.FAILURE:
+            self.end(then=LostReason.RESTART)
+        elif self.reason is LostReason.RESTART and point.is_stalled:
+            self.end(then=LostReason.STALL)
         self.still += seconds
-        if self.reason in (None, Lost.PAUSE):
-            self.reason = Lost.STALL if point.is_stalled else Lost.PAUSE if point.is_paused else None
+        if self.reason in (None, LostReason.PAUSE):
+            self.reason = LostReason.STALL if point.is_stalled else LostReason.PAUSE if point.is_paused else None
 
-    def broke(self, seconds: float, reason: Lost) -> None:
+    def broke(self, seconds: float, reason: LostReason) -> None:
         """What went before was the same failure, unless it had been a stall already."""
-        if self.reason in (None, Lost.PAUSE):
-            self.reason = Lost.FAILURE
+        if self.reason in (None, LostReason.PAUSE):
+            self.reason = LostReason.FAILURE
         self.end(then=reason)
         self.still = seconds
 
-    def end(self, *, went_on: bool = False, then: Lost | None = None) -> None:
+    def end(self, *, went_on: bool = False, then: LostReason | None = None) -> None:
         reason = self.reason
         if reason is None:
             is_pause = went_on and self.still > self.usual
-            reason = Lost.STALL if self.still > self.limit else Lost.PAUSE if is_pause else Lost.UNKNOWN
+            reason = (
+                LostReason.STALL if self.still > self.limit else LostReason.PAUSE if is_pause else LostReason.UNKNOWN
+            )
         self.lost[reason] += self.still
         self.still, self.reason = 0.0, then
 
 
-def account(points: Sequence[Point], usual: Usual, *, queue_seconds: float | None = None) -> Goodput:
+def account_time(points: Sequence[ProgressPoint], usual: UsualPace, *, queue_seconds: float | None = None) -> Goodput:
     """Where the time from the first point to the last went; without a word about steps only the wall is known."""
     wall = (points[-1].at - points[0].at if points else 0.0) + (queue_seconds or 0.0)
     told = [point for point in points if point.steps is not None]
     step = usual.step_seconds
     if len(told) < 2 or step is None:
-        lost = tuple(LostTime(Lost.QUEUE, queue_seconds) for _ in (1,) if queue_seconds)
+        lost = tuple(LostTime(LostReason.QUEUE, queue_seconds) for _ in (1,) if queue_seconds)
         return Goodput(wall, None, None, None, step, usual.longest_pause_seconds, lost)
     tally = _Tally(step, usual.limit_seconds or UNKNOWN_LIMIT_SECONDS)
     before = told[0]
     for earlier, point in itertools.pairwise(points):
         seconds = point.at - earlier.at
         if point.steps is None:
-            tally.broke(seconds, Lost.FAILURE)
+            tally.broke(seconds, LostReason.FAILURE)
             continue
         began_anew = before.steps is not None and point.steps < before.steps
         began_anew = began_anew or (point.restarts or 0) > (before.restarts or 0)
         made = point.steps - (before.steps or 0.0)
         if began_anew:
-            tally.broke(seconds, Lost.RESTART)
+            tally.broke(seconds, LostReason.RESTART)
         elif made > 0:
             tally.moved(seconds, made)
         else:
             tally.stood(seconds, point)
         before = point
     tally.end()
-    tally.lost[Lost.QUEUE] = queue_seconds or 0.0
+    tally.lost[LostReason.QUEUE] = queue_seconds or 0.0
     found = tuple(LostTime(reason, tally.lost[reason]) for reason in ORDER if tally.lost[reason] > 0)
     share = tally.productive / wall if wall > 0 else None
     return Goodput(wall, tally.productive, share, tally.steps, step, usual.longest_pause_seconds, found)

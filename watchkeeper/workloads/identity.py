@@ -20,7 +20,7 @@ KINDS = {
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Key:
+class JobKey:
     """A job of a cluster; `name` is a Slurm id, the common name of pods, or what a program calls itself."""
 
     cluster: str
@@ -31,7 +31,7 @@ class Key:
     @property
     def id(self) -> str:
         """What people type, and what stands in an address."""
-        return workloads.called(self.namespace, self.name)
+        return workloads.workload_name(self.namespace, self.name)
 
     def answers_to(self, text: str, cluster: str | None) -> bool:
         return text in (self.id, self.name) and cluster in (None, self.cluster)
@@ -44,9 +44,9 @@ class Key:
         return ",".join(f'{label}="{own_metrics.escape(value)}"' for label, value in named.items())
 
 
-def of_labels(labels: Labels) -> Key:
+def job_of_labels(labels: Labels) -> JobKey:
     """The job that a series of packs/rules/jobs.yaml is about."""
-    return Key(
+    return JobKey(
         labels.get("cluster", ""),
         KINDS.get(labels.get("workload_kind", ""), jobs.JobKind.PLAIN),
         labels.get("namespace", ""),
@@ -54,10 +54,12 @@ def of_labels(labels: Labels) -> Key:
     )
 
 
-def of_scheduled(part: workloads.ScheduledWorkload) -> Key:
+def job_of_workload(part: workloads.ScheduledWorkload) -> JobKey:
     kind = KINDS.get(part.workload.kind.value, jobs.JobKind.PLAIN)
     name = part.workload.name
-    return Key(part.cluster, kind, part.workload.namespace, job_name(name) if kind is jobs.JobKind.KUBERNETES else name)
+    return JobKey(
+        part.cluster, kind, part.workload.namespace, job_name(name) if kind is jobs.JobKind.KUBERNETES else name
+    )
 
 
 def rank_of(labels: Labels) -> int | None:

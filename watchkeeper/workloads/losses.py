@@ -23,7 +23,7 @@ MOST = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Wrong:
+class LossAnomaly:
     at: datetime
     what: str
     value: float | None = None
@@ -32,35 +32,37 @@ class Wrong:
 Points = Sequence[tuple[float, float]]
 
 
-def find(loss: Points, grad_norm: Points) -> list[Wrong]:
+def find_anomalies(loss: Points, grad_norm: Points) -> list[LossAnomaly]:
     """When a loss stopped being a number, and when a gradient leapt; the beginning of each, not its length."""
     found = [*_not_finite(loss, "loss"), *_not_finite(grad_norm, "gradient norm"), *_spikes(grad_norm)]
     return sorted(found, key=lambda one: one.at)
 
 
-def merged(told: Iterable[Wrong], seen: Iterable[Wrong]) -> list[Wrong]:
+def merge_anomalies(told: Iterable[LossAnomaly], seen: Iterable[LossAnomaly]) -> list[LossAnomaly]:
     """What the job itself told, exactly in time, and what its series show beyond that; the newest few."""
     kept = list(told)
     kept += [one for one in seen if all(abs(one.at - other.at) > BEFORE for other in kept)]
     return sorted(kept, key=lambda one: one.at)[-MOST:]
 
 
-def join(one: Wrong, hardware: Sequence[HardwareEvent], counted: Sequence[HardwareEvent] = ()) -> LossEvent:
+def with_hardware_events(
+    one: LossAnomaly, hardware: Sequence[HardwareEvent], counted: Sequence[HardwareEvent] = ()
+) -> LossEvent:
     """With the events of the job's own GPUs shortly before and after, and what their counters say about that time."""
     near = [event for event in hardware if one.at - BEFORE <= event.at <= one.at + AFTER]
     return LossEvent(one.at, one.what, one.value, (*near, *counted))
 
 
-def _not_finite(points: Points, what: str) -> Iterable[Wrong]:
+def _not_finite(points: Points, what: str) -> Iterable[LossAnomaly]:
     was_fine = True
     for at, value in points:
         is_fine = math.isfinite(value)
         if was_fine and not is_fine:
-            yield Wrong(_time(at), f"{what} is {'not a number' if math.isnan(value) else 'infinite'}")
+            yield LossAnomaly(_time(at), f"{what} is {'not a number' if math.isnan(value) else 'infinite'}")
         was_fine = is_fine
 
 
-def _spikes(points: Points) -> Iterable[Wrong]:
+def _spikes(points: Points) -> Iterable[LossAnomaly]:
     finite = [(at, value) for at, value in points if math.isfinite(value)]
     if len(finite) < LEAST_POINTS:
         return
@@ -69,7 +71,7 @@ def _spikes(points: Points) -> Iterable[Wrong]:
     for at, value in finite:
         is_fine = value <= SPIKE * usual
         if was_fine and not is_fine:
-            yield Wrong(_time(at), f"gradient norm leapt to {value:.3g}, usually {usual:.3g}", value)
+            yield LossAnomaly(_time(at), f"gradient norm leapt to {value:.3g}, usually {usual:.3g}", value)
         was_fine = is_fine
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from statistics import median, quantiles
 
 from watchkeeper.model import jobs
-from watchkeeper.model.jobs import SPINS_PERCENT, SPINS_SM, Rank, RankState, Signature, Straggler
+from watchkeeper.model.jobs import SPINS_PERCENT, SPINS_SM, GpuActivity, Rank, RankState, Straggler
 
 # As in packs/rules/training.yaml: a rank that is slower than the quicker quarter.
 SLOW_SHARE = 0.07
@@ -25,7 +25,7 @@ LEAST_GANG = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class RankReading:
     """What is known of one rank, means of some minutes; `rank` None: the job does not number its GPUs."""
 
     rank: int | None
@@ -48,14 +48,14 @@ class Seen:
 
     @property
     def state(self) -> RankState:
-        shows = Signature(
+        shows = GpuActivity(
             self.utilisation_percent, self.sm_active, self.power_watts, self.limit_watts, self.usual_watts
         )
         return RankState.MISSING if self.is_missing or self.is_silent else shows.state
 
 
-def beside(
-    seen: Sequence[Seen], *, in_step: bool = True, is_stuck: bool = False
+def compare_ranks(
+    seen: Sequence[RankReading], *, in_step: bool = True, is_stuck: bool = False
 ) -> tuple[tuple[Rank, ...], Straggler | None]:
     """Every rank with its state and score, and the one that the others wait for.
 
@@ -82,7 +82,7 @@ def beside(
     return tuple(ranked), _with_cpus(named, seen)
 
 
-def state_of_gang(shown: Sequence[Rank]) -> str:
+def group_state(shown: Sequence[Rank]) -> str:
     """`hung` where most ranks spin and none works, `idle` where none does anything, else empty."""
     known = [one for one in shown if one.state is not RankState.UNKNOWN]
     if not known or any(one.state in (RankState.WORKS, RankState.SLOW) for one in known):
@@ -91,7 +91,7 @@ def state_of_gang(shown: Sequence[Rank]) -> str:
     return "hung" if len(known) > 1 and waiting > len(known) / 2 else "idle" if not waiting else ""
 
 
-def _alone(one: Seen) -> Rank:
+def _alone(one: RankReading) -> Rank:
     return Rank(
         one.rank,
         one.node,
@@ -107,7 +107,7 @@ def _alone(one: Seen) -> Rank:
     )
 
 
-def _gone(seen: Sequence[Seen], shown: Sequence[Rank]) -> Straggler | None:
+def _gone(seen: Sequence[RankReading], shown: Sequence[Rank]) -> Straggler | None:
     """The first of those that say nothing any more, with how many there are; where all are gone nobody waits."""
     missing = [one for one, rank in zip(seen, shown, strict=True) if rank.state is RankState.MISSING]
     if not missing or len(missing) == len(shown):
@@ -142,25 +142,25 @@ def _odd_one(shown: Sequence[Rank]) -> Straggler | None:
     return _named(odd[0], None, f"{does} while {idle} of {len(shown)} GPUs are idle")
 
 
-def _odd_node(seen: Sequence[Seen]) -> Straggler | None:
+def _odd_node(seen: Sequence[RankReading]) -> Straggler | None:
     """The one node whose CPUs or links do something else than those of all others."""
     nodes, cpus = {one.node for one in seen} - {""}, _cpus(seen)
     sent = {one.node: one.network_bytes for one in seen if one.node and one.network_bytes is not None}
-    if len(cpus) == len(nodes) and (odd := jobs.odd_node(cpus, least=jobs.ODD_CPU_SHARE)) is not None:
+    if len(cpus) == len(nodes) and (odd := jobs.find_outlier_node(cpus, least=jobs.ODD_CPU_SHARE)) is not None:
         why = f"keeps {cpus[odd]:.0%} of its CPUs busy, the others {median(cpus.values()):.0%}"
         return Straggler(None, odd, "", "", None, why)
-    if len(sent) == len(nodes) and (odd := jobs.odd_node(sent, least=jobs.ODD_LINK_BYTES)) is not None:
+    if len(sent) == len(nodes) and (odd := jobs.find_outlier_node(sent, least=jobs.ODD_LINK_BYTES)) is not None:
         middle = median(sent.values()) / 1e6
         why = f"sends {sent[odd] / 1e6:.0f} MB/s over InfiniBand, the others {middle:.0f} MB/s"
         return Straggler(None, odd, "", "", None, why)
     return None
 
 
-def _cpus(seen: Sequence[Seen]) -> dict[str, float]:
+def _cpus(seen: Sequence[RankReading]) -> dict[str, float]:
     return {one.node: one.cpu_share for one in seen if one.node and one.cpu_share is not None}
 
 
-def _with_cpus(one: Straggler, seen: Sequence[Seen]) -> Straggler:
+def _with_cpus(one: Straggler, seen: Sequence[RankReading]) -> Straggler:
     """The same with the reason, where the CPUs of its node are taken and those of the other nodes are not."""
     cpus = _cpus(seen)
     if not jobs.is_short_of_cpu(one.node, cpus):
@@ -170,7 +170,7 @@ def _with_cpus(one: Straggler, seen: Sequence[Seen]) -> Straggler:
     return replace(one, why=why, is_short_of_cpu=True)
 
 
-def _by_steps(seen: Sequence[Seen]) -> tuple[Mapping[int, float], str]:
+def _by_steps(seen: Sequence[RankReading]) -> tuple[Mapping[int, float], str]:
     told = {at: one.step_seconds for at, one in enumerate(seen) if one.step_seconds is not None}
     if len(told) < 2:
         return {}, ""
@@ -179,7 +179,7 @@ def _by_steps(seen: Sequence[Seen]) -> tuple[Mapping[int, float], str]:
     return scores, "computes {:.0%} longer than the others at each step"
 
 
-def _by_gpus(seen: Sequence[Seen]) -> tuple[Mapping[int, float], str]:
+def _by_gpus(seen: Sequence[RankReading]) -> tuple[Mapping[int, float], str]:
     """GPUs in step do the same work, so one that is busier than the others never waits for anybody.
 
     Where none is, one that has nothing to do while the others spin gets its work late: from its CPUs or its input.

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from watchkeeper.errors import WatchkeeperError
 from watchkeeper.kit import own_metrics
-from watchkeeper.query.engine import Engine, Span
+from watchkeeper.query.engine import Engine, QueryRange
 
 # What one replica may have waiting before it counts as too few; below that nobody waits long (InferenceQueueDeep).
 WAITING_PER_REPLICA = 10.0
@@ -49,7 +49,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Advice:
+class ReplicasAdvice:
     """How many replicas would do now; `wanted` None: too little is known to say."""
 
     cluster: str
@@ -62,14 +62,14 @@ class Advice:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ReplicasStep:
     at: float
     replicas: int
     wanted: int
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
+class ReplicasReplay:
     """What following the advice would have done, over the part of the window in which the model was seen.
 
     `crowded_seconds` is the time with more waiting for each replica than the target, `late_seconds` the time in which
@@ -91,10 +91,10 @@ class Past:
     would_late_seconds: float | None
     had_changes: int
     changes: int
-    steps: tuple[Step, ...]
+    steps: tuple[ReplicasStep, ...]
 
 
-def wanted(load: Load, have: int) -> tuple[int | None, str]:
+def advise_replicas(load: Load, have: int) -> tuple[int | None, str]:
     """Replicas that would do for this load, as the HPA computes them: the most of what each number asks for."""
     asked: list[tuple[int, str]] = []
     if load.requests_per_second is not None and load.shown:
@@ -122,22 +122,22 @@ def _scaled(have: int, share: float) -> int:
     return have if abs(share - 1) <= TOLERANCE else math.ceil(have * share)
 
 
-def follow(loads: Sequence[Load], *, cluster: str, model: str, step_seconds: float) -> Past | None:
+def replay_advice(loads: Sequence[Load], *, cluster: str, model: str, step_seconds: float) -> ReplicasReplay | None:
     """The advice, step by step over the past, with the slow way down; None without two points side by side."""
-    play = _Play(loads[0].replicas, loads[0].at) if loads else None
+    play = _Replay(loads[0].replicas, loads[0].at) if loads else None
     for load, after in itertools.pairwise(loads):
         assert play is not None
         play.turn(load, after, longest=HOLE_STEPS * step_seconds)
     if play is None or not play.seen:
         return None
     late, would_late = (play.late, play.would_late) if play.has_objective else (None, None)
-    return Past(
+    return ReplicasReplay(
         cluster, model, loads[0].at, loads[-1].at, step_seconds, play.seen, play.had_hours, play.would_hours,
         play.crowded, play.would_crowded, late, would_late, play.had_changes, play.changes, tuple(play.steps),
     )  # fmt: skip
 
 
-class _Play:
+class _Replay:
     """The past with as many replicas as the advice would have had: `have` of them, which serve from the next step on.
 
     More than there were are taken to be quick enough, and their queue is what came in beyond what one has shown within
@@ -150,7 +150,7 @@ class _Play:
         self.crowded = self.would_crowded = self.late = self.would_late = 0.0
         self.has_objective = False
         self.had_changes = self.changes = 0
-        self.steps: list[Step] = []
+        self.steps: list[ReplicasStep] = []
         # The queue that would have been, and the one that was, at the step before.
         self._waiting, self._waited = 0.0, 0.0
 
@@ -175,7 +175,7 @@ class _Play:
         self._decide(load, least=had + 1 if was_crowded or burn > 1 else SMALLEST)
         self.changes += self.have != have
         if not self.steps or (self.steps[-1].wanted, self.steps[-1].replicas) != (self.have, had):
-            self.steps.append(Step(load.at, had, self.have))
+            self.steps.append(ReplicasStep(load.at, had, self.have))
 
     def _queue(self, load: Load, seconds: float) -> None:
         waited = load.waiting or 0.0
@@ -194,7 +194,7 @@ class _Play:
             waiting=None if load.waiting is None else self._waiting,
             burn=None if is_more else load.burn,
         )
-        want = wanted(would, self.have)[0] or self.have
+        want = advise_replicas(would, self.have)[0] or self.have
         want = max(want, min(least, self.have))
         if want >= self.have:
             self.have, self._calm_since = want, load.at
@@ -221,7 +221,7 @@ def _both(one: str, other: str) -> str:
     return f"{one},{other}" if other else one
 
 
-def now(engine: Engine, at_ms: int, budgets: Mapping[str, float]) -> tuple[list[Advice], list[str]]:
+def advise_now(engine: Engine, at_ms: int, budgets: Mapping[str, float]) -> tuple[list[ReplicasAdvice], list[str]]:
     """Advice for every model that is served, and what could not be asked."""
     told: dict[str, dict[tuple[str, str], float]] = {}
     problems: list[str] = []
@@ -235,12 +235,14 @@ def now(engine: Engine, at_ms: int, budgets: Mapping[str, float]) -> tuple[list[
     found = []
     for key, count in sorted(told["replicas"].items())[:MOST_MODELS]:
         load = _load(at_ms, count, {name: rows.get(key) for name, rows in told.items()})
-        want, why = wanted(load, load.replicas)
-        found.append(Advice(*key, load.replicas, want, why, load.waiting, load.burn))
+        want, why = advise_replicas(load, load.replicas)
+        found.append(ReplicasAdvice(*key, load.replicas, want, why, load.waiting, load.burn))
     return found, problems
 
 
-def past(engine: Engine, span: Span, budgets: Mapping[str, float], *, cluster: str, model: str) -> Past | None:
+def replay_model(
+    engine: Engine, span: QueryRange, budgets: Mapping[str, float], *, cluster: str, model: str
+) -> ReplicasReplay | None:
     """What following the advice would have done for one model over a span."""
     only = f'cluster="{own_metrics.escape(cluster)}",model_name="{own_metrics.escape(model)}"'
     told: dict[str, dict[int, float]] = {}
@@ -255,7 +257,7 @@ def past(engine: Engine, span: Span, budgets: Mapping[str, float], *, cluster: s
         _load(at, count, {name: rows.get(at) for name, rows in told.items()})
         for at, count in sorted(told["replicas"].items())
     ]
-    return follow(loads, cluster=cluster, model=model, step_seconds=span.step_ms / 1000)
+    return replay_advice(loads, cluster=cluster, model=model, step_seconds=span.step_ms / 1000)
 
 
 def _load(at_ms: int, count: float, told: Mapping[str, float | None]) -> Load:

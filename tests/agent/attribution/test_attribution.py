@@ -13,12 +13,19 @@ from hypothesis import strategies as some
 
 from tests.support.waiting import until_async
 from watchkeeper.agent.attribution import attribution
-from watchkeeper.agent.attribution.attribution import Attributor, Holders, NamedSource, Running, Told, attribute
-from watchkeeper.agent.attribution.attribution_page import Shown, holder_labels, render
+from watchkeeper.agent.attribution.attribution import (
+    Attributor,
+    Holders,
+    NamedSource,
+    RunningProgram,
+    SourceAnswer,
+    attribute,
+)
+from watchkeeper.agent.attribution.attribution_page import HolderDisplay, holder_labels, render
 from watchkeeper.agent.gpus.gpu_samples import GpuSample, Program, SliceSample
 from watchkeeper.errors import CollectError
 from watchkeeper.kit.own_metrics import Registry
-from watchkeeper.model.workloads import Attribution, Holding, Unattributed, Workload, WorkloadKind
+from watchkeeper.model.workloads import Attribution, Holding, UnattributedReason, Workload, WorkloadKind
 
 POD = Workload(WorkloadKind.POD, "llm-0", namespace="research", container="main")
 OTHER = Workload(WorkloadKind.POD, "chat-0", namespace="serving", container="main")
@@ -31,12 +38,12 @@ def gpu(index: int = 0, *slices: SliceSample, programs: Sequence[Program] | None
     return GpuSample(index, identity, {}, {}, slices=tuple(slices), programs=told)
 
 
-def told(name: str = "kubelet", **holders: Workload) -> Told:
-    return Told(name, {key.replace("_", "-"): (Holding(workload),) for key, workload in holders.items()})
+def told(name: str = "kubelet", **holders: Workload) -> SourceAnswer:
+    return SourceAnswer(name, {key.replace("_", "-"): (Holding(workload),) for key, workload in holders.items()})
 
 
-def ran(pid: int, workload: Workload, busy: int | None = None, **more: object) -> Running:
-    return Running(Program(pid, busy_percent=busy), workload, **more)  # type: ignore[arg-type]
+def ran(pid: int, workload: Workload, busy: int | None = None, **more: object) -> RunningProgram:
+    return RunningProgram(Program(pid, busy_percent=busy), workload, **more)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("key", ["GPU_0", "0", "nvidia7"])
@@ -50,7 +57,7 @@ def test_a_slice_is_found_by_its_own_uuid_in_the_new_and_in_the_old_spelling() -
     old = "MIG-GPU-00000000-0000-0000-0000-000000000000/5/0"
     named = GpuSample(1, {"uuid": "GPU-00000000-0000-0000-0000-000000000000", "minor": "1"}, {}, {})
     holders = {"MIG-abc": (Holding(POD, slice="MIG-abc"),), old: (Holding(OTHER, slice=old),)}
-    found = attribute([cut, named], [Told("kubelet", holders)], {})
+    found = attribute([cut, named], [SourceAnswer("kubelet", holders)], {})
     assert found["GPU-0"].holdings == (Holding(POD, slice="3"),)
     assert found[named.identity["uuid"]].holdings == (Holding(OTHER, slice="5"),)
 
@@ -58,16 +65,16 @@ def test_a_slice_is_found_by_its_own_uuid_in_the_new_and_in_the_old_spelling() -
 @pytest.mark.parametrize(
     ("sources", "programs", "reason", "says"),
     [
-        ([Told("kubelet", {})], (), Unattributed.FREE, "asked kubelet, programs"),
-        ([], (), Unattributed.FREE, "asked programs"),
-        ([], None, Unattributed.NO_SOURCE, "no kubelet, no Slurm"),
-        ([Told("kubelet", None, "hangs")], (), Unattributed.SOURCE_FAILED, "kubelet: hangs"),
-        ([told(GPU_9=POD)], (), Unattributed.FREE, "asked kubelet, programs"),
-        ([told(gpu_claim_9=POD)], (), Unattributed.UNKNOWN_DEVICE, "gpu-claim-9"),
+        ([SourceAnswer("kubelet", {})], (), UnattributedReason.FREE, "asked kubelet, programs"),
+        ([], (), UnattributedReason.FREE, "asked programs"),
+        ([], None, UnattributedReason.NO_SOURCE, "no kubelet, no Slurm"),
+        ([SourceAnswer("kubelet", None, "hangs")], (), UnattributedReason.SOURCE_FAILED, "kubelet: hangs"),
+        ([told(GPU_9=POD)], (), UnattributedReason.FREE, "asked kubelet, programs"),
+        ([told(gpu_claim_9=POD)], (), UnattributedReason.UNKNOWN_DEVICE, "gpu-claim-9"),
     ],
 )
 def test_a_gpu_without_a_holder_says_why(
-    sources: list[Told], programs: Sequence[Program] | None, reason: Unattributed, says: str
+    sources: list[SourceAnswer], programs: Sequence[Program] | None, reason: UnattributedReason, says: str
 ) -> None:
     running = {} if programs is None else {"GPU-0": ()}
     found = attribute([gpu(0, programs=programs)], sources, running)["GPU-0"]
@@ -84,7 +91,7 @@ def test_programs_of_a_job_are_the_jobs_and_a_program_nobody_sent_stands_beside_
 
 def test_two_pods_on_one_gpu_are_told_apart_by_their_host_names() -> None:
     unknown = Workload(WorkloadKind.PROGRAM, "python", user="root")
-    shared = Told("kubelet", {"GPU-0": (Holding(POD), Holding(OTHER))})
+    shared = SourceAnswer("kubelet", {"GPU-0": (Holding(POD), Holding(OTHER))})
     programs = [
         ran(1, unknown, 30, is_in_pod=True, pod_hostname="chat-0"),
         ran(2, unknown, 10, is_in_pod=True, pod_hostname="llm-0"),
@@ -94,7 +101,7 @@ def test_two_pods_on_one_gpu_are_told_apart_by_their_host_names() -> None:
 
 
 def test_a_gpu_that_cannot_tell_programs_apart_gives_no_shares() -> None:
-    shared = Told("kubelet", {"GPU-0": (Holding(POD), Holding(OTHER))})
+    shared = SourceAnswer("kubelet", {"GPU-0": (Holding(POD), Holding(OTHER))})
     programs = [ran(1, POD, None, is_in_pod=True), ran(2, OTHER, None, is_in_pod=True)]
     found = attribute([gpu(0)], [shared], {"GPU-0": programs})["GPU-0"]
     assert [held.share for held in found.holdings] == [None, None]
@@ -117,20 +124,20 @@ def test_labels_are_those_of_dcgm_exporter_and_leave_out_what_has_no_one_holder(
         "GPU-2": Attribution((Holding(POD), Holding(OTHER))),
         "GPU-3": Attribution((Holding(POD, slice="3"), Holding(OTHER, slice="4"))),
     }
-    assert holder_labels(current, Shown.LABELS) == {
+    assert holder_labels(current, HolderDisplay.LABELS) == {
         ("GPU-0", None): {"container": "main", "namespace": "research", "pod": "llm-0"},
         ("GPU-1", None): {"hpc_job": "4711"},
         ("GPU-3", "3"): {"container": "main", "namespace": "research", "pod": "llm-0"},
         ("GPU-3", "4"): {"container": "main", "namespace": "serving", "pod": "chat-0"},
     }
-    assert holder_labels(current, Shown.INFO) == {}
+    assert holder_labels(current, HolderDisplay.INFO) == {}
 
 
 def test_the_information_series_is_one_for_each_gpu_and_workload_whatever_happens_to_the_gpu() -> None:
     gpus = [gpu(index) for index in range(8)]
     before = {f"GPU-{index}": Attribution((Holding(POD),)) for index in range(8)}
     after = before | {"GPU-3": Attribution((Holding(JOB),))}
-    pages = [set(render(gpus, held, hostname="n1", shown=Shown.INFO).splitlines()) for held in (before, after)]
+    pages = [set(render(gpus, held, hostname="n1", shown=HolderDisplay.INFO).splitlines()) for held in (before, after)]
     assert len(pages[1] - pages[0]) == 1
     assert 'workload_kind="slurm_job",workload="4711"' in (pages[1] - pages[0]).pop()
 
@@ -138,9 +145,9 @@ def test_the_information_series_is_one_for_each_gpu_and_workload_whatever_happen
 def test_each_gpu_has_its_reason_on_the_page_and_a_shared_one_its_parts() -> None:
     current = {
         "GPU-0": Attribution((Holding(POD, share=0.75), Holding(OTHER, share=0.25))),
-        "GPU-1": Attribution(reason=Unattributed.SOURCE_FAILED, detail="kubelet: hangs"),
+        "GPU-1": Attribution(reason=UnattributedReason.SOURCE_FAILED, detail="kubelet: hangs"),
     }
-    page = render([gpu(0), gpu(1)], current, hostname="n1", shown=Shown.LABELS)
+    page = render([gpu(0), gpu(1)], current, hostname="n1", shown=HolderDisplay.LABELS)
     assert 'watchkeeper_gpu_attribution{gpu="0",UUID="GPU-0",Hostname="n1",reason="attributed"} 2\n' in page
     assert 'watchkeeper_gpu_attribution{gpu="1",UUID="GPU-1",Hostname="n1",reason="source_failed"} 0\n' in page
     assert 'workload="chat-0",namespace="serving",container="main"} 0.25\n' in page
@@ -165,7 +172,7 @@ def test_a_source_that_breaks_keeps_its_last_word_for_a_minute_and_is_then_said_
     failures = Registry().counter("failures", "")
     attributor = Attributor([NamedSource("kubelet", kubelet)], lambda _: {}, failures)
     reasons = [asyncio.run(attributor.refresh([gpu(0)], now))["GPU-0"].reason for now in (0.0, 30.0, 59.0, 61.0)]
-    assert reasons == [None, None, None, Unattributed.SOURCE_FAILED]
+    assert reasons == [None, None, None, UnattributedReason.SOURCE_FAILED]
     assert failures.get(source="kubelet") == 3
 
 
@@ -173,7 +180,7 @@ def test_a_program_whose_files_hang_costs_one_thread_and_is_said(monkeypatch: py
     monkeypatch.setattr(attribution, "SOURCE_SECONDS", 0.05)
     is_over, asked = threading.Event(), []
 
-    def look_up(programs: Sequence[Program]) -> Mapping[int, Running]:
+    def look_up(programs: Sequence[Program]) -> Mapping[int, RunningProgram]:
         asked.append(programs)
         is_over.wait(60)
         return {7: ran(7, JOB)}
@@ -182,7 +189,7 @@ def test_a_program_whose_files_hang_costs_one_thread_and_is_said(monkeypatch: py
         attributor = Attributor([], look_up)
         for now in (0.0, 2.0, 4.0):
             found = await attributor.refresh([gpu(0, programs=[Program(7)])], now)
-            assert found["GPU-0"].reason is Unattributed.SOURCE_FAILED
+            assert found["GPU-0"].reason is UnattributedReason.SOURCE_FAILED
             assert found["GPU-0"].detail.startswith("programs: no answer within")
         assert len(asked) == 1
         is_over.set()

@@ -86,7 +86,9 @@ def test_job_files_name_gpus_by_index_and_slices_after_a_dot(tmp_path: Path) -> 
     (files / "README").write_text("ignored")
     (files / "2").write_bytes(b"\xff\x00rubbish $(id)")
     jobs = SlurmJobs("n1", proc=tmp_path, mapping=files)
-    assert {key: [(held.workload.name, held.slice) for held in those] for key, those in jobs.look(0.0).items()} == {
+    assert {
+        key: [(held.workload.name, held.slice) for held in those] for key, those in jobs.find_holders(0.0).items()
+    } == {
         "0": [("4711", None), ("4712", None)],
         "1": [("99_2", "3")],
     }
@@ -95,17 +97,17 @@ def test_job_files_name_gpus_by_index_and_slices_after_a_dot(tmp_path: Path) -> 
 def test_job_files_that_cannot_be_read_are_an_error_and_not_an_idle_node(tmp_path: Path) -> None:
     jobs = SlurmJobs("n1", proc=tmp_path, mapping=tmp_path / "absent")
     with pytest.raises(CollectError, match="absent: job files cannot be read"):
-        jobs.look(0.0)
+        jobs.find_holders(0.0)
 
 
 def test_a_job_that_scontrol_cannot_tell_is_known_by_the_environment_that_slurmd_gave_it(tmp_path: Path) -> None:
     make_program(tmp_path, 1, name="slurmd")
     make_program(tmp_path, 20, name="slurmstepd", cmdline="slurmstepd: [123.batch]\0", children="21 ")
     make_program(tmp_path, 21, environ="SLURM_JOB_GPUS=2,5 CUDA_VISIBLE_DEVICES=0,1")
-    jobs = SlurmJobs("n1", proc=tmp_path, asks_scontrol=False)
+    jobs = SlurmJobs("n1", proc=tmp_path, uses_scontrol=False)
     assert jobs.is_present()
     held = (Holding(Workload(WorkloadKind.SLURM_JOB, "123")),)
-    assert jobs.look(0.0) == {"nvidia2": held, "nvidia5": held}
+    assert jobs.find_holders(0.0) == {"nvidia2": held, "nvidia5": held}
 
 
 def test_a_node_without_slurm_does_not_miss_it(tmp_path: Path) -> None:
@@ -122,8 +124,8 @@ def test_an_scontrol_that_hangs_costs_its_deadline_once_and_not_every_time(
     (folder / "scontrol").chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     make_program(tmp_path / "proc", 20, name="slurmstepd", cmdline="slurmstepd: [5.0]\0")
-    jobs = SlurmJobs("n1", proc=tmp_path / "proc", ask=commands.Commands(seconds=0.3))
-    assert [jobs.look(now) for now in (0.0, 2.0, 4.0)] == [{}, {}, {}]
+    jobs = SlurmJobs("n1", proc=tmp_path / "proc", ask=commands.CommandRunner(seconds=0.3))
+    assert [jobs.find_holders(now) for now in (0.0, 2.0, 4.0)] == [{}, {}, {}]
     assert (tmp_path / "asked").read_text() == "asked\n"
 
 

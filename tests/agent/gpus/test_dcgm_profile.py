@@ -42,7 +42,7 @@ NEXT = "GPU 1     0.984        0.930        1048576      \nGPU 0     0.000      
 
 
 def read(lines: str, fields: tuple[int, ...] = (1001, 1002, 1009)) -> list[tuple[int, dict[int, float]]]:
-    monitor = dcgmi.Monitor(fields)
+    monitor = dcgmi.DmonReader(fields)
     found = [monitor.read(line) for line in lines.splitlines()]
     return [(one[0], dict(one[1])) for one in found if one is not None]
 
@@ -86,11 +86,11 @@ def install_dcgmi(root: Path, dmon: str) -> dict[str, str]:
 
 def profile_of(environment: dict[str, str]) -> tuple[DcgmProfile, GpuSample]:
     """A profile that has found a GPU without GPM."""
-    families = [choice.dcgm()[name][0] for name in NAMES]
+    families = [choice.dcgm_families()[name][0] for name in NAMES]
     profile = DcgmProfile(families, 1.0, environment)
     gpu = GpuSample(0, {"uuid": UUID(0)}, {Cadence.FAST: 1.0}, {})
     for _ in range(ROUNDS_WITHOUT):
-        profile.profiled(gpu)
+        profile.add_metrics(gpu)
     return profile, gpu
 
 
@@ -100,16 +100,16 @@ def test_numbers_of_dcgm_fill_what_nvml_lacks_and_vanish_when_dcgmi_ends(tmp_pat
     (tmp_path / "start").write_text(HEADER + FIRST + NEXT)
 
     async def story() -> None:
-        task = asyncio.create_task(profile.look(lambda: False))
-        await until_async(lambda: bool(profile.profiled(gpu).values))
-        seen = profile.profiled(gpu)
+        task = asyncio.create_task(profile.run_if_needed(lambda: False))
+        await until_async(lambda: bool(profile.add_metrics(gpu).values))
+        seen = profile.add_metrics(gpu)
         assert dict(seen.values) == {NAMES[0]: 0.984, NAMES[1]: 0.93, NAMES[2]: 1048576}
         assert isinstance(seen.values[NAMES[2]], int)
         with_gpm = replace(gpu, read_at={Cadence.PROFILE: 5.0})
-        assert profile.profiled(with_gpm) is with_gpm
+        assert profile.add_metrics(with_gpm) is with_gpm
         (tmp_path / "rest").write_text("")
         await task
-        assert profile.profiled(gpu) is gpu
+        assert profile.add_metrics(gpu) is gpu
 
     asyncio.run(story())
     assert (tmp_path / "asked").read_text().splitlines()[-1] == "dmon -e 1001,1002,1009 -d 1000"
@@ -124,7 +124,7 @@ def test_a_dcgmi_that_fails_is_said_once_and_tried_ever_more_rarely(
     starts = []
     for second in range(60):
         now = float(second)
-        asyncio.run(profile.look(lambda: False))
+        asyncio.run(profile.run_if_needed(lambda: False))
         starts.append((tmp_path / "asked").read_text().count("dmon"))
     assert [starts.index(count) for count in range(1, starts[-1] + 1)] == [0, 5, 15, 35]
     assert len([one for one in caplog.records if one.message == "No profiling metrics through DCGM"]) == 1
@@ -133,9 +133,9 @@ def test_a_dcgmi_that_fails_is_said_once_and_tried_ever_more_rarely(
 def test_nothing_is_started_while_profiling_is_paused_or_every_gpu_has_gpm(tmp_path: Path) -> None:
     environment = install_dcgmi(tmp_path, "exit 1")
     profile, gpu = profile_of(environment)
-    asyncio.run(profile.look(lambda: True))
-    profile.profiled(replace(gpu, read_at={Cadence.PROFILE: 5.0}))
-    asyncio.run(profile.look(lambda: False))
+    asyncio.run(profile.run_if_needed(lambda: True))
+    profile.add_metrics(replace(gpu, read_at={Cadence.PROFILE: 5.0}))
+    asyncio.run(profile.run_if_needed(lambda: False))
     assert not (tmp_path / "asked").exists()
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from watchkeeper.agent.gpus import driver_events, policies
 from watchkeeper.agent.gpus.gpu_samples import GpuSample
-from watchkeeper.agent.gpus.sampler import DriverFact, Fault
+from watchkeeper.agent.gpus.sampler import DriverFact, DriverFault
 from watchkeeper.errors import PackError
 from watchkeeper.incidents.signals import clear_rule, from_event
 from watchkeeper.model.events import Event, EventKind, EventSource
@@ -28,7 +28,7 @@ def sample(at: float, **values: float) -> GpuSample:
 
 
 def watch() -> policies.PolicyWatch:
-    return policies.PolicyWatch(policies.load())
+    return policies.PolicyWatch(policies.load_policies())
 
 
 def names(watching: policies.PolicyWatch, at: float, **values: float) -> list[str]:
@@ -67,22 +67,22 @@ def test_old_numbers_of_a_gpu_that_does_not_answer_violate_nothing() -> None:
 
 def test_a_policy_with_an_unknown_key_is_refused() -> None:
     with pytest.raises(PackError, match="unknown keys: atleast"):
-        policies.load('[policy.x]\nbit=1\ncause="unknown"\nmeasures=["a"]\nwords="w"\nsource="s"\natleast=1\n')
+        policies.load_policies('[policy.x]\nbit=1\ncause="unknown"\nmeasures=["a"]\nwords="w"\nsource="s"\natleast=1\n')
 
 
 def test_nvml_first_and_the_kernel_line_second_are_one() -> None:
     merge = driver_events.XidMerge()
-    merge.driver_said(FACT, 10.0)
-    assert merge.ripe(11.9) == []
-    assert merge.kernel_said(LINE) is True
-    assert merge.ripe(99.0) == []
+    merge.add_driver_event(FACT, 10.0)
+    assert merge.take_expired(11.9) == []
+    assert merge.add_kernel_line(LINE) is True
+    assert merge.take_expired(99.0) == []
 
 
 def test_the_kernel_line_first_and_nvml_second_are_one() -> None:
     merge = driver_events.XidMerge()
-    assert merge.kernel_said(LINE) is False
-    merge.driver_said(FACT, 10.0)
-    assert merge.ripe(99.0) == []
+    assert merge.add_kernel_line(LINE) is False
+    merge.add_driver_event(FACT, 10.0)
+    assert merge.take_expired(99.0) == []
 
 
 @pytest.mark.parametrize(
@@ -90,27 +90,27 @@ def test_the_kernel_line_first_and_nvml_second_are_one() -> None:
 )
 def test_another_code_gpu_or_time_is_another_event(other: DriverFact) -> None:
     merge = driver_events.XidMerge()
-    merge.kernel_said(LINE)
-    merge.driver_said(other, 10.0)
-    assert merge.ripe(12.0) == [other]
+    merge.add_kernel_line(LINE)
+    merge.add_driver_event(other, 10.0)
+    assert merge.take_expired(12.0) == [other]
 
 
 def test_what_lasts_is_reported_when_it_begins_and_every_few_minutes() -> None:
-    standing = driver_events.Standing()
+    standing = driver_events.ReportSchedule()
     held = {"hung": object()}
     reported = [at for at in range(0, 700, 10) if standing.due(held, float(at))]
     assert reported == [0, 300, 600]
 
 
 def test_what_blinks_is_not_reported_each_time() -> None:
-    standing = driver_events.Standing()
+    standing = driver_events.ReportSchedule()
     reported = [at for at in range(120) if standing.due({"hot": 1} if at % 2 == 0 else {}, float(at))]
     assert reported == [0, 60]
 
 
 def test_ids_go_on_behind_those_of_an_agent_before() -> None:
     source = EventSource("main", "n1", "boot", "nvml")
-    fault = Fault("driver_call_hung", PLACE, NOW, "hangs")
+    fault = DriverFault("driver_call_hung", PLACE, NOW, "hangs")
     first = driver_events.DriverEvents(source, lambda: 100.0)
     ids = [first.of_fault(fault).id, first.of_fault(fault).id]
     ids.append(driver_events.DriverEvents(source, lambda: 101.0).of_fault(fault).id)
@@ -119,7 +119,7 @@ def test_ids_go_on_behind_those_of_an_agent_before() -> None:
 
 def test_a_fault_opens_its_own_cause_and_ends_when_it_is_no_longer_repeated() -> None:
     events = driver_events.DriverEvents(EventSource("main", "n1", "boot", "nvml"), lambda: 1.0)
-    fault = events.of_fault(Fault("driver_call_hung", PLACE, NOW, "hangs"))
+    fault = events.of_fault(DriverFault("driver_call_hung", PLACE, NOW, "hangs"))
     signal = from_event(fault)
     assert signal is not None
     assert (signal.cause, signal.family) == ("driver_call_hung", "driver")

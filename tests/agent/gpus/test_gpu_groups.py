@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from watchkeeper.agent.gpus import gpu_groups
-from watchkeeper.agent.gpus.gpu_groups import GroupFile, find, known_groups, own_file
+from watchkeeper.agent.gpus.gpu_groups import GroupFile, all_groups, find_group, user_file
 from watchkeeper.errors import SettingsError
 
 
@@ -20,18 +20,18 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GroupFile:
 def test_a_group_is_made_found_and_deleted(own: GroupFile) -> None:
     own.create("training", ["0-3,5", "GPU-8a"])
     assert own.load() == {"training": ["0-3", "5", "GPU-8a"]}
-    assert [word.text for word in find("training", own).words] == ["0", "1", "2", "3", "5", "GPU-8a"]
+    assert [word.text for word in find_group("training", own).selectors] == ["0", "1", "2", "3", "5", "GPU-8a"]
     assert own.delete("training")
     assert not own.delete("training")
     with pytest.raises(SettingsError, match="there is no group `training`; there are: none"):
-        find("training", own)
+        find_group("training", own)
 
 
 def test_a_name_of_ones_own_goes_before_the_systems(own: GroupFile) -> None:
     GroupFile(gpu_groups.SYSTEM).create("all", ["0-7"])
     GroupFile(gpu_groups.SYSTEM).create("first", ["0"])
     own.create("first", ["1"])
-    assert known_groups(own) == {"all": ["0-7"], "first": ["1"]}
+    assert all_groups(own) == {"all": ["0-7"], "first": ["1"]}
 
 
 @pytest.mark.parametrize(
@@ -69,8 +69,8 @@ def test_a_file_with_something_else_is_named(own: GroupFile, content: str) -> No
 
 
 def test_each_person_has_a_file_and_root_has_everyones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert own_file({"WATCHKEEPER_GPU_GROUPS": "/x/y.json"}).path == Path("/x/y.json")
+    assert user_file({"WATCHKEEPER_GPU_GROUPS": "/x/y.json"}).path == Path("/x/y.json")
     monkeypatch.setattr("os.geteuid", lambda: 0)
-    assert own_file({}).path == gpu_groups.SYSTEM
+    assert user_file({}).path == gpu_groups.SYSTEM
     monkeypatch.setattr("os.geteuid", lambda: 1000)
-    assert own_file({"XDG_CONFIG_HOME": str(tmp_path)}).path == tmp_path / "watchkeeper" / "gpu_groups.json"
+    assert user_file({"XDG_CONFIG_HOME": str(tmp_path)}).path == tmp_path / "watchkeeper" / "gpu_groups.json"

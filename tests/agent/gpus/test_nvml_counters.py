@@ -39,7 +39,7 @@ def test_a_line_that_cannot_be_used_is_named_and_the_others_count() -> None:
 
 def test_a_field_that_nvml_cannot_give_is_named_and_left_out() -> None:
     wanted = counters_csv.read([*FILE.splitlines(), "DCGM_FI_DEV_DIAG_EUD_RESULT, gauge, x"]).counters
-    chosen = choice.choose(wanted)
+    chosen = choice.choose_families(wanted)
     assert tuple(family.name for family in chosen.families[:3]) == (
         "DCGM_FI_DEV_SM_CLOCK",
         "DCGM_FI_DEV_GPU_TEMP",
@@ -49,18 +49,18 @@ def test_a_field_that_nvml_cannot_give_is_named_and_left_out() -> None:
 
 
 def test_type_and_help_are_those_of_the_file() -> None:
-    chosen = choice.choose(counters_csv.read(["DCGM_FI_DEV_GPU_TEMP, counter, How hot."]).counters)
+    chosen = choice.choose_families(counters_csv.read(["DCGM_FI_DEV_GPU_TEMP, counter, How hot."]).counters)
     assert chosen.families[0].head == ("# HELP DCGM_FI_DEV_GPU_TEMP How hot.\n# TYPE DCGM_FI_DEV_GPU_TEMP counter\n")
 
 
 def test_the_names_of_dcgm_4_6_are_given_on_request() -> None:
-    chosen = choice.choose(counters_csv.read(["DCGM_FI_DEV_GPU_TEMP_CELSIUS, gauge, How hot."]).counters)
+    chosen = choice.choose_families(counters_csv.read(["DCGM_FI_DEV_GPU_TEMP_CELSIUS, gauge, How hot."]).counters)
     assert chosen.families[0].name == "DCGM_FI_DEV_GPU_TEMP_CELSIUS"
     assert chosen.families[0].call == "temperature"
 
 
 def test_the_default_set_has_what_the_exporter_leaves_commented_out_and_our_rules_need() -> None:
-    names = {family.name for family in choice.choose().families}
+    names = {family.name for family in choice.choose_families().families}
     assert {
         "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL",
         "DCGM_FI_DEV_ECC_DBE_AGG_TOTAL",

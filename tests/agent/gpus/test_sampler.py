@@ -14,12 +14,12 @@ from tests.agent.reading import causes, sampling, shown
 from tests.support.fake_nvml import driver
 from tests.support.fake_nvml.driver import UUID
 from tests.support.waiting import until
-from watchkeeper.agent.gpus.reader_watch import Limits
+from watchkeeper.agent.gpus.reader_watch import ReaderLimits
 from watchkeeper.agent.gpus.sampler import DriverFact, Sampler
 
 # Half of it is the deadline of an answer: long for a driver that answers in microseconds, on a busy machine too.
 # A probe that hangs while it starts is waited for to the end of `start`.
-LIMITS = Limits(interval=1.2, start=4.0, first_pause=0.3, longest_pause=1.0)
+LIMITS = ReaderLimits(interval=1.2, start=4.0, first_pause=0.3, longest_pause=1.0)
 FIFTEEN = {UUID(index) for index in range(16) if index != 7}
 
 
@@ -69,7 +69,7 @@ def test_a_lost_gpu_is_named_and_its_numbers_vanish(machine: MakeFake) -> None:
 @pytest.mark.slow
 def test_a_gpu_that_is_gone_from_the_list_is_missing_for_the_next_reader(machine: MakeFake) -> None:
     fake = machine(3)
-    with sampling(fake, Limits(interval=0.3, renewal=0.5)) as sampler:
+    with sampling(fake, ReaderLimits(interval=0.3, renewal=0.5)) as sampler:
         until(lambda: len(shown(sampler)) == 3)
         fake.tell(driver.EVERY, Count=2)
         until(lambda: ("gpu_missing", UUID(2)) in causes(sampler))
@@ -107,7 +107,7 @@ def test_a_driver_that_cannot_be_opened_is_named_until_it_can(machine: MakeFake,
 @pytest.mark.slow
 def test_a_driver_that_locks_up_altogether_is_named_for_the_node(machine: MakeFake) -> None:
     fake = machine(2)
-    with sampling(fake, Limits(interval=0.4, start=4.0)) as sampler:
+    with sampling(fake, ReaderLimits(interval=0.4, start=4.0)) as sampler:
         until(lambda: len(shown(sampler)) == 2)
         fake.tell(driver.EVERY, all=driver.HANG)
         until(lambda: ("driver_call_hung", None) in causes(sampler))
@@ -164,7 +164,7 @@ def test_memory_stays_flat_over_fifty_readers(machine: MakeFake) -> None:
         seen.update(children())
         return len(seen) >= count
 
-    with sampling(machine(2), Limits(interval=0.05, renewal=0.0)) as sampler:
+    with sampling(machine(2), ReaderLimits(interval=0.05, renewal=0.0)) as sampler:
         until(lambda: readers(10), timeout_seconds=120)
         memory, files = resident_kib(), len(os.listdir("/proc/self/fd"))
         until(lambda: readers(60), timeout_seconds=240)
@@ -194,8 +194,8 @@ def test_a_sampler_at_rest_has_no_reader_and_reads_again_afterwards(machine: Mak
         until(lambda: len(shown(sampler)) == 2)
         reader = sampler._reader
         assert reader is not None
-        sampler.rest(True)
-        until(lambda: sampler.is_at_rest)
+        sampler.release_gpus(True)
+        until(lambda: sampler.has_released_gpus)
         assert not Path("/proc", str(reader.pid)).exists(), "a reset needs a GPU that nobody has open"
-        sampler.rest(False)
+        sampler.release_gpus(False)
         until(lambda: sampler._reader is not None and len(shown(sampler)) == 2)

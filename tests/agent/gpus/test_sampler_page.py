@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from watchkeeper.agent.gpus.gpu_samples import GpuSample, Merger, SliceSample, Snapshot, with_xid
-from watchkeeper.agent.gpus.page import Freshness, Page
+from watchkeeper.agent.gpus.gpu_page import Freshness, GpuPage
+from watchkeeper.agent.gpus.gpu_samples import GpuSample, SampleMerger, SliceSample, Snapshot, with_xid
 from watchkeeper.readers import exposition
 from watchkeeper.readers.nvml import choice
 from watchkeeper.readers.nvml.families import Cadence
@@ -18,8 +18,8 @@ LABELS = (
 )
 
 
-def page() -> Page:
-    return Page(choice.choose().families, hostname="n1", freshness=FRESHNESS)
+def page() -> GpuPage:
+    return GpuPage(choice.choose_families().families, hostname="n1", freshness=FRESHNESS)
 
 
 def sample(at: float = 100.0, **values: float) -> GpuSample:
@@ -95,7 +95,7 @@ def test_parts_and_faults_have_their_labels() -> None:
 
 
 def test_an_answer_replaces_what_was_asked_for_and_leaves_the_rest() -> None:
-    merger = Merger({family.name: family.cadence for family in choice.choose().families})
+    merger = SampleMerger({family.name: family.cadence for family in choice.choose_families().families})
     before = sample(DCGM_FI_DEV_GPU_TEMP=61, DCGM_FI_DEV_FB_USED=1, DCGM_FI_DEV_PCIE_REPLAY_COUNTER=4)
     answer = {"gpu": 0, "values": {"DCGM_FI_DEV_GPU_TEMP": 62}, "errors": {"nvmlDeviceGetMemoryInfo_v2": "UNKNOWN"}}
     after = merger.merge(before, answer, cadences=[Cadence.FAST, Cadence.PROFILE], at=101.0)

@@ -6,10 +6,10 @@ import itertools
 from collections import defaultdict
 
 from tests.support.fake_nvml.driver import UUID
-from watchkeeper.agent.gpus.reader_watch import Limits, ReaderWatch
+from watchkeeper.agent.gpus.reader_watch import ReaderLimits, ReaderWatch
 from watchkeeper.readers.nvml.families import Cadence
 
-LIMITS = Limits(interval=1.0)
+LIMITS = ReaderLimits(interval=1.0)
 
 
 def identity(index: int) -> dict[str, str]:
@@ -30,14 +30,14 @@ def opened(count: int, now: float = 0.0) -> ReaderWatch:
 
 
 def said(watch: ReaderWatch, now: float) -> list[tuple[str, str | None]]:
-    return [(trouble.cause, trouble.uuid) for trouble in watch.troubles(now)]
+    return [(trouble.cause, trouble.uuid) for trouble in watch.faults(now)]
 
 
 def test_a_gpu_that_hangs_is_left_out_and_named() -> None:
     watch = opened(3)
     watch.hung(1, "nvmlDeviceGetTemperature", waited=0.5, now=10.5)
-    assert watch.asks() == [0, 2]
-    (trouble,) = watch.troubles(10.5)
+    assert watch.gpus_to_read() == [0, 2]
+    (trouble,) = watch.faults(10.5)
     assert (trouble.cause, trouble.uuid, trouble.since) == ("driver_call_hung", UUID(1), 10.5)
     assert trouble.evidence == f"nvmlDeviceGetTemperature on {UUID(1)} at 00000000:01:00.0 did not return in 0.5 s"
 
@@ -49,9 +49,9 @@ def test_sixteen_gpus_and_one_that_hangs_for_ten_minutes() -> None:
         now = max(now, float(round_at))
         if watch.retry_due(now) == sick:
             watch.retried(sick, succeeded=True, now=now)  # the worst case: it answers the probe and hangs again
-        for index in watch.asks():
+        for index in watch.gpus_to_read():
             if index == sick:
-                now += watch.patience(index)
+                now += watch.answer_seconds(index)
                 watch.hung(index, "nvmlDeviceGetTemperature", waited=0.5, now=now)
                 now += 0.3  # the next reader starts
                 watch.opened(16, now)
@@ -77,15 +77,15 @@ def test_the_pause_before_a_suspect_is_tried_again_doubles_up_to_its_limit() -> 
         waits.append(now - start)
         watch.retried(0, succeeded=False, now=now)
     assert waits == [10, 20, 40, 80, 160, 320, 600, 600, 600]
-    assert watch.troubles(now)[0].since == 0.0
+    assert watch.faults(now)[0].since == 0.0
 
 
 def test_a_suspect_that_answers_is_asked_like_the_others() -> None:
     watch = opened(2)
     watch.hung(0, "nvmlInit", waited=0.5, now=0.0)
     watch.retried(0, succeeded=True, now=10.0)
-    assert watch.asks() == [0, 1]
-    assert not watch.troubles(10.0)
+    assert watch.gpus_to_read() == [0, 1]
+    assert not watch.faults(10.0)
 
 
 def test_no_fifth_reader_is_started_while_four_are_stuck() -> None:
@@ -96,7 +96,7 @@ def test_no_fifth_reader_is_started_while_four_are_stuck() -> None:
     assert watch.retry_due(100.0) is None, "a probe that sticks would take the last place"
     watch.abandoned(4, now=101.0)
     assert not watch.may_start(101.0)
-    stuck = watch.troubles(120.0)[-1]
+    stuck = watch.faults(120.0)[-1]
     assert (stuck.cause, stuck.uuid, stuck.since) == ("driver_call_hung", None, 101.0)
     assert "4 readers are stuck in the driver, the limit is 4" in stuck.evidence
     watch.abandoned(3, now=130.0)
@@ -113,22 +113,22 @@ def test_when_no_gpu_answers_the_node_is_named() -> None:
 def test_a_reader_that_does_not_start_is_said_within_two_intervals_once_one_has_worked() -> None:
     watch = opened(2)
     watch.starting(100.0)
-    assert not watch.troubles(101.9)
+    assert not watch.faults(101.9)
     assert said(watch, 102.1) == [("driver_call_hung", None)]
     watch.opened(2, 103.0)
-    assert not watch.troubles(103.0)
+    assert not watch.faults(103.0)
 
 
 def test_a_broken_driver_has_its_name_and_is_tried_again_ever_more_rarely() -> None:
     watch = ReaderWatch(LIMITS)
-    watch.broke("LIB_RM_VERSION_MISMATCH", "Driver/library version mismatch", now=0.0)
-    watch.broke("LIB_RM_VERSION_MISMATCH", "Driver/library version mismatch", now=5.0)
-    (trouble,) = watch.troubles(5.0)
+    watch.open_failed("LIB_RM_VERSION_MISMATCH", "Driver/library version mismatch", now=0.0)
+    watch.open_failed("LIB_RM_VERSION_MISMATCH", "Driver/library version mismatch", now=5.0)
+    (trouble,) = watch.faults(5.0)
     assert (trouble.cause, trouble.since) == ("driver_library_mismatch", 0.0)
     assert not watch.may_start(6.0)
     assert watch.may_start(7.0)
     watch.opened(1, 8.0)
-    assert not watch.troubles(8.0)
+    assert not watch.faults(8.0)
 
 
 def test_a_lost_gpu_is_named_and_a_fresh_reader_looks_for_it() -> None:
@@ -139,7 +139,7 @@ def test_a_lost_gpu_is_named_and_a_fresh_reader_looks_for_it() -> None:
     assert watch.renewal_due(60.0)
     watch.opened(1, 61.0)
     answer(watch, 0, 61.0)
-    (gone,) = watch.troubles(61.0)
+    (gone,) = watch.faults(61.0)
     assert (gone.cause, gone.uuid, gone.since) == ("gpu_fell_off_bus", UUID(1), 5.0)
     assert f"NVML lists 1 GPUs and no longer {UUID(1)}" in gone.evidence
 
@@ -152,7 +152,7 @@ def test_a_gpu_that_vanishes_from_the_list_is_missing_until_it_is_back() -> None
     watch.opened(2, 20.0)
     for index in range(2):
         answer(watch, index, 20.0)
-    assert not watch.troubles(20.0)
+    assert not watch.faults(20.0)
 
 
 def test_slow_calls_of_different_gpus_fall_into_different_rounds() -> None:
@@ -169,7 +169,7 @@ def test_slow_calls_of_different_gpus_fall_into_different_rounds() -> None:
 def test_the_first_touch_of_a_gpu_may_take_as_long_as_it_took_before() -> None:
     watch = ReaderWatch(LIMITS)
     watch.opened(2, 0.0)
-    assert watch.patience(0) == LIMITS.start
+    assert watch.answer_seconds(0) == LIMITS.start
     watch.answered(0, now=2.0, took=2.0, identity=identity(0), lost=None)
-    assert watch.patience(0) == LIMITS.answer
-    assert watch.patience(1) == 8.0
+    assert watch.answer_seconds(0) == LIMITS.answer
+    assert watch.answer_seconds(1) == 8.0

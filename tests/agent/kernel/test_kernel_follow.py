@@ -13,12 +13,12 @@ import pytest
 
 from tests.support.loopback import Heard, reply, serve
 from tests.support.waiting import until_async
-from watchkeeper.agent.kernel.gpu_addresses import GpuAddresses, ask_proc, ask_simulator
+from watchkeeper.agent.kernel.gpu_addresses import GpuAddresses, proc_inventory, simulator_inventory
 from watchkeeper.agent.kernel.kernel_follow import (
     FloodGate,
     KernelEvents,
+    KernelRecord,
     KmsgSource,
-    NodeRecord,
     follow_kmsg,
     follow_stream,
 )
@@ -32,11 +32,11 @@ UUID = "GPU-509665ad-b600-ac93-3616-d754b23d636d"
 XID = "NVRM: Xid (PCI:0000:5d:00): 79, pid=7, name=python, GPU has fallen off the bus."
 
 
-def line(text: str, *, sequence: int = 1042, priority: int = 4, at: datetime = START) -> NodeRecord:
-    return NodeRecord("n1", "boot-1", f"{priority},{sequence},532113221,-;{text}", at)
+def line(text: str, *, sequence: int = 1042, priority: int = 4, at: datetime = START) -> KernelRecord:
+    return KernelRecord("n1", "boot-1", f"{priority},{sequence},532113221,-;{text}", at)
 
 
-def events_of(*lines: NodeRecord, inventory: Sequence[Gpu] | CollectError = ()) -> list[Event]:
+def events_of(*lines: KernelRecord, inventory: Sequence[Gpu] | CollectError = ()) -> list[Event]:
     async def ask(_: str) -> Sequence[Gpu]:
         if isinstance(inventory, CollectError):
             raise inventory
@@ -189,11 +189,11 @@ def test_the_simulators_inventory_gives_addresses_in_one_spelling() -> None:
 
     async def story() -> None:
         async with serve(lambda _: reply(json.dumps({"node": "n1", "boot": "b", "gpus": gpus}))) as server:
-            assert await ask_simulator(server.origin)("n1") == [Gpu(UUID, 3, "0000:5d:00", "NVIDIA H200")]
+            assert await simulator_inventory(server.origin)("n1") == [Gpu(UUID, 3, "0000:5d:00", "NVIDIA H200")]
             assert server.heard[0].path == "/nodes/n1/inventory"
         async with serve(lambda _: reply("[]")) as server:
             with pytest.raises(CollectError, match="is not an inventory"):
-                await ask_simulator(server.origin)("n1")
+                await simulator_inventory(server.origin)("n1")
 
     asyncio.run(story())
 
@@ -207,10 +207,10 @@ def test_the_drivers_pages_in_proc_are_an_inventory(tmp_path: Path) -> None:
 
 
 async def _ask(proc: Path) -> Sequence[Gpu]:
-    return await ask_proc(proc)("n1")
+    return await proc_inventory(proc)("n1")
 
 
-def follow(source: KmsgSource, clock: ManualClock, found: list[NodeRecord]) -> asyncio.Task[None]:
+def follow(source: KmsgSource, clock: ManualClock, found: list[KernelRecord]) -> asyncio.Task[None]:
     async def collect() -> None:
         async for record in follow_kmsg(source, time=clock):
             found.append(record)  # noqa: PERF401  an endless stream never extends
@@ -221,7 +221,7 @@ def follow(source: KmsgSource, clock: ManualClock, found: list[NodeRecord]) -> a
 def test_records_of_a_pipe_arrive_as_they_are_written(tmp_path: Path) -> None:
     async def story() -> None:
         os.mkfifo(tmp_path / "kmsg")
-        found: list[NodeRecord] = []
+        found: list[KernelRecord] = []
         source = KmsgSource(tmp_path / "kmsg", "n1", "b", after=1, monotonic=lambda: 100.0)
         task = follow(source, ManualClock(START), found)
         await settle()
@@ -242,7 +242,7 @@ def test_records_of_a_pipe_arrive_as_they_are_written(tmp_path: Path) -> None:
 
 def test_a_regular_file_is_looked_at_again_and_again(tmp_path: Path) -> None:
     async def story() -> None:
-        path, clock, found = tmp_path / "kmsg", ManualClock(START), list[NodeRecord]()
+        path, clock, found = tmp_path / "kmsg", ManualClock(START), list[KernelRecord]()
         path.write_text("6,1,0,-;one\n")
         task = follow(KmsgSource(path, "n1", "b"), clock, found)
         await settle()

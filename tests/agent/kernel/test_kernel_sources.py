@@ -22,7 +22,7 @@ from tests.support.waiting import until_async
 from watchkeeper.agent import agent
 from watchkeeper.agent.kernel import kernel_sources
 from watchkeeper.agent.kernel.file_follow import OpenFile
-from watchkeeper.agent.kernel.kernel_follow import NodeRecord
+from watchkeeper.agent.kernel.kernel_follow import KernelRecord
 from watchkeeper.agent.kernel.kernel_position import Position, PositionFile, sequence_of
 from watchkeeper.errors import CollectError
 from watchkeeper.kit.clock import ManualClock, ScaledClock, settle
@@ -54,9 +54,9 @@ def install_journalctl(root: Path, monkeypatch: pytest.MonkeyPatch, script: str)
 
 @asynccontextmanager
 async def following(
-    wanted: kernel_sources.KernelLog, clock: ManualClock | ScaledClock
-) -> AsyncIterator[list[NodeRecord]]:
-    found: list[NodeRecord] = []
+    wanted: kernel_sources.KernelLogSettings, clock: ManualClock | ScaledClock
+) -> AsyncIterator[list[KernelRecord]]:
+    found: list[KernelRecord] = []
 
     async def collect() -> None:
         async for record in kernel_sources.follow(wanted, time=clock):
@@ -72,8 +72,8 @@ async def following(
         await asyncio.gather(task, return_exceptions=True)
 
 
-def journal(root: Path, position: Position | None = None) -> kernel_sources.KernelLog:
-    return kernel_sources.KernelLog("journald", "n1", "b", root=root, position=position or Position())
+def journal(root: Path, position: Position | None = None) -> kernel_sources.KernelLogSettings:
+    return kernel_sources.KernelLogSettings("journald", "n1", "b", root=root, position=position or Position())
 
 
 def test_the_agent_tells_the_hub_what_the_journal_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,7 +160,7 @@ def test_a_machine_that_keeps_no_journal_is_said(tmp_path: Path) -> None:
         asyncio.run(_first(journal(tmp_path)))
 
 
-async def _first(wanted: kernel_sources.KernelLog) -> NodeRecord:
+async def _first(wanted: kernel_sources.KernelLogSettings) -> KernelRecord:
     return await anext(kernel_sources.follow(wanted, time=ScaledClock()))
 
 
@@ -212,7 +212,7 @@ def test_a_file_is_followed_through_rotation_and_truncation(tmp_path: Path) -> N
     async def story() -> None:
         path, clock = tmp_path / "kern.log", ManualClock(NOW)
         path.write_text(log_line(clock, 1))
-        async with following(kernel_sources.KernelLog(str(path), "n1", "b"), clock) as found:
+        async with following(kernel_sources.KernelLogSettings(str(path), "n1", "b"), clock) as found:
             await settle()
             path.rename(tmp_path / "kern.log.1")
             with (tmp_path / "kern.log.1").open("a") as late:
@@ -245,7 +245,7 @@ def test_a_new_file_that_is_gone_again_is_said_and_nothing_is_closed_twice(tmp_p
     async def story() -> None:
         path, clock = tmp_path / "kern.log", ManualClock(NOW)
         path.write_text(log_line(clock, 1))
-        lines = kernel_sources.follow(kernel_sources.KernelLog(str(path), "n1", "b"), time=clock)
+        lines = kernel_sources.follow(kernel_sources.KernelLogSettings(str(path), "n1", "b"), time=clock)
         await anext(lines)
         waiting = asyncio.create_task(anext(lines))
         await settle()
@@ -264,7 +264,7 @@ def test_a_new_file_that_is_gone_again_is_said_and_nothing_is_closed_twice(tmp_p
 def test_a_restarted_agent_goes_on_in_the_file_that_was_rotated_meanwhile(tmp_path: Path) -> None:
     async def story() -> None:
         path, clock = tmp_path / "kern.log", ManualClock(NOW)
-        wanted = kernel_sources.KernelLog(str(path), "n1", "b")
+        wanted = kernel_sources.KernelLogSettings(str(path), "n1", "b")
         path.write_text(log_line(clock, 1))
         async with following(wanted, clock) as found:
             await settle()
@@ -285,7 +285,7 @@ def test_lines_of_the_boot_before_this_one_are_passed_over(tmp_path: Path) -> No
         path, clock = tmp_path / "kern.log", ScaledClock()
         old = datetime.now(UTC) - timedelta(seconds=time.monotonic() + 3600)
         path.write_text(f"{old.isoformat()} n1 kernel: {XID}\n{datetime.now(UTC).isoformat()} n1 kernel: {XID} new\n")
-        async with following(kernel_sources.KernelLog(str(path), "n1", "b"), clock) as found:
+        async with following(kernel_sources.KernelLogSettings(str(path), "n1", "b"), clock) as found:
             await until_async(lambda: bool(found))
             assert [record.record.partition(";")[2] for record in found] == [f"{XID} new"]
 
@@ -301,7 +301,9 @@ def test_another_source_goes_on_where_the_one_before_ended(tmp_path: Path, monke
             await until_async(lambda: bool(found))
             assert [record.mark for record in found] == ["s=a;i=7"]
         (tmp_path / "kmsg").write_text("4,1042,6,-;known\n4,1043,7,-;new\n")
-        back = kernel_sources.KernelLog("kmsg", "n1", "b", kmsg=tmp_path / "kmsg", position=Position("journald", 1, 6))
+        back = kernel_sources.KernelLogSettings(
+            "kmsg", "n1", "b", kmsg=tmp_path / "kmsg", position=Position("journald", 1, 6)
+        )
         back = replace(back, needles=())
         async with following(back, ScaledClock()) as found:
             await until_async(lambda: bool(found))

@@ -19,13 +19,13 @@ from watchkeeper.agent import profiling
 from watchkeeper.agent.orders import order_ledger, order_work, orders
 from watchkeeper.kit.clock import ManualClock
 from watchkeeper.kit.own_metrics import Metric
-from watchkeeper.model.orders import State, node_key
-from watchkeeper.remediate.orders import Outbox, Wanted
+from watchkeeper.model.orders import OrderState, node_key
+from watchkeeper.remediate.orders import OrderQueue, OrderRequest
 from watchkeeper.store.journal.journal import Journal
 
 NOON = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
 HUB_KEY = b"h" * 32
-NODE = orders.Node("main", "n1", node_key(HUB_KEY, "main", "n1"))
+NODE = orders.AgentIdentity("main", "n1", node_key(HUB_KEY, "main", "n1"))
 STEPS = ("give", "work", "work and lose the receipts", "die at work", "agent restarts", "hub restarts")
 
 
@@ -47,33 +47,35 @@ class World:
     def start_hub(self) -> None:
         self.journal.close()
         self.journal = Journal(self.root / "journal.db")
-        self.outbox = Outbox(self.journal, HUB_KEY, now=NOON)
+        self.outbox = OrderQueue(self.journal, HUB_KEY, now=NOON)
 
     def start_agent(self) -> None:
-        ledger = order_ledger.Ledger(self.root / "orders", now=NOON)
-        bench = order_work.Bench(profiling.PauseFile(self.root))
-        self.desk = orders.Desk(NODE, ledger, bench, time=self.clock, count=Metric("orders", "counter", ""))
+        ledger = order_ledger.OrderLedger(self.root / "orders", now=NOON)
+        bench = order_work.OrderContext(profiling.PauseFile(self.root))
+        self.desk = orders.OrderWorker(NODE, ledger, bench, time=self.clock, count=Metric("orders", "counter", ""))
         self.desk.resume()
 
-    async def scan(self, bench: order_work.Bench, arguments: Mapping[str, str], now: datetime) -> order_work.Done:
+    async def scan(
+        self, bench: order_work.OrderContext, arguments: Mapping[str, str], now: datetime
+    ) -> order_work.OrderOutcome:
         (id,) = self.desk.ledger.unfinished()
         self.done[id] += 1
         if self.dies:
             raise Killed
-        return order_work.Done("done")
+        return order_work.OrderOutcome("done")
 
     def work(self, *, is_lost: bool = False) -> None:
         receipts = self.desk.ledger.receipts()
         for envelope in self.outbox.waiting("main", "n1", now=NOON):
-            receipts |= asyncio.run(self.desk.take(envelope))
+            receipts |= asyncio.run(self.desk.handle(envelope))
         for id, receipt in ({} if is_lost else receipts).items():
-            self.outbox.take(id, receipt, now=NOON)
+            self.outbox.accept_receipt(id, receipt, now=NOON)
             self.desk.ledger.delivered(id)
 
     def step(self, name: str) -> None:
         if name == "give" and len(self.given) < 8:
-            wanted = Wanted("main", "n1", "scan", life=timedelta(hours=1))
-            self.given.append(self.outbox.give(wanted, now=NOON, actor="law").order.id)
+            wanted = OrderRequest("main", "n1", "scan", life=timedelta(hours=1))
+            self.given.append(self.outbox.issue(wanted, now=NOON, actor="law").order.id)
         elif name == "hub restarts":
             self.start_hub()
         elif name == "agent restarts":
@@ -97,8 +99,8 @@ def test_no_order_is_done_twice_and_each_is_answered(steps: list[str]) -> None:
         for name in steps:
             world.step(name)
         world.work()
-        tracked = [world.outbox.order(id) for id in world.given]
-        assert all(one is not None and one.state(NOON) is State.ANSWERED for one in tracked)
+        tracked = [world.outbox.find_order(id) for id in world.given]
+        assert all(one is not None and one.state(NOON) is OrderState.ANSWERED for one in tracked)
         assert all(count == 1 for count in world.done.values())
         assert world.done.keys() == set(world.given)
         assert world.journal.verify() is None

@@ -14,7 +14,7 @@ from tests.support.fake_nvml.driver import FakeNvml
 from tests.support.node_orders import NOON
 from watchkeeper.agent.node_facts import Roots
 from watchkeeper.agent.orders import order_repairs, order_work
-from watchkeeper.agent.orders.order_bench import Bench, Done, Tools
+from watchkeeper.agent.orders.order_context import OrderContext, OrderOutcome, Tools
 from watchkeeper.agent.profiling import PauseFile
 from watchkeeper.errors import CollectError
 from watchkeeper.model.actions import Result
@@ -42,7 +42,7 @@ class Machine:
         smi, systemctl, parted = (str(root / "bin" / name) for name in names)
         tools = Tools(smi, systemctl, parted, mig_config=root / "mig.yaml", patience_seconds=0.0)
         roots = Roots(root / "proc", root / "sys", root)
-        self.bench = Bench(PauseFile(root), environment=fake.environment, tools=tools, roots=roots)
+        self.bench = OrderContext(PauseFile(root), environment=fake.environment, tools=tools, roots=roots)
         for name in names:
             self.program(name)
 
@@ -63,7 +63,7 @@ class Machine:
         if opens is not None:
             os.symlink(opens, folder / "fd/3")
 
-    def order(self, kind: str, **arguments: str) -> Done:
+    def order(self, kind: str, **arguments: str) -> OrderOutcome:
         work = {one.__name__: one for one in order_repairs.WORK}[kind]
         return asyncio.run(work(self.bench, arguments, NOON))  # type: ignore[arg-type]
 

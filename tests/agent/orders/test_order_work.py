@@ -12,7 +12,7 @@ import pytest
 from tests.agent.conftest import MakeFake
 from tests.support.node_orders import NOON
 from tests.support.waiting import until_async
-from watchkeeper.agent.orders import order_bench, order_work
+from watchkeeper.agent.orders import order_context, order_work
 from watchkeeper.agent.profiling import PauseFile
 from watchkeeper.errors import CollectError
 
@@ -22,8 +22,8 @@ def test_a_scan_gives_what_it_found_whether_good_or_bad(tmp_path: Path, machine:
     (tmp_path / "kmsg").touch()
     where = ("--host-root", str(tmp_path), "--kmsg", str(tmp_path / "kmsg"), "--watch", "0")
 
-    def scanned(*options: str) -> order_work.Done:
-        bench = order_work.Bench(PauseFile(tmp_path), (*where, *options), fake.environment)
+    def scanned(*options: str) -> order_work.OrderOutcome:
+        bench = order_work.OrderContext(PauseFile(tmp_path), (*where, *options), fake.environment)
         return asyncio.run(order_work.scan(bench, {}, NOON))
 
     bad = scanned("--expected-gpus", "3")
@@ -34,7 +34,7 @@ def test_a_scan_gives_what_it_found_whether_good_or_bad(tmp_path: Path, machine:
 
 def test_a_program_that_prints_too_much_is_given_up_with_both_numbers() -> None:
     with pytest.raises(CollectError, match="bytes or more, the limit is 262144"):
-        asyncio.run(order_bench.ask([sys.executable, "-c", "while True: print('x' * 9999)"], None))
+        asyncio.run(order_context.run_program([sys.executable, "-c", "while True: print('x' * 9999)"], None))
 
 
 def test_a_program_ends_with_the_order_that_started_it(tmp_path: Path) -> None:
@@ -42,7 +42,7 @@ def test_a_program_ends_with_the_order_that_started_it(tmp_path: Path) -> None:
     program = f"import os, time; open({str(note)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
 
     async def story() -> None:
-        work = asyncio.create_task(order_bench.ask([sys.executable, "-c", program], None))
+        work = asyncio.create_task(order_context.run_program([sys.executable, "-c", program], None))
         await until_async(lambda: note.exists() and note.read_text())
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
@@ -53,4 +53,4 @@ def test_a_program_ends_with_the_order_that_started_it(tmp_path: Path) -> None:
 
 def test_a_program_that_is_not_there_is_named() -> None:
     with pytest.raises(CollectError, match="/nowhere/program: cannot be started: No such file"):
-        asyncio.run(order_bench.ask(["/nowhere/program"], None))
+        asyncio.run(order_context.run_program(["/nowhere/program"], None))

@@ -19,10 +19,10 @@ from watchkeeper.kit import wire
 from watchkeeper.kit.clock import ManualClock
 from watchkeeper.kit.own_metrics import Metric
 from watchkeeper.model.actions import Result
-from watchkeeper.model.orders import KINDS, Envelope, Order, OrderId, Purpose, Receipt, is_sealed, node_key, seal
+from watchkeeper.model.orders import KINDS, Envelope, Order, OrderId, Receipt, SealPurpose, is_sealed, node_key, seal
 
 KEY = node_key(b"h" * 32, "main", "n1")
-NODE = orders.Node("main", "n1", KEY)
+NODE = orders.AgentIdentity("main", "n1", KEY)
 PAUSE = Order(
     OrderId("WO-1"), "main", "n1", "profiling_pause", NOON, NOON + timedelta(minutes=10), "nonce-1", {"seconds": "60"}
 )
@@ -31,17 +31,17 @@ PAUSE = Order(
 class Setup:
     """One agent's desk over a directory, which the next one finds as it was left."""
 
-    def __init__(self, root: Path, node: orders.Node = NODE) -> None:
+    def __init__(self, root: Path, node: orders.AgentIdentity = NODE) -> None:
         self.clock = ManualClock(NOON)
         self.pause = profiling.PauseFile(root)
         self.count = Metric("orders", "counter", "")
-        self.ledger = order_ledger.Ledger(root / "orders", now=NOON)
-        bench = order_work.Bench(self.pause)
-        self.desk = orders.Desk(node, self.ledger, bench, time=self.clock, count=self.count)
+        self.ledger = order_ledger.OrderLedger(root / "orders", now=NOON)
+        bench = order_work.OrderContext(self.pause)
+        self.desk = orders.OrderWorker(node, self.ledger, bench, time=self.clock, count=self.count)
 
     def take(self, envelope: Envelope) -> Receipt:
-        ((_, sealed),) = asyncio.run(self.desk.take(envelope)).items()
-        assert is_sealed(sealed, self.desk.node.key, purpose=Purpose.RECEIPT)
+        ((_, sealed),) = asyncio.run(self.desk.handle(envelope)).items()
+        assert is_sealed(sealed, self.desk.node.key, purpose=SealPurpose.RECEIPT)
         return wire.loads(Receipt, sealed.text)
 
 
@@ -62,7 +62,7 @@ def test_an_order_is_remembered_for_a_day_after_it_expired_whatever_the_clock_do
     agent.take(seal(PAUSE, KEY))
     for hours, is_known in ((23, True), (0, True), (25, False)):
         agent.ledger.forget_old(PAUSE.expires_at + timedelta(hours=hours))
-        assert (agent.ledger.line("WO-1") is not None) is is_known
+        assert (agent.ledger.entry("WO-1") is not None) is is_known
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_an_order_without_our_seal_is_refused_before_anything_else(tmp_path: Pat
 def test_what_is_no_order_at_all_is_said_and_not_answered(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str
 ) -> None:
-    assert asyncio.run(Setup(tmp_path).desk.take(Envelope(text, "00"))) == {}
+    assert asyncio.run(Setup(tmp_path).desk.handle(Envelope(text, "00"))) == {}
     assert "Order refused" in caplog.text
 
 
@@ -170,7 +170,7 @@ def test_a_full_memory_refuses_with_both_numbers_and_forgets_only_the_old(
 
 
 def test_work_ends_at_its_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def never(*_: object) -> order_work.Done:
+    async def never(*_: object) -> order_work.OrderOutcome:
         await asyncio.Event().wait()
         raise AssertionError
 
@@ -193,7 +193,7 @@ def receipts(heard: list[Heard]) -> list[Receipt]:
 
 async def follow(agent: Setup, url: str, *, done: asyncio.Event) -> None:
     """Run the loop while its pauses pass at once."""
-    hub = push.Hub(url, "secret")
+    hub = push.HubEndpoint(url, "secret")
     task = asyncio.create_task(orders.follow_orders(hub, agent.desk, time=agent.clock))
 
     async def is_done() -> bool:

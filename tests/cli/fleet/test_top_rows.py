@@ -8,14 +8,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from watchkeeper.cli.fleet.top_rows import NUMBERS, Row, Sort, View, cells, fits, ordered, page_of
+from watchkeeper.cli.fleet.top_rows import (
+    NUMBERS,
+    SortColumn,
+    TopRow,
+    TopView,
+    cells,
+    matches_filter,
+    page_rows,
+    sort_rows,
+)
 from watchkeeper.cli.fleet.top_screen import shortened
 
-ROW = Row("GPU-1", "gpu-r01-02", 3, "NVIDIA H200", "research/llm-70b-0")
+ROW = TopRow("GPU-1", "gpu-r01-02", 3, "NVIDIA H200", "research/llm-70b-0")
 READINGS = st.none() | st.floats(0, 1000)
 ROWS = st.lists(
     st.builds(
-        Row,
+        TopRow,
         uuid=st.uuids().map(str),
         node=st.sampled_from(["n2", "n10", "n1"]),
         index=st.none() | st.integers(0, 7),
@@ -30,25 +39,25 @@ ROWS = st.lists(
 
 def test_people_count_ten_after_two() -> None:
     rows = [replace(ROW, node=name) for name in ("gpu-r10-01", "gpu-r2-01")]
-    assert [row.node for row in ordered(rows, View())] == ["gpu-r2-01", "gpu-r10-01"]
+    assert [row.node for row in sort_rows(rows, TopView())] == ["gpu-r2-01", "gpu-r10-01"]
 
 
-@given(ROWS, st.sampled_from(Sort), st.booleans())
-def test_ordering_loses_and_invents_no_row(rows: list[Row], sort: Sort, is_reversed: bool) -> None:
-    found = ordered(rows, View(sort, is_reversed))
+@given(ROWS, st.sampled_from(SortColumn), st.booleans())
+def test_ordering_loses_and_invents_no_row(rows: list[TopRow], sort: SortColumn, is_reversed: bool) -> None:
+    found = sort_rows(rows, TopView(sort, is_reversed))
     assert sorted(row.uuid for row in found) == sorted(row.uuid for row in rows)
 
 
 @given(ROWS, st.booleans())
-def test_what_has_no_number_comes_last_in_both_directions(rows: list[Row], is_reversed: bool) -> None:
-    numbers = [NUMBERS[Sort.UTIL](row) for row in ordered(rows, View(Sort.UTIL, is_reversed))]
+def test_what_has_no_number_comes_last_in_both_directions(rows: list[TopRow], is_reversed: bool) -> None:
+    numbers = [NUMBERS[SortColumn.UTIL](row) for row in sort_rows(rows, TopView(SortColumn.UTIL, is_reversed))]
     known = [value for value in numbers if value is not None]
     assert numbers[: len(known)] == sorted(known, reverse=not is_reversed)
 
 
 @given(ROWS, st.integers(1, 7))
-def test_pages_together_are_everything(rows: list[Row], limit: int) -> None:
-    pages = [page_of(rows, View(offset=at, limit=limit)) for at in range(0, len(rows), limit)]
+def test_pages_together_are_everything(rows: list[TopRow], limit: int) -> None:
+    pages = [page_rows(rows, TopView(offset=at, limit=limit)) for at in range(0, len(rows), limit)]
     assert [row for page in pages for row in page] == rows
 
 
@@ -57,7 +66,7 @@ def test_pages_together_are_everything(rows: list[Row], limit: int) -> None:
     [("", True), ("r01 llm", True), ("LLM-70B", True), ("h200", True), ("r01 vision", False), ("gpu-r01-02/3", True)],
 )
 def test_a_filter_wants_all_of_its_words_somewhere(text: str, is_shown: bool) -> None:
-    assert fits(ROW, text) is is_shown
+    assert matches_filter(ROW, text) is is_shown
 
 
 def test_an_idle_gpu_shows_zero_and_a_silent_one_a_dash() -> None:

@@ -17,7 +17,7 @@ from tests.support.fake_nvml import driver
 from watchkeeper.agent import node_facts
 from watchkeeper.agent.gpus import scan_readings
 from watchkeeper.cli.fleet import top, top_sources
-from watchkeeper.cli.fleet.top_rows import Page, Row, Sort, View
+from watchkeeper.cli.fleet.top_rows import SortColumn, TopPage, TopRow, TopView
 from watchkeeper.cli.fleet.top_screen import Top
 from watchkeeper.client.typed import Client
 from watchkeeper.errors import HubError, StartRefused
@@ -28,9 +28,9 @@ Story = Callable[[Top, "Pilot[None]"], Awaitable[None]]
 PATIENCE_SECONDS = 60.0
 
 
-def play(source: top_sources.Source, story: Story, *, size: tuple[int, int] = (80, 24)) -> None:
+def play(source: top_sources.PageSource, story: Story, *, size: tuple[int, int] = (80, 24)) -> None:
     async def run() -> None:
-        app = Top(source, View(), interval_seconds=0.2)
+        app = Top(source, TopView(), interval_seconds=0.2)
         async with app.run_test(size=size) as pilot:
             await until(pilot, lambda: app.shown is not None or "not current" in head(app))
             await story(app, pilot)
@@ -57,18 +57,18 @@ def lines(app: Top) -> list[list[str]]:
 class Canned:
     """A source of rows that a test sets, and an error where it has one."""
 
-    def __init__(self, rows: list[Row], error: HubError | None = None) -> None:
-        self.rows, self.error, self.views = rows, error, list[View]()
+    def __init__(self, rows: list[TopRow], error: HubError | None = None) -> None:
+        self.rows, self.error, self.views = rows, error, list[TopView]()
 
-    def read(self, view: View) -> Page:
+    def read(self, view: TopView) -> TopPage:
         self.views.append(view)
         if self.error is not None:
             raise self.error
-        return Page("hub test", tuple(self.rows[view.offset : view.offset + view.limit]), len(self.rows))
+        return TopPage("hub test", tuple(self.rows[view.offset : view.offset + view.limit]), len(self.rows))
 
 
-def many(count: int) -> list[Row]:
-    return [Row(f"GPU-{at}", f"n{at // 8}", at % 8, "H200", util=float(at % 100)) for at in range(count)]
+def many(count: int) -> list[TopRow]:
+    return [TopRow(f"GPU-{at}", f"n{at // 8}", at % 8, "H200", util=float(at % 100)) for at in range(count)]
 
 
 @pytest.mark.slow
@@ -126,7 +126,7 @@ def test_only_cells_that_differ_are_drawn_again() -> None:
             update(row, column, *args, **named)  # type: ignore[arg-type]
 
         table.update_cell = counted  # type: ignore[assignment,method-assign]
-        source.rows = [Row("GPU-0", "n0", 0, "H200", util=77.0), *source.rows[1:]]
+        source.rows = [TopRow("GPU-0", "n0", 0, "H200", util=77.0), *source.rows[1:]]
         await until(pilot, lambda: lines(app)[0][1] == "77%")
         assert set(drawn) == {"row 0 UTIL"}
 
@@ -175,8 +175,8 @@ def test_a_node_shows_its_gpus_through_the_agents_reader(fake: driver.FakeNvml, 
     fake.tell(1, "UtilizationRates.gpu", 42)
     fake.tell(1, ComputeProcesses=1)
     fake.tell(1, "ComputeProcesses.pid0", os.getpid())
-    look = scan_readings.Look(choice.choose(), interval_seconds=0.5, environment=fake.environment)
-    with scan_readings.sampling(look, clock.ScaledClock()) as sampler:
+    look = scan_readings.ReadingOptions(choice.choose_families(), interval_seconds=0.5, environment=fake.environment)
+    with scan_readings.running_sampler(look, clock.ScaledClock()) as sampler:
         source = top_sources.LocalSource(sampler, node="n1", roots=node_facts.Roots(root=tmp_path))
 
         async def story(app: Top, pilot: Pilot[None]) -> None:
@@ -185,7 +185,7 @@ def test_a_node_shows_its_gpus_through_the_agents_reader(fake: driver.FakeNvml, 
             await until(pilot, lambda: f"pid {os.getpid()}" in str(app.query_one("#below", Static).render()))
 
         play(source, story)
-        page = source.read(View(Sort.UTIL))
+        page = source.read(TopView(SortColumn.UTIL))
         assert page.rows[0].index == 1
         assert [(line.gpu, line.pid) for line in page.programs] == [(1, os.getpid())]
         source.close()

@@ -23,12 +23,12 @@ NOW_MS = 1_700_000_000_000
 RULES = "groups: [{name: heat, rules: [{alert: Hot, expr: temp > 80}]}]"
 
 
-def a_hub(folder: Path, rules: str) -> tuple[settings.Settings, serving.Builder]:
+def a_hub(folder: Path, rules: str) -> tuple[settings.Settings, serving.HubBuilder]:
     """With one sample, which it finds when it is opened."""
     (folder / "rules.yml").write_text(rules)
     chosen = settings.Settings(
-        hub=settings.Hub(data=str(folder / "kept"), port=0),
-        rules=settings.Rules(files=(str(folder / "rules.yml"),)),
+        hub=settings.HubSettings(data=str(folder / "kept"), port=0),
+        rules=settings.RulesSettings(files=(str(folder / "rules.yml"),)),
     )
     time = clock.ManualClock(clock.from_ms(NOW_MS))
     kept = samples.Samples(runtime.Runtime(chosen, time))
@@ -37,10 +37,10 @@ def a_hub(folder: Path, rules: str) -> tuple[settings.Settings, serving.Builder]
     assert isinstance(kept.engine.appender, durable.DurableStore)
     kept.engine.appender.sync()
     kept.close()
-    return chosen, serving.Builder(samples.Samples(runtime.Runtime(chosen, time)))
+    return chosen, serving.HubBuilder(samples.Samples(runtime.Runtime(chosen, time)))
 
 
-def question(door: serving.Door) -> asyncio.Task[tuple[int, object]]:
+def question(door: serving.HubListener) -> asyncio.Task[tuple[int, object]]:
     asked = urllib.parse.urlencode({"query": "temp", "time": NOW_MS / 1000})
     return asyncio.create_task(asyncio.to_thread(ask_json, f"{door.local_url}/api/v1/query?{asked}"))
 
@@ -49,7 +49,7 @@ def test_questions_are_answered_while_the_stages_are_not_there(tmp_path: Path) -
     async def story() -> None:
         chosen, build = a_hub(tmp_path, RULES)
         stop = asyncio.Event()
-        with serving.opened(chosen) as door:
+        with serving.open_listener(chosen) as door:
             build.kept.open()
             asked = question(door)
 
@@ -57,10 +57,10 @@ def test_questions_are_answered_while_the_stages_are_not_there(tmp_path: Path) -
                 while not asked.done():
                     assert build.built is None
                     yield
-                yield from serving.left_to_build(build)
+                yield from serving.build_in_steps(build)
 
             async with asyncio.timeout(ANSWER_SECONDS), asyncio.TaskGroup() as group:
-                await serving.answer(build, door, group, rest=rest(), stop=stop)
+                await serving.serve_while_building(build, door, group, rest=rest(), stop=stop)
                 status, answer = await asked
                 assert (status, answer["data"]["result"][0]["value"][1]) == (200, "70")  # type: ignore[index]
                 groups = await asyncio.to_thread(ask_json, f"{door.local_url}/api/v1/rules")
@@ -76,10 +76,10 @@ def test_wrong_rules_that_are_found_while_questions_are_answered_end_the_hub(tmp
         chosen, build = a_hub(tmp_path, RULES)
         (tmp_path / "rules.yml").write_text(RULES.replace("temp > 80", "temp >"))
         stop = asyncio.Event()
-        with serving.opened(chosen) as door:
+        with serving.open_listener(chosen) as door:
             build.kept.open()
             async with asyncio.timeout(ANSWER_SECONDS), asyncio.TaskGroup() as group:
-                await serving.answer(build, door, group, rest=serving.left_to_build(build), stop=stop)
+                await serving.serve_while_building(build, door, group, rest=serving.build_in_steps(build), stop=stop)
         build.kept.close()
 
     with pytest.raises(ExceptionGroup) as raised:

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from watchkeeper.cli.mcp import mcp_protocol
-from watchkeeper.cli.mcp.mcp_protocol import META, Server, Tool, serve
+from watchkeeper.cli.mcp.mcp_protocol import META, McpServer, McpTool, serve
 from watchkeeper.cli.mcp.mcp_tools import bounded
 
-ECHO = Tool("echo", "Says it again.", lambda given: str(given["text"]), {"text": {"type": "string"}}, ("text",))
-SERVER = Server([ECHO], [], version="1", instructions="Ask.")
+ECHO = McpTool("echo", "Says it again.", lambda given: str(given["text"]), {"text": {"type": "string"}}, ("text",))
+SERVER = McpServer([ECHO], [], version="1", instructions="Ask.")
 MODERN = {f"{META}protocolVersion": "2026-07-28", f"{META}clientCapabilities": {}}
 
 

@@ -15,7 +15,7 @@ from tests import servers
 from watchkeeper.cli.main import watchkeeper
 from watchkeeper.cli.node import agent_control
 from watchkeeper.errors import StartRefused
-from watchkeeper.kit.secret_file import read_secret
+from watchkeeper.kit.secret_file import read_key_file
 from watchkeeper.model.orders import node_key
 
 HUB_KEY = "5" * 32
@@ -83,9 +83,9 @@ def test_a_key_that_protects_nothing_is_refused(tmp_path: Path, content: str, mo
     path.write_text(content)
     path.chmod(mode)
     with pytest.raises(StartRefused, match=words):
-        read_secret(path)
+        read_key_file(path)
     with pytest.raises(StartRefused, match="No such file"):
-        read_secret(tmp_path / "nothing")
+        read_key_file(tmp_path / "nothing")
 
 
 def test_profiling_is_paused_shown_and_resumed_on_this_node(tmp_path: Path) -> None:

@@ -26,32 +26,32 @@ RECORDED = SHARED / "corpus/recordings/ibsim"
 
 
 def watch(kept: Path | None = None) -> fabric_watch.FabricWatch:
-    return fabric_watch.FabricWatch(config.Fabric(), "main", kept=kept)
+    return fabric_watch.FabricWatch(config.FabricSettings(), "main", kept=kept)
 
 
 def test_a_link_that_went_down_while_the_hub_was_away_is_said_afterwards(tmp_path: Path) -> None:
     kept = tmp_path / "fabric.json"
-    watch(kept).take(fabric_of(), NOW)
+    watch(kept).accept_sweep(fabric_of(), NOW)
     after = watch(kept)
-    (event,) = after.take(without_link(fabric_of(), (leaf(0), 9)), NOW)
+    (event,) = after.accept_sweep(without_link(fabric_of(), (leaf(0), 9)), NOW)
     assert str(event.place) == "main/domain=link%3Dleaf-0%2F9"
     assert event.text == "leaf-0 port 9 to spine-0 port 1 is down: the port is Down/Polling"
-    assert watch(kept).take(without_link(fabric_of(), (leaf(0), 9)), NOW) == []
+    assert watch(kept).accept_sweep(without_link(fabric_of(), (leaf(0), 9)), NOW) == []
 
 
 def test_a_kept_file_that_is_damaged_costs_its_knowledge_only(tmp_path: Path) -> None:
     kept = tmp_path / "fabric.json"
     kept.write_text('{"links": [1')
     again = watch(kept)
-    assert again.take(fabric_of(), NOW) == []
+    assert again.accept_sweep(fabric_of(), NOW) == []
     assert len(json.loads(kept.read_text())["links"]) == 6
 
 
 def test_a_sweep_that_is_incomplete_makes_nothing_look_gone() -> None:
     one = watch()
-    one.take(fabric_of(), NOW)
+    one.accept_sweep(fabric_of(), NOW)
     torn = replace(without_device(fabric_of(), leaf(1)), problems=("ibnetdiscover: 3 requests were not answered",))
-    assert one.take(torn, NOW) == []
+    assert one.accept_sweep(torn, NOW) == []
     assert "3 requests" in one.problem
     ok = {labels["__name__"]: value for labels, value in one.series(NOW_MS).items()}
     assert ok["watchkeeper_fabric_sweep_ok"] == 0.0
@@ -59,7 +59,7 @@ def test_a_sweep_that_is_incomplete_makes_nothing_look_gone() -> None:
 
 def test_a_sweep_that_is_too_old_speaks_no_longer_for_now() -> None:
     one = watch()
-    one.take(fabric_of(), NOW)
+    one.accept_sweep(fabric_of(), NOW)
     assert len(one.series(NOW_MS + 180_000)) > 10
     old = one.series(NOW_MS + 180_001)
     assert [(labels["__name__"], value) for labels, value in old.items()] == [("watchkeeper_fabric_sweep_ok", 0.0)]
@@ -67,63 +67,65 @@ def test_a_sweep_that_is_too_old_speaks_no_longer_for_now() -> None:
 
 def test_a_host_that_lost_its_own_link_does_not_claim_that_all_switches_are_gone() -> None:
     one = watch()
-    one.take(fabric_of(), NOW)
-    alone = fabric.Fabric(0, "test", (fabric.Device(host(0), fabric.Kind.HOST, "n0 mlx5_0", 1),))
-    assert one.take(alone, NOW) == []
+    one.accept_sweep(fabric_of(), NOW)
+    alone = fabric.Fabric(0, "test", (fabric.FabricDevice(host(0), fabric.FabricDeviceKind.HOST, "n0 mlx5_0", 1),))
+    assert one.accept_sweep(alone, NOW) == []
     assert "its own link is down" in one.problem
 
 
 def test_a_cable_that_is_plugged_elsewhere_is_no_link_down() -> None:
     one = watch()
-    one.take(fabric_of(), NOW)
+    one.accept_sweep(fabric_of(), NOW)
     ports = {port.key: port for port in fabric_of().ports}
     ports[leaf(0), 5] = replace(ports[leaf(0), 1], number=5)
-    ports[leaf(0), 1] = fabric.Port(leaf(0), 1, fabric.DOWN, "Polling")
+    ports[leaf(0), 1] = fabric.FabricPort(leaf(0), 1, fabric.DOWN, "Polling")
     ports[host(0), 1] = replace(ports[host(0), 1], peer_port=5)
-    assert one.take(replace(fabric_of(), ports=tuple(ports.values())), NOW) == []
-    assert one.leaf_of()["n0"] == "leaf-0"
+    assert one.accept_sweep(replace(fabric_of(), ports=tuple(ports.values())), NOW) == []
+    assert one.leaf_by_node()["n0"] == "leaf-0"
 
 
 def test_a_dark_first_rail_does_not_move_its_node_to_another_leaf() -> None:
     one = watch()
-    one.take(fabric_of(), NOW)
-    one.take(without_link(fabric_of(), (leaf(0), 1)), NOW)
-    assert one.leaf_of() == {"n0": "leaf-0", "n1": "leaf-1", "n2": "leaf-0", "n3": "leaf-1"}
+    one.accept_sweep(fabric_of(), NOW)
+    one.accept_sweep(without_link(fabric_of(), (leaf(0), 1)), NOW)
+    assert one.leaf_by_node() == {"n0": "leaf-0", "n1": "leaf-1", "n2": "leaf-0", "n3": "leaf-1"}
 
 
 def test_two_switches_with_one_name_stay_two() -> None:
-    layout = fabric.Layout(fabric_of(names=("leaf", "leaf")))
+    layout = fabric.FabricTopology(fabric_of(names=("leaf", "leaf")))
     assert layout.shared_names() == ["leaf"]
-    assert layout.leaf_of()["n0"] == f"leaf@{leaf(0)}"
+    assert layout.leaf_by_node()["n0"] == f"leaf@{leaf(0)}"
     one = watch()
-    one.take(layout.fabric, NOW)
-    (event,) = one.take(without_device(layout.fabric, leaf(1)), NOW)
+    one.accept_sweep(layout.fabric, NOW)
+    (event,) = one.accept_sweep(without_device(layout.fabric, leaf(1)), NOW)
     assert event.fields["switch"] == f"leaf@{leaf(1)}"
 
 
 def test_an_adapter_without_a_host_name_is_counted_and_not_called_a_node() -> None:
     found = fabric_of(1)
-    nameless = fabric.Device(host(0), fabric.Kind.HOST, "MT4129 ConnectX7   Mellanox Technologies", 1)
-    layout = fabric.Layout(replace(found, devices=(*found.devices[:-1], nameless)))
-    assert layout.leaf_of() == {}
+    nameless = fabric.FabricDevice(host(0), fabric.FabricDeviceKind.HOST, "MT4129 ConnectX7   Mellanox Technologies", 1)
+    layout = fabric.FabricTopology(replace(found, devices=(*found.devices[:-1], nameless)))
+    assert layout.leaf_by_node() == {}
     assert layout.unnamed_hosts() == [nameless]
 
 
 def test_a_port_below_the_rate_of_its_peers_is_slow_and_two_ports_are_no_majority() -> None:
-    def slowed(found: fabric.Fabric) -> fabric.Layout:
+    def slowed(found: fabric.Fabric) -> fabric.FabricTopology:
         rows = [replace(port, lanes=1) if port.key == (leaf(0), 1) else port for port in found.ports]
-        return fabric.Layout(replace(found, ports=tuple(rows)))
+        return fabric.FabricTopology(replace(found, ports=tuple(rows)))
 
-    assert slowed(fabric_of(8)).slow == {(leaf(0), 1)}
-    assert slowed(fabric_of(2)).slow == frozenset()
+    assert slowed(fabric_of(8)).slow_ports == {(leaf(0), 1)}
+    assert slowed(fabric_of(2)).slow_ports == frozenset()
 
 
 @given(st.lists(st.sets(st.sampled_from([(leaf(0), 1), (leaf(1), 1), (leaf(0), 2), (leaf(0), 9), (leaf(1), 9)]))))
 def test_every_down_has_its_up_and_nothing_is_said_twice(dark: list[set[fabric.PortKey]]) -> None:
-    known, _ = fabric_changes.step(fabric_changes.Known(), fabric.Layout(fabric_of()), 0)
+    known, _ = fabric_changes.compare_sweep(fabric_changes.KnownFabric(), fabric.FabricTopology(fabric_of()), 0)
     is_down: dict[object, bool] = {}
     for at, keys in enumerate([*dark, set[fabric.PortKey]()]):
-        known, changes = fabric_changes.step(known, fabric.Layout(without_link(fabric_of(), *keys)), at)
+        known, changes = fabric_changes.compare_sweep(
+            known, fabric.FabricTopology(without_link(fabric_of(), *keys)), at
+        )
         for change in changes:
             assert change.link is not None
             assert is_down.get(change.link.key, False) is change.is_up
@@ -133,28 +135,30 @@ def test_every_down_has_its_up_and_nothing_is_said_twice(dark: list[set[fabric.P
 
 
 def test_what_is_gone_for_a_month_is_forgotten() -> None:
-    known, _ = fabric_changes.step(fabric_changes.Known(), fabric.Layout(fabric_of()), 0)
-    torn = fabric.Layout(without_device(fabric_of(), SPINE))
-    known, changes = fabric_changes.step(known, torn, 1)
+    known, _ = fabric_changes.compare_sweep(fabric_changes.KnownFabric(), fabric.FabricTopology(fabric_of()), 0)
+    torn = fabric.FabricTopology(without_device(fabric_of(), SPINE))
+    known, changes = fabric_changes.compare_sweep(known, torn, 1)
     assert len(changes) == 1
-    known, changes = fabric_changes.step(known, torn, 2 + fabric_changes.FORGET_MS)
+    known, changes = fabric_changes.compare_sweep(known, torn, 2 + fabric_changes.FORGET_MS)
     assert (changes, [switch.name for switch in known.switches]) == ([], ["leaf-0", "leaf-1"])
     assert len(known.links) == 4
 
 
 def test_a_dark_link_is_a_degraded_link_of_its_node_until_it_is_back() -> None:
     one = watch()
-    one.take(fabric_of(), NOW)
-    (event,) = one.take(without_link(fabric_of(), (leaf(0), 1)), NOW)
+    one.accept_sweep(fabric_of(), NOW)
+    (event,) = one.accept_sweep(without_link(fabric_of(), (leaf(0), 1)), NOW)
     signal = signals.from_event(event)
     assert signal is not None
     assert (signal.cause, signal.place.node) == ("ib_link_degraded", "n0")
-    (back,) = one.take(fabric_of(), NOW)
+    (back,) = one.accept_sweep(fabric_of(), NOW)
     assert signals.from_event(back) is None
     rule = signals.clear_rule(signal.cause, event)
-    (condition,) = events.fold([event], rule, NOW.replace(hour=23)).values()
+    (condition,) = events.fold_conditions([event], rule, NOW.replace(hour=23)).values()
     assert condition.is_open
-    (condition,) = events.fold([event, replace(back, at=NOW.replace(hour=7))], rule, NOW.replace(hour=23)).values()
+    (condition,) = events.fold_conditions(
+        [event, replace(back, at=NOW.replace(hour=7))], rule, NOW.replace(hour=23)
+    ).values()
     assert not condition.is_open
 
 
@@ -192,4 +196,4 @@ def test_counters_that_cannot_be_had_cost_only_the_counters(tmp_path: Path) -> N
     found = fabric_sweep.sweep(wanted, at_ms=0)
     assert (found.problems, found.unread) == ((), ("ibqueryerrors: no counters (ibwarn: [9] mad_rpc_rmpp: no SM)",))
     assert {port.counters for port in found.ports} == {None}
-    assert len(fabric.leaf_of(found)) == 4
+    assert len(fabric.leaf_by_node(found)) == 4

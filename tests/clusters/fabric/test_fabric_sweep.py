@@ -37,10 +37,10 @@ def look(running: ibsim.Fabric) -> fabric.Fabric:
     return fabric_sweep.sweep(fabric_sweep.SweepSettings(environment=running.environment), at_ms=0)
 
 
-def look_until(running: ibsim.Fabric, is_so: Callable[[fabric.Layout], bool]) -> fabric.Layout:
+def look_until(running: ibsim.Fabric, is_so: Callable[[fabric.FabricTopology], bool]) -> fabric.FabricTopology:
     """Sweeps until something is so: a link takes the subnet manager a moment."""
     deadline = time.monotonic() + 60
-    while not is_so(layout := fabric.Layout(look(running))):
+    while not is_so(layout := fabric.FabricTopology(look(running))):
         assert time.monotonic() < deadline, "the fabric did not become what was waited for"
     return layout
 
@@ -52,7 +52,7 @@ def guid(name: str) -> str:
 def test_a_healthy_fabric_is_seen_with_its_leaves_links_and_rates(running: ibsim.Fabric) -> None:
     layout = look_until(running, lambda layout: all(port.is_up for port in layout.fabric.ports))
     assert not layout.fabric.problems
-    assert layout.leaf_of() == {f"gpu-node-{at}": "leaf-1-0" for at in range(1, 5)}
+    assert layout.leaf_by_node() == {f"gpu-node-{at}": "leaf-1-0" for at in range(1, 5)}
     rails = [(link.adapter, link.switch, link.switch_port) for link in layout.host_links() if link.node == "gpu-node-3"]
     assert rails == [("mlx5_0", "leaf-1-0", 3), ("mlx5_1", "leaf-1-1", 3)]
     assert {port.gbps for port in layout.fabric.ports} == {200.0}
@@ -67,8 +67,8 @@ def test_symbol_errors_of_a_port_are_counted_and_one_at_its_maximum_is_said(runn
     running.say(f'PerformanceSet "{leaf}"[4] PortCounters.SymbolErrorCounter=65535')
     key = guid(leaf), 2
     layout = look_until(running, lambda layout: "SymbolErrorCounter" in (layout.ports[key].counters or {}))
-    watch = fabric_watch.FabricWatch(config.Fabric(), "main")
-    watch.take(layout.fabric, NOW)
+    watch = fabric_watch.FabricWatch(config.FabricSettings(), "main")
+    watch.accept_sweep(layout.fabric, NOW)
     errors = {
         labels["port"]: value
         for labels, value in watch.series(NOW_MS).items()
@@ -85,10 +85,10 @@ def test_symbol_errors_of_a_port_are_counted_and_one_at_its_maximum_is_said(runn
 def test_a_link_that_goes_down_and_comes_back_is_an_event_each_time(running: ibsim.Fabric) -> None:
     leaf = running.plan.leaf_id(0, 1)
     key = guid(leaf), 3
-    watch = fabric_watch.FabricWatch(config.Fabric(), "main")
-    assert watch.take(look_until(running, lambda layout: layout.ports[key].is_up).fabric, NOW) == []
+    watch = fabric_watch.FabricWatch(config.FabricSettings(), "main")
+    assert watch.accept_sweep(look_until(running, lambda layout: layout.ports[key].is_up).fabric, NOW) == []
     running.say(f'Unlink "{leaf}"[3]')
-    (down,) = watch.take(look_until(running, lambda layout: not layout.ports[key].is_up).fabric, NOW)
+    (down,) = watch.accept_sweep(look_until(running, lambda layout: not layout.ports[key].is_up).fabric, NOW)
     assert (down.kind, str(down.place)) == ("fabric_down", "main/node=gpu-node-3/port=mlx5_1")
     assert down.text == "leaf-1-1 port 3 to gpu-node-3 mlx5_1 is down: the port is Down/Polling"
     states = {
@@ -96,21 +96,21 @@ def test_a_link_that_goes_down_and_comes_back_is_an_event_each_time(running: ibs
     }
     assert [labels["device"] for labels, value in states.items() if value == 1.0] == ["mlx5_1"]
     running.say(f'ReLink "{leaf}"[3]')
-    (up,) = watch.take(look_until(running, lambda layout: layout.ports[key].is_up).fabric, NOW)
+    (up,) = watch.accept_sweep(look_until(running, lambda layout: layout.ports[key].is_up).fabric, NOW)
     assert (up.kind, up.place) == ("fabric_up", down.place)
 
 
 def test_a_switch_that_is_gone_is_one_event_and_not_one_for_each_link(running: ibsim.Fabric) -> None:
     spine = running.plan.spine_id(1)
-    watch = fabric_watch.FabricWatch(config.Fabric(), "main")
-    watch.take(look_until(running, lambda layout: guid(spine) in layout.devices).fabric, NOW)
+    watch = fabric_watch.FabricWatch(config.FabricSettings(), "main")
+    watch.accept_sweep(look_until(running, lambda layout: guid(spine) in layout.devices).fabric, NOW)
     running.say(f'Unlink "{spine}"')
-    gone = watch.take(look_until(running, lambda layout: guid(spine) not in layout.devices).fabric, NOW)
+    gone = watch.accept_sweep(look_until(running, lambda layout: guid(spine) not in layout.devices).fabric, NOW)
     assert [event.text for event in gone] == ["switch spine-2 is gone from the fabric, with its 2 links"]
     assert str(gone[0].place) == "main/domain=switch%3Dspine-2"
     running.say(f'ReLink "{spine}"')
     whole = look_until(running, lambda layout: len(list(layout.links())) == 12)
-    assert [event.text for event in watch.take(whole.fabric, NOW)] == ["switch spine-2 is back"]
+    assert [event.text for event in watch.accept_sweep(whole.fabric, NOW)] == ["switch spine-2 is back"]
 
 
 def test_a_host_without_a_fabric_says_what_to_do(tmp_path: Path) -> None:
@@ -139,7 +139,12 @@ def test_512_host_ports_are_swept_within_five_seconds(tmp_path: Path) -> None:
         for _ in range(2):
             # What the neighbours of a busy machine take is not the sweep's.
             found = found if found.seconds < 5.0 else look(large)
-    assert sum(fabric.Layout(found).devices[port.guid].kind is fabric.Kind.HOST for port in found.ports) == 512
+    assert (
+        sum(
+            fabric.FabricTopology(found).devices[port.guid].kind is fabric.FabricDeviceKind.HOST for port in found.ports
+        )
+        == 512
+    )
     assert not found.problems
     assert found.seconds < 5.0
 
@@ -148,9 +153,11 @@ def test_a_hub_that_sweeps_keeps_series_and_leaves_up_to_date(
     running: ibsim.Fabric, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", running.programs(tmp_path))
-    watch = fabric_watch.FabricWatch(config.Fabric(sweep=True, timeout="60s"), "main", kept=tmp_path / "fabric.json")
+    watch = fabric_watch.FabricWatch(
+        config.FabricSettings(sweep=True, timeout="60s"), "main", kept=tmp_path / "fabric.json"
+    )
     assert asyncio.run(watch.refresh(NOW)) == []
-    assert (watch.problem, len(watch.leaf_of())) == ("", 4)
+    assert (watch.problem, len(watch.leaf_by_node())) == ("", 4)
     up = {
         labels["switch"]: value for labels, value in watch.series(NOW_MS).items() if "switch_up" in labels["__name__"]
     }
@@ -158,7 +165,7 @@ def test_a_hub_that_sweeps_keeps_series_and_leaves_up_to_date(
     (tmp_path / "ibnetdiscover").write_text("#!/bin/sh\nexit 1\n")
     assert asyncio.run(watch.refresh(NOW)) == []
     assert watch.problem.startswith("ibnetdiscover: no word of why")
-    assert len(watch.leaf_of()) == 4
+    assert len(watch.leaf_by_node()) == 4
 
 
 def test_the_command_prints_trouble_first_and_its_exit_code_says_so(
@@ -183,11 +190,11 @@ def test_the_command_hands_a_sweep_to_a_hub_and_says_when_it_cannot_look(
 ) -> None:
     monkeypatch.setenv("PATH", running.programs(tmp_path))
     hub = SmallHub()
-    hub.fabric = fabric_watch.FabricWatch(config.Fabric(), "main")
+    hub.fabric = fabric_watch.FabricWatch(config.FabricSettings(), "main")
     with serving(hub) as site:
         done = CliRunner().invoke(command.command, ["sweep", "--push", "--hub", site.url])
     assert (done.exit_code, done.output[:8], done.output[-12:]) == (0, "24 ports", ", 0 changes\n")
-    assert len(hub.fabric.leaf_of()) == 4
+    assert len(hub.fabric.leaf_by_node()) == 4
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     done = CliRunner().invoke(command.command, ["sweep"])
     assert done.exit_code == 3

@@ -23,7 +23,7 @@ from watchkeeper.config import settings as config
 from watchkeeper.kit import wire
 from watchkeeper.model import fleet
 from watchkeeper.model.labels import Labels
-from watchkeeper.web.fleet import inventory, topology
+from watchkeeper.web.fleet import fleet_layout, topology
 
 UNMAPPED = "unmapped: leaf of 4, nvlink of 4 nodes. Say it in the file of `fleet.inventory`"
 
@@ -31,7 +31,7 @@ UNMAPPED = "unmapped: leaf of 4, nvlink of 4 nodes. Say it in the file of `fleet
 @pytest.fixture
 def site() -> Iterator[Site]:
     hub = SmallHub()
-    hub.fabric = fabric_watch.FabricWatch(config.Fabric(), "main")
+    hub.fabric = fabric_watch.FabricWatch(config.FabricSettings(), "main")
     with serving(hub) as running:
         yield running
 
@@ -90,9 +90,9 @@ def test_one_node_is_shown_with_all_its_parts_and_an_unknown_one_is_said(site: S
 def test_a_node_of_which_nobody_knows_a_gpu_is_not_healthy() -> None:
     hub = SmallHub(racks=0)
     hub.fleet._nodes = [fleet.Node("main", "n1"), fleet.Node("main", "login", expected_gpus=0)]
-    (rack,) = topology.build(topology.Facts(inventory.take(hub.fleet), []))
+    (rack,) = topology.build_topology(topology.TopologySources(fleet_layout.current_layout(hub.fleet), []))
     login, unread = rack.leaves[0].nodes
-    assert (login.state, unread.state) == (topology.State.HEALTHY, topology.State.UNKNOWN)
+    assert (login.state, unread.state) == (topology.HealthState.HEALTHY, topology.HealthState.UNKNOWN)
     assert unread.why == ("no GPU of it has been seen, and nobody says how many it should have",)
 
 
@@ -103,7 +103,7 @@ def test_gpus_that_never_reported_are_one_line(site: Site) -> None:
     assert lines[at + 1] == "      8 gpus · missing · expected, and has never reported"
 
 
-def drawn(racks: Sequence[topology.RackView]) -> list[str]:
+def drawn(racks: Sequence[topology.TopologyRack]) -> list[str]:
     """What the command prints of these racks, as a hub answers them."""
     now = datetime(2026, 11, 1, tzinfo=UTC).isoformat()
     plain = {
@@ -114,14 +114,16 @@ def drawn(racks: Sequence[topology.RackView]) -> list[str]:
         "switches": [],
         "unmapped": {},
     }
-    return list(command.plain_lines(command.draw(reading.read(answers.Topology, plain), command.Shown())))
+    return list(
+        command.plain_lines(command.build_tree(reading.read_answer(answers.Topology, plain), command.TreeDetail()))
+    )
 
 
 def test_ten_thousand_gpus_are_readable() -> None:
     hub = SmallHub(racks=157, per_rack=8)
     stories.lose_gpu(hub)
-    facts = topology.Facts(inventory.take(hub.fleet), hub.journal.incidents())
-    lines = drawn(topology.build(facts))
+    facts = topology.TopologySources(fleet_layout.current_layout(hub.fleet), hub.journal.incidents())
+    lines = drawn(topology.build_topology(facts))
     assert lines[0].startswith("main: 157 racks, 1,256 nodes, 10,048 GPUs; 1 node not healthy")
     assert len(lines) == 1 + 157 + 4
     assert max(len(line) for line in lines) < 120
@@ -132,7 +134,7 @@ def test_a_gpu_that_never_came_and_one_that_went_are_told_apart() -> None:
     seen = hub.fleet.seen
     hub.fleet.seen = [*seen[:6], Seen(seen[6].node, seen[6].gpu, gone_since_ms=1)]
     gone = frozenset({seen[6].gpu.uuid})
-    ((rack),) = topology.build(topology.Facts(inventory.take(hub.fleet), [], gone=gone))
+    ((rack),) = topology.build_topology(topology.TopologySources(fleet_layout.current_layout(hub.fleet), [], gone=gone))
     states = [gpu.state for gpu in rack.leaves[0].nodes[0].gpus]
     assert states == [*["healthy"] * 6, "gone", "missing"]
     assert rack.state == "gone"
@@ -140,7 +142,9 @@ def test_a_gpu_that_never_came_and_one_that_went_are_told_apart() -> None:
 
 def test_a_node_that_does_not_answer_is_silent_and_not_healthy() -> None:
     hub = SmallHub(racks=1, per_rack=2)
-    (rack,) = topology.build(topology.Facts(inventory.take(hub.fleet), [], silent=frozenset({("main", "gpu-r01-02")})))
+    (rack,) = topology.build_topology(
+        topology.TopologySources(fleet_layout.current_layout(hub.fleet), [], silent=frozenset({("main", "gpu-r01-02")}))
+    )
     assert [node.state for node in rack.leaves[0].nodes] == ["healthy", "silent"]
     text = "\n".join(drawn([rack]))
     assert "node gpu-r01-02 · silent · 8 GPUs silent" in text
@@ -151,7 +155,7 @@ def test_ports_come_from_what_nodes_say_where_nobody_sweeps_the_fabric() -> None
     def row(device: str, **more: str) -> Labels:
         return Labels({"instance": "n1:9100", "device": device, "port": "1", **more})
 
-    told = topology.told_links(
+    told = topology.links_from_hosts(
         [(row("mlx5_10"), 4.0), (row("mlx5_2"), 1.0), (row("mlx5_3", port="x"), 4.0)],
         [(row("mlx5_10"), 50e9)],
         frozenset({"n1"}),
@@ -201,7 +205,7 @@ def test_a_sweep_that_is_none_is_refused(site: Site, body: Any) -> None:
 
 
 def test_a_hub_that_looks_itself_takes_no_sweep_of_others() -> None:
-    hub = SmallHub(fabric=fabric_watch.FabricWatch(config.Fabric(sweep=True), "main"))
+    hub = SmallHub(fabric=fabric_watch.FabricWatch(config.FabricSettings(sweep=True), "main"))
     with serving(hub) as site:
         assert site.ask("/api/fabric", method="POST", body=wire.to_plain(fabric_of())).status == 409
 

@@ -111,15 +111,15 @@ def ask(url: str, tmp_path: Path, **more: Any) -> fabric.Fabric:
     (tmp_path / "token").write_text("tok-1\n")
     known = {"ufm_username": "admin", "ufm_password_file": str(tmp_path / "password")}
     given = more if "ufm_token_file" in more else {**known, **more}
-    return asyncio.run(ufm.ask(config.Fabric(ufm_url=url, timeout="30s", **given), at_ms=5))
+    return asyncio.run(ufm.read_fabric(config.FabricSettings(ufm_url=url, timeout="30s", **given), at_ms=5))
 
 
 def test_ufms_lists_become_the_fabric_with_leaves_rates_and_counters(tmp_path: Path) -> None:
     with serving() as url:
         found = ask(url, tmp_path, ufm_telemetry_url=f"{url}/metrics")
-    layout = fabric.Layout(found)
+    layout = fabric.FabricTopology(found)
     assert (found.source, found.problems, found.unread, found.at_ms) == ("ufm", (), (), 5)
-    assert layout.leaf_of() == {"gpu-node-7": "leaf-a"}
+    assert layout.leaf_by_node() == {"gpu-node-7": "leaf-a"}
     port = layout.ports[LEAF, 20]
     # The switch did not name its peer; the list of links did.
     assert (port.state, port.gbps, port.peer) == ("Active", 400.0, (HOST, 1))
@@ -164,7 +164,7 @@ def test_shapes_that_published_clients_of_ufm_expect_are_read_as_well(tmp_path: 
     dark |= {"logical_state": "Inactive", "physical_state": "Link Down", "active_width": None, "peer_guid": "N/A"}
     rows = [{**PORT, **leaf, **ends}, dark, PORTS[2] | {"peer": None}]
     with serving({**LISTS, "ports": {"ports": rows}, "links": []}) as url:
-        layout = fabric.Layout(ask(url, tmp_path))
+        layout = fabric.FabricTopology(ask(url, tmp_path))
     assert layout.ports[LEAF, 20].peer == (HOST, 1)
     assert (layout.ports[LEAF, 21].state, layout.ports[LEAF, 21].gbps) == ("Down", None)
 
@@ -202,8 +202,8 @@ def test_rows_as_the_ufm_sdk_has_recorded_them_become_leaves_hosts_and_links(tmp
     link = {"source_guid": LEAF, "source_port": "6", "destination_guid": HOST, "destination_port": "1", "width": "4x"}
     with serving({**LISTS, "ports": rows, "links": [{**link, "cable_info": {}, "capabilities": []}]}) as url:
         found = ask(url, tmp_path)
-    layout = fabric.Layout(found)
-    assert layout.leaf_of() == {"n7": "leaf-a"}
+    layout = fabric.FabricTopology(found)
+    assert layout.leaf_by_node() == {"n7": "leaf-a"}
     assert {device.guid: device.name for device in found.devices} == {
         LEAF: "leaf-a",
         HOST: "n7 mlx5_4",
@@ -245,7 +245,7 @@ def test_telemetry_is_read_in_each_form_that_ufm_has(page: str, counters: dict[s
     with serving({**LISTS, "page": page.encode()}) as url:
         found = ask(url, tmp_path, ufm_telemetry_url=f"{url}/telemetry")
     assert found.unread == ()
-    assert fabric.Layout(found).ports[LEAF, 20].counters == counters
+    assert fabric.FabricTopology(found).ports[LEAF, 20].counters == counters
 
 
 def test_telemetry_without_a_known_counter_is_said(tmp_path: Path) -> None:
@@ -285,4 +285,4 @@ def test_a_certificate_nobody_vouches_for_is_refused_unless_it_is_named(tmp_path
 )
 def test_settings_that_contradict_each_other_are_refused(given: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        config.Fabric(**given)
+        config.FabricSettings(**given)

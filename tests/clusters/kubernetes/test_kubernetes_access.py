@@ -32,17 +32,17 @@ def written(tmp_path: Path, user: dict[str, Any], cluster: dict[str, Any] | None
 
 
 def test_a_token_is_sent_and_never_shown(tmp_path: Path) -> None:
-    server = kubeconfig.of_file(written(tmp_path, {"token": "s3cret"}))
+    server = kubeconfig.load_kubeconfig(written(tmp_path, {"token": "s3cret"}))
     assert server.url == "https://10.0.0.1:6443"
-    assert server.access.headers() == {"Authorization": "Bearer s3cret"}
+    assert server.access.authorization_header() == {"Authorization": "Bearer s3cret"}
     assert "s3cret" not in repr(server)
 
 
 def test_a_token_file_counts_from_the_kubeconfig_and_is_read_each_time(tmp_path: Path) -> None:
-    server = kubeconfig.of_file(written(tmp_path, {"tokenFile": "token"}))
+    server = kubeconfig.load_kubeconfig(written(tmp_path, {"tokenFile": "token"}))
     for token in ("one", "two"):
         (tmp_path / "token").write_text(f"{token}\n")
-        assert server.access.headers() == {"Authorization": f"Bearer {token}"}
+        assert server.access.authorization_header() == {"Authorization": f"Bearer {token}"}
 
 
 def test_certificates_inside_the_file_are_used(tmp_path: Path) -> None:
@@ -52,21 +52,21 @@ def test_certificates_inside_the_file_are_used(tmp_path: Path) -> None:
     inline = {name: base64.b64encode(path.read_bytes()).decode() for name, path in (("k", key), ("c", certificate))}
     user = {"client-certificate-data": inline["c"], "client-key-data": inline["k"]}
     path = written(tmp_path, user, {"certificate-authority-data": inline["c"]})
-    context = kubeconfig.of_file(path).access.tls()
+    context = kubeconfig.load_kubeconfig(path).access.tls_context()
     assert [one["subject"] for one in context.get_ca_certs()] == [((("commonName", "hub"),),)]
 
 
 def test_a_certificate_that_is_none_is_said_when_it_is_used(tmp_path: Path) -> None:
     user = {"client-certificate-data": base64.b64encode(b"nonsense").decode()}
-    server = kubeconfig.of_file(written(tmp_path, user))
+    server = kubeconfig.load_kubeconfig(written(tmp_path, user))
     with pytest.raises(CollectError, match="a certificate of the kubeconfig cannot be used"):
-        server.access.tls()
+        server.access.tls_context()
 
 
 def test_a_context_may_be_chosen(tmp_path: Path) -> None:
     contexts = [{"name": name, "context": {"cluster": "c", "user": "u"}} for name in ("prod", "test")]
     path = written(tmp_path, {"token": "x"}, contexts=contexts)
-    assert kubeconfig.of_file(path, "test").origin.endswith("context test")
+    assert kubeconfig.load_kubeconfig(path, "test").origin.endswith("context test")
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_what_cannot_be_used_is_refused_with_the_way_out(
     tmp_path: Path, user: dict[str, Any], more: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(SettingsError) as raised:
-        kubeconfig.of_file(written(tmp_path, user, **more))
+        kubeconfig.load_kubeconfig(written(tmp_path, user, **more))
     assert words in str(raised.value)
     assert str(tmp_path / "config") in str(raised.value)
 
@@ -94,35 +94,36 @@ def test_what_cannot_be_used_is_refused_with_the_way_out(
 def test_a_file_that_is_no_kubeconfig_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "config").write_text(content)
     with pytest.raises(SettingsError):
-        kubeconfig.of_file(tmp_path / "config")
+        kubeconfig.load_kubeconfig(tmp_path / "config")
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="cannot be read: No such file"):
-        kubeconfig.of_file(tmp_path / "config")
+        kubeconfig.load_kubeconfig(tmp_path / "config")
 
 
 def test_a_pod_uses_its_service_account(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("account")
     (tmp_path / "ca.crt").write_text("")
     found = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "6443"}
-    server = kubeconfig.in_cluster(tmp_path, found)
+    server = kubeconfig.load_in_cluster(tmp_path, found)
     assert (server.url, server.access.ca_file) == ("https://[fd00::1]:6443", str(tmp_path / "ca.crt"))
-    assert server.access.headers() == {"Authorization": "Bearer account"}
+    assert server.access.authorization_header() == {"Authorization": "Bearer account"}
 
 
 def test_outside_of_a_cluster_the_way_out_is_said(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"Set fleet\.kubeconfig to a file"):
-        kubeconfig.in_cluster(tmp_path, {})
+        kubeconfig.load_in_cluster(tmp_path, {})
 
 
 def test_a_context_without_a_kubeconfig_is_refused() -> None:
-    wanted = config.Fleet(kubernetes_context="prod")
+    wanted = config.FleetSettings(kubernetes_context="prod")
     with pytest.raises(SettingsError, match=r"Set fleet\.kubeconfig to the file"):
         kubernetes_source.of_settings(wanted, time=clock.ScaledClock(), metrics=own_metrics.Registry())
 
 
 def test_a_fleet_without_kubernetes_has_no_source() -> None:
     assert (
-        kubernetes_source.of_settings(config.Fleet(), time=clock.ScaledClock(), metrics=own_metrics.Registry()) is None
+        kubernetes_source.of_settings(config.FleetSettings(), time=clock.ScaledClock(), metrics=own_metrics.Registry())
+        is None
     )

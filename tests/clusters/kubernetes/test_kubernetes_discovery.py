@@ -16,7 +16,7 @@ from watchkeeper.errors import SettingsError
 from watchkeeper.model import fleet as fleet_model
 from watchkeeper.readers.clusters import kubernetes_objects as objects
 from watchkeeper.scrape import discovery, fleet
-from watchkeeper.scrape.discovery import Found
+from watchkeeper.scrape.discovery import DiscoveredTargets
 
 AGENT, EXPORTER = {"app.kubernetes.io/name": "watchkeeper-agent"}, {"app": "nvidia-dcgm-exporter"}
 
@@ -28,8 +28,8 @@ def exporter(name: str, labels: dict[str, str], address: str, *ports: tuple[str,
     return raw
 
 
-def found(*nodes: Raw, pods: tuple[Raw, ...] = (), listed: Found | None = None) -> Found:
-    return watched({NODES: list(nodes), PODS: list(pods)}).found(listed or Found())
+def found(*nodes: Raw, pods: tuple[Raw, ...] = (), listed: DiscoveredTargets | None = None) -> DiscoveredTargets:
+    return watched({NODES: list(nodes), PODS: list(pods)}).discover(listed or DiscoveredTargets())
 
 
 def test_a_node_is_expected_with_its_gpus_its_names_and_its_place() -> None:
@@ -91,11 +91,11 @@ def test_a_gpu_that_falls_out_is_still_expected_until_the_machine_is_another() -
         counts = []
         async with watching({NODES: [machine(8, "a", "H100")]}) as (server, source):
             for raw in (machine(7, "a", "H100"), machine(4, "a", "B200"), machine(2, "b", "B200")):
-                source.found(Found())
+                source.discover(DiscoveredTargets())
                 server.put(NODES, raw)
-                now = [objects.node(raw)]
+                now = [objects.read_node(raw)]
                 await until_async(lambda now=now: source.watch.nodes() == now)
-                counts.append(source.found(Found()).nodes[0].expected_gpus)
+                counts.append(source.discover(DiscoveredTargets()).nodes[0].expected_gpus)
         return counts
 
     assert asyncio.run(story()) == [8, 4, 2]
@@ -125,14 +125,14 @@ def test_a_pod_that_does_not_run_or_has_no_address_is_no_target(status: dict[str
 
 def test_a_node_that_a_list_has_a_target_for_keeps_it() -> None:
     group = {"targets": ["10.9.9.9:9400"], "labels": {"__meta_watchkeeper_node": "n1"}}
-    listed = discovery.read_groups([group], "list", defaults=discovery.Defaults())
+    listed = discovery.read_groups([group], "list", defaults=discovery.DiscoveryDefaults())
     assert found(node("n1"), pods=(exporter("agent", AGENT, "10.1.0.3"),), listed=listed).targets == ()
 
 
 def test_labels_of_the_settings_choose_the_pods() -> None:
     chosen = replace(DEFAULTS, kubernetes_targets=("team=gpu",))
     source = watched({NODES: [node("n1")], PODS: [exporter("mine", {"team": "gpu"}, "10.1.0.3", ("x", 1))]}, chosen)
-    assert [target.address for target in source.found(Found()).targets] == ["10.1.0.3:1"]
+    assert [target.address for target in source.discover(DiscoveredTargets()).targets] == ["10.1.0.3:1"]
 
 
 @pytest.mark.parametrize("text", ["app", "=x", "app=", "a=b,c=d"])
@@ -143,12 +143,12 @@ def test_a_label_that_is_none_is_refused(text: str) -> None:
 
 def test_a_node_that_leaves_the_cluster_is_gone_and_not_forgotten() -> None:
     async def story() -> None:
-        known = fleet.Fleet()
+        known = fleet.ScrapedInventory()
         async with watching({NODES: [node("n1"), node("n2")]}) as (server, source):
-            known.expect(source.found(Found()).nodes, 1_000)
+            known.set_expected_nodes(source.discover(DiscoveredTargets()).nodes, 1_000)
             server.delete(NODES, "n2")
             await until_async(lambda: len(source.watch.nodes()) == 1)
-            known.expect(source.found(Found()).nodes, 2_000)
+            known.set_expected_nodes(source.discover(DiscoveredTargets()).nodes, 2_000)
         assert [(gone.name, since) for gone, since in known.gone_nodes()] == [("n2", 2_000)]
 
     asyncio.run(story())
@@ -159,7 +159,7 @@ def test_an_api_server_that_is_away_takes_no_node_out_of_the_fleet() -> None:
         async with watching({NODES: [node("n1")]}) as (server, source):
             await server.stop()
             await until_async(source.problems)
-            assert [one.name for one in source.found(Found()).nodes] == ["n1"]
+            assert [one.name for one in source.discover(DiscoveredTargets()).nodes] == ["n1"]
             assert source.view().problem.endswith("What was known before stays")
             await server.start()
 

@@ -19,7 +19,7 @@ from tests.web import stories
 from tests.web.small_hub import SmallHub
 from watchkeeper.config import settings
 from watchkeeper.hub.hub import Hub
-from watchkeeper.incidents import subject
+from watchkeeper.incidents import incident_labels
 from watchkeeper.kit import clock
 
 GPU = "GPU-0d7b8a1c-5e1f-4a3b-9c2d-111111111111"
@@ -37,8 +37,8 @@ async def watched(server: ApiServer, folder: Path) -> AsyncIterator[Hub]:
     }
     (folder / "kubeconfig").write_text(yaml.safe_dump(content))
     wanted = settings.Settings(
-        hub=settings.Hub(data=str(folder / "data")),
-        fleet=settings.Fleet(cluster="prod", kubeconfig=str(folder / "kubeconfig"), scrape_interval="1s"),
+        hub=settings.HubSettings(data=str(folder / "data")),
+        fleet=settings.FleetSettings(cluster="prod", kubeconfig=str(folder / "kubeconfig"), scrape_interval="1s"),
     )
     hub, stop = opened(wanted, time=clock.ScaledClock()), asyncio.Event()
     task = asyncio.create_task(hub.run(stop))
@@ -63,13 +63,14 @@ async def answer(hub: Hub, expr: str) -> dict[str, float]:
 def test_an_incident_is_routed_to_the_team_that_the_inventory_names(tmp_path: Path) -> None:
     (tmp_path / "fleet.toml").write_text("[[teams]]\nteam = 'language'\nnamespaces = ['research']\n")
     wanted = settings.Settings(
-        hub=settings.Hub(data=str(tmp_path / "data")), fleet=settings.Fleet(inventory=str(tmp_path / "fleet.toml"))
+        hub=settings.HubSettings(data=str(tmp_path / "data")),
+        fleet=settings.FleetSettings(inventory=str(tmp_path / "fleet.toml")),
     )
     hub = opened(wanted, time=clock.ScaledClock())
     try:
         about = hub._around_delivery(hub.current.stages.journal).inventory
         incident = replace(stories.lose_gpu(SmallHub()), workloads=("research/llm-0", "vision/detector-1", "4711"))
-        assert subject.subject_of(incident, about)["team"] == {"language", "vision", "unmapped"}
+        assert incident_labels.collect_labels(incident, about)["team"] == {"language", "vision", "unmapped"}
     finally:
         hub.close()
 

@@ -20,7 +20,7 @@ from tests.support.clusters.kubernetes_server import Cluster
 from tests.support.paths import ROOT
 from tests.support.waiting import until_async
 from watchkeeper.agent.attribution.attribution import Attributor, NamedSource
-from watchkeeper.agent.attribution.kubelet import PodSource
+from watchkeeper.agent.attribution.kubelet import KubeletPods
 from watchkeeper.agent.gpus.gpu_samples import GpuSample
 from watchkeeper.clusters.kubernetes import kubernetes_view
 from watchkeeper.clusters.kubernetes.kubernetes_watch import KubernetesWatch
@@ -59,7 +59,7 @@ def clean(cluster: Cluster) -> Iterator[None]:
 async def watching(reached: kubeconfig.ApiServer) -> AsyncIterator[KubernetesWatch]:
     watch = KubernetesWatch(reached, cluster="main", time=clock.ScaledClock(), metrics=own_metrics.Registry())
     async with running(watch):
-        await until_async(lambda: watch.is_known or any(watch.problems()))
+        await until_async(lambda: watch.is_synced or any(watch.problems()))
         yield watch
 
 
@@ -100,7 +100,7 @@ def test_a_pod_that_starts_is_attributed_within_five_seconds(cluster: Cluster, t
     async def story() -> tuple[float, float]:
         gpu = GpuSample(0, {"uuid": GPU}, {}, {})
         with serving(Kubelet(tmp_path / "kubelet.sock")) as kubelet:
-            holders = Attributor([NamedSource("kubelet", PodSource(kubelet.socket))], lambda _: {})
+            holders = Attributor([NamedSource("kubelet", KubeletPods(kubelet.socket))], lambda _: {})
             async with watching(cluster.reached()) as watch:
                 began = time.monotonic()
                 await asyncio.to_thread(cluster.create_pod, "train", gpus=8)
@@ -183,7 +183,7 @@ def test_the_role_of_the_how_to_is_enough_and_without_it_nothing_is_seen(cluster
 
     async def problems() -> list[str]:
         async with watching(hub) as watch:
-            await until_async(lambda: all(kind.is_known or kind.problem for kind in watch.kinds))
+            await until_async(lambda: all(kind.is_synced or kind.problem for kind in watch.kinds))
             return list(watch.problems())
 
     (problem,) = asyncio.run(problems())

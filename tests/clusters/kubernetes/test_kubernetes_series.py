@@ -18,7 +18,7 @@ from watchkeeper.model import fleet as fleet_model
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import Sample
 from watchkeeper.query.embedded import EmbeddedEngine
-from watchkeeper.scrape import fleet, standing
+from watchkeeper.scrape import fleet, status_series
 from watchkeeper.store.head.head import Head
 
 AT_MS = 1_790_000_000_000
@@ -73,7 +73,7 @@ def test_the_shipped_rules_find_who_waits_and_why_without_kube_state_metrics(sou
         if "record" in rule:
             answer = engine.instant(rule["expr"], AT_MS).latest()
             engine.appender.append(
-                [Sample(labels.having(__name__=rule["record"]), AT_MS, value) for labels, value in answer.items()]
+                [Sample(labels.with_labels(__name__=rule["record"]), AT_MS, value) for labels, value in answer.items()]
             )
     true = {rule["alert"]: ask(engine, rule["expr"]) for rule in rules if "alert" in rule}
     fires = {name: answer for name, answer in true.items() if answer}
@@ -123,29 +123,29 @@ def test_the_longest_wait_of_a_queue_counts_from_the_pods_creation(source: Kuber
 def test_a_kube_state_metrics_that_is_scraped_is_left_its_names(source: KubernetesSource) -> None:
     theirs = Labels({"__name__": "kube_node_status_capacity", "cluster": "main", "job": "kube-state-metrics"})
     engine = engine_with(source, Sample(theirs, AT_MS, 8.0))
-    assert source.asks_for is not None
-    answer = engine.instant(source.asks_for, AT_MS).frame.labels
+    assert source.required_query is not None
+    answer = engine.instant(source.required_query, AT_MS).frame.labels
     assert [labels["cluster"] for labels in answer] == ["main"]
     assert source.series(answer) == {}
     assert source.series([{"cluster": "another"}]) != {}
 
 
 def test_our_own_series_are_not_taken_for_anothers(source: KubernetesSource) -> None:
-    assert source.asks_for is not None
-    assert ask(engine_with(source), source.asks_for) == {}
+    assert source.required_query is not None
+    assert ask(engine_with(source), source.required_query) == {}
 
 
 @pytest.mark.parametrize(("policy", "is_written"), [(KubernetesSeries.ALWAYS, True), (KubernetesSeries.NEVER, False)])
 def test_who_decides_by_hand_is_obeyed(policy: KubernetesSeries, is_written: bool) -> None:
     source = watched({NODES: [node("n1")]}, replace(DEFAULTS, kubernetes_series=policy))
-    assert source.asks_for is None
+    assert source.required_query is None
     assert bool(source.series([])) is is_written
 
 
 def holders(source: KubernetesSource, known: dict[Labels, float]) -> dict[str, str]:
-    seen = fleet.Fleet()
+    seen = fleet.ScrapedInventory()
     gpus = {uuid: fleet_model.Gpu(uuid, index=number) for number, uuid in enumerate(GPUS)}
-    seen.saw(fleet_model.Node("main", "n1"), gpus, at_ms=AT_MS, source="page")
+    seen.record_page(fleet_model.Node("main", "n1"), gpus, at_ms=AT_MS, source="page")
     return {labels["UUID"]: labels["workload"] for labels in source.workload_series(seen, known)}
 
 
@@ -154,7 +154,7 @@ def test_a_pod_that_has_all_gpus_of_its_node_holds_each_of_them(source: Kubernet
 
 
 def test_what_an_exporter_says_is_not_said_again(source: KubernetesSource) -> None:
-    told = Labels({"__name__": standing.WORKLOAD_INFO, "UUID": GPUS[0], "workload": "train"})
+    told = Labels({"__name__": status_series.WORKLOAD_INFO, "UUID": GPUS[0], "workload": "train"})
     assert holders(source, {told: 1.0}) == dict.fromkeys(GPUS[1:], "train")
 
 

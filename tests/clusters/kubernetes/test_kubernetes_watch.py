@@ -14,7 +14,7 @@ import pytest
 from tests.clusters.kubernetes.watched import running
 from tests.support.clusters.api_server import CLAIMS, EVENTS, JOBS, NODES, PODS, QUOTAS, ApiServer, node, pod, serving
 from tests.support.waiting import until_async
-from watchkeeper.clusters.kubernetes import kubernetes_kind, kubernetes_view, kubernetes_watch
+from watchkeeper.clusters.kubernetes import kubernetes_resource, kubernetes_view, kubernetes_watch
 from watchkeeper.clusters.kubernetes.kubernetes_watch import KubernetesWatch
 from watchkeeper.kit import clock, own_metrics
 from watchkeeper.net import access
@@ -34,7 +34,7 @@ async def watching(server: ApiServer, reached: Reached | None = None) -> AsyncIt
 
 
 async def settled(server: ApiServer, watch: KubernetesWatch) -> None:
-    await until_async(lambda: watch.is_known and all(server.watches.get(path) for path in ALL))
+    await until_async(lambda: watch.is_synced and all(server.watches.get(path) for path in ALL))
 
 
 def names(watch: KubernetesWatch) -> list[str]:
@@ -42,7 +42,7 @@ def names(watch: KubernetesWatch) -> list[str]:
 
 
 def test_objects_are_listed_in_pages_and_then_followed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kubernetes_kind, "PAGE", 3)
+    monkeypatch.setattr(kubernetes_resource, "PAGE", 3)
 
     async def story() -> None:
         async with serving() as server:
@@ -155,7 +155,7 @@ def test_a_server_that_refuses_a_version_again_and_again_is_listed_anew(status: 
             server.end(PODS)
             # Each failure is a refused watch; a list would be refused as well.
             failures = watch.kinds[1]._metrics.failures
-            await until_async(lambda: failures.get(resource="pods") >= kubernetes_kind.REFUSALS_BEFORE_LIST)
+            await until_async(lambda: failures.get(resource="pods") >= kubernetes_resource.REFUSALS_BEFORE_LIST)
             server.refused.clear()
             await until_async(lambda: not any(watch.problems()))
             assert server.lists[PODS] == lists
@@ -166,7 +166,7 @@ def test_a_server_that_refuses_a_version_again_and_again_is_listed_anew(status: 
 def test_what_may_not_be_read_is_said_and_the_rest_is_watched() -> None:
     async def story() -> None:
         async with serving(ApiServer(refused={QUOTAS: 403})) as server, watching(server) as watch:
-            await until_async(lambda: watch.is_known and any(watch.problems()))
+            await until_async(lambda: watch.is_synced and any(watch.problems()))
             (problem,) = watch.problems()
             assert "resourcequotas since" in problem
             assert "docs/howto/kubernetes.md has the role. Nothing of it is known" in problem
@@ -230,7 +230,7 @@ def test_a_list_with_rubbish_in_it_keeps_the_rest(path: str) -> None:
         async with serving() as server:
             server.objects[path] = {("", str(number)): raw for number, raw in enumerate([*RUBBISH, good])}
             async with watching(server) as watch:
-                await until_async(lambda: all(kind.is_known for kind in watch.kinds))
+                await until_async(lambda: all(kind.is_synced for kind in watch.kinds))
                 kept = next(kind.items for kind in watch.kinds if kind.kind.path == path)
                 assert list(kept)[-1][-1] == "good"
                 assert not list(watch.problems())
@@ -242,7 +242,7 @@ def test_a_list_that_is_no_list_is_said() -> None:
     async def story() -> None:
         async with serving(ApiServer(page_bytes=lambda _: b'"hello"')) as server, watching(server) as watch:
             await until_async(lambda: any("not an object of the Kubernetes API" in one for one in watch.problems()))
-            assert not watch.is_known
+            assert not watch.is_synced
 
     asyncio.run(story())
 
@@ -250,7 +250,7 @@ def test_a_list_that_is_no_list_is_said() -> None:
 def test_a_server_that_is_too_old_for_claims_has_no_problem() -> None:
     async def story() -> None:
         async with serving(ApiServer(refused={CLAIMS: 404})) as server, watching(server) as watch:
-            await until_async(lambda: all(kind.is_known for kind in watch.kinds))
+            await until_async(lambda: all(kind.is_synced for kind in watch.kinds))
             assert not list(watch.problems())
 
     asyncio.run(story())
@@ -273,7 +273,7 @@ def test_gpus_of_a_claim_are_counted_for_the_first_pod_that_has_it() -> None:
             server.fill(CLAIMS, [claim])
             server.fill(PODS, pods)
             async with watching(server) as watch:
-                await until_async(lambda: all(kind.is_known for kind in watch.kinds))
+                await until_async(lambda: all(kind.is_synced for kind in watch.kinds))
                 assert {one.name: watch.gpus_of(one) for one in watch.pods()} == {"first": 2, "second": 0}
                 (held,) = kubernetes_view.view_of(watch).workloads
                 assert (held.workload.name, held.gpus, held.nodes) == ("first", 2, {"n1": 2})
@@ -291,7 +291,7 @@ def test_more_objects_than_are_kept_is_said_with_the_limit() -> None:
             pods = watch.kinds[1]
             pods.kind = replace(pods.kind, limit=3)
             async with running(watch):
-                await until_async(lambda: watch.is_known)
+                await until_async(lambda: watch.is_synced)
                 assert len(watch.pods()) == 3
                 assert list(watch.problems()) == ["pods: 3 are kept, and there are more"]
 

@@ -13,7 +13,7 @@ from watchkeeper.clusters.kubernetes.kubernetes_watch import KubernetesWatch
 from watchkeeper.config import settings as config
 from watchkeeper.kit import clock, own_metrics
 
-DEFAULTS = config.Fleet()
+DEFAULTS = config.FleetSettings()
 
 
 @asynccontextmanager
@@ -29,7 +29,7 @@ async def running(watch: KubernetesSource | KubernetesWatch) -> AsyncIterator[No
 
 @asynccontextmanager
 async def watching(
-    objects: Mapping[str, Sequence[Raw]], fleet: config.Fleet = DEFAULTS
+    objects: Mapping[str, Sequence[Raw]], fleet: config.FleetSettings = DEFAULTS
 ) -> AsyncIterator[tuple[ApiServer, KubernetesSource]]:
     async with serving() as server:
         for path, raws in objects.items():
@@ -38,12 +38,12 @@ async def watching(
             server.reached(), fleet, time=clock.ScaledClock(speed=100.0), metrics=own_metrics.Registry()
         )
         async with running(source):
-            await source.first_look()
-            await until_async(lambda: all(kind.is_known for kind in source.watch.kinds))
+            await source.wait_for_first_read()
+            await until_async(lambda: all(kind.is_synced for kind in source.watch.kinds))
             yield server, source
 
 
-def watched(objects: Mapping[str, Sequence[Raw]], fleet: config.Fleet = DEFAULTS) -> KubernetesSource:
+def watched(objects: Mapping[str, Sequence[Raw]], fleet: config.FleetSettings = DEFAULTS) -> KubernetesSource:
     """The cluster as it was when everything had been listed; nobody watches it any more."""
 
     async def look() -> KubernetesSource:

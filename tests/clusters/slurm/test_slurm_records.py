@@ -44,8 +44,8 @@ def test_nodes_of_every_version_have_the_same_facts(version: str) -> None:
     text = recording(version, NODE_FILES[version])
     nodes = {node.name: node for node in slurm_records.nodes_of_json(text, where="recording")}
     assert [nodes[name].gpus for name in ("n1", "n2", "n3")] == [8, 8, 8]
-    assert [nodes[name].word for name in ("n1", "n2", "n3")] == ["mixed", "drained", "idle"]
-    assert (nodes["n2"].reason, nodes["n2"].reason_by) == ("xid 79", "root")
+    assert [nodes[name].state_name for name in ("n1", "n2", "n3")] == ["mixed", "drained", "idle"]
+    assert (nodes["n2"].reason, nodes["n2"].reason_user) == ("xid 79", "root")
     assert [nodes[name].is_schedulable for name in ("n1", "n2", "n3")] == [True, False, True]
 
 
@@ -54,26 +54,28 @@ def test_jobs_of_every_version_have_the_same_facts(version: str) -> None:
     text = recording(version, "squeue.json")
     job = next(job for job in slurm_records.jobs_of_json(text, where="recording") if job.is_running)
     assert (job.id, job.user, job.partition, job.nodes) == ("1", "root", "gpu", ("n1",))
-    assert job.held == {"n1": tuple(range(job.gpus))}
+    assert job.gpus_by_node == {"n1": tuple(range(job.gpus))}
     assert job.submitted_at is not None
     assert job.started_at is not None
 
 
 def test_text_of_an_old_version_says_the_same_as_json() -> None:
     (node,) = slurm_records.nodes_of_text(NODE_TEXT)
-    assert (node.word, node.gpus, node.reason, node.reason_by) == ("draining*", 8, "GPU 3 is lost", "ada")
+    assert (node.state_name, node.gpus, node.reason, node.reason_user) == ("draining*", 8, "GPU 3 is lost", "ada")
     assert (node.address, node.hostname, node.partitions) == ("10.0.0.2", "gpu-2", ("gpu", "debug"))
     assert node.is_ready is False
     (job,) = slurm_records.jobs_of_text(JOB_TEXT)
     assert (job.id, job.array, job.user, job.account, job.gpus) == ("30214", "30185_28", "ada", "llm", 3)
-    assert job.held == {"n1": (0, 1), "n2": (7,)}
+    assert job.gpus_by_node == {"n1": (0, 1), "n2": (7,)}
 
 
 @pytest.mark.parametrize("between", [" ", "\n   ", "\n   UserId=root(0) GroupId=root(0)\n     "])
 def test_a_jobs_name_cannot_claim_anothers_gpus(between: str) -> None:
     claim = f"x{between}Nodes=n9 CPU_IDs=0 Mem=0 GRES=gpu:h200:8(IDX:0-7){between}Account=boss"
     jobs = slurm_records.jobs_of_text(JOB_TEXT.replace("JobName=sweep", f"JobName={claim}"))
-    assert [(job.account, dict(job.held)) for job in jobs if job.held] == [("llm", {"n1": (0, 1), "n2": (7,)})]
+    assert [(job.account, dict(job.gpus_by_node)) for job in jobs if job.gpus_by_node] == [
+        ("llm", {"n1": (0, 1), "n2": (7,)})
+    ]
 
 
 def test_an_answer_about_one_job_that_holds_another_record_is_not_believed() -> None:
@@ -127,7 +129,7 @@ def test_a_node_hangs_on_its_lowest_switch() -> None:
 
 def test_limits_are_those_of_whole_accounts() -> None:
     text = "root||\nllm||cpu=100,gres/gpu=12\nllm|ada|gres/gpu=2\nchat||cpu=5\nbroken\n"
-    assert slurm_records.limits_of_text(text) == [slurm_records.Limit("llm", 12)]
+    assert slurm_records.limits_of_text(text) == [slurm_records.AccountLimit("llm", 12)]
 
 
 def test_a_hostlist_expands_with_its_zeros_and_knows_its_numbers() -> None:
@@ -138,7 +140,7 @@ def test_a_hostlist_expands_with_its_zeros_and_knows_its_numbers() -> None:
         "gpu-r02-3",
         "login1",
     ]
-    assert hostlist.expand_parts("r[07]-[2]")[0] == hostlist.Name("r07-2", ("07", "2"))
+    assert hostlist.expand_parts("r[07]-[2]")[0] == hostlist.HostlistName("r07-2", ("07", "2"))
 
 
 @pytest.mark.parametrize("text", ["n[1-", "n]1[", "n[a-c]", "n[5-2]", "n[1-999999999]", "n[1-999][1-999]", "n[]"])

@@ -18,7 +18,7 @@ import pytest
 
 from tests import servers
 from tests.support.clusters import slurm_cluster
-from watchkeeper.clusters.slurm import slurm_ask
+from watchkeeper.clusters.slurm import slurm_reader
 from watchkeeper.clusters.slurm.slurm_watch import SlurmWatch, of_settings, view_of
 from watchkeeper.config import settings
 from watchkeeper.errors import CollectError
@@ -33,7 +33,7 @@ from watchkeeper.scrape import discovery
 NOW = datetime(2026, 11, 15, 6, 0, tzinfo=UTC)
 
 
-def watch(asked: slurm_ask.Slurm, *, agent_port: int | None = 9400) -> SlurmWatch:
+def watch(asked: slurm_reader.SlurmReader, *, agent_port: int | None = 9400) -> SlurmWatch:
     return SlurmWatch(asked, cluster="main", agent_port=agent_port, time=ManualClock(NOW), metrics=Registry())
 
 
@@ -56,8 +56,8 @@ class Told:
     async def leaves(self) -> dict[str, str]:
         return {"n1": "leaf1"}
 
-    async def limits(self) -> list[records.Limit]:
-        return [records.Limit("llm", 12)]
+    async def limits(self) -> list[records.AccountLimit]:
+        return [records.AccountLimit("llm", 12)]
 
 
 def node(name: str = "n1", *states: str, **more: object) -> records.NodeRecord:
@@ -86,20 +86,20 @@ def test_a_slurmctld_that_never_answered_is_not_an_empty_cluster() -> None:
 def test_nodes_are_expected_with_their_gpus_leaf_and_partition_and_read_at_the_agents_port() -> None:
     slurm = watch(Told([node(), node("n2"), node("login", gpus=None)]))
     asyncio.run(slurm.refresh())
-    found = slurm.found(discovery.Found())
+    found = slurm.discover(discovery.DiscoveredTargets())
     assert [(one.name, one.expected_gpus, one.pool, dict(one.domains)) for one in found.nodes] == [
         ("n1", 8, "gpu", {"leaf": "leaf1"}),
         ("n2", 8, "gpu", {}),
     ]
     assert [target.address for target in found.targets] == ["10.0.0.1:9400", "10.0.0.2:9400"]
-    assert slurm.found(found).targets == (), "a list that names a target for the node goes first"
+    assert slurm.discover(found).targets == (), "a list that names a target for the node goes first"
 
 
 def test_slices_that_slurm_counts_are_no_gpus_that_a_node_should_have() -> None:
     cut = records.nodes_of_text("NodeName=n1 State=IDLE Gres=gpu:h200_1g.18gb:14(S:0-1) Partitions=gpu\n")
     slurm = watch(Told([*cut, node("n2", gres="gpu:h200:8"), node("n3", gpus=4, gres="gpu:1g.24gb:4")]))
     asyncio.run(slurm.refresh())
-    assert [(one.name, one.expected_gpus) for one in slurm.found(discovery.Found()).nodes] == [
+    assert [(one.name, one.expected_gpus) for one in slurm.discover(discovery.DiscoveredTargets()).nodes] == [
         ("n1", None),
         ("n2", 8),
         ("n3", None),
@@ -111,16 +111,21 @@ def test_slices_that_slurm_counts_are_no_gpus_that_a_node_should_have() -> None:
 def test_a_name_that_several_nodes_share_is_no_alias_of_any() -> None:
     slurm = watch(Told([node(hostname="vm", address="127.0.0.1"), node("n2", hostname="vm", address="10.0.0.2")]))
     asyncio.run(slurm.refresh())
-    assert [sorted(one.aliases) for one in slurm.found(discovery.Found()).nodes] == [["127.0.0.1"], ["10.0.0.2"]]
+    assert [sorted(one.aliases) for one in slurm.discover(discovery.DiscoveredTargets()).nodes] == [
+        ["127.0.0.1"],
+        ["10.0.0.2"],
+    ]
 
 
 def test_waiting_jobs_have_slurms_own_reason_and_quotas_what_is_used_of_them() -> None:
     jobs = [
-        records.JobRecord("1", ("RUNNING",), account="llm", gpus=8, nodes=("n1",), held={"n1": tuple(range(8))}),
+        records.JobRecord(
+            "1", ("RUNNING",), account="llm", gpus=8, nodes=("n1",), gpus_by_node={"n1": tuple(range(8))}
+        ),
         records.JobRecord("2", ("PENDING",), account="llm", partition="gpu", reason="AssocGrpGRES", gpus=8),
         records.JobRecord("3", ("COMPLETED",), account="llm", gpus=8),
     ]
-    view = view_of([node()], jobs, cluster="main", limits=[records.Limit("llm", 12)])
+    view = view_of([node()], jobs, cluster="main", limits=[records.AccountLimit("llm", 12)])
     assert [(one.workload.name, one.state, one.reason) for one in view.workloads] == [
         ("1", WorkloadState.RUNNING, ""),
         ("2", WorkloadState.PENDING, "AssocGrpGRES"),
@@ -146,11 +151,11 @@ def test_a_slurm_that_is_upgraded_under_our_feet_is_asked_in_the_way_it_understa
         sinfo="echo 'sinfo: unrecognized option'; exit 1",
         squeue="exit 1",
     )
-    asked = slurm_ask.Commands(commands.Commands(seconds=5))
-    assert [one.word for one in asyncio.run(asked.nodes())] == ["idle"]
+    asked = slurm_reader.SlurmCommandReader(commands.CommandRunner(seconds=5))
+    assert [one.state_name for one in asyncio.run(asked.nodes())] == ["idle"]
     new = """echo '{"nodes": [{"name": "n1", "state": ["DOWN"]}]}'"""
     put(tmp_path, scontrol=f'case "$*" in *--json*) {new};; *) exit 1;; esac')
-    assert [one.word for one in asyncio.run(asked.nodes())] == ["down"]
+    assert [one.state_name for one in asyncio.run(asked.nodes())] == ["down"]
     put(tmp_path, scontrol="exit 1", sinfo="""echo '{"sinfo": []}'""")
     with pytest.raises(CollectError, match="the answer has no list of nodes"):
         asyncio.run(asked.nodes())
@@ -161,7 +166,7 @@ def test_a_slurmctld_that_hangs_costs_one_deadline_and_leaves_what_it_said(
 ) -> None:
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     put(tmp_path, scontrol="exec sleep 60", sinfo="exec sleep 60", squeue="""echo '{"jobs": []}'""")
-    slurm = watch(slurm_ask.Commands(commands.Commands(seconds=0.3)))
+    slurm = watch(slurm_reader.SlurmCommandReader(commands.CommandRunner(seconds=0.3)))
     started = time.monotonic()
     asyncio.run(slurm.refresh())
     assert time.monotonic() - started < 30.0
@@ -172,7 +177,7 @@ def test_a_slurmctld_that_hangs_costs_one_deadline_and_leaves_what_it_said(
 def test_a_machine_without_slurm_says_which_command_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(CollectError, match="squeue: No such file"):
-        asyncio.run(slurm_ask.Commands().jobs())
+        asyncio.run(slurm_reader.SlurmCommandReader().jobs())
 
 
 @pytest.fixture(scope="module")
@@ -182,9 +187,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[slurm_cluster.
 
 
 @pytest.fixture
-def asked(cluster: slurm_cluster.Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[slurm_ask.Commands]:
+def asked(cluster: slurm_cluster.Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[slurm_reader.SlurmCommandReader]:
     monkeypatch.setenv("SLURM_CONF", str(cluster.folder / "slurm.conf"))
-    yield slurm_ask.Commands()
+    yield slurm_reader.SlurmCommandReader()
     cluster.cancel_all()
 
 
@@ -199,7 +204,7 @@ def view_until(slurm: SlurmWatch, condition: Callable[[ClusterView], bool]) -> C
 
 @pytest.mark.servers
 def test_a_real_slurm_tells_its_nodes_jobs_leaves_and_limits(
-    cluster: slurm_cluster.Cluster, asked: slurm_ask.Commands
+    cluster: slurm_cluster.Cluster, asked: slurm_reader.SlurmCommandReader
 ) -> None:
     running = cluster.submit("--gres=gpu:2", "-w", "n1", "-A", "llm")
     waiting = cluster.submit("--gres=gpu:8", "-N2", "-A", "llm", "-J", "wide")
@@ -213,7 +218,7 @@ def test_a_real_slurm_tells_its_nodes_jobs_leaves_and_limits(
         "AssocGrpGRES",
     )
     assert [(quota.owner, quota.limit, quota.used) for quota in view.quotas] == [("llm", 12, 2)]
-    nodes = {one.name: one for one in slurm.found(discovery.Found()).nodes}
+    nodes = {one.name: one for one in slurm.discover(discovery.DiscoveredTargets()).nodes}
     assert [(one.expected_gpus, one.domains["leaf"]) for one in nodes.values()] == [
         (8, "leaf1"),
         (8, "leaf2"),
@@ -223,7 +228,7 @@ def test_a_real_slurm_tells_its_nodes_jobs_leaves_and_limits(
 
 @pytest.mark.servers
 def test_a_node_that_is_drained_says_who_did_it_and_why(
-    cluster: slurm_cluster.Cluster, asked: slurm_ask.Commands
+    cluster: slurm_cluster.Cluster, asked: slurm_reader.SlurmCommandReader
 ) -> None:
     cluster.ask("scontrol", "update", "nodename=n2", "state=drain", "reason=Xid 79 on GPU 3")
     view = view_until(watch(asked), lambda view: any(not one.is_schedulable for one in view.nodes))
@@ -251,21 +256,21 @@ def slurmrestd(cluster: slurm_cluster.Cluster, listen: str, *options: str, **mor
 
 
 @pytest.fixture
-def rest(cluster: slurm_cluster.Cluster) -> Iterator[slurm_ask.Rest]:
+def rest(cluster: slurm_cluster.Cluster) -> Iterator[slurm_reader.SlurmRestReader]:
     socket = cluster.folder / "rest" / "s.sock"
     with slurmrestd(cluster, f"unix:{socket}", "-a", "rest_auth/local"):
         slurm_cluster.until(socket.exists, cluster.folder)
-        yield slurm_ask.Rest(f"unix://{socket}")
+        yield slurm_reader.SlurmRestReader(f"unix://{socket}")
 
 
 @pytest.mark.servers
 def test_slurmrestd_lets_in_whoever_brings_a_token_over_http_and_nobody_else(
-    cluster: slurm_cluster.Cluster, asked: slurm_ask.Commands, tmp_path: Path
+    cluster: slurm_cluster.Cluster, asked: slurm_reader.SlurmCommandReader, tmp_path: Path
 ) -> None:
     servers.require("auth_jwt.so")
     address, token = f"127.0.0.1:{servers.free_port()}", tmp_path / "token"
     token.write_text(cluster.ask("scontrol", "token", "username=root", "lifespan=300"))
-    rest = slurm_ask.Rest(f"http://{address}", token, "root")
+    rest = slurm_reader.SlurmRestReader(f"http://{address}", token, "root")
     with slurmrestd(cluster, address, "-a", "rest_auth/jwt", SLURM_JWT="daemon"):
         slurm_cluster.until(lambda: answers(rest), cluster.folder)
         slurm_cluster.until(lambda: asyncio.run(rest.nodes()) == asyncio.run(asked.nodes()))
@@ -278,7 +283,7 @@ def test_slurmrestd_lets_in_whoever_brings_a_token_over_http_and_nobody_else(
         assert asyncio.run(rest.nodes())
 
 
-def answers(rest: slurm_ask.Rest) -> bool:
+def answers(rest: slurm_reader.SlurmRestReader) -> bool:
     try:
         return bool(asyncio.run(rest.nodes()))
     except CollectError:
@@ -287,7 +292,7 @@ def answers(rest: slurm_ask.Rest) -> bool:
 
 @pytest.mark.servers
 def test_slurmrestd_tells_the_same_as_the_commands(
-    cluster: slurm_cluster.Cluster, asked: slurm_ask.Commands, rest: slurm_ask.Rest
+    cluster: slurm_cluster.Cluster, asked: slurm_reader.SlurmCommandReader, rest: slurm_reader.SlurmRestReader
 ) -> None:
     cluster.submit("--gres=gpu:2", "-A", "llm")
     view_until(watch(asked), lambda view: any(one.nodes for one in view.workloads))
@@ -300,12 +305,12 @@ def test_slurmrestd_tells_the_same_as_the_commands(
 
 def test_the_settings_choose_commands_slurmrestd_or_nothing() -> None:
     def asked(**chosen: object) -> object:
-        fleet = settings.Fleet(**chosen)  # type: ignore[arg-type]
+        fleet = settings.FleetSettings(**chosen)  # type: ignore[arg-type]
         found = of_settings(fleet, time=ManualClock(NOW), metrics=Registry())
         return None if found is None else type(found._asked)
 
     assert asked() is None
-    assert asked(slurm=True) is slurm_ask.Commands
-    assert asked(slurm_rest_url="unix:///run/rest.sock") is slurm_ask.Rest
+    assert asked(slurm=True) is slurm_reader.SlurmCommandReader
+    assert asked(slurm_rest_url="unix:///run/rest.sock") is slurm_reader.SlurmRestReader
     with pytest.raises(ValueError, match="`slurm_rest_url` is not an address"):
-        settings.Fleet(slurm_rest_url="slurm:6820")
+        settings.FleetSettings(slurm_rest_url="slurm:6820")

@@ -10,8 +10,8 @@ from tests.diagnose.scan.healthy import GPU, HEALTHY_NUMBERS, NODE, SWITCH, kern
 from watchkeeper.agent.gpus import policies
 from watchkeeper.catalogue import causes
 from watchkeeper.diagnose.scan import gpu_checks, node_checks, verdicts
-from watchkeeper.diagnose.scan.examine import Report, check_names, examine
-from watchkeeper.diagnose.scan.verdicts import Fault, Result, ScanFacts, Verdict
+from watchkeeper.diagnose.scan.examine import ScanReport, check_names, examine
+from watchkeeper.diagnose.scan.verdicts import ScanFacts, ScanFault, ScanResult, ScanVerdict
 from watchkeeper.readers.node import clock_offset, host, hwmon, kernel_modules, pci_sysfs, systemd_units
 from watchkeeper.readers.node.node import NodeFacts
 
@@ -19,33 +19,33 @@ FACTS = ScanFacts(NODE, (GPU,), kernel=(), watched_seconds=2)
 ON_BUS = pci_sysfs.PciDevice("0000:10:00", pci_sysfs.DeviceKind.GPU)
 
 
-def worst(facts: ScanFacts, check: str) -> Verdict:
+def worst(facts: ScanFacts, check: str) -> ScanVerdict:
     found = [result.verdict for result in examine(facts).results if result.check == check]
     return max(found, key=lambda verdict: verdict.rank)
 
 
 def test_a_node_with_nothing_wrong_is_healthy() -> None:
-    assert examine(FACTS).verdict is Verdict.HEALTHY
+    assert examine(FACTS).verdict is ScanVerdict.HEALTHY
 
 
 @pytest.mark.parametrize(
     ("family", "value", "verdict"),
     [
-        ("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", 1, Verdict.UNHEALTHY),
-        ("DCGM_FI_DEV_ROW_REMAP_FAILURE", 1, Verdict.UNHEALTHY),
-        ("DCGM_FI_DEV_ROW_REMAP_PENDING", 1, Verdict.DEGRADED),
-        ("DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS", 511, Verdict.HEALTHY),
-        ("DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS", 512, Verdict.DEGRADED),
-        ("DCGM_FI_DEV_INFOROM_CONFIG_VALID", 0, Verdict.DEGRADED),
-        ("DCGM_FI_DEV_PCIE_LINK_WIDTH", 8, Verdict.DEGRADED),
-        ("watchkeeper_gpu_slowdown_margin_celsius", 6, Verdict.HEALTHY),
-        ("watchkeeper_gpu_slowdown_margin_celsius", 5, Verdict.DEGRADED),
-        ("watchkeeper_gpu_recovery_action", 3, Verdict.DEGRADED),
-        ("watchkeeper_gpu_recovery_action", 2, Verdict.UNHEALTHY),
-        ("watchkeeper_gpu_recovery_action", 0, Verdict.HEALTHY),
+        ("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", 1, ScanVerdict.UNHEALTHY),
+        ("DCGM_FI_DEV_ROW_REMAP_FAILURE", 1, ScanVerdict.UNHEALTHY),
+        ("DCGM_FI_DEV_ROW_REMAP_PENDING", 1, ScanVerdict.DEGRADED),
+        ("DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS", 511, ScanVerdict.HEALTHY),
+        ("DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS", 512, ScanVerdict.DEGRADED),
+        ("DCGM_FI_DEV_INFOROM_CONFIG_VALID", 0, ScanVerdict.DEGRADED),
+        ("DCGM_FI_DEV_PCIE_LINK_WIDTH", 8, ScanVerdict.DEGRADED),
+        ("watchkeeper_gpu_slowdown_margin_celsius", 6, ScanVerdict.HEALTHY),
+        ("watchkeeper_gpu_slowdown_margin_celsius", 5, ScanVerdict.DEGRADED),
+        ("watchkeeper_gpu_recovery_action", 3, ScanVerdict.DEGRADED),
+        ("watchkeeper_gpu_recovery_action", 2, ScanVerdict.UNHEALTHY),
+        ("watchkeeper_gpu_recovery_action", 0, ScanVerdict.HEALTHY),
     ],
 )
-def test_a_number_beyond_its_limit_decides(family: str, value: float, verdict: Verdict) -> None:
+def test_a_number_beyond_its_limit_decides(family: str, value: float, verdict: ScanVerdict) -> None:
     gpu = replace(GPU, values={**HEALTHY_NUMBERS, family: value})
     assert examine(replace(FACTS, gpus=(gpu,))).verdict is verdict
 
@@ -67,20 +67,20 @@ def test_replays_are_held_against_what_a_minute_allows(grown: float, seconds: fl
 
 
 def test_a_gpu_without_a_temperature_is_unknown_and_never_healthy() -> None:
-    assert examine(replace(FACTS, gpus=(replace(GPU, values={}),))).verdict is not Verdict.HEALTHY
-    assert gpu_checks.temperature_known(replace(GPU, values={}), 0).verdict is Verdict.UNKNOWN
+    assert examine(replace(FACTS, gpus=(replace(GPU, values={}),))).verdict is not ScanVerdict.HEALTHY
+    assert gpu_checks.temperature_known(replace(GPU, values={}), 0).verdict is ScanVerdict.UNKNOWN
 
 
 def test_a_machine_without_gpus_or_driver_cannot_be_told() -> None:
-    fault = Fault("driver_not_loaded", "NVML says LIBRARY_NOT_FOUND")
-    assert examine(ScanFacts(NODE, faults=(fault,), kernel=())).verdict is Verdict.UNKNOWN
-    assert examine(ScanFacts(NODE, kernel=())).verdict is Verdict.UNKNOWN
+    fault = ScanFault("driver_not_loaded", "NVML says LIBRARY_NOT_FOUND")
+    assert examine(ScanFacts(NODE, faults=(fault,), kernel=())).verdict is ScanVerdict.UNKNOWN
+    assert examine(ScanFacts(NODE, kernel=())).verdict is ScanVerdict.UNKNOWN
 
 
 def test_gpus_on_the_bus_without_a_driver_are_unhealthy() -> None:
-    fault = Fault("driver_not_loaded", "NVML says DRIVER_NOT_LOADED")
+    fault = ScanFault("driver_not_loaded", "NVML says DRIVER_NOT_LOADED")
     facts = ScanFacts(replace(NODE, pci=(ON_BUS,)), faults=(fault,), kernel=())
-    assert examine(facts).verdict is Verdict.UNHEALTHY
+    assert examine(facts).verdict is ScanVerdict.UNHEALTHY
 
 
 @pytest.mark.parametrize(("expected", "verdict"), [(None, "healthy"), (1, "healthy"), (2, "unhealthy")])
@@ -97,8 +97,8 @@ def test_xids_count_as_dcgm_counts_them_but_an_application_fault_is_no_hardware(
 
 def test_an_unreadable_kernel_log_is_said_and_not_taken_for_silence() -> None:
     report = examine(replace(FACTS, kernel=None, kernel_problem="Operation not permitted"))
-    assert report.verdict is Verdict.UNKNOWN
-    assert "Operation not permitted" in report.troubles[0].looked_at
+    assert report.verdict is ScanVerdict.UNKNOWN
+    assert "Operation not permitted" in report.problems[0].looked_at
 
 
 def test_switches_need_a_running_fabric_manager() -> None:
@@ -139,20 +139,23 @@ def test_a_stalled_mount_is_unhealthy() -> None:
 
 
 def test_trouble_that_is_sure_outranks_what_nobody_can_tell() -> None:
-    results = [Result("a", "MEM", verdict, "") for verdict in (Verdict.UNKNOWN, Verdict.DEGRADED, Verdict.HEALTHY)]
-    assert Report(tuple(results)).verdict is Verdict.DEGRADED
-    assert Report(()).verdict is Verdict.UNKNOWN
+    results = [
+        ScanResult("a", "MEM", verdict, "")
+        for verdict in (ScanVerdict.UNKNOWN, ScanVerdict.DEGRADED, ScanVerdict.HEALTHY)
+    ]
+    assert ScanReport(tuple(results)).verdict is ScanVerdict.DEGRADED
+    assert ScanReport(()).verdict is ScanVerdict.UNKNOWN
 
 
 def test_a_disabled_check_is_left_out() -> None:
     assert "disks" in check_names()
     full = replace(FACTS, node=replace(NODE, disks=(host.Space("/", 100, 0),)))
-    assert examine(full, disabled={"disks"}).verdict is Verdict.HEALTHY
+    assert examine(full, disabled={"disks"}).verdict is ScanVerdict.HEALTHY
 
 
 def test_every_limit_is_used_and_every_cause_of_a_policy_is_known() -> None:
     named = {*check_names(), "recovery_drain_p2p", "disk_used", "disk_full", "memory_available", "fabric_in_progress"}
     named |= {"clock_offset", *(f"replay_gen{generation}" for generation in range(1, 7))}
     assert set(verdicts.limits()) <= named
-    assert all(causes.lookup(policy.cause).cause == policy.cause for policy in policies.load())
+    assert all(causes.lookup(policy.cause).cause == policy.cause for policy in policies.load_policies())
     assert node_checks.CHECKS

@@ -12,9 +12,9 @@ from tests.diagnose.scan.command import run, scan
 from tests.diagnose.scan.healthy import GPU, NODE, SWITCH, kernel
 from tests.support.fake_nvml import driver
 from watchkeeper.diagnose.scan.examine import examine
-from watchkeeper.diagnose.scan.narrow import narrow
-from watchkeeper.diagnose.scan.verdicts import Fault, ScanFacts, Verdict
-from watchkeeper.model.gpu_words import read_words
+from watchkeeper.diagnose.scan.gpu_selection import select_gpus
+from watchkeeper.diagnose.scan.verdicts import ScanFacts, ScanFault, ScanVerdict
+from watchkeeper.model.gpu_selectors import parse_selection
 from watchkeeper.readers.node.pci_sysfs import DeviceKind, PciDevice
 
 OTHER = replace(GPU, uuid="GPU-2", index=1, pci="0000:11:00")
@@ -24,8 +24,8 @@ XIDS = kernel(
     "NVRM: Xid (PCI:0000:10:00): 63, pid=7, name=python, Row Remapper",
 )
 FACTS = ScanFacts(replace(NODE, pci=BUS), (GPU, OTHER), kernel=XIDS, watched_seconds=2)
-LOST = Fault("gpu_fell_off_bus", "it is lost", "GPU-2")
-DRIVERLESS = Fault("driver_not_loaded", "NVML says DRIVER_NOT_LOADED")
+LOST = ScanFault("gpu_fell_off_bus", "it is lost", "GPU-2")
+DRIVERLESS = ScanFault("driver_not_loaded", "NVML says DRIVER_NOT_LOADED")
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def fake(library: Path, tmp_path: Path) -> driver.FakeNvml:
 
 
 def test_what_is_only_about_other_gpus_is_left_out() -> None:
-    facts = narrow(replace(FACTS, faults=(LOST, DRIVERLESS)), read_words(["0"]))
+    facts = select_gpus(replace(FACTS, faults=(LOST, DRIVERLESS)), parse_selection(["0"]))
     assert [gpu.uuid for gpu in facts.gpus] == ["GPU-1"]
     assert [device.pci for device in facts.node.pci] == ["0000:10:00", SWITCH.pci]
     assert [fact.pci for fact in facts.kernel or ()] == ["0000:10:00"]
@@ -44,15 +44,15 @@ def test_what_is_only_about_other_gpus_is_left_out() -> None:
 
 
 def test_a_chosen_gpu_that_does_not_answer_is_never_healthy() -> None:
-    facts = narrow(replace(FACTS, gpus=(GPU,), faults=(LOST,), kernel=XIDS), read_words(["0-1"]))
+    facts = select_gpus(replace(FACTS, gpus=(GPU,), faults=(LOST,), kernel=XIDS), parse_selection(["0-1"]))
     assert [fault.cause for fault in facts.faults] == ["gpu_fell_off_bus", "gpu_missing"]
     assert len(facts.kernel or ()) == 2, "what may be about the missing one stays"
-    assert examine(facts).verdict is Verdict.UNHEALTHY
+    assert examine(facts).verdict is ScanVerdict.UNHEALTHY
 
 
 def test_without_any_gpu_a_chosen_one_stays_unknown() -> None:
     nothing = ScanFacts(NODE, faults=(DRIVERLESS,), kernel=())
-    assert examine(narrow(nothing, read_words(["0"]))).verdict is Verdict.UNKNOWN
+    assert examine(select_gpus(nothing, parse_selection(["0"]))).verdict is ScanVerdict.UNKNOWN
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import pytest
 from tests.diagnose.scan.command import run, scan
 from tests.support.fake_nvml import driver
 from watchkeeper.cli.node.scan import EXIT_CODES, Caller
-from watchkeeper.diagnose.scan.verdicts import Verdict
+from watchkeeper.diagnose.scan.verdicts import ScanVerdict
 
 
 def test_a_healthy_node_ends_with_0_and_says_what_was_looked_at(fake: driver.FakeNvml, tmp_path: Path) -> None:
@@ -60,11 +60,11 @@ def test_slurm_drains_only_for_a_sure_fault_and_only_when_told(fake: driver.Fake
 @pytest.mark.parametrize("caller", Caller)
 def test_only_a_person_and_a_probe_are_told_of_the_unknown_by_failure(caller: Caller) -> None:
     codes = EXIT_CODES[caller]
-    assert codes[Verdict.HEALTHY] == 0
+    assert codes[ScanVerdict.HEALTHY] == 0
     if caller in (Caller.SLURM_PROLOG, Caller.SLURM_EPILOG, Caller.SLURM_HEALTH):
-        assert codes[Verdict.UNKNOWN] == codes[Verdict.DEGRADED] == 0
+        assert codes[ScanVerdict.UNKNOWN] == codes[ScanVerdict.DEGRADED] == 0
     else:
-        assert codes[Verdict.UNKNOWN] != 0
+        assert codes[ScanVerdict.UNKNOWN] != 0
 
 
 def test_gpus_lists_what_answers(fake: driver.FakeNvml) -> None:

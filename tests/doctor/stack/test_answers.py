@@ -7,7 +7,7 @@ import pytest
 from watchkeeper.doctor.stack import answers
 from watchkeeper.query.promql import parser
 
-KNOWN = answers.Known(frozenset({"up", "temp"}), {"temp": frozenset({"gpu", "Hostname"})})
+KNOWN = answers.KnownSeries(frozenset({"up", "temp"}), {"temp": frozenset({"gpu", "Hostname"})})
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from watchkeeper.doctor.stack import examine, matching
-from watchkeeper.doctor.stack.facts import Finding, Kubernetes, Stack
+from watchkeeper.doctor.stack.facts import KubernetesObjects, Stack, StackFinding
 
 Raw = dict[str, Any]
 APP = {"app": "nvidia-dcgm-exporter"}
@@ -38,9 +38,9 @@ EXPORTER = pod("nvidia-dcgm-exporter-x", labels=APP)
 NODE = {"metadata": {"name": "n1"}, "spec": {}, "status": {"capacity": {"nvidia.com/gpu": "8"}}}
 
 
-def found(**kinds: Any) -> dict[str, Finding]:
+def found(**kinds: Any) -> dict[str, StackFinding]:
     objects = {"services": (SERVICE,), "pods": (EXPORTER,), "nodes": (NODE,), "service_monitors": (monitor(),)} | kinds
-    return {finding.check: finding for finding in examine.examine(Stack(kubernetes=Kubernetes(**objects)))}
+    return {finding.check: finding for finding in examine.examine(Stack(kubernetes=KubernetesObjects(**objects)))}
 
 
 def test_a_monitor_that_finds_its_service_port_and_prometheus_is_fine() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from watchkeeper.doctor.stack import examine, rule_checks, scrape_checks
-from watchkeeper.doctor.stack.facts import Group, Panel, Prometheus, Rule, Stack, Target
+from watchkeeper.doctor.stack.facts import Panel, Prometheus, Rule, RuleGroup, Stack, Target
 
 GPU = Target("dcgm-exporter", "n1:9400", "http://n1:9400/metrics", is_up=True, seconds=0.1, timeout_seconds=10)
 FIELDS = ("ECC_DBE_VOL_TOTAL", "ROW_REMAP_FAILURE", "THERMAL_VIOLATION")
@@ -30,7 +30,7 @@ def about(**changes: object) -> Stack:
 def test_a_set_up_that_is_well_has_no_finding() -> None:
     stack = about(rules=(alert("DCGM_FI_DEV_GPU_TEMP > 85"),))
     assert examine.examine(stack) == []
-    assert examine.looked_at(stack) == ["http://p: 1 targets, 1 rules, 6 metrics"]
+    assert examine.list_sources(stack) == ["http://p: 1 targets, 1 rules, 6 metrics"]
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_what_an_agent_shows_only_in_a_fault_is_not_missed_while_it_is_scraped()
 def test_rules_that_break_or_take_too_long_or_tell_nobody_are_found() -> None:
     stack = about(
         rules=(alert("up", health="err", error="many-to-many matching not allowed"),),
-        groups=(Group("g", 15, 16.5), Group("h", 15, 0.1)),
+        groups=(RuleGroup("g", 15, 16.5), RuleGroup("h", 15, 0.1)),
         alertmanagers=0,
     )
     found = {finding.check: finding for finding in examine.examine(stack)}

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from watchkeeper.probe.diag import diag_children, diag_facts, diag_run
+from watchkeeper.probe.diag import child_processes, runner, software_facts
 
 NOON = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
 UUID = "GPU-00000000-0000-0000-0000-00000000000"
@@ -94,26 +94,28 @@ def row(index: int = 0, *, programs: list[list[int | None]] | None = None, **val
 
 def programs(
     folder: Path, rows: list[dict[str, Any]], *worker: str, later: Mapping[str, Any] | None = None
-) -> dict[str, diag_children.Program]:
+) -> dict[str, child_processes.ChildProgram]:
     """Children for `diag_run.Options`: the worker's behaviour, and what the watch says `later`."""
     for name, text in (("worker", WORKER), ("watch", WATCH), ("cuda", CUDA)):
         (folder / f"{name}.py").write_text(text)
     behaviour, *rest = worker or ("healthy",)
     given = (behaviour, json.dumps(RATES), *rest)
     return {
-        "work": diag_children.Program(("-u", str(folder / "worker.py"), *given), sys.executable),
-        "watch": diag_children.Program(("-u", str(folder / "watch.py"), json.dumps(rows), json.dumps(later or {}))),
-        "cuda": diag_children.Program((str(folder / "cuda.py"),)),
+        "work": child_processes.ChildProgram(("-u", str(folder / "worker.py"), *given), sys.executable),
+        "watch": child_processes.ChildProgram(
+            ("-u", str(folder / "watch.py"), json.dumps(rows), json.dumps(later or {}))
+        ),
+        "cuda": child_processes.ChildProgram((str(folder / "cuda.py"),)),
     }
 
 
-def options(folder: Path, *worker: str, gpus: int = 1, **changes: Any) -> diag_run.Options:
+def options(folder: Path, *worker: str, gpus: int = 1, **changes: Any) -> runner.DiagOptions:
     later, rows = changes.pop("later", None), changes.pop("rows", None) or [row(index) for index in range(gpus)]
     for name in ("nvidiactl", "nvidia-uvm", *(f"nvidia{each['index']}" for each in rows)):
         (folder / name).touch()
     chosen = {
-        "engine": diag_run.TORCH,
+        "engine": runner.TORCH,
         "programs": programs(folder, rows, *worker, later=later),
-        "trees": diag_facts.Trees(folder, folder),
+        "trees": software_facts.SystemPaths(folder, folder),
     }
-    return diag_run.Options(**(chosen | changes))
+    return runner.DiagOptions(**(chosen | changes))

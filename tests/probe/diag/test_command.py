@@ -14,7 +14,7 @@ import pytest
 from tests.probe.diag.standins import RATES, WORKER
 from tests.support.fake_nvml import driver
 from watchkeeper.agent import diag_page
-from watchkeeper.probe.diag import diag_children, diag_facts, diag_look, diag_run
+from watchkeeper.probe.diag import child_processes, gather, runner, software_facts
 
 # Answers as `gpu_work` would, whatever module it is told to run.
 PYTHON = "#!/bin/sh\nexec {python} -u {worker} healthy '{rates}'\n"
@@ -70,10 +70,10 @@ def test_a_gpu_that_fell_off_the_bus_is_named(fake: driver.FakeNvml) -> None:
 
 def test_an_nvml_that_hangs_is_a_failure_with_its_deadline(fake: driver.FakeNvml) -> None:
     fake.tell(driver.EVERY, all=driver.HANG)
-    programs = diag_run.Options().children()
+    programs = runner.DiagOptions().children()
     bent = {name: replace(program, environment=fake.environment) for name, program in programs.items()}
-    with diag_children.Children() as children:
-        facts = diag_look.look(children, bent, node=None, trees=diag_facts.Trees(), seconds=1.5)
+    with child_processes.Children() as children:
+        facts = gather.gather_facts(children, bent, node=None, trees=software_facts.SystemPaths(), seconds=1.5)
     assert (facts.driver.broken, facts.driver.why) == ("TIMEOUT", "no answer within 1.5 s")
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tests.probe.diag.standins import NOON, UUID, options
-from watchkeeper.model.diag import Exit, Verdict
-from watchkeeper.probe.diag import diag_dcgm, diag_run
+from watchkeeper.model.diag import DiagOutcome, DiagVerdict
+from watchkeeper.probe.diag import dcgm, runner
 
 UUIDS = {0: "GPU-a", 1: "GPU-b"}
 
@@ -29,22 +29,22 @@ def test_dcgm_4_names_entities_and_gives_its_warnings() -> None:
         {"entity_group": "GPU", "entity_id": 1, "status": "Fail", "warnings": [warning]},
         {"entity_group": "CPU", "entity_id": 0, "status": "Skip"},
     )
-    found = diag_dcgm.read(text, UUIDS)
+    found = dcgm.read(text, UUIDS)
     assert [(one.test, one.gpu, one.verdict) for one in found] == [
-        ("dcgm.pcie", "GPU-a", Verdict.PASS),
-        ("dcgm.pcie", "GPU-b", Verdict.FAIL),
-        ("dcgm.pcie", None, Verdict.SKIP),
+        ("dcgm.pcie", "GPU-a", DiagVerdict.PASS),
+        ("dcgm.pcie", "GPU-b", DiagVerdict.FAIL),
+        ("dcgm.pcie", None, DiagVerdict.SKIP),
     ]
     assert (found[0].why, found[1].why) == ("GPU to Host bandwidth: 25 GB/s", "Detected 3 replays")
 
 
 def test_dcgm_3_names_gpus_as_text_and_some_rows_name_none() -> None:
     row = {"gpu_ids": "0,1", "status": "Warn", "warnings": "Persistence mode is off"}
-    found = diag_dcgm.read(tree("DCGM GPU Diagnostic", row, {"status": "Pass"}, name="GPU Memory"), UUIDS)
+    found = dcgm.read(tree("DCGM GPU Diagnostic", row, {"status": "Pass"}, name="GPU Memory"), UUIDS)
     assert [(one.test, one.gpu, one.verdict) for one in found] == [
-        ("dcgm.gpu_memory", "GPU-a", Verdict.WARN),
-        ("dcgm.gpu_memory", "GPU-b", Verdict.WARN),
-        ("dcgm.gpu_memory", None, Verdict.PASS),
+        ("dcgm.gpu_memory", "GPU-a", DiagVerdict.WARN),
+        ("dcgm.gpu_memory", "GPU-b", DiagVerdict.WARN),
+        ("dcgm.gpu_memory", None, DiagVerdict.PASS),
     ]
 
 
@@ -59,13 +59,13 @@ def test_dcgm_3_names_gpus_as_text_and_some_rows_name_none() -> None:
     ],
 )
 def test_an_answer_that_is_no_diagnostic_is_told_and_judges_nothing(text: str) -> None:
-    (found,) = diag_dcgm.read(text, UUIDS)
-    assert (found.test, found.verdict) == ("dcgm", Verdict.SKIP)
+    (found,) = dcgm.read(text, UUIDS)
+    assert (found.test, found.verdict) == ("dcgm", DiagVerdict.SKIP)
 
 
 @pytest.mark.parametrize("odd", [{"test_categories": 3}, {"test_categories": [{"tests": [4, {"results": "x"}]}]}, []])
 def test_a_tree_of_another_shape_is_read_without_an_exception(odd: object) -> None:
-    assert diag_dcgm.read(json.dumps({"DCGM Diagnostic": odd}), UUIDS) == ()
+    assert dcgm.read(json.dumps({"DCGM Diagnostic": odd}), UUIDS) == ()
 
 
 def fake_dcgmi(folder: Path, body: str) -> str:
@@ -80,25 +80,25 @@ def test_dcgmi_takes_the_place_of_torch_where_it_is_installed(tmp_path: Path) ->
     program = fake_dcgmi(
         tmp_path, f"assert sys.argv[1:] == 'diag -r 2 -j -i 0'.split()\nprint({text!r}); sys.exit(226)"
     )
-    wished = options(tmp_path, "crash", "memory_copy", engine=diag_run.AUTO, dcgmi=program)
-    report = diag_run.run(2, now=NOON, options=wished)
-    assert report.exit is Exit.FAILED
-    assert [(one.test, one.gpu) for one in report.results if one.verdict is Verdict.FAIL] == [
+    wished = options(tmp_path, "crash", "memory_copy", engine=runner.AUTO, dcgmi=program)
+    report = runner.run(2, now=NOON, options=wished)
+    assert report.exit is DiagOutcome.FAILED
+    assert [(one.test, one.gpu) for one in report.results if one.verdict is DiagVerdict.FAIL] == [
         ("dcgm.memory", f"{UUID}0")
     ]
 
 
 def test_a_dcgmi_that_gives_nothing_leaves_the_work_to_torch(tmp_path: Path) -> None:
     program = fake_dcgmi(tmp_path, "print('cannot connect to nv-hostengine'); sys.exit(1)")
-    report = diag_run.run(2, now=NOON, options=options(tmp_path, engine=diag_run.AUTO, dcgmi=program))
+    report = runner.run(2, now=NOON, options=options(tmp_path, engine=runner.AUTO, dcgmi=program))
     found = {result.test: result.verdict for result in report.results}
-    assert (found["dcgm"], found["matmul_bf16"]) == (Verdict.SKIP, Verdict.PASS)
+    assert (found["dcgm"], found["matmul_bf16"]) == (DiagVerdict.SKIP, DiagVerdict.PASS)
 
 
 def test_a_dcgmi_that_was_asked_for_and_gives_nothing_means_cannot_tell(tmp_path: Path) -> None:
-    wished = options(tmp_path, engine=diag_run.DCGM, dcgmi=str(tmp_path / "absent"))
-    report = diag_run.run(2, now=NOON, options=wished)
-    assert report.exit is Exit.CANNOT_TELL
+    wished = options(tmp_path, engine=runner.DCGM, dcgmi=str(tmp_path / "absent"))
+    report = runner.run(2, now=NOON, options=wished)
+    assert report.exit is DiagOutcome.CANNOT_TELL
     assert [one.why for one in report.results if one.test == "gpu_work"] == [
         f"{tmp_path / 'absent'}: No such file or directory"
     ]
@@ -106,4 +106,4 @@ def test_a_dcgmi_that_was_asked_for_and_gives_nothing_means_cannot_tell(tmp_path
 
 def test_a_dcgmi_that_hangs_is_ended_at_its_deadline(tmp_path: Path) -> None:
     program = fake_dcgmi(tmp_path, "time.sleep(600)")
-    assert diag_dcgm.run([program], 0.3) == (None, "dcgmi diag has not ended within 0.3 s")
+    assert dcgm.run([program], 0.3) == (None, "dcgmi diag has not ended within 0.3 s")

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from watchkeeper.cli.node.diag_fabric import PORT, as_plain, meeting
-from watchkeeper.model.diag import Verdict
-from watchkeeper.probe.fabric import fabric_run
-from watchkeeper.probe.fabric.fabric_pairs import Pair, Rank, Reduction, judge, rounds
+from watchkeeper.model.diag import DiagVerdict
+from watchkeeper.probe.fabric import launcher
+from watchkeeper.probe.fabric.pairwise import Pair, Rank, Reduction, judge, rounds
 
 RANKS = [Rank(node, f"g{gpu}") for node in ("n0", "n1", "n2") for gpu in range(4)]
 # A stand-in for an interpreter: a rank that does what the word in its first argument says.
@@ -59,22 +59,22 @@ def sweep(slow: set[tuple[int, int]]) -> list[Pair]:
     ]
 
 
-def found(slow: set[tuple[int, int]]) -> dict[str, tuple[Verdict, str]]:
+def found(slow: set[tuple[int, int]]) -> dict[str, tuple[DiagVerdict, str]]:
     return {result.test: (result.verdict, result.why) for result in judge(RANKS, (), sweep(slow))}
 
 
 def test_pairs_are_held_against_their_own_kind() -> None:
     assert {test: verdict for test, (verdict, _) in found(set()).items()} == {
-        "pairs_inside": Verdict.PASS,
-        "pairs_between": Verdict.PASS,
+        "pairs_inside": DiagVerdict.PASS,
+        "pairs_between": DiagVerdict.PASS,
     }
 
 
 def test_one_slow_link_is_named_by_its_two_ends() -> None:
     verdict, why = found({(1, 2)})["pairs_inside"]
-    assert verdict is Verdict.FAIL
+    assert verdict is DiagVerdict.FAIL
     assert why == "1 of 18 pairs inside nodes are slow, good ones reach 400 GB/s: n0/g1 and n0/g2: 40"
-    assert found({(1, 2)})["pairs_between"][0] is Verdict.PASS
+    assert found({(1, 2)})["pairs_between"][0] is DiagVerdict.PASS
 
 
 def test_a_gpu_whose_every_pair_is_slow_is_named_instead_of_its_pairs() -> None:
@@ -87,33 +87,33 @@ def test_a_gpu_whose_every_pair_is_slow_is_named_instead_of_its_pairs() -> None:
 def test_a_node_behind_a_slow_uplink_is_named_instead_of_its_gpus() -> None:
     slow = {(one, other) for one, other in combinations(range(12), 2) if (one // 4 == 2) != (other // 4 == 2)}
     verdict, why = found(slow)["pairs_between"]
-    assert verdict is Verdict.FAIL
+    assert verdict is DiagVerdict.FAIL
     assert why == "32 of 48 pairs between nodes are slow, good ones reach 50 GB/s: all 32 pairs of n2, 5"
 
 
 def test_two_pairs_are_too_few_to_blame_one() -> None:
     (result,) = judge(RANKS, (), [Pair(0, 1, 400.0), Pair(2, 3, 4.0)])
-    assert (result.verdict, "too few to compare" in result.why) == (Verdict.PASS, True)
+    assert (result.verdict, "too few to compare" in result.why) == (DiagVerdict.PASS, True)
 
 
 def test_an_all_reduce_is_told_in_bus_bandwidth_and_held_against_what_is_wanted() -> None:
     reduction = Reduction(size_bytes=10**9, seconds=0.005, ranks=8)
     assert reduction.bus_rate == pytest.approx(350.0)
-    assert judge(RANKS, [reduction], ())[0].verdict is Verdict.PASS
+    assert judge(RANKS, [reduction], ())[0].verdict is DiagVerdict.PASS
     (result,) = judge(RANKS, [reduction], (), expected=400.0)
-    assert (result.verdict, result.why.endswith("400 is wanted (88%)")) == (Verdict.FAIL, True)
+    assert (result.verdict, result.why.endswith("400 is wanted (88%)")) == (DiagVerdict.FAIL, True)
 
 
-def plan(folder: Path, behaviour: str) -> fabric_run.Plan:
+def plan(folder: Path, behaviour: str) -> launcher.FabricPlan:
     program = folder / "python"
     program.write_text(RANK.format(python=sys.executable, behaviour=behaviour))
     program.chmod(0o755)
     limits = {"join_seconds": 0.5, "silent_seconds": 60.0}
-    return fabric_run.Plan(("cpu0", "cpu1"), "gloo", python=str(program), **limits)  # type: ignore[arg-type]
+    return launcher.FabricPlan(("cpu0", "cpu1"), "gloo", python=str(program), **limits)  # type: ignore[arg-type]
 
 
 def test_ranks_that_finish_give_rates_and_a_verdict(tmp_path: Path) -> None:
-    report = fabric_run.run(plan(tmp_path, "healthy"))
+    report = launcher.run(plan(tmp_path, "healthy"))
     assert report.exit_code == 0
     plain = json.loads(json.dumps(as_plain(report)))
     assert plain["pairs"] == [{"one": 0, "other": 1, "rate": 5.0}]
@@ -121,20 +121,20 @@ def test_ranks_that_finish_give_rates_and_a_verdict(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_dies_is_named_with_its_last_words(tmp_path: Path) -> None:
-    report = fabric_run.run(plan(tmp_path, "dies"))
+    report = launcher.run(plan(tmp_path, "dies"))
     assert (report.exit_code, report.results[0].why) == (1, "rank 1 ended (signal 6: NCCL WARN Bootstrap)")
 
 
 @pytest.mark.slow
 def test_a_rank_that_does_not_join_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Time enough for the other one to be started, also where others have the cores.
-    monkeypatch.setattr(fabric_run, "GRACE_SECONDS", 4.0)
-    report = fabric_run.run(plan(tmp_path, "late"))
+    monkeypatch.setattr(launcher, "GRACE_SECONDS", 4.0)
+    report = launcher.run(plan(tmp_path, "late"))
     assert report.results[0].why == "rank 1 did not join at 127.0.0.1 within 0.5 s"
 
 
 def test_without_torch_the_fabric_cannot_be_judged(tmp_path: Path) -> None:
-    report = fabric_run.run(plan(tmp_path, "absent"))
+    report = launcher.run(plan(tmp_path, "absent"))
     assert (report.exit_code, "--python" in report.results[0].why) == (3, True)
 
 
@@ -160,7 +160,7 @@ def test_a_meeting_that_cannot_be_is_wrong_use(nodes: int, rank: int, master: st
 def test_a_slowed_pair_is_found_over_gloo() -> None:
     pytest.importorskip("torch")
     names = tuple(f"cpu{number}" for number in range(4))
-    report = fabric_run.run(fabric_run.Plan(names, "gloo", slow_pair=(1, 3)))
+    report = launcher.run(launcher.FabricPlan(names, "gloo", slow_pair=(1, 3)))
     slowest = min(report.pairs, key=lambda pair: pair.rate)
     assert (slowest.one, slowest.other, len(report.pairs)) == (1, 3, 6)
     assert report.exit_code == 1

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from tests.support.paths import ROOT
-from watchkeeper.probe.gpu_work import gpu_work, gpu_work_memory
-from watchkeeper.probe.gpu_work.gpu_work_words import MIB, Bench
+from watchkeeper.probe.gpu_work import memory_patterns, worker_child
+from watchkeeper.probe.gpu_work.bench import MIB, Bench
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 needs_torch = pytest.mark.skipif(not HAS_TORCH, reason="torch is not installed")
@@ -22,7 +22,7 @@ needs_torch = pytest.mark.skipif(not HAS_TORCH, reason="torch is not installed")
 def child(*orders: dict[str, Any]) -> list[dict[str, Any]]:
     """What the child says first, and to each order; then its input is closed, and it has to end."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "WATCHKEEPER_DIAG_DEVICE": "cpu"}
-    line = [sys.executable, "-m", "watchkeeper.probe.gpu_work.gpu_work"]
+    line = [sys.executable, "-m", "watchkeeper.probe.gpu_work.worker_child"]
     pipe = subprocess.PIPE
     with subprocess.Popen(line, env=environment, stdin=pipe, stdout=pipe, text=True, bufsize=1) as ran:
         assert ran.stdin is not None
@@ -52,20 +52,20 @@ def test_the_child_ends_when_nobody_asks_any_more() -> None:
     assert [line["say"] for line in child()] == ["hello"]
 
 
-@pytest.mark.parametrize("name", [name for name in gpu_work.TESTS if name not in ("p2p", "stress")])
+@pytest.mark.parametrize("name", [name for name in worker_child.TESTS if name not in ("p2p", "stress")])
 def test_a_healthy_machine_has_no_problem_in_any_test(bench: Bench, name: str) -> None:
     options = {"bytes": 8 * MIB, "share": 0.05, "size": 64}
-    answer = gpu_work.TESTS[name](bench, options)
+    answer = worker_child.TESTS[name](bench, options)
     assert answer["problems"] == []
     assert answer["measured"] > 0
     assert json.loads(json.dumps(answer)) == answer
 
 
-@pytest.mark.parametrize("pattern", [pattern.name for pattern in gpu_work_memory.PATTERNS])
+@pytest.mark.parametrize("pattern", [pattern.name for pattern in memory_patterns.PATTERNS])
 @pytest.mark.parametrize("bit", [0, 31, 63])
 def test_a_planted_flip_is_found_with_its_place_and_both_values(bench: Bench, pattern: str, bit: int) -> None:
     plant = {"pattern": pattern, "word": 777_777, "bit": bit}
-    answer = gpu_work.TESTS["memory_patterns"](bench, {"share": 0.1, "plant": plant})
+    answer = worker_child.TESTS["memory_patterns"](bench, {"share": 0.1, "plant": plant})
     (problem,) = answer["problems"]
     assert problem.startswith(f"byte {777_777 * 8:#x} (address 0x")
     found, written = (int(part.split(",")[0], 16) for part in problem.split("read ")[1].split(", written "))
@@ -76,23 +76,23 @@ def test_a_planted_flip_is_found_with_its_place_and_both_values(bench: Bench, pa
 @pytest.mark.parametrize("kind", ["bf16", "fp16", "fp8", "tf32", "fp32", "fp64"])
 @pytest.mark.parametrize("where", ["repeat", "sample", "exact"])
 def test_one_wrong_element_of_a_product_is_found(bench: Bench, kind: str, where: str) -> None:
-    answer = gpu_work.TESTS[f"matmul_{kind}"](bench, {"size": 64, "plant": where})
+    answer = worker_child.TESTS[f"matmul_{kind}"](bench, {"size": 64, "plant": where})
     assert len(answer["problems"]) == 1
     assert answer["problems"][0].startswith(("the same product differed in 1", "1 of"))
 
 
 def test_every_way_between_gpus_is_tried_and_a_changed_word_is_found(bench: Bench) -> None:
     wished = {"names": [0, 3, 5], "bytes": MIB}
-    answer = gpu_work.TESTS["p2p"](bench, wished)
+    answer = worker_child.TESTS["p2p"](bench, wished)
     assert list(answer["facts"]["pairs"]) == ["0 to 3", "0 to 5", "3 to 0", "3 to 5", "5 to 0", "5 to 3"]
     assert answer["problems"] == []
-    wrong = gpu_work.TESTS["p2p"](bench, wished | {"plant": [1, 2]})
+    wrong = worker_child.TESTS["p2p"](bench, wished | {"plant": [1, 2]})
     assert wrong["problems"] == ["what GPU 3 sent to GPU 5 arrived changed"]
 
 
 def test_load_that_computes_differently_after_a_while_is_found(bench: Bench) -> None:
-    assert gpu_work.TESTS["stress"](bench, {"seconds": 0.2, "size": 64})["problems"] == []
-    wrong = gpu_work.TESTS["stress"](bench, {"seconds": 0.5, "size": 64, "plant": True})
+    assert worker_child.TESTS["stress"](bench, {"seconds": 0.2, "size": 64})["problems"] == []
+    wrong = worker_child.TESTS["stress"](bench, {"seconds": 0.5, "size": 64, "plant": True})
     assert wrong["problems"][0].endswith("s of load 1 of 4096 elements came out differently")
 
 

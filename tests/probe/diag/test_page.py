@@ -18,22 +18,22 @@ from watchkeeper.errors import CollectError
 from watchkeeper.kit import wire
 from watchkeeper.kit.clock import ScaledClock
 from watchkeeper.model import diag
-from watchkeeper.model.diag import Kept, KeptResults, Report, TestedGpu, TestResult, Verdict
+from watchkeeper.model.diag import DiagReport, DiagVerdict, LatestResult, LatestResults, TestedGpu, TestResult
 
-COPY = TestResult("memory_copy", "GPU-1", Verdict.PASS, "4100 GB/s", 4100.5, 4200.0, unit="GB/s")
-NVML = TestResult("nvml", None, Verdict.FAIL, "it does not answer")
-
-
-def report(*results: TestResult, at: datetime = NOON) -> Report:
-    return Report(2, "n1", at, 20.0, (TestedGpu("GPU-1", 0, "NVIDIA H200"),), results)
+COPY = TestResult("memory_copy", "GPU-1", DiagVerdict.PASS, "4100 GB/s", 4100.5, 4200.0, unit="GB/s")
+NVML = TestResult("nvml", None, DiagVerdict.FAIL, "it does not answer")
 
 
-def shown(kept: KeptResults, now: datetime = NOON) -> list[str]:
+def report(*results: TestResult, at: datetime = NOON) -> DiagReport:
+    return DiagReport(2, "n1", at, 20.0, (TestedGpu("GPU-1", 0, "NVIDIA H200"),), results)
+
+
+def shown(kept: LatestResults, now: datetime = NOON) -> list[str]:
     return [line for line in diag_page.render(kept, "n1", now).splitlines() if not line.startswith("#")]
 
 
 def test_a_result_is_shown_with_verdict_numbers_and_time() -> None:
-    assert shown(diag.merge(KeptResults(), report(COPY, NVML))) == [
+    assert shown(diag.merge_report(LatestResults(), report(COPY, NVML))) == [
         'watchkeeper_diag_result{test="nvml",Hostname="n1"} 2',
         'watchkeeper_diag_result{test="memory_copy",UUID="GPU-1",Hostname="n1"} 0',
         'watchkeeper_diag_measured{test="memory_copy",UUID="GPU-1",unit="GB/s",Hostname="n1"} 4100.5',
@@ -45,9 +45,10 @@ def test_a_result_is_shown_with_verdict_numbers_and_time() -> None:
 
 def test_a_newer_run_replaces_what_it_measured_and_leaves_what_it_skipped() -> None:
     later = NOON + timedelta(days=30)
-    skipped = replace(NVML, verdict=Verdict.SKIP)
-    kept = diag.merge(
-        diag.merge(KeptResults(), report(COPY, NVML)), report(replace(COPY, measured=3000.0), skipped, at=later)
+    skipped = replace(NVML, verdict=DiagVerdict.SKIP)
+    kept = diag.merge_report(
+        diag.merge_report(LatestResults(), report(COPY, NVML)),
+        report(replace(COPY, measured=3000.0), skipped, at=later),
     )
     assert {(entry.result.test, entry.at, entry.result.measured) for entry in kept.results} == {
         ("memory_copy", later, 3000.0),
@@ -56,27 +57,27 @@ def test_a_newer_run_replaces_what_it_measured_and_leaves_what_it_skipped() -> N
 
 
 def test_a_result_older_than_a_year_is_not_shown() -> None:
-    kept = diag.merge(KeptResults(), report(COPY))
+    kept = diag.merge_report(LatestResults(), report(COPY))
     assert shown(kept, NOON + timedelta(days=364))
     assert not shown(kept, NOON + timedelta(days=366))
 
 
 def test_the_file_never_grows_beyond_its_limit_and_comes_back_whole() -> None:
-    kept = KeptResults()
+    kept = LatestResults()
     for number in range(3):
         results = [replace(COPY, gpu=f"GPU-{number}-{gpu}") for gpu in range(900)]
-        kept = diag.merge(kept, report(*results, at=NOON + timedelta(minutes=number)))
+        kept = diag.merge_report(kept, report(*results, at=NOON + timedelta(minutes=number)))
     assert len(kept.results) == diag.MOST_KEPT
     assert min(entry.at for entry in kept.results) == NOON
     assert sum(entry.at == NOON + timedelta(minutes=2) for entry in kept.results) == 900
-    assert wire.loads(KeptResults, wire.dumps(kept)) == kept
+    assert wire.loads(LatestResults, wire.dumps(kept)) == kept
 
 
 def test_the_page_follows_the_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     page, file = diag_page.DiagPage(tmp_path, "n1"), diag_page.ResultFile(tmp_path)
     page.refresh(NOON)
     assert page.page() == b""
-    file.keep(report(COPY))
+    file.add(report(COPY))
     page.refresh(NOON)
     assert b'watchkeeper_diag_measured{test="memory_copy"' in page.page()
     file.path.write_text("{}x")
@@ -84,7 +85,7 @@ def test_the_page_follows_the_file(tmp_path: Path, caplog: pytest.LogCaptureFixt
         page.refresh(NOON)
     assert page.page() == b""
     assert [record.message for record in caplog.records] == ["Diagnostic results are not shown"]
-    file.keep(report(NVML))
+    file.add(report(NVML))
     assert [entry.result for entry in file.read().results] == [NVML]
 
 
@@ -94,21 +95,21 @@ def test_the_agent_shows_what_diag_has_left(fake: driver.FakeNvml, tmp_path: Pat
             return await node.until_page(lambda text: "watchkeeper_diag_measured{" in text)
 
     (tmp_path / "spool").mkdir()
-    diag_page.ResultFile(tmp_path / "spool").keep(report(COPY, at=ScaledClock().now()))
+    diag_page.ResultFile(tmp_path / "spool").add(report(COPY, at=ScaledClock().now()))
     page = asyncio.run(asyncio.wait_for(scraped(), 30))
     assert 'watchkeeper_diag_result{test="memory_copy",UUID="GPU-1",Hostname=' in page
 
 
 def test_a_directory_that_may_not_be_written_is_named_with_a_remedy(tmp_path: Path) -> None:
     with pytest.raises(CollectError, match=r"diag\.json: cannot be written.*--spool"):
-        diag_page.ResultFile(tmp_path / "absent").keep(report(COPY))
+        diag_page.ResultFile(tmp_path / "absent").add(report(COPY))
 
 
 def test_a_report_says_failed_before_cannot_tell_before_passed() -> None:
-    skipped = TestResult("gpu_work", "GPU-1", Verdict.SKIP, "torch cannot be imported")
-    assert report(COPY).exit is diag.Exit.PASSED
-    assert report(COPY, skipped).exit is diag.Exit.CANNOT_TELL
-    assert report(COPY, skipped, NVML).exit is diag.Exit.FAILED
-    assert replace(report(COPY), gpus=()).exit is diag.Exit.CANNOT_TELL
-    assert replace(report(COPY), stopped="heat").exit is diag.Exit.CANNOT_TELL
-    assert Kept(NOON, COPY).result is COPY
+    skipped = TestResult("gpu_work", "GPU-1", DiagVerdict.SKIP, "torch cannot be imported")
+    assert report(COPY).exit is diag.DiagOutcome.PASSED
+    assert report(COPY, skipped).exit is diag.DiagOutcome.CANNOT_TELL
+    assert report(COPY, skipped, NVML).exit is diag.DiagOutcome.FAILED
+    assert replace(report(COPY), gpus=()).exit is diag.DiagOutcome.CANNOT_TELL
+    assert replace(report(COPY), stopped="heat").exit is diag.DiagOutcome.CANNOT_TELL
+    assert LatestResult(NOON, COPY).result is COPY

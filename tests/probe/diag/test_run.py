@@ -14,26 +14,26 @@ import pytest
 
 from tests.probe.diag.standins import NOON, UUID, options, row
 from tests.support.paths import ROOT
-from watchkeeper.model import gpu_words
-from watchkeeper.model.diag import Exit, Report, TestResult, Verdict
-from watchkeeper.probe.diag import diag_plan, diag_run, diag_work
+from watchkeeper.model import gpu_selectors
+from watchkeeper.model.diag import DiagOutcome, DiagReport, DiagVerdict, TestResult
+from watchkeeper.probe.diag import plan, runner, work_loop
 
 
-def run(level: int, wished: diag_run.Options) -> Report:
-    return diag_run.run(level, now=NOON, options=wished)
+def run(level: int, wished: runner.DiagOptions) -> DiagReport:
+    return runner.run(level, now=NOON, options=wished)
 
 
-def about(report: Report, test: str, gpu: int = 0) -> TestResult:
+def about(report: DiagReport, test: str, gpu: int = 0) -> TestResult:
     return next(result for result in report.results if result.test == test and result.gpu in (None, f"{UUID}{gpu}"))
 
 
 def test_a_healthy_gpu_passes_every_test_with_both_numbers(tmp_path: Path) -> None:
     report = run(2, options(tmp_path))
-    assert report.exit is Exit.PASSED
+    assert report.exit is DiagOutcome.PASSED
     found = about(report, "matmul_bf16")
-    assert (found.verdict, found.measured, found.expected, found.unit) == (Verdict.PASS, 780.0, 799.0, "TFLOP/s")
+    assert (found.verdict, found.measured, found.expected, found.unit) == (DiagVerdict.PASS, 780.0, 799.0, "TFLOP/s")
     assert found.why == "780 TFLOP/s; this model reaches 799 (98%)"
-    assert {step.test for step in diag_plan.LEVEL_2} <= {result.test for result in report.results}
+    assert {step.test for step in plan.LEVEL_2} <= {result.test for result in report.results}
 
 
 def test_level_1_starts_no_worker_and_asks_the_software(tmp_path: Path) -> None:
@@ -44,46 +44,46 @@ def test_level_1_starts_no_worker_and_asks_the_software(tmp_path: Path) -> None:
 
 def test_a_crash_fails_its_test_and_skips_what_came_after(tmp_path: Path) -> None:
     report = run(2, options(tmp_path, "crash", "memory_copy"))
-    assert report.exit is Exit.FAILED
+    assert report.exit is DiagOutcome.FAILED
     assert about(report, "memory_copy").why == (
         "the test program ended (signal 6: an illegal memory access was encountered)"
     )
-    assert about(report, "pcie_to_gpu").verdict is Verdict.PASS
-    assert about(report, "matmul_bf16").verdict is Verdict.SKIP
+    assert about(report, "pcie_to_gpu").verdict is DiagVerdict.PASS
+    assert about(report, "matmul_bf16").verdict is DiagVerdict.SKIP
 
 
 @pytest.mark.slow
 def test_a_hang_is_a_failed_test_with_its_deadline_and_other_gpus_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    quick = tuple(replace(step, limit_seconds=1.0) for step in diag_plan.LEVEL_2)
-    monkeypatch.setattr(diag_plan, "LEVEL_2", quick)
+    quick = tuple(replace(step, limit_seconds=1.0) for step in plan.LEVEL_2)
+    monkeypatch.setattr(plan, "LEVEL_2", quick)
     report = run(2, options(tmp_path, "hang", "matmul_fp8", gpus=2))
     found = about(report, "matmul_fp8")
-    assert (found.verdict, found.why) == (Verdict.FAIL, "no answer within 1 s: the GPU or CUDA hangs")
-    assert about(report, "matmul_bf16", gpu=1).verdict is Verdict.PASS
+    assert (found.verdict, found.why) == (DiagVerdict.FAIL, "no answer within 1 s: the GPU or CUDA hangs")
+    assert about(report, "matmul_bf16", gpu=1).verdict is DiagVerdict.PASS
 
 
 def test_a_wrong_result_is_silent_data_corruption(tmp_path: Path) -> None:
     report = run(2, options(tmp_path, "corrupt", "matmul_fp16"))
-    assert report.exit is Exit.FAILED
+    assert report.exit is DiagOutcome.FAILED
     assert about(report, "matmul_fp16").why == "silent data corruption: 1 of 64 elements are wrong"
 
 
 def test_a_gpu_at_half_its_speed_fails(tmp_path: Path) -> None:
-    assert about(run(2, options(tmp_path, "slow", "pcie_to_gpu")), "pcie_to_gpu").verdict is Verdict.FAIL
+    assert about(run(2, options(tmp_path, "slow", "pcie_to_gpu")), "pcie_to_gpu").verdict is DiagVerdict.FAIL
 
 
 def test_without_torch_nobody_can_tell_and_the_remedy_is_named(tmp_path: Path) -> None:
     report = run(2, options(tmp_path, "absent"))
-    assert report.exit is Exit.CANNOT_TELL
+    assert report.exit is DiagOutcome.CANNOT_TELL
     assert "No module named 'torch'" in about(report, "gpu_work").why
     assert "--python" in about(report, "gpu_work").why
 
 
 def test_a_cuda_that_does_not_start_is_a_failure(tmp_path: Path) -> None:
     report = run(2, options(tmp_path, "broken"))
-    assert (report.exit, about(report, "gpu_work").why) == (Exit.FAILED, "CUDA does not start: error 802")
+    assert (report.exit, about(report, "gpu_work").why) == (DiagOutcome.FAILED, "CUDA does not start: error 802")
 
 
 @pytest.mark.parametrize(
@@ -96,9 +96,9 @@ def test_a_cuda_that_does_not_start_is_a_failure(tmp_path: Path) -> None:
 )
 def test_a_busy_gpu_is_left_alone_unless_told(tmp_path: Path, busy: dict[str, object], words: str) -> None:
     report = run(2, options(tmp_path, rows=[busy]))
-    assert report.exit is Exit.CANNOT_TELL
+    assert report.exit is DiagOutcome.CANNOT_TELL
     assert words in about(report, "gpu_work").why
-    assert run(2, options(tmp_path, rows=[busy], is_busy_ok=True)).exit is Exit.PASSED
+    assert run(2, options(tmp_path, rows=[busy], is_busy_ok=True)).exit is DiagOutcome.PASSED
 
 
 def test_a_gpu_that_is_cut_into_slices_is_left_alone(tmp_path: Path) -> None:
@@ -119,15 +119,15 @@ def test_a_safety_limit_stops_everything_at_once(tmp_path: Path, later: dict[str
     start = time.monotonic()
     report = run(3, options(tmp_path, "hang", "stress", later=later))
     assert words in report.stopped
-    assert report.exit is not Exit.PASSED
+    assert report.exit is not DiagOutcome.PASSED
     # What hangs does so for ten minutes.
     assert time.monotonic() - start < 60
 
 
 @pytest.mark.slow
 def test_a_watch_that_falls_silent_stops_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    usual = diag_work.Work
-    monkeypatch.setattr(diag_run, "Work", lambda *given: usual(*given, silent_seconds=0.5))
+    usual = work_loop.WorkLoop
+    monkeypatch.setattr(runner, "Work", lambda *given: usual(*given, silent_seconds=0.5))
     report = run(2, options(tmp_path, "hang", "memory_copy", later={"silent": True}))
     assert report.stopped == "NVML has not answered for 0.5 s: a driver call hangs"
 
@@ -142,11 +142,11 @@ def test_pcie_is_measured_one_gpu_after_the_other(tmp_path: Path) -> None:
 
 def test_two_gpus_are_tried_against_each_other(tmp_path: Path) -> None:
     found = about(run(2, options(tmp_path, gpus=2)), "p2p")
-    assert (found.verdict, found.measured) == (Verdict.PASS, 400.0)
+    assert (found.verdict, found.measured) == (DiagVerdict.PASS, 400.0)
 
 
 def test_only_the_chosen_gpus_are_tested_and_a_missing_one_fails(tmp_path: Path) -> None:
-    wished = options(tmp_path, gpus=3, chosen=gpu_words.read_words(["1,7"]))
+    wished = options(tmp_path, gpus=3, chosen=gpu_selectors.parse_selection(["1,7"]))
     report = run(2, wished)
     assert [gpu.index for gpu in report.gpus] == [1]
     assert {result.gpu for result in report.results} == {None, f"{UUID}1"}
@@ -178,14 +178,14 @@ def test_ctrl_c_ends_the_command_and_every_child(tmp_path: Path) -> None:
 
 
 def test_a_gpu_that_somebody_uses_keeps_half_of_its_free_memory() -> None:
-    shares = [step.options.get("share") for step in diag_plan.steps(3, 60.0, is_shared=True) if "patterns" in step.test]
+    shares = [step.options.get("share") for step in plan.steps(3, 60.0, is_shared=True) if "patterns" in step.test]
     assert shares == [0.5, 0.5]
-    assert not [step for step in diag_plan.steps(3, 60.0) if "share" in step.options]
+    assert not [step for step in plan.steps(3, 60.0) if "share" in step.options]
 
 
 def test_a_run_of_hours_comes_back_to_the_memory_again_and_again() -> None:
-    tests = [step.test for step in diag_plan.steps(4, 2 * 3600.0)]
+    tests = [step.test for step in plan.steps(4, 2 * 3600.0)]
     assert tests.count("stress") == 12
     assert tests.count("memory_patterns") == 13
-    load = [step.options["seconds"] for step in diag_plan.steps(4, 2 * 3600.0) if step.test == "stress"]
+    load = [step.options["seconds"] for step in plan.steps(4, 2 * 3600.0) if step.test == "stress"]
     assert sum(load) == 2 * 3600.0

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from watchkeeper.model.diag import TestResult, Verdict
-from watchkeeper.probe.diag import diag_facts
-from watchkeeper.probe.diag.diag_facts import Cuda, DeviceFile, Driver, GpuReading, SoftwareFacts
-from watchkeeper.probe.diag.diag_software import examine
+from watchkeeper.model.diag import DiagVerdict, TestResult
+from watchkeeper.probe.diag import software_facts
+from watchkeeper.probe.diag.software_checks import examine
+from watchkeeper.probe.diag.software_facts import CudaStatus, DeviceFile, GpuReading, NvmlStatus, SoftwareFacts
 from watchkeeper.readers.node import host, pci_sysfs, systemd_units
 from watchkeeper.readers.node.node import NodeFacts
 
-WORKING = Driver("580.95.05", "13.580.95.05", 1)
+WORKING = NvmlStatus("580.95.05", "13.580.95.05", 1)
 GPU = pci_sysfs.PciDevice("0000:01:00.0", pci_sysfs.DeviceKind.GPU)
 SWITCH = pci_sysfs.PciDevice("0000:05:00.0", pci_sysfs.DeviceKind.SWITCH)
 
@@ -24,7 +24,7 @@ def gpu(**values: Any) -> GpuReading:
 
 
 def facts(**changes: Any) -> SoftwareFacts:
-    usual: dict[str, Any] = {"driver": WORKING, "cuda": Cuda(13000, 0, "CUDA_SUCCESS", 1), "gpus": (gpu(),)}
+    usual: dict[str, Any] = {"driver": WORKING, "cuda": CudaStatus(13000, 0, "CUDA_SUCCESS", 1), "gpus": (gpu(),)}
     return SoftwareFacts(**(usual | changes))
 
 
@@ -32,7 +32,7 @@ def about(given: SoftwareFacts, test: str) -> TestResult | None:
     return next((result for result in examine(given) if result.test == test), None)
 
 
-def verdict(given: SoftwareFacts, test: str) -> Verdict | None:
+def verdict(given: SoftwareFacts, test: str) -> DiagVerdict | None:
     found = about(given, test)
     return None if found is None else found.verdict
 
@@ -40,48 +40,50 @@ def verdict(given: SoftwareFacts, test: str) -> Verdict | None:
 def test_a_library_of_another_version_than_the_loaded_module_fails() -> None:
     found = about(facts(node=NodeFacts(driver="570.1.2")), "driver_versions")
     assert found is not None
-    assert (found.verdict, "570.1.2" in found.why, "580.95.05" in found.why) == (Verdict.FAIL, True, True)
-    assert verdict(facts(node=NodeFacts(driver="580.95.05")), "driver_versions") is Verdict.PASS
+    assert (found.verdict, "570.1.2" in found.why, "580.95.05" in found.why) == (DiagVerdict.FAIL, True, True)
+    assert verdict(facts(node=NodeFacts(driver="580.95.05")), "driver_versions") is DiagVerdict.PASS
 
 
 def test_a_broken_nvml_is_a_failure_only_where_there_is_a_gpu() -> None:
-    broken = Driver(broken="DRIVER_NOT_LOADED", why="Driver Not Loaded")
-    assert verdict(facts(driver=broken, gpus=(), node=NodeFacts(pci=(GPU,))), "nvml") is Verdict.FAIL
-    assert verdict(facts(driver=broken, gpus=(), node=NodeFacts()), "nvml") is Verdict.SKIP
+    broken = NvmlStatus(broken="DRIVER_NOT_LOADED", why="Driver Not Loaded")
+    assert verdict(facts(driver=broken, gpus=(), node=NodeFacts(pci=(GPU,))), "nvml") is DiagVerdict.FAIL
+    assert verdict(facts(driver=broken, gpus=(), node=NodeFacts()), "nvml") is DiagVerdict.SKIP
 
 
 def test_a_gpu_that_is_lost_fails_by_its_name() -> None:
     row = {"index": 3, "identity": {"uuid": "GPU-3"}, "lost": "nvmlDeviceGetUUID"}
-    found, lost = diag_facts.read_gpus([row])
+    found, lost = software_facts.read_gpus([row])
     assert (found, lost) == ((), ("GPU-3 is lost: nvmlDeviceGetUUID says GPU_IS_LOST",))
-    assert verdict(facts(lost=lost), "gpus_answer") is Verdict.FAIL
+    assert verdict(facts(lost=lost), "gpus_answer") is DiagVerdict.FAIL
 
 
-@pytest.mark.parametrize(("expected", "answer"), [(None, Verdict.PASS), (1, Verdict.PASS), (8, Verdict.FAIL)])
-def test_fewer_gpus_than_expected_fail_with_both_numbers(expected: int | None, answer: Verdict) -> None:
+@pytest.mark.parametrize(
+    ("expected", "answer"), [(None, DiagVerdict.PASS), (1, DiagVerdict.PASS), (8, DiagVerdict.FAIL)]
+)
+def test_fewer_gpus_than_expected_fail_with_both_numbers(expected: int | None, answer: DiagVerdict) -> None:
     assert verdict(facts(expected_gpus=expected), "gpu_count") is answer
-    assert verdict(facts(node=NodeFacts(pci=(GPU, GPU))), "gpu_count") is Verdict.FAIL
+    assert verdict(facts(node=NodeFacts(pci=(GPU, GPU))), "gpu_count") is DiagVerdict.FAIL
 
 
 @pytest.mark.parametrize(
     ("cuda", "words"),
     [
-        (Cuda(None, why="libcuda.so.1: cannot open"), "libcuda.so.1 cannot be loaded: libcuda.so.1: cannot open"),
-        (Cuda(13000, 802, "CUDA_ERROR_SYSTEM_NOT_READY"), "look at nvidia-fabricmanager"),
-        (Cuda(13000, 803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"), "libcuda does not fit the loaded kernel module"),
-        (Cuda(0, -1, "no answer"), "does not start: no answer"),
+        (CudaStatus(None, why="libcuda.so.1: cannot open"), "libcuda.so.1 cannot be loaded: libcuda.so.1: cannot open"),
+        (CudaStatus(13000, 802, "CUDA_ERROR_SYSTEM_NOT_READY"), "look at nvidia-fabricmanager"),
+        (CudaStatus(13000, 803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"), "libcuda does not fit the loaded kernel module"),
+        (CudaStatus(0, -1, "no answer"), "does not start: no answer"),
     ],
 )
-def test_a_cuda_that_does_not_start_says_what_to_look_at(cuda: Cuda, words: str) -> None:
+def test_a_cuda_that_does_not_start_says_what_to_look_at(cuda: CudaStatus, words: str) -> None:
     found = about(facts(cuda=cuda), "cuda")
     assert found is not None
-    assert (found.verdict, words in found.why) == (Verdict.FAIL, True)
+    assert (found.verdict, words in found.why) == (DiagVerdict.FAIL, True)
 
 
 def test_gpus_that_a_variable_hides_are_a_warning() -> None:
-    found = about(facts(cuda=Cuda(13000, 0, "", 0), environment={"CUDA_VISIBLE_DEVICES": ""}), "cuda")
+    found = about(facts(cuda=CudaStatus(13000, 0, "", 0), environment={"CUDA_VISIBLE_DEVICES": ""}), "cuda")
     assert found is not None
-    assert (found.verdict, found.why) == (Verdict.WARN, "CUDA 13.0 sees 0 of 1 GPUs, CUDA_VISIBLE_DEVICES is ''")
+    assert (found.verdict, found.why) == (DiagVerdict.WARN, "CUDA 13.0 sees 0 of 1 GPUs, CUDA_VISIBLE_DEVICES is ''")
 
 
 def test_device_files_that_are_absent_or_closed_are_named() -> None:
@@ -93,42 +95,42 @@ def test_device_files_that_are_absent_or_closed_are_named() -> None:
 
 def test_fabric_manager_matters_only_where_there_are_switches() -> None:
     assert about(facts(node=NodeFacts(pci=(GPU,))), "fabric_manager") is None
-    assert verdict(facts(node=NodeFacts(pci=(GPU, SWITCH))), "fabric_manager") is Verdict.SKIP
+    assert verdict(facts(node=NodeFacts(pci=(GPU, SWITCH))), "fabric_manager") is DiagVerdict.SKIP
     unit = systemd_units.Unit("nvidia-fabricmanager.service", "loaded", "failed", "failed")
-    assert verdict(facts(node=NodeFacts(pci=(SWITCH,), units=(unit,))), "fabric_manager") is Verdict.FAIL
-    assert verdict(facts(node=NodeFacts(pci=(SWITCH,), units=())), "fabric_manager") is Verdict.FAIL
+    assert verdict(facts(node=NodeFacts(pci=(SWITCH,), units=(unit,))), "fabric_manager") is DiagVerdict.FAIL
+    assert verdict(facts(node=NodeFacts(pci=(SWITCH,), units=())), "fabric_manager") is DiagVerdict.FAIL
 
 
 def test_a_container_with_little_shared_memory_warns() -> None:
     small = host.Space("/dev/shm", 64 << 20, 64 << 20)
-    assert verdict(facts(node=NodeFacts(shared_memory=small)), "shared_memory") is Verdict.WARN
+    assert verdict(facts(node=NodeFacts(shared_memory=small)), "shared_memory") is DiagVerdict.WARN
 
 
 @pytest.mark.parametrize(
     ("values", "test", "answer"),
     [
-        ({"DCGM_FI_DEV_PERSISTENCE_MODE": 0}, "persistence_mode", Verdict.WARN),
-        ({"DCGM_FI_DEV_PERSISTENCE_MODE": 1}, "persistence_mode", Verdict.PASS),
-        ({"DCGM_FI_DEV_ECC_CURRENT": 1, "DCGM_FI_DEV_ECC_PENDING": 1}, "ecc_mode", Verdict.PASS),
-        ({"DCGM_FI_DEV_ECC_CURRENT": 1, "DCGM_FI_DEV_ECC_PENDING": 0}, "ecc_mode", Verdict.WARN),
-        ({"DCGM_FI_DEV_ECC_CURRENT": 0}, "ecc_mode", Verdict.WARN),
-        ({"DCGM_FI_DEV_COMPUTE_MODE": 2}, "compute_mode", Verdict.FAIL),
-        ({"DCGM_FI_DEV_MIG_MODE": 1}, "mig_mode", Verdict.PASS),
-        ({"DCGM_FI_DEV_ROW_REMAP_PENDING": 1}, "memory_repairs", Verdict.WARN),
-        ({"DCGM_FI_DEV_ROW_REMAP_FAILURE": 1, "DCGM_FI_DEV_ROW_REMAP_PENDING": 1}, "memory_repairs", Verdict.FAIL),
-        ({"DCGM_FI_DEV_ROW_REMAP_PENDING": 0}, "memory_repairs", Verdict.PASS),
-        ({"DCGM_FI_DEV_INFOROM_CONFIG_VALID": 0}, "inforom", Verdict.WARN),
-        ({"watchkeeper_gpu_recovery_action": 1}, "recovery_action", Verdict.FAIL),
-        ({"DCGM_FI_DEV_PCIE_LINK_WIDTH": 8, "DCGM_FI_DEV_PCIE_MAX_LINK_WIDTH": 16}, "pcie_link", Verdict.FAIL),
-        ({"watchkeeper_gpu_nvlink_up": {"0": 1, "1": 0}}, "nvlink", Verdict.FAIL),
-        ({"watchkeeper_gpu_nvlink_up": {"0": 1, "1": 1}}, "nvlink", Verdict.PASS),
+        ({"DCGM_FI_DEV_PERSISTENCE_MODE": 0}, "persistence_mode", DiagVerdict.WARN),
+        ({"DCGM_FI_DEV_PERSISTENCE_MODE": 1}, "persistence_mode", DiagVerdict.PASS),
+        ({"DCGM_FI_DEV_ECC_CURRENT": 1, "DCGM_FI_DEV_ECC_PENDING": 1}, "ecc_mode", DiagVerdict.PASS),
+        ({"DCGM_FI_DEV_ECC_CURRENT": 1, "DCGM_FI_DEV_ECC_PENDING": 0}, "ecc_mode", DiagVerdict.WARN),
+        ({"DCGM_FI_DEV_ECC_CURRENT": 0}, "ecc_mode", DiagVerdict.WARN),
+        ({"DCGM_FI_DEV_COMPUTE_MODE": 2}, "compute_mode", DiagVerdict.FAIL),
+        ({"DCGM_FI_DEV_MIG_MODE": 1}, "mig_mode", DiagVerdict.PASS),
+        ({"DCGM_FI_DEV_ROW_REMAP_PENDING": 1}, "memory_repairs", DiagVerdict.WARN),
+        ({"DCGM_FI_DEV_ROW_REMAP_FAILURE": 1, "DCGM_FI_DEV_ROW_REMAP_PENDING": 1}, "memory_repairs", DiagVerdict.FAIL),
+        ({"DCGM_FI_DEV_ROW_REMAP_PENDING": 0}, "memory_repairs", DiagVerdict.PASS),
+        ({"DCGM_FI_DEV_INFOROM_CONFIG_VALID": 0}, "inforom", DiagVerdict.WARN),
+        ({"watchkeeper_gpu_recovery_action": 1}, "recovery_action", DiagVerdict.FAIL),
+        ({"DCGM_FI_DEV_PCIE_LINK_WIDTH": 8, "DCGM_FI_DEV_PCIE_MAX_LINK_WIDTH": 16}, "pcie_link", DiagVerdict.FAIL),
+        ({"watchkeeper_gpu_nvlink_up": {"0": 1, "1": 0}}, "nvlink", DiagVerdict.FAIL),
+        ({"watchkeeper_gpu_nvlink_up": {"0": 1, "1": 1}}, "nvlink", DiagVerdict.PASS),
         ({"watchkeeper_gpu_nvlink_up": {"0": 0, "1": 0}}, "nvlink", None),
-        ({"DCGM_FI_DEV_FABRIC_MANAGER_STATUS": 2}, "fabric", Verdict.FAIL),
-        ({"DCGM_FI_DEV_FABRIC_MANAGER_STATUS": 3}, "fabric", Verdict.PASS),
-        ({"DCGM_FI_DEV_FABRIC_MANAGER_STATUS": 4}, "fabric", Verdict.FAIL),
+        ({"DCGM_FI_DEV_FABRIC_MANAGER_STATUS": 2}, "fabric", DiagVerdict.FAIL),
+        ({"DCGM_FI_DEV_FABRIC_MANAGER_STATUS": 3}, "fabric", DiagVerdict.PASS),
+        ({"DCGM_FI_DEV_FABRIC_MANAGER_STATUS": 4}, "fabric", DiagVerdict.FAIL),
     ],
 )
-def test_what_a_gpu_says_of_itself_is_judged(values: dict[str, Any], test: str, answer: Verdict | None) -> None:
+def test_what_a_gpu_says_of_itself_is_judged(values: dict[str, Any], test: str, answer: DiagVerdict | None) -> None:
     assert verdict(facts(gpus=(gpu(**values),)), test) is answer
 
 
@@ -140,7 +142,7 @@ def test_a_cpuset_far_from_the_gpu_warns(tmp_path: Path) -> None:
     folder = tmp_path / "bus/pci/devices/0000:01:00.0"
     folder.mkdir(parents=True)
     (folder / "local_cpulist").write_text("0-3,8\n")
-    near = diag_facts.local_cpus([gpu()], tmp_path)
+    near = software_facts.local_cpus([gpu()], tmp_path)
     assert near == {"0000:01:00.0": frozenset({0, 1, 2, 3, 8})}
-    assert verdict(facts(local_cpus=near, allowed_cpus=frozenset({2, 9})), "numa") is Verdict.PASS
-    assert verdict(facts(local_cpus=near, allowed_cpus=frozenset({9})), "numa") is Verdict.WARN
+    assert verdict(facts(local_cpus=near, allowed_cpus=frozenset({2, 9})), "numa") is DiagVerdict.PASS
+    assert verdict(facts(local_cpus=near, allowed_cpus=frozenset({9})), "numa") is DiagVerdict.WARN

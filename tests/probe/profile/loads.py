@@ -10,7 +10,7 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from watchkeeper.probe.profile.recording import Track
+from watchkeeper.probe.profile.recording import GpuTrack
 
 STEP = 0.0025
 IDLE_WATTS, LIMIT_WATTS = 126.0, 700.0
@@ -132,7 +132,7 @@ def record(
     seed: int = 1,
     since: float = 0.0,
     label: str | None = None,
-) -> Track:
+) -> GpuTrack:
     """The load for a while, with two percent of noise on every number."""
     chance = random.Random(seed)
     period = load.on_seconds + load.off_seconds
@@ -154,7 +154,7 @@ def record(
         }
         for name, value in values.items():
             numbers.setdefault(name, []).append(min(value, 100.0) if name.endswith("_util") else value)
-    return Track("0", times, numbers, None if label is None else [label] * len(times))
+    return GpuTrack("0", times, numbers, None if label is None else [label] * len(times))
 
 
 def _on_share(start: float, end: float, *, load: Load, period: float) -> float:
@@ -165,11 +165,11 @@ def _on_share(start: float, end: float, *, load: Load, period: float) -> float:
     return on / steps
 
 
-def joined(*tracks: Track) -> Track:
+def joined(*tracks: GpuTrack) -> GpuTrack:
     """One after the other."""
     names = {name for track in tracks for name in track.numbers}
     labels = [label for track in tracks for label in (track.labels or [""] * len(track))]
-    return Track(
+    return GpuTrack(
         "0",
         [at for track in tracks for at in track.times],
         {name: [value for track in tracks for value in track.numbers.get(name, [None] * len(track))] for name in names},
@@ -177,6 +177,6 @@ def joined(*tracks: Track) -> Track:
     )
 
 
-def without(track: Track, *columns: str) -> Track:
+def without(track: GpuTrack, *columns: str) -> GpuTrack:
     kept = {name: values for name, values in track.numbers.items() if name not in columns}
-    return Track(track.gpu, track.times, kept, track.labels)
+    return GpuTrack(track.gpu, track.times, kept, track.labels)

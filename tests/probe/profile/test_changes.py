@@ -12,13 +12,13 @@ from tests.probe.profile import loads
 from tests.properties import examples
 from watchkeeper.probe.profile import changes, segments
 from watchkeeper.probe.profile.limits import MIB_PER_GB, default_model
-from watchkeeper.probe.profile.recording import Recording, Track
+from watchkeeper.probe.profile.recording import GpuTrack, Recording
 
 CEILING = default_model().pcie_gb_per_second * MIB_PER_GB
 STEADY = sorted(set(loads.LOADS) - {"nothing", "checkpoints", "tiny_request_each_25_ms"})
 
 
-def one_after_another(*names: str, pause: float = 0.0) -> Track:
+def one_after_another(*names: str, pause: float = 0.0) -> GpuTrack:
     """Six seconds of each, with nothing between two for a while."""
     tracks, at = [], 0.0
     for seed, name in enumerate(names):
@@ -28,8 +28,8 @@ def one_after_another(*names: str, pause: float = 0.0) -> Track:
     return loads.joined(*tracks)
 
 
-def classes(track: Track) -> list[str]:
-    return [segment.verdict.bound.value for segment in segments.judge(Recording((track,))).segments]
+def classes(track: GpuTrack) -> list[str]:
+    return [segment.verdict.bound.value for segment in segments.judge_recording(Recording((track,))).segments]
 
 
 @pytest.mark.parametrize("pause", [0.0, 0.7, 1.5])

@@ -14,7 +14,7 @@ from tests.probe.profile import loads
 from tests.properties import examples
 from tests.support.paths import SHARED
 from watchkeeper.probe.profile import columns, recording, segments
-from watchkeeper.probe.profile.recording import Recording, Track
+from watchkeeper.probe.profile.recording import GpuTrack, Recording
 from watchkeeper.probe.profile.verdict import Bound
 
 TRACE = SHARED / "h200/h200_workloads.csv"
@@ -40,8 +40,8 @@ TRUTH = {
 }
 
 
-def judge(track: Track) -> segments.Segment:
-    return segments.judge(Recording((track,))).segments[0]
+def judge(track: GpuTrack) -> segments.Segment:
+    return segments.judge_recording(Recording((track,))).segments[0]
 
 
 @pytest.mark.parametrize("name", loads.LOADS)
@@ -60,7 +60,7 @@ def test_one_sample_a_second_is_enough_for_what_is_steady(name: str) -> None:
 
 @pytest.mark.skipif(not TRACE.exists(), reason="the shared recording is not here")
 def test_every_label_of_the_recorded_h200_is_right() -> None:
-    judged = segments.judge(recording.read(TRACE))
+    judged = segments.judge_recording(recording.read(TRACE))
     assert {segment.label: segment.verdict.bound.value for segment in judged.segments} == TRUTH
     assert judged.model_is_known
     assert judged.left_out == 119
@@ -70,8 +70,8 @@ def test_every_label_of_the_recorded_h200_is_right() -> None:
 def test_without_gpm_the_recorded_h200_is_judged_the_same_and_less_surely() -> None:
     read = recording.read(TRACE)
     basic = Recording((loads.without(read.tracks[0], *columns.GPM),))
-    sure = {segment.label: segment.verdict.confidence for segment in segments.judge(read).segments}
-    for segment in segments.judge(basic).segments:
+    sure = {segment.label: segment.verdict.confidence for segment in segments.judge_recording(read).segments}
+    for segment in segments.judge_recording(basic).segments:
         assert segment.verdict.bound == TRUTH[segment.label]
         assert segment.verdict.confidence < sure[segment.label]
         assert any("no GPM" in text for text in segment.verdict.unsure)
@@ -113,14 +113,14 @@ def test_the_power_cap_at_full_load_is_no_doubt() -> None:
 def test_without_labels_a_recording_is_cut_where_the_work_changes() -> None:
     parts = ["nothing", "products", "copies_on_the_gpu", "pinned_copies", "tiny_kernels"]
     tracks = [loads.record(loads.LOADS[name], since=8.0 * place) for place, name in enumerate(parts)]
-    found = segments.judge(Recording((loads.joined(*tracks),))).segments
+    found = segments.judge_recording(Recording((loads.joined(*tracks),))).segments
     assert [segment.verdict.bound.value for segment in found] == [loads.LOADS[name].truth for name in parts]
     assert [round(segment.since / 8) for segment in found] == [0, 1, 2, 3, 4]
 
 
 def test_work_that_stops_again_and_again_is_one_segment_and_not_many() -> None:
     slow = loads.Load("stalls_input_or_io", loads.WIDE, on_seconds=2.5, off_seconds=2.5, watts=692)
-    found = segments.judge(Recording((loads.record(slow, seconds=42),))).segments
+    found = segments.judge_recording(Recording((loads.record(slow, seconds=42),))).segments
     assert [segment.verdict.bound.value for segment in found] == ["stalls_input_or_io"]
 
 
@@ -129,7 +129,7 @@ def test_rows_of_one_label_that_lie_apart_are_one_segment() -> None:
         loads.record(loads.LOADS[name], since=at, label=label)
         for name, at, label in (("products", 0, "a"), ("nothing", 8, "gap"), ("products", 16, "a"))
     )
-    judged = segments.judge(Recording((loads.joined(one, gap, two),)))
+    judged = segments.judge_recording(Recording((loads.joined(one, gap, two),)))
     assert [(segment.label, segment.verdict.bound, segment.samples) for segment in judged.segments] == [
         ("a", Bound.COMPUTE, 160)
     ]
@@ -140,7 +140,7 @@ def test_a_label_without_a_single_reading_is_no_segment_and_never_idle() -> None
     work = loads.record(loads.LOADS["products"], label="work")
     blind = loads.record(loads.LOADS["products"], since=8, label="blind")
     numbers = {name: [None] * len(blind) for name in blind.numbers}
-    judged = segments.judge(Recording((loads.joined(work, replace(blind, numbers=numbers)),)))
+    judged = segments.judge_recording(Recording((loads.joined(work, replace(blind, numbers=numbers)),)))
     assert ([segment.label for segment in judged.segments], judged.left_out) == (["work"], len(blind))
 
 
@@ -151,7 +151,7 @@ def test_each_gpu_has_its_own_segments() -> None:
     for row in range(60):
         writer.writerow([row / 10, "GPU-a", 99, 95, 85, 20])
         writer.writerow([row / 10, "GPU-b", 99, 97, 0, 85])
-    judged = segments.judge(recording.read_text(text.getvalue(), where="two.csv"))
+    judged = segments.judge_recording(recording.read_text(text.getvalue(), where="two.csv"))
     assert [(segment.gpu, segment.verdict.bound.value) for segment in judged.segments] == [
         ("GPU-a", "compute_bound"),
         ("GPU-b", "memory_bound"),

@@ -15,7 +15,7 @@ import pytest
 from tests.probe.profile import loads
 from tests.support.fake_nvml import driver
 from tests.support.waiting import until
-from watchkeeper.probe.profile import columns, profile_run, recorder, recording
+from watchkeeper.probe.profile import columns, recorder, recording, runner
 from watchkeeper.probe.profile.recording import Recording
 
 LINE = [sys.executable, "-m", "watchkeeper.cli.main", "profile"]
@@ -127,12 +127,12 @@ def test_a_driver_that_hangs_is_said_and_the_workload_goes_on(
 
     may_end = tmp_path / "may-end"
     waiting = f"import os, sys, time\nwhile not os.path.exists({str(may_end)!r}): time.sleep(0.02)\nsys.exit(5)"
-    recorded = profile_run.run(profile_run.Wish(command=[sys.executable, "-c", waiting]), hang)
+    recorded = runner.run(runner.RecordingRequest(command=[sys.executable, "-c", waiting]), hang)
     assert "the driver has not answered" in recorded.problems[0]
     assert recorded.exit_code is None
     assert len(recorded.recording.tracks[0]) >= 3
     may_end.touch()
-    assert profile_run.wait(recorded) == 5
+    assert runner.wait(recorded) == 5
 
 
 @pytest.mark.slow

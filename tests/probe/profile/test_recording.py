@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.probe.profile import loads
 from watchkeeper.probe.profile import recording, segments
-from watchkeeper.probe.profile.recording import Recording, RecordingError, Track
+from watchkeeper.probe.profile.recording import GpuTrack, Recording, RecordingError
 
 HEAD = "t,label,gpu_util,power_w\n"
 ROWS = "".join(f"{row / 10},work,99,600\n" for row in range(30))
@@ -83,7 +83,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
 def test_parquet_is_read_back_with_every_number_and_label(tmp_path: Path) -> None:
     track = loads.record(loads.LOADS["products"])
     gaps = [None if at % 3 else value for at, value in enumerate(track.numbers["power_w"])]
-    named = Track(
+    named = GpuTrack(
         "GPU-ü", track.times, {**track.numbers, "power_w": gaps}, [f"step {at % 2}" for at in range(len(track))]
     )
     path = recording.save(Recording((named,)), tmp_path)
@@ -106,7 +106,7 @@ def test_without_pyarrow_a_recording_is_csv(tmp_path: Path, monkeypatch: pytest.
 @given(st.text(alphabet="0123456789.,\n\t;abtgpu_ilnNe-\"'x \x00é", max_size=300))
 def test_no_text_makes_anything_but_a_recording_or_a_recording_error(text: str) -> None:
     try:
-        judged = segments.judge(read("t,gpu_util,label\n" + text))
+        judged = segments.judge_recording(read("t,gpu_util,label\n" + text))
     except RecordingError:
         return
     assert all(0 < segment.verdict.confidence < 1 for segment in judged.segments)

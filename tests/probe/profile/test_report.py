@@ -10,14 +10,14 @@ import pytest
 
 from tests.probe.profile import loads
 from watchkeeper.probe.profile import advice, limits, recorder, report, report_page, report_text
-from watchkeeper.probe.profile.recording import Recording, Track
+from watchkeeper.probe.profile.recording import GpuTrack, Recording
 from watchkeeper.probe.profile.verdict import Bound
 
 
 def recorded(*names: str, seconds: float = 30.0, seed: int = 1) -> Recording:
     """One GPU for each name."""
     tracks = [
-        Track(str(place), track.times, track.numbers)
+        GpuTrack(str(place), track.times, track.numbers)
         for place, name in enumerate(names)
         for track in (loads.record(loads.LOADS[name], seconds=seconds, seed=seed + place),)
     ]
@@ -25,13 +25,13 @@ def recorded(*names: str, seconds: float = 30.0, seed: int = 1) -> Recording:
 
 
 def test_every_class_has_words_and_a_profiler_command() -> None:
-    assert set(advice.words()) == {bound.value for bound in Bound}
+    assert set(advice.bottleneck_advice()) == {bound.value for bound in Bound}
     for bound in Bound:
         assert "python train.py" in advice.tool(bound, ["python", "train.py"]) or bound is Bound.IDLE
 
 
 def test_a_starved_gpu_could_be_as_much_faster_as_it_waits() -> None:
-    built = report.build(recorded("slow_loader"))
+    built = report.build_report(recorded("slow_loader"))
     assert built.main.verdict.bound is Bound.DATA_STARVED
     # A tenth of the time is work.
     assert built.gain.at_most == pytest.approx(10, rel=0.1)
@@ -39,14 +39,14 @@ def test_a_starved_gpu_could_be_as_much_faster_as_it_waits() -> None:
 
 
 def test_fp32_products_would_gain_what_tensor_cores_are_faster() -> None:
-    built = report.build(recorded("fp32_products"))
+    built = report.build_report(recorded("fp32_products"))
     # packs/gpu_expectations.csv: 799 against 51 TFLOP/s; 96 % of the time is on the pipe.
     assert built.gain.at_most == pytest.approx(10, rel=0.15)
 
 
 def test_achieved_rates_are_near_what_was_measured_on_an_h200() -> None:
     track = loads.record(loads.LOADS["products"])
-    clocked = replace(report.build(Recording((track,))).main.features, tensor=0.931, sm_clock=1470.0, dram=0.876)
+    clocked = replace(report.build_report(Recording((track,))).main.features, tensor=0.931, sm_clock=1470.0, dram=0.876)
     model = limits.find_model("NVIDIA H200")
     assert model is not None
     found = advice.achieved(clocked, model)
@@ -58,37 +58,37 @@ def test_achieved_rates_are_near_what_was_measured_on_an_h200() -> None:
 def test_start_up_is_not_what_a_workload_is_bound_by() -> None:
     quiet = loads.record(loads.LOADS["nothing"], seconds=30)
     work = loads.record(loads.LOADS["copies_on_the_gpu"], seconds=10, since=30)
-    built = report.build(Recording((loads.joined(quiet, work),), model="NVIDIA H200"))
+    built = report.build_report(Recording((loads.joined(quiet, work),), model="NVIDIA H200"))
     assert built.main.verdict.bound is Bound.MEMORY
     assert built.start_up_seconds == pytest.approx(30, abs=1.5)
     assert any("began after 3" in note for note in built.notes)
 
 
 def test_uneven_gpus_are_named_with_both_numbers() -> None:
-    built = report.build(recorded("products", "slow_loader"))
+    built = report.build_report(recorded("products", "slow_loader"))
     assert built.kind == "multi_gpu"
     assert built.imbalance is not None
     assert "GPU 0 is active 98 % of the time and GPU 1 10 %" in built.imbalance
 
 
 def test_even_gpus_are_not_called_uneven() -> None:
-    assert report.build(recorded("products", "products")).imbalance is None
+    assert report.build_report(recorded("products", "products")).imbalance is None
 
 
 def test_only_the_gpus_of_the_workload_are_judged() -> None:
-    built = report.build(recorded("nothing", "products", "tiny_kernels"), used={"2"})
+    built = report.build_report(recorded("nothing", "products", "tiny_kernels"), used={"2"})
     assert [gpu.gpu for gpu in built.gpus] == ["2"]
-    assert [gpu.gpu for gpu in report.build(recorded("nothing", "products")).gpus] == ["1"]
+    assert [gpu.gpu for gpu in report.build_report(recorded("nothing", "products")).gpus] == ["1"]
 
 
 def test_the_same_workload_again_is_the_same_within_noise() -> None:
-    built = report.build(recorded("training", seed=5), baseline=recorded("training", seed=9))
+    built = report.build_report(recorded("training", seed=5), baseline=recorded("training", seed=9))
     assert {row.change.value for row in built.compared} == {"same"}
     assert built.baseline_bound == "mixed"
 
 
 def test_what_got_worse_beyond_noise_is_said_with_both_numbers() -> None:
-    built = report.build(recorded("slow_loader"), baseline=recorded("products"))
+    built = report.build_report(recorded("slow_loader"), baseline=recorded("products"))
     worse = {row.column: row for row in built.compared if row.change.value == "worse"}
     assert {"graphics_util", "sm_util", "any_tensor_util"} <= set(worse)
     assert (worse["sm_util"].before or 0) > 90 > 15 > (worse["sm_util"].now or 0)
@@ -96,15 +96,15 @@ def test_what_got_worse_beyond_noise_is_said_with_both_numbers() -> None:
 
 
 def test_json_of_a_report_is_json_and_says_what_it_is_sure_of() -> None:
-    plain = json.loads(json.dumps(report.as_plain(report.build(recorded("tiny_kernels")))))
+    plain = json.loads(json.dumps(report.report_as_json(report.build_report(recorded("tiny_kernels")))))
     assert (plain["class"], plain["confidence"] > 0.6, plain["baseline"]) == ("launch_bound", True, None)
     assert plain["gpus"][0]["segments"][0]["class"] == "launch_bound"
 
 
 def test_the_page_needs_nothing_from_elsewhere_and_escapes_what_it_is_given() -> None:
     taken = recorded("training", "slow_loader")
-    built = report.build(taken, baseline=recorded("training"))
-    page = report_page.page(built, taken, title="python <train>.py")
+    built = report.build_report(taken, baseline=recorded("training"))
+    page = report_page.render_page(built, taken, title="python <train>.py")
     assert not re.findall(r"(?:src|href)=|https?://|@[A-Z]+@|<script", page)
     assert "python &lt;train&gt;.py" in page
     assert page.count("<polyline") >= 8
@@ -113,7 +113,7 @@ def test_the_page_needs_nothing_from_elsewhere_and_escapes_what_it_is_given() ->
 
 def test_a_long_recording_is_drawn_with_a_bounded_number_of_points() -> None:
     taken = recorded("training", seconds=400)
-    page = report_page.page(report.build(taken), taken, title="long")
+    page = report_page.render_page(report.build_report(taken), taken, title="long")
     longest = max(len(points.split()) for points in re.findall(r'points="([^"]*)"', page))
     assert longest <= report_page.POINTS
 
@@ -134,5 +134,5 @@ def test_a_thread_that_is_always_busy_is_named_as_what_the_gpu_waits_for() -> No
     track = loads.record(loads.LOADS["tiny_kernels"], seconds=20)
     for busiest, words in ((98.0, "busy 98 % of the time: the GPU waits for that thread"), (3.0, "(the busiest 3 %)")):
         numbers = {**track.numbers, "busiest_thread": [busiest if row % 5 == 0 else None for row in range(len(track))]}
-        built = report.build(Recording((Track("0", track.times, numbers),), model="NVIDIA H200"))
+        built = report.build_report(Recording((GpuTrack("0", track.times, numbers),), model="NVIDIA H200"))
         assert any(words in note for note in built.notes)

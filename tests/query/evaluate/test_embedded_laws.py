@@ -18,7 +18,7 @@ from watchkeeper import errors
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import STALE, Sample, is_stale
 from watchkeeper.query.embedded import EmbeddedEngine
-from watchkeeper.query.engine import Span
+from watchkeeper.query.engine import QueryRange
 from watchkeeper.query.promql import ast, printer
 from watchkeeper.store.head.head import Head
 
@@ -101,7 +101,7 @@ def engine_of(histories: list[list[tuple[int, float]]]) -> tuple[EmbeddedEngine,
 @given(histories=HISTORIES)
 def test_columns_agree_with_a_loop_over_samples(function: str, histories: list[list[tuple[int, float]]]) -> None:
     engine, samples = engine_of(histories)
-    span = Span(0, 300_000, 20_000)
+    span = QueryRange(0, 300_000, 20_000)
     found = {
         (labels["row"], int(at)): float(value)
         for labels, times, values in engine.range(f"{function}(x[1m])", span).frame.rows()
@@ -160,7 +160,7 @@ def test_a_range_query_says_at_each_step_what_an_instant_query_says(
     expr: str, histories: list[list[tuple[int, float]]]
 ) -> None:
     engine, _ = engine_of(histories)
-    span = Span(0, 300_000, 25_000)
+    span = QueryRange(0, 300_000, 25_000)
     ranged = engine.range(expr, span)
     for at in span.times.tolist():
         assert shown(ranged.frame.rows(), at) == shown(engine.instant(expr, at).frame.rows(), at)
@@ -172,4 +172,4 @@ def test_a_range_query_says_at_each_step_what_an_instant_query_says(
 def test_any_expression_answers_or_is_a_query_error(tree: ast.Expr) -> None:
     engine = loaded('up{gpu="a"} 1 0 -1', 'up{on="b"} 1e308 NaN Inf', 'sum{gpu="a", inf="i"} 0+5x5', 'by{le="1"} 1')
     with contextlib.suppress(errors.QueryError):
-        engine.range(printer.to_text(tree), Span(0, 240_000, 60_000))
+        engine.range(printer.to_text(tree), QueryRange(0, 240_000, 60_000))

@@ -8,7 +8,7 @@ import pytest
 
 from tests.query.loading import instant, loaded
 from watchkeeper import errors
-from watchkeeper.query.engine import Span
+from watchkeeper.query.engine import QueryRange
 
 YEAR_2200_MS = 7_258_118_400_000
 SOON_SECONDS = 5.0
@@ -38,9 +38,9 @@ def test_a_query_over_a_billion_samples_is_refused_with_both_numbers(expr: str) 
 def test_a_range_of_too_many_steps_is_refused_with_both_numbers() -> None:
     engine = loaded("x 1")
     with pytest.raises(errors.QueryLimit, match="11002 steps, the limit is 11001"):
-        engine.range("x", Span(0, 11_001_000, 1000))
+        engine.range("x", QueryRange(0, 11_001_000, 1000))
     # Prometheus answers this one, and Grafana asks for it: 11,000 steps from the first point to the last.
-    assert engine.range("x", Span(0, 11_000_000, 1000)).frame.values.shape == (1, 11_001)
+    assert engine.range("x", QueryRange(0, 11_000_000, 1000)).frame.values.shape == (1, 11_001)
 
 
 @pytest.mark.parametrize("pattern", ["(a+)+$", "(a|aa)+$", "(.*a){20}", "^(([a-z])+.)+[A-Z]([a-z])+$"])

@@ -13,10 +13,10 @@ from tests.query.loading import loaded
 from tests.support import native_strategies as native
 from watchkeeper import errors
 from watchkeeper.kit import durations
-from watchkeeper.model.histograms import Hint, Histogram
+from watchkeeper.model.histograms import Histogram, ResetHint
 from watchkeeper.query import histogram_text
 from watchkeeper.query.embedded import EmbeddedEngine
-from watchkeeper.query.engine import Answer, Limits, Span
+from watchkeeper.query.engine import QueryLimits, QueryRange, QueryResult
 from watchkeeper.query.evaluate import estimates
 
 GROWING = 'h{job="a"} {{count:4 sum:5 buckets:[1 2 1]}}+{{count:4 sum:5 buckets:[1 2 1]}}x10'
@@ -25,11 +25,11 @@ NUMBERS = 'n{job="a"} 2x10'
 MIXED = "m 1 2 {{count:1}} {{count:2}} 3"
 
 
-def answered(expr: str, *lines: str, at: str = "5m") -> Answer:
+def answered(expr: str, *lines: str, at: str = "5m") -> QueryResult:
     return loaded(*lines).instant(expr, durations.parse_ms(at))
 
 
-def shown(answer: Answer) -> dict[str, str]:
+def shown(answer: QueryResult) -> dict[str, str]:
     """Each series with its histogram in the notation, without the hint, or its number."""
     found = {str(labels): f"{value:g}" for labels, value in answer.latest().items()}
     for labels, histogram in answer.latest_histograms().items():
@@ -106,7 +106,7 @@ def test_histograms_that_are_left_out_are_told(expr: str, told: str) -> None:
 
 
 def test_a_range_has_numbers_and_histograms_at_their_steps() -> None:
-    frame = loaded(MIXED).range("m", Span(0, 240_000, 60_000)).frame
+    frame = loaded(MIXED).range("m", QueryRange(0, 240_000, 60_000)).frame
     assert frame.histograms is not None
     assert frame.present.tolist() == [[True, True, False, False, True]]
     assert [None if cell is None else cell.count for cell in frame.histograms[0]] == [None, None, 1.0, 2.0, None]
@@ -128,17 +128,17 @@ def test_a_reset_in_one_bucket_is_seen_although_the_count_grew() -> None:
 
 
 def test_a_query_over_too_many_histograms_is_refused_before_it_takes_minutes() -> None:
-    engine = loaded(GROWING, limits=Limits(max_samples=10_000))
-    assert len(engine.range("rate(h[2m])", Span(0, 300_000, 60_000)).frame.labels) == 1
+    engine = loaded(GROWING, limits=QueryLimits(max_samples=10_000))
+    assert len(engine.range("rate(h[2m])", QueryRange(0, 300_000, 60_000)).frame.labels) == 1
     with pytest.raises(errors.QueryLimit, match="samples, the limit is 10000"):
-        engine.range("rate(h[2m])", Span(0, 300_000, 1000))
+        engine.range("rate(h[2m])", QueryRange(0, 300_000, 1000))
 
 
 def test_what_is_handed_on_has_histograms_beside_numbers() -> None:
     engine: EmbeddedEngine = loaded(GROWING, NUMBERS, "h2 1 {{count:2 sum:3}} stale")
-    newest = {sample.labels.name: sample.value for sample in engine.newest([], 60_000)}
+    newest = {sample.labels.name: sample.value for sample in engine.latest_samples([], 60_000)}
     assert {name: isinstance(value, Histogram) for name, value in newest.items()} == {"h": True, "n": False, "h2": True}
-    raw = {labels.name: values for labels, _, values in engine.raw([], -1, 10**9)}
+    raw = {labels.name: values for labels, _, values in engine.raw_samples([], -1, 10**9)}
     assert (isinstance(raw["h"], list), isinstance(raw["n"], list)) == (True, False)
     assert [type(value) for value in raw["h2"]] == [float, Histogram, float]
 
@@ -172,4 +172,4 @@ def test_what_is_trimmed_on_both_sides_is_all(histogram: Histogram, limit: float
 def test_hints_are_joined_and_a_difference_is_a_gauge() -> None:
     [total] = answered("sum(h)", GROWING).latest_histograms().values()
     [less] = answered("h - h", GROWING).latest_histograms().values()
-    assert (total.hint, less.hint) == (Hint.NOT_RESET, Hint.GAUGE)
+    assert (total.hint, less.hint) == (ResetHint.NOT_RESET, ResetHint.GAUGE)

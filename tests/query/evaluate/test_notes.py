@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from tests.query.loading import loaded
-from watchkeeper.query.engine import Answer, Span
+from watchkeeper.query.engine import QueryRange, QueryResult
 
 FALLING = ('h_bucket{le="1"} 5', 'h_bucket{le="2"} 3', 'h_bucket{le="+Inf"} 9')
 COUNTER_HINT = "metric might not be a counter, name does not end in _total/_sum/_count/_bucket"
 
 
-def asked(expr: str, *lines: str) -> Answer:
+def asked(expr: str, *lines: str) -> QueryResult:
     return loaded(*lines).instant(expr, 60_000)
 
 
@@ -50,7 +50,7 @@ def test_a_parameter_beyond_its_bounds_is_warned_of(expr: str, warned: str) -> N
 def test_of_parameters_that_change_from_step_to_step_the_outermost_are_warned_of() -> None:
     engine, said = loaded("x 1 2 3 4"), "PromQL warning: quantile value should be between 0 and 1, got"
     for expr, values in {"scalar(x) - 3": ("-2",), "scalar(x) + 1": ("5",), "2 * scalar(x) - 5": ("-3", "3")}.items():
-        warnings = engine.range(f"quantile({expr}, x)", Span(0, 180_000, 60_000)).warnings
+        warnings = engine.range(f"quantile({expr}, x)", QueryRange(0, 180_000, 60_000)).warnings
         assert warnings == tuple(f"{said} {value} (1:10)" for value in values)
 
 
@@ -72,7 +72,7 @@ def test_bucket_counts_that_fall_are_told_when_a_quantile_is_made_of_them() -> N
 
 def test_sorting_a_range_is_warned_of_and_an_instant_is_not() -> None:
     engine = loaded("x 1 2")
-    [warned] = engine.range("1 + sort_desc(x)", Span(0, 60_000, 60_000)).warnings
+    [warned] = engine.range("1 + sort_desc(x)", QueryRange(0, 60_000, 60_000)).warnings
     assert (
         warned
         == "PromQL warning: sort is ineffective for range queries since results are always ordered by labels (1:5)"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from watchkeeper.query.evaluate import exact, windows
 from watchkeeper.query.evaluate.grouping import by_group
 from watchkeeper.store.columns import NEVER_MS
-from watchkeeper.store.series import Pairs, Register
+from watchkeeper.store.series import LabelRegistry, Pairs
 
 
 @given(st.integers(0, 2**32), st.integers(1, 30), st.integers(2, 40), st.integers(1, 5000))
@@ -56,7 +56,7 @@ def test_work_on_label_sets_is_not_done_again_when_others_come_or_go() -> None:
         return tuple((name, value.upper()) for name, value in pairs)
 
     rows: list[Pairs] = [(("node", name),) for name in ("a", "b", "c")]
-    register = Register()
+    register = LabelRegistry()
     numbers = np.array([register.number(pairs) for pairs in rows[:2]])
     assert register.select(numbers).mapped("shout", shout).pairs == [(("node", "A"),), (("node", "B"),)]
     second = register.select(np.array([numbers[1], register.number(rows[2])]))

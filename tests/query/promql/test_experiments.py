@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.query.loading import instant, loaded, ranged
 from watchkeeper import errors
-from watchkeeper.query.engine import Limits
+from watchkeeper.query.engine import QueryLimits
 from watchkeeper.query.promql import ast, computed, parser, printer
 
 COUNTER = "x_total 0+1x60"
@@ -30,7 +30,7 @@ KNOWN = computed.Known(step_ms=30_000, range_ms=600_000)
 @pytest.mark.parametrize(("text", "milliseconds"), DURATIONS.items())
 def test_a_duration_is_computed_wherever_one_may_stand(text: str, milliseconds: int) -> None:
     tree = parser.parse(f"rate(a[{text}:{text}] offset ({text}))")
-    assert isinstance(tree, ast.Call)
+    assert isinstance(tree, ast.FunctionCall)
     [found] = tree.args
     assert isinstance(found, ast.Subquery)
     fixed = (found.range_ms, found.step_ms, found.offset_ms)
@@ -121,4 +121,4 @@ def test_two_series_of_an_info_metric_about_one_target_are_refused() -> None:
 @pytest.mark.parametrize("text", ["-" * 5000 + "1m", "(" * 5000, "1m" + " + 1m" * 5000, "min_of(1m, " * 5000])
 def test_an_expression_that_is_deep_by_its_durations_is_refused(text: str) -> None:
     with pytest.raises(errors.QueryLimit, match="50 are allowed"):
-        parser.parse(f"a[{text}]", Limits(max_depth=50))
+        parser.parse(f"a[{text}]", QueryLimits(max_depth=50))

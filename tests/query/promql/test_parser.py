@@ -25,7 +25,7 @@ def vectors(op: str, left: ast.Expr, right: ast.Expr) -> Binary:
     return Binary(op, left, right, matching=ast.Matching(kind))
 
 
-def refusal_of(text: str, limits: engine.Limits = engine.Limits()) -> errors.QueryError | None:  # noqa: B008
+def refusal_of(text: str, limits: engine.QueryLimits = engine.QueryLimits()) -> errors.QueryError | None:  # noqa: B008
     """Why the parser does not want this, or None if it has a well-typed tree for it."""
     try:
         types.value_type(parser.parse(text, limits))
@@ -191,7 +191,7 @@ def test_deep_nesting_is_refused_with_both_numbers(text: str) -> None:
 @pytest.mark.parametrize("limit", [None, 10_000])
 def test_a_lifted_depth_limit_still_keeps_python_alive(piece: str, limit: int | None) -> None:
     with pytest.raises(errors.QueryLimit, match="120 are allowed"):
-        parser.parse(piece * 5000, engine.Limits(max_depth=limit))
+        parser.parse(piece * 5000, engine.QueryLimits(max_depth=limit))
 
 
 def test_ordinary_nesting_and_ordinary_chains_are_fine() -> None:
@@ -206,7 +206,7 @@ def test_a_megabyte_is_refused_by_size_or_answered_quickly(piece: str) -> None:
     text = piece * (1_000_000 // len(piece))
     with pytest.raises(errors.QueryLimit, match="65,536 are allowed"):
         parser.parse(text)
-    refusal = refusal_of(text, engine.Limits(max_expression_bytes=None))
+    refusal = refusal_of(text, engine.QueryLimits(max_expression_bytes=None))
     assert len(str(refusal)) < 600
 
 

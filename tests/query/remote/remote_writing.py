@@ -21,7 +21,7 @@ def writing(
     *replies: Reply | Callable[[Asked], Reply], max_queued: int = 10_000, retries: int = 0
 ) -> Iterator[tuple[Scripted, Sender]]:
     with serving(*replies) as server:
-        client = http.Client(engines.settings(server.url, retries=retries, timeout="60s"), server.url)
+        client = http.ServerClient(engines.settings(server.url, retries=retries, timeout="60s"), server.url)
         sender = Sender(client, max_queued=max_queued)
         try:
             yield server, sender

@@ -17,12 +17,12 @@ from tests.query import contract, dashboards
 from tests.support import engines
 from watchkeeper import errors
 from watchkeeper.query.embedded import EmbeddedEngine
-from watchkeeper.query.engine import Engine, Span
+from watchkeeper.query.engine import Engine, QueryRange
 from watchkeeper.store.head.head import Head
 from watchkeeper.store.interfaces import Appended
 
 pytestmark = [pytest.mark.servers, pytest.mark.slow, pytest.mark.timeout(300)]
-SPAN = Span(dashboards.BEGIN_MS + 330_000, dashboards.BEGIN_MS + 870_000, 60_000)
+SPAN = QueryRange(dashboards.BEGIN_MS + 330_000, dashboards.BEGIN_MS + 870_000, 60_000)
 AT_MS = dashboards.BEGIN_MS + 810_000
 MOST_SERIES = 6000
 # 1,201 of the corpus' expressions were PromQL in November 2026; the others need MetricsQL, or are none.

@@ -15,7 +15,7 @@ from tests import servers
 from tests.support import engines
 from tests.support.scripted import Asked, Reply, failure, serving, success, vector
 from watchkeeper import errors
-from watchkeeper.config.settings import Query, QueryEngine
+from watchkeeper.config.settings import QueryEngine, QuerySettings
 from watchkeeper.model.exemplars import Exemplar
 from watchkeeper.model.histograms import Histogram
 from watchkeeper.model.labels import Labels
@@ -28,14 +28,14 @@ ONE = vector(({"__name__": "up"}, 1.0))
 UP = Labels({"__name__": "up"})
 
 
-def pauses_of(url: str, **more: object) -> tuple[list[float], http.Client]:
+def pauses_of(url: str, **more: object) -> tuple[list[float], http.ServerClient]:
     """A client that notes its pauses instead of taking them."""
     pauses: list[float] = []
-    return pauses, http.Client(engines.settings(url, **more), url, pause=pauses.append)
+    return pauses, http.ServerClient(engines.settings(url, **more), url, pause=pauses.append)
 
 
 def test_the_remote_engine_is_an_engine() -> None:
-    engine: interface.Engine = PrometheusEngine(Query(engine=QueryEngine.PROMETHEUS, url="http://127.0.0.1:1"))
+    engine: interface.Engine = PrometheusEngine(QuerySettings(engine=QueryEngine.PROMETHEUS, url="http://127.0.0.1:1"))
     assert engine.limits().lookback_ms == 300_000
 
 
@@ -205,7 +205,7 @@ def test_native_histograms_stand_beside_the_numbers_of_an_answer() -> None:
 def test_histograms_of_a_range_lie_at_their_times() -> None:
     rows = [{"metric": {"a": "1"}, "values": [[0, "7"]], "histograms": [[60, PLAIN]]}]
     with serving(success({"resultType": "matrix", "result": rows})) as server, engines.engine_of(server.url) as engine:
-        frame = engine.range("x", interface.Span(0, 60_000, 60_000)).frame
+        frame = engine.range("x", interface.QueryRange(0, 60_000, 60_000)).frame
     assert frame.histograms is not None
     [[nothing, histogram]] = frame.histograms.tolist()
     assert (frame.present.tolist(), nothing, histogram.count) == ([[True, False]], None, 4.0)
@@ -253,7 +253,7 @@ def test_times_that_were_not_asked_for_are_refused() -> None:
         engines.engine_of(server.url) as engine,
         pytest.raises(errors.StoreError, match="not asked for"),
     ):
-        engine.range("x", interface.Span(0, 120_000, 60_000))
+        engine.range("x", interface.QueryRange(0, 120_000, 60_000))
 
 
 def test_credentials_come_from_files_as_they_are_now_and_appear_in_no_message(tmp_path: Path) -> None:

@@ -33,8 +33,8 @@ def at(seconds: int) -> datetime:
 
 def evaluated(engine: PrometheusEngine, rules: Path, settle: engines.Settle) -> list[tuple[int, AlertState]]:
     """Evaluate each 15 s what was scraped a second before; GPU 1 is hot from 30 s to 120 s."""
-    [group] = rulefile.load([rules]).groups
-    state: evaluate.State = {}
+    [group] = rulefile.load_rules([rules]).groups
+    state: evaluate.RuleStates = {}
     changes: list[tuple[int, AlertState]] = []
     for seconds in range(0, 180, 15):
         values = {"0": 60.0, "1": 95.0 if 30 <= seconds < 120 else 70.0}

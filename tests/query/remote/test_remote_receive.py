@@ -16,7 +16,7 @@ from tests.support import engines
 from tests.support.scripted import Asked, Reply, Scripted, serving
 from tests.support.waiting import until
 from watchkeeper.query.embedded import EmbeddedEngine
-from watchkeeper.query.engine import Kind
+from watchkeeper.query.engine import ResultType
 from watchkeeper.query.remote import remote_write
 from watchkeeper.store.head.head import Head
 
@@ -42,9 +42,11 @@ class Hub:
     def answer(self, asked: Asked) -> Reply:
         if asked.path.startswith("/metrics"):
             return Reply(200, PAGE.format(turn=next(self.turns)).encode()) if self.is_well.is_set() else Reply(500)
-        problem = remote_write.refusal(asked.headers.get("Content-Type"), asked.headers.get("Content-Encoding"))
+        problem = remote_write.unsupported_reason(
+            asked.headers.get("Content-Type"), asked.headers.get("Content-Encoding")
+        )
         assert problem is None, problem
-        status, text = remote_write.reply(remote_write.receive(asked.body, self.engine.appender))
+        status, text = remote_write.response_for(remote_write.append_request(asked.body, self.engine.appender))
         self.refused += [text] if text else []
         return Reply(status, text.encode())
 
@@ -77,7 +79,7 @@ def test_what_prometheus_writes_to_us_is_what_it_answers_itself(hub: tuple[Hub, 
         at_ms = ours.engine.head.newest_ms or 0
         for expr in ("temp[1h]", "energy_total[1h]", "up[1h]", 'scrape_samples_scraped{job="gpu"}[1h]'):
             mine, other = ours.engine.instant(expr, at_ms), theirs.instant(expr, at_ms)
-            assert mine.kind is Kind.MATRIX
+            assert mine.kind is ResultType.MATRIX
             assert contract.rows_of(mine)
             assert contract.differences(mine, other) == []
         assert ours.refused == []

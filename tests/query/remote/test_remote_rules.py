@@ -14,7 +14,7 @@ from tests import servers
 from tests.support import engines
 from tests.support.scripted import Reply, serving, success
 from tests.support.waiting import until
-from watchkeeper.config.settings import RuleOwner, Rules, Settings
+from watchkeeper.config.settings import RuleOwner, RulesSettings, Settings
 from watchkeeper.kit.clock import ScaledClock
 from watchkeeper.model.alerts import AlertState
 from watchkeeper.query.remote import http, rules
@@ -51,13 +51,13 @@ def listing(*found: dict[str, Any]) -> Reply:
     return success({"groups": [{"name": "heat", "interval": 15, "rules": list(found)}]})
 
 
-def read(*replies: Reply, now: datetime = NOW) -> rules.Reading:
+def read(*replies: Reply, now: datetime = NOW) -> rules.RulesSnapshot:
     with serving(*replies) as server, contextlib.closing(client(server.url)) as asked:
-        return rules.read(asked, now)
+        return rules.read_rules(asked, now)
 
 
-def client(url: str) -> http.Client:
-    return http.Client(engines.settings(url, retries=0), url)
+def client(url: str) -> http.ServerClient:
+    return http.ServerClient(engines.settings(url, retries=0), url)
 
 
 def test_alerts_of_a_server_become_ours() -> None:
@@ -84,7 +84,7 @@ def test_alerts_of_a_server_become_ours() -> None:
 def test_a_server_without_rules_or_answers_is_unknown_and_not_healthy(reply: Reply, why: str) -> None:
     reading = read(reply)
     assert not reading.is_known
-    assert pytest.raises(AssertionError, match=why).matches(AssertionError(reading.unknown_because))
+    assert pytest.raises(AssertionError, match=why).matches(AssertionError(reading.unknown_reason))
 
 
 def test_a_rule_that_fails_or_stands_still_is_named() -> None:
@@ -92,7 +92,7 @@ def test_a_rule_that_fails_or_stands_still_is_named() -> None:
     never = rule(name="C", lastEvaluation="0001-01-01T00:00:00Z")
     reading = read(listing(rule(name="A"), rule(name="B", lastEvaluation=late), never))
     assert reading.is_known
-    assert reading.troubles == (
+    assert reading.problems == (
         "heat/B: the server evaluated it last 5m ago, and should each 15s",
         "heat/C: the server has not evaluated it yet",
     )
@@ -105,39 +105,39 @@ def test_alerts_are_read_from_their_own_list_where_rules_come_without_them() -> 
 
 
 def test_an_alert_begins_once_and_ends_when_the_server_says_so() -> None:
-    first = rules.follow({}, read(listing(rule(alert()))), NOW)
+    first = rules.compare_alerts({}, read(listing(rule(alert()))), NOW)
     assert [one.state for one in first.changes] == [AlertState.FIRING]
-    again = rules.follow(first.alerts, read(listing(rule(alert()))), NOW)
+    again = rules.compare_alerts(first.alerts, read(listing(rule(alert()))), NOW)
     assert (again.changes, again.alerts) == ((), first.alerts)
     later = NOW + timedelta(seconds=15)
-    ended = rules.follow(again.alerts, read(listing(rule())), later)
+    ended = rules.compare_alerts(again.alerts, read(listing(rule())), later)
     assert ended.alerts == {}
     assert [(one.state, one.resolved_at) for one in ended.changes] == [(AlertState.RESOLVED, later)]
 
 
 @pytest.mark.parametrize("reply", [success({"groups": []}), Reply(500), listing(rule(health="err"), rule(name="Cold"))])
 def test_an_alert_goes_on_while_its_rule_is_not_known_to_be_well(reply: Reply) -> None:
-    before = rules.follow({}, read(listing(rule(alert()))), NOW).alerts
-    after = rules.follow(before, read(reply), NOW)
+    before = rules.compare_alerts({}, read(listing(rule(alert()))), NOW).alerts
+    after = rules.compare_alerts(before, read(reply), NOW)
     assert (after.alerts, after.changes) == (before, ())
 
 
 def test_a_pending_alert_that_goes_away_is_not_news() -> None:
-    before = rules.follow({}, read(listing(rule(alert("pending")))), NOW)
+    before = rules.compare_alerts({}, read(listing(rule(alert("pending")))), NOW)
     assert before.changes == ()
-    assert rules.follow(before.alerts, read(listing(rule())), NOW).changes == ()
+    assert rules.compare_alerts(before.alerts, read(listing(rule())), NOW).changes == ()
 
 
 def test_a_rule_that_was_taken_away_ends_its_alerts_and_says_why() -> None:
-    before = rules.follow({}, read(listing(rule(alert()))), NOW).alerts
-    [ended] = rules.follow(before, read(listing(rule(name="Cold"))), NOW).changes
+    before = rules.compare_alerts({}, read(listing(rule(alert()))), NOW).alerts
+    [ended] = rules.compare_alerts(before, read(listing(rule(name="Cold"))), NOW).changes
     assert ended.annotations == {"resolved_because": "the server no longer has this rule"}
 
 
 def test_the_rules_are_read_where_they_run() -> None:
     query = engines.settings("http://prometheus:9090")
     assert rules.client_of(Settings(query=query)).url == "http://prometheus:9090"
-    elsewhere = Rules(owner=RuleOwner.SERVER, server_url="http://vmalert:8880/")
+    elsewhere = RulesSettings(owner=RuleOwner.SERVER, server_url="http://vmalert:8880/")
     assert rules.client_of(Settings(query=query, rules=elsewhere)).url == "http://vmalert:8880"
 
 
@@ -159,8 +159,8 @@ def test_real_servers_tell_their_alerts(name: str, tmp_path: Path) -> None:
     (tmp_path / "rules.yml").write_text(RULE_FILE)
     started = engines.prometheus(tmp_path, "rule_files: [rules.yml]\n") if name == "prometheus" else vmalert(tmp_path)
     with started as url, contextlib.closing(client(url)) as asked:
-        until(lambda: bool(rules.read(asked, ScaledClock().now()).alerts))
-        reading = rules.read(asked, ScaledClock().now())
+        until(lambda: bool(rules.read_rules(asked, ScaledClock().now()).alerts))
+        reading = rules.read_rules(asked, ScaledClock().now())
     [hot] = reading.alerts
     assert (hot.name, hot.state, hot.value, hot.annotations["summary"]) == ("Hot", "firing", 91.0, "at 91")
     assert [one.name for one in reading.rules] == ["Hot", "Cold"]
@@ -170,4 +170,6 @@ def test_real_servers_tell_their_alerts(name: str, tmp_path: Path) -> None:
 @pytest.mark.servers
 def test_a_prometheus_without_rule_files_is_unknown(tmp_path: Path) -> None:
     with engines.prometheus(tmp_path) as url, contextlib.closing(client(url)) as asked:
-        assert rules.read(asked, NOW).unknown_because == f"{url}: the server has no alerting rules, so nobody watches"
+        assert (
+            rules.read_rules(asked, NOW).unknown_reason == f"{url}: the server has no alerting rules, so nobody watches"
+        )

@@ -109,12 +109,12 @@ def test_closing_does_not_wait_for_a_server_that_is_away_and_counts_what_is_lost
 
 def test_a_scrape_is_queued_and_forgotten_ids_are_told() -> None:
     with serving(TAKEN) as server, engines.engine_of(server.url, max_series=2) as engine:
-        ids = [engine.appender.series_id(SERIES.having(gpu=gpu)) for gpu in ("0", "1")]
-        assert engine.appender.series_id(SERIES.having(gpu="0")) == ids[0]
+        ids = [engine.appender.series_id(SERIES.with_labels(gpu=gpu)) for gpu in ("0", "1")]
+        assert engine.appender.series_id(SERIES.with_labels(gpu="0")) == ids[0]
         assert engine.appender.append_scrape("node", ids, 1000, [5.0, 6.0]) == Appended(2, {})
         assert engine.remote.sender is not None
         assert engine.remote.sender.flush(60)
-        third = engine.appender.series_id(SERIES.having(gpu="2"))
+        third = engine.appender.series_id(SERIES.with_labels(gpu="2"))
         assert engine.appender.append_scrape("node", [*ids, third], 2000, [5.0, 6.0, 7.0]) == Appended(
             1, {"forgotten": 2}
         )

@@ -52,7 +52,7 @@ def test_what_is_written_is_read_again_bit_by_bit(series: list[tuple[Labels, lis
     assert [(labels, times.tolist(), bits(values.tolist())) for labels, times, values in decoded.series] == [
         (labels, times, bits(values)) for labels, times, values in columns
     ]
-    assert decoded.left_out == {}
+    assert decoded.dropped == {}
 
 
 def test_a_stale_marker_keeps_its_bits_both_ways() -> None:
@@ -77,7 +77,7 @@ def test_what_has_no_place_here_is_counted_and_the_rest_kept() -> None:
     unnamed, ambiguous = field(0x0A, twice[: len(twice) // 2] + sample * 2), field(0x0A, name + twice + sample)
     decoded = remote_write.decode(packed(unnamed + with_extras + ambiguous))
     assert [(str(labels), times.tolist()) for labels, times, _ in decoded.series] == [("x", [5])]
-    assert decoded.left_out == {"invalid_histogram": 1, "invalid_labels": 3}
+    assert decoded.dropped == {"invalid_histogram": 1, "invalid_labels": 3}
 
 
 def test_exemplars_are_kept_beside_their_series() -> None:
@@ -85,8 +85,8 @@ def test_exemplars_are_kept_beside_their_series() -> None:
     trace = field(0x0A, field(0x0A, b"trace_id") + field(0x12, b"ab"))
     body = packed(field(0x0A, name + field(0x1A, trace + b"\x11" + struct.pack("<d", 2.5) + b"\x18\x05")))
     engine = EmbeddedEngine(Head())
-    assert remote_write.receive(body, engine.appender) == Appended(0, {})
-    assert remote_write.reply(remote_write.receive(body, engine.appender)) == (204, "")
+    assert remote_write.append_request(body, engine.appender) == Appended(0, {})
+    assert remote_write.response_for(remote_write.append_request(body, engine.appender)) == (204, "")
     [(series, kept)] = engine.exemplars([[Matcher("__name__", MatchOp.EQUAL, "x_total")]], 0, 10)
     assert (str(series), kept) == ("x_total", [Exemplar(Labels({"trace_id": "ab"}), 2.5, 5)])
 
@@ -94,18 +94,18 @@ def test_exemplars_are_kept_beside_their_series() -> None:
 def test_metadata_reaches_the_engine() -> None:
     engine = EmbeddedEngine(Head())
     about = b"\x08\x02" + field(0x12, b"power") + field(0x22, b"Board power") + field(0x2A, b"watts")
-    assert remote_write.receive(packed(field(0x1A, about)), engine.appender) == Appended(0, {})
+    assert remote_write.append_request(packed(field(0x1A, about)), engine.appender) == Appended(0, {})
     assert engine.metadata() == {"power": ("gauge", "Board power", "watts")}
 
 
 def test_received_samples_can_be_asked_for_and_old_ones_are_counted() -> None:
     engine = EmbeddedEngine(Head())
     body = remote_write.encode([(Labels({"__name__": "x", "gpu": "0"}), [1000, 2000, 1500], [1.0, 2.0, 3.0])])
-    taken = remote_write.receive(body, engine.appender)
+    taken = remote_write.append_request(body, engine.appender)
     assert taken == Appended(2, {"out_of_order": 1})
     assert instant(engine, "x", "3s") == {'x{gpu="0"}': 2.0}
-    assert remote_write.reply(taken) == (400, "2 samples were kept, others were not: 1 out_of_order")
-    assert remote_write.reply(Appended(2, {"exemplar": 1})) == (204, "")
+    assert remote_write.response_for(taken) == (400, "2 samples were kept, others were not: 1 out_of_order")
+    assert remote_write.response_for(Appended(2, {"exemplar": 1})) == (204, "")
 
 
 @pytest.mark.parametrize(
@@ -144,14 +144,14 @@ def test_a_request_cut_anywhere_keeps_nothing(data: st.DataObject) -> None:
     cut = data.draw(st.integers(1, len(message) - 1).filter(lambda at: at not in ends))
     engine = EmbeddedEngine(Head())
     with pytest.raises(errors.WireError, match="cut off or broken"):
-        remote_write.receive(packed(message[:cut]), engine.appender)
+        remote_write.append_request(packed(message[:cut]), engine.appender)
     assert len(engine.head) == 0
 
 
 def test_a_huge_label_is_left_to_the_limits_of_the_store() -> None:
     engine = EmbeddedEngine(Head())
     body = remote_write.encode([(Labels({"__name__": "x", "big": "y" * 1_000_000}), [AT_MS], [1.0])])
-    assert remote_write.receive(body, engine.appender) == Appended(0, {"limit": 1})
+    assert remote_write.append_request(body, engine.appender) == Appended(0, {"limit": 1})
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_a_huge_label_is_left_to_the_limits_of_the_store() -> None:
 def test_only_the_first_version_of_the_protocol_is_accepted(
     content_type: str | None, encoding: str | None, is_refused: bool
 ) -> None:
-    assert (remote_write.refusal(content_type, encoding) is not None) is is_refused
+    assert (remote_write.unsupported_reason(content_type, encoding) is not None) is is_refused
 
 
 def test_samples_of_one_series_are_sent_in_their_order() -> None:

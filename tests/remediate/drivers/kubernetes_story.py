@@ -15,10 +15,10 @@ from watchkeeper.model.fleet import Place
 from watchkeeper.model.incidents import IncidentId
 from watchkeeper.net import access
 from watchkeeper.readers.clusters import kubeconfig
-from watchkeeper.remediate.driver import Performed
-from watchkeeper.remediate.drivers.kubernetes import Kubernetes
+from watchkeeper.remediate.driver import ActionOutcome
+from watchkeeper.remediate.drivers.kubernetes import KubernetesDriver
 from watchkeeper.remediate.drivers.kubernetes_client import ApiClient
-from watchkeeper.remediate.drivers.kubernetes_pods import Rules
+from watchkeeper.remediate.drivers.kubernetes_pods import EvictionRules
 
 Raw = dict[str, Any]
 
@@ -34,10 +34,10 @@ def reached(cluster: Cluster, *, token: str = TOKEN, token_file: Path | None = N
 
 @contextlib.contextmanager
 def driving(
-    cluster: Cluster, *, rules: Rules | None = None, token: str = TOKEN, token_file: Path | None = None
-) -> Iterator[Kubernetes]:
+    cluster: Cluster, *, rules: EvictionRules | None = None, token: str = TOKEN, token_file: Path | None = None
+) -> Iterator[KubernetesDriver]:
     client = ApiClient(reached(cluster, token=token, token_file=token_file))
-    driver = Kubernetes(client, rules or Rules())
+    driver = KubernetesDriver(client, rules or EvictionRules())
     try:
         yield driver
     finally:
@@ -96,10 +96,10 @@ def budget(cluster: Cluster, name: str, app: str, *, minimum: int) -> str:
     return f"{path}/{name}"
 
 
-def finished(driver: Kubernetes, wanted: Action) -> Performed:
+def finished(driver: KubernetesDriver, wanted: Action) -> ActionOutcome:
     """Perform it as the state machine does, again until it is complete."""
 
-    def complete() -> Performed | None:
+    def complete() -> ActionOutcome | None:
         done = driver.perform(wanted)
         return done if done.is_complete else None
 

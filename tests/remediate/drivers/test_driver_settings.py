@@ -14,9 +14,9 @@ from watchkeeper.catalogue import pack
 from watchkeeper.config import loading
 from watchkeeper.config import settings as config
 from watchkeeper.errors import SettingsError
-from watchkeeper.hub import choices
-from watchkeeper.remediate.drivers.kubernetes import Kubernetes
-from watchkeeper.remediate.drivers.slurm import Slurm
+from watchkeeper.hub import backends
+from watchkeeper.remediate.drivers.kubernetes import KubernetesDriver
+from watchkeeper.remediate.drivers.slurm import SlurmDriver
 
 KUBECONFIG = {
     "current-context": "a",
@@ -33,7 +33,7 @@ def settings(tmp_path: Path, text: str) -> config.Settings:
 
 
 def chosen(tmp_path: Path, text: str) -> object:
-    return choices.driver_of(settings(tmp_path, text), None)
+    return backends.build_driver(settings(tmp_path, text), None)
 
 
 WATCHED = """
@@ -52,7 +52,7 @@ remediate.evict_unmanaged = true
 @pytest.mark.parametrize(("text", "url"), [(WATCHED, "https://a:6443"), (OWN, "https://b:6443")])
 def test_repairs_reach_the_cluster_that_is_watched_or_one_of_their_own(tmp_path: Path, text: str, url: str) -> None:
     driver = chosen(tmp_path, text)
-    assert isinstance(driver, Kubernetes)
+    assert isinstance(driver, KubernetesDriver)
     assert driver.client.server.url == url
     assert driver.rules.evict_unmanaged is ("evict_unmanaged" in text)
 
@@ -64,7 +64,7 @@ def test_a_driver_without_a_cluster_is_refused_with_the_way_out(tmp_path: Path) 
 
 def test_slurm_is_run_where_the_settings_say(tmp_path: Path) -> None:
     driver = chosen(tmp_path, '[remediate]\ndriver = "slurm"\nslurm_commands = "bin"\nrunning_jobs = "requeue"')
-    assert isinstance(driver, Slurm)
+    assert isinstance(driver, SlurmDriver)
     assert (driver.folder, driver.running_jobs) == (tmp_path / "bin", "requeue")
 
 

@@ -15,8 +15,8 @@ from watchkeeper.errors import ActionFailed, ActionRefused
 from watchkeeper.model.actions import ActionKind
 from watchkeeper.net import access
 from watchkeeper.readers.clusters import kubeconfig
-from watchkeeper.remediate.drivers.kubernetes import Kubernetes
-from watchkeeper.remediate.drivers.kubernetes_client import Answer, ApiClient, Call
+from watchkeeper.remediate.drivers.kubernetes import KubernetesDriver
+from watchkeeper.remediate.drivers.kubernetes_client import ApiCall, ApiClient, ApiResponse
 
 CORDON, DRAIN, UNCORDON = ActionKind.CORDON, ActionKind.DRAIN, ActionKind.UNCORDON
 MARKS = {"watchkeeper.dev/cordoned-by": "watchkeeper:I-7/1-cordon"}
@@ -29,9 +29,9 @@ PODS = {"items": [POD]}
 
 
 @contextmanager
-def driving(*script: Reply) -> Iterator[tuple[Scripted, Kubernetes]]:
+def driving(*script: Reply) -> Iterator[tuple[Scripted, KubernetesDriver]]:
     with serving(*script) as server:
-        driver = Kubernetes(ApiClient(kubeconfig.ApiServer(server.url, access.NOTHING, "test")))
+        driver = KubernetesDriver(ApiClient(kubeconfig.ApiServer(server.url, access.NO_ACCESS, "test")))
         try:
             yield server, driver
         finally:
@@ -159,7 +159,7 @@ def test_a_stop_in_the_middle_of_a_drain_evicts_no_further_pod() -> None:
         driver._is_stopped = lambda: any("eviction" in one for one in sent)
         send = driver.client.send
 
-        def noted(call: Call, **more: Any) -> Answer:
+        def noted(call: ApiCall, **more: Any) -> ApiResponse:
             sent.append(call.path)
             return send(call, **more)
 

@@ -15,9 +15,9 @@ from watchkeeper.errors import ActionFailed
 from watchkeeper.net import access
 from watchkeeper.readers.clusters import kubeconfig
 from watchkeeper.remediate.drivers import kubernetes_client
-from watchkeeper.remediate.drivers.kubernetes_client import ApiClient, Call, NotNow
+from watchkeeper.remediate.drivers.kubernetes_client import ApiCall, ApiClient, ClusterUnavailable
 
-GET = Call("GET", "/api/v1/nodes/n1")
+GET = ApiCall("GET", "/api/v1/nodes/n1")
 
 
 @contextmanager
@@ -56,7 +56,7 @@ def test_an_answer_that_is_nested_without_end_is_only_words() -> None:
 
 
 def test_an_answer_that_is_reset_halfway_is_for_later() -> None:
-    with asking(Reply(cut=True, body={"x": "y" * 1000})) as (_, client, _), pytest.raises(NotNow) as raised:
+    with asking(Reply(cut=True, body={"x": "y" * 1000})) as (_, client, _), pytest.raises(ClusterUnavailable) as raised:
         client.send(GET)
     assert "did not take GET /api/v1/nodes/n1" in str(raised.value)
 
@@ -64,7 +64,7 @@ def test_an_answer_that_is_reset_halfway_is_for_later() -> None:
 def test_an_answer_that_drips_ends_at_the_deadline() -> None:
     began = time.monotonic()
     with asking(Reply(drips=True), seconds=0.2) as (_, client, _):
-        with pytest.raises(NotNow, match=r"no answer within 0\.2 s"):
+        with pytest.raises(ClusterUnavailable, match=r"no answer within 0\.2 s"):
             client.send(GET)
         assert time.monotonic() - began < 30.0
 
@@ -72,10 +72,10 @@ def test_an_answer_that_drips_ends_at_the_deadline() -> None:
 def test_a_server_that_is_not_there_is_for_later() -> None:
     with serving() as server:
         url = server.url
-    client = ApiClient(kubeconfig.ApiServer(url, access.NOTHING, "test"))
-    with pytest.raises(NotNow, match="nothing listens there"):
+    client = ApiClient(kubeconfig.ApiServer(url, access.NO_ACCESS, "test"))
+    with pytest.raises(ClusterUnavailable, match="nothing listens there"):
         client.send(GET)
-    assert issubclass(NotNow, ActionFailed)
+    assert issubclass(ClusterUnavailable, ActionFailed)
 
 
 def test_a_token_that_was_renewed_is_read_again(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_a_token_that_was_renewed_is_read_again(tmp_path: Path) -> None:
     token.write_text("old")
     with asking(Reply(), Reply(status=401), Reply(status=401), Reply(), token_file=token) as (server, client, _):
         client.send(GET)
-        with pytest.raises(NotNow, match="does not accept our credentials"):
+        with pytest.raises(ClusterUnavailable, match="does not accept our credentials"):
             client.send(GET)
         token.write_text("new")
         client.send(GET)
@@ -91,7 +91,10 @@ def test_a_token_that_was_renewed_is_read_again(tmp_path: Path) -> None:
 
 
 def test_a_token_file_that_is_gone_is_for_later_and_never_shown(tmp_path: Path) -> None:
-    with asking(Reply(), token_file=tmp_path / "gone") as (_, client, _), pytest.raises(NotNow, match="secret"):
+    with (
+        asking(Reply(), token_file=tmp_path / "gone") as (_, client, _),
+        pytest.raises(ClusterUnavailable, match="secret"),
+    ):
         client.send(GET)
 
 
@@ -105,7 +108,7 @@ def test_a_busy_server_is_asked_again_when_it_said_so() -> None:
 def test_a_server_that_wants_more_patience_than_a_call_has_is_for_later() -> None:
     busy = Reply(status=429, body=b"Too many requests", headers={"Retry-After": "60"})
     with asking(busy) as (_, client, waits):
-        with pytest.raises(NotNow, match="asks for 60 s of patience: Too many requests"):
+        with pytest.raises(ClusterUnavailable, match="asks for 60 s of patience: Too many requests"):
             client.send(GET)
         assert waits == []
 
@@ -113,14 +116,17 @@ def test_a_server_that_wants_more_patience_than_a_call_has_is_for_later() -> Non
 def test_a_server_that_stays_busy_is_given_up_for_now() -> None:
     busy = Reply(status=429, headers={"Retry-After": "0"})
     with asking(*[busy] * 9) as (server, client, _):
-        with pytest.raises(NotNow):
+        with pytest.raises(ClusterUnavailable):
             client.send(GET)
         assert len(server.requests) == kubernetes_client.MOST_TRIES
 
 
 def test_an_answer_that_is_too_long_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kubernetes_client, "MOST_ANSWER_BYTES", 1000)
-    with asking(Reply(body={"x": "y" * 2000})) as (_, client, _), pytest.raises(NotNow, match="the limit is 1000"):
+    with (
+        asking(Reply(body={"x": "y" * 2000})) as (_, client, _),
+        pytest.raises(ClusterUnavailable, match="the limit is 1000"),
+    ):
         client.send(GET)
 
 

@@ -17,8 +17,8 @@ from tests.support.running_product import await_that
 from watchkeeper.errors import ActionFailed, ActionRefused
 from watchkeeper.model.actions import ActionKind
 from watchkeeper.model.fleet import Place
-from watchkeeper.remediate.drivers.kubernetes import Kubernetes
-from watchkeeper.remediate.drivers.kubernetes_client import Answer, ApiClient, Call
+from watchkeeper.remediate.drivers.kubernetes import KubernetesDriver
+from watchkeeper.remediate.drivers.kubernetes_client import ApiCall, ApiClient, ApiResponse
 
 pytestmark = [pytest.mark.servers, pytest.mark.slow, pytest.mark.timeout(240)]
 CORDON, UNCORDON = ActionKind.CORDON, ActionKind.UNCORDON
@@ -148,7 +148,7 @@ class Meddled(ApiClient):
         super().__init__(reached(cluster))
         self.cluster, self.times = cluster, times
 
-    def send(self, call: Call, **more: Any) -> Answer:
+    def send(self, call: ApiCall, **more: Any) -> ApiResponse:
         if call.method == "PATCH" and self.times and not call.path.endswith("/status"):
             self.times -= 1
             patch(self.cluster, {"metadata": {"annotations": {"example.com/count": str(self.times)}}})
@@ -157,7 +157,7 @@ class Meddled(ApiClient):
 
 def test_conflicts_are_met_with_a_fresh_look(cluster: Cluster) -> None:
     client = Meddled(cluster, 3)
-    driver = Kubernetes(client)
+    driver = KubernetesDriver(client)
     assert driver.perform(action(CORDON, "plain")).is_complete
     client.times = 99
     done = driver.perform(action(UNCORDON, "plain"))

@@ -14,7 +14,7 @@ from tests.support.waiting import until
 from watchkeeper.errors import ActionRefused
 from watchkeeper.model.actions import ActionKind
 from watchkeeper.model.fleet import Place
-from watchkeeper.remediate.drivers.kubernetes_pods import Rules
+from watchkeeper.remediate.drivers.kubernetes_pods import EvictionRules
 
 pytestmark = [pytest.mark.servers, pytest.mark.slow, pytest.mark.timeout(240)]
 CORDON, DRAIN, RESTART = ActionKind.CORDON, ActionKind.DRAIN, ActionKind.RESTART_APP
@@ -87,7 +87,7 @@ def test_a_pod_that_nobody_would_start_again_needs_permission(cluster: Cluster) 
         (why,) = driver.perform(action(DRAIN, NODE)).waits_for
         assert why.startswith("pod default/alone: no controller would start it again")
         assert running(cluster, NODE) == ["alone"]
-    with driving(cluster, rules=Rules(evict_unmanaged=True)) as driver:
+    with driving(cluster, rules=EvictionRules(evict_unmanaged=True)) as driver:
         finished(driver, action(DRAIN, NODE))
 
 
@@ -131,7 +131,7 @@ def test_a_gpu_whose_holders_nobody_knows_is_not_drained(cluster: Cluster) -> No
 
 def test_a_restart_ends_a_pod_once_and_not_the_one_that_follows_it(cluster: Cluster) -> None:
     wanted = action(RESTART, NODE, pods="default/train-0")
-    with driving(cluster, rules=Rules(evict_unmanaged=True)) as driver:
+    with driving(cluster, rules=EvictionRules(evict_unmanaged=True)) as driver:
         cluster.create_pod("train-0", gpus=1, nodeName=NODE)
         until(lambda: running(cluster, NODE) == ["train-0"])
         assert not driver.perform(wanted).is_complete
@@ -142,6 +142,6 @@ def test_a_restart_ends_a_pod_once_and_not_the_one_that_follows_it(cluster: Clus
         assert running(cluster, NODE) == ["train-0"]
         # After a restart of the hub the time tells them apart.
         fresh = action(RESTART, NODE, pods="default/train-0", before="2020-01-01T00:00:00Z")
-    with driving(cluster, rules=Rules(evict_unmanaged=True)) as driver:
+    with driving(cluster, rules=EvictionRules(evict_unmanaged=True)) as driver:
         assert driver.perform(fresh).is_complete
     assert running(cluster, NODE) == ["train-0"]

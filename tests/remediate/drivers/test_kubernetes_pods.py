@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from watchkeeper.remediate.drivers import kubernetes_pods as pods
-from watchkeeper.remediate.drivers.kubernetes_pods import Fate, Rules
+from watchkeeper.remediate.drivers.kubernetes_pods import DrainDecision, EvictionRules
 
-STRICT, FREE = Rules(), Rules(evict_unmanaged=True, delete_empty_dirs=True)
+STRICT, FREE = EvictionRules(), EvictionRules(evict_unmanaged=True, delete_empty_dirs=True)
 NOW = datetime(2026, 11, 15, 9, tzinfo=UTC)
 OWNED = {"ownerReferences": [{"kind": "ReplicaSet", "name": "web", "controller": True}]}
 EVERYTHING = [{"operator": "Exists"}]
@@ -26,33 +26,43 @@ def pod(about: dict[str, Any] | None = None, spec: dict[str, Any] | None = None,
 @pytest.mark.parametrize(
     ("raw", "strict", "free"),
     [
-        (pod(OWNED), Fate.EVICT, Fate.EVICT),
-        (pod(), Fate.WAIT, Fate.EVICT),
-        (pod({"ownerReferences": [{"kind": "DaemonSet", "controller": True}]}), Fate.LEAVE, Fate.LEAVE),
-        (pod({"annotations": {pods.MIRROR: "x"}}), Fate.LEAVE, Fate.LEAVE),
-        (pod(phase="Succeeded"), Fate.LEAVE, Fate.LEAVE),
-        (pod(OWNED, phase="Failed"), Fate.LEAVE, Fate.LEAVE),
-        (pod(OWNED, {"volumes": [{"name": "scratch", "emptyDir": {}}]}), Fate.WAIT, Fate.EVICT),
-        (pod(OWNED, {"volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}}]}), Fate.EVICT, Fate.EVICT),
-        (pod({**OWNED, "deletionTimestamp": "2026-11-15T09:00:30Z"}), Fate.ENDING, Fate.ENDING),
+        (pod(OWNED), DrainDecision.EVICT, DrainDecision.EVICT),
+        (pod(), DrainDecision.WAIT, DrainDecision.EVICT),
+        (
+            pod({"ownerReferences": [{"kind": "DaemonSet", "controller": True}]}),
+            DrainDecision.LEAVE,
+            DrainDecision.LEAVE,
+        ),
+        (pod({"annotations": {pods.MIRROR: "x"}}), DrainDecision.LEAVE, DrainDecision.LEAVE),
+        (pod(phase="Succeeded"), DrainDecision.LEAVE, DrainDecision.LEAVE),
+        (pod(OWNED, phase="Failed"), DrainDecision.LEAVE, DrainDecision.LEAVE),
+        (pod(OWNED, {"volumes": [{"name": "scratch", "emptyDir": {}}]}), DrainDecision.WAIT, DrainDecision.EVICT),
+        (
+            pod(OWNED, {"volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}}]}),
+            DrainDecision.EVICT,
+            DrainDecision.EVICT,
+        ),
+        (pod({**OWNED, "deletionTimestamp": "2026-11-15T09:00:30Z"}), DrainDecision.ENDING, DrainDecision.ENDING),
     ],
 )
-def test_what_a_drain_does_with_a_pod(raw: pods.Raw, strict: Fate, free: Fate) -> None:
+def test_what_a_drain_does_with_a_pod(raw: pods.Raw, strict: DrainDecision, free: DrainDecision) -> None:
     assert (pods.sort(raw, STRICT).fate, pods.sort(raw, FREE).fate) == (strict, free)
 
 
 @pytest.mark.parametrize(
     ("created", "tolerations", "fate"),
     [
-        ("2026-11-15T08:59:00Z", EVERYTHING, Fate.EVICT),
-        ("2026-11-15T09:01:00Z", EVERYTHING, Fate.LEAVE),
-        ("2026-11-15T09:01:00Z", [{"key": pods.TAINT, "operator": "Exists"}], Fate.LEAVE),
+        ("2026-11-15T08:59:00Z", EVERYTHING, DrainDecision.EVICT),
+        ("2026-11-15T09:01:00Z", EVERYTHING, DrainDecision.LEAVE),
+        ("2026-11-15T09:01:00Z", [{"key": pods.TAINT, "operator": "Exists"}], DrainDecision.LEAVE),
         # It got in between our look and our patch; the scheduler would not send it again.
-        ("2026-11-15T09:01:00Z", [{"key": "nvidia.com/gpu", "operator": "Exists"}], Fate.EVICT),
-        ("2026-11-15T09:01:00Z", [{"operator": "Exists", "effect": "NoExecute"}], Fate.EVICT),
+        ("2026-11-15T09:01:00Z", [{"key": "nvidia.com/gpu", "operator": "Exists"}], DrainDecision.EVICT),
+        ("2026-11-15T09:01:00Z", [{"operator": "Exists", "effect": "NoExecute"}], DrainDecision.EVICT),
     ],
 )
-def test_a_pod_that_tolerates_the_cordon_is_moved_once(created: str, tolerations: list[Any], fate: Fate) -> None:
+def test_a_pod_that_tolerates_the_cordon_is_moved_once(
+    created: str, tolerations: list[Any], fate: DrainDecision
+) -> None:
     raw = pod({**OWNED, "creationTimestamp": created}, {"tolerations": tolerations})
     assert pods.sort(raw, STRICT, since="2026-11-15T09:00:00Z").fate is fate
 
@@ -91,4 +101,4 @@ def test_the_budget_that_holds_a_pod_is_named() -> None:
 )
 def test_a_pod_of_any_shape_is_sorted(rubbish: Any) -> None:
     raw = {"metadata": {"name": "x", "ownerReferences": rubbish}, "spec": rubbish, "status": rubbish}
-    assert pods.sort(raw, STRICT, at=NOW, since="2026-11-15T09:00:00Z").fate in Fate
+    assert pods.sort(raw, STRICT, at=NOW, since="2026-11-15T09:00:00Z").fate in DrainDecision

@@ -14,7 +14,7 @@ from tests.support.node_orders import GPU, HUB_KEY, KEY, NOON, RESET
 from tests.support.waiting import until_async
 from watchkeeper.agent import profiling
 from watchkeeper.agent.node_facts import Roots
-from watchkeeper.agent.orders import order_bench, order_ledger
+from watchkeeper.agent.orders import order_context, order_ledger
 from watchkeeper.agent.orders import orders as agents
 from watchkeeper.config import settings as config
 from watchkeeper.errors import ActionFailed, ActionRefused
@@ -24,9 +24,9 @@ from watchkeeper.kit.own_metrics import Metric
 from watchkeeper.model import orders
 from watchkeeper.model.actions import ActionId, ActionKind, Result
 from watchkeeper.model.fleet import Place
-from watchkeeper.remediate.driver import Observed, Performed
-from watchkeeper.remediate.drivers import dry_run, node, together
-from watchkeeper.remediate.orders import WANTED_FOR, Outbox
+from watchkeeper.remediate.driver import ActionOutcome, NodeObservation
+from watchkeeper.remediate.drivers import composite_driver, dry_run, node
+from watchkeeper.remediate.orders import REQUESTED_FOR, OrderQueue
 from watchkeeper.store.journal.journal import Journal
 
 REBOOT = replace(RESET, id=ActionId("3-reboot"), kind=ActionKind.REBOOT, place=Place("main", node="n1"))
@@ -37,8 +37,8 @@ class World:
 
     def __init__(self, journal: Journal) -> None:
         self.clock = ManualClock(NOON)
-        self.outbox = Outbox(journal, HUB_KEY, now=NOON)
-        self.driver = node.NodeOrders(lambda: self.outbox, self.clock)
+        self.outbox = OrderQueue(journal, HUB_KEY, now=NOON)
+        self.driver = node.NodeAgentDriver(lambda: self.outbox, self.clock)
 
     def fetched(self) -> list[orders.Order]:
         found = self.outbox.waiting("main", "n1", now=self.clock.now())
@@ -47,7 +47,7 @@ class World:
     def answer(self, result: Result, text: str = "so it is", key: bytes = KEY) -> None:
         (order,) = self.fetched()
         receipt = orders.Receipt(order.id, self.clock.now(), result, text)
-        self.outbox.take(order.id, orders.seal(receipt, key), now=self.clock.now())
+        self.outbox.accept_receipt(order.id, orders.seal(receipt, key), now=self.clock.now())
 
     def pass_time(self, seconds: float) -> None:
         asyncio.run(self.clock.advance(seconds))
@@ -77,7 +77,7 @@ def test_an_action_is_one_order_however_often_it_is_performed(world: World, jour
     again.driver.perform(RESET)
     assert again.fetched() == [order]
     again.answer(Result.DONE, "it was reset")
-    assert again.driver.perform(RESET) == Performed("n1: it was reset")
+    assert again.driver.perform(RESET) == ActionOutcome("n1: it was reset")
     assert len(journal.latest_orders()) == 1
 
 
@@ -111,10 +111,10 @@ def test_a_reboot_that_failed_is_not_ordered_again(world: World) -> None:
 
 def test_an_order_that_nobody_wants_any_more_is_handed_out_to_nobody(world: World) -> None:
     world.driver.perform(RESET)
-    world.pass_time(WANTED_FOR.total_seconds() + 1)
+    world.pass_time(REQUESTED_FOR.total_seconds() + 1)
     assert world.fetched() == [], "its repair was stopped: a reset now would hit whoever has the GPU by then"
     heard: list[object] = []
-    world.outbox.on_news(heard.append)
+    world.outbox.subscribe(heard.append)
     world.driver.perform(RESET)
     assert heard == [("main", "n1")]
     assert len(world.fetched()) == 1
@@ -142,7 +142,7 @@ def test_what_no_agent_does_is_refused(world: World) -> None:
         world.driver.perform(replace(RESET, kind=ActionKind.CORDON))
     with pytest.raises(ActionRefused, match="reset_gpu needs a GPU, and nobody knows which"):
         world.driver.describe(replace(RESET, place=Place("main", node="n1")))
-    without = node.NodeOrders(lambda: None, world.clock)
+    without = node.NodeAgentDriver(lambda: None, world.clock)
     with pytest.raises(ActionRefused, match="needs work orders"):
         without.perform(RESET)
     assert world.driver.describe(RESET) == (
@@ -150,29 +150,29 @@ def test_what_no_agent_does_is_refused(world: World) -> None:
     )
 
 
-class Cluster(dry_run.DryRun):
+class Cluster(dry_run.DryRunDriver):
     """A scheduler that says what it is told to say."""
 
-    def __init__(self, seen: Observed) -> None:
+    def __init__(self, seen: NodeObservation) -> None:
         self.seen = seen
 
-    def observe(self, place: Place) -> Observed:
+    def observe(self, place: Place) -> NodeObservation:
         return replace(self.seen, place=place)
 
 
 @pytest.mark.parametrize(
     ("seen", "told"),
     [
-        (Observed(REBOOT.place, exists=True, is_schedulable=False), {"drained": "yes"}),
-        (Observed(REBOOT.place, exists=True, is_schedulable=False, workloads=("ml/train",)), {}),
-        (Observed(REBOOT.place, exists=True, is_schedulable=True), {}),
-        (Observed(REBOOT.place, exists=True), {}),
+        (NodeObservation(REBOOT.place, exists=True, is_schedulable=False), {"drained": "yes"}),
+        (NodeObservation(REBOOT.place, exists=True, is_schedulable=False, workloads=("ml/train",)), {}),
+        (NodeObservation(REBOOT.place, exists=True, is_schedulable=True), {}),
+        (NodeObservation(REBOOT.place, exists=True), {}),
     ],
 )
 def test_an_agent_is_told_that_its_node_is_drained_when_the_cluster_says_so(
-    world: World, seen: Observed, told: dict[str, str]
+    world: World, seen: NodeObservation, told: dict[str, str]
 ) -> None:
-    both = together.Together(Cluster(seen), world.driver)
+    both = composite_driver.CompositeDriver(Cluster(seen), world.driver)
     both.perform(REBOOT)
     assert world.fetched()[0].arguments == told
     with pytest.raises(ActionRefused, match="only describes"):
@@ -180,15 +180,17 @@ def test_an_agent_is_told_that_its_node_is_drained_when_the_cluster_says_so(
 
 
 def test_only_a_real_cluster_with_a_key_has_agents(world: World) -> None:
-    cluster = dry_run.DryRun()
+    cluster = dry_run.DryRunDriver()
 
     def chosen(driver: config.DriverName, key: str | None) -> object:
-        settings = config.Settings(hub=config.Hub(order_key_file=key), remediate=config.Remediate(driver=driver))
-        return together.with_nodes(cluster, settings, lambda: world.outbox, time=world.clock)
+        settings = config.Settings(
+            hub=config.HubSettings(order_key_file=key), remediate=config.RemediateSettings(driver=driver)
+        )
+        return composite_driver.with_node_agents(cluster, settings, lambda: world.outbox, time=world.clock)
 
     assert chosen(config.DriverName.SLURM, None) is cluster
     assert chosen(config.DriverName.DRY_RUN, "key") is cluster
-    assert isinstance(chosen(config.DriverName.SLURM, "key"), together.Together)
+    assert isinstance(chosen(config.DriverName.SLURM, "key"), composite_driver.CompositeDriver)
 
 
 class Rebooting:
@@ -200,16 +202,20 @@ class Rebooting:
         self.boot.parent.mkdir(parents=True)
         systemctl.write_text(f"#!/bin/sh\necho $1 > {root}/called\n")
         systemctl.chmod(0o755)
-        tools = order_bench.Tools(systemctl=str(systemctl))
-        self.bench = order_bench.Bench(profiling.PauseFile(root), tools=tools, roots=Roots(root / "proc", root))
+        tools = order_context.Tools(systemctl=str(systemctl))
+        self.bench = order_context.OrderContext(
+            profiling.PauseFile(root), tools=tools, roots=Roots(root / "proc", root)
+        )
 
-    def desk(self) -> agents.Desk:
-        allowed = agents.Node("main", "n1", KEY, frozenset({"reboot"}))
-        ledger = order_ledger.Ledger(self.root / "orders", now=NOON)
-        return agents.Desk(allowed, ledger, self.bench, time=self.world.clock, count=Metric("orders", "counter", ""))
+    def desk(self) -> agents.OrderWorker:
+        allowed = agents.AgentIdentity("main", "n1", KEY, frozenset({"reboot"}))
+        ledger = order_ledger.OrderLedger(self.root / "orders", now=NOON)
+        return agents.OrderWorker(
+            allowed, ledger, self.bench, time=self.world.clock, count=Metric("orders", "counter", "")
+        )
 
     async def work_until_the_machine_goes_down(self, envelope: orders.Envelope) -> None:
-        work = asyncio.create_task(self.desk().take(envelope))
+        work = asyncio.create_task(self.desk().handle(envelope))
         await until_async((self.root / "called").exists)
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
@@ -225,7 +231,7 @@ def test_a_reboot_is_answered_by_the_agent_that_starts_after_it(world: World, tm
     after = machine.desk()
     after.resume()
     ((id, receipt),) = after.ledger.receipts().items()
-    world.outbox.take(id, receipt, now=world.clock.now())
+    world.outbox.accept_receipt(id, receipt, now=world.clock.now())
     assert (
         world.driver.perform(REBOOT).text == "n1: the machine has restarted: its boot id was aaaaaaaa and is bbbbbbbb"
     )
@@ -234,24 +240,26 @@ def test_a_reboot_is_answered_by_the_agent_that_starts_after_it(world: World, tm
 @pytest.mark.parametrize(
     ("line", "result", "words"),
     [
-        (order_ledger.Line("n", NOON, kind="reboot", boot="a"), Result.FAILED, "and the machine did not"),
-        (order_ledger.Line("n", NOON, kind="reset_gpu", boot="b"), Result.FAILED, "is not known"),
-        (order_ledger.Line("n", NOON, kind="reboot"), Result.FAILED, "is not known"),
-        (order_ledger.Line("n", NOON), Result.FAILED, "is not known"),
+        (order_ledger.LedgerEntry("n", NOON, kind="reboot", boot="a"), Result.FAILED, "and the machine did not"),
+        (order_ledger.LedgerEntry("n", NOON, kind="reset_gpu", boot="b"), Result.FAILED, "is not known"),
+        (order_ledger.LedgerEntry("n", NOON, kind="reboot"), Result.FAILED, "is not known"),
+        (order_ledger.LedgerEntry("n", NOON), Result.FAILED, "is not known"),
         (
-            order_ledger.Line("n", NOON, kind="restart_service", about="watchkeeper-agent"),
+            order_ledger.LedgerEntry("n", NOON, kind="restart_service", about="watchkeeper-agent"),
             Result.DONE,
             "this agent was restarted",
         ),
     ],
 )
-def test_only_a_restart_that_was_the_work_itself_proves_it(line: order_ledger.Line, result: Result, words: str) -> None:
+def test_only_a_restart_that_was_the_work_itself_proves_it(
+    line: order_ledger.LedgerEntry, result: Result, words: str
+) -> None:
     done = agents.after_restart(line, "a")
     assert done.result is result
     assert words in done.text
 
 
 def test_a_machine_without_a_boot_id_is_not_said_to_have_stayed_up() -> None:
-    done = agents.after_restart(order_ledger.Line("n", NOON, kind="reboot", boot="a"), "")
+    done = agents.after_restart(order_ledger.LedgerEntry("n", NOON, kind="reboot", boot="a"), "")
     assert done.result is Result.FAILED
     assert "is not known" in done.text

@@ -13,7 +13,7 @@ from watchkeeper.errors import ActionFailed, ActionRefused
 from watchkeeper.model.actions import Action, ActionId, ActionKind
 from watchkeeper.model.fleet import Place
 from watchkeeper.model.incidents import IncidentId
-from watchkeeper.remediate.drivers.slurm import Slurm
+from watchkeeper.remediate.drivers.slurm import SlurmDriver
 
 pytestmark = [pytest.mark.servers, pytest.mark.slow, pytest.mark.timeout(240)]
 CORDON, DRAIN, UNCORDON, RESTART = ActionKind.CORDON, ActionKind.DRAIN, ActionKind.UNCORDON, ActionKind.RESTART_APP
@@ -30,8 +30,8 @@ def cluster(slurm: Cluster) -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def driver(cluster: Cluster) -> Slurm:
-    return Slurm(environment={"SLURM_CONF": cluster.environment["SLURM_CONF"]})
+def driver(cluster: Cluster) -> SlurmDriver:
+    return SlurmDriver(environment={"SLURM_CONF": cluster.environment["SLURM_CONF"]})
 
 
 def action(kind: ActionKind, node: str = "n1", *, incident: str = "I-7", **arguments: str) -> Action:
@@ -50,7 +50,7 @@ def start(cluster: Cluster, *options: str) -> str:
     return job
 
 
-def test_a_drain_carries_our_reason_and_is_resumed(cluster: Cluster, driver: Slurm) -> None:
+def test_a_drain_carries_our_reason_and_is_resumed(cluster: Cluster, driver: SlurmDriver) -> None:
     assert driver.perform(action(CORDON)).text == f"drained n1 with the reason {MARK}"
     seen = driver.observe(PLACE)
     assert (seen.is_schedulable, seen.cordoned_by, seen.held_by) == (False, MARK, ())
@@ -63,14 +63,14 @@ def test_a_drain_carries_our_reason_and_is_resumed(cluster: Cluster, driver: Slu
     assert states(cluster) == ["idle"] * 3
 
 
-def test_what_is_described_is_what_a_person_would_type(cluster: Cluster, driver: Slurm) -> None:
+def test_what_is_described_is_what_a_person_would_type(cluster: Cluster, driver: SlurmDriver) -> None:
     assert driver.describe(action(CORDON)) == f"scontrol update NodeName=n1 State=DRAIN Reason={MARK}"
     cluster.ask(*driver.describe(action(CORDON)).split())
     assert driver.observe(PLACE).cordoned_by == MARK
     assert driver.describe(action(DRAIN, running_jobs="requeue")).endswith("scontrol requeue JOB for each of them")
 
 
-def test_a_running_job_is_waited_for_and_nothing_is_done_to_it(cluster: Cluster, driver: Slurm) -> None:
+def test_a_running_job_is_waited_for_and_nothing_is_done_to_it(cluster: Cluster, driver: SlurmDriver) -> None:
     job = start(cluster)
     driver.perform(action(CORDON))
     done = driver.perform(action(DRAIN))
@@ -80,7 +80,7 @@ def test_a_running_job_is_waited_for_and_nothing_is_done_to_it(cluster: Cluster,
     until(lambda: driver.perform(action(DRAIN)).is_complete)
 
 
-def test_a_running_job_is_requeued_where_the_policy_says_so(cluster: Cluster, driver: Slurm) -> None:
+def test_a_running_job_is_requeued_where_the_policy_says_so(cluster: Cluster, driver: SlurmDriver) -> None:
     job, fixed = start(cluster), start(cluster, "--no-requeue")
     driver.perform(action(CORDON))
     wanted = action(DRAIN, running_jobs="requeue")
@@ -92,7 +92,7 @@ def test_a_running_job_is_requeued_where_the_policy_says_so(cluster: Cluster, dr
     until(lambda: driver.perform(wanted).is_complete)
 
 
-def test_a_job_is_restarted_by_being_requeued_and_not_once_more(cluster: Cluster, driver: Slurm) -> None:
+def test_a_job_is_restarted_by_being_requeued_and_not_once_more(cluster: Cluster, driver: SlurmDriver) -> None:
     job = start(cluster)
     assert driver.perform(action(RESTART, jobs=job)).text == "requeued 1 jobs, 1 to go"
     again = action(RESTART, jobs=job, before="2020-01-01T00:00:00+00:00")
@@ -101,7 +101,7 @@ def test_a_job_is_restarted_by_being_requeued_and_not_once_more(cluster: Cluster
         driver.perform(action(RESTART))
 
 
-def test_a_drain_of_somebody_else_is_neither_taken_over_nor_resumed(cluster: Cluster, driver: Slurm) -> None:
+def test_a_drain_of_somebody_else_is_neither_taken_over_nor_resumed(cluster: Cluster, driver: SlurmDriver) -> None:
     cluster.ask("scontrol", "update", "NodeName=n1", "State=DRAIN", "Reason=disk swap, ticket 12")
     seen = driver.observe(PLACE)
     assert (seen.cordoned_by, seen.held_by) == (None, ("root (disk swap, ticket 12)",))
@@ -112,7 +112,7 @@ def test_a_drain_of_somebody_else_is_neither_taken_over_nor_resumed(cluster: Clu
     assert "disk swap" in cluster.ask("scontrol", "show", "node", "n1")
 
 
-def test_a_drain_that_somebody_else_takes_over_is_theirs(cluster: Cluster, driver: Slurm) -> None:
+def test_a_drain_that_somebody_else_takes_over_is_theirs(cluster: Cluster, driver: SlurmDriver) -> None:
     driver.perform(action(CORDON))
     with pytest.raises(ActionRefused, match="belongs to watchkeeper:I-7/1-cordon, not to I-70"):
         driver.perform(action(UNCORDON, incident="I-70"))
@@ -121,7 +121,7 @@ def test_a_drain_that_somebody_else_takes_over_is_theirs(cluster: Cluster, drive
         driver.perform(action(UNCORDON))
 
 
-def test_a_node_that_somebody_resumes_is_not_drained_again(cluster: Cluster, driver: Slurm) -> None:
+def test_a_node_that_somebody_resumes_is_not_drained_again(cluster: Cluster, driver: SlurmDriver) -> None:
     driver.perform(action(CORDON))
     cluster.ask("scontrol", "update", "NodeName=n1", "State=RESUME")
     until(lambda: driver.observe(PLACE).is_schedulable)
@@ -130,7 +130,7 @@ def test_a_node_that_somebody_resumes_is_not_drained_again(cluster: Cluster, dri
         driver.perform(action(DRAIN))
 
 
-def test_the_reason_of_a_node_that_is_down_is_kept_behind_our_mark(cluster: Cluster, driver: Slurm) -> None:
+def test_the_reason_of_a_node_that_is_down_is_kept_behind_our_mark(cluster: Cluster, driver: SlurmDriver) -> None:
     cluster.ask("scontrol", "update", "NodeName=n1", "State=DOWN", "Reason=fan failed")
     assert driver.observe(PLACE).unhealthy == ("Slurm (down: fan failed)",)
     driver.perform(action(CORDON))
@@ -139,13 +139,13 @@ def test_the_reason_of_a_node_that_is_down_is_kept_behind_our_mark(cluster: Clus
 
 
 @pytest.mark.parametrize("name", ["n[1-3]", "n1,n2", "ALL nodes", "-w", "n1 State=DOWN"])
-def test_a_name_that_means_several_nodes_is_refused(cluster: Cluster, driver: Slurm, name: str) -> None:
+def test_a_name_that_means_several_nodes_is_refused(cluster: Cluster, driver: SlurmDriver, name: str) -> None:
     with pytest.raises(ActionRefused, match="is not the name of one node"):
         driver.perform(action(CORDON, name))
     assert states(cluster) == ["idle"] * 3
 
 
-def test_a_node_that_slurm_does_not_know_does_not_exist(driver: Slurm) -> None:
+def test_a_node_that_slurm_does_not_know_does_not_exist(driver: SlurmDriver) -> None:
     assert driver.observe(Place("main", node="n9")).exists is False
     assert "knows n9 no more" in driver.perform(action(UNCORDON, "n9")).text
     with pytest.raises(ActionFailed, match="Slurm has no node n9"):
@@ -155,19 +155,19 @@ def test_a_node_that_slurm_does_not_know_does_not_exist(driver: Slurm) -> None:
 def test_a_controller_that_does_not_answer_is_waited_for(cluster: Cluster) -> None:
     conf = (cluster.folder / "slurm.conf").read_text()
     (cluster.folder / "away.conf").write_text(conf.replace("SlurmctldPort=", "SlurmctldPort=1\n#"))
-    driver = Slurm(environment={"SLURM_CONF": str(cluster.folder / "away.conf")}, timeout_seconds=1.0)
+    driver = SlurmDriver(environment={"SLURM_CONF": str(cluster.folder / "away.conf")}, timeout_seconds=1.0)
     done = driver.perform(action(CORDON))
     assert (done.is_complete, done.text) == (False, "cordon has to wait")
     assert "no answer within 1 s" in done.waits_for[0] or "Unable to contact" in done.waits_for[0]
 
 
 def test_commands_that_are_not_there_are_said_with_the_way_out(cluster: Cluster) -> None:
-    driver = Slurm(cluster.folder / "nowhere", running_jobs=RunningJobs.WAIT)
+    driver = SlurmDriver(cluster.folder / "nowhere", running_jobs=RunningJobs.WAIT)
     with pytest.raises(ActionFailed, match=r"cannot be run: No such file.*remediate\.slurm_commands"):
         driver.perform(action(CORDON))
 
 
-def test_an_idle_job_is_told_and_then_held_for_its_owner(cluster: Cluster, driver: Slurm) -> None:
+def test_an_idle_job_is_told_and_then_held_for_its_owner(cluster: Cluster, driver: SlurmDriver) -> None:
     job = start(cluster)
     warn, take = action(WARN, jobs=job, wait="1h"), action(RECLAIM, jobs=job)
     assert "Use it within 1h, or: scontrol update JobId=" in driver.describe(warn)
@@ -179,7 +179,7 @@ def test_an_idle_job_is_told_and_then_held_for_its_owner(cluster: Cluster, drive
     assert driver.observe(PLACE).workloads == ()
 
 
-def test_a_job_that_cannot_wait_again_ends_only_where_the_policy_cancels(cluster: Cluster, driver: Slurm) -> None:
+def test_a_job_that_cannot_wait_again_ends_only_where_the_policy_cancels(cluster: Cluster, driver: SlurmDriver) -> None:
     job = start(cluster, "--no-requeue")
     with pytest.raises(ActionRefused, match=f"job {job} of root cannot be taken back"):
         driver.perform(action(RECLAIM, jobs=job))
@@ -190,14 +190,14 @@ def test_a_job_that_cannot_wait_again_ends_only_where_the_policy_cancels(cluster
 
 
 @pytest.mark.parametrize("kind", [ActionKind.WARN_OWNER, ActionKind.RECLAIM])
-def test_a_job_whose_comment_says_so_is_kept(cluster: Cluster, driver: Slurm, kind: ActionKind) -> None:
+def test_a_job_whose_comment_says_so_is_kept(cluster: Cluster, driver: SlurmDriver, kind: ActionKind) -> None:
     job = start(cluster, "--comment=watchkeeper.dev/keep")
     with pytest.raises(ActionRefused, match=f"job {job} of root is to be kept"):
         driver.perform(action(kind, jobs=job, how="cancel"))
     assert driver.observe(PLACE).workloads == (job,)
 
 
-def test_a_drain_of_one_gpu_waits_for_its_jobs_and_no_others(cluster: Cluster, driver: Slurm) -> None:
+def test_a_drain_of_one_gpu_waits_for_its_jobs_and_no_others(cluster: Cluster, driver: SlurmDriver) -> None:
     sick, well = start(cluster), start(cluster)
     driver.perform(action(CORDON))
     wanted = replace(action(DRAIN, jobs=sick, running_jobs="requeue"), place=Place("main", node="n1", gpu="GPU-1"))

@@ -21,12 +21,12 @@ from tests.support.clusters import slurm_cluster
 from tests.support.scripted_server import Reply, Scripted, serving
 from watchkeeper.config import loading
 from watchkeeper.errors import ActionFailed, ActionRefused
-from watchkeeper.hub import choices
+from watchkeeper.hub import backends
 from watchkeeper.model.actions import Action, ActionId, ActionKind
 from watchkeeper.model.fleet import Place
 from watchkeeper.model.incidents import IncidentId
-from watchkeeper.remediate.drivers.slurm import Slurm
-from watchkeeper.remediate.drivers.slurm_rest import Rest, SlurmRest
+from watchkeeper.remediate.drivers.slurm import SlurmDriver
+from watchkeeper.remediate.drivers.slurm_rest import SlurmRestClient, SlurmRestDriver
 
 CORDON, DRAIN, UNCORDON, RESTART = ActionKind.CORDON, ActionKind.DRAIN, ActionKind.UNCORDON, ActionKind.RESTART_APP
 MARK = "watchkeeper:I-7/1-cordon"
@@ -59,8 +59,8 @@ def action(kind: ActionKind, **arguments: str) -> Action:
     return Action(ActionId(f"1-{kind}"), kind, PLACE, IncidentId("I-7"), "GPU 3 fell off the bus", arguments)
 
 
-def driver(server: Scripted) -> SlurmRest:
-    return SlurmRest(rest=Rest(server.url, timeout_seconds=30.0))
+def driver(server: Scripted) -> SlurmRestDriver:
+    return SlurmRestDriver(rest=SlurmRestClient(server.url, timeout_seconds=30.0))
 
 
 def calls(server: Scripted) -> list[str]:
@@ -70,10 +70,10 @@ def calls(server: Scripted) -> list[str]:
 def test_a_drain_carries_our_reason_by_the_newest_interface_that_can_change_a_node(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("SLURM_JWT=abc\n")
     with serving(INTERFACES, node("IDLE"), DONE, node("IDLE", "DRAIN", reason=MARK)) as server:
-        rest = Rest(server.url, tmp_path / "token", "root")
-        assert SlurmRest(rest=rest).perform(action(CORDON)).text == f"drained n1 with the reason {MARK}"
+        rest = SlurmRestClient(server.url, tmp_path / "token", "root")
+        assert SlurmRestDriver(rest=rest).perform(action(CORDON)).text == f"drained n1 with the reason {MARK}"
         path = "/slurm/v0.0.42/node/n1"
-        assert SlurmRest(rest=rest).describe(action(CORDON)).startswith(f"POST {path} ")
+        assert SlurmRestDriver(rest=rest).describe(action(CORDON)).startswith(f"POST {path} ")
         assert calls(server) == ["GET /openapi/v3", f"GET {path}", f"POST {path}", f"GET {path}"]
         assert json.loads(server.bodies[2]) == {"state": ["DRAIN"], "reason": MARK}
         assert (server.header("X-SLURM-USER-TOKEN"), server.header("X-SLURM-USER-NAME")) == ("abc", "root")
@@ -111,7 +111,7 @@ def test_what_slurmrestd_has_no_call_for_is_refused_with_the_way_out(wanted: Act
 
 
 def test_the_dry_run_shows_the_calls_and_makes_none() -> None:
-    asked = SlurmRest(rest=Rest("http://127.0.0.1:1"))
+    asked = SlurmRestDriver(rest=SlurmRestClient("http://127.0.0.1:1"))
     told = json.dumps({"state": ["DRAIN"], "reason": MARK})
     assert asked.describe(action(CORDON)) == f"POST /slurm/VERSION/node/n1 {told}"
     assert asked.describe(action(UNCORDON)).endswith('{"state": ["RESUME"]}, if its reason is of I-7')
@@ -158,7 +158,7 @@ def test_a_node_that_slurm_does_not_know_does_not_exist(answer: Reply) -> None:
 
 def test_a_stop_lets_no_call_through_that_changes_anything() -> None:
     with serving(INTERFACES, node("IDLE")) as server:
-        stopped = SlurmRest(rest=Rest(server.url), is_stopped=lambda: True)
+        stopped = SlurmRestDriver(rest=SlurmRestClient(server.url), is_stopped=lambda: True)
         assert stopped.perform(action(CORDON)).waits_for[0].startswith("n1: everything is stopped")
         assert not any(call.startswith("POST") for call in calls(server))
 
@@ -169,16 +169,16 @@ def test_commands_are_taken_where_the_machine_has_them(tmp_path: Path, monkeypat
     bin = tmp_path / "bin"
     bin.mkdir()
     monkeypatch.setenv("PATH", str(bin))
-    found = choices.driver_of(loading.load(tmp_path / "hub.toml"), None)
-    assert isinstance(found, SlurmRest)
+    found = backends.build_driver(loading.load(tmp_path / "hub.toml"), None)
+    assert isinstance(found, SlurmRestDriver)
     assert found.rest.url == "http://slurm:6820"
     (bin / "scontrol").write_text("#!/bin/sh\n")
     (bin / "scontrol").chmod(0o755)
-    assert type(choices.driver_of(loading.load(tmp_path / "hub.toml"), None)) is Slurm
+    assert type(backends.build_driver(loading.load(tmp_path / "hub.toml"), None)) is SlurmDriver
 
 
 @pytest.fixture
-def old(slurm: slurm_cluster.Cluster) -> Iterator[SlurmRest]:
+def old(slurm: slurm_cluster.Cluster) -> Iterator[SlurmRestDriver]:
     """The slurmrestd of this machine, over its socket; it refuses to run as root."""
     program, folder = servers.require("slurmrestd"), slurm.folder / "rest"
     folder.mkdir(exist_ok=True)
@@ -200,7 +200,7 @@ def old(slurm: slurm_cluster.Cluster) -> Iterator[SlurmRest]:
     daemon = subprocess.Popen(line, env=slurm.environment, stderr=subprocess.DEVNULL)
     try:
         slurm_cluster.until(path.exists, slurm.folder)
-        yield SlurmRest(rest=Rest(f"unix://{path}", timeout_seconds=20.0))
+        yield SlurmRestDriver(rest=SlurmRestClient(f"unix://{path}", timeout_seconds=20.0))
     finally:
         servers.stop(daemon)
 
@@ -208,6 +208,6 @@ def old(slurm: slurm_cluster.Cluster) -> Iterator[SlurmRest]:
 @pytest.mark.servers
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-def test_a_real_slurmrestd_of_before_23_02_is_refused_and_changes_nothing(old: SlurmRest) -> None:
+def test_a_real_slurmrestd_of_before_23_02_is_refused_and_changes_nothing(old: SlurmRestDriver) -> None:
     with pytest.raises(ActionRefused, match=r"cannot change a node: it speaks .*v0\.0\.38; v0\.0\.39 of Slurm 23\.02"):
         old.perform(action(CORDON))

@@ -33,7 +33,7 @@ class File:
 
 class Database:
     def __init__(self, address: str) -> None:
-        self.server = postgres.Server(address)
+        self.server = postgres.PostgresServer(address)
         self.server.create()
         self._turn: Iterator[int] = itertools.count(1)
 
@@ -44,9 +44,9 @@ class Database:
     def lead(self) -> Journal:
         """A lease of no time: the next one who wants it gets it."""
         with closing(self.candidate()) as one:
-            epoch = one.take()
+            epoch = one.acquire()
         assert epoch is not None
-        return Journal(postgres.ServerConnection(self.server, epoch, leader="hub-1 at http://hub-1:9480"))
+        return Journal(postgres.PostgresConnection(self.server, epoch, leader="hub-1 at http://hub-1:9480"))
 
     def spoil(self, statement: str) -> None:
         with self.server.connect() as connection:

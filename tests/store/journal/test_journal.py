@@ -11,36 +11,36 @@ import pytest
 
 from tests.store.journal import places
 from tests.store.journal.journal_rows import GPU, NOON, an_incident, minutes, xid
-from watchkeeper.errors import JournalConflict, NotLeading, StoreError
+from watchkeeper.errors import JournalConflict, NotLeader, StoreError
 from watchkeeper.model import actions, alerts, diagnosis, fleet, incidents, labels, trust
 from watchkeeper.store.journal.journal import Journal
 
 
 @pytest.mark.slow
 def test_a_retried_push_is_the_same_event_and_counted_once(journal: Journal) -> None:
-    assert [event.id for event in journal.take_events([xid(1), xid(2), xid(1)], NOON)] == [xid(1).id, xid(2).id]
-    assert [event.id for event in journal.take_events([xid(2), xid(3)], minutes(1))] == [xid(3).id]
+    assert [event.id for event in journal.save_events([xid(1), xid(2), xid(1)], NOON)] == [xid(1).id, xid(2).id]
+    assert [event.id for event in journal.save_events([xid(2), xid(3)], minutes(1))] == [xid(3).id]
     kept = journal.events_at(GPU, since=NOON, until=minutes(5))
     assert [event.id for event in kept] == [xid(1).id, xid(2).id, xid(3).id]
     assert kept[0].received_at == NOON
 
 
 def test_a_push_without_news_leaves_no_entry(journal: Journal) -> None:
-    journal.take_events([xid(1)], NOON)
-    journal.take_events([xid(1)], minutes(1))
+    journal.save_events([xid(1)], NOON)
+    journal.save_events([xid(1)], minutes(1))
     assert len(journal.entries()) == 1
 
 
 def test_events_are_found_by_place_and_time(journal: Journal) -> None:
     other = fleet.Place("main", node="n1", gpu="GPU-2")
-    journal.take_events([xid(1), xid(2, place=other), xid(3, at=minutes(20)), xid(4, place=GPU.parent or GPU)], NOON)
+    journal.save_events([xid(1), xid(2, place=other), xid(3, at=minutes(20)), xid(4, place=GPU.parent or GPU)], NOON)
     node = fleet.Place("main", node="n1")
     assert len(journal.events_at(node, since=NOON, until=minutes(10))) == 3
     assert [event.id for event in journal.events_at(GPU, since=NOON, until=minutes(10))] == [xid(1).id]
 
 
 def test_the_latest_event_of_each_condition_is_enough_after_a_restart(journal: Journal) -> None:
-    journal.take_events([xid(1), xid(2, at=minutes(1)), xid(3, at=minutes(1)), xid(4, code=31)], NOON)
+    journal.save_events([xid(1), xid(2, at=minutes(1)), xid(3, at=minutes(1)), xid(4, code=31)], NOON)
     assert {event.id for event in journal.latest_events(GPU, NOON)} == {xid(3).id, xid(4).id}
 
 
@@ -95,20 +95,20 @@ def test_diagnosis_plan_and_alerts_come_back_as_they_were(journal: Journal) -> N
 
 def test_a_second_leader_makes_the_first_one_stop_writing(place: places.Place) -> None:
     first, second = place.lead(), place.lead()
-    with pytest.raises((JournalConflict, NotLeading), match=r"epoch 1 is .* 2"):
-        first.take_events([xid(1)], NOON)
-    assert len(second.take_events([xid(1)], NOON)) == 1
+    with pytest.raises((JournalConflict, NotLeader), match=r"epoch 1 is .* 2"):
+        first.save_events([xid(1)], NOON)
+    assert len(second.save_events([xid(1)], NOON)) == 1
     first.close()
     second.close()
 
 
 def test_what_is_written_together_is_kept_together_or_not_at_all(journal: Journal) -> None:
-    with pytest.raises(ZeroDivisionError), journal.together():  # noqa: PT012
-        journal.take_events([xid(1)], NOON)
+    with pytest.raises(ZeroDivisionError), journal.transaction():  # noqa: PT012
+        journal.save_events([xid(1)], NOON)
         raise ZeroDivisionError
     assert journal.entries() == []
-    with journal.together():
-        journal.take_events([xid(1)], NOON)
+    with journal.transaction():
+        journal.save_events([xid(1)], NOON)
         journal.save_incident(an_incident(), kind="opened", text="", at=NOON)
     assert len(journal.entries()) == 2
 
@@ -117,7 +117,7 @@ def test_what_was_read_inside_a_transaction_that_was_undone_is_forgotten(journal
     undone = dataclasses.replace(an_incident(), title="undone")
 
     def keep_and_read() -> None:
-        with journal.together():
+        with journal.transaction():
             assert journal.next_incident_id() == undone.id
             journal.save_incident(undone, kind="opened", text="", at=NOON)
             assert journal.incident("INC-1") == undone
@@ -131,12 +131,12 @@ def test_what_was_read_inside_a_transaction_that_was_undone_is_forgotten(journal
 
 
 def test_trimming_drops_the_oldest_and_the_rest_still_verifies(journal: Journal) -> None:
-    journal.take_events([xid(1)], NOON)
+    journal.save_events([xid(1)], NOON)
     journal.save_incident(an_incident("INC-1"), kind="opened", text="", at=NOON)
     done = incidents.move(an_incident("INC-1"), incidents.IncidentState.RESOLVED, at=minutes(1))
     journal.save_incident(done, kind="resolved", text="", at=minutes(1))
     journal.save_incident(an_incident("INC-2"), kind="opened", text="", at=minutes(1))
-    journal.take_events([xid(2, at=minutes(9))], minutes(9))
+    journal.save_events([xid(2, at=minutes(9))], minutes(9))
     assert journal.trim(minutes(5), now=minutes(10)) == 4
     assert journal.verify() is None
     assert [entry.kind for entry in journal.entries()] == ["event", "checkpoint"]
@@ -148,7 +148,7 @@ def test_trimming_drops_the_oldest_and_the_rest_still_verifies(journal: Journal)
 
 def test_trimming_keeps_no_more_events_than_asked(journal: Journal) -> None:
     for seq in range(5):
-        journal.take_events([xid(seq)], NOON)
+        journal.save_events([xid(seq)], NOON)
     journal.trim(minutes(-60), now=NOON, most_events=2)
     assert len(journal.events_at(GPU, since=NOON, until=NOON)) == 2
     assert journal.verify() is None
@@ -157,7 +157,7 @@ def test_trimming_keeps_no_more_events_than_asked(journal: Journal) -> None:
 def test_several_threads_write_one_chain(journal: Journal) -> None:
     def push(start: int) -> None:
         for seq in range(start, start + 10):
-            journal.take_events([xid(seq)], NOON)
+            journal.save_events([xid(seq)], NOON)
 
     threads = [threading.Thread(target=push, args=(start,)) for start in (0, 10, 20, 30)]
     for thread in threads:
@@ -197,7 +197,7 @@ def test_a_newer_schema_is_refused_with_both_numbers(tmp_path: Path) -> None:
 
 
 def test_a_row_that_cannot_be_read_names_the_journal(journal: Journal, place: places.Place) -> None:
-    journal.take_events([xid(1)], NOON)
+    journal.save_events([xid(1)], NOON)
     place.spoil("""UPDATE event SET body = replace(body, '"xid"', '"nonsense"')""")
     with pytest.raises(StoreError, match=r"not a readable Event: kind: expected one of"):
         journal.events_at(GPU, since=NOON, until=NOON)

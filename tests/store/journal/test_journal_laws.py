@@ -38,7 +38,7 @@ found_events = st.builds(
 @examples(25)
 def test_every_event_comes_back_once_and_as_it_was(batches: list[list[events.Event]]) -> None:
     with tempfile.TemporaryDirectory() as folder, closing(Journal(Path(folder) / "journal.db")) as journal:
-        taken = [event for batch in batches for event in journal.take_events(batch, NOON)]
+        taken = [event for batch in batches for event in journal.save_events(batch, NOON)]
         assert len({event.id for event in taken}) == len(taken)
         assert {event.id for event in taken} == {event.id for batch in batches for event in batch}
         assert [journal.event(event.id) for event in taken] == taken
@@ -60,7 +60,7 @@ def write_a_story(path: Path) -> None:
     )
     with closing(Journal(path)) as journal:
         for seq in range(3):
-            journal.take_events([events.Event(f"e{seq}", events.EventKind.XID, 79, place, NOON, "Xid")], NOON)
+            journal.save_events([events.Event(f"e{seq}", events.EventKind.XID, 79, place, NOON, "Xid")], NOON)
         journal.save_incident(incident, kind="opened", text="it began", at=NOON)
         journal.record("note", "INC-1", at=NOON, actor="ada", body={"text": "seen"})
 

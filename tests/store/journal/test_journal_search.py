@@ -11,13 +11,13 @@ import pytest
 
 from watchkeeper.errors import StoreError
 from watchkeeper.store.journal import journal, journal_search
-from watchkeeper.store.journal.journal_search import Wanted, Where
+from watchkeeper.store.journal.journal_search import EntryFilter, JournalLocation
 
 START = datetime(2026, 2, 12, 2, 14, tzinfo=UTC)
 
 
 @pytest.fixture
-def written(tmp_path: Path) -> Iterator[tuple[journal.Journal, Where]]:
+def written(tmp_path: Path) -> Iterator[tuple[journal.Journal, JournalLocation]]:
     """Thirty entries, one a minute: notes of ann and ben about two incidents in turn."""
     kept = journal.Journal(tmp_path / "journal.sqlite")
     for at in range(30):
@@ -25,21 +25,21 @@ def written(tmp_path: Path) -> Iterator[tuple[journal.Journal, Where]]:
         body = {"text": f"note {at}: 100% of_it"}
         kept.record("note", subject, at=START + timedelta(minutes=at), actor=actor, body=body)
     kept.record("plan", "INC-1", at=START + timedelta(hours=1), actor="hub", body={"text": "reboot"})
-    yield kept, Where(tmp_path / "journal.sqlite")
+    yield kept, JournalLocation(tmp_path / "journal.sqlite")
     kept.close()
 
 
-def test_without_filters_the_newest_come_first(written: tuple[journal.Journal, Where]) -> None:
-    found = journal_search.search(written[1], Wanted(limit=5))
+def test_without_filters_the_newest_come_first(written: tuple[journal.Journal, JournalLocation]) -> None:
+    found = journal_search.search(written[1], EntryFilter(limit=5))
     assert [entry.seq for entry in found.entries] == [31, 30, 29, 28, 27]
     assert (found.first, found.last, found.looked_back_to) == (1, 31, 27)
     assert found.kinds == {"note": 30, "plan": 1}
 
 
-def test_pages_join_without_a_gap_or_a_repeat(written: tuple[journal.Journal, Where]) -> None:
+def test_pages_join_without_a_gap_or_a_repeat(written: tuple[journal.Journal, JournalLocation]) -> None:
     seen, before = [], None
     while before is None or before > 1:
-        page = journal_search.search(written[1], Wanted(limit=7, before=before))
+        page = journal_search.search(written[1], EntryFilter(limit=7, before=before))
         seen += [entry.seq for entry in page.entries]
         before = page.looked_back_to
     assert seen == list(range(31, 0, -1))
@@ -48,38 +48,40 @@ def test_pages_join_without_a_gap_or_a_repeat(written: tuple[journal.Journal, Wh
 @pytest.mark.parametrize(
     ("wanted", "count"),
     [
-        (Wanted(kinds=("plan",)), 1),
-        (Wanted(kinds=("plan", "note"), actor="ann"), 15),
-        (Wanted(subject="INC-2"), 10),
-        (Wanted(words=("NOTE 7",)), 1),
-        (Wanted(words=("note", "ben")), 15),
-        (Wanted(words=("0% of_i",)), 30),
-        (Wanted(words=("100_",)), 0),
-        (Wanted(since=START + timedelta(minutes=28)), 3),
-        (Wanted(until=START), 1),
+        (EntryFilter(kinds=("plan",)), 1),
+        (EntryFilter(kinds=("plan", "note"), actor="ann"), 15),
+        (EntryFilter(subject="INC-2"), 10),
+        (EntryFilter(words=("NOTE 7",)), 1),
+        (EntryFilter(words=("note", "ben")), 15),
+        (EntryFilter(words=("0% of_i",)), 30),
+        (EntryFilter(words=("100_",)), 0),
+        (EntryFilter(since=START + timedelta(minutes=28)), 3),
+        (EntryFilter(until=START), 1),
     ],
 )
-def test_filters_keep_what_fits(written: tuple[journal.Journal, Where], wanted: Wanted, count: int) -> None:
+def test_filters_keep_what_fits(
+    written: tuple[journal.Journal, JournalLocation], wanted: EntryFilter, count: int
+) -> None:
     assert len(journal_search.search(written[1], wanted).entries) == count
 
 
 def test_a_search_looks_at_a_bounded_part_and_says_how_far(
-    written: tuple[journal.Journal, Where], monkeypatch: pytest.MonkeyPatch
+    written: tuple[journal.Journal, JournalLocation], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journal_search, "MOST_SEARCHED", 10)
-    found = journal_search.search(written[1], Wanted(words=("note 3:",)))
+    found = journal_search.search(written[1], EntryFilter(words=("note 3:",)))
     assert (found.entries, found.looked_back_to) == ((), 22)
 
 
-def test_a_chain_that_someone_touched_names_the_entry(written: tuple[journal.Journal, Where]) -> None:
+def test_a_chain_that_someone_touched_names_the_entry(written: tuple[journal.Journal, JournalLocation]) -> None:
     kept, where = written
-    assert journal_search.first_broken(where) == (None, 31)
+    assert journal_search.first_invalid_entry(where) == (None, 31)
     with sqlite3.connect(kept.path) as forger:
         forger.execute("UPDATE entry SET actor = 'eve' WHERE seq = 12")
     forger.close()
-    assert journal_search.first_broken(where) == (12, 31)
+    assert journal_search.first_invalid_entry(where) == (12, 31)
 
 
 def test_a_place_without_a_journal_says_so(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="no journal here"):
-        journal_search.search(Where(tmp_path / "none.sqlite"), Wanted())
+        journal_search.search(JournalLocation(tmp_path / "none.sqlite"), EntryFilter())

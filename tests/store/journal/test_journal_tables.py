@@ -60,22 +60,22 @@ def test_repairs_that_run_or_hold_a_node_are_alive(journal: Journal) -> None:
         ("R-4", states.DONE, True),
     ):
         journal.save_repair(a_repair(id, state, has_cordon=has_cordon), at=NOON, actor="hub", text=state, kind="repair")
-    assert [one.id for one in journal.alive_repairs()] == ["R-1", "R-2"]
+    assert [one.id for one in journal.active_repairs()] == ["R-1", "R-2"]
     assert [one.id for one in journal.repairs_at(NODE)] == ["R-4", "R-3", "R-2", "R-1"]
     assert [one.id for one in journal.repairs_of("INC-1", limit=1)] == ["R-4"]
     assert len(journal.timeline("INC-1")) == 4
-    journal.save_switch(repairs.Switch(stopped_at=NOON), at=NOON, actor="ada", text="stopped")
+    journal.save_switch(repairs.RepairSwitch(stopped_at=NOON), at=NOON, actor="ada", text="stopped")
     assert journal.switch().is_stopped
     assert journal.verify() is None
 
 
 def test_orders_wait_until_they_are_answered_or_expire(journal: Journal) -> None:
     order = orders.Order(orders.OrderId("WO-1"), "main", "n1", "scan", NOON, minutes(10), nonce="n")
-    journal.save_order(orders.Tracked(order, "ada", "why"), at=NOON, actor="ada", text="ordered")
+    journal.save_order(orders.TrackedOrder(order, "ada", "why"), at=NOON, actor="ada", text="ordered")
     assert [one.order.id for one in journal.open_orders(minutes(5))] == ["WO-1"]
     assert journal.open_orders(minutes(11)) == []
     receipt = orders.Receipt(order.id, minutes(1), actions.Result.DONE, "clean")
-    journal.save_order(orders.Tracked(order, "ada", "why", receipt=receipt), at=NOON, actor="n1", text="done")
+    journal.save_order(orders.TrackedOrder(order, "ada", "why", receipt=receipt), at=NOON, actor="n1", text="done")
     assert journal.open_orders(minutes(5)) == []
     assert [one.receipt for one in journal.latest_orders()] == [receipt]
 
@@ -89,7 +89,7 @@ def test_silences_and_notices_come_back_by_time_and_state(journal: Journal) -> N
     assert [one.id for one in journal.silences(NOON + timedelta(seconds=90))] == ["S-2"]
     for id, state in (("a", notices.NoticeState.WAITING), ("b", notices.NoticeState.SENT)):
         journal.save_notice(a_notice(id, state), at=NOON, text=state)
-    assert [one.id for one in journal.notices_on_the_way()] == ["a"]
+    assert [one.id for one in journal.undelivered_notices()] == ["a"]
     assert [one.id for one in journal.notices_of("INC-1")] == ["a", "b"]
 
 
@@ -100,13 +100,13 @@ def test_messages_come_back_as_they_were_decided_whatever_happened_to_them_since
     place.spoil("VACUUM")
     with closing(place.lead()) as journal:
         assert [one.id for one in journal.notices_of("INC-1")] == ["b", "a", "c"]
-        assert [one.id for one in journal.notices_on_the_way()] == ["b", "a", "c"]
+        assert [one.id for one in journal.undelivered_notices()] == ["b", "a", "c"]
         assert journal.verify() is None
 
 
 def test_a_text_with_any_character_comes_back_as_it_was(journal: Journal) -> None:
     odd = replace(xid(1), text='NUL \0, line\n, quote ", \\u0000, 溫度 🔥', fields={"?": "%s %", "\0": "\0"})
-    assert [replace(event, received_at=None) for event in journal.take_events([odd], NOON)] == [odd]
+    assert [replace(event, received_at=None) for event in journal.save_events([odd], NOON)] == [odd]
     kept = journal.event(odd.id)
     assert kept is not None
     assert replace(kept, received_at=None) == odd
@@ -115,7 +115,7 @@ def test_a_text_with_any_character_comes_back_as_it_was(journal: Journal) -> Non
 
 
 def test_what_was_changed_behind_its_back_is_noticed(journal: Journal, place: places.Place) -> None:
-    journal.take_events([xid(1), xid(2)], NOON)
+    journal.save_events([xid(1), xid(2)], NOON)
     journal.save_incident(an_incident(), kind="opened", text="it began", at=NOON)
     journal.record("note", "INC-1", at=NOON, actor="ada", body={"text": "seen"})
     assert journal.verify() is None
@@ -161,7 +161,7 @@ def test_incidents_are_found_from_a_time_on_and_the_oldest_of_all_is_known(journ
 
 @pytest.mark.slow
 def test_the_open_incidents_of_a_storm_are_not_read_anew_for_every_picture(journal: Journal) -> None:
-    with journal.together():
+    with journal.transaction():
         for number in range(1, 1_102):
             journal.save_incident(an_incident(f"INC-{number}"), kind="opened", text="", at=NOON)
     first, second = (journal.incidents(open_only=True, limit=10_000) for _ in range(2))

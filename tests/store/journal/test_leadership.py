@@ -15,8 +15,8 @@ from tests.support import postgres_server
 from tests.support.waiting import until_async
 from watchkeeper.cli.hub import store as store_command
 from watchkeeper.config import settings
-from watchkeeper.errors import ActionFailed, ActionRefused, NotLeading, StoreError
-from watchkeeper.hub.leadership import Leadership, Stages
+from watchkeeper.errors import ActionFailed, ActionRefused, NotLeader, StoreError
+from watchkeeper.hub.leadership import Leadership, LeadershipCallbacks
 from watchkeeper.kit import own_metrics
 from watchkeeper.model import actions, fleet, incidents
 from watchkeeper.remediate.drivers import dry_run
@@ -32,7 +32,7 @@ def url_file(tmp_path: Path, postgres: postgres_server.Cluster) -> Path:
 
 def a_hub(url_file: Path, *, lease: str = "60s", port: int = 9480) -> Leadership:
     chosen = settings.Settings(
-        hub=settings.Hub(port=port), journal=settings.Journal(url_file=str(url_file), lease=lease)
+        hub=settings.HubSettings(port=port), journal=settings.JournalSettings(url_file=str(url_file), lease=lease)
     )
     return Leadership(chosen, metrics=own_metrics.Registry())
 
@@ -47,17 +47,17 @@ def first(url_file: Path) -> Iterator[Leadership]:
 def test_the_second_hub_follows_until_the_first_one_lets_go(first: Leadership, url_file: Path) -> None:
     second = a_hub(url_file, port=9481)
     with closing(first.open()) as leading, closing(second.open()) as following:
-        leading.take_events([xid(1)], NOON)
-        assert first.not_leading_because is None
-        assert "http://127.0.0.1:9480, which leads" in str(second.not_leading_because)
-        with pytest.raises(NotLeading, match="9480"):
-            following.take_events([xid(2)], NOON)
+        leading.save_events([xid(1)], NOON)
+        assert first.not_leading_reason is None
+        assert "http://127.0.0.1:9480, which leads" in str(second.not_leading_reason)
+        with pytest.raises(NotLeader, match="9480"):
+            following.save_events([xid(2)], NOON)
         first.close()
         second._turn()
         assert second._newest is not None
-        assert len(second._newest.take_events([xid(2)], NOON)) == 1
-        with pytest.raises(NotLeading, match="epoch 1 is over"):
-            leading.take_events([xid(3)], NOON)
+        assert len(second._newest.save_events([xid(2)], NOON)) == 1
+        with pytest.raises(NotLeader, match="epoch 1 is over"):
+            leading.save_events([xid(3)], NOON)
         second._newest.close()
     second.close()
 
@@ -66,7 +66,7 @@ def test_nothing_is_called_once_the_lease_may_be_over(first: Leadership) -> None
     place, id = fleet.Place("main", node="n1"), incidents.IncidentId("INC-1")
     action = actions.Action(actions.ActionId("A-1"), actions.ActionKind.CORDON, place, id, "because")
     with closing(first.open()):
-        cluster = first.fenced(dry_run.DryRun())
+        cluster = first.fence_driver(dry_run.DryRunDriver())
         # Where the call is made, this driver says no.
         with pytest.raises(ActionRefused):
             cluster.perform(action)
@@ -101,11 +101,11 @@ def test_a_hub_that_cannot_read_the_journal_lets_another_one_lead(url_file: Path
             await asyncio.Event().wait()
 
         with closing(first.open()):
-            running = asyncio.create_task(first.run(Stages(join, lambda: [work()]), stop))
+            running = asyncio.create_task(first.run(LeadershipCallbacks(join, lambda: [work()]), stop))
             await at_work.wait()
             assert first._connection is not None
             first._connection.cut()
-            await until_async(lambda: "readable" in str(first.not_leading_because))
+            await until_async(lambda: "readable" in str(first.not_leading_reason))
             stop.set()
             await running
             second.open().close()
@@ -120,19 +120,19 @@ def test_a_hub_that_cannot_read_the_journal_lets_another_one_lead(url_file: Path
 
 def test_a_journal_has_one_place(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not in both"):
-        settings.Journal(path="a", url_file="b")
+        settings.JournalSettings(path="a", url_file="b")
     with pytest.raises(ValueError, match="smallest possible value, 1s"):
-        settings.Journal(lease="500ms")
+        settings.JournalSettings(lease="500ms")
 
 
 def test_verify_reads_a_journal_on_a_server(first: Leadership, url_file: Path) -> None:
     with closing(first.open()) as journal:
-        journal.take_events([xid(1)], NOON)
+        journal.save_events([xid(1)], NOON)
     (url_file.parent / "hub.toml").write_text('[journal]\nurl_file = "journal.url"\n')
     line = ["verify", "--config", str(url_file.parent / "hub.toml")]
     found = CliRunner().invoke(store_command.command, line)
     assert (found.exit_code, found.output) == (0, "no damage found\n")
-    with servers.of_file(url_file).connect() as raw:
+    with servers.read_server(url_file).connect() as raw:
         raw.execute("UPDATE event SET body = replace(body, '79', '31')")
     found = CliRunner().invoke(store_command.command, line)
     assert found.exit_code == 1

@@ -19,7 +19,7 @@ import pytest
 from tests.store.journal import places
 from tests.store.journal.journal_rows import GPU, NOON, a_notice, an_incident, xid
 from tests.support import postgres_server
-from watchkeeper.errors import NotLeading, SettingsError, StoreError, WireError
+from watchkeeper.errors import NotLeader, SettingsError, StoreError, WireError
 from watchkeeper.model import notices
 from watchkeeper.store.journal import election
 from watchkeeper.store.journal import postgres as servers
@@ -45,16 +45,16 @@ def journal(database: places.Database) -> Iterator[Journal]:
 
 def test_one_candidate_leads_until_its_lease_is_over(database: places.Database) -> None:
     with closing(database.candidate(lease_seconds=60.0)) as first, closing(database.candidate(60.0)) as second:
-        assert (first.take(), second.take()) == (1, None)
-        assert str(second.look()) == "hub-1 at http://hub-1:9480"
+        assert (first.acquire(), second.acquire()) == (1, None)
+        assert str(second.read_lease()) == "hub-1 at http://hub-1:9480"
         first._lease = 0.3
         assert first.renew(1)
         deadline = time.monotonic() + 60
-        while (epoch := second.take()) is None and time.monotonic() < deadline:
-            assert second.look().seconds_left <= 0.3
+        while (epoch := second.acquire()) is None and time.monotonic() < deadline:
+            assert second.read_lease().seconds_left <= 0.3
         assert epoch == 2
         assert (first.renew(1), second.renew(2)) == (False, True)
-        assert second.look().is_ours
+        assert second.read_lease().is_ours
 
 
 def test_of_many_candidates_one_gets_an_epoch(database: places.Database) -> None:
@@ -72,11 +72,11 @@ def test_of_many_candidates_one_gets_an_epoch(database: places.Database) -> None
 
 def test_a_released_lead_is_taken_at_once_and_by_the_same_holder_always(database: places.Database) -> None:
     with closing(database.candidate(60.0)) as first, closing(database.candidate(60.0)) as second:
-        assert [first.take(), first.take()] == [1, 2]
+        assert [first.acquire(), first.acquire()] == [1, 2]
         first.release(1)
-        assert second.take() is None
+        assert second.acquire() is None
         first.release(2)
-        assert second.take() == 3
+        assert second.acquire() == 3
 
 
 @pytest.mark.slow
@@ -84,24 +84,24 @@ def test_a_leader_that_is_stopped_in_a_transaction_holds_nobody_up_for_longer_th
     database: places.Database,
 ) -> None:
     with closing(database.candidate(0.2)) as first, closing(database.candidate(60.0)) as second:
-        epoch = first.take()
+        epoch = first.acquire()
         assert epoch == 1
-        stopped = Journal(servers.ServerConnection(database.server, epoch, idle_seconds=0.5))
+        stopped = Journal(servers.PostgresConnection(database.server, epoch, idle_seconds=0.5))
         began = time.monotonic()
-        with pytest.raises(StoreError, match="idle-in-transaction timeout"), stopped.together():  # noqa: PT012
-            stopped.take_events([xid(1)], NOON)
+        with pytest.raises(StoreError, match="idle-in-transaction timeout"), stopped.transaction():  # noqa: PT012
+            stopped.save_events([xid(1)], NOON)
             while (taken := _take(second)) is None:
                 assert time.monotonic() - began < 60
-            stopped.take_events([xid(2)], NOON)
+            stopped.save_events([xid(2)], NOON)
         assert taken == 2
         stopped.close()
-        with closing(Journal(servers.ServerConnection(database.server, 2))) as journal:
+        with closing(Journal(servers.PostgresConnection(database.server, 2))) as journal:
             assert journal.entries() == []
 
 
 def _take(candidate: election.Election) -> int | None:
     try:
-        return candidate.take()
+        return candidate.acquire()
     except StoreError:
         return None
 
@@ -109,50 +109,50 @@ def _take(candidate: election.Election) -> int | None:
 @pytest.mark.slow
 def test_the_lead_cannot_change_inside_a_transaction(database: places.Database, journal: Journal) -> None:
     with closing(database.candidate(60.0)) as second:
-        with journal.together():
-            journal.take_events([xid(1)], NOON)
+        with journal.transaction():
+            journal.save_events([xid(1)], NOON)
             with pytest.raises(StoreError, match="lock timeout"):
-                second.take()
-            journal.take_events([xid(2)], NOON)
-        assert second.take() == 2
-    with pytest.raises(NotLeading, match="epoch 1 is over, 2 is the current one"):
-        journal.take_events([xid(3)], NOON)
-    with closing(Journal(servers.ServerConnection(database.server, 2))) as new:
+                second.acquire()
+            journal.save_events([xid(2)], NOON)
+        assert second.acquire() == 2
+    with pytest.raises(NotLeader, match="epoch 1 is over, 2 is the current one"):
+        journal.save_events([xid(3)], NOON)
+    with closing(Journal(servers.PostgresConnection(database.server, 2))) as new:
         assert len(new.events_at(GPU, since=NOON, until=NOON)) == 2
 
 
 def test_a_follower_reads_everything_and_says_where_the_leader_is(database: places.Database, journal: Journal) -> None:
     leader = "hub-1 at http://hub-1:9480"
-    with closing(Journal(servers.ServerConnection(database.server, 0, leader=leader))) as follower:
+    with closing(Journal(servers.PostgresConnection(database.server, 0, leader=leader))) as follower:
         journal.save_incident(an_incident(), kind="opened", text="", at=NOON)
         assert follower.incident("INC-1") == journal.incident("INC-1")
         assert follower.verify() is None
-        with pytest.raises(NotLeading, match=r"another hub leads: hub-1 at http://hub-1:9480\. Nothing was written"):
-            follower.take_events([xid(1)], NOON)
+        with pytest.raises(NotLeader, match=r"another hub leads: hub-1 at http://hub-1:9480\. Nothing was written"):
+            follower.save_events([xid(1)], NOON)
 
 
 def test_a_connection_that_breaks_in_a_transaction_leaves_nothing_and_stays_broken(
     database: places.Database, address: str, postgres: postgres_server.Cluster
 ) -> None:
     journal = database.lead()
-    with pytest.raises(StoreError, match="terminating connection"), journal.together():  # noqa: PT012
-        journal.take_events([xid(1)], NOON)
+    with pytest.raises(StoreError, match="terminating connection"), journal.transaction():  # noqa: PT012
+        journal.save_events([xid(1)], NOON)
         for pid in postgres.backends(address):
             os.kill(pid, signal.SIGTERM)
         while True:
-            journal.take_events([xid(2)], NOON)
+            journal.save_events([xid(2)], NOON)
     with pytest.raises(StoreError, match="the connection is closed"):
         journal.entries()
     journal.close()
     with closing(database.lead()) as again:
         assert again.entries() == []
-        assert len(again.take_events([xid(1)], NOON)) == 1
+        assert len(again.save_events([xid(1)], NOON)) == 1
 
 
 def test_a_server_that_stops_answering_is_given_up(
     database: places.Database, address: str, postgres: postgres_server.Cluster
 ) -> None:
-    connection = servers.ServerConnection(database.server, 0)
+    connection = servers.PostgresConnection(database.server, 0)
     connection._connection.answer_seconds = 0.3
     pids = postgres.backends(address)
     for pid in pids:
@@ -167,7 +167,7 @@ def test_a_server_that_stops_answering_is_given_up(
 
 
 def test_whoever_waits_for_an_answer_is_freed_when_the_line_is_cut(database: places.Database) -> None:
-    connection = servers.ServerConnection(database.server, 0)
+    connection = servers.PostgresConnection(database.server, 0)
     timer = threading.Timer(0.2, connection.cut)
     timer.start()
     with pytest.raises(StoreError, match="the journal refused"):
@@ -177,7 +177,7 @@ def test_whoever_waits_for_an_answer_is_freed_when_the_line_is_cut(database: pla
 
 
 def test_a_server_that_is_not_there_is_named_without_its_password() -> None:
-    server = servers.Server("postgresql://ada:s3cret@127.0.0.1:1/journal")
+    server = servers.PostgresServer("postgresql://ada:s3cret@127.0.0.1:1/journal")
     with pytest.raises(StoreError, match=r"PostgreSQL database journal at 127\.0\.0\.1:1: .*refused") as raised:
         server.create()
     assert "s3cret" not in f"{raised.value}{raised.value.__cause__}"
@@ -187,7 +187,7 @@ def test_a_server_that_is_not_there_is_named_without_its_password() -> None:
 def test_a_file_without_an_address_is_refused_without_showing_it(tmp_path: Path, content: str) -> None:
     (tmp_path / "url").write_text(content)
     with pytest.raises(SettingsError) as raised:
-        servers.of_file(tmp_path / "url")
+        servers.read_server(tmp_path / "url")
     assert "zz" not in str(raised.value)
 
 
@@ -208,7 +208,7 @@ DROP INDEX incident_open_by_time;
 def test_a_journal_of_before_gets_what_it_lacks_and_keeps_its_messages_in_order(database: places.Database) -> None:
     database.spoil(FIRST_MADE)
     waiting = notices.NoticeState.WAITING
-    with closing(database.lead()) as journal, closing(servers.ServerConnection(database.server, 0)) as reader:
+    with closing(database.lead()) as journal, closing(servers.PostgresConnection(database.server, 0)) as reader:
         for id in ("z", "a", "x", "z", "x", "z"):
             journal.save_notice(a_notice(id, waiting), at=NOON, text="")
         # Of this one the entries have been dropped.
@@ -229,7 +229,7 @@ def test_hubs_that_start_together_make_the_tables_once(address: str) -> None:
 
     def create() -> None:
         try:
-            servers.Server(address).create()
+            servers.PostgresServer(address).create()
         except StoreError as error:
             failures.append(error)
 
@@ -245,8 +245,8 @@ def test_hubs_that_start_together_make_the_tables_once(address: str) -> None:
 
 def test_an_event_that_no_server_can_keep_is_refused_as_such(journal: Journal) -> None:
     with pytest.raises(WireError, match="NUL"):
-        journal.take_events([replace(xid(1), id="a\0b")], NOON)
-    assert len(journal.take_events([xid(1)], NOON)) == 1
+        journal.save_events([replace(xid(1), id="a\0b")], NOON)
+    assert len(journal.save_events([xid(1)], NOON)) == 1
 
 
 WRITER = """

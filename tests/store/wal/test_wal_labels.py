@@ -23,7 +23,7 @@ def written(definitions: dict[int, Labels]) -> bytes:
 @given(st.dictionaries(st.integers(0, 2**63 - 1), LABEL_SETS, max_size=5))
 def test_label_sets_are_read_as_they_were_written(definitions: dict[int, Labels]) -> None:
     found = wal_labels.read(written(definitions), wal_labels.SharedPairs())
-    assert {id: Labels.kept(pairs) for id, pairs in found.items()} == definitions
+    assert {id: Labels.from_sorted_pairs(pairs) for id, pairs in found.items()} == definitions
 
 
 def test_a_pair_of_many_series_is_kept_once_also_over_records_with_escapes() -> None:
@@ -38,7 +38,7 @@ def test_a_pair_of_many_series_is_kept_once_also_over_records_with_escapes() -> 
 
 @given(LABEL_SETS)
 def test_a_label_set_made_of_kept_pairs_is_the_one_that_was_kept(labels: Labels) -> None:
-    again = Labels.kept(labels.pairs)
+    again = Labels.from_sorted_pairs(labels.pairs)
     assert again == labels
     assert hash(again) == hash(labels)
     assert (again.name, list(again), str(again)) == (labels.name, list(labels), str(labels))

@@ -108,7 +108,7 @@ class ApiServer:
 
     async def stop(self) -> None:
         assert self._server is not None
-        await listening.end(self._server)
+        await listening.close_server(self._server)
         self.end(abort=True)
         for talk, writer in self._talks.items():
             talk.cancel()

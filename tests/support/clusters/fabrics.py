@@ -19,24 +19,25 @@ def host(at: int) -> str:
 
 def fabric_of(hosts: int = 4, *, leaves: int = 2, names: tuple[str, ...] = ("leaf-0", "leaf-1")) -> fabric.Fabric:
     """Hosts in turn on the leaves, at 400 Gb/s; each leaf has its trunk on port 9."""
-    devices = [fabric.Device(SPINE, fabric.Kind.SWITCH, "spine-0", 16)]
-    devices += [fabric.Device(leaf(at), fabric.Kind.SWITCH, names[at], 16) for at in range(leaves)]
-    devices += [fabric.Device(host(at), fabric.Kind.HOST, f"n{at} mlx5_0", 1) for at in range(hosts)]
+    devices = [fabric.FabricDevice(SPINE, fabric.FabricDeviceKind.SWITCH, "spine-0", 16)]
+    devices += [fabric.FabricDevice(leaf(at), fabric.FabricDeviceKind.SWITCH, names[at], 16) for at in range(leaves)]
+    devices += [fabric.FabricDevice(host(at), fabric.FabricDeviceKind.HOST, f"n{at} mlx5_0", 1) for at in range(hosts)]
     cables = [((leaf(at), 9), (SPINE, at + 1)) for at in range(leaves)]
     cables += [((leaf(at % leaves), at // leaves + 1), (host(at), 1)) for at in range(hosts)]
     ports = [_port(*ends) for one, other in cables for ends in ((one, other), (other, one))]
     return fabric.Fabric(0, "test", tuple(devices), tuple(ports))
 
 
-def _port(here: fabric.PortKey, there: fabric.PortKey) -> fabric.Port:
-    return fabric.Port(*here, fabric.ACTIVE, "LinkUp", 4, "NDR", *there, {})
+def _port(here: fabric.PortKey, there: fabric.PortKey) -> fabric.FabricPort:
+    return fabric.FabricPort(*here, fabric.ACTIVE, "LinkUp", 4, "NDR", *there, {})
 
 
 def without_link(found: fabric.Fabric, *keys: fabric.PortKey) -> fabric.Fabric:
     """The same with these switch ports dark; a host at the other end is no longer seen."""
     far = {port.peer for port in found.ports if port.key in keys}
     dark = [
-        fabric.Port(*port.key, fabric.DOWN, "Polling") if port.key in {*keys, *far} else port for port in found.ports
+        fabric.FabricPort(*port.key, fabric.DOWN, "Polling") if port.key in {*keys, *far} else port
+        for port in found.ports
     ]
     lost = {peer[0] for peer in far if peer is not None and peer[0].startswith("b8cef603")}
     return replace(

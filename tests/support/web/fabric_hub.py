@@ -26,7 +26,7 @@ class CountingHub(SmallHub):
     def __post_init__(self) -> None:
         self.clock = clock.ManualClock(START)
         super().__post_init__()
-        self.fabric = fabric_watch.FabricWatch(config.Fabric(), "main")
+        self.fabric = fabric_watch.FabricWatch(config.FabricSettings(), "main")
         self.engine = embedded.EmbeddedEngine(head.Head(retention_ms=86_400_000))
 
     def count(self, metric: str, labels: dict[str, str], *, per_minute: float) -> None:

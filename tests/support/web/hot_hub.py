@@ -43,7 +43,7 @@ class HotHub(SmallHub):
             ]
             self.engine.appender.append(readings)
 
-        (group,) = rulefile.read({"heat.yaml": RULES}).groups
+        (group,) = rulefile.read_rules({"heat.yaml": RULES}).groups
         self.rules.in_force = [(group, {})]
         self.rules.active = [
             alerts.Alert(Labels({"alertname": "GpuHot", "gpu": str(gpu)}), state, START - timedelta(seconds=gpu), 91.0)

@@ -11,7 +11,7 @@ from watchkeeper.model import exemplars
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import STALE, Sample
 from watchkeeper.query import embedded
-from watchkeeper.readers.exposition import Family
+from watchkeeper.readers.exposition import FamilyMetadata
 from watchkeeper.rules import rulefile
 from watchkeeper.scrape import discovery, jobs, scrape
 from watchkeeper.store.head import head
@@ -31,11 +31,13 @@ class StoredTargets(NoTargets):
     """What the agents of these nodes answer."""
 
     def targets(self) -> list[Any]:
-        target = jobs.Target("n1:9400", "http://n1:9400/metrics", Labels({"job": "dcgm"}), "main", job=jobs.Job("dcgm"))
-        return [scrape.TargetState(target, families={"temp": Family("gauge", "Temperature", "celsius")})]
+        target = jobs.Target(
+            "n1:9400", "http://n1:9400/metrics", Labels({"job": "dcgm"}), "main", job=jobs.ScrapeJob("dcgm")
+        )
+        return [scrape.TargetState(target, families={"temp": FamilyMetadata("gauge", "Temperature", "celsius")})]
 
     def dropped_targets(self) -> list[Any]:
-        return [discovery.Dropped("dcgm", {"__address__": "n9:9400"})]
+        return [discovery.DroppedTarget("dcgm", {"__address__": "n9:9400"})]
 
 
 class StoredHub(SmallHub):
@@ -51,11 +53,11 @@ class StoredHub(SmallHub):
         self.add("temp", self.now_ms - 60_000, 70.0, node="n2")
         self.add("temp", self.now_ms - 45_000, STALE, node="n2")
         self.add("watts", self.now_ms - 200_000, 600.0, node="n1")
-        kept.metadata.note("temp", "gauge", help="Temperature", unit="celsius")
+        kept.metadata.record("temp", "gauge", help="Temperature", unit="celsius")
         work = Labels({"__name__": "work_total", "node": "n1"})
         trace = exemplars.Exemplar(Labels({"trace_id": "ab"}), 2.5, 4500)
-        kept.exemplars.note(work, trace)
-        self.rules.in_force = [(group, {}) for group in rulefile.read({"heat.yaml": RULES}).groups]
+        kept.exemplars.add(work, trace)
+        self.rules.in_force = [(group, {}) for group in rulefile.read_rules({"heat.yaml": RULES}).groups]
         self.targets = StoredTargets()
 
     def add(self, name: str, at_ms: int, value: float, **labels: str) -> None:

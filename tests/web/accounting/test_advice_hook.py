@@ -24,7 +24,7 @@ ADD = {"action": "add", "gpus": 24, "why": "demand would take more than 80 % of 
 
 def hub_for(url: str | None, **more: Any) -> SmallHub:
     hub = SmallHub()
-    capacity = settings.Capacity(advice_webhook=url, **more)
+    capacity = settings.CapacitySettings(advice_webhook=url, **more)
     hub.settings = replace(hub.settings, capacity=capacity)
     return hub
 
@@ -97,4 +97,4 @@ def test_the_running_hub_sends_what_its_own_api_says() -> None:
 
 def test_an_address_that_cannot_be_called_is_refused_by_the_settings() -> None:
     with pytest.raises(ValueError, match="`advice_webhook` is not an http or https address"):
-        settings.Capacity(advice_webhook="scaler:8080")
+        settings.CapacitySettings(advice_webhook="scaler:8080")

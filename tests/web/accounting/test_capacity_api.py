@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from tests.web.kept_services import START
 from tests.web.running import Site, serving
 from tests.web.small_hub import SmallHub
-from watchkeeper.cli.accounting import capacity_words
+from watchkeeper.cli.accounting import capacity_text
 from watchkeeper.cli.accounting.capacity import command
 from watchkeeper.client import answers, reading
 from watchkeeper.kit import clock
@@ -125,7 +125,7 @@ def test_capacity_now_counts_free_gpus_by_shape_and_names_what_is_drained(site: 
     assert (found["standing"]["free_gpus"], found["standing"]["held_gpus"], found["standing"]["gpus"]) == (3, 5, 16)
     assert found["standing"]["out_of_service"] == [["gpu-r01-02", 8, "drained"]]
     assert found["unmapped"]["nvlink"] == 2
-    assert capacity_words.now(reading.read(answers.CapacityNow, found))[-1].startswith("Unmapped: ")
+    assert capacity_text.now(reading.read_answer(answers.CapacityNow, found))[-1].startswith("Unmapped: ")
     assert [(one["gpus"], one["waiting"], one["longest_seconds"], one["p50_seconds"]) for one in found["waits"]] == [
         (5, 0, None, 300.0),
         (8, 1, 1800.0, None),
@@ -205,7 +205,7 @@ def exported(pod: str, active: float, *, ago: range, slice: str = "") -> Iterato
         at_ms = now - minutes * 60_000
         yield from (Sample(Labels({"__name__": name, **labels}), at_ms, value) for name, value in facts.items())
         yield Sample(Labels({"__name__": "watchkeeper:gpu_holder:group", **owner}), at_ms, 1.0)
-        used = Labels({"__name__": "watchkeeper:workload_gpus:sum", **owner, "part": "used"}).having(
+        used = Labels({"__name__": "watchkeeper:workload_gpus:sum", **owner, "part": "used"}).with_labels(
             UUID="", GPU_I_ID=""
         )
         yield Sample(used, at_ms, active * 3 / 7 if slice else active)

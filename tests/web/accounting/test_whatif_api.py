@@ -16,7 +16,7 @@ from tests.web.small_hub import SmallHub
 from watchkeeper.capacity import hub_jobs
 from watchkeeper.cli.accounting.capacity import command
 from watchkeeper.model.labels import Labels
-from watchkeeper.query.engine import Answer, Frame, Kind, Span
+from watchkeeper.query.engine import Frame, QueryRange, QueryResult, ResultType
 
 
 @pytest.fixture(scope="module")
@@ -31,11 +31,11 @@ class BusyQueries(CannedQueries):
     It began to look 22 hours ago.
     """
 
-    async def range(self, expr: str, span: Span) -> Answer:
+    async def range(self, expr: str, span: QueryRange) -> QueryResult:
         hours = (span.times / 1000 - self.now_ms / 1000) / 3600
         if expr == hub_jobs.LOOKED:
             ones = np.ones((1, len(hours)))
-            return Answer(Kind.MATRIX, Frame([Labels({})], span.times, ones, hours[None, :] >= -22))
+            return QueryResult(ResultType.MATRIX, Frame([Labels({})], span.times, ones, hours[None, :] >= -22))
         assert expr == hub_jobs.EXPRESSION
         held = {
             "a": np.where((hours >= -20) & (hours < -18), 16.0, 0.0),
@@ -45,7 +45,7 @@ class BusyQueries(CannedQueries):
         }
         labels = [Labels({"cluster": "main", "workload_kind": "slurm_job", "workload": name}) for name in held]
         values = np.array(list(held.values()))
-        return Answer(Kind.MATRIX, Frame(labels, span.times, values, values > 0))
+        return QueryResult(ResultType.MATRIX, Frame(labels, span.times, values, values > 0))
 
 
 def test_without_a_file_the_jobs_are_those_that_the_hub_has_recorded() -> None:

@@ -11,17 +11,17 @@ import pytest
 from tests.web.running import Site, serving
 from tests.web.small_hub import SmallHub
 from watchkeeper.config import settings
-from watchkeeper.web.auth import auth, doors, proxy
+from watchkeeper.web.auth import auth, auth_reload, proxy
 from watchkeeper.web.auth.auth import Role, User
 
 HEADER = "X-Forwarded-User"
-PROXY = proxy.of_settings(["127.0.0.1", "10.0.0.0/8"], HEADER)
+PROXY = proxy.from_settings(["127.0.0.1", "10.0.0.0/8"], HEADER)
 
 
 def behind(peer: str, *headers: tuple[str, str], trusted: proxy.Proxy = PROXY) -> dict[str, Any]:
     pairs = [(name.lower().encode(), text.encode()) for name, text in headers]
     scope: dict[str, Any] = {"type": "http", "scheme": "http", "client": (peer, 1), "headers": pairs}
-    trusted.behind(scope)
+    trusted.apply_headers(scope)
     return scope
 
 
@@ -42,8 +42,8 @@ def test_the_client_is_the_last_stranger_of_the_chain_and_two_names_are_nobody()
 
 @pytest.fixture(params=[None, Role.VIEWER])
 def site(request: pytest.FixtureRequest) -> Iterator[tuple[Site, Role | None]]:
-    access = auth.Auth(users=(User("ann", Role.OPERATOR),), newcomer=request.param, is_guarded=True)
-    with serving(SmallHub(), doors.Doors(access, PROXY)) as running:
+    access = auth.Auth(users=(User("ann", Role.OPERATOR),), unknown_user_role=request.param, requires_login=True)
+    with serving(SmallHub(), auth_reload.AuthFiles(access, PROXY)) as running:
         yield running, request.param
 
 
@@ -71,17 +71,17 @@ def test_a_name_from_the_proxy_needs_our_own_page_to_change_something(site: tupl
 def test_behind_tls_of_the_proxy_the_cookie_is_for_tls_only() -> None:
     secret = "s" * 40
     token = auth.Token("ann", Role.VIEWER, hashlib.sha256(secret.encode()).digest())
-    with serving(SmallHub(), doors.Doors(auth.Auth((token,)), PROXY)) as running:
+    with serving(SmallHub(), auth_reload.AuthFiles(auth.Auth((token,)), PROXY)) as running:
         page = {"Origin": running.url, "X-Forwarded-Proto": "https"}
         reply = running.ask("/api/login", method="POST", body={"token": secret}, headers=page)
         assert "Secure" in reply.headers["set-cookie"]
 
 
 def test_a_hub_with_a_proxy_alone_is_not_open() -> None:
-    chosen = settings.Hub(trusted_proxies=("10.0.0.5",), proxy_user_header=HEADER)
-    assert not doors.of_settings(chosen).access.is_open
-    assert doors.of_settings(settings.Hub()).access.is_open
+    chosen = settings.HubSettings(trusted_proxies=("10.0.0.5",), proxy_user_header=HEADER)
+    assert not auth_reload.from_settings(chosen).access.is_open
+    assert auth_reload.from_settings(settings.HubSettings()).access.is_open
     with pytest.raises(ValueError, match="needs the proxy's address"):
-        settings.Hub(proxy_user_header=HEADER)
+        settings.HubSettings(proxy_user_header=HEADER)
     with pytest.raises(ValueError, match="not an address or network"):
-        settings.Hub(trusted_proxies=("proxy.example",))
+        settings.HubSettings(trusted_proxies=("proxy.example",))

@@ -72,7 +72,7 @@ def plant(folder: Path) -> str:
         path = folder / key
         path.touch(mode=0o600)
         path.write_text((text or "").format(secret_of(key)))
-    users.write(folder / "hub.users", [User("ann", Role.ADMIN, users.hashed(PASSWORD))])
+    users.write(folder / "hub.users", [User("ann", Role.ADMIN, users.hash_password(PASSWORD))])
     for name in ("apprise", "hook"):
         (folder / name).write_text(f"json://127.0.0.1:1/{secret_of(name)}\n" if name == "apprise" else secret_of(name))
     (folder / "notify.routes").write_text(

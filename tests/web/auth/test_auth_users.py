@@ -16,7 +16,7 @@ from watchkeeper.cli.hub.users import command
 from watchkeeper.errors import SettingsError, StartRefused
 from watchkeeper.kit.clock import ManualClock
 from watchkeeper.web.auth import auth, users
-from watchkeeper.web.auth.doors import Doors
+from watchkeeper.web.auth.auth_reload import AuthFiles
 from watchkeeper.web.auth.login_limit import FREE_BY_NAME, MOST_KEYS, LoginLimit, network_of
 
 NOW = datetime(2026, 1, 31, 9, tzinfo=UTC)
@@ -39,8 +39,8 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def site(file: Path) -> Iterator[Site]:
-    doors = Doors(auth.Auth(is_guarded=True), users_file=file)
-    doors.read()
+    doors = AuthFiles(auth.Auth(requires_login=True), users_file=file)
+    doors.load()
     with serving(SmallHub(clock=ManualClock(NOW)), doors) as running:
         yield running
 
@@ -57,7 +57,7 @@ def whoami(site: Site, cookie: str) -> Reply:
 def test_the_file_is_for_its_owner_and_holds_no_password(file: Path) -> None:
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert PASSWORD not in file.read_text()
-    assert users.load(file)[0].hash.startswith("$argon2id$")  # type: ignore[union-attr]
+    assert users.load_users(file)[0].hash.startswith("$argon2id$")  # type: ignore[union-attr]
     assert run("list", "--file", str(file))[1].split() == [
         "name",
         "role",
@@ -76,7 +76,7 @@ def test_people_are_added_once_with_a_long_password_and_a_name_that_a_cookie_can
     assert (code, "5 characters, 12 to 1024 are allowed" in said) == (2, True)
     assert run("add", "a b", "--file", str(file))[0] == 2
     assert "there is no bob" in run("remove", "bob", "--file", str(file))[1]
-    assert [user.name for user in users.load(file)] == ["ann"]
+    assert [user.name for user in users.load_users(file)] == ["ann"]
 
 
 @pytest.mark.parametrize(
@@ -88,13 +88,13 @@ def test_a_wrong_file_names_its_line(tmp_path: Path, text: str, problem: str) ->
     path.touch(mode=0o600)
     path.write_text(text)
     with pytest.raises(SettingsError, match=problem):
-        users.load(path)
+        users.load_users(path)
 
 
 def test_a_file_that_others_may_read_is_refused(file: Path) -> None:
     file.chmod(0o644)
     with pytest.raises(SettingsError, match="mode 0644"):
-        users.load(file)
+        users.load_users(file)
 
 
 @pytest.mark.slow
@@ -118,9 +118,9 @@ def test_signing_out_ends_the_session_itself_and_no_other(site: Site) -> None:
 @pytest.mark.parametrize("change", [("passwd", "ann"), ("remove", "ann")])
 def test_a_new_password_and_a_removal_end_sessions_while_the_hub_runs(file: Path, change: tuple[str, str]) -> None:
     time = ManualClock(NOW)
-    doors = Doors(auth.Auth(is_guarded=True), users_file=file)
-    doors.read()
-    cookie = doors.access.session(doors.access.users[0], now=NOW)
+    doors = AuthFiles(auth.Auth(requires_login=True), users_file=file)
+    doors.load()
+    cookie = doors.access.make_session(doors.access.users[0], now=NOW)
     assert doors.current(time.now()).caller({}, {auth.COOKIE: cookie}, now=NOW) is not None
     assert run(*change, "--file", str(file), password="another good one")[0] == 0
     access = doors.current(NOW + timedelta(seconds=2))
@@ -129,8 +129,8 @@ def test_a_new_password_and_a_removal_end_sessions_while_the_hub_runs(file: Path
 
 
 def test_a_file_that_breaks_while_the_hub_runs_changes_nothing(file: Path, caplog: pytest.LogCaptureFixture) -> None:
-    doors = Doors(auth.Auth(is_guarded=True), users_file=file)
-    doors.read()
+    doors = AuthFiles(auth.Auth(requires_login=True), users_file=file)
+    doors.load()
     file.write_text("rubbish\n")
     assert [user.name for user in doors.current(NOW).users] == ["ann"]
     assert "the earlier ones hold" in caplog.text
@@ -141,14 +141,14 @@ def test_a_file_that_breaks_while_the_hub_runs_changes_nothing(file: Path, caplo
 def test_sessions_survive_a_restart_by_the_hubs_own_key_and_the_file_alone_makes_none(
     file: Path, tmp_path: Path
 ) -> None:
-    def started(key: str) -> Doors:
-        doors = Doors(auth.Auth(is_guarded=True), users_file=file)
-        doors.read()
-        doors.keep_key(tmp_path / key)
+    def started(key: str) -> AuthFiles:
+        doors = AuthFiles(auth.Auth(requires_login=True), users_file=file)
+        doors.load()
+        doors.load_session_key(tmp_path / key)
         return doors
 
     first = started("key").access
-    cookies = {auth.COOKIE: first.session(first.users[0], now=NOW)}
+    cookies = {auth.COOKIE: first.make_session(first.users[0], now=NOW)}
     assert started("key").access.caller({}, cookies, now=NOW) is not None
     assert started("other").access.caller({}, cookies, now=NOW) is None
     assert stat.S_IMODE((tmp_path / "key").stat().st_mode) == 0o600
@@ -168,36 +168,36 @@ def test_after_a_few_failures_a_name_must_wait_and_is_told_how_long(site: Site) 
 def test_waits_double_up_to_a_minute_for_a_name_and_are_forgotten_after_a_quarter_of_an_hour() -> None:
     limit, now, waits = LoginLimit(), NOW, []
     for number in range(20):
-        wait = limit.begin(f"10.0.0.{number}", "ann", now=now)
+        wait = limit.start_attempt(f"10.0.0.{number}", "ann", now=now)
         waits.append(wait)
         now += timedelta(seconds=wait)
     assert waits == [0, 0, 0, 0, 0, 1, 0, 2, 0, 4, 0, 8, 0, 16, 0, 32, 0, 60, 0, 60]
-    assert limit.begin("10.0.0.1", "ann", now=now + timedelta(minutes=16)) == 0
-    assert limit.begin("10.0.0.1", "ann", now=now + timedelta(minutes=16)) == 0
+    assert limit.start_attempt("10.0.0.1", "ann", now=now + timedelta(minutes=16)) == 0
+    assert limit.start_attempt("10.0.0.1", "ann", now=now + timedelta(minutes=16)) == 0
 
 
 def test_nobody_waits_for_the_time_that_a_clock_showed_before_it_was_put_back() -> None:
     limit = LoginLimit()
-    tries = [limit.begin("10.0.0.1", "ann", now=NOW + timedelta(hours=3)) for _ in range(FREE_BY_NAME + 1)]
+    tries = [limit.start_attempt("10.0.0.1", "ann", now=NOW + timedelta(hours=3)) for _ in range(FREE_BY_NAME + 1)]
     assert tries[-1] == 1
-    assert limit.begin("10.0.0.1", "ann", now=NOW) == 0
-    assert limit.begin("10.0.0.1", "ann", now=NOW) > 0
+    assert limit.start_attempt("10.0.0.1", "ann", now=NOW) == 0
+    assert limit.start_attempt("10.0.0.1", "ann", now=NOW) > 0
 
 
 def test_an_address_that_tries_many_names_waits_too_and_success_with_one_does_not_clear_it() -> None:
     limit = LoginLimit()
     for number in range(30):
-        if limit.begin("2001:db8::1", f"name-{number}", now=NOW) == 0 and number % 4 == 0:
-            limit.succeed("2001:db8::1", f"name-{number}")
-    assert limit.begin("2001:db8::ffff", "another", now=NOW) > 0
-    assert limit.begin("2001:db8:1::1", "another", now=NOW) == 0
+        if limit.start_attempt("2001:db8::1", f"name-{number}", now=NOW) == 0 and number % 4 == 0:
+            limit.record_success("2001:db8::1", f"name-{number}")
+    assert limit.start_attempt("2001:db8::ffff", "another", now=NOW) > 0
+    assert limit.start_attempt("2001:db8:1::1", "another", now=NOW) == 0
     assert network_of("10.1.2.3") == "10.1.2.3"
 
 
 def test_the_counts_are_bounded() -> None:
     limit = LoginLimit()
     for number in range(MOST_KEYS + 500):
-        limit.begin(f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}", f"name-{number}", now=NOW)
+        limit.start_attempt(f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}", f"name-{number}", now=NOW)
     assert len(limit) == 2 * MOST_KEYS
 
 

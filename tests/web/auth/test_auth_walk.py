@@ -13,11 +13,11 @@ from tests.web.kept_services import CannedSimulator
 from tests.web.pushed import event
 from tests.web.running import Site, serving
 from tests.web.small_hub import SmallHub
-from watchkeeper.web.answers import Endpoint
 from watchkeeper.web.app import create_app
 from watchkeeper.web.auth import auth, proxy
 from watchkeeper.web.auth.auth import SATISFIED_BY, Role
-from watchkeeper.web.auth.doors import Doors
+from watchkeeper.web.auth.auth_reload import AuthFiles
+from watchkeeper.web.endpoint import Endpoint
 
 SECRETS = {name: f"{name}-".ljust(40, "x") for name in ("viewer", "operator", "admin", "agent", "bound")}
 
@@ -47,8 +47,8 @@ def rows(*, changing: bool) -> list[tuple[str, str, Role]]:
 
 @pytest.fixture(scope="module")
 def site() -> Iterator[Site]:
-    behind = proxy.Proxy(proxy.of_settings(["127.0.0.1"], None).networks)
-    with serving(SmallHub(simulator=CannedSimulator()), Doors(ACCESS, behind)) as running:
+    behind = proxy.Proxy(proxy.from_settings(["127.0.0.1"], None).networks)
+    with serving(SmallHub(simulator=CannedSimulator()), AuthFiles(ACCESS, behind)) as running:
         yield running
 
 
@@ -58,7 +58,7 @@ def filled(path: str) -> str:
 
 def cookie_of(site: Site, name: str) -> dict[str, str]:
     holder = next(each for each in ACCESS.tokens if each.name == name)
-    value = ACCESS.session(holder, now=site.hub.clock.now())
+    value = ACCESS.make_session(holder, now=site.hub.clock.now())
     return {"Cookie": f"{auth.COOKIE}={value}", "Origin": site.url}
 
 
@@ -115,7 +115,7 @@ def test_a_session_of_a_removed_role_is_looked_up_anew() -> None:
     now = datetime(2026, 1, 31, 9, tzinfo=UTC)
     person = auth.User("ann", Role.ADMIN, "$argon2id$x")
     before = auth.Auth(users=(person,))
-    cookies = {auth.COOKIE: before.session(person, now=now)}
+    cookies = {auth.COOKIE: before.make_session(person, now=now)}
     lowered = auth.Auth(users=(auth.User("ann", Role.VIEWER, "$argon2id$x"),), key=before.key)
     found = lowered.caller({}, cookies, now=now)
     assert found is not None

@@ -10,7 +10,7 @@ from tests.support.clusters.fabrics import leaf
 from tests.support.web.fabric_hub import HOST, CountingHub, host_ports, swept
 from tests.web.running import Site, serving
 from watchkeeper.web.fleet import fabric_map
-from watchkeeper.web.fleet.topology import State
+from watchkeeper.web.fleet.topology import HealthState
 
 
 @pytest.fixture
@@ -107,9 +107,9 @@ def test_a_job_crosses_a_leaf_only_where_a_node_of_it_has_no_port_there() -> Non
 
 
 def test_what_waits_far_longer_than_its_peers_is_marked() -> None:
-    readings = {("n", f"mlx5_{at}", 1): fabric_map.Reading(wait_per_second=5000.0) for at in range(5)}
-    readings["n", "mlx5_4", 1] = fabric_map.Reading(wait_per_second=100_000.0)
-    told = {"n": [fabric_map.LinkView(f"mlx5_{at}", 1, State.HEALTHY, 400.0) for at in range(6)]}
-    views = fabric_map.ports(fabric_map.Sources(None, told, readings, {}, {"n": None}, {}))
+    readings = {("n", f"mlx5_{at}", 1): fabric_map.PortReading(wait_per_second=5000.0) for at in range(5)}
+    readings["n", "mlx5_4", 1] = fabric_map.PortReading(wait_per_second=100_000.0)
+    told = {"n": [fabric_map.TopologyLink(f"mlx5_{at}", 1, HealthState.HEALTHY, 400.0) for at in range(6)]}
+    views = fabric_map.list_ports(fabric_map.FabricSources(None, told, readings, {}, {"n": None}, {}))
     assert [view.waits for view in views] == [False, False, False, False, True, False]
     assert views[5].wait_times is None

@@ -163,7 +163,7 @@ class SlowIncidents(KeptIncidents):
 
     has_begun, may_commit = threading.Event(), threading.Event()
 
-    async def take_events(self, batch: Sequence[events.Event]) -> int:
+    async def ingest_events(self, batch: Sequence[events.Event]) -> int:
         self.has_begun.set()
         await asyncio.to_thread(self.may_commit.wait, 30)
         return await super().take_events(batch)
@@ -224,4 +224,4 @@ def test_a_real_fleet_has_no_drills() -> None:
 def test_an_event_survives_the_way_over_the_wire() -> None:
     body = wire.dumps([wire.from_plain(events.Event, event(1))]).encode()
     assert wire.to_plain(fleet_api.read_events(body)) == [event(1)]
-    assert asyncio.run(SmallHub().incidents.take_events(fleet_api.read_events(body))) == 1
+    assert asyncio.run(SmallHub().incidents.ingest_events(fleet_api.read_events(body))) == 1

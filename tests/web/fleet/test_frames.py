@@ -14,8 +14,8 @@ from tests.web.small_fleet import Seen
 from tests.web.small_hub import SmallHub
 from watchkeeper.model import fleet
 from watchkeeper.model.labels import Labels
-from watchkeeper.web.fleet import frames, inventory
-from watchkeeper.web.fleet.frames import Readings, State
+from watchkeeper.web.fleet import fleet_layout, frames
+from watchkeeper.web.fleet.frames import FrameReadings, GpuMapState
 
 
 def reading(hub: SmallHub, value: float, *, held: bool = False, but: str = "") -> object:
@@ -24,24 +24,24 @@ def reading(hub: SmallHub, value: float, *, held: bool = False, but: str = "") -
     return answer(labels, [0], np.full((len(labels), 1), value))
 
 
-def draw(hub: SmallHub, **readings: object) -> frames.Picture:
+def draw(hub: SmallHub, **readings: object) -> frames.FramePicture:
     steady = {"work": reading(hub, 0.7), "power": reading(hub, 500.0)} | readings
-    return frames.draw(inventory.take(hub.fleet), Readings(**steady), hub.journal.incidents())  # type: ignore[arg-type]
+    return frames.draw_picture(fleet_layout.current_layout(hub.fleet), FrameReadings(**steady), hub.journal.incidents())  # type: ignore[arg-type]
 
 
 def test_racks_and_nodes_are_counted_as_people_count() -> None:
     hub = SmallHub(racks=0)
     hub.fleet._nodes = [fleet.Node("main", f"n{n}", domains={"rack": f"r{n}"}) for n in (10, 2, 1)]
-    assert [node.name for node in inventory.take(hub.fleet).nodes] == ["n1", "n2", "n10"]
+    assert [node.name for node in fleet_layout.current_layout(hub.fleet).nodes] == ["n1", "n2", "n10"]
 
 
 def test_an_expected_gpu_that_never_reported_is_drawn_silent() -> None:
     hub = SmallHub(racks=1, per_rack=1)
     del hub.fleet.seen[5]
-    stock = inventory.take(hub.fleet)
+    stock = fleet_layout.current_layout(hub.fleet)
     assert [slot.gpu is None for slot in stock.slots] == [False] * 7 + [True]
     picture = draw(hub, colour=reading(hub, 70.0))
-    assert picture.states.tolist() == [State.OK] * 7 + [State.SILENT]
+    assert picture.states.tolist() == [GpuMapState.OK] * 7 + [GpuMapState.SILENT]
     assert np.isnan(picture.values[7])
 
 
@@ -49,7 +49,7 @@ def test_two_clusters_with_a_node_of_one_name_have_two_nodes() -> None:
     hub = SmallHub(racks=1, per_rack=1)
     name = hub.fleet._nodes[0].name
     hub.fleet._nodes.append(fleet.Node("west", name, expected_gpus=2))
-    stock = inventory.take(hub.fleet)
+    stock = fleet_layout.current_layout(hub.fleet)
     assert [len(node["gpus"]) for node in stock.to_plain()] == [8, 2]
     assert (stock.slots_of("main", name), stock.slots_of("west", name)) == (tuple(range(8)), (8, 9))
     assert stock.slots_of("default", name) == (), "nobody knows which of the two is meant"
@@ -59,9 +59,9 @@ def test_an_exchanged_gpu_leaves_its_slot_to_its_successor() -> None:
     hub = SmallHub(racks=1, per_rack=1)
     old = hub.fleet.seen[0]
     hub.fleet.seen[0] = replace(old, gone_since_ms=1000)
-    assert old.gpu.uuid in inventory.take(hub.fleet).position
+    assert old.gpu.uuid in fleet_layout.current_layout(hub.fleet).position
     hub.fleet.seen.append(Seen(old.node, fleet.Gpu("GPU-new", 0)))
-    stock = inventory.take(hub.fleet)
+    stock = fleet_layout.current_layout(hub.fleet)
     assert (old.gpu.uuid in stock.position, "GPU-new" in stock.position, len(stock.slots)) == (False, True, 8)
 
 
@@ -73,15 +73,17 @@ def test_zero_is_a_reading_and_missing_is_not() -> None:
     )
     assert picture.values[1] == 0.0
     assert np.isnan(picture.values[2])
-    assert picture.states[1:3].tolist() == [State.OK, State.SILENT]
+    assert picture.states[1:3].tolist() == [GpuMapState.OK, GpuMapState.SILENT]
     assert picture.summary["silent"] == 1
 
 
 def test_a_held_gpu_without_work_is_held_idle() -> None:
     hub = SmallHub(racks=1, per_rack=1)
-    assert set(draw(hub, work=reading(hub, 0.01), gpu_util=reading(hub, 0, held=True)).states) == {State.HELD_IDLE}
-    assert set(draw(hub, work=reading(hub, 0.01)).states) == {State.OK}
-    assert set(draw(hub, work=reading(hub, 0.9, held=True)).states) == {State.OK}
+    assert set(draw(hub, work=reading(hub, 0.01), gpu_util=reading(hub, 0, held=True)).states) == {
+        GpuMapState.HELD_IDLE
+    }
+    assert set(draw(hub, work=reading(hub, 0.01)).states) == {GpuMapState.OK}
+    assert set(draw(hub, work=reading(hub, 0.9, held=True)).states) == {GpuMapState.OK}
 
 
 def test_the_allocated_share_is_of_the_gpus_that_report() -> None:
@@ -96,30 +98,32 @@ def test_the_allocated_share_is_of_the_gpus_that_report() -> None:
 
 def test_only_heat_and_brakes_count_as_throttled() -> None:
     hub = SmallHub(racks=1, per_rack=1)
-    assert set(draw(hub, throttle=reading(hub, 0x4)).states) == {State.OK}
-    assert set(draw(hub, throttle=reading(hub, 0x40)).states) == {State.THROTTLED}
+    assert set(draw(hub, throttle=reading(hub, 0x4)).states) == {GpuMapState.OK}
+    assert set(draw(hub, throttle=reading(hub, 0x40)).states) == {GpuMapState.THROTTLED}
 
 
 def test_an_open_incident_is_drawn_over_the_readings() -> None:
     hub = SmallHub()
     lost, hot = stories.lose_gpu(hub), stories.heat_up(hub)
-    picture, stock = draw(hub), inventory.take(hub.fleet)
-    assert picture.states[stock.position[lost.place.gpu or ""]] == State.DOWN
-    assert set(picture.states[list(stock.slots_of(hot.place.cluster, hot.place.node or ""))]) == {State.THROTTLED}
+    picture, stock = draw(hub), fleet_layout.current_layout(hub.fleet)
+    assert picture.states[stock.position[lost.place.gpu or ""]] == GpuMapState.DOWN
+    assert set(picture.states[list(stock.slots_of(hot.place.cluster, hot.place.node or ""))]) == {GpuMapState.THROTTLED}
     assert (picture.summary["down"], picture.summary["throttled"]) == (1, 8)
 
 
 def test_without_any_answer_everything_is_unknown() -> None:
     hub = SmallHub(racks=1, per_rack=1)
     picture = draw(hub, work=None, power=None)
-    assert set(picture.states) == {State.UNKNOWN}
+    assert set(picture.states) == {GpuMapState.UNKNOWN}
     assert picture.summary["working_percent"] is None
     assert picture.summary["power_watts"] is None
 
 
 def test_a_packed_frame_has_header_values_and_states_in_line() -> None:
-    picture = frames.Picture(np.array([1.5, np.nan], dtype=np.float32), np.array([0, 4], dtype=np.uint8), {"gpus": 2})
-    packed = frames.pack(picture, {"kind": "frame", "odd": "x"})
+    picture = frames.FramePicture(
+        np.array([1.5, np.nan], dtype=np.float32), np.array([0, 4], dtype=np.uint8), {"gpus": 2}
+    )
+    packed = frames.pack_frame(picture, {"kind": "frame", "odd": "x"})
     (length,) = struct.unpack_from("<I", packed)
     assert length % 4 == 0
     assert json.loads(packed[4 : 4 + length])["count"] == 2
@@ -133,6 +137,6 @@ def test_an_average_that_outlives_its_readings_does_not_make_a_gpu_healthy() -> 
     hub = SmallHub(racks=1, per_rack=1)
     gone = hub.fleet.seen[2].gpu.uuid
     picture = draw(hub, power=reading(hub, 500.0, but=gone), gpu_util=reading(hub, 90.0, but=gone))
-    assert (picture.states[2], picture.summary["ok"], picture.summary["silent"]) == (State.SILENT, 7, 1)
+    assert (picture.states[2], picture.summary["ok"], picture.summary["silent"]) == (GpuMapState.SILENT, 7, 1)
     alone = draw(hub, power=None, gpu_util=None)
     assert alone.summary["ok"] == 8, "an exporter that gives nothing but activity still reports"

@@ -19,7 +19,7 @@ from watchkeeper.errors import SettingsError
 from watchkeeper.kit import wire
 from watchkeeper.model import orders
 from watchkeeper.model.actions import Result
-from watchkeeper.remediate.orders import Outbox, Wanted
+from watchkeeper.remediate.orders import OrderQueue, OrderRequest
 from watchkeeper.store.journal.journal import Journal
 from watchkeeper.web.auth import auth
 from watchkeeper.web.auth.auth import Auth, Role, Token
@@ -33,7 +33,7 @@ SECRET = "s" * 32
 def site(tmp_path: Path) -> Iterator[Site]:
     hub = SmallHub()
     with closing(Journal(tmp_path / "journal.db")) as journal:
-        hub.orders = Outbox(journal, HUB_KEY, now=hub.clock.now())
+        hub.orders = OrderQueue(journal, HUB_KEY, now=hub.clock.now())
         with serving(hub) as running:
             yield running
 
@@ -57,7 +57,7 @@ def test_an_order_goes_to_its_node_and_its_receipt_comes_back(site: Site) -> Non
     assert (given["state"], given["actor"], "nonce" in given["order"]) == ("waiting", "local", False)
     (envelope,) = site.ask("/api/orders?node=n1").json["orders"]
     key = orders.node_key(HUB_KEY, "main", "n1")
-    assert orders.is_sealed(orders.Envelope(**envelope), key, purpose=orders.Purpose.ORDER)
+    assert orders.is_sealed(orders.Envelope(**envelope), key, purpose=orders.SealPurpose.ORDER)
     assert site.ask(f"/api/orders/{given['order']['id']}").json["state"] == "fetched"
     assert answer(site, given["order"]["id"]).status == 200
     shown = site.ask("/api/orders/recent").json["orders"][0]
@@ -154,9 +154,9 @@ def test_what_cannot_be_ordered_is_said(site: Site, body: dict[str, object], wor
 
 
 def test_what_touches_a_machine_cannot_be_ordered_by_hand(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(orders.KINDS, "reboot", orders.Kind(is_harmless=False, seconds=60))  # type: ignore[arg-type]
+    monkeypatch.setitem(orders.KINDS, "reboot", orders.OrderKind(is_harmless=False, seconds=60))  # type: ignore[arg-type]
     assert give(site, kind="reboot").json["error"] == "reboot touches a machine; only a plan may order it"
-    wanted = Wanted("main", "n1", "reboot")
+    wanted = OrderRequest("main", "n1", "reboot")
     assert site.hub.orders.give(wanted, now=site.hub.clock.now(), actor="plan").order.kind == "reboot"
 
 
@@ -191,7 +191,7 @@ def test_a_bound_token_speaks_for_its_nodes_only(tmp_path: Path) -> None:
     event = {"id": "e", "kind": "xid", "code": 79, "place": {"cluster": "main", "node": "r2-n1"}, "text": ""}
     event["at"] = wire.format_time(hub.clock.now())
     with closing(Journal(tmp_path / "journal.db")) as journal:
-        hub.orders = Outbox(journal, HUB_KEY, now=hub.clock.now())
+        hub.orders = OrderQueue(journal, HUB_KEY, now=hub.clock.now())
         with serving(hub, bound("r1-*")) as site:
             assert site.ask("/api/orders?node=r1-n1", headers=headers).status == 200
             refused = site.ask("/api/orders?node=r2-n1", headers=headers)
@@ -203,7 +203,7 @@ def test_a_bound_token_speaks_for_its_nodes_only(tmp_path: Path) -> None:
             assert site.ask("/api/v1/write", method="POST", body=b"", headers=headers).status == 403
             own = {**event, "place": {"cluster": "main", "node": "r1-n1"}}
             assert site.ask("/api/events", method="POST", body=[own], headers=headers).status == 200
-            given = hub.orders.give(Wanted("main", "r2-n1", "scan"), now=hub.clock.now(), actor="ann")
+            given = hub.orders.issue(OrderRequest("main", "r2-n1", "scan"), now=hub.clock.now(), actor="ann")
             receipt = {"text": "", "seal": ""}
             path = f"/api/orders/{given.order.id}/receipt"
             assert site.ask(path, method="POST", body=receipt, headers=headers).status == 403
@@ -212,10 +212,10 @@ def test_a_bound_token_speaks_for_its_nodes_only(tmp_path: Path) -> None:
 def test_a_token_line_may_bind_an_agent_and_nobody_else(tmp_path: Path) -> None:
     path = tmp_path / "tokens"
     path.write_text(f"n1 agent {SECRET} node=gpu-*\nall agent {SECRET}2\n")
-    assert [token.nodes for token in auth.load(path).tokens] == ["gpu-*", None]
+    assert [token.nodes for token in auth.load_tokens(path).tokens] == ["gpu-*", None]
     path.write_text(f"ann admin {SECRET} node=n1\nn1 agent {SECRET}1 node=\nn2 agent {SECRET}2 nodes=x\n")
     with pytest.raises(SettingsError) as raised:
-        auth.load(path)
+        auth.load_tokens(path)
     assert [
         words in problem
         for problem, words in zip(

@@ -24,7 +24,10 @@ class Evidence:
         return self._made(f"{cluster}/{name}", now, hides_names=hides_names) if name == "n1" else None
 
     def _made(self, subject: str, now: datetime, *, hides_names: bool) -> bytes:
-        pieces = [evidence_file.Piece("a.txt", b"a"), evidence_file.Piece("diag.json", missing="nobody ran it")]
+        pieces = [
+            evidence_file.BundleFile("a.txt", b"a"),
+            evidence_file.BundleFile("diag.json", missing="nobody ran it"),
+        ]
         return evidence_file.pack(pieces, {"subject": subject, "hides": hides_names}, now=now)
 
 

@@ -24,7 +24,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
     with closing(journal.Journal(tmp_path / "journal.sqlite")) as kept:
         for at in range(12):
             kept.record("note", f"INC-{at % 2}", at=START, actor="ann", body={"text": f"note {at}"})
-        hub = SmallHub(settings=replace(settings.Settings(), hub=replace(settings.Hub(), data=str(tmp_path))))
+        hub = SmallHub(settings=replace(settings.Settings(), hub=replace(settings.HubSettings(), data=str(tmp_path))))
         hub.repairs = object()
         with serving(hub) as running:
             yield running

@@ -10,7 +10,7 @@ import pytest
 from tests.web.running import Site, serving
 from tests.web.small_hub import SmallHub
 from watchkeeper.web.prometheus import explore_api
-from watchkeeper.web.prometheus.explore_api import Place
+from watchkeeper.web.prometheus.explore_api import CursorContext
 
 
 @pytest.fixture(scope="module")
@@ -22,24 +22,24 @@ def site() -> Iterator[Site]:
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("DCGM_FI", Place("name", "DCGM_FI")),
-        ("sum(rat", Place("name", "rat")),
-        ("up{", Place("label", "", "up")),
-        ('up{job="a",ins', Place("label", "ins", "up")),
-        ('up{job=~"no', Place("value", "no", "up", "job")),
-        ('up{job="a}b', Place("value", "a}b", "up", "job")),
-        ('up{job="a"} + sum', Place("name", "sum")),
-        ("rate(up[5", Place("duration", "5")),
-        ("sum by (Host", Place("label", "Host")),
-        ('{__name__="up"', Place("label", "")),
+        ("DCGM_FI", CursorContext("name", "DCGM_FI")),
+        ("sum(rat", CursorContext("name", "rat")),
+        ("up{", CursorContext("label", "", "up")),
+        ('up{job="a",ins', CursorContext("label", "ins", "up")),
+        ('up{job=~"no', CursorContext("value", "no", "up", "job")),
+        ('up{job="a}b', CursorContext("value", "a}b", "up", "job")),
+        ('up{job="a"} + sum', CursorContext("name", "sum")),
+        ("rate(up[5", CursorContext("duration", "5")),
+        ("sum by (Host", CursorContext("label", "Host")),
+        ('{__name__="up"', CursorContext("label", "")),
     ],
 )
-def test_the_text_before_the_cursor_says_what_is_wanted(text: str, found: Place) -> None:
-    assert explore_api.place(text) == found
+def test_the_text_before_the_cursor_says_what_is_wanted(text: str, found: CursorContext) -> None:
+    assert explore_api.read_cursor(text) == found
 
 
 def test_words_that_begin_so_come_before_words_that_contain_it() -> None:
-    assert explore_api.ranked(["max", "clamp_max", "min", "MAXIMUM"], "max") == ["MAXIMUM", "clamp_max"]
+    assert explore_api.rank_words(["max", "clamp_max", "min", "MAXIMUM"], "max") == ["MAXIMUM", "clamp_max"]
 
 
 def ask(site: Site, query: str, **more: int) -> dict[str, object]:

@@ -113,7 +113,7 @@ def test_a_target_that_was_never_scraped_is_unknown_since_never() -> None:
 
 def test_a_rule_is_as_bad_as_its_worst_alert() -> None:
     text = "groups: [{name: g, rules: [{alert: Hot, expr: up == 0, for: 5m}, {record: 'a:b', expr: up}]}]"
-    group = rulefile.read({"r.yaml": text}).groups[0]
+    group = rulefile.read_rules({"r.yaml": text}).groups[0]
     alert: Alert = SmallHub().rules.active[0]
     state = {evaluate.rule_key(group, group.rules[0]): evaluate.RuleState(alerts={alert.labels: alert})}
     shown = prometheus_status.group(group, state, default_seconds=15)

@@ -21,9 +21,9 @@ from watchkeeper.errors import StoreError
 from watchkeeper.model import histograms
 from watchkeeper.model.labels import Labels
 from watchkeeper.query import embedded
-from watchkeeper.query.engine import Answer
+from watchkeeper.query.engine import QueryResult
 from watchkeeper.query.remote import remote_write
-from watchkeeper.scrape import page_forms
+from watchkeeper.scrape import page_formats
 from watchkeeper.store.head import head
 from watchkeeper.web.prometheus.prometheus_form import read_label_name
 
@@ -205,7 +205,7 @@ def test_a_parameter_that_cannot_be_honoured_is_refused_with_words(site: Site, f
 
 
 class SlowQueries(CannedQueries):
-    async def instant(self, expr: str, at_ms: int | None = None) -> Answer:
+    async def instant(self, expr: str, at_ms: int | None = None) -> QueryResult:
         await asyncio.Event().wait()
         return await super().instant(expr, at_ms)
 
@@ -256,9 +256,9 @@ def test_a_scraper_that_asks_for_protobuf_gets_them_from_federation(site: Site) 
     series = Labels({"__name__": "waited", "node": "n1"})
     observed = histograms.Histogram(count=3.0, sum=4.5, positive=((1, 3.0),))
     site.hub.engine.appender.append([histograms.HistogramSample(series, site.hub.now_ms, observed)])
-    accept = {"Accept": page_forms.accept_header(wants_native=True)}
+    accept = {"Accept": page_formats.accept_header(wants_native=True)}
     reply = site.ask("/federate?match[]=waited&match[]=temp", headers=accept)
-    pages = page_forms.PageForms(max_series=10)
+    pages = page_formats.PageParser(max_series=10)
     page = pages.parse(reply.body, reply.headers["content-type"])
     assert [(pages.labels[at], one, at_ms) for at, one, at_ms in page.histograms] == [
         (series, observed, site.hub.now_ms)  # type: ignore[attr-defined]

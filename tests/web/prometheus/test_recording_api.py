@@ -16,7 +16,7 @@ from tests.web.stories import lose_gpu
 from watchkeeper.config.settings import Settings
 from watchkeeper.kit import clock
 from watchkeeper.store import recording
-from watchkeeper.web import played
+from watchkeeper.web import replay_hub
 from watchkeeper.web.prometheus import recording_api
 
 
@@ -35,7 +35,7 @@ def tape(tmp_path_factory: pytest.TempPathFactory) -> recording.Recording:
 
 @pytest.fixture(scope="module")
 def replayed(tape: recording.Recording) -> Iterator[Site]:
-    offered = played.services_of(tape, played.load_engine(tape), settings=Settings(), speed=None)
+    offered = replay_hub.recorded_services(tape, replay_hub.load_engine(tape), settings=Settings(), speed=None)
     with serving(offered) as site:
         yield site
 
@@ -44,7 +44,7 @@ def test_a_recording_holds_series_nodes_gpus_metadata_and_incidents(tape: record
     counts = tape.counts()
     assert (counts["nodes"], counts["gpus"], counts["series"], counts["incidents"]) == (4, 32, 3, 1)
     assert [metric.name for metric in tape.metrics] == ["temp"]
-    assert tape.stories[0].diagnosis is not None
+    assert tape.incidents[0].diagnosis is not None
 
 
 def test_a_recording_with_selectors_holds_only_these_series(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_nothing_in_a_recording_can_be_changed(replayed: Site) -> None:
 def test_the_clock_of_a_recording_stands_at_its_end_or_runs_up_to_it() -> None:
     start = clock.from_ms(0)
     end = start + timedelta(hours=1)
-    assert played.TapeClock(start, end, speed=None).now() == end
-    slow, fast = (played.TapeClock(start, end, speed=speed) for speed in (1.0, 1e9))
+    assert replay_hub.RecordingClock(start, end, speed=None).now() == end
+    slow, fast = (replay_hub.RecordingClock(start, end, speed=speed) for speed in (1.0, 1e9))
     assert start <= slow.now() < start + timedelta(minutes=1)
     assert fast.now() == end

@@ -29,7 +29,7 @@ BROKEN = ("rules/a.yaml:3: alert Hot: `expr` is missing", "rules/b.yaml:1: not Y
 
 @pytest.fixture
 def site() -> Iterator[Site]:
-    hub = SmallHub(rules=GivenRules(slos=slo.read(FILE, where="slo.yaml")))
+    hub = SmallHub(rules=GivenRules(slos=slo.read_slos(FILE, where="slo.yaml")))
     hub.readings.recorded = {
         Labels({**CHAT, "__name__": slo.BUDGET}): 0.75,
         Labels({**CHAT, "__name__": f"{slo.RATIO}5m"}): 0.001,

@@ -23,7 +23,7 @@ from typing import Any, Protocol, TypeVar
 from watchkeeper.agent.gpus.gpu_samples import GpuSample, Program
 from watchkeeper.errors import CollectError
 from watchkeeper.kit import logs, own_metrics
-from watchkeeper.model.workloads import Attribution, Holding, Unattributed, Workload, WorkloadKind
+from watchkeeper.model.workloads import Attribution, Holding, UnattributedReason, Workload, WorkloadKind
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ T = TypeVar("T")
 Holders = Mapping[str, tuple[Holding, ...]]
 
 
-class Source(Protocol):
+class HolderSource(Protocol):
     """Somebody who knows holders, by a GPU's or slice's UUID, by index (`3`), or by device file (`nvidia3`)."""
 
     async def read(self) -> Holders:
@@ -56,12 +56,12 @@ class NamedSource:
     """A source as the agent wires it; one that is not there on this node is not asked and not missed."""
 
     name: str
-    source: Source
+    source: HolderSource
     is_present: Callable[[], bool] = lambda: True
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class SourceAnswer:
     """What one source said last; `holders` None: it could not say, and `problem` is why."""
 
     name: str
@@ -70,7 +70,7 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class RunningProgram:
     """A program on a GPU and the workload it belongs to, as far as /proc tells."""
 
     program: Program
@@ -81,7 +81,7 @@ class Running:
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class GpuNames:
     """A GPU under all the names that sources use."""
 
     uuid: str
@@ -90,12 +90,12 @@ class Device:
     slices: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, gpu: GpuSample) -> Device:
+    def of(cls, gpu: GpuSample) -> GpuNames:
         uuid, minor = gpu.identity["uuid"], gpu.identity.get("minor", "")
         names = frozenset({uuid, str(gpu.index), f"nvidia{minor}"})
         return cls(uuid, names, {part.uuid: str(part.id) for part in gpu.slices if part.uuid})
 
-    def part_of(self, name: str) -> tuple[bool, str | None]:
+    def match(self, name: str) -> tuple[bool, str | None]:
         """Whether a source means this GPU, and which slice of it."""
         if name in self.names:
             return True, None
@@ -104,7 +104,7 @@ class Device:
         old = OLD_SLICE.match(name)
         return (True, old[2]) if old is not None and old[1] == self.uuid else (False, None)
 
-    def may_be(self, name: str) -> bool:
+    def could_match(self, name: str) -> bool:
         """Whether a name that nobody answers to could mean this GPU; another GPU's UUID cannot."""
         if name.startswith("GPU-"):
             return False
@@ -112,12 +112,12 @@ class Device:
 
 
 def attribute(
-    gpus: Sequence[GpuSample], told: Sequence[Told], running: Mapping[str, Sequence[Running]]
+    gpus: Sequence[GpuSample], told: Sequence[SourceAnswer], running: Mapping[str, Sequence[RunningProgram]]
 ) -> dict[str, Attribution]:
     """The attribution of every GPU, by UUID; `running` has the programs of each GPU that tells them."""
-    devices = [Device.of(gpu) for gpu in gpus]
+    devices = [GpuNames.of(gpu) for gpu in gpus]
     known = {name for source in told for name in source.holders or ()}
-    strangers = sorted(name for name in known if not any(device.part_of(name)[0] for device in devices))
+    strangers = sorted(name for name in known if not any(device.match(name)[0] for device in devices))
     found: dict[str, Attribution] = {}
     for device in devices:
         holdings = _scheduled(device, told)
@@ -127,23 +127,23 @@ def attribute(
         if holdings:
             found[device.uuid] = Attribution(tuple(holdings[:MAX_HOLDINGS]))
         else:
-            near = [name for name in strangers if device.may_be(name)]
+            near = [name for name in strangers if device.could_match(name)]
             found[device.uuid] = _nobody(told, near, tells_programs=programs is not None)
     return found
 
 
-def _scheduled(device: Device, told: Sequence[Told]) -> list[Holding]:
+def _scheduled(device: GpuNames, told: Sequence[SourceAnswer]) -> list[Holding]:
     found: dict[tuple[Workload, str | None], Holding] = {}
     for source in told:
         for name, holdings in (source.holders or {}).items():
-            is_meant, part = device.part_of(name)
+            is_meant, part = device.match(name)
             for holding in holdings if is_meant else ():
                 own = part if part is not None else device.slices.get(holding.slice or "", holding.slice)
                 found.setdefault((holding.workload, own), replace(holding, slice=own))
     return list(found.values())
 
 
-def _with_programs(holdings: list[Holding], running: Sequence[Running]) -> list[Holding]:
+def _with_programs(holdings: list[Holding], running: Sequence[RunningProgram]) -> list[Holding]:
     """The holdings with what their programs use of the GPU, and those that no scheduler knows."""
     all_of = list(holdings)
     busy: dict[int, int] = defaultdict(int)
@@ -161,7 +161,7 @@ def _with_programs(holdings: list[Holding], running: Sequence[Running]) -> list[
     return _split(all_of, busy) if is_told else all_of
 
 
-def _holding_of(one: Running, part: str | None, holdings: Sequence[Holding]) -> int | None:
+def _holding_of(one: RunningProgram, part: str | None, holdings: Sequence[Holding]) -> int | None:
     """Whose program this is. A holding of the whole GPU takes a program on any slice."""
     fitting = [at for at, held in enumerate(holdings) if part is None or held.slice in (None, part)]
     same = [at for at in fitting if _is_same(holdings[at].workload, one.workload)]
@@ -197,23 +197,23 @@ def _split(holdings: list[Holding], busy: Mapping[int, int]) -> list[Holding]:
     return shared
 
 
-def _nobody(told: Sequence[Told], strangers: Sequence[str], *, tells_programs: bool) -> Attribution:
+def _nobody(told: Sequence[SourceAnswer], strangers: Sequence[str], *, tells_programs: bool) -> Attribution:
     failed = [f"{source.name}: {source.problem}" for source in told if source.holders is None]
     if failed:
-        return Attribution(reason=Unattributed.SOURCE_FAILED, detail="; ".join(failed)[:500])
+        return Attribution(reason=UnattributedReason.SOURCE_FAILED, detail="; ".join(failed)[:500])
     if strangers:
         shown = ", ".join(strangers[:4])
         detail = f"a source names {shown}, which NVML does not show"
-        return Attribution(reason=Unattributed.UNKNOWN_DEVICE, detail=detail)
+        return Attribution(reason=UnattributedReason.UNKNOWN_DEVICE, detail=detail)
     asked = [source.name for source in told] + [PROGRAMS] * tells_programs
     if not asked:
         detail = "no kubelet, no Slurm, and the driver does not tell which programs use the GPU"
-        return Attribution(reason=Unattributed.NO_SOURCE, detail=detail)
-    return Attribution(reason=Unattributed.FREE, detail=f"asked {', '.join(asked)}")
+        return Attribution(reason=UnattributedReason.NO_SOURCE, detail=detail)
+    return Attribution(reason=UnattributedReason.FREE, detail=f"asked {', '.join(asked)}")
 
 
 @dataclass(slots=True)
-class _Kept:
+class _CachedHolders:
     at: float
     holders: Holders
 
@@ -227,10 +227,10 @@ class Attributor:
     """
 
     sources: Sequence[NamedSource]
-    look_up: Callable[[Sequence[Program]], Mapping[int, Running]]
+    look_up: Callable[[Sequence[Program]], Mapping[int, RunningProgram]]
     failures: own_metrics.Metric | None = None
     current: Mapping[str, Attribution] = field(default_factory=dict)
-    _kept: dict[str, _Kept] = field(default_factory=dict)
+    _kept: dict[str, _CachedHolders] = field(default_factory=dict)
     _said: dict[str, str] = field(default_factory=dict)
     _asked: dict[str, asyncio.Task[Any]] = field(default_factory=dict)
 
@@ -242,7 +242,7 @@ class Attributor:
         try:
             known = await self._answer(PROGRAMS, asyncio.to_thread(self.look_up, programs)) if programs else {}
         except TimeoutError:
-            known, told = {}, [*told, Told(PROGRAMS, None, NO_ANSWER)]
+            known, told = {}, [*told, SourceAnswer(PROGRAMS, None, NO_ANSWER)]
         running = {
             gpu.identity["uuid"]: [
                 replace(known[program.pid], program=program) for program in gpu.programs if program.pid in known
@@ -254,7 +254,7 @@ class Attributor:
         self._say(self.current)
         return self.current
 
-    async def _ask(self, named: NamedSource, now: float) -> Told:
+    async def _ask(self, named: NamedSource, now: float) -> SourceAnswer:
         try:
             holders = await self._answer(named.name, named.source.read())
         except TimeoutError:
@@ -265,14 +265,14 @@ class Attributor:
             log.exception("A source of attribution broke", extra=logs.fields(source=named.name))
             problem = f"{type(error).__name__}: {error}"
         else:
-            self._kept[named.name] = _Kept(now, holders)
-            return Told(named.name, holders)
+            self._kept[named.name] = _CachedHolders(now, holders)
+            return SourceAnswer(named.name, holders)
         if self.failures is not None:
             self.failures.add(source=named.name)
         kept = self._kept.get(named.name)
         if kept is not None and now - kept.at < KEPT_SECONDS:
-            return Told(named.name, kept.holders, problem)
-        return Told(named.name, None, problem)
+            return SourceAnswer(named.name, kept.holders, problem)
+        return SourceAnswer(named.name, None, problem)
 
     async def _answer(self, name: str, question: Coroutine[Any, Any, T]) -> T:
         """The answer, or TimeoutError. While one hangs it is not asked for again.
@@ -301,10 +301,10 @@ class Attributor:
         """Log a gap when it opens and when it closes; a free GPU is none."""
         for uuid, attribution in current.items():
             reason = attribution.reason
-            gap = "" if reason in (None, Unattributed.FREE) else str(reason)
+            gap = "" if reason in (None, UnattributedReason.FREE) else str(reason)
             if gap != self._said.get(uuid, ""):
                 where = {"gpu": uuid, "reason": gap or "known again", "detail": attribution.detail}
                 log.warning("Holder of a GPU", extra=logs.fields(**where))
         self._said = {
-            uuid: str(one.reason) for uuid, one in current.items() if one.reason not in (None, Unattributed.FREE)
+            uuid: str(one.reason) for uuid, one in current.items() if one.reason not in (None, UnattributedReason.FREE)
         }

@@ -29,7 +29,7 @@ HELP = {
 Part = tuple[str, str | None]
 
 
-class Shown(StrEnum):
+class HolderDisplay(StrEnum):
     """How holders appear on the page."""
 
     LABELS = "labels"
@@ -37,9 +37,9 @@ class Shown(StrEnum):
     BOTH = "both"
 
 
-def holder_labels(current: Mapping[str, Attribution], shown: Shown) -> dict[Part, dict[str, str]]:
+def holder_labels(current: Mapping[str, Attribution], shown: HolderDisplay) -> dict[Part, dict[str, str]]:
     """Labels of the one holder of each GPU or slice, as dcgm-exporter names them."""
-    if shown is Shown.INFO:
+    if shown is HolderDisplay.INFO:
         return {}
     found: dict[Part, dict[str, str]] = {}
     for uuid, attribution in current.items():
@@ -50,7 +50,9 @@ def holder_labels(current: Mapping[str, Attribution], shown: Shown) -> dict[Part
     return found
 
 
-def render(gpus: Sequence[GpuSample], current: Mapping[str, Attribution], *, hostname: str, shown: Shown) -> str:
+def render(
+    gpus: Sequence[GpuSample], current: Mapping[str, Attribution], *, hostname: str, shown: HolderDisplay
+) -> str:
     """The families of attribution, with their heads."""
     lines: dict[str, list[str]] = {WORKLOAD_INFO: [], WORKLOAD_SHARE: [], ATTRIBUTION: []}
     for gpu in gpus:
@@ -66,7 +68,7 @@ def render(gpus: Sequence[GpuSample], current: Mapping[str, Attribution], *, hos
         for holding in attribution.holdings:
             labels = own | _slice_labels(holding, profiles) | workload_labels(holding.workload)
             is_labelled = holding.slice in alone and bool(_exporter_labels(holding.workload))
-            if shown is not Shown.LABELS or not is_labelled:
+            if shown is not HolderDisplay.LABELS or not is_labelled:
                 lines[WORKLOAD_INFO].append(_line(WORKLOAD_INFO, labels, 1))
             if holding.share is not None:
                 lines[WORKLOAD_SHARE].append(_line(WORKLOAD_SHARE, labels, round(holding.share, 4)))

@@ -48,7 +48,7 @@ EMPTY_MESSAGE = b"\x00\x00\x00\x00\x00"
 PREFIX_BYTES = 5
 
 
-class _Refused(CollectError):
+class _GrpcError(CollectError):
     """The call arrived and was answered with a gRPC status other than OK."""
 
     def __init__(self, status: str, message: str) -> None:
@@ -56,7 +56,7 @@ class _Refused(CollectError):
         self.status = status
 
 
-class PodSource:
+class KubeletPods:
     """The kubelet of this node."""
 
     def __init__(
@@ -76,20 +76,20 @@ class PodSource:
 
     async def read(self) -> Mapping[str, tuple[workloads.Holding, ...]]:
         """Holders by device: a GPU's or MIG slice's UUID, `nvidia3` or `3`; CollectError says why nobody knows."""
-        return pod_resources.holdings(await self.held())
+        return pod_resources.holdings(await self.allocated_devices())
 
-    async def held(self) -> tuple[pod_resources.Held, ...]:
+    async def allocated_devices(self) -> tuple[pod_resources.AllocatedDevice, ...]:
         """The devices of every container, in the kubelet's own words."""
         return await self._asking(self._held())
 
-    async def allocatable(self) -> tuple[str, ...]:
+    async def allocatable_devices(self) -> tuple[str, ...]:
         """Ids of the devices that the kubelet offers to pods; a GPU that is missing here cannot be scheduled."""
         return await self._asking(self._allocatable())
 
-    async def _held(self) -> tuple[pod_resources.Held, ...]:
+    async def _held(self) -> tuple[pod_resources.AllocatedDevice, ...]:
         try:
             answer = await self._call(LIST)
-        except _Refused as error:
+        except _GrpcError as error:
             if error.status != UNIMPLEMENTED:
                 raise
             answer = await self._call(OLD_LIST)
@@ -122,7 +122,7 @@ class PodSource:
         """The message that one unary call with an empty request is answered with."""
         reader, writer = await asyncio.open_unix_connection(str(self._socket))
         try:
-            return await _Call(reader, writer, self._max_bytes).message(method)
+            return await _GrpcCall(reader, writer, self._max_bytes).message(method)
         finally:
             writer.close()
             with suppress(OSError):
@@ -130,7 +130,7 @@ class PodSource:
 
 
 @dataclass(slots=True)
-class _Call:
+class _GrpcCall:
     """One call on a connection of its own, and what has arrived of its answer."""
 
     reader: asyncio.StreamReader
@@ -180,7 +180,7 @@ class _Call:
         if status is None:
             raise CollectError(f"does not speak gRPC: HTTP status {self.headers.get(':status', 'missing')}")
         if status != OK:
-            raise _Refused(status, self.headers.get("grpc-message", ""))
+            raise _GrpcError(status, self.headers.get("grpc-message", ""))
         length = int.from_bytes(self.body[1:PREFIX_BYTES], "big")
         if len(self.body) != PREFIX_BYTES + length or self.body[0] != 0:
             raise CollectError(f"one plain message of {length} bytes was announced, {len(self.body)} bytes came")

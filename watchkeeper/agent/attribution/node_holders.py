@@ -26,7 +26,7 @@ FIRST_LOOKS = 20
 class HolderSettings:
     """How holders are found and shown. `job_files` is dcgm-exporter's --hpc-job-mapping-dir."""
 
-    shown: attribution_page.Shown = attribution_page.Shown.BOTH
+    shown: attribution_page.HolderDisplay = attribution_page.HolderDisplay.BOTH
     job_files: Path | None = None
     # Slurm's name of this node, where it differs from ours.
     slurm_node: str | None = None
@@ -45,7 +45,7 @@ class NodeHolders:
             "watchkeeper_agent_attribution_failures_total", "Questions about holders that a source did not answer."
         )
         socket = settings.pod_resources or roots.root / kubelet.SOCKET.relative_to("/")
-        pods = kubelet.PodSource(socket)
+        pods = kubelet.KubeletPods(socket)
         jobs = slurm_jobs.SlurmJobs(settings.slurm_node or node, proc=roots.proc, mapping=settings.job_files)
         self._attributor = attribution.Attributor(
             [
@@ -68,7 +68,7 @@ class NodeHolders:
                 break
             await asyncio.sleep(LOOK_SECONDS)
         current = await self._attributor.refresh(sampler.snapshot().gpus, time.monotonic())
-        sampler.hold(attribution_page.holder_labels(current, self._settings.shown))
+        sampler.set_holders(attribution_page.holder_labels(current, self._settings.shown))
 
     def page(self, sampler: Sampler) -> bytes:
         gpus, current = sampler.snapshot().gpus, self._attributor.current

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from watchkeeper.agent.attribution.attribution import Running
+from watchkeeper.agent.attribution.attribution import RunningProgram
 from watchkeeper.agent.gpus.gpu_samples import Program
 from watchkeeper.model.workloads import Workload, WorkloadKind
 from watchkeeper.readers.node import proc_programs
@@ -31,20 +31,20 @@ class ProgramOwners:
     _users_at: float = -1.0
     _pods: dict[str, Workload] = field(default_factory=dict)
 
-    def look_up(self, programs: Sequence[Program]) -> Mapping[int, Running]:
+    def look_up(self, programs: Sequence[Program]) -> Mapping[int, RunningProgram]:
         """The owner of each pid; one that /proc does not show is named by its number, because it does hold the GPU."""
         self._reread_users()
         return {program.pid: self._owner(program) for program in programs}
 
-    def _owner(self, program: Program) -> Running:
+    def _owner(self, program: Program) -> RunningProgram:
         facts = proc_programs.read(self.proc, program.pid, self._users)
         if facts is None:
             # An agent in a pod without hostPID sees other numbers than the driver.
-            return Running(program, Workload(WorkloadKind.PROGRAM, f"pid {program.pid}"))
+            return RunningProgram(program, Workload(WorkloadKind.PROGRAM, f"pid {program.pid}"))
         if facts.slurm_job:
-            return Running(program, Workload(WorkloadKind.SLURM_JOB, facts.slurm_job, user=facts.user))
+            return RunningProgram(program, Workload(WorkloadKind.SLURM_JOB, facts.slurm_job, user=facts.user))
         if facts.container and (pod := self._pod(facts.container)) is not None:
-            return Running(program, pod, is_in_pod=True, pod_hostname=pod.name)
+            return RunningProgram(program, pod, is_in_pod=True, pod_hostname=pod.name)
         own = Workload(
             WorkloadKind.PROGRAM,
             facts.command or f"pid {program.pid}",
@@ -52,7 +52,7 @@ class ProgramOwners:
             user=facts.user,
         )
         hostname = facts.environment.get("HOSTNAME", "")
-        return Running(program, own, pod_hostname=hostname, is_in_pod=bool(facts.pod_uid))
+        return RunningProgram(program, own, pod_hostname=hostname, is_in_pod=bool(facts.pod_uid))
 
     def _pod(self, container: str) -> Workload | None:
         if container not in self._pods:

@@ -37,7 +37,7 @@ Indexes = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
+class _JobGpus:
     """What is known of one job: GPUs by device number, or None where the answer said nothing."""
 
     gpus: Indexes | None
@@ -46,7 +46,7 @@ class _Job:
 
 
 @dataclass(slots=True)
-class Steps:
+class StepDaemons:
     """Slurm's step daemons among all programs; each program is looked at once, as most of them stay what they are."""
 
     _others: set[int] = field(default_factory=set)
@@ -56,10 +56,10 @@ class Steps:
     def has_slurm(self, proc: Path) -> bool:
         """True once slurmd or a step of it has been seen on this node."""
         if not self._is_there:
-            self.look(proc, self._forget_at)
+            self.find_jobs(proc, self._forget_at)
         return self._is_there
 
-    def look(self, proc: Path, now: float) -> dict[str, list[int]]:
+    def find_jobs(self, proc: Path, now: float) -> dict[str, list[int]]:
         """Jobs that have a step here, each with the pids that the step daemons started."""
         if now > self._forget_at:
             # A number may be given to another program.
@@ -87,24 +87,24 @@ class SlurmJobs:
     node: str
     proc: Path = Path("/proc")
     mapping: Path | None = None
-    ask: commands.Commands = field(default_factory=commands.Commands)
-    asks_scontrol: bool = True
-    steps: Steps = field(default_factory=Steps)
-    _jobs: dict[str, _Job] = field(default_factory=dict)
+    ask: commands.CommandRunner = field(default_factory=commands.CommandRunner)
+    uses_scontrol: bool = True
+    steps: StepDaemons = field(default_factory=StepDaemons)
+    _jobs: dict[str, _JobGpus] = field(default_factory=dict)
 
     def is_present(self) -> bool:
         """True with job files, or once Slurm has been seen on this node: a cluster without it has no gap."""
         return self.mapping is not None or self.steps.has_slurm(self.proc)
 
     async def read(self) -> Mapping[str, tuple[Holding, ...]]:
-        return await asyncio.to_thread(self.look, asyncio.get_running_loop().time())
+        return await asyncio.to_thread(self.find_holders, asyncio.get_running_loop().time())
 
-    def look(self, now: float) -> dict[str, tuple[Holding, ...]]:
+    def find_holders(self, now: float) -> dict[str, tuple[Holding, ...]]:
         """Holders by GPU index (job files) and by device file (the rest); CollectError if files cannot be read."""
         found: dict[str, dict[Holding, None]] = defaultdict(dict)
         for key, holding in self._files():
             found[key][holding] = None
-        steps = self.steps.look(self.proc, now)
+        steps = self.steps.find_jobs(self.proc, now)
         self._jobs = {id: job for id, job in self._jobs.items() if id in steps}
         for id, pids in list(steps.items())[:MAX_JOBS]:
             job = self._job(id, pids, now=now)
@@ -128,35 +128,35 @@ class SlurmJobs:
             if JOB_ID.match(id)
         ]
 
-    def _job(self, id: str, pids: list[int], *, now: float) -> _Job:
+    def _job(self, id: str, pids: list[int], *, now: float) -> _JobGpus:
         known = self._jobs.get(id)
         if known is not None and (known.gpus is not None or now - known.asked_at < RETRY_SECONDS):
             return known
-        asked = self._ask_scontrol(id, now) or self._ask_environment(pids, now) or _Job(None, asked_at=now)
+        asked = self._ask_scontrol(id, now) or self._ask_environment(pids, now) or _JobGpus(None, asked_at=now)
         self._jobs[id] = asked
         return asked
 
-    def _ask_scontrol(self, id: str, now: float) -> _Job | None:
+    def _ask_scontrol(self, id: str, now: float) -> _JobGpus | None:
         """What slurmctld says; None where there is no scontrol, or it does not know the job's GPUs."""
-        if not self.asks_scontrol:
+        if not self.uses_scontrol:
             return None
-        answer = self.ask.ask(["scontrol", "-d", "show", "job", id])
-        if answer.outcome is not commands.Outcome.ANSWERED:
+        answer = self.ask.run(["scontrol", "-d", "show", "job", id])
+        if answer.outcome is not commands.CommandOutcome.ANSWERED:
             return None
         # Imported here: a node without Slurm saves half a MiB.
         from watchkeeper.readers.clusters import slurm_records
 
         job = slurm_records.job_of_text(answer.text, id)
-        if job is None or not job.held:
+        if job is None or not job.gpus_by_node:
             return None
-        return _Job(job.held.get(self.node, ()), user=job.user, asked_at=now)
+        return _JobGpus(job.gpus_by_node.get(self.node, ()), user=job.user, asked_at=now)
 
-    def _ask_environment(self, pids: list[int], now: float) -> _Job | None:
+    def _ask_environment(self, pids: list[int], now: float) -> _JobGpus | None:
         """SLURM_JOB_GPUS counts the node's GPUs; CUDA_VISIBLE_DEVICES starts at 0 in a cgroup, so it says nothing."""
         for pid in pids:
             facts = proc_programs.read(self.proc, pid, {})
             listed = facts.environment.get("SLURM_JOB_GPUS", "") if facts is not None else ""
             numbers = [word for word in listed.split(",") if word.isascii() and word.isdigit()]
             if numbers:
-                return _Job(tuple(int(word) for word in numbers), asked_at=now)
+                return _JobGpus(tuple(int(word) for word in numbers), asked_at=now)
         return None

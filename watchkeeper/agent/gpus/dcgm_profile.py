@@ -15,11 +15,11 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
 from watchkeeper.agent.gpus.gpu_samples import GpuSample
-from watchkeeper.agent.kernel.lasting_child import LastingChild
+from watchkeeper.agent.kernel.streaming_process import StreamingProcess
 from watchkeeper.errors import quote
 from watchkeeper.kit import backoff, commands, logs
 from watchkeeper.readers import dcgmi
-from watchkeeper.readers.nvml.families import Cadence, Family
+from watchkeeper.readers.nvml.families import Cadence, NvmlFamily
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ DISCOVERY_SECONDS = 10.0
 class DcgmProfile:
     """One node's; `profiled` is called in the sampler's thread, `look` by the agent's loop."""
 
-    families: Sequence[Family]
+    families: Sequence[NvmlFamily]
     interval_seconds: float
     environment: Mapping[str, str] | None = None
     monotonic: Callable[[], float] = time.monotonic
@@ -49,7 +49,7 @@ class DcgmProfile:
         wanted = [family for family in self.families if family.cadence is Cadence.PROFILE and family.name in numbers]
         self.families = wanted
 
-    def profiled(self, gpu: GpuSample) -> GpuSample:
+    def add_metrics(self, gpu: GpuSample) -> GpuSample:
         """The GPU with DCGM's numbers, if NVML has none and DCGM has."""
         uuid = gpu.identity["uuid"]
         if Cadence.PROFILE in gpu.read_at:
@@ -65,7 +65,7 @@ class DcgmProfile:
     def is_needed(self) -> bool:
         return bool(self.families) and any(rounds >= ROUNDS_WITHOUT for rounds in self._without.values())
 
-    async def look(self, is_paused: Callable[[], bool]) -> None:
+    async def run_if_needed(self, is_paused: Callable[[], bool]) -> None:
         """Run one dcgmi for as long as it is needed and lives; returns at once if it is not, or not yet again."""
         if not self.is_needed or is_paused() or self.monotonic() < self._not_before:
             return
@@ -95,15 +95,15 @@ class DcgmProfile:
 
     async def _follow(self, is_paused: Callable[[], bool]) -> str:
         """Take in what one dcgmi prints; in the end why it ended, or nothing if we wanted it to."""
-        ask = commands.Commands(seconds=DISCOVERY_SECONDS, environment=self.environment)
-        answer = await asyncio.to_thread(ask.ask, dcgmi.DISCOVERY)
+        ask = commands.CommandRunner(seconds=DISCOVERY_SECONDS, environment=self.environment)
+        answer = await asyncio.to_thread(ask.run, dcgmi.DISCOVERY)
         uuids = dcgmi.read_discovery(answer.text.splitlines())
         if not uuids:
             said = answer.text.strip().splitlines()[-1:]
             return f"dcgmi discovery names no GPU: {said[0] if said else answer.outcome}"
         fields = sorted({dcgmi.field_ids()[family.name] for family in self.families})
-        monitor = dcgmi.Monitor(fields)
-        child = LastingChild(dcgmi.arguments(fields, self.interval_seconds), self.environment)
+        monitor = dcgmi.DmonReader(fields)
+        child = StreamingProcess(dcgmi.arguments(fields, self.interval_seconds), self.environment)
         try:
             last = ""
             async with aclosing(child.lines()) as lines:

@@ -57,7 +57,7 @@ class DriverEvents:
         self._since_boot = since_boot
         self._last = 0
 
-    def of_fault(self, fault: sampler.Fault) -> events.Event:
+    def of_fault(self, fault: sampler.DriverFault) -> events.Event:
         code = FAULT_CODES.get(fault.cause, UNKNOWN_CODE)
         return self._event(
             events.EventKind.DRIVER_FAULT,
@@ -118,7 +118,7 @@ class DriverEvents:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class PendingXid:
     fact: sampler.DriverFact
     until: float
 
@@ -127,10 +127,10 @@ class XidMerge:
     """Two reports about one Xid on one GPU become one. `now` is a clock that never jumps; `at` is wall time."""
 
     def __init__(self) -> None:
-        self._waiting: deque[Waiting] = deque(maxlen=MAX_REMEMBERED)
+        self._waiting: deque[PendingXid] = deque(maxlen=MAX_REMEMBERED)
         self._lines: deque[tuple[int | None, str | None, datetime]] = deque(maxlen=MAX_REMEMBERED)
 
-    def kernel_said(self, event: events.Event) -> bool:
+    def add_kernel_line(self, event: events.Event) -> bool:
         """Remember a kernel line; True if NVML had reported the same already."""
         line = (event.code, event.place.gpu, event.at)
         self._lines.append(line)
@@ -139,12 +139,12 @@ class XidMerge:
             self._waiting.remove(waiting)
         return bool(alike)
 
-    def driver_said(self, fact: sampler.DriverFact, now: float) -> None:
+    def add_driver_event(self, fact: sampler.DriverFact, now: float) -> None:
         """Let NVML's report wait for the kernel's line, unless that has come already."""
         if not any(_is_same(line, fact) for line in self._lines):
-            self._waiting.append(Waiting(fact, now + MERGE_SECONDS))
+            self._waiting.append(PendingXid(fact, now + MERGE_SECONDS))
 
-    def ripe(self, now: float) -> list[sampler.DriverFact]:
+    def take_expired(self, now: float) -> list[sampler.DriverFact]:
         """Reports to which no line has come."""
         found = [waiting for waiting in self._waiting if now >= waiting.until]
         for waiting in found:
@@ -159,7 +159,7 @@ def _is_same(line: tuple[int | None, str | None, datetime], fact: sampler.Driver
     return code == fact.detail and is_near and (uuid is None or fact.uuid is None or uuid == fact.uuid)
 
 
-class Standing:
+class ReportSchedule:
     """Which of the things that hold now are to be reported now."""
 
     def __init__(self) -> None:

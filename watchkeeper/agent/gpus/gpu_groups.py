@@ -16,7 +16,7 @@ from pathlib import Path
 
 from watchkeeper.errors import SettingsError, WireError
 from watchkeeper.kit import files, wire
-from watchkeeper.model import gpu_words
+from watchkeeper.model import gpu_selectors
 
 SYSTEM = Path("/etc/watchkeeper/gpu_groups.json")
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,63}\Z")
@@ -46,7 +46,7 @@ class GroupFile:
     def save(self, groups: Mapping[str, Iterable[str]]) -> None:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            files.write_whole(self.path, wire.dumps(groups).encode() + b"\n")
+            files.write_atomically(self.path, wire.dumps(groups).encode() + b"\n")
         except OSError as error:
             raise SettingsError(f"the groups cannot be written: {error.strerror}", where=str(self.path)) from error
 
@@ -63,7 +63,7 @@ class GroupFile:
         if len(kept) > MOST_WORDS:
             raise SettingsError(f"the group has {len(kept)} entries, the limit is {MOST_WORDS}", where=str(self.path))
         try:
-            gpu_words.read_words(kept)
+            gpu_selectors.parse_selection(kept)
         except ValueError as error:
             raise SettingsError(str(error), where=f"group {name}") from error
         self.save({**groups, name: kept})
@@ -76,7 +76,7 @@ class GroupFile:
         return name in groups
 
 
-def own_file(environment: Mapping[str, str] = os.environ) -> GroupFile:
+def user_file(environment: Mapping[str, str] = os.environ) -> GroupFile:
     """Where this person's groups are: WATCHKEEPER_GPU_GROUPS, root's for the whole system, else one's own."""
     if named := environment.get("WATCHKEEPER_GPU_GROUPS"):
         return GroupFile(Path(named))
@@ -86,18 +86,18 @@ def own_file(environment: Mapping[str, str] = os.environ) -> GroupFile:
     return GroupFile(Path(home) / "watchkeeper" / SYSTEM.name)
 
 
-def known_groups(own: GroupFile) -> dict[str, list[str]]:
+def all_groups(own: GroupFile) -> dict[str, list[str]]:
     """Every group by name, one's own before the system's."""
     return {**(GroupFile(SYSTEM).load() if own.path != SYSTEM else {}), **own.load()}
 
 
-def find(name: str, own: GroupFile) -> gpu_words.Selection:
+def find_group(name: str, own: GroupFile) -> gpu_selectors.GpuSelection:
     """The GPUs of a group; SettingsError says which groups there are."""
-    groups = known_groups(own)
+    groups = all_groups(own)
     if name not in groups:
         known = ", ".join(sorted(groups)) or "none; `watchkeeper gpus group create NAME GPU…` makes one"
         raise SettingsError(f"there is no group `{name[:70]}`; there are: {known}")
     try:
-        return gpu_words.read_words(groups[name])
+        return gpu_selectors.parse_selection(groups[name])
     except ValueError as error:
         raise SettingsError(str(error), where=f"group {name}") from error

@@ -64,7 +64,7 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class Merger:
+class SampleMerger:
     """Knows how often each family is asked for."""
 
     cadence_of: Mapping[str, Cadence]
@@ -75,7 +75,7 @@ class Merger:
         """The sample after an answer. A lost GPU keeps its name and its counts, and no numbers."""
         errors = before.errors
         for failure in answer.get("errors", {}).items():
-            errors = counted(errors, failure)
+            errors = incremented(errors, failure)
         if answer.get("lost"):
             return replace(before, read_at={}, values={}, slices=(), errors=errors, programs=None)
         replaced = set(cadences)
@@ -112,10 +112,10 @@ def _programs(answer: Mapping[str, Any]) -> tuple[Program, ...] | None:
 
 
 def with_xid(gpu: GpuSample, code: int) -> GpuSample:
-    return replace(gpu, last_xid=code, xids=counted(gpu.xids, code))
+    return replace(gpu, last_xid=code, xids=incremented(gpu.xids, code))
 
 
-def counted(counts: Mapping[Key, int], key: Key) -> Mapping[Key, int]:
+def incremented(counts: Mapping[Key, int], key: Key) -> Mapping[Key, int]:
     """One more of `key`; a key beyond the bound is not remembered."""
     if key not in counts and len(counts) >= MAX_CODES:
         return counts

@@ -26,7 +26,7 @@ MAX_READINGS = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class DcgmPolicy:
     """One condition; exactly one of `at_least`, `at_most` and `grows_by` is set, none for Xids."""
 
     name: str
@@ -46,7 +46,7 @@ class Policy:
 class Violation:
     """A policy that a GPU breaks now, with both numbers."""
 
-    policy: Policy
+    policy: DcgmPolicy
     uuid: str
     value: float
     limit: float
@@ -60,7 +60,7 @@ class Violation:
         )
 
 
-def load(text: str | None = None) -> tuple[Policy, ...]:
+def load_policies(text: str | None = None) -> tuple[DcgmPolicy, ...]:
     """The shipped policies, or those of a text of the same shape."""
     if text is None:
         text = pack.text_of(FILE)
@@ -71,11 +71,11 @@ def load(text: str | None = None) -> tuple[Policy, ...]:
         raise PackError(f"not a list of policies: {error}", where=f"packs/{FILE}") from error
 
 
-def _policy(name: str, row: Mapping[str, Any]) -> Policy:
-    known = {field.name for field in fields(Policy)}
+def _policy(name: str, row: Mapping[str, Any]) -> DcgmPolicy:
+    known = {field.name for field in fields(DcgmPolicy)}
     if row.keys() - known:
         raise ValueError(f"policy {name} has unknown keys: {', '.join(sorted(row.keys() - known))}")
-    policy = Policy(name=name, **{**row, "measures": tuple(row["measures"])})
+    policy = DcgmPolicy(name=name, **{**row, "measures": tuple(row["measures"])})
     limits = [limit for limit in (policy.at_least, policy.at_most, policy.grows_by) if limit is not None]
     if len(limits) != bool(policy.measures):
         raise ValueError(f"policy {name} has {len(limits)} limits, one is needed")
@@ -85,7 +85,7 @@ def _policy(name: str, row: Mapping[str, Any]) -> Policy:
 class PolicyWatch:
     """Remembers counters long enough to say how fast they grow."""
 
-    def __init__(self, policies: Iterable[Policy]) -> None:
+    def __init__(self, policies: Iterable[DcgmPolicy]) -> None:
         self._policies = tuple(policy for policy in policies if policy.measures)
         self._seen: dict[tuple[str, str], deque[tuple[float, float]]] = {}
 
@@ -104,7 +104,7 @@ class PolicyWatch:
                     found.append(violation)
         return found
 
-    def _judge(self, policy: Policy, uuid: str, *, gpu: GpuSample, now: float) -> Violation | None:
+    def _judge(self, policy: DcgmPolicy, uuid: str, *, gpu: GpuSample, now: float) -> Violation | None:
         value = _sum(gpu, policy.measures)
         if value is None:
             return None
@@ -122,7 +122,7 @@ class PolicyWatch:
             limit *= other
         return Violation(policy, uuid, value, limit) if value >= limit else None
 
-    def _growth(self, policy: Policy, uuid: str, *, value: float, now: float) -> float:
+    def _growth(self, policy: DcgmPolicy, uuid: str, *, value: float, now: float) -> float:
         """How much the counter rose within the window; after a reset it starts anew."""
         readings = self._seen.setdefault((uuid, policy.name), deque(maxlen=MAX_READINGS))
         if readings and value < readings[-1][1]:

@@ -28,7 +28,7 @@ WAIT_MS = 5_000
 EVENT_RETRY_SECONDS = 5.0
 
 
-class Note:
+class CallNote:
     """Writes the name of the call that is made now where the parent can read it."""
 
     def __init__(self, fd: int) -> None:
@@ -89,19 +89,21 @@ class EventThread:
                 os._exit(0)
 
 
-def serve(replies: Replies, note: Note) -> None:
+def serve(replies: Replies, note: CallNote) -> None:
     """Open NVML and answer until the parent closes our standard input."""
     requests = sys.stdin.buffer
     opening = json.loads(requests.readline() or "{}")
     if not opening:
         return
     try:
-        opened = session.Session(session.load(), [families.Family.from_plain(row) for row in opening["families"]], note)
+        opened = session.Session(
+            session.load(), [families.NvmlFamily.from_plain(row) for row in opening["families"]], note
+        )
     except session.NvmlBroken as error:
         replies.send({"broken": error.reason, "text": str(error)})
         return
     watcher = _event_thread(opened, replies) if opening["events"] else None
-    memory.give_back_start()
+    memory.release_startup_memory()
     replies.send({"hello": {"count": opened.count, "driver": opened.driver, "nvml": opened.library}})
     for line in requests:
         request = json.loads(line)
@@ -110,7 +112,7 @@ def serve(replies: Replies, note: Note) -> None:
         answer = {"gpu": index, **reading.plain()}
         if reading.identity is not None and watcher is not None:
             note("nvmlDeviceRegisterEvents")
-            answer["events"] = watcher.register(opened.handles()[index].handle, reading.identity["uuid"])
+            answer["events"] = watcher.register(opened.gpus()[index].handle, reading.identity["uuid"])
         note("")
         replies.send(answer)
 
@@ -122,7 +124,7 @@ def _event_thread(opened: session.Session, replies: Replies) -> EventThread | No
         return None
 
 
-def leave_out_finder() -> None:
+def stub_ctypes_util() -> None:
     """Keep ctypes.util out: pynvml imports `find_library` and never calls it, and it brings 1.4 MiB along."""
     finder = types.ModuleType("ctypes.util")
     finder.__dict__["find_library"] = lambda _: None
@@ -130,11 +132,11 @@ def leave_out_finder() -> None:
 
 
 def main() -> None:
-    leave_out_finder()
+    stub_ctypes_util()
     replies = Replies(os.dup(sys.stdout.fileno()))
     # Whatever a library prints must not land between our lines.
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    serve(replies, Note(int(sys.argv[1])))
+    serve(replies, CallNote(int(sys.argv[1])))
     # Not sys.exit: closing NVML may hang, and the kernel cleans up as well.
     os._exit(0)
 

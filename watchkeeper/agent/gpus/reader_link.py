@@ -36,7 +36,7 @@ class ReaderLink:
     """One child, which reads these families."""
 
     def __init__(
-        self, wanted: Sequence[families.Family], *, events: bool, environment: Mapping[str, str] | None = None
+        self, wanted: Sequence[families.NvmlFamily], *, events: bool, environment: Mapping[str, str] | None = None
     ) -> None:
         self._note = os.memfd_create("watchkeeper-call")
         os.ftruncate(self._note, NOTE_BYTES)
@@ -59,7 +59,7 @@ class ReaderLink:
         try:
             self._send({"families": [family.plain() for family in wanted], "events": events})
         except ReaderGone:
-            self.give_up()
+            self.abandon()
             raise
 
     @property
@@ -70,10 +70,10 @@ class ReaderLink:
         assert self._child.stdout is not None
         return self._child.stdout.fileno()
 
-    def ask(self, index: int, cadences: Iterable[str]) -> None:
+    def request_reading(self, index: int, cadences: Iterable[str]) -> None:
         self._send({"read": index, "cadences": list(cadences)})
 
-    def hear(self) -> list[dict[str, Any]]:
+    def read_messages(self) -> list[dict[str, Any]]:
         """The messages that are there now, after a poll; ReaderGone at the end of them."""
         received = os.read(self.fileno(), READ_BYTES)
         if not received:
@@ -90,7 +90,7 @@ class ReaderLink:
         """The driver call that the child is in, or was last in."""
         return os.pread(self._note, NOTE_BYTES, 0).rstrip(b"\0").decode("ascii", "replace") if self._is_open else ""
 
-    def give_up(self) -> None:
+    def abandon(self) -> None:
         """Kill the child and forget its pipes; `is_gone` says when it is really gone."""
         if self._is_open:
             self._is_open = False

@@ -24,7 +24,7 @@ HUNG = "driver_call_hung"
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ReaderLimits:
     """How long is too long. An answer must come in half an interval, so that the others still get theirs in it."""
 
     interval: float = 1.0
@@ -48,7 +48,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class ReaderFault:
     """One named fault. `index` and `uuid` None: the whole node."""
 
     cause: str
@@ -59,7 +59,7 @@ class Trouble:
 
 
 @dataclass(slots=True)
-class Watched:
+class WatchedGpu:
     """What is known about the GPU at one index."""
 
     uuid: str | None = None
@@ -67,9 +67,9 @@ class Watched:
     # The reader that is open now has found out who sits here.
     is_identified: bool = False
     due: dict[Cadence, float] = field(default_factory=dict)
-    lost: Trouble | None = None
-    unreadable: Trouble | None = None
-    suspect: Trouble | None = None
+    lost: ReaderFault | None = None
+    unreadable: ReaderFault | None = None
+    suspect: ReaderFault | None = None
     suspected_at: float = 0.0
     pause: float = 0.0
 
@@ -81,13 +81,13 @@ class Watched:
 class ReaderWatch:
     """The memory of the decisions; every method is quick and may be called under one lock."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: ReaderLimits) -> None:
         self.limits = limits
-        self._gpus: list[Watched] = []
+        self._gpus: list[WatchedGpu] = []
         self._seen: dict[str, str] = {}
-        self._lost: dict[str, Trouble] = {}
-        self._missing: dict[str, Trouble] = {}
-        self._node: Trouble | None = None
+        self._lost: dict[str, ReaderFault] = {}
+        self._missing: dict[str, ReaderFault] = {}
+        self._node: ReaderFault | None = None
         self._opened_at: float | None = None
         self._starting_since: float | None = None
         self._has_worked = False
@@ -113,28 +113,28 @@ class ReaderWatch:
         self._opened_at, self._start_pause = now, 0.0
         self._has_worked = True
         if count != len(self._gpus):
-            self._gpus = [Watched() for _ in range(count)]
+            self._gpus = [WatchedGpu() for _ in range(count)]
         for gpu in self._gpus:
             gpu.is_identified = False
         self._look_for_missing(now)
 
-    def broke(self, reason: str, text: str, *, now: float) -> None:
+    def open_failed(self, reason: str, text: str, *, now: float) -> None:
         """NVML cannot be opened."""
         cause = BROKEN_CAUSES.get(reason, "unknown")
-        self._closed(Trouble(cause, now, f"NVML says {reason}: {text}"), now)
+        self._closed(ReaderFault(cause, now, f"NVML says {reason}: {text}"), now)
 
     def start_hung(self, call: str, waited: float, *, now: float) -> None:
         evidence = f"a new reader did not get beyond {call or 'its start'} in {waited:.1f} s"
-        self._closed(Trouble(HUNG, now, evidence), now)
+        self._closed(ReaderFault(HUNG, now, evidence), now)
 
     def start_failed(self, text: str, now: float) -> None:
-        self._closed(Trouble("unknown", now, text), now)
+        self._closed(ReaderFault("unknown", now, text), now)
 
     def refused(self, index: int, text: str, now: float) -> None:
         """The driver answers, but does not even say who this GPU is."""
         gpu = self._gpus[index]
         if gpu.unreadable is None:
-            gpu.unreadable = Trouble("unknown", now, f"GPU {index} cannot be opened: {text}", index)
+            gpu.unreadable = ReaderFault("unknown", now, f"GPU {index} cannot be opened: {text}", index)
 
     def answered(
         self, index: int, *, now: float, took: float, identity: Mapping[str, str] | None, lost: str | None
@@ -150,7 +150,7 @@ class ReaderWatch:
             self._lost.pop(gpu.uuid or "", None)
         elif gpu.lost is None:
             evidence = f"{lost} says that {gpu.name} is lost (NVML_ERROR_GPU_IS_LOST)"
-            gpu.lost = self._lost[gpu.uuid or ""] = Trouble("gpu_fell_off_bus", now, evidence, index, gpu.uuid)
+            gpu.lost = self._lost[gpu.uuid or ""] = ReaderFault("gpu_fell_off_bus", now, evidence, index, gpu.uuid)
         if now - gpu.suspected_at > self.limits.longest_pause:
             gpu.pause = 0.0
         self._look_for_missing(now)
@@ -182,7 +182,7 @@ class ReaderWatch:
     def may_start(self, now: float) -> bool:
         return self._abandoned < self.limits.max_abandoned and now >= self._start_at
 
-    def asks(self) -> list[int]:
+    def gpus_to_read(self) -> list[int]:
         """The GPUs to ask in this round."""
         return [index for index, gpu in enumerate(self._gpus) if gpu.suspect is None]
 
@@ -199,7 +199,7 @@ class ReaderWatch:
                 found.append(cadence)
         return found
 
-    def patience(self, index: int) -> float:
+    def answer_seconds(self, index: int) -> float:
         """How long to wait for an answer; a reader's first touch of a GPU may take as long as it took before."""
         if self._gpus[index].is_identified:
             return self.limits.answer
@@ -228,7 +228,7 @@ class ReaderWatch:
         """A replacement could not be opened; the reader that works stays for another term."""
         self._opened_at = now
 
-    def troubles(self, now: float) -> tuple[Trouble, ...]:
+    def faults(self, now: float) -> tuple[ReaderFault, ...]:
         """Every named fault that holds now."""
         found = [
             trouble for gpu in self._gpus for trouble in (gpu.lost, gpu.unreadable, gpu.suspect) if trouble is not None
@@ -239,18 +239,20 @@ class ReaderWatch:
             found.append(self._node)
         elif self._gpus and len(suspects) == len(self._gpus) > 1:
             evidence = f"none of {len(self._gpus)} GPUs answers; the last: {suspects[-1].evidence}"
-            found.append(Trouble(suspects[-1].cause, suspects[-1].since, evidence))
+            found.append(ReaderFault(suspects[-1].cause, suspects[-1].since, evidence))
         elif self._has_worked and (since := self._starting_since) and now - since > 2 * self.limits.interval:
-            found.append(Trouble(HUNG, since, f"no reader answers; the new one is starting for {now - since:.1f} s"))
+            found.append(
+                ReaderFault(HUNG, since, f"no reader answers; the new one is starting for {now - since:.1f} s")
+            )
         if self._abandoned >= self.limits.max_abandoned:
             evidence = (
                 f"{self._abandoned} readers are stuck in the driver, the limit is {self.limits.max_abandoned}; "
                 "no other is started until one of them ends"
             )
-            found.append(Trouble(HUNG, self._stuck_since, evidence))
+            found.append(ReaderFault(HUNG, self._stuck_since, evidence))
         return tuple(found)
 
-    def _closed(self, trouble: Trouble, now: float) -> None:
+    def _closed(self, trouble: ReaderFault, now: float) -> None:
         """There is no reader. The same trouble keeps the time at which it began."""
         before = self._node
         self._node = trouble if before is None or before.cause != trouble.cause else before
@@ -261,7 +263,7 @@ class ReaderWatch:
     def _suspect(self, index: int, cause: str, *, now: float, evidence: str) -> None:
         gpu = self._gpus[index]
         since = now if gpu.suspect is None else gpu.suspect.since
-        gpu.suspect = Trouble(cause, since, evidence, index, gpu.uuid)
+        gpu.suspect = ReaderFault(cause, since, evidence, index, gpu.uuid)
         gpu.pause = min(max(2 * gpu.pause, self.limits.first_pause), self.limits.longest_pause)
         gpu.suspected_at = now
 
@@ -277,7 +279,7 @@ class ReaderWatch:
                 evidence = f"NVML lists {len(self._gpus)} GPUs and no longer {uuid} at {pci}"
                 known = self._lost.get(uuid)
                 self._missing[uuid] = (
-                    Trouble("gpu_missing", now, evidence, None, uuid)
+                    ReaderFault("gpu_missing", now, evidence, None, uuid)
                     if known is None
-                    else Trouble(known.cause, known.since, f"{known.evidence}; {evidence}", None, uuid)
+                    else ReaderFault(known.cause, known.since, f"{known.evidence}; {evidence}", None, uuid)
                 )

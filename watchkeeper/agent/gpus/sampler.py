@@ -18,10 +18,10 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from watchkeeper.agent.gpus.gpu_samples import GpuSample, Merger, Snapshot, with_xid
-from watchkeeper.agent.gpus.page import Freshness, Page
+from watchkeeper.agent.gpus.gpu_page import Freshness, GpuPage
+from watchkeeper.agent.gpus.gpu_samples import GpuSample, SampleMerger, Snapshot, with_xid
 from watchkeeper.agent.gpus.reader_link import ReaderGone, ReaderLink
-from watchkeeper.agent.gpus.reader_watch import Limits, ReaderWatch, Trouble
+from watchkeeper.agent.gpus.reader_watch import ReaderFault, ReaderLimits, ReaderWatch
 from watchkeeper.kit import clock, logs
 from watchkeeper.model import fleet
 from watchkeeper.readers.nvml import choice, families
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class DriverFault:
     """Something about reading this node that has a name; `cause` is one of packs/causes.csv."""
 
     cause: str
@@ -56,8 +56,8 @@ class SamplerSettings:
 
     place: fleet.Place
     hostname: str
-    limits: Limits = field(default_factory=Limits)
-    choice: choice.Choice = field(default_factory=choice.choose)
+    limits: ReaderLimits = field(default_factory=ReaderLimits)
+    choice: choice.Choice = field(default_factory=choice.choose_families)
     events: bool = True
     environment: Mapping[str, str] | None = None
     # Another source of profiling metrics, for GPUs on which NVML has none.
@@ -88,8 +88,8 @@ class Sampler:
         two = {families.Cadence.FAST: limits.interval, families.Cadence.PROFILE: limits.interval}
         two |= {families.Cadence.SLOW: limits.slow, families.Cadence.RARE: limits.rare}
         freshness = Freshness({cadence: 2 * seconds for cadence, seconds in two.items()})
-        self._page = Page(settings.choice.families, hostname=settings.hostname, freshness=freshness)
-        self._merger = Merger({family.name: family.cadence for family in settings.choice.families})
+        self._page = GpuPage(settings.choice.families, hostname=settings.hostname, freshness=freshness)
+        self._merger = SampleMerger({family.name: family.cadence for family in settings.choice.families})
         self._gpus: dict[int, GpuSample] = {}
         self._snapshot = Snapshot()
         self._reader: ReaderLink | None = None
@@ -123,12 +123,12 @@ class Sampler:
             self._needs_renewal |= is_paused and not self._is_profiling_paused
             self._is_profiling_paused = is_paused
 
-    def rest(self, is_resting: bool) -> None:
+    def release_gpus(self, is_resting: bool) -> None:
         """Let go of every GPU with the next round, or take them up again: a reset needs one that nobody has open."""
         self._is_resting, self._is_at_rest = is_resting, False
 
     @property
-    def is_at_rest(self) -> bool:
+    def has_released_gpus(self) -> bool:
         """No reader of ours has a GPU open."""
         return self._is_at_rest
 
@@ -140,21 +140,21 @@ class Sampler:
         """The /metrics page now."""
         return self._page.render(self._snapshot, time.monotonic())
 
-    def hold(self, holders: Mapping[tuple[str, str | None], Mapping[str, str]]) -> None:
+    def set_holders(self, holders: Mapping[tuple[str, str | None], Mapping[str, str]]) -> None:
         """Show these labels of holders on the page; for the thread that asks for the page."""
-        self._page.hold(holders)
+        self._page.set_holders(holders)
 
     def snapshot(self) -> Snapshot:
         """What was last read of each GPU; its times are those of time.monotonic."""
         return self._snapshot
 
-    def faults(self) -> list[Fault]:
+    def faults(self) -> list[DriverFault]:
         """Every named fault that holds now."""
         now, wall = time.monotonic(), self._wall.now()
         with self._lock:
-            troubles = self._watch.troubles(now)
+            troubles = self._watch.faults(now)
         return [
-            Fault(
+            DriverFault(
                 trouble.cause,
                 replace(self._settings.place, gpu=trouble.uuid),
                 wall - timedelta(seconds=max(0.0, now - trouble.since)),
@@ -166,7 +166,9 @@ class Sampler:
     def gpus(self) -> tuple[fleet.Gpu, ...]:
         """The GPUs that have answered, as the inventory wants them."""
         return tuple(
-            fleet.Gpu(gpu.identity["uuid"], gpu.index, fleet.same_pci(gpu.identity["pci"]), model=gpu.identity["model"])
+            fleet.Gpu(
+                gpu.identity["uuid"], gpu.index, fleet.normalise_pci(gpu.identity["pci"]), model=gpu.identity["model"]
+            )
             for gpu in self._snapshot.gpus
         )
 
@@ -217,7 +219,7 @@ class Sampler:
         if self._reader is None and not self._start():
             return
         with self._lock:
-            asks = self._watch.asks()
+            asks = self._watch.gpus_to_read()
         for index in asks:
             if self._is_stopping or (self._reader is None and not self._start()):
                 return
@@ -229,12 +231,12 @@ class Sampler:
         asked_at = time.monotonic()
         with self._lock:
             cadences = self._watch.cadences(index, asked_at)
-            patience = self._watch.patience(index)
+            patience = self._watch.answer_seconds(index)
         if self._is_profiling_paused:
             cadences.remove(families.Cadence.PROFILE)
         self._answers.clear()
         try:
-            reader.ask(index, cadences)
+            reader.request_reading(index, cadences)
             self._listen(asked_at + patience, for_answer=True)
         except ReaderGone as error:
             self._drop_reader()
@@ -275,7 +277,7 @@ class Sampler:
     def _publish(self) -> None:
         now = time.monotonic()
         with self._lock:
-            troubles = self._watch.troubles(now)
+            troubles = self._watch.faults(now)
             count = self._watch.count
         self._gpus = {index: gpu for index, gpu in self._gpus.items() if index < count}
         faults = tuple((trouble.cause, trouble.uuid) for trouble in troubles)
@@ -287,7 +289,7 @@ class Sampler:
         profiled = self._settings.profiled
         return tuple(found) if profiled is None else tuple(map(profiled, found))
 
-    def _say(self, troubles: tuple[Trouble, ...]) -> None:
+    def _say(self, troubles: tuple[ReaderFault, ...]) -> None:
         """Log a fault when it begins and when it ends."""
         now_said = {(trouble.cause, trouble.uuid) for trouble in troubles}
         for trouble in troubles:
@@ -341,7 +343,7 @@ class Sampler:
                 self._watch.opened(answer["hello"]["count"], now)
                 return link
             if "broken" in answer:
-                self._watch.broke(answer["broken"], answer["text"], now=now)
+                self._watch.open_failed(answer["broken"], answer["text"], now=now)
             elif not self._is_stopping:
                 self._watch.start_hung(link.current_call(), patience, now=now)
         self._abandon(link)
@@ -356,7 +358,7 @@ class Sampler:
 
     def _abandon(self, link: ReaderLink | None) -> None:
         if link is not None:
-            link.give_up()
+            link.abandon()
             # A killed child is gone in a moment, unless it sits in the kernel.
             link.wait_gone(0.05)
             self._given_up.append(link)
@@ -389,9 +391,9 @@ class Sampler:
 
     def _hear_probe(self, probe: Probe) -> None:
         try:
-            for message in probe.link.hear():
+            for message in probe.link.read_messages():
                 if "hello" in message:
-                    probe.link.ask(probe.index, [families.Cadence.FAST])
+                    probe.link.request_reading(probe.index, [families.Cadence.FAST])
                 elif "gpu" in message or "broken" in message:
                     with self._lock:
                         self._watch.retried(probe.index, succeeded="gpu" in message, now=time.monotonic())
@@ -423,7 +425,7 @@ class Sampler:
                     self._hear(by_fd[fd], is_awaited=opening is None or by_fd[fd] is opening)
 
     def _hear(self, link: ReaderLink, *, is_awaited: bool) -> None:
-        for message in link.hear():
+        for message in link.read_messages():
             if "event" in message:
                 self._on_driver_event(message["event"])
             elif is_awaited:

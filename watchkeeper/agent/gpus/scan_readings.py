@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from watchkeeper.agent.gpus.gpu_samples import GpuSample, Snapshot
-from watchkeeper.agent.gpus.reader_watch import Limits
-from watchkeeper.agent.gpus.sampler import Fault, Sampler, SamplerSettings
+from watchkeeper.agent.gpus.reader_watch import ReaderLimits
+from watchkeeper.agent.gpus.sampler import DriverFault, Sampler, SamplerSettings
 from watchkeeper.agent.kernel.kernel_follow import RECORD_BYTES
 from watchkeeper.errors import CollectError
 from watchkeeper.kit import clock
@@ -31,7 +31,7 @@ MAX_LOG_BYTES = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class ReadingOptions:
     """What to read, and how a test bends it; `environment` is for the reader child."""
 
     choice: choice.Choice
@@ -45,7 +45,7 @@ class GpuReadings:
 
     first: Snapshot
     last: Snapshot
-    faults: tuple[Fault, ...]
+    faults: tuple[DriverFault, ...]
     seconds: float
 
     def grown(self, uuid: str) -> dict[str, float]:
@@ -59,11 +59,11 @@ class GpuReadings:
 
 
 @contextmanager
-def sampling(look: Look, wall: clock.Clock) -> Iterator[Sampler]:
+def running_sampler(look: ReadingOptions, wall: clock.Clock) -> Iterator[Sampler]:
     """A sampler that has read every GPU once, or has said what is wrong."""
     # An answer must come in half an interval: a busy machine needs some time even for a healthy driver.
     interval = max(SHORTEST_INTERVAL_SECONDS, look.interval_seconds)
-    limits = Limits(interval=interval, slow=interval, rare=3600.0)
+    limits = ReaderLimits(interval=interval, slow=interval, rare=3600.0)
     node = os.uname().nodename
     place = fleet.Place("local", node=node)
     settings = SamplerSettings(
@@ -78,9 +78,9 @@ def sampling(look: Look, wall: clock.Clock) -> Iterator[Sampler]:
         sampler.stop()
 
 
-def watch_gpus(look: Look, seconds: float, wall: clock.Clock) -> GpuReadings:
+def watch_gpus(look: ReadingOptions, seconds: float, wall: clock.Clock) -> GpuReadings:
     """Watch the GPUs for some seconds, so that it can be said which counters rise."""
-    with sampling(look, wall) as sampler:
+    with running_sampler(look, wall) as sampler:
         first, started = sampler.snapshot(), time.monotonic()
         if first.gpus:
             time.sleep(seconds)

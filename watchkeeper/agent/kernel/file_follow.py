@@ -90,7 +90,7 @@ def _split(block: bytes, offset: int) -> Iterator[tuple[bytes, int]]:
         yield line, offset
 
 
-async def follow_file(source: FileSource, *, time: clock.Clock) -> AsyncGenerator[kernel_follow.NodeRecord, None]:
+async def follow_file(source: FileSource, *, time: clock.Clock) -> AsyncGenerator[kernel_follow.KernelRecord, None]:
     """Every kernel line of this boot behind the position, for ever; CollectError if the file cannot be opened."""
     file = _resume(source)
     try:
@@ -139,7 +139,7 @@ def _inode(path: Path) -> int | None:
         return None
 
 
-def _record(line: bytes, source: FileSource, *, mark: str, now: datetime) -> kernel_follow.NodeRecord | None:
+def _record(line: bytes, source: FileSource, *, mark: str, now: datetime) -> kernel_follow.KernelRecord | None:
     """The line in the shape of a /dev/kmsg record; None for another program's, another boot's, or one told already."""
     if source.needles and not any(needle in line for needle in source.needles):
         return None
@@ -156,7 +156,7 @@ def _record(line: bytes, source: FileSource, *, mark: str, now: datetime) -> ker
         sequence = sequence_of(since_boot_us, found.text)
     if since_boot_us <= source.position.since_boot_us and not source.position.mark:
         return None
-    return kernel_follow.NodeRecord(
+    return kernel_follow.KernelRecord(
         source.node,
         source.boot,
         f"6,{sequence},{since_boot_us},-;{found.text}",

@@ -22,13 +22,13 @@ ASK_AGAIN = timedelta(seconds=60)
 # Nodes and boots whose addresses are remembered; far above any fleet of one hub.
 MAX_BOOTS = 50_000
 
-AskInventory = Callable[[str], Awaitable[Sequence[fleet.Gpu]]]
+FetchInventory = Callable[[str], Awaitable[Sequence[fleet.Gpu]]]
 
 
 class GpuAddresses:
     """The GPU at each PCI address, for each boot of each node."""
 
-    def __init__(self, ask: AskInventory) -> None:
+    def __init__(self, ask: FetchInventory) -> None:
         self._ask = ask
         self._gpus: dict[tuple[str, str], dict[str, fleet.Gpu]] = {}
         self._asked_at: dict[tuple[str, str], datetime] = {}
@@ -72,7 +72,7 @@ class GpuAddresses:
         return self._gpus.setdefault((node, boot), {})
 
 
-def ask_simulator(origin: str) -> AskInventory:
+def simulator_inventory(origin: str) -> FetchInventory:
     """Inventories from `GET /nodes/{node}/inventory` of the simulator at `origin`."""
 
     async def ask(node: str) -> Sequence[fleet.Gpu]:
@@ -87,14 +87,14 @@ def ask_simulator(origin: str) -> AskInventory:
         try:
             plain = json.loads(response.body)["gpus"]
             gpus = wire.from_plain(tuple[fleet.Gpu, ...], plain)
-            return [fleet.Gpu(gpu.uuid, gpu.index, fleet.same_pci(gpu.pci), gpu.model) for gpu in gpus if gpu.pci]
+            return [fleet.Gpu(gpu.uuid, gpu.index, fleet.normalise_pci(gpu.pci), gpu.model) for gpu in gpus if gpu.pci]
         except (ValueError, KeyError, TypeError, WireError) as error:
             raise CollectError(f"is not an inventory: {error}", where=url) from error
 
     return ask
 
 
-def ask_proc(proc: Path) -> AskInventory:
+def proc_inventory(proc: Path) -> FetchInventory:
     """The inventory of this machine, from the pages of the NVIDIA driver under `proc`."""
 
     async def ask(_node: str) -> Sequence[fleet.Gpu]:

@@ -17,7 +17,7 @@ from time import monotonic
 
 from watchkeeper.agent.kernel import kernel_follow
 from watchkeeper.agent.kernel.kernel_position import Position, sequence_of
-from watchkeeper.agent.kernel.lasting_child import LastingChild
+from watchkeeper.agent.kernel.streaming_process import StreamingProcess
 from watchkeeper.errors import CollectError, quote
 from watchkeeper.kit import backoff, clock, logs
 from watchkeeper.readers.logs import journal_entry
@@ -56,7 +56,9 @@ class JournalSource:
         return [self.program, "-k", "-f", "-o", "json", "--no-tail", "--no-pager", *where, *after]
 
 
-async def follow_journal(source: JournalSource, *, time: clock.Clock) -> AsyncGenerator[kernel_follow.NodeRecord, None]:
+async def follow_journal(
+    source: JournalSource, *, time: clock.Clock
+) -> AsyncGenerator[kernel_follow.KernelRecord, None]:
     """Every kernel line of this boot behind the position, for ever; CollectError where that can never work."""
     cursor, failures = source.position.mark, 0
     wanted = (*source.needles, *LISTED) if source.needles else ()
@@ -89,9 +91,9 @@ async def follow_journal(source: JournalSource, *, time: clock.Clock) -> AsyncGe
         await time.sleep(pause)
 
 
-def _start(arguments: list[str]) -> LastingChild:
+def _start(arguments: list[str]) -> StreamingProcess:
     try:
-        return LastingChild(arguments)
+        return StreamingProcess(arguments)
     except OSError as error:
         raise CollectError(
             f"{arguments[0]} cannot be started: {error.strerror}",
@@ -111,7 +113,7 @@ def _refuse_if_hopeless(complaint: str) -> None:
 
 def _record(
     entry: journal_entry.JournalEntry, source: JournalSource, *, now: datetime
-) -> kernel_follow.NodeRecord | None:
+) -> kernel_follow.KernelRecord | None:
     """The entry in the shape of a /dev/kmsg record; None for what another source has told already."""
     if entry.since_boot_us <= source.position.since_boot_us and not source.position.mark:
         return None
@@ -119,7 +121,7 @@ def _record(
     facility = 1 if entry.facility is None else entry.facility
     sequence = sequence_of(entry.since_boot_us, entry.text)
     age_seconds = max(0.0, source.monotonic() - entry.since_boot_us / 1e6)
-    return kernel_follow.NodeRecord(
+    return kernel_follow.KernelRecord(
         source.node,
         source.boot,
         f"{facility << 3 | entry.level},{sequence},{entry.since_boot_us},-;{entry.text}",

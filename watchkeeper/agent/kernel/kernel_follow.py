@@ -46,7 +46,7 @@ KINDS_OF_A_GPU = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class NodeRecord:
+class KernelRecord:
     """One kernel record of one node; `at` is wall time. `seq` counts within the stream it came from."""
 
     node: str
@@ -81,7 +81,7 @@ class FloodGate:
         self._minutes[key] = (since, count + 1)
         return held_back
 
-    def open_again(self, key: object) -> None:
+    def reset(self, key: object) -> None:
         """Let the next one pass, however many alike came before."""
         self._minutes.pop(key, None)
 
@@ -95,7 +95,7 @@ class KernelEvents:
         self._gate = gate or FloodGate()
         self.held_back = 0
 
-    async def read(self, line: NodeRecord) -> events.Event | None:
+    async def read(self, line: KernelRecord) -> events.Event | None:
         """The event a record tells of; None for chatter, for floods, and for lines user space wrote."""
         record = kernel_log.read_record(line.record)
         fact = kernel_log.read_message(record) if record is not None else None
@@ -111,7 +111,7 @@ class KernelEvents:
             return None
         if fact.kind is events.EventKind.STORAGE_LOST:
             # Its return would be missed for a day.
-            self._gate.open_again((line.node, events.EventKind.STORAGE_BACK, *about[2:]))
+            self._gate.reset((line.node, events.EventKind.STORAGE_BACK, *about[2:]))
         uuid, named = await self._locate(line, fact)
         if left_out:
             named["alike_left_out"] = str(left_out)
@@ -128,7 +128,7 @@ class KernelEvents:
             fields=named,
         )
 
-    async def _locate(self, line: NodeRecord, fact: kernel_log.KernelFact) -> tuple[str | None, dict[str, str]]:
+    async def _locate(self, line: KernelRecord, fact: kernel_log.KernelFact) -> tuple[str | None, dict[str, str]]:
         """The GPU's UUID, and the fact's fields with the address and, if need be, why the GPU is unknown."""
         named = dict(fact.fields)
         if fact.pci is not None:
@@ -144,25 +144,25 @@ class KernelEvents:
         return None if gpu is None else gpu.uuid, named
 
 
-async def follow_stream(url: str, *, time: clock.Clock) -> AsyncGenerator[NodeRecord, None]:
+async def follow_stream(url: str, *, time: clock.Clock) -> AsyncGenerator[KernelRecord, None]:
     """Every record of the stream at `url`, for ever; a lost connection is taken up again.
 
     The last record is asked for once more when reconnecting: a stream that does not begin with it is
     another log (the server has restarted), which is read from its start.
     """
-    last: NodeRecord | None = None
+    last: KernelRecord | None = None
     failures = 0
     while True:
         connection = http.Connection()
         try:
             start = 0 if last is None else last.seq - 1
-            lines = connection.lines(http.Request(f"{url}?after={start}"), quiet_seconds=QUIET_SECONDS)
+            lines = connection.stream_lines(http.Request(f"{url}?after={start}"), idle_seconds=QUIET_SECONDS)
             async with aclosing(lines):
                 async for record in _resume(lines, last):
                     failures, last = 0, record
                     yield record
             problem = "the stream ended"
-        except OtherLog:
+        except LogReplaced:
             log.warning("Kernel log stream starts anew", extra=logs.fields(url=url, after=last.seq if last else 0))
             last = None
             continue
@@ -176,11 +176,11 @@ async def follow_stream(url: str, *, time: clock.Clock) -> AsyncGenerator[NodeRe
         await time.sleep(pause)
 
 
-class OtherLog(Exception):
+class LogReplaced(Exception):
     """The stream does not continue the one read before."""
 
 
-async def _resume(lines: AsyncIterator[bytes], last: NodeRecord | None) -> AsyncIterator[NodeRecord]:
+async def _resume(lines: AsyncIterator[bytes], last: KernelRecord | None) -> AsyncIterator[KernelRecord]:
     """The records behind `last`, which must come first again."""
     empty_lines = 0
     async for line in lines:
@@ -188,22 +188,22 @@ async def _resume(lines: AsyncIterator[bytes], last: NodeRecord | None) -> Async
             empty_lines += 1
             # One empty line is a greeting, the next a sign of life: the record asked for is not there.
             if last is not None and empty_lines > 1:
-                raise OtherLog
+                raise LogReplaced
             continue
         record = _read_stream_line(line)
         if last is not None:
             if record != last:
-                raise OtherLog
+                raise LogReplaced
             last = None
         elif record is not None:
             yield record
 
 
-def _read_stream_line(line: bytes) -> NodeRecord | None:
+def _read_stream_line(line: bytes) -> KernelRecord | None:
     """One JSON line of the stream; a line of another shape is logged and left out."""
     try:
         plain = json.loads(line)
-        return wire.from_plain(NodeRecord, {name: plain[name] for name in ("node", "boot", "record", "at", "seq")})
+        return wire.from_plain(KernelRecord, {name: plain[name] for name in ("node", "boot", "record", "at", "seq")})
     except (ValueError, KeyError, TypeError, WireError) as error:
         log.warning("Kernel log line not understood", extra=logs.fields(line=quote(line), error=str(error)))
         return None
@@ -224,7 +224,7 @@ class KmsgSource:
     monotonic: Callable[[], float] = monotonic
 
 
-async def follow_kmsg(source: KmsgSource, *, time: clock.Clock) -> AsyncGenerator[NodeRecord, None]:
+async def follow_kmsg(source: KmsgSource, *, time: clock.Clock) -> AsyncGenerator[KernelRecord, None]:
     """Every record of /dev/kmsg (or of a FIFO or file with such records) as it is written, for ever."""
     try:
         mode = stat.S_IFMT(source.path.stat().st_mode)
@@ -245,7 +245,7 @@ async def follow_kmsg(source: KmsgSource, *, time: clock.Clock) -> AsyncGenerato
                 if mode == stat.S_IFREG:
                     await time.sleep(POLL_SECONDS)
                 else:
-                    await readable(descriptor)
+                    await wait_readable(descriptor)
                 continue
             block = pending + block
             *whole, pending = lines_of_interest(block, source.needles)
@@ -279,7 +279,7 @@ def _read_some(descriptor: int) -> bytes:
             log.warning("Kernel records were overwritten before they could be read")
 
 
-async def readable(descriptor: int, seconds: float | None = None) -> bool:
+async def wait_readable(descriptor: int, seconds: float | None = None) -> bool:
     """Wait until something can be read; False if the time is over before."""
     loop = asyncio.get_running_loop()
     ready = asyncio.Event()
@@ -294,7 +294,7 @@ async def readable(descriptor: int, seconds: float | None = None) -> bool:
     return True
 
 
-def _read_kmsg_line(line: bytes, source: KmsgSource, *, now: datetime) -> NodeRecord | None:
+def _read_kmsg_line(line: bytes, source: KmsgSource, *, now: datetime) -> KernelRecord | None:
     # Continuation lines (` SUBSYSTEM=pci`) belong to the record before them and start with a space.
     record = kernel_log.read_record(line.decode("utf-8", "replace"))
     if record is None or record.sequence <= source.after:
@@ -303,4 +303,4 @@ def _read_kmsg_line(line: bytes, source: KmsgSource, *, now: datetime) -> NodeRe
         return None
     age_seconds = max(0.0, source.monotonic() - record.since_boot_us / 1e6)
     at = now - timedelta(seconds=age_seconds)
-    return NodeRecord(source.node, source.boot, line.decode("utf-8", "replace"), at, seq=record.sequence)
+    return KernelRecord(source.node, source.boot, line.decode("utf-8", "replace"), at, seq=record.sequence)

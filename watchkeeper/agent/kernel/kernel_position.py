@@ -58,7 +58,7 @@ class PositionFile:
         # A position that is not written, or lost, costs a repeated push, which the hub recognises by its ids. So a disk
         # that hangs is not waited for: it would keep the agent from telling of it.
         with suppress(OSError):
-            files.write_whole(self._path, json.dumps(plain).encode(), syncs=False)
+            files.write_atomically(self._path, json.dumps(plain).encode(), syncs=False)
 
 
 def sequence_of(micros: int, text: str) -> int:

@@ -23,7 +23,7 @@ JOURNALS = ("var/log/journal", "run/log/journal")
 
 
 @dataclass(frozen=True, slots=True)
-class KernelLog:
+class KernelLogSettings:
     """One machine's kernel log; `choice` is `kmsg`, `journald`, or a file's path; `root` is where its root lies."""
 
     choice: str
@@ -36,7 +36,7 @@ class KernelLog:
     needles: tuple[bytes, ...] = kernel_log.NEEDLES
 
 
-def follow(wanted: KernelLog, *, time: clock.Clock) -> AsyncGenerator[kernel_follow.NodeRecord, None]:
+def follow(wanted: KernelLogSettings, *, time: clock.Clock) -> AsyncGenerator[kernel_follow.KernelRecord, None]:
     """Every record behind the position that may matter, for ever; CollectError if the log cannot be read."""
     node, boot, needles = wanted.node, wanted.boot, wanted.needles
     if wanted.choice == JOURNALD:
@@ -56,7 +56,7 @@ def follow(wanted: KernelLog, *, time: clock.Clock) -> AsyncGenerator[kernel_fol
     return file_follow.follow_file(file, time=time)
 
 
-def position_of(record: kernel_follow.NodeRecord) -> Position:
+def position_of(record: kernel_follow.KernelRecord) -> Position:
     """Where the log is to be gone on with after this record."""
     read = kernel_log.read_record(record.record)
     return Position(record.source, record.seq, -1 if read is None else read.since_boot_us, record.mark)

@@ -16,7 +16,7 @@ from watchkeeper.agent import node_facts
 from watchkeeper.agent.attribution.programs import ProgramOwners
 from watchkeeper.agent.gpus import scan_readings
 from watchkeeper.agent.gpus.gpu_samples import GpuSample, Program
-from watchkeeper.agent.orders.order_bench import Bench
+from watchkeeper.agent.orders.order_context import OrderContext
 from watchkeeper.errors import CollectError
 from watchkeeper.kit import clock
 from watchkeeper.model import fleet, workloads
@@ -35,7 +35,7 @@ MOST_NAMED = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class GpuHolder:
     """A program that holds a GPU; what could not be read is empty."""
 
     pid: int
@@ -48,21 +48,21 @@ class Holder:
         return f"pid {self.pid} {self.command or 'unknown'}{user}" + (f" ({self.workload})" if self.workload else "")
 
 
-async def look(bench: Bench) -> tuple[GpuSample, ...]:
+async def read_gpus(bench: OrderContext) -> tuple[GpuSample, ...]:
     """Every GPU that NVML can read now; none where it cannot be opened."""
-    rows = choice.dcgm()
+    rows = choice.dcgm_families()
     # All at once: this reader lives for one reading.
     wanted = tuple(rows[name][0]._replace(cadence=families.Cadence.FAST) for name in (LIMIT, LOWEST, HIGHEST, DEFAULT))
-    way = scan_readings.Look(choice.Choice(wanted), environment=bench.environment)
+    way = scan_readings.ReadingOptions(choice.Choice(wanted), environment=bench.environment)
 
     def read() -> tuple[GpuSample, ...]:
-        with scan_readings.sampling(way, clock.ScaledClock()) as sampler:
+        with scan_readings.running_sampler(way, clock.ScaledClock()) as sampler:
             return sampler.snapshot().gpus
 
     return await asyncio.to_thread(read)
 
 
-def find(gpus: Sequence[GpuSample], named: str) -> GpuSample:
+def find_gpu(gpus: Sequence[GpuSample], named: str) -> GpuSample:
     """The GPU of this UUID, index or PCI address; CollectError says which there are."""
     for gpu in gpus:
         if named in (gpu.identity["uuid"], str(gpu.index)) or _is_at(gpu, named):
@@ -73,12 +73,14 @@ def find(gpus: Sequence[GpuSample], named: str) -> GpuSample:
 
 def _is_at(gpu: GpuSample, named: str) -> bool:
     try:
-        return fleet.same_pci(named) == fleet.same_pci(gpu.identity["pci"])
+        return fleet.normalise_pci(named) == fleet.normalise_pci(gpu.identity["pci"])
     except ValueError:
         return False
 
 
-async def holders(bench: Bench, gpus: Iterable[GpuSample], *, only_working: bool = False) -> list[Holder]:
+async def find_holders(
+    bench: OrderContext, gpus: Iterable[GpuSample], *, only_working: bool = False
+) -> list[GpuHolder]:
     """Who holds any of these GPUs; `only_working`: who has a context on one. CollectError where it cannot be seen."""
     chosen = tuple(gpus)
     if silent := [gpu.identity["uuid"] for gpu in chosen if gpu.programs is None]:
@@ -88,7 +90,7 @@ async def holders(bench: Bench, gpus: Iterable[GpuSample], *, only_working: bool
     return await asyncio.to_thread(_described, bench.roots, pids, files)
 
 
-def _described(roots: node_facts.Roots, listed: set[int], files: set[str]) -> list[Holder]:
+def _described(roots: node_facts.Roots, listed: set[int], files: set[str]) -> list[GpuHolder]:
     if not (proc_pids := proc_programs.pids(roots.proc)):
         raise CollectError("cannot be read, so nobody knows who has a GPU open", where=str(roots.proc))
     opened = {pid for pid in proc_pids if pid != os.getpid() and files.intersection(_open_files(roots, pid))}
@@ -110,15 +112,15 @@ def _open_files(roots: node_facts.Roots, pid: int) -> set[str]:
     return found
 
 
-def _holder(roots: node_facts.Roots, pid: int, *, owners: ProgramOwners, users: dict[int, str]) -> Holder:
+def _holder(roots: node_facts.Roots, pid: int, *, owners: ProgramOwners, users: dict[int, str]) -> GpuHolder:
     facts = proc_programs.read(roots.proc, pid, users)
     owner = owners.look_up([Program(pid)])[pid].workload
     words = {workloads.WorkloadKind.POD: f"pod {owner}", workloads.WorkloadKind.SLURM_JOB: f"Slurm job {owner}"}
     if facts is None:
-        return Holder(pid)
-    return Holder(pid, facts.command, facts.user, words.get(owner.kind, ""))
+        return GpuHolder(pid)
+    return GpuHolder(pid, facts.command, facts.user, words.get(owner.kind, ""))
 
 
-def named(found: Sequence[Holder]) -> str:
+def format_holders(found: Sequence[GpuHolder]) -> str:
     rest = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
     return "; ".join(map(str, found[:MOST_NAMED])) + rest

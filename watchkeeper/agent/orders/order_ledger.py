@@ -21,13 +21,13 @@ from watchkeeper.model import orders
 
 log = logging.getLogger(__name__)
 
-MOST_KNOWN = 1000
+MAX_ORDERS = 1000
 # A clock that was set forward and back again must not make us forget.
 KEPT_BEYOND_EXPIRY = timedelta(hours=24)
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class LedgerEntry:
     """One order that was begun; `is_done` False: its receipt was never written."""
 
     nonce: str
@@ -40,14 +40,14 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class LedgerContent:
     """The whole memory. `since`: what was issued before this time is unknown; None: the memory is complete."""
 
     since: datetime | None = None
-    lines: Mapping[str, Line] = field(default_factory=dict)
+    lines: Mapping[str, LedgerEntry] = field(default_factory=dict)
 
 
-class Ledger:
+class OrderLedger:
     """One directory; one agent uses it. OSError where something cannot be written: then nothing may be done."""
 
     def __init__(self, directory: Path, *, now: datetime) -> None:
@@ -63,7 +63,7 @@ class Ledger:
     def count(self) -> int:
         return len(self._page.lines)
 
-    def line(self, id: str) -> Line | None:
+    def entry(self, id: str) -> LedgerEntry | None:
         return self._page.lines.get(id)
 
     def has_nonce(self, nonce: str) -> bool:
@@ -71,15 +71,15 @@ class Ledger:
 
     def begin(self, order: orders.Order, *, now: datetime, boot: str = "") -> None:
         about = order.arguments.get("service", "")
-        line = Line(order.nonce, order.expires_at, kind=order.kind, about=about, boot=boot)
+        line = LedgerEntry(order.nonce, order.expires_at, kind=order.kind, about=about, boot=boot)
         self._write({**self._recent(now), order.id: line})
 
     def finish(self, id: str, receipt: orders.Envelope) -> None:
         """Keep the receipt until the hub has it."""
-        files.write_whole(self._receipt(id), wire.dumps(receipt).encode(), mode=0o600)
+        files.write_atomically(self._receipt(id), wire.dumps(receipt).encode(), mode=0o600)
         self._write({**self._page.lines, id: replace(self._page.lines[id], is_done=True)})
 
-    def unfinished(self) -> dict[str, Line]:
+    def unfinished(self) -> dict[str, LedgerEntry]:
         """Orders whose work was cut off, by a crash, a power failure, or the restart that they asked for."""
         return {id: line for id, line in self._page.lines.items() if not line.is_done}
 
@@ -108,27 +108,27 @@ class Ledger:
         if gone:
             self._write(self._recent(now))
 
-    def _recent(self, now: datetime) -> dict[str, Line]:
+    def _recent(self, now: datetime) -> dict[str, LedgerEntry]:
         return {id: line for id, line in self._page.lines.items() if now <= line.expires_at + KEPT_BEYOND_EXPIRY}
 
     def _receipt(self, id: str) -> Path:
         # An id is another machine's text and may not name a file.
         return self._directory / f"receipt-{hashlib.sha256(id.encode()).hexdigest()[:32]}.json"
 
-    def _load(self, now: datetime) -> Page:
+    def _load(self, now: datetime) -> LedgerContent:
         try:
             self._directory.mkdir(parents=True, exist_ok=True, mode=0o750)
-            return wire.loads(Page, self._path.read_bytes())
+            return wire.loads(LedgerContent, self._path.read_bytes())
         except FileNotFoundError:
-            return Page()
+            return LedgerContent()
         except (OSError, WireError) as error:
             log.error(
                 "What was ordered before is not known, and is refused",
                 extra=logs.fields(path=str(self._path), error=str(error)[:200]),
             )
-            return Page(since=now)
+            return LedgerContent(since=now)
 
-    def _write(self, lines: Mapping[str, Line]) -> None:
+    def _write(self, lines: Mapping[str, LedgerEntry]) -> None:
         page = replace(self._page, lines=lines)
-        files.write_whole(self._path, wire.dumps(page).encode(), mode=0o600)
+        files.write_atomically(self._path, wire.dumps(page).encode(), mode=0o600)
         self._page = page

@@ -15,7 +15,7 @@ import click
 
 from watchkeeper import errors
 from watchkeeper.cli import groups, options
-from watchkeeper.cli.accounting import capacity_words
+from watchkeeper.cli.accounting import capacity_text
 from watchkeeper.client import answers, reading
 from watchkeeper.client.hub import Client
 from watchkeeper.kit import durations, wire
@@ -34,12 +34,12 @@ OF_TABLES = {
 }
 
 
-@click.group("capacity", cls=groups.Group)
+@click.group("capacity", cls=groups.FullHelpGroup)
 def command() -> None:
     """When is the fleet full, what is true about it now, and what if it were another."""
 
 
-class Duration(click.ParamType[float]):
+class PositiveDuration(click.ParamType[float]):
     """`7d` as seconds."""
 
     name = "DURATION"
@@ -54,7 +54,7 @@ class Duration(click.ParamType[float]):
         return seconds
 
 
-class Number(click.FloatRange):
+class FiniteNumber(click.FloatRange):
     """A number in a range; click lets `nan` into every one."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
@@ -64,7 +64,7 @@ class Number(click.FloatRange):
         return found
 
 
-class Pair(click.ParamType[tuple[str, str]]):
+class NameValuePair(click.ParamType[tuple[str, str]]):
     """`name=value`."""
 
     name = "NAME=VALUE"
@@ -85,7 +85,7 @@ def read_text(path: str) -> str:
         line = error.object[: error.start].count(b"\n") + 1
         raise errors.InputError("is not UTF-8", where=f"{path[:200]}:{line}", remedy="Save it as UTF-8") from error
     except OSError as error:
-        raise errors.InputError(f"cannot be read: {errors.reason(error)}", where=path[:200]) from error
+        raise errors.InputError(f"cannot be read: {errors.error_reason(error)}", where=path[:200]) from error
 
 
 @command.command("forecast")
@@ -98,16 +98,16 @@ def read_text(path: str) -> str:
 )
 @click.option("--time-column", metavar="COLUMN", help="Where the times are; without it, the first column.")
 @click.option("--value-column", metavar="COLUMN", help="Where the demand is; without it, the second column.")
-@click.option("--where", "rows", type=Pair(), multiple=True, help="Only rows with this value in this column.")
+@click.option("--where", "rows", type=NameValuePair(), multiple=True, help="Only rows with this value in this column.")
 @click.option("--time-unit", type=click.Choice(["s", "ms", "m", "h", "d"]), help="What a time counts that is a number.")
 @click.option("--combine", type=click.Choice(["mean", "sum", "max", "last"]), help="What to make of rows of one step.")
 @click.option("--holiday", "holidays", type=click.DateTime(["%Y-%m-%d"]), multiple=True, help="A day unlike others.")
-@click.option("--step", type=Duration(), help="Length of a step; without it, as the table has it.")
-@click.option("--horizon", type=Duration(), default="7d", help="How far ahead.")
+@click.option("--step", type=PositiveDuration(), help="Length of a step; without it, as the table has it.")
+@click.option("--horizon", type=PositiveDuration(), default="7d", help="How far ahead.")
 @click.option(
-    "--capacity", "capacity_gpus", type=Number(0, fleet.MOST_GPUS), help="GPUs there are; a hub knows its own."
+    "--capacity", "capacity_gpus", type=FiniteNumber(0, fleet.MOST_GPUS), help="GPUs there are; a hub knows its own."
 )
-@click.option("--target", type=Number(0.05, 1.0), default=0.8, help="Share of the GPUs that may be taken.")
+@click.option("--target", type=FiniteNumber(0.05, 1.0), default=0.8, help="Share of the GPUs that may be taken.")
 @click.option("--about", type=click.Choice(ABOUT), default="demand", help="Of a hub: which series.")
 @click.option("--cluster", metavar="NAME", help="Of a hub: only this cluster.")
 @options.as_json
@@ -134,11 +134,11 @@ def forecast(hub: Client, csv_path: str | None, as_json: bool, **told: Any) -> N
         if answer.reason is not None:
             raise errors.HubError(answer.reason, where=hub.url)
     else:
-        answer = reading.read(answers.WholeForecast, wire.to_plain(forecast_table(csv_path, **told)))
+        answer = reading.read_answer(answers.CapacityForecast, wire.to_plain(forecast_table(csv_path, **told)))
     if as_json:
         options.print_json(answer.plain)
         return
-    click.echo("\n".join(capacity_words.forecast(answer, width=shutil.get_terminal_size().columns)))
+    click.echo("\n".join(capacity_text.forecast(answer, width=shutil.get_terminal_size().columns)))
 
 
 def forecast_table(path: str, **told: Any) -> dict[str, Any]:
@@ -147,14 +147,14 @@ def forecast_table(path: str, **told: Any) -> dict[str, Any]:
     from watchkeeper.readers import table
 
     text = read_text(path)
-    names, _ = table.opened(text, where=path, problems=table.Problems(path))
+    names, _ = table.open_table(text, where=path, problems=table.Problems(path))
     time_column = told["time_column"] or names[0]
     value_column = told["value_column"] or _value_column(names, time_column, where=path)
-    columns = demand_table.Columns(
+    columns = demand_table.DemandColumns(
         time_column, value_column, dict(told["rows"]), unit=told["time_unit"] or "", combine=told["combine"] or ""
     )
     found = demand_table.read_points(text, columns, where=path, now=time.time())
-    series = demand.regular(
+    series = demand.regular_series(
         found.points, combine=columns.combine, step_seconds=told["step"], horizon_seconds=told["horizon"], where=path
     ).noted(found.notes)
     answer = report.forecast_report(
@@ -205,22 +205,22 @@ def now(
     if nodes_path is None or jobs_path is None:
         answer = hub.capacity_now(window=window, cluster=cluster)
     else:
-        answer = reading.read(answers.CapacityNow, wire.to_plain(_now_of_tables(nodes_path, jobs_path)))
+        answer = reading.read_answer(answers.CapacityNow, wire.to_plain(_now_of_tables(nodes_path, jobs_path)))
     if as_json:
         options.print_json(answer.plain)
     else:
-        click.echo("\n".join(capacity_words.now(answer)))
+        click.echo("\n".join(capacity_text.now(answer)))
 
 
 def _now_of_tables(nodes_path: str, jobs_path: str) -> dict[str, Any]:
-    from watchkeeper.capacity import jobs, standing
+    from watchkeeper.capacity import fleet_capacity, jobs
 
     nodes, bad_nodes = jobs.read_nodes(read_text(nodes_path), where=nodes_path)
     recorded = jobs.read_jobs(read_text(jobs_path), where=jobs_path)
-    found = standing.of_record(nodes, [*recorded.jobs, *recorded.waiting], at=recorded.until)
+    found = fleet_capacity.capacity_from_tables(nodes, [*recorded.jobs, *recorded.waiting], at=recorded.until)
     return {
-        "standing": wire.to_plain(standing.standing(found.nodes)),
-        "waits": wire.to_plain(standing.waits(found.asks, now=recorded.until)),
+        "standing": wire.to_plain(fleet_capacity.summarise_capacity(found.nodes)),
+        "waits": wire.to_plain(fleet_capacity.queue_waits(found.asks, now=recorded.until)),
         "unplaced": {"jobs": len(found.unplaced), "gpus": sum(job.shape.gpus for job in found.unplaced)},
         "jobs": dict(recorded.counts),
         "problems": recorded.problems.plain(),
@@ -236,8 +236,10 @@ def _now_of_tables(nodes_path: str, jobs_path: str) -> dict[str, Any]:
     metavar="FILE",
     help="Recorded jobs: CSV, or sacct --parsable2; none: the hub's.",
 )
-@click.option("--window", type=Duration(), default="1d", help="Of a hub: the jobs of how long, at most 2w.")
-@click.option("--column", "columns", type=Pair(), multiple=True, help="Which column is what, such as gpus=num_gpus.")
+@click.option("--window", type=PositiveDuration(), default="1d", help="Of a hub: the jobs of how long, at most 2w.")
+@click.option(
+    "--column", "columns", type=NameValuePair(), multiple=True, help="Which column is what, such as gpus=num_gpus."
+)
 @click.option(
     "--nodes", "nodes_path", type=options.FILE, metavar="FILE", help="The fleet: a table with name, gpus, model, rack."
 )
@@ -250,7 +252,9 @@ def _now_of_tables(nodes_path: str, jobs_path: str) -> dict[str, Any]:
 @click.option("--remove-rack", "remove_racks", multiple=True, metavar="RACK", help="Lose this rack.")
 @click.option("--remove-node", "remove_nodes", multiple=True, metavar="NODE", help="Lose this node.")
 @click.option("--repartition", metavar="GPUSxSLICES", help="Cut GPUs by MIG: 16x7 cuts 16 GPUs into 7 slices each.")
-@click.option("--keep-wait", type=Duration(), help="Also find how many GPUs keep the p95 of waiting at or below this.")
+@click.option(
+    "--keep-wait", type=PositiveDuration(), help="Also find how many GPUs keep the p95 of waiting at or below this."
+)
 @click.option("--policy", type=click.Choice(["fifo", "backfill"]), default="backfill", help="Who may start.")
 @options.as_json
 @options.with_hub
@@ -270,11 +274,11 @@ def whatif(hub: Client, jobs_path: str | None, nodes_path: str | None, as_json: 
     elif (nodes_path is None) == (told["gpus"] is None):
         raise click.UsageError("say what the fleet is: --nodes FILE or --gpus N")
     else:
-        answer = reading.read(answers.WhatIf, wire.to_plain(_replayed(jobs_path, nodes_path, **told)))
+        answer = reading.read_answer(answers.WhatIf, wire.to_plain(_replayed(jobs_path, nodes_path, **told)))
     if as_json:
         options.print_json(answer.plain)
     else:
-        click.echo("\n".join(capacity_words.whatif(answer)))
+        click.echo("\n".join(capacity_text.whatif(answer)))
 
 
 def _replayed_by(hub: Client, **told: Any) -> answers.WhatIf:
@@ -303,18 +307,18 @@ def _replayed(jobs_path: str, nodes_path: str | None, **told: Any) -> dict[str, 
     recorded = jobs.read_jobs(read_text(jobs_path), where=jobs_path, columns=dict(told["columns"]))
     bad_nodes: dict[str, object] = {}
     if nodes_path is None:
-        nodes = jobs.plain_nodes(told["gpus"], of_node=told["gpus_per_node"])
+        nodes = jobs.uniform_nodes(told["gpus"], of_node=told["gpus_per_node"])
     else:
         nodes, problems = jobs.read_nodes(read_text(nodes_path), where=nodes_path)
         bad_nodes = {"node_problems": problems.plain()}
     slice_gpus, slices = _slices(told["repartition"])
-    change = compared.Change(
+    change = compared.FleetChange(
         told["add_gpus"], told["remove_gpus"], told["remove_racks"], told["remove_nodes"], slice_gpus, slices
     )
-    policy = replay.Policy(told["policy"])
+    policy = replay.QueuePolicy(told["policy"])
     answer = {**compared.compare(recorded, nodes, change, policy=policy), **bad_nodes}
     if told["keep_wait"] is not None:
-        jobs_here, _ = compared.for_these(recorded.jobs, nodes)
+        jobs_here, _ = compared.jobs_for_fleet(recorded.jobs, nodes)
         found = sizing.smallest_addition(jobs_here, nodes, target_seconds=told["keep_wait"], policy=policy)
         answer["keep_wait"] = wire.to_plain(found)
     return answer

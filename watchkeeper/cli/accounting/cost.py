@@ -18,7 +18,7 @@ from watchkeeper.cli.accounting import usage
 from watchkeeper.cli.accounting.capacity import read_text
 from watchkeeper.client import answers, reading
 from watchkeeper.client.hub import Client
-from watchkeeper.errors import CollectError, reason
+from watchkeeper.errors import CollectError, error_reason
 from watchkeeper.kit import files, wire
 
 POLICIES = ("none", "use", "allocation", "even")
@@ -36,7 +36,7 @@ prices_option = click.option(
 )
 
 
-@click.group("cost", cls=groups.Group)
+@click.group("cost", cls=groups.FullHelpGroup)
 def command() -> None:
     """What GPUs cost whom: reports, monthly statements and budgets."""
 
@@ -84,28 +84,28 @@ def report(
         sys.stdout.flush()
 
 
-def _ask(hub: Client, by: tuple[str, ...], asked: Mapping[str, Any]) -> answers.Bill:
+def _ask(hub: Client, by: tuple[str, ...], asked: Mapping[str, Any]) -> answers.CostReport:
     if asked["read"]:
         from watchkeeper.accounting import cost
 
-        viewed = cost.plain(cost.view(asked["read"], by, of=dict(asked["of"])))
-        return reading.read(answers.Bill, wire.to_plain(viewed))
-    return hub.cost(by=list(by), policy=asked["policy"], **usage.asked(asked, hub))
+        viewed = cost.report_as_json(cost.report_bill(asked["read"], by, of=dict(asked["of"])))
+        return reading.read_answer(answers.CostReport, wire.to_plain(viewed))
+    return hub.cost(by=list(by), policy=asked["policy"], **usage.query_params(asked, hub))
 
 
 def _with_waste(
-    hub: Client, found: answers.Bill, asked: Mapping[str, Any]
-) -> tuple[answers.Bill, tuple[answers.Waste, ...]]:
+    hub: Client, found: answers.CostReport, asked: Mapping[str, Any]
+) -> tuple[answers.CostReport, tuple[answers.Waste, ...]]:
     """Who holds what and does not use it; the bill says so where the time is too long to look at every job."""
     if asked["read"]:
         from watchkeeper.accounting import summary, waste
 
-        rows = summary.rows_of(asked["read"].table, dict(asked["of"]))
-        wasted = wire.to_plain(waste.wasted(asked["read"], rows))
-        return found, reading.read(tuple[answers.Waste, ...], wasted)
+        rows = summary.matching_rows(asked["read"].table, dict(asked["of"]))
+        wasted = wire.to_plain(waste.wasted_by_owner(asked["read"], rows))
+        return found, reading.read_answer(tuple[answers.Waste, ...], wasted)
     if found.until - found.since > LONGEST_WASTE_SECONDS:
         notes = [*found.notes, "who held GPUs and did not use them is listed for at most 35 days"]
-        return reading.read(answers.Bill, {**found.plain, "notes": notes}), ()
+        return reading.read_answer(answers.CostReport, {**found.plain, "notes": notes}), ()
     of = [f"{name}={value}" for name, value in asked["of"]]
     return found, hub.waste(since=found.since, until=found.until, of=of).waste
 
@@ -120,12 +120,14 @@ def _read(asked: Mapping[str, Any]) -> Any:
     from watchkeeper.accounting import cost
     from watchkeeper.catalogue import prices
 
-    book = prices.shipped() if path is None else prices.read(read_text(path), where=path)
-    return cost.bill(usage.job_tables(asked, book), book, policy=cost.Policy(asked["policy"]))
+    book = prices.shipped_book() if path is None else prices.read_book(read_text(path), where=path)
+    return cost.price_usage(usage.job_tables(asked, book), book, policy=cost.Policy(asked["policy"]))
 
 
-def _written(bill: answers.Bill, wasted: Sequence[answers.Waste], *, form: str, asked: Mapping[str, Any]) -> bytes:
-    from watchkeeper.accounting import statement, written
+def _written(
+    bill: answers.CostReport, wasted: Sequence[answers.Waste], *, form: str, asked: Mapping[str, Any]
+) -> bytes:
+    from watchkeeper.accounting import report_files, statement
 
     found, waste = options.fields(bill), [one.plain for one in wasted]
 
@@ -136,19 +138,19 @@ def _written(bill: answers.Bill, wasted: Sequence[answers.Waste], *, form: str, 
     if form == "html":
         of = "".join(f", {name} {value}" for name, value in asked["of"])
         title = f"GPU cost by {', '.join(bill.by)}{of}"
-        return statement.render(statement.Page(title, found, asked["zone"], waste=waste)).encode()
-    return written.to_csv(found).encode() if form == "csv" else written.to_parquet(found)
+        return statement.render_statement(statement.StatementPage(title, found, asked["zone"], waste=waste)).encode()
+    return report_files.to_csv(found).encode() if form == "csv" else report_files.to_parquet(found)
 
 
-def _show(found: answers.Bill, waste: Sequence[answers.Waste]) -> None:
-    from watchkeeper.accounting import written
+def _show(found: answers.CostReport, waste: Sequence[answers.Waste]) -> None:
+    from watchkeeper.accounting import report_files
 
-    click.echo(f"{usage.span(found)}; {found.currency}; {found.policy_words}")
+    click.echo(f"{usage.format_window(found)}; {found.currency}; {found.policy_words}")
     names = list(found.by)
     # Only energy of own hardware costs extra; a column of nought beside kWh would say that it is free.
     money = ("direct", *(["energy"] if found.total.energy else []), "shared")
     header = [*names, "GPU-hours", "used", "wasted", *money, "cost"]
-    rows = [[*usage.called(line, names), *_cells(line, money)] for line in found.lines]
+    rows = [[*usage.line_labels(line, names), *_cells(line, money)] for line in found.lines]
     rows.append(["total", *[""] * (len(names) - 1), *_cells(found.total, money)])
     usage.print_numbers(header, rows, names=len(names))
     if found.shared:
@@ -159,16 +161,16 @@ def _show(found: answers.Bill, waste: Sequence[answers.Waste]) -> None:
         paid = "; that of rented GPUs is in their price" if any(one.kind != "own" for one in found.rates) else ""
         click.echo(f"energy: {found.kwh:,.1f} kWh at the GPUs{pue}{paid}")
     for one in waste[:5]:
-        lost = written.money(one.money, found.currency)
+        lost = report_files.format_money(one.money, found.currency)
         click.echo(f"held and not used: {one.job} of {one.team}, {one.gpu_hours:,.1f} GPU-hours, {lost}")
     usage.notes(found.notes)
 
 
-def _cells(line: answers.BillLine | answers.ReportMoney, money: Sequence[str]) -> list[str]:
-    from watchkeeper.accounting import written
+def _cells(line: answers.CostLine | answers.CostAmounts, money: Sequence[str]) -> list[str]:
+    from watchkeeper.accounting import report_files
 
     hours = [f"{hours:,.1f}" for hours in (line.hours.total, line.hours.used, line.hours.wasted)]
-    return [*hours, *(written.money(attrgetter(name)(line)) for name in (*money, "money"))]
+    return [*hours, *(report_files.format_money(attrgetter(name)(line)) for name in (*money, "money"))]
 
 
 @command.command("statement")
@@ -183,12 +185,12 @@ def statement_command(hub: Client, month: str | None, teams: tuple[str, ...], fo
     """A page for each team, to read or to print: what it held and used, what that cost, and the jobs behind it."""
     if asked["since"] or asked["until"]:
         raise click.UsageError("a statement is of a whole month: say --month instead of --from and --to")
-    from watchkeeper.accounting import written
+    from watchkeeper.accounting import report_files
 
     for one in _of_jobs(month, teams, asked) if asked["jobs_path"] else _of_hub(hub, month, teams, asked):
         path = Path(folder) / f"{one.month}-{_file_name(one.team)}.html"
         _write(path, one.page.encode())
-        click.echo(f"{path}: {written.money(one.money, one.currency)}")
+        click.echo(f"{path}: {report_files.format_money(one.money, one.currency)}")
 
 
 def _of_hub(
@@ -200,17 +202,17 @@ def _of_hub(
 
 
 def _of_jobs(month: str | None, teams: tuple[str, ...], asked: Mapping[str, Any]) -> Iterator[answers.Statement]:
-    from watchkeeper.accounting import monthly, spans
+    from watchkeeper.accounting import monthly, time_ranges
 
     if month is None:
         raise click.UsageError("--jobs needs --month")
     try:
-        since, until = spans.month(month, asked["zone"])
+        since, until = time_ranges.month(month, asked["zone"])
     except ValueError as error:
         raise click.UsageError(f"--month `{month[:40]}`: write it like 2026-11") from error
     bill = _read({**asked, "since": _rfc(since), "until": _rfc(until)})
-    wanted = monthly.Wanted(month, asked["zone"], teams, dict(asked["of"]))
-    return (reading.read(answers.Statement, wire.to_plain(one)) for one in monthly.statements(bill, wanted))
+    wanted = monthly.StatementRequest(month, asked["zone"], teams, dict(asked["of"]))
+    return (reading.read_answer(answers.Statement, wire.to_plain(one)) for one in monthly.statements(bill, wanted))
 
 
 def _file_name(team: str) -> str:
@@ -220,7 +222,7 @@ def _file_name(team: str) -> str:
 
 @command.command("budget")
 @click.option("--month", metavar="YYYY-MM", help="Which month; without it, this one.")
-@click.option("--zone", type=usage.Zone(), default="UTC", help="Time zone of days and months.")
+@click.option("--zone", type=usage.TimeZone(), default="UTC", help="Time zone of days and months.")
 @policy_option
 @options.as_json
 @options.with_hub
@@ -229,7 +231,7 @@ def budget(hub: Client, month: str | None, zone: Any, policy: str, as_json: bool
 
     Budgets are in the price book. Exits with 1 when one is over, or will be at the run rate so far.
     """
-    from watchkeeper.accounting import written
+    from watchkeeper.accounting import report_files
 
     found = hub.budgets(month=month, zone=str(zone), policy=policy)
     if as_json:
@@ -240,8 +242,8 @@ def budget(hub: Client, month: str | None, zone: Any, policy: str, as_json: bool
         rows = [
             [
                 one.team,
-                written.money(one.spent),
-                written.money(one.forecast),
+                report_files.format_money(one.spent),
+                report_files.format_money(one.forecast),
                 "-"
                 if one.spent is None
                 else "too few days"
@@ -265,6 +267,6 @@ def _rfc(at: float) -> str:
 def _write(path: Path, content: bytes) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        files.write_whole(path, content)
+        files.write_atomically(path, content)
     except OSError as error:
-        raise CollectError(f"cannot be written: {reason(error)}", where=str(path)) from error
+        raise CollectError(f"cannot be written: {error_reason(error)}", where=str(path)) from error

@@ -11,7 +11,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import click
 
 from watchkeeper.cli import options, tables, times
-from watchkeeper.cli.accounting.capacity import Number, Pair, read_text
+from watchkeeper.cli.accounting.capacity import FiniteNumber, NameValuePair, read_text
 from watchkeeper.client import answers, reading
 from watchkeeper.client.hub import Client
 from watchkeeper.kit import wire
@@ -21,7 +21,7 @@ BY = ("team", "project", "namespace", "user", "job", "model", "node", "pool", "c
 HOURS = ("total", "allocated", "used", "wasted", "idle", "lost", "unknown")
 
 
-class Zone(click.ParamType[ZoneInfo]):
+class TimeZone(click.ParamType[ZoneInfo]):
     """`Europe/Berlin`."""
 
     name = "ZONE"
@@ -51,8 +51,10 @@ def with_window(command: Callable[..., Any]) -> Callable[..., Any]:
             "--from", "since", metavar="TIME", help="Begin; without it, a day ago, or where the table begins."
         ),
         click.option("--to", "until", metavar="TIME", help="End; without it, now, or where the table ends."),
-        click.option("--zone", type=Zone(), default="UTC", help="Time zone of days, and of times without one."),
-        click.option("--of", "of", type=Pair(), multiple=True, callback=_once, help="Only these, such as team=vision."),
+        click.option("--zone", type=TimeZone(), default="UTC", help="Time zone of days, and of times without one."),
+        click.option(
+            "--of", "of", type=NameValuePair(), multiple=True, callback=_once, help="Only these, such as team=vision."
+        ),
         click.option(
             "--jobs",
             "jobs_path",
@@ -60,9 +62,11 @@ def with_window(command: Callable[..., Any]) -> Callable[..., Any]:
             metavar="FILE",
             help="A table of jobs (sacct, CSV) instead of a hub.",
         ),
-        click.option("--gpus", type=Number(0, fleet.MOST_GPUS), help="With --jobs: how many GPUs there are."),
+        click.option("--gpus", type=FiniteNumber(0, fleet.MOST_GPUS), help="With --jobs: how many GPUs there are."),
         click.option("--model", default="", help="With --jobs: the GPU of jobs that name none."),
-        click.option("--column", "columns", type=Pair(), multiple=True, help="With --jobs: a column, as team=account."),
+        click.option(
+            "--column", "columns", type=NameValuePair(), multiple=True, help="With --jobs: a column, as team=account."
+        ),
     ):
         command = option(command)
     return command
@@ -86,10 +90,10 @@ def command(hub: Client, by: tuple[str, ...], as_json: bool, **window: Any) -> N
     if window["jobs_path"]:
         from watchkeeper.accounting import summary
 
-        found = summary.report(job_tables(window)[0], chosen, of=dict(window["of"]))
-        answer = reading.read(answers.Hours, wire.to_plain(found))
+        found = summary.usage_report(job_tables(window)[0], chosen, of=dict(window["of"]))
+        answer = reading.read_answer(answers.UsageReport, wire.to_plain(found))
     else:
-        answer = hub.usage(by=list(chosen), **asked(window, hub))
+        answer = hub.usage(by=list(chosen), **query_params(window, hub))
     if as_json:
         options.print_json(options.fields(answer))
     else:
@@ -101,7 +105,7 @@ def lines_by(by: Sequence[str], window: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(by)) or (("job",) if window["of"] else ("team",))
 
 
-def asked(window: Mapping[str, Any], hub: Client) -> dict[str, Any]:
+def query_params(window: Mapping[str, Any], hub: Client) -> dict[str, Any]:
     """The window as the hub is asked for it."""
     since, until = times.window(local(window["since"] or "-1d", window), local(window["until"] or "now", window), hub)
     return {
@@ -125,7 +129,7 @@ def job_tables(window: Mapping[str, Any], book: Any = None) -> list[Any]:
     from watchkeeper.accounting import job_files
 
     path = window["jobs_path"]
-    found = job_files.read(
+    found = job_files.read_job_table(
         read_text(path), where=path, zone=window["zone"], told=dict(window["columns"]), model=window["model"]
     )
     for line in found.problems.lines():
@@ -140,13 +144,13 @@ def job_tables(window: Mapping[str, Any], book: Any = None) -> list[Any]:
         raise click.UsageError(f"--from ({begin}) must be before --to ({end})")
     stretches = [(since, until)] if book is None else book.stretches(since, until)
     return [
-        job_files.hours(found, since=start, until=end, capacity=window["gpus"], model=window["model"])
+        job_files.job_hours(found, since=start, until=end, capacity=window["gpus"], model=window["model"])
         for start, end in stretches
     ]
 
 
-def _show(answer: answers.Hours) -> None:
-    click.echo(f"{span(answer)}; GPU-hours")
+def _show(answer: answers.UsageReport) -> None:
+    click.echo(f"{format_window(answer)}; GPU-hours")
     lines = answer.lines
     # A column that is nought throughout is left out, but never one that says what is not known.
     parts = [
@@ -156,18 +160,18 @@ def _show(answer: answers.Hours) -> None:
         parts.insert(parts.index("allocated") + 1, "unmeasured")
     has_energy = any(line.kwh for line in lines)
     header = [*answer.by, *parts, "use", *(["kWh"] if has_energy else [])]
-    rows = [[*called(line, answer.by), *_cells(line, parts, has_energy=has_energy)] for line in lines]
+    rows = [[*line_labels(line, answer.by), *_cells(line, parts, has_energy=has_energy)] for line in lines]
     rows.append(["total", *[""] * (len(answer.by) - 1), *_cells(answer.total, parts, has_energy=has_energy)])
     print_numbers(header, rows, names=len(answer.by))
     notes(answer.notes)
 
 
-def called(line: answers.HoursLine | answers.BillLine, by: Sequence[str]) -> list[str]:
+def line_labels(line: answers.UsageLine | answers.CostLine, by: Sequence[str]) -> list[str]:
     """What a line is about: its team, job or node."""
     return [attrgetter(name)(line) for name in by]
 
 
-def _cells(line: answers.HoursLine | answers.Amounts, parts: Sequence[str], *, has_energy: bool) -> list[str]:
+def _cells(line: answers.UsageLine | answers.HourAmounts, parts: Sequence[str], *, has_energy: bool) -> list[str]:
     measured = line.allocated - line.unmeasured
     use = f"{line.used / measured:.0%}" if measured > 0 else "-"
     return [*(f"{attrgetter(name)(line):,.1f}" for name in parts), use, *([f"{line.kwh:,.1f}"] if has_energy else [])]
@@ -183,6 +187,6 @@ def notes(said: Sequence[str], *, err: bool = False) -> None:
         click.echo(f"note: {note}", err=err)
 
 
-def span(answer: answers.Hours | answers.Bill) -> str:
+def format_window(answer: answers.UsageReport | answers.CostReport) -> str:
     since, until = (datetime.fromtimestamp(at, UTC) for at in (answer.since, answer.until))
     return f"{since:%Y-%m-%d %H:%M} to {until:%Y-%m-%d %H:%M} UTC ({(until - since).total_seconds() / 3600:,.1f} h)"

@@ -18,13 +18,13 @@ import click
 from watchkeeper.cli import groups, options
 from watchkeeper.doctor import examine, recognise, report
 from watchkeeper.readers import bundles
-from watchkeeper.readers.node import this_node
+from watchkeeper.readers.node import local_commands
 
 SHOWN_EVIDENCE = 5
 CERTAIN, LIKELY = 0.8, 0.5
 
 
-class Doctor(groups.Group):
+class DoctorGroup(groups.FullHelpGroup):
     """Takes files as a plain command does; the word `stack` as the first one means the command of that name."""
 
     # As for a plain command: `doctor FILE --json`.
@@ -51,7 +51,7 @@ class Doctor(groups.Group):
         return super().invoke(ctx) if ctx.command is self else ctx.command.invoke(ctx)
 
 
-@click.command("doctor", cls=Doctor, invoke_without_command=True)
+@click.command("doctor", cls=DoctorGroup, invoke_without_command=True)
 @click.argument("files", nargs=-1, metavar="[FILE|FOLDER|-]...", type=click.Path(exists=True, allow_dash=True))
 @options.as_json
 def command(files: Sequence[str], as_json: bool) -> None:
@@ -67,7 +67,7 @@ def command(files: Sequence[str], as_json: bool) -> None:
     streams = _of_this_node() if asks_itself else _streams(files, paths)
     with _progress(paths) as bar:
         answer = examine.examine(streams, bar.update if bar is not None else lambda _: None)
-    if asks_itself and (unseen := this_node.unseen()):
+    if asks_itself and (unseen := local_commands.missing_commands()):
         answer = replace(answer, notes=(*answer.notes, *unseen), is_partial=True)
     if as_json:
         options.print_json(report.as_plain(answer))
@@ -83,7 +83,7 @@ def _streams(files: Sequence[str], paths: Sequence[Path]) -> Iterator[bundles.St
 
 
 def _of_this_node() -> Iterator[bundles.Stream]:
-    for answer in this_node.gather():
+    for answer in local_commands.run_commands():
         yield bundles.Stream(answer.command, io.BytesIO(answer.text))
 
 
@@ -102,7 +102,7 @@ def _progress(paths: Sequence[Path]) -> Any:
     return click.progressbar(length=bundles.total_bytes(paths), label="reading", file=sys.stderr)
 
 
-def _print(answer: report.Report) -> None:
+def _print(answer: report.DoctorReport) -> None:
     for given in answer.inputs:
         click.echo(f"{given.name}: {recognise.title_of(given.kind)}" + (f" ({given.problem})" if given.problem else ""))
     if answer.events:
@@ -122,7 +122,7 @@ def _print(answer: report.Report) -> None:
         _print_finding(number, finding)
 
 
-def _print_finding(number: int, finding: report.Finding) -> None:
+def _print_finding(number: int, finding: report.DoctorFinding) -> None:
     sure = "certain" if finding.confidence >= CERTAIN else "likely" if finding.confidence >= LIKELY else "possible"
     click.echo(
         click.style(f"{number}. {finding.title}", bold=True) + f"  [{finding.cause}, {sure}, {finding.confidence:.2f}]"

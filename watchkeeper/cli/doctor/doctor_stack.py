@@ -18,7 +18,7 @@ from watchkeeper.doctor.stack import examine, facts, gather
 from watchkeeper.errors import CollectError, StoreError
 from watchkeeper.kit import wire
 from watchkeeper.net import http
-from watchkeeper.query.remote.http import Client, Request
+from watchkeeper.query.remote.http import Request, ServerClient
 from watchkeeper.readers import grafana_dashboard
 from watchkeeper.readers.clusters import kubeconfig
 
@@ -67,7 +67,7 @@ def command(
 
 
 def _report(stack: facts.Stack, unread: Sequence[str], *, as_json: bool) -> None:
-    found, seen = examine.examine(stack), examine.looked_at(stack)
+    found, seen = examine.examine(stack), examine.list_sources(stack)
     cluster = stack.kubernetes
     is_blind = bool(unread) or (cluster is not None and len(cluster.unread) == len(gather.KINDS))
     if as_json:
@@ -87,8 +87,8 @@ def _report(stack: facts.Stack, unread: Sequence[str], *, as_json: bool) -> None
 
 
 def _ask_prometheus(url: str, token: Path | None, panels: Sequence[facts.Panel]) -> facts.Stack:
-    access = config.Query(timeout=TIMEOUT, retries=0, bearer_token_file=None if token is None else str(token))
-    client = Client(access, url, key="--prometheus")
+    access = config.QuerySettings(timeout=TIMEOUT, retries=0, bearer_token_file=None if token is None else str(token))
+    client = ServerClient(access, url, key="--prometheus")
 
     def ask(path: str) -> Any:
         response = client.send(Request("GET", path))
@@ -102,18 +102,18 @@ def _ask_prometheus(url: str, token: Path | None, panels: Sequence[facts.Panel])
         return answer.get("data")
 
     try:
-        return gather.prometheus(ask, client.url, panels, now=datetime.now(UTC))
+        return gather.gather_prometheus(ask, client.url, panels, now=datetime.now(UTC))
     finally:
         client.close()
 
 
-async def _ask_kubernetes(path: Path, namespace: str | None) -> facts.Kubernetes:
-    server = kubeconfig.of_file(path)
+async def _ask_kubernetes(path: Path, namespace: str | None) -> facts.KubernetesObjects:
+    server = kubeconfig.load_kubeconfig(path)
     loop = asyncio.get_running_loop()
     connection = http.Connection(timeout_seconds=20.0, max_body_bytes=64 * 2**20, access=server.access)
 
     async def get(path: str) -> Any:
-        headers = {"Accept": "application/json", **await server.access.authorised()}
+        headers = {"Accept": "application/json", **await server.access.request_headers()}
         response = await connection.send(http.Request(f"{server.url}{path}", headers=headers))
         if response.status != 200:
             raise CollectError(f"answered {response.status}", where=path)
@@ -126,7 +126,7 @@ async def _ask_kubernetes(path: Path, namespace: str | None) -> facts.Kubernetes
         return asyncio.run_coroutine_threadsafe(get(path), loop).result()
 
     try:
-        return await asyncio.to_thread(gather.kubernetes, ask, namespace)
+        return await asyncio.to_thread(gather.gather_kubernetes, ask, namespace)
     finally:
         await connection.aclose()
 
@@ -134,10 +134,10 @@ async def _ask_kubernetes(path: Path, namespace: str | None) -> facts.Kubernetes
 def _panels(folder: Path) -> Iterator[facts.Panel]:
     for path in sorted(folder.rglob("*.json")) if folder.is_dir() else [folder]:
         try:
-            dashboard = grafana_dashboard.read(path.read_text(encoding="utf-8"))
+            dashboard = grafana_dashboard.read_dashboard(path.read_text(encoding="utf-8"))
         except (grafana_dashboard.NotADashboard, OSError, UnicodeDecodeError) as error:
             click.echo(f"note: {path}: {error}", err=True)
             continue
-        for question in dashboard.questions:
+        for question in dashboard.queries:
             if question.expr is not None:
-                yield facts.Panel(dashboard.title, question.panel, grafana_dashboard.filled(question.expr))
+                yield facts.Panel(dashboard.title, question.panel, grafana_dashboard.fill_variables(question.expr))

@@ -66,18 +66,18 @@ def command(
     chosen = tuple(scenario.find(known, name).name for name in names) or tuple(known)
     began = perf_counter()
     plan = game_day.Plan(chosen, healthy_hours, healthy_gpus, workers=workers, pairs=PAIRS if pairs else ())
-    with Progress() as progress:
+    with DrillProgress() as progress:
         day = game_day.run(plan, say=progress.say)
     plain = wire.to_plain(day.score)
     options.print_json(plain) if as_json else _print(day, seconds=perf_counter() - began)
     if tell:
-        hub.tell_drills(plain)
+        hub.submit_drill_score(plain)
         click.echo("Told to the hub: `watchkeeper accuracy` counts it by cause.", err=True)
     if not day.score.is_right:
         raise SystemExit(1)
 
 
-class Progress:
+class DrillProgress:
     """One line that is written over; where nobody watches, a line a minute for whoever reads the log."""
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ class Progress:
             self._said_at = perf_counter()
             click.echo(text, err=True)
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> DrillProgress:
         return self
 
     def __exit__(self, *_: object) -> None:

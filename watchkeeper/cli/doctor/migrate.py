@@ -37,7 +37,7 @@ def command(paths: Sequence[Path], show_all: bool, as_json: bool) -> None:
     \b
     watchkeeper migrate /etc/dcgm-exporter/default-counters.csv /etc/prometheus/rules dashboards/
     """
-    found = files.judge_all(paths, rulefile.load([rule_loops.SHIPPED_RULES]))
+    found = files.judge_all(paths, rulefile.load_rules([rule_loops.SHIPPED_RULES]))
     counts = Counter(verdict.standing for verdict in found)
     if as_json:
         options.print_json(

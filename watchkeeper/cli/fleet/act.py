@@ -17,7 +17,7 @@ from watchkeeper.model import incidents
 from watchkeeper.remediate import explanation, policy
 
 
-@click.group("act", cls=groups.Group)
+@click.group("act", cls=groups.FullHelpGroup)
 def command() -> None:
     """Repairs: from a plan to a healthy node.
 
@@ -110,7 +110,7 @@ def done(hub: Client, incident: str) -> None:
 @options.with_hub
 def again(hub: Client, incident: str) -> None:
     """Ask for another attempt after one that failed, was rejected, or did not help."""
-    repair = hub.try_again(incident)
+    repair = hub.retry_repair(incident)
     click.echo(f"{repair.id} is {_words(repair.state)}. {repair.said}")
 
 
@@ -179,7 +179,7 @@ def test_policy(hub: Client, file: Path, reports: tuple[Path, ...], as_json: boo
     if reports:
         past = [_incident_of(report) for report in reports]
         rehearsed = wire.to_plain(explanation.rehearse_alone(past, chosen))
-        found = reading.read(tuple[answers.Rehearsed, ...], rehearsed)
+        found = reading.read_answer(tuple[answers.Rehearsed, ...], rehearsed)
     else:
         found = hub.test_policy(file.read_text(encoding="utf-8"))
     if as_json:
@@ -239,7 +239,7 @@ def _steps(steps: Sequence[answers.ExplanationStep]) -> list[str]:
     return lines
 
 
-def _now(repair: answers.ShownRepair) -> str:
+def _now(repair: answers.RepairView) -> str:
     waits_for = _waits_for(repair)
     if not waits_for:
         return repair.said[:100]
@@ -247,7 +247,7 @@ def _now(repair: answers.ShownRepair) -> str:
     return f"waits for {waits_for[0][: 100 - len(more)]}{more}"
 
 
-def _waits_for(repair: answers.ShownRepair) -> list[str]:
+def _waits_for(repair: answers.RepairView) -> list[str]:
     """What people should know first: what is wanted of them."""
     if repair.state == "planned" and repair.mode == "ask":
         return [f"a person's yes: `watchkeeper act approve {repair.incident}`"]
@@ -266,7 +266,7 @@ def _fate(one: answers.Rehearsed) -> str:
     return f"be refused by {one.refusal.partition(':')[0]}" if one.refusal else "wait" if one.mode == "ask" else "-"
 
 
-def _halted(switch: answers.ShownSwitch) -> list[str]:
+def _halted(switch: answers.RepairSwitchView) -> list[str]:
     lines = []
     if switch.is_stopped and switch.stopped_at is not None:
         lines.append(f"STOPPED by {switch.stopped_by} at {times.utc(switch.stopped_at)}: {switch.stopped_why}")

@@ -30,7 +30,7 @@ ACTION_WORDS = {
 DEVICE_PLUGIN_WORDS = {"ignored": "ignores it", "marks_unhealthy": "marks the GPU unhealthy"}
 
 
-@click.group("explain", cls=groups.Group)
+@click.group("explain", cls=groups.FullHelpGroup)
 def command() -> None:
     """Say what something means and what to do about it."""
 
@@ -86,7 +86,7 @@ def explain_metric(name: str, as_json: bool) -> None:
     """Explain a metric NAME: meaning, unit, bands, what it cannot tell, and what to look at next."""
     row = metrics.lookup(name)
     if row is None:
-        close = ", ".join(metrics.close_to(name))
+        close = ", ".join(metrics.similar_names(name))
         raise click.UsageError(f"no metric {name!r} is known." + (f" Close to it: {close}" if close else ""))
     if as_json:
         click.echo(json.dumps(wire.to_plain(row), indent=2, ensure_ascii=False))

@@ -84,7 +84,7 @@ def job(hub: Client, name: str, as_json: bool) -> None:
         _print({**found, "report": None if report is None else jobs.as_plain(report)}, [], as_json=True)
         return
     # Its state and why are in the headline.
-    lines = [] if report is None else jobs.in_words(report, most_ranks=8)[2:]
+    lines = [] if report is None else jobs.report_lines(report, most_ranks=8)[2:]
     _print(found, [answer.text, *lines], as_json=False)
 
 

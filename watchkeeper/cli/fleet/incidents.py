@@ -12,7 +12,7 @@ from watchkeeper.kit import wire
 NO_COST = "costs what it holds, which is unknown: nobody says on which GPUs it runs"
 
 
-class _OneOrAll(groups.Group):
+class IncidentsGroup(groups.FullHelpGroup):
     """`incidents INC-1` is `incidents show INC-1`: the first that people type after reading the list."""
 
     def resolve_command(
@@ -22,7 +22,7 @@ class _OneOrAll(groups.Group):
         return super().resolve_command(ctx, ["show", *args] if is_one else args)
 
 
-@click.group("incidents", cls=_OneOrAll, invoke_without_command=True)
+@click.group("incidents", cls=IncidentsGroup, invoke_without_command=True)
 @click.option("--all", "show_all", is_flag=True, help="Resolved ones too.")
 @options.as_json
 @options.with_hub
@@ -113,7 +113,7 @@ def assign(hub: Client, id: str, person: str) -> None:
 @options.with_hub
 def silence(hub: Client, id: str, lasting: str, reason: str) -> None:
     """Tell nobody about anything at this incident's place for some time."""
-    made = hub.silence_incident(id, lasting=lasting, reason=reason)
+    made = hub.silence_incident(id, duration=lasting, reason=reason)
     click.echo(f"{made.id}: {', '.join(made.matchers)} is silent until {times.utc(made.ends_at)}.")
 
 
@@ -178,7 +178,7 @@ def note(hub: Client, id: str, text: str) -> None:
     click.echo(f"Noted on {id}.")
 
 
-def _state(incident: answers.Card) -> str:
+def _state(incident: answers.IncidentCard) -> str:
     if incident.part_of:
         return f"part of {incident.part_of}"
     return f"{incident.state}, silenced" if incident.silenced_by else incident.state
@@ -189,7 +189,7 @@ def _times(incident: answers.NamedIncident) -> str:
     return f"opened {times.utc(incident.opened_at)}{ended}"
 
 
-def describe(answer: answers.FullDetail) -> list[str]:
+def describe(answer: answers.FullIncidentDetail) -> list[str]:
     """The incident as lines of text, the answer first."""
     incident, diagnosis, plan = answer.incident, answer.diagnosis, answer.plan
     lines = [

@@ -25,7 +25,7 @@ UNKNOWN, UNMAPPED = "-", "unmapped"
 MOST_RANKS = 32
 
 
-class JobsGroup(groups.Group):
+class JobsGroup(groups.FullHelpGroup):
     """`jobs` lists, `jobs ID` shows one: whatever is not a command is the id of a job."""
 
     def resolve_command(
@@ -82,7 +82,7 @@ def show(hub: Client, id: str, cluster: str | None, as_json: bool) -> None:
     if as_json:
         options.print_json(as_plain(answer))
     else:
-        for line in in_words(answer):
+        for line in report_lines(answer):
             click.echo(line)
     if answer.job.state in TROUBLE:
         click.get_current_context().exit(1)
@@ -122,7 +122,7 @@ def as_plain(answer: JobReport) -> dict[str, Any]:
     return {"ok": True, **wire.to_plain(answer)}
 
 
-def in_words(answer: JobReport, *, most_ranks: int = MOST_RANKS) -> list[str]:
+def report_lines(answer: JobReport, *, most_ranks: int = MOST_RANKS) -> list[str]:
     """A job's report for a terminal; `explain job` prints it too."""
     job = answer.job
     cost = job.cost
@@ -192,7 +192,7 @@ def _ranks(answer: JobReport, most: int) -> list[str]:
     return [*said, f"  and {more} more"] if more > 0 else said
 
 
-def _print_list(lines: Sequence[JobLine], answer: answers.Jobs) -> None:
+def _print_list(lines: Sequence[JobLine], answer: answers.JobList) -> None:
     rows = [
         [
             one.id, one.name if one.name not in one.id else "", one.team or UNMAPPED, one.state,
@@ -247,7 +247,7 @@ def _plain(value: Any) -> Any:
     return f"'{value}" if isinstance(value, str) and value[:1] in "=+-@\t\r" and value else value
 
 
-def _print_past(past: answers.Past | None, window: str) -> None:
+def _print_past(past: answers.ReplicasReplay | None, window: str) -> None:
     if past is None:
         click.echo(f"Of the last {window} too little is recorded to say what following the advice would have done.")
         return
@@ -268,7 +268,7 @@ def _print_past(past: answers.Past | None, window: str) -> None:
     click.echo("At best: more replicas are taken to serve at once and to cure their queue.")
 
 
-def _problems(answer: answers.Jobs | answers.Replicas) -> None:
+def _problems(answer: answers.JobList | answers.ReplicaList) -> None:
     for problem in answer.problems:
         click.echo(f"note: {problem}", err=True)
 

@@ -70,7 +70,7 @@ def why(node: NodeLine) -> str:
     return "; ".join(said) or "-"
 
 
-def summary(answer: answers.Nodes) -> list[str]:
+def summary(answer: answers.NodeList) -> list[str]:
     """What a table cannot say: how many there are, what nobody has mapped, and which scheduler is not heard."""
     nodes, total = answer.nodes, answer.total
     states: dict[str, int] = {}

@@ -8,7 +8,7 @@ from watchkeeper.cli import groups, options, times
 from watchkeeper.client.hub import Client
 
 
-@click.group("silence", cls=groups.Group)
+@click.group("silence", cls=groups.FullHelpGroup)
 def command() -> None:
     """Keep people from being told, for a time and for a reason.
 

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from watchkeeper.cli import options
-from watchkeeper.cli.fleet.top_rows import HEADER, Page, Sort, View, cells
+from watchkeeper.cli.fleet.top_rows import HEADER, SortColumn, TopPage, TopView, cells
 from watchkeeper.errors import StartRefused
 
 CANNOT_TELL = 3
@@ -23,7 +23,11 @@ NONE_HERE = "No GPU can be seen on this node. Those of a hub: watchkeeper top --
 @options.hub_url("Show a whole hub, not this node.")
 @options.token
 @click.option(
-    "-s", "--sort", type=click.Choice([one.value for one in Sort]), default=Sort.NAME.value, help="What to order by."
+    "-s",
+    "--sort",
+    type=click.Choice([one.value for one in SortColumn]),
+    default=SortColumn.NAME.value,
+    help="What to order by.",
 )
 @click.option("-r", "--reverse", "is_reversed", is_flag=True, help="The other way round.")
 @click.option("-f", "--filter", "text", default="", help="Only rows with these words: node, model, holder, cause.")
@@ -46,7 +50,7 @@ def command(
     whole fleet, page by page, with its open incidents. Needs the extra `top` on a terminal; --once does without,
     and exits with 1 when something is wrong: a GPU that does not answer, or an open incident.
     """
-    view = View(Sort(sort), is_reversed, text, limit=lines)
+    view = TopView(SortColumn(sort), is_reversed, text, limit=lines)
     with _source(hub_url, token, delay) as source:
         if once or not sys.stdout.isatty():
             page = source.read(view)
@@ -81,15 +85,15 @@ def _source(hub_url: str | None, token: str | None, delay: float) -> Iterator[An
     from watchkeeper.kit import clock, logs
     from watchkeeper.readers.nvml import choice
 
-    logs.start(level="critical")
-    look = scan_readings.Look(choice.choose(), interval_seconds=delay)
-    with scan_readings.sampling(look, clock.ScaledClock()) as sampler:
+    logs.configure(level="critical")
+    look = scan_readings.ReadingOptions(choice.choose_families(), interval_seconds=delay)
+    with scan_readings.running_sampler(look, clock.ScaledClock()) as sampler:
         source = top_sources.LocalSource(sampler, node=os.uname().nodename, roots=node_facts.Roots())
         with contextlib.closing(source):
             yield source
 
 
-def _print(page: Page, *, nobody: str) -> None:
+def _print(page: TopPage, *, nobody: str) -> None:
     if page.rows:
         options.print_table(HEADER, [cells(row) for row in page.rows])
     if page.total > len(page.rows):

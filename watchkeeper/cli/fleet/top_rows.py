@@ -16,7 +16,7 @@ NOTHING = "–"
 MIB_PER_GIB = 1024.0
 
 
-class Sort(StrEnum):
+class SortColumn(StrEnum):
     """Columns that rows can be ordered by; all but the names with the largest first."""
 
     NAME = "name"
@@ -28,10 +28,10 @@ class Sort(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class TopView:
     """What a person wants to see: `text` is looked for in node, model and holder; `offset` and `limit` make a page."""
 
-    sort: Sort = Sort.NAME
+    sort: SortColumn = SortColumn.NAME
     is_reversed: bool = False
     text: str = ""
     offset: int = 0
@@ -39,7 +39,7 @@ class View:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TopRow:
     """One GPU; a number that nobody gave is None. `holder` is empty where nobody holds it or nobody can say."""
 
     uuid: str
@@ -81,14 +81,14 @@ class IncidentLine:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class TopPage:
     """What is so now. `total` counts every GPU that fits the view; `notes` say what could not be seen.
 
     `is_troubled`: something is wrong, with a GPU that is shown or with another one.
     """
 
     title: str
-    rows: tuple[Row, ...] = ()
+    rows: tuple[TopRow, ...] = ()
     total: int = 0
     programs: tuple[ProgramLine, ...] = ()
     incidents: tuple[IncidentLine, ...] = ()
@@ -102,26 +102,26 @@ def natural(text: str) -> tuple[tuple[int, str], ...]:
     return tuple((int(part), "") if part.isdigit() else (-1, part) for part in DIGITS.split(text))
 
 
-NUMBERS: dict[Sort, Callable[[Row], float | None]] = {
-    Sort.UTIL: lambda row: row.util,
-    Sort.MEMORY: lambda row: row.memory_used_mib,
-    Sort.TEMP: lambda row: row.celsius,
-    Sort.POWER: lambda row: row.watts,
+NUMBERS: dict[SortColumn, Callable[[TopRow], float | None]] = {
+    SortColumn.UTIL: lambda row: row.util,
+    SortColumn.MEMORY: lambda row: row.memory_used_mib,
+    SortColumn.TEMP: lambda row: row.celsius,
+    SortColumn.POWER: lambda row: row.watts,
 }
 
 
-def fits(row: Row, text: str) -> bool:
+def matches_filter(row: TopRow, text: str) -> bool:
     """Whether all words of a filter are somewhere in the row's names; upper and lower case are alike."""
     said = f"{row.name} {row.model} {row.holder} {row.trouble}".lower()
     return all(word in said for word in text.lower().split())
 
 
-def ordered(rows: Iterable[Row], view: View) -> list[Row]:
+def sort_rows(rows: Iterable[TopRow], view: TopView) -> list[TopRow]:
     """Rows as the view wants them; what has no number or no holder comes last, whatever the direction."""
     by_name = sorted(rows, key=lambda row: (natural(row.node), -1 if row.index is None else row.index, row.uuid))
-    if view.sort is Sort.NAME:
+    if view.sort is SortColumn.NAME:
         return by_name[::-1] if view.is_reversed else by_name
-    if view.sort is Sort.HOLDER:
+    if view.sort is SortColumn.HOLDER:
         held = sorted((row for row in by_name if row.holder), key=lambda row: row.holder, reverse=view.is_reversed)
         return [*held, *(row for row in by_name if not row.holder)]
     number = NUMBERS[view.sort]
@@ -131,14 +131,14 @@ def ordered(rows: Iterable[Row], view: View) -> list[Row]:
     return [*(row for _, row in known), *(row for row in by_name if number(row) is None)]
 
 
-def page_of(rows: Sequence[Row], view: View) -> tuple[Row, ...]:
+def page_rows(rows: Sequence[TopRow], view: TopView) -> tuple[TopRow, ...]:
     return tuple(rows[view.offset : view.offset + view.limit])
 
 
 HEADER = ("GPU", "UTIL", "MEMORY GiB", "TEMP", "POWER", "HOLDER")
 
 
-def cells(row: Row) -> tuple[str, ...]:
+def cells(row: TopRow) -> tuple[str, ...]:
     """A row as texts, under HEADER; what the GPU did not say is a dash, never a zero."""
     holder = f"! {row.trouble}" if row.trouble and not row.holder else row.holder
     if row.trouble and row.holder:
@@ -153,7 +153,7 @@ def cells(row: Row) -> tuple[str, ...]:
     )
 
 
-def memory(row: Row) -> str:
+def memory(row: TopRow) -> str:
     if row.memory_used_mib is None:
         return NOTHING
     used = f"{row.memory_used_mib / MIB_PER_GIB:.1f}"

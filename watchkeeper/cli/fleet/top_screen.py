@@ -16,8 +16,18 @@ from textual.binding import Binding, BindingType
 from textual.widgets import DataTable, Footer, Input, Static
 from textual.worker import get_current_worker
 
-from watchkeeper.cli.fleet.top_rows import HEADER, NOTHING, IncidentLine, Page, ProgramLine, Row, Sort, View, cells
-from watchkeeper.cli.fleet.top_sources import Source
+from watchkeeper.cli.fleet.top_rows import (
+    HEADER,
+    NOTHING,
+    IncidentLine,
+    ProgramLine,
+    SortColumn,
+    TopPage,
+    TopRow,
+    TopView,
+    cells,
+)
+from watchkeeper.cli.fleet.top_sources import PageSource
 from watchkeeper.errors import WatchkeeperError
 
 WIDTHS = (17, 5, 11, 5, 6, 24)
@@ -50,12 +60,12 @@ class Top(App[None]):
     ]
     ENABLE_COMMAND_PALETTE = False
 
-    def __init__(self, source: Source, view: View, *, interval_seconds: float) -> None:
+    def __init__(self, source: PageSource, view: TopView, *, interval_seconds: float) -> None:
         super().__init__()
         self._source = source
         self._interval_seconds = interval_seconds
         self.view = view
-        self.shown: Page | None = None
+        self.shown: TopPage | None = None
         self._is_reading = False
         self._holder_width = WIDTHS[-1]
 
@@ -107,15 +117,15 @@ class Top(App[None]):
         self._read(self.view)
 
     @work(thread=True, exclusive=True)
-    def _read(self, view: View) -> None:
+    def _read(self, view: TopView) -> None:
         try:
-            page: Page | str = self._source.read(view)
+            page: TopPage | str = self._source.read(view)
         except WatchkeeperError as error:
             page = str(error)
         if not get_current_worker().is_cancelled:
             self.call_from_thread(self._take, page, view)
 
-    def _take(self, page: Page | str, view: View) -> None:
+    def _take(self, page: TopPage | str, view: TopView) -> None:
         self._is_reading = False
         if not self._is_there:
             return
@@ -128,7 +138,7 @@ class Top(App[None]):
         if view != replace(self.view, limit=view.limit):
             self.read()
 
-    def _draw(self, page: Page, view: View) -> None:
+    def _draw(self, page: TopPage, view: TopView) -> None:
         last = min(view.offset + len(page.rows), page.total)
         order = f"{view.sort}{' reversed' if view.is_reversed else ''}"
         span = f"{view.offset + 1 if page.rows else 0:,}–{last:,} of {page.total:,} GPUs"
@@ -142,7 +152,7 @@ class Top(App[None]):
         self._fill(page.rows)
         self._draw_below(page)
 
-    def _draw_below(self, page: Page) -> None:
+    def _draw_below(self, page: TopPage) -> None:
         at = self._table.cursor_row
         chosen = page.rows[at] if 0 <= at < len(page.rows) else None
         self.query_one("#below", Static).update(below(page, chosen))
@@ -152,7 +162,7 @@ class Top(App[None]):
         if self.shown is not None:
             self._draw_below(self.shown)
 
-    def _fill(self, rows: tuple[Row, ...]) -> None:
+    def _fill(self, rows: tuple[TopRow, ...]) -> None:
         """Bring the table to these rows, cell by cell; rows keep their place on the screen, so the cursor stays."""
         table = self._table
         while table.row_count > len(rows):
@@ -167,7 +177,7 @@ class Top(App[None]):
                     table.update_cell(f"row {at}", name, text)
 
     def action_sort(self) -> None:
-        names = list(Sort)
+        names = list(SortColumn)
         self._change(sort=names[(names.index(self.view.sort) + 1) % len(names)])
 
     def action_reverse(self) -> None:
@@ -208,7 +218,7 @@ class Top(App[None]):
         self.read()
 
 
-def styled(row: Row, holder_width: int) -> tuple[Text, ...]:
+def styled(row: TopRow, holder_width: int) -> tuple[Text, ...]:
     """The cells of a row; numbers to the right, and what deserves a look in colour as well as in words."""
     *shown, holder = cells(row)
     texts = [Text(text, overflow="ellipsis", no_wrap=True) for text in (*shown, shortened(holder, holder_width))]
@@ -232,7 +242,7 @@ def shortened(text: str, width: int) -> str:
     return f"{text[:head]}…{text[len(text) - (width - 1 - head) :]}"
 
 
-def below(page: Page, chosen: Row | None) -> Text:
+def below(page: TopPage, chosen: TopRow | None) -> Text:
     """The chosen GPU in full, then the incidents of a hub or the programs of a node; and how many more there are."""
     lines = [_incident(one) for one in page.incidents] + [_program(one) for one in page.programs]
     if len(lines) > MOST_BELOW:

@@ -18,7 +18,17 @@ from watchkeeper.agent import node_facts
 from watchkeeper.agent.attribution import node_holders
 from watchkeeper.agent.gpus.gpu_samples import GpuSample
 from watchkeeper.agent.gpus.sampler import Sampler
-from watchkeeper.cli.fleet.top_rows import IncidentLine, Page, ProgramLine, Row, Sort, View, fits, ordered, page_of
+from watchkeeper.cli.fleet.top_rows import (
+    IncidentLine,
+    ProgramLine,
+    SortColumn,
+    TopPage,
+    TopRow,
+    TopView,
+    matches_filter,
+    page_rows,
+    sort_rows,
+)
 from watchkeeper.client import answers
 from watchkeeper.client.hub import Client
 from watchkeeper.kit import own_metrics
@@ -38,18 +48,18 @@ METRICS = {
     "DCGM_FI_DEV_POWER_USAGE": "watts",
 }
 RANKED_BY = {
-    Sort.UTIL: "DCGM_FI_DEV_GPU_UTIL",
-    Sort.MEMORY: "DCGM_FI_DEV_FB_USED",
-    Sort.TEMP: "DCGM_FI_DEV_GPU_TEMP",
-    Sort.POWER: "DCGM_FI_DEV_POWER_USAGE",
+    SortColumn.UTIL: "DCGM_FI_DEV_GPU_UTIL",
+    SortColumn.MEMORY: "DCGM_FI_DEV_FB_USED",
+    SortColumn.TEMP: "DCGM_FI_DEV_GPU_TEMP",
+    SortColumn.POWER: "DCGM_FI_DEV_POWER_USAGE",
 }
 SEVERITIES = ("critical", "warning", "info")
 
 
-class Source(Protocol):
+class PageSource(Protocol):
     """Somebody who can fill a page; called from one thread at a time."""
 
-    def read(self, view: View) -> Page: ...
+    def read(self, view: TopView) -> TopPage: ...
 
 
 class HubSource:
@@ -57,17 +67,17 @@ class HubSource:
 
     def __init__(self, hub: Client) -> None:
         self._hub = hub
-        self._gpus: dict[str, Row] = {}
+        self._gpus: dict[str, TopRow] = {}
         self._read_at = float("-inf")
 
-    def read(self, view: View) -> Page:
+    def read(self, view: TopView) -> TopPage:
         cards, status = self._hub.incidents(), self._hub.status()
         if time.monotonic() - self._read_at >= INVENTORY_SECONDS:
             self._take_inventory()
         rows = _troubled(self._gpus.values(), cards)
-        wanted = {row.uuid: row for row in rows if fits(row, view.text)}
+        wanted = {row.uuid: row for row in rows if matches_filter(row, view.text)}
         chosen, notes = self._chosen(wanted, view)
-        return Page(
+        return TopPage(
             f"hub {status.cluster}",
             tuple(self._with_readings(chosen)),
             len(wanted),
@@ -80,20 +90,20 @@ class HubSource:
         found = self._hub.fleet()
         held = found.workloads or {}
         self._gpus = {
-            gpu.uuid: Row(gpu.uuid, node.name, gpu.index, gpu.model or "", held.get(gpu.uuid, ""))
+            gpu.uuid: TopRow(gpu.uuid, node.name, gpu.index, gpu.model or "", held.get(gpu.uuid, ""))
             for node in found.nodes
             for gpu in node.gpus
             if gpu is not None
         }
         self._read_at = time.monotonic()
 
-    def _chosen(self, wanted: Mapping[str, Row], view: View) -> tuple[list[Row], list[str]]:
+    def _chosen(self, wanted: Mapping[str, TopRow], view: TopView) -> tuple[list[TopRow], list[str]]:
         """The rows of the page, without their readings."""
         metric = RANKED_BY.get(view.sort)
         if metric is None:
-            return list(page_of(ordered(wanted.values(), view), view)), []
+            return list(page_rows(sort_rows(wanted.values(), view), view)), []
         if view.text and len(wanted) <= MOST_ASKED:
-            return list(page_of(ordered(self._with_readings(wanted.values()), view), view)), []
+            return list(page_rows(sort_rows(self._with_readings(wanted.values()), view), view)), []
         first = view.offset + view.limit if not view.text else MOST_RANKED
         word = "bottomk" if view.is_reversed else "topk"
         # By UUID alone, because the other labels of thousands of series are many bytes.
@@ -103,10 +113,12 @@ class HubSource:
         if len(known) < first and not view.text:
             # What does not report has no number, and comes after what does.
             silent = wanted.keys() - {row.uuid for row in known}
-            known += ordered((wanted[uuid] for uuid in silent), replace(view, sort=Sort.NAME, is_reversed=False))
-        return list(page_of(known, view)), notes
+            known += sort_rows(
+                (wanted[uuid] for uuid in silent), replace(view, sort=SortColumn.NAME, is_reversed=False)
+            )
+        return list(page_rows(known, view)), notes
 
-    def _with_readings(self, rows: Iterable[Row]) -> list[Row]:
+    def _with_readings(self, rows: Iterable[TopRow]) -> list[TopRow]:
         named = {row.uuid: row for row in rows}
         if not named:
             return []
@@ -135,28 +147,30 @@ class LocalSource:
     def close(self) -> None:
         self._loop.close()
 
-    def read(self, view: View) -> Page:
+    def read(self, view: TopView) -> TopPage:
         self._loop.run_until_complete(self._holders.refresh(self._sampler))
         gpus = self._sampler.snapshot().gpus
         faults = self._sampler.faults()
         rows = [
             self._row(gpu, [fault.cause for fault in faults if fault.place.gpu == gpu.identity["uuid"]]) for gpu in gpus
         ]
-        wanted = [row for row in rows if fits(row, view.text)]
+        wanted = [row for row in rows if matches_filter(row, view.text)]
         # A GPU that was lost before anybody looked has no row to say it in.
         seen = {row.uuid for row in rows}
         notes = [f"{fault.cause}: {fault.evidence}" for fault in faults if fault.place.gpu not in seen]
         programs = tuple(line for gpu in gpus for line in self._programs(gpu))
-        shown = page_of(ordered(wanted, view), view)
-        return Page(self._node, shown, len(wanted), programs=programs, notes=tuple(notes), is_troubled=bool(faults))
+        shown = page_rows(sort_rows(wanted, view), view)
+        return TopPage(self._node, shown, len(wanted), programs=programs, notes=tuple(notes), is_troubled=bool(faults))
 
-    def _row(self, gpu: GpuSample, causes: list[str]) -> Row:
+    def _row(self, gpu: GpuSample, causes: list[str]) -> TopRow:
         values = {METRICS[name]: _one(gpu.values.get(name)) for name in METRICS}
         found = self._holders.current.get(gpu.identity["uuid"])
         held = ", ".join(dict.fromkeys(str(one.workload) for one in found.holdings)) if found is not None else ""
         # Old readings of a GPU that no longer answers are not repeated.
         fresh = {} if causes or Cadence.FAST not in gpu.read_at else values
-        row = Row(gpu.identity["uuid"], self._node, gpu.index, gpu.identity["model"], held, trouble=", ".join(causes))
+        row = TopRow(
+            gpu.identity["uuid"], self._node, gpu.index, gpu.identity["model"], held, trouble=", ".join(causes)
+        )
         return _filled(row, {name: value for name, value in fresh.items() if value is not None})
 
     def _programs(self, gpu: GpuSample) -> Iterable[ProgramLine]:
@@ -178,7 +192,7 @@ def _one(value: Any) -> float | None:
     return float(sum(value.values()) if isinstance(value, Mapping) else value)
 
 
-def _filled(row: Row, readings: Mapping[str, float]) -> Row:
+def _filled(row: TopRow, readings: Mapping[str, float]) -> TopRow:
     used, free = readings.get("memory_used_mib"), readings.get("free")
     return replace(
         row,
@@ -190,7 +204,7 @@ def _filled(row: Row, readings: Mapping[str, float]) -> Row:
     )
 
 
-def _troubled(rows: Iterable[Row], cards: Iterable[answers.Card]) -> list[Row]:
+def _troubled(rows: Iterable[TopRow], cards: Iterable[answers.IncidentCard]) -> list[TopRow]:
     """Rows with the cause of the gravest open incident at the GPU, or at its whole node."""
     at_gpu: dict[str, str] = {}
     at_node: dict[str, str] = {}
@@ -206,7 +220,7 @@ def _troubled(rows: Iterable[Row], cards: Iterable[answers.Card]) -> list[Row]:
     ]
 
 
-def _lines(cards: Iterable[answers.Card]) -> tuple[IncidentLine, ...]:
+def _lines(cards: Iterable[answers.IncidentCard]) -> tuple[IncidentLine, ...]:
     gravest = sorted(cards, key=lambda card: (_rank(card.severity.value), -card.opened_at.timestamp()))
     return tuple(
         IncidentLine(card.id, card.severity.value, card.title, card.next_step or "")

@@ -22,12 +22,12 @@ TROUBLE_COLOUR = "bold red"
 
 
 @dataclass(slots=True)
-class Branch:
+class TreeBranch:
     """One line of the tree and what hangs below it."""
 
     text: str
     state: str = ""
-    below: list[Branch] = field(default_factory=list)
+    below: list[TreeBranch] = field(default_factory=list)
 
 
 @click.command("topology")
@@ -47,8 +47,8 @@ def command(hub: Client, rack: str | None, leaf: str | None, node: str | None, s
         options.print_json(options.fields(answer))
         return
     is_part = any(name is not None for name in (rack, leaf, node))
-    shown = Shown(everything=show_all, nodes=is_part, parts=node is not None, switches=not is_part)
-    tree = draw(answer, shown)
+    shown = TreeDetail(everything=show_all, nodes=is_part, parts=node is not None, switches=not is_part)
+    tree = build_tree(answer, shown)
     if sys.stdout.isatty():
         _print_rich(tree)
     else:
@@ -57,7 +57,7 @@ def command(hub: Client, rack: str | None, leaf: str | None, node: str | None, s
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class TreeDetail:
     """How far healthy things are unfolded: to everything, to nodes, to the parts of a node; and if switches follow."""
 
     everything: bool = False
@@ -66,11 +66,11 @@ class Shown:
     switches: bool = True
 
 
-def draw(answer: answers.Topology, shown: Shown) -> list[Branch]:
+def build_tree(answer: answers.Topology, shown: TreeDetail) -> list[TreeBranch]:
     """The answer of a hub as a heading with its tree."""
     racks, switches = answer.racks, answer.switches
     nodes = [node for rack in racks for leaf in rack.leaves for node in leaf.nodes]
-    tree = [Branch(_heading(answer, nodes), _worst(node.state for node in nodes))]
+    tree = [TreeBranch(_heading(answer, nodes), _worst(node.state for node in nodes))]
     tree += [_rack(rack, shown) for rack in racks]
     tree += _unmapped(answer.unmapped)
     if not shown.switches:
@@ -78,31 +78,31 @@ def draw(answer: answers.Topology, shown: Shown) -> list[Branch]:
     tree += [_switch(one) for one in switches if shown.everything or one.state not in FOLDED]
     for state in () if shown.everything else FOLDED:
         if count := sum(one.state == state for one in switches):
-            tree.append(Branch(f"{_count(count, 'switch', 'switches')} {state}", state))
+            tree.append(TreeBranch(f"{_count(count, 'switch', 'switches')} {state}", state))
     return tree + _unlisted(answer.fabric)
 
 
-def _unmapped(counts: Mapping[str, int]) -> list[Branch]:
-    return [Branch(said[:1].lower() + said[1:], "unknown") for said in options.unmapped(counts)]
+def _unmapped(counts: Mapping[str, int]) -> list[TreeBranch]:
+    return [TreeBranch(said[:1].lower() + said[1:], "unknown") for said in options.unmapped(counts)]
 
 
-def _unlisted(fabric: answers.Swept | None) -> list[Branch]:
+def _unlisted(fabric: answers.SweepStatus | None) -> list[TreeBranch]:
     """Hosts that the fabric has and nobody else: without a place in the inventory they are in no rack."""
     if fabric is None:
         return []
-    hosts, unnamed, found = fabric.unlisted_hosts, fabric.unnamed_hosts, list[Branch]()
+    hosts, unnamed, found = fabric.unlisted_hosts, fabric.unnamed_hosts, list[TreeBranch]()
     if hosts:
         more = ", …" if len(hosts) > SHOWN_HOSTS else ""
         text = (
             f"{_count(len(hosts), 'host')} of the fabric not in the inventory: {', '.join(hosts[:SHOWN_HOSTS])}{more}"
         )
-        found.append(Branch(text, "unknown"))
+        found.append(TreeBranch(text, "unknown"))
     if unnamed:
-        found.append(Branch(f"{_count(unnamed, 'adapter')} of the fabric without a host name", "unknown"))
+        found.append(TreeBranch(f"{_count(unnamed, 'adapter')} of the fabric without a host name", "unknown"))
     return found
 
 
-def _heading(answer: answers.Topology, nodes: Sequence[answers.NodeView]) -> str:
+def _heading(answer: answers.Topology, nodes: Sequence[answers.TopologyNode]) -> str:
     gpus = sum(len(node.gpus) for node in nodes)
     bad = sum(node.state != "healthy" for node in nodes)
     parts = [_count(len(answer.racks), "rack"), _count(len(nodes), "node"), _count(gpus, "GPU")]
@@ -116,10 +116,10 @@ def _heading(answer: answers.Topology, nodes: Sequence[answers.NodeView]) -> str
     return f"{text}; {said}" + (f" – {fabric.problem}" if fabric.problem else "")
 
 
-def _rack(rack: answers.RackView, shown: Shown) -> Branch:
+def _rack(rack: answers.TopologyRack, shown: TreeDetail) -> TreeBranch:
     nodes = [node for leaf in rack.leaves for node in leaf.nodes]
     name = f"rack {rack.name}" if rack.name else "unmapped: no rack is known"
-    branch = Branch(f"{name} · {_summary(nodes)}", rack.state, _reasons(rack.why))
+    branch = TreeBranch(f"{name} · {_summary(nodes)}", rack.state, _reasons(rack.why))
     if rack.state == "healthy" and not (shown.nodes or shown.parts or shown.everything):
         leaves = [leaf.name for leaf in rack.leaves if leaf.name]
         branch.text += f" · {', '.join(leaves[:4])}" if leaves else ""
@@ -128,56 +128,56 @@ def _rack(rack: answers.RackView, shown: Shown) -> Branch:
     return branch
 
 
-def _leaf(leaf: answers.LeafView, shown: Shown) -> Branch:
+def _leaf(leaf: answers.TopologyLeaf, shown: TreeDetail) -> TreeBranch:
     name = f"leaf {leaf.name}" if leaf.name else "unmapped: no leaf is known"
-    branch = Branch(f"{name} · {_summary(leaf.nodes)}", leaf.state, _reasons(leaf.why))
+    branch = TreeBranch(f"{name} · {_summary(leaf.nodes)}", leaf.state, _reasons(leaf.why))
     bad = [node for node in leaf.nodes if node.state != "healthy"]
     healthy = [node for node in leaf.nodes if node.state == "healthy"]
     branch.below += [_node(node, everything=shown.parts or shown.everything) for node in bad]
     if shown.everything or shown.parts or (shown.nodes and len(healthy) <= SHOWN_NODES):
         branch.below += [_node(node, everything=shown.parts or shown.everything) for node in healthy]
     elif healthy and bad:
-        branch.below.append(Branch(f"{_count(len(healthy), 'node')} healthy", "healthy"))
+        branch.below.append(TreeBranch(f"{_count(len(healthy), 'node')} healthy", "healthy"))
     return branch
 
 
-def _node(node: answers.NodeView, *, everything: bool) -> Branch:
-    gpus: Sequence[answers.GpuView] = node.gpus
+def _node(node: answers.TopologyNode, *, everything: bool) -> TreeBranch:
+    gpus: Sequence[answers.TopologyGpu] = node.gpus
     links = node.links
     counts = [_fold(gpus, "GPU"), *([_fold(links, "link")] if links else [])]
     state = "" if node.state == "healthy" else f" · {node.state}"
-    branch = Branch(f"node {node.name}{state} · {', '.join(counts)}", node.state, _reasons(node.why))
+    branch = TreeBranch(f"node {node.name}{state} · {', '.join(counts)}", node.state, _reasons(node.why))
     if gpus and not everything and len({(gpu.state, gpu.why) for gpu in gpus}) == 1:
         # A machine that is silent as a whole needs no line for each of its GPUs.
         gpus = [] if gpus[0].state in ("healthy", "silent") else gpus
     shown = [gpu for gpu in gpus if everything or gpu.state != "healthy"]
-    branch.below += [Branch(_gpu(gpu), gpu.state) for gpu in shown if gpu.uuid is not None]
+    branch.below += [TreeBranch(_gpu(gpu), gpu.state) for gpu in shown if gpu.uuid is not None]
     if nameless := [gpu for gpu in shown if gpu.uuid is None]:
         text = f"{_count(len(nameless), 'gpu')} · {nameless[0].state} · {nameless[0].why}"
-        branch.below.append(Branch(text, nameless[0].state))
-    branch.below += [Branch(_link(link), link.state) for link in links if everything or link.state != "healthy"]
+        branch.below.append(TreeBranch(text, nameless[0].state))
+    branch.below += [TreeBranch(_link(link), link.state) for link in links if everything or link.state != "healthy"]
     return branch
 
 
-def _gpu(gpu: answers.GpuView) -> str:
+def _gpu(gpu: answers.TopologyGpu) -> str:
     name = "gpu ?" if gpu.index is None else f"gpu {gpu.index}"
     return " · ".join(part for part in (name, gpu.state, gpu.uuid, gpu.why) if part)
 
 
-def _link(link: answers.LinkView) -> str:
+def _link(link: answers.TopologyLink) -> str:
     rate = "" if link.gbps is None else f"{link.gbps:g} Gb/s"
     there = f"{link.switch} port {link.switch_port}" if link.switch else ""
     parts = (f"link {link.device}/{link.port}", link.state, rate, there, link.why)
     return " · ".join(part for part in parts if part)
 
 
-def _switch(switch: answers.SwitchView) -> Branch:
+def _switch(switch: answers.TopologySwitch) -> TreeBranch:
     links = _count(switch.links, "link")
     text = f"{switch.role} switch {switch.name} · {switch.state} · {links}"
-    return Branch(text, switch.state, _reasons(switch.trouble))
+    return TreeBranch(text, switch.state, _reasons(switch.trouble))
 
 
-def _summary(nodes: Sequence[answers.NodeView]) -> str:
+def _summary(nodes: Sequence[answers.TopologyNode]) -> str:
     gpus = sum(len(node.gpus) for node in nodes)
     bad = sum(node.state != "healthy" for node in nodes)
     if not bad:
@@ -185,7 +185,7 @@ def _summary(nodes: Sequence[answers.NodeView]) -> str:
     return f"{bad} of {_count(len(nodes), 'node')} not healthy"
 
 
-def _fold(parts: Sequence[answers.GpuView | answers.LinkView], word: str) -> str:
+def _fold(parts: Sequence[answers.TopologyGpu | answers.TopologyLink], word: str) -> str:
     states = {part.state for part in parts} or {"healthy"}
     if len(states) == 1:
         return f"{_count(len(parts), word)} {states.pop()}"
@@ -193,8 +193,8 @@ def _fold(parts: Sequence[answers.GpuView | answers.LinkView], word: str) -> str
     return f"{bad} of {_count(len(parts), word)} not healthy"
 
 
-def _reasons(why: Iterable[str]) -> list[Branch]:
-    return [Branch(text) for text in why]
+def _reasons(why: Iterable[str]) -> list[TreeBranch]:
+    return [TreeBranch(text) for text in why]
 
 
 def _worst(states: Iterable[str]) -> str:
@@ -205,18 +205,18 @@ def _count(number: int, word: str, words: str | None = None) -> str:
     return f"{number:,} {word if number == 1 else words or word + 's'}"
 
 
-def plain_lines(tree: Iterable[Branch], indent: str = "") -> Iterator[str]:
+def plain_lines(tree: Iterable[TreeBranch], indent: str = "") -> Iterator[str]:
     for branch in tree:
         yield f"{indent}{branch.text}"
         yield from plain_lines(branch.below, indent + "  ")
 
 
-def _print_rich(tree: Sequence[Branch]) -> None:
+def _print_rich(tree: Sequence[TreeBranch]) -> None:
     from rich.console import Console
     from rich.text import Text
     from rich.tree import Tree
 
-    def grow(on: Tree, branches: Iterable[Branch]) -> None:
+    def grow(on: Tree, branches: Iterable[TreeBranch]) -> None:
         for branch in branches:
             style = "" if not branch.state else COLOURS.get(branch.state, TROUBLE_COLOUR)
             grow(on.add(Text(branch.text, style=style)), branch.below)

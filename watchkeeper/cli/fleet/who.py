@@ -47,7 +47,7 @@ def describe(answer: answers.Who) -> list[str]:
     return lines[:-1] if lines and not lines[-1] else lines
 
 
-def _gpu(gpu: answers.GpuAnswer) -> list[str]:
+def _gpu(gpu: answers.GpuAndHolders) -> list[str]:
     index = "" if gpu.index is None else f"GPU {gpu.index} "
     gone = ", gone" if gpu.is_gone else ""
     lines = [f"{index}on {gpu.node} ({gpu.uuid}{', ' + gpu.model if gpu.model else ''}{gone})"]
@@ -57,7 +57,7 @@ def _gpu(gpu: answers.GpuAnswer) -> list[str]:
     return lines + _incidents(gpu)
 
 
-def _holder(holder: answers.Holder) -> str:
+def _holder(holder: answers.GpuHolder) -> str:
     kind = holder.kind.replace("_", " ")
     said = [kind]
     about = {"container": holder.container, "user": holder.user, "team": holder.team, "project": holder.project}
@@ -69,11 +69,11 @@ def _holder(holder: answers.Holder) -> str:
     return f"{_called(holder)} ({', '.join(said)})"
 
 
-def _called(found: answers.Holder | answers.WorkloadAnswer) -> str:
+def _called(found: answers.GpuHolder | answers.WorkloadAndGpus) -> str:
     return "/".join(part for part in (found.namespace, found.name) if part)
 
 
-def _node(found: answers.NodeAnswer) -> list[str]:
+def _node(found: answers.NodeAndGpus) -> list[str]:
     node = found.node
     domains = {"pool": node.pool, "rack": node.rack, "leaf": node.leaf}
     where = ", ".join(f"{name} {called or 'unmapped'}" for name, called in domains.items())
@@ -95,7 +95,7 @@ def _node(found: answers.NodeAnswer) -> list[str]:
     return lines + list(seen)
 
 
-def _workload(workload: answers.WorkloadAnswer) -> list[str]:
+def _workload(workload: answers.WorkloadAndGpus) -> list[str]:
     about = [workload.kind.replace("_", " "), workload.state]
     # A pod's account and queue are its namespace, unless something says otherwise.
     owners = {
@@ -127,5 +127,5 @@ def _workload(workload: answers.WorkloadAnswer) -> list[str]:
     return lines + _incidents(workload)
 
 
-def _incidents(found: answers.GpuAnswer | answers.WorkloadAnswer) -> list[str]:
+def _incidents(found: answers.GpuAndHolders | answers.WorkloadAndGpus) -> list[str]:
     return [f"  incident  {one.id} {one.severity}: {one.title}" for one in found.incidents]

@@ -29,7 +29,7 @@ from watchkeeper.kit import logs
 @click.option("--log-json", is_flag=True, help="Log as JSON.")
 def command(config_file: Path | None, host: str | None, port: int | None, data: str | None, log_json: bool) -> None:
     """The fleet's side: finds targets, scrapes, stores, evaluates rules, opens incidents, says why."""
-    logs.start(as_json=log_json)
+    logs.configure(as_json=log_json)
     configured = loading.load(config_file, {"hub.host": host, "hub.port": port, "hub.data": data})
     # NumPy's linear algebra, of which a hub has little, would keep a core busy with threads of its own.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -37,15 +37,15 @@ def command(config_file: Path | None, host: str | None, port: int | None, data: 
 
     lazy_imports.begin()
     if configured.query.engine is settings.QueryEngine.EMBEDDED:
-        from watchkeeper.store.wal import wal_ahead
+        from watchkeeper.store.wal import wal_prefetch
 
-        wal_ahead.begin(configured.samples_path)
+        wal_prefetch.start_reading(configured.samples_path)
     import asyncio
 
     from watchkeeper.cli import processes
     from watchkeeper.cli.hub import serving
     from watchkeeper.kit import memory
 
-    memory.give_back_early()
-    memory.collect_seldom()
+    memory.release_eagerly()
+    memory.collect_garbage_rarely()
     asyncio.run(processes.until_stopped(lambda stop: serving.run(configured, stop)))

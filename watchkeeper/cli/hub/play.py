@@ -41,22 +41,22 @@ def command(file: Path, port: int, speed: float | None, as_json: bool) -> None:
     """
     from watchkeeper.config import settings
     from watchkeeper.store import recording
-    from watchkeeper.web import played
+    from watchkeeper.web import replay_hub
 
     progress = Progress()
-    tape = recording.read(file, progress=lambda lines: progress.say(f"Reading: {lines:,} lines"))
+    tape = recording.read(file, progress=lambda lines: progress.update(f"Reading: {lines:,} lines"))
     if as_json:
-        progress.done()
+        progress.clear()
         span = {"from": wire.format_time(clock.from_ms(tape.header.from_ms))}
         span["to"] = wire.format_time(clock.from_ms(tape.header.to_ms))
         about = {"cluster": tape.header.cluster, "hub_version": tape.header.hub_version}
         options.print_json({"file": str(file), **span, **about, **tape.counts()})
         return
-    on = played.load_engine(tape, progress=lambda part: progress.say(f"Loading: {part:.0%}"))
-    progress.done()
-    chosen = settings.Settings(hub=settings.Hub(host=HOST, port=port))
+    on = replay_hub.load_engine(tape, progress=lambda part: progress.update(f"Loading: {part:.0%}"))
+    progress.clear()
+    chosen = settings.Settings(hub=settings.HubSettings(host=HOST, port=port))
     chosen = replace(chosen, fleet=replace(chosen.fleet, cluster=tape.header.cluster))
-    offered = played.services_of(tape, on, settings=chosen, speed=speed)
+    offered = replay_hub.recorded_services(tape, on, settings=chosen, speed=speed)
     asyncio.run(processes.until_stopped(lambda stop: serve(offered, port, stop=stop)))
 
 

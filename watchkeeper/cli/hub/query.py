@@ -80,7 +80,7 @@ def command(
 
 
 def ask(hub: Client, expr: str, at: str | None) -> dict[str, Any]:
-    return hub.ask_promql(expr, at=None if at is None else times.seconds(times.moment(at, hub))).plain
+    return hub.query_data(expr, at=None if at is None else times.seconds(times.moment(at, hub))).plain
 
 
 def ask_range(hub: Client, expr: str, start: str, end: str, *, step: str | None) -> dict[str, Any]:
@@ -88,7 +88,7 @@ def ask_range(hub: Client, expr: str, start: str, end: str, *, step: str | None)
     if step is None:
         span_seconds = (until - since).total_seconds()
         step = durations.format_seconds(max(1.0, round(span_seconds / POINTS)))
-    return hub.ask_promql_range(expr, start=times.seconds(since), end=times.seconds(until), step=step).plain
+    return hub.query_range_data(expr, start=times.seconds(since), end=times.seconds(until), step=step).plain
 
 
 def points(answer: dict[str, Any]) -> tuple[str, list[tuple[str, list[tuple[float, float]]]]]:

@@ -41,12 +41,12 @@ def command(
             for piece in hub.recording(start=times.seconds(since), end=times.seconds(until), matches=matches):
                 target.write(piece)
                 size += len(piece)
-                progress.say(f"{size / 2**20:.1f} MiB")
+                progress.update(f"{size / 2**20:.1f} MiB")
         os.replace(partial, file)
     except OSError as error:
         raise click.ClickException(f"{file}: cannot be written: {error.strerror}") from error
     finally:
-        progress.done()
+        progress.clear()
         partial.unlink(missing_ok=True)
     if as_json:
         span = {"from": wire.format_time(since), "to": wire.format_time(until)}

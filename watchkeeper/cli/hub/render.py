@@ -97,7 +97,7 @@ def _carry_out(directory: Path, step: tree.Step) -> None:
             path.unlink()
         elif step.standing is not tree.Standing.UNCHANGED:
             path.parent.mkdir(parents=True, exist_ok=True)
-            whole_files.write_whole(path, step.file.text.encode())
+            whole_files.write_atomically(path, step.file.text.encode())
         if step.file is not None and step.file.is_executable:
             path.chmod(0o755)
     except OSError as error:

@@ -27,7 +27,7 @@ EXISTING = click.Path(exists=True, path_type=Path)
 FILE = click.Path(exists=True, path_type=Path, dir_okay=False)
 
 
-@click.group("rules", cls=groups.Group)
+@click.group("rules", cls=groups.FullHelpGroup)
 def command() -> None:
     """Check and test Prometheus rule files, see what they would have said, and put them in force."""
 
@@ -40,7 +40,7 @@ def check(files: tuple[Path, ...], as_json: bool) -> None:
     from watchkeeper.rules import rulefile
 
     try:
-        found = rulefile.load(files)
+        found = rulefile.load_rules(files)
     except rulefile.RuleFileProblems as error:
         if as_json:
             said = [{"file": one.path, "line": one.line, "problem": one.problem} for one in error.problems]
@@ -63,7 +63,7 @@ def write_slo(file: Path) -> None:
     """Turn the objectives in FILE (see packs/slo.yaml) into a rule file, printed."""
     from watchkeeper.rules import slo
 
-    click.echo(slo.render(slo.load(file), source=file.name), nl=False)
+    click.echo(slo.render_rules(slo.load_slos(file), source=file.name), nl=False)
 
 
 @command.command("reload")
@@ -93,7 +93,7 @@ def test(files: tuple[Path, ...], as_json: bool) -> None:
     found: dict[str, list[str]] = {}
     for path in files:
         try:
-            found[str(path)] = failures = unit_tests.run(path)
+            found[str(path)] = failures = unit_tests.run_test_file(path)
         except WatchkeeperError as error:
             found[str(path)] = failures = [str(error)]
         if not as_json:
@@ -129,28 +129,28 @@ def replay(
     """
     from watchkeeper.rules import replay as replays
     from watchkeeper.rules import rulefile
-    from watchkeeper.web import played
+    from watchkeeper.web import replay_hub
 
-    rule_set, progress = rulefile.load(files), Progress()
+    rule_set, progress = rulefile.load_rules(files), Progress()
     try:
         if tape_file is not None:
             tape, since, until = _from_file(tape_file, start, end, progress)
         else:
             since, until = times.window(start, end, hub)
             tape = _from_hub(hub, rule_set, since, until, progress=progress)
-        _, written, _ = replays.names(rule_set)
+        _, written, _ = replays.metric_names(rule_set)
         tape.series = [one for one in tape.series if one[0].name not in written]
-        on = played.load_engine(tape, progress=lambda part: progress.say(f"Loading: {part:.0%}"))
-        window = replays.Window(clock.to_ms(since), clock.to_ms(until), durations.parse_seconds(interval))
-        found = replays.run(
+        on = replay_hub.load_engine(tape, progress=lambda part: progress.update(f"Loading: {part:.0%}"))
+        window = replays.ReplayWindow(clock.to_ms(since), clock.to_ms(until), durations.parse_seconds(interval))
+        found = replays.replay(
             rule_set,
             on,
             window,
             appender=on.appender,
-            progress=lambda at, of: progress.say(f"Rule {at + 1} of {of}"),
+            progress=lambda at, of: progress.update(f"Rule {at + 1} of {of}"),
         )
     finally:
-        progress.done()
+        progress.clear()
     _print(found, since, until, as_json=as_json)
     if found.failures:
         raise SystemExit(1)
@@ -159,7 +159,7 @@ def replay(
 def _from_file(path: Path, start: str, end: str, progress: Progress) -> tuple[recording.Recording, datetime, datetime]:
     from watchkeeper.store import recording
 
-    tape = recording.read(path, progress=lambda lines: progress.say(f"Reading: {lines:,} lines"))
+    tape = recording.read(path, progress=lambda lines: progress.update(f"Reading: {lines:,} lines"))
     last, given = clock.from_ms(tape.header.to_ms), click.get_current_context().get_parameter_source("start")
     is_default = given is click.core.ParameterSource.DEFAULT
     since = clock.from_ms(tape.header.from_ms) if is_default else times.read(start, last)
@@ -176,7 +176,7 @@ def _from_hub(
     from watchkeeper.rules import replay as replays
     from watchkeeper.store import recording
 
-    wanted, _, lookback_ms = replays.names(rule_set)
+    wanted, _, lookback_ms = replays.metric_names(rule_set)
     early = clock.from_ms(clock.to_ms(since) - lookback_ms)
     matches = [f'{{__name__="{name}"}}' for name in sorted(wanted)]
     with tempfile.NamedTemporaryFile(suffix=".wkrec") as kept:
@@ -184,7 +184,7 @@ def _from_hub(
             start=times.seconds(early),
             end=times.seconds(until),
             matches=matches,
-            progress=lambda size: progress.say(f"From the hub: {size / 2**20:.1f} MiB"),
+            progress=lambda size: progress.update(f"From the hub: {size / 2**20:.1f} MiB"),
         )
         for piece in pieces:
             kept.write(piece)

@@ -23,25 +23,25 @@ from watchkeeper.errors import WatchkeeperError
 from watchkeeper.hub import hub, runtime, samples
 from watchkeeper.kit import clock, lazy_imports
 from watchkeeper.net import addresses
-from watchkeeper.store.wal import wal_ahead
-from watchkeeper.web import app, opening, server
-from watchkeeper.web.auth import auth, doors, tls
+from watchkeeper.store.wal import wal_prefetch
+from watchkeeper.web import app, server, startup_app
+from watchkeeper.web.auth import auth, auth_reload, tls
 
 FIRST_ANSWERS_SECONDS = 3.0
 
 
 async def run(configured: settings.Settings, stop: asyncio.Event) -> None:
-    with opened(configured) as door:
+    with open_listener(configured) as door:
         say = f"Watchkeeper is at {door.url}"
         await serve(configured, door, time=clock.ScaledClock(), stop=stop, say=say, reload_on_hangup=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
+class HubListener:
     """Where the hub listens and who may come in. `local_url` is for processes of this machine."""
 
     listener: socket.socket
-    doors: doors.Doors
+    auth_files: auth_reload.AuthFiles
     certificates: tls.Certificates | None
     url: str
     local_url: str
@@ -49,32 +49,32 @@ class Door:
 
 
 @contextlib.contextmanager
-def opened(configured: settings.Settings) -> Iterator[Door]:
+def open_listener(configured: settings.Settings) -> Iterator[HubListener]:
     """Check who may come in and take the port, before anything else is touched."""
-    entries = doors.of_settings(configured.hub)
+    entries = auth_reload.from_settings(configured.hub)
     auth.check_listen(configured.hub.host, entries.access)
-    certificates = tls.of_settings(configured.hub)
+    certificates = tls.from_settings(configured.hub)
     agent_token = None
     if not entries.access.is_open:
         # The agent that `up` runs beside the hub needs a token of its own; it lives as long as the process.
         agent_token = secrets.token_hex(32)
         own = auth.Token("agent of this machine", auth.Role.AGENT, hashlib.sha256(agent_token.encode()).digest())
-        entries.always = (own,)
-        entries.read()
+        entries.extra_tokens = (own,)
+        entries.load()
     listener = server.listen(configured.hub.host, configured.hub.port)
     host, port = configured.hub.host, listener.getsockname()[1]
     shown = f"[{host}]" if ":" in host else host
     local = shown if addresses.is_loopback(host) else "127.0.0.1"
     with contextlib.closing(listener):
         scheme = "http" if certificates is None else "https"
-        yield Door(
+        yield HubListener(
             listener, entries, certificates, f"{scheme}://{shown}:{port}", f"{scheme}://{local}:{port}", agent_token
         )
 
 
 async def serve(
     configured: settings.Settings,
-    door: Door,
+    door: HubListener,
     *,
     time: clock.Clock,
     stop: asyncio.Event,
@@ -85,14 +85,14 @@ async def serve(
 ) -> None:
     """Run hub and web application, and whatever runs beside them, until `stop` is set or one of them fails."""
     kept = samples.Samples(runtime.Runtime(configured, time))
-    build = Builder(kept, simulator_url)
-    rest = left_to_build(build)
-    wal_ahead.meanwhile(configured.samples_path, rest)
+    build = HubBuilder(kept, simulator_url)
+    rest = build_in_steps(build)
+    wal_prefetch.run_while_reading(configured.samples_path, rest)
     kept.open()
-    door.doors.keep_key(Path(configured.hub.session_key_file or Path(configured.hub.data) / "session.key"))
+    door.auth_files.load_session_key(Path(configured.hub.session_key_file or Path(configured.hub.data) / "session.key"))
     try:
         async with asyncio.TaskGroup() as group:
-            await answer(build, door, group, rest=rest, stop=stop)
+            await serve_while_building(build, door, group, rest=rest, stop=stop)
             if reload_on_hangup:
                 processes.on_hangup(build().rules.reload_soon)
             for start in beside:
@@ -105,7 +105,7 @@ async def serve(
 
 
 @dataclass(slots=True)
-class Builder:
+class HubBuilder:
     """Builds a hub over samples once, the first time that it is called."""
 
     kept: samples.Samples
@@ -118,34 +118,37 @@ class Builder:
         return self.built
 
 
-def left_to_build(build: Builder) -> Iterator[None]:
+def build_in_steps(build: HubBuilder) -> Iterator[None]:
     """What a hub needs besides its samples, in steps, for when it would wait; wrong settings are told here."""
     yield from lazy_imports.steps("watchkeeper.web", "watchkeeper.hub")
     build()
     yield
 
 
-async def answer(
-    build: Builder, door: Door, group: asyncio.TaskGroup, *, rest: Iterator[None], stop: asyncio.Event
+async def serve_while_building(
+    build: HubBuilder, door: HubListener, group: asyncio.TaskGroup, *, rest: Iterator[None], stop: asyncio.Event
 ) -> None:
     """Answer questions about samples that are read, build the rest, and let the hub begin to watch."""
-    first, is_up = opening.Opening(build.kept.runtime, build.kept.queries, doors=door.doors), asyncio.Event()
+    first, is_up = (
+        startup_app.StartupApp(build.kept.runtime, build.kept.queries, doors=door.auth_files),
+        asyncio.Event(),
+    )
     served = group.create_task(
         server.serve(first, door.listener, stop=stop, certificates=door.certificates, is_up=is_up)
     )
     await is_up.wait()
-    await first.step_aside()
+    await first.yield_to_requests()
     try:
         for _ in rest:
-            await first.step_aside()
+            await first.yield_to_requests()
         watch = build()
         watch.open()
     except WatchkeeperError:
-        first.give_up()
+        first.fail_startup()
         stop.set()
         await served
         raise
-    first.complete(app.create_app(watch.services, door.doors))
+    first.set_application(app.create_app(watch.services, door.auth_files))
     group.create_task(watch.run(stop))
     group.create_task(finish_imports(stop))
 

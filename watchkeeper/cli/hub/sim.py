@@ -14,7 +14,7 @@ from watchkeeper.client.hub import Client
 from watchkeeper.kit import durations
 
 
-@click.group("sim", cls=groups.Group)
+@click.group("sim", cls=groups.FullHelpGroup)
 def command() -> None:
     """Run a simulated fleet, list what can go wrong in it, and make it go wrong."""
 
@@ -77,7 +77,7 @@ def faults(hub: Client, as_json: bool) -> None:
         click.echo("Nothing is broken on purpose.")
 
 
-def _begins(fault: answers.Fault) -> str:
+def _begins(fault: answers.SimulatedFault) -> str:
     """When a fault begins that has not yet; empty for the others."""
     seconds = fault.strikes_in_seconds
     return f"in {durations.format_seconds(seconds)}" if seconds else ""
@@ -122,8 +122,8 @@ def run(
     from watchkeeper.kit import logs, memory
     from watchkeeper.sim import server
 
-    memory.give_back_early()
-    logs.start(level="warning" if announce else "info")
+    memory.release_eagerly()
+    logs.configure(level="warning" if announce else "info")
     settings = server.SimSettings(
         gpus=gpus,
         port=port,

@@ -38,7 +38,7 @@ def command(hub: Client, as_json: bool) -> None:
         raise SystemExit(1)
 
 
-def _row(one: answers.ShownBudget) -> list[str]:
+def _row(one: answers.SloStatus) -> list[str]:
     since = f" since {times.utc(one.since)}" if one.since else ""
     told = f" {', '.join(one.incidents)}" if one.incidents else ""
     return [

@@ -33,13 +33,13 @@ def with_holdings(command: Callable[..., Any]) -> Callable[..., Any]:
         configured = loading.load(config_file, {"hub.data": data})
         url_file = configured.journal.url_file
         journal = configured.journal_path if url_file is None else None
-        kept = backup.Holdings(Path(configured.hub.data), configured.samples_path, journal, url_file)
+        kept = backup.DataLocations(Path(configured.hub.data), configured.samples_path, journal, url_file)
         return command(*args, kept=kept, **kwargs)
 
     return wrapper
 
 
-@click.group("store", cls=groups.Group)
+@click.group("store", cls=groups.FullHelpGroup)
 def command() -> None:
     """Back up, restore and verify what a hub keeps."""
 
@@ -69,7 +69,7 @@ def restore_command(directory: Path, kept: Any) -> None:
     """Put the backup in DIRECTORY into an empty or new data directory; exit 1 if a part of it is damaged."""
     from watchkeeper.store import backup
 
-    found = backup.restore(directory, kept)
+    found = backup.restore_backup(directory, kept)
     click.echo(f"{kept.data}: restored from {directory}")
     _say(found)
 
@@ -83,7 +83,7 @@ def verify_command(kept: Any) -> None:
     if kept.url_file is None and not kept.samples.is_dir() and not kept.journal.exists():
         click.echo(f"watchkeeper: {kept.data}: no hub has kept anything here. Name its data with --data", err=True)
         raise SystemExit(NOTHING_THERE)
-    _say(list(backup.damages(kept)))
+    _say(list(backup.find_corruptions(kept)))
 
 
 @command.command("export")

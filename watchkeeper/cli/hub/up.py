@@ -57,7 +57,7 @@ def command(gpus: int, scenarios: tuple[str, ...], seed: int, speed: float, verb
     """
     from watchkeeper.sim import scenario
 
-    logs.start(level="debug" if verbose else "warning")
+    logs.configure(level="debug" if verbose else "warning")
     known = scenario.load_all()
     for name in scenarios:
         scenario.find(known, name)
@@ -66,8 +66,8 @@ def command(gpus: int, scenarios: tuple[str, ...], seed: int, speed: float, verb
     # A fault strikes a fleet that has been seen healthy, so that everything about it has a name and a past.
     world += ["--scenario-after", str(round(SCENARIO_AFTER_SECONDS * max(1.0, speed)))]
     configured = demo_settings(**hub, gpus=gpus)
-    memory.give_back_early()
-    memory.collect_seldom()
+    memory.release_eagerly()
+    memory.collect_garbage_rarely()
     asyncio.run(processes.until_stopped(lambda stop: run(configured, world, clock.ScaledClock(speed=speed), stop=stop)))
 
 
@@ -90,7 +90,7 @@ def demo_settings(
         "query.cache_mebibytes": 16,
         "query.out_of_order": "30s",
         "query.retention": "1d",
-        "query.max_series": max(settings.Query().max_series, SERIES_PER_GPU * gpus),
+        "query.max_series": max(settings.QuerySettings().max_series, SERIES_PER_GPU * gpus),
         "remediate.driver": "simulated",
         "remediate.mode": mode,
     }
@@ -101,7 +101,7 @@ async def run(configured: settings.Settings, world: list[str], time: clock.Scale
     """Bind first, so that a taken port costs nothing; then the fleet, then those who watch it."""
     from watchkeeper.cli.hub import serving
 
-    with serving.opened(configured) as door:
+    with serving.open_listener(configured) as door:
         async with simulator([*world, "--epoch", repr(time.epoch_seconds)]) as fleet:
             watcher = agent.AgentSettings(
                 hub_url=door.local_url,
@@ -131,7 +131,7 @@ Break something from a second terminal: {program} sim inject xid-79{hub}"""
 
 
 @dataclass(frozen=True, slots=True)
-class Simulator:
+class SimulatorProcess:
     """The simulated fleet's process and address."""
 
     child: asyncio.subprocess.Process
@@ -148,7 +148,7 @@ class Simulator:
 
 
 @contextlib.asynccontextmanager
-async def simulator(arguments: list[str]) -> AsyncIterator[Simulator]:
+async def simulator(arguments: list[str]) -> AsyncIterator[SimulatorProcess]:
     """The simulator as a process of its own, from its first word until the block ends."""
     line = [sys.executable, "-m", "watchkeeper.cli.main", "sim", "run", "--port", "0", "--announce", *arguments]
     pipe = asyncio.subprocess.PIPE
@@ -159,7 +159,7 @@ async def simulator(arguments: list[str]) -> AsyncIterator[Simulator]:
             url = (await child.stdout.readline()).decode().strip()
         if not url:
             raise StartRefused("the simulated fleet did not start; its message is above")
-        yield Simulator(child, url)
+        yield SimulatorProcess(child, url)
     except TimeoutError as error:
         raise StartRefused(f"the simulated fleet was not ready within {READY_WITHIN_SECONDS:g} s") from error
     finally:

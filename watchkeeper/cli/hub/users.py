@@ -36,7 +36,7 @@ def chosen(path: Path | None, config_file: Path | None) -> Path:
     return path
 
 
-@click.group("users", cls=groups.Group)
+@click.group("users", cls=groups.FullHelpGroup)
 def command() -> None:
     """People who sign in with a name and a password; programs and agents have tokens.
 
@@ -52,11 +52,11 @@ def command() -> None:
 def add(name: str, role: str, no_password: bool, path: Path | None, config_file: Path | None) -> None:
     """Let somebody in; the password is asked for, or is the first line of standard input."""
     file = chosen(path, config_file)
-    known = users.load(file) if file.exists() else ()
+    known = users.load_users(file) if file.exists() else ()
     _must(users.check_name, name)
     if any(user.name == name for user in known):
         raise SettingsError(f"{name} is there already", where=str(file), remedy="`passwd` changes the password")
-    hash = None if no_password else users.hashed(_password())
+    hash = None if no_password else users.hash_password(_password())
     users.write(file, [*known, auth.User(name, auth.Role(role), hash)])
     click.echo(f"{name} is {role} in {file}. The hub reads it where [hub] users names it.")
 
@@ -66,7 +66,7 @@ def add(name: str, role: str, no_password: bool, path: Path | None, config_file:
 @with_file
 def list_users(as_json: bool, path: Path | None, config_file: Path | None) -> None:
     """Who may sign in, and as what."""
-    known = users.load(chosen(path, config_file))
+    known = users.load_users(chosen(path, config_file))
     if as_json:
         options.print_json([{"name": u.name, "role": u.role, "has_password": u.hash is not None} for u in known])
     elif known:
@@ -82,7 +82,7 @@ def list_users(as_json: bool, path: Path | None, config_file: Path | None) -> No
 def remove(name: str, path: Path | None, config_file: Path | None) -> None:
     """Let somebody in no longer; their sessions end."""
     file = chosen(path, config_file)
-    known = users.load(file)
+    known = users.load_users(file)
     _find(known, name, file)
     users.write(file, [user for user in known if user.name != name])
     click.echo(f"{name} is removed from {file}.")
@@ -94,9 +94,9 @@ def remove(name: str, path: Path | None, config_file: Path | None) -> None:
 def passwd(name: str, path: Path | None, config_file: Path | None) -> None:
     """Change a password; sessions that began with the earlier one end."""
     file = chosen(path, config_file)
-    known = users.load(file)
+    known = users.load_users(file)
     _find(known, name, file)
-    hash = users.hashed(_password())
+    hash = users.hash_password(_password())
     users.write(file, [replace(user, hash=hash) if user.name == name else user for user in known])
     click.echo(f"{name} has a new password.")
 

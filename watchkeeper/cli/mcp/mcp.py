@@ -31,7 +31,7 @@ def command(hub: Client, may_act: bool) -> None:
     """
     if sys.stdin.isatty():
         click.echo("watchkeeper mcp: waiting for an assistant on standard input; end with Ctrl-D", err=True)
-    server = mcp_protocol.Server(
+    server = mcp_protocol.McpServer(
         mcp_tools.tools(hub, may_act=may_act),
         mcp_tools.resources(),
         version=__version__,

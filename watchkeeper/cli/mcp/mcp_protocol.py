@@ -31,7 +31,7 @@ CHECKS: dict[str, type | tuple[type, ...]] = {"string": str, "integer": int, "nu
 
 
 @dataclass(frozen=True, slots=True)
-class Tool:
+class McpTool:
     """One tool: what it is for, its arguments as JSON Schema properties, and the function that answers with text."""
 
     name: str
@@ -61,7 +61,7 @@ class Tool:
 
 
 @dataclass(frozen=True, slots=True)
-class Resource:
+class McpResource:
     """A text that a client may read; `read` is called when it does."""
 
     uri: str
@@ -74,7 +74,7 @@ class Resource:
         return {"uri": self.uri, "name": self.name, "description": self.words, "mimeType": self.media}
 
 
-class Refused(Exception):
+class ProtocolError(Exception):
     """A request that the protocol answers with an error."""
 
     def __init__(self, code: int, problem: str, content: Any = None) -> None:
@@ -83,11 +83,11 @@ class Refused(Exception):
         self.content = content
 
 
-class Server:
+class McpServer:
     """Answers messages; it keeps nothing between them, so that both eras are served alike."""
 
     def __init__(
-        self, tools: Sequence[Tool], resources: Sequence[Resource], *, version: str, instructions: str
+        self, tools: Sequence[McpTool], resources: Sequence[McpResource], *, version: str, instructions: str
     ) -> None:
         self._tools = {tool.name: tool for tool in tools}
         self._resources = {resource.uri: resource for resource in resources}
@@ -113,7 +113,7 @@ class Server:
             if id is None:
                 return None
             return {"jsonrpc": "2.0", "id": id, "result": self._result(message)}
-        except Refused as error:
+        except ProtocolError as error:
             said: dict[str, Any] = {"code": error.code, "message": str(error)}
             if error.content is not None:
                 said["data"] = error.content
@@ -122,11 +122,11 @@ class Server:
     def _result(self, message: dict[str, Any]) -> dict[str, Any]:
         method, asked = message.get("method"), message.get("params") or {}
         if not isinstance(method, str) or not isinstance(asked, dict):
-            raise Refused(INVALID_REQUEST, "a request has a method and, if any, params as an object")
+            raise ProtocolError(INVALID_REQUEST, "a request has a method and, if any, params as an object")
         is_modern = _is_modern(asked)
         found = self._methods.get(method)
         if found is None or (is_modern and method in ("initialize", "ping")):
-            raise Refused(NO_METHOD, f"there is no method {method[:60]} here")
+            raise ProtocolError(NO_METHOD, f"there is no method {method[:60]} here")
         result = found(asked)
         if not is_modern:
             return result
@@ -155,7 +155,9 @@ class Server:
         """A tool's answer; what goes wrong inside one is an answer too, so that the model reads why."""
         tool, given = self._tools.get(str(asked.get("name"))), asked.get("arguments") or {}
         if tool is None or not isinstance(given, dict):
-            raise Refused(INVALID_PARAMS, f"there is no tool {str(asked.get('name'))[:60]}; tools/list names them")
+            raise ProtocolError(
+                INVALID_PARAMS, f"there is no tool {str(asked.get('name'))[:60]}; tools/list names them"
+            )
         problem = tool.problem_with(given)
         try:
             text = tool.call(given) if problem is None else problem
@@ -172,19 +174,19 @@ class Server:
         if found is None:
             # The modern era retired the code of its own for this.
             code = INVALID_PARAMS if _is_modern(asked) else NO_RESOURCE
-            raise Refused(code, f"there is no resource {str(asked.get('uri'))[:100]}")
+            raise ProtocolError(code, f"there is no resource {str(asked.get('uri'))[:100]}")
         return {"contents": [{"uri": found.uri, "mimeType": found.media, "text": found.read()}]}
 
 
 def _message(line: bytes) -> dict[str, Any]:
     if len(line) > MOST_LINE_BYTES:
-        raise Refused(INVALID_REQUEST, f"a message has at most {MOST_LINE_BYTES:,} bytes, this one has more")
+        raise ProtocolError(INVALID_REQUEST, f"a message has at most {MOST_LINE_BYTES:,} bytes, this one has more")
     try:
         message = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise Refused(PARSE_ERROR, f"not JSON: {error}") from error
+        raise ProtocolError(PARSE_ERROR, f"not JSON: {error}") from error
     if not isinstance(message, dict) or message.get("jsonrpc") != "2.0":
-        raise Refused(INVALID_REQUEST, "a message is one JSON-RPC 2.0 object")
+        raise ProtocolError(INVALID_REQUEST, "a message is one JSON-RPC 2.0 object")
     return message
 
 
@@ -196,13 +198,15 @@ def _is_modern(asked: Mapping[str, Any]) -> bool:
         return False
     if version not in MODERN_VERSIONS:
         known = {"supported": [*MODERN_VERSIONS, *HANDSHAKE_VERSIONS], "requested": str(version)}
-        raise Refused(UNSUPPORTED_VERSION, f"version {str(version)[:20]} of the protocol is not spoken here", known)
+        raise ProtocolError(
+            UNSUPPORTED_VERSION, f"version {str(version)[:20]} of the protocol is not spoken here", known
+        )
     if not isinstance(meta.get(f"{META}clientCapabilities"), dict):
-        raise Refused(INVALID_PARAMS, f"_meta lacks {META}clientCapabilities")
+        raise ProtocolError(INVALID_PARAMS, f"_meta lacks {META}clientCapabilities")
     return True
 
 
-def serve(server: Server, source: BinaryIO, sink: BinaryIO) -> None:
+def serve(server: McpServer, source: BinaryIO, sink: BinaryIO) -> None:
     """Answer line by line until the client closes its end."""
     while line := source.readline(MOST_LINE_BYTES + 1):
         if not line.strip():

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from watchkeeper.cli.mcp import runbooks
-from watchkeeper.cli.mcp.mcp_protocol import Resource, Tool
+from watchkeeper.cli.mcp.mcp_protocol import McpResource, McpTool
 from watchkeeper.client import answers, promql, reading
 from watchkeeper.client.hub import Client
 from watchkeeper.errors import HubError
@@ -29,77 +29,79 @@ PASTED_CHARACTERS = 4_000_000
 TEXT: dict[str, Any] = {"type": "string"}
 
 
-def tools(hub: Client, *, may_act: bool) -> list[Tool]:
-    asked = Questions(hub)
+def tools(hub: Client, *, may_act: bool) -> list[McpTool]:
+    asked = ReadTools(hub)
     found = [*_about_fleet(asked), *_about_trouble(asked), *_about_use(asked)]
-    return [*found, *_actions(Actions(hub))] if may_act else found
+    return [*found, *_actions(ActionTools(hub))] if may_act else found
 
 
-def resources() -> list[Resource]:
+def resources() -> list[McpResource]:
     return [
-        Resource(f"watchkeeper://runbooks/{name}", name, title, partial(runbooks.text, name))
+        McpResource(f"watchkeeper://runbooks/{name}", name, title, partial(runbooks.text, name))
         for name, title in runbooks.titles().items()
     ]
 
 
-def _about_fleet(asked: Questions) -> Iterator[Tool]:
-    yield Tool("fleet_overview", "The fleet in numbers: nodes by state, GPUs, open incidents, free room.", asked.fleet)
+def _about_fleet(asked: ReadTools) -> Iterator[McpTool]:
+    yield McpTool(
+        "fleet_overview", "The fleet in numbers: nodes by state, GPUs, open incidents, free room.", asked.fleet
+    )
     words = "One node: its state, what its scheduler says, its GPUs with their holders, and why it is as it is."
-    yield Tool("node", words, asked.node, {"name": _text("the node's name")}, ("name",))
+    yield McpTool("node", words, asked.node, {"name": _text("the node's name")}, ("name",))
     words = "One GPU by UUID or as node/3: where it is, who holds it, its incidents and its newest readings."
-    yield Tool("gpu", words, asked.gpu, {"name": _text("a UUID, or node/index")}, ("name",))
+    yield McpTool("gpu", words, asked.gpu, {"name": _text("a UUID, or node/index")}, ("name",))
     words = "PromQL over the hub's samples, now or over a range; at most 100 series of 200 points."
     arguments = {
         "expr": _text("a PromQL expression"),
         "since": _text("for a range: how far back, such as 1h; without it the answer is for now"),
         "step": _text("for a range: the distance of points, such as 5m"),
     }
-    yield Tool("query", words, asked.query, arguments, ("expr",))
+    yield McpTool("query", words, asked.query, arguments, ("expr",))
 
 
-def _about_trouble(asked: Questions) -> Iterator[Tool]:
+def _about_trouble(asked: ReadTools) -> Iterator[McpTool]:
     arguments = {"all": {"type": "boolean", "description": "resolved ones too"}, "limit": _number("how many")}
     words = "Incidents, newest first, with cause, place, why and the next step."
-    yield Tool("incidents", words, asked.incidents, arguments)
+    yield McpTool("incidents", words, asked.incidents, arguments)
     words = "One incident in full: ranked causes with evidence, what was ruled out, blast radius, timeline, plan."
-    yield Tool("incident", words, asked.incident, {"id": _text("such as INC-1")}, ("id",))
+    yield McpTool("incident", words, asked.incident, {"id": _text("such as INC-1")}, ("id",))
     words = "What is wrong in a pasted log or command output: kernel log, nvidia-smi, NCCL, training, kubectl, Slurm."
-    yield Tool("doctor", words, asked.doctor, {"text": _text("the log or output as it is")}, ("text",))
+    yield McpTool("doctor", words, asked.doctor, {"text": _text("the log or output as it is")}, ("text",))
     words = "How to confirm, fix and prevent a cause, as Markdown."
-    yield Tool("runbook", words, asked.runbook, {"cause": _text("a cause such as gpu_fell_off_bus")}, ("cause",))
+    yield McpTool("runbook", words, asked.runbook, {"cause": _text("a cause such as gpu_fell_off_bus")}, ("cause",))
 
 
-def _about_use(asked: Questions) -> Iterator[Tool]:
+def _about_use(asked: ReadTools) -> Iterator[McpTool]:
     chosen = {
         "state": _text("only jobs in this state"),
         "team": _text("only of this team"),
         "limit": _number("how many"),
     }
-    yield Tool("jobs", "Jobs, the gravest first: efficiency, bound by, goodput, straggler.", asked.jobs, chosen)
+    yield McpTool("jobs", "Jobs, the gravest first: efficiency, bound by, goodput, straggler.", asked.jobs, chosen)
     words = "One job in full: used against held, what would help, ranks side by side, hardware events."
-    yield Tool("job", words, asked.job, {"id": _text("a Slurm id, namespace/name, or a name")}, ("id",))
+    yield McpTool("job", words, asked.job, {"id": _text("a Slurm id, namespace/name, or a name")}, ("id",))
     window = {
         "by": _text("dimensions such as team, user, job, node or model; team unless given"),
         "since": _text("how far back, such as 7d; 1d unless given"),
     }
-    yield Tool("usage", "GPU-hours: held, used, wasted, idle, lost, unknown.", asked.usage, window)
-    yield Tool("cost", "What it cost, by the hub's price book.", asked.cost, window)
+    yield McpTool("usage", "GPU-hours: held, used, wasted, idle, lost, unknown.", asked.usage, window)
+    yield McpTool("cost", "What it cost, by the hub's price book.", asked.cost, window)
     words = "Room now, and when the fleet is full: a forecast with its interval, and advice."
-    yield Tool("capacity", words, asked.capacity, {"horizon": _text("how far to look, such as 4w; 7d unless given")})
+    yield McpTool("capacity", words, asked.capacity, {"horizon": _text("how far to look, such as 4w; 7d unless given")})
 
 
-def _actions(acts: Actions) -> Iterator[Tool]:
+def _actions(acts: ActionTools) -> Iterator[McpTool]:
     id = {"id": _text("such as INC-1")}
-    yield Tool("acknowledge", "Say that somebody works on an incident.", acts.acknowledge, id, ("id",), changes=True)
+    yield McpTool("acknowledge", "Say that somebody works on an incident.", acts.acknowledge, id, ("id",), changes=True)
     arguments = {**id, "text": _text("the note")}
     words = "Write a note into the timeline of an incident."
-    yield Tool("note", words, acts.note, arguments, ("id", "text"), changes=True)
+    yield McpTool("note", words, acts.note, arguments, ("id", "text"), changes=True)
     arguments = {**id, "digest": _text("the digest of the plan, as the tool `incident` shows it under repair")}
     words = "Approve the plan of an incident, so that machines are touched. Only when a person has said so."
-    yield Tool("approve", words, acts.approve, arguments, ("id", "digest"), changes=True)
+    yield McpTool("approve", words, acts.approve, arguments, ("id", "digest"), changes=True)
 
 
-class Questions:
+class ReadTools:
     """Each method takes the arguments of its tool and answers with text."""
 
     def __init__(self, hub: Client) -> None:
@@ -114,7 +116,7 @@ class Questions:
                 "nodes_by_state": Counter(node.state for node in nodes),
                 "gpus_seen": sum(node.gpus_seen for node in nodes),
                 "gpus_expected": sum(node.gpus_expected or 0 for node in nodes),
-                "standing": self._hub.standing(),
+                "standing": self._hub.free_capacity(),
                 "open_incidents_by_severity": Counter(card.severity for card in cards),
                 "open_incidents": [_brief(card) for card in cards],
                 "nodes_in_trouble": [
@@ -160,7 +162,7 @@ class Questions:
             {"series": series[:MOST_SERIES], "series_shown": min(len(series), MOST_SERIES), "warnings": found.warnings}
         )
 
-    def _range(self, given: dict[str, Any]) -> promql.Asked:
+    def _range(self, given: dict[str, Any]) -> promql.QueryResult:
         seconds, end = _seconds(given["since"]), self._hub.status().now
         # As many points as may be shown, unless a coarser step was asked for.
         finest = max(1, round(seconds / MOST_POINTS))
@@ -213,7 +215,7 @@ class Questions:
         return {"by": given.get("by", "team"), "since": wire.format_time(since)}
 
     def capacity(self, given: dict[str, Any]) -> str:
-        said: dict[str, Any] = {"standing": self._hub.standing()}
+        said: dict[str, Any] = {"standing": self._hub.free_capacity()}
         try:
             made = self._hub.forecast(horizon=given.get("horizon", "7d"))
         except HubError as error:
@@ -222,7 +224,7 @@ class Questions:
         return bounded({**said, **{name: value for name, value in made.plain.items() if name not in ("ok", "history")}})
 
 
-class Actions:
+class ActionTools:
     """What changes something; the hub's token says whether it may."""
 
     def __init__(self, hub: Client) -> None:
@@ -266,12 +268,12 @@ def _lists(value: Any, path: str = "") -> Iterator[tuple[str, list[Any]]]:
             yield from _lists(item, f"{path}[{at}]")
 
 
-def _brief(card: answers.Card) -> dict[str, Any]:
+def _brief(card: answers.IncidentCard) -> dict[str, Any]:
     names = ("id", "title", "severity", "state", "cause", "place_name", "opened_at", "why", "next_step", "workloads")
     return {name: wire.to_plain(getattr(card, name)) for name in names}
 
 
-def _part(answer: reading.Answer, *names: str) -> dict[str, Any]:
+def _part(answer: reading.HubAnswer, *names: str) -> dict[str, Any]:
     return {name: answer.plain[name] for name in names}
 
 

@@ -19,7 +19,7 @@ PLACES = (HERE / "packs" / "runbooks", HERE.parent / "docs" / "runbooks")
 @cache
 def titles() -> dict[str, str]:
     """The name of every runbook, with what it is about; empty where none are installed."""
-    rows = {row.runbook: row.why for row in causes.all()}
+    rows = {row.runbook: row.why for row in causes.all_causes()}
     return {name: words for name, words in sorted(rows.items()) if _path(name) is not None}
 
 

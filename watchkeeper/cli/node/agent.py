@@ -13,7 +13,7 @@ import click
 from watchkeeper.agent import agent, agent_server, node_facts
 from watchkeeper.agent.attribution import attribution_page, node_holders
 from watchkeeper.cli import processes
-from watchkeeper.cli.node import agent_control, agent_sources
+from watchkeeper.cli.node import agent_control, chassis_options
 from watchkeeper.client.address import DEFAULT_URL
 from watchkeeper.kit import clock, logs
 from watchkeeper.net import access
@@ -24,7 +24,7 @@ LEAVE_SECONDS = 2.0
 
 
 # Deliberately long: one entry for each option, and nothing else.
-@click.group("agent", cls=agent_control.Commands, invoke_without_command=True)
+@click.group("agent", cls=agent_control.AgentCommands, invoke_without_command=True)
 @click.option(
     "--hub",
     "hub_url",
@@ -70,8 +70,8 @@ LEAVE_SECONDS = 2.0
 @click.option(
     "--attribution",
     "shown",
-    type=click.Choice([each.value for each in attribution_page.Shown]),
-    default=attribution_page.Shown.BOTH.value,
+    type=click.Choice([each.value for each in attribution_page.HolderDisplay]),
+    default=attribution_page.HolderDisplay.BOTH.value,
     help="Show who holds a GPU as labels of dcgm-exporter, as an information series, or both.",
 )
 @click.option("--hpc-job-mapping-dir", "job_files", type=PATH, help="Job files of a Slurm prolog, one for each GPU.")
@@ -97,7 +97,7 @@ LEAVE_SECONDS = 2.0
     "--host-root", type=PATH, default=Path("/"), show_default=True, help="Where the node's root is mounted, in a pod."
 )
 @click.option("--metrics-file", type=PATH, help="Also write the agent's own metrics here, for node_exporter.")
-@agent_sources.with_sources
+@chassis_options.with_chassis_options
 @agent_control.with_control
 @click.option("--log-json", is_flag=True, help="Log as JSON.")
 def command(log_json: bool, **options: Any) -> None:
@@ -112,7 +112,7 @@ def command(log_json: bool, **options: Any) -> None:
     """
     if click.get_current_context().invoked_subcommand is not None:
         return
-    logs.start(as_json=log_json or options["control"].logs_gpu_context)
+    logs.configure(as_json=log_json or options["control"].logs_gpu_context)
     settings = settings_from(**options)
     asyncio.run(processes.until_stopped(lambda stop: run(settings, stop)))
 
@@ -151,8 +151,8 @@ def settings_from(
     listen = None
     if address != "none" or socket is not None:
         host, port = read_address(address) if address != "none" else ("127.0.0.1", 0)
-        guards = agent_server.load_guards(token_file, basic_file)
-        listen = agent_server.Listen(host, port, socket, guards, is_open, certificate, key)
+        guards = agent_server.load_credentials(token_file, basic_file)
+        listen = agent_server.ListenSettings(host, port, socket, guards, is_open, certificate, key)
     return agent.AgentSettings(
         hub_url=None if no_hub else hub_url,
         hub_access=access.Access(ca_file=str(hub_ca or ""), cert_file=str(hub_cert or ""), key_file=str(hub_key or "")),
@@ -160,7 +160,7 @@ def settings_from(
         interval_seconds=interval,
         reads_gpus=not no_gpus,
         listen=listen,
-        holders=node_holders.HolderSettings(attribution_page.Shown(shown), job_files, slurm_node),
+        holders=node_holders.HolderSettings(attribution_page.HolderDisplay(shown), job_files, slurm_node),
         **same,
     )
 

@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from watchkeeper.agent import control, node_facts
-from watchkeeper.agent.orders import order_bench
+from watchkeeper.agent.orders import order_context
 from watchkeeper.cli import groups
 from watchkeeper.kit import secret_file
 from watchkeeper.model import orders
@@ -31,7 +31,7 @@ COMMANDS = {
 }
 
 
-class Commands(groups.Group):
+class AgentCommands(groups.FullHelpGroup):
     """The commands beside running, each imported on use: a running agent has no need of a client of the hub."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
@@ -52,14 +52,14 @@ TOOL_OPTIONS = (
         "units",
         multiple=True,
         metavar="UNIT",
-        default=order_bench.UNITS,
+        default=order_context.UNITS,
         show_default=True,
         help="A service that `restart_service` may restart; repeatable, and then only those.",
     ),
     click.option(
         "--mig-config",
         type=PATH,
-        default=order_bench.MIG_CONFIG,
+        default=order_context.MIG_CONFIG,
         show_default=True,
         help="The layouts that `apply_mig` may apply, a file of nvidia-mig-parted.",
     ),
@@ -111,8 +111,8 @@ def with_control(command: Callable[..., Any]) -> Callable[..., Any]:
         if order_key is not None and click.get_current_context().invoked_subcommand is None:
             from watchkeeper.agent.orders import orders as work_orders
 
-            key, kinds = secret_file.read_secret(order_key), frozenset(allowed) - {NOTHING}
-            node = work_orders.Node(options["cluster"], options["node"], key, kinds)
+            key, kinds = secret_file.read_key_file(order_key), frozenset(allowed) - {NOTHING}
+            node = work_orders.AgentIdentity(options["cluster"], options["node"], key, kinds)
         root = options["host_root"]
         roots = node_facts.Roots(root / "proc", root / "sys", root)
         wanted = control.ControlSettings(node, log_gpu_context, scan_options(options), tools, roots)
@@ -121,7 +121,7 @@ def with_control(command: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
-def _tools(options: dict[str, Any]) -> order_bench.Tools:
+def _tools(options: dict[str, Any]) -> order_context.Tools:
     """Takes what is only about orders out of the options."""
     programs = {}
     for text in options.pop("tools"):
@@ -129,7 +129,7 @@ def _tools(options: dict[str, Any]) -> order_bench.Tools:
         if not equals or not path or name not in PROGRAMS:
             raise click.UsageError(f"--tool {text[:60]}: NAME=PATH is needed, with one of {', '.join(PROGRAMS)}")
         programs[PROGRAMS[name]] = path
-    return order_bench.Tools(
+    return order_context.Tools(
         **programs,
         mig_config=options.pop("mig_config"),
         mig_layout=options.pop("mig_layout"),
@@ -172,4 +172,4 @@ def order_key(hub_key: Path, node: str, cluster: str) -> None:
     Run it where the hub's [hub] order_key_file is; what it prints goes into the file of --order-key on that node. It
     opens the orders of that node only.
     """
-    click.echo(orders.node_key(secret_file.read_secret(hub_key), cluster, node).decode())
+    click.echo(orders.node_key(secret_file.read_key_file(hub_key), cluster, node).decode())

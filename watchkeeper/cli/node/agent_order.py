@@ -45,9 +45,9 @@ def command(node: str, kind: str, arguments: tuple[str, ...], cluster: str | Non
 
 def give_and_wait(
     hub: Client, node: str, kind: str, *, arguments: dict[str, str], cluster: str | None
-) -> tuple[answers.GivenOrder, orders.Receipt]:
+) -> tuple[answers.OrderStatus, orders.Receipt]:
     """The order with its receipt; HubError if none comes in time."""
-    given = hub.give_order(node, kind, arguments, cluster=cluster)
+    given = hub.create_order(node, kind, arguments, cluster=cluster)
     id, began = given.order.id, time.monotonic()
     while (receipt := given.receipt) is None:
         is_fetched = given.state != "waiting"

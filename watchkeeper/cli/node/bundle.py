@@ -19,14 +19,14 @@ from watchkeeper.cli.node import agent_order
 from watchkeeper.client.hub import Client
 from watchkeeper.errors import HubError
 from watchkeeper.kit import clock, evidence_file, redaction, wire
-from watchkeeper.kit.evidence_file import Piece
-from watchkeeper.readers.node import proc_programs, this_node
+from watchkeeper.kit.evidence_file import BundleFile
+from watchkeeper.readers.node import local_commands, proc_programs
 
 BUG_REPORT = "nvidia-bug-report.sh"
 BUG_REPORT_SECONDS = 300.0
 SCAN_SECONDS = 120.0
 # What a vendor asks for first; the rest is what the doctor asks.
-COMMANDS = (("nvidia-smi", "-q"), *this_node.COMMANDS)
+COMMANDS = (("nvidia-smi", "-q"), *local_commands.COMMANDS)
 # Harmless orders whose receipts belong into a bundle.
 ASKED = ("scan", "describe_gpus")
 # Below are accounts of the system.
@@ -133,45 +133,47 @@ def _local(*, hide_names: bool, bug_report: bool) -> bytes:
     return evidence_file.pack(pieces, about, now=now, hidden=evidence_file.Redaction(names))
 
 
-def _commands() -> Iterator[Piece]:
+def _commands() -> Iterator[BundleFile]:
     for line in COMMANDS:
         name = f"{'_'.join(line).replace('/', '_')}.txt"
-        found = next(iter(this_node.gather([line])), None)
+        found = next(iter(local_commands.run_commands([line])), None)
         if found is None:
-            yield Piece(name, missing=f"{line[0]} is not on this machine")
+            yield BundleFile(name, missing=f"{line[0]} is not on this machine")
         elif not found.text.strip():
-            yield Piece(name, missing=f"{found.command} printed nothing")
+            yield BundleFile(name, missing=f"{found.command} printed nothing")
         else:
-            yield Piece(name, found.text)
+            yield BundleFile(name, found.text)
 
 
-def _scan() -> Piece:
+def _scan() -> BundleFile:
     line = [sys.executable, "-m", "watchkeeper.cli.main", "scan", "--json"]
     try:
         ran = subprocess.run(line, capture_output=True, timeout=SCAN_SECONDS, check=False, stdin=subprocess.DEVNULL)
     except subprocess.TimeoutExpired:
-        return Piece("scan.json", missing=f"the scan did not end within {SCAN_SECONDS:g} s")
+        return BundleFile("scan.json", missing=f"the scan did not end within {SCAN_SECONDS:g} s")
     if not ran.stdout:
-        return Piece("scan.json", missing=f"the scan ended with {ran.returncode}: {ran.stderr.decode()[-200:].strip()}")
-    return Piece("scan.json", ran.stdout)
+        return BundleFile(
+            "scan.json", missing=f"the scan ended with {ran.returncode}: {ran.stderr.decode()[-200:].strip()}"
+        )
+    return BundleFile("scan.json", ran.stdout)
 
 
-def _no_bug_report() -> Piece:
-    return Piece("nvidia-bug-report.log", missing="it was not asked for: --bug-report")
+def _no_bug_report() -> BundleFile:
+    return BundleFile("nvidia-bug-report.log", missing="it was not asked for: --bug-report")
 
 
-def _bug_report() -> Piece:
+def _bug_report() -> BundleFile:
     name, program = "nvidia-bug-report.log", shutil.which(BUG_REPORT)
     if program is None:
-        return Piece(name, missing=f"{BUG_REPORT} is not on this machine")
+        return BundleFile(name, missing=f"{BUG_REPORT} is not on this machine")
     with tempfile.TemporaryDirectory() as folder:
         line = [program, "--output-file", f"{folder}/report.log"]
         try:
             subprocess.run(line, capture_output=True, timeout=BUG_REPORT_SECONDS, check=False, stdin=subprocess.DEVNULL)
             with gzip.open(f"{folder}/report.log.gz") as report:
                 # Unpacked: what is packed could not be searched for secrets.
-                return Piece(name, report.read(2 * evidence_file.MOST_PIECE_BYTES))
+                return BundleFile(name, report.read(2 * evidence_file.MOST_PIECE_BYTES))
         except subprocess.TimeoutExpired:
-            return Piece(name, missing=f"{BUG_REPORT} did not end within {BUG_REPORT_SECONDS:g} s")
+            return BundleFile(name, missing=f"{BUG_REPORT} did not end within {BUG_REPORT_SECONDS:g} s")
         except (OSError, EOFError) as error:
-            return Piece(name, missing=f"{BUG_REPORT} left no report: {error}")
+            return BundleFile(name, missing=f"{BUG_REPORT} left no report: {error}")

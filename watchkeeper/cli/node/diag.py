@@ -21,11 +21,11 @@ from watchkeeper.cli.node.profiling import SPOOL
 from watchkeeper.cli.options import as_json, print_json
 from watchkeeper.errors import CollectError
 from watchkeeper.kit import clock, durations, logs, wire
-from watchkeeper.model import diag, gpu_words
-from watchkeeper.probe.diag import diag_plan, diag_run
+from watchkeeper.model import diag, gpu_selectors
+from watchkeeper.probe.diag import plan, runner
 
-EXIT_CODES = {diag.Exit.PASSED: 0, diag.Exit.FAILED: 1, diag.Exit.CANNOT_TELL: 3}
-ORDER = list(diag.Verdict)
+EXIT_CODES = {diag.DiagOutcome.PASSED: 0, diag.DiagOutcome.FAILED: 1, diag.DiagOutcome.CANNOT_TELL: 3}
+ORDER = list(diag.DiagVerdict)
 
 
 def _bent(body: Callable[..., Any]) -> Callable[..., Any]:
@@ -41,8 +41,8 @@ def _bent(body: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--with",
             "engine",
-            type=click.Choice(diag_run.ENGINES),
-            default=diag_run.AUTO,
+            type=click.Choice(runner.ENGINES),
+            default=runner.AUTO,
             help="Who tests at -r 2 and more: dcgmi where it is installed, else torch; or the one you name, or both.",
         ),
         click.option("--expected-gpus", type=click.IntRange(0, 1024), help="How many GPUs there should be."),
@@ -53,7 +53,7 @@ def _bent(body: Callable[..., Any]) -> Callable[..., Any]:
     return body
 
 
-@click.group("diag", cls=groups.Group, invoke_without_command=True)
+@click.group("diag", cls=groups.FullHelpGroup, invoke_without_command=True)
 @click.option(
     "-r",
     "--run",
@@ -75,7 +75,7 @@ def command(
     python: str,
     spool: Path,
     no_keep: bool,
-    chosen: gpu_words.Selection | None,
+    chosen: gpu_selectors.GpuSelection | None,
 ) -> None:
     """Test this node's GPUs. Nothing is changed on them; a GPU that is in use is left alone.
 
@@ -84,8 +84,8 @@ def command(
     """
     if click.get_current_context().invoked_subcommand is not None:
         return
-    logs.start(level="critical")
-    options = diag_run.Options(
+    logs.configure(level="critical")
+    options = runner.DiagOptions(
         _seconds(level, length), chosen, is_busy_ok=busy_ok, expected_gpus=expected_gpus, engine=engine, python=python
     )
     report = _run(level, options)
@@ -101,10 +101,10 @@ def command(
 command.add_command(diag_fabric.command)
 
 
-def _run(level: int, options: diag_run.Options) -> diag.Report:
+def _run(level: int, options: runner.DiagOptions) -> diag.DiagReport:
     progress, now = _Progress(), clock.ScaledClock().now()
     try:
-        return diag_run.run(level, now=now, node=node_facts.NodeReader().read(), options=options, tell=progress.tell)
+        return runner.run(level, now=now, node=node_facts.NodeReader().read(), options=options, tell=progress.tell)
     except KeyboardInterrupt:
         click.echo("\nStopped: no test runs any more, and nothing is kept.", err=True)
         raise
@@ -112,7 +112,7 @@ def _run(level: int, options: diag_run.Options) -> diag.Report:
         progress.done()
 
 
-def as_plain(report: diag.Report) -> dict[str, object]:
+def as_plain(report: diag.DiagReport) -> dict[str, object]:
     """The documented shape of `diag --json`; keys are added, never renamed."""
     return {"verdict": report.exit.value, **wire.to_plain(report)}
 
@@ -126,8 +126,8 @@ def _seconds(level: int, length: str | None) -> float | None:
         seconds = durations.parse_seconds(length)
     except ValueError as error:
         raise click.UsageError(f"--for: {error}") from error
-    if not 1 <= seconds <= diag_plan.LONGEST_SECONDS:
-        raise click.UsageError(f"--for {length}: from 1s to {diag_plan.LONGEST_SECONDS / 86400:g}d")
+    if not 1 <= seconds <= plan.LONGEST_SECONDS:
+        raise click.UsageError(f"--for {length}: from 1s to {plan.LONGEST_SECONDS / 86400:g}d")
     return seconds
 
 
@@ -153,7 +153,7 @@ class _Progress:
             click.echo("\r\033[K", err=True, nl=False)
 
 
-def _print(report: diag.Report) -> None:
+def _print(report: diag.DiagReport) -> None:
     places: dict[str | None, str] = {None: "node"} | {gpu.uuid: f"gpu {gpu.index}" for gpu in report.gpus}
     order = list(places)
     for gpu in report.gpus:
@@ -175,11 +175,11 @@ def _print(report: diag.Report) -> None:
         click.echo(f"Stopped early: {report.stopped}")
 
 
-def _keep(report: diag.Report, spool: Path) -> None:
+def _keep(report: diag.DiagReport, spool: Path) -> None:
     """Where no agent has its directory, nobody would read it."""
     if not spool.is_dir():
         return
     try:
-        diag_page.ResultFile(spool).keep(report)
+        diag_page.ResultFile(spool).add(report)
     except CollectError as error:
         click.echo(f"The agent's page will not show this run: {error}", err=True)

@@ -12,8 +12,8 @@ import click
 from watchkeeper.agent.gpus import scan_readings
 from watchkeeper.cli.options import as_json, print_json
 from watchkeeper.kit import clock, logs, wire
-from watchkeeper.probe.diag import diag_run
-from watchkeeper.probe.fabric import fabric_pairs, fabric_run
+from watchkeeper.probe.diag import runner
+from watchkeeper.probe.fabric import launcher, pairwise
 from watchkeeper.readers.clusters import hostlist
 from watchkeeper.readers.nvml import choice
 
@@ -57,7 +57,7 @@ def command(
     tells it everything; elsewhere with --nodes, --node-rank and --master. Node 0 has the verdict. Exit codes: 0 no slow
     link, 1 a slow link, a wrong sum or a rank that failed, 2 wrong use, 3 cannot tell.
     """
-    logs.start(level="critical")
+    logs.configure(level="critical")
     count, rank, host, port = meeting(os.environ, nodes=nodes, node_rank=node_rank, master=master)
     gpus = (
         _gpus(ranks, is_busy_ok=busy_ok)
@@ -67,9 +67,9 @@ def command(
     if count * len(gpus) < 2:
         click.echo(f"{len(gpus)} GPU here and {count} node: two ranks are needed to try a link.", err=True)
         sys.exit(EXIT_CANNOT_TELL)
-    place = fabric_run.Plan(gpus, backend, os.uname().nodename, nodes=count, node_rank=rank, host=host, port=port)
+    place = launcher.FabricPlan(gpus, backend, os.uname().nodename, nodes=count, node_rank=rank, host=host, port=port)
     plan = replace(place, expected=expected, python=python)
-    report = fabric_run.run(plan, _say if sys.stderr.isatty() else lambda _: None)
+    report = launcher.run(plan, _say if sys.stderr.isatty() else lambda _: None)
     if as_json:
         print_json(as_plain(report))
     else:
@@ -102,9 +102,11 @@ def meeting(
 
 
 def _gpus(ranks: int | None, *, is_busy_ok: bool) -> tuple[str, ...]:
-    with scan_readings.sampling(scan_readings.Look(choice.choose()), clock.ScaledClock()) as sampler:
+    with scan_readings.running_sampler(
+        scan_readings.ReadingOptions(choice.choose_families()), clock.ScaledClock()
+    ) as sampler:
         found = sampler.snapshot().gpus
-    used = [gpu.index for gpu in found if float(gpu.values.get("DCGM_FI_DEV_FB_USED", 0.0)) > diag_run.IDLE_MIB]  # type: ignore[arg-type]
+    used = [gpu.index for gpu in found if float(gpu.values.get("DCGM_FI_DEV_FB_USED", 0.0)) > runner.IDLE_MIB]  # type: ignore[arg-type]
     if used and not is_busy_ok:
         click.echo(f"GPUs {', '.join(map(str, used))} are in use. --busy-ok uses them all the same.", err=True)
         sys.exit(EXIT_CANNOT_TELL)
@@ -115,7 +117,7 @@ def _say(test: str) -> None:
     click.echo(f"{test}…", err=True)
 
 
-def as_plain(report: fabric_pairs.FabricReport) -> dict[str, object]:
+def as_plain(report: pairwise.FabricReport) -> dict[str, object]:
     """The documented shape of `diag fabric --json`; keys are added, never renamed."""
     return {
         "ranks": [{"node": rank.node, "gpu": rank.gpu} for rank in report.ranks],
@@ -128,7 +130,7 @@ def as_plain(report: fabric_pairs.FabricReport) -> dict[str, object]:
     }
 
 
-def _print(report: fabric_pairs.FabricReport) -> None:
+def _print(report: pairwise.FabricReport) -> None:
     for one in report.reductions:
         size, took = one.size_bytes / 2**20, one.seconds * 1e3
         click.echo(f"all-reduce  {size:6.0f} MiB  {took:9.3f} ms  {one.bus_rate:8.2f} GB/s bus bandwidth")

@@ -13,7 +13,7 @@ from watchkeeper.agent.gpus.gpu_samples import GpuSample, Value
 from watchkeeper.catalogue import pack
 from watchkeeper.cli.node.gpu_choice import named, with_gpus
 from watchkeeper.kit import clock, logs
-from watchkeeper.model import gpu_words
+from watchkeeper.model import gpu_selectors
 from watchkeeper.readers.nvml import choice, families
 
 CANNOT_TELL = 3
@@ -31,7 +31,7 @@ PREFIXES = ("DCGM_FI_DEV_", "DCGM_FI_", "watchkeeper_gpu_")
 @click.option("-c", "--count", type=click.IntRange(0), default=0, help="How many rounds; 0 goes on for ever.")
 @with_gpus
 @click.option("-l", "--list", "is_list", is_flag=True, help="List the fields that NVML can give, and end.")
-def command(wanted: str, delay: float, count: int, chosen: gpu_words.Selection | None, is_list: bool) -> None:
+def command(wanted: str, delay: float, count: int, chosen: gpu_selectors.GpuSelection | None, is_list: bool) -> None:
     """Print chosen fields of each GPU, again and again.
 
     Unlike `dcgmi dmon`, -d takes seconds. N/A is a number that the GPU does not have, or did not give in time.
@@ -40,19 +40,19 @@ def command(wanted: str, delay: float, count: int, chosen: gpu_words.Selection |
         for number, name in sorted(ids().items()):
             click.echo(f"{number:<6}{name}")
         return
-    logs.start(level="critical")
+    logs.configure(level="critical")
     fields = [find(text.strip()) for text in wanted.split(",") if text.strip()]
     # The temperature says whether a GPU answers at all, whatever else is asked for.
-    alive = choice.dcgm()["DCGM_FI_DEV_GPU_TEMP"][0]
+    alive = choice.dcgm_families()["DCGM_FI_DEV_GPU_TEMP"][0]
     asked = tuple({family.name: family for family in (*fields, alive)}.values())
-    look = scan_readings.Look(choice.Choice(asked), interval_seconds=delay)
-    with scan_readings.sampling(look, clock.ScaledClock()) as sampler:
+    look = scan_readings.ReadingOptions(choice.Choice(asked), interval_seconds=delay)
+    with scan_readings.running_sampler(look, clock.ScaledClock()) as sampler:
         # On the standard error, as lines are for programs: a GPU that is lost has none.
         for fault in sampler.faults():
             click.echo(f"{fault.cause}: {fault.evidence}", err=True)
         if not sampler.snapshot().gpus:
             sys.exit(CANNOT_TELL)
-        absent = chosen.missing(map(named, sampler.snapshot().gpus)) if chosen is not None else []
+        absent = chosen.unmatched_texts(map(named, sampler.snapshot().gpus)) if chosen is not None else []
         if absent:
             raise click.UsageError(f"there is no GPU {', '.join(absent)} on this node; `watchkeeper gpus` lists them")
         rounds = 0
@@ -73,25 +73,29 @@ def command(wanted: str, delay: float, count: int, chosen: gpu_words.Selection |
 
 def ids() -> dict[int, str]:
     rows = pack.load("dcgm_fields.csv", lambda cells: (int(cells["field_id"]), cells["name"]))
-    return {number: name for number, name in rows if name in choice.dcgm()}
+    return {number: name for number, name in rows if name in choice.dcgm_families()}
 
 
-def find(text: str) -> families.Family:
+def find(text: str) -> families.NvmlFamily:
     """A family by DCGM's id or name, old or new, or by our own name."""
     name = ids().get(int(text), text) if text.isascii() and text.isdigit() else text
-    known = {family.name: family for family in choice.own()} | {key: row for key, (row, _) in choice.dcgm().items()}
+    known = {family.name: family for family in choice.own_families()} | {
+        key: row for key, (row, _) in choice.dcgm_families().items()
+    }
     family = known.get(name)
     if family is None or family.prom_type == "label" or family.cadence is families.Cadence.EVENT:
         raise click.UsageError(f"-e {text}: NVML has no such number; `watchkeeper dmon -l` lists what there is")
     return family
 
 
-def meant(gpu: GpuSample, chosen: gpu_words.Selection | None, *, fresh_since: float) -> list[tuple[str, Numbers]]:
+def meant(
+    gpu: GpuSample, chosen: gpu_selectors.GpuSelection | None, *, fresh_since: float
+) -> list[tuple[str, Numbers]]:
     """The lines of one GPU: itself, or those of its slices that were chosen.
 
     A GPU that has stopped answering has no numbers: its old ones are not repeated.
     """
-    if chosen is not None and not chosen.has(named(gpu)):
+    if chosen is not None and not chosen.includes(named(gpu)):
         return []
     is_fresh = gpu.read_at.get(families.Cadence.FAST, float("-inf")) >= fresh_since
     slices = None if chosen is None else chosen.slices(named(gpu))
@@ -101,15 +105,15 @@ def meant(gpu: GpuSample, chosen: gpu_words.Selection | None, *, fresh_since: fl
     return [(f"{gpu.index}/{id}", values.get(id, {})) for id in sorted(slices)]
 
 
-def short(family: families.Family) -> str:
+def short(family: families.NvmlFamily) -> str:
     return next((family.name.removeprefix(start) for start in PREFIXES if family.name.startswith(start)), family.name)
 
 
-def width(family: families.Family) -> int:
+def width(family: families.NvmlFamily) -> int:
     return max(10, len(short(family)) + 2)
 
 
-def line(name: str, fields: list[families.Family], values: Numbers) -> str:
+def line(name: str, fields: list[families.NvmlFamily], values: Numbers) -> str:
     cells = []
     for family in fields:
         value = values.get(family.name)

@@ -20,7 +20,7 @@ SHOWN_PORTS = 50
 CANNOT_TELL = 3
 
 
-@click.group("fabric", cls=groups.Group)
+@click.group("fabric", cls=groups.FullHelpGroup)
 def command() -> None:
     """Look at the InfiniBand fabric from this host; only reads."""
 
@@ -64,13 +64,13 @@ def sweep(
     if push:
         _push(hub, found)
         return
-    layout = fabric.Layout(found)
+    layout = fabric.FabricTopology(found)
     if as_json:
-        options.print_json({**wire.to_plain(found), "leaf_of": layout.leaf_of()})
+        options.print_json({**wire.to_plain(found), "leaf_of": layout.leaf_by_node()})
     else:
         for line in describe(layout):
             click.echo(line)
-    ctx.exit(1 if layout.slow or any(_errors(port) for port in found.ports) else 0)
+    ctx.exit(1 if layout.slow_ports or any(_errors(port) for port in found.ports) else 0)
 
 
 def _push(hub: Client, found: fabric.Fabric) -> None:
@@ -99,7 +99,7 @@ def _seconds(text: str) -> float:
         raise click.BadParameter(str(error)) from error
 
 
-def describe(layout: fabric.Layout) -> Iterator[str]:
+def describe(layout: fabric.FabricTopology) -> Iterator[str]:
     """The sweep as lines of text, trouble first."""
     found = layout.fabric
     switches, hosts = layout.switches(), {link.node for link in layout.host_links()}
@@ -111,24 +111,24 @@ def describe(layout: fabric.Layout) -> Iterator[str]:
         yield f"several switches are called {name or '(no name)'}; their GUIDs tell them apart"
     if layout.unnamed_hosts():
         yield f"{len(layout.unnamed_hosts())} adapters have no host name yet: nobody can say which node they are in"
-    bad = [port for port in found.ports if port.key in layout.slow or _errors(port)]
+    bad = [port for port in found.ports if port.key in layout.slow_ports or _errors(port)]
     for port in bad[:SHOWN_PORTS]:
-        rate = f"slow: {port.gbps:g} Gb/s ({port.lanes}x {port.speed})" if port.key in layout.slow else ""
+        rate = f"slow: {port.gbps:g} Gb/s ({port.lanes}x {port.speed})" if port.key in layout.slow_ports else ""
         errors = ", ".join(f"{name} {value}" for name, value in _errors(port).items())
-        there = "" if port.peer is None else f" to {layout.name(port.peer[0])} port {port.peer[1]}"
-        yield f"  {layout.name(port.guid)} port {port.number}{there}: {'; '.join(filter(None, (rate, errors)))}"
+        there = "" if port.peer is None else f" to {layout.device_name(port.peer[0])} port {port.peer[1]}"
+        yield f"  {layout.device_name(port.guid)} port {port.number}{there}: {'; '.join(filter(None, (rate, errors)))}"
     if len(bad) > SHOWN_PORTS:
         yield f"  and {len(bad) - SHOWN_PORTS} more ports; --json has them all"
     leaves: dict[str, list[str]] = {}
-    for node, leaf in layout.leaf_of().items():
+    for node, leaf in layout.leaf_by_node().items():
         leaves.setdefault(leaf, []).append(node)
-    for leaf, nodes in sorted(leaves.items(), key=lambda item: fabric.natural(item[0])):
-        nodes.sort(key=fabric.natural)
+    for leaf, nodes in sorted(leaves.items(), key=lambda item: fabric.natural_sort_key(item[0])):
+        nodes.sort(key=fabric.natural_sort_key)
         more = f" … {nodes[-1]}" if len(nodes) > 4 else ""
         yield f"leaf {leaf}: {len(nodes)} {'node' if len(nodes) == 1 else 'nodes'}, {', '.join(nodes[:4])}{more}"
 
 
-def _errors(port: fabric.Port) -> dict[str, int]:
+def _errors(port: fabric.FabricPort) -> dict[str, int]:
     """Counters that speak of a fault; waiting and traffic are no errors."""
     ignored = ("Data", "Pkts", "Wait")
     return {name: value for name, value in (port.counters or {}).items() if value and not name.endswith(ignored)}

@@ -10,7 +10,7 @@ import click
 
 from watchkeeper.agent.gpus import gpu_groups
 from watchkeeper.agent.gpus.gpu_samples import GpuSample
-from watchkeeper.model import fleet, gpu_words
+from watchkeeper.model import fleet, gpu_selectors
 
 
 def with_gpus(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -31,19 +31,21 @@ def with_gpus(command: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
-def choose(words: str | None, group: str | None) -> gpu_words.Selection | None:
+def choose(words: str | None, group: str | None) -> gpu_selectors.GpuSelection | None:
     if words is not None and group is not None:
         raise click.UsageError("-i and -g: either some GPUs or a group of them")
     if group is not None:
-        return gpu_groups.find(group, gpu_groups.own_file())
+        return gpu_groups.find_group(group, gpu_groups.user_file())
     if words is None:
         return None
     try:
-        return gpu_words.read_words([words])
+        return gpu_selectors.parse_selection([words])
     except ValueError as error:
         raise click.UsageError(f"-i {words[:60]}: {error}") from error
 
 
-def named(gpu: GpuSample) -> gpu_words.Gpu:
+def named(gpu: GpuSample) -> gpu_selectors.SelectableGpu:
     slices = {part.uuid: part.id for part in gpu.slices if part.uuid}
-    return gpu_words.Gpu(gpu.index, gpu.identity["uuid"], fleet.same_pci(gpu.identity["pci"]), slices)
+    return gpu_selectors.SelectableGpu(
+        gpu.index, gpu.identity["uuid"], fleet.normalise_pci(gpu.identity["pci"]), slices
+    )

@@ -15,7 +15,7 @@ from watchkeeper.cli import groups
 from watchkeeper.cli.node.gpu_choice import with_gpus
 from watchkeeper.cli.options import as_json, print_json, print_table
 from watchkeeper.kit import clock, logs
-from watchkeeper.model import fleet, gpu_words
+from watchkeeper.model import fleet, gpu_selectors
 from watchkeeper.readers.node import pci_sysfs
 from watchkeeper.readers.nvml import choice
 
@@ -23,7 +23,7 @@ CANNOT_TELL = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class NodeGpuRow:
     """One GPU; `is_answering` False: it is on the bus, and the driver does not give it to us."""
 
     pci: str
@@ -37,11 +37,11 @@ class Row:
     slices: Mapping[str, int] = field(default_factory=dict)
 
 
-@click.group("gpus", cls=groups.Group, invoke_without_command=True)
+@click.group("gpus", cls=groups.FullHelpGroup, invoke_without_command=True)
 @as_json
 @with_gpus
 @click.option("--sysfs", type=click.Path(path_type=Path), default=Path("/sys"), hidden=True)
-def command(as_json: bool, sysfs: Path, chosen: gpu_words.Selection | None) -> None:
+def command(as_json: bool, sysfs: Path, chosen: gpu_selectors.GpuSelection | None) -> None:
     """List the GPUs of this node and how they are connected.
 
     The matrix uses the words of `nvidia-smi topo`: PIX one PCIe switch, PXB several, PHB a host bridge, NODE the
@@ -49,14 +49,16 @@ def command(as_json: bool, sysfs: Path, chosen: gpu_words.Selection | None) -> N
     """
     if click.get_current_context().invoked_subcommand is not None:
         return
-    logs.start(level="critical")
+    logs.configure(level="critical")
     devices = [device for device in pci_sysfs.read(sysfs) if device.kind is pci_sysfs.DeviceKind.GPU]
-    with scan_readings.sampling(scan_readings.Look(choice.choose()), clock.ScaledClock()) as sampler:
+    with scan_readings.running_sampler(
+        scan_readings.ReadingOptions(choice.choose_families()), clock.ScaledClock()
+    ) as sampler:
         gpus, faults = sampler.snapshot().gpus, sampler.faults()
     found, absent = rows(gpus, devices), []
     if chosen is not None:
-        absent = chosen.missing(map(_named, found))
-        found = [row for row in found if chosen.has(_named(row))]
+        absent = chosen.unmatched_texts(map(_named, found))
+        found = [row for row in found if chosen.includes(_named(row))]
         devices = [device for device in devices if device.pci in {row.pci for row in found}]
     if as_json:
         print_json({"gpus": [_plain(row) for row in found], "distance": distances(devices)})
@@ -87,7 +89,7 @@ def group() -> None:
 @click.argument("gpus", nargs=-1, required=True, metavar="GPU…")
 def create(name: str, gpus: tuple[str, ...]) -> None:
     """Name some GPUs: indices, 0-3, UUIDs, PCI addresses, or 0/1 and MIG-… for slices."""
-    own = gpu_groups.own_file()
+    own = gpu_groups.user_file()
     own.create(name, gpus)
     click.echo(f"{name}: {' '.join(own.load()[name])}, kept in {own.path}")
 
@@ -96,7 +98,7 @@ def create(name: str, gpus: tuple[str, ...]) -> None:
 @as_json
 def list_groups(as_json: bool) -> None:
     """Show every group and its GPUs."""
-    known = gpu_groups.known_groups(gpu_groups.own_file())
+    known = gpu_groups.all_groups(gpu_groups.user_file())
     if as_json:
         print_json({"groups": known})
     elif known:
@@ -109,25 +111,27 @@ def list_groups(as_json: bool) -> None:
 @click.argument("name")
 def delete(name: str) -> None:
     """Forget a group."""
-    own = gpu_groups.own_file()
+    own = gpu_groups.user_file()
     if not own.delete(name):
         raise click.UsageError(f"there is no group {name[:70]} in {own.path}")
     click.echo(f"{name} is deleted.")
 
 
-def rows(gpus: tuple[GpuSample, ...], devices: list[pci_sysfs.PciDevice]) -> list[Row]:
+def rows(gpus: tuple[GpuSample, ...], devices: list[pci_sysfs.PciDevice]) -> list[NodeGpuRow]:
     """What answers, by index, and then what is only on the bus."""
     by_pci = {device.pci: device for device in devices}
     found = []
     for gpu in gpus:
-        pci = fleet.same_pci(gpu.identity["pci"])
+        pci = fleet.normalise_pci(gpu.identity["pci"])
         device = by_pci.pop(pci, None)
         errors = gpu.values.get("watchkeeper_gpu_nvlink_errors_total")
         links = len({part.partition(".")[0] for part in errors}) if isinstance(errors, Mapping) else None
         numa = None if device is None else device.numa_node
         answers, slices = bool(gpu.values), {part.uuid: part.id for part in gpu.slices if part.uuid}
-        found.append(Row(pci, gpu.index, gpu.identity["uuid"], gpu.identity["model"], numa, links, answers, slices))
-    found += [Row(device.pci, None, None, None, device.numa_node, None, False) for device in by_pci.values()]
+        found.append(
+            NodeGpuRow(pci, gpu.index, gpu.identity["uuid"], gpu.identity["model"], numa, links, answers, slices)
+        )
+    found += [NodeGpuRow(device.pci, None, None, None, device.numa_node, None, False) for device in by_pci.values()]
     return found
 
 
@@ -137,15 +141,15 @@ def distances(devices: list[pci_sysfs.PciDevice]) -> dict[str, dict[str, str]]:
     }
 
 
-def _named(row: Row) -> gpu_words.Gpu:
-    return gpu_words.Gpu(row.index, row.uuid, row.pci, row.slices)
+def _named(row: NodeGpuRow) -> gpu_selectors.SelectableGpu:
+    return gpu_selectors.SelectableGpu(row.index, row.uuid, row.pci, row.slices)
 
 
-def _plain(row: Row) -> dict[str, object]:
-    return {name: getattr(row, name) for name in Row.__slots__}
+def _plain(row: NodeGpuRow) -> dict[str, object]:
+    return {name: getattr(row, name) for name in NodeGpuRow.__slots__}
 
 
-def _print(found: list[Row], devices: list[pci_sysfs.PciDevice]) -> None:
+def _print(found: list[NodeGpuRow], devices: list[pci_sysfs.PciDevice]) -> None:
     def said(value: object) -> str:
         return "?" if value is None else str(value)
 

@@ -22,10 +22,10 @@ from watchkeeper.cli.progress import Progress
 from watchkeeper.client.hub import Client
 from watchkeeper.errors import HubError
 from watchkeeper.kit import logs, wire
-from watchkeeper.probe.preflight import preflight, preflight_ways
+from watchkeeper.probe.preflight import judge, transports
 from watchkeeper.readers.clusters import hostlist
 
-EXIT_CODES = {preflight.Word.GO: 0, preflight.Word.NO_GO: 1, preflight.Word.CANNOT_TELL: 3}
+EXIT_CODES = {judge.PreflightVerdict.GO: 0, judge.PreflightVerdict.NO_GO: 1, judge.PreflightVerdict.CANNOT_TELL: 3}
 # More nodes than one hub is meant for are a slip of the pen.
 MOST_NODES = 20_000
 # What an agent does when it is ordered this is the same.
@@ -34,29 +34,29 @@ FABRIC = ("diag", "fabric", "--json")
 
 
 @dataclass(frozen=True, slots=True)
-class Orders:
+class WorkOrderAccess:
     """By the hub: each node's agent does it. Links are beyond an agent, because all nodes must meet at once."""
 
     hub: Client
     cluster: str | None
     name: str = "work orders"
 
-    def check(self, node: str, words: Sequence[str]) -> preflight.Answer:  # noqa: ARG002
+    def check(self, node: str, words: Sequence[str]) -> judge.CommandAnswer:  # noqa: ARG002
         try:
             _, receipt = agent_order.give_and_wait(self.hub, node, ORDER, arguments={}, cluster=self.cluster)
         except HubError as error:
-            return preflight.Answer(None, str(error))
+            return judge.CommandAnswer(None, str(error))
         if receipt.result not in agent_order.DONE or not receipt.output:
-            return preflight.Answer(None, f"its agent: {receipt.result}: {receipt.text}")
-        return preflight.Answer(receipt.output)
+            return judge.CommandAnswer(None, f"its agent: {receipt.result}: {receipt.text}")
+        return judge.CommandAnswer(receipt.output)
 
-    def meet(self, nodes: Sequence[str], words: Sequence[str]) -> preflight.Answer:  # noqa: ARG002
+    def meet(self, nodes: Sequence[str], words: Sequence[str]) -> judge.CommandAnswer:  # noqa: ARG002
         why = "work orders cannot try links; run it inside an allocation or with --ssh, or leave them out"
-        return preflight.Answer(None, f"{why} with --no-bandwidth")
+        return judge.CommandAnswer(None, f"{why} with --no-bandwidth")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class NodeSelection:
     """The nodes, and the Slurm job that they belong to, if there is one."""
 
     nodes: Sequence[str]
@@ -115,7 +115,7 @@ def with_links(body: Callable[..., Any]) -> Callable[..., Any]:
 @as_json
 @with_hub
 def command(
-    asked: Asked,
+    asked: NodeSelection,
     by_ssh: bool,
     program: str,
     links: Sequence[str] | None,
@@ -131,13 +131,13 @@ def command(
     by srun where there is a job, by ssh with --ssh, otherwise by work orders of the hub. Exit codes: 0 go, 1 no-go,
     2 wrong use, 3 cannot tell: a node that does not answer is never a go.
     """
-    logs.start(level="critical")
-    programs, words = preflight_ways.Programs(), shlex.split(program)
-    way: preflight_ways.Way = Orders(hub, cluster)
+    logs.configure(level="critical")
+    programs, words = transports.RunningCommands(), shlex.split(program)
+    way: transports.Transport = WorkOrderAccess(hub, cluster)
     if by_ssh:
-        way = preflight_ways.Ssh(words, seconds, programs)
+        way = transports.Ssh(words, seconds, programs)
     elif asked.job is not None:
-        way = preflight_ways.Srun(asked.job, words, seconds, programs)
+        way = transports.Srun(asked.job, words, seconds, programs)
     try:
         found = check(way, asked.nodes, expected_gpus=expected_gpus, links=links)
     except KeyboardInterrupt:
@@ -152,7 +152,7 @@ def command(
     sys.exit(EXIT_CODES[found.word])
 
 
-def _nodes(listed: str | None, job: str | None, *, selector: str | None, context: str | None) -> Asked:
+def _nodes(listed: str | None, job: str | None, *, selector: str | None, context: str | None) -> NodeSelection:
     """Of an allocation only those that --nodes names."""
     try:
         named = None if listed is None else list(dict.fromkeys(hostlist.expand(listed)))
@@ -160,9 +160,9 @@ def _nodes(listed: str | None, job: str | None, *, selector: str | None, context
         raise click.UsageError(f"--nodes: {error}") from error
     names: list[str] = named or []
     if selector is not None:
-        names, job = preflight_ways.labelled_nodes(selector, context), None
+        names, job = transports.labelled_nodes(selector, context), None
     elif job is not None or "SLURM_JOB_ID" in os.environ:
-        job, own = preflight_ways.slurm_nodes(job, os.environ)
+        job, own = transports.slurm_nodes(job, os.environ)
         strangers = [name for name in names if name not in own]
         if strangers:
             raise click.UsageError(f"--nodes: {strangers[0]} is not among the {len(own)} nodes of job {job}")
@@ -171,33 +171,33 @@ def _nodes(listed: str | None, job: str | None, *, selector: str | None, context
         raise click.UsageError("which nodes? --nodes, --slurm-job, --selector, or run it inside a Slurm allocation")
     if not 0 < len(names) <= MOST_NODES:
         raise click.UsageError(f"{len(names)} nodes are named, possible are 1 to {MOST_NODES:,}")
-    return Asked(names, job)
+    return NodeSelection(names, job)
 
 
 def check(
-    way: preflight_ways.Way, nodes: Sequence[str], *, expected_gpus: int | None = None, links: Sequence[str] | None
-) -> preflight.Preflight:
+    way: transports.Transport, nodes: Sequence[str], *, expected_gpus: int | None = None, links: Sequence[str] | None
+) -> judge.Preflight:
     """All nodes; then, among those that may go, the links, if there is more than one GPU to try them with."""
     progress, done = Progress(), 0
 
     def tell(node: str) -> None:
         nonlocal done
         done += 1
-        progress.say(f"diag -r 1: {done} of {len(nodes)} nodes, last {node}")
+        progress.update(f"diag -r 1: {done} of {len(nodes)} nodes, last {node}")
 
-    answers = preflight_ways.ask_all(way, nodes, DIAG, tell=tell)
-    found = preflight.judge_nodes(answers, expected_gpus=expected_gpus)
-    well = [checked.name for checked in found if checked.word is preflight.Word.GO]
-    gpus = sum(checked.gpus or 0 for checked in found if checked.word is preflight.Word.GO)
+    answers = transports.check_all(way, nodes, DIAG, tell=tell)
+    found = judge.judge_nodes(answers, expected_gpus=expected_gpus)
+    well = [checked.name for checked in found if checked.word is judge.PreflightVerdict.GO]
+    gpus = sum(checked.gpus or 0 for checked in found if checked.word is judge.PreflightVerdict.GO)
     tried = None
     if links is not None and gpus > 1:
-        progress.say(f"links between {len(well)} nodes")
-        tried = preflight.judge_links(way.meet(well, links))
-    progress.done()
-    return preflight.Preflight(found, tried)
+        progress.update(f"links between {len(well)} nodes")
+        tried = judge.judge_links(way.meet(well, links))
+    progress.clear()
+    return judge.Preflight(found, tried)
 
 
-def as_plain(found: preflight.Preflight, way: str) -> dict[str, object]:
+def as_plain(found: judge.Preflight, way: str) -> dict[str, object]:
     """The documented shape of `preflight --json`; keys are added, never renamed."""
     return {
         "verdict": found.word.value,
@@ -207,8 +207,8 @@ def as_plain(found: preflight.Preflight, way: str) -> dict[str, object]:
     }
 
 
-def show(found: preflight.Preflight, way: str) -> None:
-    order = list(preflight.Word)
+def show(found: judge.Preflight, way: str) -> None:
+    order = list(judge.PreflightVerdict)
     rows = sorted(found.nodes, key=lambda checked: -order.index(checked.word))
     cells = [
         [

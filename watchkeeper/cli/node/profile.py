@@ -17,12 +17,12 @@ from watchkeeper.cli.progress import Progress
 from watchkeeper.kit import durations
 from watchkeeper.probe.profile import (
     limits,
-    profile_run,
     recorder,
     recording,
     report,
     report_page,
     report_text,
+    runner,
     segments,
 )
 
@@ -32,7 +32,7 @@ SHOWN_SECONDS = 5.0
 COMMAND = "watchkeeper.profile.command"
 
 
-class ProfileGroup(groups.Group):
+class ProfileGroup(groups.FullHelpGroup):
     """Everything after `--` is the workload, whatever it is called."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -50,7 +50,7 @@ class ProfileGroup(groups.Group):
         return super().resolve_command(ctx, args)
 
 
-class Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+class DurationType(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     name = "duration"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
@@ -62,7 +62,7 @@ class Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]
             self.fail(str(error), param, ctx)
 
 
-def _model(name: str | None) -> limits.Model | None:
+def _model(name: str | None) -> limits.GpuCeilings | None:
     if name is None:
         return None
     found = limits.find_model(name)
@@ -74,7 +74,7 @@ def _model(name: str | None) -> limits.Model | None:
 
 @click.group("profile", cls=ProfileGroup, invoke_without_command=True, subcommand_metavar="[-- CMD… | classify FILE]")
 @click.option("--pid", type=click.IntRange(1), help="A program that runs already, with all that it has started.")
-@click.option("--for", "seconds", type=Duration(), metavar="TIME", help="Record so long, such as 60s; CMD goes on.")
+@click.option("--for", "seconds", type=DurationType(), metavar="TIME", help="Record so long, such as 60s; CMD goes on.")
 @click.option("--rate", type=click.FloatRange(0.1, 10), default=10.0, help="Samples a second.")
 @click.option("-i", "--gpus", metavar="GPUS", help="Indices, such as 0,2-3. All by default.")
 @click.option("--kind", type=click.Choice(["training", "inference", "multi_gpu"]), help="What to expect of it.")
@@ -120,17 +120,17 @@ def command(
     if words is None and pid is None and seconds is None:
         raise click.UsageError("what is to be recorded? `-- CMD`, `--pid PID`, or `--for 60s` for whatever runs here")
     earlier = None if baseline is None else recording.read(baseline)
-    wish = profile_run.Wish(1 / rate, words, pid, seconds, _indices(gpus), not as_json)
+    wish = runner.RecordingRequest(1 / rate, words, pid, seconds, _indices(gpus), not as_json)
     try:
-        recorded = profile_run.run(wish, Shown(Progress()))
-    except recorder.NoGpu as error:
+        recorded = runner.run(wish, RecordingStatus(Progress()))
+    except recorder.NoGpuToRecord as error:
         click.echo(f"watchkeeper: {error}", err=True)
         sys.exit(CANNOT_TELL)
     _tell(recorded, words, kind=kind, earlier=earlier, output=output, as_json=as_json)
-    sys.exit(profile_run.wait(recorded))
+    sys.exit(runner.wait(recorded))
 
 
-class Shown:
+class RecordingStatus:
     """One line while it runs: how long, and what it looks like now."""
 
     def __init__(self, progress: Progress) -> None:
@@ -148,11 +148,11 @@ class Shown:
             model = (limits.find_model(recent.model) if recent.model else None) or limits.default_model()
             judged = [segments.judge_whole(track, model) for track in tracks]
             self._now = max(judged, key=lambda found: found.features.rhythm.mean).verdict.bound.value
-        self._progress.say(f"recording {seconds:5.0f} s   {self._now}")
+        self._progress.update(f"recording {seconds:5.0f} s   {self._now}")
 
 
 def _tell(
-    recorded: profile_run.Recorded,
+    recorded: runner.RecordedWorkload,
     words: list[str] | None,
     *,
     kind: str | None,
@@ -160,7 +160,7 @@ def _tell(
     output: Path | None,
     as_json: bool,
 ) -> None:
-    Progress().done()
+    Progress().clear()
     for problem in recorded.problems:
         click.echo(f"watchkeeper: {problem}", err=True)
     if not any(len(track) for track in recorded.recording.tracks):
@@ -168,11 +168,11 @@ def _tell(
         click.echo(f"watchkeeper: nothing to judge: {notes}", err=True)
         return
     used = {str(index) for index in recorded.used}
-    built = report.build(recorded.recording, used=used, kind=kind, command=words, baseline=earlier)
+    built = report.build_report(recorded.recording, used=used, kind=kind, command=words, baseline=earlier)
     folder = output or Path(time.strftime("profile-%Y%m%d-%H%M%S"))
     files = _write(built, recorded.recording, folder=folder, words=words)
     if as_json:
-        print_json({**report.as_plain(built), "files": [str(file) for file in files]})
+        print_json({**report.report_as_json(built), "files": [str(file) for file in files]})
         return
     click.echo("", err=True)
     for line in report_text.lines(built):
@@ -182,15 +182,15 @@ def _tell(
 
 
 def _write(
-    built: report.Report, recorded: recording.Recording, *, folder: Path, words: list[str] | None
+    built: report.ProfileReport, recorded: recording.Recording, *, folder: Path, words: list[str] | None
 ) -> tuple[Path, Path, Path]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         saved = recording.save(recorded, folder)
         title = f"{shlex.join(words) if words else 'profile'} · {time.strftime('%Y-%m-%d %H:%M')}"
         page, plain = folder / "report.html", folder / "report.json"
-        page.write_text(report_page.page(built, recorded, title=title), encoding="utf-8")
-        plain.write_text(json.dumps(report.as_plain(built), indent=2, ensure_ascii=False), encoding="utf-8")
+        page.write_text(report_page.render_page(built, recorded, title=title), encoding="utf-8")
+        plain.write_text(json.dumps(report.report_as_json(built), indent=2, ensure_ascii=False), encoding="utf-8")
     except OSError as error:
         raise click.ClickException(
             f"{folder}: cannot be written: {error.strerror}; --output names another folder"
@@ -222,7 +222,7 @@ def classify(file: Path, model_name: str | None, as_json: bool) -> None:
     model = _model(model_name)
     is_stdin = str(file) == "-"
     read = recording.read_text(sys.stdin.read(), where="stdin") if is_stdin else recording.read(file)
-    judged = segments.judge(read, model)
+    judged = segments.judge_recording(read, model)
     if as_json:
         print_json(as_plain(read, judged))
         return
@@ -231,11 +231,11 @@ def classify(file: Path, model_name: str | None, as_json: bool) -> None:
     _print(judged, is_many=len(read.tracks) > 1)
 
 
-def as_plain(read: recording.Recording, judged: segments.Judged) -> dict[str, Any]:
+def as_plain(read: recording.Recording, judged: segments.JudgedRecording) -> dict[str, Any]:
     """The documented shape of `profile classify --json`; keys are added, never renamed."""
     start = min(track.times[0] for track in read.tracks)
     return {
-        "segments": [report.segment_plain(segment, start) for segment in judged.segments],
+        "segments": [report.segment_as_json(segment, start) for segment in judged.segments],
         "model": judged.model.name,
         "model_is_assumed": not judged.model_is_known,
         "samples_between_segments": judged.left_out,
@@ -243,7 +243,7 @@ def as_plain(read: recording.Recording, judged: segments.Judged) -> dict[str, An
     }
 
 
-def _print(judged: segments.Judged, *, is_many: bool) -> None:
+def _print(judged: segments.JudgedRecording, *, is_many: bool) -> None:
     rows = [
         [
             *([segment.gpu] if is_many else []),

@@ -25,7 +25,7 @@ from watchkeeper.kit import clock, durations, wire
 SPOOL = Path("/var/lib/watchkeeper/spool")
 
 
-@click.group("profiling", cls=groups.Group)
+@click.group("profiling", cls=groups.FullHelpGroup)
 def command() -> None:
     """Leave this node's profiling counters to nsys or ncu, and take them up again.
 
@@ -101,8 +101,10 @@ def read_length(text: str) -> timedelta:
         length = timedelta(seconds=durations.parse_seconds(text))
     except ValueError as error:
         raise click.UsageError(f"--for: {error}") from error
-    if not timedelta(seconds=1) <= length <= profiling.LONGEST:
-        raise click.UsageError(f"--for {text}: a pause lasts from 1s to {profiling.LONGEST.total_seconds() / 3600:g}h")
+    if not timedelta(seconds=1) <= length <= profiling.MAX_PAUSE:
+        raise click.UsageError(
+            f"--for {text}: a pause lasts from 1s to {profiling.MAX_PAUSE.total_seconds() / 3600:g}h"
+        )
     return length
 
 

@@ -19,10 +19,10 @@ from watchkeeper.agent import node_facts
 from watchkeeper.agent.gpus import scan_readings
 from watchkeeper.cli.node.gpu_choice import with_gpus
 from watchkeeper.cli.options import print_json
-from watchkeeper.diagnose.scan import examine, narrow, verdicts
+from watchkeeper.diagnose.scan import examine, gpu_selection, verdicts
 from watchkeeper.errors import CollectError
 from watchkeeper.kit import clock, commands, logs, wire
-from watchkeeper.model import fleet, gpu_words
+from watchkeeper.model import fleet, gpu_selectors
 from watchkeeper.readers.nvml import choice
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -44,8 +44,8 @@ class Caller(StrEnum):
 
 # Any non-zero prolog or epilog drains the node, so there only a sure fault may be one. A health program of Slurm drains
 # by itself. A probe asks whether GPUs can be used, and where nobody can tell they cannot.
-EXIT_CODES: Mapping[Caller, Mapping[verdicts.Verdict, int]] = {
-    caller: dict(zip(verdicts.Verdict, codes, strict=True))
+EXIT_CODES: Mapping[Caller, Mapping[verdicts.ScanVerdict, int]] = {
+    caller: dict(zip(verdicts.ScanVerdict, codes, strict=True))
     for caller, codes in {
         #                    healthy, unknown, degraded, unhealthy
         Caller.PERSON: (0, 3, 1, 1),
@@ -87,7 +87,7 @@ def command(
     disabled: tuple[str, ...],
     kmsg: Path,
     host_root: Path,
-    chosen: gpu_words.Selection | None,
+    chosen: gpu_selectors.GpuSelection | None,
 ) -> None:
     """Look at this node once and say whether it is healthy.
 
@@ -95,7 +95,7 @@ def command(
     Limits and checks are those of DCGM's health systems; after a GPU reset, `--since 0` forgets old Xids.
     """
     # What is wrong stands in the report; the log would only say it twice.
-    logs.start(level="critical")
+    logs.configure(level="critical")
     who = Caller(caller or Caller.PERSON)
     unknown = set(disabled) - set(examine.check_names())
     if unknown:
@@ -107,7 +107,7 @@ def command(
     roots = node_facts.Roots(host_root / "proc", host_root / "sys", host_root)
     facts = gather(roots, kmsg, seconds=seconds, since_seconds=minutes * 60, expected_gpus=expected_gpus)
     if chosen is not None:
-        facts = narrow.narrow(facts, chosen)
+        facts = gpu_selection.select_gpus(facts, chosen)
     report = examine.examine(facts, disabled=disabled)
     if as_json:
         print_json(as_plain(report, facts))
@@ -115,7 +115,7 @@ def command(
         click.echo(one_line(report)[:NPD_CHARACTERS])
     else:
         _print(report, is_brief=who is not Caller.PERSON)
-    if drain and report.verdict is verdicts.Verdict.UNHEALTHY and not _drain(one_line(report)):
+    if drain and report.verdict is verdicts.ScanVerdict.UNHEALTHY and not _drain(one_line(report)):
         sys.exit(1)
     sys.exit(EXIT_CODES[who][report.verdict])
 
@@ -124,7 +124,7 @@ def gather(
     roots: node_facts.Roots, kmsg: Path, *, seconds: float, since_seconds: float, expected_gpus: int | None
 ) -> verdicts.ScanFacts:
     """Read everything that the checks look at."""
-    look = scan_readings.Look(choice.choose(), interval_seconds=max(0.5, seconds / 2))
+    look = scan_readings.ReadingOptions(choice.choose_families(), interval_seconds=max(0.5, seconds / 2))
     readings = scan_readings.watch_gpus(look, seconds, clock.ScaledClock())
     kernel, problem = None, ""
     try:
@@ -137,7 +137,7 @@ def gather(
             verdicts.GpuFacts(
                 gpu.identity["uuid"],
                 gpu.index,
-                fleet.same_pci(gpu.identity["pci"]),
+                fleet.normalise_pci(gpu.identity["pci"]),
                 gpu.values,
                 readings.grown(gpu.identity["uuid"]),
                 {part.uuid: part.id for part in gpu.slices if part.uuid},
@@ -145,7 +145,7 @@ def gather(
             for gpu in readings.last.gpus
             if gpu.values
         ),
-        tuple(verdicts.Fault(fault.cause, fault.evidence, fault.place.gpu) for fault in readings.faults),
+        tuple(verdicts.ScanFault(fault.cause, fault.evidence, fault.place.gpu) for fault in readings.faults),
         watched_seconds=readings.seconds,
         expected_gpus=expected_gpus,
         kernel=kernel,
@@ -153,7 +153,7 @@ def gather(
     )
 
 
-def as_plain(report: examine.Report, facts: verdicts.ScanFacts) -> dict[str, object]:
+def as_plain(report: examine.ScanReport, facts: verdicts.ScanFacts) -> dict[str, object]:
     """The documented shape of `scan --json`; keys are added, never renamed."""
     return {
         "verdict": report.verdict.value,
@@ -165,14 +165,16 @@ def as_plain(report: examine.Report, facts: verdicts.ScanFacts) -> dict[str, obj
     }
 
 
-def one_line(report: examine.Report) -> str:
-    first = report.troubles[0].looked_at if report.troubles else f"{len(report.results)} checks"
+def one_line(report: examine.ScanReport) -> str:
+    first = report.problems[0].looked_at if report.problems else f"{len(report.results)} checks"
     return f"{report.verdict}: {first}".replace("\n", " ")
 
 
-def _print(report: examine.Report, *, is_brief: bool) -> None:
-    click.echo(f"This node is {report.verdict}." if report.verdict is not verdicts.Verdict.UNKNOWN else "Cannot tell.")
-    for result in report.troubles if is_brief else report.results:
+def _print(report: examine.ScanReport, *, is_brief: bool) -> None:
+    click.echo(
+        f"This node is {report.verdict}." if report.verdict is not verdicts.ScanVerdict.UNKNOWN else "Cannot tell."
+    )
+    for result in report.problems if is_brief else report.results:
         where = f" {result.gpu}" if result.gpu else ""
         click.echo(f"  {result.verdict:<10} {result.system:<8} {result.check:<20} {result.looked_at}{where}")
 
@@ -182,7 +184,7 @@ def _drain(reason: str) -> bool:
     name = os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
     line = ["scontrol", "update", f"NodeName={name}", "State=DRAIN", f"Reason=watchkeeper: {reason[:200]}"]
     click.echo(f"Draining {name}: {' '.join(line)}", err=True)
-    answer = commands.Commands(seconds=DRAIN_SECONDS).ask(line)
-    is_done = answer.outcome is commands.Outcome.ANSWERED
+    answer = commands.CommandRunner(seconds=DRAIN_SECONDS).run(line)
+    is_done = answer.outcome is commands.CommandOutcome.ANSWERED
     click.echo(f"Drained {name}" if is_done else f"{name} was not drained: {answer.text.strip()}", err=True)
     return is_done

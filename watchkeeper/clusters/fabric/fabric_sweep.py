@@ -48,7 +48,7 @@ class SweepSettings:
 def sweep(settings: SweepSettings, *, at_ms: int) -> fabric.Fabric:
     """The fabric as it is now; CollectError where nothing can be said about it at all."""
     began = perf_counter()
-    ask = commands.Commands(settings.timeout_seconds, MAX_OUTPUT_BYTES, settings.environment)
+    ask = commands.CommandRunner(settings.timeout_seconds, MAX_OUTPUT_BYTES, settings.environment)
     problems: list[str] = []
     unread: list[str] = []
     with tempfile.TemporaryDirectory(prefix="watchkeeper-fabric-") as folder:
@@ -71,44 +71,44 @@ def sweep(settings: SweepSettings, *, at_ms: int) -> fabric.Fabric:
     return fabric.Fabric(at_ms, SOURCE, found.devices, tuple(ports), tuple(problems), tuple(unread), seconds)
 
 
-def _must_answer(ask: commands.Commands, arguments: Sequence[str], problems: list[str]) -> str:
-    answer = ask.ask(arguments)
+def _must_answer(ask: commands.CommandRunner, arguments: Sequence[str], problems: list[str]) -> str:
+    answer = ask.run(arguments)
     program = arguments[0]
-    if answer.outcome is commands.Outcome.ABSENT:
+    if answer.outcome is commands.CommandOutcome.NOT_FOUND:
         remedy = "Install the package infiniband-diags, or set `fabric.sweep` on another host"
         raise CollectError("it is not installed here", where=program, remedy=remedy)
-    if answer.outcome is not commands.Outcome.ANSWERED:
+    if answer.outcome is not commands.CommandOutcome.ANSWERED:
         said = next((line for line in answer.text.splitlines() if line.strip()), "no word of why")
         raise CollectError(said.strip()[:300], where=program, remedy=REMEDY)
-    if answer.is_cut:
+    if answer.is_truncated:
         # No fabric is so large; reading it would keep a thread busy for half a minute.
         raise CollectError(TOO_LONG, where=program, remedy=REMEDY)
     _note_trouble(program, answer, problems)
     return answer.text
 
 
-def _note_trouble(program: str, answer: commands.Answer, problems: list[str]) -> None:
+def _note_trouble(program: str, answer: commands.CommandResult, problems: list[str]) -> None:
     unanswered = len(TROUBLE.findall(answer.text))
     if unanswered:
         problems.append(f"{program}: {unanswered} requests to devices were not answered")
 
 
 def _count(
-    ask: commands.Commands,
+    ask: commands.CommandRunner,
     shown: Sequence[str],
-    ports: list[fabric.Port],
+    ports: list[fabric.FabricPort],
     *,
     owner_of: Mapping[str, str],
     unread: list[str],
-) -> list[fabric.Port]:
+) -> list[fabric.FabricPort]:
     """The ports with their counters; without them, and with a word about it, where these cannot be had.
 
     The first listing has errors, of ports that have some; the second has the traffic of every port that answered.
     """
     counters: dict[fabric.PortKey, dict[str, int]] = {}
     for option in ([], ["--counters"]):
-        answer = ask.ask(["ibqueryerrors", "--skip-sl", *shown, *option])
-        if answer.is_cut:
+        answer = ask.run(["ibqueryerrors", "--skip-sl", *shown, *option])
+        if answer.is_truncated:
             unread.append(f"ibqueryerrors: {TOO_LONG}")
             return ports
         found, checked = infiniband_fabric.read_counters(answer.text.splitlines(), owner_of)

@@ -40,23 +40,23 @@ FRESH_INTERVALS = 3
 class FabricWatch:
     """One fabric. `fabric` is the newest sweep, None before the first; `problem` is why the last try brought none."""
 
-    def __init__(self, settings: config.Fabric, cluster: str, *, kept: Path | None = None) -> None:
+    def __init__(self, settings: config.FabricSettings, cluster: str, *, kept: Path | None = None) -> None:
         self.settings = settings
         self.cluster = cluster
         self.fabric: fabric.Fabric | None = None
-        self.layout: fabric.Layout | None = None
+        self.layout: fabric.FabricTopology | None = None
         self.problem = ""
         self._taken_ms: int | None = None
         self._series: dict[Labels, float] = {}
         self._kept = kept
-        self.known = _load(kept)
+        self.known_fabric = _load(kept)
 
     async def refresh(self, now: datetime) -> list[events.Event]:
         """Look at the fabric once; what cannot be read is said once, and leaves the last sweep as it was."""
         at_ms = clock.to_ms(now)
         try:
             if self.settings.ufm_url is not None:
-                found = await ufm.ask(self.settings, at_ms=at_ms)
+                found = await ufm.read_fabric(self.settings, at_ms=at_ms)
             else:
                 found = await asyncio.to_thread(fabric_sweep.sweep, sweep_settings(self.settings), at_ms=at_ms)
         except CollectError as error:
@@ -64,24 +64,24 @@ class FabricWatch:
                 log.warning("The fabric could not be read", extra=logs.fields(error=error))
             self.problem = str(error)
             return []
-        return await asyncio.to_thread(self.take, found, now)
+        return await asyncio.to_thread(self.accept_sweep, found, now)
 
-    def take(self, found: fabric.Fabric, now: datetime) -> list[events.Event]:
+    def accept_sweep(self, found: fabric.Fabric, now: datetime) -> list[events.Event]:
         """The newest sweep, from here or from another host; returns what changed with it.
 
         A large fabric takes a second: callers on an event loop do this in a thread.
         """
-        layout = fabric.Layout(found)
+        layout = fabric.FabricTopology(found)
         self.problem = "; ".join([*found.problems, *self._doubts(layout)])
-        before = self.known
-        changes: list[fabric_changes.Change] = []
+        before = self.known_fabric
+        changes: list[fabric_changes.FabricChange] = []
         if not self.problem:
-            self.known, changes = fabric_changes.step(before, layout, clock.to_ms(now))
+            self.known_fabric, changes = fabric_changes.compare_sweep(before, layout, clock.to_ms(now))
         for name in layout.shared_names():
             log.warning("Switches share a name; their GUIDs tell them apart", extra=logs.fields(name=name))
         self.fabric, self.layout, self._taken_ms = found, layout, clock.to_ms(now)
         self._series = self._make_series(found, layout)
-        if self.known != before:
+        if self.known_fabric != before:
             self._keep()
         return [self._event(change, now) for change in changes]
 
@@ -90,12 +90,12 @@ class FabricWatch:
         limit_ms = FRESH_INTERVALS * self.settings.interval_seconds * 1000
         return self._taken_ms is not None and now_ms - self._taken_ms <= limit_ms
 
-    def _doubts(self, layout: fabric.Layout) -> Iterator[str]:
+    def _doubts(self, layout: fabric.FabricTopology) -> Iterator[str]:
         """A host that has lost its own link sees no switch; that says nothing about the switches."""
-        if not layout.switches() and any(switch.gone_since_ms is None for switch in self.known.switches):
+        if not layout.switches() and any(switch.gone_since_ms is None for switch in self.known_fabric.switches):
             yield "the host that sweeps sees no switch any more: its own link is down, the rest is unknown"
 
-    def _event(self, change: fabric_changes.Change, now: datetime) -> events.Event:
+    def _event(self, change: fabric_changes.FabricChange, now: datetime) -> events.Event:
         kind = events.EventKind.FABRIC_UP if change.is_up else events.EventKind.FABRIC_DOWN
         if change.link is not None:
             where = f"{change.link.guid}/{change.link.port}"
@@ -106,7 +106,7 @@ class FabricWatch:
         id = f"{self.cluster}/{SOURCE}/{where}/{kind}/{clock.to_ms(now)}"
         return events.Event(id, kind, None, self._place(change), now, change.text, fields={**named, "source": SOURCE})
 
-    def _place(self, change: fabric_changes.Change) -> fleet.Place:
+    def _place(self, change: fabric_changes.FabricChange) -> fleet.Place:
         link, switch = change.link, change.switch
         if link is not None and link.adapter:
             return fleet.Place(self.cluster, node=link.peer, port=link.adapter)
@@ -115,11 +115,11 @@ class FabricWatch:
         assert switch is not None
         return fleet.Place(self.cluster, domain=f"{'leaf' if switch.is_leaf else 'switch'}={switch.name}")
 
-    def leaf_of(self) -> dict[str, str]:
+    def leaf_by_node(self) -> dict[str, str]:
         """Node → leaf of its first adapter; a cable that is dark now does not move the node to another leaf."""
-        hosts = [link for link in self.known.links if link.adapter]
-        hosts.sort(key=lambda link: fabric.natural(link.adapter), reverse=True)
-        seen = {} if self.layout is None else self.layout.leaf_of()
+        hosts = [link for link in self.known_fabric.links if link.adapter]
+        hosts.sort(key=lambda link: fabric.natural_sort_key(link.adapter), reverse=True)
+        seen = {} if self.layout is None else self.layout.leaf_by_node()
         return seen | {link.peer: link.switch for link in hosts}
 
     # Series
@@ -136,7 +136,7 @@ class FabricWatch:
         ok = {Labels({METRIC_NAME: SWEEP_OK, "cluster": self.cluster}): float(is_whole)}
         return ok | self._series if is_fresh else ok
 
-    def _make_series(self, swept: fabric.Fabric, layout: fabric.Layout) -> dict[Labels, float]:
+    def _make_series(self, swept: fabric.Fabric, layout: fabric.FabricTopology) -> dict[Labels, float]:
         found: dict[Labels, float] = {}
         for name, named, value in self._rows(swept, layout):
             if len(found) >= MAX_SERIES:
@@ -145,14 +145,14 @@ class FabricWatch:
             found[Labels({METRIC_NAME: name, "cluster": self.cluster, **named})] = value
         return found
 
-    def _rows(self, found: fabric.Fabric, layout: fabric.Layout) -> Iterator[tuple[str, dict[str, str], float]]:
+    def _rows(self, found: fabric.Fabric, layout: fabric.FabricTopology) -> Iterator[tuple[str, dict[str, str], float]]:
         yield "watchkeeper_fabric_sweep_seconds", {}, found.seconds
         for state, count in Counter(port.state for port in found.ports).items():
             yield "watchkeeper_fabric_ports", {"state": state}, float(count)
-        for switch in self.known.switches:
+        for switch in self.known_fabric.switches:
             role = "leaf" if switch.is_leaf else "spine"
             yield "watchkeeper_fabric_switch_up", {"switch": switch.name, "role": role}, float(not switch.gone_since_ms)
-        for link in self.known.links:
+        for link in self.known_fabric.links:
             port = layout.ports.get(link.key)
             where = {"switch": link.switch, "port": str(link.port), "peer": link.peer, "peer_port": str(link.peer_port)}
             # What is wrong with a cable is trouble of its host, and of its leaf where it is a trunk.
@@ -162,19 +162,19 @@ class FabricWatch:
             if state_id is not None:
                 yield "watchkeeper_fabric_port_state_id", where, float(state_id)
             if port is not None and not is_down:
-                yield from _port_rows(port, where, is_slow=port.key in layout.slow)
+                yield from _port_rows(port, where, is_slow=port.key in layout.slow_ports)
 
     def _keep(self) -> None:
         if self._kept is None:
             return
         try:
-            files.write_whole(self._kept, wire.dumps(self.known).encode())
+            files.write_atomically(self._kept, wire.dumps(self.known_fabric).encode())
         except OSError as error:
             log.warning("What is known of the fabric was not kept", extra=logs.fields(error=error.strerror))
 
 
 def _port_rows(
-    port: fabric.Port, where: Mapping[str, str], *, is_slow: bool
+    port: fabric.FabricPort, where: Mapping[str, str], *, is_slow: bool
 ) -> Iterator[tuple[str, dict[str, str], float]]:
     if port.gbps is not None:
         yield "watchkeeper_fabric_port_rate_bytes_per_second", dict(where), port.gbps * 1e9 / 8
@@ -188,11 +188,11 @@ def _port_rows(
             yield "watchkeeper_fabric_port_data_bytes_total", {**where, "direction": direction}, float(value * scale)
         elif not name.endswith(NOT_ERRORS):
             yield "watchkeeper_fabric_port_errors_total", {**where, "counter": name}, float(value)
-            if value and value == infiniband.maximum(name):
+            if value and value == infiniband.counter_maximum(name):
                 yield "watchkeeper_fabric_port_counter_at_maximum", {**where, "counter": name}, 1.0
 
 
-def sweep_settings(settings: config.Fabric) -> fabric_sweep.SweepSettings:
+def sweep_settings(settings: config.FabricSettings) -> fabric_sweep.SweepSettings:
     return fabric_sweep.SweepSettings(
         settings.timeout_seconds,
         settings.adapter,
@@ -201,12 +201,12 @@ def sweep_settings(settings: config.Fabric) -> fabric_sweep.SweepSettings:
     )
 
 
-def _load(path: Path | None) -> fabric_changes.Known:
+def _load(path: Path | None) -> fabric_changes.KnownFabric:
     """What was known before a restart; a file that is damaged costs that knowledge and nothing else."""
     if path is None or not path.exists():
-        return fabric_changes.Known()
+        return fabric_changes.KnownFabric()
     try:
-        return wire.loads(fabric_changes.Known, path.read_bytes())
+        return wire.loads(fabric_changes.KnownFabric, path.read_bytes())
     except (OSError, WireError) as error:
         log.warning("What was known of the fabric cannot be read", extra=logs.fields(path=str(path), error=error))
-        return fabric_changes.Known()
+        return fabric_changes.KnownFabric()

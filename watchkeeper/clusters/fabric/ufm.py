@@ -23,7 +23,7 @@ MAX_BODY_BYTES = 128 << 20
 SHOWN_STATUS = {401: "it does not accept the credentials", 403: "the credentials may not read this"}
 
 
-async def ask(settings: config.Fabric, *, at_ms: int) -> fabric.Fabric:
+async def read_fabric(settings: config.FabricSettings, *, at_ms: int) -> fabric.Fabric:
     """The fabric as UFM knows it; CollectError where it does not answer. Missing telemetry costs only the counters."""
     began = perf_counter()
     access = Access(
@@ -55,7 +55,7 @@ async def ask(settings: config.Fabric, *, at_ms: int) -> fabric.Fabric:
 
 
 async def _telemetry(
-    settings: config.Fabric,
+    settings: config.FabricSettings,
 ) -> tuple[Mapping[fabric.PortKey, Mapping[str, int]] | None, str]:
     if settings.ufm_telemetry_url is None:
         return None, ""
@@ -79,7 +79,7 @@ async def _list(connection: http.Connection, url: str, access: Access) -> list[M
 
 
 async def _get(connection: http.Connection, url: str, access: Access) -> bytes:
-    response = await connection.send(http.Request(url, headers=access.headers()))
+    response = await connection.send(http.Request(url, headers=access.authorization_header()))
     if response.status != 200:
         said = SHOWN_STATUS.get(response.status, "no answer to the question")
         raise CollectError(f"it answered {response.status}: {said}", where=url)

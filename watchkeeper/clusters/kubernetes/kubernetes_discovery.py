@@ -38,7 +38,7 @@ class LabelRow:
 def label_rows() -> tuple[LabelRow, ...]:
     """In the order in which they count."""
     return pack.load(
-        "node_labels.csv", lambda cells: LabelRow(pack.filled(cells["label"]), pack.filled(cells["becomes"]))
+        "node_labels.csv", lambda cells: LabelRow(pack.required(cells["label"]), pack.required(cells["becomes"]))
     )
 
 
@@ -64,7 +64,7 @@ class KubernetesDiscovery:
         # By name: the machine, as its object's id and its GPUs' model, and the most GPUs it has had.
         self._most: dict[str, tuple[tuple[str, str], int]] = {}
 
-    def found(self, listed: discovery.Found) -> discovery.Found:
+    def discover(self, listed: discovery.DiscoveredTargets) -> discovery.DiscoveredTargets:
         """GPU nodes as expected ones; their targets where no list has one for the node already."""
         cluster = self._watch.cluster
         nodes = {node.name: self._expected(node) for node in self._watch.nodes() if node.has_gpus}
@@ -72,9 +72,9 @@ class KubernetesDiscovery:
         has_target = {target.node for target in listed.targets if target.cluster == cluster}
         chosen = self._pods()
         groups = [_group(node, chosen.get(name) if name not in has_target else None) for name, node in nodes.items()]
-        return discovery.read_groups(groups, SOURCE, defaults=discovery.Defaults(cluster=cluster))
+        return discovery.read_groups(groups, SOURCE, defaults=discovery.DiscoveryDefaults(cluster=cluster))
 
-    def _expected(self, node: objects.Node) -> fleet.Node:
+    def _expected(self, node: objects.KubernetesNode) -> fleet.Node:
         placed = placement(node.labels)
         return fleet.Node(
             self._watch.cluster,
@@ -86,7 +86,7 @@ class KubernetesDiscovery:
             source=SOURCE,
         )
 
-    def _expected_gpus(self, node: objects.Node) -> int | None:
+    def _expected_gpus(self, node: objects.KubernetesNode) -> int | None:
         now = physical_gpus(node)
         if now is None:
             return None
@@ -96,10 +96,10 @@ class KubernetesDiscovery:
         self._most[node.name] = (machine, max(now, most) if known == machine else now)
         return self._most[node.name][1]
 
-    def _pods(self) -> Mapping[str, objects.Pod]:
+    def _pods(self) -> Mapping[str, objects.KubernetesPod]:
         """For each node the pod to read; of several the one whose label stands first, so that no GPU is read twice."""
         order = {pair: place for place, pair in enumerate(self._targets)}
-        chosen: dict[str, tuple[int, objects.Pod]] = {}
+        chosen: dict[str, tuple[int, objects.KubernetesPod]] = {}
         for pod in self._watch.pods():
             places = [order[pair] for pair in pod.labels.items() if pair in order]
             if not places or not pod.node or not pod.address or pod.phase != "Running":
@@ -119,7 +119,7 @@ def placement(labels: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def physical_gpus(node: objects.Node) -> int | None:
+def physical_gpus(node: objects.KubernetesNode) -> int | None:
     """GPUs in the machine, as far as its labels and capacity tell; None where they count slices or shares of them."""
     if "-MIG-" in node.labels.get(PRODUCT, ""):
         # With the strategy `single` both count slices (gpu-feature-discovery, README).
@@ -133,14 +133,14 @@ def physical_gpus(node: objects.Node) -> int | None:
     return None
 
 
-def _group(node: fleet.Node, pod: objects.Pod | None) -> dict[str, object]:
+def _group(node: fleet.Node, pod: objects.KubernetesPod | None) -> dict[str, object]:
     labels = {
         f"{discovery.META}cluster": node.cluster,
         f"{discovery.META}node": node.name,
         f"{discovery.META}pool": node.pool,
         f"{discovery.META}aliases": ",".join(sorted(node.aliases)),
         f"{discovery.META}expected_gpus": "" if node.expected_gpus is None else str(node.expected_gpus),
-        **{f"{discovery.DOMAIN}{kind}": name for kind, name in node.domains.items()},
+        **{f"{discovery.DOMAIN_META}{kind}": name for kind, name in node.domains.items()},
     }
     if pod is None:
         return {"targets": [], "labels": labels}
@@ -149,7 +149,7 @@ def _group(node: fleet.Node, pod: objects.Pod | None) -> dict[str, object]:
     return {"targets": [f"{host}:{_port(pod)}"], "labels": labels | about}
 
 
-def _port(pod: objects.Pod) -> int:
+def _port(pod: objects.KubernetesPod) -> int:
     named = dict(pod.ports)
     for name in PORT_NAMES:
         if name in named:

@@ -12,12 +12,12 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
-from watchkeeper.clusters.kubernetes.kubernetes_kind import Key
+from watchkeeper.clusters.kubernetes.kubernetes_resource import Key
 from watchkeeper.clusters.kubernetes.kubernetes_watch import KubernetesWatch
 from watchkeeper.model.labels import METRIC_NAME, Labels
 from watchkeeper.readers.clusters import kubernetes_objects as objects
 from watchkeeper.readers.clusters import pod_resources
-from watchkeeper.scrape import standing
+from watchkeeper.scrape import status_series
 
 JOB = "watchkeeper"
 # Which clusters have a kube-state-metrics that is scraped; every version of it writes this name.
@@ -90,23 +90,23 @@ def workload_series(
     told = {labels["UUID"] for labels in known if "UUID" in labels}
     made: dict[Labels, float] = {}
     for pod in watch.pods():
-        if not pod.wants_gpus or not pod.node:
+        if not pod.requests_gpus or not pod.node:
             continue
         ids = {device for text in pod.device_ids if (device := _uuid(text))}
         has_all = pod.gpus == capacity.get(pod.node)
         for gpu in gpus_of(pod.node) if ids or has_all else ():
             if gpu["UUID"] not in told and (gpu["UUID"] in ids or (has_all and not ids)):
                 held = {"workload_kind": "pod", "workload": pod.name, "namespace": pod.namespace, "team": pod.namespace}
-                made[Labels({METRIC_NAME: standing.WORKLOAD_INFO, **gpu, **held})] = 1.0
+                made[Labels({METRIC_NAME: status_series.WORKLOAD_INFO, **gpu, **held})] = 1.0
     return made
 
 
 def _uuid(device_id: str) -> str | None:
-    device = pod_resources.Held("", "", "", "", device_id).device
+    device = pod_resources.AllocatedDevice("", "", "", "", device_id).device
     return None if device is None else device.key
 
 
-def _write_node(node: objects.Node, _: bool, write: Write) -> None:
+def _write_node(node: objects.KubernetesNode, _: bool, write: Write) -> None:
     at = {"node": node.name}
     write("kube_node_info", 1, **at, internal_ip=next(iter(node.addresses), ""))
     write("kube_node_spec_unschedulable", node.is_cordoned, **at)
@@ -125,9 +125,9 @@ def _write_node(node: objects.Node, _: bool, write: Write) -> None:
         write("kube_node_labels", 1, **at, **_shown(node.labels))
 
 
-def _write_any_pod(pod: objects.Pod, is_beside: bool, write: Write) -> None:
+def _write_any_pod(pod: objects.KubernetesPod, is_beside: bool, write: Write) -> None:
     """A pod that has to do with GPUs in full; of one that runs `is_beside` GPUs only that it does."""
-    is_gpu_pod = pod.wants_gpus or bool(pod.claims) or pod.runtime_class.startswith("nvidia")
+    is_gpu_pod = pod.requests_gpus or bool(pod.claims) or pod.runtime_class.startswith("nvidia")
     if is_gpu_pod or is_beside:
         kind, _, name = pod.owner.partition("/")
         write("kube_pod_info", 1, **_of(pod), node=pod.node, created_by_kind=kind, created_by_name=name)
@@ -135,7 +135,7 @@ def _write_any_pod(pod: objects.Pod, is_beside: bool, write: Write) -> None:
         _write_gpu_pod(pod, write)
 
 
-def _write_gpu_pod(pod: objects.Pod, write: Write) -> None:
+def _write_gpu_pod(pod: objects.KubernetesPod, write: Write) -> None:
     of = _of(pod)
     is_waiting = pod.is_scheduled is False
     write("kube_pod_status_phase", 1, **of, phase=pod.phase)
@@ -151,7 +151,7 @@ def _write_gpu_pod(pod: objects.Pod, write: Write) -> None:
         _write_container(pod, container, write)
 
 
-def _write_waiting(pod: objects.Pod, write: Write) -> None:
+def _write_waiting(pod: objects.KubernetesPod, write: Write) -> None:
     of = _of(pod)
     if pod.reason == "Unschedulable":
         write("kube_pod_status_unschedulable", 1, **of)
@@ -162,7 +162,7 @@ def _write_waiting(pod: objects.Pod, write: Write) -> None:
         write("kube_pod_nodeselectors", 1, **of, **chosen)
 
 
-def _write_container(pod: objects.Pod, container: objects.Container, write: Write) -> None:
+def _write_container(pod: objects.KubernetesPod, container: objects.Container, write: Write) -> None:
     of = {**_of(pod), "container": container.name}
     for resource, count in container.gpus:
         named = {"node": pod.node, "resource": _plain(resource), "unit": "integer"}
@@ -174,7 +174,7 @@ def _write_container(pod: objects.Pod, container: objects.Container, write: Writ
         write("kube_pod_container_status_last_terminated_exitcode", container.last_exit_code, **of)
 
 
-def _write_job(job: objects.Job, _: bool, write: Write) -> None:
+def _write_job(job: objects.KubernetesJob, _: bool, write: Write) -> None:
     if job.gpus:
         where = {"namespace": job.namespace, "job_name": job.name}
         write("kube_job_spec_parallelism", job.parallelism, **where)
@@ -189,7 +189,7 @@ def _write_quota(quota: objects.Quota, _: bool, write: Write) -> None:
                 write("kube_resourcequota", count, **of, resource=resource, type=kind)
 
 
-def _of(pod: objects.Pod) -> Mapping[str, str]:
+def _of(pod: objects.KubernetesPod) -> Mapping[str, str]:
     return {"namespace": pod.namespace, "pod": pod.name}
 
 

@@ -18,19 +18,21 @@ from watchkeeper.model import cluster as model
 from watchkeeper.model.labels import Labels
 from watchkeeper.readers.clusters import kubeconfig
 from watchkeeper.scrape import discovery
-from watchkeeper.scrape.fleet import Fleet
+from watchkeeper.scrape.fleet import ScrapedInventory
 
 # A hub that starts waits this long for the first list, so that its first picture is whole.
 FIRST_LIST_SECONDS = 10.0
 LOOK_SECONDS = 0.05
 
 
-def of_settings(settings: config.Fleet, *, time: clock.Clock, metrics: own_metrics.Registry) -> KubernetesSource | None:
+def of_settings(
+    settings: config.FleetSettings, *, time: clock.Clock, metrics: own_metrics.Registry
+) -> KubernetesSource | None:
     """The cluster that the settings name, or None; SettingsError where they name one that cannot be asked."""
     if settings.kubeconfig is not None:
-        server = kubeconfig.of_file(Path(settings.kubeconfig), settings.kubernetes_context)
+        server = kubeconfig.load_kubeconfig(Path(settings.kubeconfig), settings.kubernetes_context)
     elif settings.kubernetes:
-        server = kubeconfig.in_cluster()
+        server = kubeconfig.load_in_cluster()
     elif settings.kubernetes_context is not None:
         raise SettingsError(
             "a context is one of a kubeconfig, and none is named",
@@ -48,7 +50,7 @@ class KubernetesSource:
     def __init__(
         self,
         server: kubeconfig.ApiServer,
-        settings: config.Fleet,
+        settings: config.FleetSettings,
         *,
         time: clock.Clock,
         metrics: own_metrics.Registry,
@@ -67,23 +69,23 @@ class KubernetesSource:
         return self.watch.cluster
 
     @property
-    def asks_for(self) -> str | None:
+    def required_query(self) -> str | None:
         """Which clusters have a kube-state-metrics of their own."""
         return kubernetes_series.SEEN_EXPR if self._policy is config.KubernetesSeries.AUTO else None
 
     async def run(self) -> None:
         await self.watch.run()
 
-    async def first_look(self) -> None:
+    async def wait_for_first_read(self) -> None:
         try:
             async with asyncio.timeout(FIRST_LIST_SECONDS):
-                while not self.watch.is_known and not any(self.watch.problems()):
+                while not self.watch.is_synced and not any(self.watch.problems()):
                     await asyncio.sleep(LOOK_SECONDS)
         except TimeoutError:
             return
 
-    def found(self, listed: discovery.Found) -> discovery.Found:
-        return self._discovery.found(listed)
+    def discover(self, listed: discovery.DiscoveredTargets) -> discovery.DiscoveredTargets:
+        return self._discovery.discover(listed)
 
     def problems(self) -> list[str]:
         return [f"kubernetes ({self.watch.server.origin}): {problem}" for problem in self.watch.problems()]
@@ -98,11 +100,11 @@ class KubernetesSource:
     def series(self, answer: Iterable[Mapping[str, str]]) -> dict[Labels, float]:
         """What kube-state-metrics would write, unless `answer` has our cluster, or one without a name."""
         has_others = any(labels.get("cluster", "") in ("", self.cluster) for labels in answer)
-        if self._policy is config.KubernetesSeries.NEVER or has_others or not self.watch.is_known:
+        if self._policy is config.KubernetesSeries.NEVER or has_others or not self.watch.is_synced:
             return {}
         return self._series.now()
 
-    def workload_series(self, fleet: Fleet, known: Iterable[Labels]) -> dict[Labels, float]:
+    def workload_series(self, fleet: ScrapedInventory, known: Iterable[Labels]) -> dict[Labels, float]:
         def gpus_of(name: str) -> Iterable[Labels]:
             node = fleet.node(name, self.watch.cluster)
             for seen in fleet.gpus_of(node) if node is not None else ():

@@ -27,7 +27,7 @@ SHARED, SHARES = "-SHARED", re.compile(r"[2-9]|[1-9]\d{1,3}")
 
 def view_of(watch: KubernetesWatch) -> cluster.ClusterView:
     """What the API server said last, with what of it could not be read."""
-    heard = watch.heard_at
+    heard = watch.synced_at
     counted = ((pod, watch.gpus_of(pod)) for pod in watch.pods())
     pods = [
         scheduled_pod(pod, watch.cluster, gpus=gpus, warned=watch.warning("Pod", pod.namespace, pod.name))
@@ -44,7 +44,7 @@ def view_of(watch: KubernetesWatch) -> cluster.ClusterView:
     )
 
 
-def scheduled_node(node: objects.Node, name: str) -> cluster.ScheduledNode:
+def scheduled_node(node: objects.KubernetesNode, name: str) -> cluster.ScheduledNode:
     """The state is what `kubectl get nodes` shows."""
     ready = {True: "Ready", False: "NotReady", None: "Unknown"}[node.is_ready]
     is_known = node.capacity or "nvidia.com/gpu.count" in node.labels
@@ -58,7 +58,7 @@ def scheduled_node(node: objects.Node, name: str) -> cluster.ScheduledNode:
         gpus=_total(node.capacity) if is_known else None,
         allocatable_gpus=_total(node.allocatable) if is_known else None,
         addresses=node.addresses,
-        reason=node.why_not_ready,
+        reason=node.not_ready_reason,
         unschedulable_by=node.cordoned_by,
         labels=node.labels,
         taints=tuple(_written(taint) for taint in node.taints),
@@ -67,12 +67,12 @@ def scheduled_node(node: objects.Node, name: str) -> cluster.ScheduledNode:
 
 
 def scheduled_pod(
-    pod: objects.Pod, name: str, *, gpus: int, warned: objects.Warned | None = None
+    pod: objects.KubernetesPod, name: str, *, gpus: int, warned: objects.WarningEvent | None = None
 ) -> workloads.ScheduledWorkload:
     """Why it waits is the scheduler's word; one that has its GPUs and does not start says what `warned` of last."""
     reason, detail = "", ""
     if not pod.node:
-        reason, detail = objects.waiting_reason(pod.reason, pod.message), pod.message
+        reason, detail = objects.pending_reason(pod.reason, pod.message), pod.message
     elif pod.phase == "Pending" and warned is not None:
         reason, detail = warned.reason, warned.message
     return workloads.ScheduledWorkload(
@@ -96,7 +96,7 @@ def scheduled_pod(
 def blocked_jobs(watch: KubernetesWatch) -> Iterable[workloads.ScheduledWorkload]:
     """Jobs with fewer pods than they want, because a quota or an admission rule forbids the rest."""
     for job in watch.jobs():
-        missing = job.wanted - job.active
+        missing = job.expected_pods - job.active
         warned = watch.warning("Job", job.namespace, job.name)
         if not job.gpus or missing <= 0 or job.is_suspended or warned is None or warned.reason != "FailedCreate":
             continue
@@ -119,7 +119,7 @@ def quotas(quota: objects.Quota, name: str) -> Iterable[cluster.Quota]:
         yield cluster.Quota(name, quota.namespace, resource, limit=hard, used=used)
 
 
-def _state(pod: objects.Pod) -> workloads.WorkloadState:
+def _state(pod: objects.KubernetesPod) -> workloads.WorkloadState:
     """A pod holds its GPUs from the moment it has a node, whatever its containers are doing."""
     return workloads.WorkloadState.RUNNING if pod.node else workloads.WorkloadState.PENDING
 
@@ -140,7 +140,7 @@ def _part(resource: str, labels: Mapping[str, str]) -> float:
     model, _, cut = labels.get(kubernetes_discovery.PRODUCT, "").removesuffix(SHARED).partition("-MIG-")
     profile = resource.removeprefix(MIG_RESOURCE) if resource.startswith(MIG_RESOURCE) else cut
     if PROFILE.match(profile):
-        return mig.least_share(profile, model)
+        return mig.minimum_gpu_share(profile, model)
     replicas = labels.get(kubernetes_discovery.REPLICAS, "")
     return 1 / int(replicas) if SHARES.fullmatch(replicas) else 1.0
 

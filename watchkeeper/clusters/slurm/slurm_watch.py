@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from watchkeeper.catalogue import mig
-from watchkeeper.clusters.slurm import slurm_ask
+from watchkeeper.clusters.slurm import slurm_reader
 from watchkeeper.config import settings as config
 from watchkeeper.errors import CollectError
 from watchkeeper.kit import clock, own_metrics
@@ -24,8 +24,8 @@ from watchkeeper.model.labels import METRIC_NAME, Labels
 from watchkeeper.model.workloads import ScheduledWorkload, Workload, WorkloadKind, WorkloadState
 from watchkeeper.readers.clusters import slurm_records as records
 from watchkeeper.readers.clusters import tres
-from watchkeeper.scrape import discovery, standing
-from watchkeeper.scrape.fleet import Fleet
+from watchkeeper.scrape import discovery, status_series
+from watchkeeper.scrape.fleet import ScrapedInventory
 
 T = TypeVar("T")
 
@@ -39,14 +39,18 @@ RARE_SECONDS = 300.0
 FIRST_LOOK_SECONDS = 10.0
 
 
-def of_settings(settings: config.Fleet, *, time: clock.Clock, metrics: own_metrics.Registry) -> SlurmWatch | None:
+def of_settings(
+    settings: config.FleetSettings, *, time: clock.Clock, metrics: own_metrics.Registry
+) -> SlurmWatch | None:
     """The cluster that the settings name, or None."""
     if not settings.slurm and settings.slurm_rest_url is None:
         return None
-    asked: slurm_ask.Slurm = slurm_ask.Commands()
+    asked: slurm_reader.SlurmReader = slurm_reader.SlurmCommandReader()
     if settings.slurm_rest_url is not None:
         token = settings.slurm_token_file
-        asked = slurm_ask.Rest(settings.slurm_rest_url, None if token is None else Path(token), settings.slurm_user)
+        asked = slurm_reader.SlurmRestReader(
+            settings.slurm_rest_url, None if token is None else Path(token), settings.slurm_user
+        )
     return SlurmWatch(
         asked,
         cluster=settings.cluster,
@@ -70,7 +74,7 @@ class SlurmWatch:
 
     def __init__(
         self,
-        asked: slurm_ask.Slurm,
+        asked: slurm_reader.SlurmReader,
         *,
         cluster: str,
         agent_port: int | None,
@@ -88,7 +92,7 @@ class SlurmWatch:
         )
         self._answers = _Answers()
         self._leaves: Mapping[str, str] = {}
-        self._limits: Sequence[records.Limit] = ()
+        self._limits: Sequence[records.AccountLimit] = ()
         self._rare_at: float | None = None
         self._view = ClusterView(SOURCE)
         self._has_tried = asyncio.Event()
@@ -100,7 +104,7 @@ class SlurmWatch:
         return [f"slurm: {self._view.problem}"] if self._view.problem else []
 
     @property
-    def asks_for(self) -> str | None:
+    def required_query(self) -> str | None:
         return None
 
     async def run(self) -> None:
@@ -109,7 +113,7 @@ class SlurmWatch:
             await self.refresh()
             await self._time.sleep(self._interval_seconds)
 
-    async def first_look(self) -> None:
+    async def wait_for_first_read(self) -> None:
         """Wait until Slurm has been asked once, or for as long as a hub's start may take."""
         try:
             async with asyncio.timeout(FIRST_LOOK_SECONDS):
@@ -145,7 +149,7 @@ class SlurmWatch:
             problems.append(f"{name}: {error}")
             return None
 
-    def found(self, listed: discovery.Found) -> discovery.Found:
+    def discover(self, listed: discovery.DiscoveredTargets) -> discovery.DiscoveredTargets:
         """The nodes with GPUs as expected ones, and where their agents are read unless a list says so already."""
         has_target = {target.node for target in listed.targets if target.cluster == self.cluster}
         aliases = _aliases(self._answers.nodes)
@@ -154,7 +158,7 @@ class SlurmWatch:
             for node in self._answers.nodes
             if node.gpus
         ]
-        return discovery.read_groups(groups, SOURCE, defaults=discovery.Defaults(cluster=self.cluster))
+        return discovery.read_groups(groups, SOURCE, defaults=discovery.DiscoveryDefaults(cluster=self.cluster))
 
     def _group(self, node: records.NodeRecord, aliases: frozenset[str], *, is_read: bool) -> dict[str, object]:
         meta, leaf = discovery.META, self._leaves.get(node.name, "")
@@ -165,7 +169,7 @@ class SlurmWatch:
             f"{meta}aliases": ",".join(sorted(aliases)),
             # How many GPUs are cut into the slices that it counts, Slurm does not say.
             f"{meta}expected_gpus": str(node.gpus) if _gpu_part(node) == 1 else "",
-            **({f"{discovery.DOMAIN}{LEAF}": leaf} if leaf else {}),
+            **({f"{discovery.DOMAIN_META}{LEAF}": leaf} if leaf else {}),
         }
         address = node.address or node.name
         host = f"[{address}]" if ":" in address else address
@@ -179,18 +183,20 @@ class SlurmWatch:
             Labels({**where, "Hostname": node.name, "state": node.state}): 1.0 for node in self._view.nodes if node.gpus
         }
 
-    def workload_series(self, fleet: Fleet, known: Iterable[Labels]) -> dict[Labels, float]:
+    def workload_series(self, fleet: ScrapedInventory, known: Iterable[Labels]) -> dict[Labels, float]:
         """Jobs on GPUs that neither an agent nor an exporter's labels attribute, by the indexes that Slurm tells."""
         told = {labels.get("UUID") for labels in known}
         made: dict[Labels, float] = {}
         for job in self._answers.jobs:
-            for name, indexes in job.held.items() if job.is_running else ():
+            for name, indexes in job.gpus_by_node.items() if job.is_running else ():
                 node = fleet.node(name, self.cluster)
                 for seen in fleet.gpus_of(node) if node is not None else ():
                     if seen.gpu.index in indexes and seen.gone_since_ms is None and seen.gpu.uuid not in told:
                         about = {"cluster": seen.cluster, "Hostname": seen.node, "UUID": seen.gpu.uuid}
                         held = {"gpu": str(seen.gpu.index), "workload_kind": "slurm_job", "workload": job.id}
-                        made[Labels({METRIC_NAME: standing.WORKLOAD_INFO, **about, **held, "user": job.user})] = 1.0
+                        made[Labels({METRIC_NAME: status_series.WORKLOAD_INFO, **about, **held, "user": job.user})] = (
+                            1.0
+                        )
         return made
 
 
@@ -199,7 +205,7 @@ def view_of(
     jobs: Sequence[records.JobRecord],
     *,
     cluster: str,
-    limits: Iterable[records.Limit] = (),
+    limits: Iterable[records.AccountLimit] = (),
 ) -> ClusterView:
     """Slurm's records in the words that all schedulers share."""
     scheduled = tuple(_workload(job, cluster) for job in jobs if job.is_running or job.is_pending)
@@ -215,14 +221,14 @@ def _node(node: records.NodeRecord, cluster: str) -> ScheduledNode:
         cluster,
         node.name,
         SOURCE,
-        state=node.word,
+        state=node.state_name,
         is_ready=node.is_ready,
         is_schedulable=node.is_schedulable,
         gpus=node.gpus,
         allocatable_gpus=node.gpus,
         addresses=tuple(dict.fromkeys(text for text in (node.address, node.hostname) if text)),
         reason=node.reason,
-        unschedulable_by=node.reason_by,
+        unschedulable_by=node.reason_user,
         labels={"partition": ",".join(node.partitions), "features": ",".join(node.features)},
         gpu_part=_gpu_part(node),
     )
@@ -231,14 +237,14 @@ def _node(node: records.NodeRecord, cluster: str) -> ScheduledNode:
 def _gpu_part(node: records.NodeRecord) -> float:
     """What one of the node's Gres is of a GPU, in the mean; a slice that GPUs have in several sizes is the smallest."""
     try:
-        whole = sum(tres.gpus(node.gres).values())
+        whole = sum(tres.gpus_by_type(node.gres).values())
     except ValueError:
-        return 1 / mig.MOST_SLICES
+        return 1 / mig.MAX_SLICES
     return whole / node.gpus if whole and node.gpus else 1.0
 
 
 def _workload(job: records.JobRecord, cluster: str) -> ScheduledWorkload:
-    counts = {node: len(indexes) for node, indexes in job.held.items() if indexes}
+    counts = {node: len(indexes) for node, indexes in job.gpus_by_node.items() if indexes}
     if job.is_running and job.gpus and not counts and job.nodes:
         # A version that tells no indexes: the GPUs are spread evenly, as Slurm does by default.
         counts = dict.fromkeys(job.nodes, max(1, job.gpus // len(job.nodes)))

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from watchkeeper.diagnose.checks.application import app_illegal_access
 from watchkeeper.diagnose.checks.cooling import cooling_failure
 from watchkeeper.diagnose.checks.exits import out_of_memory
-from watchkeeper.diagnose.checks.late_gpu import late_gpu
-from watchkeeper.diagnose.checks.lost import fell_off_bus, gpu_missing
+from watchkeeper.diagnose.checks.lost_gpu import fell_off_bus, gpu_missing
 from watchkeeper.diagnose.checks.memory import ecc_uncorrectable
-from watchkeeper.diagnose.checks.placing import waiting_pod
-from watchkeeper.diagnose.checks.silence import silent_node
+from watchkeeper.diagnose.checks.pod_placement import waiting_pod
+from watchkeeper.diagnose.checks.silent_node import silent_node
 from watchkeeper.diagnose.checks.slowdown import power_brake, power_cap, thermal_throttle
+from watchkeeper.diagnose.checks.straggler_gpu import late_gpu
 from watchkeeper.diagnose.checks.training import (
     broken_gpu,
     diverged,
@@ -26,10 +26,10 @@ from watchkeeper.diagnose.checks.training import (
     straggler,
 )
 from watchkeeper.diagnose.checks.waste import gpu_idle_waste
-from watchkeeper.diagnose.evidence import Facts
+from watchkeeper.diagnose.evidence import IncidentFacts
 from watchkeeper.model.diagnosis import Finding
 
-Check = Callable[[Facts], Finding | None]
+Check = Callable[[IncidentFacts], Finding | None]
 CHECKS: tuple[Check, ...] = (
     fell_off_bus, gpu_missing, ecc_uncorrectable, app_illegal_access, cooling_failure, thermal_throttle,
     power_brake, power_cap, rank_died, hung, straggler, late_gpu, starved, slow_gpu, slow_fabric, broken_gpu, diverged,

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from watchkeeper.diagnose.checks import ruling
-from watchkeeper.diagnose.checks.wording import finding
-from watchkeeper.diagnose.evidence import Facts, is_grave, line
-from watchkeeper.model.diagnosis import Finding, Risk, Step
+from watchkeeper.diagnose.checks import exclusions
+from watchkeeper.diagnose.checks.findings import make_finding
+from watchkeeper.diagnose.evidence import IncidentFacts, event_evidence, is_hardware_fault
+from watchkeeper.model.diagnosis import DiagnosisStep, Finding, Risk
 
 CAUSE = "app_illegal_access"
 
 
-def app_illegal_access(facts: Facts) -> Finding | None:
+def app_illegal_access(facts: IncidentFacts) -> Finding | None:
     """An application Xid (13, 31, 43, 45 …) and no hardware fault of the same GPU around it."""
-    lines = facts.events_of(CAUSE)
+    lines = facts.events_with_cause(CAUSE)
     if not lines:
         return None
     place = lines[0].place
-    if any(is_grave(event) and place.encloses(event.place) for event in facts.events):
+    if any(is_hardware_fault(event) and place.encloses(event.place) for event in facts.events):
         return None
     programs = sorted({event.process.name for event in lines if event.process and event.process.name})
     # NVIDIA's catalogue: the same GPU failing under different programs is the one that deserves a hardware test.
@@ -24,18 +24,22 @@ def app_illegal_access(facts: Facts) -> Finding | None:
     why = None
     if is_suspect:
         why = f"{len(programs)} different programs ({', '.join(programs[:4])}) failed on this GPU: test the GPU, too."
-    return finding(
+    return make_finding(
         facts,
         CAUSE,
         place=place,
         confidence=0.6 if is_suspect else 0.92,
-        evidence=tuple(line(event) for event in lines[:10]),
+        evidence=tuple(event_evidence(event) for event in lines[:10]),
         why=why,
         steps=(
-            Step("Find the faulting kernel in the program", "compute-sanitizer --tool memcheck PROGRAM", Risk.WORKLOAD),
-            *((Step("Test the GPU once it is free", "dcgmi diag -r 3", Risk.WORKLOAD),) if is_suspect else ()),
+            DiagnosisStep(
+                "Find the faulting kernel in the program", "compute-sanitizer --tool memcheck PROGRAM", Risk.WORKLOAD
+            ),
+            *((DiagnosisStep("Test the GPU once it is free", "dcgmi diag -r 3", Risk.WORKLOAD),) if is_suspect else ()),
         ),
-        ruled_out=ruling.against(
-            ruling.hardware(facts, place), ruling.memory(facts, place.gpu or ""), ruling.heat(facts, place.gpu or "")
+        ruled_out=exclusions.against(
+            exclusions.hardware(facts, place),
+            exclusions.memory(facts, place.gpu or ""),
+            exclusions.heat(facts, place.gpu or ""),
         ),
     )

@@ -5,104 +5,114 @@ The three look alike from outside; the reasons that the driver gives for its clo
 
 from __future__ import annotations
 
-from watchkeeper.diagnose.checks import ruling
-from watchkeeper.diagnose.checks.wording import finding
+from watchkeeper.diagnose.checks import exclusions
+from watchkeeper.diagnose.checks.findings import make_finding
 from watchkeeper.diagnose.evidence import (
     CLOCK_REASONS,
     POWER,
     SM_CLOCK,
     TEMPERATURE,
-    Facts,
-    member_line,
-    number,
-    present,
+    IncidentFacts,
+    member_evidence,
+    reading_evidence,
+    without_none,
 )
 from watchkeeper.model import clock_reasons
-from watchkeeper.model.diagnosis import Finding, RuledOut, Step
+from watchkeeper.model.diagnosis import DiagnosisStep, Finding, RuledOut
 
 FAMILIES = ("cooling", "power")
 
 
-def thermal_throttle(facts: Facts) -> Finding | None:
+def thermal_throttle(facts: IncidentFacts) -> Finding | None:
     """One GPU at its limit, or with a thermal reason for its clocks; two are their node's trouble."""
     uuid, hot = facts.place.gpu, hot_gpus(facts)
     if facts.incident.family not in FAMILIES or uuid not in hot or len(hot) > 1:
         return None
     has_reason = bool(reasons(facts, uuid) & clock_reasons.THERMAL)
-    return finding(
+    return make_finding(
         facts,
         "thermal_throttle",
         place=facts.gpu(uuid),
         confidence=0.93 if has_reason else 0.82,
-        evidence=present(
-            number(facts, TEMPERATURE, uuid),
-            number(facts, CLOCK_REASONS, uuid),
-            number(facts, SM_CLOCK, uuid),
-            *(member_line(member) for member in facts.members_of("thermal_throttle")),
+        evidence=without_none(
+            reading_evidence(facts, TEMPERATURE, uuid),
+            reading_evidence(facts, CLOCK_REASONS, uuid),
+            reading_evidence(facts, SM_CLOCK, uuid),
+            *(member_evidence(member) for member in facts.members_with_cause("thermal_throttle")),
         ),
-        steps=(Step("Compare it with its neighbours under the same load", "nvidia-smi -q -d TEMPERATURE,PERFORMANCE"),),
-        ruled_out=ruling.against(ruling.power_brake(facts), _others_are_cool(facts, uuid)),
+        steps=(
+            DiagnosisStep(
+                "Compare it with its neighbours under the same load", "nvidia-smi -q -d TEMPERATURE,PERFORMANCE"
+            ),
+        ),
+        ruled_out=exclusions.against(exclusions.power_brake(facts), _others_are_cool(facts, uuid)),
     )
 
 
-def power_brake(facts: Facts) -> Finding | None:
+def power_brake(facts: IncidentFacts) -> Finding | None:
     """The chassis demands less power: a hardware signal, with its own bit."""
-    braked = sorted(uuid for uuid in facts.of_all(CLOCK_REASONS) if reasons(facts, uuid) & clock_reasons.POWER_BRAKE)
-    told = facts.members_of("power_brake")
+    braked = sorted(
+        uuid for uuid in facts.readings_by_gpu(CLOCK_REASONS) if reasons(facts, uuid) & clock_reasons.POWER_BRAKE
+    )
+    told = facts.members_with_cause("power_brake")
     if facts.incident.family not in FAMILIES or not braked:
         return None
-    return finding(
+    return make_finding(
         facts,
         "power_brake",
         place=facts.node,
         confidence=0.95 if told else 0.8,
-        evidence=present(
-            *(number(facts, CLOCK_REASONS, uuid) for uuid in braked[:4]),
-            *(number(facts, POWER, uuid) for uuid in braked[:2]),
-            *(number(facts, TEMPERATURE, uuid) for uuid in braked[:2]),
-            *(member_line(member) for member in told),
+        evidence=without_none(
+            *(reading_evidence(facts, CLOCK_REASONS, uuid) for uuid in braked[:4]),
+            *(reading_evidence(facts, POWER, uuid) for uuid in braked[:2]),
+            *(reading_evidence(facts, TEMPERATURE, uuid) for uuid in braked[:2]),
+            *(member_evidence(member) for member in told),
         ),
-        steps=(Step("Read the power supplies from the machine's controller", "ipmitool sdr type 'Power Supply'"),),
-        ruled_out=ruling.against(ruling.heat(facts, braked[0]), _no_cap(facts)),
+        steps=(
+            DiagnosisStep("Read the power supplies from the machine's controller", "ipmitool sdr type 'Power Supply'"),
+        ),
+        ruled_out=exclusions.against(exclusions.heat(facts, braked[0]), _no_cap(facts)),
     )
 
 
-def power_cap(facts: Facts) -> Finding | None:
+def power_cap(facts: IncidentFacts) -> Finding | None:
     """Held at the configured power limit, with neither heat nor brake."""
     uuid = facts.place.gpu
     if facts.incident.family not in FAMILIES or uuid is None or not reasons(facts, uuid) & clock_reasons.POWER_CAP:
         return None
     if reasons(facts, uuid) & (clock_reasons.THERMAL | clock_reasons.POWER_BRAKE) or uuid in hot_gpus(facts):
         return None
-    return finding(
+    return make_finding(
         facts,
         "power_cap",
         place=facts.gpu(uuid),
         confidence=0.85,
-        evidence=present(
-            number(facts, CLOCK_REASONS, uuid), number(facts, POWER, uuid), number(facts, TEMPERATURE, uuid)
+        evidence=without_none(
+            reading_evidence(facts, CLOCK_REASONS, uuid),
+            reading_evidence(facts, POWER, uuid),
+            reading_evidence(facts, TEMPERATURE, uuid),
         ),
-        steps=(Step("Compare the limit in force with the default", "nvidia-smi -q -d POWER"),),
-        ruled_out=ruling.against(ruling.heat(facts, uuid), ruling.power_brake(facts)),
+        steps=(DiagnosisStep("Compare the limit in force with the default", "nvidia-smi -q -d POWER"),),
+        ruled_out=exclusions.against(exclusions.heat(facts, uuid), exclusions.power_brake(facts)),
     )
 
 
-def reasons(facts: Facts, uuid: str) -> int:
+def reasons(facts: IncidentFacts, uuid: str) -> int:
     """The bits that say why the clocks are what they are; none where the field is not there or blank."""
-    value = facts.of_all(CLOCK_REASONS).get(uuid, 0.0)
+    value = facts.readings_by_gpu(CLOCK_REASONS).get(uuid, 0.0)
     return int(value) if 0 <= value < 2**32 else 0
 
 
-def hot_gpus(facts: Facts) -> list[str]:
+def hot_gpus(facts: IncidentFacts) -> list[str]:
     return [
         uuid
-        for uuid, celsius in facts.of_all(TEMPERATURE).items()
-        if celsius >= ruling.limit_celsius(facts, uuid) or reasons(facts, uuid) & clock_reasons.THERMAL
+        for uuid, celsius in facts.readings_by_gpu(TEMPERATURE).items()
+        if celsius >= exclusions.limit_celsius(facts, uuid) or reasons(facts, uuid) & clock_reasons.THERMAL
     ]
 
 
-def _others_are_cool(facts: Facts, uuid: str) -> RuledOut | None:
-    others = [celsius for other, celsius in facts.of_all(TEMPERATURE).items() if other != uuid]
+def _others_are_cool(facts: IncidentFacts, uuid: str) -> RuledOut | None:
+    others = [celsius for other, celsius in facts.readings_by_gpu(TEMPERATURE).items() if other != uuid]
     if not others:
         return None
     return RuledOut(
@@ -110,7 +120,7 @@ def _others_are_cool(facts: Facts, uuid: str) -> RuledOut | None:
     )
 
 
-def _no_cap(facts: Facts) -> RuledOut | None:
-    if any(reasons(facts, uuid) & clock_reasons.POWER_CAP for uuid in facts.of_all(CLOCK_REASONS)):
+def _no_cap(facts: IncidentFacts) -> RuledOut | None:
+    if any(reasons(facts, uuid) & clock_reasons.POWER_CAP for uuid in facts.readings_by_gpu(CLOCK_REASONS)):
         return None
     return RuledOut("power_cap", f"no GPU of {facts.node_name} has the power limit bit 0x4 in {CLOCK_REASONS.metric}")

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from watchkeeper.diagnose.checks import ruling
-from watchkeeper.diagnose.checks.wording import finding
-from watchkeeper.diagnose.evidence import Facts, cause_of, is_grave, line, member_line
-from watchkeeper.diagnose.surroundings import (
+from watchkeeper.diagnose.checks import exclusions
+from watchkeeper.diagnose.checks.findings import make_finding
+from watchkeeper.diagnose.evidence import IncidentFacts, cause_of, event_evidence, is_hardware_fault, member_evidence
+from watchkeeper.diagnose.place_context import (
     CPU_SHARE,
     GREW,
     RANK_PLACES,
@@ -20,10 +20,10 @@ from watchkeeper.diagnose.surroundings import (
     USUAL_WATTS,
 )
 from watchkeeper.model import clock_reasons, jobs
-from watchkeeper.model.diagnosis import Evidence, Finding, RuledOut, Step
+from watchkeeper.model.diagnosis import DiagnosisStep, Evidence, Finding, RuledOut
 from watchkeeper.model.fleet import Place
 from watchkeeper.model.labels import Labels
-from watchkeeper.query import gpu_trouble
+from watchkeeper.query import gpu_errors
 
 FAMILIES = ("nccl", "training")
 LAST_STEP, COMPUTE, WORLD = (
@@ -48,28 +48,28 @@ STARVED_SHARE = 0.2
 STALE_STEP_SECONDS = 15.0
 
 
-def rank_died(facts: Facts) -> Finding | None:
+def rank_died(facts: IncidentFacts) -> Finding | None:
     """Fewer ranks report than the job has, and the others finish no step."""
     gone, age = missing_ranks(facts), step_age_seconds(facts)
     if facts.incident.family not in FAMILIES or not gone or age is None or age < STALE_STEP_SECONDS:
         return None
     ranks = _listed(gone)
-    there = len({labels.get("rank") for labels, _ in facts.around.rows(LAST_STEP)})
+    there = len({labels.get("rank") for labels, _ in facts.context.rows(LAST_STEP)})
     falls = "fall" if len(gone) > 1 else "falls"
     said = f"{ranks} {falls} silent; the other {there} finished their last step {age:.0f} s ago"
-    return finding(
+    return make_finding(
         facts,
         "nccl_rank_died",
         place=facts.place,
         confidence=0.93,
         evidence=(_seen(facts, LAST_STEP, said), *_told(facts)),
         why=f"{ranks.capitalize()} ended, and all others wait in a collective.",
-        steps=(Step(f"Read the log of {ranks} from its end backwards; what the others say only follows"),),
-        ruled_out=ruling.against(_fed(facts), _even(facts)),
+        steps=(DiagnosisStep(f"Read the log of {ranks} from its end backwards; what the others say only follows"),),
+        ruled_out=exclusions.against(_fed(facts), _even(facts)),
     )
 
 
-def hung(facts: Facts) -> Finding | None:
+def hung(facts: IncidentFacts) -> Finding | None:
     """What the GPUs of a job that does not get on show side by side, and the one that does not as the others do."""
     gang = [(labels, state) for labels, state in _states(facts) if state is not jobs.RankState.UNKNOWN]
     if facts.incident.cause != STALLED or facts.place.node is not None or len(gang) < LEAST_GANG:
@@ -83,10 +83,10 @@ def hung(facts: Facts) -> Finding | None:
     waiting = {labels.get("UUID", "") for labels, state in gang if state is jobs.RankState.WAITS}
     shows, why = "", "The ranks do alike, so none of them can be named by its GPU."
     if odd is not None:
-        percent = max(value for labels, value in facts.around.rows(UTILISATION) if labels == odd)
+        percent = max(value for labels, value in facts.context.rows(UTILISATION) if labels == odd)
         shows = f"; {name} shows {percent:.0f} % and does not"
         why = f"All others wait for the rank on {name}{', which never came' if len(waiting) > 1 else ''}."
-    return finding(
+    return make_finding(
         facts,
         STALLED,
         place=facts.place,
@@ -99,20 +99,20 @@ def hung(facts: Facts) -> Finding | None:
             *_told(facts),
         ),
         why=why,
-        steps=(Step(f"See where the program of {name} stands", "py-spy dump --pid PID"),),
-        ruled_out=ruling.against(_fed(facts), _whole(facts)),
+        steps=(DiagnosisStep(f"See where the program of {name} stands", "py-spy dump --pid PID"),),
+        ruled_out=exclusions.against(_fed(facts), _whole(facts)),
     )
 
 
-def _states(facts: Facts) -> list[tuple[Labels, jobs.RankState]]:
+def _states(facts: IncidentFacts) -> list[tuple[Labels, jobs.RankState]]:
     def by_gpu(field: str) -> dict[str, float]:
-        return {labels.get("UUID", ""): value for labels, value in facts.around.rows(field)}
+        return {labels.get("UUID", ""): value for labels, value in facts.context.rows(field)}
 
     active, watts, limits = (by_gpu(field) for field in (SM_ACTIVE, POWER, POWER_LIMIT))
-    usual = facts.around.value(USUAL_WATTS)
-    busy = {labels.get("UUID", ""): (labels, value) for labels, value in facts.around.rows(UTILISATION)}
+    usual = facts.context.max_value(USUAL_WATTS)
+    busy = {labels.get("UUID", ""): (labels, value) for labels, value in facts.context.rows(UTILISATION)}
     return [
-        (labels, jobs.Signature(value, active.get(uuid), watts.get(uuid), limits.get(uuid), usual).state)
+        (labels, jobs.GpuActivity(value, active.get(uuid), watts.get(uuid), limits.get(uuid), usual).state)
         for uuid, (labels, value) in busy.items()
     ]
 
@@ -135,26 +135,26 @@ def _side_by_side(gang: Sequence[tuple[Labels, jobs.RankState]]) -> tuple[str, L
     return "", None
 
 
-def _still_links(facts: Facts) -> tuple[Evidence, ...]:
+def _still_links(facts: IncidentFacts) -> tuple[Evidence, ...]:
     """That nothing moves between the GPUs, where links are measured."""
-    told = {labels.get("over", ""): value for labels, value in facts.around.rows(TRAFFIC)}
+    told = {labels.get("over", ""): value for labels, value in facts.context.rows(TRAFFIC)}
     if not told or max(told.values()) >= jobs.MOVES_BYTES:
         return ()
     parts = ", ".join(f"{OVER.get(over, over)} {value / 1e6:.0f} MB/s" for over, value in sorted(told.items()))
     return (_seen(facts, TRAFFIC, f"nothing moves between them: at most {parts}"),)
 
 
-def _odd_node(facts: Facts) -> Evidence | None:
+def _odd_node(facts: IncidentFacts) -> Evidence | None:
     """A node whose CPUs do something else than those of the others."""
     cpus = _cpus(facts)
-    odd = jobs.odd_node(cpus, least=jobs.ODD_CPU_SHARE)
+    odd = jobs.find_outlier_node(cpus, least=jobs.ODD_CPU_SHARE)
     if odd is None:
         return None
     said = f"{odd} keeps {cpus[odd]:.0%} of its CPUs busy, the others {median(cpus.values()):.0%}"
     return Evidence(_cpu_source(facts), said, at=facts.at, place=Place(facts.place.cluster, node=odd))
 
 
-def _short_of_cpu(facts: Facts, node: str) -> Evidence | None:
+def _short_of_cpu(facts: IncidentFacts, node: str) -> Evidence | None:
     """That the CPUs of a node are taken, where those of the job's other nodes have room."""
     cpus = _cpus(facts)
     if not jobs.is_short_of_cpu(node, cpus):
@@ -164,16 +164,16 @@ def _short_of_cpu(facts: Facts, node: str) -> Evidence | None:
     return Evidence(_cpu_source(facts), said, at=facts.at, place=Place(facts.place.cluster, node=node))
 
 
-def _cpu_source(facts: Facts) -> str:
-    is_load = any(labels.get("Hostname") for labels, _ in facts.around.rows(CPU_SHARE))
+def _cpu_source(facts: IncidentFacts) -> str:
+    is_load = any(labels.get("Hostname") for labels, _ in facts.context.rows(CPU_SHARE))
     return "watchkeeper_host_load" if is_load else "node_cpu_seconds_total"
 
 
-def _cpus(facts: Facts) -> dict[str, float]:
-    return {labels.get("instance", "").partition(":")[0]: value for labels, value in facts.around.rows(CPU_SHARE)}
+def _cpus(facts: IncidentFacts) -> dict[str, float]:
+    return {labels.get("instance", "").partition(":")[0]: value for labels, value in facts.context.rows(CPU_SHARE)}
 
 
-def straggler(facts: Facts) -> Finding | None:
+def straggler(facts: IncidentFacts) -> Finding | None:
     """One rank, or a few, compute much longer than the middle one before they wait."""
     seconds = compute_seconds(facts)
     if facts.incident.family not in FAMILIES or len(seconds) < 2 or missing_ranks(facts):
@@ -190,11 +190,11 @@ def straggler(facts: Facts) -> Finding | None:
     node = gpu.node or "" if gpu is not None else ""
     cpu = _short_of_cpu(facts, node)
     look = (
-        Step("Compare clocks and temperature of its GPU with its neighbours'", "nvidia-smi -q -d PERFORMANCE")
+        DiagnosisStep("Compare clocks and temperature of its GPU with its neighbours'", "nvidia-smi -q -d PERFORMANCE")
         if cpu is None
-        else Step(f"See what takes the CPUs of {node}", jobs.WHO_TAKES_CPUS)
+        else DiagnosisStep(f"See what takes the CPUs of {node}", jobs.WHO_TAKES_CPUS)
     )
-    return finding(
+    return make_finding(
         facts,
         "nccl_timeout_straggler",
         place=facts.place,
@@ -206,26 +206,28 @@ def straggler(facts: Facts) -> Finding | None:
             *_told(facts),
         ),
         why=f"Late at every collective: {_listed(late)}{', short of CPU' if cpu else ''}. All others wait.",
-        steps=(Step(f"Look at rank {worst}" + (f", which runs on {facts.names(gpu)}" if gpu else "")), look),
-        ruled_out=ruling.against(
+        steps=(DiagnosisStep(f"Look at rank {worst}" + (f", which runs on {facts.names(gpu)}" if gpu else "")), look),
+        ruled_out=exclusions.against(
             _fed(facts),
             RuledOut("ib_link_degraded", f"the other {len(seconds) - len(late)} ranks keep pace; a fabric slows all"),
         ),
     )  # fmt: skip
 
 
-def diverged(facts: Facts) -> Finding | None:
+def diverged(facts: IncidentFacts) -> Finding | None:
     """A loss or gradient that went wrong, with what the GPUs of its ranks did around then; nothing is an answer too."""
     if facts.incident.cause != "training_diverged" or facts.place.node is not None:
         return None
-    held = {labels.get("UUID", "") for labels, _ in facts.around.rows("DCGM_FI_DEV_GPU_UTIL")} - {""}
+    held = {labels.get("UUID", "") for labels, _ in facts.context.rows("DCGM_FI_DEV_GPU_UTIL")} - {""}
     theirs = [event for event in facts.events if event.place.gpu in held]
-    seen = (*(line(event) for event in theirs[:4]), *_memory_errors(facts, held), *_held_down(facts, held))
+    seen = (*(event_evidence(event) for event in theirs[:4]), *_memory_errors(facts, held), *_held_down(facts, held))
     is_clean = not seen
     if is_clean and held:
         seen = (_seen(facts, "kernel logs and DCGM", _nothing_wrong(facts, held)),)
-    steps = (Step("Rule out one bad GPU before the next run: compare the ranks' results", "watchkeeper diag -r 2"),)
-    return finding(
+    steps = (
+        DiagnosisStep("Rule out one bad GPU before the next run: compare the ranks' results", "watchkeeper diag -r 2"),
+    )
+    return make_finding(
         facts,
         "training_diverged",
         place=facts.place,
@@ -235,27 +237,29 @@ def diverged(facts: Facts) -> Finding | None:
     )
 
 
-def starved(facts: Facts) -> Finding | None:
+def starved(facts: IncidentFacts) -> Finding | None:
     """A fifth of the time or more passes without input."""
-    share = facts.around.value(WAIT)
+    share = facts.context.max_value(WAIT)
     if facts.incident.family not in FAMILIES or share is None or share < STARVED_SHARE:
         return None
     said = f"{share:.0%} of the time passes in waiting for input"
-    return finding(
+    return make_finding(
         facts,
         "data_loader_starved",
         place=facts.place,
         confidence=0.91,
         evidence=(_seen(facts, "training_data_wait_seconds_total", said), *_told(facts)),
-        steps=(Step("See what the loader's workers do", "py-spy dump --pid PID"),),
-        ruled_out=ruling.against(_even(facts), _whole(facts)),
+        steps=(DiagnosisStep("See what the loader's workers do", "py-spy dump --pid PID"),),
+        ruled_out=exclusions.against(_even(facts), _whole(facts)),
     )
 
 
-def slow_gpu(facts: Facts) -> Finding | None:
+def slow_gpu(facts: IncidentFacts) -> Finding | None:
     """One GPU of the job is held back by heat or power, and a gang runs as fast as its slowest."""
     slowed = [
-        (labels, value) for labels, value in facts.around.rows(gpu_trouble.REASONS) if gpu_trouble.is_held_down(value)
+        (labels, value)
+        for labels, value in facts.context.rows(gpu_errors.CLOCK_REASONS)
+        if gpu_errors.is_throttled(value)
     ]
     if facts.incident.family not in FAMILIES or not slowed:
         return None
@@ -267,66 +271,66 @@ def slow_gpu(facts: Facts) -> Finding | None:
     )
     cause = "power_brake" if is_braked else "thermal_throttle" if len(slowed) == 1 else "cooling_failure"
     node = Place(place.cluster, node=place.node)
-    return finding(
+    return make_finding(
         facts,
         cause,
         place=place if cause == "thermal_throttle" else node,
         confidence=0.8,
-        evidence=(_seen(facts, gpu_trouble.REASONS, said), *_told(facts)),
-        ruled_out=ruling.against(_fed(facts)),
+        evidence=(_seen(facts, gpu_errors.CLOCK_REASONS, said), *_told(facts)),
+        ruled_out=exclusions.against(_fed(facts)),
     )
 
 
-def broken_gpu(facts: Facts) -> Finding | None:
+def broken_gpu(facts: IncidentFacts) -> Finding | None:
     """A GPU of the job broke: the kernel of its node said so, and a gang does not outlive one of its GPUs."""
-    grave = [event for event in facts.events if is_grave(event)]
+    grave = [event for event in facts.events if is_hardware_fault(event)]
     if facts.incident.family not in FAMILIES or facts.place.node is not None or not grave:
         return None
-    held = {labels.get("UUID") for labels, _ in facts.around.rows("DCGM_FI_DEV_GPU_UTIL")}
+    held = {labels.get("UUID") for labels, _ in facts.context.rows("DCGM_FI_DEV_GPU_UTIL")}
     first = min(grave, key=lambda event: event.at)
     is_ours = first.place.gpu in held
-    return finding(
+    return make_finding(
         facts,
         cause_of(first) or "unknown",
         place=first.place,
         confidence=0.95 if is_ours else 0.75,
-        evidence=(*(line(event) for event in grave[:4]), *_told(facts)),
+        evidence=(*(event_evidence(event) for event in grave[:4]), *_told(facts)),
         why=f"{facts.names(first.place)}, {'which the job holds' if is_ours else 'on a node of the job'}, broke first.",
-        ruled_out=ruling.against(_fed(facts)),
+        ruled_out=exclusions.against(_fed(facts)),
     )
 
 
-def slow_fabric(facts: Facts) -> Finding | None:
+def slow_fabric(facts: IncidentFacts) -> Finding | None:
     """A port of the job's nodes is down or loses symbols, and no single rank is late."""
-    ports = facts.around.rows("ib_errors_per_second")
+    ports = facts.context.rows("ib_errors_per_second")
     if facts.incident.family not in FAMILIES or not ports or missing_ranks(facts):
         return None
     labels, value = ports[0]
     node = labels.get("instance", "").rsplit(":", 1)[0]
     said = f"port {labels.get('device', '?')}/{labels.get('port', '?')} of {node} is down or loses symbols ({value:g})"
-    return finding(
+    return make_finding(
         facts,
         "ib_link_degraded",
         place=Place(facts.place.cluster, node=node) if node else facts.place,
         confidence=0.84,
         evidence=(_seen(facts, "node_infiniband_symbol_error_total", said), *_told(facts)),
-        ruled_out=ruling.against(_even(facts), _fed(facts), _whole(facts)),
+        ruled_out=exclusions.against(_even(facts), _fed(facts), _whole(facts)),
     )
 
 
-def missing_ranks(facts: Facts) -> list[str]:
-    world = facts.around.value(WORLD)
-    there = {labels.get("rank") for labels, _ in facts.around.rows(LAST_STEP)}
+def missing_ranks(facts: IncidentFacts) -> list[str]:
+    world = facts.context.max_value(WORLD)
+    there = {labels.get("rank") for labels, _ in facts.context.rows(LAST_STEP)}
     return [] if world is None or not there else [str(rank) for rank in range(round(world)) if str(rank) not in there]
 
 
-def compute_seconds(facts: Facts) -> dict[str, float]:
-    return {labels.get("rank", "0"): value for labels, value in facts.around.rows(COMPUTE)}
+def compute_seconds(facts: IncidentFacts) -> dict[str, float]:
+    return {labels.get("rank", "0"): value for labels, value in facts.context.rows(COMPUTE)}
 
 
-def late_ranks(facts: Facts) -> list[str]:
+def late_ranks(facts: IncidentFacts) -> list[str]:
     """Ranks that the others wait for, the latest last."""
-    slow = {labels.get("rank", "0"): value for labels, value in facts.around.rows(SLOW)}
+    slow = {labels.get("rank", "0"): value for labels, value in facts.context.rows(SLOW)}
     if not slow:
         seconds = compute_seconds(facts)
         middle = median(seconds.values()) if seconds else 0.0
@@ -334,63 +338,63 @@ def late_ranks(facts: Facts) -> list[str]:
     return sorted(slow, key=slow.__getitem__)
 
 
-def step_age_seconds(facts: Facts) -> float | None:
-    last = facts.around.value(LAST_STEP)
+def step_age_seconds(facts: IncidentFacts) -> float | None:
+    last = facts.context.max_value(LAST_STEP)
     return None if last is None else max(0.0, facts.at.timestamp() - last)
 
 
-def gpu_of_rank(facts: Facts, rank: int) -> Place | None:
+def gpu_of_rank(facts: IncidentFacts, rank: int) -> Place | None:
     """Where a rank runs, by its own word; else by the order of the job's GPUs, and None where not all are seen."""
-    told = [labels for labels, _ in facts.around.rows(RANK_PLACES, rank=str(rank)) if labels.get("Hostname")]
+    told = [labels for labels, _ in facts.context.rows(RANK_PLACES, rank=str(rank)) if labels.get("Hostname")]
     if told:
         return _place(facts, told[-1])
-    rows = {labels.get("UUID", ""): labels for labels, _ in facts.around.rows("DCGM_FI_DEV_GPU_UTIL")}
-    world = facts.around.value(WORLD)
+    rows = {labels.get("UUID", ""): labels for labels, _ in facts.context.rows("DCGM_FI_DEV_GPU_UTIL")}
+    world = facts.context.max_value(WORLD)
     if world is None or len(rows) != round(world):
         return None
     ordered = sorted(
         rows.values(),
-        key=lambda row: jobs.rank_order(row.get("pod", ""), row.get("Hostname", ""), row.get("gpu", "")),
+        key=lambda row: jobs.rank_sort_key(row.get("pod", ""), row.get("Hostname", ""), row.get("gpu", "")),
     )
     return _place(facts, ordered[rank]) if rank < len(ordered) else None
 
 
-def _nothing_wrong(facts: Facts, held: set[str]) -> str:
+def _nothing_wrong(facts: IncidentFacts, held: set[str]) -> str:
     """What was looked at in vain, and what nobody exports."""
-    around = facts.around
+    around = facts.context
     told = {"a memory error": around.rows(GREW), "slowed clocks": around.rows(REASONS)}
     is_told = {what: any(labels.get("UUID", "") in held for labels, _ in rows) for what, rows in told.items()}
     looked = ["an Xid", *(what for what, there in is_told.items() if there)]
     gaps = [what for what, there in is_told.items() if not there]
     unknown = f"; no exporter would tell of {' or '.join(gaps)}" if gaps else ""
     had = " or ".join(part for part in (", ".join(looked[:-1]), looked[-1]) if part)
-    return f"none of the {len(held)} GPUs had {had} within {around.minutes} min{unknown}"
+    return f"none of the {len(held)} GPUs had {had} within {around.window_minutes} min{unknown}"
 
 
-def _memory_errors(facts: Facts, held: set[str]) -> tuple[Evidence, ...]:
+def _memory_errors(facts: IncidentFacts, held: set[str]) -> tuple[Evidence, ...]:
     grew = [
         (_place(facts, labels), labels.get("field", ""), value)
-        for labels, value in facts.around.rows(GREW)
+        for labels, value in facts.context.rows(GREW)
         if labels.get("UUID", "") in held and value > 0
     ]
     return tuple(_grown(facts, place, field, count=value) for place, field, value in grew[:4])
 
 
-def _grown(facts: Facts, place: Place, field: str, *, count: float) -> Evidence:
-    _, what = gpu_trouble.MEMORY_ERRORS[field]
-    said = f"{facts.names(place)}: {count:.0f} {what} within {facts.around.minutes} min"
+def _grown(facts: IncidentFacts, place: Place, field: str, *, count: float) -> Evidence:
+    _, what = gpu_errors.MEMORY_ERRORS[field]
+    said = f"{facts.names(place)}: {count:.0f} {what} within {facts.context.window_minutes} min"
     return Evidence(field, said, at=facts.at, place=place)
 
 
-def _held_down(facts: Facts, held: set[str]) -> tuple[Evidence, ...]:
+def _held_down(facts: IncidentFacts, held: set[str]) -> tuple[Evidence, ...]:
     slowed = [
         (_place(facts, labels), int(value))
-        for labels, value in facts.around.rows(REASONS)
-        if labels.get("UUID", "") in held and gpu_trouble.is_held_down(value)
+        for labels, value in facts.context.rows(REASONS)
+        if labels.get("UUID", "") in held and gpu_errors.is_throttled(value)
     ]
     return tuple(
         Evidence(
-            gpu_trouble.REASONS,
+            gpu_errors.CLOCK_REASONS,
             f"{facts.names(place)}: clocks held down, reasons 0x{value:x}",
             at=facts.at,
             place=place,
@@ -399,37 +403,37 @@ def _held_down(facts: Facts, held: set[str]) -> tuple[Evidence, ...]:
     )
 
 
-def _place(facts: Facts, labels: Labels) -> Place:
+def _place(facts: IncidentFacts, labels: Labels) -> Place:
     return Place(facts.place.cluster, node=labels.get("Hostname") or "?", gpu=labels.get("UUID") or None)
 
 
-def _gpu_evidence(facts: Facts, gpu: Place | None) -> tuple[Evidence, ...]:
+def _gpu_evidence(facts: IncidentFacts, gpu: Place | None) -> tuple[Evidence, ...]:
     if gpu is None:
         return ()
-    clock = facts.around.value("DCGM_FI_DEV_SM_CLOCK", UUID=gpu.gpu or "")
+    clock = facts.context.max_value("DCGM_FI_DEV_SM_CLOCK", UUID=gpu.gpu or "")
     return (
         () if clock is None else (_seen(facts, "DCGM_FI_DEV_SM_CLOCK", f"{facts.names(gpu)}: SM clock {clock:g} MHz"),)
     )
 
 
-def _draw(facts: Facts, spinning: set[str]) -> tuple[Evidence, ...]:
+def _draw(facts: IncidentFacts, spinning: set[str]) -> tuple[Evidence, ...]:
     """What GPUs that only wait draw: far less than their work would."""
-    watts = [value for labels, value in facts.around.rows(POWER) if labels.get("UUID", "") in spinning]
-    limit = facts.around.value(POWER_LIMIT)
+    watts = [value for labels, value in facts.context.rows(POWER) if labels.get("UUID", "") in spinning]
+    limit = facts.context.max_value(POWER_LIMIT)
     of = f", of {limit:.0f} that they may" if limit else ""
     return (_seen(facts, POWER, f"those that spin draw {min(watts):.0f} to {max(watts):.0f} W{of}"),) if watts else ()
 
 
-def _seen(facts: Facts, source: str, text: str) -> Evidence:
+def _seen(facts: IncidentFacts, source: str, text: str) -> Evidence:
     return Evidence(source, text, at=facts.at, place=facts.place)
 
 
-def _told(facts: Facts) -> tuple[Evidence, ...]:
-    return tuple(member_line(member) for member in facts.incident.members[:4])
+def _told(facts: IncidentFacts) -> tuple[Evidence, ...]:
+    return tuple(member_evidence(member) for member in facts.incident.members[:4])
 
 
-def _fed(facts: Facts) -> RuledOut | None:
-    share = facts.around.value(WAIT)
+def _fed(facts: IncidentFacts) -> RuledOut | None:
+    share = facts.context.max_value(WAIT)
     if share is None or share >= STARVED_SHARE:
         return None
     return RuledOut(
@@ -437,17 +441,17 @@ def _fed(facts: Facts) -> RuledOut | None:
     )
 
 
-def _even(facts: Facts) -> RuledOut | None:
+def _even(facts: IncidentFacts) -> RuledOut | None:
     seconds = compute_seconds(facts)
     if len(seconds) < 2 or late_ranks(facts):
         return None
     return RuledOut("nccl_timeout_straggler", f"all {len(seconds)} ranks compute about equally long")
 
 
-def _whole(facts: Facts) -> RuledOut | None:
-    if facts.around.value(WORLD) is None or missing_ranks(facts):
+def _whole(facts: IncidentFacts) -> RuledOut | None:
+    if facts.context.max_value(WORLD) is None or missing_ranks(facts):
         return None
-    return RuledOut("nccl_rank_died", f"all {facts.around.value(WORLD):g} ranks report")
+    return RuledOut("nccl_rank_died", f"all {facts.context.max_value(WORLD):g} ranks report")
 
 
 def _listed(ranks: list[str]) -> str:

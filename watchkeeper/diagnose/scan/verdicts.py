@@ -15,7 +15,7 @@ from watchkeeper.readers.node.node import NodeFacts
 SYSTEMS = frozenset({"PCIE", "NVLINK", "MEM", "INFOROM", "THERMAL", "POWER", "DRIVER", "NVSWITCH", "HOST"})
 
 
-class Verdict(StrEnum):
+class ScanVerdict(StrEnum):
     HEALTHY = "healthy"
     UNKNOWN = "unknown"
     DEGRADED = "degraded"
@@ -23,28 +23,28 @@ class Verdict(StrEnum):
 
     @property
     def rank(self) -> int:
-        return list(Verdict).index(self)
+        return list(ScanVerdict).index(self)
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
+class ScanLimit:
     """One row of packs/health_limits.csv: from this number on the verdict is another one."""
 
     check: str
     system: str
     limit: float
     unit: str
-    verdict: Verdict
+    verdict: ScanVerdict
     source: str
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class ScanResult:
     """What one check found. `looked_at` is what the verdict rests on; `gpu` None is the node."""
 
     check: str
     system: str
-    verdict: Verdict
+    verdict: ScanVerdict
     looked_at: str
     gpu: str | None = None
 
@@ -61,17 +61,17 @@ class GpuFacts:
     # UUID of each MIG slice to its instance.
     slices: Mapping[str, int] = field(default_factory=dict)
 
-    def number(self, family: str) -> float | None:
+    def value(self, family: str) -> float | None:
         value = self.values.get(family)
         return None if value is None or isinstance(value, Mapping) else value
 
-    def part(self, family: str, name: str) -> float | None:
+    def state(self, family: str, name: str) -> float | None:
         value = self.values.get(family)
         return value.get(name) if isinstance(value, Mapping) else None
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class ScanFault:
     """Something the reader of GPUs names, such as driver_not_loaded; `gpu` None is the node."""
 
     cause: str
@@ -85,7 +85,7 @@ class ScanFacts:
 
     node: NodeFacts
     gpus: tuple[GpuFacts, ...] = ()
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[ScanFault, ...] = ()
     watched_seconds: float = 0.0
     expected_gpus: int | None = None
     kernel: Sequence[kernel_log.KernelFact] | None = None
@@ -93,36 +93,36 @@ class ScanFacts:
 
 
 @cache
-def limits() -> Mapping[str, Limit]:
+def limits() -> Mapping[str, ScanLimit]:
     return {row.check: row for row in pack.load("health_limits.csv", _read_limit)}
 
 
 @cache
-def xid_verdicts() -> Mapping[int, tuple[str, Verdict]]:
+def xid_verdicts() -> Mapping[int, tuple[str, ScanVerdict]]:
     """System and verdict of the Xids that DCGM's health check watches."""
     return dict(pack.load("health_xids.csv", _read_xid))
 
 
-def judge(name: str, value: float | None, *, looked_at: str) -> Result | None:
+def judge(name: str, value: float | None, *, looked_at: str) -> ScanResult | None:
     """The row's verdict for a number at or above its limit, healthy below it; None where there is no number."""
     if value is None:
         return None
     row = limits()[name]
-    verdict = row.verdict if value >= row.limit else Verdict.HEALTHY
-    return Result(name, row.system, verdict, looked_at)
+    verdict = row.verdict if value >= row.limit else ScanVerdict.HEALTHY
+    return ScanResult(name, row.system, verdict, looked_at)
 
 
-def _read_limit(cells: Mapping[str, str]) -> Limit:
-    system = pack.one_of(cells["system"], SYSTEMS)
-    return Limit(
-        pack.filled(cells["check"]),
+def _read_limit(cells: Mapping[str, str]) -> ScanLimit:
+    system = pack.choice(cells["system"], SYSTEMS)
+    return ScanLimit(
+        pack.required(cells["check"]),
         system,
         float(cells["limit"]),
-        pack.filled(cells["unit"]),
-        Verdict(cells["verdict"]),
-        pack.filled(cells["source"]),
+        pack.required(cells["unit"]),
+        ScanVerdict(cells["verdict"]),
+        pack.required(cells["source"]),
     )
 
 
-def _read_xid(cells: Mapping[str, str]) -> tuple[int, tuple[str, Verdict]]:
-    return int(cells["xid"]), (pack.one_of(cells["system"], SYSTEMS), Verdict(cells["verdict"]))
+def _read_xid(cells: Mapping[str, str]) -> tuple[int, tuple[str, ScanVerdict]]:
+    return int(cells["xid"]), (pack.choice(cells["system"], SYSTEMS), ScanVerdict(cells["verdict"]))

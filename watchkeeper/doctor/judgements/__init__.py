@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from watchkeeper.doctor.facts import Facts
+from watchkeeper.doctor.facts import DoctorFacts
 from watchkeeper.doctor.judgements import collectives, first_error, general, kernel, network, odd_rank, rdma, services
 from watchkeeper.doctor.judgements import scheduling as waiting
 from watchkeeper.doctor.opinion import Opinion
 
-Judgement = Callable[[Facts], Iterable[Opinion]]
+Judgement = Callable[[DoctorFacts], Iterable[Opinion]]
 
 JUDGEMENTS: tuple[Judgement, ...] = (
     general.signs, kernel.xids, kernel.reported_xids, kernel.switch_errors, kernel.bus_errors, kernel.hung_calls,

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from watchkeeper.catalogue import tables
-from watchkeeper.doctor.facts import Facts, Sighting, values
+from watchkeeper.doctor.facts import DoctorFacts, Sighting, values
 from watchkeeper.doctor.opinion import MAX_EVIDENCE, Opinion, opinion
 from watchkeeper.doctor.signatures import lookup
 from watchkeeper.readers.flight_recorder import Collective, Dump
@@ -47,7 +47,7 @@ class Timeout:
     seen: Sighting
 
 
-def hang(facts: Facts) -> Iterable[Opinion]:
+def hang(facts: DoctorFacts) -> Iterable[Opinion]:
     """What the watchdogs of all ranks say together."""
     timeouts = [_timeout(seen) for seen in facts.of("watchdog-timeout")]
     if not timeouts:
@@ -130,19 +130,19 @@ def _disagreement(timeouts: Sequence[Timeout]) -> Opinion | None:
     return None
 
 
-def _world(facts: Facts) -> int | None:
+def _world(facts: DoctorFacts) -> int | None:
     sizes = [int(size) for size in values(facts.of("nccl-rank"), "nranks")]
     return max(sizes) if sizes else None
 
 
-def missing_ranks(facts: Facts) -> list[str]:
+def missing_ranks(facts: DoctorFacts) -> list[str]:
     """Ranks of the job that did not time out while the others did, or that lag behind; empty if nobody can tell."""
     ranks = sorted({timeout.rank for timeout in map(_timeout, facts.of("watchdog-timeout")) if timeout.rank})
     behind = _behind(facts)
     return _missing(facts, ranks) or ([behind[0]] if behind else [])
 
 
-def _missing(facts: Facts, ranks: Sequence[str]) -> list[str]:
+def _missing(facts: DoctorFacts, ranks: Sequence[str]) -> list[str]:
     """Ranks of the job that did not time out; only known where the size of the job is, and most others did."""
     world = _world(facts)
     if world is None or len(ranks) < max(1, world // 2):
@@ -152,7 +152,7 @@ def _missing(facts: Facts, ranks: Sequence[str]) -> list[str]:
     return absent[:MAX_RANKS_NAMED]
 
 
-def _behind(facts: Facts) -> tuple[str, int, int] | None:
+def _behind(facts: DoctorFacts) -> tuple[str, int, int] | None:
     """The rank that has enqueued least, if it differs from the others and has not completed more than one of them."""
     status = {seen.fields["rank"]: seen.fields for seen in facts.of("pg-status") if "rank" in seen.fields}
     enqueued = {rank: int(fields["enqueued"]) for rank, fields in status.items()}
@@ -165,7 +165,7 @@ def _behind(facts: Facts) -> tuple[str, int, int] | None:
     return rank, enqueued[rank], max(enqueued.values())
 
 
-def _places_of(facts: Facts, ranks: Sequence[str]) -> list[tuple[str, str]]:
+def _places_of(facts: DoctorFacts, ranks: Sequence[str]) -> list[tuple[str, str]]:
     """Node and GPU of these ranks, as they announced themselves at the start."""
     found: list[tuple[str, str]] = []
     for seen in facts.of("nccl-rank"):
@@ -178,7 +178,7 @@ def _as_number(text: str) -> int:
     return int(text) if text.isdigit() else -1
 
 
-def ended_ranks(facts: Facts) -> Iterable[Opinion]:
+def ended_ranks(facts: DoctorFacts) -> Iterable[Opinion]:
     """Exit codes as torchrun prints them: the first rank with a code of its own, not one that was told to stop."""
     seen = [
         one for one in facts.of("elastic-failed", "elastic-block-exit") if one.fields["code"] not in ("0", "-15", "143")
@@ -188,7 +188,7 @@ def ended_ranks(facts: Facts) -> Iterable[Opinion]:
     root = _first_observed(facts)
     first = next((one for one in seen if _is_in_block(one, root)), seen[0])
     code = int(first.fields["code"])
-    row = tables.exit_code(code)
+    row = tables.find_exit_code(code)
     named = [(name, one.fields[name]) for one in root for name in ("node", "rank") if name in one.fields]
     if code == ABORTED and any(one.order < first.order for one in facts.of("watchdog-timeout")):
         why = "A rank aborted after its watchdog had waited in vain, as the watchdog does on purpose."
@@ -205,7 +205,7 @@ def ended_ranks(facts: Facts) -> Iterable[Opinion]:
         yield opinion("nccl_rank_died", 0.35, why, on=on, where=named)
 
 
-def _raised(facts: Facts, ended: Sighting) -> Sighting | None:
+def _raised(facts: DoctorFacts, ended: Sighting) -> Sighting | None:
     """The Python error before a rank's end, where those of one rank alone are in the log."""
     errors = [one for one in facts.of("python-exception") if one.input == ended.input and one.line < ended.line]
     return errors[-1] if errors and len({one.fields.get("rank") for one in errors}) == 1 else None
@@ -216,7 +216,7 @@ def _said(raised: Sighting) -> str:
     return f"{who} ended with {raised.text[raised.text.index(raised.fields['kind']) :]}"
 
 
-def dead_workers(facts: Facts) -> Iterable[Opinion]:
+def dead_workers(facts: DoctorFacts) -> Iterable[Opinion]:
     """Workers that others report as gone: the cause, unless their watchdogs had given up before and ended them."""
     seen = facts.of("worker-died")
     if not seen:
@@ -230,7 +230,7 @@ def dead_workers(facts: Facts) -> Iterable[Opinion]:
         yield opinion(cause, confidence, sign.why, on=seen[:MAX_EVIDENCE])
 
 
-def _first_observed(facts: Facts) -> list[Sighting]:
+def _first_observed(facts: DoctorFacts) -> list[Sighting]:
     """The lines of torchrun's block about the rank that failed first: its heading, host and rank."""
     heading = facts.of("elastic-root")[:1]
     return heading + [
@@ -245,7 +245,7 @@ def _is_in_block(one: Sighting, heading: Sequence[Sighting]) -> bool:
     return any(one.input == root.input and 0 <= one.line - root.line <= BLOCK_LINES for root in heading[:1])
 
 
-def dumps(facts: Facts) -> Iterable[Opinion]:
+def dumps(facts: DoctorFacts) -> Iterable[Opinion]:
     """The flight-recorder dumps of a job, compared group by group."""
     known = {dump.rank: (dump, seen) for dump, seen in facts.dumps if dump.rank is not None}
     if not known:

@@ -12,7 +12,7 @@ from datetime import datetime
 
 from watchkeeper.catalogue import xid
 from watchkeeper.doctor import signatures
-from watchkeeper.doctor.facts import Facts, Sighting
+from watchkeeper.doctor.facts import DoctorFacts, Sighting
 from watchkeeper.doctor.judgements import collectives
 from watchkeeper.doctor.opinion import Opinion, opinion
 from watchkeeper.doctor.signatures import Role
@@ -41,7 +41,7 @@ LATE_FACTOR = 0.45
 MAX_SHOWN = 4
 
 
-def came_first(facts: Facts) -> Iterable[Opinion]:
+def came_first(facts: DoctorFacts) -> Iterable[Opinion]:
     """The first error before the first rank gave up, when both have a time."""
     found = _first(facts)
     if found is None:
@@ -53,7 +53,7 @@ def came_first(facts: Facts) -> Iterable[Opinion]:
     yield opinion(_cause_of(first), max(FIRST, _strength(first)), why, on=[first])
 
 
-def weaken_late(facts: Facts, opinions: Iterable[Opinion]) -> list[Opinion]:
+def weaken_late(facts: DoctorFacts, opinions: Iterable[Opinion]) -> list[Opinion]:
     """Opinions, less sure where all their lines came after the ranks had given up and an earlier error is known."""
     found = _first(facts)
     if found is None:
@@ -71,7 +71,7 @@ def weaken_late(facts: Facts, opinions: Iterable[Opinion]) -> list[Opinion]:
     ]
 
 
-def _first(facts: Facts) -> tuple[Sighting, datetime, datetime] | None:
+def _first(facts: DoctorFacts) -> tuple[Sighting, datetime, datetime] | None:
     """The first error, its time, and the later time at which the first rank gave up."""
     gave_up = next((seen.at for seen in facts.of(*GAVE_UP) if seen.at is not None), None)
     for seen in facts.all():
@@ -83,7 +83,7 @@ def _first(facts: Facts) -> tuple[Sighting, datetime, datetime] | None:
     return None
 
 
-def on_the_missing_node(facts: Facts) -> Iterable[Opinion]:
+def on_the_missing_node(facts: DoctorFacts) -> Iterable[Opinion]:
     """What the kernel of the missing rank's node said before the others gave up."""
     waits = facts.of("watchdog-timeout")
     missing = collectives.missing_ranks(facts)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from watchkeeper.catalogue import tables
-from watchkeeper.doctor import cutouts, signatures
-from watchkeeper.doctor.facts import Facts
+from watchkeeper.doctor import excerpts, signatures
+from watchkeeper.doctor.facts import DoctorFacts
 from watchkeeper.doctor.judgements import services
 from watchkeeper.doctor.opinion import MAX_EVIDENCE, Opinion, opinion
 from watchkeeper.doctor.signatures import Role
@@ -27,7 +27,7 @@ TRACEBACK_LINES = 60
 FRAGMENTED_SHARE = 0.1
 
 
-def signs(facts: Facts) -> Iterable[Opinion]:
+def signs(facts: DoctorFacts) -> Iterable[Opinion]:
     """Each sign of the table that names a cause, and the further causes that its line allows."""
     seen = _seen(facts)
     silenced = {cause for sign in seen for cause in sign.silences}
@@ -41,18 +41,18 @@ def signs(facts: Facts) -> Iterable[Opinion]:
             yield opinion(cause, confidence, sign.why, on=facts.of(sign.id)[:MAX_EVIDENCE])
 
 
-def _seen(facts: Facts) -> list[signatures.Sign]:
+def _seen(facts: DoctorFacts) -> list[signatures.Sign]:
     """The signs that count."""
     found = [signatures.lookup(name) for name in facts.signs()]
     return [sign for sign in found if not facts.of(*sign.unless)]
 
 
-def harmless(facts: Facts) -> Iterable[str]:
+def harmless(facts: DoctorFacts) -> Iterable[str]:
     """What looks like trouble and is none, in the words of its sign."""
     return [sign.why for sign in _seen(facts) if sign.role is Role.BENIGN and sign.why]
 
 
-def hints(facts: Facts) -> Iterable[Opinion]:
+def hints(facts: DoctorFacts) -> Iterable[Opinion]:
     """What remains to be said when no judgement says more: the part that a failing line speaks of."""
     seen = _seen(facts)
     if any(sign.role is Role.BENIGN for sign in seen) or facts.kinds() <= LISTINGS:
@@ -63,25 +63,25 @@ def hints(facts: Facts) -> Iterable[Opinion]:
                 yield opinion(cause, confidence, sign.why, on=facts.of(sign.id)[:MAX_EVIDENCE])
 
 
-def failing_words(facts: Facts) -> Iterable[Opinion]:
+def failing_words(facts: DoctorFacts) -> Iterable[Opinion]:
     """The very last: a short text in which nothing is known, and of which a line speaks of a failure."""
-    seen = facts.of(cutouts.SIGN)
+    seen = facts.of(excerpts.SIGN)
     if seen and not facts.kinds() <= LISTINGS and not list(harmless(facts)):
         why = "A line speaks of a failure, and no signature knows it."
         yield opinion(diagnosis.UNKNOWN_CAUSE, 0.13, why, on=seen[:MAX_EVIDENCE])
 
 
-def dcgm_incidents(facts: Facts) -> Iterable[Opinion]:
+def dcgm_incidents(facts: DoctorFacts) -> Iterable[Opinion]:
     """Incidents of DCGM by name or number, as its JSON and logs have them."""
     for seen in facts.of("dcgm-incident", "dcgm-incident-number"):
-        row = tables.incident(seen.fields["name"])
+        row = tables.find_dcgm_incident(seen.fields["name"])
         if row is not None and row.cause:
             confidence = 0.35 if row.cause == diagnosis.UNKNOWN_CAUSE else 0.82
             why = f"DCGM reports {row.name}: {row.meaning}."
             yield opinion(row.cause, confidence, why, on=[seen], advice=[row.action])
 
 
-def gpu_memory(facts: Facts) -> Iterable[Opinion]:
+def gpu_memory(facts: DoctorFacts) -> Iterable[Opinion]:
     """What the numbers of an out-of-memory error add: really full, or full of holes."""
     for seen in facts.of("cuda-oom-numbers"):
         total, reserved = _gibibytes(seen.fields.get("total", "")), _gibibytes(seen.fields.get("reserved", ""))
@@ -90,7 +90,7 @@ def gpu_memory(facts: Facts) -> Iterable[Opinion]:
             yield opinion("cuda_oom", 0.9, why, on=[seen], advice=["Set PYTORCH_ALLOC_CONF=expandable_segments:True"])
 
 
-def host_memory(facts: Facts) -> Iterable[Opinion]:
+def host_memory(facts: DoctorFacts) -> Iterable[Opinion]:
     """A launcher that stops its ranks after the host's memory was seen nearly full; either alone says little."""
     full, stopped = facts.of("host-memory-nearly-full"), facts.of("launcher-kills", "process-killed-nine")
     if full and stopped:
@@ -98,7 +98,7 @@ def host_memory(facts: Facts) -> Iterable[Opinion]:
         yield opinion("host_oom", 0.62, why, on=[full[-1], *stopped[:3]])
 
 
-def checkpoints(facts: Facts) -> Iterable[Opinion]:
+def checkpoints(facts: DoctorFacts) -> Iterable[Opinion]:
     """A file system that refused a write while a program was saving: the error's own line does not say what for."""
     tried = facts.of("saving-was-tried")
     for refused in facts.of("write-refused"):
@@ -115,7 +115,7 @@ def _gibibytes(text: str) -> float | None:
     return float(number) * {"KiB": 2**-20, "MiB": 2**-10, "GiB": 1.0}[unit] if unit else None
 
 
-def requests(facts: Facts) -> Iterable[Opinion]:
+def requests(facts: DoctorFacts) -> Iterable[Opinion]:
     """A pod without a GPU in its limits, and a program that looks for one."""
     pods = facts.of("k8s-pod-without-gpu")
     looked = facts.of("torch-no-driver", "no-cuda-gpus", "container-no-libcuda")
@@ -124,7 +124,7 @@ def requests(facts: Facts) -> Iterable[Opinion]:
         yield opinion("missing_gpu_request", 0.85, why, on=[*pods[:3], *looked[:3]])
 
 
-def serving(facts: Facts) -> Iterable[Opinion]:
+def serving(facts: DoctorFacts) -> Iterable[Opinion]:
     """A server whose requests wait before a full cache, and one that takes minutes to load."""
     waiting = [
         seen
@@ -144,7 +144,7 @@ def serving(facts: Facts) -> Iterable[Opinion]:
         yield opinion(sign.cause, sign.confidence, sign.why, on=slow[:MAX_EVIDENCE])
 
 
-def leftovers(facts: Facts) -> Iterable[Opinion]:
+def leftovers(facts: DoctorFacts) -> Iterable[Opinion]:
     """Errors that were seen and that no sign explains: an error is never the same as nothing wrong."""
     seen = facts.of("python-traceback", "python-exception", "cuda-error", "nccl-cuda-failure", "watchdog-wraps")
     if seen:

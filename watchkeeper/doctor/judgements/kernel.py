@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from watchkeeper.catalogue import recovery_actions, tables, xid
-from watchkeeper.doctor.facts import Facts, Sighting, values
+from watchkeeper.doctor.facts import DoctorFacts, Sighting, values
 from watchkeeper.doctor.opinion import MAX_EVIDENCE, Opinion, opinion
 from watchkeeper.model import diagnosis
 
@@ -57,7 +57,7 @@ WAITS = ("task-blocked", "task-waits", "task-waits-traced")
 NVLINK_REGISTERS = re.compile(r"\d, (?:pid=.*?, )?(?P<unit>[A-Z]+_[A-Z_]+) .*\(0x[0-9a-f]+ (?P<status>0x[0-9a-f]+)")
 
 
-def xids(facts: Facts) -> Iterable[Opinion]:
+def xids(facts: DoctorFacts) -> Iterable[Opinion]:
     """One verdict for each GPU that has Xids."""
     by_gpu: dict[tuple[str, str], list[Sighting]] = {}
     for seen in facts.of("kernel-xid"):
@@ -66,13 +66,13 @@ def xids(facts: Facts) -> Iterable[Opinion]:
         yield from _judge_gpu(sightings, (*_uuids(facts, sightings), *_ranks(facts, sightings)))
 
 
-def _uuids(facts: Facts, sightings: Sequence[Sighting]) -> tuple[tuple[str, str], ...]:
+def _uuids(facts: DoctorFacts, sightings: Sequence[Sighting]) -> tuple[tuple[str, str], ...]:
     pci = sightings[0].fields.get("pci")
     named = [seen.fields["uuid"] for seen in facts.of("gpu-identity") if seen.fields["pci"] == pci]
     return (("uuid", named[0]),) if named else ()
 
 
-def _ranks(facts: Facts, sightings: Sequence[Sighting]) -> tuple[tuple[str, str], ...]:
+def _ranks(facts: DoctorFacts, sightings: Sequence[Sighting]) -> tuple[tuple[str, str], ...]:
     """The rank that ran on this GPU of this node, where NCCL's lines were handed in as well."""
     node, pci = sightings[0].fields.get("node"), sightings[0].fields.get("pci")
     return tuple(
@@ -188,7 +188,7 @@ def _why(code: int, seen: Sequence[Sighting], everything: Sequence[Sighting], *,
 def _nvlink_detail(code: int, seen: Sequence[Sighting]) -> str | None:
     """What the registers of an NVLink 5 Xid say, from its decode table."""
     registers = NVLINK_REGISTERS.search(seen[0].text)
-    row = None if registers is None else tables.nvlink_fault(code, registers["unit"], int(registers["status"], 16))
+    row = None if registers is None else tables.find_nvlink_fault(code, registers["unit"], int(registers["status"], 16))
     return None if row is None else f"({row.severity.lower()}; NVIDIA: {row.resolution}; {row.local_effect})"
 
 
@@ -204,7 +204,7 @@ def _ruled_out(cause: str, codes: Sequence[int]) -> Iterable[str]:
         yield "row_remap_failure: Xid 63 says that the remap was recorded; failure would be Xid 64"
 
 
-def reported_xids(facts: Facts) -> Iterable[Opinion]:
+def reported_xids(facts: DoctorFacts) -> Iterable[Opinion]:
     """Xids that another program reports: a device plugin, an exporter, an administrator's reason."""
     for seen in facts.of("xid-by-plugin", "xid-by-condition", "page-xid"):
         code = int(seen.fields.get("code", "0"))
@@ -217,10 +217,10 @@ def reported_xids(facts: Facts) -> Iterable[Opinion]:
         yield opinion(cause, confidence, f"Xid {code} ({row.name}) is reported. {row.likely_cause}".strip(), on=[seen])
 
 
-def switch_errors(facts: Facts) -> Iterable[Opinion]:
+def switch_errors(facts: DoctorFacts) -> Iterable[Opinion]:
     """SXids: errors of an NVSwitch, which every GPU behind it feels."""
     for seen in facts.of("kernel-sxid"):
-        row = tables.sxid(int(seen.fields["code"]))
+        row = tables.find_sxid(int(seen.fields["code"]))
         severity = seen.fields.get("severity", "").lower()
         fatal = severity == "fatal" if severity else bool(row and row.is_fatal)
         name = f" ({row.name})" if row else " (not in the catalogue)"
@@ -241,7 +241,7 @@ def switch_errors(facts: Facts) -> Iterable[Opinion]:
         )
 
 
-def bus_errors(facts: Facts) -> Iterable[Opinion]:
+def bus_errors(facts: DoctorFacts) -> Iterable[Opinion]:
     """PCIe errors that the root ports report (AER)."""
     everything = facts.of("kernel-pcie_error")
     seen = [one for one in everything if one.fields.get("driver") in CARRIERS]
@@ -281,7 +281,7 @@ def _is_uncorrected(seen: Sighting) -> bool:
     return "uncorrect" in seen.fields.get("severity", "").lower()
 
 
-def hung_calls(facts: Facts) -> Iterable[Opinion]:
+def hung_calls(facts: DoctorFacts) -> Iterable[Opinion]:
     """Tasks that wait in the kernel, with the functions of the driver or of a file system in their stacks."""
     blocked, stacks = facts.of(*WAITS), facts.of("stack-in-nvidia")
     files = facts.of("stack-in-storage")
@@ -297,7 +297,7 @@ def hung_calls(facts: Facts) -> Iterable[Opinion]:
         yield opinion(diagnosis.UNKNOWN_CAUSE, 0.25, why, on=blocked[:3])
 
 
-def stuck_processors(facts: Facts) -> Iterable[Opinion]:
+def stuck_processors(facts: DoctorFacts) -> Iterable[Opinion]:
     """Processors that ran nothing else for many seconds; the stack says whether the driver held them."""
     stuck, stacks = facts.of("cpu-stuck"), facts.of("stack-in-nvidia")
     if stuck and stacks:
@@ -308,7 +308,7 @@ def stuck_processors(facts: Facts) -> Iterable[Opinion]:
         yield opinion(diagnosis.UNKNOWN_CAUSE, 0.35, why, on=stuck[:MAX_EVIDENCE])
 
 
-def lost_links(facts: Facts) -> Iterable[Opinion]:
+def lost_links(facts: DoctorFacts) -> Iterable[Opinion]:
     """Network ports that lost their link: once may be a cable that somebody pulled, again and again is not."""
     by_port: dict[tuple[str, str], list[Sighting]] = {}
     for seen in facts.of("kernel-link_down"):
@@ -326,7 +326,7 @@ def _while_booting(seen: Sighting) -> bool:
     return seen.clock is not None and seen.clock.since_boot is not None and seen.clock.since_boot < BOOT_SECONDS
 
 
-def machine_checks(facts: Facts) -> Iterable[Opinion]:
+def machine_checks(facts: DoctorFacts) -> Iterable[Opinion]:
     seen = facts.of("kernel-machine_check")
     if seen:
         why = "The processor reports machine checks: host memory, the processor or a bus fails; this is no GPU's word."

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 from watchkeeper.catalogue import tables
-from watchkeeper.doctor.facts import Facts, Sighting, values
+from watchkeeper.doctor.facts import DoctorFacts, Sighting, values
 from watchkeeper.doctor.opinion import MAX_EVIDENCE, Opinion, opinion
 
 FAILURES = (
@@ -26,7 +26,7 @@ TUNNELS = ("ip6tnl", "tun", "wg", "tailscale", "sit")
 FIRST_IS_LINK_LOCAL = re.compile(r"[Uu]sing (?:interface )?(?:\[0\])?[\w.@-]+:(?:fe80|169\.254)")
 
 
-def queue_pairs(facts: Facts) -> Iterable[Opinion]:
+def queue_pairs(facts: DoctorFacts) -> Iterable[Opinion]:
     """`ibv_modify_qp` failed: the address pair tells whether the GID is wrong or the path is."""
     for seen in facts.of("modify-qp")[:MAX_EVIDENCE]:
         local, reason = seen.fields.get("local_gid", ""), seen.fields.get("reason", "")
@@ -50,11 +50,11 @@ def queue_pairs(facts: Facts) -> Iterable[Opinion]:
             yield opinion("nccl_ib_link_error", 0.55, why, on=[seen])
 
 
-def completions(facts: Facts) -> Iterable[Opinion]:
+def completions(facts: DoctorFacts) -> Iterable[Opinion]:
     """RDMA completion errors by status; the peer in the line is the suspect, not the node that prints it."""
     for seen in facts.of("nccl-ib-completion")[:MAX_EVIDENCE]:
         status = int(next((seen.fields[name] for name in STATUS if name in seen.fields), -1))
-        row = tables.completion(status)
+        row = tables.find_completion(status)
         if row is None:
             yield opinion(
                 "nccl_ib_link_error", 0.5, f"RDMA completion error {status}, which no table describes.", on=[seen]
@@ -73,7 +73,7 @@ def completions(facts: Facts) -> Iterable[Opinion]:
                 )
 
 
-def interfaces(facts: Facts) -> Iterable[Opinion]:
+def interfaces(facts: DoctorFacts) -> Iterable[Opinion]:
     """Interfaces that other nodes cannot reach; on a single node they are harmless."""
     bad = facts.of("nccl-bad-interface", "nccl-link-local")
     if not bad:
@@ -92,7 +92,7 @@ def interfaces(facts: Facts) -> Iterable[Opinion]:
         yield opinion("nccl_wrong_interface", confidence, why, on=[seen], where=[("interface", name)] if name else [])
 
 
-def versions(facts: Facts) -> Iterable[Opinion]:
+def versions(facts: DoctorFacts) -> Iterable[Opinion]:
     """Different NCCL releases on different nodes, announced or betrayed by their wording."""
     announced: dict[str, Sighting] = {}
     for seen in facts.of("nccl-version"):
@@ -110,7 +110,7 @@ def versions(facts: Facts) -> Iterable[Opinion]:
         yield opinion("nccl_version_mismatch", 0.6, why, on=[old[0], new[0]])
 
 
-def adapters(facts: Facts) -> Iterable[Opinion]:
+def adapters(facts: DoctorFacts) -> Iterable[Opinion]:
     """Nodes of one job that use different numbers of RDMA adapters: one of them lost some."""
     by_node: dict[str, tuple[int, Sighting]] = {}
     for seen in facts.of("nccl-ib-devices"):
@@ -123,7 +123,7 @@ def adapters(facts: Facts) -> Iterable[Opinion]:
         yield opinion("ib_link_degraded", 0.6, why, on=[by_node[node][1] for node in few], where=[("node", few[0])])
 
 
-def settings(facts: Facts) -> Iterable[Opinion]:
+def settings(facts: DoctorFacts) -> Iterable[Opinion]:
     """Every setting that a rank shows, against packs/nccl_settings.csv, and RDMA that exists and is not used."""
     given = facts.of("nccl-setting", "env-setting")
     nodes = values(facts.of("nccl-rank", "nccl-interface", "nccl-network", "nccl-ib-none"), "node")
@@ -132,7 +132,7 @@ def settings(facts: Facts) -> Iterable[Opinion]:
     may_hurt = spread or not (nodes or facts.has("nccl-rank"))
     advice = []
     for seen in given:
-        for row in tables.settings():
+        for row in tables.nccl_settings():
             if row.variable == seen.fields["variable"] and row.value.search(seen.fields["value"]):
                 advice.append(f"{row.variable}={seen.fields['value']}: {row.problem}. Change: {row.change}")
                 if row.cause and may_hurt:

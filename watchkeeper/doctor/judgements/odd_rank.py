@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from watchkeeper.doctor.facts import Facts, Sighting
+from watchkeeper.doctor.facts import DoctorFacts, Sighting
 from watchkeeper.doctor.opinion import MAX_EVIDENCE, Opinion, opinion
 from watchkeeper.readers import flight_recorder
 
@@ -23,7 +23,7 @@ LEAST_RANKS = 3
 FIRST, DISAGREES, SILENT = 0.9, 0.96, 0.75
 
 
-def first_to_diverge(facts: Facts) -> Iterable[Opinion]:
+def first_to_diverge(facts: DoctorFacts) -> Iterable[Opinion]:
     """A gradient that is no number reaches the others with the next all-reduce: a step later, or a moment later."""
     firsts: dict[str, Sighting] = {}
     for seen in facts.of("loss-nan"):
@@ -42,7 +42,7 @@ def first_to_diverge(facts: Facts) -> Iterable[Opinion]:
         yield opinion("training_diverged", FIRST, why, on=on, where=[("culprit_rank", ranks[0])])
 
 
-def disagrees_with_all(facts: Facts) -> Iterable[Opinion]:
+def disagrees_with_all(facts: DoctorFacts) -> Iterable[Opinion]:
     """Each rank names another one that runs something else; the odd one is in every such pair."""
     seen = [one for one in facts.of("collectives-differ") if one.fields.get("peer")]
     pairs = {frozenset((one.fields["rank"], one.fields["peer"])) for one in seen}
@@ -56,7 +56,7 @@ def disagrees_with_all(facts: Facts) -> Iterable[Opinion]:
         yield opinion("nccl_shape_or_collective_mismatch", DISAGREES, why, on=own[:1], where=[("culprit_rank", rank)])
 
 
-def fell_silent(facts: Facts) -> Iterable[Opinion]:
+def fell_silent(facts: DoctorFacts) -> Iterable[Opinion]:
     """Ranks whose logs were handed in and that do not complain, while the others say that a peer is gone."""
     names = (flight_recorder.RANK_OF_NAME.search(given.name.rsplit("/", 1)[-1]) for given in facts.inputs)
     ranks = {found[1] for found in names if found}

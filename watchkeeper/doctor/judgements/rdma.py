@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from watchkeeper.doctor.facts import Facts, Sighting
+from watchkeeper.doctor.facts import DoctorFacts, Sighting
 from watchkeeper.doctor.opinion import MAX_EVIDENCE, Opinion, opinion
 
 SETTING = "NCCL_IB_HCA"
@@ -16,7 +16,7 @@ SETTING = "NCCL_IB_HCA"
 USED = re.compile(r"\](?P<hca>[\w.-]+):\d+/")
 
 
-def adapters_against_ibstat(facts: Facts) -> Iterable[Opinion]:
+def adapters_against_ibstat(facts: DoctorFacts) -> Iterable[Opinion]:
     active = {seen.fields["hca"]: seen for seen in facts.of("hca-port-active") if seen.fields.get("hca")}
     down = {seen.fields["hca"]: seen for seen in facts.of("hca-port-down") if seen.fields.get("hca")}
     listed = sorted({*active, *down})

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from watchkeeper.doctor.facts import Facts, Sighting
+from watchkeeper.doctor.facts import DoctorFacts, Sighting
 from watchkeeper.doctor.opinion import MAX_EVIDENCE, Opinion, opinion
 from watchkeeper.doctor.signatures import lookup
 
@@ -26,7 +26,7 @@ ON_PURPOSE = ("node-role.kubernetes.io/", "CriticalAddonsOnly")
 NODE_STATE = re.compile(r"node\.kubernetes\.io/(?:not-ready|unreachable|out-of-service)")
 
 
-def taints(facts: Facts) -> Iterable[Opinion]:
+def taints(facts: DoctorFacts) -> Iterable[Opinion]:
     """Taints that matter: not those of the control plane, and not those that say a node is down."""
     down: list[Sighting] = []
     real: list[Sighting] = []
@@ -50,7 +50,7 @@ def taints(facts: Facts) -> Iterable[Opinion]:
         yield opinion("node_down", 0.72, why, on=down[:MAX_EVIDENCE])
 
 
-def selectors(facts: Facts) -> Iterable[Opinion]:
+def selectors(facts: DoctorFacts) -> Iterable[Opinion]:
     """Selectors that nothing matches; where the same sentence names groups or nodes that are full, those do match."""
     seen = facts.of("k8s-selector")
     sign = lookup("k8s-selector")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from watchkeeper.doctor.facts import Facts, Sighting
+from watchkeeper.doctor.facts import DoctorFacts, Sighting
 from watchkeeper.doctor.opinion import MAX_EVIDENCE, Opinion, opinion
 from watchkeeper.doctor.signatures import lookup
 
@@ -17,7 +17,7 @@ OVER = 0.45
 NAMES = ("server", "target")
 
 
-def away(facts: Facts) -> Iterable[Opinion]:
+def away(facts: DoctorFacts) -> Iterable[Opinion]:
     """Services that do not answer; one that came back may still have harmed what waited for it."""
     for name, back in RETURNS.items():
         seen = facts.of(name)

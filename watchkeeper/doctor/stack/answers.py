@@ -16,7 +16,7 @@ ABSENT = frozenset({"absent", "absent_over_time"})
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownSeries:
     """Metric names that exist, and the label names of some of them."""
 
     names: frozenset[str]
@@ -36,7 +36,7 @@ class Known:
         return ""
 
 
-def missing(expr: ast.Expr, known: Known) -> list[str]:
+def missing(expr: ast.Expr, known: KnownSeries) -> list[str]:
     """What is missing so that the expression can never answer; nothing if it can."""
     match expr:
         case ast.Selector():
@@ -47,7 +47,7 @@ def missing(expr: ast.Expr, known: Known) -> list[str]:
             return [*left, *right] if left and right else []
         case ast.Binary(op="unless"):
             return missing(expr.left, known)
-        case ast.Call() if expr.function in ABSENT:
+        case ast.FunctionCall() if expr.function in ABSENT:
             return []
         case _:
             inner = [missing(part, known) for part in walk.children(expr)]

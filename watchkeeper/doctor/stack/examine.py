@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from watchkeeper.doctor.stack import kubernetes_checks, rule_checks, scrape_checks
-from watchkeeper.doctor.stack.facts import Finding, Stack
+from watchkeeper.doctor.stack.facts import Stack, StackFinding
 
-Check = Callable[[Stack], Iterator[Finding]]
+Check = Callable[[Stack], Iterator[StackFinding]]
 
 # The gravest first: who is blind, then who is half blind, then what misleads.
 CHECKS: tuple[Check, ...] = (
@@ -38,11 +38,11 @@ CHECKS: tuple[Check, ...] = (
 )
 
 
-def examine(stack: Stack) -> list[Finding]:
+def examine(stack: Stack) -> list[StackFinding]:
     return [finding for check in CHECKS for finding in check(stack)]
 
 
-def looked_at(stack: Stack) -> list[str]:
+def list_sources(stack: Stack) -> list[str]:
     """What the verdict rests on, in words; a healthy one says what was seen."""
     found = []
     if stack.prometheus is not None:

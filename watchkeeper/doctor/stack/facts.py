@@ -39,7 +39,7 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class RuleGroup:
     name: str
     interval_seconds: float
     seconds: float
@@ -52,7 +52,7 @@ class Prometheus:
     url: str
     targets: tuple[Target, ...] = ()
     rules: tuple[Rule, ...] = ()
-    groups: tuple[Group, ...] = ()
+    groups: tuple[RuleGroup, ...] = ()
     names: frozenset[str] = frozenset()
     labels: Mapping[str, frozenset[str]] = field(default_factory=dict)
     alertmanagers: int | None = None
@@ -65,7 +65,7 @@ class Prometheus:
 
 
 @dataclass(frozen=True, slots=True)
-class Kubernetes:
+class KubernetesObjects:
     """Objects as the API server wrote them; a kind that could not be listed is in `unread` with the reason."""
 
     pods: tuple[Raw, ...] = ()
@@ -90,12 +90,12 @@ class Panel:
 @dataclass(frozen=True, slots=True)
 class Stack:
     prometheus: Prometheus | None = None
-    kubernetes: Kubernetes | None = None
+    kubernetes: KubernetesObjects | None = None
     panels: tuple[Panel, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class StackFinding:
     """One thing that is wrong: what, by which evidence, and what to do about it."""
 
     check: str

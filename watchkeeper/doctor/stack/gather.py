@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import quote
 
 from watchkeeper.doctor.stack import rule_checks
-from watchkeeper.doctor.stack.facts import Group, Kubernetes, Panel, Prometheus, Raw, Rule, Stack, Target
+from watchkeeper.doctor.stack.facts import KubernetesObjects, Panel, Prometheus, Raw, Rule, RuleGroup, Stack, Target
 from watchkeeper.errors import StoreError, WatchkeeperError
 from watchkeeper.errors import quote as quoted
 from watchkeeper.kit import durations
@@ -38,7 +38,7 @@ KINDS = {
 }
 
 
-def prometheus(ask: Ask, url: str, panels: Iterable[Panel], *, now: datetime) -> Stack:
+def gather_prometheus(ask: Ask, url: str, panels: Iterable[Panel], *, now: datetime) -> Stack:
     """Everything the checks want of one server, and the panels that were asked about it.
 
     The names of its series must be had; of the rest, VictoriaMetrics, Thanos and others answer only some.
@@ -73,7 +73,7 @@ def prometheus(ask: Ask, url: str, panels: Iterable[Panel], *, now: datetime) ->
     return replace(stack, prometheus=replace(server, labels=labels))
 
 
-def kubernetes(ask: Ask, namespace: str | None) -> Kubernetes:
+def gather_kubernetes(ask: Ask, namespace: str | None) -> KubernetesObjects:
     """The objects of a cluster, or of one of its namespaces; a kind that cannot be listed is named with the reason."""
     found: dict[str, tuple[Raw, ...]] = {}
     unread: dict[str, str] = {}
@@ -84,7 +84,7 @@ def kubernetes(ask: Ask, namespace: str | None) -> Kubernetes:
             found[kind] = tuple(_pages(ask, path))
         except WatchkeeperError as error:
             unread[path] = error.problem
-    return Kubernetes(**found, unread=unread)
+    return KubernetesObjects(**found, unread=unread)
 
 
 def _pages(ask: Ask, path: str) -> Iterable[Raw]:
@@ -129,8 +129,8 @@ def _rule(group: Mapping[str, Any], raw: Mapping[str, Any]) -> Rule:
     )
 
 
-def _group(raw: Mapping[str, Any]) -> Group:
-    return Group(facts.text(raw, "name"), _float(raw.get("interval")), _float(raw.get("evaluationTime")))
+def _group(raw: Mapping[str, Any]) -> RuleGroup:
+    return RuleGroup(facts.text(raw, "name"), _float(raw.get("interval")), _float(raw.get("evaluationTime")))
 
 
 def _float(value: Any) -> float:

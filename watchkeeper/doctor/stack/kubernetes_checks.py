@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from watchkeeper.doctor.stack import matching
-from watchkeeper.doctor.stack.facts import Finding, Kubernetes, Raw, Stack
+from watchkeeper.doctor.stack.facts import KubernetesObjects, Raw, Stack, StackFinding
 from watchkeeper.readers import json_facts as facts
 
 SHOWN = 5
@@ -28,7 +28,7 @@ API_SERVER = re.compile(r"dial tcp [\d.]+:(?:443|6443): (?:i/o timeout|connect: 
 PORTS = frozenset({9100, 9400})
 
 
-def monitors_not_selected(stack: Stack) -> Iterator[Finding]:
+def monitors_not_selected(stack: Stack) -> Iterator[StackFinding]:
     """A monitor that no Prometheus picks up, because its labels are not what the Prometheus wants."""
     cluster = stack.kubernetes
     if cluster is None or not cluster.prometheuses:
@@ -38,7 +38,7 @@ def monitors_not_selected(stack: Stack) -> Iterator[Finding]:
             wants = [facts.mapping(facts.mapping(one, "spec"), f"{kind}Selector") for one in cluster.prometheuses]
             if any(matching.selects(want, matching.labels(monitor)) for want in wants):
                 continue
-            yield Finding(
+            yield StackFinding(
                 "monitors_not_selected",
                 f"No Prometheus picks up the {kind[0].upper()}{kind[1:]} {matching.name(monitor)}",
                 (
@@ -53,14 +53,14 @@ def monitors_not_selected(stack: Stack) -> Iterator[Finding]:
             )
 
 
-def monitors_without_service(stack: Stack) -> Iterator[Finding]:
+def monitors_without_service(stack: Stack) -> Iterator[StackFinding]:
     """A ServiceMonitor whose selector fits no Service, or none that has pods."""
     for monitor, services in _monitored(stack):
         wanted = facts.mapping(facts.mapping(monitor, "spec"), "selector")
         if services:
             continue
         near = _nearest(stack.kubernetes, monitor)
-        yield Finding(
+        yield StackFinding(
             "monitors_without_service",
             f"The ServiceMonitor {matching.name(monitor)} selects no Service",
             (f"it wants {matching.selector_words(wanted)} in {matching.namespaces_words(monitor)}", *near),
@@ -69,7 +69,7 @@ def monitors_without_service(stack: Stack) -> Iterator[Finding]:
         )
 
 
-def wrong_port_names(stack: Stack) -> Iterator[Finding]:
+def wrong_port_names(stack: Stack) -> Iterator[StackFinding]:
     """An endpoint of a ServiceMonitor whose port no selected Service has."""
     for monitor, services in _monitored(stack):
         ports = {facts.text(port, "name") for one in services for port in matching.ports(one)}
@@ -78,7 +78,7 @@ def wrong_port_names(stack: Stack) -> Iterator[Finding]:
         ]
         lost = sorted({port for port in wanted if port and port not in ports})
         if services and lost:
-            yield Finding(
+            yield StackFinding(
                 "wrong_port_names",
                 f"The ServiceMonitor {matching.name(monitor)} asks for the port {', '.join(lost)}, which is not there",
                 tuple(
@@ -89,7 +89,7 @@ def wrong_port_names(stack: Stack) -> Iterator[Finding]:
             )
 
 
-def services_without_pods(stack: Stack) -> Iterator[Finding]:
+def services_without_pods(stack: Stack) -> Iterator[StackFinding]:
     """A monitored Service whose selector fits no pod."""
     cluster = stack.kubernetes
     for _, services in _monitored(stack):
@@ -100,7 +100,7 @@ def services_without_pods(stack: Stack) -> Iterator[Finding]:
                 continue
             if any(matching.has_all(matching.labels(pod), wanted) for pod in matching.inside(cluster.pods, space)):
                 continue
-            yield Finding(
+            yield StackFinding(
                 "services_without_pods",
                 f"The Service {matching.name(service)} has no pods behind it",
                 (f"it wants pods with {matching.words(wanted)} in {space}",),
@@ -108,7 +108,7 @@ def services_without_pods(stack: Stack) -> Iterator[Finding]:
             )
 
 
-def stuck_in_init(stack: Stack) -> Iterator[Finding]:
+def stuck_in_init(stack: Stack) -> Iterator[StackFinding]:
     """Operator pods that wait: named is the first part that others wait for."""
     cluster = stack.kubernetes
     if cluster is None:
@@ -117,7 +117,7 @@ def stuck_in_init(stack: Stack) -> Iterator[Finding]:
     if not waiting:
         return
     first = min((pod for pod in cluster.pods if _is_nvidia(pod) and not _is_ready(pod)), key=_place)
-    yield Finding(
+    yield StackFinding(
         "stuck_in_init",
         f"{len(waiting)} pods of the GPU Operator wait in Init; the first part that is not ready is "
         f"{matching.name(first)}",
@@ -127,13 +127,13 @@ def stuck_in_init(stack: Stack) -> Iterator[Finding]:
     )
 
 
-def exporters_failing(stack: Stack) -> Iterator[Finding]:
+def exporters_failing(stack: Stack) -> Iterator[StackFinding]:
     """Exporter pods that end again and again, or wait for something that does not come."""
     cluster = stack.kubernetes
     for pod in cluster.pods if cluster is not None else ():
         why = _waiting(pod)
         if matching.is_called(pod, EXPORTERS) and why:
-            yield Finding(
+            yield StackFinding(
                 "exporters_failing",
                 f"The exporter pod {matching.name(pod)} does not run",
                 (f"on {matching.node(pod)}: {why}",),
@@ -142,7 +142,7 @@ def exporters_failing(stack: Stack) -> Iterator[Finding]:
             )
 
 
-def gpu_nodes_without_exporter(stack: Stack) -> Iterator[Finding]:
+def gpu_nodes_without_exporter(stack: Stack) -> Iterator[StackFinding]:
     """GPU nodes on which no exporter runs, and the taint that keeps it away."""
     cluster = stack.kubernetes
     if cluster is None:
@@ -160,7 +160,7 @@ def gpu_nodes_without_exporter(stack: Stack) -> Iterator[Finding]:
             taint for taint in matching.taints(node) if not any(matching.tolerates(spec, taint) for spec in tolerated)
         ]
         why = ", ".join(f"{taint.get('key')}={taint.get('value', '')}:{taint.get('effect')}" for taint in taints)
-        yield Finding(
+        yield StackFinding(
             "gpu_nodes_without_exporter",
             f"The node {name} has GPUs and no exporter",
             (f"taints that the exporter does not tolerate: {why}" if why else "no taint keeps it away",),
@@ -168,7 +168,7 @@ def gpu_nodes_without_exporter(stack: Stack) -> Iterator[Finding]:
         )
 
 
-def control_plane_taint(stack: Stack) -> Iterator[Finding]:
+def control_plane_taint(stack: Stack) -> Iterator[StackFinding]:
     """Pods that wait because every node is a control plane, as on a cluster of one machine.
 
     Kubernetes 1.35 no longer names the taint in its refusal; where all nodes have it, it is meant.
@@ -185,7 +185,7 @@ def control_plane_taint(stack: Stack) -> Iterator[Finding]:
     if not tainted or not waiting:
         return
     names = ", ".join(facts.text(facts.mapping(node, "metadata"), "name") for node in tainted[:SHOWN])
-    yield Finding(
+    yield StackFinding(
         "control_plane_taint",
         f"{len(waiting)} pods wait because nodes are control planes, which take no other work",
         (f"tainted: {names}", *(f"{matching.name(pod)}: {_refusal(pod)[:160]}" for pod in waiting[:SHOWN])),
@@ -193,7 +193,7 @@ def control_plane_taint(stack: Stack) -> Iterator[Finding]:
     )
 
 
-def cluster_dns_down(stack: Stack) -> Iterator[Finding]:
+def cluster_dns_down(stack: Stack) -> Iterator[StackFinding]:
     """CoreDNS does not answer, so nobody in the cluster finds anybody."""
     cluster = stack.kubernetes
     if cluster is None:
@@ -201,7 +201,7 @@ def cluster_dns_down(stack: Stack) -> Iterator[Finding]:
     dns = [pod for pod in cluster.pods if matching.labels(pod).get("k8s-app") == "kube-dns"]
     down = [pod for pod in dns if not _is_ready(pod)]
     if dns and len(down) == len(dns):
-        yield Finding(
+        yield StackFinding(
             "cluster_dns_down",
             f"No pod of the cluster's DNS is ready ({len(dns)} of {len(dns)} are not)",
             tuple(f"{matching.name(pod)}: {_waiting(pod) or 'not ready'}" for pod in down[:SHOWN]),
@@ -210,12 +210,12 @@ def cluster_dns_down(stack: Stack) -> Iterator[Finding]:
         )
 
 
-def api_unreachable(stack: Stack) -> Iterator[Finding]:
+def api_unreachable(stack: Stack) -> Iterator[StackFinding]:
     """Pods that ended because they could not reach the API server."""
     cluster = stack.kubernetes
     cut_off = [(pod, said) for pod in (cluster.pods if cluster is not None else ()) if (said := _last_words(pod))]
     if cut_off:
-        yield Finding(
+        yield StackFinding(
             "api_unreachable",
             f"{len(cut_off)} pods cannot reach the API server",
             tuple(f"{matching.name(pod)} on {matching.node(pod)}: {said}" for pod, said in cut_off[:SHOWN]),
@@ -223,7 +223,7 @@ def api_unreachable(stack: Stack) -> Iterator[Finding]:
         )
 
 
-def host_ports_taken(stack: Stack) -> Iterator[Finding]:
+def host_ports_taken(stack: Stack) -> Iterator[StackFinding]:
     """Two pods of one node that want the same port of the host: 9100 and 9400 are popular."""
     cluster = stack.kubernetes
     wanted: dict[tuple[str, int], list[Raw]] = {}
@@ -233,7 +233,7 @@ def host_ports_taken(stack: Stack) -> Iterator[Finding]:
                 wanted.setdefault((matching.node(pod), port), []).append(pod)
     for (node, port), pods in wanted.items():
         if len(pods) > 1:
-            yield Finding(
+            yield StackFinding(
                 "host_ports_taken",
                 f"{len(pods)} pods of {node} want port {port} of the host",
                 tuple(matching.name(pod) for pod in pods[:SHOWN]),
@@ -241,7 +241,7 @@ def host_ports_taken(stack: Stack) -> Iterator[Finding]:
             )
     for pod in cluster.pods if cluster is not None else ():
         if "free ports" in _refusal(pod):
-            yield Finding(
+            yield StackFinding(
                 "host_ports_taken",
                 f"The pod {matching.name(pod)} waits for a port of the host that is taken",
                 (_refusal(pod)[:200],),
@@ -266,7 +266,7 @@ def _monitored(stack: Stack) -> Iterator[tuple[Raw, list[Raw]]]:
         )
 
 
-def _nearest(cluster: Kubernetes | None, monitor: Raw) -> tuple[str, ...]:
+def _nearest(cluster: KubernetesObjects | None, monitor: Raw) -> tuple[str, ...]:
     """Services that look like exporters, with the labels that they do have."""
     found = [one for one in (cluster.services if cluster is not None else ()) if matching.is_called(one, EXPORTERS)]
     there = matching.namespaces_words(monitor)

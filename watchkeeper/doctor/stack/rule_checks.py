@@ -8,24 +8,24 @@ from collections.abc import Callable, Iterator
 
 from watchkeeper.catalogue import series
 from watchkeeper.doctor.stack import answers
-from watchkeeper.doctor.stack.facts import Finding, Prometheus, Rule, Stack
+from watchkeeper.doctor.stack.facts import Prometheus, Rule, Stack, StackFinding
 from watchkeeper.errors import QueryError
 from watchkeeper.query.promql import ast, parser, walk
 
 SHOWN = 10
 # The beginning of series that are always there where others of the same maker can be.
-PAGES = {series.Maker.HUB: "watchkeeper_node_", series.Maker.AGENT: "watchkeeper_agent_"}
+PAGES = {series.SeriesSource.HUB: "watchkeeper_node_", series.SeriesSource.AGENT: "watchkeeper_agent_"}
 NO_SERIES = "there is no series "
 # Prometheus makes them while an alert waits or fires.
 OF_ALERTS = frozenset({"ALERTS", "ALERTS_FOR_STATE"})
 
 
-def rules_that_never_fire(stack: Stack) -> Iterator[Finding]:
+def rules_that_never_fire(stack: Stack) -> Iterator[StackFinding]:
     """Alerting rules whose series do not exist: they look healthy for ever."""
     lost = [(rule.name, lacks) for rule, lacks in _dead_rules(stack) if rule.is_alert]
     if lost and stack.prometheus is not None:
         alerts = sum(rule.is_alert for rule in stack.prometheus.rules)
-        yield Finding(
+        yield StackFinding(
             "rules_that_never_fire",
             f"{len(lost)} of {alerts} alerting rules can never fire: what they ask for does not exist",
             _by_lack(lost),
@@ -33,11 +33,11 @@ def rules_that_never_fire(stack: Stack) -> Iterator[Finding]:
         )
 
 
-def recordings_without_input(stack: Stack) -> Iterator[Finding]:
+def recordings_without_input(stack: Stack) -> Iterator[StackFinding]:
     """Recording rules that make nothing, and so starve whatever reads them."""
     lost = [(rule.name, lacks) for rule, lacks in _dead_rules(stack) if not rule.is_alert]
     if lost:
-        yield Finding(
+        yield StackFinding(
             "recordings_without_input",
             f"{len(lost)} recording rules make no series, because what they read does not exist",
             _by_lack(lost),
@@ -45,12 +45,12 @@ def recordings_without_input(stack: Stack) -> Iterator[Finding]:
         )
 
 
-def broken_rules(stack: Stack) -> Iterator[Finding]:
+def broken_rules(stack: Stack) -> Iterator[StackFinding]:
     """Rules that Prometheus itself cannot evaluate."""
     rules = stack.prometheus.rules if stack.prometheus is not None else ()
     broken = {f"{rule.group}/{rule.name}": rule.error or rule.health for rule in rules if rule.health == "err"}
     if broken:
-        yield Finding(
+        yield StackFinding(
             "broken_rules",
             f"{len(broken)} rules cannot be evaluated",
             _listed(broken),
@@ -58,7 +58,7 @@ def broken_rules(stack: Stack) -> Iterator[Finding]:
         )
 
 
-def slow_groups(stack: Stack) -> Iterator[Finding]:
+def slow_groups(stack: Stack) -> Iterator[StackFinding]:
     """Rule groups that take longer than the time between two evaluations."""
     groups = stack.prometheus.groups if stack.prometheus is not None else ()
     slow = {
@@ -67,7 +67,7 @@ def slow_groups(stack: Stack) -> Iterator[Finding]:
         if group.interval_seconds and group.seconds > group.interval_seconds
     }
     if slow:
-        yield Finding(
+        yield StackFinding(
             "slow_groups",
             f"{len(slow)} rule groups take longer than their interval, so evaluations are skipped",
             _listed(slow),
@@ -75,12 +75,12 @@ def slow_groups(stack: Stack) -> Iterator[Finding]:
         )
 
 
-def nobody_hears(stack: Stack) -> Iterator[Finding]:
+def nobody_hears(stack: Stack) -> Iterator[StackFinding]:
     """Alerting rules, and no Alertmanager to tell."""
     server = stack.prometheus
     if server is None or server.alertmanagers != 0 or not any(rule.is_alert for rule in server.rules):
         return
-    yield Finding(
+    yield StackFinding(
         "nobody_hears",
         "Prometheus has alerting rules and no Alertmanager to tell",
         ("/api/v1/alertmanagers lists none that is active",),
@@ -88,7 +88,7 @@ def nobody_hears(stack: Stack) -> Iterator[Finding]:
     )
 
 
-def dead_panels(stack: Stack) -> Iterator[Finding]:
+def dead_panels(stack: Stack) -> Iterator[StackFinding]:
     """Questions of dashboards that cannot have an answer."""
     server = stack.prometheus
     if server is None or not server.names:
@@ -102,7 +102,7 @@ def dead_panels(stack: Stack) -> Iterator[Finding]:
             dead[panel.dashboard][panel.panel] = lacks[0]
     for dashboard, panels in dead.items():
         asked = len({panel.panel for panel in stack.panels if panel.dashboard == dashboard})
-        yield Finding(
+        yield StackFinding(
             "dead_panels",
             f"{len(panels)} of {asked} panels of the dashboard {dashboard} are empty: what they ask for does not exist",
             _listed(panels),
@@ -123,7 +123,7 @@ def _dead_rules(stack: Stack) -> list[tuple[Rule, list[str]]]:
     return [(rule, roots(lacks)) for rule in server.rules if (lacks := _lacks(rule.expr, known))]
 
 
-def _roots(server: Prometheus, known: answers.Known) -> Callable[[list[str]], list[str]]:
+def _roots(server: Prometheus, known: answers.KnownSeries) -> Callable[[list[str]], list[str]]:
     """A function that puts in place of a series which a rule fails to record what that rule lacks."""
     recorded: dict[str, list[str]] = defaultdict(list)
     for rule in server.rules:
@@ -146,17 +146,17 @@ def _by_lack(lost: list[tuple[str, list[str]]]) -> tuple[str, ...]:
     return _listed({lack: ", ".join(dict.fromkeys(names)) for lack, names in by_count})
 
 
-def _known(stack: Stack, server: Prometheus) -> answers.Known:
+def _known(stack: Stack, server: Prometheus) -> answers.KnownSeries:
     """What is there, what living recording rules will make, and what our agent shows only while something is wrong."""
     asked = {name for text in _texts(stack) if (expr := _parsed(text)) is not None for name in walk.names(expr)}
     pages = {page for page in PAGES.values() if any(name.startswith(page) for name in server.names)}
     ours = frozenset(
-        name for name in asked if name.startswith(series.OURS) and PAGES[series.origin(name).maker] in pages
+        name for name in asked if name.startswith(series.OWN_PREFIX) and PAGES[series.origin(name).maker] in pages
     )
-    known = answers.Known(server.names | ours | OF_ALERTS, server.labels)
+    known = answers.KnownSeries(server.names | ours | OF_ALERTS, server.labels)
     waiting = [rule for rule in server.rules if not rule.is_alert and rule.name not in known.names]
     while made := {rule.name for rule in waiting if not _lacks(rule.expr, known)}:
-        known = answers.Known(known.names | made, known.labels)
+        known = answers.KnownSeries(known.names | made, known.labels)
         waiting = [rule for rule in waiting if rule.name not in made]
     return known
 
@@ -166,7 +166,7 @@ def _texts(stack: Stack) -> list[str]:
     return [*(rule.expr for rule in rules), *(panel.expr for panel in stack.panels)]
 
 
-def _lacks(text: str, known: answers.Known) -> list[str]:
+def _lacks(text: str, known: answers.KnownSeries) -> list[str]:
     """Why an expression cannot answer; one that is not PromQL is not ours to judge."""
     expr = _parsed(text)
     return [] if expr is None else answers.missing(expr, known)
@@ -191,17 +191,17 @@ def _fix(lacks: list[str]) -> str:
             continue
         origin = series.origin(name)
         match origin.maker:
-            case series.Maker.RENAMED | series.Maker.ALIAS:
+            case series.SeriesSource.RENAMED | series.SeriesSource.ALIAS:
                 hints[f"{name} is called {origin.instead} elsewhere"] = None
-            case series.Maker.NOBODY:
+            case series.SeriesSource.NOT_A_FIELD:
                 hints[f"no field of NVML is called {name}" + (f"; near it: {origin.who}" if origin.who else "")] = None
-            case series.Maker.OTHER:
+            case series.SeriesSource.OTHER:
                 hints[f"{name} comes from {origin.who}: scrape it, or drop the rule"] = None
-            case series.Maker.HUB:
+            case series.SeriesSource.HUB:
                 hints[f"{name} comes from the hub: scrape it as `watchkeeper render prometheus` does"] = None
-            case series.Maker.RULE:
+            case series.SeriesSource.RULE:
                 hints[f"{name} is recorded by a rule: load it (`watchkeeper render prometheus`)"] = None
-            case _ if name.startswith(series.OURS):
+            case _ if name.startswith(series.OWN_PREFIX):
                 hints[f"{name} is on the page of `watchkeeper agent`: scrape one"] = None
             case _:
                 hints[f"turn {name} on in the exporter's counters file, or run `watchkeeper agent`"] = None

@@ -6,7 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 
-from watchkeeper.doctor.stack.facts import Finding, Prometheus, Stack, Target
+from watchkeeper.doctor.stack.facts import Prometheus, Stack, StackFinding, Target
 
 # dcgm-exporter and our agent, by job, label or port; whatever its own set-up calls them.
 GPU_WORDS = re.compile(r"dcgm|nvidia|\bgpu|watchkeeper-agent", re.IGNORECASE)
@@ -53,7 +53,7 @@ REASONS: tuple[tuple[str, str, str], ...] = (
 )
 
 
-def targets_down(stack: Stack) -> Iterator[Finding]:
+def targets_down(stack: Stack) -> Iterator[StackFinding]:
     """Targets that do not answer, by job and reason."""
     found: dict[tuple[str, str, str], list[Target]] = defaultdict(list)
     for target in _targets(stack):
@@ -63,10 +63,10 @@ def targets_down(stack: Stack) -> Iterator[Finding]:
     for (job, why, fix), targets in found.items():
         every = sum(target.job == job for target in _targets(stack))
         title = f"{len(targets)} of {every} targets of job {job} are down: {why}"
-        yield Finding("targets_down", title, _shown(targets, lambda one: f"{_page(one)}: {_error(one)}"), fix)
+        yield StackFinding("targets_down", title, _shown(targets, lambda one: f"{_page(one)}: {_error(one)}"), fix)
 
 
-def slow_scrapes(stack: Stack) -> Iterator[Finding]:
+def slow_scrapes(stack: Stack) -> Iterator[StackFinding]:
     """Targets that use up nearly all the time they have."""
     slow = [
         one
@@ -74,7 +74,7 @@ def slow_scrapes(stack: Stack) -> Iterator[Finding]:
         if one.is_up and one.timeout_seconds is not None and one.seconds >= SLOW_PART * one.timeout_seconds
     ]
     if slow:
-        yield Finding(
+        yield StackFinding(
             "slow_scrapes",
             f"{len(slow)} targets answer so late that the next bad day cuts them off",
             _shown(slow, lambda one: f"{_page(one)}: {one.seconds:.1f} s of {one.timeout_seconds:g} s"),
@@ -82,13 +82,13 @@ def slow_scrapes(stack: Stack) -> Iterator[Finding]:
         )
 
 
-def no_gpu_target(stack: Stack) -> Iterator[Finding]:
+def no_gpu_target(stack: Stack) -> Iterator[StackFinding]:
     """Nobody scrapes a GPU exporter at all."""
     server = stack.prometheus
     if server is None or _gpu_targets(server) or _has_gpus(server) or "/api/v1/targets" in server.unread:
         return
     jobs = sorted({target.job for target in server.targets}) or ["none"]
-    yield Finding(
+    yield StackFinding(
         "no_gpu_target",
         "Prometheus scrapes no GPU exporter",
         (f"{len(server.targets)} targets of the jobs {', '.join(jobs[:SHOWN])}", "no series DCGM_FI_*"),
@@ -96,14 +96,14 @@ def no_gpu_target(stack: Stack) -> Iterator[Finding]:
     )
 
 
-def exporter_without_gpus(stack: Stack) -> Iterator[Finding]:
+def exporter_without_gpus(stack: Stack) -> Iterator[StackFinding]:
     """An exporter that answers and has no GPU to speak of."""
     server = stack.prometheus
     if server is None:
         return
     empty = [one for one in _gpu_targets(server) if one.is_up and (one.job, one.instance) not in server.with_gpus]
     if empty:
-        yield Finding(
+        yield StackFinding(
             "exporter_without_gpus",
             f"{len(empty)} GPU exporters answer without a single GPU",
             _shown(empty, lambda one: f"{_page(one)}: up, no DCGM_FI_DEV_* series"),
@@ -112,7 +112,7 @@ def exporter_without_gpus(stack: Stack) -> Iterator[Finding]:
         )
 
 
-def fields_missing(stack: Stack) -> Iterator[Finding]:
+def fields_missing(stack: Stack) -> Iterator[StackFinding]:
     """Fields that tell of broken hardware and that dcgm-exporter leaves out unless told otherwise."""
     server = stack.prometheus
     if server is None or not _has_gpus(server):
@@ -125,7 +125,7 @@ def fields_missing(stack: Stack) -> Iterator[Finding]:
     }
     lost = tuple(f"{name}: {why}" for name, why in wanted.items() if name not in server.names)
     if lost:
-        yield Finding(
+        yield StackFinding(
             "fields_missing",
             f"{len(lost)} fields that tell of broken or wasted GPUs are not exported",
             lost,
@@ -133,7 +133,7 @@ def fields_missing(stack: Stack) -> Iterator[Finding]:
         )
 
 
-def labels_renamed(stack: Stack) -> Iterator[Finding]:
+def labels_renamed(stack: Stack) -> Iterator[StackFinding]:
     """The exporter's own pod labels lost against those of its own pod."""
     server = stack.prometheus
     if server is None:
@@ -142,7 +142,7 @@ def labels_renamed(stack: Stack) -> Iterator[Finding]:
         name for name, labels in server.labels.items() if name.startswith("DCGM_FI_") and "exported_pod" in labels
     )
     if renamed:
-        yield Finding(
+        yield StackFinding(
             "labels_renamed",
             "The pods that hold GPUs are called exported_pod, because the exporter's own pod took the label",
             tuple(f"{name} has exported_pod" for name in renamed[:SHOWN]),
@@ -150,11 +150,11 @@ def labels_renamed(stack: Stack) -> Iterator[Finding]:
         )
 
 
-def gpus_twice(stack: Stack) -> Iterator[Finding]:
+def gpus_twice(stack: Stack) -> Iterator[StackFinding]:
     """One GPU read by two jobs counts twice in every sum."""
     server = stack.prometheus
     if server is not None and server.doubled_gpus:
-        yield Finding(
+        yield StackFinding(
             "gpus_twice",
             f"{server.doubled_gpus} GPUs are read by more than one target",
             (f"count by (UUID) (group by (UUID, job, instance) (DCGM_FI_DEV_GPU_TEMP)) > 1 has {server.doubled_gpus}",),

@@ -15,7 +15,7 @@ from functools import cache
 from watchkeeper.catalogue import pack
 from watchkeeper.probe import expectations
 from watchkeeper.probe.profile.features import Features
-from watchkeeper.probe.profile.limits import Model, limits
+from watchkeeper.probe.profile.limits import GpuCeilings, limits
 from watchkeeper.probe.profile.verdict import Bound
 
 TERA, GIGA, MEGA = 1e12, 1e9, 1e6
@@ -24,7 +24,7 @@ MOST_GAIN = 100.0
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class BottleneckAdvice:
     """One row of packs/bottlenecks.csv."""
 
     title: str
@@ -35,7 +35,7 @@ class Words:
 
 
 @dataclass(frozen=True, slots=True)
-class Gain:
+class ExpectedGain:
     """`at_most` times as fast if the change takes away all that it can; None where the counters cannot tell."""
 
     at_most: float | None
@@ -44,7 +44,7 @@ class Gain:
 
 
 @dataclass(frozen=True, slots=True)
-class Achieved:
+class AchievedRates:
     """Estimates from shares of pipes, clocks and the model's figures; None where a counter or figure is missing."""
 
     tensor_tflops: float | None
@@ -55,7 +55,7 @@ class Achieved:
 
 
 @dataclass(frozen=True, slots=True)
-class Rates:
+class GpuRates:
     sms: float
     tensor_flop: float
     fp32_flop: float
@@ -64,7 +64,7 @@ class Rates:
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class MetricExpectation:
     """A range that a kind of workload should be in, and what it means not to be."""
 
     metric: str
@@ -79,24 +79,24 @@ class Expected:
 
 
 @cache
-def words() -> Mapping[str, Words]:
+def bottleneck_advice() -> Mapping[str, BottleneckAdvice]:
     rows = pack.load(
         "bottlenecks.csv",
         lambda cells: (
             cells["class"],
-            Words(cells["title"], cells["meaning"], cells["first_change"], cells["then"], cells["tool"]),
+            BottleneckAdvice(cells["title"], cells["meaning"], cells["first_change"], cells["then"], cells["tool"]),
         ),
     )
     return dict(rows)
 
 
 @cache
-def rates() -> Mapping[str, Rates]:
+def rates() -> Mapping[str, GpuRates]:
     rows = pack.load(
         "gpu_rates.csv",
         lambda cells: (
             cells["model"],
-            Rates(
+            GpuRates(
                 float(cells["sms"]),
                 float(cells["tensor_flop"]),
                 float(cells["fp32_flop"]),
@@ -108,13 +108,13 @@ def rates() -> Mapping[str, Rates]:
     return dict(rows)
 
 
-def achieved(features: Features, model: Model) -> Achieved:
+def achieved(features: Features, model: GpuCeilings) -> AchievedRates:
     """A pipe's share of its time × what it does in a clock × the clock that was recorded."""
     rate, clock = rates().get(model.name), features.sm_clock
     pcie = [value for value in (features.pcie_in_mib, features.pcie_out_mib) if value is not None]
     carried = round(max(pcie) * 2**20 / GIGA, 2) if pcie else None
     if rate is None:
-        return Achieved(None, None, None, None, carried)
+        return AchievedRates(None, None, None, None, carried)
 
     def tflops(share: float | None, flop: float) -> float | None:
         if share is None or clock is None:
@@ -126,7 +126,7 @@ def achieved(features: Features, model: Model) -> Achieved:
     tensor = None if features.tensor is None else max(0.0, features.tensor - double)
     # Tensor cores do twice as many fp64 operations in a clock as the fp64 pipe (A100, H100 data sheets).
     fp64 = None if features.fp64 is None else features.fp64 + 2 * double
-    return Achieved(
+    return AchievedRates(
         tflops(tensor, rate.tensor_flop),
         tflops(features.fp32, rate.fp32_flop),
         tflops(fp64, rate.fp64_flop),
@@ -135,7 +135,7 @@ def achieved(features: Features, model: Model) -> Achieved:
     )
 
 
-def gain(bound: Bound, features: Features, model: Model) -> Gain:
+def gain(bound: Bound, features: Features, model: GpuCeilings) -> ExpectedGain:
     """How much the first change of a class could give at most."""
     busy = features.graphics if features.graphics is not None else features.rhythm.mean
     match bound:
@@ -167,14 +167,14 @@ def gain(bound: Bound, features: Features, model: Model) -> Gain:
             return UNKNOWN
 
 
-UNKNOWN = Gain(None, "the counters cannot tell; the command below can")
+UNKNOWN = ExpectedGain(None, "the counters cannot tell; the command below can")
 
 
-def _times(share: float, why: str) -> Gain:
-    return Gain(round(min(MOST_GAIN, 1 / max(share, 1 / MOST_GAIN)), 2) if share < 1 else 1.0, why)
+def _times(share: float, why: str) -> ExpectedGain:
+    return ExpectedGain(round(min(MOST_GAIN, 1 / max(share, 1 / MOST_GAIN)), 2) if share < 1 else 1.0, why)
 
 
-def _with_tensor_cores(features: Features, model: Model) -> Gain:
+def _with_tensor_cores(features: Features, model: GpuCeilings) -> ExpectedGain:
     """Amdahl: the share of time on the fp32 pipe becomes as much faster as products are on tensor cores."""
     expected = expectations.of_model(model.name)
     fast, slow = expected.get("matmul_bf16"), expected.get("matmul_fp32")
@@ -186,17 +186,17 @@ def _with_tensor_cores(features: Features, model: Model) -> Gain:
     why = (
         f"products are {ratio:.0f} times as fast in bf16 on tensor cores; they take {100 * pipe:.0f} % of the time here"
     )
-    return Gain(round(min(MOST_GAIN, speedup), 2), f"{why}, if all of it is products")
+    return ExpectedGain(round(min(MOST_GAIN, speedup), 2), f"{why}, if all of it is products")
 
 
 def tool(bound: Bound, command: Sequence[str] | None) -> str:
     """The profiler's command line for this class, with the workload's own."""
-    return words()[bound.value].tool.replace("CMD", shlex.join(command) if command else "CMD")
+    return bottleneck_advice()[bound.value].tool.replace("CMD", shlex.join(command) if command else "CMD")
 
 
 def expected(
     kind: str, features: Features, *, limit_watts: float, spread: float | None, memory_used: float | None
-) -> tuple[Expected, ...]:
+) -> tuple[MetricExpectation, ...]:
     """What this kind of workload should look like, beside what it does."""
     power = None if features.power_watts is None else features.power_watts / limit_watts
     seen: Mapping[str, float | None] = {
@@ -213,5 +213,5 @@ def expected(
             value, low, high = seen[row["metric"]], float(row["low"]), float(row["high"])
             remark = row["below"] if value is not None and value < low else row["above"]
             is_off = value is not None and not low <= value <= high
-            found.append(Expected(row["metric"], low, high, value, remark if is_off else ""))
+            found.append(MetricExpectation(row["metric"], low, high, value, remark if is_off else ""))
     return tuple(found)

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from watchkeeper.probe.profile.features import activity
 from watchkeeper.probe.profile.limits import limits
-from watchkeeper.probe.profile.recording import Track
+from watchkeeper.probe.profile.recording import GpuTrack
 
 # Shorter stretches are transitions, not workloads.
 SHORTEST_SECONDS = 2.0
@@ -39,7 +39,7 @@ COLUMNS = (
 Vector = Sequence[float]
 
 
-def pieces(track: Track, ceiling: float) -> list[range]:
+def pieces(track: GpuTrack, ceiling: float) -> list[range]:
     """Rows of each stretch in order; rows in none of them are short pauses between two. `ceiling`: PCIe's, in MiB/s."""
     size = max(1, -(-len(track) // MOST_BINS))
     seconds = size * interval(track)
@@ -62,7 +62,7 @@ def pieces(track: Track, ceiling: float) -> list[range]:
     return [range(piece.start * size, min(piece.stop * size, len(track))) for piece in found]
 
 
-def interval(track: Track) -> float:
+def interval(track: GpuTrack) -> float:
     gaps = [b - a for a, b in pairwise(track.times)]
     return max(1e-3, statistics.median(gaps)) if gaps else 1.0
 
@@ -77,7 +77,7 @@ def filled(values: Sequence[float | None]) -> list[float]:
     return found
 
 
-def _bins(track: Track, size: int, *, ceiling: float) -> list[Vector]:
+def _bins(track: GpuTrack, size: int, *, ceiling: float) -> list[Vector]:
     """Shares as square roots: from 0 to 2 % is as much of a change as from 60 to 85 %."""
     wholes = dict.fromkeys(COLUMNS, 100.0) | {f"pcie_{way}_per_sec": ceiling for way in ("rx", "tx")}
     rooted = []

@@ -13,7 +13,7 @@ from dataclasses import replace
 from watchkeeper.probe.profile import classify_basic
 from watchkeeper.probe.profile.features import Features
 from watchkeeper.probe.profile.limits import limits
-from watchkeeper.probe.profile.verdict import Bound, Verdict, known, percent, sure_beyond
+from watchkeeper.probe.profile.verdict import Bound, WorkloadVerdict, confidence_beyond, known, percent
 
 # NVML's counters alone: `gpu_util` reads 99 % during pure copies, so a verdict from it is worth about this much.
 WITHOUT_GPM = 0.72
@@ -23,10 +23,10 @@ MOST_CONFIDENT = 0.97
 LEAST_CONFIDENT = 0.2
 
 
-Rule = Callable[[Features], Verdict | None]
+Rule = Callable[[Features], WorkloadVerdict | None]
 
 
-def classify(features: Features) -> Verdict:
+def classify(features: Features) -> WorkloadVerdict:
     """The first rule that has an answer; then what is missing lowers the confidence."""
     rules = PROFILED if features.is_profiled else BASIC
     verdict = next(found for rule in rules if (found := rule(features)) is not None)
@@ -63,13 +63,13 @@ def _doubts(features: Features) -> Iterator[tuple[float, str]]:
         yield 0.93, f"a sample each {features.interval_seconds:.1f} s cannot show stops shorter than that"
 
 
-def _idle(features: Features) -> Verdict | None:
+def _idle(features: Features) -> WorkloadVerdict | None:
     rhythm, limit = features.rhythm, limits()["idle_activity"]
     is_at_work = features.sm_usual or (features.dram or 0.0) >= limits()["weak_dominant"]
     if rhythm.mean >= limit or is_at_work or _has_unseen_copies(features):
         return None
     sure = 0.95 if rhythm.mean < limit / 5 else 0.75
-    return Verdict(Bound.IDLE, sure, f"kernels and copies take {percent(rhythm.mean)} of the time")
+    return WorkloadVerdict(Bound.IDLE, sure, f"kernels and copies take {percent(rhythm.mean)} of the time")
 
 
 def _has_unseen_copies(features: Features) -> bool:
@@ -85,7 +85,7 @@ def _has_unseen_copies(features: Features) -> bool:
     return features.gpu_util >= limits()["busy"] and over is not None and over < limits()["copies_power"]
 
 
-def _communication(features: Features) -> Verdict | None:
+def _communication(features: Features) -> WorkloadVerdict | None:
     """A collective keeps a kernel resident on a few SMs, and a link busy, while pipes and memory are not."""
     pipes, _ = _compute_share(features)
     dram = (features.dram or 0.0) / limits()["dram_practical"]
@@ -95,7 +95,7 @@ def _communication(features: Features) -> Verdict | None:
     if nvlink is not None and nvlink >= limits()["nvlink_dominant"] and nvlink > max(pipes, dram):
         others = percent(max(pipes, dram))
         why = f"NVLink carries {percent(nvlink)} of what it can, while tensor and memory stay below {others}"
-        return Verdict(Bound.COMM, sure_beyond(nvlink, limits()["nvlink_dominant"]), why)
+        return WorkloadVerdict(Bound.COMM, confidence_beyond(nvlink, limits()["nvlink_dominant"]), why)
     graphics, sm = features.graphics or 0.0, features.sm or 0.0
     if (
         graphics < limits()["busy"]
@@ -106,18 +106,18 @@ def _communication(features: Features) -> Verdict | None:
     ways = (features.pcie_in or 0.0, features.pcie_out or 0.0)
     if min(ways) >= limits()["quiet_unit"] and max(ways) < 2 * min(ways):
         why = f"kernels on {percent(sm)} of the SMs, PCIe carries as much out as in ({percent(min(ways))} of its rate)"
-        return Verdict(Bound.COMM, 0.6, why)
+        return WorkloadVerdict(Bound.COMM, 0.6, why)
     if (features.network_gb or 0.0) >= limits()["network_gb_per_second"]:
         why = f"kernels wait on {percent(sm)} of the SMs while the network carries {features.network_gb:.1f} GB/s"
-        return Verdict(Bound.COMM, 0.6, why)
+        return WorkloadVerdict(Bound.COMM, 0.6, why)
     return None
 
 
-def _pcie(features: Features) -> Verdict | None:
+def _pcie(features: Features) -> WorkloadVerdict | None:
     if _has_unseen_copies(features):
         seen = f"gpu_util {known(features.gpu_util)}, SMs active {known(features.sm)}"
         why = f"{seen}: copies, for which PCIe's counter is missing"
-        return Verdict(Bound.PCIE, 0.7 if features.is_profiled else 0.55, why)
+        return WorkloadVerdict(Bound.PCIE, 0.7 if features.is_profiled else 0.55, why)
     pcie = features.pcie
     if pcie is None:
         return None
@@ -131,8 +131,10 @@ def _pcie(features: Features) -> Verdict | None:
         share = percent(min(1.0, pcie))
         why = f"PCIe carries {rate:.1f} GB/s, {share} of what the link can; SMs are active {known(features.sm)}"
         if features.is_profiled and units >= limits()["dominant"]:
-            return Verdict(Bound.MIXED, 0.6, f"{why}, and a unit of the GPU is at {percent(units)} of its ceiling")
-        return Verdict(Bound.PCIE, sure_beyond(pcie, limits()["pcie_dominant"]), why)
+            return WorkloadVerdict(
+                Bound.MIXED, 0.6, f"{why}, and a unit of the GPU is at {percent(units)} of its ceiling"
+            )
+        return WorkloadVerdict(Bound.PCIE, confidence_beyond(pcie, limits()["pcie_dominant"]), why)
     is_steady = features.rhythm.gaps < 2 or features.rhythm.quiet_share < 0.5
     # Without GPM's word on kernels, power has to say that there are none.
     is_light = features.sm is not None or (features.power_over_idle or 0.0) < limits()["light_power"]
@@ -140,11 +142,11 @@ def _pcie(features: Features) -> Verdict | None:
     if pcie >= limits()["pcie_alone"] and is_alone:
         seen = f"{rate:.1f} GB/s ({percent(pcie)} of the link) with SMs active {known(features.sm)}"
         why = f"nothing but copies: {seen}; copies from pageable memory look like this"
-        return Verdict(Bound.PCIE, sure_beyond(pcie, limits()["pcie_alone"]) - 0.05, why)
+        return WorkloadVerdict(Bound.PCIE, confidence_beyond(pcie, limits()["pcie_alone"]) - 0.05, why)
     return None
 
 
-def _bursts(features: Features) -> Verdict | None:
+def _bursts(features: Features) -> WorkloadVerdict | None:
     """Work that stops for long enough to be seen, again and again."""
     rhythm = features.rhythm
     is_rhythm = rhythm.gaps >= 2 or (rhythm.gaps == 1 and rhythm.longest_gap_seconds >= 1.0)
@@ -156,12 +158,12 @@ def _bursts(features: Features) -> Verdict | None:
     )
     if rhythm.level >= limits()["stall_level"] and rhythm.mean >= limits()["stall_share"]:
         why = f"{stops}; in between the GPU is active {percent(rhythm.level)}"
-        return Verdict(Bound.STALLS, 0.85 if rhythm.gaps >= 3 else 0.7, why)
+        return WorkloadVerdict(Bound.STALLS, 0.85 if rhythm.gaps >= 3 else 0.7, why)
     if not _is_worth_waiting(features) and not _has_copies(features):
         why = f"active {percent(rhythm.mean)} of the time, with kernels that do not fill the GPU; {stops}"
-        return Verdict(Bound.UNDERUTILIZED, 0.65, why)
+        return WorkloadVerdict(Bound.UNDERUTILIZED, 0.65, why)
     why = f"the GPU waits: active {percent(rhythm.mean)} of the time on average, {stops}"
-    return Verdict(Bound.DATA_STARVED, 0.8 if rhythm.mean < limits()["stall_share"] / 2 else 0.65, why)
+    return WorkloadVerdict(Bound.DATA_STARVED, 0.8 if rhythm.mean < limits()["stall_share"] / 2 else 0.65, why)
 
 
 def _launches(features: Features) -> tuple[float, bool] | None:
@@ -175,7 +177,7 @@ def _launches(features: Features) -> tuple[float, bool] | None:
     return for_each, for_each <= limits()["launch_mib_most"] and answers >= limits()["launch_answer_ratio"]
 
 
-def _fed_by_launches(features: Features) -> Verdict | None:
+def _fed_by_launches(features: Features) -> WorkloadVerdict | None:
     graphics, sm = features.graphics or 0.0, features.sm or 0.0
     found = _launches(features)
     if found is None or not found[1] or features.pcie_in_mib is None:
@@ -195,10 +197,10 @@ def _fed_by_launches(features: Features) -> Verdict | None:
         f"PCIe are launches: kernels shorter than the time to launch them"
     )
     sure = min(
-        sure_beyond(for_each, limits()["launch_mib_per_busy_percent"]),
-        sure_beyond(rate, limits()["launch_mib_per_second"]),
+        confidence_beyond(for_each, limits()["launch_mib_per_busy_percent"]),
+        confidence_beyond(rate, limits()["launch_mib_per_second"]),
     )
-    return Verdict(Bound.LAUNCH, sure if is_tiny else 0.6, why)
+    return WorkloadVerdict(Bound.LAUNCH, sure if is_tiny else 0.6, why)
 
 
 def _is_worth_waiting(features: Features) -> bool:
@@ -217,7 +219,7 @@ def _has_copies(features: Features) -> bool:
     return found is not None and found[0] > limits()["launch_mib_most"]
 
 
-def _not_fed(features: Features) -> Verdict | None:
+def _not_fed(features: Features) -> WorkloadVerdict | None:
     """The GPU is free much of the time: with wide kernels it waits for data, with narrow ones it is hardly asked."""
     graphics, sm = features.graphics or 0.0, features.sm or 0.0
     if graphics >= limits()["busy"]:
@@ -229,18 +231,18 @@ def _not_fed(features: Features) -> Verdict | None:
         ran = f"a kernel runs {percent(graphics)} of the time"
         why = f"{ran} and then fills {percent(width)} of the SMs; the rest is waiting"
         sure = 0.9 if graphics < 0.4 else 0.6
-        return Verdict(Bound.DATA_STARVED, sure, why)
+        return WorkloadVerdict(Bound.DATA_STARVED, sure, why)
     ran = f"a kernel runs {percent(graphics)} of the time, and SMs are active {percent(sm)}"
     if has_input:
         why = f"{ran}; {features.pcie_in_mib:.0f} MiB/s of input come over PCIe, and in between it waits for more"
-        return Verdict(Bound.DATA_STARVED, 0.6, why)
+        return WorkloadVerdict(Bound.DATA_STARVED, 0.6, why)
     why = f"{ran}; nothing is near its ceiling"
     if features.pcie_in is None and graphics >= limits()["launch_busy_least"]:
-        return Verdict(Bound.LAUNCH, 0.55, f"{why}; such small kernels so often are launches, if nobody sleeps")
-    return Verdict(Bound.UNDERUTILIZED, 0.85 if graphics < 0.2 else 0.65, why)
+        return WorkloadVerdict(Bound.LAUNCH, 0.55, f"{why}; such small kernels so often are launches, if nobody sleeps")
+    return WorkloadVerdict(Bound.UNDERUTILIZED, 0.85 if graphics < 0.2 else 0.65, why)
 
 
-def _narrow(features: Features) -> Verdict | None:
+def _narrow(features: Features) -> WorkloadVerdict | None:
     """Always a kernel, and most of the SMs without work."""
     graphics, sm = features.graphics or 0.0, features.sm or 0.0
     dram = (features.dram or 0.0) / limits()["dram_practical"]
@@ -248,7 +250,7 @@ def _narrow(features: Features) -> Verdict | None:
         return None
     ran = f"a kernel runs {percent(graphics)} of the time on {percent(sm / graphics)} of the SMs"
     why = f"{ran}: too few blocks to fill the GPU"
-    return Verdict(Bound.UNDERUTILIZED, 0.8, why)
+    return WorkloadVerdict(Bound.UNDERUTILIZED, 0.8, why)
 
 
 def _compute_share(features: Features) -> tuple[float, bool]:
@@ -261,7 +263,7 @@ def _compute_share(features: Features) -> tuple[float, bool]:
     return max(tensor, others), tensor >= others
 
 
-def _busiest_unit(features: Features) -> Verdict:
+def _busiest_unit(features: Features) -> WorkloadVerdict:
     """The GPU is fed and its SMs have work: which of its units is at its ceiling?"""
     busy = max(features.graphics or 0.0, limits()["busy"])
     pipes, is_tensor = _compute_share(features)
@@ -278,44 +280,44 @@ def _busiest_unit(features: Features) -> Verdict:
     # fp32 accompanies norms and softmax, whose pace memory sets; tensor cores beside busy memory are a training step.
     balanced = limits()["balanced_tensor" if is_tensor and winner is Bound.MEMORY else "balanced"]
     if strongest >= limits()["dominant"] and ratio < balanced:
-        sure = min(sure_beyond(strongest, limits()["dominant"]), 0.95 - 0.4 * ratio)
-        return Verdict(
+        sure = min(confidence_beyond(strongest, limits()["dominant"]), 0.95 - 0.4 * ratio)
+        return WorkloadVerdict(
             winner, sure, f"{_unit(winner)} at {percent(min(1.0, strongest))} of the practical ceiling ({numbers})"
         )
     if strongest < limits()["dominant"] and features.tensor is None:
-        return Verdict(
+        return WorkloadVerdict(
             Bound.COMPUTE, 0.5, f"SMs are busy, memory is not at its ceiling, and tensor work is unknown ({numbers})"
         )
     # Scattered accesses keep the memory system busy long before its bandwidth is: 0.27 for a transposing copy.
     enough = limits()["weak_dominant"] / (1 if winner is not Bound.MEMORY else 2)
     if strongest >= enough and ratio <= limits()["alone"]:
         why = f"{_unit(winner)} at {percent(strongest)} of the practical ceiling, nothing else near ({numbers})"
-        return Verdict(winner, 0.6 if strongest >= limits()["weak_dominant"] else 0.45, why)
+        return WorkloadVerdict(winner, 0.6 if strongest >= limits()["weak_dominant"] else 0.45, why)
     if limits()["quiet_unit"] <= memory and pipes < limits()["weak_dominant"] and not _has_tensor(features):
         why = f"device memory at {percent(memory)} of the practical ceiling, and no tensor work ({numbers})"
-        return Verdict(Bound.MEMORY, 0.45, why)
+        return WorkloadVerdict(Bound.MEMORY, 0.45, why)
     if strongest < limits()["weak_dominant"] and memory < limits()["quiet_unit"]:
         return _no_unit(features, pipes, numbers=numbers, is_tensor=is_tensor)
-    return Verdict(Bound.MIXED, 0.75 if ratio > 0.6 else 0.6, f"no unit alone explains the time ({numbers})")
+    return WorkloadVerdict(Bound.MIXED, 0.75 if ratio > 0.6 else 0.6, f"no unit alone explains the time ({numbers})")
 
 
-def _no_unit(features: Features, pipes: float, *, numbers: str, is_tensor: bool) -> Verdict:
+def _no_unit(features: Features, pipes: float, *, numbers: str, is_tensor: bool) -> WorkloadVerdict:
     """SMs are busy and no counted unit is: special functions, caches or waiting inside kernels."""
     if pipes >= limits()["quiet_unit"] and not is_tensor:
         why = f"SMs busy with arithmetic that is not on the tensor cores, memory quiet ({numbers})"
-        return Verdict(Bound.COMPUTE_NO_TENSOR, 0.6, why)
+        return WorkloadVerdict(Bound.COMPUTE_NO_TENSOR, 0.6, why)
     if pipes >= limits()["quiet_unit"]:
-        return Verdict(Bound.MIXED, 0.45, f"kernels too small for the tensor cores to be busy ({numbers})")
+        return WorkloadVerdict(Bound.MIXED, 0.45, f"kernels too small for the tensor cores to be busy ({numbers})")
     if features.fp32 is None or features.integer is None:
-        return Verdict(
+        return WorkloadVerdict(
             Bound.COMPUTE_NO_TENSOR,
             0.5,
             f"SMs busy without tensor cores or memory; their arithmetic is unknown ({numbers})",
         )
     if (features.sm or 0.0) >= limits()["full_sms"]:
         why = f"SMs busy while neither arithmetic nor device memory is: caches or latency inside kernels ({numbers})"
-        return Verdict(Bound.MEMORY, 0.4, why)
-    return Verdict(Bound.MIXED, 0.4, f"no unit is near its ceiling ({numbers})")
+        return WorkloadVerdict(Bound.MEMORY, 0.4, why)
+    return WorkloadVerdict(Bound.MIXED, 0.4, f"no unit is near its ceiling ({numbers})")
 
 
 PROFILED: tuple[Rule, ...] = (

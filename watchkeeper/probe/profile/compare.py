@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from watchkeeper.probe.profile.recording import Track, known
+from watchkeeper.probe.profile.recording import GpuTrack, present_values
 
 BLOCKS = 8
 LEAST_ROWS = 2 * BLOCKS
@@ -21,7 +21,7 @@ ERRORS_APART = 3.0
 LEAST_CHANGE = 0.01
 
 
-class Change(StrEnum):
+class Difference(StrEnum):
     BETTER = "better"
     WORSE = "worse"
     DIFFERENT = "different"
@@ -30,7 +30,7 @@ class Change(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class ComparedNumber:
     """One number then and now; `noise` is how far apart the means could lie by chance."""
 
     column: str
@@ -38,7 +38,7 @@ class Compared:
     before: float | None
     now: float | None
     noise: float | None
-    change: Change
+    change: Difference
 
 
 # Column, unit, what counts as one whole, and whether more is better: None where it depends.
@@ -57,11 +57,11 @@ LOOKED_AT: tuple[tuple[str, str, float, bool | None], ...] = (
 )
 
 
-def compare(before: Track, now: Track) -> tuple[Compared, ...]:
+def compare(before: GpuTrack, now: GpuTrack) -> tuple[ComparedNumber, ...]:
     """Each number that both recordings have."""
     found = []
     for column, unit, whole, is_more_better in LOOKED_AT:
-        old, new = known(before.numbers.get(column, ())), known(now.numbers.get(column, ()))
+        old, new = present_values(before.numbers.get(column, ())), present_values(now.numbers.get(column, ()))
         if old and new:
             found.append(_compared(column, unit, old=old, new=new, whole=whole, is_more_better=is_more_better))
     return tuple(found)
@@ -69,18 +69,18 @@ def compare(before: Track, now: Track) -> tuple[Compared, ...]:
 
 def _compared(
     column: str, unit: str, *, old: Sequence[float], new: Sequence[float], whole: float, is_more_better: bool | None
-) -> Compared:
+) -> ComparedNumber:
     before, now = statistics.fmean(old), statistics.fmean(new)
     if min(len(old), len(new)) < LEAST_ROWS:
-        return Compared(column, unit, before, now, None, Change.UNKNOWN)
+        return ComparedNumber(column, unit, before, now, None, Difference.UNKNOWN)
     noise = ERRORS_APART * math.sqrt(_error(old) ** 2 + _error(new) ** 2)
     difference = now - before
     if abs(difference) <= max(noise, LEAST_CHANGE * whole):
-        return Compared(column, unit, before, now, noise, Change.SAME)
+        return ComparedNumber(column, unit, before, now, noise, Difference.SAME)
     if is_more_better is None:
-        return Compared(column, unit, before, now, noise, Change.DIFFERENT)
+        return ComparedNumber(column, unit, before, now, noise, Difference.DIFFERENT)
     is_better = (difference > 0) == is_more_better
-    return Compared(column, unit, before, now, noise, Change.BETTER if is_better else Change.WORSE)
+    return ComparedNumber(column, unit, before, now, noise, Difference.BETTER if is_better else Difference.WORSE)
 
 
 def _error(values: Sequence[float]) -> float:

@@ -13,8 +13,8 @@ from itertools import pairwise
 
 from watchkeeper.model import clock_reasons
 from watchkeeper.probe.profile import columns
-from watchkeeper.probe.profile.limits import MIB_PER_GB, Model, limits
-from watchkeeper.probe.profile.recording import Track, known
+from watchkeeper.probe.profile.limits import MIB_PER_GB, GpuCeilings, limits
+from watchkeeper.probe.profile.recording import GpuTrack, present_values
 
 # dram_bw_util over mem_copy_util was 0.68 to 0.89 in every workload that was recorded on an H200.
 MEMORY_PER_USED = 0.8
@@ -78,11 +78,13 @@ class Features:
 
     @property
     def pcie(self) -> float | None:
-        both = known((self.pcie_in, self.pcie_out))
+        both = present_values((self.pcie_in, self.pcie_out))
         return max(both) if both else None
 
 
-def measure(track: Track, model: Model, *, idle_watts: float | None = None, whole: Track | None = None) -> Features:
+def measure(
+    track: GpuTrack, model: GpuCeilings, *, idle_watts: float | None = None, whole: GpuTrack | None = None
+) -> Features:
     """The features of a stretch; `idle_watts` is what this GPU drew when it did nothing, if that was seen.
 
     `whole` is the stretch with its start-up, where more stops can be counted.
@@ -96,13 +98,13 @@ def measure(track: Track, model: Model, *, idle_watts: float | None = None, whol
     over = None if power is None else (power - floor) / max(1.0, model.power_watts - floor)
     nvlink = [rate for way in ("rx", "tx") if (rate := _mean(track, f"nvlink_total_{way}_per_sec")) is not None]
     one_way = None if model.nvlink_gb_per_second is None else model.nvlink_gb_per_second / 2 * MIB_PER_GB
-    network = known((_mean(track, "net_rx_kbs"), _mean(track, "net_tx_kbs")))
+    network = present_values((_mean(track, "net_rx_kbs"), _mean(track, "net_tx_kbs")))
     return Features(
         samples=len(track),
         seconds=times[-1] - times[0] + interval if times else 0.0,
         interval_seconds=interval,
         rhythm=_rhythm(track, whole or track, ceiling),
-        graphics=_kernels(track, known((pcie_in, pcie_out)), ceiling),
+        graphics=_kernels(track, present_values((pcie_in, pcie_out)), ceiling),
         graphics_is_guessed=not track.has("graphics_util"),
         sm=_share(track, "sm_util"),
         sm_usual=_median(track, "sm_util"),
@@ -135,7 +137,7 @@ def measure(track: Track, model: Model, *, idle_watts: float | None = None, whol
     )
 
 
-def activity(track: Track, ceiling: float) -> list[float | None]:
+def activity(track: GpuTrack, ceiling: float) -> list[float | None]:
     """For each row the share of time in which a kernel or a copy was running; `ceiling` is PCIe's in MiB/s.
 
     `gpu_util` is the last resort: it reads 99 % during copies, and averages over its own window.
@@ -151,7 +153,7 @@ def activity(track: Track, ceiling: float) -> list[float | None]:
     ]
 
 
-def _rhythm(track: Track, whole: Track, ceiling: float) -> Rhythm:
+def _rhythm(track: GpuTrack, whole: GpuTrack, ceiling: float) -> Rhythm:
     """Level and share of what is judged; stops are counted over the whole stretch."""
     present = _present(track, ceiling)
     if not present:
@@ -167,7 +169,7 @@ def _rhythm(track: Track, whole: Track, ceiling: float) -> Rhythm:
     return Rhythm(statistics.fmean(values), level, len(counted), max(counted, default=0.0), share)
 
 
-def _present(track: Track, ceiling: float) -> list[tuple[float, float]]:
+def _present(track: GpuTrack, ceiling: float) -> list[tuple[float, float]]:
     """Time and activity of the rows where it is known: an unknown row neither breaks a stop nor makes one."""
     levels = activity(track, ceiling)
     return [(at, value) for at, value in zip(track.times, levels, strict=False) if value is not None]
@@ -191,7 +193,7 @@ def _gaps(present: Sequence[tuple[float, float]], quiet: float) -> list[float]:
     return [gap for gap in gaps if gap >= 0.95 * limits()["gap_seconds"]]
 
 
-def _pcie_mib(track: Track, way: str) -> float | None:
+def _pcie_mib(track: GpuTrack, way: str) -> float | None:
     """MiB/s: GPM's rate covers all of the time; NVML's own looks at 20 ms now and then."""
     rate = _mean(track, f"pcie_{way}_per_sec")
     if rate is None and (kib := _mean(track, f"pcie_{way}_kbs")) is not None:
@@ -199,22 +201,22 @@ def _pcie_mib(track: Track, way: str) -> float | None:
     return rate
 
 
-def _mean(track: Track, column: str) -> float | None:
-    values = known(track.numbers.get(column, ()))
+def _mean(track: GpuTrack, column: str) -> float | None:
+    values = present_values(track.numbers.get(column, ()))
     return statistics.fmean(values) if values else None
 
 
-def _share(track: Track, column: str) -> float | None:
+def _share(track: GpuTrack, column: str) -> float | None:
     mean = _mean(track, column)
     return None if mean is None else mean / 100
 
 
-def _median(track: Track, column: str) -> float | None:
-    values = known(track.numbers.get(column, ()))
+def _median(track: GpuTrack, column: str) -> float | None:
+    values = present_values(track.numbers.get(column, ()))
     return statistics.median(values) / 100 if values else None
 
 
-def _kernels(track: Track, copies_mib: Sequence[float], ceiling: float) -> float | None:
+def _kernels(track: GpuTrack, copies_mib: Sequence[float], ceiling: float) -> float | None:
     """In how much of the time a kernel ran; without GPM's word `gpu_util` says it where there are no copies."""
     share, sm, used = (_share(track, name) for name in ("graphics_util", "sm_util", "gpu_util"))
     if share is not None or sm is None:
@@ -223,19 +225,19 @@ def _kernels(track: Track, copies_mib: Sequence[float], ceiling: float) -> float
     return sm if used is None or has_copies else max(sm, used)
 
 
-def _tensor(track: Track) -> float | None:
+def _tensor(track: GpuTrack) -> float | None:
     """All tensor work, or the sum of its kinds where the recording has only those."""
-    kinds = known(_share(track, f"{kind}_tensor_util") for kind in ("hmma", "imma", "dfma"))
+    kinds = present_values(_share(track, f"{kind}_tensor_util") for kind in ("hmma", "imma", "dfma"))
     whole = _share(track, "any_tensor_util")
     return whole if whole is not None else sum(kinds) if kinds else None
 
 
-def _dram(track: Track) -> float | None:
+def _dram(track: GpuTrack) -> float | None:
     """Memory's share; without GPM's counter from NVML's, which says in how much of the time memory was used at all."""
     share, used = _share(track, "dram_bw_util"), _share(track, "mem_copy_util")
     return share if share is not None else None if used is None else MEMORY_PER_USED * used
 
 
-def _bits(track: Track, mask: int) -> float | None:
-    values = known(track.numbers.get("throttle", ()))
+def _bits(track: GpuTrack, mask: int) -> float | None:
+    values = present_values(track.numbers.get("throttle", ()))
     return sum(bool(int(value) & mask) for value in values) / len(values) if values else None

@@ -19,7 +19,7 @@ MIB = 2**20
 SM_CLOCK, MEM_CLOCK, PCIE_TX, PCIE_RX = 1, 2, 0, 1
 
 
-class Fill(NamedTuple):
+class ColumnSource(NamedTuple):
     """A column, and which part of the answer fills it."""
 
     column: str
@@ -27,27 +27,27 @@ class Fill(NamedTuple):
     scale: float = 1
 
 
-class Ask(NamedTuple):
+class NvmlRead(NamedTuple):
     """One NVML call of `readers.nvml.calls`, and the columns it fills."""
 
     call: str
-    fills: tuple[Fill, ...]
+    fills: tuple[ColumnSource, ...]
     argument: int | None = None
 
 
 FAST = (
-    Ask("utilization", (Fill("gpu_util", "gpu"), Fill("mem_copy_util", "memory"))),
-    Ask("memory", (Fill("fb_used_mib", "used", 1 / MIB),)),
-    Ask("temperature", (Fill("temp"),)),
-    Ask("power", (Fill("power_w", scale=0.001),)),
-    Ask("clock", (Fill("sm_clock"),), SM_CLOCK),
-    Ask("clock", (Fill("mem_clock"),), MEM_CLOCK),
-    Ask("clocks_event", (Fill("throttle"),)),
+    NvmlRead("utilization", (ColumnSource("gpu_util", "gpu"), ColumnSource("mem_copy_util", "memory"))),
+    NvmlRead("memory", (ColumnSource("fb_used_mib", "used", 1 / MIB),)),
+    NvmlRead("temperature", (ColumnSource("temp"),)),
+    NvmlRead("power", (ColumnSource("power_w", scale=0.001),)),
+    NvmlRead("clock", (ColumnSource("sm_clock"),), SM_CLOCK),
+    NvmlRead("clock", (ColumnSource("mem_clock"),), MEM_CLOCK),
+    NvmlRead("clocks_event", (ColumnSource("throttle"),)),
 )
-SLOW = (Ask("energy", (Fill("energy_mj"),)),)
+SLOW = (NvmlRead("energy", (ColumnSource("energy_mj"),)),)
 WITHOUT_GPM = (
-    Ask("pcie_throughput", (Fill("pcie_tx_kbs"),), PCIE_TX),
-    Ask("pcie_throughput", (Fill("pcie_rx_kbs"),), PCIE_RX),
+    NvmlRead("pcie_throughput", (ColumnSource("pcie_tx_kbs"),), PCIE_TX),
+    NvmlRead("pcie_throughput", (ColumnSource("pcie_rx_kbs"),), PCIE_RX),
 )
 
 
@@ -70,15 +70,15 @@ class GpuReader:
     def __init__(self, nvml: Any, index: int) -> None:
         self._nvml = nvml
         self._handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        self._unsupported: set[Ask] = set()
+        self._unsupported: set[NvmlRead] = set()
         self._ids = {number: name for name, number in columns.GPM.items()}
         self._gpm, why = self._open_gpm()
         self.facts = GpuFacts(
             index,
             _text(nvml.nvmlDeviceGetUUID(self._handle)),
             _text(nvml.nvmlDeviceGetName(self._handle)),
-            self._once(Ask("power_enforced", (Fill("limit", scale=0.001),))),
-            self._once(Ask("memory", (Fill("total", "total", 1 / MIB),))),
+            self._once(NvmlRead("power_enforced", (ColumnSource("limit", scale=0.001),))),
+            self._once(NvmlRead("memory", (ColumnSource("total", "total", 1 / MIB),))),
             self._gpm is not None,
             why,
         )
@@ -112,12 +112,12 @@ class GpuReader:
             return None, f"GPM counters cannot be read: {error}"
         return opened, ""
 
-    def _once(self, ask: Ask) -> float | None:
+    def _once(self, ask: NvmlRead) -> float | None:
         found: dict[str, float] = {}
         self._put(ask, found)
         return next(iter(found.values()), None)
 
-    def _put(self, ask: Ask, found: dict[str, float]) -> None:
+    def _put(self, ask: NvmlRead, found: dict[str, float]) -> None:
         if ask in self._unsupported:
             return
         row = calls.CALLS[ask.call]
@@ -140,14 +140,14 @@ class GpuReader:
             found[fill.column] = number if fill.scale == 1 else round(number * fill.scale, 3)
 
 
-class Opened(NamedTuple):
+class OpenedGpus(NamedTuple):
     """`lost` says by index what the driver said of a GPU that cannot be read."""
 
     gpus: list[GpuReader]
     lost: dict[int, str]
 
 
-def open_gpus(chosen: Sequence[int] | None, opening: Callable[[int, Sequence[int]], None]) -> Opened:
+def open_gpus(chosen: Sequence[int] | None, opening: Callable[[int, Sequence[int]], None]) -> OpenedGpus:
     """NVML opened in this process, and its GPUs; NvmlBroken where there is none.
 
     `opening` hears each index, and all of them, before the driver is asked about it: that call may hang.
@@ -159,7 +159,7 @@ def open_gpus(chosen: Sequence[int] | None, opening: Callable[[int, Sequence[int
     except nvml.NVMLError as error:
         raise session.NvmlBroken(str(error.value), str(error)) from error
     wanted = range(count) if chosen is None else [index for index in chosen if index < count]
-    found = Opened([], {})
+    found = OpenedGpus([], {})
     for index in wanted:
         opening(index, wanted)
         try:

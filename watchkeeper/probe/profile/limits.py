@@ -16,7 +16,7 @@ MIB_PER_GB = 1e9 / 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class GpuCeilings:
     """What one GPU model can do at most; None where it has no such part."""
 
     name: str
@@ -36,26 +36,26 @@ def limits() -> Mapping[str, float]:
 
 
 @cache
-def models() -> tuple[Model, ...]:
+def models() -> tuple[GpuCeilings, ...]:
     return pack.load("gpu_models.csv", _model)
 
 
-def find_model(name: str) -> Model | None:
+def find_model(name: str) -> GpuCeilings | None:
     return next((model for model in models() if model.name.lower() == name.lower()), None)
 
 
-def guess_model(memory_mhz: float | None) -> Model | None:
+def guess_model(memory_mhz: float | None) -> GpuCeilings | None:
     """The model whose memory runs at this clock: it hardly moves with load and differs between models."""
     return next((model for model in models() if memory_mhz is not None and model.memory_mhz == memory_mhz), None)
 
 
-def default_model() -> Model:
+def default_model() -> GpuCeilings:
     """Where nobody says which GPU it was: the first of the table."""
     return models()[0]
 
 
-def _model(cells: Mapping[str, str]) -> Model:
-    return Model(
+def _model(cells: Mapping[str, str]) -> GpuCeilings:
+    return GpuCeilings(
         cells["model"],
         float(cells["memory_mib"]),
         float(cells["tdp_watts"]),

@@ -21,7 +21,7 @@ from typing import Any, Self
 
 from watchkeeper.errors import CollectError
 from watchkeeper.probe.profile import columns
-from watchkeeper.probe.profile.recording import Recording, Track
+from watchkeeper.probe.profile.recording import GpuTrack, Recording
 
 # One GPU at ten rows a second for almost three hours; about 200 MiB.
 MOST_ROWS = 100_000
@@ -32,7 +32,7 @@ SILENT_SECONDS = 10.0
 PACKAGES = Path(__file__).resolve().parents[3]
 
 
-class NoGpu(CollectError):
+class NoGpuToRecord(CollectError):
     """There is nothing to record here; `reason` is NVML's own code or word."""
 
     def __init__(self, reason: str, problem: str) -> None:
@@ -72,12 +72,12 @@ class Recorder:
             rest = [gpu for gpu in others if gpu != index and gpu not in self._silent]
             self._leave()
             if index is None or not rest:
-                raise NoGpu("HUNG", f"the driver did not answer within {HELLO_SECONDS:.0f} s")
+                raise NoGpuToRecord("HUNG", f"the driver did not answer within {HELLO_SECONDS:.0f} s")
             self._silent[index] = f"did not answer within {HELLO_SECONDS:.0f} s when it was opened"
             self._start(rest)
         if self._broken is not None or not self.facts:
             self._leave()
-            raise NoGpu(*(self._broken or ("NONE", "the driver knows no GPU of that number")))
+            raise NoGpuToRecord(*(self._broken or ("NONE", "the driver knows no GPU of that number")))
         return self
 
     def __exit__(
@@ -187,7 +187,7 @@ class Recorder:
             names = [name for name in columns.NUMBERS if any(name in values for _, values in rows)]
             if rows:
                 numbers = {name: [values.get(name) for _, values in rows] for name in names}
-                tracks.append(Track(str(gpu), [at for at, _ in rows], numbers))
+                tracks.append(GpuTrack(str(gpu), [at for at, _ in rows], numbers))
         silent = [track.gpu for track in tracks if not track.tells_work()]
         notes = [f"GPU {gpu} tells neither gpu_util nor GPM's counters, as with MIG: not judged" for gpu in silent]
         tracks = [track for track in tracks if track.gpu not in silent]

@@ -20,7 +20,7 @@ from dataclasses import asdict
 from typing import Any
 
 from watchkeeper.kit import clock
-from watchkeeper.probe.profile import gpu_reader, program_tree
+from watchkeeper.probe.profile import gpu_reader, process_tree
 from watchkeeper.readers.nvml import session
 
 SLOW_SECONDS = 1.0
@@ -28,7 +28,7 @@ HOST_SECONDS = 0.5
 OUTPUT = 1
 
 
-class Inbox:
+class ParentPipe:
     """What the parent has said so far: a pid, or the end."""
 
     def __init__(self, fd: int) -> None:
@@ -50,17 +50,17 @@ class Inbox:
         return int(line)
 
 
-class Ticks:
+class RowSampler:
     """A row of every GPU at each tick."""
 
     def __init__(self, gpus: list[gpu_reader.GpuReader], own_clock: clock.Clock) -> None:
         self._gpus = gpus
         self._clock = own_clock
-        self._tree: program_tree.ProgramTree | None = None
+        self._tree: process_tree.ProcessTree | None = None
         self._slow_at = self._host_at = float("-inf")
 
     def watch(self, pid: int) -> None:
-        self._tree = program_tree.ProgramTree(pid)
+        self._tree = process_tree.ProcessTree(pid)
         self._host_at = float("-inf")
 
     def rows(self, now: float) -> list[dict[str, Any]]:
@@ -84,14 +84,14 @@ class Ticks:
 
 
 def serve(interval: float, chosen: list[int] | None) -> None:
-    inbox = Inbox(sys.stdin.fileno())
+    inbox = ParentPipe(sys.stdin.fileno())
     try:
         opened = gpu_reader.open_gpus(chosen, lambda gpu, wanted: _send({"opening": gpu, "of": list(wanted)}))
     except session.NvmlBroken as error:
         _send({"broken": error.reason, "text": str(error)})
         return
     _send({"hello": [asdict(gpu.facts) for gpu in opened.gpus], "lost": opened.lost})
-    ticks, due = Ticks(opened.gpus, clock.ScaledClock()), time.monotonic()
+    ticks, due = RowSampler(opened.gpus, clock.ScaledClock()), time.monotonic()
     while not inbox.is_closed:
         due = max(due + interval, time.monotonic())
         while not inbox.is_closed and (left := due - time.monotonic()) > 0:

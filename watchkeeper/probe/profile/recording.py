@@ -36,7 +36,7 @@ class RecordingError(WatchkeeperError):
 
 
 @dataclass(frozen=True, slots=True)
-class Track:
+class GpuTrack:
     """One GPU's rows in the order of time. `numbers` has a list for each column that the file has."""
 
     gpu: str
@@ -56,11 +56,11 @@ class Track:
         told = [values for name in columns.ANY_OF if (values := self.numbers.get(name)) is not None]
         return any(values[row] is not None for row in wanted for values in told)
 
-    def part(self, rows: Sequence[int]) -> Track:
+    def part(self, rows: Sequence[int]) -> GpuTrack:
         """Some rows, in ascending order."""
         take: Callable[[Sequence[Any]], Sequence[Any]] = _taker(rows)
         numbers = {name: take(values) for name, values in self.numbers.items()}
-        return Track(self.gpu, take(self.times), numbers, None if self.labels is None else take(self.labels))
+        return GpuTrack(self.gpu, take(self.times), numbers, None if self.labels is None else take(self.labels))
 
 
 def _taker(rows: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
@@ -75,7 +75,7 @@ def _taker(rows: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
 class Recording:
     """Tracks by GPU; `notes` say what was left out or put right, each with its line."""
 
-    tracks: tuple[Track, ...]
+    tracks: tuple[GpuTrack, ...]
     notes: tuple[str, ...] = ()
     model: str | None = None
     facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -237,7 +237,7 @@ class _Table:
         notes += [f"gpu {gpu}: left out, because nothing says whether it works" for gpu in silent]
         return Recording(tuple(track for track in tracks if track.gpu not in silent), tuple(notes))
 
-    def _track(self, gpu: str, rows: list[tuple[float, str, list[float | None]]], notes: list[str]) -> Track:
+    def _track(self, gpu: str, rows: list[tuple[float, str, list[float | None]]], notes: list[str]) -> GpuTrack:
         rows.sort(key=lambda row: row[0])
         kept = [row for row, after in zip(rows, [*rows[1:], None], strict=True) if after is None or row[0] != after[0]]
         if len(kept) < len(rows):
@@ -249,15 +249,15 @@ class _Table:
         labels = None if self._label is None else [row[1] for row in kept]
         if labels is not None and not any(labels):
             labels = None
-        return Track(gpu, [row[0] for row in kept], numbers, labels)
+        return GpuTrack(gpu, [row[0] for row in kept], numbers, labels)
 
     def _checked(self, name: str, column: Sequence[float | None]) -> Sequence[float | None]:
         """The column without what cannot be: a percentage below 0 or well above 100."""
-        present = known(column)
+        present = present_values(column)
         if name not in columns.PERCENTS or not present or (min(present) >= 0 and max(present) <= PERCENT_LIMIT):
             return column
         kept = [value if value is not None and 0 <= value <= PERCENT_LIMIT else None for value in column]
-        self._odd[name] = self._odd.get(name, 0) + len(present) - len(known(kept))
+        self._odd[name] = self._odd.get(name, 0) + len(present) - len(present_values(kept))
         return kept
 
 
@@ -352,5 +352,5 @@ def save(recording: Recording, folder: Path) -> Path:
     return path
 
 
-def known(values: Iterable[float | None]) -> list[float]:
+def present_values(values: Iterable[float | None]) -> list[float]:
     return [value for value in values if value is not None]

@@ -14,7 +14,7 @@ from typing import Any
 
 from watchkeeper.probe.profile import advice, compare, limits, segments
 from watchkeeper.probe.profile.features import Features
-from watchkeeper.probe.profile.recording import Recording, Track, known
+from watchkeeper.probe.profile.recording import GpuTrack, Recording, present_values
 from watchkeeper.probe.profile.verdict import Bound
 
 # Words in a command that say what kind of workload it is.
@@ -37,15 +37,15 @@ class GpuReport:
     gpu: str
     timeline: tuple[segments.Segment, ...]
     main: segments.Segment
-    achieved: advice.Achieved
+    achieved: advice.AchievedRates
     memory_used: float | None
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ProfileReport:
     """Everything that is said about a recording; `kind_is_assumed` where nobody said which workload it is."""
 
-    model: limits.Model
+    model: limits.GpuCeilings
     model_is_known: bool
     seconds: float
     started: float
@@ -53,14 +53,14 @@ class Report:
     kind: str
     kind_is_assumed: bool
     gpus: tuple[GpuReport, ...]
-    words: advice.Words
-    gain: advice.Gain
-    expected: tuple[advice.Expected, ...]
+    words: advice.BottleneckAdvice
+    gain: advice.ExpectedGain
+    expected: tuple[advice.MetricExpectation, ...]
     tool: str
     spread: float | None
     imbalance: str | None
     host: Mapping[str, float]
-    compared: tuple[compare.Compared, ...]
+    compared: tuple[compare.ComparedNumber, ...]
     baseline_bound: str | None
     notes: tuple[str, ...]
 
@@ -69,19 +69,19 @@ class Report:
         return self.gpus[0].main
 
 
-def build(
+def build_report(
     recording: Recording,
     *,
     used: Iterable[str] = (),
     kind: str | None = None,
     command: Sequence[str] | None = None,
     baseline: Recording | None = None,
-) -> Report:
+) -> ProfileReport:
     """The report; the GPU that worked most comes first."""
     named = limits.find_model(recording.model) if recording.model else None
     model, is_known = segments.model_of(recording, named)
     tracks = [segments.working(track, model) for track in _meant(recording, model, set(used))]
-    judged = segments.judge(replace(recording, tracks=tuple(tracks)), model)
+    judged = segments.judge_recording(replace(recording, tracks=tuple(tracks)), model)
     gpus = sorted((_gpu(track, judged, recording) for track in tracks), key=lambda gpu: -gpu.main.features.rhythm.mean)
     started = min(track.times[0] for track in recording.tracks)
     start_up = min(track.times[0] for track in tracks) - started
@@ -89,7 +89,7 @@ def build(
     bound, features = main.verdict.bound, main.features
     spread = _spread(gpus)
     chosen = kind or _kind(command, len(gpus))
-    return Report(
+    return ProfileReport(
         model=model,
         model_is_known=is_known and (recording.model is None or named is not None),
         seconds=recording.seconds,
@@ -98,7 +98,7 @@ def build(
         kind=chosen,
         kind_is_assumed=kind is None,
         gpus=tuple(gpus),
-        words=advice.words()[bound.value],
+        words=advice.bottleneck_advice()[bound.value],
         gain=advice.gain(bound, features, model),
         expected=advice.expected(
             chosen,
@@ -117,7 +117,7 @@ def build(
     )
 
 
-def _meant(recording: Recording, model: limits.Model, used: set[str]) -> list[Track]:
+def _meant(recording: Recording, model: limits.GpuCeilings, used: set[str]) -> list[GpuTrack]:
     """The GPUs of the workload: those it has a context on, else those that did anything, else all."""
     chosen = [track for track in recording.tracks if track.gpu in used]
     if chosen:
@@ -130,11 +130,11 @@ def _meant(recording: Recording, model: limits.Model, used: set[str]) -> list[Tr
     return active or list(recording.tracks)
 
 
-def _gpu(track: Track, judged: segments.Judged, recording: Recording) -> GpuReport:
+def _gpu(track: GpuTrack, judged: segments.JudgedRecording, recording: Recording) -> GpuReport:
     timeline = tuple(segment for segment in judged.segments if segment.gpu == track.gpu)
     main = main_segment(timeline)
     total = recording.facts.get(track.gpu, {}).get("memory_mib") or judged.model.memory_mib
-    used = known(track.numbers.get("fb_used_mib", ()))
+    used = present_values(track.numbers.get("fb_used_mib", ()))
     return GpuReport(
         track.gpu,
         timeline,
@@ -158,7 +158,7 @@ def main_segment(timeline: Sequence[segments.Segment]) -> segments.Segment:
     )
 
 
-def _limit_watts(recording: Recording, gpu: str, model: limits.Model) -> float:
+def _limit_watts(recording: Recording, gpu: str, model: limits.GpuCeilings) -> float:
     told = recording.facts.get(gpu, {}).get("power_limit_w")
     return float(told) if told else model.power_watts
 
@@ -189,13 +189,15 @@ def _host(recording: Recording) -> dict[str, float]:
     track = recording.tracks[0]
     names = ("cpu_cores", "busiest_thread", "disk_wait", "read_kbs", "write_kbs", "net_rx_kbs", "net_tx_kbs", "rss_mib")
     return {
-        name: round(statistics.fmean(values), 2) for name in names if (values := known(track.numbers.get(name, ())))
+        name: round(statistics.fmean(values), 2)
+        for name in names
+        if (values := present_values(track.numbers.get(name, ())))
     }
 
 
 def _compared(
-    recording: Recording, gpu: GpuReport, *, baseline: Recording | None, model: limits.Model
-) -> tuple[compare.Compared, ...]:
+    recording: Recording, gpu: GpuReport, *, baseline: Recording | None, model: limits.GpuCeilings
+) -> tuple[compare.ComparedNumber, ...]:
     if baseline is None:
         return ()
     now = next(track for track in recording.tracks if track.gpu == gpu.gpu)
@@ -203,19 +205,19 @@ def _compared(
     return compare.compare(_rows(old, segment), _rows(now, gpu.main))
 
 
-def _main_of(baseline: Recording, model: limits.Model) -> tuple[Track, segments.Segment]:
+def _main_of(baseline: Recording, model: limits.GpuCeilings) -> tuple[GpuTrack, segments.Segment]:
     """The GPU of an earlier recording that worked most, and the segment that stands for it."""
     track = max(baseline.tracks, key=lambda track: segments.judge_whole(track, model).features.rhythm.mean)
     track = segments.working(track, model)
-    judged = segments.judge(replace(baseline, tracks=(track,)), model)
+    judged = segments.judge_recording(replace(baseline, tracks=(track,)), model)
     return track, main_segment(judged.segments)
 
 
-def _rows(track: Track, segment: segments.Segment) -> Track:
+def _rows(track: GpuTrack, segment: segments.Segment) -> GpuTrack:
     return track.part([row for row, at in enumerate(track.times) if segment.since <= at <= segment.until])
 
 
-def _baseline_bound(baseline: Recording | None, model: limits.Model) -> str | None:
+def _baseline_bound(baseline: Recording | None, model: limits.GpuCeilings) -> str | None:
     if baseline is None:
         return None
     return _main_of(baseline, model)[1].verdict.bound.value
@@ -252,7 +254,7 @@ def _host_notes(features: Features, bound: Bound) -> Iterable[str]:
         yield f"{waiting:.1f} of its threads wait for a disk or a network file system on average"
 
 
-def as_plain(report: Report) -> dict[str, Any]:
+def report_as_json(report: ProfileReport) -> dict[str, Any]:
     """The documented JSON of `watchkeeper profile --json`; keys are added, never renamed."""
     main = report.main
     return {
@@ -289,11 +291,11 @@ def _gpu_plain(gpu: GpuReport, start: float) -> dict[str, Any]:
         "class": gpu.main.verdict.bound.value,
         "achieved_estimates": asdict(gpu.achieved),
         "memory_used": gpu.memory_used,
-        "segments": [segment_plain(segment, start) for segment in gpu.timeline],
+        "segments": [segment_as_json(segment, start) for segment in gpu.timeline],
     }
 
 
-def segment_plain(segment: segments.Segment, start: float) -> dict[str, Any]:
+def segment_as_json(segment: segments.Segment, start: float) -> dict[str, Any]:
     """One segment; `class` and its fellows are what `profile classify --json` promises."""
     verdict = segment.verdict
     return {

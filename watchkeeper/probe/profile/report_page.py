@@ -12,8 +12,8 @@ from html import escape
 from importlib import resources
 from typing import NamedTuple
 
-from watchkeeper.probe.profile.recording import Recording, Track, known
-from watchkeeper.probe.profile.report import Report
+from watchkeeper.probe.profile.recording import GpuTrack, Recording, present_values
+from watchkeeper.probe.profile.report import ProfileReport
 from watchkeeper.probe.profile.report_text import NAMES, gain
 
 POINTS = 480
@@ -21,47 +21,47 @@ WIDTH, HEIGHT, LEFT, TOP = 900, 170, 52, 10
 BAND = 14
 
 
-class Line(NamedTuple):
+class ChartLine(NamedTuple):
     column: str
     name: str
     scale: float = 1.0
 
 
-CHARTS: tuple[tuple[str, str, tuple[Line, ...]], ...] = (
+CHARTS: tuple[tuple[str, str, tuple[ChartLine, ...]], ...] = (
     (
         "Share of time",
         "%",
         (
-            Line("graphics_util", "kernels run"),
-            Line("sm_util", "SMs"),
-            Line("any_tensor_util", "tensor cores"),
-            Line("dram_bw_util", "memory"),
+            ChartLine("graphics_util", "kernels run"),
+            ChartLine("sm_util", "SMs"),
+            ChartLine("any_tensor_util", "tensor cores"),
+            ChartLine("dram_bw_util", "memory"),
         ),
     ),
-    ("As nvidia-smi shows it", "%", (Line("gpu_util", "gpu_util"), Line("mem_copy_util", "mem_copy_util"))),
-    ("Power", "W", (Line("power_w", "power"),)),
+    ("As nvidia-smi shows it", "%", (ChartLine("gpu_util", "gpu_util"), ChartLine("mem_copy_util", "mem_copy_util"))),
+    ("Power", "W", (ChartLine("power_w", "power"),)),
     (
         "PCIe",
         "GB/s",
         (
-            Line("pcie_rx_per_sec", "to the GPU", 2**20 / 1e9),
-            Line("pcie_tx_per_sec", "from the GPU", 2**20 / 1e9),
+            ChartLine("pcie_rx_per_sec", "to the GPU", 2**20 / 1e9),
+            ChartLine("pcie_tx_per_sec", "from the GPU", 2**20 / 1e9),
         ),
     ),
-    ("Host", "cores", (Line("cpu_cores", "cores in use"),)),
+    ("Host", "cores", (ChartLine("cpu_cores", "cores in use"),)),
     (
         "Disk and network",
         "MB/s",
         (
-            Line("read_kbs", "read", 1024 / 1e6),
-            Line("write_kbs", "written", 1024 / 1e6),
-            Line("net_rx_kbs", "received", 1024 / 1e6),
+            ChartLine("read_kbs", "read", 1024 / 1e6),
+            ChartLine("write_kbs", "written", 1024 / 1e6),
+            ChartLine("net_rx_kbs", "received", 1024 / 1e6),
         ),
     ),
 )
 
 
-def page(report: Report, recording: Recording, *, title: str) -> str:
+def render_page(report: ProfileReport, recording: Recording, *, title: str) -> str:
     """The whole file."""
     template = (resources.files("watchkeeper.packs") / "profile_report.html").read_text(encoding="utf-8")
     parts = {
@@ -78,7 +78,7 @@ def page(report: Report, recording: Recording, *, title: str) -> str:
     return template
 
 
-def _head(report: Report) -> str:
+def _head(report: ProfileReport) -> str:
     verdict = report.main.verdict
     doubts = "".join(f"<p class=doubt>Less sure: {escape(text)}</p>" for text in verdict.unsure)
     return (
@@ -90,7 +90,7 @@ def _head(report: Report) -> str:
     )
 
 
-def _advice(report: Report) -> str:
+def _advice(report: ProfileReport) -> str:
     rows = (
         ("Change first", report.words.first_change),
         ("Could give at most", gain(report)),
@@ -100,7 +100,7 @@ def _advice(report: Report) -> str:
     return f"<table>{listed}<tr><th>To see where</th><td><code>{escape(report.tool)}</code></td></tr></table>"
 
 
-def _expected(report: Report) -> str:
+def _expected(report: ProfileReport) -> str:
     rows = []
     for row in report.expected:
         seen = "unknown" if row.seen is None else f"{100 * row.seen:.0f} %"
@@ -114,7 +114,7 @@ def _expected(report: Report) -> str:
     return f"{head}<table><tr><th></th><th>seen</th><th>expected</th><th></th></tr>{''.join(rows)}</table>"
 
 
-def _gpu(report: Report, recording: Recording, place: int) -> str:
+def _gpu(report: ProfileReport, recording: Recording, place: int) -> str:
     gpu = report.gpus[place]
     track = next(found for found in recording.tracks if found.gpu == gpu.gpu)
     rate = gpu.achieved
@@ -135,7 +135,7 @@ def _gpu(report: Report, recording: Recording, place: int) -> str:
     )
 
 
-def _bands(report: Report, place: int) -> str:
+def _bands(report: ProfileReport, place: int) -> str:
     """The classes over time, as a strip above the charts."""
     timeline, start = report.gpus[place].timeline, report.started
     end = start + report.seconds
@@ -152,7 +152,7 @@ def _bands(report: Report, place: int) -> str:
     return f"{strip}<p class=legend>{legend}</p>"
 
 
-def _chart(track: Track, name: str, *, unit: str, lines: Sequence[Line]) -> str:
+def _chart(track: GpuTrack, name: str, *, unit: str, lines: Sequence[ChartLine]) -> str:
     """One chart, or nothing where the recording has none of its columns."""
     present = [line for line in lines if track.has(line.column)]
     if not present:
@@ -186,12 +186,12 @@ def _text(x: float, y: float, *, anchor: str, text: str) -> str:
     return f'<text x="{x:.0f}" y="{y:.1f}" text-anchor="{anchor}">{text}</text>'
 
 
-def _points(track: Track, line: Line) -> list[tuple[float, float]]:
+def _points(track: GpuTrack, line: ChartLine) -> list[tuple[float, float]]:
     values = track.numbers[line.column]
     size = max(1, -(-len(track) // POINTS))
     found = []
     for at in range(0, len(track), size):
-        told = known(values[at : at + size])
+        told = present_values(values[at : at + size])
         if told:
             found.append((track.times[at], statistics.fmean(told) * line.scale))
     return found
@@ -207,7 +207,7 @@ def _round_up(value: float) -> float:
         step *= 10
 
 
-def _compared(report: Report) -> str:
+def _compared(report: ProfileReport) -> str:
     if report.baseline_bound is None:
         return ""
     rows = "".join(

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from watchkeeper.probe.profile.compare import Change
-from watchkeeper.probe.profile.report import ASK_PROFILER, Report
+from watchkeeper.probe.profile.compare import Difference
+from watchkeeper.probe.profile.report import ASK_PROFILER, ProfileReport
 from watchkeeper.probe.profile.verdict import Bound
 
 NAMES = {
@@ -31,7 +31,7 @@ HOST = {
 }
 
 
-def lines(report: Report) -> Iterator[str]:
+def lines(report: ProfileReport) -> Iterator[str]:
     main = report.main
     verdict = main.verdict
     yield f"{report.words.title.upper()} ({verdict.bound.value}), confidence {verdict.confidence:.2f}"
@@ -49,7 +49,7 @@ def lines(report: Report) -> Iterator[str]:
         yield f"note: {note}"
 
 
-def _advice(report: Report) -> Iterator[str]:
+def _advice(report: ProfileReport) -> Iterator[str]:
     yield f"Change first: {report.words.first_change}"
     yield f"  could give at most: {gain(report)}"
     yield f"Then: {report.words.then}"
@@ -60,12 +60,12 @@ def _advice(report: Report) -> Iterator[str]:
     yield ""
 
 
-def gain(report: Report) -> str:
+def gain(report: ProfileReport) -> str:
     found = report.gain
     return found.why if found.at_most is None else f"{found.at_most:.3g} {found.unit} ({found.why})"
 
 
-def _evidence(report: Report) -> Iterator[str]:
+def _evidence(report: ProfileReport) -> Iterator[str]:
     for gpu in report.gpus:
         features, rate = gpu.main.features, gpu.achieved
         shares = (
@@ -96,7 +96,7 @@ def _evidence(report: Report) -> Iterator[str]:
     yield ""
 
 
-def _expected(report: Report) -> Iterator[str]:
+def _expected(report: ProfileReport) -> Iterator[str]:
     assumed = " (assumed; --kind says otherwise)" if report.kind_is_assumed else ""
     yield f"What {report.kind.replace('_', '-')} should look like{assumed}:"
     for row in report.expected:
@@ -108,7 +108,7 @@ def _expected(report: Report) -> Iterator[str]:
     yield ""
 
 
-def _timeline(report: Report) -> Iterator[str]:
+def _timeline(report: ProfileReport) -> Iterator[str]:
     start = report.started
     for gpu in report.gpus:
         if len(gpu.timeline) > 1:
@@ -119,14 +119,14 @@ def _timeline(report: Report) -> Iterator[str]:
             yield ""
 
 
-def _compared(report: Report) -> Iterator[str]:
+def _compared(report: ProfileReport) -> Iterator[str]:
     if report.baseline_bound is None:
         return
     yield f"Against the baseline, which was {report.baseline_bound}:"
     for row in report.compared:
-        if row.change is not Change.SAME and row.before is not None and row.now is not None:
+        if row.change is not Difference.SAME and row.before is not None and row.now is not None:
             noise = "" if row.noise is None else f" (noise {row.noise:.2g})"
             yield f"  {row.change.value:<10}{row.column:<18}{row.before:10.1f} → {row.now:.1f} {row.unit}{noise}"
-    same = sum(row.change is Change.SAME for row in report.compared)
+    same = sum(row.change is Difference.SAME for row in report.compared)
     yield f"  {same} of {len(report.compared)} numbers are the same within noise."
     yield ""

@@ -14,9 +14,9 @@ from itertools import pairwise
 from watchkeeper.probe.profile import changes, columns
 from watchkeeper.probe.profile.classify import LEAST_CONFIDENT, classify
 from watchkeeper.probe.profile.features import Features, activity, measure
-from watchkeeper.probe.profile.limits import MIB_PER_GB, Model, default_model, find_model, guess_model, limits
-from watchkeeper.probe.profile.recording import Recording, Track, known
-from watchkeeper.probe.profile.verdict import Bound, Verdict
+from watchkeeper.probe.profile.limits import MIB_PER_GB, GpuCeilings, default_model, find_model, guess_model, limits
+from watchkeeper.probe.profile.recording import GpuTrack, Recording, present_values
+from watchkeeper.probe.profile.verdict import Bound, WorkloadVerdict
 
 # Start-up of a workload: clocks, power and NVML's own averages need up to this long to settle.
 SETTLE_SECONDS = 3.0
@@ -36,20 +36,20 @@ class Segment:
     until: float
     samples: int
     features: Features
-    verdict: Verdict
+    verdict: WorkloadVerdict
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class JudgedRecording:
     """All segments of a recording; `model_is_known` False: ceilings are those of an assumed model."""
 
     segments: tuple[Segment, ...]
-    model: Model
+    model: GpuCeilings
     model_is_known: bool
     left_out: int
 
 
-def judge(recording: Recording, model: Model | None = None) -> Judged:
+def judge_recording(recording: Recording, model: GpuCeilings | None = None) -> JudgedRecording:
     """Cut every track into segments and judge each."""
     found, left_out = [], 0
     ceilings, is_known = model_of(recording, model)
@@ -61,22 +61,22 @@ def judge(recording: Recording, model: Model | None = None) -> Judged:
         left_out += skipped + sum(map(len, silent))
         floor = idle_watts(track, ceilings)
         found += [_judged(track, label, rows=rows, model=ceilings, floor=floor) for label, rows in stretches]
-    return Judged(tuple(found), ceilings, is_known, left_out)
+    return JudgedRecording(tuple(found), ceilings, is_known, left_out)
 
 
-def model_of(recording: Recording, model: Model | None = None) -> tuple[Model, bool]:
+def model_of(recording: Recording, model: GpuCeilings | None = None) -> tuple[GpuCeilings, bool]:
     """Whose ceilings count, and whether that is known: as said, as recorded, by the memory clock, or assumed."""
     said = model or (find_model(recording.model) if recording.model else None)
     found = said or next((name for track in recording.tracks if (name := _guess(track)) is not None), None)
     return found or default_model(), found is not None
 
 
-def judge_whole(track: Track, model: Model) -> Segment:
+def judge_whole(track: GpuTrack, model: GpuCeilings) -> Segment:
     """One verdict over a whole track, for a workload that was recorded from its start to its end."""
     return _judged(track, "all", rows=list(range(len(track))), model=model, floor=idle_watts(track, model))
 
 
-def working(track: Track, model: Model) -> Track:
+def working(track: GpuTrack, model: GpuCeilings) -> GpuTrack:
     """The track without what comes before and after the work: imports, loading, and the end of the program.
 
     Work has begun once a thirtieth of all activity has passed, or a second of it.
@@ -91,7 +91,7 @@ def working(track: Track, model: Model) -> Track:
     return track.part(range(rows[0], rows[-1] + 1))
 
 
-def idle_watts(track: Track, model: Model) -> float:
+def idle_watts(track: GpuTrack, model: GpuCeilings) -> float:
     """What this GPU draws while it does nothing: as recorded, or the model's figure and the clocks that stay up."""
     power, busy = track.numbers.get("power_w", ()), track.numbers.get("gpu_util", ())
     quiet = sorted(watts for watts, share in zip(power, busy, strict=False) if watts is not None and share == 0)
@@ -99,18 +99,18 @@ def idle_watts(track: Track, model: Model) -> float:
     return quiet[len(quiet) // 2] if len(quiet) >= 5 else 1.5 * model.idle_watts
 
 
-def _guess(track: Track) -> Model | None:
-    clocks = known(track.numbers.get("mem_clock", ()))
+def _guess(track: GpuTrack) -> GpuCeilings | None:
+    clocks = present_values(track.numbers.get("mem_clock", ()))
     return guess_model(max(clocks)) if clocks else None
 
 
-def _judged(track: Track, label: str, *, rows: Sequence[int], model: Model, floor: float) -> Segment:
+def _judged(track: GpuTrack, label: str, *, rows: Sequence[int], model: GpuCeilings, floor: float) -> Segment:
     settled = _settled(track.times, rows)
     verdict, features = _verdict(track.part(settled), model, floor=floor, whole=track.part(rows))
     return Segment(track.gpu, label, track.times[rows[0]], track.times[rows[-1]], len(rows), features, verdict)
 
 
-def _verdict(track: Track, model: Model, *, floor: float, whole: Track) -> tuple[Verdict, Features]:
+def _verdict(track: GpuTrack, model: GpuCeilings, *, floor: float, whole: GpuTrack) -> tuple[WorkloadVerdict, Features]:
     features = measure(track, model, idle_watts=floor, whole=whole)
     verdict = classify(features)
     if len(track) < 20 or verdict.bound in (Bound.STALLS, Bound.MIXED):
@@ -147,7 +147,7 @@ def _settled(times: Sequence[float], rows: Sequence[int]) -> list[int]:
     return kept
 
 
-def _stretches(track: Track, model: Model) -> tuple[list[tuple[str, list[int]]], int]:
+def _stretches(track: GpuTrack, model: GpuCeilings) -> tuple[list[tuple[str, list[int]]], int]:
     """Label and rows of each segment, and how many rows belong to none."""
     if track.labels is None:
         return _by_change(track, model)
@@ -161,7 +161,7 @@ def _stretches(track: Track, model: Model) -> tuple[list[tuple[str, list[int]]],
     return list(by_label.items()), len(track) - kept
 
 
-def _by_change(track: Track, model: Model) -> tuple[list[tuple[str, list[int]]], int]:
+def _by_change(track: GpuTrack, model: GpuCeilings) -> tuple[list[tuple[str, list[int]]], int]:
     """Cut where what runs changes, put together what is of one class, and name the segments by their number.
 
     With a stop between them two pieces are two programs, or `changes` would not have parted them.
@@ -180,5 +180,5 @@ def _by_change(track: Track, model: Model) -> tuple[list[tuple[str, list[int]]],
     return [(str(number), rows) for number, (_, rows) in enumerate(grown, start=1)], len(track) - kept
 
 
-def _ceiling(model: Model) -> float:
+def _ceiling(model: GpuCeilings) -> float:
     return model.pcie_gb_per_second * MIB_PER_GB

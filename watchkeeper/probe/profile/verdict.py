@@ -26,7 +26,7 @@ class Bound(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class WorkloadVerdict:
     """`why` holds the numbers that decided; `unsure` says what lowers the confidence."""
 
     bound: Bound
@@ -35,7 +35,7 @@ class Verdict:
     unsure: tuple[str, ...] = ()
 
 
-def sure_beyond(value: float, limit: float) -> float:
+def confidence_beyond(value: float, limit: float) -> float:
     """Confidence from how far a value is beyond its limit: 0.6 at the limit, 0.95 at twice it."""
     return min(0.95, 0.6 + 0.35 * max(0.0, value / limit - 1.0)) if limit > 0 else 0.95
 

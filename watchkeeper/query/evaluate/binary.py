@@ -13,7 +13,7 @@ import numpy as np
 
 from watchkeeper import errors
 from watchkeeper.kit.own_metrics import escape
-from watchkeeper.model.labels import Labels, spelt
+from watchkeeper.model.labels import Labels, quote_name
 from watchkeeper.query.engine import Floats, Mask
 from watchkeeper.query.evaluate import native_operators
 from watchkeeper.query.evaluate.grouping import Groups, group, sizes_of
@@ -178,7 +178,7 @@ def _pair(many: SeriesSet, one: SeriesSet, *, matching: Matching, drops_name: bo
     one_rows = theirs.order[theirs.starts[partner[many_rows]] + nth]
     kept, carried = _results(many, one, matching, drops_name=drops_name)
     if matching.include:
-        series = kept.register.met(carried.register, kept.ids[many_rows], partners=carried.ids[one_rows])
+        series = kept.register.combine_with(carried.register, kept.ids[many_rows], partners=carried.ids[one_rows])
     else:
         series = kept.register.select(kept.ids[many_rows])
     of = ours.of[many_rows]
@@ -229,7 +229,7 @@ def _refuse_duplicates(vector: Vector, groups: Groups, live: Mask, *, side: str)
 
 def _shown(labels: Labels) -> str:
     """A label set as Prometheus writes it in this message, cut to a readable length."""
-    text = "{" + ", ".join(f'{spelt(name)}="{escape(value)}"' for name, value in labels.pairs) + "}"
+    text = "{" + ", ".join(f'{quote_name(name)}="{escape(value)}"' for name, value in labels.pairs) + "}"
     return text if len(text) <= errors.QUOTE_LIMIT else f"{text[: errors.QUOTE_LIMIT]}…"
 
 
@@ -259,7 +259,7 @@ def _link(series: SeriesSet, other: SeriesSet) -> Ints:
         row_of = np.full(len(other.register) + 1, -1, dtype=np.int64)
         row_of[other.ids] = np.arange(len(other))
         # A label set that the other register does not know is found at its end.
-        return row_of[series.register.towards(other.register)[series.ids]]
+        return row_of[series.register.numbers_in(other.register)[series.ids]]
 
     return series.derive_with(other, "link", build)
 
@@ -307,7 +307,7 @@ def _or(left: Vector, right: Vector, matching: Matching) -> Vector:
 
 def _joined(left: SeriesSet, right: SeriesSet) -> SeriesSet:
     """The rows of both, one after the other."""
-    register, ours, theirs = left.register.joined(right.register)
+    register, ours, theirs = left.register.merge_with(right.register)
     return register.select(np.concatenate([ours[left.ids], theirs[right.ids]]))
 
 

@@ -73,7 +73,7 @@ def pinned(expr: ast.Expr) -> Iterator[ast.Selector | ast.Subquery]:
 
 
 def _children(expr: ast.Expr) -> Sequence[ast.Expr]:
-    if isinstance(expr, ast.Call):
+    if isinstance(expr, ast.FunctionCall):
         return expr.args
     if isinstance(expr, ast.Binary):
         return expr.left, expr.right

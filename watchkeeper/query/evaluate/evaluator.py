@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from watchkeeper import errors
 from watchkeeper.model.labels import METRIC_NAME
-from watchkeeper.query.engine import Floats, Limits, Millis, Span
+from watchkeeper.query.engine import Floats, Millis, QueryLimits, QueryRange
 from watchkeeper.query.evaluate import (
     binary,
     enrich,
@@ -36,7 +36,7 @@ from watchkeeper.store import columns as stored
 from watchkeeper.store.columns import Ints
 from watchkeeper.store.histograms import Cells
 from watchkeeper.store.interfaces import SampleStore
-from watchkeeper.store.reading import Columns
+from watchkeeper.store.sample_columns import Columns
 from watchkeeper.store.series import SeriesSet
 
 T = TypeVar("T", bound=np.generic)
@@ -53,7 +53,7 @@ READ_EDGES_ONLY = frozenset(
 class Evaluator:
     """Evaluates expressions of one query over one time span."""
 
-    def __init__(self, head: SampleStore, limits: Limits, *, span: Span) -> None:
+    def __init__(self, head: SampleStore, limits: QueryLimits, *, span: QueryRange) -> None:
         self._head = head
         self._limits = limits
         self._span = span
@@ -168,7 +168,7 @@ class Evaluator:
             found.histograms,
         )
 
-    def call(self, node: ast.Call, times: Millis) -> Value:
+    def call(self, node: ast.FunctionCall, times: Millis) -> Value:
         special = SPECIAL.get(node.function)
         if special is not None:
             return special(self, node, times)
@@ -189,7 +189,7 @@ class Evaluator:
             return native_calls.call(function, invocation)
         return function(invocation)
 
-    def timestamp(self, node: ast.Call, times: Millis) -> Value:
+    def timestamp(self, node: ast.FunctionCall, times: Millis) -> Value:
         """The time of the sample where the argument is a selector, else the time of the step."""
         argument = _bare(node.args[0])
         if isinstance(argument, ast.Selector):
@@ -199,7 +199,7 @@ class Evaluator:
         assert isinstance(value, Vector)
         return drop_name(Vector(value.series, np.broadcast_to(times / 1000, value.values.shape), value.present))
 
-    def absent(self, node: ast.Call, times: Millis) -> Value:
+    def absent(self, node: ast.FunctionCall, times: Millis) -> Value:
         value = self.evaluate(node.args[0], times)
         if isinstance(value, Windows):
             present = windows.edges(value).count > 0
@@ -208,7 +208,7 @@ class Evaluator:
             present = value.present
         return relabel.absent(present, node.args[0])
 
-    def with_target_labels(self, node: ast.Call, times: Millis) -> Value:
+    def with_target_labels(self, node: ast.FunctionCall, times: Millis) -> Value:
         """The labels of info metrics, as of the time at which the first selector of the argument is looked at."""
         vector = self.evaluate(node.args[0], times)
         assert isinstance(vector, Vector)
@@ -221,7 +221,7 @@ class Evaluator:
         found, sample_ms = self.newest(asked.selector, at_ms)
         return enrich.enriched(vector, found, sample_ms(), asked)
 
-    def edge(self, node: ast.Call, times: Millis) -> Value:
+    def edge(self, node: ast.FunctionCall, times: Millis) -> Value:
         """start(), end(), range() and step() of the query, in seconds."""
         span, known = self._span, self._known
         known_ms = {
@@ -242,7 +242,7 @@ class Evaluator:
             return moved - computed.milliseconds(node.offset_by, self._known)
         return moved - node.offset_ms
 
-    def _worked_out(self, duration: ast.Duration) -> int:
+    def _worked_out(self, duration: ast.DurationExpr) -> int:
         return computed.milliseconds(duration, self._known, is_positive=True)
 
     @property
@@ -260,7 +260,7 @@ class Evaluator:
         return columns if cells is None else replace(columns, histograms=cells)
 
     def _revealed(self, values: Floats) -> Cells | None:
-        cells = self._head.reveal(values)
+        cells = self._head.find_histograms(values)
         return cells if cells is None or self._tells_resets else native_calls.without_resets(cells)
 
     def _spend(self, samples: int) -> None:
@@ -332,7 +332,7 @@ def _of_counter(compute: Callable[[Windows], Vector]) -> PromFunction:
 
     def call(invocation: Invocation) -> Vector:
         result = compute(invocation.windows(0))
-        if suspects := result.series.remember("no_counters", lambda: _named_unlike_counters(result.series)):
+        if suspects := result.series.cached("no_counters", lambda: _named_unlike_counters(result.series)):
             shown = (name for name, rows in suspects.items() if result.present[rows].any())
             invocation.notes.doubt_counters(dict.fromkeys(shown), invocation.call.args[0])
         return drop_name(result)
@@ -410,7 +410,7 @@ FUNCTIONS: dict[str, PromFunction] = {
     "time": lambda invocation: Scalar(invocation.times_ms / 1000),
     "pi": lambda invocation: Scalar(np.full(len(invocation.times_ms), np.pi)),
 }
-SPECIAL: dict[str, Callable[[Evaluator, ast.Call, Millis], Value]] = {
+SPECIAL: dict[str, Callable[[Evaluator, ast.FunctionCall, Millis], Value]] = {
     "timestamp": Evaluator.timestamp,
     "absent": Evaluator.absent,
     "absent_over_time": Evaluator.absent,
@@ -427,5 +427,5 @@ NODES: dict[type, Callable[[Evaluator, Any, Millis], Value]] = {
     ast.Selector: Evaluator.selector,
     ast.RangeSelector: Evaluator.range_selector,
     ast.Subquery: Evaluator.subquery,
-    ast.Call: Evaluator.call,
+    ast.FunctionCall: Evaluator.call,
 }

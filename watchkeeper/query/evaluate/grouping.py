@@ -66,7 +66,7 @@ def group(series: SeriesSet, names: Sequence[str], *, is_on: bool) -> Groups:
         starts = np.searchsorted(of[order], np.arange(len(found)))
         return Groups(of, found, order, starts)
 
-    return series.remember(key, build)
+    return series.cached(key, build)
 
 
 def _names_set_aside(series: SeriesSet, of: Ints, groups: SeriesSet) -> SeriesSet:

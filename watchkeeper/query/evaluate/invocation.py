@@ -18,7 +18,7 @@ from watchkeeper.store.series import SeriesSet
 class Invocation:
     """The parser has checked the number and types of arguments, so the accessors only assert them."""
 
-    call: ast.Call
+    call: ast.FunctionCall
     args: tuple[Value, ...]
     times_ms: Millis
     notes: Notes

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from watchkeeper.model import histograms
-from watchkeeper.model.histograms import Combined, Histogram
+from watchkeeper.model.histograms import CombinedHistogram, Histogram
 from watchkeeper.model.labels import METRIC_NAME
 from watchkeeper.query.engine import Mask
 from watchkeeper.query.evaluate.grouping import Groups
@@ -21,7 +21,7 @@ from watchkeeper.query.evaluate.values import Vector, is_none, label_of
 from watchkeeper.query.promql import ast
 
 # The others take numbers only.
-ADDED = {"sum": histograms.total, "avg": histograms.average}
+ADDED = {"sum": histograms.sum_histograms, "avg": histograms.average_histograms}
 CHOSEN = frozenset({"limitk", "limit_ratio"})
 COUNTED = frozenset({"count", "group", "count_values"})
 RANKED = frozenset({"topk", "bottomk"})
@@ -70,11 +70,15 @@ def _gathered(vector: Vector, groups: Groups) -> Gathered:
 
 
 def _added(
-    add: Callable[[list[Histogram]], Combined], found: list[tuple[str, Histogram]], about: ast.Expr, *, notes: Notes
+    add: Callable[[list[Histogram]], CombinedHistogram],
+    found: list[tuple[str, Histogram]],
+    about: ast.Expr,
+    *,
+    notes: Notes,
 ) -> Histogram | None:
     try:
         combined = add([histogram for _, histogram in found])
-    except histograms.Incompatible:
+    except histograms.IncompatibleHistograms:
         is_custom = found[0][1].is_custom
         odd = next(name for name, histogram in found if histogram.is_custom != is_custom)
         notes.doubt_schemas(odd, about)
@@ -88,7 +92,7 @@ def text(histogram: Histogram) -> str:
     parts = [f"count:{go_number(histogram.count)}", f"sum:{go_number(histogram.sum)}"]
     for bucket in histogram.buckets():
         if bucket.population:
-            has_lower, has_upper = histogram.includes(bucket)
+            has_lower, has_upper = histogram.bound_inclusion(bucket)
             lower, upper, count = map(go_number, bucket)
             parts.append(f"{'[' if has_lower else '('}{lower},{upper}{']' if has_upper else ')'}:{count}")
     return "{" + ", ".join(parts) + "}"

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from watchkeeper.model.histograms import Hint
+from watchkeeper.model.histograms import ResetHint
 from watchkeeper.model.labels import METRIC_NAME
 from watchkeeper.query.evaluate import native_windows
 from watchkeeper.query.evaluate.invocation import Invocation, PromFunction
@@ -45,8 +45,8 @@ def without_resets(cells: Cells) -> Cells:
     """Histograms that do not say that they are counter resets."""
     out = cells.copy()
     for cell in map(tuple, np.argwhere(~is_none(cells)).tolist()):
-        if cells[cell].hint is Hint.RESET:
-            out[cell] = replace(cells[cell], hint=Hint.UNKNOWN)
+        if cells[cell].hint is ResetHint.RESET:
+            out[cell] = replace(cells[cell], hint=ResetHint.UNKNOWN)
     return out
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from watchkeeper.model import histograms
-from watchkeeper.model.histograms import Hint, Histogram
+from watchkeeper.model.histograms import Histogram, ResetHint
 from watchkeeper.query.engine import Floats, Mask
 from watchkeeper.query.evaluate import estimates
 from watchkeeper.query.evaluate.notes import Notes
@@ -107,14 +107,16 @@ def _pair(
 
 def _combined(node: ast.Binary, left: Histogram, right: Histogram, *, notes: Notes) -> Histogram | None:
     try:
-        found = histograms.total([left, right]) if node.op == "+" else histograms.difference(left, right)
-    except histograms.Incompatible:
+        found = (
+            histograms.sum_histograms([left, right]) if node.op == "+" else histograms.subtract_histograms(left, right)
+        )
+    except histograms.IncompatibleHistograms:
         notes.warn(f"incompatible bucket layout encountered for binary operator {node.op}", _first(node))
         return None
     notes.doubt_combined(found, _first(node), operation=OPERATIONS[node.op])
     result = found.histogram.compacted()
     # No difference is a counter, whatever both sides were.
-    return result if node.op == "+" else replace(result, hint=Hint.GAUGE)
+    return result if node.op == "+" else replace(result, hint=ResetHint.GAUGE)
 
 
 def _refuse(node: ast.Binary, left: str, right: str, *, notes: Notes) -> None:

@@ -15,7 +15,7 @@ from typing import TypeAlias
 import numpy as np
 
 from watchkeeper.model import histograms
-from watchkeeper.model.histograms import Combined, Hint, Histogram
+from watchkeeper.model.histograms import CombinedHistogram, Histogram, ResetHint
 from watchkeeper.model.labels import METRIC_NAME
 from watchkeeper.query.evaluate.notes import Notes
 from watchkeeper.query.evaluate.rates import EDGE_GAP_INTERVALS
@@ -46,10 +46,10 @@ class Window:
         self.notes.doubt_mixed_samples(self.name, self.about)
         return None
 
-    def combined(self, add: Callable[[list[Histogram]], Combined], found: list[Histogram]) -> Histogram | None:
+    def combined(self, add: Callable[[list[Histogram]], CombinedHistogram], found: list[Histogram]) -> Histogram | None:
         try:
             combined = add(found)
-        except histograms.Incompatible:
+        except histograms.IncompatibleHistograms:
             self.notes.doubt_schemas(self.name, self.about)
             return None
         self.notes.doubt_combined(combined, self.about, operation="aggregation")
@@ -58,8 +58,8 @@ class Window:
     def difference(self, left: Histogram, right: Histogram) -> Histogram | None:
         """What lies between two samples; resets are seen to elsewhere, so hints may say what they like."""
         try:
-            found = histograms.difference(left, right)
-        except histograms.Incompatible:
+            found = histograms.subtract_histograms(left, right)
+        except histograms.IncompatibleHistograms:
             self.notes.doubt_schemas(self.name, self.about)
             return None
         self.notes.doubt_combined(found._replace(is_conflicting=False), self.about, operation="subtraction")
@@ -98,18 +98,18 @@ def _extrapolated(window: Window, *, is_counter: bool) -> Histogram | None:
     if is_counter and grown.count > 0 and found[0].count >= 0:
         # A counter was never below 0, so it is not extrapolated to before that.
         to_start = min(to_start, sampled * (found[0].count / grown.count))
-    return replace(grown.scaled((sampled + to_start + to_end) / sampled), hint=Hint.GAUGE)
+    return replace(grown.scaled((sampled + to_start + to_end) / sampled), hint=ResetHint.GAUGE)
 
 
 def _grown(window: Window, found: list[Histogram], *, is_counter: bool) -> Histogram | None:
     """How much was observed from the first sample to the last, resets included."""
     first, last = found[0], found[-1]
     if not is_counter:
-        if Hint.GAUGE is not first.hint or Hint.GAUGE is not last.hint:
+        if ResetHint.GAUGE is not first.hint or ResetHint.GAUGE is not last.hint:
             window.notes.doubt_kind(window.name, window.about, wanted="gauge")
         grown = window.difference(last, first)
         return None if grown is None else grown.compacted()
-    if any(one.hint is Hint.GAUGE for one in found):
+    if any(one.hint is ResetHint.GAUGE for one in found):
         window.notes.doubt_kind(window.name, window.about, wanted="counter")
     if found[1].is_reset_after(first):
         # Whatever was before the reset does not count, not even its layout.
@@ -128,7 +128,7 @@ def _grown(window: Window, found: list[Histogram], *, is_counter: bool) -> Histo
 
 
 def _plus(window: Window, grown: Histogram, lost: Histogram) -> Histogram:
-    added = histograms.total([grown, lost])
+    added = histograms.sum_histograms([grown, lost])
     window.notes.doubt_combined(added._replace(is_conflicting=False), window.about, operation="addition")
     return added.histogram
 
@@ -152,13 +152,13 @@ def _between_last_two(window: Window, *, is_rate: bool) -> Number | None:
     if not isinstance(before, Histogram) or not isinstance(last, Histogram):
         window.notes.doubt_mixed_samples(window.name, window.about)
         return None
-    gauges = [one.hint is Hint.GAUGE for one in (before, last)]
+    gauges = [one.hint is ResetHint.GAUGE for one in (before, last)]
     if any(gauges) if is_rate else not all(gauges):
         window.notes.doubt_kind(window.name, window.about, wanted="counter" if is_rate else "gauge")
     grown_by = last if is_rate and last.is_reset_after(before) else window.difference(last, before)
     if grown_by is None:
         return None
-    result = replace(grown_by.compacted(), hint=Hint.GAUGE)
+    result = replace(grown_by.compacted(), hint=ResetHint.GAUGE)
     return result.divided(seconds) if is_rate else result
 
 
@@ -191,12 +191,12 @@ def _counted(
 
 def _sum(window: Window) -> Number | None:
     found = window.histograms
-    return None if found is None else window.combined(histograms.total, found)
+    return None if found is None else window.combined(histograms.sum_histograms, found)
 
 
 def _avg(window: Window) -> Number | None:
     found = window.histograms
-    return None if found is None else window.combined(histograms.average, found)
+    return None if found is None else window.combined(histograms.average_histograms, found)
 
 
 FUNCTIONS: dict[str, Compute] = {

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from watchkeeper.model.histograms import Combined
+from watchkeeper.model.histograms import CombinedHistogram
 from watchkeeper.query.engine import Floats
 from watchkeeper.query.promql import ast
 from watchkeeper.query.promql.mistakes import place
@@ -77,7 +77,7 @@ class Notes:
     def doubt_kind(self, name: str, about: ast.Expr, *, wanted: str) -> None:
         self.warn(f'this native histogram metric is not a {wanted}: "{name}"', about)
 
-    def doubt_combined(self, found: Combined, about: ast.Expr, *, operation: str) -> None:
+    def doubt_combined(self, found: CombinedHistogram, about: ast.Expr, *, operation: str) -> None:
         """What adding or subtracting histograms had to put up with."""
         if found.is_conflicting:
             self.warn(f"conflicting counter resets during histogram {operation}", about)

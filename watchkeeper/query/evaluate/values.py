@@ -40,7 +40,7 @@ class Vector:
 
     def only(self, rows: Ints) -> Vector:
         histograms = None if self.histograms is None else self.histograms[rows]
-        return Vector(self.series.only(rows), self.values[rows], self.present[rows], histograms)
+        return Vector(self.series.subset(rows), self.values[rows], self.present[rows], histograms)
 
     @property
     def floats(self) -> Vector:
@@ -115,7 +115,7 @@ def drop_name(vector: Vector) -> Vector:
 
 def without_dropped(vector: Vector) -> Vector:
     """The vector as an answer shows it; QueryError if two series become one at the same step."""
-    if not vector.series.remember("has_dropped", lambda: _any_dropped(vector.series)):
+    if not vector.series.cached("has_dropped", lambda: _any_dropped(vector.series)):
         return vector
     return relabelled(vector, vector.series.mapped("without_dropped", _without_dropped))
 
@@ -162,7 +162,7 @@ def relabelled(vector: Vector, series: SeriesSet) -> Vector:
 
 def merge_duplicates(vector: Vector) -> Vector:
     """Join rows with equal label sets; QueryError where two of them have a value at the same step."""
-    merging = vector.series.remember("merging", lambda: _merging(vector.series))
+    merging = vector.series.cached("merging", lambda: _merging(vector.series))
     if merging.rows is None:
         return vector
     order, starts = merging.order, merging.starts

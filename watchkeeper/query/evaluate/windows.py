@@ -21,7 +21,7 @@ from watchkeeper.query.evaluate.values import Vector, Windows
 from watchkeeper.store import columns as stored
 from watchkeeper.store.columns import Ints
 from watchkeeper.store.histograms import Cells
-from watchkeeper.store.reading import Columns
+from watchkeeper.store.sample_columns import Columns
 
 T = TypeVar("T", bound=np.generic)
 

@@ -51,11 +51,11 @@ class String:
 
 
 @dataclass(frozen=True, slots=True)
-class Duration:
+class DurationExpr:
     """A duration that a query must work out: a number of seconds, `step()`, `range()`, or something made of others."""
 
     op: str
-    args: tuple[Duration, ...] = ()
+    args: tuple[DurationExpr, ...] = ()
     seconds: float = 0.0
 
 
@@ -71,7 +71,7 @@ class Selector:
     offset_ms: int = 0
     at: int | AtEdge | None = None
     position: int = field(default=0, compare=False)
-    offset_by: Duration | None = None
+    offset_by: DurationExpr | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class RangeSelector:
     selector: Selector
     range_ms: int
     position: int = field(default=0, compare=False)
-    range_by: Duration | None = None
+    range_by: DurationExpr | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +94,9 @@ class Subquery:
     offset_ms: int = 0
     at: int | AtEdge | None = None
     position: int = field(default=0, compare=False)
-    range_by: Duration | None = None
-    step_by: Duration | None = None
-    offset_by: Duration | None = None
+    range_by: DurationExpr | None = None
+    step_by: DurationExpr | None = None
+    offset_by: DurationExpr | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,10 +156,12 @@ class Aggregate:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class FunctionCall:
     function: str
     args: tuple[Expr, ...]
     position: int = field(default=0, compare=False)
 
 
-Expr: TypeAlias = Number | String | Selector | RangeSelector | Subquery | Unary | Paren | Binary | Aggregate | Call
+Expr: TypeAlias = (
+    Number | String | Selector | RangeSelector | Subquery | Unary | Paren | Binary | Aggregate | FunctionCall
+)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from watchkeeper import errors
 from watchkeeper.kit import durations
-from watchkeeper.query.promql.ast import Duration
+from watchkeeper.query.promql.ast import DurationExpr
 from watchkeeper.query.promql.lexer import COMMENT, Brackets, Token, literal, read_brackets, round_ms, tokenize
 from watchkeeper.query.promql.mistakes import Mistake, TooDeep, complain
 
@@ -35,7 +35,7 @@ class Known(NamedTuple):
     range_ms: int = UNKNOWN_MS
 
 
-def milliseconds(duration: Duration, known: Known = Known(), *, is_positive: bool = False) -> int:  # noqa: B008 (a tuple)
+def milliseconds(duration: DurationExpr, known: Known = Known(), *, is_positive: bool = False) -> int:  # noqa: B008 (a tuple)
     """The duration in a query; QueryError where it has none."""
     seconds = _seconds(duration, known)
     if math.isnan(seconds) or abs(seconds) * 1000 > durations.LONGEST_MS:
@@ -46,7 +46,7 @@ def milliseconds(duration: Duration, known: Known = Known(), *, is_positive: boo
     return found
 
 
-def _seconds(duration: Duration, known: Known) -> float:
+def _seconds(duration: DurationExpr, known: Known) -> float:
     if duration.op in OF_QUERY:
         return (known.step_ms if duration.op == "step" else known.range_ms) / 1000
     if not duration.args:
@@ -70,12 +70,12 @@ def _calculated(op: str, left: float, right: float) -> float:
     return {"+": left + right, "-": left - right, "*": left * right}.get(op, left / right if right else math.nan)
 
 
-def is_fixed(duration: Duration) -> bool:
+def is_fixed(duration: DurationExpr) -> bool:
     """Whether it is the same in every query."""
     return duration.op not in OF_QUERY and all(map(is_fixed, duration.args))
 
 
-def to_text(duration: Duration) -> str:
+def to_text(duration: DurationExpr) -> str:
     if duration.op in OF_QUERY:
         return f"{duration.op}()"
     if duration.op in CHOICES:
@@ -101,7 +101,7 @@ def ranged(text: str, *, deepest: int) -> Brackets:
     return Brackets(range_ms, True, step_ms, range_by, step_by)
 
 
-def _settled(text: str, *, deepest: int) -> tuple[int, Duration | None]:
+def _settled(text: str, *, deepest: int) -> tuple[int, DurationExpr | None]:
     tokens = tokenize(text)
     reader = Reader(tokens, 0, deepest=deepest)
     found = reader.expression()
@@ -111,7 +111,7 @@ def _settled(text: str, *, deepest: int) -> tuple[int, Duration | None]:
     return settled(found, 0, is_positive=True)
 
 
-def settled(duration: Duration, position: int, *, is_positive: bool = False) -> tuple[int, Duration | None]:
+def settled(duration: DurationExpr, position: int, *, is_positive: bool = False) -> tuple[int, DurationExpr | None]:
     """Milliseconds, and the duration itself where a query must work it out anew."""
     try:
         if is_fixed(duration):
@@ -132,7 +132,7 @@ class Reader:
         self._depth = self._operators = 0
         self.at = at
 
-    def expression(self, loosest: int = 0) -> Duration:
+    def expression(self, loosest: int = 0) -> DurationExpr:
         self._depth += 1
         self._grow()
         left = self.operand()
@@ -141,7 +141,7 @@ class Reader:
             self._operators += 1
             self._grow()
             right = self.expression(binding - 1 if binding == POWER_BINDING else binding)
-            left = Duration(op, (left, right))
+            left = DurationExpr(op, (left, right))
         self._depth -= 1
         return left
 
@@ -150,21 +150,21 @@ class Reader:
         if self._depth + self._operators > self._deepest:
             raise TooDeep(self._tokens[self.at][2], self._deepest)
 
-    def operand(self) -> Duration:
+    def operand(self) -> DurationExpr:
         """One duration with its sign: what `offset` takes."""
         kind = self._tokens[self.at][0]
         if kind in ("+", "-"):
             self.at += 1
             inner = self.expression(UNARY_BINDING)
-            return Duration("-", (inner,)) if kind == "-" else inner
+            return DurationExpr("-", (inner,)) if kind == "-" else inner
         return self.primary()
 
-    def primary(self) -> Duration:
+    def primary(self) -> DurationExpr:
         kind, text, position = self._tokens[self.at]
         word = text.lower() if kind == "name" else ""
         self.at += 1
         if kind in ("number", "duration"):
-            return Duration("", seconds=literal(kind, text, position))
+            return DurationExpr("", seconds=literal(kind, text, position))
         if kind == "(":
             inner = self.expression()
             self._take(")")
@@ -173,13 +173,13 @@ class Reader:
             self.at -= 1
             raise Mistake(complain(kind, text, context="duration", expected="duration or number"), position)
         self._take("(")
-        args: tuple[Duration, ...] = ()
+        args: tuple[DurationExpr, ...] = ()
         if word in CHOICES:
             first = self.expression()
             self._take(",")
             args = (first, self.expression())
         self._take(")")
-        return Duration(word, args)
+        return DurationExpr(word, args)
 
     def _take(self, kind: str) -> None:
         found, text, position = self._tokens[self.at]

@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeAlias
 
 from watchkeeper import errors
 from watchkeeper.kit import durations
-from watchkeeper.query.promql.ast import Duration
+from watchkeeper.query.promql.ast import DurationExpr
 from watchkeeper.query.promql.mistakes import Mistake
 
 DIGITS = r"\d+(?:_\d+)*+"
@@ -55,8 +55,8 @@ class Brackets(NamedTuple):
     range_ms: int
     is_subquery: bool
     step_ms: int | None
-    range_by: Duration | None = None
-    step_by: Duration | None = None
+    range_by: DurationExpr | None = None
+    step_by: DurationExpr | None = None
 
 
 def tokenize(text: str) -> list[Token]:

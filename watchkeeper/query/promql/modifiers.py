@@ -10,7 +10,7 @@ from watchkeeper.query.promql.mistakes import Mistake
 SELECTIONS = "an instant vector selector or range vector selector or a subquery"
 
 
-def with_offset(expr: ast.Expr, offset_ms: int, offset_by: ast.Duration | None, *, position: int) -> ast.Expr:
+def with_offset(expr: ast.Expr, offset_ms: int, offset_by: ast.DurationExpr | None, *, position: int) -> ast.Expr:
     inner = _selection(expr, "offset modifier", position=position)
     if inner.offset_ms or inner.offset_by is not None:
         raise Mistake("offset may not be set multiple times", position)

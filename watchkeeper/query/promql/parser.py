@@ -46,7 +46,7 @@ PLAIN_MATCHING = ast.Matching()
 DEEPEST = 120
 
 
-def parse(text: str, limits: engine.Limits = engine.Limits()) -> ast.Expr:  # noqa: B008 (frozen)
+def parse(text: str, limits: engine.QueryLimits = engine.QueryLimits()) -> ast.Expr:  # noqa: B008 (frozen)
     """The tree of an expression; QueryError with line and column if there is none, QueryLimit if it is too large."""
     try:
         size = len(text) if text.isascii() else len(text.encode())
@@ -277,14 +277,14 @@ class Parser:
         is_without = self.advance().lower() == "without"
         return self.label_names(), is_without
 
-    def call(self, name: str, position: int) -> ast.Call:
+    def call(self, name: str, position: int) -> ast.FunctionCall:
         function = FUNCTIONS.get(name)
         if function is None:
             raise Mistake(f"unknown function with name {quote(name)}", position)
         args = self.arguments(name)
         self.grow(self.height + 1, position)
         types.check_call(function, args, position)
-        return ast.Call(name, args, position=position)
+        return ast.FunctionCall(name, args, position=position)
 
     def arguments(self, caller: str) -> tuple[ast.Expr, ...]:
         """What stands in parentheses after a name; `height` becomes the greatest among them."""
@@ -405,7 +405,7 @@ class Parser:
     def sign(self) -> int:
         return -1 if self.kind in ("-", "+") and self.advance() == "-" else 1
 
-    def offset(self) -> tuple[int, ast.Duration | None]:
+    def offset(self) -> tuple[int, ast.DurationExpr | None]:
         """One duration: what is calculated stands in parentheses, so that `x offset 5m + 2` adds 2 to x."""
         sign, position = self.sign(), self.position
         if self.kind == "(" or self.is_word(*computed.STARTS):
@@ -413,7 +413,7 @@ class Parser:
             found = reader.primary()
             self.at = reader.at - 1
             self.advance()
-            return computed.settled(ast.Duration("-", (found,)) if sign < 0 else found, position)
+            return computed.settled(ast.DurationExpr("-", (found,)) if sign < 0 else found, position)
         if self.kind not in ("duration", "number"):
             raise self.unexpected("offset", "duration")
         return sign * duration_ms(self.advance(), position), None

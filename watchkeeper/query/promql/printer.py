@@ -158,7 +158,7 @@ def _times(expr: ast.Selector | ast.Subquery) -> str:
     return text + (f" offset {durations.format_ms(expr.offset_ms)}" if expr.offset_ms else "")
 
 
-def _duration(fixed_ms: int, by: ast.Duration | None) -> str:
+def _duration(fixed_ms: int, by: ast.DurationExpr | None) -> str:
     return durations.format_ms(fixed_ms) if by is None else computed.to_text(by)
 
 

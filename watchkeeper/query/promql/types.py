@@ -30,7 +30,7 @@ def value_type(expr: ast.Expr) -> ValueType:
     fixed = FIXED_TYPES.get(type(expr))
     if fixed is not None:
         return fixed
-    if isinstance(expr, ast.Call):
+    if isinstance(expr, ast.FunctionCall):
         return FUNCTIONS[expr.function].returns
     if isinstance(expr, ast.Paren | ast.Unary):
         return value_type(expr.expr)

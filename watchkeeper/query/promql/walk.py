@@ -24,7 +24,7 @@ def children(expr: ast.Expr) -> Iterator[ast.Expr]:
             if expr.parameter is not None:
                 yield expr.parameter
             yield expr.expr
-        case ast.Call():
+        case ast.FunctionCall():
             yield from expr.args
         case _:
             return

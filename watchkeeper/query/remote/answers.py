@@ -18,7 +18,7 @@ from watchkeeper import errors
 from watchkeeper.model.exemplars import Exemplar
 from watchkeeper.model.labels import Labels
 from watchkeeper.query import histogram_json
-from watchkeeper.query.engine import Answer, Frame, Kind, Matcher, Millis, Span
+from watchkeeper.query.engine import Frame, Matcher, Millis, QueryRange, QueryResult, ResultType
 from watchkeeper.query.remote.http import Response
 
 # invalid parameter "query": 1:5: parse error: unexpected <by> in label matching
@@ -88,18 +88,18 @@ def refusal(response: Response, where: str, message: str = "") -> errors.StoreEr
     return errors.StoreError(f"the server answered {response.status}", where=where, now=now, remedy=remedy)
 
 
-def instant(found: Any, at_ms: int, said: Said) -> Answer:
+def instant(found: Any, at_ms: int, said: Said) -> QueryResult:
     """The answer of /api/v1/query at one time."""
     kind, result = _shape(found)
     times = np.array([at_ms], dtype=np.int64)
-    if kind is Kind.STRING:
+    if kind is ResultType.STRING:
         empty = Frame([], times[:0], np.empty((0, 0)), np.empty((0, 0), dtype=bool))
-        return Answer(kind, empty, str(result[1]), *said)
-    if kind is Kind.SCALAR:
+        return QueryResult(kind, empty, str(result[1]), *said)
+    if kind is ResultType.SCALAR:
         value = np.array([[float(result[1])]])
-        return Answer(kind, Frame([Labels()], times, value, np.ones((1, 1), dtype=bool)), None, *said)
-    if kind is Kind.MATRIX:
-        return Answer(kind, _raw_frame(result), None, *said)
+        return QueryResult(kind, Frame([Labels()], times, value, np.ones((1, 1), dtype=bool)), None, *said)
+    if kind is ResultType.MATRIX:
+        return QueryResult(kind, _raw_frame(result), None, *said)
     values = np.array([float(row["value"][1]) if "value" in row else np.nan for row in result], dtype=np.float64)
     present = np.array(["value" in row for row in result], dtype=bool)
     cells = np.full((len(result), 1), None, dtype=object)
@@ -112,20 +112,20 @@ def instant(found: Any, at_ms: int, said: Said) -> Answer:
         present.reshape(-1, 1),
         None if present.all() else cells,
     )
-    return Answer(kind, frame, None, *said)
+    return QueryResult(kind, frame, None, *said)
 
 
-def vector(labels: list[Labels], values: Sequence[float], at_ms: int, *, said: Said) -> Answer:
+def vector(labels: list[Labels], values: Sequence[float], at_ms: int, *, said: Said) -> QueryResult:
     """An instant vector of numbers."""
     column = np.array(values, dtype=np.float64).reshape(-1, 1)
     frame = Frame(labels, np.array([at_ms], dtype=np.int64), column, np.ones((len(labels), 1), dtype=bool))
-    return Answer(Kind.VECTOR, frame, None, *said)
+    return QueryResult(ResultType.VECTOR, frame, None, *said)
 
 
-def ranged(found: Any, span: Span, said: Said) -> Answer:
+def ranged(found: Any, span: QueryRange, said: Said) -> QueryResult:
     """The answer of /api/v1/query_range on the axis of its span."""
     kind, result = _shape(found)
-    if kind is not Kind.MATRIX:
+    if kind is not ResultType.MATRIX:
         raise errors.StoreError(f"the server answered a range query with a {kind}", remedy="Look at the server's log")
     rows = [row for row in result if row.get("values") or row.get("histograms")]
     times = span.times
@@ -136,7 +136,7 @@ def ranged(found: Any, span: Span, said: Said) -> Answer:
             raise errors.StoreError("the server answered with times that were not asked for")
         return at
 
-    return Answer(kind, _filled(rows, times, place), None, *said)
+    return QueryResult(kind, _filled(rows, times, place), None, *said)
 
 
 def label_sets(found: Any) -> list[Labels]:
@@ -183,10 +183,10 @@ def _json(response: Response, where: str) -> Mapping[str, Any]:
     return body
 
 
-def _shape(found: Any) -> tuple[Kind, Sequence[Any]]:
-    if not isinstance(found, dict) or found.get("resultType") not in set(Kind):
+def _shape(found: Any) -> tuple[ResultType, Sequence[Any]]:
+    if not isinstance(found, dict) or found.get("resultType") not in set(ResultType):
         raise errors.StoreError(f"the server's answer has no known result: {errors.quote(found)}")
-    return Kind(found["resultType"]), found.get("result") or []
+    return ResultType(found["resultType"]), found.get("result") or []
 
 
 def _filled(rows: Sequence[Mapping[str, Any]], axis: Millis, place: Callable[[Sequence[Any]], Millis]) -> Frame:

@@ -25,20 +25,20 @@ from watchkeeper.net import access as net_access
 from watchkeeper.net import sync_http
 from watchkeeper.net.sync_http import Request, Response
 
-__all__ = ["PAUSES", "Client", "Request", "Response"]
+__all__ = ["RETRY_BACKOFF", "Request", "Response", "ServerClient"]
 
 # Someone else's trouble that may be over in a moment: too many requests, and a proxy without its server.
 PASSING = frozenset({429, 502, 503, 504})
-PAUSES = backoff.Backoff(0.2, 10.0)
+RETRY_BACKOFF = backoff.Backoff(0.2, 10.0)
 IDLE_CONNECTIONS = 8
 
 
-class Client:
+class ServerClient:
     """One server; any number of threads may `send` at the same time."""
 
     def __init__(
         self,
-        access: settings.Query,
+        access: settings.QuerySettings,
         url: str,
         *,
         key: str = "query.url",
@@ -52,9 +52,9 @@ class Client:
         self._closed = threading.Event()
         self._pause = pause or self._closed.wait
         self._headers = dict(_header(line) for line in access.headers)
-        limits = sync_http.Limits(access.timeout_seconds, answer_bytes=access.max_answer_mebibytes * 1024 * 1024)
-        self._client = sync_http.Client(
-            f"{self.url}{mark}{query}", limits=limits, access=_certificates(access, url), most_idle=IDLE_CONNECTIONS
+        limits = sync_http.HttpLimits(access.timeout_seconds, answer_bytes=access.max_answer_mebibytes * 1024 * 1024)
+        self._client = sync_http.HttpClient(
+            f"{self.url}{mark}{query}", limits=limits, access=_certificates(access, url), max_idle=IDLE_CONNECTIONS
         )
 
     def send(self, request: Request) -> Response:
@@ -64,18 +64,18 @@ class Client:
         for turn in range(1, tries + 1):
             response, wait, may_pass = None, None, True
             try:
-                response = self._client.send(replace(request, headers=self._all_headers(request)), until=deadline)
+                response = self._client.send(replace(request, headers=self._all_headers(request)), deadline=deadline)
                 if not _will_pass(response):
                     return response
                 wait = _retry_after(response.headers)
-            except sync_http.TooLong as error:
+            except sync_http.ResponseTooLarge as error:
                 raise errors.QueryLimit(
                     error.problem, remedy="Ask for fewer series or steps, or raise query.max_answer_mebibytes"
                 ) from error
             except sync_http.NoAnswer as error:
                 problem = error
-                may_pass = not error.is_late and not isinstance(error.__cause__, ssl.SSLCertVerificationError)
-            pause = wait if wait is not None else PAUSES.seconds(turn) * random.uniform(0.5, 1.0)
+                may_pass = not error.is_timeout and not isinstance(error.__cause__, ssl.SSLCertVerificationError)
+            pause = wait if wait is not None else RETRY_BACKOFF.seconds(turn) * random.uniform(0.5, 1.0)
             is_last = turn == tries or time.monotonic() + pause >= deadline
             if is_last or self._closed.is_set() or not may_pass:
                 if response is not None:
@@ -106,7 +106,7 @@ class Client:
             headers["Authorization"] = f"Bearer {_one_line(access.bearer_token_file)}"
         elif access.username:
             password = _one_line(access.password_file) if access.password_file else ""
-            headers["Authorization"] = net_access.basic(access.username, password)
+            headers["Authorization"] = net_access.basic_authorization(access.username, password)
         return headers | dict(request.headers)
 
 
@@ -127,7 +127,7 @@ def _retry_after(headers: Mapping[str, str]) -> float | None:
     return max(asked.total_seconds(), 0.0)
 
 
-def _certificates(access: settings.Query, url: str) -> net_access.Access:
+def _certificates(access: settings.QuerySettings, url: str) -> net_access.Access:
     files = access.ca_file, access.client_cert_file, access.client_key_file
     ca, cert, key = (path or "" for path in files)
     found = net_access.Access(
@@ -136,7 +136,7 @@ def _certificates(access: settings.Query, url: str) -> net_access.Access:
     if not url.startswith("https:"):
         return found
     try:
-        found.tls()
+        found.tls_context()
     except errors.CollectError as error:
         raise errors.StartRefused(
             f"the certificates for the server cannot be read: {error.__cause__}",

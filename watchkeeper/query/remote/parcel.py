@@ -45,4 +45,4 @@ class Parcel:
 
     def body(self) -> bytes:
         """A request of remote write."""
-        return remote_write.packed(self.names, self.times, self.values)
+        return remote_write.encode_rows(self.names, self.times, self.values)

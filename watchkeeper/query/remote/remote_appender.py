@@ -13,7 +13,7 @@ from watchkeeper import errors
 from watchkeeper.config import settings
 from watchkeeper.model.labels import Labels
 from watchkeeper.query.remote import remote_write
-from watchkeeper.query.remote.http import Client
+from watchkeeper.query.remote.http import ServerClient
 from watchkeeper.query.remote.parcel import Parcel
 from watchkeeper.query.remote.sender import Sender
 from watchkeeper.store.interfaces import AnySample, Appended
@@ -25,18 +25,18 @@ class RemoteAppender:
     metadata = None
     exemplars = None
 
-    def __init__(self, access: settings.Query, *, server: str) -> None:
+    def __init__(self, access: settings.QuerySettings, *, server: str) -> None:
         self._max_series, self._server = access.max_series, server
         self.sender: Sender | None = None
         if access.write_url is not None:
-            self.sender = Sender(Client(access, access.write_url, key="query.write_url"))
+            self.sender = Sender(ServerClient(access, access.write_url, key="query.write_url"))
         self._lock = threading.Lock()
         self._ids: dict[Labels, int] = {}
         # The labels of each series that the scraper knows, as they go over the wire.
         self._numbered: list[bytes] = []
         self._first_id = 0
 
-    def append(self, samples: Iterable[AnySample], *, together: str | None = None) -> Appended:  # noqa: ARG002
+    def append(self, samples: Iterable[AnySample], *, group_key: str | None = None) -> Appended:  # noqa: ARG002
         """Write samples to the server and wait for its word; StoreError when it cannot be reached."""
         return self.writer().send(samples)
 
@@ -66,7 +66,7 @@ class RemoteAppender:
         taken = writer.offer(Parcel.scrape(names, at_ms, values))
         return Appended(taken.kept, {**taken.dropped, **({"forgotten": forgotten} if forgotten else {})})
 
-    def lasting(self, _: Hashable, __: int) -> Mapping[int, Labels]:
+    def active_series(self, _: Hashable, __: int) -> Mapping[int, Labels]:
         return {}
 
     def sync(self) -> int:

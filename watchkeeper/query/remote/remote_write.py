@@ -62,11 +62,11 @@ class WriteLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Decoded:
+class WriteRequest:
     """One request: series with their times and values, what was left out and why, type, help and unit by metric."""
 
     series: list[Series]
-    left_out: dict[str, int] = field(default_factory=dict)
+    dropped: dict[str, int] = field(default_factory=dict)
     metadata: dict[str, tuple[str, str, str]] = field(default_factory=dict)
     exemplars: list[tuple[Labels, Exemplar]] = field(default_factory=list)
     histograms: list[HistogramSample] = field(default_factory=list)
@@ -91,7 +91,7 @@ def encode(
     return packed
 
 
-def packed(names: Sequence[bytes], times: Millis, values: Floats) -> bytes:
+def encode_rows(names: Sequence[bytes], times: Millis, values: Floats) -> bytes:
     """A request body of one sample for each row, whose labels `label_bytes` has written."""
     samples = list(_sample_pieces(times, values, [1] * len(names)))
     heads = [b"\x0a" + varint(len(name) + len(sample)) for name, sample in zip(names, samples, strict=True)]
@@ -99,11 +99,11 @@ def packed(names: Sequence[bytes], times: Millis, values: Floats) -> bytes:
     return bytes(cramjam.snappy.compress_raw(body))
 
 
-def packed_samples(samples: Sequence[Sample]) -> bytes:
+def encode_samples(samples: Sequence[Sample]) -> bytes:
     """A request body of samples of different series."""
     times = np.array([one.at_ms for one in samples], dtype=np.int64)
     values = np.array([one.value for one in samples], dtype=np.float64)
-    return packed([_written.get(one.labels) for one in samples], times, values)
+    return encode_rows([_written.get(one.labels) for one in samples], times, values)
 
 
 def _sample_pieces(times: Millis, values: Floats, counts: Sequence[int]) -> Iterator[bytes]:
@@ -154,7 +154,7 @@ _written: Remembered[Labels, bytes] = Remembered(
 )
 
 
-def refusal(content_type: str | None, content_encoding: str | None) -> str | None:
+def unsupported_reason(content_type: str | None, content_encoding: str | None) -> str | None:
     """Why a request with these headers cannot be read (to be answered with 415), or None."""
     kind = (content_type or CONTENT_TYPE).lower().replace(" ", "")
     if kind.partition(";")[0] != CONTENT_TYPE or "io.prometheus.write.v2" in kind:
@@ -164,7 +164,7 @@ def refusal(content_type: str | None, content_encoding: str | None) -> str | Non
     return None
 
 
-def receive(
+def append_request(
     body: bytes,
     appender: Appender,
     *,
@@ -179,15 +179,15 @@ def receive(
     latest_ms = None if now_ms is None else now_ms + head.MAX_AHEAD_MS
     if appender.metadata is not None:
         for name, (kind, help, unit) in decoded.metadata.items():
-            appender.metadata.note(name, kind, help=help, unit=unit)
-    left_out = Counter(decoded.left_out)
+            appender.metadata.record(name, kind, help=help, unit=unit)
+    left_out = Counter(decoded.dropped)
     if latest_ms is not None:
         left_out["future"] += sum(int(np.count_nonzero(times > latest_ms)) for _, times, _ in decoded.series)
         left_out["future"] += sum(one.at_ms > latest_ms for one in decoded.histograms)
     kept = appender.exemplars
     for series, exemplar in decoded.exemplars:
         is_future = latest_ms is not None and exemplar.at_ms > latest_ms
-        if kept is None or is_future or not kept.note(series, exemplar):
+        if kept is None or is_future or not kept.add(series, exemplar):
             left_out["exemplar"] += 1
     numbers = (
         Sample(labels, at_ms, value)
@@ -217,7 +217,7 @@ EXPLAINED = {
 }
 
 
-def reply(taken: Appended) -> tuple[int, str]:
+def response_for(taken: Appended) -> tuple[int, str]:
     """Status and text for the sender: 400 makes it log the reason and go on; it would repeat a 5xx for ever.
 
     A lost exemplar is no lost sample: Prometheus' own receiver does not complain about one either.
@@ -229,11 +229,11 @@ def reply(taken: Appended) -> tuple[int, str]:
     return 400, f"{taken.kept} samples were kept, others were not: {reasons}"
 
 
-def decode(body: bytes, limits: WriteLimits = WriteLimits()) -> Decoded:  # noqa: B008 (frozen)
+def decode(body: bytes, limits: WriteLimits = WriteLimits()) -> WriteRequest:  # noqa: B008 (frozen)
     """Read a request body; WireError says what is broken, or which limit it breaks."""
     message = _unpack(body, limits)
     try:
-        return _Reading(message, limits).finish()
+        return _RequestReader(message, limits).finish()
     except (IndexError, struct.error, UnicodeDecodeError) as error:
         raise errors.WireError((f"remote write: the message is cut off or broken ({error})",)) from error
 
@@ -253,7 +253,7 @@ def _refuse_above(what: str, found: int, limit: int) -> None:
         raise errors.WireError((f"remote write: the request has {found} {what}, the limit is {limit}",))
 
 
-class _Reading:
+class _RequestReader:
     """One pass over a message: samples of the usual form are noted by place and read together at the end."""
 
     def __init__(self, message: bytes, limits: WriteLimits) -> None:
@@ -263,12 +263,12 @@ class _Reading:
         self.counts: list[int] = []
         self.places: list[int] = []
         self.odd: dict[int, tuple[int, float]] = {}
-        self.left_out: Counter[str] = Counter()
+        self.dropped: Counter[str] = Counter()
         self.metadata: dict[str, tuple[str, str, str]] = {}
         self.exemplars: list[tuple[Labels, Exemplar]] = []
         self.histograms: list[HistogramSample] = []
 
-    def finish(self) -> Decoded:
+    def finish(self) -> WriteRequest:
         for tag, start, end in fields(self.message, 0, len(self.message)):
             if tag == 0x0A and not (end - start > SAMPLE_BYTES and self._read_again(start, end)):
                 self._read_series(start, end)
@@ -281,7 +281,7 @@ class _Reading:
             (labels, times[end - count : end], values[end - count : end])
             for labels, count, end in zip(self.labels, self.counts, ends, strict=True)
         ]
-        return Decoded(series, dict(self.left_out), self.metadata, self.exemplars, self.histograms)
+        return WriteRequest(series, dict(self.dropped), self.metadata, self.exemplars, self.histograms)
 
     def _read_again(self, start: int, end: int) -> bool:
         """Read a series whose labels are known and that has one sample of the usual form, as nearly all are."""
@@ -314,12 +314,12 @@ class _Reading:
             elif tag == 0x22:
                 self._read_histogram(labels, at, stop)
             elif tag == 0x1A:
-                self.left_out["exemplar"] += 1
+                self.dropped["exemplar"] += 1
             elif tag == 0x0A:
                 raise IndexError("labels stand behind samples")
         count = len(self.places) - before
         if labels is None:
-            self.left_out["invalid_labels"] += count
+            self.dropped["invalid_labels"] += count
             for number in range(before, len(self.places)):
                 self.odd.pop(number, None)
             del self.places[before:]
@@ -336,12 +336,12 @@ class _Reading:
 
     def _read_histogram(self, labels: Labels | None, start: int, end: int) -> None:
         if labels is None:
-            self.left_out["invalid_labels"] += 1
+            self.dropped["invalid_labels"] += 1
             return
         try:
             at_ms, histogram = histogram_wire.read(self.message, start, end)
         except histogram_wire.Broken:
-            self.left_out["invalid_histogram"] += 1
+            self.dropped["invalid_histogram"] += 1
         else:
             self.histograms.append(HistogramSample(labels, at_ms, histogram))
 
@@ -426,7 +426,7 @@ def _read_labels(raw: bytes) -> Labels | None:
     if len(names) < len(pairs) or "" in names or not metric:
         return None
     others = [pair for pair in pairs if pair[0] != METRIC_NAME and pair[1]]
-    return Labels.named(metric, tuple(sorted(others)))
+    return Labels.with_metric_name(metric, tuple(sorted(others)))
 
 
 # Most label sets are made of labels that others have too, and share them.

@@ -18,7 +18,7 @@ from watchkeeper.kit import durations, wire
 from watchkeeper.model.alerts import Alert, AlertState
 from watchkeeper.model.labels import Labels
 from watchkeeper.query.remote import answers
-from watchkeeper.query.remote.http import Client, Request
+from watchkeeper.query.remote.http import Request, ServerClient
 
 # A group may be late by some turns and by the difference of two clocks before it counts as stuck.
 LATE_TURNS = 3
@@ -33,45 +33,45 @@ class ServerRule:
     name: str
     expr: str
     hold_seconds: float
-    trouble: str | None = None
+    problem: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class RulesSnapshot:
     """What a server said about its rules; while `unknown_because` is set, absent alerts mean nothing."""
 
     alerts: tuple[Alert, ...] = ()
     rules: tuple[ServerRule, ...] = ()
-    unknown_because: str | None = None
+    unknown_reason: str | None = None
     warnings: tuple[str, ...] = ()
 
     @property
     def is_known(self) -> bool:
-        return self.unknown_because is None
+        return self.unknown_reason is None
 
     @property
-    def troubles(self) -> tuple[str, ...]:
+    def problems(self) -> tuple[str, ...]:
         """Each rule that cannot be relied on, with the reason."""
-        return tuple(f"{rule.group}/{rule.name}: {rule.trouble}" for rule in self.rules if rule.trouble)
+        return tuple(f"{rule.group}/{rule.name}: {rule.problem}" for rule in self.rules if rule.problem)
 
 
 @dataclass(frozen=True, slots=True)
-class Followed:
+class AlertChanges:
     """The alerts as they are believed to be, and those that began to fire or were resolved by this reading."""
 
     alerts: Mapping[Labels, Alert] = field(default_factory=dict)
     changes: tuple[Alert, ...] = ()
 
 
-def client_of(chosen: settings.Settings) -> Client:
+def client_of(chosen: settings.Settings) -> ServerClient:
     """The server whose rules count: its own address, or the one that answers queries."""
     url = chosen.rules.server_url or chosen.query.url
     if url is None:
         raise errors.StartRefused("there is no server whose rules could be read", remedy="Set rules.server_url")
-    return Client(chosen.query, url, key="rules.server_url" if chosen.rules.server_url else "query.url")
+    return ServerClient(chosen.query, url, key="rules.server_url" if chosen.rules.server_url else "query.url")
 
 
-def read(client: Client, now: datetime) -> Reading:
+def read_rules(client: ServerClient, now: datetime) -> RulesSnapshot:
     """Ask the server for its rules and alerts; a failure is a reading too: one that knows nothing."""
     try:
         found, said = _ask(client, "/api/v1/rules")
@@ -83,17 +83,17 @@ def read(client: Client, now: datetime) -> Reading:
             found, more = _ask(client, "/api/v1/alerts")
             alerts, said = tuple(_alerts(found["alerts"], hold_seconds=0.0)), (*said, *more)
     except (errors.StoreError, errors.QueryError) as error:
-        return Reading(unknown_because=str(error))
+        return RulesSnapshot(unknown_reason=str(error))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         problem = f"{client.url}: the list of rules has not the form of Prometheus' API"
-        return Reading(unknown_because=f"{problem} ({type(error).__name__}: {error})")
+        return RulesSnapshot(unknown_reason=f"{problem} ({type(error).__name__}: {error})")
     unknown = None if rules else f"{client.url}: the server has no alerting rules, so nobody watches"
-    if rules and all(rule.trouble for rule in rules):
-        unknown = f"{client.url}: none of {len(rules)} alerting rules can be relied on; the first: {rules[0].trouble}"
-    return Reading(alerts, rules, unknown, said)
+    if rules and all(rule.problem for rule in rules):
+        unknown = f"{client.url}: none of {len(rules)} alerting rules can be relied on; the first: {rules[0].problem}"
+    return RulesSnapshot(alerts, rules, unknown, said)
 
 
-def follow(before: Mapping[Labels, Alert], reading: Reading, now: datetime) -> Followed:
+def compare_alerts(before: Mapping[Labels, Alert], reading: RulesSnapshot, now: datetime) -> AlertChanges:
     """Compare with what was believed before: an alert that is gone has ended only if its rule is known to be well."""
     alerts: dict[Labels, Alert] = {}
     changes: list[Alert] = []
@@ -104,7 +104,7 @@ def follow(before: Mapping[Labels, Alert], reading: Reading, now: datetime) -> F
         elif alert.state is AlertState.FIRING:
             changes.append(alert)
         alerts[alert.labels] = alert
-    unsure = {rule.name for rule in reading.rules if rule.trouble}
+    unsure = {rule.name for rule in reading.rules if rule.problem}
     watched = {rule.name for rule in reading.rules}
     for labels, alert in before.items():
         if labels in alerts:
@@ -118,10 +118,10 @@ def follow(before: Mapping[Labels, Alert], reading: Reading, now: datetime) -> F
                 alert, state=AlertState.RESOLVED, resolved_at=now, annotations={**alert.annotations, **note}
             )
             changes.append(ended)
-    return Followed(alerts, tuple(changes))
+    return AlertChanges(alerts, tuple(changes))
 
 
-def _ask(client: Client, path: str) -> tuple[Any, tuple[str, ...]]:
+def _ask(client: ServerClient, path: str) -> tuple[Any, tuple[str, ...]]:
     found, said = answers.content(client.send(Request("GET", path)), client.url)
     return found, said.warnings
 

@@ -21,7 +21,7 @@ from watchkeeper.model.histograms import HistogramSample
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import Sample
 from watchkeeper.query.remote import answers, remote_write
-from watchkeeper.query.remote.http import PAUSES, Client, Request
+from watchkeeper.query.remote.http import RETRY_BACKOFF, Request, ServerClient
 from watchkeeper.query.remote.parcel import Parcel
 from watchkeeper.store.interfaces import AnySample, Appended
 
@@ -52,7 +52,7 @@ Load: TypeAlias = list[AnySample] | Parcel
 class Sender:
     """One address that takes remote write. `close` ends the thread; what is then still queued is lost and counted."""
 
-    def __init__(self, client: Client, *, max_queued: int = QUEUED_SAMPLES) -> None:
+    def __init__(self, client: ServerClient, *, max_queued: int = QUEUED_SAMPLES) -> None:
         self._client = client
         self._max_queued = max_queued
         self._queue: deque[Sequence[AnySample] | Parcel] = deque()
@@ -164,7 +164,7 @@ class Sender:
                     log.warning("Samples cannot be written to the server", extra=fields(error=error))
                 self.problem = str(error)
             failures += 1
-            self._closing.wait(PAUSES.seconds(failures))
+            self._closing.wait(RETRY_BACKOFF.seconds(failures))
         return False
 
     def _write(self, batch: Load) -> Appended:
@@ -208,7 +208,7 @@ def _body(samples: list[AnySample]) -> bytes:
     numbers = [one for one in samples if isinstance(one, Sample)]
     if not histograms and len({one.labels for one in numbers}) == len(numbers):
         # What a rule has recorded: one sample of each series.
-        return remote_write.packed_samples(numbers)
+        return remote_write.encode_samples(numbers)
     return remote_write.encode(list(by_series(numbers)), histograms)
 
 

@@ -25,7 +25,7 @@ class BadHostlist(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Name:
+class HostlistName:
     """One name of a list, and what stood in each of its brackets: `gpu-r07-02` of the above has `07` and `02`."""
 
     name: str
@@ -37,10 +37,10 @@ def expand(text: str) -> list[str]:
     return [found.name for found in expand_parts(text)]
 
 
-def expand_parts(text: str) -> list[Name]:
+def expand_parts(text: str) -> list[HostlistName]:
     if set("[]") & set(BRACKETS.sub("", text)):
         raise BadHostlist(f"`{text[:80]}` has a bracket without its partner")
-    found: list[Name] = []
+    found: list[HostlistName] = []
     for part in PARTS.findall(text.strip()):
         found += itertools.islice(_names(part.strip()), MAX_NAMES + 1 - len(found))
         if len(found) > MAX_NAMES:
@@ -48,7 +48,7 @@ def expand_parts(text: str) -> list[Name]:
     return found
 
 
-def _names(part: str) -> Iterator[Name]:
+def _names(part: str) -> Iterator[HostlistName]:
     pieces = BRACKETS.split(part)
     fixed, ranges = pieces[0::2], [_numbers(inside) for inside in pieces[1::2]]
     count = math.prod(len(numbers) for numbers in ranges)
@@ -57,7 +57,7 @@ def _names(part: str) -> Iterator[Name]:
     for chosen in itertools.product(*ranges):
         name = fixed[0] + "".join(number + rest for number, rest in zip(chosen, fixed[1:], strict=True))
         if name:
-            yield Name(name, chosen)
+            yield HostlistName(name, chosen)
 
 
 def _numbers(inside: str) -> list[str]:

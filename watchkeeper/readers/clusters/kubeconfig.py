@@ -37,7 +37,7 @@ class InlineAccess(access.Access):
     def tls(self) -> ssl.SSLContext:
         try:
             # super() without arguments does not know a class that slots=True has made anew.
-            context = ssl.create_default_context(cadata=self.ca_pem) if self.ca_pem else access.Access.tls(self)
+            context = ssl.create_default_context(cadata=self.ca_pem) if self.ca_pem else access.Access.tls_context(self)
             if self.ca_pem and self.cert_file:
                 context.load_cert_chain(self.cert_file, self.key_file or None)
             if self.cert_pem:
@@ -56,7 +56,7 @@ class ApiServer:
     origin: str
 
 
-def in_cluster(account: Path = SERVICE_ACCOUNT, environment: Mapping[str, str] = os.environ) -> ApiServer:
+def load_in_cluster(account: Path = SERVICE_ACCOUNT, environment: Mapping[str, str] = os.environ) -> ApiServer:
     """The API server of the cluster that this process runs in; SettingsError outside of one."""
     host, port = environment.get("KUBERNETES_SERVICE_HOST"), environment.get("KUBERNETES_SERVICE_PORT", "443")
     token = account / "token"
@@ -72,7 +72,7 @@ def in_cluster(account: Path = SERVICE_ACCOUNT, environment: Mapping[str, str] =
     return ApiServer(f"https://{shown}:{port}", let_in, "in-cluster")
 
 
-def of_file(path: Path, context: str | None = None) -> ApiServer:
+def load_kubeconfig(path: Path, context: str | None = None) -> ApiServer:
     """The API server that a kubeconfig's context names; SettingsError says what is missing in the file."""
     try:
         found = yaml_text.load(path.read_text(encoding="utf-8"))

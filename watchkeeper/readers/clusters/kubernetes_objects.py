@@ -46,7 +46,7 @@ class Taint:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class KubernetesNode:
     """`conditions` are type and status; `why_not_ready` is the kubelet's or the controller's sentence.
 
     A machine that is taken out and put back under its name has another `uid`.
@@ -58,7 +58,7 @@ class Node:
     taints: tuple[Taint, ...] = ()
     is_cordoned: bool = False
     conditions: tuple[tuple[str, str], ...] = ()
-    why_not_ready: str = ""
+    not_ready_reason: str = ""
     capacity: Counts = ()
     allocatable: Counts = ()
     addresses: tuple[str, ...] = ()
@@ -85,7 +85,7 @@ class Container:
 
 
 @dataclass(frozen=True, slots=True)
-class Pod:
+class KubernetesPod:
     """A pod that has not ended. Of one that holds no GPU and is no target only name, node, phase and owner are kept."""
 
     namespace: str
@@ -112,7 +112,7 @@ class Pod:
     device_ids: tuple[str, ...] = ()
 
     @property
-    def wants_gpus(self) -> bool:
+    def requests_gpus(self) -> bool:
         """By counted resources; what its claims bring is in the claims."""
         return self.gpus > 0
 
@@ -127,13 +127,13 @@ class Quota:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class KubernetesJob:
     """A job that is not done. `gpus` is what one of its pods asks for; `wanted` pods should run now."""
 
     namespace: str
     name: str
     parallelism: int = 1
-    wanted: int = 1
+    expected_pods: int = 1
     active: int = 0
     gpus: int = 0
     queue: str = ""
@@ -152,7 +152,7 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class Warned:
+class WarningEvent:
     """The last warning about an object."""
 
     kind: str
@@ -164,19 +164,19 @@ class Warned:
     count: int = 1
 
 
-def node(raw: Any) -> Node:
+def read_node(raw: Any) -> KubernetesNode:
     about, spec, status = facts.mapping(raw, "metadata"), facts.mapping(raw, "spec"), facts.mapping(raw, "status")
     conditions = [condition for condition in facts.items(status, "conditions") if isinstance(condition, dict)]
     sick = [one for one in conditions if one.get("type") == "Ready" and one.get("status") != "True"]
     addresses = (facts.mapping(address) for address in facts.items(status, "addresses"))
-    return Node(
+    return KubernetesNode(
         facts.name_of(about),
         uid=facts.text(about, "uid", intern_it=False),
         labels=_labels(about),
         taints=tuple(_taint(taint) for taint in facts.items(spec, "taints")),
         is_cordoned=spec.get("unschedulable") is True,
         conditions=tuple((facts.text(one, "type"), facts.text(one, "status")) for one in conditions),
-        why_not_ready=f"{facts.text(sick[0], 'reason')}: {facts.text(sick[0], 'message')}"[:LONGEST_MESSAGE]
+        not_ready_reason=f"{facts.text(sick[0], 'reason')}: {facts.text(sick[0], 'message')}"[:LONGEST_MESSAGE]
         if sick
         else "",
         capacity=_counts(facts.mapping(status, "capacity")),
@@ -186,13 +186,13 @@ def node(raw: Any) -> Node:
     )
 
 
-def pod(raw: Any, *, is_target: bool = False) -> Pod:
+def read_pod(raw: Any, *, is_target: bool = False) -> KubernetesPod:
     """`is_target`: an agent or exporter, whose address and ports are wanted as well."""
     about, spec, status = facts.mapping(raw, "metadata"), facts.mapping(raw, "spec"), facts.mapping(raw, "status")
     gpus = _pod_gpus(spec)
     claims = _claims(spec, status)
     runtime_class = facts.text(spec, "runtimeClassName")
-    small = Pod(
+    small = KubernetesPod(
         intern(facts.text(about, "namespace")),
         facts.name_of(about),
         node=facts.text(spec, "nodeName"),
@@ -207,7 +207,7 @@ def pod(raw: Any, *, is_target: bool = False) -> Pod:
     return _whole(raw, small, gpus=gpus, claims=claims) if gpus or claims or runtime_class else small
 
 
-def quota(raw: Any) -> Quota:
+def read_quota(raw: Any) -> Quota:
     about, status = facts.mapping(raw, "metadata"), facts.mapping(raw, "status")
     hard, used = (
         facts.mapping(status, "hard") or facts.mapping(facts.mapping(raw, "spec"), "hard"),
@@ -221,17 +221,17 @@ def quota(raw: Any) -> Quota:
     return Quota(intern(facts.text(about, "namespace")), facts.name_of(about), lines)
 
 
-def job(raw: Any) -> Job:
+def read_job(raw: Any) -> KubernetesJob:
     about, spec, status = facts.mapping(raw, "metadata"), facts.mapping(raw, "spec"), facts.mapping(raw, "status")
     asked, completions = facts.count(spec.get("parallelism")), facts.count(spec.get("completions"))
     parallelism = 1 if asked is None else asked
     # Towards its end a job needs fewer pods than may run side by side.
     left = parallelism if completions is None else completions - (facts.count(status.get("succeeded")) or 0)
-    return Job(
+    return KubernetesJob(
         intern(facts.text(about, "namespace")),
         facts.name_of(about),
         parallelism=parallelism,
-        wanted=min(parallelism, max(0, left)),
+        expected_pods=min(parallelism, max(0, left)),
         active=facts.count(status.get("active")) or 0,
         gpus=_pod_gpus(facts.mapping(facts.mapping(spec, "template"), "spec")),
         queue=_queue(about),
@@ -240,12 +240,12 @@ def job(raw: Any) -> Job:
     )
 
 
-def is_done(raw: Any) -> bool:
+def is_job_done(raw: Any) -> bool:
     """True for a job that has completed or failed."""
     return any(_condition(facts.mapping(raw, "status"), kind)[0] for kind in ("Complete", "Failed"))
 
 
-def claim(raw: Any) -> Claim:
+def read_claim(raw: Any) -> Claim:
     """A ResourceClaim of resource.k8s.io; one that pods share is counted for the first of them."""
     about, spec, status = facts.mapping(raw, "metadata"), facts.mapping(raw, "spec"), facts.mapping(raw, "status")
     results = [
@@ -265,11 +265,11 @@ def claim(raw: Any) -> Claim:
     )
 
 
-def warned(raw: Any) -> Warned:
+def read_warning(raw: Any) -> WarningEvent:
     """An event; current API servers write `series` and `eventTime`, old ones `count` and `lastTimestamp`."""
     about, series = facts.mapping(raw, "involvedObject"), facts.mapping(raw, "series")
     at = series.get("lastObservedTime") or raw.get("lastTimestamp") or raw.get("eventTime")
-    return Warned(
+    return WarningEvent(
         facts.text(about, "kind"),
         intern(facts.text(about, "namespace")),
         facts.text(about, "name"),
@@ -280,7 +280,7 @@ def warned(raw: Any) -> Warned:
     )
 
 
-def waiting_reason(word: str, message: str) -> str:
+def pending_reason(word: str, message: str) -> str:
     """Why a scheduler leaves a pod waiting, in its own words and without numbers: the reason of most nodes."""
     found = REFUSALS.match(message)
     if found is None:
@@ -294,11 +294,11 @@ def waiting_reason(word: str, message: str) -> str:
     return intern(max(scarce or nodes, key=lambda reason: nodes[reason], default=word or "Unschedulable"))
 
 
-def _whole(raw: Any, small: Pod, *, gpus: int, claims: tuple[str, ...]) -> Pod:
+def _whole(raw: Any, small: KubernetesPod, *, gpus: int, claims: tuple[str, ...]) -> KubernetesPod:
     about, spec, status = facts.mapping(raw, "metadata"), facts.mapping(raw, "spec"), facts.mapping(raw, "status")
     is_scheduled, reason, message = _condition(status, "PodScheduled")
     ended = facts.text(status, "reason")
-    return Pod(
+    return KubernetesPod(
         small.namespace,
         small.name,
         node=small.node,

@@ -50,7 +50,7 @@ class PodFacts:
     endings: list[tuple[str, str, int | None]] = field(default_factory=list)
 
 
-def gpus(resources: Mapping[str, str]) -> int | None:
+def gpu_count(resources: Mapping[str, str]) -> int | None:
     """GPUs among the resources; None if no GPU resource is listed."""
     counts = [json_facts.count(value) for name, value in resources.items() if GPU_RESOURCE.match(name)]
     found = [count for count in counts if count is not None]
@@ -76,7 +76,7 @@ def read_node_text(lines: Sequence[str]) -> list[NodeFacts]:
     return nodes
 
 
-def read_status_cutout(text: str) -> NodeFacts | None:
+def read_status_excerpt(text: str) -> NodeFacts | None:
     """The resources of one node in a piece of `kubectl get node -o yaml` that lacks the object's beginning."""
     blocks = {found["name"]: found for found in STATUS_BLOCK.finditer(text)}
     if "capacity" not in blocks:

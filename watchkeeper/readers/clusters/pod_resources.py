@@ -36,7 +36,7 @@ CDI_NAME = re.compile(r"^k8s\.(?P<driver>gpu\.nvidia\.com)/(?:claim|device)=(?:[
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class NvmlDevice:
     """A device under the name that NVML knows. `slice` names the part of it that is meant; None: all of it."""
 
     key: str
@@ -44,7 +44,7 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class AllocatedDevice:
     """One device in one container, as the kubelet wrote it. `claim` is set for a dynamic resource."""
 
     namespace: str
@@ -56,7 +56,7 @@ class Held:
     cdi_ids: tuple[str, ...] = ()
 
     @property
-    def device(self) -> Device | None:
+    def device(self) -> NvmlDevice | None:
         """The device that is held; None for an id that names no NVIDIA device."""
         for text in (*self.cdi_ids, self.device_id):
             if found := UUID.search(text):
@@ -64,14 +64,14 @@ class Held:
         # A plugin that shares a GPU appends the number of the share: `0::3`, `nvidia1-replica-2`.
         name = re.split(r"::|-replica", self.device_id)[0]
         if name.isascii() and name.isdigit():
-            return Device(name)
+            return NvmlDevice(name)
         whole = (CLAIMED if self.claim else DEVICE_FILE).match(name)
-        return None if whole is None else Device(f"nvidia{int(whole['minor'])}", whole["slice"])
+        return None if whole is None else NvmlDevice(f"nvidia{int(whole['minor'])}", whole["slice"])
 
 
-def read_list(message: bytes) -> tuple[Held, ...]:
+def read_list(message: bytes) -> tuple[AllocatedDevice, ...]:
     """Every NVIDIA device that a ListPodResourcesResponse names; CollectError if it is no such message."""
-    found: list[Held] = []
+    found: list[AllocatedDevice] = []
     for pod in _all(message, 1):
         found += _of_pod(pod)
         if len(found) > MAX_DEVICES:
@@ -90,7 +90,7 @@ def read_allocatable(message: bytes) -> tuple[str, ...]:
     return tuple(found)
 
 
-def holdings(held: Iterable[Held]) -> Mapping[str, tuple[workloads.Holding, ...]]:
+def holdings(held: Iterable[AllocatedDevice]) -> Mapping[str, tuple[workloads.Holding, ...]]:
     """Who holds each device, once for each container however many shares of it the container has."""
     found: dict[str, dict[workloads.Holding, None]] = {}
     for one in held:
@@ -102,11 +102,11 @@ def holdings(held: Iterable[Held]) -> Mapping[str, tuple[workloads.Holding, ...]
     return {key: tuple(those) for key, those in found.items()}
 
 
-def _of_uuid(uuid: str) -> Device:
-    return Device(uuid, uuid) if uuid.startswith("MIG-") else Device(uuid)
+def _of_uuid(uuid: str) -> NvmlDevice:
+    return NvmlDevice(uuid, uuid) if uuid.startswith("MIG-") else NvmlDevice(uuid)
 
 
-def _of_pod(pod: bytes) -> Iterator[Held]:
+def _of_pod(pod: bytes) -> Iterator[AllocatedDevice]:
     name, namespace = _text(pod, 1), _text(pod, 2)
     for container in _all(pod, 3):
         called = _text(container, 1)
@@ -114,12 +114,12 @@ def _of_pod(pod: bytes) -> Iterator[Held]:
             resource = _text(devices, 1)
             if resource.startswith(GPU_RESOURCES):
                 for device_id in _all(devices, 2):
-                    yield Held(namespace, name, called, resource, device_id.decode("utf-8", "replace"))
+                    yield AllocatedDevice(namespace, name, called, resource, device_id.decode("utf-8", "replace"))
         for claim in _all(container, 5):
-            yield from _of_claim(claim, Held(namespace, name, called, "", ""))
+            yield from _of_claim(claim, AllocatedDevice(namespace, name, called, "", ""))
 
 
-def _of_claim(claim: bytes, holder: Held) -> Iterator[Held]:
+def _of_claim(claim: bytes, holder: AllocatedDevice) -> Iterator[AllocatedDevice]:
     name = _text(claim, 2)
     for resource in _all(claim, 4):
         driver, cdi_ids = _text(resource, 2), tuple(_text(device, 1) for device in _all(resource, 1))
@@ -128,7 +128,7 @@ def _of_claim(claim: bytes, holder: Held) -> Iterator[Held]:
             found = [(cdi_id, CDI_NAME.match(cdi_id)) for cdi_id in cdi_ids]
             named = [(match["driver"], match["name"], (cdi_id,)) for cdi_id, match in found if match is not None]
         for by, device, ids in named:
-            yield Held(holder.namespace, holder.pod, holder.container, by, device, name or "claim", ids)
+            yield AllocatedDevice(holder.namespace, holder.pod, holder.container, by, device, name or "claim", ids)
 
 
 def _all(message: bytes, wanted: int) -> Iterator[bytes]:

@@ -44,9 +44,9 @@ class NodeRecord:
     name: str
     states: tuple[str, ...] = ()
     reason: str = ""
-    reason_by: str = ""
+    reason_user: str = ""
     gpus: int | None = None
-    held_gpus: int | None = None
+    allocated_gpus: int | None = None
     address: str = ""
     hostname: str = ""
     partitions: tuple[str, ...] = ()
@@ -54,7 +54,7 @@ class NodeRecord:
     gres: str = ""
 
     @property
-    def word(self) -> str:
+    def state_name(self) -> str:
         """The state in sinfo's own word: `idle`, `draining`, `down*`."""
         flags = set(self.states)
         if not flags:
@@ -103,7 +103,7 @@ class JobRecord:
     detail: str = ""
     gpus: int = 0
     nodes: tuple[str, ...] = ()
-    held: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    gpus_by_node: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     submitted_at: float | None = None
     started_at: float | None = None
 
@@ -117,7 +117,7 @@ class JobRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
+class AccountLimit:
     """GPUs that an account may hold together; only accounts with such a limit have one."""
 
     account: str
@@ -166,14 +166,14 @@ def leaves_of_topology(text: str) -> dict[str, str]:
     return leaves
 
 
-def limits_of_text(text: str) -> list[Limit]:
+def limits_of_text(text: str) -> list[AccountLimit]:
     """`sacctmgr -nP show assoc format=account,user,grptres`: limits of whole accounts."""
     found: dict[str, int] = {}
     for line in text.splitlines():
         cells = line.strip().split("|")
         if len(cells) >= 3 and cells[0] and not cells[1] and (gpus := gpu_count(cells[2])) is not None:
             found.setdefault(cells[0], gpus)
-    return [Limit(account, gpus) for account, gpus in found.items()]
+    return [AccountLimit(account, gpus) for account, gpus in found.items()]
 
 
 def gpu_count(text: str | None) -> int | None:
@@ -240,9 +240,9 @@ def _json_node(item: Mapping[str, Any]) -> NodeRecord | None:
         name,
         tuple(dict.fromkeys(words)),
         reason=_text(item, "reason"),
-        reason_by=_text(item, "reason_set_by_user") if _text(item, "reason") else "",
+        reason_user=_text(item, "reason_set_by_user") if _text(item, "reason") else "",
         gpus=gpu_count(_text(item, "gres")),
-        held_gpus=gpu_count(_text(item, "gres_used")),
+        allocated_gpus=gpu_count(_text(item, "gres_used")),
         address=_text(item, "address"),
         hostname=_text(item, "hostname"),
         partitions=tuple(_names(item.get("partitions"))),
@@ -275,7 +275,7 @@ def _json_job(item: Mapping[str, Any]) -> JobRecord | None:
         detail=_text(item, "state_description"),
         gpus=held_count or _asked_gpus(item),
         nodes=tuple(hosts),
-        held=held,
+        gpus_by_node=held,
         submitted_at=_time(item.get("submit_time")),
         started_at=_time(item.get("start_time")) if states[:1] != ("PENDING",) else None,
     )
@@ -313,9 +313,9 @@ def _text_node(found: Mapping[str, str]) -> NodeRecord:
         found["NodeName"],
         tuple(dict.fromkeys(word for word in states if word)),
         reason=reason or ("" if by in NOT_THERE else by),
-        reason_by=by.partition("@")[0] if reason else "",
+        reason_user=by.partition("@")[0] if reason else "",
         gpus=gpu_count(found.get("Gres")),
-        held_gpus=gpu_count(found.get("GresUsed") or found.get("AllocTRES")),
+        allocated_gpus=gpu_count(found.get("GresUsed") or found.get("AllocTRES")),
         address=found.get("NodeAddr", ""),
         hostname=found.get("NodeHostName", ""),
         partitions=tuple(part for part in found.get("Partitions", "").split(",") if part),
@@ -345,7 +345,7 @@ def _text_job(found: Mapping[str, str]) -> JobRecord | None:
         reason="" if reason in NOT_THERE else reason,
         gpus=held_count or _asked_in_text(found),
         nodes=nodes,
-        held=held,
+        gpus_by_node=held,
         submitted_at=_local_time(found.get("SubmitTime")),
         started_at=_local_time(found.get("StartTime")) if states != ("PENDING",) else None,
     )

@@ -16,7 +16,7 @@ SLICE = re.compile(r"(?:(?P<model>.+)_)?(?P<profile>[1-7]g\.\d+gb(?:[+-](?:me|gf
 SHARE = re.compile(r"(?:^|,)gres/(?:shard|mps)[:=]")
 
 
-def gpus(text: str, *, model: str = "") -> dict[str, float]:
+def gpus_by_type(text: str, *, model: str = "") -> dict[str, float]:
     """How many GPUs of each type; the type is empty where the line names none. Empty for a job without GPUs.
 
     `model` is the GPU of slices that name none; ValueError for one that is a part of several GPUs and not the same.
@@ -44,7 +44,7 @@ def is_share_of_unknown_size(text: str) -> bool:
 
 
 def _share(profile: str, model: str) -> float:
-    found = mig.share(profile, model)
+    found = mig.gpu_share(profile, model)
     if found is None:
         raise ValueError(f"{profile} is another part of each GPU that has it: of which model is it?")
     return found

@@ -12,9 +12,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from watchkeeper.model.fabric import Device, Kind, Port, PortKey
+from watchkeeper.model.fabric import FabricDevice, FabricDeviceKind, FabricPort, PortKey
 
-KINDS = {"Switch": Kind.SWITCH, "Ca": Kind.HOST, "Rt": Kind.ROUTER}
+KINDS = {"Switch": FabricDeviceKind.SWITCH, "Ca": FabricDeviceKind.HOST, "Rt": FabricDeviceKind.ROUTER}
 # switchguid=0xb8cef60300aa0200(b8cef60300aa0200)      caguid=0xb8cef60300000410
 GUID = re.compile(r"^(?:switchguid|caguid|rtguid)=0x(?P<guid>[0-9a-f]+)(?:\((?P<port>[0-9a-f]+)\))?")
 # Switch	8 "S-b8cef60300aa0200"		# "leaf2" base port 0 lid 4 lmc 0
@@ -56,44 +56,44 @@ MAX_NAME = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Devices:
+class DiscoveredDevices:
     """What ibnetdiscover says; `owner_of` finds a device by the GUID of any of its ports."""
 
-    devices: tuple[Device, ...]
+    devices: tuple[FabricDevice, ...]
     owner_of: Mapping[str, str]
 
 
-def read_devices(lines: Iterable[str]) -> Devices:
-    devices: dict[str, Device] = {}
+def read_devices(lines: Iterable[str]) -> DiscoveredDevices:
+    devices: dict[str, FabricDevice] = {}
     owner_of: dict[str, str] = {}
     port_guid, owner = "", ""
     for line in lines:
         if (match := OWNER.match(line)) is not None:
-            owner = full(match["guid"])
+            owner = full_guid(match["guid"])
             lid = LID.search(match["rest"])
             name = match["name"].strip()[:MAX_NAME]
-            devices[owner] = Device(
+            devices[owner] = FabricDevice(
                 owner, KINDS[match["kind"]], name, int(match["ports"]), int(lid[1]) if lid is not None else None
             )
             owner_of[owner] = owner_of[port_guid or owner] = owner
             port_guid = ""
         elif (match := GUID.match(line)) is not None:
-            port_guid = full(match["port"] or match["guid"])
+            port_guid = full_guid(match["port"] or match["guid"])
         elif owner and (match := OWN_PORT.match(line)) is not None:
-            owner_of[full(match["guid"])] = owner
-    return Devices(tuple(devices.values()), owner_of)
+            owner_of[full_guid(match["guid"])] = owner
+    return DiscoveredDevices(tuple(devices.values()), owner_of)
 
 
-def read_ports(lines: Iterable[str], owner_of: Mapping[str, str]) -> list[Port]:
+def read_ports(lines: Iterable[str], owner_of: Mapping[str, str]) -> list[FabricPort]:
     """The ports of `iblinkinfo -l`; a port whose device nobody named is left out."""
-    ports: dict[PortKey, Port] = {}
+    ports: dict[PortKey, FabricPort] = {}
     for line in lines:
         match = LINE.match(line)
-        owner = None if match is None else owner_of.get(full(match["guid"]))
+        owner = None if match is None else owner_of.get(full_guid(match["guid"]))
         if match is None or owner is None or len(ports) >= MAX_PORTS:
             continue
-        peer = owner_of.get(full(match["peer"])) if match["peer"] else None
-        port = Port(
+        peer = owner_of.get(full_guid(match["peer"])) if match["peer"] else None
+        port = FabricPort(
             owner,
             int(match["number"]),
             match["state"],
@@ -113,7 +113,7 @@ def read_counters(lines: Iterable[str], owner_of: Mapping[str, str]) -> tuple[di
     checked = 0
     for line in lines:
         if (match := COUNTED.match(line)) is not None:
-            owner = owner_of.get(full(match["guid"]))
+            owner = owner_of.get(full_guid(match["guid"]))
             if owner is not None and len(found) < MAX_PORTS:
                 found[owner, int(match["number"])].update(_counters(match["rest"]))
         elif (match := CHECKED.match(line)) is not None:
@@ -125,11 +125,11 @@ def _counters(text: str) -> Iterator[tuple[str, int]]:
     return ((found["name"], int(found["value"])) for found in COUNTER.finditer(text))
 
 
-def with_counters(ports: Iterable[Port], found: Mapping[PortKey, Mapping[str, int]]) -> list[Port]:
+def with_counters(ports: Iterable[FabricPort], found: Mapping[PortKey, Mapping[str, int]]) -> list[FabricPort]:
     """The ports with what was found of each; a port that is in no listing did not answer, which is no zero."""
     return [replace(port, counters=found.get(port.key)) for port in ports]
 
 
-def full(guid: str) -> str:
+def full_guid(guid: str) -> str:
     """One spelling of a GUID: 16 digits; UFM's telemetry and some tools leave leading zeros out."""
     return guid.lower().removeprefix("0x").rjust(16, "0")

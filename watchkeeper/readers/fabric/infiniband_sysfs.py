@@ -45,7 +45,7 @@ class Gid:
 
 
 @dataclass(frozen=True, slots=True)
-class Port:
+class SysfsPort:
     """One port now. Counters are the raw numbers of their files, by folder and file."""
 
     device: str
@@ -88,13 +88,13 @@ def device_names(sysfs: Path) -> list[str]:
     return sorted(path.name for path in _listing(sysfs / CLASS))
 
 
-def read_ports(sysfs: Path, device: str) -> list[Port]:
+def read_ports(sysfs: Path, device: str) -> list[SysfsPort]:
     """The ports of one adapter with all their counters."""
     found = []
     for number, folder in _ports(sysfs / CLASS / device):
         rate = RATE.match(read_text(folder / "rate") or "")
         found.append(
-            Port(
+            SysfsPort(
                 device,
                 number,
                 state_id=_numbered(folder / "state"),
@@ -177,7 +177,7 @@ def _netdev(sysfs: Path, name: str) -> Netdev:
 
 def _address(link: Path) -> str | None:
     try:
-        return fleet.same_pci(link.resolve().name)
+        return fleet.normalise_pci(link.resolve().name)
     except (OSError, ValueError, RuntimeError):
         return None
 

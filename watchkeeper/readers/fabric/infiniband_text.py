@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
-class Port:
+class PrintedPort:
     """One port as one tool printed it; `owner` is an adapter, a node or a switch, as the tool names it."""
 
     owner: str
@@ -52,25 +52,25 @@ LINK = re.compile(
 COULD_BE = re.compile(r"Could be (?P<could>[^)]+?)\s*\)")
 
 
-def read_ports(lines: Sequence[str]) -> list[Port]:
+def read_ports(lines: Sequence[str]) -> list[PrintedPort]:
     """ibstat, ibstatus and ibv_devinfo; a cut-out without a header is one port of an unknown adapter."""
-    ports: list[Port] = []
+    ports: list[PrintedPort] = []
     owner = ""
     for number, line in enumerate(lines, 1):
         if (match := CA.match(line) or DEVINFO.match(line)) is not None:
             owner = match["name"]
         elif (match := STATUS.match(line)) is not None:
-            ports.append(Port(match["name"], match["number"], number))
+            ports.append(PrintedPort(match["name"], match["number"], number))
         elif (match := PORT.match(line)) is not None or re.match(r"^\s*port:\s+\d+\s*$", line):
-            ports.append(Port(owner, match["number"] if match else line.split()[-1], number))
+            ports.append(PrintedPort(owner, match["number"] if match else line.split()[-1], number))
         elif (match := FIELD.match(line)) is not None:
             if not ports:
-                ports.append(Port(owner, "", number))
+                ports.append(PrintedPort(owner, "", number))
             _fill(ports[-1], match["name"].lower(), match["value"], number)
     return [port for port in ports if port.state is not None]
 
 
-def _fill(port: Port, name: str, value: str, line: int) -> None:
+def _fill(port: PrintedPort, name: str, value: str, line: int) -> None:
     if name in ("state", "portstate", "port_state"):
         port.state, port.line = value.removeprefix("PORT_").split(" (")[0], line
     elif name in ("physical state", "phys state", "phys_state"):
@@ -81,17 +81,17 @@ def _fill(port: Port, name: str, value: str, line: int) -> None:
         port.layer = value
 
 
-def read_counters(lines: Sequence[str]) -> list[Port]:
+def read_counters(lines: Sequence[str]) -> list[PrintedPort]:
     """perfquery and ibqueryerrors."""
-    ports: list[Port] = []
+    ports: list[PrintedPort] = []
     owner = ""
     for number, line in enumerate(lines, 1):
         if (match := PERF_HEADER.search(line)) is not None:
-            ports.append(Port(f"lid {match['lid']}", match["number"], number))
+            ports.append(PrintedPort(f"lid {match['lid']}", match["number"], number))
         elif (match := QUERY_NODE.match(line)) is not None:
             owner = match["name"]
         elif (match := QUERY_PORT.match(line)) is not None:
-            ports.append(Port(owner, match["number"], number))
+            ports.append(PrintedPort(owner, match["number"], number))
             ports[-1].counters = {
                 found["name"]: (int(found["value"]), number) for found in QUERY_COUNTER.finditer(match["rest"])
             }

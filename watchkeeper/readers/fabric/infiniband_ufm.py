@@ -18,8 +18,8 @@ from typing import Any
 
 from watchkeeper.catalogue import tables
 from watchkeeper.errors import CollectError, quote
-from watchkeeper.model.fabric import ACTIVE, DOWN, Device, Kind, Port, PortKey
-from watchkeeper.readers.fabric.infiniband_fabric import MAX_NAME, MAX_PORTS, full
+from watchkeeper.model.fabric import ACTIVE, DOWN, FabricDevice, FabricDeviceKind, FabricPort, PortKey
+from watchkeeper.readers.fabric.infiniband_fabric import MAX_NAME, MAX_PORTS, full_guid
 
 NOTHING = frozenset({"", "n/a", "null", "none"})
 # UFM says Active, Down, Initialize, Armed; and `Link Up`, `Polling` or `Link Down` of the physical side.
@@ -78,28 +78,28 @@ def read_list(body: bytes, where: str) -> list[Mapping[str, Any]]:
     return [row for row in found if isinstance(row, dict)]
 
 
-def read_devices(ports: Iterable[Mapping[str, Any]], systems: Iterable[Mapping[str, Any]]) -> list[Device]:
+def read_devices(ports: Iterable[Mapping[str, Any]], systems: Iterable[Mapping[str, Any]]) -> list[FabricDevice]:
     """A switch for each system of that type, and a host's adapter for each GUID that its ports name."""
-    switches = {full(_text(row, "guid")): row for row in systems if _text(row, "type").lower() == "switch"}
-    found: dict[str, Device] = {}
+    switches = {full_guid(_text(row, "guid")): row for row in systems if _text(row, "type").lower() == "switch"}
+    found: dict[str, FabricDevice] = {}
     for guid, row in switches.items():
         name = _text(row, "system_name") or _text(row, "name")
-        found[guid] = Device(guid, Kind.SWITCH, name[:MAX_NAME], len(row.get("ports") or ()))
+        found[guid] = FabricDevice(guid, FabricDeviceKind.SWITCH, name[:MAX_NAME], len(row.get("ports") or ()))
     for row in ports:
         key = _key(row)
-        if key is None or key[0] in found or full(_text(row, "systemID")) in switches:
+        if key is None or key[0] in found or full_guid(_text(row, "systemID")) in switches:
             continue
         described = _text(row, "node_description") or f"{_text(row, 'system_name')} {_text(row, 'dname')}".strip()
-        found[key[0]] = Device(key[0], Kind.HOST, described[:MAX_NAME], 1, _whole(row, "lid"))
+        found[key[0]] = FabricDevice(key[0], FabricDeviceKind.HOST, described[:MAX_NAME], 1, _whole(row, "lid"))
     return list(found.values())
 
 
 def read_ports(
     rows: Iterable[Mapping[str, Any]], links: Iterable[Mapping[str, Any]], known: Iterable[str]
-) -> list[Port]:
+) -> list[FabricPort]:
     """The ports of devices that are known; a peer comes from the port itself, else from the list of links."""
     guids, peers = frozenset(known), dict(_peers(links))
-    found: dict[PortKey, Port] = {}
+    found: dict[PortKey, FabricPort] = {}
     for row in rows:
         key = _key(row)
         if key is None or key[0] not in guids or len(found) >= MAX_PORTS:
@@ -108,7 +108,7 @@ def read_ports(
         said = _text(row, "logical_state")
         state = STATES.get(said.lower(), said or DOWN)
         width = WIDTH.search(_text(row, "active_width"))
-        found[key] = Port(
+        found[key] = FabricPort(
             *key,
             state,
             _text(row, "physical_state"),
@@ -134,7 +134,7 @@ def read_telemetry(text: str) -> dict[PortKey, dict[str, int]]:
             continue
         whole = value // (BYTES_A_WORD if known in IN_BYTES else 1)
         for guid in filter(HEX.match, guids):
-            found.setdefault((full(guid), int(number)), {})[known] = whole
+            found.setdefault((full_guid(guid), int(number)), {})[known] = whole
     return found
 
 
@@ -162,7 +162,7 @@ def _counter(name: str) -> str | None:
     plain = ENDINGS.sub("", UNIT.sub("", name))
     plain = plain.replace("UniCast", "Unicast").replace("MultiCast", "Multicast")
     plain = OTHER_NAMES.get(plain, plain)
-    return plain if tables.counter(plain) is not None else None
+    return plain if tables.find_counter(plain) is not None else None
 
 
 def _number(text: str) -> int | None:
@@ -180,19 +180,19 @@ def _key(row: Mapping[str, Any]) -> PortKey | None:
     if named is not None:
         return named
     guid, number = _text(row, "guid"), _whole(row, "number")
-    return None if not guid or number is None else (full(guid), number)
+    return None if not guid or number is None else (full_guid(guid), number)
 
 
 def _port_name(text: str) -> PortKey | None:
     match = PORT_NAME.match(text)
-    return None if match is None else (full(match["guid"]), int(match["number"]))
+    return None if match is None else (full_guid(match["guid"]), int(match["number"]))
 
 
 def _peer(row: Mapping[str, Any]) -> PortKey | None:
     """The other end by its own columns; the name of its port ends with the number, as in `HCA-2/1`."""
     guid = _text(row, "peer_node_guid") or _text(row, "peer_guid")
     number = LAST_NUMBER.search(_text(row, "peer_port_dname"))
-    return (full(guid), int(number[0])) if HEX.match(guid) and number is not None else None
+    return (full_guid(guid), int(number[0])) if HEX.match(guid) and number is not None else None
 
 
 def _peers(links: Iterable[Mapping[str, Any]]) -> Iterator[tuple[PortKey, PortKey]]:
@@ -200,7 +200,7 @@ def _peers(links: Iterable[Mapping[str, Any]]) -> Iterator[tuple[PortKey, PortKe
         numbers = _whole(row, "source_port"), _whole(row, "destination_port")
         guids: Sequence[str] = (_text(row, "source_guid"), _text(row, "destination_guid"))
         if all(guids) and numbers[0] is not None and numbers[1] is not None:
-            here, there = (full(guids[0]), numbers[0]), (full(guids[1]), numbers[1])
+            here, there = (full_guid(guids[0]), numbers[0]), (full_guid(guids[1]), numbers[1])
             yield here, there
             yield there, here
 

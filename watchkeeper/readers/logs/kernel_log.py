@@ -223,7 +223,7 @@ def _xid(match: re.Match[str]) -> KernelFact:
         events.EventKind.XID,
         match.group().rstrip(),
         code=int(found["code"]),
-        pci=None if found["pci"] is None else fleet.same_pci(found["pci"]),
+        pci=None if found["pci"] is None else fleet.normalise_pci(found["pci"]),
         pid=int(pid) if pid is not None and pid.isdigit() else None,
         process=name if name not in (None, "", "<unknown>") else None,
         fields=known,
@@ -235,27 +235,27 @@ def _sxid(match: re.Match[str]) -> KernelFact:
         events.EventKind.SXID,
         _to_end(match),
         code=int(match["code"]),
-        pci=fleet.same_pci(match["pci"]),
+        pci=fleet.normalise_pci(match["pci"]),
         fields=_named(match, "switch", "severity", "link"),
     )
 
 
 def _off_the_bus(match: re.Match[str]) -> KernelFact:
     pci = match["pci"]
-    return KernelFact(events.EventKind.GPU_LOST, match.group(), pci=None if pci is None else fleet.same_pci(pci))
+    return KernelFact(events.EventKind.GPU_LOST, match.group(), pci=None if pci is None else fleet.normalise_pci(pci))
 
 
 def _pcie(match: re.Match[str]) -> KernelFact:
     text = _to_end(match)
     named = _named(match, "driver", "severity", "layer")
-    return KernelFact(events.EventKind.PCIE_ERROR, text, pci=fleet.same_pci(match["pci"]), fields=named)
+    return KernelFact(events.EventKind.PCIE_ERROR, text, pci=fleet.normalise_pci(match["pci"]), fields=named)
 
 
 def _pcie_lost(match: re.Match[str]) -> KernelFact:
     """A device that the bus has cut off, with the bus' own word where it gives no severity."""
     named = _named(match, "driver", "severity")
     named.setdefault("severity", f"Uncorrected ({match['slot'] or 'contained'})")
-    return KernelFact(events.EventKind.PCIE_ERROR, _to_end(match), pci=fleet.same_pci(match["pci"]), fields=named)
+    return KernelFact(events.EventKind.PCIE_ERROR, _to_end(match), pci=fleet.normalise_pci(match["pci"]), fields=named)
 
 
 def _firmware(match: re.Match[str]) -> KernelFact:
@@ -267,7 +267,7 @@ def _nvlink(match: re.Match[str]) -> KernelFact:
 
 
 def _not_initialised(match: re.Match[str]) -> KernelFact:
-    pci = None if match["pci"] is None else fleet.same_pci(match["pci"])
+    pci = None if match["pci"] is None else fleet.normalise_pci(match["pci"])
     return _driver_fault(match, cause="gpu_missing", code=6, pci=pci)
 
 
@@ -314,23 +314,23 @@ def _bad_memory(match: re.Match[str]) -> KernelFact:
 
 def _nic(match: re.Match[str]) -> KernelFact:
     named = _named(match, "problem")
-    return KernelFact(events.EventKind.NIC_ERROR, _to_end(match), pci=fleet.same_pci(match["pci"]), fields=named)
+    return KernelFact(events.EventKind.NIC_ERROR, _to_end(match), pci=fleet.normalise_pci(match["pci"]), fields=named)
 
 
 def _link_down(match: re.Match[str]) -> KernelFact:
     named = _named(match, "interface")
-    return KernelFact(events.EventKind.LINK_DOWN, _to_end(match), pci=fleet.same_pci(match["pci"]), fields=named)
+    return KernelFact(events.EventKind.LINK_DOWN, _to_end(match), pci=fleet.normalise_pci(match["pci"]), fields=named)
 
 
 def _iommu(match: re.Match[str]) -> KernelFact:
     address = next((match[name] for name in ("pci", "amd", "intel", "arm") if match[name] is not None), None)
-    pci = None if address is None else fleet.same_pci(address)
+    pci = None if address is None else fleet.normalise_pci(address)
     return KernelFact(events.EventKind.IOMMU_FAULT, _to_end(match), pci=pci, fields=_named(match, "driver"))
 
 
 def _storage(match: re.Match[str]) -> KernelFact:
     """Who waits is told of the return, by the next line; a request that was given up is not."""
-    tells_return = {} if match["gives_up"] else {events.TELLS_RETURN: "1"}
+    tells_return = {} if match["gives_up"] else {events.REPORTS_RECOVERY: "1"}
     return KernelFact(events.EventKind.STORAGE_LOST, _to_end(match), fields={**_server(match), **tells_return})
 
 
@@ -360,7 +360,7 @@ def _boot(match: re.Match[str]) -> KernelFact:
 
 
 def _identity(match: re.Match[str]) -> GpuIdentity:
-    return GpuIdentity(fleet.same_pci(match["pci"]), match["uuid"])
+    return GpuIdentity(fleet.normalise_pci(match["pci"]), match["uuid"])
 
 
 def _to_end(match: re.Match[str]) -> str:

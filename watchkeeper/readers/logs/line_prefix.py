@@ -41,7 +41,7 @@ SYSLOG = re.compile(
 # 10.1.2.3:6665 [8.1] NVRM: …      (netconsole)
 SPREAD = re.compile(r"^(?P<node>\d+\.\d+\.\d+\.\d+|[A-Za-z][\w-]*\d[\w.-]*)(?:: | \| |:\d+ (?=\[))(?=\S)")
 # fatal: [gpu07]: FAILED! => …      (ansible)
-TOLD = re.compile(r"^(?:fatal|failed|ok|changed|skipping|unreachable): \[(?P<node>[A-Za-z][\w.-]*)\]")
+ANSIBLE = re.compile(r"^(?:fatal|failed|ok|changed|skipping|unreachable): \[(?P<node>[A-Za-z][\w.-]*)\]")
 # (RayWorkerVllm pid=219154, ip=10.0.0.7) …     (raylet, ip=10.0.0.7) …
 RAY = re.compile(
     r"^\((?P<process>[\w:.-]+)(?:\([^)]*\))?(?: rank=\d+)?(?=[ ,]+(?:pid|ip)=)"
@@ -57,9 +57,9 @@ LABELS = re.compile(
     r'=\\?"(?P<node>[A-Za-z][\w.-]*)|(?:pod|pod_name|kubernetes_pod_name)=\\?"(?P<pod>[\w.-]+))'
 )
 # Rank 9, node gpu07, device 1, iteration 33210: …      (Megatron)
-NAMED = re.compile(r"\b[Rr]ank (?P<rank>\d+), node (?P<node>[A-Za-z][\w.-]*), device (?P<gpu>\d+)\b")
+MEGATRON = re.compile(r"\b[Rr]ank (?P<rank>\d+), node (?P<node>[A-Za-z][\w.-]*), device (?P<gpu>\d+)\b")
 
-MACHINES = (SYSLOG, SPREAD, STRUCTURED, TOLD)
+MACHINES = (SYSLOG, SPREAD, STRUCTURED, ANSIBLE)
 
 # [Wed Jun 24 13:44:20 2026]
 DMESG_TIME = re.compile(r"\[[A-Z][a-z]{2} ([A-Z][a-z]{2})\s+(\d+) (\d\d):(\d\d):(\d\d) (\d{4})\]")
@@ -114,7 +114,7 @@ def read_prefix(line: str) -> Mapping[str, str]:
         found.update({"node": node} if node else {})
     if (rank := RANK.search(head)) is not None:
         found["rank"] = next(value for value in rank.groups() if value is not None)
-    for pattern, needle in ((POD, "[pod/"), (NODE, "[node/"), (NAMED, ", device ")):
+    for pattern, needle in ((POD, "[pod/"), (NODE, "[node/"), (MEGATRON, ", device ")):
         if needle in head and (named := pattern.search(head)) is not None:
             found.update(named.groupdict())
     if '="' in head:
@@ -142,7 +142,7 @@ def read_time(line: str) -> datetime | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Clock:
+class LineClock:
     """What a line says about its time: a whole one, one without a year (as if in `YEARLESS`), seconds since boot."""
 
     at: datetime | None = None
@@ -150,14 +150,14 @@ class Clock:
     since_boot: float | None = None
 
 
-def read_clock(line: str) -> Clock | None:
+def read_clock(line: str) -> LineClock | None:
     """The clocks at the beginning of a line; None if there is none."""
     if TIME_OF_DAY.search(line, 0, PREFIX_CHARACTERS) is None:
         since_boot = read_seconds_since_boot(line)
-        return None if since_boot is None else Clock(since_boot=since_boot)
+        return None if since_boot is None else LineClock(since_boot=since_boot)
     at = read_time(line)
-    found = Clock(at, None if at is not None else _read_yearless(line), read_seconds_since_boot(line))
-    return found if found != Clock() else None
+    found = LineClock(at, None if at is not None else _read_yearless(line), read_seconds_since_boot(line))
+    return found if found != LineClock() else None
 
 
 def _read_yearless(line: str) -> datetime | None:

@@ -41,7 +41,7 @@ def lines_of(raw: bytes) -> bytes | None:
             lines += [""] * (line - 1 - len(lines))
         # Where one is written otherwise, the numbers of the others are no better.
         at = place
-        lines.append(shipped_fields.written(fields, name))
+        lines.append(shipped_fields.format_entry(fields, name))
     return "\n".join(lines).encode("utf-8", errors="replace") if lines else None
 
 
@@ -58,7 +58,7 @@ def _entries(value: object, depth: int) -> Iterator[tuple[dict[str, Any], str]]:
             yield from _of_loki(value["stream"], value["values"])
         elif isinstance(value.get("columns"), list) and isinstance(value.get("rows"), list):
             yield from _entries(_rows(value["columns"], value["rows"]), depth + 1)
-        elif (found := shipped_fields.entry(value)) is not None:
+        elif (found := shipped_fields.find_message(value)) is not None:
             yield dict(found[0]), found[1]
         else:
             for name in CONTAINERS:

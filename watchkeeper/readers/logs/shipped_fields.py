@@ -98,7 +98,7 @@ def _keys(given: tuple[str, ...]) -> _Keys:
     )
 
 
-def entry(fields: object) -> tuple[Mapping[str, Any], str] | None:
+def find_message(fields: object) -> tuple[Mapping[str, Any], str] | None:
     """The fields of an entry and which of them has the text; an object of Kubernetes is none."""
     if not isinstance(fields, dict) or "apiVersion" in fields:
         return None
@@ -119,12 +119,12 @@ def _message(fields: Mapping[str, Any]) -> str | None:
     return None
 
 
-def message_of(names: Iterable[str]) -> str | None:
+def message_column(names: Iterable[str]) -> str | None:
     """Which of some columns has the text."""
     return next(iter(_keys(tuple(names)).messages), None)
 
 
-def written(fields: Mapping[str, Any], name: str) -> str:
+def format_entry(fields: Mapping[str, Any], name: str) -> str:
     """The entry as one line, then what else its fields say in words."""
     if fields.keys() <= DOCKER:
         return f"{fields.get('time', '')} {fields[name].rstrip()}".replace("\n", " ")

@@ -20,7 +20,7 @@ from typing import Any
 from watchkeeper.readers.logs import log_text, shipped_fields
 from watchkeeper.readers.logs.log_text import ByteStream
 
-Opening = Callable[[bytes], bytes]
+Unwrapper = Callable[[bytes], bytes]
 
 # Enough lines to see a habit, few enough to look at each.
 LOOKED_AT_LINES = 200
@@ -74,7 +74,7 @@ PREFIXES = (
 MOST_PREFIXES = 16
 
 
-def opening_of(start: bytes) -> Opening | None:
+def find_unwrapper(start: bytes) -> Unwrapper | None:
     """How a line is taken out of what is around it, from the beginning of an input; None if lines have none."""
     lines = [line for line in start.split(b"\n")[:LOOKED_AT_LINES] if line.strip()]
     if lines and _usual(lines, lambda line: line.lstrip().startswith(b"{") and _message(line) is not None, least=1):
@@ -83,7 +83,7 @@ def opening_of(start: bytes) -> Opening | None:
         return None
     if (from_csv := _csv_opening(lines)) is not None:
         return from_csv
-    steps: list[Opening] = []
+    steps: list[Unwrapper] = []
     if sum(line.startswith(b">") for line in lines) >= LEAST_LINES:
         steps.append(_unquote)
     if b"<nvidia_smi_log" not in start and any(map(_is_marked_up, lines)):
@@ -119,7 +119,7 @@ def _message(line: bytes) -> tuple[Mapping[str, Any], str] | None:
         fields, end = DECODER.raw_decode(text)
     except (ValueError, RecursionError):
         return None
-    return shipped_fields.entry(fields) if end == len(text) else None
+    return shipped_fields.find_message(fields) if end == len(text) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,13 +146,13 @@ class JsonLines:
 
 def from_json(line: bytes) -> bytes:
     found = _message(line)
-    return line if found is None else shipped_fields.written(*found).encode("utf-8", errors="replace")
+    return line if found is None else shipped_fields.format_entry(*found).encode("utf-8", errors="replace")
 
 
-def _csv_opening(lines: Sequence[bytes]) -> Opening | None:
+def _csv_opening(lines: Sequence[bytes]) -> Unwrapper | None:
     """How rows are read below a heading that names a column of messages, as web consoles export logs."""
     names = [name.strip() for name in _cells(lines[0])] if lines and b"," in lines[0] else []
-    message = shipped_fields.message_of(names)
+    message = shipped_fields.message_column(names)
     if message is None or len(names) < 2 or not any(len(_cells(line)) == len(names) for line in lines[1:]):
         return None
 
@@ -162,7 +162,9 @@ def _csv_opening(lines: Sequence[bytes]) -> Opening | None:
             return b""
         if len(cells) != len(names):
             return line
-        return shipped_fields.written(dict(zip(names, cells, strict=True)), message).encode("utf-8", errors="replace")
+        return shipped_fields.format_entry(dict(zip(names, cells, strict=True)), message).encode(
+            "utf-8", errors="replace"
+        )
 
     return opening
 
@@ -175,11 +177,11 @@ def _cells(line: bytes) -> list[str]:
 
 
 @dataclass(slots=True)
-class Opened:
+class UnwrappedStream:
     """A stream whose lines are taken out of what is around them; a line stays one line, so that numbers stay true."""
 
     source: ByteStream
-    opening: Opening
+    opening: Unwrapper
     _carry: list[bytes] = field(default_factory=list)
     _carried: int = 0
 
@@ -208,7 +210,7 @@ class Opened:
         self._carried += len(piece)
 
 
-def bare(text: str) -> str:
+def strip_prefixes(text: str) -> str:
     """A listing without the prefix that most of its lines have, and without their common indentation."""
     lines = text.split("\n")
     looked_at = [line for line in lines[:LOOKED_AT_LINES] if line.strip()]

@@ -47,7 +47,7 @@ class _Timex(ctypes.Structure):
     )
 
 
-def ask_kernel() -> ClockState | None:
+def read_kernel_clock() -> ClockState | None:
     """adjtimex(2) without changing anything; None where there is no such call."""
     try:
         library = ctypes.CDLL(None, use_errno=True)

@@ -36,7 +36,7 @@ class Mount:
     device: str
     path: str
     kind: str
-    seen_from: str = ""
+    root: str = ""
 
     @property
     def is_remote(self) -> bool:
@@ -101,7 +101,7 @@ def boot_id(proc: Path) -> str | None:
     return read_text(proc / "sys/kernel/random/boot_id") or None
 
 
-def of_machine(proc: Path, name: str) -> tuple[str, str]:
+def read_machine_file(proc: Path, name: str) -> tuple[str, str]:
     """A page about mounts, and the root under which we reach what it names.
 
     A container that was given the machine's /proc is `self` there: the machine's own page is that of its init, which
@@ -114,7 +114,7 @@ def of_machine(proc: Path, name: str) -> tuple[str, str]:
 def mounts(proc: Path) -> list[Mount]:
     """Local disks, /dev/shm and network filesystems; the kernel's own filesystems are left out, and each path once."""
     found: dict[str, Mount] = {}
-    listed, root = of_machine(proc, "mounts")
+    listed, root = read_machine_file(proc, "mounts")
     for line in listed.splitlines()[:MAX_MOUNTS]:
         parts = line.split(" ")
         if len(parts) < 3:
@@ -128,7 +128,7 @@ def mounts(proc: Path) -> list[Mount]:
 def space(mount: Mount) -> Space | None:
     """Asks the filesystem itself: only for local ones, because a remote one may never answer."""
     try:
-        found = os.statvfs(mount.seen_from + mount.path)
+        found = os.statvfs(mount.root + mount.path)
     except OSError:
         return None
     return Space(mount.path, found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize)

@@ -27,8 +27,8 @@ class NfsMount:
     """One mount since it was mounted, all its operations together; `repeated` were sent more than once."""
 
     path: str
-    asked: int
-    repeated: int
+    operations: int
+    retransmissions: int
     timeouts: int
     milliseconds: int
 
@@ -36,7 +36,7 @@ class NfsMount:
 def read(proc: Path) -> list[NfsMount]:
     sums: dict[str, list[int]] = {}
     current: list[int] | None = None
-    for line in host.of_machine(proc, "mountstats")[0].splitlines():
+    for line in host.read_machine_file(proc, "mountstats")[0].splitlines():
         if line.startswith("device "):
             match = DEVICE.match(line)
             current = None if match is None or len(sums) >= MAX_MOUNTS else sums.setdefault(match["path"], [0] * 4)

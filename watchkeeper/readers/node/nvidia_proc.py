@@ -21,7 +21,7 @@ def read_information(text: str) -> fleet.Gpu | None:
     if not uuid.startswith("GPU-") or "?" in uuid:
         return None
     try:
-        pci = fleet.same_pci(address)
+        pci = fleet.normalise_pci(address)
     except ValueError:
         pci = None
     return fleet.Gpu(uuid, pci=pci, model=named.get("Model") or None)

@@ -34,7 +34,7 @@ class PciDevice:
     driver: str | None = None
     numa_node: int | None = None
     width: int | None = None
-    way: tuple[str, ...] = ()
+    bridges: tuple[str, ...] = ()
 
 
 def read(sysfs: Path) -> list[PciDevice]:
@@ -47,12 +47,12 @@ def read(sysfs: Path) -> list[PciDevice]:
         real = folder.resolve()
         found.append(
             PciDevice(
-                fleet.same_pci(folder.name),
+                fleet.normalise_pci(folder.name),
                 kind,
                 driver=_driver(folder),
                 numa_node=_whole(folder / "numa_node"),
                 width=_whole(folder / "current_link_width"),
-                way=tuple(part for part in real.parts if part.count(":") >= 1 and part != real.name),
+                bridges=tuple(part for part in real.parts if part.count(":") >= 1 and part != real.name),
             )
         )
     return found
@@ -69,18 +69,18 @@ def _whole(path: Path) -> int | None:
     return int(text) if text.isdigit() else None
 
 
-def distance(one: PciDevice, other: PciDevice) -> str:
+def distance(device: PciDevice, other_device: PciDevice) -> str:
     """The shared way of two devices in the words of `nvidia-smi topo`: PIX, PXB, PHB, NODE or SYS; `?` if unknown."""
-    if not one.way or not other.way:
+    if not device.bridges or not other_device.bridges:
         return "?"
-    shared = [left for left, right in zip(one.way, other.way, strict=False) if left == right]
+    shared = [left for left, right in zip(device.bridges, other_device.bridges, strict=False) if left == right]
     # The first part is the host bridge, pci0000:00.
     bridges = len(shared) - 1
     if bridges >= 1:
-        left, right = len(one.way) - len(shared), len(other.way) - len(shared)
+        left, right = len(device.bridges) - len(shared), len(other_device.bridges) - len(shared)
         return "PIX" if max(left, right) <= 1 else "PXB"
     if bridges == 0:
         return "PHB"
-    if one.numa_node is None or other.numa_node is None:
+    if device.numa_node is None or other_device.numa_node is None:
         return "?"
-    return "NODE" if one.numa_node == other.numa_node else "SYS"
+    return "NODE" if device.numa_node == other_device.numa_node else "SYS"

@@ -22,7 +22,7 @@ POD = re.compile(r"kubepods[^\n]*?pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[
 STEP = re.compile(rb"^slurmstepd: \[(\d+)\.")
 INTERPRETERS = re.compile(r"^(?:python[\d.]*|bash|sh|perl|ruby|julia|java|node)$")
 # What is asked of a program's environment; everything else in there is nobody's business.
-ASKED = ("SLURM_JOB_ID", "SLURM_JOB_GPUS", "SLURM_STEP_GPUS", "CUDA_VISIBLE_DEVICES", "HOSTNAME")
+READ_VARIABLES = ("SLURM_JOB_ID", "SLURM_JOB_GPUS", "SLURM_STEP_GPUS", "CUDA_VISIBLE_DEVICES", "HOSTNAME")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ def _environment(path: Path) -> dict[str, str]:
     found: dict[str, str] = {}
     for entry in (_bytes(path) or b"").split(b"\0"):
         name, _, value = entry.partition(b"=")
-        if (known := name.decode("ascii", "replace")) in ASKED:
+        if (known := name.decode("ascii", "replace")) in READ_VARIABLES:
             found[known] = _clean(value.decode("utf-8", "replace"), limit=1024)
     return found
 

@@ -31,7 +31,7 @@ class Unsupported(Exception):
     """The call works and says that this GPU does not have the thing."""
 
 
-class Call(NamedTuple):
+class NvmlCall(NamedTuple):
     """One NVML call; `nvml` is its name in nvml.h, for people who read a fault."""
 
     nvml: str
@@ -191,58 +191,58 @@ def _vgpu_license(nvml: Any, gpu: Any) -> Answer:
     return int(any(feature.featureState for feature in features.gridLicensableFeatures[:count]))
 
 
-def _plain(nvml: str) -> Call:
+def _plain(nvml: str) -> NvmlCall:
     """A call that takes a handle and gives a number."""
-    return Call(nvml, lambda module, gpu: getattr(module, nvml)(gpu))
+    return NvmlCall(nvml, lambda module, gpu: getattr(module, nvml)(gpu))
 
 
-def _first(nvml: str) -> Call:
+def _first(nvml: str) -> NvmlCall:
     """A call that takes a handle and gives a pair, of which the first is meant."""
-    return Call(nvml, lambda module, gpu: getattr(module, nvml)(gpu)[0])
+    return NvmlCall(nvml, lambda module, gpu: getattr(module, nvml)(gpu)[0])
 
 
-def _by_part(nvml: str) -> Call:
+def _by_part(nvml: str) -> NvmlCall:
     """A call that takes a handle and one number, such as a clock domain."""
-    return Call(nvml, by_part=lambda module, gpu, part: getattr(module, nvml)(gpu, part))
+    return NvmlCall(nvml, by_part=lambda module, gpu, part: getattr(module, nvml)(gpu, part))
 
 
-CALLS: Mapping[str, Call] = {
-    "utilization": Call("nvmlDeviceGetUtilizationRates", _utilization),
-    "memory": Call("nvmlDeviceGetMemoryInfo_v2", _memory),
-    "bar1": Call("nvmlDeviceGetBAR1MemoryInfo", _bar1),
-    "temperature": Call("nvmlDeviceGetTemperature", lambda nvml, gpu: nvml.nvmlDeviceGetTemperature(gpu, 0)),
+CALLS: Mapping[str, NvmlCall] = {
+    "utilization": NvmlCall("nvmlDeviceGetUtilizationRates", _utilization),
+    "memory": NvmlCall("nvmlDeviceGetMemoryInfo_v2", _memory),
+    "bar1": NvmlCall("nvmlDeviceGetBAR1MemoryInfo", _bar1),
+    "temperature": NvmlCall("nvmlDeviceGetTemperature", lambda nvml, gpu: nvml.nvmlDeviceGetTemperature(gpu, 0)),
     "margin": _plain("nvmlDeviceGetMarginTemperature"),
-    "slowdown_margin": Call("nvmlDeviceGetMarginTemperature", _slowdown_margin),
+    "slowdown_margin": NvmlCall("nvmlDeviceGetMarginTemperature", _slowdown_margin),
     "threshold": _by_part("nvmlDeviceGetTemperatureThreshold"),
     "clock": _by_part("nvmlDeviceGetClockInfo"),
     "max_clock": _by_part("nvmlDeviceGetMaxClockInfo"),
     "clocks_event": _plain("nvmlDeviceGetCurrentClocksEventReasons"),
-    "clocks_event_reason": Call("nvmlDeviceGetCurrentClocksEventReasons", _clocks_event_reason),
+    "clocks_event_reason": NvmlCall("nvmlDeviceGetCurrentClocksEventReasons", _clocks_event_reason),
     "pstate": _plain("nvmlDeviceGetPerformanceState"),
     "fan": _plain("nvmlDeviceGetFanSpeed"),
     "power": _plain("nvmlDeviceGetPowerUsage"),
     "power_limit": _plain("nvmlDeviceGetPowerManagementLimit"),
     "power_default": _plain("nvmlDeviceGetPowerManagementDefaultLimit"),
-    "power_constraints": Call("nvmlDeviceGetPowerManagementLimitConstraints", _power_constraints),
+    "power_constraints": NvmlCall("nvmlDeviceGetPowerManagementLimitConstraints", _power_constraints),
     "power_enforced": _plain("nvmlDeviceGetEnforcedPowerLimit"),
     "energy": _plain("nvmlDeviceGetTotalEnergyConsumption"),
     "pcie_throughput": _by_part("nvmlDeviceGetPcieThroughput"),
     "pcie_replay": _plain("nvmlDeviceGetPcieReplayCounter"),
-    "pcie_generation": Call("nvmlDeviceGetCurrPcieLinkGeneration", _pcie_generation),
-    "pcie_width": Call("nvmlDeviceGetCurrPcieLinkWidth", _pcie_width),
+    "pcie_generation": NvmlCall("nvmlDeviceGetCurrPcieLinkGeneration", _pcie_generation),
+    "pcie_width": NvmlCall("nvmlDeviceGetCurrPcieLinkWidth", _pcie_width),
     "encoder": _first("nvmlDeviceGetEncoderUtilization"),
     "decoder": _first("nvmlDeviceGetDecoderUtilization"),
-    "remap_banks": Call("nvmlDeviceGetRowRemapperHistogram", _remap_banks),
-    "remapped_rows": Call("nvmlDeviceGetRemappedRows", _remapped_rows),
-    "nvlink_errors": Call("nvmlDeviceGetNvLinkErrorCounter", _nvlink_errors),
-    "nvlink_up": Call("nvmlDeviceGetNvLinkState", _nvlink_up),
-    "nvlink_traffic": Call("nvmlDeviceGetFieldValues", _nvlink_traffic),
-    "fabric": Call("nvmlDeviceGetGpuFabricInfoV", _fabric),
-    "processes": Call("nvmlDeviceGetComputeRunningProcesses_v3", _processes),
-    "inforom_valid": Call("nvmlDeviceValidateInforom", _inforom_valid),
-    "sram_threshold": Call("nvmlDeviceGetSramEccErrorStatus", _sram_threshold),
+    "remap_banks": NvmlCall("nvmlDeviceGetRowRemapperHistogram", _remap_banks),
+    "remapped_rows": NvmlCall("nvmlDeviceGetRemappedRows", _remapped_rows),
+    "nvlink_errors": NvmlCall("nvmlDeviceGetNvLinkErrorCounter", _nvlink_errors),
+    "nvlink_up": NvmlCall("nvmlDeviceGetNvLinkState", _nvlink_up),
+    "nvlink_traffic": NvmlCall("nvmlDeviceGetFieldValues", _nvlink_traffic),
+    "fabric": NvmlCall("nvmlDeviceGetGpuFabricInfoV", _fabric),
+    "processes": NvmlCall("nvmlDeviceGetComputeRunningProcesses_v3", _processes),
+    "inforom_valid": NvmlCall("nvmlDeviceValidateInforom", _inforom_valid),
+    "sram_threshold": NvmlCall("nvmlDeviceGetSramEccErrorStatus", _sram_threshold),
     "unrepairable": _plain("nvmlDeviceGetUnrepairableMemoryFlag_v1"),
-    "vgpu_license": Call("nvmlDeviceGetGridLicensableFeatures_v4", _vgpu_license),
+    "vgpu_license": NvmlCall("nvmlDeviceGetGridLicensableFeatures_v4", _vgpu_license),
     "persistence": _plain("nvmlDeviceGetPersistenceMode"),
     "mig_mode": _first("nvmlDeviceGetMigMode"),
     "compute_mode": _plain("nvmlDeviceGetComputeMode"),

@@ -12,21 +12,21 @@ from functools import cache
 
 from watchkeeper.catalogue import pack
 from watchkeeper.readers import counters_csv
-from watchkeeper.readers.nvml.families import Cadence, Family
+from watchkeeper.readers.nvml.families import Cadence, NvmlFamily
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
     """Families to export, and a sentence about each wish that cannot be met."""
 
-    families: tuple[Family, ...]
+    families: tuple[NvmlFamily, ...]
     problems: tuple[str, ...] = ()
 
 
 @cache
-def dcgm() -> Mapping[str, tuple[Family, bool]]:
+def dcgm_families() -> Mapping[str, tuple[NvmlFamily, bool]]:
     """DCGM's fields by name, old and new (DCGM 4.6), and whether we export them unasked."""
-    found: dict[str, tuple[Family, bool]] = {}
+    found: dict[str, tuple[NvmlFamily, bool]] = {}
     for family, new_name, is_chosen in pack.load("dcgm_fields.csv", _read_dcgm):
         found[family.name] = (family, is_chosen)
         if new_name:
@@ -35,40 +35,40 @@ def dcgm() -> Mapping[str, tuple[Family, bool]]:
 
 
 @cache
-def own() -> tuple[Family, ...]:
+def own_families() -> tuple[NvmlFamily, ...]:
     return pack.load("gpu_families.csv", _read_own)
 
 
-def choose(wanted: Iterable[counters_csv.Counter] | None = None) -> Choice:
+def choose_families(wanted: Iterable[counters_csv.Counter] | None = None) -> Choice:
     """What a counters file asks for, or our default set; our own families are always part of it."""
     if wanted is None:
-        return Choice((*(family for family, is_chosen in dcgm().values() if is_chosen), *own()))
+        return Choice((*(family for family, is_chosen in dcgm_families().values() if is_chosen), *own_families()))
     families, problems = [], []
     for counter in wanted:
-        if counter.name in dcgm():
-            family = dcgm()[counter.name][0]
+        if counter.name in dcgm_families():
+            family = dcgm_families()[counter.name][0]
             families.append(family._replace(prom_type=counter.prom_type, help=counter.help))
         else:
             problems.append(f"line {counter.line}: NVML cannot give {counter.name}; it is left out")
-    return Choice((*families, *own()), tuple(problems))
+    return Choice((*families, *own_families()), tuple(problems))
 
 
-def _read_dcgm(cells: Mapping[str, str]) -> tuple[Family, str, bool]:
+def _read_dcgm(cells: Mapping[str, str]) -> tuple[NvmlFamily, str, bool]:
     unit = f" (in {cells['unit']})" if cells["unit"] else ""
-    family = _read(cells, help=f"{pack.filled(cells['description'])}{unit}.")
+    family = _read(cells, help=f"{pack.required(cells['description'])}{unit}.")
     return family, cells["name_from_4_6"], pack.yes_or_no(cells["chosen"])
 
 
-def _read_own(cells: Mapping[str, str]) -> Family:
-    family = _read(cells, help=pack.filled(cells["description"]) + ".")
+def _read_own(cells: Mapping[str, str]) -> NvmlFamily:
+    family = _read(cells, help=pack.required(cells["description"]) + ".")
     return family._replace(labels=tuple(cells["labels"].split()))
 
 
-def _read(cells: Mapping[str, str], help: str) -> Family:
-    call, _, part = pack.filled(cells["nvml"]).partition(".")
-    return Family(
-        name=pack.filled(cells["name"]),
-        prom_type=pack.one_of(cells["prom_type"], counters_csv.PROM_TYPES),
+def _read(cells: Mapping[str, str], help: str) -> NvmlFamily:
+    call, _, part = pack.required(cells["nvml"]).partition(".")
+    return NvmlFamily(
+        name=pack.required(cells["name"]),
+        prom_type=pack.choice(cells["prom_type"], counters_csv.PROM_TYPES),
         help=help,
         is_float=cells["value_type"] == "double",
         is_per_slice=pack.yes_or_no(cells["per_slice"]),

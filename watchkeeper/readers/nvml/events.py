@@ -30,8 +30,8 @@ KINDS: Mapping[int, str] = {
 # Clock and performance-state events are left out: at idle they come several times a second, and waiting for them took
 # 0.68 % of a core on an H200 against 0.01 % without (docs/reference/performance.md). The clocks and the reasons that
 # hold them down are sampled anyway.
-LEFT_OUT = 0x4 | 0x10
-WANTED = sum(KINDS) & ~LEFT_OUT
+EXCLUDED_EVENTS = 0x4 | 0x10
+WATCHED_EVENTS = sum(KINDS) & ~EXCLUDED_EVENTS
 
 
 class DriverEvent(NamedTuple):
@@ -54,7 +54,7 @@ class EventSet:
     def register(self, gpu: Any, uuid: str) -> bool:
         """Watch one more GPU; False if it has no events that we want."""
         try:
-            types = WANTED & self._nvml.nvmlDeviceGetSupportedEventTypes(gpu)
+            types = WATCHED_EVENTS & self._nvml.nvmlDeviceGetSupportedEventTypes(gpu)
             if types == 0:
                 return False
             self._nvml.nvmlDeviceRegisterEvents(gpu, types, self._set)

@@ -24,7 +24,7 @@ class Cadence(StrEnum):
     EVENT = "event"
 
 
-class Family(NamedTuple):
+class NvmlFamily(NamedTuple):
     """One metric family. `labels` are the names that the parts of an `*` answer fill, joined by a dot."""
 
     name: str
@@ -46,5 +46,5 @@ class Family(NamedTuple):
         return self._asdict()
 
     @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> Family:
+    def from_plain(cls, plain: Mapping[str, Any]) -> NvmlFamily:
         return cls(**{**plain, "cadence": Cadence(plain["cadence"]), "labels": tuple(plain["labels"])})

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from watchkeeper.errors import CollectError
 from watchkeeper.readers.nvml import gpm
 from watchkeeper.readers.nvml.calls import CALLS, Answer, Unsupported, field_number
-from watchkeeper.readers.nvml.families import ALL_PARTS, Cadence, Family
+from watchkeeper.readers.nvml.families import ALL_PARTS, Cadence, NvmlFamily
 from watchkeeper.readers.nvml.programs import Programs
 
 # INVALID_ARGUMENT is what older drivers say to field ids they do not know.
@@ -46,16 +46,16 @@ class NvmlBroken(CollectError):
         self.reason = reason
 
 
-class Question(NamedTuple):
+class NvmlQuery(NamedTuple):
     """One thing to put to the driver, and the families that its answer fills; `ask` None: fields in one call."""
 
     key: str
     nvml: str
     ask: Callable[[Any, Any], Answer] | None
-    families: tuple[Family, ...]
+    families: tuple[NvmlFamily, ...]
 
 
-class Slice:
+class MigSlice:
     """One MIG instance of a GPU."""
 
     def __init__(self, id: int, profile: str, handle: Any) -> None:
@@ -67,7 +67,7 @@ class Slice:
         self.uuid = ""
 
 
-class Device:
+class SessionGpu:
     """One GPU of this session and what is known about it."""
 
     def __init__(self, handle: Any, identity: dict[str, str]) -> None:
@@ -75,11 +75,11 @@ class Device:
         self.identity = identity
         self.unsupported: set[str] = set()
         self.gpm: gpm.Gpm | None = None
-        self.slices: list[Slice] = []
+        self.slices: list[MigSlice] = []
         self.programs = Programs()
 
 
-class Reading:
+class NvmlReading:
     """What one GPU answered; `lost` names the call that found it gone from the bus, `refused` says why it has no name.
 
     The first GPM sample of a GPU says nothing yet: then `is_profiled` is False.
@@ -122,7 +122,7 @@ def load() -> Any:
 class Session:
     """Opens NVML at once; NvmlBroken if that fails."""
 
-    def __init__(self, nvml: Any, families: Iterable[Family], note: Note) -> None:
+    def __init__(self, nvml: Any, families: Iterable[NvmlFamily], note: Note) -> None:
         self.nvml = nvml
         self._tell = note
         self._call = ""
@@ -131,7 +131,7 @@ class Session:
             for name, code in vars(nvml).items()
             if name.startswith("NVML_ERROR_") and isinstance(code, int)
         }
-        self._devices: dict[int, Device] = {}
+        self._devices: dict[int, SessionGpu] = {}
         wanted = tuple(families)
         self._texts = tuple(family.part for family in wanted if family.call == "text")
         self._gpm = tuple(family for family in wanted if family.call == "gpm")
@@ -147,23 +147,23 @@ class Session:
             self.driver = str(nvml.nvmlSystemGetDriverVersion())
             self.library = str(nvml.nvmlSystemGetNVMLVersion())
         except nvml.NVMLError as error:
-            raise NvmlBroken(self.word(error), str(error)) from error
+            raise NvmlBroken(self.error_name(error), str(error)) from error
 
     def _note(self, call: str) -> None:
         self._call = call
         self._tell(call)
 
-    def word(self, error: Any) -> str:
+    def error_name(self, error: Any) -> str:
         """The library's name of an error, such as NOT_SUPPORTED."""
         return self._words.get(int(error.value), f"error {error.value}")
 
-    def handles(self) -> Mapping[int, Device]:
+    def gpus(self) -> Mapping[int, SessionGpu]:
         """The GPUs that have been read in this session, by index."""
         return self._devices
 
-    def read(self, index: int, cadences: Collection[Cadence]) -> Reading:
+    def read(self, index: int, cadences: Collection[Cadence]) -> NvmlReading:
         """One GPU now: every family of these cadences that it supports."""
-        reading = Reading()
+        reading = NvmlReading()
         try:
             device = self._devices.get(index)
             if device is None:
@@ -185,13 +185,13 @@ class Session:
             reading.lost = str(error)
         except self.nvml.NVMLError as error:
             # Only `_identify` lets these through.
-            if self.word(error) == LOST:
+            if self.error_name(error) == LOST:
                 reading.lost = self._call
             else:
-                reading.refused = f"{self._call} says {self.word(error)}"
+                reading.refused = f"{self._call} says {self.error_name(error)}"
         return reading
 
-    def _identify(self, index: int) -> Device:
+    def _identify(self, index: int) -> SessionGpu:
         nvml = self.nvml
         self._note("nvmlDeviceGetHandleByIndex_v2")
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
@@ -206,9 +206,9 @@ class Session:
             try:
                 identity[f"text.{text}"] = self._ask_text(text, handle)
             except nvml.NVMLError as error:
-                if self.word(error) == LOST:
+                if self.error_name(error) == LOST:
                     raise
-        return Device(handle, identity)
+        return SessionGpu(handle, identity)
 
     def _ask_text(self, text: str, handle: Any) -> str:
         nvml = self.nvml
@@ -225,7 +225,7 @@ class Session:
         }
         return _text(calls[text](handle))
 
-    def _put(self, plan: Iterable[Question], handle: Any, *, unsupported: set[str], reading: Reading) -> None:
+    def _put(self, plan: Iterable[NvmlQuery], handle: Any, *, unsupported: set[str], reading: NvmlReading) -> None:
         """Put every question of a plan to the driver and sort its answers under their families."""
         for question in plan:
             if question.key in unsupported:
@@ -241,10 +241,10 @@ class Session:
                 unsupported.add(question.key)
             except self.nvml.NVMLError as error:
                 self._refused(
-                    question.key, question.nvml, word=self.word(error), unsupported=unsupported, reading=reading
+                    question.key, question.nvml, word=self.error_name(error), unsupported=unsupported, reading=reading
                 )
 
-    def _put_fields(self, question: Question, handle: Any, *, unsupported: set[str], reading: Reading) -> None:
+    def _put_fields(self, question: NvmlQuery, handle: Any, *, unsupported: set[str], reading: NvmlReading) -> None:
         """Many fields in one call; each has its own verdict."""
         families = [family for family in question.families if f"{FIELDS}.{family.part}" not in unsupported]
         if not families:
@@ -264,7 +264,7 @@ class Session:
                 reading=reading,
             )
 
-    def _refused(self, key: str, nvml: str, *, word: str, unsupported: set[str], reading: Reading) -> None:
+    def _refused(self, key: str, nvml: str, *, word: str, unsupported: set[str], reading: NvmlReading) -> None:
         if word == LOST:
             raise GpuLost(nvml)
         if word in UNSUPPORTED:
@@ -272,7 +272,9 @@ class Session:
         elif word not in SILENT:
             reading.errors[nvml] = word
 
-    def _read_gpm(self, device: Device | Slice, reading: Reading, *, parent: Device | None = None) -> None:
+    def _read_gpm(
+        self, device: SessionGpu | MigSlice, reading: NvmlReading, *, parent: SessionGpu | None = None
+    ) -> None:
         key, nvml = "gpm", "nvmlGpmSampleGet"
         if key in device.unsupported or not self._gpm:
             return
@@ -282,7 +284,7 @@ class Session:
                 handle = device.handle if parent is None else parent.handle
                 if not gpm.is_supported(self.nvml, handle):
                     raise Unsupported("no GPM")
-                slice_id = device.id if isinstance(device, Slice) else None
+                slice_id = device.id if isinstance(device, MigSlice) else None
                 device.gpm = gpm.Gpm(self.nvml, handle, self._gpm_metrics, slice_id=slice_id)
             found = device.gpm.read()
             reading.is_profiled = bool(found)
@@ -290,9 +292,9 @@ class Session:
         except (Unsupported, AttributeError):
             device.unsupported.add(key)
         except self.nvml.NVMLError as error:
-            self._refused(key, nvml, word=self.word(error), unsupported=device.unsupported, reading=reading)
+            self._refused(key, nvml, word=self.error_name(error), unsupported=device.unsupported, reading=reading)
 
-    def _read_programs(self, device: Device, reading: Reading) -> None:
+    def _read_programs(self, device: SessionGpu, reading: NvmlReading) -> None:
         key = "programs"
         if key not in device.unsupported:
             try:
@@ -300,11 +302,13 @@ class Session:
             except AttributeError:
                 device.unsupported.add(key)
             except self.nvml.NVMLError as error:
-                word = self.word(error)
+                word = self.error_name(error)
                 self._refused(key, self._call, word=word, unsupported=device.unsupported, reading=reading)
 
-    def _read_slice(self, device: Device, part: Slice, *, cadences: Collection[Cadence], reading: Reading) -> None:
-        own = Reading(errors=reading.errors)
+    def _read_slice(
+        self, device: SessionGpu, part: MigSlice, *, cadences: Collection[Cadence], reading: NvmlReading
+    ) -> None:
+        own = NvmlReading(errors=reading.errors)
         for cadence in cadences:
             self._put(self._slice_plan[cadence], part.handle, unsupported=part.unsupported, reading=own)
         if Cadence.PROFILE in cadences:
@@ -312,7 +316,7 @@ class Session:
         reading.is_profiled |= own.is_profiled
         reading.slices.append({"id": part.id, "profile": part.profile, "values": own.values, "uuid": part.uuid})
 
-    def _find_slices(self, device: Device) -> None:
+    def _find_slices(self, device: SessionGpu) -> None:
         """Look at how the GPU is partitioned now, keeping what is known of a slice that is still there."""
         nvml, key = self.nvml, "slices"
         if key in device.unsupported:
@@ -322,12 +326,12 @@ class Session:
             is_on = bool(nvml.nvmlDeviceGetMigMode(device.handle)[0])
             most = nvml.nvmlDeviceGetMaxMigDeviceCount(device.handle) if is_on else 0
         except nvml.NVMLError as error:
-            if self.word(error) == LOST:
+            if self.error_name(error) == LOST:
                 raise GpuLost("nvmlDeviceGetMigMode") from error
             device.unsupported.add(key)
             return
         known = {(part.id, part.profile): part for part in device.slices}
-        found: dict[int, Slice] = {}
+        found: dict[int, MigSlice] = {}
         for place in range(most):
             try:
                 handle = nvml.nvmlDeviceGetMigDeviceHandleByIndex(device.handle, place)
@@ -336,7 +340,7 @@ class Session:
             except nvml.NVMLError:
                 # An empty place in the list.
                 continue
-            part = known.get((slice_id, profile)) or Slice(slice_id, profile, handle)
+            part = known.get((slice_id, profile)) or MigSlice(slice_id, profile, handle)
             part.handle, part.uuid = handle, self._slice_uuid(handle)
             found.setdefault(slice_id, part)
         for part in device.slices:
@@ -352,9 +356,9 @@ class Session:
             return ""
 
 
-def _questions(families: Iterable[Family], cadence: Cadence) -> tuple[Question, ...]:
+def _questions(families: Iterable[NvmlFamily], cadence: Cadence) -> tuple[NvmlQuery, ...]:
     """What to put to the driver for these families: each call once, fields together."""
-    by_call: dict[tuple[str, str], list[Family]] = {}
+    by_call: dict[tuple[str, str], list[NvmlFamily]] = {}
     for family in families:
         if family.cadence is not cadence or family.call in ("gpm", "text", "event"):
             continue
@@ -363,18 +367,18 @@ def _questions(families: Iterable[Family], cadence: Cadence) -> tuple[Question, 
     return tuple(_question(call, part, tuple(group)) for (call, part), group in by_call.items())
 
 
-def _question(call: str, part: str, families: tuple[Family, ...]) -> Question:
+def _question(call: str, part: str, families: tuple[NvmlFamily, ...]) -> NvmlQuery:
     if call == FIELDS:
-        return Question(f"{FIELDS}@{families[0].cadence}", "nvmlDeviceGetFieldValues", None, families)
+        return NvmlQuery(f"{FIELDS}@{families[0].cadence}", "nvmlDeviceGetFieldValues", None, families)
     row = CALLS[call]
     if row.by_part is not None:
         ask_part, number = row.by_part, int(part)
-        return Question(f"{call}.{part}", row.nvml, lambda nvml, gpu: ask_part(nvml, gpu, number), families)
+        return NvmlQuery(f"{call}.{part}", row.nvml, lambda nvml, gpu: ask_part(nvml, gpu, number), families)
     assert row.ask is not None
-    return Question(call, row.nvml, row.ask, families)
+    return NvmlQuery(call, row.nvml, row.ask, families)
 
 
-def _fill(values: dict[str, Value], families: Iterable[Family], answer: Answer) -> None:
+def _fill(values: dict[str, Value], families: Iterable[NvmlFamily], answer: Answer) -> None:
     for family in families:
         if not isinstance(answer, Mapping):
             values[family.name] = _scaled(family, answer)
@@ -384,7 +388,7 @@ def _fill(values: dict[str, Value], families: Iterable[Family], answer: Answer) 
             values[family.name] = _scaled(family, answer[family.part])
 
 
-def _fill_gpm(values: dict[str, Value], families: Iterable[Family], found: Mapping[int, float]) -> None:
+def _fill_gpm(values: dict[str, Value], families: Iterable[NvmlFamily], found: Mapping[int, float]) -> None:
     for family in families:
         parts = [found.get(int(part)) for part in family.part.split("+")]
         known = [number for number in parts if number is not None]
@@ -392,7 +396,7 @@ def _fill_gpm(values: dict[str, Value], families: Iterable[Family], found: Mappi
             values[family.name] = _scaled(family, sum(known))
 
 
-def _scaled(family: Family, number: float) -> float:
+def _scaled(family: NvmlFamily, number: float) -> float:
     # DCGM cuts whole numbers off: 644939776 bytes are 615 MiB.
     return (
         number * family.scale if family.is_float else int(number * family.scale) if family.scale != 1 else int(number)

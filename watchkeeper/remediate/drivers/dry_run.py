@@ -5,7 +5,7 @@ from __future__ import annotations
 from watchkeeper.errors import ActionRefused
 from watchkeeper.model.actions import Action, ActionKind
 from watchkeeper.model.fleet import Place
-from watchkeeper.remediate.driver import Observed, Performed
+from watchkeeper.remediate.driver import ActionOutcome, NodeObservation
 
 WORDS = {
     ActionKind.CORDON: "kubectl cordon {node}   (Slurm: scontrol update NodeName={node} State=DRAIN Reason={mark})",
@@ -28,7 +28,7 @@ WORDS = {
 }
 
 
-def in_words(action: Action) -> str:
+def describe_by_hand(action: Action) -> str:
     """The command a person would type, or what a person has to do."""
     place = action.place
     return WORDS[action.kind].format(
@@ -40,18 +40,18 @@ def in_words(action: Action) -> str:
     )
 
 
-class DryRun:
+class DryRunDriver:
     """Knows nothing about any node, and touches none."""
 
     name = "dry run"
 
-    def observe(self, place: Place) -> Observed:
-        return Observed(place, exists=True)
+    def observe(self, place: Place) -> NodeObservation:
+        return NodeObservation(place, exists=True)
 
     def describe(self, action: Action) -> str:
-        return in_words(action)
+        return describe_by_hand(action)
 
-    def perform(self, action: Action) -> Performed:
+    def perform(self, action: Action) -> ActionOutcome:
         raise ActionRefused(
             f"{action.kind} was asked for, but this hub only describes",
             where=action.place.node,

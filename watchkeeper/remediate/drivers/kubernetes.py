@@ -22,16 +22,16 @@ from watchkeeper.model.fleet import Place
 from watchkeeper.model.repairs import RECLAIMS
 from watchkeeper.readers import json_facts as facts
 from watchkeeper.readers.clusters import kubeconfig
-from watchkeeper.remediate.driver import Observed, Performed
+from watchkeeper.remediate.driver import ActionOutcome, NodeObservation
+from watchkeeper.remediate.drivers import cluster_driver
 from watchkeeper.remediate.drivers import kubernetes_idle as idle
 from watchkeeper.remediate.drivers import kubernetes_node as nodes
 from watchkeeper.remediate.drivers import kubernetes_pods as pods
-from watchkeeper.remediate.drivers import performing
-from watchkeeper.remediate.drivers.dry_run import in_words
-from watchkeeper.remediate.drivers.kubernetes_client import Answer, ApiClient, Call, good
-from watchkeeper.remediate.drivers.kubernetes_pods import Fate, PodState, Rules
-from watchkeeper.remediate.drivers.kubernetes_reclaim import IdlePods
-from watchkeeper.remediate.drivers.performing import NotNow
+from watchkeeper.remediate.drivers.cluster_driver import ClusterUnavailable
+from watchkeeper.remediate.drivers.dry_run import describe_by_hand
+from watchkeeper.remediate.drivers.kubernetes_client import ApiCall, ApiClient, ApiResponse, good
+from watchkeeper.remediate.drivers.kubernetes_pods import DrainDecision, EvictionRules, PodState
+from watchkeeper.remediate.drivers.kubernetes_reclaim import PodReclaimer
 
 # Kubelet and controllers write a node now and then; more conflicts in a row than this mean a fight.
 MOST_CONFLICTS = 5
@@ -39,36 +39,36 @@ MOST_CONFLICTS = 5
 MOST_REMEMBERED = 256
 # A slow API server and a full node would otherwise keep a thread for minutes.
 MOST_PERFORM_SECONDS = 10.0
-STRICT = Rules()
+STRICT = EvictionRules()
 UNKNOWN_VERSION = ("no kind", "no matches for kind", "could not find the requested resource")
 
 
-def of_settings(settings: config.Settings, *, is_stopped: Callable[[], bool] = lambda: False) -> Kubernetes:
+def of_settings(settings: config.Settings, *, is_stopped: Callable[[], bool] = lambda: False) -> KubernetesDriver:
     """The cluster under [remediate], else the one that [fleet] watches; SettingsError where neither names one."""
     own, fleet = settings.remediate, settings.fleet
     if own.kubeconfig is not None:
-        server = kubeconfig.of_file(Path(own.kubeconfig), own.kubernetes_context)
+        server = kubeconfig.load_kubeconfig(Path(own.kubeconfig), own.kubernetes_context)
     elif fleet.kubeconfig is not None:
-        server = kubeconfig.of_file(Path(fleet.kubeconfig), fleet.kubernetes_context)
+        server = kubeconfig.load_kubeconfig(Path(fleet.kubeconfig), fleet.kubernetes_context)
     elif fleet.kubernetes:
-        server = kubeconfig.in_cluster()
+        server = kubeconfig.load_in_cluster()
     else:
         raise SettingsError(
             "the driver `kubernetes` needs a cluster",
             where="remediate.driver",
             remedy="Set remediate.kubeconfig to a file, or fleet.kubernetes where the hub runs in the cluster",
         )
-    rules = Rules(own.evict_unmanaged, own.delete_empty_dirs)
-    return Kubernetes(ApiClient(server, timeout_seconds=own.call_timeout_seconds), rules, is_stopped=is_stopped)
+    rules = EvictionRules(own.evict_unmanaged, own.delete_empty_dirs)
+    return KubernetesDriver(ApiClient(server, timeout_seconds=own.call_timeout_seconds), rules, is_stopped=is_stopped)
 
 
-class Kubernetes:
+class KubernetesDriver:
     """One cluster, changed through its API server."""
 
     name = "kubernetes"
 
     def __init__(
-        self, client: ApiClient, rules: Rules = STRICT, *, is_stopped: Callable[[], bool] = lambda: False
+        self, client: ApiClient, rules: EvictionRules = STRICT, *, is_stopped: Callable[[], bool] = lambda: False
     ) -> None:
         self.client = client
         self.rules = rules
@@ -76,23 +76,23 @@ class Kubernetes:
         self._eviction_version = pods.EVICTION_VERSIONS[0]
         self._evicted: dict[str, set[str]] = {}
         self._lock = threading.Lock()
-        self._idle_pods = IdlePods(client.send, self._change_by, self._evict_all, self._sorted)
+        self._idle_pods = PodReclaimer(client.send, self._change_by, self._evict_all, self._sorted)
 
     def close(self) -> None:
         self.client.close()
 
-    def keep_ready(self) -> None:
+    def keep_connected(self) -> None:
         """Keep a connection open: a new one takes a tenth of a second, and the first cordon should not wait for it."""
         with contextlib.suppress(ActionFailed):
-            self.client.send(Call("GET", "/version"))
+            self.client.send(ApiCall("GET", "/version"))
 
-    def observe(self, place: Place) -> Observed:
+    def observe(self, place: Place) -> NodeObservation:
         node = self._find(place)
         if node is None:
-            return Observed(place, exists=False)
+            return NodeObservation(place, exists=False)
         is_foreign = node.is_cordoned and node.mark is None
-        moved = [pod for pod in self._pods(place, node) if pod.fate is not Fate.LEAVE]
-        return Observed(
+        moved = [pod for pod in self._pods(place, node) if pod.fate is not DrainDecision.LEAVE]
+        return NodeObservation(
             place,
             exists=True,
             is_schedulable=not node.is_cordoned,
@@ -106,14 +106,16 @@ class Kubernetes:
     def describe(self, action: Action) -> str:
         """The calls in their order, without making any; what depends on the cluster is said in words."""
         if action.kind not in PERFORMED:
-            return in_words(action)
+            return describe_by_hand(action)
         return "; ".join(_described(action, self._eviction_version))
 
-    def perform(self, action: Action) -> Performed:
-        return performing.perform(self, action, PERFORMED, lacks=f"the Kubernetes API has no call for {action.kind}")
+    def perform(self, action: Action) -> ActionOutcome:
+        return cluster_driver.perform(
+            self, action, PERFORMED, lacks=f"the Kubernetes API has no call for {action.kind}"
+        )
 
-    def _cordon(self, action: Action) -> Performed:
-        def decide(node: nodes.NodeState) -> Call | None:
+    def _cordon(self, action: Action) -> ActionOutcome:
+        def decide(node: nodes.NodeSnapshot) -> ApiCall | None:
             if node.mark is None:
                 _refuse_held(node)
                 return nodes.cordon(node, action)
@@ -123,12 +125,12 @@ class Kubernetes:
 
         node, is_changed = self._change(self._look(action), action, decide)
         text = f"cordoned {node.name} as {action.mark}" if is_changed else f"{node.name} is cordoned by {node.mark}"
-        return Performed(text + self._tell(node, action, reason="WatchkeeperCordoned", is_unhealthy=True))
+        return ActionOutcome(text + self._tell(node, action, reason="WatchkeeperCordoned", is_unhealthy=True))
 
-    def _uncordon(self, action: Action) -> Performed:
+    def _uncordon(self, action: Action) -> ActionOutcome:
         held: tuple[str, ...] = ()
 
-        def decide(node: nodes.NodeState) -> Call | None:
+        def decide(node: nodes.NodeSnapshot) -> ApiCall | None:
             nonlocal held
             held = node.held_by
             if node.mark is None and node.is_cordoned and not held:
@@ -138,16 +140,16 @@ class Kubernetes:
 
         first = self._find(action.place)
         if first is None:
-            return Performed(f"{action.place.node} has left the cluster, and our cordon with it")
+            return ActionOutcome(f"{action.place.node} has left the cluster, and our cordon with it")
         node, is_changed = self._change(first, action, decide)
         text = f"uncordoned {node.name}" if is_changed else f"{node.name} has no cordon of ours"
         if is_changed and held:
             text = f"took our mark off {node.name}, which stays cordoned for {', '.join(held)}"
-        return Performed(text + self._tell(node, action, reason="WatchkeeperUncordoned", is_unhealthy=False))
+        return ActionOutcome(text + self._tell(node, action, reason="WatchkeeperUncordoned", is_unhealthy=False))
 
     def _change(
-        self, node: nodes.NodeState, action: Action, decide: Callable[[nodes.NodeState], Call | None]
-    ) -> tuple[nodes.NodeState, bool]:
+        self, node: nodes.NodeSnapshot, action: Action, decide: Callable[[nodes.NodeSnapshot], ApiCall | None]
+    ) -> tuple[nodes.NodeSnapshot, bool]:
         """Patch the version that was looked at, from a fresh look after each conflict; False: nothing was to change."""
         for _ in range(MOST_CONFLICTS):
             call = decide(node)
@@ -157,13 +159,13 @@ class Kubernetes:
             if answer.status != 409:
                 return nodes.read(good(answer, action.place).body, answer.at), True
             node = self._look(action)
-        raise NotNow(
+        raise ClusterUnavailable(
             f"somebody else changed the node between each look and each patch, {MOST_CONFLICTS} times",
             where=action.place.node,
             remedy="It is tried again",
         )
 
-    def _drain(self, action: Action) -> Performed:
+    def _drain(self, action: Action) -> ActionOutcome:
         node = self._look(action)
         if action.place.gpu is not None:
             return self._drain_gpu(node, action)
@@ -178,10 +180,10 @@ class Kubernetes:
         done = self._evict_all(found, action)
         left = [str(pod) for pod in found if pod.is_back]
         if left and done.is_complete:
-            return Performed(f"{done.text}; left, because they tolerate the cordon: {', '.join(left)}")
+            return ActionOutcome(f"{done.text}; left, because they tolerate the cordon: {', '.join(left)}")
         return done
 
-    def _drain_gpu(self, node: nodes.NodeState, action: Action) -> Performed:
+    def _drain_gpu(self, node: nodes.NodeSnapshot, action: Action) -> ActionOutcome:
         """Only the pods that hold the sick GPU; who they are is the caller's knowledge, never a guess of ours."""
         if node.mark is None:
             _refuse_held(node)
@@ -190,26 +192,26 @@ class Kubernetes:
         on_node = [raw for raw in self._raw_pods(action.place, is_exact=True) if pods.name_of(raw) in wanted]
         return self._evict_all(self._sorted(on_node, node, action), action)
 
-    def _restart_app(self, action: Action) -> Performed:
+    def _restart_app(self, action: Action) -> ActionOutcome:
         return self._evict_all(self._sorted(self._named(action)[0], None, action), action)
 
     def _named(self, action: Action) -> tuple[list[pods.Raw], datetime | None]:
         """The pods that an action names and that still are there, and the API server's time."""
         found, at = [], None
         for name in pods.named_by(action):
-            answer = self.client.send(Call("GET", pods.path(*name.split("/", 1))))
+            answer = self.client.send(ApiCall("GET", pods.path(*name.split("/", 1))))
             at = answer.at
             if answer.status != 404:
                 found.append(good(answer, action.place).body)
         return found, at
 
-    def _warn_owner(self, action: Action) -> Performed:
+    def _warn_owner(self, action: Action) -> ActionOutcome:
         return self._idle_pods.warn_owner(action, *self._named(action))
 
-    def _reclaim(self, action: Action) -> Performed:
+    def _reclaim(self, action: Action) -> ActionOutcome:
         return self._idle_pods.reclaim(action, self._named(action)[0])
 
-    def _sorted(self, raws: list[pods.Raw], node: nodes.NodeState | None, action: Action) -> list[PodState]:
+    def _sorted(self, raws: list[pods.Raw], node: nodes.NodeSnapshot | None, action: Action) -> list[PodState]:
         """The pods that were meant, not the successors that a StatefulSet gives their names to."""
         before = action.arguments.get("before")
         known = self._remembered(action)
@@ -222,22 +224,22 @@ class Kubernetes:
         gone = {name for name, _ in (one.split(" ") for one in known)}
         return [pod for pod in meant if str(pod) not in gone or f"{pod} {pod.uid}" in known]
 
-    def _evict_all(self, found: list[PodState], action: Action) -> Performed:
-        waits = [pod.waits for pod in found if pod.fate in (Fate.WAIT, Fate.ENDING)]
+    def _evict_all(self, found: list[PodState], action: Action) -> ActionOutcome:
+        waits = [pod.waits for pod in found if pod.fate in (DrainDecision.WAIT, DrainDecision.ENDING)]
         evicted, until = 0, time.monotonic() + MOST_PERFORM_SECONDS
         for pod in found:
-            if pod.fate is not Fate.EVICT:
+            if pod.fate is not DrainDecision.EVICT:
                 continue
             try:
                 why = self._evict(pod, action) if time.monotonic() < until else "it is asked for by the next call"
-            except NotNow as error:
+            except ClusterUnavailable as error:
                 # What was evicted so far ends meanwhile; the next call goes on with the rest.
-                return Performed(f"evicted {evicted} pods", is_complete=False, waits_for=(*waits, str(error)))
+                return ActionOutcome(f"evicted {evicted} pods", is_complete=False, waits_for=(*waits, str(error)))
             evicted += why is None
             waits.append(f"pod {pod}: {why or 'it ends'}")
         if not waits:
-            return Performed(ENDED[action.kind])
-        return Performed(f"evicted {evicted} pods, {len(waits)} to go", is_complete=False, waits_for=tuple(waits))
+            return ActionOutcome(ENDED[action.kind])
+        return ActionOutcome(f"evicted {evicted} pods, {len(waits)} to go", is_complete=False, waits_for=tuple(waits))
 
     def _evict(self, pod: PodState, action: Action) -> str | None:
         """None where the pod ends now or is gone; else what does not let it go."""
@@ -251,7 +253,7 @@ class Kubernetes:
         self._remember(action, f"{pod} {pod.uid}")
         return None
 
-    def _send_eviction(self, pod: PodState) -> Answer:
+    def _send_eviction(self, pod: PodState) -> ApiResponse:
         """By the version of the API that worked last, else by whichever this server knows."""
         for version in (self._eviction_version, *pods.EVICTION_VERSIONS):
             call = pods.eviction(pod, version)
@@ -262,7 +264,7 @@ class Kubernetes:
                 return answer
         return answer
 
-    def _let_go_if_uncordoned(self, node: nodes.NodeState, action: Action) -> None:
+    def _let_go_if_uncordoned(self, node: nodes.NodeSnapshot, action: Action) -> None:
         """A person who uncordons under our hands is right: our taint goes too, and nothing is cordoned again."""
         if node.is_cordoned or node.mark is None:
             return
@@ -275,7 +277,7 @@ class Kubernetes:
             remedy="Ask them, or start a new repair",
         )
 
-    def _tell(self, node: nodes.NodeState, action: Action, *, reason: str, is_unhealthy: bool) -> str:
+    def _tell(self, node: nodes.NodeSnapshot, action: Action, *, reason: str, is_unhealthy: bool) -> str:
         """Condition and event, for others to read. Without the right to write them, the rest counts all the same."""
         untold = []
         condition = nodes.condition(node, action, is_unhealthy=is_unhealthy)
@@ -290,15 +292,15 @@ class Kubernetes:
                 good(answer, action.place)
         return f" (without the right to write its {' and '.join(untold)})" if untold else ""
 
-    def _change_by(self, call: Call, *, is_throttle: Callable[[Answer], bool] = lambda _: True) -> Answer:
+    def _change_by(self, call: ApiCall, *, is_throttle: Callable[[ApiResponse], bool] = lambda _: True) -> ApiResponse:
         """A call that changes something, unless a person has stopped everything in the middle of an action."""
         if self._is_stopped():
-            raise NotNow(
+            raise ClusterUnavailable(
                 "everything is stopped", where=self.client.server.url, remedy="`watchkeeper act resume` goes on"
             )
         return self.client.send(call, is_throttle=is_throttle)
 
-    def _look(self, action: Action) -> nodes.NodeState:
+    def _look(self, action: Action) -> nodes.NodeSnapshot:
         node = self._find(action.place)
         if node is None:
             raise ActionFailed(
@@ -309,16 +311,16 @@ class Kubernetes:
             )
         return node
 
-    def _find(self, place: Place) -> nodes.NodeState | None:
-        answer = self.client.send(Call("GET", nodes.path(_node(place))))
+    def _find(self, place: Place) -> nodes.NodeSnapshot | None:
+        answer = self.client.send(ApiCall("GET", nodes.path(_node(place))))
         return None if answer.status == 404 else nodes.read(good(answer, place).body, answer.at)
 
-    def _pods(self, place: Place, node: nodes.NodeState, *, is_exact: bool = False) -> list[PodState]:
+    def _pods(self, place: Place, node: nodes.NodeSnapshot, *, is_exact: bool = False) -> list[PodState]:
         found = self._raw_pods(place, is_exact=is_exact)
         return [pods.sort(raw, self.rules, at=node.at, since=node.cordoned_at) for raw in found]
 
     def _raw_pods(self, place: Place, *, is_exact: bool) -> list[pods.Raw]:
-        answer = good(self.client.send(Call("GET", pods.on_node(_node(place), is_exact=is_exact))), place)
+        answer = good(self.client.send(ApiCall("GET", pods.on_node(_node(place), is_exact=is_exact))), place)
         return [one for one in facts.items(answer.body, "items") if isinstance(one, dict)]
 
     def _remember(self, action: Action, evicted: str) -> None:
@@ -332,13 +334,13 @@ class Kubernetes:
             return frozenset(self._evicted.get(action.mark, ()))
 
 
-PERFORMED: Mapping[ActionKind, Callable[[Kubernetes, Action], Performed]] = {
-    ActionKind.CORDON: Kubernetes._cordon,
-    ActionKind.UNCORDON: Kubernetes._uncordon,
-    ActionKind.DRAIN: Kubernetes._drain,
-    ActionKind.RESTART_APP: Kubernetes._restart_app,
-    ActionKind.WARN_OWNER: Kubernetes._warn_owner,
-    ActionKind.RECLAIM: Kubernetes._reclaim,
+PERFORMED: Mapping[ActionKind, Callable[[KubernetesDriver, Action], ActionOutcome]] = {
+    ActionKind.CORDON: KubernetesDriver._cordon,
+    ActionKind.UNCORDON: KubernetesDriver._uncordon,
+    ActionKind.DRAIN: KubernetesDriver._drain,
+    ActionKind.RESTART_APP: KubernetesDriver._restart_app,
+    ActionKind.WARN_OWNER: KubernetesDriver._warn_owner,
+    ActionKind.RECLAIM: KubernetesDriver._reclaim,
 }
 
 # What a drain or a restart says when nothing is waited for any more.
@@ -358,7 +360,7 @@ def _described(action: Action, version: str) -> Iterator[str]:
     if action.kind is ActionKind.RESTART_APP or (action.kind is ActionKind.DRAIN and action.place.gpu is not None):
         for name in pods.named_by(action):
             namespace, _, pod = name.partition("/")
-            yield str(pods.eviction(PodState(namespace, pod, "", Fate.EVICT), version))
+            yield str(pods.eviction(PodState(namespace, pod, "", DrainDecision.EVICT), version))
         return
     node = nodes.read({"metadata": {"name": _node(action.place)}}, None)
     if action.kind is ActionKind.DRAIN:
@@ -380,9 +382,9 @@ def _node(place: Place) -> str:
     return place.node
 
 
-def _taken_off(node: nodes.NodeState) -> Call:
+def _taken_off(node: nodes.NodeSnapshot) -> ApiCall:
     if node.is_settling:
-        raise NotNow(
+        raise ClusterUnavailable(
             f"somebody has uncordoned it, and the node controller has yet to take off {nodes.UNSCHEDULABLE['key']}",
             where=node.name,
             now="It is schedulable; our taint goes after that, or it would be written back",
@@ -391,7 +393,7 @@ def _taken_off(node: nodes.NodeState) -> Call:
     return nodes.uncordon(node)
 
 
-def _refuse_held(node: nodes.NodeState) -> None:
+def _refuse_held(node: nodes.NodeSnapshot) -> None:
     if node.held_by:
         raise _refusal(node, f"it is in the hands of {', '.join(node.held_by)}", "Wait until they are done")
     if node.is_cordoned and node.mark is None:
@@ -402,11 +404,11 @@ def _refuse_held(node: nodes.NodeState) -> None:
         )
 
 
-def _refuse_foreign(node: nodes.NodeState, action: Action) -> None:
+def _refuse_foreign(node: nodes.NodeSnapshot, action: Action) -> None:
     if node.mark is not None and not node.is_ours(action):
         raise _refusal(node, f"the cordon belongs to {node.mark}, not to {action.incident}", "Finish that one first")
 
 
-def _refusal(node: nodes.NodeState, what: str, remedy: str) -> ActionRefused:
+def _refusal(node: nodes.NodeSnapshot, what: str, remedy: str) -> ActionRefused:
     state = "cordoned" if node.is_cordoned else "schedulable"
     return ActionRefused(what, where=node.name, now=f"It was left as it is, {state}", remedy=remedy)

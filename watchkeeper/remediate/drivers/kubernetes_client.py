@@ -20,7 +20,7 @@ from watchkeeper.errors import ActionFailed, CollectError
 from watchkeeper.model.fleet import Place
 from watchkeeper.net import sync_http
 from watchkeeper.readers.clusters import kubeconfig
-from watchkeeper.remediate.drivers.performing import NotNow
+from watchkeeper.remediate.drivers.cluster_driver import ClusterUnavailable
 
 # A node has some 110 pods of 10 KiB; ten times that is not an answer about one node.
 MOST_ANSWER_BYTES = 16 * 1024 * 1024
@@ -33,7 +33,7 @@ LONGEST_MESSAGE = 300
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ApiResponse:
     """`at` is the API server's own time, the one that all its timestamps are in."""
 
     status: int
@@ -47,7 +47,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ApiCall:
     method: str
     path: str
     body: Mapping[str, Any] | None = None
@@ -72,10 +72,10 @@ class ApiClient:
         self.server = server
         self.timeout_seconds = timeout_seconds
         self._wait = wait
-        limits = sync_http.Limits(whole_seconds=timeout_seconds, answer_bytes=MOST_ANSWER_BYTES)
-        self._client = sync_http.Client(server.url, limits=limits, access=server.access, most_idle=MOST_IDLE_LINES)
+        limits = sync_http.HttpLimits(total_seconds=timeout_seconds, answer_bytes=MOST_ANSWER_BYTES)
+        self._client = sync_http.HttpClient(server.url, limits=limits, access=server.access, max_idle=MOST_IDLE_LINES)
 
-    def send(self, call: Call, *, is_throttle: Callable[[Answer], bool] = lambda _: True) -> Answer:
+    def send(self, call: ApiCall, *, is_throttle: Callable[[ApiResponse], bool] = lambda _: True) -> ApiResponse:
         """The answer, whatever its status; NotNow where there is none. `is_throttle` tells a busy server's 429."""
         until = time.monotonic() + self.timeout_seconds
         needs_fresh = False
@@ -95,39 +95,39 @@ class ApiClient:
     def close(self) -> None:
         self._client.close()
 
-    def _ask(self, call: Call, *, until: float, needs_fresh: bool) -> Answer:
+    def _ask(self, call: ApiCall, *, until: float, needs_fresh: bool) -> ApiResponse:
         content = None if call.body is None else json.dumps(call.body).encode()
         try:
-            headers = {"Accept": JSON, "Content-Type": call.content_type, **self.server.access.headers()}
+            headers = {"Accept": JSON, "Content-Type": call.content_type, **self.server.access.authorization_header()}
             request = sync_http.Request(call.method, call.path, content, headers)
-            return _answer(self._client.send(request, until=until, needs_fresh=needs_fresh))
+            return _answer(self._client.send(request, deadline=until, use_new_connection=needs_fresh))
         except sync_http.NoAnswer as error:
             raise self._not_now(call, error.problem) from error
         except CollectError as error:
             raise self._not_now(call, str(error)) from error
 
-    def _pause(self, call: Call, answer: Answer, *, until: float) -> None:
+    def _pause(self, call: ApiCall, answer: ApiResponse, *, until: float) -> None:
         seconds = 1.0 if answer.retry_after_seconds is None else answer.retry_after_seconds
         if seconds >= until - time.monotonic():
             raise self._not_now(call, f"it is busy and asks for {seconds:g} s of patience: {answer.message}")
         self._wait(seconds)
 
-    def _not_now(self, call: Call, what: str) -> NotNow:
-        return NotNow(
+    def _not_now(self, call: ApiCall, what: str) -> ClusterUnavailable:
+        return ClusterUnavailable(
             f"the Kubernetes API server did not take {call.method} {call.path.partition('?')[0]}: {what}",
             where=self.server.url,
             remedy="It is asked again",
         )
 
 
-def _answer(response: sync_http.Response) -> Answer:
+def _answer(response: sync_http.Response) -> ApiResponse:
     try:
         found = json.loads(response.body) if response.body else {}
     except (ValueError, RecursionError):
         # A proxy, or the throttle in front of the API, answers in plain text.
         found = {"message": response.body[:LONGEST_MESSAGE].decode("utf-8", "replace").strip()}
     patience = response.headers.get("retry-after", "")
-    return Answer(
+    return ApiResponse(
         response.status,
         found if isinstance(found, dict) else {},
         at=_time(response.headers.get("date")),
@@ -142,13 +142,13 @@ def _time(text: str | None) -> datetime | None:
         return None
 
 
-def good(answer: Answer, place: Place) -> Answer:
+def good(answer: ApiResponse, place: Place) -> ApiResponse:
     """An answer that means yes; NotNow where the server is in trouble, ActionFailed where it means no."""
     if answer.status < 300:
         return answer
     where = place.node or str(place)
     if answer.status >= 500 or answer.status == 409:
-        raise NotNow(f"the Kubernetes API server cannot do it now: {answer.message}", where=where)
+        raise ClusterUnavailable(f"the Kubernetes API server cannot do it now: {answer.message}", where=where)
     if answer.status == 403:
         raise ActionFailed(
             answer.message,

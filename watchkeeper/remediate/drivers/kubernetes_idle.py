@@ -16,8 +16,8 @@ from urllib.parse import quote
 
 from watchkeeper.model.actions import Action, ActionKind
 from watchkeeper.readers import json_facts as facts
-from watchkeeper.remediate.drivers.kubernetes_client import Call
-from watchkeeper.remediate.drivers.performing import KEEP, told
+from watchkeeper.remediate.drivers.cluster_driver import KEEP, told
+from watchkeeper.remediate.drivers.kubernetes_client import ApiCall
 
 RECLAIMED_BY, REPLICAS_BEFORE = "watchkeeper.dev/reclaimed-by", "watchkeeper.dev/replicas-before"
 MERGE_PATCH = "application/merge-patch+json"
@@ -33,7 +33,7 @@ Raw = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Starter:
+class OwnerController:
     """What starts a pod again: a controller that this module can scale, or one that it cannot."""
 
     kind: str
@@ -50,12 +50,12 @@ class Starter:
         return SCALED[self.kind][0].format(quote(self.namespace, safe=""), quote(self.name, safe=""))
 
 
-def starter_of(raw: Raw) -> Starter | None:
+def starter_of(raw: Raw) -> OwnerController | None:
     """The controller of a pod, a ReplicaSet or a Job; None for what nobody would start again."""
     about = facts.mapping(raw, "metadata")
     for owner in map(facts.mapping, facts.items(about, "ownerReferences")):
         if owner.get("controller") is True:
-            return Starter(facts.text(owner, "kind"), facts.text(about, "namespace"), facts.text(owner, "name"))
+            return OwnerController(facts.text(owner, "kind"), facts.text(about, "namespace"), facts.text(owner, "name"))
     return None
 
 
@@ -71,20 +71,20 @@ def has_ended(raw: Raw) -> bool:
     return facts.text(facts.mapping(raw, "status"), "phase") in ("Succeeded", "Failed")
 
 
-def siblings(starter: Starter, raw: Raw) -> str:
+def siblings(starter: OwnerController, raw: Raw) -> str:
     """Where the pods of a controller are listed, by the labels that it selects them by."""
     labels = facts.mapping(facts.mapping(facts.mapping(raw, "spec"), "selector"), "matchLabels")
     wanted = ",".join(f"{name}={value}" for name, value in labels.items())
     return f"/api/v1/namespaces/{quote(starter.namespace, safe='')}/pods?labelSelector={quote(wanted, safe='')}"
 
 
-def is_still(starter: Starter, raw: Raw) -> bool:
+def is_still(starter: OwnerController, raw: Raw) -> bool:
     """It starts no pod any more."""
     spec = facts.mapping(raw, "spec")
     return all(spec.get(name) == value for name, value in SCALED[starter.kind][1].items())
 
 
-def stilled(starter: Starter, raw: Raw, action: Action) -> Call:
+def stilled(starter: OwnerController, raw: Raw, action: Action) -> ApiCall:
     """Start none from now on; only this version, so that nobody's change is overwritten."""
     about, spec = facts.mapping(raw, "metadata"), facts.mapping(raw, "spec")
     notes: dict[str, Any] = {RECLAIMED_BY: action.mark}
@@ -95,10 +95,10 @@ def stilled(starter: Starter, raw: Raw, action: Action) -> Call:
         patched["resourceVersion"] = about["resourceVersion"]
     body = {"metadata": patched, "spec": dict(SCALED[starter.kind][1])}
     assert starter.path is not None
-    return Call("PATCH", starter.path, body, MERGE_PATCH)
+    return ApiCall("PATCH", starter.path, body, MERGE_PATCH)
 
 
-def warning(raw: Raw, action: Action, *, at: datetime | None) -> Call:
+def warning(raw: Raw, action: Action, *, at: datetime | None) -> ApiCall:
     """An event on the pod, which `kubectl describe` shows; its name is the action's, so a second one is refused."""
     about = facts.mapping(raw, "metadata")
     namespace, name, uid = (facts.text(about, key) for key in ("namespace", "name", "uid"))
@@ -119,7 +119,7 @@ def warning(raw: Raw, action: Action, *, at: datetime | None) -> Call:
         "lastTimestamp": written,
         "count": 1,
     }
-    return Call("POST", f"/api/v1/namespaces/{quote(namespace, safe='')}/events", body)
+    return ApiCall("POST", f"/api/v1/namespaces/{quote(namespace, safe='')}/events", body)
 
 
 def described(action: Action, namespace: str, pod: str, version: str) -> str:

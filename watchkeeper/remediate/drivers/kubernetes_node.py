@@ -23,7 +23,7 @@ from watchkeeper.catalogue.node_signals import Meaning, SignalKind
 from watchkeeper.model.actions import Action
 from watchkeeper.readers import json_facts as facts
 from watchkeeper.readers.clusters import kubernetes_objects as objects
-from watchkeeper.remediate.drivers.kubernetes_client import Call
+from watchkeeper.remediate.drivers.kubernetes_client import ApiCall
 from watchkeeper.remediate.drivers.kubernetes_pods import TAINT
 
 CORDONED_AT = "watchkeeper.dev/cordoned-at"
@@ -40,7 +40,7 @@ Raw = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class NodeState:
+class NodeSnapshot:
     """One look at a node; `at` is the API server's time of it."""
 
     name: str
@@ -65,13 +65,13 @@ class NodeState:
         return self.mark is not None and self.mark.startswith(f"watchkeeper:{action.incident}/")
 
 
-def read(raw: Raw, at: datetime | None) -> NodeState:
+def read(raw: Raw, at: datetime | None) -> NodeSnapshot:
     about, spec, status = facts.mapping(raw, "metadata"), facts.mapping(raw, "spec"), facts.mapping(raw, "status")
     annotations = facts.mapping(about, "annotations")
     taints = tuple(one for one in facts.items(spec, "taints") if isinstance(one, dict))
     conditions = tuple(one for one in facts.items(status, "conditions") if isinstance(one, dict))
     found = list(_signals(about, taints, conditions))
-    return NodeState(
+    return NodeSnapshot(
         facts.name_of(about),
         uid=facts.text(about, "uid"),
         version=facts.text(about, "resourceVersion"),
@@ -96,7 +96,7 @@ def _signals(about: Raw, taints: tuple[Raw, ...], conditions: tuple[Raw, ...]) -
     ]
     messages = {facts.text(one, "type"): facts.text(one, "message", intern_it=False) for one in conditions}
     for kind, name, value in written:
-        row = node_signals.judge(kind, name, value)
+        row = node_signals.find_signal(kind, name, value)
         if row is not None:
             message = f": {messages[name][:200]}" if kind is SignalKind.CONDITION and messages.get(name) else ""
             yield row.means, f"{row.whose} ({kind} {name}{f'={value}' if value else ''}{message})"
@@ -106,7 +106,7 @@ def path(name: str) -> str:
     return f"/api/v1/nodes/{quote(name, safe='')}"
 
 
-def cordon(node: NodeState, action: Action) -> Call:
+def cordon(node: NodeSnapshot, action: Action) -> ApiCall:
     taint = {"key": TAINT, "value": _label_value(action.incident), "effect": "NoSchedule"}
     others = _without(node.taints, TAINT, UNSCHEDULABLE["key"])
     annotations: dict[str, Any] = {objects.CORDONED_BY: action.mark}
@@ -115,7 +115,7 @@ def cordon(node: NodeState, action: Action) -> Call:
     return _patch(node, annotations, {"unschedulable": True, "taints": [*others, UNSCHEDULABLE, taint]})
 
 
-def uncordon(node: NodeState) -> Call:
+def uncordon(node: NodeSnapshot) -> ApiCall:
     """Take off what is ours. A node that somebody else holds meanwhile stays unschedulable, and is theirs."""
     spec: dict[str, Any] = {} if node.held_by else {"unschedulable": None}
     gone = (TAINT,) if node.held_by else (TAINT, UNSCHEDULABLE["key"])
@@ -129,14 +129,14 @@ def _without(taints: tuple[Raw, ...], *keys: str) -> list[Raw]:
     return [one for one in taints if one.get("key") not in keys]
 
 
-def _patch(node: NodeState, annotations: Raw, spec: Raw) -> Call:
+def _patch(node: NodeSnapshot, annotations: Raw, spec: Raw) -> ApiCall:
     about: dict[str, Any] = {"annotations": annotations}
     if node.version:
         about["resourceVersion"] = node.version
-    return Call("PATCH", path(node.name), {"metadata": about, "spec": spec}, MERGE_PATCH)
+    return ApiCall("PATCH", path(node.name), {"metadata": about, "spec": spec}, MERGE_PATCH)
 
 
-def condition(node: NodeState, action: Action, *, is_unhealthy: bool) -> Call | None:
+def condition(node: NodeSnapshot, action: Action, *, is_unhealthy: bool) -> ApiCall | None:
     """Our verdict where others look for it, as node-problem-detector writes its own; None where it stands already."""
     cause = action.arguments.get("cause", "")
     wanted = {
@@ -153,10 +153,10 @@ def condition(node: NodeState, action: Action, *, is_unhealthy: bool) -> Call | 
     else:
         since = _written(node.at)
     whole = {**wanted, "lastHeartbeatTime": _written(node.at), "lastTransitionTime": since}
-    return Call("PATCH", f"{path(node.name)}/status", {"status": {"conditions": [whole]}}, STRATEGIC_PATCH)
+    return ApiCall("PATCH", f"{path(node.name)}/status", {"status": {"conditions": [whole]}}, STRATEGIC_PATCH)
 
 
-def event(node: NodeState, action: Action, *, reason: str, is_warning: bool = False) -> Call:
+def event(node: NodeSnapshot, action: Action, *, reason: str, is_warning: bool = False) -> ApiCall:
     """An event with a name of its action: the second one is refused by the API server, and that is fine."""
     digest = hashlib.sha256(f"{action.mark} {reason}".encode()).hexdigest()[:16]
     at = _written(node.at)
@@ -176,7 +176,7 @@ def event(node: NodeState, action: Action, *, reason: str, is_warning: bool = Fa
         "lastTimestamp": at,
         "count": 1,
     }
-    return Call("POST", EVENTS, body)
+    return ApiCall("POST", EVENTS, body)
 
 
 def _written(at: datetime | None) -> str | None:

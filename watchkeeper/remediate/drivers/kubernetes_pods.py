@@ -15,8 +15,8 @@ from urllib.parse import quote
 
 from watchkeeper.model.actions import Action
 from watchkeeper.readers import json_facts as facts
-from watchkeeper.remediate.drivers import performing
-from watchkeeper.remediate.drivers.kubernetes_client import Call
+from watchkeeper.remediate.drivers import cluster_driver
+from watchkeeper.remediate.drivers.kubernetes_client import ApiCall
 
 TAINT = "watchkeeper.dev/unhealthy"
 MIRROR = "kubernetes.io/config.mirror"
@@ -25,7 +25,7 @@ EVICTION_VERSIONS = ("policy/v1", "policy/v1beta1")
 Raw = Mapping[str, Any]
 
 
-class Fate(StrEnum):
+class DrainDecision(StrEnum):
     """What a drain does with a pod."""
 
     LEAVE = "leave"
@@ -35,7 +35,7 @@ class Fate(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class EvictionRules:
     """What may be evicted although `kubectl drain` would ask for --force or --delete-emptydir-data."""
 
     evict_unmanaged: bool = False
@@ -49,7 +49,7 @@ class PodState:
     namespace: str
     name: str
     uid: str
-    fate: Fate
+    fate: DrainDecision
     why: str = ""
     # It was moved, or came later, and the scheduler would send it here for ever.
     is_back: bool = False
@@ -62,32 +62,37 @@ class PodState:
         return f"pod {self}: {self.why}"
 
 
-def sort(raw: Raw, rules: Rules, *, at: datetime | None = None, since: str | None = None) -> PodState:
+def sort(raw: Raw, rules: EvictionRules, *, at: datetime | None = None, since: str | None = None) -> PodState:
     """`since`: only pods of before that time are moved, as one list of `kubectl drain` would have them."""
     about, spec, status = facts.mapping(raw, "metadata"), facts.mapping(raw, "spec"), facts.mapping(raw, "status")
     fate, why = _fate(about, spec, status, rules=rules, at=at)
     # `kubectl drain` moves only what it found at its beginning.
-    is_back = fate in (Fate.EVICT, Fate.WAIT) and is_after(about, since) and _tolerates(spec, TAINT)
+    is_back = fate in (DrainDecision.EVICT, DrainDecision.WAIT) and is_after(about, since) and _tolerates(spec, TAINT)
     if is_back:
-        fate, why = Fate.LEAVE, "it came after the cordon, because it tolerates it"
+        fate, why = DrainDecision.LEAVE, "it came after the cordon, because it tolerates it"
     return PodState(facts.text(about, "namespace"), facts.name_of(about), facts.text(about, "uid"), fate, why, is_back)
 
 
-def _fate(about: Raw, spec: Raw, status: Raw, *, rules: Rules, at: datetime | None) -> tuple[Fate, str]:
+def _fate(
+    about: Raw, spec: Raw, status: Raw, *, rules: EvictionRules, at: datetime | None
+) -> tuple[DrainDecision, str]:
     controller = _controller(about)
     if controller == "DaemonSet":
-        return Fate.LEAVE, "its DaemonSet belongs to the node"
+        return DrainDecision.LEAVE, "its DaemonSet belongs to the node"
     if MIRROR in facts.mapping(about, "annotations"):
-        return Fate.LEAVE, "its kubelet starts it from a file"
+        return DrainDecision.LEAVE, "its kubelet starts it from a file"
     if facts.text(status, "phase") in ("Succeeded", "Failed"):
-        return Fate.LEAVE, "it has ended"
+        return DrainDecision.LEAVE, "it has ended"
     if "deletionTimestamp" in about:
-        return Fate.ENDING, _ending(about, at)
+        return DrainDecision.ENDING, _ending(about, at)
     if not controller and not rules.evict_unmanaged:
-        return Fate.WAIT, "no controller would start it again; it may end, or set remediate.evict_unmanaged"
+        return DrainDecision.WAIT, "no controller would start it again; it may end, or set remediate.evict_unmanaged"
     if not rules.delete_empty_dirs and (volume := _empty_dir(spec)):
-        return Fate.WAIT, f"its emptyDir `{volume}` would be lost; it may end, or set remediate.delete_empty_dirs"
-    return Fate.EVICT, ""
+        return (
+            DrainDecision.WAIT,
+            f"its emptyDir `{volume}` would be lost; it may end, or set remediate.delete_empty_dirs",
+        )
+    return DrainDecision.EVICT, ""
 
 
 def is_after(about: Raw, since: str | None) -> bool:
@@ -103,14 +108,16 @@ def name_of(raw: Raw) -> str:
 
 def named_by(action: Action) -> list[str]:
     """The pods that the action names as namespace/name."""
-    return performing.named(action, "pods", is_name=_is_name, like="a pod such as research/train-0", asks="its kubelet")
+    return cluster_driver.named(
+        action, "pods", is_name=_is_name, like="a pod such as research/train-0", asks="its kubelet"
+    )
 
 
 def _is_name(text: str) -> bool:
     return text.count("/") == 1 and all(text.split("/"))
 
 
-def eviction(pod: PodState, version: str) -> Call:
+def eviction(pod: PodState, version: str) -> ApiCall:
     """Without a grace period of ours, so that the pod's own counts; only this very pod, not its successor."""
     body = {
         "apiVersion": version,
@@ -118,7 +125,7 @@ def eviction(pod: PodState, version: str) -> Call:
         "metadata": {"name": pod.name, "namespace": pod.namespace},
         "deleteOptions": {"preconditions": {"uid": pod.uid}} if pod.uid else {},
     }
-    return Call("POST", f"{path(pod.namespace, pod.name)}/eviction", body)
+    return ApiCall("POST", f"{path(pod.namespace, pod.name)}/eviction", body)
 
 
 def path(namespace: str, name: str) -> str:

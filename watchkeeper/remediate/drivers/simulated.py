@@ -15,11 +15,11 @@ from watchkeeper.errors import ActionFailed, ActionRefused, CollectError
 from watchkeeper.model.actions import Action, ActionKind
 from watchkeeper.model.fleet import Place
 from watchkeeper.net import sync_http
-from watchkeeper.remediate.driver import Observed, Performed
-from watchkeeper.remediate.drivers.dry_run import in_words
+from watchkeeper.remediate.driver import ActionOutcome, NodeObservation
+from watchkeeper.remediate.drivers.dry_run import describe_by_hand
 
 # The simulator answers from memory; a call that takes longer has met something else.
-LIMITS = sync_http.Limits(whole_seconds=5.0, answer_bytes=1024 * 1024)
+LIMITS = sync_http.HttpLimits(total_seconds=5.0, answer_bytes=1024 * 1024)
 VERBS = {
     ActionKind.CORDON: "cordon",
     ActionKind.UNCORDON: "uncordon",
@@ -33,19 +33,19 @@ ON_GPU = frozenset({ActionKind.RESET_GPU, ActionKind.WARN_OWNER, ActionKind.RECL
 
 
 @dataclass(frozen=True, slots=True)
-class Simulated:
+class SimulatedDriver:
     """`url` is the simulator's, such as http://127.0.0.1:9481."""
 
     url: str
     name: str = "simulator"
 
-    def observe(self, place: Place) -> Observed:
+    def observe(self, place: Place) -> NodeObservation:
         status, answer = self._call("GET", _node_path(place))
         if status == 404:
-            return Observed(place, exists=False)
+            return NodeObservation(place, exists=False)
         if status != 200:
             raise self._failed("GET", _node_path(place), what=f"it answered {status}: {_reason(answer)}")
-        return Observed(
+        return NodeObservation(
             place=place,
             exists=bool(answer.get("exists", True)),
             is_schedulable=answer.get("schedulable"),
@@ -55,10 +55,10 @@ class Simulated:
 
     def describe(self, action: Action) -> str:
         if action.kind not in VERBS:
-            return in_words(action)
+            return describe_by_hand(action)
         return f"POST {_path(action)} by {action.mark}"
 
-    def perform(self, action: Action) -> Performed:
+    def perform(self, action: Action) -> ActionOutcome:
         if action.kind not in VERBS:
             raise ActionRefused(
                 f"the simulator has no call for {action.kind}",
@@ -70,7 +70,7 @@ class Simulated:
         status, answer = self._call("POST", _path(action), body={"by": mark})
         if status != 200:
             raise self._failed("POST", _path(action), what=f"it answered {status}: {_reason(answer)}")
-        return Performed(f"POST {_path(action)} by {mark}: {answer.get('text', 'done')}")
+        return ActionOutcome(f"POST {_path(action)} by {mark}: {answer.get('text', 'done')}")
 
     def _own_mark(self, action: Action) -> str:
         """The mark of our cordon: an earlier action of the same incident set it."""
@@ -88,7 +88,7 @@ class Simulated:
         sent = None if body is None else json.dumps(body).encode()
         request = sync_http.Request(method, path, sent, {"Content-Type": "application/json"})
         try:
-            answer = sync_http.Client(self.url, limits=LIMITS).send(request)
+            answer = sync_http.HttpClient(self.url, limits=LIMITS).send(request)
             return answer.status, _decode(answer.body)
         except CollectError as error:
             raise self._failed(method, path, what=error.problem) from error

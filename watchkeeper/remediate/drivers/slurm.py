@@ -23,10 +23,10 @@ from watchkeeper.model.actions import Action, ActionKind
 from watchkeeper.model.fleet import Place
 from watchkeeper.readers import json_facts as facts
 from watchkeeper.readers.clusters import slurm_records as records
-from watchkeeper.remediate.driver import Observed, Performed
-from watchkeeper.remediate.drivers import performing
-from watchkeeper.remediate.drivers.dry_run import in_words
-from watchkeeper.remediate.drivers.performing import NotNow
+from watchkeeper.remediate.driver import ActionOutcome, NodeObservation
+from watchkeeper.remediate.drivers import cluster_driver
+from watchkeeper.remediate.drivers.cluster_driver import ClusterUnavailable
+from watchkeeper.remediate.drivers.dry_run import describe_by_hand
 
 NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 JOB_ID = re.compile(r"\d+(_\d+)?")
@@ -46,7 +46,7 @@ NOT_FOUND = re.compile(r"^Node \S+ not found|Invalid node name", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class SlurmJob:
     id: str
     state: str
     user: str
@@ -57,14 +57,16 @@ class Job:
         return f"job {self.id} of {self.user}: {self.state.lower()}"
 
 
-def of_settings(settings: config.Settings, *, is_stopped: Callable[[], bool] = lambda: False) -> Slurm:
+def of_settings(settings: config.Settings, *, is_stopped: Callable[[], bool] = lambda: False) -> SlurmDriver:
     own = settings.remediate
     folder = None if own.slurm_commands is None else Path(own.slurm_commands)
-    return Slurm(folder, running_jobs=own.running_jobs, timeout_seconds=own.call_timeout_seconds, is_stopped=is_stopped)
+    return SlurmDriver(
+        folder, running_jobs=own.running_jobs, timeout_seconds=own.call_timeout_seconds, is_stopped=is_stopped
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class Slurm:
+class SlurmDriver:
     """`folder` holds scontrol and squeue; `environment` is added to ours, for a configuration of another cluster."""
 
     folder: Path | None = None
@@ -74,19 +76,21 @@ class Slurm:
     is_stopped: Callable[[], bool] = lambda: False
     name: str = "slurm"
 
-    def observe(self, place: Place) -> Observed:
+    def observe(self, place: Place) -> NodeObservation:
         node = self._node(place)
         if node is None:
-            return Observed(place, exists=False)
+            return NodeObservation(place, exists=False)
         mark = mark_of(node)
-        return Observed(
+        return NodeObservation(
             place,
             exists=True,
             is_schedulable=node.is_schedulable,
             cordoned_by=mark,
             workloads=tuple(job.id for job in self._jobs(node)),
             held_by=held_by(node),
-            unhealthy=(f"Slurm ({node.word}: {node.reason or 'no reason given'})",) if node.is_ready is False else (),
+            unhealthy=(f"Slurm ({node.state_name}: {node.reason or 'no reason given'})",)
+            if node.is_ready is False
+            else (),
         )
 
     def describe(self, action: Action) -> str:
@@ -98,7 +102,7 @@ class Slurm:
         if action.kind is ActionKind.RECLAIM:
             return "; ".join(" ".join(self._taken_back(job, action)) for job in _named_jobs(action))
         if action.kind not in PERFORMED:
-            return in_words(action)
+            return describe_by_hand(action)
         name = name_of(action.place)
         if action.kind is ActionKind.CORDON:
             return " ".join(self._update(name, "State=DRAIN", f"Reason={action.mark}"))
@@ -109,15 +113,17 @@ class Slurm:
             return f"{waits}; {' '.join(self._requeue('JOB'))} for each of them"
         return f"{waits}, until there are none"
 
-    def perform(self, action: Action) -> Performed:
-        return performing.perform(self, action, PERFORMED, lacks=f"Slurm has no command for {action.kind} that we use")
+    def perform(self, action: Action) -> ActionOutcome:
+        return cluster_driver.perform(
+            self, action, PERFORMED, lacks=f"Slurm has no command for {action.kind} that we use"
+        )
 
-    def _cordon(self, action: Action) -> Performed:
+    def _cordon(self, action: Action) -> ActionOutcome:
         node = self._look(action)
         mark = mark_of(node)
         if mark is not None:
             _refuse_foreign(mark, action)
-            return Performed(f"{node.name} is already drained by {mark}")
+            return ActionOutcome(f"{node.name} is already drained by {mark}")
         _refuse_held(node)
         # What Slurm itself gave as the reason of a node that is down is kept behind our mark.
         before = f" (was: {node.reason})" if node.reason and not node.reason.startswith("watchkeeper:") else ""
@@ -127,28 +133,28 @@ class Slurm:
             raise ActionFailed(
                 f"it was drained, but its reason is `{after.reason}` and not ours",
                 where=node.name,
-                now=f"It is {after.word}",
+                now=f"It is {after.state_name}",
                 remedy="Whoever set that reason resumes it",
             )
-        return Performed(f"drained {node.name} with the reason {action.mark}")
+        return ActionOutcome(f"drained {node.name} with the reason {action.mark}")
 
-    def _uncordon(self, action: Action) -> Performed:
+    def _uncordon(self, action: Action) -> ActionOutcome:
         node = self._node(action.place)
         if node is None:
-            return Performed(f"Slurm knows {action.place.node} no more, nor our drain")
+            return ActionOutcome(f"Slurm knows {action.place.node} no more, nor our drain")
         mark = mark_of(node)
         if mark is None:
             if DRAINS.intersection(node.states):
                 raise _refusal(node, "the drain is not ours", "Whoever set it resumes it")
-            return Performed(f"{node.name} has no drain of ours")
+            return ActionOutcome(f"{node.name} has no drain of ours")
         _refuse_foreign(mark, action)
         if "NOT_RESPONDING" in node.states:
-            why = f"slurmd of {node.name} does not answer ({node.word})"
-            return Performed("resume has to wait", is_complete=False, waits_for=(why,))
+            why = f"slurmd of {node.name} does not answer ({node.state_name})"
+            return ActionOutcome("resume has to wait", is_complete=False, waits_for=(why,))
         self._set_state(action.place, node.name, "RESUME")
-        return Performed(f"resumed {node.name}")
+        return ActionOutcome(f"resumed {node.name}")
 
-    def _drain(self, action: Action) -> Performed:
+    def _drain(self, action: Action) -> ActionOutcome:
         node = self._look(action)
         if mark_of(node) is None:
             raise _refusal(node, "our drain is gone: somebody has resumed the node or given another reason", "Ask them")
@@ -157,20 +163,20 @@ class Slurm:
             wanted = set(_named_jobs(action))
             jobs = [job for job in jobs if job.id in wanted]
         if not jobs:
-            return Performed(f"{node.name} is drained: no job is left on it")
+            return ActionOutcome(f"{node.name} is drained: no job is left on it")
         if self._policy(action) is config.RunningJobs.WAIT:
             waits = tuple(job.waits for job in jobs)
-            return Performed(f"{len(jobs)} jobs to go", is_complete=False, waits_for=waits)
+            return ActionOutcome(f"{len(jobs)} jobs to go", is_complete=False, waits_for=waits)
         return self._requeue_all(jobs, action)[1]
 
-    def _restart_app(self, action: Action) -> Performed:
+    def _restart_app(self, action: Action) -> ActionOutcome:
         """Requeue the jobs that were meant: one that has started again since is not started once more."""
         jobs = self._meant(action)
         requeued, done = self._requeue_all(jobs, action)
         # A job that waits or starts again elsewhere is not asked for once more.
-        return Performed(done.text) if requeued == len(jobs) else done
+        return ActionOutcome(done.text) if requeued == len(jobs) else done
 
-    def _meant(self, action: Action) -> list[Job]:
+    def _meant(self, action: Action) -> list[SlurmJob]:
         """The jobs that an action names, without those that have started again since."""
         before = facts.time(action.arguments.get("before"))
         return [
@@ -180,16 +186,16 @@ class Slurm:
             if not _is_after(job, before)
         ]
 
-    def _warn_owner(self, action: Action) -> Performed:
+    def _warn_owner(self, action: Action) -> ActionOutcome:
         """A line on the job's own output, as `scontrol notify` writes it."""
         jobs = self._meant(action)
         self._refuse_kept(jobs, action)
         for job in jobs:
             self._run(self._notify(job.id, action), action.place)
         owners = ", ".join(f"{job.id} of {job.user}" for job in jobs)
-        return Performed(f"told the owners of {owners or 'nothing: the jobs are gone'}")
+        return ActionOutcome(f"told the owners of {owners or 'nothing: the jobs are gone'}")
 
-    def _reclaim(self, action: Action) -> Performed:
+    def _reclaim(self, action: Action) -> ActionOutcome:
         jobs = self._meant(action)
         self._refuse_kept(jobs, action)
         for job in jobs:
@@ -202,18 +208,20 @@ class Slurm:
                     remedy='Only a batch job can wait again; `how = "cancel"` in the policy ends any',
                 )
         if not jobs:
-            return Performed("the jobs hold nothing any more")
-        return Performed(f"took {len(jobs)} jobs back", is_complete=False, waits_for=tuple(job.waits for job in jobs))
+            return ActionOutcome("the jobs hold nothing any more")
+        return ActionOutcome(
+            f"took {len(jobs)} jobs back", is_complete=False, waits_for=tuple(job.waits for job in jobs)
+        )
 
-    def _refuse_kept(self, jobs: list[Job], action: Action) -> None:
+    def _refuse_kept(self, jobs: list[SlurmJob], action: Action) -> None:
         for job in jobs:
             text, is_good = self._ask([*self._program("squeue"), "-h", "-j", job.id, "-o", "%k"])
             if not is_good:
                 raise self._failed(text, action.place)
-            if performing.KEEP in text:
-                raise performing.refuse_kept(f"job {job.id} of {job.user}", f"its comment is `{text.strip()[:80]}`")
+            if cluster_driver.KEEP in text:
+                raise cluster_driver.refuse_kept(f"job {job.id} of {job.user}", f"its comment is `{text.strip()[:80]}`")
 
-    def _requeue_all(self, jobs: list[Job], action: Action) -> tuple[int, Performed]:
+    def _requeue_all(self, jobs: list[SlurmJob], action: Action) -> tuple[int, ActionOutcome]:
         """How many jobs were requeued, and what is to be said while they end."""
         waits, requeued = [], 0
         for job in jobs:
@@ -223,7 +231,7 @@ class Slurm:
                 requeued += not why
             waits.append(f"{job.waits}, and cannot be requeued: {why}" if why else job.waits)
         text = f"requeued {requeued} jobs, {len(jobs)} to go"
-        return requeued, Performed(text, is_complete=False, waits_for=tuple(waits))
+        return requeued, ActionOutcome(text, is_complete=False, waits_for=tuple(waits))
 
     def _policy(self, action: Action) -> config.RunningJobs:
         told = action.arguments.get("running_jobs")
@@ -252,10 +260,10 @@ class Slurm:
             raise self._failed(text, place)
         return next((node for node in records.nodes_of_text(text) if node.name == name), None)
 
-    def _jobs(self, node: records.NodeRecord) -> list[Job]:
+    def _jobs(self, node: records.NodeRecord) -> list[SlurmJob]:
         return self._listed(self._squeue(node.name), None)
 
-    def _listed(self, command: list[str], action: Action | None) -> list[Job]:
+    def _listed(self, command: list[str], action: Action | None) -> list[SlurmJob]:
         text, is_good = self._ask(command)
         if not is_good:
             # squeue says so of a job that ended a while ago.
@@ -263,7 +271,7 @@ class Slurm:
                 return []
             raise self._failed(text, action.place if action is not None else None)
         rows = (line.strip().split("|") for line in text.splitlines())
-        return [Job(*row) for row in rows if len(row) == 4]
+        return [SlurmJob(*row) for row in rows if len(row) == 4]
 
     def _set_state(self, place: Place, name: str, state: str, *, reason: str = "") -> None:
         told = [f"Reason={reason}"] if reason else []
@@ -285,7 +293,9 @@ class Slurm:
 
     def _refuse_stopped(self, place: Place) -> None:
         if self.is_stopped():
-            raise NotNow("everything is stopped", where=place.node, remedy="`watchkeeper act resume` goes on")
+            raise ClusterUnavailable(
+                "everything is stopped", where=place.node, remedy="`watchkeeper act resume` goes on"
+            )
 
     def _ask(self, command: list[str]) -> tuple[str, bool]:
         """What a command printed and whether it succeeded, within the deadline."""
@@ -301,7 +311,7 @@ class Slurm:
                 check=False,
             )
         except subprocess.TimeoutExpired as error:
-            raise NotNow(f"no answer within {self.timeout_seconds:g} s", where=" ".join(command)) from error
+            raise ClusterUnavailable(f"no answer within {self.timeout_seconds:g} s", where=" ".join(command)) from error
         except OSError as error:
             raise ActionFailed(
                 f"cannot be run: {error.strerror}",
@@ -314,7 +324,7 @@ class Slurm:
         return (ran.stderr or ran.stdout).decode("utf-8", "replace").strip()[:LONGEST_MESSAGE], False
 
     def _failed(self, text: str, place: Place | None) -> ActionFailed:
-        error = NotNow if AWAY.search(text) else ActionFailed
+        error = ClusterUnavailable if AWAY.search(text) else ActionFailed
         return error(f"Slurm said: {text or 'nothing'}", where=place.node if place is not None else None)
 
     def _program(self, name: str) -> list[str]:
@@ -327,12 +337,12 @@ class Slurm:
         return [*self._program("scontrol"), "requeue", job]
 
     def _notify(self, job: str, action: Action) -> list[str]:
-        told = performing.told(action, f"scontrol update JobId={job} Comment={performing.KEEP}")
+        told = cluster_driver.told(action, f"scontrol update JobId={job} Comment={cluster_driver.KEEP}")
         return [*self._program("scontrol"), "notify", job, told]
 
     def _taken_back(self, job: str, action: Action) -> list[str]:
         """Held in the queue until its owner releases it, queued again, or ended."""
-        how = performing.how_of(action)
+        how = cluster_driver.how_of(action)
         if how == "cancel":
             return [*self._program("scancel"), job]
         return self._requeue(job) if how == "requeue" else [*self._program("scontrol"), "requeuehold", job]
@@ -341,13 +351,13 @@ class Slurm:
         return [*self._program("squeue"), "-h", "-w", name, "-t", PRESENT, "-o", JOB_FORMAT]
 
 
-PERFORMED: Mapping[ActionKind, Callable[[Slurm, Action], Performed]] = {
-    ActionKind.CORDON: Slurm._cordon,
-    ActionKind.UNCORDON: Slurm._uncordon,
-    ActionKind.DRAIN: Slurm._drain,
-    ActionKind.RESTART_APP: Slurm._restart_app,
-    ActionKind.WARN_OWNER: Slurm._warn_owner,
-    ActionKind.RECLAIM: Slurm._reclaim,
+PERFORMED: Mapping[ActionKind, Callable[[SlurmDriver, Action], ActionOutcome]] = {
+    ActionKind.CORDON: SlurmDriver._cordon,
+    ActionKind.UNCORDON: SlurmDriver._uncordon,
+    ActionKind.DRAIN: SlurmDriver._drain,
+    ActionKind.RESTART_APP: SlurmDriver._restart_app,
+    ActionKind.WARN_OWNER: SlurmDriver._warn_owner,
+    ActionKind.RECLAIM: SlurmDriver._reclaim,
 }
 
 
@@ -361,7 +371,7 @@ def held_by(node: records.NodeRecord) -> tuple[str, ...]:
     """Who else has the node in hand: a drain with another reason, a maintenance reservation, a reboot."""
     held = [f"Slurm ({state.lower()})" for state in node.states if state in MAINTENANCE]
     if DRAINS.intersection(node.states) and mark_of(node) is None:
-        held.append(f"{node.reason_by or 'somebody'} ({node.reason or 'no reason given'})")
+        held.append(f"{node.reason_user or 'somebody'} ({node.reason or 'no reason given'})")
     return tuple(held)
 
 
@@ -381,7 +391,7 @@ def _refuse_foreign(mark: str, action: Action) -> None:
 
 
 def _refusal(node: records.NodeRecord, what: str, remedy: str) -> ActionRefused:
-    return ActionRefused(what, where=node.name, now=f"It was left as it is, {node.word}", remedy=remedy)
+    return ActionRefused(what, where=node.name, now=f"It was left as it is, {node.state_name}", remedy=remedy)
 
 
 def name_of(place: Place) -> str:
@@ -396,7 +406,7 @@ def name_of(place: Place) -> str:
 
 
 def _named_jobs(action: Action) -> list[str]:
-    return performing.named(
+    return cluster_driver.named(
         action,
         "jobs",
         is_name=lambda text: JOB_ID.fullmatch(text) is not None,
@@ -405,6 +415,6 @@ def _named_jobs(action: Action) -> list[str]:
     )
 
 
-def _is_after(job: Job, before: float | None) -> bool:
+def _is_after(job: SlurmJob, before: float | None) -> bool:
     started = facts.time(job.started)
     return before is not None and started is not None and started > before

@@ -23,10 +23,10 @@ from watchkeeper.model.fleet import Place
 from watchkeeper.net import slurm_access, sync_http
 from watchkeeper.readers import json_facts as facts
 from watchkeeper.readers.clusters import slurm_records as records
-from watchkeeper.remediate.driver import Performed
-from watchkeeper.remediate.drivers import performing, slurm
-from watchkeeper.remediate.drivers.dry_run import in_words
-from watchkeeper.remediate.drivers.performing import NotNow
+from watchkeeper.remediate.driver import ActionOutcome
+from watchkeeper.remediate.drivers import cluster_driver, slurm
+from watchkeeper.remediate.drivers.cluster_driver import ClusterUnavailable
+from watchkeeper.remediate.drivers.dry_run import describe_by_hand
 
 # The list of interfaces is a megabyte; the jobs of a large cluster are a hundred.
 MOST_ANSWER_BYTES = 256 * 1024 * 1024
@@ -36,23 +36,23 @@ NOT_FOUND = re.compile(r"Invalid node name|Failure to query node \S+: No error")
 NODE_PATH, FIRST_VERSION = "/node/{node_name}", "v0.0.39"
 NO_CALL = "slurmrestd has no call that requeues, holds or notifies a job"
 REMEDY = "Install Slurm's commands on the hub's machine, or set remediate.slurm_commands"
-PERFORMED: Mapping[ActionKind, Callable[[slurm.Slurm, Action], Performed]] = {
+PERFORMED: Mapping[ActionKind, Callable[[slurm.SlurmDriver, Action], ActionOutcome]] = {
     kind: slurm.PERFORMED[kind] for kind in (ActionKind.CORDON, ActionKind.UNCORDON, ActionKind.DRAIN)
 }
 
 
-def of_settings(settings: config.Settings, *, is_stopped: Callable[[], bool] = lambda: False) -> slurm.Slurm:
+def of_settings(settings: config.Settings, *, is_stopped: Callable[[], bool] = lambda: False) -> slurm.SlurmDriver:
     """Slurm by its commands, which can do more, or through slurmrestd where there are none."""
     fleet, own = settings.fleet, settings.remediate
     if own.slurm_commands is not None or fleet.slurm_rest_url is None or shutil.which("scontrol") is not None:
         return slurm.of_settings(settings, is_stopped=is_stopped)
     token = None if fleet.slurm_token_file is None else Path(fleet.slurm_token_file)
-    rest = Rest(fleet.slurm_rest_url, token, fleet.slurm_user, own.call_timeout_seconds)
-    return SlurmRest(running_jobs=own.running_jobs, is_stopped=is_stopped, rest=rest)
+    rest = SlurmRestClient(fleet.slurm_rest_url, token, fleet.slurm_user, own.call_timeout_seconds)
+    return SlurmRestDriver(running_jobs=own.running_jobs, is_stopped=is_stopped, rest=rest)
 
 
 @dataclass(slots=True)
-class Rest:
+class SlurmRestClient:
     """slurmrestd, over HTTP with the JWT in `token_file`, or over its socket, `unix:///run/slurmrestd.sock`."""
 
     url: str
@@ -93,31 +93,35 @@ class Rest:
     def _send(self, path: str, body: Mapping[str, Any] | None) -> tuple[int, str]:
         content = None if body is None else json.dumps(body).encode()
         request = sync_http.Request("GET" if body is None else "POST", path, content, self._headers())
-        limits = sync_http.Limits(whole_seconds=self.timeout_seconds, answer_bytes=MOST_ANSWER_BYTES)
+        limits = sync_http.HttpLimits(total_seconds=self.timeout_seconds, answer_bytes=MOST_ANSWER_BYTES)
         try:
-            answer = sync_http.Client(self.url, limits=limits).send(request)
+            answer = sync_http.HttpClient(self.url, limits=limits).send(request)
         except CollectError as error:
             what = f"slurmrestd did not take {path}: {error.problem}"
-            raise NotNow(what, where=self.url, remedy="It is asked again") from error
+            raise ClusterUnavailable(what, where=self.url, remedy="It is asked again") from error
         return answer.status, answer.body.decode("utf-8", "replace")
 
     def _headers(self) -> dict[str, str]:
         try:
             return slurm_access.headers(self.user, self.token_file) | {"Content-Type": "application/json"}
         except OSError as error:
-            raise NotNow(f"cannot be read: {error.strerror}", where=str(self.token_file)) from error
+            raise ClusterUnavailable(f"cannot be read: {error.strerror}", where=str(self.token_file)) from error
 
 
 @dataclass(frozen=True, slots=True)
-class SlurmRest(slurm.Slurm):
+class SlurmRestDriver(slurm.SlurmDriver):
     """A Slurm that is asked and changed over HTTP."""
 
-    rest: Rest = field(default_factory=lambda: Rest("unix:///run/slurmrestd.sock"))
+    rest: SlurmRestClient = field(default_factory=lambda: SlurmRestClient("unix:///run/slurmrestd.sock"))
 
     def describe(self, action: Action) -> str:
         """The calls in their order, without making any."""
         if action.kind not in PERFORMED:
-            return f"{in_words(action)}: refused, {NO_CALL}" if action.kind in slurm.PERFORMED else in_words(action)
+            return (
+                f"{describe_by_hand(action)}: refused, {NO_CALL}"
+                if action.kind in slurm.PERFORMED
+                else describe_by_hand(action)
+            )
         name = slurm.name_of(action.place)
         if action.kind is ActionKind.DRAIN:
             return f"GET {self.rest.address('/jobs')}, until none is on {name}"
@@ -126,11 +130,11 @@ class SlurmRest(slurm.Slurm):
             return f"{call} {json.dumps(told)}"
         return f'{call} {{"state": ["RESUME"]}}, if its reason is of {action.incident}'
 
-    def perform(self, action: Action) -> Performed:
+    def perform(self, action: Action) -> ActionOutcome:
         is_requeue = action.kind is ActionKind.DRAIN and self._policy(action) is config.RunningJobs.REQUEUE
         if is_requeue or (action.kind in slurm.PERFORMED and action.kind not in PERFORMED):
             raise ActionRefused(NO_CALL, where=action.place.node, now="Nothing was touched", remedy=REMEDY)
-        return performing.perform(self, action, PERFORMED, lacks=f"Slurm has no call for {action.kind} that we use")
+        return cluster_driver.perform(self, action, PERFORMED, lacks=f"Slurm has no call for {action.kind} that we use")
 
     def _node(self, place: Place) -> records.NodeRecord | None:
         name = slurm.name_of(place)
@@ -142,7 +146,7 @@ class SlurmRest(slurm.Slurm):
             raise self._failed(said or f"HTTP {status}", place)
         return next((node for node in _listed(text, records.nodes_of_json, self.rest.url) if node.name == name), None)
 
-    def _jobs(self, node: records.NodeRecord) -> list[slurm.Job]:
+    def _jobs(self, node: records.NodeRecord) -> list[slurm.SlurmJob]:
         """slurmrestd lists the jobs of the whole cluster, so it is asked only while the node has any."""
         if not records.BUSY.intersection(node.states):
             return []
@@ -151,7 +155,7 @@ class SlurmRest(slurm.Slurm):
         if status >= 300 or said:
             raise self._failed(said or f"HTTP {status}", None)
         return [
-            slurm.Job(job.array or job.id, job.states[0], job.user, str(job.started_at or ""))
+            slurm.SlurmJob(job.array or job.id, job.states[0], job.user, str(job.started_at or ""))
             for job in _listed(text, records.jobs_of_json, self.rest.url)
             if node.name in job.nodes and slurm.PRESENT_STATES.intersection(job.states)
         ]

@@ -25,10 +25,10 @@ from watchkeeper import errors
 from watchkeeper.store import codec, histograms
 from watchkeeper.store.blocks.block_writer import MAGIC, TAIL, VERSION
 from watchkeeper.store.blocks.label_table import LabelTable, Numbers
-from watchkeeper.store.columns import ABSENT, NEVER_MS, Floats, Ints, as_kept
-from watchkeeper.store.damage import Damage
+from watchkeeper.store.columns import ABSENT, NEVER_MS, Floats, Ints, from_file
+from watchkeeper.store.corruption import Corruption
 from watchkeeper.store.index import MatcherLike, Patterns
-from watchkeeper.store.reading import Columns, refuse_above
+from watchkeeper.store.sample_columns import Columns, check_sample_limit
 from watchkeeper.store.series import Pairs, SeriesSet
 
 REMEMBERED_SELECTIONS = 64
@@ -90,7 +90,9 @@ class _Directory:
 class Block:
     """One file of samples; StoreError if it is not a block of ours."""
 
-    def __init__(self, path: Path, *, cache: ChunkCache, patterns: Patterns, report: Callable[[Damage], None]) -> None:
+    def __init__(
+        self, path: Path, *, cache: ChunkCache, patterns: Patterns, report: Callable[[Corruption], None]
+    ) -> None:
         self.path = path
         self._cache, self._patterns, self._report = cache, patterns, report
         self._lock = threading.Lock()
@@ -131,7 +133,7 @@ class Block:
         time_numbers, groups = np.unique(contents.time[rows], return_inverse=True)
         lows, highs, times = self._windows(time_numbers, start_ms, end_ms)
         counts = (highs - lows)[groups] if len(rows) else np.empty(0, dtype=np.int64)
-        refuse_above(int(counts.sum()), max_samples)
+        check_sample_limit(int(counts.sum()), max_samples)
         values = np.full((len(rows), times.shape[1]), ABSENT)
         chunks = contents.chunk[rows]
         for chunk in np.unique(chunks[counts > 0]).tolist():
@@ -182,19 +184,19 @@ class Block:
         *_, rows, slots = self.contents.chunks
         return int((rows * slots).max(initial=0))
 
-    def check(self) -> Iterator[Damage]:
+    def check(self) -> Iterator[Corruption]:
         """Read every byte, and say which are not what was written."""
         try:
             contents, _, _ = self.contents, self.directory, self.histograms
         except errors.StoreError as error:
-            yield Damage(self.path, 0, str(error))
+            yield Corruption(self.path, 0, str(error))
             return
         for number in range(contents.chunks.shape[1]):
             offset, length, checksum = contents.chunks[:3, number].tolist()
             try:
                 self._checked(offset, length, checksum)
             except errors.StoreError as error:
-                yield Damage(self.path, offset, error.problem)
+                yield Corruption(self.path, offset, error.problem)
 
     @property
     def contents(self) -> _Contents:
@@ -227,7 +229,7 @@ class Block:
                 self._histograms = histograms.unpack(self._part("histograms")) if self.has_histograms else {}
             return self._histograms
 
-    def let_go(self) -> None:
+    def release_unused(self) -> None:
         """Forget the directory unless it was asked for since the last time; it is the largest part, and read anew."""
         with self._lock:
             if not self._was_asked:
@@ -336,13 +338,13 @@ class Block:
         try:
             packed = self._checked(offset, length, checksum)
         except errors.StoreError as error:
-            self._report(Damage(self.path, offset, error.problem))
+            self._report(Corruption(self.path, offset, error.problem))
             blank = NEVER_MS if unpack is codec.unpack_ints else ABSENT
             matrix = np.full((rows, slots), blank)
         else:
             matrix = unpack(packed)
             if matrix.dtype == np.float64:
-                matrix = as_kept(matrix)
+                matrix = from_file(matrix)
         self._cache.keep(key, matrix)
         return matrix
 

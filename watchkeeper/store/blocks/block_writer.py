@@ -21,10 +21,10 @@ import numpy as np
 from watchkeeper.kit import files
 from watchkeeper.store import codec, histograms
 from watchkeeper.store.blocks import label_table
-from watchkeeper.store.columns import NEVER_MS, Ints, is_absent, to_keep
+from watchkeeper.store.columns import NEVER_MS, Ints, is_absent, to_file
 
 if TYPE_CHECKING:
-    from watchkeeper.store.reading import Columns
+    from watchkeeper.store.sample_columns import Columns
 
 VERSION = 1
 MAGIC = b"WKBLOCK\x01"
@@ -85,7 +85,7 @@ class BlockWriter:
     def _add_rows(self, columns: Columns, rows: Ints, held: np.typing.NDArray[np.bool_], *, length: int) -> None:
         mine, groups = held[rows, :length], columns.groups[rows]
         # Picked out by an array, so it is a copy.
-        matrix = to_keep(columns.values[rows, :length])
+        matrix = to_file(columns.values[rows, :length])
         chunk = self._write_chunk(codec.pack_floats(matrix), (len(rows), length))
         unique, inverse = np.unique(groups, return_inverse=True)
         times = columns.times[unique, :length]

@@ -18,9 +18,9 @@ from watchkeeper.model import labels as label_sets
 from watchkeeper.store.blocks.block import Block, ChunkCache
 from watchkeeper.store.blocks.block_writer import BlockWriter
 from watchkeeper.store.columns import NEVER_MS, SLOT_BYTES
-from watchkeeper.store.damage import Damage
+from watchkeeper.store.corruption import Corruption
 from watchkeeper.store.index import Patterns
-from watchkeeper.store.reading import Columns, Union, Unions, join
+from watchkeeper.store.sample_columns import Columns, SeriesUnion, UnionCache, join
 from watchkeeper.store.series import SeriesSet
 
 # A first block of 30 minutes grows to 2 h, 8 h and a day.
@@ -70,7 +70,7 @@ def merge(sources: Sequence[Block], folder: Path, *, since_ms: int = -NEVER_MS, 
 
     StoreError if a source is damaged, and then nothing is left.
     """
-    damages: list[Damage] = []
+    damages: list[Corruption] = []
     # A cache of its own: what merging reads once must not drive out what queries read often. Of each source it has
     # room for the chunk that is read, for its times, and for one more.
     cache = ChunkCache(3 * SLOT_BYTES * sum(source.largest_chunk for source in sources))
@@ -103,8 +103,8 @@ def merge(sources: Sequence[Block], folder: Path, *, since_ms: int = -NEVER_MS, 
 def _pieces(blocks: Sequence[Block], name: str, since_ms: int, *, until_ms: int) -> Iterator[Columns]:
     """The samples of one metric in a time from all blocks, some series at a time."""
     chosen = [block.find([Named(name)]) for block in blocks]
-    unions = Unions()
-    union: Union = unions.of([series for _, series in chosen])
+    unions = UnionCache()
+    union: SeriesUnion = unions.get([series for _, series in chosen])
     slots = sum(int(block.contents.chunks[4].max(initial=0)) for block in blocks)
     step = max(1, PIECE_SAMPLES // max(1, slots))
     for first in range(0, len(union.series), step):

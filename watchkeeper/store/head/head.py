@@ -23,17 +23,17 @@ from watchkeeper.model import histograms as histogram_model
 from watchkeeper.model import labels as label_sets
 from watchkeeper.model import samples as sample_model
 from watchkeeper.store import label_limits
-from watchkeeper.store.columns import ABSENT, NEVER_MS, Floats, Ints, Mask, is_absent, plain
+from watchkeeper.store.columns import ABSENT, NEVER_MS, Floats, Ints, Mask, is_absent, normalise_nans
 from watchkeeper.store.exemplars import Exemplars
-from watchkeeper.store.groups import Ledger, grown
-from watchkeeper.store.head import whereabouts
-from watchkeeper.store.head.placing import MAX_HABITS, Horizon, Placing
-from watchkeeper.store.histograms import Cells, HistogramTable, reveal
+from watchkeeper.store.groups import GroupTable, grow_column
+from watchkeeper.store.head import sample_locations
+from watchkeeper.store.head.placing import MAX_HABITS, SamplePlacement, TimeBounds
+from watchkeeper.store.histograms import Cells, HistogramTable, find_histograms
 from watchkeeper.store.index import Cardinality, MatcherLike, Selection, SeriesIndex
 from watchkeeper.store.interfaces import Appended
 from watchkeeper.store.metadata import Metadata
-from watchkeeper.store.reading import Columns, refuse_above
-from watchkeeper.store.rows import Table
+from watchkeeper.store.rows import MixedTable
+from watchkeeper.store.sample_columns import Columns, check_sample_limit
 from watchkeeper.store.series import UNKNOWN, SeriesSet
 
 # Above any clock difference between two healthy machines; a sample further ahead would hide all later ones.
@@ -46,7 +46,7 @@ NUMBER_MASK = (1 << NUMBER_BITS) - 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Asked:
+class _ScrapeIds:
     """The ids of a target's scrape before, and the numbers behind them while no series has been forgotten since."""
 
     ids: Ints
@@ -54,7 +54,7 @@ class _Asked:
     forgets: int
 
 
-class Log(Protocol):
+class SampleLog(Protocol):
     """Where a head writes what it accepts, before anyone is told; called under the head's lock."""
 
     def note_scrape(self, key: Hashable, ids: Ints, at_ms: int, values: Floats) -> None: ...
@@ -80,7 +80,7 @@ class Head:
         # Set by `durable`: everything accepted goes to the log; nothing before `closed_ms` is accepted, because it
         # is on its way to a block; nothing from `unsaved_ms` on is cleared away, because no block has it, unless blocks
         # cannot be written.
-        self.log: Log | None = None
+        self.log: SampleLog | None = None
         self.has_blocks = True
         self.closed_ms = -NEVER_MS
         self.unsaved_ms = NEVER_MS
@@ -91,10 +91,10 @@ class Head:
         self.histograms = HistogramTable()
         self._clock_ms = clock_ms
         self._index = SeriesIndex()
-        self._ledger = Ledger()
-        self._placing = Placing(self._ledger)
+        self._ledger = GroupTable()
+        self._placing = SamplePlacement(self._ledger)
         self._uses = np.empty(0, dtype=np.int64)
-        self._asked: dict[Hashable, _Asked] = {}
+        self._asked: dict[Hashable, _ScrapeIds] = {}
         self._forgets = 0
         self._expired_at_ms: int | None = None
         self._leap_ms: int | None = None
@@ -141,7 +141,7 @@ class Head:
 
         An id whose series was forgotten meanwhile is dropped as `forgotten`: ask `series_id` again.
         """
-        ids, numbers_read = np.asarray(series_ids, dtype=np.int64), plain(np.asarray(values, dtype=np.float64))
+        ids, numbers_read = np.asarray(series_ids, dtype=np.int64), normalise_nans(np.asarray(values, dtype=np.float64))
         with self.lock:
             now_ms = self._now_ms(now_ms)
             if self._is_too_far_ahead(at_ms, now_ms):
@@ -167,7 +167,7 @@ class Head:
         is_current = self._is_current(ids)
         # A copy: what the caller does with his array is his business.
         ids = ids[is_current]
-        found = _Asked(ids, ids & NUMBER_MASK, self._forgets)
+        found = _ScrapeIds(ids, ids & NUMBER_MASK, self._forgets)
         if len(self._asked) > MAX_HABITS:
             self._asked.clear()
         self._asked[group_key] = found
@@ -177,10 +177,10 @@ class Head:
         is_current: Mask = self._uses[ids & NUMBER_MASK] == ids >> NUMBER_BITS
         return is_current
 
-    def lasting(self, group_key: Hashable, since_ms: int) -> dict[int, label_sets.Labels]:
+    def active_series(self, group_key: Hashable, since_ms: int) -> dict[int, label_sets.Labels]:
         """The series of a group's newest scrape, where that is after a time, by their ids; not those that it ended."""
         with self.lock:
-            numbers = self._ledger.lasting(("scrape", group_key), since_ms)
+            numbers = self._ledger.active_series(("scrape", group_key), since_ms)
             ids = (self._uses[numbers] << NUMBER_BITS | numbers).tolist()
             named = zip(ids, map(self._index.labels.__getitem__, numbers.tolist()), strict=True)
             return {id: labels for id, labels in named if labels is not None}
@@ -189,7 +189,7 @@ class Head:
         self,
         samples: Iterable[sample_model.Sample | histogram_model.HistogramSample],
         *,
-        together: str | None = None,
+        group_key: str | None = None,
         now_ms: int | None = None,
     ) -> Appended:
         """Keep samples of any series at any times; those of one series come in the order of time.
@@ -203,9 +203,9 @@ class Head:
             total = len(numbers) + sum(dropped.values())
             if len(numbers):
                 self._advance(int(times.max()), now_ms)
-            if together is not None and len(numbers) and (times == times[0]).all():
+            if group_key is not None and len(numbers) and (times == times[0]).all():
                 ids = self._uses[numbers] << NUMBER_BITS | numbers
-                self._place_together(together, numbers, int(times[0]), ids=ids, values=values, dropped=dropped)
+                self._place_together(group_key, numbers, int(times[0]), ids=ids, values=values, dropped=dropped)
             else:
                 self._place(numbers, times, values, dropped)
             self._expire_sometimes()
@@ -219,21 +219,21 @@ class Head:
             return self._columns(self._index.select(matchers), start_ms, end_ms, max_samples=max_samples)
 
     def _columns(self, chosen: Selection, start_ms: int, end_ms: int, *, max_samples: int | None) -> Columns:
-        lying = whereabouts.of(chosen, self._ledger)
+        lying = sample_locations.locate(chosen, self._ledger)
         lows, highs = np.zeros(len(lying.groups), dtype=np.int64), np.zeros(len(lying.groups), dtype=np.int64)
         for part in lying.parts:
             groups = lying.groups[part.groups]
             lows[part.groups] = self._ledger.slots_up_to(groups, start_ms, slab=part.slab)
             highs[part.groups] = self._ledger.slots_up_to(groups, end_ms, slab=part.slab)
         counts = highs - lows
-        refuse_above(int(counts[lying.group_index].sum()), max_samples)
+        check_sample_limit(int(counts[lying.group_index].sum()), max_samples)
         return self._copy(chosen, lying, lows=lows, counts=counts)
 
     def latest(self, matchers: Sequence[MatcherLike], start_ms: int, end_ms: int) -> tuple[SeriesSet, Ints, Floats]:
         """For each series its newest sample with start < time ≤ end: times, and values (ABSENT where there is none)."""
         with self.lock:
             chosen = self._index.select(matchers)
-            lying = whereabouts.of(chosen, self._ledger)
+            lying = sample_locations.locate(chosen, self._ledger)
             times, values = np.zeros(len(chosen.numbers), dtype=np.int64), np.full(len(chosen.numbers), ABSENT)
             # Series of jobs that ended are kept as long as the others, and have nothing to say.
             is_recent = self._placing.seen_ms[chosen.numbers] > start_ms
@@ -243,7 +243,12 @@ class Head:
             return chosen.series, times, values
 
     def _newest(
-        self, lying: whereabouts.Whereabouts, part: whereabouts.Part, is_asked: Mask, *, span: tuple[int, int]
+        self,
+        lying: sample_locations.SampleLocations,
+        part: sample_locations.SlabPart,
+        is_asked: Mask,
+        *,
+        span: tuple[int, int],
     ) -> Iterator[tuple[Ints, Ints, Floats]]:
         """Times and values of series in one slab, from the newest slot back; the last answer counts for a series."""
         (start_ms, end_ms), ledger = span, self._ledger
@@ -267,10 +272,10 @@ class Head:
             at_ms = ledger.times[part.slab].get(ledger.time_row[lying.groups[owners]], slots).view(np.int64)
             is_asked = np.ones(len(series), dtype=bool)
 
-    def reveal(self, values: Floats) -> Cells | None:
+    def find_histograms(self, values: Floats) -> Cells | None:
         """The histograms among values that were read here; None where there are none."""
         known = self.histograms.known
-        return reveal(values, known.get) if known else None
+        return find_histograms(values, known.get) if known else None
 
     def series(self, matchers: Sequence[MatcherLike], start_ms: int, end_ms: int) -> list[label_sets.Labels]:
         """Label sets of series that lived in the time, from their first sample to their newest one."""
@@ -281,7 +286,7 @@ class Head:
             )
             return chosen.series.labels_of(np.flatnonzero(lived).tolist())
 
-    def at_hand(self, matchers: Sequence[MatcherLike], start_ms: int) -> int | None:  # noqa: ARG002 (all is in memory)
+    def cached_series_count(self, matchers: Sequence[MatcherLike], start_ms: int) -> int | None:  # noqa: ARG002 (all is in memory)
         """How many series a selector means, where that was asked before and all since `start_ms` is in memory."""
         with self.lock:
             known = self._index.remembered(matchers)
@@ -305,7 +310,7 @@ class Head:
         lived: Mask = (self._placing.seen_ms >= start_ms) & (self._placing.born_ms <= end_ms)
         return lived
 
-    def load_scrapes(self, key: Hashable, ids: Ints, times: Ints, *, table: Table, expected: int = 0) -> None:
+    def load_scrapes(self, key: Hashable, ids: Ints, times: Ints, *, table: MixedTable, expected: int = 0) -> None:
         """Take over scrapes that were kept before, slot k of the table at `times[k]`: what a restart reads.
 
         A target that is new here begins with room for the scrapes that are expected in all.
@@ -362,13 +367,13 @@ class Head:
         refused, self._placing.refused = self._placing.refused, []
         return ~np.isin(numbers, np.concatenate(refused)) if refused else slice(None)
 
-    def close_until(self, at_ms: int) -> None:
+    def refuse_before(self, at_ms: int) -> None:
         """Accept nothing before a time any more."""
         with self.lock:
             self.closed_ms = max(self.closed_ms, at_ms)
             self._look_out()
 
-    def drop_ahead(self) -> int:
+    def drop_future_samples(self) -> int:
         """Drop what lies after the clock, which was put back; returns the first time that is ahead of it."""
         with self.lock:
             # Under the lock: what is accepted meanwhile is of now, and stays.
@@ -380,7 +385,7 @@ class Head:
             self._look_out()
             return now_ms + 1
 
-    def open_from(self, at_ms: int) -> None:
+    def accept_from(self, at_ms: int) -> None:
         """Blocks have what lies before a time, and nothing else: accept, and keep, what comes from there on."""
         with self.lock:
             self.closed_ms = self.unsaved_ms = at_ms
@@ -428,7 +433,7 @@ class Head:
         known = self._index.find(labels)
         if known is not None:
             return known
-        label_limits.check(labels)
+        label_limits.check_label_limits(labels)
         if len(self._index) >= self.max_series:
             raise errors.StoreFull(
                 f"series {errors.quote(str(labels))} is one too many",
@@ -436,7 +441,7 @@ class Head:
                 remedy="Drop labels that change often, or raise `query.max_series`",
             )
         number = self._index.add(labels)
-        self._uses = grown(self._uses, number + 1, fill=0)
+        self._uses = grow_column(self._uses, number + 1, fill=0)
         self._uses[number] += 1
         self._placing.welcome(number, self.newest_ms or 0, kind=_kind(labels.name))
         return number
@@ -446,7 +451,7 @@ class Head:
         names = [labels.name for labels in fresh]
         kinds = {name: _kind(name) for name in set(names)}
         numbers = self._index.add_all(fresh, kinds)
-        self._uses = grown(self._uses, len(self._index.labels), fill=0)
+        self._uses = grow_column(self._uses, len(self._index.labels), fill=0)
         self._uses[numbers] += 1
         found = np.array([kinds[name] for name in names], dtype=np.int64)
         self._placing.welcome_all(numbers, self.newest_ms or 0, kinds=found)
@@ -477,7 +482,7 @@ class Head:
         series, at_ms, found = np.array(numbers, dtype=np.int64), np.array(times, dtype=np.int64), np.array(values)
         # NumPy has no numbers for them where there are histograms.
         if found.dtype != object:
-            return series, at_ms, plain(found)
+            return series, at_ms, normalise_nans(found)
         stored = self.histograms.marks(series, at_ms, values)
         has_room = ~is_absent(stored)
         if not has_room.all():
@@ -517,7 +522,7 @@ class Head:
         clear_ms = min(expired_ms, kept_ms)
         if clear_ms > self.unsaved_ms:
             self.lacking_ms = max(self.lacking_ms, clear_ms)
-        self._placing.horizon = Horizon(
+        self._placing.horizon = TimeBounds(
             oldest_ms=max(expired_ms, self.closed_ms),
             late_ms=self.newest_ms - self.late_ms if self.late_ms else NEVER_MS,
             clear_ms=clear_ms,
@@ -553,7 +558,7 @@ class Head:
             self.histograms.forget_before(before_ms - self.retention_ms)
         return len(silent)
 
-    def _copy(self, chosen: Selection, lying: whereabouts.Whereabouts, *, lows: Ints, counts: Ints) -> Columns:
+    def _copy(self, chosen: Selection, lying: sample_locations.SampleLocations, *, lows: Ints, counts: Ints) -> Columns:
         ledger, group_index = self._ledger, lying.group_index
         width = int(counts.max()) if len(counts) else 0
         times = np.full((len(lying.groups), width), NEVER_MS, dtype=np.int64)

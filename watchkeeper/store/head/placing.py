@@ -14,15 +14,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from watchkeeper.store.columns import NEVER_MS, Floats, Ints, Mask, Places, Slab, is_absent
-from watchkeeper.store.groups import NOBODY, Ledger, grown
-from watchkeeper.store.rows import WIDE, Table, fits
+from watchkeeper.store.groups import NO_GROUP, GroupTable, grow_column
+from watchkeeper.store.rows import WIDE, MixedTable, fits
 
 # Targets whose last scrape is remembered; a hub has some thousand.
 MAX_HABITS = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class Horizon:
+class TimeBounds:
     """Which times still count: none before `oldest_ms`, none out of order before `late_ms`; slots before
     `clear_ms` may be cleared away."""
 
@@ -32,7 +32,7 @@ class Horizon:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Habit:
+class ScrapeTemplate:
     """What a scrape of a target looked like, and where its samples went; nearly always the next is the same."""
 
     group: int
@@ -43,30 +43,30 @@ class Habit:
     stamp: int
 
 
-class Placing:
+class SamplePlacement:
     """Writes samples into the ledger's slots, and knows when each series was born and last seen."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: GroupTable) -> None:
         self._ledger = ledger
         self.born_ms = np.empty(0, dtype=np.int64)
         self.seen_ms = np.empty(0, dtype=np.int64)
-        self.horizon = Horizon()
-        self._habits: dict[Hashable, Habit] = {}
+        self.horizon = TimeBounds()
+        self._habits: dict[Hashable, ScrapeTemplate] = {}
         # Series whose sample was refused since this was last emptied.
         self.refused: list[Ints] = []
 
     def welcome(self, number: int, now_ms: int, *, kind: int) -> None:
         """A new series: not seen yet, but too young to be forgotten."""
         self._ledger.welcome(number, kind)
-        self.born_ms = grown(self.born_ms, number + 1, fill=NEVER_MS)
-        self.seen_ms = grown(self.seen_ms, number + 1, fill=0)
+        self.born_ms = grow_column(self.born_ms, number + 1, fill=NEVER_MS)
+        self.seen_ms = grow_column(self.seen_ms, number + 1, fill=0)
         self.born_ms[number], self.seen_ms[number] = NEVER_MS, now_ms
 
     def welcome_all(self, numbers: Ints, now_ms: int, *, kinds: Ints) -> None:
         """The same for many new series."""
         self._ledger.welcome_all(numbers, kinds)
-        self.born_ms = grown(self.born_ms, int(numbers.max(initial=-1)) + 1, fill=NEVER_MS)
-        self.seen_ms = grown(self.seen_ms, int(numbers.max(initial=-1)) + 1, fill=0)
+        self.born_ms = grow_column(self.born_ms, int(numbers.max(initial=-1)) + 1, fill=NEVER_MS)
+        self.seen_ms = grow_column(self.seen_ms, int(numbers.max(initial=-1)) + 1, fill=0)
         self.born_ms[numbers], self.seen_ms[numbers] = NEVER_MS, now_ms
 
     def place_scrape(self, key: Hashable, numbers: Ints, at_ms: int, *, values: Floats, dropped: Counter[str]) -> None:
@@ -77,8 +77,8 @@ class Placing:
         group = ledger.group(key)
         owners = ledger.group_of[numbers]
         if at_ms >= ledger.last_ms[group]:
-            if (owners == NOBODY).any():
-                ledger.join(group, np.unique(numbers[owners == NOBODY]))
+            if (owners == NO_GROUP).any():
+                ledger.join(group, np.unique(numbers[owners == NO_GROUP]))
                 owners = ledger.group_of[numbers]
             own = owners == group
             if own.any():
@@ -121,9 +121,9 @@ class Placing:
         if int(ledger.filled[group]) > 1 and len(np.unique(numbers)) == len(numbers):
             rows = ledger.row_of[numbers]
             places, narrow = ledger.slabs[ledger.slab_of[group]].places(rows), np.flatnonzero(rows < WIDE)
-            self._habits[key] = Habit(group, numbers, places, narrow, int(ledger.stamps[group]))
+            self._habits[key] = ScrapeTemplate(group, numbers, places, narrow, int(ledger.stamps[group]))
 
-    def place_scrapes(self, key: Hashable, numbers: Ints, times: Ints, *, table: Table) -> bool:
+    def place_scrapes(self, key: Hashable, numbers: Ints, times: Ints, *, table: MixedTable) -> bool:
         """Write many scrapes at once, slot k of the table at ascending `times[k]`; False where that needs care."""
         ledger = self._ledger
         group = ledger.group(key)
@@ -132,13 +132,13 @@ class Placing:
             int(times[0]) > int(ledger.last_ms[group])
             and int(times[0]) >= self.horizon.oldest_ms
             and bool((np.diff(times) > 0).all())
-            and bool(((owners == NOBODY) | (owners == group)).all())
+            and bool(((owners == NO_GROUP) | (owners == group)).all())
             and len(set(numbers.tolist())) == len(numbers)
         )
         if not is_plain:
             ledger.drop_if_empty(group)
             return False
-        new = owners == NOBODY
+        new = owners == NO_GROUP
         if new.any():
             ledger.join(group, numbers[new], is_wide=table.is_wide[new])
         ledger.open_slots(group, len(times), oldest_ms=self.horizon.clear_ms)
@@ -232,7 +232,7 @@ class Placing:
         ledger = self._ledger
         for number in numbers.tolist():
             group = int(ledger.group_of[number])
-            if group == NOBODY:
+            if group == NO_GROUP:
                 ledger.join(ledger.group(("series", number)), np.array([number]))
             elif ledger.size(group) > 1:
                 ledger.separate(number, ("series", number))

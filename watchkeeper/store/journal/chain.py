@@ -19,7 +19,7 @@ GENESIS = "0" * 64
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class JournalEntry:
     """One line of the audit: who did what to which subject, when, and under which leader epoch."""
 
     seq: int
@@ -48,7 +48,7 @@ def digest(texts: Iterable[str]) -> str:
     return total.hexdigest()
 
 
-def entry_hash(entry: Entry, body: str | None = None) -> str:
+def entry_hash(entry: JournalEntry, body: str | None = None) -> str:
     """The digest of everything but the hash; `body` is the body's text for whoever has written it already."""
     # The text that `wire.dumps` makes of all fields, put together so that a large body is written once.
     at, body = wire.format_time(entry.at), wire.dumps(entry.body) if body is None else body
@@ -57,5 +57,5 @@ def entry_hash(entry: Entry, body: str | None = None) -> str:
     return digest([f'{first},"prev":{prev},"seq":{entry.seq:d},"subject":{subject}}}'])
 
 
-def is_intact(entry: Entry, prev: str) -> bool:
+def is_intact(entry: JournalEntry, prev: str) -> bool:
     return entry.prev == prev and entry.hash == entry_hash(entry)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from watchkeeper.store.journal import postgres
 
 
-class Rows(Protocol):
+class ResultRows(Protocol):
     """What a statement answers."""
 
     @property
@@ -37,10 +37,10 @@ class Connection(Protocol):
 
     @property
     def in_transaction(self) -> bool: ...
-    def execute(self, statement: str, values: Sequence[Any] = (), /) -> Rows: ...
-    def executemany(self, statement: str, rows: Iterable[Sequence[Any]], /) -> Rows: ...
+    def execute(self, statement: str, values: Sequence[Any] = (), /) -> ResultRows: ...
+    def executemany(self, statement: str, rows: Iterable[Sequence[Any]], /) -> ResultRows: ...
     def begin(self) -> None:
-        """Begin to write; JournalConflict or NotLeading when the epoch is no longer ours."""
+        """Begin to write; JournalConflict or NotLeader when the epoch is no longer ours."""
 
     def snapshot(self) -> AbstractContextManager[None]:
         """Everything read inside is of one moment."""
@@ -49,7 +49,7 @@ class Connection(Protocol):
     def close(self) -> None: ...
 
 
-def server_of(url_file: str) -> postgres.Server:
+def load_server(url_file: str) -> postgres.PostgresServer:
     """The server whose address is in a file; SettingsError where its library is not installed."""
     try:
         from watchkeeper.store.journal import postgres
@@ -59,12 +59,12 @@ def server_of(url_file: str) -> postgres.Server:
             where="journal.url_file",
             remedy="Run `pip install 'watchkeeper[postgres]'`",
         ) from error
-    return postgres.of_file(Path(url_file))
+    return postgres.read_server(Path(url_file))
 
 
-def follow(url_file: str) -> Connection:
+def open_read_only(url_file: str) -> Connection:
     """A connection that only reads."""
-    server = server_of(url_file)
+    server = load_server(url_file)
     from watchkeeper.store.journal import postgres
 
-    return postgres.ServerConnection(server, 0)
+    return postgres.PostgresConnection(server, 0)

@@ -13,14 +13,14 @@ from typing import Any
 import psycopg
 
 from watchkeeper.errors import StoreError
-from watchkeeper.store.journal.postgres import Server
+from watchkeeper.store.journal.postgres import PostgresServer
 
 # The row is small and locked for moments: who waits longer has a server in trouble.
 ANSWER_SECONDS = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Lead:
+class Lease:
     """Who leads, in which epoch, for how long yet, and where it is; `is_ours` when we took it."""
 
     epoch: int
@@ -36,19 +36,19 @@ class Lead:
 class Election:
     """One candidate. Not for several threads at once; every method raises StoreError when the server is away."""
 
-    def __init__(self, server: Server, holder: str, *, url: str, lease_seconds: float) -> None:
+    def __init__(self, server: PostgresServer, holder: str, *, url: str, lease_seconds: float) -> None:
         self.server, self._holder, self._url = server, holder, url
         self._lease = lease_seconds
         self._connection: psycopg.Connection[tuple[Any, ...]] | None = None
 
-    def look(self) -> Lead:
+    def read_lease(self) -> Lease:
         rows = self._ask(
             "SELECT epoch, holder, url, EXTRACT(EPOCH FROM expires_at - clock_timestamp())::float8 FROM leader"
         )
         epoch, holder, url, left = rows[0]
-        return Lead(epoch, holder, url, left, is_ours=holder == self._holder)
+        return Lease(epoch, holder, url, left, is_ours=holder == self._holder)
 
-    def take(self) -> int | None:
+    def acquire(self) -> int | None:
         """Begin a new epoch where the last one has run out or was ours; None when another hub leads."""
         # The server looks at the row again after it has waited for another's lock, and at its clock anew.
         rows = self._ask(

@@ -35,7 +35,7 @@ from watchkeeper.model import (
     silences,
 )
 from watchkeeper.store.journal import chain, journal_check
-from watchkeeper.store.journal.chain import Entry
+from watchkeeper.store.journal.chain import JournalEntry
 from watchkeeper.store.journal.connection import Connection
 from watchkeeper.store.journal.journal_file import open_journal
 
@@ -91,7 +91,7 @@ class Journal:
             self._connection.close()
 
     @contextmanager
-    def together(self) -> Iterator[None]:
+    def transaction(self) -> Iterator[None]:
         """Everything written inside is kept, or nothing of it; nests."""
         with self._guarded():
             if self._depth == 0:
@@ -113,14 +113,14 @@ class Journal:
             finally:
                 self._depth -= 1
 
-    def record(self, kind: str, subject: str, *, at: datetime, actor: str, body: Mapping[str, Any]) -> Entry:
+    def record(self, kind: str, subject: str, *, at: datetime, actor: str, body: Mapping[str, Any]) -> JournalEntry:
         """Append one entry that changes no row: a note, an action's receipt, a start of the hub."""
-        with self.together():
+        with self.transaction():
             row = self._rows("SELECT seq, hash FROM entry ORDER BY seq DESC LIMIT 1")
             seq, prev = (row[0][0] + 1, row[0][1]) if row else (1, chain.GENESIS)
             plain = wire.to_plain(body)
             text = wire.dumps(plain)
-            entry = Entry(seq, at, actor, kind, subject, plain, self.epoch, prev, hash="")
+            entry = JournalEntry(seq, at, actor, kind, subject, plain, self.epoch, prev, hash="")
             entry = replace(entry, hash=chain.entry_hash(entry, text))
             self._connection.execute(
                 "INSERT INTO entry VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -128,9 +128,9 @@ class Journal:
             )
             return entry
 
-    def take_events(self, batch: Sequence[events.Event], now: datetime) -> list[events.Event]:
+    def save_events(self, batch: Sequence[events.Event], now: datetime) -> list[events.Event]:
         """Keep the events that are not known yet, and return those, marked as received now."""
-        with self.together():
+        with self.transaction():
             fresh: dict[str, events.Event] = {}
             for event in batch:
                 known = self._rows("SELECT 1 FROM event WHERE key = ?", event.id)
@@ -189,7 +189,7 @@ class Journal:
         self, incident: incidents.Incident, *, kind: str, text: str, at: datetime, actor: str = HUB
     ) -> None:
         """Keep the next version of an incident; JournalConflict when it is not the next one."""
-        with self.together():
+        with self.transaction():
             known = self._rows("SELECT version FROM incident WHERE key = ?", incident.id)
             stored = known[0][0] if known else 0
             if incident.version != stored + 1:
@@ -255,7 +255,7 @@ class Journal:
         found = dict(rows)
         return {severity: found.get(severity.value, 0) for severity in alerts.Severity}
 
-    def timeline(self, incident_id: str, limit: int = 1000) -> list[Entry]:
+    def timeline(self, incident_id: str, limit: int = 1000) -> list[JournalEntry]:
         """What happened to an incident, oldest first; of a very long story the newest part."""
         rows = self._rows(
             "SELECT * FROM entry WHERE subject = ? AND kind NOT IN (?, ?) ORDER BY seq DESC LIMIT ?",
@@ -279,27 +279,27 @@ class Journal:
     def plan(self, incident_id: str) -> actions.Plan | None:
         return self._one(actions.Plan, "plan", incident_id)
 
-    def save_order(self, tracked: orders.Tracked, *, at: datetime, actor: str, text: str) -> None:
+    def save_order(self, tracked: orders.TrackedOrder, *, at: datetime, actor: str, text: str) -> None:
         """Keep a work order as it is now: given, or answered with a receipt."""
         kind = "order" if tracked.receipt is None else "receipt"
         self._write("work_order", {tracked.order.id: wire.dumps(tracked)}, at=at, actor=actor, kind=kind, text=text)
 
-    def order(self, id: str) -> orders.Tracked | None:
-        return self._one(orders.Tracked, "work_order", id)
+    def order(self, id: str) -> orders.TrackedOrder | None:
+        return self._one(orders.TrackedOrder, "work_order", id)
 
-    def latest_orders(self, *, limit: int = 100) -> list[orders.Tracked]:
+    def latest_orders(self, *, limit: int = 100) -> list[orders.TrackedOrder]:
         """Newest first."""
         rows = self._rows("SELECT body FROM work_order ORDER BY seq DESC LIMIT ?", min(limit, MOST_ROWS))
-        return [self._decode(orders.Tracked, row[0]) for row in rows]
+        return [self._decode(orders.TrackedOrder, row[0]) for row in rows]
 
-    def open_orders(self, now: datetime) -> list[orders.Tracked]:
+    def open_orders(self, now: datetime) -> list[orders.TrackedOrder]:
         """Those that may still be answered, oldest first."""
         rows = self._rows(
             "SELECT body FROM work_order WHERE is_answered = 0 AND expires_at >= ? ORDER BY seq LIMIT ?",
             wire.format_time(now),
             MOST_ROWS,
         )
-        return [self._decode(orders.Tracked, row[0]) for row in rows]
+        return [self._decode(orders.TrackedOrder, row[0]) for row in rows]
 
     def save_repair(self, repair: repairs.Repair, *, at: datetime, actor: str, text: str, kind: str) -> None:
         """Keep a repair as it is now, on the timeline of its incident."""
@@ -307,7 +307,7 @@ class Journal:
         rows = {str(repair.id): wire.dumps(repair)}
         self._write("repair", rows, at=at, actor=actor, kind=kind, text=text, about=about, subject=repair.incident)
 
-    def alive_repairs(self) -> list[repairs.Repair]:
+    def active_repairs(self) -> list[repairs.Repair]:
         """Those that wait, run, or hold a node; oldest first."""
         rows = self._rows("SELECT body FROM repair WHERE is_alive = 1 ORDER BY seq LIMIT ?", MOST_ROWS)
         return [self._decode(repairs.Repair, row[0]) for row in rows]
@@ -332,12 +332,12 @@ class Journal:
         rows = self._rows("SELECT body FROM repair WHERE incident = ? ORDER BY seq DESC LIMIT ?", incident_id, limit)
         return [self._decode(repairs.Repair, row[0]) for row in rows]
 
-    def save_switch(self, switch: repairs.Switch, *, at: datetime, actor: str, text: str) -> None:
+    def save_switch(self, switch: repairs.RepairSwitch, *, at: datetime, actor: str, text: str) -> None:
         rows = {REPAIR_SWITCH: wire.dumps(switch)}
         self._write("repair_switch", rows, at=at, actor=actor, text=text, subject=REPAIR_SWITCH)
 
-    def switch(self) -> repairs.Switch:
-        return self._one(repairs.Switch, "repair_switch", REPAIR_SWITCH) or repairs.Switch()
+    def switch(self) -> repairs.RepairSwitch:
+        return self._one(repairs.RepairSwitch, "repair_switch", REPAIR_SWITCH) or repairs.RepairSwitch()
 
     def open_incident_ids(self) -> set[str]:
         return {row[0] for row in self._rows("SELECT key FROM incident WHERE state <> 'resolved'")}
@@ -365,7 +365,7 @@ class Journal:
         rows = self._rows("SELECT body FROM notice WHERE incident = ? ORDER BY rowid LIMIT ?", incident_id, MOST_ROWS)
         return [self._decode(notices.Notice, row[0]) for row in rows]
 
-    def notices_on_the_way(self) -> list[notices.Notice]:
+    def undelivered_notices(self) -> list[notices.Notice]:
         """Those that no receiver has taken yet, oldest first."""
         rows = self._rows(
             "SELECT body FROM notice WHERE state IN ('waiting', 'sending') ORDER BY rowid LIMIT ?", MOST_ROWS
@@ -378,7 +378,7 @@ class Journal:
         over = [alert.labels for alert in changed if alert.state is alerts.AlertState.RESOLVED]
         if not changed:
             return
-        with self.together():
+        with self.transaction():
             self._connection.executemany("DELETE FROM alert WHERE key = ?", [(str(labels),) for labels in over])
             rows = {str(alert.labels): wire.dumps(_alert_to_plain(alert)) for alert in lasting}
             self._write("alert", rows, at=at, text=_in_words(changed))
@@ -387,12 +387,12 @@ class Journal:
         rows = self._rows("SELECT body FROM alert ORDER BY key LIMIT ?", MOST_ROWS)
         return [_alert_from_plain(json.loads(row[0])) for row in rows]
 
-    def entries_of(self, kind: str, limit: int = 10_000) -> list[Entry]:
+    def entries_of(self, kind: str, limit: int = 10_000) -> list[JournalEntry]:
         """The newest entries of one kind, oldest first."""
         rows = self._rows("SELECT * FROM entry WHERE kind = ? ORDER BY seq DESC LIMIT ?", kind, limit)
         return [self._entry(row) for row in reversed(rows)]
 
-    def entries(self, after_seq: int = 0, limit: int = 1000) -> list[Entry]:
+    def entries(self, after_seq: int = 0, limit: int = 1000) -> list[JournalEntry]:
         rows = self._rows("SELECT * FROM entry WHERE seq > ? ORDER BY seq LIMIT ?", after_seq, min(limit, MOST_ROWS))
         return [self._entry(row) for row in rows]
 
@@ -402,7 +402,7 @@ class Journal:
         What is dropped is always the oldest part, and a checkpoint entry keeps its last hash, so the rest
         still verifies. Incidents that are not resolved stay, though their early timeline may go.
         """
-        with self.together():
+        with self.transaction():
             old = self._rows("SELECT MIN(seq) FROM entry WHERE at >= ?", wire.format_time(before))[0][0]
             last = self._rows("SELECT MAX(seq) FROM entry")[0][0] or 0
             cut = last if old is None else old - 1
@@ -433,7 +433,7 @@ class Journal:
     def verify(self) -> int | None:
         """The number of the first entry that is not as it was written, or whose rows are not; None if all are."""
         with self._guarded(), self._connection.snapshot():
-            return journal_check.first_broken(self._connection)
+            return journal_check.first_invalid_entry(self._connection)
 
     def _write(
         self,
@@ -449,8 +449,8 @@ class Journal:
     ) -> None:
         """One entry and the rows that belong to it; the entry holds their digest, so they are covered by the chain."""
         subject = subject or (next(iter(rows)) if table not in ("event", "alert") else table)
-        body = {**(about or {}), "text": text, **journal_check.seal(rows)}
-        with self.together():
+        body = {**(about or {}), "text": text, **journal_check.row_digests(rows)}
+        with self.transaction():
             entry = self.record(kind or table, subject, at=at, actor=actor, body=body)
             self._connection.executemany(
                 f"INSERT INTO {table} (key, seq, body) VALUES (?, ?, ?)"  # noqa: S608
@@ -507,7 +507,7 @@ class Journal:
                 remedy="Run `verify` on the journal; restore it from a copy if it is broken",
             ) from error
 
-    def _entry(self, row: tuple[Any, ...]) -> Entry:
+    def _entry(self, row: tuple[Any, ...]) -> JournalEntry:
         try:
             return journal_check.entry_of(row)
         except ValueError as error:

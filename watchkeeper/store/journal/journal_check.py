@@ -12,7 +12,7 @@ from typing import Any
 
 from watchkeeper.kit import wire
 from watchkeeper.store.journal import chain
-from watchkeeper.store.journal.chain import Entry
+from watchkeeper.store.journal.chain import JournalEntry
 from watchkeeper.store.journal.connection import Connection
 
 CHECKPOINT = "checkpoint"
@@ -28,18 +28,18 @@ PAGE_ROWS = 1_000
 ADDED_TABLES = frozenset({"work_order", "silence", "notice", "repair", "repair_switch"})
 
 
-def seal(rows: Mapping[str, str]) -> dict[str, dict[str, str]]:
+def row_digests(rows: Mapping[str, str]) -> dict[str, dict[str, str]]:
     """The digest of each row, as a part of an entry's body."""
     return {SEAL: {key: chain.digest([content]) for key, content in rows.items()}}
 
 
-def entry_of(row: tuple[Any, ...]) -> Entry:
+def entry_of(row: tuple[Any, ...]) -> JournalEntry:
     """An entry from its columns; ValueError when they are not what we write."""
     seq, at, actor, kind, subject, body, epoch, prev, hash = row
-    return Entry(seq, wire.parse_time(at), actor, kind, subject, json.loads(body), epoch, prev, hash)
+    return JournalEntry(seq, wire.parse_time(at), actor, kind, subject, json.loads(body), epoch, prev, hash)
 
 
-def first_broken(connection: Connection) -> int | None:
+def first_invalid_entry(connection: Connection) -> int | None:
     broken = {seq for seq in (_broken_entry(connection), _broken_row(connection)) if seq is not None}
     return min(broken, default=None)
 
@@ -80,7 +80,7 @@ def _start(connection: Connection) -> tuple[int, str]:
 
 def _seal_of_events(connection: Connection, seq: int) -> dict[str, str]:
     rows = connection.execute("SELECT key, body FROM event WHERE seq = ?", (seq,))
-    return seal(dict(rows))[SEAL]
+    return row_digests(dict(rows))[SEAL]
 
 
 def _broken_row(connection: Connection) -> int | None:

@@ -17,7 +17,7 @@ from typing import Any
 from watchkeeper.errors import StoreError
 from watchkeeper.kit import wire
 from watchkeeper.store.journal import connection, journal_check, journal_file
-from watchkeeper.store.journal.chain import Entry
+from watchkeeper.store.journal.chain import JournalEntry
 from watchkeeper.store.journal.connection import Connection
 
 # Entries that one search looks at; a kilobyte each, so some 20 MB.
@@ -25,7 +25,7 @@ MOST_SEARCHED = 20_000
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class EntryFilter:
     """What is looked for; empty is everything. `before` is the number of an entry, for the next page."""
 
     kinds: tuple[str, ...] = ()
@@ -39,10 +39,10 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class EntryPage:
     """Entries, newest first; `looked_back_to` is the oldest number looked at, `first` and `last` what there is."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[JournalEntry, ...]
     first: int
     last: int
     looked_back_to: int
@@ -50,14 +50,14 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Where:
+class JournalLocation:
     """A journal's file, or the file of the address of its database."""
 
     path: Path
     url_file: str | None = None
 
 
-def search(where: Where, wanted: Wanted) -> Found:
+def search(where: JournalLocation, wanted: EntryFilter) -> EntryPage:
     with _opened(where) as reader:
         first, last = reader.execute("SELECT COALESCE(MIN(seq), 0), COALESCE(MAX(seq), 0) FROM entry").fetchone()
         newest = int(last) if wanted.before is None else min(int(last), wanted.before - 1)
@@ -72,17 +72,19 @@ def search(where: Where, wanted: Wanted) -> Found:
         kinds = {str(kind): int(count) for kind, count in counted.fetchall()}
     entries = tuple(_entry(row, where) for row in rows)
     is_full = len(entries) >= wanted.limit
-    return Found(entries, int(first), int(last), entries[-1].seq if is_full else oldest, dict(sorted(kinds.items())))
+    return EntryPage(
+        entries, int(first), int(last), entries[-1].seq if is_full else oldest, dict(sorted(kinds.items()))
+    )
 
 
-def first_broken(where: Where) -> tuple[int | None, int]:
+def first_invalid_entry(where: JournalLocation) -> tuple[int | None, int]:
     """The number of the first entry that is not as it was written, None if all are; and how many were read."""
     with _opened(where) as reader, reader.snapshot():
-        broken = journal_check.first_broken(reader)
+        broken = journal_check.first_invalid_entry(reader)
         return broken, int(reader.execute("SELECT COUNT(*) FROM entry").fetchone()[0])
 
 
-def _conditions(wanted: Wanted) -> tuple[list[str], list[Any]]:
+def _conditions(wanted: EntryFilter) -> tuple[list[str], list[Any]]:
     conditions: list[str] = []
     values: list[Any] = []
     if wanted.kinds:
@@ -109,7 +111,7 @@ def _escaped(word: str) -> str:
     return word.replace("!", "!!").replace("%", "!%").replace("_", "!_")
 
 
-def _entry(row: tuple[Any, ...], where: Where) -> Entry:
+def _entry(row: tuple[Any, ...], where: JournalLocation) -> JournalEntry:
     try:
         return journal_check.entry_of(row)
     except ValueError as error:
@@ -117,9 +119,9 @@ def _entry(row: tuple[Any, ...], where: Where) -> Entry:
 
 
 @contextmanager
-def _opened(where: Where) -> Iterator[Connection]:
+def _opened(where: JournalLocation) -> Iterator[Connection]:
     if where.url_file is not None:
-        with closing(connection.follow(where.url_file)) as server:
+        with closing(connection.open_read_only(where.url_file)) as server:
             yield server
         return
     if not where.path.is_file():

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import psycopg
 from psycopg import conninfo, pq
 
-from watchkeeper.errors import NotLeading, SettingsError, StoreError, WireError, reason
+from watchkeeper.errors import NotLeader, SettingsError, StoreError, WireError, error_reason
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ ONE_ROW, ROWS_AT_ONCE = "(?, ?, ?)", 500
 EXAMPLE = "postgresql://watchkeeper@db.example/watchkeeper"
 
 
-class _Limited(psycopg.Connection[tuple[Any, ...]]):
+class _TimedConnection(psycopg.Connection[tuple[Any, ...]]):
     """A connection that waits for an answer for so long and no longer: a stopped server keeps its sockets open."""
 
     answer_seconds = ANSWER_SECONDS
@@ -60,7 +60,7 @@ def _limited(waiting: Generator[Any, Any, T], seconds: float) -> Generator[Any, 
         return end.value  # type: ignore[no-any-return]
 
 
-class Server:
+class PostgresServer:
     """A database of a PostgreSQL server. `address` is a secret: it may hold a password, and stands in no message."""
 
     def __init__(self, address: str) -> None:
@@ -74,7 +74,7 @@ class Server:
         database = self._parts.get("dbname") or self._parts.get("user") or "the user's own"
         self.name = f"PostgreSQL database {database} at {host or 'this machine'}{f':{port}' if port else ''}"
 
-    def connect(self, *, answer_seconds: float = ANSWER_SECONDS, idle_seconds: float = 10.0) -> _Limited:
+    def connect(self, *, answer_seconds: float = ANSWER_SECONDS, idle_seconds: float = 10.0) -> _TimedConnection:
         """A new connection, which the server cuts when it is left in a transaction; StoreError when there is none."""
         defaults: dict[str, Any] = {
             "application_name": "watchkeeper",
@@ -85,7 +85,9 @@ class Server:
             "tcp_user_timeout": int(answer_seconds * 1000),
         }
         with self.guarded():
-            connection = _Limited.connect(conninfo.make_conninfo(**{**defaults, **self._parts}), autocommit=True)
+            connection = _TimedConnection.connect(
+                conninfo.make_conninfo(**{**defaults, **self._parts}), autocommit=True
+            )
             connection.answer_seconds = answer_seconds
             try:
                 # A leader that was stopped inside a transaction would keep the others from taking the lead.
@@ -142,23 +144,25 @@ def _statements(name: str) -> str:
     return resources.files("watchkeeper.store.journal").joinpath(name).read_text()
 
 
-def of_file(path: Path) -> Server:
+def read_server(path: Path) -> PostgresServer:
     """The server whose address is in a file; SettingsError without one."""
     try:
         address = path.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(
-            f"cannot be read: {reason(error)}", where=str(path), remedy=f"Write the address there, such as {EXAMPLE}"
+            f"cannot be read: {error_reason(error)}",
+            where=str(path),
+            remedy=f"Write the address there, such as {EXAMPLE}",
         ) from error
     if not address:
         raise SettingsError("is empty", where=str(path), remedy=f"Write the address there, such as {EXAMPLE}")
-    return Server(address)
+    return PostgresServer(address)
 
 
-class ServerConnection:
+class PostgresConnection:
     """`connection.Connection` on a server, in one epoch; 0 reads only. `leader` says who leads instead of us."""
 
-    def __init__(self, server: Server, epoch: int, *, leader: str = "", idle_seconds: float = 10.0) -> None:
+    def __init__(self, server: PostgresServer, epoch: int, *, leader: str = "", idle_seconds: float = 10.0) -> None:
         self.where, self.epoch, self._leader = server.name, epoch, leader
         self._server, self._is_cut = server, False
         self._connection = server.connect(idle_seconds=idle_seconds)
@@ -201,8 +205,8 @@ class ServerConnection:
             self.close()
             raise self._not_leading(f"epoch {self.epoch} is over, {current[0][0]} is the current one: ")
 
-    def _not_leading(self, why: str = "") -> NotLeading:
-        return NotLeading(
+    def _not_leading(self, why: str = "") -> NotLeader:
+        return NotLeader(
             f"{why}another hub leads{f': {self._leader}' if self._leader else ''}",
             where=self.where,
             now="Nothing was written; this hub answers questions only",

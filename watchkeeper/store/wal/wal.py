@@ -24,7 +24,7 @@ from watchkeeper.kit import files
 from watchkeeper.model import labels as label_sets
 from watchkeeper.store import codec, histograms
 from watchkeeper.store.columns import NEVER_MS, Floats, Ints
-from watchkeeper.store.groups import grown
+from watchkeeper.store.groups import grow_column
 
 MAGIC = b"WKWAL\x00\x00\x01"
 SUFFIX = ".wal"
@@ -50,7 +50,7 @@ Samples = tuple[Ints, Ints, Floats]
 
 
 @dataclass(slots=True)
-class Batch:
+class PendingBatch:
     """What was noted between two syncs."""
 
     definitions: dict[int, label_sets.Labels] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class Batch:
 
 
 @dataclass(slots=True)
-class _Layout:
+class _WrittenLayout:
     """The series of a target's scrapes in one order, and their values in the last one."""
 
     number: int
@@ -93,12 +93,12 @@ class WriteAheadLog:
         self._noted = np.empty(0, dtype=np.int64)
         # By target the ids that this segment has defined.
         self._defined: dict[Hashable, Ints] = {}
-        self._batch = Batch()
+        self._batch = PendingBatch()
         # What marks among the samples stand for, which the head knows; and those that this segment has.
         self.known_histograms: Mapping[int, bytes] = {}
         self._noted_histograms: set[int] = set()
         self._file = -1
-        self._layouts: dict[str, _Layout] = {}
+        self._layouts: dict[str, _WrittenLayout] = {}
         self._next_layout = 0
         self._current: Segment | None = None
         self.segments: list[Segment] = []
@@ -131,7 +131,7 @@ class WriteAheadLog:
         """Bring everything noted so far to the disk; returns the number of samples. StoreError if it cannot be."""
         with self._writing:
             with self._lock:
-                batch, self._batch = self._batch, Batch()
+                batch, self._batch = self._batch, PendingBatch()
             self._write(batch)
             if self._current is not None and self._current.bytes > SEGMENT_BYTES:
                 self.rotate()
@@ -141,7 +141,7 @@ class WriteAheadLog:
         """End the segment; what is noted from here on is defined anew in the next one. Returns all that have ended."""
         with self._writing:
             with self._lock:
-                batch, self._batch = self._batch, Batch()
+                batch, self._batch = self._batch, PendingBatch()
                 self._forget_defined()
             self._write(batch)
             self._end()
@@ -167,7 +167,7 @@ class WriteAheadLog:
         """Remember the labels of ids that this segment has not seen."""
         numbers = ids & NUMBER_MASK
         if len(numbers) and int(numbers.max()) >= len(self._noted):
-            self._noted = grown(self._noted, int(numbers.max()) + 1, fill=-1)
+            self._noted = grow_column(self._noted, int(numbers.max()) + 1, fill=-1)
         is_fresh = self._noted[numbers] != ids
         if is_fresh.any():
             fresh = np.unique(ids[is_fresh])
@@ -196,7 +196,7 @@ class WriteAheadLog:
         batch.count -= gone
         self.unlogged += gone
 
-    def _give_up(self, batch: Batch) -> None:
+    def _give_up(self, batch: PendingBatch) -> None:
         """A write failed: keep the batch for the next segment, which must define all that is in it."""
         empty = self._current if self._current is not None and self._current.bytes <= len(MAGIC) else None
         self._end()
@@ -204,7 +204,7 @@ class WriteAheadLog:
             self.segments.remove(empty)
             empty.path.unlink(missing_ok=True)
         with self._lock:
-            waiting, self._batch = self._batch, Batch()
+            waiting, self._batch = self._batch, PendingBatch()
             self._forget_defined()
             for key, ids, at_ms, values in [*batch.scrapes, *waiting.scrapes]:
                 self.note_scrape(key, ids, at_ms, values)
@@ -227,7 +227,7 @@ class WriteAheadLog:
             os.close(self._file)
         self._file, self._current, self._layouts = -1, None, {}
 
-    def _write(self, batch: Batch) -> None:
+    def _write(self, batch: PendingBatch) -> None:
         # Definitions count by themselves: their samples may have gone unlogged, and those to come rely on them.
         if not (batch.count or batch.definitions or batch.histograms):
             return
@@ -259,7 +259,7 @@ class WriteAheadLog:
             raise
         self._current.bytes += len(content)
 
-    def _encode(self, batch: Batch) -> bytes:
+    def _encode(self, batch: PendingBatch) -> bytes:
         assert self._current is not None
         definitions = [(id, labels.pairs) for id, labels in batch.definitions.items()]
         layouts: list[tuple[int, str, list[int]]] = []
@@ -269,7 +269,7 @@ class WriteAheadLog:
         for at, (key, ids, at_ms, values) in enumerate(batch.scrapes):
             layout = self._layouts.get(key)
             if layout is None or not _is_same(layout.ids, ids):
-                layout = self._layouts[key] = _Layout(self._next_layout, ids, values)
+                layout = self._layouts[key] = _WrittenLayout(self._next_layout, ids, values)
                 self._next_layout += 1
                 layouts.append((layout.number, key, ids.tolist()))
             is_whole = layout.slots % WHOLE_EVERY == 0
@@ -303,10 +303,10 @@ def _is_same(before: Ints, ids: Ints) -> bool:
     return before is ids or (len(before) == len(ids) and bool((before == ids).all()))
 
 
-def _pieces(batch: Batch) -> Iterator[Batch]:
+def _pieces(batch: PendingBatch) -> Iterator[PendingBatch]:
     """The batch as records of bounded size: definitions first, and with the last of them everything that needs them."""
     defined = list(batch.definitions.items())
     last = max(0, len(defined) - 1) // MAX_DEFINITIONS * MAX_DEFINITIONS
     for at in range(0, last, MAX_DEFINITIONS):
-        yield Batch(definitions=dict(defined[at : at + MAX_DEFINITIONS]))
+        yield PendingBatch(definitions=dict(defined[at : at + MAX_DEFINITIONS]))
     yield replace(batch, definitions=dict(defined[last:]))

@@ -15,14 +15,14 @@ from pathlib import Path
 import numpy as np
 
 from watchkeeper.store.columns import NEVER_MS, Floats, Ints
-from watchkeeper.store.damage import Damage
-from watchkeeper.store.groups import grown
-from watchkeeper.store.rows import Table, split
+from watchkeeper.store.corruption import Corruption
+from watchkeeper.store.groups import grow_column
+from watchkeeper.store.rows import MixedTable, split
 from watchkeeper.store.series import UNKNOWN, Pairs
 from watchkeeper.store.wal import wal_records
 from watchkeeper.store.wal.wal import NUMBER_MASK, SUFFIX, Segment
 from watchkeeper.store.wal.wal_labels import SharedPairs
-from watchkeeper.store.wal.wal_records import Bytes, Record
+from watchkeeper.store.wal.wal_records import Bytes, WalRecord
 
 UNASKED = -2
 # Slots of a layout that are handed over at once; of a fleet that is not large four times as many, as long as they take
@@ -39,13 +39,13 @@ SPARE = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Scrapes:
+class ReplayScrapes:
     """Row s of the table has values of `series[s]` at `times`, of a target that may have so many slots in all."""
 
     key: str
     series: Ints
     times: Ints
-    table: Table
+    table: MixedTable
     expected: int
 
     @property
@@ -54,7 +54,7 @@ class Scrapes:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Samples:
+class ReplaySamples:
     """Samples of any series at any times."""
 
     series: Ints
@@ -67,21 +67,21 @@ class Samples:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Batch:
+class ReplayBatch:
     """What a head takes next, in this order. A series is meant by its place among all label sets so far."""
 
     labels: list[Pairs]
-    parts: list[Scrapes | Samples]
+    parts: list[ReplayScrapes | ReplaySamples]
 
 
 @dataclass(slots=True)
-class Ended:
+class SegmentResult:
     """A segment was read to its end: what is to be known about it."""
 
     segment: Segment
     # False for a file that is not a segment of this version.
     is_ours: bool = True
-    damages: list[Damage] = field(default_factory=list)
+    damages: list[Corruption] = field(default_factory=list)
     # Bytes of a record that a crash cut short; nobody was told that they are safe.
     torn_bytes: int = 0
     # Samples whose values depend on a damaged record.
@@ -90,7 +90,7 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ReplayRange:
     """Samples from `since_ms` on and before `until_ms`; the log ends at about `ends_ms`."""
 
     since_ms: int
@@ -98,7 +98,7 @@ class Wanted:
     ends_ms: int
 
 
-class _Met:
+class _LabelSetNumbers:
     """All label sets that samples were met of, in any segment, and which of them are new since the last batch."""
 
     def __init__(self) -> None:
@@ -114,7 +114,7 @@ class _Met:
 
 
 @dataclass(slots=True)
-class _Layout:
+class _ReadLayout:
     """The series of a target's scrapes in one order."""
 
     number: int
@@ -125,12 +125,12 @@ class _Layout:
     room: int = 0
 
 
-class _Reader:
+class _SegmentReader:
     """One segment on its way into batches."""
 
-    def __init__(self, met: _Met, ended: Ended, wanted: Wanted) -> None:
+    def __init__(self, met: _LabelSetNumbers, ended: SegmentResult, wanted: ReplayRange) -> None:
         self._met, self._ended, self._wanted = met, ended, wanted
-        self.parts: list[Scrapes | Samples] = []
+        self.parts: list[ReplayScrapes | ReplaySamples] = []
         # Labels of series that no sample asked for yet.
         self._labels: dict[int, Pairs] = {}
         # Indexed by the numbers in the log: the id that a number stands for, its place among the label sets, and
@@ -138,8 +138,8 @@ class _Reader:
         self._old = np.empty(0, dtype=np.int64)
         self._place = np.empty(0, dtype=np.int64)
         self._in_layout = np.empty(0, dtype=np.int64)
-        self._layouts: dict[int, _Layout] = {}
-        self._newest: dict[str, _Layout] = {}
+        self._layouts: dict[int, _ReadLayout] = {}
+        self._newest: dict[str, _ReadLayout] = {}
         self._target_numbers: dict[str, int] = {}
         # Indexed by the numbers of layouts: a number for its target, how many series it has, where their last values
         # lie, whether those are known or damage may have taken some of them, and how many slots are gathered.
@@ -154,11 +154,11 @@ class _Reader:
         self._gathered = np.empty((4 * GATHERED_SLOTS, 0), dtype=np.int64)
         self._times = np.empty((4 * GATHERED_SLOTS, 0), dtype=np.int64)
 
-    def take(self, record: Record) -> None:
+    def take(self, record: WalRecord) -> None:
         if record.definitions:
             self._define(record.definitions)
         for number, key, ids in record.layouts:
-            self._lay_out(_Layout(number, key, np.array(ids, dtype=np.int64)))
+            self._lay_out(_ReadLayout(number, key, np.array(ids, dtype=np.int64)))
         mask_at = value_at = 0
         for scrapes in self._rounds(record.scrapes):
             masked = int(((scrapes[4] + 7) // 8)[scrapes[2] == 0].sum())
@@ -214,11 +214,11 @@ class _Reader:
         self._labels.update(zip(numbers.tolist(), definitions.values(), strict=True))
 
     def _make_room(self, number: int) -> None:
-        self._old = grown(self._old, number + 1, fill=UNKNOWN)
-        self._place = grown(self._place, number + 1, fill=UNKNOWN)
-        self._in_layout = grown(self._in_layout, number + 1, fill=0)
+        self._old = grow_column(self._old, number + 1, fill=UNKNOWN)
+        self._place = grow_column(self._place, number + 1, fill=UNKNOWN)
+        self._in_layout = grow_column(self._in_layout, number + 1, fill=0)
 
-    def _lay_out(self, layout: _Layout) -> None:
+    def _lay_out(self, layout: _ReadLayout) -> None:
         self._layouts[layout.number] = layout
         self._make_room(int((layout.ids & NUMBER_MASK).max(initial=0)))
         self._in_layout[layout.ids & NUMBER_MASK] = 1
@@ -229,11 +229,11 @@ class _Reader:
     def _make_layout_room(self, number: int) -> None:
         if number < len(self._sizes):
             return
-        self._targets = grown(self._targets, number + 1, fill=NOWHERE)
-        self._sizes = grown(self._sizes, number + 1, fill=NOWHERE)
-        self._starts = grown(self._starts, number + 1, fill=NOWHERE)
-        self._is_known = grown(self._is_known, number + 1, fill=0)
-        self._filled = grown(self._filled, number + 1, fill=0)
+        self._targets = grow_column(self._targets, number + 1, fill=NOWHERE)
+        self._sizes = grow_column(self._sizes, number + 1, fill=NOWHERE)
+        self._starts = grow_column(self._starts, number + 1, fill=NOWHERE)
+        self._is_known = grow_column(self._is_known, number + 1, fill=0)
+        self._filled = grow_column(self._filled, number + 1, fill=0)
         self._times = _wider(self._times, len(self._sizes))
 
     def _places(self, ids: Ints) -> Ints:
@@ -282,7 +282,7 @@ class _Reader:
             at, bits = at[has_place], bits[has_place]
         self._last[at] = bits
 
-    def _begin(self, layout: _Layout) -> None:
+    def _begin(self, layout: _ReadLayout) -> None:
         """The layout is whole: it takes the place of the one that its target had before."""
         before = self._newest.get(layout.key)
         self._newest[layout.key] = layout
@@ -295,7 +295,7 @@ class _Reader:
                 return
         self._starts[layout.number], layout.room = self._taken, len(layout.ids) + SPARE
         self._taken += layout.room
-        self._last = grown(self._last, self._taken, fill=0)
+        self._last = grow_column(self._last, self._taken, fill=0)
 
     def _gather(self, numbers: Ints, times: Ints) -> None:
         """Copy the last values of layouts, of neighbours that have as many slots at once."""
@@ -319,7 +319,7 @@ class _Reader:
             # Those that are not far behind go along: so there are few batches.
             self._hand_over(np.flatnonzero(self._filled >= most // 2))
 
-    def _take_samples(self, record: Record) -> None:
+    def _take_samples(self, record: WalRecord) -> None:
         self._make_room(int((record.ids & NUMBER_MASK).max()))
         if self._in_layout[record.ids & NUMBER_MASK].any():
             # A series that is scraped and sampled: its scrapes so far come first.
@@ -329,7 +329,7 @@ class _Reader:
         known = places != UNKNOWN
         self._ended.lost += int(np.count_nonzero(~known))
         if known.any():
-            self.parts.append(Samples(places[known], record.times[wanted][known], record.values[wanted][known]))
+            self.parts.append(ReplaySamples(places[known], record.times[wanted][known], record.values[wanted][known]))
 
     def _hand_over(self, numbers: Ints) -> None:
         for number, filled in zip(numbers.tolist(), self._filled[numbers].tolist(), strict=True):
@@ -343,7 +343,7 @@ class _Reader:
             if known.any():
                 order, table = split(np.array(rows if known.all() else rows[known], order="C"))
                 series = layout.places[known][order]
-                self.parts.append(Scrapes(layout.key, series, times, table, self._expected(times)))
+                self.parts.append(ReplayScrapes(layout.key, series, times, table, self._expected(times)))
         self._filled[numbers] = 0
 
     def _expected(self, times: Ints) -> int:
@@ -368,16 +368,16 @@ def _ranges(starts: Ints, sizes: Ints) -> Ints:
     return found
 
 
-def read(folder: Path, *, since_ms: int, until_ms: int = NEVER_MS) -> Iterator[Batch | Ended]:
+def read(folder: Path, *, since_ms: int, until_ms: int = NEVER_MS) -> Iterator[ReplayBatch | SegmentResult]:
     """Everything in every segment, except what blocks have already; no file is changed.
 
     A file that is not a segment of this version is named, and left to whoever can read it.
     """
-    met, shared, paths = _Met(), SharedPairs(), sorted(folder.glob(f"*{SUFFIX}"))
-    wanted = Wanted(since_ms, until_ms, max(map(wal_records.ends_ms, paths[-1:]), default=since_ms))
+    met, shared, paths = _LabelSetNumbers(), SharedPairs(), sorted(folder.glob(f"*{SUFFIX}"))
+    wanted = ReplayRange(since_ms, until_ms, max(map(wal_records.last_sample_ms, paths[-1:]), default=since_ms))
     for path in paths:
-        ended = Ended(Segment(path, bytes=path.stat().st_size))
-        reader = _Reader(met, ended, wanted)
+        ended = SegmentResult(Segment(path, bytes=path.stat().st_size))
+        reader = _SegmentReader(met, ended, wanted)
         for found in wal_records.records(path, shared):
             _take(found, reader, ended)
             yield from _batches(met, reader)
@@ -386,8 +386,8 @@ def read(folder: Path, *, since_ms: int, until_ms: int = NEVER_MS) -> Iterator[B
         yield ended
 
 
-def _take(found: Record | Damage, reader: _Reader, ended: Ended) -> None:
-    if isinstance(found, Record):
+def _take(found: WalRecord | Corruption, reader: _SegmentReader, ended: SegmentResult) -> None:
+    if isinstance(found, WalRecord):
         reader.take(found)
         ended.segment.newest_ms = max(ended.segment.newest_ms, wal_records.newest_ms(found))
     elif found.problem:
@@ -398,7 +398,7 @@ def _take(found: Record | Damage, reader: _Reader, ended: Ended) -> None:
         ended.torn_bytes += ended.segment.bytes - found.offset
 
 
-def _batches(met: _Met, reader: _Reader) -> Iterator[Batch]:
+def _batches(met: _LabelSetNumbers, reader: _SegmentReader) -> Iterator[ReplayBatch]:
     """What was handed over, in batches of bounded size; nobody holds what has been given.
 
     Labels go ahead of their samples: whoever takes them has work while those are gathered.
@@ -408,6 +408,6 @@ def _batches(met: _Met, reader: _Reader) -> Iterator[Batch]:
         while count < len(reader.parts) and samples < BATCH_SAMPLES:
             samples += reader.parts[count].size
             count += 1
-        batch = Batch(met.fresh, reader.parts[:count])
+        batch = ReplayBatch(met.fresh, reader.parts[:count])
         met.fresh, reader.parts = [], reader.parts[count:]
         yield batch

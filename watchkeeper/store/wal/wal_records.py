@@ -20,7 +20,7 @@ import orjson
 from watchkeeper import errors
 from watchkeeper.store import codec, histograms
 from watchkeeper.store.columns import NEVER_MS, Floats, Ints
-from watchkeeper.store.damage import Damage
+from watchkeeper.store.corruption import Corruption
 from watchkeeper.store.series import Pairs
 from watchkeeper.store.wal import wal_labels
 from watchkeeper.store.wal.wal import MAGIC, MARK, PARTS, RECORD, SUFFIX
@@ -32,7 +32,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Record:
+class WalRecord:
     """One synced batch as columns."""
 
     definitions: dict[int, Pairs]
@@ -47,14 +47,14 @@ class Record:
     histograms: dict[int, bytes]
 
 
-def decode(payload: bytes, shared: SharedPairs) -> Record:
+def decode(payload: bytes, shared: SharedPairs) -> WalRecord:
     """StoreError if the payload is not a record of ours."""
     try:
         sizes = PARTS.unpack_from(payload)
         ends = list(itertools.accumulate(sizes, initial=PARTS.size))
         parts = [memoryview(payload)[start:end] for start, end in itertools.pairwise(ends)]
         singles = np.frombuffer(parts[5], dtype="<i8").reshape(3, -1)
-        return Record(
+        return WalRecord(
             definitions=wal_labels.read(bytes(parts[0]), shared),
             layouts=orjson.loads(parts[1]),
             scrapes=np.frombuffer(parts[2], dtype="<i8").reshape(5, -1),
@@ -69,7 +69,7 @@ def decode(payload: bytes, shared: SharedPairs) -> Record:
         raise errors.StoreError(f"a record of the log cannot be read: {error}") from error
 
 
-def records(path: Path, shared: SharedPairs | None = None) -> Iterator[Record | Damage]:
+def records(path: Path, shared: SharedPairs | None = None) -> Iterator[WalRecord | Corruption]:
     """The records of a segment in order, with what is wrong between them; a torn end is a Damage without problem."""
     shared = SharedPairs() if shared is None else shared
     at = 0
@@ -78,7 +78,7 @@ def records(path: Path, shared: SharedPairs | None = None) -> Iterator[Record | 
             begins = file.read(len(MAGIC))
             if begins != MAGIC:
                 problem = "" if len(begins) < len(MAGIC) else "this is not a segment of ours, or of a later version"
-                yield Damage(path, 0, problem)
+                yield Corruption(path, 0, problem)
                 return
             # One at a time: the system would have to clear as much memory as a segment is long.
             at = len(MAGIC)
@@ -87,10 +87,10 @@ def records(path: Path, shared: SharedPairs | None = None) -> Iterator[Record | 
                 at = file.tell()
         yield from _behind(path, at, shared)
     except OSError as error:
-        yield Damage(path, at, f"the rest of the segment cannot be read: {error.strerror}")
+        yield Corruption(path, at, f"the rest of the segment cannot be read: {error.strerror}")
 
 
-def _next_of(file: BinaryIO, shared: SharedPairs) -> Record | None:
+def _next_of(file: BinaryIO, shared: SharedPairs) -> WalRecord | None:
     """The record that a file goes on with; None at its end, and where something is wrong."""
     head = file.read(RECORD.size)
     if len(head) < RECORD.size:
@@ -102,7 +102,7 @@ def _next_of(file: BinaryIO, shared: SharedPairs) -> Record | None:
     return _unpacked(packed, checksum, shared) if len(packed) == length else None
 
 
-def _behind(path: Path, at: int, shared: SharedPairs) -> Iterator[Record | Damage]:
+def _behind(path: Path, at: int, shared: SharedPairs) -> Iterator[WalRecord | Corruption]:
     """What a segment has from where it is no longer a record after another."""
     content = path.read_bytes() if at < path.stat().st_size else b""
     while at < len(content):
@@ -113,13 +113,13 @@ def _behind(path: Path, at: int, shared: SharedPairs) -> Iterator[Record | Damag
             continue
         following = _next_record(content, at + 1, shared)
         if following is None:
-            yield Damage(path, at, "" if end > len(content) else f"{len(content) - at} bytes are not a good record")
+            yield Corruption(path, at, "" if end > len(content) else f"{len(content) - at} bytes are not a good record")
             return
-        yield Damage(path, at, f"{following - at} bytes are not a good record")
+        yield Corruption(path, at, f"{following - at} bytes are not a good record")
         at = following
 
 
-def _record_at(content: bytes, at: int, shared: SharedPairs) -> tuple[Record | None, int]:
+def _record_at(content: bytes, at: int, shared: SharedPairs) -> tuple[WalRecord | None, int]:
     """The record that starts here, or None, and where it ends or would end."""
     if len(content) - at < RECORD.size:
         return None, at + RECORD.size
@@ -130,7 +130,7 @@ def _record_at(content: bytes, at: int, shared: SharedPairs) -> tuple[Record | N
     return (_unpacked(content[start:end], checksum, shared) if end <= len(content) else None), end
 
 
-def _unpacked(packed: bytes, checksum: int, shared: SharedPairs) -> Record | None:
+def _unpacked(packed: bytes, checksum: int, shared: SharedPairs) -> WalRecord | None:
     if zlib.crc32(packed) != checksum:
         return None
     try:
@@ -147,12 +147,12 @@ def _next_record(content: bytes, at: int, shared: SharedPairs) -> int | None:
     return None
 
 
-def newest_ms(record: Record) -> int:
+def newest_ms(record: WalRecord) -> int:
     newest = [int(times.max()) for times in (record.scrapes[1], record.times) if len(times)]
     return max(newest, default=-NEVER_MS)
 
 
-def ends_ms(path: Path) -> int:
+def last_sample_ms(path: Path) -> int:
     """The newest time in the last good record of a segment, as far as one is found near its end."""
     try:
         with path.open("rb") as file:
@@ -175,7 +175,7 @@ def first_ms_from(folder: Path, at_ms: int) -> int | None:
         int(times[times >= at_ms].min())
         for path in sorted(folder.glob(f"*{SUFFIX}"))
         for record in records(path)
-        if isinstance(record, Record)
+        if isinstance(record, WalRecord)
         for times in (record.scrapes[1], record.times)
         if (times >= at_ms).any()
     ]

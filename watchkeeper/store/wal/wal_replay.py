@@ -11,46 +11,46 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from watchkeeper.model import labels as label_sets
-from watchkeeper.store.damage import Damage
+from watchkeeper.store.corruption import Corruption
 from watchkeeper.store.head.head import Head
 from watchkeeper.store.series import UNKNOWN
 from watchkeeper.store.wal.wal import Segment
-from watchkeeper.store.wal.wal_reader import Batch, Ended, Scrapes
+from watchkeeper.store.wal.wal_reader import ReplayBatch, ReplayScrapes, SegmentResult
 
 
 @dataclass(slots=True)
-class Replayed:
+class ReplayResult:
     """What came back from the log, and what did not."""
 
     samples: int = 0
     segments: list[Segment] = field(default_factory=list)
-    damages: list[Damage] = field(default_factory=list)
+    damages: list[Corruption] = field(default_factory=list)
     torn_bytes: int = 0
     # Samples that damage took, or that found no room.
     lost: int = 0
 
 
-def replay(log: Iterable[Batch | Ended], head: Head) -> Replayed:
+def replay(log: Iterable[ReplayBatch | SegmentResult], head: Head) -> ReplayResult:
     """Take all that was read of a log into the head."""
-    outcome = Replayed()
+    outcome = ReplayResult()
     # The head's ids of all label sets so far; UNKNOWN where the head is full.
     ids = np.empty(0, dtype=np.int64)
     for read in log:
-        if isinstance(read, Ended):
+        if isinstance(read, SegmentResult):
             _end(read, head, outcome)
             continue
         if read.labels:
-            fresh = head.series_ids([label_sets.Labels.kept(pairs) for pairs in read.labels])
+            fresh = head.series_ids([label_sets.Labels.from_sorted_pairs(pairs) for pairs in read.labels])
             ids = np.concatenate([ids, fresh])
         for part in read.parts:
             mine = ids[part.series]
             known = mine != UNKNOWN
-            count = len(part.times) if isinstance(part, Scrapes) else 1
+            count = len(part.times) if isinstance(part, ReplayScrapes) else 1
             outcome.samples += int(np.count_nonzero(known)) * count
             outcome.lost += int(np.count_nonzero(~known)) * count
             if not known.any():
                 continue
-            if isinstance(part, Scrapes):
+            if isinstance(part, ReplayScrapes):
                 table = part.table if known.all() else part.table.only(known)
                 head.load_scrapes(part.key, mine[known], part.times, table=table, expected=part.expected)
             else:
@@ -58,7 +58,7 @@ def replay(log: Iterable[Batch | Ended], head: Head) -> Replayed:
     return outcome
 
 
-def _end(read: Ended, head: Head, outcome: Replayed) -> None:
+def _end(read: SegmentResult, head: Head, outcome: ReplayResult) -> None:
     outcome.damages += read.damages
     outcome.torn_bytes += read.torn_bytes
     outcome.lost += read.lost

@@ -18,12 +18,12 @@ from typing import Any
 
 from starlette.exceptions import HTTPException
 
-from watchkeeper.errors import ReceiverError, WatchkeeperError, reason
-from watchkeeper.hub.health import Health
+from watchkeeper.errors import ReceiverError, WatchkeeperError, error_reason
+from watchkeeper.hub.health import HubHealth
 from watchkeeper.hub.runtime import Runtime
 from watchkeeper.kit import wire
 from watchkeeper.kit.logs import fields
-from watchkeeper.notify import calls
+from watchkeeper.notify import receiver_http
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class AdviceHook:
     """`make` works the advice out; nothing is made or sent where [capacity] names no webhook."""
 
     def __init__(
-        self, runtime: Runtime, health: Health, *, make: Callable[[Mapping[str, str]], Awaitable[dict[str, Any]]]
+        self, runtime: Runtime, health: HubHealth, *, make: Callable[[Mapping[str, str]], Awaitable[dict[str, Any]]]
     ) -> None:
         self._runtime, self._health, self._make = runtime, health, make
         self._settings = runtime.settings.capacity
@@ -98,9 +98,9 @@ class AdviceHook:
             try:
                 headers["Authorization"] = f"Bearer {path.read_text(encoding='utf-8').strip()}"
             except (OSError, UnicodeDecodeError) as error:
-                raise ReceiverError(f"its token cannot be read: {reason(error)}", where=str(path)) from error
+                raise ReceiverError(f"its token cannot be read: {error_reason(error)}", where=str(path)) from error
         url = self._settings.advice_webhook or ""
-        status, answer = calls.post(url, json.dumps(body, ensure_ascii=False).encode(), headers)
+        status, answer = receiver_http.http_post(url, json.dumps(body, ensure_ascii=False).encode(), headers)
         # A redirect is not followed: the advice would go where nobody configured it to go.
         if not 200 <= status < 300:
             raise ReceiverError(f"answered {status}: {answer}", where="capacity.advice_webhook")

@@ -19,26 +19,26 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from watchkeeper.capacity import advice, demand, hub_demand, report, rightsizing, standing
-from watchkeeper.capacity.rightsizing import Advice, Repartition
-from watchkeeper.capacity.standing import Wait
+from watchkeeper.capacity import advice, demand, demand_queries, fleet_capacity, report, rightsizing
+from watchkeeper.capacity.fleet_capacity import QueueWait
+from watchkeeper.capacity.rightsizing import Repartition, RightsizingAdvice
 from watchkeeper.clusters import inventory
 from watchkeeper.clusters.clusters import Clusters
 from watchkeeper.errors import CollectError, QueryError
 from watchkeeper.hub import services
 from watchkeeper.hub.runtime import Runtime
 from watchkeeper.hub.samples import Queries
-from watchkeeper.hub.services import SeenView
+from watchkeeper.hub.services import GpuView
 from watchkeeper.kit import clock, durations, wire
 from watchkeeper.model import cluster, workloads
-from watchkeeper.model.standing import Standing
-from watchkeeper.query.engine import Span
+from watchkeeper.model.fleet_capacity import FleetCapacity
+from watchkeeper.query.engine import QueryRange
 from watchkeeper.web import report_shapes, shapes
-from watchkeeper.web.accounting import uses
-from watchkeeper.web.answers import Asked, Endpoint, ok
+from watchkeeper.web.accounting import workload_use
 from watchkeeper.web.auth.auth import Role
+from watchkeeper.web.endpoint import Endpoint, QueryParam, ok_response
 from watchkeeper.web.fleet import holders
-from watchkeeper.workloads import waiting
+from watchkeeper.workloads import pending_pods
 
 # Twelve weeks hold every season that is modelled; an hour is the step of planning, five minutes stand in while a hub
 # is younger than two days.
@@ -52,16 +52,16 @@ MOST_ADVICE = 1000
 # As long as samples are looked back for: a node that answers once in a while is there.
 MAX_SILENCE_MS, SILENT = 300_000, "they do not report"
 FORECAST_ASKS = (
-    Asked("about", f"{', '.join(hub_demand.ABOUT)}; demand unless given"),
-    Asked("horizon", "how far to look, such as 4w; 7d unless given"),
-    Asked("target", "the share of the fleet that may be in use, from 0.05 to 1; 0.8 unless given", float),
+    QueryParam("about", f"{', '.join(demand_queries.ABOUT)}; demand unless given"),
+    QueryParam("horizon", "how far to look, such as 4w; 7d unless given"),
+    QueryParam("target", "the share of the fleet that may be in use, from 0.05 to 1; 0.8 unless given", float),
     shapes.CLUSTER,
 )
-WINDOW_ASK = Asked("window", "the time that use is measured over; 1d unless given, at most 7d")
+WINDOW_ASK = QueryParam("window", "the time that use is measured over; 1d unless given, at most 7d")
 
 
 @dataclass(frozen=True, slots=True)
-class UseNow:
+class CurrentUse:
     window: str
     held_gpus: int
     used_gpus: float | None
@@ -70,10 +70,10 @@ class UseNow:
 @dataclass(frozen=True, slots=True)
 class CapacityNow:
     now: datetime
-    standing: Standing
-    waits: list[Wait]
-    use: UseNow
-    rightsizing: list[Advice]
+    standing: FleetCapacity
+    waits: list[QueueWait]
+    use: CurrentUse
+    rightsizing: list[RightsizingAdvice]
     repartition: list[Repartition]
     unmapped: dict[str, int]
     problem: str | None
@@ -83,7 +83,7 @@ class CapacityNow:
 class CapacityAdvice:
     now: datetime
     sentence: str | None
-    advice: list[advice.Piece]
+    advice: list[advice.ScalingAdvice]
 
 
 class CapacityApi:
@@ -92,7 +92,7 @@ class CapacityApi:
         runtime: Runtime,
         queries: Queries,
         *,
-        fleet: services.FleetView,
+        fleet: services.FleetProtocol,
         clusters: Clusters | None,
     ) -> None:
         self._runtime, self._queries, self._fleet = runtime, queries, fleet
@@ -101,12 +101,12 @@ class CapacityApi:
         self._kept: OrderedDict[tuple[Any, ...], tuple[float, dict[str, Any]]] = OrderedDict()
 
     async def forecast(self, request: Request) -> Response:
-        return ok(**await self._forecast(request.query_params))
+        return ok_response(**await self._forecast(request.query_params))
 
     async def _forecast(self, form: Mapping[str, str]) -> dict[str, Any]:
         about = form.get("about", "demand")
-        if about not in hub_demand.ABOUT:
-            raise HTTPException(400, f"about `{about[:40]}`: there are {', '.join(hub_demand.ABOUT)}")
+        if about not in demand_queries.ABOUT:
+            raise HTTPException(400, f"about `{about[:40]}`: there are {', '.join(demand_queries.ABOUT)}")
         horizon = _seconds(form.get("horizon", "7d"), "horizon", LONGEST_HORIZON)
         target = _share(form.get("target", "0.8"))
         asked = (about, horizon, target, form.get("cluster"))
@@ -125,13 +125,13 @@ class CapacityApi:
 
     async def _make_forecast(self, about: str, horizon: float, target: float, named: str | None) -> dict[str, Any]:
         try:
-            points, step = await self._points(hub_demand.expression(about, cluster=named))
-            capacity = await self._queries.instant(hub_demand.capacity_expression(cluster=named), self._now_ms())
+            points, step = await self._points(demand_queries.demand_expression(about, cluster=named))
+            capacity = await self._queries.instant(demand_queries.capacity_expression(cluster=named), self._now_ms())
         except QueryError as error:
             raise HTTPException(400, str(error)) from error
         gpus = next(iter(capacity.latest().values()), None)
         try:
-            series = demand.regular(points, step_seconds=step, where="this hub")
+            series = demand.regular_series(points, step_seconds=step, where="this hub")
             made = await asyncio.to_thread(
                 report.forecast_report,
                 series,
@@ -150,8 +150,8 @@ class CapacityApi:
         for span_seconds, step, inner in (LONG_SPAN, SHORT_SPAN):
             # Whole steps only: the hour that is not over yet would look like a fall.
             end = self._now_ms() // (step * 1000) * step
-            span = Span((end - span_seconds) * 1000, end * 1000, step * 1000)
-            each = hub_demand.hourly(expr, step=durations.format_seconds(step), inner=inner)
+            span = QueryRange((end - span_seconds) * 1000, end * 1000, step * 1000)
+            each = demand_queries.step_mean(expr, step=durations.format_seconds(step), inner=inner)
             answer = await self._queries.range(each, span)
             points = [
                 (at / 1000 - step, value)
@@ -170,23 +170,23 @@ class CapacityApi:
         return CapacityNow(
             now=now,
             standing=found,
-            waits=standing.waits(await self._asks(named), now=now.timestamp()),
-            use=UseNow(durations.format_seconds(window), found.held_gpus, used_gpus),
+            waits=fleet_capacity.queue_waits(await self._asks(named), now=now.timestamp()),
+            use=CurrentUse(durations.format_seconds(window), found.held_gpus, used_gpus),
             rightsizing=sorted(advised, key=lambda one: -one.saves_gpus)[:MOST_ADVICE],
             repartition=rightsizing.repartition(advised),
-            unmapped=inventory.unmapped(self._fleet.nodes()),
+            unmapped=inventory.count_missing_facts(self._fleet.nodes()),
             problem=held.problem,
         )
 
     async def advice(self, request: Request) -> Response:
-        return ok(**await self.advise(request.query_params))
+        return ok_response(**await self.advise(request.query_params))
 
     async def advise(self, form: Mapping[str, str]) -> dict[str, Any]:
         """Scaling advice alone, for programs."""
         made, named = await self._forecast(form), form.get("cluster")
         found, held = await self._standing(named)
         advised, _ = await self._rightsizing(held, _window(form), named)
-        pieces = advice.of_standing(found, rightsizing.repartition(advised))
+        pieces = advice.advise_on_capacity(found, rightsizing.repartition(advised))
         grow = list(made.get("advice", ()))
         return {
             "now": self._runtime.clock.now(),
@@ -194,21 +194,23 @@ class CapacityApi:
             "advice": [*grow, *wire.to_plain(pieces)],
         }
 
-    async def _standing(self, named: str | None) -> tuple[Standing, holders.Holders]:
-        held = await holders.ask(self._queries)
-        return standing.standing(self._nodes(held, named)), held
+    async def _standing(self, named: str | None) -> tuple[FleetCapacity, holders.GpuHolders]:
+        held = await holders.load_holders(self._queries)
+        return fleet_capacity.summarise_capacity(self._nodes(held, named)), held
 
-    def _nodes(self, held: holders.Holders, named: str | None) -> list[standing.NodeStanding]:
+    def _nodes(self, held: holders.GpuHolders, named: str | None) -> list[fleet_capacity.NodeCapacity]:
         """Every node that has GPUs: a scheduler's word first, what reports else."""
-        known: dict[tuple[str, str], standing.NodeStanding] = {}
-        seen: dict[tuple[str, str], list[SeenView]] = {}
+        known: dict[tuple[str, str], fleet_capacity.NodeCapacity] = {}
+        seen: dict[tuple[str, str], list[GpuView]] = {}
         for gpu in self._fleet.gpus():
             seen.setdefault((gpu.cluster, gpu.node), []).append(gpu)
         for (where, name), gpus in seen.items():
             # Who holds a GPU that does not report is unknown, so it is not free.
             reporting = [gpu for gpu in gpus if self._reports(gpu)]
             taken, lost = sum(bool(held.by_gpu.get(gpu.gpu.uuid)) for gpu in reporting), len(gpus) - len(reporting)
-            known[where, name] = standing.NodeStanding(name, len(gpus), taken, why_not=SILENT * bool(lost), lost=lost)
+            known[where, name] = fleet_capacity.NodeCapacity(
+                name, len(gpus), taken, why_not=SILENT * bool(lost), lost=lost
+            )
         for view in self._views():
             taken_by: dict[str, int] = {}
             for work in view.workloads:
@@ -220,19 +222,19 @@ class CapacityApi:
                     known[place] = _scheduled(node, taken_by.get(node.name, 0), seen=known.get(place))
         return [node for (where, _), node in sorted(known.items()) if named is None or where == named]
 
-    def _reports(self, gpu: SeenView) -> bool:
+    def _reports(self, gpu: GpuView) -> bool:
         return gpu.gone_since_ms is None and self._now_ms() - gpu.last_seen_ms <= MAX_SILENCE_MS
 
-    async def _asks(self, named: str | None) -> list[standing.Ask]:
+    async def _asks(self, named: str | None) -> list[fleet_capacity.WaitingRequest]:
         """Who asked for GPUs, by a scheduler's word; pods that wait also by that of kube-state-metrics."""
         try:
-            told = (await self._queries.instant(waiting.QUESTION, self._now_ms())).latest()
+            told = (await self._queries.instant(pending_pods.QUESTION, self._now_ms())).latest()
         except QueryError as error:
             raise HTTPException(400, str(error)) from error
         scheduled = [work for view in self._views() for work in view.workloads]
         return [
-            standing.Ask(work.gpus, work.requested_at, work.started_at)
-            for work in [*scheduled, *waiting.pods(told, scheduled)]
+            fleet_capacity.WaitingRequest(work.gpus, work.requested_at, work.started_at)
+            for work in [*scheduled, *pending_pods.read_pending_pods(told, scheduled)]
             if work.gpus
             and (named is None or work.cluster == named)
             and (
@@ -242,11 +244,11 @@ class CapacityApi:
         ]
 
     async def _rightsizing(
-        self, held: holders.Holders, window_seconds: float, named: str | None
-    ) -> tuple[list[rightsizing.Advice], float | None]:
+        self, held: holders.GpuHolders, window_seconds: float, named: str | None
+    ) -> tuple[list[rightsizing.RightsizingAdvice], float | None]:
         """What would do for every workload, and what all did in GPUs' worth; None where nothing is measured."""
         try:
-            found, used_gpus = await uses.ask(self._queries, held, window_seconds, named)
+            found, used_gpus = await workload_use.load_workload_use(self._queries, held, window_seconds, named)
         except QueryError as error:
             raise HTTPException(400, str(error)) from error
         return [rightsizing.advise(use) for use in found], used_gpus
@@ -258,7 +260,9 @@ class CapacityApi:
         return clock.to_ms(self._runtime.clock.now())
 
 
-def _scheduled(node: cluster.ScheduledNode, held: int, *, seen: standing.NodeStanding | None) -> standing.NodeStanding:
+def _scheduled(
+    node: cluster.ScheduledNode, held: int, *, seen: fleet_capacity.NodeCapacity | None
+) -> fleet_capacity.NodeCapacity:
     is_in_service = node.is_schedulable and node.is_ready is not False
     why_not = "" if is_in_service else node.reason or node.state
     # A scheduler that counts slices or shares does not say which GPUs they lie on; those that report do.
@@ -267,7 +271,9 @@ def _scheduled(node: cluster.ScheduledNode, held: int, *, seen: standing.NodeSta
     counted = node.gpus if node.gpus is not None else node.allocatable_gpus or 0
     gpus = round(counted * node.gpu_part)
     lost = 0 if node.allocatable_gpus is None else max(0, gpus - round(node.allocatable_gpus * node.gpu_part))
-    return standing.NodeStanding(node.name, gpus, math.ceil(held * node.gpu_part), is_in_service, why_not, lost=lost)
+    return fleet_capacity.NodeCapacity(
+        node.name, gpus, math.ceil(held * node.gpu_part), is_in_service, why_not, lost=lost
+    )
 
 
 def _seconds(text: str, name: str, most: float) -> float:
@@ -301,26 +307,26 @@ def endpoints(api: CapacityApi) -> list[Endpoint]:
             "/api/capacity/forecast",
             Role.VIEWER,
             api.forecast,
-            words="When the fleet is full: a forecast with its interval, its backtest and what would help; "
+            summary="When the fleet is full: a forecast with its interval, its backtest and what would help; "
             "`reason` says why there is none yet",
-            asks=FORECAST_ASKS,
-            gives=report_shapes.WholeForecast,
+            params=FORECAST_ASKS,
+            gives=report_shapes.CapacityForecast,
         ),
         Endpoint(
             ("GET",),
             "/api/capacity/now",
             Role.VIEWER,
             api.now,
-            words="What is free, stranded and waited for now, and which workloads would do with less",
-            asks=(WINDOW_ASK, shapes.CLUSTER),
+            summary="What is free, stranded and waited for now, and which workloads would do with less",
+            params=(WINDOW_ASK, shapes.CLUSTER),
         ),
         Endpoint(
             ("GET",),
             "/api/capacity/advice",
             Role.VIEWER,
             api.advice,
-            words="Scaling advice alone, for programs",
-            asks=(*FORECAST_ASKS, WINDOW_ASK),
+            summary="Scaling advice alone, for programs",
+            params=(*FORECAST_ASKS, WINDOW_ASK),
             gives=CapacityAdvice,
         ),
     ]

@@ -22,15 +22,26 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from watchkeeper.accounting import books, budgets, cost, ledger, monthly, price_file, spans, summary, usage, waste
+from watchkeeper.accounting import (
+    budgets,
+    cost,
+    ledger,
+    monthly,
+    price_file,
+    summary,
+    time_ranges,
+    usage,
+    usage_reader,
+    waste,
+)
 from watchkeeper.catalogue import prices
 from watchkeeper.errors import CollectError
 from watchkeeper.hub.runtime import Runtime
 from watchkeeper.hub.samples import Queries
 from watchkeeper.kit import wire
 from watchkeeper.web import report_shapes, shapes
-from watchkeeper.web.answers import Asked, Bare, Endpoint, ok
 from watchkeeper.web.auth.auth import Role
+from watchkeeper.web.endpoint import Endpoint, QueryParam, Unwrapped, ok_response
 from watchkeeper.web.prometheus import prometheus_form as form
 
 LONGEST_SECONDS = 5 * 366 * 86_400.0
@@ -40,27 +51,27 @@ LINES = "application/x-ndjson"
 # Each holds a month of jobs while its pages are fetched.
 MOST_STATEMENTS = 2
 MONTH_ASKS = (
-    Asked("month", "such as 2026-11; this one unless given"),
-    Asked("zone", "whose month, such as Europe/Berlin; UTC unless given"),
+    QueryParam("month", "such as 2026-11; this one unless given"),
+    QueryParam("zone", "whose month, such as Europe/Berlin; UTC unless given"),
 )
-POLICY_ASK = Asked("policy", "who pays for what nobody holds; none unless given", cost.Policy)
+POLICY_ASK = QueryParam("policy", "who pays for what nobody holds; none unless given", cost.Policy)
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Wasted:
+class WasteReport:
     since: float
     until: float
     currency: str
-    waste: list[waste.Waste]
+    waste: list[waste.WastedHours]
 
 
 @dataclass(frozen=True, slots=True)
-class Budgets:
+class BudgetReport:
     month: str
     currency: str
     until: float
-    budgets: list[budgets.Budget]
+    budgets: list[budgets.TeamBudget]
     notes: list[str]
 
 
@@ -78,7 +89,7 @@ class _Month:
 class UsageApi:
     def __init__(self, runtime: Runtime, queries: Queries) -> None:
         self._runtime, self._queries = runtime, queries
-        self._ledger = ledger.Ledger(Path(runtime.settings.hub.data) / LEDGER)
+        self._ledger = ledger.UsageLedger(Path(runtime.settings.hub.data) / LEDGER)
         self._busy = asyncio.Lock()
         # Taken and given back in threads of the answer, which `shedding.Places` is not made for.
         self._places = threading.Semaphore(MOST_STATEMENTS)
@@ -89,23 +100,25 @@ class UsageApi:
         by, of = _by(request), _of(request)
         since, until = _window(request, self._runtime.clock.now())
         tables = await self._alone(lambda: self._read([(since, until)], {*by, *of}))
-        return ok(**summary.report(tables[0], by, of=of))
+        return ok_response(**summary.usage_report(tables[0], by, of=of))
 
     async def bill(self, request: Request) -> Response:
         by, of = _by(request), _of(request)
         whole = await self._bill(request, {*by, *of}, policy=_policy(request))
-        return ok(**cost.plain(cost.bounded(await asyncio.to_thread(cost.view, whole, by, of=of))))
+        return ok_response(
+            **cost.report_as_json(cost.limit_lines(await asyncio.to_thread(cost.report_bill, whole, by, of=of)))
+        )
 
-    async def waste(self, request: Request) -> Wasted:
+    async def waste(self, request: Request) -> WasteReport:
         """GPUs that are held and not used, with who holds them and what that costs."""
         of, whole = _of(request), await self._bill(request, {"job"}, policy=cost.Policy.NONE)
-        found = await asyncio.to_thread(lambda: waste.wasted(whole, summary.rows_of(whole.table, of)))
-        return Wasted(since=whole.table.since, until=whole.table.until, currency=whole.book.currency, waste=found)
+        found = await asyncio.to_thread(lambda: waste.wasted_by_owner(whole, summary.matching_rows(whole.table, of)))
+        return WasteReport(since=whole.table.since, until=whole.table.until, currency=whole.book.currency, waste=found)
 
     async def budgets(self, request: Request) -> Response:
         month, book, policy = self._month(request), await self._prices(), _policy(request)
         found = await self._alone(lambda: self._budgets(month, book, policy))
-        return ok(month=month.text, currency=book.currency, **found)
+        return ok_response(month=month.text, currency=book.currency, **found)
 
     async def statements(self, request: Request) -> Response:
         """Page by page, so that no more than one is held beside the table that all of them are made from."""
@@ -120,50 +133,52 @@ class UsageApi:
         return StreamingResponse(itertools.chain([first], lines), media_type=LINES)
 
     def _statements(
-        self, month: _Month, book: prices.Book, *, policy: cost.Policy, teams: tuple[str, ...], of: dict[str, str]
+        self, month: _Month, book: prices.PriceBook, *, policy: cost.Policy, teams: tuple[str, ...], of: dict[str, str]
     ) -> Iterator[bytes]:
         if not self._places.acquire(blocking=False):
             raise HTTPException(429, f"{MOST_STATEMENTS} others are given their statements. Try again later")
         try:
             found = self._budgets(month, book, policy)["budgets"]
-            wanted = monthly.Wanted(month.text, month.zone, teams, of, {one["team"]: one for one in found})
-            pieces = self._read(book.stretches(month.start, month.until), {"job"})
-            for one in monthly.statements(cost.bill(pieces, book, policy=policy), wanted):
+            wanted = monthly.StatementRequest(month.text, month.zone, teams, of, {one["team"]: one for one in found})
+            pieces = self._read(book.price_periods(month.start, month.until), {"job"})
+            for one in monthly.statements(cost.price_usage(pieces, book, policy=policy), wanted):
                 yield orjson.dumps(wire.to_plain(one)) + b"\n"
         finally:
             self._places.release()
 
-    def _budgets(self, month: _Month, book: prices.Book, policy: cost.Policy) -> dict[str, Any]:
-        days = [(since, until) for _, since, until in spans.days(month.start, month.until, month.zone)]
-        pieces = self._read(book.stretches(month.start, month.until), {"team"})
-        return budgets.of_month(cost.bill(pieces, book, policy=policy), self._read(days, {"team"}), ends=month.end)
+    def _budgets(self, month: _Month, book: prices.PriceBook, policy: cost.Policy) -> dict[str, Any]:
+        days = [(since, until) for _, since, until in time_ranges.days(month.start, month.until, month.zone)]
+        pieces = self._read(book.price_periods(month.start, month.until), {"team"})
+        return budgets.month_budgets(
+            cost.price_usage(pieces, book, policy=policy), self._read(days, {"team"}), ends=month.end
+        )
 
     def _month(self, request: Request) -> _Month:
         zone, now = _zone(request), self._runtime.clock.now()
         text = request.query_params.get("month") or f"{now.astimezone(zone):%Y-%m}"
         try:
-            start, end = spans.month(text, zone)
+            start, end = time_ranges.month(text, zone)
         except ValueError as error:
             raise HTTPException(400, f"month `{text[:40]}`: write it like 2026-11") from error
         if start >= now.timestamp():
             raise HTTPException(400, f"{text} has not begun")
         return _Month(text, zone, start, end, min(end, now.timestamp()))
 
-    async def _bill(self, request: Request, names: set[str], *, policy: cost.Policy) -> cost.Bill:
+    async def _bill(self, request: Request, names: set[str], *, policy: cost.Policy) -> cost.UsageBill:
         since, until = _window(request, self._runtime.clock.now())
         book = await self._prices()
-        pieces = await self._alone(lambda: self._read(book.stretches(since, until), names))
-        return await asyncio.to_thread(cost.bill, pieces, book, policy=policy)
+        pieces = await self._alone(lambda: self._read(book.price_periods(since, until), names))
+        return await asyncio.to_thread(cost.price_usage, pieces, book, policy=policy)
 
-    def _read(self, stretches: list[tuple[float, float]], names: set[str]) -> list[usage.Table]:
-        by_job = books.needs_jobs(frozenset(names))
-        return books.pieces(self._queries.engine, self._ledger, stretches, by_job=by_job)
+    def _read(self, stretches: list[tuple[float, float]], names: set[str]) -> list[usage.UsageTable]:
+        by_job = usage_reader.needs_jobs(frozenset(names))
+        return usage_reader.read_usage_periods(self._queries.engine, self._ledger, stretches, by_job=by_job)
 
     async def _alone(self, work: Callable[[], T]) -> T:
         async with self._busy:
             return await asyncio.to_thread(work)
 
-    async def _prices(self) -> prices.Book:
+    async def _prices(self) -> prices.PriceBook:
         return await asyncio.to_thread(self._file.book)
 
 
@@ -189,7 +204,7 @@ def _by(request: Request) -> list[str]:
         raise HTTPException(400, f"by {len(names)} dimensions; the most is {MOST_NAMES}")
     try:
         for name in names:
-            summary.dimension(name)
+            summary.dimension_index(name)
     except CollectError as error:
         raise HTTPException(400, str(error)) from error
     return list(dict.fromkeys(names))
@@ -230,44 +245,44 @@ def endpoints(api: UsageApi) -> list[Endpoint]:
             "/api/usage",
             Role.VIEWER,
             api.hours,
-            words="GPU-hours: who held them, used them, wasted them; idle, lost, unknown",
-            asks=(shapes.FROM, shapes.TO, shapes.BY, shapes.OF),
-            gives=report_shapes.Hours,
+            summary="GPU-hours: who held them, used them, wasted them; idle, lost, unknown",
+            params=(shapes.FROM, shapes.TO, shapes.BY, shapes.OF),
+            gives=report_shapes.UsageReport,
         ),
         Endpoint(
             ("GET",),
             "/api/cost",
             Role.VIEWER,
             api.bill,
-            words="What it cost, by the price book",
-            asks=(shapes.FROM, shapes.TO, shapes.BY, shapes.OF, POLICY_ASK),
-            gives=report_shapes.Bill,
+            summary="What it cost, by the price book",
+            params=(shapes.FROM, shapes.TO, shapes.BY, shapes.OF, POLICY_ASK),
+            gives=report_shapes.CostReport,
         ),
         Endpoint(
             ("GET",),
             "/api/cost/waste",
             Role.VIEWER,
             api.waste,
-            words="GPUs that are held and not used, with who holds them and what that costs",
-            asks=(shapes.FROM, shapes.TO, shapes.OF),
+            summary="GPUs that are held and not used, with who holds them and what that costs",
+            params=(shapes.FROM, shapes.TO, shapes.OF),
         ),
         Endpoint(
             ("GET",),
             "/api/cost/budgets",
             Role.VIEWER,
             api.budgets,
-            words="What is left of the budgets of a month, and where they will end",
-            asks=(*MONTH_ASKS, POLICY_ASK),
-            gives=Budgets,
+            summary="What is left of the budgets of a month, and where they will end",
+            params=(*MONTH_ASKS, POLICY_ASK),
+            gives=BudgetReport,
         ),
         Endpoint(
             ("GET",),
             "/api/cost/statements",
             Role.VIEWER,
             api.statements,
-            words="The statements of a month, one JSON object a line: team, money, currency and an HTML page",
-            asks=(*MONTH_ASKS, POLICY_ASK, shapes.OF, Asked("team", "only this team; all of them unless given")),
-            gives=Bare(monthly.Statement),
-            media=LINES,
+            summary="The statements of a month, one JSON object a line: team, money, currency and an HTML page",
+            params=(*MONTH_ASKS, POLICY_ASK, shapes.OF, QueryParam("team", "only this team; all of them unless given")),
+            gives=Unwrapped(monthly.Statement),
+            media_type=LINES,
         ),
     ]

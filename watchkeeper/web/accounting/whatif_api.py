@@ -13,7 +13,7 @@ from typing import Any, TypedDict
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from watchkeeper.capacity import hub_jobs, jobs, replay, stock, whatif
+from watchkeeper.capacity import hub_jobs, jobs, replay, simulated_fleet, whatif
 from watchkeeper.clusters.clusters import Clusters
 from watchkeeper.errors import WatchkeeperError
 from watchkeeper.hub import services
@@ -21,11 +21,11 @@ from watchkeeper.hub.runtime import Runtime
 from watchkeeper.hub.samples import Queries
 from watchkeeper.kit import clock, durations
 from watchkeeper.model import fleet
-from watchkeeper.query.engine import Span
-from watchkeeper.web.answers import Endpoint, read_object
+from watchkeeper.query.engine import QueryRange
 from watchkeeper.web.auth.auth import Role
-from watchkeeper.web.fleet import inventory
-from watchkeeper.web.shedding import Places
+from watchkeeper.web.endpoint import Endpoint, read_json_object
+from watchkeeper.web.fleet import fleet_layout
+from watchkeeper.web.shedding import ConcurrencyLimit
 
 # A line of sacct is about 120 bytes: room for 60,000 jobs, of which the limit below are replayed.
 BODY_BYTES = 8 << 20
@@ -34,7 +34,7 @@ MOST_NAMES = 1000
 USUAL_WINDOW, LONGEST_WINDOW = "1d", "2w"
 
 
-class Question(TypedDict, total=False):
+class WhatIfBody(TypedDict, total=False):
     """What is to be different, and whose jobs: `jobs` as text, or those of the `window` before now."""
 
     jobs: str
@@ -54,19 +54,19 @@ class WhatIfApi:
         runtime: Runtime,
         queries: Queries,
         *,
-        fleet: services.FleetView,
+        fleet: services.FleetProtocol,
         clusters: Clusters | None,
     ) -> None:
         self._runtime, self._queries, self._fleet = runtime, queries, fleet
         self._clusters = clusters
-        self._busy, self._places = asyncio.Lock(), Places("replays of jobs")
+        self._busy, self._places = asyncio.Lock(), ConcurrencyLimit("replays of jobs")
 
     async def compare(self, request: Request) -> whatif.WhatIf:
         with self._places:
             return await self._compare(request)
 
     async def _compare(self, request: Request) -> whatif.WhatIf:
-        body = await read_object(request, BODY_BYTES)
+        body = await read_json_object(request, BODY_BYTES)
         change, policy = _change(body), _policy(body)
         text = body.get("jobs")
         if text is not None and (not isinstance(text, str) or not text.strip()):
@@ -84,15 +84,15 @@ class WhatIfApi:
             except WatchkeeperError as error:
                 raise HTTPException(400, str(error)) from error
 
-    async def _recorded(self, window: float) -> jobs.Recorded:
+    async def _recorded(self, window: float) -> jobs.JobRecords:
         """What this hub has seen of jobs in the time before now."""
-        step = hub_jobs.step_of(window)
+        step = hub_jobs.query_step(window)
         until = clock.to_ms(self._runtime.clock.now()) // (step * 1000) * step
-        seen, since = hub_jobs.Sightings(step), None
-        for start, end in hub_jobs.chunks(until - window, until):
-            span = Span(round(start * 1000), round(end * 1000), step * 1000)
+        seen, since = hub_jobs.WorkloadHistory(step), None
+        for start, end in hub_jobs.query_chunks(until - window, until):
+            span = QueryRange(round(start * 1000), round(end * 1000), step * 1000)
             # A younger hub has not seen an empty fleet before: it has seen nothing.
-            since = since or hub_jobs.first_look(await self._queries.range(hub_jobs.LOOKED, span))
+            since = since or hub_jobs.first_sample_time(await self._queries.range(hub_jobs.LOOKED, span))
             seen.take(await self._queries.range(hub_jobs.EXPRESSION, span))
         views = [] if self._clusters is None else self._clusters.views()
         found = seen.recorded(since or until - window, until, (work for view in views for work in view.workloads))
@@ -103,31 +103,31 @@ class WhatIfApi:
             )
         return found
 
-    def _nodes(self) -> list[stock.Node]:
-        taken = inventory.take(self._fleet)
+    def _nodes(self) -> list[simulated_fleet.FleetNode]:
+        taken = fleet_layout.current_layout(self._fleet)
         found = []
         for node in taken.nodes:
             slots = [taken.slots[at].gpu for at in taken.by_node[node.cluster, node.name]]
             models = {gpu.model for gpu in slots if gpu is not None and gpu.model}
             if slots:
                 model = next(iter(models)) if len(models) == 1 else ""
-                found.append(stock.Node(node.name, len(slots), model, node.domains.get("rack", "")))
+                found.append(simulated_fleet.FleetNode(node.name, len(slots), model, node.domains.get("rack", "")))
         return found
 
 
 def _replayed(
     text: str | None,
-    seen: jobs.Recorded | None,
-    nodes: list[stock.Node],
+    seen: jobs.JobRecords | None,
+    nodes: list[simulated_fleet.FleetNode],
     *,
-    change: whatif.Change,
-    policy: replay.Policy,
+    change: whatif.FleetChange,
+    policy: replay.QueuePolicy,
 ) -> whatif.WhatIf:
     recorded = seen if seen is not None else jobs.read_jobs(text or "", where="jobs")
     if len(recorded.jobs) > MOST_JOBS:
         raise HTTPException(413, f"{len(recorded.jobs):,} jobs; the most is {MOST_JOBS:,}. Take a shorter time")
     answer = whatif.compare(recorded, nodes, change, policy=policy)
-    return answer if seen is None else {**answer, "assumes": [*answer["assumes"], *hub_jobs.ASSUMES]}
+    return answer if seen is None else {**answer, "assumes": [*answer["assumes"], *hub_jobs.ASSUMPTIONS]}
 
 
 def _window(body: dict[str, Any]) -> float:
@@ -141,8 +141,8 @@ def _window(body: dict[str, Any]) -> float:
     return seconds
 
 
-def _change(body: dict[str, Any]) -> whatif.Change:
-    return whatif.Change(
+def _change(body: dict[str, Any]) -> whatif.FleetChange:
+    return whatif.FleetChange(
         _gpus(body, "add"),
         _gpus(body, "remove"),
         _names(body, "remove_racks"),
@@ -166,12 +166,12 @@ def _names(body: dict[str, Any], name: str) -> tuple[str, ...]:
     return tuple(value)
 
 
-def _policy(body: dict[str, Any]) -> replay.Policy:
-    text = body.get("policy", replay.Policy.BACKFILL)
+def _policy(body: dict[str, Any]) -> replay.QueuePolicy:
+    text = body.get("policy", replay.QueuePolicy.BACKFILL)
     try:
-        return replay.Policy(text)
+        return replay.QueuePolicy(text)
     except ValueError as error:
-        raise HTTPException(400, f"policy `{str(text)[:40]}`: there are {', '.join(replay.Policy)}") from error
+        raise HTTPException(400, f"policy `{str(text)[:40]}`: there are {', '.join(replay.QueuePolicy)}") from error
 
 
 def endpoints(api: WhatIfApi) -> list[Endpoint]:
@@ -182,7 +182,7 @@ def endpoints(api: WhatIfApi) -> list[Endpoint]:
             Role.VIEWER,
             api.compare,
             changes=True,
-            words="Recorded jobs replayed on this fleet as it is and as it might be: waiting and utilisation of both",
-            body=Question,
+            summary="Recorded jobs replayed on this fleet as it is and as it might be: waiting and utilisation of both",
+            body=WhatIfBody,
         )
     ]

@@ -23,7 +23,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from watchkeeper.errors import SettingsError, StartRefused, reason
+from watchkeeper.errors import SettingsError, StartRefused, error_reason
 from watchkeeper.net.addresses import is_loopback
 
 COOKIE = "watchkeeper"
@@ -117,13 +117,13 @@ class Auth:
 
     tokens: tuple[Token, ...] = ()
     users: tuple[User, ...] = ()
-    newcomer: Role | None = None
-    is_guarded: bool = False
+    unknown_user_role: Role | None = None
+    requires_login: bool = False
     key: bytes = field(default_factory=lambda: secrets.token_bytes(KEY_BYTES), repr=False)
 
     @property
     def is_open(self) -> bool:
-        return not (self.tokens or self.users or self.is_guarded)
+        return not (self.tokens or self.users or self.requires_login)
 
     def caller(
         self, headers: Mapping[str, str], cookies: Mapping[str, str], *, now: datetime, vouched: str | None = None
@@ -132,23 +132,23 @@ class Auth:
         if self.is_open:
             return Caller("local", Role.ADMIN, Proof.LOOPBACK)
         scheme, _, secret = headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and ((token := self.find(secret.strip())) is not None or vouched is None):
+        if scheme.lower() == "bearer" and ((token := self.find_token(secret.strip())) is not None or vouched is None):
             return None if token is None else Caller(token.name, token.role, Proof.BEARER, token.nodes)
         if vouched is not None:
-            role = next((user.role for user in self.users if user.name == vouched), self.newcomer)
+            role = next((user.role for user in self.users if user.name == vouched), self.unknown_user_role)
             return None if role is None else Caller(vouched, role, Proof.PROXY)
         holder = self._of_session(cookies.get(COOKIE, ""), now)
         if holder is None:
             return None
         return Caller(holder.name, holder.role, Proof.COOKIE, holder.nodes if isinstance(holder, Token) else None)
 
-    def find(self, secret: str) -> Token | None:
+    def find_token(self, secret: str) -> Token | None:
         """The token with this secret; every one is compared, so the time tells nothing."""
         digest = hashlib.sha256(secret.encode()).digest()
         matching = [token for token in self.tokens if hmac.compare_digest(token.digest, digest)]
         return matching[0] if matching else None
 
-    def session(self, holder: Token | User, *, now: datetime) -> str:
+    def make_session(self, holder: Token | User, *, now: datetime) -> str:
         """A cookie value that expires, survives a restart, and dies with its token or password."""
         until = int((now + SESSION).timestamp())
         body = f"{_kind(holder)}.{holder.name}.{secrets.token_hex(8)}.{until}"
@@ -177,7 +177,7 @@ def _kind(holder: Token | User) -> str:
     return "t" if isinstance(holder, Token) else "u"
 
 
-def load(path: Path) -> Auth:
+def load_tokens(path: Path) -> Auth:
     """Read a token file; each line is `name role secret`, where secret is the token or `sha256:` and its hash.
 
     The line of an agent may end with `node=PATTERN`, such as `node=gpu-r01-*`: it speaks for these nodes only.
@@ -185,7 +185,7 @@ def load(path: Path) -> Auth:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"the token file cannot be read: {reason(error)}", where=str(path)) from error
+        raise SettingsError(f"the token file cannot be read: {error_reason(error)}", where=str(path)) from error
     tokens, problems = [], []
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.lstrip().startswith("#"):
@@ -203,7 +203,7 @@ def load(path: Path) -> Auth:
     return Auth(tuple(tokens))
 
 
-def gives_away(path: Path) -> bool:
+def is_readable_by_all(path: Path) -> bool:
     """True if everyone on this machine may read a token, and not only its hash."""
     lines = (
         line.split() for line in path.read_text(encoding="utf-8").splitlines() if not line.lstrip().startswith("#")

@@ -22,7 +22,7 @@ LONGEST_BY_NAME, LONGEST_BY_ADDRESS = timedelta(minutes=1), timedelta(minutes=15
 
 
 @dataclass(slots=True)
-class Count:
+class AttemptCount:
     """Tries in a row that failed or have not ended, and from when another one is let through."""
 
     tries: int
@@ -32,10 +32,10 @@ class Count:
 
 class LoginLimit:
     def __init__(self) -> None:
-        self._by_name: OrderedDict[str, Count] = OrderedDict()
-        self._by_address: OrderedDict[str, Count] = OrderedDict()
+        self._by_name: OrderedDict[str, AttemptCount] = OrderedDict()
+        self._by_address: OrderedDict[str, AttemptCount] = OrderedDict()
 
-    def begin(self, address: str, name: str, *, now: datetime) -> int:
+    def start_attempt(self, address: str, name: str, *, now: datetime) -> int:
         """Seconds to wait before the next try, or 0: then this try is counted."""
         network = network_of(address)
         waits = [
@@ -50,7 +50,7 @@ class LoginLimit:
         _count(self._by_address, network, now=now, free=FREE_BY_ADDRESS, longest=LONGEST_BY_ADDRESS)
         return 0
 
-    def succeed(self, address: str, name: str) -> None:
+    def record_success(self, address: str, name: str) -> None:
         """Forget the failures of a name, and one try of the address: other names may be tried from there as well."""
         self._by_name.pop(name, None)
         if (count := self._by_address.get(network_of(address))) is not None:
@@ -69,11 +69,11 @@ def network_of(address: str) -> str:
     return str(ip) if ip.version == 4 else str(ipaddress.ip_network((ip, 64), strict=False))
 
 
-def _count(counts: OrderedDict[str, Count], key: str, *, now: datetime, free: int, longest: timedelta) -> None:
+def _count(counts: OrderedDict[str, AttemptCount], key: str, *, now: datetime, free: int, longest: timedelta) -> None:
     known = counts.pop(key, None)
     tries = 1 if known is None or now - known.last > FORGOTTEN else known.tries + 1
     # Capped before it is a time: two to the power of a long attack is longer than any calendar.
     wait = timedelta() if tries < free else min(longest, timedelta(seconds=2 ** min(tries - free, 20)))
-    counts[key] = Count(tries, now, now + wait)
+    counts[key] = AttemptCount(tries, now, now + wait)
     while len(counts) > MOST_KEYS:
         counts.popitem(last=False)

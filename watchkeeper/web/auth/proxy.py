@@ -38,7 +38,7 @@ class Proxy:
         peer = getattr(peer, "ipv4_mapped", None) or peer
         return any(peer in network for network in self.networks)
 
-    def behind(self, scope: Scope) -> None:
+    def apply_headers(self, scope: Scope) -> None:
         """Put the real client, its scheme and its name into a request that came through this proxy."""
         client = scope.get("client")
         if client is None or not self.trusts(client[0]):
@@ -66,5 +66,5 @@ def _is_address(text: str) -> bool:
     return True
 
 
-def of_settings(trusted: Sequence[str], header: str | None) -> Proxy:
+def from_settings(trusted: Sequence[str], header: str | None) -> Proxy:
     return Proxy(tuple(ipaddress.ip_network(text, strict=False) for text in trusted), header)

@@ -48,8 +48,8 @@ class Certificates:
         log.info("The certificate was read again")
         return True
 
-    def _state(self) -> tuple[files.Stamp | None, ...]:
-        return tuple(files.stamp(path) for path in self._files if path is not None)
+    def _state(self) -> tuple[files.FileStamp | None, ...]:
+        return tuple(files.read_stamp(path) for path in self._files if path is not None)
 
     def _made(self) -> ssl.SSLContext:
         certificate, key, client_ca = self._files
@@ -70,7 +70,7 @@ class Certificates:
         return context
 
 
-def of_settings(chosen: settings.Hub) -> Certificates | None:
+def from_settings(chosen: settings.HubSettings) -> Certificates | None:
     if chosen.tls_cert_file is None:
         return None
     key = Path(chosen.tls_key_file) if chosen.tls_key_file else None

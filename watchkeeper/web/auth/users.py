@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from watchkeeper.errors import SettingsError, reason
+from watchkeeper.errors import SettingsError, error_reason
 from watchkeeper.kit import files
 from watchkeeper.web.auth.auth import Role, User
 
@@ -25,13 +25,13 @@ LONGEST_NAME = 64
 HEAD = "# Written by `watchkeeper users`: name, role, argon2 hash of the password or - for people behind a proxy.\n"
 
 
-def hashed(password: str) -> str:
+def hash_password(password: str) -> str:
     import argon2
 
     return argon2.PasswordHasher().hash(password)
 
 
-def matches(user: User | None, password: str) -> bool:
+def password_matches(user: User | None, password: str) -> bool:
     """Whether this is the user's password; takes as long for a user that there is not."""
     import argon2
 
@@ -44,7 +44,7 @@ def matches(user: User | None, password: str) -> bool:
 
 @cache
 def _nobody() -> str:
-    return hashed(secrets.token_hex(16))
+    return hash_password(secrets.token_hex(16))
 
 
 def check_name(name: str) -> None:
@@ -59,7 +59,7 @@ def check_password(password: str) -> None:
         raise ValueError(f"the password has {len(password)} characters, {allowed} are allowed")
 
 
-def load(path: Path) -> tuple[User, ...]:
+def load_users(path: Path) -> tuple[User, ...]:
     """The users of a file, which may be none; SettingsError names every line that cannot be used."""
     try:
         mode = path.stat().st_mode
@@ -67,7 +67,7 @@ def load(path: Path) -> tuple[User, ...]:
     except (OSError, UnicodeDecodeError) as error:
         remedy = f"`watchkeeper users add NAME --role admin --file {path}` makes one"
         raise SettingsError(
-            f"the file of users cannot be read: {reason(error)}", where=str(path), remedy=remedy
+            f"the file of users cannot be read: {error_reason(error)}", where=str(path), remedy=remedy
         ) from error
     if mode & (stat.S_IRWXO | stat.S_IWGRP):
         raise SettingsError(
@@ -111,6 +111,6 @@ def write(path: Path, users: Sequence[User]) -> None:
     """Replace the file, for its owner's eyes only; a hub that runs sees it within seconds."""
     lines = [f"{user.name} {user.role} {user.hash or NO_PASSWORD}\n" for user in users]
     try:
-        files.write_whole(path, (HEAD + "".join(lines)).encode(), mode=0o600)
+        files.write_atomically(path, (HEAD + "".join(lines)).encode(), mode=0o600)
     except OSError as error:
         raise SettingsError(f"the file of users cannot be written: {error.strerror}", where=str(path)) from error

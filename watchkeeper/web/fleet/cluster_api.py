@@ -21,8 +21,8 @@ from watchkeeper.hub.samples import Queries
 from watchkeeper.model import cluster
 from watchkeeper.model.incidents import Incident
 from watchkeeper.model.node_list import NodeLine, NodeState
-from watchkeeper.web.answers import Asked, Endpoint
 from watchkeeper.web.auth.auth import Role
+from watchkeeper.web.endpoint import Endpoint, QueryParam
 from watchkeeper.web.fleet import holders, node_list, who
 
 LONGEST_NAME = 300
@@ -30,7 +30,7 @@ MOST_INCIDENTS = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Scheduler:
+class SchedulerStatus:
     """When it was last heard, and why it is not."""
 
     source: str
@@ -39,11 +39,11 @@ class Scheduler:
 
 
 @dataclass(frozen=True, slots=True)
-class Nodes:
+class NodeList:
     now: datetime
     nodes: list[NodeLine]
     total: int
-    schedulers: list[Scheduler]
+    schedulers: list[SchedulerStatus]
     unmapped: dict[str, int]
     problem: str | None
 
@@ -51,9 +51,9 @@ class Nodes:
 @dataclass(frozen=True, slots=True)
 class Who:
     asked: str
-    gpus: Sequence[who.GpuAnswer]
-    nodes: Sequence[who.NodeAnswer]
-    workloads: Sequence[who.WorkloadAnswer]
+    gpus: Sequence[who.GpuAndHolders]
+    nodes: Sequence[who.NodeAndGpus]
+    workloads: Sequence[who.WorkloadAndGpus]
     left_out: int
 
 
@@ -63,19 +63,19 @@ class ClusterApi:
         runtime: Runtime,
         queries: Queries,
         *,
-        journal: services.Journal,
-        fleet: services.FleetView,
-        targets: services.Targets,
+        journal: services.JournalProtocol,
+        fleet: services.FleetProtocol,
+        targets: services.TargetsProtocol,
         clusters: Clusters | None,
     ) -> None:
         self._runtime, self._queries, self._journal = runtime, queries, journal
         self._fleet, self._targets, self._clusters = fleet, targets, clusters
 
-    async def nodes(self, request: Request) -> Nodes:
+    async def nodes(self, request: Request) -> NodeList:
         pool = request.query_params.get("pool")
         # `never seen`, as the table shows it, is `never_seen`.
         state = request.query_params.get("state", "").strip().replace(" ", "_") or None
-        held = await holders.ask(self._queries)
+        held = await holders.load_holders(self._queries)
         lines = await self._lines(held)
         known = {word.state for line in lines for word in line.scheduler} | set(NodeState)
         if state is not None and state not in known:
@@ -89,12 +89,12 @@ class ClusterApi:
             if (state is None or line.state == state or any(word.state == state for word in line.scheduler))
             and (pool is None or (line.pool or UNMAPPED) == pool)
         ]
-        return Nodes(
+        return NodeList(
             now=self._runtime.clock.now(),
             nodes=shown,
             total=len(lines),
             schedulers=[
-                Scheduler(source=view.source, at_ms=view.at_ms, problem=view.problem) for view in self._views()
+                SchedulerStatus(source=view.source, at_ms=view.at_ms, problem=view.problem) for view in self._views()
             ],
             unmapped={fact: sum(fact in line.unmapped for line in lines) for fact in sorted(_facts(lines))},
             problem=held.problem,
@@ -104,20 +104,22 @@ class ClusterApi:
         asked = request.query_params.get("name", "").strip()
         if not asked or len(asked) > LONGEST_NAME or not asked.isprintable():
             raise HTTPException(400, f"name a GPU, node, pod or job, in at most {LONGEST_NAME} visible characters")
-        held = await holders.ask(self._queries)
+        held = await holders.load_holders(self._queries)
         lines = await self._lines(held)
         mapping = None if self._clusters is None else self._clusters.inventory
         open_incidents = await self._open_incidents()
-        facts = who.Facts(self._fleet, lines, held, self._views(), open_incidents, mapping)
-        found = await asyncio.to_thread(who.find, asked, facts)
+        facts = who.HolderSources(self._fleet, lines, held, self._views(), open_incidents, mapping)
+        found = await asyncio.to_thread(who.find_holders, asked, facts)
         if not (found.gpus or found.nodes or found.workloads):
             raise HTTPException(404, f"nothing here is called `{asked[:60]}`: no GPU, node, pod, job, user or team")
         return Who(asked=asked, gpus=found.gpus, nodes=found.nodes, workloads=found.workloads, left_out=found.left_out)
 
-    async def _lines(self, held: holders.Holders) -> list[NodeLine]:
-        facts = node_list.Facts(self._fleet, self._targets.targets(), self._views(), held, await self._open_incidents())
+    async def _lines(self, held: holders.GpuHolders) -> list[NodeLine]:
+        facts = node_list.NodeListSources(
+            self._fleet, self._targets.targets(), self._views(), held, await self._open_incidents()
+        )
         # A large fleet takes a moment; the loop has others to serve.
-        return await asyncio.to_thread(node_list.build, facts)
+        return await asyncio.to_thread(node_list.build_node_list, facts)
 
     async def _open_incidents(self) -> list[Incident]:
         return await self._journal.read(lambda: self._journal.incidents(open_only=True, limit=MOST_INCIDENTS))
@@ -137,10 +139,10 @@ def endpoints(api: ClusterApi) -> list[Endpoint]:
             "/api/nodes",
             Role.VIEWER,
             api.nodes,
-            words="Every node with its states, GPUs and holders",
-            asks=(
-                Asked("state", "only nodes in this state, ours or the scheduler's"),
-                Asked("pool", "only nodes of this pool"),
+            summary="Every node with its states, GPUs and holders",
+            params=(
+                QueryParam("state", "only nodes in this state, ours or the scheduler's"),
+                QueryParam("pool", "only nodes of this pool"),
             ),
         ),
         Endpoint(
@@ -148,7 +150,9 @@ def endpoints(api: ClusterApi) -> list[Endpoint]:
             "/api/who",
             Role.VIEWER,
             api.who,
-            words="Who holds a GPU or node, and what a job, pod, user or team holds",
-            asks=(Asked("name", "a GPU's UUID or node/3, a node, a pod, a job, a user, a team", is_required=True),),
+            summary="Who holds a GPU or node, and what a job, pod, user or team holds",
+            params=(
+                QueryParam("name", "a GPU's UUID or node/3, a node, a pod, a job, a user, a team", is_required=True),
+            ),
         ),
     ]

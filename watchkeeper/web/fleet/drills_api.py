@@ -23,15 +23,15 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from watchkeeper.catalogue import causes
-from watchkeeper.errors import WatchkeeperError, reason
+from watchkeeper.errors import WatchkeeperError, error_reason
 from watchkeeper.hub import services
 from watchkeeper.hub.runtime import Runtime
-from watchkeeper.hub.simulator import Simulator
+from watchkeeper.hub.simulator import SimulatorProxy
 from watchkeeper.kit import files, wire
 from watchkeeper.kit.logs import fields
 from watchkeeper.model.incidents import Incident
-from watchkeeper.web.answers import Endpoint, read_object
 from watchkeeper.web.auth.auth import Role
+from watchkeeper.web.endpoint import Endpoint, read_json_object
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ MOST_INCIDENTS = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class DrillVerdict:
     """What the hub has made of a drill: None where it has made nothing yet."""
 
     incident: str | None = None
@@ -72,11 +72,11 @@ class Drill:
     severity: str
     scope: str
     ended_at: datetime | None = None
-    verdict: Verdict = Verdict()
+    verdict: DrillVerdict = DrillVerdict()
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class DrillResult:
     """One drill that is over: the right cause, whether an incident was opened, and the cause that was named."""
 
     cause: str
@@ -89,7 +89,7 @@ class GameDay:
     """What the last `watchkeeper drill --tell` came to."""
 
     at: datetime | None = None
-    lines: tuple[Line, ...] = ()
+    lines: tuple[DrillResult, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class CauseScore:
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
+class DrillScore:
     drills: int
     detected: int
     right: int
@@ -114,10 +114,10 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True)
-class Drills:
+class DrillList:
     now: datetime
     drills: list[Drill]
-    score: Score
+    score: DrillScore
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,9 @@ class DrillAccuracy:
 
 
 class DrillsApi:
-    def __init__(self, runtime: Runtime, journal: services.Journal, *, simulator: Simulator | None) -> None:
+    def __init__(
+        self, runtime: Runtime, journal: services.JournalProtocol, *, simulator: SimulatorProxy | None
+    ) -> None:
         self._runtime, self._journal, self._simulator = runtime, journal, simulator
         self._known: OrderedDict[str, Drill] = OrderedDict()
         self._gauge = runtime.metrics.gauge(
@@ -137,23 +139,23 @@ class DrillsApi:
         self._game_day = _kept(self._path)
         self._count([])
 
-    async def drills(self, _: Request) -> Drills:
+    async def drills(self, _: Request) -> DrillList:
         if self._simulator is None:
             raise HTTPException(404, "this fleet is real: there is no simulator behind this hub, and nothing to break")
         await self._look()
         judged = await self._judged()
         self._count(judged)
-        return Drills(
+        return DrillList(
             now=self._runtime.clock.now(),
             drills=[replace(drill, verdict=told) for drill, told in judged],
             score=score([told for _, told in judged]),
         )
 
-    async def _judged(self) -> list[tuple[Drill, Verdict]]:
+    async def _judged(self) -> list[tuple[Drill, DrillVerdict]]:
         """Every drill of the simulator with what the hub made of it, the newest first."""
         known = list(reversed(self._known.values()))
 
-        def judge() -> list[tuple[Drill, Verdict]]:
+        def judge() -> list[tuple[Drill, DrillVerdict]]:
             found = self._journal.incidents(open_only=False, limit=MOST_INCIDENTS)
             return [(drill, self.judge(drill, found)) for drill in known]
 
@@ -163,21 +165,21 @@ class DrillsApi:
         await self._look()
         return DrillAccuracy(self._count(await self._judged()), self._game_day.at)
 
-    async def tell(self, request: Request) -> DrillAccuracy:
+    async def submit_score(self, request: Request) -> DrillAccuracy:
         """Keep the score of a game day; it takes the place of the one before."""
-        told = _game_day(await read_object(request, BODY_BYTES), self._runtime.clock.now())
+        told = _game_day(await read_json_object(request, BODY_BYTES), self._runtime.clock.now())
         try:
-            await asyncio.to_thread(files.write_whole, self._path, orjson.dumps(wire.to_plain(told)))
+            await asyncio.to_thread(files.write_atomically, self._path, orjson.dumps(wire.to_plain(told)))
         except OSError as error:
-            raise HTTPException(503, f"the score cannot be kept: {reason(error)}") from error
+            raise HTTPException(503, f"the score cannot be kept: {error_reason(error)}") from error
         self._game_day = told
         return DrillAccuracy(self._count(await self._judged()), told.at)
 
-    def _count(self, judged: Sequence[tuple[Drill, Verdict]]) -> list[CauseScore]:
+    def _count(self, judged: Sequence[tuple[Drill, DrillVerdict]]) -> list[CauseScore]:
         """By cause, for pages and as a metric."""
         # What has just been put in is neither right nor wrong yet.
         settled = [(drill, told) for drill, told in judged if drill.ended_at is not None or told.cause is not None]
-        lines = [Line(drill.cause, told.incident is not None, told.cause) for drill, told in settled]
+        lines = [DrillResult(drill.cause, told.incident is not None, told.cause) for drill, told in settled]
         counted = by_cause([*lines, *self._game_day.lines])
         self._gauge.values.clear()
         for one in counted:
@@ -201,18 +203,18 @@ class DrillsApi:
         while len(self._known) > MOST_KEPT:
             self._known.popitem(last=False)
 
-    def judge(self, drill: Drill, found: Sequence[Incident]) -> Verdict:
+    def judge(self, drill: Drill, found: Sequence[Incident]) -> DrillVerdict:
         """The incident that fits best: same family of causes, on the struck node or around it, not from before."""
         family = causes.lookup(drill.cause).family
         fitting = [one for one in found if one.family == family and one.opened_at >= drill.at and _is_near(drill, one)]
         verdicts = [self._verdict(drill, one) for one in fitting]
-        return max(verdicts, key=lambda one: (one.is_right, one.cause_right is True), default=Verdict())
+        return max(verdicts, key=lambda one: (one.is_right, one.cause_right is True), default=DrillVerdict())
 
-    def _verdict(self, drill: Drill, incident: Incident) -> Verdict:
+    def _verdict(self, drill: Drill, incident: Incident) -> DrillVerdict:
         told = self._journal.diagnosis(incident.id)
         best = None if told is None else told.best
         is_gpu = drill.scope == "gpu"
-        return Verdict(
+        return DrillVerdict(
             incident.id,
             incident.title,
             (incident.opened_at - drill.at).total_seconds(),
@@ -255,9 +257,9 @@ def _drill(plain: dict[str, Any]) -> Drill:
     )
 
 
-def score(verdicts: Sequence[Verdict]) -> Score:
+def score(verdicts: Sequence[DrillVerdict]) -> DrillScore:
     seconds = [one.detected_seconds for one in verdicts if one.detected_seconds is not None]
-    return Score(
+    return DrillScore(
         drills=len(verdicts),
         detected=len(seconds),
         right=sum(one.is_right for one in verdicts),
@@ -266,7 +268,7 @@ def score(verdicts: Sequence[Verdict]) -> Score:
     )
 
 
-def by_cause(lines: Sequence[Line]) -> list[CauseScore]:
+def by_cause(lines: Sequence[DrillResult]) -> list[CauseScore]:
     """The worst share first."""
     counted = []
     for cause in sorted({line.cause for line in lines}):
@@ -291,7 +293,7 @@ def _game_day(body: Mapping[str, Any], now: datetime) -> GameDay:
         if causes.lookup(str(name)).cause != name:
             raise HTTPException(400, f"`{str(name)[:60]}` is no cause")
     try:
-        return GameDay(now, tuple(Line(one["cause"], bool(one["detected"]), one["named"]) for one in told))
+        return GameDay(now, tuple(DrillResult(one["cause"], bool(one["detected"]), one["named"]) for one in told))
     except KeyError as error:
         raise HTTPException(400, f"a scenario has no {error}") from error
 
@@ -300,7 +302,7 @@ def _kept(path: Path) -> GameDay:
     """The game day that was told before; none where there is none or the file is damaged."""
     try:
         plain = orjson.loads(path.read_bytes())
-        return GameDay(wire.parse_time(plain["at"]), tuple(Line(**line) for line in plain["lines"]))
+        return GameDay(wire.parse_time(plain["at"]), tuple(DrillResult(**line) for line in plain["lines"]))
     except FileNotFoundError:
         return GameDay()
     except (OSError, ValueError, KeyError, TypeError, WatchkeeperError) as error:
@@ -315,15 +317,15 @@ def endpoints(api: DrillsApi) -> list[Endpoint]:
             "/api/drills/accuracy",
             Role.VIEWER,
             api.accuracy,
-            words="For each cause how often it was named rightly in drills, the worst first",
+            summary="For each cause how often it was named rightly in drills, the worst first",
         ),
         Endpoint(
             ("POST",),
             "/api/drills/score",
             Role.OPERATOR,
-            api.tell,
+            api.submit_score,
             changes=True,
-            words="Keep the score of a game day, as `watchkeeper drill --json` prints it",
+            summary="Keep the score of a game day, as `watchkeeper drill --json` prints it",
             body={"scenarios": list[dict[str, Any]]},
         ),
         Endpoint(
@@ -331,6 +333,6 @@ def endpoints(api: DrillsApi) -> list[Endpoint]:
             "/api/drills",
             Role.VIEWER,
             api.drills,
-            words="Faults put into a simulated fleet, what this hub made of each, and the score; 404 on a real fleet",
+            summary="Faults put into a simulated fleet, what this hub made of each, and the score; 404 on a real fleet",
         ),
     ]

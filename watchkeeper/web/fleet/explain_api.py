@@ -15,10 +15,10 @@ from starlette.requests import Request
 
 from watchkeeper.clusters.clusters import Clusters
 from watchkeeper.clusters.kubernetes import kubernetes_source
-from watchkeeper.diagnose import explained, job, node, pending, pod, surroundings
-from watchkeeper.diagnose.checks import placing
+from watchkeeper.diagnose import explained, job, node, pending, place_context, pod
+from watchkeeper.diagnose.checks import pod_placement
 from watchkeeper.diagnose.explained import Explained
-from watchkeeper.diagnose.job import Asked
+from watchkeeper.diagnose.job import JobQuery
 from watchkeeper.errors import WatchkeeperError
 from watchkeeper.hub import services
 from watchkeeper.hub.runtime import Runtime
@@ -26,10 +26,10 @@ from watchkeeper.hub.samples import Queries
 from watchkeeper.kit import clock, own_metrics
 from watchkeeper.model import cluster, diagnosis, fleet, incidents, workloads
 from watchkeeper.model.fleet import Place
-from watchkeeper.web.answers import Endpoint
 from watchkeeper.web.auth.auth import Role
+from watchkeeper.web.endpoint import Endpoint
 from watchkeeper.web.fleet import jobs_api
-from watchkeeper.workloads import waiting
+from watchkeeper.workloads import pending_pods
 
 MOST_INCIDENTS = 1000
 LONGEST_NAME = 300
@@ -46,8 +46,8 @@ class ExplainAnswer:
 class ExplainApi:
     runtime: Runtime
     queries: Queries
-    journal: services.Journal
-    fleet: services.FleetView
+    journal: services.JournalProtocol
+    fleet: services.FleetProtocol
     clusters: Clusters | None
     jobs: jobs_api.JobsApi
 
@@ -128,13 +128,13 @@ class ExplainApi:
         scheduled += await asyncio.to_thread(self._waiting, scheduled)
         report = await self.jobs.report(name)
         line = None if report is None else report.job
-        pods = job.parts_of(name, scheduled)
+        pods = job.workloads_of_job(name, scheduled)
         owner = pods[0].cluster if pods else self.runtime.settings.fleet.cluster if line is None else line.cluster
-        asked = job.Asked(owner, name, pods, "" if line is None else line.name)
+        asked = job.JobQuery(owner, name, pods, "" if line is None else line.name)
         found = await self._job(asked)
         if found is None and report is not None:
             found = explained.Explained(name, report.why)
-        elif found is not None and found.cause is None and report is not None and not asked.waiting:
+        elif found is not None and found.cause is None and report is not None and not asked.pending_workloads:
             found = replace(found, headline=f"{found.headline}; {report.why}")
         names = [str(part.workload) for part in pods]
         troubles = await self._troubles_of(names, () if line is None else line.incidents)
@@ -152,9 +152,9 @@ class ExplainApi:
         troubles: list[Trouble],
     ) -> explained.Explained:
         now = clock.to_ms(self.runtime.clock.now())
-        questions = surroundings.Questions(self.queries.engine, place, now, window=job.AROUND)
-        around = surroundings.look(questions)
-        reporting = questions.reporting("DCGM_FI_DEV_GPU_TEMP")
+        questions = place_context.PlaceQueries(self.queries.engine, place, now, window=job.AROUND)
+        around = place_context.gather_context(questions)
+        reporting = questions.reporting_gpus("DCGM_FI_DEV_GPU_TEMP")
         node_name = place.node or ""
         held = {
             str(workload.workload): workload.nodes[node_name]
@@ -164,7 +164,7 @@ class ExplainApi:
         }
         problems = [view.problem for view in self._views() if view.problem]
         return node.explain(
-            node.Known(
+            node.NodeSummary(
                 self.fleet.place_name(place),
                 words,
                 sorted(held.items()),
@@ -172,7 +172,7 @@ class ExplainApi:
                 expected,
                 troubles,
                 around.changes,
-                (*questions.refused, *problems, *(() if words else ("no scheduler tells about it",))),
+                (*questions.failures, *problems, *(() if words else ("no scheduler tells about it",))),
             )
         )
 
@@ -180,16 +180,18 @@ class ExplainApi:
         """Without an API server: what kube-state-metrics says, through the same decisions."""
         place = fleet.Place(self.runtime.settings.fleet.cluster, domain=f"pod={namespace}/{name}")
         now = clock.to_ms(self.runtime.clock.now())
-        around = surroundings.look(surroundings.Questions(self.queries.engine, place, now, window=job.AROUND))
+        around = place_context.gather_context(
+            place_context.PlaceQueries(self.queries.engine, place, now, window=job.AROUND)
+        )
         if not around.rows("kube_pod_info") and not around.rows("kube_pod_status_phase"):
             return None
         subject = f"{namespace}/{name}"
-        ask = placing.asked(around, subject)
+        ask = pod_placement.asked(around, subject)
         on = next((labels.get("node") for labels, _ in around.rows("kube_pod_info") if labels.get("node")), None)
         if on and ask.gpus:
             return explained.Explained(subject, f"runs on {on} with {sum(ask.gpus.values())} GPUs")
-        found = pending.judge(ask, placing.offered(around))
-        lines = tuple(explained.Line(one.node, one.text) for one in found.nodes)
+        found = pending.judge_placement(ask, pod_placement.offered(around))
+        lines = tuple(explained.ExplainedLine(one.node, one.text) for one in found.nodes)
         gap = ("the API server: this is what kube-state-metrics says",)
         headline = f"runs on {on} and asks for no GPU" if on else "waits"
         steps = pod.steps(found.cause, subject)
@@ -197,8 +199,8 @@ class ExplainApi:
 
     def _waiting(self, known: list[workloads.ScheduledWorkload]) -> list[workloads.ScheduledWorkload]:
         with contextlib.suppress(WatchkeeperError):
-            told = self.queries.engine.instant(waiting.QUESTION, clock.to_ms(self.runtime.clock.now())).latest()
-            return waiting.pods(told, known)
+            told = self.queries.engine.instant(pending_pods.QUESTION, clock.to_ms(self.runtime.clock.now())).latest()
+            return pending_pods.read_pending_pods(told, known)
         return []
 
     def _kubernetes(self) -> list[kubernetes_source.KubernetesSource]:
@@ -208,9 +210,9 @@ class ExplainApi:
     def _views(self) -> list[cluster.ClusterView]:
         return [] if self.clusters is None else self.clusters.views()
 
-    async def _job(self, asked: Asked) -> explained.Explained | None:
+    async def _job(self, asked: JobQuery) -> explained.Explained | None:
         now = self.runtime.clock.now()
-        looked = await asyncio.to_thread(job.look, self.queries.engine, asked, now)
+        looked = await asyncio.to_thread(job.read_job, self.queries.engine, asked, now)
         if looked is None:
             return None
         since, nodes = now - job.AROUND, looked.nodes
@@ -220,9 +222,9 @@ class ExplainApi:
         return await asyncio.to_thread(job.explain, asked, looked, now, happened=happened, names=self.fleet.place_name)
 
 
-def _cluster(source: kubernetes_source.KubernetesSource) -> pod.Cluster:
+def _cluster(source: kubernetes_source.KubernetesSource) -> pod.ClusterObjects:
     watch = source.watch
-    return pod.Cluster(
+    return pod.ClusterObjects(
         watch.nodes(),
         watch.pods(),
         watch.quotas(),
@@ -245,7 +247,7 @@ def _answer(found: explained.Explained) -> ExplainAnswer:
 
 def endpoints(api: ExplainApi) -> list[Endpoint]:
     return [
-        Endpoint(("GET",), path, Role.VIEWER, answer, words=f"Why a {what} is as it is, in words")
+        Endpoint(("GET",), path, Role.VIEWER, answer, summary=f"Why a {what} is as it is, in words")
         for path, answer, what in (
             ("/api/explain/pod/{name}", api.pod, "pod, whose namespace is looked for,"),
             ("/api/explain/pod/{namespace}/{name}", api.pod, "pod"),

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from watchkeeper.web.fleet.topology import State
-from watchkeeper.web.fleet.who import Brief
+from watchkeeper.web.fleet.topology import HealthState
+from watchkeeper.web.fleet.who import IncidentSummary
 
 # A cell is [id, state, errs, waits, load, errors, times the usual wait].
-Cell = tuple[str, int, int, int, float | None, float | None, float | None]
+FabricCell = tuple[str, int, int, int, float | None, float | None, float | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class FabricCounts:
     links: int
     down: int
     slow: int
@@ -30,20 +30,20 @@ class Counts:
 @dataclass(frozen=True, slots=True)
 class Spine:
     name: str
-    state: State
+    state: HealthState
     links: int
     trouble: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class FabricRow:
     """A leaf or a rack with its cells."""
 
     name: str | None
     is_switch: bool
-    state: State
+    state: HealthState
     why: Sequence[str]
-    cells: Sequence[Cell]
+    cells: Sequence[FabricCell]
     trunks: int
 
 
@@ -56,14 +56,14 @@ class FabricMap:
     source: str | None
     swept_at: datetime | None
     problem: str
-    counts: Counts
+    counts: FabricCounts
     spines: Sequence[Spine]
-    states: Sequence[State]
-    rows: Sequence[Row]
+    states: Sequence[HealthState]
+    rows: Sequence[FabricRow]
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class FabricLink:
     id: str
     kind: str
     row: str | None
@@ -72,7 +72,7 @@ class Link:
     peer: str
     device: str | None
     port: int
-    state: State
+    state: HealthState
     why: str
     gbps: float | None
     down_since: datetime | None
@@ -87,14 +87,14 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
-class Links:
+class FabricLinkList:
     now: datetime
     total: int
-    links: list[Link]
+    links: list[FabricLink]
 
 
 @dataclass(frozen=True, slots=True)
-class Grown:
+class CounterGrowth:
     name: str
     grown: float
     meaning: str | None
@@ -102,7 +102,7 @@ class Grown:
 
 
 @dataclass(frozen=True, slots=True)
-class Lines:
+class LinkQueries:
     """PromQL of the lines of a link."""
 
     traffic: str
@@ -111,10 +111,10 @@ class Lines:
 
 
 @dataclass(frozen=True, slots=True)
-class Port:
+class LinkDetail:
     now: datetime
     window: str
-    link: Link
-    counters: list[Grown]
-    series: Lines
-    incidents: list[Brief]
+    link: FabricLink
+    counters: list[CounterGrowth]
+    series: LinkQueries
+    incidents: list[IncidentSummary]

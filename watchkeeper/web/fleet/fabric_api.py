@@ -24,14 +24,34 @@ from watchkeeper.hub.samples import Queries
 from watchkeeper.kit import clock, durations
 from watchkeeper.model import workloads
 from watchkeeper.model.labels import Labels
-from watchkeeper.web.answers import Asked, Endpoint, whole_number
 from watchkeeper.web.auth.auth import Role
-from watchkeeper.web.fleet import holders, inventory, topology
-from watchkeeper.web.fleet.fabric_answers import Cell, Counts, FabricMap, Grown, Lines, Link, Links, Port, Row, Spine
-from watchkeeper.web.fleet.fabric_map import DISCARDS, WAIT, HostKey, PortView, Reading, Sources, SwitchKey, ports
-from watchkeeper.web.fleet.topology import State
+from watchkeeper.web.endpoint import Endpoint, QueryParam, parse_whole_number
+from watchkeeper.web.fleet import fleet_layout, holders, topology
+from watchkeeper.web.fleet.fabric_answers import (
+    CounterGrowth,
+    FabricCell,
+    FabricCounts,
+    FabricLink,
+    FabricLinkList,
+    FabricMap,
+    FabricRow,
+    LinkDetail,
+    LinkQueries,
+    Spine,
+)
+from watchkeeper.web.fleet.fabric_map import (
+    DISCARDS,
+    WAIT,
+    FabricSources,
+    HostKey,
+    PortReading,
+    PortView,
+    SwitchKey,
+    list_ports,
+)
+from watchkeeper.web.fleet.topology import HealthState
 from watchkeeper.web.fleet.topology_api import RATE_EXPR, STATE_EXPR
-from watchkeeper.web.fleet.who import Brief
+from watchkeeper.web.fleet.who import IncidentSummary
 from watchkeeper.workloads import identity
 
 WINDOWS = ("15m", "1h", "6h")
@@ -47,11 +67,11 @@ HOST_COUNTERS = (
     "ExcessiveBufferOverrunErrors",
     DISCARDS,
 )
-STATES = tuple(State)
+STATES = tuple(HealthState)
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class FabricSnapshot:
     """The fabric at one moment."""
 
     at_ms: int
@@ -67,22 +87,22 @@ class FabricApi:
         runtime: Runtime,
         queries: Queries,
         *,
-        journal: services.Journal,
-        fleet: services.FleetView,
+        journal: services.JournalProtocol,
+        fleet: services.FleetProtocol,
         fabric: FabricWatch | None,
     ) -> None:
         self._runtime, self._queries, self._journal = runtime, queries, journal
         self._fleet, self._fabric = fleet, fabric
         self._busy = asyncio.Lock()
-        self._kept: dict[str, Made] = {}
+        self._kept: dict[str, FabricSnapshot] = {}
 
     async def map(self, request: Request) -> FabricMap:
         return (await self._made(request)).answer
 
-    async def links(self, request: Request) -> Links:
+    async def links(self, request: Request) -> FabricLinkList:
         """Links with what is known of each, the worst first; `of` keeps those whose text has these words."""
         made, form = await self._made(request), request.query_params
-        limit = whole_number(form.get("limit", "200"))
+        limit = parse_whole_number(form.get("limit", "200"))
         if limit is None or not 1 <= limit <= MOST_LINKS:
             raise HTTPException(400, f"limit must be a number from 1 to {MOST_LINKS:,}")
         row, job = form.get("row"), form.get("job")
@@ -92,13 +112,13 @@ class FabricApi:
             for view in made.views
             if (row is None or row == (view.row or "") or (view.kind == "trunk" and row == view.peer))
             and (job is None or job in view.jobs)
-            and (not only_trouble or view.trouble[0] < -State.UNKNOWN.rank)
+            and (not only_trouble or view.sort_key[0] < -HealthState.UNKNOWN.rank)
             and all(word in _text(view) for word in words)
         ]
-        found.sort(key=lambda view: view.trouble)
-        return Links(clock.from_ms(made.at_ms), len(found), [shown(view) for view in found[:limit]])
+        found.sort(key=lambda view: view.sort_key)
+        return FabricLinkList(clock.from_ms(made.at_ms), len(found), [describe_link(view) for view in found[:limit]])
 
-    async def port(self, request: Request) -> Port:
+    async def port(self, request: Request) -> LinkDetail:
         """One link with its counters, what each means, and where its lines are."""
         made, id = await self._made(request), request.query_params.get("id", "")
         view = next((one for one in made.views if one.id == id), None)
@@ -107,13 +127,13 @@ class FabricApi:
         counters = [_counter(name, value) for name, value in sorted(view.grown.items())]
         open_now = await self._journal.read(self._journal.incidents)
         related = [one for one in open_now if self._is_about(view, one.place)]
-        return Port(
+        return LinkDetail(
             now=clock.from_ms(made.at_ms),
             window=made.window,
-            link=shown(view),
+            link=describe_link(view),
             counters=counters,
-            series=Lines(**_series(view)),
-            incidents=[Brief(one.id, one.severity, one.title) for one in related[:20]],
+            series=LinkQueries(**_series(view)),
+            incidents=[IncidentSummary(one.id, one.severity, one.title) for one in related[:20]],
         )
 
     def _is_about(self, view: PortView, place: Any) -> bool:
@@ -122,7 +142,7 @@ class FabricApi:
         ends = {f"link={view.switch}/{view.switch_port}", f"link={view.peer}/{view.port}"}
         return place.domain in {*ends, f"leaf={view.switch}", f"switch={view.switch}", f"switch={view.peer}"}
 
-    async def _made(self, request: Request) -> Made:
+    async def _made(self, request: Request) -> FabricSnapshot:
         window = request.query_params.get("window", "1h")
         if window not in WINDOWS:
             raise HTTPException(400, f"window `{window[:20]}`: there are {', '.join(WINDOWS)}")
@@ -132,14 +152,16 @@ class FabricApi:
                 kept = self._kept[window] = await self._make(window, now_ms)
             return kept
 
-    async def _make(self, window: str, now_ms: int) -> Made:
+    async def _make(self, window: str, now_ms: int) -> FabricSnapshot:
         asked = _Asked(self._queries, now_ms)
-        stock = inventory.take(self._fleet)
+        stock = fleet_layout.current_layout(self._fleet)
         watched = self._fabric if self._fabric is not None and self._fabric.is_fresh(now_ms) else None
-        held = await holders.ask(self._queries)
+        held = await holders.load_holders(self._queries)
         names = frozenset(node.name for node in stock.nodes)
-        told = topology.told_links((await asked.all(STATE_EXPR)).items(), (await asked.all(RATE_EXPR)).items(), names)
-        sources = Sources(
+        told = topology.links_from_hosts(
+            (await asked.all(STATE_EXPR)).items(), (await asked.all(RATE_EXPR)).items(), names
+        )
+        sources = FabricSources(
             watched,
             told,
             await asked.by_host(window),
@@ -150,16 +172,16 @@ class FabricApi:
         )
         problem = asked.problem or held.problem or ""
 
-        def work() -> Made:
-            views = tuple(ports(sources))
+        def work() -> FabricSnapshot:
+            views = tuple(list_ports(sources))
             counts = _counts(views, mute_nodes=len(names - {view.peer for view in views}))
             answer = self._answer(views, counts, window=window, now_ms=now_ms, problem=problem)
-            return Made(now_ms, window, views, problem, answer)
+            return FabricSnapshot(now_ms, window, views, problem, answer)
 
         return await asyncio.to_thread(work)
 
     def _answer(
-        self, views: tuple[PortView, ...], counts: Counts, *, window: str, now_ms: int, problem: str
+        self, views: tuple[PortView, ...], counts: FabricCounts, *, window: str, now_ms: int, problem: str
     ) -> FabricMap:
         watched = self._fabric
         is_fresh = watched is not None and watched.is_fresh(now_ms)
@@ -173,7 +195,7 @@ class FabricApi:
             problem=problem or ("" if watched is None else watched.problem),
             counts=counts,
             spines=[Spine(one.name, one.state, one.links, one.trouble[:5]) for one in switches if one.role == "spine"],
-            states=list(State),
+            states=list(HealthState),
             rows=_rows(views, {one.name: one for one in switches}),
         )
 
@@ -193,8 +215,8 @@ class _Asked:
             self.problem = str(error)
             return {}
 
-    async def by_host(self, window: str) -> dict[HostKey, Reading]:
-        found: dict[HostKey, Reading] = defaultdict(Reading)
+    async def by_host(self, window: str) -> dict[HostKey, PortReading]:
+        found: dict[HostKey, PortReading] = defaultdict(PortReading)
         for counter in HOST_COUNTERS:
             metric = _metric(counter)
             for labels, value in (await self.all(f"increase({metric}[{window}])")).items():
@@ -207,8 +229,8 @@ class _Asked:
                 reading.bytes_per_second = max(value, reading.bytes_per_second or 0.0)
         return found
 
-    async def by_switch(self, window: str) -> dict[SwitchKey, Reading]:
-        found: dict[SwitchKey, Reading] = defaultdict(Reading)
+    async def by_switch(self, window: str) -> dict[SwitchKey, PortReading]:
+        found: dict[SwitchKey, PortReading] = defaultdict(PortReading)
         for labels, value in (await self.all(f"increase(watchkeeper_fabric_port_errors_total[{window}])")).items():
             reading, counter = found[_switch_key(labels)], labels.get("counter", "")
             if counter == WAIT:
@@ -222,21 +244,21 @@ class _Asked:
 
 
 def _metric(counter: str) -> str:
-    row = tables.counter(counter)
+    row = tables.find_counter(counter)
     assert row is not None, counter
-    return infiniband.families()["counters", row.sysfs_name].name
+    return infiniband.counter_families()["counters", row.sysfs_name].name
 
 
-def _reading(found: dict[HostKey, Reading], labels: Labels) -> Reading:
+def _reading(found: dict[HostKey, PortReading], labels: Labels) -> PortReading:
     node = labels.get("Hostname") or labels.get("instance", "").rsplit(":", 1)[0]
-    return found[node, labels.get("device", ""), whole_number(labels.get("port", "")) or 0]
+    return found[node, labels.get("device", ""), parse_whole_number(labels.get("port", "")) or 0]
 
 
 def _switch_key(labels: Labels) -> SwitchKey:
-    return labels.get("switch", ""), whole_number(labels.get("port", "")) or 0
+    return labels.get("switch", ""), parse_whole_number(labels.get("port", "")) or 0
 
 
-def _jobs(held: holders.Holders) -> dict[str, list[str]]:
+def _jobs(held: holders.GpuHolders) -> dict[str, list[str]]:
     by_node: dict[str, dict[str, None]] = defaultdict(dict)
     for those in held.by_gpu.values():
         for holder in those:
@@ -244,41 +266,43 @@ def _jobs(held: holders.Holders) -> dict[str, list[str]]:
     return {node: sorted(names) for node, names in by_node.items()}
 
 
-def _job(holder: holders.Holder) -> str:
+def _job(holder: holders.GpuHolder) -> str:
     """The job as its own page calls it; pods of one job are one job."""
     name = identity.job_name(holder.name) if holder.kind == workloads.WorkloadKind.POD else holder.name
-    return workloads.called(holder.namespace, name)
+    return workloads.workload_name(holder.namespace, name)
 
 
-def _counts(views: Iterable[PortView], *, mute_nodes: int) -> Counts:
+def _counts(views: Iterable[PortView], *, mute_nodes: int) -> FabricCounts:
     states = Counter(view.state for view in views)
-    return Counts(
+    return FabricCounts(
         links=sum(states.values()),
-        down=states[State.DOWN] + states[State.GONE],
-        slow=states[State.SLOW],
-        unknown=states[State.UNKNOWN],
+        down=states[HealthState.DOWN] + states[HealthState.GONE],
+        slow=states[HealthState.SLOW],
+        unknown=states[HealthState.UNKNOWN],
         errs=sum(view.errs for view in views),
         waits=sum(view.waits for view in views),
         uncounted=sum(view.errors is None for view in views),
-        jobs=len({job for view in views for job in view.jobs if view.trouble[0] < -State.UNKNOWN.rank}),
+        jobs=len({job for view in views for job in view.jobs if view.sort_key[0] < -HealthState.UNKNOWN.rank}),
         mute_nodes=mute_nodes,
     )
 
 
-def _rows(views: Iterable[PortView], switches: Mapping[str, topology.SwitchView]) -> list[Row]:
+def _rows(views: Iterable[PortView], switches: Mapping[str, topology.TopologySwitch]) -> list[FabricRow]:
     rows: dict[str | None, list[PortView]] = defaultdict(list)
     for view in views:
         rows[view.row].append(view)
     shown = []
-    for name in sorted(rows, key=lambda one: (one is None, inventory.natural(one or ""))):
+    for name in sorted(rows, key=lambda one: (one is None, fleet_layout.natural(one or ""))):
         switch = switches.get(name or "")
         own = rows[name]
-        own.sort(key=lambda view: (view.kind != "trunk", inventory.natural(view.peer), inventory.natural(view.device)))
+        own.sort(
+            key=lambda view: (view.kind != "trunk", fleet_layout.natural(view.peer), fleet_layout.natural(view.device))
+        )
         shown.append(
-            Row(
+            FabricRow(
                 name=name,
                 is_switch=switch is not None,
-                state=topology.worst(view.state for view in own) if switch is None else switch.state,
+                state=topology.worst_state(view.state for view in own) if switch is None else switch.state,
                 why=[] if switch is None else switch.trouble[:5],
                 cells=[_cell(view) for view in own],
                 trunks=sum(view.kind == "trunk" for view in own),
@@ -287,15 +311,15 @@ def _rows(views: Iterable[PortView], switches: Mapping[str, topology.SwitchView]
     return shown
 
 
-def _cell(view: PortView) -> Cell:
+def _cell(view: PortView) -> FabricCell:
     load, errors, wait = (
         None if number is None else float(f"{number:.3g}") for number in (view.load, view.errors, view.wait_times)
     )
     return view.id, STATES.index(view.state), int(view.errs), int(view.waits), load, errors, wait
 
 
-def shown(view: PortView) -> Link:
-    return Link(
+def describe_link(view: PortView) -> FabricLink:
+    return FabricLink(
         id=view.id,
         kind=view.kind,
         row=view.row,
@@ -319,9 +343,9 @@ def shown(view: PortView) -> Link:
     )
 
 
-def _counter(name: str, value: float) -> Grown:
-    row = tables.counter(name)
-    return Grown(
+def _counter(name: str, value: float) -> CounterGrowth:
+    row = tables.find_counter(name)
+    return CounterGrowth(
         name=name,
         grown=value,
         meaning=None if row is None else row.meaning,
@@ -364,7 +388,7 @@ def _text(view: PortView) -> str:
     return " ".join(parts).lower()
 
 
-WINDOW_ASK = Asked("window", f"over which errors are counted: {', '.join(WINDOWS)}; 1h unless given")
+WINDOW_ASK = QueryParam("window", f"over which errors are counted: {', '.join(WINDOWS)}; 1h unless given")
 
 
 def endpoints(api: FabricApi) -> list[Endpoint]:
@@ -374,22 +398,22 @@ def endpoints(api: FabricApi) -> list[Endpoint]:
             "/api/fabric/map",
             Role.VIEWER,
             api.map,
-            words="The fabric row by row: every port with its link, load, errors and waiting",
-            asks=(WINDOW_ASK,),
+            summary="The fabric row by row: every port with its link, load, errors and waiting",
+            params=(WINDOW_ASK,),
         ),
         Endpoint(
             ("GET",),
             "/api/fabric/links",
             Role.VIEWER,
             api.links,
-            words="Links with their errors, congestion and jobs, the worst first",
-            asks=(
+            summary="Links with their errors, congestion and jobs, the worst first",
+            params=(
                 WINDOW_ASK,
-                Asked("row", "only of this leaf or rack"),
-                Asked("job", "only links of nodes on which this job runs"),
-                Asked("of", "only links whose text has these words"),
-                Asked("trouble", "1: only what is down, slow, has errors or waits"),
-                Asked("limit", f"how many at most; 200 unless given, at most {MOST_LINKS}", int),
+                QueryParam("row", "only of this leaf or rack"),
+                QueryParam("job", "only links of nodes on which this job runs"),
+                QueryParam("of", "only links whose text has these words"),
+                QueryParam("trouble", "1: only what is down, slow, has errors or waits"),
+                QueryParam("limit", f"how many at most; 200 unless given, at most {MOST_LINKS}", int),
             ),
         ),
         Endpoint(
@@ -397,7 +421,7 @@ def endpoints(api: FabricApi) -> list[Endpoint]:
             "/api/fabric/port",
             Role.VIEWER,
             api.port,
-            words="One link: its counters with their meaning, its incidents, and PromQL of its lines",
-            asks=(WINDOW_ASK, Asked("id", "as the map or the list call it", is_required=True)),
+            summary="One link: its counters with their meaning, its incidents, and PromQL of its lines",
+            params=(WINDOW_ASK, QueryParam("id", "as the map or the list call it", is_required=True)),
         ),
     ]

@@ -14,8 +14,8 @@ from statistics import median
 
 from watchkeeper.clusters.fabric import fabric_changes, fabric_watch
 from watchkeeper.model import fabric
-from watchkeeper.web.fleet.inventory import natural
-from watchkeeper.web.fleet.topology import LinkView, State, fabric_links
+from watchkeeper.web.fleet.fleet_layout import natural
+from watchkeeper.web.fleet.topology import HealthState, TopologyLink, fabric_links
 
 # packs/ib_counters.csv: a bit error rate of 1e-12 is about this many an hour; below it a link is as good as sold.
 ERRORS_PER_HOUR = 120.0
@@ -34,7 +34,7 @@ SwitchKey = tuple[str, int]
 
 
 @dataclass(slots=True)
-class Reading:
+class PortReading:
     """What the series say about one end: bytes a second of the busier way, and growth of each counter."""
 
     bytes_per_second: float | None = None
@@ -53,7 +53,7 @@ class PortView:
     peer: str
     device: str
     port: int
-    state: State
+    state: HealthState
     why: str = ""
     gbps: float | None = None
     down_since_ms: int | None = None
@@ -74,30 +74,30 @@ class PortView:
         return self.wait_times is not None and self.wait_times >= WAITS_TOO_LONG
 
     @property
-    def trouble(self) -> tuple[int, float, float]:
+    def sort_key(self) -> tuple[int, float, float]:
         """Sorts the worst first: state, then errors, then load."""
-        rank = max(self.state.rank, State.WARNING.rank if self.errs or self.waits else 0)
+        rank = max(self.state.rank, HealthState.WARNING.rank if self.errs or self.waits else 0)
         return -rank, -(self.errors or 0.0), -(self.load or 0.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Sources:
+class FabricSources:
     """What the map is made of: the sweep, ports as hosts tell, readings of both ends, rows and jobs of nodes."""
 
     watched: fabric_watch.FabricWatch | None
-    told: Mapping[str, Sequence[LinkView]]
-    by_host: Mapping[HostKey, Reading]
-    by_switch: Mapping[SwitchKey, Reading]
+    told: Mapping[str, Sequence[TopologyLink]]
+    by_host: Mapping[HostKey, PortReading]
+    by_switch: Mapping[SwitchKey, PortReading]
     rows: Mapping[str, str | None]
     jobs: Mapping[str, Sequence[str]]
     window_hours: float = 1.0
 
 
-def ports(made_of: Sources) -> list[PortView]:
+def list_ports(made_of: FabricSources) -> list[PortView]:
     """Each link once: trunks, then the ports of hosts in the order of their names."""
     watched = made_of.watched
     links = fabric_links(watched)
-    known = () if watched is None else watched.known.links
+    known = () if watched is None else watched.known_fabric.links
     dark = {(one.peer, one.adapter, one.peer_port): one.down_since_ms for one in known if one.down_since_ms}
     found = [] if watched is None else list(_trunks(watched, made_of))
     for node in sorted(made_of.rows.keys() | links.keys(), key=natural):
@@ -107,9 +107,9 @@ def ports(made_of: Sources) -> list[PortView]:
     return _with_peers(found)
 
 
-def _host_port(node: str, link: LinkView, made_of: Sources, *, down_since_ms: int | None) -> PortView:
-    told = made_of.by_host.get((node, link.device, link.port), Reading())
-    seen = Reading()
+def _host_port(node: str, link: TopologyLink, made_of: FabricSources, *, down_since_ms: int | None) -> PortView:
+    told = made_of.by_host.get((node, link.device, link.port), PortReading())
+    seen = PortReading()
     if link.switch is not None and link.switch_port is not None:
         seen = made_of.by_switch.get((link.switch, link.switch_port), seen)
     view = PortView(
@@ -129,15 +129,15 @@ def _host_port(node: str, link: LinkView, made_of: Sources, *, down_since_ms: in
     return _read(view, _both(seen, told), made_of.window_hours)
 
 
-def _trunks(watched: fabric_watch.FabricWatch, made_of: Sources) -> Iterable[PortView]:
+def _trunks(watched: fabric_watch.FabricWatch, made_of: FabricSources) -> Iterable[PortView]:
     """Links between switches, in the row of their leaf; which jobs cross one is up to routing, so all that may do."""
-    leaves = {switch.name for switch in watched.known.switches if switch.is_leaf}
+    leaves = {switch.name for switch in watched.known_fabric.switches if switch.is_leaf}
     leaves_of: dict[str, set[str]] = defaultdict(set)
-    for link in watched.known.links:
+    for link in watched.known_fabric.links:
         if link.adapter:
             leaves_of[link.peer].add(link.switch)
     crossing = crossing_jobs(leaves_of, made_of.jobs)
-    trunks = (link for link in watched.known.links if not link.adapter)
+    trunks = (link for link in watched.known_fabric.links if not link.adapter)
     for link in sorted(trunks, key=lambda one: (natural(one.switch), one.port)):
         here, there = (link.switch, link.port), (link.peer, link.peer_port)
         if link.switch not in leaves and link.peer in leaves:
@@ -158,20 +158,20 @@ def _trunks(watched: fabric_watch.FabricWatch, made_of: Sources) -> Iterable[Por
             down_since_ms=link.down_since_ms,
             jobs=tuple(crossing.get(here[0], ()))[:MOST_JOBS],
         )
-        both = _both(made_of.by_switch.get(here, Reading()), made_of.by_switch.get(there, Reading()))
+        both = _both(made_of.by_switch.get(here, PortReading()), made_of.by_switch.get(there, PortReading()))
         yield _read(view, both, made_of.window_hours)
 
 
 def _trunk_state(
-    link: fabric_changes.KnownLink, port: fabric.Port | None, layout: fabric.Layout | None
-) -> tuple[State, str]:
+    link: fabric_changes.KnownLink, port: fabric.FabricPort | None, layout: fabric.FabricTopology | None
+) -> tuple[HealthState, str]:
     if link.down_since_ms is not None:
-        return State.DOWN, "the cable was there and is dark"
+        return HealthState.DOWN, "the cable was there and is dark"
     if port is None or layout is None:
-        return State.UNKNOWN, "not in the newest sweep"
-    if link.key in layout.slow:
-        return State.SLOW, "slower than the other trunks of its switch"
-    return State.HEALTHY, ""
+        return HealthState.UNKNOWN, "not in the newest sweep"
+    if link.key in layout.slow_ports:
+        return HealthState.SLOW, "slower than the other trunks of its switch"
+    return HealthState.HEALTHY, ""
 
 
 def crossing_jobs(leaves_of: Mapping[str, Iterable[str]], jobs: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
@@ -189,21 +189,21 @@ def crossing_jobs(leaves_of: Mapping[str, Iterable[str]], jobs: Mapping[str, Seq
     return found
 
 
-def _both(first: Reading, second: Reading) -> Reading:
+def _both(first: PortReading, second: PortReading) -> PortReading:
     """The ends of one cable: what either has counted, the larger where both have."""
     grown = {
         name: max(first.grown.get(name, 0.0), second.grown.get(name, 0.0))
         for name in first.grown.keys() | second.grown.keys()
     }
     traffic = _larger(first.bytes_per_second, second.bytes_per_second)
-    return Reading(traffic, grown, _larger(first.wait_per_second, second.wait_per_second))
+    return PortReading(traffic, grown, _larger(first.wait_per_second, second.wait_per_second))
 
 
 def _larger(first: float | None, second: float | None) -> float | None:
     return max((value for value in (first, second) if value is not None), default=None)
 
 
-def _read(view: PortView, reading: Reading, hours: float) -> PortView:
+def _read(view: PortView, reading: PortReading, hours: float) -> PortView:
     counted = {name: value for name, value in reading.grown.items() if name not in (WAIT, DISCARDS)}
     errors = sum(counted.values()) if counted else None
     is_bad = any(counted.get(name, 0.0) >= 1 for name in ALWAYS_BAD)

@@ -21,22 +21,31 @@ from starlette.responses import Response
 
 from watchkeeper.errors import CollectError, WatchkeeperError, WireError
 from watchkeeper.hub import services
-from watchkeeper.hub.health import Health
+from watchkeeper.hub.health import HubHealth
 from watchkeeper.hub.runtime import Runtime
 from watchkeeper.hub.samples import Queries
-from watchkeeper.hub.simulator import Simulator
+from watchkeeper.hub.simulator import SimulatorProxy
 from watchkeeper.kit import clock, own_metrics, wire
 from watchkeeper.model import events as happenings
 from watchkeeper.model import fleet
 from watchkeeper.model.fleet import Node, Place
 from watchkeeper.model.incidents import Incident
 from watchkeeper.web import shapes
-from watchkeeper.web.answers import Asked, Bare, Endpoint, check_node, ok, read_body, read_object, whole_number
 from watchkeeper.web.auth.auth import Role
-from watchkeeper.web.fleet import frames, stock_answer
-from watchkeeper.web.incidents import about_incident
-from watchkeeper.web.incidents.cards import Cards
-from watchkeeper.web.incidents.stories import Stories
+from watchkeeper.web.endpoint import (
+    Endpoint,
+    QueryParam,
+    Unwrapped,
+    check_node,
+    ok_response,
+    parse_whole_number,
+    read_body,
+    read_json_object,
+)
+from watchkeeper.web.fleet import fleet_snapshot, frames
+from watchkeeper.web.incidents import incident_request
+from watchkeeper.web.incidents.cards import IncidentCards
+from watchkeeper.web.incidents.incident_reports import IncidentReports
 from watchkeeper.web.prometheus import slo_api
 
 EVENT_LIMIT = 1000
@@ -66,12 +75,12 @@ class Status:
     simulated: bool
     dollars_per_gpu_hour: float
     docs_url: str | None
-    rules: shapes.RuleState
-    colours: dict[str, shapes.Colour]
+    rules: shapes.RuleFileStatus
+    colours: dict[str, shapes.ColourScale]
 
 
 @dataclass(frozen=True, slots=True)
-class Fleet:
+class FleetInventory:
     version: str
     edition: str
     nodes: list[fleet.NodeInFleet]
@@ -80,21 +89,21 @@ class Fleet:
 
 
 @dataclass(frozen=True, slots=True)
-class GpuPage:
+class GpuDetail:
     gpu: fleet.Gpu
     node: shapes.NODE_OR_NAME
     labels: dict[str, str] | None
     events: list[shapes.GpuEvent]
-    incidents: list[shapes.Card]
+    incidents: list[shapes.IncidentCard]
 
 
 @dataclass(frozen=True, slots=True)
-class Incidents:
-    incidents: list[shapes.Card]
+class IncidentList:
+    incidents: list[shapes.IncidentCard]
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class EventsAccepted:
     kept: int
 
 
@@ -104,16 +113,16 @@ class FleetApi:
         runtime: Runtime,
         queries: Queries,
         *,
-        journal: services.Journal,
-        incidents: services.Incidents,
-        rules: services.Rules,
-        fleet: services.FleetView,
-        targets: services.Targets,
-        simulator: Simulator | None,
-        health: Health,
-        cards: Cards,
-        stories: Stories,
-        stock: stock_answer.StockAnswer,
+        journal: services.JournalProtocol,
+        incidents: services.IncidentsProtocol,
+        rules: services.RulesProtocol,
+        fleet: services.FleetProtocol,
+        targets: services.TargetsProtocol,
+        simulator: SimulatorProxy | None,
+        health: HubHealth,
+        cards: IncidentCards,
+        stories: IncidentReports,
+        stock: fleet_snapshot.FleetSnapshots,
     ) -> None:
         self._runtime, self._queries, self._journal = runtime, queries, journal
         self._incidents, self._rules, self._fleet = incidents, rules, fleet
@@ -127,18 +136,18 @@ class FleetApi:
         )
 
     async def status(self, _: Request) -> Response:
-        return ok(
+        return ok_response(
             version=self._runtime.version,
             cluster=self._runtime.settings.fleet.cluster,
             mode=self._runtime.settings.remediate.mode,
             now=self._runtime.clock.now(),
             ready=self._health.is_ready,
-            not_ready_because=self._health.not_ready_because,
-            degraded=self._health.degraded(),
+            not_ready_because=self._health.not_ready_reason,
+            degraded=self._health.problems(),
             simulated=self._simulator is not None,
             dollars_per_gpu_hour=self._runtime.settings.cost.dollars_per_gpu_hour,
             docs_url=self._runtime.settings.render.docs_url,
-            rules={"owner": self._runtime.settings.rules.owner, **slo_api.outcome(self._rules.last_reload)},
+            rules={"owner": self._runtime.settings.rules.owner, **slo_api.reload_outcome(self._rules.last_reload)},
             colours={
                 name: {"title": c.title, "unit": c.unit, "low": c.low, "high": c.high, "metric": c.metric}
                 for name, c in frames.COLOURS.items()
@@ -152,38 +161,38 @@ class FleetApi:
     async def incidents(self, request: Request) -> Response:
         open_only = request.query_params.get("open", "1") not in ("0", "false")
         text = request.query_params.get("limit", "200")
-        limit = whole_number(text)
+        limit = parse_whole_number(text)
         if limit is None or not 1 <= limit <= LIST_LIMIT:
             raise HTTPException(400, f"limit `{text[:20]}` is not a number from 1 to {LIST_LIMIT}")
 
         def listed() -> list[dict[str, Any]]:
-            return [self._cards.card(one) for one in self._journal.incidents(open_only=open_only, limit=limit)]
+            return [self._cards.make_card(one) for one in self._journal.incidents(open_only=open_only, limit=limit)]
 
-        return ok(incidents=await self._journal.read(listed))
+        return ok_response(incidents=await self._journal.read(listed))
 
     async def incident(self, request: Request) -> Response:
-        incident = await about_incident.named(self._journal, request)
-        return ok(**await self._cards.told(incident), blast=await self._stories.blast_of(incident))
+        incident = await incident_request.load_incident(self._journal, request)
+        return ok_response(**await self._cards.load_detail(incident), blast=await self._stories.load_blast(incident))
 
     async def acknowledge(self, request: Request) -> Response:
-        incident = await about_incident.named(self._journal, request)
+        incident = await incident_request.load_incident(self._journal, request)
         await self._incidents.acknowledge(incident.id, request.state.caller.name)
-        return ok(**await self._cards.told(incident))
+        return ok_response(**await self._cards.load_detail(incident))
 
     async def resolve(self, request: Request) -> Response:
-        incident, why = await about_incident.named(self._journal, request), await self._said(request, "why")
+        incident, why = await incident_request.load_incident(self._journal, request), await self._said(request, "why")
         await self._incidents.resolve(incident.id, request.state.caller.name, why)
-        return ok(**await self._cards.told(incident))
+        return ok_response(**await self._cards.load_detail(incident))
 
     async def note(self, request: Request) -> Response:
-        incident, text = await about_incident.named(self._journal, request), await self._said(request, "text")
+        incident, text = await incident_request.load_incident(self._journal, request), await self._said(request, "text")
         await self._incidents.note(incident.id, request.state.caller.name, text)
-        return ok(**await self._cards.told(incident))
+        return ok_response(**await self._cards.load_detail(incident))
 
     async def _said(self, request: Request, name: str) -> str:
-        return about_incident.text(await read_object(request, about_incident.BODY_BYTES), name)
+        return incident_request.read_text(await read_json_object(request, incident_request.BODY_BYTES), name)
 
-    async def events(self, request: Request) -> Kept:
+    async def events(self, request: Request) -> EventsAccepted:
         """Take a batch of an agent; 200 means it is on disk, so the agent may forget it."""
         # Before anything is read: a thousand agents that are refused must cost next to nothing.
         self._refuse_more(0)
@@ -194,7 +203,7 @@ class FleetApi:
         mine = object()
         self._pushes[mine] = asyncio.get_running_loop().time(), len(body)
         try:
-            return Kept(kept=await self._incidents.take_events(batch))
+            return EventsAccepted(kept=await self._incidents.ingest_events(batch))
         finally:
             del self._pushes[mine]
 
@@ -222,14 +231,14 @@ class FleetApi:
             self._targets.register_node(told, "" if request.client is None else request.client.host)
         except (WireError, CollectError) as error:
             raise HTTPException(400, str(error)) from error
-        return ok()
+        return ok_response()
 
     async def gpu(self, request: Request) -> Response:
         """One GPU: where it is, who holds it, what its exporter says of it, and what happened to it."""
         uuid = request.path_params["uuid"]
         seen = next((one for one in self._fleet.gpus() if one.gpu.uuid == uuid), None)
         node = None if seen is None else self._node(seen.cluster, seen.node)
-        around = () if node is None else (node.place, *node.enclosing())
+        around = () if node is None else (node.place, *node.failure_domains())
         about, shown = await self._journal.read(lambda: self._about_gpu(uuid, around))
         happened = [(incident, m) for incident in about for m in incident.members if m.place.gpu == uuid]
         if seen is None and not happened:
@@ -237,7 +246,7 @@ class FleetApi:
         # One that broke before its first page is known by what is told of it.
         where = happened[0][1].place if seen is None else fleet.Place(seen.cluster, node=seen.node)
         node = node or self._node(where.cluster, where.node)
-        return ok(
+        return ok_response(
             gpu=fleet.Gpu(uuid) if seen is None else seen.gpu,
             node=node or {"name": where.node},
             labels=await self._labels(uuid),
@@ -274,7 +283,7 @@ class FleetApi:
             for one in self._journal.incidents(open_only=False, limit=LIST_LIMIT)
             if any(member.place.gpu == uuid for member in one.members) or (one.is_open and one.place in around)
         ]
-        return about, [self._cards.card(one) for one in about]
+        return about, [self._cards.make_card(one) for one in about]
 
 
 def read_events(body: bytes) -> list[happenings.Event]:
@@ -325,7 +334,7 @@ def endpoints(api: FleetApi) -> list[Endpoint]:
             "/api/status",
             Role.VIEWER,
             api.status,
-            words="The hub itself: version, cluster, mode, rules, and the colours of the map",
+            summary="The hub itself: version, cluster, mode, rules, and the colours of the map",
             gives=Status,
         ),
         Endpoint(
@@ -333,45 +342,45 @@ def endpoints(api: FleetApi) -> list[Endpoint]:
             "/api/fleet",
             Role.VIEWER,
             api.fleet,
-            words="The inventory in the order of the map, and who holds which GPU now",
-            asks=(
-                Asked(
+            summary="The inventory in the order of the map, and who holds which GPU now",
+            params=(
+                QueryParam(
                     "max_age",
-                    f"how many seconds old it may be, at most {stock_answer.OLDEST_SECONDS}; 10 unless given. "
+                    f"how many seconds old it may be, at most {fleet_snapshot.OLDEST_SECONDS}; 10 unless given. "
                     "Above 10 the inventory may have changed since: it is the one of the newest picture",
                     int,
                 ),
-                Asked("workloads", "0: leave `workloads` empty, since each GPU names its own", int),
+                QueryParam("workloads", "0: leave `workloads` empty, since each GPU names its own", int),
             ),
-            gives=Fleet,
+            gives=FleetInventory,
         ),
         Endpoint(
             get,
             "/api/gpu/{uuid}",
             Role.VIEWER,
             api.gpu,
-            words="One GPU: where it is, who holds it, what its exporter says of it, and what happened to it",
-            gives=GpuPage,
+            summary="One GPU: where it is, who holds it, what its exporter says of it, and what happened to it",
+            gives=GpuDetail,
         ),
         Endpoint(
             get,
             "/api/incidents",
             Role.VIEWER,
             api.incidents,
-            words="Incidents, newest first",
-            asks=(
-                Asked("open", "0: resolved ones too; 1 unless given"),
-                Asked("limit", f"at most {LIST_LIMIT}; 200 unless given", int),
+            summary="Incidents, newest first",
+            params=(
+                QueryParam("open", "0: resolved ones too; 1 unless given"),
+                QueryParam("limit", f"at most {LIST_LIMIT}; 200 unless given", int),
             ),
-            gives=Incidents,
+            gives=IncidentList,
         ),
         Endpoint(
             get,
             "/api/incidents/{id}",
             Role.VIEWER,
             api.incident,
-            words="One incident with its diagnosis, plan, timeline and whom it hits",
-            gives=shapes.FullDetail,
+            summary="One incident with its diagnosis, plan, timeline and whom it hits",
+            gives=shapes.FullIncidentDetail,
         ),
         Endpoint(
             post,
@@ -379,8 +388,8 @@ def endpoints(api: FleetApi) -> list[Endpoint]:
             Role.OPERATOR,
             api.acknowledge,
             changes=True,
-            words="Say that somebody works on it",
-            gives=shapes.Detail,
+            summary="Say that somebody works on it",
+            gives=shapes.IncidentDetail,
         ),
         Endpoint(
             post,
@@ -388,9 +397,9 @@ def endpoints(api: FleetApi) -> list[Endpoint]:
             Role.OPERATOR,
             api.resolve,
             changes=True,
-            words="Close an incident, with the reason",
+            summary="Close an incident, with the reason",
             body={"why": str},
-            gives=shapes.Detail,
+            gives=shapes.IncidentDetail,
         ),
         Endpoint(
             post,
@@ -398,9 +407,9 @@ def endpoints(api: FleetApi) -> list[Endpoint]:
             Role.OPERATOR,
             api.note,
             changes=True,
-            words="Write a note into the timeline",
+            summary="Write a note into the timeline",
             body={"text": str},
-            gives=shapes.Detail,
+            gives=shapes.IncidentDetail,
         ),
         Endpoint(
             post,
@@ -408,7 +417,7 @@ def endpoints(api: FleetApi) -> list[Endpoint]:
             Role.AGENT,
             api.events,
             changes=True,
-            words="Take a batch of events of an agent; 200 means that it is on disk",
+            summary="Take a batch of events of an agent; 200 means that it is on disk",
             body=list[happenings.Event],
         ),
         Endpoint(
@@ -417,7 +426,7 @@ def endpoints(api: FleetApi) -> list[Endpoint]:
             Role.AGENT,
             api.nodes,
             changes=True,
-            words="Take an agent's word about its node",
+            summary="Take an agent's word about its node",
             body=fleet.NodeRegistration,
             gives={},
         ),
@@ -426,16 +435,16 @@ def endpoints(api: FleetApi) -> list[Endpoint]:
             "/api/sim/scenarios",
             Role.VIEWER,
             api.simulator,
-            words="Faults that the simulated fleet can have; 404 where the fleet is real",
-            gives=Bare(list[dict[str, Any]]),
+            summary="Faults that the simulated fleet can have; 404 where the fleet is real",
+            gives=Unwrapped(list[dict[str, Any]]),
         ),
         Endpoint(
             get,
             "/api/sim/faults",
             Role.VIEWER,
             api.simulator,
-            words="Faults that the simulated fleet has now",
-            gives=Bare(list[shapes.Fault]),
+            summary="Faults that the simulated fleet has now",
+            gives=Unwrapped(list[shapes.SimulatedFault]),
         ),
         Endpoint(
             post,
@@ -443,9 +452,9 @@ def endpoints(api: FleetApi) -> list[Endpoint]:
             Role.OPERATOR,
             api.simulator,
             changes=True,
-            words="Inject a fault into the simulated fleet",
+            summary="Inject a fault into the simulated fleet",
             body={"scenario": str},
-            gives=Bare(shapes.Fault),
+            gives=Unwrapped(shapes.SimulatedFault),
         ),
         Endpoint(
             ("DELETE",),
@@ -453,7 +462,7 @@ def endpoints(api: FleetApi) -> list[Endpoint]:
             Role.OPERATOR,
             api.simulator,
             changes=True,
-            words="End a fault of the simulated fleet",
-            gives=Bare(shapes.Fault),
+            summary="End a fault of the simulated fleet",
+            gives=Unwrapped(shapes.SimulatedFault),
         ),
     ]

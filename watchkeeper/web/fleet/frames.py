@@ -18,14 +18,14 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from watchkeeper.kit import lately
+from watchkeeper.kit import recency_cache
 from watchkeeper.model import clock_reasons, fleet, incidents
 from watchkeeper.model.labels import Labels
 from watchkeeper.query import engine
-from watchkeeper.web.fleet.inventory import Inventory
+from watchkeeper.web.fleet.fleet_layout import FleetLayout
 
 
-class State(IntEnum):
+class GpuMapState(IntEnum):
     """What the heat map draws as a glyph; the console has the same numbers."""
 
     OK = 0
@@ -38,7 +38,7 @@ class State(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Colour:
+class MapColour:
     """A metric that can colour the heat map; `low` and `high` are the ends of its scale, None where readings say."""
 
     title: str
@@ -49,15 +49,15 @@ class Colour:
     metric: str = ""
 
 
-def _share(title: str, metric: str) -> Colour:
-    return Colour(title, "%", 0, 100, f"100 * {metric}", metric)
+def _share(title: str, metric: str) -> MapColour:
+    return MapColour(title, "%", 0, 100, f"100 * {metric}", metric)
 
 
-def _plain(title: str, unit: str, metric: str, *, low: float | None = 0, high: float | None = None) -> Colour:
-    return Colour(title, unit, low, high, metric, metric)
+def _plain(title: str, unit: str, metric: str, *, low: float | None = 0, high: float | None = None) -> MapColour:
+    return MapColour(title, unit, low, high, metric, metric)
 
 
-COLOURS: Mapping[str, Colour] = {
+COLOURS: Mapping[str, MapColour] = {
     "sm_active": _share("SM active", "DCGM_FI_PROF_SM_ACTIVE"),
     "gpu_util": _plain("GPU_UTIL", "%", "DCGM_FI_DEV_GPU_UTIL", high=100),
     "tensor": _share("Tensor active", "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE"),
@@ -65,7 +65,7 @@ COLOURS: Mapping[str, Colour] = {
     "power": _plain("Power", "W", "DCGM_FI_DEV_POWER_USAGE", high=700),
     "temperature": _plain("Temperature", "°C", "DCGM_FI_DEV_GPU_TEMP", low=30, high=90),
     "hbm_temperature": _plain("Memory temperature", "°C", "DCGM_FI_DEV_MEMORY_TEMP", low=30, high=95),
-    "memory": Colour(
+    "memory": MapColour(
         "Memory used",
         "%",
         0,
@@ -74,7 +74,7 @@ COLOURS: Mapping[str, Colour] = {
         "DCGM_FI_DEV_FB_USED",
     ),
     "clock": _plain("SM clock", "MHz", "DCGM_FI_DEV_SM_CLOCK", low=None),
-    "nvlink": Colour(
+    "nvlink": MapColour(
         "NVLink, both ways",
         "B/s",
         0,
@@ -82,7 +82,7 @@ COLOURS: Mapping[str, Colour] = {
         "DCGM_FI_PROF_NVLINK_TX_BYTES + DCGM_FI_PROF_NVLINK_RX_BYTES",
         "DCGM_FI_PROF_NVLINK_TX_BYTES",
     ),
-    "pcie": Colour(
+    "pcie": MapColour(
         "PCIe, both ways",
         "B/s",
         0,
@@ -109,22 +109,22 @@ Values = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
-class Readings:
+class FrameReadings:
     """Answers of the engine for one tick; None where it could not answer."""
 
-    colour: engine.Answer | None = None
-    work: engine.Answer | None = None
-    gpu_util: engine.Answer | None = None
-    power: engine.Answer | None = None
-    throttle: engine.Answer | None = None
+    colour: engine.QueryResult | None = None
+    work: engine.QueryResult | None = None
+    gpu_util: engine.QueryResult | None = None
+    power: engine.QueryResult | None = None
+    throttle: engine.QueryResult | None = None
     # Of GPUs that are divided, whose labels say who holds a slice.
-    slices: engine.Answer | None = None
+    slices: engine.QueryResult | None = None
     # Holders that agents tell in a series of their own, where an exporter's labels do not.
     holders: Sequence[Labels] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class FramePicture:
     """A frame before it is packed."""
 
     values: Values
@@ -132,14 +132,14 @@ class Picture:
     summary: Mapping[str, float | int | None] = field(default_factory=dict)
 
 
-def colour_of(name: str) -> Colour | None:
+def find_colour(name: str) -> MapColour | None:
     """The colour that a viewer asked for: one of ours, or any metric by its name; None for what is no name."""
     if name in COLOURS:
         return COLOURS[name]
-    return Colour(name, "", None, None, name, name) if METRIC_NAME.fullmatch(name) else None
+    return MapColour(name, "", None, None, name, name) if METRIC_NAME.fullmatch(name) else None
 
 
-def scale(colour: Colour, values: Values) -> tuple[float, float]:
+def colour_scale(colour: MapColour, values: Values) -> tuple[float, float]:
     """The ends of the scale: the colour's own, or what the readings reach, rounded outwards to two digits."""
     present = values[np.isfinite(values)]
     low = colour.low if colour.low is not None else _rounded(float(present.min()), up=False) if len(present) else 0.0
@@ -154,28 +154,30 @@ def _rounded(number: float, *, up: bool) -> float:
     return (math.ceil if up else math.floor)(number / step) * step
 
 
-def draw(stock: Inventory, readings: Readings, open_incidents: Sequence[incidents.Incident]) -> Picture:
+def draw_picture(
+    stock: FleetLayout, readings: FrameReadings, open_incidents: Sequence[incidents.Incident]
+) -> FramePicture:
     """Decide the number and the state of every slot, and the figures of the tiles."""
-    identity.turn()
-    values = place(stock, readings.colour)
-    work = place(stock, readings.work)
-    power, gpu_util = place(stock, readings.power), place(stock, readings.gpu_util)
+    identity.start_generation()
+    values = values_by_slot(stock, readings.colour)
+    work = values_by_slot(stock, readings.work)
+    power, gpu_util = values_by_slot(stock, readings.power), values_by_slot(stock, readings.gpu_util)
     # Who holds a GPU now; an average still has the labels of a job that has left.
     named = [*_labels(readings.gpu_util), *_labels(readings.slices)]
-    held = owners(stock, [*named, *readings.holders])
+    held = holders_by_slot(stock, [*named, *readings.holders])
     silent = np.isnan(power) & np.isnan(gpu_util)
     # An average goes on for minutes after the last reading; it counts only where nobody gives a reading of now.
     silent = np.isnan(work) if silent.all() else silent
     work[silent] = np.nan
-    states = np.where(silent, State.SILENT, State.OK).astype(np.uint8)
+    states = np.where(silent, GpuMapState.SILENT, GpuMapState.OK).astype(np.uint8)
     if readings.work is None and readings.power is None:
-        states[:] = State.UNKNOWN
+        states[:] = GpuMapState.UNKNOWN
     is_held = np.zeros(len(states), dtype=np.float32)
     is_held[list(held)] = 1
-    states[(is_held > 0) & (work < IDLE_BELOW) & (states == State.OK)] = State.HELD_IDLE
-    reasons = np.nan_to_num(place(stock, readings.throttle)).astype(np.int64)
-    states[(reasons & THROTTLE_BITS != 0) & (states != State.SILENT)] = State.THROTTLED
-    mark_incidents(stock, states, open_incidents)
+    states[(is_held > 0) & (work < IDLE_BELOW) & (states == GpuMapState.OK)] = GpuMapState.HELD_IDLE
+    reasons = np.nan_to_num(values_by_slot(stock, readings.throttle)).astype(np.int64)
+    states[(reasons & THROTTLE_BITS != 0) & (states != GpuMapState.SILENT)] = GpuMapState.THROTTLED
+    mark_open_incidents(stock, states, open_incidents)
     summary = {
         "gpus": len(states),
         "working_percent": percent(work),
@@ -185,25 +187,25 @@ def draw(stock: Inventory, readings: Readings, open_incidents: Sequence[incident
         "held": None if readings.gpu_util is None else len(held),
         "teams": len({owner.split("/")[0] for owner in held.values() if "/" in owner}),
         "idle_teams": len(
-            {held[at].split("/")[0] for at in np.flatnonzero(states == State.HELD_IDLE).tolist() if at in held}
+            {held[at].split("/")[0] for at in np.flatnonzero(states == GpuMapState.HELD_IDLE).tolist() if at in held}
         ),
-        "free": None if readings.gpu_util is None else free(states, held),
+        "free": None if readings.gpu_util is None else count_free(states, held),
         "power_watts": None if np.isnan(power).all() else float(np.nansum(power)),
         "nodes": len(stock.nodes),
-        "nodes_reporting": reporting(stock, work, power),
-        **{state.name.lower(): int((states == state).sum()) for state in State},
+        "nodes_reporting": count_reporting_nodes(stock, work, power),
+        **{state.name.lower(): int((states == state).sum()) for state in GpuMapState},
     }
-    return Picture(values, states, summary)
+    return FramePicture(values, states, summary)
 
 
-def free(states: npt.NDArray[np.uint8], held: Mapping[int, str]) -> int:
+def count_free(states: npt.NDArray[np.uint8], held: Mapping[int, str]) -> int:
     """How many healthy GPUs nobody holds."""
-    able = states == State.OK
+    able = states == GpuMapState.OK
     able[list(held)] = False
     return int(able.sum())
 
 
-def place(stock: Inventory, answer: engine.Answer | None) -> Values:
+def values_by_slot(stock: FleetLayout, answer: engine.QueryResult | None) -> Values:
     """An instant answer's values in inventory order; NaN where there is none."""
     values = np.full(len(stock.slots), np.nan, dtype=np.float32)
     if answer is not None and len(answer.frame.times_ms):
@@ -216,9 +218,9 @@ def place(stock: Inventory, answer: engine.Answer | None) -> Values:
     return values
 
 
-def place_by_node(stock: Inventory, answer: engine.Answer | None) -> Values:
+def values_by_slot_or_node(stock: FleetLayout, answer: engine.QueryResult | None) -> Values:
     """As `place`, and a reading that belongs to a node and to no GPU colours all GPUs of the node."""
-    values = place(stock, answer)
+    values = values_by_slot(stock, answer)
     if answer is not None and len(answer.frame.times_ms):
         for at, labels in enumerate(answer.frame.labels):
             name = labels.get("Hostname") or labels.get("node") or labels.get("instance", "").partition(":")[0]
@@ -228,11 +230,11 @@ def place_by_node(stock: Inventory, answer: engine.Answer | None) -> Values:
     return values
 
 
-def _labels(answer: engine.Answer | None) -> Sequence[Labels]:
+def _labels(answer: engine.QueryResult | None) -> Sequence[Labels]:
     return () if answer is None else answer.frame.labels
 
 
-def owners(stock: Inventory, told: Iterable[Labels]) -> dict[int, str]:
+def holders_by_slot(stock: FleetLayout, told: Iterable[Labels]) -> dict[int, str]:
     """Which slots are held by a workload, and by which: by the labels of samples, and as agents have told."""
     held = {}
     for labels in told:
@@ -244,37 +246,37 @@ def owners(stock: Inventory, told: Iterable[Labels]) -> dict[int, str]:
 
 def _identity(labels: Labels) -> tuple[str, str | None]:
     """The GPU a series belongs to, and the workload that holds it."""
-    return labels.get("UUID", ""), fleet.holder(labels)
+    return labels.get("UUID", ""), fleet.holder_from_labels(labels)
 
 
 # A label set stays the same object from tick to tick, and 10,000 of them are looked at for every picture.
-identity = lately.Lately(_identity)
+identity = recency_cache.RecencyCache(_identity)
 
 
-def mark_incidents(
-    stock: Inventory, states: npt.NDArray[np.uint8], open_incidents: Iterable[incidents.Incident]
+def mark_open_incidents(
+    stock: FleetLayout, states: npt.NDArray[np.uint8], open_incidents: Iterable[incidents.Incident]
 ) -> None:
     """Draw open incidents over the readings; the gravest one of a GPU is applied last."""
-    for incident in sorted(open_incidents, key=lambda incident: state_of(incident) == State.DOWN):
-        state = state_of(incident)
+    for incident in sorted(open_incidents, key=lambda incident: incident_state(incident) == GpuMapState.DOWN):
+        state = incident_state(incident)
         for at in _slots(stock, incident):
-            if state is not None and not (state == State.THROTTLED and states[at] == State.SILENT):
+            if state is not None and not (state == GpuMapState.THROTTLED and states[at] == GpuMapState.SILENT):
                 states[at] = state
 
 
-def state_of(incident: incidents.Incident) -> State | None:
+def incident_state(incident: incidents.Incident) -> GpuMapState | None:
     """How an incident looks on the map; None leaves the readings to speak."""
     if incident.cause == IDLE_CAUSE:
-        return State.HELD_IDLE
+        return GpuMapState.HELD_IDLE
     if incident.family == LOST_FAMILY:
-        return State.DOWN
+        return GpuMapState.DOWN
     if incident.family in HEAT_FAMILIES:
-        return State.THROTTLED
+        return GpuMapState.THROTTLED
     has_event = any(member.kind is incidents.MemberKind.EVENT for member in incident.members)
-    return State.EVENT if has_event else None
+    return GpuMapState.EVENT if has_event else None
 
 
-def _slots(stock: Inventory, incident: incidents.Incident) -> Iterable[int]:
+def _slots(stock: FleetLayout, incident: incidents.Incident) -> Iterable[int]:
     if incident.place.gpu is not None:
         # GPUs of one job that do nothing are one incident, and some of them may be at work again.
         idle = {one.place.gpu for one in incident.members if one.until is None} if incident.cause == IDLE_CAUSE else ()
@@ -285,7 +287,7 @@ def _slots(stock: Inventory, incident: incidents.Incident) -> Iterable[int]:
     return stock.slots_of(incident.place.cluster, incident.place.node)
 
 
-def reporting(stock: Inventory, *readings: Values) -> int:
+def count_reporting_nodes(stock: FleetLayout, *readings: Values) -> int:
     """How many nodes have at least one GPU with a reading."""
     seen = np.zeros(len(stock.slots), dtype=np.bool_)
     for values in readings:
@@ -303,7 +305,7 @@ def percent(ratios: Values) -> float | None:
     return None if average is None else 100 * average
 
 
-def pack(picture: Picture, header: Mapping[str, object]) -> bytes:
+def pack_frame(picture: FramePicture, header: Mapping[str, object]) -> bytes:
     """A binary frame: length of the JSON header, header, padding to 4 bytes, Float32 values, Uint8 states."""
     summary = {
         name: None if isinstance(number, float) and math.isnan(number) else number

@@ -20,15 +20,15 @@ from watchkeeper.hub import services
 from watchkeeper.hub.runtime import Runtime
 from watchkeeper.kit import wire
 from watchkeeper.model import alerts, events, fleet
-from watchkeeper.web.answers import Asked, Endpoint, whole_number
 from watchkeeper.web.auth.auth import Role
+from watchkeeper.web.endpoint import Endpoint, QueryParam, parse_whole_number
 
 USUAL_DAYS, MOST_DAYS = 90, 366
 # A node that repeats one line for days has thousands; the newest say enough, and the counts have all.
 MOST_SHOWN = 500
 
 
-class Shown(TypedDict):
+class HistoryEvent(TypedDict):
     """An event, with the catalogue's words for it; both are None where it has no number."""
 
     id: str
@@ -42,7 +42,7 @@ class Shown(TypedDict):
     severity: str | None
 
 
-class Counted(TypedDict):
+class EventCount(TypedDict):
     kind: str
     code: int | None
     events: int
@@ -55,12 +55,12 @@ class EventHistory:
     now: datetime
     days: int
     total: int
-    events: list[Shown]
-    counts: list[Counted]
+    events: list[HistoryEvent]
+    counts: list[EventCount]
 
 
 class HistoryApi:
-    def __init__(self, runtime: Runtime, journal: services.Journal, *, fleet: services.FleetView) -> None:
+    def __init__(self, runtime: Runtime, journal: services.JournalProtocol, *, fleet: services.FleetProtocol) -> None:
         self._runtime, self._journal, self._fleet = runtime, journal, fleet
 
     async def history(self, request: Request) -> EventHistory:
@@ -68,7 +68,7 @@ class HistoryApi:
         node, gpu, days = (
             asked.get("node", ""),
             asked.get("gpu") or None,
-            whole_number(asked.get("days", str(USUAL_DAYS))),
+            parse_whole_number(asked.get("days", str(USUAL_DAYS))),
         )
         if not node:
             raise HTTPException(400, "name a node: /api/history?node=…, and perhaps gpu=UUID")
@@ -83,11 +83,15 @@ class HistoryApi:
         found = await self._journal.read(lambda: self._journal.events_at(place, now - timedelta(days=days), now))
         newest = sorted(found, key=lambda event: event.at, reverse=True)
         return EventHistory(
-            now=now, days=days, total=len(found), events=[show(e) for e in newest[:MOST_SHOWN]], counts=count(newest)
+            now=now,
+            days=days,
+            total=len(found),
+            events=[describe_event(e) for e in newest[:MOST_SHOWN]],
+            counts=count_events(newest),
         )
 
 
-def show(event: events.Event) -> Shown:
+def describe_event(event: events.Event) -> HistoryEvent:
     row = xid.lookup(event.code) if event.kind is events.EventKind.XID and event.code is not None else None
     process = event.process
     return {
@@ -103,7 +107,7 @@ def show(event: events.Event) -> Shown:
     }
 
 
-def count(newest: Sequence[events.Event]) -> list[Counted]:
+def count_events(newest: Sequence[events.Event]) -> list[EventCount]:
     """How often each kind and number came, the most frequent first; `newest` has the newest event first."""
     often = Counter((event.kind, event.code) for event in newest)
     last: dict[tuple[events.EventKind, int | None], datetime] = {}
@@ -128,12 +132,12 @@ def endpoints(api: HistoryApi) -> list[Endpoint]:
             "/api/history",
             Role.VIEWER,
             api.history,
-            words="What happened at a node or a GPU, newest first, with what each Xid means",
-            asks=(
-                Asked("node", "the node's name", is_required=True),
-                Asked("gpu", "only events of the GPU with this UUID"),
-                Asked("cluster", "where two clusters have a node of this name"),
-                Asked("days", f"how far back, at most {MOST_DAYS}; {USUAL_DAYS} unless given", int),
+            summary="What happened at a node or a GPU, newest first, with what each Xid means",
+            params=(
+                QueryParam("node", "the node's name", is_required=True),
+                QueryParam("gpu", "only events of the GPU with this UUID"),
+                QueryParam("cluster", "where two clusters have a node of this name"),
+                QueryParam("days", f"how far back, at most {MOST_DAYS}; {USUAL_DAYS} unless given", int),
             ),
         )
     ]

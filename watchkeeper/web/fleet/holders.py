@@ -14,16 +14,16 @@ from watchkeeper.errors import WatchkeeperError
 from watchkeeper.hub.samples import Queries
 from watchkeeper.model import fleet, workloads
 from watchkeeper.model.labels import Labels
-from watchkeeper.query.engine import Answer
-from watchkeeper.scrape import standing
+from watchkeeper.query.engine import QueryResult
+from watchkeeper.scrape import status_series
 
-HOLDER_EXPR = f"{standing.WORKLOAD_INFO} or on (UUID) {standing.HOLDERS}"
+HOLDER_EXPR = f"{status_series.WORKLOAD_INFO} or on (UUID) {status_series.WORKLOAD_SOURCES}"
 SHARE_EXPR = "watchkeeper_gpu_workload_share"
 REASON_EXPR = "watchkeeper_gpu_attribution"
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class GpuHolder:
     """One workload on one GPU."""
 
     uuid: str
@@ -41,49 +41,49 @@ class Holder:
 
     @property
     def called(self) -> str:
-        return workloads.called(self.namespace, self.name)
+        return workloads.workload_name(self.namespace, self.name)
 
 
 @dataclass(frozen=True, slots=True)
-class Holders:
+class GpuHolders:
     """All holders by GPU; `problem` says why there are none, where the samples could not be asked."""
 
-    by_gpu: Mapping[str, tuple[Holder, ...]] = field(default_factory=dict)
+    by_gpu: Mapping[str, tuple[GpuHolder, ...]] = field(default_factory=dict)
     reasons: Mapping[str, str] = field(default_factory=dict)
     problem: str | None = None
 
 
-async def ask(queries: Queries) -> Holders:
+async def load_holders(queries: Queries) -> GpuHolders:
     at_ms = queries.now_ms
     try:
         held = await queries.instant(HOLDER_EXPR, at_ms)
         shares = await queries.instant(SHARE_EXPR, at_ms)
         reasons = await queries.instant(REASON_EXPR, at_ms)
     except WatchkeeperError as error:
-        return Holders(problem=str(error))
+        return GpuHolders(problem=str(error))
     # 10,000 GPUs take a tenth of a second, for which nobody else should wait.
     return await asyncio.to_thread(_told, held, shares, reasons)
 
 
-def _told(held: Answer, shares: Answer, reasons: Answer) -> Holders:
+def _told(held: QueryResult, shares: QueryResult, reasons: QueryResult) -> GpuHolders:
     share_of = {_key(labels): value for labels, value in shares.latest().items()}
-    by_gpu: dict[str, dict[Holder, None]] = {}
+    by_gpu: dict[str, dict[GpuHolder, None]] = {}
     for labels in held.latest():
-        holder = read(labels, share_of.get(_key(labels)))
+        holder = holder_from_labels(labels, share_of.get(_key(labels)))
         if holder is not None:
             by_gpu.setdefault(holder.uuid, {})[holder] = None
     why = {labels.get("UUID", ""): labels.get("reason", "") for labels in reasons.latest()}
-    return Holders({uuid: tuple(those) for uuid, those in by_gpu.items()}, why)
+    return GpuHolders({uuid: tuple(those) for uuid, those in by_gpu.items()}, why)
 
 
-def read(labels: Labels, share: float | None = None) -> Holder | None:
+def holder_from_labels(labels: Labels, share: float | None = None) -> GpuHolder | None:
     """The holder that labels name, ours or an exporter's; None for a GPU that nobody holds."""
-    called = fleet.holder(labels)
+    called = fleet.holder_from_labels(labels)
     if called is None or not labels.get("UUID"):
         return None
     namespace, _, name = called.rpartition("/")
     kind = labels.get("workload_kind") or ("pod" if namespace else "slurm_job")
-    return Holder(
+    return GpuHolder(
         labels["UUID"],
         labels.get("Hostname", ""),
         labels.get("cluster", ""),

@@ -30,13 +30,13 @@ from watchkeeper.kit import clock, durations, wire
 from watchkeeper.model import jobs, workloads
 from watchkeeper.model.fleet import UNMAPPED
 from watchkeeper.model.jobs import JobLine
-from watchkeeper.query.engine import Span
+from watchkeeper.query.engine import QueryRange
 from watchkeeper.render import keda
 from watchkeeper.web import shapes
-from watchkeeper.web.answers import Asked, Endpoint, ok, whole_number
 from watchkeeper.web.auth.auth import Role
+from watchkeeper.web.endpoint import Endpoint, QueryParam, ok_response, parse_whole_number
 from watchkeeper.workloads import board, identity, replicas, report
-from watchkeeper.workloads.replicas import Advice, Past
+from watchkeeper.workloads.replicas import ReplicasAdvice, ReplicasReplay
 
 DEFAULT_LIMIT, MOST_JOBS, MOST_INCIDENTS, LONGEST_ID = 500, 10_000, 1000, 300
 # A list is the same for everybody who looks within some seconds; when jobs began changes only by new ones.
@@ -47,7 +47,7 @@ LARGEST_BOOK_BYTES = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Jobs:
+class JobList:
     jobs: list[JobLine]
     total: int
     unmapped: dict[str, int]
@@ -55,9 +55,9 @@ class Jobs:
 
 
 @dataclass(frozen=True, slots=True)
-class Replicas:
-    replicas: list[Advice]
-    past: Past | None
+class ReplicaList:
+    replicas: list[ReplicasAdvice]
+    past: ReplicasReplay | None
     problems: list[str]
 
 
@@ -67,9 +67,9 @@ class JobsApi:
         runtime: Runtime,
         queries: Queries,
         *,
-        journal: services.Journal,
-        rules: services.Rules,
-        fleet: services.FleetView,
+        journal: services.JournalProtocol,
+        rules: services.RulesProtocol,
+        fleet: services.FleetProtocol,
         clusters: Clusters | None,
     ) -> None:
         self._runtime, self._queries, self._journal = runtime, queries, journal
@@ -77,14 +77,14 @@ class JobsApi:
         self._clusters = clusters
         self._busy = asyncio.Lock()
         self._board: tuple[float, board.Board] | None = None
-        self._first_seen: tuple[float, Mapping[identity.Key, float]] | None = None
+        self._first_seen: tuple[float, Mapping[identity.JobKey, float]] | None = None
 
-    async def listing(self, request: Request) -> Jobs:
+    async def listing(self, request: Request) -> JobList:
         form = request.query_params
         state, team, cluster = form.get("state"), form.get("team"), form.get("cluster")
         if state is not None and state not in list(jobs.JobState):
             raise HTTPException(400, f"state `{state[:40]}`: there are {', '.join(jobs.JobState)}")
-        limit = whole_number(form.get("limit", str(DEFAULT_LIMIT)))
+        limit = parse_whole_number(form.get("limit", str(DEFAULT_LIMIT)))
         if limit is None or not 1 <= limit <= MOST_JOBS:
             raise HTTPException(400, f"limit must be from 1 to {MOST_JOBS:,}")
         found = await self._look()
@@ -97,7 +97,7 @@ class JobsApi:
         is_known = board.NOT_YET not in found.problems
         without = [line for line in kept if is_known and _team(line) == UNMAPPED]
         unmapped = {"jobs": len(without), "gpus": sum(line.gpus for line in without)}
-        return Jobs(jobs=kept[:limit], total=len(kept), unmapped=unmapped, problems=found.problems)
+        return JobList(jobs=kept[:limit], total=len(kept), unmapped=unmapped, problems=found.problems)
 
     async def one(self, request: Request) -> Response:
         id, cluster = request.path_params["id"], request.query_params.get("cluster")
@@ -106,7 +106,7 @@ class JobsApi:
         made = await self.report(id, cluster)
         if made is None:
             raise HTTPException(404, f"no job {id} is known here: no scheduler, rank or GPU names it")
-        return ok(**{name: getattr(made, name) for name in wire.field_types(jobs.JobReport)})
+        return ok_response(**{name: getattr(made, name) for name in wire.field_types(jobs.JobReport)})
 
     async def report(self, id: str, cluster: str | None = None) -> jobs.JobReport | None:
         """All about one job; None where nobody names it. `explain job` shows it too."""
@@ -116,11 +116,11 @@ class JobsApi:
             return None
         # A whole id before a name that several have.
         key = min(keys, key=lambda one: (one.id != id, one))
-        line, now = found.line(key), self._runtime.clock.now()
+        line, now = found.find_line(key), self._runtime.clock.now()
         first_seen = (self._first_seen or (0.0, {}))[1].get(key)
-        since = report.since(line, first_seen, now)
+        since = report.window_start(line, first_seen, now)
         happened = await self._journal.read(lambda: self._journal.events_between(since, now), is_long=True)
-        asked = report.Asked(
+        asked = report.JobReportInputs(
             line,
             key,
             found.keys[key],
@@ -132,27 +132,27 @@ class JobsApi:
             evidence.cause_of,
             first_seen,
         )
-        return await asyncio.to_thread(report.make, self._queries.engine, now, asked)
+        return await asyncio.to_thread(report.make_report, self._queries.engine, now, asked)
 
-    async def replicas(self, request: Request) -> Replicas:
+    async def replicas(self, request: Request) -> ReplicaList:
         form = request.query_params
         budgets = {one.name: one.budget for one in self._rules.slos if keda.is_latency(one)}
         now = clock.to_ms(self._runtime.clock.now())
-        advised, problems = await asyncio.to_thread(replicas.now, self._queries.engine, now, budgets)
+        advised, problems = await asyncio.to_thread(replicas.advise_now, self._queries.engine, now, budgets)
         model, cluster = form.get("model"), form.get("cluster")
         kept = [one for one in advised if model in (None, one.model) and cluster in (None, one.cluster)]
         if model is None:
-            return Replicas(replicas=kept, past=None, problems=problems)
+            return ReplicaList(replicas=kept, past=None, problems=problems)
         if not kept:
             raise HTTPException(404, f"no replica of {model[:100]} tells of its requests")
         span = _span(form.get("window", "1d"), now)
         try:
             past = await asyncio.to_thread(
-                replicas.past, self._queries.engine, span, budgets, cluster=kept[0].cluster, model=kept[0].model
+                replicas.replay_model, self._queries.engine, span, budgets, cluster=kept[0].cluster, model=kept[0].model
             )
         except WatchkeeperError as error:
             raise HTTPException(400, str(error)) from error
-        return Replicas(replicas=kept, past=past, problems=problems)
+        return ReplicaList(replicas=kept, past=past, problems=problems)
 
     async def _look(self) -> board.Board:
         now = self._runtime.clock.now()
@@ -176,8 +176,8 @@ class JobsApi:
         except (WatchkeeperError, OSError, UnicodeDecodeError) as error:
             problems.append(f"there are no prices: {error}")
         seen = self._first_seen[1] if self._first_seen is not None else {}
-        around = board.Around(self._scheduled(), book, troubles, seen)
-        made = board.look(self._queries.engine, now, around)
+        around = board.BoardInputs(self._scheduled(), book, troubles, seen)
+        made = board.make_board(self._queries.engine, now, around)
         return replace(made, problems=(*made.problems, *problems))
 
     def _scheduled(self) -> list[workloads.ScheduledWorkload]:
@@ -197,22 +197,22 @@ class JobsApi:
                 found.setdefault(job, set()).add(incident.id)
         return {name: tuple(sorted(ids)) for name, ids in found.items()}
 
-    def _book(self) -> prices.Book:
+    def _book(self) -> prices.PriceBook:
         settings = self._runtime.settings.cost
         if settings.prices is None:
-            return replace(prices.shipped(), fallback=settings.dollars_per_gpu_hour)
+            return replace(prices.shipped_book(), fallback=settings.dollars_per_gpu_hour)
         path = Path(settings.prices)
         size = path.stat().st_size
         if size > LARGEST_BOOK_BYTES:
             raise PackError(f"{size:,} bytes; the most is {LARGEST_BOOK_BYTES:,}", where=str(path))
-        return prices.read(path.read_text(encoding="utf-8-sig"), where=path.name)
+        return prices.read_book(path.read_text(encoding="utf-8-sig"), where=path.name)
 
 
 def _team(line: jobs.JobLine) -> str:
     return line.team or UNMAPPED
 
 
-def _span(text: str, now_ms: int) -> Span:
+def _span(text: str, now_ms: int) -> QueryRange:
     try:
         seconds = durations.parse_seconds(text)
     except (WatchkeeperError, ValueError) as error:
@@ -220,7 +220,7 @@ def _span(text: str, now_ms: int) -> Span:
     if not 300 <= seconds <= LONGEST_WINDOW:
         raise HTTPException(400, f"a window of {seconds:g} s; it may be from 300 to {LONGEST_WINDOW:,} s")
     step = DAY_STEP_MS if seconds <= DAY_SECONDS else WEEK_STEP_MS
-    return Span(now_ms - round(seconds * 1000), now_ms, step)
+    return QueryRange(now_ms - round(seconds * 1000), now_ms, step)
 
 
 def endpoints(api: JobsApi) -> list[Endpoint]:
@@ -230,12 +230,12 @@ def endpoints(api: JobsApi) -> list[Endpoint]:
             "/api/jobs",
             Role.VIEWER,
             api.listing,
-            words="Jobs in one line each: the gravest state first, then by GPUs",
-            asks=(
-                Asked("state", "only jobs in this state", jobs.JobState),
-                Asked("team", f"only of this team; `{UNMAPPED}` for jobs without one"),
+            summary="Jobs in one line each: the gravest state first, then by GPUs",
+            params=(
+                QueryParam("state", "only jobs in this state", jobs.JobState),
+                QueryParam("team", f"only of this team; `{UNMAPPED}` for jobs without one"),
                 shapes.CLUSTER,
-                Asked("limit", f"at most {MOST_JOBS:,}; {DEFAULT_LIMIT} unless given", int),
+                QueryParam("limit", f"at most {MOST_JOBS:,}; {DEFAULT_LIMIT} unless given", int),
             ),
         ),
         Endpoint(
@@ -243,8 +243,8 @@ def endpoints(api: JobsApi) -> list[Endpoint]:
             "/api/jobs/{id:path}",
             Role.VIEWER,
             api.one,
-            words="One job in full: efficiency, goodput, ranks side by side, hardware events; the id may hold a slash",
-            asks=(shapes.CLUSTER,),
+            summary="One job in full: efficiency, goodput, ranks, hardware events; the id may contain a slash",
+            params=(shapes.CLUSTER,),
             gives=jobs.JobReport,
         ),
         Endpoint(
@@ -252,11 +252,11 @@ def endpoints(api: JobsApi) -> list[Endpoint]:
             "/api/replicas",
             Role.VIEWER,
             api.replicas,
-            words="How many replicas of each model would do",
-            asks=(
-                Asked("model", "only this one, and how it would have gone in `window`"),
+            summary="How many replicas of each model would do",
+            params=(
+                QueryParam("model", "only this one, and how it would have gone in `window`"),
                 shapes.CLUSTER,
-                Asked("window", "with `model`: how far back, at most 7d; 1d unless given"),
+                QueryParam("window", "with `model`: how far back, at most 7d; 1d unless given"),
             ),
         ),
     ]

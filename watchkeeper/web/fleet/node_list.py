@@ -11,32 +11,32 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from watchkeeper.clusters import inventory
-from watchkeeper.hub.services import FleetView, SeenView
+from watchkeeper.hub.services import FleetProtocol, GpuView
 from watchkeeper.incidents import signals
 from watchkeeper.kit import clock
 from watchkeeper.model import cluster, fleet, incidents
-from watchkeeper.model.node_list import NodeLine, NodeState, SchedulerWord
+from watchkeeper.model.node_list import NodeLine, NodeState, SchedulerStatus
 from watchkeeper.scrape import scrape, target_loop
 from watchkeeper.web.fleet import holders
-from watchkeeper.web.fleet.inventory import natural
+from watchkeeper.web.fleet.fleet_layout import natural
 
 NodeKey = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class NodeListSources:
     """Everything a list is made of."""
 
-    fleet: FleetView
+    fleet: FleetProtocol
     targets: Sequence[scrape.TargetState]
     views: Sequence[cluster.ClusterView]
-    held: holders.Holders
+    held: holders.GpuHolders
     open_incidents: Sequence[incidents.Incident]
 
 
-def build(facts: Facts) -> list[NodeLine]:
+def build_node_list(facts: NodeListSources) -> list[NodeLine]:
     """All nodes, in the order in which people count them; those that are gone last."""
-    seen: dict[NodeKey, list[SeenView]] = defaultdict(list)
+    seen: dict[NodeKey, list[GpuView]] = defaultdict(list)
     for gpu in facts.fleet.gpus():
         seen[gpu.cluster, gpu.node].append(gpu)
     healths: dict[NodeKey, list[scrape.TargetState]] = defaultdict(list)
@@ -53,7 +53,7 @@ def build(facts: Facts) -> list[NodeLine]:
     for node in listed:
         key = (node.cluster, node.name)
         about = _Node(node, seen[key], healths[key], gone.get(key), placed.get(key, ()))
-        places = (node.place, fleet.Place(signals.UNNAMED_CLUSTER, node=node.name), *node.enclosing())
+        places = (node.place, fleet.Place(signals.UNNAMED_CLUSTER, node=node.name), *node.failure_domains())
         trouble = [id for place in places for id in broken.get(place, ())]
         lines.append(_line(about, words.get(key, ()), held=facts.held, broken=list(dict.fromkeys(trouble))))
     return sorted(lines, key=lambda line: (line.state is NodeState.GONE, natural(line.name), line.cluster))
@@ -62,16 +62,18 @@ def build(facts: Facts) -> list[NodeLine]:
 @dataclass(frozen=True, slots=True)
 class _Node:
     node: fleet.Node
-    seen: Sequence[SeenView]
+    seen: Sequence[GpuView]
     targets: Sequence[scrape.TargetState]
     gone_since_ms: int | None
     placed: Sequence[str] = ()
 
 
-def _line(about: _Node, words: tuple[SchedulerWord, ...], *, held: holders.Holders, broken: Sequence[str]) -> NodeLine:
+def _line(
+    about: _Node, words: tuple[SchedulerStatus, ...], *, held: holders.GpuHolders, broken: Sequence[str]
+) -> NodeLine:
     node = about.node
     present = [gpu for gpu in about.seen if gpu.gone_since_ms is None]
-    state, why = judge(about)
+    state, why = judge_node(about)
     last = max((gpu.last_seen_ms for gpu in about.seen), default=None)
     names = {holder.called: None for gpu in present for holder in held.by_gpu.get(gpu.gpu.uuid, ())}
     names |= dict.fromkeys(about.placed)
@@ -84,7 +86,7 @@ def _line(about: _Node, words: tuple[SchedulerWord, ...], *, held: holders.Holde
         rack=node.domains.get("rack", ""),
         leaf=node.domains.get("leaf", ""),
         nvlink_domain=node.domains.get("nvlink", ""),
-        unmapped=tuple(inventory.lacks(node)),
+        unmapped=tuple(inventory.missing_facts(node)),
         gpus_seen=len(present),
         gpus_expected=node.expected_gpus,
         scheduler=words,
@@ -95,13 +97,13 @@ def _line(about: _Node, words: tuple[SchedulerWord, ...], *, held: holders.Holde
     )
 
 
-def judge(about: _Node) -> tuple[NodeState, str]:
+def judge_node(about: _Node) -> tuple[NodeState, str]:
     """Our own word about a node, and a sentence for it."""
     node, present = about.node, [gpu for gpu in about.seen if gpu.gone_since_ms is None]
     if about.gone_since_ms is not None:
         return NodeState.GONE, f"no source names it since {clock.from_ms(about.gone_since_ms):%Y-%m-%d %H:%M:%S}Z"
-    tried = [state for state in about.targets if state.health is not target_loop.Health.UNKNOWN]
-    if tried and not any(state.health is target_loop.Health.UP for state in tried):
+    tried = [state for state in about.targets if state.health is not target_loop.TargetHealth.UNKNOWN]
+    if tried and not any(state.health is target_loop.TargetHealth.UP for state in tried):
         error = next((state.error for state in tried if state.error), "no answer")
         return (NodeState.SILENT if about.seen else NodeState.NEVER_SEEN), error
     if not about.seen:
@@ -125,11 +127,11 @@ def _placed(views: Iterable[cluster.ClusterView]) -> Mapping[NodeKey, list[str]]
     return found
 
 
-def _words(views: Iterable[cluster.ClusterView]) -> Mapping[NodeKey, tuple[SchedulerWord, ...]]:
-    found: dict[NodeKey, tuple[SchedulerWord, ...]] = {}
+def _words(views: Iterable[cluster.ClusterView]) -> Mapping[NodeKey, tuple[SchedulerStatus, ...]]:
+    found: dict[NodeKey, tuple[SchedulerStatus, ...]] = {}
     for view in views:
         for node in view.nodes:
-            word = SchedulerWord(
+            word = SchedulerStatus(
                 node.source,
                 node.state,
                 node.reason,

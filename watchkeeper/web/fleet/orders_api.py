@@ -25,10 +25,10 @@ from watchkeeper.hub import services
 from watchkeeper.hub.runtime import Runtime
 from watchkeeper.kit import wire
 from watchkeeper.model import orders
-from watchkeeper.remediate.orders import Address, Outbox, Wanted
+from watchkeeper.remediate.orders import Address, OrderQueue, OrderRequest
 from watchkeeper.web import shapes
-from watchkeeper.web.answers import Asked, Endpoint, check_node, ok, read_body, whole_number
 from watchkeeper.web.auth.auth import Role
+from watchkeeper.web.endpoint import Endpoint, QueryParam, check_node, ok_response, parse_whole_number, read_body
 
 LONGEST_WAIT_SECONDS = 60
 # One poll for each node of the largest fleet.
@@ -43,17 +43,17 @@ MOST_LISTED = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Envelopes:
+class OrderEnvelopes:
     orders: list[orders.Envelope]
 
 
 @dataclass(frozen=True, slots=True)
-class Orders:
-    orders: list[shapes.GivenOrder]
+class OrderList:
+    orders: list[shapes.OrderStatus]
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class NewOrderBody:
     """What a person sends; `cluster` None is the hub's own, `seconds` is how long the order may wait."""
 
     node: str
@@ -64,14 +64,14 @@ class Given:
     why: str = ""
 
 
-class Polls:
+class OrderPolls:
     """Who waits for orders: at most one poll for each node, woken by name."""
 
-    def __init__(self, outbox: Outbox) -> None:
+    def __init__(self, outbox: OrderQueue) -> None:
         self._waiting: dict[Address, asyncio.Future[None]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_ended = False
-        outbox.on_news(self._news)
+        outbox.subscribe(self._news)
 
     @property
     def count(self) -> int:
@@ -111,20 +111,22 @@ def _end(future: asyncio.Future[None]) -> None:
 
 
 class OrdersApi:
-    def __init__(self, runtime: Runtime, journal: services.Journal, *, orders: Callable[[], Outbox | None]) -> None:
+    def __init__(
+        self, runtime: Runtime, journal: services.JournalProtocol, *, orders: Callable[[], OrderQueue | None]
+    ) -> None:
         self._runtime, self._journal, self._orders = runtime, journal, orders
-        self.polls = None if (outbox := orders()) is None else Polls(outbox)
+        self.polls = None if (outbox := orders()) is None else OrderPolls(outbox)
         self._receipts = 0
         self._waiting = runtime.metrics.gauge("watchkeeper_web_order_polls", "Agents that wait for work orders now")
 
     @property
-    def _outbox(self) -> Outbox:
+    def _outbox(self) -> OrderQueue:
         outbox = self._orders()
         if outbox is None:
             raise HTTPException(409, "this hub gives no work orders: [hub] order_key_file is not set")
         return outbox
 
-    async def fetch(self, request: Request) -> Envelopes:
+    async def fetch(self, request: Request) -> OrderEnvelopes:
         """What waits for a node; with `wait`, only once there is something or the seconds are over."""
         outbox, polls = self._outbox, self.polls
         assert polls is not None
@@ -134,7 +136,7 @@ class OrdersApi:
         check_node(request.state.caller, node)
         address = (request.query_params.get("cluster") or self._runtime.settings.fleet.cluster, node)
         text = request.query_params.get("wait", "0")
-        seconds = whole_number(text)
+        seconds = parse_whole_number(text)
         if seconds is None or seconds > LONGEST_WAIT_SECONDS:
             raise HTTPException(400, f"wait `{text[:20]}` is not a number of seconds from 0 to {LONGEST_WAIT_SECONDS}")
         found = outbox.waiting(*address, now=self._runtime.clock.now())
@@ -147,7 +149,7 @@ class OrdersApi:
             finally:
                 self._waiting.set(polls.count)
             found = outbox.waiting(*address, now=self._runtime.clock.now())
-        return Envelopes(orders=found)
+        return OrderEnvelopes(orders=found)
 
     async def answer(self, request: Request) -> Response:
         """Keep what came of an order; 200 means that it is on disk, so the agent may forget it."""
@@ -160,10 +162,10 @@ class OrdersApi:
             raise _later(f"{self._receipts} receipts wait for their commit, the limit is {MOST_RECEIPTS}")
         self._receipts += 1
         try:
-            known = await self._journal.read(lambda: outbox.order(id))
+            known = await self._journal.read(lambda: outbox.find_order(id))
             if known is not None:
                 check_node(request.state.caller, known.order.node)
-                known = await asyncio.to_thread(outbox.take, id, envelope, now=self._runtime.clock.now())
+                known = await asyncio.to_thread(outbox.accept_receipt, id, envelope, now=self._runtime.clock.now())
         except WireError as error:
             raise HTTPException(400, str(error)) from error
         except ActionRefused as error:
@@ -172,19 +174,19 @@ class OrdersApi:
             self._receipts -= 1
         if known is None:
             raise _unknown(id)
-        return ok()
+        return ok_response()
 
     async def give(self, request: Request) -> Response:
         """Order something harmless; what touches a machine comes from a plan with its guards, and only from there."""
         outbox = self._outbox
         try:
-            given = wire.loads(Given, await read_body(request, GIVE_BYTES))
+            given = wire.loads(NewOrderBody, await read_body(request, GIVE_BYTES))
         except WireError as error:
             raise HTTPException(400, str(error)) from error
         kind = orders.KINDS.get(given.kind)
         if kind is not None and not kind.is_harmless:
             raise HTTPException(400, f"{given.kind} touches a machine; only a plan may order it")
-        wanted = Wanted(
+        wanted = OrderRequest(
             given.cluster or self._runtime.settings.fleet.cluster,
             given.node,
             given.kind,
@@ -194,27 +196,27 @@ class OrdersApi:
         )
         now, actor = self._runtime.clock.now(), request.state.caller.name
         try:
-            tracked = await asyncio.to_thread(outbox.give, wanted, now=now, actor=actor)
+            tracked = await asyncio.to_thread(outbox.issue, wanted, now=now, actor=actor)
         except ActionRefused as error:
             raise HTTPException(400, str(error)) from error
-        return ok(**self._plain(tracked))
+        return ok_response(**self._plain(tracked))
 
     async def one(self, request: Request) -> Response:
         id = request.path_params["id"]
-        tracked = await self._journal.read(lambda: self._outbox.order(id))
+        tracked = await self._journal.read(lambda: self._outbox.find_order(id))
         if tracked is None:
             raise _unknown(id)
-        return ok(**self._plain(tracked))
+        return ok_response(**self._plain(tracked))
 
     async def recent(self, request: Request) -> Response:
         text = request.query_params.get("limit", "100")
-        limit = whole_number(text)
+        limit = parse_whole_number(text)
         if limit is None or not 1 <= limit <= MOST_LISTED:
             raise HTTPException(400, f"limit `{text[:20]}` is not a number from 1 to {MOST_LISTED}")
-        found = await self._journal.read(lambda: self._outbox.latest(limit))
-        return ok(orders=[self._plain(tracked) for tracked in found])
+        found = await self._journal.read(lambda: self._outbox.latest_orders(limit))
+        return ok_response(orders=[self._plain(tracked) for tracked in found])
 
-    def _plain(self, tracked: orders.Tracked) -> dict[str, Any]:
+    def _plain(self, tracked: orders.TrackedOrder) -> dict[str, Any]:
         """Without the nonce, which is the agent's business."""
         plain = wire.to_plain(tracked)
         del plain["order"]["nonce"]
@@ -237,11 +239,11 @@ def endpoints(api: OrdersApi) -> list[Endpoint]:
             "/api/orders",
             Role.AGENT,
             api.fetch,
-            words="What waits for a node, as soon as there is something",
-            asks=(
-                Asked("node", "whose orders", is_required=True),
+            summary="What waits for a node, as soon as there is something",
+            params=(
+                QueryParam("node", "whose orders", is_required=True),
                 shapes.CLUSTER,
-                Asked("wait", f"seconds to wait for one, at most {LONGEST_WAIT_SECONDS}; 0 unless given", int),
+                QueryParam("wait", f"seconds to wait for one, at most {LONGEST_WAIT_SECONDS}; 0 unless given", int),
             ),
         ),
         Endpoint(
@@ -250,26 +252,26 @@ def endpoints(api: OrdersApi) -> list[Endpoint]:
             Role.OPERATOR,
             api.give,
             changes=True,
-            words="Have something harmless done by the agent of a node",
-            body=Given,
-            gives=shapes.GivenOrder,
+            summary="Have something harmless done by the agent of a node",
+            body=NewOrderBody,
+            gives=shapes.OrderStatus,
         ),
         Endpoint(
             get,
             "/api/orders/recent",
             Role.VIEWER,
             api.recent,
-            words="The newest orders and what came of them",
-            asks=(Asked("limit", f"at most {MOST_LISTED}; 100 unless given", int),),
-            gives=Orders,
+            summary="The newest orders and what came of them",
+            params=(QueryParam("limit", f"at most {MOST_LISTED}; 100 unless given", int),),
+            gives=OrderList,
         ),
         Endpoint(
             get,
             "/api/orders/{id}",
             Role.VIEWER,
             api.one,
-            words="One order, its state, and its receipt once there is one",
-            gives=shapes.GivenOrder,
+            summary="One order, its state, and its receipt once there is one",
+            gives=shapes.OrderStatus,
         ),
         Endpoint(
             post,
@@ -277,7 +279,7 @@ def endpoints(api: OrdersApi) -> list[Endpoint]:
             Role.AGENT,
             api.answer,
             changes=True,
-            words="Take what came of an order; 200 means that it is on disk",
+            summary="Take what came of an order; 200 means that it is on disk",
             body=orders.Envelope,
             gives={},
         ),

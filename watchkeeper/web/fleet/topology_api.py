@@ -22,9 +22,9 @@ from watchkeeper.kit import clock, wire
 from watchkeeper.model import fabric
 from watchkeeper.scrape import target_loop
 from watchkeeper.web import shapes
-from watchkeeper.web.answers import Asked, Endpoint, check_node, read_body
 from watchkeeper.web.auth.auth import Role
-from watchkeeper.web.fleet import inventory, topology
+from watchkeeper.web.endpoint import Endpoint, QueryParam, check_node, read_body
+from watchkeeper.web.fleet import fleet_layout, topology
 
 STATE_EXPR = "node_infiniband_state_id"
 RATE_EXPR = "node_infiniband_rate_bytes_per_second"
@@ -36,14 +36,14 @@ SWEEP_LIMIT_BYTES = 32 << 20
 class Topology:
     cluster: str
     now: datetime
-    fabric: shapes.Swept | None
-    racks: list[topology.RackView]
-    switches: list[topology.SwitchView]
+    fabric: shapes.SweepStatus | None
+    racks: list[topology.TopologyRack]
+    switches: list[topology.TopologySwitch]
     unmapped: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class SweepTaken:
+class SweepAccepted:
     changes: int
     problem: str
 
@@ -54,10 +54,10 @@ class TopologyApi:
         runtime: Runtime,
         queries: Queries,
         *,
-        journal: services.Journal,
-        incidents: services.Incidents,
-        fleet: services.FleetView,
-        targets: services.Targets,
+        journal: services.JournalProtocol,
+        incidents: services.IncidentsProtocol,
+        fleet: services.FleetProtocol,
+        targets: services.TargetsProtocol,
         fabric: FabricWatch | None,
     ) -> None:
         self._runtime, self._queries, self._journal = runtime, queries, journal
@@ -66,9 +66,9 @@ class TopologyApi:
 
     async def tree(self, request: Request) -> Topology:
         asked = {name: request.query_params.get(name) or None for name in ("rack", "leaf", "node")}
-        chosen = topology.Chosen(**asked)
-        stock = inventory.take(self._fleet)
-        facts = topology.Facts(
+        chosen = topology.TopologyFilter(**asked)
+        stock = fleet_layout.current_layout(self._fleet)
+        facts = topology.TopologySources(
             stock,
             await self._journal.read(lambda: self._journal.incidents(open_only=True)),
             silent=self._silent_nodes(),
@@ -77,7 +77,7 @@ class TopologyApi:
             told=await self._told(frozenset(node.name for node in stock.nodes)),
         )
         # A large fleet takes a moment; the loop has others to serve.
-        racks = await asyncio.to_thread(topology.build, facts, chosen)
+        racks = await asyncio.to_thread(topology.build_topology, facts, chosen)
         if any(asked.values()) and not racks:
             named = ", ".join(f"{name} {value[:60]}" for name, value in asked.items() if value)
             raise HTTPException(404, f"no node is in {named}")
@@ -98,11 +98,11 @@ class TopologyApi:
         answers: dict[tuple[str, str], list[bool]] = {}
         for state in self._targets.targets():
             cluster, name = state.target.cluster, state.target.node
-            if name is not None and state.health is not target_loop.Health.UNKNOWN:
-                answers.setdefault((cluster, name), []).append(state.health is target_loop.Health.UP)
+            if name is not None and state.health is not target_loop.TargetHealth.UNKNOWN:
+                answers.setdefault((cluster, name), []).append(state.health is target_loop.TargetHealth.UP)
         return frozenset(name for name, were_up in answers.items() if not any(were_up))
 
-    async def _told(self, nodes: frozenset[str]) -> dict[str, list[topology.LinkView]]:
+    async def _told(self, nodes: frozenset[str]) -> dict[str, list[topology.TopologyLink]]:
         """What nodes say about their own ports; an engine that cannot answer costs the links and not the tree."""
         at_ms = clock.to_ms(self._runtime.clock.now())
         try:
@@ -112,14 +112,14 @@ class TopologyApi:
             )
         except WatchkeeperError:
             return {}
-        return topology.told_links(states.latest().items(), rates.latest().items(), nodes)
+        return topology.links_from_hosts(states.latest().items(), rates.latest().items(), nodes)
 
-    def _drawn(self, nodes: frozenset[str]) -> shapes.Swept | None:
+    def _drawn(self, nodes: frozenset[str]) -> shapes.SweepStatus | None:
         watched = self._fabric
         if watched is None or (watched.fabric is None and not watched.problem):
             return None
         found = watched.fabric
-        links = watched.known.links
+        links = watched.known_fabric.links
         age = "" if found is None or self._is_fresh() else "the last sweep is too old to speak for now"
         return {
             "source": None if found is None else found.source,
@@ -128,11 +128,11 @@ class TopologyApi:
             "problem": "; ".join(filter(None, (age, watched.problem, *(() if found is None else found.unread)))),
             "links": len(links),
             "links_down": sum(link.down_since_ms is not None for link in links),
-            "unlisted_hosts": sorted(watched.leaf_of().keys() - nodes, key=inventory.natural),
+            "unlisted_hosts": sorted(watched.leaf_by_node().keys() - nodes, key=fleet_layout.natural),
             "unnamed_hosts": 0 if watched.layout is None else len(watched.layout.unnamed_hosts()),
         }
 
-    async def take_sweep(self, request: Request) -> SweepTaken:
+    async def accept_sweep(self, request: Request) -> SweepAccepted:
         """Take a sweep of another host; 200 means that what changed with it is on disk."""
         check_node(request.state.caller, None)
         watched = self._fabric
@@ -144,10 +144,10 @@ class TopologyApi:
             found = wire.loads(fabric.Fabric, await read_body(request, SWEEP_LIMIT_BYTES))
         except WireError as error:
             raise HTTPException(400, f"this is no sweep: {error.problems[0]}") from error
-        changed = await asyncio.to_thread(watched.take, found, self._runtime.clock.now())
+        changed = await asyncio.to_thread(watched.accept_sweep, found, self._runtime.clock.now())
         if changed:
-            await self._incidents.take_events(changed)
-        return SweepTaken(changes=len(changed), problem=watched.problem)
+            await self._incidents.ingest_events(changed)
+        return SweepAccepted(changes=len(changed), problem=watched.problem)
 
 
 def endpoints(api: TopologyApi) -> list[Endpoint]:
@@ -157,16 +157,16 @@ def endpoints(api: TopologyApi) -> list[Endpoint]:
             "/api/topology",
             Role.VIEWER,
             api.tree,
-            words="Racks, leaves, nodes, GPUs and links with their states",
-            asks=tuple(Asked(name, f"only this {name}") for name in ("rack", "leaf", "node")),
+            summary="Racks, leaves, nodes, GPUs and links with their states",
+            params=tuple(QueryParam(name, f"only this {name}") for name in ("rack", "leaf", "node")),
         ),
         Endpoint(
             ("POST",),
             "/api/fabric",
             Role.AGENT,
-            api.take_sweep,
+            api.accept_sweep,
             changes=True,
-            words="Take a sweep of the InfiniBand fabric that another host made",
+            summary="Take a sweep of the InfiniBand fabric that another host made",
             body=fabric.Fabric,
         ),
     ]

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from watchkeeper.clusters import inventory
-from watchkeeper.hub.services import FleetView, SeenView
+from watchkeeper.hub.services import FleetProtocol, GpuView
 from watchkeeper.incidents import signals
 from watchkeeper.kit import clock
 from watchkeeper.model import cluster, incidents, workloads
 from watchkeeper.model.node_list import NodeLine
 from watchkeeper.web.fleet import holders
-from watchkeeper.web.fleet.inventory import natural
+from watchkeeper.web.fleet.fleet_layout import natural
 
 # `GPU-3f2a` is what people paste; less would find half the fleet.
 SHORTEST_UUID = 8
@@ -26,7 +26,7 @@ MAX_WORKLOADS = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Brief:
+class IncidentSummary:
     """An open incident, as much as one line needs."""
 
     id: str
@@ -35,7 +35,7 @@ class Brief:
 
 
 @dataclass(frozen=True, slots=True)
-class GpuAnswer:
+class GpuAndHolders:
     """One GPU and its holders; `reason` is why there are none."""
 
     uuid: str
@@ -44,13 +44,13 @@ class GpuAnswer:
     cluster: str
     node: str
     is_gone: bool
-    holders: tuple[holders.Holder, ...]
+    holders: tuple[holders.GpuHolder, ...]
     reason: str
-    incidents: tuple[Brief, ...]
+    incidents: tuple[IncidentSummary, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class WorkloadAnswer:
+class WorkloadAndGpus:
     """One workload and what it holds; a waiting one holds nothing and says why it waits."""
 
     kind: str
@@ -65,39 +65,39 @@ class WorkloadAnswer:
     queue: str
     gpus_asked: int | None
     nodes: tuple[str, ...]
-    gpus: tuple[GpuAnswer, ...]
+    gpus: tuple[GpuAndHolders, ...]
     reason: str
     since: datetime | None
-    incidents: tuple[Brief, ...]
+    incidents: tuple[IncidentSummary, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class NodeAnswer:
+class NodeAndGpus:
     node: NodeLine
-    gpus: tuple[GpuAnswer, ...]
+    gpus: tuple[GpuAndHolders, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    gpus: tuple[GpuAnswer, ...] = ()
-    nodes: tuple[NodeAnswer, ...] = ()
-    workloads: tuple[WorkloadAnswer, ...] = ()
+class HolderMatches:
+    gpus: tuple[GpuAndHolders, ...] = ()
+    nodes: tuple[NodeAndGpus, ...] = ()
+    workloads: tuple[WorkloadAndGpus, ...] = ()
     left_out: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class HolderSources:
     """What is looked through."""
 
-    fleet: FleetView
+    fleet: FleetProtocol
     lines: Sequence[NodeLine]
-    held: holders.Holders
+    held: holders.GpuHolders
     views: Sequence[cluster.ClusterView]
     open_incidents: Sequence[incidents.Incident]
     # Whose a workload is that holds nothing yet; None: nobody can say.
-    mapping: inventory.Inventory | None = None
+    mapping: inventory.NodeInventory | None = None
 
-    def owner(self, known: workloads.ScheduledWorkload | None, held: Sequence[holders.Holder]) -> inventory.Owner:
+    def owner(self, known: workloads.ScheduledWorkload | None, held: Sequence[holders.GpuHolder]) -> inventory.Owner:
         if held:
             return inventory.Owner(held[0].team, held[0].project)
         if known is None or self.mapping is None:
@@ -105,20 +105,20 @@ class Facts:
         return self.mapping.owner(known)
 
 
-def find(asked: str, facts: Facts) -> Found:
+def find_holders(asked: str, facts: HolderSources) -> HolderMatches:
     """Everything that answers to a name; nothing found is an empty answer."""
     gpus = [gpu for gpu in facts.fleet.gpus() if _is_gpu(asked, gpu)]
     if gpus:
-        return Found(gpus=tuple(_gpu(gpu, facts) for gpu in gpus))
+        return HolderMatches(gpus=tuple(_gpu(gpu, facts) for gpu in gpus))
     aliases = {(node.cluster, node.name) for node in facts.fleet.nodes() if asked == node.name or asked in node.aliases}
     lines = [line for line in facts.lines if line.name == asked or (line.cluster, line.name) in aliases]
     if lines:
-        return Found(nodes=tuple(_node(line, facts) for line in lines))
+        return HolderMatches(nodes=tuple(_node(line, facts) for line in lines))
     found = sorted(_workloads(asked, facts), key=lambda one: (natural(one.namespace), natural(one.name), one.cluster))
-    return Found(workloads=tuple(found[:MAX_WORKLOADS]), left_out=max(0, len(found) - MAX_WORKLOADS))
+    return HolderMatches(workloads=tuple(found[:MAX_WORKLOADS]), left_out=max(0, len(found) - MAX_WORKLOADS))
 
 
-def _is_gpu(asked: str, seen: SeenView) -> bool:
+def _is_gpu(asked: str, seen: GpuView) -> bool:
     uuid = seen.gpu.uuid
     if asked == uuid or (len(asked) >= SHORTEST_UUID and asked.startswith("GPU-") and uuid.startswith(asked)):
         return True
@@ -126,12 +126,12 @@ def _is_gpu(asked: str, seen: SeenView) -> bool:
     return bool(slash) and index.isdigit() and node == seen.node and seen.gpu.index == int(index)
 
 
-def _gpu(seen: SeenView, facts: Facts) -> GpuAnswer:
+def _gpu(seen: GpuView, facts: HolderSources) -> GpuAndHolders:
     uuid = seen.gpu.uuid
     held = facts.held.by_gpu.get(uuid, ())
     reason = "" if held else facts.held.problem or facts.held.reasons.get(uuid) or "no holder is named by its exporter"
     about = [one for one in facts.open_incidents if _is_about(one, seen)]
-    return GpuAnswer(
+    return GpuAndHolders(
         uuid,
         seen.gpu.index,
         seen.gpu.model,
@@ -144,22 +144,22 @@ def _gpu(seen: SeenView, facts: Facts) -> GpuAnswer:
     )
 
 
-def _node(line: NodeLine, facts: Facts) -> NodeAnswer:
+def _node(line: NodeLine, facts: HolderSources) -> NodeAndGpus:
     here = [gpu for gpu in facts.fleet.gpus() if (gpu.cluster, gpu.node) == (line.cluster, line.name)]
     here.sort(key=lambda gpu: (gpu.gpu.index is None, gpu.gpu.index or 0, gpu.gpu.uuid))
-    return NodeAnswer(line, tuple(_gpu(gpu, facts) for gpu in here))
+    return NodeAndGpus(line, tuple(_gpu(gpu, facts) for gpu in here))
 
 
-Identity = tuple[str, str, str, str]
+WorkloadKey = tuple[str, str, str, str]
 
 
-def _workloads(asked: str, facts: Facts) -> list[WorkloadAnswer]:
+def _workloads(asked: str, facts: HolderSources) -> list[WorkloadAndGpus]:
     """Workloads that the schedulers know, and those that only the GPUs tell of."""
-    on_gpus: dict[Identity, list[holders.Holder]] = {}
+    on_gpus: dict[WorkloadKey, list[holders.GpuHolder]] = {}
     for held in facts.held.by_gpu.values():
         for one in held:
             on_gpus.setdefault((one.cluster, one.kind, one.namespace, one.name), []).append(one)
-    scheduled: dict[Identity, workloads.ScheduledWorkload] = {
+    scheduled: dict[WorkloadKey, workloads.ScheduledWorkload] = {
         (one.cluster, one.workload.kind.value, one.workload.namespace, one.workload.name): one
         for view in facts.views
         for one in view.workloads
@@ -175,10 +175,10 @@ def _workloads(asked: str, facts: Facts) -> list[WorkloadAnswer]:
 def _is_meant(
     asked: str,
     known: workloads.ScheduledWorkload | None,
-    held: Sequence[holders.Holder],
+    held: Sequence[holders.GpuHolder],
     *,
-    identity: Identity,
-    facts: Facts,
+    identity: WorkloadKey,
+    facts: HolderSources,
 ) -> bool:
     _, _, namespace, name = identity
     names = {name, f"{namespace}/{name}", namespace, f"slurm/{name}"}
@@ -190,24 +190,24 @@ def _is_meant(
 
 
 def _workload(
-    identity: Identity,
+    identity: WorkloadKey,
     known: workloads.ScheduledWorkload | None,
-    held: Sequence[holders.Holder],
+    held: Sequence[holders.GpuHolder],
     *,
-    seen: dict[str, SeenView],
-    facts: Facts,
-) -> WorkloadAnswer:
+    seen: dict[str, GpuView],
+    facts: HolderSources,
+) -> WorkloadAndGpus:
     cluster_name, kind, namespace, name = identity
     gpus = [_gpu(seen[uuid], facts) for uuid in dict.fromkeys(one.uuid for one in held) if uuid in seen]
     gpus.sort(key=lambda gpu: (gpu.node, gpu.index or 0))
     first = held[0] if held else None
     owner = facts.owner(known, held)
     nodes = dict.fromkeys([*(known.nodes if known is not None else ()), *(gpu.node for gpu in gpus)])
-    called = workloads.called(namespace, name)
+    called = workloads.workload_name(namespace, name)
     briefs = {brief: None for gpu in gpus for brief in gpu.incidents}
     briefs |= dict.fromkeys(_briefs(one for one in facts.open_incidents if called in one.workloads))
     started = None if known is None else known.started_at or known.requested_at
-    return WorkloadAnswer(
+    return WorkloadAndGpus(
         kind,
         name,
         namespace,
@@ -227,11 +227,11 @@ def _workload(
     )
 
 
-def _is_about(incident: incidents.Incident, seen: SeenView) -> bool:
+def _is_about(incident: incidents.Incident, seen: GpuView) -> bool:
     place, uuid = incident.place, seen.gpu.uuid
     is_here = place.gpu is None and place.node == seen.node and place.cluster in (seen.cluster, signals.UNNAMED_CLUSTER)
     return is_here or any(member.place.gpu == uuid for member in incident.members)
 
 
-def _briefs(found: Iterable[incidents.Incident]) -> tuple[Brief, ...]:
-    return tuple(Brief(one.id, one.severity.value, one.title) for one in found)
+def _briefs(found: Iterable[incidents.Incident]) -> tuple[IncidentSummary, ...]:
+    return tuple(IncidentSummary(one.id, one.severity.value, one.title) for one in found)

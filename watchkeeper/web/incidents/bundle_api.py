@@ -13,17 +13,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from watchkeeper.hub.runtime import Runtime
-from watchkeeper.remediate.evidence import Sources
+from watchkeeper.remediate.evidence import EvidenceSources
 from watchkeeper.web import shapes
-from watchkeeper.web.answers import Asked, Endpoint
 from watchkeeper.web.auth.auth import Role
+from watchkeeper.web.endpoint import Endpoint, QueryParam
 
 # Each holds some ten MiB while it is made.
 BUNDLES_AT_ONCE = 2
 
 
 class BundleApi:
-    def __init__(self, runtime: Runtime, evidence: Callable[[], Sources | None]) -> None:
+    def __init__(self, runtime: Runtime, evidence: Callable[[], EvidenceSources | None]) -> None:
         self._runtime, self._evidence = runtime, evidence
         self._running = 0
 
@@ -41,10 +41,12 @@ class BundleApi:
         self._running += 1
         try:
             if incident is not None:
-                made = await asyncio.to_thread(sources.of_incident, subject, now=now, hides_names=hides)
+                made = await asyncio.to_thread(sources.bundle_incident, subject, now=now, hides_names=hides)
             else:
                 cluster = asked.get("cluster")
-                made = await asyncio.to_thread(sources.of_node, subject, cluster=cluster, now=now, hides_names=hides)
+                made = await asyncio.to_thread(
+                    sources.bundle_node, subject, cluster=cluster, now=now, hides_names=hides
+                )
         finally:
             self._running -= 1
         if made is None:
@@ -55,13 +57,15 @@ class BundleApi:
 def endpoints(api: BundleApi) -> list[Endpoint]:
     # Not for viewers: names of users, and what was printed on machines.
     asks = (
-        Asked("incident", "evidence about this incident; either this or `node`"),
-        Asked("node", "evidence about this node"),
+        QueryParam("incident", "evidence about this incident; either this or `node`"),
+        QueryParam("node", "evidence about this node"),
         shapes.CLUSTER,
-        Asked("hide_names", "1: names of users and machines become placeholders"),
+        QueryParam("hide_names", "1: names of users and machines become placeholders"),
     )
     words = "Everything known about an incident or a node as a tar.gz, for whoever repairs the machine"
     make = api.make
     return [
-        Endpoint(("GET",), "/api/bundle", Role.OPERATOR, make, words=words, asks=asks, media="application/gzip"),
+        Endpoint(
+            ("GET",), "/api/bundle", Role.OPERATOR, make, summary=words, params=asks, media_type="application/gzip"
+        ),
     ]

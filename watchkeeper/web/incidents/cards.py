@@ -19,17 +19,19 @@ OPEN_LIMIT = 200
 CLOSED_SHOWN = 5
 
 
-class Cards:
+class IncidentCards:
     """Incidents as pages show them."""
 
-    def __init__(self, journal: services.Journal, silences: services.Silences, *, fleet: services.FleetView) -> None:
+    def __init__(
+        self, journal: services.JournalProtocol, silences: services.SilencesProtocol, *, fleet: services.FleetProtocol
+    ) -> None:
         self._journal, self._silences, self._fleet = journal, silences, fleet
 
-    def card(self, incident: incidents.Incident) -> dict[str, Any]:
+    def make_card(self, incident: incidents.Incident) -> dict[str, Any]:
         """The incident without its members, with the best finding and the plan's next step."""
         found, plan = self._journal.diagnosis(incident.id), self._journal.plan(incident.id)
         best = found.best if found is not None else None
-        plain: dict[str, Any] = wire.to_plain(named(incident, found))
+        plain: dict[str, Any] = wire.to_plain(apply_diagnosis(incident, found))
         members = plain.pop("members")
         return plain | {
             "place_name": self._fleet.place_name(incident.place),
@@ -42,19 +44,19 @@ class Cards:
             "silenced_by": self._silence(incident),
         }
 
-    async def told(self, incident: incidents.Incident) -> dict[str, Any]:
+    async def load_detail(self, incident: incidents.Incident) -> dict[str, Any]:
         """Everything known about one incident, as it is now."""
-        return await self._journal.read(lambda: self.detail(self._journal.incident(incident.id) or incident))
+        return await self._journal.read(lambda: self.make_detail(self._journal.incident(incident.id) or incident))
 
-    def detail(self, incident: incidents.Incident) -> dict[str, Any]:
+    def make_detail(self, incident: incidents.Incident) -> dict[str, Any]:
         found = self._journal.diagnosis(incident.id)
-        called = named(incident, found)
+        called = apply_diagnosis(incident, found)
         return {
             "incident": {**wire.to_plain(called), "place_name": self._fleet.place_name(incident.place)},
             "diagnosis": wire.to_plain(found),
             "plan": wire.to_plain(self._journal.plan(incident.id)),
             "silenced_by": self._silence(incident),
-            "runbook": message.runbook(called.cause),
+            "runbook": message.runbook_path(called.cause),
             "timeline": [
                 {
                     "at": wire.format_time(entry.at),
@@ -80,7 +82,7 @@ class Cards:
             "keeper": silence.keeper,
         }
 
-    def panel(self) -> dict[str, Any]:
+    def make_panel(self) -> dict[str, Any]:
         """Open incidents, gravest and newest first, and the few that closed last."""
         opened = sorted(
             self._journal.incidents(open_only=True, limit=OPEN_LIMIT),
@@ -91,12 +93,12 @@ class Cards:
         ]
         closed.sort(key=lambda incident: incident.resolved_at or incident.opened_at, reverse=True)
         return {
-            "open": [self.card(incident) for incident in opened],
-            "closed": [self.card(incident) for incident in closed[:CLOSED_SHOWN]],
+            "open": [self.make_card(incident) for incident in opened],
+            "closed": [self.make_card(incident) for incident in closed[:CLOSED_SHOWN]],
         }
 
 
-def named(incident: incidents.Incident, found: diagnosis.Diagnosis | None) -> incidents.Incident:
+def apply_diagnosis(incident: incidents.Incident, found: diagnosis.Diagnosis | None) -> incidents.Incident:
     """The incident under the name of its diagnosis, which has seen more than the signal that opened it."""
     best = None if found is None else found.best
     if best is None or best.cause in (incident.cause, diagnosis.UNKNOWN_CAUSE):

@@ -18,17 +18,25 @@ from starlette.responses import Response
 from watchkeeper.errors import StoreError, WireError
 from watchkeeper.hub import services
 from watchkeeper.hub.runtime import Runtime
-from watchkeeper.incidents import subject
+from watchkeeper.incidents import incident_labels
 from watchkeeper.kit import durations, wire
 from watchkeeper.model.incidents import Incident
 from watchkeeper.model.notices import Notice
 from watchkeeper.model.silences import Matcher, Silence, parse_matcher
-from watchkeeper.notify import alertmanager, digest, report, silencing
+from watchkeeper.notify import alertmanager, digest, incident_report, silence_store
 from watchkeeper.web import shapes
-from watchkeeper.web.answers import Asked, Endpoint, check_node, ok, read_body, read_object, whole_number
 from watchkeeper.web.auth.auth import Role
-from watchkeeper.web.incidents import about_incident
-from watchkeeper.web.incidents.stories import Stories
+from watchkeeper.web.endpoint import (
+    Endpoint,
+    QueryParam,
+    check_node,
+    ok_response,
+    parse_whole_number,
+    read_body,
+    read_json_object,
+)
+from watchkeeper.web.incidents import incident_request
+from watchkeeper.web.incidents.incident_reports import IncidentReports
 
 # A group of Alertmanager's may hold thousands of alerts.
 WEBHOOK_BYTES = 16 * 1024 * 1024
@@ -38,22 +46,22 @@ MOST_DAYS = 366
 
 
 @dataclass(frozen=True, slots=True)
-class Assigned:
+class IncidentAssigned:
     incident: Incident
 
 
 @dataclass(frozen=True, slots=True)
-class SilenceMade:
-    silence: shapes.ShownSilence
+class SilenceChanged:
+    silence: shapes.SilenceView
 
 
 @dataclass(frozen=True, slots=True)
-class Notices:
+class NoticeList:
     notices: list[Notice]
 
 
 @dataclass(frozen=True, slots=True)
-class Silences:
+class SilenceList:
     silences: list[shapes.ListedSilence]
     problem: str
 
@@ -65,12 +73,12 @@ class DigestText:
 
 
 @dataclass(frozen=True, slots=True)
-class AlertsTaken:
+class AlertsAccepted:
     taken: int
     problems: list[str]
 
 
-class SilencedFor(TypedDict):
+class SilenceBody(TypedDict):
     """The body of a silence: `for` such as 2h, or `ends_at`."""
 
     reason: str
@@ -79,7 +87,7 @@ class SilencedFor(TypedDict):
     maintenance: NotRequired[bool]
 
 
-class NewSilence(SilencedFor):
+class NewSilenceBody(SilenceBody):
     matchers: list[str]
 
 
@@ -87,41 +95,43 @@ class IncidentApi:
     def __init__(
         self,
         runtime: Runtime,
-        journal: services.Journal,
+        journal: services.JournalProtocol,
         *,
-        incidents: services.Incidents,
-        silences: services.Silences,
-        rules: services.Rules,
-        stories: Stories,
+        incidents: services.IncidentsProtocol,
+        silences: services.SilencesProtocol,
+        rules: services.RulesProtocol,
+        stories: IncidentReports,
     ) -> None:
         self._runtime, self._journal, self._incidents = runtime, journal, incidents
         self._silences, self._rules, self._stories = silences, rules, stories
         self._webhooks = 0
 
-    async def assign(self, request: Request) -> Assigned:
+    async def assign(self, request: Request) -> IncidentAssigned:
         incident, body = (
-            await about_incident.named(self._journal, request),
-            await read_object(request, about_incident.BODY_BYTES),
+            await incident_request.load_incident(self._journal, request),
+            await read_json_object(request, incident_request.BODY_BYTES),
         )
-        changed = await self._incidents.assign(incident.id, request.state.caller.name, about_incident.line(body, "to"))
-        return Assigned(incident=changed)
+        changed = await self._incidents.assign(
+            incident.id, request.state.caller.name, incident_request.read_line(body, "to")
+        )
+        return IncidentAssigned(incident=changed)
 
     async def silence_incident(self, request: Request) -> Response:
         """Silence everything at the place of an incident for some time."""
         incident, body = (
-            await about_incident.named(self._journal, request),
-            await read_object(request, about_incident.BODY_BYTES),
+            await incident_request.load_incident(self._journal, request),
+            await read_json_object(request, incident_request.BODY_BYTES),
         )
-        made = await self._silences.silence(self._wish(request, body, subject.place_matchers(incident.place)))
-        return ok(silence=_shown(made))
+        made = await self._silences.silence(self._wish(request, body, incident_labels.place_matchers(incident.place)))
+        return ok_response(silence=_shown(made))
 
     async def silences(self, _: Request) -> Response:
         now = self._runtime.clock.now()
         shown = [_shown(one) | {"active": one.is_active(now)} for one in self._silences.silences()]
-        return ok(silences=shown, problem=self._silences.silences_problem())
+        return ok_response(silences=shown, problem=self._silences.silences_problem())
 
     async def add_silence(self, request: Request) -> Response:
-        body = await read_object(request, about_incident.BODY_BYTES)
+        body = await read_json_object(request, incident_request.BODY_BYTES)
         listed = body.get("matchers")
         if not isinstance(listed, list) or not 0 < len(listed) <= MOST_MATCHERS:
             raise HTTPException(400, f'matchers: expected 1 to {MOST_MATCHERS} texts such as node="gpu-r01-01"')
@@ -130,31 +140,31 @@ class IncidentApi:
         except ValueError as error:
             raise HTTPException(400, f"matchers: {error}") from error
         made = await self._silences.silence(self._wish(request, body, matchers))
-        return ok(silence=_shown(made))
+        return ok_response(silence=_shown(made))
 
     async def end_silence(self, request: Request) -> Response:
-        ended = await self._silences.unsilence(request.path_params["id"], request.state.caller.name)
-        return ok(silence=_shown(ended))
+        ended = await self._silences.expire_silence(request.path_params["id"], request.state.caller.name)
+        return ok_response(silence=_shown(ended))
 
     async def report(self, request: Request) -> Response:
         """The whole story, as Markdown or JSON."""
-        story = await self._stories.story_of(await about_incident.named(self._journal, request))
+        story = await self._stories.load_story(await incident_request.load_incident(self._journal, request))
         if request.query_params.get("format", "markdown") == "json":
-            return ok(**report.plain(story))
-        return Response(report.text(story), media_type="text/markdown; charset=utf-8")
+            return ok_response(**incident_report.as_plain(story))
+        return Response(incident_report.as_markdown(story), media_type="text/markdown; charset=utf-8")
 
     async def digest(self, request: Request) -> DigestText:
-        days = whole_number(request.query_params.get("days", "7"))
+        days = parse_whole_number(request.query_params.get("days", "7"))
         if days is None or not 1 <= days <= MOST_DAYS:
             raise HTTPException(400, f"days must be a number from 1 to {MOST_DAYS}")
         until = self._runtime.clock.now()
-        made = await self._stories.digest_of(until - timedelta(days=days), until)
-        return DigestText(digest=made, text="\n".join(digest.lines(made)))
+        made = await self._stories.make_digest(until - timedelta(days=days), until)
+        return DigestText(digest=made, text="\n".join(digest.digest_lines(made)))
 
-    async def notices(self, request: Request) -> Notices:
+    async def notices(self, request: Request) -> NoticeList:
         """Who was told about an incident, when, and what they answered."""
-        id = (await about_incident.named(self._journal, request)).id
-        return Notices(notices=await self._journal.read(lambda: self._journal.notices(id)))
+        id = (await incident_request.load_incident(self._journal, request)).id
+        return NoticeList(notices=await self._journal.read(lambda: self._journal.notices(id)))
 
     async def webhook(self, request: Request) -> Response:
         """Alertmanager tells us about alerts of somebody else's rules; the token of one node is not enough."""
@@ -178,23 +188,25 @@ class IncidentApi:
         except WireError as error:
             raise HTTPException(400, "; ".join(error.problems)) from error
         try:
-            await self._incidents.take_foreign_alerts(found.alerts)
+            await self._incidents.ingest_external_alerts(found.alerts)
         except StoreError as error:
             # Alertmanager brings them again after a 5xx, and only then; a conflict of two hubs would be a 409.
             raise HTTPException(503, str(error)) from error
-        return ok(taken=len(found.alerts), problems=found.problems)
+        return ok_response(taken=len(found.alerts), problems=found.problems)
 
-    def _wish(self, request: Request, body: dict[str, Any], matchers: tuple[Matcher, ...]) -> silencing.Wish:
+    def _wish(
+        self, request: Request, body: dict[str, Any], matchers: tuple[Matcher, ...]
+    ) -> silence_store.SilenceRequest:
         now = self._runtime.clock.now()
         try:
             starts_at = wire.parse_time(body["starts_at"]) if body.get("starts_at") else now
             ends_at = wire.parse_time(body["ends_at"]) if body.get("ends_at") else starts_at + _lasting(body)
         except (ValueError, TypeError, OverflowError) as error:
             raise HTTPException(400, f"a silence needs `for` such as 2h, or `ends_at`: {error}") from error
-        return silencing.Wish(
+        return silence_store.SilenceRequest(
             matchers,
             request.state.caller.name,
-            about_incident.line(body, "reason"),
+            incident_request.read_line(body, "reason"),
             starts_at,
             ends_at,
             is_maintenance=body.get("maintenance") is True,
@@ -220,7 +232,7 @@ def endpoints(api: IncidentApi) -> list[Endpoint]:
             Role.OPERATOR,
             api.assign,
             changes=True,
-            words="Give an incident to somebody",
+            summary="Give an incident to somebody",
             body={"to": str},
         ),
         Endpoint(
@@ -229,33 +241,33 @@ def endpoints(api: IncidentApi) -> list[Endpoint]:
             Role.OPERATOR,
             api.silence_incident,
             changes=True,
-            words="Silence everything at the place of an incident for some time",
-            body=SilencedFor,
-            gives=SilenceMade,
+            summary="Silence everything at the place of an incident for some time",
+            body=SilenceBody,
+            gives=SilenceChanged,
         ),
         Endpoint(
             get,
             "/api/incidents/{id}/report",
             Role.VIEWER,
             api.report,
-            words="The whole story of an incident, as Markdown or JSON",
-            asks=(Asked("format", "markdown unless given", Literal["markdown", "json"]),),
-            media="text/markdown",
+            summary="The whole story of an incident, as Markdown or JSON",
+            params=(QueryParam("format", "markdown unless given", Literal["markdown", "json"]),),
+            media_type="text/markdown",
         ),
         Endpoint(
             get,
             "/api/incidents/{id}/notices",
             Role.VIEWER,
             api.notices,
-            words="Who was told about an incident, when, and what they answered",
+            summary="Who was told about an incident, when, and what they answered",
         ),
         Endpoint(
             get,
             "/api/silences",
             Role.VIEWER,
             api.silences,
-            words="Silences that are, will be, or were in force within the last day",
-            gives=Silences,
+            summary="Silences that are, will be, or were in force within the last day",
+            gives=SilenceList,
         ),
         Endpoint(
             post,
@@ -263,9 +275,9 @@ def endpoints(api: IncidentApi) -> list[Endpoint]:
             Role.OPERATOR,
             api.add_silence,
             changes=True,
-            words="Silence what fits all matchers",
-            body=NewSilence,
-            gives=SilenceMade,
+            summary="Silence what fits all matchers",
+            body=NewSilenceBody,
+            gives=SilenceChanged,
         ),
         Endpoint(
             ("DELETE",),
@@ -273,16 +285,16 @@ def endpoints(api: IncidentApi) -> list[Endpoint]:
             Role.OPERATOR,
             api.end_silence,
             changes=True,
-            words="End a silence now",
-            gives=SilenceMade,
+            summary="End a silence now",
+            gives=SilenceChanged,
         ),
         Endpoint(
             get,
             "/api/digest",
             Role.VIEWER,
             api.digest,
-            words="A review of the incidents of some days, with a text for people",
-            asks=(Asked("days", f"at most {MOST_DAYS}; 7 unless given", int),),
+            summary="A review of the incidents of some days, with a text for people",
+            params=(QueryParam("days", f"at most {MOST_DAYS}; 7 unless given", int),),
         ),
         Endpoint(
             post,
@@ -290,8 +302,8 @@ def endpoints(api: IncidentApi) -> list[Endpoint]:
             Role.AGENT,
             api.webhook,
             changes=True,
-            words="Take alerts of somebody else's rules, in the form of Alertmanager's webhook",
+            summary="Take alerts of somebody else's rules, in the form of Alertmanager's webhook",
             body=dict[str, Any],
-            gives=AlertsTaken,
+            gives=AlertsAccepted,
         ),
     ]

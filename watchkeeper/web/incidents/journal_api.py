@@ -23,9 +23,9 @@ from watchkeeper.hub.repair_loop import RepairLoop
 from watchkeeper.hub.runtime import Runtime
 from watchkeeper.kit import clock, wire
 from watchkeeper.store.journal import journal_search
-from watchkeeper.store.journal.chain import Entry
-from watchkeeper.web.answers import Asked, Endpoint, whole_number
+from watchkeeper.store.journal.chain import JournalEntry
 from watchkeeper.web.auth.auth import Role
+from watchkeeper.web.endpoint import Endpoint, QueryParam, parse_whole_number
 from watchkeeper.web.prometheus import prometheus_form as form
 
 MOST_ENTRIES = 1000
@@ -36,7 +36,7 @@ KEPT_SECONDS = 300.0
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class JournalLine:
     """An entry of the journal, with its sentence."""
 
     seq: int
@@ -53,7 +53,7 @@ class Line:
 @dataclass(frozen=True, slots=True)
 class JournalPage:
     now: datetime
-    entries: list[Line]
+    entries: list[JournalLine]
     first: int
     last: int
     looked_back_to: int
@@ -61,7 +61,7 @@ class JournalPage:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ChainVerdict:
     checked_at: datetime
     entries: int
     is_intact: bool
@@ -69,23 +69,23 @@ class Verdict:
 
 
 class JournalApi:
-    def __init__(self, runtime: Runtime, journal: services.Journal, *, repairs: RepairLoop | None) -> None:
+    def __init__(self, runtime: Runtime, journal: services.JournalProtocol, *, repairs: RepairLoop | None) -> None:
         self._runtime, self._journal, self._repairs = runtime, journal, repairs
         self._busy = asyncio.Lock()
-        self._verdict: tuple[float, Verdict] | None = None
+        self._verdict: tuple[float, ChainVerdict] | None = None
 
-    def _where(self) -> journal_search.Where:
+    def _where(self) -> journal_search.JournalLocation:
         if self._repairs is None:
             raise HTTPException(404, "this is a recording: it has no journal")
         settings = self._runtime.settings
-        return journal_search.Where(settings.journal_path, settings.journal.url_file)
+        return journal_search.JournalLocation(settings.journal_path, settings.journal.url_file)
 
     async def entries(self, request: Request) -> JournalPage:
         where, wanted = self._where(), _wanted(request)
 
-        def look() -> tuple[journal_search.Found, list[Line]]:
+        def look() -> tuple[journal_search.EntryPage, list[JournalLine]]:
             found = journal_search.search(where, wanted)
-            return found, [line(entry) for entry in found.entries]
+            return found, [journal_line(entry) for entry in found.entries]
 
         found, entries = await self._journal.read(look)
         return JournalPage(
@@ -97,15 +97,15 @@ class JournalApi:
             kinds=found.kinds,
         )
 
-    async def verify(self, request: Request) -> Verdict:
+    async def verify(self, request: Request) -> ChainVerdict:
         """Read the whole chain again where the last verdict is old, or where `again` asks for it."""
         where, now = self._where(), self._runtime.clock.now()
         is_wanted = request.query_params.get("again") == "1"
         async with self._busy:
             kept = self._verdict
             if kept is None or is_wanted or not 0 <= now.timestamp() - kept[0] < KEPT_SECONDS:
-                broken, count = await asyncio.to_thread(journal_search.first_broken, where)
-                verdict = Verdict(now, count, broken is None, broken)
+                broken, count = await asyncio.to_thread(journal_search.first_invalid_entry, where)
+                verdict = ChainVerdict(now, count, broken is None, broken)
                 kept = self._verdict = (now.timestamp(), verdict)
         return kept[1]
 
@@ -117,20 +117,20 @@ class JournalApi:
         return StreamingResponse(_lines(where, wanted), media_type="application/x-ndjson", headers=headers)
 
 
-def _lines(where: journal_search.Where, wanted: journal_search.Wanted) -> Iterator[bytes]:
+def _lines(where: journal_search.JournalLocation, wanted: journal_search.EntryFilter) -> Iterator[bytes]:
     left, before = MOST_EXPORTED, wanted.before
     while left > 0:
         page = journal_search.search(where, replace(wanted, before=before, limit=min(left, MOST_ENTRIES)))
         for entry in page.entries:
-            yield orjson.dumps(wire.to_plain(line(entry)) | {"prev": entry.prev}) + b"\n"
+            yield orjson.dumps(wire.to_plain(journal_line(entry)) | {"prev": entry.prev}) + b"\n"
         left -= len(page.entries)
         if page.looked_back_to <= page.first:
             return
         before = page.looked_back_to
 
 
-def line(entry: Entry) -> Line:
-    return Line(
+def journal_line(entry: JournalEntry) -> JournalLine:
+    return JournalLine(
         seq=entry.seq,
         at=entry.at,
         actor=entry.actor,
@@ -143,18 +143,18 @@ def line(entry: Entry) -> Line:
     )
 
 
-def _wanted(request: Request) -> journal_search.Wanted:
+def _wanted(request: Request) -> journal_search.EntryFilter:
     asked = request.query_params
-    limit, before = whole_number(asked.get("limit", "200")), asked.get("before")
+    limit, before = parse_whole_number(asked.get("limit", "200")), asked.get("before")
     if limit is None or not 1 <= limit <= MOST_ENTRIES:
         raise HTTPException(400, f"limit must be a number from 1 to {MOST_ENTRIES:,}")
-    number = None if before is None else whole_number(before)
+    number = None if before is None else parse_whole_number(before)
     if before is not None and number is None:
         raise HTTPException(400, "before must be the number of an entry")
     words, kinds = tuple(asked.get("q", "").split()), tuple(asked.getlist("kind"))
     if len(words) > MOST_WORDS or len(kinds) > MOST_KINDS or any(len(word) > LONGEST_WORD for word in words):
         raise HTTPException(400, f"at most {MOST_WORDS} words of {LONGEST_WORD} characters, and {MOST_KINDS} kinds")
-    return journal_search.Wanted(
+    return journal_search.EntryFilter(
         kinds,
         asked.get("subject", ""),
         asked.get("actor", ""),
@@ -176,14 +176,14 @@ def _time(text: str | None, name: str) -> datetime | None:
 
 
 FILTERS = (
-    Asked("kind", "only entries of this kind; may be given several times"),
-    Asked("subject", "only about this, such as INC-17"),
-    Asked("actor", "only by this person or program"),
-    Asked("q", "only entries with all of these words"),
-    Asked("from", "not before this time"),
-    Asked("to", "not after this time"),
-    Asked("before", "older than the entry of this number, for the next page", int),
-    Asked("limit", f"how many at most; 200 unless given, at most {MOST_ENTRIES}", int),
+    QueryParam("kind", "only entries of this kind; may be given several times"),
+    QueryParam("subject", "only about this, such as INC-17"),
+    QueryParam("actor", "only by this person or program"),
+    QueryParam("q", "only entries with all of these words"),
+    QueryParam("from", "not before this time"),
+    QueryParam("to", "not after this time"),
+    QueryParam("before", "older than the entry of this number, for the next page", int),
+    QueryParam("limit", f"how many at most; 200 unless given, at most {MOST_ENTRIES}", int),
 )
 
 
@@ -194,8 +194,8 @@ def endpoints(api: JournalApi) -> list[Endpoint]:
             "/api/journal",
             Role.VIEWER,
             api.entries,
-            words="The audit, newest first: who did what to which subject",
-            asks=FILTERS,
+            summary="The audit, newest first: who did what to which subject",
+            params=FILTERS,
             gives=JournalPage,
         ),
         Endpoint(
@@ -203,17 +203,17 @@ def endpoints(api: JournalApi) -> list[Endpoint]:
             "/api/journal/verify",
             Role.VIEWER,
             api.verify,
-            words="Whether every entry of the audit is as it was written",
-            asks=(Asked("again", "1: read it now, whatever was found before"),),
-            gives=Verdict,
+            summary="Whether every entry of the audit is as it was written",
+            params=(QueryParam("again", "1: read it now, whatever was found before"),),
+            gives=ChainVerdict,
         ),
         Endpoint(
             ("GET",),
             "/api/journal.jsonl",
             Role.VIEWER,
             api.export,
-            words="The audit as a file, one JSON object a line, with the hashes of its chain",
-            asks=FILTERS,
-            media="application/x-ndjson",
+            summary="The audit as a file, one JSON object a line, with the hashes of its chain",
+            params=FILTERS,
+            media_type="application/x-ndjson",
         ),
     ]

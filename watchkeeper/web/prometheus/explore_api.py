@@ -21,8 +21,8 @@ from watchkeeper.hub.samples import Queries
 from watchkeeper.kit import clock
 from watchkeeper.query.engine import Matcher, MatchOp
 from watchkeeper.query.promql import functions
-from watchkeeper.web.answers import Asked, Endpoint, whole_number
 from watchkeeper.web.auth.auth import Role
+from watchkeeper.web.endpoint import Endpoint, QueryParam, parse_whole_number
 
 MOST_WORDS = 40
 LONGEST_QUERY = 64 * 1024
@@ -38,22 +38,22 @@ GROUPING = re.compile(r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\(
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
+class Completion:
     word: str
     kind: str
     detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class CompletionList:
     kind: str
     begins: int
     ends: int
-    words: list[Word]
+    words: list[Completion]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CursorContext:
     """Where the cursor is: what kind of word fits, the part of it that is typed, and what surrounds it."""
 
     kind: str
@@ -62,21 +62,21 @@ class Place:
     label: str = ""
 
 
-def place(text: str) -> Place:
+def read_cursor(text: str) -> CursorContext:
     """Read the text before the cursor; a quote or brace that is open decides what is wanted."""
     opened, quote = _open_brace(text)
     if opened is not None:
         metric = _word(text[:opened].rstrip())
         if quote is not None:
-            return Place("value", text[quote + 1 :], metric, _label_before(text[opened + 1 : quote]))
-        return Place("label", _word(text[opened + 1 :]), metric)
+            return CursorContext("value", text[quote + 1 :], metric, _label_before(text[opened + 1 : quote]))
+        return CursorContext("label", _word(text[opened + 1 :]), metric)
     if text.count("[") > text.count("]"):
-        return Place("duration", text[text.rindex("[") + 1 :])
+        return CursorContext("duration", text[text.rindex("[") + 1 :])
     if GROUPING.search(text):
         before = re.findall(r"[A-Za-z_:][A-Za-z0-9_:]*", text)
         metric = next((name for name in reversed(before) if ":" in name or "_" in name), "")
-        return Place("label", _word(text), metric)
-    return Place("name", _word(text))
+        return CursorContext("label", _word(text), metric)
+    return CursorContext("name", _word(text))
 
 
 def _word(text: str, letters: frozenset[str] = NAME_LETTERS) -> str:
@@ -116,7 +116,7 @@ def _open_brace(text: str) -> tuple[int | None, int | None]:
     return brace, quote if brace is not None else None
 
 
-def ranked(words: Iterable[str], typed: str) -> list[str]:
+def rank_words(words: Iterable[str], typed: str) -> list[str]:
     """Words that begin with what is typed, then those that contain it, each in order; the word itself is not one."""
     low = typed.lower()
     fitting = [word for word in words if low in word.lower() and word != typed]
@@ -127,44 +127,44 @@ class ExploreApi:
     def __init__(self, runtime: Runtime, queries: Queries) -> None:
         self._runtime, self._queries = runtime, queries
 
-    async def complete(self, request: Request) -> Offer:
+    async def complete(self, request: Request) -> CompletionList:
         text = request.query_params.get("query", "")
-        at = whole_number(request.query_params.get("at", str(len(text))))
+        at = parse_whole_number(request.query_params.get("at", str(len(text))))
         if at is None or len(text) > LONGEST_QUERY:
             raise HTTPException(400, f"`at` must be a number, and the query at most {LONGEST_QUERY:,} characters long")
-        here = place(text[:at])
+        here = read_cursor(text[:at])
         try:
             words = await asyncio.to_thread(self._words, here)
         except WatchkeeperError as error:
             raise HTTPException(503, str(error)) from error
-        return Offer(kind=here.kind, begins=at - len(here.typed), ends=at, words=words)
+        return CompletionList(kind=here.kind, begins=at - len(here.typed), ends=at, words=words)
 
-    def _words(self, here: Place) -> list[Word]:
+    def _words(self, here: CursorContext) -> list[Completion]:
         engine, end = self._queries.engine, clock.to_ms(self._runtime.clock.now())
         if here.kind == "duration":
-            return [Word(word, "duration") for word in DURATIONS if word.startswith(here.typed)]
+            return [Completion(word, "duration") for word in DURATIONS if word.startswith(here.typed)]
         about = [[Matcher("__name__", MatchOp.EQUAL, here.metric)]] if here.metric else []
         if here.kind == "label":
             names = engine.label_names(about, end - RECENT_MS, end)
-            return [Word(name, "label") for name in ranked((n for n in names if n != "__name__"), here.typed)]
+            return [Completion(name, "label") for name in rank_words((n for n in names if n != "__name__"), here.typed)]
         if here.kind == "value":
             if not here.label:
                 return []
             found = engine.label_values(here.label, about, start_ms=end - RECENT_MS, end_ms=end)
-            return [Word(value, "value") for value in ranked(found, here.typed)]
+            return [Completion(value, "value") for value in rank_words(found, here.typed)]
         return self._names(here.typed, end)
 
-    def _names(self, typed: str, end: int) -> list[Word]:
+    def _names(self, typed: str, end: int) -> list[Completion]:
         """Metrics first, because functions are few and known by heart sooner; nothing typed, nothing offered."""
         if not typed:
             return []
         engine = self._queries.engine
         metrics = engine.label_values("__name__", [], start_ms=end - RECENT_MS, end_ms=end)
         meaning = engine.metadata()
-        own = [Word(name, "function", _signature(name)) for name in ranked(functions.FUNCTIONS, typed)]
-        own += [Word(name, "aggregation") for name in ranked(functions.AGGREGATIONS, typed)]
-        own += [Word(name, "keyword") for name in ranked(KEYWORDS, typed)]
-        named = [Word(name, "metric", _meaning(meaning, name)) for name in ranked(metrics, typed)]
+        own = [Completion(name, "function", _signature(name)) for name in rank_words(functions.FUNCTIONS, typed)]
+        own += [Completion(name, "aggregation") for name in rank_words(functions.AGGREGATIONS, typed)]
+        own += [Completion(name, "keyword") for name in rank_words(KEYWORDS, typed)]
+        named = [Completion(name, "metric", _meaning(meaning, name)) for name in rank_words(metrics, typed)]
         low = typed.lower()
         own = [word for word in own if word.word.startswith(low)]
         return [*own[:8], *named][:MOST_WORDS]
@@ -186,7 +186,10 @@ def endpoints(api: ExploreApi) -> list[Endpoint]:
             "/api/explore/complete",
             Role.VIEWER,
             api.complete,
-            words="What may stand at the cursor of a PromQL expression",
-            asks=(Asked("query", "the expression", is_required=True), Asked("at", "the cursor; the end if none", int)),
+            summary="What may stand at the cursor of a PromQL expression",
+            params=(
+                QueryParam("query", "the expression", is_required=True),
+                QueryParam("at", "the cursor; the end if none", int),
+            ),
         )
     ]

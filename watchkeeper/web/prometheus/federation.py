@@ -16,7 +16,7 @@ from itertools import accumulate, groupby
 
 from watchkeeper.kit import own_metrics
 from watchkeeper.kit.protobuf import varint
-from watchkeeper.model.histograms import Hint, Histogram
+from watchkeeper.model.histograms import Histogram, ResetHint
 from watchkeeper.model.labels import METRIC_NAME
 from watchkeeper.model.samples import Sample
 from watchkeeper.query import histogram_wire
@@ -51,7 +51,7 @@ class _Clause:
     weight: float
 
 
-def form_for(accept: str) -> PageForm:
+def choose_form(accept: str) -> PageForm:
     """What a reader with this Accept header likes best of what we write."""
     clauses = [_clause(part) for part in accept.lower().split(",")]
     for clause in sorted(clauses, key=lambda clause: -clause.weight):
@@ -62,7 +62,7 @@ def form_for(accept: str) -> PageForm:
     return PageForm.TEXT
 
 
-def write(found: Sequence[interfaces.AnySample], form: PageForm) -> bytes:
+def write_page(found: Sequence[interfaces.AnySample], form: PageForm) -> bytes:
     """The page; samples come in the order of their names."""
     if form is PageForm.PROTOBUF:
         return b"".join(_families(found))
@@ -118,7 +118,7 @@ def _families(found: Sequence[interfaces.AnySample]) -> Iterator[bytes]:
 def _kind(sample: interfaces.AnySample) -> int:
     if isinstance(sample, Sample):
         return UNTYPED
-    return GAUGE_HISTOGRAM if sample.value.hint is Hint.GAUGE else HISTOGRAM
+    return GAUGE_HISTOGRAM if sample.value.hint is ResetHint.GAUGE else HISTOGRAM
 
 
 def _metric(sample: interfaces.AnySample) -> bytes:

@@ -25,12 +25,19 @@ from watchkeeper.kit import clock
 from watchkeeper.model.labels import METRIC_NAME
 from watchkeeper.query import engine
 from watchkeeper.query.promql import printer
-from watchkeeper.web.answers import PROMETHEUS_PREFIX, Answer, Endpoint, json_answer, prometheus_error, read_body
 from watchkeeper.web.auth.auth import Role
+from watchkeeper.web.endpoint import (
+    PROMETHEUS_PREFIX,
+    Endpoint,
+    RequestHandler,
+    json_response,
+    prometheus_error,
+    read_body,
+)
 from watchkeeper.web.prometheus import prometheus_exchange as exchange
 from watchkeeper.web.prometheus import prometheus_form as form
+from watchkeeper.web.prometheus import prometheus_params, prometheus_tree
 from watchkeeper.web.prometheus import prometheus_status as status
-from watchkeeper.web.prometheus import prometheus_tree, prometheus_words
 from watchkeeper.web.prometheus.prometheus_form import Form
 
 # Prometheus' own limit on an expression is the size of a URL or form; ours is a generous form.
@@ -52,7 +59,7 @@ class _Manner:
     with_stats: bool
     took_seconds: float = 0.0
 
-    async def wait_for(self, asking: Awaitable[engine.Answer]) -> engine.Answer:
+    async def wait_for(self, asking: Awaitable[engine.QueryResult]) -> engine.QueryResult:
         began = time.perf_counter()
         try:
             async with asyncio.timeout(self.timeout_seconds):
@@ -89,35 +96,35 @@ class PrometheusApi:
         return await _write(await manner.wait_for(asking), None, manner)
 
     async def format_query(self, asked: Form) -> Response:
-        return success(printer.pretty(form.parse("query", asked.one("query") or "")))
+        return success_response(printer.pretty(form.parse("query", asked.one("query") or "")))
 
     async def parse_query(self, asked: Form) -> Response:
-        return success(prometheus_tree.tree(form.parse("query", asked.one("query") or "")))
+        return success_response(prometheus_tree.tree(form.parse("query", asked.one("query") or "")))
 
     async def exemplars(self, asked: Form) -> Response:
         """The exemplars of every series that a selector of the expression means."""
         selectors = form.selectors_in(_expression(asked))
         start_ms, end_ms = _read_times(asked, 0, clock.to_ms(self._runtime.clock.now()))
         found = await asyncio.to_thread(self._queries.engine.exemplars, selectors, start_ms, end_ms)
-        return success([form.write_exemplars(series, kept) for series, kept in found])
+        return success_response([form.write_exemplars(series, kept) for series, kept in found])
 
     async def series(self, asked: Form) -> Response:
         if not asked.all("match[]"):
             raise form.BadParameter("no match[] parameter provided")
         selectors, times = self._selectors(asked)
         found = await asyncio.to_thread(self._queries.engine.series, selectors or EVERYTHING, *times)
-        return limited([dict(labels) for labels in found], asked)
+        return limited_response([dict(labels) for labels in found], asked)
 
     async def labels(self, asked: Form) -> Response:
         selectors, times = self._selectors(asked)
-        return limited(await asyncio.to_thread(self._queries.engine.label_names, selectors, *times), asked)
+        return limited_response(await asyncio.to_thread(self._queries.engine.label_names, selectors, *times), asked)
 
     async def label_values(self, asked: Form, name: str) -> Response:
         name = form.read_label_name(name)
         selectors, (start_ms, end_ms) = self._selectors(asked)
         ask = self._queries.engine.label_values
         found = await asyncio.to_thread(ask, name, selectors, start_ms=start_ms, end_ms=end_ms)
-        return limited(found, asked)
+        return limited_response(found, asked)
 
     async def metadata(self, asked: Form) -> Response:
         wanted, most = asked.one("metric"), asked.metadata_limit()
@@ -125,7 +132,7 @@ class PrometheusApi:
         asked.metadata_limit("limit_per_metric")
         known = await asyncio.to_thread(self._queries.engine.metadata)
         names = [name for name in sorted(known) if not wanted or name == wanted][:most]
-        return success({name: [status.described(known[name])] for name in names})
+        return success_response({name: [status.described(known[name])] for name in names})
 
     def _manner(self, asked: Form) -> _Manner:
         return _Manner(
@@ -151,16 +158,16 @@ class PrometheusApi:
         return selectors, _read_times(asked, 0, clock.to_ms(self._runtime.clock.now()))
 
 
-def questions(api: PrometheusApi) -> list[Endpoint]:
+def query_endpoints(api: PrometheusApi) -> list[Endpoint]:
     """What is asked most, and needs nothing of a hub but its samples."""
     asked = (("query", api.query), ("query_range", api.query_range))
-    return [replace(_endpoint(BOTH, path, answer), gives=prometheus_words.Queried) for path, answer in asked]
+    return [replace(_endpoint(BOTH, path, answer), gives=prometheus_params.QueryData) for path, answer in asked]
 
 
-def endpoints(api: PrometheusApi, pages: status.StatusPages, doors: exchange.Exchange) -> list[Endpoint]:
+def endpoints(api: PrometheusApi, pages: status.StatusPages, doors: exchange.SampleExchange) -> list[Endpoint]:
     get = ("GET",)
     table = [
-        *questions(api),
+        *query_endpoints(api),
         _endpoint(BOTH, "query_exemplars", api.exemplars),
         _endpoint(BOTH, "format_query", api.format_query),
         _endpoint(BOTH, "parse_query", api.parse_query),
@@ -170,22 +177,24 @@ def endpoints(api: PrometheusApi, pages: status.StatusPages, doors: exchange.Exc
         _endpoint(get, "metadata", api.metadata),
         *(_endpoint(get, path, _shown(page)) for path, page in pages.table()),
     ]
-    said, asks = prometheus_words.FEDERATE, (prometheus_words.MATCH,)
+    said, asks = prometheus_params.FEDERATE, (prometheus_params.MATCH,)
     federate = _answering(doors.federate)
-    table.append(Endpoint(get, "/federate", Role.VIEWER, federate, words=said, asks=asks, media="text/plain"))
-    write, said = PROMETHEUS_PREFIX + "write", prometheus_words.WRITE
-    table.append(Endpoint(("POST",), write, Role.AGENT, doors.write, changes=True, words=said, media="text/plain"))
+    table.append(Endpoint(get, "/federate", Role.VIEWER, federate, summary=said, params=asks, media_type="text/plain"))
+    write, said = PROMETHEUS_PREFIX + "write", prometheus_params.WRITE
+    table.append(
+        Endpoint(("POST",), write, Role.AGENT, doors.write, changes=True, summary=said, media_type="text/plain")
+    )
     return table
 
 
 def _endpoint(ways: tuple[str, ...], path: str, method: Callable[..., Any]) -> Endpoint:
-    words, asks = prometheus_words.WORDS[path]
-    return Endpoint(ways, PROMETHEUS_PREFIX + path, Role.VIEWER, _answering(method), words=words, asks=asks)
+    words, asks = prometheus_params.WORDS[path]
+    return Endpoint(ways, PROMETHEUS_PREFIX + path, Role.VIEWER, _answering(method), summary=words, params=asks)
 
 
 def _shown(page: Callable[[Form], Any]) -> Callable[[Form], Any]:
     async def answer(asked: Form) -> Response:
-        return success(page(asked))
+        return success_response(page(asked))
 
     return answer
 
@@ -198,7 +207,7 @@ async def read_form(request: Request) -> Form:
     return Form(pairs, accept=request.headers.get("accept", ""))
 
 
-def _answering(method: Callable[..., Any]) -> Answer:
+def _answering(method: Callable[..., Any]) -> RequestHandler:
     async def answer(request: Request) -> Response:
         """Errors become Prometheus' error types: what was asked wrongly, what failed while it ran, what is away."""
         try:
@@ -246,7 +255,7 @@ def _read_times(asked: Form, start_ms: int, end_ms: int) -> tuple[int, int]:
     return start, end
 
 
-async def _write(answer: engine.Answer, at_ms: int | None, manner: _Manner) -> Response:
+async def _write(answer: engine.QueryResult, at_ms: int | None, manner: _Manner) -> Response:
     """Rendering a large answer takes longer than asking for it, so it leaves the event loop as well."""
 
     def render() -> Response:
@@ -257,18 +266,18 @@ async def _write(answer: engine.Answer, at_ms: int | None, manner: _Manner) -> R
         if manner.with_stats:
             seconds = manner.took_seconds
             content["stats"] = {"timings": {"evalTotalTime": seconds, "execTotalTime": seconds}}
-        return success(content, warnings, answer.infos)
+        return success_response(content, warnings, answer.infos)
 
     return await asyncio.to_thread(render) if answer.frame.values.size > 10_000 else render()
 
 
-def success(content: Any, warnings: Sequence[str] = (), infos: Sequence[str] = ()) -> Response:
+def success_response(content: Any, warnings: Sequence[str] = (), infos: Sequence[str] = ()) -> Response:
     said = {"warnings": list(warnings), "infos": list(infos)}
-    return json_answer({"status": "success", "data": content} | {key: lines for key, lines in said.items() if lines})
+    return json_response({"status": "success", "data": content} | {key: lines for key, lines in said.items() if lines})
 
 
-def limited(items: list[Any], asked: Form) -> Response:
+def limited_response(items: list[Any], asked: Form) -> Response:
     most = asked.limit()
     if most is None or len(items) <= most:
-        return success(items)
-    return success(items[:most], [TRUNCATED])
+        return success_response(items)
+    return success_response(items[:most], [TRUNCATED])

@@ -21,7 +21,7 @@ from watchkeeper.query import engine
 from watchkeeper.query.promql import ast, printer
 from watchkeeper.query.remote import remote_write
 from watchkeeper.store import interfaces
-from watchkeeper.web.answers import check_node, read_body
+from watchkeeper.web.endpoint import check_node, read_body
 from watchkeeper.web.prometheus import federation
 from watchkeeper.web.prometheus.prometheus_form import BadParameter, Form, matchers
 
@@ -31,7 +31,7 @@ RETRY_AFTER_SECONDS = 2
 Matchers = tuple[engine.Matcher, ...]
 
 
-class Exchange:
+class SampleExchange:
     def __init__(self, runtime: Runtime, queries: Queries) -> None:
         self._runtime, self._queries = runtime, queries
         self._writes = 0
@@ -45,8 +45,8 @@ class Exchange:
             raise BadParameter("no match[] parameter provided")
         at_ms = clock.to_ms(self._runtime.clock.now())
         found = await asyncio.to_thread(self._newest, selectors, at_ms)
-        chosen = federation.form_for(asked.accept)
-        return Response(await asyncio.to_thread(federation.write, found, chosen), media_type=chosen.media_type)
+        chosen = federation.choose_form(asked.accept)
+        return Response(await asyncio.to_thread(federation.write_page, found, chosen), media_type=chosen.media_type)
 
     def _newest(self, selectors: list[Matchers], at_ms: int) -> list[interfaces.AnySample]:
         """The newest sample of each series; an engine elsewhere tells the value but not its time."""
@@ -54,7 +54,7 @@ class Exchange:
         found: dict[object, interfaces.AnySample] = {}
         for each in selectors:
             if local is not None:
-                found |= {sample.labels: sample for sample in local.newest(each, at_ms)}
+                found |= {sample.labels: sample for sample in local.latest_samples(each, at_ms)}
                 continue
             expr = printer.to_text(ast.Selector(None, each))
             answer = self._queries.engine.instant(expr, at_ms)
@@ -66,7 +66,7 @@ class Exchange:
     def _keep(self, body: bytes, now_ms: int) -> interfaces.Appended:
         """Append a body and wait for the disk: what is acknowledged must outlive us. StoreError if the disk refuses."""
         appender = self._queries.engine.appender
-        taken = remote_write.receive(body, appender, now_ms=now_ms)
+        taken = remote_write.append_request(body, appender, now_ms=now_ms)
         appender.sync()
         return taken
 
@@ -74,7 +74,9 @@ class Exchange:
         """Remote write 1.0. A 4xx tells the sender to go on without these samples, a 5xx or 429 to send them again."""
         # Samples of a sender may be about any node, so a token that is bound to some cannot send them.
         check_node(request.state.caller, None)
-        refused = remote_write.refusal(request.headers.get("content-type"), request.headers.get("content-encoding"))
+        refused = remote_write.unsupported_reason(
+            request.headers.get("content-type"), request.headers.get("content-encoding")
+        )
         if refused is not None:
             return PlainTextResponse(refused, status_code=415)
         if self._writes >= WRITES_IN_FLIGHT:
@@ -94,5 +96,5 @@ class Exchange:
             self._writes -= 1
         for reason, count in taken.dropped.items():
             self._left_out.add(count, reason=reason)
-        status, words = remote_write.reply(taken)
+        status, words = remote_write.response_for(taken)
         return PlainTextResponse(words, status_code=status) if words else Response(status_code=status)

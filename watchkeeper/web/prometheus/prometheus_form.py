@@ -132,7 +132,7 @@ def read_duration(name: str, text: str | None) -> int:
         ) from error
 
 
-def read_span(start: str | None, end: str | None, step: str | None) -> engine.Span:
+def read_span(start: str | None, end: str | None, step: str | None) -> engine.QueryRange:
     start_ms, end_ms = read_time("start", start), read_time("end", end)
     if end_ms < start_ms:
         raise BadParameter('invalid parameter "end": end timestamp must not be before start time')
@@ -148,7 +148,7 @@ def read_span(start: str | None, end: str | None, step: str | None) -> engine.Sp
             f"exceeded maximum resolution of {POINT_LIMIT:,} points per timeseries ({points:,} asked). "
             "Try decreasing the query resolution (?step=XX)"
         )
-    return engine.Span(start_ms, end_ms, step_ms)
+    return engine.QueryRange(start_ms, end_ms, step_ms)
 
 
 def parse(name: str, text: str) -> ast.Expr:
@@ -258,14 +258,14 @@ def write_time(at_ms: int) -> float | int:
     return at_ms // 1000 if at_ms % 1000 == 0 else at_ms / 1000
 
 
-def first_series(answer: engine.Answer, limit: int) -> engine.Answer:
+def first_series(answer: engine.QueryResult, limit: int) -> engine.QueryResult:
     """The answer with at most so many series; the same object where it has no more."""
     frame = answer.frame
     has_points = frame.present.any(axis=1)
     if frame.histograms is not None:
         has_points |= np.not_equal(frame.histograms, np.array(None)).any(axis=1)
     rows = np.flatnonzero(has_points).tolist()
-    if answer.kind not in (engine.Kind.VECTOR, engine.Kind.MATRIX) or len(rows) <= limit:
+    if answer.kind not in (engine.ResultType.VECTOR, engine.ResultType.MATRIX) or len(rows) <= limit:
         return answer
     kept = rows[:limit]
     cells = None if frame.histograms is None else frame.histograms[kept]
@@ -274,15 +274,15 @@ def first_series(answer: engine.Answer, limit: int) -> engine.Answer:
     return replace(answer, frame=shown)
 
 
-def write_answer(answer: engine.Answer, at_ms: int | None) -> dict[str, Any]:
+def write_answer(answer: engine.QueryResult, at_ms: int | None) -> dict[str, Any]:
     """Prometheus' `data` object of an instant query (`at_ms` is its time) or a range query (None)."""
     kind, rows = answer.kind, answer.frame.rows()
-    if kind is engine.Kind.STRING:
+    if kind is engine.ResultType.STRING:
         return {"resultType": kind.value, "result": [write_time(at_ms or 0), answer.text or ""]}
-    if kind is engine.Kind.SCALAR and at_ms is not None:
+    if kind is engine.ResultType.SCALAR and at_ms is not None:
         values = [write_value(float(values[-1])) for _, _, values in rows]
         return {"resultType": kind.value, "result": [write_time(at_ms), values[0] if values else "NaN"]}
-    if kind is engine.Kind.VECTOR and at_ms is not None:
+    if kind is engine.ResultType.VECTOR and at_ms is not None:
         time = write_time(at_ms)
         found = list(_last_values(answer.frame))
         texts = write_values([value for _, value in found])
@@ -297,7 +297,7 @@ def write_answer(answer: engine.Answer, at_ms: int | None) -> dict[str, Any]:
                 if cells[-1] is not None
             ]
         return {"resultType": kind.value, "result": result}
-    return {"resultType": engine.Kind.MATRIX.value, "result": orjson.Fragment(_write_matrix(answer.frame))}
+    return {"resultType": engine.ResultType.MATRIX.value, "result": orjson.Fragment(_write_matrix(answer.frame))}
 
 
 def _write_matrix(frame: engine.Frame) -> bytes:

@@ -34,7 +34,9 @@ RULE_TYPES = {"": "", "alert": "alerting", "record": "recording"}
 class StatusPages:
     """One method per page; each takes the form and returns `data`."""
 
-    def __init__(self, runtime: Runtime, queries: Queries, *, rules: services.Rules, targets: services.Targets) -> None:
+    def __init__(
+        self, runtime: Runtime, queries: Queries, *, rules: services.RulesProtocol, targets: services.TargetsProtocol
+    ) -> None:
         self._runtime, self._queries, self._rules = runtime, queries, rules
         self._targets = targets
         self._started_at = runtime.clock.now()
@@ -254,7 +256,7 @@ def target(state: scrape.TargetState) -> dict[str, Any]:
     }
 
 
-def group(found: rulefile.Group, states: evaluate.State, *, default_seconds: float) -> dict[str, Any]:
+def group(found: rulefile.RuleGroup, states: evaluate.RuleStates, *, default_seconds: float) -> dict[str, Any]:
     known = [(each, states.get(evaluate.rule_key(found, each), evaluate.RuleState())) for each in found.rules]
     times = [state.evaluated_at for _, state in known if state.evaluated_at is not None]
     return {

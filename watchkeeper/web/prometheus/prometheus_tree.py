@@ -37,7 +37,7 @@ def tree(expr: ast.Expr) -> dict[str, Any]:
         case ast.Subquery():
             step = {"range": expr.range_ms, "step": expr.step_ms or 0}
             return {"type": "subquery", "expr": tree(expr.expr), **step, **_moved(expr)}
-        case ast.Call():
+        case ast.FunctionCall():
             return {"type": "call", "func": _function(expr.function), "args": [tree(each) for each in expr.args]}
         case ast.Aggregate():
             return _aggregate(expr)

@@ -22,8 +22,8 @@ from watchkeeper.model.labels import METRIC_NAME
 from watchkeeper.query import engine
 from watchkeeper.query.promql import ast, printer
 from watchkeeper.store import recording
-from watchkeeper.web.answers import Asked, Endpoint
 from watchkeeper.web.auth.auth import Role
+from watchkeeper.web.endpoint import Endpoint, QueryParam
 from watchkeeper.web.prometheus import prometheus_form as form
 
 # Each reads the whole window; two people may do so at a time.
@@ -39,8 +39,8 @@ class RecordingApi:
         runtime: Runtime,
         queries: Queries,
         *,
-        journal: services.Journal,
-        fleet: services.FleetView,
+        journal: services.JournalProtocol,
+        fleet: services.FleetProtocol,
     ) -> None:
         self._runtime, self._queries, self._journal = runtime, queries, journal
         self._fleet = fleet
@@ -73,13 +73,13 @@ class RecordingApi:
 
     def _pieces(self, from_ms: int, to_ms: int, selectors: Sequence[Matchers]) -> Iterator[bytes]:
         head = recording.Header(from_ms, to_ms, self._runtime.settings.fleet.cluster, self._runtime.version)
-        writer = recording.Writer(head)
+        writer = recording.RecordingWriter(head)
         for node in self._fleet.nodes():
             yield writer.add("node", node)
         cluster_of = {node.name: node.cluster for node in self._fleet.nodes()}
         for seen in self._fleet.gpus():
             cluster = cluster_of.get(seen.node, head.cluster)
-            yield writer.add("gpu", recording.Seen(cluster, seen.node, seen.gpu, seen.gone_since_ms is not None))
+            yield writer.add("gpu", recording.RecordedGpu(cluster, seen.node, seen.gpu, seen.gone_since_ms is not None))
         yield from self._series(writer, head, selectors)
         since, until = clock.from_ms(from_ms), clock.from_ms(to_ms)
         for event in self._journal.events_between(since, until):
@@ -89,15 +89,15 @@ class RecordingApi:
         yield writer.end()
 
     def _series(
-        self, writer: recording.Writer, head: recording.Header, selectors: Sequence[Matchers]
+        self, writer: recording.RecordingWriter, head: recording.Header, selectors: Sequence[Matchers]
     ) -> Iterator[bytes]:
         """Metric by metric; a series that two selectors mean is written once."""
         on, known = self._queries.engine, self._queries.engine.metadata()
         names = on.label_values(METRIC_NAME, selectors, start_ms=head.from_ms, end_ms=head.to_ms)
-        read = _from_afar(on) if on.local is None else on.local.raw
+        read = _from_afar(on) if on.local is None else on.local.raw_samples
         for name in names:
             if name in known:
-                yield writer.add("metric", recording.Metric(name, *known[name]))
+                yield writer.add("metric", recording.RecordedMetric(name, *known[name]))
             done: set[object] = set()
             for selector in selectors:
                 this = engine.Matcher(METRIC_NAME, engine.MatchOp.EQUAL, name)
@@ -106,13 +106,13 @@ class RecordingApi:
                         done.add(labels)
                         yield writer.add_series(labels, times, values)
 
-    def _stories(self, since: datetime, until: datetime) -> Iterator[recording.Story]:
+    def _stories(self, since: datetime, until: datetime) -> Iterator[recording.RecordedIncident]:
         journal = self._journal
         for incident in journal.incidents(open_only=False, limit=MOST_INCIDENTS):
             if incident.opened_at > until or (incident.resolved_at is not None and incident.resolved_at < since):
                 continue
-            lines = tuple(recording.Happened(e.at, e.actor, e.kind, e.body) for e in journal.timeline(incident.id))
-            yield recording.Story(incident, journal.diagnosis(incident.id), journal.plan(incident.id), lines)
+            lines = tuple(recording.RecordedEntry(e.at, e.actor, e.kind, e.body) for e in journal.timeline(incident.id))
+            yield recording.RecordedIncident(incident, journal.diagnosis(incident.id), journal.plan(incident.id), lines)
 
 
 async def _with(first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:
@@ -143,12 +143,14 @@ def _from_afar(on: engine.Engine) -> Callable[[Matchers, int, int], Iterator[Any
 
 def endpoints(api: RecordingApi) -> list[Endpoint]:
     asks = (
-        Asked("from", "RFC 3339 or seconds since 1970", is_required=True),
-        Asked("to", "RFC 3339 or seconds since 1970", is_required=True),
-        Asked("match[]", "only series that a selector means", list[str]),
+        QueryParam("from", "RFC 3339 or seconds since 1970", is_required=True),
+        QueryParam("to", "RFC 3339 or seconds since 1970", is_required=True),
+        QueryParam("match[]", "only series that a selector means", list[str]),
     )
     words = "Samples, events and incidents of a time window as one file; see howto/history.md"
     record = api.record
     return [
-        Endpoint(("GET",), "/api/recording", Role.VIEWER, record, words=words, asks=asks, media="application/gzip"),
+        Endpoint(
+            ("GET",), "/api/recording", Role.VIEWER, record, summary=words, params=asks, media_type="application/gzip"
+        ),
     ]

@@ -23,10 +23,10 @@ from watchkeeper.hub.samples import Queries
 from watchkeeper.kit import clock, durations
 from watchkeeper.model import alerts
 from watchkeeper.rules import evaluate, replay, rulefile
-from watchkeeper.web.answers import Endpoint, read_object
 from watchkeeper.web.auth.auth import Role
+from watchkeeper.web.endpoint import Endpoint, read_json_object
 from watchkeeper.web.prometheus import prometheus_form as form
-from watchkeeper.web.shedding import Places
+from watchkeeper.web.shedding import ConcurrencyLimit
 
 BODY_BYTES = 256 * 1024
 MOST_ALERTS = 200
@@ -37,7 +37,7 @@ LONGEST_SECONDS, MOST_STEPS = 7 * 86_400.0, 11_000
 
 
 @dataclass(frozen=True, slots=True)
-class RuleLine:
+class ListedRule:
     name: str
     group: str
     file: str
@@ -57,7 +57,7 @@ class RuleLine:
 
 
 @dataclass(frozen=True, slots=True)
-class AlertLine:
+class ListedAlert:
     name: str
     labels: Mapping[str, str]
     state: alerts.AlertState
@@ -68,10 +68,10 @@ class AlertLine:
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class RuleList:
     now: datetime
-    rules: list[RuleLine]
-    alerts: list[AlertLine]
+    rules: list[ListedRule]
+    alerts: list[ListedAlert]
     alerts_total: int
 
 
@@ -87,14 +87,14 @@ class RuleReplay:
 
 
 class RulesApi:
-    def __init__(self, runtime: Runtime, queries: Queries, *, rules: services.Rules) -> None:
+    def __init__(self, runtime: Runtime, queries: Queries, *, rules: services.RulesProtocol) -> None:
         self._runtime, self._queries, self._rules = runtime, queries, rules
-        self._busy, self._places = asyncio.Lock(), Places("replays of rules")
+        self._busy, self._places = asyncio.Lock(), ConcurrencyLimit("replays of rules")
 
-    async def rules(self, _: Request) -> Rules:
+    async def rules(self, _: Request) -> RuleList:
         return await asyncio.to_thread(self._listed)
 
-    def _listed(self) -> Rules:
+    def _listed(self) -> RuleList:
         shown = [
             rule_line(group, rule, states.get(evaluate.rule_key(group, rule), evaluate.RuleState()))
             for group, states in self._rules.groups()
@@ -105,19 +105,19 @@ class RulesApi:
             one for one in self._rules.alerts() if one.state in (alerts.AlertState.PENDING, alerts.AlertState.FIRING)
         ]
         active.sort(key=lambda one: (one.state is not alerts.AlertState.FIRING, one.active_at))
-        return Rules(self._runtime.clock.now(), shown, [_alert(one) for one in active[:MOST_ALERTS]], len(active))
+        return RuleList(self._runtime.clock.now(), shown, [_alert(one) for one in active[:MOST_ALERTS]], len(active))
 
     async def replay(self, request: Request) -> RuleReplay:
         with self._places:
             return await self._replay(request)
 
     async def _replay(self, request: Request) -> RuleReplay:
-        body = await read_object(request, BODY_BYTES)
+        body = await read_json_object(request, BODY_BYTES)
         window = _window(body, self._runtime.clock.now())
         # A file of 256 KiB takes seconds to read.
         rule_set = await asyncio.to_thread(_rule_set, body)
         async with self._busy:
-            found = await asyncio.to_thread(replay.run, rule_set, self._queries.engine, window, appender=None)
+            found = await asyncio.to_thread(replay.replay, rule_set, self._queries.engine, window, appender=None)
         fired = found.fired
         waited = [one for one in found.episodes if one.fired_at is None]
         return RuleReplay(
@@ -131,9 +131,9 @@ class RulesApi:
         )
 
 
-def rule_line(group: rulefile.Group, rule: rulefile.AlertingRule, state: evaluate.RuleState) -> RuleLine:
+def rule_line(group: rulefile.RuleGroup, rule: rulefile.AlertingRule, state: evaluate.RuleState) -> ListedRule:
     states = [one.state for one in state.alerts.values()]
-    return RuleLine(
+    return ListedRule(
         name=rule.name,
         group=group.name,
         file=rule.path.rsplit("/", 1)[-1],
@@ -158,8 +158,8 @@ def template_text(found: rulefile.Templates, name: str) -> str:
     return "" if template is None else template.text
 
 
-def _alert(one: alerts.Alert) -> AlertLine:
-    return AlertLine(
+def _alert(one: alerts.Alert) -> ListedAlert:
+    return ListedAlert(
         name=one.name,
         labels=dict(one.labels.without("alertname")),
         state=one.state,
@@ -189,7 +189,7 @@ def _rule_set(body: dict[str, Any]) -> rulefile.RuleSet:
     if not isinstance(text, str):
         raise HTTPException(400, "`rules` must be the text of a rule file")
     try:
-        found = rulefile.read({"rules": text})
+        found = rulefile.read_rules({"rules": text})
     except rulefile.RuleFileProblems as error:
         raise HTTPException(400, str(error)) from error
     if not 1 <= len(found.rules) <= MOST_RULES:
@@ -197,7 +197,7 @@ def _rule_set(body: dict[str, Any]) -> rulefile.RuleSet:
     return found
 
 
-def _window(body: dict[str, Any], now: datetime) -> replay.Window:
+def _window(body: dict[str, Any], now: datetime) -> replay.ReplayWindow:
     try:
         until = clock.to_ms(now) if body.get("to") is None else form.read_time("to", str(body["to"]))
         since = until - 21_600_000 if body.get("from") is None else form.read_time("from", str(body["from"]))
@@ -213,7 +213,7 @@ def _window(body: dict[str, Any], now: datetime) -> replay.Window:
         raise HTTPException(
             400, f"{seconds / max(step, 1e-3):,.0f} steps; the most is {MOST_STEPS:,}. Take {least} or longer"
         )
-    return replay.Window(since, until, step)
+    return replay.ReplayWindow(since, until, step)
 
 
 def endpoints(api: RulesApi) -> list[Endpoint]:
@@ -223,8 +223,8 @@ def endpoints(api: RulesApi) -> list[Endpoint]:
             "/api/rules",
             Role.VIEWER,
             api.rules,
-            words="Alerting rules with their state and health, and the alerts that are pending or fire",
-            gives=Rules,
+            summary="Alerting rules with their state and health, and the alerts that are pending or fire",
+            gives=RuleList,
         ),
         Endpoint(
             ("POST",),
@@ -232,7 +232,7 @@ def endpoints(api: RulesApi) -> list[Endpoint]:
             Role.VIEWER,
             api.replay,
             changes=True,
-            words="What a rule would have fired over the samples that are kept; nothing is written and nobody is told",
+            summary="When a rule would have fired over the stored samples; writes nothing and sends no notifications",
             body={"expr": str, "for": str, "name": str, "rules": str, "from": str, "to": str, "interval": str},
             gives=RuleReplay,
         ),

@@ -20,30 +20,32 @@ from watchkeeper.kit import clock, durations, wire
 from watchkeeper.model.incidents import Incident
 from watchkeeper.rules import budgets, reload
 from watchkeeper.web import shapes
-from watchkeeper.web.answers import Endpoint, json_answer, ok
 from watchkeeper.web.auth.auth import Role
+from watchkeeper.web.endpoint import Endpoint, json_response, ok_response
 
 
 @dataclass(frozen=True, slots=True)
-class Slos:
+class SloList:
     now: datetime
-    slos: list[shapes.ShownBudget]
+    slos: list[shapes.SloStatus]
 
 
 class SloApi:
-    def __init__(self, runtime: Runtime, queries: Queries, *, journal: services.Journal, rules: services.Rules) -> None:
+    def __init__(
+        self, runtime: Runtime, queries: Queries, *, journal: services.JournalProtocol, rules: services.RulesProtocol
+    ) -> None:
         self._runtime, self._queries, self._journal = runtime, queries, journal
         self._rules = rules
 
     async def slos(self, _: Request) -> Response:
         """Every objective as it is now; a number without samples is null."""
         now = self._runtime.clock.now()
-        answer = await self._queries.instant(budgets.RECORDED, clock.to_ms(now))
-        found = budgets.budgets(self._rules.slos, answer.latest(), self._rules.alerts())
+        answer = await self._queries.instant(budgets.RECORDED_SERIES, clock.to_ms(now))
+        found = budgets.list_budgets(self._rules.slos, answer.latest(), self._rules.alerts())
         open_now = await self._journal.read(self._journal.incidents)
-        return ok(now=now, slos=[self._plain(budget, open_now) for budget in found])
+        return ok_response(now=now, slos=[self._plain(budget, open_now) for budget in found])
 
-    def _plain(self, budget: budgets.Budget, open_now: list[Incident]) -> dict[str, Any]:
+    def _plain(self, budget: budgets.ErrorBudget, open_now: list[Incident]) -> dict[str, Any]:
         refs = {str(labels) for labels in budget.alerts}
         told = [one.id for one in open_now if any(member.ref in refs for member in one.members)]
         return {**wire.to_plain(budget), "covered": self._covered(budget.window), "incidents": told}
@@ -58,16 +60,16 @@ class SloApi:
     async def reload(self, _: Request) -> Response:
         found = await self._rules.reload()
         if found.is_successful:
-            return ok(**outcome(found))
+            return ok_response(**reload_outcome(found))
         count = len(found.problems)
         problem = (
             f"{count} problem{'s' * (count > 1)} in the rule files; the {found.rules} rules of before stay in force"
         )
-        content = {"ok": False, "error": problem, "errors": found.problems, "status": 422, **outcome(found)}
-        return json_answer(content, status=422)
+        content = {"ok": False, "error": problem, "errors": found.problems, "status": 422, **reload_outcome(found)}
+        return json_response(content, status=422)
 
 
-def outcome(found: reload.Reload) -> dict[str, Any]:
+def reload_outcome(found: reload.Reload) -> dict[str, Any]:
     """The last reading of the rule files as /api/status and /-/reload show it."""
     return {**wire.to_plain(found), "is_successful": found.is_successful}
 
@@ -79,8 +81,8 @@ def endpoints(api: SloApi) -> list[Endpoint]:
             "/api/slos",
             Role.VIEWER,
             api.slos,
-            words="What is left of each error budget, and how fast it burns",
-            gives=Slos,
+            summary="What is left of each error budget, and how fast it burns",
+            gives=SloList,
         ),
         Endpoint(
             ("POST",),
@@ -88,7 +90,7 @@ def endpoints(api: SloApi) -> list[Endpoint]:
             Role.ADMIN,
             api.reload,
             changes=True,
-            words="Read the rule files again; 422 with every problem if they cannot be used",
-            gives=shapes.Outcome,
+            summary="Read the rule files again; 422 with every problem if they cannot be used",
+            gives=shapes.ReloadOutcome,
         ),
     ]

@@ -1,0 +1,61 @@
+"""What people say about causes: kept over a restart, first answer of its incident, shown at others, counted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.diagnose.stories import NOON
+from tests.support.hub_stories import Line, gpu, later, xid
+from watchkeeper.diagnose.corrections import Correction, Corrections, measure_accuracy
+
+
+def told(incident: str, cause: str, *, was: str = "gpu_fell_off_bus") -> Correction:
+    return Correction(incident, NOON, "ada", was, cause, "riser was loose", "main/node=n1")
+
+
+def test_a_corrected_cause_is_the_first_answer_also_after_a_restart(tmp_path: Path) -> None:
+    line = Line(tmp_path)
+    line.pipeline.ingest_events([xid(79, gpu(0), 0)], later(0))
+    (incident,) = line.pipeline.incidents.open_incidents()
+    line.pipeline.diagnose(incident, later(1))
+    said = line.pipeline.correct("INC-1", "ada", cause="pcie_degraded", why="riser was loose", now=later(2))
+    assert (said.was, said.is_confirmation) == ("gpu_fell_off_bus", False)
+    line.restart(10)
+    line.pipeline.diagnose(line.pipeline.incidents.open_incidents()[0], later(11))
+    found = line.journal.diagnosis("INC-1")
+    assert found is not None
+    assert [(one.cause, one.confidence) for one in found.findings] == [
+        ("pcie_degraded", 1.0),
+        ("gpu_fell_off_bus", 0.97),
+    ]
+    assert found.findings[0].evidence[0].text == "pcie_degraded, not gpu_fell_off_bus: riser was loose"
+    assert "cause" in [entry.kind for entry in line.journal.timeline("INC-1")]
+    line.journal.close()
+
+
+def test_the_next_incident_that_looks_the_same_is_told_what_it_was(tmp_path: Path) -> None:
+    line = Line(tmp_path)
+    line.pipeline.ingest_events([xid(79, gpu(0), 0), xid(79, gpu(1), 0)], later(0))
+    first, second = line.pipeline.incidents.open_incidents()
+    for incident in (first, second):
+        line.pipeline.diagnose(incident, later(1))
+    line.pipeline.correct(first.id, "ada", cause="pcie_degraded", why="riser was loose", now=later(2))
+    line.pipeline.diagnose(second, later(3))
+    found = line.journal.diagnosis(second.id)
+    assert found is not None
+    assert "people: INC-1 looked like this and was pcie_degraded (ada: riser was loose)" in found.looked_at
+    assert found.findings[0].cause == "gpu_fell_off_bus"
+    line.journal.close()
+
+
+def test_the_newest_word_about_an_incident_counts_and_ours_stays_the_first() -> None:
+    lessons = Corrections([told("INC-1", "pcie_degraded"), told("INC-1", "gpu_missing")])
+    assert [one.cause for one in lessons.all()] == ["gpu_missing"]
+
+
+def test_accuracy_is_known_only_where_somebody_judged() -> None:
+    said = [told("INC-1", "gpu_fell_off_bus"), told("INC-2", "pcie_degraded"), told("INC-3", "gpu_fell_off_bus")]
+    first, second = measure_accuracy({"gpu_fell_off_bus": 5, "cuda_oom": 2}, said)
+    assert (first.cause, first.judged, first.right, first.instead) == ("gpu_fell_off_bus", 3, 2, ("pcie_degraded",))
+    assert first.right_share == 2 / 3
+    assert (second.cause, second.diagnosed, second.right_share) == ("cuda_oom", 2, None)

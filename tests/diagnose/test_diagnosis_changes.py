@@ -1,0 +1,48 @@
+"""What makes a diagnosis worth a new entry; journals of before `alike` say in words which incidents looked the same."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+
+from watchkeeper.diagnose import diagnosis_changes
+from watchkeeper.model import diagnosis, fleet
+
+NOON = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
+GPU = fleet.Place("main", node="n1", gpu="GPU-1")
+FINDING = diagnosis.Finding("gpu_fell_off_bus", 0.97, GPU, "GPU 1 on n1 fell off the bus", "", ())
+BEFORE = diagnosis.Diagnosis("INC-2", NOON, (FINDING,), ("kernel log",))
+ALIKE = diagnosis.SimilarIncident("INC-1", "pcie_degraded", "ada", "riser: was (loose)")
+WORDS = "people: INC-1 looked like this and was pcie_degraded (ada: riser: was (loose))"
+
+
+@pytest.mark.parametrize(
+    ("found", "is_new"),
+    [
+        (replace(BEFORE, at=NOON.replace(hour=13), looked_at=("kernel log", "power")), False),
+        (replace(BEFORE, findings=(replace(FINDING, confidence=0.98, why="in other words"),)), False),
+        (replace(BEFORE, findings=(replace(FINDING, confidence=0.5),)), True),
+        (replace(BEFORE, findings=(replace(FINDING, cause="gpu_missing"),)), True),
+        (replace(BEFORE, findings=(replace(FINDING, evidence=(diagnosis.Evidence("kernel", "Xid 79"),)),)), True),
+        (replace(BEFORE, looked_at=("kernel log", WORDS), alike=(ALIKE,)), True),
+    ],
+)
+def test_other_causes_evidence_sureness_or_corrections_are_news(found: diagnosis.Diagnosis, is_new: bool) -> None:
+    assert diagnosis_changes.has_changed(found, BEFORE) is is_new
+
+
+def test_the_first_diagnosis_is_news_and_a_gpu_that_has_its_number_at_last() -> None:
+    by_uuid = replace(BEFORE, findings=(replace(FINDING, title="GPU-1 on n1 fell off the bus"),))
+    assert diagnosis_changes.has_changed(BEFORE, None)
+    assert (diagnosis_changes.has_changed(BEFORE, by_uuid), diagnosis_changes.has_changed(by_uuid, BEFORE)) == (
+        True,
+        False,
+    )
+
+
+def test_a_diagnosis_of_a_journal_without_the_field_is_understood_by_its_words() -> None:
+    old = replace(BEFORE, looked_at=("kernel log", WORDS))
+    assert diagnosis_changes.similar_incidents(old) == (ALIKE,)
+    assert not diagnosis_changes.has_changed(replace(old, alike=(ALIKE,)), old)

@@ -1,0 +1,335 @@
+"""Who is told what and when: once, again later, the next one when nobody acknowledges, and when it is over."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from tests.notify.mail import HOOK, LEAD, ROUTE, Mail
+from tests.properties import examples
+from tests.support.incident_stories import Room, alert, gpu, later, node, xid
+from watchkeeper.model import notices, silences
+from watchkeeper.model.notices import NoticeState, Occasion
+from watchkeeper.notify import decisions, routing, silence_store
+
+
+@pytest.fixture
+def mail(room: Room) -> Mail:
+    return Mail(room)
+
+
+def test_a_receiver_is_told_once_after_the_wait(mail: Mail) -> None:
+    mail.room.push(xid(79, gpu(3), 0))
+    assert mail.told(5) == []
+    assert mail.told(10) == [("INC-1", "opened")]
+    assert mail.told(11) == mail.told(600) == []
+
+
+def test_a_clock_that_was_put_back_before_anybody_was_told_keeps_no_message_back(mail: Mail) -> None:
+    mail.room.push(xid(79, gpu(3), 0), at=7200)
+    mail.look(7201)
+    assert mail.told(1) == [("INC-1", "opened")]
+
+
+def test_what_was_told_by_a_clock_that_was_put_back_is_told_once_more_and_escalated_from_there(mail: Mail) -> None:
+    mail.room.push(xid(79, gpu(3), 0), at=7200)
+    assert mail.told(7300) == [("INC-1", "opened")]
+    assert mail.told(60) == [("INC-1", "repeated")]
+    assert mail.told(61) == mail.told(950, "lead") == []
+    assert mail.told(960, "lead") == [("INC-1", "escalated")]
+    assert mail.told(3660) == [("INC-1", "repeated")]
+
+
+def test_a_pause_of_a_receiver_ends_when_the_clock_is_put_back(mail: Mail) -> None:
+    mail.room.push(xid(79, gpu(3), 0), at=7200)
+    refused = mail.take(7300)
+    assert refused is not None
+    mail.box.mark_failed(refused, "answered 500", later(7300))
+    assert mail.told(30) == [("INC-1", "opened")]
+
+
+def test_what_is_over_before_the_wait_is_told_to_nobody(mail: Mail) -> None:
+    slow = routing.Routing((HOOK,), (replace(ROUTE, wait="5m", escalate_after=None, escalate_to=()),))
+    mail.table, mail.box = slow, Mail(mail.room, slow).box
+    mail.room.hear(alert("agent_down", gpu(1), 0), alert("agent_down", gpu(1), 0, ends=20))
+    mail.look(1)
+    assert mail.told(100) == mail.told(400) == []
+    assert mail.room.journal.notices_of("INC-1")[0].answer == "over before anybody was told"
+
+
+def test_what_nobody_acknowledges_is_repeated_and_what_somebody_has_is_not(mail: Mail) -> None:
+    mail.room.push(xid(79, gpu(3), 0))
+    assert mail.told(10) == [("INC-1", "opened")]
+    assert mail.told(3610) == [("INC-1", "repeated")]
+    mail.room.incidents.acknowledge("INC-1", "ada", later(3700))
+    assert mail.told(8000) == mail.told(20_000) == []
+
+
+def test_when_nobody_acknowledges_the_next_one_is_told(mail: Mail) -> None:
+    mail.room.push(xid(79, gpu(3), 0))
+    mail.told(10)
+    assert mail.told(900, "lead") == []
+    assert mail.told(911, "lead") == [("INC-1", "escalated")]
+    assert mail.told(5000, "lead") == []
+
+
+def test_an_acknowledged_incident_is_not_escalated(mail: Mail) -> None:
+    mail.room.push(xid(79, gpu(3), 0))
+    mail.told(10)
+    mail.room.incidents.acknowledge("INC-1", "ada", later(20))
+    assert mail.told(2000, "lead") == []
+
+
+def test_a_receiver_that_is_down_escalates_too(mail: Mail) -> None:
+    mail.room.push(xid(79, gpu(3), 0))
+    batch = mail.take(10)
+    assert batch is not None
+    mail.box.mark_failed(batch, "answered 500", later(10))
+    assert mail.told(911, "lead") == [("INC-1", "escalated")]
+
+
+def test_those_who_were_told_hear_that_it_is_over(mail: Mail) -> None:
+    mail.room.hear(alert("agent_down", gpu(1), 0))
+    mail.told(10)
+    mail.room.hear(alert("agent_down", gpu(1), 0, ends=100))
+    assert mail.told(120) == []
+    assert mail.told(161) == [("INC-1", "resolved")]
+    assert mail.told(162) == []
+
+
+def test_a_worse_severity_is_told_at_once(mail: Mail) -> None:
+    mail.room.hear(alert("thermal_throttle", gpu(1), 0, severity="warning"))
+    mail.told(10)
+    mail.room.hear(alert("thermal_throttle", gpu(1), 20, severity="critical"))
+    assert mail.told(21) == [("INC-1", "worse")]
+
+
+def test_a_flapping_incident_is_told_once_and_over_once(mail: Mail) -> None:
+    said: list[tuple[str, str]] = []
+    for begin in range(0, 1500, 150):
+        mail.room.hear(alert("agent_down", gpu(1), begin))
+        said += mail.told(begin + 20)
+        mail.room.hear(alert("agent_down", gpu(1), begin, ends=begin + 30))
+        said += mail.told(begin + 100)
+        said += mail.told(begin + 140)
+    said += [entry for at in range(1500, 6000, 60) for entry in mail.told(at)]
+    assert said[0] == ("INC-1", "opened")
+    assert said[-1] == ("INC-1", "resolved")
+    assert len(said) <= 4, said
+
+
+def test_several_incidents_that_open_together_are_one_message(mail: Mail) -> None:
+    mail.room.push(xid(48, gpu(1), 0), xid(48, gpu(2), 1), xid(48, gpu(3), 2))
+    mail.look(3)
+    batch = mail.take(13)
+    assert batch is not None
+    assert [notice.incident for notice in batch.notices] == ["INC-1", "INC-2", "INC-3"]
+
+
+def test_no_more_messages_a_minute_than_a_receiver_takes(room: Room) -> None:
+    table = routing.Routing((replace(HOOK, per_minute=2),), (replace(ROUTE, escalate_after=None, escalate_to=()),))
+    mail = Mail(room, table)
+    sent = 0
+    for at in range(60):
+        room.push(xid(48, gpu(at, f"n{at}"), at))
+        sent += bool(mail.told(at))
+    assert sent == 2
+    assert len(mail.told(140)) == 50
+
+
+@pytest.mark.parametrize("is_ended", [False, True])
+def test_a_silence_holds_back_until_it_ends(mail: Mail, is_ended: bool) -> None:
+    wish = silence_store.SilenceRequest(
+        (silences.Matcher("node", "n1"),), "ada", "swapping a fan", later(0), later(600)
+    )
+    made = mail.silences.add(wish, later(0))
+    mail.room.push(xid(79, gpu(3), 1))
+    assert mail.told(100) == []
+    if is_ended:
+        mail.silences.end(made.id, "ada", later(100))
+        mail.look(101)
+        assert mail.told(112) == [("INC-1", "opened")]
+    else:
+        mail.look(601)
+        assert mail.told(612) == [("INC-1", "opened")]
+
+
+def test_after_a_silence_the_next_one_is_told_as_long_after_the_first_as_ever(mail: Mail) -> None:
+    quiet = silence_store.SilenceRequest((silences.parse_matcher('node="n1"'),), "ann", "work", later(0), later(600))
+    mail.silences.add(quiet, later(0))
+    mail.room.push(xid(79, gpu(3), 1))
+    assert mail.told(599) == []
+    assert mail.told(605) == [("INC-1", "opened")]
+    assert mail.told(605 + 890, "lead") == []
+    assert mail.told(605 + 901, "lead") == [("INC-1", "escalated")]
+
+
+def test_what_comes_back_while_its_end_waits_for_the_receiver_is_told_once_and_after_it(mail: Mail) -> None:
+    mail.room.hear(alert("agent_down", node(), 0))
+    assert mail.told(15) == [("INC-1", "opened")]
+    mail.room.hear(alert("agent_down", node(), 0, ends=60))
+    ended = mail.take(130)
+    assert ended is not None
+    mail.box.mark_failed(ended, "answered 503", later(130))
+    mail.room.hear(alert("agent_down", node(), 140))
+    told = [mail.told(at) for at in range(200, 400, 5)]
+    assert [one for one in told if one] == [[("INC-1", "resolved")], [("INC-1", "opened")]]
+
+
+def test_a_silence_of_another_node_holds_nothing_back(mail: Mail) -> None:
+    wish = silence_store.SilenceRequest(
+        (silences.Matcher("node", "n2.*", is_regex=True),), "ada", "why", later(0), later(600)
+    )
+    mail.silences.add(wish, later(0))
+    mail.room.push(xid(79, gpu(3), 1))
+    mail.look(2)
+    assert mail.told(12) == [("INC-1", "opened")]
+
+
+def test_a_restart_sends_nothing_twice_and_loses_nothing(mail: Mail) -> None:
+    mail.room.push(xid(79, gpu(3), 0), xid(48, gpu(1), 0))
+    mail.look(1)
+    mail.restart(5)
+    assert len(mail.told(12)) == 2
+    mail.restart(13)
+    assert mail.told(14) == mail.told(500) == []
+    mail.restart(3000)
+    assert mail.told(3612) == [("INC-1", "repeated"), ("INC-2", "repeated")]
+
+
+def test_a_message_that_was_under_way_in_a_crash_goes_out_again_under_its_id(mail: Mail) -> None:
+    mail.room.push(xid(79, gpu(3), 0))
+    before = mail.take(10)
+    mail.restart(20)
+    after = mail.take(21)
+    assert before is not None
+    assert after is not None
+    assert [notice.id for notice in after.notices] == [notice.id for notice in before.notices]
+
+
+def test_a_receiver_that_fails_for_a_day_gets_everything_in_the_end(mail: Mail) -> None:
+    mail.room.push(xid(79, gpu(3), 0))
+    at, tries = 10.0, 0
+    while at < 86_400:
+        batch = mail.take(at)
+        if batch is not None:
+            tries += 1
+            mail.box.mark_failed(batch, "answered 500", later(at))
+        at += 60
+    assert 100 < tries < 200
+    assert ("INC-1", "opened") in mail.told(at + 600)
+
+
+def test_what_will_never_be_taken_is_given_up_with_the_reason(mail: Mail) -> None:
+    mail.room.push(xid(79, gpu(3), 0))
+    batch = mail.take(10)
+    assert batch is not None
+    mail.box.mark_failed(batch, "answered 404", later(10), may_retry=False)
+    assert mail.room.journal.notices_of("INC-1")[0].state is NoticeState.GIVEN_UP
+    assert mail.told(700) == []
+    assert mail.told(3611) == [("INC-1", "repeated")]
+    assert "Not told hook (opened): answered 404" in [entry.text for entry in mail.room.journal.timeline("INC-1")]
+
+
+def test_an_incident_that_no_route_takes_is_counted(room: Room) -> None:
+    mail = Mail(room, routing.Routing((HOOK,), (routing.Route(("hook",), match=('severity="info"',)),)))
+    room.push(xid(79, gpu(3), 0))
+    mail.look(1)
+    assert mail.box.unrouted_count == 1
+
+
+@pytest.mark.parametrize("is_seen_resolved", [True, False])
+def test_the_end_is_told_also_when_the_hub_stood_still_until_the_incident_was_forgotten(
+    mail: Mail, is_seen_resolved: bool
+) -> None:
+    mail.room.hear(alert("agent_down", gpu(1), 0))
+    assert mail.told(10) == [("INC-1", "opened")]
+    mail.room.hear(alert("agent_down", gpu(1), 0, ends=100))
+    mail.room.tick(161)
+    mail.room.hear(alert("agent_down", gpu(1), 170))
+    mail.room.hear(alert("agent_down", gpu(1), 170, ends=180))
+    mail.room.tick(400)
+    if is_seen_resolved:
+        assert mail.told(401) == []
+    assert mail.told(4000) == [("INC-1", "resolved")]
+    mail.room.hear(alert("agent_down", gpu(1), 4010))
+    assert mail.told(4020) == [("INC-2", "opened")]
+
+
+def test_what_a_route_does_not_tell_the_end_of_is_not_kept_for_ever(room: Room) -> None:
+    mail = Mail(room, routing.Routing((HOOK, LEAD), (replace(ROUTE, tells_resolved=False),)))
+    room.hear(alert("agent_down", gpu(1), 0))
+    assert mail.told(10) == [("INC-1", "opened")]
+    room.hear(alert("agent_down", gpu(1), 0, ends=100))
+    assert mail.told(200) == mail.told(900) == mail.told(4000) == []
+    assert mail.box._unsettled == {}
+
+
+STEPS = st.sampled_from(["fault", "end", "acknowledge", "wait", "long wait", "fail", "restart"])
+
+
+@examples(60)
+@given(steps=st.lists(STEPS, max_size=25))
+@example(["fault", *["end"] * 4, "fault", "end", "long wait", "long wait", "fault", "fault"])
+def test_nobody_hears_the_same_notice_twice_whatever_happens(
+    tmp_path_factory: pytest.TempPathFactory, steps: Sequence[str]
+) -> None:
+    mail = Mail(Room(tmp_path_factory.mktemp("mail")))
+    heard: list[str] = []
+    at, is_firing = 0.0, False
+    for step in steps:
+        at += 3000 if step == "long wait" else 20
+        if step == "fault" and not is_firing:
+            mail.room.hear(alert("agent_down", gpu(1), at))
+            is_firing = True
+        elif step == "end" and is_firing:
+            mail.room.hear(alert("agent_down", gpu(1), at - 1, ends=at))
+            is_firing = False
+        elif step == "acknowledge" and any(one.state == "open" for one in mail.room.incidents.open_incidents()):
+            mail.room.incidents.acknowledge(mail.room.incidents.open_incidents()[0].id, "ada", later(at))
+        elif step == "restart":
+            mail.restart(at)
+        batch = mail.take(at)
+        if batch is not None and step == "fail":
+            mail.box.mark_failed(batch, "answered 500", later(at))
+        elif batch is not None:
+            heard += [notice.id for notice in batch.notices]
+            mail.box.mark_sent(batch, "200", later(at))
+    mail.room.journal.close()
+    assert len(heard) == len(set(heard))
+    _check_order(heard)
+
+
+def _check_order(heard: Sequence[str]) -> None:
+    """Opened before anything else, and nothing but another opening after resolved."""
+    occasions = [id.split("/")[2] for id in heard]
+    for before, after in zip([None, *occasions], occasions, strict=False):
+        assert (after == Occasion.OPENED) == (before in (None, Occasion.RESOLVED)), occasions
+
+
+def test_decide_is_quiet_about_a_resolved_incident_that_nobody_heard_of(room: Room) -> None:
+    (opened,) = room.push(xid(79, gpu(3), 0))
+    over = room.incidents.resolve(opened.id, "ada", why="fixed", now=later(5))
+    assert decisions.decide_notices(over, [], [ROUTE], is_silenced=False, now=later(6)) == []
+
+
+def test_a_notice_says_when_it_was_made(mail: Mail) -> None:
+    mail.room.push(xid(79, gpu(3), 0))
+    mail.look(1)
+    (notice,) = mail.room.journal.notices_of("INC-1")
+    assert notice == notices.Notice(
+        id="INC-1/hook/opened/1",
+        incident="INC-1",
+        receiver="hook",
+        occasion=Occasion.OPENED,
+        severity=notice.severity,
+        state=NoticeState.WAITING,
+        made_at=later(1),
+        due_at=later(0) + timedelta(seconds=10),
+        place="main/node=n1/gpu=GPU-n1-3",
+    )

@@ -1,0 +1,31 @@
+"""The fleet's room now, in GPUs: free, held, and free where no job of a size can use them.
+
+`capacity.standing` counts it, `client.typed` reads it back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeCapacity:
+    """Jobs of `gpus` GPUs, each on one node: how many could start now, and free GPUs that none of them can use."""
+
+    gpus: int
+    jobs: int
+    usable_gpus: int
+    stranded_gpus: int
+
+
+@dataclass(frozen=True, slots=True)
+class FleetCapacity:
+    """The fleet in GPUs; `stranded_share` is the part of the free GPUs that no job of 8 (or a node's size) can use."""
+
+    gpus: int
+    in_service_gpus: int
+    held_gpus: int
+    free_gpus: int
+    rooms: tuple[ShapeCapacity, ...]
+    stranded_share: float | None
+    out_of_service: tuple[tuple[str, int, str], ...]

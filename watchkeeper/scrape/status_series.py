@@ -1,0 +1,95 @@
+"""Series that stand for what is so: repeated each interval, ended with the stale marker when it is no longer so.
+
+The hub's own series are such: what nodes there are, who holds which GPU, how many events came, how the
+hub itself is doing. Each is a mapping of label sets to values, made anew every time; this remembers
+which were there before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from watchkeeper.kit import own_metrics, recency_cache
+from watchkeeper.model import events, fleet
+from watchkeeper.model.labels import METRIC_NAME, Labels
+from watchkeeper.model.samples import STALE, Sample
+
+WORKLOAD_INFO = "watchkeeper_gpu_workload_info"
+# An exporter's labels say who holds a GPU. DCGM has no GPU_UTIL of a MIG slice: there its memory carries them.
+MIG_MEMORY = 'DCGM_FI_DEV_FB_USED{GPU_I_ID!=""}'
+WORKLOAD_SOURCES = f"(DCGM_FI_DEV_GPU_UTIL or on (UUID, GPU_I_ID) {MIG_MEMORY})"
+HELD_LABELS = ("cluster", "Hostname", "UUID", "gpu", "GPU_I_ID", "GPU_I_PROFILE")
+EVENTS_TOTAL = "watchkeeper_events_total"
+# One series for each place, kind and code that ever had an event; beyond this the newest are not counted.
+MAX_EVENT_SERIES = 50_000
+
+
+class StatusSeries:
+    """One family of standing series."""
+
+    def __init__(self) -> None:
+        self._before: frozenset[Labels] = frozenset()
+
+    def samples(self, values: Mapping[Labels, float], at_ms: int) -> list[Sample]:
+        """The values at this time, and a stale marker for each series that is no longer among them."""
+        gone = self._before - values.keys()
+        self._before = frozenset(values)
+        standing = [Sample(labels, at_ms, value) for labels, value in values.items()]
+        return standing + [Sample(labels, at_ms, STALE) for labels in gone]
+
+
+def workload_series(label_sets: Iterable[Labels]) -> dict[Labels, float]:
+    """Who holds each GPU or slice, as an information series to join with; made from the labels of any GPU metric.
+
+    The team is the namespace, until an inventory says otherwise; a Slurm job has none that its number tells.
+    """
+    _known_holders.start_generation()
+    return {made: 1.0 for labels in label_sets if (made := _known_holders(labels)) is not None}
+
+
+def _held_by(labels: Labels) -> Labels | None:
+    holder = fleet.holder_from_labels(labels)
+    if holder is None:
+        return None
+    namespace, _, name = holder.rpartition("/")
+    own = {label: labels.get(label, "") for label in HELD_LABELS}
+    kind = {"workload_kind": "pod" if namespace else "slurm_job", "workload": name}
+    return Labels({METRIC_NAME: WORKLOAD_INFO, **own, **kind, "namespace": namespace, "team": namespace})
+
+
+def agent_workload_series(holders: Iterable[Labels]) -> dict[Labels, float]:
+    """Who holds each GPU in the words of the agents, without what their scrape added."""
+    _known_words.start_generation()
+    return {_known_words(labels): 1.0 for labels in holders}
+
+
+def _without_scrape(labels: Labels) -> Labels:
+    return labels.with_labels(instance="", job="")
+
+
+# A label set stays the same object from tick to tick, and 20,000 of them are looked at every time.
+_known_holders, _known_words = recency_cache.RecencyCache(_held_by), recency_cache.RecencyCache(_without_scrape)
+
+
+class EventCounts:
+    """How many events each place has had since the hub started, by kind and code."""
+
+    def __init__(self) -> None:
+        self.series: dict[Labels, float] = {}
+
+    def count(self, taken: Iterable[events.Event]) -> None:
+        for event in taken:
+            place = {"cluster": event.place.cluster, "Hostname": event.place.node or "", "UUID": event.place.gpu or ""}
+            code = "" if event.code is None else str(event.code)
+            labels = Labels({METRIC_NAME: EVENTS_TOTAL, **place, "kind": event.kind, "code": code})
+            if labels in self.series or len(self.series) < MAX_EVENT_SERIES:
+                self.series[labels] = self.series.get(labels, 0.0) + 1
+
+
+def own_metric_series(registry: own_metrics.Registry, **target: str) -> dict[Labels, float]:
+    """A process's own metrics as series, with the labels a scrape of it would add."""
+    return {
+        Labels({METRIC_NAME: metric.name, **target, **dict(pairs)}): value
+        for metric in registry.metrics.values()
+        for pairs, value in metric.all()
+    }

@@ -1,0 +1,99 @@
+"""The application while a hub starts: questions are answered as soon as samples are there, all else when it is whole.
+
+Most of a hub's start is modules and stages that no question needs. `serving` gives an `Opening` to the server once
+the samples are read, then builds the rest in steps and steps aside for those who ask, and says `complete` at the end.
+A request for anything else waits until then, and is answered by the whole application.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from starlette.types import Receive, Scope, Send
+
+from watchkeeper.web.endpoint import error_response
+from watchkeeper.web.gate import Gate
+from watchkeeper.web.prometheus import prometheus_api
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
+    from watchkeeper.hub.runtime import Runtime
+    from watchkeeper.hub.samples import Queries
+    from watchkeeper.web.auth.auth_reload import AuthFiles
+
+# Turns of the loop in which somebody who waits at the door is let in, read and understood.
+TURNS = 6
+# Those who ask all the time must not keep the hub from watching its fleet.
+MOST_PATIENCE_SECONDS = 1.0
+
+
+class StartupApp:
+    """An ASGI application that becomes another one."""
+
+    def __init__(self, runtime: Runtime, queries: Queries, *, doors: AuthFiles) -> None:
+        table = prometheus_api.query_endpoints(prometheus_api.PrometheusApi(runtime, queries))
+        self._first = Gate(runtime, doors).build_application(table)
+        self._paths = frozenset(row.path for row in table)
+        self._whole: Starlette | None = None
+        self._is_given, self._is_whole = asyncio.Event(), asyncio.Event()
+        self._asked = 0
+        self._is_idle = asyncio.Event()
+        self._patient_until = time.monotonic() + MOST_PATIENCE_SECONDS
+
+    def set_application(self, whole: Starlette) -> None:
+        """From now on this is the whole application."""
+        self._whole = whole
+        self._is_given.set()
+
+    def fail_startup(self) -> None:
+        """There will be no whole application: whoever waits for it hears so, and the server may end."""
+        self._is_whole.set()
+
+    async def yield_to_requests(self) -> None:
+        """Let those go first who ask."""
+        for _ in range(TURNS):
+            await asyncio.sleep(0)
+        left = self._patient_until - time.monotonic()
+        if self._asked and left > 0:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._is_idle.wait(), left)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._live(receive, send)
+        elif self._is_whole.is_set() or scope["path"] not in self._paths:
+            await self._is_whole.wait()
+            gone = error_response(scope["path"], status=503, problem="the hub cannot start; its log says why")
+            await (self._whole or gone)(scope, receive, send)
+        else:
+            await self._answer(scope, receive, send)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._asked += 1
+        self._is_idle.clear()
+        try:
+            await self._first(scope, receive, send)
+        finally:
+            self._asked -= 1
+            if not self._asked:
+                self._is_idle.set()
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        """The server's own start and end; what lives along with the whole application begins when it is there."""
+        await receive()
+        await send({"type": "lifespan.startup.complete"})
+        ending, given = asyncio.ensure_future(receive()), asyncio.ensure_future(self._is_given.wait())
+        try:
+            await asyncio.wait({ending, given}, return_when=asyncio.FIRST_COMPLETED)
+            if self._whole is not None:
+                async with self._whole.router.lifespan_context(self._whole):
+                    self._is_whole.set()
+                    await ending
+        finally:
+            ending.cancel()
+            given.cancel()
+        await send({"type": "lifespan.shutdown.complete"})

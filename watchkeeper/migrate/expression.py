@@ -1,7 +1,7 @@
 """One PromQL expression of somebody else's: are its series and labels here, and does it mean what it seems?
 
-`files` calls `judge` for each rule and each panel. What the hub renames as it scrapes (`scrape.dcgm_names`) is asked for
-under the usual name here.
+`files` calls this for each rule and each panel. A metric or label that the hub renames as it scrapes
+(`scrape.dcgm_names`) is looked up under the usual name here.
 """
 
 from __future__ import annotations

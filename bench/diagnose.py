@@ -18,7 +18,7 @@ from statistics import median
 
 from bench import remote
 from watchkeeper.diagnose import evidence, explain
-from watchkeeper.drill.monitored_fleet import Pace, Watch
+from watchkeeper.drill.monitored_fleet import MonitoredFleet, Pace
 from watchkeeper.model import alerts, fleet, incidents
 from watchkeeper.query import engine
 from watchkeeper.sim.simulation import SimSettings, Simulation
@@ -49,7 +49,7 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as ends:
         folder = Path(name)
         if options.engine == "embedded":
-            watch = Watch(simulation, folder, pace=PACE)
+            watch = MonitoredFleet(simulation, folder, pace=PACE)
             ends.callback(watch.close)
             asyncio.run(watch.advance(WARM_INTERVALS * remote.INTERVAL_SECONDS, with_rules=False))
             assert watch.engine.local is not None
@@ -58,7 +58,7 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
             url, _ = ends.enter_context(remote.victoria_metrics(folder))
             server = remote.engine_of(url, options.gpus)
             ends.callback(server.close)
-            watch = Watch(simulation, folder, pace=PACE, remote=server)
+            watch = MonitoredFleet(simulation, folder, pace=PACE, remote=server)
             ends.callback(watch.close)
             asyncio.run(remote.spend(watch, url, WARM_INTERVALS, with_rules=False))
             remote.show(url)
@@ -70,13 +70,13 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
         return numbers
 
 
-def _places(watch: Watch) -> dict[str, tuple[str, fleet.Place]]:
+def _places(watch: MonitoredFleet) -> dict[str, tuple[str, fleet.Place]]:
     cluster, layout = watch.simulation.settings.cluster, watch.simulation.layout
     node = layout.nodes[len(layout.nodes) // 2]
     seen = next(gpu for gpu in watch.fleet.gpus() if gpu.node == node.name)
     jobs = watch.simulation.machines.jobs.running.values()
     largest = max((job for job in jobs if not job.slurm), key=lambda job: len(job.rows))
-    pod = f"{largest.recipe.namespace}/{next(iter(largest.members.values()))}"
+    pod = f"{largest.template.namespace}/{next(iter(largest.members.values()))}"
     return {
         "gpu": ("gpu_fell_off_bus", fleet.Place(cluster, node=node.name, gpu=seen.gpu.uuid)),
         "node": ("cooling_failure", fleet.Place(cluster, node=node.name)),
@@ -86,7 +86,7 @@ def _places(watch: Watch) -> dict[str, tuple[str, fleet.Place]]:
     }
 
 
-def _time(watch: Watch, cause: str, place: fleet.Place, *, repeats: int) -> tuple[float, int]:
+def _time(watch: MonitoredFleet, cause: str, place: fleet.Place, *, repeats: int) -> tuple[float, int]:
     """The median of whole diagnoses, and the questions of one."""
     now, taken, asked = watch.simulation.now, [], 0
     for _ in range(repeats):

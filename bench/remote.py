@@ -25,7 +25,7 @@ from bench.idle import cpu_seconds, resident_mib
 from bench.scale import INTERVAL_SECONDS, SERIES_PER_GPU, TimedLine, TimedSimulation
 from tests import servers
 from watchkeeper.config import settings
-from watchkeeper.drill.monitored_fleet import Pace, Watch
+from watchkeeper.drill.monitored_fleet import MonitoredFleet, Pace
 from watchkeeper.query import prometheus
 from watchkeeper.query.local_cache import LocalCacheEngine
 from watchkeeper.query.remote.http import ServerClient
@@ -89,7 +89,7 @@ def victoria_metrics(folder: Path) -> Iterator[tuple[str, int]]:
 async def watched(options: argparse.Namespace, url: str, folder: Path, pid: int) -> dict[str, Any]:
     simulation = TimedSimulation(SimSettings(gpus=options.gpus, seed=7))
     line, engine = TimedLine(simulation), engine_of(url, options.gpus)
-    watch = Watch(simulation, folder, pace=Pace(INTERVAL_SECONDS, INTERVAL_SECONDS), line=line, remote=engine)
+    watch = MonitoredFleet(simulation, folder, pace=Pace(INTERVAL_SECONDS, INTERVAL_SECONDS), line=line, remote=engine)
     try:
         with_rules = not options.without_rules
         await spend(watch, url, options.warm, with_rules=with_rules)
@@ -133,7 +133,7 @@ def engine_of(url: str, gpus: int, *, near: bool = False, memory: str = "2h") ->
     return engine
 
 
-async def spend(watch: Watch, url: str, intervals: int, *, with_rules: bool = True) -> None:
+async def spend(watch: MonitoredFleet, url: str, intervals: int, *, with_rules: bool = True) -> None:
     """Let intervals pass; before rules have their turn the server can see what was written."""
     assert isinstance(watch.engine, prometheus.PrometheusEngine)
     assert watch.engine.remote.sender is not None

@@ -21,7 +21,7 @@ from typing import Any
 
 from bench.idle import resident_mib
 from watchkeeper.cli.hub.up import SERIES_PER_GPU
-from watchkeeper.drill.monitored_fleet import Pace, SimulatedLine, Watch
+from watchkeeper.drill.monitored_fleet import MonitoredFleet, Pace, SimulatedConnection
 from watchkeeper.kit import clock, memory
 from watchkeeper.net import http
 from watchkeeper.scrape import scrape
@@ -66,7 +66,7 @@ def exponent(costs: dict[int, float]) -> float:
     return sum((x - x_mean) * (y - y_mean) for x, y in zip(xs, ys, strict=True)) / spread
 
 
-class TimedLine(SimulatedLine):
+class TimedLine(SimulatedConnection):
     """The simulated fleet's pages, and the CPU time that making them took."""
 
     cpu_seconds = 0.0
@@ -97,7 +97,7 @@ async def one_size(gpus: int, *, warm: int, intervals: int, folder: Path) -> dic
     store = durable.open_store(folder / "store", limits, clock_ms=lambda: clock.to_ms(simulation.now))
     pace = Pace(INTERVAL_SECONDS, INTERVAL_SECONDS)
     # The page of a simulated cluster has all its pods: as `sample_limit` of a job raises it for kube-state-metrics.
-    watch = Watch(simulation, folder, pace=pace, store=store, line=line, max_page_series=SERIES_PER_GPU * gpus)
+    watch = MonitoredFleet(simulation, folder, pace=pace, store=store, line=line, max_page_series=SERIES_PER_GPU * gpus)
     try:
         await _pass(watch, store, warm)
         before = time.process_time() - simulation.cpu_seconds - line.cpu_seconds
@@ -117,7 +117,7 @@ async def one_size(gpus: int, *, warm: int, intervals: int, folder: Path) -> dic
         store.close()
 
 
-async def _pass(watch: Watch, store: durable.DurableStore, intervals: int) -> float:
+async def _pass(watch: MonitoredFleet, store: durable.DurableStore, intervals: int) -> float:
     """Let intervals pass, the log synced each second as in a hub; returns the CPU seconds of that."""
     spent = 0.0
     began = time.monotonic()

@@ -13,26 +13,26 @@ from click.testing import CliRunner
 
 from watchkeeper.cli.doctor import drill
 from watchkeeper.drill import pairs, score
-from watchkeeper.drill.monitored_fleet import Pace, Watch
+from watchkeeper.drill.monitored_fleet import MonitoredFleet, Pace
 from watchkeeper.rules import evaluate
 from watchkeeper.sim.simulation import SimSettings, Simulation
 
 
 @pytest.fixture
-def watch(tmp_path: Path) -> Iterator[Watch]:
-    watched = Watch(Simulation(SimSettings(gpus=64, seed=3)), tmp_path, pace=Pace())
+def watch(tmp_path: Path) -> Iterator[MonitoredFleet]:
+    watched = MonitoredFleet(Simulation(SimSettings(gpus=64, seed=3)), tmp_path, pace=Pace())
     yield watched
     watched.close()
 
 
 @pytest.mark.slow
-def test_a_kernel_line_is_an_incident_with_cause_and_plan_within_two_seconds(watch: Watch) -> None:
+def test_a_kernel_line_is_an_incident_with_cause_and_plan_within_two_seconds(watch: MonitoredFleet) -> None:
     async def story() -> None:
         await watch.advance(30)
         fault = watch.simulation.inject("xid-79")
         await watch.advance(2)
         incident = watch.incidents()[0]
-        assert incident.place == watch.simulation.place_of(fault)
+        assert incident.place == watch.simulation.fault_place(fault)
         found, plan = watch.journal.diagnosis(incident.id), watch.journal.plan(incident.id)
         assert found is not None
         assert found.best is not None
@@ -49,7 +49,7 @@ def test_a_kernel_line_is_an_incident_with_cause_and_plan_within_two_seconds(wat
 
 
 @pytest.mark.slow
-def test_a_program_s_own_numbers_lead_to_its_job(watch: Watch) -> None:
+def test_a_program_s_own_numbers_lead_to_its_job(watch: MonitoredFleet) -> None:
     async def story() -> None:
         await watch.advance(120, with_rules=False)
         fault = watch.simulation.inject("loss-diverged")
@@ -64,7 +64,9 @@ def test_a_program_s_own_numbers_lead_to_its_job(watch: Watch) -> None:
 @pytest.mark.slow
 def test_a_mute_job_that_stops_after_two_hours_of_work_is_told_once(tmp_path: Path) -> None:
     """The rule itself wants two hours: a small fleet, read once a minute by the rules that it takes."""
-    watch = Watch(Simulation(SimSettings(gpus=8, seed=3)), tmp_path, pace=Pace(scrape_seconds=60, rule_seconds=60))
+    watch = MonitoredFleet(
+        Simulation(SimSettings(gpus=8, seed=3)), tmp_path, pace=Pace(scrape_seconds=60, rule_seconds=60)
+    )
     needed = tuple(group for group in watch.rules.groups if group.name in ("usage-minutes", "jobs", "usage"))
     watch.rules = replace(watch.rules, groups=needed)
 
@@ -74,7 +76,7 @@ def test_a_mute_job_that_stops_after_two_hours_of_work_is_told_once(tmp_path: Pa
         assert score.alarms(watch.incidents()) == []
         await watch.advance(20 * 60)
         (incident,) = score.alarms(watch.incidents())
-        assert incident.place == watch.simulation.place_of(fault)
+        assert incident.place == watch.simulation.fault_place(fault)
         assert (incident.cause, (incident.opened_at.timestamp() - fault.at) // 60) == ("training_stalled", 17)
         found = watch.journal.diagnosis(incident.id)
         assert found is not None
@@ -87,13 +89,13 @@ def test_a_mute_job_that_stops_after_two_hours_of_work_is_told_once(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_a_rank_that_is_late_for_want_of_cpu_says_so(watch: Watch) -> None:
+def test_a_rank_that_is_late_for_want_of_cpu_says_so(watch: MonitoredFleet) -> None:
     async def story() -> None:
         await watch.advance(180, with_rules=False)
         fault = watch.simulation.inject("cpu-starved-rank")
         await watch.advance(240)
         (incident,) = score.alarms(watch.incidents())
-        assert incident.place == watch.simulation.place_of(fault)
+        assert incident.place == watch.simulation.fault_place(fault)
         found = watch.journal.diagnosis(incident.id)
         assert found is not None
         assert found.best is not None
@@ -107,7 +109,7 @@ def test_a_rank_that_is_late_for_want_of_cpu_says_so(watch: Watch) -> None:
 
 
 @pytest.mark.slow
-def test_no_shipped_rule_fails_on_a_simulated_fleet_and_nothing_is_cried_for_nothing(watch: Watch) -> None:
+def test_no_shipped_rule_fails_on_a_simulated_fleet_and_nothing_is_cried_for_nothing(watch: MonitoredFleet) -> None:
     asyncio.run(watch.advance(600))
     failed = [
         state.last_error for state in watch.pipeline.rule_state.values() if state.health is evaluate.RuleHealth.ERROR
@@ -146,7 +148,7 @@ def test_the_command_prints_the_score_and_says_by_its_exit_code_whether_all_was_
 
 @pytest.mark.slow
 def test_a_rack_without_power_is_one_incident_of_the_rack(tmp_path: Path) -> None:
-    watch = Watch(Simulation(SimSettings(gpus=128, seed=3)), tmp_path, pace=Pace())
+    watch = MonitoredFleet(Simulation(SimSettings(gpus=128, seed=3)), tmp_path, pace=Pace())
 
     async def story() -> None:
         await watch.advance(120, with_rules=False)

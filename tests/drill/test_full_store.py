@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from watchkeeper.drill.monitored_fleet import Watch
+from watchkeeper.drill.monitored_fleet import MonitoredFleet
 from watchkeeper.kit import clock
 from watchkeeper.sim.simulation import SimSettings, Simulation
 from watchkeeper.store.head.head import Head
@@ -17,7 +17,7 @@ from watchkeeper.store.head.head import Head
 def test_nodes_whose_pages_find_no_room_are_neither_down_nor_without_their_gpus(tmp_path: Path) -> None:
     simulation = Simulation(SimSettings(gpus=64, seed=7))
     store = Head(max_series=2500)
-    watch = Watch(simulation, tmp_path, store=store)
+    watch = MonitoredFleet(simulation, tmp_path, store=store)
     asyncio.run(watch.advance(200))
     assert len(store) == store.max_series
     up = watch.engine.instant("up", clock.to_ms(simulation.now)).latest()
@@ -32,7 +32,7 @@ def test_a_gpu_that_comes_when_there_is_no_room_left_is_not_missing(tmp_path: Pa
     simulation = Simulation(SimSettings(gpus=64, seed=7))
     absent = simulation.inject("gpu-missing", node="gpu-r01-02", gpu=3)
     store = Head()
-    watch = Watch(simulation, tmp_path, store=store)
+    watch = MonitoredFleet(simulation, tmp_path, store=store)
     asyncio.run(watch.advance(25))
     store.max_series = len(store)
     simulation.end_fault(absent.id)
@@ -45,10 +45,10 @@ def test_a_gpu_that_comes_when_there_is_no_room_left_is_not_missing(tmp_path: Pa
 def test_gpus_that_a_new_job_takes_are_not_missing_when_there_is_no_room_for_its_name(tmp_path: Path) -> None:
     simulation = Simulation(SimSettings(gpus=64, seed=7))
     store = Head()
-    watch = Watch(simulation, tmp_path, store=store)
+    watch = MonitoredFleet(simulation, tmp_path, store=store)
     asyncio.run(watch.advance(60))
     store.max_series = len(store)
-    taken = next(node for node in simulation.layout.nodes if simulation.machines.jobs.on_node(node))
+    taken = next(node for node in simulation.layout.nodes if simulation.machines.jobs.jobs_on_node(node))
     simulation.cluster.drain(taken, "a person")
     asyncio.run(watch.advance(200))
     assert watch.incidents() == []

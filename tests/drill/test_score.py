@@ -9,7 +9,7 @@ import pytest
 
 from watchkeeper.drill import score
 from watchkeeper.model import alerts, diagnosis, fleet, incidents
-from watchkeeper.sim.faults import Fault
+from watchkeeper.sim.faults import SimFault
 from watchkeeper.sim.simulation import SimSettings, Simulation
 
 SIMULATION = Simulation(SimSettings(gpus=16))
@@ -29,9 +29,9 @@ SIGNAL = incidents.Member(
 
 
 @pytest.fixture
-def fault() -> Fault:
+def fault() -> SimFault:
     scenario = SIMULATION.scenarios["xid-79"]
-    return Fault("f1", scenario, SIMULATION.layout.nodes[0], GPU, at=1_000_000, until=None)
+    return SimFault("f1", scenario, SIMULATION.layout.nodes[0], GPU, at=1_000_000, until=None)
 
 
 def incident(**changes: object) -> incidents.Incident:
@@ -58,64 +58,72 @@ def says(cause: str, place: fleet.Place = PLACE) -> diagnosis.Diagnosis:
     return diagnosis.Diagnosis(incidents.IncidentId("INC-1"), datetime.now(UTC), (finding,), looked_at=())
 
 
-def test_the_right_answer_is_right_in_every_part(fault: Fault) -> None:
-    found = score.judge(fault, PLACE, [incident()], found=lambda _: says("gpu_fell_off_bus"), allowed=allowed)
+def test_the_right_answer_is_right_in_every_part(fault: SimFault) -> None:
+    found = score.judge(
+        fault, PLACE, [incident()], diagnosis_of=lambda _: says("gpu_fell_off_bus"), allowed_seconds=allowed
+    )
     named = {"cause": "gpu_fell_off_bus", "named": "gpu_fell_off_bus"}
     assert found == score.ScenarioScore("xid-79", True, 2.0, 2.0, True, True, True, True, **named)
     assert found.is_right
 
 
-def test_silence_is_not_detection(fault: Fault) -> None:
-    found = score.judge(fault, PLACE, [], found=lambda _: None, allowed=allowed)
+def test_silence_is_not_detection(fault: SimFault) -> None:
+    found = score.judge(fault, PLACE, [], diagnosis_of=lambda _: None, allowed_seconds=allowed)
     assert (found.detected, found.seconds_to_detect, found.is_right) == (False, None, False)
 
 
-def test_an_incident_elsewhere_or_of_another_family_is_no_detection(fault: Fault) -> None:
+def test_an_incident_elsewhere_or_of_another_family_is_no_detection(fault: SimFault) -> None:
     elsewhere = incident(place=fleet.Place("sim", node="gpu-r01-02"))
     other = incident(cause="gpu_idle_waste", family="waste")
     assert not score.judge(
-        fault, PLACE, [elsewhere, other], found=lambda _: says("gpu_fell_off_bus"), allowed=allowed
+        fault, PLACE, [elsewhere, other], diagnosis_of=lambda _: says("gpu_fell_off_bus"), allowed_seconds=allowed
     ).detected
 
 
-def test_each_mistake_is_told_apart(fault: Fault) -> None:
+def test_each_mistake_is_told_apart(fault: SimFault) -> None:
     node = incident(place=fleet.Place("sim", node="gpu-r01-01"))
-    vague = score.judge(fault, PLACE, [node], found=lambda _: says("gpu_missing", node.place), allowed=allowed)
+    vague = score.judge(
+        fault, PLACE, [node], diagnosis_of=lambda _: says("gpu_missing", node.place), allowed_seconds=allowed
+    )
     assert (vague.detected, vague.place_right, vague.severity_right, vague.diagnosed) == (True, False, True, False)
     mild = score.judge(
         fault,
         PLACE,
         [incident(severity=alerts.Severity.WARNING)],
-        found=lambda _: says("gpu_fell_off_bus"),
-        allowed=allowed,
+        diagnosis_of=lambda _: says("gpu_fell_off_bus"),
+        allowed_seconds=allowed,
     )
     assert (mild.place_right, mild.severity_right, mild.diagnosed) == (True, False, True)
 
 
 def test_pages_count_once_and_remarks_never() -> None:
     cried = [incident(), incident(severity=alerts.Severity.WARNING), incident(severity=alerts.Severity.INFO)]
-    healthy = score.Healthy(2000.0, tuple(score.alarms(cried)))
-    total = score.total([], healthy)
+    healthy = score.HealthyHours(2000.0, tuple(score.alarms(cried)))
+    total = score.total_score([], healthy)
     assert (total.false_pages, total.false_alarms_per_1000_gpu_hours, total.is_right) == (1, 1.0, False)
 
 
-def test_a_job_that_is_told_of_beside_its_cause_is_a_mistake(fault: Fault) -> None:
-    found = score.judge(fault, PLACE, [incident()], found=lambda _: says("gpu_fell_off_bus"), allowed=allowed)
+def test_a_job_that_is_told_of_beside_its_cause_is_a_mistake(fault: SimFault) -> None:
+    found = score.judge(
+        fault, PLACE, [incident()], diagnosis_of=lambda _: says("gpu_fell_off_bus"), allowed_seconds=allowed
+    )
     twice = incident(title="Training of llm has stalled", place=fleet.Place("sim", domain="job=llm"))
-    total = score.total([score.Verdict(replace(found, told_once=False), told_twice=(twice,))], score.Healthy())
+    total = score.total_score(
+        [score.ScenarioVerdict(replace(found, told_once=False), duplicate_incidents=(twice,))], score.HealthyHours()
+    )
     assert (total.is_right, total.false_pages) == (False, 0)
     assert total.for_nothing == ("told twice at xid-79: Training of llm has stalled",)
 
 
-def test_what_is_found_later_than_allowed_is_said_to_be_late(fault: Fault) -> None:
+def test_what_is_found_later_than_allowed_is_said_to_be_late(fault: SimFault) -> None:
     late = incident(opened_at=datetime.fromtimestamp(1_000_000, UTC) + timedelta(seconds=3))
-    found = score.judge(fault, PLACE, [late], found=lambda _: says("gpu_fell_off_bus"), allowed=allowed)
+    found = score.judge(fault, PLACE, [late], diagnosis_of=lambda _: says("gpu_fell_off_bus"), allowed_seconds=allowed)
     assert (found.is_right, found.within_budget) == (True, False)
-    assert not score.total([score.Verdict(found)], score.Healthy()).is_right
+    assert not score.total_score([score.ScenarioVerdict(found)], score.HealthyHours()).is_right
 
 
-def test_a_fault_that_needs_time_to_show_is_given_that_time(fault: Fault) -> None:
+def test_a_fault_that_needs_time_to_show_is_given_that_time(fault: SimFault) -> None:
     slow = replace(fault, scenario=replace(fault.scenario, visible_after="60s"))
     late = incident(opened_at=datetime.fromtimestamp(1_000_000, UTC) + timedelta(seconds=62))
-    found = score.judge(slow, PLACE, [late], found=lambda _: None, allowed=allowed)
+    found = score.judge(slow, PLACE, [late], diagnosis_of=lambda _: None, allowed_seconds=allowed)
     assert (found.budget_seconds, found.within_budget) == (62.0, True)

@@ -67,7 +67,7 @@ def console_expressions() -> tuple[tuple[str, str], ...]:
 def uses() -> dict[str, set[str]]:
     """Metric name to the rules, panels and pages that read it."""
     asked = [(f"rule {rule.name}", rule.expr) for rule in RULES]
-    for name, board in grafana.boards(settings.Settings()).items():
+    for name, board in grafana.dashboards(settings.Settings()).items():
         for panel in board["panels"]:
             where = f"{name}: {panel['title']}"
             asked += [(where, re.sub(r"\$__\w+", "5m", target["expr"])) for target in panel.get("targets", [])]

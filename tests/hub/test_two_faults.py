@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from watchkeeper.drill.monitored_fleet import Watch
+from watchkeeper.drill.monitored_fleet import MonitoredFleet
 from watchkeeper.sim.simulation import SimSettings, Simulation
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
@@ -18,7 +18,7 @@ PATIENCE_SECONDS = 240
 async def live_through(names: tuple[str, str], folder: Path, *, node: str | None) -> set[str]:
     """The faults that were named right, with the right place, in the first minutes."""
     simulation = Simulation(SimSettings(gpus=128, seed=7))
-    watch = Watch(simulation, folder)
+    watch = MonitoredFleet(simulation, folder)
     try:
         await watch.advance(2 * LOOK_SECONDS)
         faults = [simulation.inject(name, node=node) for name in names]
@@ -27,7 +27,7 @@ async def live_through(names: tuple[str, str], folder: Path, *, node: str | None
             await watch.advance(LOOK_SECONDS)
             found = [(one.place, watch.journal.diagnosis(one.id)) for one in watch.incidents()]
             for fault in faults:
-                place, truth = simulation.place_of(fault), fault.scenario.truth
+                place, truth = simulation.fault_place(fault), fault.scenario.truth
                 right |= {
                     fault.scenario.name
                     for at, one in found

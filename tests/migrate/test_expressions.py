@@ -7,7 +7,7 @@ import pytest
 from tests.support.paths import SHARED
 from watchkeeper.catalogue import pack, series
 from watchkeeper.migrate import expression
-from watchkeeper.migrate.verdict import Standing
+from watchkeeper.migrate.verdict import Compatibility
 from watchkeeper.query.promql import parser, walk
 from watchkeeper.readers import grafana_dashboard
 
@@ -17,31 +17,33 @@ CORPUS = SHARED / "corpus" / "dashboards" / "expressions.txt"
 @pytest.mark.parametrize(
     ("expr", "standing", "said"),
     [
-        ("DCGM_FI_DEV_GPU_TEMP > 85", Standing.WORKS, ""),
-        ('avg by (gpu, Hostname) (DCGM_FI_DEV_GPU_UTIL{instance=~".*"})', Standing.WORKS, ""),
-        ("DCGM_FI_DEV_GPU_TEMP_CELSIUS", Standing.CHANGES, "write DCGM_FI_DEV_GPU_TEMP"),
-        ("nvidia_smi_utilization_gpu_ratio > 0.9", Standing.CHANGES, "write DCGM_FI_DEV_GPU_UTIL / 100"),
+        ("DCGM_FI_DEV_GPU_TEMP > 85", Compatibility.WORKS, ""),
+        ('avg by (gpu, Hostname) (DCGM_FI_DEV_GPU_UTIL{instance=~".*"})', Compatibility.WORKS, ""),
+        ("DCGM_FI_DEV_GPU_TEMP_CELSIUS", Compatibility.CHANGES, "write DCGM_FI_DEV_GPU_TEMP"),
+        ("nvidia_smi_utilization_gpu_ratio > 0.9", Compatibility.CHANGES, "write DCGM_FI_DEV_GPU_UTIL / 100"),
         # What the guides ask for and nobody has.
-        ("DCGM_FI_DEV_RETIRED_PAGES > 100", Standing.CANNOT, "DCGM_FI_DEV_RETIRED_SBE"),
-        ("DCGM_FI_DEV_TENSOR_ACTIVE", Standing.CANNOT, "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE"),
-        ("max by (uuid) (DCGM_FI_DEV_GPU_UTIL)", Standing.CHANGES, "label uuid: it is UUID here"),
-        ('DCGM_FI_DEV_GPU_UTIL{exported_pod="a"}', Standing.CHANGES, "label exported_pod: it is pod here"),
-        ("increase(DCGM_FI_DEV_XID_ERRORS[5m]) > 0", Standing.CHANGES, "the code of the last Xid, not a count"),
-        ("rate(DCGM_FI_PROF_PCIE_TX_BYTES[5m])", Standing.CHANGES, "bytes per second already"),
-        ("node_load1 / 2", Standing.NEEDS, "node_load1 is made by node_exporter"),
-        ("time() - time() offset 1h", Standing.CANNOT, "not PromQL"),
-        ("increase(DCGM_FI_DEV_ECC_DBE_VOL_TOTAL[1h]) > 0", Standing.WORKS, ""),
+        ("DCGM_FI_DEV_RETIRED_PAGES > 100", Compatibility.CANNOT, "DCGM_FI_DEV_RETIRED_SBE"),
+        ("DCGM_FI_DEV_TENSOR_ACTIVE", Compatibility.CANNOT, "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE"),
+        ("max by (uuid) (DCGM_FI_DEV_GPU_UTIL)", Compatibility.CHANGES, "label uuid: it is UUID here"),
+        ('DCGM_FI_DEV_GPU_UTIL{exported_pod="a"}', Compatibility.CHANGES, "label exported_pod: it is pod here"),
+        ("increase(DCGM_FI_DEV_XID_ERRORS[5m]) > 0", Compatibility.CHANGES, "the code of the last Xid, not a count"),
+        ("rate(DCGM_FI_PROF_PCIE_TX_BYTES[5m])", Compatibility.CHANGES, "bytes per second already"),
+        ("node_load1 / 2", Compatibility.NEEDS, "node_load1 is made by node_exporter"),
+        ("time() - time() offset 1h", Compatibility.CANNOT, "not PromQL"),
+        ("increase(DCGM_FI_DEV_ECC_DBE_VOL_TOTAL[1h]) > 0", Compatibility.WORKS, ""),
     ],
 )
-def test_an_expression_is_judged_by_its_series_labels_and_meaning(expr: str, standing: Standing, said: str) -> None:
-    judged = expression.judge(expr)
+def test_an_expression_is_judged_by_its_series_labels_and_meaning(
+    expr: str, standing: Compatibility, said: str
+) -> None:
+    judged = expression.judge_expression(expr)
     assert judged.standing is standing, judged
     assert said in "; ".join(judged.why)
 
 
 def test_what_their_own_rules_record_is_known() -> None:
-    assert expression.judge("gpu:busy").standing is Standing.NEEDS
-    assert expression.judge("gpu:busy", frozenset({"gpu:busy"})).standing is Standing.WORKS
+    assert expression.judge_expression("gpu:busy").standing is Compatibility.NEEDS
+    assert expression.judge_expression("gpu:busy", frozenset({"gpu:busy"})).standing is Compatibility.WORKS
 
 
 def test_every_part_of_an_expression_is_looked_through() -> None:
@@ -53,7 +55,7 @@ def test_whatever_is_named_instead_of_theirs_is_a_question_that_works_here() -> 
     instead = pack.load(series.ALIASES, lambda cells: cells["instead"])
     assert len(instead) > 50
     for text in instead:
-        assert expression.judge(text).standing is Standing.WORKS, text
+        assert expression.judge_expression(text).standing is Compatibility.WORKS, text
         assert walk.names(parser.parse(text)) != {""}
 
 
@@ -64,8 +66,8 @@ def test_public_dashboards_fare_as_measured() -> None:
     exprs = {
         line[3] for line in lines if len(line) > 3 and "DCGM_FI_" in line[3] and not line[3].startswith("TEMPLATE")
     }
-    found = [expression.judge(grafana_dashboard.fill_variables(expr)) for expr in exprs]
+    found = [expression.judge_expression(grafana_dashboard.fill_variables(expr)) for expr in exprs]
     # 144 of 300 are VictoriaMetrics' own language, all but six of them of one dashboard.
     promql = [judged.standing for judged in found if not "".join(judged.why).startswith("not PromQL")]
     assert len(promql) > 150
-    assert promql.count(Standing.CANNOT) / len(promql) < 0.05
+    assert promql.count(Compatibility.CANNOT) / len(promql) < 0.05

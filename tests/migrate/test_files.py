@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from watchkeeper.cli.doctor import migrate
 from watchkeeper.hub import rule_loops
 from watchkeeper.migrate import files
-from watchkeeper.migrate.verdict import Standing, Verdict
+from watchkeeper.migrate.verdict import Compatibility, MigrationVerdict
 from watchkeeper.readers import grafana_dashboard
 from watchkeeper.rules import rulefile
 
@@ -36,8 +36,8 @@ DASHBOARD = {
 }
 
 
-def judged(*paths: Path) -> dict[str, Verdict]:
-    found = files.judge_all(paths, rulefile.load_rules([rule_loops.SHIPPED_RULES]))
+def judged(*paths: Path) -> dict[str, MigrationVerdict]:
+    found = files.judge_files(paths, rulefile.load_rules([rule_loops.SHIPPED_RULES]))
     return {
         f"{verdict.where.partition(' / ')[2] or verdict.where}|{verdict.subject[:20]}": verdict for verdict in found
     }
@@ -59,18 +59,18 @@ def theirs(tmp_path: Path) -> Path:
 
 def test_a_folder_is_read_whole_and_dashboards_know_what_its_rules_record(theirs: Path) -> None:
     found = judged(theirs)
-    assert found['Busy|gpu:busy{gpu="$gpu"}'[:25]].standing is Standing.WORKS
-    assert found["Busy|rate(DCGM_FI_DEV_GPU"[:25]].standing is Standing.CHANGES
-    assert found["Deep|DCGM_FI_DEV_NONSENSE"].standing is Standing.CANNOT
+    assert found['Busy|gpu:busy{gpu="$gpu"}'[:25]].standing is Compatibility.WORKS
+    assert found["Busy|rate(DCGM_FI_DEV_GPU"[:25]].standing is Compatibility.CHANGES
+    assert found["Deep|DCGM_FI_DEV_NONSENSE"].standing is Compatibility.CANNOT
     assert found["SQL|mysql"].why == ("it asks mysql, not Prometheus",)
-    assert found["variable node|node_load1"].standing is Standing.NEEDS
+    assert found["variable node|node_load1"].standing is Compatibility.NEEDS
 
 
 def test_each_line_of_a_counters_file_has_its_verdict(theirs: Path) -> None:
     found = judged(theirs / "counters.csv")
-    assert found["line 2|DCGM_FI_DEV_GPU_TEMP"].standing is Standing.WORKS
+    assert found["line 2|DCGM_FI_DEV_GPU_TEMP"].standing is Compatibility.WORKS
     assert "keep dcgm-exporter" in found["line 3|DCGM_FI_DEV_NOT_A_FI"].why[0]
-    assert found["line 4|DCGM_FI_DEV_GPU_UTIL"].standing is Standing.CANNOT
+    assert found["line 4|DCGM_FI_DEV_GPU_UTIL"].standing is Compatibility.CANNOT
 
 
 def test_a_rule_with_the_name_of_a_shipped_one_is_said(theirs: Path) -> None:
@@ -95,7 +95,7 @@ def test_one_broken_file_costs_no_other(theirs: Path) -> None:
     (theirs / "broken.yaml").write_text("groups: [{name: a, rules: [{alert: X, expr: 'sum('}]}]\n")
     (theirs / "broken.json").write_text("{")
     found = judged(theirs)
-    assert found["line 1|rule file"].standing is Standing.CANNOT
+    assert found["line 1|rule file"].standing is Compatibility.CANNOT
     assert found["|broken.json"].why[0].startswith("no dashboard: not JSON")
     assert len(found) == 12
 
@@ -124,6 +124,6 @@ def test_variables_of_grafana_become_what_a_first_look_would_send(theirs: str, o
 
 
 def test_nothing_that_is_shipped_is_impossible_here() -> None:
-    found = files.judge_all([rule_loops.SHIPPED_RULES], rulefile.RuleSet())
+    found = files.judge_files([rule_loops.SHIPPED_RULES], rulefile.RuleSet())
     assert len(found) > 100
-    assert not [verdict for verdict in found if verdict.standing is Standing.CANNOT]
+    assert not [verdict for verdict in found if verdict.standing is Compatibility.CANNOT]

@@ -17,7 +17,7 @@ import yaml
 
 from tests.support import engines, render_tools
 from watchkeeper.config import settings as config
-from watchkeeper.drill.monitored_fleet import Watch
+from watchkeeper.drill.monitored_fleet import MonitoredFleet
 from watchkeeper.query.engine import Engine, QueryRange
 from watchkeeper.render import grafana, grafana_panel
 from watchkeeper.sim.simulation import SimSettings, Simulation
@@ -45,7 +45,7 @@ Target = tuple[str, str, str]
 
 
 def boards() -> dict[str, dict[str, Any]]:
-    return grafana.boards(SETTINGS)
+    return grafana.dashboards(SETTINGS)
 
 
 def targets() -> list[Target]:
@@ -65,10 +65,10 @@ def sent(expr: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def watch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watch]:
+def watch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MonitoredFleet]:
     """A fleet with some faults, seven minutes old, with the shipped rules in force."""
     simulation = Simulation(SimSettings(gpus=64, scenarios=FAULTS))
-    watched = Watch(simulation, tmp_path_factory.mktemp("watch"))
+    watched = MonitoredFleet(simulation, tmp_path_factory.mktemp("watch"))
     asyncio.run(watched.advance(SECONDS))
     yield watched
     watched.close()
@@ -80,7 +80,7 @@ def has_answer(engine: Engine, expr: str, now_ms: int) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_every_query_answers_on_our_engine_where_the_simulator_has_such_a_metric(watch: Watch) -> None:
+def test_every_query_answers_on_our_engine_where_the_simulator_has_such_a_metric(watch: MonitoredFleet) -> None:
     now = int(watch.simulation.now.timestamp() * 1000)
     silent = {
         (board, title)
@@ -92,7 +92,7 @@ def test_every_query_answers_on_our_engine_where_the_simulator_has_such_a_metric
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_every_variable_has_values_and_every_alert_annotation_answers(watch: Watch) -> None:
+def test_every_variable_has_values_and_every_alert_annotation_answers(watch: MonitoredFleet) -> None:
     now = int(watch.simulation.now.timestamp() * 1000)
     for label, query in grafana.VARIABLES.values():
         match = re.fullmatch(r"label_values\((.+), (\w+)\)", query)
@@ -177,13 +177,13 @@ def test_a_limit_is_the_one_of_the_alert_and_leads_to_its_runbook() -> None:
 def test_every_alert_that_a_panel_names_is_shipped_and_has_a_runbook() -> None:
     named = [panel.alert for name in grafana.NAMES for row in grafana.page(name, SETTINGS).rows for panel in row.panels]
     for alert in filter(None, named):
-        assert grafana_panel.runbook_of(alert).startswith("docs/runbooks/")
+        assert grafana_panel.runbook_path(alert).startswith("docs/runbooks/")
 
 
 def test_the_price_and_the_console_are_those_of_the_settings() -> None:
     own = replace(SETTINGS, cost=config.CostSettings(dollars_per_gpu_hour=2.49))
-    assert "* 2.49" in json.dumps(grafana.board("cost", own))
-    assert "https://wk.example/incidents" in json.dumps(grafana.board("fleet", own)["links"])
+    assert "* 2.49" in json.dumps(grafana.dashboard("cost", own))
+    assert "https://wk.example/incidents" in json.dumps(grafana.dashboard("fleet", own)["links"])
 
 
 def test_a_line_leads_from_the_fleet_to_the_node_to_the_gpu_to_the_console() -> None:

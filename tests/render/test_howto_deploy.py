@@ -47,7 +47,7 @@ def test_its_command_renders_every_file_that_the_page_names(
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_value_that_it_names_exists(page: str) -> None:
-    values = kubernetes.values_of(config.Settings())
+    values = kubernetes.load_values(config.Settings())
     for path in VALUE.findall(text(page)):
         if not SETTINGS.fullmatch(path):
             manifests.value(values, path)

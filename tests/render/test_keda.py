@@ -76,7 +76,7 @@ def test_a_burning_budget_asks_for_half_as_many_replicas_more_at_most(share: flo
     ):
         engine.appender.append([Sample(notation.labels(name), 60_000, value)])
     waiting, _, late = keda.signals(
-        keda.Service("serving", "llama", "llama-3-8b"), keda.latency_objectives(SETTINGS), "prod-1"
+        keda.ScaledService("serving", "llama", "llama-3-8b"), keda.latency_objectives(SETTINGS), "prod-1"
     )
     assert [list(engine.instant(one.query, 60_000).latest().values()) for one in (waiting, late)] == [[70], [burn]]
 

@@ -146,7 +146,7 @@ def test_rights_to_repair_come_with_the_driver_that_needs_them() -> None:
     asked = replace(settings(), remediate=config.RemediateSettings(driver=config.DriverName.KUBERNETES))
     assert "- components/repair\n" in kubernetes.files(asked)[0].text
     assert "- components/repair\n" not in kubernetes.files(settings())[0].text
-    rights = render_tools.objects(kubernetes.rights("repair").replace("@namespace@", "x"))
+    rights = render_tools.objects(kubernetes.rbac_manifest("repair").replace("@namespace@", "x"))
     assert rights["ClusterRoleBinding/watchkeeper-repair"]["subjects"][0]["namespace"] == "x"
 
 

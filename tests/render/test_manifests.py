@@ -17,13 +17,13 @@ from watchkeeper.render import kubernetes, manifests
 
 VALUES: dict[str, Any] = {"name": "x", "on": True, "off": False, "list": ["a b", "c"], "text": "one\n\ntwo\n", "n": 3}
 FACTS = {"namespace": "wk"}
-DEFAULTS = kubernetes.values_of(config.Settings())
+DEFAULTS = kubernetes.load_values(config.Settings())
 
 
 def test_marks_become_values_lines_and_hashes() -> None:
     text = "a: @name@ in @namespace@\n#if on\nb: @n@\n#end\n#if off\nc: 1\n#end\n"
     text += "d:\n  #each list\ne: |\n  @text@\nf: @list@\n"
-    filled = manifests.filled(text, VALUES, FACTS)
+    filled = manifests.fill_manifest(text, VALUES, FACTS)
     assert yaml.safe_load(filled) == {
         "a": "x in wk",
         "b": 3,
@@ -35,7 +35,7 @@ def test_marks_become_values_lines_and_hashes() -> None:
 
 def test_the_same_marks_become_helms_language() -> None:
     text = "a: @name@\n#if on\nb: @n@\n#end\n  #each list\n  @text@\nc: @sha256 text@ @namespace@\n"
-    assert manifests.templated(text, VALUES, FACTS) == (
+    assert manifests.template_manifest(text, VALUES, FACTS) == (
         "a: {{ .Values.name }}\n{{- if .Values.on }}\nb: {{ .Values.n | toJson }}\n{{- end }}\n"
         "  {{- range .Values.list }}\n  - {{ . | toJson }}\n  {{- end }}\n"
         "{{- .Values.text | nindent 2 }}\nc: {{ .Values.text | sha256sum }} {{ .Release.Namespace }}\n"
@@ -44,7 +44,7 @@ def test_the_same_marks_become_helms_language() -> None:
 
 def test_a_mark_without_a_value_is_an_error_and_never_left_in_the_file() -> None:
     with pytest.raises(SettingsError, match=r"there is no value `agent\.nme`"):
-        manifests.filled("a: @agent.nme@\n", VALUES, FACTS)
+        manifests.fill_manifest("a: @agent.nme@\n", VALUES, FACTS)
 
 
 def leaves(value: Any, path: str = "") -> Iterator[str]:
@@ -82,7 +82,7 @@ def test_a_chosen_value_is_that_value_and_every_other_stays(data: st.DataObject)
     chosen = (
         f"{path}={yaml.safe_dump(value, default_flow_style=True, width=1000).removesuffix(chr(10)).removesuffix('...')}"
     )
-    found = kubernetes.values_of(config.Settings(render=config.RenderSettings(values=(chosen.strip(),))))
+    found = kubernetes.load_values(config.Settings(render=config.RenderSettings(values=(chosen.strip(),))))
     expected = copy.deepcopy(DEFAULTS)
     inner = expected
     *steps, last = path.split(".")

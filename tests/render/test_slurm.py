@@ -169,4 +169,4 @@ def test_gres_says_what_the_inventory_expects_in_slurms_own_short_form(tmp_path:
 @pytest.mark.parametrize("names", ["a[01-03,05],b,c9", "gpu-r[01-02]-[1-4]", "x[8-11]"])
 def test_the_short_form_means_the_same_names(names: str) -> None:
     written = hostlist.expand(names)
-    assert hostlist.expand(slurm.folded(written)) == written
+    assert hostlist.expand(slurm.fold_names(written)) == written

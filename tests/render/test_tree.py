@@ -6,7 +6,7 @@ import hypothesis
 from hypothesis import strategies as some
 
 from watchkeeper.render import tree
-from watchkeeper.render.tree import File, Standing
+from watchkeeper.render.tree import FileStatus, RenderedFile
 
 TARGET = "prometheus"
 PATHS = some.sampled_from(["a.yaml", "b.sh", "c.json", "deep/d.conf", "README.md"])
@@ -14,27 +14,27 @@ TEXTS = some.text(some.characters(codec="utf-8", exclude_characters="\r"), max_s
 TREES = some.dictionaries(PATHS, TEXTS, min_size=1)
 
 
-def files(texts: dict[str, str]) -> list[File]:
-    return tree.stamped([File(path, text) for path, text in texts.items()], TARGET)
+def files(texts: dict[str, str]) -> list[RenderedFile]:
+    return tree.with_stamps([RenderedFile(path, text) for path, text in texts.items()], TARGET)
 
 
 def on_disk(texts: dict[str, str]) -> dict[str, str]:
     return {file.path: file.text for file in files(texts)}
 
 
-def standings(texts: dict[str, str], existing: dict[str, str]) -> dict[str, Standing]:
-    return {step.path: step.standing for step in tree.plan(files(texts), existing, TARGET)}
+def standings(texts: dict[str, str], existing: dict[str, str]) -> dict[str, FileStatus]:
+    return {step.path: step.status for step in tree.plan(files(texts), existing, TARGET)}
 
 
 @hypothesis.given(TREES)
 def test_what_was_rendered_is_unchanged_when_it_is_rendered_again(texts: dict[str, str]) -> None:
-    assert set(standings(texts, on_disk(texts)).values()) == {Standing.UNCHANGED}
-    assert not tree.differs(tree.plan(files(texts), on_disk(texts), TARGET))
+    assert set(standings(texts, on_disk(texts)).values()) == {FileStatus.UNCHANGED}
+    assert not tree.has_changes(tree.plan(files(texts), on_disk(texts), TARGET))
 
 
 @hypothesis.given(TREES, TREES)
 def test_what_nobody_touched_may_always_be_replaced_or_removed(before: dict[str, str], after: dict[str, str]) -> None:
-    assert not [step for step in tree.plan(files(after), on_disk(before), TARGET) if step.standing.is_refused]
+    assert not [step for step in tree.plan(files(after), on_disk(before), TARGET) if step.status.is_refused]
 
 
 @hypothesis.given(TREES, some.data())
@@ -43,22 +43,22 @@ def test_what_a_person_edited_is_never_replaced_or_removed(texts: dict[str, str]
     existing = on_disk(texts)
     existing[edited] += "mine\n"
     other = {path: text + "more\n" for path, text in texts.items()}
-    assert standings(other, existing)[edited] is Standing.EDITED
-    assert standings({"z.yaml": "z\n"}, existing)[edited] is Standing.EDITED
+    assert standings(other, existing)[edited] is FileStatus.EDITED
+    assert standings({"z.yaml": "z\n"}, existing)[edited] is FileStatus.EDITED
 
 
 def test_a_file_that_was_there_before_is_foreign() -> None:
-    assert standings({"a.yaml": "x: 1\n"}, {"a.yaml": "y: 2\n"}) == {"a.yaml": Standing.FOREIGN}
-    assert standings({"c.json": "{}\n"}, {"c.json": "[]\n"})["c.json"] is Standing.FOREIGN
+    assert standings({"a.yaml": "x: 1\n"}, {"a.yaml": "y: 2\n"}) == {"a.yaml": FileStatus.FOREIGN}
+    assert standings({"c.json": "{}\n"}, {"c.json": "[]\n"})["c.json"] is FileStatus.FOREIGN
 
 
 def test_a_file_that_is_no_longer_rendered_is_removed_and_those_of_others_stay() -> None:
     existing = on_disk({"a.yaml": "a\n", "c.json": "{}\n"}) | {"own.yaml": "mine\n"}
-    existing["theirs.yaml"] = tree.stamped([File("theirs.yaml", "x\n")], "alertmanager")[0].text
+    existing["theirs.yaml"] = tree.with_stamps([RenderedFile("theirs.yaml", "x\n")], "alertmanager")[0].text
     assert standings({"a.yaml": "a\n"}, existing) == {
-        "a.yaml": Standing.UNCHANGED,
-        "c.json": Standing.REMOVED,
-        f".rendered-{TARGET}.sha256": Standing.REMOVED,
+        "a.yaml": FileStatus.UNCHANGED,
+        "c.json": FileStatus.REMOVED,
+        f".rendered-{TARGET}.sha256": FileStatus.REMOVED,
     }
 
 

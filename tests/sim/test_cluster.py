@@ -30,8 +30,8 @@ def test_a_cordon_belongs_to_whoever_set_it(fleet: Simulation) -> None:
 
 
 def test_drained_workloads_start_again_elsewhere(fleet: Simulation) -> None:
-    node = next(one for one in fleet.layout.nodes if len(fleet.machines.jobs.on_node(one)[:1]) == 1)
-    job = fleet.machines.jobs.on_node(node)[0]
+    node = next(one for one in fleet.layout.nodes if len(fleet.machines.jobs.jobs_on_node(one)[:1]) == 1)
+    job = fleet.machines.jobs.jobs_on_node(node)[0]
     outcome = fleet.cluster.drain(node, US)
     assert job.workload(node.row) in outcome.text
     assert outcome.node.workloads == ()

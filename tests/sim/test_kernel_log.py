@@ -14,7 +14,7 @@ START = datetime(2026, 1, 5, tzinfo=UTC)
 
 def test_records_have_the_shape_of_dev_kmsg_and_never_go_back_in_time() -> None:
     layout = fleet.build(gpus=8, seed=1)
-    log = kernel_log.KernelLog(layout, random.Random(1), START)
+    log = kernel_log.SimKernelLog(layout, random.Random(1), START)
     for second in range(50):
         for line in range(40):
             log.write(layout.nodes[0], f"line {line}", START + timedelta(seconds=second))
@@ -26,7 +26,7 @@ def test_records_have_the_shape_of_dev_kmsg_and_never_go_back_in_time() -> None:
 
 def test_the_ring_is_bounded_and_says_what_it_still_has() -> None:
     layout = fleet.build(gpus=8, seed=1)
-    log = kernel_log.KernelLog(layout, random.Random(1), START)
+    log = kernel_log.SimKernelLog(layout, random.Random(1), START)
     at_boot = log.last_seq
     for _ in range(kernel_log.RING_LIMIT + 500):
         log.write(layout.nodes[0], "x", START)
@@ -38,7 +38,7 @@ def test_the_ring_is_bounded_and_says_what_it_still_has() -> None:
 
 def test_the_driver_introduces_a_gpu_once_per_boot() -> None:
     layout = fleet.build(gpus=8, seed=1)
-    log = kernel_log.KernelLog(layout, random.Random(1), START)
+    log = kernel_log.SimKernelLog(layout, random.Random(1), START)
     node, gpu = layout.nodes[0], layout.nodes[0].gpus[3]
     text = f"NVRM: Xid (PCI:{gpu.kernel_pci}): 31, pid=1, name=a, Ch 1"
     assert [log.write_from_driver(node, gpu, text, now=START) for _ in range(2)] == [31, 31]

@@ -8,7 +8,7 @@ from importlib import resources
 import pytest
 
 from tests.sim import pages
-from watchkeeper.sim.jobs import Kind
+from watchkeeper.sim.jobs import SimJobKind
 from watchkeeper.sim.simulation import SimSettings, Simulation
 
 FIXED = ["gpu", "UUID", "pci_bus_id", "device", "modelName", "Hostname", "DCGM_FI_DRIVER_VERSION"]
@@ -62,7 +62,7 @@ def test_labels_stand_in_the_exporters_order(fleet: Simulation) -> None:
 def test_pods_and_slurm_jobs_are_named_on_their_gpus_only(fleet: Simulation) -> None:
     attribution = set()
     for node in fleet.layout.nodes:
-        busy = fleet.machines.jobs.kind[node.rows] != Kind.NONE
+        busy = fleet.machines.jobs.kind[node.rows] != SimJobKind.NONE
         for _, labels, _ in pages.samples(fleet.page(node.name))[:8]:
             extra = tuple(list(labels)[len(FIXED) :])
             assert bool(extra) == bool(busy[int(labels["gpu"])])

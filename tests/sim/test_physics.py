@@ -22,10 +22,10 @@ class Bench:
         self.fan = np.ones(8)
 
     def run(self, seconds: int, *, load: float) -> physics.Physics:
-        around = dataclasses.replace(physics.Surroundings.healthy(8), fan=self.fan)
+        around = dataclasses.replace(physics.Environment.healthy(8), fan=self.fan)
         wish = np.repeat(WORK[:, None] * load, 8, axis=1)
         for _ in range(seconds):
-            self.state.step(wish, np.full(8, load > 0), np.full(8, 0.5), around=around)
+            self.state.step(wish, np.full(8, load > 0), np.full(8, 0.5), environment=around)
         return self.state
 
 

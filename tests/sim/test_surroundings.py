@@ -109,7 +109,7 @@ def test_a_dead_rank_says_nothing_and_the_others_finish_no_step(fleet: Simulatio
     steps = read(page, "training_last_step_timestamp_seconds", job_name=job)
     assert len(steps) == read(page, "training_world_size", job_name=job)[0] - 1
     assert max(steps) < fleet.second - 60
-    assert fleet.place_of(fault) == fleet_model.Place("sim", domain=f"job={job}")
+    assert fleet.fault_place(fault) == fleet_model.Place("sim", domain=f"job={job}")
 
 
 @pytest.mark.slow
@@ -118,7 +118,7 @@ def test_a_job_that_was_drained_goes_on_from_its_checkpoint_at_its_own_pace(flee
         return read(fleet.page_at("/workloads/metrics"), metric, job_name=job.name)
 
     fleet.advance(3600)
-    job = next(one for one in fleet.machines.jobs.running.values() if one.recipe.stem == "llm-8b-sft")
+    job = next(one for one in fleet.machines.jobs.running.values() if one.template.stem == "llm-8b-sft")
     steps, pace = told("training_iterations_total"), told("training_samples_per_second")
     assert told("training_checkpoint_writes_total") > [0]
     fleet.cluster.drain(fleet.layout.nodes[int(fleet.layout.node_of_gpu[job.rows[0]])], "watchkeeper:i1/a1")
@@ -162,4 +162,4 @@ def test_the_rack_heats_up_and_its_neighbour_does_not(fleet: Simulation) -> None
     physics, rows = fleet.machines.physics, slice(0, 64)
     assert (physics.temperature[rows] > 80).mean() > 0.5
     assert (physics.temperature[64:] < 80).all()
-    assert fleet.place_of(fault).domain == "rack=r01"
+    assert fleet.fault_place(fault).domain == "rack=r01"

@@ -23,7 +23,7 @@ import pytest
 import yaml
 
 from tests.support.paths import ROOT
-from watchkeeper.render.tree import File
+from watchkeeper.render.tree import RenderedFile
 
 FETCH_SECONDS = 300
 FREE = frozenset({"labels", "matchLabels", "annotations", "params", "metadata"})
@@ -71,7 +71,7 @@ def _there(path: Path, what: str) -> Path:
     pytest.skip(why)
 
 
-def write(files: Iterable[File], where: Path) -> Path:
+def write(files: Iterable[RenderedFile], where: Path) -> Path:
     """The files as `cli.hub.render` would put them there."""
     for file in files:
         path = where / file.path

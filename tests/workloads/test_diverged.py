@@ -14,7 +14,7 @@ from tests.workloads.boards import NOW, RANK, RANKS, asked, engine, xid
 from watchkeeper.cli.fleet import jobs as jobs_command
 from watchkeeper.diagnose import evidence
 from watchkeeper.diagnose.checks import training
-from watchkeeper.drill.monitored_fleet import Watch
+from watchkeeper.drill.monitored_fleet import MonitoredFleet
 from watchkeeper.model import alerts, events, fleet, incidents
 from watchkeeper.sim.simulation import SimSettings, Simulation
 from watchkeeper.workloads import board, report
@@ -82,7 +82,7 @@ def test_without_any_the_diagnosis_says_how_many_gpus_were_looked_at_and_what_is
 class Struck:
     """A simulated job whose loss became NaN, two minutes after something struck its node, or nothing did."""
 
-    watch: Watch
+    watch: MonitoredFleet
     job: str
 
     def report(self) -> list[str]:
@@ -103,7 +103,7 @@ class Struck:
         return [item.text for item in found.best.evidence]
 
 
-async def strike(watch: Watch, other: str | None) -> str:
+async def strike(watch: MonitoredFleet, other: str | None) -> str:
     await watch.advance(600, with_rules=False)
     simulation = watch.simulation
     jobs, layout = simulation.machines.jobs, simulation.layout
@@ -122,7 +122,7 @@ async def strike(watch: Watch, other: str | None) -> str:
 
 @pytest.fixture(params=["ecc-storm", "power-brake", None], ids=str)
 def struck(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str | None, Struck]]:
-    watch = Watch(Simulation(SimSettings(gpus=64, seed=7)), tmp_path)
+    watch = MonitoredFleet(Simulation(SimSettings(gpus=64, seed=7)), tmp_path)
     yield request.param, Struck(watch, asyncio.run(strike(watch, request.param)))
     watch.close()
 

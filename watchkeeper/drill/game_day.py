@@ -29,7 +29,7 @@ _hours_done: Synchronized[float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class GameDayPlan:
     """`workers` None means one for each core."""
 
     scenarios: tuple[str, ...]
@@ -44,15 +44,15 @@ class Plan:
 class GameDay:
     """What came of it, scenarios in the order of the plan."""
 
-    verdicts: list[scoring.Verdict] = field(default_factory=list)
-    healthy: scoring.Healthy = field(default_factory=scoring.Healthy)
+    verdicts: list[scoring.ScenarioVerdict] = field(default_factory=list)
+    healthy: scoring.HealthyHours = field(default_factory=scoring.HealthyHours)
 
     @property
-    def score(self) -> scoring.Score:
-        return scoring.total(self.verdicts, self.healthy)
+    def score(self) -> scoring.DrillScore:
+        return scoring.total_score(self.verdicts, self.healthy)
 
 
-def run(plan: Plan, *, say: Say) -> GameDay:
+def run(plan: GameDayPlan, *, on_progress: Say) -> GameDay:
     context = multiprocessing.get_context("spawn")
     hours_done: Synchronized[float] = context.Value("d", 0.0)
     workers = plan.workers or os.cpu_count() or 1
@@ -69,13 +69,13 @@ def run(plan: Plan, *, say: Say) -> GameDay:
             ready = sum(future.done() for future in scenarios)
             done_hours = hours_done.value / max(1, len(fleets))
             hours = f", {done_hours:.1f} of {plan.healthy_hours:g} healthy hours" if healthy else ""
-            say(f"{ready} of {len(scenarios)} scenarios{hours}")
+            on_progress(f"{ready} of {len(scenarios)} scenarios{hours}")
         lived = [future.result() for future in healthy]
         verdicts = [verdict for future in scenarios for verdict in future.result()]
-        return GameDay(verdicts, scoring.together(lived))
+        return GameDay(verdicts, scoring.merge_healthy(lived))
 
 
-def _fleets(plan: Plan, workers: int) -> list[int]:
+def _fleets(plan: GameDayPlan, workers: int) -> list[int]:
     """Healthy GPUs as one fleet for each worker, none smaller than FLEET_GPUS: the first takes what is left over."""
     if not plan.healthy_hours:
         return []
@@ -107,16 +107,16 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _strike(name: str) -> list[scoring.Verdict]:
+def _strike(name: str) -> list[scoring.ScenarioVerdict]:
     return [asyncio.run(scoring.run_scenario(name))]
 
 
-def _strike_both(names: tuple[str, str]) -> list[scoring.Verdict]:
+def _strike_both(names: tuple[str, str]) -> list[scoring.ScenarioVerdict]:
     return asyncio.run(pairs.run_pair(names))
 
 
-def _live(hours: float, gpus: int, seed: int) -> scoring.Healthy:
-    return asyncio.run(scoring.run_healthy(hours=hours, gpus=gpus, seed=seed, say=_add))
+def _live(hours: float, gpus: int, seed: int) -> scoring.HealthyHours:
+    return asyncio.run(scoring.run_healthy(hours=hours, gpus=gpus, seed=seed, on_progress=_add))
 
 
 def _add(hours: float) -> None:

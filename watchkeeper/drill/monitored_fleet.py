@@ -51,7 +51,7 @@ class Pace:
 HUB_PACE = Pace()
 
 
-class SimulatedLine:
+class SimulatedConnection:
     """Hands a target's page over in this process; a page that cannot be had is a failed scrape."""
 
     def __init__(self, simulation: Simulation) -> None:
@@ -64,7 +64,7 @@ class SimulatedLine:
         return None
 
 
-class Watch:
+class MonitoredFleet:
     """A fleet, watched; `close` lets go of the journal."""
 
     def __init__(
@@ -95,7 +95,7 @@ class Watch:
         self._seen_record = simulation.machines.kernel.last_seq
         self._holders = status_series.StatusSeries()
         self._max_page_series = max_page_series
-        self._loops = self._discover(line or SimulatedLine(simulation))
+        self._loops = self._discover(line or SimulatedConnection(simulation))
 
     def close(self) -> None:
         self.journal.close()

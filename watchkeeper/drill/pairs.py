@@ -11,11 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from watchkeeper.drill import score
-from watchkeeper.drill.monitored_fleet import HUB_PACE, Pace, Watch
+from watchkeeper.drill.monitored_fleet import HUB_PACE, MonitoredFleet, Pace
 from watchkeeper.kit import durations
 from watchkeeper.model import incidents
 from watchkeeper.sim import scenario
-from watchkeeper.sim.faults import Fault
+from watchkeeper.sim.faults import SimFault
 from watchkeeper.sim.simulation import SimSettings, Simulation
 
 # One node is struck; the others are there to be compared with.
@@ -38,18 +38,20 @@ PAIRS = (
 ONE_AFTER_THE_OTHER = frozenset({("fan-failure", "xid-48")})
 
 
-async def run_pair(names: tuple[str, str], *, seed: int = score.SEED, pace: Pace = HUB_PACE) -> list[score.Verdict]:
+async def run_pair(
+    names: tuple[str, str], *, seed: int = score.SEED, pace: Pace = HUB_PACE
+) -> list[score.ScenarioVerdict]:
     """A fresh fleet, two faults on one node, and what became of each."""
     simulation = Simulation(SimSettings(gpus=GPUS, seed=seed))
     with tempfile.TemporaryDirectory(prefix="watchkeeper-drill-") as folder:
-        watch = Watch(simulation, Path(folder), pace=pace)
+        watch = MonitoredFleet(simulation, Path(folder), pace=pace)
         try:
             return await _live_through(watch, names)
         finally:
             watch.close()
 
 
-async def _live_through(watch: Watch, names: tuple[str, str]) -> list[score.Verdict]:
+async def _live_through(watch: MonitoredFleet, names: tuple[str, str]) -> list[score.ScenarioVerdict]:
     chosen = [scenario.find(watch.simulation.scenarios, name) for name in names]
     history = max(round(durations.parse_seconds(one.history)) for one in chosen)
     await watch.advance(history, with_rules=False)
@@ -62,29 +64,33 @@ async def _live_through(watch: Watch, names: tuple[str, str]) -> list[score.Verd
     found = await _wait(watch, faults, before)
     both = zip(found, reversed(names), faults, strict=True)
     return [
-        score.Verdict(replace(one, name=f"{one.name} beside {other}"), tuple(score.unexplained(watch, fault)))
+        score.ScenarioVerdict(
+            replace(one, name=f"{one.name} beside {other}"), tuple(score.unexplained_pages(watch, fault))
+        )
         for one, other, fault in both
     ]
 
 
-async def _wait(watch: Watch, faults: list[Fault], before: set[incidents.IncidentId]) -> list[score.ScenarioScore]:
+async def _wait(
+    watch: MonitoredFleet, faults: list[SimFault], before: set[incidents.IncidentId]
+) -> list[score.ScenarioScore]:
     """Until every fault is found and right, or for as long as a single one would be waited for."""
-    found = [score.judge_now(watch, fault, []) for fault in faults]
+    found = [score.score_now(watch, fault, []) for fault in faults]
     settled, seen_for = 0, 0
     while not all(one.is_right for one in found) and seen_for < score.PATIENCE_SECONDS:
         await watch.advance(score.LOOK_SECONDS)
         seen_for += score.LOOK_SECONDS
         settled += score.LOOK_SECONDS if all(one.detected for one in found) else 0
         opened = [incident for incident in watch.incidents() if incident.id not in before]
-        found = [score.judge_now(watch, fault, opened) for fault in faults]
+        found = [score.score_now(watch, fault, opened) for fault in faults]
         if settled >= score.SETTLE_SECONDS:
             break
     return found
 
 
-def _beside(simulation: Simulation, first: Fault, second: scenario.Scenario) -> Fault:
+def _beside(simulation: Simulation, first: SimFault, second: scenario.Scenario) -> SimFault:
     index = None
-    if second.strikes is scenario.Strikes.GPU:
+    if second.strikes is scenario.FaultTarget.GPU:
         taken = None if first.gpu is None else first.gpu.row
         index = next(at for at, gpu in reversed(list(enumerate(first.node.gpus))) if gpu.row != taken)
     return simulation.inject(second.name, node=first.node.name, gpu=index)

@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from watchkeeper.catalogue import causes
-from watchkeeper.drill.monitored_fleet import HUB_PACE, Pace, Watch
+from watchkeeper.drill.monitored_fleet import HUB_PACE, MonitoredFleet, Pace
 from watchkeeper.kit import clock, durations
 from watchkeeper.model import alerts, diagnosis, fleet
 from watchkeeper.model.incidents import Incident, Member
 from watchkeeper.sim import scenario
-from watchkeeper.sim.faults import Fault
+from watchkeeper.sim.faults import SimFault
 from watchkeeper.sim.simulation import SimSettings, Simulation
 
 # Two racks and all four pools; large enough for a rack to fail and others to be the comparison.
@@ -60,7 +60,7 @@ class ScenarioScore:
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
+class DrillScore:
     """What `watchkeeper drill --json` prints.
 
     `false_pages` are critical incidents that no fault explains; false alarms are those and the warnings.
@@ -79,21 +79,21 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ScenarioVerdict:
     """One scenario's score, the critical incidents elsewhere that the fault does not explain, and those of its jobs."""
 
     score: ScenarioScore
     false_pages: tuple[Incident, ...] = ()
-    told_twice: tuple[Incident, ...] = ()
+    duplicate_incidents: tuple[Incident, ...] = ()
 
 
 def judge(
-    fault: Fault,
+    fault: SimFault,
     place: fleet.Place,
     incidents: Sequence[Incident],
     *,
-    found: Callable[[str], diagnosis.Diagnosis | None],
-    allowed: Callable[[Member], float],
+    diagnosis_of: Callable[[str], diagnosis.Diagnosis | None],
+    allowed_seconds: Callable[[Member], float],
 ) -> ScenarioScore:
     """The best incident for the fault: same family of causes at a place that touches the struck one.
 
@@ -107,7 +107,7 @@ def judge(
         if incident.family == family and (incident.place.encloses(place) or place.encloses(incident.place))
     ]
     scores = [
-        _score(fault, place, incident, found=found(incident.id), seconds=allowed(incident.members[0]))
+        _score(fault, place, incident, found=diagnosis_of(incident.id), seconds=allowed_seconds(incident.members[0]))
         for incident in fitting
     ]
     nothing = ScenarioScore(fault.scenario.name, False, None, None, False, False, False, False, cause=truth.cause)
@@ -115,7 +115,7 @@ def judge(
 
 
 def _score(
-    fault: Fault, place: fleet.Place, incident: Incident, *, found: diagnosis.Diagnosis | None, seconds: float
+    fault: SimFault, place: fleet.Place, incident: Incident, *, found: diagnosis.Diagnosis | None, seconds: float
 ) -> ScenarioScore:
     truth, best = fault.scenario.truth, None if found is None else found.best
     taken = (incident.opened_at - clock.from_ms(fault.at * 1000)).total_seconds()
@@ -134,18 +134,18 @@ def _score(
     )
 
 
-async def run_scenario(name: str, *, pace: Pace = HUB_PACE) -> Verdict:
+async def run_scenario(name: str, *, pace: Pace = HUB_PACE) -> ScenarioVerdict:
     """A fresh fleet, its history, one fault, and what became of it."""
     simulation = Simulation(SimSettings(gpus=SCENARIO_GPUS, seed=SEED))
     with tempfile.TemporaryDirectory(prefix="watchkeeper-drill-") as folder:
-        watch = Watch(simulation, Path(folder), pace=pace)
+        watch = MonitoredFleet(simulation, Path(folder), pace=pace)
         try:
             return await _live_through(watch, scenario.find(simulation.scenarios, name))
         finally:
             watch.close()
 
 
-async def _live_through(watch: Watch, one: scenario.Scenario) -> Verdict:
+async def _live_through(watch: MonitoredFleet, one: scenario.Scenario) -> ScenarioVerdict:
     quiet_seconds = 2 * watch.pace.rule_seconds
     await watch.advance(round(durations.parse_seconds(one.history)), with_rules=False)
     await watch.advance(quiet_seconds)
@@ -153,19 +153,19 @@ async def _live_through(watch: Watch, one: scenario.Scenario) -> Verdict:
     await _until_it_strikes(watch, fault)
     before = watch.incidents()
     settled, seen_for = 0, 0
-    score = judge_now(watch, fault, [])
+    score = score_now(watch, fault, [])
     while not score.is_right and seen_for < PATIENCE_SECONDS and settled < SETTLE_SECONDS:
         await watch.advance(LOOK_SECONDS)
         seen_for += LOOK_SECONDS
         settled += LOOK_SECONDS if score.detected else 0
         known = {incident.id for incident in before}
         opened = [incident for incident in watch.incidents() if incident.id not in known]
-        score = judge_now(watch, fault, opened)
+        score = score_now(watch, fault, opened)
     twice = await _told_twice(watch, fault) if score.is_right else ()
-    return Verdict(replace(score, told_once=not twice), tuple(unexplained(watch, fault)), twice)
+    return ScenarioVerdict(replace(score, told_once=not twice), tuple(unexplained_pages(watch, fault)), twice)
 
 
-async def _until_it_strikes(watch: Watch, fault: Fault) -> None:
+async def _until_it_strikes(watch: MonitoredFleet, fault: SimFault) -> None:
     """What rules learn from hours of work they learn from a look each minute: nothing is to be found yet."""
     usual = watch.pace
     watch.pace = replace(usual, rule_seconds=max(usual.rule_seconds, HEALTHY_PACE.rule_seconds))
@@ -173,31 +173,31 @@ async def _until_it_strikes(watch: Watch, fault: Fault) -> None:
     watch.pace = usual
 
 
-async def _told_twice(watch: Watch, fault: Fault) -> tuple[Incident, ...]:
+async def _told_twice(watch: MonitoredFleet, fault: SimFault) -> tuple[Incident, ...]:
     """Open incidents of jobs that a fault of the hardware made stand still."""
     is_of_hardware = causes.lookup(fault.scenario.truth.cause).is_hardware
     if not is_of_hardware or not any(effect.stall for effect in fault.scenario.effects):
         return ()
-    struck = set(fault.rows) | {row for lasting in fault.lasting for row in lasting.rows}
+    struck = set(fault.rows) | {row for lasting in fault.effects for row in lasting.rows}
     running = watch.simulation.machines.jobs.running.values()
     places = {f"job={job.name}" for job in running if struck & set(job.rows)}
     await watch.advance(AFTERMATH_SECONDS)
     return tuple(one for one in watch.incidents() if one.is_open and one.place.domain in places)
 
 
-def judge_now(watch: Watch, fault: Fault, opened: Sequence[Incident]) -> ScenarioScore:
-    place = watch.simulation.place_of(fault)
-    return judge(fault, place, opened, found=watch.journal.diagnosis, allowed=watch.allowed_seconds)
+def score_now(watch: MonitoredFleet, fault: SimFault, opened: Sequence[Incident]) -> ScenarioScore:
+    place = watch.simulation.fault_place(fault)
+    return judge(fault, place, opened, diagnosis_of=watch.journal.diagnosis, allowed_seconds=watch.allowed_seconds)
 
 
-def unexplained(watch: Watch, fault: Fault) -> Iterable[Incident]:
+def unexplained_pages(watch: MonitoredFleet, fault: SimFault) -> Iterable[Incident]:
     """Pages at places that the fault does not reach: another node, another rack, another job."""
     layout = watch.simulation.layout
-    reached = {int(layout.node_of_gpu[row]) for lasting in fault.lasting for row in lasting.rows} | {fault.node.row}
+    reached = {int(layout.node_of_gpu[row]) for lasting in fault.effects for row in lasting.rows} | {fault.node.row}
     if fault.job is not None:
         reached |= {int(layout.node_of_gpu[row]) for row in fault.job.rows}
     names = {layout.nodes[row].name for row in reached}
-    struck = watch.simulation.place_of(fault)
+    struck = watch.simulation.fault_place(fault)
     for incident in watch.incidents():
         is_near = incident.place.node in names or incident.place == struck
         if incident.severity is alerts.Severity.CRITICAL and not is_near:
@@ -205,7 +205,7 @@ def unexplained(watch: Watch, fault: Fault) -> Iterable[Incident]:
 
 
 @dataclass(frozen=True, slots=True)
-class Healthy:
+class HealthyHours:
     """What was cried for nothing while nothing was broken."""
 
     gpu_hours: float = 0.0
@@ -221,26 +221,26 @@ HEALTHY_PACE = Pace(scrape_seconds=30, rule_seconds=60)
 
 
 async def run_healthy(
-    *, hours: float, gpus: int, seed: int = SEED, say: Callable[[float], None] = lambda _: None
-) -> Healthy:
+    *, hours: float, gpus: int, seed: int = SEED, on_progress: Callable[[float], None] = lambda _: None
+) -> HealthyHours:
     """Hours in which nothing breaks; `say` hears of each piece of them that is over."""
     simulation = Simulation(SimSettings(gpus=gpus, seed=seed))
     with tempfile.TemporaryDirectory(prefix="watchkeeper-drill-") as folder:
-        watch = Watch(simulation, Path(folder), pace=HEALTHY_PACE)
+        watch = MonitoredFleet(simulation, Path(folder), pace=HEALTHY_PACE)
         try:
             left = round(hours * 3600)
             while left > 0:
                 turn = min(left, 600)
                 await watch.advance(turn)
                 left -= turn
-                say(turn / 3600)
-            return Healthy(hours * gpus, tuple(alarms(watch.incidents())))
+                on_progress(turn / 3600)
+            return HealthyHours(hours * gpus, tuple(alarms(watch.incidents())))
         finally:
             watch.close()
 
 
-def together(parts: Sequence[Healthy]) -> Healthy:
-    return Healthy(sum(one.gpu_hours for one in parts), tuple(alarm for one in parts for alarm in one.alarms))
+def merge_healthy(parts: Sequence[HealthyHours]) -> HealthyHours:
+    return HealthyHours(sum(one.gpu_hours for one in parts), tuple(alarm for one in parts for alarm in one.alarms))
 
 
 def alarms(incidents: Iterable[Incident]) -> list[Incident]:
@@ -248,10 +248,10 @@ def alarms(incidents: Iterable[Incident]) -> list[Incident]:
     return [incident for incident in incidents if incident.severity is not alerts.Severity.INFO]
 
 
-def total(verdicts: Sequence[Verdict], healthy: Healthy) -> Score:
+def total_score(verdicts: Sequence[ScenarioVerdict], healthy: HealthyHours) -> DrillScore:
     pages = healthy.pages + sum(len(one.false_pages) for one in verdicts)
     rate = len(healthy.alarms) / healthy.gpu_hours * 1000 if healthy.gpu_hours else 0.0
     cried = [*(page for one in verdicts for page in one.false_pages), *healthy.alarms]
     said = [f"{one.severity} {one.title} ({one.cause}, {one.opened_at:%a %H:%M})" for one in cried]
-    said += [f"told twice at {one.score.name}: {twice.title}" for one in verdicts for twice in one.told_twice]
-    return Score(tuple(one.score for one in verdicts), pages, round(rate, 4), healthy.gpu_hours, tuple(said))
+    said += [f"told twice at {one.score.name}: {twice.title}" for one in verdicts for twice in one.duplicate_incidents]
+    return DrillScore(tuple(one.score for one in verdicts), pages, round(rate, 4), healthy.gpu_hours, tuple(said))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from watchkeeper.catalogue import metrics, series
 from watchkeeper.errors import QueryError
-from watchkeeper.migrate.verdict import Standing, worst
+from watchkeeper.migrate.verdict import Compatibility, worst
 from watchkeeper.query import engine
 from watchkeeper.query.promql import ast, parser, walk
 
@@ -37,44 +37,44 @@ OVER_TIME = frozenset({"rate", "irate", "increase"})
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    standing: Standing
+class ExpressionVerdict:
+    standing: Compatibility
     why: tuple[str, ...] = ()
 
 
-def judge(text: str, recorded: frozenset[str] = frozenset()) -> Judged:
+def judge_expression(text: str, recorded: frozenset[str] = frozenset()) -> ExpressionVerdict:
     """How an expression fares; `recorded` are names that rules of the same migration make."""
     try:
         expr = parser.parse(text)
     except QueryError as error:
         metricsql = "; VictoriaMetrics' MetricsQL has more functions" if "unknown function" in error.problem else ""
-        return Judged(Standing.CANNOT, (f"not PromQL: {error.problem}{metricsql}",))
+        return ExpressionVerdict(Compatibility.CANNOT, (f"not PromQL: {error.problem}{metricsql}",))
     found = [*_names(expr, recorded), *_labels(expr), *_meaning(expr)]
     notes = tuple(dict.fromkeys(why for _, why in found if why))
-    return Judged(worst([standing for standing, _ in found]), notes)
+    return ExpressionVerdict(worst([standing for standing, _ in found]), notes)
 
 
-def _names(expr: ast.Expr, recorded: frozenset[str]) -> Iterator[tuple[Standing, str]]:
+def _names(expr: ast.Expr, recorded: frozenset[str]) -> Iterator[tuple[Compatibility, str]]:
     for name in sorted(walk.names(expr) - recorded):
         if not name:
-            yield Standing.WORKS, ""
+            yield Compatibility.WORKS, ""
             continue
         origin = series.origin(name)
         match origin.maker:
             case series.SeriesSource.AGENT | series.SeriesSource.HUB | series.SeriesSource.RULE:
-                yield Standing.WORKS, ""
+                yield Compatibility.WORKS, ""
             case series.SeriesSource.AGENT_OPTIONAL:
-                yield Standing.CHANGES, f"{name}: the agent shows it when a file of --counters names it"
+                yield Compatibility.CHANGES, f"{name}: the agent shows it when a file of --counters names it"
             case series.SeriesSource.RENAMED | series.SeriesSource.ALIAS:
-                yield Standing.CHANGES, f"{name}: write {origin.instead}"
+                yield Compatibility.CHANGES, f"{name}: write {origin.instead}"
             case series.SeriesSource.NOT_A_FIELD:
                 near = f"; near it: {origin.who}" if origin.who else ""
-                yield Standing.CANNOT, f"{name}: no field that NVML gives has this name{near}"
+                yield Compatibility.CANNOT, f"{name}: no field that NVML gives has this name{near}"
             case _:
-                yield Standing.NEEDS, f"{name} is made by {origin.who}; scrape it as well"
+                yield Compatibility.NEEDS, f"{name} is made by {origin.who}; scrape it as well"
 
 
-def _labels(expr: ast.Expr) -> Iterator[tuple[Standing, str]]:
+def _labels(expr: ast.Expr) -> Iterator[tuple[Compatibility, str]]:
     asked = {matcher.name for one in _gpu_selectors(expr) for matcher in one.matchers if _asks(matcher)}
     if asked or any(True for _ in _gpu_selectors(expr)):
         for part in walk.parts(expr):
@@ -82,12 +82,12 @@ def _labels(expr: ast.Expr) -> Iterator[tuple[Standing, str]]:
                 asked |= set(part.grouping)
     for name in sorted(asked - LABELS):
         if name in LABEL_NAMES:
-            yield Standing.CHANGES, f"label {name}: it is {LABEL_NAMES[name]} here"
+            yield Compatibility.CHANGES, f"label {name}: it is {LABEL_NAMES[name]} here"
         else:
-            yield Standing.NEEDS, f"label {name}: no GPU series has it here unless you relabel it on"
+            yield Compatibility.NEEDS, f"label {name}: no GPU series has it here unless you relabel it on"
 
 
-def _meaning(expr: ast.Expr) -> Iterator[tuple[Standing, str]]:
+def _meaning(expr: ast.Expr) -> Iterator[tuple[Compatibility, str]]:
     """Questions that work and mislead: growth of what is no counter."""
     for part in walk.parts(expr):
         if not isinstance(part, ast.FunctionCall) or part.function not in OVER_TIME:
@@ -96,7 +96,7 @@ def _meaning(expr: ast.Expr) -> Iterator[tuple[Standing, str]]:
             row = metrics.lookup(selector.name or "")
             if row is None or row.type != "gauge":
                 continue
-            yield Standing.CHANGES, f"{part.function}({selector.name}): it is a gauge{_guide(row)}"
+            yield Compatibility.CHANGES, f"{part.function}({selector.name}): it is a gauge{_guide(row)}"
 
 
 def _guide(row: metrics.MetricRow) -> str:

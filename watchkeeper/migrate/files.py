@@ -14,8 +14,8 @@ import yaml
 
 from watchkeeper.errors import RuleFileError, error_reason
 from watchkeeper.kit import yaml_text
-from watchkeeper.migrate.expression import judge
-from watchkeeper.migrate.verdict import Standing, Verdict
+from watchkeeper.migrate.expression import judge_expression
+from watchkeeper.migrate.verdict import Compatibility, MigrationVerdict
 from watchkeeper.readers import counters_csv, grafana_dashboard
 from watchkeeper.readers.nvml import choice
 from watchkeeper.rules import rulefile
@@ -26,7 +26,7 @@ SHOWN = 200
 
 
 @dataclass(frozen=True, slots=True)
-class RulesOf:
+class FileRules:
     """The rules of one file; those of a PrometheusRule have no line of it."""
 
     path: Path
@@ -34,11 +34,11 @@ class RulesOf:
     has_lines: bool
 
 
-def judge_all(paths: Sequence[Path], shipped: rulefile.RuleSet) -> list[Verdict]:
+def judge_files(paths: Sequence[Path], shipped: rulefile.RuleSet) -> list[MigrationVerdict]:
     """A verdict for everything in these files and folders; `shipped` are the rules that are here already."""
     texts = {path: _text(path) for path in _files(paths)}
-    found = [text for text in texts.values() if isinstance(text, Verdict)]
-    read: list[RulesOf] = []
+    found = [text for text in texts.values() if isinstance(text, MigrationVerdict)]
+    read: list[FileRules] = []
     for path, text in texts.items():
         if isinstance(text, str) and path.suffix not in (".csv", ".json"):
             read += _read_rules(path, text, found, is_named=path in paths)
@@ -61,33 +61,35 @@ def _files(paths: Iterable[Path]) -> Iterator[Path]:
             yield path
 
 
-def _text(path: Path) -> str | Verdict:
+def _text(path: Path) -> str | MigrationVerdict:
     try:
         size = path.stat().st_size
         if size > MAX_BYTES:
-            return Verdict(
-                str(path), "", path.name, Standing.CANNOT, (f"it has {size:,} bytes, the limit is {MAX_BYTES:,}",)
+            return MigrationVerdict(
+                str(path), "", path.name, Compatibility.CANNOT, (f"it has {size:,} bytes, the limit is {MAX_BYTES:,}",)
             )
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        return Verdict(str(path), "", path.name, Standing.CANNOT, (f"it cannot be read: {error_reason(error)}",))
+        return MigrationVerdict(
+            str(path), "", path.name, Compatibility.CANNOT, (f"it cannot be read: {error_reason(error)}",)
+        )
 
 
-def _read_rules(path: Path, text: str, found: list[Verdict], *, is_named: bool) -> Iterator[RulesOf]:
+def _read_rules(path: Path, text: str, found: list[MigrationVerdict], *, is_named: bool) -> Iterator[FileRules]:
     """The rules of one file; what is wrong with it goes to `found`. Other YAML of a folder is passed over."""
-    rules = rule_text(text)
+    rules = extract_rules(text)
     if rules is None:
         if is_named:
             why = "it has neither rule groups nor a PrometheusRule"
-            found.append(Verdict(str(path), "", path.name, Standing.CANNOT, (why,)))
+            found.append(MigrationVerdict(str(path), "", path.name, Compatibility.CANNOT, (why,)))
         return
     try:
-        yield RulesOf(path, rulefile.read_rules({str(path): rules}).rules, has_lines=rules == text)
+        yield FileRules(path, rulefile.read_rules({str(path): rules}).rules, has_lines=rules == text)
     except rulefile.RuleFileProblems as error:
         found += [_problem(path, one) for one in error.problems]
 
 
-def rule_text(text: str) -> str | None:
+def extract_rules(text: str) -> str | None:
     """The rule file in a text: itself, or the groups of the operator's PrometheusRules in it; None without any."""
     try:
         documents = [one for one in yaml_text.load_all(text) if isinstance(one, dict)]
@@ -101,13 +103,13 @@ def rule_text(text: str) -> str | None:
     return yaml.safe_dump({"groups": groups}, sort_keys=False) if groups else None
 
 
-def _problem(path: Path, problem: RuleFileError) -> Verdict:
+def _problem(path: Path, problem: RuleFileError) -> MigrationVerdict:
     where = f"line {problem.line}" if problem.line else ""
-    return Verdict(str(path), where, "rule file", Standing.CANNOT, (problem.problem,))
+    return MigrationVerdict(str(path), where, "rule file", Compatibility.CANNOT, (problem.problem,))
 
 
-def _rule(one: RulesOf, rule: rulefile.Rule, recorded: frozenset[str], named: frozenset[str]) -> Verdict:
-    judged = judge(rule.expr, recorded)
+def _rule(one: FileRules, rule: rulefile.Rule, recorded: frozenset[str], named: frozenset[str]) -> MigrationVerdict:
+    judged = judge_expression(rule.expr, recorded)
     why = list(judged.why)
     if isinstance(rule, rulefile.AlertingRule):
         if rule.name in named:
@@ -115,48 +117,48 @@ def _rule(one: RulesOf, rule: rulefile.Rule, recorded: frozenset[str], named: fr
         if "cause" not in rule.labels:
             why.append("its incidents have no cause unless it gets a label `cause` (docs/reference/alerts.md)")
     where = f"line {rule.line}" if one.has_lines else ""
-    return Verdict(str(one.path), where, rule.name, judged.standing, tuple(why))
+    return MigrationVerdict(str(one.path), where, rule.name, judged.standing, tuple(why))
 
 
-def _counters(path: Path, text: str) -> list[Verdict]:
+def _counters(path: Path, text: str) -> list[MigrationVerdict]:
     file = counters_csv.read(text.splitlines())
     found = [_counter(path, counter) for counter in file.counters]
     lines = text.splitlines()
     for problem in file.problems:
         line, _, what = problem.partition(": ")
         subject = lines[int(line.removeprefix("line ")) - 1]
-        found.append(Verdict(str(path), line, subject[:SHOWN], Standing.CANNOT, (what,)))
+        found.append(MigrationVerdict(str(path), line, subject[:SHOWN], Compatibility.CANNOT, (what,)))
     return found
 
 
-def _counter(path: Path, counter: counters_csv.Counter) -> Verdict:
+def _counter(path: Path, counter: counters_csv.Counter) -> MigrationVerdict:
     known = choice.dcgm_families().get(counter.name)
     if known is None:
         why = "NVML cannot give it; keep dcgm-exporter for this field"
-        return Verdict(str(path), f"line {counter.line}", counter.name, Standing.CANNOT, (why,))
+        return MigrationVerdict(str(path), f"line {counter.line}", counter.name, Compatibility.CANNOT, (why,))
     family, is_chosen = known
     why_not: tuple[str, ...] = ()
     if not is_chosen:
         why_not += ("not shown unasked: start the agent with --counters and this file",)
     if counter.prom_type != family.prom_type:
         why_not += (f"the file calls it a {counter.prom_type}, DCGM's own files a {family.prom_type}",)
-    return Verdict(str(path), f"line {counter.line}", counter.name, Standing.WORKS, why_not)
+    return MigrationVerdict(str(path), f"line {counter.line}", counter.name, Compatibility.WORKS, why_not)
 
 
-def _dashboard(path: Path, text: str, recorded: frozenset[str], *, is_named: bool) -> list[Verdict]:
+def _dashboard(path: Path, text: str, recorded: frozenset[str], *, is_named: bool) -> list[MigrationVerdict]:
     try:
         dashboard = grafana_dashboard.read_dashboard(text)
     except grafana_dashboard.NotADashboard as error:
         if error.is_other and not is_named:
             return []
-        return [Verdict(str(path), "", path.name, Standing.CANNOT, (f"no dashboard: {error}",))]
+        return [MigrationVerdict(str(path), "", path.name, Compatibility.CANNOT, (f"no dashboard: {error}",))]
     found = []
     for question in dashboard.queries:
         where = f"{dashboard.title} / {question.panel}"
         if question.expr is None:
             why = (f"it asks {question.language}, not Prometheus",)
-            found.append(Verdict(str(path), where, question.language, Standing.CANNOT, why))
+            found.append(MigrationVerdict(str(path), where, question.language, Compatibility.CANNOT, why))
         else:
-            judged = judge(grafana_dashboard.fill_variables(question.expr), recorded)
-            found.append(Verdict(str(path), where, question.expr[:SHOWN], judged.standing, judged.why))
+            judged = judge_expression(grafana_dashboard.fill_variables(question.expr), recorded)
+            found.append(MigrationVerdict(str(path), where, question.expr[:SHOWN], judged.standing, judged.why))
     return found

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Standing(StrEnum):
+class Compatibility(StrEnum):
     """How something of theirs fares here; `needs` is fine as long as somebody else's exporter is scraped as well."""
 
     WORKS = "works"
@@ -15,19 +15,19 @@ class Standing(StrEnum):
     CANNOT = "cannot"
 
 
-ORDER = tuple(Standing)
+ORDER = tuple(Compatibility)
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class MigrationVerdict:
     """`where` is the line, rule or panel inside `file`; `why` has a sentence for each thing to know."""
 
     file: str
     where: str
     subject: str
-    standing: Standing
+    standing: Compatibility
     why: tuple[str, ...] = ()
 
 
-def worst(standings: list[Standing]) -> Standing:
-    return max(standings, key=ORDER.index, default=Standing.WORKS)
+def worst(standings: list[Compatibility]) -> Compatibility:
+    return max(standings, key=ORDER.index, default=Compatibility.WORKS)

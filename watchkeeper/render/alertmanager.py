@@ -19,8 +19,8 @@ from watchkeeper.model import silences
 from watchkeeper.notify import alertmanager, routing
 from watchkeeper.query.promql import patterns
 from watchkeeper.render import yaml_text
-from watchkeeper.render.tree import File
-from watchkeeper.render.yaml_text import Inline, Part
+from watchkeeper.render.tree import RenderedFile
+from watchkeeper.render.yaml_text import InlineMapping, YamlPart
 
 SECRETS = "/etc/alertmanager/secrets"
 NOBODY, HUB = "nobody", "watchkeeper"
@@ -40,32 +40,32 @@ Secrets are not here: put each into the file that is named."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RouteReceiver:
     """A receiver as one kind of route wants it; Alertmanager tells of ends by receiver, the hub by route."""
 
     receiver: routing.Receiver
-    tells_resolved: bool = True
+    sends_resolved: bool = True
 
     @property
     def name(self) -> str:
-        return self.receiver.name if self.tells_resolved else f"{self.receiver.name}-without-resolved"
+        return self.receiver.name if self.sends_resolved else f"{self.receiver.name}-without-resolved"
 
 
-def files(settings: config.Settings) -> list[File]:
-    return [File("alertmanager.yml", config_text(settings))]
+def files(settings: config.Settings) -> list[RenderedFile]:
+    return [RenderedFile("alertmanager.yml", config_text(settings))]
 
 
 def config_text(settings: config.Settings) -> str:
     book = _book(settings)
     known = {receiver.name: receiver for receiver in book.receivers}
-    routes: list[Part] = []
-    wanted: dict[str, Wanted] = {}
+    routes: list[YamlPart] = []
+    wanted: dict[str, RouteReceiver] = {}
     intervals: list[dict[str, Any]] = []
     for number, route in enumerate(_routes(book), 1):
         name = f"hours of route {number}"
         intervals += [_interval(name, route)] if route.hours else []
         for at, receiver in enumerate(route.receivers, 1):
-            one = Wanted(known[receiver], route.tells_resolved)
+            one = RouteReceiver(known[receiver], route.tells_resolved)
             wanted[one.name] = one
             is_last = at == len(route.receivers)
             routes.append(_route(route, one.name, hours=name if route.hours else None, is_last=is_last))
@@ -73,11 +73,13 @@ def config_text(settings: config.Settings) -> str:
     parts = [
         "# What no route below takes is told to nobody, as in the hub. A group is what would be one incident there.\n"
         + yaml_text.dump({"route": {**root, "repeat_interval": "4h"}})
-        + _indented(yaml_text.listed("routes", routes)),
-        yaml_text.listed("receivers", [Part({"name": NOBODY}), *(_receiver(one, settings) for one in wanted.values())]),
+        + _indented(yaml_text.dump_list("routes", routes)),
+        yaml_text.dump_list(
+            "receivers", [YamlPart({"name": NOBODY}), *(_receiver(one, settings) for one in wanted.values())]
+        ),
         yaml_text.dump({"time_intervals": intervals}) if intervals else "",
         "# A cause and its effects at the same place (packs/effects.csv): people are told of the cause.\n"
-        + yaml_text.listed("inhibit_rules", list(_inhibition())),
+        + yaml_text.dump_list("inhibit_rules", list(_inhibition())),
     ]
     about = ABOUT + (f"\nNot expressible: {'; '.join(lost)}." if (lost := _lost(book)) else "")
     return "\n".join([yaml_text.comment(about), *(part for part in parts if part)])
@@ -103,7 +105,7 @@ def _routes(book: routing.Routing) -> Sequence[routing.Route]:
     return [routing.Route(tuple(one.name for one in book.receivers), match=('severity!="info"',))]
 
 
-def _route(route: routing.Route, receiver: str, *, hours: str | None, is_last: bool) -> Part:
+def _route(route: routing.Route, receiver: str, *, hours: str | None, is_last: bool) -> YamlPart:
     value: dict[str, Any] = {"receiver": receiver}
     notes: list[str] = []
     matchers = [_translated(matcher) for matcher in route.matchers]
@@ -121,7 +123,7 @@ def _route(route: routing.Route, receiver: str, *, hours: str | None, is_last: b
     alone = sorted({matcher.name for matcher in route.matchers} & OF_THE_HUB)
     if alone:
         notes.append(f"Only alerts of the hub have the label {' and '.join(alone)}; those of Prometheus do not match.")
-    return Part(value, "\n".join(notes))
+    return YamlPart(value, "\n".join(notes))
 
 
 def _written(matcher: silences.Matcher) -> str:
@@ -141,16 +143,18 @@ def _translated(matcher: silences.Matcher) -> silences.Matcher:
     return silences.Matcher("cause", "|".join(found), is_regex=True, is_equal=matcher.is_equal)
 
 
-def _receiver(wanted: Wanted, settings: config.Settings) -> Part:
+def _receiver(wanted: RouteReceiver, settings: config.Settings) -> YamlPart:
     one = wanted.receiver
-    ends = {} if wanted.tells_resolved else {"send_resolved": False}
+    ends = {} if wanted.sends_resolved else {"send_resolved": False}
     notes = [] if one.per_minute == routing.Receiver(HUB, webhook="http://x").per_minute else [_pace(one)]
     if one.webhook is not None:
         is_hub = one.webhook == _hub_webhook(settings)
         secret = f"{SECRETS}/{one.name}" if one.token_file is not None or (is_hub and settings.hub.tokens) else None
         if not is_hub:
             notes.append("It gets Alertmanager's own JSON, not the hub's.")
-        return Part({"name": wanted.name, "webhook_configs": [_webhook(one.webhook, secret) | ends]}, "\n".join(notes))
+        return YamlPart(
+            {"name": wanted.name, "webhook_configs": [_webhook(one.webhook, secret) | ends]}, "\n".join(notes)
+        )
     value: dict[str, Any] = {"name": wanted.name}
     for scheme in _schemes(one):
         if scheme in SERVICES:
@@ -165,7 +169,7 @@ def _receiver(wanted: Wanted, settings: config.Settings) -> Part:
                 f"Not expressible: {scheme}. It goes through the hub, which tells {one.name} itself where [notify] via "
                 'is "receivers".'
             )
-    return Part(value, "\n".join(notes))
+    return YamlPart(value, "\n".join(notes))
 
 
 def _schemes(receiver: routing.Receiver) -> list[str]:
@@ -195,12 +199,12 @@ def _interval(name: str, route: routing.Route) -> dict[str, Any]:
         part: dict[str, Any] = {"weekdays": [DAY_NAMES[day] for day in sorted(hours.days)]}
         if (hours.begin, hours.end) != (routing.WeekHours(frozenset()).begin, None):
             end = f"{hours.end:%H:%M}" if hours.end is not None else "24:00"
-            part["times"] = [Inline(start_time=f"{hours.begin:%H:%M}", end_time=end)]
+            part["times"] = [InlineMapping(start_time=f"{hours.begin:%H:%M}", end_time=end)]
         parts.append({**part, "location": route.zone})
     return {"name": name, "time_intervals": parts}
 
 
-def _inhibition() -> Iterable[Part]:
+def _inhibition() -> Iterable[YamlPart]:
     for row in causes.all_causes():
         # A job's alert names no machine, and Alertmanager does not know where a job runs.
         families = effects.affected_families(row.cause) if row.scope != "workload" else frozenset()
@@ -209,7 +213,7 @@ def _inhibition() -> Iterable[Part]:
             continue
         # A label that neither alert has counts as equal, so the place must be named.
         places = ["node", "gpu"] if row.scope == "gpu" else ["node"]
-        yield Part(
+        yield YamlPart(
             {
                 "source_matchers": [f'cause="{row.cause}"'],
                 "target_matchers": [f'cause=~"{"|".join(targets)}"', *(f'{place}!=""' for place in places)],

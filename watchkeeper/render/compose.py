@@ -13,8 +13,8 @@ from typing import Any
 
 from watchkeeper.config import settings as config
 from watchkeeper.render import alertmanager, prometheus, settings_text, targets, yaml_text
-from watchkeeper.render.tree import File, prefixed
-from watchkeeper.render.yaml_text import Part
+from watchkeeper.render.tree import RenderedFile, in_folder
+from watchkeeper.render.yaml_text import YamlPart
 
 # Versions that the rendered configurations were written for; change them here or in an override file.
 PROMETHEUS, ALERTMANAGER, GRAFANA = "prom/prometheus:v3.5.0", "prom/alertmanager:v0.28.1", "grafana/grafana:12.0.2"
@@ -34,17 +34,17 @@ HARDENED: dict[str, Any] = {
 }
 
 
-def files(settings: config.Settings) -> list[File]:
+def files(settings: config.Settings) -> list[RenderedFile]:
     here = _here(settings)
     quiet = replace(here, notify=replace(here.notify, via=config.NotifyVia.CONSOLE, alertmanager_urls=()))
     made = resources.files("watchkeeper").joinpath("packs", "compose", "prepare.sh").read_text(encoding="utf-8")
     return [
-        File("compose.yaml", compose_text(settings)),
-        File("prepare.sh", made, is_executable=True),
-        File("hub.toml", hub_text(here)),
-        *prefixed(prometheus.files(quiet), "prometheus"),
-        *prefixed(alertmanager.files(here), "alertmanager"),
-        *prefixed(targets.load("grafana")(here), "grafana"),
+        RenderedFile("compose.yaml", compose_text(settings)),
+        RenderedFile("prepare.sh", made, is_executable=True),
+        RenderedFile("hub.toml", hub_text(here)),
+        *in_folder(prometheus.files(quiet), "prometheus"),
+        *in_folder(alertmanager.files(here), "alertmanager"),
+        *in_folder(targets.load("grafana")(here), "grafana"),
     ]
 
 
@@ -76,7 +76,7 @@ def hub_text(here: config.Settings) -> str:
 
 def compose_text(settings: config.Settings) -> str:
     parts = [
-        Part(
+        YamlPart(
             {
                 "services": {
                     "hub": _hub(settings),
@@ -87,8 +87,8 @@ def compose_text(settings: config.Settings) -> str:
                 }
             }
         ),
-        Part({"volumes": {name: {} for name in ("hub", "agent", "prometheus", "alertmanager", "grafana")}}),
-        Part(
+        YamlPart({"volumes": {name: {} for name in ("hub", "agent", "prometheus", "alertmanager", "grafana")}}),
+        YamlPart(
             {"secrets": {name: {"file": f"./secrets/{name}"} for name in ("tokens", "scrape", "webhook", "grafana")}},
             "Made by prepare.sh, once.",
         ),

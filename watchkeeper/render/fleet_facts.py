@@ -49,7 +49,7 @@ def nodes(settings: config.Settings) -> list[NodeFact]:
     return [fact for fact in facts if fact.expected_gpus != 0]
 
 
-def addresses(settings: config.Settings) -> list[str]:
+def scrape_addresses(settings: config.Settings) -> list[str]:
     """What is scraped at a fixed address: `render.targets` written out, and the nodes of the inventory."""
     found: list[str] = []
     for text in settings.render.targets:
@@ -74,7 +74,7 @@ def rule_texts(settings: config.Settings) -> list[RuleText]:
     return found
 
 
-def series_read(settings: config.Settings) -> frozenset[str]:
+def rule_series(settings: config.Settings) -> frozenset[str]:
     """Names of the series that these rules read and do not make themselves."""
     return replay.metric_names(reload.read_sources(rule_loops.rule_sources(settings)).rules)[0]
 

@@ -18,8 +18,8 @@ from watchkeeper.config import settings as config
 from watchkeeper.kit import wire
 from watchkeeper.kit import yaml_text as kit_yaml
 from watchkeeper.render import yaml_text
-from watchkeeper.render.grafana_panel import DATASOURCE, UID, Panel, Shelf, Site
-from watchkeeper.render.tree import File
+from watchkeeper.render.grafana_panel import DATASOURCE, UID, DashboardPanel, LinkTargets, PanelGrid
+from watchkeeper.render.tree import RenderedFile
 
 # What Grafana 12 writes; older ones read it, newer ones bring it up to date.
 SCHEMA_VERSION = 42
@@ -40,33 +40,33 @@ FIELD = re.compile(r"\bDCGM_FI_\w+")
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class DashboardRow:
     title: str
-    panels: tuple[Panel, ...]
+    panels: tuple[DashboardPanel, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class DashboardPage:
     """One file of packs/dashboards."""
 
     title: str
     about: str
     variables: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[DashboardRow, ...]
 
 
-def files(settings: config.Settings) -> list[File]:
-    texts = {f"dashboards/{name}.json": as_text(board) for name, board in boards(settings).items()}
+def files(settings: config.Settings) -> list[RenderedFile]:
+    texts = {f"dashboards/{name}.json": as_text(board) for name, board in dashboards(settings).items()}
     return [
-        *(File(path, text) for path, text in texts.items()),
-        File("provisioning/dashboards/watchkeeper.yaml", _provider()),
-        File("provisioning/datasources/watchkeeper.yaml", _source(settings)),
+        *(RenderedFile(path, text) for path, text in texts.items()),
+        RenderedFile("provisioning/dashboards/watchkeeper.yaml", _provider()),
+        RenderedFile("provisioning/datasources/watchkeeper.yaml", _source(settings)),
     ]
 
 
-def boards(settings: config.Settings) -> dict[str, dict[str, Any]]:
+def dashboards(settings: config.Settings) -> dict[str, dict[str, Any]]:
     """Every dashboard by its name."""
-    return {name: board(name, settings) for name in NAMES}
+    return {name: dashboard(name, settings) for name in NAMES}
 
 
 def dcgm_fields(settings: config.Settings) -> set[str]:
@@ -85,14 +85,14 @@ def _text(name: str) -> str:
     return resources.files("watchkeeper").joinpath("packs", "dashboards", f"{name}.yaml").read_text(encoding="utf-8")
 
 
-def page(name: str, settings: config.Settings) -> Page:
+def page(name: str, settings: config.Settings) -> DashboardPage:
     text = _text(name).replace("@price@", f"{settings.cost.dollars_per_gpu_hour:g}")
-    return wire.from_plain(Page, kit_yaml.load(text))
+    return wire.from_plain(DashboardPage, kit_yaml.load(text))
 
 
-def board(name: str, settings: config.Settings) -> dict[str, Any]:
+def dashboard(name: str, settings: config.Settings) -> dict[str, Any]:
     found = page(name, settings)
-    shelf = Shelf(Site(name, console_url(settings), settings.render.docs_url))
+    shelf = PanelGrid(LinkTargets(name, console_url(settings), settings.render.docs_url))
     for row in found.rows:
         shelf.add_row(row.title, row.panels)
     return {
@@ -169,7 +169,7 @@ def _variable(name: str) -> dict[str, Any]:
     }
 
 
-def _alerts(found: Page) -> dict[str, Any]:
+def _alerts(found: DashboardPage) -> dict[str, Any]:
     """Firing alerts as marks on every chart, where they are about what the page shows."""
     about = [f'{ALERT_LABELS[name]}=~"${name}|"' for name in found.variables if name in ALERT_LABELS]
     matchers = ", ".join(['alertstate="firing"', 'cluster=~"$cluster"', *about])
@@ -198,7 +198,7 @@ def _provider() -> str:
         "updateIntervalSeconds": 30,
         "options": {"path": "/var/lib/grafana/dashboards/watchkeeper"},
     }
-    return yaml_text.document(about, [yaml_text.Part({"apiVersion": 1, "providers": [provider]})])
+    return yaml_text.document(about, [yaml_text.YamlPart({"apiVersion": 1, "providers": [provider]})])
 
 
 def _source(settings: config.Settings) -> str:
@@ -206,7 +206,7 @@ def _source(settings: config.Settings) -> str:
     if settings.query.url is not None:
         about = "Samples are kept by the server of `query.url`."
         return yaml_text.document(
-            about, [yaml_text.Part({"apiVersion": 1, "datasources": [_server(settings.query.url)]})]
+            about, [yaml_text.YamlPart({"apiVersion": 1, "datasources": [_server(settings.query.url)]})]
         )
     about = (
         "The hub answers as a Prometheus. Give Grafana a viewer's token in its environment as WATCHKEEPER_TOKEN; where "
@@ -221,7 +221,7 @@ def _source(settings: config.Settings) -> str:
         },
         "secureJsonData": {"httpHeaderValue1": "Bearer $WATCHKEEPER_TOKEN"},
     }
-    return yaml_text.document(about, [yaml_text.Part({"apiVersion": 1, "datasources": [signed]})])
+    return yaml_text.document(about, [yaml_text.YamlPart({"apiVersion": 1, "datasources": [signed]})])
 
 
 def _server(url: str) -> dict[str, Any]:

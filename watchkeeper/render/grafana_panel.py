@@ -26,7 +26,7 @@ UID = "watchkeeper-"
 KEPT = "${__url_time_range}&${datasource:queryparam}&${cluster:queryparam}"
 
 
-class Kind(StrEnum):
+class PanelKind(StrEnum):
     """How a panel looks, in our words; `TYPES` has Grafana's."""
 
     STAT = "stat"
@@ -35,12 +35,17 @@ class Kind(StrEnum):
     TABLE = "table"
 
 
-TYPES = {Kind.STAT: "stat", Kind.TIMESERIES: "timeseries", Kind.BARS: "bargauge", Kind.TABLE: "table"}
-HEIGHTS = {Kind.STAT: 4, Kind.TIMESERIES: 8, Kind.BARS: 8, Kind.TABLE: 8}
+TYPES = {
+    PanelKind.STAT: "stat",
+    PanelKind.TIMESERIES: "timeseries",
+    PanelKind.BARS: "bargauge",
+    PanelKind.TABLE: "table",
+}
+HEIGHTS = {PanelKind.STAT: 4, PanelKind.TIMESERIES: 8, PanelKind.BARS: 8, PanelKind.TABLE: 8}
 
 
 @dataclass(frozen=True, slots=True)
-class Query:
+class PanelQuery:
     expr: str
     legend: str = ""
     # Counts that `increase` has extrapolated are shown whole.
@@ -48,13 +53,13 @@ class Query:
 
 
 @dataclass(frozen=True, slots=True)
-class Panel:
+class DashboardPanel:
     """`width` 0 shares the row; `colors` are steps, each from a value on; `alert` gives runbook and limit."""
 
     title: str
-    kind: Kind
+    kind: PanelKind
     about: str
-    queries: tuple[Query, ...]
+    queries: tuple[PanelQuery, ...]
     unit: str = "short"
     width: int = 0
     max: float | None = None
@@ -67,7 +72,7 @@ class Panel:
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
+class AlertThreshold:
     """What an alert compares with: it fires above or below a value."""
 
     value: float
@@ -75,7 +80,7 @@ class Limit:
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class LinkTargets:
     """Where links of a page lead: the console, and the documents where they can be read."""
 
     page: str
@@ -83,15 +88,15 @@ class Site:
     docs_url: str | None
 
 
-class Shelf:
+class PanelGrid:
     """Places panels from left to right and from top to bottom."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: LinkTargets) -> None:
         self.panels: list[dict[str, Any]] = []
         self._site = site
         self._top = 0
 
-    def add_row(self, title: str, panels: tuple[Panel, ...]) -> None:
+    def add_row(self, title: str, panels: tuple[DashboardPanel, ...]) -> None:
         self._put({"type": "row", "title": title, "collapsed": False, "panels": []}, 0, width=PAGE, height=1)
         self._top += 1
         left = tallest = 0
@@ -109,14 +114,14 @@ class Shelf:
         self.panels.append({"id": len(self.panels) + 1, **panel, "gridPos": at})
 
 
-def _share(panel: Panel, panels: tuple[Panel, ...]) -> int:
+def _share(panel: DashboardPanel, panels: tuple[DashboardPanel, ...]) -> int:
     """Numbers share one line of the page; charts stand two by two."""
-    if panel.kind is not Kind.STAT:
+    if panel.kind is not PanelKind.STAT:
         return PAGE // 2
-    return PAGE // sum(one.kind is Kind.STAT for one in panels)
+    return PAGE // sum(one.kind is PanelKind.STAT for one in panels)
 
 
-def panel_json(panel: Panel, site: Site) -> dict[str, Any]:
+def panel_json(panel: DashboardPanel, site: LinkTargets) -> dict[str, Any]:
     found: dict[str, Any] = {
         "type": TYPES[panel.kind],
         "title": panel.title,
@@ -126,17 +131,17 @@ def panel_json(panel: Panel, site: Site) -> dict[str, Any]:
         "fieldConfig": {"defaults": _defaults(panel) | _ways_on(panel, site), "overrides": _cell_links(panel)},
         "options": _options(panel),
     }
-    if panel.kind is Kind.TABLE:
+    if panel.kind is PanelKind.TABLE:
         found["transformations"] = [_columns(panel)]
     if panel.alert is not None and site.docs_url is not None:
-        where = f"{site.docs_url.rstrip('/')}/{runbook_of(panel.alert).removeprefix('docs/')}"
+        where = f"{site.docs_url.rstrip('/')}/{runbook_path(panel.alert).removeprefix('docs/')}"
         found["links"] = [{"title": f"Runbook of {panel.alert}", "url": where, "targetBlank": True}]
     return found
 
 
-def _target(panel: Panel, number: int) -> dict[str, Any]:
+def _target(panel: DashboardPanel, number: int) -> dict[str, Any]:
     query = panel.queries[number]
-    is_instant = panel.kind is not Kind.TIMESERIES
+    is_instant = panel.kind is not PanelKind.TIMESERIES
     found: dict[str, Any] = {
         "refId": REF_IDS[number],
         "datasource": DATASOURCE,
@@ -146,20 +151,20 @@ def _target(panel: Panel, number: int) -> dict[str, Any]:
         "legendFormat": query.legend or "__auto",
         "editorMode": "code",
     }
-    return found | ({"format": "table"} if panel.kind is Kind.TABLE else {})
+    return found | ({"format": "table"} if panel.kind is PanelKind.TABLE else {})
 
 
-def _defaults(panel: Panel) -> dict[str, Any]:
+def _defaults(panel: DashboardPanel) -> dict[str, Any]:
     steps = [(float(at), color) for at, color in panel.colors.items()] or _limit_steps(panel)
     found: dict[str, Any] = {"unit": panel.unit, "noValue": "–"}
     if steps:
         # Below the first step its colour holds as well: Grafana writes that step without a number.
         written = [{"value": at if number else None, "color": color} for number, (at, color) in enumerate(steps)]
         found["thresholds"] = {"mode": "absolute", "steps": written}
-        found["color"] = {"mode": "palette-classic" if panel.kind is Kind.TIMESERIES else "thresholds"}
+        found["color"] = {"mode": "palette-classic" if panel.kind is PanelKind.TIMESERIES else "thresholds"}
     if panel.max is not None:
         found |= {"min": 0, "max": panel.max}
-    if panel.kind is Kind.TIMESERIES:
+    if panel.kind is PanelKind.TIMESERIES:
         found["custom"] = {
             "drawStyle": "line",
             "lineWidth": 1,
@@ -174,7 +179,7 @@ def _defaults(panel: Panel) -> dict[str, Any]:
     return found
 
 
-def _ways_on(panel: Panel, site: Site) -> dict[str, Any]:
+def _ways_on(panel: DashboardPanel, site: LinkTargets) -> dict[str, Any]:
     """A click on a line leads on: from a node to its page, from a GPU to its own, and from there to the console."""
     legends = [query.legend for query in panel.queries]
     if not all("{{Hostname}}" in legend for legend in legends):
@@ -192,7 +197,7 @@ def _to_page(page: str, title: str, chosen: dict[str, str]) -> dict[str, Any]:
     return {"title": title, "url": f"/d/{UID}{page}?{KEPT}{variables}", "targetBlank": False}
 
 
-def _cell_links(panel: Panel) -> list[dict[str, Any]]:
+def _cell_links(panel: DashboardPanel) -> list[dict[str, Any]]:
     """The name of a node in a table leads to its page."""
     if panel.columns.get("Hostname") is None:
         return []
@@ -201,24 +206,24 @@ def _cell_links(panel: Panel) -> list[dict[str, Any]]:
     return [{"matcher": column, "properties": [{"id": "links", "value": [link]}]}]
 
 
-def _limit_steps(panel: Panel) -> list[tuple[float, str]]:
+def _limit_steps(panel: DashboardPanel) -> list[tuple[float, str]]:
     if panel.alert is None or not panel.shows_limit:
         return []
-    limit = limit_of(panel.alert)
+    limit = alert_threshold(panel.alert)
     below, above = ("green", "red") if limit.is_upper else ("red", "green")
     return [(-math.inf, below), (limit.value, above)]
 
 
-def _options(panel: Panel) -> dict[str, Any]:
-    if panel.kind is Kind.TIMESERIES:
+def _options(panel: DashboardPanel) -> dict[str, Any]:
+    if panel.kind is PanelKind.TIMESERIES:
         return {
             "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True, "calcs": []},
             "tooltip": {"mode": "multi", "sort": "desc"},
         }
-    if panel.kind is Kind.TABLE:
+    if panel.kind is PanelKind.TABLE:
         return {"showHeader": True, "cellHeight": "sm"}
     reduced = {"calcs": ["lastNotNull"], "fields": "", "values": False}
-    if panel.kind is Kind.BARS:
+    if panel.kind is PanelKind.BARS:
         return {"orientation": "horizontal", "displayMode": "basic", "showUnfilled": True, "reduceOptions": reduced}
     return {
         "colorMode": "value",
@@ -229,7 +234,7 @@ def _options(panel: Panel) -> dict[str, Any]:
     }
 
 
-def _columns(panel: Panel) -> dict[str, Any]:
+def _columns(panel: DashboardPanel) -> dict[str, Any]:
     """Only the columns that the panel names, in its order, under names for people."""
     return {
         "id": "organize",
@@ -241,17 +246,17 @@ def _columns(panel: Panel) -> dict[str, Any]:
     }
 
 
-def runbook_of(alert: str) -> str:
+def runbook_path(alert: str) -> str:
     """The path of the runbook that the shipped rule of this name leads to."""
     return str(_rules()[alert]["annotations"]["runbook_url"])
 
 
 @cache
-def limit_of(alert: str) -> Limit:
+def alert_threshold(alert: str) -> AlertThreshold:
     """What the shipped rule of this name compares with at its end; ValueError where that is not one number."""
     tree = parser.parse(_rules()[alert]["expr"])
     if isinstance(tree, ast.Binary) and isinstance(tree.right, ast.Number) and tree.op in (">", ">=", "<", "<="):
-        return Limit(tree.right.value, tree.op.startswith(">"))
+        return AlertThreshold(tree.right.value, tree.op.startswith(">"))
     raise ValueError(f"{alert} does not end in a comparison with a number, so there is no limit to draw")
 
 

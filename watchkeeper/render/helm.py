@@ -12,7 +12,7 @@ from typing import Any
 
 from watchkeeper.config import settings as config
 from watchkeeper.render import kubernetes, manifests
-from watchkeeper.render.tree import File
+from watchkeeper.render.tree import RenderedFile
 
 CHART = "watchkeeper"
 # Free in their keys: labels of nodes and objects, and what the scheduler counts.
@@ -21,27 +21,27 @@ FREE = frozenset({"nodeSelector", "labels", "requests", "limits"})
 IN_A_RANGE = {"rules.name": "{{ $name }}", "dashboard.name": "{{ $name }}"}
 
 
-def files(settings: config.Settings) -> list[File]:
-    values, facts = kubernetes.values_of(settings), kubernetes.facts(settings)
+def files(settings: config.Settings) -> list[RenderedFile]:
+    values, facts = kubernetes.load_values(settings), kubernetes.facts(settings)
 
     def template(path: str) -> str:
-        return manifests.templated(manifests.pack(path), values, facts | IN_A_RANGE)
+        return manifests.template_manifest(manifests.read_manifest(path), values, facts | IN_A_RANGE)
 
     chart = {
-        "Chart.yaml": manifests.filled(manifests.pack("chart/Chart.yaml"), values, facts),
+        "Chart.yaml": manifests.fill_manifest(manifests.read_manifest("chart/Chart.yaml"), values, facts),
         "values.yaml": kubernetes.values_text(settings),
         "values.schema.json": json.dumps(schema(values), indent=2) + "\n",
-        "templates/NOTES.txt": manifests.pack("chart/NOTES.txt"),
+        "templates/NOTES.txt": manifests.read_manifest("chart/NOTES.txt"),
         ".helmignore": ".rendered-*\n*.md\n",
         **{f"templates/{name}.yaml": template(f"base/{name}.yaml") for name in kubernetes.BASE},
         **{f"templates/{name}": text for name, text in _optional(template)},
         **{f"rules/{name}.yaml": spec for name, spec in kubernetes.rule_objects(settings).items()},
         **{f"dashboards/{name}.json": text for name, text in kubernetes.dashboard_objects(settings).items()},
     }
-    secrets = manifests.filled(manifests.pack("chart/secrets.sh"), values, facts)
+    secrets = manifests.fill_manifest(manifests.read_manifest("chart/secrets.sh"), values, facts)
     return [
-        *(File(f"{CHART}/{path}", text) for path, text in chart.items()),
-        File("secrets.sh", secrets, is_executable=True),
+        *(RenderedFile(f"{CHART}/{path}", text) for path, text in chart.items()),
+        RenderedFile("secrets.sh", secrets, is_executable=True),
     ]
 
 
@@ -72,7 +72,10 @@ def _optional(template: Callable[[str], str]) -> Iterator[tuple[str, str]]:
     monitors = template("prometheus-operator/monitors.yaml")
     yield "monitors.yaml", _when("prometheusOperator.enabled", monitors)
     for name in kubernetes.RIGHTS:
-        yield f"{name}.yaml", _when(f"{name}.enabled", manifests.templated(kubernetes.rights(name), {}, {}))
+        yield (
+            f"{name}.yaml",
+            _when(f"{name}.enabled", manifests.template_manifest(kubernetes.rbac_manifest(name), {}, {})),
+        )
     rules = template("prometheus-operator/rules.yaml") + "{{ $text }}\n"
     yield "rules.yaml", _when("prometheusOperator.enabled", _for_each("rules/*.yaml", ".yaml", rules))
     board = template("dashboards/dashboard.yaml") + "  {{ $name }}.json: |\n    {{- $text | nindent 4 }}\n"

@@ -18,8 +18,8 @@ from watchkeeper.config import settings as config
 from watchkeeper.errors import SettingsError
 from watchkeeper.hub import rule_loops
 from watchkeeper.render import yaml_text
-from watchkeeper.render.tree import File
-from watchkeeper.render.yaml_text import Part
+from watchkeeper.render.tree import RenderedFile
+from watchkeeper.render.yaml_text import YamlPart
 from watchkeeper.rules import reload, slo
 from watchkeeper.workloads.replicas import (
     CALM_SECONDS,
@@ -52,7 +52,7 @@ ABOUT_ADAPTER = """Values for the chart prometheus-adapter: what the HPAs of thi
 
 
 @dataclass(frozen=True, slots=True)
-class Service:
+class ScaledService:
     """A Deployment and the model it serves."""
 
     namespace: str
@@ -61,7 +61,7 @@ class Service:
 
 
 @dataclass(frozen=True, slots=True)
-class Signal:
+class ScalingSignal:
     """One number that a service is scaled by: `per_replica` is shared by replicas, the other kind is not."""
 
     name: str
@@ -71,16 +71,18 @@ class Signal:
     why: str
 
 
-def files(settings: config.Settings) -> list[File]:
+def files(settings: config.Settings) -> list[RenderedFile]:
     chosen = [_service(text) for text in settings.render.services or (EXAMPLE,)]
     objectives = latency_objectives(settings)
     found = [
-        *(File(f"keda/{one.namespace}-{one.name}.yaml", _scaled(one, objectives, settings)) for one in chosen),
-        *(File(f"hpa/{one.namespace}-{one.name}.yaml", _plain(one, objectives, settings)) for one in chosen),
-        File("hpa/prometheus-adapter-values.yaml", _adapter(chosen, objectives, settings)),
+        *(RenderedFile(f"keda/{one.namespace}-{one.name}.yaml", _scaled(one, objectives, settings)) for one in chosen),
+        *(RenderedFile(f"hpa/{one.namespace}-{one.name}.yaml", _plain(one, objectives, settings)) for one in chosen),
+        RenderedFile("hpa/prometheus-adapter-values.yaml", _adapter(chosen, objectives, settings)),
     ]
     if _asks_hub(settings):
-        found += [File(f"keda/{space}-access.yaml", _access(space)) for space in sorted({s.namespace for s in chosen})]
+        found += [
+            RenderedFile(f"keda/{space}-access.yaml", _access(space)) for space in sorted({s.namespace for s in chosen})
+        ]
     return found
 
 
@@ -94,11 +96,11 @@ def is_latency(objective: slo.Slo) -> bool:
     return "model_name" in objective.by and LATE.search(objective.errors) is not None
 
 
-def signals(service: Service, objectives: Sequence[slo.Slo], cluster: str) -> list[Signal]:
+def signals(service: ScaledService, objectives: Sequence[slo.Slo], cluster: str) -> list[ScalingSignal]:
     """What a service is scaled by; each query gives one number, or none where there is no traffic."""
     about = f'cluster="{cluster}", model_name="{service.model}"'
     found = [
-        Signal(
+        ScalingSignal(
             "waiting",
             f"sum(inference_requests_waiting{{{about}}})",
             f"{WAITING_PER_REPLICA:g}",
@@ -106,7 +108,7 @@ def signals(service: Service, objectives: Sequence[slo.Slo], cluster: str) -> li
             f"Requests that wait, {WAITING_PER_REPLICA:g} for each replica at most.",
         ),
         # Without it a quiet queue would take all replicas but one away, and the next request would bring them back.
-        Signal(
+        ScalingSignal(
             "load",
             f"sum(rate(inference_request_duration_seconds_count{{{about}}}[5m])) / "
             f"max(watchkeeper:inference_replica_requests:max1d{{{about}}})",
@@ -119,7 +121,7 @@ def signals(service: Service, objectives: Sequence[slo.Slo], cluster: str) -> li
         late = LATE.search(one.errors)
         assert late is not None
         found.append(
-            Signal(
+            ScalingSignal(
                 f"burn-{one.name}",
                 f'clamp_max(max({slo.RATIO}5m{{slo="{one.name}", {about}}}) / {one.budget:.6g}, {MOST_GROWTH:g})',
                 "1",
@@ -130,7 +132,7 @@ def signals(service: Service, objectives: Sequence[slo.Slo], cluster: str) -> li
     return found
 
 
-def _service(text: str) -> Service:
+def _service(text: str) -> ScaledService:
     match = SERVICE.fullmatch(text)
     if match is None:
         raise SettingsError(
@@ -138,7 +140,7 @@ def _service(text: str) -> Service:
             where="render.services",
             remedy=f"Write NAMESPACE/NAME=MODEL, as in {EXAMPLE}",
         )
-    return Service(**match.groupdict())
+    return ScaledService(**match.groupdict())
 
 
 def _asks_hub(settings: config.Settings) -> bool:
@@ -151,7 +153,7 @@ def _server(settings: config.Settings) -> str:
     return f"http://watchkeeper-hub.{settings.render.namespace}.svc:9480"
 
 
-def _scaled(service: Service, objectives: Sequence[slo.Slo], settings: config.Settings) -> str:
+def _scaled(service: ScaledService, objectives: Sequence[slo.Slo], settings: config.Settings) -> str:
     server = _server(settings)
     parts = [_trigger(one, server, settings) for one in signals(service, objectives, settings.fleet.cluster)]
     spec = {
@@ -171,11 +173,11 @@ def _scaled(service: Service, objectives: Sequence[slo.Slo], settings: config.Se
         "spec": spec,
     }
     about = ABOUT_OBJECT.format(name=service.name, model=service.model, server=server)
-    triggers = textwrap.indent(yaml_text.listed("triggers", parts), "  ")
-    return yaml_text.document(about, [Part(head)]) + triggers
+    triggers = textwrap.indent(yaml_text.dump_list("triggers", parts), "  ")
+    return yaml_text.document(about, [YamlPart(head)]) + triggers
 
 
-def _trigger(signal: Signal, server: str, settings: config.Settings) -> Part:
+def _trigger(signal: ScalingSignal, server: str, settings: config.Settings) -> YamlPart:
     found: dict[str, Any] = {
         "type": "prometheus",
         "metricType": "AverageValue" if signal.per_replica else "Value",
@@ -190,7 +192,7 @@ def _trigger(signal: Signal, server: str, settings: config.Settings) -> Part:
     if _asks_hub(settings):
         found["metadata"]["authModes"] = "bearer"
         found["authenticationRef"] = {"name": READER}
-    return Part(found, signal.why)
+    return YamlPart(found, signal.why)
 
 
 def _access(namespace: str) -> str:
@@ -204,14 +206,14 @@ def _access(namespace: str) -> str:
         "metadata": {"name": READER, "namespace": namespace},
         "spec": {"secretTargetRef": [{"parameter": "bearerToken", "name": READER, "key": "token"}]},
     }
-    return yaml_text.document(about, [Part(found)])
+    return yaml_text.document(about, [YamlPart(found)])
 
 
-def _metric(service: Service, signal: Signal) -> str:
+def _metric(service: ScaledService, signal: ScalingSignal) -> str:
     return f"watchkeeper_{service.namespace}_{service.name}_{signal.name}".replace("-", "_").replace(".", "_")
 
 
-def _plain(service: Service, objectives: Sequence[slo.Slo], settings: config.Settings) -> str:
+def _plain(service: ScaledService, objectives: Sequence[slo.Slo], settings: config.Settings) -> str:
     metrics = []
     for signal in signals(service, objectives, settings.fleet.cluster):
         goal = "averageValue" if signal.per_replica else "value"
@@ -231,10 +233,10 @@ def _plain(service: Service, objectives: Sequence[slo.Slo], settings: config.Set
             "behavior": {"scaleUp": UP, "scaleDown": DOWN},
         },
     }
-    return yaml_text.document(ABOUT_HPA, [Part(found)])
+    return yaml_text.document(ABOUT_HPA, [YamlPart(found)])
 
 
-def _adapter(services: Sequence[Service], objectives: Sequence[slo.Slo], settings: config.Settings) -> str:
+def _adapter(services: Sequence[ScaledService], objectives: Sequence[slo.Slo], settings: config.Settings) -> str:
     """The adapter asks whether a series exists before it asks for a metric; the query itself is ours."""
     rules = [
         {
@@ -249,7 +251,7 @@ def _adapter(services: Sequence[Service], objectives: Sequence[slo.Slo], setting
     scheme, _, address = _server(settings).partition("://")
     host, _, port = address.partition(":")
     server = {"url": f"{scheme}://{host}", "port": int(port) if port.isdigit() else DEFAULT_PORTS[scheme]}
-    parts = [Part({"prometheus": server, "rules": {"default": False, "external": rules}})]
+    parts = [YamlPart({"prometheus": server, "rules": {"default": False, "external": rules}})]
     if _asks_hub(settings):
         mount = {"name": "reader", "mountPath": "/etc/watchkeeper", "readOnly": True}
         access = {
@@ -258,6 +260,6 @@ def _adapter(services: Sequence[Service], objectives: Sequence[slo.Slo], setting
             "extraVolumeMounts": [mount],
         }
         parts.append(
-            Part(access, f"The hub wants a viewer's token: key `token` of a Secret `{READER}` beside the adapter.")
+            YamlPart(access, f"The hub wants a viewer's token: key `token` of a Secret `{READER}` beside the adapter.")
         )
     return yaml_text.document(ABOUT_ADAPTER, parts)

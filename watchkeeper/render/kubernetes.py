@@ -18,7 +18,7 @@ from watchkeeper.config import settings as config
 from watchkeeper.errors import SettingsError
 from watchkeeper.kit import yaml_text as kit_yaml
 from watchkeeper.render import fleet_facts, grafana, manifests, prometheus, settings_text, yaml_text
-from watchkeeper.render.tree import File
+from watchkeeper.render.tree import RenderedFile
 from watchkeeper.scrape import discovery
 
 BASE = ("agent", "hub", "rbac", "network", "disruption")
@@ -47,41 +47,41 @@ WHAT = {
 }
 
 
-def files(settings: config.Settings) -> list[File]:
-    values, known = values_of(settings), facts(settings)
+def files(settings: config.Settings) -> list[RenderedFile]:
+    values, known = load_values(settings), facts(settings)
 
     def fill(path: str) -> str:
-        return manifests.filled(manifests.pack(path), values, known)
+        return manifests.fill_manifest(manifests.read_manifest(path), values, known)
 
     base = [
-        File(f"base/{name}.yaml", text)
+        RenderedFile(f"base/{name}.yaml", text)
         for name in ("namespace", *BASE)
         if has_objects(text := fill(f"base/{name}.yaml"))
     ]
     listed = "".join(f"  - {file.path.removeprefix('base/')}\n" for file in base)
     return [
-        File("kustomization.yaml", _top(values)),
-        File("base/kustomization.yaml", f"{KUSTOMIZATION}resources:\n{listed}"),
+        RenderedFile("kustomization.yaml", _top(values)),
+        RenderedFile("base/kustomization.yaml", f"{KUSTOMIZATION}resources:\n{listed}"),
         *base,
         *_monitoring(settings, values, known),
         *_dashboards(settings, values, known),
         *(
             file
             for name in RIGHTS
-            for file in _component(name, {"rbac.yaml": manifests.filled(rights(name), values, known)})
+            for file in _component(name, {"rbac.yaml": manifests.fill_manifest(rbac_manifest(name), values, known)})
         ),
-        File("secrets.sh", fill("chart/secrets.sh"), is_executable=True),
+        RenderedFile("secrets.sh", fill("chart/secrets.sh"), is_executable=True),
     ]
 
 
-def values_of(settings: config.Settings) -> dict[str, Any]:
+def load_values(settings: config.Settings) -> dict[str, Any]:
     """values.yaml as it is for these settings, with `[render] values` on top."""
     return dict(kit_yaml.load(values_text(settings)))
 
 
 def values_text(settings: config.Settings) -> str:
     """values.yaml, comments and all; each value that the settings choose stands in it."""
-    text = manifests.pack("values.yaml")
+    text = manifests.read_manifest("values.yaml")
     repairs_here = settings.remediate.driver is config.DriverName.KUBERNETES
     written = {
         "cluster": settings.fleet.cluster,
@@ -100,7 +100,7 @@ def values_text(settings: config.Settings) -> str:
 
 def facts(settings: config.Settings) -> dict[str, str]:
     """What manifests say and nobody chooses."""
-    series = sorted(name for name in fleet_facts.series_read(settings) if name.startswith(prometheus.OF_THE_HUB))
+    series = sorted(name for name in fleet_facts.rule_series(settings) if name.startswith(prometheus.OF_THE_HUB))
     return {
         "namespace": settings.render.namespace,
         "version": __version__,
@@ -128,9 +128,9 @@ def hub_settings(settings: config.Settings) -> str:
     )
 
 
-def rights(name: str) -> str:
+def rbac_manifest(name: str) -> str:
     """What remediate/drivers/kubernetes.py needs to repair or to reclaim, for a hub in any namespace."""
-    return manifests.pack(f"{name}-rbac.yaml").replace("namespace: watchkeeper}", "namespace: @namespace@}")
+    return manifests.read_manifest(f"{name}-rbac.yaml").replace("namespace: watchkeeper}", "namespace: @namespace@}")
 
 
 def rule_objects(settings: config.Settings) -> dict[str, str]:
@@ -145,7 +145,8 @@ def rule_objects(settings: config.Settings) -> dict[str, str]:
 def dashboard_objects(settings: config.Settings) -> dict[str, str]:
     """The JSON of each dashboard, by its name."""
     return {
-        name: json.dumps(board, ensure_ascii=False, sort_keys=True) for name, board in grafana.boards(settings).items()
+        name: json.dumps(board, ensure_ascii=False, sort_keys=True)
+        for name, board in grafana.dashboards(settings).items()
     }
 
 
@@ -210,25 +211,31 @@ def _top(values: dict[str, Any]) -> str:
     return text
 
 
-def _component(name: str, texts: dict[str, str]) -> Iterator[File]:
+def _component(name: str, texts: dict[str, str]) -> Iterator[RenderedFile]:
     listed = "".join(f"  - {path}\n" for path in texts)
     folder = f"components/{name}"
-    yield File(f"{folder}/kustomization.yaml", yaml_text.comment(WHAT[name]) + f"{COMPONENT}resources:\n{listed}")
-    yield from (File(f"{folder}/{path}", text) for path, text in texts.items())
+    yield RenderedFile(
+        f"{folder}/kustomization.yaml", yaml_text.comment(WHAT[name]) + f"{COMPONENT}resources:\n{listed}"
+    )
+    yield from (RenderedFile(f"{folder}/{path}", text) for path, text in texts.items())
 
 
-def _monitoring(settings: config.Settings, values: dict[str, Any], known: dict[str, str]) -> Iterator[File]:
-    texts = {"monitors.yaml": manifests.filled(manifests.pack("prometheus-operator/monitors.yaml"), values, known)}
-    head = manifests.pack("prometheus-operator/rules.yaml")
+def _monitoring(settings: config.Settings, values: dict[str, Any], known: dict[str, str]) -> Iterator[RenderedFile]:
+    texts = {
+        "monitors.yaml": manifests.fill_manifest(
+            manifests.read_manifest("prometheus-operator/monitors.yaml"), values, known
+        )
+    }
+    head = manifests.read_manifest("prometheus-operator/rules.yaml")
     for name, spec in rule_objects(settings).items():
-        texts[f"rules-{name}.yaml"] = manifests.filled(head, values, {**known, "rules.name": name}) + spec
+        texts[f"rules-{name}.yaml"] = manifests.fill_manifest(head, values, {**known, "rules.name": name}) + spec
     return _component("prometheus-operator", texts)
 
 
-def _dashboards(settings: config.Settings, values: dict[str, Any], known: dict[str, str]) -> Iterator[File]:
-    head = manifests.pack("dashboards/dashboard.yaml")
+def _dashboards(settings: config.Settings, values: dict[str, Any], known: dict[str, str]) -> Iterator[RenderedFile]:
+    head = manifests.read_manifest("dashboards/dashboard.yaml")
     texts = {
-        f"{name}.yaml": manifests.filled(head, values, {**known, "dashboard.name": name})
+        f"{name}.yaml": manifests.fill_manifest(head, values, {**known, "dashboard.name": name})
         + f"  {name}.json: |\n    {text}\n"
         for name, text in dashboard_objects(settings).items()
     }

@@ -31,7 +31,7 @@ HELM_FACTS = {"namespace": "{{ .Release.Namespace }}"}
 Values = Mapping[str, Any]
 
 
-def pack(path: str, folder: str = "kubernetes") -> str:
+def read_manifest(path: str, folder: str = "kubernetes") -> str:
     """One file of packs/kubernetes, or of another folder of manifests."""
     return resources.files("watchkeeper").joinpath("packs", folder, path).read_text(encoding="utf-8")
 
@@ -46,7 +46,7 @@ def value(values: Values, path: str) -> Any:
     return found
 
 
-def filled(text: str, values: Values, facts: Mapping[str, str]) -> str:
+def fill_manifest(text: str, values: Values, facts: Mapping[str, str]) -> str:
     """The manifest with its values in place."""
     text = CONDITION.sub(lambda found: found["body"] if value(values, found["path"]) else "", text)
     text = EACH.sub(lambda found: _entries(found["indent"], value(values, found["path"])), text)
@@ -59,7 +59,7 @@ def filled(text: str, values: Values, facts: Mapping[str, str]) -> str:
     return MARK.sub(put, _with_blocks(text, lambda indent, path: _indented(value(values, path), indent)))
 
 
-def templated(text: str, values: Values, facts: Mapping[str, str]) -> str:
+def template_manifest(text: str, values: Values, facts: Mapping[str, str]) -> str:
     """The manifest as a template of a chart whose values.yaml has these values."""
     text = CONDITION.sub(lambda found: f"{{{{- if .Values.{found['path']} }}}}\n{found['body']}{{{{- end }}}}\n", text)
     text = EACH.sub(

@@ -14,8 +14,8 @@ from watchkeeper.catalogue import mig
 from watchkeeper.config import settings as config
 from watchkeeper.errors import SettingsError
 from watchkeeper.render import systemd, yaml_text
-from watchkeeper.render.tree import File
-from watchkeeper.render.yaml_text import Part
+from watchkeeper.render.tree import RenderedFile
+from watchkeeper.render.yaml_text import YamlPart
 
 UNIT = "watchkeeper-mig.service"
 DISABLED, ENABLED = "all-disabled", "all-enabled"
@@ -24,7 +24,7 @@ ABOUT = """MIG layouts for nvidia-mig-parted. Each was checked: its instances fi
 GPUs must be idle. On Kubernetes label the node instead: nvidia.com/mig.config=all-balanced"""
 
 
-def files(settings: config.Settings) -> list[File]:
+def files(settings: config.Settings) -> list[RenderedFile]:
     known = layouts(settings)
     boot = settings.render.mig_boot
     if boot not in known:
@@ -33,11 +33,11 @@ def files(settings: config.Settings) -> list[File]:
         )
     unit = systemd.unit(UNIT, settings).replace("@LAYOUT@", boot)
     folder = settings.render.etc.strip("/")
-    return [File(f"{folder}/mig.yaml", config_text(settings)), File(f"etc/systemd/system/{UNIT}", unit)]
+    return [RenderedFile(f"{folder}/mig.yaml", config_text(settings)), RenderedFile(f"etc/systemd/system/{UNIT}", unit)]
 
 
 def config_text(settings: config.Settings) -> str:
-    return yaml_text.document(ABOUT, [Part({"version": "v1", "mig-configs": layouts(settings)})])
+    return yaml_text.document(ABOUT, [YamlPart({"version": "v1", "mig-configs": layouts(settings)})])
 
 
 def layouts(settings: config.Settings) -> dict[str, list[dict[str, Any]]]:

@@ -14,8 +14,8 @@ from typing import Any
 from watchkeeper.catalogue import metrics
 from watchkeeper.config import settings as config
 from watchkeeper.render import fleet_facts, grafana, helm, kubernetes, manifests, mig, tree, yaml_text
-from watchkeeper.render.tree import File
-from watchkeeper.render.yaml_text import Part
+from watchkeeper.render.tree import RenderedFile
+from watchkeeper.render.yaml_text import YamlPart
 
 PACK = "operator"
 # The version that the values were written for and checked against.
@@ -31,35 +31,37 @@ ABOUT_FIELDS = (
 )
 
 
-def files(settings: config.Settings) -> list[File]:
+def files(settings: config.Settings) -> list[RenderedFile]:
     models = list(settings.render.models)
     values = {"models": models, "fetch": "\n".join(f"hf download {shlex.quote(model)}" for model in models)}
     facts = _facts(settings)
 
     def fill(name: str) -> str:
-        return manifests.filled(manifests.pack(name, PACK), values, facts)
+        return manifests.fill_manifest(manifests.read_manifest(name, PACK), values, facts)
 
     return [
-        File("gpu-operator-values.yaml", fill("gpu-operator-values.yaml")),
-        File("kube-prometheus-stack-values.yaml", fill("kube-prometheus-stack-values.yaml")),
-        File("sharing.yaml", fill("sharing.yaml")),
-        File("mig.yaml", _config_map("watchkeeper-mig", "config.yaml", mig.config_text(settings), about=ABOUT_MIG)),
-        File("dcgm-metrics.yaml", _fields(settings)),
-        File("model-cache.yaml", fill("model-cache.yaml")),
-        File("install.sh", fill("install.sh"), is_executable=True),
-        *tree.prefixed(helm.files(settings), "chart"),
+        RenderedFile("gpu-operator-values.yaml", fill("gpu-operator-values.yaml")),
+        RenderedFile("kube-prometheus-stack-values.yaml", fill("kube-prometheus-stack-values.yaml")),
+        RenderedFile("sharing.yaml", fill("sharing.yaml")),
+        RenderedFile(
+            "mig.yaml", _config_map("watchkeeper-mig", "config.yaml", mig.config_text(settings), about=ABOUT_MIG)
+        ),
+        RenderedFile("dcgm-metrics.yaml", _fields(settings)),
+        RenderedFile("model-cache.yaml", fill("model-cache.yaml")),
+        RenderedFile("install.sh", fill("install.sh"), is_executable=True),
+        *tree.in_folder(helm.files(settings), "chart"),
     ]
 
 
 def fields(settings: config.Settings) -> list[str]:
     """Names of DCGM's fields that rules or dashboards read, in the order of their names."""
-    of_rules = {name for name in fleet_facts.series_read(settings) if name.startswith(FIELD)}
+    of_rules = {name for name in fleet_facts.rule_series(settings) if name.startswith(FIELD)}
     return sorted(of_rules | grafana.dcgm_fields(settings))
 
 
 def _facts(settings: config.Settings) -> dict[str, str]:
     models = " ".join(settings.render.models)
-    labels = kubernetes.values_of(settings)["prometheusOperator"]["labels"]
+    labels = kubernetes.load_values(settings)["prometheusOperator"]["labels"]
     return {
         "namespace": settings.render.namespace,
         "cluster": settings.fleet.cluster,
@@ -89,4 +91,4 @@ def _config_map(name: str, key: str, text: str, *, about: str) -> str:
         "metadata": {"name": name, "namespace": OPERATOR_NAMESPACE},
         "data": {key: text},
     }
-    return yaml_text.document(about, [Part(found)])
+    return yaml_text.document(about, [YamlPart(found)])

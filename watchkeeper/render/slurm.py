@@ -13,7 +13,7 @@ from itertools import groupby
 
 from watchkeeper.config import settings as config
 from watchkeeper.render import fleet_facts
-from watchkeeper.render.tree import File
+from watchkeeper.render.tree import RenderedFile
 
 FOLDER = "etc/slurm"
 # A name that ends in a number: gpu-r01-07
@@ -45,17 +45,17 @@ AutoDetect=nvml
 """
 
 
-def files(settings: config.Settings) -> list[File]:
+def files(settings: config.Settings) -> list[RenderedFile]:
     scripts = [
-        File(f"{FOLDER}/watchkeeper-{when}.sh", script("prolog.sh", settings, when=when), is_executable=True)
+        RenderedFile(f"{FOLDER}/watchkeeper-{when}.sh", script("prolog.sh", settings, when=when), is_executable=True)
         for when in ("prolog", "epilog")
     ]
-    health = File(f"{FOLDER}/watchkeeper-health.sh", script("health.sh", settings), is_executable=True)
+    health = RenderedFile(f"{FOLDER}/watchkeeper-health.sh", script("health.sh", settings), is_executable=True)
     return [
         *scripts,
         health,
-        File(f"{FOLDER}/watchkeeper.conf", SLURM_CONF + nodes_text(settings)),
-        File(f"{FOLDER}/watchkeeper-gres.conf", gres_text(settings)),
+        RenderedFile(f"{FOLDER}/watchkeeper.conf", SLURM_CONF + nodes_text(settings)),
+        RenderedFile(f"{FOLDER}/watchkeeper-gres.conf", gres_text(settings)),
     ]
 
 
@@ -92,10 +92,10 @@ def _counted(settings: config.Settings) -> Iterable[tuple[int, str]]:
     for node in fleet_facts.nodes(settings):
         if node.expected_gpus is not None:
             counts.setdefault(node.expected_gpus, []).append(node.name)
-    return [(count, folded(names)) for count, names in counts.items()]
+    return [(count, fold_names(names)) for count, names in counts.items()]
 
 
-def folded(names: Sequence[str]) -> str:
+def fold_names(names: Sequence[str]) -> str:
     """Names in Slurm's short form: runs of their last number in brackets."""
     parts: list[str] = []
     for (head, width), members in groupby(names, key=_head):

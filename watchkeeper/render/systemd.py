@@ -11,7 +11,7 @@ from importlib import resources
 from watchkeeper.config import loading
 from watchkeeper.config import settings as config
 from watchkeeper.render import settings_text
-from watchkeeper.render.tree import File
+from watchkeeper.render.tree import RenderedFile
 
 UNITS = (
     "watchkeeper-agent.service",
@@ -29,11 +29,15 @@ WATCHKEEPER_AGENT_OPTIONS=--cluster {cluster}{expected}
 """
 
 
-def files(settings: config.Settings) -> list[File]:
+def files(settings: config.Settings) -> list[RenderedFile]:
     """Paths are those below /, so that the tree can be copied as it is."""
-    units = [File(f"etc/systemd/system/{name}", unit(name, settings)) for name in UNITS]
+    units = [RenderedFile(f"etc/systemd/system/{name}", unit(name, settings)) for name in UNITS]
     folder = settings.render.etc.strip("/")
-    return [*units, File(f"{folder}/agent.env", environment(settings)), File(f"{folder}/hub.toml", hub(settings))]
+    return [
+        *units,
+        RenderedFile(f"{folder}/agent.env", environment(settings)),
+        RenderedFile(f"{folder}/hub.toml", hub(settings)),
+    ]
 
 
 def hub(settings: config.Settings) -> str:

@@ -34,7 +34,7 @@ def list_path(target: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class File:
+class RenderedFile:
     """One file, by its path below the directory that was asked for."""
 
     path: str
@@ -43,10 +43,10 @@ class File:
 
 
 # A target's `files`: the same settings give the same bytes, so that a second run shows in git what changed.
-Target = Callable[[config.Settings], list[File]]
+Target = Callable[[config.Settings], list[RenderedFile]]
 
 
-class Standing(StrEnum):
+class FileStatus(StrEnum):
     """What is to be done about one path, and why."""
 
     NEW = "new"
@@ -60,58 +60,58 @@ class Standing(StrEnum):
     @property
     def is_refused(self) -> bool:
         """True where something of a person's would be lost."""
-        return self in (Standing.EDITED, Standing.FOREIGN)
+        return self in (FileStatus.EDITED, FileStatus.FOREIGN)
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PlanStep:
     """One path of a plan; `file` is None where there is nothing to write."""
 
     path: str
-    standing: Standing
-    file: File | None = None
+    status: FileStatus
+    file: RenderedFile | None = None
 
 
-def stamped(files: Sequence[File], target: str) -> list[File]:
+def with_stamps(files: Sequence[RenderedFile], target: str) -> list[RenderedFile]:
     """The files as they are written: in the order of their paths, each with its stamp or a line in the list."""
     found = [_with_stamp(file, target) if _has_comments(file.path) else file for file in files]
     listed = sorted(file.path for file in files if not _has_comments(file.path))
     texts = {file.path: file.text for file in files}
     if listed:
         lines = "".join(f"{_sha256(texts[path])}  {path}\n" for path in listed)
-        found.append(_with_stamp(File(list_path(target), lines), target))
+        found.append(_with_stamp(RenderedFile(list_path(target), lines), target))
     return sorted(found, key=lambda file: file.path)
 
 
-def plan(files: Sequence[File], existing: Mapping[str, str], target: str) -> list[Step]:
+def plan(files: Sequence[RenderedFile], existing: Mapping[str, str], target: str) -> list[PlanStep]:
     """What to do for each path; `files` are stamped, `existing` is what the directory has now, by path."""
     digests = {match["path"]: match["digest"] for match in LIST_LINE.finditer(existing.get(list_path(target), ""))}
-    steps = [Step(file.path, _standing(file, existing.get(file.path), digests), file) for file in files]
+    steps = [PlanStep(file.path, _standing(file, existing.get(file.path), digests), file) for file in files]
     wanted = {file.path for file in files}
     stale = sorted(path for path in existing if path not in wanted and _is_of(path, existing[path], target, digests))
-    return steps + [Step(path, _left_over(path, existing[path], digests)) for path in stale]
+    return steps + [PlanStep(path, _left_over(path, existing[path], digests)) for path in stale]
 
 
-def differs(steps: Sequence[Step]) -> bool:
-    return any(step.standing is not Standing.UNCHANGED for step in steps)
+def has_changes(steps: Sequence[PlanStep]) -> bool:
+    return any(step.status is not FileStatus.UNCHANGED for step in steps)
 
 
-def prefixed(files: Sequence[File], folder: str) -> Iterator[File]:
+def in_folder(files: Sequence[RenderedFile], folder: str) -> Iterator[RenderedFile]:
     """The files of one target inside another's tree."""
     for file in files:
-        yield File(f"{folder}/{file.path}", file.text, file.is_executable)
+        yield RenderedFile(f"{folder}/{file.path}", file.text, file.is_executable)
 
 
-def _standing(file: File, text: str | None, digests: Mapping[str, str]) -> Standing:
+def _standing(file: RenderedFile, text: str | None, digests: Mapping[str, str]) -> FileStatus:
     if text is None:
-        return Standing.NEW
+        return FileStatus.NEW
     if text == file.text:
-        return Standing.UNCHANGED
-    return Standing.CHANGED if _is_untouched(file.path, text, digests) else _touched(file.path, text, digests)
+        return FileStatus.UNCHANGED
+    return FileStatus.CHANGED if _is_untouched(file.path, text, digests) else _touched(file.path, text, digests)
 
 
-def _left_over(path: str, text: str, digests: Mapping[str, str]) -> Standing:
-    return Standing.REMOVED if _is_untouched(path, text, digests) else Standing.EDITED
+def _left_over(path: str, text: str, digests: Mapping[str, str]) -> FileStatus:
+    return FileStatus.REMOVED if _is_untouched(path, text, digests) else FileStatus.EDITED
 
 
 def _is_untouched(path: str, text: str, digests: Mapping[str, str]) -> bool:
@@ -121,9 +121,9 @@ def _is_untouched(path: str, text: str, digests: Mapping[str, str]) -> bool:
     return match is not None and _sha256(text.replace(match[0], "", 1)).startswith(match["digest"])
 
 
-def _touched(path: str, text: str, digests: Mapping[str, str]) -> Standing:
+def _touched(path: str, text: str, digests: Mapping[str, str]) -> FileStatus:
     is_ours = path in digests if not _has_comments(path) else STAMP.search(text[:TOP]) is not None
-    return Standing.EDITED if is_ours else Standing.FOREIGN
+    return FileStatus.EDITED if is_ours else FileStatus.FOREIGN
 
 
 def _is_of(path: str, text: str, target: str, digests: Mapping[str, str]) -> bool:
@@ -135,12 +135,12 @@ def _has_comments(path: str) -> bool:
     return PurePosixPath(path).suffix not in WITHOUT_COMMENTS
 
 
-def _with_stamp(file: File, target: str) -> File:
+def _with_stamp(file: RenderedFile, target: str) -> RenderedFile:
     """The stamp on the first line, or on the second where the first says which program runs the file."""
     stamp = f"# Rendered by `watchkeeper render {target}`, sha256:{_sha256(file.text)[:16]}; an edited file is kept.\n"
     first, end, rest = file.text.partition("\n")
     text = f"{first}{end}{stamp}{rest}" if first.startswith("#!") else stamp + file.text
-    return File(file.path, text, file.is_executable)
+    return RenderedFile(file.path, text, file.is_executable)
 
 
 def _sha256(text: str) -> str:

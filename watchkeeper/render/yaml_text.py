@@ -16,23 +16,23 @@ WIDTH = 118
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class YamlPart:
     """Some keys of the document, with a comment above; no comment where the keys say it themselves."""
 
     value: Any
     comment: str = ""
 
 
-class Inline(dict[str, Any]):
+class InlineMapping(dict[str, Any]):
     """A mapping that is written on one line."""
 
 
-def document(about: str, parts: Sequence[Part]) -> str:
+def document(about: str, parts: Sequence[YamlPart]) -> str:
     """One YAML document with a comment about the whole at its top."""
     return comment(about) + "".join("\n" + comment(part.comment) + dump(part.value) for part in parts)
 
 
-def listed(key: str, entries: Sequence[Part]) -> str:
+def dump_list(key: str, entries: Sequence[YamlPart]) -> str:
     """`key:` with one commented entry after another; an empty list where there is none."""
     if not entries:
         return f"{key}: []\n"
@@ -66,9 +66,9 @@ def _text(writer: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     return writer.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
 
 
-def _inline(writer: yaml.SafeDumper, value: Inline) -> yaml.MappingNode:
+def _inline(writer: yaml.SafeDumper, value: InlineMapping) -> yaml.MappingNode:
     return writer.represent_mapping("tag:yaml.org,2002:map", value.items(), flow_style=True)
 
 
 _Writer.add_representer(str, _text)
-_Writer.add_representer(Inline, _inline)
+_Writer.add_representer(InlineMapping, _inline)

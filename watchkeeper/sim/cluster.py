@@ -12,22 +12,22 @@ from datetime import UTC, datetime
 from enum import StrEnum
 
 from watchkeeper.errors import ActionRefused
-from watchkeeper.sim.faults import Faults, Machines
+from watchkeeper.sim.faults import FaultInjector, SimMachines
 from watchkeeper.sim.fleet import SimGpu, SimNode
-from watchkeeper.sim.scenario import Repair
+from watchkeeper.sim.scenario import FaultRepair
 
 REBOOT_SECONDS = 90
 # Marks of reboots and resets that were carried out; a retried call finds its own here.
 REMEMBERED_MARKS = 10_000
 
 
-class NodeState(StrEnum):
+class SimNodeState(StrEnum):
     READY = "ready"
     REBOOTING = "rebooting"
 
 
 @dataclass(frozen=True, slots=True)
-class NodeView:
+class SimNodeView:
     """What the cluster says about a node."""
 
     name: str
@@ -35,22 +35,22 @@ class NodeView:
     schedulable: bool
     cordoned_by: str | None
     workloads: tuple[str, ...]
-    state: NodeState
+    state: SimNodeState
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ActionOutcome:
     """What a call did; `result` is `done` or `already_so`."""
 
     result: str
     text: str
-    node: NodeView
+    node: SimNodeView
 
 
-class Cluster:
+class SimCluster:
     """Cordons and reboots of all nodes."""
 
-    def __init__(self, machines: Machines, faults: Faults) -> None:
+    def __init__(self, machines: SimMachines, faults: FaultInjector) -> None:
         self.machines = machines
         self.faults = faults
         self._cordons: dict[str, str] = {}
@@ -60,17 +60,17 @@ class Cluster:
     def is_up(self, node: SimNode) -> bool:
         return node.name not in self._down_until
 
-    def view(self, node: SimNode) -> NodeView:
-        return NodeView(
+    def view(self, node: SimNode) -> SimNodeView:
+        return SimNodeView(
             name=node.name,
             exists=True,
             schedulable=bool(self.machines.jobs.is_schedulable[node.row]),
             cordoned_by=self._cordons.get(node.name),
-            workloads=tuple(job.workload(node.row) for job in self.machines.jobs.on_node(node)),
-            state=NodeState.READY if self.is_up(node) else NodeState.REBOOTING,
+            workloads=tuple(job.workload(node.row) for job in self.machines.jobs.jobs_on_node(node)),
+            state=SimNodeState.READY if self.is_up(node) else SimNodeState.REBOOTING,
         )
 
-    def cordon(self, node: SimNode, by: str) -> Outcome:
+    def cordon(self, node: SimNode, by: str) -> ActionOutcome:
         owner = self._cordons.get(node.name)
         if owner is not None:
             return self._already(node, f"{node.name} is cordoned by {owner}")
@@ -78,7 +78,7 @@ class Cluster:
         self._update(node)
         return self._done(node, f"cordoned {node.name}")
 
-    def uncordon(self, node: SimNode, by: str) -> Outcome:
+    def uncordon(self, node: SimNode, by: str) -> ActionOutcome:
         owner = self._cordons.get(node.name)
         if owner is None:
             return self._already(node, f"{node.name} is not cordoned")
@@ -93,43 +93,43 @@ class Cluster:
         self._update(node)
         return self._done(node, f"uncordoned {node.name}")
 
-    def drain(self, node: SimNode, by: str) -> Outcome:
+    def drain(self, node: SimNode, by: str) -> ActionOutcome:
         """Cordon the node if nobody has, and move its workloads elsewhere."""
         was_cordoned = node.name in self._cordons
         self._cordons.setdefault(node.name, by)
         self._update(node)
-        jobs = self.machines.jobs.on_node(node)
+        jobs = self.machines.jobs.jobs_on_node(node)
         names = [job.workload(node.row) for job in jobs]
         for job in jobs:
             self.machines.jobs.evict(job)
-        self.faults.repair(Repair.DRAIN, node)
+        self.faults.repair(FaultRepair.DRAIN, node)
         if was_cordoned and not names:
             return self._already(node, f"{node.name} is drained")
         return self._done(node, f"drained {node.name}: moved {', '.join(names) or 'nothing'}")
 
-    def reboot(self, node: SimNode, by: str, *, now: int) -> Outcome:
+    def reboot(self, node: SimNode, by: str, *, now: int) -> ActionOutcome:
         if not self.is_up(node):
             return self._already(node, f"{node.name} is rebooting")
         if not self._is_first(f"reboot {node.name}", by):
             return self._already(node, f"{node.name} was rebooted for {by}")
         self._down_until[node.name] = now + REBOOT_SECONDS
         self._update(node)
-        for job in self.machines.jobs.on_node(node):
+        for job in self.machines.jobs.jobs_on_node(node):
             self.machines.jobs.evict(job)
         return self._done(node, f"rebooting {node.name}")
 
-    def reset_gpu(self, node: SimNode, gpu: SimGpu, by: str) -> Outcome:
+    def reset_gpu(self, node: SimNode, gpu: SimGpu, by: str) -> ActionOutcome:
         """Reset one GPU, under the same conditions as `nvidia-smi --gpu-reset`: reachable and unused."""
         self._refuse_reset(node, gpu)
         if not self._is_first(f"reset {gpu.uuid}", by):
             return self._already(node, f"{gpu.uuid} was reset for {by}")
         self.machines.physics.reload_driver([gpu.row])
-        self.faults.repair(Repair.RESET_GPU, node, gpu=gpu)
+        self.faults.repair(FaultRepair.RESET_GPU, node, gpu=gpu)
         return self._done(node, f"reset {gpu.uuid} on {node.name}")
 
-    def warn_holder(self, node: SimNode, gpu: SimGpu, by: str) -> Outcome:
+    def warn_holder(self, node: SimNode, gpu: SimGpu, by: str) -> ActionOutcome:
         """Tell whoever holds the GPU that it will be taken back; once for each mark."""
-        job = self.machines.jobs.of_gpu(gpu.row)
+        job = self.machines.jobs.job_on_gpu(gpu.row)
         if job is None:
             return self._already(node, f"nobody holds {gpu.uuid}")
         said = f"the owner of {job.workload(node.row)}"
@@ -137,14 +137,14 @@ class Cluster:
             return self._already(node, f"told {said} before")
         return self._done(node, f"told {said}")
 
-    def reclaim(self, node: SimNode, gpu: SimGpu) -> Outcome:
+    def reclaim(self, node: SimNode, gpu: SimGpu) -> ActionOutcome:
         """End what holds the GPU; its owner starts it again."""
-        job = self.machines.jobs.of_gpu(gpu.row)
+        job = self.machines.jobs.job_on_gpu(gpu.row)
         if job is None:
             return self._already(node, f"nobody holds {gpu.uuid}")
         name = job.workload(node.row)
-        self.faults.repair(Repair.RESTART_APP, node, gpu=gpu)
-        if self.machines.jobs.of_gpu(gpu.row) is job:
+        self.faults.repair(FaultRepair.RESTART_APP, node, gpu=gpu)
+        if self.machines.jobs.job_on_gpu(gpu.row) is job:
             self.machines.jobs.end(job)
         return self._done(node, f"scaled {name} down")
 
@@ -158,7 +158,7 @@ class Cluster:
                 self.machines.exporter.last_xid[node.rows] = 0
                 self.machines.exporter.forget_labels(node.row)
                 self.machines.kernel.reboot(node, datetime.fromtimestamp(now, UTC))
-                self.faults.repair(Repair.REBOOT, node)
+                self.faults.repair(FaultRepair.REBOOT, node)
                 self._update(node)
 
     def _refuse_reset(self, node: SimNode, gpu: SimGpu) -> None:
@@ -170,7 +170,7 @@ class Cluster:
                 where=node.name,
                 remedy="Reboot the node",
             )
-        job = self.machines.jobs.of_gpu(gpu.row)
+        job = self.machines.jobs.job_on_gpu(gpu.row)
         if job is not None:
             raise ActionRefused(
                 f"{gpu.uuid} is in use by {job.workload(node.row)}", where=node.name, remedy="Drain the node first"
@@ -185,8 +185,8 @@ class Cluster:
     def _update(self, node: SimNode) -> None:
         self.machines.jobs.is_schedulable[node.row] = node.name not in self._cordons and self.is_up(node)
 
-    def _done(self, node: SimNode, text: str) -> Outcome:
-        return Outcome("done", text, self.view(node))
+    def _done(self, node: SimNode, text: str) -> ActionOutcome:
+        return ActionOutcome("done", text, self.view(node))
 
-    def _already(self, node: SimNode, text: str) -> Outcome:
-        return Outcome("already_so", text, self.view(node))
+    def _already(self, node: SimNode, text: str) -> ActionOutcome:
+        return ActionOutcome("already_so", text, self.view(node))

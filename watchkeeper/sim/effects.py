@@ -15,13 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from watchkeeper.kit import durations
-from watchkeeper.sim.fleet import Layout
-from watchkeeper.sim.physics import Surroundings
+from watchkeeper.sim.fleet import FleetLayout
+from watchkeeper.sim.physics import Environment
 
 Rows = list[int]
 
 
-class Reach(StrEnum):
+class EffectReach(StrEnum):
     """Which GPUs an effect touches: the struck place, its node or rack, all ranks of the job there, or its last."""
 
     PLACE = "place"
@@ -31,43 +31,43 @@ class Reach(StrEnum):
     RANK = "rank"
 
 
-class Bus(StrEnum):
+class BusFault(StrEnum):
     LOST = "lost"
 
 
-class Exporter(StrEnum):
+class ExporterFault(StrEnum):
     """`down`: nothing answers at the exporter's port. `empty`: it answers and cannot see one GPU."""
 
     DOWN = "down"
     EMPTY = "empty"
 
 
-class Loss(StrEnum):
+class LossFault(StrEnum):
     NAN = "nan"
 
 
 @dataclass(frozen=True, slots=True)
-class Training:
+class TrainingEffect:
     """What a training program does differently; shares are of its own healthy pace."""
 
     pace: float | None = None
     data_wait: float = 0.0
     slow_rank: float = 1.0
     dead_rank: bool = False
-    loss: Loss | None = None
+    loss: LossFault | None = None
     checkpoints_fail: bool = False
     ooms: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Serving:
+class ServingEffect:
     """`demand` is how many times the requests come in that the service can answer."""
 
     demand: float
 
 
 @dataclass(frozen=True, slots=True)
-class Pod:
+class PodFault:
     """A pod that exists only because of the fault; it runs on the struck node unless it is pending."""
 
     pending: bool = False
@@ -86,9 +86,9 @@ class Effect:
     """One change to the machines; counters are added once, everything else lasts until the fault ends."""
 
     after: str = "0s"
-    reach: Reach = Reach.PLACE
+    reach: EffectReach = EffectReach.PLACE
     # The GPU leaves the page: `lost` from the bus, and the driver goes on listing it; `hidden` from the driver as well.
-    bus: Bus | None = None
+    bus: BusFault | None = None
     hidden: bool = False
     # Shares of what a healthy machine has.
     fan: float | None = None
@@ -114,7 +114,7 @@ class Effect:
     remap_failure: bool = False
     recovery_action: int = 0
     # The machine around the GPUs.
-    exporter: Exporter | None = None
+    exporter: ExporterFault | None = None
     host_down: bool = False
     # A cause that our own agent names on its page (`watchkeeper_gpu_fault`).
     agent_says: str | None = None
@@ -125,9 +125,9 @@ class Effect:
     device_plugin_gone: bool = False
     mig_layout_lost: bool = False
     # What runs on it.
-    training: Training | None = None
-    serving: Serving | None = None
-    pod: Pod | None = None
+    training: TrainingEffect | None = None
+    serving: ServingEffect | None = None
+    pod: PodFault | None = None
     quota_full: bool = False
 
     def __post_init__(self) -> None:
@@ -144,7 +144,7 @@ class Effect:
 
 
 @dataclass(frozen=True, slots=True)
-class Lasting:
+class ActiveEffect:
     """An effect in force: on which GPUs, by node rows, and under which names it shows."""
 
     effect: Effect
@@ -156,40 +156,40 @@ class Lasting:
 
 
 @dataclass(slots=True)
-class Sum:
+class EffectTotals:
     """All lasting effects together; hidden GPUs and node keys are rows, job keys are job numbers."""
 
-    around: Surroundings
+    environment: Environment
     load: NDArray[np.float64]
     present: NDArray[np.bool_]
     pcie_width: NDArray[np.int64]
     hidden: set[int] = field(default_factory=set)
-    exporters: dict[int, Exporter] = field(default_factory=dict)
+    exporters: dict[int, ExporterFault] = field(default_factory=dict)
     hosts_down: set[int] = field(default_factory=set)
-    agent_words: dict[int, str] = field(default_factory=dict)
+    agent_faults: dict[int, str] = field(default_factory=dict)
     fabric_down: set[int] = field(default_factory=set)
     ib_errors: dict[int, float] = field(default_factory=dict)
     cpu_busy: dict[int, float] = field(default_factory=dict)
     plugin_gone: set[int] = field(default_factory=set)
     mig_lost: set[int] = field(default_factory=set)
-    training: dict[int, Training] = field(default_factory=dict)
-    serving: dict[int, Serving] = field(default_factory=dict)
-    pods: dict[str, tuple[Lasting, Pod]] = field(default_factory=dict)
+    training: dict[int, TrainingEffect] = field(default_factory=dict)
+    serving: dict[int, ServingEffect] = field(default_factory=dict)
+    pods: dict[str, tuple[ActiveEffect, PodFault]] = field(default_factory=dict)
     full_quotas: set[str] = field(default_factory=set)
 
 
-def nothing(count: int) -> Sum:
+def no_effects(count: int) -> EffectTotals:
     """No effect at all, for a fleet of so many GPUs."""
-    return Sum(
-        around=Surroundings.healthy(count),
+    return EffectTotals(
+        environment=Environment.healthy(count),
         load=np.ones(count),
         present=np.ones(count, dtype=bool),
         pcie_width=np.full(count, 16),
     )
 
 
-def add_up(lasting: Iterable[Lasting], layout: Layout) -> Sum:
-    total = nothing(layout.gpu_count)
+def sum_effects(lasting: Iterable[ActiveEffect], layout: FleetLayout) -> EffectTotals:
+    total = no_effects(layout.gpu_count)
     for one in lasting:
         _add_to_gpus(total, one)
         _add_to_nodes(total, one)
@@ -197,8 +197,8 @@ def add_up(lasting: Iterable[Lasting], layout: Layout) -> Sum:
     return total
 
 
-def _add_to_gpus(total: Sum, one: Lasting) -> None:
-    effect, rows, around = one.effect, one.rows, total.around
+def _add_to_gpus(total: EffectTotals, one: ActiveEffect) -> None:
+    effect, rows, around = one.effect, one.rows, total.environment
     _lower(around.fan, rows, effect.fan)
     _lower(around.power_cap, rows, effect.power_cap)
     _lower(around.clock, rows, effect.clock)
@@ -215,13 +215,13 @@ def _add_to_gpus(total: Sum, one: Lasting) -> None:
         total.hidden.update(rows)
 
 
-def _add_to_nodes(total: Sum, one: Lasting) -> None:
+def _add_to_nodes(total: EffectTotals, one: ActiveEffect) -> None:
     effect = one.effect
     for node in one.nodes:
         if effect.exporter is not None:
             total.exporters[node] = effect.exporter
         if effect.agent_says is not None:
-            total.agent_words[node] = effect.agent_says
+            total.agent_faults[node] = effect.agent_says
         if effect.ib_symbol_errors_per_second:
             total.ib_errors[node] = total.ib_errors.get(node, 0.0) + effect.ib_symbol_errors_per_second
         if effect.cpu_busy is not None:
@@ -236,7 +236,7 @@ def _add_to_nodes(total: Sum, one: Lasting) -> None:
                 nodes.add(node)
 
 
-def _add_to_work(total: Sum, one: Lasting) -> None:
+def _add_to_work(total: EffectTotals, one: ActiveEffect) -> None:
     effect = one.effect
     if effect.training is not None and one.job is not None:
         total.training[one.job] = effect.training

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from watchkeeper.catalogue import pack, xid
-from watchkeeper.sim.fleet import Layout, SimGpu, SimNode, models
-from watchkeeper.sim.jobs import Jobs
-from watchkeeper.sim.readings import Readings, supports
+from watchkeeper.sim.fleet import FleetLayout, SimGpu, SimNode, models
+from watchkeeper.sim.jobs import SimJobs
+from watchkeeper.sim.readings import DcgmReadings, supports
 
 XID_FIELD = "DCGM_FI_DEV_XID_ERRORS"
 # The exporter's word where there has been no Xid; other codes are named by the catalogue.
@@ -28,7 +28,7 @@ FAULT_HEAD = "# HELP watchkeeper_gpu_fault 1 while the agent names this fault.\n
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class DcgmField:
     """One row of packs/dcgm_fields.csv."""
 
     id: int
@@ -50,7 +50,7 @@ class NodeLabels:
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class PageTemplate:
     """A page of a model with so many GPUs, to be filled in: for each line its labels and its number.
 
     `numbers` says which of the numbers that were read a line has; fields that are whole numbers come before the others.
@@ -62,15 +62,15 @@ class Form:
 
 
 @cache
-def fields() -> dict[str, Field]:
+def fields() -> dict[str, DcgmField]:
     return {field.name: field for field in pack.load("dcgm_fields.csv", _read_field)}
 
 
-def _read_field(cells: Mapping[str, str]) -> Field:
+def _read_field(cells: Mapping[str, str]) -> DcgmField:
     name = pack.required(cells["name"])
     prom_type = pack.choice(cells["prom_type"], frozenset({"gauge", "counter", "label"}))
     unit = f" (in {cells['unit']})" if cells["unit"] else ""
-    return Field(
+    return DcgmField(
         id=int(cells["field_id"]),
         name=name,
         prom_type=prom_type,
@@ -79,19 +79,19 @@ def _read_field(cells: Mapping[str, str]) -> Field:
     )
 
 
-class Exporter:
+class DcgmExporter:
     """Renders pages; owns what an exporter remembers, which is the last Xid of each GPU."""
 
-    def __init__(self, layout: Layout, readings: Readings, jobs: Jobs) -> None:
+    def __init__(self, layout: FleetLayout, readings: DcgmReadings, jobs: SimJobs) -> None:
         self.layout = layout
         self.jobs = jobs
         self.last_xid = np.zeros(layout.gpu_count, dtype=np.int64)
         self.is_present = np.ones(layout.gpu_count, dtype=bool)
         self._version = [0] * len(layout.nodes)
         self._labels: dict[int, NodeLabels] = {}
-        self._forms: dict[tuple[str, int], Form] = {}
+        self._forms: dict[tuple[str, int], PageTemplate] = {}
         self.readings = readings
-        simulated = readings.take(self.last_xid)
+        simulated = readings.read_fields(self.last_xid)
         self._fields = sorted((fields()[name] for name in simulated), key=lambda field: field.id)
         self._unsupported = {
             model: frozenset(name for name in simulated if not supports(row, name)) for model, row in models().items()
@@ -100,7 +100,7 @@ class Exporter:
         self._ratios: NDArray[np.float64] = np.empty((0, 0))
         self._read_at: int | None = None
 
-    def see_xid(self, gpu: SimGpu, code: int) -> None:
+    def record_xid(self, gpu: SimGpu, code: int) -> None:
         self.last_xid[gpu.row] = code
         self.forget_labels(int(self.layout.node_of_gpu[gpu.row]))
 
@@ -127,7 +127,7 @@ class Exporter:
             page += f'{FAULT_HEAD}watchkeeper_gpu_fault{{cause="{fault}",Hostname="{node.name}"}} 1\n'.encode()
         return page
 
-    def _form(self, model: str, gpus: int) -> Form:
+    def _form(self, model: str, gpus: int) -> PageTemplate:
         known = self._forms.get((model, gpus))
         if known is None:
             in_order = sorted(self._fields, key=lambda field: field.is_float)
@@ -138,12 +138,14 @@ class Exporter:
                 for field in written
             )
             numbers = tuple(first[field.name] + gpu for field in written for gpu in range(gpus))
-            known = self._forms[model, gpus] = Form(text.encode(), tuple(field.name for field in written), numbers)
+            known = self._forms[model, gpus] = PageTemplate(
+                text.encode(), tuple(field.name for field in written), numbers
+            )
         return known
 
     def _read(self, now: int) -> None:
         """Take every field once; pages of the same second share the numbers."""
-        known = self.readings.take(self.last_xid)
+        known = self.readings.read_fields(self.last_xid)
         self._whole = np.rint([known[field.name] for field in self._fields if not field.is_float]).astype(np.int64)
         self._ratios = np.array([known[field.name] for field in self._fields if field.is_float])
         self._read_at = now
@@ -168,7 +170,7 @@ class Exporter:
             "Hostname": node.name,
             "DCGM_FI_DRIVER_VERSION": node.pool.driver,
         }
-        job = self.jobs.of_gpu(gpu.row)
+        job = self.jobs.job_on_gpu(gpu.row)
         attribution = {} if job is None else job.labels(node.row)
         code = int(self.last_xid[gpu.row])
         error = {"err_code": str(code), "err_msg": xid.lookup(code).name if code else NO_XID}

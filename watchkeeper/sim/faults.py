@@ -19,18 +19,18 @@ from numpy.typing import NDArray
 from watchkeeper.errors import SettingsError
 from watchkeeper.kit import durations
 from watchkeeper.model import fleet as fleet_model
-from watchkeeper.sim.effects import Effect, Lasting, Reach, Rows, add_up
-from watchkeeper.sim.exporter import Exporter
-from watchkeeper.sim.fleet import Layout, SimGpu, SimNode, UnknownName
-from watchkeeper.sim.jobs import MUTE_TRAINING, RECIPES, RESERVATION, Job, Jobs, Kind, Recipe
-from watchkeeper.sim.kernel_log import WARNING, KernelLog
+from watchkeeper.sim.effects import ActiveEffect, Effect, EffectReach, Rows, sum_effects
+from watchkeeper.sim.exporter import DcgmExporter
+from watchkeeper.sim.fleet import FleetLayout, SimGpu, SimNode, UnknownName
+from watchkeeper.sim.jobs import RESERVATION, SILENT_TRAINING, TEMPLATES, JobTemplate, SimJob, SimJobKind, SimJobs
+from watchkeeper.sim.kernel_log import WARNING, SimKernelLog
 from watchkeeper.sim.physics import Physics
 from watchkeeper.sim.readings import FABRIC_COMPLETED, FABRIC_NOT_STARTED
-from watchkeeper.sim.scenario import KernelLine, Repair, Scenario, Strikes, Work
+from watchkeeper.sim.scenario import FaultRepair, FaultTarget, KernelLine, RequiredWork, Scenario
 
 # Who owns what a fault brings along.
 OWNER = "vision"
-OF_A_JOB = (Strikes.JOB, Strikes.SERVICE)
+OF_A_JOB = (FaultTarget.JOB, FaultTarget.SERVICE)
 ACTIVE_LIMIT = 1000
 # How many nodes a job gets that must have several.
 WIDE_NODES = 4
@@ -39,7 +39,7 @@ KEEP_JOB_SECONDS = 7 * 86_400
 
 
 @dataclass(slots=True)
-class Fault:
+class SimFault:
     """One scenario at one place; `gpu` is None when the whole node, or something larger or else, is struck."""
 
     id: str
@@ -48,9 +48,9 @@ class Fault:
     gpu: SimGpu | None
     at: int
     until: int | None
-    job: Job | None = None
+    job: SimJob | None = None
     due: list[tuple[int, Effect | KernelLine]] = field(default_factory=list)
-    lasting: list[Lasting] = field(default_factory=list)
+    effects: list[ActiveEffect] = field(default_factory=list)
 
     @property
     def rows(self) -> Rows:
@@ -66,14 +66,14 @@ class Fault:
     def place(self, cluster: str) -> fleet_model.Place:
         """What is struck, by the name that the product should find."""
         strikes = self.scenario.truth.place
-        if strikes is Strikes.GPU and self.gpu is not None:
+        if strikes is FaultTarget.GPU and self.gpu is not None:
             return fleet_model.Place(cluster, node=self.node.name, gpu=self.gpu.uuid)
         names = {
-            Strikes.RACK: f"rack={self.node.rack}",
-            Strikes.JOB: f"job={self.job.name if self.job else ''}",
-            Strikes.SERVICE: f"model={self.job.name if self.job else ''}",
-            Strikes.POD: f"pod={OWNER}/{self.pod}",
-            Strikes.NAMESPACE: f"namespace={OWNER}",
+            FaultTarget.RACK: f"rack={self.node.rack}",
+            FaultTarget.JOB: f"job={self.job.name if self.job else ''}",
+            FaultTarget.SERVICE: f"model={self.job.name if self.job else ''}",
+            FaultTarget.POD: f"pod={OWNER}/{self.pod}",
+            FaultTarget.NAMESPACE: f"namespace={OWNER}",
         }
         if strikes in names:
             return fleet_model.Place(cluster, domain=names[strikes])
@@ -81,29 +81,29 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
-class Machines:
+class SimMachines:
     """What faults act upon."""
 
-    layout: Layout
-    jobs: Jobs
+    layout: FleetLayout
+    jobs: SimJobs
     physics: Physics
-    exporter: Exporter
-    kernel: KernelLog
+    exporter: DcgmExporter
+    kernel: SimKernelLog
 
 
-class Faults:
+class FaultInjector:
     """The active faults and their sum."""
 
-    def __init__(self, machines: Machines, draw: random.Random) -> None:
+    def __init__(self, machines: SimMachines, draw: random.Random) -> None:
         self.machines = machines
-        self.active: dict[str, Fault] = {}
+        self.active: dict[str, SimFault] = {}
         self._draw = draw
         self._next_id = 1
         self._fold()
 
     def inject(
         self, scenario: Scenario, now: int, *, node: SimNode | None, gpu: int | None, is_up: Callable[[SimNode], bool]
-    ) -> Fault:
+    ) -> SimFault:
         """Plan a fault; the place is chosen from the seed where it is not given."""
         if len(self.active) >= ACTIVE_LIMIT:
             raise SettingsError(f"{len(self.active)} faults are active, the limit is {ACTIVE_LIMIT}; end some first")
@@ -112,17 +112,17 @@ class Faults:
         node, struck = self._choose(scenario, node, gpu, is_up=is_up)
         at = now + _seconds(scenario.after)
         until = None if scenario.lasts is None else at + _seconds(scenario.lasts)
-        fault = Fault(f"f{self._next_id}", scenario, node, struck, at, until)
+        fault = SimFault(f"f{self._next_id}", scenario, node, struck, at, until)
         moments: list[Effect | KernelLine] = [*scenario.kernel_lines, *scenario.effects]
         fault.due = sorted(((at + _seconds(moment.after), moment) for moment in moments), key=lambda due: due[0])
         self._next_id += 1
         self.active[fault.id] = fault
-        if scenario.work is Work.MUTE_TRAINING:
+        if scenario.work is RequiredWork.MUTE_TRAINING:
             fault.job = self._provide_work(fault, now)
         self.step(now)
         return fault
 
-    def find(self, fault_id: str) -> Fault:
+    def find(self, fault_id: str) -> SimFault:
         try:
             return self.active[fault_id]
         except KeyError:
@@ -143,21 +143,21 @@ class Faults:
             if fault.until is not None and fault.until <= now:
                 self.end(fault)
 
-    def end(self, fault: Fault) -> None:
+    def end(self, fault: SimFault) -> None:
         """The place is whole again; a stalled or dead job there starts anew."""
         self.active.pop(fault.id, None)
-        if fault.gpu is not None and Repair.RESET_GPU in fault.scenario.repaired_by:
+        if fault.gpu is not None and FaultRepair.RESET_GPU in fault.scenario.repaired_by:
             # Whoever repaired it has reset it: counters since the driver came up start anew.
             self.machines.physics.reload_driver([fault.gpu.row])
         jobs = self.machines.jobs
         if fault.job is not None and fault.job.number in jobs.running:
             rows = list(fault.job.rows)
             jobs.is_stalled[rows] = jobs.is_down[rows] = False
-            if fault.scenario.work is Work.RESERVATION:
+            if fault.scenario.work is RequiredWork.RESERVATION:
                 jobs.end(fault.job)
         self._fold()
 
-    def repair(self, by: Repair, node: SimNode, *, gpu: SimGpu | None = None) -> list[Fault]:
+    def repair(self, by: FaultRepair, node: SimNode, *, gpu: SimGpu | None = None) -> list[SimFault]:
         """End the faults at this place that such a repair cures; `gpu` None means the whole node."""
         cured = [
             fault
@@ -181,14 +181,14 @@ class Faults:
             ]
             fitting = [one for one in healthy if self._suits(scenario, one)]
             node = self._draw.choice(fitting or healthy or self.machines.layout.nodes)
-        if scenario.strikes is not Strikes.GPU:
+        if scenario.strikes is not FaultTarget.GPU:
             if gpu is not None:
                 raise SettingsError(f"scenario {scenario.name} strikes a whole {scenario.strikes}; leave out gpu {gpu}")
             return node, None
         if gpu is None:
             present = [one for one in node.gpus if self.machines.exporter.is_present[one.row]]
-            served = [one for one in present if self.machines.jobs.kind[one.row] == Kind.SERVING]
-            fitting_gpus = served if scenario.work is Work.SERVING and served else present
+            served = [one for one in present if self.machines.jobs.kind[one.row] == SimJobKind.SERVING]
+            fitting_gpus = served if scenario.work is RequiredWork.SERVING and served else present
             gpu = self._draw.choice([one.index for one in fitting_gpus] or [0])
         if not 0 <= gpu < len(node.gpus):
             raise UnknownName(f"node {node.name} has no GPU {gpu}", now=f"It has GPUs 0 to {len(node.gpus) - 1}")
@@ -197,52 +197,54 @@ class Faults:
     def _suits(self, scenario: Scenario, node: SimNode) -> bool:
         """True when the work that the scenario needs is there already, so that nobody must make room."""
         jobs = self.machines.jobs
-        if scenario.work is Work.TRAINING:
-            return bool((jobs.kind[node.rows] == Kind.TRAINING).all()) and len(jobs.on_node(node)) == 1
-        if scenario.work is Work.WIDE_TRAINING:
-            here = jobs.on_node(node)
+        if scenario.work is RequiredWork.TRAINING:
+            return bool((jobs.kind[node.rows] == SimJobKind.TRAINING).all()) and len(jobs.jobs_on_node(node)) == 1
+        if scenario.work is RequiredWork.WIDE_TRAINING:
+            here = jobs.jobs_on_node(node)
             return len(here) == 1 and _is_wide(here[0]) and not jobs.is_down[node.rows].any()
-        if scenario.work is Work.SERVING:
-            return bool((jobs.kind[node.rows] == Kind.SERVING).any())
-        if scenario.work is Work.MUTE_TRAINING:
-            return bool((jobs.kind[node.rows] == Kind.NONE).all())
-        return scenario.work is not Work.RESERVATION or bool((jobs.kind[node.rows] == Kind.NONE).any())
+        if scenario.work is RequiredWork.SERVING:
+            return bool((jobs.kind[node.rows] == SimJobKind.SERVING).any())
+        if scenario.work is RequiredWork.MUTE_TRAINING:
+            return bool((jobs.kind[node.rows] == SimJobKind.NONE).all())
+        return scenario.work is not RequiredWork.RESERVATION or bool((jobs.kind[node.rows] == SimJobKind.NONE).any())
 
-    def _provide_work(self, fault: Fault, now: int) -> Job | None:
+    def _provide_work(self, fault: SimFault, now: int) -> SimJob | None:
         jobs, rows, work = self.machines.jobs, fault.rows, fault.scenario.work
         if work is None:
-            return jobs.of_gpu(rows[0])
-        if work is Work.RESERVATION:
+            return jobs.job_on_gpu(rows[0])
+        if work is RequiredWork.RESERVATION:
             return jobs.place(RESERVATION, tuple(rows), now)
-        if work is Work.MUTE_TRAINING:
-            mute = jobs.place(MUTE_TRAINING, tuple(gpu.row for gpu in fault.node.gpus), now)
+        if work is RequiredWork.MUTE_TRAINING:
+            mute = jobs.place(SILENT_TRAINING, tuple(gpu.row for gpu in fault.node.gpus), now)
             jobs.keep(mute, now + KEEP_JOB_SECONDS)
             return mute
-        if work is Work.SERVING:
+        if work is RequiredWork.SERVING:
             return self._provide_service(fault, now)
-        job = jobs.of_gpu(rows[0])
-        if work is Work.WIDE_TRAINING and not self._suits(fault.scenario, fault.node):
+        job = jobs.job_on_gpu(rows[0])
+        if work is RequiredWork.WIDE_TRAINING and not self._suits(fault.scenario, fault.node):
             others = (
                 one for one in self.machines.layout.nodes if one.pool is fault.node.pool and one is not fault.node
             )
             nodes = [fault.node, *islice(others, WIDE_NODES - 1)]
-            job = jobs.place(_recipe(Kind.TRAINING), tuple(gpu.row for node in nodes for gpu in node.gpus), now)
-        elif job is None or not (jobs.kind[rows] == Kind.TRAINING).all() or jobs.is_down[rows].any():
-            job = jobs.place(_recipe(Kind.TRAINING), tuple(gpu.row for gpu in fault.node.gpus), now)
+            job = jobs.place(_recipe(SimJobKind.TRAINING), tuple(gpu.row for node in nodes for gpu in node.gpus), now)
+        elif job is None or not (jobs.kind[rows] == SimJobKind.TRAINING).all() or jobs.is_down[rows].any():
+            job = jobs.place(_recipe(SimJobKind.TRAINING), tuple(gpu.row for gpu in fault.node.gpus), now)
         for number in {int(one) for one in jobs.job_of_gpu[rows]}:
             jobs.keep(jobs.running[number], now + KEEP_JOB_SECONDS)
         return job
 
-    def _provide_service(self, fault: Fault, now: int) -> Job:
+    def _provide_service(self, fault: SimFault, now: int) -> SimJob:
         jobs = self.machines.jobs
-        struck = jobs.of_gpu(fault.rows[0]) if fault.gpu is not None else None
-        here = [one for one in [struck, *jobs.on_node(fault.node)] if one and one.recipe.kind is Kind.SERVING]
+        struck = jobs.job_on_gpu(fault.rows[0]) if fault.gpu is not None else None
+        here = [
+            one for one in [struck, *jobs.jobs_on_node(fault.node)] if one and one.template.kind is SimJobKind.SERVING
+        ]
         rows = tuple(gpu.row for gpu in fault.node.gpus[:2])
-        service = here[0] if here else jobs.place(_recipe(Kind.SERVING), rows, now)
+        service = here[0] if here else jobs.place(_recipe(SimJobKind.SERVING), rows, now)
         jobs.keep(service, now + KEEP_JOB_SECONDS)
         return service
 
-    def _say(self, fault: Fault, line: KernelLine, now: int) -> None:
+    def _say(self, fault: SimFault, line: KernelLine, now: int) -> None:
         gpu, kernel, at = fault.gpu, self.machines.kernel, datetime.fromtimestamp(now, UTC)
         words = random.Random(f"{fault.id}/{fault.node.name}/{gpu.uuid if gpu else ''}")
         text = line.text.format(
@@ -260,9 +262,9 @@ class Faults:
             return
         code = kernel.write_from_driver(fault.node, gpu, text, now=at)
         if code is not None:
-            self.machines.exporter.see_xid(gpu, code)
+            self.machines.exporter.record_xid(gpu, code)
 
-    def _apply(self, fault: Fault, effect: Effect, now: int) -> None:
+    def _apply(self, fault: SimFault, effect: Effect, now: int) -> None:
         rows = self._reach(fault, effect)
         jobs, physics = self.machines.jobs, self.machines.physics
         physics.sbe[rows] += effect.ecc_sbe
@@ -283,30 +285,30 @@ class Faults:
                 jobs.crash(fault.job, now, restart_seconds=restart)
         nodes = sorted({int(self.machines.layout.node_of_gpu[row]) for row in rows})
         job = None if fault.job is None else fault.job.number
-        fault.lasting.append(Lasting(effect, rows, nodes, job=job, pod=fault.pod, namespace=OWNER))
+        fault.effects.append(ActiveEffect(effect, rows, nodes, job=job, pod=fault.pod, namespace=OWNER))
         self._fold()
 
-    def _reach(self, fault: Fault, effect: Effect) -> Rows:
-        if effect.reach is Reach.NODE:
+    def _reach(self, fault: SimFault, effect: Effect) -> Rows:
+        if effect.reach is EffectReach.NODE:
             return [gpu.row for gpu in fault.node.gpus]
-        if effect.reach is Reach.RACK or fault.scenario.strikes is Strikes.RACK:
+        if effect.reach is EffectReach.RACK or fault.scenario.strikes is FaultTarget.RACK:
             nodes = (node for node in self.machines.layout.nodes if node.rack == fault.node.rack)
             return [gpu.row for node in nodes for gpu in node.gpus]
-        if effect.reach is Reach.GANG and fault.job is not None:
+        if effect.reach is EffectReach.GANG and fault.job is not None:
             return list(fault.job.rows)
-        if effect.reach is Reach.RANK and fault.job is not None:
+        if effect.reach is EffectReach.RANK and fault.job is not None:
             return [fault.job.rows[-1]]
         return fault.rows
 
     def _fold(self) -> None:
         """Sum up every lasting effect of every active fault, and show what readings and pages need of it."""
-        lasting = (one for fault in self.active.values() for one in fault.lasting)
-        self.sum = add_up(lasting, self.machines.layout)
+        lasting = (one for fault in self.active.values() for one in fault.effects)
+        self.totals = sum_effects(lasting, self.machines.layout)
         readings, layout = self.machines.exporter.readings, self.machines.layout
-        readings.lanes = self.sum.pcie_width
-        down = np.isin(layout.node_of_gpu, list(self.sum.fabric_down))
+        readings.lanes = self.totals.pcie_width
+        down = np.isin(layout.node_of_gpu, list(self.totals.fabric_down))
         readings.fabric_state = np.where(down, FABRIC_NOT_STARTED, FABRIC_COMPLETED)
-        self._show(self.sum.present)
+        self._show(self.totals.present)
 
     def _show(self, present: NDArray[np.bool_]) -> None:
         exporter, layout = self.machines.exporter, self.machines.layout
@@ -316,12 +318,12 @@ class Faults:
             exporter.forget_labels(node_row)
 
 
-def _is_wide(job: Job) -> bool:
-    return job.recipe.kind is Kind.TRAINING and len(job.members) > 1
+def _is_wide(job: SimJob) -> bool:
+    return job.template.kind is SimJobKind.TRAINING and len(job.members) > 1
 
 
-def _recipe(kind: Kind) -> Recipe:
-    return next(one for one in RECIPES if one.kind is kind)
+def _recipe(kind: SimJobKind) -> JobTemplate:
+    return next(one for one in TEMPLATES if one.kind is kind)
 
 
 def _seconds(text: str) -> int:

@@ -49,7 +49,7 @@ class GpuModel:
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class SimPool:
     """A part of the fleet with one GPU model and one scheduler."""
 
     name: str
@@ -62,17 +62,17 @@ class Pool:
 
 # Bus numbers as `nvidia-smi` shows them on common 8-GPU chassis of each model.
 POOLS = (
-    Pool(
+    SimPool(
         "h200", "NVIDIA H200", 0.40, "kubernetes", "580.95.05", ("1b", "2a", "3a", "5d", "9a", "ab", "ba", "db")
     ),
-    Pool(
+    SimPool(
         "h100", "NVIDIA H100 80GB HBM3", 0.30, "kubernetes", "570.195.03",
         ("1b", "43", "52", "61", "9d", "c3", "d1", "df"),
     ),
-    Pool(
+    SimPool(
         "a100", "NVIDIA A100-SXM4-80GB", 0.20, "slurm", "570.195.03", ("07", "0f", "47", "4e", "87", "90", "b7", "bd")
     ),
-    Pool("l40s", "NVIDIA L40S", 0.10, "kubernetes", "580.95.05", ("0d", "1c", "3d", "4f", "8a", "9c", "b4", "c6")),
+    SimPool("l40s", "NVIDIA L40S", 0.10, "kubernetes", "580.95.05", ("0d", "1c", "3d", "4f", "8a", "9c", "b4", "c6")),
 )  # fmt: skip
 
 
@@ -105,7 +105,7 @@ class SimNode:
     name: str
     rack: str
     leaf: str
-    pool: Pool
+    pool: SimPool
     model: GpuModel
     first: int
     gpus: tuple[SimGpu, ...]
@@ -116,7 +116,7 @@ class SimNode:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class FleetLayout:
     """The whole fleet, with the two arrays that connect GPUs, nodes and racks."""
 
     nodes: tuple[SimNode, ...]
@@ -144,7 +144,7 @@ class Layout:
         raise UnknownName(f"node {node.name} has no GPU `{uuid[:80]}`", now=f"It has {len(node.gpus)} GPUs")
 
 
-def build(*, gpus: int, seed: int) -> Layout:
+def build(*, gpus: int, seed: int) -> FleetLayout:
     """Lay out `gpus` GPUs in full nodes; the last node takes what is left over."""
     if gpus < 1:
         raise SettingsError(f"a fleet needs at least 1 GPU, asked for {gpus}")
@@ -153,7 +153,7 @@ def build(*, gpus: int, seed: int) -> Layout:
     nodes = tuple(
         _node(row, pools[row], min(GPUS_PER_NODE, gpus - row * GPUS_PER_NODE), seed=seed) for row in range(count)
     )
-    return Layout(
+    return FleetLayout(
         nodes=nodes,
         by_name={node.name: node for node in nodes},
         node_of_gpu=np.repeat(np.arange(count), [len(node.gpus) for node in nodes]),
@@ -185,7 +185,7 @@ def _read_model(cells: Mapping[str, str]) -> GpuModel:
     )
 
 
-def _pool_of_each_node(count: int) -> list[Pool]:
+def _pool_of_each_node(count: int) -> list[SimPool]:
     """Pools one after another, by share; the smallest fleet is one node of the first pool."""
     ends, total = [], 0.0
     for pool in POOLS:
@@ -194,7 +194,7 @@ def _pool_of_each_node(count: int) -> list[Pool]:
     return [next(pool for end, pool in ends if row < end) for row in range(count)]
 
 
-def _node(row: int, pool: Pool, gpus: int, *, seed: int) -> SimNode:
+def _node(row: int, pool: SimPool, gpus: int, *, seed: int) -> SimNode:
     rack = row // NODES_PER_RACK + 1
     name = f"gpu-r{rack:02d}-{row % NODES_PER_RACK + 1:02d}"
     first = row * GPUS_PER_NODE

@@ -13,10 +13,10 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from watchkeeper.sim.effects import Sum
-from watchkeeper.sim.fleet import Layout, SimNode
+from watchkeeper.sim.effects import EffectTotals
+from watchkeeper.sim.fleet import FleetLayout, SimNode
 from watchkeeper.sim.physics import Physics
-from watchkeeper.sim.text_page import TextPage, braces
+from watchkeeper.sim.text_page import MetricsPage, format_labels
 
 # Ports per node and bytes per second of each, as these chassis are usually wired (health_rules 9).
 PORTS = {"h200": (8, 50e9), "h100": (8, 50e9), "a100": (1, 25e9)}
@@ -37,13 +37,13 @@ CPU_MODES = ("idle", "user")
 # What changes slowly (free memory, ordinary symbol errors) is looked at this often.
 SLOW_SECONDS = 300
 FABRIC_MANAGER = "nvidia-fabricmanager.service"
-CPU_LABELS = tuple(braces({"cpu": "0", "mode": mode}) for mode in CPU_MODES)
+CPU_LABELS = tuple(format_labels({"cpu": "0", "mode": mode}) for mode in CPU_MODES)
 
 
 class Hosts:
     """The machines around the GPUs; owns their InfiniBand error counters and boot times."""
 
-    def __init__(self, layout: Layout, physics: Physics, now: int) -> None:
+    def __init__(self, layout: FleetLayout, physics: Physics, now: int) -> None:
         self._physics = physics
         rates = np.array([PORTS.get(node.pool.name, (0, 0.0))[1] for node in layout.nodes])
         self._port_bytes: NDArray[np.float64] = rates[layout.node_of_gpu]
@@ -59,7 +59,7 @@ class Hosts:
         self._cpu_seconds = np.outer([1 - QUIET_CPU_SHARE, QUIET_CPU_SHARE], up_seconds)
         self._slow: dict[int, tuple[tuple[object, ...], bytes]] = {}
 
-    def step(self, total: Sum) -> None:
+    def step(self, total: EffectTotals) -> None:
         """One second of traffic, of the CPUs, and of errors on the struck links."""
         self._moved += self._port_bytes * self._physics.activity[8] * self._physics.clock_share
         utilisation = np.add.reduceat(self._physics.activity[5], self._firsts) / self._gpus
@@ -72,24 +72,24 @@ class Hosts:
             self._symbol_errors[row] += rate
             self._receive_errors[row] += rate / 10
 
-    def page(self, node: SimNode, total: Sum, *, now: int) -> bytes:
+    def page(self, node: SimNode, total: EffectTotals, *, now: int) -> bytes:
         """Most of a machine's page never changes: that part is written anew only when it does."""
         errors = int(self._symbol_errors[node.row]), int(self._receive_errors[node.row])
         key = (*errors, node.row in total.fabric_down, int(self.booted_at[node.row]), now // SLOW_SECONDS)
         known = self._slow.get(node.row)
         if known is None or known[0] != key:
-            page = TextPage()
+            page = MetricsPage()
             self._write_errors(page, node, now=now)
             self._write_machine(page, node, total)
             known = self._slow[node.row] = (key, page.content())
-        page = TextPage()
+        page = MetricsPage()
         self._write_traffic(page, node)
         page.begin("node_cpu_seconds_total", "counter", "Seconds the CPUs spent in each mode.")
         for labels, seconds in zip(CPU_LABELS, self._cpu_seconds[:, node.row].tolist(), strict=True):
             page.add(labels, round(seconds, 2))
         return page.content() + known[1]
 
-    def _write_machine(self, page: TextPage, node: SimNode, total: Sum) -> None:
+    def _write_machine(self, page: MetricsPage, node: SimNode, total: EffectTotals) -> None:
         page.begin("node_boot_time_seconds", "gauge", "Node boot time, in unixtime.")
         page.add("", float(self.booted_at[node.row]))
         page.begin("node_memory_MemTotal_bytes", "gauge", "Memory information field MemTotal_bytes.")
@@ -101,10 +101,10 @@ class Hosts:
             page.begin("node_systemd_unit_state", "gauge", "Systemd unit")
             is_up = node.row not in total.fabric_down
             for state in ("active", "failed", "inactive"):
-                labels = braces({"name": FABRIC_MANAGER, "state": state, "type": "simple"})
+                labels = format_labels({"name": FABRIC_MANAGER, "state": state, "type": "simple"})
                 page.add(labels, float(state == ("active" if is_up else "failed")))
 
-    def _write_traffic(self, page: TextPage, node: SimNode) -> None:
+    def _write_traffic(self, page: MetricsPage, node: SimNode) -> None:
         ports = _port_labels(node)
         moved = self._moved[node.rows][: len(ports)]
         for direction in ("received", "transmitted") if ports else ():
@@ -113,7 +113,7 @@ class Hosts:
             for text, value in zip(ports, moved.tolist(), strict=False):
                 page.add(text, float(int(value)))
 
-    def _write_errors(self, page: TextPage, node: SimNode, *, now: int) -> None:
+    def _write_errors(self, page: MetricsPage, node: SimNode, *, now: int) -> None:
         ports = _port_labels(node)
         if not ports:
             return
@@ -142,4 +142,4 @@ def _port_labels(node: SimNode) -> tuple[str, ...]:
 
 @cache
 def _labels_of_ports(ports: int) -> tuple[str, ...]:
-    return tuple(braces({"device": f"mlx5_{port}", "port": "1"}) for port in range(ports))
+    return tuple(format_labels({"device": f"mlx5_{port}", "port": "1"}) for port in range(ports))

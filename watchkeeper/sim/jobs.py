@@ -16,7 +16,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from watchkeeper.sim.fleet import Layout, SimNode
+from watchkeeper.sim.fleet import FleetLayout, SimNode
 
 Floats = NDArray[np.float64]
 
@@ -27,14 +27,14 @@ REQUEUE_LIMIT = 1000
 DAY_SECONDS = 86_400
 
 
-class Kind(IntEnum):
+class SimJobKind(IntEnum):
     NONE = 0
     TRAINING = 1
     SERVING = 2
     HELD = 3
 
 
-class Phase(IntEnum):
+class WorkPhase(IntEnum):
     """What a GPU's work is doing this second."""
 
     IDLE = 0
@@ -63,43 +63,43 @@ LEVELS = np.array(
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class JobTemplate:
     """A sort of job that a team keeps starting."""
 
     namespace: str
     stem: str
-    kind: Kind
+    kind: SimJobKind
     gpus: tuple[int, ...]
     pools: tuple[str, ...]
     hours: tuple[float, float]
     memory: tuple[float, float]
     # False: its programs have no monitor, so only its GPUs tell how it gets on.
-    speaks: bool = True
+    reports_metrics: bool = True
 
 
-RECIPES = (
-    Recipe("research", "llm-70b", Kind.TRAINING, (16, 32, 64), ("h200", "h100"), (2, 12), (0.80, 0.94)),
-    Recipe("research", "llm-8b-sft", Kind.TRAINING, (8,), ("h200", "h100", "a100"), (0.5, 4), (0.70, 0.90)),
-    Recipe("vision", "video-diffusion", Kind.TRAINING, (8, 16), ("h200", "h100"), (1, 8), (0.60, 0.85)),
-    Recipe("vision", "detector", Kind.TRAINING, (2, 4), ("a100", "l40s"), (0.5, 3), (0.40, 0.70)),
-    Recipe("speech", "asr-train", Kind.TRAINING, (4, 8), ("a100", "h100"), (1, 6), (0.50, 0.80)),
-    Recipe("recsys", "ranker", Kind.TRAINING, (8, 16), ("a100",), (0.5, 5), (0.70, 0.88)),
-    Recipe("serving", "chat-api", Kind.SERVING, (2, 4), ("h100", "h200"), (24, 96), (0.88, 0.92)),
-    Recipe("serving", "embed-api", Kind.SERVING, (1,), ("l40s",), (24, 96), (0.30, 0.60)),
-    Recipe("speech", "asr-live", Kind.SERVING, (1,), ("l40s", "h100"), (12, 72), (0.35, 0.55)),
+TEMPLATES = (
+    JobTemplate("research", "llm-70b", SimJobKind.TRAINING, (16, 32, 64), ("h200", "h100"), (2, 12), (0.80, 0.94)),
+    JobTemplate("research", "llm-8b-sft", SimJobKind.TRAINING, (8,), ("h200", "h100", "a100"), (0.5, 4), (0.70, 0.90)),
+    JobTemplate("vision", "video-diffusion", SimJobKind.TRAINING, (8, 16), ("h200", "h100"), (1, 8), (0.60, 0.85)),
+    JobTemplate("vision", "detector", SimJobKind.TRAINING, (2, 4), ("a100", "l40s"), (0.5, 3), (0.40, 0.70)),
+    JobTemplate("speech", "asr-train", SimJobKind.TRAINING, (4, 8), ("a100", "h100"), (1, 6), (0.50, 0.80)),
+    JobTemplate("recsys", "ranker", SimJobKind.TRAINING, (8, 16), ("a100",), (0.5, 5), (0.70, 0.88)),
+    JobTemplate("serving", "chat-api", SimJobKind.SERVING, (2, 4), ("h100", "h200"), (24, 96), (0.88, 0.92)),
+    JobTemplate("serving", "embed-api", SimJobKind.SERVING, (1,), ("l40s",), (24, 96), (0.30, 0.60)),
+    JobTemplate("speech", "asr-live", SimJobKind.SERVING, (1,), ("l40s", "h100"), (12, 72), (0.35, 0.55)),
 )
-MUTE_TRAINING = Recipe(
-    "vision", "plain-script", Kind.TRAINING, (8,), ("h200", "h100"), (2, 12), (0.60, 0.85), speaks=False
+SILENT_TRAINING = JobTemplate(
+    "vision", "plain-script", SimJobKind.TRAINING, (8,), ("h200", "h100"), (2, 12), (0.60, 0.85), reports_metrics=False
 )
-RESERVATION = Recipe("research", "notebook-reserved", Kind.HELD, (1,), (), (24, 96), (0.45, 0.60))
+RESERVATION = JobTemplate("research", "notebook-reserved", SimJobKind.HELD, (1,), (), (24, 96), (0.45, 0.60))
 
 
 @dataclass(slots=True)
-class Job:
+class SimJob:
     """One running job; GPU rows are in rank order."""
 
     number: int
-    recipe: Recipe
+    template: JobTemplate
     rows: tuple[int, ...]
     ends: int
     slurm: bool
@@ -108,26 +108,26 @@ class Job:
 
     @property
     def name(self) -> str:
-        return f"{self.recipe.stem}-{self.suffix}"
+        return f"{self.template.stem}-{self.suffix}"
 
     def labels(self, node_row: int) -> dict[str, str]:
         """Attribution labels as dcgm-exporter adds them, in the order in which it writes them."""
         if self.slurm:
             return {"hpc_job": str(self.number)}
-        container = "server" if self.recipe.kind is Kind.SERVING else "main"
-        return {"container": container, "namespace": self.recipe.namespace, "pod": self.members[node_row]}
+        container = "server" if self.template.kind is SimJobKind.SERVING else "main"
+        return {"container": container, "namespace": self.template.namespace, "pod": self.members[node_row]}
 
     def workload(self, node_row: int) -> str:
-        return f"slurm/{self.number}" if self.slurm else f"{self.recipe.namespace}/{self.members[node_row]}"
+        return f"slurm/{self.number}" if self.slurm else f"{self.template.namespace}/{self.members[node_row]}"
 
 
-class Jobs:
+class SimJobs:
     """Every job, and per GPU the numbers that say what its job wants."""
 
-    def __init__(self, layout: Layout, draw: random.Random) -> None:
+    def __init__(self, layout: FleetLayout, draw: random.Random) -> None:
         self.layout = layout
         self.draw = draw
-        self.running: dict[int, Job] = {}
+        self.running: dict[int, SimJob] = {}
         # The node's labels change only when this number does; exporter.py caches by it.
         self.label_version = [0] * len(layout.nodes)
         self.is_schedulable = np.ones(len(layout.nodes), dtype=bool)
@@ -144,7 +144,7 @@ class Jobs:
         self._free = self._gpus.copy()
         self._pools = {pool: np.array([n.pool.name == pool for n in layout.nodes]) for pool in _pool_names(layout)}
         self._timers: list[tuple[int, int, str]] = []
-        self._waiting: deque[Job] = deque(maxlen=REQUEUE_LIMIT)
+        self._waiting: deque[SimJob] = deque(maxlen=REQUEUE_LIMIT)
         self._next_number = 4700 + draw.randrange(200)
 
     def fill(self, now: int) -> None:
@@ -175,9 +175,9 @@ class Jobs:
         """Wishes of every GPU at `now`: one row per column of LEVELS."""
         phase = self.phases(now)
         levels: Floats = LEVELS[phase].T
-        compute = (phase == Phase.COMPUTE) | (phase == Phase.EXCHANGE)
+        compute = (phase == WorkPhase.COMPUTE) | (phase == WorkPhase.EXCHANGE)
         levels[1] = np.where(compute, np.minimum(0.94, levels[1] * self._density), levels[1])
-        serving = phase == Phase.SERVING
+        serving = phase == WorkPhase.SERVING
         if serving.any():
             levels[:, serving] *= self.request_wave(now)[serving]
         return levels
@@ -191,59 +191,59 @@ class Jobs:
 
     def is_occupied(self) -> NDArray[np.bool_]:
         """GPUs on which a program holds a context: clocks stay up and memory stays taken."""
-        alive: NDArray[np.bool_] = (self.kind != Kind.NONE) & ~self.is_down
+        alive: NDArray[np.bool_] = (self.kind != SimJobKind.NONE) & ~self.is_down
         return alive
 
-    def of_gpu(self, row: int) -> Job | None:
+    def job_on_gpu(self, row: int) -> SimJob | None:
         return self.running.get(int(self.job_of_gpu[row]))
 
-    def on_node(self, node: SimNode) -> list[Job]:
+    def jobs_on_node(self, node: SimNode) -> list[SimJob]:
         numbers = {int(number) for number in self.job_of_gpu[node.rows]} - {-1}
         return [self.running[number] for number in sorted(numbers)]
 
-    def crash(self, job: Job, now: int, *, restart_seconds: float | None) -> None:
+    def crash(self, job: SimJob, now: int, *, restart_seconds: float | None) -> None:
         """Every rank loses its process; None means that nobody restarts it."""
         self.is_down[list(job.rows)] = True
         self.is_stalled[list(job.rows)] = False
         if restart_seconds is not None:
             heapq.heappush(self._timers, (now + round(restart_seconds), job.number, "restart"))
 
-    def end(self, job: Job) -> None:
+    def end(self, job: SimJob) -> None:
         del self.running[job.number]
         rows = list(job.rows)
-        self.job_of_gpu[rows], self.kind[rows], self.memory_share[rows] = -1, Kind.NONE, 0.0
+        self.job_of_gpu[rows], self.kind[rows], self.memory_share[rows] = -1, SimJobKind.NONE, 0.0
         self.is_down[rows] = self.is_stalled[rows] = False
         self._first_rank[rows] = rows
         self._touch(job, +1)
 
-    def evict(self, job: Job) -> None:
+    def evict(self, job: SimJob) -> None:
         """Take a job off its GPUs; it starts again elsewhere as soon as there is room."""
         self.end(job)
-        if job.recipe.kind is not Kind.HELD:
+        if job.template.kind is not SimJobKind.HELD:
             self._waiting.append(job)
 
-    def place(self, recipe: Recipe, rows: tuple[int, ...], now: int) -> Job:
+    def place(self, recipe: JobTemplate, rows: tuple[int, ...], now: int) -> SimJob:
         """Start a job on exactly these GPUs, whoever was there before."""
         for number in sorted({int(n) for n in self.job_of_gpu[list(rows)]} - {-1}):
             self.evict(self.running[number])
         return self._start(recipe, rows, now, is_old=False)
 
-    def keep(self, job: Job, until: int) -> None:
+    def keep(self, job: SimJob, until: int) -> None:
         job.ends = max(job.ends, until)
         heapq.heappush(self._timers, (job.ends, job.number, "end"))
 
     def phases(self, now: int) -> NDArray[np.int8]:
         at = now + self._offset
         phase = np.zeros(len(self.kind), dtype=np.int8)
-        training = self.kind == Kind.TRAINING
+        training = self.kind == SimJobKind.TRAINING
         # A seventh of each cycle goes into gradient exchange, an epoch starts with ten seconds of loading.
-        phase[training] = Phase.COMPUTE
-        phase[training & (at % self._exchange < self._exchange / 7)] = Phase.EXCHANGE
-        phase[training & (at % self._epoch < 10)] = Phase.LOADING
-        phase[training & (at % self._checkpoint < 25)] = Phase.CHECKPOINT
-        phase[self.kind == Kind.SERVING] = Phase.SERVING
-        phase[self.is_stalled] = Phase.STALLED
-        phase[self.is_down] = Phase.IDLE
+        phase[training] = WorkPhase.COMPUTE
+        phase[training & (at % self._exchange < self._exchange / 7)] = WorkPhase.EXCHANGE
+        phase[training & (at % self._epoch < 10)] = WorkPhase.LOADING
+        phase[training & (at % self._checkpoint < 25)] = WorkPhase.CHECKPOINT
+        phase[self.kind == SimJobKind.SERVING] = WorkPhase.SERVING
+        phase[self.is_stalled] = WorkPhase.STALLED
+        phase[self.is_down] = WorkPhase.IDLE
         return phase
 
     def request_wave(self, now: int) -> Floats:
@@ -258,7 +258,7 @@ class Jobs:
         return 1.0 - float(self._free[members].sum()) / float(self._gpus[members].sum())
 
     def _arrive(self, pool: str, now: int, *, is_old: bool) -> bool:
-        recipe = self.draw.choice([recipe for recipe in RECIPES if pool in recipe.pools])
+        recipe = self.draw.choice([recipe for recipe in TEMPLATES if pool in recipe.pools])
         rows = self._find_room(pool, self.draw.choice(recipe.gpus))
         if rows is not None:
             self._start(recipe, rows, now, is_old=is_old)
@@ -285,42 +285,42 @@ class Jobs:
             if rows is None:
                 self._waiting.append(job)
             else:
-                self._start(job.recipe, rows, now, is_old=False, suffix=job.suffix)
+                self._start(job.template, rows, now, is_old=False, suffix=job.suffix)
 
     def _start(
-        self, recipe: Recipe, rows: tuple[int, ...], now: int, *, is_old: bool, suffix: str | None = None
-    ) -> Job:
+        self, recipe: JobTemplate, rows: tuple[int, ...], now: int, *, is_old: bool, suffix: str | None = None
+    ) -> SimJob:
         self._next_number += 1
         draw, at = self.draw, list(rows)
         seconds = draw.uniform(*recipe.hours) * 3600 * (draw.random() if is_old else 1.0)
         node_rows = list(dict.fromkeys(int(row) for row in self.layout.node_of_gpu[at]))
         slurm = self.layout.nodes[node_rows[0]].pool.scheduler == "slurm"
-        job = Job(
+        job = SimJob(
             self._next_number, recipe, rows, now + 60 + round(seconds), slurm, suffix or f"{draw.getrandbits(20):05x}"
         )
         job.members = {row: f"{job.name}-worker-{rank}" for rank, row in enumerate(node_rows)}
-        if recipe.kind is not Kind.TRAINING:
+        if recipe.kind is not SimJobKind.TRAINING:
             job.members = {node_rows[0]: f"{job.name}-{draw.getrandbits(20):05x}"}
         self.running[job.number] = job
         heapq.heappush(self._timers, (job.ends, job.number, "end"))
         self.job_of_gpu[at], self.kind[at] = job.number, recipe.kind
         self.memory_share[at] = draw.uniform(*recipe.memory)
         # Replicas of a service do not wait for each other.
-        self._first_rank[at] = at[0] if recipe.kind is Kind.TRAINING else at
+        self._first_rank[at] = at[0] if recipe.kind is SimJobKind.TRAINING else at
         self._offset[at] = draw.randrange(3600)
         # Dense models keep the tensor cores busier (a training job near 2.5 sits at the power cap).
-        self._density[at] = draw.uniform(0.7, 1.1) if recipe.kind is Kind.SERVING else draw.uniform(0.8, 2.4)
+        self._density[at] = draw.uniform(0.7, 1.1) if recipe.kind is SimJobKind.SERVING else draw.uniform(0.8, 2.4)
         self._exchange[at], self._epoch[at] = draw.randrange(14, 56), draw.randrange(240, 900)
         self._checkpoint[at] = draw.randrange(900, 2400)
         self._touch(job, -1)
         return job
 
-    def _touch(self, job: Job, freed: int) -> None:
+    def _touch(self, job: SimJob, freed: int) -> None:
         for row in job.rows:
             node = int(self.layout.node_of_gpu[row])
             self._free[node] += freed
             self.label_version[node] += 1
 
 
-def _pool_names(layout: Layout) -> list[str]:
+def _pool_names(layout: FleetLayout) -> list[str]:
     return list(dict.fromkeys(node.pool.name for node in layout.nodes))

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from uuid import UUID
 
-from watchkeeper.sim.fleet import Layout, SimGpu, SimNode
+from watchkeeper.sim.fleet import FleetLayout, SimGpu, SimNode
 
 RING_LIMIT = 20_000
 # Syslog levels: the driver logs Xids as warnings, chatter is informational.
@@ -35,7 +35,7 @@ XID_LINE = re.compile(r"NVRM: Xid \(PCI:[^)]*\): (\d+),")
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class SimKernelRecord:
     """One line as it goes over the wire; `seq` counts over the whole fleet."""
 
     seq: int
@@ -46,7 +46,7 @@ class Record:
 
 
 @dataclass(slots=True)
-class Boot:
+class NodeBoot:
     """One run of one node's kernel."""
 
     id: str
@@ -56,14 +56,14 @@ class Boot:
     named_gpus: set[str] = field(default_factory=set)
 
 
-class KernelLog:
+class SimKernelLog:
     """Records of all nodes, newest last."""
 
-    def __init__(self, layout: Layout, draw: random.Random, now: datetime) -> None:
+    def __init__(self, layout: FleetLayout, draw: random.Random, now: datetime) -> None:
         self._draw = draw
-        self._records: deque[Record] = deque(maxlen=RING_LIMIT)
+        self._records: deque[SimKernelRecord] = deque(maxlen=RING_LIMIT)
         self._next_seq = 1
-        self._boots: dict[str, Boot] = {}
+        self._boots: dict[str, NodeBoot] = {}
         self._nodes = layout.nodes
         self.start(now)
 
@@ -80,7 +80,7 @@ class KernelLog:
     def boot_of(self, node: str) -> str:
         return self._boots[node].id
 
-    def since(self, seq: int, *, limit: int = RING_LIMIT) -> list[Record]:
+    def since(self, seq: int, *, limit: int = RING_LIMIT) -> list[SimKernelRecord]:
         """Records after `seq`, oldest first; what the ring has forgotten is skipped."""
         if not self._records:
             return []
@@ -93,7 +93,7 @@ class KernelLog:
         # Two lines of one simulated second are microseconds apart.
         boot.last_micros = max((now - boot.since) // timedelta(microseconds=1), boot.last_micros + 3)
         record = f"{priority},{boot.sequence},{boot.last_micros},-;{text}"
-        self._records.append(Record(self._next_seq, node.name, boot.id, record, now))
+        self._records.append(SimKernelRecord(self._next_seq, node.name, boot.id, record, now))
         self._next_seq += 1
         boot.sequence += 1
 
@@ -129,5 +129,5 @@ class KernelLog:
             if is_up(node):
                 self.write(node, text.format(**letters), now)
 
-    def _new_boot(self, now: datetime, sequence: int) -> Boot:
-        return Boot(str(UUID(int=self._draw.getrandbits(128), version=4)), now, sequence)
+    def _new_boot(self, now: datetime, sequence: int) -> NodeBoot:
+        return NodeBoot(str(UUID(int=self._draw.getrandbits(128), version=4)), now, sequence)

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from watchkeeper.sim.effects import Pod as PodEffect
-from watchkeeper.sim.effects import Sum
-from watchkeeper.sim.fleet import Layout, SimNode
-from watchkeeper.sim.jobs import Job, Jobs, Kind
-from watchkeeper.sim.text_page import TextPage, braces
+from watchkeeper.sim.effects import EffectTotals
+from watchkeeper.sim.effects import PodFault as PodEffect
+from watchkeeper.sim.fleet import FleetLayout, SimNode
+from watchkeeper.sim.jobs import SimJob, SimJobKind, SimJobs
+from watchkeeper.sim.text_page import MetricsPage, format_labels
 
 GPU = "nvidia_com_gpu"
 TAINT = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
@@ -25,7 +25,7 @@ QUOTA_GPUS = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class Pod:
+class SimPod:
     """One pod as the API server knows it; `node` None means that it is not scheduled."""
 
     namespace: str
@@ -41,18 +41,18 @@ class Pod:
         return {"namespace": self.namespace, "pod": self.name}
 
 
-class Kubernetes:
+class KubeStatePage:
     """Writes the page; owns nothing but the time at which it first saw each pod."""
 
-    def __init__(self, layout: Layout, jobs: Jobs) -> None:
+    def __init__(self, layout: FleetLayout, jobs: SimJobs) -> None:
         self._nodes = [node for node in layout.nodes if node.pool.scheduler == "kubernetes"]
         self._layout = layout
         self._jobs = jobs
         self._started: dict[str, int] = {}
 
-    def page(self, total: Sum, *, up: set[int], now: int) -> bytes:
+    def page(self, total: EffectTotals, *, up: set[int], now: int) -> bytes:
         """`up` are the rows of the nodes whose kubelet answers."""
-        page = TextPage()
+        page = MetricsPage()
         pods = list(self._pods(total, now))
         self._started = {pod.name: pod.started_at for pod in pods}
         self._write_nodes(page, total, up)
@@ -61,61 +61,61 @@ class Kubernetes:
         self._write_rest(page, pods, total)
         return page.content()
 
-    def _pods(self, total: Sum, now: int) -> Iterator[Pod]:
+    def _pods(self, total: EffectTotals, now: int) -> Iterator[SimPod]:
         for job in self._jobs.running.values():
             if not job.slurm:
                 yield from self._pods_of(job, now)
         for name, (lasting, spec) in total.pods.items():
             node = None if spec.pending else self._layout.nodes[lasting.nodes[0]].name
-            yield Pod(lasting.namespace, name, "main", node, spec.gpus, self._started.get(name, now), spec)
+            yield SimPod(lasting.namespace, name, "main", node, spec.gpus, self._started.get(name, now), spec)
 
-    def _pods_of(self, job: Job, now: int) -> Iterator[Pod]:
-        container = "server" if job.recipe.kind is Kind.SERVING else "main"
+    def _pods_of(self, job: SimJob, now: int) -> Iterator[SimPod]:
+        container = "server" if job.template.kind is SimJobKind.SERVING else "main"
         for row, name in job.members.items():
             node = self._layout.nodes[row]
             gpus = sum(1 for gpu in job.rows if node.first <= gpu < node.first + len(node.gpus))
             started = self._started.get(name, now)
-            yield Pod(job.recipe.namespace, name, container, node.name, gpus, started, RUNNING)
+            yield SimPod(job.template.namespace, name, container, node.name, gpus, started, RUNNING)
 
-    def _write_nodes(self, page: TextPage, total: Sum, up: set[int]) -> None:
+    def _write_nodes(self, page: MetricsPage, total: EffectTotals, up: set[int]) -> None:
         page.begin("kube_node_status_condition", "gauge", "The condition of a cluster node.")
         for node in self._nodes:
             is_up = node.row in up
             for status in ("true", "false", "unknown"):
-                labels = braces({"node": node.name, "condition": "Ready", "status": status})
+                labels = format_labels({"node": node.name, "condition": "Ready", "status": status})
                 page.add(labels, float(status == ("true" if is_up else "unknown")))
         for what in ("capacity", "allocatable"):
             page.begin(f"kube_node_status_{what}", "gauge", f"The {what} for different resources of a node.")
             for node in self._nodes:
                 gone = node.row in total.plugin_gone or node.row in total.mig_lost
                 count = 0 if gone and what == "allocatable" else len(node.gpus)
-                page.add(braces({"node": node.name, "resource": GPU, "unit": "integer"}), count)
+                page.add(format_labels({"node": node.name, "resource": GPU, "unit": "integer"}), count)
         page.begin("kube_node_spec_taint", "gauge", "The taint of a cluster node.")
         for node in self._nodes:
-            page.add(braces({"node": node.name, **TAINT}), 1)
+            page.add(format_labels({"node": node.name, **TAINT}), 1)
         page.begin("kube_node_labels", "gauge", "Kubernetes labels converted to Prometheus labels.")
         for node in self._nodes:
-            page.add(braces({"node": node.name, **_node_labels(node, is_mig=node.row in total.mig_lost)}), 1)
+            page.add(format_labels({"node": node.name, **_node_labels(node, is_mig=node.row in total.mig_lost)}), 1)
 
-    def _write_rest(self, page: TextPage, pods: list[Pod], total: Sum) -> None:
+    def _write_rest(self, page: MetricsPage, pods: list[SimPod], total: EffectTotals) -> None:
         page.begin("kube_daemonset_status_desired_number_scheduled", "gauge", "Nodes that should run the daemon pod.")
-        page.add(braces(PLUGIN), len(self._nodes))
+        page.add(format_labels(PLUGIN), len(self._nodes))
         page.begin("kube_daemonset_status_number_ready", "gauge", "Nodes with a running and ready daemon pod.")
-        page.add(braces(PLUGIN), len(self._nodes) - len(total.plugin_gone))
+        page.add(format_labels(PLUGIN), len(self._nodes) - len(total.plugin_gone))
         page.begin("kube_resourcequota", "gauge", "Information about resource quota.")
         for namespace in sorted({pod.namespace for pod in pods} | total.full_quotas):
             used = sum(pod.gpus or 0 for pod in pods if pod.namespace == namespace)
             hard = used if namespace in total.full_quotas else QUOTA_GPUS
             about = {"namespace": namespace, "resourcequota": "gpus", "resource": "requests.nvidia.com/gpu"}
-            page.add(braces({**about, "type": "hard"}), hard)
-            page.add(braces({**about, "type": "used"}), used)
+            page.add(format_labels({**about, "type": "hard"}), hard)
+            page.add(format_labels({**about, "type": "used"}), used)
         # A job whose pods the quota forbids has none: only the wish for them is seen.
         page.begin("kube_job_spec_parallelism", "gauge", "The maximum desired number of pods of the job.")
         for namespace in sorted(total.full_quotas):
-            page.add(braces({"namespace": namespace, "job_name": "quota-test"}), 2)
+            page.add(format_labels({"namespace": namespace, "job_name": "quota-test"}), 2)
         page.begin("kube_job_status_active", "gauge", "The number of actively running pods.")
         for namespace in sorted(total.full_quotas):
-            page.add(braces({"namespace": namespace, "job_name": "quota-test"}), 0)
+            page.add(format_labels({"namespace": namespace, "job_name": "quota-test"}), 0)
 
 
 RUNNING = PodEffect()
@@ -127,60 +127,63 @@ def _node_labels(node: SimNode, *, is_mig: bool) -> dict[str, str]:
     return product | (mig if is_mig else {})
 
 
-def _write_pods(page: TextPage, pods: list[Pod]) -> None:
+def _write_pods(page: MetricsPage, pods: list[SimPod]) -> None:
     page.begin("kube_pod_info", "gauge", "Information about pod.")
     for pod in pods:
-        page.add(braces({**pod.labels, "node": pod.node or ""}), 1)
+        page.add(format_labels({**pod.labels, "node": pod.node or ""}), 1)
     page.begin("kube_pod_status_phase", "gauge", "The pods current phase.")
     for pod in pods:
         for phase in PHASES:
             is_so = phase == ("Running" if pod.node else "Pending")
-            page.add(braces({**pod.labels, "phase": phase}), float(is_so))
+            page.add(format_labels({**pod.labels, "phase": phase}), float(is_so))
     page.begin("kube_pod_status_scheduled", "gauge", "Describes the status of the scheduling process for the pod.")
     for pod in pods:
         for condition in ("true", "false", "unknown"):
             page.add(
-                braces({**pod.labels, "condition": condition}), float(condition == str(pod.node is not None).lower())
+                format_labels({**pod.labels, "condition": condition}),
+                float(condition == str(pod.node is not None).lower()),
             )
     page.begin("kube_pod_status_ready", "gauge", "Describes whether the pod is ready to serve requests.")
     for pod in pods:
         is_ready = pod.node is not None and pod.spec.is_ready
         for condition in ("true", "false", "unknown"):
-            page.add(braces({**pod.labels, "condition": condition}), float(condition == str(is_ready).lower()))
+            page.add(format_labels({**pod.labels, "condition": condition}), float(condition == str(is_ready).lower()))
     page.begin("kube_pod_start_time", "gauge", "Start time in unix timestamp for a pod.")
     for pod in pods:
         if pod.node:
-            page.add(braces(pod.labels), pod.started_at)
+            page.add(format_labels(pod.labels), pod.started_at)
     page.begin("kube_pod_container_resource_requests", "gauge", "The number of requested resources by a container.")
     for pod in pods:
         where = {**pod.labels, "container": pod.container, "node": pod.node or ""}
         if pod.gpus is not None:
-            page.add(braces({**where, "resource": GPU, "unit": "integer"}), pod.gpus)
+            page.add(format_labels({**where, "resource": GPU, "unit": "integer"}), pod.gpus)
         else:
-            page.add(braces({**where, "resource": "cpu", "unit": "core"}), 8)
+            page.add(format_labels({**where, "resource": "cpu", "unit": "core"}), 8)
 
 
-def _write_exits(page: TextPage, pods: list[Pod]) -> None:
+def _write_exits(page: MetricsPage, pods: list[SimPod]) -> None:
     page.begin("kube_pod_tolerations", "gauge", "Information about the pod tolerations")
     for pod in pods:
         if pod.spec.tolerates_gpu_taint:
-            page.add(braces({**pod.labels, "key": TAINT["key"], "operator": "Exists", "effect": "NoSchedule"}), 1)
+            page.add(
+                format_labels({**pod.labels, "key": TAINT["key"], "operator": "Exists", "effect": "NoSchedule"}), 1
+            )
     page.begin("kube_pod_nodeselectors", "gauge", "Describes the Pod nodeSelectors.")
     for pod in pods:
         if pod.spec.node_selector is not None:
-            page.add(braces({**pod.labels, "nodeselector_nvidia_com_gpu_product": pod.spec.node_selector}), 1)
+            page.add(format_labels({**pod.labels, "nodeselector_nvidia_com_gpu_product": pod.spec.node_selector}), 1)
     page.begin("kube_pod_runtimeclass_name_info", "gauge", "The runtimeclass associated with the pod.")
     for pod in pods:
         if pod.spec.runtime_class is not None:
-            page.add(braces({**pod.labels, "runtimeclass_name": pod.spec.runtime_class}), 1)
+            page.add(format_labels({**pod.labels, "runtimeclass_name": pod.spec.runtime_class}), 1)
     ended = [pod for pod in pods if pod.spec.exit_code is not None]
     page.begin("kube_pod_container_status_last_terminated_reason", "gauge", "The last reason of termination.")
     for pod in ended:
         labels = {**pod.labels, "container": pod.container, "reason": pod.spec.exit_reason or "Error"}
-        page.add(braces(labels), 1)
+        page.add(format_labels(labels), 1)
     page.begin("kube_pod_container_status_last_terminated_exitcode", "gauge", "The exit code of the last termination.")
     for pod in ended:
-        page.add(braces({**pod.labels, "container": pod.container}), pod.spec.exit_code or 0)
+        page.add(format_labels({**pod.labels, "container": pod.container}), pod.spec.exit_code or 0)
     page.begin("kube_pod_container_status_restarts_total", "counter", "The number of container restarts.")
     for pod in pods:
-        page.add(braces({**pod.labels, "container": pod.container}), 0 if pod.spec.exit_code is None else 1)
+        page.add(format_labels({**pod.labels, "container": pod.container}), 0 if pod.spec.exit_code is None else 1)

@@ -21,7 +21,7 @@ from watchkeeper.model.clock_reasons import (
     SW_THERMAL,
     THERMAL,
 )
-from watchkeeper.sim.fleet import Layout
+from watchkeeper.sim.fleet import FleetLayout
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -54,7 +54,7 @@ BRAKE_SHARE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class Environment:
     """What faults do to the machine around the silicon; shares are 1 and the rest is 0 when nothing is broken."""
 
     fan: Floats
@@ -66,8 +66,8 @@ class Surroundings:
     leak_mib_per_second: Floats
 
     @staticmethod
-    def healthy(count: int) -> Surroundings:
-        return Surroundings(
+    def healthy(count: int) -> Environment:
+        return Environment(
             fan=np.ones(count),
             power_cap=np.ones(count),
             clock=np.ones(count),
@@ -81,7 +81,7 @@ class Surroundings:
 class Physics:
     """The physical state of every GPU."""
 
-    def __init__(self, layout: Layout, rng: np.random.Generator) -> None:
+    def __init__(self, layout: FleetLayout, rng: np.random.Generator) -> None:
         self.rng = rng
         nodes = layout.nodes
         per_gpu = layout.node_of_gpu
@@ -124,27 +124,27 @@ class Physics:
         self.nvlink_errors, self._leaked_mib = np.zeros(count, dtype=np.int64), np.zeros(count)
         self._thermal_share, self._asleep_for = np.ones(count), np.full(count, float(AWAKE_SECONDS))
 
-    def step(self, wish: Floats, is_occupied: Flags, memory_share: Floats, *, around: Surroundings) -> None:
+    def step(self, demand: Floats, is_occupied: Flags, memory_share: Floats, *, environment: Environment) -> None:
         """One second: `wish` is what jobs.activity returned."""
         noise = self.rng.standard_normal((2, len(self.tdp)))
-        busy = wish[0] > 0
+        busy = demand[0] > 0
         self._asleep_for = np.where(is_occupied | busy, 0.0, self._asleep_for + 1.0)
         awake = self._asleep_for < AWAKE_SECONDS
         wobble = 1.0 + 0.02 * noise[0]
-        self.activity = np.clip(wish * wobble, 0.0, 1.0)
-        self._run_clocks(awake, around)
-        self._heat(around, noise[1])
-        self._leaked_mib = np.where(is_occupied & (around.leak_mib_per_second > 0), self._leaked_mib, 0.0)
-        self._leaked_mib += around.leak_mib_per_second
+        self.activity = np.clip(demand * wobble, 0.0, 1.0)
+        self._run_clocks(awake, environment)
+        self._heat(environment, noise[1])
+        self._leaked_mib = np.where(is_occupied & (environment.leak_mib_per_second > 0), self._leaked_mib, 0.0)
+        self._leaked_mib += environment.leak_mib_per_second
         self._fill_memory(is_occupied, memory_share)
         self._count()
-        struck = around.sbe_per_second > 0
+        struck = environment.sbe_per_second > 0
         if struck.any():
-            errors = self.rng.poisson(around.sbe_per_second[struck])
+            errors = self.rng.poisson(environment.sbe_per_second[struck])
             self.sbe[struck] += errors
             self.sbe_lifetime[struck] += errors
 
-    def _run_clocks(self, awake: Flags, around: Surroundings) -> None:
+    def _run_clocks(self, awake: Flags, around: Environment) -> None:
         sm, tensor, dram = self.activity[0], self.activity[1], self.activity[2]
         cap = self.tdp * CAP_SHARE * around.power_cap
         floor = np.where(awake, self.tdp * AWAKE_SHARE, self.idle_watts)
@@ -171,7 +171,7 @@ class Physics:
         reasons |= np.where(around.brake, HW_SLOWDOWN | POWER_BRAKE, 0)
         self.reasons = reasons
 
-    def _heat(self, around: Surroundings, noise: Floats) -> None:
+    def _heat(self, around: Environment, noise: Floats) -> None:
         # The board's own regulation shows as a watt of noise; it is part of the energy that is counted.
         self.power = np.maximum(self.power + 1.2 * noise, 10.0)
         cooling = STILL_AIR_COOLING + (1 - STILL_AIR_COOLING) * around.fan

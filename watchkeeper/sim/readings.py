@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from watchkeeper.model import clock_reasons
-from watchkeeper.sim.fleet import GpuModel, Layout
+from watchkeeper.sim.fleet import FleetLayout, GpuModel
 from watchkeeper.sim.physics import Floats, Physics
 
 # NVML's fabric probe states, which DCGM exports as they are (health_rules 1.2: not started or failed is a failure).
@@ -28,10 +28,10 @@ def supports(model: GpuModel, field: str) -> bool:
     return field not in MEMORY_TEMPERATURES or model.memory_max_celsius is not None
 
 
-class Readings:
+class DcgmReadings:
     """Reads DCGM fields off the physics; constants of the fleet are gathered once."""
 
-    def __init__(self, layout: Layout, physics: Physics) -> None:
+    def __init__(self, layout: FleetLayout, physics: Physics) -> None:
         self.physics = physics
         per_gpu, nodes = layout.node_of_gpu, layout.nodes
         self._memory_mhz = np.array([node.model.memory_mhz for node in nodes])[per_gpu]
@@ -48,7 +48,7 @@ class Readings:
         # A corrected-error remap is rare; most GPUs of a fleet have none.
         self._corrected_rows = (np.arange(layout.gpu_count) % 577 == 3).astype(np.int64)
 
-    def take(self, last_xid: NDArray[np.int64]) -> dict[str, Floats | NDArray[np.int64]]:
+    def read_fields(self, last_xid: NDArray[np.int64]) -> dict[str, Floats | NDArray[np.int64]]:
         """Every simulated field by its name."""
         return {**self._device(last_xid), **self._memory(), **self._links(), **self._profile()}
 

@@ -28,7 +28,7 @@ OF_A_GPU = frozenset({"pci", "uuid", "serial"})
 PLACEHOLDERS = OF_A_GPU | {"pid", "process", "channel", "address", "row"}
 
 
-class Strikes(StrEnum):
+class FaultTarget(StrEnum):
     """What breaks; a job is a training job, a service answers requests, a pod is one that the scenario brings along."""
 
     GPU = "gpu"
@@ -40,7 +40,7 @@ class Strikes(StrEnum):
     NAMESPACE = "namespace"
 
 
-class Work(StrEnum):
+class RequiredWork(StrEnum):
     """What runs at the place when the fault strikes; it is started if it is not there.
 
     Wide training has ranks on several nodes. A mute training job tells nobody about its steps; it is always one that
@@ -54,7 +54,7 @@ class Work(StrEnum):
     RESERVATION = "reservation"
 
 
-class Repair(StrEnum):
+class FaultRepair(StrEnum):
     """What ends a fault; `replace` is a person with a screwdriver (DELETE /faults/ID)."""
 
     REBOOT = "reboot"
@@ -73,22 +73,22 @@ class KernelLine:
 
     def __post_init__(self) -> None:
         durations.parse_ms(self.after)
-        if strange := sorted(self.asks_for - PLACEHOLDERS):
+        if strange := sorted(self.placeholders - PLACEHOLDERS):
             raise ValueError(f"unknown placeholder {{{strange[0]}}}; known: {', '.join(sorted(PLACEHOLDERS))}")
 
     @property
-    def asks_for(self) -> frozenset[str]:
+    def placeholders(self) -> frozenset[str]:
         return frozenset(name for _, name, _, _ in string.Formatter().parse(self.text) if name is not None)
 
 
 @dataclass(frozen=True, slots=True)
-class Truth:
+class ExpectedDiagnosis:
     """The right answer; `action` is the step that ends the trouble, not the cordon before it."""
 
     cause: str
     action: actions.ActionKind
     severity: alerts.Severity
-    place: Strikes
+    place: FaultTarget
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +98,13 @@ class Scenario:
     name: str
     title: str
     story: str
-    strikes: Strikes
+    strikes: FaultTarget
     effects: tuple[Effect, ...]
-    repaired_by: tuple[Repair, ...]
-    truth: Truth
+    repaired_by: tuple[FaultRepair, ...]
+    truth: ExpectedDiagnosis
     after: str = "0s"
     lasts: str | None = None
-    work: Work | None = None
+    work: RequiredWork | None = None
     # Nodes of these pools only; empty means any. A fabric needs NVSwitches, a pod needs Kubernetes.
     pools: tuple[str, ...] = ()
     # How long physics or the nature of the fault needs until any number shows it: metal heats up, a trend must be one.
@@ -119,8 +119,8 @@ class Scenario:
             durations.parse_ms(self.lasts)
         durations.parse_ms(self.history)
         durations.parse_ms(self.visible_after)
-        of_a_gpu = sorted({name for line in self.kernel_lines for name in line.asks_for} & OF_A_GPU)
-        if of_a_gpu and self.strikes is not Strikes.GPU:
+        of_a_gpu = sorted({name for line in self.kernel_lines for name in line.placeholders} & OF_A_GPU)
+        if of_a_gpu and self.strikes is not FaultTarget.GPU:
             raise ValueError(f"a kernel line with {{{of_a_gpu[0]}}} names a GPU, so its scenario must strike a gpu")
 
     @property

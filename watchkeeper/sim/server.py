@@ -25,10 +25,10 @@ from starlette.routing import Route
 from watchkeeper.errors import ActionRefused, CollectError, StartRefused, WatchkeeperError, WireError
 from watchkeeper.kit import clock, logs, memory, wire
 from watchkeeper.net import asgi
-from watchkeeper.sim.cluster import Outcome
-from watchkeeper.sim.faults import Fault
+from watchkeeper.sim.cluster import ActionOutcome
+from watchkeeper.sim.faults import SimFault
 from watchkeeper.sim.fleet import UnknownName
-from watchkeeper.sim.kernel_log import Record
+from watchkeeper.sim.kernel_log import SimKernelRecord
 from watchkeeper.sim.simulation import SimSettings, Simulation
 
 __all__ = ["SimSettings", "Wire", "open_listener", "run", "serve"]
@@ -140,7 +140,7 @@ class Wire:
     async def cluster_action(self, request: Request) -> Response:
         node = self.simulation.layout.node(request.path_params["node"])
         cluster, by = self.simulation.cluster, await _mark(request)
-        verbs: dict[str, Callable[[], Outcome]] = {
+        verbs: dict[str, Callable[[], ActionOutcome]] = {
             "cordon": lambda: cluster.cordon(node, by),
             "uncordon": lambda: cluster.uncordon(node, by),
             "drain": lambda: cluster.drain(node, by),
@@ -155,7 +155,7 @@ class Wire:
         node = self.simulation.layout.node(request.path_params["node"])
         gpu = self.simulation.layout.gpu(node, request.path_params["uuid"])
         cluster, by = self.simulation.cluster, await _mark(request)
-        verbs: dict[str, Callable[[], Outcome]] = {
+        verbs: dict[str, Callable[[], ActionOutcome]] = {
             "reset": lambda: cluster.reset_gpu(node, gpu, by),
             "warn": lambda: cluster.warn_holder(node, gpu, by),
             "reclaim": lambda: cluster.reclaim(node, gpu),
@@ -249,18 +249,18 @@ def run(settings: SimSettings) -> None:
         asyncio.run(serve(settings, asyncio.Event()))
 
 
-def _kernel_line(record: Record) -> bytes:
+def _kernel_line(record: SimKernelRecord) -> bytes:
     return json.dumps(wire.to_plain(record), ensure_ascii=False).encode() + b"\n"
 
 
-def _plain_fault(fault: Fault, simulation: Simulation) -> dict[str, Any]:
+def _plain_fault(fault: SimFault, simulation: Simulation) -> dict[str, Any]:
     return {
         "id": fault.id,
         "scenario": fault.scenario.name,
         "node": fault.node.name,
         "gpu": None if fault.gpu is None else fault.gpu.index,
         "uuid": None if fault.gpu is None else fault.gpu.uuid,
-        "place": str(simulation.place_of(fault)),
+        "place": str(simulation.fault_place(fault)),
         "at": wire.format_time(clock.from_ms(fault.at * 1000)),
         "strikes_in_seconds": max(0, fault.at - simulation.second),
         "truth": wire.to_plain(fault.scenario.truth),
@@ -284,7 +284,7 @@ async def _mark(request: Request) -> str:
     return by
 
 
-def _answer_outcome(outcome: Outcome) -> Response:
+def _answer_outcome(outcome: ActionOutcome) -> Response:
     plain = wire.to_plain(outcome)
     return JSONResponse({"ok": True, "result": plain["result"], "text": plain["text"], "node": plain["node"]})
 

@@ -16,15 +16,15 @@ import numpy as np
 from watchkeeper.errors import CollectError
 from watchkeeper.model import fleet as fleet_model
 from watchkeeper.sim import effects, fleet, scenario
-from watchkeeper.sim.cluster import Cluster
-from watchkeeper.sim.exporter import FAULT_HEAD, Exporter
-from watchkeeper.sim.faults import Fault, Faults, Machines
+from watchkeeper.sim.cluster import SimCluster
+from watchkeeper.sim.exporter import FAULT_HEAD, DcgmExporter
+from watchkeeper.sim.faults import FaultInjector, SimFault, SimMachines
 from watchkeeper.sim.host import Hosts
-from watchkeeper.sim.jobs import Jobs
-from watchkeeper.sim.kernel_log import KernelLog, Record
-from watchkeeper.sim.kubernetes import Kubernetes
+from watchkeeper.sim.jobs import SimJobs
+from watchkeeper.sim.kernel_log import SimKernelLog, SimKernelRecord
+from watchkeeper.sim.kubernetes import KubeStatePage
 from watchkeeper.sim.physics import Physics
-from watchkeeper.sim.readings import Readings
+from watchkeeper.sim.readings import DcgmReadings
 from watchkeeper.sim.workloads import STEP_SECONDS, Workloads
 
 # A Monday morning: serving wakes up. Used when nobody says when the simulation begins.
@@ -60,15 +60,15 @@ class Simulation:
         self.scenarios = scenario.load_all()
         # One stream per subject: a fault more must not change what the jobs do. Boot ids differ from run to run,
         # because the product takes an event of the same boot and number for the same event.
-        jobs = Jobs(self.layout, random.Random(f"{seed}/jobs"))
+        jobs = SimJobs(self.layout, random.Random(f"{seed}/jobs"))
         physics = Physics(self.layout, np.random.default_rng(seed % 2**64))
-        exporter = Exporter(self.layout, Readings(self.layout, physics), jobs)
-        kernel = KernelLog(self.layout, random.Random(f"{seed}/{epoch}/kernel"), self.now)
-        self.machines = Machines(self.layout, jobs, physics, exporter, kernel)
-        self.faults = Faults(self.machines, random.Random(f"{seed}/faults"))
-        self.cluster = Cluster(self.machines, self.faults)
+        exporter = DcgmExporter(self.layout, DcgmReadings(self.layout, physics), jobs)
+        kernel = SimKernelLog(self.layout, random.Random(f"{seed}/{epoch}/kernel"), self.now)
+        self.machines = SimMachines(self.layout, jobs, physics, exporter, kernel)
+        self.faults = FaultInjector(self.machines, random.Random(f"{seed}/faults"))
+        self.cluster = SimCluster(self.machines, self.faults)
         self.hosts = Hosts(self.layout, physics, self.second)
-        self.kubernetes = Kubernetes(self.layout, jobs)
+        self.kubernetes = KubeStatePage(self.layout, jobs)
         self.workloads = Workloads(jobs, physics, random.Random(f"{seed}/workloads"))
         self._planned: tuple[str, ...] = ()
         self._planned_at = 0
@@ -94,10 +94,10 @@ class Simulation:
         self.faults.step(self.second)
         jobs, physics = self.machines.jobs, self.machines.physics
         jobs.step(self.second)
-        total = self.faults.sum
+        total = self.faults.totals
         wish = jobs.activity(self.second) * total.load
         wish[:3] *= jobs.pace(physics.clock_share)
-        physics.step(wish, jobs.is_occupied(), jobs.memory_share, around=total.around)
+        physics.step(wish, jobs.is_occupied(), jobs.memory_share, environment=total.environment)
         self.hosts.step(total)
         if self.second % STEP_SECONDS == 0:
             self.workloads.step(total, self.second)
@@ -133,12 +133,12 @@ class Simulation:
             case ["nodes", node, "metrics"]:
                 return self.page(node)
             case ["nodes", node, "host", "metrics"]:
-                return self.hosts.page(self._up(node), self.faults.sum, now=self.second)
+                return self.hosts.page(self._up(node), self.faults.totals, now=self.second)
             case ["cluster", "metrics"]:
                 up = {node.row for node in self.layout.nodes if self._is_up(node)}
-                return self.kubernetes.page(self.faults.sum, up=up, now=self.second)
+                return self.kubernetes.page(self.faults.totals, up=up, now=self.second)
             case ["workloads", "metrics"]:
-                return self.workloads.page(self.faults.sum)
+                return self.workloads.page(self.faults.totals)
         raise fleet.UnknownName(f"there is no page at {path[:80]}")
 
     def _start_planned(self) -> None:
@@ -149,11 +149,11 @@ class Simulation:
 
     def page(self, node: str) -> bytes:
         """One node's exporter page; CollectError while the node or its exporter is down."""
-        found, total = self._up(node), self.faults.sum
-        exporter, words = total.exporters.get(found.row), total.agent_words.get(found.row)
-        if exporter is effects.Exporter.DOWN:
+        found, total = self._up(node), self.faults.totals
+        exporter, words = total.exporters.get(found.row), total.agent_faults.get(found.row)
+        if exporter is effects.ExporterFault.DOWN:
             raise CollectError("nothing answers at the exporter's port", where=node)
-        if exporter is effects.Exporter.EMPTY:
+        if exporter is effects.ExporterFault.EMPTY:
             return f'{FAULT_HEAD}watchkeeper_gpu_fault{{cause="{words}",Hostname="{node}"}} 1\n'.encode()
         return self.machines.exporter.page(found, self.second, fault=words)
 
@@ -163,14 +163,14 @@ class Simulation:
         gpus = [
             {"uuid": gpu.uuid, "index": gpu.index, "pci": gpu.kernel_pci, "model": found.model.name}
             for gpu in found.gpus
-            if gpu.row not in self.faults.sum.hidden
+            if gpu.row not in self.faults.totals.hidden
         ]
         return {"node": node, "boot": self.machines.kernel.boot_of(node), "gpus": gpus}
 
-    def kernel_records_since(self, seq: int, *, limit: int = 1000) -> list[Record]:
+    def kernel_records_since(self, seq: int, *, limit: int = 1000) -> list[SimKernelRecord]:
         return self.machines.kernel.since(seq, limit=limit)
 
-    def inject(self, name: str, *, node: str | None = None, gpu: int | None = None) -> Fault:
+    def inject(self, name: str, *, node: str | None = None, gpu: int | None = None) -> SimFault:
         """Start a fault; `node` and `gpu` (its index) are chosen from the seed when they are None."""
         return self.faults.inject(
             scenario.find(self.scenarios, name),
@@ -180,7 +180,7 @@ class Simulation:
             is_up=self.cluster.is_up,
         )
 
-    def end_fault(self, fault_id: str) -> Fault:
+    def end_fault(self, fault_id: str) -> SimFault:
         """A person has repaired it by other means."""
         fault = self.faults.find(fault_id)
         self.faults.end(fault)
@@ -193,7 +193,7 @@ class Simulation:
         return found
 
     def _is_up(self, node: fleet.SimNode) -> bool:
-        return self.cluster.is_up(node) and node.row not in self.faults.sum.hosts_down
+        return self.cluster.is_up(node) and node.row not in self.faults.totals.hosts_down
 
-    def place_of(self, fault: Fault) -> fleet_model.Place:
+    def fault_place(self, fault: SimFault) -> fleet_model.Place:
         return fault.place(self.settings.cluster)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 
-class TextPage:
+class MetricsPage:
     """Samples of one page; `begin` a family, then `add` its samples."""
 
     def __init__(self) -> None:
@@ -19,17 +19,17 @@ class TextPage:
 
     def add(self, labels: str, value: float, *, suffix: str = "") -> None:
         """`labels` as `braces` writes them; empty for none."""
-        self._parts.append(f"{self._name}{suffix}{labels} {number(value)}\n")
+        self._parts.append(f"{self._name}{suffix}{labels} {format_value(value)}\n")
 
     def content(self) -> bytes:
         return "".join(self._parts).encode()
 
 
-def braces(labels: Mapping[str, str]) -> str:
+def format_labels(labels: Mapping[str, str]) -> str:
     return "{" + ",".join(f'{name}="{value}"' for name, value in labels.items()) + "}"
 
 
-def number(value: float) -> str:
+def format_value(value: float) -> str:
     """As Go writes floats: whole numbers without a point, NaN and infinities by their names."""
     if isinstance(value, int) or (value.is_integer() and abs(value) < 1e15):
         return str(int(value))

@@ -12,15 +12,15 @@ import random
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 
-from watchkeeper.sim.effects import Loss, Serving, Sum, Training
-from watchkeeper.sim.jobs import REQUEUE_LIMIT, Job, Jobs, Kind, Phase
+from watchkeeper.sim.effects import EffectTotals, LossFault, ServingEffect, TrainingEffect
+from watchkeeper.sim.jobs import REQUEUE_LIMIT, SimJob, SimJobKind, SimJobs, WorkPhase
 from watchkeeper.sim.physics import Physics
-from watchkeeper.sim.text_page import TextPage, braces
+from watchkeeper.sim.text_page import MetricsPage, format_labels
 
 STEP_SECONDS = 5
 # A program that could not write its checkpoint, or got no memory, tries again a minute later.
 RETRY_SECONDS = 60
-HEALTHY = Training()
+HEALTHY = TrainingEffect()
 # Buckets as the guides write them; vLLM's own for the first token.
 DURATION_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, math.inf)
 TTFT_BUCKETS = (
@@ -37,7 +37,7 @@ MOST_WAITING = 400
 class TrainingRun:
     """One training program; `ranks` in the order of the job's GPUs."""
 
-    job: Job
+    job: SimJob
     step_seconds: float
     batch: int
     usual_clock: float
@@ -61,7 +61,7 @@ class TrainingRun:
 class ServingRun:
     """One service: requests by outcome, and how long they took."""
 
-    job: Job
+    job: SimJob
     capacity: float
     answered: float = 0.0
     failed: float = 0.0
@@ -75,14 +75,14 @@ class ServingRun:
 class Workloads:
     """Every program of the fleet, by the number of its job."""
 
-    def __init__(self, jobs: Jobs, physics: Physics, draw: random.Random) -> None:
+    def __init__(self, jobs: SimJobs, physics: Physics, draw: random.Random) -> None:
         self._jobs, self._physics, self._draw = jobs, physics, draw
         self._training: dict[int, TrainingRun] = {}
         self._serving: dict[int, ServingRun] = {}
         # Programs that are not running now, by name: one that was moved elsewhere goes on from its checkpoint.
         self._paused: dict[str, TrainingRun] = {}
 
-    def step(self, total: Sum, now: int) -> None:
+    def step(self, total: EffectTotals, now: int) -> None:
         """STEP_SECONDS of work for everyone."""
         running = self._jobs.running
         self._pause([run for number, run in self._training.items() if number not in running])
@@ -91,18 +91,20 @@ class Workloads:
         phases = self._jobs.phases(now)
         waves = self._jobs.request_wave(now)
         for number, job in running.items():
-            if not job.recipe.speaks:
+            if not job.template.reports_metrics:
                 continue
-            if job.recipe.kind is Kind.TRAINING:
+            if job.template.kind is SimJobKind.TRAINING:
                 run = self._training.get(number) or self._begin_training(job, now)
-                self._train(run, total.training.get(number, HEALTHY), phase=Phase(int(phases[job.rows[0]])), now=now)
-            elif job.recipe.kind is Kind.SERVING:
+                self._train(
+                    run, total.training.get(number, HEALTHY), phase=WorkPhase(int(phases[job.rows[0]])), now=now
+                )
+            elif job.template.kind is SimJobKind.SERVING:
                 service = self._serving.get(number) or self._begin_serving(job)
                 demand = total.serving.get(number)
                 self._serve(service, demand, wave=float(waves[job.rows[0]]))
 
-    def page(self, total: Sum) -> bytes:
-        page = TextPage()
+    def page(self, total: EffectTotals) -> bytes:
+        page = MetricsPage()
         jobs = self._jobs
         alive = [run for run in self._training.values() if not jobs.is_down[run.job.rows[0]]]
         _write_training(page, alive, total)
@@ -114,7 +116,7 @@ class Workloads:
         while len(self._paused) > REQUEUE_LIMIT:
             del self._paused[next(iter(self._paused))]
 
-    def _begin_training(self, job: Job, now: int) -> TrainingRun:
+    def _begin_training(self, job: SimJob, now: int) -> TrainingRun:
         draw, before = self._draw, self._paused.pop(job.name, None)
         clock = max(float(self._physics.clock_share[list(job.rows)].min()), 0.3)
         if before is None:
@@ -125,10 +127,11 @@ class Workloads:
             run = TrainingRun(job, *model, saved_steps=before.saved_steps, last_step_at=now, checkpoint_at=now)
         size = str(len(job.rows))
         run.labels = [
-            braces({"job_name": job.name, "rank": str(rank), "world_size": size}) for rank in range(len(job.rows))
+            format_labels({"job_name": job.name, "rank": str(rank), "world_size": size})
+            for rank in range(len(job.rows))
         ]
         run.places = [
-            braces({"job_name": job.name, "rank": str(rank), "world_size": size, **self._place(row)})
+            format_labels({"job_name": job.name, "rank": str(rank), "world_size": size, **self._place(row)})
             for rank, row in enumerate(job.rows)
         ]
         self._training[job.number] = run
@@ -140,23 +143,23 @@ class Workloads:
         gpu = node.gpus[row - node.first]
         return {"Hostname": node.name, "gpu": str(gpu.index), "UUID": gpu.uuid}
 
-    def _train(self, run: TrainingRun, effect: Training, *, phase: Phase, now: int) -> None:
+    def _train(self, run: TrainingRun, effect: TrainingEffect, *, phase: WorkPhase, now: int) -> None:
         rows = list(run.job.rows)
         if self._jobs.is_down[rows[0]]:
             run.last_step_at = now
             return
-        is_stuck = phase is Phase.STALLED or effect.dead_rank
+        is_stuck = phase is WorkPhase.STALLED or effect.dead_rank
         clock = float(self._physics.clock_share[rows].min())
         run.usual_clock += 0.002 * (clock - run.usual_clock)
         speed = min(1.2, clock / run.usual_clock) * (effect.pace if effect.pace is not None else 1.0)
         speed *= (1 - effect.data_wait) / max(1.0, effect.slow_rank)
-        if is_stuck or phase in (Phase.LOADING, Phase.CHECKPOINT):
+        if is_stuck or phase in (WorkPhase.LOADING, WorkPhase.CHECKPOINT):
             speed = 0.0
         run.pace += (speed - run.pace) * STEP_SECONDS / 60
         run.steps += STEP_SECONDS / run.step_seconds * speed
         if speed > 0:
             run.last_step_at = now - self._draw.random() * run.step_seconds
-        if phase is Phase.CHECKPOINT and now - run.checkpoint_at > 120:
+        if phase is WorkPhase.CHECKPOINT and now - run.checkpoint_at > 120:
             run.checkpoint_at = now
             run.checkpoints += not effect.checkpoints_fail
             run.saved_steps = run.saved_steps if effect.checkpoints_fail else run.steps
@@ -167,12 +170,12 @@ class Workloads:
         run.data_wait += STEP_SECONDS * (effect.data_wait or (0.02 if not is_stuck else 0.0))
         run.compute_seconds = run.step_seconds * 0.8 / max(speed, 0.05) if not is_stuck else run.compute_seconds
 
-    def _begin_serving(self, job: Job) -> ServingRun:
+    def _begin_serving(self, job: SimJob) -> ServingRun:
         run = ServingRun(job, self._draw.uniform(8, 25) * len(job.rows))
         self._serving[job.number] = run
         return run
 
-    def _serve(self, run: ServingRun, effect: Serving | None, *, wave: float) -> None:
+    def _serve(self, run: ServingRun, effect: ServingEffect | None, *, wave: float) -> None:
         """Requests of this turn, answered as fast as the load allows; what is too much waits, then fails."""
         asked = run.capacity * (effect.demand if effect else min(0.75, 0.6 * wave)) * STEP_SECONDS
         could = run.capacity * STEP_SECONDS
@@ -209,7 +212,7 @@ def _share_below(bound: float, median: float) -> float:
     return 0.5 * (1 + math.erf(math.log(bound / median) / (SPREAD * math.sqrt(2))))
 
 
-def _write_training(page: TextPage, runs: list[TrainingRun], total: Sum) -> None:
+def _write_training(page: MetricsPage, runs: list[TrainingRun], total: EffectTotals) -> None:
     effects = [(run, total.training.get(run.job.number, HEALTHY)) for run in runs]
     # The last rank is the one that died or is slow: it stands in the middle of nobody's log.
     page.begin("training_last_step_timestamp_seconds", "gauge", "When this rank finished its last step")
@@ -241,17 +244,17 @@ def _write_training(page: TextPage, runs: list[TrainingRun], total: Sum) -> None
     _write_curves(page, effects)
 
 
-def _write_curves(page: TextPage, effects: list[tuple[TrainingRun, Training]]) -> None:
+def _write_curves(page: MetricsPage, effects: list[tuple[TrainingRun, TrainingEffect]]) -> None:
     page.begin("training_loss", "gauge", "Current training loss")
     for run, effect in effects:
-        page.add(run.labels[0], math.nan if effect.loss is Loss.NAN else _loss(run))
+        page.add(run.labels[0], math.nan if effect.loss is LossFault.NAN else _loss(run))
     page.begin("training_validation_loss", "gauge", "Validation loss of the last evaluation")
     for run, effect in effects:
-        page.add(run.labels[0], math.nan if effect.loss is Loss.NAN else round(1.04 * _loss(run), 4))
+        page.add(run.labels[0], math.nan if effect.loss is LossFault.NAN else round(1.04 * _loss(run), 4))
     page.begin("training_grad_norm", "gauge", "Norm of the last gradient")
     for run, effect in effects:
         calm = 0.5 + 0.3 * math.sin(run.steps / 7)
-        page.add(run.labels[0], math.inf if effect.loss is Loss.NAN else round(calm, 4))
+        page.add(run.labels[0], math.inf if effect.loss is LossFault.NAN else round(calm, 4))
     page.begin("training_samples_per_second", "gauge", "Samples a second, over the last minute")
     for run, _ in effects:
         page.add(run.labels[0], round(run.batch / run.step_seconds * run.pace, 4))
@@ -270,7 +273,7 @@ def _loss(run: TrainingRun) -> float:
     return round(1.8 + 7.0 * math.exp(-run.steps / 3000) + 0.02 * math.sin(run.steps / 3), 4)
 
 
-def _write_serving(page: TextPage, runs: list[ServingRun]) -> None:
+def _write_serving(page: MetricsPage, runs: list[ServingRun]) -> None:
     names = [run.job.name for run in runs]
     page.begin("inference_request_duration_seconds", "histogram", "End-to-end inference latency")
     for run, name in zip(runs, names, strict=True):
@@ -297,7 +300,7 @@ def _write_serving(page: TextPage, runs: list[ServingRun]) -> None:
 
 @lru_cache(maxsize=1 << 15)
 def _served(model: str, label: str = "", value: str = "") -> str:
-    return braces({"model_name": model, **({label: value} if label else {})})
+    return format_labels({"model_name": model, **({label: value} if label else {})})
 
 
 @cache

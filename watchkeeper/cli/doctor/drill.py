@@ -65,9 +65,9 @@ def command(
     known = scenario.load_all()
     chosen = tuple(scenario.find(known, name).name for name in names) or tuple(known)
     began = perf_counter()
-    plan = game_day.Plan(chosen, healthy_hours, healthy_gpus, workers=workers, pairs=PAIRS if pairs else ())
+    plan = game_day.GameDayPlan(chosen, healthy_hours, healthy_gpus, workers=workers, pairs=PAIRS if pairs else ())
     with DrillProgress() as progress:
-        day = game_day.run(plan, say=progress.say)
+        day = game_day.run(plan, on_progress=progress.say)
     plain = wire.to_plain(day.score)
     options.print_json(plain) if as_json else _print(day, seconds=perf_counter() - began)
     if tell:

@@ -12,14 +12,14 @@ from watchkeeper.cli import options
 from watchkeeper.hub import rule_loops
 from watchkeeper.kit import wire
 from watchkeeper.migrate import files
-from watchkeeper.migrate.verdict import ORDER, Standing, Verdict
+from watchkeeper.migrate.verdict import ORDER, Compatibility, MigrationVerdict
 from watchkeeper.rules import rulefile
 
 WORDS = {
-    Standing.WORKS: "works as it is",
-    Standing.NEEDS: "works if the named exporter or label is there as well",
-    Standing.CHANGES: "works after the change that is named",
-    Standing.CANNOT: "cannot work here",
+    Compatibility.WORKS: "works as it is",
+    Compatibility.NEEDS: "works if the named exporter or label is there as well",
+    Compatibility.CHANGES: "works after the change that is named",
+    Compatibility.CANNOT: "cannot work here",
 }
 
 
@@ -37,7 +37,7 @@ def command(paths: Sequence[Path], show_all: bool, as_json: bool) -> None:
     \b
     watchkeeper migrate /etc/dcgm-exporter/default-counters.csv /etc/prometheus/rules dashboards/
     """
-    found = files.judge_all(paths, rulefile.load_rules([rule_loops.SHIPPED_RULES]))
+    found = files.judge_files(paths, rulefile.load_rules([rule_loops.SHIPPED_RULES]))
     counts = Counter(verdict.standing for verdict in found)
     if as_json:
         options.print_json(
@@ -52,13 +52,13 @@ def command(paths: Sequence[Path], show_all: bool, as_json: bool) -> None:
             click.echo(f"{counts[standing]:>6}  {WORDS[standing]}")
     if not found:
         raise click.UsageError("nothing to read: name .csv, .yaml or .json files, or folders with some")
-    raise SystemExit(1 if counts[Standing.CHANGES] or counts[Standing.CANNOT] else 0)
+    raise SystemExit(1 if counts[Compatibility.CHANGES] or counts[Compatibility.CANNOT] else 0)
 
 
-def _print(found: Sequence[Verdict], *, show_all: bool) -> None:
+def _print(found: Sequence[MigrationVerdict], *, show_all: bool) -> None:
     file = None
     for verdict in found:
-        if verdict.standing is Standing.WORKS and not verdict.why and not show_all:
+        if verdict.standing is Compatibility.WORKS and not verdict.why and not show_all:
             continue
         if verdict.file != file:
             file = verdict.file

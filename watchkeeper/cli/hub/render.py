@@ -16,17 +16,17 @@ from watchkeeper.render import targets, tree
 # A larger tree is a slip: a home directory instead of a folder for rendered files.
 MOST_FILES = 5_000
 MARKS = {
-    tree.Standing.NEW: "+",
-    tree.Standing.CHANGED: "~",
-    tree.Standing.UNCHANGED: "=",
-    tree.Standing.REMOVED: "-",
-    tree.Standing.EDITED: "!",
-    tree.Standing.FOREIGN: "!",
+    tree.FileStatus.NEW: "+",
+    tree.FileStatus.CHANGED: "~",
+    tree.FileStatus.UNCHANGED: "=",
+    tree.FileStatus.REMOVED: "-",
+    tree.FileStatus.EDITED: "!",
+    tree.FileStatus.FOREIGN: "!",
 }
 WHY = {
-    tree.Standing.EDITED: "was edited since it was rendered",
-    tree.Standing.FOREIGN: "is there already and was not rendered",
-    tree.Standing.REMOVED: "is no longer rendered",
+    tree.FileStatus.EDITED: "was edited since it was rendered",
+    tree.FileStatus.FOREIGN: "is there already and was not rendered",
+    tree.FileStatus.REMOVED: "is no longer rendered",
 }
 EPILOG = "\b\nTargets:\n" + "\n".join(f"  {name:<13} {line}" for name, (_, line) in targets.TARGETS.items())
 
@@ -60,18 +60,18 @@ def command(
     """
     if (directory is None) != to_stdout:
         raise click.UsageError("give a DIR to write to, or --stdout")
-    files = tree.stamped(targets.load(target)(loading.load(config_file)), target)
+    files = tree.with_stamps(targets.load(target)(loading.load(config_file)), target)
     if directory is None:
         _print_files(files)
         return
     steps = tree.plan(files, _existing(directory), target)
-    refused = [step for step in steps if step.standing.is_refused and not force]
+    refused = [step for step in steps if step.status.is_refused and not force]
     if not check:
         for step in steps:
             if step not in refused:
                 _carry_out(directory, step)
     _report(steps, is_written=not check, refused=refused, as_json=as_json)
-    if refused or (check and tree.differs(steps)):
+    if refused or (check and tree.has_changes(steps)):
         raise SystemExit(1)
 
 
@@ -90,12 +90,12 @@ def _existing(directory: Path) -> dict[str, str]:
     return found
 
 
-def _carry_out(directory: Path, step: tree.Step) -> None:
+def _carry_out(directory: Path, step: tree.PlanStep) -> None:
     path = directory / step.path
     try:
         if step.file is None:
             path.unlink()
-        elif step.standing is not tree.Standing.UNCHANGED:
+        elif step.status is not tree.FileStatus.UNCHANGED:
             path.parent.mkdir(parents=True, exist_ok=True)
             whole_files.write_atomically(path, step.file.text.encode())
         if step.file is not None and step.file.is_executable:
@@ -104,22 +104,24 @@ def _carry_out(directory: Path, step: tree.Step) -> None:
         raise StartRefused(f"cannot be written: {error.strerror}", where=str(path)) from error
 
 
-def _print_files(files: Sequence[tree.File]) -> None:
+def _print_files(files: Sequence[tree.RenderedFile]) -> None:
     for number, file in enumerate(files):
         if len(files) > 1:
             click.echo(("\n" if number else "") + f"==> {file.path} <==")
         click.echo(file.text, nl=False)
 
 
-def _report(steps: Sequence[tree.Step], *, is_written: bool, refused: Sequence[tree.Step], as_json: bool) -> None:
+def _report(
+    steps: Sequence[tree.PlanStep], *, is_written: bool, refused: Sequence[tree.PlanStep], as_json: bool
+) -> None:
     if as_json:
-        listed = [{"path": step.path, "standing": step.standing, "refused": step in refused} for step in steps]
+        listed = [{"path": step.path, "standing": step.status, "refused": step in refused} for step in steps]
         options.print_json({"ok": not refused, "written": is_written, "files": listed})
         return
     for step in steps:
-        why = WHY.get(step.standing, "")
-        click.echo(f"{MARKS[step.standing]} {step.path}" + (f"  ({why})" if why else ""))
-    counts = {standing: sum(step.standing is standing for step in steps) for standing in tree.Standing}
+        why = WHY.get(step.status, "")
+        click.echo(f"{MARKS[step.status]} {step.path}" + (f"  ({why})" if why else ""))
+    counts = {standing: sum(step.status is standing for step in steps) for standing in tree.FileStatus}
     said = ", ".join(f"{count} {standing}" for standing, count in counts.items() if count)
     click.echo(said if is_written else f"{said}; nothing was written")
     if refused:

@@ -116,7 +116,7 @@ class GroupTable:
 
     def join(self, group: int, numbers: Ints, *, is_wide: Mask | None = None) -> None:
         """Give series that lie nowhere yet a row in the group, narrow if nothing else is said; it is empty."""
-        self.row_of[numbers] = self.slabs[self.slab_of[group]].take_rows(self.kind_of[numbers], is_wide=is_wide)
+        self.row_of[numbers] = self.slabs[self.slab_of[group]].allocate_rows(self.kind_of[numbers], is_wide=is_wide)
         self.group_of[numbers] = group
         self._changed(group)
         self._members[group] = np.concatenate([self._members[group], numbers])

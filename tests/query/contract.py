@@ -17,7 +17,7 @@ from tests.support.paths import ROOT
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import STALE, Sample
 from watchkeeper.query import engine
-from watchkeeper.query.evaluate.query_annotations import COUNTER_ENDINGS
+from watchkeeper.query.evaluate.notes import COUNTER_ENDINGS
 
 RULES = ROOT / "watchkeeper" / "packs" / "rules"
 BEGIN_MS = 1_705_276_800_000  # 2024-01-15 00:00:00 UTC

@@ -20,7 +20,7 @@ from watchkeeper.model.exemplars import Exemplar
 from watchkeeper.model.labels import Labels
 from watchkeeper.query.engine import InstantEngine, Matcher, QueryLimits, QueryRange, QueryResult
 from watchkeeper.query.promql import parser
-from watchkeeper.query.remote import api_responses, vectors
+from watchkeeper.query.remote import answers, vectors
 from watchkeeper.query.remote.http import Request, Response, ServerClient
 from watchkeeper.query.remote.remote_appender import RemoteAppender
 from watchkeeper.store import interfaces
@@ -70,10 +70,10 @@ class PrometheusEngine:
     def _vector(self, response: Response, at_ms: int) -> QueryResult:
         rows = vectors.read(response.body) if response.status == 200 else None
         if rows is not None:
-            return api_responses.vector(rows.labels, rows.values, at_ms, said=api_responses.said(rows.beside))
-        found, said = api_responses.content(response, self._client.url)
+            return answers.vector(rows.labels, rows.values, at_ms, said=answers.said(rows.beside))
+        found, said = answers.content(response, self._client.url)
         with self._reading():
-            return api_responses.instant(found, at_ms, said)
+            return answers.instant(found, at_ms, said)
 
     def range(self, expr: str, span: QueryRange) -> QueryResult:
         self._check(expr)
@@ -86,16 +86,16 @@ class PrometheusEngine:
         return self._evaluate("/api/v1/query_range", expr, times, lambda one: self._matrix(one, span))
 
     def _matrix(self, response: Response, span: QueryRange) -> QueryResult:
-        found, said = api_responses.content(response, self._client.url)
+        found, said = answers.content(response, self._client.url)
         with self._reading():
-            return api_responses.ranged(found, span, said)
+            return answers.ranged(found, span, said)
 
     def series(self, matchers: Sequence[Sequence[Matcher]], start_ms: int, end_ms: int) -> list[Labels]:
         if not matchers:
             return []
         found = self._list("/api/v1/series", matchers, start_ms, end_ms)
         with self._reading():
-            return api_responses.label_sets(found)
+            return answers.label_sets(found)
 
     def label_names(self, matchers: Sequence[Sequence[Matcher]], start_ms: int, end_ms: int) -> list[str]:
         return sorted(self._list("/api/v1/labels", matchers, start_ms, end_ms) or ())
@@ -121,10 +121,10 @@ class PrometheusEngine:
     ) -> list[tuple[Labels, list[Exemplar]]]:
         """The server's exemplars of the series that one of the selectors means."""
         times = [("start", _seconds(start_ms)), ("end", _seconds(end_ms))]
-        expr = " or ".join(api_responses.selector(each) for each in matchers)
+        expr = " or ".join(answers.selector(each) for each in matchers)
         found, _ = self._ask("/api/v1/query_exemplars", [("query", expr), *times])
         with self._reading():
-            return api_responses.exemplars(found)
+            return answers.exemplars(found)
 
     def _check(self, expr: str) -> None:
         size, most = len(expr.encode("utf-8", "replace")), self._limits.max_expression_bytes
@@ -145,14 +145,14 @@ class PrometheusEngine:
     def _list(
         self, path: str, matchers: Sequence[Sequence[Matcher]], start_ms: int, end_ms: int, *, method: str = "POST"
     ) -> Any:
-        form = [("match[]", api_responses.selector(each)) for each in matchers]
+        form = [("match[]", answers.selector(each)) for each in matchers]
         found, said = self._ask(path, [*form, ("start", _seconds(start_ms)), ("end", _seconds(end_ms))], method=method)
         for line in said.warnings:
             log.warning("The server warns about its answer", extra=logs.fields(path=path, warning=line))
         return found
 
-    def _ask(self, path: str, form: list[tuple[str, str]], *, method: str = "POST") -> tuple[Any, api_responses.Said]:
-        return api_responses.content(self._send(path, form, method=method), self._client.url)
+    def _ask(self, path: str, form: list[tuple[str, str]], *, method: str = "POST") -> tuple[Any, answers.Said]:
+        return answers.content(self._send(path, form, method=method), self._client.url)
 
     def _send(self, path: str, form: list[tuple[str, str]], *, method: str = "POST") -> Response:
         text = urlencode([*form, ("timeout", f"{self._access.timeout_seconds:g}s")])

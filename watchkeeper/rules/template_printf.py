@@ -10,7 +10,7 @@ import re as stdlib_re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from watchkeeper.query.evaluate.query_annotations import go_number
+from watchkeeper.query.evaluate.notes import go_number
 
 # %-8.2f, %[1]s: flags, width, precision, which value, verb.
 VERB = stdlib_re.compile(r"%([-+# 0]*)(\d*)(?:\.(\d*))?(?:\[(\d+)\])?(.)?", stdlib_re.DOTALL)

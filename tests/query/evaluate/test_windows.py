@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from watchkeeper.query.evaluate import exact_sums, windows
+from watchkeeper.query.evaluate import exact, windows
 from watchkeeper.query.evaluate.grouping import by_group
 from watchkeeper.store.columns import NEVER_MS
 from watchkeeper.store.series import LabelRegistry, Pairs
@@ -45,7 +45,7 @@ def test_groups_are_reduced_alike_whatever_their_sizes(sizes: list[int], steps: 
 
 def test_a_long_sum_of_groups_keeps_small_numbers() -> None:
     values = np.full((100_000, 2), 0.1)
-    assert exact_sums.grouped_total(values, np.array([0]))[0] == pytest.approx(10_000.0, rel=1e-14)
+    assert exact.grouped_total(values, np.array([0]))[0] == pytest.approx(10_000.0, rel=1e-14)
 
 
 def test_work_on_label_sets_is_not_done_again_when_others_come_or_go() -> None:

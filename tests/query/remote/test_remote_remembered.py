@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from watchkeeper.query.remote.bounded_memo import LEAST_BYTES, Remembered, allowed_bytes
+from watchkeeper.query.remote.remembered import LEAST_BYTES, Remembered, allowed_bytes
 
 
 class Worked:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from watchkeeper.query.remote import api_responses, vectors
+from watchkeeper.query.remote import answers, vectors
 from watchkeeper.query.remote.http import Response
 
 AT_MS = 1_705_276_800_000
@@ -34,14 +34,14 @@ def test_rows_are_those_that_json_has(found: list[tuple[dict[str, str], str]], s
     result = [{"metric": metric, "value": [1705276800.123, value]} for metric, value in found]
     told = {"status": "success", "data": {"resultType": "vector", "result": result}, "warnings": ["w"]}
     sent = json.dumps(told, separators=spacing, ensure_ascii=False).encode()
-    wanted = api_responses.instant(told["data"], AT_MS, api_responses.Said())
+    wanted = answers.instant(told["data"], AT_MS, answers.Said())
     read = vectors.read(sent)
     if spacing != (",", ":"):
         assert read is None
         return
     assert read is not None
     assert (read.labels, read.values) == (wanted.frame.labels, wanted.frame.values[:, 0].tolist())
-    assert api_responses.said(read.beside).warnings == ("w",)
+    assert answers.said(read.beside).warnings == ("w",)
 
 
 @pytest.mark.parametrize(
@@ -75,5 +75,5 @@ def test_the_series_of_the_answer_before_are_the_same_objects() -> None:
 def test_a_partial_answer_says_so() -> None:
     read = vectors.read(body([{"metric": {}, "value": [1, "2"]}], isPartial=True))
     assert read is not None
-    assert api_responses.said(read.beside).warnings == (api_responses.PARTIAL,)
-    assert api_responses.content(Response(200, {}, body([])), "x")[0] == read.beside["data"]
+    assert answers.said(read.beside).warnings == (answers.PARTIAL,)
+    assert answers.content(Response(200, {}, body([])), "x")[0] == read.beside["data"]

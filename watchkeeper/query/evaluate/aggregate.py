@@ -13,9 +13,9 @@ import numpy as np
 
 from watchkeeper import errors
 from watchkeeper.query.engine import Floats, Mask
-from watchkeeper.query.evaluate import exact_sums, label_hash, native_aggregate
+from watchkeeper.query.evaluate import exact, label_hash, native_aggregate
 from watchkeeper.query.evaluate.grouping import Groups, by_group, group, sizes_of
-from watchkeeper.query.evaluate.query_annotations import Notes
+from watchkeeper.query.evaluate.notes import Notes
 from watchkeeper.query.evaluate.over_time import mean, sorted_quantile
 from watchkeeper.query.evaluate.values import Scalar, Text, Vector, empty, with_label
 from watchkeeper.query.promql import ast
@@ -73,7 +73,7 @@ def _count(_: Floats, present: Mask, groups: Groups) -> Floats:
 
 
 def _sum(values: Floats, present: Mask, groups: Groups) -> Floats:
-    return exact_sums.grouped_total(_filled(values, present, 0.0), groups.starts)
+    return exact.grouped_total(_filled(values, present, 0.0), groups.starts)
 
 
 def _avg(values: Floats, present: Mask, groups: Groups) -> Floats:
@@ -81,7 +81,7 @@ def _avg(values: Floats, present: Mask, groups: Groups) -> Floats:
     if np.isfinite(sums).all():
         return sums / np.maximum(count, 1)
     sizes = np.repeat(np.maximum(count, 1), sizes_of(groups.starts, len(values)), axis=0)
-    scaled = exact_sums.grouped_total(_filled(values, present, 0.0) / sizes, groups.starts)
+    scaled = exact.grouped_total(_filled(values, present, 0.0) / sizes, groups.starts)
     return mean(sums, count.astype(np.int64), scaled)
 
 

@@ -18,7 +18,7 @@ from watchkeeper.query.engine import Floats, Mask
 from watchkeeper.query.evaluate import native_operators
 from watchkeeper.query.evaluate.grouping import Groups, group, sizes_of
 from watchkeeper.query.evaluate.native_operators import Results, Side
-from watchkeeper.query.evaluate.query_annotations import Notes
+from watchkeeper.query.evaluate.notes import Notes
 from watchkeeper.query.evaluate.values import NAMES, Scalar, Vector, drop_name, empty, relabelled
 from watchkeeper.query.promql.ast import Binary, Matching, MatchKind
 from watchkeeper.query.promql.types import TRIMS

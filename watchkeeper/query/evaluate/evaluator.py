@@ -18,20 +18,20 @@ from watchkeeper.model.labels import METRIC_NAME
 from watchkeeper.query.engine import Floats, Millis, QueryLimits, QueryRange
 from watchkeeper.query.evaluate import (
     binary,
-    info_join,
+    enrich,
     histograms,
     native_calls,
     numbers,
     over_time,
     rates,
-    label_functions,
+    relabel,
     windows,
 )
 from watchkeeper.query.evaluate.aggregate import aggregate
 from watchkeeper.query.evaluate.invocation import Invocation, PromFunction
-from watchkeeper.query.evaluate.query_annotations import COUNTER_ENDINGS, Notes
+from watchkeeper.query.evaluate.notes import COUNTER_ENDINGS, Notes
 from watchkeeper.query.evaluate.values import Scalar, Text, Value, Vector, Windows, drop_name, empty, label_of
-from watchkeeper.query.promql import ast, duration_exprs
+from watchkeeper.query.promql import ast, computed
 from watchkeeper.store import columns as stored
 from watchkeeper.store.columns import Ints
 from watchkeeper.store.histograms import Cells
@@ -206,7 +206,7 @@ class Evaluator:
         else:
             assert isinstance(value, Vector)
             present = value.present
-        return label_functions.absent(present, node.args[0])
+        return relabel.absent(present, node.args[0])
 
     def with_target_labels(self, node: ast.FunctionCall, times: Millis) -> Value:
         """The labels of info metrics, as of the time at which the first selector of the argument is looked at."""
@@ -214,12 +214,12 @@ class Evaluator:
         assert isinstance(vector, Vector)
         selector = node.args[1] if len(node.args) > 1 else None
         assert selector is None or isinstance(selector, ast.Selector)
-        asked = info_join.wanted(selector)
+        asked = enrich.wanted(selector)
         at_ms = times
-        for mover in info_join.pinned(node.args[0]):
+        for mover in enrich.pinned(node.args[0]):
             at_ms = self._moved(mover, at_ms)
         found, sample_ms = self.newest(asked.selector, at_ms)
-        return info_join.enriched(vector, found, sample_ms(), asked)
+        return enrich.enriched(vector, found, sample_ms(), asked)
 
     def edge(self, node: ast.FunctionCall, times: Millis) -> Value:
         """start(), end(), range() and step() of the query, in seconds."""
@@ -239,17 +239,17 @@ class Evaluator:
         at = {ast.AtEdge.START: self._span.start_ms, ast.AtEdge.END: self._span.end_ms}.get(node.at, node.at)  # type: ignore[arg-type]
         moved = times if at is None else np.full(len(times), at, dtype=np.int64)
         if node.offset_by is not None:
-            return moved - duration_exprs.milliseconds(node.offset_by, self._known)
+            return moved - computed.milliseconds(node.offset_by, self._known)
         return moved - node.offset_ms
 
     def _worked_out(self, duration: ast.DurationExpr) -> int:
-        return duration_exprs.milliseconds(duration, self._known, is_positive=True)
+        return computed.milliseconds(duration, self._known, is_positive=True)
 
     @property
-    def _known(self) -> duration_exprs.Known:
+    def _known(self) -> computed.Known:
         span = self._span
         step_ms = 0 if span.start_ms == span.end_ms else span.step_ms
-        return duration_exprs.Known(step_ms, span.end_ms - span.start_ms)
+        return computed.Known(step_ms, span.end_ms - span.start_ms)
 
     def _fetch(self, node: ast.Selector, start_ms: int, end_ms: int) -> Columns:
         limit = self._limits.max_samples
@@ -372,7 +372,7 @@ def _smoothing(invocation: Invocation) -> Vector:
 
 FUNCTIONS: dict[str, PromFunction] = {
     **numbers.FUNCTIONS,
-    **label_functions.FUNCTIONS,
+    **relabel.FUNCTIONS,
     **histograms.FUNCTIONS,
     **{
         compute.__name__: _of_window(compute)

@@ -19,7 +19,7 @@ from watchkeeper.query.engine import Floats, Mask
 from watchkeeper.query.evaluate import native_estimates
 from watchkeeper.query.evaluate.aggregate import format_value
 from watchkeeper.query.evaluate.invocation import Invocation, PromFunction
-from watchkeeper.query.evaluate.query_annotations import Notes
+from watchkeeper.query.evaluate.notes import Notes
 from watchkeeper.query.evaluate.values import Vector, drop_name, label_of, merge_duplicates, with_label
 from watchkeeper.query.promql import ast
 from watchkeeper.store.columns import Ints

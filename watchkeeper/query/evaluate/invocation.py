@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from watchkeeper.query.engine import Millis
-from watchkeeper.query.evaluate.query_annotations import Notes
+from watchkeeper.query.evaluate.notes import Notes
 from watchkeeper.query.evaluate.values import Scalar, Text, Value, Vector, Windows
 from watchkeeper.query.promql import ast
 from watchkeeper.store.series import SeriesSet

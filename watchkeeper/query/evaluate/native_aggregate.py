@@ -16,7 +16,7 @@ from watchkeeper.model.histograms import CombinedHistogram, Histogram
 from watchkeeper.model.labels import METRIC_NAME
 from watchkeeper.query.engine import Mask
 from watchkeeper.query.evaluate.grouping import Groups
-from watchkeeper.query.evaluate.query_annotations import Notes, go_number
+from watchkeeper.query.evaluate.notes import Notes, go_number
 from watchkeeper.query.evaluate.values import Vector, is_none, label_of
 from watchkeeper.query.promql import ast
 

@@ -15,7 +15,7 @@ from watchkeeper.model.histograms import ResetHint
 from watchkeeper.model.labels import METRIC_NAME
 from watchkeeper.query.evaluate import native_windows
 from watchkeeper.query.evaluate.invocation import Invocation, PromFunction
-from watchkeeper.query.evaluate.query_annotations import Notes
+from watchkeeper.query.evaluate.notes import Notes
 from watchkeeper.query.evaluate.values import Value, Vector, Windows, is_none, label_of
 from watchkeeper.store.histograms import Cells
 

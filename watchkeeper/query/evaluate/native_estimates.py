@@ -17,7 +17,7 @@ from watchkeeper.query.engine import Floats
 from watchkeeper.query.evaluate import estimates
 from watchkeeper.query.evaluate.invocation import Invocation, PromFunction
 from watchkeeper.query.evaluate.native_aggregate import native
-from watchkeeper.query.evaluate.query_annotations import Notes
+from watchkeeper.query.evaluate.notes import Notes
 from watchkeeper.query.evaluate.values import Vector, drop_name, empty, label_of
 from watchkeeper.query.promql import ast
 from watchkeeper.store.series import SeriesSet

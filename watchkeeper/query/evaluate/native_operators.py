@@ -15,7 +15,7 @@ from watchkeeper.model import histograms
 from watchkeeper.model.histograms import Histogram, ResetHint
 from watchkeeper.query.engine import Floats, Mask
 from watchkeeper.query.evaluate import estimates
-from watchkeeper.query.evaluate.query_annotations import Notes
+from watchkeeper.query.evaluate.notes import Notes
 from watchkeeper.query.evaluate.values import Vector, is_none
 from watchkeeper.query.promql import ast
 from watchkeeper.query.promql.types import TRIMS

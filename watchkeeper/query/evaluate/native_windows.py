@@ -17,7 +17,7 @@ import numpy as np
 from watchkeeper.model import histograms
 from watchkeeper.model.histograms import CombinedHistogram, Histogram, ResetHint
 from watchkeeper.model.labels import METRIC_NAME
-from watchkeeper.query.evaluate.query_annotations import Notes
+from watchkeeper.query.evaluate.notes import Notes
 from watchkeeper.query.evaluate.rates import EDGE_GAP_INTERVALS
 from watchkeeper.query.evaluate.values import Vector, Windows, is_none, label_of
 from watchkeeper.query.promql import ast

@@ -6,14 +6,14 @@ import numpy as np
 
 from watchkeeper import errors
 from watchkeeper.query.engine import Floats, Mask
-from watchkeeper.query.evaluate import exact_sums
+from watchkeeper.query.evaluate import exact
 from watchkeeper.query.evaluate.values import Scalar, Vector, Windows
 from watchkeeper.query.evaluate.windows import Piece, edges, reduce, times_at, values_at
 from watchkeeper.store.columns import Ints
 
 
 def sum_over_time(windows: Windows) -> Vector:
-    return reduce(windows, lambda piece: exact_sums.total(piece.filled(0.0)))
+    return reduce(windows, lambda piece: exact.total(piece.filled(0.0)))
 
 
 def avg_over_time(windows: Windows) -> Vector:
@@ -162,10 +162,10 @@ def mean(sums: Floats, count: Ints, scaled: Floats) -> Floats:
 
 def _mean(piece: Piece) -> Floats:
     filled, count = piece.filled(0.0), piece.count
-    sums = exact_sums.total(filled)
+    sums = exact.total(filled)
     if np.isfinite(sums).all():
         return sums / np.maximum(count, 1)
-    return mean(sums, count, exact_sums.total(filled / np.maximum(count, 1)[..., None]))
+    return mean(sums, count, exact.total(filled / np.maximum(count, 1)[..., None]))
 
 
 def _variance(piece: Piece) -> Floats:
@@ -196,14 +196,14 @@ def _line(piece: Piece, origin_ms: Ints) -> tuple[Floats, Floats]:
     if piece.inside is None:
         # All series of a group have the same times, so what depends on times alone is worked out once per group.
         shared = (piece.group_times - origin_ms) / 1000
-        sum_x, sum_xx = exact_sums.total(shared)[piece.of], exact_sums.total(shared * shared)[piece.of]
+        sum_x, sum_xx = exact.total(shared)[piece.of], exact.total(shared * shared)[piece.of]
         x = shared[piece.of]
     else:
         x = np.where(piece.inside, (piece.times - origin_ms) / 1000, 0.0)
-        sum_x, sum_xx = exact_sums.total(x), exact_sums.total(x * x)
+        sum_x, sum_xx = exact.total(x), exact.total(x * x)
     y = piece.filled(0.0)
-    sum_y = exact_sums.total(y)
-    covariance = exact_sums.total(x * y) - sum_x * sum_y / n
+    sum_y = exact.total(y)
+    covariance = exact.total(x * y) - sum_x * sum_y / n
     variance = sum_xx - sum_x * sum_x / n
     slope = covariance / variance
     level = sum_y / n - slope * sum_x / n

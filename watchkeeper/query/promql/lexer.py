@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeAlias
 from watchkeeper import errors
 from watchkeeper.kit import durations
 from watchkeeper.query.promql.ast import DurationExpr
-from watchkeeper.query.promql.parse_errors import Mistake
+from watchkeeper.query.promql.mistakes import Mistake
 
 DIGITS = r"\d+(?:_\d+)*+"
 HEX_OR_DECIMAL = rf"0[xX](?:_?[0-9a-fA-F])++|(?:{DIGITS}(?:\.(?:{DIGITS})?)?|\.{DIGITS})(?:[eE][+-]?{DIGITS})?"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from watchkeeper.query.promql import ast
-from watchkeeper.query.promql.parse_errors import Mistake
+from watchkeeper.query.promql.mistakes import Mistake
 
 SELECTIONS = "an instant vector selector or range vector selector or a subquery"
 

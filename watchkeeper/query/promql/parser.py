@@ -14,10 +14,10 @@ from dataclasses import replace
 from watchkeeper import errors
 from watchkeeper.model import labels
 from watchkeeper.query import engine
-from watchkeeper.query.promql import ast, duration_exprs, types
+from watchkeeper.query.promql import ast, computed, types
 from watchkeeper.query.promql.functions import AGGREGATION_PARAMETERS, AGGREGATIONS, FUNCTIONS
 from watchkeeper.query.promql.lexer import duration_ms, literal, round_ms, tokenize, unquote
-from watchkeeper.query.promql.parse_errors import EXPERIMENTAL, Mistake, TooDeep, complain, quote
+from watchkeeper.query.promql.mistakes import EXPERIMENTAL, Mistake, TooDeep, complain, quote
 from watchkeeper.query.promql.modifiers import with_at, with_offset
 from watchkeeper.query.promql.patterns import compile_pattern, matches
 
@@ -378,7 +378,7 @@ class Parser:
 
     def ranged(self, expr: ast.Expr, brackets_text: str, *, position: int) -> ast.RangeSelector | ast.Subquery:
         try:
-            brackets = duration_exprs.ranged(brackets_text, deepest=self.deepest)
+            brackets = computed.ranged(brackets_text, deepest=self.deepest)
         except Mistake as mistake:
             mistake.position = position
             raise
@@ -408,12 +408,12 @@ class Parser:
     def offset(self) -> tuple[int, ast.DurationExpr | None]:
         """One duration: what is calculated stands in parentheses, so that `x offset 5m + 2` adds 2 to x."""
         sign, position = self.sign(), self.position
-        if self.kind == "(" or self.is_word(*duration_exprs.STARTS):
-            reader = duration_exprs.Reader(self.tokens, self.at, deepest=self.deepest)
+        if self.kind == "(" or self.is_word(*computed.STARTS):
+            reader = computed.Reader(self.tokens, self.at, deepest=self.deepest)
             found = reader.primary()
             self.at = reader.at - 1
             self.advance()
-            return duration_exprs.settled(ast.DurationExpr("-", (found,)) if sign < 0 else found, position)
+            return computed.settled(ast.DurationExpr("-", (found,)) if sign < 0 else found, position)
         if self.kind not in ("duration", "number"):
             raise self.unexpected("offset", "duration")
         return sign * duration_ms(self.advance(), position), None

@@ -14,7 +14,7 @@ from decimal import Decimal
 from watchkeeper.kit import durations
 from watchkeeper.model import labels
 from watchkeeper.query import engine
-from watchkeeper.query.promql import ast, duration_exprs
+from watchkeeper.query.promql import ast, computed
 from watchkeeper.query.promql.parser import BINDING, LABEL_NAME, NOT_LABELS, POWER_BINDING, UNARY_BINDING
 
 # The width and the indent of Prometheus' own formatter (promql/parser/prettier.go).
@@ -154,12 +154,12 @@ def _times(expr: ast.Selector | ast.Subquery) -> str:
         seconds, rest = divmod(abs(expr.at), 1000)
         text += f" @ {'-' if expr.at < 0 else ''}{seconds}.{rest:03}"
     if expr.offset_by is not None:
-        return f"{text} offset ({duration_exprs.to_text(expr.offset_by)})"
+        return f"{text} offset ({computed.to_text(expr.offset_by)})"
     return text + (f" offset {durations.format_ms(expr.offset_ms)}" if expr.offset_ms else "")
 
 
 def _duration(fixed_ms: int, by: ast.DurationExpr | None) -> str:
-    return durations.format_ms(fixed_ms) if by is None else duration_exprs.to_text(by)
+    return durations.format_ms(fixed_ms) if by is None else computed.to_text(by)
 
 
 def _subquery_suffix(expr: ast.Subquery) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from watchkeeper.query.promql import ast
 from watchkeeper.query.promql.ast import ValueType
 from watchkeeper.query.promql.functions import AGGREGATION_PARAMETERS, FUNCTIONS, Function
-from watchkeeper.query.promql.parse_errors import Mistake
+from watchkeeper.query.promql.mistakes import Mistake
 
 COMPARISONS = frozenset({"==", "!=", ">", "<", ">=", "<="})
 TRIMS = frozenset({"</", ">/"})

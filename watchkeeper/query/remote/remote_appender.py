@@ -14,7 +14,7 @@ from watchkeeper.config import settings
 from watchkeeper.model.labels import Labels
 from watchkeeper.query.remote import remote_write
 from watchkeeper.query.remote.http import ServerClient
-from watchkeeper.query.remote.scrape_batch import Parcel
+from watchkeeper.query.remote.parcel import Parcel
 from watchkeeper.query.remote.sender import Sender
 from watchkeeper.store.interfaces import AnySample, Appended
 

@@ -26,7 +26,7 @@ from watchkeeper.model.labels import METRIC_NAME, Labels
 from watchkeeper.model.samples import Sample
 from watchkeeper.query import histogram_wire
 from watchkeeper.query.engine import Floats, Millis
-from watchkeeper.query.remote.bounded_memo import Remembered, allowed_bytes
+from watchkeeper.query.remote.remembered import Remembered, allowed_bytes
 from watchkeeper.store import label_limits
 from watchkeeper.store.head import head
 from watchkeeper.store.interfaces import AnySample, Appended, Appender

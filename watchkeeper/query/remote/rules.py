@@ -17,7 +17,7 @@ from watchkeeper.config import settings
 from watchkeeper.kit import durations, wire
 from watchkeeper.model.alerts import Alert, AlertState
 from watchkeeper.model.labels import Labels
-from watchkeeper.query.remote import api_responses
+from watchkeeper.query.remote import answers
 from watchkeeper.query.remote.http import Request, ServerClient
 
 # A group may be late by some turns and by the difference of two clocks before it counts as stuck.
@@ -122,7 +122,7 @@ def compare_alerts(before: Mapping[Labels, Alert], reading: RulesSnapshot, now: 
 
 
 def _ask(client: ServerClient, path: str) -> tuple[Any, tuple[str, ...]]:
-    found, said = api_responses.content(client.send(Request("GET", path)), client.url)
+    found, said = answers.content(client.send(Request("GET", path)), client.url)
     return found, said.warnings
 
 

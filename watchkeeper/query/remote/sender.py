@@ -20,9 +20,9 @@ from watchkeeper.kit.logs import fields
 from watchkeeper.model.histograms import HistogramSample
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import Sample
-from watchkeeper.query.remote import api_responses, remote_write
+from watchkeeper.query.remote import answers, remote_write
 from watchkeeper.query.remote.http import RETRY_BACKOFF, Request, ServerClient
-from watchkeeper.query.remote.scrape_batch import Parcel
+from watchkeeper.query.remote.parcel import Parcel
 from watchkeeper.store.interfaces import AnySample, Appended
 
 log = logging.getLogger(__name__)
@@ -200,7 +200,7 @@ class Sender:
             return None
         if response.status in REFUSED:
             return response.body[:1000].decode("utf-8", "replace").strip() or f"status {response.status}"
-        raise api_responses.refusal(response, self._client.url)
+        raise answers.refusal(response, self._client.url)
 
 
 def _body(samples: list[AnySample]) -> bytes:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from watchkeeper.model.labels import Labels
-from watchkeeper.query.remote.bounded_memo import Remembered, allowed_bytes
+from watchkeeper.query.remote.remembered import Remembered, allowed_bytes
 
 # {"metric":{"__name__":"up","instance":"n1"},"value":[1730000000.123,"1"]},
 ROW = b'{"metric":'

@@ -15,7 +15,7 @@ from watchkeeper import errors
 from watchkeeper.kit import durations
 from watchkeeper.query.promql.ast import DurationExpr
 from watchkeeper.query.promql.lexer import COMMENT, Brackets, Token, literal, read_brackets, round_ms, tokenize
-from watchkeeper.query.promql.parse_errors import Mistake, TooDeep, complain
+from watchkeeper.query.promql.mistakes import Mistake, TooDeep, complain
 
 BINDING = {"+": 1, "-": 1, "*": 2, "/": 2, "%": 2, "^": 3}
 UNARY_BINDING, POWER_BINDING = 2, 3

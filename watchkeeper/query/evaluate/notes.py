@@ -14,7 +14,7 @@ import numpy as np
 from watchkeeper.model.histograms import CombinedHistogram
 from watchkeeper.query.engine import Floats
 from watchkeeper.query.promql import ast
-from watchkeeper.query.promql.parse_errors import place
+from watchkeeper.query.promql.mistakes import place
 
 # As many of each kind as Prometheus' HTTP API shows.
 SHOWN = 10

@@ -179,7 +179,7 @@ class FullAtTheEnd(Journal):
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        with super().together():
+        with super().transaction():
             yield
             if self._depth == 1:
                 raise StoreError("the journal refused: database or disk is full")

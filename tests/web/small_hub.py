@@ -32,7 +32,7 @@ class SmallHub:
     clock: clock.Clock = field(default_factory=lambda: clock.ScaledClock(epoch_seconds=START.timestamp()))
     metrics: own_metrics.Registry = field(default_factory=own_metrics.Registry)
     changes: broadcast.Broadcast = field(default_factory=broadcast.Broadcast)
-    not_ready_because: str | None = None
+    not_ready_reason: str | None = None
     rules: GivenRules = field(default_factory=GivenRules)
     journal_type: type[KeptJournal] = KeptJournal
     targets: NoTargets = field(default_factory=NoTargets)
@@ -59,7 +59,7 @@ class SmallHub:
         simulated: Any = self.simulator
         return services.Services(
             runtime.Runtime(self.settings, self.clock, self.metrics, self.changes, "0.0.test"),
-            health.HubHealth([lambda: self.not_ready_because], [lambda: filter(None, [self.silences.problem])]),
+            health.HubHealth([lambda: self.not_ready_reason], [lambda: filter(None, [self.silences.problem])]),
             self.queries,
             self.journal,
             self.incidents,

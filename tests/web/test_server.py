@@ -32,7 +32,7 @@ def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_healthy_is_not_ready(site: Site) -> None:
     assert site.ask("/-/ready").status == 200
-    site.hub.not_ready_because = "12 of 40 targets were never scraped"
+    site.hub.not_ready_reason = "12 of 40 targets were never scraped"
     reply = site.ask("/-/ready")
     assert (reply.status, reply.body) == (503, b"Not ready: 12 of 40 targets were never scraped\n")
     assert site.ask("/-/healthy").status == 200

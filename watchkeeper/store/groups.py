@@ -136,7 +136,7 @@ class GroupTable:
 
     def drop_if_empty(self, group: int) -> None:
         if group in self._members and not len(self._members[group]):
-            self.times[self.slab_of[group]].give_rows(self.time_row[group : group + 1])
+            self.times[self.slab_of[group]].free_rows(self.time_row[group : group + 1])
             del self._groups[self._keys.pop(group)], self._members[group]
             self._free.append(group)
 

@@ -166,7 +166,7 @@ class SlowIncidents(KeptIncidents):
     async def ingest_events(self, batch: Sequence[events.Event]) -> int:
         self.has_begun.set()
         await asyncio.to_thread(self.may_commit.wait, 30)
-        return await super().take_events(batch)
+        return await super().ingest_events(batch)
 
 
 def test_nobody_waits_behind_a_push_that_waits_for_long(monkeypatch: pytest.MonkeyPatch) -> None:

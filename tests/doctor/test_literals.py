@@ -32,7 +32,7 @@ def test_the_clauses_of_a_pattern_are_texts_that_every_match_has(pattern: str, c
 def test_the_example_of_each_sign_is_worth_a_look_once_its_digits_are_gone(sign: signatures.Sign) -> None:
     shape = sign.example.encode().translate(None, log_text.DIGITS)
     words = frozenset(shape.translate(log_text.LETTERS).split()) & frozenset(signatures.table().behind)
-    worth = scan.judge(shape, words)
+    worth = scan.match_shape(shape, words)
     assert worth is not None
     assert sign.id in {found.id for found, _ in worth.signs}
 

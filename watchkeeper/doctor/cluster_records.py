@@ -60,10 +60,10 @@ KEY = re.compile(r'\s*(?:- )?"?(?P<key>\w+)"?:(?: "?(?P<value>[\w./-]+)"?,?)?')
 
 def machines(listing: Listing) -> Iterator[TextRecord]:
     """What each machine said, until the name of the next; what only looks like a heading must be a habit."""
-    found = list(headings.until_next(listing, MACHINE))
-    names = {name for _, _, match in found if (name := _habitual(match))}
+    matches = list(headings.until_next(listing, MACHINE))
+    names = {name for _, _, match in matches if (name := _habitual(match))}
     shapes = Counter(re.sub(r"\d", "", name) for name in names)
-    for first, last, match in found:
+    for first, last, match in matches:
         name = match["told"] or match["gathered"] or match["reached"] or _habitual(match) or ""
         is_habit = not _habitual(match) or match["said"] or shapes[re.sub(r"\d", "", name)] >= LEAST_NAMES
         if is_habit and not NO_MACHINE.match(name) and not line_prefix.DEVICE.match(name):
@@ -82,14 +82,14 @@ def journal(listing: Listing) -> Iterator[TextRecord]:
 
 def actors(listing: Listing) -> Iterator[TextRecord]:
     """Actors of Ray that died, and the machine on which each ran."""
-    for first, found in headings.numbered(listing, ACTOR):
-        yield TextRecord(listing.name, first, first + ACTOR_LINES, found.groupdict())
+    for first, match in headings.numbered(listing, ACTOR):
+        yield TextRecord(listing.name, first, first + ACTOR_LINES, match.groupdict())
 
 
 def files(listing: Listing) -> Iterator[TextRecord]:
     """Several files behind each other, as `tail` and `head` print them; a name may tell the rank."""
-    for first, last, found in headings.until_next(listing, FILE):
-        if (rank := flight_recorder.RANK_OF_NAME.search(found["path"].rsplit("/", 1)[-1])) is not None:
+    for first, last, match in headings.until_next(listing, FILE):
+        if (rank := flight_recorder.RANK_OF_NAME.search(match["path"].rsplit("/", 1)[-1])) is not None:
             yield TextRecord(listing.name, first, last, {"rank": rank[1]})
 
 
@@ -101,23 +101,23 @@ def events(listing: Listing) -> Iterator[TextRecord]:
 def _blocks(listing: Listing, line: re.Pattern[str], heading: re.Pattern[str]) -> Iterator[TextRecord]:
     """Lines of one kind that follow each other, where exactly one of them says whose they are."""
     first = 0
-    said: list[re.Match[str]] = []
+    owners: list[re.Match[str]] = []
     for number, text in enumerate((*listing.lines, ""), 1):
         if line.match(text):
             first = first or number
-            said += [found] if (found := heading.search(text)) is not None else []
+            owners += [owner] if (owner := heading.search(text)) is not None else []
             continue
-        if first and len(said) == 1:
-            yield TextRecord(listing.name, first, number - 1, said[0].groupdict())
-        first, said = 0, []
+        if first and len(owners) == 1:
+            yield TextRecord(listing.name, first, number - 1, owners[0].groupdict())
+        first, owners = 0, []
 
 
 def objects(listing: Listing) -> Iterator[TextRecord]:
     """Pods and nodes as `kubectl get -o yaml` or `-o json` prints them, one key a line."""
-    found = [(number, _depth(listing.lines[number - 1])) for number, _ in headings.numbered(listing, OBJECT)]
+    starts = [(number, _depth(listing.lines[number - 1])) for number, _ in headings.numbered(listing, OBJECT)]
     # What is owned by an object has a version of its own, deeper inside; an object ends where none that is begins.
     later: list[tuple[int, int]] = []
-    for first, depth in reversed([one for one in found if one[1] <= MAX_DEPTH]):
+    for first, depth in reversed([start for start in starts if start[1] <= MAX_DEPTH]):
         while later and later[-1][1] > depth:
             later.pop()
         last = later[-1][0] - 1 if later else len(listing.lines)
@@ -145,13 +145,13 @@ def _inside(block: Sequence[str], depth: int, key: str) -> dict[str, str]:
     at = next((at for at, line in enumerate(block) if _depth(line) == depth and _key(key, line)), len(block) - 1)
     below = block[at + 1 :]
     children = _depth(below[0]) if below else depth
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for line in below:
         if _depth(line) <= depth:
             break
         if _depth(line) == children and (match := KEY.match(line)) and match["value"]:
-            found.setdefault(match["key"], match["value"])
-    return found
+            values.setdefault(match["key"], match["value"])
+    return values
 
 
 def _key(name: str, line: str) -> re.Match[str] | None:

@@ -13,7 +13,7 @@ FILE = "doctor_inputs.csv"
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
+class _CollectStep:
     """A step; `only` and `unless` are beginnings of kinds of input, of which one or none must have been given."""
 
     only: tuple[str, ...]
@@ -24,18 +24,18 @@ class _Wanted:
 def steps(kinds: Iterable[str]) -> tuple[diagnosis.DiagnosisStep, ...]:
     given = tuple(kinds)
     return tuple(
-        wanted.step
-        for wanted in _all()
-        if (not wanted.only or any(kind.startswith(wanted.only) for kind in given))
-        and not any(wanted.unless and kind.startswith(wanted.unless) for kind in given)
+        row.step
+        for row in _rows()
+        if (not row.only or any(kind.startswith(row.only) for kind in given))
+        and not any(row.unless and kind.startswith(row.unless) for kind in given)
     )
 
 
 @cache
-def _all() -> tuple[_Wanted, ...]:
+def _rows() -> tuple[_CollectStep, ...]:
     return pack.load(FILE, _read_row)
 
 
-def _read_row(cells: Mapping[str, str]) -> _Wanted:
+def _read_row(cells: Mapping[str, str]) -> _CollectStep:
     step = diagnosis.DiagnosisStep(pack.required(cells["do"]), cells["command"] or None, diagnosis.Risk(cells["risk"]))
-    return _Wanted(tuple(cells["only"].split()), tuple(cells["unless"].split()), step)
+    return _CollectStep(tuple(cells["only"].split()), tuple(cells["unless"].split()), step)

@@ -42,7 +42,7 @@ def examine(streams: Iterable[bundles.Stream], progress: Callable[[int], None] =
 
 def _advice(opinions: Iterable[Opinion]) -> list[str]:
     """What may be changed though nothing is wrong."""
-    return [text for one in opinions if not one.cause for text in one.advice]
+    return [text for opinion in opinions if not opinion.cause for text in opinion.advice]
 
 
 def _read(stream: bundles.Stream, facts: DoctorFacts, progress: Callable[[int], None]) -> None:

@@ -58,12 +58,12 @@ def _read_ports(listing: Listing, facts: DoctorFacts) -> None:
 def _read_sysfs(listing: Listing, facts: DoctorFacts) -> None:
     """Counters as `grep` prints the files of sysfs, one to a line."""
     for line, text in enumerate(listing.lines, 1):
-        found = SYSFS_COUNTER.search(text)
-        row = None if found is None else tables.find_counter(found["name"])
-        if found is None or row is None or row.total_limit is None or int(found["value"]) < row.total_limit:
+        match = SYSFS_COUNTER.search(text)
+        row = None if match is None else tables.find_counter(match["name"])
+        if match is None or row is None or row.total_limit is None or int(match["value"]) < row.total_limit:
             continue
         sign = "hca-downed" if row.name == "LinkDownedCounter" else "hca-errors"
-        fields = {"hca": found["hca"], "port": found["port"], "counter": f"{found['name']} {found['value']}"}
+        fields = {"hca": match["hca"], "port": match["port"], "counter": f"{match['name']} {match['value']}"}
         add(facts, listing, sign, line=line, fields=fields)
 
 

@@ -83,11 +83,11 @@ class DoctorFacts:
     ) -> None:
         self._order += 1
         self._counts[sign] = self._counts.get(sign, 0) + 1
-        kept = self._by_sign.setdefault(sign, [])
-        if len(kept) < MAX_SIGHTINGS_OF_A_SIGN:
+        sightings = self._by_sign.setdefault(sign, [])
+        if len(sightings) < MAX_SIGHTINGS_OF_A_SIGN:
             # Python refuses to read numbers of thousands of digits.
             short = {name: value[:EVIDENCE_CHARACTERS] for name, value in fields.items()}
-            kept.append(Sighting(sign, input, line, text.strip()[:EVIDENCE_CHARACTERS], short, self._order, clock))
+            sightings.append(Sighting(sign, input, line, text.strip()[:EVIDENCE_CHARACTERS], short, self._order, clock))
 
     def add_dump(self, dump: flight_recorder.Dump, *, input: str, text: str, fields: Mapping[str, str]) -> None:
         self._order += 1
@@ -101,19 +101,22 @@ class DoctorFacts:
 
     def of(self, *signs: str) -> list[Sighting]:
         """Sightings of these signs, in the order in which they were read."""
-        found = [sighting for sign in signs for sighting in self._by_sign.get(sign, ())]
-        return sorted(found, key=lambda sighting: sighting.order) if len(signs) > 1 else found
+        sightings = [sighting for sign in signs for sighting in self._by_sign.get(sign, ())]
+        return sorted(sightings, key=lambda sighting: sighting.order) if len(signs) > 1 else sightings
 
     def all(self) -> list[Sighting]:
         """Every sighting that was kept, in order."""
-        return sorted((seen for kept in self._by_sign.values() for seen in kept), key=lambda seen: seen.order)
+        return sorted(
+            (sighting for sightings in self._by_sign.values() for sighting in sightings),
+            key=lambda sighting: sighting.order,
+        )
 
     def replace_all(self, sightings: Iterable[Sighting]) -> None:
         """Put other sightings, in their order, in the place of those that were kept."""
         self._by_sign = {}
-        for order, seen in enumerate(sightings, 1):
-            placed = seen if seen.order == order else replace(seen, order=order)
-            self._by_sign.setdefault(seen.sign, []).append(placed)
+        for order, sighting in enumerate(sightings, 1):
+            placed = sighting if sighting.order == order else replace(sighting, order=order)
+            self._by_sign.setdefault(sighting.sign, []).append(placed)
         self._order = sum(map(len, self._by_sign.values()))
 
     def count(self, sign: str) -> int:

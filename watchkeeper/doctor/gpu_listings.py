@@ -72,13 +72,13 @@ def _gpus(listing: Listing) -> Sequence[GpuReading]:
             return []
     if listing.kind != "nvidia_smi_q" and not any(mark in listing.text for mark in SMI_MARKS):
         return []
-    found = nvidia_smi.read_query(listing.lines) + nvidia_smi.read_table(listing.lines)
+    readings = nvidia_smi.read_query(listing.lines) + nvidia_smi.read_table(listing.lines)
     if listing.kind.startswith("nvidia_smi") and not any(
-        "/" in key for gpu in found for key in gpu.values if not key.startswith("table/")
+        "/" in key for gpu in readings for key in gpu.values if not key.startswith("table/")
     ):
         loose = nvidia_smi.read_query_excerpt(listing.lines)
-        found += [loose] if loose is not None else []
-    return found
+        readings += [loose] if loose is not None else []
+    return readings
 
 
 def _judge(gpu: GpuReading, listing: Listing, facts: DoctorFacts) -> bool:
@@ -185,9 +185,9 @@ def _mode_signs(gpu: GpuReading) -> Iterable[tuple[str, int]]:
     state, status = gpu.get("fabric/state"), gpu.get("fabric/status")
     if state and (state.text in ("In Progress", "Not Started") or (status and status.text not in ("Success", "N/A"))):
         yield "smi-fabric", state.line
-    wish = gpu.get("gpu_recovery_action")
-    if wish and wish.text not in ("None", "N/A"):
-        yield "smi-recovery-action", wish.line
+    recovery_action = gpu.get("gpu_recovery_action")
+    if recovery_action and recovery_action.text not in ("None", "N/A"):
+        yield "smi-recovery-action", recovery_action.line
     table = [value for key, value in gpu.values.items() if key.startswith("table/")]
     if any("ERR!" in value.text for value in table) or any(
         "Unknown Error" in value.text or "GPU is lost" in value.text for value in gpu.values.values()

@@ -24,5 +24,5 @@ class Listing(Protocol):
 def add(facts: DoctorFacts, listing: Listing, sign: str, *, line: int, fields: dict[str, str]) -> None:
     """A sighting with the text of its line."""
     text = listing.lines[line - 1] if 0 < line <= len(listing.lines) else ""
-    known = {key: value for key, value in fields.items() if value}
-    facts.add(sign, input=listing.name, line=max(line, 1), text=text, fields=known)
+    filled = {key: value for key, value in fields.items() if value}
+    facts.add(sign, input=listing.name, line=max(line, 1), text=text, fields=filled)

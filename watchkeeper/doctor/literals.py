@@ -23,12 +23,12 @@ _REPEATS = frozenset({"MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT"})
 
 def clauses(pattern: str) -> tuple[tuple[str, ...], ...]:
     """Sets of texts of each of which every match has one: the parts of a pattern that follow each other all count."""
-    return tuple(tuple(sorted(found)) for found in _parts_of(_parser.parse(pattern, re.MULTILINE)))
+    return tuple(tuple(sorted(texts)) for texts in _parts_of(_parser.parse(pattern, re.MULTILINE)))
 
 
 def _parts_of(items: Iterable[tuple[Any, Any]]) -> list[frozenset[str]]:
     """What each part of a sequence needs; neighbouring letters are one text."""
-    found: list[frozenset[str] | None] = []
+    needs: list[frozenset[str] | None] = []
     run = ""
     for operation, argument in items:
         name = str(operation)
@@ -37,9 +37,9 @@ def _parts_of(items: Iterable[tuple[Any, Any]]) -> list[frozenset[str]]:
             continue
         if name in ("AT", "ASSERT_NOT"):
             continue
-        found += [_usable({run}), _of_part(name, argument)]
+        needs += [_usable({run}), _of_part(name, argument)]
         run = ""
-    return [texts for texts in (*found, _usable({run})) if texts is not None]
+    return [texts for texts in (*needs, _usable({run})) if texts is not None]
 
 
 def _of_sequence(items: Iterable[tuple[Any, Any]]) -> frozenset[str] | None:
@@ -71,8 +71,8 @@ def _usable(texts: set[str]) -> frozenset[str] | None:
     return frozenset(text for text in texts if not any(other != text and other in text for other in texts))
 
 
-def _better(one: frozenset[str] | None, other: frozenset[str] | None) -> frozenset[str] | None:
+def _better(first: frozenset[str] | None, second: frozenset[str] | None) -> frozenset[str] | None:
     """Long texts are rare in other lines; of equally long ones few are soon looked for."""
-    if one is None or other is None:
-        return one or other
-    return max(one, other, key=lambda texts: (min(LONG_CHARACTERS, *map(len, texts)), -len(texts)))
+    if first is None or second is None:
+        return first or second
+    return max(first, second, key=lambda texts: (min(LONG_CHARACTERS, *map(len, texts)), -len(texts)))

@@ -63,106 +63,117 @@ def settle(facts: DoctorFacts) -> None:
 def _labelled(facts: DoctorFacts, sightings: Sequence[Sighting]) -> list[Sighting]:
     """The number before each line is a rank, where all lines of the input's programs have one."""
     kinds = {given.name: given.kind for given in facts.inputs}
-    plain = {seen.input for seen in sightings if LABEL.match(seen.text) is None and UNLABELLED.match(seen.text) is None}
+    plain = {
+        sighting.input
+        for sighting in sightings
+        if LABEL.match(sighting.text) is None and UNLABELLED.match(sighting.text) is None
+    }
     return [
-        _adding(seen, {"rank": str(int(label[1]))})
-        if kinds.get(seen.input) in LABELLED_KINDS
-        and seen.input not in plain
-        and (label := LABEL.match(seen.text)) is not None
-        else seen
-        for seen in sightings
+        _adding(sighting, {"rank": str(int(label[1]))})
+        if kinds.get(sighting.input) in LABELLED_KINDS
+        and sighting.input not in plain
+        and (label := LABEL.match(sighting.text)) is not None
+        else sighting
+        for sighting in sightings
     ]
 
 
 def _with_their_line(sightings: Sequence[Sighting]) -> list[Sighting]:
     """Of several signs on one line each knows what one of them reads."""
-    told: dict[tuple[str, int], dict[str, str]] = {}
-    for seen in sightings:
-        more = {"local_rank": seen.fields["local_rank"]} if "local_rank" in seen.fields else {}
-        told.setdefault((seen.input, seen.line), {}).update(_place(seen) | more)
-    return [_adding(seen, told[seen.input, seen.line]) for seen in sightings]
+    fields_by_line: dict[tuple[str, int], dict[str, str]] = {}
+    for sighting in sightings:
+        more = {"local_rank": sighting.fields["local_rank"]} if "local_rank" in sighting.fields else {}
+        fields_by_line.setdefault((sighting.input, sighting.line), {}).update(_place(sighting) | more)
+    return [_adding(sighting, fields_by_line[sighting.input, sighting.line]) for sighting in sightings]
 
 
 def _with_their_heading(sightings: Sequence[Sighting]) -> list[Sighting]:
     """An error without a place is that of the traceback above it."""
     headings: dict[str, list[Sighting]] = {}
-    for seen in sorted(sightings, key=lambda one: one.line):
-        if seen.sign == HEADING:
-            headings.setdefault(seen.input, []).append(seen)
-    found = []
-    for seen in sightings:
-        above = headings.get(seen.input, [])
-        at = bisect_right(above, seen.line, key=lambda one: one.line) - 1
-        is_near = at >= 0 and 0 < seen.line - above[at].line <= TRACEBACK_LINES
-        found.append(_adding(seen, _place(above[at])) if is_near and not _place(seen) else seen)
-    return found
+    for sighting in sorted(sightings, key=lambda sighting: sighting.line):
+        if sighting.sign == HEADING:
+            headings.setdefault(sighting.input, []).append(sighting)
+    resolved = []
+    for sighting in sightings:
+        above = headings.get(sighting.input, [])
+        at = bisect_right(above, sighting.line, key=lambda sighting: sighting.line) - 1
+        is_near = at >= 0 and 0 < sighting.line - above[at].line <= TRACEBACK_LINES
+        resolved.append(_adding(sighting, _place(above[at])) if is_near and not _place(sighting) else sighting)
+    return resolved
 
 
 def _with_their_record(facts: DoctorFacts, sightings: Sequence[Sighting]) -> list[Sighting]:
     """What a sign does not say itself, the heading of its record or the row of its table may."""
-    found = []
-    for seen in sightings:
-        for record in records.around(facts.records.get(seen.input, ()), seen.line):
-            seen = _adding(seen, record.fields)
-        if not {"gpu", "pci"} & seen.fields.keys():
+    resolved = []
+    for sighting in sightings:
+        for record in records.enclosing_records(facts.records.get(sighting.input, ()), sighting.line):
+            sighting = _adding(sighting, record.fields)
+        if not {"gpu", "pci"} & sighting.fields.keys():
             for name, pattern in (("pci", GPU_ADDRESS), ("gpu", GPU_NUMBER)):
-                if len(numbers := set(pattern.findall(seen.text))) == 1:
-                    seen = _adding(seen, {name: numbers.pop()})
-        if (row := EVENT_ROW.match(seen.text)) is not None:
-            seen = _adding(seen, {row["kind"]: row["name"]})
-        for pair in STRUCTURED.finditer(seen.text) if "=" in seen.text or " IP" in seen.text else ():
+                if len(numbers := set(pattern.findall(sighting.text))) == 1:
+                    sighting = _adding(sighting, {name: numbers.pop()})
+        if (row := EVENT_ROW.match(sighting.text)) is not None:
+            sighting = _adding(sighting, {row["kind"]: row["name"]})
+        for pair in STRUCTURED.finditer(sighting.text) if "=" in sighting.text or " IP" in sighting.text else ():
             named = {"node" if name == "address" else name: value for name, value in pair.groupdict().items() if value}
-            seen = _adding(seen, named)
-        found.append(seen)
-    return found
+            sighting = _adding(sighting, named)
+        resolved.append(sighting)
+    return resolved
 
 
 def _with_their_gpu(sightings: Sequence[Sighting]) -> list[Sighting]:
     """A line of the driver without an address is about the GPU that the lines around it name, if that is one."""
     named: dict[tuple[str, int], set[str]] = {}
-    for seen in sightings:
-        if DRIVER in seen.text and (pci := seen.fields.get("pci")) and ADDRESS.match(pci):
-            named.setdefault((seen.input, seen.line), set()).add(fleet.normalise_pci(pci))
-    found = []
-    for seen in sightings:
-        if named and DRIVER in seen.text and not {"pci", "gpu"} & seen.fields.keys():
-            around = range(seen.line - DRIVER_LINES, seen.line + DRIVER_LINES + 1)
-            near = set().union(*(named.get((seen.input, line), set()) for line in around))
-            seen = _adding(seen, {"pci": near.pop()}) if len(near) == 1 else seen
-        found.append(seen)
-    return found
+    for sighting in sightings:
+        if DRIVER in sighting.text and (pci := sighting.fields.get("pci")) and ADDRESS.match(pci):
+            named.setdefault((sighting.input, sighting.line), set()).add(fleet.normalise_pci(pci))
+    resolved = []
+    for sighting in sightings:
+        if named and DRIVER in sighting.text and not {"pci", "gpu"} & sighting.fields.keys():
+            nearby = range(sighting.line - DRIVER_LINES, sighting.line + DRIVER_LINES + 1)
+            near = set().union(*(named.get((sighting.input, line), set()) for line in nearby))
+            sighting = _adding(sighting, {"pci": near.pop()}) if len(near) == 1 else sighting
+        resolved.append(sighting)
+    return resolved
 
 
 def _with_the_first_to_fail(sightings: Sequence[Sighting]) -> list[Sighting]:
     """An error of a rank that no line names is that of the rank which torchrun saw failing first."""
     roots: dict[str, list[Sighting]] = {}
     named: set[str] = set()
-    for seen in sightings:
-        if seen.sign == ROOT:
-            roots.setdefault(seen.input, []).append(seen)
-        elif _is_cause(seen) and _place(seen):
-            named.add(seen.input)
-    first = {name: place for name, found in roots.items() if len(found) == 1 and (place := _below(found[0], sightings))}
+    for sighting in sightings:
+        if sighting.sign == ROOT:
+            roots.setdefault(sighting.input, []).append(sighting)
+        elif _is_cause(sighting) and _place(sighting):
+            named.add(sighting.input)
+    first = {
+        name: place
+        for name, roots_of_input in roots.items()
+        if len(roots_of_input) == 1 and (place := _below(roots_of_input[0], sightings))
+    }
     return [
-        _adding(seen, first[seen.input])
-        if seen.input in first and seen.input not in named and _is_cause(seen) and seen.line < roots[seen.input][0].line
-        else seen
-        for seen in sightings
+        _adding(sighting, first[sighting.input])
+        if sighting.input in first
+        and sighting.input not in named
+        and _is_cause(sighting)
+        and sighting.line < roots[sighting.input][0].line
+        else sighting
+        for sighting in sightings
     ]
 
 
 def _below(root: Sighting, sightings: Iterable[Sighting]) -> dict[str, str]:
     """The rank and the node that stand in the block below this line."""
     place: dict[str, str] = {}
-    for seen in sightings:
-        is_near = seen.input == root.input and 0 < seen.line - root.line <= ROOT_LINES
-        if is_near and seen.sign in ("elastic-block-host", "elastic-block-rank"):
-            place = _place(seen) | place
+    for sighting in sightings:
+        is_near = sighting.input == root.input and 0 < sighting.line - root.line <= ROOT_LINES
+        if is_near and sighting.sign in ("elastic-block-host", "elastic-block-rank"):
+            place = _place(sighting) | place
     return place
 
 
-def _is_cause(seen: Sighting) -> bool:
-    sign = signatures.table().signs.get(seen.sign)
+def _is_cause(sighting: Sighting) -> bool:
+    sign = signatures.table().signs.get(sighting.sign)
     return sign is not None and sign.role is signatures.Role.CAUSE
 
 
@@ -170,14 +181,14 @@ def _homes(sightings: Iterable[Sighting]) -> dict[str, str]:
     """The node of each rank, where every line that names both agrees."""
     named: dict[str, set[str]] = {}
     hosts: dict[str, Sighting] = {}
-    for seen in sorted(sightings, key=lambda one: (one.input, one.line)):
-        node = seen.fields.get("node")
-        if seen.sign == "elastic-block-host":
-            hosts[seen.input] = seen
-        host = hosts.get(seen.input)
-        if seen.sign == "elastic-block-rank" and host is not None and 0 < seen.line - host.line <= BLOCK_LINES:
+    for sighting in sorted(sightings, key=lambda sighting: (sighting.input, sighting.line)):
+        node = sighting.fields.get("node")
+        if sighting.sign == "elastic-block-host":
+            hosts[sighting.input] = sighting
+        host = hosts.get(sighting.input)
+        if sighting.sign == "elastic-block-rank" and host is not None and 0 < sighting.line - host.line <= BLOCK_LINES:
             node = host.fields["node"]
-        if node and (ranks := seen.fields.get("rank")):
+        if node and (ranks := sighting.fields.get("rank")):
             for rank in _numbers(ranks):
                 named.setdefault(rank, set()).add(node)
     return {rank: next(iter(nodes)) for rank, nodes in named.items() if len(nodes) == 1}
@@ -185,8 +196,10 @@ def _homes(sightings: Iterable[Sighting]) -> dict[str, str]:
 
 def _with_their_node(sightings: Iterable[Sighting], homes: Mapping[str, str]) -> list[Sighting]:
     return [
-        _adding(seen, {"node": homes[seen.fields["rank"]]}) if seen.fields.get("rank") in homes else seen
-        for seen in sightings
+        _adding(sighting, {"node": homes[sighting.fields["rank"]]})
+        if sighting.fields.get("rank") in homes
+        else sighting
+        for sighting in sightings
     ]
 
 
@@ -200,12 +213,12 @@ def _numbers(text: str) -> list[str]:
         return []
 
 
-def _place(seen: Sighting) -> dict[str, str]:
-    rank = seen.fields.get("rank") or seen.fields.get("rank2")
-    node = seen.fields.get("node") or seen.fields.get("node2")
+def _place(sighting: Sighting) -> dict[str, str]:
+    rank = sighting.fields.get("rank") or sighting.fields.get("rank2")
+    node = sighting.fields.get("node") or sighting.fields.get("node2")
     return {name: value for name, value in (("rank", rank), ("node", node)) if value}
 
 
-def _adding(seen: Sighting, more: Mapping[str, str]) -> Sighting:
-    missing = {name: value for name, value in more.items() if not seen.fields.get(name)}
-    return replace(seen, fields={**seen.fields, **missing}) if missing else seen
+def _adding(sighting: Sighting, more: Mapping[str, str]) -> Sighting:
+    missing = {name: value for name, value in more.items() if not sighting.fields.get(name)}
+    return replace(sighting, fields={**sighting.fields, **missing}) if missing else sighting

@@ -57,12 +57,16 @@ def rank(opinions: Iterable[Opinion]) -> list[Weighed]:
             by_cause.setdefault(opinion.cause, []).append(opinion)
         else:
             advice.extend(opinion.advice)
-    weighed = _cascade([_merge(cause, found) for cause, found in by_cause.items()])
-    weighed = [one for one in weighed if one.confidence >= LEAST]
-    weighed.sort(key=lambda one: (-round(one.confidence, 2), one.order, one.cause))
+    weighed = _cascade([_merge(cause, grouped) for cause, grouped in by_cause.items()])
+    weighed = [candidate for candidate in weighed if candidate.confidence >= LEAST]
+    weighed.sort(key=lambda candidate: (-round(candidate.confidence, 2), candidate.order, candidate.cause))
     if weighed and weighed[0].confidence >= ROOT_CONFIDENCE and weighed[0].cause != diagnosis.UNKNOWN_CAUSE:
         # Where the cause is known, a line that nothing explains only repeats that something failed.
-        weighed = [one for one in weighed if one.cause != diagnosis.UNKNOWN_CAUSE or one.confidence >= WORTH_ASKING]
+        weighed = [
+            candidate
+            for candidate in weighed
+            if candidate.cause != diagnosis.UNKNOWN_CAUSE or candidate.confidence >= WORTH_ASKING
+        ]
     if advice and weighed:
         weighed[0] = replace(weighed[0], advice=(*weighed[0].advice, *dict.fromkeys(advice)))
     return weighed[:MAX_FINDINGS]
@@ -93,37 +97,39 @@ def _merge(cause: str, opinions: Sequence[Opinion]) -> Weighed:
 def _cascade(weighed: Sequence[Weighed]) -> list[Weighed]:
     """Lower what follows from something else that is there, and say so on both sides."""
     result = []
-    for one in weighed:
+    for candidate in weighed:
         roots = [
             root
             for root in weighed
-            if root.cause != one.cause
+            if root.cause != candidate.cause
             and root.confidence >= ROOT_CONFIDENCE
-            and root.confidence >= one.confidence - ROOT_MARGIN
-            and one.cause in effects_of(root.cause)
-            and not _rests_on_the_same(root, one)
-            and not (root.cause in effects_of(one.cause) and one.confidence >= root.confidence)
+            and root.confidence >= candidate.confidence - ROOT_MARGIN
+            and candidate.cause in effects_of(root.cause)
+            and not _rests_on_the_same(root, candidate)
+            and not (root.cause in effects_of(candidate.cause) and candidate.confidence >= root.confidence)
         ]
         if roots:
-            root = max(roots, key=lambda found: found.confidence)
+            root = max(roots, key=lambda option: option.confidence)
             note = f"{root.cause} comes before it: {reason_of(root.cause)}"
-            one = replace(one, confidence=one.confidence * EFFECT_FACTOR, ruled_out=(*one.ruled_out, note))
-        followers = [other.cause for other in weighed if other.cause in effects_of(one.cause) and not roots]
-        if followers and one.confidence >= ROOT_CONFIDENCE:
-            notes = tuple(
-                f"{name}: a consequence here; {reason_of(one.cause)}" for name in followers if name != "unknown"
+            candidate = replace(
+                candidate, confidence=candidate.confidence * EFFECT_FACTOR, ruled_out=(*candidate.ruled_out, note)
             )
-            one = replace(one, ruled_out=(*one.ruled_out, *notes))
-        result.append(one)
+        followers = [other.cause for other in weighed if other.cause in effects_of(candidate.cause) and not roots]
+        if followers and candidate.confidence >= ROOT_CONFIDENCE:
+            notes = tuple(
+                f"{name}: a consequence here; {reason_of(candidate.cause)}" for name in followers if name != "unknown"
+            )
+            candidate = replace(candidate, ruled_out=(*candidate.ruled_out, *notes))
+        result.append(candidate)
     return result
 
 
-def _rests_on_the_same(root: Weighed, one: Weighed) -> bool:
+def _rests_on_the_same(root: Weighed, other: Weighed) -> bool:
     """Whether a root is only another reading of the other's lines, as the rows of their signs have it."""
-    lines = {seen.order for seen in one.sightings}
-    rows = [signatures.table().signs.get(seen.sign) for seen in root.sightings]
-    return all(seen.order in lines for seen in root.sightings) and all(
-        sign is not None and {root.cause, one.cause} <= {sign.cause, *sign.also} for sign in rows
+    lines = {sighting.order for sighting in other.sightings}
+    rows = [signatures.table().signs.get(sighting.sign) for sighting in root.sightings]
+    return all(sighting.order in lines for sighting in root.sightings) and all(
+        sign is not None and {root.cause, other.cause} <= {sign.cause, *sign.also} for sign in rows
     )
 
 
@@ -141,6 +147,6 @@ def _cascades() -> dict[str, tuple[frozenset[str], str]]:
 
 
 def _read_row(cells: Mapping[str, str]) -> tuple[str, frozenset[str], str]:
-    known = frozenset(row.cause for row in causes.all_causes())
-    effects = frozenset(pack.choice(name, known) for name in cells["effects"].split())
-    return pack.choice(cells["root"], known), effects, cells["why"]
+    cause_ids = frozenset(row.cause for row in causes.all_causes())
+    effects = frozenset(pack.choice(name, cause_ids) for name in cells["effects"].split())
+    return pack.choice(cells["root"], cause_ids), effects, cells["why"]

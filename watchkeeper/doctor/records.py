@@ -75,31 +75,31 @@ LOCAL = frozenset(
 def read(listing: Listing, facts: DoctorFacts) -> None:
     for needles, reading in READINGS:
         if any(needle in listing.text for needle in needles):
-            found = sorted(islice(reading(listing), MAX_RECORDS), key=lambda record: record.first)
-            facts.records.setdefault(listing.name, []).extend([found] if found else [])
+            rows = sorted(islice(reading(listing), MAX_RECORDS), key=lambda record: record.first)
+            facts.records.setdefault(listing.name, []).extend([rows] if rows else [])
 
 
-def around(records: Sequence[Sequence[TextRecord]], line: int) -> Iterator[TextRecord]:
+def enclosing_records(records: Sequence[Sequence[TextRecord]], line: int) -> Iterator[TextRecord]:
     """The records that have a line, of each kind the one whose heading is nearest."""
-    for found in records:
-        at = bisect_right(found, line, key=lambda one: one.first) - 1
-        if at >= 0 and line <= found[at].last:
-            yield found[at]
+    for group in records:
+        at = bisect_right(group, line, key=lambda record: record.first) - 1
+        if at >= 0 and line <= group[at].last:
+            yield group[at]
 
 
 def _described(listing: Listing) -> Iterator[TextRecord]:
     lines = listing.lines
-    for first, found in headings.numbered(listing, DESCRIBED):
-        indent, last = len(found["indent"]), first
+    for first, match in headings.numbered(listing, DESCRIBED):
+        indent, last = len(match["indent"]), first
         while last < len(lines) and _goes_on(lines[last], indent):
             last += 1
         block = lines[first : min(last, first + DESCRIBED_LINES)]
-        said = {name: _first(pattern, block) for name, pattern in (("namespace", NAMESPACE), ("node", NODE))}
-        if said["namespace"] and any(map(OF_A_POD.match, block)):
-            named = {"pod": found["name"]} | {name: value for name, value in said.items() if value}
+        values = {name: _first(pattern, block) for name, pattern in (("namespace", NAMESPACE), ("node", NODE))}
+        if values["namespace"] and any(map(OF_A_POD.match, block)):
+            named = {"pod": match["name"]} | {name: value for name, value in values.items() if value}
             yield TextRecord(listing.name, first, last, named)
-        elif not said["namespace"] and any(map(OF_A_NODE.match, block)):
-            yield TextRecord(listing.name, first, last, {"node": found["name"]})
+        elif not values["namespace"] and any(map(OF_A_NODE.match, block)):
+            yield TextRecord(listing.name, first, last, {"node": match["name"]})
 
 
 def _goes_on(line: str, indent: int) -> bool:
@@ -110,14 +110,14 @@ def _goes_on(line: str, indent: int) -> bool:
 
 
 def _first(pattern: re.Pattern[str], lines: Sequence[str]) -> str | None:
-    return next((found["value"] for line in lines if (found := pattern.match(line)) is not None), None)
+    return next((match["value"] for line in lines if (match := pattern.match(line)) is not None), None)
 
 
 def _indented(pattern: re.Pattern[str]) -> Callable[[Listing], Iterator[TextRecord]]:
     """A reading of records that end where a line is indented no deeper than their heading."""
 
     def reading(listing: Listing) -> Iterator[TextRecord]:
-        for first, found in headings.numbered(listing, pattern):
+        for first, match in headings.numbered(listing, pattern):
             heading, last = listing.lines[first - 1], first
             depth = len(heading) - len(heading.lstrip())
             while last < len(listing.lines):
@@ -126,7 +126,7 @@ def _indented(pattern: re.Pattern[str]) -> Callable[[Listing], Iterator[TextReco
                     break
                 last += 1
             yield TextRecord(
-                listing.name, first, last, {key: value for key, value in found.groupdict().items() if value}
+                listing.name, first, last, {key: value for key, value in match.groupdict().items() if value}
             )
 
     return reading
@@ -178,8 +178,8 @@ def _asked_of_kubectl(words: Sequence[str]) -> dict[str, str]:
 
 
 def _ports(listing: Listing) -> Iterator[TextRecord]:
-    for first, last, found in headings.until_next(listing, PORT_INFO):
-        yield TextRecord(listing.name, first, last, {"owner": found["owner"].lower(), "port": found["port"]})
+    for first, last, match in headings.until_next(listing, PORT_INFO):
+        yield TextRecord(listing.name, first, last, {"owner": match["owner"].lower(), "port": match["port"]})
 
 
 MACHINE_WORDS = ("ost: ", "ode: ", "erver: ", "achine: ", "ame: ")

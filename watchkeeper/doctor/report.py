@@ -106,7 +106,7 @@ class DoctorVerdict(IntEnum):
     """The exit code."""
 
     NOTHING_FOUND = 0
-    FOUND = 1
+    CAUSE_FOUND = 1
     CANNOT_TELL = 3
 
 
@@ -140,7 +140,7 @@ class DoctorReport:
     @property
     def verdict(self) -> DoctorVerdict:
         if any(finding.cause != diagnosis.UNKNOWN_CAUSE for finding in self.findings):
-            return DoctorVerdict.FOUND
+            return DoctorVerdict.CAUSE_FOUND
         unread = all(given.kind in ("binary", "empty", "text") or given.problem for given in self.inputs)
         return DoctorVerdict.CANNOT_TELL if self.findings or unread or self.is_partial else DoctorVerdict.NOTHING_FOUND
 
@@ -158,7 +158,7 @@ def build(facts: DoctorFacts, weighed: Iterable[Weighed]) -> DoctorReport:
     notes += [f"{given.name}: {given.problem}" for given in facts.inputs if given.problem]
     notes += facts.notes
     ways = _Ways(_scheduler(facts), _steps() | {diagnosis.UNKNOWN_CAUSE: collecting.steps(facts.kinds())})
-    findings = tuple(_finding(one, ways) for one in weighed)
+    findings = tuple(_finding(candidate, ways) for candidate in weighed)
     return DoctorReport(tuple(facts.inputs), tuple(facts.events), findings, tuple(notes))
 
 
@@ -172,47 +172,49 @@ def _scheduler(facts: DoctorFacts) -> JobScheduler:
     return JobScheduler.SLURM if slurm else JobScheduler.KUBERNETES
 
 
-def _finding(one: Weighed, ways: _Ways) -> DoctorFinding:
-    row = causes.lookup(one.cause)
-    where = _where(one)
+def _finding(candidate: Weighed, ways: _Ways) -> DoctorFinding:
+    row = causes.lookup(candidate.cause)
+    where = _where(candidate)
     title = wording.title(row, where)
-    if one.cause == diagnosis.UNKNOWN_CAUSE and one.confidence >= WORTH_ASKING and one.why:
+    if candidate.cause == diagnosis.UNKNOWN_CAUSE and candidate.confidence >= WORTH_ASKING and candidate.why:
         # No cause of the catalogue, but a sign that says what it is: a job that Slurm ended, a disk that was full.
-        title = FIRST_CLAUSE.split(one.why, maxsplit=1)[0].rstrip(".")
-    steps = tuple(diagnosis.DiagnosisStep(text) for text in one.advice)
+        title = FIRST_CLAUSE.split(candidate.why, maxsplit=1)[0].rstrip(".")
+    steps = tuple(diagnosis.DiagnosisStep(text) for text in candidate.advice)
     return DoctorFinding(
-        cause=one.cause,
-        confidence=round(one.confidence, 2),
+        cause=candidate.cause,
+        confidence=round(candidate.confidence, 2),
         where=where,
         title=title,
-        why=one.why or row.why,
-        evidence=tuple({(seen.input, seen.line, seen.text): seen for seen in one.sightings}.values()),
-        actions=(*steps, *_actions(one.cause, where, ways)),
-        ruled_out=one.ruled_out,
+        why=candidate.why or row.why,
+        evidence=tuple(
+            {(sighting.input, sighting.line, sighting.text): sighting for sighting in candidate.sightings}.values()
+        ),
+        actions=(*steps, *_actions(candidate.cause, where, ways)),
+        ruled_out=candidate.ruled_out,
     )
 
 
-def _where(one: Weighed) -> dict[str, Any]:
-    found: dict[str, list[str]] = {}
-    for name, value in one.extra_where:
-        found.setdefault(name, []).append(value)
-    for sighting in one.sightings:
+def _where(candidate: Weighed) -> dict[str, Any]:
+    places: dict[str, list[str]] = {}
+    for name, value in candidate.extra_where:
+        places.setdefault(name, []).append(value)
+    for sighting in candidate.sightings:
         fields = _own_fields(sighting)
         for name in PLACES:
             # A pattern with alternatives names the same place `node`, `node2`, `node3`.
-            seen = [fields.get(f"{name}{suffix}") for suffix in ("", "2", "3")]
-            found.setdefault(name, []).extend(_one_spelling(name, text) for text in seen if text)
-    found = {name: texts for name, texts in found.items() if texts}
-    return {name: _shape(name, list(dict.fromkeys(found[name]))) for name in PLACES if name in found}
+            spellings = [fields.get(f"{name}{suffix}") for suffix in ("", "2", "3")]
+            places.setdefault(name, []).extend(_one_spelling(name, text) for text in spellings if text)
+    places = {name: texts for name, texts in places.items() if texts}
+    return {name: _shape(name, list(dict.fromkeys(places[name]))) for name in PLACES if name in places}
 
 
-def _own_fields(seen: Sighting) -> Mapping[str, str]:
+def _own_fields(sighting: Sighting) -> Mapping[str, str]:
     """What a sighting names as the place of its cause; who only noticed what befell another is not it."""
-    sign = signatures.table().signs.get(seen.sign)
+    sign = signatures.table().signs.get(sighting.sign)
     if sign is None or sign.role is not signatures.Role.EFFECT:
-        return seen.fields
-    noticed = {f"noticed_{name}": value for name in ("rank", "node") if (value := seen.fields.get(name))}
-    return noticed | ({"peer": seen.fields["peer"]} if "peer" in seen.fields else {})
+        return sighting.fields
+    noticed = {f"noticed_{name}": value for name in ("rank", "node") if (value := sighting.fields.get(name))}
+    return noticed | ({"peer": sighting.fields["peer"]} if "peer" in sighting.fields else {})
 
 
 def _one_spelling(name: str, value: str) -> str:
@@ -257,16 +259,16 @@ def _fill(command: str, filled: Mapping[str, str]) -> str:
 
 @cache
 def _steps() -> dict[str, tuple[diagnosis.DiagnosisStep, ...]]:
-    found: dict[str, list[diagnosis.DiagnosisStep]] = {}
+    steps_by_cause: dict[str, list[diagnosis.DiagnosisStep]] = {}
     for cause, step in pack.load(FILE, _read_row):
-        found.setdefault(cause, []).append(step)
-    return {cause: tuple(steps) for cause, steps in found.items()}
+        steps_by_cause.setdefault(cause, []).append(step)
+    return {cause: tuple(steps) for cause, steps in steps_by_cause.items()}
 
 
 def _read_row(cells: Mapping[str, str]) -> tuple[str, diagnosis.DiagnosisStep]:
-    known = frozenset(row.cause for row in causes.all_causes())
+    cause_ids = frozenset(row.cause for row in causes.all_causes())
     step = diagnosis.DiagnosisStep(pack.required(cells["do"]), cells["command"] or None, diagnosis.Risk(cells["risk"]))
-    return pack.choice(cells["cause"], known), step
+    return pack.choice(cells["cause"], cause_ids), step
 
 
 def as_plain(report: DoctorReport) -> dict[str, Any]:
@@ -284,7 +286,10 @@ def as_plain(report: DoctorReport) -> dict[str, Any]:
                 "where": dict(finding.where),
                 "title": finding.title,
                 "why": finding.why,
-                "evidence": [{"input": seen.input, "line": seen.line, "text": seen.text} for seen in finding.evidence],
+                "evidence": [
+                    {"input": sighting.input, "line": sighting.line, "text": sighting.text}
+                    for sighting in finding.evidence
+                ],
                 "actions": [
                     {"do": step.do, "command": step.command, "risk": step.risk.value} for step in finding.actions
                 ],

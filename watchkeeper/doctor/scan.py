@@ -69,7 +69,7 @@ class Tee:
 
 
 @dataclass(frozen=True, slots=True)
-class Worth:
+class LineTests:
     """What lines of one shape may say: something that the kernel's reader knows, or one of some signs.
 
     A sign comes with the texts that tell with their digits, which a shape has not.
@@ -90,7 +90,7 @@ def scan(
     """Add what the lines of one input say to the facts."""
     words = frozenset(table.behind) | KERNEL_WORDS
     clock: line_prefix.LineClock | None = None
-    for line in log_text.interesting_lines(stream, words, judge, wrapping=wrapping):
+    for line in log_text.interesting_lines(stream, words, match_shape, wrapping=wrapping):
         if line.worth.is_kernel:
             clock = _read_kernel_line(name, line, facts, clock=clock)
         for sign, texts in line.worth.signs:
@@ -98,11 +98,11 @@ def scan(
                 clock = _match(name, line, sign, facts=facts, clock=clock)
 
 
-def judge(shape: bytes, words: frozenset[bytes]) -> Worth | None:
+def match_shape(shape: bytes, words: frozenset[bytes]) -> LineTests | None:
     """Which signs a line of this shape may have; None if there is none, so that such lines are passed over."""
     is_kernel = not KERNEL_WORDS.isdisjoint(words) and KERNEL_NEEDLES.search(shape) is not None
     lowered = shape.lower().decode("latin-1")
-    found: list[tuple[Sign, tuple[str, ...]]] = []
+    matching: list[tuple[Sign, tuple[str, ...]]] = []
     for test in tests_of(words):
         # Written out, because a call for each test would cost more than the test.
         for texts in test.clauses:
@@ -112,8 +112,8 @@ def judge(shape: bytes, words: frozenset[bytes]) -> Worth | None:
             else:
                 break
         else:
-            found.append((test.sign, test.with_digits))
-    return Worth(is_kernel, tuple(found)) if found or is_kernel else None
+            matching.append((test.sign, test.with_digits))
+    return LineTests(is_kernel, tuple(matching)) if matching or is_kernel else None
 
 
 def _has_one(lowered: str, texts: tuple[str, ...]) -> bool:
@@ -121,13 +121,13 @@ def _has_one(lowered: str, texts: tuple[str, ...]) -> bool:
 
 
 def _match(
-    name: str, line: log_text.LogLine[Worth], sign: Sign, *, facts: DoctorFacts, clock: line_prefix.LineClock | None
+    name: str, line: log_text.LogLine[LineTests], sign: Sign, *, facts: DoctorFacts, clock: line_prefix.LineClock | None
 ) -> line_prefix.LineClock | None:
     """Add the sign if the line has it; the clock of this line, or of an earlier one, is passed on."""
     written = line.text
     text = line.unwrapped if sign.spans_lines else written
-    found = sign.match(text)
-    if found is None or _is_denied(found, sign) or SPOKEN_OF.search(written) or found.start() > len(written):
+    match = sign.match(text)
+    if match is None or _is_denied(match, sign) or SPOKEN_OF.search(written) or match.start() > len(written):
         # What begins on a later line is found there, with that line's place.
         return clock
     clock = line_prefix.read_clock(written) or clock
@@ -135,32 +135,32 @@ def _match(
     if not fields and _goes_on(line) and "rank" in (before := line_prefix.read_prefix(line.preceding)):
         # A logger that breaks its message puts the rank on the line before.
         fields = {"rank": before["rank"]}
-    fields.update({key: value.strip() for key, value in found.groupdict().items() if value})
-    facts.add(sign.id, input=name, line=line.number, text=excerpt(text, found.start()), fields=fields, clock=clock)
+    fields.update({key: value.strip() for key, value in match.groupdict().items() if value})
+    facts.add(sign.id, input=name, line=line.number, text=excerpt(text, match.start()), fields=fields, clock=clock)
     return clock
 
 
-def _goes_on(line: log_text.LogLine[Worth]) -> bool:
+def _goes_on(line: log_text.LogLine[LineTests]) -> bool:
     """Whether the line goes on with what the one before began; a line after another one is not yet the same rank's."""
     return line.text[:1].isspace() or line.preceding.rstrip().endswith((":", ",", "(", "\\"))
 
 
-def _is_denied(found: re.Match[str], sign: Sign) -> bool:
+def _is_denied(match: re.Match[str], sign: Sign) -> bool:
     """Whether the words before the find take it back: `no thermal violations detected`, `0 double-bit errors`."""
-    words = found.string[max(0, found.start() - NEGATION_CHARACTERS) : found.start()]
+    words = match.string[max(0, match.start() - NEGATION_CHARACTERS) : match.start()]
     # A hint weighs all words of its line, wherever they stand.
-    span = (0, len(found.string)) if sign.role is Role.HINT else _with_its_word(found)
-    if COUNTED.search(found.string, *span) is not None:
+    span = (0, len(match.string)) if sign.role is Role.HINT else _with_its_word(match)
+    if COUNTED.search(match.string, *span) is not None:
         return True
     return NEGATION.search(words) is not None and NUMBERED.search(words) is None
 
 
-def _with_its_word(found: re.Match[str]) -> tuple[int, int]:
+def _with_its_word(match: re.Match[str]) -> tuple[int, int]:
     """Where a find is, to the end of the word that it ends in."""
-    end = found.end()
-    while end < len(found.string) and found.string[end].isalpha():
+    end = match.end()
+    while end < len(match.string) and match.string[end].isalpha():
         end += 1
-    return found.start(), end
+    return match.start(), end
 
 
 def excerpt(text: str, at: int) -> str:
@@ -172,7 +172,7 @@ def excerpt(text: str, at: int) -> str:
 
 
 def _read_kernel_line(
-    name: str, line: log_text.LogLine[Worth], facts: DoctorFacts, *, clock: line_prefix.LineClock | None
+    name: str, line: log_text.LogLine[LineTests], facts: DoctorFacts, *, clock: line_prefix.LineClock | None
 ) -> line_prefix.LineClock | None:
     text = line.text
     fact = kernel_log.read_line(text)
@@ -195,7 +195,7 @@ def _read_kernel_line(
 
 
 def _event(
-    fact: kernel_log.KernelFact, line: log_text.LogLine[Worth], name: str, *, fields: Mapping[str, str]
+    fact: kernel_log.KernelFact, line: log_text.LogLine[LineTests], name: str, *, fields: Mapping[str, str]
 ) -> dict[str, Any]:
     at = line_prefix.read_time(line.text)
     event: dict[str, Any] = {

@@ -144,8 +144,8 @@ def read_row(row: Mapping[str, Any], *, file: str) -> Sign:
     try:
         pattern = row.get("pattern")
         cause = row.get("cause", "")
-        wanted = {*row.get("also", {}), *([cause] if cause not in ("", BY_XID) else [])}
-        unknown = wanted - {known.cause for known in causes.all_causes()}
+        named_causes = {*row.get("also", {}), *([cause] if cause not in ("", BY_XID) else [])}
+        unknown = named_causes - {entry.cause for entry in causes.all_causes()}
         if unknown:
             raise ValueError(f"unknown cause {', '.join(sorted(unknown))}")
         return Sign(
@@ -174,4 +174,4 @@ def _by_word(signs: Mapping[str, Sign]) -> SignTable:
         for word in sign.words:
             behind.setdefault(word.encode(), []).append(sign)
     listings = tuple(sign for sign in signs.values() if sign.pattern is not None and not sign.words)
-    return SignTable(signs, {word: tuple(found) for word, found in behind.items()}, listings)
+    return SignTable(signs, {word: tuple(signs_of_word) for word, signs_of_word in behind.items()}, listings)

@@ -34,17 +34,17 @@ class _Clocks:
     """What is needed to read a clock: when each node booted, and a time near all others that gives dates their year."""
 
     booted: Mapping[str, datetime]
-    around: datetime | None
+    reference: datetime | None
 
-    def read(self, seen: Sighting) -> datetime | None:
-        clock = seen.clock
+    def read(self, sighting: Sighting) -> datetime | None:
+        clock = sighting.clock
         if clock is None:
             return None
         if clock.at is not None:
             return clock.at
         if clock.yearless is not None:
-            return _with_year(clock.yearless, self.around)
-        booted = self.booted.get(_machine(seen))
+            return _with_year(clock.yearless, self.reference)
+        booted = self.booted.get(_machine(sighting))
         return None if booted is None or clock.since_boot is None else booted + timedelta(seconds=clock.since_boot)
 
 
@@ -52,14 +52,16 @@ def settle(facts: DoctorFacts) -> None:
     """Name the nodes and ranks that only the inputs' names tell, and put everything in the order of time."""
     sightings = _named(facts.all())
     clocks = _clocks(sightings)
-    sightings = [seen if (at := clocks.read(seen)) is None else replace(seen, at=at) for seen in sightings]
-    placed = {seen.input for seen in sightings if seen.at is not None}
-    unplaced = list(dict.fromkeys(seen.input for seen in sightings if seen.input not in placed))
+    sightings = [
+        sighting if (at := clocks.read(sighting)) is None else replace(sighting, at=at) for sighting in sightings
+    ]
+    placed = {sighting.input for sighting in sightings if sighting.at is not None}
+    unplaced = list(dict.fromkeys(sighting.input for sighting in sightings if sighting.input not in placed))
     facts.replace_all(_in_order(sightings))
     _date_events(facts)
     logs = {given.name for given in facts.inputs if given.kind in LOGS}
     unknown = [name for name in unplaced if name in logs]
-    if unknown and len(logs & {seen.input for seen in sightings}) > 1:
+    if unknown and len(logs & {sighting.input for sighting in sightings}) > 1:
         named = ", ".join(unknown[:MAX_INPUTS_NAMED]) + (" and others" if len(unknown) > MAX_INPUTS_NAMED else "")
         facts.notes.append(f"order unknown: no line of {named} tells the time of day")
 
@@ -68,50 +70,54 @@ def _in_order(sightings: Sequence[Sighting]) -> list[Sighting]:
     """By time where there is one, then by line; a line without a time stays behind the one that was read before it."""
     keyed: list[tuple[datetime, int, int, int, Sighting]] = []
     last: dict[str, datetime] = {}
-    inputs = {name: at for at, name in enumerate(dict.fromkeys(seen.input for seen in sightings))}
-    earliest = min((seen.at for seen in sightings if seen.at is not None), default=datetime(1970, 1, 1, tzinfo=UTC))
-    for seen in sorted(sightings, key=lambda seen: (inputs[seen.input], seen.line, seen.order)):
-        at = seen.at or last.get(seen.input, earliest)
+    inputs = {name: at for at, name in enumerate(dict.fromkeys(sighting.input for sighting in sightings))}
+    earliest = min(
+        (sighting.at for sighting in sightings if sighting.at is not None), default=datetime(1970, 1, 1, tzinfo=UTC)
+    )
+    for sighting in sorted(sightings, key=lambda sighting: (inputs[sighting.input], sighting.line, sighting.order)):
+        at = sighting.at or last.get(sighting.input, earliest)
         # A log that was written by several ranks at once may step back a little; its lines keep their places.
-        at = max(at, last.get(seen.input, at))
-        last[seen.input] = at
-        keyed.append((at, inputs[seen.input], seen.line, seen.order, seen))
+        at = max(at, last.get(sighting.input, at))
+        last[sighting.input] = at
+        keyed.append((at, inputs[sighting.input], sighting.line, sighting.order, sighting))
     return [key[-1] for key in sorted(keyed, key=lambda key: key[:-1])]
 
 
 def _clocks(sightings: Iterable[Sighting]) -> _Clocks:
-    whole = [seen.clock.at for seen in sightings if seen.clock is not None and seen.clock.at is not None]
-    around = None
+    whole = [
+        sighting.clock.at for sighting in sightings if sighting.clock is not None and sighting.clock.at is not None
+    ]
+    reference = None
     if whole:
-        around = datetime.fromtimestamp(median(at.timestamp() for at in whole), UTC)
+        reference = datetime.fromtimestamp(median(at.timestamp() for at in whole), UTC)
     booted: dict[str, datetime] = {}
-    for seen in sightings:
-        clock = seen.clock
+    for sighting in sightings:
+        clock = sighting.clock
         if clock is None or clock.since_boot is None:
             continue
-        at = clock.at or (None if clock.yearless is None else _with_year(clock.yearless, around))
+        at = clock.at or (None if clock.yearless is None else _with_year(clock.yearless, reference))
         if at is not None:
-            booted.setdefault(_machine(seen), at - timedelta(seconds=clock.since_boot))
-    return _Clocks(booted, around)
+            booted.setdefault(_machine(sighting), at - timedelta(seconds=clock.since_boot))
+    return _Clocks(booted, reference)
 
 
-def _with_year(yearless: datetime, around: datetime | None) -> datetime:
+def _with_year(yearless: datetime, reference: datetime | None) -> datetime:
     """The year that brings a date nearest to the others; without any other it stays in its stand-in year."""
-    if around is None:
+    if reference is None:
         return yearless
     at = yearless
-    for year in (around.year - 1, around.year, around.year + 1):
+    for year in (reference.year - 1, reference.year, reference.year + 1):
         try:
             at = yearless.replace(year=year)
         except ValueError:  # the 29th of February
             continue
-        if abs(at - around) <= HALF_A_YEAR:
+        if abs(at - reference) <= HALF_A_YEAR:
             return at
     return at
 
 
-def _machine(seen: Sighting) -> str:
-    return short_name(seen.fields["node"]) if "node" in seen.fields else seen.input
+def _machine(sighting: Sighting) -> str:
+    return short_name(sighting.fields["node"]) if "node" in sighting.fields else sighting.input
 
 
 def short_name(node: str) -> str:
@@ -121,31 +127,41 @@ def short_name(node: str) -> str:
 
 def _named(sightings: Sequence[Sighting]) -> list[Sighting]:
     """Sightings with the node and the rank that their input's name tells where their line does not."""
-    nodes = {node: short_name(node) for node in {seen.fields["node"] for seen in sightings if "node" in seen.fields}}
-    told: dict[str, dict[str, str]] = {}
-    for name in dict.fromkeys(seen.input for seen in sightings):
+    nodes = {
+        node: short_name(node)
+        for node in {sighting.fields["node"] for sighting in sightings if "node" in sighting.fields}
+    }
+    fields_by_input: dict[str, dict[str, str]] = {}
+    for name in dict.fromkeys(sighting.input for sighting in sightings):
         lowered = name.lower()
-        found = {
+        matching_nodes = {
             node
             for node, short in nodes.items()
             if short in lowered and re.search(rf"(?<![\w-]){re.escape(short)}(?![\w-])", lowered)
         }
         rank = flight_recorder.RANK_OF_NAME.search(name.rsplit("/", 1)[-1])
-        told[name] = ({"node": found.pop()} if len(found) == 1 else {}) | ({"rank": rank[1]} if rank else {})
+        fields_by_input[name] = ({"node": matching_nodes.pop()} if len(matching_nodes) == 1 else {}) | (
+            {"rank": rank[1]} if rank else {}
+        )
     return [
-        replace(seen, fields={**told[seen.input], **seen.fields}) if told[seen.input] else seen for seen in sightings
+        replace(sighting, fields={**fields_by_input[sighting.input], **sighting.fields})
+        if fields_by_input[sighting.input]
+        else sighting
+        for sighting in sightings
     ]
 
 
 def _date_events(facts: DoctorFacts) -> None:
     """Events in the order of time, with the time and the node that became known."""
-    known = {(seen.input, seen.line): seen for seen in facts.all() if seen.sign.startswith("kernel-")}
+    by_line = {
+        (sighting.input, sighting.line): sighting for sighting in facts.all() if sighting.sign.startswith("kernel-")
+    }
     for event in facts.events:
-        seen = known.get((event["input"], event["line"]))
-        if seen is not None:
-            is_dated = seen.at is not None and seen.at.year != line_prefix.YEARLESS
-            event["at"] = seen.at.isoformat() if is_dated and seen.at is not None else None
-            event["node"] = event["node"] or seen.fields.get("node")
-    order = {key: seen.order for key, seen in known.items()}
+        sighting = by_line.get((event["input"], event["line"]))
+        if sighting is not None:
+            is_dated = sighting.at is not None and sighting.at.year != line_prefix.YEARLESS
+            event["at"] = sighting.at.isoformat() if is_dated and sighting.at is not None else None
+            event["node"] = event["node"] or sighting.fields.get("node")
+    order = {key: sighting.order for key, sighting in by_line.items()}
     if all((event["input"], event["line"]) in order for event in facts.events):
         facts.events.sort(key=lambda event: order[event["input"], event["line"]])

@@ -67,13 +67,13 @@ def _runs_away(values: Sequence[float]) -> bool:
 
 def _series(lines: Sequence[tuple[int, str]], pattern: re.Pattern[str]) -> list[tuple[int, float]]:
     """The first number of each line that has one, with its line."""
-    found = []
+    samples = []
     for number, line in lines:
         match = pattern.search(line[:2000])
         if match is not None:
             scale = 1024.0 if match.lastindex and match.lastindex > 1 and match[2].lower().startswith("g") else 1.0
-            found.append((number, float(match[1]) * scale))
-    return found
+            samples.append((number, float(match[1]) * scale))
+    return samples
 
 
 def _only_grows(values: Sequence[float]) -> bool:

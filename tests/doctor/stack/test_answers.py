@@ -38,4 +38,4 @@ def test_an_expression_lacks_what_it_cannot_do_without(expr: str, lacks: list[st
 
 
 def test_label_names_are_asked_for_only_where_a_matcher_needs_one() -> None:
-    assert answers.asked(parser.parse('a{x="1"} + b{x!="1"} + c')) == {"a"}
+    assert answers.names_with_labels(parser.parse('a{x="1"} + b{x!="1"} + c')) == {"a"}

@@ -44,12 +44,12 @@ class Timeout:
     sequence: str
     operation: str
     size: str
-    seen: Sighting
+    sighting: Sighting
 
 
 def hang(facts: DoctorFacts) -> Iterable[Opinion]:
     """What the watchdogs of all ranks say together."""
-    timeouts = [_timeout(seen) for seen in facts.of("watchdog-timeout")]
+    timeouts = [_timeout(sighting) for sighting in facts.of("watchdog-timeout")]
     if not timeouts:
         return
     disagreement = _disagreement(timeouts)
@@ -61,8 +61,10 @@ def hang(facts: DoctorFacts) -> Iterable[Opinion]:
     behind = _behind(facts)
     waited = _waited(timeouts)
     first = next(iter(waited))
-    said = "; ".join(f"rank {', '.join(found)} waited in {what}" for what, found in list(waited.items())[:MAX_NAMED])
-    why = f"{said[0].upper()}{said[1:]} until the time-out."
+    waits = "; ".join(
+        f"rank {', '.join(waiting_ranks)} waited in {what}" for what, waiting_ranks in list(waited.items())[:MAX_NAMED]
+    )
+    why = f"{waits[0].upper()}{waits[1:]} until the time-out."
     where: list[tuple[str, str]] = [("collective", first)] if timeouts[0].sequence else []
     if missing:
         why += f" Rank {', '.join(missing)} of {_world(facts)} never timed out: look there first."
@@ -75,24 +77,24 @@ def hang(facts: DoctorFacts) -> Iterable[Opinion]:
         why += " Another rank's progress bar still moves: ranks have uneven work."
     elif len(ranks) == 1:
         why += " The others are not in these lines: hand in the logs of all ranks to name the one that is missing."
-    if told := values(facts.of("dump-signal-from"), "first"):
-        why += f" The others were told of it by rank {told[0]}, which timed out first."
+    if first_ranks := values(facts.of("dump-signal-from"), "first"):
+        why += f" The others were told of it by rank {first_ranks[0]}, which timed out first."
     confidence = 0.72 if missing or behind else 0.6
     network = "nccl_ib_link_error: no RDMA completion error in these lines"
     yield opinion(
         "nccl_timeout_straggler",
         confidence,
         why,
-        on=[timeout.seen for timeout in timeouts][:MAX_EVIDENCE],
+        on=[timeout.sighting for timeout in timeouts][:MAX_EVIDENCE],
         where=where,
         ruled_out=() if facts.has("nccl-ib-completion") else (network,),
     )
 
 
-def _timeout(seen: Sighting) -> Timeout:
-    rank = seen.fields.get("rank") or seen.fields.get("rank2", "")
-    size = seen.fields.get("numel") or seen.fields.get("shape", "")
-    return Timeout(rank, seen.fields.get("seq", ""), seen.fields.get("op", ""), size, seen)
+def _timeout(sighting: Sighting) -> Timeout:
+    rank = sighting.fields.get("rank") or sighting.fields.get("rank2", "")
+    size = sighting.fields.get("numel") or sighting.fields.get("shape", "")
+    return Timeout(rank, sighting.fields.get("seq", ""), sighting.fields.get("op", ""), size, sighting)
 
 
 def _waited(timeouts: Sequence[Timeout]) -> dict[str, list[str]]:
@@ -100,11 +102,15 @@ def _waited(timeouts: Sequence[Timeout]) -> dict[str, list[str]]:
     by_rank: dict[str, Timeout] = {}
     for timeout in timeouts:
         by_rank.setdefault(timeout.rank, timeout)
-    found: dict[str, list[str]] = {}
-    for one in by_rank.values():
-        what = f"{one.operation or 'a collective'} number {one.sequence}" if one.sequence else "a collective"
-        found.setdefault(what, []).append(one.rank or "unknown")
-    return {what: sorted(ranks, key=_as_number) for what, ranks in found.items()}
+    ranks_by_collective: dict[str, list[str]] = {}
+    for first_timeout in by_rank.values():
+        what = (
+            f"{first_timeout.operation or 'a collective'} number {first_timeout.sequence}"
+            if first_timeout.sequence
+            else "a collective"
+        )
+        ranks_by_collective.setdefault(what, []).append(first_timeout.rank or "unknown")
+    return {what: sorted(ranks, key=_as_number) for what, ranks in ranks_by_collective.items()}
 
 
 def _disagreement(timeouts: Sequence[Timeout]) -> Opinion | None:
@@ -113,19 +119,20 @@ def _disagreement(timeouts: Sequence[Timeout]) -> Opinion | None:
     for timeout in timeouts:
         if timeout.rank and timeout.sequence:
             by_sequence.setdefault(timeout.sequence, {}).setdefault(timeout.rank, timeout)
-    for sequence, found in by_sequence.items():
-        kinds = {(timeout.operation, timeout.size) for timeout in found.values()}
+    for sequence, by_rank in by_sequence.items():
+        kinds = {(timeout.operation, timeout.size) for timeout in by_rank.values()}
         # Gather and scatter have other sizes on their root by design.
         operations = {operation for operation, _ in kinds}
         if len(operations) > 1 or (len(kinds) > 1 and operations <= SAME_ON_ALL_RANKS.keys()):
-            said = "; ".join(
-                f"rank {one.rank}: {one.operation} of {one.size or '?'}" for one in list(found.values())[:MAX_NAMED]
+            details = "; ".join(
+                f"rank {entry.rank}: {entry.operation} of {entry.size or '?'}"
+                for entry in list(by_rank.values())[:MAX_NAMED]
             )
             return opinion(
                 "nccl_shape_or_collective_mismatch",
                 0.85 if len(operations) > 1 else min(SAME_ON_ALL_RANKS[name] for name in operations),
-                f"At sequence number {sequence} the ranks wait in different collectives: {said}.",
-                on=[one.seen for one in found.values()][:MAX_EVIDENCE],
+                f"At sequence number {sequence} the ranks wait in different collectives: {details}.",
+                on=[entry.sighting for entry in by_rank.values()][:MAX_EVIDENCE],
             )
     return None
 
@@ -154,7 +161,9 @@ def _missing(facts: DoctorFacts, ranks: Sequence[str]) -> list[str]:
 
 def _behind(facts: DoctorFacts) -> tuple[str, int, int] | None:
     """The rank that has enqueued least, if it differs from the others and has not completed more than one of them."""
-    status = {seen.fields["rank"]: seen.fields for seen in facts.of("pg-status") if "rank" in seen.fields}
+    status = {
+        sighting.fields["rank"]: sighting.fields for sighting in facts.of("pg-status") if "rank" in sighting.fields
+    }
     enqueued = {rank: int(fields["enqueued"]) for rank, fields in status.items()}
     if len(enqueued) < 2 or len(set(enqueued.values())) < 2:
         return None
@@ -167,11 +176,13 @@ def _behind(facts: DoctorFacts) -> tuple[str, int, int] | None:
 
 def _places_of(facts: DoctorFacts, ranks: Sequence[str]) -> list[tuple[str, str]]:
     """Node and GPU of these ranks, as they announced themselves at the start."""
-    found: list[tuple[str, str]] = []
-    for seen in facts.of("nccl-rank"):
-        if seen.fields["rank"] in ranks:
-            found += [(f"missing_{name}", seen.fields[name]) for name in ("node", "gpu") if name in seen.fields]
-    return list(dict.fromkeys(found))
+    places: list[tuple[str, str]] = []
+    for sighting in facts.of("nccl-rank"):
+        if sighting.fields["rank"] in ranks:
+            places += [
+                (f"missing_{name}", sighting.fields[name]) for name in ("node", "gpu") if name in sighting.fields
+            ]
+    return list(dict.fromkeys(places))
 
 
 def _as_number(text: str) -> int:
@@ -180,120 +191,137 @@ def _as_number(text: str) -> int:
 
 def ended_ranks(facts: DoctorFacts) -> Iterable[Opinion]:
     """Exit codes as torchrun prints them: the first rank with a code of its own, not one that was told to stop."""
-    seen = [
-        one for one in facts.of("elastic-failed", "elastic-block-exit") if one.fields["code"] not in ("0", "-15", "143")
+    failures = [
+        sighting
+        for sighting in facts.of("elastic-failed", "elastic-block-exit")
+        if sighting.fields["code"] not in ("0", "-15", "143")
     ]
-    if not seen:
+    if not failures:
         return
     root = _first_observed(facts)
-    first = next((one for one in seen if _is_in_block(one, root)), seen[0])
+    first = next((sighting for sighting in failures if _is_in_block(sighting, root)), failures[0])
     code = int(first.fields["code"])
     row = tables.find_exit_code(code)
-    named = [(name, one.fields[name]) for one in root for name in ("node", "rank") if name in one.fields]
-    if code == ABORTED and any(one.order < first.order for one in facts.of("watchdog-timeout")):
+    named = [(name, sighting.fields[name]) for sighting in root for name in ("node", "rank") if name in sighting.fields]
+    if code == ABORTED and any(sighting.order < first.order for sighting in facts.of("watchdog-timeout")):
         why = "A rank aborted after its watchdog had waited in vain, as the watchdog does on purpose."
-        yield opinion("nccl_rank_died", 0.3, why, on=[*root, *seen[:MAX_EVIDENCE]], where=named)
+        yield opinion("nccl_rank_died", 0.3, why, on=[*root, *failures[:MAX_EVIDENCE]], where=named)
     elif code in ENDED_BY_ITSELF:
         why = f"A rank {ENDED_BY_ITSELF[code]} (exit code {code}); the others failed because it was gone."
-        yield opinion("nccl_rank_died", 0.55, why, on=[*root, *seen[:MAX_EVIDENCE]], where=named)
+        yield opinion("nccl_rank_died", 0.55, why, on=[*root, *failures[:MAX_EVIDENCE]], where=named)
     elif code != -9:
         meaning = row.meaning if row is not None else "no more is known"
         why = f"A rank ended with exit code {code}: {meaning}. "
         raised = _raised(facts, first)
-        why += _said(raised) if raised is not None else "Its own log, before this line, has the reason."
-        on = [*([raised] if raised is not None else []), *root, *seen[:MAX_EVIDENCE]]
+        why += _describe_error(raised) if raised is not None else "Its own log, before this line, has the reason."
+        on = [*([raised] if raised is not None else []), *root, *failures[:MAX_EVIDENCE]]
         yield opinion("nccl_rank_died", 0.35, why, on=on, where=named)
 
 
 def _raised(facts: DoctorFacts, ended: Sighting) -> Sighting | None:
     """The Python error before a rank's end, where those of one rank alone are in the log."""
-    errors = [one for one in facts.of("python-exception") if one.input == ended.input and one.line < ended.line]
-    return errors[-1] if errors and len({one.fields.get("rank") for one in errors}) == 1 else None
+    errors = [
+        sighting
+        for sighting in facts.of("python-exception")
+        if sighting.input == ended.input and sighting.line < ended.line
+    ]
+    return errors[-1] if errors and len({sighting.fields.get("rank") for sighting in errors}) == 1 else None
 
 
-def _said(raised: Sighting) -> str:
+def _describe_error(raised: Sighting) -> str:
     who = f"Rank {raised.fields['rank']}" if "rank" in raised.fields else "The program"
     return f"{who} ended with {raised.text[raised.text.index(raised.fields['kind']) :]}"
 
 
 def dead_workers(facts: DoctorFacts) -> Iterable[Opinion]:
     """Workers that others report as gone: the cause, unless their watchdogs had given up before and ended them."""
-    seen = facts.of("worker-died")
-    if not seen:
+    reports = facts.of("worker-died")
+    if not reports:
         return
     sign = lookup("worker-died")
-    if any(one.input == seen[0].input and one.line < seen[0].line for one in facts.of("watchdog-timeout")):
+    if any(
+        sighting.input == reports[0].input and sighting.line < reports[0].line
+        for sighting in facts.of("watchdog-timeout")
+    ):
         why = "A worker was gone after its watchdog had waited in vain, which ends the process on purpose."
-        yield opinion(sign.cause, 0.3, why, on=seen[:MAX_EVIDENCE])
+        yield opinion(sign.cause, 0.3, why, on=reports[:MAX_EVIDENCE])
         return
     for cause, confidence in {sign.cause: sign.confidence, **sign.also}.items():
-        yield opinion(cause, confidence, sign.why, on=seen[:MAX_EVIDENCE])
+        yield opinion(cause, confidence, sign.why, on=reports[:MAX_EVIDENCE])
 
 
 def _first_observed(facts: DoctorFacts) -> list[Sighting]:
     """The lines of torchrun's block about the rank that failed first: its heading, host and rank."""
     heading = facts.of("elastic-root")[:1]
     return heading + [
-        one
+        sighting
         for name in ("elastic-block-host", "elastic-block-rank")
-        for one in facts.of(name)
-        if _is_in_block(one, heading)
+        for sighting in facts.of(name)
+        if _is_in_block(sighting, heading)
     ]
 
 
-def _is_in_block(one: Sighting, heading: Sequence[Sighting]) -> bool:
-    return any(one.input == root.input and 0 <= one.line - root.line <= BLOCK_LINES for root in heading[:1])
+def _is_in_block(sighting: Sighting, heading: Sequence[Sighting]) -> bool:
+    return any(sighting.input == root.input and 0 <= sighting.line - root.line <= BLOCK_LINES for root in heading[:1])
 
 
 def dumps(facts: DoctorFacts) -> Iterable[Opinion]:
     """The flight-recorder dumps of a job, compared group by group."""
-    known = {dump.rank: (dump, seen) for dump, seen in facts.dumps if dump.rank is not None}
-    if not known:
+    dumps_by_rank = {dump.rank: (dump, sighting) for dump, sighting in facts.dumps if dump.rank is not None}
+    if not dumps_by_rank:
         return
-    for group in dict.fromkeys(one.group for dump, _ in known.values() for one in dump.collectives):
-        last = {rank: _last(dump, group) for rank, (dump, _) in known.items()}
-        stuck = {rank: one for rank, one in last.items() if one is not None}
-        if len(stuck) > 1 and any(one.state != "completed" or one.timed_out for one in stuck.values()):
-            yield from _compare(group, stuck, known)
+    for group in dict.fromkeys(
+        collective.group for dump, _ in dumps_by_rank.values() for collective in dump.collectives
+    ):
+        last = {rank: _last(dump, group) for rank, (dump, _) in dumps_by_rank.items()}
+        stuck = {rank: collective for rank, collective in last.items() if collective is not None}
+        if len(stuck) > 1 and any(
+            collective.state != "completed" or collective.timed_out for collective in stuck.values()
+        ):
+            yield from _compare(group, stuck, dumps_by_rank)
 
 
 def _last(dump: Dump, group: str) -> Collective | None:
     """The collective at which a rank stands: its first that is not complete, else its last."""
-    mine = [one for one in dump.collectives if one.group == group and not one.is_p2p]
-    return next((one for one in mine if one.state != "completed"), mine[-1] if mine else None)
+    mine = [collective for collective in dump.collectives if collective.group == group and not collective.is_p2p]
+    return next((collective for collective in mine if collective.state != "completed"), mine[-1] if mine else None)
 
 
-def _compare(group: str, stuck: dict[int, Collective], known: dict[int, tuple[Dump, Sighting]]) -> Iterable[Opinion]:
-    members = next((dump.ranks[group] for dump, _ in known.values() if dump.ranks.get(group)), ())
-    absent = [rank for rank in members if rank not in known]
-    furthest = max(one.sequence for one in stuck.values())
-    late = [rank for rank, one in stuck.items() if one.sequence < furthest]
-    together = {(one.operation, one.sizes) for one in stuck.values() if one.sequence == furthest}
-    evidence = [seen for _, seen in known.values()][:MAX_EVIDENCE]
+def _compare(
+    group: str, stuck: dict[int, Collective], dumps_by_rank: dict[int, tuple[Dump, Sighting]]
+) -> Iterable[Opinion]:
+    members = next((dump.ranks[group] for dump, _ in dumps_by_rank.values() if dump.ranks.get(group)), ())
+    absent = [rank for rank in members if rank not in dumps_by_rank]
+    furthest = max(collective.sequence for collective in stuck.values())
+    late = [rank for rank, collective in stuck.items() if collective.sequence < furthest]
+    together = {
+        (collective.operation, collective.sizes) for collective in stuck.values() if collective.sequence == furthest
+    }
+    evidence = [sighting for _, sighting in dumps_by_rank.values()][:MAX_EVIDENCE]
     if not late and len(together) > 1:
         sign = lookup("dump-mismatch")
-        said = "; ".join(f"rank {rank}: {one.operation} {one.sizes}" for rank, one in list(stuck.items())[:4])
+        details = "; ".join(
+            f"rank {rank}: {collective.operation} {collective.sizes}" for rank, collective in list(stuck.items())[:4]
+        )
         yield opinion(
-            sign.cause, sign.confidence, f"{sign.why} Group {group}, position {furthest}: {said}.", on=evidence
+            sign.cause, sign.confidence, f"{sign.why} Group {group}, position {furthest}: {details}.", on=evidence
         )
     elif late:
         sign = lookup("dump-lagging")
-        rank = min(late, key=lambda one: stuck[one].sequence)
-        one = stuck[rank]
+        rank = min(late, key=lambda collective: stuck[collective].sequence)
+        collective = stuck[rank]
         side = (
             "its program never called it (CPU side)"
-            if one.state == "completed"
-            else f"its {one.operation} is {one.state}"
+            if collective.state == "completed"
+            else f"its {collective.operation} is {collective.state}"
         )
-        why = (
-            f"Rank {rank} stands at {one.operation} {one.sequence} of group {group}, the others at {furthest}; {side}."
-        )
+        why = f"Rank {rank} stands at {collective.operation} {collective.sequence} of group {group}, the others at {furthest}; {side}."
         yield opinion(
             sign.cause,
             sign.confidence,
             why,
             on=evidence,
-            where=[("missing_rank", str(one)) for one in late[:MAX_RANKS_NAMED]],
+            where=[("missing_rank", str(collective)) for collective in late[:MAX_RANKS_NAMED]],
         )
     elif absent:
         sign = lookup("dump-missing")

@@ -43,10 +43,10 @@ MAX_SHOWN = 4
 
 def came_first(facts: DoctorFacts) -> Iterable[Opinion]:
     """The first error before the first rank gave up, when both have a time."""
-    found = _first(facts)
-    if found is None:
+    first_error = _first(facts)
+    if first_error is None:
         return
-    first, at, gave_up = found
+    first, at, gave_up = first_error
     place = ", ".join(f"{name} {first.fields[name]}" for name in ("rank", "node") if name in first.fields)
     why = f"It came first, at {at:%H:%M:%S}{f' ({place})' if place else ''}: "
     why += f"{(gave_up - at).total_seconds():.0f} s before the first rank gave up."
@@ -55,31 +55,35 @@ def came_first(facts: DoctorFacts) -> Iterable[Opinion]:
 
 def weaken_late(facts: DoctorFacts, opinions: Iterable[Opinion]) -> list[Opinion]:
     """Opinions, less sure where all their lines came after the ranks had given up and an earlier error is known."""
-    found = _first(facts)
-    if found is None:
+    first_error = _first(facts)
+    if first_error is None:
         return list(opinions)
-    first, _, gave_up = found
+    first, _, gave_up = first_error
     note = "it came after the first rank had given up"
     return [
-        replace(one, confidence=one.confidence * LATE_FACTOR, ruled_out=(*one.ruled_out, f"{one.cause}: {note}"))
-        if one.cause not in CONSEQUENCES
-        and one.cause != _cause_of(first)
-        and one.sightings
-        and all(seen.at is not None and seen.at > gave_up for seen in one.sightings)
-        else one
-        for one in opinions
+        replace(
+            candidate,
+            confidence=candidate.confidence * LATE_FACTOR,
+            ruled_out=(*candidate.ruled_out, f"{candidate.cause}: {note}"),
+        )
+        if candidate.cause not in CONSEQUENCES
+        and candidate.cause != _cause_of(first)
+        and candidate.sightings
+        and all(sighting.at is not None and sighting.at > gave_up for sighting in candidate.sightings)
+        else candidate
+        for candidate in opinions
     ]
 
 
 def _first(facts: DoctorFacts) -> tuple[Sighting, datetime, datetime] | None:
     """The first error, its time, and the later time at which the first rank gave up."""
-    gave_up = next((seen.at for seen in facts.of(*GAVE_UP) if seen.at is not None), None)
-    for seen in facts.all():
-        if gave_up is None or (seen.at is not None and seen.at >= gave_up):
+    gave_up = next((sighting.at for sighting in facts.of(*GAVE_UP) if sighting.at is not None), None)
+    for sighting in facts.all():
+        if gave_up is None or (sighting.at is not None and sighting.at >= gave_up):
             return None
-        is_error = _cause_of(seen) not in CONSEQUENCES and seen.sign not in GAVE_UP
-        if seen.at is not None and is_error and _strength(seen) >= LEAST_STRENGTH:
-            return seen, seen.at, gave_up
+        is_error = _cause_of(sighting) not in CONSEQUENCES and sighting.sign not in GAVE_UP
+        if sighting.at is not None and is_error and _strength(sighting) >= LEAST_STRENGTH:
+            return sighting, sighting.at, gave_up
     return None
 
 
@@ -90,16 +94,16 @@ def on_the_missing_node(facts: DoctorFacts) -> Iterable[Opinion]:
     if not waits or not missing:
         return
     homes = {
-        short_name(seen.fields["node"]): seen.fields["rank"]
-        for seen in facts.of("nccl-rank")
-        if seen.fields["rank"] in missing and "node" in seen.fields
+        short_name(sighting.fields["node"]): sighting.fields["rank"]
+        for sighting in facts.of("nccl-rank")
+        if sighting.fields["rank"] in missing and "node" in sighting.fields
     }
     by_cause: dict[tuple[str, str], list[Sighting]] = {}
-    for seen in facts.of(*KERNEL):
-        node = short_name(seen.fields.get("node", ""))
-        is_later = seen.at is not None and waits[0].at is not None and seen.at > waits[0].at
-        if node in homes and not is_later and _cause_of(seen) not in CONSEQUENCES:
-            by_cause.setdefault((_cause_of(seen), node), []).append(seen)
+    for sighting in facts.of(*KERNEL):
+        node = short_name(sighting.fields.get("node", ""))
+        is_later = sighting.at is not None and waits[0].at is not None and sighting.at > waits[0].at
+        if node in homes and not is_later and _cause_of(sighting) not in CONSEQUENCES:
+            by_cause.setdefault((_cause_of(sighting), node), []).append(sighting)
     for (cause, node), lines in by_cause.items():
         why = f"Rank {homes[node]}, which the others waited for, ran on {node}, whose kernel reports this."
         yield opinion(cause, JOINED, why, on=lines[:MAX_SHOWN], where=_where(homes[node], lines))
@@ -109,13 +113,13 @@ def _where(rank: str, lines: Sequence[Sighting]) -> list[tuple[str, str]]:
     return [("missing_rank", rank), ("missing_node", lines[0].fields["node"])]
 
 
-def _cause_of(seen: Sighting) -> str:
-    if seen.sign == "kernel-xid":
-        code = int(seen.fields["code"])
+def _cause_of(sighting: Sighting) -> str:
+    if sighting.sign == "kernel-xid":
+        code = int(sighting.fields["code"])
         return "" if code in FOLLOWING else xid.lookup(code).cause
-    sign = signatures.lookup(seen.sign)
-    return KERNEL.get(seen.sign) or (sign.cause if sign.role is Role.CAUSE else "")
+    sign = signatures.lookup(sighting.sign)
+    return KERNEL.get(sighting.sign) or (sign.cause if sign.role is Role.CAUSE else "")
 
 
-def _strength(seen: Sighting) -> float:
-    return FIRST if seen.sign in KERNEL else signatures.lookup(seen.sign).confidence
+def _strength(sighting: Sighting) -> float:
+    return FIRST if sighting.sign in KERNEL else signatures.lookup(sighting.sign).confidence

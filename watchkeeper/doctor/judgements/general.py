@@ -29,9 +29,9 @@ FRAGMENTED_SHARE = 0.1
 
 def signs(facts: DoctorFacts) -> Iterable[Opinion]:
     """Each sign of the table that names a cause, and the further causes that its line allows."""
-    seen = _seen(facts)
-    silenced = {cause for sign in seen for cause in sign.silences}
-    for sign in seen:
+    active = _active_signs(facts)
+    silenced = {cause for sign in active for cause in sign.silences}
+    for sign in active:
         if sign.role is Role.HINT:
             continue
         named = {sign.cause: sign.confidence, **sign.also}
@@ -41,23 +41,23 @@ def signs(facts: DoctorFacts) -> Iterable[Opinion]:
             yield opinion(cause, confidence, sign.why, on=facts.of(sign.id)[:MAX_EVIDENCE])
 
 
-def _seen(facts: DoctorFacts) -> list[signatures.Sign]:
+def _active_signs(facts: DoctorFacts) -> list[signatures.Sign]:
     """The signs that count."""
-    found = [signatures.lookup(name) for name in facts.signs()]
-    return [sign for sign in found if not facts.of(*sign.unless)]
+    listed = [signatures.lookup(name) for name in facts.signs()]
+    return [sign for sign in listed if not facts.of(*sign.unless)]
 
 
 def harmless(facts: DoctorFacts) -> Iterable[str]:
     """What looks like trouble and is none, in the words of its sign."""
-    return [sign.why for sign in _seen(facts) if sign.role is Role.BENIGN and sign.why]
+    return [sign.why for sign in _active_signs(facts) if sign.role is Role.BENIGN and sign.why]
 
 
 def hints(facts: DoctorFacts) -> Iterable[Opinion]:
     """What remains to be said when no judgement says more: the part that a failing line speaks of."""
-    seen = _seen(facts)
-    if any(sign.role is Role.BENIGN for sign in seen) or facts.kinds() <= LISTINGS:
+    active = _active_signs(facts)
+    if any(sign.role is Role.BENIGN for sign in active) or facts.kinds() <= LISTINGS:
         return
-    for sign in seen:
+    for sign in active:
         if sign.role is Role.HINT:
             for cause, confidence in {sign.cause: sign.confidence, **sign.also}.items():
                 yield opinion(cause, confidence, sign.why, on=facts.of(sign.id)[:MAX_EVIDENCE])
@@ -65,29 +65,31 @@ def hints(facts: DoctorFacts) -> Iterable[Opinion]:
 
 def failing_words(facts: DoctorFacts) -> Iterable[Opinion]:
     """The very last: a short text in which nothing is known, and of which a line speaks of a failure."""
-    seen = facts.of(excerpts.SIGN)
-    if seen and not facts.kinds() <= LISTINGS and not list(harmless(facts)):
+    failures = facts.of(excerpts.SIGN)
+    if failures and not facts.kinds() <= LISTINGS and not list(harmless(facts)):
         why = "A line speaks of a failure, and no signature knows it."
-        yield opinion(diagnosis.UNKNOWN_CAUSE, 0.13, why, on=seen[:MAX_EVIDENCE])
+        yield opinion(diagnosis.UNKNOWN_CAUSE, 0.13, why, on=failures[:MAX_EVIDENCE])
 
 
 def dcgm_incidents(facts: DoctorFacts) -> Iterable[Opinion]:
     """Incidents of DCGM by name or number, as its JSON and logs have them."""
-    for seen in facts.of("dcgm-incident", "dcgm-incident-number"):
-        row = tables.find_dcgm_incident(seen.fields["name"])
+    for sighting in facts.of("dcgm-incident", "dcgm-incident-number"):
+        row = tables.find_dcgm_incident(sighting.fields["name"])
         if row is not None and row.cause:
             confidence = 0.35 if row.cause == diagnosis.UNKNOWN_CAUSE else 0.82
             why = f"DCGM reports {row.name}: {row.meaning}."
-            yield opinion(row.cause, confidence, why, on=[seen], advice=[row.action])
+            yield opinion(row.cause, confidence, why, on=[sighting], advice=[row.action])
 
 
 def gpu_memory(facts: DoctorFacts) -> Iterable[Opinion]:
     """What the numbers of an out-of-memory error add: really full, or full of holes."""
-    for seen in facts.of("cuda-oom-numbers"):
-        total, reserved = _gibibytes(seen.fields.get("total", "")), _gibibytes(seen.fields.get("reserved", ""))
+    for sighting in facts.of("cuda-oom-numbers"):
+        total, reserved = _gibibytes(sighting.fields.get("total", "")), _gibibytes(sighting.fields.get("reserved", ""))
         if total and reserved is not None and reserved > FRAGMENTED_SHARE * total:
-            why = f"{seen.fields['reserved']} are reserved but not in use: memory is fragmented."
-            yield opinion("cuda_oom", 0.9, why, on=[seen], advice=["Set PYTORCH_ALLOC_CONF=expandable_segments:True"])
+            why = f"{sighting.fields['reserved']} are reserved but not in use: memory is fragmented."
+            yield opinion(
+                "cuda_oom", 0.9, why, on=[sighting], advice=["Set PYTORCH_ALLOC_CONF=expandable_segments:True"]
+            )
 
 
 def host_memory(facts: DoctorFacts) -> Iterable[Opinion]:
@@ -103,7 +105,9 @@ def checkpoints(facts: DoctorFacts) -> Iterable[Opinion]:
     tried = facts.of("saving-was-tried")
     for refused in facts.of("write-refused"):
         before = [
-            seen for seen in tried if seen.input == refused.input and 0 <= refused.line - seen.line <= TRACEBACK_LINES
+            sighting
+            for sighting in tried
+            if sighting.input == refused.input and 0 <= refused.line - sighting.line <= TRACEBACK_LINES
         ]
         if before:
             why = f"A checkpoint was being saved when the file system answered: {refused.fields['error'].strip()}."
@@ -127,18 +131,18 @@ def requests(facts: DoctorFacts) -> Iterable[Opinion]:
 def serving(facts: DoctorFacts) -> Iterable[Opinion]:
     """A server whose requests wait before a full cache, and one that takes minutes to load."""
     waiting = [
-        seen
-        for seen in facts.of("vllm-stats")
-        if int(seen.fields["waiting"]) >= MANY_WAITING
+        sighting
+        for sighting in facts.of("vllm-stats")
+        if int(sighting.fields["waiting"]) >= MANY_WAITING
         or (
-            float(seen.fields["cache"]) >= FULL_CACHE_PERCENT
-            and int(seen.fields["waiting"]) > int(seen.fields["running"]) // 4
+            float(sighting.fields["cache"]) >= FULL_CACHE_PERCENT
+            and int(sighting.fields["waiting"]) > int(sighting.fields["running"]) // 4
         )
     ]
     if waiting:
         sign = signatures.lookup("vllm-waiting")
         yield opinion(sign.cause, sign.confidence, sign.why, on=waiting[:MAX_EVIDENCE])
-    slow = [seen for seen in facts.of("load-seconds") if float(seen.fields["seconds"]) >= SLOW_LOAD_SECONDS]
+    slow = [sighting for sighting in facts.of("load-seconds") if float(sighting.fields["seconds"]) >= SLOW_LOAD_SECONDS]
     if slow:
         sign = signatures.lookup("load-slow")
         yield opinion(sign.cause, sign.confidence, sign.why, on=slow[:MAX_EVIDENCE])
@@ -146,10 +150,10 @@ def serving(facts: DoctorFacts) -> Iterable[Opinion]:
 
 def leftovers(facts: DoctorFacts) -> Iterable[Opinion]:
     """Errors that were seen and that no sign explains: an error is never the same as nothing wrong."""
-    seen = facts.of("python-traceback", "python-exception", "cuda-error", "nccl-cuda-failure", "watchdog-wraps")
-    if seen:
+    errors = facts.of("python-traceback", "python-exception", "cuda-error", "nccl-cuda-failure", "watchdog-wraps")
+    if errors:
         why = "A program ended with an error that no signature explains."
-        yield opinion(diagnosis.UNKNOWN_CAUSE, 0.2, why, on=seen[:MAX_EVIDENCE])
+        yield opinion(diagnosis.UNKNOWN_CAUSE, 0.2, why, on=errors[:MAX_EVIDENCE])
         return
     failed = facts.of("diag-test-failed")
     if failed:

@@ -60,15 +60,15 @@ NVLINK_REGISTERS = re.compile(r"\d, (?:pid=.*?, )?(?P<unit>[A-Z]+_[A-Z_]+) .*\(0
 def xids(facts: DoctorFacts) -> Iterable[Opinion]:
     """One verdict for each GPU that has Xids."""
     by_gpu: dict[tuple[str, str], list[Sighting]] = {}
-    for seen in facts.of("kernel-xid"):
-        by_gpu.setdefault((seen.fields.get("node", ""), seen.fields.get("pci", "")), []).append(seen)
+    for sighting in facts.of("kernel-xid"):
+        by_gpu.setdefault((sighting.fields.get("node", ""), sighting.fields.get("pci", "")), []).append(sighting)
     for sightings in by_gpu.values():
         yield from _judge_gpu(sightings, (*_uuids(facts, sightings), *_ranks(facts, sightings)))
 
 
 def _uuids(facts: DoctorFacts, sightings: Sequence[Sighting]) -> tuple[tuple[str, str], ...]:
     pci = sightings[0].fields.get("pci")
-    named = [seen.fields["uuid"] for seen in facts.of("gpu-identity") if seen.fields["pci"] == pci]
+    named = [sighting.fields["uuid"] for sighting in facts.of("gpu-identity") if sighting.fields["pci"] == pci]
     return (("uuid", named[0]),) if named else ()
 
 
@@ -76,9 +76,9 @@ def _ranks(facts: DoctorFacts, sightings: Sequence[Sighting]) -> tuple[tuple[str
     """The rank that ran on this GPU of this node, where NCCL's lines were handed in as well."""
     node, pci = sightings[0].fields.get("node"), sightings[0].fields.get("pci")
     return tuple(
-        ("rank", seen.fields["rank"])
-        for seen in facts.of("nccl-rank")
-        if node and seen.fields.get("node") == node and _pci_of(seen.fields.get("busid", "")) == pci
+        ("rank", sighting.fields["rank"])
+        for sighting in facts.of("nccl-rank")
+        if node and sighting.fields.get("node") == node and _pci_of(sighting.fields.get("busid", "")) == pci
     )
 
 
@@ -92,29 +92,29 @@ def _pci_of(bus_id: str) -> str | None:
 
 
 def _judge_gpu(sightings: Sequence[Sighting], uuid: tuple[tuple[str, str], ...]) -> Iterable[Opinion]:
-    codes = [int(seen.fields["code"]) for seen in sightings]
-    roots = [seen for seen, code in zip(sightings, codes, strict=True) if code not in FOLLOWS]
-    wish = _recovery_wish(sightings)
+    codes = [int(sighting.fields["code"]) for sighting in sightings]
+    roots = [sighting for sighting, code in zip(sightings, codes, strict=True) if code not in FOLLOWS]
+    recovery = _recovery_advice(sightings)
     if not roots:
         before = _named_before(sightings)
         if before is not None and _cause_of(before) in CERTAIN:
             why = f"The driver names Xid {before} ({xid.lookup(before).name}) as the one before these."
             yield opinion(_cause_of(before), 0.8, why, on=sightings[:MAX_EVIDENCE], where=uuid)
         else:
-            yield _only_consequences(sightings, wish)
+            yield _only_consequences(sightings, recovery)
         return
     by_cause: dict[str, list[Sighting]] = {}
-    for seen in roots:
-        by_cause.setdefault(_cause_of(int(seen.fields["code"])), []).append(seen)
+    for sighting in roots:
+        by_cause.setdefault(_cause_of(int(sighting.fields["code"])), []).append(sighting)
     first = _cause_of(int(roots[0].fields["code"]))
     for cause, mine in by_cause.items():
         code = int(mine[0].fields["code"])
-        orders = {one.order for one in mine}
+        orders = {line.order for line in mine}
         yield opinion(
             cause,
             _confidence(cause, mine, first=first, others=frozenset(by_cause)),
-            _why(code, mine, sightings, wish=wish),
-            on=[*mine[:MAX_EVIDENCE], *[one for one in sightings if one.order not in orders][:3]],
+            _why(code, mine, sightings, recovery=recovery),
+            on=[*mine[:MAX_EVIDENCE], *[line for line in sightings if line.order not in orders][:3]],
             ruled_out=_ruled_out(cause, codes),
             where=uuid,
         )
@@ -123,7 +123,7 @@ def _judge_gpu(sightings: Sequence[Sighting], uuid: tuple[tuple[str, str], ...])
 def _confidence(cause: str, mine: Sequence[Sighting], *, first: str, others: frozenset[str]) -> float:
     if int(mine[0].fields["code"]) in HALTED:
         return 0.4 if first == "app_illegal_access" else 0.62
-    if cause == "nvlink_error" and all("Nonfatal" in one.text for one in mine):
+    if cause == "nvlink_error" and all("Nonfatal" in sighting.text for sighting in mine):
         return 0.6
     if cause == "row_remap_pending" and "ecc_uncorrectable" in others:
         return 0.6
@@ -146,48 +146,48 @@ def _cause_of(code: int) -> str:
     return xid.lookup(code).cause
 
 
-def _recovery_wish(sightings: Sequence[Sighting]) -> str | None:
-    wishes = values(sightings, "recovery_action")
-    row = recovery_actions.from_text(wishes[-1]) if wishes else None
+def _recovery_advice(sightings: Sequence[Sighting]) -> str | None:
+    actions = values(sightings, "recovery_action")
+    row = recovery_actions.from_text(actions[-1]) if actions else None
     return row.meaning if row is not None else None
 
 
-def _only_consequences(sightings: Sequence[Sighting], wish: str | None) -> Opinion:
-    codes = sorted({int(seen.fields["code"]) for seen in sightings})
+def _only_consequences(sightings: Sequence[Sighting], recovery: str | None) -> Opinion:
+    codes = sorted({int(sighting.fields["code"]) for sighting in sightings})
     named = ", ".join(f"Xid {code}" for code in codes)
     why = f"{named} follows from something else, and what came before is not in these lines"
     return opinion(
         diagnosis.UNKNOWN_CAUSE,
         0.38,
-        f"{why}. {wish or ''}".strip(),
+        f"{why}. {recovery or ''}".strip(),
         on=sightings[:MAX_EVIDENCE],
         advice=("Hand in the kernel log from some minutes earlier: dmesg -T or journalctl -k",),
     )
 
 
-def _why(code: int, seen: Sequence[Sighting], everything: Sequence[Sighting], *, wish: str | None) -> str:
+def _why(code: int, own_lines: Sequence[Sighting], all_lines: Sequence[Sighting], *, recovery: str | None) -> str:
     row = xid.lookup(code)
     parts = [f"Xid {code} ({row.name})" if row.is_known else row.name]
-    first = everything[0].fields["code"]
-    later = [number for number in dict.fromkeys(one.fields["code"] for one in everything) if int(number) != code]
+    first = all_lines[0].fields["code"]
+    later = [number for number in dict.fromkeys(line.fields["code"] for line in all_lines) if int(number) != code]
     if str(code) == first and later:
         parts.append(f"came first; {', '.join(f'Xid {number}' for number in later)} followed")
     elif later:
         parts.append(f"was seen with {', '.join(f'Xid {number}' for number in later)}")
-    if len(seen) > 1:
-        parts.append(f"{len(seen)} times")
-    if (detail := _nvlink_detail(code, seen)) is not None:
+    if len(own_lines) > 1:
+        parts.append(f"{len(own_lines)} times")
+    if (detail := _nvlink_detail(code, own_lines)) is not None:
         parts.append(detail)
-    processes = values(seen, "process")
+    processes = values(own_lines, "process")
     if len(processes) > 1:
         parts.append(f"by {len(processes)} different programs, so the GPU itself deserves a test")
     sentence = " ".join(parts) + "."
-    return " ".join(part for part in (sentence, row.likely_cause and f"{row.likely_cause}.", wish) if part)
+    return " ".join(part for part in (sentence, row.likely_cause and f"{row.likely_cause}.", recovery) if part)
 
 
-def _nvlink_detail(code: int, seen: Sequence[Sighting]) -> str | None:
+def _nvlink_detail(code: int, lines: Sequence[Sighting]) -> str | None:
     """What the registers of an NVLink 5 Xid say, from its decode table."""
-    registers = NVLINK_REGISTERS.search(seen[0].text)
+    registers = NVLINK_REGISTERS.search(lines[0].text)
     row = None if registers is None else tables.find_nvlink_fault(code, registers["unit"], int(registers["status"], 16))
     return None if row is None else f"({row.severity.lower()}; NVIDIA: {row.resolution}; {row.local_effect})"
 
@@ -206,79 +206,79 @@ def _ruled_out(cause: str, codes: Sequence[int]) -> Iterable[str]:
 
 def reported_xids(facts: DoctorFacts) -> Iterable[Opinion]:
     """Xids that another program reports: a device plugin, an exporter, an administrator's reason."""
-    for seen in facts.of("xid-by-plugin", "xid-by-condition", "page-xid"):
-        code = int(seen.fields.get("code", "0"))
-        if code == 0 or "NVRM" in seen.text:
+    for sighting in facts.of("xid-by-plugin", "xid-by-condition", "page-xid"):
+        code = int(sighting.fields.get("code", "0"))
+        if code == 0 or "NVRM" in sighting.text:
             continue
         row = xid.lookup(code)
-        trust = 0.75 if seen.sign == "page-xid" else 0.88
+        trust = 0.75 if sighting.sign == "page-xid" else 0.88
         cause = _cause_of(code) if code not in FOLLOWS else diagnosis.UNKNOWN_CAUSE
         confidence = min(trust, CERTAIN.get(cause, 0.4))
-        yield opinion(cause, confidence, f"Xid {code} ({row.name}) is reported. {row.likely_cause}".strip(), on=[seen])
+        yield opinion(
+            cause, confidence, f"Xid {code} ({row.name}) is reported. {row.likely_cause}".strip(), on=[sighting]
+        )
 
 
 def switch_errors(facts: DoctorFacts) -> Iterable[Opinion]:
     """SXids: errors of an NVSwitch, which every GPU behind it feels."""
-    for seen in facts.of("kernel-sxid"):
-        row = tables.find_sxid(int(seen.fields["code"]))
-        severity = seen.fields.get("severity", "").lower()
+    for sighting in facts.of("kernel-sxid"):
+        row = tables.find_sxid(int(sighting.fields["code"]))
+        severity = sighting.fields.get("severity", "").lower()
         fatal = severity == "fatal" if severity else bool(row and row.is_fatal)
         name = f" ({row.name})" if row else " (not in the catalogue)"
         if row is not None and row.severity == "info" and severity != "fatal":
             # Corrected, over, or without any effect: nothing to act on, and no reason for what else is wrong.
-            why = (
-                f"SXid {seen.fields['code']}{name} of NVSwitch {seen.fields.get('switch', '')} is no fault: {row.note}."
-            )
-            yield opinion(diagnosis.UNKNOWN_CAUSE, 0.3, why, on=[_with_pci_as("switch_pci", seen)])
+            why = f"SXid {sighting.fields['code']}{name} of NVSwitch {sighting.fields.get('switch', '')} is no fault: {row.note}."
+            yield opinion(diagnosis.UNKNOWN_CAUSE, 0.3, why, on=[_with_pci_as("switch_pci", sighting)])
             continue
         thermal = row is not None and "thermal" in row.name.lower()
         yield opinion(
             "cooling_failure" if thermal else "nvlink_error",
             0.6 if thermal else 0.85 if fatal else 0.7,
-            f"SXid {seen.fields['code']}{name} of NVSwitch {seen.fields.get('switch', '')}, "
+            f"SXid {sighting.fields['code']}{name} of NVSwitch {sighting.fields.get('switch', '')}, "
             f"{'fatal' if fatal else 'not fatal'}. {row.note if row else ''}".strip(),
-            on=[_with_pci_as("switch_pci", seen)],
+            on=[_with_pci_as("switch_pci", sighting)],
         )
 
 
 def bus_errors(facts: DoctorFacts) -> Iterable[Opinion]:
     """PCIe errors that the root ports report (AER)."""
     everything = facts.of("kernel-pcie_error")
-    seen = [one for one in everything if one.fields.get("driver") in CARRIERS]
+    errors = [error for error in everything if error.fields.get("driver") in CARRIERS]
     # The kernel names whose driver could not recover from an uncorrected error: if that is no carrier, nor is its port.
     behind = facts.of("aer-not-recovered")
-    if behind and not any(one.fields["driver"] in CARRIERS for one in behind):
-        seen = [one for one in seen if one.fields.get("driver") not in PORTS or not _is_uncorrected(one)]
-    if (everything or behind) and not seen:
+    if behind and not any(error.fields["driver"] in CARRIERS for error in behind):
+        errors = [error for error in errors if error.fields.get("driver") not in PORTS or not _is_uncorrected(error)]
+    if (everything or behind) and not errors:
         named = ", ".join(values(behind or everything, "driver"))
         why = f"The PCIe errors are those of a device of {named}: no GPU, no network adapter and no port above one."
         # An address would stand in the answer as that of a GPU.
-        seen_there = [
-            replace(one, fields=dict(one.fields) | {"pci": ""}) for one in (behind or everything)[:MAX_EVIDENCE]
+        foreign = [
+            replace(error, fields=dict(error.fields) | {"pci": ""}) for error in (behind or everything)[:MAX_EVIDENCE]
         ]
-        yield opinion(diagnosis.UNKNOWN_CAUSE, 0.3, why, on=seen_there)
-    seen = [_with_pci_as("port_pci", one) if one.fields.get("driver") in PORTS else one for one in seen]
-    worst = [one for one in seen if _is_uncorrected(one)]
+        yield opinion(diagnosis.UNKNOWN_CAUSE, 0.3, why, on=foreign)
+    errors = [_with_pci_as("port_pci", error) if error.fields.get("driver") in PORTS else error for error in errors]
+    worst = [error for error in errors if _is_uncorrected(error)]
     if worst:
         yield opinion("pcie_degraded", 0.75, "A PCIe port reports uncorrected errors.", on=worst[:MAX_EVIDENCE])
-    elif seen:
-        count = facts.count("kernel-pcie_error") - len(everything) + len(seen)
+    elif errors:
+        count = facts.count("kernel-pcie_error") - len(everything) + len(errors)
         why = f"PCIe ports corrected {count} errors: the link is unreliable, though no data was lost so far."
         # Corrected errors of a port alone are common and mostly harmless; those of the GPU itself are its link's.
-        of_gpu = any(one.fields.get("driver") == "nvidia" for one in seen)
+        of_gpu = any(error.fields.get("driver") == "nvidia" for error in errors)
         confidence = 0.62 if of_gpu and count >= MANY_CORRECTED else 0.48 if count > 1 else 0.4
-        yield opinion("pcie_degraded", confidence, why, on=seen[:MAX_EVIDENCE])
+        yield opinion("pcie_degraded", confidence, why, on=errors[:MAX_EVIDENCE])
 
 
-def _with_pci_as(name: str, seen: Sighting) -> Sighting:
+def _with_pci_as(name: str, sighting: Sighting) -> Sighting:
     """An address that is not a GPU's under a name of its own, with the function where the line has it."""
-    pci = seen.fields.get("pci", "")
-    whole = re.search(re.escape(pci) + r"\.[0-7]\b", seen.text.lower()) if pci else None
-    return replace(seen, fields=dict(seen.fields) | {"pci": "", name: pci if whole is None else whole[0]})
+    pci = sighting.fields.get("pci", "")
+    whole = re.search(re.escape(pci) + r"\.[0-7]\b", sighting.text.lower()) if pci else None
+    return replace(sighting, fields=dict(sighting.fields) | {"pci": "", name: pci if whole is None else whole[0]})
 
 
-def _is_uncorrected(seen: Sighting) -> bool:
-    return "uncorrect" in seen.fields.get("severity", "").lower()
+def _is_uncorrected(sighting: Sighting) -> bool:
+    return "uncorrect" in sighting.fields.get("severity", "").lower()
 
 
 def hung_calls(facts: DoctorFacts) -> Iterable[Opinion]:
@@ -311,23 +311,27 @@ def stuck_processors(facts: DoctorFacts) -> Iterable[Opinion]:
 def lost_links(facts: DoctorFacts) -> Iterable[Opinion]:
     """Network ports that lost their link: once may be a cable that somebody pulled, again and again is not."""
     by_port: dict[tuple[str, str], list[Sighting]] = {}
-    for seen in facts.of("kernel-link_down"):
-        if _while_booting(seen):
+    for sighting in facts.of("kernel-link_down"):
+        if _while_booting(sighting):
             continue
-        by_port.setdefault((seen.fields.get("node", ""), seen.fields.get("interface", "")), []).append(seen)
+        by_port.setdefault((sighting.fields.get("node", ""), sighting.fields.get("interface", "")), []).append(sighting)
     for (_, interface), sightings in by_port.items():
         times = len(sightings)
         why = f"{interface} lost its link {'once' if times == 1 else f'{times} times'}."
         yield opinion("ib_link_degraded", 0.45 if times == 1 else 0.65, why, on=sightings[:MAX_EVIDENCE])
 
 
-def _while_booting(seen: Sighting) -> bool:
+def _while_booting(sighting: Sighting) -> bool:
     """A driver says `Link down` for every port that it starts with, before the link is up for the first time."""
-    return seen.clock is not None and seen.clock.since_boot is not None and seen.clock.since_boot < BOOT_SECONDS
+    return (
+        sighting.clock is not None
+        and sighting.clock.since_boot is not None
+        and sighting.clock.since_boot < BOOT_SECONDS
+    )
 
 
 def machine_checks(facts: DoctorFacts) -> Iterable[Opinion]:
-    seen = facts.of("kernel-machine_check")
-    if seen:
+    checks = facts.of("kernel-machine_check")
+    if checks:
         why = "The processor reports machine checks: host memory, the processor or a bus fails; this is no GPU's word."
-        yield opinion(diagnosis.UNKNOWN_CAUSE, 0.35, why, on=seen[:MAX_EVIDENCE])
+        yield opinion(diagnosis.UNKNOWN_CAUSE, 0.35, why, on=checks[:MAX_EVIDENCE])

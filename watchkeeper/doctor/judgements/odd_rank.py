@@ -26,12 +26,12 @@ FIRST, DISAGREES, SILENT = 0.9, 0.96, 0.75
 def first_to_diverge(facts: DoctorFacts) -> Iterable[Opinion]:
     """A gradient that is no number reaches the others with the next all-reduce: a step later, or a moment later."""
     firsts: dict[str, Sighting] = {}
-    for seen in facts.of("loss-nan"):
-        if "rank" in seen.fields:
-            firsts.setdefault(seen.fields["rank"], seen)
+    for sighting in facts.of("loss-nan"):
+        if "rank" in sighting.fields:
+            firsts.setdefault(sighting.fields["rank"], sighting)
     if len(firsts) < 2:
         return
-    steps = {rank: int(found[1]) for rank, seen in firsts.items() if (found := STEP.search(seen.text))}
+    steps = {rank: int(match[1]) for rank, sighting in firsts.items() if (match := STEP.search(sighting.text))}
     if len(steps) < len(firsts):
         return
     first = min(steps.values())
@@ -44,24 +44,24 @@ def first_to_diverge(facts: DoctorFacts) -> Iterable[Opinion]:
 
 def disagrees_with_all(facts: DoctorFacts) -> Iterable[Opinion]:
     """Each rank names another one that runs something else; the odd one is in every such pair."""
-    seen = [one for one in facts.of("collectives-differ") if one.fields.get("peer")]
-    pairs = {frozenset((one.fields["rank"], one.fields["peer"])) for one in seen}
+    sightings = [sighting for sighting in facts.of("collectives-differ") if sighting.fields.get("peer")]
+    pairs = {frozenset((sighting.fields["rank"], sighting.fields["peer"])) for sighting in sightings}
     if not pairs or len(frozenset.union(*pairs)) < LEAST_RANKS:
         return
     in_all = frozenset.intersection(*pairs)
     if len(in_all) == 1:
         (rank,) = in_all
         why = f"Rank {rank} is the one that differs: every pair of ranks that disagree has it."
-        own = [one for one in seen if one.fields["rank"] == rank] or seen
+        own = [sighting for sighting in sightings if sighting.fields["rank"] == rank] or sightings
         yield opinion("nccl_shape_or_collective_mismatch", DISAGREES, why, on=own[:1], where=[("culprit_rank", rank)])
 
 
 def fell_silent(facts: DoctorFacts) -> Iterable[Opinion]:
     """Ranks whose logs were handed in and that do not complain, while the others say that a peer is gone."""
     names = (flight_recorder.RANK_OF_NAME.search(given.name.rsplit("/", 1)[-1]) for given in facts.inputs)
-    ranks = {found[1] for found in names if found}
+    ranks = {match[1] for match in names if match}
     alone = facts.of(*LEFT_ALONE)
-    followed = {seen.fields["rank"] for seen in facts.of(*FOLLOWED) if "rank" in seen.fields}
+    followed = {sighting.fields["rank"] for sighting in facts.of(*FOLLOWED) if "rank" in sighting.fields}
     silent = sorted(ranks - followed, key=int)
     if not alone or len(ranks) < LEAST_RANKS or len(silent) != 1:
         return

@@ -17,14 +17,16 @@ USED = re.compile(r"\](?P<hca>[\w.-]+):\d+/")
 
 
 def adapters_against_ibstat(facts: DoctorFacts) -> Iterable[Opinion]:
-    active = {seen.fields["hca"]: seen for seen in facts.of("hca-port-active") if seen.fields.get("hca")}
-    down = {seen.fields["hca"]: seen for seen in facts.of("hca-port-down") if seen.fields.get("hca")}
+    active = {
+        sighting.fields["hca"]: sighting for sighting in facts.of("hca-port-active") if sighting.fields.get("hca")
+    }
+    down = {sighting.fields["hca"]: sighting for sighting in facts.of("hca-port-down") if sighting.fields.get("hca")}
     listed = sorted({*active, *down})
-    given = [seen for seen in facts.of("nccl-setting", "env-setting") if seen.fields["variable"] == SETTING]
+    given = [sighting for sighting in facts.of("nccl-setting", "env-setting") if sighting.fields["variable"] == SETTING]
     if not active or not listed:
         return
-    for seen in given[:1]:
-        yield from _names(seen, listed, down)
+    for sighting in given[:1]:
+        yield from _names(sighting, listed, down)
     lines = facts.of("nccl-ib-devices")
     used = {match["hca"] for line in lines for match in USED.finditer(line.fields["hcas"])}
     if not used and given:
@@ -32,24 +34,24 @@ def adapters_against_ibstat(facts: DoctorFacts) -> Iterable[Opinion]:
     yield from _idle(used & active.keys(), active, on=[*given[:1], *lines[:2]])
 
 
-def _names(seen: Sighting, listed: list[str], down: dict[str, Sighting]) -> Iterable[Opinion]:
-    value = seen.fields["value"]
+def _names(sighting: Sighting, listed: list[str], down: dict[str, Sighting]) -> Iterable[Opinion]:
+    value = sighting.fields["value"]
     if not value.startswith("^"):
         unknown = [name for name in _parts(value) if not any(_fits(name, hca, value) for hca in listed)]
         if unknown:
             why = f"{SETTING} names {', '.join(unknown)}, and ibstat lists {', '.join(listed)}."
             advice = [f"Name adapters that the node has: {SETTING}={','.join(listed)}"]
-            yield opinion("nccl_rdma_not_used", 0.7, why, on=[seen], advice=advice)
+            yield opinion("nccl_rdma_not_used", 0.7, why, on=[sighting], advice=advice)
     dark = [hca for hca in down if is_chosen(value, hca)]
     if dark:
         why = f"{SETTING} chooses {', '.join(dark)}, whose port is down."
-        yield opinion("ib_link_degraded", 0.62, why, on=[seen, *(down[hca] for hca in dark[:MAX_EVIDENCE])])
+        yield opinion("ib_link_degraded", 0.62, why, on=[sighting, *(down[hca] for hca in dark[:MAX_EVIDENCE])])
 
 
 def _idle(used: set[str], active: dict[str, Sighting], *, on: list[Sighting]) -> Iterable[Opinion]:
     """Adapters of the same kind and rate as the used ones; an interface for management is meant to be left out."""
     kinds = {_kind(active[hca]) for hca in used}
-    alike = [hca for hca, seen in active.items() if _kind(seen) in kinds]
+    alike = [hca for hca, sighting in active.items() if _kind(sighting) in kinds]
     idle = [hca for hca in alike if hca not in used]
     if used and idle:
         why = f"Ranks use {len(used)} of {len(alike)} active adapters of the same kind; idle: {', '.join(idle)}."
@@ -58,8 +60,8 @@ def _idle(used: set[str], active: dict[str, Sighting], *, on: list[Sighting]) ->
         yield opinion("nccl_rdma_not_used", 0.52, why, on=shown[:MAX_EVIDENCE], advice=advice)
 
 
-def _kind(seen: Sighting) -> tuple[str, str]:
-    return seen.fields.get("layer", ""), seen.fields.get("rate", "")
+def _kind(sighting: Sighting) -> tuple[str, str]:
+    return sighting.fields.get("layer", ""), sighting.fields.get("rate", "")
 
 
 def is_chosen(value: str, hca: str) -> bool:

@@ -30,16 +30,16 @@ def taints(facts: DoctorFacts) -> Iterable[Opinion]:
     """Taints that matter: not those of the control plane, and not those that say a node is down."""
     down: list[Sighting] = []
     real: list[Sighting] = []
-    for seen in facts.of("k8s-untolerated-taint"):
-        keys = [match["taint"] or "" for match in TAINT.finditer(seen.text)]
+    for sighting in facts.of("k8s-untolerated-taint"):
+        keys = [match["taint"] or "" for match in TAINT.finditer(sighting.text)]
         if any(NODE_STATE.search(key) for key in keys):
-            down.append(seen)
+            down.append(sighting)
         if any(not NODE_STATE.search(key) and not key.startswith(ON_PURPOSE) for key in keys):
-            real.append(seen)
+            real.append(sighting)
     sign = lookup("k8s-untolerated-taint")
     if real:
-        unnamed = all("{" not in seen.text for seen in real)
-        shared = any(OTHER_REASON.search(seen.text) for seen in real)
+        unnamed = all("{" not in sighting.text for sighting in real)
+        shared = any(OTHER_REASON.search(sighting.text) for sighting in real)
         confidence = sign.confidence if not shared else 0.6 if unnamed else 0.82
         yield opinion(sign.cause, confidence, sign.why, on=real[:MAX_EVIDENCE])
     elif facts.has("k8s-untolerated-taint") and not down:
@@ -52,15 +52,15 @@ def taints(facts: DoctorFacts) -> Iterable[Opinion]:
 
 def selectors(facts: DoctorFacts) -> Iterable[Opinion]:
     """Selectors that nothing matches; where the same sentence names groups or nodes that are full, those do match."""
-    seen = facts.of("k8s-selector")
+    sightings = facts.of("k8s-selector")
     sign = lookup("k8s-selector")
-    full = [one for one in seen if FULL.search(one.text)]
-    if len(full) < len(seen):
-        yield opinion(sign.cause, sign.confidence, sign.why, on=seen[:MAX_EVIDENCE])
+    full = [sighting for sighting in sightings if FULL.search(sighting.text)]
+    if len(full) < len(sightings):
+        yield opinion(sign.cause, sign.confidence, sign.why, on=sightings[:MAX_EVIDENCE])
     elif full:
         why = "Some nodes do not match the pod's selector; others were passed over for another reason."
         yield opinion(sign.cause, 0.6, why, on=full[:MAX_EVIDENCE])
-        largest = [one for one in full if LARGEST.search(one.text)]
+        largest = [sighting for sighting in full if LARGEST.search(sighting.text)]
         if largest:
             why = "The groups of nodes that the pod could use may not grow any more."
             yield opinion("insufficient_gpu_capacity", 0.75, why, on=largest[:MAX_EVIDENCE])

@@ -20,21 +20,21 @@ NAMES = ("server", "target")
 def away(facts: DoctorFacts) -> Iterable[Opinion]:
     """Services that do not answer; one that came back may still have harmed what waited for it."""
     for name, back in RETURNS.items():
-        seen = facts.of(name)
-        if not seen:
+        outages = facts.of(name)
+        if not outages:
             continue
         sign, returned = lookup(name), facts.of(back)
-        still = [one for one in seen if not any(_ends(one, other) for other in returned)]
+        still = [sighting for sighting in outages if not any(_ends(sighting, other) for other in returned)]
         if still:
             yield opinion(sign.cause, sign.confidence, sign.why, on=still[:MAX_EVIDENCE])
             for cause, confidence in sign.also.items():
                 yield opinion(cause, confidence, sign.why, on=still[:MAX_EVIDENCE])
         else:
             why = f"{sign.why} Here it came back afterwards."
-            yield opinion(sign.cause, OVER, why, on=[*seen[: MAX_EVIDENCE - 1], returned[-1]])
+            yield opinion(sign.cause, OVER, why, on=[*outages[: MAX_EVIDENCE - 1], returned[-1]])
 
 
 def _ends(failed: Sighting, back: Sighting) -> bool:
     """Whether the service of the one line is back with the other; lines that name no service count for all."""
     named = [(failed.fields[name], back.fields[name]) for name in NAMES if {*failed.fields} & {*back.fields} & {name}]
-    return back.input == failed.input and back.order > failed.order and all(one == other for one, other in named)
+    return back.input == failed.input and back.order > failed.order and all(before == after for before, after in named)

@@ -36,25 +36,25 @@ class KnownSeries:
         return ""
 
 
-def missing(expr: ast.Expr, known: KnownSeries) -> list[str]:
+def missing(expr: ast.Expr, existing: KnownSeries) -> list[str]:
     """What is missing so that the expression can never answer; nothing if it can."""
     match expr:
         case ast.Selector():
-            lack = known.lacks(expr)
+            lack = existing.lacks(expr)
             return [lack] if lack else []
         case ast.Binary(op="or"):
-            left, right = missing(expr.left, known), missing(expr.right, known)
+            left, right = missing(expr.left, existing), missing(expr.right, existing)
             return [*left, *right] if left and right else []
         case ast.Binary(op="unless"):
-            return missing(expr.left, known)
+            return missing(expr.left, existing)
         case ast.FunctionCall() if expr.function in ABSENT:
             return []
         case _:
-            inner = [missing(part, known) for part in walk.children(expr)]
+            inner = [missing(part, existing) for part in walk.children(expr)]
             return [lack for part in inner for lack in part]
 
 
-def asked(expr: ast.Expr) -> frozenset[str]:
+def names_with_labels(expr: ast.Expr) -> frozenset[str]:
     """Names whose labels matter for `missing`: those with a matcher that a series without the label fails."""
     return frozenset(
         selector.name

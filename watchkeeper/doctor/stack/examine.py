@@ -27,7 +27,7 @@ CHECKS: tuple[Check, ...] = (
     scrape_checks.exporter_without_gpus,
     scrape_checks.slow_scrapes,
     rule_checks.broken_rules,
-    rule_checks.nobody_hears,
+    rule_checks.no_alertmanager,
     rule_checks.rules_that_never_fire,
     rule_checks.recordings_without_input,
     rule_checks.slow_groups,
@@ -44,21 +44,21 @@ def examine(stack: Stack) -> list[StackFinding]:
 
 def list_sources(stack: Stack) -> list[str]:
     """What the verdict rests on, in words; a healthy one says what was seen."""
-    found = []
+    lines = []
     if stack.prometheus is not None:
         server = stack.prometheus
-        found.append(
+        lines.append(
             f"{server.url}: {len(server.targets)} targets, {len(server.rules)} rules, {len(server.names):,} metrics"
         )
-        found += [f"not read: {path} ({why})" for path, why in server.unread.items()]
+        lines += [f"not read: {path} ({why})" for path, why in server.unread.items()]
     if stack.kubernetes is not None:
         cluster = stack.kubernetes
-        found.append(
+        lines.append(
             f"Kubernetes: {len(cluster.nodes)} nodes, {len(cluster.pods)} pods, {len(cluster.services)} services, "
             f"{len(cluster.service_monitors) + len(cluster.pod_monitors)} monitors, "
             f"{len(cluster.prometheuses)} Prometheus objects"
         )
-        found += [f"not read: {path} ({why})" for path, why in cluster.unread.items()]
+        lines += [f"not read: {path} ({why})" for path, why in cluster.unread.items()]
     if stack.panels:
-        found.append(f"{len({panel.dashboard for panel in stack.panels})} dashboards: {len(stack.panels)} queries")
-    return found
+        lines.append(f"{len({panel.dashboard for panel in stack.panels})} dashboards: {len(stack.panels)} queries")
+    return lines

@@ -49,7 +49,7 @@ def gather_prometheus(ask: Ask, url: str, panels: Iterable[Panel], *, now: datet
 
     def listed(path: str, key: str) -> list[Mapping[str, Any]] | None:
         try:
-            return [facts.mapping(one) for one in facts.items(facts.mapping(ask(path)), key)]
+            return [facts.mapping(item) for item in facts.items(facts.mapping(ask(path)), key)]
         except WatchkeeperError as error:
             unread[path.partition("?")[0]] = error.problem.removeprefix(f"{path} ")
             return None
@@ -59,39 +59,39 @@ def gather_prometheus(ask: Ask, url: str, panels: Iterable[Panel], *, now: datet
     server = Prometheus(
         url,
         targets=tuple(map(_target, listed("/api/v1/targets?state=active", "activeTargets") or [])),
-        rules=tuple(_rule(group, facts.mapping(one)) for group in groups for one in facts.items(group, "rules")),
+        rules=tuple(_rule(group, facts.mapping(item)) for group in groups for item in facts.items(group, "rules")),
         groups=tuple(_group(group) for group in groups),
         names=names,
         alertmanagers=None if alertmanagers is None else len(alertmanagers),
-        with_gpus=frozenset((str(one.get("job")), str(one.get("instance"))) for one in _labels(ask, GPUS_BY_TARGET)),
+        with_gpus=frozenset((str(item.get("job")), str(item.get("instance"))) for item in _labels(ask, GPUS_BY_TARGET)),
         doubled_gpus=_number(ask, DOUBLED),
         unread=unread,
     )
     stack = Stack(prometheus=server, panels=tuple(panels))
-    wanted = sorted(rule_checks.names_to_ask(stack))[:MOST_NAMES]
-    labels = {name: _names(ask, f"/api/v1/labels?match[]={quote(name)}&{since}", url=url) for name in wanted}
+    queried_names = sorted(rule_checks.names_needing_labels(stack))[:MOST_NAMES]
+    labels = {name: _names(ask, f"/api/v1/labels?match[]={quote(name)}&{since}", url=url) for name in queried_names}
     return replace(stack, prometheus=replace(server, labels=labels))
 
 
 def gather_kubernetes(ask: Ask, namespace: str | None) -> KubernetesObjects:
     """The objects of a cluster, or of one of its namespaces; a kind that cannot be listed is named with the reason."""
-    found: dict[str, tuple[Raw, ...]] = {}
+    objects: dict[str, tuple[Raw, ...]] = {}
     unread: dict[str, str] = {}
     inside = f"namespaces/{namespace}/" if namespace else ""
     for kind, path in KINDS.items():
         path = path.format(ns=inside)
         try:
-            found[kind] = tuple(_pages(ask, path))
+            objects[kind] = tuple(_pages(ask, path))
         except WatchkeeperError as error:
             unread[path] = error.problem
-    return KubernetesObjects(**found, unread=unread)
+    return KubernetesObjects(**objects, unread=unread)
 
 
 def _pages(ask: Ask, path: str) -> Iterable[Raw]:
     after = ""
     while True:
         page = facts.mapping(ask(f"{path}?limit=500" + (f"&continue={quote(after)}" if after else "")))
-        yield from (facts.mapping(one) for one in facts.items(page, "items"))
+        yield from (facts.mapping(item) for item in facts.items(page, "items"))
         after = facts.text(facts.mapping(page, "metadata"), "continue")
         if not after:
             return
@@ -147,14 +147,14 @@ def _names(ask: Ask, path: str, *, url: str) -> frozenset[str]:
 
 def _labels(ask: Ask, expr: str) -> list[Mapping[str, Any]]:
     answer = facts.mapping(ask(f"/api/v1/query?query={quote(expr)}"))
-    return [facts.mapping(one, "metric") for one in facts.items(answer, "result")]
+    return [facts.mapping(item, "metric") for item in facts.items(answer, "result")]
 
 
 def _number(ask: Ask, expr: str) -> int:
     answer = facts.mapping(ask(f"/api/v1/query?query={quote(expr)}"))
-    for one in facts.items(answer, "result"):
+    for item in facts.items(answer, "result"):
         try:
-            return int(float(one["value"][1]))
+            return int(float(item["value"][1]))
         except (TypeError, KeyError, IndexError, ValueError) as error:
-            raise StoreError(f"/api/v1/query answered no number: is this a Prometheus? ({quoted(one)})") from error
+            raise StoreError(f"/api/v1/query answered no number: is this a Prometheus? ({quoted(item)})") from error
     return 0

@@ -35,17 +35,17 @@ def monitors_not_selected(stack: Stack) -> Iterator[StackFinding]:
         return
     for kind, monitors in (("serviceMonitor", cluster.service_monitors), ("podMonitor", cluster.pod_monitors)):
         for monitor in monitors:
-            wants = [facts.mapping(facts.mapping(one, "spec"), f"{kind}Selector") for one in cluster.prometheuses]
+            wants = [facts.mapping(facts.mapping(server, "spec"), f"{kind}Selector") for server in cluster.prometheuses]
             if any(matching.selects(want, matching.labels(monitor)) for want in wants):
                 continue
             yield StackFinding(
                 "monitors_not_selected",
                 f"No Prometheus picks up the {kind[0].upper()}{kind[1:]} {matching.name(monitor)}",
                 (
-                    f"it has the labels {matching.words(matching.labels(monitor))}",
+                    f"it has the labels {matching.labels_text(matching.labels(monitor))}",
                     *(
-                        f"{matching.name(one)} wants {matching.selector_words(want)}"
-                        for one, want in zip(cluster.prometheuses, wants, strict=True)
+                        f"{matching.name(server)} wants {matching.selector_text(want)}"
+                        for server, want in zip(cluster.prometheuses, wants, strict=True)
                     ),
                 ),
                 "Give it the label that is wanted (kube-prometheus-stack: release: NAME), or install the stack with "
@@ -56,14 +56,14 @@ def monitors_not_selected(stack: Stack) -> Iterator[StackFinding]:
 def monitors_without_service(stack: Stack) -> Iterator[StackFinding]:
     """A ServiceMonitor whose selector fits no Service, or none that has pods."""
     for monitor, services in _monitored(stack):
-        wanted = facts.mapping(facts.mapping(monitor, "spec"), "selector")
+        selector = facts.mapping(facts.mapping(monitor, "spec"), "selector")
         if services:
             continue
         near = _nearest(stack.kubernetes, monitor)
         yield StackFinding(
             "monitors_without_service",
             f"The ServiceMonitor {matching.name(monitor)} selects no Service",
-            (f"it wants {matching.selector_words(wanted)} in {matching.namespaces_words(monitor)}", *near),
+            (f"it wants {matching.selector_text(selector)} in {matching.namespaces_text(monitor)}", *near),
             "Let the selector name labels of the Service itself, not of its pods: kubectl get svc -A --show-labels. "
             "GPU Operator: app=nvidia-dcgm-exporter; the exporter's own chart: app.kubernetes.io/name=dcgm-exporter",
         )
@@ -72,18 +72,19 @@ def monitors_without_service(stack: Stack) -> Iterator[StackFinding]:
 def wrong_port_names(stack: Stack) -> Iterator[StackFinding]:
     """An endpoint of a ServiceMonitor whose port no selected Service has."""
     for monitor, services in _monitored(stack):
-        ports = {facts.text(port, "name") for one in services for port in matching.ports(one)}
-        wanted = [
-            facts.text(facts.mapping(one), "port") for one in facts.items(facts.mapping(monitor, "spec"), "endpoints")
+        ports = {facts.text(port, "name") for service in services for port in matching.ports(service)}
+        port_names = [
+            facts.text(facts.mapping(service), "port")
+            for service in facts.items(facts.mapping(monitor, "spec"), "endpoints")
         ]
-        lost = sorted({port for port in wanted if port and port not in ports})
+        lost = sorted({port for port in port_names if port and port not in ports})
         if services and lost:
             yield StackFinding(
                 "wrong_port_names",
                 f"The ServiceMonitor {matching.name(monitor)} asks for the port {', '.join(lost)}, which is not there",
                 tuple(
-                    f"Service {matching.name(one)} has {', '.join(_port_words(port) for port in matching.ports(one))}"
-                    for one in services[:SHOWN]
+                    f"Service {matching.name(service)} has {', '.join(_port_words(port) for port in matching.ports(service))}"
+                    for service in services[:SHOWN]
                 ),
                 "Write the name as the Service has it; GPU Operator: gpu-metrics, the exporter's own chart: metrics",
             )
@@ -94,16 +95,16 @@ def services_without_pods(stack: Stack) -> Iterator[StackFinding]:
     cluster = stack.kubernetes
     for _, services in _monitored(stack):
         for service in services:
-            wanted = facts.mapping(facts.mapping(service, "spec"), "selector")
+            selector = facts.mapping(facts.mapping(service, "spec"), "selector")
             space = matching.namespace(service)
-            if not wanted or cluster is None or not cluster.pods:
+            if not selector or cluster is None or not cluster.pods:
                 continue
-            if any(matching.has_all(matching.labels(pod), wanted) for pod in matching.inside(cluster.pods, space)):
+            if any(matching.has_all(matching.labels(pod), selector) for pod in matching.inside(cluster.pods, space)):
                 continue
             yield StackFinding(
                 "services_without_pods",
                 f"The Service {matching.name(service)} has no pods behind it",
-                (f"it wants pods with {matching.words(wanted)} in {space}",),
+                (f"it wants pods with {matching.labels_text(selector)} in {space}",),
                 "Start the exporter, or correct the Service's selector",
             )
 
@@ -148,14 +149,16 @@ def gpu_nodes_without_exporter(stack: Stack) -> Iterator[StackFinding]:
     if cluster is None:
         return
     exporters = [pod for pod in cluster.pods if matching.is_called(pod, EXPORTERS)]
-    sets = [one for one in cluster.daemon_sets if matching.is_called(one, EXPORTERS)]
+    sets = [daemon_set for daemon_set in cluster.daemon_sets if matching.is_called(daemon_set, EXPORTERS)]
     if not exporters and not sets:
         return
     for node in cluster.nodes:
         name = facts.text(facts.mapping(node, "metadata"), "name")
         if not matching.has_gpus(node) or any(matching.node(pod) == name for pod in exporters):
             continue
-        tolerated = [facts.mapping(facts.mapping(facts.mapping(one, "spec"), "template"), "spec") for one in sets]
+        tolerated = [
+            facts.mapping(facts.mapping(facts.mapping(daemon_set, "spec"), "template"), "spec") for daemon_set in sets
+        ]
         taints = [
             taint for taint in matching.taints(node) if not any(matching.tolerates(spec, taint) for spec in tolerated)
         ]
@@ -179,8 +182,8 @@ def control_plane_taint(stack: Stack) -> Iterator[StackFinding]:
     tainted = [
         node for node in cluster.nodes if any(taint.get("key") in CONTROL_PLANE for taint in matching.taints(node))
     ]
-    refused = [pod for pod in cluster.pods if "taint" in _refusal(pod)]
-    named = [pod for pod in refused if any(key in _refusal(pod) for key in CONTROL_PLANE)]
+    refused = [pod for pod in cluster.pods if "taint" in _scheduling_refusal(pod)]
+    named = [pod for pod in refused if any(key in _scheduling_refusal(pod) for key in CONTROL_PLANE)]
     waiting = refused if len(tainted) == len(cluster.nodes) else named
     if not tainted or not waiting:
         return
@@ -188,7 +191,7 @@ def control_plane_taint(stack: Stack) -> Iterator[StackFinding]:
     yield StackFinding(
         "control_plane_taint",
         f"{len(waiting)} pods wait because nodes are control planes, which take no other work",
-        (f"tainted: {names}", *(f"{matching.name(pod)}: {_refusal(pod)[:160]}" for pod in waiting[:SHOWN])),
+        (f"tainted: {names}", *(f"{matching.name(pod)}: {_scheduling_refusal(pod)[:160]}" for pod in waiting[:SHOWN])),
         "On a cluster of one machine: kubectl taint nodes --all node-role.kubernetes.io/control-plane-",
     )
 
@@ -213,12 +216,12 @@ def cluster_dns_down(stack: Stack) -> Iterator[StackFinding]:
 def api_unreachable(stack: Stack) -> Iterator[StackFinding]:
     """Pods that ended because they could not reach the API server."""
     cluster = stack.kubernetes
-    cut_off = [(pod, said) for pod in (cluster.pods if cluster is not None else ()) if (said := _last_words(pod))]
+    cut_off = [(pod, message) for pod in (cluster.pods if cluster is not None else ()) if (message := _api_error(pod))]
     if cut_off:
         yield StackFinding(
             "api_unreachable",
             f"{len(cut_off)} pods cannot reach the API server",
-            tuple(f"{matching.name(pod)} on {matching.node(pod)}: {said}" for pod, said in cut_off[:SHOWN]),
+            tuple(f"{matching.name(pod)} on {matching.node(pod)}: {message}" for pod, message in cut_off[:SHOWN]),
             "Look at kube-proxy and the CNI of these nodes, and at NetworkPolicies: kubectl -n kube-system get pods",
         )
 
@@ -226,12 +229,12 @@ def api_unreachable(stack: Stack) -> Iterator[StackFinding]:
 def host_ports_taken(stack: Stack) -> Iterator[StackFinding]:
     """Two pods of one node that want the same port of the host: 9100 and 9400 are popular."""
     cluster = stack.kubernetes
-    wanted: dict[tuple[str, int], list[Raw]] = {}
+    pods_by_port: dict[tuple[str, int], list[Raw]] = {}
     for pod in cluster.pods if cluster is not None else ():
         for port in matching.host_ports(pod) & PORTS:
             if matching.node(pod):
-                wanted.setdefault((matching.node(pod), port), []).append(pod)
-    for (node, port), pods in wanted.items():
+                pods_by_port.setdefault((matching.node(pod), port), []).append(pod)
+    for (node, port), pods in pods_by_port.items():
         if len(pods) > 1:
             yield StackFinding(
                 "host_ports_taken",
@@ -240,11 +243,11 @@ def host_ports_taken(stack: Stack) -> Iterator[StackFinding]:
                 f"Leave one of them, or give one another port; on the node: ss -ltnp 'sport = :{port}'",
             )
     for pod in cluster.pods if cluster is not None else ():
-        if "free ports" in _refusal(pod):
+        if "free ports" in _scheduling_refusal(pod):
             yield StackFinding(
                 "host_ports_taken",
                 f"The pod {matching.name(pod)} waits for a port of the host that is taken",
-                (_refusal(pod)[:200],),
+                (_scheduling_refusal(pod)[:200],),
                 "See which pod has it: kubectl get pods -A -o wide; leave one of them or change a port",
             )
 
@@ -254,26 +257,30 @@ def _monitored(stack: Stack) -> Iterator[tuple[Raw, list[Raw]]]:
     cluster = stack.kubernetes
     for monitor in cluster.service_monitors if cluster is not None else ():
         assert cluster is not None
-        wanted = facts.mapping(facts.mapping(monitor, "spec"), "selector")
+        selector = facts.mapping(facts.mapping(monitor, "spec"), "selector")
         yield (
             monitor,
             [
                 service
                 for service in cluster.services
                 if matching.looks_into(monitor, matching.namespace(service))
-                and matching.selects(wanted, matching.labels(service))
+                and matching.selects(selector, matching.labels(service))
             ],
         )
 
 
 def _nearest(cluster: KubernetesObjects | None, monitor: Raw) -> tuple[str, ...]:
     """Services that look like exporters, with the labels that they do have."""
-    found = [one for one in (cluster.services if cluster is not None else ()) if matching.is_called(one, EXPORTERS)]
-    there = matching.namespaces_words(monitor)
+    services = [
+        service
+        for service in (cluster.services if cluster is not None else ())
+        if matching.is_called(service, EXPORTERS)
+    ]
+    there = matching.namespaces_text(monitor)
     return tuple(
-        f"Service {matching.name(one)} has {matching.words(matching.labels(one))}"
-        + ("" if matching.looks_into(monitor, matching.namespace(one)) else f", outside of {there}")
-        for one in found[:SHOWN]
+        f"Service {matching.name(service)} has {matching.labels_text(matching.labels(service))}"
+        + ("" if matching.looks_into(monitor, matching.namespace(service)) else f", outside of {there}")
+        for service in services[:SHOWN]
     )
 
 
@@ -294,29 +301,29 @@ def _place(pod: Raw) -> int:
 def _init_of(pod: Raw) -> str:
     """What an init container waits for; empty where none does."""
     states = list(facts.items(facts.mapping(pod, "status"), "initContainerStatuses"))
-    done = sum(bool(facts.mapping(facts.mapping(one, "state"), "terminated")) for one in states)
-    for one in states:
-        state = facts.mapping(one, "state")
+    done = sum(bool(facts.mapping(facts.mapping(container, "state"), "terminated")) for container in states)
+    for container in states:
+        state = facts.mapping(container, "state")
         ended = facts.mapping(state, "terminated")
         if not ended or ended.get("exitCode"):
             reason = facts.text(facts.mapping(state, "waiting"), "reason")
-            return f"Init:{done}/{len(states)}, {facts.text(one, 'name')}" + (f" ({reason})" if reason else "")
+            return f"Init:{done}/{len(states)}, {facts.text(container, 'name')}" + (f" ({reason})" if reason else "")
     return ""
 
 
 def _waiting(pod: Raw) -> str:
     for kind in ("initContainerStatuses", "containerStatuses"):
-        for one in facts.items(facts.mapping(pod, "status"), kind):
-            reason = facts.text(facts.mapping(facts.mapping(one, "state"), "waiting"), "reason")
+        for container in facts.items(facts.mapping(pod, "status"), kind):
+            reason = facts.text(facts.mapping(facts.mapping(container, "state"), "waiting"), "reason")
             if reason and reason not in ("PodInitializing", "ContainerCreating"):
-                return f"{facts.text(one, 'name')} waits: {reason}"
+                return f"{facts.text(container, 'name')} waits: {reason}"
     return ""
 
 
-def _last_words(pod: Raw) -> str:
+def _api_error(pod: Raw) -> str:
     """What a container said about the API server as it ended; empty where it said nothing of it."""
-    for one in facts.items(facts.mapping(pod, "status"), "containerStatuses"):
-        for state in (facts.mapping(one, "state"), facts.mapping(one, "lastState")):
+    for container in facts.items(facts.mapping(pod, "status"), "containerStatuses"):
+        for state in (facts.mapping(container, "state"), facts.mapping(container, "lastState")):
             message = facts.text(facts.mapping(state, "terminated"), "message", intern_it=False)
             match = API_SERVER.search(message)
             if match is not None:
@@ -327,12 +334,14 @@ def _last_words(pod: Raw) -> str:
 def _is_ready(pod: Raw) -> bool:
     conditions = facts.items(facts.mapping(pod, "status"), "conditions")
     is_done = facts.text(facts.mapping(pod, "status"), "phase") == "Succeeded"
-    return is_done or any(one.get("type") == "Ready" and one.get("status") == "True" for one in conditions)
+    return is_done or any(
+        condition.get("type") == "Ready" and condition.get("status") == "True" for condition in conditions
+    )
 
 
-def _refusal(pod: Raw) -> str:
+def _scheduling_refusal(pod: Raw) -> str:
     """Why no node takes the pod."""
-    for one in facts.items(facts.mapping(pod, "status"), "conditions"):
-        if one.get("type") == "PodScheduled" and one.get("status") == "False":
-            return facts.text(one, "message", intern_it=False)
+    for condition in facts.items(facts.mapping(pod, "status"), "conditions"):
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+            return facts.text(condition, "message", intern_it=False)
     return ""

@@ -32,79 +32,79 @@ def inside(raws: Iterable[Raw], space: str) -> Iterator[Raw]:
     return (raw for raw in raws if namespace(raw) == space)
 
 
-def has_all(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    return all(found.get(key) == value for key, value in wanted.items())
+def has_all(present: Mapping[str, Any], required: Mapping[str, Any]) -> bool:
+    return all(present.get(key) == value for key, value in required.items())
 
 
-def selects(selector: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
+def selects(selector: Mapping[str, Any], present: Mapping[str, Any]) -> bool:
     """A label selector of the API; an empty one selects everything."""
-    if not has_all(found, facts.mapping(selector, "matchLabels")):
+    if not has_all(present, facts.mapping(selector, "matchLabels")):
         return False
-    return all(_meets(facts.mapping(one), found) for one in facts.items(selector, "matchExpressions"))
+    return all(_meets(facts.mapping(expression), present) for expression in facts.items(selector, "matchExpressions"))
 
 
-def _meets(demand: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
+def _meets(demand: Mapping[str, Any], present: Mapping[str, Any]) -> bool:
     key, values = facts.text(demand, "key"), list(facts.items(demand, "values"))
     match facts.text(demand, "operator"):
         case "In":
-            return found.get(key) in values
+            return present.get(key) in values
         case "NotIn":
-            return found.get(key) not in values
+            return present.get(key) not in values
         case "Exists":
-            return key in found
+            return key in present
         case _:
-            return key not in found
+            return key not in present
 
 
 def looks_into(monitor: Raw, space: str) -> bool:
     """Whether a monitor looks for its Services in this namespace; without a word about it, only in its own."""
-    wanted = facts.mapping(facts.mapping(monitor, "spec"), "namespaceSelector")
-    if wanted.get("any") is True:
+    selector = facts.mapping(facts.mapping(monitor, "spec"), "namespaceSelector")
+    if selector.get("any") is True:
         return True
-    listed = list(facts.items(wanted, "matchNames"))
+    listed = list(facts.items(selector, "matchNames"))
     return space in listed if listed else space == namespace(monitor)
 
 
-def namespaces_words(monitor: Raw) -> str:
-    wanted = facts.mapping(facts.mapping(monitor, "spec"), "namespaceSelector")
-    if wanted.get("any") is True:
+def namespaces_text(monitor: Raw) -> str:
+    selector = facts.mapping(facts.mapping(monitor, "spec"), "namespaceSelector")
+    if selector.get("any") is True:
         return "all namespaces"
-    return ", ".join(map(str, facts.items(wanted, "matchNames"))) or namespace(monitor)
+    return ", ".join(map(str, facts.items(selector, "matchNames"))) or namespace(monitor)
 
 
-def words(found: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key}={value}" for key, value in found.items()) or "no labels"
+def labels_text(present: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in present.items()) or "no labels"
 
 
-def selector_words(selector: Mapping[str, Any]) -> str:
-    plain = [f"{key}={value}" for key, value in facts.mapping(selector, "matchLabels").items()]
-    for one in facts.items(selector, "matchExpressions"):
-        values = ", ".join(map(str, facts.items(one, "values")))
-        plain.append(f"{facts.text(one, 'key')} {facts.text(one, 'operator')} {values}".strip())
-    return ", ".join(plain) or "everything"
+def selector_text(selector: Mapping[str, Any]) -> str:
+    parts = [f"{key}={value}" for key, value in facts.mapping(selector, "matchLabels").items()]
+    for expression in facts.items(selector, "matchExpressions"):
+        values = ", ".join(map(str, facts.items(expression, "values")))
+        parts.append(f"{facts.text(expression, 'key')} {facts.text(expression, 'operator')} {values}".strip())
+    return ", ".join(parts) or "everything"
 
 
 def is_called(raw: Raw, parts: Iterable[str]) -> bool:
     """Whether an object's name or its app labels have one of these words."""
-    said = [facts.text(facts.mapping(raw, "metadata"), "name")]
-    said += [str(labels(raw).get(key, "")) for key in ("app", "app.kubernetes.io/name", "app.kubernetes.io/component")]
-    return any(part in text for part in parts for text in said)
+    names = [facts.text(facts.mapping(raw, "metadata"), "name")]
+    names += [str(labels(raw).get(key, "")) for key in ("app", "app.kubernetes.io/name", "app.kubernetes.io/component")]
+    return any(part in text for part in parts for text in names)
 
 
 def ports(service: Raw) -> list[Mapping[str, Any]]:
-    return [facts.mapping(one) for one in facts.items(facts.mapping(service, "spec"), "ports")]
+    return [facts.mapping(port) for port in facts.items(facts.mapping(service, "spec"), "ports")]
 
 
 def host_ports(pod: Raw) -> set[int]:
     """Ports of the host that a pod wants: named as hostPort, or any of a pod in the host's network."""
     spec = facts.mapping(pod, "spec")
-    found = set()
+    numbers = set()
     for container in facts.items(spec, "containers"):
         for port in facts.items(container, "ports"):
             taken = port.get("hostPort") or (port.get("containerPort") if spec.get("hostNetwork") is True else None)
             if isinstance(taken, int):
-                found.add(taken)
-    return found
+                numbers.add(taken)
+    return numbers
 
 
 def has_gpus(raw: Raw) -> bool:
@@ -113,17 +113,17 @@ def has_gpus(raw: Raw) -> bool:
 
 
 def taints(raw: Raw) -> list[Mapping[str, Any]]:
-    found = (facts.mapping(one) for one in facts.items(facts.mapping(raw, "spec"), "taints"))
-    return [taint for taint in found if taint.get("effect") in ("NoSchedule", "NoExecute")]
+    listed = (facts.mapping(one) for one in facts.items(facts.mapping(raw, "spec"), "taints"))
+    return [taint for taint in listed if taint.get("effect") in ("NoSchedule", "NoExecute")]
 
 
 def tolerates(spec: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
     """Whether one of the tolerations of a pod fits a taint, as the scheduler judges."""
-    for one in facts.items(spec, "tolerations"):
-        if one.get("effect") not in (None, "", taint.get("effect")):
+    for toleration in facts.items(spec, "tolerations"):
+        if toleration.get("effect") not in (None, "", taint.get("effect")):
             continue
-        if one.get("operator") == "Exists" and one.get("key") in (None, "", taint.get("key")):
+        if toleration.get("operator") == "Exists" and toleration.get("key") in (None, "", taint.get("key")):
             return True
-        if one.get("key") == taint.get("key") and (one.get("value") or "") == (taint.get("value") or ""):
+        if toleration.get("key") == taint.get("key") and (toleration.get("value") or "") == (taint.get("value") or ""):
             return True
     return False

@@ -75,7 +75,7 @@ def slow_groups(stack: Stack) -> Iterator[StackFinding]:
         )
 
 
-def nobody_hears(stack: Stack) -> Iterator[StackFinding]:
+def no_alertmanager(stack: Stack) -> Iterator[StackFinding]:
     """Alerting rules, and no Alertmanager to tell."""
     server = stack.prometheus
     if server is None or server.alertmanagers != 0 or not any(rule.is_alert for rule in server.rules):
@@ -93,18 +93,18 @@ def dead_panels(stack: Stack) -> Iterator[StackFinding]:
     server = stack.prometheus
     if server is None or not server.names:
         return
-    known = _known(stack, server)
-    roots = _roots(server, known)
+    existing = _existing_series(stack, server)
+    roots = _roots(server, existing)
     dead: dict[str, dict[str, str]] = defaultdict(dict)
     for panel in stack.panels:
-        lacks = roots(_lacks(panel.expr, known))
+        lacks = roots(_lacks(panel.expr, existing))
         if lacks:
             dead[panel.dashboard][panel.panel] = lacks[0]
     for dashboard, panels in dead.items():
-        asked = len({panel.panel for panel in stack.panels if panel.dashboard == dashboard})
+        panel_count = len({panel.panel for panel in stack.panels if panel.dashboard == dashboard})
         yield StackFinding(
             "dead_panels",
-            f"{len(panels)} of {asked} panels of the dashboard {dashboard} are empty: what they ask for does not exist",
+            f"{len(panels)} of {panel_count} panels of the dashboard {dashboard} are empty: what they ask for does not exist",
             _listed(panels),
             _fix(list(panels.values())),
         )
@@ -118,23 +118,23 @@ def _dead_rules(stack: Stack) -> list[tuple[Rule, list[str]]]:
     server = stack.prometheus
     if server is None or not server.names:
         return []
-    known = _known(stack, server)
-    roots = _roots(server, known)
-    return [(rule, roots(lacks)) for rule in server.rules if (lacks := _lacks(rule.expr, known))]
+    existing = _existing_series(stack, server)
+    roots = _roots(server, existing)
+    return [(rule, roots(lacks)) for rule in server.rules if (lacks := _lacks(rule.expr, existing))]
 
 
-def _roots(server: Prometheus, known: answers.KnownSeries) -> Callable[[list[str]], list[str]]:
+def _roots(server: Prometheus, existing: answers.KnownSeries) -> Callable[[list[str]], list[str]]:
     """A function that puts in place of a series which a rule fails to record what that rule lacks."""
     recorded: dict[str, list[str]] = defaultdict(list)
     for rule in server.rules:
         if not rule.is_alert:
-            recorded[f"{NO_SERIES}{rule.name}"] += _lacks(rule.expr, known)
+            recorded[f"{NO_SERIES}{rule.name}"] += _lacks(rule.expr, existing)
 
-    def root(lack: str, seen: frozenset[str]) -> list[str]:
-        deeper = [] if lack in seen else recorded.get(lack, [])
-        return [one for under in deeper for one in root(under, seen | {lack})] or [lack]
+    def root(lack: str, visited: frozenset[str]) -> list[str]:
+        deeper = [] if lack in visited else recorded.get(lack, [])
+        return [cause for under in deeper for cause in root(under, visited | {lack})] or [lack]
 
-    return lambda lacks: list(dict.fromkeys(one for lack in lacks for one in root(lack, frozenset())))
+    return lambda lacks: list(dict.fromkeys(cause for lack in lacks for cause in root(lack, frozenset())))
 
 
 def _by_lack(lost: list[tuple[str, list[str]]]) -> tuple[str, ...]:
@@ -146,19 +146,19 @@ def _by_lack(lost: list[tuple[str, list[str]]]) -> tuple[str, ...]:
     return _listed({lack: ", ".join(dict.fromkeys(names)) for lack, names in by_count})
 
 
-def _known(stack: Stack, server: Prometheus) -> answers.KnownSeries:
+def _existing_series(stack: Stack, server: Prometheus) -> answers.KnownSeries:
     """What is there, what living recording rules will make, and what our agent shows only while something is wrong."""
-    asked = {name for text in _texts(stack) if (expr := _parsed(text)) is not None for name in walk.names(expr)}
+    queried = {name for text in _texts(stack) if (expr := _parsed(text)) is not None for name in walk.names(expr)}
     pages = {page for page in PAGES.values() if any(name.startswith(page) for name in server.names)}
     ours = frozenset(
-        name for name in asked if name.startswith(series.OWN_PREFIX) and PAGES[series.origin(name).maker] in pages
+        name for name in queried if name.startswith(series.OWN_PREFIX) and PAGES[series.origin(name).maker] in pages
     )
-    known = answers.KnownSeries(server.names | ours | OF_ALERTS, server.labels)
-    waiting = [rule for rule in server.rules if not rule.is_alert and rule.name not in known.names]
-    while made := {rule.name for rule in waiting if not _lacks(rule.expr, known)}:
-        known = answers.KnownSeries(known.names | made, known.labels)
-        waiting = [rule for rule in waiting if rule.name not in made]
-    return known
+    existing = answers.KnownSeries(server.names | ours | OF_ALERTS, server.labels)
+    waiting = [rule for rule in server.rules if not rule.is_alert and rule.name not in existing.names]
+    while recorded := {rule.name for rule in waiting if not _lacks(rule.expr, existing)}:
+        existing = answers.KnownSeries(existing.names | recorded, existing.labels)
+        waiting = [rule for rule in waiting if rule.name not in recorded]
+    return existing
 
 
 def _texts(stack: Stack) -> list[str]:
@@ -166,10 +166,10 @@ def _texts(stack: Stack) -> list[str]:
     return [*(rule.expr for rule in rules), *(panel.expr for panel in stack.panels)]
 
 
-def _lacks(text: str, known: answers.KnownSeries) -> list[str]:
+def _lacks(text: str, existing: answers.KnownSeries) -> list[str]:
     """Why an expression cannot answer; one that is not PromQL is not ours to judge."""
     expr = _parsed(text)
-    return [] if expr is None else answers.missing(expr, known)
+    return [] if expr is None else answers.missing(expr, existing)
 
 
 # The same expression is looked at by several checks, and more than once by some.
@@ -208,17 +208,17 @@ def _fix(lacks: list[str]) -> str:
     return "; ".join([*list(hints)[:3], *(["and more of the same"] if len(hints) > 3 else [])])
 
 
-def _listed(found: dict[str, str]) -> tuple[str, ...]:
-    lines = [f"{name}: {why}" for name, why in found.items()]
+def _listed(reasons: dict[str, str]) -> tuple[str, ...]:
+    lines = [f"{name}: {why}" for name, why in reasons.items()]
     more = len(lines) - SHOWN
     return (*lines[:SHOWN], *((f"and {more} more",) if more > 0 else ()))
 
 
-def names_to_ask(stack: Stack) -> frozenset[str]:
+def names_needing_labels(stack: Stack) -> frozenset[str]:
     """Metrics whose label names `gather` should fetch, because an expression needs one of them."""
     server = stack.prometheus
     if server is None:
         return frozenset()
     parsed = [expr for text in _texts(stack) if (expr := _parsed(text)) is not None]
-    wanted = {"DCGM_FI_DEV_GPU_UTIL", *(name for expr in parsed for name in answers.asked(expr))}
-    return frozenset(wanted & server.names)
+    names = {"DCGM_FI_DEV_GPU_UTIL", *(name for expr in parsed for name in answers.names_with_labels(expr))}
+    return frozenset(names & server.names)

@@ -55,29 +55,31 @@ REASONS: tuple[tuple[str, str, str], ...] = (
 
 def targets_down(stack: Stack) -> Iterator[StackFinding]:
     """Targets that do not answer, by job and reason."""
-    found: dict[tuple[str, str, str], list[Target]] = defaultdict(list)
+    by_reason: dict[tuple[str, str, str], list[Target]] = defaultdict(list)
     for target in _targets(stack):
         if not target.is_up and target.error:
             why, fix = _reason(target.error)
-            found[target.job, why, fix].append(target)
-    for (job, why, fix), targets in found.items():
+            by_reason[target.job, why, fix].append(target)
+    for (job, why, fix), targets in by_reason.items():
         every = sum(target.job == job for target in _targets(stack))
         title = f"{len(targets)} of {every} targets of job {job} are down: {why}"
-        yield StackFinding("targets_down", title, _shown(targets, lambda one: f"{_page(one)}: {_error(one)}"), fix)
+        yield StackFinding(
+            "targets_down", title, _shown(targets, lambda target: f"{_page(target)}: {_error(target)}"), fix
+        )
 
 
 def slow_scrapes(stack: Stack) -> Iterator[StackFinding]:
     """Targets that use up nearly all the time they have."""
     slow = [
-        one
-        for one in _targets(stack)
-        if one.is_up and one.timeout_seconds is not None and one.seconds >= SLOW_PART * one.timeout_seconds
+        target
+        for target in _targets(stack)
+        if target.is_up and target.timeout_seconds is not None and target.seconds >= SLOW_PART * target.timeout_seconds
     ]
     if slow:
         yield StackFinding(
             "slow_scrapes",
             f"{len(slow)} targets answer so late that the next bad day cuts them off",
-            _shown(slow, lambda one: f"{_page(one)}: {one.seconds:.1f} s of {one.timeout_seconds:g} s"),
+            _shown(slow, lambda target: f"{_page(target)}: {target.seconds:.1f} s of {target.timeout_seconds:g} s"),
             "Raise scrape_timeout (at most scrape_interval), and ask the exporter for fewer fields",
         )
 
@@ -101,12 +103,16 @@ def exporter_without_gpus(stack: Stack) -> Iterator[StackFinding]:
     server = stack.prometheus
     if server is None:
         return
-    empty = [one for one in _gpu_targets(server) if one.is_up and (one.job, one.instance) not in server.with_gpus]
+    empty = [
+        target
+        for target in _gpu_targets(server)
+        if target.is_up and (target.job, target.instance) not in server.with_gpus
+    ]
     if empty:
         yield StackFinding(
             "exporter_without_gpus",
             f"{len(empty)} GPU exporters answer without a single GPU",
-            _shown(empty, lambda one: f"{_page(one)}: up, no DCGM_FI_DEV_* series"),
+            _shown(empty, lambda target: f"{_page(target)}: up, no DCGM_FI_DEV_* series"),
             "Look at the exporter's log; usual reasons: no driver on the node, no `runtimeClassName: nvidia`, or "
             "the exporter runs on a node without GPUs",
         )
@@ -117,13 +123,13 @@ def fields_missing(stack: Stack) -> Iterator[StackFinding]:
     server = stack.prometheus
     if server is None or not _has_gpus(server):
         return
-    wanted = {
+    needed = {
         "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL": "uncorrectable memory errors are not seen (off in dcgm-exporter's lists)",
         "DCGM_FI_DEV_ROW_REMAP_FAILURE": "memory that cannot be repaired is not seen",
         "DCGM_FI_DEV_THERMAL_VIOLATION": "time lost to heat is not seen (off in dcgm-exporter's lists)",
         "DCGM_FI_PROF_SM_ACTIVE": "how much of a GPU works is not seen (needs DCGM's profiling module)",
     }
-    lost = tuple(f"{name}: {why}" for name, why in wanted.items() if name not in server.names)
+    lost = tuple(f"{name}: {why}" for name, why in needed.items() if name not in server.names)
     if lost:
         yield StackFinding(
             "fields_missing",
@@ -184,12 +190,16 @@ def _targets(stack: Stack) -> tuple[Target, ...]:
 
 
 def _gpu_targets(server: Prometheus) -> list[Target]:
-    return [one for one in server.targets if one.url.partition("/metrics")[0].endswith(GPU_PORT) or _is_gpu_job(one)]
+    return [
+        target
+        for target in server.targets
+        if target.url.partition("/metrics")[0].endswith(GPU_PORT) or _is_gpu_job(target)
+    ]
 
 
 def _is_gpu_job(target: Target) -> bool:
-    said = (target.job, *(value for name, value in target.discovered.items() if name.endswith(("_app", "_name"))))
-    return NODE_PORT not in target.url and any(GPU_WORDS.search(text) for text in said)
+    names = (target.job, *(value for name, value in target.discovered.items() if name.endswith(("_app", "_name"))))
+    return NODE_PORT not in target.url and any(GPU_WORDS.search(text) for text in names)
 
 
 def _has_gpus(server: Prometheus) -> bool:
@@ -198,4 +208,4 @@ def _has_gpus(server: Prometheus) -> bool:
 
 def _shown(targets: list[Target], word: Callable[[Target], str]) -> tuple[str, ...]:
     more = len(targets) - SHOWN
-    return (*(word(one) for one in targets[:SHOWN]), *((f"and {more} more",) if more > 0 else ()))
+    return (*(word(target) for target in targets[:SHOWN]), *((f"and {more} more",) if more > 0 else ()))

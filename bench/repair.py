@@ -143,7 +143,7 @@ def burst(folder: Path, count: int) -> dict[str, Any]:
         "burst_seconds": round(taken, 2),
         "burst_budget_nodes": max(1, count * FLEET_PERCENT // 100),
         "burst_most_nodes_out": world.cluster.most_ours,
-        "tick_open_repairs": len(world.repairs.alive_repairs()),
+        "tick_open_repairs": len(world.repairs.active_repairs()),
         "tick_p50_seconds": percentile(ticks, 0.5),
         "tick_p99_seconds": percentile(ticks, 0.99),
     }

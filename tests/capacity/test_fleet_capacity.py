@@ -76,42 +76,42 @@ def test_a_table_of_jobs_gives_the_same_picture_at_a_time() -> None:
     assert not found.unplaced
 
 
-@pytest.mark.parametrize(
-    ("use", "fit", "profile"),
-    [
-        (WorkloadUse("train", 1, H100, 0.7, 0.9, 60_000, 81_559), RightsizingAction.KEEP, ""),
-        (WorkloadUse("idle", 4, H100, 0.0, 0.001, 60_000, 81_559), RightsizingAction.GIVE_BACK, ""),
-        (WorkloadUse("small", 1, H100, 0.05, 0.1, 4_000, 81_559), RightsizingAction.MIG, "1g.10gb"),
-        (WorkloadUse("wide", 1, H100, 0.05, 0.1, 14_000, 81_559), RightsizingAction.MIG, "1g.20gb"),
-        (WorkloadUse("middle", 1, H100, 0.2, 0.3, 30_000, 81_559), RightsizingAction.MIG, "3g.40gb"),
-        (WorkloadUse("full memory", 1, H100, 0.05, 0.1, 70_000, 81_559), RightsizingAction.KEEP, ""),
-        (WorkloadUse("long context", 1, H100, 0.1, 0.2, 36_000, 60_000), RightsizingAction.SMALLER_GPU, "NVIDIA L40S"),
-        (WorkloadUse("steady", 1, L40S, 0.2, 0.3, 8_000, 46_068), RightsizingAction.MPS, ""),
-        (WorkloadUse("notebook", 1, L40S, 0.02, 0.3, 8_000, 46_068), RightsizingAction.TIME_SLICING, ""),
-        (WorkloadUse("wide job", 8, H100, 0.2, 0.3, 8_000, 81_559), RightsizingAction.FEWER_GPUS, ""),
-        (WorkloadUse("dark", 1, H100, None, None, 8_000, 81_559), RightsizingAction.UNKNOWN, ""),
-        (WorkloadUse("half dark", 1, H100, 0.1, 0.1, None, None), RightsizingAction.UNKNOWN, ""),
-        (WorkloadUse("beside others", 1, H100, 0.1, 0.1, 4_000, 81_559, is_shared=True), RightsizingAction.KEEP, ""),
-        (WorkloadUse("busy slice", 1, H100, 0.7, 0.9, 4_000, 40_448, slice="3g.40gb"), RightsizingAction.KEEP, ""),
-        (WorkloadUse("idle slice", 1, H100, 0.0, 0.0, 400, 9_984, slice="1g.10gb"), RightsizingAction.GIVE_BACK, ""),
-        (
-            WorkloadUse("large slice", 1, H100, 0.1, 0.2, 4_000, 40_448, slice="3g.40gb"),
-            RightsizingAction.SMALLER_SLICE,
-            "1g.10gb",
-        ),
-        (
-            WorkloadUse("wide slice", 1, H100, 0.3, 0.4, 30_000, 40_448, slice="4g.40gb"),
-            RightsizingAction.SMALLER_SLICE,
-            "3g.40gb",
-        ),
-        (WorkloadUse("small slice", 1, H100, 0.1, 0.2, 4_000, 9_984, slice="1g.10gb"), RightsizingAction.KEEP, ""),
-        (
-            WorkloadUse("slice of a stranger", 1, "NVIDIA X1", 0.1, 0.2, 4_000, 9_984, slice="1g.10gb"),
-            RightsizingAction.KEEP,
-            "",
-        ),
-    ],
-)
+RIGHTSIZED = [
+    (WorkloadUse("train", 1, H100, 0.7, 0.9, 60_000, 81_559), RightsizingAction.KEEP, ""),
+    (WorkloadUse("idle", 4, H100, 0.0, 0.001, 60_000, 81_559), RightsizingAction.GIVE_BACK, ""),
+    (WorkloadUse("small", 1, H100, 0.05, 0.1, 4_000, 81_559), RightsizingAction.MIG, "1g.10gb"),
+    (WorkloadUse("wide", 1, H100, 0.05, 0.1, 14_000, 81_559), RightsizingAction.MIG, "1g.20gb"),
+    (WorkloadUse("middle", 1, H100, 0.2, 0.3, 30_000, 81_559), RightsizingAction.MIG, "3g.40gb"),
+    (WorkloadUse("full memory", 1, H100, 0.05, 0.1, 70_000, 81_559), RightsizingAction.KEEP, ""),
+    (WorkloadUse("long context", 1, H100, 0.1, 0.2, 36_000, 60_000), RightsizingAction.SMALLER_GPU, "NVIDIA L40S"),
+    (WorkloadUse("steady", 1, L40S, 0.2, 0.3, 8_000, 46_068), RightsizingAction.MPS, ""),
+    (WorkloadUse("notebook", 1, L40S, 0.02, 0.3, 8_000, 46_068), RightsizingAction.TIME_SLICING, ""),
+    (WorkloadUse("wide job", 8, H100, 0.2, 0.3, 8_000, 81_559), RightsizingAction.FEWER_GPUS, ""),
+    (WorkloadUse("dark", 1, H100, None, None, 8_000, 81_559), RightsizingAction.UNKNOWN, ""),
+    (WorkloadUse("half dark", 1, H100, 0.1, 0.1, None, None), RightsizingAction.UNKNOWN, ""),
+    (WorkloadUse("beside others", 1, H100, 0.1, 0.1, 4_000, 81_559, is_shared=True), RightsizingAction.KEEP, ""),
+    (WorkloadUse("busy slice", 1, H100, 0.7, 0.9, 4_000, 40_448, slice="3g.40gb"), RightsizingAction.KEEP, ""),
+    (WorkloadUse("idle slice", 1, H100, 0.0, 0.0, 400, 9_984, slice="1g.10gb"), RightsizingAction.GIVE_BACK, ""),
+    (
+        WorkloadUse("large slice", 1, H100, 0.1, 0.2, 4_000, 40_448, slice="3g.40gb"),
+        RightsizingAction.SMALLER_SLICE,
+        "1g.10gb",
+    ),
+    (
+        WorkloadUse("wide slice", 1, H100, 0.3, 0.4, 30_000, 40_448, slice="4g.40gb"),
+        RightsizingAction.SMALLER_SLICE,
+        "3g.40gb",
+    ),
+    (WorkloadUse("small slice", 1, H100, 0.1, 0.2, 4_000, 9_984, slice="1g.10gb"), RightsizingAction.KEEP, ""),
+    (
+        WorkloadUse("slice of a stranger", 1, "NVIDIA X1", 0.1, 0.2, 4_000, 9_984, slice="1g.10gb"),
+        RightsizingAction.KEEP,
+        "",
+    ),
+]
+
+
+@pytest.mark.parametrize(("use", "fit", "profile"), RIGHTSIZED)
 def test_what_would_do_follows_from_what_was_used(use: WorkloadUse, fit: RightsizingAction, profile: str) -> None:
     found = rightsizing.advise(use)
     assert (found.fit, found.profile) == (fit, profile)

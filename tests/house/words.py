@@ -123,9 +123,9 @@ def scanned(*folders: str) -> Iterator[Path]:
         start = ROOT / folder
         for path in sorted(start.rglob("*")) if start.is_dir() else [start]:
             relative = path.relative_to(ROOT)
-            if path.is_file() and str(relative) not in EXEMPT and not {"static", "node_modules"} & {*relative.parts}:
-                if path.suffix == ".py" or path.suffix in TEXT_SUFFIXES:
-                    yield path
+            is_text = path.is_file() and (path.suffix == ".py" or path.suffix in TEXT_SUFFIXES)
+            if is_text and str(relative) not in EXEMPT and not {"static", "node_modules"} & {*relative.parts}:
+                yield path
 
 
 def violations(*folders: str) -> Iterator[Violation]:
@@ -136,7 +136,6 @@ def violations(*folders: str) -> Iterator[Violation]:
 
 
 if __name__ == "__main__":
-    for violation in violations(*(sys.argv[1:] or ["watchkeeper", "docs", "console/src", "README.md"])):
-        print(violation)
-    if not sys.argv[1:]:
-        print(*repeated_classes(), sep="\n")
+    places = violations(*(sys.argv[1:] or ["watchkeeper", "docs", "console/src", "README.md"]))
+    listed = [*map(str, places), *([] if sys.argv[1:] else repeated_classes())]
+    sys.stdout.write("".join(f"{line}\n" for line in listed))

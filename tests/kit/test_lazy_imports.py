@@ -126,7 +126,7 @@ def test_every_module_of_a_hub_can_run_late_and_none_is_left() -> None:
     program = """
         import watchkeeper.cli.hub.serving
         watchkeeper.cli.hub.serving.serve
-        left = lambda: sum(type(one) is lazy_imports._Late for one in list(sys.modules.values()))
+        left = lambda: sum(type(one) is lazy_imports._LazyModule for one in list(sys.modules.values()))
         before = left()
         lazy_imports.finish()
         ours = [name for name in sys.modules if name.startswith('watchkeeper.')]

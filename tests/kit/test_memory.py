@@ -61,7 +61,7 @@ Anonymous:             0 kB
 
 
 def with_a_ring(program: str) -> list[str]:
-    """What a program prints, word by word, that has collect_garbage_rarely in force and a ring of which `gone` tells."""
+    """Run a program under collect_garbage_rarely with a cycle that prints `gone` when freed; return its words."""
     begun = """
 import gc, weakref
 from watchkeeper.kit import memory

@@ -50,6 +50,8 @@ def test_a_killed_hub_still_knows_what_it_saw_and_can_be_backed_up_while_it_runs
     again = command("store", "restore", str(copy), "--data", str(restored))
     assert (again.returncode, "there is something here already" in again.stderr) == (1, True)
     assert (
-        list(backup.find_corruptions(backup.DataLocations(restored, restored / "samples", restored / "journal.sqlite")))
+        list(
+            backup.find_corruptions(backup.StoreLocations(restored, restored / "samples", restored / "journal.sqlite"))
+        )
         == []
     )

@@ -197,7 +197,7 @@ def test_a_no_that_comes_while_a_frozen_repair_is_looked_at_is_not_lost(tmp_path
             world.people.reject(one.id, "not tonight", actor="ada", now=world.now)
         return ModeDecision(Mode.OBSERVE, "mode observe by remediate.mode")
 
-    world.repairs._around = replace(world.repairs._around, rung=rung)
+    world.repairs._around = replace(world.repairs._around, current_mode=rung)
     world.repairs.advance(repair.id, world.now)
     assert world.state(repair.id) == "restoring"
     world.close()

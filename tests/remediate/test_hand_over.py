@@ -57,12 +57,12 @@ def test_a_node_is_handed_over_after_the_second_failed_repair_and_only_once(worl
     world.take(incident)
     fail(world, incident.id)
     handing = desk(world)
-    assert handing.hand_over_failed(world.repairs.alive_repairs(), world.now) == []
+    assert handing.hand_over_failed(world.repairs.active_repairs(), world.now) == []
     want = world.wants(incident)
     assert want is not None
     world.people.retry(want, actor="ada", now=world.now)
     last = fail(world, incident.id)
-    assert handing.hand_over_failed(world.repairs.alive_repairs(), world.now) == [incident.id]
+    assert handing.hand_over_failed(world.repairs.active_repairs(), world.now) == [incident.id]
     (text,) = told(world, incident.id)
     path = world.folder / "bundles" / f"{last.id}.tar.gz"
     assert text.startswith(f"2 repairs of {world.nodes[0].name} have failed, the limit is 2")
@@ -71,7 +71,7 @@ def test_a_node_is_handed_over_after_the_second_failed_repair_and_only_once(worl
     found, _ = files(path.read_bytes())
     assert b"Validation failed" in found["repairs.json"]
     world.restart()
-    assert desk(world).hand_over_failed(world.repairs.alive_repairs(), world.now) == []
+    assert desk(world).hand_over_failed(world.repairs.active_repairs(), world.now) == []
 
 
 def test_evidence_that_cannot_be_kept_is_said_and_the_node_is_handed_over_all_the_same(world: World) -> None:
@@ -80,7 +80,7 @@ def test_evidence_that_cannot_be_kept_is_said_and_the_node_is_handed_over_all_th
     world.take(incident)
     fail(world, incident.id)
     handing = HandOver(world.journal, desk(world)._sources, world.folder / "bundles", limit=1)
-    assert handing.hand_over_failed(world.repairs.alive_repairs(), world.now) == [incident.id]
+    assert handing.hand_over_failed(world.repairs.active_repairs(), world.now) == [incident.id]
     assert "No evidence could be kept" in told(world, incident.id)[0]
 
 
@@ -95,7 +95,7 @@ def test_of_too_many_bundles_the_oldest_go(world: World, monkeypatch: pytest.Mon
     world.take(incident)
     repair = fail(world, incident.id)
     HandOver(world.journal, desk(world)._sources, folder, limit=1).hand_over_failed(
-        world.repairs.alive_repairs(), world.now
+        world.repairs.active_repairs(), world.now
     )
     assert {path.name for path in folder.iterdir()} == {"young.tar.gz", f"{repair.id}.tar.gz"}
 
@@ -107,9 +107,9 @@ def test_a_journal_that_cannot_be_written_now_is_told_at_the_next_look(world: Wo
     handing = HandOver(world.journal, desk(world)._sources, world.folder / "bundles", limit=1)
     world.journal._connection.execute("PRAGMA query_only = 1")
     with pytest.raises(StoreError):
-        handing.hand_over_failed(world.repairs.alive_repairs(), world.now)
+        handing.hand_over_failed(world.repairs.active_repairs(), world.now)
     world.journal._connection.execute("PRAGMA query_only = 0")
-    assert handing.hand_over_failed(world.repairs.alive_repairs(), world.now) == [incident.id]
+    assert handing.hand_over_failed(world.repairs.active_repairs(), world.now) == [incident.id]
     assert len(told(world, incident.id)) == 1
 
 

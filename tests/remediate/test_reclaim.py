@@ -150,7 +150,7 @@ def test_many_idle_nodes_open_no_breaker_and_wait_for_their_own_rate(small: Worl
     world.settle(40)
     assert sorted(world.state(one.id) for one in made if one) == ["approved", "approved", "warning", "warning"]
     assert not world.repairs.switch.is_tripped
-    waits = next(one for one in world.repairs.alive_repairs() if one.state == "approved")
+    waits = next(one for one in world.repairs.active_repairs() if one.state == "approved")
     assert waits.said == "Refused by rate: 2 reclaims began within 1 h, the limit is 2"
     broken = world.take(world.breaks("n3"))
     assert broken is not None

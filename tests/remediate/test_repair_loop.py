@@ -203,7 +203,7 @@ def test_a_plan_from_before_a_start_is_taken_when_the_journal_can_be_written_aga
             await hub.repairs._tick()
         hub.current.stages.journal._connection.execute("PRAGMA query_only = 0")
         await hub.repairs._tick()
-        found = [repair.incident for repair in hub.repairs.repairs.alive_repairs()]
+        found = [repair.incident for repair in hub.repairs.repairs.active_repairs()]
         hub.close()
         return found
 

@@ -144,7 +144,7 @@ def test_a_node_that_is_deleted_ends_its_repair(world: World) -> None:
     world.settle(5)
     world.cluster.machines["n1"].exists = False
     world.settle(5)
-    assert (world.state(id), world.repairs.alive_repairs()) == ("failed", [])
+    assert (world.state(id), world.repairs.active_repairs()) == ("failed", [])
     assert any("n1 no longer exists" in text for text in world.story(id))
 
 
@@ -271,7 +271,7 @@ def test_a_node_is_looked_at_for_an_hour_after_its_repair_and_then_no_more(world
     world.settle()
     world.ends(incident.id)
     world.settle(5)
-    assert world.repairs.alive_repairs() == []
+    assert world.repairs.active_repairs() == []
     late, looked = world.repairs._late, list[str]()
 
     def observe(place: fleet.Place) -> NodeObservation:

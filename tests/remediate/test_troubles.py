@@ -106,7 +106,7 @@ def test_a_trouble_that_lasts_ends_the_repair_with_its_reason_on_the_incident(wo
     world.cluster.observe, world.cluster.perform = observe, perform  # type: ignore[method-assign]
     world.ends(id)
     world.settle(20, seconds=60)
-    assert (world.cluster.ours(), world.repairs.alive_repairs()) == ([], [])
+    assert (world.cluster.ours(), world.repairs.active_repairs()) == ([], [])
 
 
 @pytest.mark.parametrize("trouble", MID_DRAIN)
@@ -118,7 +118,7 @@ def test_a_node_that_is_no_longer_ours_is_let_go_with_the_reason_on_the_incident
     MID_DRAIN[trouble][0](world)
     calls = len(world.cluster.calls)
     world.settle(20, seconds=30)
-    assert (world.state(id), world.repairs.alive_repairs(), len(world.cluster.calls)) == ("failed", [], calls)
+    assert (world.state(id), world.repairs.active_repairs(), len(world.cluster.calls)) == ("failed", [], calls)
     assert any(MID_DRAIN[trouble][1] in text for text in world.story(id)), world.story(id)
     assert world.cluster.machines["n1"].cordon is None
 
@@ -150,6 +150,6 @@ def test_no_repair_is_lost_whatever_goes_wrong_for_a_while(tmp_path: Path, seed:
     world.cluster._effect, world.cluster.troubles = effect, Troubles()  # type: ignore[method-assign]
     world.settle(60, seconds=10)
     assert {world.state(id) for id in ids} == {"done"}
-    assert (world.cluster.ours(), world.repairs.alive_repairs()) == ([], [])
+    assert (world.cluster.ours(), world.repairs.active_repairs()) == ([], [])
     assert set(world.cluster.effects.values()) == {1}
     world.close()

@@ -47,7 +47,7 @@ def test_a_node_that_cannot_be_looked_at_is_not_drained_or_rebooted(world: World
     world.cluster.troubles = Troubles(observe=1.0)
     world.settle(20)
     assert world.cluster.calls == ["cordon n1"]
-    assert "cannot be had now" in world.repairs.alive_repairs()[0].waits_for[0]
+    assert "cannot be had now" in world.repairs.active_repairs()[0].waits_for[0]
     world.cluster.troubles = Troubles()
     world.settle(30)
     assert world.state(made.incident) == "done"
@@ -58,7 +58,7 @@ def test_a_node_that_nobody_can_look_at_for_too_long_is_kept_out_and_said_so(wor
     world.cluster.troubles = Troubles(observe=1.0)
     world.settle(80, seconds=60)
     assert world.state(made.id) == "failed"
-    assert "the limit is 3600 s, waiting for a look at n1" in world.repairs.alive_repairs()[0].said
+    assert "the limit is 3600 s, waiting for a look at n1" in world.repairs.active_repairs()[0].said
 
 
 def test_what_began_by_itself_goes_on_under_ask_only_with_a_persons_yes(world: World) -> None:
@@ -66,7 +66,7 @@ def test_what_began_by_itself_goes_on_under_ask_only_with_a_persons_yes(world: W
     world.rung = ModeDecision(Mode.ASK, "mode ask by remediate.mode")
     world.settle(20)
     assert world.cluster.calls == ["cordon n1"]
-    assert world.repairs.alive_repairs()[0].waits_for == ("a person's yes: mode ask by remediate.mode",)
+    assert world.repairs.active_repairs()[0].waits_for == ("a person's yes: mode ask by remediate.mode",)
     with pytest.raises(InvalidTransition, match="the yes is for plan"):
         world.people.approve(made.id, "another", actor="ada", now=world.now)
     world.people.approve(made.id, made.digest, actor="ada", now=world.now)
@@ -111,7 +111,7 @@ def test_a_clock_that_was_put_back_does_not_lengthen_a_yes(world: World) -> None
     world.now -= timedelta(hours=5)
     world.step()
     assert world.state(made.id) == "planned"
-    assert "clock was put back" in world.repairs.alive_repairs()[0].said
+    assert "clock was put back" in world.repairs.active_repairs()[0].said
 
 
 def test_a_clock_that_was_put_back_does_not_keep_a_repair_waiting(world: World) -> None:
@@ -165,10 +165,10 @@ def test_nothing_is_called_for_an_intent_that_the_journal_lost(world: World, mon
     with monkeypatch.context() as broken:
         broken.setattr(world.journal, "record", gone)
         broken.setattr(world.journal, "open_incident_ids", gone)
-        broken.setattr(world.journal, "alive_repairs", gone)
+        broken.setattr(world.journal, "active_repairs", gone)
         with pytest.raises(StoreError):
             world.take(incident)
-    for one in world.repairs.alive_repairs():
+    for one in world.repairs.active_repairs():
         world.repairs.advance(one.id, world.now)
     assert world.cluster.calls == []
     world.settle(5)

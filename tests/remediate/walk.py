@@ -117,8 +117,8 @@ class Walk:
             for _ in range(60):
                 world.step(30)
                 self._hear()
-        assert world.cluster.ours() == [], world.repairs.alive_repairs()
-        assert world.repairs.alive_repairs() == []
+        assert world.cluster.ours() == [], world.repairs.active_repairs()
+        assert world.repairs.active_repairs() == []
         assert world.journal.verify() is None
         world.close()
 
@@ -197,7 +197,7 @@ class Walk:
             self.world.people.stop("let me look", actor="ada", now=self.world.now)
 
     def _person(self, say: Callable[[str, str], object]) -> None:
-        if alive := self.world.repairs.alive_repairs():
+        if alive := self.world.repairs.active_repairs():
             chosen = self.dice.choice(alive)
             try:
                 say(chosen.id, chosen.digest)

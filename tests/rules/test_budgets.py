@@ -29,7 +29,7 @@ def firing(severity: str, window: str) -> Alert:
 def test_an_objective_that_is_kept_has_its_numbers() -> None:
     [found] = budgets.list_budgets([GOAL], recorded(_5m=0.001, _1h=0.02, left=0.75), [])
     assert (found.title, found.indicator, found.left) == ("answers of chat", 0.999, 0.75)
-    assert (found.state, found.since) == (budgets.BudgetState.OK, None)
+    assert (found.state, found.since) == (budgets.ErrorBudgetState.OK, None)
     fast = found.burn_rates[0]
     assert (fast.window, fast.factor, round(fast.rate or 0, 6), round(fast.short_rate or 0, 6)) == (
         "1h",
@@ -66,12 +66,12 @@ def test_the_worst_word_wins(left: float, told: list[tuple[str, str]], state: st
 def test_an_alert_about_another_model_is_not_this_one_s() -> None:
     other = Alert(firing("critical", "1h").labels.with_labels(model_name="code"), AlertState.FIRING, NOON, 0.2)
     [found] = budgets.list_budgets([GOAL], recorded(_5m=0.001, left=0.5), [other])
-    assert found.state is budgets.BudgetState.OK
+    assert found.state is budgets.ErrorBudgetState.OK
 
 
 def test_a_budget_without_traffic_now_is_unknown_however_much_is_left() -> None:
     [found] = budgets.list_budgets([GOAL], recorded(left=0.9), [])
-    assert (found.left, found.indicator, found.state) == (0.9, None, budgets.BudgetState.UNKNOWN)
+    assert (found.left, found.indicator, found.state) == (0.9, None, budgets.ErrorBudgetState.UNKNOWN)
 
 
 def test_no_more_than_all_answers_are_good() -> None:

@@ -132,9 +132,9 @@ def test_exemplars_reach_the_store_under_the_labels_of_the_stored_series() -> No
     noted: list[tuple[Labels, Exemplar]] = []
 
     class Noting(Exemplars):
-        def note(self, series: Labels, exemplar: Exemplar) -> bool:
+        def add(self, series: Labels, exemplar: Exemplar) -> bool:
             noted.append((series, exemplar))
-            return super().note(series, exemplar)
+            return super().add(series, exemplar)
 
     @with_pages(page, page)
     async def story(loop: TargetLoop, sink: Kept, _: ScrapedInventory) -> None:

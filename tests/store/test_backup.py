@@ -18,12 +18,12 @@ SERIES = [named("temp", gpu=str(gpu)) for gpu in range(3)]
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def holdings(folder: Path) -> backup.DataLocations:
-    return backup.DataLocations(folder, folder / "samples", folder / "journal.sqlite")
+def holdings(folder: Path) -> backup.StoreLocations:
+    return backup.StoreLocations(folder, folder / "samples", folder / "journal.sqlite")
 
 
 @pytest.fixture
-def kept(tmp_path: Path) -> backup.DataLocations:
+def kept(tmp_path: Path) -> backup.StoreLocations:
     """A data directory with a journal, of a hub that is about to write samples."""
     found = holdings(tmp_path / "data")
     directory = files.DataDirectory(found.data)
@@ -35,7 +35,7 @@ def kept(tmp_path: Path) -> backup.DataLocations:
     return found
 
 
-def filled(kept: backup.DataLocations, minutes: int) -> Rig:
+def filled(kept: backup.StoreLocations, minutes: int) -> Rig:
     rig = Rig(kept.samples)
     for minute in range(minutes):
         rig.scrape("node", SERIES, minute * MINUTE, [minute + 0.5, 1.0, minute // 7])
@@ -44,7 +44,7 @@ def filled(kept: backup.DataLocations, minutes: int) -> Rig:
     return rig
 
 
-def test_a_restored_backup_answers_like_the_original(kept: backup.DataLocations, tmp_path: Path) -> None:
+def test_a_restored_backup_answers_like_the_original(kept: backup.StoreLocations, tmp_path: Path) -> None:
     rig = filled(kept, 130)
     copied = rig.store.back_up(tmp_path / "copy", data=kept.data, journal=kept.journal)
     assert copied.blocks == len(rig.blocks()) > 0
@@ -78,7 +78,7 @@ class Writer(threading.Thread):
 
 
 def test_backups_made_while_the_hub_writes_and_merges_hold_what_was_synced_before(
-    kept: backup.DataLocations, tmp_path: Path
+    kept: backup.StoreLocations, tmp_path: Path
 ) -> None:
     writer = Writer(Rig(kept.samples))
     writer.start()
@@ -97,7 +97,7 @@ def test_backups_made_while_the_hub_writes_and_merges_hold_what_was_synced_befor
         writer.rig.store.close()
 
 
-def test_damage_is_named_by_file_and_place(kept: backup.DataLocations) -> None:
+def test_damage_is_named_by_file_and_place(kept: backup.StoreLocations) -> None:
     rig = filled(kept, 130)
     rig.store.close()
     assert list(backup.find_corruptions(kept)) == []
@@ -109,14 +109,14 @@ def test_damage_is_named_by_file_and_place(kept: backup.DataLocations) -> None:
     assert {damage.path for damage in found} == {rig.blocks()[0], rig.segments()[0]}
 
 
-def test_a_journal_that_was_changed_is_named(kept: backup.DataLocations) -> None:
+def test_a_journal_that_was_changed_is_named(kept: backup.StoreLocations) -> None:
     content = kept.journal.read_bytes()
     kept.journal.write_bytes(content.replace(b"hello", b"hullo"))
     Path(f"{kept.journal}-wal").unlink(missing_ok=True)
     assert "entry 1 of the journal" in str(next(backup.find_corruptions(kept)))
 
 
-def test_nothing_is_written_over(kept: backup.DataLocations, tmp_path: Path) -> None:
+def test_nothing_is_written_over(kept: backup.StoreLocations, tmp_path: Path) -> None:
     rig = filled(kept, 5)
     rig.store.back_up(tmp_path / "copy", data=kept.data, journal=kept.journal)
     with pytest.raises(errors.StoreError, match="there is something here already"):

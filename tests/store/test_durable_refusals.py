@@ -48,7 +48,7 @@ def test_a_file_that_the_disk_cannot_read_is_named_and_the_store_opens(tmp_path:
     assert rig.scrape("node", SERIES, rig.now_ms + MINUTE, [1.0] * 4).kept == 4
     rig.store.close()
     if path.parent != tmp_path:
-        assert [damage.path for damage in backup.find_corruptions(backup.DataLocations(tmp_path, tmp_path, None))] == [
+        assert [damage.path for damage in backup.find_corruptions(backup.StoreLocations(tmp_path, tmp_path, None))] == [
             path
         ]
 
@@ -65,7 +65,7 @@ def test_a_folder_that_this_user_may_not_read_is_refused_and_not_taken_for_an_em
         try:
             with pytest.raises(errors.StoreError, match=f"{folder}: samples cannot be kept here: Permission denied"):
                 rig.open()
-            found = list(backup.find_corruptions(backup.DataLocations(rig.path, rig.path, None)))
+            found = list(backup.find_corruptions(backup.StoreLocations(rig.path, rig.path, None)))
         finally:
             os.seteuid(0 if IS_ROOT else os.geteuid())
             folder.chmod(0o700)

@@ -354,7 +354,7 @@ class RepairLoop:
             self._start(self._follow(id))
         handing = self._now.hand_over
         if handing is not None:
-            await self._in_thread(lambda: handing.hand_over_failed(self.repairs.alive_repairs(), self._clock.now()))
+            await self._in_thread(lambda: handing.hand_over_failed(self.repairs.active_repairs(), self._clock.now()))
         # Away from the loop: to look at the repairs is to wait for one that is being written down.
         await self._in_thread(self._measure)
         if not self._has_caught_up:
@@ -392,7 +392,7 @@ class RepairLoop:
         return due
 
     def _measure(self) -> None:
-        alive = self.repairs.alive_repairs()
+        alive = self.repairs.active_repairs()
         self._count.values.clear()
         for state in {one.state for one in alive}:
             self._count.set(sum(one.state is state for one in alive), state=state)

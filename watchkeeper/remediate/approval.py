@@ -100,7 +100,7 @@ class Approval:
             if not self._repairs.switch.is_stopped:
                 raise InvalidTransition("nothing is stopped", where="repairs")
             switch = replace(self._repairs.switch, stopped_at=None, stopped_by="", stopped_why="")
-            for repair in self._repairs.alive_repairs():
+            for repair in self._repairs.active_repairs():
                 if (resumed := progress.resume(repair, now)) != repair:
                     self._repairs.save(resumed, now, text=f"{actor} let it go on", actor=actor)
             return self._repairs.save_switch(switch, now, actor=actor, text=f"{actor} let everything go on")

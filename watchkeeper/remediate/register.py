@@ -79,7 +79,7 @@ class RepairRegister:
         # True while memory may have what the journal does not: a transaction broke, and the journal cannot be read.
         self._is_torn = False
 
-    def alive_repairs(self) -> list[Repair]:
+    def active_repairs(self) -> list[Repair]:
         """Those that wait, run, or hold a node; oldest first."""
         with self._lock:
             return sorted(self._alive.values(), key=lambda one: one.made_at)

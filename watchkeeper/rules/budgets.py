@@ -19,7 +19,7 @@ SHORTEST = slo.RAW_WINDOWS[0]
 RECORDED_SERIES = f'{{__name__=~"{slo.RATIO}.+|{slo.BUDGET}",slo!=""}}'
 
 
-class BudgetState(StrEnum):
+class ErrorBudgetState(StrEnum):
     """From worst to best; unknown is not fine."""
 
     BURNING_FAST = "burning_fast"
@@ -29,7 +29,7 @@ class BudgetState(StrEnum):
     OK = "ok"
 
 
-WORST_FIRST = {state: place for place, state in enumerate(BudgetState)}
+WORST_FIRST = {state: place for place, state in enumerate(ErrorBudgetState)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class ErrorBudget:
     indicator: float | None
     left: float | None
     burn_rates: tuple[BurnRate, ...]
-    state: BudgetState
+    state: ErrorBudgetState
     since: datetime | None
     alerts: tuple[Labels, ...]
     query: str
@@ -78,15 +78,15 @@ def list_budgets(
     return sorted(found, key=lambda budget: WORST_FIRST[budget.state])
 
 
-def state_of(indicator: float | None, left: float | None, severities: Iterable[str]) -> BudgetState:
+def state_of(indicator: float | None, left: float | None, severities: Iterable[str]) -> ErrorBudgetState:
     told = set(severities)
     if Severity.CRITICAL in told:
-        return BudgetState.BURNING_FAST
+        return ErrorBudgetState.BURNING_FAST
     if left is not None and left <= 0:
-        return BudgetState.SPENT
+        return ErrorBudgetState.SPENT
     if told:
-        return BudgetState.BURNING
-    return BudgetState.UNKNOWN if indicator is None or left is None else BudgetState.OK
+        return ErrorBudgetState.BURNING
+    return ErrorBudgetState.UNKNOWN if indicator is None or left is None else ErrorBudgetState.OK
 
 
 def _budget(one: slo.Slo, labels: Labels, recorded: Mapping[str, float], firing: Sequence[Alert]) -> ErrorBudget:

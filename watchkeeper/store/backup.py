@@ -33,7 +33,7 @@ SAMPLES, JOURNAL = "samples", "journal.sqlite"
 
 
 @dataclass(frozen=True, slots=True)
-class DataLocations:
+class StoreLocations:
     """Where a hub keeps what it knows. Without `journal` that is in the database whose address `url_file` has.
 
     A database is verified here, and copied with its own tools.
@@ -54,7 +54,7 @@ class BackupSummary:
     copied_bytes: int
 
 
-def back_up(source: DataLocations, target: Path) -> BackupSummary:
+def back_up(source: StoreLocations, target: Path) -> BackupSummary:
     """Copy everything into a new directory; StoreError if that cannot be."""
     _refuse_filled(target, remedy="Name a new directory for each backup")
     try:
@@ -79,7 +79,7 @@ def back_up(source: DataLocations, target: Path) -> BackupSummary:
     return BackupSummary(len(list((target / SAMPLES / "blocks").iterdir())), linked, copied)
 
 
-def restore_backup(source: Path, target: DataLocations) -> list[Corruption]:
+def restore_backup(source: Path, target: StoreLocations) -> list[Corruption]:
     """Put a backup into a data directory that is empty or new; returns what of it is damaged, and restores the rest."""
     if not (source / files.OWNER_MARK).exists():
         raise errors.StoreError(
@@ -87,7 +87,7 @@ def restore_backup(source: Path, target: DataLocations) -> list[Corruption]:
         )
     _refuse_filled(target.data, remedy="Stop the hub and move its data directory away first")
     _refuse_filled(target.samples, remedy="Move what is there away first")
-    found = list(find_corruptions(DataLocations(source, source / SAMPLES, source / JOURNAL)))
+    found = list(find_corruptions(StoreLocations(source, source / SAMPLES, source / JOURNAL)))
     try:
         target.data.mkdir(parents=True, exist_ok=True)
         shutil.copytree(source / SAMPLES, target.samples, dirs_exist_ok=True)
@@ -103,7 +103,7 @@ def restore_backup(source: Path, target: DataLocations) -> list[Corruption]:
     return found
 
 
-def find_corruptions(kept: DataLocations) -> Iterator[Corruption]:
+def find_corruptions(kept: StoreLocations) -> Iterator[Corruption]:
     """Read everything, and say what is not as it was written; a torn end of the log is not damage."""
     yield from _closed_folders(kept.samples)
     for path in sorted(kept.samples.glob(f"wal/*{wal.SUFFIX}")):

@@ -385,7 +385,7 @@ class DurableStore:
         """Copy what is kept up to now, journal included, into a new directory; nothing is merged away meanwhile."""
         self.sync()
         with self._upkeep:
-            return backup.back_up(backup.DataLocations(data, self.path, journal), target)
+            return backup.back_up(backup.StoreLocations(data, self.path, journal), target)
 
     def close(self) -> None:
         """Bring everything to the disk and let go of the files; a disk that refuses is said, not raised."""

@@ -220,7 +220,7 @@ def test_every_row_of_the_tables_leads_to_a_call() -> None:
 def test_the_reader_child_brings_along_nothing_that_it_does_not_need() -> None:
     program = (
         "import sys; from watchkeeper.agent.gpus import reader_child; from watchkeeper.readers.nvml import session\n"
-        "reader_child.leave_out_finder(); session.load(); print(*sys.modules)"
+        "reader_child.stub_ctypes_util(); session.load(); print(*sys.modules)"
     )
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
     heavy = {"asyncio", "ssl", "http", "argparse", "click", "logging", "dataclasses", "inspect", "subprocess", "csv"}

@@ -158,7 +158,7 @@ def test_nothing_is_done_that_cannot_be_written_down_first(tmp_path: Path, monke
 def test_a_full_memory_refuses_with_both_numbers_and_forgets_only_the_old(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(orders, "MOST_KNOWN", 2)
+    monkeypatch.setattr(orders, "MAX_ORDERS", 2)
     agent = Setup(tmp_path)
     for n in (1, 2, 3):
         last = agent.take(seal(replace(PAUSE, id=OrderId(f"WO-{n}"), nonce=str(n)), KEY))

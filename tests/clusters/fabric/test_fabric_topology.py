@@ -234,7 +234,7 @@ def test_a_slow_link_is_said_with_its_rate(site: Site) -> None:
 
 
 def test_a_sweep_that_is_too_old_leaves_switches_unknown(site: Site) -> None:
-    site.hub.fabric.take(fabric_of(), site.hub.clock.now() - timedelta(minutes=10))
+    site.hub.fabric.accept_sweep(fabric_of(), site.hub.clock.now() - timedelta(minutes=10))
     answer = site.ask("/api/topology").json
     assert {one["state"] for one in answer["switches"]} == {"unknown"}
     assert "too old" in answer["fabric"]["problem"]

@@ -161,7 +161,7 @@ def test_ctrl_c_ends_the_command_and_every_child(tmp_path: Path) -> None:
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         f"wished = options(Path({str(tmp_path)!r}), 'hang', 'memory_copy')\n"
         "tell = lambda who, test, done, facts: print(test, flush=True)\n"
-        "diag_run.run(2, now=NOON, options=wished, tell=tell)\n"
+        "runner.run(2, now=NOON, options=wished, tell=tell)\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     pipe = subprocess.PIPE

@@ -120,7 +120,7 @@ place = fleet.Place("main", node="n1")
 seq = 0
 while True:
     id = f"{sys.argv[2]}-{seq}"
-    journal.take_events([events.Event(id, events.EventKind.XID, 79, place, now, "Xid")], now)
+    journal.save_events([events.Event(id, events.EventKind.XID, 79, place, now, "Xid")], now)
     print(id, flush=True)
     seq += 1
 """

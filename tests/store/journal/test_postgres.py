@@ -60,7 +60,7 @@ def test_one_candidate_leads_until_its_lease_is_over(database: places.Database) 
 def test_of_many_candidates_one_gets_an_epoch(database: places.Database) -> None:
     candidates = [database.candidate(lease_seconds=60.0) for _ in range(8)]
     won: list[int | None] = []
-    threads = [threading.Thread(target=lambda one=one: won.append(one.take())) for one in candidates]
+    threads = [threading.Thread(target=lambda one=one: won.append(one.acquire())) for one in candidates]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -256,7 +256,7 @@ from tests.store.journal.journal_rows import NOON, xid
 journal = places.Database(sys.argv[1]).lead()
 seq = int(sys.argv[2]) * 1000
 while True:
-    journal.take_events([xid(seq)], NOON)
+    journal.save_events([xid(seq)], NOON)
     print(xid(seq).id, flush=True)
     seq += 1
 """

@@ -47,6 +47,6 @@ def host_ports(hub: CountingHub, *devices: str) -> None:
 
 
 def swept(hub: CountingHub, **changes: Any) -> None:
-    hub.fabric.take(fabric_of(), START - timedelta(seconds=20))
+    hub.fabric.accept_sweep(fabric_of(), START - timedelta(seconds=20))
     if changes.get("dark"):
-        hub.fabric.take(without_link(fabric_of(), changes["dark"]), START - timedelta(seconds=10))
+        hub.fabric.accept_sweep(without_link(fabric_of(), changes["dark"]), START - timedelta(seconds=10))

@@ -157,7 +157,7 @@ def test_what_touches_a_machine_cannot_be_ordered_by_hand(site: Site, monkeypatc
     monkeypatch.setitem(orders.KINDS, "reboot", orders.OrderKind(is_harmless=False, seconds=60))  # type: ignore[arg-type]
     assert give(site, kind="reboot").json["error"] == "reboot touches a machine; only a plan may order it"
     wanted = OrderRequest("main", "n1", "reboot")
-    assert site.hub.orders.give(wanted, now=site.hub.clock.now(), actor="plan").order.kind == "reboot"
+    assert site.hub.orders.issue(wanted, now=site.hub.clock.now(), actor="plan").order.kind == "reboot"
 
 
 def test_a_receipt_that_proves_nothing_is_refused(site: Site) -> None:

@@ -142,7 +142,7 @@ def job_tables(window: Mapping[str, Any], book: Any = None) -> list[Any]:
     if not since < until:
         begin, end = (f"{datetime.fromtimestamp(at, UTC):%Y-%m-%dT%H:%M:%SZ}" for at in (since, until))
         raise click.UsageError(f"--from ({begin}) must be before --to ({end})")
-    stretches = [(since, until)] if book is None else book.stretches(since, until)
+    stretches = [(since, until)] if book is None else book.price_periods(since, until)
     return [
         job_files.job_hours(found, since=start, until=end, capacity=window["gpus"], model=window["model"])
         for start, end in stretches

@@ -33,7 +33,7 @@ def with_holdings(command: Callable[..., Any]) -> Callable[..., Any]:
         configured = loading.load(config_file, {"hub.data": data})
         url_file = configured.journal.url_file
         journal = configured.journal_path if url_file is None else None
-        kept = backup.DataLocations(Path(configured.hub.data), configured.samples_path, journal, url_file)
+        kept = backup.StoreLocations(Path(configured.hub.data), configured.samples_path, journal, url_file)
         return command(*args, kept=kept, **kwargs)
 
     return wrapper

@@ -315,7 +315,8 @@ def _compare(
             if collective.state == "completed"
             else f"its {collective.operation} is {collective.state}"
         )
-        why = f"Rank {rank} stands at {collective.operation} {collective.sequence} of group {group}, the others at {furthest}; {side}."
+        at = f"{collective.operation} {collective.sequence} of group {group}"
+        why = f"Rank {rank} is at {at}, the others at {furthest}; {side}."
         yield opinion(
             sign.cause,
             sign.confidence,

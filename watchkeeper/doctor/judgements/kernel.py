@@ -228,7 +228,8 @@ def switch_errors(facts: DoctorFacts) -> Iterable[Opinion]:
         name = f" ({row.name})" if row else " (not in the catalogue)"
         if row is not None and row.severity == "info" and severity != "fatal":
             # Corrected, over, or without any effect: nothing to act on, and no reason for what else is wrong.
-            why = f"SXid {sighting.fields['code']}{name} of NVSwitch {sighting.fields.get('switch', '')} is no fault: {row.note}."
+            switch = sighting.fields.get("switch", "")
+            why = f"SXid {sighting.fields['code']}{name} of NVSwitch {switch} is no fault: {row.note}."
             yield opinion(diagnosis.UNKNOWN_CAUSE, 0.3, why, on=[_with_pci_as("switch_pci", sighting)])
             continue
         thermal = row is not None and "thermal" in row.name.lower()

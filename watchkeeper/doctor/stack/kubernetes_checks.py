@@ -81,9 +81,9 @@ def wrong_port_names(stack: Stack) -> Iterator[StackFinding]:
         if services and lost:
             yield StackFinding(
                 "wrong_port_names",
-                f"The ServiceMonitor {matching.name(monitor)} asks for the port {', '.join(lost)}, which is not there",
+                f"The ServiceMonitor {matching.name(monitor)} selects the port {', '.join(lost)}, which does not exist",
                 tuple(
-                    f"Service {matching.name(service)} has {', '.join(_port_words(port) for port in matching.ports(service))}"
+                    f"Service {matching.name(service)} has " + ", ".join(map(_port_words, matching.ports(service)))
                     for service in services[:SHOWN]
                 ),
                 "Write the name as the Service has it; GPU Operator: gpu-metrics, the exporter's own chart: metrics",

@@ -104,7 +104,7 @@ def dead_panels(stack: Stack) -> Iterator[StackFinding]:
         panel_count = len({panel.panel for panel in stack.panels if panel.dashboard == dashboard})
         yield StackFinding(
             "dead_panels",
-            f"{len(panels)} of {panel_count} panels of the dashboard {dashboard} are empty: what they ask for does not exist",
+            f"{len(panels)} of {panel_count} panels of the dashboard {dashboard} are empty: their series do not exist",
             _listed(panels),
             _fix(list(panels.values())),
         )

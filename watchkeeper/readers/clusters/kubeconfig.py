@@ -34,7 +34,7 @@ class InlineAccess(access.Access):
     cert_pem: str = field(default="", repr=False)
     key_pem: str = field(default="", repr=False)
 
-    def tls(self) -> ssl.SSLContext:
+    def tls_context(self) -> ssl.SSLContext:
         try:
             # super() without arguments does not know a class that slots=True has made anew.
             context = ssl.create_default_context(cadata=self.ca_pem) if self.ca_pem else access.Access.tls_context(self)

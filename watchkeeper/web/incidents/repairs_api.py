@@ -69,7 +69,7 @@ class RepairsApi:
 
     async def list(self, request: Request) -> Response:
         loop = self._repairs
-        found = await self._journal.read(loop.repairs.alive_repairs)
+        found = await self._journal.read(loop.repairs.active_repairs)
         if request.query_params.get("all") == "1":
             known = {one.id for one in found}
             past = await self._journal.read(lambda: loop.recent_repairs(MOST_PAST))

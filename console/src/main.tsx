@@ -230,7 +230,7 @@ function Shell() {
   useEffect(() => {
     document.title = row?.path === "/" || !row ? "Watchkeeper" : `${id || row.name} · Watchkeeper`;
   }, [row, id]);
-  // A link that led here is gone with its page: move the keyboard focus to the new page, which a screen reader announces.
+  // The link that led here is gone with its page: focus the new page, which a screen reader announces.
   const before = useRef(address.pathname);
   useEffect(() => {
     if (before.current !== address.pathname && document.activeElement === document.body)

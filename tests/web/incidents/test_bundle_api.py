@@ -17,10 +17,10 @@ from watchkeeper.kit import evidence_file
 class Evidence:
     """Knows INC-1 and n1."""
 
-    def of_incident(self, id: str, *, now: datetime, hides_names: bool) -> bytes | None:
+    def bundle_incident(self, id: str, *, now: datetime, hides_names: bool) -> bytes | None:
         return self._made(id, now, hides_names=hides_names) if id == "INC-1" else None
 
-    def of_node(self, name: str, *, cluster: str | None, now: datetime, hides_names: bool) -> bytes | None:
+    def bundle_node(self, name: str, *, cluster: str | None, now: datetime, hides_names: bool) -> bytes | None:
         return self._made(f"{cluster}/{name}", now, hides_names=hides_names) if name == "n1" else None
 
     def _made(self, subject: str, now: datetime, *, hides_names: bool) -> bytes:

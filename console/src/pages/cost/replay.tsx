@@ -142,7 +142,7 @@ export function Replay({ address }: { address: URL }) {
       {found && (
         <div data-testid="replay-answer">
           <p class="answer">
-            {found.change}: p95 wait {wait(found.before.wait.p95)} → <b>{wait(found.after.wait.p95)}</b>, GPUs in use{" "}
+            {found.change}: p95 wait {wait(found.before.wait.p95)} → <b>{wait(found.after.wait.p95)}</b>, GPUs used{" "}
             {percentOf(found.before.utilisation)} → {percentOf(found.after.utilisation)}.
           </p>
           <Table

@@ -25,49 +25,23 @@ from watchkeeper.model.fleet import Gpu
 from watchkeeper.model.fleet import Node
 from watchkeeper.model.fleet import NodeInFleet
 from watchkeeper.model.fleet import Place
-from watchkeeper.model.incidents import TimelineEntry
+from watchkeeper.model.fleet_capacity import FleetCapacity
 from watchkeeper.model.incidents import Incident
 from watchkeeper.model.incidents import IncidentState
 from watchkeeper.model.incidents import Member
 from watchkeeper.model.incidents import MemberKind
+from watchkeeper.model.incidents import TimelineEntry
 from watchkeeper.model.jobs import JobLine
 from watchkeeper.model.node_list import NodeLine
 from watchkeeper.model.notices import Notice
 from watchkeeper.model.orders import Envelope
 from watchkeeper.model.orders import Receipt as OrdersReceipt
 from watchkeeper.model.repairs import RepairState
-from watchkeeper.model.fleet_capacity import FleetCapacity
 from watchkeeper.model.trust import Mode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PolicyTest(HubAnswer):
-    incidents: tuple[Rehearsed, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RepairChanged(HubAnswer):
-    repair: RepairView
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RepairLog(HubAnswer):
-    entries: tuple[Entry, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RepairList(HubAnswer):
-    repairs: tuple[RepairView, ...]
-    switch: RepairSwitchView
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SwitchChanged(HubAnswer):
-    switch: RepairSwitchView
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Piece(HubAnswer):
+class ScalingAdvice(HubAnswer):
     """One piece of advice. `action` is a word for programs: add, shrink, defragment, repartition or none."""
 
     action: str
@@ -105,19 +79,6 @@ class Hit(HubAnswer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Budget(HubAnswer):
-    """One team's month. `spent` is None where no GPU has a price, `low` and `high` where too few days are known."""
-
-    team: str
-    budget: float | None
-    spent: float | None
-    forecast: float | None
-    low: float | None
-    high: float | None
-    state: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class BurnRate(HubAnswer):
     """How many times faster than sustainable the budget goes; at `factor` over both windows someone is told."""
 
@@ -150,17 +111,30 @@ class SloStatus(HubAnswer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TeamBudget(HubAnswer):
+    """One team's month. `spent` is None where no GPU has a price, `low` and `high` where too few days are known."""
+
+    team: str
+    budget: float | None
+    spent: float | None
+    forecast: float | None
+    low: float | None
+    high: float | None
+    state: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CapacityAdvice(HubAnswer):
     now: datetime
     sentence: str | None
-    advice: tuple[Piece, ...]
+    advice: tuple[ScalingAdvice, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CapacityNow(HubAnswer):
     now: datetime
     standing: FleetCapacity
-    waits: tuple[Wait, ...]
+    waits: tuple[QueueWait, ...]
     use: CurrentUse
     rightsizing: tuple[RightsizingAdvice, ...]
     repartition: tuple[Repartition, ...]
@@ -201,7 +175,7 @@ class LemonList(HubAnswer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Entry(HubAnswer):
+class JournalEntry(HubAnswer):
     """One line of the audit: who did what to which subject, when, and under which leader epoch."""
 
     seq: int
@@ -220,13 +194,13 @@ class NodeList(HubAnswer):
     now: datetime
     nodes: tuple[NodeLine, ...]
     total: int
-    schedulers: tuple[SchedulerStatus, ...]
+    schedulers: tuple[ClusterSchedulerStatus, ...]
     unmapped: Mapping[str, int]
     problem: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SchedulerStatus(HubAnswer):
+class ClusterSchedulerStatus(HubAnswer):
     """When it was last heard, and why it is not."""
 
     source: str
@@ -244,6 +218,31 @@ class Who(HubAnswer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Accuracy(HubAnswer):
+    """How often a cause that we named was right, where a person said; `right_share` is None where nobody did."""
+
+    cause: str
+    diagnosed: int
+    judged: int
+    right: int
+    right_share: float | None
+    instead: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Correction(HubAnswer):
+    """A person's word about an incident: `was` is what we had said, `cause` what it is; the same twice confirms."""
+
+    incident: str
+    at: datetime
+    actor: str
+    was: str
+    cause: str
+    why: str
+    place: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CauseLine(HubAnswer):
     """Medians in seconds; None where nothing was measured."""
 
@@ -255,7 +254,7 @@ class CauseLine(HubAnswer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class DigestCounted(HubAnswer):
+class Counted(HubAnswer):
     name: str
     incidents: int
 
@@ -267,11 +266,11 @@ class Digest(HubAnswer):
     incidents: int
     still_open: int
     by_cause: tuple[CauseLine, ...]
-    noisiest_rules: tuple[DigestCounted, ...]
-    repeat_offenders: tuple[DigestCounted, ...]
-    by_team: tuple[DigestCounted, ...]
-    by_rack: tuple[DigestCounted, ...]
-    by_pool: tuple[DigestCounted, ...]
+    noisiest_rules: tuple[Counted, ...]
+    repeat_offenders: tuple[Counted, ...]
+    by_team: tuple[Counted, ...]
+    by_rack: tuple[Counted, ...]
+    by_pool: tuple[Counted, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -369,7 +368,7 @@ class ExplainedLine(HubAnswer):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ExplainedRepair(HubAnswer):
-    """Explanation(incident: 'str', cause: 'str', policy_key: 'str', mode: 'trust.Mode', mode_why: 'str', digest: 'str | None', why_not: 'str', steps: 'tuple[Step, ...]', refusals: 'tuple[guards.Refusal, ...]', repair: 'repairs.Repair | None')"""
+    """Explanation(incident: 'str', cause: 'str', policy_key: 'str', mode: 'trust.Mode', mode_why: 'str', digest: 'str | None', why_not: 'str', steps: 'tuple[ExplanationStep, ...]', refusals: 'tuple[guards.GuardRefusal, ...]', repair: 'repairs.Repair | None')"""
 
     incident: str
     cause: str
@@ -382,6 +381,15 @@ class ExplainedRepair(HubAnswer):
     refusals: tuple[GuardRefusal, ...]
     repair: RepairView | None
     switch: RepairSwitchView
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ExplanationStep(HubAnswer):
+    kind: ActionKind
+    place: str
+    why: str
+    call: str
+    limit_seconds: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -401,12 +409,10 @@ class Rehearsed(HubAnswer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ExplanationStep(HubAnswer):
-    kind: ActionKind
-    place: str
-    why: str
-    call: str
-    limit_seconds: float | None
+class Completion(HubAnswer):
+    word: str
+    kind: str
+    detail: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -418,10 +424,11 @@ class CompletionList(HubAnswer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Completion(HubAnswer):
-    word: str
-    kind: str
-    detail: str
+class CounterGrowth(HubAnswer):
+    name: str
+    grown: float
+    meaning: str | None
+    action: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -435,38 +442,6 @@ class FabricCounts(HubAnswer):
     uncounted: int
     jobs: int
     mute_nodes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class FabricMap(HubAnswer):
-    """`states` are what the second part of a cell counts in."""
-
-    now: datetime
-    window: str
-    source: str | None
-    swept_at: datetime | None
-    problem: str
-    counts: FabricCounts
-    spines: tuple[Spine, ...]
-    states: tuple[str, ...]
-    rows: tuple[FabricRow, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class CounterGrowth(HubAnswer):
-    name: str
-    grown: float
-    meaning: str | None
-    action: str | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class LinkQueries(HubAnswer):
-    """PromQL of the lines of a link."""
-
-    traffic: str
-    errors: str
-    wait: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -501,13 +476,18 @@ class FabricLinkList(HubAnswer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class LinkDetail(HubAnswer):
+class FabricMap(HubAnswer):
+    """`states` are what the second part of a cell counts in."""
+
     now: datetime
     window: str
-    link: FabricLink
-    counters: tuple[CounterGrowth, ...]
-    series: LinkQueries
-    incidents: tuple[IncidentSummary, ...]
+    source: str | None
+    swept_at: datetime | None
+    problem: str
+    counts: FabricCounts
+    spines: tuple[Spine, ...]
+    states: tuple[str, ...]
+    rows: tuple[FabricRow, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -523,11 +503,35 @@ class FabricRow(HubAnswer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LinkDetail(HubAnswer):
+    now: datetime
+    window: str
+    link: FabricLink
+    counters: tuple[CounterGrowth, ...]
+    series: LinkQueries
+    incidents: tuple[IncidentSummary, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LinkQueries(HubAnswer):
+    """PromQL of the lines of a link."""
+
+    traffic: str
+    errors: str
+    wait: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Spine(HubAnswer):
     name: str
     state: str
     links: int
     trouble: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class EventsAccepted(HubAnswer):
+    kept: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -554,11 +558,6 @@ class IncidentList(HubAnswer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class EventsAccepted(HubAnswer):
-    kept: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Status(HubAnswer):
     version: str
     cluster: str
@@ -570,12 +569,24 @@ class Status(HubAnswer):
     simulated: bool
     dollars_per_gpu_hour: float
     docs_url: str | None
-    rules: RuleFileStatus
+    rules: ReloadOutcome
     colours: Mapping[str, ColourScale]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Need(HubAnswer):
+class QueueWait(HubAnswer):
+    """Waiting by shape, in seconds: of those who wait now, and of those who have started."""
+
+    gpus: int
+    waiting: int
+    longest_seconds: float | None
+    started: int
+    p50_seconds: float | None
+    p95_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GpusNeeded(HubAnswer):
     """GPUs to add so that demand stays at or below `target` of the fleet in 95 % of all steps; 0: none. `likely_gpus` is by the middle of the forecast, `sure_gpus` by its upper edge: with so many the target holds with about 90 %."""
 
     target: float
@@ -645,14 +656,14 @@ class AlertsAccepted(HubAnswer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class IncidentAssigned(HubAnswer):
-    incident: Incident
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DigestText(HubAnswer):
     digest: Digest
     text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class IncidentAssigned(HubAnswer):
+    incident: Incident
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -669,6 +680,22 @@ class SilenceChanged(HubAnswer):
 class SilenceList(HubAnswer):
     silences: tuple[ListedSilence, ...]
     problem: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GpuEvent(HubAnswer):
+    """One signal that belongs to an incident. `ref` is the event's id, the alert's label set as text, or the domain with the family. `since` is when it was first true, `until` when it stopped (None while it lasts)."""
+
+    kind: MemberKind
+    ref: str
+    place: Place
+    cause: str
+    since: datetime
+    text: str
+    severity: Severity
+    until: datetime | None
+    by_repair: bool
+    incident: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -697,22 +724,6 @@ class IncidentCard(HubAnswer):
     next_step: str | None
     plan: tuple[str, ...]
     silenced_by: SilencedBy | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class GpuEvent(HubAnswer):
-    """One signal that belongs to an incident. `ref` is the event's id, the alert's label set as text, or the domain with the family. `since` is when it was first true, `until` when it stopped (None while it lasts)."""
-
-    kind: MemberKind
-    ref: str
-    place: Place
-    cause: str
-    since: datetime
-    text: str
-    severity: Severity
-    until: datetime | None
-    by_repair: bool
-    incident: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -753,13 +764,11 @@ class ReplicaList(HubAnswer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class JournalPage(HubAnswer):
-    now: datetime
-    entries: tuple[JournalLine, ...]
-    first: int
-    last: int
-    looked_back_to: int
-    kinds: Mapping[str, int]
+class ChainVerdict(HubAnswer):
+    checked_at: datetime
+    entries: int
+    is_intact: bool
+    first_broken: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -778,11 +787,13 @@ class JournalLine(HubAnswer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ChainVerdict(HubAnswer):
-    checked_at: datetime
-    entries: int
-    is_intact: bool
-    first_broken: int | None
+class JournalPage(HubAnswer):
+    now: datetime
+    entries: tuple[JournalLine, ...]
+    first: int
+    last: int
+    looked_back_to: int
+    kinds: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -796,31 +807,6 @@ class Lemon(HubAnswer):
     chance: float
     is_lemon: bool
     reasons: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Accuracy(HubAnswer):
-    """How often a cause that we named was right, where a person said; `right_share` is None where nobody did."""
-
-    cause: str
-    diagnosed: int
-    judged: int
-    right: int
-    right_share: float | None
-    instead: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Correction(HubAnswer):
-    """A person's word about an incident: `was` is what we had said, `cause` what it is; the same twice confirms."""
-
-    incident: str
-    at: datetime
-    actor: str
-    was: str
-    cause: str
-    why: str
-    place: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -886,7 +872,7 @@ class QuerySeries(HubAnswer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ReloadOutcome(HubAnswer):
+class Outcome(HubAnswer):
     """How the last reading of the rule files went; with `problems`, the rules of `in_force_since` stay in force."""
 
     at: datetime
@@ -898,7 +884,7 @@ class ReloadOutcome(HubAnswer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RuleFileStatus(HubAnswer):
+class ReloadOutcome(HubAnswer):
     """How the last reading of the rule files went; with `problems`, the rules of `in_force_since` stay in force."""
 
     at: datetime
@@ -908,6 +894,20 @@ class RuleFileStatus(HubAnswer):
     problems: tuple[str, ...]
     is_successful: bool
     owner: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RepairSwitchView(HubAnswer):
+    """What a person or the circuit breaker has switched off; kept until a person switches it on again."""
+
+    stopped_at: datetime | None
+    stopped_by: str
+    stopped_why: str
+    tripped_at: datetime | None
+    tripped_why: str
+    reset_at: datetime | None
+    is_stopped: bool
+    is_tripped: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -951,17 +951,29 @@ class RepairView(HubAnswer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RepairSwitchView(HubAnswer):
-    """What a person or the circuit breaker has switched off; kept until a person switches it on again."""
+class PolicyTest(HubAnswer):
+    incidents: tuple[Rehearsed, ...]
 
-    stopped_at: datetime | None
-    stopped_by: str
-    stopped_why: str
-    tripped_at: datetime | None
-    tripped_why: str
-    reset_at: datetime | None
-    is_stopped: bool
-    is_tripped: bool
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RepairChanged(HubAnswer):
+    repair: RepairView
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RepairList(HubAnswer):
+    repairs: tuple[RepairView, ...]
+    switch: RepairSwitchView
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RepairLog(HubAnswer):
+    entries: tuple[JournalEntry, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SwitchChanged(HubAnswer):
+    switch: RepairSwitchView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -1027,7 +1039,7 @@ class ReplicasStep(HubAnswer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Backtest(HubAnswer):
+class BacktestScores(HubAnswer):
     wape: float | None
     naive_wape: float | None
     coverage: float | None
@@ -1040,7 +1052,21 @@ class Backtest(HubAnswer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Full(HubAnswer):
+class DemandPoint(HubAnswer):
+    time: str
+    value: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ForecastStep(HubAnswer):
+    time: str
+    mean: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FullnessForecast(HubAnswer):
     capacity_gpus: float
     is_full_now: bool
     full_at: str | None
@@ -1055,36 +1081,58 @@ class PastDemand(HubAnswer):
     to: str
     steps: int
     gaps: int
-    recent: tuple[Point, ...]
+    recent: tuple[DemandPoint, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Point(HubAnswer):
-    time: str
-    value: float | None
+class CapacityForecast(HubAnswer):
+    about: str
+    capacity_gpus: float | None
+    forecast: tuple[ForecastStep, ...]
+    reason: str | None
+    sentence: str | None = None
+    model: str | None = None
+    backtest: BacktestScores | None = None
+    interval: float | None = None
+    step: str | None = None
+    history: PastDemand | None = None
+    weights: Mapping[str, float] | None = None
+    notes: tuple[str, ...] | None = None
+    full: FullnessForecast | None = None
+    need: GpusNeeded | None = None
+    advice: tuple[ScalingAdvice, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ReportStep(HubAnswer):
-    time: str
-    mean: float
-    low: float
-    high: float
+class CostAmounts(HubAnswer):
+    money: float | None
+    direct: float | None
+    energy: float | None
+    shared: float
+    wasted_money: float | None
+    unpriced_hours: float
+    hours: HourAmounts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class HourAmounts(HubAnswer):
-    total: float
-    allocated: float
-    used: float
-    wasted: float
-    unmeasured: float
-    idle: float
-    lost: float
-    unknown: float
-    used_by_util: float
-    kwh: float
-    spare: float
+class CostLine(HubAnswer):
+    money: float | None
+    direct: float | None
+    energy: float | None
+    shared: float
+    wasted_money: float | None
+    unpriced_hours: float
+    hours: HourAmounts
+    team: str | None = None
+    project: str | None = None
+    namespace: str | None = None
+    user: str | None = None
+    job: str | None = None
+    model: str | None = None
+    node: str | None = None
+    pool: str | None = None
+    cluster: str | None = None
+    kind: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -1110,36 +1158,27 @@ class CostReport(HubAnswer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class CostLine(HubAnswer):
-    money: float | None
-    direct: float | None
-    energy: float | None
-    shared: float
-    wasted_money: float | None
-    unpriced_hours: float
-    hours: HourAmounts
-    team: str | None = None
-    project: str | None = None
-    namespace: str | None = None
-    user: str | None = None
-    job: str | None = None
-    model: str | None = None
-    node: str | None = None
-    pool: str | None = None
-    cluster: str | None = None
-    kind: str | None = None
+class HourAmounts(HubAnswer):
+    total: float
+    allocated: float
+    used: float
+    wasted: float
+    unmeasured: float
+    idle: float
+    lost: float
+    unknown: float
+    used_by_util: float
+    kwh: float
+    spare: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class UsageReport(HubAnswer):
-    since: float
-    until: float
-    by: tuple[str, ...]
-    of: Mapping[str, str]
-    lines: tuple[UsageLine, ...]
-    total: HourAmounts
-    notes: tuple[str, ...]
-    words: Mapping[str, str]
+class PriceRate(HubAnswer):
+    of: str
+    kind: str
+    per_gpu_hour: float
+    source: str
+    checked: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -1168,42 +1207,26 @@ class UsageLine(HubAnswer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class CostAmounts(HubAnswer):
-    money: float | None
-    direct: float | None
-    energy: float | None
-    shared: float
-    wasted_money: float | None
-    unpriced_hours: float
-    hours: HourAmounts
+class UsageReport(HubAnswer):
+    since: float
+    until: float
+    by: tuple[str, ...]
+    of: Mapping[str, str]
+    lines: tuple[UsageLine, ...]
+    total: HourAmounts
+    notes: tuple[str, ...]
+    words: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PriceRate(HubAnswer):
-    of: str
-    kind: str
-    per_gpu_hour: float
-    source: str
-    checked: str
+class Repartition(HubAnswer):
+    """How many GPUs of a model, cut into slices, would hold the workloads that fit into slices; the rest is free."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class CapacityForecast(HubAnswer):
-    about: str
-    capacity_gpus: float | None
-    forecast: tuple[ReportStep, ...]
-    reason: str | None
-    sentence: str | None = None
-    model: str | None = None
-    backtest: Backtest | None = None
-    interval: float | None = None
-    step: str | None = None
-    history: PastDemand | None = None
-    weights: Mapping[str, float] | None = None
-    notes: tuple[str, ...] | None = None
-    full: Full | None = None
-    need: Need | None = None
-    advice: tuple[Piece, ...] | None = None
+    model: str
+    workloads: int
+    gpus_to_cut: int
+    frees_gpus: int
+    slices: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -1217,17 +1240,6 @@ class RightsizingAdvice(HubAnswer):
     why: str
     profile: str
     saves_gpus: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Repartition(HubAnswer):
-    """How many GPUs of a model, cut into slices, would hold the workloads that fit into slices; the rest is free."""
-
-    model: str
-    workloads: int
-    gpus_to_cut: int
-    frees_gpus: int
-    slices: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -1262,6 +1274,14 @@ class ListedRule(HubAnswer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RuleList(HubAnswer):
+    now: datetime
+    rules: tuple[ListedRule, ...]
+    alerts: tuple[ListedAlert, ...]
+    alerts_total: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RuleReplay(HubAnswer):
     since: datetime
     until: datetime
@@ -1270,14 +1290,6 @@ class RuleReplay(HubAnswer):
     waited: int
     episodes: tuple[Episode, ...]
     failures: tuple[Failure, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RuleList(HubAnswer):
-    now: datetime
-    rules: tuple[ListedRule, ...]
-    alerts: tuple[ListedAlert, ...]
-    alerts_total: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -1290,26 +1302,11 @@ class ColourScale(HubAnswer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class IncidentDetail(HubAnswer):
-    incident: NamedIncident
-    diagnosis: Diagnosis | None
-    plan: Plan | None
-    silenced_by: SilencedBy | None
-    runbook: str
-    timeline: tuple[TimelineEntry, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SimulatedFault(HubAnswer):
-    id: str
-    scenario: str
-    node: str
-    gpu: int | None
-    uuid: str | None
+class FaultTruth(HubAnswer):
+    cause: str
+    action: str
+    severity: str
     place: str
-    at: datetime
-    strikes_in_seconds: float
-    truth: FaultTruth
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -1321,6 +1318,16 @@ class FullIncidentDetail(HubAnswer):
     runbook: str
     timeline: tuple[TimelineEntry, ...]
     blast: Blast | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class IncidentDetail(HubAnswer):
+    incident: NamedIncident
+    diagnosis: Diagnosis | None
+    plan: Plan | None
+    silenced_by: SilencedBy | None
+    runbook: str
+    timeline: tuple[TimelineEntry, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -1338,6 +1345,19 @@ class SilencedBy(HubAnswer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SimulatedFault(HubAnswer):
+    id: str
+    scenario: str
+    node: str
+    gpu: int | None
+    uuid: str | None
+    place: str
+    at: datetime
+    strikes_in_seconds: float
+    truth: FaultTruth
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SweepStatus(HubAnswer):
     source: str | None
     at: datetime | None
@@ -1347,14 +1367,6 @@ class SweepStatus(HubAnswer):
     links_down: int
     unlisted_hosts: tuple[str, ...]
     unnamed_hosts: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class FaultTruth(HubAnswer):
-    cause: str
-    action: str
-    severity: str
-    place: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -1392,18 +1404,6 @@ class SilenceView(HubAnswer):
 class SloList(HubAnswer):
     now: datetime
     slos: tuple[SloStatus, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Wait(HubAnswer):
-    """Waiting by shape, in seconds: of those who wait now, and of those who have started."""
-
-    gpus: int
-    waiting: int
-    longest_seconds: float | None
-    started: int
-    p50_seconds: float | None
-    p95_seconds: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -1492,7 +1492,7 @@ class BudgetReport(HubAnswer):
     month: str
     currency: str
     until: float
-    budgets: tuple[Budget, ...]
+    budgets: tuple[TeamBudget, ...]
     notes: tuple[str, ...]
 
 
@@ -1501,11 +1501,11 @@ class WasteReport(HubAnswer):
     since: float
     until: float
     currency: str
-    waste: tuple[Waste, ...]
+    waste: tuple[WastedHours, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Waste(HubAnswer):
+class WastedHours(HubAnswer):
     """GPUs that somebody holds and does not use, with who that is and what it costs; None where there is no price."""
 
     team: str
@@ -1527,7 +1527,7 @@ class RecordedWaits(HubAnswer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Replayed(HubAnswer):
+class ReplaySummary(HubAnswer):
     gpus: float
     utilisation: float | None
     gpu_hours_used: float
@@ -1566,20 +1566,11 @@ class WhatIf(HubAnswer):
     since: float
     until: float
     recorded: RecordedWaits
-    before: Replayed
-    after: Replayed
+    before: ReplaySummary
+    after: ReplaySummary
     unknown_models: Mapping[str, int]
     assumes: tuple[str, ...]
     problems: PlainProblems
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class IncidentSummary(HubAnswer):
-    """An open incident, as much as one line needs."""
-
-    id: str
-    severity: str
-    title: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -1595,6 +1586,15 @@ class GpuAndHolders(HubAnswer):
     holders: tuple[GpuHolder, ...]
     reason: str
     incidents: tuple[IncidentSummary, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class IncidentSummary(HubAnswer):
+    """An open incident, as much as one line needs."""
+
+    id: str
+    severity: str
+    title: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

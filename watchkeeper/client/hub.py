@@ -190,7 +190,7 @@ class Client:
     def reset_breaker(self) -> answers.RepairSwitchView:
         return self._post(answers.SwitchChanged, "/api/repairs/reset").switch
 
-    def repair_log(self, *, limit: int = 1000) -> tuple[answers.Entry, ...]:
+    def repair_log(self, *, limit: int = 1000) -> tuple[answers.JournalEntry, ...]:
         """The audit of repairs, oldest first: who, what, why, and what came of it."""
         return self._get(answers.RepairLog, "/api/repairs/log", limit=limit).entries
 

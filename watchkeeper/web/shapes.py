@@ -82,7 +82,7 @@ class ColourScale(TypedDict):
 IncidentCard = Annotated[
     Incident,
     ResponseVariant(
-        "incidents.Card",
+        "incidents.IncidentCard",
         also={
             "place_name": str,
             "signals": int,
@@ -97,32 +97,32 @@ IncidentCard = Annotated[
     ),
 ]
 NamedIncident = Annotated[Incident, ResponseVariant("incidents.NamedIncident", also={"place_name": str})]
-SilenceView = Annotated[Silence, ResponseVariant("silences.ShownSilence", also={"matchers": list[str]})]
+SilenceView = Annotated[Silence, ResponseVariant("silences.SilenceView", also={"matchers": list[str]})]
 ListedSilence = Annotated[
     Silence, ResponseVariant("silences.ListedSilence", also={"matchers": list[str], "active": bool})
 ]
 RepairView = Annotated[
     Repair,
     ResponseVariant(
-        "repairs.ShownRepair",
+        "repairs.RepairView",
         also={"action": str | None, "incidents": list[str], "is_running": bool, "is_held": bool},
     ),
 ]
 RepairSwitchView = Annotated[
-    RepairSwitch, ResponseVariant("repairs.ShownSwitch", also={"is_stopped": bool, "is_tripped": bool})
+    RepairSwitch, ResponseVariant("repairs.RepairSwitchView", also={"is_stopped": bool, "is_tripped": bool})
 ]
 ExplainedRepair = Annotated[
     explanation.Explanation,
     ResponseVariant("explanation.ExplainedRepair", also={"repair": RepairView | None, "switch": RepairSwitchView}),
 ]
 SloStatus = Annotated[
-    ErrorBudget, ResponseVariant("budgets.ShownBudget", also={"covered": str | None, "incidents": list[str]})
+    ErrorBudget, ResponseVariant("budgets.SloStatus", also={"covered": str | None, "incidents": list[str]})
 ]
 ReloadOutcome = Annotated[Reload, ResponseVariant("reload.Outcome", also={"is_successful": bool})]
-RuleFileStatus = Annotated[Reload, ResponseVariant("reload.RuleState", also={"is_successful": bool, "owner": str})]
-OrderView = Annotated[orders.Order, ResponseVariant("orders.ShownOrder", without=("nonce",))]
+RuleFileStatus = Annotated[Reload, ResponseVariant("reload.ReloadOutcome", also={"is_successful": bool, "owner": str})]
+OrderView = Annotated[orders.Order, ResponseVariant("orders.OrderView", without=("nonce",))]
 OrderStatus = Annotated[
-    orders.TrackedOrder, ResponseVariant("orders.GivenOrder", also={"order": OrderView, "state": str})
+    orders.TrackedOrder, ResponseVariant("orders.OrderStatus", also={"order": OrderView, "state": str})
 ]
 
 GpuEvent = Annotated[incidents.Member, ResponseVariant("incidents.GpuEvent", also={"incident": str})]

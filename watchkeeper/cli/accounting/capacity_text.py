@@ -203,7 +203,7 @@ def _whatif_row(shape: str, *sides: answers.Waits | answers.Spread) -> list[str]
     return [shape, str(before.jobs), *means, _long(before.p95), _long(after.p95)]
 
 
-def _wait_row(one: answers.Wait) -> list[str]:
+def _wait_row(one: answers.QueueWait) -> list[str]:
     seconds = [_long(one.longest_seconds), _long(one.p50_seconds), _long(one.p95_seconds)]
     return [str(one.gpus), str(one.waiting), seconds[0], str(one.started), *seconds[1:]]
 

@@ -66,7 +66,7 @@ def report(
         options.refuse_to_replace(Path(output), force=force)
     asked["read"] = _read(asked)
     found = _ask(hub, chosen, asked)
-    waste: tuple[answers.Waste, ...] = ()
+    waste: tuple[answers.WastedHours, ...] = ()
     if form not in NUMBERS_ALONE:
         found, waste = _with_waste(hub, found, asked)
     if form == "table":
@@ -95,14 +95,14 @@ def _ask(hub: Client, by: tuple[str, ...], asked: Mapping[str, Any]) -> answers.
 
 def _with_waste(
     hub: Client, found: answers.CostReport, asked: Mapping[str, Any]
-) -> tuple[answers.CostReport, tuple[answers.Waste, ...]]:
+) -> tuple[answers.CostReport, tuple[answers.WastedHours, ...]]:
     """Who holds what and does not use it; the bill says so where the time is too long to look at every job."""
     if asked["read"]:
         from watchkeeper.accounting import summary, waste
 
         rows = summary.matching_rows(asked["read"].table, dict(asked["of"]))
         wasted = wire.to_plain(waste.wasted_by_owner(asked["read"], rows))
-        return found, reading.read_answer(tuple[answers.Waste, ...], wasted)
+        return found, reading.read_answer(tuple[answers.WastedHours, ...], wasted)
     if found.until - found.since > LONGEST_WASTE_SECONDS:
         notes = [*found.notes, "who held GPUs and did not use them is listed for at most 35 days"]
         return reading.read_answer(answers.CostReport, {**found.plain, "notes": notes}), ()
@@ -125,7 +125,7 @@ def _read(asked: Mapping[str, Any]) -> Any:
 
 
 def _written(
-    bill: answers.CostReport, wasted: Sequence[answers.Waste], *, form: str, asked: Mapping[str, Any]
+    bill: answers.CostReport, wasted: Sequence[answers.WastedHours], *, form: str, asked: Mapping[str, Any]
 ) -> bytes:
     from watchkeeper.accounting import report_files, statement
 
@@ -142,7 +142,7 @@ def _written(
     return report_files.to_csv(found).encode() if form == "csv" else report_files.to_parquet(found)
 
 
-def _show(found: answers.CostReport, waste: Sequence[answers.Waste]) -> None:
+def _show(found: answers.CostReport, waste: Sequence[answers.WastedHours]) -> None:
     from watchkeeper.accounting import report_files
 
     click.echo(f"{usage.format_window(found)}; {found.currency}; {found.policy_words}")

@@ -127,7 +127,7 @@ def test_a_safety_limit_stops_everything_at_once(tmp_path: Path, later: dict[str
 @pytest.mark.slow
 def test_a_watch_that_falls_silent_stops_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usual = work_loop.WorkLoop
-    monkeypatch.setattr(runner, "Work", lambda *given: usual(*given, silent_seconds=0.5))
+    monkeypatch.setattr(runner, "WorkLoop", lambda *given: usual(*given, silent_seconds=0.5))
     report = run(2, options(tmp_path, "hang", "memory_copy", later={"silent": True}))
     assert report.stopped == "NVML has not answered for 0.5 s: a driver call hangs"
 

@@ -19,7 +19,7 @@ def command() -> None:
 
 @command.command("add")
 @click.argument("matchers", nargs=-1, required=True, metavar="MATCHER...")
-@click.option("--for", "lasting", metavar="TIME", help="How long, such as 2h.")
+@click.option("--for", "duration", metavar="TIME", help="How long, such as 2h.")
 @click.option("--from", "starts_at", metavar="TIME", help="RFC 3339; now by default.")
 @click.option("--until", "ends_at", metavar="TIME", help="RFC 3339; instead of --for.")
 @click.option("--reason", required=True, help="Why; everybody can read it.")
@@ -31,7 +31,7 @@ def add(hub: Client, matchers: tuple[str, ...], reason: str, maintenance: bool, 
     Labels: cluster, node, gpu (UUID), rack, leaf, pool, severity, cause, family, team, namespace, workload, alertname,
     incident.
     """
-    if bool(window["lasting"]) == bool(window["ends_at"]):
+    if bool(window["duration"]) == bool(window["ends_at"]):
         raise click.UsageError("say how long with --for, or until when with --until")
     made = hub.silence(matchers, reason=reason, maintenance=maintenance, **window)
     click.echo(f"{made.id}: {', '.join(made.matchers)} is silent until {times.utc(made.ends_at)}.")

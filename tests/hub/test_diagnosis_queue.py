@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.hub_stories import NOON, gpu
 from watchkeeper.errors import StoreError
-from watchkeeper.hub.diagnosis_queue import DIAGNOSIS_TRIES, DiagnosisDependencies, DiagnosisQueue
+from watchkeeper.hub.diagnosis_queue import MAX_ATTEMPTS, DiagnosisDependencies, DiagnosisQueue
 from watchkeeper.model.alerts import Severity
 from watchkeeper.model.incidents import Incident, IncidentId, IncidentState
 
@@ -85,7 +85,7 @@ def test_a_journal_that_is_away_costs_no_incident_its_diagnosis() -> None:
         nonlocal is_away
         queue = DiagnosisQueue(DiagnosisDependencies(find, lambda: False, diagnose, note))
         queue.add(known.values())
-        for _ in range(2 * DIAGNOSIS_TRIES):
+        for _ in range(2 * MAX_ATTEMPTS):
             with pytest.raises(StoreError):
                 await queue.work()
         is_away = False

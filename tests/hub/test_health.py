@@ -10,9 +10,9 @@ from watchkeeper.hub.stages import CurrentStages
 
 
 def test_the_first_that_is_waited_for_says_why_the_hub_is_not_ready() -> None:
-    reasons: list[str | None] = [None, "the fleet has not been read yet", "later"]
+    reasons: list[str | None] = [None, "discovery has not finished yet", "later"]
     health = HubHealth([lambda: reasons[0], lambda: reasons[1], lambda: reasons[2]])
-    assert (health.is_ready, health.not_ready_reason) == (False, "the fleet has not been read yet")
+    assert (health.is_ready, health.not_ready_reason) == (False, "discovery has not finished yet")
     reasons[:] = [None, None, None]
     assert (health.is_ready, health.not_ready_reason) == (True, None)
 

@@ -15,7 +15,7 @@ from tests.support.opened import opened
 from tests.support.waiting import until_async
 from tests.support.webhooks import Web, running
 from watchkeeper.config import settings
-from watchkeeper.hub.diagnosis_queue import DIAGNOSIS_TRIES
+from watchkeeper.hub.diagnosis_queue import MAX_ATTEMPTS
 from watchkeeper.kit.clock import ManualClock, ScaledClock, to_ms
 from watchkeeper.model.actions import Action
 from watchkeeper.model.fleet import Gpu, Node, NodeRegistration
@@ -88,8 +88,8 @@ def test_a_diagnosis_that_fails_once_is_made_again(tmp_path: Path) -> None:
 
 
 def test_a_diagnosis_that_keeps_failing_is_said_to_be_missing(tmp_path: Path) -> None:
-    told = diagnose_with(tmp_path, Stubborn(failures=DIAGNOSIS_TRIES))
-    assert told[1:] == ["No diagnosis: it failed 3 times, the last time with ConnectionResetError: gone away"]
+    told = diagnose_with(tmp_path, Stubborn(failures=MAX_ATTEMPTS))
+    assert told[1:] == ["Diagnosis failed 3 times. Last error: ConnectionResetError: gone away"]
 
 
 def test_a_gpu_that_breaks_before_its_first_page_is_called_as_its_node_has_registered_it(tmp_path: Path) -> None:
@@ -144,10 +144,17 @@ def test_an_alertmanager_is_told_although_the_journal_could_not_be_read_at_first
     async def story(url: str, web: Web) -> None:
         notify = settings.NotifySettings(via=settings.NotifyVia.ALERTMANAGER, alertmanager_urls=(url,))
         hub = opened(settings.Settings(settings.HubSettings(data=str(tmp_path)), notify=notify), time=ScaledClock())
-        hub.current.stages.journal._connection.execute("ALTER TABLE incident RENAME TO unreadable")
+        journal = hub.current.stages.journal
+
+        def rename_table(old: str, new: str) -> None:
+            # In a transaction of its own: inside that of a loop's thread, its failure would undo the rename.
+            with journal.transaction():
+                journal._connection.execute(f"ALTER TABLE {old} RENAME TO {new}")
+
+        rename_table("incident", "unreadable")
         loops = [asyncio.create_task(loop) for loop in hub._leading_loops()]
         await until_async(lambda: any(loop.done() for loop in loops) or hub.loops._failures.get(loop="alertmanager"))
-        hub.current.stages.journal._connection.execute("ALTER TABLE unreadable RENAME TO incident")
+        await asyncio.to_thread(rename_table, "unreadable", "incident")
         await hub.incidents.ingest_events([replace(xid(79, gpu(0), 0), at=hub.runtime.clock.now())])
         await until_async(lambda: web.got)
         for loop in loops:

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests.support.hub_stories import Line, gpu, later
-from watchkeeper.hub import pipeline
 from watchkeeper.query import engine as engines
 
 
@@ -38,25 +37,25 @@ def test_a_place_is_asked_about_once_in_fifteen_seconds(line: Line) -> None:
     asked = count_questions(line)
     line.pipeline.tick(later(0))
     for index in (0, 0, 0, 1):
-        line.pipeline.workloads_at(gpu(index))
+        line.pipeline.holders.workloads_at(gpu(index))
     assert len(asked) == 2
     line.pipeline.tick(later(14))
-    line.pipeline.workloads_at(gpu(0))
+    line.pipeline.holders.workloads_at(gpu(0))
     assert len(asked) == 2
     line.pipeline.tick(later(15))
-    line.pipeline.workloads_at(gpu(0))
+    line.pipeline.holders.workloads_at(gpu(0))
     assert len(asked) == 3
 
 
 def test_an_answer_that_did_not_come_is_not_remembered(line: Line) -> None:
     asked = count_questions(line, failing=1)
-    assert not any(line.pipeline.workloads_at(gpu(0)) for _ in range(3))
+    assert not any(line.pipeline.holders.workloads_at(gpu(0)) for _ in range(3))
     assert len(asked) == 2
 
 
-def test_as_many_places_are_remembered_as_the_limit_says(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "MOST_HOLDERS", 3)
+def test_as_many_places_are_remembered_as_the_limit_says(line: Line) -> None:
+    line.pipeline.holders._cache._max_places = 3
     asked = count_questions(line)
     for index in (0, 1, 2, 3, 3, 0):
-        line.pipeline.workloads_at(gpu(index))
+        line.pipeline.holders.workloads_at(gpu(index))
     assert len(asked) == 5

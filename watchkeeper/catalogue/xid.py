@@ -88,6 +88,12 @@ def all_codes() -> tuple[XidRow, ...]:
     return tuple(_by_code().values())
 
 
+@cache
+def settle_seconds(cause: str) -> int:
+    """How long to wait for more signals before a diagnosis of this cause: the longest of its Xid codes."""
+    return max((row.settle_seconds for row in all_codes() if row.cause == cause), default=0)
+
+
 def read_row(cells: Mapping[str, str]) -> XidRow:
     severity = pack.choice(cells["severity"], frozenset(SEVERITIES))
     return XidRow(

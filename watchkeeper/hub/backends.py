@@ -1,4 +1,4 @@
-"""What settings choose: where samples live, and the cluster that repairs are made in. The hub asks as it is built."""
+"""The query engine and the repair driver that the settings choose. The hub builds them when it is created."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from watchkeeper.store.head import head
 
 
 def build_engine(settings: config.Settings) -> engine.Engine:
-    """Where samples live: in this process, or in a server that speaks Prometheus' API."""
+    """The engine over samples in this process, or in a server with the Prometheus API."""
     if settings.query.engine is config.QueryEngine.EMBEDDED:
-        # `open` puts the store of the data directory in its place.
+        # `StoreMaintenance.open` replaces this head by the store of the data directory.
         return embedded.EmbeddedEngine(head.Head(max_series=settings.query.max_series))
     listed = settings.fleet.sd_files or settings.fleet.sd_urls or settings.fleet.prometheus_config
     reads = settings.fleet.scrape and (listed or settings.fleet.reads_pods)
     if reads and settings.query.write_url is None:
         raise SettingsError(
-            "targets are to be scraped, but there is no place to write their samples",
+            "targets are scraped, but `query.write_url` is not set, so samples cannot be written",
             where="query.write_url",
-            remedy="Set it to the server's remote-write address, or let the server scrape, with fleet.scrape = false",
+            remedy="Set it to the server's remote-write URL, or set `fleet.scrape = false` if the server scrapes",
         )
     return (
         local_cache.LocalCacheEngine(settings.query)
@@ -35,7 +35,7 @@ def build_engine(settings: config.Settings) -> engine.Engine:
 def build_driver(
     settings: config.Settings, simulator_url: str | None, *, is_stopped: Callable[[], bool] = lambda: False
 ) -> driver.Driver:
-    """The cluster that plans are made for; a simulated one needs its address."""
+    """The driver for repairs; the simulated one needs the URL of the simulator."""
     if settings.remediate.driver is config.DriverName.SIMULATED:
         if simulator_url is None:
             raise SettingsError(

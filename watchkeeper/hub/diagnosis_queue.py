@@ -1,7 +1,7 @@
-"""Incidents that wait for their diagnosis: one at a time, the gravest first, each in its newest state.
+"""Incidents that wait for a diagnosis: one at a time, the most severe first, each in its newest state.
 
-The hub adds every incident that changed and runs `work` as a loop. In a storm what happened goes before why, but not
-for ever. A diagnosis that fails is tried again after the others; one that keeps failing is said to be missing.
+The hub adds every incident that changed and runs `work` as a loop. While many events arrive, a diagnosis waits for
+them, but not for ever. A failed diagnosis is retried after the others; the last failure goes to the timeline.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from watchkeeper.errors import StoreError
 from watchkeeper.model.incidents import Incident
 
-# What fails as often as this fails always.
-DIAGNOSIS_TRIES = 3
-WAITS, WAIT_SECONDS = 50, 0.01
+MAX_ATTEMPTS = 3
+MAX_WAITS, WAIT_SECONDS = 50, 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,47 +28,47 @@ class DiagnosisDependencies:
 
 
 class DiagnosisQueue:
-    def __init__(self, around: DiagnosisDependencies) -> None:
-        self._around = around
-        # How grave each is, and how often its diagnosis has failed since it changed.
+    def __init__(self, dependencies: DiagnosisDependencies) -> None:
+        self._dependencies = dependencies
+        # The severity of each, and how often its diagnosis has failed since it changed.
         self._waiting: dict[str, tuple[int, int]] = {}
-        self._has_some = asyncio.Event()
+        self._not_empty = asyncio.Event()
 
     def add(self, changed: Iterable[Incident]) -> None:
         self._waiting.update({str(incident.id): (incident.severity.rank, 0) for incident in changed})
         if self._waiting:
-            self._has_some.set()
+            self._not_empty.set()
 
     async def work(self) -> None:
-        """Wait for incidents that changed, and find out why."""
-        await self._has_some.wait()
+        """Wait for incidents that changed, and diagnose them."""
+        await self._not_empty.wait()
         while self._waiting:
-            await self._let_events_pass()
-            id = max(self._waiting, key=lambda one: self._waiting[one][0])
+            await self._wait_for_events()
+            id = max(self._waiting, key=lambda waiting_id: self._waiting[waiting_id][0])
             _, failures = self._waiting.pop(id)
             try:
-                incident = await self._around.incident(id)
+                incident = await self._dependencies.incident(id)
                 if incident is not None and incident.is_open:
-                    await self._around.diagnose(incident)
+                    await self._dependencies.diagnose(incident)
             except Exception as error:
-                await self._later(id, failures + 1, error)
+                await self._retry_later(id, failures + 1, error)
                 raise
-        self._has_some.clear()
+        self._not_empty.clear()
 
-    async def _let_events_pass(self) -> None:
-        for _ in range(WAITS):
-            if not self._around.is_busy():
+    async def _wait_for_events(self) -> None:
+        for _ in range(MAX_WAITS):
+            if not self._dependencies.is_busy():
                 return
             await asyncio.sleep(WAIT_SECONDS)
 
-    async def _later(self, id: str, failures: int, error: Exception) -> None:
-        """Put it behind the others, or say on its timeline that there will be no diagnosis until it changes."""
-        if failures < DIAGNOSIS_TRIES:
+    async def _retry_later(self, id: str, failures: int, error: Exception) -> None:
+        """Queue the incident behind the others, or write on its timeline that it has no diagnosis until it changes."""
+        if failures < MAX_ATTEMPTS:
             self._waiting.setdefault(id, (0, failures))
             return
         last = f"{type(error).__name__}: {str(error)[:300]}"
         try:
-            await self._around.note(id, f"No diagnosis: it failed {failures} times, the last time with {last}")
+            await self._dependencies.note(id, f"Diagnosis failed {failures} times. Last error: {last}")
         except StoreError:
-            # The journal that does not take it may be what failed: it waits on.
+            # The journal itself may be what failed: keep the incident in the queue.
             self._waiting.setdefault(id, (0, failures))

@@ -1,7 +1,7 @@
-"""The state of the fleet: which nodes and GPUs there are, who holds them, and which targets are read.
+"""The state of the fleet: which nodes and GPUs exist, who holds them, and which targets are scraped.
 
-Discovery, schedulers, agents and a switch fabric bring it; each hub keeps its own, whoever leads. The hub runs `loops`,
-rules and pages look at `fleet`, `clusters` and `fabric`.
+It comes from discovery, schedulers, agents and the switch fabric; each hub has its own, leader or not. The hub runs
+`loops`; rules and pages read `fleet`, `clusters` and `fabric`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class FleetState:
         )
         self._problems: list[str] = []
         self._dropped: tuple[discovery.DroppedTarget, ...] = ()
-        self.not_ready_reason: str | None = "the fleet has not been read yet"
+        self.not_ready_reason: str | None = "discovery has not finished yet"
 
     def loops(self, *, is_leading: Callable[[], bool]) -> list[Loop]:
         return [
@@ -68,16 +68,16 @@ class FleetState:
     async def _discover(self, is_leading: Callable[[], bool]) -> None:
         listed = await self._discovery.refresh(self._clock.now())
         agents = self._registered.discovered_nodes(listed, now=self._clock.now())
-        found = await self.clusters.discover(listed, agents, leaves=self.fabric.leaf_by_node())
+        scan = await self.clusters.discover(listed, agents, leaves=self.fabric.leaf_by_node())
         problems = [*self._discovery.problems(), *self.clusters.problems()]
         for problem in problems:
             if problem not in self._problems:
-                log.warning("A source of targets has a problem", extra=fields(problem=problem))
-        self._problems, self._dropped = problems, found.dropped
-        self.fleet.set_expected_nodes(found.nodes, clock.to_ms(self._clock.now()))
-        # Each hub reads the fleet into a store of its own; into a server's only the leader writes.
+                log.warning("discovery failed", extra=fields(problem=problem))
+        self._problems, self._dropped = problems, scan.dropped
+        self.fleet.set_expected_nodes(scan.nodes, clock.to_ms(self._clock.now()))
+        # Each hub scrapes into its own store; only the leader writes to a server.
         writes = self._samples.are_stored_here or is_leading()
-        await self._scraper.set_targets(found.targets if writes and self._settings.scrape else ())
+        await self._scraper.set_targets(scan.targets if writes and self._settings.scrape else ())
         self.not_ready_reason = None
         if not self._settings.scrape:
             at_ms = clock.to_ms(self._clock.now())
@@ -85,14 +85,14 @@ class FleetState:
             queried_gpus.record_gpus(self.fleet, answer.frame.labels, self._settings.cluster, at_ms=at_ms)
 
     def register_node(self, registration: fleet_model.NodeRegistration, peer: str) -> None:
-        """Take a node's word for what it has; `peer` is the address it came from. CollectError if it cannot be."""
+        """Register a node and its GPUs; `peer` is the address of the request. CollectError if it is not allowed."""
         self._registered.register(registration, peer, now=self._clock.now())
         for gpu in registration.gpus:
             if gpu.index is not None:
                 self.fleet.record_gpu_index(gpu.uuid, str(gpu.index))
 
     def record_gpu_indices(self, batch: Iterable[events.Event]) -> None:
-        """Events of a GPU say which number it has, maybe before its first page does."""
+        """An event of a GPU contains its index, maybe before the first scrape does."""
         for event in batch:
             if event.place.gpu is not None and "gpu" in event.fields:
                 self.fleet.record_gpu_index(event.place.gpu, event.fields["gpu"])
@@ -107,7 +107,7 @@ class FleetState:
         return self._problems
 
     def has_scraped_every_target(self) -> bool:
-        """Each was read or missed at least once."""
+        """Each was scraped or failed at least once."""
         return all(state.last_scrape_ms is not None for state in self._scraper.states())
 
     def domains_of(self, cluster: str, name: str) -> Mapping[str, str]:

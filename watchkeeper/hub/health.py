@@ -1,6 +1,6 @@
-"""Whether a hub answers for its fleet, and what does not work now, as /-/ready and /api/status say it.
+"""Whether a hub is ready, and which parts are degraded, for /-/ready and /api/status.
 
-The hub names the services that know; a recording waits for nothing and has no problems.
+The hub passes the services that know; a recording waits for nothing and has no problems.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class HubHealth:
 
     @property
     def not_ready_reason(self) -> str | None:
-        return next((why for each in self._waits_for if (why := each())), None)
+        return next((reason for get_reason in self._waits_for if (reason := get_reason())), None)
 
     def problems(self) -> list[str]:
-        """What does not work now, in sentences; nothing while all is well."""
-        return list(chain.from_iterable(each() for each in self._problems))
+        """What does not work now, one sentence each; empty if all is well."""
+        return list(chain.from_iterable(get_problems() for get_problems in self._problems))

@@ -1,8 +1,7 @@
-"""The hub: its services, how they are connected, and the loops that run all the time.
+"""The hub: its services, how they are connected, and its loops.
 
-Read `Hub.run` for what happens all the time, and `pipeline.Pipeline` for what happens to an incident. Two paths lead to
-one: pushed events at once, and rules over scraped samples. Every loop survives its own failures (`loops`). Whoever asks
-or changes something does so through `Hub.services`.
+Read `Hub.run` for the loops and `pipeline.Pipeline` for the way to an incident. Incidents come from pushed events and
+from rules over scraped samples. Every loop survives its own failures (`loops`). `web` and `cli` use `Hub.services`.
 """
 
 from __future__ import annotations
@@ -41,15 +40,15 @@ from watchkeeper.store.journal import journal as journals
 
 
 class Hub:
-    """One fleet, watched. `open` goes on where the journal ends, `run` watches until told to stop, `close` lets go.
+    """One fleet: `open` restores the state from the journal, `run` monitors until `stop` is set, `close` releases all.
 
-    Its constructor fails with an error of ours where settings, or files that they name, are wrong.
+    The constructor raises a WatchkeeperError if settings, or files that they name, are wrong.
     """
 
     def __init__(
         self, samples: Samples, *, simulator_url: str | None = None, driver: drivers.Driver | None = None
     ) -> None:
-        """`driver` takes the place of the cluster that settings choose."""
+        """`driver` replaces the driver that the settings choose."""
         self.runtime = runtime = samples.runtime
         self.samples, settings, time, metrics = samples, runtime.settings, runtime.clock, runtime.metrics
         self.current = stages.CurrentStages()
@@ -58,7 +57,7 @@ class Hub:
         self.fleet = fleet_state.FleetState(runtime, samples)
         self._thread = journal_thread.JournalThread()
         self._reader = journal_reader.JournalReader(self.current, self.fleet.fleet, cluster=settings.fleet.cluster)
-        self.rules = rule_loops.RuleLoops(settings, self._around_rules(), time=time, metrics=metrics)
+        self.rules = rule_loops.RuleLoops(settings, self._rule_dependencies(), time=time, metrics=metrics)
         self.repairs = repair_loop.RepairLoop(
             settings.remediate, cluster=settings.fleet.cluster, time=time, metrics=metrics
         )
@@ -92,7 +91,7 @@ class Hub:
         self.services = self._services(silences, simulator_url)
 
     def open(self) -> None:
-        """Go on where the journal ends, over samples that are open; whoever cannot be opened holds nothing."""
+        """Restore the state from the journal; the samples must be open. A failed open releases everything."""
         closing = self.samples.closing
         closing.callback(self.lead.close)
         try:
@@ -100,26 +99,29 @@ class Hub:
         except (OSError, WatchkeeperError):
             self.close()
             raise
-        # Another lead brings another journal.
+        # The journal changes with each new lease.
         closing.callback(lambda: self.current.stages.journal.close())  # noqa: PLW0108
         for service in (self._thread, self._reader, self.rules, self.repairs):
             closing.callback(service.close)
 
     def close(self) -> None:
-        """Let go of everything, and of the samples last."""
+        """Release everything, the samples last."""
         self.samples.close()
 
-    def _join(self, kept: journals.Journal) -> None:
-        """Build everything that remembers on a journal; it remembers what that has, and nothing else."""
+    def _join(self, journal: journals.Journal) -> None:
+        """Build all stages on a journal; their state is what the journal contains, and nothing else."""
         settings, now = self.runtime.settings, self.runtime.clock.now()
-        outbox, earlier = orders.open_order_queue(kept, settings.hub.order_key_file, now=now), self._orders()
-        if outbox is not None and earlier is not None:
-            outbox.take_listeners(earlier)
-        line = pipeline.Pipeline(
+        order_queue, previous_orders = (
+            orders.open_order_queue(journal, settings.hub.order_key_file, now=now),
+            self._orders(),
+        )
+        if order_queue is not None and previous_orders is not None:
+            order_queue.take_listeners(previous_orders)
+        new_pipeline = pipeline.Pipeline(
             pipeline.PipelineDependencies(
                 engine=self.samples.engine,
                 fleet=self.fleet.fleet,
-                journal=kept,
+                journal=journal,
                 rules=self.rules.rules,
                 policy=self._policy,
                 driver=self._driver,
@@ -129,11 +131,11 @@ class Hub:
             ),
             now=now,
         )
-        self.rules.restore_server_alerts(kept.alerts())
-        self.repairs.join(self._repair_parts(kept))
-        told = delivery.Notifier(settings.notify, self._around_delivery(kept), now=now)
-        sources = evidence.EvidenceSources(kept, self.samples.engine, self.fleet.fleet, self.runtime.version)
-        self.current.replace(stages.Stages(kept, line, told, sources, outbox))
+        self.rules.restore_server_alerts(journal.alerts())
+        self.repairs.join(self._repair_parts(journal))
+        notifier = delivery.Notifier(settings.notify, self._notifier_dependencies(journal), now=now)
+        sources = evidence.EvidenceSources(journal, self.samples.engine, self.fleet.fleet, self.runtime.version)
+        self.current.replace(stages.Stages(journal, new_pipeline, notifier, sources, order_queue))
 
     def _health_of(self, silences: silence_service.SilenceService) -> health.HubHealth:
         return health.HubHealth(
@@ -168,24 +170,26 @@ class Hub:
     def _orders(self) -> orders.OrderQueue | None:
         return self.current.stages.orders if self.current.has_stages else None
 
-    def _around_rules(self) -> rule_loops.RuleLoopDependencies:
+    def _rule_dependencies(self) -> rule_loops.RuleLoopDependencies:
         return rule_loops.RuleLoopDependencies(
             lambda: self.current.stages.pipeline,
-            lambda changed, now: self.incidents.ingest_alerts(changed, now),  # noqa: PLW0108 (it is made later)
-            # A rule that is asked before each target was read would take unread for healthy.
+            lambda changed, now: self.incidents.ingest_alerts(changed, now),  # noqa: PLW0108 (created later)
+            # A rule that is evaluated before every target was scraped would take missing for healthy.
             lambda: self._health.is_ready and self.fleet.has_scraped_every_target(),
             self.loops.report_failure,
         )
 
-    def _around_delivery(self, kept: journals.Journal) -> delivery.NotifierDependencies:
-        known = message.MessageContext(kept.diagnosis, kept.plan, self.runtime.settings.notify.console_url)
-        about = incident_labels.InventoryLookup(self.fleet.domains_of, self.fleet.clusters.team_of)
-        return delivery.NotifierDependencies(kept, about, known, self.runtime.metrics, self.fleet.fleet.place_name)
+    def _notifier_dependencies(self, journal: journals.Journal) -> delivery.NotifierDependencies:
+        context = message.MessageContext(journal.diagnosis, journal.plan, self.runtime.settings.notify.console_url)
+        lookup = incident_labels.InventoryLookup(self.fleet.domains_of, self.fleet.clusters.team_of)
+        return delivery.NotifierDependencies(
+            journal, lookup, context, self.runtime.metrics, self.fleet.fleet.place_name
+        )
 
-    def _repair_parts(self, kept: journals.Journal) -> repair_loop.RepairLoopDependencies:
+    def _repair_parts(self, journal: journals.Journal) -> repair_loop.RepairLoopDependencies:
         settings = self.runtime.settings
         return repair_loop.RepairLoopDependencies(
-            kept,
+            journal,
             self.samples.engine,
             self.lead.fence_driver(self._driver),
             self._policy,
@@ -200,24 +204,24 @@ class Hub:
         )
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Watch the fleet until `stop` is set."""
-        everywhere = [
+        """Monitor the fleet until `stop` is set."""
+        always = [
             *self.fleet.loops(is_leading=lambda: self.lead.is_leading),
             self.own_series.loop(may_write=lambda: self.lead.is_leading or self.samples.are_stored_here),
             *self.samples.loops(self.loops.failures),
         ]
-        tasks = [asyncio.create_task(self.loops.repeat(loop)) for loop in everywhere]
+        tasks = [asyncio.create_task(self.loops.repeat(loop)) for loop in always]
         try:
             await self.lead.run(leadership.LeadershipCallbacks(self._join, self._leading_loops), stop)
         finally:
-            if (outbox := self._orders()) is not None:
-                outbox.end()
+            if (order_queue := self._orders()) is not None:
+                order_queue.end()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await self.fleet.close()
 
     def _leading_loops(self) -> list[Coroutine[Any, Any, None]]:
-        """What one hub of several does: everything that writes into the journal or changes a machine."""
-        each = [*self.incidents.loops(), *self.rules.loops(), *self.repairs.loops()]
-        return [self.loops.repeat(loop) for loop in each]
+        """The loops that only the leader runs: those that write to the journal or change a node."""
+        loops = [*self.incidents.loops(), *self.rules.loops(), *self.repairs.loops()]
+        return [self.loops.repeat(loop) for loop in loops]

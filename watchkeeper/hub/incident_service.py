@@ -1,7 +1,7 @@
-"""Incidents while the hub runs: events and alerts come in, people change them, each is diagnosed and told about.
+"""Incidents while the hub runs: events and alerts open them, people change them, each is diagnosed and notified.
 
-All work on incidents is done in the journal's thread, and whoever looks hears of each change. `Current` is asked for
-the stages at each call, for they are replaced where another journal comes.
+All work on incidents runs on the journal thread, and each change is announced to open pages. The stages are read from
+`CurrentStages` at each call, because another journal replaces them.
 """
 
 from __future__ import annotations
@@ -48,30 +48,30 @@ class IncidentService:
         self._runtime, self._clock, self._current = runtime, runtime.clock, current
         self._thread, self._reader, self._fleet = journal_thread, reader, fleet
         self._rules, self._repairs, self._loops = rules, repairs, loops
-        # How many events of each kind there were, for the series that rules count with.
+        # The number of events of each kind, for the series that rules use.
         self.event_counts = status_series.EventCounts()
-        self._doubt = clock_jump.ClockJumpGuard(TRIM_SECONDS)
+        self._clock_jump = clock_jump.ClockJumpGuard(TRIM_SECONDS)
         self._queue = diagnosis_queue.DiagnosisQueue(
             diagnosis_queue.DiagnosisDependencies(
-                lambda one: reader.read(lambda: reader.incident(one)),
+                lambda incident_id: reader.read(lambda: reader.incident(incident_id)),
                 lambda: journal_thread.is_busy or repairs.is_starting,
                 self._diagnose,
-                lambda one, text: self.note(one, journal.HUB, text),
+                lambda incident_id, text: self.note(incident_id, journal.HUB, text),
             )
         )
         counter = runtime.metrics.counter
-        self._events = counter("watchkeeper_hub_events_total", "New events taken, by kind")
-        self._repeats = counter("watchkeeper_hub_repeated_events_total", "Pushed events that were known already")
+        self._events = counter("watchkeeper_hub_events_total", "New events, by kind")
+        self._repeats = counter("watchkeeper_hub_repeated_events_total", "Pushed events that the hub had already")
 
     def loops(self) -> list[Loop]:
-        """What the one hub of several does that leads."""
+        """The loops of the leader."""
         return [
             Loop("incidents", self._tick, TICK_SECONDS),
             Loop("diagnosis", self._queue.work, 0.0),
-            Loop("recovery", self._look_for_recovery, RECOVERY_SECONDS),
+            Loop("recovery", self._check_recovery, RECOVERY_SECONDS),
             Loop("trimming", self._trim, TRIM_SECONDS),
-            Loop("heartbeat", self._beat, heartbeat.BEAT_SECONDS),
-            Loop("fabric", self._look_at_fabric, self._runtime.settings.fabric.interval_seconds),
+            Loop("heartbeat", self._send_heartbeat, heartbeat.BEAT_SECONDS),
+            Loop("fabric", self._refresh_fabric, self._runtime.settings.fabric.interval_seconds),
             *(Loop(name, body, 0.0) for name, body in self._delivery.loops(self._clock, self._thread.run)),
         ]
 
@@ -79,33 +79,33 @@ class IncidentService:
     def _delivery(self) -> delivery.Notifier:
         return self._current.stages.delivery
 
-    # What happens
+    # Events and alerts
 
     async def ingest_events(self, batch: Sequence[events.Event]) -> int:
-        """Keep a push of events, and open what they mean; returns how many were new. Answered after commit."""
+        """Store pushed events and open their incidents; returns how many were new, after the commit."""
         now = self._clock.now()
         self._fleet.record_gpu_indices(batch)
-        taken = await self._thread.run(lambda: self._current.stages.pipeline.ingest_events(batch, now))
-        self._repairs.start_urgent(taken.changed_incidents)
-        self.event_counts.count(taken.events)
-        for event in taken.events:
+        applied = await self._thread.run(lambda: self._current.stages.pipeline.ingest_events(batch, now))
+        self._repairs.start_urgent(applied.changed_incidents)
+        self.event_counts.count(applied.events)
+        for event in applied.events:
             self._events.add(kind=event.kind)
-        self._repeats.add(len(batch) - len(taken.events))
-        self._announce(taken.changed_incidents)
-        return len(taken.events)
+        self._repeats.add(len(batch) - len(applied.events))
+        self._announce(applied.changed_incidents)
+        return len(applied.events)
 
     async def ingest_alerts(self, changed: Sequence[alerts.Alert], now: datetime) -> None:
-        """Alerts that changed, a part at a time: events of a storm come in between. Returns after they are kept."""
-        line = self._current.stages.pipeline
-        await self._change(lambda: line.ingest_alert_batch(now, changed))
-        while line.has_undelivered_alerts:
-            await self._change(lambda: line.ingest_alert_batch(now))
+        """Apply changed alerts in batches, so that events run in between; returns after they are stored."""
+        pipeline = self._current.stages.pipeline
+        await self._change(lambda: pipeline.ingest_alert_batch(now, changed))
+        while pipeline.has_undelivered_alerts:
+            await self._change(lambda: pipeline.ingest_alert_batch(now))
 
     async def ingest_external_alerts(self, pushed: Sequence[alerts.Alert]) -> None:
-        """Alerts of rules that are not ours, from Alertmanager's webhook; returns after they are kept."""
+        """Apply alerts of other rules, from Alertmanager's webhook; returns after they are stored."""
         await self.ingest_alerts(pushed, self._clock.now())
 
-    # What people say
+    # Changes by people
 
     async def acknowledge(self, id: str, actor: str) -> Incident:
         return await self._change_one(
@@ -140,67 +140,67 @@ class IncidentService:
         return self._current.stages.pipeline.lessons.all()
 
     def dropped_signals(self) -> int:
-        """Signals that found no room in an incident."""
+        """Signals dropped because the incident had too many."""
         return self._current.stages.pipeline.incidents.dropped_signals
 
-    # While time passes
+    # Loops
 
     async def _tick(self) -> None:
         def work() -> list[Incident]:
-            now, line = self._clock.now(), self._current.stages.pipeline
-            changed = line.tick(now, self._rules.server_alerts.values())
-            self._delivery.update(line.incidents.recent(), now)
+            now, pipeline = self._clock.now(), self._current.stages.pipeline
+            changed = pipeline.tick(now, self._rules.server_alerts.values())
+            self._delivery.update(pipeline.incidents.recent(), now)
             return changed
 
         await self._change(work)
 
-    async def _look_for_recovery(self) -> None:
-        """A GPU that was repaired says so in its samples at most; make an event of it."""
-        line = self._current.stages.pipeline
-        broken = await self._thread.run(line.incidents.broken_gpus)
+    async def _check_recovery(self) -> None:
+        """Create events for repaired GPUs: only their samples show it."""
+        pipeline = self._current.stages.pipeline
+        broken = await self._thread.run(pipeline.incidents.broken_gpus)
         now = self._clock.now()
-        recovered = await asyncio.to_thread(line.recoveries, broken, now) if broken else []
+        recovered = await asyncio.to_thread(pipeline.recoveries, broken, now) if broken else []
         if recovered:
             await self.ingest_events(recovered)
 
-    async def _look_at_fabric(self) -> None:
+    async def _refresh_fabric(self) -> None:
         fabric = self._fleet.fabric
         if self._runtime.settings.fabric.is_watched and (changed := await fabric.refresh(self._clock.now())):
             await self.ingest_events(changed)
 
-    async def _beat(self) -> None:
-        """Say outside that the hub works, once its journal has shown it; silence is the alarm."""
+    async def _send_heartbeat(self) -> None:
+        """Send the heartbeat if the journal answers and the vital loops work; its absence is the alert."""
         await self._thread.run(self._current.stages.journal.count_open)
         if not self._loops.failures.any_of(heartbeat.VITAL, now=self._clock.now()):
             await asyncio.to_thread(heartbeat.send_heartbeat, self._runtime.settings, self._clock.now())
 
     async def _trim(self) -> None:
-        """Drop what the journal need no longer keep; the chain stays verifiable."""
+        """Delete journal entries past the retention; the hash chain stays verifiable."""
         now = self._clock.now()
         before = now - timedelta(seconds=self._runtime.settings.journal.retention_seconds)
-        if self._doubt.may_remove(now.timestamp()):
+        if self._clock_jump.may_remove(now.timestamp()):
             await self._thread.run(lambda: self._current.stages.journal.trim(before, now=now))
 
     async def _diagnose(self, incident: Incident) -> None:
-        now, line = self._clock.now(), self._current.stages.pipeline
+        now, pipeline = self._clock.now(), self._current.stages.pipeline
         if await asyncio.to_thread(self._repairs.keeps_cause, incident):
             return
-        finding = await asyncio.to_thread(line.diagnose, incident, now)
+        finding = await asyncio.to_thread(pipeline.diagnose, incident, now)
         await asyncio.to_thread(self._repairs.submit_plan, incident.id)
         self._runtime.changes.send("incidents")
         if finding is not None:
-            await self._change(lambda: line.apply_finding(incident, finding, now))
+            await self._change(lambda: pipeline.apply_finding(incident, finding, now))
 
     async def _change(self, work: Callable[[], Iterable[Incident]]) -> None:
         self._announce(await self._thread.run(work))
 
     async def _change_one(self, work: Callable[[], Incident]) -> Incident:
-        changed = await self._thread.run(work)
-        self._announce([changed])
-        return changed
+        incident = await self._thread.run(work)
+        self._announce([incident])
+        return incident
 
     def _announce(self, changed: Iterable[Incident]) -> None:
-        """Tell everyone who looks, and ask for a diagnosis of what is open."""
+        """Update open pages, and queue a diagnosis of open incidents."""
         if incidents := list(changed):
             self._queue.add(incidents)
             self._runtime.changes.send("incidents")

@@ -1,6 +1,6 @@
-"""What pages read of the journal, in threads of their own: a page may wait for a disk, the event loop may not.
+"""Reads the journal for pages, in threads of their own: a page may wait for a disk, the event loop may not.
 
-Every answer is of the journal that the stages are on now. `read` runs what is asked, away from the event loop.
+Every result comes from the journal that the stages use now. `read` runs a function away from the event loop.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from watchkeeper.store.journal import chain, journal, journal_readers
 
 T = TypeVar("T")
 
-# Pages show every open incident; a fleet with more has one fault, and it is not in this list.
+# Pages show every open incident; a fleet with more has one large fault.
 MOST_INCIDENTS = 10_000
 
 
@@ -66,5 +66,7 @@ class JournalReader:
     def events_between(self, since: datetime, until: datetime) -> list[events.Event]:
         """Events of all clusters of this hub, oldest first."""
         clusters = sorted({self._cluster, *(node.cluster for node in self._fleet.nodes())})
-        found = [self._journal.events_at(fleet_model.Place(one), since=since, until=until) for one in clusters]
-        return sorted((event for events_there in found for event in events_there), key=lambda event: event.at)
+        by_cluster = [
+            self._journal.events_at(fleet_model.Place(cluster), since=since, until=until) for cluster in clusters
+        ]
+        return sorted((event for events_there in by_cluster for event in events_there), key=lambda event: event.at)

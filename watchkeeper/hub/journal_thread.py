@@ -1,6 +1,6 @@
-"""The one thread that incidents and the journal belong to: no locks above it, and no fsync on the event loop.
+"""The one thread that writes incidents and the journal: no locks above it, and no fsync on the event loop.
 
-Whoever changes an incident, hands a message over or trims the journal does it here; pages read elsewhere.
+Incidents are changed, notifications delivered and the journal trimmed here; pages read in other threads.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Which of several hubs works: one leads and writes, the others follow, answer questions and wait for their turn.
+"""Leader election: one hub leads and writes, the others follow, serve queries and wait.
 
-The hub asks for its journal here (`open`), and lets `run` hold the lead. A journal in a file is led by whoever opened
-it. In PostgreSQL the lead is a lease (`store.journal.election`): renewed while all is well, taken by another hub when
-it runs out. Each time this hub begins to lead or to follow, and each time the server was away, its stages are put on
-a new journal and remember only what that has. So nothing that was concluded under an earlier lead is ever written
+The hub opens its journal here (`open`), and `run` keeps the lease. With a journal in a file, the hub that opened it
+leads. In PostgreSQL, leadership is a lease (`store.journal.election`): renewed while all is well, acquired by another
+hub after it expires. Each time this hub starts to lead or to follow, and after each loss of the connection, its stages
+are built on a new journal and restore only what that contains. So a conclusion from an earlier lease is never written
 under a later one.
 """
 
@@ -35,24 +35,24 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# A leader whose own loop does not turn for so many leases lets another one try.
+# A leader whose event loop hangs for this many lease times stops renewing, so that another hub can lead.
 MOST_SILENT_LEASES = 3
-# A lease is renewed, and looked at, so often in its time: four may fail before it is over.
-TURNS_IN_A_LEASE = 5
-# How old the silences, alerts and repairs of a follower's pages may be; incidents are read from the journal each time.
+# Renewals in one lease time: four may fail before the lease expires.
+RENEWALS_PER_LEASE = 5
+# How old silences, alerts and repairs on a follower's pages may be; incidents are read from the journal each time.
 REFRESH_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class LeadershipCallbacks:
-    """What the hub does with a journal: `join` builds everything on it, `loops` is the work of a leader."""
+    """`join` builds all stages on a journal; `loops` are the tasks of a leader."""
 
     join: Callable[[journals.Journal], None]
     loops: Callable[[], Sequence[Coroutine[Any, Any, None]]]
 
 
 class Leadership:
-    """One hub's place among several, or alone on a file. `not_leading_because` is for people, None while it leads."""
+    """Whether this hub leads. `not_leading_reason` is a text for people, None while it leads."""
 
     def __init__(self, settings: config.Settings, *, metrics: own_metrics.Registry) -> None:
         self._path, self._settings = settings.journal_path, settings.journal
@@ -62,7 +62,7 @@ class Leadership:
         self._connection: postgres.PostgresConnection | None = None
         self._epoch = self._seen_epoch = 0
         self._led_until = self._joined_at = self._heard_at = 0.0
-        # The newest journal, and the one that the stages are on or are being put on.
+        # The newest journal, and the one that the stages use or are being built on.
         self._newest: journals.Journal | None = None
         self._joined: journals.Journal | None = None
         self._lock = threading.Lock()
@@ -70,29 +70,29 @@ class Leadership:
         self._why_not: str | None = None
         self._is_built = True
         self._leads = metrics.gauge("watchkeeper_hub_leads", "1 while this hub leads, 0 while it follows another one")
-        self._changes = metrics.counter("watchkeeper_hub_leads_begun_total", "How often this hub began to lead")
+        self._changes = metrics.counter("watchkeeper_hub_leads_begun_total", "How often this hub acquired leadership")
 
     @property
     def not_leading_reason(self) -> str | None:
-        return self._why_not or (None if self._is_built else "this hub begins to lead and reads the journal")
+        return self._why_not or (None if self._is_built else "this hub acquired leadership and reads the journal")
 
     @property
     def is_leading(self) -> bool:
         return self._why_not is None
 
     def may_act(self) -> bool:
-        """False as soon as another hub may have taken the lead, by a clock that goes on while this process does not."""
+        """False as soon as another hub may lead, by a clock that also counts while this process is suspended."""
         return self._election is None or (self._epoch > 0 and _now() < self._led_until)
 
-    def fence_driver(self, behind: driver.Driver) -> driver.Driver:
-        """The driver for this lead: what was decided under it is not done under a later one."""
+    def fence_driver(self, unfenced: driver.Driver) -> driver.Driver:
+        """The driver for this lease: a decision made under it does not run under a later one."""
         if self._settings.url_file is None:
-            return behind
+            return unfenced
         epoch = self._epoch
-        return FencedDriver(behind, lambda: self._epoch == epoch and self.may_act())
+        return FencedDriver(unfenced, lambda: self._epoch == epoch and self.may_act())
 
     def open(self) -> journals.Journal:
-        """The journal to begin with, led if nobody else leads it."""
+        """Open the journal, and acquire leadership if no other hub leads."""
         if self._settings.url_file is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._leads.set(1)
@@ -106,12 +106,12 @@ class Leadership:
             self.close()
             raise
         assert self._newest is not None
-        # The hub builds its stages on it before anybody can ask.
+        # The hub builds its stages on it before it serves requests.
         self._joined, self._is_built = self._newest, True
         return self._newest
 
     def close(self) -> None:
-        """Let another hub lead at once."""
+        """Release the lease, so that another hub can lead at once."""
         self._is_closed.set()
         with self._lock, contextlib.suppress(StoreError):
             if self._election is not None:
@@ -121,104 +121,104 @@ class Leadership:
                 self._election.close()
 
     async def run(self, stages: LeadershipCallbacks, stop: asyncio.Event) -> None:
-        """Until `stop` is set: do a leader's work while we lead, and change sides when that changes."""
-        at_work: list[asyncio.Task[None]] = []
-        turned, loop = asyncio.Event(), asyncio.get_running_loop()
+        """Until `stop` is set: run the leader's tasks while this hub leads, and stop them when it does not."""
+        leader_tasks: list[asyncio.Task[None]] = []
+        wakeup, loop = asyncio.Event(), asyncio.get_running_loop()
         if self._election is not None:
-            # A thread of its own: a busy loop must not cost the lead.
-            watch = threading.Thread(target=self._watch, args=(loop, turned), name="leadership", daemon=True)
+            # A thread of its own: a busy event loop must not lose the lease.
+            watch = threading.Thread(target=self._watch, args=(loop, wakeup), name="leadership", daemon=True)
             watch.start()
         stopped = asyncio.create_task(stop.wait())
-        stopped.add_done_callback(lambda _: turned.set())
+        stopped.add_done_callback(lambda _: wakeup.set())
         try:
             while not stop.is_set():
                 if self._joined is not self._newest or not self.is_leading:
-                    await _end(at_work)
-                    at_work = []
+                    await _end(leader_tasks)
+                    leader_tasks = []
                 if self._newest is not None and self._joined is not self._newest:
                     await self._join(stages, self._newest)
                     continue
-                if self.is_leading and not at_work:
-                    at_work = [asyncio.create_task(work) for work in stages.loops()]
-                await turned.wait()
-                turned.clear()
+                if self.is_leading and not leader_tasks:
+                    leader_tasks = [asyncio.create_task(body) for body in stages.loops()]
+                await wakeup.wait()
+                wakeup.clear()
         finally:
             self._is_closed.set()
-            await _end([*at_work, stopped])
+            await _end([*leader_tasks, stopped])
 
     async def _join(self, stages: LeadershipCallbacks, newest: journals.Journal) -> None:
-        before, self._joined = self._joined, newest
+        previous, self._joined = self._joined, newest
         try:
             await asyncio.to_thread(stages.join, newest)
             self._is_built = self._newest is newest
-        except Exception as error:  # Deliberately everything: whoever cannot lead must not keep the others from it.
-            known = isinstance(error, WatchkeeperError)
-            log.error("The journal could not be read", extra=fields(error=error), exc_info=None if known else error)
+        except Exception as error:  # Deliberately everything: a hub that cannot lead must release the lease.
+            is_ours = isinstance(error, WatchkeeperError)
+            log.error("journal read failed", extra=fields(error=error), exc_info=None if is_ours else error)
             await asyncio.to_thread(self._give_up, error)
         finally:
-            if before is not None:
-                before.close()
+            if previous is not None:
+                previous.close()
 
-    def _watch(self, loop: asyncio.AbstractEventLoop, turned: asyncio.Event) -> None:
-        def hear() -> None:
+    def _watch(self, loop: asyncio.AbstractEventLoop, wakeup: asyncio.Event) -> None:
+        def wake() -> None:
             self._heard_at = _now()
-            turned.set()
+            wakeup.set()
 
         self._heard_at = _now()
         # The lease is real time, however fast a simulated clock runs.
-        while not self._is_closed.wait(self._lease / TURNS_IN_A_LEASE):
+        while not self._is_closed.wait(self._lease / RENEWALS_PER_LEASE):
             with self._lock:
                 if not self._is_closed.is_set():
-                    self._turn_or_say()
+                    self._try_turn()
             with contextlib.suppress(RuntimeError):  # The loop has ended.
-                loop.call_soon_threadsafe(hear)
+                loop.call_soon_threadsafe(wake)
 
-    def _turn_or_say(self) -> None:
+    def _try_turn(self) -> None:
         if self._epoch and _now() - self._heard_at > MOST_SILENT_LEASES * self._lease:
-            log.error("The hub's own loop hangs; the lead is not renewed", extra=fields(epoch=self._epoch))
+            log.error("event loop hangs, not renewing the lease", extra=fields(epoch=self._epoch))
             return
         try:
             self._turn()
         except StoreError as error:
             if self._epoch:
-                log.error("The lead could not be renewed", extra=fields(error=error, epoch=self._epoch))
+                log.error("lease renewal failed", extra=fields(error=error, epoch=self._epoch))
             if self._connection is not None and (self._connection.is_broken or _now() > self._led_until):
                 self._connection.cut()
                 self._follow(str(error))
 
     def _turn(self) -> None:
-        """Renew the lead, take it, or look who has it; opens another journal where the stages need one."""
+        """Renew the lease, acquire it, or read who has it; opens another journal if the stages need one."""
         assert self._election is not None
-        asked = _now()
+        asked_at = _now()
         is_broken = self._connection is None or self._connection.is_broken
         if self._epoch and not is_broken and self._election.renew(self._epoch):
-            self._led_until = asked + self._lease
+            self._led_until = asked_at + self._lease
             return
         epoch = self._election.acquire()
         if epoch is not None:
-            self._begin(epoch, asked)
+            self._begin(epoch, asked_at)
             return
-        lead = self._election.read_lease()
-        is_old = self._seen_epoch != lead.epoch or asked - self._joined_at > REFRESH_SECONDS
-        self._follow(f"this hub follows {lead}, which leads")
+        lease = self._election.read_lease()
+        is_old = self._seen_epoch != lease.epoch or asked_at - self._joined_at > REFRESH_SECONDS
+        self._follow(f"this hub follows the leader {lease}")
         if is_broken or is_old:
-            self._change(self._opened(0, str(lead)))
-            self._seen_epoch, self._joined_at = lead.epoch, asked
+            self._change(self._opened(0, str(lease)))
+            self._seen_epoch, self._joined_at = lease.epoch, asked_at
 
-    def _begin(self, epoch: int, asked: float) -> None:
+    def _begin(self, epoch: int, asked_at: float) -> None:
         opened = self._opened(epoch)
-        # In this order: `run` looks on from another thread, and begins to work when the last of them is so.
+        # The order matters: `run` reads these in another thread, and starts when the last one is set.
         self._epoch = self._seen_epoch = epoch
-        self._led_until, self._joined_at = asked + self._lease, asked
+        self._led_until, self._joined_at = asked_at + self._lease, asked_at
         self._change(opened)
-        log.warning("This hub leads now", extra=fields(epoch=epoch))
+        log.info("acquired leadership", extra=fields(epoch=epoch))
         self._leads.set(1)
         self._changes.add()
         self._why_not = None
 
     def _follow(self, why: str) -> None:
         if self._epoch:
-            log.warning("This hub leads no longer", extra=fields(epoch=self._epoch, why=why))
+            log.warning("lost leadership", extra=fields(epoch=self._epoch, reason=why))
         self._epoch = 0
         self._leads.set(0)
         self._why_not = why
@@ -247,39 +247,39 @@ class Leadership:
 
 
 class FencedDriver:
-    """A driver that a hub without the lead cannot use to change anything."""
+    """A driver that refuses every change if this hub does not lead."""
 
-    def __init__(self, behind: driver.Driver, may_act: Callable[[], bool]) -> None:
-        self._behind, self._may_act = behind, may_act
-        self.name = behind.name
+    def __init__(self, driver: driver.Driver, may_act: Callable[[], bool]) -> None:
+        self._driver, self._may_act = driver, may_act
+        self.name = driver.name
 
     def observe(self, place: fleet.Place) -> driver.NodeObservation:
-        return self._behind.observe(place)
+        return self._driver.observe(place)
 
     def describe(self, action: actions.Action) -> str:
-        return self._behind.describe(action)
+        return self._driver.describe(action)
 
     def perform(self, action: actions.Action) -> driver.ActionOutcome:
         if not self._may_act():
             raise ActionFailed(
-                "the lease of this hub has run out",
+                "the lease of this hub has expired",
                 where=action.id,
                 now="Nothing was called",
-                remedy="Whoever leads now goes on",
+                remedy="No action needed: the new leader continues the repair",
             )
-        return self._behind.perform(action)
+        return self._driver.perform(action)
 
 
 def _election(server: postgres.PostgresServer, url: str, lease_seconds: float) -> election.Election:
     from watchkeeper.store.journal import election
 
-    # The last part tells two lives of one container apart, which may have the same name and number.
+    # The last part distinguishes two starts of one container, which may have the same host name and PID.
     holder = f"{socket.gethostname()}/{os.getpid()}/{secrets.token_hex(3)}"
     return election.Election(server, holder, url=url, lease_seconds=lease_seconds)
 
 
 def _now() -> float:
-    """Seconds that pass while this process, or the whole machine, sleeps as well."""
+    """Seconds, including the time in which the process or the machine is suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 

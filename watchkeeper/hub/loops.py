@@ -1,6 +1,6 @@
-"""Loops that survive their own failures: each is said in the log, counted, and shown until the loop works again.
+"""Loops that survive their own failures: each failure is logged, counted, and shown until the loop works again.
 
-Services list their loops as `Loop`; the hub runs every one of them with `Loops.repeat`.
+Services list their loops as `Loop`; the hub runs every one of them with `LoopRunner.repeat`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from watchkeeper.kit.logs import fields
 
 log = logging.getLogger(__name__)
 
-# How soon after a failure a loop is tried again at the earliest.
+# The shortest pause after a failure.
 RETRY_SECONDS = 1.0
 
 
@@ -32,15 +32,15 @@ class LoopRunner:
         self._clock = runtime.clock
         self.failures = recent_failures.RecentFailures()
         self._failures = runtime.metrics.counter(
-            "watchkeeper_hub_loop_failures_total", "Failures that a loop of the hub survived"
+            "watchkeeper_hub_loop_failures_total", "Failed runs of a hub loop, by loop; the loop is retried"
         )
 
     async def repeat(self, loop: Loop) -> None:
-        """Run a loop's body for ever; a failure is said, counted, and followed by a pause."""
+        """Run a loop's body for ever; a failure is logged, counted, and followed by a pause."""
         while True:
             try:
                 await loop.body()
-            except Exception as error:  # Deliberately everything: one broken loop must not blind the others.
+            except Exception as error:  # Deliberately everything: one broken loop must not stop the others.
                 self.report_failure(loop.name, error)
                 await self._clock.sleep(max(loop.pause_seconds, RETRY_SECONDS))
             else:
@@ -51,8 +51,10 @@ class LoopRunner:
         self._failures.add(loop=name)
         self.failures.record(name, str(error) or type(error).__name__, now=self._clock.now())
         is_ours = isinstance(error, WatchkeeperError)
-        log.error("A loop of the hub failed", extra=fields(loop=name, error=error), exc_info=None if is_ours else error)
+        log.error(
+            "hub loop failed, retrying", extra=fields(loop=name, error=error), exc_info=None if is_ours else error
+        )
 
     def problems(self) -> list[str]:
-        """What failed of late, in a sentence each."""
-        return [f"{each.what}: {each.problem}" for each in self.failures.current(self._clock.now())]
+        """Recent failures, one sentence each."""
+        return [f"{failure.what}: {failure.problem}" for failure in self.failures.current(self._clock.now())]

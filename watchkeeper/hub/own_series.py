@@ -1,6 +1,6 @@
 """Series that the hub writes itself: nodes, holders of GPUs, counts of events, and its own metrics.
 
-Rules and pages join with them. The hub runs `append` once in each scrape interval.
+Rules and pages join with them. The hub runs `append` once each scrape interval.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from watchkeeper.kit import clock
 from watchkeeper.model.labels import Labels
 from watchkeeper.scrape import fleet, status_series
 
-# Where Prometheus reads the agents itself, their own series is there already.
+# Where Prometheus scrapes the agents itself, their own series exist already.
 HOLDER_EXPR = f'{status_series.WORKLOAD_SOURCES} unless on (UUID) {status_series.WORKLOAD_INFO}{{instance!=""}}'
 
 
@@ -38,9 +38,11 @@ class OwnSeries:
     ) -> None:
         self._runtime, self._samples, self._fleet, self._incidents = runtime, samples, fleet, incidents
         self._current, self._thread = current, journal_thread
-        self._kept = {name: status_series.StatusSeries() for name in ("workloads", "events", "own", "fabric")}
+        self._status_series = {name: status_series.StatusSeries() for name in ("workloads", "events", "own", "fabric")}
         gauge = runtime.metrics.gauge
-        self._left_out = gauge("watchkeeper_hub_signals_left_out", "Signals that found no room in an incident")
+        self._dropped_signals = gauge(
+            "watchkeeper_hub_signals_left_out", "Signals dropped because the incident had too many"
+        )
         self._open_incidents = gauge("watchkeeper_hub_open_incidents", "Incidents that are not resolved, by severity")
 
     def loop(self, *, may_write: Callable[[], bool]) -> Loop:
@@ -51,26 +53,27 @@ class OwnSeries:
         return Loop("standing series", turn, self._runtime.settings.fleet.scrape_interval_seconds)
 
     async def append(self) -> None:
-        at_ms, ask = clock.to_ms(self._runtime.clock.now()), self._samples.queries.instant
-        with contextlib.suppress(WatchkeeperError):  # Who holds a GPU is known without a journal, and others say so.
+        at_ms, query = clock.to_ms(self._runtime.clock.now()), self._samples.queries.instant
+        # The other series do not need the journal; the loops that use it report its failure.
+        with contextlib.suppress(WatchkeeperError):
             for severity, count in (await self._thread.run(self._current.stages.journal.count_open)).items():
                 self._open_incidents.set(count, severity=severity)
-        self._left_out.set(self._incidents.dropped_signals())
+        self._dropped_signals.set(self._incidents.dropped_signals())
         clusters = self._fleet.clusters
-        held = status_series.workload_series((await ask(HOLDER_EXPR, at_ms)).frame.labels)
-        answers = {expr: (await ask(expr, at_ms)).frame.labels for expr in clusters.required_queries()}
-        # A large cluster has 40,000 series, which take a second when they are first made.
-        of_clusters = await asyncio.to_thread(clusters.samples, answers, at_ms)
-        made = fleet.inventory_samples(self._fleet.fleet, at_ms) + of_clusters
+        holders = status_series.workload_series((await query(HOLDER_EXPR, at_ms)).frame.labels)
+        results = {expr: (await query(expr, at_ms)).frame.labels for expr in clusters.required_queries()}
+        # A large cluster has 40,000 series, which take a second when they are first created.
+        cluster_samples = await asyncio.to_thread(clusters.samples, results, at_ms)
+        samples = fleet.inventory_samples(self._fleet.fleet, at_ms) + cluster_samples
         series: Mapping[str, Callable[[], Mapping[Labels, float]]] = {
-            "workloads": lambda: clusters.workload_series(self._fleet.fleet, held, at_ms=at_ms),
+            "workloads": lambda: clusters.workload_series(self._fleet.fleet, holders, at_ms=at_ms),
             "events": lambda: self._incidents.event_counts.series,
             "fabric": lambda: self._fleet.fabric.series(at_ms),
             "own": lambda: status_series.own_metric_series(self._runtime.metrics, job="watchkeeper", instance="hub"),
         }
-        for name, make in series.items():
-            # Whoever asks meanwhile waits for one of them, not for all.
+        for name, compute in series.items():
+            # Other tasks wait for one of them, not for all.
             await asyncio.sleep(0)
-            made += self._kept[name].samples(make(), at_ms)
+            samples += self._status_series[name].samples(compute(), at_ms)
         # A remote engine writes over the network.
-        await asyncio.to_thread(lambda: self._samples.engine.appender.append(made, group_key="standing series"))
+        await asyncio.to_thread(lambda: self._samples.engine.appender.append(samples, group_key="standing series"))

@@ -1,9 +1,9 @@
-"""Repairs while the hub runs: plans become repairs, due ones are taken further, and people are heard.
+"""Repairs while the hub runs: plans become repairs, due repairs advance, and people approve or stop them.
 
-The hub makes one `RepairLoop`, joins it to its stages, and tells it of two things: a plan that was made, and incidents
-that events changed. The second is the fast path: where nothing is to be gathered first and the mode is act, the
-cordon goes out before there is a diagnosis and without waiting for a loop. Calls to a cluster are made in threads of
-their own, so that neither events nor pages wait for them.
+The hub creates one `RepairLoop`, joins it to its stages, and reports new plans and changed incidents to it. Changed
+incidents take the fast path: for a critical hardware fault in mode `act`, the cordon is sent before there is a
+diagnosis and without waiting for a loop. Calls to a cluster run in threads of their own, so that neither events nor
+pages wait for them.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from watchkeeper.clusters import cluster_series, clusters
 from watchkeeper.config import settings as config
 from watchkeeper.errors import HubError, InvalidTransition, SettingsError, quote
 from watchkeeper.hub.loops import Loop
-from watchkeeper.incidents import signals
 from watchkeeper.kit import clock, durations, own_metrics, quiet_hours
-from watchkeeper.model import actions, alerts, events, trust
+from watchkeeper.kit.logs import fields
+from watchkeeper.model import actions, alerts, events
 from watchkeeper.model import fleet as fleet_model
 from watchkeeper.model.incidents import Incident
 from watchkeeper.model.repairs import Repair, RepairId
@@ -48,7 +48,7 @@ from watchkeeper.remediate import (
     validation,
 )
 from watchkeeper.remediate.driver import PersistentDriver
-from watchkeeper.remediate.proposal import RepairProposal, propose_repair
+from watchkeeper.remediate.proposal import RepairProposal, is_urgent, propose_repair
 from watchkeeper.remediate.repairs import Repairs
 from watchkeeper.scrape import fleet
 from watchkeeper.store.journal import chain
@@ -60,17 +60,17 @@ T = TypeVar("T")
 TICK_SECONDS = 1.0
 # An API server closes a connection that was idle for 90 s.
 READY_SECONDS = 30.0
-# Calls to a cluster at the same time; more would only meet its rate limits.
-CALLS_AT_ONCE = 8
-# Those that change a scheduler which others change as well.
+# Concurrent calls to a cluster; more would only reach its rate limits.
+MAX_CALLS = 8
+# Drivers of schedulers that other people and tools change too.
 CLUSTER_DRIVERS = frozenset({config.DriverName.KUBERNETES, config.DriverName.SLURM})
-# Moves of one repair in a row without a pause; a plan has some ten.
-MOVES_AT_ONCE = 100
+# Transitions of one repair without a pause; a plan has about ten.
+MAX_TRANSITIONS = 100
 
 
 @dataclass(frozen=True, slots=True)
 class RepairLoopDependencies:
-    """What the loop works with. `report` takes an event about a node that we keep out of service."""
+    """`report` takes an event about a node that a repair keeps out of service."""
 
     journal: journals.Journal
     engine: engines.Engine
@@ -82,15 +82,15 @@ class RepairLoopDependencies:
     changed: Callable[[], None]
     report_failure: Callable[[str, Exception], None]
     validators: tuple[validation.Validator, ...] = ()
-    # The cluster's driver itself, where it has connections to be kept and closed.
+    # The cluster's driver, if it has connections to keep open and close.
     connected: PersistentDriver | None = None
-    # Where the evidence about nodes lies that are handed over; None: nowhere.
+    # The directory for evidence about nodes that are handed over; None: not written.
     bundles: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class JournalBinding:
-    """What is made for one journal, and replaced as a whole where another one comes."""
+    """The objects for one journal, replaced as a whole when another journal is opened."""
 
     parts: RepairLoopDependencies
     exempt: reclaim.Exemptions
@@ -103,44 +103,50 @@ class RepairLoop:
     def __init__(
         self, settings: config.RemediateSettings, *, cluster: str, time: clock.Clock, metrics: own_metrics.Registry
     ) -> None:
-        """`cluster` is what the nodes are under that a scheduler's driver changes."""
+        """`cluster` is the cluster of the nodes that a scheduler's driver changes."""
         self._settings, self._clock = settings, time
         self._joined: JournalBinding | None = None
         self.ladder = build_ladder(settings)
         self.limits = build_limits(settings)
         if settings.driver in CLUSTER_DRIVERS:
             self.limits = replace(self.limits, cluster=cluster)
-        self._threads = ThreadPoolExecutor(CALLS_AT_ONCE, thread_name_prefix="repair")
+        self._threads = ThreadPoolExecutor(MAX_CALLS, thread_name_prefix="repair")
         self._followed: set[RepairId] = set()
         self._starting = 0
-        # Of which incidents it was said that they keep their cause.
-        self._told: set[tuple[str, str]] = set()
+        # Repairs and incidents with a timeline entry that the cause stays unchanged.
+        self._noted_causes: set[tuple[str, str]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._has_caught_up = False
-        self._count = metrics.gauge("watchkeeper_remediate_repairs", "Repairs that wait, run or hold a node, by state")
-        self._out = metrics.gauge("watchkeeper_remediate_nodes_out", "Nodes that are out of service because of repairs")
-        self._halted = metrics.gauge(
-            "watchkeeper_remediate_halted", "1 while repairs are stopped, by what stopped them"
+        self._has_resubmitted = False
+        gauge = metrics.gauge
+        self._count = gauge(
+            "watchkeeper_remediate_repairs", "Repairs that wait, run or keep a node out of service, by state"
+        )
+        self._out = gauge("watchkeeper_remediate_nodes_out", "Nodes that are out of service because of repairs")
+        self._halted = gauge(
+            "watchkeeper_remediate_halted", "1 while repairs are halted by a person or by the circuit breaker"
         )
 
     def join(self, parts: RepairLoopDependencies) -> None:
-        """Go on with the repairs of another journal."""
+        """Continue with the repairs of another journal."""
         exempt = reclaim.Exemptions(self._settings.reclaim_exempt, parts.clusters.team_of)
         if self._settings.driver in CLUSTER_DRIVERS and not parts.clusters.schedulers:
-            log.warning("Budgets count only nodes that Watchkeeper itself takes out: [fleet] watches no scheduler")
+            log.warning(
+                "no scheduler configured, budgets do not count nodes that others cordoned",
+                extra=fields(remedy="name the scheduler in [fleet]"),
+            )
         own = validation.hub_validators(
             parts.engine, parts.journal, quiet=timedelta(seconds=durations.parse_seconds(self._settings.xid_quiet))
         )
-        around = dependencies.RepairDependencies(
+        repair_dependencies = dependencies.RepairDependencies(
             parts.journal,
             parts.driver,
             self.limits,
-            {one.name: one for one in (*own, *parts.validators)},
+            {validator.name: validator for validator in (*own, *parts.validators)},
             list_nodes=parts.fleet.nodes,
-            out_of_service=self._others_out,
-            unreadable_schedulers=self._blind,
-            count_sick_gpus=self._sick_gpus,
+            out_of_service=self._out_of_service,
+            unreadable_schedulers=self._unreadable_schedulers,
+            count_sick_gpus=self._faulty_gpus,
             report_event=self._report,
             on_change=self._changed,
             current_mode=lambda repair: exempt.limit_mode(
@@ -148,15 +154,17 @@ class RepairLoop:
             ),
             check_idle=reclaim.IdleCheck(parts.engine).check,
         )
-        found = Repairs(around, now=self._clock.now())
-        handing = None
+        journal_repairs = Repairs(repair_dependencies, now=self._clock.now())
+        handover = None
         if parts.bundles is not None:
             sources = evidence.EvidenceSources(parts.journal, parts.engine, parts.fleet, __version__)
             limit = self._settings.hand_over_after
-            handing = hand_over.HandOver(parts.journal, sources, parts.bundles, limit=limit)
+            handover = hand_over.HandOver(parts.journal, sources, parts.bundles, limit=limit)
         life = timedelta(seconds=durations.parse_seconds(self._settings.approval))
-        self._has_caught_up = False
-        self._joined = JournalBinding(parts, exempt, found, approval.Approval(found, life=life), handing)
+        self._has_resubmitted = False
+        self._joined = JournalBinding(
+            parts, exempt, journal_repairs, approval.Approval(journal_repairs, life=life), handover
+        )
 
     @property
     def _now(self) -> JournalBinding:
@@ -188,155 +196,141 @@ class RepairLoop:
         if self._joined is not None and self._joined.parts.connected is not None:
             self._joined.parts.connected.close()
 
-    # From incidents and plans
+    # Incidents and plans
 
     def start_urgent(self, changed: Iterable[Incident]) -> None:
-        """The fast path, from the hub's event loop: begin at once where waiting changes nothing."""
+        """The fast path, on the hub's event loop: start urgent repairs without waiting for a diagnosis."""
         for incident in changed:
-            if self._is_urgent(incident):
-                self._start(self._begin(incident))
+            if is_urgent(incident, self.rung(incident.cause, incident.place).mode):
+                self._start(self._start_urgent(incident))
 
     @property
     def is_stopped(self) -> bool:
-        """A person has stopped everything: drivers ask in the middle of an action that takes several calls."""
+        """Repairs are halted by a person; drivers check it during actions of several calls."""
         return self.repairs.switch.is_stopped
 
     @property
     def is_starting(self) -> bool:
-        """A first cordon is on its way: whatever is not urgent lets it pass."""
+        """A first cordon is being sent: less urgent work waits."""
         return self._starting > 0
 
-    def _is_urgent(self, incident: Incident) -> bool:
-        row = causes.lookup(incident.cause)
-        if not incident.is_open or not row.is_hardware or row.severity is not alerts.Severity.CRITICAL:
-            return False
-        is_settled = signals.settle_seconds(incident.cause) == 0
-        return is_settled and self.rung(incident.cause, incident.place).mode is trust.Mode.ACT
-
-    async def _begin(self, incident: Incident) -> None:
+    async def _start_urgent(self, incident: Incident) -> None:
         self._starting += 1
         try:
-            made = await self._in_thread(lambda: self._take_urgent(incident))
-        except Exception as error:  # Deliberately everything: the thorough path makes the same repair a little later.
+            repair = await self._in_thread(lambda: self._submit_urgent(incident))
+        except Exception as error:  # Deliberately everything: the diagnosis starts the same repair a little later.
             self._now.parts.report_failure(f"fast path of {incident.id}", error)
             return
         finally:
             self._starting -= 1
-        if made is not None:
-            await self._follow(made.id)
+        if repair is not None:
+            await self._follow(repair.id)
 
-    def _take_urgent(self, incident: Incident) -> Repair | None:
+    def _submit_urgent(self, incident: Incident) -> Repair | None:
         pool = self._pool(incident.place)
         draft = plan.make_plan(incident, None, self._now.parts.policy, pool=pool)
-        want = self._wanted(incident, draft.cause, draft.actions)
-        made = None if want is None else self.repairs.submit(want, self._clock.now())
-        if made is not None and made.is_running:
-            self.repairs.advance(made.id, self._clock.now())
-        return made
+        proposal = self._proposal(incident, draft.cause, draft.actions)
+        repair = None if proposal is None else self.repairs.submit(proposal, self._clock.now())
+        if repair is not None and repair.is_running:
+            self.repairs.advance(repair.id, self._clock.now())
+        return repair
 
     def submit_plan(self, id: str) -> None:
-        """A plan was made: let it wait, ask, or begin; from any thread."""
-        incident, proposal = self._now.parts.journal.incident(id), self._now.parts.journal.plan(id)
-        if incident is None or proposal is None or not incident.is_open:
-            return
-        want = self._wanted(incident, proposal.cause, [receipt.action for receipt in proposal.receipts])
-        made = None if want is None else self.repairs.submit(want, self._clock.now())
-        if made is not None and made.is_running and self._loop is not None:
-            self._loop.call_soon_threadsafe(lambda: self._start(self._follow(made.id)))
+        """Turn a new plan into a repair that waits, asks for approval or starts; from any thread."""
+        incident = self._now.parts.journal.incident(id)
+        requested = self.requested_repair(id) if incident is not None and incident.is_open else None
+        repair = None if requested is None else self.repairs.submit(requested, self._clock.now())
+        if repair is not None and repair.is_running and self._loop is not None:
+            self._loop.call_soon_threadsafe(lambda: self._start(self._follow(repair.id)))
 
     def keeps_cause(self, incident: Incident) -> bool:
-        """A machine that we have just rebooted looks like one that is down: its incident keeps the cause it has."""
+        """A node that a repair has just rebooted looks down: its incident keeps its cause."""
         repair = self.repairs.find(incident.id)
         if repair is None or not (repair.is_running and repair.has_acted):
             return False
         if self._now.parts.journal.diagnosis(incident.id) is None:
             return False
-        if (repair.id, incident.id) not in self._told:
-            if len(self._told) >= repairs.MOST_ALIVE:
-                self._told.clear()
-            self._told.add((repair.id, incident.id))
+        if (repair.id, incident.id) not in self._noted_causes:
+            if len(self._noted_causes) >= repairs.MOST_ALIVE:
+                self._noted_causes.clear()
+            self._noted_causes.add((repair.id, incident.id))
             self.repairs.note_unchanged_cause(repair, incident.id, self._clock.now())
         return True
 
     def acting_on(self, node: fleet_model.Place) -> Collection[str]:
-        """The incidents whose repair is past what can be undone on this node."""
+        """The incidents with a repair on this node that cannot be rolled back any more."""
         return self.repairs.incidents_under_repair(node)
 
     def requested_repair(self, id: str) -> RepairProposal | None:
-        """What the plan of an incident wants of a machine."""
-        incident, proposal = self._now.parts.journal.incident(id), self._now.parts.journal.plan(id)
-        if incident is None or proposal is None:
+        """The repair that the plan of an incident requests; None if it requests none."""
+        incident, incident_plan = self._now.parts.journal.incident(id), self._now.parts.journal.plan(id)
+        if incident is None or incident_plan is None:
             return None
-        return self._wanted(incident, proposal.cause, [receipt.action for receipt in proposal.receipts])
+        return self._proposal(incident, incident_plan.cause, [receipt.action for receipt in incident_plan.receipts])
 
     def explain(self, incident: Incident) -> explanation.Explanation:
-        """Why this plan, in which mode, and who would object now."""
-        proposal, now = self._now.parts.journal.plan(incident.id), self._clock.now()
+        """Why this plan, in which mode, and which guards refuse it now."""
+        incident_plan, now = self._now.parts.journal.plan(incident.id), self._clock.now()
         repair = self.repairs.find(incident.id)
         if repair is not None and (repair.is_running or repair.keeps_cordon):
-            # What is under way, not what a newer diagnosis would do about a node that we have just rebooted.
+            # The running repair, not the plan of a newer diagnosis of a node that was just rebooted.
             cause, receipts = repair.cause, self._under_way(repair, now)
         else:
-            cause = incident.cause if proposal is None else proposal.cause
-            receipts = () if proposal is None else proposal.receipts
+            cause = incident.cause if incident_plan is None else incident_plan.cause
+            receipts = () if incident_plan is None else incident_plan.receipts
         steps = [receipt.action for receipt in receipts]
         rung = self._now.exempt.limit_mode(self.rung(cause, incident.place), steps)
-        want = self._wanted(incident, cause, steps)
-        limits = {} if want is None else want.limit_seconds
-        mode = rung if want is None else want.allowed
+        requested = self._proposal(incident, cause, steps)
+        limits = {} if requested is None else requested.limit_seconds
+        mode = rung if requested is None else requested.allowed
+        refusals = [] if requested is None else self.repairs.refusals(progress.new_repair(requested, 1, now), now)
         return explanation.Explanation(
             incident=incident.id,
             cause=cause,
             policy_key=self._now.parts.policy.entry(cause, self._pool(incident.place))[0],
             mode=mode.mode,
             mode_why=mode.why,
-            digest=None if want is None else want.digest,
-            why_not=explanation.why_no_machine_action(want, rung, steps) if receipts else "there is no plan yet",
+            digest=None if requested is None else requested.digest,
+            why_not=explanation.why_no_machine_action(requested, rung, steps) if receipts else "there is no plan yet",
             steps=tuple(
-                explanation.ExplanationStep(
-                    one.action.kind, str(one.action.place), one.action.why, one.text, limits.get(one.action.id)
-                )
-                for one in receipts
+                explanation.ExplanationStep(step.kind, str(step.place), step.why, receipt.text, limits.get(step.id))
+                for step, receipt in zip(steps, receipts, strict=True)
             ),
-            refusals=() if want is None else tuple(self._objections(want, now)),
+            refusals=tuple(refusals),
             repair=repair,
         )
 
     def _under_way(self, repair: Repair, now: datetime) -> tuple[actions.Receipt, ...]:
-        came = {receipt.action.id: receipt for receipt in repair.receipts}
-        rest = plan.Draft(repair.incident, repair.cause, "", repair.mode, repair.actions)
-        described = plan.dry_run(rest, self._now.parts.driver, now=now).receipts
-        return tuple(came.get(receipt.action.id, receipt) for receipt in described)
+        done = {receipt.action.id: receipt for receipt in repair.receipts}
+        draft = plan.Draft(repair.incident, repair.cause, "", repair.mode, repair.actions)
+        described = plan.dry_run(draft, self._now.parts.driver, now=now).receipts
+        return tuple(done.get(receipt.action.id, receipt) for receipt in described)
 
-    def _objections(self, want: RepairProposal, now: datetime) -> list[guards.GuardRefusal]:
-        draft = progress.new_repair(want, 1, now)
-        return self.repairs.refusals(draft, now)
-
-    def simulate_policy(self, chosen: policy.RepairPolicy) -> list[explanation.Rehearsed]:
-        """What each incident that the journal has would have got under another policy."""
+    def simulate_policy(self, candidate: policy.RepairPolicy) -> list[explanation.Rehearsed]:
+        """The plan of each incident in the journal under another policy."""
         past = self._now.parts.journal.incidents(limit=explanation.MOST_REHEARSED)
-        rules = explanation.RehearsalRules(chosen, self.ladder, self.limits, self._now.parts.fleet.nodes())
+        rules = explanation.RehearsalRules(candidate, self.ladder, self.limits, self._now.parts.fleet.nodes())
         return explanation.rehearse(past, rules)
 
     def retry(self, id: str, actor: str) -> Repair:
-        """Another attempt, because a person wants one."""
-        want = self.requested_repair(id)
+        """Start another attempt for a person."""
+        requested = self.requested_repair(id)
         incident = self._now.parts.journal.incident(id)
         if incident is not None and not incident.is_open:
-            raise InvalidTransition("it is resolved, so there is nothing to repair", where=id)
-        if want is None:
+            raise InvalidTransition("the incident is resolved, so there is nothing to repair", where=id)
+        if requested is None:
             raise InvalidTransition(
-                "its plan wants nothing of a machine", where=id, remedy=f"See `watchkeeper act explain {id}`"
+                "its plan has no automatic step", where=id, remedy=f"See `watchkeeper act explain {id}`"
             )
-        return self.approvals.retry(want, actor=actor, now=self._clock.now())
+        return self.approvals.retry(requested, actor=actor, now=self._clock.now())
 
     def audit(self, limit: int) -> list[chain.JournalEntry]:
-        """Everything that was decided, asked, refused, called and answered, oldest first; the newest part of it."""
+        """The newest entries about repairs (decisions, approvals, refusals, calls, results), oldest first."""
         kinds = (register.STORY, register.STEP, journals.REPAIR_SWITCH)
-        found = [entry for kind in kinds for entry in self._now.parts.journal.entries_of(kind, limit)]
-        return sorted(found, key=lambda entry: entry.seq)[-limit:]
+        entries = [entry for kind in kinds for entry in self._now.parts.journal.entries_of(kind, limit)]
+        return sorted(entries, key=lambda entry: entry.seq)[-limit:]
 
-    def _wanted(self, incident: Incident, cause: str, steps: Iterable[actions.Action]) -> RepairProposal | None:
+    def _proposal(self, incident: Incident, cause: str, steps: Iterable[actions.Action]) -> RepairProposal | None:
         planned, pool = tuple(steps), self._pool(incident.place)
         rung = self._now.exempt.limit_mode(self.rung(cause, incident.place), planned)
         return propose_repair(incident, cause, planned, policy=self._now.parts.policy, pool=pool, rung=rung)
@@ -347,27 +341,27 @@ class RepairLoop:
     def _pool(self, place: fleet_model.Place) -> str:
         return self._now.parts.fleet.pool_of(place)
 
-    # While time passes
+    # Loops
 
     async def _tick(self) -> None:
         for id in await self._in_thread(lambda: self.repairs.sweep(self._clock.now())):
             self._start(self._follow(id))
-        handing = self._now.hand_over
-        if handing is not None:
-            await self._in_thread(lambda: handing.hand_over_failed(self.repairs.active_repairs(), self._clock.now()))
-        # Away from the loop: to look at the repairs is to wait for one that is being written down.
+        handover = self._now.hand_over
+        if handover is not None:
+            await self._in_thread(lambda: handover.hand_over_failed(self.repairs.active_repairs(), self._clock.now()))
+        # On a thread: reading the repairs waits for one that is being stored.
         await self._in_thread(self._measure)
-        if not self._has_caught_up:
-            await self._in_thread(self._catch_up)
-            self._has_caught_up = True
+        if not self._has_resubmitted:
+            await self._in_thread(self._resubmit_plans)
+            self._has_resubmitted = True
 
-    def _catch_up(self) -> None:
-        """After a start: a mode may have been raised, or a plan made just before the end."""
+    def _resubmit_plans(self) -> None:
+        """After a start: settings may allow more now, or a plan may be newer than its repair."""
         for incident in self._now.parts.journal.incidents(open_only=True, limit=repairs.MOST_ALIVE):
             self.submit_plan(incident.id)
 
     async def _follow(self, id: RepairId) -> None:
-        """Take one repair as far as it goes; what waits longer than a tick is left to the next one."""
+        """Advance one repair until it waits for longer than a tick."""
         if id in self._followed:
             return
         self._followed.add(id)
@@ -378,14 +372,14 @@ class RepairLoop:
                     return
                 if pause > 0:
                     await self._clock.sleep(pause)
-        except Exception as error:  # Deliberately everything: one broken repair must not hold up the others.
+        except Exception as error:  # Deliberately everything: one broken repair must not block the others.
             self._now.parts.report_failure(f"repair {id}", error)
         finally:
             self._followed.discard(id)
 
     def _advance(self, id: RepairId) -> datetime | None:
         due: datetime | None = None
-        for _ in range(MOVES_AT_ONCE):
+        for _ in range(MAX_TRANSITIONS):
             due = self.repairs.advance(id, self._clock.now())
             if due is None or due > self._clock.now():
                 break
@@ -394,58 +388,58 @@ class RepairLoop:
     def _measure(self) -> None:
         alive = self.repairs.active_repairs()
         self._count.values.clear()
-        for state in {one.state for one in alive}:
-            self._count.set(sum(one.state is state for one in alive), state=state)
-        self._out.set(sum(one.is_out_of_service for one in alive))
+        for state in {repair.state for repair in alive}:
+            self._count.set(sum(repair.state is state for repair in alive), state=state)
+        self._out.set(sum(repair.is_out_of_service for repair in alive))
         self._halted.set(float(self.repairs.switch.is_stopped), by="person")
         self._halted.set(float(self.repairs.switch.is_tripped), by="breaker")
 
-    # What is asked and told
+    # Callbacks
 
-    def _others_out(self) -> Mapping[fleet_model.Place, str]:
+    def _out_of_service(self) -> Mapping[fleet_model.Place, str]:
         return {
-            fleet_model.Place(node.cluster, node=node.name): node.unschedulable_by or node.reason or "somebody else"
+            fleet_model.Place(node.cluster, node=node.name): node.unschedulable_by or node.reason or "unknown"
             for view in self._now.parts.clusters.views()
             for node in view.nodes
             if not node.is_schedulable
         }
 
-    def _blind(self) -> list[str]:
-        """Why nodes that others have taken out may be missing from `_others_out`."""
+    def _unreadable_schedulers(self) -> list[str]:
+        """Why nodes that others took out of service may be missing from `_out_of_service`."""
         now = self._clock.now().timestamp()
         return [
-            f"{view.source} has {'never answered' if view.at_ms is None else 'not answered for a while'}"
+            f"{view.source} {'never answered' if view.at_ms is None else 'does not answer'}"
             f"{f': {view.problem}' if view.problem else ''}"
             for view in self._now.parts.clusters.views()
             if not cluster_series.speaks_for(view, now)
         ]
 
-    def _sick_gpus(self) -> Mapping[fleet_model.Place, int]:
-        """GPUs with a critical hardware fault, by node; all GPUs of a node where the node itself has one."""
+    def _faulty_gpus(self) -> Mapping[fleet_model.Place, int]:
+        """GPUs with a critical hardware fault, by node; all GPUs of a node if the node itself has the fault."""
         if not self.limits.quorums:
             return {}
-        found: dict[fleet_model.Place, set[str]] = {}
-        whole: dict[fleet_model.Place, int] = {}
+        faulty: dict[fleet_model.Place, set[str]] = {}
+        whole_nodes: dict[fleet_model.Place, int] = {}
         for incident in self._now.parts.journal.incidents(open_only=True, limit=repairs.MOST_ALIVE):
             place, row = incident.place, causes.lookup(incident.cause)
             if place.node is None or not row.is_hardware or row.severity is not alerts.Severity.CRITICAL:
                 continue
             node = place.whole_node
-            known = self._now.parts.fleet.node(place.node, place.cluster)
+            inventory_node = self._now.parts.fleet.node(place.node, place.cluster)
             if place.gpu is not None:
-                found.setdefault(node, set()).add(place.gpu)
-            elif known is not None:
-                whole[node] = known.expected_gpus or 0
-        return {**{node: len(gpus) for node, gpus in found.items()}, **whole}
+                faulty.setdefault(node, set()).add(place.gpu)
+            elif inventory_node is not None:
+                whole_nodes[node] = inventory_node.expected_gpus or 0
+        return {**{node: len(gpus) for node, gpus in faulty.items()}, **whole_nodes}
 
     def _report(self, event: events.Event) -> None:
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(lambda: self._start(self._hand_in(event)))
+            self._loop.call_soon_threadsafe(lambda: self._start(self._report_event(event)))
 
-    async def _hand_in(self, event: events.Event) -> None:
+    async def _report_event(self, event: events.Event) -> None:
         try:
             await self._now.parts.report(event)
-        except Exception as error:  # Deliberately everything: nobody waits for this task.
+        except Exception as error:  # Deliberately everything: no caller awaits this task.
             self._now.parts.report_failure("repair report", error)
 
     def _changed(self) -> None:
@@ -453,20 +447,20 @@ class RepairLoop:
             self._loop.call_soon_threadsafe(self._now.parts.changed)
 
     async def run_on_repair_thread(self, work: Callable[[], T]) -> T:
-        """For people's words: they wait for a call about the same node."""
+        """For requests of people that may wait for a call about the same node."""
         return await self._in_thread(work)
 
     async def run_now(self, work: Callable[[], T]) -> T:
-        """For what must not wait behind calls that hang."""
+        """For requests that must not wait behind calls that hang."""
         return await asyncio.to_thread(work)
 
     def advance_soon(self, repair: Repair) -> None:
-        """A person's word may let a repair begin: it need not wait for a tick."""
+        """Advance a repair after an approval, without waiting for a tick."""
         if repair.is_running:
             self._start(self._follow(repair.id))
 
     def recent_repairs(self, limit: int) -> list[Repair]:
-        """The newest repairs, ended ones too."""
+        """The newest repairs, also ended ones."""
         return self._now.parts.journal.latest_repairs(limit=limit)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
@@ -479,9 +473,9 @@ class RepairLoop:
 
 
 def build_ladder(settings: config.RemediateSettings) -> ladder.TrustLadder:
-    """SettingsError for a cause that nobody knows: a rule that never fits would be trusted in vain."""
+    """SettingsError for an unknown cause: such a rule would never match."""
     problems = tuple(
-        f"remediate.trust[{at}].cause: unknown cause {quote(rule.cause)}; the known ones are in packs/causes.csv"
+        f"remediate.trust[{at}].cause: unknown cause {quote(rule.cause)}; packs/causes.csv lists all causes"
         for at, rule in enumerate(settings.trust)
         if rule.cause is not None and rule.cause not in {row.cause for row in causes.all_causes()}
     )
@@ -492,28 +486,28 @@ def build_ladder(settings: config.RemediateSettings) -> ladder.TrustLadder:
 
 
 def build_limits(settings: config.RemediateSettings) -> guards.GuardLimits:
-    def span(text: str) -> timedelta:
+    def duration(text: str) -> timedelta:
         return timedelta(seconds=durations.parse_seconds(text))
 
     return guards.GuardLimits(
         settings.pool_percent,
         settings.fleet_percent,
         settings.starts,
-        span(settings.starts_window),
+        duration(settings.starts_window),
         settings.attempts,
-        span(settings.attempts_window),
+        duration(settings.attempts_window),
         settings.breaker_nodes,
-        span(settings.breaker_window),
+        duration(settings.breaker_window),
         settings.one_per_domain,
         tuple(quiet_hours.parse(text) for text in settings.quiet_hours),
-        tuple(guards.Quorum(one.job_class, one.pool, one.gpus) for one in settings.quorum),
+        tuple(guards.Quorum(quorum.job_class, quorum.pool, quorum.gpus) for quorum in settings.quorum),
         settings.reclaims,
     )
 
 
 def load_policy(settings: config.RemediateSettings, *, gives_orders: bool = False) -> policy.RepairPolicy:
-    """The plans that the settings choose; where agents take orders, they look at a node before it is given back."""
-    read = policy.load(None if settings.policy is None else Path(settings.policy), reclaim=settings.reclaim)
-    told = policy.with_wait(read, settings.reclaim_wait if settings.reclaim else None)
-    usual = tuple(validation.NODE_CHECKS) if gives_orders else ()
-    return policy.with_checks(told, usual if settings.node_checks is None else settings.node_checks)
+    """The policy that the settings choose; agents that accept work orders check a node before it is uncordoned."""
+    repair_policy = policy.load(None if settings.policy is None else Path(settings.policy), reclaim=settings.reclaim)
+    with_wait = policy.with_wait(repair_policy, settings.reclaim_wait if settings.reclaim else None)
+    default_checks = tuple(validation.NODE_CHECKS) if gives_orders else ()
+    return policy.with_checks(with_wait, default_checks if settings.node_checks is None else settings.node_checks)

@@ -1,11 +1,9 @@
-"""The rules while the hub runs: which are in force, when each group is due, and how they are changed.
+"""The rules while the hub runs: which are loaded, when each group is evaluated, and how they are reloaded.
 
-The hub makes one `RuleLoops` and runs its loops; the pipeline is asked for at each use, since another journal brings
-another. Rules are evaluated and exchanged in one
-thread, so a reload falls between two evaluations and never into one. All groups that are due have their turn in one go
-of that thread: an event loop that answers a thousand questions comes round once a second, and whoever waited for it
-after each group would be late by as many seconds as there are groups. Where a server owns the rules, its alerts are
-followed instead and there is nothing to reload.
+The hub creates one `RuleLoops` and runs its loops; the pipeline is read at each use, since another journal brings
+another. Rules are evaluated and replaced in one thread, so a reload happens between two evaluations. All due groups are
+evaluated in one call on that thread: a busy event loop needs up to a second for each turn, and a turn after each group
+would delay the last group by seconds. Where a server owns the rules, its alerts are followed and nothing is reloaded.
 """
 
 from __future__ import annotations
@@ -41,22 +39,20 @@ T = TypeVar("T")
 PACKS = Path(__file__).parents[1] / "packs"
 SHIPPED_RULES = PACKS / "rules"
 SHIPPED_SLOS = PACKS / "slo.yaml"
-# How often rule files are looked at for a change, and how soon a new group begins at the latest.
-LOOK_SECONDS = 30.0
-# Multiples of two intervals that mean the same moment may differ in their last bit.
+# How often rule files are checked for a change; also the latest start of a new group.
+FILE_CHECK_SECONDS = 30.0
+# Multiples of two intervals for the same time may differ in their last bit.
 SAME_SECONDS = 0.001
-# Turns of a group that a busy hub makes up for at once; older ones stay lost, and are counted.
-MOST_CAUGHT_UP = 15
-# Changed alerts of so many evaluations may wait for the journal; then rules wait for it too.
-MOST_UNHEARD = 500
+# Missed evaluations of a group that are caught up; older ones are lost, and counted.
+MAX_CAUGHT_UP = 15
+# Changed alerts of this many evaluations may wait for the journal; beyond that, evaluation waits too.
+MAX_PENDING_DELIVERIES = 500
 
 Deliver = Callable[[Sequence[alerts.Alert], datetime], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
 class RuleLoopDependencies:
-    """What the loops need: the stages, where changed alerts go, whether all was read, and who hears of failures."""
-
     pipeline: Callable[[], pipeline.Pipeline]
     deliver: Deliver
     may_evaluate: Callable[[], bool]
@@ -65,7 +61,7 @@ class RuleLoopDependencies:
 
 @dataclass(frozen=True, slots=True)
 class DueEvaluation:
-    """One evaluation of a group: at its time, or afterwards at the time that was missed."""
+    """One evaluation of a group: now, or a late one at the time that was missed."""
 
     group: rulefile.RuleGroup
     at: datetime
@@ -73,17 +69,17 @@ class DueEvaluation:
 
 
 class RuleLoops:
-    """One set of rules in force at a time. RuleFileProblems if the first one cannot be read."""
+    """Loads, evaluates and reloads rules. RuleFileProblems if the first load fails."""
 
     def __init__(
         self,
         settings: config.Settings,
-        around: RuleLoopDependencies,
+        dependencies: RuleLoopDependencies,
         *,
         time: clock.Clock,
         metrics: own_metrics.Registry,
     ) -> None:
-        self._settings, self._around, self._clock = settings, around, time
+        self._settings, self._dependencies, self._clock = settings, dependencies, time
         self.follows_server = settings.rules.owner is config.RuleOwner.SERVER
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rules")
         self._reloading = asyncio.Lock()
@@ -93,51 +89,54 @@ class RuleLoops:
         gauge = metrics.gauge
         self._duration = gauge("watchkeeper_hub_rule_group_seconds", "Duration of the last evaluation of a rule group")
         self._successful = gauge(
-            "watchkeeper_rules_last_reload_successful", "1 if the rule files could be read, else 0"
+            "watchkeeper_rules_last_reload_successful", "1 if the last reload of the rule files succeeded, else 0"
         )
         self._succeeded_at = gauge(
-            "watchkeeper_rules_last_reload_success_timestamp_seconds", "When the rules in force were read"
+            "watchkeeper_rules_last_reload_success_timestamp_seconds", "Time of the last successful reload"
         )
         self._missed = metrics.counter(
-            "watchkeeper_rules_missed_turns_total", "Turns of a rule group that were due while the hub was busy"
+            "watchkeeper_rules_missed_turns_total", "Missed evaluations of a rule group, because the hub was busy"
         )
         self._caught_up = metrics.counter(
-            "watchkeeper_rules_caught_up_turns_total", "Missed turns of recording rules that were made up for"
+            "watchkeeper_rules_caught_up_turns_total", "Missed evaluations of recording rules that ran later"
         )
-        self._handing_over: set[asyncio.Task[None]] = set()
-        # The interval and the number of each group's last turn.
-        self._turns: dict[str, tuple[float, int]] = {}
-        self._seen: Mapping[str, files.FileStamp | None] = {}
-        self.book = reloads.LoadedRules() if self.follows_server else self._read()
-        self.last_reload = self._say(self._outcome(self._clock.now()))
+        self._deliveries: set[asyncio.Task[None]] = set()
+        # The interval of each group, and the number of the interval in which it was evaluated last.
+        self._last_numbers: dict[str, tuple[float, int]] = {}
+        self._file_stamps: Mapping[str, files.FileStamp | None] = {}
+        self._loaded = reloads.LoadedRules() if self.follows_server else self._read()
+        self.last_reload = self._report_outcome(self._outcome(self._clock.now()))
 
     @property
     def rules(self) -> rulefile.RuleSet:
-        return self.book.rules
+        return self._loaded.rules
 
     @property
     def slos(self) -> tuple[slo.Slo, ...]:
-        return self.book.slos
+        return self._loaded.slos
 
-    def restore_server_alerts(self, kept: Iterable[alerts.Alert]) -> None:
-        """Go on with another journal: alerts of a server are those that it has."""
+    def restore_server_alerts(self, stored: Iterable[alerts.Alert]) -> None:
+        """Continue with another journal: the alerts of a server are those stored in it."""
         if self.follows_server:
-            self.server_alerts = {alert.labels: alert for alert in kept}
+            self.server_alerts = {alert.labels: alert for alert in stored}
 
     def loops(self) -> list[Loop]:
         if self.follows_server:
             follow = partial(self._follow_server, server_rules.client_of(self._settings))
             return [Loop("rule server", follow, self._settings.rules.interval_seconds)]
-        return [Loop("rules", self._evaluate_next, 0.0), Loop("rule files", self._look, LOOK_SECONDS)]
+        return [
+            Loop("rules", self._evaluate_next, 0.0),
+            Loop("rule files", self._reload_if_changed, FILE_CHECK_SECONDS),
+        ]
 
     def close(self) -> None:
         self._thread.shutdown()
 
     def groups(self) -> list[tuple[rulefile.RuleGroup, evaluate.RuleStates]]:
-        return [(group, self._around.pipeline().rule_state) for group in self.rules.groups]
+        return [(group, self._dependencies.pipeline().rule_state) for group in self.rules.groups]
 
     def alert_causes(self) -> Mapping[str, str]:
-        """The cause that each of our alert rules names, by the alert's name."""
+        """The cause label of each loaded alerting rule, by alert name."""
         rules = (rule for group in self.rules.groups for rule in group.rules)
         own = (rule for rule in rules if isinstance(rule, rulefile.AlertingRule) and "cause" in rule.labels)
         return {rule.name: rule.labels["cause"].text for rule in own}
@@ -148,117 +147,118 @@ class RuleLoops:
         try:
             await self._evaluate_due()
         except asyncio.CancelledError:
-            # The hub stops, or another one leads from now on: nobody is to hear of it from here.
-            for task in self._handing_over:
+            # The hub stops, or lost leadership: drop alerts that are not delivered yet.
+            for task in self._deliveries:
                 task.cancel()
-            # A hub that only follows does not look after rules, and its series must not say so.
+            # A follower evaluates no rules, and its series must not say that it does.
             self._duration.values.clear()
             raise
 
     async def _evaluate_due(self) -> None:
-        """Wait for the next full interval of any group, and evaluate all whose turn has come since they had one.
+        """Wait for the next full interval of any group, then evaluate every group that is due.
 
-        Not only those whose interval ends now: what fell due while others were evaluated would wait for a moment at
-        which the thread is free by chance, and a busy hub would keep its minutes and hours waiting for ever.
+        Not only those whose interval ends now: on a busy hub, a group that became due during an evaluation would
+        never run.
         """
         now = self._clock.now().timestamp()
         for group in self.rules.groups:
-            self._begin(group, now)
-        due = min((self._next_turn(group, now) for group in self.rules.groups), default=now + LOOK_SECONDS)
-        await self._clock.sleep(min(due - now, LOOK_SECONDS))
-        if due - now > LOOK_SECONDS:
+            self._start_group(group, now)
+        due = min(
+            (self._next_evaluation_at(group, now) for group in self.rules.groups), default=now + FILE_CHECK_SECONDS
+        )
+        await self._clock.sleep(min(due - now, FILE_CHECK_SECONDS))
+        if due - now > FILE_CHECK_SECONDS:
             return
-        if not self._around.may_evaluate():
-            # Whoever leads meanwhile has evaluated; nothing of it was missed.
-            self._turns.clear()
+        if not self._dependencies.may_evaluate():
+            # The leader has evaluated meanwhile; nothing was missed.
+            self._last_numbers.clear()
             return
-        await self._evaluate([turn for group in self.rules.groups for turn in self._turns_of(group)])
+        await self._evaluate([due for group in self.rules.groups for due in self._due_evaluations(group)])
 
-    def _begin(self, group: rulefile.RuleGroup, now: float) -> None:
-        """A group that is new, or has a new interval, waits for the next full one."""
+    def _start_group(self, group: rulefile.RuleGroup, now: float) -> None:
+        """A new group, or a group with a new interval, waits for the next full interval."""
         interval = self._interval(group)
-        if self._turns.get(group.key, (None, 0))[0] != interval:
-            self._turns[group.key] = (interval, self._turn(interval, now))
+        if self._last_numbers.get(group.key, (None, 0))[0] != interval:
+            self._last_numbers[group.key] = (interval, self._interval_number(interval, now))
 
-    def _next_turn(self, group: rulefile.RuleGroup, now: float) -> float:
+    def _next_evaluation_at(self, group: rulefile.RuleGroup, now: float) -> float:
         interval = self._interval(group)
         return (now // interval + 1) * interval
 
-    def _turn(self, interval: float, now: float) -> int:
+    def _interval_number(self, interval: float, now: float) -> int:
         return int((now + SAME_SECONDS) // interval)
 
     def _interval(self, group: rulefile.RuleGroup) -> float:
         return group.interval_seconds or self._settings.rules.interval_seconds
 
-    def _turns_of(self, group: rulefile.RuleGroup) -> list[DueEvaluation]:
-        """What a group is asked for: nothing before it is due, the missed turns of recording rules, and this one.
+    def _due_evaluations(self, group: rulefile.RuleGroup) -> list[DueEvaluation]:
+        """The evaluations of a group that are due: missed ones of recording rules, and the current one.
 
-        Prometheus counts them and goes on. Here a minute that is not recorded is a minute of usage that nobody pays
-        for, so the newest are asked for, each at its own time. An alert cannot fire in the past: groups with one are
-        asked about now.
+        Prometheus counts missed evaluations and skips them. Here a missing minute is usage that is not billed, so the
+        newest are evaluated at their own time. An alert cannot fire in the past, so groups with alerts skip them.
         """
         now = self._clock.now()
-        self._begin(group, now.timestamp())
-        interval, last = self._turns[group.key]
-        this = self._turn(interval, now.timestamp())
-        # Not `<=`: after a clock was put back, rules go on at once.
+        self._start_group(group, now.timestamp())
+        interval, last = self._last_numbers[group.key]
+        this = self._interval_number(interval, now.timestamp())
+        # Not `<=`: after the clock was set back, rules continue at once.
         if this == last:
             return []
-        self._turns[group.key] = (interval, this)
+        self._last_numbers[group.key] = (interval, this)
         missed = range(last + 1, this)
         if missed:
             self._missed.add(len(missed), group=group.name)
         if any(isinstance(rule, rulefile.AlertingRule) for rule in group.rules):
             return [DueEvaluation(group, now)]
-        times = [datetime.fromtimestamp(turn * interval, UTC) for turn in (*missed[-MOST_CAUGHT_UP:], this)]
+        times = [datetime.fromtimestamp(turn * interval, UTC) for turn in (*missed[-MAX_CAUGHT_UP:], this)]
         return [DueEvaluation(group, at, is_late=at != times[-1]) for at in times]
 
-    async def _evaluate(self, turns: Sequence[DueEvaluation]) -> None:
-        """These turns, one after the other; what changed is handed over while the next ones are evaluated."""
-        while len(self._handing_over) > MOST_UNHEARD:
-            await asyncio.wait(self._handing_over, return_when=asyncio.FIRST_COMPLETED)
-        is_over, tell = threading.Event(), asyncio.get_running_loop().call_soon_threadsafe
+    async def _evaluate(self, evaluations: Sequence[DueEvaluation]) -> None:
+        """Run these evaluations in order; changed alerts are delivered while the next ones run."""
+        while len(self._deliveries) > MAX_PENDING_DELIVERIES:
+            await asyncio.wait(self._deliveries, return_when=asyncio.FIRST_COMPLETED)
+        is_cancelled, report = threading.Event(), asyncio.get_running_loop().call_soon_threadsafe
         try:
-            await self._in_thread(lambda: self._have_turns(turns, is_over, tell))
+            await self._in_thread(lambda: self._run_evaluations(evaluations, is_cancelled, report))
         finally:
-            is_over.set()
+            is_cancelled.set()
 
-    def _have_turns(
-        self, turns: Sequence[DueEvaluation], is_over: threading.Event, tell: Callable[..., object]
+    def _run_evaluations(
+        self, evaluations: Sequence[DueEvaluation], is_cancelled: threading.Event, report: Callable[..., object]
     ) -> None:
-        """The thread's part; a group's failure is said and the next one has its turn."""
-        for turn in turns:
-            began = perf_counter()
+        """Runs on the rule thread; a group's failure is reported and the next group is evaluated."""
+        for due in evaluations:
+            started = perf_counter()
             try:
-                changed = self._around.pipeline().evaluate(turn.group, turn.at)
-            except Exception as error:  # Deliberately everything: one broken group must not blind the others.
-                outcome = partial(self._around.report_failure, f"rules {turn.group.name}", error)
+                changed = self._dependencies.pipeline().evaluate(due.group, due.at)
+            except Exception as error:  # Deliberately everything: one broken group must not stop the others.
+                outcome = partial(self._dependencies.report_failure, f"rules {due.group.name}", error)
             else:
-                outcome = partial(self._had_turn, turn, changed, seconds=perf_counter() - began)
-            if is_over.is_set():
+                outcome = partial(self._record_evaluation, due, changed, seconds=perf_counter() - started)
+            if is_cancelled.is_set():
                 return
-            tell(outcome)
+            report(outcome)
 
-    def _had_turn(self, turn: DueEvaluation, changed: Sequence[alerts.Alert], *, seconds: float) -> None:
-        self._duration.set(seconds, group=turn.group.name)
-        if turn.is_late:
-            self._caught_up.add(group=turn.group.name)
+    def _record_evaluation(self, due: DueEvaluation, changed: Sequence[alerts.Alert], *, seconds: float) -> None:
+        self._duration.set(seconds, group=due.group.name)
+        if due.is_late:
+            self._caught_up.add(group=due.group.name)
         if changed:
-            task = asyncio.create_task(self._hand_over(turn, changed))
-            self._handing_over.add(task)
-            task.add_done_callback(self._handing_over.discard)
+            task = asyncio.create_task(self._deliver(due, changed))
+            self._deliveries.add(task)
+            task.add_done_callback(self._deliveries.discard)
 
-    async def _hand_over(self, turn: DueEvaluation, changed: Sequence[alerts.Alert]) -> None:
-        """To the incidents, in the order of the evaluations: each asks the one thread that they belong to."""
+    async def _deliver(self, due: DueEvaluation, changed: Sequence[alerts.Alert]) -> None:
+        """Send changed alerts to the incidents; the journal thread keeps them in the order of the evaluations."""
         try:
-            await self._around.deliver(changed, turn.at)
-        except Exception as error:  # Deliberately everything: nobody waits for this task.
-            self._around.report_failure(f"rules {turn.group.name}", error)
+            await self._dependencies.deliver(changed, due.at)
+        except Exception as error:  # Deliberately everything: no caller awaits this task.
+            self._dependencies.report_failure(f"rules {due.group.name}", error)
 
     @property
     def pending_deliveries(self) -> int:
-        """Evaluations whose changed alerts are on their way to the incidents."""
-        return len(self._handing_over)
+        """Evaluations whose changed alerts have not reached the incidents yet."""
+        return len(self._deliveries)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         self.is_evaluating = True
@@ -270,47 +270,48 @@ class RuleLoops:
     # Reload
 
     def reload_soon(self) -> None:
-        """For a signal: it cannot wait for the answer, which stands in the log."""
-        task = asyncio.get_running_loop().create_task(self._reload_unasked())
+        """For a signal handler, which cannot await the result: it is in the log."""
+        task = asyncio.get_running_loop().create_task(self._reload_in_background())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _reload_unasked(self) -> None:
+    async def _reload_in_background(self) -> None:
         try:
             await self.reload()
-        except Exception as error:  # Deliberately everything: nobody waits for this task.
-            self._around.report_failure("rule reload", error)
+        except Exception as error:  # Deliberately everything: no caller awaits this task.
+            self._dependencies.report_failure("rule reload", error)
 
     async def reload(self) -> reloads.Reload:
-        """Read all files and put them in force, or keep what is in force and say every problem."""
+        """Load all files, or keep the loaded rules and report every problem."""
         if self.follows_server:
-            problem = 'the rules belong to a server (`owner = "server"`), so there is nothing to reload here'
-            raise HubError(problem, status=409, remedy="Reload the rules of that server")
+            problem = 'the rules belong to a server (`rules.owner = "server"`), so the hub has nothing to reload'
+            raise HubError(problem, status=409, remedy="Reload the rules on that server")
         async with self._reloading:
             try:
-                book = await asyncio.to_thread(self._read)
-            # Deliberately everything: whatever is wrong with the files, the rules in force go on.
+                loaded = await asyncio.to_thread(self._read)
+            # Deliberately everything: whatever is wrong with the files, the loaded rules stay.
             except Exception as error:
-                self.last_reload = self._say(self._outcome(self._clock.now(), problems=_problems(error)))
+                self.last_reload = self._report_outcome(self._outcome(self._clock.now(), problems=_problems(error)))
                 return self.last_reload
             now = self._clock.now()
-            ended = await self._in_thread(lambda: self._around.pipeline().change_rules(book.rules, now))
-            self.book = book
-            for name in [key for key in self._duration.values if key not in _known(book.rules)]:
-                del self._duration.values[name]
-            self.last_reload = outcome = self._say(self._outcome(now))
+            ended = await self._in_thread(lambda: self._dependencies.pipeline().change_rules(loaded.rules, now))
+            self._loaded = loaded
+            group_labels = {(("group", group.name),) for group in loaded.rules.groups}
+            for key in [key for key in self._duration.values if key not in group_labels]:
+                del self._duration.values[key]
+            self.last_reload = outcome = self._report_outcome(self._outcome(now))
             if ended:
-                await self._around.deliver(ended, now)
+                await self._dependencies.deliver(ended, now)
             return outcome
 
-    async def _look(self) -> None:
-        """Reload when a file was written, came or went; a file that stays broken is not read again."""
-        if await asyncio.to_thread(lambda: self._stamp() != self._seen):
+    async def _reload_if_changed(self) -> None:
+        """Reload if a file was changed, added or removed; an unchanged broken file is not read again."""
+        if await asyncio.to_thread(lambda: self._stamp() != self._file_stamps):
             await self.reload()
 
     def _read(self) -> reloads.LoadedRules:
-        # Before reading: what is written meanwhile is seen at the next look.
-        self._seen = self._stamp()
+        # Before reading: a change during the read is noticed at the next check.
+        self._file_stamps = self._stamp()
         return reloads.read_sources(rule_sources(self._settings))
 
     def _stamp(self) -> Mapping[str, files.FileStamp | None]:
@@ -325,36 +326,36 @@ class RuleLoops:
             return replace(self.last_reload, at=now, problems=problems)
         return reloads.Reload(now, now, rules=len(rules.rules), groups=len(rules.groups))
 
-    def _say(self, outcome: reloads.Reload) -> reloads.Reload:
+    def _report_outcome(self, outcome: reloads.Reload) -> reloads.Reload:
         self._successful.set(float(outcome.is_successful))
         self._succeeded_at.set(outcome.in_force_since.timestamp())
         for problem in outcome.problems:
-            log.error("A rule file cannot be used", extra=fields(problem=problem))
+            log.error("rule file invalid", extra=fields(problem=problem))
         since = f"{outcome.in_force_since:%Y-%m-%dT%H:%M:%SZ}"
         if outcome.problems:
-            log.error("The last good rules stay in force", extra=fields(rules=outcome.rules, since=since))
+            log.error("rule reload failed, keeping the old rules", extra=fields(rules=outcome.rules, since=since))
         else:
-            log.info("Rules are in force", extra=fields(rules=outcome.rules, groups=outcome.groups))
+            log.info("rules loaded", extra=fields(rules=outcome.rules, groups=outcome.groups))
         return outcome
 
     # Follow
 
     async def _follow_server(self, server: remote_http.ServerClient) -> None:
-        """Take over what a server that owns the rules says about its alerts; what it does not say stays as it was."""
+        """Follow the alerts of the server that owns the rules; alerts that it does not report now stay unchanged."""
         now = self._clock.now()
         reading = await asyncio.to_thread(server_rules.read_rules, server, now)
-        for trouble in [reading.unknown_reason] if reading.unknown_reason else reading.problems:
-            log.warning("Alerts of the rule server are unknown", extra=fields(why=trouble))
+        for problem in [reading.unknown_reason] if reading.unknown_reason else reading.problems:
+            log.warning("reading alerts of the rule server failed", extra=fields(problem=problem))
         followed = server_rules.compare_alerts(self.server_alerts, reading, now)
         self.server_alerts = followed.alerts
         if followed.changes:
-            await self._around.deliver(followed.changes, now)
+            await self._dependencies.deliver(followed.changes, now)
 
-    # The last of all: below it `alerts` would not be the module
+    # The last method: below it `alerts` would not be the module
 
     def alerts(self) -> list[alerts.Alert]:
-        """Pending and firing ones of our own rules, and those of a server that owns the rules."""
-        return [*self._around.pipeline().active_alerts(), *self.server_alerts.values()]
+        """Pending and firing alerts of the loaded rules, or of the server that owns the rules."""
+        return [*self._dependencies.pipeline().active_alerts(), *self.server_alerts.values()]
 
 
 def _problems(error: Exception) -> tuple[str, ...]:
@@ -363,18 +364,14 @@ def _problems(error: Exception) -> tuple[str, ...]:
     return (str(error),)
 
 
-def _known(rules: rulefile.RuleSet) -> set[own_metrics.LabelPairs]:
-    return {(("group", group.name),) for group in rules.groups}
-
-
 def rule_sources(settings: config.Settings) -> reloads.RuleSources:
-    """The configured or shipped rule files and objectives, and the rule files that an existing prometheus.yml names."""
+    """The configured or shipped rule files and SLOs, and the rule files that an existing prometheus.yml names."""
     own, objectives, existing = settings.rules.files, settings.rules.slos, settings.fleet.prometheus_config
     files = [Path(path) for path in own] or list(rulefile.files([SHIPPED_RULES]))
     if existing is not None:
         files += prometheus_config.rule_paths(Path(existing))
     if objectives is not None:
-        # Whoever has objectives of their own does not want those of the examples.
+        # Own SLOs replace the shipped ones.
         files = [path for path in files if path != SHIPPED_RULES / SHIPPED_SLOS.name]
         return reloads.RuleSources(tuple(files), Path(objectives))
     return reloads.RuleSources(tuple(files), None if own else SHIPPED_SLOS, is_rendered=True)

@@ -1,7 +1,6 @@
-"""What all services of a hub share: its settings, the time, its own metrics, and news for open pages.
+"""What all services of a hub share: settings, clock, own metrics, and notifications of changes for open pages.
 
-Whoever starts a hub makes one `Runtime`; a recording that is played has one as well. Services and parts of the web
-application take it first.
+`cli` and `drill` create one for each hub; a replayed recording has one too. It is the first parameter of services.
 """
 
 from __future__ import annotations

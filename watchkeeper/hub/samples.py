@@ -1,7 +1,7 @@
-"""Samples: the engine that answers about them, the threads that ask it, and what their store needs all the time.
+"""Samples: the query engine, the threads that use it, and the maintenance of its store.
 
-The first service that a hub opens: questions of pages are answered from then on. `Queries` is what others ask; a
-recording that is played has one over its own engine.
+The first service that a hub opens: queries of pages work from then on. Others use `Queries`; a replayed recording has
+one over its own engine.
 """
 
 from __future__ import annotations
@@ -22,32 +22,29 @@ from watchkeeper.query import engine
 
 T = TypeVar("T")
 
-# More would only wait for one another's cores; the rest of the questions queue up.
-QUESTIONS_AT_ONCE = 4
+# More threads would only compete for cores; further queries queue.
+QUERY_THREADS = 4
 
 
 class Queries:
-    """Questions of people: they wait for one another, never the log's fsync or a rule for them."""
+    """Queries of users, in threads of their own: neither the WAL's fsync nor a rule waits for them."""
 
-    def __init__(self, asked: engine.Engine, time: clock.Clock) -> None:
-        self.engine, self._clock = asked, time
-        self._threads = ThreadPoolExecutor(QUESTIONS_AT_ONCE, thread_name_prefix="query")
+    def __init__(self, backend: engine.Engine, time: clock.Clock) -> None:
+        self.engine, self._clock = backend, time
+        self._threads = ThreadPoolExecutor(QUERY_THREADS, thread_name_prefix="query")
 
     @property
     def now_ms(self) -> int:
         return clock.to_ms(self._clock.now())
 
     async def instant(self, expr: str, at_ms: int | None = None) -> engine.QueryResult:
-        """The answer at a time, or now."""
         at = self.now_ms if at_ms is None else at_ms
         return await self._in_thread(lambda: self.engine.instant(expr, at))
 
-    async def range(self, expr: str, span: engine.QueryRange) -> engine.QueryResult:
+    async def range(self, expr: str, window: engine.QueryRange) -> engine.QueryResult:
         local = self.engine.local
-        answer = None if local is None else local.range_if_cheap(expr, span)
-        if answer is not None:
-            return answer
-        return await self._in_thread(lambda: self.engine.range(expr, span))
+        result = None if local is None else local.range_if_cheap(expr, window)
+        return result if result is not None else await self._in_thread(lambda: self.engine.range(expr, window))
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
@@ -65,11 +62,11 @@ class Samples:
             runtime.settings, self.engine, time=runtime.clock, metrics=runtime.metrics
         )
         self._directory = files.DataDirectory(Path(runtime.settings.hub.data))
-        # Whoever works on samples is closed before them.
+        # What uses samples is closed before them.
         self.closing = contextlib.ExitStack()
 
     def open(self) -> None:
-        """Claim the data directory and read the samples in it; StartRefused or StoreError if that cannot be."""
+        """Claim the data directory and read the samples in it; StartRefused or StoreError if that fails."""
         self._directory.claim()
         self.closing.callback(self._directory.release)
         try:
@@ -85,7 +82,7 @@ class Samples:
 
     @property
     def are_stored_here(self) -> bool:
-        """Whether samples are kept here and not by a server."""
+        """Whether samples are stored in this process and not on a server."""
         return self._upkeep.is_ours
 
     @property
@@ -95,5 +92,5 @@ class Samples:
     def problems(self) -> Iterable[str]:
         return self._upkeep.problems()
 
-    def loops(self, failing: recent_failures.RecentFailures) -> list[Loop]:
-        return self._upkeep.loops(failing)
+    def loops(self, failures: recent_failures.RecentFailures) -> list[Loop]:
+        return self._upkeep.loops(failures)

@@ -1,7 +1,7 @@
-"""What a hub offers to its console and its API: one service for each thing that can be asked or changed.
+"""What a hub offers to its console and its API: one service for each subject.
 
-`hub.py` fills a `Services` with its own; a recording that is played fills one with services over a file, and these
-protocols are what both have in common. `web.app` gives each part of the API the services that it uses.
+`hub.py` fills a `Services` with its own; a replayed recording fills one with services over a file, and both implement
+these protocols. `web.app` gives each part of the API the services that it uses.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 
 class JournalProtocol(Protocol):
-    """What is known of the past; `read` runs such questions away from the event loop."""
+    """The past; `read` runs a function that uses the other methods away from the event loop."""
 
     async def read(self, work: Callable[[], T], *, is_long: bool = False) -> T: ...
 
@@ -90,9 +90,9 @@ class IncidentsProtocol(Protocol):
 
 
 class SilencesProtocol(Protocol):
-    """Who is not told for a while."""
+    """Silences: which incidents send no notifications."""
 
-    async def silence(self, wish: SilenceRequest) -> Silence: ...
+    async def silence(self, request: SilenceRequest) -> Silence: ...
 
     async def expire_silence(self, id: str, actor: str) -> Silence: ...
 
@@ -104,7 +104,7 @@ class SilencesProtocol(Protocol):
 
 
 class RulesProtocol(Protocol):
-    """The rules in force, what they have found, and a way to read them again."""
+    """The loaded rules, their alerts, and reload."""
 
     @property
     def is_evaluating(self) -> bool: ...
@@ -138,7 +138,7 @@ class GpuView(Protocol):
 
 
 class FleetProtocol(Protocol):
-    """The inventory: what should be there, and what reports; `changes` is another number whenever it has changed."""
+    """The inventory: what should exist, and what reports; `revision` changes whenever the inventory changes."""
 
     @property
     def revision(self) -> int: ...
@@ -157,7 +157,7 @@ class FleetProtocol(Protocol):
 
 
 class TargetsProtocol(Protocol):
-    """What is read, and how nodes join."""
+    """What is scraped, and how nodes register."""
 
     def targets(self) -> Sequence[TargetState]: ...
 
@@ -177,11 +177,11 @@ class Services:
     rules: RulesProtocol
     fleet: FleetProtocol
     targets: TargetsProtocol
-    # What a recording, or a fleet without it, does not have.
+    # None for a recording, or for a fleet without it.
     clusters: Clusters | None = None
     fabric: FabricWatch | None = None
     simulator: SimulatorProxy | None = None
     repairs: RepairLoop | None = None
-    # Another journal brings others: asked for at each use.
+    # Another journal brings others: read at each use.
     orders: Callable[[], OrderQueue | None] = lambda: None
     evidence: Callable[[], EvidenceSources | None] = lambda: None

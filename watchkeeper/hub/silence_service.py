@@ -1,4 +1,4 @@
-"""Silences while the hub runs: who is not told for a while, here or in an Alertmanager that routes."""
+"""Silences while the hub runs: in the journal, or in the Alertmanager that routes."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class SilenceService:
     def _delivery(self) -> delivery.Notifier:
         return self._current.stages.delivery
 
-    async def silence(self, wish: silence_store.SilenceRequest) -> Silence:
-        made = await self._delivery.silence(wish, self._clock, self._thread.run)
+    async def silence(self, request: silence_store.SilenceRequest) -> Silence:
+        silence = await self._delivery.silence(request, self._clock, self._thread.run)
         self._changes.send("incidents")
-        return made
+        return silence
 
     async def expire_silence(self, id: str, actor: str) -> Silence:
         ended = await self._delivery.end_silence(id, actor, time=self._clock, on_journal_thread=self._thread.run)
@@ -33,7 +33,7 @@ class SilenceService:
         return self._delivery.list_silences(self._clock.now())
 
     def silences_problem(self) -> str:
-        """Why not all silences are known; empty where they are."""
+        """Why some silences are unknown; empty if all are known."""
         return self._delivery.silences_problem(self._clock.now())
 
     def silenced_by(self, incident: Incident) -> Silence | None:

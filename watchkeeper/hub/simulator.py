@@ -1,4 +1,4 @@
-"""The simulated fleet behind a hub, as its console reaches it: requests are passed on and answers come back."""
+"""Forwards requests of the console to the simulated fleet behind a hub."""
 
 from __future__ import annotations
 

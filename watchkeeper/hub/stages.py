@@ -1,7 +1,7 @@
-"""What remembers: everything that was built on one journal, held in one place and replaced as a whole.
+"""The stages that were built on one journal, held in one place and replaced as a whole.
 
-Where several hubs share a journal, the lead changes and each change brings another journal. Services hold `Current` and
-ask it each time, so that there is one step from one journal to the next, and none of them can keep a piece of the last.
+Where several hubs share a journal, each change of the leader opens another journal. Services hold `CurrentStages` and
+ask it at each use, so none of them keeps state of the previous journal.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Stages:
     pipeline: pipeline.Pipeline
     delivery: delivery.Notifier
     evidence: evidence.EvidenceSources
-    # None where the hub has no key for work orders.
+    # None if the hub has no key for work orders.
     orders: orders.OrderQueue | None
 
 

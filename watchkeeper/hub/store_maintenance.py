@@ -1,7 +1,7 @@
-"""What the hub's samples need all the time: the disk each second, blocks, and hours of usage in a ledger.
+"""Maintenance of the sample store: sync each second, blocks, and recorded usage in a ledger.
 
-The hub makes one `Upkeep`, opens it before its stages and runs its loops. Where a server keeps the samples, only the
-ledger is left to do.
+`Samples` creates one, opens it before the stages, and the hub runs its loops. Where a server stores the samples, only
+the ledger remains.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ LEDGER_SECONDS = 600.0
 
 class StoreMaintenance:
     def __init__(
-        self, settings: config.Settings, asked: engine.Engine, *, time: clock.Clock, metrics: own_metrics.Registry
+        self, settings: config.Settings, backend: engine.Engine, *, time: clock.Clock, metrics: own_metrics.Registry
     ) -> None:
-        self._settings, self._engine, self._clock = settings, asked, time
+        self._settings, self._engine, self._clock = settings, backend, time
         self._samples: durable.DurableStore | None = None
         self._clock_check = clock_check.ClockCheck()
         self._budgets = budget_watch.create_budget_watch(settings, metrics)
@@ -33,15 +33,19 @@ class StoreMaintenance:
         self._stored = {
             "series": gauge("watchkeeper_store_series", "Series in memory"),
             "blocks": gauge("watchkeeper_store_blocks", "Blocks of samples on disk"),
-            "block_bytes": gauge("watchkeeper_store_block_bytes", "Bytes of those blocks"),
-            "log_bytes": gauge("watchkeeper_store_log_bytes", "Bytes of the write-ahead log"),
-            "lost_samples": gauge("watchkeeper_store_lost_samples", "Samples that damage to the log took at the start"),
-            "unlogged_samples": gauge("watchkeeper_store_unlogged_samples", "Samples that found no room in the log"),
-            "damages": gauge("watchkeeper_store_damages", "Places in files of the store that are not as written"),
+            "block_bytes": gauge("watchkeeper_store_block_bytes", "Size of the blocks of samples on disk"),
+            "log_bytes": gauge("watchkeeper_store_log_bytes", "Size of the write-ahead log"),
+            "lost_samples": gauge(
+                "watchkeeper_store_lost_samples", "Samples lost at the last start because the WAL was damaged"
+            ),
+            "unlogged_samples": gauge(
+                "watchkeeper_store_unlogged_samples", "Samples that are in memory only because the WAL was full"
+            ),
+            "damages": gauge("watchkeeper_store_damages", "Damaged places in files of the store"),
         }
 
     def open(self) -> None:
-        """Give the engine of this process its past and a place for what is to come; StoreError if that cannot be."""
+        """Open the store of the embedded engine; StoreError if that fails."""
         if (local := self._engine.local) is not None:
             limits = durable.StoreSettings.of(self._settings.query)
             self._samples = durable.open_store(self._settings.samples_path, limits, clock_ms=self._now_ms)
@@ -49,7 +53,7 @@ class StoreMaintenance:
 
     @property
     def is_ours(self) -> bool:
-        """Whether samples are kept here and not by a server."""
+        """Whether samples are stored in this process and not on a server."""
         return self._samples is not None
 
     @property
@@ -57,21 +61,21 @@ class StoreMaintenance:
         return None if self._samples is None else self._samples.newest_ms
 
     def problems(self) -> Iterator[str]:
-        """Samples that are ahead of the clock, or find no room, in a sentence each."""
+        """Samples ahead of the clock and a full store, one sentence each."""
         if self._samples is None:
             return
         if ahead := clock_check.describe_problem(self._samples, self._now_ms()):
             yield ahead
         if len(self._samples) >= (most := self._settings.query.max_series):
             yield (
-                f"samples: the store is full with {most:,} series. New ones are left out, and targets whose page or"
-                " GPUs found no room are neither up nor down. Raise `query.max_series`, at about 2.3 KiB of memory for"
-                " each series, or drop labels that change often"
+                f"samples: the store is full: {len(self._samples):,} series, the limit is {most:,}. New series are"
+                " dropped, and targets with dropped series are neither up nor down. Raise `query.max_series` (about"
+                " 2.3 KiB of memory for each series), or drop labels that change often"
             )
 
-    def loops(self, said: recent_failures.RecentFailures) -> list[Loop]:
+    def loops(self, failures: recent_failures.RecentFailures) -> list[Loop]:
         async def sync() -> None:
-            await self._sync(said)
+            await self._sync(failures)
 
         return [
             Loop("usage", self._keep_usage, LEDGER_SECONDS),
@@ -79,16 +83,16 @@ class StoreMaintenance:
             Loop("blocks", self._keep_blocks, durable.UPKEEP_SECONDS),
         ]
 
-    async def _sync(self, said: recent_failures.RecentFailures) -> None:
-        """Bring samples to the disk each second of the disk's own time, however fast a simulated clock runs."""
+    async def _sync(self, failures: recent_failures.RecentFailures) -> None:
+        """Write samples to disk each second of real time, also when a simulated clock runs faster."""
         await asyncio.sleep(SYNC_SECONDS)
         if self._samples is not None:
             now = self._clock.now()
             if problem := await asyncio.to_thread(self._clock_check.sync, self._samples, clock.to_ms(now)):
-                said.record("clock", problem, now=now)
+                failures.record("clock", problem, now=now)
 
     async def _keep_usage(self) -> None:
-        """Bring recorded hours of usage into the ledger, which outlives the samples."""
+        """Copy recorded usage into the ledger, which is kept longer than the samples."""
         book = ledger.UsageLedger(Path(self._settings.hub.data) / "usage")
         await asyncio.to_thread(usage_reader.update_ledger, self._engine, book, now=self._clock.now().timestamp())
         await asyncio.to_thread(self._budgets.update, self._engine, self._clock.now())

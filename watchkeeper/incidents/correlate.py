@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 
-from watchkeeper.catalogue import causes, effects
+from watchkeeper.catalogue import causes, effects, xid
 from watchkeeper.incidents import job_effects
 from watchkeeper.incidents.footprint import OF_WHOLE_JOBS, holders_of, is_workload, workload_name
-from watchkeeper.incidents.signals import Signal, anchor_place, settle_seconds
+from watchkeeper.incidents.signals import Signal, anchor_place
 from watchkeeper.kit import durations
 from watchkeeper.model import fleet
 from watchkeeper.model.incidents import Incident, IncidentId, IncidentState, Member, MemberKind, move
@@ -276,7 +276,7 @@ def _gives_way_to(incident: Incident, signal: Signal, around: CorrelationContext
     if not is_consequence or incident.place != signal.place:
         return False
     return all(
-        signal.at - member.since <= timedelta(seconds=settle_seconds(member.cause)) for member in incident.members
+        signal.at - member.since <= timedelta(seconds=xid.settle_seconds(member.cause)) for member in incident.members
     )
 
 

@@ -1,41 +1,38 @@
-"""On which machines and GPUs a job runs, so that what breaks there and what the job suffers become one incident.
+"""The nodes and GPUs on which a job runs, so that a fault there and its effect on the job become one incident.
 
-`pipeline` gives `Footprints.of` to the incidents; `domains` finds with it what is near a job, and `correlate` decides
-whether a fault lies under one of its ranks. The ranks tell it themselves, or whoever reports what holds a GPU.
+`hub.pipeline` passes `Footprints.footprint_of` to the incidents; `domains` finds with it what is near a job, and
+`correlate` decides whether a fault is under one of its ranks. Ranks report it themselves, or the reported holder does.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 
+from watchkeeper.incidents.place_cache import PlaceCache
 from watchkeeper.kit import clock, own_metrics
-from watchkeeper.kit.logs import fields
 from watchkeeper.model import fleet, incidents, jobs
 from watchkeeper.query import engine as engines
 
-log = logging.getLogger(__name__)
-
 RANKS = "training_rank_info"
 OF_JOB = "job="
-# What its GPUs show because of what a job does: one incident for all of them, for its owner.
+# Signals of GPUs that a job causes itself: one incident for all its GPUs, for its owner.
 OF_WHOLE_JOBS = frozenset({"waste"})
-# Which series tell where a workload runs, by the kind of its place, and the labels that name it there.
+# The series that contain where a workload runs, by the kind of its place, and the labels that name it there.
 SERIES: Mapping[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
     "job": ((RANKS, ("job_name",)), ("watchkeeper:job_gpu:share", ("job_name",))),
     "pod": (("watchkeeper_gpu_workload_info", ("namespace", "workload")),),
     "hpc_job": (("watchkeeper_gpu_workload_info", ("workload",)),),
 }
-# A rank that is gone takes its series along, and a job without it is called stalled after ten minutes at the latest.
-LOOK_BACK = "15m"
-KEPT, MOST_KEPT = timedelta(seconds=15), 1_000
+# The series of a rank end with it, and a job without it counts as stalled after ten minutes at the latest.
+LOOKBACK = "15m"
+MAX_PLACES = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Where a job runs; `whole` are the nodes of which nobody tells which of their GPUs it has."""
+    """Where a job runs; `whole_nodes` are nodes on which its GPUs are unknown."""
 
     gpus: frozenset[fleet.Place] = frozenset()
     nodes: frozenset[fleet.Place] = frozenset()
@@ -43,13 +40,12 @@ class Footprint:
 
     @classmethod
     def from_places(cls, places: Collection[fleet.Place]) -> Footprint:
-        """The footprint of a job with ranks at these nodes and GPUs."""
         gpus = frozenset(replace(place, slice=None) for place in places if place.gpu is not None)
         nodes = frozenset(place.whole_node for place in places)
         return cls(gpus, nodes, nodes - {place.whole_node for place in gpus})
 
     def includes(self, place: fleet.Place) -> bool:
-        """True when a rank runs on this GPU or one of its slices, or on this machine or the one with this port."""
+        """True if a rank runs on this GPU or a MIG instance of it, on this node, or on the node with this port."""
         if place.node is None:
             return False
         if place.gpu is None:
@@ -65,68 +61,52 @@ def is_workload(place: fleet.Place) -> bool:
 
 
 def workload_name(place: fleet.Place) -> str:
-    """What a job, a pod or a Slurm job is called."""
+    """The name of a job, a pod or a Slurm job."""
     return (place.domain or "").partition("=")[2]
 
 
 def holders_of(incident: incidents.Incident) -> frozenset[str]:
-    """The jobs that hold the GPUs of an incident, where GPUs of one job are one incident."""
-    is_one = incident.family in OF_WHOLE_JOBS and incident.place.gpu is not None
-    return frozenset(map(jobs.job_of_holder, incident.workloads)) if is_one else frozenset()
+    """The jobs that hold the GPUs of an incident, if all GPUs of a job are one incident."""
+    is_of_jobs = incident.family in OF_WHOLE_JOBS and incident.place.gpu is not None
+    return frozenset(map(jobs.job_of_holder, incident.workloads)) if is_of_jobs else frozenset()
 
 
 def jobs_of(incident: incidents.Incident) -> frozenset[str]:
-    """The jobs whose own signals are a part of an incident, by the names that they give themselves."""
+    """The jobs with own signals in an incident, by the names that they report."""
     places = {member.place for member in incident.members if (member.place.domain or "").startswith(OF_JOB)}
     return frozenset(map(workload_name, places))
 
 
 class Footprints:
-    """Asks an engine, and remembers for moments: in a storm the same job is asked about again and again."""
-
     def __init__(self, engine: engines.InstantEngine, now: Callable[[], datetime]) -> None:
         self._engine, self._now = engine, now
-        self._known: dict[fleet.Place, tuple[datetime, Footprint]] = {}
+        self._cache = PlaceCache(self._query, now, max_places=MAX_PLACES, what="nodes of a workload")
 
     def footprint_of(self, place: fleet.Place) -> Footprint:
-        """Where a workload runs, or ran until minutes ago; nowhere if nobody tells."""
-        if not is_workload(place):
-            return NOWHERE
-        now = self._now()
-        asked_at, known = self._known.get(place, (now, None))
-        if known is not None and abs(now - asked_at) < KEPT:
-            return known
-        if len(self._known) >= MOST_KEPT:
-            self._known.clear()
-        try:
-            found = self._ask(place, clock.to_ms(now))
-        # Deliberately everything: that a job stands still is worth more than where it runs.
-        except Exception as error:
-            log.warning("Where a workload runs is unknown", extra=fields(place=str(place), error=error))
-            return NOWHERE
-        self._known[place] = (now, found)
-        return found
+        """Where a workload runs, or ran until minutes ago; nowhere if unknown."""
+        return (self._cache.get(place) or NOWHERE) if is_workload(place) else NOWHERE
 
-    def _ask(self, place: fleet.Place, at_ms: int) -> Footprint:
+    def _query(self, place: fleet.Place) -> Footprint:
+        at_ms = clock.to_ms(self._now())
         kind, _, name = (place.domain or "").partition("=")
-        found: set[fleet.Place] = set()
+        places: set[fleet.Place] = set()
         for series, labels in SERIES[kind]:
             parts = dict(zip(labels, name.split("/", len(labels) - 1), strict=False))
             named = "".join(f',{label}="{own_metrics.escape(text)}"' for label, text in parts.items())
             selector = f'{series}{{cluster="{own_metrics.escape(place.cluster)}"{named}}}'
-            before = self._engine.instant(f"last_over_time({selector}[{LOOK_BACK}])", at_ms).frame.labels
+            before = self._engine.instant(f"last_over_time({selector}[{LOOKBACK}])", at_ms).frame.labels
             current = self._engine.instant(selector, at_ms).frame.labels if series == RANKS else ()
-            found.update(_places(place.cluster, [*current, *_not_moved(before, current)]))
-        return Footprint.from_places(found)
+            places.update(_places(place.cluster, [*current, *_last_places(before, current)]))
+        return Footprint.from_places(places)
 
 
-def _not_moved(before: Iterable[Mapping[str, str]], current: Iterable[Mapping[str, str]]) -> list[Mapping[str, str]]:
-    """Ranks that are silent now, where they were last; one that was started elsewhere is no longer there."""
+def _last_places(before: Iterable[Mapping[str, str]], current: Iterable[Mapping[str, str]]) -> list[Mapping[str, str]]:
+    """The last place of ranks that do not report now; a rank that reports from another place has moved."""
     present = {labels.get("rank") for labels in current}
     return [labels for labels in before if labels.get("rank") is None or labels.get("rank") not in present]
 
 
-def _places(cluster: str, told: Iterable[Mapping[str, str]]) -> Iterable[fleet.Place]:
-    for labels in told:
+def _places(cluster: str, label_sets: Iterable[Mapping[str, str]]) -> Iterable[fleet.Place]:
+    for labels in label_sets:
         if labels.get("Hostname"):
             yield fleet.Place(cluster, node=labels["Hostname"], gpu=labels.get("UUID") or None)

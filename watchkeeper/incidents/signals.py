@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cache
 
 from watchkeeper.catalogue import causes, event_causes, xid
 from watchkeeper.model import alerts, diagnosis, events, fleet, incidents, jobs
@@ -171,9 +170,3 @@ def clear_rule(cause: str, event: events.Event) -> events.ClearRule:
     stays = causes.lookup(cause).is_hardware and event.kind not in PASSING_KINDS
     quiet = RETURN_SECONDS if events.REPORTS_RECOVERY in event.fields else QUIET_SECONDS
     return events.ClearRule(None if stays else quiet, cleared_by=CLEARED_BY.get(event.kind, USUALLY_CLEARED_BY))
-
-
-@cache
-def settle_seconds(cause: str) -> int:
-    """How long to gather before a verdict on this cause: the longest of its Xid codes."""
-    return max((row.settle_seconds for row in xid.all_codes() if row.cause == cause), default=0)

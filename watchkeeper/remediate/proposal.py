@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from watchkeeper.catalogue import causes
-from watchkeeper.model import actions, fleet, incidents, repairs, trust
+from watchkeeper.catalogue import causes, xid
+from watchkeeper.model import actions, alerts, fleet, incidents, repairs, trust
 from watchkeeper.remediate.ladder import ModeDecision
 from watchkeeper.remediate.plan import ON_WORKLOAD
 from watchkeeper.remediate.policy import RepairPolicy
@@ -51,6 +51,13 @@ class RepairProposal:
     @property
     def gpu(self) -> str | None:
         return next((action.place.gpu for action in self.actions if action.place.gpu), None)
+
+
+def is_urgent(incident: incidents.Incident, mode: trust.Mode) -> bool:
+    """True for an open critical hardware fault in mode `act` whose kernel log line needs no further lines."""
+    row = causes.lookup(incident.cause)
+    is_critical = incident.is_open and row.is_hardware and row.severity is alerts.Severity.CRITICAL
+    return is_critical and mode is trust.Mode.ACT and xid.settle_seconds(incident.cause) == 0
 
 
 def plan_digest(cause: str, steps: Sequence[actions.Action]) -> str:

@@ -30,7 +30,7 @@ class Lease:
     is_ours: bool
 
     def __str__(self) -> str:
-        return f"{self.holder} at {self.url}" if self.holder else "nobody"
+        return f"{self.holder} at {self.url}" if self.holder else "(none)"
 
 
 class Election:

@@ -140,7 +140,7 @@ class IncidentService:
         return self._current.stages.pipeline.lessons.all()
 
     def dropped_signals(self) -> int:
-        """Signals that found no room in an incident."""
+        """Signals dropped because an incident or the tracker was at its limit."""
         return self._current.stages.pipeline.incidents.dropped_signals
 
     # While time passes

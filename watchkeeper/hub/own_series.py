@@ -40,7 +40,9 @@ class OwnSeries:
         self._current, self._thread = current, journal_thread
         self._kept = {name: status_series.StatusSeries() for name in ("workloads", "events", "own", "fabric")}
         gauge = runtime.metrics.gauge
-        self._left_out = gauge("watchkeeper_hub_signals_left_out", "Signals that found no room in an incident")
+        self._dropped_signals = gauge(
+            "watchkeeper_hub_signals_dropped", "Signals dropped because an incident or the tracker was at its limit"
+        )
         self._open_incidents = gauge("watchkeeper_hub_open_incidents", "Incidents that are not resolved, by severity")
 
     def loop(self, *, may_write: Callable[[], bool]) -> Loop:
@@ -55,7 +57,7 @@ class OwnSeries:
         with contextlib.suppress(WatchkeeperError):  # Who holds a GPU is known without a journal, and others say so.
             for severity, count in (await self._thread.run(self._current.stages.journal.count_open)).items():
                 self._open_incidents.set(count, severity=severity)
-        self._left_out.set(self._incidents.dropped_signals())
+        self._dropped_signals.set(self._incidents.dropped_signals())
         clusters = self._fleet.clusters
         held = status_series.workload_series((await ask(HOLDER_EXPR, at_ms)).frame.labels)
         answers = {expr: (await ask(expr, at_ms)).frame.labels for expr in clusters.required_queries()}

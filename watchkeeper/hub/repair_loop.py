@@ -119,7 +119,9 @@ class RepairLoop:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._has_caught_up = False
         self._count = metrics.gauge("watchkeeper_remediate_repairs", "Repairs that wait, run or hold a node, by state")
-        self._out = metrics.gauge("watchkeeper_remediate_nodes_out", "Nodes that are out of service because of repairs")
+        self._out = metrics.gauge(
+            "watchkeeper_remediate_nodes_out_of_service", "Nodes that are out of service because of repairs"
+        )
         self._halted = metrics.gauge(
             "watchkeeper_remediate_halted", "1 while repairs are stopped, by what stopped them"
         )

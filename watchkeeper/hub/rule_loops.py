@@ -99,10 +99,12 @@ class RuleLoops:
             "watchkeeper_rules_last_reload_success_timestamp_seconds", "When the rules in force were read"
         )
         self._missed = metrics.counter(
-            "watchkeeper_rules_missed_turns_total", "Turns of a rule group that were due while the hub was busy"
+            "watchkeeper_rules_missed_evaluations_total",
+            "Evaluations of a rule group that were skipped because the one before took too long",
         )
         self._caught_up = metrics.counter(
-            "watchkeeper_rules_caught_up_turns_total", "Missed turns of recording rules that were made up for"
+            "watchkeeper_rules_backfilled_evaluations_total",
+            "Missed evaluations of recording rules that were run later, at their own time",
         )
         self._handing_over: set[asyncio.Task[None]] = set()
         # The interval and the number of each group's last turn.

@@ -38,7 +38,7 @@ STAGES: dict[str, dict[str, int]] = {
     "more panels than may be": {"panel": shedding.MOST_FOR_PANELS * 6 // 5, "page": 20, "push": 20},
     "more pages than may be": {"panel": shedding.MOST_FOR_PANELS, "page": shedding.MOST_FOR_PAGES * 6 // 5, "push": 20},
 }
-MISSED = re.compile(r"^watchkeeper_rules_missed_turns_total\{.*\} (\d+)", re.MULTILINE)
+MISSED = re.compile(r"^watchkeeper_rules_missed_evaluations_total\{.*\} (\d+)", re.MULTILINE)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -28,6 +28,7 @@ from watchkeeper.catalogue import causes
 from watchkeeper.cli import main as cli_main
 from watchkeeper.clusters import cluster_series
 from watchkeeper.config import settings
+from watchkeeper.kit import own_metrics
 from watchkeeper.rules import slo
 from watchkeeper.web import openapi
 
@@ -119,26 +120,36 @@ def _as_toml(value: Any) -> str:
 
 
 def metrics_page() -> str:
-    law = "What Watchkeeper says about itself and adds to the samples of others."
-    own = [f"| `{name}` | {kind} | {help.rstrip('.')} |" for name, kind, help in sorted(own_metrics())]
+    law = "Metrics of the hub and the agent, and series that the hub adds."
+    own = [f"| `{name}` | {kind} | {help.rstrip('.')} |" for name, kind, help in sorted(declared_metrics())]
     added = [f"| `{name}` | {meaning} |" for name, meaning in sorted(ADDED_SERIES.items())]
     parts = [
         HEAD.format(title="Own metrics", law=law),
         "\n".join(
             [
-                "## On /metrics of the hub, and in the metrics file of an agent\n",
+                "## Exposed on `/metrics` of the hub and in the metrics file of an agent\n",
                 "| name | type | meaning |",
                 "|---|---|---|",
                 *own,
                 "",
             ]
         ),
-        "\n".join(["## Added to the store, for joins in PromQL\n", "| name | meaning |", "|---|---|", *added, ""]),
+        "\n".join(
+            [
+                "## Deprecated names\n",
+                "Each is still exposed for one release. Use the new name in your rules and dashboards.\n",
+                "| deprecated | use |",
+                "|---|---|",
+                *(f"| `{old}` | `{new}` |" for new, old in sorted(own_metrics.DEPRECATED_NAMES.items())),
+                "",
+            ]
+        ),
+        "\n".join(["## Added to the store, to join in PromQL\n", "| name | meaning |", "|---|---|", *added, ""]),
     ]
     return "\n".join(parts)
 
 
-def own_metrics() -> set[tuple[str, str, str]]:
+def declared_metrics() -> set[tuple[str, str, str]]:
     """Name, type and help of every metric that is declared on a registry, found in the source."""
     return {
         (_text(call.args[0], source), kind, _text(call.args[1], source))

@@ -70,7 +70,7 @@ def test_every_command_that_is_named_exists(name: str) -> None:
 
 @pytest.mark.slow
 def test_every_own_metric_is_named_by_stage_and_unit_and_explained() -> None:
-    for name, kind, help in generate.own_metrics():
+    for name, kind, help in generate.declared_metrics():
         assert re.fullmatch(r"watchkeeper(_[a-z0-9]+){2,}", name), name
         assert name.endswith("_total") == (kind == "counter"), f"{name} is a {kind}"
         assert help, f"{name} has no help"

@@ -87,7 +87,9 @@ def ours() -> frozenset[str]:
     texts = (node for source in makers for node in ast.walk(source.syntax))
     written = {str(node.value) for node in texts if isinstance(node, ast.Constant)}
     return frozenset(
-        written | {name for name, _, _ in generate.own_metrics()} | {family.name for family in choice.own_families()}
+        written
+        | {name for name, _, _ in generate.declared_metrics()}
+        | {family.name for family in choice.own_families()}
     )
 
 

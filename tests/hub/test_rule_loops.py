@@ -299,8 +299,8 @@ def test_minutes_that_a_busy_hub_missed_are_recorded_at_their_own_time(tmp_path:
         await busy_for(running, minutes)
         wanted = [60.0, *(60.0 * at for at in range(2 + lost, minutes + 3))]
         assert recorded(running, minutes + 3) == wanted
-        assert counted(running, "watchkeeper_rules_missed_turns_total") == minutes
-        assert counted(running, "watchkeeper_rules_caught_up_turns_total") == minutes - lost
+        assert counted(running, "watchkeeper_rules_missed_evaluations_total") == minutes
+        assert counted(running, "watchkeeper_rules_backfilled_evaluations_total") == minutes - lost
         running.close()
 
     asyncio.run(story())
@@ -338,8 +338,8 @@ def test_a_group_with_an_alert_counts_its_missed_turns_and_goes_on(tmp_path: Pat
         running = Running(tmp_path, WITH_ALERT)
         await busy_for(running, 4)
         assert recorded(running, 7) == [60.0, 360.0]
-        assert counted(running, "watchkeeper_rules_missed_turns_total") == 4
-        assert counted(running, "watchkeeper_rules_caught_up_turns_total") == 0
+        assert counted(running, "watchkeeper_rules_missed_evaluations_total") == 4
+        assert counted(running, "watchkeeper_rules_backfilled_evaluations_total") == 0
         running.close()
 
     asyncio.run(story())
@@ -388,7 +388,7 @@ def test_a_journal_that_takes_long_about_alerts_does_not_make_the_next_turn_late
         assert (running.said, running.loops.pending_deliveries) == ([], 1)
         gate.set()
         await until(running, 180, lambda: running.said == [("Hot", "firing")])
-        assert counted(running, "watchkeeper_rules_missed_turns_total") == 0
+        assert counted(running, "watchkeeper_rules_missed_evaluations_total") == 0
         task.cancel()
         running.close()
 

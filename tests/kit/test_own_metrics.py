@@ -7,6 +7,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.paths import ROOT
 from watchkeeper.kit import own_metrics
 
 # watchkeeper_scrapes_total{node="n \"1\"",outcome="ok"} 3
@@ -66,3 +67,21 @@ def test_a_large_counter_is_not_rounded() -> None:
     registry = own_metrics.Registry()
     registry.counter("watchkeeper_tests_total", "counted").add(123_456_789_012_345)
     assert "watchkeeper_tests_total 123456789012345\n" in registry.render()
+
+
+def test_a_renamed_metric_is_exposed_under_its_deprecated_name_too() -> None:
+    registry = own_metrics.Registry()
+    registry.counter("watchkeeper_hub_logins_total", "Login attempts").add(2, result="{}")
+    assert registry.render().splitlines() == [
+        "# HELP watchkeeper_hub_logins_total Login attempts",
+        "# TYPE watchkeeper_hub_logins_total counter",
+        'watchkeeper_hub_logins_total{result="{}"} 2',
+        "# HELP watchkeeper_hub_sign_ins_total Deprecated: use watchkeeper_hub_logins_total.",
+        "# TYPE watchkeeper_hub_sign_ins_total counter",
+        'watchkeeper_hub_sign_ins_total{result="{}"} 2',
+    ]
+
+
+def test_each_deprecated_name_belongs_to_a_metric_that_is_declared() -> None:
+    source = "".join(path.read_text() for path in (ROOT / "watchkeeper").rglob("*.py") if path.name != "own_metrics.py")
+    assert [new for new in own_metrics.DEPRECATED_NAMES if new.removeprefix("watchkeeper_agent") not in source] == []

@@ -119,7 +119,7 @@ class AgentMetrics:
         return cls(
             registry,
             registry.counter(f"{prefix}_events_total", "Events found on this node, by kind."),
-            registry.counter(f"{prefix}_events_held_back_total", "Events left out because too many were alike."),
+            registry.counter(f"{prefix}_events_rate_limited_total", "Repeated events that the rate limit dropped."),
             registry.counter(f"{prefix}_events_pushed_total", "Events the hub has confirmed."),
             registry.counter(f"{prefix}_events_lost_total", "Events that could not be kept or delivered."),
             registry.gauge(f"{prefix}_spool_bytes", "Size of the events that wait for the hub."),

@@ -140,7 +140,7 @@ class IncidentService:
         return self._current.stages.pipeline.lessons.all()
 
     def dropped_signals(self) -> int:
-        """Signals dropped because the incident had too many."""
+        """Signals dropped because an incident or the tracker was at its limit."""
         return self._current.stages.pipeline.incidents.dropped_signals
 
     # Loops

@@ -69,8 +69,10 @@ class Leadership:
         self._is_closed = threading.Event()
         self._why_not: str | None = None
         self._is_built = True
-        self._leads = metrics.gauge("watchkeeper_hub_leads", "1 while this hub leads, 0 while it follows another one")
-        self._changes = metrics.counter("watchkeeper_hub_leads_begun_total", "How often this hub acquired leadership")
+        self._leads = metrics.gauge("watchkeeper_hub_leader", "1 if this hub is the leader, 0 if it is a follower")
+        self._changes = metrics.counter(
+            "watchkeeper_hub_leadership_acquired_total", "How often this hub acquired leadership"
+        )
 
     @property
     def not_leading_reason(self) -> str | None:

@@ -41,7 +41,7 @@ class OwnSeries:
         self._status_series = {name: status_series.StatusSeries() for name in ("workloads", "events", "own", "fabric")}
         gauge = runtime.metrics.gauge
         self._dropped_signals = gauge(
-            "watchkeeper_hub_signals_left_out", "Signals dropped because the incident had too many"
+            "watchkeeper_hub_signals_dropped", "Signals dropped because an incident or the tracker was at its limit"
         )
         self._open_incidents = gauge("watchkeeper_hub_open_incidents", "Incidents that are not resolved, by severity")
 

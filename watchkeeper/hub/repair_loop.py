@@ -122,7 +122,9 @@ class RepairLoop:
         self._count = gauge(
             "watchkeeper_remediate_repairs", "Repairs that wait, run or keep a node out of service, by state"
         )
-        self._out = gauge("watchkeeper_remediate_nodes_out", "Nodes that are out of service because of repairs")
+        self._out = gauge(
+            "watchkeeper_remediate_nodes_out_of_service", "Nodes that are out of service because of repairs"
+        )
         self._halted = gauge(
             "watchkeeper_remediate_halted", "1 while repairs are halted by a person or by the circuit breaker"
         )

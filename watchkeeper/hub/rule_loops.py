@@ -95,10 +95,12 @@ class RuleLoops:
             "watchkeeper_rules_last_reload_success_timestamp_seconds", "Time of the last successful reload"
         )
         self._missed = metrics.counter(
-            "watchkeeper_rules_missed_turns_total", "Missed evaluations of a rule group, because the hub was busy"
+            "watchkeeper_rules_missed_evaluations_total",
+            "Evaluations of a rule group that were skipped because the one before took too long",
         )
         self._caught_up = metrics.counter(
-            "watchkeeper_rules_caught_up_turns_total", "Missed evaluations of recording rules that ran later"
+            "watchkeeper_rules_backfilled_evaluations_total",
+            "Missed evaluations of recording rules that were run later, at their own time",
         )
         self._deliveries: set[asyncio.Task[None]] = set()
         # The interval of each group, and the number of the interval in which it was evaluated last.

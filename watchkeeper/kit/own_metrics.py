@@ -7,12 +7,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+# Metrics that were renamed after release 0.1, with the name that they are exposed under as well until release 0.3.
+DEPRECATED_NAMES = {
+    "watchkeeper_agent_events_rate_limited_total": "watchkeeper_agent_events_held_back_total",
+    "watchkeeper_hub_leader": "watchkeeper_hub_leads",
+    "watchkeeper_hub_leadership_acquired_total": "watchkeeper_hub_leads_begun_total",
+    "watchkeeper_hub_logins_total": "watchkeeper_hub_sign_ins_total",
+    "watchkeeper_hub_signals_dropped": "watchkeeper_hub_signals_left_out",
+    "watchkeeper_remediate_nodes_out_of_service": "watchkeeper_remediate_nodes_out",
+    "watchkeeper_remote_write_samples_dropped_total": "watchkeeper_web_samples_left_out_total",
+    "watchkeeper_rules_backfilled_evaluations_total": "watchkeeper_rules_caught_up_turns_total",
+    "watchkeeper_rules_missed_evaluations_total": "watchkeeper_rules_missed_turns_total",
+    "watchkeeper_scrape_samples_dropped_total": "watchkeeper_collect_samples_left_out_total",
+}
+
 LabelPairs = tuple[tuple[str, str], ...]
 
 
 @dataclass
 class Metric:
-    """A family of numbers, one per label set."""
+    """One metric family: a value per label set."""
 
     name: str
     kind: str
@@ -30,7 +44,7 @@ class Metric:
         return self.values.get(tuple(sorted(labels.items())), 0.0)
 
     def all(self) -> list[tuple[LabelPairs, float]]:
-        """A copy, because other threads count meanwhile; what nobody has counted on yet reads 0."""
+        """A copy, because other threads count meanwhile. A metric without a value yet reads 0."""
         return list(self.values.items()) or [((), 0.0)]
 
 
@@ -50,15 +64,22 @@ class Registry:
         return self.metrics.setdefault(metric.name, metric)
 
     def render(self) -> str:
-        """The text exposition format 0.0.4; a metric nobody has counted on yet reads 0."""
-        lines = []
+        """The text exposition format 0.0.4. A metric without a value yet reads 0."""
+        lines: list[str] = []
         for metric in self.metrics.values():
-            lines += [f"# HELP {metric.name} {metric.help}", f"# TYPE {metric.name} {metric.kind}"]
-            for labels, value in metric.all():
-                inside = ",".join(f'{name}="{escape(text)}"' for name, text in labels)
-                name = f"{metric.name}{{{inside}}}" if inside else metric.name
-                lines.append(f"{name} {float(value)!r}".removesuffix(".0"))
+            lines += _family(metric, metric.name, metric.help)
+            if old := DEPRECATED_NAMES.get(metric.name):
+                lines += _family(metric, old, f"Deprecated: use {metric.name}.")
         return "\n".join(lines) + "\n"
+
+
+def _family(metric: Metric, name: str, help: str) -> list[str]:
+    lines = [f"# HELP {name} {help}", f"# TYPE {name} {metric.kind}"]
+    for labels, value in metric.all():
+        inside = ",".join(f'{label}="{escape(text)}"' for label, text in labels)
+        series = f"{name}{{{inside}}}" if inside else name
+        lines.append(f"{series} {float(value)!r}".removesuffix(".0"))
+    return lines
 
 
 def escape(value: str) -> str:

@@ -46,7 +46,7 @@ class Scraper:
         """`sink` is asked for each new target: while a hub starts, the store on disk replaces the one in memory."""
         self._settings, self._clock, self._sink, self._fleet = settings, time, sink, inventory
         self._left_out = (metrics or own_metrics.Registry()).counter(
-            "watchkeeper_collect_samples_left_out_total", "Scraped samples that were not kept, by reason"
+            "watchkeeper_scrape_samples_dropped_total", "Scraped samples that were dropped, by reason"
         )
         self._room = asyncio.Semaphore(settings.concurrency)
         self._turn = asyncio.Lock()

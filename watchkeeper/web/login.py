@@ -46,7 +46,7 @@ class LoginApi:
         self._limit = LoginLimit()
         self._checks = asyncio.Semaphore(CHECKS_AT_ONCE)
         self._waiting = 0
-        self._tries = runtime.metrics.counter("watchkeeper_hub_sign_ins_total", "Tries to sign in, by result")
+        self._tries = runtime.metrics.counter("watchkeeper_hub_logins_total", "Login attempts, by result")
 
     async def login(self, request: Request) -> Response:
         if not is_own_page(request.method, request.headers):

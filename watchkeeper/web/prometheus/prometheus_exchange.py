@@ -36,7 +36,8 @@ class SampleExchange:
         self._runtime, self._queries = runtime, queries
         self._writes = 0
         self._left_out = runtime.metrics.counter(
-            "watchkeeper_web_samples_left_out_total", "Samples of remote write that were not kept, by reason"
+            "watchkeeper_remote_write_samples_dropped_total",
+            "Samples received by remote write that were dropped, by reason",
         )
 
     async def federate(self, asked: Form) -> Response:

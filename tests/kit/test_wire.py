@@ -129,3 +129,18 @@ def test_equal_values_give_equal_text_whatever_the_order_of_their_keys() -> None
 def test_any_json_is_answered_with_a_value_or_with_problems(plain: object) -> None:
     with contextlib.suppress(WireError):
         assert isinstance(wire.loads(Street, json.dumps(plain)), Street)
+
+
+@dataclass(frozen=True)
+class Renamed:
+    status_text: str = wire.json_key("said")
+    count: int = wire.json_key("number", default=0)
+
+
+def test_a_field_keeps_its_json_key_under_a_better_name() -> None:
+    assert wire.dumps(Renamed("waits", 2)) == '{"number":2,"said":"waits"}'
+    assert wire.from_plain(Renamed, {"said": "waits"}) == Renamed("waits", 0)
+    assert wire.fields_of(Renamed("waits")) == {"said": "waits", "number": 0}
+    with pytest.raises(WireError) as caught:
+        wire.from_plain(Renamed, {"status_text": "waits"})
+    assert caught.value.problems == ("status_text: unknown key; known here: said, number", "said: is missing")

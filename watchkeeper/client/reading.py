@@ -184,7 +184,7 @@ def _record(kind: Any) -> Reader:
     """One of model/: all of it must be there, or have a default."""
 
     def read_record(plain: Any) -> Any:
-        fields = _fields(kind)
+        fields, names = _fields(kind), wire.field_names(kind)
         values = {
             name: _inside(fields[name][0], one, f".{name}") for name, one in _object(plain).items() if name in fields
         }
@@ -192,7 +192,7 @@ def _record(kind: Any) -> Reader:
             if is_needed and name not in values:
                 raise missing_field(name)
         try:
-            return kind(**values)
+            return kind(**{names[key]: value for key, value in values.items()})
         except ValueError as error:
             raise TypeMismatch(f"a {kind.__name__} ({error})", plain) from error
 
@@ -221,13 +221,13 @@ def _answer(kind: Any) -> Reader:
 @cache
 def _fields(kind: Any) -> dict[str, tuple[Reader, bool]]:
     """For each field how it is read, and whether it has no default."""
-    kinds = wire.field_types(kind)
-    needed = {
+    types_by_key, names = wire.field_types(kind), wire.field_names(kind)
+    required = {
         field.name
         for field in dataclasses.fields(kind)
         if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
     }
-    return {name: (_reader(one), name in needed) for name, one in kinds.items()}
+    return {key: (_reader(type_), names[key] in required) for key, type_ in types_by_key.items()}
 
 
 def _object(plain: Any) -> Mapping[str, Any]:

@@ -32,7 +32,7 @@ def to_plain(value: Any) -> Any:
     if kind in AS_THEY_ARE:
         return value
     if _is_record(kind):
-        return {name: to_plain(getattr(value, name)) for name in field_types(kind)}
+        return {key: to_plain(getattr(value, name)) for key, name in field_names(kind).items()}
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, datetime):
@@ -86,11 +86,28 @@ def _is_record(kind: type) -> bool:
     return dataclasses.is_dataclass(kind)
 
 
+def json_key(key: str, **options: Any) -> Any:
+    """A dataclass field whose JSON key is `key`, for keys that are kept while the field has a better name."""
+    return dataclasses.field(metadata={"json_key": key}, **options)
+
+
+@cache
+def field_names(kind: type) -> dict[str, str]:
+    """The JSON keys of a dataclass, with the names of its fields."""
+    return {field.metadata.get("json_key", field.name): field.name for field in dataclasses.fields(kind) if field.init}
+
+
 @cache
 def field_types(kind: type) -> dict[str, Any]:
-    """The fields of a dataclass that cross a wire, with their types."""
+    """The JSON keys of a dataclass, with the types of its fields."""
     hints = typing.get_type_hints(kind)
-    return {field.name: hints[field.name] for field in dataclasses.fields(kind) if field.init}
+    return {key: hints[name] for key, name in field_names(kind).items()}
+
+
+def fields_of(record: Any) -> dict[str, Any]:
+    """The values of a dataclass by JSON key, each as it is."""
+    kind: Any = type(record)
+    return {key: getattr(record, name) for key, name in field_names(kind).items()}
 
 
 def _complain(problems: list[str], path: str, what: str) -> None:
@@ -130,17 +147,20 @@ def _build_dataclass(kind: type, plain: Any, path: str, problems: list[str]) -> 
     if not isinstance(plain, Mapping):
         _complain(problems, path, f"expected a table, found {quote(plain)}")
         return None
-    known, values, before = field_types(kind), {}, len(problems)
-    for name in plain:
-        if name not in known:
-            _complain(problems, f"{path}.{name}".lstrip("."), f"unknown key; known here: {', '.join(known)}")
-    for field in dataclasses.fields(kind):
-        if field.name in plain and field.name in known:
-            values[field.name] = _build(
-                known[field.name], plain[field.name], f"{path}.{field.name}".lstrip("."), problems
-            )
-        elif field.init and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            _complain(problems, f"{path}.{field.name}".lstrip("."), "is missing")
+    names, types_by_key, values, before = field_names(kind), field_types(kind), {}, len(problems)
+    required = {
+        field.name
+        for field in dataclasses.fields(kind)
+        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+    }
+    for key in plain:
+        if key not in names:
+            _complain(problems, f"{path}.{key}".lstrip("."), f"unknown key; known here: {', '.join(names)}")
+    for key, name in names.items():
+        if key in plain:
+            values[name] = _build(types_by_key[key], plain[key], f"{path}.{key}".lstrip("."), problems)
+        elif name in required:
+            _complain(problems, f"{path}.{key}".lstrip("."), "is missing")
     if len(problems) > before:
         return None
     try:

@@ -119,7 +119,7 @@ def typed_response(answer: DataclassInstance | Mapping[str, object]) -> Response
     """A typed answer as JSON: its fields beside `ok`."""
     if isinstance(answer, Mapping):
         return ok_response(**answer)
-    return ok_response(**{name: getattr(answer, name) for name in wire.field_types(type(answer))})
+    return ok_response(**wire.fields_of(answer))
 
 
 async def compress_response(answer: Response, accepted: str) -> Response:

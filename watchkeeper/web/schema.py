@@ -123,7 +123,7 @@ class Schemas:
 def _fields(kind: Any) -> dict[str, Any]:
     """The fields that cross a wire, with what an answer shows beside a dataclass."""
     hints = typing.get_type_hints(kind, include_extras=True)
-    return {name: hints[name] for name in wire.field_types(kind)}
+    return {key: hints[name] for key, name in wire.field_names(kind).items()}
 
 
 def _described(owner: Any, words: str | None) -> dict[str, str]:

@@ -106,7 +106,7 @@ class JobsApi:
         made = await self.report(id, cluster)
         if made is None:
             raise HTTPException(404, f"no job {id} is known here: no scheduler, rank or GPU names it")
-        return ok_response(**{name: getattr(made, name) for name in wire.field_types(jobs.JobReport)})
+        return ok_response(**wire.fields_of(made))
 
     async def report(self, id: str, cluster: str | None = None) -> jobs.JobReport | None:
         """All about one job; None where nobody names it. `explain job` shows it too."""

@@ -215,7 +215,7 @@ def test_a_gpu_that_turns_up_on_another_node_is_said_once_and_counted(caplog: py
     known, gpu = ScrapedInventory(), Gpu("GPU-1", 0)
     for at, name in enumerate(["n1", "n2", "n1", "n2"]):
         known.record_page(node(name), {"GPU-1": gpu}, at_ms=at, source=name)
-    assert [record.message for record in caplog.records] == ["GPU on another node"]
+    assert [record.message for record in caplog.records] == ["GPU moved"]
     assert (known.recent_moves[0].before, known.recent_moves[0].after) == ("n1", "n2")
     counted = {str(one.labels): one.value for one in inventory_samples(known, 9)}
     assert counted['watchkeeper_fleet_moved_gpus_total{cluster="main"}'] == 3

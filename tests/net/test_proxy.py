@@ -90,7 +90,7 @@ def test_a_job_says_its_proxy_and_what_goes_direct(tmp_path: Path) -> None:
     found = prometheus_config.load(file)
     [job] = found.jobs
     assert (job.access.proxy_url, job.access.no_proxy) == ("http://p:3128", ("x.example", "10.0.0.0/8"))
-    assert "job b is skipped: proxy_url must be an http address, found 'p'" in found.problems[0]
+    assert "job b skipped: proxy_url must be an http address, found 'p'" in found.problems[0]
 
 
 def test_an_origin_behind_no_proxy_is_reached_directly() -> None:

@@ -37,8 +37,8 @@ def read(*groups: Any) -> Any:
 
 
 def test_a_group_gives_its_target_and_the_expected_node() -> None:
-    found = read(GROUP)
-    (target,), (node,) = found.targets, found.nodes
+    discovered = read(GROUP)
+    (target,), (node,) = discovered.targets, discovered.nodes
     assert target.url == "http://127.0.0.1:9481/nodes/gpu-r01-01/metrics"
     assert dict(target.labels) == {"job": "gpu", "instance": "gpu-r01-01", "cluster": "sim", "team": "research"}
     assert (node.cluster, node.name, node.pool, node.expected_gpus) == ("sim", "gpu-r01-01", "h200", 8)
@@ -47,9 +47,9 @@ def test_a_group_gives_its_target_and_the_expected_node() -> None:
 
 
 def test_a_plain_target_is_named_by_its_address_and_expects_nothing() -> None:
-    found = read({"targets": ["10.0.0.9:9400"], "labels": {"job": "dcgm"}})
-    assert dict(found.targets[0].labels) == {"job": "dcgm", "instance": "10.0.0.9:9400", "cluster": "main"}
-    assert found.nodes == ()
+    discovered = read({"targets": ["10.0.0.9:9400"], "labels": {"job": "dcgm"}})
+    assert dict(discovered.targets[0].labels) == {"job": "dcgm", "instance": "10.0.0.9:9400", "cluster": "main"}
+    assert discovered.nodes == ()
 
 
 def test_two_exporters_on_each_node_of_100_000_gpus_are_not_too_many() -> None:
@@ -64,9 +64,9 @@ def test_a_list_beyond_all_fleets_is_refused_with_both_numbers() -> None:
 
 def test_a_node_with_two_exporters_is_one_node() -> None:
     second = {"targets": ["127.0.0.1:9100"], "labels": {**GROUP["labels"], "__meta_watchkeeper_expected_gpus": ""}}
-    found = read(second, GROUP, GROUP)
-    assert len(found.targets) == 2
-    assert [node.expected_gpus for node in found.nodes] == [8]
+    discovered = read(second, GROUP, GROUP)
+    assert len(discovered.targets) == 2
+    assert [node.expected_gpus for node in discovered.nodes] == [8]
 
 
 @pytest.mark.parametrize(
@@ -100,8 +100,8 @@ def test_yaml_that_reads_as_something_else_breaks_its_own_list_only(tmp_path: Pa
     (tmp_path / "broken.yml").write_text(text)
     (tmp_path / "good.json").write_text(json.dumps([GROUP]))
     sources = Discovery([str(tmp_path / "broken.yml"), str(tmp_path / "good.json")])
-    found = asyncio.run(sources.refresh(NOW))
-    assert [target.address for target in found.targets] == ["127.0.0.1:9481"]
+    discovered = asyncio.run(sources.refresh(NOW))
+    assert [target.address for target in discovered.targets] == ["127.0.0.1:9481"]
     assert problem in sources.problems()[0]
 
 
@@ -113,8 +113,8 @@ def test_a_large_list_is_read_beside_the_event_loop(tmp_path: Path) -> None:
     async def share_of_the_loop() -> float:
         """Of the CPU time that it takes to read the list."""
         own, everybody = time.thread_time(), time.process_time()
-        found = await Discovery([str(tmp_path / "many.yml")]).refresh(NOW)
-        assert len(found.targets) == 10_000
+        discovered = await Discovery([str(tmp_path / "many.yml")]).refresh(NOW)
+        assert len(discovered.targets) == 10_000
         return (time.thread_time() - own) / (time.process_time() - everybody)
 
     assert asyncio.run(share_of_the_loop()) < 1 / 3
@@ -126,8 +126,8 @@ def test_a_file_that_breaks_keeps_the_last_good_list_and_says_so(tmp_path: Path)
     discovery = Discovery([str(path)])
     asyncio.run(discovery.refresh(NOW))
     path.write_text("[{")
-    found = asyncio.run(discovery.refresh(NOW.replace(hour=10)))
-    assert len(found.targets) == 1
+    discovered = asyncio.run(discovery.refresh(NOW.replace(hour=10)))
+    assert len(discovered.targets) == 1
     (problem,) = discovery.problems()
     assert str(path) in problem
     assert problem.endswith("The 1 targets read at 09:14 UTC stay in force")
@@ -140,6 +140,6 @@ def test_an_http_list_is_read_and_an_unreachable_one_knows_nothing() -> None:
             assert len((await discovery.refresh(NOW)).nodes) == 1
         away = Discovery([f"{server.origin}/sd"])
         assert (await away.refresh(NOW)).targets == ()
-        assert away.problems()[0].endswith("No target of this source is known")
+        assert away.problems()[0].endswith("No target of this source was discovered yet")
 
     asyncio.run(story())

@@ -117,7 +117,7 @@ def theirs(config: Path) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def found(config: Path) -> DiscoveredTargets:
+def discovered(config: Path) -> DiscoveredTargets:
     return asyncio.run(Discovery([], config=config).refresh(NOW))
 
 
@@ -141,17 +141,17 @@ def awaited(url: str, path: str, **form: str) -> Any:
     return until(whole, what=f"{path} is filled", interval_seconds=PROGRAM_SECONDS)
 
 
-def test_the_same_file_gives_the_same_targets(theirs: str, found: DiscoveredTargets) -> None:
+def test_the_same_file_gives_the_same_targets(theirs: str, discovered: DiscoveredTargets) -> None:
     listed = awaited(theirs, "targets")
-    expected = {(one["scrapePool"], one["scrapeUrl"]): one["labels"] for one in listed["activeTargets"]}
-    ours = {(one.job_name, one.url): dict(one.labels.without("cluster")) for one in found.targets}
+    expected = {(target["scrapePool"], target["scrapeUrl"]): target["labels"] for target in listed["activeTargets"]}
+    ours = {(target.job_name, target.url): dict(target.labels.without("cluster")) for target in discovered.targets}
     assert ours == expected
-    gone = [one["discoveredLabels"]["__address__"] for one in listed["droppedTargets"]]
-    assert [one.discovered["__address__"] for one in found.dropped] == gone
+    gone = [target["discoveredLabels"]["__address__"] for target in listed["droppedTargets"]]
+    assert [target.discovered["__address__"] for target in discovered.dropped] == gone
 
 
-def test_the_same_page_gives_the_same_series(theirs: str, found: DiscoveredTargets, address: str) -> None:
-    for target in (one for one in found.targets if one.address == address):
+def test_the_same_page_gives_the_same_series(theirs: str, discovered: DiscoveredTargets, address: str) -> None:
+    for target in (target for target in discovered.targets if target.address == address):
         sink = Kept()
 
         async def read(target: Any = target, sink: Kept = sink) -> None:
@@ -165,7 +165,9 @@ def test_the_same_page_gives_the_same_series(theirs: str, found: DiscoveredTarge
         job, instance = target.labels["job"], target.labels["instance"]
         selector = f'{{job=~"{job}|theirs",instance="{instance}"}}'
         expected = [
-            one for one in awaited(theirs, "series", **{"match[]": selector}) if one["__name__"] not in SYNTHESISED
+            series
+            for series in awaited(theirs, "series", **{"match[]": selector})
+            if series["__name__"] not in SYNTHESISED
         ]
         ours = [dict(labels) for labels in sink.known if labels.name not in SYNTHESISED]
         assert len(ours) >= 3

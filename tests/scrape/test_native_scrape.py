@@ -41,7 +41,7 @@ def protobuf(*families: bytes) -> bytes:
 Story = Callable[[TargetLoop, EmbeddedEngine, Loopback], Awaitable[None]]
 
 
-def told(*answers: bytes, job: ScrapeJob = NATIVE) -> Callable[[Story], None]:
+def run_story(*answers: bytes, job: ScrapeJob = NATIVE) -> Callable[[Story], None]:
     """Run a story with a target that gives these answers one after the other."""
     remaining = list(answers)
 
@@ -60,23 +60,23 @@ def told(*answers: bytes, job: ScrapeJob = NATIVE) -> Callable[[Story], None]:
 
 
 def test_a_histogram_is_stored_beside_the_numbers_of_its_page() -> None:
-    @told(protobuf(HEAT, latency(4)), protobuf(HEAT, latency(10)))
+    @run_story(protobuf(HEAT, latency(4)), protobuf(HEAT, latency(10)))
     async def story(loop: TargetLoop, engine: EmbeddedEngine, server: Loopback) -> None:
         for scrape in range(2):
             state = await loop.scrape(AT_MS + scrape * STEP_MS)
             assert (state.health, state.error, state.samples) == (TargetHealth.UP, None, 2)
         assert server.heard[0].headers["accept"].startswith(exposition_protobuf.ACCEPT)
         now = AT_MS + STEP_MS
-        [(labels, found)] = engine.instant("latency", now).latest_histograms().items()
+        [(labels, histograms)] = engine.instant("latency", now).latest_histograms().items()
         assert labels == Labels({"__name__": "latency", "exported_job": "theirs", "job": "j"})
-        assert (found.count, found.sum, found.positive) == (10.0, 25.0, ((0, 10.0),))
+        assert (histograms.count, histograms.sum, histograms.positive) == (10.0, 25.0, ((0, 10.0),))
         assert [*engine.instant("histogram_count(increase(latency[16s]))", now).latest().values()] == [6.4]
         assert [*engine.instant("heat", now).latest().values()] == [41.0]
         assert [*engine.instant("scrape_samples_scraped", now).latest().values()] == [2.0]
 
 
 def test_a_histogram_that_is_gone_or_whose_target_is_silent_ends() -> None:
-    @told(protobuf(HEAT, latency(4)), protobuf(HEAT), protobuf(latency(5)), reply(status=500))
+    @run_story(protobuf(HEAT, latency(4)), protobuf(HEAT), protobuf(latency(5)), reply(status=500))
     async def story(loop: TargetLoop, engine: EmbeddedEngine, _: Loopback) -> None:
         there = []
         for scrape in range(4):
@@ -88,21 +88,21 @@ def test_a_histogram_that_is_gone_or_whose_target_is_silent_ends() -> None:
 def test_a_target_may_change_from_protobuf_to_text_and_back() -> None:
     text = reply("heat 43\n", Content_Type="text/plain; version=0.0.4")
 
-    @told(protobuf(HEAT, latency(4)), text, protobuf(HEAT, latency(6)))
+    @run_story(protobuf(HEAT, latency(4)), text, protobuf(HEAT, latency(6)))
     async def story(loop: TargetLoop, engine: EmbeddedEngine, _: Loopback) -> None:
-        seen = []
+        counts = []
         for scrape in range(3):
             state = await loop.scrape(AT_MS + scrape * STEP_MS)
             assert state.error is None
             now = AT_MS + scrape * STEP_MS
-            seen.append(
+            counts.append(
                 (*engine.instant("heat", now).latest().values(), len(engine.instant("latency", now).frame.labels))
             )
-        assert seen == [(41.0, 1), (43.0, 0), (41.0, 1)]
+        assert counts == [(41.0, 1), (43.0, 0), (41.0, 1)]
 
 
 def test_what_of_a_page_cannot_be_read_is_named_in_the_targets_error() -> None:
-    @told(protobuf(BROKEN, HEAT))
+    @run_story(protobuf(BROKEN, HEAT))
     async def story(loop: TargetLoop, _: EmbeddedEngine, __: Loopback) -> None:
         state = await loop.scrape(AT_MS)
         assert (state.health, state.samples, state.bad_lines) == (TargetHealth.UP, 1, 1)
@@ -110,15 +110,17 @@ def test_what_of_a_page_cannot_be_read_is_named_in_the_targets_error() -> None:
 
 
 def test_protobuf_that_is_not_delimited_is_refused() -> None:
-    @told(reply(b"", Content_Type="application/vnd.google.protobuf; encoding=text"))
+    @run_story(reply(b"", Content_Type="application/vnd.google.protobuf; encoding=text"))
     async def story(loop: TargetLoop, _: EmbeddedEngine, __: Loopback) -> None:
         state = await loop.scrape(AT_MS)
         assert state.health is TargetHealth.DOWN
-        assert "encoding=text', not with a page of metrics. Of protobuf only encoding=delimited" in (state.error or "")
+        assert "encoding=text', expected a metrics page. Protobuf is read only with encoding=delimited" in (
+            state.error or ""
+        )
 
 
 def test_text_is_asked_for_where_a_job_does_not_want_native_histograms() -> None:
-    @told(reply("heat 1\n"), job=ScrapeJob())
+    @run_story(reply("heat 1\n"), job=ScrapeJob())
     async def story(loop: TargetLoop, _: EmbeddedEngine, server: Loopback) -> None:
         await loop.scrape(AT_MS)
         assert "protobuf" not in server.heard[0].headers["accept"]
@@ -156,9 +158,9 @@ def test_a_prometheus_yml_says_which_jobs_want_them(
 ) -> None:
     path = tmp_path / "prometheus.yml"
     path.write_text(f"global:\n  scrape_interval: 5s\n  {shared}\nscrape_configs:\n- job_name: a\n  {own}\n")
-    found = prometheus_config.load(path)
-    [job] = found.jobs
-    assert (job.native_histograms, job.classic_histograms, found.problems) == (native, classic, ())
+    config = prometheus_config.load(path)
+    [job] = config.jobs
+    assert (job.native_histograms, job.classic_histograms, config.problems) == (native, classic, ())
 
 
 @pytest.mark.servers

@@ -62,9 +62,9 @@ def path(tmp_path: Path) -> Path:
     (tmp_path / "sd").mkdir()
     (tmp_path / "sd" / "a.yml").write_text("- targets: ['n3:9100']\n  labels: {__meta_watchkeeper_node: n3}\n")
     (tmp_path / "sd" / "b.json").write_text(json.dumps([{"targets": ["n4:9100"]}]))
-    found = tmp_path / "prometheus.yml"
-    found.write_text(FILE)
-    return found
+    path = tmp_path / "prometheus.yml"
+    path.write_text(FILE)
+    return path
 
 
 def test_a_job_says_how_its_targets_are_read(path: Path) -> None:
@@ -80,24 +80,24 @@ def test_no_target_is_waited_for_longer_than_its_interval(
     interval: float | None, timeout: float | None, waits: float | None
 ) -> None:
     job = jobs.ScrapeJob("dcgm", interval_seconds=interval, timeout_seconds=timeout)
-    found = jobs.build_target("n1:9400", {}, job, node=None, cluster="main")
-    assert isinstance(found, jobs.Target)
-    assert (found.interval_seconds, found.timeout_seconds) == (interval, waits)
+    target = jobs.build_target("n1:9400", {}, job, node=None, cluster="main")
+    assert isinstance(target, jobs.Target)
+    assert (target.interval_seconds, target.timeout_seconds) == (interval, waits)
 
 
 def test_what_is_not_known_is_named_with_its_line_and_the_rest_counts(path: Path) -> None:
-    found = prometheus_config.load(path)
-    assert [job.name for job in found.jobs] == ["dcgm", "nodes", "names"]
-    said = {int(problem.removeprefix(f"{path}:").partition(":")[0]): problem for problem in found.problems}
-    assert "kubernetes_sd is not read here" in said[26]
-    assert "`colour` is not known" in said[27]
-    assert "job broken is skipped: relabel action 'explode'" in said[28]
-    assert "dns_sd of type MX" in said[31]
+    config = prometheus_config.load(path)
+    assert [job.name for job in config.jobs] == ["dcgm", "nodes", "names"]
+    problems = {int(problem.removeprefix(f"{path}:").partition(":")[0]): problem for problem in config.problems}
+    assert "kubernetes_sd is not supported" in problems[26]
+    assert "`colour` is not supported" in problems[27]
+    assert "job broken skipped: relabel action 'explode'" in problems[28]
+    assert "dns_sd of type MX" in problems[31]
 
 
 def test_discovery_gives_the_targets_of_all_jobs(path: Path) -> None:
-    found = asyncio.run(Discovery([], defaults=DiscoveryDefaults(), config=path).refresh(NOW))
-    by_url = {target.url: target for target in found.targets}
+    discovered = asyncio.run(Discovery([], defaults=DiscoveryDefaults(), config=path).refresh(NOW))
+    by_url = {target.url: target for target in discovered.targets}
     assert sorted(by_url) == [
         "http://127.0.0.1:9100/metrics",
         "http://n1:9400/gpu?collect=c&collect=b",
@@ -109,8 +109,8 @@ def test_discovery_gives_the_targets_of_all_jobs(path: Path) -> None:
     assert first.interval_seconds == 5.0
     assert by_url["https://n3:9100/metrics"].labels["instance"] == "n3"
     assert by_url["https://n4:9100/metrics"].discovered["__meta_filepath"].endswith("b.json")
-    assert [one.discovered["__address__"] for one in found.dropped] == ["n2:9400"]
-    assert [node.name for node in found.nodes] == ["n3"]
+    assert [target.discovered["__address__"] for target in discovered.dropped] == ["n2:9400"]
+    assert [node.name for node in discovered.nodes] == ["n3"]
 
 
 def test_an_edited_file_counts_at_the_next_refresh_and_a_broken_one_does_not(path: Path) -> None:
@@ -195,9 +195,9 @@ def test_headers_of_a_job_are_sent_and_stay_with_its_target(tmp_path: Path) -> N
                 loop = TargetLoop(target, ScrapeSettings(), sink=Kept(), inventory=ScrapedInventory())
                 assert (await loop.scrape(1000)).health is TargetHealth.UP
                 await loop.close(2000)
-            told, heard = first.heard[0].headers, other.heard[0].headers
-        assert (told["x-scope-orgid"], told["x-key"]) == ("a, b", "s, k-1")
-        assert not {"x-scope-orgid", "x-key"} & heard.keys()
+            first_headers, other_headers = first.heard[0].headers, other.heard[0].headers
+        assert (first_headers["x-scope-orgid"], first_headers["x-key"]) == ("a, b", "s, k-1")
+        assert not {"x-scope-orgid", "x-key"} & other_headers.keys()
 
     asyncio.run(story())
 
@@ -210,8 +210,8 @@ def test_an_http_list_of_a_job_is_asked_with_its_credentials(tmp_path: Path) -> 
                 "scrape_configs:\n- job_name: j\n  http_sd_configs:\n"
                 f"  - url: {server.origin}/sd\n    authorization: {{credentials: t}}\n"
             )
-            found = await Discovery([], config=path).refresh(NOW)
-            assert found.targets[0].discovered["__meta_url"] == f"{server.origin}/sd"
+            discovered = await Discovery([], config=path).refresh(NOW)
+            assert discovered.targets[0].discovered["__meta_url"] == f"{server.origin}/sd"
             assert server.heard[0].headers["authorization"] == "Bearer t"
 
     asyncio.run(story())
@@ -280,9 +280,9 @@ scrape_configs:
 def test_what_global_says_holds_for_every_job_that_says_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "prometheus.yml"
     path.write_text(LIMITS)
-    found = prometheus_config.load(path)
-    assert found.problems == ()
-    first, second = found.jobs
+    config = prometheus_config.load(path)
+    assert config.problems == ()
+    first, second = config.jobs
     assert (first.max_series, second.max_series) == (9, 7)
     assert (first.label_limits, second.label_limits) == (LabelLimits(30), LabelLimits(30, 0, 99))
     assert (first.escaping, second.escaping) == ("values", "underscores")
@@ -294,34 +294,34 @@ def test_a_job_with_more_targets_than_its_limit_is_not_read(tmp_path: Path) -> N
     path = tmp_path / "prometheus.yml"
     path.write_text(LIMITS)
     discovery = Discovery([], config=path)
-    found = asyncio.run(discovery.refresh(NOW))
-    assert {target.job_name for target in found.targets} == {"b"}
-    assert discovery.problems() == ["job a: 2 targets, its target_limit is 1; none of them is read"]
+    discovered = asyncio.run(discovery.refresh(NOW))
+    assert {target.job_name for target in discovered.targets} == {"b"}
+    assert discovery.problems() == ["job a: 2 targets, its target_limit is 1; none is scraped"]
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
-        ("tls_config: {min_version: TLS13}", "tls_config: `min_version` is not known here and left out"),
-        ("basic_auth: {username_file: u}", "basic_auth: `username_file` is not known"),
-        ("authorization: secret", "job a is skipped: `authorization` must be a table, found 'secret'"),
-        ("relabel_configs: [{source: [x], target_label: y}]", "relabel rule: `source` is not known"),
-        ("static_configs: [{targets: [], label: {a: b}}]", "job a: static_configs: `label` is not known"),
-        ("http_sd_configs: [{url: 'http://x', method: POST}]", "job a: http_sd_configs: `method` is not known"),
-        ("convert_classic_histograms_to_nhcb: true", "`convert_classic_histograms_to_nhcb: true` is not kept here"),
-        ("follow_redirects: false", "`follow_redirects: false` is not kept here; one redirect is followed"),
+        ("tls_config: {min_version: TLS13}", "tls_config: `min_version` is not supported and ignored"),
+        ("basic_auth: {username_file: u}", "basic_auth: `username_file` is not supported"),
+        ("authorization: secret", "job a skipped: `authorization` must be a table, found 'secret'"),
+        ("relabel_configs: [{source: [x], target_label: y}]", "relabel rule: `source` is not supported"),
+        ("static_configs: [{targets: [], label: {a: b}}]", "job a: static_configs: `label` is not supported"),
+        ("http_sd_configs: [{url: 'http://x', method: POST}]", "job a: http_sd_configs: `method` is not supported"),
+        ("convert_classic_histograms_to_nhcb: true", "`convert_classic_histograms_to_nhcb: true` is ignored"),
+        ("follow_redirects: false", "`follow_redirects: false` is ignored; one redirect is followed"),
         ("kubernetes_sd_configs: [{role: pod}]", "skipped; `fleet.kubernetes` watches the cluster"),
         ("consul_sd_configs: [{server: x}]", "skipped; have its targets written to a list for file_sd or http_sd"),
-        ("http_headers: {Host: {values: [x]}}", "job a is skipped: http_headers: 'Host' is no header that can be set"),
-        ("scrape_protocols: [Json]", "job a is skipped: scrape_protocols has 'Json'; known are PrometheusProto,"),
-        ("metric_name_escaping_scheme: x", "metric_name_escaping_scheme is one of allow-utf-8, underscores"),
+        ("http_headers: {Host: {values: [x]}}", "job a skipped: http_headers: 'Host' cannot be set"),
+        ("scrape_protocols: [Json]", "job a skipped: scrape_protocols has 'Json'; supported: PrometheusProto,"),
+        ("metric_name_escaping_scheme: x", "metric_name_escaping_scheme must be one of allow-utf-8, underscores"),
     ],
 )
-def test_a_key_that_is_not_honoured_is_named_with_what_happens_instead(tmp_path: Path, text: str, said: str) -> None:
+def test_an_unsupported_key_is_reported_with_the_alternative(tmp_path: Path, text: str, expected: str) -> None:
     path = tmp_path / "prometheus.yml"
     path.write_text(f"scrape_configs:\n- job_name: a\n  {text}\n")
     [problem] = prometheus_config.load(path).problems
-    assert said in problem
+    assert expected in problem
 
 
 def test_keys_with_prometheus_own_defaults_are_as_good_as_absent(tmp_path: Path) -> None:
@@ -330,5 +330,5 @@ def test_keys_with_prometheus_own_defaults_are_as_good_as_absent(tmp_path: Path)
         "follow_redirects: true, enable_http2: false, native_histogram_bucket_limit: 0, enable_compression: false"
     )
     path.write_text(f"x: &d {{{defaults}}}\nscrape_configs:\n- job_name: a\n  scheme: https\n  <<: *d\n")
-    found = prometheus_config.load(path)
-    assert (found.problems, found.jobs[0].scheme) == ((), "https")
+    config = prometheus_config.load(path)
+    assert (config.problems, config.jobs[0].scheme) == ((), "https")

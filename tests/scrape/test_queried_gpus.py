@@ -8,24 +8,38 @@ from watchkeeper.scrape import queried_gpus
 from watchkeeper.scrape.fleet import ScrapedInventory
 
 
-def told(node: str, uuid: str, **more: str) -> Labels:
+def gpu_labels(node: str, uuid: str, **more: str) -> Labels:
     return Labels({"Hostname": node, "UUID": uuid, "gpu": "0", "pci_bus_id": "00000000:5D:00.0", **more})
 
 
 def test_nodes_and_gpus_are_learnt_and_an_expected_node_keeps_what_the_inventory_says() -> None:
-    known = ScrapedInventory()
-    known.set_expected_nodes([fleet.Node("main", "n1", pool="a", expected_gpus=2)], 0)
-    answer = [told("n1", "GPU-1"), told("n2", "GPU-2", cluster="far"), told("", "GPU-3"), Labels({"Hostname": "n1"})]
-    queried_gpus.record_gpus(known, answer, "main", at_ms=1000)
-    assert {seen.gpu.uuid: (seen.cluster, seen.node) for seen in known.gpus()} == {
+    inventory = ScrapedInventory()
+    inventory.set_expected_nodes([fleet.Node("main", "n1", pool="a", expected_gpus=2)], 0)
+    answer = [
+        gpu_labels("n1", "GPU-1"),
+        gpu_labels("n2", "GPU-2", cluster="far"),
+        gpu_labels("", "GPU-3"),
+        Labels({"Hostname": "n1"}),
+    ]
+    queried_gpus.record_gpus(inventory, answer, "main", at_ms=1000)
+    assert {gpu.gpu.uuid: (gpu.cluster, gpu.node) for gpu in inventory.gpus()} == {
         "GPU-1": ("main", "n1"),
         "GPU-2": ("far", "n2"),
     }
-    assert [(node.name, node.pool, node.expected_gpus) for node in known.nodes()] == [("n1", "a", 2), ("n2", "", None)]
+    assert [(node.name, node.pool, node.expected_gpus) for node in inventory.nodes()] == [
+        ("n1", "a", 2),
+        ("n2", "", None),
+    ]
 
 
 def test_a_gpu_that_its_node_no_longer_has_is_gone_and_a_node_without_samples_says_nothing() -> None:
-    known = ScrapedInventory()
-    queried_gpus.record_gpus(known, [told("n1", "GPU-1"), told("n1", "GPU-2"), told("n2", "GPU-3")], "main", at_ms=1000)
-    queried_gpus.record_gpus(known, [told("n1", "GPU-1")], "main", at_ms=2000)
-    assert {seen.gpu.uuid: seen.gone_since_ms for seen in known.gpus()} == {"GPU-1": None, "GPU-2": 1000, "GPU-3": None}
+    inventory = ScrapedInventory()
+    queried_gpus.record_gpus(
+        inventory, [gpu_labels("n1", "GPU-1"), gpu_labels("n1", "GPU-2"), gpu_labels("n2", "GPU-3")], "main", at_ms=1000
+    )
+    queried_gpus.record_gpus(inventory, [gpu_labels("n1", "GPU-1")], "main", at_ms=2000)
+    assert {gpu.gpu.uuid: gpu.gone_since_ms for gpu in inventory.gpus()} == {
+        "GPU-1": None,
+        "GPU-2": 1000,
+        "GPU-3": None,
+    }

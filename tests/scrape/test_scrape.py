@@ -63,9 +63,11 @@ class Rushed:
 def test_whoever_asks_the_hub_waits_for_one_page_and_not_for_all_that_came_together() -> None:
     async def story() -> None:
         sink, turn, before, most = Kept(), asyncio.Lock(), 0, 0
-        one = Target("n1", "http://n1/metrics", Labels(OWN), "sim", node="n1")
+        target = Target("n1", "http://n1/metrics", Labels(OWN), "sim", node="n1")
         loops = [
-            TargetLoop(one, ScrapeSettings(), sink=sink, inventory=ScrapedInventory(), connection=Rushed(), turn=turn)
+            TargetLoop(
+                target, ScrapeSettings(), sink=sink, inventory=ScrapedInventory(), connection=Rushed(), parse_lock=turn
+            )
             for _ in range(40)
         ]
         read = asyncio.gather(*(loop.scrape(1000) for loop in loops))
@@ -80,13 +82,13 @@ def test_whoever_asks_the_hub_waits_for_one_page_and_not_for_all_that_came_toget
 def test_a_page_about_a_whole_cluster_is_met_in_slices() -> None:
     async def story() -> None:
         sink, before, most = Kept(max_series=20_000), 0, 0
-        one = Target("n1", "http://n1/metrics", Labels(OWN), "sim", node="n1")
+        target = Target("n1", "http://n1/metrics", Labels(OWN), "sim", node="n1")
         page = b"".join(b'kube_pod_info{pod="%d",uid="%040d"} 1\n' % (pod, pod) for pod in range(10_000))
         assert len(page) > target_loop.LARGE_PAGE_BYTES
         read = asyncio.ensure_future(
-            TargetLoop(one, ScrapeSettings(), sink=sink, inventory=ScrapedInventory(), connection=Rushed(page)).scrape(
-                1000
-            )
+            TargetLoop(
+                target, ScrapeSettings(), sink=sink, inventory=ScrapedInventory(), connection=Rushed(page)
+            ).scrape(1000)
         )
         while not read.done():
             await turns()
@@ -159,12 +161,12 @@ def test_ids_outlast_one_failure_and_not_two() -> None:
     @with_pages(page, failure, page, failure, failure, page)
     async def story(loop: TargetLoop, sink: Kept, _: ScrapedInventory) -> None:
         await loop.scrape(1000)
-        before, asked, healths = sink.asked, [], []
+        before, calls, healths = sink.asked, [], []
         for at_ms in (2000, 3000, 4000, 5000, 6000):
             healths.append((await loop.scrape(at_ms)).health)
-            asked.append(sink.asked - before)
+            calls.append(sink.asked - before)
         assert healths == [TargetHealth.DOWN, TargetHealth.UP, TargetHealth.DOWN, TargetHealth.DOWN, TargetHealth.UP]
-        assert asked == [0, 0, 0, 0, 2]
+        assert calls == [0, 0, 0, 0, 2]
         read, failed, again = (list(ids) for _, ids, _, _ in sink.appends[:3])
         assert read == failed == again
 
@@ -181,13 +183,19 @@ def test_a_page_with_bad_lines_is_up_and_names_them() -> None:
 @pytest.mark.parametrize("answer", [Rushed(b"a 2\n"), Rushed(status=503)], ids=["a page without it", "no page"])
 def test_a_series_that_ended_while_the_hub_was_away_ends_with_the_first_scrape(answer: Rushed) -> None:
     async def story() -> None:
-        one, engine = Target("n1", "http://n1/metrics", Labels(OWN), "sim", node="n1"), EmbeddedEngine(Head())
+        target, engine = Target("n1", "http://n1/metrics", Labels(OWN), "sim", node="n1"), EmbeddedEngine(Head())
         before = TargetLoop(
-            one, ScrapeSettings(), sink=engine.appender, inventory=ScrapedInventory(), connection=Rushed(b"a 1\nb 1\n")
+            target,
+            ScrapeSettings(),
+            sink=engine.appender,
+            inventory=ScrapedInventory(),
+            connection=Rushed(b"a 1\nb 1\n"),
         )
         for second in (1000, 1015):
             await before.scrape(second * 1000)
-        after = TargetLoop(one, ScrapeSettings(), sink=engine.appender, inventory=ScrapedInventory(), connection=answer)
+        after = TargetLoop(
+            target, ScrapeSettings(), sink=engine.appender, inventory=ScrapedInventory(), connection=answer
+        )
         assert len(engine.instant("b", 1_060_000).latest()) == 1
         for second in (1060, 1075):
             await after.scrape(second * 1000)
@@ -223,25 +231,25 @@ def test_the_fleet_learns_gpus_and_notices_when_one_vanishes() -> None:
     line = 'T{{gpu="{0}",UUID="GPU-{0}",pci_bus_id="00000000:0{0}:00.0",Hostname="n1"}} 1\n'
 
     @with_pages(reply(line.format(1) + line.format(2)), reply(line.format(1)), reply("other 1\n"))
-    async def story(loop: TargetLoop, _: Kept, known: ScrapedInventory) -> None:
-        known.set_expected_nodes([Node("sim", "n1")], 0)
+    async def story(loop: TargetLoop, _: Kept, inventory: ScrapedInventory) -> None:
+        inventory.set_expected_nodes([Node("sim", "n1")], 0)
         gone = []
         for at_ms in (1000, 2000, 3000):
             await loop.scrape(at_ms)
-            gone.append([seen.gone_since_ms for seen in known.gpus_of(Node("sim", "n1"))])
+            gone.append([gpu.gone_since_ms for gpu in inventory.gpus_of(Node("sim", "n1"))])
         assert gone == [[None, None], [None, 1000], [2000, 1000]]
 
 
 def test_a_rank_that_names_its_gpu_is_no_sign_of_it() -> None:
     readings = 'DCGM_FI_DEV_GPU_TEMP{gpu="1",UUID="GPU-1",Hostname="n1"} 40\n'
-    told = 'training_rank_info{rank="0",UUID="GPU-1",Hostname="n1"} 1\n'
+    page = 'training_rank_info{rank="0",UUID="GPU-1",Hostname="n1"} 1\n'
 
-    @with_pages(reply(readings + told), reply(told))
-    async def story(loop: TargetLoop, _: Kept, known: ScrapedInventory) -> None:
-        known.set_expected_nodes([Node("sim", "n1")], 0)
+    @with_pages(reply(readings + page), reply(page))
+    async def story(loop: TargetLoop, _: Kept, inventory: ScrapedInventory) -> None:
+        inventory.set_expected_nodes([Node("sim", "n1")], 0)
         for at_ms in (1000, 2000):
             await loop.scrape(at_ms)
-        assert [seen.gone_since_ms for seen in known.gpus_of(Node("sim", "n1"))] == [1000]
+        assert [gpu.gone_since_ms for gpu in inventory.gpus_of(Node("sim", "n1"))] == [1000]
 
 
 def test_a_page_that_never_fitted_into_the_store_is_neither_up_nor_down() -> None:
@@ -250,7 +258,7 @@ def test_a_page_that_never_fitted_into_the_store_is_neither_up_nor_down() -> Non
         sink.max_series = len(sink.known) + 1
         state = await loop.scrape(1000)
         assert state.health is TargetHealth.UNKNOWN
-        assert state.error == "the store is full, and 1 series of the page found no room in it"
+        assert state.error == "the store is full: 1 series of the page were dropped"
         assert (sink.told()["a"], sink.told()["up"]) == (1.0, "stale")
         assert loop.dropped_samples["full"] == 1
 
@@ -262,10 +270,10 @@ def test_a_store_that_became_full_leaves_out_what_is_new_and_goes_on_with_the_re
         sink.max_series = len(sink.known)
         for at_ms in (2000, 3000):
             state = await loop.scrape(at_ms)
-            assert (state.health, "found no room" in (state.error or "")) == (TargetHealth.UP, True)
+            assert (state.health, "the store is full" in (state.error or "")) == (TargetHealth.UP, True)
             assert (sink.told()["a"], sink.told()["up"], "b" in sink.told()) == (at_ms / 1000, 1.0, False)
         sink.max_series += 1
-        state = await loop.scrape(3000 + target_loop.FULL_MS)
+        state = await loop.scrape(3000 + target_loop.FULL_RETRY_MS)
         assert (state.error, sink.told()["b"]) == (None, 4.0)
 
 
@@ -281,7 +289,7 @@ def test_a_page_whose_gpus_found_no_room_is_neither_up_nor_down_until_they_do() 
         assert (await loop.scrape(2000)).health is TargetHealth.UNKNOWN
         assert sink.told()["up"] == "stale"
         sink.max_series += 1
-        assert (await loop.scrape(2000 + target_loop.FULL_MS)).health is TargetHealth.UP
+        assert (await loop.scrape(2000 + target_loop.FULL_RETRY_MS)).health is TargetHealth.UP
         assert sink.told()["up"] == 1.0
 
 
@@ -327,9 +335,9 @@ def test_every_target_is_read_once_in_each_interval_at_its_own_slot() -> None:
                 for _ in range(100):
                     await pass_time(clock, 0.1, lambda: len(server.heard) == len(sink.appends))
                 assert len(sink.appends) == 5 * (round_number + 1)
-            for one in watched:
-                times = [at_ms for key, _, at_ms, _ in sink.appends if key == one.key]
-                assert [at_ms % 10_000 for at_ms in times] == [schedule.offset_ms(one.key, 10_000)] * 3
+            for watched_target in watched:
+                times = [at_ms for key, _, at_ms, _ in sink.appends if key == watched_target.key]
+                assert [at_ms % 10_000 for at_ms in times] == [schedule.offset_ms(watched_target.key, 10_000)] * 3
             assert {state.health for state in scrapes.states()} == {TargetHealth.UP}
             await scrapes.close()
 
@@ -337,7 +345,7 @@ def test_every_target_is_read_once_in_each_interval_at_its_own_slot() -> None:
 
 
 class SettableClock(ManualClock):
-    """A clock that someone sets back; whoever sleeps then does not sleep longer for it."""
+    """A clock that can be set back without making current sleeps longer."""
 
     def set_back(self, seconds: float) -> None:
         self._now -= timedelta(seconds=seconds)

@@ -26,7 +26,7 @@ def with_job(job: ScrapeJob, *pages: bytes, sink: Kept | None = None) -> Kept:
     """Scrape these pages one after another, a second apart, as a target of this job."""
     remaining, kept = list(pages), sink or Kept()
 
-    async def told() -> None:
+    async def story() -> None:
         async with serve(lambda _: remaining.pop(0)) as server:
             loop = TargetLoop(
                 replace(target(server), job=job), ScrapeSettings(), sink=kept, inventory=ScrapedInventory()
@@ -35,7 +35,7 @@ def with_job(job: ScrapeJob, *pages: bytes, sink: Kept | None = None) -> Kept:
                 await loop.scrape(at_ms)
             await loop._connection.aclose()
 
-    asyncio.run(told())
+    asyncio.run(story())
     return kept
 
 
@@ -61,7 +61,7 @@ def test_times_far_ahead_are_dropped_and_counted() -> None:
     @with_pages(reply(f"a 1 {far}\nb 2\nc 3 900\n"), reply("a 1\nb 2\n"))
     async def story(loop: TargetLoop, sink: Kept, _: ScrapedInventory) -> None:
         state = await loop.scrape(1000)
-        assert state.error == "1 samples carry a time more than 10 minutes ahead and were dropped"
+        assert state.error == "1 samples were dropped: their timestamps are more than 10 minutes ahead"
         assert loop.dropped_samples["future"] == 1
         assert [at_ms for _, _, at_ms, _ in sink.appends] == [900, 1000]
         assert (sink.told(0), sink.told().get("b")) == ({"c": 3.0}, 2.0)
@@ -75,11 +75,11 @@ def test_times_of_the_exporter_do_not_count_where_the_job_says_so() -> None:
 
 
 def test_a_target_that_never_finishes_is_given_up_in_time() -> None:
-    async def drip(heard: Heard) -> bytes:
-        heard.writer.write(b"HTTP/1.1 200 x\r\nTransfer-Encoding: chunked\r\n\r\n")
-        while not heard.writer.is_closing():
-            heard.writer.write(b"4\r\na 1\n\r\n")
-            await heard.writer.drain()
+    async def drip(request: Heard) -> bytes:
+        request.writer.write(b"HTTP/1.1 200 x\r\nTransfer-Encoding: chunked\r\n\r\n")
+        while not request.writer.is_closing():
+            request.writer.write(b"4\r\na 1\n\r\n")
+            await request.writer.drain()
             await asyncio.sleep(0.005)
         return b""
 
@@ -108,7 +108,7 @@ def test_a_page_that_is_no_page_of_metrics_is_a_failed_scrape(kind: str) -> None
     @with_pages(reply("<html>", Content_Type=kind))
     async def story(loop: TargetLoop, _: Kept, __: ScrapedInventory) -> None:
         state = await loop.scrape(1000)
-        assert "not with a page of metrics" in (state.error or "")
+        assert "expected a metrics page" in (state.error or "")
 
 
 def test_a_target_may_change_its_format_between_two_scrapes() -> None:
@@ -191,7 +191,7 @@ def test_a_scraped_page_of_a_newer_exporter_is_stored_under_the_usual_names() ->
 
 
 @pytest.mark.parametrize(
-    ("limits", "said"),
+    ("limits", "problem"),
     [
         (LabelLimits(count=4), "has 5 labels besides `cluster`, the label_limit of its job is 4"),
         (LabelLimits(name_length=7), "has 8 bytes in the name of a label, the label_name_length_limit of its job is 7"),
@@ -199,16 +199,16 @@ def test_a_scraped_page_of_a_newer_exporter_is_stored_under_the_usual_names() ->
         (LabelLimits(5, 8, 9), ""),
     ],
 )
-def test_labels_beyond_the_limits_of_a_job_fail_the_scrape(limits: LabelLimits, said: str) -> None:
-    async def told() -> None:
+def test_labels_beyond_the_limits_of_a_job_fail_the_scrape(limits: LabelLimits, problem: str) -> None:
+    async def story() -> None:
         async with serve(lambda _: reply('a{b="123456789",c="1"} 1\nd 2\n')) as server:
             kept = Kept()
             job = replace(target(server), job=ScrapeJob(label_limits=limits))
             loop = TargetLoop(job, ScrapeSettings(), sink=kept, inventory=ScrapedInventory())
             for at_ms in (1000, 2000):
                 state = await loop.scrape(at_ms)
-                assert (state.health is TargetHealth.DOWN, said in (state.error or "")) == (bool(said), True)
-                assert kept.told()["up"] == (0.0 if said else 1.0)
+                assert (state.health is TargetHealth.DOWN, problem in (state.error or "")) == (bool(problem), True)
+                assert kept.told()["up"] == (0.0 if problem else 1.0)
             await loop.close(3000)
 
-    asyncio.run(told())
+    asyncio.run(story())

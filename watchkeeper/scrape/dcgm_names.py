@@ -1,8 +1,8 @@
-"""One spelling for what GPU exporters of different ages call differently.
+"""One spelling for metrics and labels whose names differ between versions of GPU exporters.
 
-Rules, pages and checks use the names of dcgm-exporter up to 4.8.2. Newer ones write the label `hostname` in lower
-case, and DCGM 4.6 has new names for the same fields; both are translated here, once for each new series,
-after the job's own metric_relabel_configs. Names that are not DCGM's pass untouched.
+Rules, pages and checks use the names of dcgm-exporter up to 4.8.2. Newer versions write the label `hostname` in lower
+case, and DCGM 4.6 renames some fields. Both are translated here, once for each new series, after the job's
+metric_relabel_configs. Other names are not changed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def canonical_name(name: str) -> str:
 
 
 def canonical_labels(labels: Mapping[str, str], *, node: str | None) -> Mapping[str, str]:
-    """The series in the usual names; `node` is where it was scraped, for exporters that do not say it."""
+    """The series with canonical names; `node` is where it was scraped, for exporters without a node label."""
     name = labels.get(METRIC_NAME, "")
     if not is_dcgm(name):
         return labels
@@ -41,7 +41,7 @@ def canonical_labels(labels: Mapping[str, str], *, node: str | None) -> Mapping[
 
 @functools.cache
 def names_before_4_6() -> Mapping[str, str]:
-    """DCGM 4.6 name to the name before it; the number means the same under both."""
+    """DCGM 4.6 name to the earlier name; the value means the same under both."""
     rows = pack.load("dcgm_fields.csv", lambda cells: (cells["name_from_4_6"], cells["name"]))
     before = {old for _, old in rows}
     return {new: old for new, old in rows if new and new not in before}

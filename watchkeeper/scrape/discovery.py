@@ -1,10 +1,9 @@
-"""Finding the fleet: lists of targets in Prometheus' forms become targets and expected nodes.
+"""Service discovery: lists of targets in Prometheus' formats become targets and expected nodes.
 
-A list is a file (`file_sd`, JSON or YAML), an address (`http_sd`), a DNS name, or written out in a job. It may
-carry what Watchkeeper wants to know beyond addresses in `__meta_watchkeeper_*` labels: which node a target
-belongs to, how many GPUs it should have, in which failure domains it lies. The hub calls `refresh` now and
-then and gives the targets to the scraper and the nodes to the `Fleet`. A source that breaks keeps its last
-good list.
+A list is a file (`file_sd`, JSON or YAML), a URL (`http_sd`), a DNS name, or static in a job. Labels named
+`__meta_watchkeeper_*` add what Watchkeeper needs beyond addresses: the node of a target, its expected number of GPUs
+and its failure domains. The hub calls `refresh` repeatedly, and passes the targets to the scraper and the nodes to the
+inventory. A source that fails keeps its last good list.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ class DiscoveredTargets:
 
 @dataclass(frozen=True, slots=True)
 class DiscoveryDefaults:
-    """What a list may leave out."""
+    """Values for labels that a list omits."""
 
     cluster: str = "main"
     job: str = "gpu"
@@ -66,7 +65,7 @@ class DiscoveryDefaults:
 
 @dataclass(slots=True)
 class TargetSource:
-    """A list of targets somewhere, with the last good answer."""
+    """A list of targets at one location, with its last good result."""
 
     job: ScrapeJob
     location: TargetListLocation
@@ -86,58 +85,58 @@ class Discovery:
         config: Path | None = None,
         resolver: dns.Resolver | None = None,
     ) -> None:
-        # None is the system's, read from its file at each use.
+        # None: the system's resolver, read from its file at each use.
         self._resolver = resolver
         self._defaults = defaults or DiscoveryDefaults()
-        own = ScrapeJob(name=self._defaults.job)
-        self._own = [TargetSource(own, _place(location)) for location in locations]
+        own_job = ScrapeJob(name=self._defaults.job)
+        self._hub_sources = [TargetSource(own_job, _location(location)) for location in locations]
         self._config = None if config is None else prometheus_config.ConfigReader(config)
-        self._of_jobs: dict[tuple[str, TargetListLocation], TargetSource] = {}
-        self._crowded: list[str] = []
+        self._job_sources: dict[tuple[str, TargetListLocation], TargetSource] = {}
+        self._limit_problems: list[str] = []
 
     @property
     def sources(self) -> list[TargetSource]:
-        return [*self._own, *self._of_jobs.values()]
+        return [*self._hub_sources, *self._job_sources.values()]
 
     async def refresh(self, now: datetime) -> DiscoveredTargets:
-        """Everything the sources know, each by its last good list; `problems` says which are not current."""
+        """The targets of all sources, each from its last good list; `problems` names the sources that failed."""
         if self._config is not None and self._config.reload():
-            self._take_jobs(self._config.config.jobs)
+            self._set_jobs(self._config.config.jobs)
         await asyncio.gather(*(self._refresh_one(source, now) for source in self.sources))
-        return self._without_crowds(merge_discovered(source.discovered for source in self.sources))
+        return self._drop_over_limit(merge_discovered(source.discovered for source in self.sources))
 
-    def _without_crowds(self, found: DiscoveredTargets) -> DiscoveredTargets:
-        """Without the targets of a job that has more than its `target_limit`: none is read, as in Prometheus."""
-        counts = Counter(target.job_name for target in found.targets)
-        limits = {target.job_name: target.job.max_targets for target in found.targets}
-        crowded = {name for name, limit in limits.items() if limit is not None and counts[name] > limit}
-        self._crowded = [
-            f"job {name}: {counts[name]} targets, its target_limit is {limits[name]}; none of them is read"
-            for name in sorted(crowded)
+    def _drop_over_limit(self, discovered: DiscoveredTargets) -> DiscoveredTargets:
+        """Drop the targets of a job that exceeds its `target_limit`: none is scraped, as in Prometheus."""
+        counts = Counter(target.job_name for target in discovered.targets)
+        limits = {target.job_name: target.job.max_targets for target in discovered.targets}
+        over_limit = {name for name, limit in limits.items() if limit is not None and counts[name] > limit}
+        self._limit_problems = [
+            f"job {name}: {counts[name]} targets, its target_limit is {limits[name]}; none is scraped"
+            for name in sorted(over_limit)
         ]
-        kept = tuple(target for target in found.targets if target.job_name not in crowded)
-        return replace(found, targets=kept) if crowded else found
+        kept = tuple(target for target in discovered.targets if target.job_name not in over_limit)
+        return replace(discovered, targets=kept) if over_limit else discovered
 
     def problems(self) -> list[str]:
-        found = [] if self._config is None else list(self._config.problems)
-        found += self._crowded
+        problems = [] if self._config is None else list(self._config.problems)
+        problems += self._limit_problems
         for source in self.sources:
-            found += [source.problem] if source.problem is not None else []
-            found += source.discovered.problems
-        return found
+            problems += [source.problem] if source.problem is not None else []
+            problems += source.discovered.problems
+        return problems
 
-    def _take_jobs(self, jobs: Sequence[ScrapeJob]) -> None:
-        before, self._of_jobs = self._of_jobs, {}
+    def _set_jobs(self, jobs: Sequence[ScrapeJob]) -> None:
+        before, self._job_sources = self._job_sources, {}
         for job in jobs:
-            for place in job.places:
-                source = before.get((job.name, place)) or TargetSource(job, place)
+            for location in job.places:
+                source = before.get((job.name, location)) or TargetSource(job, location)
                 source.job = job
-                self._of_jobs[job.name, place] = source
+                self._job_sources[job.name, location] = source
 
     async def _refresh_one(self, source: TargetSource, now: datetime) -> None:
         try:
             defaults = self._defaults
-            if self._config is not None and self._config.config.cluster and source not in self._own:
+            if self._config is not None and self._config.config.cluster and source not in self._hub_sources:
                 defaults = DiscoveryDefaults(cluster=self._config.config.cluster, job=defaults.job)
             documents, job = await _fetch(source.location, self._resolver), source.job
 
@@ -146,58 +145,58 @@ class Discovery:
                     read_groups(document, where, defaults=defaults, job=job) for where, document in documents
                 )
 
-            # The list of a large fleet takes a tenth of a second.
+            # Parsing the list of a large fleet takes a tenth of a second.
             source.discovered = await asyncio.to_thread(read)
             source.succeeded_at, source.problem = now, None
         except CollectError as error:
-            error.now = _what_stays(source)
+            error.now = _kept_targets(source)
             source.problem = str(error)
 
 
 def read_groups(
     document: bytes | list[Any], where: str, *, defaults: DiscoveryDefaults, job: ScrapeJob | None = None
 ) -> DiscoveredTargets:
-    """Targets and nodes of one list; one bad group makes the whole list unusable, as in Prometheus."""
+    """Targets and nodes of one list; one invalid group makes the whole list invalid, as in Prometheus."""
     groups = _parse(document, where) if isinstance(document, bytes) else document
     if not isinstance(groups, list):
         raise CollectError(f"expected a list of target groups, found {quote(groups)}", where=where)
     job = job or ScrapeJob(name=defaults.job)
-    made: list[Target | DroppedTarget] = []
+    built_targets: list[Target | DroppedTarget] = []
     nodes: list[fleet.Node] = []
     problems: list[str] = []
-    checked = [_check_group(group, f"{where}: group {number}") for number, group in enumerate(groups, 1)]
-    listed = sum(len(addresses) for addresses, _ in checked)
+    groups_checked = [_check_group(group, f"{where}: group {number}") for number, group in enumerate(groups, 1)]
+    listed = sum(len(addresses) for addresses, _ in groups_checked)
     if listed > MAX_TARGETS:
         raise CollectError(f"lists {listed} targets, the limit is {MAX_TARGETS}", where=where)
-    for number, (addresses, named) in enumerate(checked, 1):
-        node = _node(named, f"{where}: group {number}", defaults=defaults)
+    for number, (addresses, group_labels) in enumerate(groups_checked, 1):
+        node = _node(group_labels, f"{where}: group {number}", defaults=defaults)
         if node is not None:
             nodes.append(node)
-        cluster = named.get(META + "cluster") or defaults.cluster
+        cluster = group_labels.get(META + "cluster") or defaults.cluster
         for address in addresses:
             try:
-                made.append(build_target(address, named, job, node=node, cluster=cluster))
+                built_targets.append(build_target(address, group_labels, job, node=node, cluster=cluster))
             except CollectError as error:
-                problems.append(f"{where}: group {number}: target {quote(address)} is left out: {error}")
-    targets = tuple(one for one in made if isinstance(one, Target))
-    dropped = tuple(one for one in made if isinstance(one, DroppedTarget))
+                problems.append(f"{where}: group {number}: target {quote(address)} was dropped: {error}")
+    targets = tuple(built for built in built_targets if isinstance(built, Target))
+    dropped = tuple(built for built in built_targets if isinstance(built, DroppedTarget))
     return merge_discovered([DiscoveredTargets(targets, tuple(nodes), dropped, tuple(problems[:10]))])
 
 
 def merge_discovered(parts: Iterable[DiscoveredTargets]) -> DiscoveredTargets:
-    """One list without repeats; of two entries for a node, the first that knows a thing wins."""
+    """One list without duplicates; for two entries of a node, the first value of each field wins."""
     targets: dict[str, Target] = {}
     nodes: dict[tuple[str, str], fleet.Node] = {}
     dropped: list[DroppedTarget] = []
     problems: list[str] = []
-    for found in parts:
-        dropped += found.dropped
-        problems += found.problems
-        for target in found.targets:
+    for part in parts:
+        dropped += part.dropped
+        problems += part.problems
+        for target in part.targets:
             targets.setdefault(target.key, target)
-        for node in found.nodes:
-            known = nodes.get((node.cluster, node.name))
-            nodes[node.cluster, node.name] = node if known is None else _join(known, node)
+        for node in part.nodes:
+            previous = nodes.get((node.cluster, node.name))
+            nodes[node.cluster, node.name] = node if previous is None else _join(previous, node)
     return DiscoveredTargets(tuple(targets.values()), tuple(nodes.values()), tuple(dropped), tuple(problems))
 
 
@@ -213,56 +212,61 @@ def _join(first: fleet.Node, second: fleet.Node) -> fleet.Node:
     )
 
 
-def _place(location: str) -> TargetListLocation:
+def _location(location: str) -> TargetListLocation:
     return TargetListLocation(
         DiscoveryKind.HTTP if location.startswith(("http://", "https://")) else DiscoveryKind.FILE, location
     )
 
 
-async def _fetch(place: TargetListLocation, resolver: dns.Resolver | None) -> list[tuple[str, bytes | list[Any]]]:
-    """The documents at a place, each with its name."""
-    if place.kind is DiscoveryKind.STATIC:
-        groups = [{"targets": list(addresses), "labels": dict(named)} for addresses, named in place.groups]
-        return [(place.location, groups)]
-    if place.kind is DiscoveryKind.DNS:
-        return [(f"dns {place.location}", await _look_up(place, resolver))]
-    if place.kind is DiscoveryKind.HTTP:
-        return [(place.location, await _download(place))]
-    named = WILDCARDS.intersection(place.location)
-    paths = sorted(await asyncio.to_thread(glob.glob, place.location)) if named else [place.location]
+async def _fetch(location: TargetListLocation, resolver: dns.Resolver | None) -> list[tuple[str, bytes | list[Any]]]:
+    """The documents at a location, each with its name."""
+    if location.kind is DiscoveryKind.STATIC:
+        groups = [
+            {"targets": list(addresses), "labels": dict(group_labels)} for addresses, group_labels in location.groups
+        ]
+        return [(location.location, groups)]
+    if location.kind is DiscoveryKind.DNS:
+        return [(f"dns {location.location}", await _resolve(location, resolver))]
+    if location.kind is DiscoveryKind.HTTP:
+        return [(location.location, await _download(location))]
+    has_wildcard = WILDCARDS.intersection(location.location)
+    paths = sorted(await asyncio.to_thread(glob.glob, location.location)) if has_wildcard else [location.location]
     return [(path, await asyncio.to_thread(_read, path)) for path in paths]
 
 
-async def _download(place: TargetListLocation) -> bytes | list[Any]:
-    connection = http.Connection(access=place.access)
-    headers = {"Accept": "application/json", **await place.access.request_headers()}
+async def _download(location: TargetListLocation) -> bytes | list[Any]:
+    connection = http.Connection(access=location.access)
+    headers = {"Accept": "application/json", **await location.access.request_headers()}
     try:
-        response = await connection.send(http.Request(place.location, headers=headers))
+        response = await connection.send(http.Request(location.location, headers=headers))
     finally:
         await connection.aclose()
     if response.status != 200:
-        raise CollectError(f"answered {response.status}", where=place.location)
-    return await asyncio.to_thread(_with_meta, response.body, place.location, __meta_url=place.location)
+        raise CollectError(f"answered {response.status}", where=location.location)
+    return await asyncio.to_thread(_with_meta, response.body, location.location, __meta_url=location.location)
 
 
-async def _look_up(place: TargetListLocation, resolver: dns.Resolver | None) -> list[Any]:
-    """SRV records one by one; A and AAAA records together, as the system's resolver knows them."""
-    if place.record == "SRV":
-        asked = await asyncio.to_thread(dns.system_resolver) if resolver is None else resolver
-        return [_service_group(place.location, service) for service in await asked.srv_records(place.location)]
+async def _resolve(location: TargetListLocation, resolver: dns.Resolver | None) -> list[Any]:
+    """SRV records one by one; A and AAAA records together, as the system's resolver returns them."""
+    if location.record == "SRV":
+        active_resolver = await asyncio.to_thread(dns.system_resolver) if resolver is None else resolver
+        return [
+            _service_group(location.location, service)
+            for service in await active_resolver.srv_records(location.location)
+        ]
     loop = asyncio.get_running_loop()
-    family = FAMILIES[place.record]
+    family = FAMILIES[location.record]
     try:
-        answers = await loop.getaddrinfo(place.location, place.port, family=family, type=socket.SOCK_STREAM)
+        answers = await loop.getaddrinfo(location.location, location.port, family=family, type=socket.SOCK_STREAM)
     except OSError as error:
-        raise CollectError(f"the name is not known: {error}", where=f"dns {place.location}") from error
+        raise CollectError(f"DNS lookup failed: {error}", where=f"dns {location.location}") from error
     hosts = sorted({str(answer[4][0]) for answer in answers})
-    shown = [f"[{host}]:{place.port}" if ":" in host else f"{host}:{place.port}" for host in hosts]
-    return [{"targets": shown, "labels": {"__meta_dns_name": place.location}}]
+    addresses = [f"[{host}]:{location.port}" if ":" in host else f"{host}:{location.port}" for host in hosts]
+    return [{"targets": addresses, "labels": {"__meta_dns_name": location.location}}]
 
 
 def _service_group(name: str, service: dns.SrvRecord) -> dict[str, Any]:
-    """One SRV record with the labels that Prometheus gives it; its target keeps the dot at its end there."""
+    """One SRV record with Prometheus' labels; `__meta_dns_srv_record_target` ends with a dot there."""
     meta = {
         "__meta_dns_name": name,
         "__meta_dns_srv_record_target": f"{service.host}.",
@@ -279,7 +283,7 @@ def _read(path: str) -> bytes | list[Any]:
 
 
 def _parse(document: bytes, where: str) -> Any:
-    """JSON, or YAML where the name of the file says so."""
+    """YAML if the file name says so, else JSON."""
     if where.endswith((".yml", ".yaml")):
         try:
             return yaml_text.load(document)
@@ -292,7 +296,7 @@ def _parse(document: bytes, where: str) -> Any:
 
 
 def _with_meta(document: bytes, where: str, **meta: str) -> bytes | list[Any]:
-    """The groups of a list, each with where it was found, as Prometheus' rules expect it."""
+    """The groups of a list, each with the location it came from, as Prometheus' rules expect."""
     groups = _parse(document, where)
     if not isinstance(groups, list):
         return document
@@ -305,39 +309,39 @@ def _with_meta(document: bytes, where: str, **meta: str) -> bytes | list[Any]:
 def _check_group(group: Any, where: str) -> tuple[list[str], dict[str, str]]:
     if not isinstance(group, dict) or not isinstance(group.get("targets"), list):
         raise CollectError(f"expected targets and labels, found {quote(group)}", where=where)
-    addresses, named = group["targets"], group.get("labels") or {}
+    addresses, labels = group["targets"], group.get("labels") or {}
     if not all(isinstance(address, str) and address for address in addresses):
         raise CollectError(f"expected addresses such as 10.0.0.7:9400, found {quote(addresses)}", where=where)
-    # In YAML `on` is no text, neither as a value nor as a name.
-    if not isinstance(named, dict) or not all(isinstance(text, str) for pair in named.items() for text in pair):
-        raise CollectError(f"labels must be text, found {quote(named)}", where=where)
-    return addresses, named
+    # In YAML `on` is a boolean, both as a value and as a name.
+    if not isinstance(labels, dict) or not all(isinstance(text, str) for pair in labels.items() for text in pair):
+        raise CollectError(f"labels must be text, found {quote(labels)}", where=where)
+    return addresses, labels
 
 
-def _node(named: Mapping[str, str], where: str, *, defaults: DiscoveryDefaults) -> fleet.Node | None:
-    name = named.get(META + "node")
+def _node(group_labels: Mapping[str, str], where: str, *, defaults: DiscoveryDefaults) -> fleet.Node | None:
+    name = group_labels.get(META + "node")
     if not name:
         return None
-    expected = named.get(META + "expected_gpus", "")
+    expected = group_labels.get(META + "expected_gpus", "")
     if expected and not (expected.isascii() and expected.isdigit() and len(expected) < 6):
         raise CollectError(f"{META}expected_gpus must be a whole number, found {quote(expected)}", where=where)
-    aliases = named.get(META + "aliases", "").split(",")
+    aliases = group_labels.get(META + "aliases", "").split(",")
     return fleet.Node(
-        named.get(META + "cluster") or defaults.cluster,
+        group_labels.get(META + "cluster") or defaults.cluster,
         name,
-        pool=named.get(META + "pool", ""),
+        pool=group_labels.get(META + "pool", ""),
         aliases=frozenset(alias.strip() for alias in aliases if alias.strip()),
         expected_gpus=int(expected) if expected else None,
         domains={
             key.removeprefix(DOMAIN_META): value
-            for key, value in named.items()
+            for key, value in group_labels.items()
             if key.startswith(DOMAIN_META) and value
         },
         source=where.partition(": group")[0],
     )
 
 
-def _what_stays(source: TargetSource) -> str:
+def _kept_targets(source: TargetSource) -> str:
     if source.succeeded_at is None:
-        return "No target of this source is known"
+        return "No target of this source was discovered yet"
     return f"The {len(source.discovered.targets)} targets read at {source.succeeded_at:%H:%M} UTC stay in force"

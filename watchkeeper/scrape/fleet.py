@@ -1,8 +1,8 @@
-"""What the fleet should be and what of it has been seen.
+"""Inventory: which nodes are expected, and which GPUs were scraped.
 
-Discovery says which nodes are expected; scraped labels teach which GPUs exist, where, and at which PCI
-address. What disappears is kept with the time it was last seen, because "gone since 09:14" is the most
-useful thing one can say about it. The hub, the pages and the event followers ask here for names.
+Discovery says which nodes are expected; scraped labels say which GPUs exist, on which node and at which PCI
+address. GPUs and nodes that disappear are kept with the time of their last sample, so that pages can say
+"gone since 09:14". The hub, the pages and the event followers look up names here.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from watchkeeper.model import fleet, labels, samples
 
 log = logging.getLogger(__name__)
 
-# GPUs and nodes that left are remembered up to this many; then the one gone longest is forgotten.
+# GPUs and nodes that are gone are kept up to this many; then the one gone longest is deleted.
 MAX_GONE = 10_000
-# GPUs that are known by name before their first page; of more, the last told.
+# GPUs that have an index before their first page; of more, the newest are kept.
 MAX_ANNOUNCED_GPUS = 10_000
-# Nodes that nobody expects but whose GPUs report; more than this is a Hostname label gone wrong.
+# Nodes that no list expects but whose GPUs report; more than this means a broken Hostname label.
 MAX_LEARNED_NODES = 20_000
-# Twice the longest usual scrape interval, a minute: after more than that nobody knows what was between.
-MAX_SILENCE_MS = 120_000
-# Pages of one node that are remembered: exporters come and go under new addresses.
+# Twice the longest usual scrape interval, one minute: after a longer gap the GPU may have been away.
+MAX_GAP_MS = 120_000
+# Pages kept for one node: exporters come and go under new addresses.
 MAX_PAGES = 16
 NODE_INFO = "watchkeeper_node_info"
 NODE_EXPECTED_GPUS = "watchkeeper_node_expected_gpus"
@@ -37,11 +37,11 @@ NodeKey = tuple[str, str]
 
 
 class InventoryGpu(NamedTuple):
-    """A GPU and where it was last reported; a tuple, because each scrape makes one for each of its GPUs.
+    """A GPU and where it was last reported; a tuple, because each scrape creates one for each of its GPUs.
 
-    `gone_since_ms` is None while the node's last readable page has it; a node that does not answer says
-    nothing about its GPUs, only `last_seen_ms` stands still then. From `steady_since_ms` to `last_seen_ms` every
-    page had it, without a long silence between them.
+    `gone_since_ms` is None while the node's last readable page includes it. A node that does not answer reports
+    nothing about its GPUs: then only `last_seen_ms` does not advance. From `steady_since_ms` to `last_seen_ms` every
+    page included it, without a gap longer than `MAX_GAP_MS`.
     """
 
     gpu: fleet.Gpu
@@ -59,7 +59,7 @@ class InventoryGpu(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GpuMove:
-    """A GPU that turned up on another node: it was carried there, or two nodes claim it."""
+    """A GPU that appeared on another node: it was moved, or two nodes claim it."""
 
     uuid: str
     before: str
@@ -68,7 +68,7 @@ class GpuMove:
 
 
 class ScrapedInventory:
-    """Expected nodes and seen GPUs, by every name people and machines use for them."""
+    """Expected nodes and scraped GPUs, by all their names."""
 
     def __init__(self) -> None:
         self._nodes: dict[NodeKey, fleet.Node] = {}
@@ -77,108 +77,111 @@ class ScrapedInventory:
         self._key_of_name: dict[str, NodeKey] = {}
         self._gpus: dict[str, InventoryGpu] = {}
         self._gone_gpus: dict[str, None] = {}
-        self._told_indexes: dict[str, int] = {}
-        # By node: what each page had and when it was last read, the longest ago first.
+        self._announced_indexes: dict[str, int] = {}
+        # By node: the GPUs of each page and when it was last scraped, the oldest first.
         self._reported: dict[NodeKey, dict[str, tuple[int, frozenset[str]]]] = {}
         self._uuids: dict[NodeKey, set[str]] = {}
-        # Made when somebody asks, and again after the inventory changed.
+        # Built at the first use after the inventory changed.
         self._nodes_in: dict[fleet.Place, list[fleet.Place]] | None = None
         self._holders: dict[str, tuple[labels.Labels, ...]] = {}
-        # How often the inventory has changed: whoever drew it up may keep it for as long as this number stays.
+        # Increases when the inventory changes: data derived from it is valid while this number stays the same.
         self.revision = 0
-        # How often a GPU turned up on another node, by cluster, and the last of such moves.
+        # How often a GPU appeared on another node, by cluster, and the last of these moves.
         self.move_counts: Counter[str] = Counter()
         self.recent_moves: deque[GpuMove] = deque(maxlen=MAX_MOVES)
 
     def set_expected_nodes(self, nodes: Iterable[fleet.Node], now_ms: int) -> None:
-        """Take over what discovery says; a node it no longer names stays known as gone since now."""
+        """Replace the expected nodes; a node that discovery no longer lists is kept as gone since now."""
         before = self.nodes()
-        named = {(node.cluster, node.name): node for node in nodes}
-        self._learned -= named.keys()
-        for key in self._nodes.keys() - named.keys() - self._learned:
+        listed = {(node.cluster, node.name): node for node in nodes}
+        self._learned -= listed.keys()
+        for key in self._nodes.keys() - listed.keys() - self._learned:
             self._gone_nodes_since_ms.setdefault(key, now_ms)
-        for key in named:
+        for key in listed:
             self._gone_nodes_since_ms.pop(key, None)
         while len(self._gone_nodes_since_ms) > MAX_GONE:
             oldest = next(iter(self._gone_nodes_since_ms))
             del self._gone_nodes_since_ms[oldest], self._nodes[oldest]
-        self._nodes |= named
+        self._nodes |= listed
         self.revision += self.nodes() != before
         self._index_names()
 
     def record_page(self, node: fleet.Node, gpus: Mapping[str, fleet.Gpu], *, at_ms: int, source: str) -> None:
-        """A page (`source`) of a node was read and reports exactly these GPUs, by UUID."""
+        """Record that a page (`source`) of a node was scraped and reports exactly these GPUs, by UUID."""
         key = (node.cluster, node.name)
-        if not self._learn(key, node):
+        if not self._add_reporting_node(key, node):
             return
-        reported, now = self._reported.setdefault(key, {}), frozenset(gpus)
-        before = reported.pop(source, (0, frozenset()))[1]
-        reported[source] = (at_ms, now)
+        reported, reported_uuids = self._reported.setdefault(key, {}), frozenset(gpus)
+        previous_uuids = reported.pop(source, (0, frozenset()))[1]
+        reported[source] = (at_ms, reported_uuids)
         if len(reported) > MAX_PAGES:
             del reported[next(iter(reported))]
-        for uuid in before - now:
-            # Only of pages that are still read: an exporter that was started anew may have another address.
-            if not any(uuid in theirs and at_ms - told_ms <= MAX_SILENCE_MS for told_ms, theirs in reported.values()):
-                self._lose(uuid, key)
+        for uuid in previous_uuids - reported_uuids:
+            # Only pages that are still scraped count: an exporter that restarted may have another address.
+            if not any(
+                uuid in uuids and at_ms - scraped_at_ms <= MAX_GAP_MS for scraped_at_ms, uuids in reported.values()
+            ):
+                self._mark_gone(uuid, key)
         for uuid, gpu in gpus.items():
-            known = self._gpus.get(uuid)
-            if known is not None and known.gpu is gpu and _goes_on(known, key, at_ms):
-                # Half of what `_replace` takes, and as many are made in a second as a fleet has GPUs.
+            previous = self._gpus.get(uuid)
+            if previous is not None and previous.gpu is gpu and _is_continuous(previous, key, at_ms):
+                # Half the time of `_replace`; each second this creates as many tuples as the fleet has GPUs.
                 self._gpus[uuid] = InventoryGpu(
-                    gpu, node.name, node.cluster, known.first_seen_ms, at_ms, None, known.steady_since_ms
+                    gpu, node.name, node.cluster, previous.first_seen_ms, at_ms, None, previous.steady_since_ms
                 )
                 continue
-            if known is not None and (known.cluster, known.node) != key:
-                self._note_move(GpuMove(uuid, known.node, node.name, at_ms), node.cluster)
+            if previous is not None and (previous.cluster, previous.node) != key:
+                self._note_move(GpuMove(uuid, previous.node, node.name, at_ms), node.cluster)
             self.revision += 1
-            first = at_ms if known is None else known.first_seen_ms
-            steady = known.steady_since_ms if known is not None and _goes_on(known, key, at_ms) else at_ms
+            first = at_ms if previous is None else previous.first_seen_ms
+            steady = (
+                previous.steady_since_ms if previous is not None and _is_continuous(previous, key, at_ms) else at_ms
+            )
             self._gpus[uuid] = InventoryGpu(gpu, node.name, node.cluster, first, at_ms, steady_since_ms=steady)
             self._gone_gpus.pop(uuid, None)
-        if before != now:
+        if previous_uuids != reported_uuids:
             self._uuids.setdefault(key, set()).update(gpus)
 
     def node(self, name: str, cluster: str | None = None) -> fleet.Node | None:
-        """A node by name or alias; without a cluster the name alone decides."""
+        """A node by name or alias; without a cluster, by name alone."""
         if cluster is not None and (cluster, name) in self._nodes:
             return self._nodes[cluster, name]
         key = self._key_of_name.get(name)
         return self._nodes[key] if key is not None and cluster in (None, key[0]) else None
 
     def nodes(self) -> list[fleet.Node]:
-        """The nodes discovery names at present, and those that report without being named."""
+        """The nodes that discovery lists now, and unlisted nodes that report."""
         return [node for key, node in self._nodes.items() if key not in self._gone_nodes_since_ms]
 
     def failure_domains(self, place: fleet.Place) -> tuple[fleet.Place, ...]:
-        """The racks, leaf switches and the like that a node lies in."""
+        """The racks, leaf switches and other failure domains of a node."""
         node = self.node(place.node, place.cluster) if place.node is not None else None
         return () if node is None else node.failure_domains()
 
     def pool_of(self, place: fleet.Place) -> str:
-        """The pool of a node; empty where nobody says."""
+        """The pool of a node; empty if unknown."""
         node = self.node(place.node, place.cluster) if place.node is not None else None
         return "" if node is None else node.pool
 
     def nodes_in_domain(self, domain: fleet.Place) -> list[fleet.Place]:
-        """The nodes of a failure domain."""
         if self._nodes_in is None:
-            found: dict[fleet.Place, list[fleet.Place]] = {}
+            nodes_in: dict[fleet.Place, list[fleet.Place]] = {}
             for node in self.nodes():
                 for outer in node.failure_domains():
-                    found.setdefault(outer, []).append(node.place)
-            self._nodes_in = found
+                    nodes_in.setdefault(outer, []).append(node.place)
+            self._nodes_in = nodes_in
         return self._nodes_in.get(domain, [])
 
     def expected_gpu_count(self, place: fleet.Place) -> int:
-        """How many GPUs a place has, as far as they are known; gone ones count."""
+        """How many GPUs a place has: listed or scraped, including gone GPUs."""
         if place.gpu is not None:
             return 1
         nodes = [place] if place.node is not None else self.nodes_in_domain(place)
-        known = (self.node(one.node or "", one.cluster) for one in nodes)
-        return sum(max(node.expected_gpus or 0, len(self.gpus_of(node))) for node in known if node is not None)
+        members = (self.node(member.node or "", member.cluster) for member in nodes)
+        return sum(max(node.expected_gpus or 0, len(self.gpus_of(node))) for node in members if node is not None)
 
     def gone_nodes(self) -> list[tuple[fleet.Node, int]]:
-        """Nodes discovery no longer names, with the time since when."""
+        """Nodes that discovery no longer lists, with the time since when."""
         return [(self._nodes[key], since) for key, since in self._gone_nodes_since_ms.items()]
 
     def gpu(self, uuid: str) -> InventoryGpu | None:
@@ -188,20 +191,20 @@ class ScrapedInventory:
         return list(self._gpus.values())
 
     def gpus_of(self, node: fleet.Node) -> list[InventoryGpu]:
-        """The node's GPUs, present and gone, in the order of their index."""
+        """The node's GPUs, present and gone, ordered by index."""
         key = (node.cluster, node.name)
-        known = [self._gpus[uuid] for uuid in self._uuids.get(key, ()) if uuid in self._gpus]
-        own = [seen for seen in known if (seen.cluster, seen.node) == key]
-        return sorted(own, key=lambda seen: (seen.gpu.index is None, seen.gpu.index or 0, seen.gpu.uuid))
+        gpus = [self._gpus[uuid] for uuid in self._uuids.get(key, ()) if uuid in self._gpus]
+        listed_here = [gpu for gpu in gpus if (gpu.cluster, gpu.node) == key]
+        return sorted(listed_here, key=lambda gpu: (gpu.gpu.index is None, gpu.gpu.index or 0, gpu.gpu.uuid))
 
     def place_name(self, place: fleet.Place) -> str:
-        """A place as people say it: `GPU 3 on gpu-r07-12`."""
+        """The display name of a place: `GPU 3 on gpu-r07-12`."""
         if place.gpu is not None:
-            seen = self._gpus.get(place.gpu)
-            index = seen.gpu.index if seen is not None else self._told_indexes.get(place.gpu)
-            called = f"GPU {index}" if index is not None else place.gpu
-            part = f"{called} slice {place.slice}" if place.slice is not None else called
-            return f"{part} on {place.node}"
+            known_gpu = self._gpus.get(place.gpu)
+            index = known_gpu.gpu.index if known_gpu is not None else self._announced_indexes.get(place.gpu)
+            gpu_name = f"GPU {index}" if index is not None else place.gpu
+            gpu_or_slice = f"{gpu_name} slice {place.slice}" if place.slice is not None else gpu_name
+            return f"{gpu_or_slice} on {place.node}"
         if place.port is not None:
             return f"port {place.port} on {place.node}"
         if place.domain is not None:
@@ -209,32 +212,32 @@ class ScrapedInventory:
         return place.node or f"cluster {place.cluster}"
 
     def record_gpu_index(self, uuid: str, index: str) -> None:
-        """What its node or an event calls a GPU: one that breaks before its first page has no other name."""
-        # No machine has as many GPUs, and Python refuses to read a number of thousands of digits.
+        """Set the index of a GPU that has no page yet, as reported by its node or an event."""
+        # No node has as many GPUs, and Python refuses to parse a number of thousands of digits.
         if uuid in self._gpus or not index.isdecimal() or len(index) > 5:
             return
-        self._told_indexes[uuid] = int(index)
-        if len(self._told_indexes) > MAX_ANNOUNCED_GPUS:
-            del self._told_indexes[next(iter(self._told_indexes))]
+        self._announced_indexes[uuid] = int(index)
+        if len(self._announced_indexes) > MAX_ANNOUNCED_GPUS:
+            del self._announced_indexes[next(iter(self._announced_indexes))]
 
     def set_workloads(self, source: str, holders: Iterable[labels.Labels]) -> None:
-        """Take over who holds the GPUs of a page (`source`); nobody is known any more for a page without holders."""
+        """Replace the workloads that hold the GPUs of a page (`source`); a page without holders removes them."""
         self._holders.pop(source, None)
-        if found := tuple(holders):
-            self._holders[source] = found
+        if holder_labels := tuple(holders):
+            self._holders[source] = holder_labels
 
     def workload_labels(self) -> list[labels.Labels]:
-        """Holders as agents tell them: the labels of their information series."""
-        return [each for found in self._holders.values() for each in found]
+        """The labels of the agents' workload information series."""
+        return [holder for page_holders in self._holders.values() for holder in page_holders]
 
     def _note_move(self, move: GpuMove, cluster: str) -> None:
-        """Count a move; two nodes that both claim a GPU make many, of which one is said."""
+        """Count a move; two nodes that claim the same GPU cause many moves, and only one is logged."""
         self.move_counts[cluster] += 1
+        ends = {move.before, move.after}
         if not any(
-            known.uuid == move.uuid and {known.before, known.after} == {move.before, move.after}
-            for known in self.recent_moves
+            earlier.uuid == move.uuid and {earlier.before, earlier.after} == ends for earlier in self.recent_moves
         ):
-            log.warning("GPU on another node", extra=logs.fields(gpu=move.uuid, was_on=move.before, is_on=move.after))
+            log.warning("GPU moved", extra=logs.fields(gpu=move.uuid, from_node=move.before, to_node=move.after))
             self.recent_moves.append(move)
 
     def _index_names(self) -> None:
@@ -242,8 +245,8 @@ class ScrapedInventory:
         aliases = {alias: key for key, node in self._nodes.items() for alias in node.aliases}
         self._key_of_name = aliases | {name: (cluster, name) for cluster, name in self._nodes}
 
-    def _learn(self, key: NodeKey, node: fleet.Node) -> bool:
-        """Make sure a reporting node is known; False if there is no room for another unexpected one."""
+    def _add_reporting_node(self, key: NodeKey, node: fleet.Node) -> bool:
+        """Add a reporting node if it is new; False if the limit of unexpected nodes is reached."""
         if key in self._nodes:
             return True
         if len(self._learned) >= MAX_LEARNED_NODES:
@@ -255,26 +258,26 @@ class ScrapedInventory:
         self._nodes_in = None
         return True
 
-    def _lose(self, uuid: str, key: NodeKey) -> None:
-        """Mark a GPU as gone, unless another node reports it: then it has only moved."""
-        seen = self._gpus.get(uuid)
-        if seen is None or (seen.cluster, seen.node) != key:
+    def _mark_gone(self, uuid: str, key: NodeKey) -> None:
+        """Mark a GPU as gone, unless another node reports it."""
+        gpu = self._gpus.get(uuid)
+        if gpu is None or (gpu.cluster, gpu.node) != key:
             return
-        self._gpus[uuid] = seen._replace(gone_since_ms=seen.last_seen_ms)
+        self._gpus[uuid] = gpu._replace(gone_since_ms=gpu.last_seen_ms)
         self.revision += 1
         self._gone_gpus[uuid] = None
         if len(self._gone_gpus) > MAX_GONE:
             oldest = next(iter(self._gone_gpus))
             del self._gone_gpus[oldest]
-            forgotten = self._gpus.pop(oldest)
-            where = (forgotten.cluster, forgotten.node)
+            dropped = self._gpus.pop(oldest)
+            where = (dropped.cluster, dropped.node)
             self._uuids[where].discard(oldest)
 
 
-def _goes_on(known: InventoryGpu, key: NodeKey, at_ms: int) -> bool:
-    """False for a GPU that was gone, elsewhere or long unheard of."""
-    is_here = known.gone_since_ms is None and (known.cluster, known.node) == key
-    return is_here and at_ms - known.last_seen_ms <= MAX_SILENCE_MS
+def _is_continuous(previous: InventoryGpu, key: NodeKey, at_ms: int) -> bool:
+    """Whether a GPU is still on the same node, without a long gap."""
+    is_here = previous.gone_since_ms is None and (previous.cluster, previous.node) == key
+    return is_here and at_ms - previous.last_seen_ms <= MAX_GAP_MS
 
 
 def gpu_of(label_set: Mapping[str, str]) -> fleet.Gpu | None:
@@ -292,18 +295,18 @@ def gpu_of(label_set: Mapping[str, str]) -> fleet.Gpu | None:
 
 
 def inventory_samples(inventory: ScrapedInventory, now_ms: int) -> list[samples.Sample]:
-    """The join series of every expected node; a node whose expectation is unknown has no expected count."""
-    made = []
+    """The join series of every expected node; a node without an expected GPU count has no count series."""
+    built = []
     for node in inventory.nodes():
         where = {"cluster": node.cluster, "Hostname": node.name}
         about = {"pool": node.pool, "rack": node.domains.get("rack", ""), "leaf": node.domains.get("leaf", "")}
         about["nvlink_domain"] = node.domains.get("nvlink", "")
-        named = labels.Labels({labels.METRIC_NAME: NODE_INFO} | where | about)
-        made.append(samples.Sample(named, now_ms, 1.0))
+        info_labels = labels.Labels({labels.METRIC_NAME: NODE_INFO} | where | about)
+        built.append(samples.Sample(info_labels, now_ms, 1.0))
         if node.expected_gpus is not None:
-            counted = labels.Labels({labels.METRIC_NAME: NODE_EXPECTED_GPUS} | where)
-            made.append(samples.Sample(counted, now_ms, float(node.expected_gpus)))
+            expected_labels = labels.Labels({labels.METRIC_NAME: NODE_EXPECTED_GPUS} | where)
+            built.append(samples.Sample(expected_labels, now_ms, float(node.expected_gpus)))
     for cluster, count in inventory.move_counts.items():
-        moved = labels.Labels({labels.METRIC_NAME: GPUS_MOVED, "cluster": cluster})
-        made.append(samples.Sample(moved, now_ms, float(count)))
-    return made
+        move_labels = labels.Labels({labels.METRIC_NAME: GPUS_MOVED, "cluster": cluster})
+        built.append(samples.Sample(move_labels, now_ms, float(count)))
+    return built

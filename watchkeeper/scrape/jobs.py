@@ -1,7 +1,7 @@
-"""A job: how a group of targets is found, changed by rules, and read; and the target that comes of it.
+"""A scrape job: how its targets are discovered, relabelled and scraped; and the target that results.
 
-`prometheus_config` makes jobs from an existing prometheus.yml; the hub's own `sd_files` and `sd_urls` are a
-job without rules. `discovery` asks each job's sources and calls `target_of` for every address. Order and
+`prometheus_config` builds jobs from an existing prometheus.yml; the hub's own `sd_files` and `sd_urls` are a
+job without rules. `discovery` reads each job's sources and calls `build_target` for every address. Order and
 defaults are those of prometheus/prometheus, scrape/target.go, read 2026-11.
 """
 
@@ -30,7 +30,7 @@ class DiscoveryKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TargetListLocation:
-    """Where a list of targets is: a file pattern, an address, a DNS name with a port, or here."""
+    """Where a list of targets is: a file pattern, a URL, a DNS name with a port, or the job itself."""
 
     kind: DiscoveryKind
     location: str
@@ -42,9 +42,9 @@ class TargetListLocation:
 
 @dataclass(frozen=True, slots=True)
 class LabelLimits:
-    """What the labels of a series may be at most, the name of its metric among them; 0 is no limit.
+    """Limits on the labels of a series, including the metric name; 0 is no limit.
 
-    The label `cluster`, which Prometheus gives to nobody before it sends samples elsewhere, does not count.
+    The label `cluster` does not count, because Prometheus adds it only when it sends samples to another system.
     """
 
     count: int = 0
@@ -56,7 +56,7 @@ class LabelLimits:
         return bool(self.count or self.name_length or self.value_length)
 
     def check(self, series: labels.Labels | None) -> None:
-        """CollectError if a series that is kept has more: as in Prometheus, nothing of its page is kept then."""
+        """CollectError if a stored series exceeds a limit: then the whole page is dropped, as in Prometheus."""
         if series is None or not self.is_set:
             return
         longest_name = max((len(name.encode()) for name, _ in series.pairs), default=0)
@@ -67,18 +67,18 @@ class LabelLimits:
             (longest_name, self.name_length, "bytes in the name of a label", "label_name_length_limit"),
             (longest_value, self.value_length, "bytes in the value of a label", "label_value_length_limit"),
         )
-        for found, limit, what, key in checks:
-            if limit and found > limit:
+        for actual, limit, what, key in checks:
+            if limit and actual > limit:
                 raise CollectError(
-                    f"{quote(str(series))} has {found} {what}, the {key} of its job is {limit}",
-                    now="Nothing of this page is kept",
+                    f"{quote(str(series))} has {actual} {what}, the {key} of its job is {limit}",
+                    now="All samples of this page were dropped",
                     remedy="Raise the limit, or drop labels with metric_relabel_configs",
                 )
 
 
 @dataclass(frozen=True, slots=True)
 class ScrapeJob:
-    """What the targets of a job share; None is the hub's own setting."""
+    """What the targets of a job share; None means the hub's setting."""
 
     name: str = "gpu"
     places: tuple[TargetListLocation, ...] = ()
@@ -89,12 +89,12 @@ class ScrapeJob:
     params: tuple[tuple[str, tuple[str, ...]], ...] = ()
     honor_labels: bool = False
     honor_timestamps: bool = True
-    # Whether pages are asked for as protobuf, which alone has native histograms; and whether the classic buckets of a
-    # histogram that has native ones are kept as well.
+    # Whether to request pages as protobuf, the only format with native histograms; and whether to keep the classic
+    # buckets of a histogram that also has native ones.
     native_histograms: bool = False
     classic_histograms: bool = False
-    # Which forms of a page are asked for, the best first (`page_forms.PROTOCOLS`; none are our own), and how names of
-    # other characters than [a-zA-Z0-9_:] are to be written.
+    # The page formats to request, the best first (`page_formats.PROTOCOLS`; empty means our defaults), and how to
+    # escape names with characters outside [a-zA-Z0-9_:].
     protocols: tuple[str, ...] = ()
     escaping: str = "allow-utf-8"
     access: Access = NO_ACCESS
@@ -108,7 +108,7 @@ class ScrapeJob:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One page to scrape. `labels` are attached to every sample; `discovered` is what the source said."""
+    """One page to scrape. `labels` are attached to every sample; `discovered` are the labels before relabelling."""
 
     address: str
     url: str
@@ -116,54 +116,54 @@ class Target:
     cluster: str
     node: str | None = None
     discovered: Mapping[str, str] = field(default_factory=dict, hash=False)
-    # Not part of the hash: the targets of a job share one object, and a job may list thousands.
+    # Not in the hash: the targets of a job share one object, and a job may list thousands of targets.
     job: ScrapeJob = field(default=ScrapeJob(), hash=False)
     interval_seconds: float | None = None
     timeout_seconds: float | None = None
 
     @property
     def key(self) -> str:
-        """Stable name of the target: its labels move with the inventory, its URL and job do not."""
+        """Stable key of the target: its labels change with the inventory, its URL and job do not."""
         return f"{self.labels.get('job', '')} {self.url}"
 
     @property
     def job_name(self) -> str:
-        """Prometheus' scrape pool: the job that found it, whatever its rules made of the label `job`."""
+        """Prometheus' scrape pool: the job that discovered it, even if rules change the label `job`."""
         return self.job.name
 
 
 @dataclass(frozen=True, slots=True)
 class DroppedTarget:
-    """A target that a rule of its job left out."""
+    """A target that a rule of its job dropped."""
 
     job_name: str
     discovered: Mapping[str, str] = field(hash=False)
 
 
 def build_target(
-    address: str, named: Mapping[str, str], job: ScrapeJob, *, node: fleet.Node | None, cluster: str
+    address: str, group_labels: Mapping[str, str], job: ScrapeJob, *, node: fleet.Node | None, cluster: str
 ) -> Target | DroppedTarget:
-    """The target of one address of a list; CollectError if the rules leave something that cannot be scraped."""
-    found = {name: value for name, value in _defaults(job).items() if value} | dict(named)
-    found.setdefault("__address__", address)
-    kept = relabel.relabel(job.rules, found) if job.rules else {name: text for name, text in found.items() if text}
+    """The target of one address; CollectError if the relabelled target cannot be scraped."""
+    discovered = {name: value for name, value in _defaults(job).items() if value} | dict(group_labels)
+    discovered.setdefault("__address__", address)
+    kept = relabel.relabel(job.rules, discovered) if job.rules else {k: v for k, v in discovered.items() if v}
     if kept is None:
-        return DroppedTarget(job.name, found)
+        return DroppedTarget(job.name, discovered)
     address = kept.get("__address__", "")
     if not address:
-        raise CollectError("no address is left after relabelling", where=f"job {job.name}")
+        raise CollectError("the target has no address after relabelling", where=f"job {job.name}")
     cluster = node.cluster if node is not None else cluster
-    own = {name: value for name, value in kept.items() if not name.startswith("__")}
+    public = {name: value for name, value in kept.items() if not name.startswith("__")}
     instance = node.name if node is not None else address
-    interval = _pace(kept, "__scrape_interval__", job)
-    timeout = _pace(kept, "__scrape_timeout__", job)
+    interval = _seconds(kept, "__scrape_interval__", job)
+    timeout = _seconds(kept, "__scrape_timeout__", job)
     return Target(
         address,
         f"{kept.get('__scheme__', 'http')}://{address}{kept.get('__metrics_path__', '/')}{_query(kept, job)}",
-        labels.Labels({"instance": instance, "cluster": cluster} | own),
-        own.get("cluster", cluster),
+        labels.Labels({"instance": instance, "cluster": cluster} | public),
+        public.get("cluster", cluster),
         node=node.name if node is not None else None,
-        discovered=found,
+        discovered=discovered,
         job=job,
         interval_seconds=interval,
         timeout_seconds=timeout if interval is None or timeout is None else min(interval, timeout),
@@ -181,7 +181,7 @@ def _defaults(job: ScrapeJob) -> dict[str, str]:
     }
 
 
-def _pace(kept: Mapping[str, str], name: str, job: ScrapeJob) -> float | None:
+def _seconds(kept: Mapping[str, str], name: str, job: ScrapeJob) -> float | None:
     text = kept.get(name)
     if text is None:
         return None
@@ -195,8 +195,8 @@ def _pace(kept: Mapping[str, str], name: str, job: ScrapeJob) -> float | None:
 
 
 def _query(kept: Mapping[str, str], job: ScrapeJob) -> str:
-    """Parameters of the address: a rule may have changed the first value of each."""
-    more = {name: values[1:] for name, values in job.params}
+    """URL parameters: a rule may have changed the first value of each."""
+    further = {name: values[1:] for name, values in job.params}
     first = {name.removeprefix(PARAM): value for name, value in kept.items() if name.startswith(PARAM)}
-    pairs = [(name, value) for name in sorted(first) for value in (first[name], *more.get(name, ()))]
+    pairs = [(name, value) for name in sorted(first) for value in (first[name], *further.get(name, ()))]
     return f"?{urlencode(pairs)}" if pairs else ""

@@ -1,7 +1,7 @@
-"""Native histograms of one target's pages: they go to the store beside its numbers, and end where they are gone.
+"""Native histograms of one target's pages: stored beside its float samples, and ended when they disappear.
 
-`target_loop` hands over each page. They are appended as those of remote write are; what the store does not take is
-counted as left out.
+`target_loop` passes each page. Histograms are appended like those of remote write; those that the store refuses are
+counted as dropped.
 """
 
 from __future__ import annotations
@@ -19,58 +19,56 @@ Attach = Callable[[int], Labels | None]
 
 
 class NativeHistogramSeries:
-    """The native histograms that a target reports now."""
-
     def __init__(self, sink: interfaces.Appender, key: str) -> None:
         self._sink = sink
         self._key = f"{key} native"
         self._epoch = 0
-        # The stored series of each handle; None where a rule drops it.
-        self._known: dict[int, Labels | None] = {}
+        # The stored series of each handle; None if a rule drops it.
+        self._series_of_handle: dict[int, Labels | None] = {}
         self._present: dict[Labels, None] = {}
 
     @property
     def is_empty(self) -> bool:
-        """Whether the page before had none that would have to end."""
+        """Whether the previous page had no histograms, so that none has to end."""
         return not self._present
 
     def labels_of(self, handle: int) -> Labels | None:
-        return self._known.get(handle)
+        return self._series_of_handle.get(handle)
 
     def append_page(
         self, page: exposition.ExpositionPage, at_ms: int, *, latest_ms: int, attach: Attach
     ) -> Mapping[str, int]:
-        """Append what the page has, and end what it no longer has; what was not kept comes back, by reason."""
+        """Append the histograms of a page, and end those that disappeared; returns the dropped ones, by reason."""
         if page.epoch != self._epoch:
-            self._epoch, self._known = page.epoch, {}
-        left_out: Counter[str] = Counter()
+            self._epoch, self._series_of_handle = page.epoch, {}
+        dropped: Counter[str] = Counter()
         samples: dict[Labels, HistogramSample] = {}
         timed: set[Labels] = set()
-        for handle, histogram, own_ms in page.histograms:
-            if handle not in self._known:
-                self._known[handle] = attach(handle)
-            series = self._known[handle]
-            if own_ms is not None and own_ms > latest_ms:
-                left_out["future"] += 1
+        for handle, histogram, explicit_ms in page.histograms:
+            if handle not in self._series_of_handle:
+                self._series_of_handle[handle] = attach(handle)
+            series = self._series_of_handle[handle]
+            if explicit_ms is not None and explicit_ms > latest_ms:
+                dropped["future"] += 1
             elif series in samples:
-                left_out["duplicate"] += 1
+                dropped["duplicate"] += 1
             elif series is not None:
-                samples[series] = HistogramSample(series, at_ms if own_ms is None else own_ms, histogram)
-                timed.update(() if own_ms is None else (series,))
-        left_out.update(self._end(self._present.keys() - samples.keys(), at_ms))
-        # As in Prometheus, a series with times of its own gets no stale marker.
+                samples[series] = HistogramSample(series, at_ms if explicit_ms is None else explicit_ms, histogram)
+                timed.update(() if explicit_ms is None else (series,))
+        dropped.update(self._end(self._present.keys() - samples.keys(), at_ms))
+        # As in Prometheus, a series with explicit timestamps gets no stale marker.
         self._present = {series: None for series in samples if series not in timed}
-        left_out.update(self._store(samples.values(), together=None if timed else self._key))
-        return left_out
+        dropped.update(self._store(samples.values(), together=None if timed else self._key))
+        return dropped
 
     def end_series(self, at_ms: int) -> Mapping[str, int]:
-        """The target is silent or gone, and with it all its histograms."""
+        """End all histograms: the target is down or removed."""
         ended, self._present = self._end(self._present, at_ms), {}
         return ended
 
     def _end(self, series: Iterable[Labels], at_ms: int) -> Mapping[str, int]:
-        return self._store([Sample(one, at_ms, STALE) for one in series], together=None)
+        return self._store([Sample(series_labels, at_ms, STALE) for series_labels in series], together=None)
 
     def _store(self, samples: Iterable[Sample | HistogramSample], *, together: str | None) -> Mapping[str, int]:
-        found = list(samples)
-        return self._sink.append(found, group_key=together).dropped if found else {}
+        batch = list(samples)
+        return self._sink.append(batch, group_key=together).dropped if batch else {}

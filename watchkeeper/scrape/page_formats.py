@@ -1,8 +1,8 @@
-"""A target's pages in whatever form they come: text, OpenMetrics, or protobuf where native histograms are wanted.
+"""A target's pages in any format: text, OpenMetrics, or protobuf if native histograms are enabled.
 
-`target_loop` asks for a page with `accept` and hands the answer to `parse`. A target that changes its form is read by
-another parser from then on, which remembers nothing of the pages before. Protocols have the names that they have in
-`scrape_protocols` of a prometheus.yml.
+`target_loop` requests a page with `accept_header` and passes the response to `parse`. When a target changes its
+format, a new parser without state reads it from then on. Protocols are named as in `scrape_protocols` of a
+prometheus.yml.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from watchkeeper.errors import CollectError, quote
 from watchkeeper.model import labels
 from watchkeeper.readers import exposition, exposition_protobuf
 
-# Protobuf alone brings native histograms. It takes 17 times as long to read as text, which is why it is asked for only
-# where somebody wants them.
+# Only protobuf carries native histograms. Parsing takes 17 times as long as text, so it is requested only for jobs
+# with native histograms.
 PROTOBUF = "PrometheusProto"
 OPENMETRICS, PLAIN_TEXT = "OpenMetricsText1.0.0", "PrometheusText0.0.4"
 PROTOCOLS = {
@@ -24,43 +24,43 @@ PROTOCOLS = {
     "PrometheusText1.0.0": "text/plain;version=1.0.0",
     PLAIN_TEXT: "text/plain;version=0.0.4",
 }
-# Those in which names may have any characters.
+# Protocols in which names may contain any characters.
 ESCAPING_PROTOCOLS = frozenset({PROTOBUF, OPENMETRICS, "PrometheusText1.0.0"})
 ESCAPINGS = ("allow-utf-8", "underscores", "dots", "values")
-# What our own lists are asked with; OpenMetrics is for those who write nothing else.
+# What the hub's own lists request; OpenMetrics is for exporters that write nothing else.
 DEFAULT_PROTOCOLS = ("PrometheusText1.0.0", PLAIN_TEXT, OPENMETRICS)
-# What answers instead of an exporter when an address is wrong.
+# Content types that answer in place of an exporter when an address is wrong.
 NOT_METRICS = ("text/html", "application/json")
 
 
 def accept_header(protocols: Sequence[str] = (), *, wants_native: bool = False, escaping: str = ESCAPINGS[0]) -> str:
-    """The header that asks for these protocols, the best first; without any, for those of our own lists."""
+    """The Accept header for these protocols, the best first; without any, for the defaults."""
     listed = protocols or DEFAULT_PROTOCOLS
     if wants_native and not protocols:
         listed = (PROTOBUF, *DEFAULT_PROTOCOLS)
     clauses = []
-    for place, name in enumerate(listed):
-        spoken = f"{PROTOCOLS[name]};escaping={escaping}" if name in ESCAPING_PROTOCOLS else PROTOCOLS[name]
-        clauses.append(f"{spoken};q={1 - place / 10:g}")
+    for position, name in enumerate(listed):
+        media_type = f"{PROTOCOLS[name]};escaping={escaping}" if name in ESCAPING_PROTOCOLS else PROTOCOLS[name]
+        clauses.append(f"{media_type};q={1 - position / 10:g}")
     return ",".join([*clauses, "*/*;q=0.1"])
 
 
 class PageParser:
-    """The parser of one target; what it knows of series and metrics is that of the form that came last."""
+    """The parser of one target; its series and metrics are those of the last format."""
 
     def __init__(self, *, max_series: int, accept: str = "", keeps_classic: bool = False) -> None:
         self.accept = accept or accept_header()
         self._max_series, self._keeps_classic = max_series, keeps_classic
         self._text: exposition.ExpositionParser | None = exposition.ExpositionParser(max_series=max_series)
         self._protobuf: exposition_protobuf.ProtobufParser | None = None
-        # Counts the changes of form, so that handles of one form mean nothing in the other.
+        # Counts format changes, so that handles of one format are not used for another.
         self._changes = 0
 
     @property
     def _parser(self) -> exposition.ExpositionParser | exposition_protobuf.ProtobufParser:
-        found = self._text or self._protobuf
-        assert found is not None
-        return found
+        parser = self._text or self._protobuf
+        assert parser is not None
+        return parser
 
     @property
     def labels(self) -> Sequence[labels.Labels]:
@@ -69,7 +69,6 @@ class PageParser:
 
     @property
     def families(self) -> Mapping[str, exposition.FamilyMetadata]:
-        """What the exporter says about its metrics."""
         return self._parser.families
 
     @property
@@ -77,13 +76,13 @@ class PageParser:
         return self._changes, self._parser.families_version
 
     def parse(self, body: bytes, kind: str) -> exposition.ExpositionPage:
-        """Every readable sample of a page of this content type; CollectError if it is none."""
+        """All readable samples of a page of this content type; CollectError if it is not a metrics page."""
         is_protobuf = kind.startswith(exposition_protobuf.CONTENT_TYPE)
         is_delimited = "encoding=delimited" in kind.replace(" ", "")
         if kind.startswith(NOT_METRICS) or (is_protobuf and not is_delimited):
-            remedy = "Of protobuf only encoding=delimited is read" if is_protobuf else None
+            remedy = "Protobuf is read only with encoding=delimited" if is_protobuf else None
             raise CollectError(
-                f"answers with {quote(kind)}, not with a page of metrics",
+                f"returned content type {quote(kind)}, expected a metrics page",
                 remedy=remedy or "Check address and path of the target",
             )
         return self._parse_protobuf(body) if is_protobuf else self._parse_text(body, kind)
@@ -91,7 +90,7 @@ class PageParser:
     def _parse_text(self, body: bytes, kind: str) -> exposition.ExpositionPage:
         if self._text is None:
             self._text = exposition.ExpositionParser(max_series=self._max_series)
-            self._text.epoch = self._begin_anew()
+            self._text.epoch = self._next_epoch()
             self._protobuf = None
         return self._text.parse(body, openmetrics=kind.startswith("application/openmetrics-text"))
 
@@ -100,11 +99,11 @@ class PageParser:
             self._protobuf = exposition_protobuf.ProtobufParser(
                 max_series=self._max_series, keeps_classic=self._keeps_classic
             )
-            self._protobuf.epoch = self._begin_anew()
+            self._protobuf.epoch = self._next_epoch()
             self._text = None
         return self._protobuf.parse(body)
 
-    def _begin_anew(self) -> int:
-        """An epoch that the form before has not had."""
+    def _next_epoch(self) -> int:
+        """An epoch that the previous format did not use."""
         self._changes += 1
         return self._parser.epoch + 1

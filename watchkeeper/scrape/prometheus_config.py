@@ -1,8 +1,8 @@
-"""An existing prometheus.yml, read as it is: its scrape_configs become jobs, its rule_files a list of files.
+"""Reads an existing prometheus.yml: its scrape_configs become jobs, its rule_files a list of files.
 
-`discovery` keeps a `Reader` and asks it before each refresh, so that an edited file takes effect without a
-restart; the hub takes the rule files at start. What is not known here is named with file and line and left
-out; the rest of the file counts. Nothing is written back.
+`discovery` has a `ConfigReader` and calls it before each refresh, so that an edited file takes effect without a
+restart; the hub reads the rule files at start. Unknown keys are reported with file and line and ignored; the rest of
+the file applies. Nothing is written back.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from watchkeeper.scrape import page_formats, relabel
 from watchkeeper.scrape.jobs import DiscoveryKind, LabelLimits, ScrapeJob, TargetListLocation
 from watchkeeper.scrape.page_formats import PROTOBUF
 from watchkeeper.scrape.prometheus_keys import (
+    ALTERNATIVES,
     CLASSIC_KEYS,
     IGNORED,
     INHERITED,
-    INSTEAD,
     JOB_KEYS,
     KEYS,
-    NOT_KEPT,
-    OWN_HEADERS,
+    NOT_SUPPORTED,
     PROTOCOLS,
-    SD,
+    RESERVED_HEADERS,
+    SD_SUFFIX,
 )
 from watchkeeper.scrape.prometheus_yaml import (
     YamlTable,
@@ -50,7 +50,7 @@ INTERVAL_SECONDS, TIMEOUT_SECONDS = 60.0, 10.0
 
 @dataclass(frozen=True, slots=True)
 class PrometheusConfig:
-    """What was understood of a file, and what was not."""
+    """The parts of a file that apply, and the problems of the others."""
 
     jobs: tuple[ScrapeJob, ...] = ()
     rule_files: tuple[str, ...] = ()
@@ -59,7 +59,7 @@ class PrometheusConfig:
 
 
 class ConfigReader:
-    """One file, read again when it changes; a file that breaks leaves the jobs in force."""
+    """One file, read again when it changes; a file that becomes invalid keeps the jobs active."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -83,74 +83,72 @@ class ConfigReader:
 
 
 def load(path: Path) -> PrometheusConfig:
-    """Read one file; CollectError if it is not YAML or no configuration at all."""
+    """Read one file; CollectError if it is not YAML or not a Prometheus configuration."""
     try:
-        return _ConfigFileReader(path).whole()
+        return _ConfigFileReader(path).read()
     except ValueError as error:
         raise CollectError(f"`global`: {error}", where=str(path)) from error
 
 
 def rule_paths(path: Path) -> list[Path]:
-    """The rule files that a prometheus.yml names, patterns resolved, in their order."""
-    return [Path(found) for pattern in load(path).rule_files for found in sorted(glob.glob(pattern))]
+    """The rule files that a prometheus.yml names, with patterns expanded, in their order."""
+    return [Path(path_text) for pattern in load(path).rule_files for path_text in sorted(glob.glob(pattern))]
 
 
 @dataclass
 class _ConfigFileReader:
-    """Walks one file; every problem is kept and reading goes on."""
+    """Walks one file; a problem is recorded and reading continues."""
 
     path: Path
     problems: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(
         default_factory=lambda: {"scrape_interval": INTERVAL_SECONDS, "scrape_timeout": TIMEOUT_SECONDS}
     )
-    # What jobs have from `global`.
+    # The keys that jobs inherit from `global`.
     inherited: YamlTable = field(default_factory=YamlTable)
 
-    def whole(self) -> PrometheusConfig:
+    def read(self) -> PrometheusConfig:
         root = parse_file(self.path)
         shared = root.get("global")
         if isinstance(shared, YamlTable):
             self.seconds |= {name: self.duration(shared, name, self.seconds[name]) for name in self.seconds}
             for key in INHERITED & shared.keys():
                 self.inherited[key], self.inherited.lines[key] = shared[key], shared.lines[key]
-        outside = shared.get("external_labels") if isinstance(shared, YamlTable) else None
+        external_labels = shared.get("external_labels") if isinstance(shared, YamlTable) else None
         jobs = list(self.jobs(root))
         for pattern in texts(root.get("scrape_config_files")):
-            for found in sorted(glob.glob(self.resolve(pattern))):
-                more = _ConfigFileReader(Path(found), self.problems, self.seconds, self.inherited)
-                jobs += more.jobs(parse_file(more.path))
+            for config_path in sorted(glob.glob(self.resolve(pattern))):
+                included = _ConfigFileReader(Path(config_path), self.problems, self.seconds, self.inherited)
+                jobs += included.jobs(parse_file(included.path))
         return PrometheusConfig(
             tuple(jobs),
             tuple(self.resolve(pattern) for pattern in texts(root.get("rule_files"))),
-            outside.get("cluster") if isinstance(outside, YamlTable) else None,
+            external_labels.get("cluster") if isinstance(external_labels, YamlTable) else None,
             tuple(self.problems),
         )
 
     def jobs(self, root: YamlTable) -> Iterator[ScrapeJob]:
-        seen: set[str] = set()
+        names: set[str] = set()
         for table in self.tables(root, "scrape_configs"):
             name = str(table.get("job_name") or "")
             line = min(table.lines.values(), default=0)
-            if not name or name in seen:
-                self.complain(
-                    line, f"a scrape config needs a `job_name` of its own, found {quote(name)}; it is skipped"
-                )
+            if not name or name in names:
+                self.complain(line, f"a scrape config needs a `job_name` of its own, found {quote(name)}; skipped")
                 continue
-            seen.add(name)
+            names.add(name)
             table.inherit(self.inherited)
             try:
                 yield self.job(name, table)
             except ValueError as error:
-                self.complain(line, f"job {name} is skipped: {error}")
+                self.complain(line, f"job {name} skipped: {error}")
 
     def job(self, name: str, table: YamlTable) -> ScrapeJob:
         interval = self.duration(table, "scrape_interval", self.seconds["scrape_interval"])
         timeout = min(self.duration(table, "scrape_timeout", self.seconds["scrape_timeout"]), interval)
-        self.name_unknown(f"job {name}", table, JOB_KEYS)
-        for key, (default, instead) in NOT_KEPT.items():
+        self.report_unknown_keys(f"job {name}", table, JOB_KEYS)
+        for key, (default, consequence) in NOT_SUPPORTED.items():
             if str(table.get(key) or default).lower() != default:
-                self.complain(table.lines[key], f"job {name}: `{key}: {table[key]}` is not kept here; {instead}")
+                self.complain(table.lines[key], f"job {name}: `{key}: {table[key]}` is ignored; {consequence}")
         params = table.get("params")
         protocols = self.protocols(table)
         return ScrapeJob(
@@ -183,22 +181,24 @@ class _ConfigFileReader:
         )
 
     def protocols(self, table: YamlTable) -> tuple[str, ...]:
-        """What pages are asked for as, the best first; protobuf, which is slow, where native histograms are wanted.
+        """The formats to request, the best first; protobuf, which is slow, only for native histograms.
 
-        They are where the job says so, or where protobuf is its first protocol.
+        A job enables them explicitly, or by listing protobuf as its first protocol.
         """
         listed = texts(table.get("scrape_protocols"))
-        if unknown := [name for name in listed if name not in page_formats.PROTOCOLS]:
-            raise ValueError(f"scrape_protocols has {quote(unknown[0])}; known are {', '.join(page_formats.PROTOCOLS)}")
+        if unsupported := [name for name in listed if name not in page_formats.PROTOCOLS]:
+            raise ValueError(
+                f"scrape_protocols has {quote(unsupported[0])}; supported: {', '.join(page_formats.PROTOCOLS)}"
+            )
         is_native = read_bool(table, "scrape_native_histograms", listed[:1] == [PROTOBUF])
         if is_native:
             return tuple(listed) or (PROTOBUF, *PROTOCOLS)
         return tuple(name for name in listed if name != PROTOBUF) or PROTOCOLS
 
-    def name_unknown(self, where: str, table: YamlTable, known: Set[str]) -> None:
-        for key in sorted(table.keys() - known - IGNORED, key=table.lines.__getitem__):
-            if not key.endswith(SD):
-                self.complain(table.lines[key], f"{where}: `{key}` is not known here and left out")
+    def report_unknown_keys(self, where: str, table: YamlTable, allowed: Set[str]) -> None:
+        for key in sorted(table.keys() - allowed - IGNORED, key=table.lines.__getitem__):
+            if not key.endswith(SD_SUFFIX):
+                self.complain(table.lines[key], f"{where}: `{key}` is not supported and ignored")
 
     def places(self, name: str, table: YamlTable) -> Iterator[TargetListLocation]:
         readers: dict[str, Callable[[YamlTable], Iterator[TargetListLocation]]] = {
@@ -207,23 +207,23 @@ class _ConfigFileReader:
             "dns_sd_configs": self.names,
         }
         for group in self.tables(table, "static_configs"):
-            self.name_unknown(f"job {name}: static_configs", group, KEYS["static_configs"])
+            self.report_unknown_keys(f"job {name}: static_configs", group, KEYS["static_configs"])
         groups = tuple(
             (tuple(texts(group.get("targets"))), labels.Labels(label_texts(group.get("labels"))))
             for group in self.tables(table, "static_configs")
         )
         if groups:
             yield TargetListLocation(DiscoveryKind.STATIC, f"{self.path}: job {name}", groups=groups)
-        for key in [key for key in table if key.endswith(SD)]:
+        for key in [key for key in table if key.endswith(SD_SUFFIX)]:
             read = readers.get(key)
             if read is None:
                 kind = key.removesuffix("_configs")
-                instead = INSTEAD.get(kind, "have its targets written to a list for file_sd or http_sd")
-                self.complain(table.lines[key], f"job {name}: {kind} is not read here and skipped; {instead}")
+                remedy = ALTERNATIVES.get(kind, "have its targets written to a list for file_sd or http_sd")
+                self.complain(table.lines[key], f"job {name}: {kind} is not supported and skipped; {remedy}")
                 continue
-            for each in self.tables(table, key):
-                self.name_unknown(f"job {name}: {key}", each, KEYS[key])
-                yield from read(each)
+            for entry in self.tables(table, key):
+                self.report_unknown_keys(f"job {name}: {key}", entry, KEYS[key])
+                yield from read(entry)
 
     def files(self, table: YamlTable) -> Iterator[TargetListLocation]:
         for pattern in texts(table.get("files")):
@@ -239,7 +239,7 @@ class _ConfigFileReader:
         record, port = str(table.get("type") or "SRV").upper(), read_count(table, "port")
         if record not in ("A", "AAAA", "SRV"):
             line = min(table.lines.values(), default=0)
-            self.complain(line, f"dns_sd of type {record} is not read here and skipped; known: SRV, A, AAAA")
+            self.complain(line, f"dns_sd of type {record} is not supported and skipped; supported: SRV, A, AAAA")
             return
         if record != "SRV" and not 0 < port < 65_536:
             raise ValueError(f"dns_sd of type {record} needs a `port` from 1 to 65535, found {port}")
@@ -249,9 +249,9 @@ class _ConfigFileReader:
     def access(self, table: YamlTable) -> Access:
         tables = {key: self.inner(table, key) for key in ("basic_auth", "authorization", "tls_config")}
         for key, inner in tables.items():
-            self.name_unknown(key, inner, KEYS[key])
+            self.report_unknown_keys(key, inner, KEYS[key])
         basic, bearer, tls = tables.values()
-        found = {
+        values_by_field = {
             "username": basic.get("username"),
             "password": basic.get("password"),
             "password_file": self.file(basic.get("password_file")),
@@ -263,32 +263,34 @@ class _ConfigFileReader:
             "key_file": self.file(tls.get("key_file")),
             "server_name": tls.get("server_name"),
         }
-        given: dict[str, Any] = {name: str(value) for name, value in found.items() if value}
+        arguments: dict[str, Any] = {name: str(value) for name, value in values_by_field.items() if value}
         if read_bool(tls, "insecure_skip_verify", False):
-            given["insecure_skip_verify"] = True
+            arguments["insecure_skip_verify"] = True
         for name, values in self.inner(table, "http_headers").items():
-            self.header(name, values, given)
+            self.header(name, values, arguments)
         if isinstance(table.get("oauth2"), YamlTable):
-            given["tokens"] = self.tokens(table["oauth2"])
+            arguments["tokens"] = self.tokens(table["oauth2"])
         if proxy := str(table.get("proxy_url") or ""):
             if urlsplit(proxy).scheme != "http" or not urlsplit(proxy).hostname:
                 raise ValueError(f"proxy_url must be an http address, found {quote(proxy)}")
-            given["proxy_url"] = proxy
-            given["no_proxy"] = tuple(one.strip() for one in str(table.get("no_proxy") or "").split(",") if one.strip())
-        return Access(**given) if given else NO_ACCESS
+            arguments["proxy_url"] = proxy
+            arguments["no_proxy"] = tuple(
+                host.strip() for host in str(table.get("no_proxy") or "").split(",") if host.strip()
+            )
+        return Access(**arguments) if arguments else NO_ACCESS
 
-    def header(self, name: str, values: object, given: dict[str, Any]) -> None:
-        """One entry of `http_headers`: values as they are, and values in files."""
-        is_name = name.isascii() and name.replace("-", "").isalnum() and name.lower() not in OWN_HEADERS
-        if not is_name or not isinstance(values, YamlTable):
-            raise ValueError(f"http_headers: {quote(name)} is no header that can be set, or has no values")
-        self.name_unknown(f"http_headers: {name}", values, KEYS["http_headers"])
-        shown = (*texts(values.get("values")), *texts(values.get("secrets")))
-        if any(not text.isprintable() for text in shown):
-            raise ValueError(f"http_headers: a value of {name} has characters that no header may have")
+    def header(self, name: str, values: object, arguments: dict[str, Any]) -> None:
+        """One entry of `http_headers`: literal values, and values in files."""
+        is_allowed = name.isascii() and name.replace("-", "").isalnum() and name.lower() not in RESERVED_HEADERS
+        if not is_allowed or not isinstance(values, YamlTable):
+            raise ValueError(f"http_headers: {quote(name)} cannot be set, or has no values")
+        self.report_unknown_keys(f"http_headers: {name}", values, KEYS["http_headers"])
+        header_values = (*texts(values.get("values")), *texts(values.get("secrets")))
+        if any(not text.isprintable() for text in header_values):
+            raise ValueError(f"http_headers: a value of {name} has characters that are not allowed in a header")
         files = tuple((name, self.resolve(path)) for path in texts(values.get("files")))
-        given["extra"] = (*given.get("extra", ()), *((name, text) for text in shown))
-        given["extra_files"] = (*given.get("extra_files", ()), *files)
+        arguments["extra"] = (*arguments.get("extra", ()), *((name, text) for text in header_values))
+        arguments["extra_files"] = (*arguments.get("extra_files", ()), *files)
 
     def tokens(self, table: YamlTable) -> oauth2.ClientCredentials:
         for key in ("token_url", "client_id"):
@@ -296,7 +298,7 @@ class _ConfigFileReader:
                 raise ValueError(f"oauth2 needs a `{key}`")
         if not str(table["token_url"]).startswith(("http://", "https://")):
             raise ValueError(f"oauth2 needs an http or https `token_url`, found {quote(table['token_url'])}")
-        self.name_unknown("oauth2", table, KEYS["oauth2"])
+        self.report_unknown_keys("oauth2", table, KEYS["oauth2"])
         return oauth2.ClientCredentials(
             token_url=str(table["token_url"]),
             client_id=str(table["client_id"]),
@@ -308,14 +310,14 @@ class _ConfigFileReader:
         )
 
     def rules(self, table: YamlTable, key: str) -> tuple[relabel.RelabelRule, ...]:
-        return tuple(self.rule(each) for each in self.tables(table, key))
+        return tuple(self.rule(entry) for entry in self.tables(table, key))
 
     def rule(self, table: YamlTable) -> relabel.RelabelRule:
-        self.name_unknown("relabel rule", table, KEYS["relabel rule"])
-        known = {
+        self.report_unknown_keys("relabel rule", table, KEYS["relabel rule"])
+        arguments = {
             name: str(table[name]) for name in ("separator", "regex", "target_label", "replacement") if name in table
         }
-        known = {name: "" if table[name] is None else value for name, value in known.items()}
+        arguments = {name: "" if table[name] is None else value for name, value in arguments.items()}
         action = str(table.get("action") or relabel.RelabelAction.REPLACE).lower()
         if action not in set(relabel.RelabelAction):
             raise ValueError(f"relabel action {quote(action)} is not one of {', '.join(relabel.RelabelAction)}")
@@ -323,24 +325,24 @@ class _ConfigFileReader:
         modulus = read_count(table, "modulus")
         try:
             return relabel.RelabelRule(
-                source_labels=sources, action=relabel.RelabelAction(action), modulus=modulus, **known
+                source_labels=sources, action=relabel.RelabelAction(action), modulus=modulus, **arguments
             )
         except ValueError as error:
             raise ValueError(f"line {min(table.lines.values(), default=0)}: {error}") from error
 
     def tables(self, table: YamlTable, key: str) -> Iterator[YamlTable]:
-        found = table.get(key) or []
-        for item in found if isinstance(found, list) else [found]:
+        entries = table.get(key) or []
+        for item in entries if isinstance(entries, list) else [entries]:
             if isinstance(item, YamlTable):
                 yield item
             else:
                 self.complain(table.lines[key], f"`{key}` must be a list of tables, found {quote(item)}")
 
     def inner(self, table: YamlTable, key: str) -> YamlTable:
-        found = table.get(key)
-        if found is None or isinstance(found, YamlTable):
-            return found or YamlTable()
-        raise ValueError(f"`{key}` must be a table, found {quote(found)}")
+        inner = table.get(key)
+        if inner is None or isinstance(inner, YamlTable):
+            return inner or YamlTable()
+        raise ValueError(f"`{key}` must be a table, found {quote(inner)}")
 
     def duration(self, table: YamlTable, key: str, default: float) -> float:
         text = table.get(key)
@@ -358,7 +360,7 @@ class _ConfigFileReader:
         return self.resolve(str(path)) if path else ""
 
     def resolve(self, path: str) -> str:
-        """A relative path counts from the directory of the file it stands in, as in Prometheus."""
+        """A relative path starts at the directory of its file, as in Prometheus."""
         return str(self.path.parent / path)
 
     def complain(self, line: int, problem: str) -> None:
@@ -366,11 +368,11 @@ class _ConfigFileReader:
 
 
 def _escaping(table: YamlTable) -> str:
-    """How names beyond [a-zA-Z0-9_:] are to come: as they are, unless the job wants them as they were before."""
+    """How to escape names outside [a-zA-Z0-9_:]: not at all, unless the job uses the legacy scheme."""
     is_legacy = str(table.get("metric_name_validation_scheme") or "utf8") == "legacy"
-    found = str(table.get("metric_name_escaping_scheme") or ("underscores" if is_legacy else "allow-utf-8"))
-    if found not in page_formats.ESCAPINGS:
+    scheme = str(table.get("metric_name_escaping_scheme") or ("underscores" if is_legacy else "allow-utf-8"))
+    if scheme not in page_formats.ESCAPINGS:
         raise ValueError(
-            f"metric_name_escaping_scheme is one of {', '.join(page_formats.ESCAPINGS)}, found {quote(found)}"
+            f"metric_name_escaping_scheme must be one of {', '.join(page_formats.ESCAPINGS)}, found {quote(scheme)}"
         )
-    return found
+    return scheme

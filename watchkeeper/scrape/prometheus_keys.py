@@ -1,6 +1,6 @@
-"""Which keys of a prometheus.yml count, which change nothing, and which cannot be kept.
+"""Which keys of a prometheus.yml apply, which are ignored, and which are not supported.
 
-`prometheus_config` asks for each key of a table. A key that stands nowhere here is named with its line and left out.
+`prometheus_config` looks up each key of a table. A key that is not listed here is reported with its line and ignored.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from watchkeeper.scrape.page_formats import OPENMETRICS, PLAIN_TEXT
 
 # How the keys of service discovery end.
-SD = "_sd_configs"
+SD_SUFFIX = "_sd_configs"
 # Keys of `global` that are the defaults of every job.
 INHERITED = frozenset(
     {
@@ -17,20 +17,20 @@ INHERITED = frozenset(
         *("convert_classic_histograms_to_nhcb", "metric_name_validation_scheme", "metric_name_escaping_scheme"),
     }
 )
-# Prometheus 3's own order. Protobuf comes first where native histograms are asked for.
+# Prometheus 3's default order. Protobuf comes first if native histograms are enabled.
 PROTOCOLS = (OPENMETRICS, "OpenMetricsText0.0.1", "PrometheusText1.0.0", PLAIN_TEXT)
-# Until Prometheus 3 the first name.
+# The first name was used until Prometheus 3.
 CLASSIC_KEYS = ("scrape_classic_histograms", "always_scrape_classic_histograms")
-# Keys whose value is Prometheus' default are as good as absent; with another one they would change what is kept, and
-# the file's reader must hear that they do not.
-NOT_KEPT = {
+# A key with Prometheus' default value has no effect. Another value would change what is stored, so it is reported as
+# not supported.
+NOT_SUPPORTED = {
     "convert_classic_histograms_to_nhcb": ("false", "classic histograms stay classic"),
     "native_histogram_bucket_limit": ("0", "histograms keep all their buckets"),
     "native_histogram_min_bucket_factor": ("0", "histograms keep their resolution"),
-    "track_timestamps_staleness": ("false", "series with times of their own end by the lookback only"),
+    "track_timestamps_staleness": ("false", "series with explicit timestamps end only by the lookback"),
     "follow_redirects": ("true", "one redirect is followed"),
 }
-# Keys that change nothing here: a page without a type is read as text, and the rest is how, not what.
+# Keys without effect here: a page without a content type is read as text, and the others do not change the samples.
 IGNORED = frozenset(
     {
         *("fallback_scrape_protocol", "enable_compression", "enable_http2", "keep_dropped_targets"),
@@ -43,14 +43,14 @@ CLIENT_KEYS = frozenset(
         *("no_proxy", "follow_redirects", "http_headers"),
     }
 )
-# What a request says of itself, and what other keys are for.
-OWN_HEADERS = frozenset({"authorization", "host", "accept", "accept-encoding", "connection", "content-length"})
+# Headers that the client or other keys set.
+RESERVED_HEADERS = frozenset({"authorization", "host", "accept", "accept-encoding", "connection", "content-length"})
 JOB_KEYS = CLIENT_KEYS | {
     *("job_name", "scrape_interval", "scrape_timeout", "metrics_path", "scheme", "params", "honor_labels"),
     *("honor_timestamps", "static_configs", "relabel_configs", "metric_relabel_configs"),
     *CLASSIC_KEYS,
     *INHERITED,
-    *NOT_KEPT,
+    *NOT_SUPPORTED,
 }
 # The keys of tables inside a job.
 KEYS = {
@@ -72,7 +72,7 @@ KEYS = {
         {"source_labels", "separator", "regex", "modulus", "target_label", "replacement", "action"}
     ),
 }
-# What finds the same targets here.
-INSTEAD = {
-    "kubernetes_sd": "`fleet.kubernetes` watches the cluster and reads the pods of `fleet.kubernetes_targets`",
+# How to discover the same targets here.
+ALTERNATIVES = {
+    "kubernetes_sd": "`fleet.kubernetes` watches the cluster and scrapes the pods of `fleet.kubernetes_targets`",
 }

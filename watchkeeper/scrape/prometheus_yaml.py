@@ -1,7 +1,7 @@
 """The YAML of a prometheus.yml with the line of each key, and its values as text, numbers and sizes.
 
-`prometheus_config` walks the tables. Scalars stay the text that they are written in, because `on` and `1e3` are names
-somewhere; whoever wants a number asks for one, and hears what is wrong with it.
+`prometheus_config` walks the tables. Scalars stay the text as written, because `on` and `1e3` can be names. The read_*
+functions convert a value and raise ValueError if it is invalid.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ SIZES = {"": 1, "B": 1, "KB": 2**10, "MB": 2**20, "GB": 2**30, "KIB": 2**10, "MI
 
 
 class YamlTable(dict[str, Any]):
-    """A YAML mapping whose scalars are the text they are written in; `lines` has the line of each key."""
+    """A YAML mapping whose scalars stay the text as written; `lines` has the line of each key."""
 
     def __init__(self) -> None:
         super().__init__()
         self.lines: dict[str, int] = {}
 
     def inherit(self, other: YamlTable) -> None:
-        """Take over what the other table has and this one has not."""
+        """Copy the keys of the other table that this table does not have."""
         for key in other.keys() - self.keys():
             self[key], self.lines[key] = other[key], other.lines[key]
 
@@ -56,9 +56,9 @@ def _plain(node: yaml.Node | None) -> Any:
             table[str(key.value)] = _plain(value)
             table.lines[str(key.value)] = key.start_mark.line + 1
         for parent in (value for key, value in node.value if key.tag == MERGE):
-            for each in parent.value if isinstance(parent, yaml.SequenceNode) else [parent]:
-                found = _plain(each)
-                table.inherit(found if isinstance(found, YamlTable) else YamlTable())
+            for alias in parent.value if isinstance(parent, yaml.SequenceNode) else [parent]:
+                inherited = _plain(alias)
+                table.inherit(inherited if isinstance(inherited, YamlTable) else YamlTable())
         return table
     if isinstance(node, yaml.SequenceNode):
         return [_plain(item) for item in node.value]
@@ -67,14 +67,14 @@ def _plain(node: yaml.Node | None) -> Any:
     return str(node.value)
 
 
-def texts(found: object) -> list[str]:
-    items = found if isinstance(found, list) else [] if found is None else [found]
+def texts(node: object) -> list[str]:
+    items = node if isinstance(node, list) else [] if node is None else [node]
     return [str(item) for item in items if item is not None]
 
 
-def label_texts(found: object) -> dict[str, str]:
+def label_texts(table: object) -> dict[str, str]:
     return (
-        {name: str(value) for name, value in found.items() if value is not None} if isinstance(found, YamlTable) else {}
+        {name: str(value) for name, value in table.items() if value is not None} if isinstance(table, YamlTable) else {}
     )
 
 

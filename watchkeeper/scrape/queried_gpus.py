@@ -1,7 +1,7 @@
-"""GPUs that somebody else reads: what the samples on a server teach about a fleet whose pages the hub does not read.
+"""GPUs from samples on a Prometheus server, for a fleet that the hub does not scrape.
 
-With `[fleet] scrape = false` Prometheus or vmagent reads the exporters, and the hub asks the engine now and then who
-is there. A node without samples says nothing about its GPUs, as a page that cannot be read says nothing.
+With `[fleet] scrape = false` Prometheus or vmagent scrapes the exporters, and the hub queries the engine for the GPUs.
+A node without samples reports nothing about its GPUs, like a page that cannot be read.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ SOURCE = "the samples of the server"
 
 
 def record_gpus(inventory: ScrapedInventory, label_sets: Iterable[labels.Labels], cluster: str, *, at_ms: int) -> None:
-    """Take over which GPUs each node has by an answer to `EXPR`; `cluster` is meant where a series names none."""
-    for (where, name), gpus in _by_node(label_sets, cluster).items():
-        node = inventory.node(name, where) or fleet.Node(where, name, source=SOURCE)
+    """Record the GPUs of each node from the result of `GPU_QUERY`; `cluster` applies to series without that label."""
+    for (node_cluster, name), gpus in _by_node(label_sets, cluster).items():
+        node = inventory.node(name, node_cluster) or fleet.Node(node_cluster, name, source=SOURCE)
         inventory.record_page(node, gpus, at_ms=at_ms, source=SOURCE)
 
 
 def _by_node(answer: Iterable[labels.Labels], cluster: str) -> dict[tuple[str, str], dict[str, fleet.Gpu]]:
-    found: dict[tuple[str, str], dict[str, fleet.Gpu]] = {}
+    gpus_by_node: dict[tuple[str, str], dict[str, fleet.Gpu]] = {}
     for label_set in answer:
         gpu, hostname = gpu_of(label_set), label_set.get("Hostname", "")
         if gpu is not None and hostname:
-            found.setdefault((label_set.get("cluster") or cluster, hostname), {})[gpu.uuid] = gpu
-    return found
+            gpus_by_node.setdefault((label_set.get("cluster") or cluster, hostname), {})[gpu.uuid] = gpu
+    return gpus_by_node

@@ -21,10 +21,10 @@ OPTIONS = re2.Options()
 OPTIONS.log_errors = False
 OPTIONS.dot_nl = True
 ANYTHING = "(.*)"
-# $1, ${1}, $name, ${name} and $$, as Go's Regexp.Expand reads them: the longest name counts.
+# $1, ${1}, $name, ${name} and $$, as Go's Regexp.Expand reads them: the longest name wins.
 REFERENCE = re.compile(r"\$(?:(\$)|(\w+)|\{(\w+)\})")
-# One line of work for each series of a page; more patterns than this in one file are generated.
-REMEMBERED_PATTERNS = 4096
+# Patterns are looked up for each series of a page; a file with more patterns than this is generated.
+MAX_CACHED_PATTERNS = 4096
 
 
 class RelabelAction(StrEnum):
@@ -55,8 +55,6 @@ NEEDS_TARGET = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class RelabelRule:
-    """One entry of relabel_configs; ValueError says what is wrong with it."""
-
     source_labels: tuple[str, ...] = ()
     separator: str = ";"
     regex: str = ANYTHING
@@ -73,14 +71,14 @@ class RelabelRule:
             raise ValueError(f"relabel action hashmod needs a `modulus` of 1 or more, not {self.modulus}")
 
 
-@functools.lru_cache(REMEMBERED_PATTERNS)
+@functools.lru_cache(MAX_CACHED_PATTERNS)
 def compile_pattern(text: str) -> Any:
     try:
         return re2.compile(text, OPTIONS)
     except re2.error as error:
         problem = error.args[0] if error.args else "not a regular expression"
-        words = problem.decode(errors="replace") if isinstance(problem, bytes) else str(problem)
-        raise ValueError(f"`{text[:80]}` is not a regular expression: {words}") from error
+        reason = problem.decode(errors="replace") if isinstance(problem, bytes) else str(problem)
+        raise ValueError(f"`{text[:80]}` is not a regular expression: {reason}") from error
 
 
 def relabel(rules: Sequence[RelabelRule], labels: Mapping[str, str]) -> dict[str, str] | None:
@@ -97,12 +95,12 @@ def _joined(rule: RelabelRule, labels: Mapping[str, str]) -> str:
 
 
 def _expand(template: str, match: Any) -> str:
-    """Go's Expand: a group that does not exist or did not take part is empty."""
+    """Go's Expand: a group that does not exist or did not match is empty."""
 
-    def group(found: re.Match[str]) -> str:
-        if found[1]:
+    def group(reference: re.Match[str]) -> str:
+        if reference[1]:
             return "$"
-        name = found[2] or found[3]
+        name = reference[2] or reference[3]
         try:
             return match.group(int(name) if name.isdecimal() else name) or ""
         except (IndexError, KeyError, ValueError):
@@ -131,7 +129,7 @@ def _matches(rule: RelabelRule, labels: dict[str, str]) -> bool:
 
 
 def _hashmod(rule: RelabelRule, labels: dict[str, str]) -> bool:
-    # The last eight bytes of MD5, as Prometheus does; it spreads targets and guards nothing.
+    # The last eight bytes of MD5, as in Prometheus; it distributes targets and is not for security.
     digest = hashlib.md5(_joined(rule, labels).encode(), usedforsecurity=False).digest()
     labels[rule.target_label] = str(int.from_bytes(digest[8:], "big") % rule.modulus)
     return True

@@ -1,7 +1,7 @@
-"""Reading every target on its schedule, a bounded number at a time.
+"""Scrapes every target on its schedule, with a limit on concurrent scrapes.
 
-Each target is a `target_loop.TargetLoop`; here is when it is read. The hub passes in where samples go, what
-learns from them, and the clock.
+Each target is a `target_loop.TargetLoop`; this module decides when it runs. The hub passes in the appender, the
+inventory and the clock.
 """
 
 from __future__ import annotations
@@ -32,8 +32,6 @@ log = logging.getLogger(__name__)
 
 
 class Scraper:
-    """All targets, each on its own place in the interval, a bounded number at a time."""
-
     def __init__(
         self,
         settings: ScrapeSettings,
@@ -43,32 +41,34 @@ class Scraper:
         inventory: ScrapedInventory,
         metrics: own_metrics.Registry | None = None,
     ) -> None:
-        """`sink` is asked for each new target: while a hub starts, the store on disk replaces the one in memory."""
+        """`sink` is called for each new target: while a hub starts, the store on disk replaces the one in memory."""
         self._settings, self._clock, self._sink, self._fleet = settings, time, sink, inventory
-        self._left_out = (metrics or own_metrics.Registry()).counter(
+        self._dropped = (metrics or own_metrics.Registry()).counter(
             "watchkeeper_scrape_samples_dropped_total", "Scraped samples that were dropped, by reason"
         )
-        self._room = asyncio.Semaphore(settings.concurrency)
-        self._turn = asyncio.Lock()
+        self._concurrency = asyncio.Semaphore(settings.concurrency)
+        self._parse_lock = asyncio.Lock()
         self._loops: dict[Target, tuple[TargetLoop, asyncio.Task[None]]] = {}
 
     def states(self) -> list[TargetState]:
         return [loop.state for loop, _ in self._loops.values()]
 
     def families(self) -> dict[str, exposition.FamilyMetadata]:
-        """What the exporters say about their metrics; where two differ, the last one watched counts."""
+        """The metadata that exporters report; if two differ, the last target wins."""
         return {name: family for loop, _ in self._loops.values() for name, family in loop.families.items()}
 
     async def set_targets(self, targets: Iterable[Target]) -> None:
-        """Scrape exactly these targets from now on; those already watched are not disturbed."""
-        wanted = dict.fromkeys(targets)
-        await self._end([target for target in self._loops if target not in wanted])
-        for target in wanted:
+        """Scrape exactly these targets from now on; unchanged targets continue undisturbed."""
+        new_targets = dict.fromkeys(targets)
+        await self._end([target for target in self._loops if target not in new_targets])
+        for target in new_targets:
             if target not in self._loops:
                 try:
-                    loop = TargetLoop(target, self._settings, sink=self._sink(), inventory=self._fleet, turn=self._turn)
+                    loop = TargetLoop(
+                        target, self._settings, sink=self._sink(), inventory=self._fleet, parse_lock=self._parse_lock
+                    )
                 except StoreFull:
-                    # Not even `up` finds room. The hub says that its store is full; the next look tries again.
+                    # The store has no room even for `up` and reports that it is full; the next call retries.
                     continue
                 self._loops[target] = (loop, asyncio.create_task(self._run(loop, target.key)))
 
@@ -91,16 +91,16 @@ class Scraper:
             now_ms = clock.to_ms(self._clock.now())
             slot = schedule.following_slot(slot, now_ms, offset, interval_ms=interval_ms)
             await self._clock.sleep((slot - now_ms) / 1000)
-            async with self._room:
+            async with self._concurrency:
                 now_ms = clock.to_ms(self._clock.now())
                 try:
                     await loop.scrape(schedule.sample_time(slot, now_ms, interval_ms=interval_ms))
                 except Exception:
-                    # A fault of ours in one target must not blind us to it for good, nor to the others.
-                    log.exception("A scrape failed in an unforeseen way", extra=logs.fields(target=key))
+                    # A bug in one scrape must not end this loop.
+                    log.exception("scrape failed with an unexpected error", extra=logs.fields(target=key))
                 self._count(loop)
 
     def _count(self, loop: TargetLoop) -> None:
         for reason, count in loop.dropped_samples.items():
-            self._left_out.add(count, reason=reason)
+            self._dropped.add(count, reason=reason)
         loop.dropped_samples.clear()

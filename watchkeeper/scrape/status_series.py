@@ -1,8 +1,7 @@
-"""Series that stand for what is so: repeated each interval, ended with the stale marker when it is no longer so.
+"""Series that represent current state: repeated each interval, and ended with a stale marker when the state ends.
 
-The hub's own series are such: what nodes there are, who holds which GPU, how many events came, how the
-hub itself is doing. Each is a mapping of label sets to values, made anew every time; this remembers
-which were there before.
+The hub's own series are of this kind: nodes, GPU holders, event counts, the health of the hub. Each is a mapping of
+label sets to values, built again every time; this module tracks which series existed before.
 """
 
 from __future__ import annotations
@@ -15,36 +14,36 @@ from watchkeeper.model.labels import METRIC_NAME, Labels
 from watchkeeper.model.samples import STALE, Sample
 
 WORKLOAD_INFO = "watchkeeper_gpu_workload_info"
-# An exporter's labels say who holds a GPU. DCGM has no GPU_UTIL of a MIG slice: there its memory carries them.
+# An exporter's labels name the holder of a GPU. DCGM has no GPU_UTIL for MIG instances: FB_USED carries their labels.
 MIG_MEMORY = 'DCGM_FI_DEV_FB_USED{GPU_I_ID!=""}'
 WORKLOAD_SOURCES = f"(DCGM_FI_DEV_GPU_UTIL or on (UUID, GPU_I_ID) {MIG_MEMORY})"
 HELD_LABELS = ("cluster", "Hostname", "UUID", "gpu", "GPU_I_ID", "GPU_I_PROFILE")
 EVENTS_TOTAL = "watchkeeper_events_total"
-# One series for each place, kind and code that ever had an event; beyond this the newest are not counted.
+# One series for each place, kind and code that ever had an event; above this limit new series are not counted.
 MAX_EVENT_SERIES = 50_000
 
 
 class StatusSeries:
-    """One family of standing series."""
+    """One family of state series."""
 
     def __init__(self) -> None:
         self._before: frozenset[Labels] = frozenset()
 
     def samples(self, values: Mapping[Labels, float], at_ms: int) -> list[Sample]:
-        """The values at this time, and a stale marker for each series that is no longer among them."""
+        """The values at this time, and a stale marker for each series that ended."""
         gone = self._before - values.keys()
         self._before = frozenset(values)
-        standing = [Sample(labels, at_ms, value) for labels, value in values.items()]
-        return standing + [Sample(labels, at_ms, STALE) for labels in gone]
+        current = [Sample(labels, at_ms, value) for labels, value in values.items()]
+        return current + [Sample(labels, at_ms, STALE) for labels in gone]
 
 
 def workload_series(label_sets: Iterable[Labels]) -> dict[Labels, float]:
-    """Who holds each GPU or slice, as an information series to join with; made from the labels of any GPU metric.
+    """The holder of each GPU or MIG instance, as information series to join with, built from labels of GPU metrics.
 
-    The team is the namespace, until an inventory says otherwise; a Slurm job has none that its number tells.
+    The team is the namespace, unless an inventory maps it; a Slurm job has none, because its number names no team.
     """
-    _known_holders.start_generation()
-    return {made: 1.0 for labels in label_sets if (made := _known_holders(labels)) is not None}
+    _holder_cache.start_generation()
+    return {info: 1.0 for labels in label_sets if (info := _holder_cache(labels)) is not None}
 
 
 def _held_by(labels: Labels) -> Labels | None:
@@ -52,23 +51,23 @@ def _held_by(labels: Labels) -> Labels | None:
     if holder is None:
         return None
     namespace, _, name = holder.rpartition("/")
-    own = {label: labels.get(label, "") for label in HELD_LABELS}
-    kind = {"workload_kind": "pod" if namespace else "slurm_job", "workload": name}
-    return Labels({METRIC_NAME: WORKLOAD_INFO, **own, **kind, "namespace": namespace, "team": namespace})
+    gpu_labels = {label: labels.get(label, "") for label in HELD_LABELS}
+    workload = {"workload_kind": "pod" if namespace else "slurm_job", "workload": name}
+    return Labels({METRIC_NAME: WORKLOAD_INFO, **gpu_labels, **workload, "namespace": namespace, "team": namespace})
 
 
 def agent_workload_series(holders: Iterable[Labels]) -> dict[Labels, float]:
-    """Who holds each GPU in the words of the agents, without what their scrape added."""
-    _known_words.start_generation()
-    return {_known_words(labels): 1.0 for labels in holders}
+    """The holder of each GPU as agents report it, without the labels that their scrape added."""
+    _agent_label_cache.start_generation()
+    return {_agent_label_cache(labels): 1.0 for labels in holders}
 
 
 def _without_scrape(labels: Labels) -> Labels:
     return labels.with_labels(instance="", job="")
 
 
-# A label set stays the same object from tick to tick, and 20,000 of them are looked at every time.
-_known_holders, _known_words = recency_cache.RecencyCache(_held_by), recency_cache.RecencyCache(_without_scrape)
+# A label set stays the same object from tick to tick, and 20,000 of them are looked up every time.
+_holder_cache, _agent_label_cache = recency_cache.RecencyCache(_held_by), recency_cache.RecencyCache(_without_scrape)
 
 
 class EventCounts:

@@ -43,7 +43,7 @@ def test_the_next_incident_that_looks_the_same_is_told_what_it_was(tmp_path: Pat
     line.pipeline.diagnose(second, later(3))
     found = line.journal.diagnosis(second.id)
     assert found is not None
-    assert "people: INC-1 looked like this and was pcie_degraded (ada: riser was loose)" in found.looked_at
+    assert "people: INC-1 looked like this and was pcie_degraded (ada: riser was loose)" in found.checked_sources
     assert found.findings[0].cause == "gpu_fell_off_bus"
     line.journal.close()
 

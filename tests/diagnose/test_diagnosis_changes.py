@@ -21,12 +21,12 @@ WORDS = "people: INC-1 looked like this and was pcie_degraded (ada: riser: was (
 @pytest.mark.parametrize(
     ("found", "is_new"),
     [
-        (replace(BEFORE, at=NOON.replace(hour=13), looked_at=("kernel log", "power")), False),
+        (replace(BEFORE, at=NOON.replace(hour=13), checked_sources=("kernel log", "power")), False),
         (replace(BEFORE, findings=(replace(FINDING, confidence=0.98, why="in other words"),)), False),
         (replace(BEFORE, findings=(replace(FINDING, confidence=0.5),)), True),
         (replace(BEFORE, findings=(replace(FINDING, cause="gpu_missing"),)), True),
         (replace(BEFORE, findings=(replace(FINDING, evidence=(diagnosis.Evidence("kernel", "Xid 79"),)),)), True),
-        (replace(BEFORE, looked_at=("kernel log", WORDS), alike=(ALIKE,)), True),
+        (replace(BEFORE, checked_sources=("kernel log", WORDS), similar=(ALIKE,)), True),
     ],
 )
 def test_other_causes_evidence_sureness_or_corrections_are_news(found: diagnosis.Diagnosis, is_new: bool) -> None:
@@ -43,6 +43,6 @@ def test_the_first_diagnosis_is_news_and_a_gpu_that_has_its_number_at_last() -> 
 
 
 def test_a_diagnosis_of_a_journal_without_the_field_is_understood_by_its_words() -> None:
-    old = replace(BEFORE, looked_at=("kernel log", WORDS))
+    old = replace(BEFORE, checked_sources=("kernel log", WORDS))
     assert diagnosis_changes.similar_incidents(old) == (ALIKE,)
-    assert not diagnosis_changes.has_changed(replace(old, alike=(ALIKE,)), old)
+    assert not diagnosis_changes.has_changed(replace(old, similar=(ALIKE,)), old)

@@ -21,7 +21,7 @@ def test_what_could_not_be_seen_is_said() -> None:
     facts = facts_about(an_incident("gpu_idle_waste", gpu(1), family="waste"))
     assert "no DCGM_FI_DEV_MEMORY_TEMP for GPU 1 on n1" in facts.missing_data
     assert f"{len(HEALTHY)} of {len(FIELDS)} series of n1" in facts.sources
-    assert "not seen: no DCGM_FI_DEV_MEMORY_TEMP for GPU 1 on n1" in diagnose(facts, NOON).looked_at
+    assert "not seen: no DCGM_FI_DEV_MEMORY_TEMP for GPU 1 on n1" in diagnose(facts, NOON).checked_sources
 
 
 def test_an_unseen_temperature_rules_no_heat_out() -> None:
@@ -29,7 +29,7 @@ def test_an_unseen_temperature_rules_no_heat_out() -> None:
     incident = an_incident("gpu_fell_off_bus", gpu(3), family="gpu_lost", kind=MemberKind.EVENT)
     found = diagnose(facts_about(incident, happened=[xid(79, gpu(3))], engine=empty), NOON)
     assert [ruled.cause for finding in found.findings for ruled in finding.ruled_out] == ["app_illegal_access"]
-    assert "no watchkeeper_node_expected_gpus for n1" in " ".join(found.looked_at)
+    assert "no watchkeeper_node_expected_gpus for n1" in " ".join(found.checked_sources)
 
 
 def test_gathering_asks_at_most_twenty_questions() -> None:
@@ -54,7 +54,7 @@ def test_a_broken_check_is_named_and_does_not_cost_the_other_answers(caplog: pyt
         found = diagnose(facts_about(incident, happened=[xid(79, gpu(3))]), NOON, checks=[broken, *CHECKS])
     assert found.best is not None
     assert found.best.cause == "gpu_fell_off_bus"
-    assert "check broken gave no answer: ZeroDivisionError: nothing to divide by" in found.looked_at
+    assert "check broken gave no answer: ZeroDivisionError: nothing to divide by" in found.checked_sources
     assert "Check failed" in caplog.messages
 
 
@@ -86,7 +86,7 @@ def test_a_fault_of_one_gpu_is_no_cause_of_its_nodes_heat_and_is_mentioned() -> 
     engine = an_engine(dict.fromkeys(range(4), hot))
     found = diagnose(facts_about(incident, happened=[xid(48, gpu(3)), xid(79, gpu(1))], engine=engine), NOON)
     assert [finding.cause for finding in found.findings] == ["cooling_failure"]
-    mentioned = [text for text in found.looked_at if text.startswith("also here: ")]
+    mentioned = [text for text in found.checked_sources if text.startswith("also here: ")]
     assert len(mentioned) == 2
     assert "GPU 1 on n1 fell off the bus (gpu_fell_off_bus)" in mentioned[0]
 
@@ -112,4 +112,4 @@ def test_a_fault_of_one_gpu_does_not_explain_what_nobody_knows_about_its_node() 
     incident = an_incident("unknown", NODE, family="unknown")
     found = diagnose(facts_about(incident, happened=[xid(48, gpu(1))]), NOON)
     assert [finding.cause for finding in found.findings] == ["unknown"]
-    assert any(text.startswith("also here: ") for text in found.looked_at)
+    assert any(text.startswith("also here: ") for text in found.checked_sources)

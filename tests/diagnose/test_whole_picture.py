@@ -46,7 +46,8 @@ def test_what_would_tell_the_best_two_apart_is_said_until_the_other_is_ruled_out
     found = diagnose(facts_about(incident, engine=an_engine(gone=[2])), NOON)
     assert "gpu_fell_off_bus" in dropped(found)
     assert (
-        found.tell_apart == "gpu_missing or driver_not_loaded? Whether any GPU of the node reports: lsmod | grep nvidia"
+        found.distinguishing_check
+        == "gpu_missing or driver_not_loaded? Whether any GPU of the node reports: lsmod | grep nvidia"
     )
 
 
@@ -238,7 +239,7 @@ def test_another_driver_than_before_and_a_boot_are_said() -> None:
     for at, boot in ((-3600, 1.0), (0, 2.0)):
         say(engine, "node_boot_time_seconds", boot, at=at, instance="n1:9100")
     found = diagnose(facts_about(an_incident("gpu_missing", NODE, family="gpu_lost"), engine=engine), NOON)
-    changes = [text for text in found.looked_at if text.startswith("changed: ")]
+    changes = [text for text in found.checked_sources if text.startswith("changed: ")]
     assert changes == [
         "changed: the driver of n1 is 580.2 and was 550.1 within the last 6 hours",
         "changed: n1 was booted within the last 6 hours",
@@ -263,14 +264,14 @@ def test_a_clock_that_is_ahead_makes_less_sure_and_is_said() -> None:
     wrong = replace(xid(48, gpu(1)), received_at=NOON - timedelta(seconds=40))
     sure, unsure = (diagnose(facts_about(incident, happened=[one]), NOON) for one in (xid(48, gpu(1)), wrong))
     assert best(unsure).confidence < best(sure).confidence
-    assert "not seen: the clock of n1 is 40 s ahead of ours: the order of events is uncertain" in unsure.looked_at
+    assert "not seen: the clock of n1 is 40 s ahead of ours: the order of events is uncertain" in unsure.checked_sources
 
 
 def test_without_profiling_fields_and_topology_it_says_so() -> None:
     found = diagnose(facts_about(an_incident("training_slow", JOB, family="training")), NOON)
-    assert any("is no single node, and nothing tells about it" in text for text in found.looked_at)
+    assert any("is no single node, and nothing tells about it" in text for text in found.checked_sources)
     node = diagnose(facts_about(an_incident("gpu_missing", NODE, family="gpu_lost")), NOON)
-    assert any("no rack or leaf of n1" in text for text in node.looked_at)
+    assert any("no rack or leaf of n1" in text for text in node.checked_sources)
 
 
 def test_each_rival_can_be_told_apart_from_either_side() -> None:
@@ -285,7 +286,7 @@ def test_a_rank_that_died_with_its_gpu_is_the_gpus_fault() -> None:
     incident = an_incident("nccl_rank_died", JOB, family="nccl")
     found = diagnose(facts_about(incident, engine=engine, happened=[xid(79, gpu(2), -60)]), NOON)
     assert [finding.cause for finding in found.findings] == ["gpu_fell_off_bus", "nccl_rank_died"]
-    assert found.tell_apart.startswith("gpu_fell_off_bus or nccl_rank_died? The kernel log of the node")
+    assert found.distinguishing_check.startswith("gpu_fell_off_bus or nccl_rank_died? The kernel log of the node")
 
 
 def test_a_job_that_stalled_when_one_of_its_gpus_broke_is_not_to_blame() -> None:

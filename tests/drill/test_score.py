@@ -55,7 +55,7 @@ def allowed(_: incidents.Member) -> float:
 
 def says(cause: str, place: fleet.Place = PLACE) -> diagnosis.Diagnosis:
     finding = diagnosis.Finding(cause, 0.9, place, "title", "why", evidence=(diagnosis.Evidence("log", "line"),))
-    return diagnosis.Diagnosis(incidents.IncidentId("INC-1"), datetime.now(UTC), (finding,), looked_at=())
+    return diagnosis.Diagnosis(incidents.IncidentId("INC-1"), datetime.now(UTC), (finding,), checked_sources=())
 
 
 def test_the_right_answer_is_right_in_every_part(fault: SimFault) -> None:

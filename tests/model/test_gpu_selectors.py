@@ -57,15 +57,15 @@ def test_words_that_name_nothing_are_said() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("3-1", "goes backwards; write 1-3"),
+        ("3-1", "is reversed; write 1-3"),
         ("0-1024", "the highest index is 1023"),
-        ("MIG-xyz", "is no GPU"),
-        ("first", "is no GPU; write an index"),
-        ("-1", "is no GPU"),
-        ("²", "is no GPU"),
-        ("99999", "is no GPU"),
-        ("GPU-", "is no GPU"),
-        (" , ", "no GPU is named"),
+        ("MIG-xyz", "does not select a GPU"),
+        ("first", "does not select a GPU; write an index"),
+        ("-1", "does not select a GPU"),
+        ("²", "does not select a GPU"),
+        ("99999", "does not select a GPU"),
+        ("GPU-", "does not select a GPU"),
+        (" , ", "no GPU selected"),
         ("0-1023,0-5", "the limit is 1024"),
     ],
 )

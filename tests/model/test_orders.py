@@ -65,7 +65,7 @@ def test_an_order_does_not_pass_for_a_receipt() -> None:
         ({"id": "x" * 101}, "it has 101"),
         ({"node": ""}, "1 to 253 visible"),
         ({"cluster": "a b"}, "visible characters, this one has 3"),
-        ({"expires_at": NOON}, "it would live for 0:00:00"),
+        ({"expires_at": NOON}, "it is valid for 0:00:00"),
         ({"expires_at": NOON + timedelta(hours=25)}, "the limit is 1 day"),
         ({"arguments": {str(n): "" for n in range(17)}}, "17 arguments, the limit is 16"),
         ({"arguments": {"by": "x" * 257}}, "257 characters, the limit is 256"),

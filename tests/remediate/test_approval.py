@@ -70,12 +70,12 @@ def test_a_yes_that_guards_hold_up_for_too_long_expires(tmp_path: Path) -> None:
     world = World(tmp_path, mode=Mode.ASK, limits=limits(pool_percent=0))
     repair = asked(world)
     approved = world.people.approve(repair.incident, repair.digest, actor="ada", now=world.now)
-    assert approved.said.startswith("Refused by pool share: 0 of 2 nodes of pool pool-1 are out, one more would be 1")
+    assert approved.reason.startswith("Refused by pool share: 0 of 2 nodes of pool pool-1 are out, one more would be 1")
     world.settle(3, seconds=1800)
     assert world.state(repair.incident) == "planned"
     assert "Planned: The yes of ada has expired" in world.story(repair.incident)
     again = world.people.approve(repair.incident, repair.digest, actor="bob", now=world.now)
-    assert again.said.startswith("Refused by pool share: "), "whoever says yes again hears why nothing happens"
+    assert again.reason.startswith("Refused by pool share: "), "whoever says yes again hears why nothing happens"
     world.close()
 
 

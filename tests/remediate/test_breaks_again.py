@@ -84,7 +84,7 @@ def test_one_that_breaks_again_and_again_is_for_people_after_as_many_attempts_as
     assert watched.reboots == 2
     refused = watched.world.repairs.find(third.id)
     assert refused is not None
-    assert refused.said.startswith("Refused by attempts: 2 repairs of n1 within 7 d, the limit is 2")
+    assert refused.reason.startswith("Refused by attempts: 2 repairs of n1 within 7 d, the limit is 2")
     assert watched.world.take(watched.incidents.open_incidents()[0]) is None
 
 

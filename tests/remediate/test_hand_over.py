@@ -44,7 +44,7 @@ def fail(world: World, id: str) -> Repair:
             break
     found = world.repairs.find(id)
     assert found is not None
-    assert found.keeps_cordon, found.said
+    assert found.keeps_cordon, found.reason
     return found
 
 

@@ -71,7 +71,7 @@ def test_who_uses_the_gpu_again_in_time_keeps_it(world: World) -> None:
     assert (world.state(made.incident), called(world, "reclaim")) == ("rolled_back", 0)
     found = world.repairs.find(made.incident)
     assert found is not None
-    assert found.said == "It is used again, and kept: research/nb-1 at work"
+    assert found.reason == "It is used again, and kept: research/nb-1 at work"
 
 
 def test_an_incident_that_ends_in_the_waiting_time_takes_nothing(world: World) -> None:
@@ -151,7 +151,7 @@ def test_many_idle_nodes_open_no_breaker_and_wait_for_their_own_rate(small: Worl
     assert sorted(world.state(one.id) for one in made if one) == ["approved", "approved", "warning", "warning"]
     assert not world.repairs.switch.is_tripped
     waits = next(one for one in world.repairs.active_repairs() if one.state == "approved")
-    assert waits.said == "Refused by rate: 2 reclaims began within 1 h, the limit is 2"
+    assert waits.reason == "Refused by rate: 2 reclaims began within 1 h, the limit is 2"
     broken = world.take(world.breaks("n3"))
     assert broken is not None
     assert world.state(broken.id) != "approved"

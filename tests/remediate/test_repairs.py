@@ -77,8 +77,8 @@ def test_a_drain_that_never_ends_fails_with_who_is_in_the_way(world: World) -> N
     repair = world.repairs.find(id)
     assert repair is not None
     assert (repair.state, repair.has_cordon) == ("failed", True)
-    assert repair.said.startswith("drain took 36")
-    assert repair.said.endswith("the limit is 3600 s, waiting for job-0")
+    assert repair.reason.startswith("drain took 36")
+    assert repair.reason.endswith("the limit is 3600 s, waiting for job-0")
     world.ends(id)
     world.settle(5, seconds=60)
     assert (world.state(id), world.cluster.ours()) == ("rolled_back", [])
@@ -223,7 +223,9 @@ def test_a_fault_that_returns_gets_another_attempt_until_there_were_enough(tmp_p
     assert world.cluster.calls.count("reboot n1") == 2
     repair = world.repairs.find(id)
     assert repair is not None
-    assert repair.said == "Refused by attempts: 2 repairs of n1 within 7 d, the limit is 2: hand it over to the vendor"
+    assert (
+        repair.reason == "Refused by attempts: 2 repairs of n1 within 7 d, the limit is 2: hand it over to the vendor"
+    )
     world.close()
 
 

@@ -58,7 +58,7 @@ def test_a_node_that_nobody_can_look_at_for_too_long_is_kept_out_and_said_so(wor
     world.cluster.troubles = Troubles(observe=1.0)
     world.settle(80, seconds=60)
     assert world.state(made.id) == "failed"
-    assert "the limit is 3600 s, waiting for a look at n1" in world.repairs.active_repairs()[0].said
+    assert "the limit is 3600 s, waiting for a look at n1" in world.repairs.active_repairs()[0].reason
 
 
 def test_what_began_by_itself_goes_on_under_ask_only_with_a_persons_yes(world: World) -> None:
@@ -111,7 +111,7 @@ def test_a_clock_that_was_put_back_does_not_lengthen_a_yes(world: World) -> None
     world.now -= timedelta(hours=5)
     world.step()
     assert world.state(made.id) == "planned"
-    assert "clock was put back" in world.repairs.active_repairs()[0].said
+    assert "clock was put back" in world.repairs.active_repairs()[0].reason
 
 
 def test_a_clock_that_was_put_back_does_not_keep_a_repair_waiting(world: World) -> None:

@@ -51,7 +51,7 @@ def test_a_report_says_used_against_held_and_the_exact_fix() -> None:
 def test_what_is_not_measured_is_said_and_never_zero() -> None:
     found = assess_efficiency(JobFacts(8), 3600)
     assert found.uses[0].share is None
-    assert any("DCGM_FI_PROF_SM_ACTIVE" in gap for gap in found.unseen)
+    assert any("DCGM_FI_PROF_SM_ACTIVE" in gap for gap in found.unmeasured)
     assert found.fixes == ()
 
 

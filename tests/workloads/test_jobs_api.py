@@ -17,7 +17,7 @@ from tests.web.small_hub import SmallHub
 from tests.workloads.boards import RANKS, SERIES, SLOW
 from watchkeeper.cli.fleet import explain as explain_command
 from watchkeeper.cli.fleet import jobs as jobs_command
-from watchkeeper.kit import clock
+from watchkeeper.kit import clock, wire
 from watchkeeper.model import jobs
 from watchkeeper.model.samples import Sample
 from watchkeeper.query import embedded
@@ -85,7 +85,7 @@ def test_one_job_is_found_by_its_id_and_by_the_name_it_gives_itself(site: Site) 
     for id in ("4711", "pretrain"):
         answer = site.ask(f"/api/jobs/{id}").json
         assert answer["job"]["id"] == "4711"
-        assert set(answer) == {"ok", *jobs.JobReport.__dataclass_fields__}
+        assert set(answer) == {"ok", *wire.field_names(jobs.JobReport)}
     assert site.ask("/api/jobs/web/chat").json["job"]["name"] == "chat"
     assert site.ask("/api/jobs/nobody").status == 404
 

@@ -822,7 +822,7 @@ class Statement(HubAnswer):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OrderStatus(HubAnswer):
-    """An order as the hub keeps it; `is_proven` False: the receipt did not carry the node's seal."""
+    """An order as the hub stores it; `is_proven` False: the receipt has no valid seal of the node."""
 
     order: OrderView
     actor: str
@@ -835,7 +835,7 @@ class OrderStatus(HubAnswer):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OrderView(HubAnswer):
-    """One piece of work for one node. Doing the same id twice has the effect of doing it once."""
+    """One task for one node. An id that is executed twice has the effect of one execution."""
 
     id: str
     cluster: str
@@ -898,7 +898,7 @@ class ReloadOutcome(HubAnswer):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RepairSwitchView(HubAnswer):
-    """What a person or the circuit breaker has switched off; kept until a person switches it on again."""
+    """Whether a user or the circuit breaker has halted repairs; kept until a user resumes them."""
 
     stopped_at: datetime | None
     stopped_by: str
@@ -912,7 +912,7 @@ class RepairSwitchView(HubAnswer):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RepairView(HubAnswer):
-    """One attempt at one incident's plan, which several incidents of the node may wait for."""
+    """One attempt at one incident's plan; several incidents of the node may share it."""
 
     id: str
     incident: str
@@ -1371,7 +1371,7 @@ class SweepStatus(HubAnswer):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ListedSilence(HubAnswer):
-    """`ended_by` is who ended it before its time, `keeper` whose silence it is."""
+    """`ended_by` is who ended it early, `keeper` where it is stored."""
 
     id: str
     matchers: tuple[str, ...]
@@ -1387,7 +1387,7 @@ class ListedSilence(HubAnswer):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SilenceView(HubAnswer):
-    """`ended_by` is who ended it before its time, `keeper` whose silence it is."""
+    """`ended_by` is who ended it early, `keeper` where it is stored."""
 
     id: str
     matchers: tuple[str, ...]

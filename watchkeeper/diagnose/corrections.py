@@ -115,8 +115,8 @@ def apply_corrections(
         found.incident,
         found.at,
         findings,
-        (*found.looked_at, *words),
-        found.tell_apart if own is None else "",
+        (*found.checked_sources, *words),
+        found.distinguishing_check if own is None else "",
         alike,
     )
 

@@ -20,11 +20,11 @@ def has_changed(found: diagnosis.Diagnosis, before: diagnosis.Diagnosis | None) 
 
 
 def similar_incidents(found: diagnosis.Diagnosis) -> tuple[diagnosis.SimilarIncident, ...]:
-    return found.alike or _alike_in_texts(found.looked_at)
+    return found.similar or _alike_in_texts(found.checked_sources)
 
 
 def _alike_in_texts(texts: tuple[str, ...]) -> tuple[diagnosis.SimilarIncident, ...]:
-    """Compatibility: journals of before `Diagnosis.alike` have the words of people in `looked_at` only."""
+    """Compatibility: journals of before `Diagnosis.similar` have the words of people in `checked_sources` only."""
     read = (_WRITTEN.fullmatch(text) for text in texts)
     return tuple(diagnosis.SimilarIncident(*match.groups()) for match in read if match is not None)
 

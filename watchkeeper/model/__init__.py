@@ -1,5 +1,5 @@
-"""The nouns on which all stages meet: labels, samples, fleet, events, alerts, incidents, diagnosis, actions.
+"""The types that all stages share: labels, samples, fleet, events, alerts, incidents, diagnosis, actions.
 
-Comes in: nothing. Goes out: frozen values and pure functions over them. Never here: I/O, clocks,
+In: nothing. Out: frozen values and pure functions over them. Never here: I/O, clocks,
 threads, NumPy, or a decision that belongs to one stage.
 """

@@ -1,4 +1,4 @@
-"""Actions on machines: what may be done, in which order, under whose authority, and what came of it."""
+"""Actions on machines: kinds, arguments, results and plans."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ActionId = NewType("ActionId", str)
 
 
 class ActionKind(StrEnum):
-    """One step on one machine, or one step that only a person can take."""
+    """One step on one machine, or a manual step."""
 
     RESTART_APP = "restart_app"
     CORDON = "cordon"
@@ -55,20 +55,20 @@ class Action:
     place: Place
     incident: IncidentId
     why: str
-    # What the kind alone does not say: a service's name, a wanted layout, a limit in watts.
+    # Parameters of the kind: a service name, a MIG layout, a limit in watts.
     arguments: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def mark(self) -> str:
-        """What is written on a machine that we touched, so that we undo only what is ours."""
+        """The mark written on a machine that we change, so that we undo only our own changes."""
         return f"watchkeeper:{self.incident}/{self.id}"
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What came of one action; `text` is what was called, or would be.
+    """The result of one action. `text` is the call that was made, or that a dry run would make.
 
-    `shared_with` are incidents whose plans have the same action: done once, it is done for all of them.
+    `shared_with` lists incidents whose plans contain the same action: it runs once for all of them.
     """
 
     action: Action
@@ -80,7 +80,7 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Ordered actions for one incident, each with its dry run; `next_step` is the sentence on the button."""
+    """Ordered actions for one incident, each with its dry run. `next_step` is the label of the button."""
 
     incident: IncidentId
     cause: str

@@ -1,4 +1,4 @@
-"""An alert is one rule and one label set; its state moves as Prometheus moves it."""
+"""An alert: one rule and one label set, with the states of Prometheus."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from watchkeeper.model.labels import Labels
 
 
 class Severity(StrEnum):
-    """Three tiers: wake someone, open a ticket, keep in mind. The same word as in rule files."""
+    """Three levels: page, ticket, information. The same words as in rule files."""
 
     CRITICAL = "critical"
     WARNING = "warning"
@@ -31,9 +31,9 @@ class AlertState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """One rule, one label set. `labels` includes `alertname`; `value` is the expression's at the last evaluation.
+    """One rule, one label set. `labels` includes `alertname`; `value` is the expression's value at the last evaluation.
 
-    `kept_since` is when the expression went silent, while `keep_firing_for` still holds the alert.
+    `kept_since` is when the expression stopped returning a value while `keep_firing_for` keeps the alert firing.
     """
 
     labels: Labels
@@ -51,6 +51,6 @@ class Alert:
 
     @property
     def severity(self) -> Severity:
-        """The rule's `severity` label; a rule of someone else without one counts as a warning."""
+        """The rule's `severity` label; a rule without a valid one counts as a warning."""
         text = self.labels.get("severity", "")
         return Severity(text) if text in set(Severity) else Severity.WARNING

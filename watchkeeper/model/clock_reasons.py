@@ -1,6 +1,6 @@
-"""Why a GPU's clocks are held down: the bits of nvml.h's clocks event reasons, which DCGM exports as one mask.
+"""Why a GPU's clocks are reduced: the bits of nvml.h's clocks event reasons, which DCGM exports as one mask.
 
-The agent shows each under its name here; packs/throttle_reasons.csv has what it means.
+The agent exports each under its name here; packs/throttle_reasons.csv explains them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""A cluster as its scheduler knows it: nodes, workloads, quotas, and what of it could not be read.
+"""A cluster as its scheduler reports it: nodes, workloads, quotas, and read errors.
 
-`collect/kubernetes_watch` and `collect/slurm_watch` each keep one `ClusterView` up to date; the hub merges them into
-the fleet, the standing series (kube-state-metrics' names where they exist) and the pages. A view that could not be
-refreshed stays, with `problem` saying since when and why: what a scheduler said last is better than nothing, and
-nothing must not look like an empty cluster.
+`clusters.kubernetes.kubernetes_watch` and `clusters.slurm.slurm_watch` each keep one `ClusterView` up to date. The hub
+merges the views into the fleet, the cluster series (kube-state-metrics names where they exist) and the pages. A view
+that fails to refresh keeps its last content, and `problem` says why and since when: an unreachable scheduler must not
+look like an empty cluster.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from watchkeeper.model.workloads import ScheduledWorkload
 
 @dataclass(frozen=True, slots=True)
 class ScheduledNode:
-    """A node as its scheduler knows it. A count that the scheduler does not tell is None.
+    """A node as its scheduler reports it. A count that the scheduler does not report is None.
 
-    `state` is the scheduler's own word (`Ready`, `NotReady`, `idle`, `drained`, …), `reason` why it is not in use, and
-    `unschedulable_by` who has taken it out, where that is written on it. `gpu_part` is what one of its counts is of a
-    GPU: a seventh where it counts MIG slices.
+    `state` is the scheduler's own word (`Ready`, `NotReady`, `idle`, `drained`, …), `reason` why the node is out of
+    service, and `unschedulable_by` who cordoned it, where the scheduler records it. `gpu_part` is the share of a GPU
+    that one unit of the counts stands for: 1/7 where the scheduler counts MIG instances.
     """
 
     cluster: str
@@ -41,7 +41,7 @@ class ScheduledNode:
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """GPUs that a namespace or an account may hold, and holds. `limit` None: none was set."""
+    """The GPU limit and use of a namespace or account. `limit` None: no limit is set."""
 
     cluster: str
     owner: str
@@ -52,7 +52,7 @@ class Quota:
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
-    """What one scheduler said last. `at_ms` None: it has never answered."""
+    """The last reply of one scheduler. `at_ms` None: no reply yet."""
 
     source: str
     at_ms: int | None = None

@@ -1,7 +1,7 @@
-"""What a diagnostic run found: one result for each test and GPU, in the shape that is printed, kept and served.
+"""The result of a diagnostic run: one result for each test and GPU, as it is printed, stored and served.
 
-`probe.diag.diag_run` makes a report; `diag --json` prints it; the newest result of each test is kept in a small file
-(`Kept`), which the agent's page shows as series. Keys are added, never renamed.
+`probe.diag.diag_run` makes a report and `diag --json` prints it. A small file (`LatestResults`) keeps the newest result
+of each test, and the agent's page exports it as series. Keys are added, never renamed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
-# The name of a result that stands for all tests which could not even begin on a GPU.
+# The name of the result when no test could start on a GPU.
 NO_WORK = "gpu_work"
 # In the agent's state directory.
 FILE = "diag.json"
@@ -21,7 +21,7 @@ MOST_BYTES = 4 << 20
 
 
 class DiagVerdict(StrEnum):
-    """From good to bad; `skip` is no verdict about the GPU: the test was not run, and `why` says why."""
+    """From good to bad. `skip` is no verdict about the GPU: the test did not run, and `why` has the reason."""
 
     PASS = "pass"  # noqa: S105
     SKIP = "skip"
@@ -30,7 +30,7 @@ class DiagVerdict(StrEnum):
 
 
 class DiagOutcome(StrEnum):
-    """What the whole run says; each has an exit code."""
+    """The outcome of the whole run; each has an exit code."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -41,8 +41,8 @@ class DiagOutcome(StrEnum):
 class TestResult:
     """One test of one GPU; `gpu` is its UUID, None is the node. `measured` and `expected` share `unit`.
 
-    `expected` is what this model reaches when healthy, `peers` the median of the same test on this node; both None
-    where nobody knows. `facts` are the test's own numbers.
+    `expected` is what a healthy GPU of this model reaches, `peers` the median of the same test on this node; None where
+    unknown. `facts` are further numbers of the test.
     """
 
     # pytest must not take it for a class of tests.
@@ -70,7 +70,7 @@ class TestedGpu:
 
 @dataclass(frozen=True, slots=True)
 class DiagReport:
-    """One run. `stopped` says why it ended early, empty if it did not."""
+    """One run. `stopped` is the reason for an early end, else empty."""
 
     level: int
     node: str
@@ -82,11 +82,11 @@ class DiagReport:
 
     @property
     def exit(self) -> DiagOutcome:
-        """Failed if a test failed; else cannot tell if a test of a GPU that was asked for could not run."""
-        found = {result.verdict for result in self.results}
-        if DiagVerdict.FAIL in found:
+        """Failed if a test failed, else cannot tell if a GPU that was selected could not be tested."""
+        verdicts = {result.verdict for result in self.results}
+        if DiagVerdict.FAIL in verdicts:
             return DiagOutcome.FAILED
-        if self.stopped or not self.gpus or not found & {DiagVerdict.PASS, DiagVerdict.WARN}:
+        if self.stopped or not self.gpus or not verdicts & {DiagVerdict.PASS, DiagVerdict.WARN}:
             return DiagOutcome.CANNOT_TELL
         return DiagOutcome.CANNOT_TELL if any(result.test == NO_WORK for result in self.results) else DiagOutcome.PASSED
 
@@ -101,13 +101,13 @@ class LatestResult:
 
 @dataclass(frozen=True, slots=True)
 class LatestResults:
-    """The whole file."""
+    """The content of the file."""
 
     results: tuple[LatestResult, ...] = ()
 
 
 def merge_report(kept: LatestResults, report: DiagReport) -> LatestResults:
-    """The newest result of each test and GPU; a test that was skipped leaves the older result with its older time."""
+    """The newest result of each test and GPU; a skipped test keeps the older result and its time."""
     newest = {(entry.result.test, entry.result.gpu): entry for entry in kept.results}
     for result in report.results:
         if result.verdict is not DiagVerdict.SKIP:

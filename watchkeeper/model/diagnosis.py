@@ -1,18 +1,19 @@
-"""Findings: what a check concluded, with everything a person needs to believe it and to act."""
+"""Findings: the conclusion of a check, its evidence and the next steps."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
+from watchkeeper.kit import wire
 from watchkeeper.model.fleet import Place
 
 UNKNOWN_CAUSE = "unknown"
 
 
 class Risk(StrEnum):
-    """What a step may cost: nothing, one workload, or everything on the node."""
+    """What a step may interrupt: nothing, one workload, or the whole node."""
 
     NONE = "none"
     WORKLOAD = "workload"
@@ -21,7 +22,7 @@ class Risk(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """One observed fact: a kernel line, a series with its value, an API answer. `source` says where it was read."""
+    """One observed fact: a kernel line, a series with its value, an API answer. `source` is where it was read."""
 
     source: str
     text: str
@@ -31,7 +32,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class DiagnosisStep:
-    """What a person should do next; `command` is exact where there is one."""
+    """The next step for a person; `command` is the exact command, if there is one."""
 
     do: str
     command: str | None = None
@@ -40,7 +41,7 @@ class DiagnosisStep:
 
 @dataclass(frozen=True, slots=True)
 class RuledOut:
-    """A cause that was considered and dropped, and why."""
+    """A cause that was considered and ruled out, and why."""
 
     cause: str
     why: str
@@ -48,7 +49,7 @@ class RuledOut:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One check's answer. `cause` is an id of packs/causes.csv; confidence is between 0 and 1."""
+    """One cause for an incident. `cause` is an id of packs/causes.csv; confidence is between 0 and 1."""
 
     cause: str
     confidence: float
@@ -66,7 +67,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class SimilarIncident:
-    """An incident that had looked the same, and what it was in the word of the person who corrected it."""
+    """An earlier incident with the same symptoms, and the cause that a person confirmed for it."""
 
     incident: str
     cause: str
@@ -76,15 +77,15 @@ class SimilarIncident:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """Ranked findings about one incident, best first, and what was looked at to reach them."""
+    """Ranked findings about one incident, best first, and which sources were checked."""
 
     incident: str
     at: datetime
     findings: tuple[Finding, ...]
-    looked_at: tuple[str, ...]
-    # What would tell the best answer from the next one, where something would.
-    tell_apart: str = ""
-    alike: tuple[SimilarIncident, ...] = ()
+    checked_sources: tuple[str, ...] = field(metadata={"json_key": "looked_at"})
+    # The check that would rule out the second-best finding, if there is one.
+    distinguishing_check: str = wire.json_key("tell_apart", default="")
+    similar: tuple[SimilarIncident, ...] = wire.json_key("alike", default=())
 
     @property
     def best(self) -> Finding | None:
@@ -92,5 +93,5 @@ class Diagnosis:
 
 
 def rank_findings(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
-    """Best first; equals keep a stable order by cause and place, so the same facts give the same answer."""
+    """Best first; equal findings are ordered by cause and place, so the same facts give the same order."""
     return tuple(sorted(findings, key=lambda finding: (-finding.confidence, finding.cause, str(finding.place))))

@@ -1,8 +1,8 @@
-"""Events happen, conditions live.
+"""Events, and the conditions that are folded from them.
 
-An event is immutable and has an id that a retried push repeats. A condition is what is so because of
-events: it opens with the first, repeats, and clears by a rule. It is never stored as a truth of its
-own: `fold` computes it from events, so a restart changes nothing.
+An event is immutable and has an id that a retried push repeats. A condition is a state that follows from events: it
+opens with the first, counts repetitions, and clears by a rule. It is not stored: `fold_conditions` computes it from
+events, so a restart changes nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from watchkeeper.model.fleet import Place
 
 
 class EventKind(StrEnum):
-    """What sort of thing happened; `code` tells more where the kind has numbers."""
+    """The kind of event; `code` is its number, where the kind has numbers."""
 
     XID = "xid"
     SXID = "sxid"
@@ -24,31 +24,31 @@ class EventKind(StrEnum):
     PCIE_ERROR = "pcie_error"
     MACHINE_CHECK = "machine_check"
     OOM_KILL = "oom_kill"
-    # The GPU's firmware processor, a link between GPUs, a network adapter and its cable, without an Xid.
+    # The GSP firmware, an NVLink, a network adapter or its cable, without an Xid.
     GSP_ERROR = "gsp_error"
     NVLINK_ERROR = "nvlink_error"
     NIC_ERROR = "nic_error"
     LINK_DOWN = "link_down"
-    # An access of a device that was stopped, and a file server that does not answer or has dropped this machine.
+    # A device access that the IOMMU blocked; a file server that does not answer or has evicted this client.
     IOMMU_FAULT = "iommu_fault"
     STORAGE_LOST = "storage_lost"
     # The server that `fields["server"]` names answers again.
     STORAGE_BACK = "storage_back"
     GPU_RESET = "gpu_reset"
     NODE_BOOT = "node_boot"
-    # What reading the driver finds, with or without a kernel line; `fields["cause"]` names it. `code` is NVML's return
-    # code, NVML's event type, or the bit of DCGM's policy condition.
+    # A fault found by polling the driver, with or without a kernel line; `fields["cause"]` names it. `code` is NVML's
+    # return code, NVML's event type, or the bit of DCGM's policy condition.
     DRIVER_FAULT = "driver_fault"
     DRIVER_EVENT = "driver_event"
     POLICY_VIOLATION = "policy_violation"
-    # What a sweep of the InfiniBand fabric finds: a link, or a switch with all its links, that went or came back.
+    # Found by a sweep of the InfiniBand fabric: a link, or a switch with all its links, went down or came up.
     FABRIC_DOWN = "fabric_down"
     FABRIC_UP = "fabric_up"
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """Who was using the GPU; either part may be unknown."""
+    """The process that used the GPU; either part may be unknown."""
 
     pid: int | None = None
     name: str | None = None
@@ -56,7 +56,7 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened. `at` is the source's clock, `received_at` the hub's (None until it got there)."""
+    """Something that happened. `at` is the source's clock, `received_at` the hub's (None until received)."""
 
     id: str
     kind: EventKind
@@ -71,7 +71,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class EventSource:
-    """Where a stream of events comes from; `event_id` makes ids that stay the same on a retry."""
+    """The source of a stream of events; `event_id` makes ids that a retry repeats."""
 
     cluster: str
     node: str
@@ -82,21 +82,21 @@ class EventSource:
         return f"{self.cluster}/{self.node}/{self.boot}/{self.name}/{sequence}"
 
 
-# Where, what, and where a place has several of a kind, which: the file server. Empty for the rest.
+# Place, kind, code, and for file servers the server's name, else empty.
 ConditionKey = tuple[Place, EventKind, int | None, str]
 SERVER = "server"
-# On an event whose source will say when it is over; one who does not is over when it stays quiet.
+# Marks an event whose source also reports the recovery; others clear after a quiet time.
 REPORTS_RECOVERY = "tells_return"
 
 
 def condition_key(event: Event) -> ConditionKey:
-    """What the event is about: all that have it are one condition."""
+    """Events with the same key are one condition."""
     return (event.place, event.kind, event.code, event.fields.get(SERVER, ""))
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """What is so at a place since some time, folded from events of one kind and code."""
+    """A state of a place since some time, folded from events of one kind and code."""
 
     key: ConditionKey
     since: datetime
@@ -112,9 +112,9 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class ClearRule:
-    """When a condition is over: after a quiet time, or by an event at the same or an enclosing place.
+    """When a condition clears: after a quiet time, or by an event at the same or an enclosing place.
 
-    An event that names a server ends only what is about that server.
+    An event that names a server clears only conditions of that server.
     """
 
     quiet_seconds: float | None = None
@@ -124,8 +124,8 @@ class ClearRule:
 def fold_conditions(events: Iterable[Event], rule: ClearRule, now: datetime) -> dict[ConditionKey, Condition]:
     """The newest condition of each key at `now`.
 
-    Order and repetition of the events do not matter: they are taken by time, each id once. A
-    condition that cleared and came back starts anew.
+    The order and repetition of the events do not matter: they are sorted by time, and each id counts once. A condition
+    that cleared and returned starts anew.
     """
     conditions: dict[ConditionKey, Condition] = {}
     unique = {event.id: event for event in events}
@@ -136,11 +136,11 @@ def fold_conditions(events: Iterable[Event], rule: ClearRule, now: datetime) -> 
             _clear_by(conditions, event)
             continue
         key = condition_key(event)
-        known = _settle(conditions[key], rule, event.at) if key in conditions else None
-        if known is None or not known.is_open:
+        previous = _settle(conditions[key], rule, event.at) if key in conditions else None
+        if previous is None or not previous.is_open:
             conditions[key] = Condition(key, since=event.at, last=event.at, count=1)
         else:
-            conditions[key] = Condition(key, since=known.since, last=event.at, count=known.count + 1)
+            conditions[key] = Condition(key, since=previous.since, last=event.at, count=previous.count + 1)
     return {key: _settle(condition, rule, now) for key, condition in conditions.items()}
 
 

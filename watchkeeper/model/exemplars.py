@@ -1,6 +1,6 @@
 """An exemplar: one observation behind a counter or bucket, with labels that lead to it, such as a trace id.
 
-`readers.exposition` and remote write read them, `store.exemplars` keeps the newest, and Grafana asks for them.
+`readers.exposition` and remote write read them, `store.exemplars` keeps the newest, and Grafana queries them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ MAX_LABEL_CHARACTERS = 128
 
 @dataclass(frozen=True, slots=True)
 class Exemplar:
-    """`labels` are those of the observation; the series it belongs to is named beside it."""
+    """`labels` belong to the observation, not to its series."""
 
     labels: Labels
     value: float

@@ -1,8 +1,9 @@
-"""The InfiniBand fabric as one sweep saw it: devices, ports, what is plugged into what, and counters.
+"""The InfiniBand fabric in one sweep: devices, ports, cables and counters.
 
-`readers/infiniband_fabric` makes a `Fabric` of what infiniband-diags print, `readers/infiniband_ufm` of what UFM
-answers; `collect/fabric_watch` compares one sweep with the last, and `Layout` answers who is connected to whom. A GUID
-names a device, because two switches may have one name.
+`readers.fabric.infiniband_fabric` builds a `Fabric` from the output of infiniband-diags,
+`readers.fabric.infiniband_ufm` from UFM's replies. `clusters.fabric.fabric_watch` compares one sweep with the previous,
+and `FabricTopology` answers which ports are connected. A GUID identifies a device, because two switches may share a
+name.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ ACTIVE = "Active"
 DOWN = "Down"
 # Port states as the InfiniBand specification numbers them, and as node_exporter's `state_id` does.
 STATE_IDS = {"Down": 1, "Initialize": 2, "Armed": 3, "Active": 4}
-# Gb/s that one lane carries, by the name of its speed; what is on the wire is a little more because of the encoding.
+# Data rate of one lane in Gb/s by speed name; the signalling rate is higher because of the encoding.
 LANE_GBPS = {
     "SDR": 2.0,
     "DDR": 4.0,
@@ -30,9 +31,9 @@ LANE_GBPS = {
     "NDR": 100.0,
     "XDR": 200.0,
 }
-# What an adapter calls itself while nobody has told it the name of its host: MT4129 ConnectX7   Mellanox Technologies
+# The description of an adapter that has not been given the name of its host: MT4129 ConnectX7   Mellanox Technologies
 UNNAMED = re.compile(r"^MT\d+ |Mellanox Technologies|^$")
-# With fewer ports alike on a switch, nobody can say which of them is the slow one.
+# With fewer comparable ports on a switch, the slow one cannot be identified.
 MIN_PEERS = 3
 
 PortKey = tuple[str, int]
@@ -56,7 +57,7 @@ class FabricDevice:
 
     @property
     def node(self) -> str | None:
-        """The host an adapter sits in, from the description `gpu-node-1 mlx5_0`; None where it has no name yet."""
+        """The host of an adapter, from a description such as `gpu-node-1 mlx5_0`; None without a host name."""
         if self.kind is not FabricDeviceKind.HOST or UNNAMED.search(self.name):
             return None
         return self.name.rpartition(" ")[0].strip() or self.name
@@ -68,7 +69,7 @@ class FabricDevice:
 
 @dataclass(frozen=True, slots=True)
 class FabricPort:
-    """One port; `counters` None means that none came. Where they did, an error that is not among them is 0."""
+    """One port; `counters` None: none were read. Otherwise an error counter that is missing is 0."""
 
     guid: str
     number: int
@@ -100,7 +101,7 @@ class FabricPort:
 
 @dataclass(frozen=True, slots=True)
 class Fabric:
-    """One sweep. With `problems` it is not whole, and what is missing may be there; `unread` costs counters only."""
+    """One sweep. With `problems` it is incomplete: a missing device may exist. `unread` affects counters only."""
 
     at_ms: int
     source: str
@@ -113,7 +114,7 @@ class Fabric:
 
 @dataclass(frozen=True, slots=True)
 class HostLink:
-    """A host's port and where its cable ends; `switch` None: nobody knows, or the cable ends in another host."""
+    """A host's port and the switch port it is connected to; `switch` None: unknown, or connected to another host."""
 
     node: str
     adapter: str
@@ -124,7 +125,7 @@ class HostLink:
 
 
 class FabricTopology:
-    """Who is connected to whom in one sweep; each answer is computed once."""
+    """The connections of one sweep; each answer is computed once."""
 
     def __init__(self, fabric: Fabric) -> None:
         self.fabric = fabric
@@ -136,7 +137,7 @@ class FabricTopology:
         return [device for device in self.fabric.devices if device.kind is FabricDeviceKind.SWITCH]
 
     def device_name(self, guid: str) -> str:
-        """A device as people call it; a switch whose name another one has too, or none, is told apart by its GUID."""
+        """A device's name; a switch without a unique name gets its GUID appended."""
         device = self.devices.get(guid)
         if device is None:
             return guid
@@ -153,7 +154,7 @@ class FabricTopology:
 
     @cached_property
     def _leaves(self) -> frozenset[str]:
-        """Switches with a host; a host is nearer to its leaf than to any other."""
+        """Switches with a host attached."""
         return frozenset(port.guid for port in self.fabric.ports if self._class(port) == "host link")
 
     def _class(self, port: FabricPort) -> str:
@@ -169,13 +170,13 @@ class FabricTopology:
         for port in self.fabric.ports:
             if port.gbps is not None and port.is_up and self._class(port):
                 groups[port.guid, self._class(port)].append(port)
-        found: set[PortKey] = set()
+        slow: set[PortKey] = set()
         for group in groups.values():
             rates = Counter(port.gbps or 0.0 for port in group)
             usual, ports = rates.most_common(1)[0]
             if ports >= MIN_PEERS:
-                found.update(port.key for port in group if (port.gbps or 0.0) < usual)
-        return frozenset(found)
+                slow.update(port.key for port in group if (port.gbps or 0.0) < usual)
+        return frozenset(slow)
 
     def links(self) -> Iterator[tuple[FabricPort, FabricPort]]:
         """Each cable once, the end with the smaller key first."""
@@ -186,7 +187,7 @@ class FabricTopology:
 
     def host_links(self) -> list[HostLink]:
         """The ports of all hosts that have a name, in the order of node, adapter and port."""
-        found = []
+        host_links = []
         for port in self.fabric.ports:
             device = self.devices.get(port.guid)
             if device is None or device.node is None:
@@ -195,11 +196,11 @@ class FabricTopology:
             is_switch = there is not None and there.kind is FabricDeviceKind.SWITCH
             switch = self.device_name(port.peer_guid or "") if is_switch else None
             is_slow = port.peer in self.slow_ports
-            found.append(HostLink(device.node, device.adapter, port, switch, port.peer_port, is_slow))
-        return sorted(found, key=lambda link: (link.node, natural_sort_key(link.adapter), link.port.number))
+            host_links.append(HostLink(device.node, device.adapter, port, switch, port.peer_port, is_slow))
+        return sorted(host_links, key=lambda link: (link.node, natural_sort_key(link.adapter), link.port.number))
 
     def leaf_by_node(self) -> dict[str, str]:
-        """The leaf of each node: that of its first adapter, so that nodes of one group of rails have the same."""
+        """The leaf of each node, taken from its first adapter, so that nodes of one rail group have the same leaf."""
         leaves: dict[str, str] = {}
         for link in self.host_links():
             if link.switch is not None:

@@ -1,8 +1,7 @@
 """The fleet: nodes, GPUs, and `Place`, the name of anything that can break.
 
-A GPU is named by its UUID, because index, PCI address and even serial number move. What a node
-should have (`expected_gpus`) is kept apart from what it reports: without an expectation nobody may
-claim that something is missing.
+A GPU is identified by its UUID, because index, PCI address and even serial number change. What a node should have
+(`expected_gpus`) is kept apart from what it reports: without an expectation, nothing counts as missing.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from urllib.parse import quote, unquote
 
-# No fleet and no job comes near: more in a table or an option is a mistake.
+# Far above any fleet or job: a larger number in a table or an option is a mistake.
 MOST_GPUS = 1_000_000
 
 
@@ -42,17 +41,17 @@ class Place:
             raise ValueError("a place has a GPU or a port, not both")
 
     def is_named_in(self, title: str) -> bool:
-        """True for a title from before any page had told the number of the GPU."""
+        """True for a title that was written before the GPU's index was known."""
         return self.gpu is not None and self.gpu in title
 
     @property
     def whole_node(self) -> Place:
-        """The node that it is or lies in; a domain or a cluster is itself."""
+        """The node that this place is or lies in; a domain or a cluster stays itself."""
         return Place(self.cluster, node=self.node, domain=self.domain)
 
     @property
     def parent(self) -> Place | None:
-        """The next larger place that is known from the name alone; None for a cluster."""
+        """The next larger place that follows from the name; None for a cluster."""
         if self.slice is not None:
             return replace(self, slice=None)
         if self.gpu is not None or self.port is not None:
@@ -100,7 +99,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU as its node reports it; what is not reported is None."""
+    """One GPU as its node reports it; a value that is not reported is None."""
 
     uuid: str
     index: int | None = None
@@ -131,14 +130,14 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class GpuInFleet(Gpu):
-    """A GPU of the map; `workload` holds it, None where nobody does or where that is unknown."""
+    """A GPU of the map; `workload` is its holder, None if free or unknown."""
 
     workload: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class NodeInFleet:
-    """A node of the map; a GPU that is expected and never reported is None."""
+    """A node of the map; an expected GPU that was never reported is None."""
 
     name: str
     pool: str
@@ -158,30 +157,30 @@ def normalise_pci(text: str) -> str:
     return f"{int(domain, 16):04x}:{int(bus, 16):02x}:{int(device, 16):02x}"
 
 
-# What nobody has said: a rack, pool or team without a name is shown under this one, and never left out.
+# A rack, pool or team without a name is shown under this name, and never dropped.
 UNMAPPED = "unmapped"
 # dcgm-exporter writes the holder of a GPU into these labels; Prometheus renames them when they clash with its own.
 HOLDER_LABELS = (("namespace", "pod"), ("exported_namespace", "exported_pod"), ("", "hpc_job"))
 
 
 def holder_from_labels(labels: Mapping[str, str]) -> str | None:
-    """Which workload holds a GPU, as the labels of its samples say: `namespace/pod`, or a Slurm job's id."""
+    """The workload that holds a GPU, from the labels of its samples: `namespace/pod`, or a Slurm job's id."""
     for space, name in HOLDER_LABELS:
         if labels.get(name):
             return f"{labels.get(space, '')}/{labels[name]}" if space else labels[name]
-    # An information series of ours has pods, jobs and programs in one label.
+    # Our own info series have pods, jobs and programs in one label.
     if labels.get("workload"):
         return "/".join(part for part in (labels.get("namespace"), labels["workload"]) if part)
     return None
 
 
-# The largest machine has 16 GPUs; a fleet's hub must not be filled by one that errs.
+# The largest machine has 16 GPUs; a faulty registration must not fill the hub.
 MAX_GPUS_OF_A_NODE = 128
 
 
 @dataclass(frozen=True, slots=True)
 class NodeRegistration:
-    """`expected_gpus` None: nobody has said. `metrics_port` None: not readable from outside, or only with a secret."""
+    """`expected_gpus` None: unknown. `metrics_port` None: not readable from outside, or only with a credential."""
 
     cluster: str
     node: str

@@ -1,4 +1,4 @@
-"""The fleet's room now, in GPUs: free, held, and free where no job of a size can use them.
+"""The fleet's capacity now, in GPUs: free, allocated, and free but too fragmented for jobs of a size.
 
 `capacity.standing` counts it, `client.typed` reads it back.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ShapeCapacity:
-    """Jobs of `gpus` GPUs, each on one node: how many could start now, and free GPUs that none of them can use."""
+    """Jobs of `gpus` GPUs, each on one node: how many could start now, and how many free GPUs they cannot use."""
 
     gpus: int
     jobs: int
@@ -20,7 +20,7 @@ class ShapeCapacity:
 
 @dataclass(frozen=True, slots=True)
 class FleetCapacity:
-    """The fleet in GPUs; `stranded_share` is the part of the free GPUs that no job of 8 (or a node's size) can use."""
+    """The fleet in GPUs; `stranded_share`: the share of free GPUs that no job of 8 (or a node's size) can use."""
 
     gpus: int
     in_service_gpus: int

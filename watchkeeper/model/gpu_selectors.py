@@ -1,7 +1,7 @@
-"""The words in which people name GPUs of one node: `0`, `0-3`, a UUID or its beginning, a PCI address, a MIG slice.
+"""How a user selects GPUs of one node: `0`, `0-3`, a UUID or its beginning, a PCI address, a MIG instance.
 
-A slice is `0/1`, the GPU instance 1 of GPU 0, or its own UUID. A `Selection` is read once, by a command or from a group
-(`agent.gpus.gpu_groups`), and held against the GPUs that are there then.
+A MIG instance is `0/1`, the GPU instance 1 of GPU 0, or its own UUID. A `GpuSelection` is parsed once, from a command
+or a group (`agent.gpus.gpu_groups`), and matched against the GPUs that are present then.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ SLICE = re.compile(r"(?:MIG-)?(?P<gpu>\d{1,4}|GPU-[0-9a-fA-F-]+)/(?P<slice>\d{1,
 # `00000000:5D:00.0`, `0000:5d:00.0`, `5d:00.0`
 PCI = re.compile(r"(?:pci:)?(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-7])?\Z", re.IGNORECASE)
 UUID = re.compile(r"GPU-[0-9a-fA-F-]{1,36}\Z")
+SELECTOR_FORMS = "an index, 0-3, a UUID, a PCI address, or 0/1 for a MIG instance"
 MIG_UUID = re.compile(r"MIG-[0-9a-fA-F-]{1,36}\Z")
 
 
 @dataclass(frozen=True, slots=True)
 class SelectableGpu:
-    """A GPU as a word may name it; what is not known is None. `slices`: UUID of each MIG slice to its instance."""
+    """A GPU that can be selected; what is unknown is None. `slices` maps each MIG UUID to its instance number."""
 
     index: int | None
     uuid: str | None
@@ -35,9 +36,9 @@ class SelectableGpu:
 
 @dataclass(frozen=True, slots=True)
 class GpuSelector:
-    """One GPU in somebody's words: exactly one of `index`, `uuid`, `pci` and `mig`, the UUID of a slice.
+    """One GPU as the user wrote it: exactly one of `index`, `uuid`, `pci` and `mig` (the UUID of a MIG instance).
 
-    `slice` is the instance where the GPU is named; None is the whole GPU.
+    `slice` is the instance number if the GPU is named; None is the whole GPU.
     """
 
     text: str
@@ -57,7 +58,7 @@ class GpuSelector:
         return gpu.uuid is not None and gpu.uuid.lower().startswith((self.uuid or "").lower())
 
     def slices(self, gpu: SelectableGpu) -> frozenset[int]:
-        """The slices of a GPU that the word means; none of them: the GPU itself, if it is named at all."""
+        """The MIG instances that this selects; empty: the whole GPU, if it matches."""
         if self.mig is None:
             return frozenset() if self.slice is None else frozenset({self.slice})
         start = self.mig.lower()
@@ -71,50 +72,50 @@ class GpuSelection:
     selectors: tuple[GpuSelector, ...]
 
     def includes(self, gpu: SelectableGpu) -> bool:
-        return any(word.matches(gpu) for word in self.selectors)
+        return any(selector.matches(gpu) for selector in self.selectors)
 
     def slices(self, gpu: SelectableGpu) -> frozenset[int] | None:
-        """The chosen slices of a chosen GPU; None: the GPU itself is meant."""
-        meant = [word.slices(gpu) for word in self.selectors if word.matches(gpu)]
-        return frozenset().union(*meant) if meant and all(meant) else None
+        """The selected MIG instances of a selected GPU; None: the whole GPU."""
+        selected = [selector.slices(gpu) for selector in self.selectors if selector.matches(gpu)]
+        return frozenset().union(*selected) if selected and all(selected) else None
 
     def unmatched_texts(self, gpus: Iterable[SelectableGpu]) -> list[str]:
-        """The words that name none of these GPUs."""
-        there = list(gpus)
-        return [word.text for word in self.selectors if not any(word.matches(gpu) for gpu in there)]
+        """The selectors that match none of these GPUs."""
+        present = list(gpus)
+        return [selector.text for selector in self.selectors if not any(selector.matches(gpu) for gpu in present)]
 
 
 def parse_selection(texts: Iterable[str]) -> GpuSelection:
-    """What people type, with commas or without; ValueError names the first that is no GPU."""
-    words: list[GpuSelector] = []
-    for text in (part.strip() for given in texts for part in given.split(",")):
+    """Parse selectors, separated by commas or as separate texts; ValueError names the first that is invalid."""
+    selectors: list[GpuSelector] = []
+    for text in (part.strip() for item in texts for part in item.split(",")):
         if text:
-            words += _read_word(text)
-        if len(words) > MOST_GPUS:
-            raise ValueError(f"{len(words)} GPUs or more, the limit is {MOST_GPUS}")
-    if not words:
-        raise ValueError("no GPU is named")
-    return GpuSelection(tuple(words))
+            selectors += _parse_selector(text)
+        if len(selectors) > MOST_GPUS:
+            raise ValueError(f"{len(selectors)} GPUs or more, the limit is {MOST_GPUS}")
+    if not selectors:
+        raise ValueError(f"no GPU selected; write {SELECTOR_FORMS}")
+    return GpuSelection(tuple(selectors))
 
 
-def _read_word(text: str) -> list[GpuSelector]:
-    if (found := RANGE.match(text)) is not None:
-        first, last = int(found[1]), int(found[2])
+def _parse_selector(text: str) -> list[GpuSelector]:
+    if (match := RANGE.match(text)) is not None:
+        first, last = int(match[1]), int(match[2])
         if first > last:
-            raise ValueError(f"`{text}` goes backwards; write {last}-{first}")
+            raise ValueError(f"`{text}` is reversed; write {last}-{first}")
         if last >= MOST_GPUS:
-            raise ValueError(f"`{text}` goes up to {last}, the highest index is {MOST_GPUS - 1}")
+            raise ValueError(f"`{text}` ends at {last}, the highest index is {MOST_GPUS - 1}")
         return [GpuSelector(str(index), index=index) for index in range(first, last + 1)]
     if text.isascii() and text.isdigit() and len(text) <= 4:
         return [GpuSelector(text, index=int(text))]
-    if (found := SLICE.match(text)) is not None:
-        gpu, number = found["gpu"], int(found["slice"])
-        whole = GpuSelector(text, index=int(gpu)) if gpu.isdigit() else GpuSelector(text, uuid=gpu)
-        return [replace(whole, slice=number)]
+    if (match := SLICE.match(text)) is not None:
+        gpu, number = match["gpu"], int(match["slice"])
+        selector = GpuSelector(text, index=int(gpu)) if gpu.isdigit() else GpuSelector(text, uuid=gpu)
+        return [replace(selector, slice=number)]
     if UUID.match(text):
         return [GpuSelector(text, uuid=text)]
     if PCI.match(text):
         return [GpuSelector(text, pci=normalise_pci(text))]
     if MIG_UUID.match(text):
         return [GpuSelector(text, mig=text)]
-    raise ValueError(f"`{text[:60]}` is no GPU; write an index, 0-3, a UUID, a PCI address, or 0/1 for a MIG slice")
+    raise ValueError(f"`{text[:60]}` does not select a GPU; write {SELECTOR_FORMS}")

@@ -1,10 +1,9 @@
 """A native histogram: one sample that says how many observations fell into which bucket.
 
-Buckets are numbered. With an exponential schema bucket n ends at 2^(n·2^-schema), so that bucket 0 ends at 1, and
-negative observations have buckets of their own, mirrored; with custom bounds bucket n ends at bound n, and one
-more has no end. Values never change; the sums and differences that PromQL needs make new ones. The store keeps
-them, `query.evaluate` computes with them, and what they mean is Prometheus' native histogram specification
-(prometheus.io/docs/specs/native_histograms).
+Buckets are numbered. With an exponential schema bucket n ends at 2^(n·2^-schema), so bucket 0 ends at 1, and
+negative observations have mirrored buckets of their own. With custom bounds bucket n ends at bound n, and the last
+bucket has no end. Values are immutable; the sums and differences that PromQL needs make new ones. The store keeps
+them, `query.evaluate` computes with them. Specification: prometheus.io/docs/specs/native_histograms.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from typing import NamedTuple, TypeAlias
 
 from watchkeeper.model.labels import Labels
 
-# The schema that says: the bounds are listed.
+# The schema with custom bounds.
 CUSTOM = -53
 LOWEST_SCHEMA, HIGHEST_SCHEMA = -4, 8
-# A bound of 2^1024 is no float; Prometheus takes the largest one instead.
+# A bound of 2^1024 is not a float; Prometheus uses the largest float instead.
 LAST_EXPONENT = 1024
 
 # Numbers of buckets in ascending order, each with its population.
@@ -31,7 +30,7 @@ Buckets: TypeAlias = tuple[tuple[int, float], ...]
 
 
 class ResetHint(IntEnum):
-    """What is known about a counter reset since the sample before; numbers as in the remote-write protocol."""
+    """Whether a counter was reset since the previous sample; numbers as in the remote-write protocol."""
 
     UNKNOWN = 0
     RESET = 1
@@ -46,7 +45,7 @@ class Bucket(NamedTuple):
 
 
 class IncompatibleHistograms(ValueError):
-    """One histogram has exponential buckets, the other custom bounds: they have no sum."""
+    """Exponential buckets and custom bounds cannot be added."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +67,12 @@ class Histogram:
         return self.schema == CUSTOM
 
     def is_same(self, other: Histogram) -> bool:
-        """Whether both say the same about observations; NaN is the same as NaN, and hints do not count."""
+        """Whether both hold the same observations; NaN equals NaN, and hints do not count."""
         return self.layout == other.layout and _bits(self.numbers) == _bits(other.numbers)
 
     @property
     def layout(self) -> tuple[object, ...]:
-        """Everything but the numbers: histograms with the same layout have as many."""
+        """Everything but the numbers: histograms of the same layout have the same number of them."""
         indices = (tuple(index for index, _ in side) for side in self._sides)
         return self.schema, self.zero_threshold, self.bounds, *indices
 
@@ -83,37 +82,37 @@ class Histogram:
         return self.count, self.sum, self.zero_count, *populations
 
     def edges(self, index: int) -> tuple[float, float]:
-        """Where a positive bucket begins and ends."""
+        """The bounds of a positive bucket."""
         if not self.is_custom:
             return _power(index - 1, self.schema), _power(index, self.schema)
         lower = self.bounds[index - 1] if index > 0 else -math.inf
         return lower, self.bounds[index] if index < len(self.bounds) else math.inf
 
     def buckets(self) -> list[Bucket]:
-        """All buckets in ascending order; those beside a populated zero bucket begin where it ends."""
+        """All buckets in ascending order; neighbours of a populated zero bucket begin where it ends."""
         edge = self.zero_threshold
         below = [(index, count, *self.edges(index)) for index, count in reversed(self.negative)]
-        found = [Bucket(-upper, min(-lower, -edge), count) for _, count, lower, upper in below]
+        buckets = [Bucket(-upper, min(-lower, -edge), count) for _, count, lower, upper in below]
         if self.zero_count > 0:
-            found.append(Bucket(-edge, edge, self.zero_count))
+            buckets.append(Bucket(-edge, edge, self.zero_count))
         for index, count in self.positive:
             lower, upper = self.edges(index)
-            found.append(Bucket(max(lower, edge) if lower > 0 else lower, upper, count))
-        return found
+            buckets.append(Bucket(max(lower, edge) if lower > 0 else lower, upper, count))
+        return buckets
 
     def bound_inclusion(self, bucket: Bucket) -> tuple[bool, bool]:
-        """Whether a bucket holds its own bounds: the one nearer to 0 is never inside, both of the zero bucket are."""
+        """Whether each bound is inside: the one closer to 0 never is; the zero bucket includes both."""
         if self.is_custom:
             return bucket.lower == -math.inf, True
         is_zero = bucket.lower == -bucket.upper
         return is_zero or bucket.lower < 0, is_zero or bucket.upper > 0
 
     def scaled(self, factor: float) -> Histogram:
-        """A negative factor makes a gauge: no counter is negative."""
+        """A negative factor makes a gauge: a counter is never negative."""
         return self._each(lambda number: number * factor, is_gauge=factor < 0)
 
     def divided(self, divisor: float) -> Histogram:
-        """Divided by 0 no bucket is left, and the rest is infinite."""
+        """Division by 0 removes all buckets and makes the rest infinite."""
         if divisor == 0:
             return replace(self._each(lambda number: _by_zero(number, divisor)), positive=(), negative=())
         return self._each(lambda number: number / divisor, is_gauge=divisor < 0)
@@ -130,7 +129,7 @@ class Histogram:
         )
 
     def compacted(self) -> Histogram:
-        """Without buckets that nothing fell into."""
+        """Without empty buckets."""
         kept = [tuple(bucket for bucket in side if bucket[1] != 0) for side in (self.positive, self.negative)]
         return replace(self, positive=kept[0], negative=kept[1])
 
@@ -152,39 +151,39 @@ class Histogram:
         )
 
     def with_zero_bucket(self, threshold: float) -> Histogram:
-        """With a zero bucket that reaches at least this far: further where that would be inside a populated bucket."""
+        """With a zero bucket at least this wide: wider if the threshold lies inside a populated bucket."""
         if threshold <= self.zero_threshold:
             return self
         count = math.nan
         while True:
-            taken = [self._taken(side, threshold) for side in self._sides]
-            reach = max([threshold, *(end for _, end in taken)])
-            if reach == threshold:
-                count = self.zero_count + sum(inside for inside, _ in taken)
+            absorbed = [self._absorbed_by_zero(side, threshold) for side in self._sides]
+            widest = max([threshold, *(end for _, end in absorbed)])
+            if widest == threshold:
+                count = self.zero_count + sum(inside for inside, _ in absorbed)
                 break
-            threshold = reach
-        left = [tuple(one for one in side if self.edges(one[0])[0] >= threshold) for side in self._sides]
-        return replace(self, zero_threshold=threshold, zero_count=count, positive=left[0], negative=left[1])
+            threshold = widest
+        sides = [tuple(bucket for bucket in side if self.edges(bucket[0])[0] >= threshold) for side in self._sides]
+        return replace(self, zero_threshold=threshold, zero_count=count, positive=sides[0], negative=sides[1])
 
-    def _taken(self, side: Buckets, threshold: float) -> tuple[float, float]:
-        """What of one side falls into a zero bucket, and how far its last populated bucket reaches."""
-        count, reach = 0.0, 0.0
+    def _absorbed_by_zero(self, side: Buckets, threshold: float) -> tuple[float, float]:
+        """The population of one side that falls into a zero bucket, and the end of the last populated bucket."""
+        count, end = 0.0, 0.0
         for index, population in side:
             lower, upper = self.edges(index)
             if lower >= threshold:
                 break
             count += population
-            reach = upper if population != 0 else reach
-        return count, reach
+            end = upper if population != 0 else end
+        return count, end
 
     @property
     def _sides(self) -> tuple[Buckets, Buckets]:
         return self.positive, self.negative
 
     def is_reset_after(self, previous: Histogram) -> bool:
-        """Whether a counter began anew between the previous sample and this one: something counts less than before.
+        """Whether a counter was reset between the previous sample and this one: some bucket counts less than before.
 
-        A finer schema, a narrower zero bucket, or another kind of buckets come with a new beginning only.
+        A finer schema, a narrower zero bucket or another bucket kind appear only after a reset.
         """
         if self.count < previous.count or self.is_custom != previous.is_custom:
             return True
@@ -202,7 +201,7 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class HistogramSample:
-    """A histogram of one series at a time; stands beside `samples.Sample`."""
+    """A histogram of one series at one time; the counterpart of `samples.Sample`."""
 
     labels: Labels
     at_ms: int
@@ -210,7 +209,7 @@ class HistogramSample:
 
 
 class CombinedHistogram(NamedTuple):
-    """`is_conflicting`: one knew of a counter reset, another of none. `is_reconciled`: custom bounds differed."""
+    """`is_conflicting`: hints disagree about a counter reset. `is_reconciled`: custom bounds differed."""
 
     histogram: Histogram
     is_conflicting: bool
@@ -218,28 +217,28 @@ class CombinedHistogram(NamedTuple):
 
 
 def sum_histograms(parts: Sequence[Histogram]) -> CombinedHistogram:
-    """The sum of some histograms in the finest layout that all of them have; Incompatible if there is none."""
+    """The sum in the finest common layout; IncompatibleHistograms if there is none."""
     first = parts[0]
-    if any(one.is_custom != first.is_custom for one in parts):
-        raise IncompatibleHistograms("exponential buckets and custom bounds do not add up")
+    if any(part.is_custom != first.is_custom for part in parts):
+        raise IncompatibleHistograms("cannot add exponential buckets and custom bounds")
     bounds, is_reconciled = first.bounds, False
-    for one in parts[1:]:
-        if one.bounds != bounds:
-            bounds, is_reconciled = shared_bounds(bounds, one.bounds), True
-    laid = [one.with_bounds(bounds) for one in parts] if first.is_custom else _aligned(parts)
-    hint, is_conflicting = _joined_hint([one.hint for one in parts])
-    found = Histogram(
-        schema=laid[0].schema,
-        count=_sum([one.count for one in laid]),
-        sum=_sum([one.sum for one in laid]),
-        zero_threshold=laid[0].zero_threshold,
-        zero_count=_sum([one.zero_count for one in laid]),
-        positive=_merged(bucket for one in laid for bucket in one.positive),
-        negative=_merged(bucket for one in laid for bucket in one.negative),
+    for part in parts[1:]:
+        if part.bounds != bounds:
+            bounds, is_reconciled = shared_bounds(bounds, part.bounds), True
+    aligned = [part.with_bounds(bounds) for part in parts] if first.is_custom else _aligned(parts)
+    hint, is_conflicting = _joined_hint([part.hint for part in parts])
+    total = Histogram(
+        schema=aligned[0].schema,
+        count=_sum([part.count for part in aligned]),
+        sum=_sum([part.sum for part in aligned]),
+        zero_threshold=aligned[0].zero_threshold,
+        zero_count=_sum([part.zero_count for part in aligned]),
+        positive=_merged(bucket for part in aligned for bucket in part.positive),
+        negative=_merged(bucket for part in aligned for bucket in part.negative),
         bounds=bounds,
         hint=hint,
     )
-    return CombinedHistogram(found, is_conflicting, is_reconciled)
+    return CombinedHistogram(total, is_conflicting, is_reconciled)
 
 
 def subtract_histograms(left: Histogram, right: Histogram) -> CombinedHistogram:
@@ -247,11 +246,11 @@ def subtract_histograms(left: Histogram, right: Histogram) -> CombinedHistogram:
 
 
 def average_histograms(parts: Sequence[Histogram]) -> CombinedHistogram:
-    """The mean of some histograms; each is divided first where their sum would be too large for a float."""
-    found = sum_histograms(parts)
-    if any(map(math.isinf, found.histogram.numbers)):
-        return sum_histograms([one.divided(len(parts)) for one in parts])
-    return found._replace(histogram=found.histogram.divided(len(parts)))
+    """The mean of histograms; each is divided first if the sum would overflow."""
+    total = sum_histograms(parts)
+    if any(map(math.isinf, total.histogram.numbers)):
+        return sum_histograms([part.divided(len(parts)) for part in parts])
+    return total._replace(histogram=total.histogram.divided(len(parts)))
 
 
 def shared_bounds(left: tuple[float, ...], right: tuple[float, ...]) -> tuple[float, ...]:
@@ -260,19 +259,19 @@ def shared_bounds(left: tuple[float, ...], right: tuple[float, ...]) -> tuple[fl
 
 def _aligned(parts: Sequence[Histogram]) -> list[Histogram]:
     """Exponential histograms with one schema and one zero bucket."""
-    threshold = max(one.zero_threshold for one in parts)
+    threshold = max(part.zero_threshold for part in parts)
     while True:
-        laid = [one.with_zero_bucket(threshold) for one in parts]
-        reach = max(one.zero_threshold for one in laid)
-        if reach == threshold:
+        aligned = [part.with_zero_bucket(threshold) for part in parts]
+        widest = max(part.zero_threshold for part in aligned)
+        if widest == threshold:
             break
-        threshold = reach
-    schema = min(one.schema for one in parts)
-    return [one.coarsened(schema) for one in laid]
+        threshold = widest
+    schema = min(part.schema for part in parts)
+    return [part.coarsened(schema) for part in aligned]
 
 
 def _joined_hint(hints: Sequence[ResetHint]) -> tuple[ResetHint, bool]:
-    """A gauge makes everything a gauge; what is unknown of one is unknown of all."""
+    """One gauge makes the result a gauge; differing hints make it unknown."""
     kinds = set(hints)
     is_conflicting = {ResetHint.RESET, ResetHint.NOT_RESET} <= kinds
     if ResetHint.GAUGE in kinds:
@@ -281,15 +280,15 @@ def _joined_hint(hints: Sequence[ResetHint]) -> tuple[ResetHint, bool]:
 
 
 def _merged(buckets: Iterable[tuple[int, float]]) -> Buckets:
-    """Populations with the same number are added."""
-    found: dict[int, list[float]] = {}
+    """Add populations of buckets with the same number."""
+    populations: dict[int, list[float]] = {}
     for index, count in buckets:
-        found.setdefault(index, []).append(count)
-    return tuple((index, _sum(found[index])) for index in sorted(found))
+        populations.setdefault(index, []).append(count)
+    return tuple((index, _sum(populations[index])) for index in sorted(populations))
 
 
 def _sum(numbers: list[float]) -> float:
-    """Exact and rounded once; infinities and what is too large add up as floats do."""
+    """Exact, rounded once; infinities and overflow add up as floats do."""
     if len(numbers) == 1:
         return numbers[0]
     try:
@@ -303,12 +302,12 @@ def _bits(numbers: tuple[float, ...]) -> bytes:
 
 
 def _has_less(now: Buckets, before: Buckets) -> bool:
-    there = dict(now)
-    return any(there[index] < count if index in there else count != 0 for index, count in before)
+    current = dict(now)
+    return any(current[index] < count if index in current else count != 0 for index, count in before)
 
 
 def _by_zero(number: float, zero: float) -> float:
-    """A quotient as floats have it, which Python refuses."""
+    """Float division by zero, which Python refuses."""
     if number == 0 or math.isnan(number):
         return math.nan
     return math.copysign(math.inf, number) * math.copysign(1.0, zero)

@@ -1,7 +1,6 @@
-"""An incident is what people work on: one place, one family of causes, everything seen about it.
+"""An incident is what people work on: one place, one family of causes, all signals about it.
 
-The life cycle is a table. `version` rises with each change, so that two writers cannot overwrite
-each other without noticing.
+The life cycle is a table. `version` rises with each change, so that concurrent writes are detected.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ INCIDENT_MOVES: Mapping[IncidentState, frozenset[IncidentState]] = {
 class MemberKind(StrEnum):
     EVENT = "event"
     ALERT = "alert"
-    # Many places of one failure domain have the same fault at once; it lasts as long as the others do.
+    # Many places of one failure domain have the same fault at once; it lasts as long as their incidents.
     DOMAIN = "domain"
 
 
@@ -56,7 +55,7 @@ class Member:
     text: str
     severity: Severity
     until: datetime | None = None
-    # A repair of ours brought it about: a machine that we reboot does not answer for a while.
+    # Caused by our own repair: a node that we reboot is unreachable for a while.
     by_repair: bool = False
 
 
@@ -75,9 +74,9 @@ class Incident:
     resolved_at: datetime | None = None
     assignee: str | None = None
     version: int = 1
-    # How often it came back after it had been resolved.
+    # How often it returned after it was resolved.
     reopened: int = 0
-    # The incident that took this one in, for one that was resolved because it is a part of another.
+    # The incident that absorbed this one; this one was resolved as a part of it.
     part_of: str | None = None
 
     @property
@@ -87,7 +86,7 @@ class Incident:
 
 @dataclass(frozen=True, slots=True)
 class TimelineEntry:
-    """One line of an incident's timeline; `body` has what its kind says."""
+    """One entry of an incident's timeline; the shape of `body` depends on `kind`."""
 
     at: datetime
     actor: str
@@ -96,7 +95,7 @@ class TimelineEntry:
 
 
 def move(incident: Incident, to: IncidentState, *, at: datetime) -> Incident:
-    """The incident in its next state, or InvalidTransition if the life cycle does not allow it."""
+    """The incident in its new state, or InvalidTransition if the life cycle does not allow it."""
     if to not in INCIDENT_MOVES[incident.state]:
         allowed = ", ".join(sorted(INCIDENT_MOVES[incident.state]))
         raise InvalidTransition(

@@ -1,32 +1,34 @@
-"""Jobs as people see them: what one holds and uses, how it gets on, what held it up, and its ranks side by side.
+"""Jobs as users see them: allocation, use, progress, what each is blocked on, and its ranks.
 
-`workloads` makes these values, `web/jobs_api` serves them as they stand here, and `watchkeeper jobs` and the console's
-Jobs page show them. Times are UTC, shares are 0 to 1, and None is unknown: an unknown share is not an idle GPU.
+`workloads` makes these values, `web/jobs_api` serves them unchanged, and `watchkeeper jobs` and the console's Jobs page
+show them. Times are UTC, shares are 0 to 1, and None is unknown: an unknown share is not an idle GPU.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from statistics import median
 
+from watchkeeper.kit import wire
+
 # As in packs/rules/training.yaml and jobs.yaml.
 SPINS_PERCENT, SPINS_SM = 95.0, 0.3
-# Shares of the power limit, and of the most that the job itself has drawn within a day, for those without SM activity.
+# Shares of the power limit, and of the job's own maximum of one day, for GPUs without SM activity.
 SPINS_POWER, SPINS_OWN_POWER = 0.35, 0.4
 IDLE_PERCENT, IDLE_SM = 5.0, 0.05
-# What no link carries while a collective waits; packs/rules/jobs.yaml.
+# Traffic that no link reaches while a collective waits; packs/rules/jobs.yaml.
 MOVES_BYTES = 1e8
-# Nodes of one job do alike. One is odd that has three times what the others have, or a third of it, and more than a
-# little: a program that spins keeps a core or two of a hundred, and a link that nobody uses carries some kilobytes.
+# Nodes of one job behave alike. An outlier has three times the median or a third of it, and more than a small
+# amount: a program that spins keeps one or two of a hundred cores busy, and an unused link carries some kilobytes.
 ODD_FACTOR, ODD_CPU_SHARE, ODD_LINK_BYTES, LEAST_NODES = 3.0, 0.05, 1e7, 3
-# A node whose CPUs are taken lets its ranks wait for their turn, where the others' have a good part of theirs free.
+# On a node with busy CPUs the ranks wait for CPU time, while CPUs of the other nodes are partly free.
 TAKEN_CPU_SHARE, ROOMY_CPU_SHARE = 0.9, 0.7
 WHO_TAKES_CPUS = "ps -eo pcpu,pid,user,args --sort=-pcpu | head"
-# What controllers append to the name of a job to name its pods; packs/rules/jobs.yaml cuts by the same two patterns.
+# Suffixes that controllers append to a job's name to name its pods; packs/rules/jobs.yaml uses the same two patterns.
 # Kubernetes' random suffixes have no vowels and none of 0, 1 and 3 (k8s.io/apimachinery/pkg/util/rand).
 SUFFIX = "[bcdf-hj-np-tv-xz2-9]"
 HASHED = f"(.+?)(?:-{SUFFIX}{{8,10}})?-{SUFFIX}{{5}}"
@@ -37,7 +39,7 @@ NUMBERED = (
 
 
 class JobKind(StrEnum):
-    """Who started it. `PLAIN` is a program that no scheduler names, or one that only its own series name."""
+    """The scheduler that started it. `PLAIN`: no scheduler, or only the job's own series name it."""
 
     SLURM = "slurm"
     KUBERNETES = "kubernetes"
@@ -45,7 +47,7 @@ class JobKind(StrEnum):
 
 
 class JobState(StrEnum):
-    """How a job gets on, the gravest first; `UNKNOWN` where nobody says and its GPUs are not seen."""
+    """A job's state, the most severe first; `UNKNOWN` if no source reports it and its GPUs have no samples."""
 
     HUNG = "hung"
     STALLED = "stalled"
@@ -59,7 +61,7 @@ class JobState(StrEnum):
 
 
 class BoundBy(StrEnum):
-    """What a job would need more of to be faster; `UNKNOWN` where too little is measured."""
+    """The resource that limits a job's speed; `UNKNOWN` where too little is measured."""
 
     COMPUTE = "compute"
     MEMORY_BANDWIDTH = "memory_bandwidth"
@@ -72,7 +74,7 @@ class BoundBy(StrEnum):
 
 
 class LostReason(StrEnum):
-    """Why wall time brought no step; `PAUSE` is a checkpoint, validation or another stop that is usual for the job."""
+    """Why no step finished in some time; `PAUSE` is a checkpoint, a validation or another regular stop of the job."""
 
     STALL = "stall"
     RESTART = "restart"
@@ -83,7 +85,7 @@ class LostReason(StrEnum):
 
 
 class RankState(StrEnum):
-    """What a rank does beside the others: `WAITS` spins in a collective, `MISSING` says nothing any more."""
+    """A rank compared with the others: `WAITS` spins in a collective, `MISSING` no longer reports."""
 
     WORKS = "works"
     WAITS = "waits"
@@ -95,10 +97,10 @@ class RankState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Straggler:
-    """The rank that the others wait for. `score` is its share above the others: 0.1 is a tenth longer; None: for ever.
+    """The rank that the others wait for. `score` 0.1: it takes 10 % longer than the others; None: it never finishes.
 
-    `rank` None: only the GPU is known, because the job says nothing about its ranks. `is_short_of_cpu`: its node's CPUs
-    are taken, those of the other nodes are not. `is_gone`: neither it nor its GPU says anything any more.
+    `rank` None: only the GPU is known, because the job does not report its ranks. `is_short_of_cpu`: the CPUs of its
+    node are busy, those of the other nodes are not. `is_gone`: neither the rank nor its GPU reports any more.
     """
 
     rank: int | None
@@ -113,7 +115,7 @@ class Straggler:
 
 @dataclass(frozen=True, slots=True)
 class Money:
-    """What the held GPUs cost so far; `amount` None: a GPU of it has no price."""
+    """The cost of the allocated GPUs so far; `amount` None: one of them has no price."""
 
     amount: float | None
     currency: str
@@ -123,9 +125,9 @@ class Money:
 class JobLine:
     """One job in a list.
 
-    `id` is what `GET /api/jobs/{id}` takes: a Slurm id, `namespace/name`, or the name. `used` is the share of the held
-    GPU time of the last hour in which SMs were active, `memory_used` the share of its GPUs' memory that is taken.
-    `gpu_hours` and `cost` are so far, from `counted_since` on: its start, or when the hub first saw it.
+    `id` is what `GET /api/jobs/{id}` takes: a Slurm id, `namespace/name`, or the name. `used` is the share of the
+    allocated GPU time of the last hour in which SMs were active, `memory_used` the used share of its GPUs' memory.
+    `gpu_hours` and `cost` count from `counted_since`: the job's start, or when the hub first saw the job.
     """
 
     id: str
@@ -153,7 +155,7 @@ class JobLine:
 
 @dataclass(frozen=True, slots=True)
 class ResourceUse:
-    """Used against held: `unit` is GPUs, bytes or cores; `share` None: not measured."""
+    """Used and allocated amount of one resource: `unit` is GPUs, bytes or cores; `share` None: not measured."""
 
     what: str
     held: float | None
@@ -164,7 +166,7 @@ class ResourceUse:
 
 @dataclass(frozen=True, slots=True)
 class Fix:
-    """One change that would help, the first the most: what to do, what it would give, and the setting to type."""
+    """One recommended change, most effective first: what to do, the expected gain, and the setting."""
 
     do: str
     why: str
@@ -173,14 +175,14 @@ class Fix:
 
 @dataclass(frozen=True, slots=True)
 class Efficiency:
-    """Used against held, what the job is bound by and why, and what to change; `unseen` is what was not measured."""
+    """Resource use, the bottleneck, and recommended changes; `unmeasured` lists what was not measured."""
 
     window_seconds: float
     uses: tuple[ResourceUse, ...]
     bound_by: BoundBy
     why: str
     fixes: tuple[Fix, ...]
-    unseen: tuple[str, ...] = ()
+    unmeasured: tuple[str, ...] = wire.json_key("unseen", default=())
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,9 +193,9 @@ class LostTime:
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """Productive step time over wall time; `share`, `productive_seconds` None where the job tells of no steps.
+    """Productive step time over wall time; `share` and `productive_seconds` None: the job reports no steps.
 
-    `lost` sums to wall minus productive; `step_seconds` is the usual length of a step, learned from the job itself.
+    `lost` sums to wall minus productive; `step_seconds` is the usual length of a step, learned from the job.
     """
 
     wall_seconds: float
@@ -207,7 +209,7 @@ class Goodput:
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """One rank beside the others; `score` as a straggler's. `rank` None where only its GPU is known."""
+    """One rank; `score` as in `Straggler`. `rank` None: only its GPU is known."""
 
     rank: int | None
     node: str
@@ -219,13 +221,13 @@ class Rank:
     step_seconds: float | None
     score: float | None
     state: RankState
-    # What it sends and receives over NVLink and PCIe, the larger of them.
+    # NVLink or PCIe traffic, sent and received, whichever is larger.
     link_bytes_per_second: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class HardwareEvent:
-    """Something that happened to a node of the job in its time; `rank` where the GPU is one of its ranks'."""
+    """An event on a node of the job while the job ran; `rank` if the GPU belongs to a rank."""
 
     at: datetime
     place: str
@@ -238,7 +240,7 @@ class HardwareEvent:
 
 @dataclass(frozen=True, slots=True)
 class LossEvent:
-    """A loss or gradient that went wrong, and what its ranks' GPUs did around then; none is an answer too."""
+    """A bad loss or gradient, and hardware events of the ranks' GPUs near that time, if any."""
 
     at: datetime
     what: str
@@ -248,14 +250,14 @@ class LossEvent:
 
 @dataclass(frozen=True, slots=True)
 class JobReport:
-    """All about one job: `GET /api/jobs/{id}`. `ranks` has at most 4,096 rows; `left_out` counts the others."""
+    """All about one job: `GET /api/jobs/{id}`. `ranks` has at most 4,096 rows; `omitted_ranks` counts the others."""
 
     job: JobLine
     why: str
     efficiency: Efficiency
     goodput: Goodput
     ranks: tuple[Rank, ...]
-    left_out: int
+    omitted_ranks: int = field(metadata={"json_key": "left_out"})
     hardware: tuple[HardwareEvent, ...]
     losses: tuple[LossEvent, ...]
     run_url: str | None
@@ -263,13 +265,13 @@ class JobReport:
 
 
 def job_of_holder(holder: str) -> str:
-    """The job of a workload as `fleet.holder` calls it: `ml/llm-worker-0` is one of `ml/llm`, a Slurm id is itself."""
+    """The job of a holder: `ml/llm-worker-0` belongs to `ml/llm`, a Slurm id is the job itself."""
     namespace, is_pod, name = holder.rpartition("/")
     return f"{namespace}/{job_name(name)}" if is_pod else name
 
 
 def job_name(pod: str) -> str:
-    """The job that a pod belongs to, by its name."""
+    """The name of a pod's job, from the name of the pod."""
     for pattern in (NUMBERED, HASHED):
         match = re.fullmatch(pattern, pod)
         if match is not None:
@@ -279,7 +281,7 @@ def job_name(pod: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class GpuActivity:
-    """What a GPU shows from outside; None is not measured. `usual_watts` is the most that the job drew within a day."""
+    """Measured activity of a GPU; None: not measured. `usual_watts` is the job's maximum power of the last day."""
 
     utilisation_percent: float | None = None
     sm_active: float | None = None
@@ -289,7 +291,7 @@ class GpuActivity:
 
     @property
     def state(self) -> RankState:
-        """Waiting in a collective is one small kernel that never ends: full utilisation, and little of all else."""
+        """A GPU that waits in a collective runs one small kernel: full utilisation, low SM activity and power."""
         percent, is_quiet = self.utilisation_percent, self._is_quiet
         if percent is None:
             return RankState.UNKNOWN
@@ -301,7 +303,7 @@ class GpuActivity:
 
     @property
     def _is_quiet(self) -> bool | None:
-        """Whether it does next to nothing, by its SMs, else by its watts; None where neither can be judged."""
+        """Whether activity is low, by SM activity, else by power; None where neither is measured."""
         if self.sm_active is not None:
             return self.sm_active < SPINS_SM
         if self.watts is not None and self.limit_watts:
@@ -312,35 +314,36 @@ class GpuActivity:
 
 
 def find_outlier_node(by_node: Mapping[str, float], *, least: float) -> str | None:
-    """The one node whose number is far from what the others have, by at least so much; None for none or several."""
+    """The only node whose value differs from the median by a factor and at least `least`; None for none or several."""
     if len(by_node) < LEAST_NODES:
         return None
     middle = median(by_node.values())
-    odd = [
+    outliers = [
         node
         for node, value in by_node.items()
         if abs(value - middle) >= least and (value > ODD_FACTOR * middle or value < middle / ODD_FACTOR)
     ]
-    return odd[0] if len(odd) == 1 else None
+    return outliers[0] if len(outliers) == 1 else None
 
 
 def is_short_of_cpu(node: str, by_node: Mapping[str, float]) -> bool:
-    """Whether the CPUs of a node are taken and those of the job's other nodes have room; False where it is unknown."""
+    """Whether a node's CPUs are busy while those of the job's other nodes have room; False if unknown."""
     others = [share for name, share in by_node.items() if name != node]
     return bool(others) and by_node.get(node, 0.0) >= TAKEN_CPU_SHARE and median(others) <= ROOMY_CPU_SHARE
 
 
-def straggler_name(one: Straggler) -> str:
-    """`rank 3 on n1`, `GPU 5 on n1`, or only `n1` where its node alone is known to be odd."""
-    if one.rank is not None:
-        return f"rank {one.rank} on {one.node or 'an unknown node'}"
-    return f"GPU {one.gpu} on {one.node or 'an unknown node'}" if one.gpu else one.node
+def straggler_name(straggler: Straggler) -> str:
+    """`rank 3 on n1`, `GPU 5 on n1`, or `n1` if only the node is known."""
+    if straggler.rank is not None:
+        return f"rank {straggler.rank} on {straggler.node or 'an unknown node'}"
+    return f"GPU {straggler.gpu} on {straggler.node or 'an unknown node'}" if straggler.gpu else straggler.node
 
 
 def rank_sort_key(pod: str, node: str, gpu: str) -> tuple[int, str, str, int]:
-    """Sorts GPUs as ranks count through them: by the worker's number, its node, and the index of the GPU.
+    """Sort GPUs in the likely order of ranks: by worker number, node, and GPU index.
 
-    A guess, for jobs that do not say where their ranks run: torchrun, Slurm's block distribution and Kubeflow do so.
+    A guess, for jobs that do not report where their ranks run; true for torchrun, Slurm's block
+    distribution and Kubeflow.
     """
     return _number(pod.rpartition("-")[2]), pod, node, _number(gpu)
 

@@ -1,4 +1,4 @@
-"""Label sets as Prometheus understands them: names to values, where an empty value means absent."""
+"""Label sets as in Prometheus: names to values, where an empty value means absent."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Labels(Mapping[str, str]):
     __slots__ = ("_hash", "pairs")
 
     def __init__(self, labels: Mapping[str, str] | Iterable[tuple[str, str]] = ()) -> None:
-        # A fleet has a million of them, most from a plain dictionary without an empty value.
+        # A fleet has a million label sets, most from a plain dictionary without empty values.
         named = labels if type(labels) is dict else dict(labels.items() if isinstance(labels, Mapping) else labels)
         if "" in named.values():
             named = {name: value for name, value in named.items() if value}
@@ -27,16 +27,16 @@ class Labels(Mapping[str, str]):
 
     @classmethod
     def with_metric_name(cls, name: str, others: tuple[tuple[str, str], ...]) -> Labels:
-        """A metric's name with labels that are sorted, have values, and are not its name: faster than sorting all."""
-        at = bisect_left(others, (METRIC_NAME,))
+        """Add the metric name to pairs that are sorted and not empty: faster than sorting all."""
+        position = bisect_left(others, (METRIC_NAME,))
         made = cls.__new__(cls)
-        made.pairs = (*others[:at], (METRIC_NAME, name), *others[at:])
+        made.pairs = (*others[:position], (METRIC_NAME, name), *others[position:])
         made._hash = hash(made.pairs)
         return made
 
     @classmethod
     def from_sorted_pairs(cls, pairs: tuple[tuple[str, str], ...]) -> Labels:
-        """The pairs of a label set that was one before: sorted, each name once, none empty. Nothing is looked at."""
+        """Rebuild a label set from its pairs, which are sorted, unique and not empty; nothing is checked."""
         made = cls.__new__(cls)
         made.pairs = pairs
         made._hash = hash(pairs)
@@ -44,28 +44,27 @@ class Labels(Mapping[str, str]):
 
     @property
     def name(self) -> str:
-        """The metric name, or an empty text where there is none."""
+        """The metric name, or an empty string."""
         return self.get(METRIC_NAME, "")
 
     @property
     def pairs_without_name(self) -> tuple[tuple[str, str], ...]:
-        """The pairs without the metric name."""
         return tuple([pair for pair in self.pairs if pair[0] != METRIC_NAME])
 
     def only(self, names: Iterable[str]) -> Labels:
-        wanted = frozenset(names)
-        return Labels(pair for pair in self.pairs if pair[0] in wanted)
+        kept = frozenset(names)
+        return Labels(pair for pair in self.pairs if pair[0] in kept)
 
     def without(self, *names: str) -> Labels:
         return Labels(pair for pair in self.pairs if pair[0] not in names)
 
     def with_labels(self, /, **labels: str) -> Labels:
-        """The same set with these labels set; an empty value takes a label away."""
+        """The same set with these labels set; an empty value removes a label."""
         return Labels(dict(self.pairs) | labels)
 
     def __getitem__(self, name: str) -> str:
-        for own, value in self.pairs:
-            if own == name:
+        for label, value in self.pairs:
+            if label == name:
                 return value
         raise KeyError(name)
 
@@ -76,9 +75,9 @@ class Labels(Mapping[str, str]):
     def get(self, name: str, default: str | T, /) -> str | T: ...
 
     def get(self, name: str, default: object = None, /) -> object:
-        # Mapping's own goes by way of an exception for each label that is absent.
-        for own, value in self.pairs:
-            if own == name:
+        # Mapping.get raises and catches an exception for each absent label, which is slow.
+        for label, value in self.pairs:
+            if label == name:
                 return value
         return default
 
@@ -101,7 +100,7 @@ class Labels(Mapping[str, str]):
         return f"Labels({self})"
 
     def __str__(self) -> str:
-        """As PromQL writes a series: `up{node="n1"}`, or `{"gpu.temp", node="n1"}` where a name is no word."""
+        """As PromQL writes a series: `up{node="n1"}`, or `{"gpu.temp", node="n1"}` for a name that needs quotes."""
         inside = [f'{quote_name(name)}="{escape(value)}"' for name, value in self.pairs if name != METRIC_NAME]
         name = quote_name(self.name) if self.name else ""
         if name.startswith('"'):
@@ -110,6 +109,6 @@ class Labels(Mapping[str, str]):
 
 
 def quote_name(name: str) -> str:
-    """A name as it may stand in PromQL: in quotes unless it is a word of letters, digits, _ and :."""
+    """A name in PromQL: in quotes unless it has only letters, digits, _ and :."""
     is_word = name.isascii() and name.replace(":", "_").isidentifier()
     return name if is_word else f'"{escape(name)}"'

@@ -1,6 +1,6 @@
-"""One line of the list of nodes: what a node should have, has, what its scheduler says, and who holds it.
+"""One row of the node list: expected and reported GPUs, the scheduler's state, and the holders.
 
-`web.fleet.node_list` makes the lines, `client.typed` reads them back.
+`web.fleet.node_list` makes the rows, `client.typed` reads them back.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from enum import StrEnum
 
 
 class NodeState(StrEnum):
-    """What we know about a node ourselves; its scheduler has words of its own."""
+    """The hub's own state of a node; its scheduler has separate states."""
 
     UP = "up"
     SHORT = "short"
@@ -23,7 +23,7 @@ class NodeState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SchedulerStatus:
-    """What one scheduler says about a node."""
+    """The state of a node in one scheduler."""
 
     source: str
     state: str
@@ -35,7 +35,7 @@ class SchedulerStatus:
 
 @dataclass(frozen=True, slots=True)
 class NodeLine:
-    """One node. `unmapped` names what nobody has said about it; `holders` has also whom only a scheduler names."""
+    """One node. `unmapped` lists missing inventory fields; `holders` includes holders that only a scheduler reports."""
 
     cluster: str
     name: str

@@ -1,8 +1,8 @@
-"""A notice: one message to one receiver about an incident, kept with what became of it.
+"""A notice: one message to one receiver about an incident, stored with its delivery state.
 
-`notify.notify` decides which notices are due, `notify.delivery` brings them there. The id says everything that
-makes a message the same one (incident, receiver, why, and which time), so that a restart finds it already written
-and a receiver that knows the id can drop a repetition.
+`notify.decisions` decides which notices are due, `notify.delivery` sends them. The id contains everything that
+identifies a message (incident, receiver, occasion, repetition), so a restart finds a notice that is already stored,
+and a receiver that knows the id can drop a duplicate.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from watchkeeper.model.alerts import Severity
 
 
 class Occasion(StrEnum):
-    """Why somebody is told."""
+    """Why a notification is sent."""
 
     OPENED = "opened"
     WORSE = "worse"
-    # It turned out to be a whole rack, or all behind one switch.
+    # The incident now covers a whole rack, or all nodes behind one switch.
     WIDER = "wider"
     REPEATED = "repeated"
     ESCALATED = "escalated"
@@ -27,7 +27,7 @@ class Occasion(StrEnum):
 
 
 class NoticeState(StrEnum):
-    """Where a notice is. SENDING that outlives a crash is sent again under its id: told twice beats never told."""
+    """Delivery state. A notice in SENDING after a crash is sent again under its id: twice is better than never."""
 
     WAITING = "waiting"
     SENDING = "sending"
@@ -37,9 +37,9 @@ class NoticeState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """`severity` and `place` are the incident's when the notice was made; `answer` is what the receiver said last.
+    """`severity` and `place` are the incident's when the notice was made; `answer` is the receiver's last reply.
 
-    `batch` names the message that it was first sent in: every further try is the same message again.
+    `batch` is the message that first contained it; each retry sends the same message again.
     """
 
     id: str

@@ -1,8 +1,8 @@
-"""Work orders: what a hub asks one node's agent to do, sealed so that nobody else can ask it.
+"""Work orders: tasks that a hub gives to one node's agent, sealed so that no other sender is accepted.
 
-The hub writes an `Order` (`remediate.orders`); the node's agent fetches it, judges it and answers with a `Receipt`
-(`agent.orders.orders`). Both travel as an `Envelope`: a text and its HMAC-SHA256, checked before the text is read.
-docs/decisions/0009 says why HMAC, and why each node has a key of its own.
+The hub writes an `Order` (`remediate.orders`); the node's agent fetches it, checks it and answers with a `Receipt`
+(`agent.orders.orders`). Both travel as an `Envelope`: a text and its HMAC-SHA256, which is checked before the text is
+read. docs/decisions/0009 explains why HMAC, and why each node has its own key.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from watchkeeper.model.actions import Result
 
 OrderId = NewType("OrderId", str)
 
-# An agent remembers what it has seen for as long as it could be sent again, so that time has an end.
+# An agent remembers each order for as long as it could be replayed, so that time is limited.
 LONGEST_LIFE = timedelta(hours=24)
 USUAL_LIFE = timedelta(minutes=10)
 LONGEST_ID = 100
@@ -32,7 +32,7 @@ MOST_OUTPUT_BYTES = 256 * 1024
 
 
 class SealPurpose(StrEnum):
-    """Part of what is sealed, so that an order never passes for a receipt."""
+    """Part of the sealed text, so that an order is never accepted as a receipt."""
 
     ORDER = "order"
     RECEIPT = "receipt"
@@ -40,10 +40,10 @@ class SealPurpose(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class OrderKind:
-    """What may be ordered. Harmless: an agent allows it unasked, and a person may order it without a plan."""
+    """One kind of work order. Harmless: allowed by default, and a user may order it without a plan."""
 
     is_harmless: bool
-    # How long the agent may work on it.
+    # Time limit of the work.
     seconds: float
     arguments: frozenset[str] = frozenset()
 
@@ -53,11 +53,11 @@ KINDS: Mapping[str, OrderKind] = {
     "profiling_pause": OrderKind(is_harmless=True, seconds=10.0, arguments=frozenset({"seconds", "by"})),
     "profiling_resume": OrderKind(is_harmless=True, seconds=10.0),
     "scan": OrderKind(is_harmless=True, seconds=90.0),
-    # Level 1 of a diagnosis reads and loads no GPU; a driver without persistence mode wakes each first.
+    # Level 1 reads only and puts no load on a GPU; without persistence mode the driver first initialises each GPU.
     "diag_software": OrderKind(is_harmless=True, seconds=180.0),
     # Serial numbers, VBIOS and all counters, for an evidence bundle.
     "describe_gpus": OrderKind(is_harmless=True, seconds=90.0),
-    # A test at level 3 loads the GPUs for three minutes, on one after the other where power is short.
+    # A test at level 3 loads the GPUs for three minutes, one after the other if power is limited.
     "diag": OrderKind(is_harmless=False, seconds=2700.0, arguments=frozenset({"level"})),
     "reset_gpu": OrderKind(is_harmless=False, seconds=300.0, arguments=frozenset({"gpu"})),
     "apply_mig": OrderKind(is_harmless=False, seconds=540.0, arguments=frozenset({"layout"})),
@@ -73,12 +73,12 @@ HARMLESS = tuple(name for name, kind in KINDS.items() if kind.is_harmless)
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """One piece of work for one node. Doing the same id twice has the effect of doing it once."""
+    """One task for one node. An id that is executed twice has the effect of one execution."""
 
     id: OrderId
     cluster: str
     node: str
-    # A text, not an enum: an agent must be able to say which kind it does not know.
+    # A string, not an enum: an agent must be able to report an unknown kind.
     kind: str
     issued_at: datetime
     expires_at: datetime
@@ -97,12 +97,12 @@ class Order:
         if longest > LONGEST_ARGUMENT:
             raise ValueError(f"an argument has {longest} characters, the limit is {LONGEST_ARGUMENT}")
         if not timedelta(0) < self.expires_at - self.issued_at <= LONGEST_LIFE:
-            raise ValueError(f"it would live for {self.expires_at - self.issued_at}, the limit is {LONGEST_LIFE}")
+            raise ValueError(f"it is valid for {self.expires_at - self.issued_at}, the limit is {LONGEST_LIFE}")
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What came of an order. `text` is for people, `output` is what the work printed."""
+    """The result of an order. `text` is for people, `output` is the output of the work."""
 
     order: OrderId
     at: datetime
@@ -112,7 +112,7 @@ class Receipt:
 
 
 class OrderState(StrEnum):
-    """Where an order is. Expired: nobody fetched or answered it in time."""
+    """The state of an order. Expired: not fetched or not answered in time."""
 
     WAITING = "waiting"
     FETCHED = "fetched"
@@ -122,7 +122,7 @@ class OrderState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TrackedOrder:
-    """An order as the hub keeps it; `is_proven` False: the receipt did not carry the node's seal."""
+    """An order as the hub stores it; `is_proven` False: the receipt has no valid seal of the node."""
 
     order: Order
     actor: str
@@ -141,15 +141,15 @@ class TrackedOrder:
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """A text as it is sent, and its seal in hexadecimal."""
+    """A text and its seal in hexadecimal."""
 
     text: str
     seal: str
 
 
 def node_key(hub_key: bytes, cluster: str, node: str) -> bytes:
-    """The key that the hub and one node share; a node that is broken into gives away its own orders only."""
-    # As JSON, in which no two pairs of names are written alike.
+    """The key that the hub shares with one node; a compromised node exposes only its own orders."""
+    # JSON, so that two different pairs of names never give the same text.
     text = f"watchkeeper node key 1\n{wire.dumps([cluster, node])}"
     return hmac.new(hub_key, text.encode(), hashlib.sha256).hexdigest().encode()
 
@@ -162,7 +162,7 @@ def seal(value: Order | Receipt, key: bytes) -> Envelope:
 
 
 def is_sealed(envelope: Envelope, key: bytes, *, purpose: SealPurpose) -> bool:
-    # Bytes, because compare_digest refuses texts beyond ASCII, which a stranger may send.
+    # Bytes, because compare_digest refuses non-ASCII strings, which an unknown sender may send.
     return hmac.compare_digest(_seal(envelope.text, key, purpose=purpose).encode(), envelope.seal.encode())
 
 

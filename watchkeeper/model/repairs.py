@@ -1,8 +1,8 @@
-"""A repair is a plan on its way: which step it is at, on whose word, and what is ours on the node.
+"""A repair is a plan that is carried out: its current step, its approval, and what it changed on the node.
 
 The life cycle is a table, as for incidents. `remediate.moves` decides the next move, `remediate.repairs` makes it and
-keeps every version in the journal, pages and commands show it. What is kept is enough to go on after a crash: a step
-that was begun is performed again, and a cordon that may be ours is looked for on the node.
+stores every version in the journal; pages and commands show it. The stored version is enough to continue after a
+crash: a step that had started runs again, and the node is checked for a cordon of ours.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ RepairId = NewType("RepairId", str)
 class RepairState(StrEnum):
     PLANNED = "planned"
     APPROVED = "approved"
-    # The owner of what is idle was told; the time to use it again runs.
+    # The owner of an idle GPU was notified; the time limit to use it again runs.
     WARNING = "warning"
     CORDONING = "cordoning"
     DRAINING = "draining"
@@ -55,14 +55,14 @@ REPAIR_MOVES: Mapping[RepairState, frozenset[RepairState]] = {
     RepairState.APPROVED: WAITING | _ANY_STEP | {RepairState.REJECTED},
     **dict.fromkeys(RUNNING - {RepairState.RESTORING}, _ANY_STEP),
     RepairState.RESTORING: ENDED,
-    # A cordon that a failed repair left standing is looked at again when its incident is over.
+    # The cordon of a failed repair is checked again when its incident is resolved.
     RepairState.FAILED: frozenset({RepairState.VALIDATING, RepairState.RESTORING}),
-    # A call that took effect after we had given it up leaves a mark to take off.
+    # A call that took effect after its timeout leaves a mark to remove.
     RepairState.ROLLED_BACK: frozenset({RepairState.RESTORING}),
     RepairState.DONE: frozenset({RepairState.RESTORING}),
     RepairState.REJECTED: frozenset({RepairState.RESTORING}),
 }
-# Which state a step of a plan belongs to; what is not here acts on the machine.
+# The state of each kind of step; kinds not listed here act on the machine.
 STATE_OF_KIND = {
     ActionKind.WARN_OWNER: RepairState.WARNING,
     ActionKind.CORDON: RepairState.CORDONING,
@@ -71,17 +71,17 @@ STATE_OF_KIND = {
     ActionKind.UNCORDON: RepairState.RESTORING,
 }
 TAKES_OUT = frozenset({ActionKind.CORDON, ActionKind.DRAIN, ActionKind.REBOOT})
-# Steps for whoever holds a GPU without using it; each names the pods and jobs that are meant.
+# Steps for holders of an idle GPU; each names the pods and jobs.
 RECLAIMS = frozenset({ActionKind.WARN_OWNER, ActionKind.RECLAIM})
-# Steps that no machine can take.
+# Manual steps.
 BY_PERSON = frozenset({ActionKind.INSPECT, ActionKind.HAND_OVER})
-# Steps that somebody else takes: whom to tell is the business of [notify].
+# Steps that another system takes: [notify] decides who is notified.
 BY_OTHERS = frozenset({ActionKind.NOTIFY_OWNER})
 
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """One attempt at one incident's plan, which several incidents of the node may wait for."""
+    """One attempt at one incident's plan; several incidents of the node may share it."""
 
     id: RepairId
     incident: IncidentId
@@ -89,22 +89,22 @@ class Repair:
     pool: str
     cause: str
     mode: Mode
-    # The rule that gave the mode, in words.
+    # The rule that set the mode, as text.
     mode_why: str
-    # Of the plan: an approval is for exactly this one.
+    # The digest of the plan: an approval is valid for exactly this plan.
     digest: str
     actions: tuple[Action, ...]
     state: RepairState
     # Why it is in this state.
-    said: str
+    reason: str = field(metadata={"json_key": "said"})
     made_at: datetime
     # When this step, or this state, began.
     since: datetime
-    # Every incident that waits for it, and how often each had come back by then.
+    # Every incident that shares this repair, with its number of reopenings at that time.
     openings: Mapping[IncidentId, int]
     limit_seconds: Mapping[str, float] = field(default_factory=dict)
     step: int = 0
-    # The current step was handed to the driver at least once: after a crash it may have happened.
+    # The current step was passed to the driver at least once: after a crash it may have taken effect.
     is_begun: bool = False
     tries: int = 0
     retry_at: datetime | None = None
@@ -112,13 +112,13 @@ class Repair:
     approved_until: datetime | None = None
     started_at: datetime | None = None
     ended_at: datetime | None = None
-    # The node may carry our cordon.
+    # The node may have our cordon.
     has_cordon: bool = False
-    # Which machine it is, where the cluster says: a node may be deleted and made anew under the same name.
+    # The node's unique id in its cluster: a node may be deleted and created again under the same name.
     incarnation: str | None = None
-    # Something was done that a cordon does not undo.
+    # A step ran that an uncordon does not undo.
     has_acted: bool = False
-    # What it will be when restoring is done.
+    # The final state, once restoring is done.
     outcome: RepairState | None = None
     undone: tuple[ActionId, ...] = ()
     waits_for: tuple[str, ...] = ()
@@ -126,7 +126,7 @@ class Repair:
 
     @property
     def action(self) -> Action | None:
-        """The step it is at; None when all are done."""
+        """The current step; None when all are done."""
         return self.actions[self.step] if self.step < len(self.actions) else None
 
     @property
@@ -139,17 +139,16 @@ class Repair:
 
     @property
     def keeps_cordon(self) -> bool:
-        """It failed, and the node still carries our cordon."""
+        """It failed, and the node is still cordoned."""
         return self.state is RepairState.FAILED and self.has_cordon
 
     @property
     def takes_node_out(self) -> bool:
-        """Its plan takes the node out of service."""
         return any(action.kind in TAKES_OUT for action in self.actions)
 
     @property
     def is_reclaim(self) -> bool:
-        """It takes back what is held without use; no machine is at fault."""
+        """It reclaims idle GPUs; no hardware has failed."""
         return any(action.kind in RECLAIMS for action in self.actions)
 
     @property
@@ -168,14 +167,14 @@ class Repair:
 
 @dataclass(frozen=True, slots=True)
 class RepairSwitch:
-    """What a person or the circuit breaker has switched off; kept until a person switches it on again."""
+    """Whether a user or the circuit breaker has halted repairs; kept until a user resumes them."""
 
     stopped_at: datetime | None = None
     stopped_by: str = ""
     stopped_why: str = ""
     tripped_at: datetime | None = None
     tripped_why: str = ""
-    # Nodes that wanted a repair before this are not counted again.
+    # Repair requests before this time no longer count.
     reset_at: datetime | None = None
 
     @property

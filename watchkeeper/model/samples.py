@@ -1,6 +1,6 @@
 """A sample is a number of one series at a time; times are whole milliseconds, as in Prometheus.
 
-A series that stopped is told by a sample with the stale marker, one particular NaN. Any other NaN is
+The end of a series is marked by a sample with the stale marker, one particular NaN. Any other NaN is
 an ordinary value.
 """
 
@@ -24,5 +24,5 @@ class Sample:
 
 
 def is_stale(value: float) -> bool:
-    """True for the stale marker only, not for other NaN values."""
+    """True for the stale marker only."""
     return bool(struct.unpack("<Q", struct.pack("<d", value))[0] == STALE_BITS)

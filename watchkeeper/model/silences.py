@@ -1,7 +1,7 @@
-"""A silence: nobody is told about what matches it, from one time to another, and everybody can see who said so and why.
+"""A silence: no notifications for matching incidents in a time range, with author and reason.
 
-A maintenance window is a silence that was planned. Matchers have Alertmanager's shape and meaning, so that a silence
-can be handed to it as it is. An incident that is silenced is still shown and still worked on; only telling waits.
+A maintenance window is a planned silence. Matchers have Alertmanager's shape and meaning, so a silence can be copied to
+it unchanged. A silenced incident is still shown and handled; only notifications stop.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MATCHER = re.compile(r"([a-zA-Z_][a-zA-Z0-9_]*)\s*(=~|!~|!=|=)\s*(.*)", re.DOTAL
 
 @dataclass(frozen=True, slots=True)
 class Matcher:
-    """A condition on one label; `name` and `value` as in Alertmanager's API."""
+    """One condition on a label; `name` and `value` as in Alertmanager's API."""
 
     name: str
     value: str
@@ -29,7 +29,7 @@ class Matcher:
 
 
 def parse_matcher(text: str) -> Matcher:
-    """`node=gpu-r01-01`, `cause!="power_cap"`, `team=~"research|vision"`; ValueError says what is wrong."""
+    """`node=gpu-r01-01`, `cause!="power_cap"`, `team=~"research|vision"`; ValueError if it is invalid."""
     match = MATCHER.fullmatch(text.strip())
     if match is None:
         raise ValueError(f'`{text[:80]}` is not a matcher such as node="gpu-r01-01" or team=~"research|vision"')
@@ -39,13 +39,13 @@ def parse_matcher(text: str) -> Matcher:
     return Matcher(name, value, is_regex=sign in ("=~", "!~"), is_equal=sign in ("=", "=~"))
 
 
-# Who keeps a silence: this hub, or the Alertmanager that routes for it.
+# Where a silence is stored: in this hub, or in the Alertmanager that routes for it.
 OURS, ALERTMANAGER = "watchkeeper", "alertmanager"
 
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """`ended_by` is who ended it before its time, `keeper` whose silence it is."""
+    """`ended_by` is who ended it early, `keeper` where it is stored."""
 
     id: str
     matchers: tuple[Matcher, ...]
@@ -58,13 +58,13 @@ class Silence:
     keeper: str = OURS
 
     def __post_init__(self) -> None:
-        # Alertmanager has rules of its own, and takes `severity!=""` for one that says enough.
+        # Alertmanager has its own rules and accepts `severity!=""`.
         if self.keeper == OURS and not any(matcher.is_equal and matcher.value for matcher in self.matchers):
-            raise ValueError('a silence needs a matcher that says what it is about, such as node="gpu-r01-01"')
+            raise ValueError('a silence needs a matcher that selects something, such as node="gpu-r01-01"')
         if not self.author or not self.reason:
             raise ValueError("a silence needs an author and a reason")
         if self.ends_at <= self.starts_at:
-            raise ValueError("a silence must end after it begins")
+            raise ValueError("the end of a silence must be after its start")
 
     def is_active(self, now: datetime) -> bool:
         return self.starts_at <= now < self.ends_at

@@ -1,4 +1,4 @@
-"""The trust ladder: how much a hub may do by itself; settings need it before anything else."""
+"""The trust level: how much a hub may do automatically. A module of its own, because settings import it first."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Mode(StrEnum):
-    """The trust ladder: watch only, propose, wait for a person's yes, act."""
+    """Watch only, propose plans, wait for approval, act."""
 
     OBSERVE = "observe"
     SUGGEST = "suggest"

@@ -1,9 +1,8 @@
-"""Workloads: who holds a GPU, and the reason where nobody can be named.
+"""Workloads: the holder of each GPU, or the reason why it is unknown.
 
 A node's agent attributes its own GPUs from three sources (the kubelet's pod-resources socket, Slurm's job files, the
-processes that NVML lists); the hub adds team and project from its inventory. The law: each GPU carries an
-`Attribution`, and one without holders says why, because an empty label is the most reported defect of this field's
-exporters.
+processes that NVML lists); the hub adds team and project from its inventory. Each GPU has an `Attribution`, and one
+without holders has a reason, because an empty label is the most reported defect of GPU exporters.
 """
 
 from __future__ import annotations
@@ -14,13 +13,11 @@ from enum import StrEnum
 
 
 def workload_name(namespace: str, name: str) -> str:
-    """`research/llm-70b-0`, or the job's id where there are no namespaces: what people type."""
+    """`research/llm-70b-0`, or the job's id without a namespace."""
     return f"{namespace}/{name}" if namespace else name
 
 
 class WorkloadKind(StrEnum):
-    """What holds a GPU."""
-
     POD = "pod"
     SLURM_JOB = "slurm_job"
     PROGRAM = "program"
@@ -28,7 +25,7 @@ class WorkloadKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Workload:
-    """One holder. `name` is a pod's name, a Slurm job's id, or the command of a program that neither started."""
+    """One holder. `name` is a pod's name, a Slurm job's id, or the command of a program without either."""
 
     kind: WorkloadKind
     name: str
@@ -41,7 +38,7 @@ class Workload:
 
 
 class UnattributedReason(StrEnum):
-    """Why a GPU carries no workload; `FREE` is a fact, the others are gaps in what could be seen."""
+    """Why a GPU has no workload; `FREE` is a fact, the others are missing data."""
 
     FREE = "free"
     NO_SOURCE = "no_source"
@@ -51,7 +48,7 @@ class UnattributedReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """One workload on one GPU or slice. `share` is its part of the GPU's utilisation, 0 to 1; None: not told apart."""
+    """One workload on one GPU or slice. `share` is its part of the GPU's utilisation, 0 to 1; None: not measured."""
 
     workload: Workload
     slice: str | None = None
@@ -60,7 +57,7 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Attribution:
-    """Who holds one GPU: holdings, or the reason why there are none. `detail` is for people."""
+    """The holders of one GPU, or the reason why there are none. `detail` is for people."""
 
     holdings: tuple[Holding, ...] = ()
     reason: UnattributedReason | None = None
@@ -68,11 +65,11 @@ class Attribution:
 
     def __post_init__(self) -> None:
         if bool(self.holdings) == (self.reason is not None):
-            raise ValueError("an attribution has holdings or a reason, and never both")
+            raise ValueError("an attribution has either holdings or a reason")
 
 
 class WorkloadState(StrEnum):
-    """Where a workload is in its life, in words that fit Kubernetes and Slurm."""
+    """The state of a workload, in terms that fit Kubernetes and Slurm."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -81,11 +78,11 @@ class WorkloadState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ScheduledWorkload:
-    """A pod or a Slurm job as its scheduler knows it.
+    """A pod or a Slurm job as its scheduler reports it.
 
-    `gpus` is what it asked for; `reason` is the scheduler's own word for why it waits (`Unschedulable`, `Resources`, …)
-    and `detail` its sentence. `nodes` maps each node to how many GPUs of it are held there. While it waits, `gpu_part`
-    is what each of the GPUs that it asks for is of a whole one.
+    `gpus` is the number that it requested. `reason` is the scheduler's own word for why it is pending (`Unschedulable`,
+    `Resources`, …) and `detail` its message. `nodes` maps each node to the number of its GPUs there. While it is
+    pending, `gpu_part` is the share of a GPU that each requested GPU stands for.
     """
 
     cluster: str

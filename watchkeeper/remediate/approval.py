@@ -57,7 +57,7 @@ class Approval:
             repair = self._find(id)
             text = f"{actor} rejected it: {why}"
             if repair.state in WAITING:
-                rejected = replace(repair, state=RepairState.REJECTED, said=text, since=now, ended_at=now)
+                rejected = replace(repair, state=RepairState.REJECTED, reason=text, since=now, ended_at=now)
                 return self._repairs.save(rejected, now, text=text, actor=actor)
             if repair.state in UNDOABLE or repair.keeps_cordon or self._waits_for_person(repair):
                 undone = progress.enter_state(repair, restore(RepairState.REJECTED, text), now)
@@ -65,7 +65,7 @@ class Approval:
             raise InvalidTransition(
                 f"it is {repair.state}, which cannot be taken back",
                 where=repair.id,
-                now=repair.said,
+                now=repair.reason,
                 remedy="`watchkeeper act stop` keeps it from going on",
             )
 
@@ -76,7 +76,7 @@ class Approval:
             if not self._waits_for_person(repair):
                 waits = repair.action.kind if repair.action is not None else "nothing"
                 raise InvalidTransition(
-                    f"it does not wait for a person but for {waits}", where=repair.id, now=repair.said
+                    f"it does not wait for a person but for {waits}", where=repair.id, now=repair.reason
                 )
             text = f"{actor} has done: {repair.action.why}" if repair.action is not None else f"{actor} says done"
             return self._repairs.save(progress.next_step(repair, text, now), now, text=text, actor=actor)

@@ -85,7 +85,7 @@ class HandOver:
         remedy = f"make it again with `watchkeeper bundle --incident {repair.incident} -o FILE.tar.gz`"
         text = (
             f"{len(failed)} repairs of {repair.node.node} have failed, the limit is {self._limit}: it is for people"
-            f" now, perhaps for its vendor. The last one: {repair.said}. {where}; {remedy}"
+            f" now, perhaps for its vendor. The last one: {repair.reason}. {where}; {remedy}"
         )
         self._shelf.record(STORY, repair.incident, at=now, actor=HUB, body={"text": text, **body})
         log.error("A node is handed over", extra=logs.fields(incident=repair.incident, node=repair.node.node))

@@ -264,7 +264,7 @@ def _restoring(repair: Repair, seen: MoveContext, now: datetime) -> Move:
     outcome = repair.outcome or RepairState.DONE
     left = undo(repair, seen.mark_of if seen.observed is not None else repair.incident)
     if not left:
-        return end(outcome, repair.said, keeps_cordon=False)
+        return end(outcome, repair.reason, keeps_cordon=False)
     if (late := _late(repair, seen, RESTORE_LIMIT_SECONDS, now=now)) is not None:
         return end(RepairState.FAILED, late)
     if _pauses(repair, now):

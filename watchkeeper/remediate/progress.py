@@ -40,7 +40,7 @@ def new_repair(want: RepairProposal, attempt: int, now: datetime) -> Repair:
         digest=want.digest,
         actions=steps,
         state=RepairState.PLANNED,
-        said=want.allowed.why,
+        reason=want.allowed.why,
         made_at=now,
         since=now,
         openings={want.incident: want.opening},
@@ -60,7 +60,7 @@ def lower_mode(repair: Repair, rung: ModeDecision, now: datetime) -> Repair:
         return end_repair(repair, end(RepairState.ROLLED_BACK, rung.why, keeps_cordon=False), now)
     changed = replace(repair, mode=rung.mode, mode_why=rung.why)
     if repair.state is RepairState.PLANNED:
-        return replace(changed, said=rung.why)
+        return replace(changed, reason=rung.why)
     return enter_state(changed, enter(RepairState.PLANNED, rung.why), now)
 
 
@@ -97,7 +97,7 @@ def end_repair(repair: Repair, move: Move, now: datetime) -> Repair:
 
 
 def release_node(repair: Repair, why: str) -> Repair:
-    return replace(repair, has_cordon=False, said=why, retry_at=None)
+    return replace(repair, has_cordon=False, reason=why, retry_at=None)
 
 
 def next_step(repair: Repair, why: str, now: datetime) -> Repair:
@@ -179,7 +179,7 @@ def _moved(repair: Repair, to: RepairState, why: str, now: datetime) -> Repair:
     return replace(
         repair,
         state=to,
-        said=why,
+        reason=why,
         since=now,
         is_begun=False,
         tries=0,

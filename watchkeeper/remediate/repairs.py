@@ -62,7 +62,7 @@ class Repairs(RepairRegister):
         current = self._in_the_way(want)
         if current is not None:
             raise InvalidTransition(
-                f"{current.id} is {current.state} on {want.node.node}", where=want.incident, now=current.said
+                f"{current.id} is {current.state} on {want.node.node}", where=want.incident, now=current.reason
             )
         self._open.add(want.incident)
         return self._make(want, now)
@@ -187,10 +187,10 @@ class Repairs(RepairRegister):
 
     def _say_refusal(self, repair: Repair, refusal: guards.GuardRefusal | None, now: datetime) -> Repair:
         """Once for each guard that holds it up, and again after each yes."""
-        if refusal is None or repair.said.startswith(begins := f"Refused by {refusal.guard}: "):
+        if refusal is None or repair.reason.startswith(begins := f"Refused by {refusal.guard}: "):
             return repair
-        told = replace(repair, said=begins + refusal.text)
-        return self.save(told, now, text=told.said)
+        told = replace(repair, reason=begins + refusal.text)
+        return self.save(told, now, text=told.reason)
 
     # Taking one further
 
@@ -339,7 +339,7 @@ class Repairs(RepairRegister):
             text = done.text
         except ActionRefused as error:
             after = progress.record_refusal(repair, action, str(error), now=now)
-            text = after.said
+            text = after.reason
         # Deliberately everything: whatever breaks in a driver, the repair must end in a state that is written down.
         except Exception as error:
             if not isinstance(error, ActionFailed):
@@ -399,6 +399,6 @@ def _still_broken(repair: Repair, now: datetime) -> events.Event:
     gpu = repair.gpu if repair.gpu and any(step.place.gpu for step in repair.actions) else None
     place = fleet.Place(repair.node.cluster, node=repair.node.node, gpu=gpu)
     id = f"{place.cluster}/{place.node}/{HUB}/{repair.id}/{now.timestamp():.0f}"
-    text = f"{repair.node.node} stays out of service after its repair: {repair.said}"
+    text = f"{repair.node.node} stays out of service after its repair: {repair.reason}"
     about = {"cause": repair.cause, "source": HUB, "repair": repair.id}
     return events.Event(id, events.EventKind.DRIVER_EVENT, None, place, now, text, fields=about)

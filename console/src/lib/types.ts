@@ -10,7 +10,7 @@ export interface Action {
   arguments: Record<string, string>;
 }
 export type ActionKind = "restart_app" | "cordon" | "drain" | "reset_gpu" | "reboot" | "apply_mig" | "lower_power" | "restart_service" | "check_fabric" | "validate" | "uncordon" | "inspect" | "notify_owner" | "warn_owner" | "reclaim" | "hand_over";
-/** Ordered actions for one incident, each with its dry run; `next_step` is the sentence on the button. */
+/** Ordered actions for one incident, each with its dry run. `next_step` is the label of the button. */
 export interface Plan {
   incident: string;
   cause: string;
@@ -19,7 +19,7 @@ export interface Plan {
   next_step: string;
   receipts: Receipt[];
 }
-/** What came of one action; `text` is what was called, or would be. `shared_with` are incidents whose plans have the same action: done once, it is done for all of them. */
+/** The result of one action. `text` is the call that was made, or that a dry run would make. `shared_with` lists incidents whose plans contain the same action: it runs once for all of them. */
 export interface Receipt {
   action: Action;
   at: string;
@@ -187,7 +187,7 @@ export interface Correction {
   why: string;
   place: string;
 }
-/** Ranked findings about one incident, best first, and what was looked at to reach them. */
+/** Ranked findings about one incident, best first, and which sources were checked. */
 export interface Diagnosis {
   incident: string;
   at: string;
@@ -196,20 +196,20 @@ export interface Diagnosis {
   tell_apart: string;
   alike: SimilarIncident[];
 }
-/** What a person should do next; `command` is exact where there is one. */
+/** The next step for a person; `command` is the exact command, if there is one. */
 export interface DiagnosisStep {
   do: string;
   command: string | null;
   risk: Risk;
 }
-/** One observed fact: a kernel line, a series with its value, an API answer. `source` says where it was read. */
+/** One observed fact: a kernel line, a series with its value, an API answer. `source` is where it was read. */
 export interface Evidence {
   source: string;
   text: string;
   at: string | null;
   place: Place | null;
 }
-/** One check's answer. `cause` is an id of packs/causes.csv; confidence is between 0 and 1. */
+/** One cause for an incident. `cause` is an id of packs/causes.csv; confidence is between 0 and 1. */
 export interface Finding {
   cause: string;
   confidence: number;
@@ -221,12 +221,12 @@ export interface Finding {
   ruled_out: RuledOut[];
 }
 export type Risk = "none" | "workload" | "node";
-/** A cause that was considered and dropped, and why. */
+/** A cause that was considered and ruled out, and why. */
 export interface RuledOut {
   cause: string;
   why: string;
 }
-/** An incident that had looked the same, and what it was in the word of the person who corrected it. */
+/** An earlier incident with the same symptoms, and the cause that a person confirmed for it. */
 export interface SimilarIncident {
   incident: string;
   cause: string;
@@ -457,14 +457,14 @@ export interface Spine {
   links: number;
   trouble: string[];
 }
-/** One GPU as its node reports it; what is not reported is None. */
+/** One GPU as its node reports it; a value that is not reported is None. */
 export interface ReportedGpu {
   uuid: string;
   index: number | null;
   pci: string | null;
   model: string | null;
 }
-/** A GPU of the map; `workload` holds it, None where nobody does or where that is unknown. */
+/** A GPU of the map; `workload` is its holder, None if free or unknown. */
 export interface Gpu {
   uuid: string;
   index: number | null;
@@ -482,7 +482,7 @@ export interface Node {
   domains: Record<string, string>;
   source: string;
 }
-/** A node of the map; a GPU that is expected and never reported is None. */
+/** A node of the map; an expected GPU that was never reported is None. */
 export interface FleetNode {
   name: string;
   pool: string;
@@ -534,7 +534,7 @@ export interface Status {
   rules: ReloadOutcome;
   colours: Record<string, ColourScale>;
 }
-/** The fleet in GPUs; `stranded_share` is the part of the free GPUs that no job of 8 (or a node's size) can use. */
+/** The fleet in GPUs; `stranded_share`: the share of free GPUs that no job of 8 (or a node's size) can use. */
 export interface FleetCapacity {
   gpus: number;
   in_service_gpus: number;
@@ -553,7 +553,7 @@ export interface QueueWait {
   p50_seconds: number | null;
   p95_seconds: number | null;
 }
-/** Jobs of `gpus` GPUs, each on one node: how many could start now, and free GPUs that none of them can use. */
+/** Jobs of `gpus` GPUs, each on one node: how many could start now, and how many free GPUs they cannot use. */
 export interface ShapeCapacity {
   gpus: number;
   jobs: number;
@@ -719,7 +719,7 @@ export interface NamedIncident {
   part_of: string | null;
   place_name: string;
 }
-/** One line of an incident's timeline; `body` has what its kind says. */
+/** One entry of an incident's timeline; the shape of `body` depends on `kind`. */
 export interface TimelineEntry {
   at: string;
   actor: string;
@@ -727,7 +727,7 @@ export interface TimelineEntry {
   body: unknown;
 }
 export type BoundBy = "compute" | "memory_bandwidth" | "input" | "communication" | "straggler" | "power_or_heat" | "nothing" | "unknown";
-/** Used against held, what the job is bound by and why, and what to change; `unseen` is what was not measured. */
+/** Resource use, the bottleneck, and recommended changes; `unmeasured` lists what was not measured. */
 export interface Efficiency {
   window_seconds: number;
   uses: ResourceUse[];
@@ -736,13 +736,13 @@ export interface Efficiency {
   fixes: Fix[];
   unseen: string[];
 }
-/** One change that would help, the first the most: what to do, what it would give, and the setting to type. */
+/** One recommended change, most effective first: what to do, the expected gain, and the setting. */
 export interface Fix {
   do: string;
   why: string;
   command: string;
 }
-/** Productive step time over wall time; `share`, `productive_seconds` None where the job tells of no steps. `lost` sums to wall minus productive; `step_seconds` is the usual length of a step, learned from the job itself. */
+/** Productive step time over wall time; `share` and `productive_seconds` None: the job reports no steps. `lost` sums to wall minus productive; `step_seconds` is the usual length of a step, learned from the job. */
 export interface Goodput {
   wall_seconds: number;
   productive_seconds: number | null;
@@ -752,7 +752,7 @@ export interface Goodput {
   longest_pause_seconds: number | null;
   lost: LostTime[];
 }
-/** Something that happened to a node of the job in its time; `rank` where the GPU is one of its ranks'. */
+/** An event on a node of the job while the job ran; `rank` if the GPU belongs to a rank. */
 export interface HardwareEvent {
   at: string;
   place: string;
@@ -763,7 +763,7 @@ export interface HardwareEvent {
   rank: number | null;
 }
 export type JobKind = "slurm" | "kubernetes" | "plain";
-/** One job in a list. `id` is what `GET /api/jobs/{id}` takes: a Slurm id, `namespace/name`, or the name. `used` is the share of the held GPU time of the last hour in which SMs were active, `memory_used` the share of its GPUs' memory that is taken. `gpu_hours` and `cost` are so far, from `counted_since` on: its start, or when the hub first saw it. */
+/** One job in a list. `id` is what `GET /api/jobs/{id}` takes: a Slurm id, `namespace/name`, or the name. `used` is the share of the allocated GPU time of the last hour in which SMs were active, `memory_used` the used share of its GPUs' memory. `gpu_hours` and `cost` count from `counted_since`: the job's start, or when the hub first saw the job. */
 export interface JobLine {
   id: string;
   kind: JobKind;
@@ -787,7 +787,7 @@ export interface JobLine {
   incidents: string[];
   counted_since: string | null;
 }
-/** All about one job: `GET /api/jobs/{id}`. `ranks` has at most 4,096 rows; `left_out` counts the others. */
+/** All about one job: `GET /api/jobs/{id}`. `ranks` has at most 4,096 rows; `omitted_ranks` counts the others. */
 export interface JobReport {
   job: JobLine;
   why: string;
@@ -801,7 +801,7 @@ export interface JobReport {
   notes: string[];
 }
 export type JobState = "hung" | "stalled" | "diverged" | "slow" | "idle" | "paused" | "pending" | "running" | "unknown";
-/** A loss or gradient that went wrong, and what its ranks' GPUs did around then; none is an answer too. */
+/** A bad loss or gradient, and hardware events of the ranks' GPUs near that time, if any. */
 export interface LossEvent {
   at: string;
   what: string;
@@ -813,12 +813,12 @@ export interface LostTime {
   reason: LostReason;
   seconds: number;
 }
-/** What the held GPUs cost so far; `amount` None: a GPU of it has no price. */
+/** The cost of the allocated GPUs so far; `amount` None: one of them has no price. */
 export interface Money {
   amount: number | null;
   currency: string;
 }
-/** One rank beside the others; `score` as a straggler's. `rank` None where only its GPU is known. */
+/** One rank; `score` as in `Straggler`. `rank` None: only its GPU is known. */
 export interface Rank {
   rank: number | null;
   node: string;
@@ -833,7 +833,7 @@ export interface Rank {
   link_bytes_per_second: number | null;
 }
 export type RankState = "works" | "waits" | "slow" | "idle" | "missing" | "unknown";
-/** Used against held: `unit` is GPUs, bytes or cores; `share` None: not measured. */
+/** Used and allocated amount of one resource: `unit` is GPUs, bytes or cores; `share` None: not measured. */
 export interface ResourceUse {
   what: string;
   held: number | null;
@@ -841,7 +841,7 @@ export interface ResourceUse {
   unit: string;
   share: number | null;
 }
-/** The rank that the others wait for. `score` is its share above the others: 0.1 is a tenth longer; None: for ever. `rank` None: only the GPU is known, because the job says nothing about its ranks. `is_short_of_cpu`: its node's CPUs are taken, those of the other nodes are not. `is_gone`: neither it nor its GPU says anything any more. */
+/** The rank that the others wait for. `score` 0.1: it takes 10 % longer than the others; None: it never finishes. `rank` None: only the GPU is known, because the job does not report its ranks. `is_short_of_cpu`: the CPUs of its node are busy, those of the other nodes are not. `is_gone`: neither the rank nor its GPU reports any more. */
 export interface Straggler {
   rank: number | null;
   node: string;
@@ -907,7 +907,7 @@ export interface Statement {
   currency: string;
   page: string;
 }
-/** One node. `unmapped` names what nobody has said about it; `holders` has also whom only a scheduler names. */
+/** One node. `unmapped` lists missing inventory fields; `holders` includes holders that only a scheduler reports. */
 export interface NodeLine {
   cluster: string;
   name: string;
@@ -927,7 +927,7 @@ export interface NodeLine {
   sources: string;
 }
 export type NodeState = "up" | "short" | "silent" | "never_seen" | "not_read" | "gone";
-/** What one scheduler says about a node. */
+/** The state of a node in one scheduler. */
 export interface NodeListSchedulerStatus {
   source: string;
   state: string;
@@ -936,7 +936,7 @@ export interface NodeListSchedulerStatus {
   is_ready: boolean | null;
   is_schedulable: boolean;
 }
-/** `severity` and `place` are the incident's when the notice was made; `answer` is what the receiver said last. `batch` names the message that it was first sent in: every further try is the same message again. */
+/** `severity` and `place` are the incident's when the notice was made; `answer` is the receiver's last reply. `batch` is the message that first contained it; each retry sends the same message again. */
 export interface Notice {
   id: string;
   incident: string;
@@ -954,12 +954,12 @@ export interface Notice {
 }
 export type NoticeState = "waiting" | "sending" | "sent" | "given_up";
 export type Occasion = "opened" | "worse" | "wider" | "repeated" | "escalated" | "resolved";
-/** A text as it is sent, and its seal in hexadecimal. */
+/** A text and its seal in hexadecimal. */
 export interface Envelope {
   text: string;
   seal: string;
 }
-/** An order as the hub keeps it; `is_proven` False: the receipt did not carry the node's seal. */
+/** An order as the hub stores it; `is_proven` False: the receipt has no valid seal of the node. */
 export interface OrderStatus {
   order: OrderView;
   actor: string;
@@ -969,7 +969,7 @@ export interface OrderStatus {
   is_proven: boolean;
   state: string;
 }
-/** One piece of work for one node. Doing the same id twice has the effect of doing it once. */
+/** One task for one node. An id that is executed twice has the effect of one execution. */
 export interface OrderView {
   id: string;
   cluster: string;
@@ -979,7 +979,7 @@ export interface OrderView {
   expires_at: string;
   arguments: Record<string, string>;
 }
-/** What came of an order. `text` is for people, `output` is what the work printed. */
+/** The result of an order. `text` is for people, `output` is the output of the work. */
 export interface OrdersReceipt {
   order: string;
   at: string;
@@ -1024,7 +1024,7 @@ export interface ReloadOutcome {
   owner: string;
 }
 export type RepairState = "planned" | "approved" | "warning" | "cordoning" | "draining" | "acting" | "validating" | "restoring" | "done" | "failed" | "rolled_back" | "rejected";
-/** What a person or the circuit breaker has switched off; kept until a person switches it on again. */
+/** Whether a user or the circuit breaker has halted repairs; kept until a user resumes them. */
 export interface RepairSwitchView {
   stopped_at: string | null;
   stopped_by: string;
@@ -1035,7 +1035,7 @@ export interface RepairSwitchView {
   is_stopped: boolean;
   is_tripped: boolean;
 }
-/** One attempt at one incident's plan, which several incidents of the node may wait for. */
+/** One attempt at one incident's plan; several incidents of the node may share it. */
 export interface RepairView {
   id: string;
   incident: string;
@@ -1412,7 +1412,7 @@ export interface SweepStatus {
   unlisted_hosts: string[];
   unnamed_hosts: number;
 }
-/** `ended_by` is who ended it before its time, `keeper` whose silence it is. */
+/** `ended_by` is who ended it early, `keeper` where it is stored. */
 export interface ListedSilence {
   id: string;
   matchers: string[];
@@ -1425,7 +1425,7 @@ export interface ListedSilence {
   keeper: string;
   active: boolean;
 }
-/** `ended_by` is who ended it before its time, `keeper` whose silence it is. */
+/** `ended_by` is who ended it early, `keeper` where it is stored. */
 export interface SilenceView {
   id: string;
   matchers: string[];

@@ -40,8 +40,8 @@ def test_a_name_of_ones_own_goes_before_the_systems(own: GroupFile) -> None:
         ("0", ["1"], "`0` is no name"),
         ("a b", ["1"], "is no name"),
         ("x" * 65, ["1"], "is no name"),
-        ("ok", ["nonsense"], "group ok: `nonsense` is no GPU"),
-        ("ok", [","], "no GPU is named"),
+        ("ok", ["nonsense"], "group ok: `nonsense` does not select a GPU"),
+        ("ok", [","], "no GPU selected"),
         ("ok", ["1"] * 257, "257 entries, the limit is 256"),
     ],
 )

@@ -86,7 +86,7 @@ def test_a_slice_has_a_line_of_its_own(fake: driver.FakeNvml) -> None:
     ("arguments", "code", "words"),
     [
         (("dmon", "-i", "7"), 2, "there is no GPU 7 on this node"),
-        (("dmon", "-i", "x"), 2, "`x` is no GPU"),
+        (("dmon", "-i", "x"), 2, "`x` does not select a GPU"),
         (("dmon", "-g", "nope"), 2, "there is no group `nope`"),
         (("scan", "-g", "a", "-i", "1"), 2, "either some GPUs or a group"),
         (("gpus", "-i", "7"), 1, "GPU 7 is not there."),

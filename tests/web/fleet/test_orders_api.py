@@ -144,7 +144,7 @@ def test_a_wrong_question_is_answered_with_what_would_be_right(site: Site, path:
         ({}, "node: is missing"),
         ({"node": "n1", "kind": "melt"}, "there is no order `melt`"),
         ({"node": "n1", "kind": "scan", "seconds": 1e12}, "the limit is 1 day"),
-        ({"node": "n1", "kind": "scan", "seconds": -5}, "it would live for 0:00:00"),
+        ({"node": "n1", "kind": "scan", "seconds": -5}, "it is valid for 0:00:00"),
         ({"node": "n1", "kind": "profiling_pause", "arguments": {"seconds": 5}}, "expected text, found 5"),
     ],
 )

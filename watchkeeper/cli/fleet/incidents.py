@@ -209,7 +209,7 @@ def describe(answer: answers.FullIncidentDetail) -> list[str]:
         lines.append(f"silenced by {silence.author} until {times.utc(silence.ends_at)}: {silence.reason}")
     if incident.part_of:
         lines.append(f"goes on as a part of {incident.part_of}")
-    looked_at = () if diagnosis is None else diagnosis.looked_at
+    looked_at = () if diagnosis is None else diagnosis.checked_sources
     lines += [text for text in looked_at if text.startswith(("people: ", "changed: "))]
     for finding in () if diagnosis is None else diagnosis.findings:
         lines += ["", f"{finding.cause} ({finding.confidence:.0%}): {finding.why}"]
@@ -218,8 +218,8 @@ def describe(answer: answers.FullIncidentDetail) -> list[str]:
         lines += [
             f"  do        {step.do}" + (f"   $ {step.command}" if step.command else "") for step in finding.actions
         ]
-    if diagnosis is not None and diagnosis.tell_apart:
-        lines += ["", f"To be sure: {diagnosis.tell_apart}"]
+    if diagnosis is not None and diagnosis.distinguishing_check:
+        lines += ["", f"To be sure: {diagnosis.distinguishing_check}"]
     if plan:
         lines += [
             "",

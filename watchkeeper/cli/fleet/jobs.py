@@ -145,7 +145,7 @@ def report_lines(answer: JobReport, *, most_ranks: int = MOST_RANKS) -> list[str
         )
     said += [f"  hardware   {times.utc(one.at)} {one.place}: {one.text}" for one in answer.hardware[-8:]]
     said += _ranks(answer, most_ranks)
-    return said + [f"  not seen   {one}" for one in (*answer.efficiency.unseen, *answer.notes)]
+    return said + [f"  not seen   {one}" for one in (*answer.efficiency.unmeasured, *answer.notes)]
 
 
 def _efficiency(found: Efficiency) -> list[str]:
@@ -188,7 +188,7 @@ def _ranks(answer: JobReport, most: int) -> list[str]:
             f"  {number:>6}  {one.node:<16} {one.gpu:<4} {_share(one.sm_active):>5} {util:>5} {power:>6} "
             f"{link:>9} {step:>8} {score:>6}  {one.state}"
         )
-    more = len(answer.ranks) - most + answer.left_out
+    more = len(answer.ranks) - most + answer.omitted_ranks
     return [*said, f"  and {more} more"] if more > 0 else said
 
 

@@ -37,7 +37,7 @@ class Mail:
         self.look(at)
         return self.box.next_batch(receiver, later(at), incident=self.room.journal.incident)
 
-    def told(self, at: float, receiver: str = "hook") -> list[tuple[str, str]]:
+    def deliver(self, at: float, receiver: str = "hook") -> list[tuple[str, str]]:
         batch = self.take(at, receiver)
         if batch is None:
             return []

@@ -19,14 +19,14 @@ from watchkeeper.model import alerts
 from watchkeeper.model.labels import Labels
 from watchkeeper.notify import alertmanager, message
 
-KNOWN = {"GPUMissing": "gpu_missing"}
+CAUSE_BY_ALERT_NAME = {"GPUMissing": "gpu_missing"}
 
 
-def webhook(*found: dict[str, Any]) -> bytes:
-    return json.dumps({"version": "4", "status": "firing", "alerts": found}).encode()
+def webhook(*entries: dict[str, Any]) -> bytes:
+    return json.dumps({"version": "4", "status": "firing", "alerts": entries}).encode()
 
 
-def one(status: str = "firing", annotations: dict[str, str] | None = None, **labels: str) -> dict[str, Any]:
+def webhook_alert(status: str = "firing", annotations: dict[str, str] | None = None, **labels: str) -> dict[str, Any]:
     return {
         "status": status,
         "labels": {"alertname": "Theirs", **labels},
@@ -36,8 +36,8 @@ def one(status: str = "firing", annotations: dict[str, str] | None = None, **lab
     }
 
 
-def read(*found: dict[str, Any]) -> list[alerts.Alert]:
-    return list(alertmanager.read_webhook(webhook(*found), later(0), known=KNOWN).alerts)
+def read(*entries: dict[str, Any]) -> list[alerts.Alert]:
+    return list(alertmanager.read_webhook(webhook(*entries), later(0), cause_by_alert_name=CAUSE_BY_ALERT_NAME).alerts)
 
 
 def posted(room: Room, at: float) -> list[alertmanager.PostedAlert]:
@@ -49,39 +49,41 @@ def posted(room: Room, at: float) -> list[alertmanager.PostedAlert]:
 
 
 @pytest.mark.parametrize(
-    ("found", "cause"),
+    ("entry", "cause"),
     [
-        (one(cause="ecc_uncorrectable"), "ecc_uncorrectable"),
-        (one(xid="79"), "gpu_fell_off_bus"),
-        (one(annotations={"summary": "XID 48 on node n1"}), "ecc_uncorrectable"),
-        (one(alertname="GPUMissing"), "gpu_missing"),
-        (one(cause="their own word"), "unknown"),
+        (webhook_alert(cause="ecc_uncorrectable"), "ecc_uncorrectable"),
+        (webhook_alert(xid="79"), "gpu_fell_off_bus"),
+        (webhook_alert(annotations={"summary": "XID 48 on node n1"}), "ecc_uncorrectable"),
+        (webhook_alert(alertname="GPUMissing"), "gpu_missing"),
+        (webhook_alert(cause="their own word"), "unknown"),
     ],
 )
-def test_the_cause_of_somebody_elses_alert_comes_from_what_it_says(found: dict[str, Any], cause: str) -> None:
-    signals = [from_alert(each) for each in read(found)]
+def test_the_cause_of_somebody_elses_alert_comes_from_what_it_says(entry: dict[str, Any], cause: str) -> None:
+    signals = [from_alert(each) for each in read(entry)]
     assert [signal.cause for signal in signals if signal] == [cause]
 
 
 def test_an_alert_whose_words_change_stays_the_same_alert() -> None:
-    (first,) = read(one(annotations={"summary": "XID 48 on node n1"}))
-    (later_on,) = read(one("resolved", annotations={"summary": "XID 79 on node n1"}))
+    (first,) = read(webhook_alert(annotations={"summary": "XID 48 on node n1"}))
+    (later_on,) = read(webhook_alert("resolved", annotations={"summary": "XID 79 on node n1"}))
     assert first.labels == later_on.labels
 
 
 def test_an_alert_that_ended_before_it_began_ended_when_it_began() -> None:
-    (over,) = read(one("resolved") | {"endsAt": "0001-01-01T00:00:00Z"})
+    (over,) = read(webhook_alert("resolved") | {"endsAt": "0001-01-01T00:00:00Z"})
     assert over.resolved_at == over.fired_at
 
 
 def test_times_that_no_calendar_has_are_a_problem_of_that_alert_only() -> None:
-    found = alertmanager.read_webhook(
-        webhook(one(), one() | {"startsAt": "0001-01-01T00:00:00+09:00"}, {"labels": {"alertname": "A"}}),
+    received = alertmanager.read_webhook(
+        webhook(
+            webhook_alert(), webhook_alert() | {"startsAt": "0001-01-01T00:00:00+09:00"}, {"labels": {"alertname": "A"}}
+        ),
         later(0),
-        known=KNOWN,
+        cause_by_alert_name=CAUSE_BY_ALERT_NAME,
     )
-    assert len(found.alerts) == 1
-    assert found.problems[1] == "alerts[2]: startsAt is missing"
+    assert len(received.alerts) == 1
+    assert received.problems[1] == "alerts[2]: startsAt is missing"
 
 
 def test_an_incident_of_a_power_feed_can_be_silenced_by_it(room: Room) -> None:
@@ -89,18 +91,18 @@ def test_an_incident_of_a_power_feed_can_be_silenced_by_it(room: Room) -> None:
     room.hear(alerts.Alert(labels, alerts.AlertState.FIRING, later(0), 1.0, fired_at=later(0)))
     (sent,) = posted(room, 1)
     matchers = incident_labels.place_matchers(room.incidents.open_incidents()[0].place)
-    assert {one.name: one.value for one in matchers}.items() <= sent.labels.items()
+    assert {matcher.name: matcher.value for matcher in matchers}.items() <= sent.labels.items()
 
 
 def test_an_alert_that_ended_is_resolved_and_one_from_the_future_is_from_now() -> None:
-    (over, ahead) = read(one("resolved"), one() | {"startsAt": "2031-01-01T00:00:00Z"})
+    (over, ahead) = read(webhook_alert("resolved"), webhook_alert() | {"startsAt": "2031-01-01T00:00:00Z"})
     assert over.state is alerts.AlertState.RESOLVED
     assert over.resolved_at == later(-30)
     assert ahead.fired_at == later(0)
 
 
 def test_what_we_sent_ourselves_is_left_alone() -> None:
-    assert read(one(watchkeeper_incident="INC-1")) == []
+    assert read(webhook_alert(watchkeeper_incident="INC-1")) == []
 
 
 @pytest.mark.parametrize(
@@ -110,39 +112,43 @@ def test_what_we_sent_ourselves_is_left_alone() -> None:
         (b"[]", "a list `alerts`"),
         (b'{"alerts": 3}', "a list `alerts`"),
         (webhook({"labels": {}, "startsAt": "2026-05-04T11:59:00Z"}), "labels.alertname is missing"),
-        (webhook({"labels": {"alertname": 3}}), "must be a table of texts"),
-        (webhook(one() | {"startsAt": "yesterday"}), "alerts[0]"),
-        (webhook(one(**{f"l{at}": "x" for at in range(100)})), "the limit is 64"),
-        (webhook(one(big="x" * 5000)), "the limit is 4,096"),
-        (webhook(one(**{f"l{at}": "x" * 1000 for at in range(20)})), "the limit is 16,384"),
+        (webhook({"labels": {"alertname": 3}}), "must be an object of strings"),
+        (webhook(webhook_alert() | {"startsAt": "yesterday"}), "alerts[0]"),
+        (webhook(webhook_alert(**{f"l{at}": "x" for at in range(100)})), "the limit is 64"),
+        (webhook(webhook_alert(big="x" * 5000)), "the limit is 4,096"),
+        (webhook(webhook_alert(**{f"l{at}": "x" * 1000 for at in range(20)})), "the limit is 16,384"),
         (json.dumps({"alerts": [{}] * 10_001}).encode(), "the limit is 10,000"),
     ],
 )
 def test_a_webhook_that_is_not_one_is_refused_with_the_reason(body: bytes, problem: str) -> None:
     with pytest.raises(WireError) as refused:
-        alertmanager.read_webhook(body, later(0), known=KNOWN)
+        alertmanager.read_webhook(body, later(0), cause_by_alert_name=CAUSE_BY_ALERT_NAME)
     assert problem in str(refused.value)
 
 
 @pytest.mark.slow
 def test_an_alert_with_a_million_labels_is_refused_with_both_numbers_and_costs_no_other() -> None:
     many = ",".join(f'"l{at}":"x"' for at in range(1_000_000))
-    body = webhook(one(), one(alertname="Huge")).replace(b'"Huge"', f'"Huge",{many}'.encode())
-    found = alertmanager.read_webhook(body, later(0), known=KNOWN)
-    assert [alert.name for alert in found.alerts] == ["Theirs"]
-    assert found.problems == ("alerts[1]: labels has 1,000,001 entries, the limit is 64",)
+    body = webhook(webhook_alert(), webhook_alert(alertname="Huge")).replace(b'"Huge"', f'"Huge",{many}'.encode())
+    received = alertmanager.read_webhook(body, later(0), cause_by_alert_name=CAUSE_BY_ALERT_NAME)
+    assert [alert.name for alert in received.alerts] == ["Theirs"]
+    assert received.problems == ("alerts[1]: labels has 1,000,001 entries, the limit is 64",)
 
 
 def test_the_same_alert_a_thousand_times_in_one_call_is_one_signal(room: Room) -> None:
-    room.hear(*read(*[one(Hostname="n1", cause="agent_down")] * 1000))
+    room.hear(*read(*[webhook_alert(Hostname="n1", cause="agent_down")] * 1000))
     (incident,) = room.incidents.open_incidents()
     assert (len(incident.members), incident.version) == (1, 1)
 
 
 def test_one_bad_alert_costs_no_good_one() -> None:
-    found = alertmanager.read_webhook(webhook(one(), {"labels": {}}, one(x="y")), later(0), known=KNOWN)
-    assert len(found.alerts) == 2
-    assert found.problems == ("alerts[1]: labels.alertname is missing",)
+    received = alertmanager.read_webhook(
+        webhook(webhook_alert(), {"labels": {}}, webhook_alert(x="y")),
+        later(0),
+        cause_by_alert_name=CAUSE_BY_ALERT_NAME,
+    )
+    assert len(received.alerts) == 2
+    assert received.problems == ("alerts[1]: labels.alertname is missing",)
 
 
 def test_an_open_incident_is_an_alert_that_ends_soon_unless_it_is_repeated(room: Room) -> None:
@@ -186,18 +192,18 @@ def test_labels_that_come_back_before_their_end_was_told_are_not_told_to_be_over
     room.hear(alert("thermal_throttle", gpu(1), 0))
     (incident,) = room.incidents.open_incidents()
 
-    def told(team: str, at: float) -> list[tuple[str, bool]]:
+    def send(team: str, at: float) -> list[tuple[str, bool]]:
         about = {
             **incident_labels.collect_labels(incident, incident_labels.InventoryLookup()),
             "team": frozenset({team}),
         }
-        one = alertmanager.make_alert(incident, about, message.MessageContext(), now=later(at))
-        sent = feed.next_alerts([(incident, one)], now=later(at))
+        posted = alertmanager.make_alert(incident, about, message.MessageContext(), now=later(at))
+        sent = feed.next_alerts([(incident, posted)], now=later(at))
         return [(body["labels"]["team"], body["endsAt"] > wire.format_time(later(at))) for body in sent]
 
-    assert told("llm", 1) == [("llm", True)]
-    assert told("vision", 2) == [("vision", True), ("llm", False)]
-    assert told("llm", 3) == [("llm", True), ("vision", False)]
+    assert send("llm", 1) == [("llm", True)]
+    assert send("vision", 2) == [("vision", True), ("llm", False)]
+    assert send("llm", 3) == [("llm", True), ("vision", False)]
 
 
 @pytest.mark.slow
@@ -239,4 +245,4 @@ def test_one_that_came_back_is_no_longer_over(room: Room) -> None:
 
 def test_an_alertmanager_that_is_down_is_a_problem_and_not_an_end() -> None:
     problem = alertmanager.AlertmanagerFeed("http://127.0.0.1:1").send([{}])
-    assert "cannot be reached" in problem
+    assert "unreachable" in problem

@@ -16,52 +16,57 @@ from watchkeeper.notify import alertmanager_silences
 from watchkeeper.notify.alertmanager_silences import AlertmanagerSilences, read_silences
 
 
-def one(starts: float = -60, ends: float = 3600, **more: Any) -> dict[str, Any]:
+def silence_json(starts: float = -60, ends: float = 3600, **more: Any) -> dict[str, Any]:
     matchers = [{"name": "node", "value": "n1", "isRegex": False, "isEqual": True}]
     about = {"id": "5a7d", "createdBy": "ada", "comment": "new riser", "matchers": matchers}
     times = {"startsAt": wire.format_time(later(starts)), "endsAt": wire.format_time(later(ends))}
     return about | times | {"status": {"state": "active"}, "updatedAt": wire.format_time(NOON)} | more
 
 
-def body(*found: Any) -> bytes:
-    return json.dumps(found).encode()
+def body(*entries: Any) -> bytes:
+    return json.dumps(entries).encode()
 
 
 def test_a_silence_of_alertmanager_is_shown_as_its_own() -> None:
-    (found,) = read_silences(body(one()), NOON).silences
-    assert (found.id, found.author, found.reason, found.keeper) == (
+    (silence,) = read_silences(body(silence_json()), NOON).silences
+    assert (silence.id, silence.author, silence.reason, silence.keeper) == (
         "alertmanager:5a7d",
         "ada",
         "new riser",
         ALERTMANAGER,
     )
-    assert [str(matcher) for matcher in found.matchers] == ['node="n1"']
+    assert [str(matcher) for matcher in silence.matchers] == ['node="n1"']
 
 
 def test_what_people_left_empty_and_what_old_versions_leave_out_is_read_as_well() -> None:
     plain = [{"name": "severity", "value": "", "isRegex": False, "isEqual": False}, {"name": "team", "value": "a|b"}]
-    (found,) = read_silences(body(one(createdBy="", comment="", matchers=plain)), NOON).silences
-    assert (found.author, found.reason) == ("somebody", "no comment was left")
-    assert [str(matcher) for matcher in found.matchers] == ['severity!=""', 'team="a|b"']
+    (silence,) = read_silences(body(silence_json(createdBy="", comment="", matchers=plain)), NOON).silences
+    assert (silence.author, silence.reason) == ("unknown", "no comment")
+    assert [str(matcher) for matcher in silence.matchers] == ['severity!=""', 'team="a|b"']
 
 
 def test_silences_long_over_are_left_out_and_unreadable_ones_are_counted() -> None:
-    rubbish = [7, {}, one(matchers=[{"name": "x", "value": "(", "isRegex": True}]), one(endsAt="tomorrow")]
-    found = read_silences(body(one(-99_999, -90_000), *rubbish, one()), NOON)
-    assert len(found.silences) == 1
-    assert found.problem == "4 silences could not be read"
+    rubbish = [
+        7,
+        {},
+        silence_json(matchers=[{"name": "x", "value": "(", "isRegex": True}]),
+        silence_json(endsAt="tomorrow"),
+    ]
+    snapshot = read_silences(body(silence_json(-99_999, -90_000), *rubbish, silence_json()), NOON)
+    assert len(snapshot.silences) == 1
+    assert snapshot.problem == "4 invalid silences were skipped"
 
 
 def test_more_silences_than_are_shown_are_said_with_both_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(alertmanager_silences, "MOST_SHOWN", 2)
-    found = read_silences(body(*(one(ends=100 * at) for at in (1, 3, 2))), NOON)
-    assert [one.ends_at for one in found.silences] == [later(300), later(200)]
-    assert found.problem == "3 silences, the limit is 2: those that end last are shown"
+    snapshot = read_silences(body(*(silence_json(ends=100 * at) for at in (1, 3, 2))), NOON)
+    assert [silence.ends_at for silence in snapshot.silences] == [later(300), later(200)]
+    assert snapshot.problem == "3 silences, the limit is 2; showing those that end last"
 
 
 @pytest.mark.parametrize("answer", [b"<html>", b'{"status": "error"}', b"[" * 100_000])
 def test_an_answer_that_is_no_list_is_refused(answer: bytes) -> None:
-    with pytest.raises(ReceiverError, match="answered"):
+    with pytest.raises(ReceiverError, match="answer"):
         read_silences(answer, NOON)
 
 
@@ -70,7 +75,7 @@ class Away(AlertmanagerSilences):
 
     def __init__(self, at: datetime) -> None:
         super().__init__(["http://127.0.0.1:1"])
-        self._read = read_silences(body(one()), at)
+        self._read = read_silences(body(silence_json()), at)
 
 
 def test_while_it_is_away_what_it_said_last_is_shown_for_minutes_and_then_unknown() -> None:
@@ -79,11 +84,11 @@ def test_while_it_is_away_what_it_said_last_is_shown_for_minutes_and_then_unknow
     assert theirs.find_match({"node": "n2"}, later(60)) is None
     theirs.refresh(later(120))
     assert len(theirs.listed(later(120))) == 1
-    assert theirs.problem(later(120)).endswith("(shown is what it said at 12:00:00Z)")
+    assert theirs.problem(later(120)).endswith("(showing the silences of 12:00:00Z)")
     assert theirs.listed(later(600)) == []
-    assert theirs.problem(later(600)).endswith("(they are unknown)")
+    assert theirs.problem(later(600)).endswith("(silences are unknown)")
 
 
 def test_before_it_was_asked_nothing_is_known_and_without_one_there_is_nothing_to_know() -> None:
-    assert AlertmanagerSilences(["http://127.0.0.1:1"]).problem(NOON) == "Alertmanager has not been asked yet"
+    assert AlertmanagerSilences(["http://127.0.0.1:1"]).problem(NOON) == "Alertmanager's silences not read yet"
     assert AlertmanagerSilences([]).problem(NOON) == ""

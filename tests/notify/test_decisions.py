@@ -1,4 +1,4 @@
-"""Who is told what and when: once, again later, the next one when nobody acknowledges, and when it is over."""
+"""Which receiver gets which notice and when: once, repeated, escalated if not acknowledged, and when it is resolved."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ def mail(room: Room) -> Mail:
 
 def test_a_receiver_is_told_once_after_the_wait(mail: Mail) -> None:
     mail.room.push(xid(79, gpu(3), 0))
-    assert mail.told(5) == []
-    assert mail.told(10) == [("INC-1", "opened")]
-    assert mail.told(11) == mail.told(600) == []
+    assert mail.deliver(5) == []
+    assert mail.deliver(10) == [("INC-1", "opened")]
+    assert mail.deliver(11) == mail.deliver(600) == []
 
 
 def test_a_clock_that_was_put_back_before_anybody_was_told_keeps_no_message_back(mail: Mail) -> None:
     mail.room.push(xid(79, gpu(3), 0), at=7200)
     mail.look(7201)
-    assert mail.told(1) == [("INC-1", "opened")]
+    assert mail.deliver(1) == [("INC-1", "opened")]
 
 
 def test_what_was_told_by_a_clock_that_was_put_back_is_told_once_more_and_escalated_from_there(mail: Mail) -> None:
     mail.room.push(xid(79, gpu(3), 0), at=7200)
-    assert mail.told(7300) == [("INC-1", "opened")]
-    assert mail.told(60) == [("INC-1", "repeated")]
-    assert mail.told(61) == mail.told(950, "lead") == []
-    assert mail.told(960, "lead") == [("INC-1", "escalated")]
-    assert mail.told(3660) == [("INC-1", "repeated")]
+    assert mail.deliver(7300) == [("INC-1", "opened")]
+    assert mail.deliver(60) == [("INC-1", "repeated")]
+    assert mail.deliver(61) == mail.deliver(950, "lead") == []
+    assert mail.deliver(960, "lead") == [("INC-1", "escalated")]
+    assert mail.deliver(3660) == [("INC-1", "repeated")]
 
 
 def test_a_pause_of_a_receiver_ends_when_the_clock_is_put_back(mail: Mail) -> None:
@@ -50,7 +50,7 @@ def test_a_pause_of_a_receiver_ends_when_the_clock_is_put_back(mail: Mail) -> No
     refused = mail.take(7300)
     assert refused is not None
     mail.box.mark_failed(refused, "answered 500", later(7300))
-    assert mail.told(30) == [("INC-1", "opened")]
+    assert mail.deliver(30) == [("INC-1", "opened")]
 
 
 def test_what_is_over_before_the_wait_is_told_to_nobody(mail: Mail) -> None:
@@ -58,31 +58,31 @@ def test_what_is_over_before_the_wait_is_told_to_nobody(mail: Mail) -> None:
     mail.table, mail.box = slow, Mail(mail.room, slow).box
     mail.room.hear(alert("agent_down", gpu(1), 0), alert("agent_down", gpu(1), 0, ends=20))
     mail.look(1)
-    assert mail.told(100) == mail.told(400) == []
-    assert mail.room.journal.notices_of("INC-1")[0].answer == "over before anybody was told"
+    assert mail.deliver(100) == mail.deliver(400) == []
+    assert mail.room.journal.notices_of("INC-1")[0].answer == "resolved before it was sent"
 
 
 def test_what_nobody_acknowledges_is_repeated_and_what_somebody_has_is_not(mail: Mail) -> None:
     mail.room.push(xid(79, gpu(3), 0))
-    assert mail.told(10) == [("INC-1", "opened")]
-    assert mail.told(3610) == [("INC-1", "repeated")]
+    assert mail.deliver(10) == [("INC-1", "opened")]
+    assert mail.deliver(3610) == [("INC-1", "repeated")]
     mail.room.incidents.acknowledge("INC-1", "ada", later(3700))
-    assert mail.told(8000) == mail.told(20_000) == []
+    assert mail.deliver(8000) == mail.deliver(20_000) == []
 
 
 def test_when_nobody_acknowledges_the_next_one_is_told(mail: Mail) -> None:
     mail.room.push(xid(79, gpu(3), 0))
-    mail.told(10)
-    assert mail.told(900, "lead") == []
-    assert mail.told(911, "lead") == [("INC-1", "escalated")]
-    assert mail.told(5000, "lead") == []
+    mail.deliver(10)
+    assert mail.deliver(900, "lead") == []
+    assert mail.deliver(911, "lead") == [("INC-1", "escalated")]
+    assert mail.deliver(5000, "lead") == []
 
 
 def test_an_acknowledged_incident_is_not_escalated(mail: Mail) -> None:
     mail.room.push(xid(79, gpu(3), 0))
-    mail.told(10)
+    mail.deliver(10)
     mail.room.incidents.acknowledge("INC-1", "ada", later(20))
-    assert mail.told(2000, "lead") == []
+    assert mail.deliver(2000, "lead") == []
 
 
 def test_a_receiver_that_is_down_escalates_too(mail: Mail) -> None:
@@ -90,37 +90,37 @@ def test_a_receiver_that_is_down_escalates_too(mail: Mail) -> None:
     batch = mail.take(10)
     assert batch is not None
     mail.box.mark_failed(batch, "answered 500", later(10))
-    assert mail.told(911, "lead") == [("INC-1", "escalated")]
+    assert mail.deliver(911, "lead") == [("INC-1", "escalated")]
 
 
 def test_those_who_were_told_hear_that_it_is_over(mail: Mail) -> None:
     mail.room.hear(alert("agent_down", gpu(1), 0))
-    mail.told(10)
+    mail.deliver(10)
     mail.room.hear(alert("agent_down", gpu(1), 0, ends=100))
-    assert mail.told(120) == []
-    assert mail.told(161) == [("INC-1", "resolved")]
-    assert mail.told(162) == []
+    assert mail.deliver(120) == []
+    assert mail.deliver(161) == [("INC-1", "resolved")]
+    assert mail.deliver(162) == []
 
 
 def test_a_worse_severity_is_told_at_once(mail: Mail) -> None:
     mail.room.hear(alert("thermal_throttle", gpu(1), 0, severity="warning"))
-    mail.told(10)
+    mail.deliver(10)
     mail.room.hear(alert("thermal_throttle", gpu(1), 20, severity="critical"))
-    assert mail.told(21) == [("INC-1", "worse")]
+    assert mail.deliver(21) == [("INC-1", "worse")]
 
 
 def test_a_flapping_incident_is_told_once_and_over_once(mail: Mail) -> None:
-    said: list[tuple[str, str]] = []
+    delivered: list[tuple[str, str]] = []
     for begin in range(0, 1500, 150):
         mail.room.hear(alert("agent_down", gpu(1), begin))
-        said += mail.told(begin + 20)
+        delivered += mail.deliver(begin + 20)
         mail.room.hear(alert("agent_down", gpu(1), begin, ends=begin + 30))
-        said += mail.told(begin + 100)
-        said += mail.told(begin + 140)
-    said += [entry for at in range(1500, 6000, 60) for entry in mail.told(at)]
-    assert said[0] == ("INC-1", "opened")
-    assert said[-1] == ("INC-1", "resolved")
-    assert len(said) <= 4, said
+        delivered += mail.deliver(begin + 100)
+        delivered += mail.deliver(begin + 140)
+    delivered += [entry for at in range(1500, 6000, 60) for entry in mail.deliver(at)]
+    assert delivered[0] == ("INC-1", "opened")
+    assert delivered[-1] == ("INC-1", "resolved")
+    assert len(delivered) <= 4, delivered
 
 
 def test_several_incidents_that_open_together_are_one_message(mail: Mail) -> None:
@@ -137,69 +137,69 @@ def test_no_more_messages_a_minute_than_a_receiver_takes(room: Room) -> None:
     sent = 0
     for at in range(60):
         room.push(xid(48, gpu(at, f"n{at}"), at))
-        sent += bool(mail.told(at))
+        sent += bool(mail.deliver(at))
     assert sent == 2
-    assert len(mail.told(140)) == 50
+    assert len(mail.deliver(140)) == 50
 
 
 @pytest.mark.parametrize("is_ended", [False, True])
 def test_a_silence_holds_back_until_it_ends(mail: Mail, is_ended: bool) -> None:
-    wish = silence_store.SilenceRequest(
+    request = silence_store.SilenceRequest(
         (silences.Matcher("node", "n1"),), "ada", "swapping a fan", later(0), later(600)
     )
-    made = mail.silences.add(wish, later(0))
+    made = mail.silences.add(request, later(0))
     mail.room.push(xid(79, gpu(3), 1))
-    assert mail.told(100) == []
+    assert mail.deliver(100) == []
     if is_ended:
         mail.silences.end(made.id, "ada", later(100))
         mail.look(101)
-        assert mail.told(112) == [("INC-1", "opened")]
+        assert mail.deliver(112) == [("INC-1", "opened")]
     else:
         mail.look(601)
-        assert mail.told(612) == [("INC-1", "opened")]
+        assert mail.deliver(612) == [("INC-1", "opened")]
 
 
 def test_after_a_silence_the_next_one_is_told_as_long_after_the_first_as_ever(mail: Mail) -> None:
     quiet = silence_store.SilenceRequest((silences.parse_matcher('node="n1"'),), "ann", "work", later(0), later(600))
     mail.silences.add(quiet, later(0))
     mail.room.push(xid(79, gpu(3), 1))
-    assert mail.told(599) == []
-    assert mail.told(605) == [("INC-1", "opened")]
-    assert mail.told(605 + 890, "lead") == []
-    assert mail.told(605 + 901, "lead") == [("INC-1", "escalated")]
+    assert mail.deliver(599) == []
+    assert mail.deliver(605) == [("INC-1", "opened")]
+    assert mail.deliver(605 + 890, "lead") == []
+    assert mail.deliver(605 + 901, "lead") == [("INC-1", "escalated")]
 
 
 def test_what_comes_back_while_its_end_waits_for_the_receiver_is_told_once_and_after_it(mail: Mail) -> None:
     mail.room.hear(alert("agent_down", node(), 0))
-    assert mail.told(15) == [("INC-1", "opened")]
+    assert mail.deliver(15) == [("INC-1", "opened")]
     mail.room.hear(alert("agent_down", node(), 0, ends=60))
     ended = mail.take(130)
     assert ended is not None
     mail.box.mark_failed(ended, "answered 503", later(130))
     mail.room.hear(alert("agent_down", node(), 140))
-    told = [mail.told(at) for at in range(200, 400, 5)]
-    assert [one for one in told if one] == [[("INC-1", "resolved")], [("INC-1", "opened")]]
+    delivered = [mail.deliver(at) for at in range(200, 400, 5)]
+    assert [entries for entries in delivered if entries] == [[("INC-1", "resolved")], [("INC-1", "opened")]]
 
 
 def test_a_silence_of_another_node_holds_nothing_back(mail: Mail) -> None:
-    wish = silence_store.SilenceRequest(
+    request = silence_store.SilenceRequest(
         (silences.Matcher("node", "n2.*", is_regex=True),), "ada", "why", later(0), later(600)
     )
-    mail.silences.add(wish, later(0))
+    mail.silences.add(request, later(0))
     mail.room.push(xid(79, gpu(3), 1))
     mail.look(2)
-    assert mail.told(12) == [("INC-1", "opened")]
+    assert mail.deliver(12) == [("INC-1", "opened")]
 
 
 def test_a_restart_sends_nothing_twice_and_loses_nothing(mail: Mail) -> None:
     mail.room.push(xid(79, gpu(3), 0), xid(48, gpu(1), 0))
     mail.look(1)
     mail.restart(5)
-    assert len(mail.told(12)) == 2
+    assert len(mail.deliver(12)) == 2
     mail.restart(13)
-    assert mail.told(14) == mail.told(500) == []
+    assert mail.deliver(14) == mail.deliver(500) == []
     mail.restart(3000)
-    assert mail.told(3612) == [("INC-1", "repeated"), ("INC-2", "repeated")]
+    assert mail.deliver(3612) == [("INC-1", "repeated"), ("INC-2", "repeated")]
 
 
 def test_a_message_that_was_under_way_in_a_crash_goes_out_again_under_its_id(mail: Mail) -> None:
@@ -222,7 +222,7 @@ def test_a_receiver_that_fails_for_a_day_gets_everything_in_the_end(mail: Mail) 
             mail.box.mark_failed(batch, "answered 500", later(at))
         at += 60
     assert 100 < tries < 200
-    assert ("INC-1", "opened") in mail.told(at + 600)
+    assert ("INC-1", "opened") in mail.deliver(at + 600)
 
 
 def test_what_will_never_be_taken_is_given_up_with_the_reason(mail: Mail) -> None:
@@ -231,9 +231,9 @@ def test_what_will_never_be_taken_is_given_up_with_the_reason(mail: Mail) -> Non
     assert batch is not None
     mail.box.mark_failed(batch, "answered 404", later(10), may_retry=False)
     assert mail.room.journal.notices_of("INC-1")[0].state is NoticeState.GIVEN_UP
-    assert mail.told(700) == []
-    assert mail.told(3611) == [("INC-1", "repeated")]
-    assert "Not told hook (opened): answered 404" in [entry.text for entry in mail.room.journal.timeline("INC-1")]
+    assert mail.deliver(700) == []
+    assert mail.deliver(3611) == [("INC-1", "repeated")]
+    assert "Not notified hook (opened): answered 404" in [entry.text for entry in mail.room.journal.timeline("INC-1")]
 
 
 def test_an_incident_that_no_route_takes_is_counted(room: Room) -> None:
@@ -248,25 +248,25 @@ def test_the_end_is_told_also_when_the_hub_stood_still_until_the_incident_was_fo
     mail: Mail, is_seen_resolved: bool
 ) -> None:
     mail.room.hear(alert("agent_down", gpu(1), 0))
-    assert mail.told(10) == [("INC-1", "opened")]
+    assert mail.deliver(10) == [("INC-1", "opened")]
     mail.room.hear(alert("agent_down", gpu(1), 0, ends=100))
     mail.room.tick(161)
     mail.room.hear(alert("agent_down", gpu(1), 170))
     mail.room.hear(alert("agent_down", gpu(1), 170, ends=180))
     mail.room.tick(400)
     if is_seen_resolved:
-        assert mail.told(401) == []
-    assert mail.told(4000) == [("INC-1", "resolved")]
+        assert mail.deliver(401) == []
+    assert mail.deliver(4000) == [("INC-1", "resolved")]
     mail.room.hear(alert("agent_down", gpu(1), 4010))
-    assert mail.told(4020) == [("INC-2", "opened")]
+    assert mail.deliver(4020) == [("INC-2", "opened")]
 
 
 def test_what_a_route_does_not_tell_the_end_of_is_not_kept_for_ever(room: Room) -> None:
     mail = Mail(room, routing.Routing((HOOK, LEAD), (replace(ROUTE, tells_resolved=False),)))
     room.hear(alert("agent_down", gpu(1), 0))
-    assert mail.told(10) == [("INC-1", "opened")]
+    assert mail.deliver(10) == [("INC-1", "opened")]
     room.hear(alert("agent_down", gpu(1), 0, ends=100))
-    assert mail.told(200) == mail.told(900) == mail.told(4000) == []
+    assert mail.deliver(200) == mail.deliver(900) == mail.deliver(4000) == []
     assert mail.box._unsettled == {}
 
 
@@ -280,7 +280,7 @@ def test_nobody_hears_the_same_notice_twice_whatever_happens(
     tmp_path_factory: pytest.TempPathFactory, steps: Sequence[str]
 ) -> None:
     mail = Mail(Room(tmp_path_factory.mktemp("mail")))
-    heard: list[str] = []
+    sent_ids: list[str] = []
     at, is_firing = 0.0, False
     for step in steps:
         at += 3000 if step == "long wait" else 20
@@ -290,7 +290,9 @@ def test_nobody_hears_the_same_notice_twice_whatever_happens(
         elif step == "end" and is_firing:
             mail.room.hear(alert("agent_down", gpu(1), at - 1, ends=at))
             is_firing = False
-        elif step == "acknowledge" and any(one.state == "open" for one in mail.room.incidents.open_incidents()):
+        elif step == "acknowledge" and any(
+            incident.state == "open" for incident in mail.room.incidents.open_incidents()
+        ):
             mail.room.incidents.acknowledge(mail.room.incidents.open_incidents()[0].id, "ada", later(at))
         elif step == "restart":
             mail.restart(at)
@@ -298,16 +300,16 @@ def test_nobody_hears_the_same_notice_twice_whatever_happens(
         if batch is not None and step == "fail":
             mail.box.mark_failed(batch, "answered 500", later(at))
         elif batch is not None:
-            heard += [notice.id for notice in batch.notices]
+            sent_ids += [notice.id for notice in batch.notices]
             mail.box.mark_sent(batch, "200", later(at))
     mail.room.journal.close()
-    assert len(heard) == len(set(heard))
-    _check_order(heard)
+    assert len(sent_ids) == len(set(sent_ids))
+    _check_order(sent_ids)
 
 
-def _check_order(heard: Sequence[str]) -> None:
+def _check_order(sent_ids: Sequence[str]) -> None:
     """Opened before anything else, and nothing but another opening after resolved."""
-    occasions = [id.split("/")[2] for id in heard]
+    occasions = [id.split("/")[2] for id in sent_ids]
     for before, after in zip([None, *occasions], occasions, strict=False):
         assert (after == Occasion.OPENED) == (before in (None, Occasion.RESOLVED)), occasions
 

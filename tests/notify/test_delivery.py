@@ -1,4 +1,4 @@
-"""The desk while it runs: one thread and one deadline for each receiver."""
+"""The notifier while it runs: one task and one deadline for each receiver."""
 
 from __future__ import annotations
 
@@ -26,36 +26,36 @@ async def at_once(work: Callable[[], T]) -> T:
     return work()
 
 
-def desk_of(room: Room, folder: Path, **webhooks: str) -> delivery.Notifier:
+def make_notifier(room: Room, folder: Path, **webhooks: str) -> delivery.Notifier:
     made = "\n".join(f'[[receivers]]\nname = "{name}"\nwebhook = "{url}"' for name, url in webhooks.items())
     names = ", ".join(f'"{name}"' for name in webhooks)
     (folder / "notify.toml").write_text(f'{made}\n[[routes]]\nreceivers = [{names}]\nwait = "0s"\n')
     chosen = settings.NotifySettings(via=settings.NotifyVia.RECEIVERS, routes=str(folder / "notify.toml"))
-    around = delivery.NotifierDependencies(
+    dependencies = delivery.NotifierDependencies(
         room.journal, incident_labels.InventoryLookup(), message.MessageContext(), own_metrics.Registry()
     )
-    return delivery.Notifier(chosen, around, now=clock.ScaledClock().now())
+    return delivery.Notifier(chosen, dependencies, now=clock.ScaledClock().now())
 
 
 @pytest.mark.slow
 def test_a_receiver_that_never_finishes_is_told_again_later_and_delays_nobody(
     room: Room, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delivery, "HAND_OVER_SECONDS", 0.2)
+    monkeypatch.setattr(delivery, "SEND_TIMEOUT_SECONDS", 0.2)
     room.push(xid(79, gpu(3), 0))
 
-    async def story(desk: delivery.Notifier) -> dict[str, Notice]:
+    async def story(notifier: delivery.Notifier) -> dict[str, Notice]:
         time = clock.ScaledClock()
-        loops = [asyncio.ensure_future(body()) for _, body in desk.loops(time, at_once)]
-        desk.update(room.incidents.recent(), time.now())
-        await until_async(lambda: all(one.answer for one in room.journal.notices_of("INC-1")))
+        loops = [asyncio.ensure_future(body()) for _, body in notifier.loops(time, at_once)]
+        notifier.update(room.incidents.recent(), time.now())
+        await until_async(lambda: all(notice.answer for notice in room.journal.notices_of("INC-1")))
         for loop in loops:
             loop.cancel()
         await asyncio.gather(*loops, return_exceptions=True)
-        return {one.receiver: one for one in room.journal.notices_of("INC-1")}
+        return {notice.receiver: notice for notice in room.journal.notices_of("INC-1")}
 
     with running(Web()) as port, socket.create_server(("127.0.0.1", 0)) as silent:
         hung = f"http://127.0.0.1:{silent.getsockname()[1]}/"
-        found = asyncio.run(story(desk_of(room, tmp_path, good=f"http://127.0.0.1:{port}/", hung=hung)))
-    assert (found["good"].state, found["good"].tries) == (NoticeState.SENT, 1)
-    assert (found["hung"].state, found["hung"].answer) == (NoticeState.WAITING, "no answer within 0.2 s")
+        notices = asyncio.run(story(make_notifier(room, tmp_path, good=f"http://127.0.0.1:{port}/", hung=hung)))
+    assert (notices["good"].state, notices["good"].tries) == (NoticeState.SENT, 1)
+    assert (notices["hung"].state, notices["hung"].answer) == (NoticeState.WAITING, "no answer within 0.2 s")

@@ -20,8 +20,8 @@ from watchkeeper.store.journal.journal import Journal, JournalEntry
 AT_NOON = routing.DigestSchedule(("lead",), at="Mon 12:00")
 
 
-def table(port: int, wanted: routing.DigestSchedule = AT_NOON) -> routing.Routing:
-    return routing.Routing((routing.Receiver("lead", webhook=f"http://127.0.0.1:{port}/"),), digest=wanted)
+def table(port: int, schedule: routing.DigestSchedule = AT_NOON) -> routing.Routing:
+    return routing.Routing((routing.Receiver("lead", webhook=f"http://127.0.0.1:{port}/"),), digest=schedule)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_a_time_that_is_none_is_refused(wrong: str) -> None:
 
 
 def test_a_receiver_that_is_not_in_the_file_is_refused() -> None:
-    with pytest.raises(ValueError, match="the digest names the receiver lead"):
+    with pytest.raises(ValueError, match="digest: receiver lead is not defined"):
         routing.Routing(digest=AT_NOON)
 
 
@@ -84,7 +84,7 @@ def test_it_is_sent_once_also_after_a_restart_and_a_failure(room: Room) -> None:
     assert sent["digest"]["by_cause"][0]["cause"] == "gpu_fell_off_bus"  # type: ignore[index]
 
 
-class Asked(Journal):
+class ThreadRecordingJournal(Journal):
     """Remembers which threads have asked whether a digest was sent."""
 
     def timeline(self, incident_id: str, limit: int = 1000) -> list[JournalEntry]:
@@ -107,6 +107,6 @@ def test_the_event_loop_does_not_wait_for_the_journal(room: Room) -> None:
         await asyncio.gather(sending, return_exceptions=True)
 
     room.journal.close()
-    room.journal = Asked(room.path)
+    room.journal = ThreadRecordingJournal(room.path)
     asyncio.run(live())
     assert threading.main_thread() not in by

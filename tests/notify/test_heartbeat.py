@@ -1,4 +1,4 @@
-"""The dead man's switch: who is told that the hub lives, and that silence is the only alarm."""
+"""The dead man's switch: who gets the heartbeat, and that silence is the only alert."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from watchkeeper.kit import recent_failures
 from watchkeeper.notify import heartbeat
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
-HEARD: list[tuple[str, object]] = []
+REQUESTS: list[tuple[str, object]] = []
 
 
 class Ear(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
-        HEARD.append((self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
+        REQUESTS.append((self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
         self.send_response(500 if self.path.startswith("/broken") else 200)
         self.end_headers()
 
@@ -32,7 +32,7 @@ class Ear(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def ear() -> Iterator[str]:
-    HEARD.clear()
+    REQUESTS.clear()
     server = ThreadingHTTPServer(("127.0.0.1", 0), Ear)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
@@ -42,18 +42,18 @@ def ear() -> Iterator[str]:
     thread.join()
 
 
-def told(**notify: object) -> settings.Settings:
+def notify_settings(**notify: object) -> settings.Settings:
     return settings.Settings(notify=settings.NotifySettings(**notify))  # type: ignore[arg-type]
 
 
 def test_alertmanager_gets_an_alert_that_ends_by_itself_and_a_monitor_is_called(ear: str, tmp_path: Path) -> None:
     (tmp_path / "beat").write_text(f"{ear}/ping/secret\n")
     via = settings.NotifyVia.ALERTMANAGER
-    heartbeat.send_heartbeat(told(via=via, alertmanager_urls=(ear,)), NOW)
-    assert HEARD == []
-    asked = told(via=via, alertmanager_urls=(ear,), watchdog=True, heartbeat_file=str(tmp_path / "beat"))
-    heartbeat.send_heartbeat(asked, NOW)
-    (path, alerts), (ping, _) = HEARD
+    heartbeat.send_heartbeat(notify_settings(via=via, alertmanager_urls=(ear,)), NOW)
+    assert REQUESTS == []
+    both = notify_settings(via=via, alertmanager_urls=(ear,), watchdog=True, heartbeat_file=str(tmp_path / "beat"))
+    heartbeat.send_heartbeat(both, NOW)
+    (path, alerts), (ping, _) = REQUESTS
     assert (path, ping) == ("/api/v2/alerts", "/ping/secret")
     assert isinstance(alerts, list)
     assert alerts[0]["labels"]["alertname"] == "Watchdog"
@@ -63,34 +63,34 @@ def test_alertmanager_gets_an_alert_that_ends_by_itself_and_a_monitor_is_called(
 def test_who_did_not_hear_it_is_said_without_the_address_and_the_others_are_told(ear: str, tmp_path: Path) -> None:
     (tmp_path / "beat").write_text(f"{ear}/broken/secret\n")
     with pytest.raises(ReceiverError) as raised:
-        heartbeat.send_heartbeat(told(heartbeat_file=str(tmp_path / "beat")), NOW)
-    assert "was answered with 500" in str(raised.value)
+        heartbeat.send_heartbeat(notify_settings(heartbeat_file=str(tmp_path / "beat")), NOW)
+    assert "heartbeat failed: answered 500" in str(raised.value)
     assert "secret" not in str(raised.value)
-    with pytest.raises(ReceiverError, match="cannot be read: FileNotFoundError"):
-        heartbeat.send_heartbeat(told(heartbeat_file=str(tmp_path / "nothing")), NOW)
+    with pytest.raises(ReceiverError, match="cannot read the heartbeat address: FileNotFoundError"):
+        heartbeat.send_heartbeat(notify_settings(heartbeat_file=str(tmp_path / "nothing")), NOW)
 
 
 def test_nobody_is_called_unless_somebody_is_named(ear: str) -> None:
-    heartbeat.send_heartbeat(told(alertmanager_urls=(ear,)), NOW)
-    assert HEARD == []
+    heartbeat.send_heartbeat(notify_settings(alertmanager_urls=(ear,)), NOW)
+    assert REQUESTS == []
 
 
 def test_a_hub_whose_rules_fail_falls_silent_and_one_whose_fabric_fails_does_not() -> None:
-    known = recent_failures.RecentFailures()
-    known.record("fabric", "ibnetdiscover is missing", now=NOW)
-    assert not known.any_of(heartbeat.VITAL, now=NOW)
-    known.record("rules thermal", "the store is away", now=NOW)
-    assert known.any_of(heartbeat.VITAL, now=NOW)
-    known.clear("rules thermal")
-    assert not known.any_of(heartbeat.VITAL, now=NOW)
+    failures = recent_failures.RecentFailures()
+    failures.record("fabric", "ibnetdiscover is missing", now=NOW)
+    assert not failures.any_of(heartbeat.VITAL, now=NOW)
+    failures.record("rules thermal", "the store is away", now=NOW)
+    assert failures.any_of(heartbeat.VITAL, now=NOW)
+    failures.clear("rules thermal")
+    assert not failures.any_of(heartbeat.VITAL, now=NOW)
 
 
 def test_troubles_are_bounded_said_with_their_beginning_and_end_by_themselves() -> None:
-    known = recent_failures.RecentFailures()
-    known.record("samples", "no room", now=NOW)
-    known.record("samples", "no room", now=NOW + timedelta(minutes=1))
-    assert [each.since for each in known.current(NOW + timedelta(minutes=2))] == [NOW]
-    assert known.current(NOW + timedelta(minutes=4)) == []
+    failures = recent_failures.RecentFailures()
+    failures.record("samples", "no room", now=NOW)
+    failures.record("samples", "no room", now=NOW + timedelta(minutes=1))
+    assert [each.since for each in failures.current(NOW + timedelta(minutes=2))] == [NOW]
+    assert failures.current(NOW + timedelta(minutes=4)) == []
     for number in range(200):
-        known.record(f"loop {number}", "x", now=NOW)
-    assert len(known.current(NOW)) == recent_failures.MOST
+        failures.record(f"loop {number}", "x", now=NOW)
+    assert len(failures.current(NOW)) == recent_failures.MOST

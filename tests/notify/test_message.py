@@ -1,4 +1,4 @@
-"""What a person reads on a phone at three in the morning."""
+"""What a person reads on a phone at 3 a.m."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ def mail(room: Room) -> Mail:
     return Mail(room)
 
 
-def told(batch: NoticeBatch | None) -> message.Message:
+def compose(batch: NoticeBatch | None) -> message.Message:
     assert batch is not None
     return message.compose_message(batch, message.MessageContext(console_url=CONSOLE))
 
 
 def test_a_message_before_any_diagnosis_says_what_where_since_when_why_whom_it_hits_and_what_to_do(mail: Mail) -> None:
     mail.room.push(xid(79, gpu(3), 0))
-    assert told(mail.take(10)).body.splitlines() == [
+    assert compose(mail.take(10)).body.splitlines() == [
         "[CRITICAL] GPU 3 on n1 fell off the bus (INC-1)",
         "Since 2026-05-04 12:00 UTC",
-        "Seen: xid 79",
-        "Why: The GPU no longer answers over PCIe; a GPU reset cannot reach it, only a restart of the machine can.",
-        "Hits: job on n1",
+        "Signal: xid 79",
+        "Cause: The GPU no longer answers over PCIe; a GPU reset cannot reach it, only a restart of the machine can.",
+        "Impact: job on n1",
         "Next: Cordon and drain n1, then reboot it; inspect power and seating if it happens again.",
         f"{CONSOLE}/incidents/INC-1",
     ]
@@ -40,28 +40,28 @@ def test_a_message_before_any_diagnosis_says_what_where_since_when_why_whom_it_h
 
 def test_a_fault_without_a_known_cause_is_told_with_what_was_seen(mail: Mail) -> None:
     mail.room.hear(alert("unheard_of", node(), 0))
-    body = told(mail.take(10)).body
+    body = compose(mail.take(10)).body
     assert "[CRITICAL] n1 reports a fault without a known cause (INC-1)" in body
-    assert "Seen: unheard_of here" in body
+    assert "Signal: unheard_of here" in body
 
 
 def test_a_repetition_says_how_long_it_lasts_already_and_a_taken_one_who_has_it(mail: Mail) -> None:
     mail.room.push(xid(79, gpu(3), 0))
-    assert mail.told(10)
+    assert mail.deliver(10)
     again = mail.take(3611)
-    assert "Since 2026-05-04 12:00 UTC, for 1h" in told(again).body
+    assert "Since 2026-05-04 12:00 UTC, for 1h" in compose(again).body
     assert again is not None
     taken = replace(again.incidents[0], state=IncidentState.ACKNOWLEDGED, assignee="ann")
-    assert "ann has it" in told(replace(again, incidents=(taken,))).body
+    assert "Assigned to ann" in compose(replace(again, incidents=(taken,))).body
 
 
 def test_of_a_storm_the_gravest_are_told_in_full_and_the_rest_in_a_line_each_with_how_many_wait(mail: Mail) -> None:
     for at in range(120):
         mail.room.hear(alert("thermal_throttle", gpu(at % 8, f"n{at // 8}"), 0, severity="warning"))
     mail.room.push(xid(79, gpu(1, "x1"), 1))
-    first = told(mail.take(20))
-    assert first.title.startswith("50 incidents (71 more wait): [CRITICAL] GPU 1 on x1 fell off the bus")
-    assert first.body.count("Why: ") == message.MOST_IN_FULL
+    first = compose(mail.take(20))
+    assert first.title.startswith("50 incidents (71 more pending): [CRITICAL] GPU 1 on x1 fell off the bus")
+    assert first.body.count("Cause: ") == message.MOST_IN_FULL
     assert first.body.count("[WARNING]") == 49
     assert len(first.body) < 7_000
     assert max(map(len, first.body.splitlines())) < 250
@@ -79,20 +79,20 @@ def test_a_receiver_that_was_down_hears_of_an_incident_in_order_and_that_it_is_o
     for at in (600, 605, 610):
         batch = mail.take(at)
         if batch is not None:
-            titles.append(told(batch).title)
+            titles.append(compose(batch).title)
             mail.box.mark_sent(batch, "200", later(at))
     assert titles == [
-        "[CRITICAL] over by now: The GPU exporter of n1 does not answer (INC-1)",
+        "[CRITICAL] resolved meanwhile: The GPU exporter of n1 does not answer (INC-1)",
         "[RESOLVED] The GPU exporter of n1 does not answer (INC-1)",
     ]
 
 
 def test_an_end_that_is_told_when_the_incident_is_back_says_so(mail: Mail) -> None:
     mail.room.hear(alert("agent_down", node(), 0))
-    assert mail.told(15)
+    assert mail.deliver(15)
     mail.room.hear(alert("agent_down", node(), 0, ends=60))
     ended = mail.take(130)
     assert ended is not None
     mail.box.mark_failed(ended, "answered 503", later(130))
     mail.room.hear(alert("agent_down", node(), 140))
-    assert told(mail.take(200)).title == "[RESOLVED] back by now: The GPU exporter of n1 does not answer (INC-1)"
+    assert compose(mail.take(200)).title == "[RESOLVED] open again: The GPU exporter of n1 does not answer (INC-1)"

@@ -23,7 +23,7 @@ def test_a_disk_that_is_full_when_a_message_should_go_out_loses_nothing(mail: Ma
     with pytest.raises(StoreError):
         mail.box.next_batch("hook", later(10), incident=mail.room.journal.incident)
     mail.room.break_journal(False)
-    assert mail.told(11) == [("INC-1", "opened")]
+    assert mail.deliver(11) == [("INC-1", "opened")]
 
 
 def test_a_disk_that_is_full_when_it_is_decided_loses_nothing(mail: Mail) -> None:
@@ -33,7 +33,7 @@ def test_a_disk_that_is_full_when_it_is_decided_loses_nothing(mail: Mail) -> Non
     with pytest.raises(StoreError):
         mail.box.update(mail.room.incidents.recent(), later(1))
     mail.room.break_journal(False)
-    assert mail.told(10) == [("INC-1", "opened")]
+    assert mail.deliver(10) == [("INC-1", "opened")]
 
 
 def test_a_message_keeps_its_key_through_a_restart_whatever_comes_meanwhile(mail: Mail) -> None:
@@ -47,7 +47,7 @@ def test_a_message_keeps_its_key_through_a_restart_whatever_comes_meanwhile(mail
     assert fresh is not None
     assert again is not None
     assert again.key == first.key
-    assert [one.incident for one in again.notices] == [one.incident for one in first.notices]
+    assert [notice.incident for notice in again.notices] == [notice.incident for notice in first.notices]
     assert fresh.key != first.key
 
 
@@ -58,18 +58,18 @@ def test_a_message_that_is_always_refused_holds_up_no_other(mail: Mail) -> None:
     mail.box.mark_failed(refused, "answered 500", later(10))
     mail.room.push(xid(48, gpu(5), 11))
     mail.look(12)
-    assert mail.told(21) == [("INC-2", "opened")]
-    assert mail.told(22) == [("INC-1", "opened")]
+    assert mail.deliver(21) == [("INC-2", "opened")]
+    assert mail.deliver(22) == [("INC-1", "opened")]
 
 
 def test_who_heard_of_the_beginning_hears_of_the_end_also_after_a_long_stop(mail: Mail) -> None:
     mail.room.hear(alert("agent_down", node(), 0))
-    assert mail.told(10) == [("INC-1", "opened")]
+    assert mail.deliver(10) == [("INC-1", "opened")]
     mail.room.hear(alert("agent_down", node(), 0, ends=60))
     mail.room.tick(120)
     mail.restart(120 + 7200)
-    assert mail.told(7330) == [("INC-1", "resolved")]
-    assert mail.told(7340) == []
+    assert mail.deliver(7330) == [("INC-1", "resolved")]
+    assert mail.deliver(7340) == []
     assert mail.box._unsettled == {}
 
 
@@ -77,8 +77,10 @@ def test_a_receiver_that_leaves_the_file_gets_nothing_and_one_that_comes_does(ma
     mail.room.push(xid(79, gpu(3), 0))
     mail.look(1)
     mail.box.set_routing(routing.Routing((LEAD,), (routing.Route(("lead",)),)), later(2))
-    assert [one.answer for one in mail.room.journal.notices_of("INC-1")] == ["the receiver is no longer configured"]
-    assert mail.told(20, "lead") == [("INC-1", "opened")]
+    assert [notice.answer for notice in mail.room.journal.notices_of("INC-1")] == [
+        "the receiver is no longer configured"
+    ]
+    assert mail.deliver(20, "lead") == [("INC-1", "opened")]
 
 
 def test_the_gravest_are_told_first(mail: Mail) -> None:
@@ -94,27 +96,27 @@ def test_nodes_that_turn_out_to_be_a_rack_are_told_as_such(rack: Room) -> None:
     mail = Mail(rack, routing.Routing((HOOK, LEAD), (ROUTE,)))
     for at, place in enumerate(NODES[:2]):
         rack.incidents.apply_alerts([alert("node_down", place, at)], later(at))
-    assert mail.told(15) == [("INC-1", "opened"), ("INC-2", "opened")]
+    assert mail.deliver(15) == [("INC-1", "opened"), ("INC-2", "opened")]
     rack.incidents.apply_alerts([alert("node_down", place, 20) for place in NODES[2:]], later(20))
     batch = mail.take(21)
     assert batch is not None
-    told = message.compose_message(batch, message.MessageContext())
-    assert RACK in [one.place for one in batch.incidents]
-    assert "more than was told: Rack r1 does not answer" in told.body
-    assert "[PART OF INC-1] n2 does not answer (INC-2)" in told.body
-    assert "Not over: it goes on as a part of INC-1" in told.body
+    composed = message.compose_message(batch, message.MessageContext())
+    assert RACK in [notice.place for notice in batch.incidents]
+    assert "scope widened: Rack r1 does not answer" in composed.body
+    assert "[PART OF INC-1] n2 does not answer (INC-2)" in composed.body
+    assert "Not resolved: merged into INC-1" in composed.body
     mail.box.mark_sent(batch, "200", later(21))
-    assert mail.told(40) == []
+    assert mail.deliver(40) == []
 
 
 def test_an_open_incident_is_not_decided_about_every_second(mail: Mail) -> None:
     mail.room.push(xid(79, gpu(3), 0))
     mail.look(10)
-    looked = mail.box._looked
+    decisions = mail.box._decisions
     mail.look(11)
-    assert {one.at for one in looked.values()} == {later(10)}
+    assert {notice.at for notice in decisions.values()} == {later(10)}
     mail.look(16)
-    assert {one.at for one in looked.values()} == {later(16)}
+    assert {notice.at for notice in decisions.values()} == {later(16)}
 
 
 def test_a_notice_that_was_being_sent_to_a_receiver_that_left_is_given_up_when_it_fails(mail: Mail) -> None:
@@ -129,19 +131,19 @@ def test_a_notice_that_was_being_sent_to_a_receiver_that_left_is_given_up_when_i
 
 def test_an_incident_that_is_repeated_for_months_takes_no_more_memory_and_keeps_counting(mail: Mail) -> None:
     mail.room.push(xid(79, gpu(3), 0))
-    assert mail.told(10) == [("INC-1", "opened")]
+    assert mail.deliver(10) == [("INC-1", "opened")]
     hour = 3600.0
     for at in range(1, 200):
-        mail.told(10 + at * hour)
-        mail.told(10 + at * hour, "lead")
-    told = mail.room.journal.notices_of("INC-1")
-    assert len(told) == len({one.id for one in told}) > 200
-    assert len(mail.box._known["INC-1"]) <= 5
-    # A restart reads them all, keeps as few, and goes on where they end.
+        mail.deliver(10 + at * hour)
+        mail.deliver(10 + at * hour, "lead")
+    stored = mail.room.journal.notices_of("INC-1")
+    assert len(stored) == len({notice.id for notice in stored}) > 200
+    assert len(mail.box._notices["INC-1"]) <= 5
+    # A restart reads them all, keeps as few, and continues there.
     mail.restart(11 + 199 * hour)
-    assert mail.told(10 + 200 * hour) == [("INC-1", "repeated")]
+    assert mail.deliver(10 + 200 * hour) == [("INC-1", "repeated")]
     assert mail.room.journal.notices_of("INC-1")[-1].id == "INC-1/hook/repeated/200"
-    assert len(mail.box._known["INC-1"]) <= 5
+    assert len(mail.box._notices["INC-1"]) <= 5
 
 
 def test_a_stop_while_a_receiver_is_down_does_not_tell_the_end_twice(mail: Mail) -> None:
@@ -149,25 +151,28 @@ def test_a_stop_while_a_receiver_is_down_does_not_tell_the_end_twice(mail: Mail)
     for at in (10, 130):
         batch = mail.take(at)
         assert batch is not None
-        assert [one.id for one in batch.notices] == ["INC-1/hook/opened/1"]
+        assert [notice.id for notice in batch.notices] == ["INC-1/hook/opened/1"]
         mail.box.mark_failed(batch, "answered 500", later(at))
         mail.room.hear(alert("agent_down", node(), 0, ends=60))
         mail.room.tick(120)
         mail.look(121)
     mail.restart(200)
-    assert mail.told(300) == [("INC-1", "opened")]
-    assert mail.told(310) == [("INC-1", "resolved")]
-    assert [one.id for one in mail.room.journal.notices_of("INC-1")] == ["INC-1/hook/opened/1", "INC-1/hook/resolved/1"]
+    assert mail.deliver(300) == [("INC-1", "opened")]
+    assert mail.deliver(310) == [("INC-1", "resolved")]
+    assert [notice.id for notice in mail.room.journal.notices_of("INC-1")] == [
+        "INC-1/hook/opened/1",
+        "INC-1/hook/resolved/1",
+    ]
 
 
 def test_a_clock_that_was_put_back_does_not_tell_the_end_twice_after_a_stop(mail: Mail) -> None:
     mail.room.hear(alert("agent_down", node(), 7200))
-    assert mail.told(7210) == [("INC-1", "opened")]
+    assert mail.deliver(7210) == [("INC-1", "opened")]
     mail.room.hear(alert("agent_down", node(), 7200, ends=7260))
     mail.room.tick(7320)
-    assert mail.told(60) == [("INC-1", "resolved")]
+    assert mail.deliver(60) == [("INC-1", "resolved")]
     mail.restart(120)
-    assert mail.told(130) == []
+    assert mail.deliver(130) == []
 
 
 def test_a_clock_that_was_put_back_while_a_receiver_is_down_does_not_tell_the_end_twice_after_a_stop(
@@ -180,8 +185,8 @@ def test_a_clock_that_was_put_back_while_a_receiver_is_down_does_not_tell_the_en
     mail.room.hear(alert("agent_down", node(), 7200, ends=7260))
     mail.room.tick(7320)
     mail.look(60)
-    assert mail.told(61) == [("INC-1", "opened")]
+    assert mail.deliver(61) == [("INC-1", "opened")]
     mail.restart(120)
-    assert mail.told(130) == [("INC-1", "resolved")]
+    assert mail.deliver(130) == [("INC-1", "resolved")]
     mail.restart(140)
-    assert mail.told(7400) == mail.told(9000) == []
+    assert mail.deliver(7400) == mail.deliver(9000) == []

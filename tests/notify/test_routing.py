@@ -75,9 +75,9 @@ def test_without_routes_every_receiver_hears_of_what_is_not_just_information() -
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("[[routes]]\nreceivers = ['nobody']", "names the receiver nobody"),
-        ("[[receivers]]\nname = 'a'", "needs `apprise_file` or `webhook`"),
-        ("[[receivers]]\nname = 'a'\nwebhook = 'ftp://x'", "not an http or https address"),
+        ("[[routes]]\nreceivers = ['lost']", "receiver lost is not defined"),
+        ("[[receivers]]\nname = 'a'", "needs exactly one of `apprise_file` and `webhook`"),
+        ("[[receivers]]\nname = 'a'\nwebhook = 'ftp://x'", "not an http or https URL"),
         ("[[receivers]]\nname = 'a'\nwebhook = 'http://x'\ncolour = 1", "unknown key"),
         ("[[routes]]\nreceivers = []", "needs `receivers`"),
         ("[[routes]]\nreceivers = ['a']\nmatch = ['team=~\"(\"']", "is not a pattern"),
@@ -89,9 +89,9 @@ def test_without_routes_every_receiver_hears_of_what_is_not_just_information() -
             "`fre` in `Mon-Fre 08:00-18:00` is not a day",
         ),
         ("[[routes]]\nreceivers = ['a']\nzone = 'Mars/Base'", "is not a time zone"),
-        ("[[routes]]\nreceivers = ['a']\nrepeat = '5s'", "below the smallest possible value, 1m"),
-        ("[[routes]]\nreceivers = ['a']\nescalate_after = '5m'", "belong together"),
-        ("[[routes", "cannot be read"),
+        ("[[routes]]\nreceivers = ['a']\nrepeat = '5s'", "the minimum is 1m"),
+        ("[[routes]]\nreceivers = ['a']\nescalate_after = '5m'", "or neither"),
+        ("[[routes", "cannot read the file"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_refused_with_its_place(tmp_path: Path, text: str, problem: str) -> None:

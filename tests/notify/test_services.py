@@ -15,7 +15,7 @@ from watchkeeper.notify.routing import Receiver
 
 # Apprise imports modules that Python 3.13 will no longer have.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
-TOLD = Message("k1", "[CRITICAL] GPU 3 on n1 fell off the bus (INC-1)", "Why: Xid 79\nNext: Drain n1", {})
+MESSAGE = Message("k1", "[CRITICAL] GPU 3 on n1 fell off the bus (INC-1)", "Why: Xid 79\nNext: Drain n1", {})
 
 
 class Post(socketserver.StreamRequestHandler):
@@ -33,7 +33,7 @@ class Post(socketserver.StreamRequestHandler):
                     self.wfile.write(b"250 kept\r\n")
             elif line.upper().startswith(b"DATA"):
                 letter = []
-                self.wfile.write(b"354 go on\r\n")
+                self.wfile.write(b"354 send the text\r\n")
             elif line.upper().startswith(b"QUIT"):
                 self.wfile.write(b"221 bye\r\n")
                 return
@@ -52,7 +52,7 @@ def test_a_mail_server_gets_the_message_as_a_letter(tmp_path: Path) -> None:
     server.letters = []  # type: ignore[attr-defined]
     with running(server) as port:
         address = f"mailto://127.0.0.1:{port}?from=watch@example.com&to=ada@example.com&mode=insecure&format=text"
-        assert service(tmp_path, address).send(TOLD) == "taken"
+        assert service(tmp_path, address).send(MESSAGE) == "accepted"
     (letter,) = server.letters  # type: ignore[attr-defined]
     assert "Subject: [CRITICAL] GPU 3 on n1 fell off the bus (INC-1)" in letter
     assert "To: ada@example.com" in letter
@@ -62,26 +62,26 @@ def test_a_mail_server_gets_the_message_as_a_letter(tmp_path: Path) -> None:
 def test_a_web_service_gets_title_and_text(tmp_path: Path) -> None:
     web = Web()
     with running(web) as port:
-        assert service(tmp_path, f"json://127.0.0.1:{port}/").send(TOLD) == "taken"
-    (told,) = web.got
-    assert (told["title"], told["message"]) == (TOLD.title, TOLD.body)
+        assert service(tmp_path, f"json://127.0.0.1:{port}/").send(MESSAGE) == "accepted"
+    (request,) = web.got
+    assert (request["title"], request["message"]) == (MESSAGE.title, MESSAGE.body)
 
 
 @pytest.mark.slow
 def test_of_two_addresses_only_the_one_that_failed_is_asked_again(tmp_path: Path) -> None:
     good, bad = Web(), Web(500)
-    with running(good) as one, running(bad) as other:
-        both = service(tmp_path, f"json://127.0.0.1:{one}/", f"json://127.0.0.1:{other}/")
+    with running(good) as good_port, running(bad) as bad_port:
+        both = service(tmp_path, f"json://127.0.0.1:{good_port}/", f"json://127.0.0.1:{bad_port}/")
         with pytest.raises(ReceiverError) as refused:
-            both.send(TOLD)
+            both.send(MESSAGE)
         assert refused.value.may_retry
-        assert both.send(TOLD) == "taken by 2 addresses"
+        assert both.send(MESSAGE) == "accepted by 2 addresses"
     assert (len(good.got), len(bad.got)) == (1, 1)
 
 
 def test_an_address_that_nobody_knows_is_said_without_showing_it(tmp_path: Path) -> None:
-    with pytest.raises(ReceiverError, match="an address that Apprise does not know") as refused:
-        service(tmp_path, "nonsense://token-that-is-secret").send(TOLD)
+    with pytest.raises(ReceiverError, match="an address that Apprise does not support") as refused:
+        service(tmp_path, "nonsense://token-that-is-secret").send(MESSAGE)
     assert "token-that-is-secret" not in str(refused.value)
 
 
@@ -89,5 +89,5 @@ def test_an_address_that_nobody_knows_is_said_without_showing_it(tmp_path: Path)
 @pytest.mark.parametrize(("status", "may_retry"), [(500, True), (429, True), (301, True), (404, False), (422, False)])
 def test_a_webhook_says_whether_another_try_may_help(status: int, may_retry: bool) -> None:
     with running(Web(status)) as port, pytest.raises(ReceiverError) as refused:
-        WebhookSender(Receiver("hook", webhook=f"http://127.0.0.1:{port}/")).send(TOLD)
+        WebhookSender(Receiver("hook", webhook=f"http://127.0.0.1:{port}/")).send(MESSAGE)
     assert refused.value.may_retry is may_retry

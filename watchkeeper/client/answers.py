@@ -244,7 +244,7 @@ class Correction(HubAnswer):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CauseLine(HubAnswer):
-    """Medians in seconds; None where nothing was measured."""
+    """Medians in seconds; None if nothing was measured."""
 
     cause: str
     incidents: int

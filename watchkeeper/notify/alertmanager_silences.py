@@ -1,8 +1,8 @@
-"""Alertmanager's own silences, where it is the one that silences: read now and then, and shown on what they hold back.
+"""Alertmanager's own silences, where Alertmanager routes: read periodically and shown on the incidents that they mute.
 
-`delivery.Desk` reads them on an interval and after each change of ours. They are Alertmanager's: kept nowhere, shown
-with its name, and compared with the labels that it sees, which are fewer than our own. While it does not answer, what
-it said last is shown for some minutes with that word; then they are unknown, which is said and is not "none".
+`delivery.Notifier` reads them on an interval and after each change made through the hub. They are not stored. They
+match the labels that Alertmanager gets, which are fewer than the hub's. While Alertmanager does not answer, the last
+answer is shown as such for some minutes; after that the silences are unknown, which is shown and differs from "none".
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from watchkeeper.model.silences import ALERTMANAGER, Matcher, Silence
 from watchkeeper.notify import receiver_http
 from watchkeeper.notify.silence_store import SHOWN_AFTER, longest_match
 
-# Read so often; somebody who silences something there looks at it here moments later.
+# A silence created in Alertmanager appears here within this time.
 REFRESH_SECONDS = 15.0
-# For so long what was read last may stand for now.
+# The last answer counts as current for this long.
 KEPT = timedelta(minutes=5)
 # A silence is about 500 bytes; each is compared with each incident.
 MOST_BYTES, MOST_SHOWN = 4 * 1024 * 1024, 1000
 PREFIX = f"{ALERTMANAGER}:"
-UNKNOWN_AUTHOR, NO_REASON = "somebody", "no comment was left"
+UNKNOWN_AUTHOR, NO_REASON = "unknown", "no comment"
 
 
 @dataclass(frozen=True, slots=True)
 class SilenceSnapshot:
-    """What one reading brought; `problem` is empty when every silence could be read."""
+    """The result of one read; `problem` is empty if every silence was valid."""
 
     silences: tuple[Silence, ...] = ()
     at: datetime | None = None
@@ -40,14 +40,14 @@ class SilenceSnapshot:
 
 
 class AlertmanagerSilences:
-    """`refresh` blocks and belongs to one thread at a time; the rest may be called from any."""
+    """`refresh` blocks and belongs to one thread at a time; the other methods are safe in any thread."""
 
     def __init__(self, urls: Sequence[str]) -> None:
         self._urls = [url.rstrip("/") for url in urls]
-        self._read = SilenceSnapshot(problem="Alertmanager has not been asked yet" if urls else "")
+        self._read = SilenceSnapshot(problem="Alertmanager's silences not read yet" if urls else "")
 
     def refresh(self, now: datetime) -> None:
-        """Ask the first that answers: Alertmanagers of one cluster tell each other."""
+        """Read from the first Alertmanager that answers: members of a cluster replicate silences."""
         problems = []
         for url in self._urls:
             try:
@@ -59,47 +59,47 @@ class AlertmanagerSilences:
         self._read = SilenceSnapshot(before.silences, before.at, "; ".join(problems))
 
     def listed(self, now: datetime) -> list[Silence]:
-        """Those that are, will be, or were in force within the last day; none when they are not known."""
+        """Silences that are active, pending, or ended within the last day; empty while they are unknown."""
         return list(self._read.silences) if self._is_known(now) else []
 
     def find_match(self, labels: Mapping[str, str], now: datetime) -> Silence | None:
-        """The silence that holds for an alert with these labels, the one that lasts longest."""
+        """The active silence that matches these labels and ends last."""
         return longest_match(self.listed(now), {name: frozenset({value}) for name, value in labels.items()}, now)
 
     def problem(self, now: datetime) -> str:
-        """Why what is shown is not all there is; empty when it is."""
-        found = self._read
-        if not found.problem or found.at is None:
-            return found.problem
-        shown = f"shown is what it said at {found.at:%H:%M:%S}Z" if self._is_known(now) else "they are unknown"
-        return f"{found.problem} ({shown})"
+        """Why the list of silences is outdated or incomplete; empty if it is complete."""
+        snapshot = self._read
+        if not snapshot.problem or snapshot.at is None:
+            return snapshot.problem
+        shown = f"showing the silences of {snapshot.at:%H:%M:%S}Z" if self._is_known(now) else "silences are unknown"
+        return f"{snapshot.problem} ({shown})"
 
     def _is_known(self, now: datetime) -> bool:
         return self._read.at is not None and abs(now - self._read.at) <= KEPT
 
 
 def read_silences(body: bytes, now: datetime) -> SilenceSnapshot:
-    """The silences of GET /api/v2/silences that matter now; ReceiverError if the answer is something else."""
+    """Active, pending and recent silences of GET /api/v2/silences; raise ReceiverError if it is unreadable."""
     try:
         listed = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise ReceiverError(f"answered something that is not JSON: {quote(body[:80])}") from error
+        raise ReceiverError(f"answer is not JSON: {quote(body[:80])}") from error
     if not isinstance(listed, list):
-        raise ReceiverError(f"answered {quote(listed)}, where a list of silences was expected")
-    found, problems = [], 0
-    for one in listed:
+        raise ReceiverError(f"unexpected answer {quote(listed)}: expected a list of silences")
+    current, problems = [], 0
+    for entry in listed:
         try:
-            silence = _silence(one)
+            silence = _silence(entry)
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
             problems += 1
             continue
         if silence.ends_at > now - SHOWN_AFTER:
-            found.append(silence)
-    said = [f"{problems} silences could not be read"] if problems else []
-    if len(found) > MOST_SHOWN:
-        said.append(f"{len(found):,} silences, the limit is {MOST_SHOWN:,}: those that end last are shown")
-    found.sort(key=lambda one: one.ends_at, reverse=True)
-    return SilenceSnapshot(tuple(found[:MOST_SHOWN]), now, "; ".join(said))
+            current.append(silence)
+    warnings = [f"{problems} invalid silences were skipped"] if problems else []
+    if len(current) > MOST_SHOWN:
+        warnings.append(f"{len(current):,} silences, the limit is {MOST_SHOWN:,}; showing those that end last")
+    current.sort(key=lambda silence: silence.ends_at, reverse=True)
+    return SilenceSnapshot(tuple(current[:MOST_SHOWN]), now, "; ".join(warnings))
 
 
 def _get(url: str) -> bytes:
@@ -110,21 +110,21 @@ def _get(url: str) -> bytes:
     if status != 200:
         raise ReceiverError(f"answered {status}", where=url)
     if len(body) > MOST_BYTES:
-        raise ReceiverError(f"its silences take more than {MOST_BYTES >> 20} MiB, the limit", where=url)
+        raise ReceiverError(f"the list of silences is larger than the limit of {MOST_BYTES >> 20} MiB", where=url)
     return body
 
 
 def _silence(plain: Mapping[str, Any]) -> Silence:
-    """One silence; ValueError, KeyError or TypeError for what is none."""
+    """One silence; raise ValueError, KeyError or TypeError if it is invalid."""
     matchers = tuple(
         Matcher(
-            str(one["name"]),
-            str(one["value"]),
-            is_regex=one.get("isRegex") is True,
-            # Came with Alertmanager 0.22; before, every matcher was for equality.
-            is_equal=one.get("isEqual") is not False,
+            str(matcher["name"]),
+            str(matcher["value"]),
+            is_regex=matcher.get("isRegex") is True,
+            # Since Alertmanager 0.22; before, every matcher was for equality.
+            is_equal=matcher.get("isEqual") is not False,
         )
-        for one in plain["matchers"]
+        for matcher in plain["matchers"]
     )
     for matcher in matchers:
         check_matcher(matcher)

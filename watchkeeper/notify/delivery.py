@@ -1,7 +1,7 @@
-"""Telling people: one line for each receiver, so that one that hangs delays nobody else, or one feed of Alertmanager.
+"""Delivery of notifications: one task per receiver, so that a slow receiver delays no other, or a feed to Alertmanager.
 
-The hub makes one `Desk` and runs its `loops`. Decisions and the journal belong to the thread of the incidents
-(`clerk`); each receiver has a thread of its own to wait in.
+The hub makes one `Notifier` and runs its `loops`. Decisions and journal writes run in the journal thread
+(`on_journal_thread`); each receiver has its own thread for blocking calls.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ from watchkeeper.store.journal import journal as journals
 
 log = logging.getLogger(__name__)
 
-# How often a line looks whether something is due for its receiver.
-LOOK_SECONDS = 0.5
+# How often a task checks for due notices.
+CHECK_SECONDS = 0.5
 MOST_RECEIVERS = 50
-# Services behind Apprise have limits on each wait and none on the whole; a webhook has its own, which is shorter.
-HAND_OVER_SECONDS = 120.0
-# How often the file of receivers and routes is looked at for changes.
+# Services behind Apprise limit each wait but not the total; a webhook has its own, shorter limit.
+SEND_TIMEOUT_SECONDS = 120.0
+# How often the file of receivers and routes is checked for changes.
 RELOAD_SECONDS = 5.0
-# On so many timelines a silence is noted.
+# A silence is recorded on the timelines of at most this many incidents.
 MOST_NOTED = 100
 
 
 @dataclass(frozen=True, slots=True)
 class NotifierDependencies:
-    """What the desk needs of the hub."""
+    """What the notifier needs from the hub."""
 
     journal: journals.Journal
     inventory: InventoryLookup
@@ -62,11 +62,11 @@ class NotifierDependencies:
 
 
 class Notifier:
-    """Who is told what. `look` belongs to the thread of the incidents."""
+    """Decides and delivers notifications. `update` belongs to the journal thread."""
 
     def __init__(self, settings: config.NotifySettings, dependencies: NotifierDependencies, *, now: datetime) -> None:
         self._settings = settings
-        self._around = dependencies
+        self._dependencies = dependencies
         self._current: tuple[Incident, ...] = ()
         self._subjects: dict[str, tuple[int, IncidentLabels]] = {}
         self.silences = silence_store.SilenceStore(dependencies.journal, now=now)
@@ -77,16 +77,18 @@ class Notifier:
         )
         urls = settings.alertmanager_urls if settings.via is config.NotifyVia.ALERTMANAGER else ()
         self._feeds = [alertmanager.AlertmanagerFeed(url) for url in urls]
-        self._theirs = alertmanager_silences.AlertmanagerSilences(urls)
+        self._alertmanager_silences = alertmanager_silences.AlertmanagerSilences(urls)
         counter, gauge = dependencies.metrics.counter, dependencies.metrics.gauge
-        self._sent = counter("watchkeeper_notify_messages_total", "Messages that a receiver has taken")
-        self._failed = counter("watchkeeper_notify_failures_total", "Messages that a receiver did not take, each try")
-        self._waiting = gauge("watchkeeper_notify_waiting", "Notices that wait for a receiver")
-        self._unrouted = gauge("watchkeeper_notify_unrouted_incidents", "Open incidents that no route takes")
-        self._broken = gauge("watchkeeper_notify_routes_broken", "1 while the changed file of routes cannot be used")
+        self._sent = counter("watchkeeper_notify_messages_total", "Messages delivered to a receiver")
+        self._failed = counter("watchkeeper_notify_failures_total", "Failed attempts to deliver a message")
+        self._waiting = gauge("watchkeeper_notify_waiting", "Notices pending for a receiver")
+        self._unrouted = gauge("watchkeeper_notify_unrouted_incidents", "Open incidents without a matching route")
+        self._broken = gauge(
+            "watchkeeper_notify_routes_broken", "1 if the changed routes file is invalid and not in use"
+        )
 
     def update(self, incidents: Iterable[Incident], now: datetime) -> None:
-        """Decide who is to be told about incidents, the open ones and those resolved of late."""
+        """Decide notices for the open and the recently resolved incidents."""
         self._current = tuple(incidents)
         if self._settings.via is not config.NotifyVia.RECEIVERS:
             return
@@ -96,119 +98,135 @@ class Notifier:
             self._waiting.set(count, receiver=receiver)
 
     def silenced_by(self, incident: Incident, now: datetime) -> Silence | None:
-        """The silence that holds for an incident: ours, or Alertmanager's where that routes."""
+        """The silence that matches an incident: the hub's, or Alertmanager's if Alertmanager routes."""
         if self._feeds:
-            return self._theirs.find_match(alertmanager.labels_of(incident, self._subject(incident)), now)
+            return self._alertmanager_silences.find_match(
+                alertmanager.labels_of(incident, self._subject(incident)), now
+            )
         return self.silences.find_match(self._subject(incident), now)
 
     def list_silences(self, now: datetime) -> list[Silence]:
-        return self._theirs.listed(now) if self._feeds else self.silences.listed(now)
+        return self._alertmanager_silences.listed(now) if self._feeds else self.silences.listed(now)
 
     def silences_problem(self, now: datetime) -> str:
-        """Why Alertmanager's silences are not, or not all, known; empty where they are, or are our own."""
-        return self._theirs.problem(now)
+        """Why Alertmanager's silences are unknown or incomplete; empty if they are complete, or are the hub's own."""
+        return self._alertmanager_silences.problem(now)
 
     async def silence(
         self, request: silence_store.SilenceRequest, time: clock.Clock, on_journal_thread: JournalThread
     ) -> Silence:
-        """Make a silence, here or in Alertmanager; InvalidTransition says why not."""
+        """Create a silence, in the hub or in Alertmanager; raise InvalidTransition if it failed."""
         if not self._feeds:
-            return await on_journal_thread(lambda: self._noted(self.silences.add(request, time.now()), time.now()))
+            return await on_journal_thread(
+                lambda: self._record_on_timelines(self.silences.add(request, time.now()), time.now())
+            )
         try:
             made = Silence("-", request.matchers, request.author, request.reason, request.starts_at, request.ends_at)
-            # Alertmanager may take its time, and nobody else is to wait for it.
+            # Deliberately outside the journal thread: Alertmanager may be slow.
             answer = await asyncio.to_thread(self._feeds[0].create_silence, made)
         except ReceiverError as error:
-            raise InvalidTransition(f"Alertmanager did not take the silence: {error}") from error
+            raise InvalidTransition(f"Alertmanager rejected the silence: {error}") from error
         except ValueError as error:
             raise InvalidTransition(str(error)) from error
-        await asyncio.to_thread(self._theirs.refresh, time.now())
+        await asyncio.to_thread(self._alertmanager_silences.refresh, time.now())
         kept = replace(made, id=f"{alertmanager_silences.PREFIX}{answer}", keeper=ALERTMANAGER)
-        return await on_journal_thread(lambda: self._noted(kept, time.now()))
+        return await on_journal_thread(lambda: self._record_on_timelines(kept, time.now()))
 
     async def end_silence(self, id: str, actor: str, *, time: clock.Clock, on_journal_thread: JournalThread) -> Silence:
-        """End a silence, here or in Alertmanager; InvalidTransition says why not."""
+        """End a silence, in the hub or in Alertmanager; raise InvalidTransition if it failed."""
         if not self._feeds:
-            return await on_journal_thread(lambda: self._noted(self.silences.end(id, actor, time.now()), time.now()))
-        await asyncio.to_thread(self._theirs.refresh, time.now())
-        known = next((one for one in self._theirs.listed(time.now()) if one.id == id), None)
-        if known is None or known.ends_at <= time.now():
+            return await on_journal_thread(
+                lambda: self._record_on_timelines(self.silences.end(id, actor, time.now()), time.now())
+            )
+        await asyncio.to_thread(self._alertmanager_silences.refresh, time.now())
+        silence = next(
+            (silence for silence in self._alertmanager_silences.listed(time.now()) if silence.id == id), None
+        )
+        if silence is None or silence.ends_at <= time.now():
             remedy = "List them with `watchkeeper silence list`"
-            raise InvalidTransition("Alertmanager has no such silence in force", where=id[:60], remedy=remedy)
+            raise InvalidTransition("no active silence with this id in Alertmanager", where=id[:60], remedy=remedy)
         try:
             await asyncio.to_thread(self._feeds[0].end_silence, id.removeprefix(alertmanager_silences.PREFIX))
         except ReceiverError as error:
             raise InvalidTransition(f"Alertmanager did not end the silence: {error}", where=id[:60]) from error
-        await asyncio.to_thread(self._theirs.refresh, time.now())
-        return await on_journal_thread(lambda: self._noted(replace(known, ended_by=actor), time.now()))
+        await asyncio.to_thread(self._alertmanager_silences.refresh, time.now())
+        return await on_journal_thread(lambda: self._record_on_timelines(replace(silence, ended_by=actor), time.now()))
 
-    def _noted(self, silence: Silence, now: datetime) -> Silence:
-        """Say it on the timeline of what is open there."""
-        known = self._around.journal.incidents(open_only=True)
-        # Read back from Alertmanager, a silence of one incident has the name that this has there.
-        there = {one.id: {alertmanager.INCIDENT_LABEL: frozenset({str(one.id)})} for one in known}
-        matching = (one for one in known if matches_labels(silence.matchers, {**self._subject(one), **there[one.id]}))
-        with self._around.journal.transaction():
+    def _record_on_timelines(self, silence: Silence, now: datetime) -> Silence:
+        """Record the silence on the timelines of the open incidents that it matches."""
+        open_incidents = self._dependencies.journal.incidents(open_only=True)
+        # A silence of one incident, read from Alertmanager, has the label name used there.
+        labels_there = {
+            incident.id: {alertmanager.INCIDENT_LABEL: frozenset({str(incident.id)})} for incident in open_incidents
+        }
+        matching = (
+            incident
+            for incident in open_incidents
+            if matches_labels(silence.matchers, {**self._subject(incident), **labels_there[incident.id]})
+        )
+        with self._dependencies.journal.transaction():
             for incident in islice(matching, MOST_NOTED):
                 text = (
-                    f"The silence of {silence.author} was ended"
+                    f"Silence of {silence.author} ended"
                     if silence.ended_by
-                    else f"Nobody is told until {silence.ends_at:%Y-%m-%d %H:%M}Z: {silence.reason}"
+                    else f"Notifications muted until {silence.ends_at:%Y-%m-%d %H:%M}Z: {silence.reason}"
                 )
                 actor = silence.ended_by or silence.author
-                self._around.journal.record("silenced", incident.id, at=now, actor=actor, body={"text": text})
+                self._dependencies.journal.record("silenced", incident.id, at=now, actor=actor, body={"text": text})
         return silence
 
     def loops(
         self, time: clock.Clock, on_journal_thread: JournalThread
     ) -> list[tuple[str, Callable[[], Awaitable[None]]]]:
-        """Everything that runs all the time, by name, for the hub to run and to begin again where it breaks."""
+        """The background loops by name; the hub runs them and restarts one that fails."""
         if self._settings.via is config.NotifyVia.RECEIVERS:
             reviews = digest_delivery.DigestDelivery(
-                self._around.journal, self._around.place_name, self._around.inventory
+                self._dependencies.journal, self._dependencies.place_name, self._dependencies.inventory
             )
             return [
-                ("receivers", lambda: self._lines_forever(time, on_journal_thread)),
+                ("receivers", lambda: self._run_receiver_tasks(time, on_journal_thread)),
                 ("digest", lambda: reviews.run_forever(lambda: self._routing, time, on_journal_thread)),
             ]
-        feeds = [("alertmanager", partial(self._feed_forever, feed, time)) for feed in self._feeds]
-        return [("silences", lambda: self._read_silences_forever(time)), *feeds] if feeds else []
+        feeds = [("alertmanager", partial(self._run_feed, feed, time)) for feed in self._feeds]
+        return [("silences", lambda: self._run_silence_reader(time)), *feeds] if feeds else []
 
-    async def _read_silences_forever(self, time: clock.Clock) -> None:
-        said = ""
+    async def _run_silence_reader(self, time: clock.Clock) -> None:
+        last_problem = ""
         while True:
             try:
-                await asyncio.to_thread(self._theirs.refresh, time.now())
-                problem = self._theirs.problem(time.now())
-            except Exception as error:  # Deliberately everything: a strange answer must not end the reading.
-                log.exception("Alertmanager's silences could not be read")
+                await asyncio.to_thread(self._alertmanager_silences.refresh, time.now())
+                problem = self._alertmanager_silences.problem(time.now())
+            except Exception as error:  # Deliberately everything: an unexpected answer must not end the loop.
+                log.exception("reading Alertmanager silences failed")
                 problem = type(error).__name__
-            if bool(problem) != bool(said):
-                log.warning("Alertmanager's silences", extra=fields(problem=problem or "are read again"))
-            said = problem
+            if problem and not last_problem:
+                log.warning("reading Alertmanager silences failed", extra=fields(error=problem))
+            elif last_problem and not problem:
+                log.info("reading Alertmanager silences recovered")
+            last_problem = problem
             await time.sleep(alertmanager_silences.REFRESH_SECONDS)
 
-    async def _lines_forever(self, time: clock.Clock, clerk: JournalThread) -> None:
-        """A line for each receiver of the file; one that is no longer in it ends by itself."""
-        lines: dict[routing.Receiver, asyncio.Task[None]] = {}
+    async def _run_receiver_tasks(self, time: clock.Clock, on_journal_thread: JournalThread) -> None:
+        """One task for each receiver of the file; the task of a removed receiver ends itself."""
+        tasks: dict[routing.Receiver, asyncio.Task[None]] = {}
         try:
             while True:
                 for receiver in self._routing.receivers:
-                    if receiver not in lines or lines[receiver].done():
-                        lines[receiver] = asyncio.create_task(self._line(receiver, time, clerk))
-                lines = {receiver: line for receiver, line in lines.items() if not line.done()}
+                    if receiver not in tasks or tasks[receiver].done():
+                        tasks[receiver] = asyncio.create_task(self._deliver_to(receiver, time, on_journal_thread))
+                tasks = {receiver: task for receiver, task in tasks.items() if not task.done()}
                 await time.sleep(RELOAD_SECONDS)
                 try:
-                    await clerk(lambda: self.reload(time.now()))
+                    await on_journal_thread(lambda: self.reload(time.now()))
                 except StoreError as error:
-                    log.error("Receivers that are gone still have their notices", extra=fields(error=error))
+                    log.error("withdrawing notices of removed receivers failed", extra=fields(error=error))
         finally:
-            for line in lines.values():
-                line.cancel()
-            await asyncio.gather(*lines.values(), return_exceptions=True)
+            for task in tasks.values():
+                task.cancel()
+            await asyncio.gather(*tasks.values(), return_exceptions=True)
 
     def reload(self, now: datetime) -> None:
-        """Put the file of receivers and routes in force if it has changed; a broken one is said once and not used."""
+        """Apply the file of receivers and routes if it changed; keep the old one if the file is invalid."""
         stamp = files.read_stamp(Path(self._settings.routes or ""))
         if stamp == self._routes_stamp:
             return
@@ -217,92 +235,111 @@ class Notifier:
             loaded = _load(self._settings)
         except SettingsError as error:
             self._broken.set(1)
-            log.error("The changed receivers and routes are not used", extra=fields(error=error))
+            log.error("routes file invalid; keeping previous routes", extra=fields(error=error))
             return
         self._broken.set(0)
         self._routing = loaded
         self._outbox.set_routing(loaded, now)
-        log.info("Receivers and routes were read again", extra=fields(receivers=len(loaded.receivers)))
+        log.info("routes file reloaded", extra=fields(receivers=len(loaded.receivers)))
 
-    async def _line(self, receiver: routing.Receiver, time: clock.Clock, clerk: JournalThread) -> None:
-        """Hand messages to one receiver for ever, one at a time."""
+    async def _deliver_to(
+        self, receiver: routing.Receiver, time: clock.Clock, on_journal_thread: JournalThread
+    ) -> None:
+        """Send messages to one receiver, one at a time, while it is configured."""
         sender = receivers.make_sender(receiver)
         thread = ThreadPoolExecutor(1, thread_name_prefix=f"receiver {receiver.name}")
-        find = self._around.journal.incident
+        find = self._dependencies.journal.incident
         try:
             while receiver in self._routing.receivers:
                 try:
-                    batch = await clerk(lambda: self._outbox.next_batch(receiver.name, time.now(), incident=find))
+                    batch = await on_journal_thread(
+                        lambda: self._outbox.next_batch(receiver.name, time.now(), incident=find)
+                    )
                     if batch is not None:
-                        await self._hand_over(batch, sender, thread=thread, time=time, clerk=clerk)
+                        await self._send_batch(
+                            batch, sender, thread=thread, time=time, on_journal_thread=on_journal_thread
+                        )
                         continue
-                except Exception:  # Deliberately everything: one message must not end the line.
-                    log.exception("A line to a receiver failed", extra=fields(receiver=receiver.name))
-                await time.sleep(LOOK_SECONDS)
+                except Exception:  # Deliberately everything: one message must not end the task.
+                    log.exception("delivery to receiver failed", extra=fields(receiver=receiver.name))
+                await time.sleep(CHECK_SECONDS)
         finally:
-            # A receiver that hangs must not hold up the end of the process.
+            # A receiver that hangs must not delay the shutdown.
             thread.shutdown(wait=False, cancel_futures=True)
 
-    async def _hand_over(
+    async def _send_batch(
         self,
         batch: outbox.NoticeBatch,
         sender: receivers.Sender,
         *,
         thread: ThreadPoolExecutor,
         time: clock.Clock,
-        clerk: JournalThread,
+        on_journal_thread: JournalThread,
     ) -> None:
         def send() -> str:
-            return sender.send(message.compose_message(batch, self._around.message_context))
+            return sender.send(message.compose_message(batch, self._dependencies.message_context))
 
         try:
-            # A thread that is late keeps the line's only place: the next try waits for it, and nothing overtakes it.
-            handed = asyncio.get_running_loop().run_in_executor(thread, send)
-            answer = await asyncio.wait_for(handed, HAND_OVER_SECONDS)
-        except Exception as error:  # Deliberately everything: a fault in a service's code is a message not taken.
+            # A late thread stays the only worker: the next attempt waits for it, so messages stay in order.
+            sending = asyncio.get_running_loop().run_in_executor(thread, send)
+            answer = await asyncio.wait_for(sending, SEND_TIMEOUT_SECONDS)
+        except Exception as error:  # Deliberately everything: an error in a service's code is a failed message.
             self._failed.add(receiver=batch.receiver)
-            problem, may_retry = _said(error), not isinstance(error, ReceiverError) or error.may_retry
-            known = isinstance(error, ReceiverError | TimeoutError)
+            problem, may_retry = _problem_text(error), not isinstance(error, ReceiverError) or error.may_retry
+            is_expected = isinstance(error, ReceiverError | TimeoutError)
             log.warning(
-                "A receiver did not take a message",
+                "notification failed",
                 extra=fields(receiver=batch.receiver, error=problem),
-                exc_info=None if known else error,
+                exc_info=None if is_expected else error,
             )
-            await clerk(lambda: self._outbox.mark_failed(batch, problem, time.now(), may_retry=may_retry))
+            await on_journal_thread(lambda: self._outbox.mark_failed(batch, problem, time.now(), may_retry=may_retry))
             return
         self._sent.add(receiver=batch.receiver)
-        await clerk(lambda: self._outbox.mark_sent(batch, answer, time.now()))
+        await on_journal_thread(lambda: self._outbox.mark_sent(batch, answer, time.now()))
 
-    async def _feed_forever(self, feed: alertmanager.AlertmanagerFeed, time: clock.Clock) -> None:
-        """Repeat what is open, at once when something changed."""
-        said, sent, sent_at = "", list[tuple[str, int]](), time.now() - alertmanager.REPEAT
-        # Nobody knows which ends were taken before the hub stopped; one that is told twice is told once to people.
-        late = await asyncio.to_thread(self._ended_lately, time.now())
+    async def _run_feed(self, feed: alertmanager.AlertmanagerFeed, time: clock.Clock) -> None:
+        """Send open incidents on an interval, and at once after a change."""
+        last_problem, sent, sent_at = "", list[tuple[str, int]](), time.now() - alertmanager.REPEAT
+        # Which ends were delivered before a restart is unknown; Alertmanager deduplicates repeated ends.
+        recently_resolved = await asyncio.to_thread(self._recently_resolved, time.now())
         while True:
             now, current = time.now(), self._current
-            versions = [(str(one.id), one.version) for one in current]
-            pause = alertmanager.RETRY if said else alertmanager.REPEAT
-            if versions != sent or not sent_at <= now < sent_at + pause:
+            versions = [(str(incident.id), incident.version) for incident in current]
+            interval = alertmanager.RETRY if last_problem else alertmanager.REPEAT
+            if versions != sent or not sent_at <= now < sent_at + interval:
                 try:
-                    problem = await self._repeat(feed, {one.id: one for one in (*late, *current)}.values(), now)
-                    late = ()
+                    problem = await self._send_incidents(
+                        feed, {incident.id: incident for incident in (*recently_resolved, *current)}.values(), now
+                    )
+                    recently_resolved = ()
                 except Exception as error:  # Deliberately everything: one incident must not end the feed.
-                    log.exception("The feed of Alertmanager failed")
+                    log.exception("sending alerts to Alertmanager failed", extra=fields(url=feed.url))
                     problem = type(error).__name__
-                if problem != said:
-                    log.warning("Alertmanager", extra=fields(url=feed.url, problem=problem or "answers again"))
-                said, sent, sent_at = problem, versions, now
-            await time.sleep(LOOK_SECONDS)
+                if problem and problem != last_problem:
+                    log.warning("sending alerts to Alertmanager failed", extra=fields(url=feed.url, error=problem))
+                elif last_problem and not problem:
+                    log.info("sending alerts to Alertmanager recovered", extra=fields(url=feed.url))
+                last_problem, sent, sent_at = problem, versions, now
+            await time.sleep(CHECK_SECONDS)
 
-    def _ended_lately(self, now: datetime) -> tuple[Incident, ...]:
-        known = self._around.journal.incidents()
-        return tuple(one for one in known if one.resolved_at and now - one.resolved_at <= alertmanager.REMEMBERED)
+    def _recently_resolved(self, now: datetime) -> tuple[Incident, ...]:
+        incidents = self._dependencies.journal.incidents()
+        return tuple(
+            incident
+            for incident in incidents
+            if incident.resolved_at and now - incident.resolved_at <= alertmanager.RESEND_ENDS_WITHIN
+        )
 
-    async def _repeat(self, feed: alertmanager.AlertmanagerFeed, current: Iterable[Incident], now: datetime) -> str:
+    async def _send_incidents(
+        self, feed: alertmanager.AlertmanagerFeed, current: Iterable[Incident], now: datetime
+    ) -> str:
         def send() -> str:
-            known = self._around.message_context
-            wanted = [(one, alertmanager.make_alert(one, self._subject(one), known, now=now)) for one in current]
-            return feed.send(feed.next_alerts(wanted, now=now))
+            context = self._dependencies.message_context
+            incident_alerts = [
+                (incident, alertmanager.make_alert(incident, self._subject(incident), context, now=now))
+                for incident in current
+            ]
+            return feed.send(feed.next_alerts(incident_alerts, now=now))
 
         problem = await asyncio.to_thread(send)
         if problem:
@@ -312,20 +349,20 @@ class Notifier:
     def _subject(self, incident: Incident) -> IncidentLabels:
         version, subject = self._subjects.get(incident.id, (0, {}))
         if version != incident.version:
-            subject = collect_labels(incident, self._around.inventory)
+            subject = collect_labels(incident, self._dependencies.inventory)
             if len(self._subjects) > 2 * len(self._current) + 1000:
                 self._subjects.clear()
             self._subjects[incident.id] = (incident.version, subject)
         return subject
 
 
-def _said(error: Exception) -> str:
-    """What the timeline says about a message that was not taken."""
+def _problem_text(error: Exception) -> str:
+    """Text for the timeline about a message that failed."""
     if isinstance(error, ReceiverError):
         return str(error)
     if isinstance(error, TimeoutError):
-        return f"no answer within {HAND_OVER_SECONDS:g} s"
-    return f"{type(error).__name__} while it was handed over"
+        return f"no answer within {SEND_TIMEOUT_SECONDS:g} s"
+    return f"{type(error).__name__} in the sender"
 
 
 def _load(settings: config.NotifySettings) -> routing.Routing:
@@ -336,6 +373,6 @@ def _load(settings: config.NotifySettings) -> routing.Routing:
         raise SettingsError(
             f"{len(loaded.receivers)} receivers, the limit is {MOST_RECEIVERS}",
             where=settings.routes,
-            remedy="Let a service with its own routing, or Alertmanager, spread the messages",
+            remedy="Route with Alertmanager, or with a service that has its own routing",
         )
     return loaded

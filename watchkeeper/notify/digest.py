@@ -1,4 +1,4 @@
-"""A week in review: which causes, how fast they were found and repaired, which rules are noisy, who breaks again.
+"""The weekly digest: incidents by cause, times to detect and repair, noisy rules, and places that fail repeatedly.
 
 Pure: made from incidents and their timelines, for `watchkeeper incidents digest` and GET /api/digest.
 """
@@ -23,7 +23,7 @@ DIAGNOSED = "diagnosis"
 
 @dataclass(frozen=True, slots=True)
 class CauseLine:
-    """Medians in seconds; None where nothing was measured."""
+    """Medians in seconds; None if nothing was measured."""
 
     cause: str
     incidents: int
@@ -47,7 +47,7 @@ class Digest:
     by_cause: tuple[CauseLine, ...]
     noisiest_rules: tuple[Counted, ...]
     repeat_offenders: tuple[Counted, ...]
-    # By what the inventory says of them; what nobody says has its own line, `unmapped`.
+    # As in the inventory; incidents without an entry count as `unmapped`.
     by_team: tuple[Counted, ...] = ()
     by_rack: tuple[Counted, ...] = ()
     by_pool: tuple[Counted, ...] = ()
@@ -62,23 +62,25 @@ def make_digest(
     names: Callable[[Incident], str],
     belongs_to: Callable[[Incident], Mapping[str, frozenset[str]]],
 ) -> Digest:
-    """Of the incidents that opened in the time; one that hits two teams counts for both."""
-    # One that became a part of another is counted there.
-    mine = [one for one in incidents if since <= one.opened_at < until and one.part_of is None]
+    """Digest of the incidents that opened in the window; an incident of two teams counts for both."""
+    # An incident that was merged into another is counted there.
+    opened = [incident for incident in incidents if since <= incident.opened_at < until and incident.part_of is None]
     by_cause: dict[str, list[Incident]] = {}
-    for one in mine:
-        by_cause.setdefault(one.cause, []).append(one)
-    lines = [_line(cause, some, timeline=timeline) for cause, some in by_cause.items()]
-    rules = Counter(name for one in mine for name in set(alert_names(one)))
-    places = Counter(names(one) for one in mine)
-    owners = [belongs_to(one) for one in mine]
-    counted = {kind: Counter(name for own in owners for name in own.get(kind, ())) for kind in ("team", "rack", "pool")}
+    for incident in opened:
+        by_cause.setdefault(incident.cause, []).append(incident)
+    cause_lines = [_line(cause, group, timeline=timeline) for cause, group in by_cause.items()]
+    rules = Counter(name for incident in opened for name in set(alert_names(incident)))
+    places = Counter(names(incident) for incident in opened)
+    labels = [belongs_to(incident) for incident in opened]
+    counted = {
+        kind: Counter(name for owner in labels for name in owner.get(kind, ())) for kind in ("team", "rack", "pool")
+    }
     return Digest(
         since=since,
         until=until,
-        incidents=len(mine),
-        still_open=sum(one.is_open for one in mine),
-        by_cause=tuple(sorted(lines, key=lambda line: (-line.incidents, line.cause))),
+        incidents=len(opened),
+        still_open=sum(incident.is_open for incident in opened),
+        by_cause=tuple(sorted(cause_lines, key=lambda line: (-line.incidents, line.cause))),
         noisiest_rules=_most(rules, at_least=1),
         repeat_offenders=_most(places, at_least=2),
         by_team=_most(counted["team"], at_least=1),
@@ -88,46 +90,49 @@ def make_digest(
 
 
 def digest_lines(digest: Digest) -> list[str]:
-    """The digest for a terminal or an e-mail."""
     span = f"{digest.since:%Y-%m-%d} to {digest.until:%Y-%m-%d}"
-    said = [f"Incidents {span}: {digest.incidents}, {digest.still_open} still open"]
+    lines = [f"Incidents {span}: {digest.incidents}, {digest.still_open} still open"]
     if digest.by_cause:
-        said += ["", "By cause (median times to detect, diagnose, repair)"]
-        said += [
+        lines += ["", "By cause (median times to detect, diagnose, repair)"]
+        lines += [
             f"  {line.incidents:4}  {line.cause:32} {_time(line.detect_seconds):>8} "
             f"{_time(line.diagnose_seconds):>8} {_time(line.repair_seconds):>8}"
             for line in digest.by_cause
         ]
     for title, counted in (
         ("Noisiest rules", digest.noisiest_rules),
-        ("Again and again", digest.repeat_offenders),
+        ("Repeated failures", digest.repeat_offenders),
         ("By team", digest.by_team),
         ("By rack", digest.by_rack),
         ("By pool", digest.by_pool),
     ):
         if counted:
-            said += ["", title, *(f"  {one.incidents:4}  {one.name}" for one in counted)]
-    return said
+            lines += ["", title, *(f"  {entry.incidents:4}  {entry.name}" for entry in counted)]
+    return lines
 
 
-def _line(cause: str, some: Sequence[Incident], *, timeline: Callable[[str], Sequence[TimelineEntry]]) -> CauseLine:
-    detect = [(one.opened_at - min(member.since for member in one.members)).total_seconds() for one in some]
-    repair = [(one.resolved_at - one.opened_at).total_seconds() for one in some if one.resolved_at is not None]
-    diagnose = []
-    for one in some:
-        first = next((entry.at for entry in timeline(one.id) if entry.kind == DIAGNOSED), None)
+def _line(
+    cause: str, incidents: Sequence[Incident], *, timeline: Callable[[str], Sequence[TimelineEntry]]
+) -> CauseLine:
+    detect, diagnose, repair = list[float](), list[float](), list[float]()
+    for incident in incidents:
+        opened_at = incident.opened_at
+        detect.append((opened_at - min(member.since for member in incident.members)).total_seconds())
+        first = next((entry.at for entry in timeline(incident.id) if entry.kind == DIAGNOSED), None)
         if first is not None:
-            diagnose.append((first - one.opened_at).total_seconds())
-    return CauseLine(cause, len(some), _median(detect), _median(diagnose), _median(repair))
+            diagnose.append((first - opened_at).total_seconds())
+        if incident.resolved_at is not None:
+            repair.append((incident.resolved_at - opened_at).total_seconds())
+    return CauseLine(cause, len(incidents), _median(detect), _median(diagnose), _median(repair))
 
 
 def _median(seconds: Sequence[float]) -> float | None:
-    # A clock that is a little ahead must not make the time to detect negative.
+    # A clock that runs ahead must not make the time to detect negative.
     return round(max(median(seconds), 0.0), 1) if seconds else None
 
 
 def _most(counts: Counter[str], *, at_least: int) -> tuple[Counted, ...]:
-    """The most frequent; what is unmapped is among them however rare it is."""
+    """The most frequent names, and always `unmapped`."""
     listed = dict(counts.most_common(MOST_LISTED)) | ({UNMAPPED: counts[UNMAPPED]} if counts[UNMAPPED] else {})
     return tuple(Counted(name, count) for name, count in listed.items() if count >= at_least)
 

@@ -1,7 +1,7 @@
-"""The digest as a message: made when it is due, handed to its receivers, and not sent twice.
+"""Sends the digest to its receivers when it is due, and never twice.
 
-`delivery.Desk` runs `Reviews.forever` where the file of routes has a `[digest]`. What was sent is in the journal under
-the receiver and the day, which a restart asks before it sends.
+`delivery.Notifier` runs `DigestDelivery.run_forever` if the routes file has a `[digest]`. Sent digests are in the
+journal by receiver and day; this is checked before sending, also after a restart.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from watchkeeper.store.journal import journal as journals
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-LOOK_SECONDS = 30.0
-# A hub that was away when the digest was due sends it when it is back, if that is soon.
+CHECK_SECONDS = 30.0
+# A hub that was down when the digest was due sends it after the start, within this time.
 LATEST = timedelta(days=1)
 PAUSE = timedelta(minutes=10)
 SENT = "digest"
 
 
 class JournalThread(Protocol):
-    """Runs work in the thread of the incidents."""
+    """Runs a function in the journal thread."""
 
     def __call__(self, work: Callable[[], T], /) -> Awaitable[T]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class DueDigest:
-    """One digest for one receiver; `key` is the same for every try."""
+    """One digest for one receiver; `key` is the same for every attempt."""
 
     receiver: routing.Receiver
     since: datetime
@@ -52,15 +52,15 @@ class DueDigest:
 
 
 def due_digests(table: routing.Routing, now: datetime) -> list[DueDigest]:
-    """What is to be sent by now, whether or not it was."""
-    review = table.digest
-    if review is None:
+    """The digests that are due, sent or not."""
+    schedule = table.digest
+    if schedule is None:
         return []
-    until = review.last_due(now)
+    until = schedule.last_due(now)
     if now - until > LATEST:
         return []
-    chosen = [one for one in table.receivers if one.name in review.receivers]
-    return [DueDigest(receiver, until - timedelta(days=review.days), until) for receiver in chosen]
+    due_receivers = [receiver for receiver in table.receivers if receiver.name in schedule.receivers]
+    return [DueDigest(receiver, until - timedelta(days=schedule.days), until) for receiver in due_receivers]
 
 
 class DigestDelivery:
@@ -72,55 +72,59 @@ class DigestDelivery:
         self._inventory = inventory
         self._not_before: dict[str, datetime] = {}
 
-    async def run_forever(self, table: Callable[[], routing.Routing], time: clock.Clock, clerk: JournalThread) -> None:
+    async def run_forever(
+        self, table: Callable[[], routing.Routing], time: clock.Clock, on_journal_thread: JournalThread
+    ) -> None:
         while True:
             try:
-                waiting = await clerk(lambda: self._waiting(table(), time.now()))
-                await asyncio.gather(*(self._send(one, time, clerk) for one in waiting))
+                due_digests_now = await on_journal_thread(lambda: self._unsent(table(), time.now()))
+                await asyncio.gather(*(self._send(due, time, on_journal_thread) for due in due_digests_now))
             except StoreError as error:
-                log.error("The digest was not looked after", extra=fields(error=error))
-            await time.sleep(LOOK_SECONDS)
+                log.error("digest failed", extra=fields(error=error))
+            await time.sleep(CHECK_SECONDS)
 
-    def _waiting(self, table: routing.Routing, now: datetime) -> list[DueDigest]:
-        """What is due, was not sent, and may be tried again by now."""
-        listed = [one for one in due_digests(table, now) if now >= self._not_before.get(one.key, now)]
-        return [one for one in listed if not self._journal.timeline(one.key, limit=1)]
+    def _unsent(self, table: routing.Routing, now: datetime) -> list[DueDigest]:
+        """Digests that are due, not sent, and not in a retry pause."""
+        may_send = [due for due in due_digests(table, now) if now >= self._not_before.get(due.key, now)]
+        return [due for due in may_send if not self._journal.timeline(due.key, limit=1)]
 
-    async def _send(self, one: DueDigest, time: clock.Clock, clerk: JournalThread) -> None:
-        self._not_before = {one.key: time.now() + PAUSE, **_young(self._not_before, time.now())}
+    async def _send(self, due: DueDigest, time: clock.Clock, on_journal_thread: JournalThread) -> None:
+        self._not_before = {due.key: time.now() + PAUSE, **_young(self._not_before, time.now())}
         try:
-            answer = await asyncio.to_thread(self._hand_over, one)
+            answer = await asyncio.to_thread(self._compose_and_send, due)
         except ReceiverError as error:
-            log.warning("A receiver did not take the digest", extra=fields(receiver=one.receiver.name, error=error))
+            log.warning("digest delivery failed", extra=fields(receiver=due.receiver.name, error=error))
             return
         except Exception:  # Deliberately everything: one digest must not end the others.
-            log.exception("The digest could not be sent", extra=fields(receiver=one.receiver.name))
+            log.exception("digest delivery failed", extra=fields(receiver=due.receiver.name))
             return
-        text = f"Sent the digest to {one.receiver.name}: {answer}"
-        await clerk(lambda: self._journal.record(SENT, one.key, at=time.now(), actor=journals.HUB, body={"text": text}))
+        text = f"Sent the digest to {due.receiver.name}: {answer}"
+        await on_journal_thread(
+            lambda: self._journal.record(SENT, due.key, at=time.now(), actor=journals.HUB, body={"text": text})
+        )
 
-    def _hand_over(self, one: DueDigest) -> str:
+    def _compose_and_send(self, due: DueDigest) -> str:
         made = digest.make_digest(
-            self._journal.incidents(limit=journals.MOST_ROWS, opened_since=one.since),
-            since=one.since,
-            until=one.until,
+            self._journal.incidents(limit=journals.MOST_ROWS, opened_since=due.since),
+            since=due.since,
+            until=due.until,
             timeline=self._journal.timeline,
             names=lambda incident: self._names(incident.place),
             belongs_to=lambda incident: incident_labels.belongs_to(incident, self._inventory),
         )
-        return receivers.make_sender(one.receiver).send(compose_message(one, made))
+        return receivers.make_sender(due.receiver).send(compose_message(due, made))
 
 
-def compose_message(one: DueDigest, made: digest.Digest) -> Message:
+def compose_message(due: DueDigest, made: digest.Digest) -> Message:
     title, *rest = digest.digest_lines(made)
     payload = {
         "version": PAYLOAD_VERSION,
-        "receiver": one.receiver.name,
+        "receiver": due.receiver.name,
         "title": title,
         "notices": [],
         "digest": wire.to_plain(made),
     }
-    return Message(one.key, title, "\n".join(rest).strip() or "Nothing happened.", payload)
+    return Message(due.key, title, "\n".join(rest).strip() or "No incidents.", payload)
 
 
 def _young(pauses: dict[str, datetime], now: datetime) -> dict[str, datetime]:

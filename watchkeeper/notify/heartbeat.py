@@ -1,9 +1,9 @@
-"""The dead man's switch: while the hub works, somebody outside hears so every minute, and raises the alarm at silence.
+"""The dead man's switch: while the hub works, it calls a monitor elsewhere every minute; the monitor alerts on silence.
 
-Nobody can report their own death. So a monitor elsewhere is called (`notify.heartbeat_file`, such as a check of
-healthchecks.io), and with `notify.watchdog` each Alertmanager gets an alert `Watchdog` that always fires and ends by
-itself when it is not repeated; by default it does not, because routes that do not know it would tell people. `hub.py`
-calls `beat` only after its loops have worked; a hub that cannot write or evaluate falls silent.
+A hub that is down cannot report it. So a monitor outside is called (`notify.heartbeat_file`, for example a check of
+healthchecks.io), and with `notify.watchdog` each Alertmanager gets an alert `Watchdog` that always fires and ends
+if it is not repeated. The alert is off by default, because routes without a rule for it would send notifications.
+`hub.py` calls `send_heartbeat` only while its loops work; a hub that cannot write or evaluate sends nothing.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from watchkeeper.errors import ReceiverError
 from watchkeeper.notify.receiver_http import http_post
 
 BEAT_SECONDS = 60.0
-# Two beats may be lost on the way.
+# Two heartbeats may be lost.
 HOLDS = timedelta(minutes=3)
 NAME = "Watchdog"
 
 
-# What a hub must do to be called alive: loops by the first word of their names.
+# Loops that must work for a heartbeat, by the first word of their names.
 VITAL = frozenset({"incidents", "rules", "rule", "samples", "standing", "discovery"})
 
 
 def send_heartbeat(settings: config.Settings, now: datetime) -> None:
-    """Tell everybody who listens; ReceiverError says who did not hear it, without secrets. Blocks."""
+    """Send all configured heartbeats; raise ReceiverError for those that failed, without secrets. Blocks."""
     chosen, problems = settings.notify, []
     is_watched = chosen.watchdog and chosen.via is config.NotifyVia.ALERTMANAGER
     for url in chosen.alertmanager_urls if is_watched else ():
@@ -43,23 +43,23 @@ def _call_address(path: str) -> str:
     try:
         address = Path(path).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        return f"{path}: the address of the heartbeat cannot be read: {type(error).__name__}"
+        return f"{path}: cannot read the heartbeat address: {type(error).__name__}"
     return _call(address, b"{}", where=path)
 
 
 def watchdog_alert(cluster: str, now: datetime) -> dict[str, object]:
     return {
         "labels": {"alertname": NAME, "severity": "none", "cluster": cluster, "source": "watchkeeper"},
-        "annotations": {"summary": "Watchkeeper works; when this alert ends, it does not"},
+        "annotations": {"summary": "Watchkeeper is running. If this alert ends, it is not."},
         "startsAt": now.isoformat(),
         "endsAt": (now + HOLDS).isoformat(),
     }
 
 
 def _call(url: str, body: bytes, *, where: str) -> str:
-    """What went wrong; the address itself may hold a secret and is not said."""
+    """The error text, or an empty text; never the address, which may contain a secret."""
     try:
         status, _ = http_post(url, body, {"Content-Type": "application/json"})
     except ReceiverError as error:
-        return f"{where}: the heartbeat was not heard: {error.problem}"
-    return "" if 200 <= status < 300 else f"{where}: the heartbeat was answered with {status}"
+        return f"{where}: heartbeat failed: {error.problem}"
+    return "" if 200 <= status < 300 else f"{where}: heartbeat failed: answered {status}"

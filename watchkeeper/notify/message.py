@@ -1,7 +1,7 @@
-"""What a person reads when told about incidents, and what a program gets: one message, in words and as JSON.
+"""The text that a person reads about incidents, and the JSON for programs.
 
-`delivery` composes one for each batch of the outbox and gives it to the receiver. The first line must be enough on
-the screen of a phone: how bad, what, where.
+`delivery` composes one message for each batch of the outbox. The first line must be enough on a phone: severity, what,
+where.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from watchkeeper.model.incidents import Incident
 from watchkeeper.model.notices import Notice, Occasion
 from watchkeeper.notify.outbox import NoticeBatch
 
-# What services cut off; the console has the rest.
+# Services truncate longer messages; the console has the rest.
 MOST_WORKLOADS_NAMED = 5
 MOST_IN_FULL = 5
 LONGEST_SEEN = 200
@@ -29,27 +29,27 @@ PAYLOAD_VERSION = "1"
 MARK = {Severity.CRITICAL: "CRITICAL", Severity.WARNING: "WARNING", Severity.INFO: "INFO"}
 TITLE_PREFIX = {
     Occasion.OPENED: "",
-    Occasion.WORSE: "worse: ",
-    Occasion.WIDER: "more than was told: ",
+    Occasion.WORSE: "severity raised: ",
+    Occasion.WIDER: "scope widened: ",
     Occasion.REPEATED: "still open: ",
-    Occasion.ESCALATED: "nobody acknowledged: ",
+    Occasion.ESCALATED: "not acknowledged: ",
     Occasion.RESOLVED: "",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class MessageContext:
-    """What else is known about incidents: why, what to do, and where to look."""
+    """Where a message gets diagnosis, plan and console link from."""
 
     diagnosis: Callable[[str], diagnosis.Diagnosis | None] = lambda _: None
     plan: Callable[[str], actions.Plan | None] = lambda _: None
-    # Address of the console as people reach it; without one, messages carry no links.
+    # Address of the console as people reach it; without it, messages have no links.
     console_url: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """`key` is the same for every try to hand over the same notices."""
+    """`key` is the same for every attempt to deliver the same notices."""
 
     key: str
     title: str
@@ -57,18 +57,18 @@ class Message:
     payload: dict[str, Any]
 
 
-def compose_message(batch: NoticeBatch, known: MessageContext) -> Message:
-    """One message for a batch, the gravest first."""
+def compose_message(batch: NoticeBatch, context: MessageContext) -> Message:
+    """One message for a batch, the most severe incident first."""
     pairs = sorted(zip(batch.notices, batch.incidents, strict=True), key=lambda pair: _order(*pair))
     title = headline(*pairs[0]) if len(pairs) == 1 else _summary(pairs, batch.more)
-    full = ["\n".join(notice_lines(*pair, known, now=batch.at)) for pair in pairs[:MOST_IN_FULL]]
+    full = ["\n".join(notice_lines(*pair, context, now=batch.at)) for pair in pairs[:MOST_IN_FULL]]
     rest = "\n".join(headline(*pair) for pair in pairs[MOST_IN_FULL:])
     body = "\n\n".join([*full, rest] if rest else full)
     payload = {
         "version": PAYLOAD_VERSION,
         "receiver": batch.receiver,
         "title": title,
-        "notices": [notice_payload(notice, incident, known) for notice, incident in pairs],
+        "notices": [notice_payload(notice, incident, context) for notice, incident in pairs],
     }
     return Message(batch.key, title, body, payload)
 
@@ -77,42 +77,42 @@ def headline(notice: Notice, incident: Incident) -> str:
     if notice.occasion is Occasion.RESOLVED and incident.part_of is not None:
         return f"[PART OF {incident.part_of}] {incident.title} ({incident.id})"
     if notice.occasion is Occasion.RESOLVED:
-        return f"[RESOLVED] {'back by now: ' if incident.is_open else ''}{incident.title} ({incident.id})"
-    before = TITLE_PREFIX[notice.occasion] if incident.is_open else "over by now: "
+        return f"[RESOLVED] {'open again: ' if incident.is_open else ''}{incident.title} ({incident.id})"
+    before = TITLE_PREFIX[notice.occasion] if incident.is_open else "resolved meanwhile: "
     return f"[{MARK[incident.severity]}] {before}{incident.title} ({incident.id})"
 
 
-def notice_lines(notice: Notice, incident: Incident, known: MessageContext, *, now: datetime) -> list[str]:
-    """One incident in a few lines: what, since when, what was seen, why, whom it hits, what to do, where to look."""
-    said = [headline(notice, incident)]
+def notice_lines(notice: Notice, incident: Incident, context: MessageContext, *, now: datetime) -> list[str]:
+    """One incident in a few lines: what, since when, signal, cause, impact, next step, link."""
+    lines = [headline(notice, incident)]
     if notice.occasion is Occasion.RESOLVED and incident.part_of is not None:
-        said.append(f"Not over: it goes on as a part of {incident.part_of}")
+        lines.append(f"Not resolved: merged into {incident.part_of}")
     elif notice.occasion is Occasion.RESOLVED and incident.resolved_at is not None:
         lasted = (incident.resolved_at - incident.opened_at).total_seconds()
-        said.append(f"Lasted {durations.format_seconds(round(lasted))}")
+        lines.append(f"Duration: {durations.format_seconds(round(lasted))}")
     else:
-        best, plan, row = _best(incident, known), known.plan(incident.id), causes.lookup(incident.cause)
-        said.append(_since(notice, incident, now))
+        best, plan, row = _best(incident, context), context.plan(incident.id), causes.lookup(incident.cause)
+        lines.append(_since(notice, incident, now))
         if incident.members:
-            seen = leading_member(incident.members).text
-            said.append(f"Seen: {textwrap.shorten(seen, LONGEST_SEEN, placeholder=' …')}")
-        said.append(f"Why: {row.why if best is None else best.why}")
+            signal_text = leading_member(incident.members).text
+            lines.append(f"Signal: {textwrap.shorten(signal_text, LONGEST_SEEN, placeholder=' …')}")
+        lines.append(f"Cause: {row.why if best is None else best.why}")
         if incident.workloads:
             rest = len(incident.workloads) - MOST_WORKLOADS_NAMED
             more = f" and {rest} more" if rest > 0 else ""
-            said.append(f"Hits: {', '.join(incident.workloads[:MOST_WORKLOADS_NAMED])}{more}")
+            lines.append(f"Impact: {', '.join(incident.workloads[:MOST_WORKLOADS_NAMED])}{more}")
         place = incident.place.node or (incident.place.domain or incident.place.cluster).replace("=", " ")
-        said.append(f"Next: {row.advice(place) if plan is None else plan.next_step}")
+        lines.append(f"Next: {row.advice(place) if plan is None else plan.next_step}")
         if incident.assignee is not None:
-            said.append(f"{incident.assignee} has it")
-    if known.console_url is not None:
-        said.append(console_link(incident, known.console_url))
-    return said
+            lines.append(f"Assigned to {incident.assignee}")
+    if context.console_url is not None:
+        lines.append(console_link(incident, context.console_url))
+    return lines
 
 
-def notice_payload(notice: Notice, incident: Incident, known: MessageContext) -> dict[str, Any]:
+def notice_payload(notice: Notice, incident: Incident, context: MessageContext) -> dict[str, Any]:
     """One incident for a program; docs/reference/notifications.md lists the keys."""
-    best, plan = _best(incident, known), known.plan(incident.id)
+    best, plan = _best(incident, context), context.plan(incident.id)
     plain: dict[str, Any] = wire.to_plain(incident)
     plain.pop("members")
     return {
@@ -124,7 +124,7 @@ def notice_payload(notice: Notice, incident: Incident, known: MessageContext) ->
         "confidence": best.confidence if best is not None else None,
         "next_step": plan.next_step if plan is not None else None,
         "runbook": runbook_path(incident.cause),
-        "url": console_link(incident, known.console_url) if known.console_url is not None else None,
+        "url": console_link(incident, context.console_url) if context.console_url is not None else None,
     }
 
 
@@ -133,26 +133,26 @@ def console_link(incident: Incident, console: str) -> str:
 
 
 def runbook_path(cause: str) -> str:
-    """Where the cause's runbook lies in the documentation."""
+    """Path of the cause's runbook in the documentation."""
     return f"docs/runbooks/{causes.lookup(cause).runbook}.md"
 
 
-def _best(incident: Incident, known: MessageContext) -> diagnosis.Finding | None:
-    found = known.diagnosis(incident.id)
-    return None if found is None else found.best
+def _best(incident: Incident, context: MessageContext) -> diagnosis.Finding | None:
+    diagnosed = context.diagnosis(incident.id)
+    return None if diagnosed is None else diagnosed.best
 
 
 def _since(notice: Notice, incident: Incident, now: datetime) -> str:
-    lasts = round((now - incident.opened_at).total_seconds() / 60) * 60
-    has_lasted = notice.occasion is not Occasion.OPENED and incident.is_open and lasts > 0
-    for_so_long = f", for {durations.format_seconds(lasts)}" if has_lasted else ""
-    return f"Since {incident.opened_at:%Y-%m-%d %H:%M} UTC{for_so_long}"
+    seconds = round((now - incident.opened_at).total_seconds() / 60) * 60
+    has_lasted = notice.occasion is not Occasion.OPENED and incident.is_open and seconds > 0
+    duration = f", for {durations.format_seconds(seconds)}" if has_lasted else ""
+    return f"Since {incident.opened_at:%Y-%m-%d %H:%M} UTC{duration}"
 
 
 def _summary(pairs: Sequence[tuple[Notice, Incident]], more: int) -> str:
     over = sum(notice.occasion is Occasion.RESOLVED for notice, _ in pairs)
     parts = [f"{len(pairs) - over} incidents" if len(pairs) > over else "", f"{over} resolved" if over else ""]
-    waiting = f" ({more} more wait)" if more else ""
+    waiting = f" ({more} more pending)" if more else ""
     return f"{', '.join(part for part in parts if part)}{waiting}: {headline(*pairs[0])}"
 
 

@@ -1,4 +1,4 @@
-"""One HTTP call to a receiver or an Alertmanager, with a limit on each wait, on the whole, and on the answer.
+"""One HTTP call to a receiver or an Alertmanager, with limits on each wait, the total time, and the answer's size.
 
 Blocks; callers have a thread to wait in.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from watchkeeper.errors import CollectError, ReceiverError
 from watchkeeper.net import sync_http
 
-# What we keep of an answer to a message, and show.
+# How much of an answer is kept and shown.
 ANSWER_BYTES = 200
 DEFAULT_LIMITS = sync_http.HttpLimits(total_seconds=30.0, idle_seconds=10.0, answer_bytes=ANSWER_BYTES)
 
@@ -16,7 +16,7 @@ DEFAULT_LIMITS = sync_http.HttpLimits(total_seconds=30.0, idle_seconds=10.0, ans
 def http_post(
     url: str, body: bytes, headers: dict[str, str], *, limits: sync_http.HttpLimits = DEFAULT_LIMITS
 ) -> tuple[int, str]:
-    """Status and the beginning of the answer; ReceiverError if there is none."""
+    """Status and the start of the answer; raise ReceiverError if there is none."""
     status, answer = http_call("POST", url, headers, body=body, limits=limits)
     return status, answer.decode("utf-8", "replace").strip()
 
@@ -29,13 +29,13 @@ def http_call(
     body: bytes | None = None,
     limits: sync_http.HttpLimits = DEFAULT_LIMITS,
 ) -> tuple[int, bytes]:
-    """Status and at most `answer_bytes` of the answer; ReceiverError if there is none in time."""
+    """Status and at most `answer_bytes` of the answer; raise ReceiverError if there is none in time."""
     try:
         client = sync_http.HttpClient(url, limits=limits, allows_local_address=False)
         with client.open(sync_http.Request(method, body=body, headers=headers)) as answer:
             return answer.status, answer.read(limits.answer_bytes)
     except sync_http.NoAnswer as error:
-        problem = error.problem if error.is_timeout else f"cannot be reached: {error.problem}"
+        problem = error.problem if error.is_timeout else f"unreachable: {error.problem}"
         raise ReceiverError(problem, where=error.where, may_retry=True) from error
     except CollectError as error:
         raise ReceiverError(error.problem, where=error.where) from error

@@ -1,8 +1,8 @@
-"""Who is told about what, as data: receivers and routes from one TOML file (`notify.routes`).
+"""Receivers and routes: which notification goes where, from one TOML file (`notify.routes`).
 
-A route says which incidents, by matchers and hours, go to which receivers, when, how often again, and to whom next if
-nobody acknowledges. Routes are tried in their order; the first that fits ends the search unless it says `continue`.
-`notify` asks; docs/howto/notifications.md shows a file.
+A route selects incidents by matchers and hours, and names the receivers, the wait, the repeat interval, and the
+receivers for escalation. Routes are tried in order; the first match ends the search, unless it says `goes_on`. `outbox`
+reads them; docs/howto/notifications.md shows a file.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ class Receiver:
     webhook: str | None = None
     # Sent as a bearer token with the webhook.
     token_file: str | None = None
-    # At most so many messages a minute; what comes together is told together.
+    # Messages per minute; notices that are due together go into one message.
     per_minute: int = 10
 
     def __post_init__(self) -> None:
         if not self.name or not self.name.isprintable() or "/" in self.name:
-            raise ValueError("a receiver needs a name without `/`")
+            raise ValueError("a receiver needs a printable name without `/`")
         if len(self.transports) != 1:
-            raise ValueError(f"receiver {self.name} needs `apprise_file` or `webhook`, one of them")
+            raise ValueError(f"receiver {self.name} needs exactly one of `apprise_file` and `webhook`")
         if self.webhook is not None and urlsplit(self.webhook).scheme not in ("http", "https"):
-            raise ValueError(f"`webhook` of receiver {self.name} is not an http or https address")
+            raise ValueError(f"receiver {self.name}: `webhook` is not an http or https URL")
         if not 1 <= self.per_minute <= 600:
-            raise ValueError(f"per_minute {self.per_minute} of receiver {self.name} is not from 1 to 600")
+            raise ValueError(f"receiver {self.name}: per_minute is {self.per_minute}, allowed is 1 to 600")
 
     @property
     def transports(self) -> tuple[str, ...]:
-        """The keys that say how messages reach it, of which one is set; `receivers.SENDERS` has a row for each."""
+        """The transport keys that are set: exactly one; `receivers.SENDERS` has a row for each."""
         addresses = {
             "apprise_file": self.apprise_file,
             "webhook": self.webhook,
@@ -64,7 +64,7 @@ class Receiver:
 
 @dataclass(frozen=True, slots=True)
 class WeekHours:
-    """A part of the week, in the zone of the route."""
+    """A part of the week, in the time zone of the route."""
 
     days: frozenset[int]
     begin: time = time.min
@@ -78,7 +78,7 @@ class WeekHours:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """`wait` gathers what opens together; `repeat` is for what nobody acknowledged."""
+    """`wait` groups incidents that open together; `repeat` is for incidents that are not acknowledged."""
 
     receivers: tuple[str, ...]
     match: tuple[str, ...] = ()
@@ -97,12 +97,12 @@ class Route:
         if not self.receivers:
             raise ValueError("a route needs `receivers`")
         if (self.escalate_after is None) != (not self.escalate_to):
-            raise ValueError("`escalate_after` and `escalate_to` belong together, and one of them is missing")
+            raise ValueError("set both `escalate_after` and `escalate_to`, or neither")
         for name in ("wait", "repeat", "escalate_after"):
             if getattr(self, name) is not None:
                 durations.parse_ms(getattr(self, name))
         if durations.parse_ms(self.repeat) < 60_000:
-            raise ValueError(f"repeat `{self.repeat}` is below the smallest possible value, 1m")
+            raise ValueError(f"repeat is `{self.repeat}`, the minimum is 1m")
         check_zone(self.zone)
         matchers = tuple(parse_matcher(text) for text in self.match)
         for matcher in matchers:
@@ -130,7 +130,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class DigestSchedule:
-    """When the digest of the last `days` is sent, and to whom."""
+    """When the digest of the last `days` is sent, and its receivers."""
 
     receivers: tuple[str, ...]
     at: str = "Mon 09:00"
@@ -141,21 +141,20 @@ class DigestSchedule:
         if not self.receivers:
             raise ValueError("a digest needs `receivers`")
         if not 1 <= self.days <= 366:
-            raise ValueError(f"days {self.days} is not from 1 to 366")
+            raise ValueError(f"days is {self.days}, allowed is 1 to 366")
         parse_moment(self.at)
         check_zone(self.zone)
 
     def last_due(self, now: datetime) -> datetime:
-        """The newest time at which it was to be sent."""
         day, at = parse_moment(self.at)
         local = now.astimezone(ZoneInfo(self.zone))
-        found = datetime.combine(local.date() - timedelta(days=(local.weekday() - day) % 7), at, local.tzinfo)
-        return (found if found <= local else found - timedelta(days=7)).astimezone(UTC)
+        due = datetime.combine(local.date() - timedelta(days=(local.weekday() - day) % 7), at, local.tzinfo)
+        return (due if due <= local else due - timedelta(days=7)).astimezone(UTC)
 
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """The whole file. Without routes every receiver hears of everything above `info`."""
+    """The whole file. Without routes, every receiver gets every incident above `info`."""
 
     receivers: tuple[Receiver, ...] = ()
     routes: tuple[Route, ...] = ()
@@ -167,17 +166,17 @@ class Routing:
         names = [receiver.name for receiver in self.receivers]
         for name in names:
             if names.count(name) > 1:
-                raise ValueError(f"two receivers are called {name}")
+                raise ValueError(f"two receivers have the name {name}")
         for at, route in enumerate(self.routes, 1):
             for name in (*route.receivers, *route.escalate_to):
                 if name not in names:
-                    raise ValueError(f"route {at} names the receiver {name}, which is not in the file")
+                    raise ValueError(f"route {at}: receiver {name} is not defined in this file")
         for name in self.digest.receivers if self.digest is not None else ():
             if name not in names:
-                raise ValueError(f"the digest names the receiver {name}, which is not in the file")
+                raise ValueError(f"digest: receiver {name} is not defined in this file")
 
     def routes_for(self, subject: IncidentLabels, now: datetime) -> Iterator[Route]:
-        """The routes that an incident takes at this hour."""
+        """The routes that match an incident at this time."""
         for route in self.routes or _everything(self.receivers):
             if matches_labels(route.matchers, subject) and route.is_open(now):
                 yield route
@@ -206,7 +205,7 @@ def parse_moment(text: str) -> tuple[int, time]:
 
 
 def parse_hours(text: str) -> WeekHours:
-    """`Mon-Fri 08:00-18:00`, `Sat`; ValueError says what is wrong."""
+    """Parse `Mon-Fri 08:00-18:00` or `Sat`; raise ValueError with the problem."""
     match = HOURS.fullmatch(text.strip())
     if match is None:
         raise ValueError(f"`{text[:40]}` is not hours such as `Mon-Fri 08:00-18:00`")
@@ -215,14 +214,14 @@ def parse_hours(text: str) -> WeekHours:
     if unknown:
         raise ValueError(f"`{unknown[0]}` in `{text[:40]}` is not a day; days are {', '.join(DAYS)}")
     first, last = (DAYS.index(day) for day in days)
-    # Sat-Mon goes over the end of the week.
+    # Sat-Mon wraps around the end of the week.
     span = frozenset((first + step) % 7 for step in range((last - first) % 7 + 1))
     if match["begin"] is None:
         return WeekHours(span)
     begin = time.fromisoformat(match["begin"])
     end = None if match["end"] == "24:00" else time.fromisoformat(match["end"])
     if end is not None and end <= begin:
-        raise ValueError(f"`{text[:40]}` ends before it begins; write the night as two entries")
+        raise ValueError(f"`{text[:40]}` ends before it begins; write a night as two entries")
     return WeekHours(span, begin, end)
 
 
@@ -232,7 +231,7 @@ def load(path: Path) -> Routing:
         plain: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise SettingsError(
-            f"cannot be read: {error_reason(error)}", where=str(path), remedy="Name a readable TOML file"
+            f"cannot read the file: {error_reason(error)}", where=str(path), remedy="Name a readable TOML file"
         ) from error
     for receiver in plain.get("receivers", []) if isinstance(plain.get("receivers"), list) else []:
         for key in ("apprise_file", "token_file"):

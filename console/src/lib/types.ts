@@ -233,7 +233,7 @@ export interface SimilarIncident {
   actor: string;
   why: string;
 }
-/** Medians in seconds; None where nothing was measured. */
+/** Medians in seconds; None if nothing was measured. */
 export interface CauseLine {
   cause: string;
   incidents: number;

@@ -180,11 +180,13 @@ class IncidentApi:
             self._webhooks -= 1
 
     async def _take_webhook(self, body: bytes) -> Response:
-        now, known = self._runtime.clock.now(), self._rules.alert_causes()
+        now, causes = self._runtime.clock.now(), self._rules.alert_causes()
         stale = timedelta(seconds=self._runtime.settings.notify.webhook_silence_seconds)
         try:
             # Thousands of alerts take a while to read; the loop has other things to do.
-            found = await asyncio.to_thread(alertmanager.read_webhook, body, now, known=known, stale=stale)
+            found = await asyncio.to_thread(
+                alertmanager.read_webhook, body, now, cause_by_alert_name=causes, stale=stale
+            )
         except WireError as error:
             raise HTTPException(400, "; ".join(error.problems)) from error
         try:

@@ -35,8 +35,12 @@ PAGE = "/api/incidents?limit=1000"
 PAUSE_SECONDS = 1.0
 STAGES: dict[str, dict[str, int]] = {
     "at rest": {},
-    "more panels than may be": {"panel": shedding.MOST_FOR_PANELS * 6 // 5, "page": 20, "push": 20},
-    "more pages than may be": {"panel": shedding.MOST_FOR_PANELS, "page": shedding.MOST_FOR_PAGES * 6 // 5, "push": 20},
+    "more panels than may be": {"panel": shedding.MAX_PANEL_REQUESTS * 6 // 5, "page": 20, "push": 20},
+    "more pages than may be": {
+        "panel": shedding.MAX_PANEL_REQUESTS,
+        "page": shedding.MAX_PAGE_REQUESTS * 6 // 5,
+        "push": 20,
+    },
 }
 MISSED = re.compile(r"^watchkeeper_rules_missed_evaluations_total\{.*\} (\d+)", re.MULTILINE)
 

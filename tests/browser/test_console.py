@@ -197,7 +197,7 @@ def test_the_console_loads_nothing_from_elsewhere_and_stays_small(page: Page, si
         "pages load when one goes there"
     )
     # What travels for the first page, JavaScript and CSS together; the decision record has the figures.
-    assert sum(len(pages.compressed(pages.STATIC / "assets" / name)) for name in names) <= 80_000
+    assert sum(len(pages.compressed_file(pages.STATIC / "assets" / name)) for name in names) <= 80_000
 
 
 def test_nothing_jumps_while_the_page_fills(page: Page, site: Site) -> None:

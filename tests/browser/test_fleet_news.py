@@ -69,7 +69,7 @@ def test_a_gpu_whose_holder_changed_is_listed_with_the_new_one(
     asked: list[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(live, "HOLDERS_SECONDS", 0.5)
+    monkeypatch.setattr(live, "MAX_HOLDERS_AGE_SECONDS", 0.5)
     page.goto(f"{site.url}/?q=uuid:{GPU}&view=list")
     row = page.get_by_test_id("gpu-row")
     expect(row).to_contain_text("/train-")

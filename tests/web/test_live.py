@@ -97,7 +97,7 @@ def test_an_engine_that_fails_makes_the_picture_unknown(site: Site) -> None:
 def test_viewers_are_told_again_when_a_journal_that_was_away_answers(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live, "AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr(live, "RETRY_SECONDS", 0.05)
     with viewer(site) as socket:
         next_incidents(socket)
         next_frame(socket)
@@ -152,7 +152,7 @@ def test_a_socket_needs_a_token_where_there_are_tokens() -> None:
 def test_a_viewer_whose_token_is_taken_away_is_shown_nothing_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live, "LOOK_AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr(live, "ACCESS_CHECK_SECONDS", 0.05)
     file = tmp_path / "tokens"
     line = f"ann viewer {SECRETS[Role.VIEWER]}\n"
     file.write_text(f"bob admin {SECRETS[Role.ADMIN]}\n{line}")

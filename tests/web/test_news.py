@@ -87,7 +87,7 @@ def test_a_gpu_that_changed_its_holder_is_told_within_a_minute_though_the_map_is
         page = Follower(site, socket)
         version = page.fleet["version"]
         site.hub.readings.moved["GPU-r01-02-3"] = "train-next"
-        asyncio.run_coroutine_threadsafe(time.advance(live.HOLDERS_SECONDS), site.loop).result(60)
+        asyncio.run_coroutine_threadsafe(time.advance(live.MAX_HOLDERS_AGE_SECONDS), site.loop).result(60)
         site.call(site.hub.changes.send, "fleet")
         assert len(page.follow()) == 3
         assert page.fleet["nodes"][1]["gpus"][3]["workload"].endswith("/train-next")

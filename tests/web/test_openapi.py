@@ -149,7 +149,7 @@ def test_a_schema_accepts_what_the_wire_writes_and_refuses_the_rest() -> None:
 
 def test_what_an_answer_adds_to_a_value_and_leaves_out_is_in_its_schema() -> None:
     schemas = Schemas()
-    schemas.of(Annotated[Thing, ResponseVariant("ShownThing", also={"extra": Extra}, without=("inner",))])
+    schemas.of(Annotated[Thing, ResponseVariant("ShownThing", added={"extra": Extra}, omitted=("inner",))])
     assert set(schemas.components["ShownThing"]["properties"]) == {"name", "colours", "extra"}
 
 
@@ -157,4 +157,4 @@ def test_two_types_of_one_name_are_refused() -> None:
     schemas = Schemas()
     schemas.of(Annotated[Thing, ResponseVariant("Same")])
     with pytest.raises(TypeError, match="two types would be called Same"):
-        schemas.of(Annotated[Thing, ResponseVariant("Same", also={"a": int})])
+        schemas.of(Annotated[Thing, ResponseVariant("Same", added={"a": int})])

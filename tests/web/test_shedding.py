@@ -13,7 +13,14 @@ from tests.support.waiting import turns
 from watchkeeper.kit import own_metrics
 from watchkeeper.web.auth.auth import Role
 from watchkeeper.web.endpoint import Endpoint
-from watchkeeper.web.shedding import AT_ONCE, MANY, MOST_FOR_PAGES, MOST_FOR_PANELS, ConcurrencyLimit, LoadShedder
+from watchkeeper.web.shedding import (
+    MANY_REQUESTS,
+    MAX_CONCURRENT,
+    MAX_PAGE_REQUESTS,
+    MAX_PANEL_REQUESTS,
+    ConcurrencyLimit,
+    LoadShedder,
+)
 
 
 async def nothing(_: Request) -> Response:
@@ -28,25 +35,27 @@ PUSH = Endpoint(("POST",), "/api/events", Role.AGENT, nothing, changes=True)
 
 def test_panels_go_first_then_pages_and_changes_and_pushes_never() -> None:
     load = LoadShedder(own_metrics.Registry())
-    for _ in range(MOST_FOR_PANELS):
-        assert load.begin(PANEL)
+    for _ in range(MAX_PANEL_REQUESTS):
+        assert load.start_request(PANEL)
     with pytest.raises(HTTPException) as refused:
-        load.begin(PANEL)
+        load.start_request(PANEL)
     assert (refused.value.status_code, refused.value.headers) == (503, {"Retry-After": "5"})
-    assert f"{MOST_FOR_PANELS} questions wait for an answer, the limit is {MOST_FOR_PANELS}" in refused.value.detail
-    for _ in range(MOST_FOR_PAGES - MOST_FOR_PANELS):
-        assert load.begin(PAGE)
+    assert (
+        f"{MAX_PANEL_REQUESTS} questions wait for an answer, the limit is {MAX_PANEL_REQUESTS}" in refused.value.detail
+    )
+    for _ in range(MAX_PAGE_REQUESTS - MAX_PANEL_REQUESTS):
+        assert load.start_request(PAGE)
     with pytest.raises(HTTPException):
-        load.begin(PAGE)
-    assert not load.begin(CHANGE)
-    assert not load.begin(PUSH)
+        load.start_request(PAGE)
+    assert not load.start_request(CHANGE)
+    assert not load.start_request(PUSH)
 
 
 def test_what_was_answered_makes_room() -> None:
     load = LoadShedder(own_metrics.Registry())
-    for _ in range(2 * MOST_FOR_PAGES):
-        assert load.begin(PANEL)
-        load.end()
+    for _ in range(2 * MAX_PAGE_REQUESTS):
+        assert load.start_request(PANEL)
+        load.end_request()
 
 
 def test_when_many_wait_few_are_worked_on_at_once_and_all_come_to_their_turn() -> None:
@@ -54,21 +63,21 @@ def test_when_many_wait_few_are_worked_on_at_once_and_all_come_to_their_turn() -
 
     async def question() -> None:
         nonlocal at_work, most
-        async with load.turn(PAGE):
+        async with load.acquire_slot(PAGE):
             at_work += 1
             most = max(most, at_work)
             await turns()
             at_work -= 1
-        load.end()
+        load.end_request()
 
     async def story() -> None:
-        for _ in range(MANY + 20):
-            load.begin(PAGE)
-        await asyncio.gather(*(question() for _ in range(MANY + 20)))
+        for _ in range(MANY_REQUESTS + 20):
+            load.start_request(PAGE)
+        await asyncio.gather(*(question() for _ in range(MANY_REQUESTS + 20)))
 
     asyncio.run(story())
     # The last ones find that not so many are left.
-    assert AT_ONCE <= most <= MANY
+    assert MAX_CONCURRENT <= most <= MANY_REQUESTS
 
 
 def test_when_many_wait_none_begins_while_rules_are_evaluated() -> None:
@@ -76,11 +85,11 @@ def test_when_many_wait_none_begins_while_rules_are_evaluated() -> None:
     load = LoadShedder(own_metrics.Registry(), lambda: busy.pop(0))
 
     async def story() -> None:
-        async with load.turn(PAGE):
+        async with load.acquire_slot(PAGE):
             assert len(busy) == 4, "rules do not matter while few ask"
-        for _ in range(MANY + 1):
-            load.begin(PAGE)
-        async with load.turn(PAGE):
+        for _ in range(MANY_REQUESTS + 1):
+            load.start_request(PAGE)
+        async with load.acquire_slot(PAGE):
             assert busy == []
 
     asyncio.run(story())
@@ -91,16 +100,16 @@ def test_rules_that_are_at_work_all_the_time_do_not_keep_everybody_waiting() -> 
     load = LoadShedder(own_metrics.Registry(), lambda: True)
 
     async def story() -> None:
-        for _ in range(MANY + 1):
-            load.begin(PAGE)
-        async with asyncio.timeout(30), load.turn(PAGE):
+        for _ in range(MANY_REQUESTS + 1):
+            load.start_request(PAGE)
+        async with asyncio.timeout(30), load.acquire_slot(PAGE):
             pass
 
     asyncio.run(story())
 
 
 def test_long_work_has_a_few_places_and_one_more_is_refused_with_both_numbers() -> None:
-    places = ConcurrencyLimit("replays of rules", most=2)
+    places = ConcurrencyLimit("replays of rules", limit=2)
     with places, places, pytest.raises(HTTPException, match=r"2 replays of rules .* the limit is 2") as refused, places:
         pass
     assert (refused.value.status_code, refused.value.headers) == (429, {"Retry-After": "5"})

@@ -47,11 +47,13 @@ async def opened(hub: SmallHub, known: auth.Auth | None = None) -> AsyncIterator
     """A server that has begun, on a hub that is not whole yet."""
     listener, offered = server.listen("127.0.0.1", 0), hub.services
     first, stop, is_up = (
-        startup_app.StartupApp(offered.runtime, offered.queries, doors=auth_reload.AuthFiles(known or auth.Auth())),
+        startup_app.StartupApp(
+            offered.runtime, offered.queries, auth_files=auth_reload.AuthFiles(known or auth.Auth())
+        ),
         asyncio.Event(),
         asyncio.Event(),
     )
-    served = asyncio.create_task(server.serve(first, listener, stop=stop, is_up=is_up))
+    served = asyncio.create_task(server.serve(first, listener, stop=stop, is_serving=is_up))
     async with asyncio.timeout(ANSWER_SECONDS):
         await is_up.wait()
         yield first, Site(hub, listener.getsockname()[1], asyncio.get_running_loop())
@@ -103,7 +105,7 @@ def test_who_may_not_come_in_may_not_ask_early() -> None:
 
 
 def test_what_is_left_to_do_steps_aside_for_those_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(startup_app, "MOST_PATIENCE_SECONDS", ANSWER_SECONDS)
+    monkeypatch.setattr(startup_app, "MAX_YIELD_SECONDS", ANSWER_SECONDS)
 
     async def run() -> None:
         hub = SlowHub()
@@ -122,7 +124,7 @@ def test_what_is_left_to_do_steps_aside_for_those_who_ask(monkeypatch: pytest.Mo
 
 
 def test_those_who_ask_all_the_time_do_not_keep_the_hub_from_starting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(startup_app, "MOST_PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(startup_app, "MAX_YIELD_SECONDS", 0.2)
 
     async def run() -> None:
         hub = SlowHub()
@@ -143,7 +145,7 @@ def test_whoever_waits_for_a_hub_that_cannot_start_is_told_so_and_keeps_nobody_f
     async def run() -> None:
         async with opened(SmallHub()) as (first, site):
             waiting = [asked(site, path) for path in ("/api/incidents", "/")]
-            await until_async(lambda: first._is_whole._waiters)  # type: ignore[attr-defined]
+            await until_async(lambda: first._is_started._waiters)  # type: ignore[attr-defined]
             first.fail_startup()
             replies = await asyncio.gather(*waiting)
         assert [reply.status for reply in replies] == [503, 503]

@@ -59,7 +59,7 @@ from watchkeeper.web.prometheus import (
 )
 
 LIVE_PATH = "/api/live"
-LIVE_WORDS = (
+LIVE_SUMMARY = (
     "A WebSocket: incidents as they change, pictures of the fleet, and for whoever says which `edition` of /api/fleet "
     "it has, what has changed since; 426 without an upgrade"
 )
@@ -72,33 +72,35 @@ class Whoami:
     needs_sign_in: bool
 
 
-def create_app(offered: Services, auth: Auth | AuthFiles, *, live_interval_seconds: float | None = None) -> Starlette:
+def create_app(services: Services, auth: Auth | AuthFiles, *, live_interval_seconds: float | None = None) -> Starlette:
     """The whole application; live pictures come every scrape interval unless told otherwise."""
-    runtime, queries, journal, fleet = offered.runtime, offered.queries, offered.journal, offered.fleet
-    doors = auth if isinstance(auth, AuthFiles) else AuthFiles(auth)
-    gate = Gate(runtime, doors, is_evaluating=lambda: offered.rules.is_evaluating)
-    shown = cards.IncidentCards(journal, offered.silences, fleet=fleet)
-    told = incident_reports.IncidentReports(runtime, queries, journal=journal, fleet=fleet, clusters=offered.clusters)
-    stock = fleet_snapshot.FleetSnapshots(runtime, queries, fleet=fleet)
+    runtime, queries, journal, fleet = services.runtime, services.queries, services.journal, services.fleet
+    auth_files = auth if isinstance(auth, AuthFiles) else AuthFiles(auth)
+    gate = Gate(runtime, auth_files, is_evaluating=lambda: services.rules.is_evaluating)
+    incident_cards = cards.IncidentCards(journal, services.silences, fleet=fleet)
+    reports = incident_reports.IncidentReports(
+        runtime, queries, journal=journal, fleet=fleet, clusters=services.clusters
+    )
+    snapshots = fleet_snapshot.FleetSnapshots(runtime, queries, fleet=fleet)
     live = LiveUpdates(
         runtime,
         queries,
         journal=journal,
         fleet=fleet,
-        cards=shown,
-        stock=stock,
+        cards=incident_cards,
+        snapshots=snapshots,
         interval_seconds=live_interval_seconds or runtime.settings.fleet.scrape_interval_seconds,
     )
-    capacity = capacity_api.CapacityApi(runtime, queries, fleet=fleet, clusters=offered.clusters)
-    advice = advice_hook.AdviceHook(runtime, offered.health, make=capacity.advise)
+    capacity = capacity_api.CapacityApi(runtime, queries, fleet=fleet, clusters=services.clusters)
+    advice = advice_hook.AdviceHook(runtime, services.health, make=capacity.advise)
     table = [
-        *own_endpoints(runtime, offered.health),
-        *login.endpoints(runtime, doors),
-        *_about_samples(offered),
-        *_about_fleet(offered, shown, told=told, stock=stock),
-        *_about_incidents(offered, shown, told=told),
+        *hub_endpoints(runtime, services.health),
+        *login.endpoints(runtime, auth_files),
+        *_query_endpoints(services),
+        *_fleet_endpoints(services, incident_cards, reports=reports, snapshots=snapshots),
+        *_incident_endpoints(services, incident_cards, reports=reports),
         *capacity_api.endpoints(capacity),
-        *whatif_api.endpoints(whatif_api.WhatIfApi(runtime, queries, fleet=fleet, clusters=offered.clusters)),
+        *whatif_api.endpoints(whatif_api.WhatIfApi(runtime, queries, fleet=fleet, clusters=services.clusters)),
         *usage_api.endpoints(usage_api.UsageApi(runtime, queries)),
         *live.endpoints(),
         *pages.endpoints(),
@@ -121,69 +123,74 @@ def create_app(offered: Services, auth: Auth | AuthFiles, *, live_interval_secon
     return app
 
 
-def _about_samples(offered: Services) -> list[Endpoint]:
+def _query_endpoints(services: Services) -> list[Endpoint]:
     """Questions to the engine, and what rules make of its answers."""
-    runtime, queries, journal, rules = offered.runtime, offered.queries, offered.journal, offered.rules
+    runtime, queries, journal, rules = services.runtime, services.queries, services.journal, services.rules
     return [
         *prometheus_api.endpoints(
             prometheus_api.PrometheusApi(runtime, queries),
-            prometheus_status.StatusPages(runtime, queries, rules=rules, targets=offered.targets),
+            prometheus_status.StatusPages(runtime, queries, rules=rules, targets=services.targets),
             prometheus_exchange.SampleExchange(runtime, queries),
         ),
-        *recording_api.endpoints(recording_api.RecordingApi(runtime, queries, journal=journal, fleet=offered.fleet)),
+        *recording_api.endpoints(recording_api.RecordingApi(runtime, queries, journal=journal, fleet=services.fleet)),
         *slo_api.endpoints(slo_api.SloApi(runtime, queries, journal=journal, rules=rules)),
         *explore_api.endpoints(explore_api.ExploreApi(runtime, queries)),
         *rules_api.endpoints(rules_api.RulesApi(runtime, queries, rules=rules)),
     ]
 
 
-def _about_incidents(
-    offered: Services, shown: cards.IncidentCards, *, told: incident_reports.IncidentReports
+def _incident_endpoints(
+    services: Services, incident_cards: cards.IncidentCards, *, reports: incident_reports.IncidentReports
 ) -> list[Endpoint]:
-    runtime, journal, incidents = offered.runtime, offered.journal, offered.incidents
+    runtime, journal, incidents = services.runtime, services.journal, services.incidents
     return [
         *incident_api.endpoints(
             incident_api.IncidentApi(
-                runtime, journal, incidents=incidents, silences=offered.silences, rules=offered.rules, stories=told
+                runtime, journal, incidents=incidents, silences=services.silences, rules=services.rules, stories=reports
             )
         ),
-        *repairs_api.endpoints(repairs_api.RepairsApi(runtime, journal, repairs=offered.repairs)),
-        *bundle_api.endpoints(bundle_api.BundleApi(runtime, offered.evidence)),
+        *repairs_api.endpoints(repairs_api.RepairsApi(runtime, journal, repairs=services.repairs)),
+        *bundle_api.endpoints(bundle_api.BundleApi(runtime, services.evidence)),
         *causes_api.endpoints(
             causes_api.CausesApi(
-                runtime, offered.queries, journal=journal, incidents=incidents, fleet=offered.fleet, cards=shown
+                runtime,
+                services.queries,
+                journal=journal,
+                incidents=incidents,
+                fleet=services.fleet,
+                cards=incident_cards,
             )
         ),
-        *journal_api.endpoints(journal_api.JournalApi(runtime, journal, repairs=offered.repairs)),
+        *journal_api.endpoints(journal_api.JournalApi(runtime, journal, repairs=services.repairs)),
     ]
 
 
-def _about_fleet(
-    offered: Services,
-    shown: cards.IncidentCards,
+def _fleet_endpoints(
+    services: Services,
+    incident_cards: cards.IncidentCards,
     *,
-    told: incident_reports.IncidentReports,
-    stock: fleet_snapshot.FleetSnapshots,
+    reports: incident_reports.IncidentReports,
+    snapshots: fleet_snapshot.FleetSnapshots,
 ) -> list[Endpoint]:
     """Nodes, GPUs, links, schedulers, jobs and work orders."""
-    runtime, queries, journal, fleet = offered.runtime, offered.queries, offered.journal, offered.fleet
-    targets, clusters, fabric = offered.targets, offered.clusters, offered.fabric
-    jobs = jobs_api.JobsApi(runtime, queries, journal=journal, rules=offered.rules, fleet=fleet, clusters=clusters)
+    runtime, queries, journal, fleet = services.runtime, services.queries, services.journal, services.fleet
+    targets, clusters, fabric = services.targets, services.clusters, services.fabric
+    jobs = jobs_api.JobsApi(runtime, queries, journal=journal, rules=services.rules, fleet=fleet, clusters=clusters)
     return [
         *fleet_api.endpoints(
             fleet_api.FleetApi(
                 runtime,
                 queries,
                 journal=journal,
-                incidents=offered.incidents,
-                rules=offered.rules,
+                incidents=services.incidents,
+                rules=services.rules,
                 fleet=fleet,
                 targets=targets,
-                simulator=offered.simulator,
-                health=offered.health,
-                cards=shown,
-                stories=told,
-                stock=stock,
+                simulator=services.simulator,
+                health=services.health,
+                cards=incident_cards,
+                stories=reports,
+                stock=snapshots,
             )
         ),
         *history_api.endpoints(history_api.HistoryApi(runtime, journal, fleet=fleet)),
@@ -192,7 +199,7 @@ def _about_fleet(
                 runtime,
                 queries,
                 journal=journal,
-                incidents=offered.incidents,
+                incidents=services.incidents,
                 fleet=fleet,
                 targets=targets,
                 fabric=fabric,
@@ -203,13 +210,13 @@ def _about_fleet(
             cluster_api.ClusterApi(runtime, queries, journal=journal, fleet=fleet, targets=targets, clusters=clusters)
         ),
         *explain_api.endpoints(explain_api.ExplainApi(runtime, queries, journal, fleet, clusters, jobs)),
-        *orders_api.endpoints(orders_api.OrdersApi(runtime, journal, orders=offered.orders)),
-        *drills_api.endpoints(drills_api.DrillsApi(runtime, journal, simulator=offered.simulator)),
+        *orders_api.endpoints(orders_api.OrdersApi(runtime, journal, orders=services.orders)),
+        *drills_api.endpoints(drills_api.DrillsApi(runtime, journal, simulator=services.simulator)),
         *jobs_api.endpoints(jobs),
     ]
 
 
-def own_endpoints(runtime: Runtime, health: HubHealth) -> list[Endpoint]:
+def hub_endpoints(runtime: Runtime, health: HubHealth) -> list[Endpoint]:
     """Health, readiness, our own metrics, and who is asking."""
 
     async def healthy(_: Request) -> Response:
@@ -227,7 +234,7 @@ def own_endpoints(runtime: Runtime, health: HubHealth) -> list[Endpoint]:
         caller: Caller = request.state.caller
         return Whoami(name=caller.name, role=caller.role, needs_sign_in=caller.proof is not Proof.LOOPBACK)
 
-    async def not_a_socket(_: Request) -> Response:
+    async def require_upgrade(_: Request) -> Response:
         raise HTTPException(426, "live updates come over a WebSocket", {"Upgrade": "websocket"})
 
     return [
@@ -243,5 +250,5 @@ def own_endpoints(runtime: Runtime, health: HubHealth) -> list[Endpoint]:
             whoami,
             summary="Who is asking, and with which role",
         ),
-        Endpoint(("GET",), LIVE_PATH, Role.VIEWER, not_a_socket, summary=LIVE_WORDS),
+        Endpoint(("GET",), LIVE_PATH, Role.VIEWER, require_upgrade, summary=LIVE_SUMMARY),
     ]

@@ -35,13 +35,13 @@ RequestHandler = Callable[[Request], Awaitable[Response]]
 EndpointHandler = Callable[[Request], Awaitable[Response | DataclassInstance | Mapping[str, object]]]
 PROMETHEUS_PREFIX = "/api/v1/"
 # orjson has its own way with times and dataclasses; `wire` is the one way here.
-OUR_FORM = orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS
+JSON_OPTIONS = orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS
 # A body of a mebibyte takes a second on a poor line; one that takes longer is not coming.
-BODY_SECONDS = 10.0
+BODY_TIMEOUT_SECONDS = 10.0
 # What is worth packing: pictures and archives are small already.
-TEXTS = ("application/json", "text/", "application/vnd.google.protobuf")
+COMPRESSIBLE_TYPES = ("application/json", "text/", "application/vnd.google.protobuf")
 # Takes a third of a millisecond to pack; more leaves the event loop.
-MOST_BYTES_AT_ONCE = 64 * 1024
+MAX_INLINE_BYTES = 64 * 1024
 # Prometheus' word for each status it uses.
 ERROR_TYPES = {
     400: "bad_data",
@@ -90,24 +90,24 @@ class Endpoint:
     summary: str = ""
     params: tuple[QueryParam, ...] = ()
     body: TypeSpec = None
-    gives: TypeSpec = None
+    response: TypeSpec = None
     media_type: str = "application/json"
 
     @property
-    def shape(self) -> TypeSpec:
+    def response_type(self) -> TypeSpec:
         """What is answered: `gives`, or the dataclass or TypedDict that `answer` is declared to return."""
-        if self.gives is not None:
-            return self.gives
+        if self.response is not None:
+            return self.response
         declared = inspect.get_annotations(self.handler, eval_str=True).get("return")
         return declared if dataclasses.is_dataclass(declared) or typing.is_typeddict(declared) else None
 
     async def respond(self, request: Request) -> Response:
-        found = await self.handler(request)
-        return found if isinstance(found, Response) else typed_response(found)
+        answer = await self.handler(request)
+        return answer if isinstance(answer, Response) else typed_response(answer)
 
 
 def json_response(content: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    body = orjson.dumps(content, default=wire.to_plain, option=OUR_FORM)
+    body = orjson.dumps(content, default=wire.to_plain, option=JSON_OPTIONS)
     return Response(body, status_code=status, media_type="application/json", headers=headers)
 
 
@@ -115,25 +115,25 @@ def ok_response(**content: Any) -> Response:
     return json_response({"ok": True, **content})
 
 
-def typed_response(answer: DataclassInstance | Mapping[str, object]) -> Response:
+def typed_response(content: DataclassInstance | Mapping[str, object]) -> Response:
     """A typed answer as JSON: its fields beside `ok`."""
-    if isinstance(answer, Mapping):
-        return ok_response(**answer)
-    return ok_response(**wire.fields_of(answer))
+    if isinstance(content, Mapping):
+        return ok_response(**content)
+    return ok_response(**wire.fields_of(content))
 
 
-async def compress_response(answer: Response, accepted: str) -> Response:
+async def compress_response(response: Response, accepted: str) -> Response:
     """The answer as gzip where its reader takes it and has it sooner; a stream goes out as it comes."""
-    body: bytes = getattr(answer, "body", b"")
-    is_text = answer.headers.get("content-type", "").startswith(TEXTS)
-    if len(body) < compression.LEAST_BYTES or not is_text or "content-encoding" in answer.headers:
-        return answer
-    answer.headers["Vary"] = "Accept-Encoding"
+    body: bytes = getattr(response, "body", b"")
+    is_text = response.headers.get("content-type", "").startswith(COMPRESSIBLE_TYPES)
+    if len(body) < compression.LEAST_BYTES or not is_text or "content-encoding" in response.headers:
+        return response
+    response.headers["Vary"] = "Accept-Encoding"
     if compression.accepts_gzip(accepted):
-        is_long = len(body) > MOST_BYTES_AT_ONCE
-        answer.body = await asyncio.to_thread(compression.gzip_body, body) if is_long else compression.gzip_body(body)
-        answer.headers.update({"Content-Encoding": "gzip", "Content-Length": str(len(answer.body))})
-    return answer
+        is_long = len(body) > MAX_INLINE_BYTES
+        response.body = await asyncio.to_thread(compression.gzip_body, body) if is_long else compression.gzip_body(body)
+        response.headers.update({"Content-Encoding": "gzip", "Content-Length": str(len(response.body))})
+    return response
 
 
 def error_response(path: str, *, status: int, problem: str, headers: Mapping[str, str] | None = None) -> Response:
@@ -150,40 +150,40 @@ def prometheus_error(
     return json_response(content, status=status, headers=headers)
 
 
-def parse_whole_number(text: str, *, most_digits: int = 12) -> int | None:
+def parse_whole_number(text: str, *, max_digits: int = 12) -> int | None:
     """A number in plain digits, or None; `isdigit` alone lets in ² and five thousand digits."""
-    return int(text) if text.isascii() and text.isdigit() and len(text) <= most_digits else None
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= max_digits else None
 
 
 def check_node(caller: Caller, *nodes: str | None) -> None:
     """403 unless this caller may speak for all of these nodes; None is what belongs to no node."""
     for node in nodes:
         if not caller.may_speak_for(node):
-            about = "no node in particular" if node is None else node[:100]
-            raise HTTPException(403, f"the token {caller.name} is bound to {caller.nodes}, this is about {about}")
+            subject = "no node in particular" if node is None else node[:100]
+            raise HTTPException(403, f"the token {caller.name} is bound to {caller.nodes}, this is about {subject}")
 
 
 async def read_body(request: Request, limit_bytes: int, *, remedy: str = "Send it in parts") -> bytes:
     """The whole body; 413 as soon as it is known to be longer than the limit, 408 when it does not come."""
     declared = request.headers.get("content-length", "")
     size = parse_whole_number(declared) or 0
-    parts = bytearray()
+    body = bytearray()
     try:
-        async with asyncio.timeout(BODY_SECONDS):
+        async with asyncio.timeout(BODY_TIMEOUT_SECONDS):
             if size <= limit_bytes:
-                async for part in request.stream():
-                    parts += part
-                    size = max(size, len(parts))
+                async for chunk in request.stream():
+                    body += chunk
+                    size = max(size, len(body))
                     if size > limit_bytes:
                         break
     except TimeoutError as error:
-        raise HTTPException(408, f"the body did not arrive within {BODY_SECONDS:g} s") from error
+        raise HTTPException(408, f"the body did not arrive within {BODY_TIMEOUT_SECONDS:g} s") from error
     except ClientDisconnect as error:
         # An agent that was killed: nobody hears this answer, and it is no error of the hub's.
         raise HTTPException(400, "the sender went away before the body was whole") from error
     if size > limit_bytes:
         raise HTTPException(413, f"the body has {size:,} bytes or more, the limit is {limit_bytes:,}. {remedy}")
-    return bytes(parts)
+    return bytes(body)
 
 
 async def read_json_object(request: Request, limit_bytes: int) -> dict[str, Any]:

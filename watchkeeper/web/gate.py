@@ -42,7 +42,7 @@ SECURITY_HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
 }
-OWN_HEADERS = [
+RESPONSE_HEADERS = [
     (name.lower().encode(), text.encode())
     for name, text in {**SECURITY_HEADERS, api_version.HEADER: str(api_version.API_VERSION)}.items()
 ]
@@ -52,22 +52,22 @@ class Gate:
     """Checks each request against the role its endpoint declares; while rules are evaluated, readers wait a little."""
 
     def __init__(
-        self, runtime: Runtime, doors: AuthFiles, *, is_evaluating: Callable[[], bool] = lambda: False
+        self, runtime: Runtime, auth_files: AuthFiles, *, is_evaluating: Callable[[], bool] = lambda: False
     ) -> None:
         self._clock = runtime.clock
-        self._doors = doors
+        self._auth_files = auth_files
         self._shedding = LoadShedder(runtime.metrics, is_evaluating)
 
     def find_caller(self, connection: HTTPConnection) -> Caller | None:
         now, vouched = self._clock.now(), connection.scope.get(VOUCHED)
-        found = self._doors.current(now).caller(connection.headers, connection.cookies, now=now, vouched=vouched)
+        caller = self._auth_files.current(now).caller(connection.headers, connection.cookies, now=now, vouched=vouched)
         if (
-            found is not None
-            and found.proof is Proof.COOKIE
-            and self._doors.is_ended_session(connection.cookies[COOKIE])
+            caller is not None
+            and caller.proof is Proof.COOKIE
+            and self._auth_files.is_ended_session(connection.cookies[COOKIE])
         ):
             return None
-        return found
+        return caller
 
     def may_connect(self, socket: WebSocket, role: Role) -> bool:
         """A WebSocket is not bound to its origin by browsers, so it needs the same-origin check although it reads."""
@@ -84,27 +84,31 @@ class Gate:
     ) -> Starlette:
         """All endpoints behind this gate, and routes that look for themselves."""
         routes = [Route(row.path, self._guard(row), methods=list(row.methods)) for row in table]
-        made = Starlette(
+        application = Starlette(
             routes=[*routes, *others],
             lifespan=lifespan,
-            exception_handlers={HTTPException: say_no, WatchkeeperError: say_trouble, Exception: say_broken},
+            exception_handlers={
+                HTTPException: answer_http_error,
+                WatchkeeperError: answer_watchkeeper_error,
+                Exception: answer_unexpected_error,
+            },
         )
-        access, proxy = self._doors.access, self._doors.proxy
-        made.add_middleware(OuterGate, needs_loopback_name=access.is_open, proxy=proxy)
-        return made
+        access, proxy = self._auth_files.access, self._auth_files.proxy
+        application.add_middleware(SecurityMiddleware, needs_loopback_name=access.is_open, proxy=proxy)
+        return application
 
     def _guard(self, endpoint: Endpoint) -> RequestHandler:
         async def answer(request: Request) -> Response:
             if endpoint.role is not None:
                 request.state.caller = self._admit(request, endpoint)
             accepted = request.headers.get("accept-encoding", "")
-            if not self._shedding.begin(endpoint):
+            if not self._shedding.start_request(endpoint):
                 return await compress_response(await endpoint.respond(request), accepted)
             try:
-                async with self._shedding.turn(endpoint):
+                async with self._shedding.acquire_slot(endpoint):
                     return await compress_response(await endpoint.respond(request), accepted)
             finally:
-                self._shedding.end()
+                self._shedding.end_request()
 
         return answer
 
@@ -120,7 +124,7 @@ class Gate:
         return caller
 
 
-class OuterGate:
+class SecurityMiddleware:
     """Around everything: who is behind a proxy, loopback names only where the hub is open, and security headers."""
 
     def __init__(self, app: ASGIApp, *, needs_loopback_name: bool, proxy: Proxy) -> None:
@@ -136,15 +140,15 @@ class OuterGate:
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] += OWN_HEADERS
+                message["headers"] += RESPONSE_HEADERS
             await send(message)
 
         if self._needs_loopback_name and not names_loopback(HTTPConnection(scope).headers.get("host", "")):
-            await self._turn_away(scope, receive, send_with_headers)
+            await self._refuse(scope, receive, send_with_headers)
         else:
             await self._app(scope, receive, send_with_headers)
 
-    async def _turn_away(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
             await WebSocket(scope, receive, send).close(WS_1008_POLICY_VIOLATION)
             return
@@ -152,15 +156,15 @@ class OuterGate:
         await error_response(scope["path"], status=403, problem=problem)(scope, receive, send)
 
 
-async def say_no(request: Request, error: Exception) -> Response:
+async def answer_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    if error.status_code == 404 and pages.is_lost(request):
-        return pages.console(404)
+    if error.status_code == 404 and pages.is_missing_page(request):
+        return pages.console_page(404)
     headers: Mapping[str, str] | None = error.headers
     return error_response(request.url.path, status=error.status_code, problem=str(error.detail), headers=headers)
 
 
-async def say_trouble(request: Request, error: Exception) -> Response:
+async def answer_watchkeeper_error(request: Request, error: Exception) -> Response:
     """Our own errors: someone else was faster or the step is not allowed (409), or a part of the hub is away (503)."""
     status = 409 if isinstance(error, (InvalidTransition, JournalConflict)) else 503
     if isinstance(error, HubError) and error.status is not None:
@@ -168,6 +172,6 @@ async def say_trouble(request: Request, error: Exception) -> Response:
     return error_response(request.url.path, status=status, problem=str(error))
 
 
-async def say_broken(request: Request, error: Exception) -> Response:
+async def answer_unexpected_error(request: Request, error: Exception) -> Response:
     log.error("A request failed", exc_info=error, extra=fields(path=request.url.path))
     return error_response(request.url.path, status=500, problem="the hub failed to answer; its log says why")

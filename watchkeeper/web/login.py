@@ -25,8 +25,8 @@ from watchkeeper.web.endpoint import Endpoint, ok_response, read_body
 
 log = logging.getLogger(__name__)
 
-LIMIT_BYTES = 4096
-CHECKS_AT_ONCE, MOST_WAITING = 2, 16
+MAX_BODY_BYTES = 4096
+MAX_CONCURRENT_CHECKS, MAX_WAITING = 2, 16
 # Tokens have no names until they are found; all tries with one from an address count together.
 BY_TOKEN = ""
 
@@ -40,24 +40,24 @@ class LoginAttempt:
 
 
 class LoginApi:
-    def __init__(self, runtime: Runtime, doors: AuthFiles) -> None:
+    def __init__(self, runtime: Runtime, auth_files: AuthFiles) -> None:
         self._clock = runtime.clock
-        self._doors = doors
+        self._auth_files = auth_files
         self._limit = LoginLimit()
-        self._checks = asyncio.Semaphore(CHECKS_AT_ONCE)
+        self._checks = asyncio.Semaphore(MAX_CONCURRENT_CHECKS)
         self._waiting = 0
-        self._tries = runtime.metrics.counter("watchkeeper_hub_logins_total", "Login attempts, by result")
+        self._attempts_counter = runtime.metrics.counter("watchkeeper_hub_logins_total", "Login attempts, by result")
 
     async def login(self, request: Request) -> Response:
         if not is_own_page(request.method, request.headers):
             raise HTTPException(403, "sign in from the console itself")
-        tried = await _read(request)
-        holder = await self._let_in(tried, request.client.host if request.client else "")
-        answer = ok_response(name=holder.name, role=holder.role)
+        attempt = await _read(request)
+        account = await self._authenticate(attempt, request.client.host if request.client else "")
+        answer = ok_response(name=account.name, role=account.role)
         now = self._clock.now()
         answer.set_cookie(
             COOKIE,
-            self._doors.current(now).make_session(holder, now=now),
+            self._auth_files.current(now).make_session(account, now=now),
             max_age=int(SESSION.total_seconds()),
             secure=request.url.scheme == "https",
             httponly=True,
@@ -65,72 +65,74 @@ class LoginApi:
         )
         return answer
 
-    async def _let_in(self, tried: LoginAttempt, address: str) -> Token | User:
+    async def _authenticate(self, attempt: LoginAttempt, address: str) -> Token | User:
         now = self._clock.now()
-        key = tried.name if tried.name else f"{BY_TOKEN}{address}"
-        if wait := self._limit.start_attempt(address, key, now=now):
-            self._tries.add(result="too many")
-            raise HTTPException(429, f"too many tries. Try again in {wait} s", {"Retry-After": str(wait)})
-        holder = await self._holder(tried)
+        key = attempt.name if attempt.name else f"{BY_TOKEN}{address}"
+        if wait_seconds := self._limit.start_attempt(address, key, now=now):
+            self._attempts_counter.add(result="too many")
+            raise HTTPException(
+                429, f"too many tries. Try again in {wait_seconds} s", {"Retry-After": str(wait_seconds)}
+            )
+        account = await self._find_account(attempt)
         # A name that nobody has may be a password in the wrong field.
-        named = holder.name if holder else tried.name if self._user(tried.name) else "nobody we know"
-        if holder is None:
-            self._tries.add(result="refused")
-            log.warning("Somebody was not let in", extra=fields(name=named, address=address))
-            raise HTTPException(401, "no such name with this password" if tried.name else "no such token")
+        user_name = account.name if account else attempt.name if self._find_user(attempt.name) else "nobody we know"
+        if account is None:
+            self._attempts_counter.add(result="refused")
+            log.warning("Somebody was not let in", extra=fields(name=user_name, address=address))
+            raise HTTPException(401, "no such name with this password" if attempt.name else "no such token")
         self._limit.record_success(address, key)
-        self._tries.add(result="let in")
-        log.info("Somebody signed in", extra=fields(name=named, address=address))
-        return holder
+        self._attempts_counter.add(result="let in")
+        log.info("Somebody signed in", extra=fields(name=user_name, address=address))
+        return account
 
-    def _user(self, name: str) -> User | None:
-        access = self._doors.current(self._clock.now())
+    def _find_user(self, name: str) -> User | None:
+        access = self._auth_files.current(self._clock.now())
         return next((user for user in access.users if user.name == name), None)
 
-    async def _holder(self, tried: LoginAttempt) -> Token | User | None:
-        if not tried.name:
-            return self._doors.current(self._clock.now()).find_token(tried.secret)
-        if self._waiting >= MOST_WAITING:
+    async def _find_account(self, attempt: LoginAttempt) -> Token | User | None:
+        if not attempt.name:
+            return self._auth_files.current(self._clock.now()).find_token(attempt.secret)
+        if self._waiting >= MAX_WAITING:
             raise HTTPException(503, f"{self._waiting} others wait to be let in; try again", {"Retry-After": "2"})
         self._waiting += 1
         try:
             async with self._checks:
-                user = self._user(tried.name)
-                is_theirs = await asyncio.to_thread(users.password_matches, user, tried.secret)
+                user = self._find_user(attempt.name)
+                is_correct = await asyncio.to_thread(users.password_matches, user, attempt.secret)
         finally:
             self._waiting -= 1
-        return user if is_theirs else None
+        return user if is_correct else None
 
     async def logout(self, request: Request) -> Response:
         if not is_own_page(request.method, request.headers):
             raise HTTPException(403, "sign out from the console itself")
-        if (cookie := request.cookies.get(COOKIE)) and self._doors.current(self._clock.now()).caller(
+        if (cookie := request.cookies.get(COOKIE)) and self._auth_files.current(self._clock.now()).caller(
             {}, {COOKIE: cookie}, now=self._clock.now()
         ):
-            self._doors.end_session(cookie)
+            self._auth_files.end_session(cookie)
         answer = ok_response()
         answer.delete_cookie(COOKIE, httponly=True, samesite="strict")
         return answer
 
 
-def endpoints(runtime: Runtime, doors: AuthFiles) -> list[Endpoint]:
-    desk = LoginApi(runtime, doors)
+def endpoints(runtime: Runtime, auth_files: AuthFiles) -> list[Endpoint]:
+    api = LoginApi(runtime, auth_files)
     return [
         Endpoint(
             ("POST",),
             "/api/login",
             None,
-            desk.login,
+            api.login,
             summary="Sign in from the console: a cookie for a name with its password, or for a token",
             body=dict[str, str],
         ),
-        Endpoint(("POST",), "/api/logout", None, desk.logout, summary="Sign out of the console", gives={}),
+        Endpoint(("POST",), "/api/logout", None, api.logout, summary="Sign out of the console", response={}),
     ]
 
 
 async def _read(request: Request) -> LoginAttempt:
     try:
-        body = orjson.loads(await read_body(request, LIMIT_BYTES))
+        body = orjson.loads(await read_body(request, MAX_BODY_BYTES))
         if "token" in body:
             return LoginAttempt("", str(body["token"]))
         name = str(body["name"])

@@ -22,7 +22,7 @@ from watchkeeper.web.schema import PREFIX, Schemas
 PATH = "/api/openapi.json"
 OPEN = "open"
 # A row may say how much of the path a name takes: `{id:path}` has slashes in it.
-IN_PATH = re.compile(r"\{(\w+)(?::\w+)?\}")
+PATH_PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")
 TAGS = {
     "fleet": ("fleet", "gpu", "nodes", "node", "who", "topology", "fabric", "explain", "events"),
     "incidents": ("incidents", "silences", "digest", "alertmanager", "accuracy", "lemons", "bundle"),
@@ -34,19 +34,19 @@ TAGS = {
     "drills": ("drills", "sim"),
     "hub": ("status", "whoami", "login", "logout", "live", "openapi", "journal", "users"),
 }
-PATH_WORDS = {
+PATH_DESCRIPTIONS = {
     "id": "as the lists name it",
     "uuid": "the UUID of a GPU",
     "namespace": "the namespace in Kubernetes",
     "name": "its name",
 }
-LAW = (
+DESCRIPTION = (
     "The hub's own HTTP API. Within a version things are only added: paths, parameters, fields, words of an enum. "
     "What would break a client gets the next number; it is announced in the changelog, and both are served for one "
     f"release. Each answer says its version in the header {api_version.HEADER}. Every answer has `ok`; one that is "
     "not has `error` in words. Under /api/v1 and /federate the API is Prometheus' own."
 )
-OURS = {"ok": {"const": True}}
+OK_PROPERTIES = {"ok": {"const": True}}
 ERROR = {
     "type": "object",
     "properties": {
@@ -81,20 +81,20 @@ def document(table: Sequence[Endpoint], *, version: str) -> dict[str, Any]:
     for row in table:
         for method in row.methods:
             paths.setdefault(plain_path(row.path), {})[method.lower()] = _operation(row, method, schemas)
-    named = {"Error": ERROR, "PrometheusError": PROMETHEUS_ERROR, "PrometheusAnswer": PROMETHEUS_ANSWER}
+    fixed_schemas = {"Error": ERROR, "PrometheusError": PROMETHEUS_ERROR, "PrometheusAnswer": PROMETHEUS_ANSWER}
     return {
         "openapi": "3.1.0",
         "info": {
             "title": "Watchkeeper",
             "version": str(api_version.API_VERSION),
-            "description": LAW,
+            "description": DESCRIPTION,
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
             "x-watchkeeper-version": version,
         },
         "servers": [{"url": "/"}],
         "paths": paths,
         "components": {
-            "schemas": {**named, **dict(sorted(schemas.components.items()))},
+            "schemas": {**fixed_schemas, **dict(sorted(schemas.components.items()))},
             "securitySchemes": {
                 "token": {"type": "http", "scheme": "bearer"},
                 "session": {"type": "apiKey", "in": "cookie", "name": COOKIE},
@@ -105,28 +105,28 @@ def document(table: Sequence[Endpoint], *, version: str) -> dict[str, Any]:
 
 def endpoints(table: Callable[[], Sequence[Endpoint]], *, version: str) -> list[Endpoint]:
     """The endpoint of the document; it is made when it is first asked for, because most hubs are never asked."""
-    made: list[Response] = []
+    cached: list[Response] = []
 
     async def answer(_: Request) -> Response:
-        if not made:
-            made.append(json_response(document(table(), version=version)))
+        if not cached:
+            cached.append(json_response(document(table(), version=version)))
         # A response is sent once; its body may be shared.
-        return Response(made[0].body, media_type="application/json")
+        return Response(cached[0].body, media_type="application/json")
 
-    words = "This document: every endpoint, its role, its parameters and the shapes of what it takes and gives"
-    return [Endpoint(("GET",), PATH, Role.VIEWER, answer, summary=words, gives=Unwrapped(dict[str, Any]))]
+    summary = "This document: every endpoint, its role, its parameters and the shapes of what it takes and gives"
+    return [Endpoint(("GET",), PATH, Role.VIEWER, answer, summary=summary, response=Unwrapped(dict[str, Any]))]
 
 
 def _operation(row: Endpoint, method: str, schemas: Schemas) -> dict[str, Any]:
     is_prometheus = row.path.startswith(PROMETHEUS_PREFIX) or row.path == "/federate"
     error = "PrometheusError" if is_prometheus else "Error"
     operation: dict[str, Any] = {
-        "operationId": _name(method, row.path),
+        "operationId": _operation_id(method, row.path),
         "summary": row.summary or _first_line(row.handler.__doc__),
         "tags": [tag(row)],
         "x-watchkeeper-role": OPEN if row.role is None else row.role.value,
         "x-watchkeeper-changes": row.changes,
-        "parameters": [*_in_path(row.path), *(_parameter(one, schemas) for one in row.params)],
+        "parameters": [*_path_parameters(row.path), *(_parameter(param, schemas) for param in row.params)],
         "responses": {
             "200": {"description": "what was asked for", "content": _content(row, is_prometheus, schemas=schemas)},
             "default": {
@@ -145,7 +145,7 @@ def _operation(row: Endpoint, method: str, schemas: Schemas) -> dict[str, Any]:
 
 def plain_path(path: str) -> str:
     """A path as OpenAPI writes it, with the bare names of what varies."""
-    return IN_PATH.sub(r"{\1}", path)
+    return PATH_PARAMETER.sub(r"{\1}", path)
 
 
 def tag(row: Endpoint) -> str:
@@ -163,47 +163,49 @@ def _first_line(text: str | None) -> str:
     return (text or "").strip().partition("\n")[0].rstrip(".")
 
 
-def _name(method: str, path: str) -> str:
+def _operation_id(method: str, path: str) -> str:
     words = re.findall(r"\w+", plain_path(path))
     return "_".join([method.lower(), *words])
 
 
-def _in_path(path: str) -> Iterator[dict[str, Any]]:
-    for name in IN_PATH.findall(path):
-        words = PATH_WORDS.get(name, name)
-        yield {"name": name, "in": "path", "required": True, "description": words, "schema": {"type": "string"}}
+def _path_parameters(path: str) -> Iterator[dict[str, Any]]:
+    for name in PATH_PARAMETER.findall(path):
+        description = PATH_DESCRIPTIONS.get(name, name)
+        yield {"name": name, "in": "path", "required": True, "description": description, "schema": {"type": "string"}}
 
 
-def _parameter(asked: QueryParam, schemas: Schemas) -> dict[str, Any]:
+def _parameter(param: QueryParam, schemas: Schemas) -> dict[str, Any]:
     return {
-        "name": asked.name,
+        "name": param.name,
         "in": "query",
-        "required": asked.is_required,
-        "description": asked.description,
-        "schema": schemas.of(asked.kind),
+        "required": param.is_required,
+        "description": param.description,
+        "schema": schemas.of(param.kind),
     }
 
 
 def _content(row: Endpoint, is_prometheus: bool, *, schemas: Schemas) -> dict[str, Any]:
-    if row.media_type != "application/json" and row.shape is None:
+    if row.media_type != "application/json" and row.response_type is None:
         return {row.media_type: {"schema": {"type": "string"}}}
-    return {row.media_type: {"schema": _given(row.shape, is_prometheus, schemas=schemas)}}
+    return {row.media_type: {"schema": _response_schema(row.response_type, is_prometheus, schemas=schemas)}}
 
 
-def _given(gives: TypeSpec, is_prometheus: bool, *, schemas: Schemas) -> dict[str, Any]:
+def _response_schema(response_type: TypeSpec, is_prometheus: bool, *, schemas: Schemas) -> dict[str, Any]:
     if is_prometheus:
         answer = {"$ref": PREFIX + "PrometheusAnswer"}
-        return {"allOf": [answer, _object({"data": schemas.of(gives)})]} if gives is not None else answer
-    if isinstance(gives, Unwrapped):
-        return schemas.of(gives.kind)
-    ours = _object(OURS)
-    if gives is None:
-        return ours
-    schema = schemas.of(gives)
+        return (
+            {"allOf": [answer, _object({"data": schemas.of(response_type)})]} if response_type is not None else answer
+        )
+    if isinstance(response_type, Unwrapped):
+        return schemas.of(response_type.kind)
+    envelope = _object(OK_PROPERTIES)
+    if response_type is None:
+        return envelope
+    schema = schemas.of(response_type)
     if "$ref" in schema:
-        return {"allOf": [ours, schema]}
+        return {"allOf": [envelope, schema]}
     required = ["ok", *schema.get("required", ())]
-    return {"type": "object", "properties": {**OURS, **schema["properties"]}, "required": required}
+    return {"type": "object", "properties": {**OK_PROPERTIES, **schema["properties"]}, "required": required}
 
 
 def _object(fields: dict[str, Any]) -> dict[str, Any]:
@@ -215,7 +217,7 @@ def _body(row: Endpoint, method: str, schemas: Schemas) -> dict[str, Any] | None
         return {"required": True, "content": {"application/json": {"schema": schemas.of(row.body)}}}
     if method == "POST" and "GET" in row.methods:
         # A form instead of a query, for expressions that are longer than a URL may be.
-        fields = {one.name: schemas.of(one.kind) for one in row.params}
+        fields = {param.name: schemas.of(param.kind) for param in row.params}
         form = {"type": "object", "properties": fields}
         return {"content": {"application/x-www-form-urlencoded": {"schema": form}}}
     return None

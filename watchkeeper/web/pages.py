@@ -27,7 +27,7 @@ NOT_BUILT = f"""<!doctype html><html lang="en"><meta charset="utf-8"><title>Watc
 <p>and load this page again. An installed wheel contains them.</p></html>
 """
 # Vite writes a hash of the content into each name, so a name never changes its content.
-FOR_EVER = "public, max-age=31536000, immutable"
+IMMUTABLE = "public, max-age=31536000, immutable"
 # Every address of the console is one page, whose code finds the view: `PAGES` in console/src/main.tsx.
 CONSOLE_PATHS = (
     *("/", "/gpu/{uuid}", "/node/{name}", "/incidents", "/incidents/{id}", "/fabric", "/jobs", "/jobs/{id:path}"),
@@ -35,24 +35,24 @@ CONSOLE_PATHS = (
 )
 
 
-async def index(_: Request) -> Response:
-    return console(200)
+async def serve_page(_: Request) -> Response:
+    return console_page(200)
 
 
-def console(status: int) -> Response:
+def console_page(status: int) -> Response:
     page = STATIC / "index.html"
     if not page.is_file():
         return HTMLResponse(NOT_BUILT, status_code=503)
     return HTMLResponse(page.read_bytes(), status_code=status, headers={"Cache-Control": "no-cache"})
 
 
-def is_lost(request: Request) -> bool:
+def is_missing_page(request: Request) -> bool:
     """Whether a person has typed an address that does not exist: the console says so better than JSON does."""
     is_page = not request.url.path.startswith(("/api/", "/assets/"))
     return is_page and request.method == "GET" and "text/html" in request.headers.get("accept", "")
 
 
-async def asset(request: Request) -> Response:
+async def serve_asset(request: Request) -> Response:
     """One built file; the name may not leave its folder."""
     folder = (STATIC / "assets").resolve()
     name = request.path_params["name"]
@@ -61,25 +61,25 @@ async def asset(request: Request) -> Response:
     if path.resolve().parent != folder or not path.is_file():
         raise HTTPException(404, "there is no such file in this version of the console. Load the page again")
     kind = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
-    headers = {"Cache-Control": FOR_EVER, "Vary": "Accept-Encoding"}
+    headers = {"Cache-Control": IMMUTABLE, "Vary": "Accept-Encoding"}
     if not compression.accepts_gzip(request.headers.get("accept-encoding", "")):
         return Response(path.read_bytes(), media_type=kind, headers=headers)
-    return Response(compressed(path), media_type=kind, headers=headers | {"Content-Encoding": "gzip"})
+    return Response(compressed_file(path), media_type=kind, headers=headers | {"Content-Encoding": "gzip"})
 
 
 @lru_cache(maxsize=64)
-def compressed(path: Path) -> bytes:
+def compressed_file(path: Path) -> bytes:
     """A file's content for the wire; remembered, because the name changes with the content."""
     return gzip.compress(path.read_bytes())
 
 
 def endpoints() -> list[Endpoint]:
     pages = [
-        Endpoint(("GET",), path, None, index, summary="A page of the console", media_type="text/html")
+        Endpoint(("GET",), path, None, serve_page, summary="A page of the console", media_type="text/html")
         for path in CONSOLE_PATHS
     ]
-    words = "A file of the console"
+    summary = "A file of the console"
     return [
         *pages,
-        Endpoint(("GET",), "/assets/{name}", None, asset, summary=words, media_type="application/octet-stream"),
+        Endpoint(("GET",), "/assets/{name}", None, serve_asset, summary=summary, media_type="application/octet-stream"),
     ]

@@ -35,7 +35,7 @@ from watchkeeper.store.head import head
 T = TypeVar("T")
 
 # Lookback, and what rules look back: samples at the start of a recording must not look old at its end.
-MARGIN_MS = 3_600_000
+LOOKBACK_MARGIN_MS = 3_600_000
 
 
 class RecordingClock:
@@ -54,61 +54,61 @@ class RecordingClock:
         await asyncio.sleep(max(0.0, seconds) / (self._speed or 1.0))
 
 
-def load_engine(tape: recording.Recording, *, progress: Any = None) -> embedded.EmbeddedEngine:
+def load_engine(recorded: recording.Recording, *, progress: Any = None) -> embedded.EmbeddedEngine:
     """An engine that answers from the samples of a recording."""
-    span_ms = tape.header.to_ms - tape.header.from_ms + MARGIN_MS
-    kept = head.Head(retention_ms=span_ms, max_series=max(1, 2 * (len(tape.series) + len(tape.native))))
-    recording.load_series(tape.series, kept, until_ms=tape.header.to_ms, progress=progress)
-    recording.load_histogram_series(tape.native, kept, until_ms=tape.header.to_ms)
-    for metric in tape.metrics:
-        kept.metadata.record(metric.name, metric.type, help=metric.help, unit=metric.unit)
-    return embedded.EmbeddedEngine(kept)
+    span_ms = recorded.header.to_ms - recorded.header.from_ms + LOOKBACK_MARGIN_MS
+    samples_head = head.Head(retention_ms=span_ms, max_series=max(1, 2 * (len(recorded.series) + len(recorded.native))))
+    recording.load_series(recorded.series, samples_head, until_ms=recorded.header.to_ms, progress=progress)
+    recording.load_histogram_series(recorded.native, samples_head, until_ms=recorded.header.to_ms)
+    for metric in recorded.metrics:
+        samples_head.metadata.record(metric.name, metric.type, help=metric.help, unit=metric.unit)
+    return embedded.EmbeddedEngine(samples_head)
 
 
 def recorded_services(
-    tape: recording.Recording, on: embedded.EmbeddedEngine, *, settings: Settings, speed: float | None
+    recorded: recording.Recording, embedded_engine: embedded.EmbeddedEngine, *, settings: Settings, speed: float | None
 ) -> services.Services:
     """What a hub would offer, over one recording."""
-    start, end = clock.from_ms(tape.header.from_ms), clock.from_ms(tape.header.to_ms)
-    shared = runtime.Runtime(settings, RecordingClock(start, end, speed=speed))
-    nothing = ReadOnlyServices()
+    start, end = clock.from_ms(recorded.header.from_ms), clock.from_ms(recorded.header.to_ms)
+    shared_runtime = runtime.Runtime(settings, RecordingClock(start, end, speed=speed))
+    read_only = ReadOnlyServices()
     return services.Services(
-        shared,
+        shared_runtime,
         health.HubHealth(),
-        samples.Queries(on, shared.clock),
-        RecordedJournal(tape, shared.clock),
-        nothing,
-        nothing,
-        RecordedRules(on, shared.clock),
-        _fleet_of(tape),
-        nothing,
+        samples.Queries(embedded_engine, shared_runtime.clock),
+        RecordedJournal(recorded, shared_runtime.clock),
+        read_only,
+        read_only,
+        RecordedRules(embedded_engine, shared_runtime.clock),
+        _build_inventory(recorded),
+        read_only,
     )
 
 
-def _fleet_of(tape: recording.Recording) -> ScrapedInventory:
+def _build_inventory(recorded: recording.Recording) -> ScrapedInventory:
     """What the hub had seen at the end; a GPU that was gone is seen once and then no more."""
-    at_ms, made = tape.header.to_ms, ScrapedInventory()
-    made.set_expected_nodes(tape.nodes, at_ms)
-    for node in tape.nodes:
-        there = [seen for seen in tape.gpus if (seen.cluster, seen.node) == (node.cluster, node.name)]
-        made.record_page(node, {seen.gpu.uuid: seen.gpu for seen in there}, at_ms=at_ms, source="recording")
-        left = {seen.gpu.uuid: seen.gpu for seen in there if not seen.is_gone}
-        made.record_page(node, left, at_ms=at_ms, source="recording")
-    return made
+    at_ms, inventory = recorded.header.to_ms, ScrapedInventory()
+    inventory.set_expected_nodes(recorded.nodes, at_ms)
+    for node in recorded.nodes:
+        node_gpus = [gpu for gpu in recorded.gpus if (gpu.cluster, gpu.node) == (node.cluster, node.name)]
+        inventory.record_page(node, {gpu.gpu.uuid: gpu.gpu for gpu in node_gpus}, at_ms=at_ms, source="recording")
+        present_gpus = {gpu.gpu.uuid: gpu.gpu for gpu in node_gpus if not gpu.is_gone}
+        inventory.record_page(node, present_gpus, at_ms=at_ms, source="recording")
+    return inventory
 
 
 class RecordedJournal:
     """Events and incidents of a recording; all is in memory."""
 
-    def __init__(self, tape: recording.Recording, time: clock.Clock) -> None:
-        self._tape, self._clock = tape, time
-        self._stories = {str(story.incident.id): story for story in tape.incidents}
+    def __init__(self, recorded: recording.Recording, recording_clock: clock.Clock) -> None:
+        self._recorded, self._clock = recorded, recording_clock
+        self._incidents_by_id = {str(entry.incident.id): entry for entry in recorded.incidents}
 
     async def read(self, work: Callable[[], T], *, is_long: bool = False) -> T:  # noqa: ARG002 (all is in memory)
         return await asyncio.to_thread(work)
 
     def events_between(self, since: datetime, until: datetime) -> list[events.Event]:
-        return [event for event in self._tape.events if since <= event.at <= until]
+        return [event for event in self._recorded.events if since <= event.at <= until]
 
     def events_at(self, place: Place, since: datetime, until: datetime) -> list[events.Event]:
         return [event for event in self.events_between(since, until) if place.encloses(event.place)]
@@ -116,33 +116,37 @@ class RecordedJournal:
     def incidents(
         self, *, open_only: bool = True, limit: int = 200, opened_since: datetime | None = None
     ) -> list[Incident]:
-        known, since = self._opened(), opened_since
-        found = [one for one in known if (one.is_open or not open_only) and (since is None or one.opened_at >= since)]
-        return sorted(found, key=lambda incident: incident.opened_at, reverse=True)[:limit]
+        opened, since = self._opened_incidents(), opened_since
+        matches = [
+            incident
+            for incident in opened
+            if (incident.is_open or not open_only) and (since is None or incident.opened_at >= since)
+        ]
+        return sorted(matches, key=lambda incident: incident.opened_at, reverse=True)[:limit]
 
     def first_opened_at(self) -> datetime | None:
-        return min((one.opened_at for one in self._opened()), default=None)
+        return min((incident.opened_at for incident in self._opened_incidents()), default=None)
 
-    def _opened(self) -> list[Incident]:
+    def _opened_incidents(self) -> list[Incident]:
         """Those of the recording up to now."""
         now = self._clock.now()
-        return [story.incident for story in self._stories.values() if story.incident.opened_at <= now]
+        return [entry.incident for entry in self._incidents_by_id.values() if entry.incident.opened_at <= now]
 
     def incident(self, id: str) -> Incident | None:
-        story = self._stories.get(id)
-        return None if story is None else story.incident
+        entry = self._incidents_by_id.get(id)
+        return None if entry is None else entry.incident
 
     def diagnosis(self, id: str) -> diagnosis.Diagnosis | None:
-        story = self._stories.get(id)
-        return None if story is None else story.diagnosis
+        entry = self._incidents_by_id.get(id)
+        return None if entry is None else entry.diagnosis
 
     def plan(self, id: str) -> actions.Plan | None:
-        story = self._stories.get(id)
-        return None if story is None else story.plan
+        entry = self._incidents_by_id.get(id)
+        return None if entry is None else entry.plan
 
     def timeline(self, id: str) -> Sequence[recording.RecordedEntry]:
-        story = self._stories.get(id)
-        return () if story is None else story.timeline
+        entry = self._incidents_by_id.get(id)
+        return () if entry is None else entry.timeline
 
     def notices(self, id: str) -> list[Notice]:  # noqa: ARG002 (nobody is told of a recording)
         return []
@@ -154,8 +158,8 @@ class RecordedRules:
     is_evaluating = False
     slos: Sequence[slo.Slo] = ()
 
-    def __init__(self, on: embedded.EmbeddedEngine, time: clock.Clock) -> None:
-        self._engine, self._clock = on, time
+    def __init__(self, embedded_engine: embedded.EmbeddedEngine, recording_clock: clock.Clock) -> None:
+        self._engine, self._clock = embedded_engine, recording_clock
 
     @property
     def last_reload(self) -> reload.Reload:
@@ -170,11 +174,11 @@ class RecordedRules:
     def alerts(self) -> list[Alert]:
         """What the recorded series `ALERTS` says is pending or firing at this time."""
         now = self._clock.now()
-        found = []
+        alerts = []
         for labels in self._engine.instant(evaluate.ALERTS, clock.to_ms(now)).frame.labels:
             state = AlertState(labels.get(evaluate.ALERT_STATE, AlertState.FIRING.value))
-            found.append(Alert(labels.without(METRIC_NAME, evaluate.ALERT_STATE), state, now, 1.0))
-        return found
+            alerts.append(Alert(labels.without(METRIC_NAME, evaluate.ALERT_STATE), state, now, 1.0))
+        return alerts
 
     def alert_causes(self) -> Mapping[str, str]:
         return {}
@@ -216,8 +220,8 @@ class ReadOnlyServices:
     def corrections(self) -> Sequence[corrections.Correction]:
         return ()
 
-    async def silence(self, wish: SilenceRequest) -> Silence:
-        _refuse(f"{wish.author} wanted a silence")
+    async def silence(self, request: SilenceRequest) -> Silence:
+        _refuse(f"{request.author} wanted a silence")
 
     async def expire_silence(self, id: str, actor: str) -> Silence:
         _refuse(f"{actor} wanted to end the silence {id}")
@@ -232,5 +236,5 @@ class ReadOnlyServices:
         return None
 
 
-def _refuse(what: str) -> NoReturn:
-    raise InvalidTransition(f"{what}, but this is a recording", now="Nothing was changed")
+def _refuse(action: str) -> NoReturn:
+    raise InvalidTransition(f"{action}, but this is a recording", now="Nothing was changed")

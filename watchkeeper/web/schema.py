@@ -19,7 +19,7 @@ from typing import Annotated, Any
 from watchkeeper.kit import wire
 
 PREFIX = "#/components/schemas/"
-LEAVES: dict[Any, dict[str, Any]] = {
+SIMPLE_TYPES: dict[Any, dict[str, Any]] = {
     str: {"type": "string"},
     int: {"type": "integer"},
     float: {"type": "number"},
@@ -38,8 +38,8 @@ class ResponseVariant:
     """A dataclass as an answer shows it: under which name, with what beside its fields, and without which of them."""
 
     name: str
-    also: Mapping[str, Any] = field(default_factory=dict)
-    without: tuple[str, ...] = ()
+    added: Mapping[str, Any] = field(default_factory=dict)
+    omitted: tuple[str, ...] = ()
 
     def __hash__(self) -> int:
         return hash(self.name)
@@ -50,7 +50,7 @@ class Schemas:
 
     def __init__(self) -> None:
         self.components: dict[str, dict[str, Any]] = {}
-        self._named: dict[str, Any] = {}
+        self._owners: dict[str, Any] = {}
 
     def of(self, kind: Any) -> dict[str, Any]:
         """The schema of a type, a mapping from the names of fields to their types, or a list of alternatives."""
@@ -58,12 +58,12 @@ class Schemas:
         origin, args = typing.get_origin(kind), typing.get_args(kind)
         if isinstance(kind, Mapping):
             return self._object(kind)
-        if kind in LEAVES:
-            return dict(LEAVES[kind])
+        if kind in SIMPLE_TYPES:
+            return dict(SIMPLE_TYPES[kind])
         if origin in (typing.Required, typing.NotRequired):
             return self.of(args[0])
         if origin is Annotated:
-            return self._shown(args[0], args[1])
+            return self._variant(args[0], args[1])
         if origin in (typing.Union, types.UnionType):
             return {"anyOf": [self.of(arg) for arg in args]}
         if origin is typing.Literal:
@@ -84,8 +84,10 @@ class Schemas:
         if dataclasses.is_dataclass(kind):
             return self._component(kind, lambda: self._object(_fields(kind)))
         if typing.is_typeddict(kind):
-            needed: frozenset[str] = kind.__required_keys__  # type: ignore[attr-defined]  # is_typeddict says that it has
-            return self._component(kind, lambda: self._object(typing.get_type_hints(kind, include_extras=True), needed))
+            required: frozenset[str] = kind.__required_keys__  # type: ignore[attr-defined]  # is_typeddict says that it has
+            return self._component(
+                kind, lambda: self._object(typing.get_type_hints(kind, include_extras=True), required)
+            )
         if issubclass(kind, Mapping):
             # Labels, the one mapping class of ours.
             return {"type": "object", "additionalProperties": {"type": "string"}}
@@ -93,29 +95,29 @@ class Schemas:
 
     def _object(self, fields: Mapping[str, Any], required: frozenset[str] | None = None) -> dict[str, Any]:
         """An object with these fields; all are required unless told otherwise, because `wire` writes None too."""
-        needed = [name for name in fields if required is None or name in required]
+        required_names = [name for name in fields if required is None or name in required]
         properties = {name: self.of(kind) for name, kind in fields.items()}
-        return {"type": "object", "properties": properties} | ({"required": needed} if needed else {})
+        return {"type": "object", "properties": properties} | ({"required": required_names} if required_names else {})
 
-    def _shown(self, kind: Any, shown: ResponseVariant) -> dict[str, Any]:
-        fields = {name: kind for name, kind in _fields(kind).items() if name not in shown.without}
-        return self._named_once(shown.name, shown, lambda: self._object({**fields, **shown.also}), kind.__doc__)
+    def _variant(self, kind: Any, variant: ResponseVariant) -> dict[str, Any]:
+        fields = {name: kind for name, kind in _fields(kind).items() if name not in variant.omitted}
+        return self._register(variant.name, variant, lambda: self._object({**fields, **variant.added}), kind.__doc__)
 
-    def _component(self, kind: Any, make: typing.Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    def _component(self, kind: Any, build: typing.Callable[[], dict[str, Any]]) -> dict[str, Any]:
         name = f"{kind.__module__.rpartition('.')[2]}.{kind.__name__}"
         # A dataclass and a TypedDict without a docstring have one that Python made, or their parent's.
-        words = None if typing.is_typeddict(kind) or issubclass(kind, Enum) else kind.__doc__
-        return self._named_once(name, kind, make, words)
+        docstring = None if typing.is_typeddict(kind) or issubclass(kind, Enum) else kind.__doc__
+        return self._register(name, kind, build, docstring)
 
-    def _named_once(
-        self, name: str, owner: Any, make: typing.Callable[[], dict[str, Any]], words: str | None
+    def _register(
+        self, name: str, owner: Any, build: typing.Callable[[], dict[str, Any]], docstring: str | None
     ) -> dict[str, Any]:
-        if name not in self._named:
-            self._named[name] = owner
+        if name not in self._owners:
+            self._owners[name] = owner
             self.components[name] = {}
             # A type may hold itself, so its name is taken before its fields are looked at.
-            self.components[name] = make() | _described(owner, words)
-        elif self._named[name] is not owner:
+            self.components[name] = build() | _description(owner, docstring)
+        elif self._owners[name] is not owner:
             raise TypeError(f"two types would be called {name} in the API's document. Rename one")
         return {"$ref": PREFIX + name}
 
@@ -126,6 +128,6 @@ def _fields(kind: Any) -> dict[str, Any]:
     return {key: hints[name] for key, name in wire.field_names(kind).items()}
 
 
-def _described(owner: Any, words: str | None) -> dict[str, str]:
+def _description(owner: Any, docstring: str | None) -> dict[str, str]:
     made_by_python = f"{getattr(owner, '__name__', '')}("
-    return {} if not words or words.startswith(made_by_python) else {"description": " ".join(words.split())}
+    return {} if not docstring or docstring.startswith(made_by_python) else {"description": " ".join(docstring.split())}

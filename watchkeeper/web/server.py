@@ -23,12 +23,12 @@ from watchkeeper.net import asgi
 from watchkeeper.web.auth.tls import REFRESH_SECONDS, Certificates
 
 # Requests in progress get this long to end; open WebSockets are told to go at once.
-GRACE_SECONDS = 2
+SHUTDOWN_GRACE_SECONDS = 2
 BACKLOG = 2048
 # How long one thread may keep the interpreter while others wait, instead of Python's 5 ms: rules let go of it with each
 # step of NumPy, thousands of times in an evaluation, and wait for whoever answers questions before they have it again.
-TURN_SECONDS = 0.001
-LISTENING = "0A"
+SWITCH_INTERVAL_SECONDS = 0.001
+TCP_LISTEN = "0A"
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -54,23 +54,23 @@ def listen(host: str, port: int) -> socket.socket:
 def _refused(host: str, port: int, error: OSError) -> StartRefused:
     where = f"{host}:{port}"
     if error.errno == errno.EADDRINUSE:
-        holder = holder_of(port) or "another process"
+        process = find_listening_process(port) or "another process"
         return StartRefused(
-            f"the port is taken by {holder}", where=where, remedy="Stop it, or choose another port with --port"
+            f"the port is taken by {process}", where=where, remedy="Stop it, or choose another port with --port"
         )
     if error.errno == errno.EACCES:
         return StartRefused("this port needs more rights", where=where, remedy="Choose one from 1024 on with --port")
     return StartRefused(f"cannot listen there: {error.strerror}", where=where, remedy="Check --host")
 
 
-def holder_of(port: int) -> str | None:
+def find_listening_process(port: int) -> str | None:
     """Which process listens on a port, as far as this user may see."""
     inodes = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with contextlib.suppress(OSError):
             for line in Path(table).read_text().splitlines()[1:]:
                 columns = line.split()
-                if columns[3] == LISTENING and int(columns[1].rpartition(":")[2], 16) == port:
+                if columns[3] == TCP_LISTEN and int(columns[1].rpartition(":")[2], 16) == port:
                     inodes.add(f"socket:[{columns[9]}]")
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -79,21 +79,21 @@ def holder_of(port: int) -> str | None:
     return None
 
 
-def _websocket(**connected: Any) -> asyncio.Protocol:
+def _websocket(**options: Any) -> asyncio.Protocol:
     """Imported for the first viewer: questions do not wait for it."""
     from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-    return WebSocketsSansIOProtocol(**connected)
+    return WebSocketsSansIOProtocol(**options)
 
 
 class _Server(asgi.AsgiServer):
-    def __init__(self, config: uvicorn.Config, is_up: asyncio.Event) -> None:
+    def __init__(self, config: uvicorn.Config, is_serving: asyncio.Event) -> None:
         super().__init__(config)
-        self._is_up = is_up
+        self._is_serving = is_serving
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        self._is_up.set()
+        self._is_serving.set()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await super().shutdown(sockets)
@@ -109,7 +109,7 @@ async def serve(
     *,
     stop: asyncio.Event,
     certificates: Certificates | None = None,
-    is_up: asyncio.Event | None = None,
+    is_serving: asyncio.Event | None = None,
 ) -> None:
     """Answer requests until `stop` is set; returns once every connection is closed, at most seconds later.
 
@@ -126,16 +126,16 @@ async def serve(
         server_header=False,
         # `proxy` decides whose headers are believed; uvicorn would believe everybody on this machine.
         proxy_headers=False,
-        timeout_graceful_shutdown=GRACE_SECONDS,
+        timeout_graceful_shutdown=SHUTDOWN_GRACE_SECONDS,
         ws_max_size=65536,
     )
-    sys.setswitchinterval(TURN_SECONDS)
+    sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     config.load()
     config.ssl = None if certificates is None else certificates.context
-    server = _Server(config, is_up or asyncio.Event())
+    server = _Server(config, is_serving or asyncio.Event())
     running = asyncio.create_task(server.serve(sockets=[listener]))
     stopping = asyncio.create_task(stop.wait())
-    renewing = asyncio.create_task(_renew(certificates))
+    renewing = asyncio.create_task(_renew_certificates(certificates))
     try:
         await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
         server.should_exit = True
@@ -146,7 +146,7 @@ async def serve(
         listener.close()
 
 
-async def _renew(certificates: Certificates | None) -> None:
+async def _renew_certificates(certificates: Certificates | None) -> None:
     while certificates is not None:
         await asyncio.sleep(REFRESH_SECONDS)
         certificates.refresh()

@@ -83,7 +83,7 @@ IncidentCard = Annotated[
     Incident,
     ResponseVariant(
         "incidents.IncidentCard",
-        also={
+        added={
             "place_name": str,
             "signals": int,
             "gpus": list[str],
@@ -93,40 +93,40 @@ IncidentCard = Annotated[
             "plan": list[str],
             "silenced_by": SilencedBy | None,
         },
-        without=("members",),
+        omitted=("members",),
     ),
 ]
-NamedIncident = Annotated[Incident, ResponseVariant("incidents.NamedIncident", also={"place_name": str})]
-SilenceView = Annotated[Silence, ResponseVariant("silences.SilenceView", also={"matchers": list[str]})]
+NamedIncident = Annotated[Incident, ResponseVariant("incidents.NamedIncident", added={"place_name": str})]
+SilenceView = Annotated[Silence, ResponseVariant("silences.SilenceView", added={"matchers": list[str]})]
 ListedSilence = Annotated[
-    Silence, ResponseVariant("silences.ListedSilence", also={"matchers": list[str], "active": bool})
+    Silence, ResponseVariant("silences.ListedSilence", added={"matchers": list[str], "active": bool})
 ]
 RepairView = Annotated[
     Repair,
     ResponseVariant(
         "repairs.RepairView",
-        also={"action": str | None, "incidents": list[str], "is_running": bool, "is_held": bool},
+        added={"action": str | None, "incidents": list[str], "is_running": bool, "is_held": bool},
     ),
 ]
 RepairSwitchView = Annotated[
-    RepairSwitch, ResponseVariant("repairs.RepairSwitchView", also={"is_stopped": bool, "is_tripped": bool})
+    RepairSwitch, ResponseVariant("repairs.RepairSwitchView", added={"is_stopped": bool, "is_tripped": bool})
 ]
 ExplainedRepair = Annotated[
     explanation.Explanation,
-    ResponseVariant("explanation.ExplainedRepair", also={"repair": RepairView | None, "switch": RepairSwitchView}),
+    ResponseVariant("explanation.ExplainedRepair", added={"repair": RepairView | None, "switch": RepairSwitchView}),
 ]
 SloStatus = Annotated[
-    ErrorBudget, ResponseVariant("budgets.SloStatus", also={"covered": str | None, "incidents": list[str]})
+    ErrorBudget, ResponseVariant("budgets.SloStatus", added={"covered": str | None, "incidents": list[str]})
 ]
-ReloadOutcome = Annotated[Reload, ResponseVariant("reload.Outcome", also={"is_successful": bool})]
-RuleFileStatus = Annotated[Reload, ResponseVariant("reload.ReloadOutcome", also={"is_successful": bool, "owner": str})]
-OrderView = Annotated[orders.Order, ResponseVariant("orders.OrderView", without=("nonce",))]
+ReloadOutcome = Annotated[Reload, ResponseVariant("reload.Outcome", added={"is_successful": bool})]
+RuleFileStatus = Annotated[Reload, ResponseVariant("reload.ReloadOutcome", added={"is_successful": bool, "owner": str})]
+OrderView = Annotated[orders.Order, ResponseVariant("orders.OrderView", omitted=("nonce",))]
 OrderStatus = Annotated[
-    orders.TrackedOrder, ResponseVariant("orders.OrderStatus", also={"order": OrderView, "state": str})
+    orders.TrackedOrder, ResponseVariant("orders.OrderStatus", added={"order": OrderView, "state": str})
 ]
 
-GpuEvent = Annotated[incidents.Member, ResponseVariant("incidents.GpuEvent", also={"incident": str})]
-NODE_OR_NAME = fleet.Node | NodeName
+GpuEvent = Annotated[incidents.Member, ResponseVariant("incidents.GpuEvent", added={"incident": str})]
+NodeOrName = fleet.Node | NodeName
 
 
 @dataclass(frozen=True, slots=True)

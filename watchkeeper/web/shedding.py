@@ -20,14 +20,14 @@ from watchkeeper.web.auth.auth import Role
 from watchkeeper.web.endpoint import Endpoint
 
 # Two dozen dashboards of twenty panels that refresh at the same moment; a browser asks again after a refusal.
-MOST_FOR_PANELS, MOST_FOR_PAGES = 500, 1000
+MAX_PANEL_REQUESTS, MAX_PAGE_REQUESTS = 500, 1000
 RETRY_AFTER_SECONDS = 5
 # With more questions than this in flight, only so many of each kind are worked on at once: one interpreter answers no
 # faster for having a hundred begun, and rules would have a hundredth of it.
-MANY, AT_ONCE = 32, 3
+MANY_REQUESTS, MAX_CONCURRENT = 32, 3
 # A question waits for rules at most so long, one of a panel for as long as their usual interval; they may be at work
 # all the time.
-LONGEST_WAIT_SECONDS, LONGEST_PANEL_WAIT_SECONDS, LOOK_AGAIN_SECONDS = 1.0, 5.0, 0.02
+MAX_PAGE_WAIT_SECONDS, MAX_PANEL_WAIT_SECONDS, POLL_SECONDS = 1.0, 5.0, 0.02
 NO_WAIT = nullcontext()
 PANELS = ("/api/v1/query", "/api/v1/series", "/api/v1/label", "/federate", "/api/history", "/api/explore")
 
@@ -35,64 +35,64 @@ PANELS = ("/api/v1/query", "/api/v1/series", "/api/v1/label", "/federate", "/api
 class LoadShedder:
     """`rules_are_at_work` is asked while many questions wait."""
 
-    def __init__(self, metrics: own_metrics.Registry, rules_are_at_work: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, metrics: own_metrics.Registry, is_evaluating: Callable[[], bool] = lambda: False) -> None:
         self._in_flight = 0
         # People do not wait behind dashboards.
-        self._panels, self._pages = asyncio.Semaphore(AT_ONCE), asyncio.Semaphore(AT_ONCE)
-        self._rules_are_at_work = rules_are_at_work
+        self._panels, self._pages = asyncio.Semaphore(MAX_CONCURRENT), asyncio.Semaphore(MAX_CONCURRENT)
+        self._is_evaluating = is_evaluating
         self._refused = metrics.counter("watchkeeper_web_refused_total", "Questions refused under load, by kind")
 
-    def begin(self, endpoint: Endpoint) -> bool:
+    def start_request(self, endpoint: Endpoint) -> bool:
         """Count a question; 503 when there are too many of its kind. False for what is never refused here."""
         if endpoint.role is not Role.VIEWER or endpoint.changes:
             return False
         is_panel = _is_panel(endpoint)
-        most = MOST_FOR_PANELS if is_panel else MOST_FOR_PAGES
-        if self._in_flight >= most:
+        limit = MAX_PANEL_REQUESTS if is_panel else MAX_PAGE_REQUESTS
+        if self._in_flight >= limit:
             self._refused.add(kind="panel" if is_panel else "page")
             raise HTTPException(
                 503,
-                f"{self._in_flight} questions wait for an answer, the limit is {most}. Rules and events go first",
+                f"{self._in_flight} questions wait for an answer, the limit is {limit}. Rules and events go first",
                 {"Retry-After": str(RETRY_AFTER_SECONDS)},
             )
         self._in_flight += 1
         return True
 
-    def end(self) -> None:
+    def end_request(self) -> None:
         self._in_flight -= 1
 
-    def turn(self, endpoint: Endpoint) -> AbstractAsyncContextManager[None]:
+    def acquire_slot(self, endpoint: Endpoint) -> AbstractAsyncContextManager[None]:
         """Wait until a question that was counted may be worked on."""
-        return self._in_turn(endpoint) if self._in_flight > MANY else NO_WAIT
+        return self._wait_for_slot(endpoint) if self._in_flight > MANY_REQUESTS else NO_WAIT
 
     @asynccontextmanager
-    async def _in_turn(self, endpoint: Endpoint) -> AsyncIterator[None]:
+    async def _wait_for_slot(self, endpoint: Endpoint) -> AsyncIterator[None]:
         is_panel = _is_panel(endpoint)
         async with self._panels if is_panel else self._pages:
-            longest = LONGEST_PANEL_WAIT_SECONDS if is_panel else LONGEST_WAIT_SECONDS
-            until = asyncio.get_running_loop().time() + longest
-            while self._rules_are_at_work() and asyncio.get_running_loop().time() < until:
-                await asyncio.sleep(LOOK_AGAIN_SECONDS)
+            max_wait_seconds = MAX_PANEL_WAIT_SECONDS if is_panel else MAX_PAGE_WAIT_SECONDS
+            deadline = asyncio.get_running_loop().time() + max_wait_seconds
+            while self._is_evaluating() and asyncio.get_running_loop().time() < deadline:
+                await asyncio.sleep(POLL_SECONDS)
             yield
 
 
 class ConcurrencyLimit:
     """Room for a few who want long work done one after the other; 429 for one more, before its body is read."""
 
-    def __init__(self, what: str, most: int = 4) -> None:
-        self._what, self._most, self._taken = what, most, 0
+    def __init__(self, subject: str, limit: int = 4) -> None:
+        self._subject, self._limit, self._in_use = subject, limit, 0
 
     def __enter__(self) -> None:
-        if self._taken >= self._most:
+        if self._in_use >= self._limit:
             raise HTTPException(
                 429,
-                f"{self._taken} {self._what} are made or wait, the limit is {self._most}. Try again later",
+                f"{self._in_use} {self._subject} are made or wait, the limit is {self._limit}. Try again later",
                 {"Retry-After": str(RETRY_AFTER_SECONDS)},
             )
-        self._taken += 1
+        self._in_use += 1
 
     def __exit__(self, *_: object) -> None:
-        self._taken -= 1
+        self._in_use -= 1
 
 
 def _is_panel(endpoint: Endpoint) -> bool:

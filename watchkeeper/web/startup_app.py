@@ -26,74 +26,74 @@ if TYPE_CHECKING:
     from watchkeeper.web.auth.auth_reload import AuthFiles
 
 # Turns of the loop in which somebody who waits at the door is let in, read and understood.
-TURNS = 6
+YIELD_ROUNDS = 6
 # Those who ask all the time must not keep the hub from watching its fleet.
-MOST_PATIENCE_SECONDS = 1.0
+MAX_YIELD_SECONDS = 1.0
 
 
 class StartupApp:
     """An ASGI application that becomes another one."""
 
-    def __init__(self, runtime: Runtime, queries: Queries, *, doors: AuthFiles) -> None:
+    def __init__(self, runtime: Runtime, queries: Queries, *, auth_files: AuthFiles) -> None:
         table = prometheus_api.query_endpoints(prometheus_api.PrometheusApi(runtime, queries))
-        self._first = Gate(runtime, doors).build_application(table)
+        self._query_app = Gate(runtime, auth_files).build_application(table)
         self._paths = frozenset(row.path for row in table)
-        self._whole: Starlette | None = None
-        self._is_given, self._is_whole = asyncio.Event(), asyncio.Event()
-        self._asked = 0
+        self._full_app: Starlette | None = None
+        self._is_app_set, self._is_started = asyncio.Event(), asyncio.Event()
+        self._requests_in_progress = 0
         self._is_idle = asyncio.Event()
-        self._patient_until = time.monotonic() + MOST_PATIENCE_SECONDS
+        self._yield_until = time.monotonic() + MAX_YIELD_SECONDS
 
-    def set_application(self, whole: Starlette) -> None:
+    def set_application(self, full_app: Starlette) -> None:
         """From now on this is the whole application."""
-        self._whole = whole
-        self._is_given.set()
+        self._full_app = full_app
+        self._is_app_set.set()
 
     def fail_startup(self) -> None:
         """There will be no whole application: whoever waits for it hears so, and the server may end."""
-        self._is_whole.set()
+        self._is_started.set()
 
     async def yield_to_requests(self) -> None:
         """Let those go first who ask."""
-        for _ in range(TURNS):
+        for _ in range(YIELD_ROUNDS):
             await asyncio.sleep(0)
-        left = self._patient_until - time.monotonic()
-        if self._asked and left > 0:
+        remaining_seconds = self._yield_until - time.monotonic()
+        if self._requests_in_progress and remaining_seconds > 0:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._is_idle.wait(), left)
+                await asyncio.wait_for(self._is_idle.wait(), remaining_seconds)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            await self._live(receive, send)
-        elif self._is_whole.is_set() or scope["path"] not in self._paths:
-            await self._is_whole.wait()
-            gone = error_response(scope["path"], status=503, problem="the hub cannot start; its log says why")
-            await (self._whole or gone)(scope, receive, send)
+            await self._run_lifespan(receive, send)
+        elif self._is_started.is_set() or scope["path"] not in self._paths:
+            await self._is_started.wait()
+            failure = error_response(scope["path"], status=503, problem="the hub cannot start; its log says why")
+            await (self._full_app or failure)(scope, receive, send)
         else:
-            await self._answer(scope, receive, send)
+            await self._serve_query(scope, receive, send)
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._asked += 1
+    async def _serve_query(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._requests_in_progress += 1
         self._is_idle.clear()
         try:
-            await self._first(scope, receive, send)
+            await self._query_app(scope, receive, send)
         finally:
-            self._asked -= 1
-            if not self._asked:
+            self._requests_in_progress -= 1
+            if not self._requests_in_progress:
                 self._is_idle.set()
 
-    async def _live(self, receive: Receive, send: Send) -> None:
+    async def _run_lifespan(self, receive: Receive, send: Send) -> None:
         """The server's own start and end; what lives along with the whole application begins when it is there."""
         await receive()
         await send({"type": "lifespan.startup.complete"})
-        ending, given = asyncio.ensure_future(receive()), asyncio.ensure_future(self._is_given.wait())
+        shutdown, app_set = asyncio.ensure_future(receive()), asyncio.ensure_future(self._is_app_set.wait())
         try:
-            await asyncio.wait({ending, given}, return_when=asyncio.FIRST_COMPLETED)
-            if self._whole is not None:
-                async with self._whole.router.lifespan_context(self._whole):
-                    self._is_whole.set()
-                    await ending
+            await asyncio.wait({shutdown, app_set}, return_when=asyncio.FIRST_COMPLETED)
+            if self._full_app is not None:
+                async with self._full_app.router.lifespan_context(self._full_app):
+                    self._is_started.set()
+                    await shutdown
         finally:
-            ending.cancel()
-            given.cancel()
+            shutdown.cancel()
+            app_set.cancel()
         await send({"type": "lifespan.shutdown.complete"})

@@ -130,11 +130,11 @@ async def serve_while_building(
 ) -> None:
     """Answer questions about samples that are read, build the rest, and let the hub begin to watch."""
     first, is_up = (
-        startup_app.StartupApp(build.kept.runtime, build.kept.queries, doors=door.auth_files),
+        startup_app.StartupApp(build.kept.runtime, build.kept.queries, auth_files=door.auth_files),
         asyncio.Event(),
     )
     served = group.create_task(
-        server.serve(first, door.listener, stop=stop, certificates=door.certificates, is_up=is_up)
+        server.serve(first, door.listener, stop=stop, certificates=door.certificates, is_serving=is_up)
     )
     await is_up.wait()
     await first.yield_to_requests()

@@ -310,7 +310,7 @@ def endpoints(api: CapacityApi) -> list[Endpoint]:
             summary="When the fleet is full: a forecast with its interval, its backtest and what would help; "
             "`reason` says why there is none yet",
             params=FORECAST_ASKS,
-            gives=report_shapes.CapacityForecast,
+            response=report_shapes.CapacityForecast,
         ),
         Endpoint(
             ("GET",),
@@ -327,6 +327,6 @@ def endpoints(api: CapacityApi) -> list[Endpoint]:
             api.advice,
             summary="Scaling advice alone, for programs",
             params=(*FORECAST_ASKS, WINDOW_ASK),
-            gives=CapacityAdvice,
+            response=CapacityAdvice,
         ),
     ]

@@ -247,7 +247,7 @@ def endpoints(api: UsageApi) -> list[Endpoint]:
             api.hours,
             summary="GPU-hours: who held them, used them, wasted them; idle, lost, unknown",
             params=(shapes.FROM, shapes.TO, shapes.BY, shapes.OF),
-            gives=report_shapes.UsageReport,
+            response=report_shapes.UsageReport,
         ),
         Endpoint(
             ("GET",),
@@ -256,7 +256,7 @@ def endpoints(api: UsageApi) -> list[Endpoint]:
             api.bill,
             summary="What it cost, by the price book",
             params=(shapes.FROM, shapes.TO, shapes.BY, shapes.OF, POLICY_ASK),
-            gives=report_shapes.CostReport,
+            response=report_shapes.CostReport,
         ),
         Endpoint(
             ("GET",),
@@ -273,7 +273,7 @@ def endpoints(api: UsageApi) -> list[Endpoint]:
             api.budgets,
             summary="What is left of the budgets of a month, and where they will end",
             params=(*MONTH_ASKS, POLICY_ASK),
-            gives=BudgetReport,
+            response=BudgetReport,
         ),
         Endpoint(
             ("GET",),
@@ -282,7 +282,7 @@ def endpoints(api: UsageApi) -> list[Endpoint]:
             api.statements,
             summary="The statements of a month, one JSON object a line: team, money, currency and an HTML page",
             params=(*MONTH_ASKS, POLICY_ASK, shapes.OF, QueryParam("team", "only this team; all of them unless given")),
-            gives=Unwrapped(monthly.Statement),
+            response=Unwrapped(monthly.Statement),
             media_type=LINES,
         ),
     ]

@@ -91,7 +91,7 @@ class FleetInventory:
 @dataclass(frozen=True, slots=True)
 class GpuDetail:
     gpu: fleet.Gpu
-    node: shapes.NODE_OR_NAME
+    node: shapes.NodeOrName
     labels: dict[str, str] | None
     events: list[shapes.GpuEvent]
     incidents: list[shapes.IncidentCard]
@@ -335,7 +335,7 @@ def endpoints(api: FleetApi) -> list[Endpoint]:
             Role.VIEWER,
             api.status,
             summary="The hub itself: version, cluster, mode, rules, and the colours of the map",
-            gives=Status,
+            response=Status,
         ),
         Endpoint(
             get,
@@ -352,7 +352,7 @@ def endpoints(api: FleetApi) -> list[Endpoint]:
                 ),
                 QueryParam("workloads", "0: leave `workloads` empty, since each GPU names its own", int),
             ),
-            gives=FleetInventory,
+            response=FleetInventory,
         ),
         Endpoint(
             get,
@@ -360,7 +360,7 @@ def endpoints(api: FleetApi) -> list[Endpoint]:
             Role.VIEWER,
             api.gpu,
             summary="One GPU: where it is, who holds it, what its exporter says of it, and what happened to it",
-            gives=GpuDetail,
+            response=GpuDetail,
         ),
         Endpoint(
             get,
@@ -372,7 +372,7 @@ def endpoints(api: FleetApi) -> list[Endpoint]:
                 QueryParam("open", "0: resolved ones too; 1 unless given"),
                 QueryParam("limit", f"at most {LIST_LIMIT}; 200 unless given", int),
             ),
-            gives=IncidentList,
+            response=IncidentList,
         ),
         Endpoint(
             get,
@@ -380,7 +380,7 @@ def endpoints(api: FleetApi) -> list[Endpoint]:
             Role.VIEWER,
             api.incident,
             summary="One incident with its diagnosis, plan, timeline and whom it hits",
-            gives=shapes.FullIncidentDetail,
+            response=shapes.FullIncidentDetail,
         ),
         Endpoint(
             post,
@@ -389,7 +389,7 @@ def endpoints(api: FleetApi) -> list[Endpoint]:
             api.acknowledge,
             changes=True,
             summary="Say that somebody works on it",
-            gives=shapes.IncidentDetail,
+            response=shapes.IncidentDetail,
         ),
         Endpoint(
             post,
@@ -399,7 +399,7 @@ def endpoints(api: FleetApi) -> list[Endpoint]:
             changes=True,
             summary="Close an incident, with the reason",
             body={"why": str},
-            gives=shapes.IncidentDetail,
+            response=shapes.IncidentDetail,
         ),
         Endpoint(
             post,
@@ -409,7 +409,7 @@ def endpoints(api: FleetApi) -> list[Endpoint]:
             changes=True,
             summary="Write a note into the timeline",
             body={"text": str},
-            gives=shapes.IncidentDetail,
+            response=shapes.IncidentDetail,
         ),
         Endpoint(
             post,
@@ -428,7 +428,7 @@ def endpoints(api: FleetApi) -> list[Endpoint]:
             changes=True,
             summary="Take an agent's word about its node",
             body=fleet.NodeRegistration,
-            gives={},
+            response={},
         ),
         Endpoint(
             get,
@@ -436,7 +436,7 @@ def endpoints(api: FleetApi) -> list[Endpoint]:
             Role.VIEWER,
             api.simulator,
             summary="Faults that the simulated fleet can have; 404 where the fleet is real",
-            gives=Unwrapped(list[dict[str, Any]]),
+            response=Unwrapped(list[dict[str, Any]]),
         ),
         Endpoint(
             get,
@@ -444,7 +444,7 @@ def endpoints(api: FleetApi) -> list[Endpoint]:
             Role.VIEWER,
             api.simulator,
             summary="Faults that the simulated fleet has now",
-            gives=Unwrapped(list[shapes.SimulatedFault]),
+            response=Unwrapped(list[shapes.SimulatedFault]),
         ),
         Endpoint(
             post,
@@ -454,7 +454,7 @@ def endpoints(api: FleetApi) -> list[Endpoint]:
             changes=True,
             summary="Inject a fault into the simulated fleet",
             body={"scenario": str},
-            gives=Unwrapped(shapes.SimulatedFault),
+            response=Unwrapped(shapes.SimulatedFault),
         ),
         Endpoint(
             ("DELETE",),
@@ -463,6 +463,6 @@ def endpoints(api: FleetApi) -> list[Endpoint]:
             api.simulator,
             changes=True,
             summary="End a fault of the simulated fleet",
-            gives=Unwrapped(shapes.SimulatedFault),
+            response=Unwrapped(shapes.SimulatedFault),
         ),
     ]

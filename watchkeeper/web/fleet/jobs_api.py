@@ -245,7 +245,7 @@ def endpoints(api: JobsApi) -> list[Endpoint]:
             api.one,
             summary="One job in full: efficiency, goodput, ranks, hardware events; the id may contain a slash",
             params=(shapes.CLUSTER,),
-            gives=jobs.JobReport,
+            response=jobs.JobReport,
         ),
         Endpoint(
             ("GET",),

@@ -254,7 +254,7 @@ def endpoints(api: OrdersApi) -> list[Endpoint]:
             changes=True,
             summary="Have something harmless done by the agent of a node",
             body=NewOrderBody,
-            gives=shapes.OrderStatus,
+            response=shapes.OrderStatus,
         ),
         Endpoint(
             get,
@@ -263,7 +263,7 @@ def endpoints(api: OrdersApi) -> list[Endpoint]:
             api.recent,
             summary="The newest orders and what came of them",
             params=(QueryParam("limit", f"at most {MOST_LISTED}; 100 unless given", int),),
-            gives=OrderList,
+            response=OrderList,
         ),
         Endpoint(
             get,
@@ -271,7 +271,7 @@ def endpoints(api: OrdersApi) -> list[Endpoint]:
             Role.VIEWER,
             api.one,
             summary="One order, its state, and its receipt once there is one",
-            gives=shapes.OrderStatus,
+            response=shapes.OrderStatus,
         ),
         Endpoint(
             post,
@@ -281,6 +281,6 @@ def endpoints(api: OrdersApi) -> list[Endpoint]:
             changes=True,
             summary="Take what came of an order; 200 means that it is on disk",
             body=orders.Envelope,
-            gives={},
+            response={},
         ),
     ]

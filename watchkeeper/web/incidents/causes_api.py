@@ -144,7 +144,7 @@ def endpoints(api: CausesApi) -> list[Endpoint]:
             changes=True,
             summary="Correct a cause, or confirm it with the same one",
             body={"cause": str, "why": str},
-            gives=CauseCorrected,
+            response=CauseCorrected,
         ),
         Endpoint(
             ("GET",),

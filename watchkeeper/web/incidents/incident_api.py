@@ -245,7 +245,7 @@ def endpoints(api: IncidentApi) -> list[Endpoint]:
             changes=True,
             summary="Silence everything at the place of an incident for some time",
             body=SilenceBody,
-            gives=SilenceChanged,
+            response=SilenceChanged,
         ),
         Endpoint(
             get,
@@ -269,7 +269,7 @@ def endpoints(api: IncidentApi) -> list[Endpoint]:
             Role.VIEWER,
             api.silences,
             summary="Silences that are, will be, or were in force within the last day",
-            gives=SilenceList,
+            response=SilenceList,
         ),
         Endpoint(
             post,
@@ -279,7 +279,7 @@ def endpoints(api: IncidentApi) -> list[Endpoint]:
             changes=True,
             summary="Silence what fits all matchers",
             body=NewSilenceBody,
-            gives=SilenceChanged,
+            response=SilenceChanged,
         ),
         Endpoint(
             ("DELETE",),
@@ -288,7 +288,7 @@ def endpoints(api: IncidentApi) -> list[Endpoint]:
             api.end_silence,
             changes=True,
             summary="End a silence now",
-            gives=SilenceChanged,
+            response=SilenceChanged,
         ),
         Endpoint(
             get,
@@ -306,6 +306,6 @@ def endpoints(api: IncidentApi) -> list[Endpoint]:
             changes=True,
             summary="Take alerts of somebody else's rules, in the form of Alertmanager's webhook",
             body=dict[str, Any],
-            gives=AlertsAccepted,
+            response=AlertsAccepted,
         ),
     ]

@@ -196,7 +196,7 @@ def endpoints(api: JournalApi) -> list[Endpoint]:
             api.entries,
             summary="The audit, newest first: who did what to which subject",
             params=FILTERS,
-            gives=JournalPage,
+            response=JournalPage,
         ),
         Endpoint(
             ("GET",),
@@ -205,7 +205,7 @@ def endpoints(api: JournalApi) -> list[Endpoint]:
             api.verify,
             summary="Whether every entry of the audit is as it was written",
             params=(QueryParam("again", "1: read it now, whatever was found before"),),
-            gives=ChainVerdict,
+            response=ChainVerdict,
         ),
         Endpoint(
             ("GET",),

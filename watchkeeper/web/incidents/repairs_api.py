@@ -187,7 +187,7 @@ def endpoints(api: RepairsApi) -> list[Endpoint]:
             api.list,
             summary="Repairs that wait, run or hold a node",
             params=(QueryParam("all", "1: the newest that ended too"),),
-            gives=RepairList,
+            response=RepairList,
         ),
         Endpoint(
             get,
@@ -214,7 +214,7 @@ def endpoints(api: RepairsApi) -> list[Endpoint]:
             changes=True,
             summary="Stop all repairs at once",
             body={"why": str},
-            gives=SwitchChanged,
+            response=SwitchChanged,
         ),
         Endpoint(
             post,
@@ -223,7 +223,7 @@ def endpoints(api: RepairsApi) -> list[Endpoint]:
             api.resume,
             changes=True,
             summary="Let repairs go on",
-            gives=SwitchChanged,
+            response=SwitchChanged,
         ),
         Endpoint(
             post,
@@ -232,7 +232,7 @@ def endpoints(api: RepairsApi) -> list[Endpoint]:
             api.reset,
             changes=True,
             summary="Close the circuit breaker again",
-            gives=SwitchChanged,
+            response=SwitchChanged,
         ),
         Endpoint(
             get,
@@ -240,7 +240,7 @@ def endpoints(api: RepairsApi) -> list[Endpoint]:
             Role.VIEWER,
             api.explain,
             summary="Why an incident has this plan and this mode, who would object now, and how far its repair is",
-            gives=shapes.ExplainedRepair,
+            response=shapes.ExplainedRepair,
         ),
         Endpoint(
             post,
@@ -249,7 +249,7 @@ def endpoints(api: RepairsApi) -> list[Endpoint]:
             api.approve,
             changes=True,
             summary="Approve the plan that this digest names",
-            gives=RepairChanged,
+            response=RepairChanged,
             body={"digest": str},
         ),
         Endpoint(
@@ -259,7 +259,7 @@ def endpoints(api: RepairsApi) -> list[Endpoint]:
             api.reject,
             changes=True,
             summary="Reject the plan",
-            gives=RepairChanged,
+            response=RepairChanged,
             body={"why": str},
         ),
         Endpoint(
@@ -269,7 +269,7 @@ def endpoints(api: RepairsApi) -> list[Endpoint]:
             api.step_done,
             changes=True,
             summary="Say that a step which a person does is done",
-            gives=RepairChanged,
+            response=RepairChanged,
         ),
         Endpoint(
             post,
@@ -278,6 +278,6 @@ def endpoints(api: RepairsApi) -> list[Endpoint]:
             api.again,
             changes=True,
             summary="Try the repair once more",
-            gives=RepairChanged,
+            response=RepairChanged,
         ),
     ]

@@ -161,7 +161,7 @@ class PrometheusApi:
 def query_endpoints(api: PrometheusApi) -> list[Endpoint]:
     """What is asked most, and needs nothing of a hub but its samples."""
     asked = (("query", api.query), ("query_range", api.query_range))
-    return [replace(_endpoint(BOTH, path, answer), gives=prometheus_params.QueryData) for path, answer in asked]
+    return [replace(_endpoint(BOTH, path, answer), response=prometheus_params.QueryData) for path, answer in asked]
 
 
 def endpoints(api: PrometheusApi, pages: status.StatusPages, doors: exchange.SampleExchange) -> list[Endpoint]:

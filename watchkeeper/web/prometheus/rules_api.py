@@ -224,7 +224,7 @@ def endpoints(api: RulesApi) -> list[Endpoint]:
             Role.VIEWER,
             api.rules,
             summary="Alerting rules with their state and health, and the alerts that are pending or fire",
-            gives=RuleList,
+            response=RuleList,
         ),
         Endpoint(
             ("POST",),
@@ -234,6 +234,6 @@ def endpoints(api: RulesApi) -> list[Endpoint]:
             changes=True,
             summary="When a rule would have fired over the stored samples; writes nothing and sends no notifications",
             body={"expr": str, "for": str, "name": str, "rules": str, "from": str, "to": str, "interval": str},
-            gives=RuleReplay,
+            response=RuleReplay,
         ),
     ]

@@ -82,7 +82,7 @@ def endpoints(api: SloApi) -> list[Endpoint]:
             Role.VIEWER,
             api.slos,
             summary="What is left of each error budget, and how fast it burns",
-            gives=SloList,
+            response=SloList,
         ),
         Endpoint(
             ("POST",),
@@ -91,6 +91,6 @@ def endpoints(api: SloApi) -> list[Endpoint]:
             api.reload,
             changes=True,
             summary="Read the rule files again; 422 with every problem if they cannot be used",
-            gives=shapes.ReloadOutcome,
+            response=shapes.ReloadOutcome,
         ),
     ]

@@ -276,7 +276,7 @@ STEPS = st.sampled_from(["fault", "end", "acknowledge", "wait", "long wait", "fa
 @examples(60)
 @given(steps=st.lists(STEPS, max_size=25))
 @example(["fault", *["end"] * 4, "fault", "end", "long wait", "long wait", "fault", "fault"])
-def test_nobody_hears_the_same_notice_twice_whatever_happens(
+def test_no_notice_is_sent_twice_in_any_order_of_steps(
     tmp_path_factory: pytest.TempPathFactory, steps: Sequence[str]
 ) -> None:
     mail = Mail(Room(tmp_path_factory.mktemp("mail")))
@@ -290,9 +290,7 @@ def test_nobody_hears_the_same_notice_twice_whatever_happens(
         elif step == "end" and is_firing:
             mail.room.hear(alert("agent_down", gpu(1), at - 1, ends=at))
             is_firing = False
-        elif step == "acknowledge" and any(
-            incident.state == "open" for incident in mail.room.incidents.open_incidents()
-        ):
+        elif step == "acknowledge" and any(i.state == "open" for i in mail.room.incidents.open_incidents()):
             mail.room.incidents.acknowledge(mail.room.incidents.open_incidents()[0].id, "ada", later(at))
         elif step == "restart":
             mail.restart(at)

@@ -34,4 +34,4 @@ def test_an_incident_that_is_not_there_says_where_to_look(capsys: pytest.Capture
     with serving(SmallHub()) as site, pytest.raises(SystemExit) as left:
         main.main(["act", "explain", "9", "--hub", site.url])
     assert left.value.code == 1
-    assert "there is no incident INC-9; `watchkeeper incidents --all` lists every one" in capsys.readouterr().err
+    assert "incident INC-9 not found; `watchkeeper incidents --all` lists all incidents" in capsys.readouterr().err

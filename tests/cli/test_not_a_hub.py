@@ -120,7 +120,7 @@ def test_nothing_is_done_where_nobody_says_so(capsys: pytest.CaptureFixture[str]
     [
         (401, b'{"ok": false, "error": "no token"}', 3),
         (403, b'{"ok": false, "error": "may not"}', 3),
-        (404, b'{"ok": false, "error": "there is no incident INC-1"}', 1),
+        (404, b'{"ok": false, "error": "incident INC-1 not found"}', 1),
         (404, b"404 page not found", 3),
         (502, b"<html>Bad Gateway</html>", 3),
         (503, b'{"ok": false, "error": "opening"}', 3),

@@ -77,7 +77,7 @@ def test_a_question_in_promql_comes_as_series(site: Site) -> None:
 
 
 def test_what_the_hub_refuses_is_an_error_in_its_words(site: Site) -> None:
-    with pytest.raises(HubError, match="there is no incident INC-9") as caught:
+    with pytest.raises(HubError, match="incident INC-9 not found") as caught:
         Client(site.url).incident("INC-9")
     assert caught.value.status == 404
 

@@ -146,7 +146,7 @@ def _incident_endpoints(
     return [
         *incident_api.endpoints(
             incident_api.IncidentApi(
-                runtime, journal, incidents=incidents, silences=services.silences, rules=services.rules, stories=reports
+                runtime, journal, incidents=incidents, silences=services.silences, rules=services.rules, reports=reports
             )
         ),
         *repairs_api.endpoints(repairs_api.RepairsApi(runtime, journal, repairs=services.repairs)),

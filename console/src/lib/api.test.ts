@@ -38,10 +38,10 @@ describe("a request", () => {
 
 describe("a refusal", () => {
   test("it says what the hub says, with its status", async () => {
-    answers({ ok: false, error: "there is no incident INC-9" }, 404);
+    answers({ ok: false, error: "incident INC-9 not found" }, 404);
     const problem = await refusal();
     expect(problem).toBeInstanceOf(Refused);
-    expect(problem).toMatchObject({ status: 404, message: "there is no incident INC-9" });
+    expect(problem).toMatchObject({ status: 404, message: "incident INC-9 not found" });
   });
 
   test("without words of the hub the status has to do", async () => {

@@ -91,7 +91,7 @@ def test_a_runbook_is_a_resource_and_a_pasted_log_is_diagnosed(site: Site) -> No
 def test_what_goes_wrong_is_told_to_the_model_in_words(site: Site) -> None:
     async def story(client: mcp.Client) -> None:
         for name, arguments, words in (
-            ("incident", {"id": "INC-9"}, "there is no incident INC-9"),
+            ("incident", {"id": "INC-9"}, "incident INC-9 not found"),
             ("incident", {}, "`id` is missing"),
             ("query", {"expr": "sum("}, "query"),
             ("node", {"name": "nowhere"}, "nothing here is called"),

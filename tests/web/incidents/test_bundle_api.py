@@ -15,18 +15,18 @@ from watchkeeper.kit import evidence_file
 
 
 class Evidence:
-    """Knows INC-1 and n1."""
+    """Evidence about INC-1 and n1 only."""
 
     def bundle_incident(self, id: str, *, now: datetime, hides_names: bool) -> bytes | None:
-        return self._made(id, now, hides_names=hides_names) if id == "INC-1" else None
+        return self._pack(id, now, hides_names=hides_names) if id == "INC-1" else None
 
     def bundle_node(self, name: str, *, cluster: str | None, now: datetime, hides_names: bool) -> bytes | None:
-        return self._made(f"{cluster}/{name}", now, hides_names=hides_names) if name == "n1" else None
+        return self._pack(f"{cluster}/{name}", now, hides_names=hides_names) if name == "n1" else None
 
-    def _made(self, subject: str, now: datetime, *, hides_names: bool) -> bytes:
+    def _pack(self, subject: str, now: datetime, *, hides_names: bool) -> bytes:
         pieces = [
             evidence_file.BundleFile("a.txt", b"a"),
-            evidence_file.BundleFile("diag.json", missing="nobody ran it"),
+            evidence_file.BundleFile("diag.json", missing="diagnostics did not run"),
         ]
         return evidence_file.pack(pieces, {"subject": subject, "hides": hides_names}, now=now)
 
@@ -34,25 +34,25 @@ class Evidence:
 @pytest.mark.parametrize(
     ("query", "status", "words"),
     [
-        ("", 400, "either `incident` or `node` is needed"),
-        ("?incident=INC-1&node=n1", 400, "either `incident` or `node` is needed"),
-        ("?incident=INC-2", 404, "there is no incident INC-2"),
-        ("?node=n2", 404, "there is no node n2"),
+        ("", 400, "set either `incident` or `node`"),
+        ("?incident=INC-1&node=n1", 400, "set either `incident` or `node`"),
+        ("?incident=INC-2", 404, "incident INC-2 not found"),
+        ("?node=n2", 404, "node n2 not found"),
     ],
 )
-def test_what_cannot_be_bundled_is_said(query: str, status: int, words: str) -> None:
+def test_a_bundle_of_an_unknown_or_ambiguous_subject_is_refused(query: str, status: int, words: str) -> None:
     with serving(SmallHub(evidence=Evidence())) as site:
         reply = site.ask(f"/api/bundle{query}")
     assert (reply.status, words in reply.json["error"]) == (status, True)
 
 
-def test_a_bundle_is_saved_for_its_owner_and_what_it_lacks_is_told(tmp_path: Path) -> None:
+def test_a_bundle_is_saved_privately_and_missing_files_are_listed(tmp_path: Path) -> None:
     path = tmp_path / "b.tar.gz"
     with serving(SmallHub(evidence=Evidence())) as site:
         hub = ["--hub", f"http://127.0.0.1:{site.port}"]
         ran = CliRunner().invoke(command, ["--node", "n1", "--cluster", "c", "--hide-names", "-o", str(path), *hub])
     assert ran.exit_code == 0
-    assert ran.output.splitlines()[1:] == ["  missing diag.json: nobody ran it"]
+    assert ran.output.splitlines()[1:] == ["  missing diag.json: diagnostics did not run"]
     assert path.stat().st_mode & 0o777 == 0o600
     manifest = evidence_file.read(path.read_bytes())["manifest.json"].decode()
     assert '"subject": "c/n1"' in manifest
@@ -68,14 +68,12 @@ def test_a_bundle_is_saved_for_its_owner_and_what_it_lacks_is_told(tmp_path: Pat
         (["--local", "--ask-node"], "--ask-node goes through a hub"),
     ],
 )
-def test_wrong_use_is_said(tmp_path: Path, arguments: list[str], words: str) -> None:
+def test_invalid_options_are_refused(tmp_path: Path, arguments: list[str], words: str) -> None:
     ran = CliRunner().invoke(command, [*arguments, "-o", str(tmp_path / "x")])
     assert (ran.exit_code, words in ran.output) == (2, True)
 
 
-def test_a_machine_tells_about_itself_and_what_it_does_not_have(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_local_bundle_lists_missing_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tools = tmp_path / "bin"
     tools.mkdir()
     (tools / "nvidia-smi").write_text("#!/bin/sh\necho Serial Number : 1650 $@ token=abcdefgh\n")
@@ -85,6 +83,6 @@ def test_a_machine_tells_about_itself_and_what_it_does_not_have(
     ran = CliRunner().invoke(command, ["--local", "--bug-report", "-o", str(path)])
     assert ran.exit_code == 0, ran.output
     assert "missing nvidia-bug-report.log: nvidia-bug-report.sh is not on this machine" in ran.output
-    found = evidence_file.read(path.read_bytes())
-    assert found["nvidia-smi_-q.txt"] == b"Serial Number : 1650 -q token=[hidden]\n"
-    assert "scan.json" in found
+    files = evidence_file.read(path.read_bytes())
+    assert files["nvidia-smi_-q.txt"] == b"Serial Number : 1650 -q token=[hidden]\n"
+    assert "scan.json" in files

@@ -29,13 +29,13 @@ def post(site: Site, path: str, body: Any) -> Reply:
     return site.ask(path, method="POST", body=body)
 
 
-def test_an_incident_is_given_to_somebody(site: Site) -> None:
+def test_an_incident_is_assigned_to_a_person(site: Site) -> None:
     assert post(site, "/api/incidents/INC-1/assign", {"to": " ada "}).json["incident"]["assignee"] == "ada"
     assert post(site, "/api/incidents/INC-9/assign", {"to": "ada"}).status == 404
 
 
 @pytest.mark.parametrize("body", [{}, {"to": ""}, {"to": 3}, {"to": "x" * 5000}, []])
-def test_nobody_is_not_somebody(site: Site, body: Any) -> None:
+def test_an_assignment_without_a_valid_name_is_refused(site: Site, body: Any) -> None:
     assert post(site, "/api/incidents/INC-1/assign", body).status == 400
 
 
@@ -54,11 +54,11 @@ def test_the_place_of_an_incident_is_silenced_and_the_silence_is_listed_and_ende
 @pytest.mark.parametrize(
     ("body", "problem"),
     [
-        ({"reason": "x"}, "a silence needs `for`"),
-        ({"for": "4 hours", "reason": "x"}, "a silence needs `for`"),
+        ({"reason": "x"}, "set `for`, such as 2h"),
+        ({"for": "4 hours", "reason": "x"}, "set `for`, such as 2h"),
         ({"for": "4h"}, "reason"),
-        ({"ends_at": "tomorrow", "reason": "x"}, "a silence needs `for`"),
-        ({"ends_at": "0001-01-01T00:00:00+09:00", "reason": "x"}, "a silence needs `for`"),
+        ({"ends_at": "tomorrow", "reason": "x"}, "set `for`, such as 2h"),
+        ({"ends_at": "0001-01-01T00:00:00+09:00", "reason": "x"}, "set `for`, such as 2h"),
     ],
 )
 def test_a_silence_without_end_or_reason_is_refused(site: Site, body: Any, problem: str) -> None:
@@ -86,16 +86,16 @@ def test_a_digest_covers_up_to_a_year(site: Site) -> None:
     assert [site.ask(f"/api/digest?days={days}").status for days in ("0", "367", "x")] == [400, 400, 400]
 
 
-def test_alerts_of_somebody_else_are_taken_and_what_is_wrong_with_others_is_said(site: Site) -> None:
+def test_valid_alerts_of_another_prometheus_are_accepted_and_invalid_ones_reported(site: Site) -> None:
     good = {"status": "firing", "labels": LABELS, "annotations": {}, "startsAt": STARTED}
     answer = post(site, "/api/alertmanager", {"version": "4", "alerts": [good, {"labels": {}}]}).json
     assert (answer["taken"], answer["problems"]) == (1, ["alerts[1]: labels.alertname is missing"])
-    assert [one.name for one in site.hub.incidents.foreign] == ["Theirs"]
+    assert [alert.name for alert in site.hub.incidents.foreign] == ["Theirs"]
     assert post(site, "/api/alertmanager", {"alerts": "none"}).status == 400
 
 
 @pytest.mark.parametrize("error", [StoreError("disk is full"), JournalConflict("another hub leads")])
-def test_a_webhook_that_cannot_be_kept_is_answered_so_that_alertmanager_tries_again(
+def test_a_webhook_that_cannot_be_stored_is_answered_so_that_alertmanager_retries(
     site: Site, error: StoreError
 ) -> None:
     alert = {"status": "firing", "labels": LABELS, "annotations": {}, "startsAt": STARTED}
@@ -106,7 +106,7 @@ def test_a_webhook_that_cannot_be_kept_is_answered_so_that_alertmanager_tries_ag
     assert post(site, "/api/alertmanager", {"version": "4", "alerts": [alert]}).json["taken"] == 1
 
 
-def test_silences_that_alertmanager_keeps_are_marked_and_their_absence_is_said(site: Site) -> None:
+def test_silences_of_alertmanager_are_marked_and_a_failed_read_is_reported(site: Site) -> None:
     now = site.hub.clock.now()
     matchers = (Matcher("cluster", "main"),)
     site.hub.silences.silenced = [
@@ -114,7 +114,7 @@ def test_silences_that_alertmanager_keeps_are_marked_and_their_absence_is_said(s
     ]
     site.hub.silences.problem = "http://am: answered 500"
     listed = site.ask("/api/silences").json
-    assert [(one["id"], one["keeper"], one["active"]) for one in listed["silences"]] == [
+    assert [(silence["id"], silence["keeper"], silence["active"]) for silence in listed["silences"]] == [
         ("alertmanager:5a7d", "alertmanager", True)
     ]
     assert listed["problem"] == "http://am: answered 500"

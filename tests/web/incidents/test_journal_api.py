@@ -1,4 +1,4 @@
-"""The audit over a real socket: filters, pages, the verdict on the chain, and the export."""
+"""The audit log over a real socket: filters, pages, the verdict on the chain, and the export."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
             yield running
 
 
-def test_entries_come_newest_first_with_the_kinds_that_there_are(site: Site) -> None:
+def test_entries_come_newest_first_with_a_count_for_each_kind(site: Site) -> None:
     answer = site.ask("/api/journal?limit=3").json
     assert [entry["text"] for entry in answer["entries"]] == ["note 11", "note 10", "note 9"]
     assert (answer["last"], answer["looked_back_to"], answer["kinds"]) == (12, 10, {"note": 12})
@@ -56,7 +56,7 @@ def test_the_chain_is_verified_and_a_broken_one_names_its_entry(site: Site, tmp_
     assert (again["is_intact"], again["first_broken"], again["entries"]) == (False, 4, 12)
 
 
-def test_the_export_has_every_entry_that_fits_with_its_hashes(site: Site) -> None:
+def test_the_export_has_every_matching_entry_with_its_hashes(site: Site) -> None:
     reply = site.ask("/api/journal.jsonl?subject=INC-0")
     assert "attachment" in reply.headers["content-disposition"]
     lines = [json.loads(line) for line in reply.body.splitlines()]
@@ -67,4 +67,4 @@ def test_the_export_has_every_entry_that_fits_with_its_hashes(site: Site) -> Non
 def test_a_recording_has_no_journal() -> None:
     with serving(SmallHub()) as running:
         reply = running.ask("/api/journal")
-    assert (reply.status, reply.json["error"]) == (404, "this is a recording: it has no journal")
+    assert (reply.status, reply.json["error"]) == (404, "a replayed recording has no journal")

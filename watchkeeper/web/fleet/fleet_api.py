@@ -172,7 +172,9 @@ class FleetApi:
 
     async def incident(self, request: Request) -> Response:
         incident = await incident_request.load_incident(self._journal, request)
-        return ok_response(**await self._cards.load_detail(incident), blast=await self._stories.load_blast(incident))
+        return ok_response(
+            **await self._cards.load_detail(incident), blast=await self._stories.load_blast_radius(incident)
+        )
 
     async def acknowledge(self, request: Request) -> Response:
         incident = await incident_request.load_incident(self._journal, request)
@@ -190,7 +192,7 @@ class FleetApi:
         return ok_response(**await self._cards.load_detail(incident))
 
     async def _said(self, request: Request, name: str) -> str:
-        return incident_request.read_text(await read_json_object(request, incident_request.BODY_BYTES), name)
+        return incident_request.read_text(await read_json_object(request, incident_request.MAX_BODY_BYTES), name)
 
     async def events(self, request: Request) -> EventsAccepted:
         """Take a batch of an agent; 200 means it is on disk, so the agent may forget it."""

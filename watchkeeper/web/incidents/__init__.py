@@ -1,4 +1,4 @@
 """The incidents API: incidents, repairs, causes, the journal and evidence bundles.
 
-Comes in: requests. Goes out: typed answers. Never here: a decision; it asks the services.
+In: requests. Out: typed answers. Never here: decisions; the services of the hub make them.
 """

@@ -1,6 +1,6 @@
-"""GET /api/bundle: everything the hub knows about an incident or a node as one file, for whoever repairs the machine.
+"""GET /api/bundle: the evidence about an incident or a node as one tar.gz, for the vendor or the repair team.
 
-`watchkeeper bundle` saves what comes from here; `remediate.evidence` says what is in it.
+`watchkeeper bundle` saves the file; `remediate.evidence` defines its contents.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from watchkeeper.web import shapes
 from watchkeeper.web.auth.auth import Role
 from watchkeeper.web.endpoint import Endpoint, QueryParam
 
-# Each holds some ten MiB while it is made.
-BUNDLES_AT_ONCE = 2
+# Each uses about 10 MiB of memory while it is built.
+MAX_CONCURRENT_BUNDLES = 2
 
 
 class BundleApi:
@@ -27,45 +27,51 @@ class BundleApi:
         self._runtime, self._evidence = runtime, evidence
         self._running = 0
 
-    async def make(self, request: Request) -> Response:
-        sources, asked = self._evidence(), request.query_params
-        incident, node = asked.get("incident"), asked.get("node")
+    async def download(self, request: Request) -> Response:
+        sources, params = self._evidence(), request.query_params
+        incident, node = params.get("incident"), params.get("node")
         if (incident is None) == (node is None):
-            raise HTTPException(400, "either `incident` or `node` is needed: evidence about what?")
+            raise HTTPException(400, "set either `incident` or `node`")
         subject = incident or node or ""
         if sources is None:
-            raise HTTPException(409, "a recording that is played has no journal to take evidence from")
-        if self._running >= BUNDLES_AT_ONCE:
-            raise HTTPException(429, f"{self._running} bundles are being made, the limit is {BUNDLES_AT_ONCE}")
-        now, hides = self._runtime.clock.now(), asked.get("hide_names") == "1"
+            raise HTTPException(409, "evidence bundles are not available in a replayed recording: it has no journal")
+        if self._running >= MAX_CONCURRENT_BUNDLES:
+            raise HTTPException(
+                429, f"{self._running} bundles are being built, the limit is {MAX_CONCURRENT_BUNDLES}; retry later"
+            )
+        now, hides_names = self._runtime.clock.now(), params.get("hide_names") == "1"
         self._running += 1
         try:
             if incident is not None:
-                made = await asyncio.to_thread(sources.bundle_incident, subject, now=now, hides_names=hides)
+                archive = await asyncio.to_thread(sources.bundle_incident, subject, now=now, hides_names=hides_names)
             else:
-                cluster = asked.get("cluster")
-                made = await asyncio.to_thread(
-                    sources.bundle_node, subject, cluster=cluster, now=now, hides_names=hides
+                cluster = params.get("cluster")
+                archive = await asyncio.to_thread(
+                    sources.bundle_node, subject, cluster=cluster, now=now, hides_names=hides_names
                 )
         finally:
             self._running -= 1
-        if made is None:
-            raise HTTPException(404, f"there is no {'node' if incident is None else 'incident'} {subject[:80]}")
-        return Response(made, media_type="application/gzip")
+        if archive is None:
+            raise HTTPException(404, f"{'node' if incident is None else 'incident'} {subject[:80]} not found")
+        return Response(archive, media_type="application/gzip")
 
 
 def endpoints(api: BundleApi) -> list[Endpoint]:
-    # Not for viewers: names of users, and what was printed on machines.
-    asks = (
-        QueryParam("incident", "evidence about this incident; either this or `node`"),
-        QueryParam("node", "evidence about this node"),
+    # Not for viewers: a bundle contains user names and the output of commands on nodes.
+    params = (
+        QueryParam("incident", "The id of an incident, such as INC-17; set either this or `node`"),
+        QueryParam("node", "The name of a node; set either this or `incident`"),
         shapes.CLUSTER,
-        QueryParam("hide_names", "1: names of users and machines become placeholders"),
+        QueryParam("hide_names", "1: replace the names of users and nodes with placeholders"),
     )
-    words = "Everything known about an incident or a node as a tar.gz, for whoever repairs the machine"
-    make = api.make
     return [
         Endpoint(
-            ("GET",), "/api/bundle", Role.OPERATOR, make, summary=words, params=asks, media_type="application/gzip"
+            ("GET",),
+            "/api/bundle",
+            Role.OPERATOR,
+            api.download,
+            summary="Download the evidence about an incident or a node as a tar.gz",
+            params=params,
+            media_type="application/gzip",
         ),
     ]

@@ -1,7 +1,6 @@
-"""An incident as the console lists it: the finding in words, why, how sure, and the next step.
+"""Build incident cards and details for the console: finding, reason, confidence and next step.
 
-`fleet_api` answers with cards and details, `live` pushes cards; both come from here so that a page
-never shows two different stories.
+`fleet_api` answers with cards and details, `live` pushes cards. Both use this module, so that they always agree.
 """
 
 from __future__ import annotations
@@ -14,49 +13,47 @@ from watchkeeper.kit import wire
 from watchkeeper.model import diagnosis, incidents, silences
 from watchkeeper.notify import message
 
-# A panel shows what one screen holds; the list page pages through the rest.
-OPEN_LIMIT = 200
-CLOSED_SHOWN = 5
+# The panel fits one screen; the list of incidents shows the rest page by page.
+MAX_OPEN_INCIDENTS = 200
+MAX_RESOLVED_INCIDENTS = 5
 
 
 class IncidentCards:
-    """Incidents as pages show them."""
-
     def __init__(
         self, journal: services.JournalProtocol, silences: services.SilencesProtocol, *, fleet: services.FleetProtocol
     ) -> None:
         self._journal, self._silences, self._fleet = journal, silences, fleet
 
     def make_card(self, incident: incidents.Incident) -> dict[str, Any]:
-        """The incident without its members, with the best finding and the plan's next step."""
-        found, plan = self._journal.diagnosis(incident.id), self._journal.plan(incident.id)
-        best = found.best if found is not None else None
-        plain: dict[str, Any] = wire.to_plain(apply_diagnosis(incident, found))
+        """The incident without its members, with its best finding and the next step of its plan."""
+        incident_diagnosis, plan = self._journal.diagnosis(incident.id), self._journal.plan(incident.id)
+        best = incident_diagnosis.best if incident_diagnosis is not None else None
+        plain: dict[str, Any] = wire.to_plain(with_diagnosed_title(incident, incident_diagnosis))
         members = plain.pop("members")
         return plain | {
             "place_name": self._fleet.place_name(incident.place),
             "signals": len(members),
-            "gpus": list(dict.fromkeys(one["place"]["gpu"] for one in members if one["place"]["gpu"])),
+            "gpus": list(dict.fromkeys(member["place"]["gpu"] for member in members if member["place"]["gpu"])),
             "why": best.why if best else None,
             "confidence": best.confidence if best else None,
             "next_step": plan.next_step if plan else (best.actions[0].do if best and best.actions else None),
             "plan": [receipt.action.kind.value for receipt in plan.receipts] if plan else [],
-            "silenced_by": self._silence(incident),
+            "silenced_by": self._silence_view(incident),
         }
 
     async def load_detail(self, incident: incidents.Incident) -> dict[str, Any]:
-        """Everything known about one incident, as it is now."""
+        """The newest detail of an incident, read away from the event loop."""
         return await self._journal.read(lambda: self.make_detail(self._journal.incident(incident.id) or incident))
 
     def make_detail(self, incident: incidents.Incident) -> dict[str, Any]:
-        found = self._journal.diagnosis(incident.id)
-        called = apply_diagnosis(incident, found)
+        incident_diagnosis = self._journal.diagnosis(incident.id)
+        titled = with_diagnosed_title(incident, incident_diagnosis)
         return {
-            "incident": {**wire.to_plain(called), "place_name": self._fleet.place_name(incident.place)},
-            "diagnosis": wire.to_plain(found),
+            "incident": {**wire.to_plain(titled), "place_name": self._fleet.place_name(incident.place)},
+            "diagnosis": wire.to_plain(incident_diagnosis),
             "plan": wire.to_plain(self._journal.plan(incident.id)),
-            "silenced_by": self._silence(incident),
-            "runbook": message.runbook_path(called.cause),
+            "silenced_by": self._silence_view(incident),
+            "runbook": message.runbook_path(titled.cause),
             "timeline": [
                 {
                     "at": wire.format_time(entry.at),
@@ -68,8 +65,8 @@ class IncidentCards:
             ],
         }
 
-    def _silence(self, incident: incidents.Incident) -> dict[str, Any] | None:
-        """Why nobody is told about it, in the words of whoever silenced it."""
+    def _silence_view(self, incident: incidents.Incident) -> dict[str, Any] | None:
+        """The silence that mutes the notifications of an open incident, if any."""
         silence = self._silences.silenced_by(incident) if incident.is_open else None
         if silence is None:
             return None
@@ -83,27 +80,31 @@ class IncidentCards:
         }
 
     def make_panel(self) -> dict[str, Any]:
-        """Open incidents, gravest and newest first, and the few that closed last."""
-        opened = sorted(
-            self._journal.incidents(open_only=True, limit=OPEN_LIMIT),
+        """Open incidents, most severe and newest first, and the most recently resolved ones."""
+        open_incidents = sorted(
+            self._journal.incidents(open_only=True, limit=MAX_OPEN_INCIDENTS),
             key=lambda incident: (-incident.severity.rank, -incident.opened_at.timestamp()),
         )
-        closed = [
-            incident for incident in self._journal.incidents(open_only=False, limit=OPEN_LIMIT) if not incident.is_open
+        resolved = [
+            incident
+            for incident in self._journal.incidents(open_only=False, limit=MAX_OPEN_INCIDENTS)
+            if not incident.is_open
         ]
-        closed.sort(key=lambda incident: incident.resolved_at or incident.opened_at, reverse=True)
+        resolved.sort(key=lambda incident: incident.resolved_at or incident.opened_at, reverse=True)
         return {
-            "open": [self.make_card(incident) for incident in opened],
-            "closed": [self.make_card(incident) for incident in closed[:CLOSED_SHOWN]],
+            "open": [self.make_card(incident) for incident in open_incidents],
+            "closed": [self.make_card(incident) for incident in resolved[:MAX_RESOLVED_INCIDENTS]],
         }
 
 
-def apply_diagnosis(incident: incidents.Incident, found: diagnosis.Diagnosis | None) -> incidents.Incident:
-    """The incident under the name of its diagnosis, which has seen more than the signal that opened it."""
-    best = None if found is None else found.best
+def with_diagnosed_title(
+    incident: incidents.Incident, incident_diagnosis: diagnosis.Diagnosis | None
+) -> incidents.Incident:
+    """The incident with the cause and title of its best finding, which rests on more than the opening signal."""
+    best = None if incident_diagnosis is None else incident_diagnosis.best
     if best is None or best.cause in (incident.cause, diagnosis.UNKNOWN_CAUSE):
         return incident
-    # What a job suffers from may lie elsewhere, and then has an incident of its own.
+    # The cause of a job's problem may be at another place, which then has its own incident.
     is_elsewhere = incident.place.domain is not None and best.place != incident.place
     title = f"{incident.title}: {best.title}" if is_elsewhere else best.title
     return replace(incident, cause=best.cause, title=title)

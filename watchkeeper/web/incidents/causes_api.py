@@ -1,12 +1,12 @@
-"""What people say about causes, how often we were right, and which nodes break again and again.
+"""Correct or confirm causes, measure the accuracy of diagnoses, and rank nodes that fail repeatedly.
 
-POST /api/incidents/{id}/cause corrects or confirms a cause; GET /api/accuracy counts; GET /api/lemons ranks nodes.
+POST /api/incidents/{id}/cause, GET /api/accuracy and GET /api/lemons.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from starlette.exceptions import HTTPException
@@ -24,13 +24,13 @@ from watchkeeper.hub.samples import Queries
 from watchkeeper.kit import clock
 from watchkeeper.web import shapes
 from watchkeeper.web.auth.auth import Role
-from watchkeeper.web.endpoint import Endpoint, QueryParam, ok_response, parse_whole_number, read_json_object
+from watchkeeper.web.endpoint import Endpoint, QueryParam, ok_response, parse_whole_number
 from watchkeeper.web.incidents import incident_request
 from watchkeeper.web.incidents.cards import IncidentCards
 
-MOST_INCIDENTS = 100_000
-MOST_DAYS = 366
-MOST_LEMONS = 100
+MAX_INCIDENTS = 100_000
+MAX_DAYS = 366
+MAX_LEMONS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +47,9 @@ class CauseAccuracy:
 class LemonList:
     since: datetime
     lemons: list[Lemon]
-    left_out: int
+    omitted: int = field(metadata={"json_key": "left_out"})
     unmapped: dict[str, int]
-    unseen: list[str]
+    unmeasured: list[str] = field(metadata={"json_key": "unseen"})
 
 
 class CausesApi:
@@ -65,73 +65,76 @@ class CausesApi:
     ) -> None:
         self._runtime, self._queries, self._journal = runtime, queries, journal
         self._incidents, self._fleet, self._cards = incidents, fleet, cards
-        self._judged = runtime.metrics.counter(
+        self._verdicts = runtime.metrics.counter(
             "watchkeeper_diagnose_judged_total", "Causes that a person confirmed or corrected, by cause and verdict"
         )
-        for said in incidents.corrections():
-            self._count(said)
+        for correction in incidents.corrections():
+            self._count_verdict(correction)
 
     async def correct(self, request: Request) -> Response:
-        incident = await incident_request.load_incident(self._journal, request)
-        body = await read_json_object(request, incident_request.BODY_BYTES)
+        incident, body = await incident_request.load_with_body(self._journal, request)
         cause, why = str(body.get("cause", "")), " ".join(str(body.get("why", "")).split())
         if causes.lookup(cause).cause != cause:
-            near = ", ".join(row.cause for row in causes.all_causes() if row.family == incident.family)
-            raise HTTPException(400, f"`{cause[:60]}` is no cause; of the family {incident.family} there are {near}")
-        if len(why) > incident_request.TEXT_LIMIT:
-            raise HTTPException(400, f"why has {len(why):,} characters, the limit is {incident_request.TEXT_LIMIT:,}")
-        said = await self._incidents.correct(incident.id, request.state.caller.name, cause, why)
-        self._count(said)
-        return ok_response(correction=said, **await self._cards.load_detail(incident))
+            same_family = ", ".join(row.cause for row in causes.all_causes() if row.family == incident.family)
+            raise HTTPException(
+                400, f"unknown cause `{cause[:60]}`; causes of the family {incident.family}: {same_family}"
+            )
+        if len(why) > incident_request.MAX_TEXT_LENGTH:
+            raise HTTPException(
+                400, f"`why` has {len(why):,} characters, the limit is {incident_request.MAX_TEXT_LENGTH:,}"
+            )
+        correction = await self._incidents.correct(incident.id, request.state.caller.name, cause, why)
+        self._count_verdict(correction)
+        return ok_response(correction=correction, **await self._cards.load_detail(incident))
 
     async def accuracy(self, _: Request) -> CauseAccuracy:
-        return CauseAccuracy(accuracy=await self._journal.read(self._accuracy, is_long=True))
+        return CauseAccuracy(accuracy=await self._journal.read(self._measure_accuracy, is_long=True))
 
     async def lemon_nodes(self, request: Request) -> LemonList:
         days = parse_whole_number(request.query_params.get("days", "90"))
-        if days is None or not 1 <= days <= MOST_DAYS:
-            raise HTTPException(400, f"days must be a number from 1 to {MOST_DAYS}")
-        since, found, unseen = await self._journal.read(lambda: self._lemons(days), is_long=True)
+        if days is None or not 1 <= days <= MAX_DAYS:
+            raise HTTPException(400, f"`days` must be a number from 1 to {MAX_DAYS}")
+        since, ranked, unmeasured = await self._journal.read(lambda: self._rank_lemons(days), is_long=True)
         return LemonList(
             since=since,
-            lemons=found[:MOST_LEMONS],
-            left_out=max(0, len(found) - MOST_LEMONS),
+            lemons=ranked[:MAX_LEMONS],
+            omitted=max(0, len(ranked) - MAX_LEMONS),
             unmapped=inventory.count_missing_facts(self._fleet.nodes()),
-            unseen=unseen,
+            unmeasured=unmeasured,
         )
 
-    def _accuracy(self) -> list[corrections.Accuracy]:
-        said = self._incidents.corrections()
-        first = {one.incident: one.was for one in said}
-        named: Counter[str] = Counter()
-        for incident in self._journal.incidents(open_only=False, limit=MOST_INCIDENTS):
-            found = self._journal.diagnosis(incident.id) if incident.id not in first else None
-            best = found.best if found is not None else None
-            named[first.get(incident.id) or (best.cause if best is not None else incident.cause)] += 1
-        return corrections.measure_accuracy(named, said)
+    def _measure_accuracy(self) -> list[corrections.Accuracy]:
+        all_corrections = self._incidents.corrections()
+        first_causes = {correction.incident: correction.was for correction in all_corrections}
+        named_counts: Counter[str] = Counter()
+        for incident in self._journal.incidents(open_only=False, limit=MAX_INCIDENTS):
+            incident_diagnosis = self._journal.diagnosis(incident.id) if incident.id not in first_causes else None
+            best = incident_diagnosis.best if incident_diagnosis is not None else None
+            named_counts[first_causes.get(incident.id) or (best.cause if best is not None else incident.cause)] += 1
+        return corrections.measure_accuracy(named_counts, all_corrections)
 
-    def _since(self, days: int) -> datetime:
-        """The journal of a hub that is younger than the window knows nothing of the time before its first incident."""
+    def _window_start(self, days: int) -> datetime:
+        """The start of the last `days`, or the first incident of the journal if that is later."""
         now = self._runtime.clock.now()
         return max(now - timedelta(days=days), self._journal.first_opened_at() or now)
 
-    def _lemons(self, days: int) -> tuple[datetime, list[Lemon], list[str]]:
-        now, since = self._runtime.clock.now(), self._since(days)
+    def _rank_lemons(self, days: int) -> tuple[datetime, list[Lemon], list[str]]:
+        now, since = self._runtime.clock.now(), self._window_start(days)
         nodes = [node.place for node in self._fleet.nodes()]
-        happened = self._journal.incidents(open_only=False, limit=MOST_INCIDENTS, opened_since=since)
-        units = lemons.histories(happened, nodes, since=since, now=now)
-        trends, unseen = [], []
+        recent = self._journal.incidents(open_only=False, limit=MAX_INCIDENTS, opened_since=since)
+        histories = lemons.histories(recent, nodes, since=since, now=now)
+        trends, unmeasured = [], []
         for metric, expr in lemons.trend_queries().items():
             try:
                 answer = self._queries.engine.instant(expr, clock.to_ms(now)).latest()
             except WatchkeeperError as error:
-                unseen.append(f"{metric}: {error}")
+                unmeasured.append(f"{metric}: {error}")
                 continue
             trends += [lemons.make_trend(labels.get("Hostname", ""), metric, value) for labels, value in answer.items()]
-        return since, lemons.rank_lemons(units, trends), unseen
+        return since, lemons.rank_lemons(histories, trends), unmeasured
 
-    def _count(self, said: corrections.Correction) -> None:
-        self._judged.add(cause=said.was, verdict="right" if said.is_confirmation else "wrong")
+    def _count_verdict(self, correction: corrections.Correction) -> None:
+        self._verdicts.add(cause=correction.was, verdict="right" if correction.is_confirmation else "wrong")
 
 
 def endpoints(api: CausesApi) -> list[Endpoint]:
@@ -142,7 +145,7 @@ def endpoints(api: CausesApi) -> list[Endpoint]:
             Role.OPERATOR,
             api.correct,
             changes=True,
-            summary="Correct a cause, or confirm it with the same one",
+            summary="Correct the cause of an incident, or confirm it by sending the same cause",
             body={"cause": str, "why": str},
             response=CauseCorrected,
         ),
@@ -151,14 +154,14 @@ def endpoints(api: CausesApi) -> list[Endpoint]:
             "/api/accuracy",
             Role.VIEWER,
             api.accuracy,
-            summary="For each cause how often it was named, judged by a person, and right",
+            summary="For each cause: how often it was diagnosed, reviewed by a person, and correct",
         ),
         Endpoint(
             ("GET",),
             "/api/lemons",
             Role.VIEWER,
             api.lemon_nodes,
-            summary="Nodes by how often they break against the fleet, the most hazardous first",
-            params=(QueryParam("days", f"of the last so many days, at most {MOST_DAYS}; 90 unless given", int),),
+            summary="Nodes that fail more often than the fleet, highest failure rate first",
+            params=(QueryParam("days", f"Length of the window in days, at most {MAX_DAYS}; default 90", int),),
         ),
     ]

@@ -1,7 +1,7 @@
-"""Working on incidents over HTTP: assign, silence, report, digest; and Alertmanager's webhook.
+"""Assign, silence and report incidents over HTTP, summarise them in a digest, and receive Alertmanager's webhook.
 
-`fleet_api` lists and shows incidents; what people do to them beyond a note is here. Nothing is decided here: a
-request is checked, handed to the hub, and its answer written.
+`fleet_api` lists, shows, acknowledges and resolves incidents. This module checks a request, passes it to a service of
+the hub and writes the answer.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from watchkeeper.web.endpoint import (
 from watchkeeper.web.incidents import incident_request
 from watchkeeper.web.incidents.incident_reports import IncidentReports
 
-# A group of Alertmanager's may hold thousands of alerts.
+# One group of Alertmanager can hold thousands of alerts.
 WEBHOOK_BYTES = 16 * 1024 * 1024
-WEBHOOKS_IN_FLIGHT = 32
-MOST_MATCHERS = 20
-MOST_DAYS = 366
+MAX_CONCURRENT_WEBHOOKS = 32
+MAX_MATCHERS = 20
+MAX_DAYS = 366
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class AlertsAccepted:
 
 
 class SilenceBody(TypedDict):
-    """The body of a silence: `for` such as 2h, or `ends_at`."""
+    """The body of a silence: a duration in `for`, such as 2h, or an end time in `ends_at`."""
 
     reason: str
     ends_at: NotRequired[str]
@@ -100,131 +100,116 @@ class IncidentApi:
         incidents: services.IncidentsProtocol,
         silences: services.SilencesProtocol,
         rules: services.RulesProtocol,
-        stories: IncidentReports,
+        reports: IncidentReports,
     ) -> None:
         self._runtime, self._journal, self._incidents = runtime, journal, incidents
-        self._silences, self._rules, self._stories = silences, rules, stories
-        self._webhooks = 0
+        self._silences, self._rules, self._reports = silences, rules, reports
+        self._running_webhooks = 0
 
     async def assign(self, request: Request) -> IncidentAssigned:
-        incident, body = (
-            await incident_request.load_incident(self._journal, request),
-            await read_json_object(request, incident_request.BODY_BYTES),
-        )
+        incident, body = await incident_request.load_with_body(self._journal, request)
         changed = await self._incidents.assign(
             incident.id, request.state.caller.name, incident_request.read_line(body, "to")
         )
         return IncidentAssigned(incident=changed)
 
     async def silence_incident(self, request: Request) -> Response:
-        """Silence everything at the place of an incident for some time."""
-        incident, body = (
-            await incident_request.load_incident(self._journal, request),
-            await read_json_object(request, incident_request.BODY_BYTES),
-        )
-        made = await self._silences.silence(self._wish(request, body, incident_labels.place_matchers(incident.place)))
-        return ok_response(silence=_shown(made))
+        incident, body = await incident_request.load_with_body(self._journal, request)
+        return await self._silence(request, body, incident_labels.place_matchers(incident.place))
 
     async def silences(self, _: Request) -> Response:
         now = self._runtime.clock.now()
-        shown = [_shown(one) | {"active": one.is_active(now)} for one in self._silences.silences()]
-        return ok_response(silences=shown, problem=self._silences.silences_problem())
+        views = [_silence_view(silence) | {"active": silence.is_active(now)} for silence in self._silences.silences()]
+        return ok_response(silences=views, problem=self._silences.silences_problem())
 
     async def add_silence(self, request: Request) -> Response:
-        body = await read_json_object(request, incident_request.BODY_BYTES)
-        listed = body.get("matchers")
-        if not isinstance(listed, list) or not 0 < len(listed) <= MOST_MATCHERS:
-            raise HTTPException(400, f'matchers: expected 1 to {MOST_MATCHERS} texts such as node="gpu-r01-01"')
+        body = await read_json_object(request, incident_request.MAX_BODY_BYTES)
+        matcher_texts = body.get("matchers")
+        if not isinstance(matcher_texts, list) or not 0 < len(matcher_texts) <= MAX_MATCHERS:
+            raise HTTPException(400, f'matchers: expected 1 to {MAX_MATCHERS} matchers such as node="gpu-r01-01"')
         try:
-            matchers = tuple(parse_matcher(str(text)) for text in listed)
+            matchers = tuple(parse_matcher(str(text)) for text in matcher_texts)
         except ValueError as error:
             raise HTTPException(400, f"matchers: {error}") from error
-        made = await self._silences.silence(self._wish(request, body, matchers))
-        return ok_response(silence=_shown(made))
+        return await self._silence(request, body, matchers)
 
     async def end_silence(self, request: Request) -> Response:
         ended = await self._silences.expire_silence(request.path_params["id"], request.state.caller.name)
-        return ok_response(silence=_shown(ended))
+        return ok_response(silence=_silence_view(ended))
 
     async def report(self, request: Request) -> Response:
-        """The whole story, as Markdown or JSON."""
-        story = await self._stories.load_story(await incident_request.load_incident(self._journal, request))
+        report = await self._reports.load_report(await incident_request.load_incident(self._journal, request))
         if request.query_params.get("format", "markdown") == "json":
-            return ok_response(**incident_report.as_plain(story))
-        return Response(incident_report.as_markdown(story), media_type="text/markdown; charset=utf-8")
+            return ok_response(**incident_report.as_plain(report))
+        return Response(incident_report.as_markdown(report), media_type="text/markdown; charset=utf-8")
 
     async def digest(self, request: Request) -> DigestText:
         days = parse_whole_number(request.query_params.get("days", "7"))
-        if days is None or not 1 <= days <= MOST_DAYS:
-            raise HTTPException(400, f"days must be a number from 1 to {MOST_DAYS}")
+        if days is None or not 1 <= days <= MAX_DAYS:
+            raise HTTPException(400, f"`days` must be a number from 1 to {MAX_DAYS}")
         until = self._runtime.clock.now()
-        made = await self._stories.make_digest(until - timedelta(days=days), until)
-        return DigestText(digest=made, text="\n".join(digest.digest_lines(made)))
+        made_digest = await self._reports.make_digest(until - timedelta(days=days), until)
+        return DigestText(digest=made_digest, text="\n".join(digest.digest_lines(made_digest)))
 
     async def notices(self, request: Request) -> NoticeList:
-        """Who was told about an incident, when, and what they answered."""
         id = (await incident_request.load_incident(self._journal, request)).id
         return NoticeList(notices=await self._journal.read(lambda: self._journal.notices(id)))
 
     async def webhook(self, request: Request) -> Response:
-        """Alertmanager tells us about alerts of somebody else's rules; the token of one node is not enough."""
+        """Receive alerts of Alertmanager; the token of a single node is refused."""
         check_node(request.state.caller, None)
-        if self._webhooks >= WEBHOOKS_IN_FLIGHT:
-            # Alertmanager tries again after a 5xx, and only then.
-            problem = f"{self._webhooks} calls are being taken, the limit is {WEBHOOKS_IN_FLIGHT}"
+        if self._running_webhooks >= MAX_CONCURRENT_WEBHOOKS:
+            # Alertmanager retries only after a 5xx.
+            problem = f"{self._running_webhooks} webhook calls are running, the limit is {MAX_CONCURRENT_WEBHOOKS}"
             raise HTTPException(503, problem, headers={"Retry-After": "1"})
-        self._webhooks += 1
+        self._running_webhooks += 1
         try:
-            return await self._take_webhook(await read_body(request, WEBHOOK_BYTES))
+            return await self._ingest_webhook(await read_body(request, WEBHOOK_BYTES))
         finally:
-            self._webhooks -= 1
+            self._running_webhooks -= 1
 
-    async def _take_webhook(self, body: bytes) -> Response:
-        now, causes = self._runtime.clock.now(), self._rules.alert_causes()
+    async def _ingest_webhook(self, body: bytes) -> Response:
+        now, cause_by_alert_name = self._runtime.clock.now(), self._rules.alert_causes()
         stale = timedelta(seconds=self._runtime.settings.notify.webhook_silence_seconds)
         try:
-            # Thousands of alerts take a while to read; the loop has other things to do.
-            found = await asyncio.to_thread(
-                alertmanager.read_webhook, body, now, cause_by_alert_name=causes, stale=stale
+            # Parsing thousands of alerts would block the event loop.
+            parsed = await asyncio.to_thread(
+                alertmanager.read_webhook, body, now, cause_by_alert_name=cause_by_alert_name, stale=stale
             )
         except WireError as error:
             raise HTTPException(400, "; ".join(error.problems)) from error
         try:
-            await self._incidents.ingest_external_alerts(found.alerts)
+            await self._incidents.ingest_external_alerts(parsed.alerts)
         except StoreError as error:
-            # Alertmanager brings them again after a 5xx, and only then; a conflict of two hubs would be a 409.
+            # Deliberately not the 409 of a conflict between two hubs: Alertmanager retries only after a 5xx.
             raise HTTPException(503, str(error)) from error
-        return ok_response(taken=len(found.alerts), problems=found.problems)
+        return ok_response(taken=len(parsed.alerts), problems=parsed.problems)
 
-    def _wish(
-        self, request: Request, body: dict[str, Any], matchers: tuple[Matcher, ...]
-    ) -> silence_store.SilenceRequest:
+    async def _silence(self, request: Request, body: dict[str, Any], matchers: tuple[Matcher, ...]) -> Response:
         now = self._runtime.clock.now()
         try:
             starts_at = wire.parse_time(body["starts_at"]) if body.get("starts_at") else now
-            ends_at = wire.parse_time(body["ends_at"]) if body.get("ends_at") else starts_at + _lasting(body)
+            ends_at = (
+                wire.parse_time(body["ends_at"])
+                if body.get("ends_at")
+                else starts_at + timedelta(milliseconds=durations.parse_ms(str(body.get("for", ""))))
+            )
         except (ValueError, TypeError, OverflowError) as error:
-            raise HTTPException(400, f"a silence needs `for` such as 2h, or `ends_at`: {error}") from error
-        return silence_store.SilenceRequest(
-            matchers,
-            request.state.caller.name,
-            incident_request.read_line(body, "reason"),
-            starts_at,
-            ends_at,
-            is_maintenance=body.get("maintenance") is True,
+            raise HTTPException(400, f"set `for`, such as 2h, or `ends_at`: {error}") from error
+        actor, reason = request.state.caller.name, incident_request.read_line(body, "reason")
+        is_maintenance = body.get("maintenance") is True
+        silence_request = silence_store.SilenceRequest(
+            matchers, actor, reason, starts_at, ends_at, is_maintenance=is_maintenance
         )
+        return ok_response(silence=_silence_view(await self._silences.silence(silence_request)))
 
 
-def _lasting(body: dict[str, Any]) -> timedelta:
-    return timedelta(milliseconds=durations.parse_ms(str(body.get("for", ""))))
-
-
-def _shown(silence: Silence) -> dict[str, Any]:
+def _silence_view(silence: Silence) -> dict[str, Any]:
     plain: dict[str, Any] = wire.to_plain(silence)
     return plain | {"matchers": [str(matcher) for matcher in silence.matchers]}
 
 
-# Deliberately one table: a row for each endpoint, with what the API's document says about it.
+# Deliberately one table: a row for each endpoint, with its description in the API reference.
 def endpoints(api: IncidentApi) -> list[Endpoint]:
     get, post = ("GET",), ("POST",)
     return [
@@ -234,7 +219,7 @@ def endpoints(api: IncidentApi) -> list[Endpoint]:
             Role.OPERATOR,
             api.assign,
             changes=True,
-            summary="Give an incident to somebody",
+            summary="Assign an incident to a person",
             body={"to": str},
         ),
         Endpoint(
@@ -243,7 +228,7 @@ def endpoints(api: IncidentApi) -> list[Endpoint]:
             Role.OPERATOR,
             api.silence_incident,
             changes=True,
-            summary="Silence everything at the place of an incident for some time",
+            summary="Silence all incidents at the place of this incident until a time",
             body=SilenceBody,
             response=SilenceChanged,
         ),
@@ -252,8 +237,8 @@ def endpoints(api: IncidentApi) -> list[Endpoint]:
             "/api/incidents/{id}/report",
             Role.VIEWER,
             api.report,
-            summary="The whole story of an incident, as Markdown or JSON",
-            params=(QueryParam("format", "markdown unless given", Literal["markdown", "json"]),),
+            summary="Report of an incident: timeline, diagnosis, repairs and impact, as Markdown or JSON",
+            params=(QueryParam("format", "Format of the report; default markdown", Literal["markdown", "json"]),),
             media_type="text/markdown",
         ),
         Endpoint(
@@ -261,14 +246,14 @@ def endpoints(api: IncidentApi) -> list[Endpoint]:
             "/api/incidents/{id}/notices",
             Role.VIEWER,
             api.notices,
-            summary="Who was told about an incident, when, and what they answered",
+            summary="Notifications sent about an incident: receiver, time and result",
         ),
         Endpoint(
             get,
             "/api/silences",
             Role.VIEWER,
             api.silences,
-            summary="Silences that are, will be, or were in force within the last day",
+            summary="List silences: active, scheduled, and expired within the last day",
             response=SilenceList,
         ),
         Endpoint(
@@ -277,7 +262,7 @@ def endpoints(api: IncidentApi) -> list[Endpoint]:
             Role.OPERATOR,
             api.add_silence,
             changes=True,
-            summary="Silence what fits all matchers",
+            summary="Silence incidents that match all matchers",
             body=NewSilenceBody,
             response=SilenceChanged,
         ),
@@ -287,7 +272,7 @@ def endpoints(api: IncidentApi) -> list[Endpoint]:
             Role.OPERATOR,
             api.end_silence,
             changes=True,
-            summary="End a silence now",
+            summary="Expire a silence now",
             response=SilenceChanged,
         ),
         Endpoint(
@@ -295,8 +280,8 @@ def endpoints(api: IncidentApi) -> list[Endpoint]:
             "/api/digest",
             Role.VIEWER,
             api.digest,
-            summary="A review of the incidents of some days, with a text for people",
-            params=(QueryParam("days", f"at most {MOST_DAYS}; 7 unless given", int),),
+            summary="Summary of the incidents of the last days, as data and as text",
+            params=(QueryParam("days", f"Length of the window in days, at most {MAX_DAYS}; default 7", int),),
         ),
         Endpoint(
             post,
@@ -304,7 +289,7 @@ def endpoints(api: IncidentApi) -> list[Endpoint]:
             Role.AGENT,
             api.webhook,
             changes=True,
-            summary="Take alerts of somebody else's rules, in the form of Alertmanager's webhook",
+            summary="Receive alerts of another Prometheus in the format of Alertmanager's webhook",
             body=dict[str, Any],
             response=AlertsAccepted,
         ),

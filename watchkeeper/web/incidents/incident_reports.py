@@ -1,6 +1,6 @@
-"""What is told about incidents after the fact: whom they hit, the report of one, and the review of many.
+"""Build incident reports: the blast radius and the report of an incident, and the digest of many.
 
-Made from what any hub can be asked, so that a recording tells the same stories as the hub it came from.
+Uses only services that a replayed recording has too, so that its reports equal those of the hub that made it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from watchkeeper.notify import digest, incident_report
 
 log = logging.getLogger(__name__)
 
-# A year of a large fleet; a digest of more would be read by nobody.
-MOST_INCIDENTS = 100_000
+# About a year of a large fleet; no reader needs a longer digest.
+MAX_INCIDENTS = 100_000
 
 
 class IncidentReports:
@@ -38,61 +38,60 @@ class IncidentReports:
         self._runtime, self._queries = runtime, queries
         self._journal, self._fleet, self._clusters = journal, fleet, clusters
 
-    async def load_blast(self, incident: Incident) -> blast.Blast | None:
-        """Whom and how much it hits; None where the engine does not answer."""
-        now, asked = self._runtime.clock.now(), blast.holders_query(incident, self._runtime.clock.now())
+    async def load_blast_radius(self, incident: Incident) -> blast.Blast | None:
+        """The workloads, teams and cost that an incident affects; None if the query fails."""
+        now, query = self._runtime.clock.now(), blast.holders_query(incident, self._runtime.clock.now())
         try:
-            holders = {} if asked is None else (await self._queries.instant(*asked)).latest()
+            holders = {} if query is None else (await self._queries.instant(*query)).latest()
         except WatchkeeperError as error:
-            log.warning("The blast radius is unknown", extra=fields(incident=incident.id, error=error))
+            log.warning("blast radius query failed", extra=fields(incident=incident.id, error=error))
             return None
         price = self._runtime.settings.cost.dollars_per_gpu_hour
         return blast.compute_blast(
             incident, holders, now=now, gpus_at=self._fleet.expected_gpu_count, dollars_per_gpu_hour=price
         )
 
-    async def load_story(self, incident: Incident) -> incident_report.IncidentReport:
+    async def load_report(self, incident: Incident) -> incident_report.IncidentReport:
         id = incident.id
-        found, plan, timeline = await self._journal.read(
+        incident_diagnosis, plan, timeline = await self._journal.read(
             lambda: (self._journal.diagnosis(id), self._journal.plan(id), self._journal.timeline(id))
         )
         return incident_report.IncidentReport(
             incident,
             self._fleet.place_name(incident.place),
-            found,
+            incident_diagnosis,
             plan,
-            await self.load_blast(incident),
+            await self.load_blast_radius(incident),
             timeline,
             self._runtime.clock.now(),
-            incident_labels.belongs_to(incident, self.load_inventory()),
+            incident_labels.belongs_to(incident, self.inventory_lookup()),
         )
 
-    def load_inventory(self) -> incident_labels.InventoryLookup:
-        """What the fleet and the schedulers know of nodes and workloads; a recording has no schedulers."""
-
+    def inventory_lookup(self) -> incident_labels.InventoryLookup:
+        """The failure domains of nodes and the teams of workloads; a recording has no teams."""
         nodes = {(node.cluster, node.name): node for node in self._fleet.nodes()}
 
-        def domains(cluster: str, name: str) -> Mapping[str, str]:
-            found = nodes.get((cluster, name))
-            return {} if found is None else {**found.domains, **({"pool": found.pool} if found.pool else {})}
+        def failure_domains(cluster: str, name: str) -> Mapping[str, str]:
+            node = nodes.get((cluster, name))
+            return {} if node is None else {**node.domains, **({"pool": node.pool} if node.pool else {})}
 
         return (
-            incident_labels.InventoryLookup(domains)
+            incident_labels.InventoryLookup(failure_domains)
             if self._clusters is None
-            else incident_labels.InventoryLookup(domains, self._clusters.team_of)
+            else incident_labels.InventoryLookup(failure_domains, self._clusters.team_of)
         )
 
     async def make_digest(self, since: datetime, until: datetime) -> digest.Digest:
-        known = self.load_inventory()
+        inventory = self.inventory_lookup()
 
         def make() -> digest.Digest:
             return digest.make_digest(
-                self._journal.incidents(open_only=False, limit=MOST_INCIDENTS, opened_since=since),
+                self._journal.incidents(open_only=False, limit=MAX_INCIDENTS, opened_since=since),
                 since=since,
                 until=until,
                 timeline=self._journal.timeline,
                 names=lambda incident: self._fleet.place_name(incident.place),
-                belongs_to=lambda incident: incident_labels.belongs_to(incident, known),
+                belongs_to=lambda incident: incident_labels.belongs_to(incident, inventory),
             )
 
         return await self._journal.read(make, is_long=True)

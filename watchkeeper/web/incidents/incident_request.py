@@ -1,6 +1,6 @@
-"""What requests about an incident share: the incident that the path names, and the words of the body.
+"""Read requests about an incident: the incident in the path and the texts in the body.
 
-The endpoints of `fleet_api`, `incident_api`, `act_api` and `causes_api` begin with these.
+Used by the endpoints of `fleet_api`, `incident_api`, `repairs_api` and `causes_api`.
 """
 
 from __future__ import annotations
@@ -13,28 +13,33 @@ from starlette.requests import Request
 
 from watchkeeper.hub import services
 from watchkeeper.model.incidents import Incident
+from watchkeeper.web.endpoint import read_json_object
 
-BODY_BYTES = 64 * 1024
-TEXT_LIMIT = 4000
+MAX_BODY_BYTES = 64 * 1024
+MAX_TEXT_LENGTH = 4000
 
 
 async def load_incident(journal: services.JournalProtocol, request: Request) -> Incident:
-    """404 where there is none of that name."""
+    """The incident that the path names, or 404."""
     id: str = request.path_params["id"]
     incident = await journal.read(lambda: journal.incident(id))
     if incident is None:
-        raise HTTPException(404, f"there is no incident {id[:40]}; `watchkeeper incidents --all` lists every one")
+        raise HTTPException(404, f"incident {id[:40]} not found; `watchkeeper incidents --all` lists all incidents")
     return incident
 
 
+async def load_with_body(journal: services.JournalProtocol, request: Request) -> tuple[Incident, dict[str, Any]]:
+    return await load_incident(journal, request), await read_json_object(request, MAX_BODY_BYTES)
+
+
 def read_text(body: Mapping[str, Any], name: str) -> str:
-    """What the body says under a name, line breaks and all; 400 where that is nothing, or too much."""
-    said = body.get(name)
-    if not isinstance(said, str) or not said.strip():
-        raise HTTPException(400, f'the body needs a text: {{"{name}": "…"}}')
-    if len(said) > TEXT_LIMIT:
-        raise HTTPException(400, f"{name} has {len(said):,} characters, the limit is {TEXT_LIMIT:,}")
-    return said.strip()
+    """A text of the body with its line breaks; 400 if it is missing, empty or too long."""
+    text = body.get(name)
+    if not isinstance(text, str) or not text.strip():
+        raise HTTPException(400, f'`{name}` is missing or empty; send a body such as {{"{name}": "…"}}')
+    if len(text) > MAX_TEXT_LENGTH:
+        raise HTTPException(400, f"`{name}` has {len(text):,} characters, the limit is {MAX_TEXT_LENGTH:,}")
+    return text.strip()
 
 
 def read_line(body: Mapping[str, Any], name: str) -> str:

@@ -1,8 +1,8 @@
-"""GET /api/journal, /api/journal/verify and /api/journal.jsonl: the audit with filters, its chain, and its export.
+"""Serve the audit log: search it, verify its hash chain, and export it.
 
-A page is at most a thousand entries, a search looks at a bounded part of the journal and says how far it got. The
-chain is read in a thread of its own, one reading at a time, and its verdict kept for some minutes. The console's page
-Journal asks.
+GET /api/journal, /api/journal/verify and /api/journal.jsonl, for the console's Journal page. A page has at most 1000
+entries; a search reads a limited part of the journal and returns how far it got. The chain is verified in a thread,
+one verification at a time, and the verdict is cached for some minutes.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from watchkeeper.web.auth.auth import Role
 from watchkeeper.web.endpoint import Endpoint, QueryParam, parse_whole_number
 from watchkeeper.web.prometheus import prometheus_form as form
 
-MOST_ENTRIES = 1000
-# An export of the whole: about 100 MB, streamed page by page.
-MOST_EXPORTED = 200_000
-MOST_KINDS, MOST_WORDS, LONGEST_WORD = 50, 8, 100
-KEPT_SECONDS = 300.0
+MAX_ENTRIES = 1000
+# About 100 MB, streamed page by page.
+MAX_EXPORTED = 200_000
+MAX_KINDS, MAX_WORDS, MAX_WORD_LENGTH = 50, 8, 100
+VERDICT_CACHE_SECONDS = 300.0
 
 
 @dataclass(frozen=True, slots=True)
-class JournalLine:
-    """An entry of the journal, with its sentence."""
+class JournalEntryView:
+    """A journal entry; its sentence is in `text`, not in `body`."""
 
     seq: int
     at: datetime
@@ -53,7 +53,7 @@ class JournalLine:
 @dataclass(frozen=True, slots=True)
 class JournalPage:
     now: datetime
-    entries: list[JournalLine]
+    entries: list[JournalEntryView]
     first: int
     last: int
     looked_back_to: int
@@ -71,66 +71,70 @@ class ChainVerdict:
 class JournalApi:
     def __init__(self, runtime: Runtime, journal: services.JournalProtocol, *, repairs: RepairLoop | None) -> None:
         self._runtime, self._journal, self._repairs = runtime, journal, repairs
-        self._busy = asyncio.Lock()
+        self._verify_lock = asyncio.Lock()
         self._verdict: tuple[float, ChainVerdict] | None = None
 
-    def _where(self) -> journal_search.JournalLocation:
+    def _location(self) -> journal_search.JournalLocation:
         if self._repairs is None:
-            raise HTTPException(404, "this is a recording: it has no journal")
+            raise HTTPException(404, "a replayed recording has no journal")
         settings = self._runtime.settings
         return journal_search.JournalLocation(settings.journal_path, settings.journal.url_file)
 
     async def entries(self, request: Request) -> JournalPage:
-        where, wanted = self._where(), _wanted(request)
+        location, entry_filter = self._location(), _entry_filter(request)
 
-        def look() -> tuple[journal_search.EntryPage, list[JournalLine]]:
-            found = journal_search.search(where, wanted)
-            return found, [journal_line(entry) for entry in found.entries]
+        def search() -> tuple[journal_search.EntryPage, list[JournalEntryView]]:
+            page = journal_search.search(location, entry_filter)
+            return page, [entry_view(entry) for entry in page.entries]
 
-        found, entries = await self._journal.read(look)
+        page, entries = await self._journal.read(search)
         return JournalPage(
             now=self._runtime.clock.now(),
             entries=entries,
-            first=found.first,
-            last=found.last,
-            looked_back_to=found.looked_back_to,
-            kinds=found.kinds,
+            first=page.first,
+            last=page.last,
+            looked_back_to=page.looked_back_to,
+            kinds=page.kinds,
         )
 
     async def verify(self, request: Request) -> ChainVerdict:
-        """Read the whole chain again where the last verdict is old, or where `again` asks for it."""
-        where, now = self._where(), self._runtime.clock.now()
-        is_wanted = request.query_params.get("again") == "1"
-        async with self._busy:
-            kept = self._verdict
-            if kept is None or is_wanted or not 0 <= now.timestamp() - kept[0] < KEPT_SECONDS:
-                broken, count = await asyncio.to_thread(journal_search.first_invalid_entry, where)
+        """The cached verdict, or a new verification if it is too old or `again=1` is set."""
+        location, now = self._location(), self._runtime.clock.now()
+        is_forced = request.query_params.get("again") == "1"
+        async with self._verify_lock:
+            cached = self._verdict
+            if cached is None or is_forced or not 0 <= now.timestamp() - cached[0] < VERDICT_CACHE_SECONDS:
+                broken, count = await asyncio.to_thread(journal_search.first_invalid_entry, location)
                 verdict = ChainVerdict(now, count, broken is None, broken)
-                kept = self._verdict = (now.timestamp(), verdict)
-        return kept[1]
+                cached = self._verdict = (now.timestamp(), verdict)
+        return cached[1]
 
     async def export(self, request: Request) -> Response:
-        """Every entry that fits, newest first, one JSON object a line, with its hash."""
-        where, wanted = self._where(), _wanted(request)
+        """Stream the matching entries with their hashes, newest first, one JSON object per line."""
+        location, entry_filter = self._location(), _entry_filter(request)
         name = f"journal-{self._runtime.clock.now():%Y%m%dT%H%M%SZ}.jsonl"
         headers = {"Content-Disposition": f'attachment; filename="{name}"'}
-        return StreamingResponse(_lines(where, wanted), media_type="application/x-ndjson", headers=headers)
+        return StreamingResponse(
+            _export_lines(location, entry_filter), media_type="application/x-ndjson", headers=headers
+        )
 
 
-def _lines(where: journal_search.JournalLocation, wanted: journal_search.EntryFilter) -> Iterator[bytes]:
-    left, before = MOST_EXPORTED, wanted.before
-    while left > 0:
-        page = journal_search.search(where, replace(wanted, before=before, limit=min(left, MOST_ENTRIES)))
+def _export_lines(
+    location: journal_search.JournalLocation, entry_filter: journal_search.EntryFilter
+) -> Iterator[bytes]:
+    remaining, before = MAX_EXPORTED, entry_filter.before
+    while remaining > 0:
+        page = journal_search.search(location, replace(entry_filter, before=before, limit=min(remaining, MAX_ENTRIES)))
         for entry in page.entries:
-            yield orjson.dumps(wire.to_plain(journal_line(entry)) | {"prev": entry.prev}) + b"\n"
-        left -= len(page.entries)
+            yield orjson.dumps(wire.to_plain(entry_view(entry)) | {"prev": entry.prev}) + b"\n"
+        remaining -= len(page.entries)
         if page.looked_back_to <= page.first:
             return
         before = page.looked_back_to
 
 
-def journal_line(entry: JournalEntry) -> JournalLine:
-    return JournalLine(
+def entry_view(entry: JournalEntry) -> JournalEntryView:
+    return JournalEntryView(
         seq=entry.seq,
         at=entry.at,
         actor=entry.actor,
@@ -143,30 +147,32 @@ def journal_line(entry: JournalEntry) -> JournalLine:
     )
 
 
-def _wanted(request: Request) -> journal_search.EntryFilter:
-    asked = request.query_params
-    limit, before = parse_whole_number(asked.get("limit", "200")), asked.get("before")
-    if limit is None or not 1 <= limit <= MOST_ENTRIES:
-        raise HTTPException(400, f"limit must be a number from 1 to {MOST_ENTRIES:,}")
-    number = None if before is None else parse_whole_number(before)
-    if before is not None and number is None:
-        raise HTTPException(400, "before must be the number of an entry")
-    words, kinds = tuple(asked.get("q", "").split()), tuple(asked.getlist("kind"))
-    if len(words) > MOST_WORDS or len(kinds) > MOST_KINDS or any(len(word) > LONGEST_WORD for word in words):
-        raise HTTPException(400, f"at most {MOST_WORDS} words of {LONGEST_WORD} characters, and {MOST_KINDS} kinds")
+def _entry_filter(request: Request) -> journal_search.EntryFilter:
+    params = request.query_params
+    limit, before = parse_whole_number(params.get("limit", "200")), params.get("before")
+    if limit is None or not 1 <= limit <= MAX_ENTRIES:
+        raise HTTPException(400, f"`limit` must be a number from 1 to {MAX_ENTRIES:,}")
+    before_seq = None if before is None else parse_whole_number(before)
+    if before is not None and before_seq is None:
+        raise HTTPException(400, "`before` must be the number of an entry")
+    words, kinds = tuple(params.get("q", "").split()), tuple(params.getlist("kind"))
+    if len(words) > MAX_WORDS or len(kinds) > MAX_KINDS or any(len(word) > MAX_WORD_LENGTH for word in words):
+        raise HTTPException(
+            400, f"at most {MAX_WORDS} words of {MAX_WORD_LENGTH} characters in `q`, and {MAX_KINDS} times `kind`"
+        )
     return journal_search.EntryFilter(
         kinds,
-        asked.get("subject", ""),
-        asked.get("actor", ""),
+        params.get("subject", ""),
+        params.get("actor", ""),
         words,
-        _time(asked.get("from"), "from"),
-        _time(asked.get("to"), "to"),
-        number,
+        _read_time(params.get("from"), "from"),
+        _read_time(params.get("to"), "to"),
+        before_seq,
         limit,
     )
 
 
-def _time(text: str | None, name: str) -> datetime | None:
+def _read_time(text: str | None, name: str) -> datetime | None:
     if not text:
         return None
     try:
@@ -176,14 +182,14 @@ def _time(text: str | None, name: str) -> datetime | None:
 
 
 FILTERS = (
-    QueryParam("kind", "only entries of this kind; may be given several times"),
-    QueryParam("subject", "only about this, such as INC-17"),
-    QueryParam("actor", "only by this person or program"),
-    QueryParam("q", "only entries with all of these words"),
-    QueryParam("from", "not before this time"),
-    QueryParam("to", "not after this time"),
-    QueryParam("before", "older than the entry of this number, for the next page", int),
-    QueryParam("limit", f"how many at most; 200 unless given, at most {MOST_ENTRIES}", int),
+    QueryParam("kind", "Show only entries of this kind; repeat it for several kinds"),
+    QueryParam("subject", "Show only entries about this subject, such as INC-17"),
+    QueryParam("actor", "Show only entries by this person or program"),
+    QueryParam("q", "Show only entries that contain all of these words"),
+    QueryParam("from", "Show only entries at or after this time: RFC 3339 or Unix seconds"),
+    QueryParam("to", "Show only entries at or before this time: RFC 3339 or Unix seconds"),
+    QueryParam("before", "Show only entries older than this entry number, for the next page", int),
+    QueryParam("limit", f"Number of entries, at most {MAX_ENTRIES}; default 200", int),
 )
 
 
@@ -194,7 +200,7 @@ def endpoints(api: JournalApi) -> list[Endpoint]:
             "/api/journal",
             Role.VIEWER,
             api.entries,
-            summary="The audit, newest first: who did what to which subject",
+            summary="Audit log, newest first: who did what to which subject",
             params=FILTERS,
             response=JournalPage,
         ),
@@ -203,8 +209,8 @@ def endpoints(api: JournalApi) -> list[Endpoint]:
             "/api/journal/verify",
             Role.VIEWER,
             api.verify,
-            summary="Whether every entry of the audit is as it was written",
-            params=(QueryParam("again", "1: read it now, whatever was found before"),),
+            summary="Verify the hash chain of the audit log: whether any entry was changed",
+            params=(QueryParam("again", "1: verify now; do not use the cached result"),),
             response=ChainVerdict,
         ),
         Endpoint(
@@ -212,7 +218,7 @@ def endpoints(api: JournalApi) -> list[Endpoint]:
             "/api/journal.jsonl",
             Role.VIEWER,
             api.export,
-            summary="The audit as a file, one JSON object a line, with the hashes of its chain",
+            summary="Download the audit log as JSON Lines, with the hashes of its chain",
             params=FILTERS,
             media_type="application/x-ndjson",
         ),

@@ -1,7 +1,7 @@
-"""Repairs over HTTP: list, explain, approve, reject, stop and go on, and the audit of it all.
+"""List, explain, approve, reject, retry, stop and resume repairs over HTTP, and show their audit log.
 
-Nothing is decided here: a request is checked, handed to the hub's repairs, and its answer written. Reading needs a
-viewer, every word that lets a machine be touched an operator.
+This module checks a request, passes it to the hub's repairs and writes the answer. Reading needs the role viewer,
+everything that can change a node the role operator.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from watchkeeper.web.auth.auth import Role
 from watchkeeper.web.endpoint import Endpoint, QueryParam, ok_response, parse_whole_number, read_json_object
 from watchkeeper.web.incidents import incident_request
 
-POLICY_BYTES = 1024 * 1024
-MOST_PAST, MOST_ENTRIES = 100, 10_000
+MAX_POLICY_BYTES = 1024 * 1024
+MAX_PAST_REPAIRS, MAX_ENTRIES = 100, 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,103 +64,102 @@ class RepairsApi:
     @property
     def _repairs(self) -> RepairLoop:
         if self._loop is None:
-            raise HTTPException(404, "nothing is repaired here: this is a recording")
+            raise HTTPException(404, "a replayed recording has no repairs")
         return self._loop
 
-    async def list(self, request: Request) -> Response:
+    async def list_repairs(self, request: Request) -> Response:
         loop = self._repairs
-        found = await self._journal.read(loop.repairs.active_repairs)
+        repairs = await self._journal.read(loop.repairs.active_repairs)
         if request.query_params.get("all") == "1":
-            known = {one.id for one in found}
-            past = await self._journal.read(lambda: loop.recent_repairs(MOST_PAST))
-            found += [one for one in past if one.id not in known]
-        return ok_response(repairs=[_shown(one) for one in found], switch=_switch(loop.repairs.switch))
+            active_ids = {repair.id for repair in repairs}
+            past = await self._journal.read(lambda: loop.recent_repairs(MAX_PAST_REPAIRS))
+            repairs += [repair for repair in past if repair.id not in active_ids]
+        return ok_response(
+            repairs=[_repair_view(repair) for repair in repairs], switch=_switch_view(loop.repairs.switch)
+        )
 
     async def explain(self, request: Request) -> Response:
         incident, loop = await incident_request.load_incident(self._journal, request), self._loop
         if loop is None:
             return ok_response(incident=incident.id, repair=None)
-        told = await loop.run_on_repair_thread(lambda: loop.explain(incident))
-        plain: dict[str, Any] = wire.to_plain(told)
+        explained = await loop.run_on_repair_thread(lambda: loop.explain(incident))
+        plain: dict[str, Any] = wire.to_plain(explained)
         return ok_response(
-            **plain | {"repair": None if told.repair is None else _shown(told.repair)},
-            switch=_switch(loop.repairs.switch),
+            **plain | {"repair": None if explained.repair is None else _repair_view(explained.repair)},
+            switch=_switch_view(loop.repairs.switch),
         )
 
     async def approve(self, request: Request) -> Response:
-        id, body = (
-            (await incident_request.load_incident(self._journal, request)).id,
-            await read_json_object(request, incident_request.BODY_BYTES),
-        )
-        digest = incident_request.read_line(body, "digest")
-        return await self._say(
+        incident, body = await incident_request.load_with_body(self._journal, request)
+        id, digest = incident.id, incident_request.read_line(body, "digest")
+        return await self._change_repair(
             request,
             lambda actor: self._repairs.approvals.approve(id, digest, actor=actor, now=self._runtime.clock.now()),
         )
 
     async def reject(self, request: Request) -> Response:
-        id = (await incident_request.load_incident(self._journal, request)).id
-        why = incident_request.read_line(await read_json_object(request, incident_request.BODY_BYTES), "why")
-        return await self._say(
+        incident, body = await incident_request.load_with_body(self._journal, request)
+        id, why = incident.id, incident_request.read_line(body, "why")
+        return await self._change_repair(
             request, lambda actor: self._repairs.approvals.reject(id, why, actor=actor, now=self._runtime.clock.now())
         )
 
     async def step_done(self, request: Request) -> Response:
         id = (await incident_request.load_incident(self._journal, request)).id
-        return await self._say(
+        return await self._change_repair(
             request, lambda actor: self._repairs.approvals.step_done(id, actor=actor, now=self._runtime.clock.now())
         )
 
-    async def again(self, request: Request) -> Response:
+    async def retry(self, request: Request) -> Response:
         id = (await incident_request.load_incident(self._journal, request)).id
-        return await self._say(request, lambda actor: self._repairs.retry(id, actor))
+        return await self._change_repair(request, lambda actor: self._repairs.retry(id, actor))
 
-    async def _say(self, request: Request, work: Callable[[str], Repair]) -> Response:
+    async def _change_repair(self, request: Request, change: Callable[[str], Repair]) -> Response:
         actor = request.state.caller.name
-        changed = await self._repairs.run_on_repair_thread(lambda: work(actor))
+        changed = await self._repairs.run_on_repair_thread(lambda: change(actor))
         self._repairs.advance_soon(changed)
-        return ok_response(repair=_shown(changed))
+        return ok_response(repair=_repair_view(changed))
 
     async def stop(self, request: Request) -> Response:
-        why = incident_request.read_line(await read_json_object(request, incident_request.BODY_BYTES), "why")
-        return await self._turn(
+        why = incident_request.read_line(await read_json_object(request, incident_request.MAX_BODY_BYTES), "why")
+        return await self._change_switch(
             request, lambda actor: self._repairs.approvals.stop(why, actor=actor, now=self._runtime.clock.now())
         )
 
     async def resume(self, request: Request) -> Response:
-        return await self._turn(
+        return await self._change_switch(
             request, lambda actor: self._repairs.approvals.resume(actor=actor, now=self._runtime.clock.now())
         )
 
     async def reset(self, request: Request) -> Response:
-        return await self._turn(
+        return await self._change_switch(
             request, lambda actor: self._repairs.approvals.reset(actor=actor, now=self._runtime.clock.now())
         )
 
-    async def _turn(self, request: Request, work: Callable[[str], RepairSwitch]) -> Response:
+    async def _change_switch(self, request: Request, change: Callable[[str], RepairSwitch]) -> Response:
         actor = request.state.caller.name
-        # In a thread of its own: to stop everything must not wait behind calls that hang.
-        return ok_response(switch=_switch(await self._repairs.run_now(lambda: work(actor))))
+        # Deliberately not on the repair thread: a stop must not wait for calls that hang.
+        return ok_response(switch=_switch_view(await self._repairs.run_now(lambda: change(actor))))
 
-    async def log(self, request: Request) -> RepairLog:
+    async def audit_log(self, request: Request) -> RepairLog:
         limit = parse_whole_number(request.query_params.get("limit", "1000"))
-        if limit is None or not 1 <= limit <= MOST_ENTRIES:
-            raise HTTPException(400, f"limit must be a number from 1 to {MOST_ENTRIES:,}")
+        if limit is None or not 1 <= limit <= MAX_ENTRIES:
+            raise HTTPException(400, f"`limit` must be a number from 1 to {MAX_ENTRIES:,}")
         return RepairLog(entries=await self._repairs.run_now(lambda: self._repairs.audit(limit)))
 
-    async def test(self, request: Request) -> PolicyTest:
-        """Which plan every past incident would have got under the policy in the body."""
-        text = (await read_json_object(request, POLICY_BYTES)).get("policy")
+    async def test_policy(self, request: Request) -> PolicyTest:
+        """Simulate the policy in the body on every past incident."""
+        text = (await read_json_object(request, MAX_POLICY_BYTES)).get("policy")
         if not isinstance(text, str):
-            raise HTTPException(400, 'the body needs the policy as TOML text: {"policy": "…"}')
+            raise HTTPException(400, '`policy` is missing; send its TOML text in a body such as {"policy": "…"}')
         try:
-            chosen = policy.parse(text, where="policy", over=policy.load())
+            tested_policy = policy.parse(text, where="policy", over=policy.load())
         except SettingsError as error:
             raise HTTPException(400, str(error)) from error
-        return PolicyTest(incidents=await self._repairs.run_now(lambda: self._repairs.simulate_policy(chosen)))
+        return PolicyTest(incidents=await self._repairs.run_now(lambda: self._repairs.simulate_policy(tested_policy)))
 
 
-def _shown(repair: Repair) -> dict[str, Any]:
+def _repair_view(repair: Repair) -> dict[str, Any]:
     plain: dict[str, Any] = wire.to_plain(repair)
     action = repair.action
     return plain | {
@@ -171,12 +170,12 @@ def _shown(repair: Repair) -> dict[str, Any]:
     }
 
 
-def _switch(switch: RepairSwitch) -> dict[str, Any]:
+def _switch_view(switch: RepairSwitch) -> dict[str, Any]:
     plain: dict[str, Any] = wire.to_plain(switch)
     return plain | {"is_stopped": switch.is_stopped, "is_tripped": switch.is_tripped}
 
 
-# Deliberately one table: a row for each endpoint, with what the API's document says about it.
+# Deliberately one table: a row for each endpoint, with its description in the API reference.
 def endpoints(api: RepairsApi) -> list[Endpoint]:
     get, post = ("GET",), ("POST",)
     return [
@@ -184,26 +183,26 @@ def endpoints(api: RepairsApi) -> list[Endpoint]:
             get,
             "/api/repairs",
             Role.VIEWER,
-            api.list,
-            summary="Repairs that wait, run or hold a node",
-            params=(QueryParam("all", "1: the newest that ended too"),),
+            api.list_repairs,
+            summary="List repairs that are waiting, are running or keep a node cordoned",
+            params=(QueryParam("all", f"1: include the newest {MAX_PAST_REPAIRS} ended repairs"),),
             response=RepairList,
         ),
         Endpoint(
             get,
             "/api/repairs/log",
             Role.VIEWER,
-            api.log,
-            summary="The audit of repairs, oldest first",
-            params=(QueryParam("limit", f"the newest so many, at most {MOST_ENTRIES:,}; 1000 unless given", int),),
+            api.audit_log,
+            summary="Audit log of repairs, oldest first",
+            params=(QueryParam("limit", f"Number of newest entries, at most {MAX_ENTRIES:,}; default 1000", int),),
         ),
         Endpoint(
             post,
             "/api/repairs/test",
             Role.OPERATOR,
-            api.test,
+            api.test_policy,
             changes=True,
-            summary="Which plan every past incident would have got under another policy",
+            summary="Test a policy: the plan of every past incident under it",
             body={"policy": str},
         ),
         Endpoint(
@@ -212,7 +211,7 @@ def endpoints(api: RepairsApi) -> list[Endpoint]:
             Role.OPERATOR,
             api.stop,
             changes=True,
-            summary="Stop all repairs at once",
+            summary="Halt all repairs now",
             body={"why": str},
             response=SwitchChanged,
         ),
@@ -222,7 +221,7 @@ def endpoints(api: RepairsApi) -> list[Endpoint]:
             Role.OPERATOR,
             api.resume,
             changes=True,
-            summary="Let repairs go on",
+            summary="Resume repairs after a halt",
             response=SwitchChanged,
         ),
         Endpoint(
@@ -231,7 +230,7 @@ def endpoints(api: RepairsApi) -> list[Endpoint]:
             Role.OPERATOR,
             api.reset,
             changes=True,
-            summary="Close the circuit breaker again",
+            summary="Reset the circuit breaker",
             response=SwitchChanged,
         ),
         Endpoint(
@@ -239,7 +238,7 @@ def endpoints(api: RepairsApi) -> list[Endpoint]:
             "/api/incidents/{id}/repair",
             Role.VIEWER,
             api.explain,
-            summary="Why an incident has this plan and this mode, who would object now, and how far its repair is",
+            summary="Explain the repair of an incident: plan, mode, refusals and progress",
             response=shapes.ExplainedRepair,
         ),
         Endpoint(
@@ -248,7 +247,7 @@ def endpoints(api: RepairsApi) -> list[Endpoint]:
             Role.OPERATOR,
             api.approve,
             changes=True,
-            summary="Approve the plan that this digest names",
+            summary="Approve the repair plan with this digest",
             response=RepairChanged,
             body={"digest": str},
         ),
@@ -258,7 +257,7 @@ def endpoints(api: RepairsApi) -> list[Endpoint]:
             Role.OPERATOR,
             api.reject,
             changes=True,
-            summary="Reject the plan",
+            summary="Reject the repair plan of an incident, with the reason",
             response=RepairChanged,
             body={"why": str},
         ),
@@ -268,16 +267,16 @@ def endpoints(api: RepairsApi) -> list[Endpoint]:
             Role.OPERATOR,
             api.step_done,
             changes=True,
-            summary="Say that a step which a person does is done",
+            summary="Confirm that a manual step is done",
             response=RepairChanged,
         ),
         Endpoint(
             post,
             "/api/incidents/{id}/again",
             Role.OPERATOR,
-            api.again,
+            api.retry,
             changes=True,
-            summary="Try the repair once more",
+            summary="Retry a failed repair",
             response=RepairChanged,
         ),
     ]

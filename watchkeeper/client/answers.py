@@ -772,8 +772,8 @@ class ChainVerdict(HubAnswer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class JournalLine(HubAnswer):
-    """An entry of the journal, with its sentence."""
+class JournalEntryView(HubAnswer):
+    """A journal entry; its sentence is in `text`, not in `body`."""
 
     seq: int
     at: datetime
@@ -789,7 +789,7 @@ class JournalLine(HubAnswer):
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class JournalPage(HubAnswer):
     now: datetime
-    entries: tuple[JournalLine, ...]
+    entries: tuple[JournalEntryView, ...]
     first: int
     last: int
     looked_back_to: int

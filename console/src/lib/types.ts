@@ -869,8 +869,8 @@ export interface ChainVerdict {
   is_intact: boolean;
   first_broken: number | null;
 }
-/** An entry of the journal, with its sentence. */
-export interface JournalLine {
+/** A journal entry; its sentence is in `text`, not in `body`. */
+export interface JournalEntryView {
   seq: number;
   at: string;
   actor: string;
@@ -883,7 +883,7 @@ export interface JournalLine {
 }
 export interface JournalPage {
   now: string;
-  entries: JournalLine[];
+  entries: JournalEntryView[];
   first: number;
   last: number;
   looked_back_to: number;

@@ -225,7 +225,7 @@ def test_a_receiver_that_fails_for_a_day_gets_everything_in_the_end(mail: Mail) 
     assert ("INC-1", "opened") in mail.deliver(at + 600)
 
 
-def test_what_will_never_be_taken_is_given_up_with_the_reason(mail: Mail) -> None:
+def test_a_notification_that_is_refused_permanently_is_given_up_with_the_reason(mail: Mail) -> None:
     mail.room.push(xid(79, gpu(3), 0))
     batch = mail.take(10)
     assert batch is not None
@@ -236,7 +236,7 @@ def test_what_will_never_be_taken_is_given_up_with_the_reason(mail: Mail) -> Non
     assert "Not notified hook (opened): answered 404" in [entry.text for entry in mail.room.journal.timeline("INC-1")]
 
 
-def test_an_incident_that_no_route_takes_is_counted(room: Room) -> None:
+def test_an_incident_without_a_route_is_counted(room: Room) -> None:
     mail = Mail(room, routing.Routing((HOOK,), (routing.Route(("hook",), match=('severity="info"',)),)))
     room.push(xid(79, gpu(3), 0))
     mail.look(1)
@@ -244,7 +244,7 @@ def test_an_incident_that_no_route_takes_is_counted(room: Room) -> None:
 
 
 @pytest.mark.parametrize("is_seen_resolved", [True, False])
-def test_the_end_is_told_also_when_the_hub_stood_still_until_the_incident_was_forgotten(
+def test_the_end_is_notified_although_the_hub_stalled_until_the_incident_was_forgotten(
     mail: Mail, is_seen_resolved: bool
 ) -> None:
     mail.room.hear(alert("agent_down", gpu(1), 0))
@@ -261,7 +261,7 @@ def test_the_end_is_told_also_when_the_hub_stood_still_until_the_incident_was_fo
     assert mail.deliver(4020) == [("INC-2", "opened")]
 
 
-def test_what_a_route_does_not_tell_the_end_of_is_not_kept_for_ever(room: Room) -> None:
+def test_an_incident_on_a_route_without_resolved_notifications_is_forgotten(room: Room) -> None:
     mail = Mail(room, routing.Routing((HOOK, LEAD), (replace(ROUTE, tells_resolved=False),)))
     room.hear(alert("agent_down", gpu(1), 0))
     assert mail.deliver(10) == [("INC-1", "opened")]
@@ -312,7 +312,7 @@ def _check_order(sent_ids: Sequence[str]) -> None:
         assert (after == Occasion.OPENED) == (before in (None, Occasion.RESOLVED)), occasions
 
 
-def test_decide_is_quiet_about_a_resolved_incident_that_nobody_heard_of(room: Room) -> None:
+def test_a_resolved_incident_that_was_never_notified_sends_nothing(room: Room) -> None:
     (opened,) = room.push(xid(79, gpu(3), 0))
     over = room.incidents.resolve(opened.id, "ada", why="fixed", now=later(5))
     assert decisions.decide_notices(over, [], [ROUTE], is_silenced=False, now=later(6)) == []

@@ -75,7 +75,7 @@ def main(folder: Path, port: int, *, gpus: int, slots: int, is_kept: bool) -> No
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from watchkeeper.kit import lazy_imports
 
-    lazy_imports.begin()
+    lazy_imports.enable()
     from watchkeeper.store.wal import wal_prefetch
 
     wal_prefetch.start_reading(configured(folder, port).samples_path)

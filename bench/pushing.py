@@ -105,7 +105,7 @@ async def delivered(connection: http.Connection, url: str, content: bytes) -> in
     tries = 0
     while True:
         tries += 1
-        pause = push.PAUSES.seconds(tries)
+        pause = push.PAUSES.delay_seconds(tries)
         try:
             answer = await connection.send(http.Request(url, "POST", {"Content-Type": "application/json"}, content))
             verdict, wait = push.classify_response(answer, pause)

@@ -1,28 +1,28 @@
 """Every error that Watchkeeper raises on purpose.
 
 An error for people has four parts: where, what, what is true now, what to do. Library errors are
-wrapped at the edge where they appear and chained, so nothing above a driver knows the library.
+wrapped where they occur and chained, so that no code above a driver depends on the library.
 """
 
 from __future__ import annotations
 
-# A value quoted in a message is cut here: long enough to recognise, short enough for one log line.
+# A value quoted in a message is truncated here: long enough to recognise, short enough for one log line.
 QUOTE_LIMIT = 120
 
 
 def quote(value: object) -> str:
-    """Show a value of the outside world in a message, cut to a readable length."""
+    """An external value as it is quoted in a message, truncated to a readable length."""
     text = repr(value)
     return text if len(text) <= QUOTE_LIMIT else f"{text[:QUOTE_LIMIT]}… ({len(text)} characters)"
 
 
 def error_reason(error: Exception | str) -> str:
-    """What the system says, without the number and the path that Python adds: our messages begin with the path."""
+    """The text of an error, without the errno and path that Python adds: our messages begin with the path."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 class WatchkeeperError(Exception):
-    """Base of the tree; `where`, `now` and `remedy` complete the problem."""
+    """Base class of our errors; `where`, `now` and `remedy` complete the problem."""
 
     def __init__(
         self, problem: str, *, where: str | None = None, now: str | None = None, remedy: str | None = None
@@ -54,15 +54,15 @@ class SettingsError(WatchkeeperError):
 
 
 class StartRefused(WatchkeeperError):
-    """The process must not start like this: a taken port, a foreign data directory, an open listener without tokens."""
+    """The process cannot start: a port in use, a data directory of another program, an open listener without tokens."""
 
 
 class InputError(WatchkeeperError):
-    """A file that a command was given cannot be read: wrong use, not something that was found in it."""
+    """An input file of a command cannot be read; this is wrong usage, not a finding about its content."""
 
 
 class WireError(WatchkeeperError):
-    """A value from the wire does not have the promised shape; `problems` has one line per path."""
+    """Decoded data does not match its type; `problems` has one line per path."""
 
     def __init__(self, problems: tuple[str, ...]) -> None:
         super().__init__("; ".join(problems))
@@ -70,11 +70,11 @@ class WireError(WatchkeeperError):
 
 
 class PackError(WatchkeeperError):
-    """A row of the shipped knowledge is broken; `where` is its file and line."""
+    """A row of a pack is invalid; `where` is its file and line."""
 
 
 class RuleFileError(WatchkeeperError):
-    """A rule file cannot be used; one error per problem, with the line it stands on."""
+    """A rule file is invalid; one error per problem, with its line."""
 
     def __init__(self, problem: str, *, path: str, line: int | None = None, remedy: str | None = None) -> None:
         super().__init__(problem, where=path if line is None else f"{path}:{line}", remedy=remedy)
@@ -94,35 +94,35 @@ class QueryError(WatchkeeperError):
 
 
 class QueryLimit(QueryError):
-    """A query would cost more than this engine allows; the message has both numbers."""
+    """A query exceeds a limit of the engine; the message has the limit and the value."""
 
 
 class CollectError(WatchkeeperError):
-    """A source did not answer, or answered with something else than it should."""
+    """A source did not answer, or its answer is invalid."""
 
 
 class StoreError(WatchkeeperError):
-    """The store or the journal cannot keep or give back what it was asked to."""
+    """The store or the journal cannot write or return data."""
 
 
 class StoreFull(StoreError):
-    """There is no room for another series; those that are known go on."""
+    """The limit of series is reached: new series are dropped, existing series are still written."""
 
 
 class JournalConflict(StoreError):
-    """A write was based on a version, or made in a leader epoch, that is no longer the current one."""
+    """A write is based on an outdated version, or comes from a leader whose epoch has ended."""
 
 
 class NotLeader(StoreError):
-    """Of several hubs another one leads: this one writes nothing, and the message says where the leader is."""
+    """This hub is a follower and writes nothing; the message names the leader."""
 
 
 class InvalidTransition(WatchkeeperError):
-    """A life cycle does not allow this step."""
+    """A life cycle does not allow this change of state."""
 
 
 class ReceiverError(WatchkeeperError):
-    """A notification could not be handed over."""
+    """A notification could not be delivered."""
 
     def __init__(self, problem: str, *, where: str | None = None, may_retry: bool = False) -> None:
         super().__init__(problem, where=where)
@@ -130,15 +130,15 @@ class ReceiverError(WatchkeeperError):
 
 
 class ActionRefused(WatchkeeperError):
-    """A guard did not let an action through; the message says which guard and by how much."""
+    """A guard refused an action; the message names the guard, its limit and the value."""
 
 
 class ActionFailed(WatchkeeperError):
-    """An action was tried on a machine and did not succeed."""
+    """An action on a machine failed."""
 
 
 class HubError(WatchkeeperError):
-    """The hub could not be reached, or refused a request; `status` is its HTTP answer, if there was one."""
+    """The hub is unreachable or refused a request; `status` is its HTTP status, None without an answer."""
 
     def __init__(
         self, problem: str, *, status: int | None = None, where: str | None = None, remedy: str | None = None
@@ -148,5 +148,5 @@ class HubError(WatchkeeperError):
 
     @property
     def has_answered(self) -> bool:
-        """No: it was not reached, did not let us ask, or could not answer, and nothing is known about the fleet."""
+        """Whether the hub handled the request; False if it is unreachable, refused the login, or failed (5xx)."""
         return self.status is not None and self.status not in (401, 403) and self.status < 500

@@ -158,7 +158,7 @@ def test_the_offset_of_the_clock_is_read_from_chrony() -> None:
 
 
 def test_a_program_that_does_not_answer_costs_its_deadline_and_no_more() -> None:
-    ask, started = CommandRunner(seconds=0.1), time.monotonic()
+    ask, started = CommandRunner(timeout_seconds=0.1), time.monotonic()
     assert ask.run(["sleep", "30"]).outcome is CommandOutcome.TIMED_OUT
     assert time.monotonic() - started < 25
     assert ask.stuck_count == 0, "a child that can be killed is not left behind"

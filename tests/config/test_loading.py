@@ -54,8 +54,8 @@ def test_every_problem_is_named_with_its_origin_and_key(file: Path) -> None:
     file.write_text('[hub]\nport = "x"\nprt = 1\n[fleet]\nscrape_interval = "15"\ncluster = ""\n[zoo]\n')
     error = error_of(file, {"query.max_series": 0})
     assert error.problems == (
-        f"{file}: zoo: unknown key; known here: {names(Settings)}",
-        f"{file}: hub.prt: unknown key; known here: {names(HubSettings)}",
+        f"{file}: zoo: unknown key; valid keys: {names(Settings)}",
+        f"{file}: hub.prt: unknown key; valid keys: {names(HubSettings)}",
         f"{file}: hub.port: expected a whole number, found 'x'",
         f"{file}: fleet.cluster: must not be empty",
         f"{file}: fleet.scrape_interval: `15` has no unit; write `15s` for seconds or `15m` for minutes",

@@ -37,7 +37,7 @@ STORIES = {
     "store killed": "tests/store/test_durable_crash.py",
 }
 # A loop that comes round once an hour takes nothing back before the hub forgets that it failed.
-WELL_SECONDS = recent_failures.REMEMBERED.total_seconds() + 30
+WELL_SECONDS = recent_failures.FRESH_FOR.total_seconds() + 30
 # A story of ten restarts takes a minute, and three on a machine where others have the cores.
 STORY_SECONDS = 600
 SETTINGS = """

@@ -1,4 +1,4 @@
-"""What is private to a machine, however it is written, and who may lead there."""
+"""Local addresses in every spelling, and which names and redirects may lead to them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from watchkeeper.errors import CollectError, ReceiverError
 from watchkeeper.net import addresses, http
 from watchkeeper.notify import receiver_http
 
-HEARD: list[str] = []
+RECEIVED: list[str] = []
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_loopback_and_link_local_addresses_are_private_however_they_are_written(
     assert addresses.is_machine_local(address) is is_private
 
 
-def test_a_name_may_not_lead_inwards_unless_it_says_so_or_is_this_machines_own() -> None:
+def test_a_name_may_not_resolve_to_a_local_address_unless_it_is_a_local_name() -> None:
     assert addresses.is_unexpectedly_local("hooks.example", "169.254.169.254")
     assert not addresses.is_unexpectedly_local("169.254.169.254", "169.254.169.254")
     assert not addresses.is_unexpectedly_local("localhost", "127.0.0.1")
@@ -47,11 +47,11 @@ def test_a_name_may_not_lead_inwards_unless_it_says_so_or_is_this_machines_own()
 
 @pytest.fixture
 def inward(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A server of this machine, found under the name `hooks.example` and sending everybody on to `inside.example`."""
+    """A server of this machine, with the name `hooks.example`, that redirects to `inside.example`."""
 
     class Redirecting(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.server.heard.append(self.path)  # type: ignore[attr-defined]
+            self.server.received.append(self.path)  # type: ignore[attr-defined]
             self.send_response(302)
             self.send_header("Location", f"http://inside.example:{self.server.server_port}/secret")  # type: ignore[attr-defined]
             self.end_headers()
@@ -63,13 +63,13 @@ def inward(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
     real = socket.getaddrinfo
 
-    def found(host: str, *others: Any, **named: Any) -> Any:
+    def resolve(host: str, *others: Any, **named: Any) -> Any:
         return real("127.0.0.1" if str(host).endswith(".example") else host, *others, **named)
 
-    monkeypatch.setattr(socket, "getaddrinfo", found)
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
     server = ThreadingHTTPServer(("127.0.0.1", 0), Redirecting)
-    server.heard = HEARD  # type: ignore[attr-defined]
-    HEARD.clear()
+    server.received = RECEIVED  # type: ignore[attr-defined]
+    RECEIVED.clear()
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     yield f"http://hooks.example:{server.server_port}"
@@ -78,18 +78,18 @@ def inward(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     thread.join()
 
 
-def test_a_message_is_not_handed_to_a_name_that_leads_inwards(inward: str) -> None:
+def test_a_message_is_not_sent_to_a_name_with_a_local_address(inward: str) -> None:
     with pytest.raises(ReceiverError, match=r"its name leads to 127\.0\.0\.1, which is this machine's own"):
         receiver_http.http_post(f"{inward}/hook", b"{}", {})
-    assert HEARD == []
+    assert RECEIVED == []
 
 
 def test_a_redirect_of_a_message_is_an_answer_and_is_not_followed(inward: str) -> None:
     status, _ = receiver_http.http_post(f"{inward.replace('hooks.example', '127.0.0.1')}/hook", b"{}", {})
-    assert (status, HEARD) == (302, ["/hook"])
+    assert (status, RECEIVED) == (302, ["/hook"])
 
 
-def test_a_target_that_redirects_inwards_is_not_followed(inward: str) -> None:
+def test_a_redirect_to_a_local_address_is_not_followed(inward: str) -> None:
     async def read() -> None:
         connection = http.Connection(timeout_seconds=60)
         try:
@@ -99,4 +99,4 @@ def test_a_target_that_redirects_inwards_is_not_followed(inward: str) -> None:
 
     with pytest.raises(CollectError, match=r"redirects to 127\.0\.0\.1"):
         asyncio.run(read())
-    assert HEARD == ["/metrics"]
+    assert RECEIVED == ["/metrics"]

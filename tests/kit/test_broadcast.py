@@ -1,4 +1,4 @@
-"""One message to many listeners."""
+"""One message to many subscribers."""
 
 from __future__ import annotations
 
@@ -7,35 +7,35 @@ import asyncio
 from watchkeeper.kit import broadcast
 
 
-def heard(messages: list[str]) -> list[str]:
-    """What a listener finds who looks only after everything was said."""
+def received(messages: list[str]) -> list[str]:
+    """The queue of a subscriber that reads only after all messages were sent."""
 
     async def story() -> list[str]:
-        speaker = broadcast.Broadcast()
-        async with speaker.subscribe() as queue:
+        sender = broadcast.Broadcast()
+        async with sender.subscribe() as queue:
             for message in messages:
-                speaker.send(message)
+                sender.send(message)
             return [queue.get_nowait() for _ in range(queue.qsize())]
 
     return asyncio.run(story())
 
 
-def test_a_listener_hears_messages_in_their_order() -> None:
-    assert heard(["incidents", "fleet", "incidents"]) == ["incidents", "fleet", "incidents"]
+def test_a_subscriber_receives_messages_in_order() -> None:
+    assert received(["incidents", "fleet", "incidents"]) == ["incidents", "fleet", "incidents"]
 
 
-def test_a_listener_that_falls_behind_is_told_to_read_everything_anew() -> None:
-    said = [str(number) for number in range(broadcast.QUEUE_LIMIT + 2)]
-    assert heard(said) == [broadcast.RESYNC, said[-1]]
+def test_a_subscriber_that_falls_behind_gets_resync() -> None:
+    messages = [str(number) for number in range(broadcast.QUEUE_LIMIT + 2)]
+    assert received(messages) == [broadcast.RESYNC, messages[-1]]
 
 
-def test_a_slow_listener_costs_the_others_nothing() -> None:
+def test_a_slow_subscriber_does_not_delay_the_others() -> None:
     async def story() -> tuple[str, int]:
-        speaker = broadcast.Broadcast()
-        async with speaker.subscribe() as slow, speaker.subscribe() as quick:
+        sender = broadcast.Broadcast()
+        async with sender.subscribe() as slow, sender.subscribe() as quick:
             last = ""
             for number in range(3 * broadcast.QUEUE_LIMIT):
-                speaker.send(str(number))
+                sender.send(str(number))
                 last = quick.get_nowait()
             return last, slow.qsize()
 
@@ -44,12 +44,12 @@ def test_a_slow_listener_costs_the_others_nothing() -> None:
     assert waiting <= broadcast.QUEUE_LIMIT
 
 
-def test_who_left_is_not_spoken_to() -> None:
+def test_a_closed_subscription_gets_no_messages() -> None:
     async def story() -> int:
-        speaker = broadcast.Broadcast()
-        async with speaker.subscribe() as queue:
+        sender = broadcast.Broadcast()
+        async with sender.subscribe() as queue:
             pass
-        speaker.send("fleet")
+        sender.send("fleet")
         return queue.qsize()
 
     assert asyncio.run(story()) == 0

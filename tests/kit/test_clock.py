@@ -1,4 +1,4 @@
-"""Clocks: time that is handed over."""
+"""Clocks that are passed as parameters."""
 
 from __future__ import annotations
 
@@ -49,18 +49,18 @@ def test_sleepers_wake_in_the_order_of_their_deadlines_and_see_their_own_time(
 
 def test_a_sleeper_that_sleeps_again_within_one_advance_wakes_twice() -> None:
     async def story() -> list[datetime]:
-        manual, seen = clock.ManualClock(START), []
+        manual, wake_times = clock.ManualClock(START), []
 
         async def ticker() -> None:
             for _ in range(3):
                 await manual.sleep(10)
-                seen.append(manual.now())
+                wake_times.append(manual.now())
 
         task = asyncio.create_task(ticker())
         await clock.settle()
         await manual.advance(25)
         task.cancel()
-        return seen
+        return wake_times
 
     assert asyncio.run(story()) == [START + timedelta(seconds=10), START + timedelta(seconds=20)]
 
@@ -74,9 +74,9 @@ def test_a_scaled_clock_runs_faster_from_its_epoch_on() -> None:
 
 
 def test_two_clocks_with_one_epoch_and_speed_agree() -> None:
-    one = clock.ScaledClock(speed=100, epoch_seconds=START.timestamp())
-    other = clock.ScaledClock(speed=one.speed, epoch_seconds=one.epoch_seconds)
-    first, second, third = one.now(), other.now(), one.now()
+    first_clock = clock.ScaledClock(speed=100, epoch_seconds=START.timestamp())
+    second_clock = clock.ScaledClock(speed=first_clock.speed, epoch_seconds=first_clock.epoch_seconds)
+    first, second, third = first_clock.now(), second_clock.now(), first_clock.now()
     assert first <= second <= third
 
 

@@ -21,12 +21,12 @@ def claimed(path: Path) -> files.DataDirectory:
     return directory
 
 
-def test_a_file_that_takes_anothers_name_with_its_time_and_size_is_another(tmp_path: Path) -> None:
+def test_a_replaced_file_with_equal_time_and_size_has_another_stamp(tmp_path: Path) -> None:
     path, other = tmp_path / "a", tmp_path / "b"
     assert files.read_stamp(path) is None
-    for one in (path, other):
-        one.write_text("same size")
-        os.utime(one, ns=(1, 1))
+    for file in (path, other):
+        file.write_text("same size")
+        os.utime(file, ns=(1, 1))
     before = files.read_stamp(path)
     assert before == files.read_stamp(path)
     other.replace(path)
@@ -46,9 +46,11 @@ def test_a_directory_in_use_is_refused_until_it_is_released(tmp_path: Path) -> N
     claimed(tmp_path).release()
 
 
-def test_a_directory_with_files_of_someone_else_is_refused_and_left_as_it_was(tmp_path: Path) -> None:
+def test_a_directory_with_files_of_another_program_is_refused_and_not_changed(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("dear reader")
-    with pytest.raises(StartRefused, match=r"files of someone else \(thesis.tex\).*Choose an empty or new directory"):
+    with pytest.raises(
+        StartRefused, match=r"files of another program \(thesis.tex\).*Choose an empty or new directory"
+    ):
         claimed(tmp_path)
     assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.tex"]
 
@@ -59,7 +61,7 @@ def test_a_file_in_place_of_the_directory_is_refused(tmp_path: Path) -> None:
         claimed(tmp_path / "data")
 
 
-def test_a_start_that_was_killed_before_its_mark_was_written_is_gone_on_with(tmp_path: Path) -> None:
+def test_a_directory_without_the_mark_of_a_killed_start_can_be_claimed(tmp_path: Path) -> None:
     # It ends as under kill -9 when it is about to write.
     killed = """
 import os, pathlib, sys
@@ -74,18 +76,20 @@ raise SystemExit("it was to be killed")
     assert (tmp_path / files.OWNER_MARK).read_text() == f"format {files.FORMAT}\n"
 
 
-def test_of_many_that_start_at_once_in_a_new_directory_one_has_it(tmp_path: Path) -> None:
+def test_of_many_processes_that_start_together_one_claims_the_directory(tmp_path: Path) -> None:
     for number in range(20):
         directories = [files.DataDirectory(tmp_path / str(number)) for _ in range(8)]
         together, owners = threading.Barrier(len(directories)), list[files.DataDirectory]()
 
-        def start(one: files.DataDirectory, together: threading.Barrier, owners: list[files.DataDirectory]) -> None:
+        def start(
+            directory: files.DataDirectory, together: threading.Barrier, owners: list[files.DataDirectory]
+        ) -> None:
             together.wait()
             with contextlib.suppress(StartRefused):
-                one.claim()
-                owners.append(one)
+                directory.claim()
+                owners.append(directory)
 
-        threads = [threading.Thread(target=start, args=(one, together, owners)) for one in directories]
+        threads = [threading.Thread(target=start, args=(directory, together, owners)) for directory in directories]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -94,7 +98,7 @@ def test_of_many_that_start_at_once_in_a_new_directory_one_has_it(tmp_path: Path
         owners[0].release()
 
 
-def test_what_could_not_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_no_files(tmp_path: Path) -> None:
     (tmp_path / "name").mkdir()
     with pytest.raises(IsADirectoryError):
         files.write_atomically(tmp_path / "name", b"content")
@@ -119,12 +123,12 @@ def test_a_file_is_replaced_whole_and_leaves_nothing_beside_it(tmp_path: Path) -
 def test_a_directory_of_a_later_format_is_refused_with_both_numbers_and_left_alone(tmp_path: Path) -> None:
     mark = tmp_path / files.OWNER_MARK
     mark.write_text("format 7\n")
-    with pytest.raises(StartRefused, match="has format 7, this Watchkeeper knows up to 1"):
+    with pytest.raises(StartRefused, match="has format 7, this Watchkeeper supports up to 1"):
         files.DataDirectory(tmp_path).claim()
     assert mark.read_text() == "format 7\n"
 
 
-def test_a_secret_is_not_written_into_a_file_that_somebody_else_has_laid_there(tmp_path: Path) -> None:
+def test_a_secret_is_not_written_into_an_existing_file(tmp_path: Path) -> None:
     trap = tmp_path / "trap"
     trap.write_text("open to all")
     scratch = tmp_path / f".key.{os.getpid()}.{threading.get_native_id()}"

@@ -1,4 +1,4 @@
-"""Late modules run once, whole, and for whoever asks first; each test in a process, as imports cannot be undone."""
+"""Lazy modules run once, at their first use; each test has its own process, because imports cannot be undone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.paths import ROOT
 
 def run(program: str, *arguments: str) -> str:
     """What a program printed that has late modules."""
-    begun = "import sys, threading, types\nfrom watchkeeper.kit import lazy_imports\nlazy_imports.begin()\n"
+    begun = "import sys, threading, types\nfrom watchkeeper.kit import lazy_imports\nlazy_imports.enable()\n"
     command = [sys.executable, "-c", begun + textwrap.dedent(program), *arguments]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
     assert ran.returncode == 0, ran.stderr
@@ -94,7 +94,7 @@ def test_a_package_and_a_late_module_do_not_wait_for_each_other(tmp_path: Path) 
     assert run(program, folder) == "1 2"
 
 
-def test_a_module_that_fails_says_so_to_everyone_who_uses_it(tmp_path: Path) -> None:
+def test_a_module_that_fails_raises_at_every_use(tmp_path: Path) -> None:
     folder = module(tmp_path, "raise LookupError('no such table')")
     program = """
         import watchkeeper
@@ -109,24 +109,24 @@ def test_a_module_that_fails_says_so_to_everyone_who_uses_it(tmp_path: Path) -> 
     assert run(program, folder) == "no such table, no such table,"
 
 
-def test_what_is_left_runs_in_steps(tmp_path: Path) -> None:
+def test_pending_modules_run_in_steps(tmp_path: Path) -> None:
     folder = module(tmp_path, "print('one', end=' ')")
     (tmp_path / "late_two.py").write_text("print('two', end=' ')")
     program = """
         import watchkeeper
         watchkeeper.__path__.append(sys.argv[1])
         from watchkeeper import late_one, late_two
-        for _ in lazy_imports.steps('watchkeeper.late_'):
+        for _ in lazy_imports.run_pending('watchkeeper.late_'):
             print('between', end=' ')
     """
     assert run(program, folder) == "one between two between"
 
 
-def test_every_module_of_a_hub_can_run_late_and_none_is_left() -> None:
+def test_every_module_of_a_hub_can_run_lazily() -> None:
     program = """
         import watchkeeper.cli.hub.serving
         watchkeeper.cli.hub.serving.serve
-        left = lambda: sum(type(one) is lazy_imports._LazyModule for one in list(sys.modules.values()))
+        left = lambda: sum(type(module) is lazy_imports._LazyModule for module in list(sys.modules.values()))
         before = left()
         lazy_imports.finish()
         ours = [name for name in sys.modules if name.startswith('watchkeeper.')]

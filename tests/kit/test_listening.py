@@ -1,4 +1,4 @@
-"""Servers that end while somebody connects."""
+"""Servers that close while a client connects."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from watchkeeper.net import listening
 
 @pytest.mark.slow
 @pytest.mark.parametrize("turns", range(6))
-def test_no_connection_is_left_open_however_far_it_has_come(turns: int) -> None:
+def test_close_server_leaves_no_connection_open(turns: int) -> None:
     def meet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.close()
 

@@ -1,4 +1,4 @@
-"""Log lines: a fixed sentence and its fields."""
+"""Log messages: a fixed text and its fields."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory that a start has used goes back to the operating system."""
+"""Memory that only a start needed is returned to the operating system."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ Anonymous:             0 kB
 """
 
 
-def with_a_ring(program: str) -> list[str]:
+def run_with_a_cycle(program: str) -> list[str]:
     """Run a program under collect_garbage_rarely with a cycle that prints `gone` when freed; return its words."""
     begun = """
 import gc, weakref
@@ -75,34 +75,34 @@ ring.itself, gone = ring, weakref.ref(ring)
     return ran.stdout.split()
 
 
-def test_the_collector_looks_less_often_and_still_finds_what_nobody_holds() -> None:
+def test_the_collector_runs_less_often_and_still_frees_cycles() -> None:
     program = """
 del ring
 kept = [[] for _ in range(2 * gc.get_threshold()[0])]
 print(gc.get_threshold()[0], gone())
 """
-    assert with_a_ring(program) == [str(memory.YOUNG_OBJECTS), "None"]
+    assert run_with_a_cycle(program) == [str(memory.GC_THRESHOLD_OBJECTS), "None"]
 
 
-def test_what_survives_a_whole_look_for_garbage_is_looked_at_again_after_some_time() -> None:
+def test_frozen_objects_are_collected_again_after_some_time() -> None:
     program = """
 gc.collect()
-aside = gc.get_freeze_count()
+frozen = gc.get_freeze_count()
 del ring
 gc.collect()
 kept = gone() is not None
-memory.SET_ASIDE_SECONDS = 0.0
+memory.FREEZE_SECONDS = 0.0
 gc.collect()
-print(aside > 1000, kept, gone(), gc.get_freeze_count() > 1000)
+print(frozen > 1000, kept, gone(), gc.get_freeze_count() > 1000)
 """
-    assert with_a_ring(program) == ["True", "True", "None", "True"]
+    assert run_with_a_cycle(program) == ["True", "True", "None", "True"]
 
 
-def test_only_files_that_nobody_has_written_to_are_let_go() -> None:
+def test_only_unmodified_files_are_released() -> None:
     assert list(memory.unmodified_mappings(SMAPS)) == [(0x7F10, 0x10)]
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="this C library cannot give memory back")
-def test_a_program_goes_on_when_its_start_has_been_given_back() -> None:
+def test_a_program_works_after_its_startup_memory_is_released() -> None:
     ran = subprocess.run([sys.executable, "-c", START], capture_output=True, text=True, check=True)
     assert int(ran.stdout.splitlines()[0]) > 20_000_000

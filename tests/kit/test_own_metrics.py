@@ -18,15 +18,15 @@ ESCAPES = {r"\\": "\\", r"\"": '"', r"\n": "\n"}
 
 def read(page: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
     """A strict reader of the text format, written from its description and not from our writer."""
-    found = {}
+    series = {}
     for line in page.removesuffix("\n").split("\n"):
         if line.startswith("#"):
             continue
         match = LINE.fullmatch(line)
         assert match, line
         pairs = [(name, re.sub(r"\\.", lambda m: ESCAPES[m[0]], text)) for name, text in PAIR.findall(match[2] or "")]
-        found[match[1], frozenset(pairs)] = float(match[3])
-    return found
+        series[match[1], frozenset(pairs)] = float(match[3])
+    return series
 
 
 @given(st.dictionaries(st.text(max_size=20), st.floats(allow_nan=False, width=32), min_size=1, max_size=5))
@@ -40,7 +40,7 @@ def test_a_page_is_read_back_with_every_label_and_value(values: dict[str, float]
     }
 
 
-def test_a_metric_that_nobody_counted_on_reads_zero() -> None:
+def test_a_metric_without_values_reads_zero() -> None:
     registry = own_metrics.Registry()
     registry.counter("watchkeeper_tests_total", "never counted")
     assert registry.render().splitlines() == [

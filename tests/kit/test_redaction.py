@@ -1,4 +1,4 @@
-"""Secrets are taken out by their shape or by the word before them; names are replaced, and nothing else changes."""
+"""Secrets are hidden by their format or by the word before them; names are replaced, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_secret_does_not_leave(text: str, clean: str) -> None:
         '{"order": "watchkeeper:INC-7/3-reset_gpu", "result": "done"}',
     ],
 )
-def test_what_a_vendor_needs_stays(text: str) -> None:
+def test_text_that_a_vendor_needs_is_kept(text: str) -> None:
     assert redaction.hide_secrets(text) == text
 
 
@@ -51,5 +51,5 @@ def test_names_are_replaced_whole_and_everywhere_alike() -> None:
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("piece", ["a.", "eyJaaaaaaaa-", "secret.", "--token", "http://", "bearer ", *SLOW])
-def test_a_text_that_is_made_to_be_slow_is_not(piece: str) -> None:
+def test_adversarial_text_is_redacted_in_linear_time(piece: str) -> None:
     assert redaction.hide_secrets(piece * (200_000 // len(piece)))

@@ -1,4 +1,4 @@
-"""The wire format: what is written comes back equal, and what is wrong is said all at once."""
+"""The wire format: values survive a round trip, and all problems are reported together."""
 
 from __future__ import annotations
 
@@ -69,9 +69,9 @@ def test_every_problem_is_reported_with_its_path() -> None:
     ]
 
 
-def test_an_unknown_key_is_answered_with_the_known_ones() -> None:
+def test_an_unknown_key_is_answered_with_the_valid_keys() -> None:
     assert problems_of(PLAIN_STREET | {"lamp": []}) == (
-        "lamp: unknown key; known here: lamps, built_at, numbers, corner",
+        "lamp: unknown key; valid keys: lamps, built_at, numbers, corner",
     )
 
 
@@ -112,8 +112,8 @@ def test_a_time_survives_the_wire(at: datetime) -> None:
 
 
 @given(st.datetimes(timezones=st.just(UTC)), st.datetimes(timezones=st.just(UTC)))
-def test_times_sort_as_text_in_the_order_of_time(one: datetime, other: datetime) -> None:
-    assert (one < other) == (wire.format_time(one) < wire.format_time(other))
+def test_times_sort_as_text_in_the_order_of_time(first: datetime, second: datetime) -> None:
+    assert (first < second) == (wire.format_time(first) < wire.format_time(second))
 
 
 def test_a_time_of_another_zone_becomes_utc() -> None:
@@ -143,4 +143,4 @@ def test_a_field_keeps_its_json_key_under_a_better_name() -> None:
     assert wire.fields_of(Renamed("waits")) == {"said": "waits", "number": 0}
     with pytest.raises(WireError) as caught:
         wire.from_plain(Renamed, {"status_text": "waits"})
-    assert caught.value.problems == ("status_text: unknown key; known here: said, number", "said: is missing")
+    assert caught.value.problems == ("status_text: unknown key; valid keys: said, number", "said: is missing")

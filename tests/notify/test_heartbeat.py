@@ -78,11 +78,11 @@ def test_nobody_is_called_unless_somebody_is_named(ear: str) -> None:
 def test_a_hub_whose_rules_fail_falls_silent_and_one_whose_fabric_fails_does_not() -> None:
     failures = recent_failures.RecentFailures()
     failures.record("fabric", "ibnetdiscover is missing", now=NOW)
-    assert not failures.any_of(heartbeat.VITAL, now=NOW)
+    assert not failures.has_any(heartbeat.VITAL, now=NOW)
     failures.record("rules thermal", "the store is away", now=NOW)
-    assert failures.any_of(heartbeat.VITAL, now=NOW)
+    assert failures.has_any(heartbeat.VITAL, now=NOW)
     failures.clear("rules thermal")
-    assert not failures.any_of(heartbeat.VITAL, now=NOW)
+    assert not failures.has_any(heartbeat.VITAL, now=NOW)
 
 
 def test_troubles_are_bounded_said_with_their_beginning_and_end_by_themselves() -> None:
@@ -93,4 +93,4 @@ def test_troubles_are_bounded_said_with_their_beginning_and_end_by_themselves() 
     assert failures.current(NOW + timedelta(minutes=4)) == []
     for number in range(200):
         failures.record(f"loop {number}", "x", now=NOW)
-    assert len(failures.current(NOW)) == recent_failures.MOST
+    assert len(failures.current(NOW)) == recent_failures.MAX_FAILURES

@@ -85,6 +85,6 @@ def test_a_later_watchkeepers_directory_is_refused_with_both_numbers(tmp_path: P
     demo = up.demo_settings("127.0.0.1", 0, directory=str(tmp_path), tokens=None)
     calm = dataclasses.replace(demo.remediate, driver=config.DriverName.DRY_RUN)
     with pytest.raises(
-        errors.StartRefused, match=f"format {files.FORMAT + 1}, this Watchkeeper knows up to {files.FORMAT}"
+        errors.StartRefused, match=f"format {files.FORMAT + 1}, this Watchkeeper supports up to {files.FORMAT}"
     ):
         open_hub(dataclasses.replace(demo, remediate=calm), time=clock.ManualClock(datetime.now(UTC)))

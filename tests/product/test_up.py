@@ -65,7 +65,7 @@ def test_a_second_hub_on_the_same_port_says_who_holds_it(product: Product, tmp_p
 
 
 @pytest.mark.slow
-def test_a_data_directory_in_use_or_of_someone_else_is_refused(product: Product, tmp_path: Path) -> None:
+def test_a_data_directory_in_use_or_of_another_program_is_refused(product: Product, tmp_path: Path) -> None:
     in_use = command("up", "--port", "0", "--data", str(product.log.parent / "kept"))
     assert in_use.returncode == 2
     assert "another Watchkeeper is using this data directory" in in_use.stderr

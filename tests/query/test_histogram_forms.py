@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.support import native_strategies as native
 from watchkeeper import errors
-from watchkeeper.kit.protobuf import fields, varint
+from watchkeeper.kit.protobuf import encode_varint, read_fields
 from watchkeeper.model.histograms import CUSTOM, Histogram, HistogramSample, ResetHint
 from watchkeeper.model.labels import Labels
 from watchkeeper.query import histogram_json, histogram_text, histogram_wire
@@ -68,7 +68,7 @@ def test_a_message_with_any_byte_changed_is_kept_or_refused(histogram: Histogram
     series = bytes(cramjam.snappy.decompress_raw(inner))
     labels = series[2 : 2 + len(series) - 2 - remote_write.SAMPLE_BYTES]
     whole = labels + bytes(message)
-    body = bytes(cramjam.snappy.compress_raw(b"\x0a" + varint(len(whole)) + whole))
+    body = bytes(cramjam.snappy.compress_raw(b"\x0a" + encode_varint(len(whole)) + whole))
     with contextlib.suppress(errors.WireError):
         remote_write.append_request(body, Head())
 
@@ -86,9 +86,9 @@ def whole_numbers() -> bytes:
     inner = (
         b"\x08\x07" + b"\x19" + struct.pack("<d", 9.5) + b"\x20\x02" + b"\x29" + struct.pack("<d", 0.001) + b"\x30\x01"
     )
-    inner += b"".join(b"\x5a" + varint(len(span)) + span for span in spans)
+    inner += b"".join(b"\x5a" + encode_varint(len(span)) + span for span in spans)
     # 3, then 1 less, then 1 less again.
-    return inner + b"\x62\x03\x06\x01\x01" + b"\x78" + varint(AT_MS)
+    return inner + b"\x62\x03\x06\x01\x01" + b"\x78" + encode_varint(AT_MS)
 
 
 def test_counts_as_differences_of_whole_numbers_are_understood() -> None:
@@ -119,14 +119,14 @@ def test_a_histogram_that_means_nothing_is_counted_and_left_out(broken: Histogra
         body = histogram_wire.write(AT_MS, replace(broken, schema=CUSTOM)).replace(b"\x20\x69", b"\x20\x00")
     else:
         body = histogram_wire.write(AT_MS, broken)
-    [(_, start, end)] = fields(body, 0, len(body))
+    [(_, start, end)] = read_fields(body, 0, len(body))
     with pytest.raises(histogram_wire.Broken):
         histogram_wire.read(body, start, end)
 
 
 def test_a_finer_schema_than_is_kept_becomes_coarser() -> None:
     body = histogram_wire.write(AT_MS, FINE)
-    [(_, start, end)] = fields(body, 0, len(body))
+    [(_, start, end)] = read_fields(body, 0, len(body))
     _, found = histogram_wire.read(body, start, end)
     assert (found.schema, found.positive) == (8, ((1 << 8, 2.0),))
 

@@ -146,12 +146,12 @@ def test_quiet_hours_hold_back_what_begins_by_itself_and_nobody_who_is_awake() -
     ],
 )
 def test_hours_past_midnight_belong_to_the_day_they_began_on(text: str, at: str, holds: bool) -> None:
-    assert quiet_hours.parse(text).holds(datetime.fromisoformat(f"{at}:00+00:00")) is holds
+    assert quiet_hours.parse(text).contains(datetime.fromisoformat(f"{at}:00+00:00")) is holds
 
 
 @pytest.mark.parametrize("text", ["10-12", "25:00-26:00", "Foo 10:00-12:00", "10:60-12:00", ""])
 def test_hours_that_no_day_has_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"such as 22:00-06:00|no day has|days are"):
+    with pytest.raises(ValueError, match=r"such as 22:00-06:00|an invalid time|days are"):
         quiet_hours.parse(text)
 
 

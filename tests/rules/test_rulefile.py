@@ -106,7 +106,7 @@ def test_all_problems_of_all_files_are_named_at_once() -> None:
         ("groups: 5\n", "r.yaml:1: expected a list"),
         ("- a\n- b\n", "r.yaml:1: a rule file must be a table of keys"),
         ("groups:\n  - name: g\n   rules: []\n", "r.yaml:3: not YAML"),
-        ("[" * 60_000, "r.yaml: not YAML: it is nested deeper than 100"),
+        ("[" * 60_000, "r.yaml: not YAML: nested deeper than 100"),
     ],
 )
 def test_a_problem_is_named_with_its_line(text: str, expected: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
-from watchkeeper.kit.protobuf import varint
+from watchkeeper.kit.protobuf import encode_varint
 
 COUNTER, GAUGE, SUMMARY, UNTYPED, HISTOGRAM, GAUGE_HISTOGRAM = range(6)
 # The field of a metric that each type's numbers stand in.
@@ -13,7 +13,7 @@ HELD_IN = (3, 2, 4, 5, 7, 7)
 
 
 def whole(number: int, value: int) -> bytes:
-    return varint(number << 3) + varint(value)
+    return encode_varint(number << 3) + encode_varint(value)
 
 
 def signed(number: int, value: int) -> bytes:
@@ -21,12 +21,12 @@ def signed(number: int, value: int) -> bytes:
 
 
 def double(number: int, value: float) -> bytes:
-    return varint(number << 3 | 1) + struct.pack("<d", value)
+    return encode_varint(number << 3 | 1) + struct.pack("<d", value)
 
 
 def inner(number: int, content: bytes | str) -> bytes:
     raw = content.encode() if isinstance(content, str) else content
-    return varint(number << 3 | 2) + varint(len(raw)) + raw
+    return encode_varint(number << 3 | 2) + encode_varint(len(raw)) + raw
 
 
 def label(name: str, value: str) -> bytes:
@@ -45,7 +45,7 @@ def metric(kind: int, content: bytes, *, at_ms: int | None = None, **labels: str
 
 def family(name: str, kind: int, *metrics: bytes, help: str = "") -> bytes:
     body = inner(1, name) + (inner(2, help) if help else b"") + whole(3, kind) + b"".join(metrics)
-    return varint(len(body)) + body
+    return encode_varint(len(body)) + body
 
 
 def bucket(bound: float, count: int, more: bytes = b"") -> bytes:

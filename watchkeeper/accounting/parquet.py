@@ -12,7 +12,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from watchkeeper.kit.protobuf import varint
+from watchkeeper.kit.protobuf import encode_varint
 
 MAGIC = b"PAR1"
 # Types of a field in Thrift's compact protocol.
@@ -117,18 +117,18 @@ def _struct(fields: Mapping[int, _ThriftField]) -> _ThriftField:
 
 
 def _list(kind: int, items: Sequence[_ThriftField]) -> _ThriftField:
-    head = bytes([len(items) << 4 | kind]) if len(items) < 15 else bytes([0xF0 | kind]) + varint(len(items))
+    head = bytes([len(items) << 4 | kind]) if len(items) < 15 else bytes([0xF0 | kind]) + encode_varint(len(items))
     return _ThriftField(LIST, head + b"".join(item.content for item in items))
 
 
 def _text(text: str) -> _ThriftField:
-    return _ThriftField(BINARY, varint(len(text.encode())) + text.encode())
+    return _ThriftField(BINARY, encode_varint(len(text.encode())) + text.encode())
 
 
 # Signed numbers come doubled, as zigzag writes those of zero and above.
 def _i32(number: int) -> _ThriftField:
-    return _ThriftField(I32, varint(number * 2))
+    return _ThriftField(I32, encode_varint(number * 2))
 
 
 def _i64(number: int) -> _ThriftField:
-    return _ThriftField(I64, varint(number * 2))
+    return _ThriftField(I64, encode_varint(number * 2))

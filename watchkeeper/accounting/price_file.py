@@ -30,8 +30,8 @@ class PriceFile:
         try:
             stamp = files.read_stamp(self._path)
             if self._kept is None or stamp is None or self._kept[0] != stamp:
-                if stamp is not None and stamp.bytes > LARGEST_BYTES:
-                    raise PackError(f"{stamp.bytes:,} bytes; the most is {LARGEST_BYTES:,}", where=str(self._path))
+                if stamp is not None and stamp.size_bytes > LARGEST_BYTES:
+                    raise PackError(f"{stamp.size_bytes:,} bytes; the most is {LARGEST_BYTES:,}", where=str(self._path))
                 self._kept = stamp, prices.read_book(self._path.read_text(encoding="utf-8-sig"), where=self._path.name)
             return self._kept[1]
         except (OSError, UnicodeDecodeError) as error:

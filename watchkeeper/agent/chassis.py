@@ -54,7 +54,7 @@ class Chassis:
         self._settings = settings
         self._root = root
         self._monotonic = monotonic
-        self._commands = commands.CommandRunner(seconds=IPMI_SECONDS)
+        self._commands = commands.CommandRunner(timeout_seconds=IPMI_SECONDS)
         self._kept: dict[str, tuple[float, tuple[Sensor, ...]]] = {}
         self._said: dict[str, str] = {}
 

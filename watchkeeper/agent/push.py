@@ -106,7 +106,7 @@ async def push_forever(spool: Spool, hub: HubEndpoint, *, time: clock.Clock, pus
     try:
         while True:
             batch = await spool.next_batch()
-            pause = PAUSES.seconds(failures + 1)
+            pause = PAUSES.delay_seconds(failures + 1)
             try:
                 response = await connection.send(http.Request(address, "POST", headers=hub.headers, body=batch.body))
                 verdict, wait = classify_response(response, pause)

@@ -44,7 +44,7 @@ async def register_forever(
                 await _until_new(current, sent, time=time)
             else:
                 failures += 1
-                pause = PAUSES.seconds(failures)
+                pause = PAUSES.delay_seconds(failures)
                 log.warning("Node not registered", extra=logs.fields(hub=hub.url, error=problem, retry_seconds=pause))
                 await time.sleep(pause)
     finally:

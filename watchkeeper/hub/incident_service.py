@@ -171,7 +171,7 @@ class IncidentService:
     async def _send_heartbeat(self) -> None:
         """Send the heartbeat if the journal answers and the vital loops work; its absence is the alert."""
         await self._thread.run(self._current.stages.journal.count_open)
-        if not self._loops.failures.any_of(heartbeat.VITAL, now=self._clock.now()):
+        if not self._loops.failures.has_any(heartbeat.VITAL, now=self._clock.now()):
             await asyncio.to_thread(heartbeat.send_heartbeat, self._runtime.settings, self._clock.now())
 
     async def _trim(self) -> None:

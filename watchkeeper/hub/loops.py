@@ -57,4 +57,4 @@ class LoopRunner:
 
     def problems(self) -> list[str]:
         """Recent failures, one sentence each."""
-        return [f"{failure.what}: {failure.problem}" for failure in self.failures.current(self._clock.now())]
+        return [f"{failure.name}: {failure.problem}" for failure in self.failures.current(self._clock.now())]

@@ -1,5 +1,4 @@
-"""Small tools without a subject: time, durations, files, logs, own metrics, the wire format.
+"""Small tools for every package: time, durations, files, logs, own metrics, JSON.
 
-Comes in: plain values. Goes out: plain values. Never here: GPUs, PromQL, a server or a client, or anything that
-knows what Watchkeeper is for.
+In: plain values. Out: plain values. Never here: GPUs, PromQL, a server or a client, or anything specific to fleets.
 """

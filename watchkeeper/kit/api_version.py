@@ -1,7 +1,7 @@
-"""The number of the hub's own HTTP API, said in each answer: `web` writes it, `client` reads it.
+"""The version of the hub's HTTP API, sent in each answer: `web` writes it, `client` reads it.
 
-Within a number things are only added. What would break a client gets the next number, and both are served for one
-release. Prometheus' API under /api/v1 has Prometheus' own number and rules.
+Within a version, the API only grows. A change that breaks clients gets the next version, and both versions are served
+for one release. Prometheus' API under /api/v1 keeps the version and rules of Prometheus.
 """
 
 from __future__ import annotations

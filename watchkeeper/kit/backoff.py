@@ -1,23 +1,23 @@
-"""How long to wait before something that failed is tried again: twice as long each time, up to a longest pause.
+"""The delay between retries: it doubles after each failure, up to a limit.
 
-Each module that asks again has a `Backoff` of its own and counts its failures in a row; it waits by its own clock.
+Each module that retries has its own `Backoff`, counts its failures in a row and waits on its own clock.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# 2 ** 30 seconds are 34 years, and any more might not fit into a float.
-MOST_DOUBLINGS = 30
+# 2 ** 30 seconds are 34 years; a larger power might overflow a float.
+MAX_DOUBLINGS = 30
 
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """The pause after a first failure, and the one that none is longer than."""
+    """The delay after the first failure, and the longest delay."""
 
     first_seconds: float
     longest_seconds: float
 
-    def seconds(self, failures: int) -> float:
-        """The pause after so many failures in a row."""
-        return min(self.first_seconds * 2.0 ** min(failures - 1, MOST_DOUBLINGS), self.longest_seconds)
+    def delay_seconds(self, failures: int) -> float:
+        """The delay after this number of failures in a row."""
+        return min(self.first_seconds * 2.0 ** min(failures - 1, MAX_DOUBLINGS), self.longest_seconds)

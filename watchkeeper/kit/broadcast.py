@@ -1,4 +1,4 @@
-"""One message to many listeners, none of whom can slow the speaker down."""
+"""Send one message to many subscribers; a slow subscriber never delays the sender."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-# A listener this far behind is better served by reading everything anew than by a longer queue.
+# A subscriber this far behind reloads everything; a longer queue would not help it.
 QUEUE_LIMIT = 100
 RESYNC = "resync"
 
 
 class Broadcast:
-    """Short text messages; a listener that falls behind loses its queue and is told to resync."""
+    """Sends short text messages; a subscriber that falls behind loses its queue and gets `resync` instead."""
 
     def __init__(self) -> None:
         self._queues: set[asyncio.Queue[str]] = set()

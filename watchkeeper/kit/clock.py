@@ -1,8 +1,8 @@
-"""Time as a thing that is handed over, so that tests and simulated fleets can choose it.
+"""Clocks that are passed as parameters, so that tests and simulated fleets control the time.
 
-`hub.py`, `agent.py` and the simulator own a clock and give `now` to the stages below them; no
-stage reads a clock itself. A `ScaledClock` lets a simulated hour pass in a minute: the hub and the
-simulator share its epoch and speed, so they agree about the time without talking.
+`hub.py`, `agent.py` and the simulator own a clock and pass `now` to the stages below them; no stage reads a clock
+itself. A `ScaledClock` can run faster, for example one hour per minute: the hub and the simulator share its epoch and
+speed, so they have the same time without exchanging it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """The time now, and a way to wait for later."""
+    """The current time, and a way to wait."""
 
     def now(self) -> datetime: ...
 
@@ -22,7 +22,7 @@ class Clock(Protocol):
 
 
 class ScaledClock:
-    """Wall time, or a multiple of it counted from an epoch; speed 1 is the ordinary clock."""
+    """Wall time multiplied by `speed` from an epoch on; speed 1 is the normal clock."""
 
     def __init__(self, *, speed: float = 1.0, epoch_seconds: float | None = None) -> None:
         if speed <= 0:
@@ -38,7 +38,7 @@ class ScaledClock:
 
 
 class ManualClock:
-    """A clock that only moves when a test says so; sleepers wake in the order of their deadlines."""
+    """A clock that moves only when a test advances it; sleepers wake in the order of their deadlines."""
 
     def __init__(self, start: datetime) -> None:
         self._now = start
@@ -53,7 +53,7 @@ class ManualClock:
         await future
 
     async def advance(self, seconds: float) -> None:
-        """Move time forward, letting every sleeper whose deadline passes run at its own time."""
+        """Move time forward; each sleeper wakes at its deadline."""
         until = self._now + timedelta(seconds=seconds)
         while True:
             due = min((s for s in self._sleepers if s[0] <= until), key=lambda s: s[0], default=None)
@@ -69,13 +69,13 @@ class ManualClock:
 
 
 async def settle() -> None:
-    """Let every task that is ready run until it waits again."""
+    """Run every ready task until it waits again."""
     for _ in range(20):
         await asyncio.sleep(0)
 
 
 def to_ms(at: datetime) -> int:
-    """Milliseconds since 1970, as Prometheus counts time."""
+    """Milliseconds since 1970, the unit of Prometheus' timestamps."""
     return round(at.timestamp() * 1000)
 
 
@@ -84,7 +84,7 @@ def from_ms(at_ms: int | float) -> datetime:
 
 
 def from_unix_seconds(seconds: float) -> datetime | None:
-    """The time that somebody else's number of seconds since 1970 means; None for one that no calendar has."""
+    """The time for seconds since 1970 from an external source; None if they are out of range."""
     try:
         return datetime.fromtimestamp(seconds, UTC)
     except (ValueError, OverflowError, OSError):

@@ -1,7 +1,7 @@
-"""Whether what is old may be removed: not for a day after the clock leapt forward, because it may be put back.
+"""Whether old data may be removed: not for a day after the clock jumped forward, because it may be set back.
 
-Whoever removes by age comes round regularly and asks here first (`store.durable`, the hub for its journal). Time that
-passed while nobody came round, as over a restart, is no leap.
+A module that removes data by age checks at a fixed interval (`store.durable`, the hub for its journal). Time that
+passed over a restart is not a jump.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ DAY_SECONDS = 86_400.0
 
 
 class ClockJumpGuard:
-    """`turn_seconds` is how often its owner comes round."""
+    """Refuses removal for a day after a jump; `interval_seconds` is the time between two checks."""
 
-    def __init__(self, turn_seconds: float) -> None:
-        self._turn_seconds = turn_seconds
-        self._last: float | None = None
-        self._turns = 0
+    def __init__(self, interval_seconds: float) -> None:
+        self._interval_seconds = interval_seconds
+        self._last_seconds: float | None = None
+        self._checks_to_skip = 0
 
     def may_remove(self, now: float) -> bool:
-        """Asked once in each turn, with the time in seconds."""
-        if self._last is not None and now - self._last > DAY_SECONDS:
-            self._turns = round(DAY_SECONDS / self._turn_seconds)
-        elif self._last is not None and now < self._last:
-            self._turns = 0
-        self._last = now
-        self._turns = max(0, self._turns - 1)
-        return self._turns == 0
+        """Whether old data may be removed; call this once in each interval, with the time in seconds."""
+        if self._last_seconds is not None and now - self._last_seconds > DAY_SECONDS:
+            self._checks_to_skip = round(DAY_SECONDS / self._interval_seconds)
+        elif self._last_seconds is not None and now < self._last_seconds:
+            self._checks_to_skip = 0
+        self._last_seconds = now
+        self._checks_to_skip = max(0, self._checks_to_skip - 1)
+        return self._checks_to_skip == 0

@@ -1,7 +1,7 @@
-"""Asking a program of this machine, with a deadline that holds even when the program sits in the kernel.
+"""Run a program with a timeout that works even when the program hangs in the kernel.
 
-A child in an uninterruptible wait cannot be killed, and waiting for it would hang us as well. So it is sent
-SIGKILL and left behind; `Commands` remembers it and does not ask the same thing again while it is still there.
+A child in an uninterruptible wait cannot be killed, and waiting for it would hang us as well. So it gets SIGKILL and is
+abandoned; `CommandRunner` does not start the same command again while that child exists.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-# Enough for every listing we ask for; a program that writes more is cut off.
+# Enough for every listing that we read; longer output is truncated.
 MAX_OUTPUT_BYTES = 1 << 20
-# Children that are stuck at the same time; beyond that nothing new is asked.
+# The limit of stuck children; above it no command is started.
 MAX_STUCK = 16
 
 
@@ -29,7 +29,7 @@ class CommandOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """What a program said; `text` is its output where it answered, and its complaint where it failed."""
+    """The result of a command; `text` is its output, or the error if it failed."""
 
     outcome: CommandOutcome
     text: str = ""
@@ -38,11 +38,11 @@ class CommandResult:
 
 @dataclass(slots=True)
 class CommandRunner:
-    """One for each thread that asks."""
+    """Runs commands; each thread has its own."""
 
-    seconds: float = 2.0
+    timeout_seconds: float = 2.0
     max_output_bytes: int = MAX_OUTPUT_BYTES
-    # None: our own environment.
+    # None: the environment of this process.
     environment: Mapping[str, str] | None = None
     _stuck: dict[Hashable, subprocess.Popen[bytes]] = field(default_factory=dict)
 
@@ -52,7 +52,7 @@ class CommandRunner:
         return len(self._stuck)
 
     def run(self, arguments: Sequence[str]) -> CommandResult:
-        """Run a program and give its answer, within the deadline in any case."""
+        """Run a program and return its result within the timeout."""
         key = tuple(arguments)
         if self.stuck_count >= MAX_STUCK or key in self._stuck:
             return CommandResult(CommandOutcome.TIMED_OUT, "an earlier call is still stuck")
@@ -67,49 +67,51 @@ class CommandRunner:
             )
         except OSError as error:
             return CommandResult(CommandOutcome.NOT_FOUND, f"{arguments[0]}: {error.strerror}")
-        until = time.monotonic() + self.seconds
-        text = self._read(child, until)
-        if text is None:
-            return self._leave(key, child)
-        is_cut = len(text) > self.max_output_bytes
-        if is_cut:
+        deadline = time.monotonic() + self.timeout_seconds
+        output = self._read_output(child, deadline)
+        if output is None:
+            return self._abandon(key, child)
+        is_truncated = len(output) > self.max_output_bytes
+        if is_truncated:
             child.kill()
         assert child.stdout is not None
         child.stdout.close()
         try:
-            child.wait(max(until - time.monotonic(), 0.0))
+            child.wait(max(deadline - time.monotonic(), 0.0))
         except subprocess.TimeoutExpired:
-            return self._leave(key, child)
-        words = text[: self.max_output_bytes].decode("utf-8", "replace")
+            return self._abandon(key, child)
+        text = output[: self.max_output_bytes].decode("utf-8", "replace")
         return CommandResult(
-            CommandOutcome.ANSWERED if child.returncode == 0 or is_cut else CommandOutcome.FAILED, words, is_cut
+            CommandOutcome.ANSWERED if child.returncode == 0 or is_truncated else CommandOutcome.FAILED,
+            text,
+            is_truncated,
         )
 
-    def _read(self, child: subprocess.Popen[bytes], until: float) -> bytes | None:
-        """What a child writes until it ends or has written too much; None when its time is over."""
+    def _read_output(self, child: subprocess.Popen[bytes], deadline: float) -> bytes | None:
+        """The output of a child until it ends or exceeds the limit; None at the deadline."""
         assert child.stdout is not None
-        text = bytearray()
-        with selectors.DefaultSelector() as ready:
-            ready.register(child.stdout, selectors.EVENT_READ)
-            while len(text) <= self.max_output_bytes:
-                left = until - time.monotonic()
-                # A program that never stops writing is always ready, and late all the same.
-                if left <= 0 or not ready.select(left):
+        output = bytearray()
+        with selectors.DefaultSelector() as selector:
+            selector.register(child.stdout, selectors.EVENT_READ)
+            while len(output) <= self.max_output_bytes:
+                remaining_seconds = deadline - time.monotonic()
+                # A program that never stops writing is always ready; the deadline applies to it too.
+                if remaining_seconds <= 0 or not selector.select(remaining_seconds):
                     return None
-                piece = os.read(child.stdout.fileno(), 1 << 16)
-                if not piece:
+                chunk = os.read(child.stdout.fileno(), 1 << 16)
+                if not chunk:
                     break
-                text += piece
-        return bytes(text)
+                output += chunk
+        return bytes(output)
 
-    def _leave(self, key: Hashable, child: subprocess.Popen[bytes]) -> CommandResult:
+    def _abandon(self, key: Hashable, child: subprocess.Popen[bytes]) -> CommandResult:
         child.kill()
         assert child.stdout is not None
         child.stdout.close()
-        # A child that can be killed is gone in a moment.
-        until = time.monotonic() + 0.2
-        while child.poll() is None and time.monotonic() < until:
+        # A child that can be killed exits within milliseconds.
+        kill_deadline = time.monotonic() + 0.2
+        while child.poll() is None and time.monotonic() < kill_deadline:
             time.sleep(0.005)
         if child.poll() is None:
             self._stuck[key] = child
-        return CommandResult(CommandOutcome.TIMED_OUT, f"no answer within {self.seconds:g} s")
+        return CommandResult(CommandOutcome.TIMED_OUT, f"no answer within {self.timeout_seconds:g} s")

@@ -1,4 +1,4 @@
-"""What everybody who reads a table of text agrees about: how its cells are separated, and which of them are numbers."""
+"""Shared rules for reading CSV: the separator of the cells, and which cells are numbers."""
 
 from __future__ import annotations
 

@@ -15,8 +15,8 @@ UNITS_MS = {
     "ms": 1,
 }
 PATTERN = re.compile("".join(rf"(?:([0-9]+){unit})?" for unit in UNITS_MS) + r"\Z")
-# Go keeps a duration in 64 bits of nanoseconds: about 292 years.
-LONGEST_MS = (2**63 - 1) // 1_000_000
+# A duration in Go has 64 bits of nanoseconds: about 292 years.
+MAX_MS = (2**63 - 1) // 1_000_000
 
 
 def parse_ms(text: str) -> int:
@@ -28,8 +28,10 @@ def parse_ms(text: str) -> int:
         if text.isascii() and text.isdecimal():
             raise ValueError(f"`{text}` has no unit; write `{text}s` for seconds or `{text}m` for minutes")
         raise ValueError(f"`{text[:40]}` is not a duration such as 30s, 5m or 1h30m")
-    total = sum(int(number) * unit for number, unit in zip(match.groups(), UNITS_MS.values(), strict=True) if number)
-    if total > LONGEST_MS:
+    total = sum(
+        int(number) * unit_ms for number, unit_ms in zip(match.groups(), UNITS_MS.values(), strict=True) if number
+    )
+    if total > MAX_MS:
         raise ValueError(f"`{text[:40]}` is longer than 292 years")
     return total
 
@@ -38,12 +40,12 @@ def format_ms(duration_ms: int) -> str:
     """The shortest exact spelling, as Prometheus prints it: 90000 → `1m30s`."""
     if duration_ms == 0:
         return "0s"
-    parts, rest = [], abs(duration_ms)
-    for unit, size in UNITS_MS.items():
-        # Like Prometheus, years, weeks and days are only used when nothing is left over.
-        if unit in ("y", "w", "d") and rest % size:
+    parts, remaining_ms = [], abs(duration_ms)
+    for unit, unit_ms in UNITS_MS.items():
+        # As in Prometheus, years, weeks and days are used only without a remainder.
+        if unit in ("y", "w", "d") and remaining_ms % unit_ms:
             continue
-        count, rest = divmod(rest, size)
+        count, remaining_ms = divmod(remaining_ms, unit_ms)
         if count:
             parts.append(f"{count}{unit}")
     return ("-" if duration_ms < 0 else "") + "".join(parts)

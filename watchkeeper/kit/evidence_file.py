@@ -1,7 +1,7 @@
-"""An evidence bundle as one file: a tar.gz of named pieces, with a manifest and checksums, redacted and bounded.
+"""Write and read an evidence bundle: a redacted tar.gz with a manifest, checksums and a size limit.
 
-The hub (`remediate.evidence`) and a node (`cli.bundle --local`) hand in pieces; what there is not is a piece too, with
-the reason, so that whoever reads the bundle knows what was looked for. `watchkeeper doctor` reads the file back.
+The hub (`remediate.evidence`) and a node (`cli.bundle --local`) provide the files. A file that is missing is listed
+with the reason, so that a reader knows that it was searched for. `watchkeeper doctor` reads bundles.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from watchkeeper.kit import redaction, wire
 from watchkeeper.kit.files import write_atomically
 
 MANIFEST, SUMS = "manifest.json", "SHA256SUMS"
-# A node's kernel log of a bad week is some MiB; what is longer repeats itself.
-MOST_PIECE_BYTES = 8 << 20
-MOST_BYTES = 64 << 20
-# With the manifest and the checksums, which have no limit of their own.
-MOST_UNPACKED_BYTES = MOST_BYTES + (16 << 20)
-MODE = 0o600
+# A node's kernel log of a bad week has a few MiB; a longer log repeats itself.
+MAX_FILE_BYTES = 8 << 20
+MAX_BYTES = 64 << 20
+# Including the manifest and the checksums, which have no separate limit.
+MAX_UNPACKED_BYTES = MAX_BYTES + (16 << 20)
+FILE_MODE = 0o600
 
 
 @dataclass(frozen=True, slots=True)
 class BundleFile:
-    """One file of a bundle; without `content` it says why there is none."""
+    """One file of a bundle; if it has no `content`, `missing_reason` says why."""
 
     name: str
     content: bytes | None = None
-    missing: str = ""
+    missing_reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Redaction:
-    """Secrets are always taken out; `names` are replaced by others."""
+    """What to redact: secrets always, and `names`, each with its replacement."""
 
     names: Mapping[str, str] = field(default_factory=dict)
 
@@ -51,85 +51,89 @@ class Redaction:
 
 
 def json_file(name: str, value: object) -> BundleFile:
-    """A piece that is JSON, written for people too."""
+    """A file of readable JSON."""
     return BundleFile(name, (json.dumps(wire.to_plain(value), indent=1, ensure_ascii=False) + "\n").encode())
 
 
 def pack(
-    pieces: Sequence[BundleFile], about: Mapping[str, object], *, now: datetime, hidden: Redaction | None = None
+    files: Sequence[BundleFile],
+    header: Mapping[str, object],
+    *,
+    now: datetime,
+    redaction_rules: Redaction | None = None,
 ) -> bytes:
-    """The file's content. `about` opens the manifest: what the bundle is for, and who made it."""
-    hidden = hidden or Redaction()
-    files: dict[str, bytes] = {}
-    listed: list[dict[str, object]] = []
-    left = MOST_BYTES
-    for piece in pieces:
-        if piece.content is None:
-            listed.append({"name": piece.name, "missing": piece.missing})
+    """The bytes of the bundle; `header` starts the manifest and says what the bundle is for and who made it."""
+    redaction_rules = redaction_rules or Redaction()
+    contents: dict[str, bytes] = {}
+    entries: list[dict[str, object]] = []
+    remaining_bytes = MAX_BYTES
+    for file in files:
+        if file.content is None:
+            entries.append({"name": file.name, "missing": file.missing_reason})
             continue
-        clean = hidden.clean(piece.content)
-        room = min(MOST_PIECE_BYTES, left)
-        kept = clean[:room]
-        left -= len(kept)
-        files[piece.name] = kept
-        entry: dict[str, object] = {"name": piece.name, "bytes": len(kept)}
-        if len(kept) < len(clean):
-            entry["cut"] = f"it has {len(clean)} bytes, there was room for {room}"
-        listed.append(entry)
+        redacted = redaction_rules.clean(file.content)
+        limit = min(MAX_FILE_BYTES, remaining_bytes)
+        kept = redacted[:limit]
+        remaining_bytes -= len(kept)
+        contents[file.name] = kept
+        entry: dict[str, object] = {"name": file.name, "bytes": len(kept)}
+        if len(kept) < len(redacted):
+            entry["cut"] = f"truncated: {len(redacted)} bytes, the limit was {limit}"
+        entries.append(entry)
     manifest = {
-        **about,
+        **header,
         "made_at": wire.format_time(now),
-        "redacted": "secrets and names" if hidden.names else "secrets",
-        "pieces": listed,
+        "redacted": "secrets and names" if redaction_rules.names else "secrets",
+        "pieces": entries,
     }
-    text = json.dumps(manifest, indent=1, ensure_ascii=False).encode() + b"\n"
-    files = {MANIFEST: hidden.clean(text), **files}
-    sums = "".join(f"{hashlib.sha256(content).hexdigest()}  {name}\n" for name, content in files.items())
-    return _tar({**files, SUMS: sums.encode()}, now)
+    manifest_text = json.dumps(manifest, indent=1, ensure_ascii=False).encode() + b"\n"
+    contents = {MANIFEST: redaction_rules.clean(manifest_text), **contents}
+    checksums = "".join(f"{hashlib.sha256(content).hexdigest()}  {name}\n" for name, content in contents.items())
+    return _tar({**contents, SUMS: checksums.encode()}, now)
 
 
-def _tar(files: Mapping[str, bytes], now: datetime) -> bytes:
-    packed = io.BytesIO()
-    # The same evidence makes the same file: no time but the given one, no user.
+def _tar(contents: Mapping[str, bytes], now: datetime) -> bytes:
+    buffer = io.BytesIO()
+    # The same evidence gives the same bytes: the only time is `now`, and there is no user.
     at = int(now.timestamp())
     with (
-        gzip.GzipFile(fileobj=packed, mode="wb", mtime=at) as squeezed,
-        tarfile.open(fileobj=squeezed, mode="w", format=tarfile.USTAR_FORMAT) as archive,
+        gzip.GzipFile(fileobj=buffer, mode="wb", mtime=at) as compressed,
+        tarfile.open(fileobj=compressed, mode="w", format=tarfile.USTAR_FORMAT) as archive,
     ):
-        for name, content in files.items():
+        for name, content in contents.items():
             member = tarfile.TarInfo(name)
-            member.size, member.mode, member.mtime = len(content), MODE, at
+            member.size, member.mode, member.mtime = len(content), FILE_MODE, at
             archive.addfile(member, io.BytesIO(content))
-    return packed.getvalue()
+    return buffer.getvalue()
 
 
 def save(path: Path, content: bytes) -> None:
-    """For its owner's eyes only, and whole or not at all."""
+    """Write the bundle atomically, readable only by its owner."""
     try:
-        write_atomically(path, content, mode=MODE)
+        write_atomically(path, content, mode=FILE_MODE)
     except OSError as error:
         raise StoreError(f"the bundle cannot be written: {error.strerror}", where=str(path)) from error
 
 
 def read(content: bytes) -> dict[str, bytes]:
-    """The files of a bundle whose checksums hold; StoreError names what does not."""
+    """The files of a bundle; StoreError names a file that is damaged or has no checksum."""
     try:
         with tarfile.open(fileobj=io.BytesIO(content), mode="r:gz") as archive:
-            found, left = {}, MOST_UNPACKED_BYTES
-            # One by one: the list of all would unpack the whole file first, however much that is.
+            contents, remaining_bytes = {}, MAX_UNPACKED_BYTES
+            # One at a time: a list of all members would unpack the whole archive first, whatever its size.
             for member in archive:
-                left -= member.size
-                if left < 0:
-                    raise StoreError(f"it unpacks to more than {MOST_UNPACKED_BYTES:,} bytes, the limit of a bundle")
-                if (opened := archive.extractfile(member)) is None:
-                    raise StoreError(f"{member.name} is no file of a bundle")
-                found[member.name] = opened.read()
+                remaining_bytes -= member.size
+                if remaining_bytes < 0:
+                    raise StoreError(f"it unpacks to more than {MAX_UNPACKED_BYTES:,} bytes, the limit of a bundle")
+                if (stream := archive.extractfile(member)) is None:
+                    raise StoreError(f"{member.name} is not a regular file")
+                contents[member.name] = stream.read()
     except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
         raise StoreError(f"this is not a bundle: {error}") from error
-    listed = [line.partition("  ") for line in found.get(SUMS, b"").decode("utf-8", "replace").splitlines()]
-    for digest, _, name in listed:
-        if name not in found or hashlib.sha256(found[name]).hexdigest() != digest:
-            raise StoreError(f"{name} is not as it was packed")
-    if unlisted := found.keys() - {SUMS} - {name for _, _, name in listed}:
+    checksum_lines = [line.partition("  ") for line in contents.get(SUMS, b"").decode("utf-8", "replace").splitlines()]
+    for digest, _, name in checksum_lines:
+        if name not in contents or hashlib.sha256(contents[name]).hexdigest() != digest:
+            raise StoreError(f"{name} is damaged: its checksum does not match")
+    if unlisted := contents.keys() - {SUMS} - {name for _, _, name in checksum_lines}:
         raise StoreError(f"{', '.join(sorted(unlisted))} has no checksum")
-    return found
+    return contents

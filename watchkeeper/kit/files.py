@@ -1,4 +1,4 @@
-"""Files that are whole or not there, whether one was written since, and directories that have one owner."""
+"""Write files atomically, detect changed files, and lock a data directory for one process."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ FORMAT = 1
 
 
 class FileStamp(NamedTuple):
-    """What differs once a file was written, or another took its name."""
+    """Identifies one version of a file; it differs after the file was written or replaced."""
 
-    written_ns: int
-    bytes: int
+    modified_ns: int
+    size_bytes: int
     inode: int
 
 
 def read_stamp(path: Path) -> FileStamp | None:
-    """Of a file as it is now; None while it cannot be found. Take it before reading, then no change is missed."""
+    """The stamp of a file, None if it cannot be read. Get it before you read the file, so that no change is missed."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return FileStamp(found.st_mtime_ns, found.st_size, found.st_ino)
+    return FileStamp(status.st_mtime_ns, status.st_size, status.st_ino)
 
 
 def write_atomically(path: Path, content: bytes, *, mode: int = 0o644, syncs: bool = True) -> None:
-    """Replace a file so that a reader, or a crash, sees the old content or the new one.
+    """Replace a file so that after a crash and for every reader it has either the old content or the new.
 
-    `syncs` False waits for no disk: for what may be lost, or empty, after a power cut.
+    With `syncs` False it does not wait for the disk: for files that may be lost or empty after a power failure.
     """
     scratch = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_native_id()}")
-    # What lies there is ours of an earlier life, or somebody waits there to read along: neither is written into.
+    # An existing file is left from an earlier run, or was placed there to read our content: never write into it.
     scratch.unlink(missing_ok=True)
     descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
     try:
@@ -53,7 +53,7 @@ def write_atomically(path: Path, content: bytes, *, mode: int = 0o644, syncs: bo
 
 
 def sync_folder(folder: Path) -> None:
-    """Make sure that names given or taken in a folder survive a power cut."""
+    """Make sure that created, renamed and removed files of a folder survive a power failure."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -62,21 +62,21 @@ def sync_folder(folder: Path) -> None:
 
 
 class DataDirectory:
-    """A directory that this process alone uses, marked as ours and locked while we live."""
+    """A directory that only this process uses, marked as ours and locked while we run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock = -1
 
     def claim(self) -> None:
-        """Create or take over the directory; refuse one that is someone else's, or in use."""
+        """Create and lock the directory; refuse one that belongs to another program or is in use."""
         try:
             self.path.mkdir(parents=True, exist_ok=True, mode=0o750)
-            self._refuse_foreign()
-            # Made in place, so that all who start at once have one file to lock; its owner writes what is in it.
+            self._refuse_foreign_files()
+            # Created in place, so that processes that start together lock the same file; the lock owner writes to it.
             self._lock = os.open(self.path / OWNER_MARK, os.O_RDWR | os.O_CREAT, 0o644)
-            self._refuse_used()
-            self._refuse_later()
+            self._refuse_in_use()
+            self._refuse_newer_format()
         except OSError as error:
             self.release()
             raise StartRefused(
@@ -88,16 +88,16 @@ class DataDirectory:
             self.release()
             raise
 
-    def _refuse_foreign(self) -> None:
-        strangers = sorted(entry.name for entry in self.path.iterdir())
-        if strangers and OWNER_MARK not in strangers:
+    def _refuse_foreign_files(self) -> None:
+        names = sorted(entry.name for entry in self.path.iterdir())
+        if names and OWNER_MARK not in names:
             raise StartRefused(
-                f"the data directory holds files of someone else ({', '.join(strangers[:3])})",
+                f"the data directory has files of another program ({', '.join(names[:3])})",
                 where=str(self.path),
                 remedy="Choose an empty or new directory with --data DIR",
             )
 
-    def _refuse_used(self) -> None:
+    def _refuse_in_use(self) -> None:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -107,18 +107,18 @@ class DataDirectory:
                 remedy="Stop it first, or choose another directory with --data DIR",
             ) from error
 
-    def _refuse_later(self) -> None:
-        """A directory that a later Watchkeeper wrote would be read wrongly, or spoilt."""
-        written = os.pread(self._lock, 100, 0)
-        if not written:
+    def _refuse_newer_format(self) -> None:
+        """Refuse a directory that a newer Watchkeeper wrote: this one could misread or damage it."""
+        mark = os.pread(self._lock, 100, 0)
+        if not mark:
             os.write(self._lock, b"format %d\n" % FORMAT)
             os.fsync(self._lock)
-        word, _, number = written.decode("utf-8", "replace").strip().partition(" ")
+        word, _, number = mark.decode("utf-8", "replace").strip().partition(" ")
         if word == "format" and number.isascii() and number.isdigit() and int(number[:9]) > FORMAT:
             raise StartRefused(
-                f"the data directory has format {number[:9]}, this Watchkeeper knows up to {FORMAT}",
+                f"the data directory has format {number[:9]}, this Watchkeeper supports up to {FORMAT}",
                 where=str(self.path),
-                remedy="Start the later Watchkeeper again, or restore a backup from before it into another directory",
+                remedy="Start the newer Watchkeeper, or restore an older backup into another directory",
             )
 
     def release(self) -> None:

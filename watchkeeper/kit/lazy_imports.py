@@ -1,9 +1,8 @@
-"""Modules that run when something of them is first used, not when they are named.
+"""Run the modules of Watchkeeper at their first use instead of at their import.
 
-A hub has 400 modules, and its first answers need a part of them: the rest, most of it classes to be made, would keep
-everybody waiting. `watchkeeper hub` says `begin` before it imports a hub, takes `steps` when it would wait, and says
-`finish` when it has answered for a while, so that nothing is left to fail later. Packages, and what others wrote, run
-at once as always.
+The hub has 400 modules and needs only some of them for its first answers; running all of them first would delay its
+start. `watchkeeper hub` calls `enable` before it imports the hub, `run_pending` while it waits anyway, and `finish`
+after its first answers, so that no module can fail later. Packages and third-party modules run at import as usual.
 """
 
 from __future__ import annotations
@@ -16,35 +15,37 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
 PREFIX = "watchkeeper."
-# One for each module that did not run yet, as Python has for imports: layers have no rings, so no two threads wait for
-# one another. One lock for all would be taken now before, now after those of Python itself.
+# One lock for each module that has not run, as in Python's import system: without import circles, no two threads wait
+# for each other. A single lock would be acquired sometimes before and sometimes after Python's own locks.
 _locks: dict[str, threading.RLock] = {}
-_begun: set[str] = set()
+_running: set[str] = set()
 
 
-def begin() -> None:
-    """From now on our modules are late."""
+def enable() -> None:
+    """Import modules of Watchkeeper lazily from now on."""
     if not any(isinstance(finder, _LazyFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _LazyFinder())
 
 
-def steps(*prefixes: str) -> Iterator[None]:
-    """Run the modules with such names that were named and did not run yet, and what they name of these in turn.
+def run_pending(*prefixes: str) -> Iterator[None]:
+    """Run the imported modules with these prefixes that have not run, and the modules that they import.
 
-    One at a time, each with what it needs at once: whoever has something else to do can do it in between.
+    Each step runs one module, so that the caller can do other work in between.
     """
-    while left := [
-        one for name, one in list(sys.modules.items()) if type(one) is _LazyModule and name.startswith(prefixes)
+    while pending := [
+        module
+        for name, module in list(sys.modules.items())
+        if type(module) is _LazyModule and name.startswith(prefixes)
     ]:
-        for module in left:
+        for module in pending:
             vars(module)
             yield
 
 
 def finish() -> None:
-    """Run all that did not run yet, and let modules that are imported from now on run at once."""
+    """Run all pending modules, and run modules at import from now on."""
     sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _LazyFinder)]
-    for _ in steps(PREFIX):
+    for _ in run_pending(PREFIX):
         pass
 
 
@@ -61,7 +62,7 @@ class _LazyFinder(MetaPathFinder):
 
 
 class _LazyLoader(Loader):
-    """Makes the module, and leaves it to its first user to run it."""
+    """Creates a module that runs at its first use."""
 
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
@@ -77,10 +78,10 @@ class _LazyLoader(Loader):
 
 
 class _LazyModule(ModuleType):
-    """A module that did not run yet, or that is running."""
+    """A module that has not run yet, or is running."""
 
     def __getattribute__(self, name: str) -> object:
-        # An import statement asks for it, also where nothing else is asked for.
+        # An import statement reads `__spec__`; that alone is not a use of the module.
         if name != "__spec__":
             _run(self)
         return ModuleType.__getattribute__(self, name)
@@ -94,14 +95,14 @@ def _run(module: ModuleType) -> None:
     if lock is None:
         return
     with lock:
-        # It has run meanwhile, or it runs and asks for something of itself.
-        is_late = type(module) is _LazyModule and spec.name not in _begun
-        if not is_late:
+        # Not pending: it has run meanwhile, or it is running and uses its own attributes.
+        is_pending = type(module) is _LazyModule and spec.name not in _running
+        if not is_pending:
             return
-        _begun.add(spec.name)
+        _running.add(spec.name)
         try:
             spec.loader.exec_module(module)
             module.__class__ = ModuleType
             del _locks[spec.name]
         finally:
-            _begun.discard(spec.name)
+            _running.discard(spec.name)

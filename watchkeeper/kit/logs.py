@@ -1,7 +1,7 @@
-"""Logging: a fixed sentence plus fields, as text for people or JSON for machines.
+"""Log messages: a fixed text plus fields, as text for people or JSON for machines.
 
-`log.info("Scrape failed", extra=fields(node=name, error=str(error)))`. The level says who must act:
-error a person now, warning a person later, info a change of state, debug the rest.
+`log.info("scrape failed", extra=fields(node=name, error=str(error)))`. The level says who must act: error a person now,
+warning a person later, info a change of state, debug the rest.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import sys
 from typing import Any
 
 
-def fields(**named: Any) -> dict[str, Any]:
-    """Fields of one log record, as `extra=` wants them."""
-    return {"fields": named}
+def fields(**values: Any) -> dict[str, Any]:
+    """The fields of one log record, for its `extra` argument."""
+    return {"fields": values}
 
 
 class TextFormat(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         line = f"{self.formatTime(record, '%H:%M:%S')} {record.levelname.lower():7} {record.getMessage()}"
-        named: dict[str, Any] = getattr(record, "fields", {})
-        line += "".join(f" {name}={value}" for name, value in named.items())
+        values: dict[str, Any] = getattr(record, "fields", {})
+        line += "".join(f" {name}={value}" for name, value in values.items())
         return line if not record.exc_info else f"{line}\n{self.formatException(record.exc_info)}"
 
 
@@ -40,7 +40,7 @@ class JsonFormat(logging.Formatter):
 
 
 def configure(*, level: str = "info", as_json: bool = False) -> None:
-    """Send our logs to standard error; the loggers of libraries speak from warning on."""
+    """Log to standard error; loggers of libraries log warnings and errors only."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormat() if as_json else TextFormat())
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)

@@ -1,13 +1,13 @@
-"""Watchkeeper's own counters, gauges and summaries, rendered as a Prometheus page.
+"""Watchkeeper's own counters and gauges, rendered in the Prometheus text format.
 
-One `Registry` belongs to each process; stages get the metric they count on, never the registry.
+Each process has one `Registry`; stages get the metrics that they change, never the registry.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-# Metrics that were renamed after release 0.1, with the name that they are exposed under as well until release 0.3.
+# Metrics that were renamed after release 0.1: each is also exposed under its old name until release 0.3.
 DEPRECATED_NAMES = {
     "watchkeeper_agent_events_rate_limited_total": "watchkeeper_agent_events_held_back_total",
     "watchkeeper_hub_leader": "watchkeeper_hub_leads",
@@ -26,7 +26,7 @@ LabelPairs = tuple[tuple[str, str], ...]
 
 @dataclass
 class Metric:
-    """One metric family: a value per label set."""
+    """One metric with a value for each label set."""
 
     name: str
     kind: str
@@ -43,8 +43,8 @@ class Metric:
     def get(self, **labels: str) -> float:
         return self.values.get(tuple(sorted(labels.items())), 0.0)
 
-    def all(self) -> list[tuple[LabelPairs, float]]:
-        """A copy, because other threads count meanwhile. A metric without a value yet reads 0."""
+    def samples(self) -> list[tuple[LabelPairs, float]]:
+        """A copy of all values, because other threads may add some. A metric without values reads 0."""
         return list(self.values.items()) or [((), 0.0)]
 
 
@@ -64,24 +64,24 @@ class Registry:
         return self.metrics.setdefault(metric.name, metric)
 
     def render(self) -> str:
-        """The text exposition format 0.0.4. A metric without a value yet reads 0."""
+        """All metrics in the text exposition format 0.0.4."""
         lines: list[str] = []
         for metric in self.metrics.values():
-            lines += _family(metric, metric.name, metric.help)
+            lines += _render_family(metric, metric.name, metric.help)
             if old := DEPRECATED_NAMES.get(metric.name):
-                lines += _family(metric, old, f"Deprecated: use {metric.name}.")
+                lines += _render_family(metric, old, f"Deprecated: use {metric.name}.")
         return "\n".join(lines) + "\n"
 
 
-def _family(metric: Metric, name: str, help: str) -> list[str]:
+def _render_family(metric: Metric, name: str, help: str) -> list[str]:
     lines = [f"# HELP {name} {help}", f"# TYPE {name} {metric.kind}"]
-    for labels, value in metric.all():
-        inside = ",".join(f'{label}="{escape(text)}"' for label, text in labels)
-        series = f"{name}{{{inside}}}" if inside else name
+    for labels, value in metric.samples():
+        label_text = ",".join(f'{label}="{escape(text)}"' for label, text in labels)
+        series = f"{name}{{{label_text}}}" if label_text else name
         lines.append(f"{series} {float(value)!r}".removesuffix(".0"))
     return lines
 
 
 def escape(value: str) -> str:
-    """A label value as the exposition format writes it."""
+    """A label value with the escapes of the exposition format."""
     return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")

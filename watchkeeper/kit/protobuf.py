@@ -1,60 +1,60 @@
-"""The little of protobuf's wire format that Prometheus' messages need: fields and numbers of variable length."""
+"""Read and write the part of protobuf's wire format that Prometheus' messages use: fields and varints."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 
-def fields(message: bytes, place: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Each field as tag, start and end of its bytes; for a varint the start is the number itself."""
-    while place < end:
-        tag, place = read_varint(message, place)
+def read_fields(message: bytes, position: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Yield each field as its tag, start and end; for a varint, the start is the value itself."""
+    while position < end:
+        tag, position = read_varint(message, position)
         wire_type = tag & 7
         if wire_type == 0:
-            number, place = read_varint(message, place)
-            yield tag, number, place
+            number, position = read_varint(message, position)
+            yield tag, number, position
             continue
         if wire_type == 2:
-            length, place = read_varint(message, place)
+            length, position = read_varint(message, position)
         elif wire_type in (1, 5):
             length = 8 if wire_type == 1 else 4
         else:
-            raise IndexError(f"wire type {wire_type} at byte {place}")
-        if place + length > end:
-            raise IndexError(f"a field of {length} bytes at byte {place} of {end}")
-        yield tag, place, place + length
-        place += length
+            raise IndexError(f"wire type {wire_type} at byte {position}")
+        if position + length > end:
+            raise IndexError(f"a field of {length} bytes at byte {position} of {end}")
+        yield tag, position, position + length
+        position += length
 
 
-def read_varint(message: bytes, place: int) -> tuple[int, int]:
-    first = message[place]
+def read_varint(message: bytes, position: int) -> tuple[int, int]:
+    first = message[position]
     if first < 0x80:
-        return first, place + 1
+        return first, position + 1
     number, shift = first & 0x7F, 7
     while shift < 70:
-        place += 1
-        septet = message[place]
+        position += 1
+        septet = message[position]
         number |= (septet & 0x7F) << shift
         if septet < 0x80:
-            return number & (1 << 64) - 1, place + 1
+            return number & (1 << 64) - 1, position + 1
         shift += 7
-    raise IndexError(f"a number of more than 10 bytes at byte {place}")
+    raise IndexError(f"a number of more than 10 bytes at byte {position}")
 
 
-def varint(number: int) -> bytes:
-    found = bytearray()
+def encode_varint(number: int) -> bytes:
+    encoded = bytearray()
     while number > 0x7F:
-        found.append(number & 0x7F | 0x80)
+        encoded.append(number & 0x7F | 0x80)
         number >>= 7
-    found.append(number)
-    return bytes(found)
+    encoded.append(number)
+    return bytes(encoded)
 
 
-def zigzag(number: int) -> int:
-    """A signed number, which is written with its sign as the last bit."""
+def decode_zigzag(number: int) -> int:
+    """The signed number of a zigzag encoding, where the last bit is the sign."""
     return (number >> 1) ^ -(number & 1)
 
 
-def signed(number: int) -> int:
-    """A signed number of 64 bits, which is written as if it had no sign."""
+def to_signed(number: int) -> int:
+    """The signed number of 64 bits that was read as unsigned."""
     return number - (1 << 64) if number >> 63 else number

@@ -1,7 +1,7 @@
-"""A memory of what was asked for lately: what nobody asked for during a whole turn is forgotten with it.
+"""Cache results that were used recently: entries that were not used during a whole generation are dropped.
 
-For work about things that come again and again and then are gone for good, such as the label sets of jobs. A cache of
-so many entries fills up with those that are gone, and on a small fleet is larger than all that is there.
+For keys that repeat for a time and then never again, such as the label sets of jobs. A cache with a fixed number of
+entries fills up with keys that no longer occur, and on a small fleet is larger than all keys in use.
 """
 
 from __future__ import annotations
@@ -14,31 +14,32 @@ V = TypeVar("V")
 
 
 class RecencyCache(Generic[K, V]):
-    """Calls `work` for what was not asked for in this turn or the one before; `most` entries end a turn by themselves.
+    """Calls `compute` for a key that was not used in this generation or the one before.
 
-    May be asked from several threads: what two work out at once is worked out twice, and nothing else happens.
+    A generation ends at `max_entries`, if `start_generation` is not called before. Several threads may use it: two that
+    need the same new key at the same time both compute it.
     """
 
-    def __init__(self, work: Callable[[K], V], *, most: int = 100_000) -> None:
-        self._work, self._most = work, most
-        self._now: dict[K, V] = {}
-        self._before: dict[K, V] = {}
+    def __init__(self, compute: Callable[[K], V], *, max_entries: int = 100_000) -> None:
+        self._compute, self._max_entries = compute, max_entries
+        self._current: dict[K, V] = {}
+        self._previous: dict[K, V] = {}
 
     def __len__(self) -> int:
-        return len(self._now) + len(self._before)
+        return len(self._current) + len(self._previous)
 
     def __call__(self, key: K) -> V:
-        known = self._now
-        if key in known:
-            return known[key]
-        before = self._before
-        found = before[key] if key in before else self._work(key)
-        if len(known) >= self._most:
+        current = self._current
+        if key in current:
+            return current[key]
+        previous = self._previous
+        value = previous[key] if key in previous else self._compute(key)
+        if len(current) >= self._max_entries:
             self.start_generation()
-            known = self._now
-        known[key] = found
-        return found
+            current = self._current
+        current[key] = value
+        return value
 
     def start_generation(self) -> None:
-        """Begin a turn, and forget what was not asked for in the last one."""
-        self._before, self._now = self._now, {}
+        """Start a generation, and drop the entries that were not used in the last one."""
+        self._previous, self._current = self._current, {}

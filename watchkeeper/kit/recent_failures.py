@@ -1,7 +1,7 @@
-"""What did not work a moment ago, in words: kept by whoever survives failures, shown by the hub's status.
+"""The failures of the last minutes, which the hub's status shows.
 
-`hub.loops` notes each failure that a loop survived and takes it back when the loop has worked again. `/api/status`
-shows `current`, and the console with it.
+`hub.loops` records each failure of a loop, and clears it when the loop succeeds again. `/api/status` and the console
+show `current`.
 """
 
 from __future__ import annotations
@@ -10,44 +10,47 @@ from collections.abc import Container
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-MOST = 50
-# The slowest loops that matter come round every minute; one that nobody took back has ended by then.
-REMEMBERED = timedelta(minutes=2)
+MAX_FAILURES = 50
+# The slowest important loops run every minute; an older failure is of a loop that has ended.
+FRESH_FOR = timedelta(minutes=2)
 
 
 @dataclass(frozen=True, slots=True)
 class RecentFailure:
-    """`since` the first failure of an unbroken row of them, `last` the newest."""
+    """A failure that repeats: `since` is the first time without a success since then, `last_at` the newest."""
 
-    what: str
+    name: str
     problem: str
     since: datetime
-    last: datetime
+    last_at: datetime
 
 
 class RecentFailures:
     def __init__(self) -> None:
-        self._known: dict[str, RecentFailure] = {}
+        self._failure_by_name: dict[str, RecentFailure] = {}
 
-    def record(self, what: str, problem: str, *, now: datetime) -> None:
-        before = self._known.pop(what, None)
-        since = now if before is None or not _is_fresh(before, now) else before.since
-        self._known[what] = RecentFailure(what, problem[:300], since, now)
-        while len(self._known) > MOST:
-            del self._known[next(iter(self._known))]
+    def record(self, name: str, problem: str, *, now: datetime) -> None:
+        previous = self._failure_by_name.pop(name, None)
+        since = now if previous is None or not _is_fresh(previous, now) else previous.since
+        self._failure_by_name[name] = RecentFailure(name, problem[:300], since, now)
+        while len(self._failure_by_name) > MAX_FAILURES:
+            del self._failure_by_name[next(iter(self._failure_by_name))]
 
-    def clear(self, what: str) -> None:
-        self._known.pop(what, None)
+    def clear(self, name: str) -> None:
+        self._failure_by_name.pop(name, None)
 
-    def any_of(self, kinds: Container[str], *, now: datetime) -> bool:
-        """Whether something of these kinds fails; `rules thermal` is of the kind `rules`."""
-        return any(each.what.partition(" ")[0] in kinds for each in self.current(now))
+    def has_any(self, kinds: Container[str], *, now: datetime) -> bool:
+        """Whether a loop of these kinds fails; the kind of `rules thermal` is `rules`."""
+        return any(failure.name.partition(" ")[0] in kinds for failure in self.current(now))
 
     def current(self, now: datetime) -> list[RecentFailure]:
-        """Those of the last minutes, the longest first."""
-        return sorted((each for each in self._known.values() if _is_fresh(each, now)), key=lambda each: each.since)
+        """The failures of the last minutes, the longest first."""
+        return sorted(
+            (failure for failure in self._failure_by_name.values() if _is_fresh(failure, now)),
+            key=lambda each: each.since,
+        )
 
 
-def _is_fresh(trouble: RecentFailure, now: datetime) -> bool:
-    # Both ways: a clock that was put back must not keep a trouble for ever.
-    return abs(now - trouble.last) <= REMEMBERED
+def _is_fresh(failure: RecentFailure, now: datetime) -> bool:
+    # In both directions: a failure must not stay forever after the clock was set back.
+    return abs(now - failure.last_at) <= FRESH_FOR

@@ -1,8 +1,8 @@
-"""The one way in which our dataclasses become JSON and come back.
+"""Convert our dataclasses to JSON and back.
 
-Used for everything that crosses a wire or is kept: events, incidents, settings, API bodies. It is
-plain standard library because the agent uses it too. Decoding reads the type hints, checks
-everything, and reports all problems at once, each with its dotted path.
+Used for everything that is sent or stored: events, incidents, settings, API bodies. Standard library only, because the
+agent uses it too. Decoding reads the type hints, checks everything and reports all problems together, each with its
+dotted path.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from watchkeeper.errors import WireError, quote
 
 T = TypeVar("T")
 
-# Nine of ten values; asked first, because a storm of events is written through here.
-AS_THEY_ARE = frozenset({str, int, float, bool, type(None)})
+# The types of nine in ten values; checked first, because a storm of events is encoded here.
+JSON_SCALARS = frozenset({str, int, float, bool, type(None)})
 
 
 def to_plain(value: Any) -> Any:
-    """Dataclasses, enums, times and containers as what `json` can write; None fields are kept."""
+    """Convert dataclasses, enums, times and containers to values that `json` can write; None fields are kept."""
     kind: Any = type(value)
-    if kind in AS_THEY_ARE:
+    if kind in JSON_SCALARS:
         return value
     if _is_record(kind):
         return {key: to_plain(getattr(value, name)) for key, name in field_names(kind).items()}
@@ -87,35 +87,35 @@ def _is_record(kind: type) -> bool:
 
 
 def json_key(key: str, **options: Any) -> Any:
-    """A dataclass field whose JSON key is `key`, for keys that are kept while the field has a better name."""
+    """A dataclass field whose JSON key is `key`, for a key that must not change when the field is renamed."""
     return dataclasses.field(metadata={"json_key": key}, **options)
 
 
 @cache
 def field_names(kind: type) -> dict[str, str]:
-    """The JSON keys of a dataclass, with the names of its fields."""
+    """The field names of a dataclass by JSON key."""
     return {field.metadata.get("json_key", field.name): field.name for field in dataclasses.fields(kind) if field.init}
 
 
 @cache
 def field_types(kind: type) -> dict[str, Any]:
-    """The JSON keys of a dataclass, with the types of its fields."""
+    """The field types of a dataclass by JSON key."""
     hints = typing.get_type_hints(kind)
     return {key: hints[name] for key, name in field_names(kind).items()}
 
 
 def fields_of(record: Any) -> dict[str, Any]:
-    """The values of a dataclass by JSON key, each as it is."""
+    """The values of a dataclass by JSON key, not converted."""
     kind: Any = type(record)
     return {key: getattr(record, name) for key, name in field_names(kind).items()}
 
 
-def _complain(problems: list[str], path: str, what: str) -> None:
-    problems.append(f"{path}: {what}" if path else what)
+def _add_problem(problems: list[str], path: str, problem: str) -> None:
+    problems.append(f"{path}: {problem}" if path else problem)
 
 
 def _build(kind: Any, plain: Any, path: str, problems: list[str]) -> Any:
-    """Dispatch on the shape of the type hint; complaints are collected, never raised."""
+    """Build a value by its type hint; problems are collected, never raised."""
     kind = getattr(kind, "__supertype__", kind)
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any:
@@ -136,18 +136,18 @@ def _build_union(args: tuple[Any, ...], plain: Any, path: str, problems: list[st
         return None
     choices = [arg for arg in args if arg is not type(None)]
     for choice in choices[:-1]:
-        trial: list[str] = []
-        value = _build(choice, plain, path, trial)
-        if not trial:
+        choice_problems: list[str] = []
+        value = _build(choice, plain, path, choice_problems)
+        if not choice_problems:
             return value
     return _build(choices[-1], plain, path, problems)
 
 
 def _build_dataclass(kind: type, plain: Any, path: str, problems: list[str]) -> Any:
     if not isinstance(plain, Mapping):
-        _complain(problems, path, f"expected a table, found {quote(plain)}")
+        _add_problem(problems, path, f"expected a table, found {quote(plain)}")
         return None
-    names, types_by_key, values, before = field_names(kind), field_types(kind), {}, len(problems)
+    names, types_by_key, values, problems_before = field_names(kind), field_types(kind), {}, len(problems)
     required = {
         field.name
         for field in dataclasses.fields(kind)
@@ -155,39 +155,40 @@ def _build_dataclass(kind: type, plain: Any, path: str, problems: list[str]) -> 
     }
     for key in plain:
         if key not in names:
-            _complain(problems, f"{path}.{key}".lstrip("."), f"unknown key; known here: {', '.join(names)}")
+            _add_problem(problems, f"{path}.{key}".lstrip("."), f"unknown key; valid keys: {', '.join(names)}")
     for key, name in names.items():
         if key in plain:
             values[name] = _build(types_by_key[key], plain[key], f"{path}.{key}".lstrip("."), problems)
         elif name in required:
-            _complain(problems, f"{path}.{key}".lstrip("."), "is missing")
-    if len(problems) > before:
+            _add_problem(problems, f"{path}.{key}".lstrip("."), "is missing")
+    if len(problems) > problems_before:
         return None
     try:
         return kind(**values)
     except ValueError as error:
-        _complain(problems, path, str(error))
+        _add_problem(problems, path, str(error))
         return None
 
 
 def _build_sequence(origin: Any, args: tuple[Any, ...], plain: Any, path: str, problems: list[str]) -> Any:
     if not isinstance(plain, (list, tuple)):
-        _complain(problems, path, f"expected a list, found {quote(plain)}")
+        _add_problem(problems, path, f"expected a list, found {quote(plain)}")
         return None
     if origin is tuple and not (len(args) == 2 and args[1] is Ellipsis):
         if len(plain) != len(args):
-            _complain(problems, path, f"expected {len(args)} items, found {len(plain)}")
+            _add_problem(problems, path, f"expected {len(args)} items, found {len(plain)}")
             return None
         return tuple(
-            _build(arg, item, f"{path}[{at}]", problems) for at, (arg, item) in enumerate(zip(args, plain, strict=True))
+            _build(arg, item, f"{path}[{index}]", problems)
+            for index, (arg, item) in enumerate(zip(args, plain, strict=True))
         )
-    items = [_build(args[0], item, f"{path}[{at}]", problems) for at, item in enumerate(plain)]
+    items = [_build(args[0], item, f"{path}[{index}]", problems) for index, item in enumerate(plain)]
     return items if origin is list else frozenset(items) if origin is frozenset else tuple(items)
 
 
 def _build_mapping(args: tuple[Any, ...], plain: Any, path: str, problems: list[str]) -> Any:
     if not isinstance(plain, Mapping):
-        _complain(problems, path, f"expected a table, found {quote(plain)}")
+        _add_problem(problems, path, f"expected a table, found {quote(plain)}")
         return None
     return {
         _build(args[0], key, f"{path}.{key}".lstrip("."), problems): _build(
@@ -208,12 +209,12 @@ def _build_leaf(kind: Any, plain: Any, path: str, problems: list[str]) -> Any:
         if kind is float and isinstance(plain, float) and not math.isfinite(plain):
             raise ValueError
         if kind is str and isinstance(plain, str):
-            plain.encode()  # JSON can spell half a surrogate pair, which no file, page or database accepts.
+            plain.encode()  # JSON can contain half a surrogate pair, which no file, page or database accepts.
         if isinstance(kind, type) and isinstance(plain, kind) and not (kind is int and isinstance(plain, bool)):
             return plain
         raise ValueError
     except (ValueError, TypeError, OverflowError):
-        _complain(problems, path, f"expected {_describe(kind)}, found {quote(plain)}")
+        _add_problem(problems, path, f"expected {_describe(kind)}, found {quote(plain)}")
         return None
 
 

@@ -179,7 +179,7 @@ class Outbox:
         line = self._lines.get(batch.receiver)
         if line is not None:
             line.failures += 1
-            line.not_before = now + timedelta(seconds=RETRY_BACKOFF.seconds(line.failures))
+            line.not_before = now + timedelta(seconds=RETRY_BACKOFF.delay_seconds(line.failures))
         kept = []
         for notice in batch.notices:
             is_last = line is None or not may_retry or now - notice.made_at > GIVE_UP_AFTER

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from watchkeeper.kit.protobuf import varint
+from watchkeeper.kit.protobuf import encode_varint
 from watchkeeper.model.histograms import CUSTOM, Buckets, Histogram, ResetHint
 from watchkeeper.readers import histogram_message
 from watchkeeper.readers.histogram_message import REMOTE_WRITE, Broken, Numbering
@@ -36,8 +36,8 @@ def write(at_ms: int, one: Histogram) -> bytes:
     """The histogram as field 4 of a series."""
     inner = buckets(one, REMOTE_WRITE)
     if one.hint is not ResetHint.UNKNOWN:
-        inner += _tag(REMOTE_WRITE.hint, VARINT) + varint(one.hint)
-    inner += _tag(REMOTE_WRITE.time, VARINT) + varint(at_ms & (1 << 64) - 1)
+        inner += _tag(REMOTE_WRITE.hint, VARINT) + encode_varint(one.hint)
+    inner += _tag(REMOTE_WRITE.time, VARINT) + encode_varint(at_ms & (1 << 64) - 1)
     if one.schema == CUSTOM and one.bounds:
         inner += _field(REMOTE_WRITE.bounds, _doubles(one.bounds))
     return _field(4, inner)
@@ -52,7 +52,7 @@ def buckets(one: Histogram, numbering: Numbering) -> bytes:
         (numbering.zero_count, one.zero_count),
     ]
     inner = b"".join(_tag(number, DOUBLE) + struct.pack("<d", value) for number, value in numbers)
-    inner += _tag(numbering.schema, VARINT) + varint(_zagzig(one.schema))
+    inner += _tag(numbering.schema, VARINT) + encode_varint(_zagzig(one.schema))
     for side, found in ((numbering.negative, one.negative), (numbering.positive, one.positive)):
         inner += b"".join(_field(side.spans, _span_bytes(span)) for span in _spans(found))
         if found:
@@ -70,7 +70,7 @@ def _spans(buckets: Buckets) -> Iterator[_Span]:
 
 
 def _span_bytes(span: _Span) -> bytes:
-    return varint(0x08) + varint(_zagzig(span.offset)) + varint(0x10) + varint(span.length)
+    return encode_varint(0x08) + encode_varint(_zagzig(span.offset)) + encode_varint(0x10) + encode_varint(span.length)
 
 
 def _zagzig(number: int) -> int:
@@ -82,8 +82,8 @@ def _doubles(numbers: Sequence[float]) -> bytes:
 
 
 def _tag(number: int, kind: int) -> bytes:
-    return varint(number << 3 | kind)
+    return encode_varint(number << 3 | kind)
 
 
 def _field(number: int, content: bytes) -> bytes:
-    return _tag(number, BYTES) + varint(len(content)) + content
+    return _tag(number, BYTES) + encode_varint(len(content)) + content

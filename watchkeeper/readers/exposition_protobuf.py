@@ -16,7 +16,7 @@ from decimal import Decimal
 from typing import NamedTuple, TypeAlias
 
 from watchkeeper.errors import CollectError, quote
-from watchkeeper.kit.protobuf import fields, read_varint, signed
+from watchkeeper.kit.protobuf import read_fields, read_varint, to_signed
 from watchkeeper.model.histograms import Histogram, ResetHint
 from watchkeeper.model.labels import METRIC_NAME, Labels
 from watchkeeper.readers import histogram_message
@@ -132,7 +132,7 @@ class ProtobufParser:
     def _read_family(self, reading: _ProtobufReading, start: int, end: int) -> None:
         texts, metrics, kind = {NAME: "", HELP: "", UNIT: ""}, [], 0
         try:
-            for tag, at, stop in fields(reading.body, start, end):
+            for tag, at, stop in read_fields(reading.body, start, end):
                 if tag == METRIC:
                     metrics.append((at, stop))
                 elif tag in texts:
@@ -253,12 +253,12 @@ class ProtobufParser:
 
 def _metric(body: bytes, start: int, end: int) -> _MetricBytes:
     found = _MetricBytes(start, [], {}, None)
-    for tag, at, stop in fields(body, start, end):
+    for tag, at, stop in read_fields(body, start, end):
         if tag == LABEL:
             found.labels.append((at, stop))
             found.labels_end = stop
         elif tag == TIMESTAMP:
-            found.at_ms = signed(at)
+            found.at_ms = to_signed(at)
         elif tag & 7 == 2:
             found.content[tag >> 3] = (at, stop)
     return found
@@ -278,7 +278,7 @@ def _points(body: bytes, metric: _MetricBytes) -> Iterator[MetricPoint]:
 def _plain(body: bytes, start: int, end: int) -> MetricPoint:
     """A field that is not written is 0."""
     value, exemplar = 0.0, None
-    for tag, at, stop in fields(body, start, end):
+    for tag, at, stop in read_fields(body, start, end):
         if tag == 0x09:
             value = _double(body, at)
         elif tag == 0x12:
@@ -288,13 +288,13 @@ def _plain(body: bytes, start: int, end: int) -> MetricPoint:
 
 def _summary(body: bytes, start: int, end: int) -> Iterator[MetricPoint]:
     count, total = 0.0, 0.0
-    for tag, at, stop in fields(body, start, end):
+    for tag, at, stop in read_fields(body, start, end):
         if tag == 0x08:
             count = float(at)
         elif tag == 0x11:
             total = _double(body, at)
         elif tag == 0x1A:
-            own = {tag: _double(body, at) for tag, at, _ in fields(body, at, stop) if tag in (0x09, 0x11)}
+            own = {tag: _double(body, at) for tag, at, _ in read_fields(body, at, stop) if tag in (0x09, 0x11)}
             yield MetricPoint(("", "quantile", go_number(own.get(0x09, 0.0))), own.get(0x11, 0.0))
     yield MetricPoint(("_sum", "", ""), total)
     yield MetricPoint(("_count", "", ""), count)
@@ -304,7 +304,7 @@ def _classic(body: bytes, start: int, end: int) -> Iterator[MetricPoint]:
     """Buckets that count what lies below their bound; the last one, which counts everything, may be left out."""
     numbers: dict[int, float] = {}
     has_last = False
-    for tag, at, stop in fields(body, start, end):
+    for tag, at, stop in read_fields(body, start, end):
         if tag == 0x08:
             numbers[tag] = float(at)
         elif tag in (0x11, 0x21):
@@ -322,7 +322,7 @@ def _classic(body: bytes, start: int, end: int) -> Iterator[MetricPoint]:
 
 def _bucket(body: bytes, start: int, end: int) -> tuple[float, float, Bytes | None]:
     bound, count, exemplar = 0.0, 0.0, None
-    for tag, at, stop in fields(body, start, end):
+    for tag, at, stop in read_fields(body, start, end):
         if tag == 0x08:
             count = count or float(at)
         elif tag == 0x11:
@@ -335,25 +335,25 @@ def _bucket(body: bytes, start: int, end: int) -> tuple[float, float, Bytes | No
 
 
 def _exemplars(body: bytes, start: int, end: int) -> list[Bytes]:
-    return [(at, stop) for tag, at, stop in fields(body, start, end) if tag == NATIVE_EXEMPLAR]
+    return [(at, stop) for tag, at, stop in read_fields(body, start, end) if tag == NATIVE_EXEMPLAR]
 
 
 def _read_exemplar(raw: bytes) -> tuple[Labels, float, int | None]:
     pairs, value, at_ms = {}, 0.0, None
-    for tag, at, stop in fields(raw, 0, len(raw)):
+    for tag, at, stop in read_fields(raw, 0, len(raw)):
         if tag == 0x0A:
             name, text = _label(raw, at, stop)
             pairs[name] = text
         elif tag == 0x11:
             value = _double(raw, at)
         elif tag == 0x1A:
-            own = {tag: signed(at) for tag, at, _ in fields(raw, at, stop) if tag in (0x08, 0x10)}
+            own = {tag: to_signed(at) for tag, at, _ in read_fields(raw, at, stop) if tag in (0x08, 0x10)}
             at_ms = own.get(0x08, 0) * 1000 + own.get(0x10, 0) // 1_000_000
     return Labels(pairs), value, at_ms
 
 
 def _label(body: bytes, start: int, end: int) -> tuple[str, str]:
-    found = {tag: body[at:stop].decode() for tag, at, stop in fields(body, start, end) if tag in (0x0A, 0x12)}
+    found = {tag: body[at:stop].decode() for tag, at, stop in read_fields(body, start, end) if tag in (0x0A, 0x12)}
     return found.get(0x0A, ""), found.get(0x12, "")
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from watchkeeper.kit.protobuf import fields, read_varint, signed, zigzag
+from watchkeeper.kit.protobuf import decode_zigzag, read_fields, read_varint, to_signed
 from watchkeeper.model.histograms import CUSTOM, HIGHEST_SCHEMA, LOWEST_SCHEMA, Buckets, Histogram, ResetHint
 
 # Schemas up to this are legal, and Prometheus 3 reduces those above 8.
@@ -78,12 +78,12 @@ class _HistogramFields:
         self.lists: dict[int, list[float]] = {}
         spans = (numbering.negative.spans, numbering.positive.spans)
         deltas, doubles = (numbering.negative.deltas, numbering.positive.deltas), numbering.doubles
-        for tag, at, stop in fields(message, start, end):
+        for tag, at, stop in read_fields(message, start, end):
             number, kind = tag >> 3, tag & 7
             if number in spans and kind == 2:
                 self.spans.setdefault(number, []).append(_read_span(message, at, stop))
             elif number in deltas and kind in (0, 2):
-                found = [zigzag(at)] if kind == 0 else _read_deltas(message, at, stop)
+                found = [decode_zigzag(at)] if kind == 0 else _read_deltas(message, at, stop)
                 self.lists.setdefault(number, []).extend(found)
             elif number in doubles and kind in (1, 2):
                 self.lists.setdefault(number, []).extend(struct.unpack_from(f"<{(stop - at) // 8}d", message, at))
@@ -118,7 +118,7 @@ def read(message: bytes, start: int, end: int, *, numbering: Numbering) -> tuple
     found = _HistogramFields(message, start, end, numbering=numbering)
     hint = found.whole.get(numbering.hint, 0)
     histogram = Histogram(
-        schema=zigzag(found.whole.get(numbering.schema, 0)),
+        schema=decode_zigzag(found.whole.get(numbering.schema, 0)),
         count=found.number(numbering.count, numbering.count_int),
         sum=found.floats.get(numbering.sum, 0.0),
         zero_threshold=found.floats.get(numbering.zero_threshold, 0.0),
@@ -128,13 +128,13 @@ def read(message: bytes, start: int, end: int, *, numbering: Numbering) -> tuple
         bounds=tuple(found.lists.get(numbering.bounds, ())),
         hint=ResetHint(hint) if hint in set(ResetHint) else ResetHint.UNKNOWN,
     )
-    return signed(found.whole.get(numbering.time, 0)), _checked(histogram)
+    return to_signed(found.whole.get(numbering.time, 0)), _checked(histogram)
 
 
 def is_native(message: bytes, start: int, end: int) -> bool:
     """Whether a histogram of an exporter's page has native buckets, be it an empty span that only says so."""
     marks = (EXPOSITION.negative.spans, EXPOSITION.positive.spans)
-    for tag, at, _ in fields(message, start, end):
+    for tag, at, _ in read_fields(message, start, end):
         number, kind = tag >> 3, tag & 7
         if number in marks or (number == EXPOSITION.zero_count_int and kind == 0 and at > 0):
             return True
@@ -145,14 +145,14 @@ def is_native(message: bytes, start: int, end: int) -> bool:
 
 
 def _read_span(message: bytes, start: int, end: int) -> _BucketSpan:
-    found = {tag: at for tag, at, _ in fields(message, start, end)}
-    return _BucketSpan(zigzag(found.get(0x08, 0)), found.get(0x10, 0))
+    found = {tag: at for tag, at, _ in read_fields(message, start, end)}
+    return _BucketSpan(decode_zigzag(found.get(0x08, 0)), found.get(0x10, 0))
 
 
 def _read_deltas(message: bytes, place: int, end: int) -> Iterator[int]:
     while place < end:
         number, place = read_varint(message, place)
-        yield zigzag(number)
+        yield decode_zigzag(number)
 
 
 def _checked(one: Histogram) -> Histogram:

@@ -101,7 +101,7 @@ class EvidenceSources:
     ) -> bytes:
         about = {"bundle": "watchkeeper evidence", "subject": subject, "place": str(place), "version": self.version}
         hidden = evidence_file.Redaction(self._names(pieces) if hides_names else {})
-        return evidence_file.pack(pieces, about, now=now, hidden=hidden)
+        return evidence_file.pack(pieces, about, now=now, redaction_rules=hidden)
 
     def _names(self, pieces: Iterable[BundleFile]) -> dict[str, str]:
         """Nodes that occur, and everybody who is named as a user or an actor."""
@@ -116,7 +116,7 @@ class EvidenceSources:
         yield from self._story(incident, "")
         node = incident.place.whole_node
         if node.node is None:
-            yield BundleFile("node/", missing="the incident is about no single node")
+            yield BundleFile("node/", missing_reason="the incident is about no single node")
             return
         yield from self._node(node, since=incident.opened_at, now=now)
 
@@ -127,7 +127,11 @@ class EvidenceSources:
             ("plan.json", self.records.plan(incident.id)),
         ):
             is_there = found is not None
-            yield json_file(folder + name, found) if is_there else BundleFile(folder + name, missing="none was made")
+            yield (
+                json_file(folder + name, found)
+                if is_there
+                else BundleFile(folder + name, missing_reason="none was made")
+            )
         yield json_file(f"{folder}timeline.json", self.records.timeline(incident.id))
         yield json_file(f"{folder}notices.json", self.records.notices_of(incident.id))
 
@@ -136,24 +140,26 @@ class EvidenceSources:
         yield (
             json_file("node.json", known)
             if known is not None
-            else BundleFile("node.json", missing="the fleet has no such node")
+            else BundleFile("node.json", missing_reason="the fleet has no such node")
         )
         yield _tried("gpus.json", lambda: self._identities(node, now))
         yield from self._events(node, now)
         yield _tried("counters.csv", lambda: self._counters(node, since=since, now=now))
         tried = self.records.repairs_at(node, limit=100)
         yield (
-            json_file("repairs.json", tried) if tried else BundleFile("repairs.json", missing="nothing was tried here")
+            json_file("repairs.json", tried)
+            if tried
+            else BundleFile("repairs.json", missing_reason="nothing was tried here")
         )
         yield from self._orders(node)
         if not any(one.order.kind == "describe_gpus" for one in self._own_orders(node)):
             asked = "the node was not asked: --ask-node with work orders, or `watchkeeper bundle --local` there"
-            yield BundleFile("serials, VBIOS and nvidia-smi -q", missing=asked)
+            yield BundleFile("serials, VBIOS and nvidia-smi -q", missing_reason=asked)
 
     def _events(self, node: fleet.Place, now: datetime) -> Iterator[BundleFile]:
         found = self.records.events_at(node, since=now - HISTORY, until=now, limit=MOST_EVENTS)
         if not found:
-            yield BundleFile("events.json", missing=f"no event of this node within {HISTORY.days} days")
+            yield BundleFile("events.json", missing_reason=f"no event of this node within {HISTORY.days} days")
             return
         yield json_file("events.json", found)
         lines = [event for event in found if event.kind in (events.EventKind.XID, events.EventKind.SXID)]
@@ -161,13 +167,13 @@ class EvidenceSources:
             text = "".join(f"{event.at:%Y-%m-%dT%H:%M:%S}Z {event.text}\n" for event in lines)
             yield BundleFile("xid-history.log", text.encode())
         else:
-            yield BundleFile("xid-history.log", missing=f"no Xid within {HISTORY.days} days")
+            yield BundleFile("xid-history.log", missing_reason=f"no Xid within {HISTORY.days} days")
 
     def _orders(self, node: fleet.Place) -> Iterator[BundleFile]:
         own = self._own_orders(node)
         if not own:
             yield BundleFile(
-                "orders/", missing="no work order was given to this node's agent: no scan or diag of its own"
+                "orders/", missing_reason="no work order was given to this node's agent: no scan or diag of its own"
             )
         for number, tracked in enumerate(reversed(own[:50]), start=1):
             order, receipt = tracked.order, tracked.receipt
@@ -180,7 +186,7 @@ class EvidenceSources:
                 "why": tracked.why,
             }
             if receipt is None:
-                yield BundleFile(f"{name}.json", missing="the agent has not answered")
+                yield BundleFile(f"{name}.json", missing_reason="the agent has not answered")
                 continue
             came = {"at": receipt.at, "result": receipt.result, "text": receipt.text, "proven": tracked.is_proven}
             yield json_file(f"{name}.json", {**told, **came})
@@ -197,7 +203,7 @@ class EvidenceSources:
         rows = self._ask(f"{IDENTITY}{_where(node)}", now)
         rows = rows or self._ask(f"last_over_time({IDENTITY}{_where(node)}[1d])", now)
         if not rows:
-            return BundleFile("gpus.json", missing="no GPU of this node has reported within a day")
+            return BundleFile("gpus.json", missing_reason="no GPU of this node has reported within a day")
         return json_file("gpus.json", [dict(labels) for labels in rows])
 
     def _counters(self, node: fleet.Place, *, since: datetime, now: datetime) -> BundleFile:
@@ -206,7 +212,7 @@ class EvidenceSources:
         expr = f'{{__name__=~"{COUNTERS}",{_where(node)[1:]}'
         before, after = (_by_counter(self._ask(expr, at)) for at in (since - BEFORE, now))
         if not before and not after:
-            return BundleFile(name, missing="no counter of this node is in the samples of either time")
+            return BundleFile(name, missing_reason="no counter of this node is in the samples of either time")
         text = io.StringIO()
         table = csv.writer(text)
         edges = (f"before {since - BEFORE:%Y-%m-%dT%H:%M:%SZ}", f"now {now:%Y-%m-%dT%H:%M:%SZ}")
@@ -226,7 +232,7 @@ def _tried(name: str, make: Callable[[], BundleFile]) -> BundleFile:
     try:
         return make()
     except WatchkeeperError as error:
-        return BundleFile(name, missing=f"the samples could not be asked: {error}")
+        return BundleFile(name, missing_reason=f"the samples could not be asked: {error}")
 
 
 def _by_counter(found: Mapping[Labels, float]) -> dict[Labels, float]:

@@ -311,7 +311,7 @@ def guard_quiet_hours(wish: RepairRequest, _: FleetAvailability, limits: GuardLi
     """A person who says yes is awake."""
     if wish.mode is not trust.Mode.ACT:
         return None
-    hours = next((hours for hours in limits.quiet if hours.holds(now)), None)
+    hours = next((hours for hours in limits.quiet if hours.contains(now)), None)
     return None if hours is None else f"it is {now:%a %H:%M} UTC, and {hours} are quiet hours"
 
 

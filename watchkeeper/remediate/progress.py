@@ -142,7 +142,7 @@ def _poll(repair: Repair, now: datetime) -> timedelta:
 
 def record_failure(repair: Repair, action: Action, problem: str, *, now: datetime) -> Repair:
     """It did not succeed and may the next time; the step's limit says when that is enough."""
-    pause = timedelta(seconds=PAUSES.seconds(repair.tries + 1))
+    pause = timedelta(seconds=PAUSES.delay_seconds(repair.tries + 1))
     noted = _noted(repair, action, Result.FAILED, text=problem, now=now)
     return replace(noted, tries=repair.tries + 1, retry_at=now + pause, waits_for=(problem[:TEXT_LIMIT],))
 

@@ -32,7 +32,7 @@ RELATIVE_TOLERANCE = 1e-9
 DEFAULT_INTERVAL = "1m"
 WILDCARDS = frozenset("*?[")
 # Every time that a test can name is kept.
-RETENTION_MS = durations.LONGEST_MS
+RETENTION_MS = durations.MAX_MS
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,5 +90,5 @@ def own_metric_series(registry: own_metrics.Registry, **target: str) -> dict[Lab
     return {
         Labels({METRIC_NAME: metric.name, **target, **dict(pairs)}): value
         for metric in registry.metrics.values()
-        for pairs, value in metric.all()
+        for pairs, value in metric.samples()
     }

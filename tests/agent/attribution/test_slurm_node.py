@@ -124,7 +124,7 @@ def test_an_scontrol_that_hangs_costs_its_deadline_once_and_not_every_time(
     (folder / "scontrol").chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     make_program(tmp_path / "proc", 20, name="slurmstepd", cmdline="slurmstepd: [5.0]\0")
-    jobs = SlurmJobs("n1", proc=tmp_path / "proc", ask=commands.CommandRunner(seconds=0.3))
+    jobs = SlurmJobs("n1", proc=tmp_path / "proc", ask=commands.CommandRunner(timeout_seconds=0.3))
     assert [jobs.find_holders(now) for now in (0.0, 2.0, 4.0)] == [{}, {}, {}]
     assert (tmp_path / "asked").read_text() == "asked\n"
 

@@ -151,7 +151,7 @@ def test_a_slurm_that_is_upgraded_under_our_feet_is_asked_in_the_way_it_understa
         sinfo="echo 'sinfo: unrecognized option'; exit 1",
         squeue="exit 1",
     )
-    asked = slurm_reader.SlurmCommandReader(commands.CommandRunner(seconds=5))
+    asked = slurm_reader.SlurmCommandReader(commands.CommandRunner(timeout_seconds=5))
     assert [one.state_name for one in asyncio.run(asked.nodes())] == ["idle"]
     new = """echo '{"nodes": [{"name": "n1", "state": ["DOWN"]}]}'"""
     put(tmp_path, scontrol=f'case "$*" in *--json*) {new};; *) exit 1;; esac')
@@ -166,7 +166,7 @@ def test_a_slurmctld_that_hangs_costs_one_deadline_and_leaves_what_it_said(
 ) -> None:
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     put(tmp_path, scontrol="exec sleep 60", sinfo="exec sleep 60", squeue="""echo '{"jobs": []}'""")
-    slurm = watch(slurm_reader.SlurmCommandReader(commands.CommandRunner(seconds=0.3)))
+    slurm = watch(slurm_reader.SlurmCommandReader(commands.CommandRunner(timeout_seconds=0.3)))
     started = time.monotonic()
     asyncio.run(slurm.refresh())
     assert time.monotonic() - started < 30.0

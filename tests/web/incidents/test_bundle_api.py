@@ -26,7 +26,7 @@ class Evidence:
     def _pack(self, subject: str, now: datetime, *, hides_names: bool) -> bytes:
         pieces = [
             evidence_file.BundleFile("a.txt", b"a"),
-            evidence_file.BundleFile("diag.json", missing="diagnostics did not run"),
+            evidence_file.BundleFile("diag.json", missing_reason="diagnostics did not run"),
         ]
         return evidence_file.pack(pieces, {"subject": subject, "hides": hides_names}, now=now)
 

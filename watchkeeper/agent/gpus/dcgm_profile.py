@@ -84,7 +84,7 @@ class DcgmProfile:
         if not problem:
             return
         self._failures += 1
-        pause = PAUSES.seconds(self._failures)
+        pause = PAUSES.delay_seconds(self._failures)
         self._not_before = self.monotonic() + pause
         if problem != self._said:
             self._said = problem
@@ -95,7 +95,7 @@ class DcgmProfile:
 
     async def _follow(self, is_paused: Callable[[], bool]) -> str:
         """Take in what one dcgmi prints; in the end why it ended, or nothing if we wanted it to."""
-        ask = commands.CommandRunner(seconds=DISCOVERY_SECONDS, environment=self.environment)
+        ask = commands.CommandRunner(timeout_seconds=DISCOVERY_SECONDS, environment=self.environment)
         answer = await asyncio.to_thread(ask.run, dcgmi.DISCOVERY)
         uuids = dcgmi.read_discovery(answer.text.splitlines())
         if not uuids:

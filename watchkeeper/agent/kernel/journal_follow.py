@@ -83,7 +83,7 @@ async def follow_journal(
             # The journal was emptied: what it holds now is all there is, and ids stay what they were.
             cursor = ""
         failures += 1
-        pause = PAUSES.seconds(failures)
+        pause = PAUSES.delay_seconds(failures)
         log.warning(
             "journalctl ended and is started again",
             extra=logs.fields(status=status, said=quote(complaint), retry_seconds=pause),

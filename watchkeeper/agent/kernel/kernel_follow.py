@@ -171,7 +171,7 @@ async def follow_stream(url: str, *, time: clock.Clock) -> AsyncGenerator[Kernel
         finally:
             await connection.aclose()
         failures += 1
-        pause = PAUSES.seconds(failures)
+        pause = PAUSES.delay_seconds(failures)
         log.warning("Kernel log stream lost", extra=logs.fields(url=url, error=problem, retry_seconds=pause))
         await time.sleep(pause)
 

@@ -260,7 +260,9 @@ async def follow_orders(hub: push.HubEndpoint, worker: OrderWorker, *, time: clo
                 wait = max(0.0, PAUSES.first_seconds - (system_time.monotonic() - asked_at))
             except CollectError as error:
                 failures += 1
-                wait = NO_ORDERS_PAUSE_SECONDS if isinstance(error, OrdersUnavailable) else PAUSES.seconds(failures)
+                wait = (
+                    NO_ORDERS_PAUSE_SECONDS if isinstance(error, OrdersUnavailable) else PAUSES.delay_seconds(failures)
+                )
                 if str(error) != said:
                     said = str(error)
                     log.warning("No orders are fetched", extra=logs.fields(error=said, retry_seconds=wait))

@@ -35,7 +35,7 @@ def command(config_file: Path | None, host: str | None, port: int | None, data: 
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from watchkeeper.kit import lazy_imports
 
-    lazy_imports.begin()
+    lazy_imports.enable()
     if configured.query.engine is settings.QueryEngine.EMBEDDED:
         from watchkeeper.store.wal import wal_prefetch
 

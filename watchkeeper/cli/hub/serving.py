@@ -120,7 +120,7 @@ class HubBuilder:
 
 def build_in_steps(build: HubBuilder) -> Iterator[None]:
     """What a hub needs besides its samples, in steps, for when it would wait; wrong settings are told here."""
-    yield from lazy_imports.steps("watchkeeper.web", "watchkeeper.hub")
+    yield from lazy_imports.run_pending("watchkeeper.web", "watchkeeper.hub")
     build()
     yield
 

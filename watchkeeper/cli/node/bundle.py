@@ -130,7 +130,7 @@ def _local(*, hide_names: bool, bug_report: bool) -> bytes:
     if hide_names:
         people = [name for uid, name in proc_programs.read_users(Path("/etc/passwd")).items() if uid >= FIRST_PERSON]
         names = {**redaction.pseudonyms(people, "person"), **redaction.pseudonyms([host], "node")}
-    return evidence_file.pack(pieces, about, now=now, hidden=evidence_file.Redaction(names))
+    return evidence_file.pack(pieces, about, now=now, redaction_rules=evidence_file.Redaction(names))
 
 
 def _commands() -> Iterator[BundleFile]:
@@ -138,9 +138,9 @@ def _commands() -> Iterator[BundleFile]:
         name = f"{'_'.join(line).replace('/', '_')}.txt"
         found = next(iter(local_commands.run_commands([line])), None)
         if found is None:
-            yield BundleFile(name, missing=f"{line[0]} is not on this machine")
+            yield BundleFile(name, missing_reason=f"{line[0]} is not on this machine")
         elif not found.text.strip():
-            yield BundleFile(name, missing=f"{found.command} printed nothing")
+            yield BundleFile(name, missing_reason=f"{found.command} printed nothing")
         else:
             yield BundleFile(name, found.text)
 
@@ -150,30 +150,30 @@ def _scan() -> BundleFile:
     try:
         ran = subprocess.run(line, capture_output=True, timeout=SCAN_SECONDS, check=False, stdin=subprocess.DEVNULL)
     except subprocess.TimeoutExpired:
-        return BundleFile("scan.json", missing=f"the scan did not end within {SCAN_SECONDS:g} s")
+        return BundleFile("scan.json", missing_reason=f"the scan did not end within {SCAN_SECONDS:g} s")
     if not ran.stdout:
         return BundleFile(
-            "scan.json", missing=f"the scan ended with {ran.returncode}: {ran.stderr.decode()[-200:].strip()}"
+            "scan.json", missing_reason=f"the scan ended with {ran.returncode}: {ran.stderr.decode()[-200:].strip()}"
         )
     return BundleFile("scan.json", ran.stdout)
 
 
 def _no_bug_report() -> BundleFile:
-    return BundleFile("nvidia-bug-report.log", missing="it was not asked for: --bug-report")
+    return BundleFile("nvidia-bug-report.log", missing_reason="it was not asked for: --bug-report")
 
 
 def _bug_report() -> BundleFile:
     name, program = "nvidia-bug-report.log", shutil.which(BUG_REPORT)
     if program is None:
-        return BundleFile(name, missing=f"{BUG_REPORT} is not on this machine")
+        return BundleFile(name, missing_reason=f"{BUG_REPORT} is not on this machine")
     with tempfile.TemporaryDirectory() as folder:
         line = [program, "--output-file", f"{folder}/report.log"]
         try:
             subprocess.run(line, capture_output=True, timeout=BUG_REPORT_SECONDS, check=False, stdin=subprocess.DEVNULL)
             with gzip.open(f"{folder}/report.log.gz") as report:
                 # Unpacked: what is packed could not be searched for secrets.
-                return BundleFile(name, report.read(2 * evidence_file.MOST_PIECE_BYTES))
+                return BundleFile(name, report.read(2 * evidence_file.MAX_FILE_BYTES))
         except subprocess.TimeoutExpired:
-            return BundleFile(name, missing=f"{BUG_REPORT} did not end within {BUG_REPORT_SECONDS:g} s")
+            return BundleFile(name, missing_reason=f"{BUG_REPORT} did not end within {BUG_REPORT_SECONDS:g} s")
         except (OSError, EOFError) as error:
-            return BundleFile(name, missing=f"{BUG_REPORT} left no report: {error}")
+            return BundleFile(name, missing_reason=f"{BUG_REPORT} left no report: {error}")

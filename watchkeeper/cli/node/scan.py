@@ -184,7 +184,7 @@ def _drain(reason: str) -> bool:
     name = os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
     line = ["scontrol", "update", f"NodeName={name}", "State=DRAIN", f"Reason=watchkeeper: {reason[:200]}"]
     click.echo(f"Draining {name}: {' '.join(line)}", err=True)
-    answer = commands.CommandRunner(seconds=DRAIN_SECONDS).run(line)
+    answer = commands.CommandRunner(timeout_seconds=DRAIN_SECONDS).run(line)
     is_done = answer.outcome is commands.CommandOutcome.ANSWERED
     click.echo(f"Drained {name}" if is_done else f"{name} was not drained: {answer.text.strip()}", err=True)
     return is_done

@@ -261,7 +261,7 @@ class ResourceWatch(Generic[T]):
             log.info("Kubernetes is not heard", extra=fields(resource=self.kind.name, problem=problem))
         self.problem, self.problem_since = problem, self.problem_since or self._time.now()
         self._failures += 1
-        await self._time.sleep(PAUSES.seconds(self._failures))
+        await self._time.sleep(PAUSES.delay_seconds(self._failures))
 
     def _request(self, **parameters: Any) -> http.Request:
         if self.kind.fields:

@@ -104,7 +104,7 @@ class SlurmCommandReader:
     """slurmctld asked by the commands of this machine."""
 
     ask: commands.CommandRunner = field(
-        default_factory=lambda: commands.CommandRunner(seconds=ASK_SECONDS, max_output_bytes=MAX_ANSWER_BYTES)
+        default_factory=lambda: commands.CommandRunner(timeout_seconds=ASK_SECONDS, max_output_bytes=MAX_ANSWER_BYTES)
     )
     _nodes: FallbackQuery[list[records.NodeRecord]] = field(
         default_factory=lambda: FallbackQuery(

@@ -38,7 +38,7 @@ class Known(NamedTuple):
 def milliseconds(duration: DurationExpr, known: Known = Known(), *, is_positive: bool = False) -> int:  # noqa: B008 (a tuple)
     """The duration in a query; QueryError where it has none."""
     seconds = _seconds(duration, known)
-    if math.isnan(seconds) or abs(seconds) * 1000 > durations.LONGEST_MS:
+    if math.isnan(seconds) or abs(seconds) * 1000 > durations.MAX_MS:
         raise errors.QueryError("duration out of range")
     found = round_ms(seconds)
     if is_positive and found <= 0:

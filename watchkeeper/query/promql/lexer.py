@@ -94,7 +94,7 @@ def duration_ms(text: str, position: int) -> int:
         except ValueError as error:
             raise Mistake(f"not a valid duration string: {error}", position) from error
     seconds = number(text, position)
-    if seconds * 1000 > durations.LONGEST_MS:
+    if seconds * 1000 > durations.MAX_MS:
         raise Mistake("duration out of range", position)
     return round_ms(seconds)
 

@@ -75,7 +75,7 @@ class ServerClient:
             except sync_http.NoAnswer as error:
                 problem = error
                 may_pass = not error.is_timeout and not isinstance(error.__cause__, ssl.SSLCertVerificationError)
-            pause = wait if wait is not None else RETRY_BACKOFF.seconds(turn) * random.uniform(0.5, 1.0)
+            pause = wait if wait is not None else RETRY_BACKOFF.delay_seconds(turn) * random.uniform(0.5, 1.0)
             is_last = turn == tries or time.monotonic() + pause >= deadline
             if is_last or self._closed.is_set() or not may_pass:
                 if response is not None:

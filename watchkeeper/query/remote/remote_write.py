@@ -19,7 +19,7 @@ import cramjam
 import numpy as np
 
 from watchkeeper import errors
-from watchkeeper.kit.protobuf import fields, read_varint, signed, varint
+from watchkeeper.kit.protobuf import encode_varint, read_fields, read_varint, to_signed
 from watchkeeper.model.exemplars import Exemplar
 from watchkeeper.model.histograms import HistogramSample
 from watchkeeper.model.labels import METRIC_NAME, Labels
@@ -83,10 +83,10 @@ def encode(
     body = bytearray()
     for (labels, _, _), samples in zip(series, pieces, strict=True):
         names = _written.get(labels)
-        body += b"\x0a" + varint(len(names) + len(samples)) + names + samples
+        body += b"\x0a" + encode_varint(len(names) + len(samples)) + names + samples
     for one in histograms:
         inner = _written.get(one.labels) + histogram_wire.write(one.at_ms, one.value)
-        body += b"\x0a" + varint(len(inner)) + inner
+        body += b"\x0a" + encode_varint(len(inner)) + inner
     packed: bytes = bytes(cramjam.snappy.compress_raw(bytes(body)))
     return packed
 
@@ -94,7 +94,7 @@ def encode(
 def encode_rows(names: Sequence[bytes], times: Millis, values: Floats) -> bytes:
     """A request body of one sample for each row, whose labels `label_bytes` has written."""
     samples = list(_sample_pieces(times, values, [1] * len(names)))
-    heads = [b"\x0a" + varint(len(name) + len(sample)) for name, sample in zip(names, samples, strict=True)]
+    heads = [b"\x0a" + encode_varint(len(name) + len(sample)) for name, sample in zip(names, samples, strict=True)]
     body = b"".join([part for row in zip(heads, names, samples, strict=True) for part in row])
     return bytes(cramjam.snappy.compress_raw(body))
 
@@ -128,14 +128,14 @@ def _sample_pieces(times: Millis, values: Floats, counts: Sequence[int]) -> Iter
 def _sample_bytes(at_ms: int, value: np.float64) -> bytes:
     # tobytes keeps the bits of a stale marker, which a round trip through float arithmetic might not.
     bits: bytes = value.astype("<f8").tobytes()
-    inner = b"\x09" + bits + b"\x10" + varint(at_ms & (1 << 64) - 1)
-    return b"\x12" + varint(len(inner)) + inner
+    inner = b"\x09" + bits + b"\x10" + encode_varint(at_ms & (1 << 64) - 1)
+    return b"\x12" + encode_varint(len(inner)) + inner
 
 
 def _pair_bytes(pair: tuple[str, str]) -> bytes:
     name, value = pair[0].encode(), pair[1].encode()
-    inner = b"\x0a" + varint(len(name)) + name + b"\x12" + varint(len(value)) + value
-    return b"\x0a" + varint(len(inner)) + inner
+    inner = b"\x0a" + encode_varint(len(name)) + name + b"\x12" + encode_varint(len(value)) + value
+    return b"\x0a" + encode_varint(len(inner)) + inner
 
 
 # Series share most of their labels, on the way out as on the way in.
@@ -269,7 +269,7 @@ class _RequestReader:
         self.histograms: list[HistogramSample] = []
 
     def finish(self) -> WriteRequest:
-        for tag, start, end in fields(self.message, 0, len(self.message)):
+        for tag, start, end in read_fields(self.message, 0, len(self.message)):
             if tag == 0x0A and not (end - start > SAMPLE_BYTES and self._read_again(start, end)):
                 self._read_series(start, end)
             elif tag == 0x1A:
@@ -306,7 +306,7 @@ class _RequestReader:
         read = _read.get if place - start <= REMEMBERED_BYTES else _read_labels
         labels = read(message[start:place])
         before = len(self.places)
-        for tag, at, stop in fields(message, place, end):
+        for tag, at, stop in read_fields(message, place, end):
             if tag == 0x12:
                 self._note_sample(at, stop)
             elif tag == 0x1A and labels is not None:
@@ -379,7 +379,7 @@ class _RequestReader:
 
     def _read_metadata(self, start: int, end: int) -> None:
         kind, texts = 0, {0x12: "", 0x22: "", 0x2A: ""}
-        for tag, at, stop in fields(self.message, start, end):
+        for tag, at, stop in read_fields(self.message, start, end):
             if tag == 0x08:
                 kind = at
             elif tag in texts:
@@ -390,29 +390,29 @@ class _RequestReader:
 
 def _read_sample(message: bytes, start: int, end: int) -> tuple[int, float]:
     at_ms, value = 0, 0.0
-    for tag, at, _ in fields(message, start, end):
+    for tag, at, _ in read_fields(message, start, end):
         if tag == 0x09:
             (value,) = struct.unpack_from("<d", message, at)
         elif tag == TIME_TAG:
-            at_ms = signed(at)
+            at_ms = to_signed(at)
     return at_ms, value
 
 
 def _read_exemplar(message: bytes, start: int, end: int) -> Exemplar:
     pairs, value, at_ms = [], 0.0, 0
-    for tag, at, stop in fields(message, start, end):
+    for tag, at, stop in read_fields(message, start, end):
         if tag == 0x0A:
             pairs.append(_read_pair(message, at, stop))
         elif tag == 0x11:
             (value,) = struct.unpack_from("<d", message, at)
         elif tag == 0x18:
-            at_ms = signed(at)
+            at_ms = to_signed(at)
     return Exemplar(Labels(dict(pairs)), value, at_ms)
 
 
 def _read_pair(message: bytes, start: int, end: int) -> tuple[str, str]:
     texts = {0x0A: "", 0x12: ""}
-    for tag, at, stop in fields(message, start, end):
+    for tag, at, stop in read_fields(message, start, end):
         if tag in texts:
             texts[tag] = message[at:stop].decode()
     return texts[0x0A], texts[0x12]
@@ -420,7 +420,7 @@ def _read_pair(message: bytes, start: int, end: int) -> tuple[str, str]:
 
 def _read_labels(raw: bytes) -> Labels | None:
     """The label set of a series; None if a name is empty or twice, or there is no metric name."""
-    pairs = [_read_pairs.get(raw[start:end]) for _, start, end in fields(raw, 0, len(raw))]
+    pairs = [_read_pairs.get(raw[start:end]) for _, start, end in read_fields(raw, 0, len(raw))]
     names = {name for name, _ in pairs}
     metric = next((value for name, value in pairs if name == METRIC_NAME), "")
     if len(names) < len(pairs) or "" in names or not metric:

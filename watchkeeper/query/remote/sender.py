@@ -164,7 +164,7 @@ class Sender:
                     log.warning("Samples cannot be written to the server", extra=fields(error=error))
                 self.problem = str(error)
             failures += 1
-            self._closing.wait(RETRY_BACKOFF.seconds(failures))
+            self._closing.wait(RETRY_BACKOFF.delay_seconds(failures))
         return False
 
     def _write(self, batch: Load) -> Appended:

@@ -134,7 +134,7 @@ def _of_claim(claim: bytes, holder: AllocatedDevice) -> Iterator[AllocatedDevice
 def _all(message: bytes, wanted: int) -> Iterator[bytes]:
     """The parts under one number, in the order they stand; CollectError where the bytes are no message of the API."""
     try:
-        for tag, start, end in protobuf.fields(message, 0, len(message)):
+        for tag, start, end in protobuf.read_fields(message, 0, len(message)):
             if tag >> 3 == wanted:
                 if tag & 7 != BYTES:
                     raise IndexError(f"a number under {wanted}, where a part should be")

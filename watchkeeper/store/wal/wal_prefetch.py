@@ -55,7 +55,7 @@ def start_reading(path: Path, *, most_bytes: int = MOST_BYTES) -> None:
     """Start to read the log of the store in a directory, if it is long enough to be worth it."""
     sizes = _sizes(path)
     if sum(sizes.values()) >= WORTH_BYTES and path not in _begun:
-        deque(lazy_imports.steps(*NEEDED), maxlen=0)
+        deque(lazy_imports.run_pending(*NEEDED), maxlen=0)
         with contextlib.suppress(OSError):
             _begun[path] = _ReaderProcess(path, most_bytes)
 

@@ -15,7 +15,7 @@ from enum import Enum
 from itertools import accumulate, groupby
 
 from watchkeeper.kit import own_metrics
-from watchkeeper.kit.protobuf import varint
+from watchkeeper.kit.protobuf import encode_varint
 from watchkeeper.model.histograms import Histogram, ResetHint
 from watchkeeper.model.labels import METRIC_NAME
 from watchkeeper.model.samples import Sample
@@ -112,7 +112,7 @@ def _families(found: Sequence[interfaces.AnySample]) -> Iterator[bytes]:
     for (name, kind), group in groupby(found, key=lambda sample: (sample.labels.name, _kind(sample))):
         metrics = b"".join(_bytes(4, _metric(sample)) for sample in group)
         body = _bytes(1, name.encode()) + _whole(3, kind) + metrics
-        yield varint(len(body)) + body
+        yield encode_varint(len(body)) + body
 
 
 def _kind(sample: interfaces.AnySample) -> int:
@@ -144,12 +144,12 @@ def _histogram(one: Histogram) -> bytes:
 
 
 def _bytes(number: int, content: bytes) -> bytes:
-    return varint(number << 3 | 2) + varint(len(content)) + content
+    return encode_varint(number << 3 | 2) + encode_varint(len(content)) + content
 
 
 def _whole(number: int, value: int) -> bytes:
-    return varint(number << 3) + varint(value)
+    return encode_varint(number << 3) + encode_varint(value)
 
 
 def _double(number: int, value: float) -> bytes:
-    return varint(number << 3 | 1) + struct.pack("<d", value)
+    return encode_varint(number << 3 | 1) + struct.pack("<d", value)

@@ -121,7 +121,7 @@ def read_duration(name: str, text: str | None) -> int:
     """Milliseconds of a duration written as seconds or as Prometheus writes it."""
     if NUMBER.fullmatch(text or ""):
         seconds = float(text or "")
-        if abs(seconds) > durations.LONGEST_MS / 1000:
+        if abs(seconds) > durations.MAX_MS / 1000:
             raise BadParameter(f'invalid parameter "{name}": cannot parse "{text}" to a valid duration')
         return round(seconds * 1000)
     try:

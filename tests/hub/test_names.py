@@ -22,7 +22,7 @@ def test_an_incident_of_a_gpu_that_nobody_has_read_is_renamed_when_a_page_tells_
     line.read("DCGM_FI_DEV_GPU_TEMP", 50.0, 20, index=3)
     (renamed,) = line.pipeline.tick(later(30))
     assert (renamed.title, renamed.place, title(line)) == (BY_NAME, gpu(3), BY_NAME)
-    assert [entry.text for entry in line.journal.timeline("INC-1")][-1] == f"By its name: {BY_NAME}"
+    assert [entry.text for entry in line.journal.timeline("INC-1")][-1] == f"Renamed: {BY_NAME}"
     assert line.pipeline.tick(later(45)) == []
     assert line.journal.verify() is None
 

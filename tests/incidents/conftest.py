@@ -1,4 +1,4 @@
-"""Each test has a room of its own."""
+"""Fixtures for tests of incidents."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.support.incident_stories import Room, alert, gpu, node, xid
-from watchkeeper.incidents.correlate import MOST_MEMBERS
+from watchkeeper.incidents.correlate import MAX_MEMBERS
 from watchkeeper.model import alerts
 from watchkeeper.model.incidents import IncidentState
 
@@ -113,9 +113,9 @@ def test_alerts_of_other_peoples_rules_meet_in_one_incident_per_place(room: Room
 
 
 def test_an_incident_does_not_grow_without_end(room: Room) -> None:
-    for index in range(MOST_MEMBERS + 5):
+    for index in range(MAX_MEMBERS + 5):
         room.hear(alert(f"made_up_{index}", node(), index))
-    assert len(room.incidents.open_incidents()[0].members) == MOST_MEMBERS
+    assert len(room.incidents.open_incidents()[0].members) == MAX_MEMBERS
 
 
 def test_an_incident_keeps_its_name_while_its_own_repair_reboots_the_node(room: Room) -> None:

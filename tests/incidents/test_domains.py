@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.support.incident_stories import LEAF, NODES, RACK, Racked, Room, alert, gpu, later, node, xid
-from watchkeeper.incidents.correlate import MOST_WORKLOADS
+from watchkeeper.incidents.correlate import MAX_WORKLOADS
 from watchkeeper.model.incidents import IncidentState
 
 
@@ -17,7 +17,7 @@ def test_nodes_that_follow_later_join_the_rack(rack: Racked) -> None:
     for at, place in enumerate(NODES):
         rack.incidents.apply_alerts([alert("node_down", place, at)], later(at))
     assert rack.open() == [("INC-1", RACK, "node_down")]
-    assert len(rack.incidents.open_incidents()[0].workloads) == MOST_WORKLOADS
+    assert len(rack.incidents.open_incidents()[0].workloads) == MAX_WORKLOADS
 
 
 def test_two_nodes_are_two_incidents(rack: Racked) -> None:

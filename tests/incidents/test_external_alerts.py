@@ -1,4 +1,4 @@
-"""Alerts of somebody else's rules whose end never comes: believed for a stated time, and then over, with words."""
+"""External alerts without a resolved notification expire after a stated time, with the reason."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from watchkeeper.model import alerts
 from watchkeeper.model.incidents import IncidentState
 from watchkeeper.notify import alertmanager
 
-STALE = external_alerts.STALE.total_seconds()
+STALE = external_alerts.STALE_AFTER.total_seconds()
 NEVER = "0001-01-01T00:00:00Z"
 
 
@@ -30,9 +30,9 @@ def line(tmp_path: Path) -> Iterator[Line]:
 
 def hear(line: Line, at: float, *, status: str = "firing", node: str = "n1", **more: Any) -> None:
     labels = {"alertname": "TheirRule", "cluster": "main", "Hostname": node, "cause": "thermal_throttle"}
-    told = {"status": status, "labels": labels, "startsAt": wire.format_time(later(0)), "endsAt": NEVER} | more
-    body = json.dumps({"version": "4", "alerts": [told | {"annotations": {"summary": "n1 is hot"}}]}).encode()
-    line.pipeline.ingest_alerts(alertmanager.read_webhook(body, later(at), known={}).alerts, later(at))
+    alert = {"status": status, "labels": labels, "startsAt": wire.format_time(later(0)), "endsAt": NEVER} | more
+    body = json.dumps({"version": "4", "alerts": [alert | {"annotations": {"summary": "n1 is hot"}}]}).encode()
+    line.pipeline.ingest_alerts(alertmanager.read_webhook(body, later(at), cause_by_alert_name={}).alerts, later(at))
 
 
 def tick(line: Line, at: float) -> None:
@@ -44,25 +44,25 @@ def state(line: Line) -> IncidentState:
     return incident.state
 
 
-def test_an_alert_that_is_neither_repeated_nor_ended_is_over_after_the_stated_time(line: Line) -> None:
+def test_an_alert_without_updates_expires_after_the_stated_time(line: Line) -> None:
     hear(line, 0)
     tick(line, STALE - 1)
     assert state(line) is IncidentState.OPEN
     tick(line, STALE + 10)
-    told = [entry.text for entry in line.journal.timeline("INC-1")]
-    assert told[-1] == "Over: n1 is hot (neither repeated nor ended by 2026-05-05 00:00:00Z: counts as over)"
+    texts = [entry.text for entry in line.journal.timeline("INC-1")]
+    assert texts[-1] == "Ended: n1 is hot (expired: no update until 2026-05-05 00:00:00Z)"
     tick(line, STALE + 200)
     assert state(line) is IncidentState.RESOLVED
 
 
-def test_one_that_is_repeated_goes_on(line: Line) -> None:
+def test_a_repeated_alert_does_not_expire(line: Line) -> None:
     hear(line, 0)
     hear(line, STALE - 60)
     tick(line, STALE + 60)
     assert state(line) is IncidentState.OPEN
 
 
-def test_an_end_that_it_brought_along_is_believed(line: Line) -> None:
+def test_an_alert_expires_at_its_ends_at(line: Line) -> None:
     hear(line, 0, endsAt=wire.format_time(later(300)))
     tick(line, 290)
     assert state(line) is IncidentState.OPEN
@@ -71,16 +71,16 @@ def test_an_end_that_it_brought_along_is_believed(line: Line) -> None:
     assert state(line) is IncidentState.RESOLVED
 
 
-def test_a_restart_changes_nothing_but_leaves_time_for_a_repetition(line: Line) -> None:
+def test_a_restart_leaves_time_for_a_repetition_before_an_alert_expires(line: Line) -> None:
     hear(line, 0)
     line.restart(STALE + 3600)
     tick(line, STALE + 3601)
     assert state(line) is IncidentState.OPEN
     tick(line, STALE + 3600 + external_alerts.GRACE.total_seconds() + 1)
-    assert "counts as over" in line.journal.timeline("INC-1")[-1].text
+    assert "expired: no update" in line.journal.timeline("INC-1")[-1].text
 
 
-def test_one_that_fires_on_brings_back_what_a_person_resolved(line: Line) -> None:
+def test_an_alert_that_still_fires_reopens_an_incident_that_a_person_resolved(line: Line) -> None:
     hear(line, 0)
     line.pipeline.incidents.resolve("INC-1", "ada", why="looked fine", now=later(60))
     tick(line, 120)
@@ -89,19 +89,19 @@ def test_one_that_fires_on_brings_back_what_a_person_resolved(line: Line) -> Non
     assert state(line) is IncidentState.OPEN
 
 
-def test_beyond_the_limit_those_heard_of_first_count_as_over(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(external_alerts, "MOST_KEPT", 2)
+def test_past_the_limit_the_oldest_alerts_expire(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(external_alerts, "MAX_ALERTS", 2)
     for at, node in enumerate(("n1", "n2", "n3")):
         hear(line, at, node=node)
     tick(line, 60)
-    told = [entry.text for number in (1, 2, 3) for entry in line.journal.timeline(f"INC-{number}")]
-    assert [text for text in told if "limit" in text] == [
-        "Over: n1 is hot (3 such alerts fire, the limit is 2: counts as over)"
+    texts = [entry.text for number in (1, 2, 3) for entry in line.journal.timeline(f"INC-{number}")]
+    assert [text for text in texts if "limit" in text] == [
+        "Ended: n1 is hot (expired: 3 external alerts are firing, the limit is 2)"
     ]
 
 
-def test_our_own_alerts_are_not_looked_after_here() -> None:
-    read = alertmanager.read_webhook(b'{"alerts": []}', later(0), known={}, stale=timedelta(hours=1))
+def test_alerts_of_own_rules_are_ignored() -> None:
+    read = alertmanager.read_webhook(b'{"alerts": []}', later(0), cause_by_alert_name={}, stale=timedelta(hours=1))
     kept = external_alerts.ExternalAlerts(read.alerts, now=later(0))
     own = alerts.Alert(alertmanager.Labels({"alertname": "Ours"}), alerts.AlertState.FIRING, later(0), 1.0)
     kept.update([own], later(0))

@@ -1,4 +1,4 @@
-"""GPUs that are idle because their job does not get on are a part of the job's incident; others have their own."""
+"""GPUs that are idle because their job is stalled belong to the job's incident; others have their own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.incident_stories import Room, alert, gpu, job, later
-from watchkeeper.incidents import blast
+from watchkeeper.incidents import blast_radius
 from watchkeeper.incidents.footprint import Footprint
 from watchkeeper.model import alerts, fleet
 
@@ -35,19 +35,24 @@ def idle(place: fleet.Place, at: float, *, ends: float | None = None) -> alerts.
 
 
 def busy_without_work(at: float) -> alerts.Alert:
-    told = idle(gpu(0), at)
-    return replace(told, labels=told.labels.with_labels(Hostname="", UUID="", namespace="ml", pod="llm-worker-0"))
+    alert_of_gpu = idle(gpu(0), at)
+    return replace(
+        alert_of_gpu, labels=alert_of_gpu.labels.with_labels(Hostname="", UUID="", namespace="ml", pod="llm-worker-0")
+    )
 
 
 @pytest.mark.parametrize("cause", ["training_stalled", "nccl_rank_died"])
-def test_gpus_of_a_job_that_stands_join_its_incident(room: Room, cause: str) -> None:
+def test_idle_gpus_of_a_stalled_job_join_its_incident(room: Room, cause: str) -> None:
     room.hear(stalled(0, cause=cause), idle(gpu(3), 900), idle(gpu(0, "n2"), 960))
     assert room.open() == [("INC-1", job("llm"), cause)]
     (incident,) = room.incidents.open_incidents()
-    assert ([one.cause for one in incident.members].count("gpu_idle_waste"), incident.severity.value) == (2, "warning")
+    assert ([member.cause for member in incident.members].count("gpu_idle_waste"), incident.severity.value) == (
+        2,
+        "warning",
+    )
 
 
-def test_gpus_that_were_seen_to_be_idle_long_before_their_job_was_called_stalled_join_too(room: Room) -> None:
+def test_gpus_that_were_idle_long_before_their_job_was_detected_as_stalled_join_too(room: Room) -> None:
     room.hear(idle(gpu(0), 0), idle(gpu(1, "n2"), 60), stalled(1800))
     assert room.open() == [("INC-1", job("llm"), "training_stalled")]
     assert room.journal.incident("INC-2").part_of == "INC-1"  # type: ignore[union-attr]
@@ -58,12 +63,12 @@ def test_a_pod_that_only_seems_busy_belongs_to_the_hang_of_its_job(room: Room) -
     assert room.open() == [("INC-1", job("llm"), "training_stalled")]
 
 
-def test_the_gpu_of_somebody_else_has_an_incident_of_its_own(room: Room) -> None:
+def test_an_idle_gpu_of_another_holder_has_an_incident_of_its_own(room: Room) -> None:
     room.hear(stalled(0), idle(gpu(5), 900), idle(gpu(0, "n3"), 900))
     assert [place for _, place, _ in room.open()] == [job("llm"), gpu(5), gpu(0, "n3")]
 
 
-def test_the_incident_ends_with_the_job_s_trouble_and_the_idle_gpus(room: Room) -> None:
+def test_the_incident_ends_when_the_job_recovers_and_its_gpus_are_busy(room: Room) -> None:
     room.hear(stalled(0), idle(gpu(3), 900), stalled(0, ends=1200))
     room.tick(1900)
     assert room.open() == [("INC-1", job("llm"), "training_stalled")]
@@ -73,13 +78,13 @@ def test_the_incident_ends_with_the_job_s_trouble_and_the_idle_gpus(room: Room) 
 
 
 def held(place: fleet.Place, at: float, pod: str, *, ends: float | None = None) -> alerts.Alert:
-    told = idle(place, at, ends=ends)
-    return replace(told, labels=told.labels.with_labels(namespace="ml", pod=pod))
+    alert_of_gpu = idle(place, at, ends=ends)
+    return replace(alert_of_gpu, labels=alert_of_gpu.labels.with_labels(namespace="ml", pod=pod))
 
 
 @pytest.fixture
 def shared(room: Room) -> Room:
-    """Who holds what: two pods of `llm`, on two nodes, and a notebook beside the first."""
+    """Holders: two pods of `llm` on two nodes, and a notebook on the first node."""
     holders = {gpu(5): "ml/notebook"} | {gpu(at): "ml/llm-worker-0" for at in range(4)}
     holders |= {gpu(at, "n2"): "ml/llm-worker-1" for at in range(4)}
     room.workloads = lambda place: [holders[place]] if place in holders else []
@@ -116,11 +121,16 @@ def test_idle_gpus_of_one_job_in_two_pools_are_two_incidents(shared: Room) -> No
 
 def test_broken_gpus_of_one_job_stay_incidents_of_their_own(shared: Room) -> None:
     broken = [alert("ecc_uncorrectable", gpu(at), at) for at in (0, 1)]
-    shared.hear(*(replace(one, labels=one.labels.with_labels(namespace="ml", pod="llm-worker-0")) for one in broken))
+    shared.hear(
+        *(
+            replace(alert_of_gpu, labels=alert_of_gpu.labels.with_labels(namespace="ml", pod="llm-worker-0"))
+            for alert_of_gpu in broken
+        )
+    )
     assert [place for _, place, _ in shared.open()] == [gpu(0), gpu(1)]
 
 
-def test_idle_gpus_of_a_job_are_taken_in_when_it_is_called_stalled(shared: Room) -> None:
+def test_idle_gpus_of_a_job_join_when_it_is_detected_as_stalled(shared: Room) -> None:
     shared.hear(held(gpu(0), 0, "llm-worker-0"), held(gpu(2, "n2"), 60, "llm-worker-1"), stalled(1800))
     assert shared.open() == [("INC-1", job("llm"), "training_stalled")]
     shared.hear(held(gpu(3, "n2"), 2000, "llm-worker-1"))
@@ -132,7 +142,7 @@ def test_all_idle_gpus_of_a_job_count(shared: Room) -> None:
         held(gpu(0), 0, "llm-worker-0"), held(gpu(1), 30, "llm-worker-0"), held(gpu(2, "n2"), 60, "llm-worker-1")
     )
     (incident,) = shared.incidents.open_incidents()
-    hit = blast.compute_blast(
+    hit = blast_radius.compute_blast_radius(
         incident, {}, now=later(3600), gpus_at=lambda place: int(place.gpu is not None), dollars_per_gpu_hour=2
     )
     assert (hit.broken_gpus, hit.dollars_per_hour) == (3, 6)

@@ -18,7 +18,7 @@ from watchkeeper.model.incidents import INCIDENT_MOVES, Incident, IncidentState
 
 NODES = ("n1", "n2")
 CAUSES = ("gpu_missing", "cooling_failure", "thermal_throttle", "gpu_idle_waste", "unknown")
-Told = events.Event | alerts.Alert
+Change = events.Event | alerts.Alert
 
 
 @st.composite
@@ -26,7 +26,7 @@ def one_signal(draw: st.DrawFn) -> tuple[str, int, int]:
     return draw(st.sampled_from(NODES)), draw(st.integers(0, 2)), draw(st.integers(0, 12))
 
 
-def tell(choice: tuple[str, int, int], at: float) -> Told:
+def make_change(choice: tuple[str, int, int], at: float) -> Change:
     name, index, what = choice
     codes = (79, 48, 63, 31, 45, 154)
     if what < len(codes):
@@ -47,18 +47,24 @@ def a_room() -> Iterator[Room]:
         room.journal.close()
 
 
-def play(room: Room, story: list[Told]) -> None:
-    for told in story:
-        if isinstance(told, events.Event):
-            room.push(told)
+def apply(room: Room, story: list[Change]) -> None:
+    for change in story:
+        if isinstance(change, events.Event):
+            room.push(change)
         else:
-            room.hear(told)
+            room.hear(change)
 
 
 def picture(room: Room) -> set[tuple[fleet.Place, str, str, str, frozenset[str]]]:
     return {
-        (found.place, found.family, found.cause, found.severity, frozenset(member.ref for member in found.members))
-        for found in room.incidents.open_incidents()
+        (
+            incident.place,
+            incident.family,
+            incident.cause,
+            incident.severity,
+            frozenset(member.ref for member in incident.members),
+        )
+        for incident in room.incidents.open_incidents()
     }
 
 
@@ -68,28 +74,28 @@ def picture(room: Room) -> set[tuple[fleet.Place, str, str, str, frozenset[str]]
 def test_repetition_and_the_mixing_of_nodes_do_not_change_what_is_open(
     choices: list[tuple[str, int, int]], repeat: list[bool]
 ) -> None:
-    story = [tell(choice, at * 20) for at, choice in enumerate(choices)]
-    by_node = [told for name in NODES for told, choice in zip(story, choices, strict=True) if choice[0] == name]
-    doubled = [again for told, twice in zip(by_node, repeat, strict=False) for again in [told] * (1 + twice)]
-    with a_room() as one, a_room() as other:
-        play(one, story)
-        play(other, doubled)
-        assert picture(one) == picture(other)
+    story = [make_change(choice, at * 20) for at, choice in enumerate(choices)]
+    by_node = [change for name in NODES for change, choice in zip(story, choices, strict=True) if choice[0] == name]
+    doubled = [again for change, twice in zip(by_node, repeat, strict=False) for again in [change] * (1 + twice)]
+    with a_room() as first, a_room() as other:
+        apply(first, story)
+        apply(other, doubled)
+        assert picture(first) == picture(other)
 
 
 @pytest.mark.slow
 @given(choices=st.lists(one_signal(), max_size=12), cut=st.integers(0, 12), gap=st.sampled_from([1, 20, 90, 700]))
 @examples(30)
 def test_a_restart_at_any_moment_changes_nothing(choices: list[tuple[str, int, int]], cut: int, gap: int) -> None:
-    story = [tell(choice, at * gap) for at, choice in enumerate(choices)]
-    with a_room() as one, a_room() as other:
-        for at, told in enumerate(story):
+    story = [make_change(choice, at * gap) for at, choice in enumerate(choices)]
+    with a_room() as first, a_room() as other:
+        for at, change in enumerate(story):
             if at == cut:
                 other.restart(at * gap)
-            for room in (one, other):
-                play(room, [told])
+            for room in (first, other):
+                apply(room, [change])
                 room.tick(at * gap + gap / 2)
-        assert one.incidents.open_incidents() == other.incidents.open_incidents()
+        assert first.incidents.open_incidents() == other.incidents.open_incidents()
         assert other.journal.verify() is None
 
 
@@ -98,17 +104,17 @@ def test_a_restart_at_any_moment_changes_nothing(choices: list[tuple[str, int, i
 def test_no_incident_ever_moves_illegally_and_versions_rise_by_one(
     choices: list[tuple[str, int, int]], gap: int
 ) -> None:
-    seen: dict[str, Incident] = {}
+    previous: dict[str, Incident] = {}
     with a_room() as room:
         for at, choice in enumerate(choices):
-            play(room, [tell(choice, at * gap)])
+            apply(room, [make_change(choice, at * gap)])
             room.tick(at * gap + gap / 2)
-            for found in room.journal.incidents():
-                before = seen.get(found.id)
-                assert before is None or found.version >= before.version
-                assert (found.state is IncidentState.RESOLVED) == (found.resolved_at is not None)
-                if before is not None and found.version == before.version + 1 and found.state != before.state:
-                    assert found.state in INCIDENT_MOVES[before.state]
-                seen[found.id] = found
-        places = [(found.family, found.place) for found in room.incidents.open_incidents()]
+            for incident in room.journal.incidents():
+                before = previous.get(incident.id)
+                assert before is None or incident.version >= before.version
+                assert (incident.state is IncidentState.RESOLVED) == (incident.resolved_at is not None)
+                if before is not None and incident.version == before.version + 1 and incident.state != before.state:
+                    assert incident.state in INCIDENT_MOVES[before.state]
+                previous[incident.id] = incident
+        places = [(incident.family, incident.place) for incident in room.incidents.open_incidents()]
         assert len(places) == len(set(places))

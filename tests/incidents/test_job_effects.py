@@ -1,4 +1,4 @@
-"""A fault and the jobs that stand still because of it are one incident; a job with reasons of its own has its own."""
+"""A fault and the jobs that it stalls are one incident; a job that stalls for another reason has its own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.properties import examples
 from tests.support.incident_stories import Room, alert, event, gpu, job, later, node, xid
 from watchkeeper.incidents.domains import Domains
-from watchkeeper.incidents.footprint import NOWHERE, Footprint
+from watchkeeper.incidents.footprint import NO_FOOTPRINT, Footprint
 from watchkeeper.incidents.tracker import IncidentTracker
 from watchkeeper.model import alerts, fleet
 from watchkeeper.model.events import EventKind
@@ -32,7 +32,7 @@ class Busy(Room):
         domains = Domains(
             domains_of=lambda place: (RACK,) if place in NODES else (),
             nodes_of=lambda domain: NODES if domain == RACK else [],
-            footprint_of=lambda place: self.jobs.get(place, NOWHERE),
+            footprint_of=lambda place: self.jobs.get(place, NO_FOOTPRINT),
         )
         return IncidentTracker(self.journal, now=later(0), names=str, domains=domains)
 
@@ -41,11 +41,15 @@ class Busy(Room):
         everywhere = [gpu(at, str(place.node)) for place in NODES for at in range(8)]
         self.jobs = {job("llm"): Footprint.from_places(everywhere), job("asr"): Footprint.from_places([gpu(0), gpu(1)])}
 
-    def told(self) -> list[tuple[str, fleet.Place, set[fleet.Place]]]:
+    def open_with_jobs(self) -> list[tuple[str, fleet.Place, set[fleet.Place]]]:
         """Open incidents with the jobs that are a part of them."""
         return [
-            (one.id, one.place, {member.place for member in one.members if member.place.domain} - {one.place})
-            for one in self.incidents.open_incidents()
+            (
+                incident.id,
+                incident.place,
+                {member.place for member in incident.members if member.place.domain} - {incident.place},
+            )
+            for incident in self.incidents.open_incidents()
         ]
 
 
@@ -63,7 +67,7 @@ def stalled(name: str, at: float, *, ends: float | None = None, cause: str = "tr
 def test_a_job_that_stalls_on_a_gpu_that_fell_off_is_a_part_of_that_incident(busy: Busy) -> None:
     busy.push(xid(79, gpu(3, "n17"), 0))
     busy.hear(stalled("llm", 60))
-    assert busy.told() == [("INC-1", gpu(3, "n17"), {job("llm")})]
+    assert busy.open_with_jobs() == [("INC-1", gpu(3, "n17"), {job("llm")})]
     (incident,) = busy.incidents.open_incidents()
     assert (incident.cause, incident.severity) == ("gpu_fell_off_bus", alerts.Severity.CRITICAL)
     assert incident.workloads == ("llm",)
@@ -73,21 +77,21 @@ def test_a_job_that_stalls_on_a_gpu_that_fell_off_is_a_part_of_that_incident(bus
 def test_whatever_shows_that_a_job_stands_or_is_slow_joins(busy: Busy, cause: str) -> None:
     busy.push(xid(79, gpu(3), 0))
     busy.hear(stalled("llm", 60, cause=cause))
-    assert busy.told() == [("INC-1", gpu(3), {job("llm")})]
+    assert busy.open_with_jobs() == [("INC-1", gpu(3), {job("llm")})]
 
 
 def test_a_file_server_that_is_away_for_a_whole_rack_is_one_incident_with_the_job_that_waits_for_it(busy: Busy) -> None:
     for at, place in enumerate(NODES):
         busy.push(event(EventKind.STORAGE_LOST, place, at / 10))
     busy.hear(stalled("llm", 60))
-    assert [(place, jobs) for _, place, jobs in busy.told()] == [(RACK, {job("llm")})]
+    assert [(place, jobs) for _, place, jobs in busy.open_with_jobs()] == [(RACK, {job("llm")})]
     assert busy.incidents.open_incidents()[0].cause == "storage_unreachable"
 
 
 def test_a_job_that_stalls_where_the_iommu_stops_accesses_is_a_part_of_that_incident(busy: Busy) -> None:
     busy.push(event(EventKind.IOMMU_FAULT, gpu(1, "n3"), 0))
     busy.hear(stalled("llm", 60))
-    assert busy.told() == [("INC-1", node("n3"), {job("llm")})]
+    assert busy.open_with_jobs() == [("INC-1", node("n3"), {job("llm")})]
 
 
 def test_what_else_a_job_shows_that_stands_still_goes_with_it(busy: Busy) -> None:
@@ -98,9 +102,9 @@ def test_what_else_a_job_shows_that_stands_still_goes_with_it(busy: Busy) -> Non
     idle = alert("gpu_idle_waste", job(""), 1800, severity="info")
     busy.hear(replace(idle, labels=idle.labels.with_labels(job_name="", namespace="research", pod="llm-0")))
     busy.hear(stalled("llm", 6000, cause="training_not_improving"), stalled("llm", 8000, cause="checkpoint_failing"))
-    assert busy.told() == [("INC-1", gpu(3), {job("llm"), pod})]
+    assert busy.open_with_jobs() == [("INC-1", gpu(3), {job("llm"), pod})]
     busy.hear(stalled("asr", 8100, cause="checkpoint_failing"))
-    assert busy.told() == [("INC-1", gpu(3), {job("llm"), pod}), ("INC-2", job("asr"), set())]
+    assert busy.open_with_jobs() == [("INC-1", gpu(3), {job("llm"), pod}), ("INC-2", job("asr"), set())]
 
 
 def test_a_job_that_goes_on_and_then_writes_no_checkpoint_has_its_own_incident(busy: Busy) -> None:
@@ -108,20 +112,20 @@ def test_a_job_that_goes_on_and_then_writes_no_checkpoint_has_its_own_incident(b
     busy.hear(stalled("llm", 60))
     busy.hear(stalled("llm", 60, ends=300))
     busy.hear(stalled("llm", 8000, cause="checkpoint_failing"))
-    assert busy.told() == [("INC-1", gpu(3), {job("llm")}), ("INC-2", job("llm"), set())]
+    assert busy.open_with_jobs() == [("INC-1", gpu(3), {job("llm")}), ("INC-2", job("llm"), set())]
 
 
 def test_two_jobs_that_one_node_stops_are_parts_of_one_incident(busy: Busy) -> None:
     busy.hear(alert("node_down", node("n1"), 0))
     busy.hear(stalled("llm", 40), stalled("asr", 50, cause="nccl_rank_died"))
-    assert busy.told() == [("INC-1", node("n1"), {job("llm"), job("asr")})]
+    assert busy.open_with_jobs() == [("INC-1", node("n1"), {job("llm"), job("asr")})]
 
 
-def test_jobs_that_were_seen_to_stand_first_become_the_incident_of_what_stopped_them(busy: Busy) -> None:
+def test_stalled_jobs_join_the_fault_that_is_detected_after_them(busy: Busy) -> None:
     busy.hear(stalled("llm", 0), stalled("asr", 10))
-    assert len(busy.told()) == 2
+    assert len(busy.open_with_jobs()) == 2
     busy.hear(alert("node_down", node("n1"), 90))
-    assert busy.told() == [("INC-1", node("n1"), {job("llm"), job("asr")})]
+    assert busy.open_with_jobs() == [("INC-1", node("n1"), {job("llm"), job("asr")})]
     assert busy.journal.incident("INC-2").part_of == "INC-1"  # type: ignore[union-attr]
 
 
@@ -129,42 +133,42 @@ def test_a_rack_without_power_has_the_jobs_of_its_nodes(busy: Busy) -> None:
     busy.hear(stalled("llm", 0))
     busy.incidents.apply_alerts([alert("node_down", place, 30) for place in NODES], later(30))
     busy.hear(stalled("asr", 200))
-    assert busy.told() == [("INC-1", RACK, {job("llm"), job("asr")})]
+    assert busy.open_with_jobs() == [("INC-1", RACK, {job("llm"), job("asr")})]
 
 
 def test_a_job_that_does_not_run_there_has_an_incident_of_its_own(busy: Busy) -> None:
     busy.push(xid(79, gpu(3), 0))
     busy.hear(stalled("asr", 60), stalled("unheard-of", 70))
-    assert [place for _, place, _ in busy.told()] == [gpu(3), job("asr"), job("unheard-of")]
+    assert [place for _, place, _ in busy.open_with_jobs()] == [gpu(3), job("asr"), job("unheard-of")]
 
 
-def test_a_warning_that_stops_no_job_does_not_swallow_one(busy: Busy) -> None:
+def test_a_warning_that_stops_no_job_does_not_absorb_one(busy: Busy) -> None:
     busy.hear(alert("row_remap_pending", gpu(0), 0, severity="warning"), alert("agent_down", node(), 0))
     busy.hear(stalled("asr", 60))
-    assert [place for _, place, _ in busy.told()] == [gpu(0), node(), job("asr")]
+    assert [place for _, place, _ in busy.open_with_jobs()] == [gpu(0), node(), job("asr")]
 
 
 def test_a_link_that_has_been_bad_for_hours_is_not_why_a_job_stalls_now(busy: Busy) -> None:
     busy.hear(alert("ib_link_degraded", node(), 0, severity="warning"))
     busy.hear(stalled("asr", 4 * 3600))
-    assert [place for _, place, _ in busy.told()] == [node(), job("asr")]
+    assert [place for _, place, _ in busy.open_with_jobs()] == [node(), job("asr")]
     busy.hear(alert("ib_link_degraded", node("n2"), 4 * 3600, severity="warning"))
     busy.hear(stalled("llm", 4 * 3600 + 60))
-    assert busy.told()[-1] == ("INC-3", node("n2"), {job("llm")})
+    assert busy.open_with_jobs()[-1] == ("INC-3", node("n2"), {job("llm")})
 
 
-def test_a_job_that_stood_long_before_a_fault_is_not_its_effect(busy: Busy) -> None:
+def test_a_job_that_stalled_long_before_a_fault_is_not_its_effect(busy: Busy) -> None:
     busy.hear(stalled("llm", 0))
     busy.push(xid(79, gpu(3), 1200))
-    assert [place for _, place, _ in busy.told()] == [job("llm"), gpu(3)]
+    assert [place for _, place, _ in busy.open_with_jobs()] == [job("llm"), gpu(3)]
 
 
-def test_of_two_faults_under_a_job_the_graver_and_then_the_newer_has_it(busy: Busy) -> None:
+def test_of_two_faults_under_a_job_the_more_severe_and_then_the_newer_hosts_it(busy: Busy) -> None:
     busy.push(xid(79, gpu(1, "n5"), 0))
     busy.push(xid(79, gpu(2, "n6"), 20))
     busy.hear(alert("ib_link_degraded", node("n7"), 40, severity="warning"))
     busy.hear(stalled("llm", 60))
-    assert busy.told()[1] == ("INC-2", gpu(2, "n6"), {job("llm")})
+    assert busy.open_with_jobs()[1] == ("INC-2", gpu(2, "n6"), {job("llm")})
 
 
 def test_a_slow_rank_explains_the_throughput_of_its_own_job(busy: Busy) -> None:
@@ -172,29 +176,29 @@ def test_a_slow_rank_explains_the_throughput_of_its_own_job(busy: Busy) -> None:
     assert busy.open() == [("INC-1", job("llm"), "nccl_timeout_straggler")]
 
 
-def test_a_job_that_still_stands_after_the_repair_has_its_own_incident(busy: Busy) -> None:
+def test_a_job_that_is_still_stalled_after_the_repair_has_its_own_incident(busy: Busy) -> None:
     busy.push(xid(79, gpu(3), 0))
     busy.hear(stalled("llm", 60))
     busy.push(event(EventKind.NODE_BOOT, node(), 900))
     assert busy.tick(960) == []
-    assert {one.id for one in busy.tick(1201)} == {"INC-1", "INC-2"}
+    assert {incident.id for incident in busy.tick(1201)} == {"INC-1", "INC-2"}
     assert busy.open() == [("INC-2", job("llm"), "training_stalled")]
-    assert "although INC-1 is over" in busy.journal.timeline("INC-2")[0].text
+    assert "after INC-1 was resolved" in busy.journal.timeline("INC-2")[0].text
     busy.hear(stalled("llm", 60, ends=1300))
     busy.tick(1400)
     assert busy.open() == []
 
 
-def test_a_job_that_goes_on_with_the_repair_leaves_nothing_behind(busy: Busy) -> None:
+def test_a_job_that_recovers_with_the_repair_leaves_no_incident(busy: Busy) -> None:
     busy.push(xid(79, gpu(3), 0))
     busy.hear(stalled("llm", 60))
     busy.push(event(EventKind.NODE_BOOT, node(), 900))
     busy.hear(stalled("llm", 60, ends=930))
-    assert [one.state for one in busy.tick(991)] == [IncidentState.RESOLVED]
+    assert [incident.state for incident in busy.tick(991)] == [IncidentState.RESOLVED]
     assert busy.open() == []
 
 
-def test_a_job_that_stands_though_a_person_called_the_fault_over_comes_back_under_its_own_name(busy: Busy) -> None:
+def test_a_job_still_stalled_after_a_person_resolved_the_fault_gets_its_own_incident(busy: Busy) -> None:
     busy.push(xid(79, gpu(3), 0))
     busy.hear(stalled("llm", 60))
     busy.incidents.resolve("INC-1", "ada", why="replaced", now=later(300))
@@ -202,11 +206,11 @@ def test_a_job_that_stands_though_a_person_called_the_fault_over_comes_back_unde
     assert busy.open() == [("INC-2", job("llm"), "training_stalled")]
 
 
-def test_what_was_taken_in_comes_back_as_what_it_was(busy: Busy) -> None:
+def test_an_absorbed_incident_of_a_job_reopens_if_the_job_is_still_stalled(busy: Busy) -> None:
     busy.push(xid(79, gpu(3), 0))
     busy.hear(stalled("asr", 30))
     busy.hear(alert("node_down", node(), 60))
-    assert [place for _, place, _ in busy.told()] == [node()]
+    assert [place for _, place, _ in busy.open_with_jobs()] == [node()]
     busy.hear(alert("node_down", node(), 60, ends=400))
     busy.push(event(EventKind.NODE_BOOT, node(), 400))
     busy.tick(701)
@@ -218,13 +222,13 @@ def test_a_job_that_moved_away_and_stalls_again_is_no_longer_the_effect(busy: Bu
     busy.hear(stalled("asr", 60), stalled("asr", 60, ends=300))
     busy.jobs[job("asr")] = Footprint.from_places([gpu(0, "n9"), gpu(1, "n9")])
     busy.hear(stalled("asr", 4000))
-    assert [place for _, place, _ in busy.told()] == [gpu(0), job("asr")]
+    assert [place for _, place, _ in busy.open_with_jobs()] == [gpu(0), job("asr")]
     busy.hear(stalled("asr", 4000, ends=4100))
     busy.tick(4200)
-    assert [place for _, place, _ in busy.told()] == [gpu(0)]
+    assert [place for _, place, _ in busy.open_with_jobs()] == [gpu(0)]
 
 
-def test_who_works_on_the_job_has_the_fault_too(busy: Busy) -> None:
+def test_the_assignee_of_a_job_becomes_the_assignee_of_the_fault(busy: Busy) -> None:
     busy.hear(stalled("llm", 0))
     busy.incidents.acknowledge("INC-1", "ada", later(5))
     busy.push(xid(79, gpu(3), 20))
@@ -233,12 +237,12 @@ def test_who_works_on_the_job_has_the_fault_too(busy: Busy) -> None:
     assert incident.state is IncidentState.OPEN, "it is worse than what she took"
 
 
-def test_an_assigned_job_that_is_taken_into_an_open_fault_gives_it_its_owner(busy: Busy) -> None:
+def test_an_assigned_job_that_joins_an_open_fault_gives_it_its_assignee(busy: Busy) -> None:
     busy.push(xid(79, gpu(3, "n2"), 0))
     busy.hear(stalled("asr", 10))
     busy.incidents.assign("INC-2", "ada", to="bob", now=later(20))
     busy.push(xid(79, gpu(1), 25))
-    assert [(one.place, one.assignee) for one in busy.incidents.open_incidents()] == [
+    assert [(incident.place, incident.assignee) for incident in busy.incidents.open_incidents()] == [
         (gpu(3, "n2"), None),
         (gpu(1), "bob"),
     ]
@@ -252,7 +256,7 @@ def test_a_restart_changes_nothing(busy: Busy, first: str) -> None:
         else:
             busy.hear(stalled("llm", 30))
         busy.restart(31 + at)
-    assert busy.told() == [("INC-1", gpu(3), {job("llm")})]
+    assert busy.open_with_jobs() == [("INC-1", gpu(3), {job("llm")})]
     busy.hear(stalled("llm", 30, ends=500))
     assert all(member.until for member in busy.incidents.open_incidents()[0].members if member.place == job("llm"))
 
@@ -266,23 +270,23 @@ def test_a_restart_changes_nothing(busy: Busy, first: str) -> None:
 def test_whichever_is_seen_first_a_dead_node_and_its_jobs_end_as_one_incident(
     fault: int, jobs: list[tuple[str, int]], restart: int
 ) -> None:
-    told = sorted([(fault, "node"), *((at, name) for name, at in dict(reversed(jobs)).items())])
+    changes = sorted([(fault, "node"), *((at, name) for name, at in dict(reversed(jobs)).items())])
     with tempfile.TemporaryDirectory() as folder:
         busy = Busy(Path(folder))
-        for number, (at, name) in enumerate(told):
+        for number, (at, name) in enumerate(changes):
             if number == restart:
                 busy.restart(at)
             busy.hear(alert("node_down", node("n1"), at) if name == "node" else stalled(name, at))
             busy.tick(at + 1)
-        assert busy.told() == [("INC-1", node("n1"), {job(name) for name, _ in jobs})]
+        assert busy.open_with_jobs() == [("INC-1", node("n1"), {job(name) for name, _ in jobs})]
         busy.journal.close()
 
 
-def test_a_job_that_joins_pages_nobody_again(busy: Busy) -> None:
+def test_a_job_that_joins_an_incident_sends_no_second_notification(busy: Busy) -> None:
     routes = [routing.Route(("pager",), wait="0s")]
     (incident,) = busy.push(xid(79, gpu(3), 0))
-    told = decisions.decide_notices(incident, [], routes, is_silenced=False, now=later(0))
-    assert [notice.occasion for notice in told] == ["opened"]
+    notices = decisions.decide_notices(incident, [], routes, is_silenced=False, now=later(0))
+    assert [notice.occasion for notice in notices] == ["opened"]
     busy.hear(stalled("llm", 60))
     (joined,) = busy.incidents.open_incidents()
-    assert decisions.decide_notices(joined, told, routes, is_silenced=False, now=later(60)) == []
+    assert decisions.decide_notices(joined, notices, routes, is_silenced=False, now=later(60)) == []

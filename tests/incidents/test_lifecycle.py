@@ -25,7 +25,7 @@ def test_a_hardware_fault_ends_with_a_boot_of_its_node_and_resolves_after_the_ho
     assert room.steps() == ["opened", "ended", "resolved"]
 
 
-def test_a_boot_of_the_node_mends_no_cable_and_the_return_of_the_link_does(room: Room) -> None:
+def test_a_link_fault_ends_when_the_link_is_up_and_not_with_a_boot(room: Room) -> None:
     port = Place("main", node="n1", port="mlx5_0")
     room.push(event(EventKind.FABRIC_DOWN, port, 0))
     room.push(event(EventKind.NODE_BOOT, node(), 100))
@@ -41,7 +41,7 @@ def storage(kind: EventKind, server: str, at: float, *, waits: bool = True) -> E
     return replace(event(kind, node(), at, id=f"{kind}/{server}/{at}"), fields=named)
 
 
-def test_a_lost_file_server_is_away_until_it_answers_again_and_no_other_answers_for_it(room: Room) -> None:
+def test_a_lost_file_server_stays_lost_until_the_same_server_answers(room: Room) -> None:
     room.push(storage(EventKind.STORAGE_LOST, "filer-1", 0), storage(EventKind.STORAGE_LOST, "filer-2", 1))
     room.push(xid(31, gpu(3), 2))
     room.tick(7200)
@@ -57,7 +57,7 @@ def test_a_lost_file_server_is_away_until_it_answers_again_and_no_other_answers_
     assert room.open() == []
 
 
-def test_a_file_server_and_a_gpu_of_one_node_do_not_answer_for_each_other(room: Room) -> None:
+def test_a_file_server_and_a_gpu_of_one_node_do_not_clear_each_other(room: Room) -> None:
     room.push(storage(EventKind.STORAGE_LOST, "filer-1", 0), event(EventKind.GPU_RESET, node(), 10))
     room.tick(90)
     assert [cause for _, _, cause in room.open()] == ["storage_unreachable"]
@@ -66,12 +66,12 @@ def test_a_file_server_and_a_gpu_of_one_node_do_not_answer_for_each_other(room: 
     assert [cause for _, _, cause in room.open()] == ["gpu_fell_off_bus"]
 
 
-def test_a_file_server_that_nobody_will_tell_of_again_is_over_when_it_stays_quiet(room: Room) -> None:
+def test_a_lost_file_server_without_a_recovery_event_ends_when_it_stays_quiet(room: Room) -> None:
     room.push(storage(EventKind.STORAGE_LOST, "filer-1", 0, waits=False))
     room.push(storage(EventKind.STORAGE_LOST, "filer-2", 1))
     room.tick(700)
     assert [member.until is None for member in room.incidents.open_incidents()[0].members] == [False, True]
-    # Whoever waited for the other was killed, and its word with it.
+    # The process that waited for the other server was killed, so no recovery is logged.
     room.tick(86_401)
     room.tick(86_501)
     assert room.open() == []
@@ -142,7 +142,7 @@ def test_what_a_spool_delivers_late_from_before_a_reboot_opens_nothing(room: Roo
     assert room.open() == []
 
 
-def test_a_person_takes_and_closes_an_incident_and_its_alert_does_not_bring_it_back(room: Room) -> None:
+def test_an_alert_does_not_reopen_at_once_what_a_person_resolved(room: Room) -> None:
     room.hear(alert("cooling_failure", node(), 0))
     room.incidents.acknowledge("INC-1", "ada", later(10))
     room.incidents.add_note("INC-1", "ada", text="Fan tray ordered", now=later(20))
@@ -165,15 +165,15 @@ def test_a_resolved_incident_cannot_be_acknowledged_and_an_unknown_one_is_named(
         room.incidents.add_note("INC-9", "ada", text="?", now=later(2))
 
 
-def test_of_two_who_take_an_incident_at_once_the_second_hears_who_has_it(room: Room) -> None:
+def test_a_second_acknowledgement_is_refused_with_the_name_of_the_first(room: Room) -> None:
     room.push(xid(79, gpu(3), 0))
     room.incidents.acknowledge("INC-1", "ann", later(5))
-    with pytest.raises(InvalidTransition, match="ann has it already"):
+    with pytest.raises(InvalidTransition, match="already acknowledged by ann"):
         room.incidents.acknowledge("INC-1", "bob", later(5))
     assert room.incidents.open_incidents()[0].assignee == "ann"
 
 
-def test_a_hub_that_lost_the_lead_changes_nothing_in_memory(room: Room) -> None:
+def test_a_hub_that_lost_leadership_changes_nothing_in_memory(room: Room) -> None:
     from watchkeeper.store.journal.journal import Journal
 
     Journal(room.path).close()

@@ -1,4 +1,4 @@
-"""What is bounded, and what becomes of that which does not fit: said, counted, and brought in when there is room."""
+"""Limits: what exceeds them is logged, counted, and retried when there is capacity."""
 
 from __future__ import annotations
 
@@ -14,21 +14,19 @@ from watchkeeper.model.silences import Matcher
 from watchkeeper.notify import silence_store
 
 
-def test_an_alert_that_found_no_room_is_brought_in_when_the_others_are_over(
-    room: Room, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(correlate, "MOST_MEMBERS", 3)
+def test_an_alert_that_was_dropped_joins_when_other_signals_end(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(correlate, "MAX_MEMBERS", 3)
     firing = [alert("cooling_failure", gpu(at), 0) for at in range(5)]
     room.hear(*firing)
     assert (len(room.incidents.open_incidents()[0].members), room.incidents.dropped_signals) == (3, 2)
     room.hear(*(alert("cooling_failure", gpu(at), 0, ends=60) for at in range(3)))
     room.tick(70, *firing[3:])
     refs = {member.ref for member in room.incidents.open_incidents()[0].members if member.until is None}
-    assert refs == {str(one.labels) for one in firing[3:]}
+    assert refs == {str(firing_alert.labels) for firing_alert in firing[3:]}
 
 
-def test_beyond_so_many_open_incidents_alerts_wait_for_room(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracker, "MOST_OPEN", 2)
+def test_past_the_limit_of_open_incidents_alerts_wait(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracker, "MAX_OPEN", 2)
     firing = [alert("agent_down", node(f"n{at}"), 0) for at in range(4)]
     room.hear(*firing)
     assert (len(room.open()), room.incidents.dropped_signals) == (2, 2)
@@ -37,15 +35,15 @@ def test_beyond_so_many_open_incidents_alerts_wait_for_room(room: Room, monkeypa
     assert len(room.open()) == 2
 
 
-def test_the_domain_says_how_much_of_it_has_failed_as_that_grows(rack: Racked) -> None:
+def test_the_text_of_a_domain_counts_failed_nodes_as_they_increase(rack: Racked) -> None:
     for at, place in enumerate(NODES):
         rack.incidents.apply_alerts([alert("node_down", place, at)], later(at))
     (incident,) = rack.incidents.open_incidents()
-    (said,) = [member.text for member in incident.members if member.kind is MemberKind.DOMAIN]
-    assert said.startswith("64 of 64 nodes of rack r1 at once")
+    (text,) = [member.text for member in incident.members if member.kind is MemberKind.DOMAIN]
+    assert text.startswith("64 of 64 nodes of rack r1 at once")
 
 
-def test_what_became_a_part_of_another_says_of_which_until_it_comes_back(rack: Racked) -> None:
+def test_an_absorbed_incident_names_the_incident_it_is_part_of(rack: Racked) -> None:
     for at, place in enumerate(NODES[:20]):
         rack.incidents.apply_alerts([alert("node_down", place, at)], later(at))
     part = rack.journal.incident("INC-2")
@@ -57,7 +55,7 @@ def test_what_became_a_part_of_another_says_of_which_until_it_comes_back(rack: R
     assert again.part_of == "INC-1"
 
 
-def test_a_clock_that_is_put_back_delays_nothing_for_long(room: Room) -> None:
+def test_a_clock_that_is_set_back_does_not_delay_resolution(room: Room) -> None:
     room.push(xid(31, gpu(1), 0))
     room.tick(86_400 * 3 + 599)
     room.push(xid(31, gpu(2), 10), at=10)
@@ -69,8 +67,8 @@ def test_a_clock_that_is_put_back_delays_nothing_for_long(room: Room) -> None:
 @pytest.mark.parametrize(("begins", "lasts"), [(0, 366), (360, 10), (-2, 1)])
 def test_a_silence_ends_after_now_and_within_a_year(room: Room, begins: int, lasts: int) -> None:
     starts_at = later(0) + timedelta(days=begins)
-    wish = silence_store.SilenceRequest(
+    request = silence_store.SilenceRequest(
         (Matcher("node", "n1"),), "ada", "new fans", starts_at, starts_at + timedelta(days=lasts)
     )
     with pytest.raises(InvalidTransition, match="must end after now and within"):
-        silence_store.SilenceStore(room.journal, now=later(0)).add(wish, later(0))
+        silence_store.SilenceStore(room.journal, now=later(0)).add(request, later(0))

@@ -1,11 +1,11 @@
-"""What is told afterwards: whom an incident hit, its report, and the digest of a week."""
+"""The blast radius of an incident, its report, and the weekly digest."""
 
 from __future__ import annotations
 
 from datetime import timedelta
 
 from tests.support.incident_stories import NOON, Room, alert, gpu, later, node, xid
-from watchkeeper.incidents import blast, incident_labels
+from watchkeeper.incidents import blast_radius, incident_labels
 from watchkeeper.model.incidents import Incident
 from watchkeeper.model.labels import Labels
 from watchkeeper.notify import digest, incident_report
@@ -15,28 +15,30 @@ def gpus_at(place: object) -> int:
     return 1 if getattr(place, "gpu", None) else 8
 
 
-def hit(incident: Incident, holders: dict[Labels, float], at: float) -> blast.Blast:
-    return blast.compute_blast(incident, holders, now=later(at), gpus_at=gpus_at, dollars_per_gpu_hour=2.5)
+def hit(incident: Incident, holders: dict[Labels, float], at: float) -> blast_radius.BlastRadius:
+    return blast_radius.compute_blast_radius(
+        incident, holders, now=later(at), gpus_at=gpus_at, dollars_per_gpu_hour=2.5
+    )
 
 
-def test_one_gpu_stops_its_whole_job_and_that_is_what_it_costs(room: Room) -> None:
+def test_the_blast_radius_of_one_gpu_is_its_whole_job(room: Room) -> None:
     room.workloads = lambda _: ["research/llm-0", "4711"]
     (incident,) = room.push(xid(79, gpu(3), 0))
     held = {
         Labels({"namespace": "research", "workload": "llm-0", "team": "research"}): 64.0,
         Labels({"workload": "4711", "team": "vision"}): 8.0,
     }
-    found = hit(incident, held, 1800)
-    assert (found.broken_gpus, found.gpus, found.teams) == (1, 72, ("research", "vision"))
-    assert (found.gpu_hours, found.dollars_per_hour) == (36.0, 180.0)
+    radius = hit(incident, held, 1800)
+    assert (radius.broken_gpus, radius.gpus, radius.teams) == (1, 72, ("research", "vision"))
+    assert (radius.gpu_hours, radius.dollars_per_hour) == (36.0, 180.0)
 
 
-def test_a_workload_that_nobody_counts_is_unknown_and_not_zero(room: Room) -> None:
+def test_a_workload_without_a_gpu_count_is_unknown_and_not_zero(room: Room) -> None:
     room.workloads = lambda _: ["research/llm-0"]
     (incident,) = room.push(xid(79, gpu(3), 0))
-    found = hit(incident, {}, 60)
-    assert found.hits == (blast.Hit("research/llm-0", "research", None),)
-    assert found.gpus == 1
+    radius = hit(incident, {}, 60)
+    assert radius.affected_workloads == (blast_radius.AffectedWorkload("research/llm-0", "research", None),)
+    assert radius.gpus == 1
 
 
 def test_a_node_counts_with_all_its_gpus(room: Room) -> None:
@@ -44,16 +46,16 @@ def test_a_node_counts_with_all_its_gpus(room: Room) -> None:
     assert hit(room.incidents.open_incidents()[0], {}, 3600).gpu_hours == 8.0
 
 
-def test_the_question_is_asked_for_the_time_the_incident_opened(room: Room) -> None:
+def test_the_holders_are_queried_at_the_time_the_incident_opened(room: Room) -> None:
     room.workloads = lambda _: ['research/a"b', "x.y"]
     (incident,) = room.push(xid(79, gpu(3), 0))
-    asked = blast.holders_query(incident, later(9000))
-    assert asked is not None
-    assert asked[1] == round((NOON + timedelta(seconds=60)).timestamp() * 1000)
-    assert 'workload=~"a\\"b|x\\\\.y"' in asked[0]
+    query = blast_radius.holders_query(incident, later(9000))
+    assert query is not None
+    assert query[1] == round((NOON + timedelta(seconds=60)).timestamp() * 1000)
+    assert 'workload=~"a\\"b|x\\\\.y"' in query[0]
 
 
-def test_a_report_has_every_part_and_no_text_of_a_machine_breaks_it(room: Room) -> None:
+def test_a_report_has_every_part_and_escapes_texts(room: Room) -> None:
     (incident,) = room.push(xid(79, gpu(3), 0))
     room.incidents.add_note(incident.id, "ada|eve", text="a | b\n<script>[x](y)", now=later(5))
     story = incident_report.IncidentReport(
@@ -65,7 +67,7 @@ def test_a_report_has_every_part_and_no_text_of_a_machine_breaks_it(room: Room) 
     assert incident_report.as_plain(story)["lasted_seconds"] == 60
 
 
-def test_a_digest_counts_causes_rules_and_those_that_break_again(room: Room) -> None:
+def test_a_digest_counts_causes_rules_and_repeat_offenders(room: Room) -> None:
     for at in (0, 4000, 8000):
         room.hear(alert("agent_down", node(), at), alert("agent_down", node(), at, ends=at + 40))
         room.tick(at + 200)
@@ -77,7 +79,7 @@ def test_a_digest_counts_causes_rules_and_those_that_break_again(room: Room) -> 
         until=later(10_000),
         timeline=room.journal.timeline,
         names=lambda incident: str(incident.place.node),
-        belongs_to=lambda incident: incident_labels.belongs_to(incident, incident_labels.InventoryLookup()),
+        belongs_to=lambda incident: incident_labels.report_labels(incident, incident_labels.InventoryLookup()),
     )
     assert (made.incidents, made.still_open) == (4, 1)
     first, second = made.by_cause
@@ -88,13 +90,13 @@ def test_a_digest_counts_causes_rules_and_those_that_break_again(room: Room) -> 
     assert digest.digest_lines(made)[0] == "Incidents 2026-05-04 to 2026-05-04: 4, 1 still open"
 
 
-KNOWN = incident_labels.InventoryLookup(
+INVENTORY = incident_labels.InventoryLookup(
     lambda _, name: {"rack": "r01"} if name == "n1" else {},
     lambda workload: workload.partition("/")[0] if "/" in workload else "unmapped",
 )
 
 
-def test_what_nobody_has_mapped_has_its_own_line_in_the_digest(room: Room) -> None:
+def test_unmapped_places_and_teams_have_their_own_line_in_the_digest(room: Room) -> None:
     room.workloads = lambda place: ["research/a"] if place.node == "n1" else ["4711"]
     room.push(xid(79, gpu(1, "n1"), 0), xid(79, gpu(1, "n2"), 0), xid(79, gpu(2, "n2"), 0))
     made = digest.make_digest(
@@ -103,14 +105,14 @@ def test_what_nobody_has_mapped_has_its_own_line_in_the_digest(room: Room) -> No
         until=later(100),
         timeline=room.journal.timeline,
         names=str,
-        belongs_to=lambda incident: incident_labels.belongs_to(incident, KNOWN),
+        belongs_to=lambda incident: incident_labels.report_labels(incident, INVENTORY),
     )
     assert made.by_rack == (digest.Counted("unmapped", 2), digest.Counted("r01", 1))
     assert made.by_pool == (digest.Counted("unmapped", 3),)
     assert "By team\n     2  unmapped\n     1  research\n" in "\n".join(digest.digest_lines(made))
 
 
-def test_the_rarest_line_of_a_long_list_is_there_if_it_is_the_unmapped_one(room: Room) -> None:
+def test_a_long_list_always_includes_the_unmapped_line(room: Room) -> None:
     room.workloads = lambda place: ["4711"] if place.node == "n99" else [f"team-{place.node}/job"]
     for number in [99, *range(30)]:
         room.push(xid(79, gpu(number, f"n{number}"), 0))
@@ -120,29 +122,29 @@ def test_the_rarest_line_of_a_long_list_is_there_if_it_is_the_unmapped_one(room:
         until=later(1000),
         timeline=room.journal.timeline,
         names=str,
-        belongs_to=lambda incident: incident_labels.belongs_to(incident, KNOWN),
+        belongs_to=lambda incident: incident_labels.report_labels(incident, INVENTORY),
     )
     assert len(made.by_team) == digest.MOST_LISTED + 1
     assert digest.Counted("unmapped", 1) in made.by_team
 
 
-def test_what_nobody_has_mapped_has_its_own_line_in_a_report(room: Room) -> None:
+def test_unmapped_places_and_teams_have_their_own_line_in_a_report(room: Room) -> None:
     room.workloads = lambda _: ["research/a", "4711"]
     (incident,) = room.push(xid(79, gpu(3, "n2"), 0))
-    found = hit(incident, {}, 60)
-    assert (found.teams, found.unmapped) == (("research", "unmapped"), ("4711",))
-    about = incident_labels.belongs_to(incident, KNOWN)
-    story = incident_report.IncidentReport(incident, "GPU 3 on n2", None, None, found, [], later(60), about)
+    radius = hit(incident, {}, 60)
+    assert (radius.teams, radius.unmapped) == (("research", "unmapped"), ("4711",))
+    about = incident_labels.report_labels(incident, INVENTORY)
+    story = incident_report.IncidentReport(incident, "GPU 3 on n2", None, None, radius, [], later(60), about)
     text = incident_report.as_markdown(story)
     assert "- **Belongs to:** team research/unmapped, rack unmapped, pool unmapped" in text
     assert "- **Unmapped:** the rack of GPU 3 on n2; the pool of GPU 3 on n2; the team of 4711" in text
     assert incident_report.as_plain(story)["unmapped"][-1] == "the team of 4711"
 
 
-def test_an_incident_that_hits_nobody_has_no_team_to_miss(room: Room) -> None:
+def test_an_incident_without_a_workload_is_not_unmapped(room: Room) -> None:
     room.workloads = lambda _: []
     (incident,) = room.push(xid(79, gpu(3), 0))
-    assert incident_labels.belongs_to(incident, KNOWN) == {
+    assert incident_labels.report_labels(incident, INVENTORY) == {
         "team": frozenset({"no workload"}),
         "rack": frozenset({"r01"}),
         "pool": frozenset({"unmapped"}),

@@ -40,10 +40,17 @@ def test_alerts_that_could_not_be_kept_leave_nothing_behind_and_count_when_told_
 
 @pytest.mark.parametrize("year", [9999, 1970])
 def test_an_event_of_an_impossible_time_counts_from_when_it_came_and_says_so(room: Room, year: int) -> None:
-    told = xid(31, gpu(1), 0)
-    wrong = type(told)(told.id, told.kind, told.code, told.place, told.at.replace(year=year), told.text)
+    late_event = xid(31, gpu(1), 0)
+    wrong = type(late_event)(
+        late_event.id,
+        late_event.kind,
+        late_event.code,
+        late_event.place,
+        late_event.at.replace(year=year),
+        late_event.text,
+    )
     (incident,) = room.push(wrong, at=5)
-    kept = room.journal.event(told.id)
+    kept = room.journal.event(late_event.id)
     assert kept is not None
     assert (kept.at, kept.fields[CLAIMED_AT][:4]) == (later(5), str(year))
     assert incident.members[0].since == later(5)
@@ -53,9 +60,9 @@ def test_an_event_of_an_impossible_time_counts_from_when_it_came_and_says_so(roo
 
 @pytest.mark.parametrize("off", [timedelta(minutes=9), -timedelta(days=29)])
 def test_a_clock_that_is_a_little_off_and_a_spool_that_is_late_keep_their_times(room: Room, off: timedelta) -> None:
-    told = xid(79, gpu(1), off.total_seconds())
-    room.push(told, at=0)
-    kept = room.journal.event(told.id)
+    late_event = xid(79, gpu(1), off.total_seconds())
+    room.push(late_event, at=0)
+    kept = room.journal.event(late_event.id)
     assert kept is not None
     assert (kept.at, dict(kept.fields)) == (NOON + off, {})
 
@@ -99,7 +106,7 @@ def test_a_worse_signal_finds_room_in_a_full_incident(room: Room) -> None:
     room.hear(alert("made_up_worse", node(), 300, severity="critical"))
     (incident,) = room.incidents.open_incidents()
     assert (len(incident.members), incident.severity) == (200, alerts.Severity.CRITICAL)
-    assert "left out" in room.journal.timeline("INC-1")[-1].text
+    assert "dropped" in room.journal.timeline("INC-1")[-1].text
 
 
 def test_a_full_incident_lets_ended_signals_go_before_living_ones(room: Room) -> None:

@@ -80,7 +80,7 @@ def test_without_routes_every_receiver_hears_of_what_is_not_just_information() -
         ("[[receivers]]\nname = 'a'\nwebhook = 'ftp://x'", "not an http or https URL"),
         ("[[receivers]]\nname = 'a'\nwebhook = 'http://x'\ncolour = 1", "unknown key"),
         ("[[routes]]\nreceivers = []", "needs `receivers`"),
-        ("[[routes]]\nreceivers = ['a']\nmatch = ['team=~\"(\"']", "is not a pattern"),
+        ("[[routes]]\nreceivers = ['a']\nmatch = ['team=~\"(\"']", "is not a regular expression"),
         ("[[routes]]\nreceivers = ['a']\nmatch = ['team']", "is not a matcher"),
         ("[[routes]]\nreceivers = ['a']\nhours = ['Mon 18:00-08:00']", "ends before it begins"),
         ("[[routes]]\nreceivers = ['a']\nhours = ['Someday']", "is not hours"),

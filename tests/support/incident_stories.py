@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from watchkeeper.incidents.domains import Domains
-from watchkeeper.incidents.footprint import NOWHERE, Footprint
+from watchkeeper.incidents.footprint import NO_FOOTPRINT, Footprint
 from watchkeeper.incidents.tracker import IncidentTracker
 from watchkeeper.model import alerts, events, fleet, incidents, labels
 from watchkeeper.store.journal.journal import Journal
@@ -83,7 +83,7 @@ class Room:
             names=lambda place: f"GPU {place.gpu[-1]} on {place.node}" if place.gpu else str(place.node),
             workloads=self._workloads_at,
             domains=Domains(
-                footprint_of=lambda place: self.jobs.get(place, NOWHERE),
+                footprint_of=lambda place: self.jobs.get(place, NO_FOOTPRINT),
                 pool_of=lambda place: self.pools.get(place.node, ""),
             ),
             under_repair=lambda _: self.under_repair,

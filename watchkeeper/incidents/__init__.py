@@ -1,5 +1,5 @@
 """Stage 5: many signals become one incident.
 
-Comes in: events and alerts with their place and cause. Goes out: incidents and what changed. Never here:
-finding out why (diagnose), or doing something about it (remediate).
+In: events and alerts with their place and cause. Out: incidents and their changes. Never here: finding the cause
+(diagnose), or repairs (remediate).
 """

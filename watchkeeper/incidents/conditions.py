@@ -1,7 +1,7 @@
-"""What events have reported and is still so: the newest event of each condition, and the member that stands for it.
+"""The newest event of each condition, and the incident member that represents the condition.
 
-`core.Incidents` remembers every event here and asks whether what a member reported is over. Nothing here is kept: it
-is rebuilt from the journal, and what is so follows from the events alone.
+`IncidentTracker` records every event here and reads whether the condition of a member has ended. Nothing is stored
+on disk: a restart rebuilds it from the events in the journal.
 """
 
 from __future__ import annotations
@@ -13,84 +13,88 @@ from watchkeeper.incidents.signals import CLEARING_KINDS, clear_rule
 from watchkeeper.model import events, fleet
 from watchkeeper.model.incidents import Member
 
-# A spool may deliver late; a reset is remembered this long, so that what came before it stays over.
-RECALL = timedelta(hours=1)
+# A spool may deliver late: for this long a reset also ends older faults that arrive after it.
+EVENT_RETENTION = timedelta(hours=1)
 
 
 class Conditions:
     def __init__(self) -> None:
         self._latest: dict[fleet.Place, dict[events.ConditionKey, events.Event]] = {}
-        self._refs: dict[events.ConditionKey, str] = {}
-        self._keys: dict[str, events.ConditionKey] = {}
-        # When the newest event of each was heard, by the hub's own clock.
-        self._heard: dict[events.ConditionKey, datetime] = {}
+        self._ref_of_key: dict[events.ConditionKey, str] = {}
+        self._key_of_ref: dict[str, events.ConditionKey] = {}
+        # When the newest event of each condition arrived, by the hub's clock.
+        self._received_at: dict[events.ConditionKey, datetime] = {}
 
     def clear(self) -> None:
         self._latest.clear()
-        self._heard.clear()
-        self._refs.clear()
-        self._keys.clear()
+        self._received_at.clear()
+        self._ref_of_key.clear()
+        self._key_of_ref.clear()
 
-    def remember(self, event: events.Event, heard_at: datetime) -> None:
+    def remember(self, event: events.Event, received_at: datetime) -> None:
         latest = self._latest.setdefault(event.place.whole_node, {})
-        known = latest.get(events.condition_key(event))
-        if known is None or (known.at, known.id) < (event.at, event.id):
+        previous = latest.get(events.condition_key(event))
+        if previous is None or (previous.at, previous.id) < (event.at, event.id):
             latest[events.condition_key(event)] = event
-            self._heard[events.condition_key(event)] = heard_at
+            self._received_at[events.condition_key(event)] = received_at
 
     def link_member(self, key: events.ConditionKey, ref: str) -> None:
-        """From now on the member `ref` speaks for this condition."""
-        self._refs[key] = ref
-        self._keys[ref] = key
+        """Let the member `ref` represent this condition from now on."""
+        self._ref_of_key[key] = ref
+        self._key_of_ref[ref] = key
 
     def member_of(self, key: events.ConditionKey) -> str | None:
-        return self._refs.get(key)
+        return self._ref_of_key.get(key)
 
     def fold_condition(self, key: events.ConditionKey, cause: str, *, now: datetime) -> events.Condition | None:
-        """Whether what such events reported is still so, by the last of them and the resets since."""
+        """The condition after its newest event and all clearing events since; None without an event."""
         latest = self._latest.get(key[0].whole_node, {})
         if key not in latest:
             return None
         clearing = [event for event in latest.values() if event.kind in CLEARING_KINDS]
-        # A source's clock may run ahead of ours; what it reported is not in the future for that.
+        # The clock of a source may be ahead of the hub's; its event is not in the future.
         at = max(now, latest[key].at)
         return events.fold_conditions([latest[key], *clearing], clear_rule(cause, latest[key]), at)[key]
 
-    def cleared(self, member: Member, *, now: datetime) -> events.Condition | None:
-        """The condition of an event member, if it is over."""
-        key = self._keys.get(member.ref)
+    def cleared_condition(self, member: Member, *, now: datetime) -> events.Condition | None:
+        """The condition of an event member if it has ended, otherwise None."""
+        key = self._key_of_ref.get(member.ref)
         condition = None if key is None else self.fold_condition(key, member.cause, now=now)
         return condition if condition is not None and condition.cleared_at is not None else None
 
-    def quiet_times(self, members: Iterable[Member]) -> Iterator[datetime]:
-        """When each event that lasts will be over, if it is not repeated and is of the kind that quiet ends."""
+    def expiry_times(self, members: Iterable[Member]) -> Iterator[datetime]:
+        """When each open event member will end if its event is not repeated; only for kinds that end by quiet."""
         for member in members:
-            key = self._keys.get(member.ref) if member.until is None else None
+            key = self._key_of_ref.get(member.ref) if member.until is None else None
             latest = None if key is None else self._latest.get(key[0].whole_node, {}).get(key)
-            quiet = None if latest is None else clear_rule(member.cause, latest).quiet_seconds
-            if latest is not None and quiet is not None:
-                yield latest.at + timedelta(seconds=quiet)
+            quiet_seconds = None if latest is None else clear_rule(member.cause, latest).quiet_seconds
+            if latest is not None and quiet_seconds is not None:
+                yield latest.at + timedelta(seconds=quiet_seconds)
 
     def last_fault(self, member: Member) -> tuple[datetime, datetime] | None:
-        """When a hardware fault that only a reset ends last happened, and when it was heard; None for other members."""
-        key = self._keys.get(member.ref)
+        """Time of the last event of a fault that only a reset ends, and of its arrival; None for other members."""
+        key = self._key_of_ref.get(member.ref)
         if key is None:
             return None
         latest = self._latest[key[0].whole_node][key]
         if clear_rule(member.cause, latest).quiet_seconds is not None:
             return None
-        return max(member.since, latest.at), self._heard[key]
+        return max(member.since, latest.at), self._received_at[key]
 
-    def forget(self, gone: Iterable[Member], now: datetime) -> None:
-        """Let go of members, and of events that no member is about any more."""
-        for member in gone:
-            key = self._keys.pop(member.ref, None)
-            if key is not None and self._refs.get(key) == member.ref:
-                del self._refs[key]
+    def forget(self, removed: Iterable[Member], now: datetime) -> None:
+        """Remove members, and old events that no member refers to."""
+        for member in removed:
+            key = self._key_of_ref.pop(member.ref, None)
+            if key is not None and self._ref_of_key.get(key) == member.ref:
+                del self._ref_of_key[key]
         for node, latest in list(self._latest.items()):
-            kept = {key: event for key, event in latest.items() if key in self._refs or now - event.at <= RECALL}
-            self._latest[node] = kept
-            for key in latest.keys() - kept.keys():
-                del self._heard[key]
-            if not kept:
+            retained = {
+                key: event
+                for key, event in latest.items()
+                if key in self._ref_of_key or now - event.at <= EVENT_RETENTION
+            }
+            self._latest[node] = retained
+            for key in latest.keys() - retained.keys():
+                del self._received_at[key]
+            if not retained:
                 del self._latest[node]

@@ -1,7 +1,7 @@
-"""Which incident does a signal belong to? One per place and family of causes, while it is open.
+"""Decide which incident a signal belongs to: one per place and family of causes while it is open.
 
-Pure: `correlate` looks at the incidents near the signal and answers with a Decision, which holds the
-incident as it is to be kept. `core.Incidents` finds the near ones and writes the answer down.
+Pure: `correlate` reads the incidents near the signal and returns a Decision with the new version of the incident.
+`IncidentTracker` finds the near incidents and stores the decision.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from enum import StrEnum
 
 from watchkeeper.catalogue import causes, effects, xid
 from watchkeeper.incidents import job_effects
-from watchkeeper.incidents.footprint import OF_WHOLE_JOBS, holders_of, is_workload, workload_name
+from watchkeeper.incidents.footprint import WHOLE_JOB_FAMILIES, holders_of, is_workload, workload_name
 from watchkeeper.incidents.signals import Signal, anchor_place
 from watchkeeper.kit import durations
 from watchkeeper.model import fleet
 from watchkeeper.model.incidents import Incident, IncidentId, IncidentState, Member, MemberKind, move
 
-# An incident is read by a person: nobody reads more signals than this, and each change rewrites them all.
-MOST_MEMBERS = 200
-MOST_WORKLOADS = 50
-# A fault that returns within this time is the same one: flapping must not page twice.
+# No person reads more signals of an incident than this, and each change writes them all.
+MAX_MEMBERS = 200
+MAX_WORKLOADS = 50
+# A fault that returns within this time is the same incident: flapping must not page twice.
 FLAP_SECONDS = 600.0
-# These say that something is gone or slow, not why; any other cause of their family is the better answer.
+# These causes describe that something is missing or slow, not why: any other cause of their family takes precedence.
 SYMPTOMS = frozenset({"gpu_missing", "node_down", "training_stalled", "training_slow"})
-# What was seen so long before its cause may still be its effect: exporters and rules are slower than kernel logs.
-EFFECT_FIRST = timedelta(minutes=5)
-# What a machine that we reboot or reset looks like from outside; what else is seen of it meanwhile is news.
-OF_A_REPAIR = frozenset({"node_down", "monitoring"})
+# An effect may be detected this long before its cause: exporters and rules are slower than kernel logs.
+MAX_EFFECT_LEAD = timedelta(minutes=5)
+# Families of alerts that a reboot or reset by a repair causes; other signals during a repair are new faults.
+REPAIR_FAMILIES = frozenset({"node_down", "monitoring"})
 
 
 class IncidentStep(StrEnum):
-    """What a signal did; the same word is the kind of the journal's entry."""
+    """How an incident changed; also the kind of the journal entry."""
 
     OPENED = "opened"
     JOINED = "joined"
@@ -51,24 +51,24 @@ class IncidentStep(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CorrelationContext:
-    """What the inventory knows and a signal does not: names for people, workloads at a place, the next free id.
+    """Lookups in the inventory that a decision needs: display names, workloads at a place, the next incident id.
 
-    `domains` are the racks and leaf switches that a node lies in; `reaches` says whether a job runs at a place.
+    `domains_of` returns the racks and leaf switches of a node.
     """
 
     names: Callable[[fleet.Place], str]
     workloads_at: Callable[[fleet.Place], Sequence[str]]
     next_id: Callable[[], IncidentId]
     domains_of: Callable[[fleet.Place], Sequence[fleet.Place]] = lambda _: ()
-    # The incidents of which a repair of ours is at work on the machine, past what can be undone.
+    # The ids of incidents whose repair is running on the node and has started a step that cannot be undone.
     under_repair: Callable[[fleet.Place], Collection[str]] = lambda _: ()
     job_runs_at: Callable[[fleet.Place, fleet.Place], bool] = lambda place, job: place == job
-    # Whether a GPU, or all that a pod has, belongs to a job.
+    # Whether a job holds a GPU, or all GPUs of a pod.
     job_holds: Callable[[fleet.Place, fleet.Place], bool] = lambda job, place: job == place
     pool_of: Callable[[fleet.Place], str] = lambda _: ""
 
     def encloses(self, outer: fleet.Place, inner: fleet.Place) -> bool:
-        """Like `Place.encloses`, and a rack encloses its nodes and what is in them."""
+        """Like `Place.encloses`; a rack also encloses its nodes and their GPUs."""
         if outer.domain is None or inner.node is None:
             return outer.encloses(inner)
         return outer in self.domains_of(inner.whole_node)
@@ -76,7 +76,7 @@ class CorrelationContext:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """`incident` as it is after the step, None for NOTHING; `absorbed` are now a part of it."""
+    """`incident` is its version after the step, None for NOTHING; `absorbed` incidents are now part of it."""
 
     step: IncidentStep
     incident: Incident | None = None
@@ -87,90 +87,88 @@ class Decision:
 NOTHING = Decision(IncidentStep.NOTHING)
 
 
-def correlate(near: Sequence[Incident], signal: Signal, *, now: datetime, around: CorrelationContext) -> Decision:
-    """Decide about one signal; `near` are the open and just resolved incidents of its node, oldest first."""
-    known = _knowing(near, signal)
-    if known is not None and known.is_open and not _has_left(known, signal, around):
-        return _again(known, signal, now=now, around=around)
-    repaired = _under_repair(near, signal, around)
-    if repaired is not None:
-        ours = replace(signal, member=replace(signal.member, by_repair=True))
-        return _join(repaired, ours, now=now, around=around)
-    hosts = [incident for incident in near if incident.is_open and _hosts(incident, signal, around)]
-    taken = [incident for incident in near if incident.is_open and _gives_way_to(incident, signal, around)]
-    if hosts or taken:
-        target, *others = [*job_effects.best_first(hosts, signal), *taken]
-        return _join(target, signal, now=now, around=around, others=others, taken=taken)
-    if signal.has_ended or (known is not None and not _is_news(known, signal)):
+def correlate(near: Sequence[Incident], signal: Signal, *, now: datetime, context: CorrelationContext) -> Decision:
+    """Decide about one signal; `near` are the open and recently resolved incidents of its node, oldest first."""
+    current = _incident_of_signal(near, signal)
+    if current is not None and current.is_open and not _has_separate_fault(current, signal, context):
+        return _apply_known_signal(current, signal, now=now, context=context)
+    repair_incident = _under_repair(near, signal, context)
+    if repair_incident is not None:
+        marked = replace(signal, member=replace(signal.member, by_repair=True))
+        return _join(repair_incident, marked, now=now, context=context)
+    hosts = [incident for incident in near if incident.is_open and _may_host(incident, signal, context)]
+    absorbable = [incident for incident in near if incident.is_open and _is_early_effect(incident, signal, context)]
+    if hosts or absorbable:
+        target, *others = [*job_effects.order_hosts(hosts, signal), *absorbable]
+        return _join(target, signal, now=now, context=context, others=others, absorbable=absorbable)
+    if signal.has_ended or (current is not None and not _is_new_occurrence(current, signal)):
         return NOTHING
-    if known is not None and job_effects.is_guest(signal.member, known):
-        known = None
-    for before in [*([known] if known else []), *reversed(near)]:
-        if (before is known or _returns(before, signal, around)) and _is_soon(before, signal):
-            return _reopen(before, signal, now=now, around=around, text=f"Back: {signal.member.text}")
-    return _open(signal, now=now, around=around)
+    if current is not None and job_effects.is_job_member(signal.member, current):
+        current = None
+    for previous in [*([current] if current else []), *reversed(near)]:
+        if (previous is current or _may_reopen(previous, signal, context)) and _is_within_flap_time(previous, signal):
+            return _reopen(previous, signal, now=now, context=context, text=f"Returned: {signal.member.text}")
+    return _open(signal, now=now, context=context)
 
 
 def correlate_lasting(
-    near: Sequence[Incident], signal: Signal, *, now: datetime, around: CorrelationContext
+    near: Sequence[Incident], signal: Signal, *, now: datetime, context: CorrelationContext
 ) -> Decision:
-    """A signal that lasts although its incident was resolved: into what is open there, or that incident again.
+    """Decide about a signal that is still true after its incident resolved: join an open incident, or reopen.
 
-    A job that still stands when what had stopped it is over has an incident of its own from then on.
+    A job that is still stalled after the fault that stopped it ended gets an incident of its own.
     """
-    hosts = [incident for incident in near if incident.is_open and _hosts(incident, signal, around)]
+    hosts = [incident for incident in near if incident.is_open and _may_host(incident, signal, context)]
     if hosts:
-        return _join(job_effects.best_first(hosts, signal)[0], signal, now=now, around=around)
-    known = _knowing(near, signal)
-    if known is None:
-        return correlate(near, signal, now=now, around=around)
-    if known.resolved_at is None:
+        return _join(job_effects.order_hosts(hosts, signal)[0], signal, now=now, context=context)
+    current = _incident_of_signal(near, signal)
+    if current is None:
+        return correlate(near, signal, now=now, context=context)
+    if current.resolved_at is None:
         return NOTHING
-    is_guest = job_effects.is_guest(signal.member, known)
-    if is_guest or known.part_of is not None:
-        text = f"Goes on although {known.id if is_guest else known.part_of} is over: {signal.member.text}"
+    is_job_member = job_effects.is_job_member(signal.member, current)
+    if is_job_member or current.part_of is not None:
+        text = f"Continues after {current.id if is_job_member else current.part_of} was resolved: {signal.member.text}"
     else:
-        since = durations.format_seconds(round((now - known.resolved_at).total_seconds()))
+        since = durations.format_seconds(round((now - current.resolved_at).total_seconds()))
         text = f"Still firing {since} after it was resolved: {signal.member.text}"
-    own = next((one for one in reversed(near) if _returns(one, signal, around)), None) if is_guest else known
-    if own is not None:
-        return _reopen(own, signal, now=now, around=around, text=text)
-    return replace(_open(signal, now=now, around=around), text=text)
+    candidates = [incident for incident in reversed(near) if _may_reopen(incident, signal, context)]
+    previous = next(iter(candidates), None) if is_job_member else current
+    if previous is not None:
+        return _reopen(previous, signal, now=now, context=context, text=text)
+    return replace(_open(signal, now=now, context=context), text=text)
 
 
-def explain(near: Sequence[Incident], incident: Incident, *, cause: str, around: CorrelationContext) -> Decision:
-    """An incident that another fault brought about: a part of that fault's incident, or renamed after it."""
+def explain(near: Sequence[Incident], incident: Incident, *, cause: str, context: CorrelationContext) -> Decision:
+    """Merge an incident into the incident of the fault that caused it, or give it that cause."""
     row = causes.lookup(cause)
-    hosts = (one for one in near if one.is_open and one.family == row.family and one.place.encloses(incident.place))
-    host = next(hosts, None)
-    if host is not None:
-        kept = _fitting((*host.members, *incident.members))
-        joined = _next_version(_refresh(host, kept, around=around), host)
-        return Decision(
-            IncidentStep.JOINED, joined, f"{incident.id} is its consequence: {incident.title}", absorbed=(incident,)
-        )
-    named = replace(
+    for host in near:
+        if host.is_open and host.family == row.family and host.place.encloses(incident.place):
+            members = _limit_members((*host.members, *incident.members))
+            joined = _next_version(_refresh(host, members, context=context), host)
+            text = f"Caused {incident.id}: {incident.title}"
+            return Decision(IncidentStep.JOINED, joined, text, absorbed=(incident,))
+    explained = replace(
         incident,
         cause=row.cause,
         family=row.family,
-        title=make_title(row.cause, incident.place, names=around.names, members=incident.members),
+        title=make_title(row.cause, incident.place, names=context.names, members=incident.members),
         severity=max(incident.severity, row.severity, key=lambda severity: severity.rank),
     )
-    return Decision(
-        IncidentStep.EXPLAINED, _next_version(named, incident), f"Explained by another fault: {named.title}"
-    )
+    text = f"Caused by another fault: {explained.title}"
+    return Decision(IncidentStep.EXPLAINED, _next_version(explained, incident), text)
 
 
-def rename(incident: Incident, names: Callable[[fleet.Place], str]) -> Incident:
-    """One that is called by the UUID of its GPU, under the name that the inventory has learned; else unchanged."""
+def update_title(incident: Incident, names: Callable[[fleet.Place], str]) -> Incident:
+    """Replace the UUID of a GPU in the title if the inventory has its index by now; otherwise unchanged."""
     if not incident.place.is_named_in(incident.title):
         return incident
-    called = make_title(incident.cause, incident.place, names=names, members=incident.members)
-    return incident if called == incident.title else _next_version(replace(incident, title=called), incident)
+    title = make_title(incident.cause, incident.place, names=names, members=incident.members)
+    return incident if title == incident.title else _next_version(replace(incident, title=title), incident)
 
 
 def end_member(incident: Incident, ref: str, *, until: datetime) -> Incident:
-    """The incident with one signal over; unchanged when it has no such live signal."""
+    """End one signal of the incident; unchanged if it has no such open signal."""
     if not any(member.ref == ref and member.until is None for member in incident.members):
         return incident
     members = tuple(
@@ -181,32 +179,34 @@ def end_member(incident: Incident, ref: str, *, until: datetime) -> Incident:
 
 
 def absorb(incident: Incident, into: IncidentId, *, at: datetime) -> tuple[Incident, str]:
-    """An incident that turned out to be a part of another one, resolved, with the words for its timeline."""
+    """Resolve an incident that became part of another; returns the text for its timeline too."""
     members = tuple(replace(member, until=member.until or at) for member in incident.members)
     return replace(move(incident, IncidentState.RESOLVED, at=at), members=members, part_of=into), f"Part of {into}"
 
 
-def _knowing(near: Sequence[Incident], signal: Signal) -> Incident | None:
+def _incident_of_signal(near: Sequence[Incident], signal: Signal) -> Incident | None:
     refs = {signal.member.ref, signal.replaces}
     matching = [incident for incident in near if any(member.ref in refs for member in incident.members)]
-    opened = [incident for incident in matching if incident.is_open]
-    # A job that came back for its own reasons is live in its own incident, and over in that of what stopped it before.
-    live = (one for one in opened if any(member.ref in refs and member.until is None for member in one.members))
-    return next(live, next(iter(opened), matching[-1] if matching else None))
+    open_incidents = [incident for incident in matching if incident.is_open]
+    # The signal of a job may have ended in the incident of an earlier fault and be open in the job's own incident.
+    for incident in open_incidents:
+        if any(member.ref in refs and member.until is None for member in incident.members):
+            return incident
+    return next(iter(open_incidents), matching[-1] if matching else None)
 
 
-def _under_repair(near: Sequence[Incident], signal: Signal, around: CorrelationContext) -> Incident | None:
-    """The incident whose own repair makes the machine look like this."""
+def _under_repair(near: Sequence[Incident], signal: Signal, context: CorrelationContext) -> Incident | None:
+    """The incident whose repair causes this signal."""
     place = signal.place
-    is_of_repair = signal.member.kind is MemberKind.ALERT and signal.family in OF_A_REPAIR
-    if not is_of_repair or signal.has_ended or place.node is None:
+    may_be_of_repair = signal.member.kind is MemberKind.ALERT and signal.family in REPAIR_FAMILIES
+    if not may_be_of_repair or signal.has_ended or place.node is None:
         return None
-    working = around.under_repair(place.whole_node)
-    return next((incident for incident in near if incident.is_open and incident.id in working), None)
+    repaired_ids = context.under_repair(place.whole_node)
+    return next((incident for incident in near if incident.is_open and incident.id in repaired_ids), None)
 
 
-def _is_news(incident: Incident, signal: Signal) -> bool:
-    """False for the repetition of what an ended member has already said."""
+def _is_new_occurrence(incident: Incident, signal: Signal) -> bool:
+    """False if the signal repeats an open member, or is older than the end of its member."""
     return all(
         member.until is not None and signal.at > member.until
         for member in incident.members
@@ -214,79 +214,81 @@ def _is_news(incident: Incident, signal: Signal) -> bool:
     )
 
 
-def _again(known: Incident, signal: Signal, *, now: datetime, around: CorrelationContext) -> Decision:
-    """A signal of which the open incident has a member: it ends, it returns, or nothing is new."""
+def _apply_known_signal(incident: Incident, signal: Signal, *, now: datetime, context: CorrelationContext) -> Decision:
+    """Apply a signal that is already a member of the open incident: it ends, returns, or nothing changes."""
     if signal.member.until is not None and signal.replaces is None:
-        ended = end_member(known, signal.member.ref, until=signal.member.until)
-        return NOTHING if ended is known else Decision(IncidentStep.ENDED, ended, f"Over: {signal.member.text}")
-    if signal.member.kind is MemberKind.DOMAIN and signal.member not in known.members:
-        return _join(known, signal, now=now, around=around)
-    return _join(known, signal, now=now, around=around) if _is_news(known, signal) else NOTHING
+        ended = end_member(incident, signal.member.ref, until=signal.member.until)
+        return NOTHING if ended is incident else Decision(IncidentStep.ENDED, ended, f"Ended: {signal.member.text}")
+    if signal.member.kind is MemberKind.DOMAIN and signal.member not in incident.members:
+        return _join(incident, signal, now=now, context=context)
+    return _join(incident, signal, now=now, context=context) if _is_new_occurrence(incident, signal) else NOTHING
 
 
-def _hosts(incident: Incident, signal: Signal, around: CorrelationContext) -> bool:
-    """The same family at a place that encloses the other, or a fault that explains this one where it happened."""
+def _may_host(incident: Incident, signal: Signal, context: CorrelationContext) -> bool:
+    """Whether the signal belongs to the incident: the same family at this place, or an effect of its cause here."""
     if incident.family == signal.family:
-        return _touches(incident, signal, around)
+        return _shares_place(incident, signal, context)
     if signal.family in effects.affected_families(incident.cause):
         place = anchor_place(signal.place, signal.cause)
-        return around.encloses(incident.place, place) or around.job_holds(incident.place, place)
-    if job_effects.explains(incident, signal, around.job_runs_at) or job_effects.follows(
-        incident, signal, around.job_holds
+        return context.encloses(incident.place, place) or context.job_holds(incident.place, place)
+    if job_effects.explains_job_effect(incident, signal, context.job_runs_at) or job_effects.is_caused_by_job(
+        incident, signal, context.job_holds
     ):
         return True
-    is_consequence = causes.lookup(signal.cause).is_secondary and causes.lookup(incident.cause).explains_others
-    return is_consequence and incident.place == signal.place
+    is_secondary = causes.lookup(signal.cause).is_secondary and causes.lookup(incident.cause).explains_others
+    return is_secondary and incident.place == signal.place
 
 
-def _has_left(incident: Incident, signal: Signal, around: CorrelationContext) -> bool:
-    """A job that went on without what had stopped it, and is in trouble again for another reason."""
-    is_back = not signal.has_ended and job_effects.is_guest(signal.member, incident) and _is_news(incident, signal)
-    return is_back and not job_effects.explains(incident, signal, around.job_runs_at)
+def _has_separate_fault(incident: Incident, signal: Signal, context: CorrelationContext) -> bool:
+    """Whether a job recovered from this incident and now has another problem."""
+    if signal.has_ended or not job_effects.is_job_member(signal.member, incident):
+        return False
+    is_explained = job_effects.explains_job_effect(incident, signal, context.job_runs_at)
+    return _is_new_occurrence(incident, signal) and not is_explained
 
 
-def _touches(incident: Incident, signal: Signal, around: CorrelationContext) -> bool:
+def _shares_place(incident: Incident, signal: Signal, context: CorrelationContext) -> bool:
     place = anchor_place(signal.place, signal.cause)
     if incident.place.domain is not None and place.domain is not None and incident.place != place:
-        # A leaf switch that seemed to be gone, until all of its rack was.
+        # An incident of a leaf switch belongs to its rack if the rack contains all failed nodes.
         nodes = [member.place for member in incident.members if member.place.node is not None and member.until is None]
-        return bool(nodes) and all(around.encloses(place, node) for node in nodes)
-    is_inside = around.encloses(incident.place, place) or around.encloses(place, incident.place)
-    return is_inside or _is_of_one_job(incident, signal, around)
+        return bool(nodes) and all(context.encloses(place, node) for node in nodes)
+    is_inside = context.encloses(incident.place, place) or context.encloses(place, incident.place)
+    return is_inside or _is_same_job(incident, signal, context)
 
 
-def _is_of_one_job(incident: Incident, signal: Signal, around: CorrelationContext) -> bool:
-    """GPUs of one job; not of two pools, whose owners may want different things done about it."""
-    is_one = signal.job in holders_of(incident)
-    return is_one and around.pool_of(incident.place.whole_node) == around.pool_of(signal.place.whole_node)
+def _is_same_job(incident: Incident, signal: Signal, context: CorrelationContext) -> bool:
+    """Whether both are GPUs of one job in the same pool; pools can have different owners."""
+    is_same_job = signal.job in holders_of(incident)
+    return is_same_job and context.pool_of(incident.place.whole_node) == context.pool_of(signal.place.whole_node)
 
 
-def _gives_way_to(incident: Incident, signal: Signal, around: CorrelationContext) -> bool:
-    """An effect that was seen moments before its cause, as an application fault before a hardware fault of its GPU."""
+def _is_early_effect(incident: Incident, signal: Signal, context: CorrelationContext) -> bool:
+    """Whether the incident is an effect that was detected shortly before its cause, which is the signal."""
     if incident.family in effects.affected_families(signal.cause):
         place = anchor_place(signal.place, signal.cause)
-        if around.job_holds(place, incident.place):
-            # A job is called stalled when it has long been so, and its GPUs may have been seen to be idle before.
+        if context.job_holds(place, incident.place):
+            # A stall is detected late: the idle GPUs of the job may have been detected before.
             return True
-        is_fresh = all(signal.at - member.since <= EFFECT_FIRST for member in incident.members)
-        return is_fresh and around.encloses(place, incident.place)
-    if job_effects.was_first(incident, signal, around.job_runs_at):
+        is_recent = all(signal.at - member.since <= MAX_EFFECT_LEAD for member in incident.members)
+        return is_recent and context.encloses(place, incident.place)
+    if job_effects.is_early_effect(incident, signal, context.job_runs_at):
         return True
-    is_consequence = causes.lookup(incident.cause).is_secondary and causes.lookup(signal.cause).explains_others
-    if not is_consequence or incident.place != signal.place:
+    is_secondary = causes.lookup(incident.cause).is_secondary and causes.lookup(signal.cause).explains_others
+    if not is_secondary or incident.place != signal.place:
         return False
     return all(
         signal.at - member.since <= timedelta(seconds=xid.settle_seconds(member.cause)) for member in incident.members
     )
 
 
-def _returns(incident: Incident, signal: Signal, around: CorrelationContext) -> bool:
-    return not incident.is_open and incident.family == signal.family and _touches(incident, signal, around)
+def _may_reopen(incident: Incident, signal: Signal, context: CorrelationContext) -> bool:
+    return not incident.is_open and incident.family == signal.family and _shares_place(incident, signal, context)
 
 
-def _is_soon(incident: Incident, signal: Signal) -> bool:
-    resolved = incident.resolved_at
-    return resolved is not None and signal.at - resolved <= timedelta(seconds=FLAP_SECONDS)
+def _is_within_flap_time(incident: Incident, signal: Signal) -> bool:
+    resolved_at = incident.resolved_at
+    return resolved_at is not None and signal.at - resolved_at <= timedelta(seconds=FLAP_SECONDS)
 
 
 def _join(
@@ -294,39 +296,41 @@ def _join(
     signal: Signal,
     *,
     now: datetime,
-    around: CorrelationContext,
+    context: CorrelationContext,
     others: Sequence[Incident] = (),
-    taken: Sequence[Incident] = (),
+    absorbable: Sequence[Incident] = (),
 ) -> Decision:
-    """Add the signal; when it widens the incident, the others inside it become a part of it."""
+    """Add the signal to the target; if the signal leads it, the other incidents become part of it."""
     members = _with_member(target.members, signal)
-    leads = leading_member(members) is signal.member
-    absorbed = tuple(other for other in others if leads or other in taken)
+    is_leading = leading_member(members) is signal.member
+    absorbed = tuple(other for other in others if is_leading or other in absorbable)
     members += tuple(member for other in absorbed for member in other.members if member.kind is not MemberKind.DOMAIN)
-    kept = _fitting(members)
-    if signal.member not in kept:
-        return Decision(IncidentStep.NOTHING, text=f"{target.id} has {MOST_MEMBERS} signals that weigh as much or more")
+    retained = _limit_members(members)
+    if signal.member not in retained:
+        return Decision(
+            IncidentStep.NOTHING, text=f"{target.id} has {MAX_MEMBERS} signals, the limit, all at least as severe"
+        )
     text = signal.member.text
-    if len(kept) < len(members):
-        text += f" ({len(members) - len(kept)} lighter signals left out; an incident keeps {MOST_MEMBERS})"
-    hit = dict.fromkeys([*target.workloads, *(name for other in absorbed for name in other.workloads)])
-    # Who works on a part of it works on it.
-    owner = next((one.assignee for one in (target, *absorbed) if one.assignee), None)
-    joined = _refresh(replace(target, workloads=tuple(hit), assignee=owner), kept, around=around)
+    if len(retained) < len(members):
+        text += f" ({len(members) - len(retained)} less severe signals dropped; an incident keeps {MAX_MEMBERS})"
+    workloads = dict.fromkeys([*target.workloads, *(name for other in absorbed for name in other.workloads)])
+    # The assignee of a part becomes the assignee of the whole.
+    assignee = next((part.assignee for part in (target, *absorbed) if part.assignee), None)
+    joined = _refresh(replace(target, workloads=tuple(workloads), assignee=assignee), retained, context=context)
     if target.state is IncidentState.ACKNOWLEDGED and joined.severity.rank > target.severity.rank:
         joined = move(joined, IncidentState.OPEN, at=now)
     return Decision(IncidentStep.JOINED, _next_version(joined, target), text, absorbed=absorbed)
 
 
-def _reopen(before: Incident, signal: Signal, *, now: datetime, around: CorrelationContext, text: str) -> Decision:
-    opened = move(before, IncidentState.OPEN, at=now)
-    members = _fitting(_with_member(before.members, signal))
-    return Decision(IncidentStep.REOPENED, _next_version(_refresh(opened, members, around=around), before), text)
+def _reopen(previous: Incident, signal: Signal, *, now: datetime, context: CorrelationContext, text: str) -> Decision:
+    reopened = move(previous, IncidentState.OPEN, at=now)
+    members = _limit_members(_with_member(previous.members, signal))
+    return Decision(IncidentStep.REOPENED, _next_version(_refresh(reopened, members, context=context), previous), text)
 
 
-def _open(signal: Signal, *, now: datetime, around: CorrelationContext) -> Decision:
+def _open(signal: Signal, *, now: datetime, context: CorrelationContext) -> Decision:
     blank = Incident(
-        id=around.next_id(),
+        id=context.next_id(),
         place=signal.place,
         title="",
         severity=signal.severity,
@@ -336,50 +340,50 @@ def _open(signal: Signal, *, now: datetime, around: CorrelationContext) -> Decis
         family=signal.family,
         members=(),
     )
-    return Decision(IncidentStep.OPENED, _refresh(blank, (signal.member,), around=around), signal.member.text)
+    return Decision(IncidentStep.OPENED, _refresh(blank, (signal.member,), context=context), signal.member.text)
 
 
 def _with_member(members: tuple[Member, ...], signal: Signal) -> tuple[Member, ...]:
-    old = {signal.member.ref, signal.replaces}
+    replaced = {signal.member.ref, signal.replaces}
     if signal.member.kind is MemberKind.DOMAIN:
-        old |= {member.ref for member in members if member.kind is MemberKind.DOMAIN}
-    return (*(member for member in members if member.ref not in old), signal.member)
+        replaced |= {member.ref for member in members if member.kind is MemberKind.DOMAIN}
+    return (*(member for member in members if member.ref not in replaced), signal.member)
 
 
-def _fitting(members: tuple[Member, ...]) -> tuple[Member, ...]:
-    """As many as an incident keeps: ended and light ones go first, never the one that leads or the worst."""
+def _limit_members(members: tuple[Member, ...]) -> tuple[Member, ...]:
+    """At most MAX_MEMBERS members: drops ended and less severe ones first, never the leading or most severe one."""
     worst = max(members, key=lambda member: member.severity.rank)
-    kept_anyway = (leading_member(members), worst)
+    protected = (leading_member(members), worst)
 
-    def worth(at: int) -> tuple[object, ...]:
-        member = members[at]
-        # Of equals the newest goes, so that a full incident is not rewritten with each repetition.
-        return (member in kept_anyway, member.until is None, member.severity.rank, _weight(member), -at)
+    def priority(index: int) -> tuple[object, ...]:
+        member = members[index]
+        # Of equal members the newest is dropped, so that a full incident does not change with each repetition.
+        return (member in protected, member.until is None, member.severity.rank, _weight(member), -index)
 
-    places = sorted(range(len(members)), key=worth, reverse=True)[:MOST_MEMBERS]
-    return tuple(members[at] for at in sorted(places))
+    indexes = sorted(range(len(members)), key=priority, reverse=True)[:MAX_MEMBERS]
+    return tuple(members[at] for at in sorted(indexes))
 
 
-def _next_version(incident: Incident, after: Incident) -> Incident:
-    return replace(incident, version=after.version + 1)
+def _next_version(incident: Incident, previous: Incident) -> Incident:
+    return replace(incident, version=previous.version + 1)
 
 
 def leading_member(members: Sequence[Member]) -> Member:
-    """The member that says best what is wrong, and where; the first of equals. An effect never leads its cause."""
-    members = _not_by_repair(members)
-    named = {member.cause for member in members}
-    explained = frozenset().union(*(effects.affected_families(cause) for cause in named))
-    on_jobs = {effect for cause in named for effect in effects.job_effects(cause)}
-    causing = [
+    """The member that best describes the fault and its place, never an effect of another member's cause."""
+    members = _without_repair_effects(members)
+    causes_present = {member.cause for member in members}
+    explained = frozenset().union(*(effects.affected_families(cause) for cause in causes_present))
+    job_effect_ids = {effect for cause in causes_present for effect in effects.job_effects(cause)}
+    root_members = [
         member
         for member in members
-        if member.cause not in on_jobs and causes.lookup(member.cause).family not in explained
+        if member.cause not in job_effect_ids and causes.lookup(member.cause).family not in explained
     ]
-    return max(causing or members, key=_weight)
+    return max(root_members or members, key=_weight)
 
 
-def _not_by_repair(members: Sequence[Member]) -> Sequence[Member]:
-    """What was wrong before we began; an incident keeps its name and weight while its own repair is at work."""
+def _without_repair_effects(members: Sequence[Member]) -> Sequence[Member]:
+    """Members that the incident's own repair did not cause: title and severity do not change during a repair."""
     return [member for member in members if not member.by_repair] or members
 
 
@@ -395,40 +399,42 @@ def _weight(member: Member) -> tuple[bool, bool, int, bool, bool, int]:
     )
 
 
-def _refresh(incident: Incident, members: tuple[Member, ...], *, around: CorrelationContext) -> Incident:
-    """Place, cause, title and severity follow from the members, and are worked out again with each change."""
-    best = leading_member(members)
-    place = anchor_place(best.place, best.cause)
-    family = causes.lookup(best.cause).family
-    # Nobody knows what runs in a rack but its nodes, and on the GPUs of a job; the newest member's was not asked yet.
-    is_wide = place.domain is not None or family in OF_WHOLE_JOBS
-    asked = members[-1].place if is_wide and members[-1].place.node else place
-    jobs = (workload_name(member.place) for member in members if is_workload(member.place))
-    workloads = dict.fromkeys([*jobs, *incident.workloads, *around.workloads_at(asked)])
+def _refresh(incident: Incident, members: tuple[Member, ...], *, context: CorrelationContext) -> Incident:
+    """Derive place, cause, title and severity from the members, after each change."""
+    leader = leading_member(members)
+    place = anchor_place(leader.place, leader.cause)
+    family = causes.lookup(leader.cause).family
+    # Workloads are known by node or GPU, not by rack: for a rack or a whole job, add those of the newest member.
+    is_wide = place.domain is not None or family in WHOLE_JOB_FAMILIES
+    workloads_place = members[-1].place if is_wide and members[-1].place.node else place
+    job_names = (workload_name(member.place) for member in members if is_workload(member.place))
+    workloads = dict.fromkeys([*job_names, *incident.workloads, *context.workloads_at(workloads_place)])
     return replace(
         incident,
         place=place,
-        title=make_title(best.cause, place, names=around.names, members=members),
-        severity=max((member.severity for member in _not_by_repair(members)), key=lambda severity: severity.rank),
-        cause=best.cause,
+        title=make_title(leader.cause, place, names=context.names, members=members),
+        severity=max(
+            (member.severity for member in _without_repair_effects(members)), key=lambda severity: severity.rank
+        ),
+        cause=leader.cause,
         family=family,
         members=members,
-        workloads=tuple(workloads)[:MOST_WORKLOADS],
+        workloads=tuple(workloads)[:MAX_WORKLOADS],
     )
 
 
 def make_title(
     cause: str, place: fleet.Place, *, names: Callable[[fleet.Place], str], members: Sequence[Member] = ()
 ) -> str:
-    """The catalogue's headline with the place as people call it."""
+    """The headline of the cause with the display name of the place."""
     row = causes.lookup(cause)
-    others = {member.place for member in members if member.place.gpu is not None} - {place}
-    more = f" and {len(others)} more" if others and row.family in OF_WHOLE_JOBS else ""
+    other_gpus = {member.place for member in members if member.place.gpu is not None} - {place}
+    more = f" and {len(other_gpus)} more" if other_gpus and row.family in WHOLE_JOB_FAMILIES else ""
     node = names(place.whole_node)
-    # What nobody knows the cause of need not be a GPU's.
+    # With an unknown cause the fault may not be in a GPU.
     is_of_gpu = row.scope == "gpu" and row.is_hardware
-    is_some_gpu = is_of_gpu and place.node is not None and place.gpu is None and place.port is None
-    text = row.headline(f"a GPU on {node}" if is_some_gpu else names(place) + more, node)
-    # A machine is called as it is called, also where a sentence begins.
+    is_unknown_gpu = is_of_gpu and place.node is not None and place.gpu is None and place.port is None
+    text = row.headline(f"a GPU on {node}" if is_unknown_gpu else names(place) + more, node)
+    # The name of a node is not capitalised at the start of a title.
     begins_with_node = place.node is not None and text.startswith(f"{node} ")
     return text if begins_with_node else text[:1].upper() + text[1:]

@@ -1,9 +1,9 @@
-"""Alerts of somebody else's rules that fire, and until when each is believed if it is neither repeated nor ended.
+"""Firing alerts from Alertmanager, each with the time when it expires if Alertmanager sends no update.
 
-Alertmanager repeats what fires every `repeat_interval` and says once when it is over. That one call may never come: its
-Prometheus is gone, its route was changed, the hub was away for days. So each alert carries a time after which it counts
-as over: the `endsAt` that it brought, else some hours after it was last heard of. The pipeline tells `Foreign` what was
-kept and takes what is `overdue`; the time lies in the alert itself, so a restart changes nothing.
+Alertmanager repeats a firing alert every `repeat_interval` and notifies once when it is resolved. That notification may
+never arrive: Prometheus is gone, the route changed, the hub was down for days. So each alert has an expiry time: its
+`endsAt`, or some hours after its last notification. The pipeline calls `update` with stored alerts and resolves
+those in `expired`. The expiry time is an annotation of the alert, so a restart changes nothing.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from watchkeeper.kit import wire
 from watchkeeper.model import alerts
 from watchkeeper.model.labels import Labels
 
-# Marks an alert as theirs, so that no rule of ours claims it.
+# Marks an alert as external, so that the hub's own rules do not resolve it.
 SOURCE_LABEL, SOURCE = "alert_source", "alertmanager"
-UNTIL = "watchkeeper_until"
+EXPIRY_ANNOTATION = "watchkeeper_until"
 # Three of Alertmanager's default `repeat_interval`.
-STALE = timedelta(hours=12)
-# What was to be repeated while the hub was away is repeated soon after: Alertmanager tries again each group_interval.
+STALE_AFTER = timedelta(hours=12)
+# Alertmanager retries each group_interval: soon after a restart it repeats what the hub missed.
 GRACE = timedelta(minutes=15)
-# A sender that names an end centuries ahead names none.
-FARTHEST = timedelta(days=366)
-LOOK_AGAIN = timedelta(seconds=10)
-MOST_KEPT = 100_000
+# An `endsAt` that is further ahead is not plausible.
+MAX_VALIDITY = timedelta(days=366)
+CHECK_INTERVAL = timedelta(seconds=10)
+MAX_ALERTS = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,52 +36,54 @@ class _TrackedAlert:
 
 
 class ExternalAlerts:
-    """Belongs to the thread of the incidents."""
+    """Firing external alerts and their expiry times; used only by the incident thread."""
 
-    def __init__(self, known: Iterable[alerts.Alert], *, now: datetime) -> None:
-        self._kept: dict[Labels, _TrackedAlert] = {}
-        self._look_at = now
-        self.update(known, now)
-        self._kept = {key: replace(kept, until=max(kept.until, now + GRACE)) for key, kept in self._kept.items()}
+    def __init__(self, stored_alerts: Iterable[alerts.Alert], *, now: datetime) -> None:
+        self._firing: dict[Labels, _TrackedAlert] = {}
+        self._next_check_at = now
+        self.update(stored_alerts, now)
+        self._firing = {
+            key: replace(tracked, until=max(tracked.until, now + GRACE)) for key, tracked in self._firing.items()
+        }
 
-    def update(self, found: Iterable[alerts.Alert], now: datetime) -> None:
-        """Take over what Alertmanager said; alerts of our own rules are left alone."""
-        for alert in found:
+    def update(self, updates: Iterable[alerts.Alert], now: datetime) -> None:
+        """Apply alerts from Alertmanager; alerts of the hub's own rules are ignored."""
+        for alert in updates:
             if SOURCE_LABEL not in alert.labels:
                 continue
-            self._kept.pop(alert.labels, None)
+            self._firing.pop(alert.labels, None)
             if alert.state is alerts.AlertState.FIRING:
-                text = alert.annotations.get(UNTIL, "")
-                self._kept[alert.labels] = _TrackedAlert(alert, wire.parse_time(text) if text else now + STALE)
+                text = alert.annotations.get(EXPIRY_ANNOTATION, "")
+                self._firing[alert.labels] = _TrackedAlert(alert, wire.parse_time(text) if text else now + STALE_AFTER)
 
     def firing(self) -> Iterable[alerts.Alert]:
-        return (kept.alert for kept in self._kept.values())
+        return (tracked.alert for tracked in self._firing.values())
 
     def expired(self, now: datetime) -> list[alerts.Alert]:
-        """Those that count as over now, resolved and with the words for it; the longest unheard ones past the limit."""
-        if self._look_at <= now + LOOK_AGAIN and now < self._look_at:
+        """Return the alerts that expire now, as resolved alerts; past the limit, those without updates for longest."""
+        if self._next_check_at <= now + CHECK_INTERVAL and now < self._next_check_at:
             return []
-        self._look_at = now + LOOK_AGAIN
+        self._next_check_at = now + CHECK_INTERVAL
         late = [
-            _over(kept.alert, now, f"neither repeated nor ended by {kept.until:%Y-%m-%d %H:%M:%S}Z")
-            for kept in self._kept.values()
-            if kept.until <= now
+            _expire(tracked.alert, now, f"no update until {tracked.until:%Y-%m-%d %H:%M:%S}Z")
+            for tracked in self._firing.values()
+            if tracked.until <= now
         ]
-        surplus = max(0, len(self._kept) - MOST_KEPT)
-        reason = f"{len(self._kept):,} such alerts fire, the limit is {MOST_KEPT:,}"
-        return late + [_over(kept.alert, now, reason) for kept in list(self._kept.values())[:surplus]]
+        surplus = max(0, len(self._firing) - MAX_ALERTS)
+        reason = f"{len(self._firing):,} external alerts are firing, the limit is {MAX_ALERTS:,}"
+        return late + [_expire(tracked.alert, now, reason) for tracked in list(self._firing.values())[:surplus]]
 
 
 def expiry_text(ends_at: datetime | None, now: datetime, stale: timedelta) -> str:
-    """The time to keep with a firing alert: its own end if that lies ahead, else when it was silent for too long."""
-    return wire.format_time(min(ends_at, now + FARTHEST) if ends_at is not None and ends_at > now else now + stale)
+    """When a firing alert expires: its own `endsAt` if that is in the future, else after `stale` without an update."""
+    return wire.format_time(min(ends_at, now + MAX_VALIDITY) if ends_at is not None and ends_at > now else now + stale)
 
 
-def _over(alert: alerts.Alert, now: datetime, why: str) -> alerts.Alert:
-    said = alert.annotations.get("summary") or alert.name
+def _expire(alert: alerts.Alert, now: datetime, reason: str) -> alerts.Alert:
+    summary = alert.annotations.get("summary") or alert.name
     return replace(
         alert,
         state=alerts.AlertState.RESOLVED,
         resolved_at=now,
-        annotations={**alert.annotations, "summary": f"{said} ({why}: counts as over)"},
+        annotations={**alert.annotations, "summary": f"{summary} (expired: {reason})"},
     )

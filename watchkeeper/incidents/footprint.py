@@ -16,9 +16,9 @@ from watchkeeper.model import fleet, incidents, jobs
 from watchkeeper.query import engine as engines
 
 RANKS = "training_rank_info"
-OF_JOB = "job="
+JOB_PREFIX = "job="
 # Signals of GPUs that a job causes itself: one incident for all its GPUs, for its owner.
-OF_WHOLE_JOBS = frozenset({"waste"})
+WHOLE_JOB_FAMILIES = frozenset({"waste"})
 # The series that contain where a workload runs, by the kind of its place, and the labels that name it there.
 SERIES: Mapping[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
     "job": ((RANKS, ("job_name",)), ("watchkeeper:job_gpu:share", ("job_name",))),
@@ -32,7 +32,7 @@ MAX_PLACES = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Where a job runs; `whole_nodes` are nodes on which its GPUs are unknown."""
+    """The GPUs and nodes of a job; `whole_nodes` are nodes on which its GPUs are unknown."""
 
     gpus: frozenset[fleet.Place] = frozenset()
     nodes: frozenset[fleet.Place] = frozenset()
@@ -53,7 +53,7 @@ class Footprint:
         return replace(place, slice=None) in self.gpus or place.whole_node in self.whole_nodes
 
 
-NOWHERE = Footprint()
+NO_FOOTPRINT = Footprint()
 
 
 def is_workload(place: fleet.Place) -> bool:
@@ -67,24 +67,24 @@ def workload_name(place: fleet.Place) -> str:
 
 def holders_of(incident: incidents.Incident) -> frozenset[str]:
     """The jobs that hold the GPUs of an incident, if all GPUs of a job are one incident."""
-    is_of_jobs = incident.family in OF_WHOLE_JOBS and incident.place.gpu is not None
+    is_of_jobs = incident.family in WHOLE_JOB_FAMILIES and incident.place.gpu is not None
     return frozenset(map(jobs.job_of_holder, incident.workloads)) if is_of_jobs else frozenset()
 
 
 def jobs_of(incident: incidents.Incident) -> frozenset[str]:
     """The jobs with own signals in an incident, by the names that they report."""
-    places = {member.place for member in incident.members if (member.place.domain or "").startswith(OF_JOB)}
+    places = {member.place for member in incident.members if (member.place.domain or "").startswith(JOB_PREFIX)}
     return frozenset(map(workload_name, places))
 
 
 class Footprints:
     def __init__(self, engine: engines.InstantEngine, now: Callable[[], datetime]) -> None:
         self._engine, self._now = engine, now
-        self._cache = PlaceCache(self._query, now, max_places=MAX_PLACES, what="nodes of a workload")
+        self._cache = PlaceCache(self._query, now, max_places=MAX_PLACES, result_name="nodes of a workload")
 
     def footprint_of(self, place: fleet.Place) -> Footprint:
         """Where a workload runs, or ran until minutes ago; nowhere if unknown."""
-        return (self._cache.get(place) or NOWHERE) if is_workload(place) else NOWHERE
+        return (self._cache.get(place) or NO_FOOTPRINT) if is_workload(place) else NO_FOOTPRINT
 
     def _query(self, place: fleet.Place) -> Footprint:
         at_ms = clock.to_ms(self._now())
@@ -92,8 +92,8 @@ class Footprints:
         places: set[fleet.Place] = set()
         for series, labels in SERIES[kind]:
             parts = dict(zip(labels, name.split("/", len(labels) - 1), strict=False))
-            named = "".join(f',{label}="{own_metrics.escape(text)}"' for label, text in parts.items())
-            selector = f'{series}{{cluster="{own_metrics.escape(place.cluster)}"{named}}}'
+            matchers = "".join(f',{label}="{own_metrics.escape(text)}"' for label, text in parts.items())
+            selector = f'{series}{{cluster="{own_metrics.escape(place.cluster)}"{matchers}}}'
             before = self._engine.instant(f"last_over_time({selector}[{LOOKBACK}])", at_ms).frame.labels
             current = self._engine.instant(selector, at_ms).frame.labels if series == RANKS else ()
             places.update(_places(place.cluster, [*current, *_last_places(before, current)]))

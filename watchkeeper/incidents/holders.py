@@ -23,7 +23,7 @@ HOLDER_SERIES = ("DCGM_FI_DEV_GPU_UTIL", "watchkeeper_gpu_workload_info")
 class Holders:
     def __init__(self, engine: engines.InstantEngine, now: Callable[[], datetime]) -> None:
         self._engine, self._now = engine, now
-        self._cache = PlaceCache(self._query, now, max_places=MAX_PLACES, what="workloads")
+        self._cache = PlaceCache(self._query, now, max_places=MAX_PLACES, result_name="workloads")
 
     def workloads_at(self, place: fleet.Place) -> Sequence[str]:
         """Pods and Slurm jobs on a node or GPU in the last minutes; empty if unknown."""

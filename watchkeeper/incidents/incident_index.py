@@ -1,7 +1,7 @@
-"""The incidents that can still change, in memory: by id, by place, and by when each is to be looked at again.
+"""In-memory index of the incidents that can still change: by id, by place, and by the time of their next check.
 
-`core.Incidents` puts every version here after the journal has it. Open ones stay, resolved ones until neither a fault
-that returns nor an alert that goes on would belong to them.
+`IncidentTracker` puts each version here after it is in the journal. Open incidents stay; resolved incidents are
+removed when neither a returning fault nor a firing alert can reopen them.
 """
 
 from __future__ import annotations
@@ -15,116 +15,116 @@ from watchkeeper.incidents.footprint import holders_of, is_workload
 from watchkeeper.model import fleet
 from watchkeeper.model.incidents import Incident, IncidentId
 
-AT_ONCE = datetime.min.replace(tzinfo=UTC)
+EARLIEST = datetime.min.replace(tzinfo=UTC)
 
 
 class IncidentIndex:
-    def __init__(self, domains: Domains, *, remembered: timedelta) -> None:
+    def __init__(self, domains: Domains, *, retention: timedelta) -> None:
         self._domains = domains
-        self._remembered = remembered
-        self._kept: dict[IncidentId, Incident] = {}
+        self._retention = retention
+        self._incidents: dict[IncidentId, Incident] = {}
         self._by_node: dict[fleet.Place, dict[IncidentId, None]] = {}
-        self._filed: dict[IncidentId, frozenset[fleet.Place]] = {}
-        self._due: dict[IncidentId, datetime] = {}
+        self._places_of: dict[IncidentId, frozenset[fleet.Place]] = {}
+        self._check_at: dict[IncidentId, datetime] = {}
 
     def clear(self) -> None:
-        self._kept.clear()
+        self._incidents.clear()
         self._by_node.clear()
-        self._filed.clear()
-        self._due.clear()
+        self._places_of.clear()
+        self._check_at.clear()
 
     def __contains__(self, id: IncidentId) -> bool:
-        return id in self._kept
+        return id in self._incidents
 
     def get(self, id: IncidentId) -> Incident | None:
-        return self._kept.get(id)
+        return self._incidents.get(id)
 
     def all(self) -> list[Incident]:
-        return list(self._kept.values())
+        return list(self._incidents.values())
 
     def open(self) -> list[Incident]:
-        """Open and acknowledged ones, oldest first."""
-        return [incident for incident in self._kept.values() if incident.is_open]
+        """Open and acknowledged incidents, oldest first."""
+        return [incident for incident in self._incidents.values() if incident.is_open]
 
     @property
     def open_count(self) -> int:
-        return len(self._due)
+        return len(self._check_at)
 
     def put(self, incident: Incident) -> None:
-        """Take the place of the version before; an open one is to be looked at with the next tick."""
-        self._kept[incident.id] = incident
-        self._file(incident)
+        """Add an incident or replace its previous version; the next tick checks it if it is open."""
+        self._incidents[incident.id] = incident
+        self._index_places(incident)
         if incident.is_open:
-            self._due[incident.id] = AT_ONCE
+            self._check_at[incident.id] = EARLIEST
         else:
-            self._due.pop(incident.id, None)
+            self._check_at.pop(incident.id, None)
 
-    def _file(self, incident: Incident) -> None:
-        """Under its own place and those of jobs that it has taken in; one of a job also under the job's machines."""
-        filed = self._filed.get(incident.id, frozenset())
+    def _index_places(self, incident: Incident) -> None:
+        """Index an incident by its place, by the jobs it affects, and for the incident of a job also by its nodes."""
+        indexed = self._places_of.get(incident.id, frozenset())
         places = {
             incident.place.whole_node,
             *(member.place for member in incident.members if is_workload(member.place)),
-            *(_of_holder(incident.place.cluster, job) for job in holders_of(incident)),
+            *(_holder_place(incident.place.cluster, job) for job in holders_of(incident)),
         }
         if incident.is_open and is_workload(incident.place) and effects.is_job_effect(incident.cause):
-            # Where it ran when it began: to ask again at each change would be dear.
-            places |= filed if len(filed) > len(places) else self._domains.footprint_of(incident.place).nodes
-        for place in filed - places:
+            # The nodes at the start of the incident: a query for each change would be expensive.
+            places |= indexed if len(indexed) > len(places) else self._domains.footprint_of(incident.place).nodes
+        for place in indexed - places:
             self._by_node[place].pop(incident.id, None)
-        for place in places - filed:
+        for place in places - indexed:
             self._by_node.setdefault(place, {})[incident.id] = None
-        self._filed[incident.id] = frozenset(places)
+        self._places_of[incident.id] = frozenset(places)
 
     def incidents_near(self, place: fleet.Place, job: str = "") -> list[Incident]:
-        """Open and just resolved incidents of the same node and of the domains around it, or inside the same domain.
+        """Open and recently resolved incidents of the node and its domains, or of the nodes in the domain.
 
-        With `job` also those of what else it holds.
+        With `job` also the incidents of other GPUs that the job holds.
         """
-        return self._at(
-            [*self._domains.places_near(place.whole_node), *([_of_holder(place.cluster, job)] if job else [])]
+        return self._incidents_at(
+            [*self._domains.places_near(place.whole_node), *([_holder_place(place.cluster, job)] if job else [])]
         )
 
     def incidents_under_job(self, job: fleet.Place) -> list[Incident]:
-        """Those of a job and of the machines that it runs on; this asks where that is."""
-        return self._at(self._domains.places_of_job(job))
+        """The incidents of a job and of the nodes that it runs on; this queries its footprint."""
+        return self._incidents_at(self._domains.places_of_job(job))
 
-    def _at(self, places: Iterable[fleet.Place]) -> list[Incident]:
-        ids = {id for one in places for id in self._by_node.get(one, ())}
-        return sorted((self._kept[id] for id in ids), key=age_key)
+    def _incidents_at(self, places: Iterable[fleet.Place]) -> list[Incident]:
+        ids = {id for place in places for id in self._by_node.get(place, ())}
+        return sorted((self._incidents[id] for id in ids), key=age_key)
 
     def by_place(self) -> list[tuple[fleet.Place, list[Incident]]]:
-        """Every incident once, by the node, rack or job that it is about."""
-        found: dict[fleet.Place, list[Incident]] = {}
-        for incident in self._kept.values():
-            found.setdefault(incident.place.whole_node, []).append(incident)
-        return list(found.items())
+        """All incidents, grouped by the node, rack or job of their place."""
+        incidents_by_place: dict[fleet.Place, list[Incident]] = {}
+        for incident in self._incidents.values():
+            incidents_by_place.setdefault(incident.place.whole_node, []).append(incident)
+        return list(incidents_by_place.items())
 
     def due_incidents(self, now: datetime, latest: datetime) -> list[Incident]:
-        """Open ones to be looked at; what waits for later than `latest` waits for a clock that was put back."""
-        return [self._kept[id] for id, at in self._due.items() if not now < at <= latest]
+        """Open incidents to check now; also those due after `latest`, because then the clock was set back."""
+        return [self._incidents[id] for id, at in self._check_at.items() if not now < at <= latest]
 
     def schedule_check(self, id: IncidentId, at: datetime) -> None:
-        self._due[id] = at
+        self._check_at[id] = at
 
     def is_retained(self, incident: Incident, now: datetime) -> bool:
-        return incident.resolved_at is None or now - incident.resolved_at <= self._remembered
+        return incident.resolved_at is None or now - incident.resolved_at <= self._retention
 
-    def forget(self, now: datetime) -> list[Incident]:
-        """Let go of incidents that can no longer return, and name them."""
-        gone = [incident for incident in self._kept.values() if not self.is_retained(incident, now)]
-        for incident in gone:
-            del self._kept[incident.id]
-            for place in self._filed.pop(incident.id):
+    def remove_expired(self, now: datetime) -> list[Incident]:
+        """Remove and return the incidents that can no longer reopen."""
+        expired = [incident for incident in self._incidents.values() if not self.is_retained(incident, now)]
+        for incident in expired:
+            del self._incidents[incident.id]
+            for place in self._places_of.pop(incident.id):
                 self._by_node[place].pop(incident.id)
         self._by_node = {place: ids for place, ids in self._by_node.items() if ids}
-        return gone
+        return expired
 
 
-def _of_holder(cluster: str, job: str) -> fleet.Place:
+def _holder_place(cluster: str, job: str) -> fleet.Place:
     return fleet.Place(cluster, domain=f"holder={job}")
 
 
 def age_key(incident: Incident) -> tuple[datetime, int, str]:
-    """Oldest first; of those opened at once, the lower number."""
+    """Sort key: oldest first; if opened at the same time, the lower number first."""
     return incident.opened_at, len(incident.id), incident.id

@@ -1,7 +1,7 @@
-"""What jobs suffer from a fault under one of their ranks: when the two are one incident, and when no longer.
+"""Decide whether a job's stall or slowdown belongs to the incident of a fault under one of its ranks.
 
-Pure, like `correlate`, which asks here. What can stop or slow a job, and for how long it is to blame, is
-packs/effects.csv; whether a job runs at a place is asked of `domains.Domains.reaches`.
+Pure, like `correlate`, which calls this. packs/effects.csv lists what can stop or slow a job, and for how long after
+the fault; `Domains.job_runs_at` tells whether a job runs at a place.
 """
 
 from __future__ import annotations
@@ -15,56 +15,56 @@ from watchkeeper.incidents.signals import Signal, anchor_place
 from watchkeeper.model import fleet
 from watchkeeper.model.incidents import Incident, Member
 
-# A job that stands still is told of within a minute, a link or fan that is to blame after a rate and a hold of minutes.
-JOB_FIRST = timedelta(minutes=10)
-Reaches = Callable[[fleet.Place, fleet.Place], bool]
+# A stalled job is detected within a minute, the link or fan that caused it after a rate and a hold of minutes.
+MAX_JOB_LEAD = timedelta(minutes=10)
+PlaceRelation = Callable[[fleet.Place, fleet.Place], bool]
 
 
-def explains(incident: Incident, signal: Signal, reaches: Reaches) -> bool:
-    """A fault under a rank of this job that can do this to a job, and is not so old that it had its chance."""
-    within = effects.job_effects(incident.cause).get(signal.cause)
-    if within is None or not is_workload(signal.place):
+def explains_job_effect(incident: Incident, signal: Signal, job_runs_at: PlaceRelation) -> bool:
+    """Whether the incident is a fault under a rank of this job that can cause this, and is not too old."""
+    max_age = effects.job_effects(incident.cause).get(signal.cause)
+    if max_age is None or not is_workload(signal.place):
         return False
-    newest = max(member.since for member in incident.members if not is_guest(member, incident))
-    return signal.at - newest <= within and reaches(incident.place, signal.place)
+    newest = max(member.since for member in incident.members if not is_job_member(member, incident))
+    return signal.at - newest <= max_age and job_runs_at(incident.place, signal.place)
 
 
-def follows(incident: Incident, signal: Signal, holds: Reaches) -> bool:
-    """What a job, or what it holds, shows because it stands still: it goes with the job to what stopped it."""
+def is_caused_by_job(incident: Incident, signal: Signal, job_holds: PlaceRelation) -> bool:
+    """Whether the signal follows from a stalled job that already belongs to this incident."""
     place = anchor_place(signal.place, signal.cause)
     return any(
-        signal.family in effects.affected_families(guest.cause)
-        if guest.place != signal.place
-        else guest.family == signal.family or signal.cause in effects.job_effects(guest.cause)
-        for guest in lasting(incident)
-        if guest.place == signal.place or holds(guest.place, place)
+        signal.family in effects.affected_families(job_signal.cause)
+        if job_signal.place != signal.place
+        else job_signal.family == signal.family or signal.cause in effects.job_effects(job_signal.cause)
+        for job_signal in ongoing_job_signals(incident)
+        if job_signal.place == signal.place or job_holds(job_signal.place, place)
     )
 
 
-def was_first(incident: Incident, signal: Signal, reaches: Reaches) -> bool:
-    """The trouble of a job that was seen moments before the fault which brought it about."""
-    within = effects.job_effects(signal.cause).get(incident.cause)
-    if within is None or not is_workload(incident.place):
+def is_early_effect(incident: Incident, signal: Signal, job_runs_at: PlaceRelation) -> bool:
+    """Whether the incident of a job was detected shortly before the fault that caused it, which is the signal."""
+    max_age = effects.job_effects(signal.cause).get(incident.cause)
+    if max_age is None or not is_workload(incident.place):
         return False
-    waits = [signal.at - member.since for member in incident.members]
-    is_fresh = all(wait <= JOB_FIRST and (wait >= timedelta() or -wait <= within) for wait in waits)
-    return is_fresh and reaches(anchor_place(signal.place, signal.cause), incident.place)
+    leads = [signal.at - member.since for member in incident.members]
+    is_fresh = all(lead <= MAX_JOB_LEAD and (lead >= timedelta() or -lead <= max_age) for lead in leads)
+    return is_fresh and job_runs_at(anchor_place(signal.place, signal.cause), incident.place)
 
 
-def best_first(hosts: Sequence[Incident], signal: Signal) -> Sequence[Incident]:
-    """The oldest; for a job its own, and of the faults under its ranks the gravest and then the newest."""
+def order_hosts(hosts: Sequence[Incident], signal: Signal) -> Sequence[Incident]:
+    """Oldest first; for a job signal its own incident first, then faults by severity, the newest first."""
     if not is_workload(signal.place):
         return hosts
-    newest_first = sorted(hosts, key=lambda one: one.opened_at, reverse=True)
-    return sorted(newest_first, key=lambda one: (one.family != signal.family, -one.severity.rank))
+    newest_first = sorted(hosts, key=lambda host: host.opened_at, reverse=True)
+    return sorted(newest_first, key=lambda host: (host.family != signal.family, -host.severity.rank))
 
 
-def is_guest(member: Member, incident: Incident) -> bool:
-    """A member that tells of a job, in the incident of what had stopped the job."""
+def is_job_member(member: Member, incident: Incident) -> bool:
+    """Whether the member is about a job and the incident is about the fault that stopped it."""
     return is_workload(member.place) and member.place != incident.place
 
 
-def lasting(incident: Incident) -> list[Signal]:
-    """What jobs suffer from an incident and have not overcome."""
-    guests = [member for member in incident.members if member.until is None and is_guest(member, incident)]
-    return [Signal(member, causes.lookup(member.cause).family) for member in guests]
+def ongoing_job_signals(incident: Incident) -> list[Signal]:
+    """The signals of jobs that an incident still affects."""
+    ongoing = [member for member in incident.members if member.until is None and is_job_member(member, incident)]
+    return [Signal(member, causes.lookup(member.cause).family) for member in ongoing]

@@ -20,12 +20,12 @@ MAX_AGE = timedelta(seconds=15)
 
 
 class PlaceCache(Generic[T]):
-    """Calls `load` for a place that is not cached; `what` names the result in the log if that fails."""
+    """Calls `load` for a place that is not cached; `result_name` is in the log if that fails."""
 
     def __init__(
-        self, load: Callable[[fleet.Place], T], now: Callable[[], datetime], *, max_places: int, what: str
+        self, load: Callable[[fleet.Place], T], now: Callable[[], datetime], *, max_places: int, result_name: str
     ) -> None:
-        self._load, self._now, self._max_places, self._what = load, now, max_places, what
+        self._load, self._now, self._max_places, self._result_name = load, now, max_places, result_name
         self._results: dict[fleet.Place, tuple[datetime, T]] = {}
 
     def get(self, place: fleet.Place) -> T | None:
@@ -39,7 +39,7 @@ class PlaceCache(Generic[T]):
             result = self._load(place)
         # Deliberately everything: the incident matters more than this detail of it.
         except Exception as error:
-            log.warning("incident query failed", extra=fields(query=self._what, place=str(place), error=error))
+            log.warning("incident query failed", extra=fields(query=self._result_name, place=str(place), error=error))
             return None
         self._results[place] = (now, result)
         return result

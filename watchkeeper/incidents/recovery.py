@@ -1,7 +1,7 @@
-"""A GPU that works again, told by its samples: most resets leave no line in a kernel log.
+"""Detect from samples that a broken GPU works again: most resets leave no line in a kernel log.
 
-`Incidents.broken_gpus` says which hardware faults last; the pipeline asks here about each of them now and
-then. The answer is an event like any other, so that what is over follows from the events alone.
+The pipeline regularly passes the GPUs of `IncidentTracker.broken_gpus`. A recovery becomes an event, so that events
+alone decide when a fault has ended.
 """
 
 from __future__ import annotations
@@ -15,25 +15,30 @@ from watchkeeper.kit import clock, own_metrics
 from watchkeeper.model import events, fleet
 from watchkeeper.query import engine as engines
 
-# A GPU that is off the bus is off the next page; four scrapes of 15 s with it are no accident.
+# A GPU that is off the bus is missing on the next page; four scrapes of 15 s that include it are no accident.
 STEADY = timedelta(seconds=60)
-MOST_LAG = timedelta(minutes=10)
-# The driver sets these at a fault, and only a reset, a reboot or a new driver takes them back.
-MARKS = ("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", "DCGM_FI_DEV_ROW_REMAP_PENDING", "DCGM_FI_DEV_GET_GPU_RECOVERY_ACTION")
-# Values from here on are the "blank" marks of exporters, not readings.
+MAX_LAG = timedelta(minutes=10)
+# The driver sets these at a fault, and only a reset, a reboot or a driver reload clears them.
+FAULT_METRICS = (
+    "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL",
+    "DCGM_FI_DEV_ROW_REMAP_PENDING",
+    "DCGM_FI_DEV_GET_GPU_RECOVERY_ACTION",
+)
+# Larger values are the "blank" values of exporters, not readings.
 BLANK = 1e12
-LOOK_BACK = timedelta(hours=1)
+LOOKBACK = timedelta(hours=1)
 STEP_MS = 15_000
-# UUIDs in one question: some 2 kB of PromQL.
-ASKED_AT_ONCE = 50
+# UUIDs in one query: about 2 kB of PromQL.
+MAX_UUIDS = 50
 SOURCE = "hub"
 
 
 @dataclass(frozen=True, slots=True)
 class BrokenGpu:
-    """A GPU with a hardware fault that lasts; `since` is the fault's last event, `is_lost` that it was off the bus.
+    """A GPU with a hardware fault that has not ended; `is_lost` if the GPU fell off the bus.
 
-    `since` is by the clock of the machine, which may be minutes behind ours; `heard_at` is by ours, as samples are.
+    `since` is the time of the last event by the clock of the node, which may be minutes behind; `received_at` is by
+    the clock of the hub, as samples are.
     """
 
     place: fleet.Place
@@ -43,69 +48,75 @@ class BrokenGpu:
 
     @property
     def lag(self) -> timedelta:
-        """How far the machine's clock may be behind ours; what came later than that was kept in a spool."""
+        """How far the node's clock may be behind the hub's; an event that arrives later than that was in a spool."""
         late = self.received_at - self.since
-        return late if timedelta() < late <= MOST_LAG else timedelta()
+        return late if timedelta() < late <= MAX_LAG else timedelta()
 
 
-# From when to when a GPU has been on every page of its node, without a gap; None if it is not there now.
+# The period for which a GPU has been on every page of its node; None if it is missing now.
 Presence = Callable[[fleet.Place], tuple[datetime, datetime] | None]
 
 
 def recovery_events(
-    broken: Sequence[BrokenGpu], *, engine: engines.Engine, presence: Presence, now: datetime
+    broken_gpus: Sequence[BrokenGpu], *, engine: engines.Engine, presence: Presence, now: datetime
 ) -> list[events.Event]:
-    """An event for each GPU that shows to have been reset since its fault."""
-    found = [_reset(one, now, "reports again") for one in broken if one.is_lost and _is_steady(one, presence)]
-    others = [one for one in broken if not one.is_lost]
-    for some in _in_parts(others):
-        marks = [_readings(engine, metric, some, now=now) for metric in MARKS]
-        for one in some:
-            seen = [series[one.place.gpu] for series in marks if one.place.gpu in series]
-            if _was_reset(seen, clock.to_ms(one.since)):
-                found.append(_reset(one, now, "no longer shows what the driver had marked"))
-    return found
+    """Return a reset event for each GPU that was reset since its fault."""
+    recoveries = [
+        _reset_event(gpu, now, "reports again")
+        for gpu in broken_gpus
+        if gpu.is_lost and _is_steadily_present(gpu, presence)
+    ]
+    present_gpus = [gpu for gpu in broken_gpus if not gpu.is_lost]
+    for batch in _batches(present_gpus):
+        readings_by_metric = [_query_readings(engine, metric, batch, now=now) for metric in FAULT_METRICS]
+        for gpu in batch:
+            readings = [series[gpu.place.gpu] for series in readings_by_metric if gpu.place.gpu in series]
+            if _was_reset(readings, clock.to_ms(gpu.since)):
+                recoveries.append(_reset_event(gpu, now, "reports its fault counters as 0 again"))
+    return recoveries
 
 
-def _in_parts(broken: Sequence[BrokenGpu]) -> Iterator[Sequence[BrokenGpu]]:
-    return (broken[at : at + ASKED_AT_ONCE] for at in range(0, len(broken), ASKED_AT_ONCE))
+def _batches(broken_gpus: Sequence[BrokenGpu]) -> Iterator[Sequence[BrokenGpu]]:
+    return (broken_gpus[at : at + MAX_UUIDS] for at in range(0, len(broken_gpus), MAX_UUIDS))
 
 
-def _is_steady(one: BrokenGpu, presence: Presence) -> bool:
-    there = presence(one.place)
-    return there is not None and there[1] - max(there[0], one.since, one.received_at) >= STEADY
+def _is_steadily_present(gpu: BrokenGpu, presence: Presence) -> bool:
+    present = presence(gpu.place)
+    return present is not None and present[1] - max(present[0], gpu.since, gpu.received_at) >= STEADY
 
 
 Readings = Sequence[tuple[int, float]]
 
 
-def _was_reset(marks: Iterable[Readings], since_ms: int) -> bool:
-    """Something was set after the fault, and nothing is any more; what is not read now is not known to be gone."""
-    after = [[value for at_ms, value in one if at_ms >= since_ms] for one in marks]
-    return any(any(values) for values in after) and all(not values or values[-1] == 0 for values in after)
+def _was_reset(readings_by_metric: Iterable[Readings], since_ms: int) -> bool:
+    """Whether a metric was set after the fault and all are 0 now; a metric without a current value is not 0."""
+    values_since_fault = [[value for at_ms, value in readings if at_ms >= since_ms] for readings in readings_by_metric]
+    return any(any(values) for values in values_since_fault) and all(
+        not values or values[-1] == 0 for values in values_since_fault
+    )
 
 
-def _readings(
-    engine: engines.Engine, metric: str, broken: Sequence[BrokenGpu], *, now: datetime
+def _query_readings(
+    engine: engines.Engine, metric: str, broken_gpus: Sequence[BrokenGpu], *, now: datetime
 ) -> Mapping[str | None, Readings]:
-    """The last hour of one metric by UUID; a GPU that does not show it at this moment ends with NaN."""
-    uuids = "|".join(own_metrics.escape(re.escape(one.place.gpu or "")) for one in broken)
-    span = engines.QueryRange(clock.to_ms(now - LOOK_BACK), clock.to_ms(now), STEP_MS)
-    answer = engine.range(f'max by (UUID) ({metric}{{UUID=~"{uuids}"}} < {BLANK:g})', span)
-    found: dict[str | None, Readings] = {}
-    for labels, times, values in answer.frame.rows():
-        gap = [] if len(times) and times[-1] == span.times[-1] else [(span.end_ms, float("nan"))]
-        found[labels.get("UUID")] = [*zip(times.tolist(), values.tolist(), strict=True), *gap]
-    return found
+    """The last hour of a metric by UUID; the readings of a GPU that does not report it now end with NaN."""
+    uuids = "|".join(own_metrics.escape(re.escape(gpu.place.gpu or "")) for gpu in broken_gpus)
+    query_range = engines.QueryRange(clock.to_ms(now - LOOKBACK), clock.to_ms(now), STEP_MS)
+    result = engine.range(f'max by (UUID) ({metric}{{UUID=~"{uuids}"}} < {BLANK:g})', query_range)
+    readings: dict[str | None, Readings] = {}
+    for labels, times, values in result.frame.rows():
+        gap = [] if len(times) and times[-1] == query_range.times[-1] else [(query_range.end_ms, float("nan"))]
+        readings[labels.get("UUID")] = [*zip(times.tolist(), values.tolist(), strict=True), *gap]
+    return readings
 
 
-def _reset(one: BrokenGpu, now: datetime, why: str) -> events.Event:
-    """The same fault gives the same id, however often it is told to be over.
+def _reset_event(gpu: BrokenGpu, now: datetime, reason: str) -> events.Event:
+    """The reset event of a fault: its id is always the same for the same fault.
 
-    The time is as the machine's own clock shows it, so that a fault after the reset does not seem to be one before it.
+    Its time is by the node's clock, so that a later fault of the node does not appear to be before the reset.
     """
-    place = fleet.Place(one.place.cluster, node=one.place.node, gpu=one.place.gpu)
-    id = f"{place.cluster}/{place.node}/{SOURCE}/recovery/{place.gpu}/{clock.to_ms(one.since)}"
-    text = f"{place.gpu} {why}: it was reset, or its node rebooted"
-    at = now - one.lag
+    place = fleet.Place(gpu.place.cluster, node=gpu.place.node, gpu=gpu.place.gpu)
+    id = f"{place.cluster}/{place.node}/{SOURCE}/recovery/{place.gpu}/{clock.to_ms(gpu.since)}"
+    text = f"{place.gpu} {reason}: it was reset, or its node rebooted"
+    at = now - gpu.lag
     return events.Event(id, events.EventKind.GPU_RESET, None, place, at, text, fields={"source": SOURCE})

@@ -1,7 +1,7 @@
-"""A signal is one event or one alert, read as "this cause, at this place, since then".
+"""Turn an event or alert into a signal: a cause at a place since a time.
 
-`core.Incidents` makes one from everything it is given; `correlate` decides with it which
-incident it belongs to. What a code means comes from the catalogue, never from here.
+`IncidentTracker` turns every event and alert into a signal, and `correlate` decides which incident it belongs to.
+The meaning of codes comes from the catalogue, never from here.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from datetime import datetime
 from watchkeeper.catalogue import causes, event_causes, xid
 from watchkeeper.model import alerts, diagnosis, events, fleet, incidents, jobs
 
-# These name their own cause in `fields`, because the agent that sent them knows it.
+# The agent writes the cause of these events into `fields`.
 NAMED_KINDS = frozenset(
     {events.EventKind.DRIVER_FAULT, events.EventKind.DRIVER_EVENT, events.EventKind.POLICY_VIOLATION}
 )
-# The agent repeats these every few minutes for as long as they hold, so quiet means that they are over.
+# The agent repeats these every few minutes while they are true, so without a repetition they have ended.
 REPEATED_KINDS = frozenset({events.EventKind.DRIVER_FAULT, events.EventKind.POLICY_VIOLATION})
-# A link that is down comes back by itself when somebody plugs it in; a port that stays down has its own rule.
-PASSING_KINDS = REPEATED_KINDS | {events.EventKind.LINK_DOWN}
+# A link that is down comes up when its cable is plugged in; a port that stays down has its own alert rule.
+SELF_CLEARING_KINDS = REPEATED_KINDS | {events.EventKind.LINK_DOWN}
 CLEARING_KINDS = frozenset(
     {
         events.EventKind.GPU_RESET,
@@ -29,26 +29,26 @@ CLEARING_KINDS = frozenset(
         events.EventKind.STORAGE_BACK,
     }
 )
-# A reboot mends no cable, and a sweep that tells of one dark link tells of its return as well. That a file server
-# answers says nothing of a GPU, and a GPU that was reset nothing of a file server.
+# A reboot does not fix a cable, and the fabric sweep that reports a link down also reports it up. A file server that
+# answers does not clear a GPU fault, and a GPU reset does not clear a lost file server.
 CLEARED_BY = {
     events.EventKind.FABRIC_DOWN: frozenset({events.EventKind.FABRIC_UP}),
     events.EventKind.STORAGE_LOST: frozenset({events.EventKind.STORAGE_BACK, events.EventKind.NODE_BOOT}),
 }
 USUALLY_CLEARED_BY = CLEARING_KINDS - {events.EventKind.STORAGE_BACK}
-# A program that failed and was restarted shows itself again within minutes, if it does at all.
+# A program that fails again after a restart does so within minutes.
 QUIET_SECONDS = 600.0
-# The kernel tells when a file server that it waits for answers again, unless whoever waited was killed meanwhile.
+# The kernel logs when a file server answers again, unless the process that waited for it was killed.
 RETURN_SECONDS = 86_400.0
 # dcgm-exporter writes `Hostname` up to 4.8 and `hostname` after it; `node` comes from relabelling.
 NODE_LABELS = ("Hostname", "hostname", "node")
 DOMAIN_LABELS = ("rack", "leaf", "power")
 UNNAMED_CLUSTER = "default"
-# The annotation that says what an alert of somebody else's rule means in our words.
-CAUSE = "watchkeeper_cause"
-# What a line of an incident shows; each change rewrites the lines of all signals.
-LONGEST_TEXT = 1000
-# A workload is a place too when no machine is named: what it is called, and the labels that name it.
+# The annotation with the cause of an external alert, as an id of packs/causes.csv.
+CAUSE_ANNOTATION = "watchkeeper_cause"
+# The text of a signal; each change of an incident writes the texts of all its signals.
+MAX_TEXT_LENGTH = 1000
+# Without a node label a workload is the place: its kind, and the labels with its name.
 WORKLOAD_LABELS = (
     ("pod", ("namespace", "pod")),
     ("job", ("job_name",)),
@@ -61,9 +61,9 @@ WORKLOAD_LABELS = (
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """`member` is what the incident keeps of it; `replaces` is the ref of an ended member that came back.
+    """`member` is the part that the incident stores; `replaces` is the ref of an ended member that returned.
 
-    `job` is whose GPU it is about, if it says so.
+    `job` is the job that holds the GPU, if the labels include the holder.
     """
 
     member: incidents.Member
@@ -93,16 +93,18 @@ class Signal:
 
 
 def from_event(event: events.Event) -> Signal | None:
-    """None for an event that is good news, such as a reset or a boot, or that is part of a healthy machine's day."""
+    """The signal of an event; None for clearing events such as a reset or a boot, and for routine events."""
     if event.kind in CLEARING_KINDS or _is_routine(event):
         return None
     if event.kind is events.EventKind.XID and event.code is not None:
         row = xid.lookup(event.code)
         cause, severity = row.cause, row.severity
     else:
-        named = event.fields.get("cause", "") if event.kind in NAMED_KINDS else event_causes.cause_of(event.kind) or ""
-        known = causes.lookup(named)
-        cause, severity = known.cause, known.severity
+        cause_id = (
+            event.fields.get("cause", "") if event.kind in NAMED_KINDS else event_causes.cause_of(event.kind) or ""
+        )
+        cause_row = causes.lookup(cause_id)
+        cause, severity = cause_row.cause, cause_row.severity
     member = incidents.Member(
         incidents.MemberKind.EVENT, event.id, event.place, cause, event.at, event.text, severity=severity
     )
@@ -110,7 +112,7 @@ def from_event(event: events.Event) -> Signal | None:
 
 
 def _is_routine(event: events.Event) -> bool:
-    """Errors that the hardware corrected itself, unless there is a flood of them, and the bare notice of one."""
+    """Whether the hardware corrected the error and there are not many of them."""
     if event.kind is events.EventKind.PCIE_ERROR:
         is_corrected = event.fields.get("severity", "").startswith("Correct")
     elif event.kind is events.EventKind.MACHINE_CHECK:
@@ -121,18 +123,18 @@ def _is_routine(event: events.Event) -> bool:
 
 
 def from_alert(alert: alerts.Alert) -> Signal | None:
-    """None for an alert that is only pending."""
+    """The signal of an alert; None for a pending alert."""
     if alert.state is alerts.AlertState.PENDING:
         return None
-    named = alert.annotations.get(CAUSE) or alert.labels.get("cause") or diagnosis.UNKNOWN_CAUSE
-    cause = causes.lookup(named).cause
+    cause_id = alert.annotations.get(CAUSE_ANNOTATION) or alert.labels.get("cause") or diagnosis.UNKNOWN_CAUSE
+    cause = causes.lookup(cause_id).cause
     member = incidents.Member(
         kind=incidents.MemberKind.ALERT,
         ref=str(alert.labels),
         place=place_of(alert.labels),
         cause=cause,
         since=alert.fired_at or alert.active_at,
-        text=(alert.annotations.get("summary") or alert.name)[:LONGEST_TEXT],
+        text=(alert.annotations.get("summary") or alert.name)[:MAX_TEXT_LENGTH],
         severity=alert.severity,
         until=alert.resolved_at if alert.state is alerts.AlertState.RESOLVED else None,
     )
@@ -141,10 +143,12 @@ def from_alert(alert: alerts.Alert) -> Signal | None:
 
 
 def place_of(labels: Mapping[str, str]) -> fleet.Place:
-    """The smallest place that a label set names; a GPU needs its UUID, because an index moves."""
+    """The smallest place that a label set names; a GPU needs its UUID, because its index can change."""
     cluster = labels.get("cluster") or UNNAMED_CLUSTER
     node = next((labels[name] for name in NODE_LABELS if labels.get(name)), None)
-    domain = next((f"{name}={labels[name]}" for name in DOMAIN_LABELS if labels.get(name)), None) or _workload(labels)
+    domain = next((f"{name}={labels[name]}" for name in DOMAIN_LABELS if labels.get(name)), None) or _workload_domain(
+        labels
+    )
     if node is None and domain is not None:
         return fleet.Place(cluster, domain=domain)
     if node is None and labels.get("instance"):
@@ -154,19 +158,19 @@ def place_of(labels: Mapping[str, str]) -> fleet.Place:
     return fleet.Place(cluster, node=node, gpu=labels["UUID"], slice=labels.get("GPU_I_ID") or None)
 
 
-def _workload(labels: Mapping[str, str]) -> str | None:
-    """`pod=research/notebook-1`, `job=llm-70b-3f`: the first kind of which every label is there."""
-    named = ((kind, [labels.get(name) for name in names]) for kind, names in WORKLOAD_LABELS)
-    return next((f"{kind}={'/'.join(map(str, parts))}" for kind, parts in named if all(parts)), None)
+def _workload_domain(labels: Mapping[str, str]) -> str | None:
+    """`pod=research/notebook-1`, `job=llm-70b-3f`: the first kind whose labels are all present."""
+    candidates = ((kind, [labels.get(name) for name in names]) for kind, names in WORKLOAD_LABELS)
+    return next((f"{kind}={'/'.join(map(str, parts))}" for kind, parts in candidates if all(parts)), None)
 
 
 def anchor_place(place: fleet.Place, cause: str) -> fleet.Place:
-    """Where an incident of this cause belongs: a fan fails for the whole node, whichever GPU got hot first."""
+    """The place of an incident of this cause: the whole node for causes with node scope, such as a failed fan."""
     return place.whole_node if causes.lookup(cause).scope == "node" else place
 
 
 def clear_rule(cause: str, event: events.Event) -> events.ClearRule:
-    """When an event is over: hardware by a reset or boot, a dark link or a server by its return, the rest by quiet."""
-    stays = causes.lookup(cause).is_hardware and event.kind not in PASSING_KINDS
+    """When an event ends: hardware faults by a reset or boot, links and servers when they return, the rest by quiet."""
+    stays = causes.lookup(cause).is_hardware and event.kind not in SELF_CLEARING_KINDS
     quiet = RETURN_SECONDS if events.REPORTS_RECOVERY in event.fields else QUIET_SECONDS
     return events.ClearRule(None if stays else quiet, cleared_by=CLEARED_BY.get(event.kind, USUALLY_CLEARED_BY))

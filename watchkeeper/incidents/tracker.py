@@ -1,8 +1,8 @@
-"""The open incidents: what signals, people and time do to them.
+"""Track incidents: apply signals, actions of people and the passing of time to them.
 
-The hub owns one `Incidents` and gives it every event, every alert that changed, and a tick now and
-then; each call returns the incidents that changed. Everything is written through the journal before
-memory changes, and memory is rebuilt from the journal, so a restart changes nothing.
+The hub owns one `IncidentTracker` and passes it every event, every changed alert, and a regular tick; each call
+returns the changed incidents. Each change is written to the journal first and then to memory. A restart rebuilds
+memory from the journal, so it changes nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from datetime import datetime, timedelta
 from watchkeeper.catalogue import effects
 from watchkeeper.errors import InvalidTransition
 from watchkeeper.incidents import job_effects
-from watchkeeper.incidents.conditions import RECALL, Conditions
+from watchkeeper.incidents.conditions import EVENT_RETENTION, Conditions
 from watchkeeper.incidents.correlate import (
     FLAP_SECONDS,
     CorrelationContext,
@@ -27,11 +27,11 @@ from watchkeeper.incidents.correlate import (
     correlate_lasting,
     end_member,
     explain,
-    rename,
+    update_title,
 )
-from watchkeeper.incidents.domains import Domains, shared_by_domain
+from watchkeeper.incidents.domains import Domains, domain_failure_signal
 from watchkeeper.incidents.footprint import is_workload
-from watchkeeper.incidents.incident_index import AT_ONCE, IncidentIndex, age_key
+from watchkeeper.incidents.incident_index import EARLIEST, IncidentIndex, age_key
 from watchkeeper.incidents.recovery import BrokenGpu
 from watchkeeper.incidents.signals import Signal, from_alert, from_event
 from watchkeeper.kit import wire
@@ -42,43 +42,43 @@ from watchkeeper.store.journal import journal as journals
 
 log = logging.getLogger(__name__)
 
-# After the last signal has ended, wait this long: a fault that blinks is not over.
+# An incident resolves this long after its last signal ended, because a flapping fault has not ended.
 HOLD_SECONDS = 60.0
-# One that keeps coming back waits twice as long each time, up to this: flapping is damped.
-LONGEST_HOLD_SECONDS = 600.0
-# A job that is restarted after a repair loads its checkpoint for minutes; one that stands longer is on its own.
-RESTART = timedelta(minutes=5)
-# A hub that was away for longer than this has missed something; agents hand it over within a minute of its return, and
-# rules need their hold. Until then silence means nothing: what was not heard is not quiet.
-AWAY, CATCH_UP = timedelta(seconds=60), timedelta(minutes=3)
-# An alert that still fires this long after a person resolved its incident says that it is not solved.
+# The time doubles with each reopening, up to this.
+MAX_HOLD_SECONDS = 600.0
+# A job that restarts after a repair loads its checkpoint for minutes; if it stalls longer, it has another fault.
+JOB_RESTART = timedelta(minutes=5)
+# A hub that was down for longer than MAX_ABSENCE has missed events. Agents send them within a minute of its return, and
+# rules need their hold. During CATCH_UP the lack of signals does not end anything.
+MAX_ABSENCE, CATCH_UP = timedelta(seconds=60), timedelta(minutes=3)
+# An alert that still fires this long after a person resolved its incident reopens the incident.
 UNSOLVED_SECONDS = 600.0
-# Resolved incidents are remembered until neither a fault that returns nor an alert that goes on belongs to them.
-REMEMBERED = timedelta(seconds=max(FLAP_SECONDS, 2 * UNSOLVED_SECONDS))
-# No spool is as late and no clock as far ahead as this: such a time is wrong, and the time of arrival counts. A wrong
-# time ahead would keep an incident open until then.
-MOST_LATE, MOST_AHEAD = timedelta(days=30), timedelta(minutes=10)
+# Resolved incidents stay in memory until neither a returning fault nor a firing alert can reopen them.
+RETENTION = timedelta(seconds=max(FLAP_SECONDS, 2 * UNSOLVED_SECONDS))
+# An event time outside these limits is wrong, and the time of arrival is used instead. A wrong time in the future would
+# keep an incident open until then.
+MAX_LATE, MAX_AHEAD = timedelta(days=30), timedelta(minutes=10)
 CLAIMED_AT = "claimed_at"
-# Time changes an incident when a signal was quiet or over for long enough; each is looked at this often anyway.
-LOOK_AGAIN = timedelta(seconds=30)
-TIDY = timedelta(seconds=10)
-# A fleet with more open incidents has one fault that we do not see; each takes some kB of memory and a row on a page.
-MOST_OPEN = 20_000
-# Signals that found no room and may find it later.
-MOST_LEFT_OUT = 20_000
-LOST = "gpu_lost"
+# Each open incident is checked at least this often, to end quiet signals and resolve it.
+CHECK_INTERVAL = timedelta(seconds=30)
+CLEANUP_INTERVAL = timedelta(seconds=10)
+# A fleet with more open incidents has one common fault that is not recognised; each takes some kB of memory.
+MAX_OPEN = 20_000
+# Alerts that were dropped at a limit and are retried.
+MAX_WAITING_ALERTS = 20_000
+LOST_GPU_FAMILY = "gpu_lost"
 
 
 @dataclass(frozen=True, slots=True)
 class EventsApplied:
-    """What became of a push: the events that were new, and the incidents that changed."""
+    """The result of a push: the new events, and the changed incidents."""
 
     events: tuple[events.Event, ...]
     changed_incidents: tuple[Incident, ...]
 
 
 class IncidentTracker:
-    """Not for several threads at once: the hub calls it from one."""
+    """Not thread-safe: the hub calls it from one thread."""
 
     def __init__(
         self,
@@ -91,10 +91,10 @@ class IncidentTracker:
         under_repair: Callable[[fleet.Place], Collection[str]] = lambda _: (),
         last_alive: datetime | None = None,
     ) -> None:
-        """`last_alive` is when the hub before this one was last at work; None where nobody knows."""
+        """`last_alive` is when the previous hub process was last running; None if unknown."""
         self._journal = journal
         self._domains = domains or Domains()
-        self._around = CorrelationContext(
+        self._context = CorrelationContext(
             names,
             workloads,
             journal.next_incident_id,
@@ -104,37 +104,37 @@ class IncidentTracker:
             self._domains.job_holds,
             self._domains.pool_of,
         )
-        self._shelf = IncidentIndex(self._domains, remembered=REMEMBERED)
+        self._index = IncidentIndex(self._domains, retention=RETENTION)
         self._conditions = Conditions()
-        self._tidied = AT_ONCE
-        was_away = last_alive is not None and now - last_alive > AWAY
-        self._deaf = (now, now + CATCH_UP) if was_away else (AT_ONCE, AT_ONCE)
-        # Alerts that found no room in an incident, by their refs, and how many signals ever did not.
-        self._left_out: dict[str, None] = {}
+        self._cleaned_at = EARLIEST
+        was_away = last_alive is not None and now - last_alive > MAX_ABSENCE
+        self._catch_up_period = (now, now + CATCH_UP) if was_away else (EARLIEST, EARLIEST)
+        # Refs of alerts that were dropped at a limit, and the total of dropped signals.
+        self._waiting_alerts: dict[str, None] = {}
         self.dropped_signals = 0
-        self._is_doubtful = False
+        self._needs_restore = False
         self._restore(now)
 
     def open_incidents(self) -> list[Incident]:
-        """Open and acknowledged ones, oldest first."""
-        return self._shelf.open()
+        """Open and acknowledged incidents, oldest first."""
+        return self._index.open()
 
     def apply_events(self, batch: Sequence[events.Event], now: datetime) -> EventsApplied:
-        """Keep a push and what follows from it in one transaction: after a crash both are there or neither."""
-        with self._together(now):
-            fresh = self._journal.save_events([_plausible(event, now) for event in batch], now)
+        """Store a push of events and the resulting changes in one transaction."""
+        with self._transaction(now):
+            fresh = self._journal.save_events([_with_plausible_time(event, now) for event in batch], now)
             changed: list[Incident] = []
             for event in fresh:
-                changed += self._widened(self.apply_event(event, now), now)
-            changed += self._widen(changed, now)
-        return EventsApplied(tuple(fresh), tuple(_newest(changed)))
+                changed += self._with_domains(self.apply_event(event, now), now)
+            changed += self._apply_domain_failures(changed, now)
+        return EventsApplied(tuple(fresh), tuple(_newest_versions(changed)))
 
     def apply_event(self, event: events.Event, now: datetime) -> list[Incident]:
-        """What one event, which the journal has as a new one, does to the incidents."""
+        """Apply one new event, which is already in the journal."""
         self._conditions.remember(event, now)
         signal = from_event(event)
         if signal is None:
-            return _newest(self._end_events(self._shelf.incidents_near(event.place), now))
+            return _newest_versions(self._end_events(self._index.incidents_near(event.place), now))
         key = events.condition_key(event)
         condition = self._conditions.fold_condition(key, signal.cause, now=now)
         if condition is not None and not condition.is_open:
@@ -142,325 +142,329 @@ class IncidentTracker:
         before = self._conditions.member_of(key)
         if before is not None and self._is_live(before, event.place):
             return []
-        return self._take(replace(signal, replaces=before), now, key=key)
+        return self._apply_signal(replace(signal, replaces=before), now, key=key)
 
     def apply_alerts(self, changed: Sequence[alerts.Alert], now: datetime) -> list[Incident]:
-        """Keep alerts that changed and what follows from them in one transaction."""
-        with self._together(now):
+        """Store changed alerts and the resulting changes in one transaction."""
+        with self._transaction(now):
             self._journal.save_alerts(changed, at=now)
-            moved: list[Incident] = []
+            changed_incidents: list[Incident] = []
             for alert in changed:
-                moved += self._widened(self.apply_alert(alert, now), now)
-            return _newest([*moved, *self._widen(moved, now)])
+                changed_incidents += self._with_domains(self.apply_alert(alert, now), now)
+            return _newest_versions([*changed_incidents, *self._apply_domain_failures(changed_incidents, now)])
 
     def apply_alert(self, alert: alerts.Alert, now: datetime) -> list[Incident]:
-        """What an alert that fires, or has resolved, does to the incidents; the same news twice does nothing."""
+        """Apply a firing or resolved alert; a repetition changes nothing."""
         signal = from_alert(alert)
         if signal is None:
             return []
         if alert.state is alerts.AlertState.RESOLVED and signal.member.until is None:
             signal = replace(signal, member=replace(signal.member, until=now))
-        return self._take(signal, now)
+        return self._apply_signal(signal, now)
 
     def tick(self, now: datetime, firing: Iterable[alerts.Alert] = ()) -> list[Incident]:
-        """End what has been quiet for long enough, resolve what has ended, rename and forget where it is time.
+        """End quiet signals, resolve incidents whose signals ended, update titles and remove old incidents.
 
-        `firing` are all alerts of the moment: one whose incident a person resolved brings it back.
+        `firing` are all alerts that fire now: an alert whose incident a person resolved can reopen it.
         """
-        if self._is_doubtful:
+        if self._needs_restore:
             self._restore(now)
-        is_untidy = not self._tidied <= now < self._tidied + TIDY
-        changed = self._bring_back(firing, now, with_left_out=is_untidy)
-        # A clock that was put back must not make anything wait for the time it showed before.
-        soon = now + LOOK_AGAIN + timedelta(seconds=LONGEST_HOLD_SECONDS)
-        is_deaf = self._deaf[0] <= now < self._deaf[1]
-        for incident in () if is_deaf else self._shelf.due_incidents(now, soon):
-            changed += self._look_at(incident, now)
-        if is_untidy:
-            self._tidied = now
-            changed += self._rename(now)
-            gone = self._shelf.forget(now)
-            self._conditions.forget((member for incident in gone for member in incident.members), now)
-        return _newest(changed)
+        is_cleanup_due = not self._cleaned_at <= now < self._cleaned_at + CLEANUP_INTERVAL
+        changed = self._reapply_alerts(firing, now, with_waiting=is_cleanup_due)
+        # If the clock was set back, checks that are due later than this are due now.
+        latest_check = now + CHECK_INTERVAL + timedelta(seconds=MAX_HOLD_SECONDS)
+        is_catching_up = self._catch_up_period[0] <= now < self._catch_up_period[1]
+        for incident in () if is_catching_up else self._index.due_incidents(now, latest_check):
+            changed += self._check(incident, now)
+        if is_cleanup_due:
+            self._cleaned_at = now
+            changed += self._update_titles(now)
+            removed = self._index.remove_expired(now)
+            self._conditions.forget((member for incident in removed for member in incident.members), now)
+        return _newest_versions(changed)
 
-    def _rename(self, now: datetime) -> list[Incident]:
-        """A GPU that broke before it was ever read is called by its number as soon as a page has told it."""
-        named = [(incident, rename(incident, self._around.names)) for incident in self.open_incidents()]
+    def _update_titles(self, now: datetime) -> list[Incident]:
+        """Replace the UUID in titles by the GPU index when a page reports it."""
+        retitled = [(incident, update_title(incident, self._context.names)) for incident in self.open_incidents()]
         return [
-            self._save(after, IncidentStep.RENAMED, text=f"By its name: {after.title}", at=now)
-            for before, after in named
+            self._save(after, IncidentStep.RENAMED, text=f"Renamed: {after.title}", at=now)
+            for before, after in retitled
             if after is not before
         ]
 
-    def _look_at(self, incident: Incident, now: datetime) -> list[Incident]:
-        """End what was quiet for long enough, resolve it when all has ended, and say when to look again."""
+    def _check(self, incident: Incident, now: datetime) -> list[Incident]:
+        """End quiet signals, resolve the incident if all signals ended, otherwise schedule its next check."""
         changed = self._end_events([incident], now)
-        incident = self._shelf.get(incident.id) or incident
-        suffering = job_effects.lasting(incident)
-        jobs = [signal.member for signal in suffering]
-        own = [one for one in incident.members if one.kind is not MemberKind.DOMAIN and one not in jobs]
+        incident = self._index.get(incident.id) or incident
+        job_signals = job_effects.ongoing_job_signals(incident)
+        excluded = [signal.member for signal in job_signals]
+        own = [member for member in incident.members if member.kind is not MemberKind.DOMAIN and member not in excluded]
         ends = [member.until for member in own if member.until is not None]
         if len(ends) < len(own):
-            self._shelf.schedule_check(incident.id, min([now + LOOK_AGAIN, *self._conditions.quiet_times(own)]))
+            self._index.schedule_check(incident.id, min([now + CHECK_INTERVAL, *self._conditions.expiry_times(own)]))
             return changed
-        over_at = max(ends, default=now) + max(_hold(incident), RESTART if jobs else timedelta())
-        if now < over_at:
-            self._shelf.schedule_check(incident.id, min(over_at, now + LOOK_AGAIN) if jobs else over_at)
+        resolves_at = max(ends, default=now) + max(_hold_time(incident), JOB_RESTART if job_signals else timedelta())
+        if now < resolves_at:
+            next_check = min(resolves_at, now + CHECK_INTERVAL) if job_signals else resolves_at
+            self._index.schedule_check(incident.id, next_check)
             return changed
-        what = "The signal" if len(ends) == 1 else f"All {len(ends)} signals"
-        done = move(_ended(incident, now), IncidentState.RESOLVED, at=now)
-        with self._together(now):
-            changed.append(self._save(done, IncidentStep.RESOLVED, text=f"{what} ended, and none returned", at=now))
-            return [*changed, *(one for signal in suffering for one in self._go_on(signal, now))]
+        text = "The signal ended and did not return" if len(ends) == 1 else f"All {len(ends)} signals ended"
+        resolved = move(_with_members_ended(incident, now), IncidentState.RESOLVED, at=now)
+        with self._transaction(now):
+            changed.append(self._save(resolved, IncidentStep.RESOLVED, text=text, at=now))
+            for signal in job_signals:
+                changed += self._reassign(signal, now)
+        return changed
 
-    def _go_on(self, signal: Signal, now: datetime) -> list[Incident]:
-        """What lasts although its incident is over; where there is no room, `tick` tries again."""
-        decision = correlate_lasting(self._near(signal), signal, now=now, around=self._around)
-        has_room = decision.step is not IncidentStep.OPENED or self._shelf.open_count < MOST_OPEN
-        if decision.incident is not None and has_room:
+    def _reassign(self, signal: Signal, now: datetime) -> list[Incident]:
+        """Move a signal that is still true out of its ended incident; at a limit `tick` retries."""
+        decision = correlate_lasting(self._candidates(signal), signal, now=now, context=self._context)
+        has_capacity = decision.step is not IncidentStep.OPENED or self._index.open_count < MAX_OPEN
+        if decision.incident is not None and has_capacity:
             return self._write(decision, now)
-        if not has_room:
-            self._leave_out(signal.member, _full(self._shelf.open_count))
+        if not has_capacity:
+            self._drop_signal(signal.member, _limit_text(self._index.open_count))
         return []
 
-    def _near(self, signal: Signal) -> list[Incident]:
-        """What a signal may belong to: of a job also what broke under one of its ranks, of a pod its job's trouble."""
+    def _candidates(self, signal: Signal) -> list[Incident]:
+        """The incidents that a signal may belong to; for a job also the faults under its ranks."""
         place = signal.place
-        is_of_jobs = effects.is_job_effect(signal.cause) or effects.is_effect_of_jobs(signal.family)
-        if is_workload(place) and not signal.has_ended and is_of_jobs:
-            return self._shelf.incidents_under_job(place)
-        return self._shelf.incidents_near(place, signal.job)
+        may_concern_job = effects.is_job_effect(signal.cause) or effects.is_effect_of_jobs(signal.family)
+        if is_workload(place) and not signal.has_ended and may_concern_job:
+            return self._index.incidents_under_job(place)
+        return self._index.incidents_near(place, signal.job)
 
     def acknowledge(self, id: str, actor: str, now: datetime) -> Incident:
-        known = self._find(id)
-        if known.state is IncidentState.ACKNOWLEDGED:
-            remedy = "Assign it to yourself if you take it over"
-            raise InvalidTransition(f"{known.assignee or 'somebody'} has it already", where=id, remedy=remedy)
-        mine = replace(move(known, IncidentState.ACKNOWLEDGED, at=now), assignee=actor)
-        return self._save(mine, IncidentStep.ACKNOWLEDGED, text=f"{actor} is working on it", at=now, actor=actor)
+        incident = self._find(id)
+        if incident.state is IncidentState.ACKNOWLEDGED:
+            by = f" by {incident.assignee}" if incident.assignee else ""
+            raise InvalidTransition(f"already acknowledged{by}", where=id, remedy="Assign it to yourself to take over")
+        incident = replace(move(incident, IncidentState.ACKNOWLEDGED, at=now), assignee=actor)
+        return self._save(incident, IncidentStep.ACKNOWLEDGED, text=f"{actor} is working on it", at=now, actor=actor)
 
     def assign(self, id: str, actor: str, *, to: str, now: datetime) -> Incident:
-        """Give it to somebody; it counts as acknowledged, because somebody has it."""
+        """Assign an incident to a person, which also acknowledges it."""
         incident = self._find(id)
         if incident.state is IncidentState.OPEN:
             incident = move(incident, IncidentState.ACKNOWLEDGED, at=now)
         elif incident.is_open:
             incident = replace(incident, version=incident.version + 1)
         else:
-            raise InvalidTransition("a resolved incident is nobody's", where=id, remedy="Assign one that is open")
-        return self._save(
-            replace(incident, assignee=to), IncidentStep.ASSIGNED, text=f"{to} has it", at=now, actor=actor
-        )
+            raise InvalidTransition("a resolved incident cannot be assigned", where=id, remedy="Assign an open one")
+        incident = replace(incident, assignee=to)
+        return self._save(incident, IncidentStep.ASSIGNED, text=f"Assigned to {to}", at=now, actor=actor)
 
     def recent(self) -> list[Incident]:
-        """Everything that is open or was until moments ago."""
-        return self._shelf.all()
+        """Open and recently resolved incidents."""
+        return self._index.all()
 
     def resolve(self, id: str, actor: str, *, why: str, now: datetime) -> Incident:
-        done = move(_ended(self._find(id), now), IncidentState.RESOLVED, at=now)
-        return self._save(done, IncidentStep.RESOLVED, text=why, at=now, actor=actor)
+        resolved = move(_with_members_ended(self._find(id), now), IncidentState.RESOLVED, at=now)
+        return self._save(resolved, IncidentStep.RESOLVED, text=why, at=now, actor=actor)
 
     def add_note(self, id: str, actor: str, *, text: str, now: datetime) -> None:
-        """A remark for the timeline; the incident itself stays as it is."""
+        """Add a note to the timeline; the incident does not change."""
         incident = self._find(id)
         self._journal.record(IncidentStep.NOTED, incident.id, at=now, actor=actor, body={"text": text})
 
     def record_correction(self, id: str, actor: str, *, body: Mapping[str, str], now: datetime) -> Incident:
-        """A person says what it was; the incident itself follows its signals, the word is kept for its diagnosis."""
+        """Store a person's correction of the cause for the diagnosis; the incident itself follows its signals."""
         incident = self._find(id)
         self._journal.record("cause", incident.id, at=now, actor=actor, body=body)
         return incident
 
     def explain(self, id: str, cause: str, now: datetime) -> list[Incident]:
-        """A diagnosis found the fault that brought this incident about."""
+        """Apply the result of a diagnosis: another fault caused this incident."""
         incident = self._find(id)
         if not incident.is_open or incident.cause == cause:
             return []
-        near = [one for one in self._shelf.incidents_near(incident.place) if one.id != incident.id]
-        return self._write(explain(near, incident, cause=cause, around=self._around), now)
+        near = [other for other in self._index.incidents_near(incident.place) if other.id != incident.id]
+        return self._write(explain(near, incident, cause=cause, context=self._context), now)
 
     def broken_gpus(self) -> list[BrokenGpu]:
-        """GPUs of open incidents with a hardware fault that only a reset ends."""
-        found: dict[fleet.Place, BrokenGpu] = {}
-        lasting = ((one, member) for one in self.open_incidents() for member in one.members if member.until is None)
-        for incident, member in lasting:
-            last = self._conditions.last_fault(member) if member.place.gpu is not None else None
+        """GPUs of open incidents with a hardware fault that only a reset ends, each with its newest fault."""
+        gpus: dict[fleet.Place, BrokenGpu] = {}
+        members = [(incident, member) for incident in self.open_incidents() for member in incident.members]
+        for incident, member in members:
+            is_open_on_gpu = member.until is None and member.place.gpu is not None
+            last = self._conditions.last_fault(member) if is_open_on_gpu else None
             if last is None:
                 continue
-            place, (since, heard_at) = replace(member.place, slice=None), last
-            before = found.get(place, BrokenGpu(place, since, False, heard_at))
-            is_lost = before.is_lost or incident.family == LOST
-            found[place] = BrokenGpu(place, max(since, before.since), is_lost, max(heard_at, before.received_at))
-        return list(found.values())
+            place, (since, received_at) = replace(member.place, slice=None), last
+            previous = gpus.get(place, BrokenGpu(place, since, False, received_at))
+            is_lost = previous.is_lost or incident.family == LOST_GPU_FAMILY
+            gpus[place] = BrokenGpu(place, max(since, previous.since), is_lost, max(received_at, previous.received_at))
+        return list(gpus.values())
 
-    def _take(self, signal: Signal, now: datetime, *, key: events.ConditionKey | None = None) -> list[Incident]:
-        decision = correlate(self._near(signal), signal, now=now, around=self._around)
-        if decision.step is IncidentStep.OPENED and self._shelf.open_count >= MOST_OPEN:
-            decision = Decision(IncidentStep.NOTHING, text=_full(self._shelf.open_count))
+    def _apply_signal(self, signal: Signal, now: datetime, *, key: events.ConditionKey | None = None) -> list[Incident]:
+        decision = correlate(self._candidates(signal), signal, now=now, context=self._context)
+        if decision.step is IncidentStep.OPENED and self._index.open_count >= MAX_OPEN:
+            decision = Decision(IncidentStep.NOTHING, text=_limit_text(self._index.open_count))
         if decision.incident is None:
             if decision.text:
-                self._leave_out(signal.member, decision.text)
+                self._drop_signal(signal.member, decision.text)
             return []
         changed = self._write(decision, now)
         if key is not None:
             self._conditions.link_member(key, signal.member.ref)
         return changed
 
-    def _leave_out(self, member: Member, why: str) -> None:
-        """Remember an alert that found no room; `tick` brings it back when there is some. Said once for each."""
-        if member.ref in self._left_out:
+    def _drop_signal(self, member: Member, reason: str) -> None:
+        """Drop a signal at a limit, logged once; an alert waits until `tick` retries it."""
+        if member.ref in self._waiting_alerts:
             return
         self.dropped_signals += 1
-        log.warning("A signal was left out of the incidents", extra=fields(ref=member.ref[:200], why=why))
-        if member.kind is MemberKind.ALERT and len(self._left_out) < MOST_LEFT_OUT:
-            self._left_out[member.ref] = None
+        log.warning("incident signal dropped", extra=fields(ref=member.ref[:200], reason=reason))
+        if member.kind is MemberKind.ALERT and len(self._waiting_alerts) < MAX_WAITING_ALERTS:
+            self._waiting_alerts[member.ref] = None
 
-    def _widened(self, changed: list[Incident], now: datetime) -> list[Incident]:
-        """With the domain at once, so that the rest of a rack joins it; how much of it failed is said at the end."""
-        return [*changed, *self._widen([one for one in changed if one.place.domain is None], now)]
+    def _with_domains(self, changed: list[Incident], now: datetime) -> list[Incident]:
+        """Apply domain failures of changed nodes immediately, so that the other nodes of a rack join them."""
+        of_nodes = [incident for incident in changed if incident.place.domain is None]
+        return [*changed, *self._apply_domain_failures(of_nodes, now)]
 
-    def _widen(self, changed: Iterable[Incident], now: datetime) -> list[Incident]:
-        """Incidents of nodes that turn out to be one of their rack or leaf switch."""
-        wider: list[Incident] = []
-        for incident in _newest(changed):
-            newest = self._shelf.get(incident.id) or incident
-            signal = shared_by_domain(newest, self._domains, near=self._shelf.incidents_near)
-            wider += self._take(signal, now) if signal is not None else ()
-        return wider
+    def _apply_domain_failures(self, changed: Iterable[Incident], now: datetime) -> list[Incident]:
+        """Merge the incidents of nodes into one if their rack or leaf switch has failed."""
+        domain_incidents: list[Incident] = []
+        for changed_incident in _newest_versions(changed):
+            newest = self._index.get(changed_incident.id) or changed_incident
+            signal = domain_failure_signal(newest, self._domains, near=self._index.incidents_near)
+            domain_incidents += self._apply_signal(signal, now) if signal is not None else ()
+        return domain_incidents
 
     def _write(self, decision: Decision, now: datetime) -> list[Incident]:
         assert decision.incident is not None
         changed = []
-        with self._together(now):
-            for part in decision.absorbed:
-                done, text = absorb(part, decision.incident.id, at=now)
-                changed.append(self._save(done, IncidentStep.ABSORBED, text=text, at=now))
+        with self._transaction(now):
+            for absorbed in decision.absorbed:
+                resolved, text = absorb(absorbed, decision.incident.id, at=now)
+                changed.append(self._save(resolved, IncidentStep.ABSORBED, text=text, at=now))
             changed.append(self._save(decision.incident, decision.step, text=decision.text, at=now))
         return changed
 
     @contextmanager
-    def _together(self, now: datetime) -> Iterator[None]:
-        """One transaction; whatever breaks it, memory goes back to what the journal has."""
-        if self._is_doubtful:
+    def _transaction(self, now: datetime) -> Iterator[None]:
+        """One transaction of the journal; if it fails, memory is rebuilt from the journal."""
+        if self._needs_restore:
             self._restore(now)
         try:
             with self._journal.transaction():
                 yield
-        # Deliberately everything: an incident that only memory has would swallow its own signals for ever.
+        # Deliberately everything: an incident that is only in memory would absorb its signals and never be stored.
         except BaseException:
             self._restore(now)
             raise
 
-    def _bring_back(self, firing: Iterable[alerts.Alert], now: datetime, *, with_left_out: bool) -> list[Incident]:
+    def _reapply_alerts(self, firing: Iterable[alerts.Alert], now: datetime, *, with_waiting: bool) -> list[Incident]:
         unsolved = {
             member.ref
-            for incident in self._shelf.all()
+            for incident in self._index.all()
             if incident.resolved_at is not None and now - incident.resolved_at >= timedelta(seconds=UNSOLVED_SECONDS)
             for member in incident.members
             if member.kind is MemberKind.ALERT
         }
-        unsolved |= self._left_out.keys() if with_left_out else set()
-        # Looking at all alerts costs something, and mostly nobody has resolved anything by hand.
+        unsolved |= self._waiting_alerts.keys() if with_waiting else set()
+        # Usually no person has resolved anything: then the scan of all incidents is skipped.
         if unsolved:
             unsolved -= {
                 member.ref for incident in self.open_incidents() for member in incident.members if member.until is None
             }
         changed: list[Incident] = []
-        still_out: dict[str, None] = {}
+        still_waiting: dict[str, None] = {}
         for alert in firing if unsolved else ():
             signal = from_alert(alert) if alert.state is alerts.AlertState.FIRING else None
             if signal is None or signal.member.ref not in unsolved:
                 continue
-            went_on = self._go_on(signal, now)
-            changed += went_on
-            if not went_on and signal.member.ref in self._left_out:
-                still_out[signal.member.ref] = None
-        if with_left_out:
-            self._left_out = still_out
+            reassigned = self._reassign(signal, now)
+            changed += reassigned
+            if not reassigned and signal.member.ref in self._waiting_alerts:
+                still_waiting[signal.member.ref] = None
+        if with_waiting:
+            self._waiting_alerts = still_waiting
         return changed
 
     def _save(
         self, incident: Incident, step: IncidentStep, *, text: str, at: datetime, actor: str = journals.HUB
     ) -> Incident:
         self._journal.save_incident(incident, kind=step, text=text, at=at, actor=actor)
-        self._shelf.put(incident)
-        log.info("Incident changed", extra=fields(incident=incident.id, step=step, title=incident.title, text=text))
+        self._index.put(incident)
+        log.info("incident changed", extra=fields(incident=incident.id, step=step, title=incident.title, text=text))
         return incident
 
     def _is_live(self, ref: str, place: fleet.Place) -> bool:
         members = (
-            member for incident in self._shelf.incidents_near(place) if incident.is_open for member in incident.members
+            member for incident in self._index.incidents_near(place) if incident.is_open for member in incident.members
         )
         return any(member.ref == ref and member.until is None for member in members)
 
-    def _end_events(self, among: Iterable[Incident], now: datetime) -> list[Incident]:
+    def _end_events(self, incidents: Iterable[Incident], now: datetime) -> list[Incident]:
         changed = []
-        for incident in among:
+        for incident in incidents:
             live = [member for member in incident.members if member.until is None and incident.is_open]
             for member in live:
-                condition = self._conditions.cleared(member, now=now)
+                condition = self._conditions.cleared_condition(member, now=now)
                 if condition is None or condition.cleared_at is None:
                     continue
                 incident = end_member(incident, member.ref, until=condition.cleared_at)
-                text = f"Over ({condition.cleared_why}): {member.text}"
+                text = f"Ended ({condition.cleared_why}): {member.text}"
                 changed.append(self._save(incident, IncidentStep.ENDED, text=text, at=now))
         return changed
 
     def _find(self, id: str) -> Incident:
-        incident = self._shelf.get(IncidentId(id)) or self._journal.incident(id)
+        incident = self._index.get(IncidentId(id)) or self._journal.incident(id)
         if incident is None:
             raise InvalidTransition(
-                "there is no such incident", where=id, remedy="List them with `watchkeeper incidents`"
+                "there is no such incident", where=id, remedy="List incidents with `watchkeeper incidents`"
             )
         return incident
 
     def _restore(self, now: datetime) -> None:
-        """Rebuild memory from the journal; until that has succeeded, memory is not to be relied on."""
-        self._is_doubtful = True
-        self._shelf.clear()
+        """Rebuild memory from the journal; if that fails, the next call tries again."""
+        self._needs_restore = True
+        self._index.clear()
         self._conditions.clear()
-        kept = [*self._journal.incidents(open_only=True, limit=journals.MOST_ROWS), *self._journal.incidents()]
-        for incident in sorted(kept, key=age_key):
-            if incident.id not in self._shelf and self._shelf.is_retained(incident, now):
-                self._shelf.put(incident)
-        recall = now - RECALL
+        stored = [*self._journal.incidents(open_only=True, limit=journals.MOST_ROWS), *self._journal.incidents()]
+        for incident in sorted(stored, key=age_key):
+            if incident.id not in self._index and self._index.is_retained(incident, now):
+                self._index.put(incident)
+        recall = now - EVENT_RETENTION
         for event in self._journal.latest_events(None, recall):
             self._conditions.remember(event, now)
-        for place, found in self._shelf.by_place():
-            members = [member for incident in found for member in incident.members]
+        for place, incidents in self._index.by_place():
+            members = [member for incident in incidents for member in incident.members]
             self._restore_members(members)
-            first = min(member.since for member in members)
-            for event in self._journal.latest_events(place, first) if first < recall else ():
+            oldest = min(member.since for member in members)
+            for event in self._journal.latest_events(place, oldest) if oldest < recall else ():
                 self._conditions.remember(event, now)
-        self._is_doubtful = False
+        self._needs_restore = False
 
     def _restore_members(self, members: Sequence[Member]) -> None:
-        """Which condition each event member stands for."""
+        """Link each event member to the condition that it represents."""
         for member in members:
             event = self._journal.event(member.ref) if member.kind is MemberKind.EVENT else None
             if event is not None:
                 self._conditions.link_member(events.condition_key(event), member.ref)
 
 
-def _plausible(event: events.Event, now: datetime) -> events.Event:
-    """The event with the time of arrival where its own cannot be right, which is then kept beside it."""
-    if now - MOST_LATE <= event.at <= now + MOST_AHEAD:
+def _with_plausible_time(event: events.Event, now: datetime) -> events.Event:
+    """The event; if its time is not plausible, with the time of arrival, and its own time in `claimed_at`."""
+    if now - MAX_LATE <= event.at <= now + MAX_AHEAD:
         return event
     return replace(event, at=now, fields={**event.fields, CLAIMED_AT: wire.format_time(event.at)})
 
 
-def _full(count: int) -> str:
-    return f"{count:,} incidents are open, the limit is {MOST_OPEN:,}"
+def _limit_text(count: int) -> str:
+    return f"{count:,} incidents are open, the limit is {MAX_OPEN:,}"
 
 
-def _hold(incident: Incident) -> timedelta:
-    return timedelta(seconds=min(HOLD_SECONDS * 2 ** min(incident.reopened, 10), LONGEST_HOLD_SECONDS))
+def _hold_time(incident: Incident) -> timedelta:
+    return timedelta(seconds=min(HOLD_SECONDS * 2 ** min(incident.reopened, 10), MAX_HOLD_SECONDS))
 
 
-def _ended(incident: Incident, now: datetime) -> Incident:
+def _with_members_ended(incident: Incident, now: datetime) -> Incident:
     return replace(incident, members=tuple(replace(member, until=member.until or now) for member in incident.members))
 
 
-def _newest(changed: Iterable[Incident]) -> list[Incident]:
-    """Each incident once, as it was last written."""
+def _newest_versions(changed: Iterable[Incident]) -> list[Incident]:
+    """The newest version of each incident."""
     return list({incident.id: incident for incident in changed}.values())

@@ -194,7 +194,11 @@ class ReceivedAlerts:
 
 
 def read_webhook(
-    body: bytes, now: datetime, *, cause_by_alert_name: Mapping[str, str], stale: timedelta = external_alerts.STALE
+    body: bytes,
+    now: datetime,
+    *,
+    cause_by_alert_name: Mapping[str, str],
+    stale: timedelta = external_alerts.STALE_AFTER,
 ) -> ReceivedAlerts:
     """The alerts of one webhook call (version 4), without our own; raise WireError for anything else.
 
@@ -240,11 +244,11 @@ def _read_alert(
     started = min(wire.parse_time(plain["startsAt"]), now)
     is_resolved = plain.get("status") == "resolved"
     # Deliberately not a label: annotations change while the alert stays the same.
-    annotations[signals.CAUSE] = cause_of(labels, annotations, cause_by_alert_name=cause_by_alert_name)
+    annotations[signals.CAUSE_ANNOTATION] = cause_of(labels, annotations, cause_by_alert_name=cause_by_alert_name)
     # Alertmanager writes the year 1 for an unknown end.
     ends_at = wire.parse_time(plain["endsAt"]) if is_resolved or plain.get("endsAt") else None
     if not is_resolved:
-        annotations[external_alerts.UNTIL] = external_alerts.expiry_text(ends_at, now, stale)
+        annotations[external_alerts.EXPIRY_ANNOTATION] = external_alerts.expiry_text(ends_at, now, stale)
     return alerts.Alert(
         labels=Labels({**labels, external_alerts.SOURCE_LABEL: external_alerts.SOURCE}),
         state=alerts.AlertState.RESOLVED if is_resolved else alerts.AlertState.FIRING,

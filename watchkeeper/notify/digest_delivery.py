@@ -110,7 +110,7 @@ class DigestDelivery:
             until=due.until,
             timeline=self._journal.timeline,
             names=lambda incident: self._names(incident.place),
-            belongs_to=lambda incident: incident_labels.belongs_to(incident, self._inventory),
+            belongs_to=lambda incident: incident_labels.report_labels(incident, self._inventory),
         )
         return receivers.make_sender(due.receiver).send(compose_message(due, made))
 

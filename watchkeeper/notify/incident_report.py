@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol
 
-from watchkeeper.incidents.blast import Blast
+from watchkeeper.incidents.blast_radius import BlastRadius
 from watchkeeper.kit import durations, wire
 from watchkeeper.model import actions, diagnosis, fleet
 from watchkeeper.model.incidents import Incident
@@ -40,7 +40,7 @@ class IncidentReport:
     place_name: str
     diagnosis: diagnosis.Diagnosis | None
     plan: actions.Plan | None
-    blast: Blast | None
+    blast: BlastRadius | None
     timeline: Sequence[TimelineEntry]
     at: datetime
     # Team, rack and pool from the inventory; `unmapped` without an entry.
@@ -122,7 +122,7 @@ def _cost(report: IncidentReport) -> list[str]:
     blast = report.blast
     if blast is None:
         return ["- **Blast radius:** unknown (query engine unavailable)"]
-    hits = ", ".join(f"{hit.workload} ({_gpus(hit.gpus)})" for hit in blast.hits)
+    hits = ", ".join(f"{hit.workload} ({_gpus(hit.gpus)})" for hit in blast.affected_workloads)
     teams = f", team {_safe(', '.join(blast.teams))}" if blast.teams else ""
     money = f"${blast.dollars_per_hour:g}/h"
     return [

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, TypedDict
 
-from watchkeeper.incidents.blast import Blast
+from watchkeeper.incidents.blast_radius import BlastRadius
 from watchkeeper.model import actions, fleet, incidents, orders
 from watchkeeper.model.diagnosis import Diagnosis
 from watchkeeper.model.incidents import Incident
@@ -141,7 +141,7 @@ class IncidentDetail:
 
 @dataclass(frozen=True, slots=True)
 class FullIncidentDetail(IncidentDetail):
-    blast: Blast | None
+    blast: BlastRadius | None
 
 
 CLUSTER = QueryParam("cluster", "only this cluster")

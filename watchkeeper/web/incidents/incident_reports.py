@@ -14,7 +14,7 @@ from watchkeeper.errors import WatchkeeperError
 from watchkeeper.hub import services
 from watchkeeper.hub.runtime import Runtime
 from watchkeeper.hub.samples import Queries
-from watchkeeper.incidents import blast, incident_labels
+from watchkeeper.incidents import blast_radius, incident_labels
 from watchkeeper.kit.logs import fields
 from watchkeeper.model.incidents import Incident
 from watchkeeper.notify import digest, incident_report
@@ -38,16 +38,16 @@ class IncidentReports:
         self._runtime, self._queries = runtime, queries
         self._journal, self._fleet, self._clusters = journal, fleet, clusters
 
-    async def load_blast_radius(self, incident: Incident) -> blast.Blast | None:
+    async def load_blast_radius(self, incident: Incident) -> blast_radius.BlastRadius | None:
         """The workloads, teams and cost that an incident affects; None if the query fails."""
-        now, query = self._runtime.clock.now(), blast.holders_query(incident, self._runtime.clock.now())
+        now, query = self._runtime.clock.now(), blast_radius.holders_query(incident, self._runtime.clock.now())
         try:
             holders = {} if query is None else (await self._queries.instant(*query)).latest()
         except WatchkeeperError as error:
             log.warning("blast radius query failed", extra=fields(incident=incident.id, error=error))
             return None
         price = self._runtime.settings.cost.dollars_per_gpu_hour
-        return blast.compute_blast(
+        return blast_radius.compute_blast_radius(
             incident, holders, now=now, gpus_at=self._fleet.expected_gpu_count, dollars_per_gpu_hour=price
         )
 
@@ -64,7 +64,7 @@ class IncidentReports:
             await self.load_blast_radius(incident),
             timeline,
             self._runtime.clock.now(),
-            incident_labels.belongs_to(incident, self.inventory_lookup()),
+            incident_labels.report_labels(incident, self.inventory_lookup()),
         )
 
     def inventory_lookup(self) -> incident_labels.InventoryLookup:
@@ -91,7 +91,7 @@ class IncidentReports:
                 until=until,
                 timeline=self._journal.timeline,
                 names=lambda incident: self._fleet.place_name(incident.place),
-                belongs_to=lambda incident: incident_labels.belongs_to(incident, inventory),
+                belongs_to=lambda incident: incident_labels.report_labels(incident, inventory),
             )
 
         return await self._journal.read(make, is_long=True)

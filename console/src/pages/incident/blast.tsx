@@ -8,7 +8,7 @@ import { ago, clock, count, dollars, many, words, workloadName } from "../../lib
 import type { History } from "../../lib/marks";
 import { fill, jobOf, quoted } from "../../lib/promql";
 import { to } from "../../lib/router";
-import type { Blast, Card, Detail, Incident, Place } from "../../lib/types";
+import type { BlastRadius, Card, Detail, Incident, Place } from "../../lib/types";
 
 const query = (expr: string, at: number) =>
   `/api/v1/query?${new URLSearchParams({ query: expr, time: String(at / 1000) })}`;
@@ -181,7 +181,7 @@ export function BeforePanel({ incident }: { incident: Incident }) {
   );
 }
 
-function Hits({ blast }: { blast: Blast }) {
+function Hits({ blast }: { blast: BlastRadius }) {
   const [all, showAll] = useState(false);
   const shown = all ? blast.hits : blast.hits.slice(0, 5);
   const rest = blast.hits.length - shown.length;

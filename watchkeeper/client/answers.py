@@ -58,24 +58,24 @@ class Whoami(HubAnswer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Blast(HubAnswer):
-    """`broken_gpus` lie in the incident's places; `gpus` are those, or what the hit workloads hold if that is more."""
-
-    broken_gpus: int
-    gpus: int
-    hits: tuple[Hit, ...]
-    teams: tuple[str, ...]
-    gpu_hours: float
-    dollars_per_hour: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Hit(HubAnswer):
-    """One workload; `gpus` is how many it holds anywhere, None where nobody says. A `team` may be `unmapped`."""
+class AffectedWorkload(HubAnswer):
+    """A workload and all GPUs that it holds, on any node; None if unknown. `team` may be `unmapped`."""
 
     workload: str
     team: str
     gpus: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BlastRadius(HubAnswer):
+    """`broken_gpus` are the GPUs at the incident's places; `gpus` also counts all GPUs of the affected workloads."""
+
+    broken_gpus: int
+    gpus: int
+    hits: tuple[AffectedWorkload, ...]
+    teams: tuple[str, ...]
+    gpu_hours: float
+    dollars_per_hour: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -1317,7 +1317,7 @@ class FullIncidentDetail(HubAnswer):
     silenced_by: SilencedBy | None
     runbook: str
     timeline: tuple[TimelineEntry, ...]
-    blast: Blast | None
+    blast: BlastRadius | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -43,20 +43,20 @@ export interface Whoami {
   needs_sign_in: boolean;
 }
 export type Role = "viewer" | "operator" | "admin" | "agent";
-/** `broken_gpus` lie in the incident's places; `gpus` are those, or what the hit workloads hold if that is more. */
-export interface Blast {
-  broken_gpus: number;
-  gpus: number;
-  hits: Hit[];
-  teams: string[];
-  gpu_hours: number;
-  dollars_per_hour: number;
-}
-/** One workload; `gpus` is how many it holds anywhere, None where nobody says. A `team` may be `unmapped`. */
-export interface Hit {
+/** A workload and all GPUs that it holds, on any node; None if unknown. `team` may be `unmapped`. */
+export interface AffectedWorkload {
   workload: string;
   team: string;
   gpus: number | null;
+}
+/** `broken_gpus` are the GPUs at the incident's places; `gpus` also counts all GPUs of the affected workloads. */
+export interface BlastRadius {
+  broken_gpus: number;
+  gpus: number;
+  hits: AffectedWorkload[];
+  teams: string[];
+  gpu_hours: number;
+  dollars_per_hour: number;
 }
 export type BudgetState = "over" | "will_be_over" | "may_be_over" | "unknown" | "within" | "no_budget";
 /** How many times faster than sustainable the budget goes; at `factor` over both windows someone is told. */
@@ -1371,7 +1371,7 @@ export interface Detail {
   silenced_by: Silenced | null;
   runbook: string;
   timeline: TimelineEntry[];
-  blast: Blast | null;
+  blast: BlastRadius | null;
 }
 export interface Changed {
   incident: NamedIncident;

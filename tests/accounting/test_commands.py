@@ -129,12 +129,12 @@ def test_a_bad_line_is_named_once_however_many_statements_are_written(tmp_path: 
 
 def test_a_statement_takes_no_other_time_than_a_month(jobs: str, tmp_path: Path) -> None:
     arguments = ("--jobs", jobs, "--month", "2026-11", "--from", "2026-11-01", "-o", tmp_path)
-    assert "say --month instead of --from and --to" in run(cost.command, "statement", *arguments).output
+    assert "use --month instead of --from and --to" in run(cost.command, "statement", *arguments).output
 
 
 def test_a_month_has_one_name(jobs: str, tmp_path: Path) -> None:
     shown = run(cost.command, "statement", "--jobs", jobs, "--month", "2026-1", "-o", tmp_path).output
-    assert "--month `2026-1`: write it like 2026-11" in shown
+    assert "--month `2026-1` is not YYYY-MM, for example 2026-11" in shown
 
 
 def test_a_line_has_no_price_only_where_none_of_its_hours_has_one(tmp_path: Path) -> None:
@@ -182,9 +182,9 @@ def test_a_part_that_nobody_has_is_said_to_be_empty(jobs: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--gpus", "nan"), "`nan` is no number"),
+        (("--gpus", "nan"), "`nan` is not a number"),
         (("--gpus", "inf"), "is not in the range"),
-        (("--of", "team=vision", "--of", "team=speech"), "team is asked for twice; ask for one at a time"),
+        (("--of", "team=vision", "--of", "team=speech"), "team is given twice; give it once"),
         (("--from", "2026-11-02", "--to", "2026-11-01"), "--from (2026-11-02T00:00:00Z) must be before --to"),
     ],
 )

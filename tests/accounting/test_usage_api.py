@@ -122,13 +122,13 @@ def test_energy_of_rented_gpus_is_in_their_price_and_no_column_of_nought(site: S
     assert "energy" not in shown[1].split()
     energy = next(line for line in shown if line.startswith("energy: "))
     assert "kWh at the GPUs" in energy
-    assert energy.endswith("; that of rented GPUs is in their price")
+    assert energy.endswith("; the price of rented GPUs includes energy")
 
 
 def test_a_year_names_no_job_that_wastes_and_says_so(site: Site) -> None:
     year = asked(site, cost.command, "report", "--from", "-1y")
     assert year["waste"] == []
-    assert "who held GPUs and did not use them is listed for at most 35 days" in year["notes"]
+    assert "allocated, idle GPUs are listed for at most 35 days" in year["notes"]
     assert asked(site, cost.command, "report", "--from", "-4w")["waste"]
 
 

@@ -59,13 +59,13 @@ def test_a_table_of_many_columns_needs_the_name_of_one(tmp_path: Path) -> None:
     path.write_text("time,a,b\n0,1,2\n")
     result = run("forecast", "--csv", path)
     assert result.exit_code == 2
-    assert "--value-column says which column is meant: a, b" in result.output
+    assert "choose one with --value-column: a, b" in result.output
 
 
 @pytest.mark.parametrize(
     ("header", "words"),
     [
-        ("# exported on Monday", "the first line names one column only, '# exported on Monday'"),
+        ("# exported on Monday", "the first line has only one column, '# exported on Monday'"),
         ("JobID|Submit|Start|End|AllocTRES", "this is a table of jobs (sacct); a forecast needs demand"),
     ],
 )
@@ -84,7 +84,7 @@ def test_a_column_without_a_name_is_not_asked_about(tmp_path: Path) -> None:
 def test_an_option_for_tables_is_not_dropped_in_silence_without_one() -> None:
     result = run("forecast", "--step", "1h")
     assert result.exit_code == 2
-    assert "--step is about a table: give --csv FILE as well" in result.output
+    assert "--step applies to a table: add --csv FILE" in result.output
 
 
 @pytest.mark.parametrize(("content", "words", "code"), [(b"", "this is no table", 1), (b"\xff", "is not UTF-8", 2)])
@@ -108,7 +108,7 @@ def test_what_is_left_out_of_a_table_is_in_the_answer_and_on_the_screen(table: P
     assert answer["problems"]["counts"] == {"negative demand": 1, "no value": 1}
     assert answer["history"]["gaps"] == 2
     said = run("forecast", "--csv", table, "--horizon", "1d").output
-    assert "Of 504 rows 502 are used." in said
+    assert "502 of 504 rows are used." in said
     assert f"{table}:41: no value: 'n/a'" in said
 
 
@@ -120,7 +120,7 @@ def test_capacity_now_of_tables_holds_what_still_runs_and_says_what_found_no_pla
     assert (answer["standing"]["held_gpus"], answer["standing"]["free_gpus"]) == (6, 2)
     assert answer["unplaced"] == {"jobs": 1, "gpus": 8.0}
     shown = run("now", "--nodes", nodes, "--jobs", jobs).output
-    assert "1 running jobs with 8 GPUs have no place on these nodes" in shown
+    assert "1 running jobs with 8 GPUs do not fit on these nodes" in shown
     assert "nodes.csv:3: bad number" in shown
     replayed = run("whatif", "--nodes", nodes, "--jobs", jobs, "--add", 8).output
     assert "nodes.csv:3: bad number" in replayed

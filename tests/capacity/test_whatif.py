@@ -100,8 +100,8 @@ def test_the_command_says_the_answer_first_and_counts_what_it_left_out(tmp_path:
     table.write_text(BUSY + "bad,8,oops,0,10\n")
     arguments = ["whatif", "--jobs", str(table), "--gpus", "32", "--add", "32"]
     said = CliRunner().invoke(command, arguments).output.splitlines()
-    assert said[0].startswith("With 32 GPUs more: p95 of waiting ")
-    assert "Left out: 1 × bad time." in said
+    assert said[0].startswith("With 32 GPUs more: p95 wait ")
+    assert "Dropped: 1 × bad time." in said
     answer = json.loads(CliRunner().invoke(command, [*arguments, "--json"]).output)
     assert answer["jobs"] == {"rows": 13, "jobs": 12, "left_out": 1}
 
@@ -110,7 +110,7 @@ def test_jobs_that_would_never_fit_are_said_beside_the_wait_that_has_none_of_the
     (tmp_path / "jobs.csv").write_text(f"{HEADER}a,8,0,0,100\nb,8,0,100,200\nc,4,0,200,300\n")
     arguments = ["whatif", "--jobs", str(tmp_path / "jobs.csv"), "--gpus", "8", "--repartition", "2x7"]
     first = CliRunner().invoke(command, arguments).output.splitlines()[0]
-    assert first.endswith("8 → 8 GPUs. Jobs that fit now and never would then: 2; waits are of the others.")
+    assert first.endswith("8 → 8 GPUs. 2 jobs that fit before never fit after; the waits exclude them.")
 
 
 def test_a_lost_rack_is_said_and_so_are_models_that_no_node_has(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_a_lost_rack_is_said_and_so_are_models_that_no_node_has(tmp_path: Path) 
     (tmp_path / "nodes.csv").write_text("name,gpus,model,rack\na,8,H200,R1\nb,8,H200,R2\n")
     tables = ["--jobs", str(tmp_path / "jobs.csv"), "--nodes", str(tmp_path / "nodes.csv")]
     asked = ["whatif", *tables, "--remove-rack", "R1"]
-    assert CliRunner().invoke(command, asked).output.startswith("Without rack R1: p95 of waiting 0s → ")
+    assert CliRunner().invoke(command, asked).output.startswith("Without rack R1: p95 wait 0s → ")
     answer = json.loads(CliRunner().invoke(command, [*asked, "--json"]).output)
     assert (answer["unknown_models"], answer["after"]["gpus"]) == ({"Z9": 1}, 8)
 
@@ -128,8 +128,8 @@ def test_a_lost_rack_is_said_and_so_are_models_that_no_node_has(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--gpus", "8", "--repartition", "many"], "not like 16x7"),
-        (["--gpus", "8", "--column", "gpus"], "not like name=value"),
+        (["--gpus", "8", "--repartition", "many"], "is not GPUSxSLICES"),
+        (["--gpus", "8", "--column", "gpus"], "is not NAME=VALUE"),
         ([], "--nodes FILE or --gpus N"),
     ],
 )

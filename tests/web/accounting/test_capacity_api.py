@@ -125,7 +125,7 @@ def test_capacity_now_counts_free_gpus_by_shape_and_names_what_is_drained(site: 
     assert (found["standing"]["free_gpus"], found["standing"]["held_gpus"], found["standing"]["gpus"]) == (3, 5, 16)
     assert found["standing"]["out_of_service"] == [["gpu-r01-02", 8, "drained"]]
     assert found["unmapped"]["nvlink"] == 2
-    assert capacity_text.now(reading.read_answer(answers.CapacityNow, found))[-1].startswith("Unmapped: ")
+    assert list(capacity_text.now(reading.read_answer(answers.CapacityNow, found)))[-1].startswith("Unmapped: ")
     assert [(one["gpus"], one["waiting"], one["longest_seconds"], one["p50_seconds"]) for one in found["waits"]] == [
         (5, 0, None, 300.0),
         (8, 1, 1800.0, None),
@@ -271,7 +271,7 @@ def test_the_command_prints_the_sentence_and_a_picture(site: Site) -> None:
     assert lines[0].startswith("Not full within 1d")
     assert any("* expected" in line for line in lines)
     now = CliRunner().invoke(command, ["now", "--hub", site.url, "--window", "1h"]).output
-    assert now.startswith("3 of 8 GPUs in service are free, 5 are held; the fleet has 16.")
+    assert now.startswith("3 of 8 GPUs in service are free, 5 are allocated; the fleet has 16.")
     assert "Out of service: gpu-r01-02, 8 GPUs: drained." in now
     plain = json.loads(CliRunner().invoke(command, ["forecast", "--hub", site.url, "--horizon", "1d", "--json"]).output)
     assert plain["about"] == "demand"

@@ -64,7 +64,7 @@ def test_without_a_file_the_jobs_are_those_that_the_hub_has_recorded() -> None:
         assert "With 8 GPUs more" in said.output
         assert "4 jobs (this hub, 20" in said.output
         refused = CliRunner().invoke(command, ["whatif", "--hub", site.url, "--gpus", "8"])
-        assert "--gpus goes with a table of jobs" in refused.output
+        assert "--gpus applies to a table of jobs" in refused.output
 
 
 def test_a_hub_that_has_recorded_no_job_says_so(site: Site) -> None:

@@ -1,4 +1,4 @@
 """Commands about usage, cost and capacity.
 
-Comes in: options. Goes out: text or JSON. Never here: logic.
+In: options. Out: text or JSON. Never here: logic.
 """

@@ -1,4 +1,4 @@
-"""`watchkeeper capacity`: when is the fleet full, what is true about it now, and what if it were another."""
+"""`watchkeeper capacity`: forecast demand, show free GPUs, and replay jobs on a different fleet."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from watchkeeper.client.hub import Client
 from watchkeeper.kit import durations, wire
 from watchkeeper.model import fleet
 
-ABOUT = ("demand", "allocated", "queued", "used")
-OF_TABLES = {
+SERIES = ("demand", "allocated", "queued", "used")
+TABLE_OPTIONS = {
     "time_column": "--time-column",
     "value_column": "--value-column",
     "rows": "--where",
@@ -36,11 +36,11 @@ OF_TABLES = {
 
 @click.group("capacity", cls=groups.FullHelpGroup)
 def command() -> None:
-    """When is the fleet full, what is true about it now, and what if it were another."""
+    """Plan capacity: forecast demand, show free GPUs, and replay jobs on a different fleet."""
 
 
 class PositiveDuration(click.ParamType[float]):
-    """`7d` as seconds."""
+    """A duration such as `7d`, converted to seconds."""
 
     name = "DURATION"
 
@@ -50,34 +50,34 @@ class PositiveDuration(click.ParamType[float]):
         except ValueError as error:
             self.fail(str(error), param, ctx)
         if seconds <= 0:
-            self.fail(f"`{value}` must be longer than nothing", param, ctx)
+            self.fail(f"`{value}` must be longer than zero", param, ctx)
         return seconds
 
 
 class FiniteNumber(click.FloatRange):
-    """A number in a range; click lets `nan` into every one."""
+    """A number in a range; click's own type accepts `nan`."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        found = float(super().convert(value, param, ctx))
-        if math.isnan(found):
-            self.fail(f"`{value}` is no number", param, ctx)
-        return found
+        number = float(super().convert(value, param, ctx))
+        if math.isnan(number):
+            self.fail(f"`{value}` is not a number", param, ctx)
+        return number
 
 
 class NameValuePair(click.ParamType[tuple[str, str]]):
-    """`name=value`."""
+    """`name=value` as a pair."""
 
     name = "NAME=VALUE"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
         left, equals, right = str(value).partition("=")
         if not left or not equals:
-            self.fail(f"`{str(value)[:40]}` is not like name=value", param, ctx)
+            self.fail(f"`{str(value)[:40]}` is not NAME=VALUE", param, ctx)
         return left, right
 
 
 def read_text(path: str) -> str:
-    """A file, or the standard input for `-`."""
+    """Read a file, or standard input for `-`."""
     try:
         content = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
         return content.decode("utf-8-sig")
@@ -94,137 +94,174 @@ def read_text(path: str) -> str:
     "csv_path",
     type=options.FILE,
     metavar="FILE",
-    help="A table of demand instead of a hub; `-` is the standard input.",
+    help="Read demand from this table instead of a hub; `-` is standard input.",
 )
-@click.option("--time-column", metavar="COLUMN", help="Where the times are; without it, the first column.")
-@click.option("--value-column", metavar="COLUMN", help="Where the demand is; without it, the second column.")
-@click.option("--where", "rows", type=NameValuePair(), multiple=True, help="Only rows with this value in this column.")
-@click.option("--time-unit", type=click.Choice(["s", "ms", "m", "h", "d"]), help="What a time counts that is a number.")
-@click.option("--combine", type=click.Choice(["mean", "sum", "max", "last"]), help="What to make of rows of one step.")
-@click.option("--holiday", "holidays", type=click.DateTime(["%Y-%m-%d"]), multiple=True, help="A day unlike others.")
-@click.option("--step", type=PositiveDuration(), help="Length of a step; without it, as the table has it.")
-@click.option("--horizon", type=PositiveDuration(), default="7d", help="How far ahead.")
+@click.option("--time-column", metavar="COLUMN", help="With --csv: column of the times.  [default: the first]")
+@click.option("--value-column", metavar="COLUMN", help="With --csv: column of the demand.  [default: the second]")
 @click.option(
-    "--capacity", "capacity_gpus", type=FiniteNumber(0, fleet.MOST_GPUS), help="GPUs there are; a hub knows its own."
+    "--where",
+    "rows",
+    type=NameValuePair(),
+    multiple=True,
+    help="With --csv: use only rows with this value in this column; repeatable.",
 )
-@click.option("--target", type=FiniteNumber(0.05, 1.0), default=0.8, help="Share of the GPUs that may be taken.")
-@click.option("--about", type=click.Choice(ABOUT), default="demand", help="Of a hub: which series.")
-@click.option("--cluster", metavar="NAME", help="Of a hub: only this cluster.")
+@click.option("--time-unit", type=click.Choice(["s", "ms", "m", "h", "d"]), help="With --csv: unit of numeric times.")
+@click.option(
+    "--combine",
+    type=click.Choice(["mean", "sum", "max", "last"]),
+    help="With --csv: how to combine several rows of one step.",
+)
+@click.option(
+    "--holiday",
+    "holidays",
+    type=click.DateTime(["%Y-%m-%d"]),
+    multiple=True,
+    help="With --csv: a holiday, past or coming, with unusual demand; repeatable.",
+)
+@click.option("--step", type=PositiveDuration(), help="With --csv: step of the series.  [default: as in the table]")
+@click.option("--horizon", type=PositiveDuration(), default="7d", help="How far ahead to forecast.")
+@click.option(
+    "--capacity",
+    "capacity_gpus",
+    type=FiniteNumber(0, fleet.MOST_GPUS),
+    help="With --csv: number of GPUs in the fleet, to forecast when it is full.",
+)
+@click.option(
+    "--target", type=FiniteNumber(0.05, 1.0), default=0.8, help="Highest share of the GPUs that should be allocated."
+)
+@click.option("--about", type=click.Choice(SERIES), default="demand", help="Without --csv: series to forecast.")
+@click.option("--cluster", metavar="NAME", help="Without --csv: forecast only this cluster.")
 @options.as_json
 @options.with_hub
-def forecast(hub: Client, csv_path: str | None, as_json: bool, **told: Any) -> None:
-    """Forecast demand, with 80 % intervals and with the error that the same forecast would have made so far.
+def forecast(hub: Client, csv_path: str | None, as_json: bool, **params: Any) -> None:
+    """Forecast demand, with 80 % prediction intervals and the error of past forecasts.
 
     \b
     watchkeeper capacity forecast --horizon 7d
     watchkeeper capacity forecast --csv demand.csv --time-column time --value-column running_gpus --horizon 24h --json
     """
     if csv_path is None:
-        for_tables = [name for name in OF_TABLES if told[name]]
-        if for_tables:
-            raise click.UsageError(f"{OF_TABLES[for_tables[0]]} is about a table: give --csv FILE as well")
-        horizon = durations.format_seconds(told["horizon"])
-        asked = {
-            "about": told["about"],
+        table_only = [name for name in TABLE_OPTIONS if params[name]]
+        if table_only:
+            raise click.UsageError(f"{TABLE_OPTIONS[table_only[0]]} applies to a table: add --csv FILE")
+        horizon = durations.format_seconds(params["horizon"])
+        query = {
+            "about": params["about"],
             "horizon": horizon,
-            "target": f"{told['target']:g}",
-            "cluster": told["cluster"],
+            "target": f"{params['target']:g}",
+            "cluster": params["cluster"],
         }
-        answer = hub.forecast(**asked)
+        answer = hub.forecast(**query)
         if answer.reason is not None:
             raise errors.HubError(answer.reason, where=hub.url)
     else:
-        answer = reading.read_answer(answers.CapacityForecast, wire.to_plain(forecast_table(csv_path, **told)))
+        answer = reading.read_answer(answers.CapacityForecast, wire.to_plain(forecast_from_table(csv_path, **params)))
     if as_json:
         options.print_json(answer.plain)
         return
     click.echo("\n".join(capacity_text.forecast(answer, width=shutil.get_terminal_size().columns)))
 
 
-def forecast_table(path: str, **told: Any) -> dict[str, Any]:
-    # numpy takes a tenth of a second to load, which only this way needs.
+def forecast_from_table(path: str, **params: Any) -> dict[str, Any]:
+    # numpy takes a tenth of a second to load, and only tables need it.
     from watchkeeper.capacity import demand, demand_table, report
     from watchkeeper.readers import table
 
     text = read_text(path)
     names, _ = table.open_table(text, where=path, problems=table.Problems(path))
-    time_column = told["time_column"] or names[0]
-    value_column = told["value_column"] or _value_column(names, time_column, where=path)
+    time_column = params["time_column"] or names[0]
+    value_column = params["value_column"] or _choose_value_column(names, time_column, where=path)
     columns = demand_table.DemandColumns(
-        time_column, value_column, dict(told["rows"]), unit=told["time_unit"] or "", combine=told["combine"] or ""
+        time_column, value_column, dict(params["rows"]), unit=params["time_unit"] or "", combine=params["combine"] or ""
     )
-    found = demand_table.read_points(text, columns, where=path, now=time.time())
+    table_demand = demand_table.read_points(text, columns, where=path, now=time.time())
     series = demand.regular_series(
-        found.points, combine=columns.combine, step_seconds=told["step"], horizon_seconds=told["horizon"], where=path
-    ).noted(found.notes)
+        table_demand.points,
+        combine=columns.combine,
+        step_seconds=params["step"],
+        horizon_seconds=params["horizon"],
+        where=path,
+    ).noted(table_demand.notes)
     answer = report.forecast_report(
         series,
-        told["horizon"],
-        capacity_gpus=told["capacity_gpus"],
-        target=told["target"],
-        holidays=[day.replace(tzinfo=UTC).timestamp() for day in told["holidays"]],
+        params["horizon"],
+        capacity_gpus=params["capacity_gpus"],
+        target=params["target"],
+        holidays=[day.replace(tzinfo=UTC).timestamp() for day in params["holidays"]],
     )
-    return {**answer, "rows": dict(found.counts), "problems": found.problems.plain()}
+    return {**answer, "rows": dict(table_demand.counts), "problems": table_demand.problems.plain()}
 
 
-def _value_column(names: Sequence[str], time_column: str, *, where: str) -> str:
+def _choose_value_column(names: Sequence[str], time_column: str, *, where: str) -> str:
     from watchkeeper.capacity import jobs
 
     others = [name for name in names if name and name != time_column]
     if not others:
-        said = f"the first line names one column only, {errors.quote(names[0])}: a forecast needs a time and a value"
-        raise errors.CollectError(said, where=f"{where}:1")
+        problem = f"the first line has only one column, {errors.quote(names[0])}: a forecast needs a time and a value"
+        raise errors.CollectError(problem, where=f"{where}:1")
     layout = jobs.known_layout(names)
     if layout is not None:
         raise errors.CollectError(
-            f"this is a table of jobs ({layout}); a forecast needs demand, one value for each time",
+            f"this is a table of jobs ({layout}); a forecast needs demand: one value for each time",
             where=where,
-            remedy="`watchkeeper usage --jobs` counts its GPU-hours, `capacity whatif --jobs` replays it; "
-            "--value-column forecasts the mean of a column all the same",
+            remedy="Count its GPU-hours with `watchkeeper usage --jobs`, replay it with `capacity whatif --jobs`, "
+            "or forecast the mean of one column with --value-column",
         )
     if len(others) > 1:
-        raise click.UsageError(f"--value-column says which column is meant: {', '.join(others)[:200]}")
+        raise click.UsageError(
+            f"several columns hold values; choose one with --value-column: {', '.join(others)[:200]}"
+        )
     return others[0]
 
 
 @command.command("now")
-@click.option("--window", default="1d", metavar="DURATION", help="How far back use is looked at.")
-@click.option("--cluster", metavar="NAME", help="Only this cluster.")
+@click.option("--window", default="1d", metavar="DURATION", help="Measure GPU use over this time.")
+@click.option("--cluster", metavar="NAME", help="Show only this cluster.")
 @click.option(
-    "--nodes", "nodes_path", type=options.FILE, metavar="FILE", help="A table of nodes instead of a hub; needs --jobs."
+    "--nodes",
+    "nodes_path",
+    type=options.FILE,
+    metavar="FILE",
+    help="Read the nodes from this table instead of a hub; needs --jobs.",
 )
-@click.option("--jobs", "jobs_path", type=options.FILE, metavar="FILE", help="A table of jobs, as of its last time.")
+@click.option(
+    "--jobs",
+    "jobs_path",
+    type=options.FILE,
+    metavar="FILE",
+    help="Read the jobs from this table, at its latest time; needs --nodes.",
+)
 @options.as_json
 @options.with_hub
 def now(
     hub: Client, window: str, cluster: str | None, nodes_path: str | None, jobs_path: str | None, as_json: bool
 ) -> None:
-    """What is true now: free GPUs by the size of job that could use them, waits, use, and what would fit better."""
+    """Show capacity now: free GPUs by job size, queue waits, use, and rightsizing advice."""
     if (nodes_path is None) != (jobs_path is None):
-        raise click.UsageError("tables need both --nodes and --jobs")
+        raise click.UsageError("--nodes and --jobs need each other: give both, or neither")
     if nodes_path is None or jobs_path is None:
         answer = hub.capacity_now(window=window, cluster=cluster)
     else:
-        answer = reading.read_answer(answers.CapacityNow, wire.to_plain(_now_of_tables(nodes_path, jobs_path)))
+        answer = reading.read_answer(answers.CapacityNow, wire.to_plain(_capacity_from_tables(nodes_path, jobs_path)))
     if as_json:
         options.print_json(answer.plain)
     else:
         click.echo("\n".join(capacity_text.now(answer)))
 
 
-def _now_of_tables(nodes_path: str, jobs_path: str) -> dict[str, Any]:
+def _capacity_from_tables(nodes_path: str, jobs_path: str) -> dict[str, Any]:
     from watchkeeper.capacity import fleet_capacity, jobs
 
-    nodes, bad_nodes = jobs.read_nodes(read_text(nodes_path), where=nodes_path)
+    nodes, node_problems = jobs.read_nodes(read_text(nodes_path), where=nodes_path)
     recorded = jobs.read_jobs(read_text(jobs_path), where=jobs_path)
-    found = fleet_capacity.capacity_from_tables(nodes, [*recorded.jobs, *recorded.waiting], at=recorded.until)
+    capacity = fleet_capacity.capacity_from_tables(nodes, [*recorded.jobs, *recorded.waiting], at=recorded.until)
     return {
-        "standing": wire.to_plain(fleet_capacity.summarise_capacity(found.nodes)),
-        "waits": wire.to_plain(fleet_capacity.queue_waits(found.asks, now=recorded.until)),
-        "unplaced": {"jobs": len(found.unplaced), "gpus": sum(job.shape.gpus for job in found.unplaced)},
+        "standing": wire.to_plain(fleet_capacity.summarise_capacity(capacity.nodes)),
+        "waits": wire.to_plain(fleet_capacity.queue_waits(capacity.asks, now=recorded.until)),
+        "unplaced": {"jobs": len(capacity.unplaced), "gpus": sum(job.shape.gpus for job in capacity.unplaced)},
         "jobs": dict(recorded.counts),
         "problems": recorded.problems.plain(),
-        "node_problems": bad_nodes.plain(),
+        "node_problems": node_problems.plain(),
     }
 
 
@@ -234,34 +271,58 @@ def _now_of_tables(nodes_path: str, jobs_path: str) -> dict[str, Any]:
     "jobs_path",
     type=options.FILE,
     metavar="FILE",
-    help="Recorded jobs: CSV, or sacct --parsable2; none: the hub's.",
-)
-@click.option("--window", type=PositiveDuration(), default="1d", help="Of a hub: the jobs of how long, at most 2w.")
-@click.option(
-    "--column", "columns", type=NameValuePair(), multiple=True, help="Which column is what, such as gpus=num_gpus."
+    help="Replay the jobs in this table (CSV or sacct --parsable2) instead of a hub's.",
 )
 @click.option(
-    "--nodes", "nodes_path", type=options.FILE, metavar="FILE", help="The fleet: a table with name, gpus, model, rack."
+    "--window", type=PositiveDuration(), default="1d", help="Without --jobs: replay the jobs of this time, at most 2w."
 )
-@click.option("--gpus", type=click.IntRange(1, fleet.MOST_GPUS), help="The fleet, where there is no table of nodes.")
-@click.option("--gpus-per-node", type=click.IntRange(1, 1024), default=8, help="With --gpus: the size of a node.")
 @click.option(
-    "--add", "add_gpus", type=click.IntRange(0, fleet.MOST_GPUS), default=0, help="GPUs more, in nodes like the others."
+    "--column",
+    "columns",
+    type=NameValuePair(),
+    multiple=True,
+    help="With --jobs: the column for a field, for example gpus=num_gpus; repeatable.",
 )
-@click.option("--remove", "remove_gpus", type=click.IntRange(0, fleet.MOST_GPUS), default=0, help="GPUs fewer.")
-@click.option("--remove-rack", "remove_racks", multiple=True, metavar="RACK", help="Lose this rack.")
-@click.option("--remove-node", "remove_nodes", multiple=True, metavar="NODE", help="Lose this node.")
-@click.option("--repartition", metavar="GPUSxSLICES", help="Cut GPUs by MIG: 16x7 cuts 16 GPUs into 7 slices each.")
 @click.option(
-    "--keep-wait", type=PositiveDuration(), help="Also find how many GPUs keep the p95 of waiting at or below this."
+    "--nodes",
+    "nodes_path",
+    type=options.FILE,
+    metavar="FILE",
+    help="With --jobs: table of the nodes, with columns name, gpus, model, rack.",
 )
-@click.option("--policy", type=click.Choice(["fifo", "backfill"]), default="backfill", help="Who may start.")
+@click.option(
+    "--gpus", type=click.IntRange(1, fleet.MOST_GPUS), help="With --jobs: number of GPUs in the fleet, if no --nodes."
+)
+@click.option("--gpus-per-node", type=click.IntRange(1, 1024), default=8, help="With --gpus: GPUs in each node.")
+@click.option(
+    "--add",
+    "add_gpus",
+    type=click.IntRange(0, fleet.MOST_GPUS),
+    default=0,
+    help="Add this many GPUs, in nodes like the others.",
+)
+@click.option(
+    "--remove", "remove_gpus", type=click.IntRange(0, fleet.MOST_GPUS), default=0, help="Remove this many GPUs."
+)
+@click.option("--remove-rack", "remove_racks", multiple=True, metavar="RACK", help="Remove this rack; repeatable.")
+@click.option("--remove-node", "remove_nodes", multiple=True, metavar="NODE", help="Remove this node; repeatable.")
+@click.option(
+    "--repartition",
+    metavar="GPUSxSLICES",
+    help="Partition GPUs with MIG: 16x7 splits 16 GPUs into 7 instances each.",
+)
+@click.option(
+    "--keep-wait",
+    type=PositiveDuration(),
+    help="With --jobs: also find how many GPUs to add to keep the p95 wait at or below this.",
+)
+@click.option("--policy", type=click.Choice(["fifo", "backfill"]), default="backfill", help="Scheduling policy.")
 @options.as_json
 @options.with_hub
-def whatif(hub: Client, jobs_path: str | None, nodes_path: str | None, as_json: bool, **told: Any) -> None:
-    """Replay recorded jobs on the fleet as it is and as it might be, and compare waiting and utilisation.
+def whatif(hub: Client, jobs_path: str | None, nodes_path: str | None, as_json: bool, **params: Any) -> None:
+    """Replay recorded jobs on today's fleet and on a changed one, and compare waits and utilisation.
 
-    Without --jobs these are the jobs that the hub has recorded itself, on the fleet that it sees.
+    Without --jobs, the hub replays its own recorded jobs on its own fleet.
 
     \b
     watchkeeper capacity whatif --window 7d --add 64
@@ -270,64 +331,66 @@ def whatif(hub: Client, jobs_path: str | None, nodes_path: str | None, as_json: 
     watchkeeper capacity whatif --jobs jobs.txt --gpus 512 --remove 64 --json
     """
     if jobs_path is None:
-        answer = _replayed_by(hub, nodes=nodes_path, **told)
-    elif (nodes_path is None) == (told["gpus"] is None):
-        raise click.UsageError("say what the fleet is: --nodes FILE or --gpus N")
+        answer = _replay_on_hub(hub, nodes=nodes_path, **params)
+    elif (nodes_path is None) == (params["gpus"] is None):
+        raise click.UsageError("--jobs needs the fleet: --nodes FILE or --gpus N, not both")
     else:
-        answer = reading.read_answer(answers.WhatIf, wire.to_plain(_replayed(jobs_path, nodes_path, **told)))
+        answer = reading.read_answer(answers.WhatIf, wire.to_plain(_replay_table(jobs_path, nodes_path, **params)))
     if as_json:
         options.print_json(answer.plain)
     else:
         click.echo("\n".join(capacity_text.whatif(answer)))
 
 
-def _replayed_by(hub: Client, **told: Any) -> answers.WhatIf:
-    """The same of a hub, with its own jobs and its own fleet."""
-    for_tables = {"nodes": "--nodes", "gpus": "--gpus", "columns": "--column", "keep_wait": "--keep-wait"}
-    for name, option in for_tables.items():
-        if told[name]:
-            raise click.UsageError(f"{option} goes with a table of jobs: give --jobs FILE as well")
-    slice_gpus, slices = _slices(told["repartition"])
+def _replay_on_hub(hub: Client, **params: Any) -> answers.WhatIf:
+    """Replay the hub's own jobs on its own fleet."""
+    table_only = {"nodes": "--nodes", "gpus": "--gpus", "columns": "--column", "keep_wait": "--keep-wait"}
+    for name, option in table_only.items():
+        if params[name]:
+            raise click.UsageError(f"{option} applies to a table of jobs: add --jobs FILE")
+    slice_gpus, slices = _parse_repartition(params["repartition"])
     return hub.whatif(
-        window=durations.format_seconds(told["window"]),
-        add=told["add_gpus"],
-        remove=told["remove_gpus"],
-        remove_racks=list(told["remove_racks"]),
-        remove_nodes=list(told["remove_nodes"]),
+        window=durations.format_seconds(params["window"]),
+        add=params["add_gpus"],
+        remove=params["remove_gpus"],
+        remove_racks=list(params["remove_racks"]),
+        remove_nodes=list(params["remove_nodes"]),
         slice_gpus=slice_gpus,
         slices=slices,
-        policy=told["policy"],
+        policy=params["policy"],
     )
 
 
-def _replayed(jobs_path: str, nodes_path: str | None, **told: Any) -> dict[str, Any]:
+def _replay_table(jobs_path: str, nodes_path: str | None, **params: Any) -> dict[str, Any]:
     from watchkeeper.capacity import jobs, replay, sizing
-    from watchkeeper.capacity import whatif as compared
+    from watchkeeper.capacity import whatif as replay_runs
 
-    recorded = jobs.read_jobs(read_text(jobs_path), where=jobs_path, columns=dict(told["columns"]))
-    bad_nodes: dict[str, object] = {}
+    recorded = jobs.read_jobs(read_text(jobs_path), where=jobs_path, columns=dict(params["columns"]))
+    node_problems: dict[str, object] = {}
     if nodes_path is None:
-        nodes = jobs.uniform_nodes(told["gpus"], of_node=told["gpus_per_node"])
+        nodes = jobs.uniform_nodes(params["gpus"], of_node=params["gpus_per_node"])
     else:
         nodes, problems = jobs.read_nodes(read_text(nodes_path), where=nodes_path)
-        bad_nodes = {"node_problems": problems.plain()}
-    slice_gpus, slices = _slices(told["repartition"])
-    change = compared.FleetChange(
-        told["add_gpus"], told["remove_gpus"], told["remove_racks"], told["remove_nodes"], slice_gpus, slices
+        node_problems = {"node_problems": problems.plain()}
+    slice_gpus, slices = _parse_repartition(params["repartition"])
+    change = replay_runs.FleetChange(
+        params["add_gpus"], params["remove_gpus"], params["remove_racks"], params["remove_nodes"], slice_gpus, slices
     )
-    policy = replay.QueuePolicy(told["policy"])
-    answer = {**compared.compare(recorded, nodes, change, policy=policy), **bad_nodes}
-    if told["keep_wait"] is not None:
-        jobs_here, _ = compared.jobs_for_fleet(recorded.jobs, nodes)
-        found = sizing.smallest_addition(jobs_here, nodes, target_seconds=told["keep_wait"], policy=policy)
-        answer["keep_wait"] = wire.to_plain(found)
+    policy = replay.QueuePolicy(params["policy"])
+    answer = {**replay_runs.compare(recorded, nodes, change, policy=policy), **node_problems}
+    if params["keep_wait"] is not None:
+        fitting_jobs, _ = replay_runs.jobs_for_fleet(recorded.jobs, nodes)
+        addition = sizing.smallest_addition(fitting_jobs, nodes, target_seconds=params["keep_wait"], policy=policy)
+        answer["keep_wait"] = wire.to_plain(addition)
     return answer
 
 
-def _slices(text: str | None) -> tuple[int, int]:
+def _parse_repartition(text: str | None) -> tuple[int, int]:
     if text is None:
         return 0, 0
     gpus, by, slices = text.partition("x")
     if not (by and gpus.isascii() and gpus.isdigit() and slices.isascii() and slices.isdigit()):
-        raise click.UsageError(f"--repartition `{text[:40]}` is not like 16x7: GPUs, and slices of each")
+        raise click.UsageError(
+            f"--repartition `{text[:40]}` is not GPUSxSLICES: write 16x7 to split 16 GPUs into 7 instances each"
+        )
     return int(gpus), int(slices)

@@ -1,4 +1,4 @@
-"""What `watchkeeper capacity` prints for people: the sentence first, then a picture, then the numbers behind it."""
+"""The text that `watchkeeper capacity` prints: the answer first, then a chart, then the numbers behind it."""
 
 from __future__ import annotations
 
@@ -13,19 +13,15 @@ from watchkeeper.kit import durations
 from watchkeeper.readers import table
 
 UNKNOWN = "unknown"
-MOST_ROWS = 20
-# Lines of a table that are named; --json has more of them.
-MOST_NAMED = 5
+MAX_ROWS = 20
+# --json has more.
+MAX_PROBLEM_LINES = 5
 YEAR_2000 = 946_684_800
-# Where nobody asked for so many GPUs.
-NOBODY = answers.Spread(jobs=0, mean=None, p50=None, p95=None, max=None)
+# For a job size that no job requested.
+NO_JOBS = answers.Spread(jobs=0, mean=None, p50=None, p95=None, max=None)
 
 
-def forecast(answer: answers.CapacityForecast, *, width: int) -> list[str]:
-    return list(_forecast(answer, width))
-
-
-def _forecast(answer: answers.CapacityForecast, width: int) -> Iterator[str]:
+def forecast(answer: answers.CapacityForecast, *, width: int) -> Iterator[str]:
     points, past = answer.forecast, answer.history
     assert past is not None, "a forecast without a reason against it has a history"
     first, last = points[0], points[-1]
@@ -33,8 +29,8 @@ def _forecast(answer: answers.CapacityForecast, width: int) -> Iterator[str]:
         yield answer.sentence
     highest = max(points, key=lambda point: point.mean)
     yield (
-        f"Expected: {first.mean:.4g} at {_short(first.time)}, {last.mean:.4g} at {_short(last.time)}, "
-        f"at most {highest.mean:.4g} at {_short(highest.time)}; 80 % lies between o and +."
+        f"Expected: {first.mean:.4g} at {_format_minute(first.time)}, {last.mean:.4g} at {_format_minute(last.time)}, "
+        f"maximum {highest.mean:.4g} at {_format_minute(highest.time)}; the 80 % interval is between o and +."
     )
     yield ""
     recent = [
@@ -42,199 +38,197 @@ def _forecast(answer: answers.CapacityForecast, width: int) -> Iterator[str]:
         for point in past.recent
         if point.value is not None
     ]
-    drawn = [
+    series = [
         (name, [(datetime.fromisoformat(point.time).timestamp(), value(point)) for point in points])
         for name, value in (("expected", attrgetter("mean")), ("low", attrgetter("low")), ("high", attrgetter("high")))
     ]
-    yield from chart.draw([*drawn, ("so far", recent)], width=min(width, 140))
+    yield from chart.draw([*series, ("so far", recent)], width=min(width, 140))
     yield ""
-    yield from _tested(answer, past)
+    yield from _backtest_lines(answer, past)
     yield from (f"Note: {note}." for note in answer.notes or ())
-    # What only a table has.
+    # Only tables have rows.
     rows = answer.plain.get("rows", {})
     if rows.get("left_out"):
-        yield f"Of {rows['rows']:,} rows {rows['used']:,} are used."
-    yield from _problems_of_table(answer, "problems")
+        yield f"{rows['used']:,} of {rows['rows']:,} rows are used."
+    yield from _table_problem_lines(answer, "problems")
 
 
-def _tested(answer: answers.CapacityForecast, past: answers.PastDemand) -> Iterator[str]:
-    tested = answer.backtest
-    assert tested is not None, "a forecast without a reason against it has a backtest"
-    if tested.wape is None:
-        yield "The history is too short to say how wrong this is."
+def _backtest_lines(answer: answers.CapacityForecast, past: answers.PastDemand) -> Iterator[str]:
+    backtest = answer.backtest
+    assert backtest is not None, "a forecast without a reason against it has a backtest"
+    if backtest.wape is None:
+        yield "The history is too short for a back-test: the error of this forecast is unknown."
     else:
-        better = ""
-        if tested.naive_wape:
-            gain = 1 - tested.wape / tested.naive_wape
-            better = f" ({100 * abs(gain):.0f} % {'better' if gain >= 0 else 'worse'})"
-        part = "" if tested.whole_horizon else "of parts of the horizon "
+        comparison = ""
+        if backtest.naive_wape:
+            gain = 1 - backtest.wape / backtest.naive_wape
+            comparison = f" ({100 * abs(gain):.0f} % {'better' if gain >= 0 else 'worse'})"
+        part = "" if backtest.whole_horizon else "over part of the horizon "
         yield (
-            f"Back-test of {tested.origins} forecasts {part}from {_short(tested.since or '')} on: "
-            f"error {_share(tested.wape)} of demand, naive forecast "
-            f"{_share(tested.naive_wape)}{better}, straight line {_share(tested.straight_line_wape)}; "
-            f"{_share(tested.coverage)} of what came lay inside the 80 % interval."
+            f"Back-test of {backtest.origins} forecasts {part}since {_format_minute(backtest.since or '')}: "
+            f"error {_format_percent(backtest.wape)} of demand, naive forecast "
+            f"{_format_percent(backtest.naive_wape)}{comparison}, straight line "
+            f"{_format_percent(backtest.straight_line_wape)}; "
+            f"{_format_percent(backtest.coverage)} of actual values were inside the 80 % interval."
         )
-    yield f"Model: {answer.model}; steps of {answer.step} from {_short(past.from_)} on."
+    yield f"Model: {answer.model}; steps of {answer.step} since {_format_minute(past.from_)}."
 
 
-def now(answer: answers.CapacityNow) -> list[str]:
-    return list(_now(answer))
-
-
-def _now(answer: answers.CapacityNow) -> Iterator[str]:
-    found = answer.standing
+def now(answer: answers.CapacityNow) -> Iterator[str]:
+    capacity = answer.standing
     yield (
-        f"{found.free_gpus} of {found.in_service_gpus} GPUs in service are free, {found.held_gpus} are held; "
-        f"the fleet has {found.gpus}."
+        f"{capacity.free_gpus} of {capacity.in_service_gpus} GPUs in service are free, "
+        f"{capacity.held_gpus} are allocated; the fleet has {capacity.gpus}."
     )
-    if found.stranded_share:
-        largest = found.rooms[-1]
+    if capacity.stranded_share:
+        largest = capacity.rooms[-1]
         yield (
-            f"{largest.stranded_gpus} of the free ones ({100 * found.stranded_share:.0f} %) lie where no job of "
-            f"{largest.gpus} can use them."
+            f"{largest.stranded_gpus} free GPUs ({100 * capacity.stranded_share:.0f} %) are stranded: no job of "
+            f"{largest.gpus} GPUs can use them."
         )
     yield ""
     rows = [
-        [str(number) for number in (room.gpus, room.jobs, room.usable_gpus, room.stranded_gpus)] for room in found.rooms
+        [str(number) for number in (fit.gpus, fit.jobs, fit.usable_gpus, fit.stranded_gpus)] for fit in capacity.rooms
     ]
-    yield from _table(["GPUs a job", "jobs that fit", "GPUs usable", "GPUs stranded"], rows)
+    yield from _table_lines(["GPUs per job", "jobs that fit", "usable GPUs", "stranded GPUs"], rows)
     if answer.waits:
         yield ""
-        yield from _table(
-            ["GPUs a job", "waiting", "longest wait", "started", "p50 wait", "p95 wait"],
-            [_wait_row(one) for one in answer.waits[:MOST_ROWS]],
+        yield from _table_lines(
+            ["GPUs per job", "waiting", "longest wait", "started", "p50 wait", "p95 wait"],
+            [_wait_row(wait) for wait in answer.waits[:MAX_ROWS]],
         )
-    for name, gpus, why in found.out_of_service[:MOST_ROWS]:
+    for name, gpus, why in capacity.out_of_service[:MAX_ROWS]:
         yield f"Out of service: {name}, {gpus} GPU{'' if gpus == 1 else 's'}{f': {why}' if why else ''}."
-    # A hub knows what is used, a table what it has no place for.
+    # Only a hub reports use; only tables report jobs without a node.
     if "use" in answer.plain:
-        yield from _use(answer)
+        yield from _use_lines(answer)
         yield from options.unmapped(answer.unmapped)
     unplaced = answer.plain.get("unplaced", {"jobs": 0})
     if unplaced["jobs"]:
         yield (
-            f"{unplaced['jobs']} running jobs with {unplaced['gpus']:g} GPUs have no place on these nodes, and are not "
-            "counted as held: the table of nodes lacks some."
+            f"{unplaced['jobs']} running jobs with {unplaced['gpus']:g} GPUs do not fit on these nodes and are not "
+            "counted as allocated: the table of nodes is incomplete."
         )
-    yield from _problems_of_table(answer, "problems")
-    yield from _problems_of_table(answer, "node_problems")
+    yield from _table_problem_lines(answer, "problems")
+    yield from _table_problem_lines(answer, "node_problems")
 
 
-def _use(answer: answers.CapacityNow) -> Iterator[str]:
+def _use_lines(answer: answers.CapacityNow) -> Iterator[str]:
     use = answer.use
     if use.used_gpus is not None and use.held_gpus:
         yield ""
-        yield f"Held {use.held_gpus} GPUs, used the worth of {use.used_gpus:.1f} over {use.window}."
-    advice = [one for one in answer.rightsizing if one.fit not in ("keep", "unknown")]
-    if advice:
+        yield f"{use.held_gpus} GPUs are allocated; mean use over {use.window} equals {use.used_gpus:.1f} busy GPUs."
+    changes = [workload for workload in answer.rightsizing if workload.fit not in ("keep", "unknown")]
+    if changes:
         yield ""
         rows = [
-            [table.escape_cell(one.name)[:40], str(one.gpus), one.fit, one.profile, one.why]
-            for one in advice[:MOST_ROWS]
+            [table.escape_cell(workload.name)[:40], str(workload.gpus), workload.fit, workload.profile, workload.why]
+            for workload in changes[:MAX_ROWS]
         ]
-        yield from _table(["workload", "GPUs", "would do", "slice", "why"], rows)
+        yield from _table_lines(["workload", "GPUs", "advice", "MIG profile", "reason"], rows)
     for cut in answer.repartition:
         yield (
-            f"{cut.workloads} workloads on {cut.model} fit into slices of {cut.gpus_to_cut} GPUs: "
-            f"{cut.frees_gpus} would be free."
+            f"{cut.workloads} workloads on {cut.model} fit into MIG instances of {cut.gpus_to_cut} GPUs: "
+            f"this frees {cut.frees_gpus} GPUs."
         )
 
 
-def whatif(answer: answers.WhatIf) -> list[str]:
-    return list(_whatif(answer))
-
-
-def _changed(change: str) -> str:
+def _describe_change(change: str) -> str:
     return f"W{change[1:]}" if change.startswith("without") else f"With {change}"
 
 
-def _whatif(answer: answers.WhatIf) -> Iterator[str]:
+def whatif(answer: answers.WhatIf) -> Iterator[str]:
     before, after = answer.before, answer.after
     lost = after.never_fits.jobs - before.never_fits.jobs
     yield (
-        f"{_changed(answer.change)}: p95 of waiting {_long(before.wait.p95)} → {_long(after.wait.p95)}, "
-        f"utilisation {_share(before.utilisation)} → {_share(after.utilisation)}, "
+        f"{_describe_change(answer.change)}: "
+        f"p95 wait {_format_seconds(before.wait.p95)} → {_format_seconds(after.wait.p95)}, "
+        f"utilisation {_format_percent(before.utilisation)} → {_format_percent(after.utilisation)}, "
         f"{before.gpus:g} → {after.gpus:g} GPUs."
-        + (f" Jobs that fit now and never would then: {lost:,}; waits are of the others." if lost > 0 else "")
+        + (f" {lost:,} jobs that fit before never fit after; the waits exclude them." if lost > 0 else "")
     )
     yield ""
     rows = [_whatif_row("all", answer.recorded.wait, before.wait, after.wait)]
     for shape in dict.fromkeys([*before.wait.by_gpus, *after.wait.by_gpus]):
-        sides = [side.wait.by_gpus.get(shape, NOBODY) for side in (answer.recorded, before, after)]
-        rows.append(_whatif_row(shape, *sides))
-    header = ["GPUs a job", "jobs", "mean recorded", "mean before", "mean after", "p95 before", "p95 after"]
-    yield from _table(header, rows)
-    for name, side in (("before", before), ("after", after)):
-        if side.never_fits.jobs:
-            sizes = ", ".join(f"{size:g}" for size in side.never_fits.gpus)
-            yield f"Never fits {name}: {side.never_fits.jobs} jobs of {sizes} GPUs; they are in no wait above."
-    yield from _kept(answer.plain.get("keep_wait"))
+        spreads = [run.wait.by_gpus.get(shape, NO_JOBS) for run in (answer.recorded, before, after)]
+        rows.append(_whatif_row(shape, *spreads))
+    header = ["GPUs per job", "jobs", "mean recorded", "mean before", "mean after", "p95 before", "p95 after"]
+    yield from _table_lines(header, rows)
+    for name, run in (("before", before), ("after", after)):
+        if run.never_fits.jobs:
+            sizes = ", ".join(f"{size:g}" for size in run.never_fits.gpus)
+            yield f"Never fits {name}: {run.never_fits.jobs} jobs of {sizes} GPUs; the waits above exclude them."
+    yield from _keep_wait_lines(answer.plain.get("keep_wait"))
     counts = answer.jobs
-    taken = ", ".join(f"{counts[key]} {key.replace('_', ' ')}" for key in counts if key not in ("rows", "jobs"))
+    dropped = ", ".join(f"{counts[key]} {key.replace('_', ' ')}" for key in counts if key not in ("rows", "jobs"))
     share = f" of {counts['rows']} rows" if "rows" in counts else ""
-    yield f"{counts['jobs']} jobs{share} ({answer.layout}{_window_of(answer)}); {taken}."
-    yield f"A replay assumes: {'; '.join(answer.assumes)}. Policy: {answer.policy}."
-    yield from _problems(answer.problems)
-    yield from _problems_of_table(answer, "node_problems")
+    yield f"{counts['jobs']} jobs{share} ({answer.layout}{_format_window(answer)}); {dropped}."
+    yield f"Assumptions: {'; '.join(answer.assumes)}. Policy: {answer.policy}."
+    yield from _problem_lines(answer.problems)
+    yield from _table_problem_lines(answer, "node_problems")
 
 
-def _window_of(answer: answers.WhatIf) -> str:
-    """The time that the jobs are of; tables of traces count from nothing, and that says nothing."""
+def _format_window(answer: answers.WhatIf) -> str:
+    """The time range of the jobs; empty for traces, whose times count from zero."""
     if answer.since < YEAR_2000:
         return ""
     days = (datetime.fromtimestamp(at, UTC) for at in (answer.since, answer.until))
     return ", " + " to ".join(f"{day:%Y-%m-%d %H:%M}Z" for day in days)
 
 
-def _kept(found: Mapping[str, Any] | None) -> Iterator[str]:
-    if found is None:
+def _keep_wait_lines(addition: Mapping[str, Any] | None) -> Iterator[str]:
+    if addition is None:
         return
-    target = _long(found["target_seconds"])
-    if found["add_gpus"] is None:
-        yield f"No addition up to four times the fleet keeps the p95 of waiting at {target}."
+    target = _format_seconds(addition["target_seconds"])
+    if addition["add_gpus"] is None:
+        yield f"No addition up to four times the fleet keeps the p95 wait at or below {target}."
     else:
-        days = f"on {_share(found['days_kept'])} of all days it would have been kept"
-        yield f"To keep the p95 of waiting at or below {target} add {found['add_gpus']} GPUs; {days}."
+        days = f"they would have kept it on {_format_percent(addition['days_kept'])} of days"
+        yield f"To keep the p95 wait at or below {target}, add {addition['add_gpus']} GPUs; {days}."
 
 
-def _whatif_row(shape: str, *sides: answers.Waits | answers.Spread) -> list[str]:
-    _, before, after = sides
-    means = [_long(side.mean) for side in sides]
-    return [shape, str(before.jobs), *means, _long(before.p95), _long(after.p95)]
+def _whatif_row(shape: str, *spreads: answers.Waits | answers.Spread) -> list[str]:
+    _, before, after = spreads
+    means = [_format_seconds(spread.mean) for spread in spreads]
+    return [shape, str(before.jobs), *means, _format_seconds(before.p95), _format_seconds(after.p95)]
 
 
-def _wait_row(one: answers.QueueWait) -> list[str]:
-    seconds = [_long(one.longest_seconds), _long(one.p50_seconds), _long(one.p95_seconds)]
-    return [str(one.gpus), str(one.waiting), seconds[0], str(one.started), *seconds[1:]]
+def _wait_row(wait: answers.QueueWait) -> list[str]:
+    seconds = [
+        _format_seconds(wait.longest_seconds),
+        _format_seconds(wait.p50_seconds),
+        _format_seconds(wait.p95_seconds),
+    ]
+    return [str(wait.gpus), str(wait.waiting), seconds[0], str(wait.started), *seconds[1:]]
 
 
-def _problems_of_table(answer: reading.HubAnswer, name: str) -> Iterator[str]:
+def _table_problem_lines(answer: reading.HubAnswer, name: str) -> Iterator[str]:
     if name in answer.plain:
-        yield from _problems(reading.read_answer(answers.PlainProblems, answer.plain[name]))
+        yield from _problem_lines(reading.read_answer(answers.PlainProblems, answer.plain[name]))
 
 
-def _problems(found: answers.PlainProblems) -> Iterator[str]:
-    if not found.counts:
+def _problem_lines(problems: answers.PlainProblems) -> Iterator[str]:
+    if not problems.counts:
         return
-    yield f"Left out: {', '.join(f'{count} × {kind}' for kind, count in found.counts.items())}."
-    yield from (f"  {line}" for line in found.lines[:MOST_NAMED])
+    yield f"Dropped: {', '.join(f'{count} × {kind}' for kind, count in problems.counts.items())}."
+    yield from (f"  {line}" for line in problems.lines[:MAX_PROBLEM_LINES])
 
 
-def _table(header: list[str], rows: list[list[str]]) -> Iterator[str]:
+def _table_lines(header: list[str], rows: list[list[str]]) -> Iterator[str]:
     widths = [max(len(row[at]) for row in [header, *rows]) for at in range(len(header))]
     for row in [header, *rows]:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
-def _share(value: float | None) -> str:
+def _format_percent(value: float | None) -> str:
     return UNKNOWN if value is None else f"{100 * value:.1f} %"
 
 
-def _long(seconds: float | None) -> str:
+def _format_seconds(seconds: float | None) -> str:
     if seconds is None:
         return "-"
     return durations.format_seconds(float(round(seconds))) if seconds >= 1 or not seconds else f"{seconds:.1f}s"
 
 
-def _short(text: str) -> str:
+def _format_minute(text: str) -> str:
     return text[:16].replace("T", " ")

@@ -167,7 +167,7 @@ def test_signing_in_opens_the_console(page: Page) -> None:
         page.goto(site.url)
         page.get_by_test_id("token").fill("wrong")
         page.keyboard.press("Enter")
-        expect(page.get_by_role("alert")).to_have_text("no such token")
+        expect(page.get_by_role("alert")).to_have_text("unknown token")
         page.get_by_test_id("token").fill(SECRETS[Role.OPERATOR])
         page.keyboard.press("Enter")
         expect(page.get_by_test_id("link")).to_have_attribute("data-link", "live")

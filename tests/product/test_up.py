@@ -60,7 +60,7 @@ def test_a_second_hub_on_the_same_port_says_who_holds_it(product: Product, tmp_p
     port = product.url.rsplit(":", 1)[1]
     refused = command("up", "--port", port, "--data", str(tmp_path / "other"))
     assert refused.returncode == 2
-    assert f"127.0.0.1:{port}: the port is taken by" in refused.stderr
+    assert f"127.0.0.1:{port}: the port is in use by" in refused.stderr
     assert "--port" in refused.stderr
 
 

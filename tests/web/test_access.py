@@ -83,7 +83,7 @@ def test_a_wrong_token_is_told_from_a_missing_right(guarded: Site) -> None:
         body={},
         headers={"Authorization": f"Bearer {SECRETS[Role.VIEWER]}"},
     )
-    assert low.json["error"] == "viewer is viewer; this needs operator"
+    assert low.json["error"] == "viewer has the role viewer; this needs the role operator"
 
 
 def test_signing_in_sets_a_cookie_that_scripts_cannot_read(guarded: Site) -> None:

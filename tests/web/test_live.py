@@ -164,7 +164,7 @@ def test_a_viewer_whose_token_is_taken_away_is_shown_nothing_more(
         with contextlib.suppress(ConnectionClosed):
             while True:
                 socket.recv(30)
-        assert (socket.close_code, socket.close_reason) == (1008, "signed out")
+        assert (socket.close_code, socket.close_reason) == (1008, "session ended or access revoked")
 
 
 def test_the_server_stops_quickly_with_open_sockets() -> None:

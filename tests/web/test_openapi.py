@@ -156,5 +156,5 @@ def test_what_an_answer_adds_to_a_value_and_leaves_out_is_in_its_schema() -> Non
 def test_two_types_of_one_name_are_refused() -> None:
     schemas = Schemas()
     schemas.of(Annotated[Thing, ResponseVariant("Same")])
-    with pytest.raises(TypeError, match="two types would be called Same"):
+    with pytest.raises(TypeError, match="two types have the component name Same"):
         schemas.of(Annotated[Thing, ResponseVariant("Same", added={"a": int})])

@@ -40,9 +40,7 @@ def test_panels_go_first_then_pages_and_changes_and_pushes_never() -> None:
     with pytest.raises(HTTPException) as refused:
         load.start_request(PANEL)
     assert (refused.value.status_code, refused.value.headers) == (503, {"Retry-After": "5"})
-    assert (
-        f"{MAX_PANEL_REQUESTS} questions wait for an answer, the limit is {MAX_PANEL_REQUESTS}" in refused.value.detail
-    )
+    assert f"{MAX_PANEL_REQUESTS} requests are in progress, the limit is {MAX_PANEL_REQUESTS}" in refused.value.detail
     for _ in range(MAX_PAGE_REQUESTS - MAX_PANEL_REQUESTS):
         assert load.start_request(PAGE)
     with pytest.raises(HTTPException):

@@ -149,6 +149,6 @@ def test_whoever_waits_for_a_hub_that_cannot_start_is_told_so_and_keeps_nobody_f
             first.fail_startup()
             replies = await asyncio.gather(*waiting)
         assert [reply.status for reply in replies] == [503, 503]
-        assert replies[0].json["error"] == "the hub cannot start; its log says why"
+        assert replies[0].json["error"] == "the hub failed to start; see its log"
 
     asyncio.run(run())

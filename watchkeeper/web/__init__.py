@@ -1,4 +1,4 @@
-"""The hub's face: Prometheus API, fleet API, live updates, and the built console.
+"""The HTTP interface of the hub: Prometheus API, fleet API, live updates, and the built console.
 
-Comes in: HTTP requests. Goes out: answers from the hub. Never here: decisions about the fleet.
+In: HTTP requests. Out: responses from the hub. Never here: decisions about the fleet.
 """

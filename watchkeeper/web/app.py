@@ -1,7 +1,7 @@
-"""The web application: one table of endpoints behind the gate.
+"""Build the web application: one table of endpoints behind the gate.
 
-`create_app` gives each part of the API the services that it uses, of those that a hub or a recording offers, and puts
-all of them behind a `gate.Gate`, which asks `auth` who may come in. `server.serve` runs the result.
+`create_app` passes each part of the API the services that it uses, from a hub or from a recording. All endpoints are
+behind a `gate.Gate`, which authenticates and authorises each request. `server.serve` runs the application.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ from watchkeeper.web.prometheus import (
 
 LIVE_PATH = "/api/live"
 LIVE_SUMMARY = (
-    "A WebSocket: incidents as they change, pictures of the fleet, and for whoever says which `edition` of /api/fleet "
-    "it has, what has changed since; 426 without an upgrade"
+    "WebSocket with incident changes and frames of the fleet map. A client that sends the `edition` of its /api/fleet "
+    "response also receives the changes since then. Returns 426 without an upgrade"
 )
 
 
@@ -73,7 +73,7 @@ class Whoami:
 
 
 def create_app(services: Services, auth: Auth | AuthFiles, *, live_interval_seconds: float | None = None) -> Starlette:
-    """The whole application; live pictures come every scrape interval unless told otherwise."""
+    """Build the application; without `live_interval_seconds`, live frames come every scrape interval."""
     runtime, queries, journal, fleet = services.runtime, services.queries, services.journal, services.fleet
     auth_files = auth if isinstance(auth, AuthFiles) else AuthFiles(auth)
     gate = Gate(runtime, auth_files, is_evaluating=lambda: services.rules.is_evaluating)
@@ -124,7 +124,7 @@ def create_app(services: Services, auth: Auth | AuthFiles, *, live_interval_seco
 
 
 def _query_endpoints(services: Services) -> list[Endpoint]:
-    """Questions to the engine, and what rules make of its answers."""
+    """Queries, recordings, SLOs and rules."""
     runtime, queries, journal, rules = services.runtime, services.queries, services.journal, services.rules
     return [
         *prometheus_api.endpoints(
@@ -217,7 +217,7 @@ def _fleet_endpoints(
 
 
 def hub_endpoints(runtime: Runtime, health: HubHealth) -> list[Endpoint]:
-    """Health, readiness, our own metrics, and who is asking."""
+    """Health, readiness, the hub's own metrics, and the caller's name and role."""
 
     async def healthy(_: Request) -> Response:
         return PlainTextResponse("Watchkeeper is healthy.\n")
@@ -235,12 +235,17 @@ def hub_endpoints(runtime: Runtime, health: HubHealth) -> list[Endpoint]:
         return Whoami(name=caller.name, role=caller.role, needs_sign_in=caller.proof is not Proof.LOOPBACK)
 
     async def require_upgrade(_: Request) -> Response:
-        raise HTTPException(426, "live updates come over a WebSocket", {"Upgrade": "websocket"})
+        raise HTTPException(426, "live updates need a WebSocket connection", {"Upgrade": "websocket"})
 
     return [
-        Endpoint(("GET",), "/-/healthy", None, healthy, summary="Whether the hub lives", media_type="text/plain"),
+        Endpoint(("GET",), "/-/healthy", None, healthy, summary="Liveness of the hub", media_type="text/plain"),
         Endpoint(
-            ("GET",), "/-/ready", None, ready, summary="Whether it has begun; 503 says why not", media_type="text/plain"
+            ("GET",),
+            "/-/ready",
+            None,
+            ready,
+            summary="Readiness of the hub; 503 with the reason if it is not ready",
+            media_type="text/plain",
         ),
         Endpoint(("GET",), "/metrics", Role.VIEWER, metrics, summary="The hub's own metrics", media_type="text/plain"),
         Endpoint(
@@ -248,7 +253,7 @@ def hub_endpoints(runtime: Runtime, health: HubHealth) -> list[Endpoint]:
             "/api/whoami",
             Role.VIEWER,
             whoami,
-            summary="Who is asking, and with which role",
+            summary="Name and role of the caller",
         ),
         Endpoint(("GET",), LIVE_PATH, Role.VIEWER, require_upgrade, summary=LIVE_SUMMARY),
     ]

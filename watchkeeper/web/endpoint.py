@@ -1,7 +1,7 @@
-"""How every endpoint answers: one JSON writer, one error envelope, one place that declares a route.
+"""Declare endpoints, write JSON responses and errors, and read request bodies.
 
-An `Endpoint` is a row of the table that `app.py` turns into routes: its path, who may call it, and
-whether it changes something. Under /api/v1 errors have Prometheus' own shape, everywhere else ours.
+An `Endpoint` is a row of the table that `app` turns into routes: its path, the role it needs, and whether it changes
+state. Errors under /api/v1 have the format of Prometheus; all others have the format of `error_response`.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ class DataclassInstance(Protocol):
 
 
 RequestHandler = Callable[[Request], Awaitable[Response]]
-# What answers with a dataclass or a TypedDict is written as its fields, in our envelope.
+# A dataclass or a TypedDict is written as its fields, beside `ok`.
 EndpointHandler = Callable[[Request], Awaitable[Response | DataclassInstance | Mapping[str, object]]]
 PROMETHEUS_PREFIX = "/api/v1/"
-# orjson has its own way with times and dataclasses; `wire` is the one way here.
+# `wire` writes times and dataclasses, not orjson.
 JSON_OPTIONS = orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS
-# A body of a mebibyte takes a second on a poor line; one that takes longer is not coming.
+# A body of 1 MiB takes one second on a slow connection.
 BODY_TIMEOUT_SECONDS = 10.0
-# What is worth packing: pictures and archives are small already.
+# Only these are compressed: images and archives are compressed already.
 COMPRESSIBLE_TYPES = ("application/json", "text/", "application/vnd.google.protobuf")
-# Takes a third of a millisecond to pack; more leaves the event loop.
+# Compressing this takes 0.3 ms; larger bodies are compressed in a thread.
 MAX_INLINE_BYTES = 64 * 1024
-# Prometheus' word for each status it uses.
+# Prometheus' `errorType` for each status.
 ERROR_TYPES = {
     400: "bad_data",
     404: "not_found",
@@ -53,20 +53,20 @@ ERROR_TYPES = {
 }
 
 
-# What is asked or given: a type, the fields of an object by name, or None where nothing is said about it.
+# The type of a body or a response: a type, the fields of an object by name, or None if undeclared.
 TypeSpec = Any
 
 
 @dataclass(frozen=True, slots=True)
 class Unwrapped:
-    """The shape of an answer that does not stand in our envelope."""
+    """The type of a JSON response that is written without `ok`."""
 
     kind: Any
 
 
 @dataclass(frozen=True, slots=True)
 class QueryParam:
-    """One parameter of an endpoint, for `openapi`; `kind` is its type as `schema` knows types."""
+    """A query parameter of an endpoint, for `openapi`; `kind` is a type that `schema` supports."""
 
     name: str
     description: str
@@ -76,10 +76,10 @@ class QueryParam:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One row of the route table; `role` None is open to everyone, `changes` brings the same-origin guard.
+    """One row of the route table; `role` None needs no login, `changes` enables the same-origin check.
 
-    The rest is what `openapi` says about it: a sentence, parameters, the fields of the body, and the media type of an
-    answer that is not JSON. `gives` is for an answer whose type the signature of `answer` does not tell.
+    The other fields are for `openapi`: a summary, parameters, the type of the body, and the media type of a response
+    that is not JSON. `response` is the type of the response, if the signature of `handler` does not declare it.
     """
 
     methods: tuple[str, ...]
@@ -95,7 +95,7 @@ class Endpoint:
 
     @property
     def response_type(self) -> TypeSpec:
-        """What is answered: `gives`, or the dataclass or TypedDict that `answer` is declared to return."""
+        """The type of the response: `response`, or the dataclass or TypedDict that `handler` is declared to return."""
         if self.response is not None:
             return self.response
         declared = inspect.get_annotations(self.handler, eval_str=True).get("return")
@@ -116,14 +116,14 @@ def ok_response(**content: Any) -> Response:
 
 
 def typed_response(content: DataclassInstance | Mapping[str, object]) -> Response:
-    """A typed answer as JSON: its fields beside `ok`."""
+    """Write a dataclass or mapping as JSON: its fields beside `ok`."""
     if isinstance(content, Mapping):
         return ok_response(**content)
     return ok_response(**wire.fields_of(content))
 
 
 async def compress_response(response: Response, accepted: str) -> Response:
-    """The answer as gzip where its reader takes it and has it sooner; a stream goes out as it comes."""
+    """Compress a long text response if the client accepts gzip; streams are not compressed."""
     body: bytes = getattr(response, "body", b"")
     is_text = response.headers.get("content-type", "").startswith(COMPRESSIBLE_TYPES)
     if len(body) < compression.LEAST_BYTES or not is_text or "content-encoding" in response.headers:
@@ -137,7 +137,7 @@ async def compress_response(response: Response, accepted: str) -> Response:
 
 
 def error_response(path: str, *, status: int, problem: str, headers: Mapping[str, str] | None = None) -> Response:
-    """An error in the shape that belongs to the path."""
+    """An error in the format of the path: Prometheus' format under /api/v1, else `{"ok": false, "error": …}`."""
     if path.startswith(PROMETHEUS_PREFIX):
         return prometheus_error(problem, status=status, headers=headers)
     return json_response({"ok": False, "error": problem, "status": status}, status=status, headers=headers)
@@ -151,20 +151,22 @@ def prometheus_error(
 
 
 def parse_whole_number(text: str, *, max_digits: int = 12) -> int | None:
-    """A number in plain digits, or None; `isdigit` alone lets in ² and five thousand digits."""
+    """A number in ASCII digits, or None; `isdigit` alone accepts ² and thousands of digits."""
     return int(text) if text.isascii() and text.isdigit() and len(text) <= max_digits else None
 
 
 def check_node(caller: Caller, *nodes: str | None) -> None:
-    """403 unless this caller may speak for all of these nodes; None is what belongs to no node."""
+    """Raise 403 unless the caller's token allows all these nodes; None means data that belongs to no node."""
     for node in nodes:
         if not caller.may_speak_for(node):
-            subject = "no node in particular" if node is None else node[:100]
-            raise HTTPException(403, f"the token {caller.name} is bound to {caller.nodes}, this is about {subject}")
+            subject = "no single node" if node is None else node[:100]
+            raise HTTPException(
+                403, f"token {caller.name} is only valid for nodes {caller.nodes}; this request is for {subject}"
+            )
 
 
 async def read_body(request: Request, limit_bytes: int, *, remedy: str = "Send it in parts") -> bytes:
-    """The whole body; 413 as soon as it is known to be longer than the limit, 408 when it does not come."""
+    """Read the body; raise 413 as soon as it exceeds the limit, 408 if it does not arrive in time."""
     declared = request.headers.get("content-length", "")
     size = parse_whole_number(declared) or 0
     body = bytearray()
@@ -179,15 +181,15 @@ async def read_body(request: Request, limit_bytes: int, *, remedy: str = "Send i
     except TimeoutError as error:
         raise HTTPException(408, f"the body did not arrive within {BODY_TIMEOUT_SECONDS:g} s") from error
     except ClientDisconnect as error:
-        # An agent that was killed: nobody hears this answer, and it is no error of the hub's.
-        raise HTTPException(400, "the sender went away before the body was whole") from error
+        # For example an agent that was killed: no one reads this response, and the hub did not fail.
+        raise HTTPException(400, "the client disconnected before the whole body arrived") from error
     if size > limit_bytes:
         raise HTTPException(413, f"the body has {size:,} bytes or more, the limit is {limit_bytes:,}. {remedy}")
     return bytes(body)
 
 
 async def read_json_object(request: Request, limit_bytes: int) -> dict[str, Any]:
-    """The body as a JSON object, empty where there is none; 400 if it is something else."""
+    """Read the body as a JSON object, empty if there is no body; raise 400 if it is something else."""
     try:
         body = orjson.loads(await read_body(request, limit_bytes) or b"{}")
     except orjson.JSONDecodeError as error:

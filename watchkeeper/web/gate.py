@@ -1,7 +1,7 @@
-"""What stands in front of every endpoint: who may come in, what each answer carries, and one way to say no.
+"""Authenticate and authorise every request, add security headers, and turn errors into responses.
 
-A request passes the outer gate (host name, security headers), is routed, and passes its endpoint's role check; any
-error leaves as JSON in the shape that belongs to its path. `app` and `opening` build applications behind it.
+A request passes `SecurityMiddleware` (proxy headers, host name, security headers), is routed, and passes the role check
+of its endpoint. Errors become JSON in the format of the path. `app` and `startup_app` build applications with it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ RESPONSE_HEADERS = [
 
 
 class Gate:
-    """Checks each request against the role its endpoint declares; while rules are evaluated, readers wait a little."""
+    """Checks each request against the role of its endpoint; under load, viewers wait while rules are evaluated."""
 
     def __init__(
         self, runtime: Runtime, auth_files: AuthFiles, *, is_evaluating: Callable[[], bool] = lambda: False
@@ -70,7 +70,7 @@ class Gate:
         return caller
 
     def may_connect(self, socket: WebSocket, role: Role) -> bool:
-        """A WebSocket is not bound to its origin by browsers, so it needs the same-origin check although it reads."""
+        """Whether a WebSocket may connect; browsers do not restrict its origin, so it is checked even for reads."""
         caller = self.find_caller(socket)
         is_browser = "origin" in socket.headers or "sec-fetch-site" in socket.headers
         return caller is not None and caller.may(role) and (not is_browser or is_own_page("GET", socket.headers))
@@ -82,7 +82,7 @@ class Gate:
         *,
         lifespan: Lifespan[Starlette] | None = None,
     ) -> Starlette:
-        """All endpoints behind this gate, and routes that look for themselves."""
+        """An application with these endpoints behind the gate; `others` are routes with their own checks."""
         routes = [Route(row.path, self._guard(row), methods=list(row.methods)) for row in table]
         application = Starlette(
             routes=[*routes, *others],
@@ -116,16 +116,18 @@ class Gate:
         assert endpoint.role is not None
         caller = self.find_caller(request)
         if caller is None:
-            raise HTTPException(401, "who are you? Send a bearer token, or sign in", {"WWW-Authenticate": "Bearer"})
+            raise HTTPException(401, "login required: send a bearer token, or sign in", {"WWW-Authenticate": "Bearer"})
         if not caller.may(endpoint.role):
-            raise HTTPException(403, f"{caller.name} is {caller.role}; this needs {endpoint.role}")
+            raise HTTPException(403, f"{caller.name} has the role {caller.role}; this needs the role {endpoint.role}")
         if endpoint.changes and caller.proof is not Proof.BEARER and not is_own_page(request.method, request.headers):
-            raise HTTPException(403, "this request does not come from the console. Send JSON, without a foreign Origin")
+            raise HTTPException(
+                403, "this request does not come from the console. Send JSON and no Origin of another site"
+            )
         return caller
 
 
 class SecurityMiddleware:
-    """Around everything: who is behind a proxy, loopback names only where the hub is open, and security headers."""
+    """Applies proxy headers, adds security headers, and allows only loopback host names if no login is configured."""
 
     def __init__(self, app: ASGIApp, *, needs_loopback_name: bool, proxy: Proxy) -> None:
         self._app = app
@@ -152,7 +154,7 @@ class SecurityMiddleware:
         if scope["type"] == "websocket":
             await WebSocket(scope, receive, send).close(WS_1008_POLICY_VIOLATION)
             return
-        problem = "this hub has neither tokens nor users and answers only to localhost, 127.0.0.1 and [::1]"
+        problem = "this hub has no tokens and no users, so it answers only to localhost, 127.0.0.1 and [::1]"
         await error_response(scope["path"], status=403, problem=problem)(scope, receive, send)
 
 
@@ -165,7 +167,7 @@ async def answer_http_error(request: Request, error: Exception) -> Response:
 
 
 async def answer_watchkeeper_error(request: Request, error: Exception) -> Response:
-    """Our own errors: someone else was faster or the step is not allowed (409), or a part of the hub is away (503)."""
+    """Return 409 for a conflict or a step that is not allowed, the error's own status, or else 503."""
     status = 409 if isinstance(error, (InvalidTransition, JournalConflict)) else 503
     if isinstance(error, HubError) and error.status is not None:
         status = error.status
@@ -173,5 +175,5 @@ async def answer_watchkeeper_error(request: Request, error: Exception) -> Respon
 
 
 async def answer_unexpected_error(request: Request, error: Exception) -> Response:
-    log.error("A request failed", exc_info=error, extra=fields(path=request.url.path))
-    return error_response(request.url.path, status=500, problem="the hub failed to answer; its log says why")
+    log.error("request failed", exc_info=error, extra=fields(path=request.url.path))
+    return error_response(request.url.path, status=500, problem="internal error; see the hub's log")

@@ -1,13 +1,13 @@
-"""Live updates over one WebSocket per viewer: incidents at once, a picture of the fleet per tick.
+"""Live updates over one WebSocket per viewer: incidents as they change, and a frame of the fleet map per interval.
 
-One task follows the hub's changes and a timer. It draws each picture once, whatever the number of
-viewers, and leaves it in every viewer's mailbox. A mailbox has one place per kind of message and the
-newest wins, so a slow browser skips pictures instead of queueing them. Fault → screen goes through
-here: a change of incidents is sent before anything is asked of the engine. While nobody looks, a picture and the
-answer of /api/fleet are made now and then all the same: whoever opens the page sees the fleet at once, under the time
-of that picture, and the next one a moment later. A picture of another inventory than before comes with its answer of
-/api/fleet, for the one means nothing without the other. A viewer that says which edition of that answer it has is told
-before a picture what has changed since: it need not ask, and whoever holds a GPU now is told the same way.
+One task follows the changes of the hub and a timer. It draws each frame once for all viewers and puts it into the
+mailbox of each viewer. A mailbox keeps the newest message of each kind, so a slow browser skips frames instead of
+queueing them. Changed incidents are sent before any query runs.
+
+Without viewers, a frame and a snapshot of /api/fleet are still made from time to time: a page that opens shows this
+frame with its time, and gets the next one a moment later. A frame for a changed inventory comes with its snapshot,
+because one cannot be shown without the other. A viewer that sends the edition of its snapshot gets the changes since
+then before the frame, including changed holders of GPUs, so it does not have to request /api/fleet again.
 """
 
 from __future__ import annotations
@@ -38,42 +38,42 @@ from watchkeeper.web.incidents.cards import IncidentCards
 
 log = logging.getLogger(__name__)
 
-# A change may bring a new picture at once, but not more often than an eye can follow.
+# A change triggers a new frame immediately, but not faster than a person can follow.
 MIN_FRAME_INTERVAL_SECONDS = 0.25
-# Each viewer costs a socket and up to one picture of memory; a control room has tens, not hundreds.
+# Each viewer costs a socket and up to one frame of memory; a control room has tens of viewers, not hundreds.
 MAX_VIEWERS = 200
 MAX_MESSAGE_BYTES = 4096
-# How old the holders of GPUs may be that viewers are shown: three questions to the engine, once for all viewers.
+# How old the holders of GPUs may be: loading them takes three queries, once for all viewers.
 MAX_HOLDERS_AGE_SECONDS = 60.0
-# How old the first picture of the first viewer may be; at 10,000 GPUs one picture a minute is a hundredth of a core.
+# How often a frame is drawn without viewers; for 10,000 GPUs, one frame per minute takes 1% of a core.
 UNWATCHED_FRAME_SECONDS = 60.0
-# How long whoever was given that picture waits for one of now; 10,000 GPUs stand on the screen 0.6 s after the call.
+# How long after that frame a new viewer gets a current one; a page shows 10,000 GPUs 0.6 s after it is opened.
 SECOND_FRAME_DELAY_SECONDS = 1.0
-# Each colour is a question to the engine for every picture; who asks for one more gets the usual one.
+# Each colour needs a query for every frame; above the limit a viewer gets the default colour.
 MAX_COLOURS = 16
 TRY_AGAIN_LATER = 1013
 # RFC 6455 and the IANA registry: 1008 is "policy violation".
 POLICY_VIOLATION = 1008
-# Who cannot be told anything now, because the journal does not answer, is told that long after.
+# How long to wait after a failure, for example of the journal, before updates are sent again.
 RETRY_SECONDS = 5.0
-# A viewer whose token, session or name was taken away sees nothing new after that long.
+# How often a viewer's access is checked: a viewer whose token, session or user was removed is disconnected.
 ACCESS_CHECK_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class LiveFrame:
-    """A picture as it is sent, and the answer of /api/fleet that it belongs to."""
+    """A packed frame, and the snapshot of /api/fleet that it belongs to."""
 
     frame: bytes
     snapshot: fleet_snapshot.FleetSnapshot | None = None
 
 
 class Mailbox:
-    """What one viewer has yet to receive: at most one message of each kind."""
+    """Messages that wait for one viewer: the newest of each kind."""
 
     def __init__(self) -> None:
         self.colour = frames.DEFAULT_COLOUR
-        # What the viewer has of /api/fleet; None for one that has not said so, and is sent pictures only.
+        # The edition of /api/fleet that the viewer sent; without one, it gets only frames.
         self.edition: str | None = None
         self._pending: dict[str, str | LiveFrame] = {}
         self._received_kinds: set[str] = set()
@@ -85,7 +85,7 @@ class Mailbox:
         self._filled.set()
 
     def put_first(self, kind: str, message: str) -> None:
-        """What a viewer is shown first, unless a newer one came while this was made."""
+        """Add a first message, unless a newer one of this kind was added before."""
         if kind not in self._received_kinds:
             self.put(kind, message)
 
@@ -98,7 +98,7 @@ class Mailbox:
 
 
 class LiveUpdates:
-    """The one task that draws, and the viewers it draws for."""
+    """Connected viewers, and the tasks that send them incidents and frames."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class LiveUpdates:
         self._wake = asyncio.Event()
         self._gauge = runtime.metrics.gauge("watchkeeper_web_viewers", "Browsers with a live connection")
         self._frames = runtime.metrics.counter(
-            "watchkeeper_web_frames_total", "Pictures of the fleet drawn for viewers"
+            "watchkeeper_web_frames_total", "Frames of the fleet map that were drawn, by colour"
         )
 
     @contextlib.asynccontextmanager
@@ -137,7 +137,7 @@ class LiveUpdates:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def serve(self, socket: WebSocket, may_stay: Callable[[], bool] = lambda: True) -> None:
-        """Talk to one viewer until it leaves, or may not stay any longer; the gate has let it in already."""
+        """Serve an authorised viewer until it disconnects or `may_stay` returns False."""
         await socket.accept()
         if len(self._viewers) >= MAX_VIEWERS:
             await socket.close(
@@ -152,7 +152,7 @@ class LiveUpdates:
             self._wake.set()
         else:
             mailbox.put("frame", frame)
-            # The page that opens still waits for its code and its other answers: they come first.
+            # Deliberately delayed: the page is still loading its code and its other data.
             asyncio.get_running_loop().call_later(SECOND_FRAME_DELAY_SECONDS, self._wake.set)
         sending = asyncio.create_task(self._send(socket, mailbox))
         try:
@@ -165,12 +165,12 @@ class LiveUpdates:
             await asyncio.gather(sending, return_exceptions=True)
 
     def newest_frame(self) -> LiveFrame | None:
-        """The newest picture in the usual colour, unless it is too old to begin with."""
+        """The newest frame in the default colour, or None if it is too old to show."""
         max_age_seconds = 2 * max(self._interval_seconds, UNWATCHED_FRAME_SECONDS)
         return self._newest[1] if self._newest is not None and self._age_seconds() < max_age_seconds else None
 
     async def serve_frame(self, _: Request) -> Response:
-        """The picture that is ready, as the socket would send it; 204 where there is none yet."""
+        """Respond with the newest frame, or 204 if there is none."""
         frame = self.newest_frame()
         headers = {"Cache-Control": "no-store"}
         if frame is None:
@@ -178,9 +178,7 @@ class LiveUpdates:
         return Response(frame.frame, media_type="application/octet-stream", headers=headers)
 
     def endpoints(self) -> list[Endpoint]:
-        summary = (
-            "The newest picture of the fleet as /api/live sends it, for a page that opens; 204 where none is ready"
-        )
+        summary = "The newest frame of the fleet map, in the format of /api/live; 204 if there is none yet"
         media_type = "application/octet-stream"
         return [
             Endpoint(("GET",), "/api/picture", Role.VIEWER, self.serve_frame, summary=summary, media_type=media_type)
@@ -190,11 +188,11 @@ class LiveUpdates:
         return self._runtime.clock.now().timestamp() - (self._newest[0] if self._newest else 0.0)
 
     async def _listen(self, socket: WebSocket, mailbox: Mailbox, may_stay: Callable[[], bool]) -> None:
-        """A viewer says two things only: by which metric its map is coloured, and what it has of /api/fleet."""
+        """Read the messages of a viewer: the colour of its map, and the edition of its /api/fleet response."""
         with contextlib.suppress(WebSocketDisconnect, KeyError, RuntimeError):
             while may_stay():
                 try:
-                    # A binary frame has no text, and raises KeyError: whoever sends one is not our console.
+                    # A binary message raises KeyError; the console does not send any.
                     text = await asyncio.wait_for(socket.receive_text(), ACCESS_CHECK_SECONDS)
                 except TimeoutError:
                     continue
@@ -203,23 +201,21 @@ class LiveUpdates:
                 if colour is not None and colour != mailbox.colour:
                     mailbox.colour = colour
                     self._wake.set()
-            await socket.close(POLICY_VIOLATION, "signed out")
+            await socket.close(POLICY_VIOLATION, "session ended or access revoked")
 
     async def _restart_on_error(self, loop: Callable[[], Awaitable[None]]) -> None:
         while True:
             try:
                 await loop()
-            except Exception as error:  # Deliberately everything: viewers would look at an old picture for ever.
+            except Exception as error:  # Deliberately everything: otherwise the map of all viewers would stop.
                 is_expected = isinstance(error, WatchkeeperError)
-                log.warning(
-                    "Viewers cannot be told", extra=fields(error=error), exc_info=None if is_expected else error
-                )
+                log.warning("live updates failed", extra=fields(error=error), exc_info=None if is_expected else error)
                 await asyncio.sleep(RETRY_SECONDS)
 
     async def _follow_changes(self) -> None:
-        """Tell viewers at once that something changed; in a storm a few times a second, with the newest list."""
+        """Send changed incidents to viewers immediately; under many changes, at most four times per second."""
         async with self._runtime.changes.subscribe() as queue:
-            # What changed while viewers could not be told is told first.
+            # After a failure, viewers first get the changes that they missed.
             messages = {"incidents"} if self._viewers else set()
             while True:
                 if messages - {"fleet"} and self._viewers:
@@ -246,7 +242,7 @@ class LiveUpdates:
                 await self._draw_frames(renew_snapshot=True)
 
     def _needs_frame(self) -> bool:
-        """Whether the picture that waits for the first viewer is old, or of a fleet that has changed since."""
+        """Whether the frame for the next viewer is too old, or the inventory has changed since it was drawn."""
         age = self._age_seconds()
         return age >= UNWATCHED_FRAME_SECONDS or (age >= self._interval_seconds and self._has_inventory_changed())
 
@@ -288,7 +284,7 @@ class LiveUpdates:
                     viewer.put("frame", frame)
 
     def _viewed_colours(self) -> list[str]:
-        """The colours that are looked at, or the usual one; viewers of one too many fall back to it too."""
+        """The colours that viewers use, or the default one; viewers above the limit are set to the default."""
         colours = list(dict.fromkeys(viewer.colour for viewer in self._viewers))
         for viewer in self._viewers:
             if viewer.colour in colours[MAX_COLOURS:]:
@@ -296,11 +292,11 @@ class LiveUpdates:
         return list(dict.fromkeys(viewer.colour for viewer in self._viewers)) or [frames.DEFAULT_COLOUR]
 
     async def _query(self, expr: str, at_ms: int) -> engine.QueryResult | None:
-        """An answer, or None where the engine cannot give one; the map then says unknown instead of old."""
+        """Run a query; None if it failed: the map then shows unknown instead of old values."""
         try:
             return await self._queries.instant(expr, at_ms)
         except WatchkeeperError as error:
-            log.warning("A live reading failed", extra=fields(expr=expr, error=str(error)))
+            log.warning("live query failed", extra=fields(expr=expr, error=str(error)))
             return None
 
     def _incidents_message(self) -> str:
@@ -323,7 +319,7 @@ class LiveUpdates:
                     await socket.send_bytes(message.frame)
 
     def _fleet_changes(self, mailbox: Mailbox, snapshot: fleet_snapshot.FleetSnapshot | None) -> str | None:
-        """What a viewer must know before it is shown a picture; said again until it has an edition that is known."""
+        """The changes that a viewer needs before a frame, or None; sent again until its edition is a current one."""
         since = mailbox.edition
         if snapshot is None or since is None or since == snapshot.edition:
             return None
@@ -339,7 +335,7 @@ def _pack_colour(
     picture: frames.FramePicture,
     header: Mapping[str, object],
 ) -> bytes:
-    """The picture in one colour; the scale travels with it, because readings may be what says it."""
+    """Pack the frame in one colour; the header includes the scale, which may depend on the values."""
     values = (
         frames.values_by_slot_or_node(layout, result)
         if colour.title == colour.expr
@@ -350,7 +346,7 @@ def _pack_colour(
 
 
 def _parse_viewer_message(text: str) -> tuple[str | None, str | None]:
-    """The metric that a viewer asks for, and the edition that it has; None for what it did not say, or nobody has."""
+    """Parse the colour and edition of a viewer's message; None if missing or unknown."""
     try:
         message = orjson.loads(text) if len(text) <= MAX_MESSAGE_BYTES else None
     except orjson.JSONDecodeError:

@@ -1,7 +1,7 @@
-"""Signing in and out: a name with its password, or a token, becomes a cookie that scripts cannot read.
+"""Log in and out: a name and a password, or a token, become a session cookie that scripts cannot read.
 
-`app` puts these endpoints beside the others. Wrong tries are counted in `login_limit`, and passwords are checked in a
-thread, few at a time, because each check takes 64 MiB.
+`app` adds these endpoints to its table. `login_limit` counts failed attempts. Passwords are checked in threads, at most
+`MAX_CONCURRENT_CHECKS` at a time, because each check takes 64 MiB.
 """
 
 from __future__ import annotations
@@ -27,13 +27,11 @@ log = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 4096
 MAX_CONCURRENT_CHECKS, MAX_WAITING = 2, 16
-# Tokens have no names until they are found; all tries with one from an address count together.
-BY_TOKEN = ""
 
 
 @dataclass(frozen=True, slots=True)
 class LoginAttempt:
-    """What somebody brings to be let in; a token has no name."""
+    """The credentials of a login; `name` is empty for a token."""
 
     name: str
     secret: str
@@ -50,7 +48,7 @@ class LoginApi:
 
     async def login(self, request: Request) -> Response:
         if not is_own_page(request.method, request.headers):
-            raise HTTPException(403, "sign in from the console itself")
+            raise HTTPException(403, "login is only allowed from the console of this hub")
         attempt = await _read(request)
         account = await self._authenticate(attempt, request.client.host if request.client else "")
         answer = ok_response(name=account.name, role=account.role)
@@ -67,22 +65,23 @@ class LoginApi:
 
     async def _authenticate(self, attempt: LoginAttempt, address: str) -> Token | User:
         now = self._clock.now()
-        key = attempt.name if attempt.name else f"{BY_TOKEN}{address}"
+        # A token has no name before it is matched: all attempts with a token from one address count together.
+        key = attempt.name or address
         if wait_seconds := self._limit.start_attempt(address, key, now=now):
             self._attempts_counter.add(result="too many")
             raise HTTPException(
-                429, f"too many tries. Try again in {wait_seconds} s", {"Retry-After": str(wait_seconds)}
+                429, f"too many failed logins. Try again in {wait_seconds} s", {"Retry-After": str(wait_seconds)}
             )
         account = await self._find_account(attempt)
-        # A name that nobody has may be a password in the wrong field.
-        user_name = account.name if account else attempt.name if self._find_user(attempt.name) else "nobody we know"
+        # Deliberately not logged: an unknown name may be a password that was typed into the wrong field.
+        user_name = account.name if account else attempt.name if self._find_user(attempt.name) else "(unknown)"
         if account is None:
             self._attempts_counter.add(result="refused")
-            log.warning("Somebody was not let in", extra=fields(name=user_name, address=address))
-            raise HTTPException(401, "no such name with this password" if attempt.name else "no such token")
+            log.warning("login failed", extra=fields(user=user_name, address=address))
+            raise HTTPException(401, "wrong name or password" if attempt.name else "unknown token")
         self._limit.record_success(address, key)
         self._attempts_counter.add(result="let in")
-        log.info("Somebody signed in", extra=fields(name=user_name, address=address))
+        log.info("login succeeded", extra=fields(user=user_name, address=address))
         return account
 
     def _find_user(self, name: str) -> User | None:
@@ -93,7 +92,11 @@ class LoginApi:
         if not attempt.name:
             return self._auth_files.current(self._clock.now()).find_token(attempt.secret)
         if self._waiting >= MAX_WAITING:
-            raise HTTPException(503, f"{self._waiting} others wait to be let in; try again", {"Retry-After": "2"})
+            raise HTTPException(
+                503,
+                f"{self._waiting} logins are waiting, the limit is {MAX_WAITING}. Try again in 2 s",
+                {"Retry-After": "2"},
+            )
         self._waiting += 1
         try:
             async with self._checks:
@@ -105,7 +108,7 @@ class LoginApi:
 
     async def logout(self, request: Request) -> Response:
         if not is_own_page(request.method, request.headers):
-            raise HTTPException(403, "sign out from the console itself")
+            raise HTTPException(403, "logout is only allowed from the console of this hub")
         if (cookie := request.cookies.get(COOKIE)) and self._auth_files.current(self._clock.now()).caller(
             {}, {COOKIE: cookie}, now=self._clock.now()
         ):
@@ -123,7 +126,7 @@ def endpoints(runtime: Runtime, auth_files: AuthFiles) -> list[Endpoint]:
             "/api/login",
             None,
             api.login,
-            summary="Sign in from the console: a cookie for a name with its password, or for a token",
+            summary="Sign in from the console with a name and a password, or with a token; sets a session cookie",
             body=dict[str, str],
         ),
         Endpoint(("POST",), "/api/logout", None, api.logout, summary="Sign out of the console", response={}),

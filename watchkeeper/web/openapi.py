@@ -1,8 +1,8 @@
-"""GET /api/openapi.json: the HTTP API described by itself, from the one table of endpoints.
+"""GET /api/openapi.json: the OpenAPI document, generated from the table of endpoints.
 
-`app` gives the table, `schema` the shapes of our types; nothing is said twice. docs/reference/api.md is written from
-the same document, and so are the tests that hold a running hub against it. `x-watchkeeper-role` is who may call,
-`x-watchkeeper-changes` whether something is different afterwards.
+`app` passes the table, `schema` describes the types. docs/reference/api.md is generated from the same document, and
+tests compare the responses of a running hub with it. `x-watchkeeper-role` is the role that a caller needs,
+`x-watchkeeper-changes` whether the call changes state.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from watchkeeper.web.schema import PREFIX, Schemas
 
 PATH = "/api/openapi.json"
 OPEN = "open"
-# A row may say how much of the path a name takes: `{id:path}` has slashes in it.
+# A parameter may have a converter: `{id:path}` may contain slashes.
 PATH_PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")
 TAGS = {
     "fleet": ("fleet", "gpu", "nodes", "node", "who", "topology", "fabric", "explain", "events"),
@@ -35,16 +35,16 @@ TAGS = {
     "hub": ("status", "whoami", "login", "logout", "live", "openapi", "journal", "users"),
 }
 PATH_DESCRIPTIONS = {
-    "id": "as the lists name it",
-    "uuid": "the UUID of a GPU",
-    "namespace": "the namespace in Kubernetes",
-    "name": "its name",
+    "id": "id, as in the list response",
+    "uuid": "UUID of the GPU",
+    "namespace": "Kubernetes namespace",
+    "name": "name of the object",
 }
 DESCRIPTION = (
-    "The hub's own HTTP API. Within a version things are only added: paths, parameters, fields, words of an enum. "
-    "What would break a client gets the next number; it is announced in the changelog, and both are served for one "
-    f"release. Each answer says its version in the header {api_version.HEADER}. Every answer has `ok`; one that is "
-    "not has `error` in words. Under /api/v1 and /federate the API is Prometheus' own."
+    "The hub's own HTTP API. Within a version, changes only add paths, parameters, fields and enum values. A change "
+    "that breaks clients gets the next version number and an entry in the changelog, and the hub serves both versions "
+    f"for one release. The header {api_version.HEADER} of each response contains the version. Every response has `ok`; "
+    "if it is false, `error` says why. Under /api/v1 and /federate, the API is the API of Prometheus."
 )
 OK_PROPERTIES = {"ok": {"const": True}}
 ERROR = {
@@ -75,7 +75,7 @@ PROMETHEUS_ANSWER = {
 
 
 def document(table: Sequence[Endpoint], *, version: str) -> dict[str, Any]:
-    """The whole API in OpenAPI 3.1; `version` is the hub's, the document's own is the API's."""
+    """The API in OpenAPI 3.1; `version` is the version of the hub, `info.version` that of the API."""
     schemas = Schemas()
     paths: dict[str, dict[str, Any]] = {}
     for row in table:
@@ -104,16 +104,16 @@ def document(table: Sequence[Endpoint], *, version: str) -> dict[str, Any]:
 
 
 def endpoints(table: Callable[[], Sequence[Endpoint]], *, version: str) -> list[Endpoint]:
-    """The endpoint of the document; it is made when it is first asked for, because most hubs are never asked."""
+    """The endpoint of the document, which is built at the first request: most hubs never get one."""
     cached: list[Response] = []
 
     async def answer(_: Request) -> Response:
         if not cached:
             cached.append(json_response(document(table(), version=version)))
-        # A response is sent once; its body may be shared.
+        # Deliberately a new response: one can be sent only once, but the body can be shared.
         return Response(cached[0].body, media_type="application/json")
 
-    summary = "This document: every endpoint, its role, its parameters and the shapes of what it takes and gives"
+    summary = "The OpenAPI document: every endpoint with its role, parameters, and body and response types"
     return [Endpoint(("GET",), PATH, Role.VIEWER, answer, summary=summary, response=Unwrapped(dict[str, Any]))]
 
 
@@ -128,9 +128,9 @@ def _operation(row: Endpoint, method: str, schemas: Schemas) -> dict[str, Any]:
         "x-watchkeeper-changes": row.changes,
         "parameters": [*_path_parameters(row.path), *(_parameter(param, schemas) for param in row.params)],
         "responses": {
-            "200": {"description": "what was asked for", "content": _content(row, is_prometheus, schemas=schemas)},
+            "200": {"description": "success", "content": _content(row, is_prometheus, schemas=schemas)},
             "default": {
-                "description": "a refusal, in words",
+                "description": "an error with its reason",
                 "content": {"application/json": {"schema": {"$ref": PREFIX + error}}},
             },
         },
@@ -144,12 +144,12 @@ def _operation(row: Endpoint, method: str, schemas: Schemas) -> dict[str, Any]:
 
 
 def plain_path(path: str) -> str:
-    """A path as OpenAPI writes it, with the bare names of what varies."""
+    """A path in the format of OpenAPI: parameters without converters."""
     return PATH_PARAMETER.sub(r"{\1}", path)
 
 
 def tag(row: Endpoint) -> str:
-    """The part of the API that a row belongs to, by the first word of its path after /api."""
+    """The tag of an endpoint, from the first part of its path after /api."""
     if row.path.startswith(PROMETHEUS_PREFIX) or row.path == "/federate":
         return "prometheus"
     parts = [part for part in row.path.split("/") if part]
@@ -216,7 +216,7 @@ def _body(row: Endpoint, method: str, schemas: Schemas) -> dict[str, Any] | None
     if row.body is not None:
         return {"required": True, "content": {"application/json": {"schema": schemas.of(row.body)}}}
     if method == "POST" and "GET" in row.methods:
-        # A form instead of a query, for expressions that are longer than a URL may be.
+        # The parameters as a form, for queries that are longer than the limit of a URL.
         fields = {param.name: schemas.of(param.kind) for param in row.params}
         form = {"type": "object", "properties": fields}
         return {"content": {"application/x-www-form-urlencoded": {"schema": form}}}

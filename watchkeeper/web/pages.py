@@ -1,7 +1,7 @@
-"""The built console: hashed assets that may be cached for ever, and one page for all its paths.
+"""Serve the built console: one page for all its paths, and hashed assets that browsers may cache forever.
 
-`console/` is built into `static/` by the wheel's build hook, or by hand. The page holds no readings, so
-it is open to everyone; what it shows comes through the guarded API.
+The wheel's build hook, or `BUILD_COMMAND`, builds `console/` into `static/`. The page contains no data, so it needs no
+login; its data comes from the API, which checks roles.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from watchkeeper.web.endpoint import Endpoint
 STATIC = Path(__file__).parent / "static"
 BUILD_COMMAND = "npm --prefix console ci && npm --prefix console run build"
 NOT_BUILT = f"""<!doctype html><html lang="en"><meta charset="utf-8"><title>Watchkeeper</title>
-<h1>The console has not been built</h1>
-<p>The hub runs and its API answers; only its pages are missing in this source tree. Build them once with</p>
+<h1>The console is not built</h1>
+<p>The hub and its API work. Only the console is missing in this source tree. Build it with</p>
 <pre>{BUILD_COMMAND.replace("&", "&amp;")}</pre>
-<p>and load this page again. An installed wheel contains them.</p></html>
+<p>and reload this page. An installed wheel contains the console.</p></html>
 """
-# Vite writes a hash of the content into each name, so a name never changes its content.
+# Vite writes a hash of the content into each file name, so the content of a name never changes.
 IMMUTABLE = "public, max-age=31536000, immutable"
-# Every address of the console is one page, whose code finds the view: `PAGES` in console/src/main.tsx.
+# All paths serve one page, whose code selects the view: `PAGES` in console/src/main.tsx.
 CONSOLE_PATHS = (
     *("/", "/gpu/{uuid}", "/node/{name}", "/incidents", "/incidents/{id}", "/fabric", "/jobs", "/jobs/{id:path}"),
     *("/explore", "/cost", "/slo", "/drills", "/drills/{id}", "/journal"),
@@ -47,19 +47,19 @@ def console_page(status: int) -> Response:
 
 
 def is_missing_page(request: Request) -> bool:
-    """Whether a person has typed an address that does not exist: the console says so better than JSON does."""
+    """Whether a browser requested a page that does not exist: it gets the console instead of JSON."""
     is_page = not request.url.path.startswith(("/api/", "/assets/"))
     return is_page and request.method == "GET" and "text/html" in request.headers.get("accept", "")
 
 
 async def serve_asset(request: Request) -> Response:
-    """One built file; the name may not leave its folder."""
+    """Serve a built file; the name must be a file directly in the assets folder."""
     folder = (STATIC / "assets").resolve()
     name = request.path_params["name"]
-    # A name with a zero byte, or longer than any file's, is an error of the file system, not an answer of it.
+    # For a name with a zero byte, or a very long one, the file system raises an error.
     path = folder / (name if name.isprintable() and len(name) < 256 else "")
     if path.resolve().parent != folder or not path.is_file():
-        raise HTTPException(404, "there is no such file in this version of the console. Load the page again")
+        raise HTTPException(404, "this version of the console has no such file. Reload the page")
     kind = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
     headers = {"Cache-Control": IMMUTABLE, "Vary": "Accept-Encoding"}
     if not compression.accepts_gzip(request.headers.get("accept-encoding", "")):
@@ -69,7 +69,7 @@ async def serve_asset(request: Request) -> Response:
 
 @lru_cache(maxsize=64)
 def compressed_file(path: Path) -> bytes:
-    """A file's content for the wire; remembered, because the name changes with the content."""
+    """The gzipped content of a file; cached, because the content of a name never changes."""
     return gzip.compress(path.read_bytes())
 
 
@@ -78,7 +78,7 @@ def endpoints() -> list[Endpoint]:
         Endpoint(("GET",), path, None, serve_page, summary="A page of the console", media_type="text/html")
         for path in CONSOLE_PATHS
     ]
-    summary = "A file of the console"
+    summary = "A script, style or image of the console"
     return [
         *pages,
         Endpoint(("GET",), "/assets/{name}", None, serve_asset, summary=summary, media_type="application/octet-stream"),

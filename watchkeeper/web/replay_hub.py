@@ -1,7 +1,7 @@
-"""A recording shown as a hub: the same console and the same API over samples, events and incidents of a file.
+"""Serve a recording like a hub: the same console and API over the samples, events and incidents of a file.
 
-`watchkeeper play` takes `services_of` a file and serves them. Nothing in it can be changed, and its clock stands at the
-end of the recording or runs through it.
+`watchkeeper play` passes the `recorded_services` of a file to the web application. They are read-only. The clock shows
+the end of the recording, or runs from its start.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from watchkeeper.store.head import head
 
 T = TypeVar("T")
 
-# Lookback, and what rules look back: samples at the start of a recording must not look old at its end.
+# Longer than the lookback of queries and rules: retention must not drop samples from the start of a recording.
 LOOKBACK_MARGIN_MS = 3_600_000
 
 
 class RecordingClock:
-    """The time of a recording: it stands at the end, or runs from the start at a speed and then stands."""
+    """The time of a recording: always its end, or with `speed`, running from its start to its end."""
 
     def __init__(self, start: datetime, end: datetime, *, speed: float | None) -> None:
         self._start, self._end, self._speed = start, end, speed
@@ -55,7 +55,7 @@ class RecordingClock:
 
 
 def load_engine(recorded: recording.Recording, *, progress: Any = None) -> embedded.EmbeddedEngine:
-    """An engine that answers from the samples of a recording."""
+    """Load the samples of a recording into an engine."""
     span_ms = recorded.header.to_ms - recorded.header.from_ms + LOOKBACK_MARGIN_MS
     samples_head = head.Head(retention_ms=span_ms, max_series=max(1, 2 * (len(recorded.series) + len(recorded.native))))
     recording.load_series(recorded.series, samples_head, until_ms=recorded.header.to_ms, progress=progress)
@@ -68,7 +68,7 @@ def load_engine(recorded: recording.Recording, *, progress: Any = None) -> embed
 def recorded_services(
     recorded: recording.Recording, embedded_engine: embedded.EmbeddedEngine, *, settings: Settings, speed: float | None
 ) -> services.Services:
-    """What a hub would offer, over one recording."""
+    """The services of a hub, read-only, over one recording."""
     start, end = clock.from_ms(recorded.header.from_ms), clock.from_ms(recorded.header.to_ms)
     shared_runtime = runtime.Runtime(settings, RecordingClock(start, end, speed=speed))
     read_only = ReadOnlyServices()
@@ -86,7 +86,7 @@ def recorded_services(
 
 
 def _build_inventory(recorded: recording.Recording) -> ScrapedInventory:
-    """What the hub had seen at the end; a GPU that was gone is seen once and then no more."""
+    """The inventory at the end of the recording; GPUs that were gone are recorded once and then removed."""
     at_ms, inventory = recorded.header.to_ms, ScrapedInventory()
     inventory.set_expected_nodes(recorded.nodes, at_ms)
     for node in recorded.nodes:
@@ -98,7 +98,7 @@ def _build_inventory(recorded: recording.Recording) -> ScrapedInventory:
 
 
 class RecordedJournal:
-    """Events and incidents of a recording; all is in memory."""
+    """Events and incidents of a recording, in memory."""
 
     def __init__(self, recorded: recording.Recording, recording_clock: clock.Clock) -> None:
         self._recorded, self._clock = recorded, recording_clock
@@ -128,7 +128,7 @@ class RecordedJournal:
         return min((incident.opened_at for incident in self._opened_incidents()), default=None)
 
     def _opened_incidents(self) -> list[Incident]:
-        """Those of the recording up to now."""
+        """Incidents that were opened before the time of the clock."""
         now = self._clock.now()
         return [entry.incident for entry in self._incidents_by_id.values() if entry.incident.opened_at <= now]
 
@@ -148,12 +148,12 @@ class RecordedJournal:
         entry = self._incidents_by_id.get(id)
         return () if entry is None else entry.timeline
 
-    def notices(self, id: str) -> list[Notice]:  # noqa: ARG002 (nobody is told of a recording)
+    def notices(self, id: str) -> list[Notice]:  # noqa: ARG002 (a recording has no notifications)
         return []
 
 
 class RecordedRules:
-    """A recording has the series of rules and objectives, and not the files that they came from."""
+    """Rules of a recording: it contains the series of rules, but not the rule files."""
 
     is_evaluating = False
     slos: Sequence[slo.Slo] = ()
@@ -166,13 +166,13 @@ class RecordedRules:
         return reload.Reload(self._clock.now(), self._clock.now())
 
     async def reload(self) -> reload.Reload:
-        _refuse("a reload of the rules was asked for")
+        _refuse("rules cannot be reloaded")
 
     def groups(self) -> Sequence[tuple[rulefile.RuleGroup, evaluate.RuleStates]]:
         return ()
 
     def alerts(self) -> list[Alert]:
-        """What the recorded series `ALERTS` says is pending or firing at this time."""
+        """The alerts that are pending or firing at this time, from the recorded series `ALERTS`."""
         now = self._clock.now()
         alerts = []
         for labels in self._engine.instant(evaluate.ALERTS, clock.to_ms(now)).frame.labels:
@@ -185,7 +185,7 @@ class RecordedRules:
 
 
 class ReadOnlyServices:
-    """Whatever would change something: it is refused, and there is nothing of it to be shown."""
+    """The services that a recording does not have: lists are empty, and changes are refused."""
 
     def targets(self) -> Sequence[scrape.TargetState]:
         return ()
@@ -194,37 +194,37 @@ class ReadOnlyServices:
         return ()
 
     def register_node(self, registration: fleet.NodeRegistration, peer: str) -> None:
-        _refuse(f"{registration.node} wanted to register from {peer}")
+        _refuse(f"node {registration.node} cannot register from {peer}")
 
     async def ingest_events(self, batch: Sequence[events.Event]) -> int:
-        _refuse(f"{len(batch)} events were pushed")
+        _refuse(f"{len(batch)} events cannot be stored")
 
     async def ingest_external_alerts(self, pushed: Sequence[Alert]) -> None:
-        _refuse(f"{len(pushed)} alerts were pushed")
+        _refuse(f"{len(pushed)} alerts cannot be stored")
 
     async def acknowledge(self, id: str, actor: str) -> Incident:
-        _refuse(f"{actor} wanted to acknowledge {id}")
+        _refuse(f"{actor} cannot acknowledge {id}")
 
     async def resolve(self, id: str, actor: str, why: str) -> Incident:
-        _refuse(f"{actor} wanted to resolve {id} ({why})")
+        _refuse(f"{actor} cannot resolve {id} ({why})")
 
     async def assign(self, id: str, actor: str, to: str) -> Incident:
-        _refuse(f"{actor} wanted to assign {id} to {to}")
+        _refuse(f"{actor} cannot assign {id} to {to}")
 
     async def note(self, id: str, actor: str, text: str) -> None:
-        _refuse(f"{actor} wanted to note {text[:40]} at {id}")
+        _refuse(f"{actor} cannot add the note `{text[:40]}` to {id}")
 
     async def correct(self, id: str, actor: str, cause: str, why: str) -> corrections.Correction:
-        _refuse(f"{actor} wanted to say that {id} was {cause} ({why})")
+        _refuse(f"{actor} cannot change the cause of {id} to {cause} ({why})")
 
     def corrections(self) -> Sequence[corrections.Correction]:
         return ()
 
     async def silence(self, request: SilenceRequest) -> Silence:
-        _refuse(f"{request.author} wanted a silence")
+        _refuse(f"{request.author} cannot create a silence")
 
     async def expire_silence(self, id: str, actor: str) -> Silence:
-        _refuse(f"{actor} wanted to end the silence {id}")
+        _refuse(f"{actor} cannot expire silence {id}")
 
     def silences(self) -> list[Silence]:
         return []
@@ -236,5 +236,5 @@ class ReadOnlyServices:
         return None
 
 
-def _refuse(action: str) -> NoReturn:
-    raise InvalidTransition(f"{action}, but this is a recording", now="Nothing was changed")
+def _refuse(problem: str) -> NoReturn:
+    raise InvalidTransition(f"{problem}: this is a recording, which is read-only", now="Nothing was changed")

@@ -1,7 +1,7 @@
-"""What reports hold that no dataclass has: hours, bills, forecasts, replays; for `openapi`, as `shapes` is.
+"""Types of usage, cost and forecast reports, for `openapi`.
 
-A line of a report has its dimensions by name, so that all of them are optional there. The functions that write these
-answers also serve commands that read tables instead of asking a hub, and stay plain.
+Dimensions are optional: a line of a report has those that the report is grouped by. The functions that write these
+reports also serve commands that read CSV files, so they return plain values.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class UsageLine(HourAmounts, Dimensions):
 
 
 class CostAmounts(TypedDict):
-    """None is what has no price: an unknown amount."""
+    """Amounts of money; None without a price."""
 
     money: float | None
     direct: float | None
@@ -102,7 +102,7 @@ class CostReport:
 
 
 class Forecast(TypedDict):
-    """Where a forecast cannot be made yet, `reason` says why and most is missing; so is what only demand has."""
+    """A forecast; if none is possible yet, `forecast` is empty and `reason` says why."""
 
     about: str
     capacity_gpus: float | None

@@ -1,8 +1,8 @@
-"""JSON Schema of our own types: what `wire.to_plain` makes of a value of the type, and nothing else.
+"""JSON Schema of Python types: the JSON that `wire.to_plain` writes for a value of the type.
 
-`openapi` asks for the schemas of parameters, bodies and answers. A dataclass, an enum or a TypedDict becomes a named
-component once, called by its module and name. What an answer adds to a dataclass, or leaves out, is said with
-`Annotated[Incident, Shown("Card", also={…}, without=(…))]`.
+`openapi` uses it for parameters, bodies and responses. Each dataclass, enum or TypedDict becomes one component, named
+`module.Class`. `Annotated[Incident, ResponseVariant("cards.Card", added={…}, omitted=(…))]` describes a response that
+adds fields to a dataclass or omits some.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SIMPLE_TYPES: dict[Any, dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class ResponseVariant:
-    """A dataclass as an answer shows it: under which name, with what beside its fields, and without which of them."""
+    """A variant of a dataclass in a response: its component name, added fields and omitted fields."""
 
     name: str
     added: Mapping[str, Any] = field(default_factory=dict)
@@ -46,14 +46,14 @@ class ResponseVariant:
 
 
 class Schemas:
-    """Schemas by type; `components` has every named one that was met."""
+    """Schemas by type; `components` has every named schema that was used so far."""
 
     def __init__(self) -> None:
         self.components: dict[str, dict[str, Any]] = {}
         self._owners: dict[str, Any] = {}
 
     def of(self, kind: Any) -> dict[str, Any]:
-        """The schema of a type, a mapping from the names of fields to their types, or a list of alternatives."""
+        """The schema of a type, or of an object, given as a mapping of field names to types."""
         kind = getattr(kind, "__supertype__", kind)
         origin, args = typing.get_origin(kind), typing.get_args(kind)
         if isinstance(kind, Mapping):
@@ -78,23 +78,23 @@ class Schemas:
 
     def _class(self, kind: Any) -> dict[str, Any]:
         if not isinstance(kind, type):
-            raise TypeError(f"{kind!r} has no JSON schema; `schema` knows types, mappings of types and Annotated ones")
+            raise TypeError(f"{kind!r} has no JSON schema; use a type, a mapping of types, or Annotated")
         if issubclass(kind, Enum):
             return self._component(kind, lambda: {"enum": [member.value for member in kind]})
         if dataclasses.is_dataclass(kind):
             return self._component(kind, lambda: self._object(_fields(kind)))
         if typing.is_typeddict(kind):
-            required: frozenset[str] = kind.__required_keys__  # type: ignore[attr-defined]  # is_typeddict says that it has
+            required: frozenset[str] = kind.__required_keys__  # type: ignore[attr-defined]  # TypedDicts have it
             return self._component(
                 kind, lambda: self._object(typing.get_type_hints(kind, include_extras=True), required)
             )
         if issubclass(kind, Mapping):
-            # Labels, the one mapping class of ours.
+            # Our only mapping class is Labels.
             return {"type": "object", "additionalProperties": {"type": "string"}}
-        raise TypeError(f"{kind.__name__} has no JSON schema: it is no dataclass, enum or TypedDict")
+        raise TypeError(f"{kind.__name__} has no JSON schema: it is not a dataclass, an enum or a TypedDict")
 
     def _object(self, fields: Mapping[str, Any], required: frozenset[str] | None = None) -> dict[str, Any]:
-        """An object with these fields; all are required unless told otherwise, because `wire` writes None too."""
+        """The schema of an object; without `required` all fields are required, because `wire` writes None too."""
         required_names = [name for name in fields if required is None or name in required]
         properties = {name: self.of(kind) for name, kind in fields.items()}
         return {"type": "object", "properties": properties} | ({"required": required_names} if required_names else {})
@@ -105,7 +105,7 @@ class Schemas:
 
     def _component(self, kind: Any, build: typing.Callable[[], dict[str, Any]]) -> dict[str, Any]:
         name = f"{kind.__module__.rpartition('.')[2]}.{kind.__name__}"
-        # A dataclass and a TypedDict without a docstring have one that Python made, or their parent's.
+        # A TypedDict or enum without a docstring has its parent's.
         docstring = None if typing.is_typeddict(kind) or issubclass(kind, Enum) else kind.__doc__
         return self._register(name, kind, build, docstring)
 
@@ -115,15 +115,15 @@ class Schemas:
         if name not in self._owners:
             self._owners[name] = owner
             self.components[name] = {}
-            # A type may hold itself, so its name is taken before its fields are looked at.
+            # Registered before its fields, because a type may contain itself.
             self.components[name] = build() | _description(owner, docstring)
         elif self._owners[name] is not owner:
-            raise TypeError(f"two types would be called {name} in the API's document. Rename one")
+            raise TypeError(f"two types have the component name {name}. Rename one")
         return {"$ref": PREFIX + name}
 
 
 def _fields(kind: Any) -> dict[str, Any]:
-    """The fields that cross a wire, with what an answer shows beside a dataclass."""
+    """The types of the JSON fields of a dataclass, with their annotations."""
     hints = typing.get_type_hints(kind, include_extras=True)
     return {key: hints[name] for key, name in wire.field_names(kind).items()}
 

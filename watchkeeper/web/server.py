@@ -1,7 +1,7 @@
-"""Running the application: a socket bound before anything else, and a stop that takes seconds.
+"""Run the web server: listen on a port, serve the application, and stop within seconds.
 
-`hub.py` or the command line calls `listen` first, so that a taken port is known before a data
-directory is touched, and then `serve` until its `stop` event is set.
+The command line calls `listen` first, so that a port in use is reported before any data directory is opened, and then
+`serve`, which returns after its `stop` event is set.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from watchkeeper.errors import StartRefused
 from watchkeeper.net import asgi
 from watchkeeper.web.auth.tls import REFRESH_SECONDS, Certificates
 
-# Requests in progress get this long to end; open WebSockets are told to go at once.
+# How long requests in progress may take at shutdown; WebSockets are closed immediately.
 SHUTDOWN_GRACE_SECONDS = 2
 BACKLOG = 2048
-# How long one thread may keep the interpreter while others wait, instead of Python's 5 ms: rules let go of it with each
-# step of NumPy, thousands of times in an evaluation, and wait for whoever answers questions before they have it again.
+# Python's thread switch interval, 5 ms by default: rule evaluation releases the GIL at each NumPy call, thousands of
+# times, and each time waits for a thread that answers a query before it gets the GIL back.
 SWITCH_INTERVAL_SECONDS = 0.001
 TCP_LISTEN = "0A"
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket, or StartRefused with who holds the port; port 0 takes a free one."""
+    """Open a listening socket, or raise StartRefused with the process that uses the port; 0 is any free port."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         listener = socket.socket(family, socket.SOCK_STREAM)
     except OSError as error:
-        raise StartRefused(f"cannot listen there: {error.strerror}", where=f"{host}:{port}") from error
+        raise StartRefused(f"cannot listen: {error.strerror}", where=f"{host}:{port}", remedy="Check --host") from error
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # Connections inherit it. Without, the body of an answer waits 40 ms for the client to acknowledge its head.
+        # Connections inherit it. Without it, a response body waits 40 ms until the client acknowledges the headers.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         listener.bind(address)
         listener.listen(BACKLOG)
@@ -56,15 +56,17 @@ def _refused(host: str, port: int, error: OSError) -> StartRefused:
     if error.errno == errno.EADDRINUSE:
         process = find_listening_process(port) or "another process"
         return StartRefused(
-            f"the port is taken by {process}", where=where, remedy="Stop it, or choose another port with --port"
+            f"the port is in use by {process}", where=where, remedy="Stop it, or choose another port with --port"
         )
     if error.errno == errno.EACCES:
-        return StartRefused("this port needs more rights", where=where, remedy="Choose one from 1024 on with --port")
-    return StartRefused(f"cannot listen there: {error.strerror}", where=where, remedy="Check --host")
+        return StartRefused(
+            "no permission to use this port", where=where, remedy="Choose a port from 1024 to 65535 with --port"
+        )
+    return StartRefused(f"cannot listen: {error.strerror}", where=where, remedy="Check --host")
 
 
 def find_listening_process(port: int) -> str | None:
-    """Which process listens on a port, as far as this user may see."""
+    """The process that listens on a port, or None if this user cannot see it."""
     inodes = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with contextlib.suppress(OSError):
@@ -80,7 +82,7 @@ def find_listening_process(port: int) -> str | None:
 
 
 def _websocket(**options: Any) -> asyncio.Protocol:
-    """Imported for the first viewer: questions do not wait for it."""
+    """Build the WebSocket protocol; imported at the first connection, so that queries do not wait for it at startup."""
     from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
     return WebSocketsSansIOProtocol(**options)
@@ -97,7 +99,7 @@ class _Server(asgi.AsgiServer):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await super().shutdown(sockets)
-        # Who has not taken leave by now is not waited for.
+        # Close connections that did not end within the grace period.
         for connection in self.server_state.connections:
             connection.transport.abort()
         await asyncio.sleep(0)
@@ -111,20 +113,20 @@ async def serve(
     certificates: Certificates | None = None,
     is_serving: asyncio.Event | None = None,
 ) -> None:
-    """Answer requests until `stop` is set; returns once every connection is closed, at most seconds later.
+    """Serve requests until `stop` is set; return when all connections are closed, within seconds.
 
-    `is_up` is set when connections are accepted.
+    `is_serving` is set when the server accepts connections.
     """
     config = uvicorn.Config(
         app,
         http=HttpToolsProtocol,
-        # It is called as a class would be.
+        # uvicorn calls it as it would call a class.
         ws=_websocket,  # type: ignore[arg-type]
         lifespan="on",
         log_config=None,
         access_log=False,
         server_header=False,
-        # `proxy` decides whose headers are believed; uvicorn would believe everybody on this machine.
+        # `auth.proxy` decides which proxies are trusted; uvicorn would trust every process on this machine.
         proxy_headers=False,
         timeout_graceful_shutdown=SHUTDOWN_GRACE_SECONDS,
         ws_max_size=65536,

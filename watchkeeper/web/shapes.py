@@ -1,7 +1,7 @@
-"""What answers hold that is not a dataclass as it stands: cards, details, and dataclasses with something beside them.
+"""Types of responses that are not plain dataclasses: cards, details, and dataclasses with added or omitted fields.
 
-Only for `openapi`: rows of the endpoint tables name these types, the walk in tests/web/test_openapi.py holds the
-answers of a running hub against them.
+Only `openapi` uses them, through the `response` of endpoints. tests/web/test_openapi.py compares the responses of a
+running hub with them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from watchkeeper.web.schema import ResponseVariant
 
 
 class NodeName(TypedDict):
-    """What is said of a node that no list names any more."""
+    """A node that is not in the inventory any more."""
 
     name: str
 
@@ -45,7 +45,7 @@ class FaultTruth(TypedDict):
 
 
 class SimulatedFault(TypedDict):
-    """What is broken on purpose in the simulated fleet; the simulator answers so."""
+    """A fault that was injected into the simulated fleet."""
 
     id: str
     scenario: str
@@ -59,7 +59,7 @@ class SimulatedFault(TypedDict):
 
 
 class SweepStatus(TypedDict):
-    """How the fabric was last looked at; None where it never was."""
+    """The newest fabric sweep; `source`, `at` and `seconds` are None if there was none."""
 
     source: str | None
     at: datetime | None
@@ -144,8 +144,8 @@ class FullIncidentDetail(IncidentDetail):
     blast: BlastRadius | None
 
 
-CLUSTER = QueryParam("cluster", "only this cluster")
-FROM = QueryParam("from", "RFC 3339 or seconds since 1970; a day before `to` unless given")
-TO = QueryParam("to", "RFC 3339 or seconds since 1970; now unless given")
-BY = QueryParam("by", "dimensions such as team, user, job, node, model; `team` unless given", list[str])
-OF = QueryParam("of", "only lines of this, such as team=vision", list[str])
+CLUSTER = QueryParam("cluster", "Return only this cluster.")
+FROM = QueryParam("from", "Start, as RFC 3339 or Unix seconds. Default: one day before `to`.")
+TO = QueryParam("to", "End, as RFC 3339 or Unix seconds. Default: now.")
+BY = QueryParam("by", "Group by these dimensions, such as team, user, job, node or model. Default: `team`.", list[str])
+OF = QueryParam("of", "Return only the lines with this value of a dimension, such as `team=vision`.", list[str])

@@ -1,10 +1,9 @@
-"""What is refused first when more is asked than can be answered: panels, then pages; rules and events go on.
+"""Load shedding: under load the hub refuses dashboard panels first, then pages, and never rules or events.
 
-Rules run beside the web server and are never refused; pushes of agents and remote writes have limits of their own in
-`fleet_api` and `prometheus_exchange`. Here questions of people and dashboards are bounded: those of panels at the
-lower limit, everything else that a viewer may read at the higher one. Long before that, when many wait, few are worked
-on at once, and not while rules are evaluated. `gate.Gate` asks before it answers. What a viewer may have worked out at
-length by POST is bounded by `Places`.
+Reads of viewers are limited: panels at the lower limit, everything else at the higher one. Well below these limits,
+when many requests are in progress, only a few run at a time, and they wait while rules are evaluated. `gate.Gate` uses
+this for each request. Pushes of agents and remote writes have limits in `fleet_api` and `prometheus_exchange`.
+`ConcurrencyLimit` limits long calculations that viewers start with POST.
 """
 
 from __future__ import annotations
@@ -19,31 +18,30 @@ from watchkeeper.kit import own_metrics
 from watchkeeper.web.auth.auth import Role
 from watchkeeper.web.endpoint import Endpoint
 
-# Two dozen dashboards of twenty panels that refresh at the same moment; a browser asks again after a refusal.
+# 500 requests are 25 dashboards of 20 panels that refresh at the same time; a browser retries after a refusal.
 MAX_PANEL_REQUESTS, MAX_PAGE_REQUESTS = 500, 1000
 RETRY_AFTER_SECONDS = 5
-# With more questions than this in flight, only so many of each kind are worked on at once: one interpreter answers no
-# faster for having a hundred begun, and rules would have a hundredth of it.
+# With more than MANY_REQUESTS in progress, only MAX_CONCURRENT of each kind run at a time: in one Python process more
+# would not be faster, and rules would get a smaller share of the CPU.
 MANY_REQUESTS, MAX_CONCURRENT = 32, 3
-# A question waits for rules at most so long, one of a panel for as long as their usual interval; they may be at work
-# all the time.
+# How long a request waits for rules at most: rules may be evaluated all the time. Panels usually refresh every 5 s.
 MAX_PAGE_WAIT_SECONDS, MAX_PANEL_WAIT_SECONDS, POLL_SECONDS = 1.0, 5.0, 0.02
 NO_WAIT = nullcontext()
 PANELS = ("/api/v1/query", "/api/v1/series", "/api/v1/label", "/federate", "/api/history", "/api/explore")
 
 
 class LoadShedder:
-    """`rules_are_at_work` is asked while many questions wait."""
+    """Counts and delays the reads of viewers; `is_evaluating` says whether rules are evaluated now."""
 
     def __init__(self, metrics: own_metrics.Registry, is_evaluating: Callable[[], bool] = lambda: False) -> None:
         self._in_flight = 0
-        # People do not wait behind dashboards.
+        # Deliberately two: pages do not wait for panels.
         self._panels, self._pages = asyncio.Semaphore(MAX_CONCURRENT), asyncio.Semaphore(MAX_CONCURRENT)
         self._is_evaluating = is_evaluating
-        self._refused = metrics.counter("watchkeeper_web_refused_total", "Questions refused under load, by kind")
+        self._refused = metrics.counter("watchkeeper_web_refused_total", "Requests refused under load, by kind")
 
     def start_request(self, endpoint: Endpoint) -> bool:
-        """Count a question; 503 when there are too many of its kind. False for what is never refused here."""
+        """Count a request and return True; raise 503 at the limit. Return False for requests without a limit."""
         if endpoint.role is not Role.VIEWER or endpoint.changes:
             return False
         is_panel = _is_panel(endpoint)
@@ -52,7 +50,8 @@ class LoadShedder:
             self._refused.add(kind="panel" if is_panel else "page")
             raise HTTPException(
                 503,
-                f"{self._in_flight} questions wait for an answer, the limit is {limit}. Rules and events go first",
+                f"{self._in_flight} requests are in progress, the limit is {limit}. "
+                f"Rules and events have priority. Try again in {RETRY_AFTER_SECONDS} s",
                 {"Retry-After": str(RETRY_AFTER_SECONDS)},
             )
         self._in_flight += 1
@@ -62,7 +61,7 @@ class LoadShedder:
         self._in_flight -= 1
 
     def acquire_slot(self, endpoint: Endpoint) -> AbstractAsyncContextManager[None]:
-        """Wait until a question that was counted may be worked on."""
+        """Under load, wait for a slot before handling a counted request."""
         return self._wait_for_slot(endpoint) if self._in_flight > MANY_REQUESTS else NO_WAIT
 
     @asynccontextmanager
@@ -77,7 +76,7 @@ class LoadShedder:
 
 
 class ConcurrencyLimit:
-    """Room for a few who want long work done one after the other; 429 for one more, before its body is read."""
+    """Limits calculations that run or wait; above the limit it raises 429, before the body is read."""
 
     def __init__(self, subject: str, limit: int = 4) -> None:
         self._subject, self._limit, self._in_use = subject, limit, 0
@@ -86,7 +85,8 @@ class ConcurrencyLimit:
         if self._in_use >= self._limit:
             raise HTTPException(
                 429,
-                f"{self._in_use} {self._subject} are made or wait, the limit is {self._limit}. Try again later",
+                f"{self._in_use} {self._subject} run or wait, the limit is {self._limit}. "
+                f"Try again in {RETRY_AFTER_SECONDS} s",
                 {"Retry-After": str(RETRY_AFTER_SECONDS)},
             )
         self._in_use += 1

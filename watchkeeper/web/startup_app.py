@@ -1,8 +1,8 @@
-"""The application while a hub starts: questions are answered as soon as samples are there, all else when it is whole.
+"""The application while a hub starts: it answers queries as soon as the samples are loaded.
 
-Most of a hub's start is modules and stages that no question needs. `serving` gives an `Opening` to the server once
-the samples are read, then builds the rest in steps and steps aside for those who ask, and says `complete` at the end.
-A request for anything else waits until then, and is answered by the whole application.
+Most of the startup time loads modules and stages that queries do not need. `serving` passes a `StartupApp` to the
+server when the samples are loaded, builds the rest in steps between which it calls `yield_to_requests`, and then calls
+`set_application`. Other requests wait until then, and the full application answers them.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from watchkeeper.hub.samples import Queries
     from watchkeeper.web.auth.auth_reload import AuthFiles
 
-# Turns of the loop in which somebody who waits at the door is let in, read and understood.
+# Iterations of the event loop in which a waiting connection is accepted, and its request is read and parsed.
 YIELD_ROUNDS = 6
-# Those who ask all the time must not keep the hub from watching its fleet.
+# The limit for all waiting: steady queries must not delay the startup of monitoring.
 MAX_YIELD_SECONDS = 1.0
 
 
 class StartupApp:
-    """An ASGI application that becomes another one."""
+    """An ASGI application that answers queries, and later delegates to the full application."""
 
     def __init__(self, runtime: Runtime, queries: Queries, *, auth_files: AuthFiles) -> None:
         table = prometheus_api.query_endpoints(prometheus_api.PrometheusApi(runtime, queries))
@@ -45,16 +45,16 @@ class StartupApp:
         self._yield_until = time.monotonic() + MAX_YIELD_SECONDS
 
     def set_application(self, full_app: Starlette) -> None:
-        """From now on this is the whole application."""
+        """Delegate to this application from now on."""
         self._full_app = full_app
         self._is_app_set.set()
 
     def fail_startup(self) -> None:
-        """There will be no whole application: whoever waits for it hears so, and the server may end."""
+        """Answer all waiting requests with an error, because the full application cannot be built."""
         self._is_started.set()
 
     async def yield_to_requests(self) -> None:
-        """Let those go first who ask."""
+        """Let queries run before the next step of the startup, for a limited time."""
         for _ in range(YIELD_ROUNDS):
             await asyncio.sleep(0)
         remaining_seconds = self._yield_until - time.monotonic()
@@ -67,7 +67,7 @@ class StartupApp:
             await self._run_lifespan(receive, send)
         elif self._is_started.is_set() or scope["path"] not in self._paths:
             await self._is_started.wait()
-            failure = error_response(scope["path"], status=503, problem="the hub cannot start; its log says why")
+            failure = error_response(scope["path"], status=503, problem="the hub failed to start; see its log")
             await (self._full_app or failure)(scope, receive, send)
         else:
             await self._serve_query(scope, receive, send)
@@ -83,7 +83,7 @@ class StartupApp:
                 self._is_idle.set()
 
     async def _run_lifespan(self, receive: Receive, send: Send) -> None:
-        """The server's own start and end; what lives along with the whole application begins when it is there."""
+        """Handle ASGI startup and shutdown; the lifespan of the full application starts when it is set."""
         await receive()
         await send({"type": "lifespan.startup.complete"})
         shutdown, app_set = asyncio.ensure_future(receive()), asyncio.ensure_future(self._is_app_set.wait())

@@ -63,7 +63,7 @@ describe("a refusal", () => {
     answers({ error: "not yours" }, 403);
     await refusal();
     expect(get().signIn).toBe(false);
-    answers({ error: "who are you?" }, 401);
+    answers({ error: "login required" }, 401);
     expect(await refusal()).toMatchObject({ status: 401 });
     expect(get().signIn).toBe(true);
   });

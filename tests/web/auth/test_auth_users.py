@@ -99,8 +99,8 @@ def test_a_file_that_others_may_read_is_refused(file: Path) -> None:
 
 @pytest.mark.slow
 def test_a_person_signs_in_by_password_and_the_cookie_carries_the_role(site: Site) -> None:
-    assert sign_in(site, password="wrong").json["error"] == "no such name with this password"
-    assert sign_in(site, name="nobody").json["error"] == "no such name with this password"
+    assert sign_in(site, password="wrong").json["error"] == "wrong name or password"
+    assert sign_in(site, name="nobody").json["error"] == "wrong name or password"
     reply = sign_in(site)
     cookie = reply.headers["set-cookie"]
     assert {"HttpOnly", "SameSite=strict"} <= {part.strip() for part in cookie.split(";")}
@@ -161,7 +161,7 @@ def test_after_a_few_failures_a_name_must_wait_and_is_told_how_long(site: Site) 
     replies = [sign_in(site, password="wrong") for _ in range(FREE_BY_NAME + 1)]
     assert [reply.status for reply in replies] == [401] * FREE_BY_NAME + [429]
     assert replies[-1].headers["retry-after"] == "1"
-    assert replies[-1].json["error"] == "too many tries. Try again in 1 s"
+    assert replies[-1].json["error"] == "too many failed logins. Try again in 1 s"
     assert sign_in(site).status == 429
 
 
@@ -201,9 +201,9 @@ def test_the_counts_are_bounded() -> None:
     assert len(limit) == 2 * MOST_KEYS
 
 
-def test_a_name_that_nobody_has_stays_out_of_the_log(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unknown_user_name_is_not_logged(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     sign_in(site, name="my-secret-password", password="x")
     sign_in(site, password="wrong")
-    said = [(record.message, getattr(record, "fields", {})) for record in caplog.records]
-    assert "my-secret-password" not in str(said) + caplog.text
-    assert "nobody we know" in str([vars(record) for record in caplog.records])
+    logged = [(record.message, getattr(record, "fields", {})) for record in caplog.records]
+    assert "my-secret-password" not in str(logged) + caplog.text
+    assert "(unknown)" in str([vars(record) for record in caplog.records])

@@ -195,7 +195,7 @@ def test_a_bound_token_speaks_for_its_nodes_only(tmp_path: Path) -> None:
         with serving(hub, bound("r1-*")) as site:
             assert site.ask("/api/orders?node=r1-n1", headers=headers).status == 200
             refused = site.ask("/api/orders?node=r2-n1", headers=headers)
-            assert refused.json["error"] == "the token rack 1 is bound to r1-*, this is about r2-n1"
+            assert refused.json["error"] == "token rack 1 is only valid for nodes r1-*; this request is for r2-n1"
             for path, body in (("/api/events", [event]), ("/api/nodes", {"cluster": "main", "node": "r2-n1"})):
                 assert site.ask(path, method="POST", body=body, headers=headers).status == 403, path
             nowhere = {**event, "place": {"cluster": "main"}}

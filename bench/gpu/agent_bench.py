@@ -33,7 +33,7 @@ from bench.gpu import agent_tree
 from watchkeeper.agent.gpus.gpu_page import Freshness, GpuPage
 from watchkeeper.agent.gpus.reader_link import ReaderLink
 from watchkeeper.agent.gpus.reader_watch import ReaderLimits
-from watchkeeper.agent.gpus.sampler import DriverFact, Sampler, SamplerSettings
+from watchkeeper.agent.gpus.sampler import NvmlEvent, Sampler, SamplerSettings
 from watchkeeper.kit import clock
 from watchkeeper.model import fleet
 from watchkeeper.readers.nvml import calls, choice, families, session
@@ -125,8 +125,8 @@ def children() -> list[int]:
 
 
 @contextmanager
-def sampling(limits: ReaderLimits, facts: list[tuple[float, DriverFact]] | None = None) -> Iterator[Sampler]:
-    def keep(fact: DriverFact) -> None:
+def sampling(limits: ReaderLimits, facts: list[tuple[float, NvmlEvent]] | None = None) -> Iterator[Sampler]:
+    def keep(fact: NvmlEvent) -> None:
         if facts is not None:
             facts.append((time.time(), fact))
 
@@ -170,7 +170,7 @@ def bench_reader() -> dict[str, Any]:
         found[f"{name}_ms"] = percentiles(timed(lambda c=cadences: ask(*c), 5 if name == "rare" else 50), 1e3)
         time.sleep(0.2)
     link.abandon()
-    link.wait_gone(5)
+    link.wait_for_exit(5)
     return found
 
 
@@ -190,7 +190,7 @@ def bench_scrape(sampler: Sampler) -> dict[str, Any]:
 
 def bench_cost(seconds: float) -> tuple[dict[str, Any], bytes]:
     """CPU and memory of the agent's half and its reader at a one-second interval, scraped once a second."""
-    with sampling(ReaderLimits(interval=1.0)) as sampler:
+    with sampling(ReaderLimits(interval_seconds=1.0)) as sampler:
         time.sleep(3)
         (reader,) = children()
         before = {"sampler": cpu_seconds("self"), "reader": cpu_seconds(reader)}
@@ -260,7 +260,7 @@ def bench_matmul(pairs: int, window: float) -> dict[str, Any]:
         without, with_agent, page = [], [], b""
         for _ in range(pairs):
             without.append(rate())
-            with sampling(ReaderLimits(interval=1.0)) as sampler:
+            with sampling(ReaderLimits(interval_seconds=1.0)) as sampler:
                 time.sleep(1.2)
                 with_agent.append(rate())
                 page = sampler.page()
@@ -279,8 +279,8 @@ def bench_matmul(pairs: int, window: float) -> dict[str, Any]:
 
 def bench_xid() -> dict[str, Any]:
     """From the launch of a kernel with an illegal access to the driver's event in the agent."""
-    facts: list[tuple[float, DriverFact]] = []
-    with sampling(ReaderLimits(interval=1.0), facts) as sampler, python(XID_31) as job:
+    facts: list[tuple[float, NvmlEvent]] = []
+    with sampling(ReaderLimits(interval_seconds=1.0), facts) as sampler, python(XID_31) as job:
         assert job.stdin is not None
         assert job.stdout is not None
         if job.stdout.readline().strip() != "ready":

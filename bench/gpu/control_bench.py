@@ -91,7 +91,7 @@ def counters() -> str:
 def pause() -> dict[str, Any]:
     node = os.uname().nodename
     often = sampler.SamplerSettings(
-        fleet.Place("bench", node=node), node, limits=reader_watch.ReaderLimits(interval=0.1)
+        fleet.Place("bench", node=node), node, limits=reader_watch.ReaderLimits(interval_seconds=0.1)
     )
     reading = sampler.Sampler(often, clock.ScaledClock())
     found = {"before": counters()}

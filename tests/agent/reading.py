@@ -11,7 +11,7 @@ from typing import Any
 from tests.support.fake_nvml import driver
 from watchkeeper.agent.gpus.reader_link import ReaderLink
 from watchkeeper.agent.gpus.reader_watch import ReaderLimits
-from watchkeeper.agent.gpus.sampler import DriverFact, Sampler, SamplerSettings
+from watchkeeper.agent.gpus.sampler import NvmlEvent, Sampler, SamplerSettings
 from watchkeeper.kit import clock
 from watchkeeper.model import fleet
 from watchkeeper.readers.nvml import choice
@@ -56,11 +56,11 @@ def reader(
         yield opened
     finally:
         opened.link.abandon()
-        assert opened.link.wait_gone(PATIENCE_SECONDS)
+        assert opened.link.wait_for_exit(PATIENCE_SECONDS)
 
 
 @contextmanager
-def sampling(fake: driver.FakeNvml, limits: ReaderLimits, facts: list[DriverFact] | None = None) -> Iterator[Sampler]:
+def sampling(fake: driver.FakeNvml, limits: ReaderLimits, facts: list[NvmlEvent] | None = None) -> Iterator[Sampler]:
     settings = SamplerSettings(NODE, "n1", limits=limits, environment=fake.environment)
     sampler = Sampler(settings, clock.ScaledClock(), on_event=None if facts is None else facts.append)
     sampler.start()

@@ -129,7 +129,7 @@ def test_unknown_fields_of_a_counters_file_are_said_and_cost_nothing(
             assert "DCGM_FI_DEV_POWER_USAGE" not in page
 
     asyncio.run(story())
-    said = [record.fields["problem"] for record in caplog.records if record.message == "Counter left out"]
+    said = [record.fields["problem"] for record in caplog.records if record.message == "counter ignored"]
     assert [text.partition(":")[0] for text in said] == ["line 3", "line 2"]
 
 

@@ -72,7 +72,7 @@ def test_the_agents_log_says_what_a_gpu_did_when_it_broke(tmp_path: Path, machin
         async with running(prepared(tmp_path), fake, control=control) as node:
             await node.until_page(lambda text: text.count("\nDCGM_FI_DEV_GPU_TEMP{") == 2)
             fake.tell(1, Temperature=driver.UNKNOWN_ERROR)
-            await until_async(lambda: "Driver call failed" in stream.getvalue())
+            await until_async(lambda: "driver call failed" in stream.getvalue())
 
     try:
         asyncio.run(story())
@@ -80,5 +80,5 @@ def test_the_agents_log_says_what_a_gpu_did_when_it_broke(tmp_path: Path, machin
         logging.getLogger().removeHandler(handler)
     assert handler.filters == []
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]
-    (state,) = next(line for line in lines if line["message"] == "Driver call failed")["gpu_states"]
+    (state,) = next(line for line in lines if line["message"] == "driver call failed")["gpu_states"]
     assert (state["uuid"], state["index"], state["power_watts"] > 0) == (UUID(1), 1, True)

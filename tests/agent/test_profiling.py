@@ -100,7 +100,7 @@ def test_a_pause_that_cannot_be_written_says_what_to_do(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_paused_series_are_absent_and_the_reader_that_sampled_them_is_gone(machine: MakeFake) -> None:
-    with sampling(machine(1), ReaderLimits(interval=0.5)) as sampler:
+    with sampling(machine(1), ReaderLimits(interval_seconds=0.5)) as sampler:
         until(lambda: shown(sampler, PROFILED))
         first = sampler._reader
         sampler.pause_profiling(True)

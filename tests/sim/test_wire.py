@@ -119,7 +119,7 @@ def test_a_gpu_that_is_lost_before_anybody_has_read_it_is_told_with_its_number()
         reading = KernelEvents("sim", GpuAddresses(simulator_inventory(root)))
         async with aclosing(follow_stream(f"{root}/kmsg", time=ScaledClock())) as records:
             async for record in records:
-                event = await reading.read(record)
+                event = await reading.build_event(record)
                 if event is not None and event.kind is EventKind.XID:
                     return event
         raise AssertionError("the stream ended")

@@ -161,7 +161,7 @@ class Agent:
         self._standing = driver_events.ReportSchedule()
         self._policy_watch = policies.PolicyWatch(policies.load_policies())
         # One gate for both reports about an Xid, so that a flood of them is counted once.
-        self._gate = kernel_follow.FloodGate()
+        self._gate = kernel_follow.EventRateLimiter()
         self._sampler: sampler.Sampler | None = None
         self._dcgm: dcgm_profile.DcgmProfile | None = None
         self._control = control.Control(
@@ -215,7 +215,7 @@ class Agent:
             loops.append(self._repeat(self._fabric.refresh, fabric_page.REFRESH_SECONDS))
             loops.append(self._repeat(self._find_holders, node_holders.REFRESH_SECONDS))
             loops.append(self._repeat(self._look_for_pause, control.LOOK_SECONDS))
-            loops.append(self._repeat(self._look_at_dcgm, dcgm_profile.LOOK_SECONDS))
+            loops.append(self._repeat(self._look_at_dcgm, dcgm_profile.POLL_SECONDS))
         if self._queue is not None and settings.hub_url is not None:
             hub = push.HubEndpoint(settings.hub_url, settings.token, access=settings.hub_access)
             loops.append(self._repeat(lambda: self._push(hub), HUB_RETRY_SECONDS))
@@ -282,17 +282,17 @@ class Agent:
             wanted = kernel_sources.KernelLogSettings(
                 settings.kernel_log, settings.node, self._boot, kmsg=settings.kmsg, root=settings.roots.root
             )
-            start = kernel_position.Position() if cursor is None else cursor.load()
+            start = kernel_position.KernelLogPosition() if cursor is None else cursor.load()
             lines = kernel_sources.follow(replace(wanted, position=start), time=self._time)
-        reading = kernel_follow.KernelEvents(settings.cluster, addresses, gate=self._gate)
+        reading = kernel_follow.KernelEvents(settings.cluster, addresses, rate_limiter=self._gate)
         async with aclosing(lines) as records:
             async for record in records:
-                event = await reading.read(record)
-                self._metrics.held_back.set(reading.held_back)
+                event = await reading.build_event(record)
+                self._metrics.held_back.set(reading.dropped_count)
                 if event is not None:
                     self._keep(self._merged(event))
                     if cursor is not None:
-                        cursor.save(kernel_sources.position_of(record))
+                        cursor.save(kernel_sources.build_position(record))
 
     async def _inventory(self, node: str) -> Sequence[fleet.Gpu]:
         """What the driver's pages list and what has been read: one of them may be hidden in a pod, or be silent."""
@@ -313,12 +313,12 @@ class Agent:
             named["also_reported_by"] = driver_events.SOURCE
         return replace(event, fields=named)
 
-    def _hear_driver(self, fact: sampler.DriverFact) -> None:
+    def _hear_driver(self, fact: sampler.NvmlEvent) -> None:
         self._metrics.driver_events.add(kind=fact.kind)
         if fact.kind == "xid":
-            self._merge.add_driver_event(fact, system_time.monotonic())
+            self._merge.add_nvml_event(fact, system_time.monotonic())
             return
-        event = self._driver_events.of_fact(fact)
+        event = self._driver_events.build_nvml_event(fact)
         if event is not None and self._gate.admit((fact.uuid, fact.kind), fact.at) is not None:
             self._keep(event)
 
@@ -328,19 +328,19 @@ class Agent:
         for fact in self._merge.take_expired(now):
             pci = next((gpu.pci for gpu in self._gpus() if gpu.uuid == fact.uuid), None)
             key = (self._settings.node, events.EventKind.XID, fact.detail, pci)
-            event = self._driver_events.of_fact(fact)
+            event = self._driver_events.build_nvml_event(fact)
             if event is not None and self._gate.admit(key, fact.at) is not None:
                 self._keep(event)
         if self._sampler is None:
             return
         faults = {(fault.cause, fault.place): fault for fault in self._sampler.faults()}
-        violations = self._policy_watch.violations(self._sampler.snapshot().gpus, now)
+        violations = self._policy_watch.find_violations(self._sampler.snapshot().gpus, now)
         broken = {(violation.policy.name, violation.uuid): violation for violation in violations}
-        for key in self._standing.due({**faults, **broken}, now):
+        for key in self._standing.take_due({**faults, **broken}, now):
             if key in faults:
-                self._keep(self._driver_events.of_fault(replace(faults[key], since=wall)))
+                self._keep(self._driver_events.build_fault_event(replace(faults[key], since=wall)))
             else:
-                self._keep(self._driver_events.of_violation(broken[key], wall))
+                self._keep(self._driver_events.build_violation_event(broken[key], wall))
 
     # GPUs and host.
 
@@ -351,13 +351,13 @@ class Agent:
         wanted = sampler.SamplerSettings(
             self._place,
             settings.node,
-            limits=reader_watch.ReaderLimits(interval=settings.interval_seconds),
+            limits=reader_watch.ReaderLimits(interval_seconds=settings.interval_seconds),
             choice=chosen,
             environment=settings.environment,
-            profiled=self._dcgm.add_metrics,
+            add_profiling=self._dcgm.add_metrics,
         )
 
-        def hear(fact: sampler.DriverFact) -> None:
+        def hear(fact: sampler.NvmlEvent) -> None:
             # The loop may have ended already when the sampler's thread still hears something.
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(self._hear_driver, fact)

@@ -162,7 +162,7 @@ class MonitoredFleet:
             return
         self._seen_record = records[-1].seq
         read = [
-            await self._kernel.read(kernel_follow.KernelRecord(one.node, one.boot, one.record, one.at, one.seq))
+            await self._kernel.build_event(kernel_follow.KernelRecord(one.node, one.boot, one.record, one.at, one.seq))
             for one in records
         ]
         batch = [event for event in read if event is not None]

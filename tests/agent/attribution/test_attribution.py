@@ -22,7 +22,7 @@ from watchkeeper.agent.attribution.attribution import (
     attribute,
 )
 from watchkeeper.agent.attribution.attribution_page import HolderDisplay, holder_labels, render
-from watchkeeper.agent.gpus.gpu_samples import GpuSample, Program, SliceSample
+from watchkeeper.agent.gpus.gpu_samples import GpuSample, MigInstanceSample, Program
 from watchkeeper.errors import CollectError
 from watchkeeper.kit.own_metrics import Registry
 from watchkeeper.model.workloads import Attribution, Holding, UnattributedReason, Workload, WorkloadKind
@@ -32,10 +32,10 @@ OTHER = Workload(WorkloadKind.POD, "chat-0", namespace="serving", container="mai
 JOB = Workload(WorkloadKind.SLURM_JOB, "4711")
 
 
-def gpu(index: int = 0, *slices: SliceSample, programs: Sequence[Program] | None = ()) -> GpuSample:
+def gpu(index: int = 0, *slices: MigInstanceSample, programs: Sequence[Program] | None = ()) -> GpuSample:
     identity = {"uuid": f"GPU-{index}", "minor": str(7 - index), "pci": "", "model": "H200"}
     told = None if programs is None else tuple(programs)
-    return GpuSample(index, identity, {}, {}, slices=tuple(slices), programs=told)
+    return GpuSample(index, identity, {}, {}, mig_instances=tuple(slices), programs=told)
 
 
 def told(name: str = "kubelet", **holders: Workload) -> SourceAnswer:
@@ -53,7 +53,7 @@ def test_a_gpu_is_found_by_uuid_by_index_and_by_its_device_file(key: str) -> Non
 
 
 def test_a_slice_is_found_by_its_own_uuid_in_the_new_and_in_the_old_spelling() -> None:
-    cut = gpu(0, SliceSample(3, "1g.18gb", {}, "MIG-abc"))
+    cut = gpu(0, MigInstanceSample(3, "1g.18gb", {}, "MIG-abc"))
     old = "MIG-GPU-00000000-0000-0000-0000-000000000000/5/0"
     named = GpuSample(1, {"uuid": "GPU-00000000-0000-0000-0000-000000000000", "minor": "1"}, {}, {})
     holders = {"MIG-abc": (Holding(POD, slice="MIG-abc"),), old: (Holding(OTHER, slice=old),)}

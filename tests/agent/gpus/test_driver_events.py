@@ -9,7 +9,7 @@ import pytest
 
 from watchkeeper.agent.gpus import driver_events, policies
 from watchkeeper.agent.gpus.gpu_samples import GpuSample
-from watchkeeper.agent.gpus.sampler import DriverFact, DriverFault
+from watchkeeper.agent.gpus.sampler import DriverFault, NvmlEvent
 from watchkeeper.errors import PackError
 from watchkeeper.incidents.signals import clear_rule, from_event
 from watchkeeper.model.events import Event, EventKind, EventSource
@@ -19,7 +19,7 @@ from watchkeeper.readers.nvml.families import Cadence
 NOW = datetime(2026, 11, 15, tzinfo=UTC)
 UUID = "GPU-1"
 PLACE = Place("main", node="n1", gpu=UUID)
-FACT = DriverFact("xid", UUID, 31, NOW)
+FACT = NvmlEvent("xid", UUID, 31, NOW)
 LINE = Event("id", EventKind.XID, 31, PLACE, NOW, "NVRM: Xid …")
 
 
@@ -32,7 +32,7 @@ def watch() -> policies.PolicyWatch:
 
 
 def names(watching: policies.PolicyWatch, at: float, **values: float) -> list[str]:
-    return [violation.policy.name for violation in watching.violations([sample(at, **values)], at)]
+    return [violation.policy.name for violation in watching.find_violations([sample(at, **values)], at)]
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_a_counter_violates_by_growth_within_its_minute_and_not_by_its_past() ->
 
 
 def test_old_numbers_of_a_gpu_that_does_not_answer_violate_nothing() -> None:
-    found = watch().violations([sample(0.0, DCGM_FI_DEV_ECC_DBE_VOL_TOTAL=1.0)], 60.0)
+    found = watch().find_violations([sample(0.0, DCGM_FI_DEV_ECC_DBE_VOL_TOTAL=1.0)], 60.0)
     assert found == []
 
 
@@ -72,7 +72,7 @@ def test_a_policy_with_an_unknown_key_is_refused() -> None:
 
 def test_nvml_first_and_the_kernel_line_second_are_one() -> None:
     merge = driver_events.XidMerge()
-    merge.add_driver_event(FACT, 10.0)
+    merge.add_nvml_event(FACT, 10.0)
     assert merge.take_expired(11.9) == []
     assert merge.add_kernel_line(LINE) is True
     assert merge.take_expired(99.0) == []
@@ -81,30 +81,30 @@ def test_nvml_first_and_the_kernel_line_second_are_one() -> None:
 def test_the_kernel_line_first_and_nvml_second_are_one() -> None:
     merge = driver_events.XidMerge()
     assert merge.add_kernel_line(LINE) is False
-    merge.add_driver_event(FACT, 10.0)
+    merge.add_nvml_event(FACT, 10.0)
     assert merge.take_expired(99.0) == []
 
 
 @pytest.mark.parametrize(
     "other", [replace(FACT, detail=48), replace(FACT, uuid="GPU-2"), replace(FACT, at=NOW + timedelta(seconds=3))]
 )
-def test_another_code_gpu_or_time_is_another_event(other: DriverFact) -> None:
+def test_another_code_gpu_or_time_is_another_event(other: NvmlEvent) -> None:
     merge = driver_events.XidMerge()
     merge.add_kernel_line(LINE)
-    merge.add_driver_event(other, 10.0)
+    merge.add_nvml_event(other, 10.0)
     assert merge.take_expired(12.0) == [other]
 
 
 def test_what_lasts_is_reported_when_it_begins_and_every_few_minutes() -> None:
     standing = driver_events.ReportSchedule()
     held = {"hung": object()}
-    reported = [at for at in range(0, 700, 10) if standing.due(held, float(at))]
+    reported = [at for at in range(0, 700, 10) if standing.take_due(held, float(at))]
     assert reported == [0, 300, 600]
 
 
 def test_what_blinks_is_not_reported_each_time() -> None:
     standing = driver_events.ReportSchedule()
-    reported = [at for at in range(120) if standing.due({"hot": 1} if at % 2 == 0 else {}, float(at))]
+    reported = [at for at in range(120) if standing.take_due({"hot": 1} if at % 2 == 0 else {}, float(at))]
     assert reported == [0, 60]
 
 
@@ -112,14 +112,14 @@ def test_ids_go_on_behind_those_of_an_agent_before() -> None:
     source = EventSource("main", "n1", "boot", "nvml")
     fault = DriverFault("driver_call_hung", PLACE, NOW, "hangs")
     first = driver_events.DriverEvents(source, lambda: 100.0)
-    ids = [first.of_fault(fault).id, first.of_fault(fault).id]
-    ids.append(driver_events.DriverEvents(source, lambda: 101.0).of_fault(fault).id)
+    ids = [first.build_fault_event(fault).id, first.build_fault_event(fault).id]
+    ids.append(driver_events.DriverEvents(source, lambda: 101.0).build_fault_event(fault).id)
     assert [id.rpartition("/")[2] for id in ids] == ["100000000", "100000001", "101000000"]
 
 
 def test_a_fault_opens_its_own_cause_and_ends_when_it_is_no_longer_repeated() -> None:
     events = driver_events.DriverEvents(EventSource("main", "n1", "boot", "nvml"), lambda: 1.0)
-    fault = events.of_fault(DriverFault("driver_call_hung", PLACE, NOW, "hangs"))
+    fault = events.build_fault_event(DriverFault("driver_call_hung", PLACE, NOW, "hangs"))
     signal = from_event(fault)
     assert signal is not None
     assert (signal.cause, signal.family) == ("driver_call_hung", "driver")
@@ -131,8 +131,8 @@ def test_a_fault_opens_its_own_cause_and_ends_when_it_is_no_longer_repeated() ->
 
 def test_events_of_nvml_that_are_no_trouble_are_not_sent() -> None:
     events = driver_events.DriverEvents(EventSource("main", "n1", "boot", "nvml"), lambda: 1.0)
-    assert events.of_fact(replace(FACT, kind="clock")) is None
-    assert events.of_fact(replace(FACT, kind="recovery_action", detail=0)) is None
-    told = events.of_fact(replace(FACT, kind="ecc_double_bit"))
+    assert events.build_nvml_event(replace(FACT, kind="clock")) is None
+    assert events.build_nvml_event(replace(FACT, kind="recovery_action", detail=0)) is None
+    told = events.build_nvml_event(replace(FACT, kind="ecc_double_bit"))
     assert told is not None
     assert told.fields["cause"] == "ecc_uncorrectable"

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from watchkeeper.agent.gpus import gpu_groups
-from watchkeeper.agent.gpus.gpu_groups import GroupFile, all_groups, find_group, user_file
+from watchkeeper.agent.gpus.gpu_groups import GroupFile, find_group, find_user_file, load_all_groups
 from watchkeeper.errors import SettingsError
 
 
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GroupFile:
-    monkeypatch.setattr(gpu_groups, "SYSTEM", tmp_path / "etc" / "gpu_groups.json")
+    monkeypatch.setattr(gpu_groups, "SYSTEM_FILE", tmp_path / "etc" / "gpu_groups.json")
     return GroupFile(tmp_path / "home" / "gpu_groups.json")
 
 
@@ -23,26 +23,26 @@ def test_a_group_is_made_found_and_deleted(own: GroupFile) -> None:
     assert [word.text for word in find_group("training", own).selectors] == ["0", "1", "2", "3", "5", "GPU-8a"]
     assert own.delete("training")
     assert not own.delete("training")
-    with pytest.raises(SettingsError, match="there is no group `training`; there are: none"):
+    with pytest.raises(SettingsError, match=r"group `training` does not exist. Groups: none"):
         find_group("training", own)
 
 
 def test_a_name_of_ones_own_goes_before_the_systems(own: GroupFile) -> None:
-    GroupFile(gpu_groups.SYSTEM).create("all", ["0-7"])
-    GroupFile(gpu_groups.SYSTEM).create("first", ["0"])
+    GroupFile(gpu_groups.SYSTEM_FILE).create("all", ["0-7"])
+    GroupFile(gpu_groups.SYSTEM_FILE).create("first", ["0"])
     own.create("first", ["1"])
-    assert all_groups(own) == {"all": ["0-7"], "first": ["1"]}
+    assert load_all_groups(own) == {"all": ["0-7"], "first": ["1"]}
 
 
 @pytest.mark.parametrize(
     ("name", "words", "problem"),
     [
-        ("0", ["1"], "`0` is no name"),
-        ("a b", ["1"], "is no name"),
-        ("x" * 65, ["1"], "is no name"),
+        ("0", ["1"], "group name `0` is invalid"),
+        ("a b", ["1"], "is invalid"),
+        ("x" * 65, ["1"], "is invalid"),
         ("ok", ["nonsense"], "group ok: `nonsense` does not select a GPU"),
         ("ok", [","], "no GPU selected"),
-        ("ok", ["1"] * 257, "257 entries, the limit is 256"),
+        ("ok", ["1"] * 257, "257 selectors, the limit is 256"),
     ],
 )
 def test_what_cannot_be_a_group_is_refused(own: GroupFile, name: str, words: list[str], problem: str) -> None:
@@ -53,9 +53,9 @@ def test_what_cannot_be_a_group_is_refused(own: GroupFile, name: str, words: lis
 
 def test_a_group_is_not_made_twice_nor_too_many_of_them(own: GroupFile, monkeypatch: pytest.MonkeyPatch) -> None:
     own.create("one", ["1"])
-    with pytest.raises(SettingsError, match="there is a group one already"):
+    with pytest.raises(SettingsError, match="group one already exists"):
         own.create("one", ["2"])
-    monkeypatch.setattr(gpu_groups, "MOST_GROUPS", 1)
+    monkeypatch.setattr(gpu_groups, "MAX_GROUPS", 1)
     with pytest.raises(SettingsError, match="there are 1 groups, the limit is 1"):
         own.create("two", ["2"])
 
@@ -64,13 +64,13 @@ def test_a_group_is_not_made_twice_nor_too_many_of_them(own: GroupFile, monkeypa
 def test_a_file_with_something_else_is_named(own: GroupFile, content: str) -> None:
     own.path.parent.mkdir()
     own.path.write_text(content)
-    with pytest.raises(SettingsError, match=r"gpu_groups.json: these are no groups"):
+    with pytest.raises(SettingsError, match=r"gpu_groups.json: the file is not a list"):
         own.load()
 
 
 def test_each_person_has_a_file_and_root_has_everyones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert user_file({"WATCHKEEPER_GPU_GROUPS": "/x/y.json"}).path == Path("/x/y.json")
+    assert find_user_file({"WATCHKEEPER_GPU_GROUPS": "/x/y.json"}).path == Path("/x/y.json")
     monkeypatch.setattr("os.geteuid", lambda: 0)
-    assert user_file({}).path == gpu_groups.SYSTEM
+    assert find_user_file({}).path == gpu_groups.SYSTEM_FILE
     monkeypatch.setattr("os.geteuid", lambda: 1000)
-    assert user_file({"XDG_CONFIG_HOME": str(tmp_path)}).path == tmp_path / "watchkeeper" / "gpu_groups.json"
+    assert find_user_file({"XDG_CONFIG_HOME": str(tmp_path)}).path == tmp_path / "watchkeeper" / "gpu_groups.json"

@@ -15,11 +15,11 @@ from tests.support.fake_nvml import driver
 from tests.support.fake_nvml.driver import UUID
 from tests.support.waiting import until
 from watchkeeper.agent.gpus.reader_watch import ReaderLimits
-from watchkeeper.agent.gpus.sampler import DriverFact, Sampler
+from watchkeeper.agent.gpus.sampler import NvmlEvent, Sampler
 
 # Half of it is the deadline of an answer: long for a driver that answers in microseconds, on a busy machine too.
 # A probe that hangs while it starts is waited for to the end of `start`.
-LIMITS = ReaderLimits(interval=1.2, start=4.0, first_pause=0.3, longest_pause=1.0)
+LIMITS = ReaderLimits(interval_seconds=1.2, start_seconds=4.0, first_pause_seconds=0.3, max_pause_seconds=1.0)
 FIFTEEN = {UUID(index) for index in range(16) if index != 7}
 
 
@@ -38,7 +38,7 @@ def test_one_gpu_that_hangs_costs_the_other_fifteen_not_one_sample(machine: Make
         (fault,) = sampler.faults()
         assert (fault.cause, fault.place.gpu) == ("driver_call_hung", UUID(7))
         assert fault.evidence.startswith(f"nvmlDeviceGetTemperature on {UUID(7)}")
-        until(lambda: not rest_is_shown(sampler) or time.monotonic() >= hung_at + 4 * LIMITS.interval)
+        until(lambda: not rest_is_shown(sampler) or time.monotonic() >= hung_at + 4 * LIMITS.interval_seconds)
         assert rest_is_shown(sampler)
         assert set(shown(sampler)) == FIFTEEN, "an old number was repeated"
 
@@ -69,7 +69,7 @@ def test_a_lost_gpu_is_named_and_its_numbers_vanish(machine: MakeFake) -> None:
 @pytest.mark.slow
 def test_a_gpu_that_is_gone_from_the_list_is_missing_for_the_next_reader(machine: MakeFake) -> None:
     fake = machine(3)
-    with sampling(fake, ReaderLimits(interval=0.3, renewal=0.5)) as sampler:
+    with sampling(fake, ReaderLimits(interval_seconds=0.3, renewal_seconds=0.5)) as sampler:
         until(lambda: len(shown(sampler)) == 3)
         fake.tell(driver.EVERY, Count=2)
         until(lambda: ("gpu_missing", UUID(2)) in causes(sampler))
@@ -107,12 +107,12 @@ def test_a_driver_that_cannot_be_opened_is_named_until_it_can(machine: MakeFake,
 @pytest.mark.slow
 def test_a_driver_that_locks_up_altogether_is_named_for_the_node(machine: MakeFake) -> None:
     fake = machine(2)
-    with sampling(fake, ReaderLimits(interval=0.4, start=4.0)) as sampler:
+    with sampling(fake, ReaderLimits(interval_seconds=0.4, start_seconds=4.0)) as sampler:
         until(lambda: len(shown(sampler)) == 2)
         fake.tell(driver.EVERY, all=driver.HANG)
         until(lambda: ("driver_call_hung", None) in causes(sampler))
         evidence = " ".join(fault.evidence for fault in sampler.faults())
-        assert "nvml" in evidence or "no reader answers" in evidence
+        assert "nvml" in evidence or "no reader process answers" in evidence
 
 
 @pytest.mark.slow
@@ -129,7 +129,7 @@ def test_a_reader_that_is_killed_is_replaced(machine: MakeFake) -> None:
 
 @pytest.mark.slow
 def test_an_xid_is_delivered_as_a_fact_and_shown(machine: MakeFake) -> None:
-    fake, facts = machine(2), list[DriverFact]()
+    fake, facts = machine(2), list[NvmlEvent]()
     with sampling(fake, LIMITS, facts) as sampler:
         until(lambda: len(shown(sampler)) == 2)
         fake.raise_event(1, 8, 31)
@@ -164,7 +164,7 @@ def test_memory_stays_flat_over_fifty_readers(machine: MakeFake) -> None:
         seen.update(children())
         return len(seen) >= count
 
-    with sampling(machine(2), ReaderLimits(interval=0.05, renewal=0.0)) as sampler:
+    with sampling(machine(2), ReaderLimits(interval_seconds=0.05, renewal_seconds=0.0)) as sampler:
         until(lambda: readers(10), timeout_seconds=120)
         memory, files = resident_kib(), len(os.listdir("/proc/self/fd"))
         until(lambda: readers(60), timeout_seconds=240)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from watchkeeper.agent.gpus.gpu_page import Freshness, GpuPage
-from watchkeeper.agent.gpus.gpu_samples import GpuSample, SampleMerger, SliceSample, Snapshot, with_xid
+from watchkeeper.agent.gpus.gpu_samples import GpuSample, MigInstanceSample, SampleMerger, Snapshot, add_xid
 from watchkeeper.readers import exposition
 from watchkeeper.readers.nvml import choice
 from watchkeeper.readers.nvml.families import Cadence
@@ -63,8 +63,8 @@ def test_the_same_snapshot_gives_the_same_bytes_until_something_becomes_too_old(
 
 
 def test_a_slice_carries_its_instance_and_profile() -> None:
-    part = SliceSample(5, "3g.71gb", {"DCGM_FI_DEV_FB_USED": 1024})
-    gpu = replace(sample(DCGM_FI_DEV_GPU_TEMP=61), slices=(part,))
+    part = MigInstanceSample(5, "3g.71gb", {"DCGM_FI_DEV_FB_USED": 1024})
+    gpu = replace(sample(DCGM_FI_DEV_GPU_TEMP=61), mig_instances=(part,))
     text = page().render(Snapshot((gpu,)), 100.0)
     sliced = LABELS.replace(',Hostname="n1"', ',GPU_I_PROFILE="3g.71gb",GPU_I_ID="5",Hostname="n1"')
     assert lines(text, "DCGM_FI_DEV_FB_USED") == [f"DCGM_FI_DEV_FB_USED{{{sliced}}} 1024"]
@@ -76,7 +76,7 @@ def test_xids_are_shown_as_the_last_code_and_as_counts() -> None:
     assert lines(page().render(Snapshot((quiet,)), 100.0), "DCGM_FI_DEV_XID_ERRORS")[0].endswith(
         ',err_code="0",err_msg="No Error"} 0'
     )
-    loud = with_xid(with_xid(quiet, 31), 31)
+    loud = add_xid(add_xid(quiet, 31), 31)
     text = page().render(Snapshot((loud,)), 100.0)
     assert lines(text, "DCGM_FI_DEV_XID_ERRORS")[0].endswith("} 31")
     assert lines(text, "watchkeeper_gpu_xid_errors_total")[0].endswith(',xid="31"} 2')
@@ -98,11 +98,11 @@ def test_an_answer_replaces_what_was_asked_for_and_leaves_the_rest() -> None:
     merger = SampleMerger({family.name: family.cadence for family in choice.choose_families().families})
     before = sample(DCGM_FI_DEV_GPU_TEMP=61, DCGM_FI_DEV_FB_USED=1, DCGM_FI_DEV_PCIE_REPLAY_COUNTER=4)
     answer = {"gpu": 0, "values": {"DCGM_FI_DEV_GPU_TEMP": 62}, "errors": {"nvmlDeviceGetMemoryInfo_v2": "UNKNOWN"}}
-    after = merger.merge(before, answer, cadences=[Cadence.FAST, Cadence.PROFILE], at=101.0)
+    after = merger.merge(before, answer, cadences=[Cadence.FAST, Cadence.PROFILE], read_at=101.0)
     assert after.values == {"DCGM_FI_DEV_GPU_TEMP": 62, "DCGM_FI_DEV_PCIE_REPLAY_COUNTER": 4}
     assert (after.read_at[Cadence.FAST], after.read_at[Cadence.PROFILE]) == (101.0, 100.0)
     assert after.errors == {("nvmlDeviceGetMemoryInfo_v2", "UNKNOWN"): 1}
-    lost = merger.merge(after, {"gpu": 0, "lost": "nvmlDeviceGetTemperature"}, cadences=[Cadence.FAST], at=102.0)
+    lost = merger.merge(after, {"gpu": 0, "lost": "nvmlDeviceGetTemperature"}, cadences=[Cadence.FAST], read_at=102.0)
     assert page().render(Snapshot((lost,)), 102.0) == b""
 
 

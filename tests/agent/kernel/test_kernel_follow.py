@@ -15,7 +15,7 @@ from tests.support.loopback import Heard, reply, serve
 from tests.support.waiting import until_async
 from watchkeeper.agent.kernel.gpu_addresses import GpuAddresses, proc_inventory, simulator_inventory
 from watchkeeper.agent.kernel.kernel_follow import (
-    FloodGate,
+    EventRateLimiter,
     KernelEvents,
     KernelRecord,
     KmsgSource,
@@ -44,7 +44,7 @@ def events_of(*lines: KernelRecord, inventory: Sequence[Gpu] | CollectError = ()
 
     async def story() -> list[Event]:
         reading = KernelEvents("sim", GpuAddresses(ask))
-        return [event for one in lines if (event := await reading.read(one)) is not None]
+        return [event for one in lines if (event := await reading.build_event(one)) is not None]
 
     return asyncio.run(story())
 
@@ -122,13 +122,13 @@ def test_a_file_server_that_is_told_to_be_lost_is_told_to_be_back_however_often_
 
 
 def test_a_clock_that_is_set_back_does_not_close_the_gate_until_it_is_there_again() -> None:
-    gate, earlier = FloodGate(per_minute=1), START - timedelta(hours=2)
+    gate, earlier = EventRateLimiter(per_minute=1), START - timedelta(hours=2)
     assert [gate.admit("x", START), gate.admit("x", START)] == [0, None]
     assert [gate.admit("x", earlier), gate.admit("x", earlier)] == [1, None]
 
 
 def test_the_gate_forgets_the_oldest_when_it_knows_too_many() -> None:
-    gate = FloodGate(per_minute=1)
+    gate = EventRateLimiter(per_minute=1)
     assert [gate.admit(n, START) for n in range(10_001)] == [0] * 10_001
     assert (gate.admit(10_000, START), gate.admit(0, START)) == (None, 0)
 
@@ -222,7 +222,7 @@ def test_records_of_a_pipe_arrive_as_they_are_written(tmp_path: Path) -> None:
     async def story() -> None:
         os.mkfifo(tmp_path / "kmsg")
         found: list[KernelRecord] = []
-        source = KmsgSource(tmp_path / "kmsg", "n1", "b", after=1, monotonic=lambda: 100.0)
+        source = KmsgSource(tmp_path / "kmsg", "n1", "b", after_sequence=1, monotonic=lambda: 100.0)
         task = follow(source, ManualClock(START), found)
         await settle()
         writer = os.open(tmp_path / "kmsg", os.O_WRONLY | os.O_NONBLOCK)

@@ -21,9 +21,9 @@ from tests.support.running_agent import UUID, events, machine, settings
 from tests.support.waiting import until_async
 from watchkeeper.agent import agent
 from watchkeeper.agent.kernel import kernel_sources
-from watchkeeper.agent.kernel.file_follow import OpenFile
+from watchkeeper.agent.kernel.file_follow import OpenLogFile
 from watchkeeper.agent.kernel.kernel_follow import KernelRecord
-from watchkeeper.agent.kernel.kernel_position import Position, PositionFile, sequence_of
+from watchkeeper.agent.kernel.kernel_position import KernelLogPosition, PositionFile, build_sequence
 from watchkeeper.errors import CollectError
 from watchkeeper.kit.clock import ManualClock, ScaledClock, settle
 from watchkeeper.kit.own_metrics import Registry
@@ -72,8 +72,8 @@ async def following(
         await asyncio.gather(task, return_exceptions=True)
 
 
-def journal(root: Path, position: Position | None = None) -> kernel_sources.KernelLogSettings:
-    return kernel_sources.KernelLogSettings("journald", "n1", "b", root=root, position=position or Position())
+def journal(root: Path, position: KernelLogPosition | None = None) -> kernel_sources.KernelLogSettings:
+    return kernel_sources.KernelLogSettings("journald", "n1", "b", root=root, position=position or KernelLogPosition())
 
 
 def test_the_agent_tells_the_hub_what_the_journal_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,10 +89,10 @@ def test_the_agent_tells_the_hub_what_the_journal_says(tmp_path: Path, monkeypat
             stop.set()
             await task
         (event,) = events(hub.heard)
-        assert (event.id, event.code) == (f"sim/n1/b00t/journald/{sequence_of(6, XID)}", 79)
+        assert (event.id, event.code) == (f"sim/n1/b00t/journald/{build_sequence(6, XID)}", 79)
         assert event.place.gpu == UUID
         kept = PositionFile(tmp_path / "spool/kmsg.cursor", "b00t").load()
-        assert (kept.source, kept.mark, kept.since_boot_us) == ("journald", "s=a;i=6", 6)
+        assert (kept.source, kept.cursor, kept.since_boot_us) == ("journald", "s=a;i=6", 6)
 
     asyncio.run(story())
     assert (
@@ -125,10 +125,10 @@ def test_a_cursor_that_the_journal_no_longer_knows_starts_it_from_the_beginning(
     install_journalctl(tmp_path, monkeypatch, f"{refuse}\nexec tail -n +1 -f journal")
 
     async def story() -> None:
-        known = Position("journald", 1, 1, "s=gone;i=1")
+        known = KernelLogPosition("journald", 1, 1, "s=gone;i=1")
         async with following(journal(tmp_path, known), ScaledClock(speed=100)) as found:
             await until_async(lambda: len(found) == 1)
-            assert found[0].mark == "s=a;i=8"
+            assert found[0].cursor == "s=a;i=8"
 
     asyncio.run(story())
 
@@ -156,7 +156,7 @@ def test_a_machine_without_journalctl_is_said(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_machine_that_keeps_no_journal_is_said(tmp_path: Path) -> None:
-    with pytest.raises(CollectError, match="journald keeps no journal here"):
+    with pytest.raises(CollectError, match="journald has no journal files here"):
         asyncio.run(_first(journal(tmp_path)))
 
 
@@ -232,12 +232,12 @@ def test_a_file_is_followed_through_rotation_and_truncation(tmp_path: Path) -> N
 def test_a_file_that_was_truncated_in_the_middle_of_a_line_is_read_from_its_start(tmp_path: Path) -> None:
     path = tmp_path / "kern.log"
     path.write_text("half a li")
-    file = OpenFile(path)
-    assert list(file.lines(()) or ()) == []
+    file = OpenLogFile(path)
+    assert list(file.read_lines(()) or ()) == []
     path.write_text("")
     assert file.was_truncated()
     path.write_text("whole\n")
-    assert list(file.lines(()) or ()) == [(b"whole", 6)]
+    assert list(file.read_lines(()) or ()) == [(b"whole", 6)]
     file.close()
 
 
@@ -268,7 +268,7 @@ def test_a_restarted_agent_goes_on_in_the_file_that_was_rotated_meanwhile(tmp_pa
         path.write_text(log_line(clock, 1))
         async with following(wanted, clock) as found:
             await settle()
-            position = kernel_sources.position_of(found[0])
+            position = kernel_sources.build_position(found[0])
         with path.open("a") as file:
             file.write(log_line(clock, 2))
         path.rename(tmp_path / "kern.log-20261115")
@@ -297,12 +297,12 @@ def test_another_source_goes_on_where_the_one_before_ended(tmp_path: Path, monke
     install_journalctl(tmp_path, monkeypatch, "exec tail -n +1 -f journal")
 
     async def story() -> None:
-        async with following(journal(tmp_path, Position("kmsg", 1042, 6)), ScaledClock()) as found:
+        async with following(journal(tmp_path, KernelLogPosition("kmsg", 1042, 6)), ScaledClock()) as found:
             await until_async(lambda: bool(found))
-            assert [record.mark for record in found] == ["s=a;i=7"]
+            assert [record.cursor for record in found] == ["s=a;i=7"]
         (tmp_path / "kmsg").write_text("4,1042,6,-;known\n4,1043,7,-;new\n")
         back = kernel_sources.KernelLogSettings(
-            "kmsg", "n1", "b", kmsg=tmp_path / "kmsg", position=Position("journald", 1, 6)
+            "kmsg", "n1", "b", kmsg=tmp_path / "kmsg", position=KernelLogPosition("journald", 1, 6)
         )
         back = replace(back, needles=())
         async with following(back, ScaledClock()) as found:
@@ -317,17 +317,17 @@ def test_a_position_is_kept_without_waiting_for_the_disk(tmp_path: Path, monkeyp
         raise OSError("a disk that hangs would be waited for")
 
     monkeypatch.setattr(os, "fsync", hang)
-    PositionFile(tmp_path / "cursor", "b1").save(Position("kmsg", 7, 9, "m"))
-    assert PositionFile(tmp_path / "cursor", "b1").load() == Position("kmsg", 7, 9, "m")
+    PositionFile(tmp_path / "cursor", "b1").save(KernelLogPosition("kmsg", 7, 9, "m"))
+    assert PositionFile(tmp_path / "cursor", "b1").load() == KernelLogPosition("kmsg", 7, 9, "m")
 
 
 def test_a_position_of_another_boot_is_none(tmp_path: Path) -> None:
     kept = PositionFile(tmp_path / "cursor", "b1")
-    kept.save(Position("file", 5, 6, "1:2"))
-    assert kept.load() == Position("file", 5, 6, "1:2")
-    assert PositionFile(tmp_path / "cursor", "b2").load() == Position()
+    kept.save(KernelLogPosition("file", 5, 6, "1:2"))
+    assert kept.load() == KernelLogPosition("file", 5, 6, "1:2")
+    assert PositionFile(tmp_path / "cursor", "b2").load() == KernelLogPosition()
     (tmp_path / "cursor").write_text('{"boot": "b1", "sequence": 9}')
-    assert kept.load() == Position("kmsg", 9)
+    assert kept.load() == KernelLogPosition("kmsg", 9)
 
 
 @given(st.lists(st.text("ab\n", max_size=12), max_size=12), st.integers(0, 40))
@@ -336,17 +336,17 @@ def test_a_file_gives_each_line_once_however_it_is_written_and_wherever_it_is_re
 ) -> None:
     path = tmp_path_factory.mktemp("log") / "kern.log"
     path.touch()
-    file, found = OpenFile(path), list[tuple[bytes, int]]()
+    file, found = OpenLogFile(path), list[tuple[bytes, int]]()
     with path.open("a") as writer:
         for piece in pieces:
             writer.write(piece)
             writer.flush()
-            found += file.lines(()) or ()
+            found += file.read_lines(()) or ()
     file.close()
     whole = "".join(pieces).split("\n")[:-1]
     assert [line.decode() for line, _ in found] == whole
     if found:
         place = resumed_at % len(found)
-        again = OpenFile(path, found[place][1])
-        assert list(again.lines(()) or ()) == found[place + 1 :]
+        again = OpenLogFile(path, found[place][1])
+        assert list(again.read_lines(()) or ()) == found[place + 1 :]
         again.close()

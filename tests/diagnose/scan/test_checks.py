@@ -72,13 +72,13 @@ def test_a_gpu_without_a_temperature_is_unknown_and_never_healthy() -> None:
 
 
 def test_a_machine_without_gpus_or_driver_cannot_be_told() -> None:
-    fault = ScanFault("driver_not_loaded", "NVML says LIBRARY_NOT_FOUND")
+    fault = ScanFault("driver_not_loaded", "NVML reports LIBRARY_NOT_FOUND")
     assert examine(ScanFacts(NODE, faults=(fault,), kernel=())).verdict is ScanVerdict.UNKNOWN
     assert examine(ScanFacts(NODE, kernel=())).verdict is ScanVerdict.UNKNOWN
 
 
 def test_gpus_on_the_bus_without_a_driver_are_unhealthy() -> None:
-    fault = ScanFault("driver_not_loaded", "NVML says DRIVER_NOT_LOADED")
+    fault = ScanFault("driver_not_loaded", "NVML reports DRIVER_NOT_LOADED")
     facts = ScanFacts(replace(NODE, pci=(ON_BUS,)), faults=(fault,), kernel=())
     assert examine(facts).verdict is ScanVerdict.UNHEALTHY
 

@@ -25,7 +25,7 @@ XIDS = kernel(
 )
 FACTS = ScanFacts(replace(NODE, pci=BUS), (GPU, OTHER), kernel=XIDS, watched_seconds=2)
 LOST = ScanFault("gpu_fell_off_bus", "it is lost", "GPU-2")
-DRIVERLESS = ScanFault("driver_not_loaded", "NVML says DRIVER_NOT_LOADED")
+DRIVERLESS = ScanFault("driver_not_loaded", "NVML reports DRIVER_NOT_LOADED")
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_a_slice_has_a_line_of_its_own(fake: driver.FakeNvml) -> None:
     [
         (("dmon", "-i", "7"), 2, "there is no GPU 7 on this node"),
         (("dmon", "-i", "x"), 2, "`x` does not select a GPU"),
-        (("dmon", "-g", "nope"), 2, "there is no group `nope`"),
+        (("dmon", "-g", "nope"), 2, "group `nope` does not exist"),
         (("scan", "-g", "a", "-i", "1"), 2, "either some GPUs or a group"),
         (("gpus", "-i", "7"), 1, "GPU 7 is not there."),
         (("gpus", "group", "delete", "nope"), 2, "there is no group nope"),

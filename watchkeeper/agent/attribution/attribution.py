@@ -93,7 +93,7 @@ class GpuNames:
     def of(cls, gpu: GpuSample) -> GpuNames:
         uuid, minor = gpu.identity["uuid"], gpu.identity.get("minor", "")
         names = frozenset({uuid, str(gpu.index), f"nvidia{minor}"})
-        return cls(uuid, names, {part.uuid: str(part.id) for part in gpu.slices if part.uuid})
+        return cls(uuid, names, {part.uuid: str(part.id) for part in gpu.mig_instances if part.uuid})
 
     def match(self, name: str) -> tuple[bool, str | None]:
         """Whether a source means this GPU, and which slice of it."""
@@ -149,7 +149,7 @@ def _with_programs(holdings: list[Holding], running: Sequence[RunningProgram]) -
     busy: dict[int, int] = defaultdict(int)
     is_told = True
     for one in running:
-        part = None if one.program.slice_id is None else str(one.program.slice_id)
+        part = None if one.program.instance_id is None else str(one.program.instance_id)
         at = _holding_of(one, part, all_of)
         if at is None:
             at = len(all_of)

@@ -63,7 +63,7 @@ def render(
         own = {"gpu": str(gpu.index), "UUID": uuid, "Hostname": hostname}
         reason = ATTRIBUTED if attribution.reason is None else attribution.reason.value
         lines[ATTRIBUTION].append(_line(ATTRIBUTION, own | {"reason": reason}, len(attribution.holdings)))
-        profiles = {str(part.id): part.profile for part in gpu.slices}
+        profiles = {str(part.id): part.profile for part in gpu.mig_instances}
         alone = {part for part, held in _by_part(attribution.holdings).items() if len(held) == 1}
         for holding in attribution.holdings:
             labels = own | _slice_labels(holding, profiles) | workload_labels(holding.workload)

@@ -1,4 +1,4 @@
-"""The node's GPUs: sampled through NVML or DCGM in a child process, kept as the newest reading, written as a page.
+"""The node's GPUs: read through NVML or DCGM in a child process and rendered as a /metrics page.
 
-Comes in: readings. Goes out: samples, pages, driver events. Never here: an opinion about a reading, or who holds a GPU.
+In: readings. Out: samples, pages, driver events. Never here: a diagnosis of a reading, or the holder of a GPU.
 """

@@ -1,8 +1,8 @@
-"""Profiling metrics through DCGM, for GPUs on which NVML has none: Volta to Ada have no GPM.
+"""Reads profiling metrics from DCGM for GPUs that have none in NVML: Volta to Ada have no GPM.
 
-Where `dcgmi` is installed and a GPU lacks them, one `dcgmi dmon` runs beside the sampler, which asks `profiled` for
-each GPU it shows. A number is shown for two intervals after it came and then no more; when dcgmi ends it is started
-again, ever more rarely. On Hopper and later nothing of this runs.
+If `dcgmi` is installed and a GPU lacks these metrics, one `dcgmi dmon` runs beside the sampler, which calls
+`add_metrics` for each GPU. A value is shown for two intervals; if dcgmi exits, it is restarted with a backoff. On
+Hopper and later GPUs none of this runs.
 """
 
 from __future__ import annotations
@@ -23,39 +23,40 @@ from watchkeeper.readers.nvml.families import Cadence, NvmlFamily
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS = 5.0
-# The first GPM sample of a GPU says nothing yet: only one that stays without has no GPM.
-ROUNDS_WITHOUT = 5
-PAUSES = backoff.Backoff(5.0, 300.0)
+POLL_SECONDS = 5.0
+# The first GPM sample of a GPU has no values: a GPU without values for this many rounds has no GPM.
+MIN_ROUNDS_WITHOUT = 5
+RETRY_BACKOFF = backoff.Backoff(5.0, 300.0)
 DISCOVERY_SECONDS = 10.0
 
 
 @dataclass(slots=True)
 class DcgmProfile:
-    """One node's; `profiled` is called in the sampler's thread, `look` by the agent's loop."""
+    """DCGM's profiling metrics of one node: the sampler's thread adds them, the agent's loop runs dcgmi."""
 
     families: Sequence[NvmlFamily]
     interval_seconds: float
     environment: Mapping[str, str] | None = None
     monotonic: Callable[[], float] = time.monotonic
-    _without: dict[str, int] = field(default_factory=dict)
+    _rounds_without: dict[str, int] = field(default_factory=dict)
     _latest: dict[str, tuple[float, Mapping[str, float]]] = field(default_factory=dict)
     _failures: int = 0
-    _not_before: float = float("-inf")
-    _said: str = ""
+    _retry_at: float = float("-inf")
+    _logged_problem: str = ""
 
     def __post_init__(self) -> None:
-        numbers = dcgmi.field_ids()
-        wanted = [family for family in self.families if family.cadence is Cadence.PROFILE and family.name in numbers]
-        self.families = wanted
+        field_ids = dcgmi.field_ids()
+        self.families = [
+            family for family in self.families if family.cadence is Cadence.PROFILE and family.name in field_ids
+        ]
 
     def add_metrics(self, gpu: GpuSample) -> GpuSample:
-        """The GPU with DCGM's numbers, if NVML has none and DCGM has."""
+        """Add DCGM's values to a GPU for which NVML has none."""
         uuid = gpu.identity["uuid"]
         if Cadence.PROFILE in gpu.read_at:
-            self._without.pop(uuid, None)
+            self._rounds_without.pop(uuid, None)
             return gpu
-        self._without[uuid] = self._without.get(uuid, 0) + 1
+        self._rounds_without[uuid] = self._rounds_without.get(uuid, 0) + 1
         at, values = self._latest.get(uuid, (0.0, {}))
         if not values:
             return gpu
@@ -63,20 +64,20 @@ class DcgmProfile:
 
     @property
     def is_needed(self) -> bool:
-        return bool(self.families) and any(rounds >= ROUNDS_WITHOUT for rounds in self._without.values())
+        return bool(self.families) and any(rounds >= MIN_ROUNDS_WITHOUT for rounds in self._rounds_without.values())
 
     async def run_if_needed(self, is_paused: Callable[[], bool]) -> None:
-        """Run one dcgmi for as long as it is needed and lives; returns at once if it is not, or not yet again."""
-        if not self.is_needed or is_paused() or self.monotonic() < self._not_before:
+        """Run one dcgmi for as long as it is needed; return at once if it is not, or if the backoff is not over."""
+        if not self.is_needed or is_paused() or self.monotonic() < self._retry_at:
             return
-        # Here, because it brings every compressor along, and on Hopper and later nobody comes here.
+        # Imported here: it loads every compressor, and Hopper and later GPUs never need it.
         import shutil
 
         path = None if self.environment is None else self.environment.get("PATH")
         if shutil.which("dcgmi", path=path) is None:
             return
         try:
-            problem = await self._follow(is_paused)
+            problem = await self._follow_dmon(is_paused)
         except OSError as error:
             problem = f"dcgmi: {error.strerror}"
         finally:
@@ -84,47 +85,44 @@ class DcgmProfile:
         if not problem:
             return
         self._failures += 1
-        pause = PAUSES.delay_seconds(self._failures)
-        self._not_before = self.monotonic() + pause
-        if problem != self._said:
-            self._said = problem
-            log.warning(
-                "No profiling metrics through DCGM",
-                extra=logs.fields(problem=quote(problem), retry_seconds=pause),
-            )
+        pause = RETRY_BACKOFF.delay_seconds(self._failures)
+        self._retry_at = self.monotonic() + pause
+        if problem != self._logged_problem:
+            self._logged_problem = problem
+            log.warning("dcgmi profiling failed", extra=logs.fields(problem=quote(problem), retry_seconds=pause))
 
-    async def _follow(self, is_paused: Callable[[], bool]) -> str:
-        """Take in what one dcgmi prints; in the end why it ended, or nothing if we wanted it to."""
-        ask = commands.CommandRunner(timeout_seconds=DISCOVERY_SECONDS, environment=self.environment)
-        answer = await asyncio.to_thread(ask.run, dcgmi.DISCOVERY)
+    async def _follow_dmon(self, is_paused: Callable[[], bool]) -> str:
+        """Record what one dcgmi prints; return why it exited, or an empty text if it was stopped."""
+        runner = commands.CommandRunner(timeout_seconds=DISCOVERY_SECONDS, environment=self.environment)
+        answer = await asyncio.to_thread(runner.run, dcgmi.DISCOVERY)
         uuids = dcgmi.read_discovery(answer.text.splitlines())
         if not uuids:
-            said = answer.text.strip().splitlines()[-1:]
-            return f"dcgmi discovery names no GPU: {said[0] if said else answer.outcome}"
+            last_lines = answer.text.strip().splitlines()[-1:]
+            return f"dcgmi discovery lists no GPU: {last_lines[0] if last_lines else answer.outcome}"
         fields = sorted({dcgmi.field_ids()[family.name] for family in self.families})
-        monitor = dcgmi.DmonReader(fields)
+        reader = dcgmi.DmonReader(fields)
         child = StreamingProcess(dcgmi.arguments(fields, self.interval_seconds), self.environment)
         try:
-            last = ""
+            last_line = ""
             async with aclosing(child.lines()) as lines:
                 async for line in lines:
                     if is_paused() or not self.is_needed:
                         return ""
                     if line is not None:
-                        last = line.decode("utf-8", "replace").strip() or last
-                        self._take(monitor.read(last), uuids)
-            return child.complaint() or f"dcgmi dmon ended; it last said {last}"
+                        last_line = line.decode("utf-8", "replace").strip() or last_line
+                        self._record_row(reader.read(last_line), uuids)
+            return child.read_errors() or f"dcgmi dmon exited; its last line: {last_line}"
         finally:
             child.close()
 
-    def _take(self, found: tuple[int, Mapping[int, float]] | None, uuids: Mapping[int, str]) -> None:
-        if found is None or found[0] not in uuids:
+    def _record_row(self, row: tuple[int, Mapping[int, float]] | None, uuids: Mapping[int, str]) -> None:
+        if row is None or row[0] not in uuids:
             return
-        numbers, ids = found[1], dcgmi.field_ids()
+        numbers, field_ids = row[1], dcgmi.field_ids()
         values: dict[str, float] = {}
         for family in self.families:
-            if (number := numbers.get(ids[family.name])) is not None:
+            if (number := numbers.get(field_ids[family.name])) is not None:
                 values[family.name] = number if family.is_float else int(number)
-        self._latest[uuids[found[0]]] = (self.monotonic(), values)
+        self._latest[uuids[row[0]]] = (self.monotonic(), values)
         if values:
-            self._failures, self._said = 0, ""
+            self._failures, self._logged_problem = 0, ""

@@ -1,8 +1,8 @@
-"""Events of what the driver says without a kernel line: faults, NVML's own events, violated policies.
+"""Builds events from driver reports that have no kernel log line: faults, NVML events and policy violations.
 
-`DriverEvents` gives each an id that no other event of this boot has. `XidMerge` makes one event of the two reports
-about one Xid: the kernel's line goes out at once, NVML's waits a moment for it and goes out alone if it does not
-come. `Standing` says what to report of things that last: when they begin, and again for as long as they hold.
+`DriverEvents` gives each event an id that is unique within the boot. `XidMerge` merges the two reports of one Xid: the
+kernel log line is sent at once; NVML's report waits for it and is sent alone if no line comes. `ReportSchedule` decides
+when a lasting condition is reported: when it starts, and repeatedly while it lasts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from watchkeeper.model import events, fleet
 from watchkeeper.readers.nvml import events as nvml_events
 
 SOURCE = "nvml"
-# NVML's return code for each fault that the sampler names; 999 is its word for everything else.
+# NVML's return code for each fault of the sampler; 999 (NVML_ERROR_UNKNOWN) stands for every other fault.
 FAULT_CODES = {
     "gpu_missing": 6,
     "driver_not_loaded": 9,
@@ -27,8 +27,8 @@ FAULT_CODES = {
     "gpu_fell_off_bus": 15,
     "driver_library_mismatch": 18,
 }
-UNKNOWN_CODE = 999
-# NVML's event types that mean trouble; clocks, power states and single bits are counted and not sent.
+OTHER_FAULT_CODE = 999
+# NVML's event types that indicate a fault; events of clocks, power states and single bits are counted and not sent.
 EVENT_CAUSES: Mapping[str, str] = {
     "ecc_double_bit": "ecc_uncorrectable",
     "ecc_single_bit_storm": "ecc_correctable_storm",
@@ -40,26 +40,26 @@ EVENT_CAUSES: Mapping[str, str] = {
 }
 EVENT_CODES = {kind: code for code, kind in nvml_events.KINDS.items()}
 MERGE_SECONDS = 2.0
-MAX_REMEMBERED = 1_000
-# Half of the quiet time after which the hub takes such a condition for ended.
+MAX_PENDING = 1_000
+# The hub treats a condition as ended when no report came for twice this time.
 REPEAT_SECONDS = 300.0
-# What blinks is reported once in this time.
-SHORTEST_PAUSE_SECONDS = 60.0
+# A flapping condition is reported at most once in this time.
+MIN_REPEAT_SECONDS = 60.0
 
 Key = TypeVar("Key", bound=Hashable)
 
 
 class DriverEvents:
-    """Makes events of one node; `since_boot` is a clock that counts from the boot and never jumps."""
+    """Builds the events of one node; `since_boot` is a monotonic clock that starts at boot."""
 
     def __init__(self, source: events.EventSource, since_boot: Callable[[], float]) -> None:
         self._source = source
         self._since_boot = since_boot
-        self._last = 0
+        self._last_us = 0
 
-    def of_fault(self, fault: sampler.DriverFault) -> events.Event:
-        code = FAULT_CODES.get(fault.cause, UNKNOWN_CODE)
-        return self._event(
+    def build_fault_event(self, fault: sampler.DriverFault) -> events.Event:
+        code = FAULT_CODES.get(fault.cause, OTHER_FAULT_CODE)
+        return self._build_event(
             events.EventKind.DRIVER_FAULT,
             code,
             at=fault.since,
@@ -68,40 +68,37 @@ class DriverEvents:
             cause=fault.cause,
         )
 
-    def of_violation(self, violation: policies.Violation, at: datetime) -> events.Event:
+    def build_violation_event(self, violation: policies.Violation, at: datetime) -> events.Event:
         policy = violation.policy
-        named = {"policy": policy.name, "value": f"{violation.value:g}", "limit": f"{violation.limit:g}"}
-        return self._event(
+        event_fields = {"policy": policy.name, "value": f"{violation.value:g}", "limit": f"{violation.limit:g}"}
+        return self._build_event(
             events.EventKind.POLICY_VIOLATION,
             policy.bit,
             at=at,
             place=self._place(violation.uuid),
             text=violation.text,
             cause=policy.cause,
-            **named,
+            **event_fields,
         )
 
-    def of_fact(self, fact: sampler.DriverFact) -> events.Event | None:
-        """The event of an NVML event; None for one that is no trouble."""
-        place = self._place(fact.uuid, fact.slice_id)
-        if fact.kind == "xid":
-            text = (
-                f"NVML reports Xid {fact.detail} ({xid.lookup(fact.detail).name}); the kernel log has no line about it"
-            )
-            return self._event(
-                events.EventKind.XID, fact.detail, at=fact.at, place=place, text=text, policy=policies.XID
-            )
-        if fact.kind not in EVENT_CAUSES or (fact.kind == "recovery_action" and fact.detail == 0):
+    def build_nvml_event(self, nvml_event: sampler.NvmlEvent) -> events.Event | None:
+        """The event for an NVML event; None if it does not indicate a fault."""
+        place = self._place(nvml_event.uuid, nvml_event.instance_id)
+        kind, detail, at = nvml_event.kind, nvml_event.detail, nvml_event.at
+        if kind == "xid":
+            text = f"NVML reports Xid {detail} ({xid.lookup(detail).name}); the kernel log has no line about it"
+            return self._build_event(events.EventKind.XID, detail, at=at, place=place, text=text, policy=policies.XID)
+        if kind not in EVENT_CAUSES or (kind == "recovery_action" and detail == 0):
             return None
-        code, cause = EVENT_CODES[fact.kind], EVENT_CAUSES[fact.kind]
-        text = f"NVML reports {fact.kind.replace('_', ' ')} ({fact.detail})"
-        return self._event(events.EventKind.DRIVER_EVENT, code, at=fact.at, place=place, text=text, cause=cause)
+        code, cause = EVENT_CODES[kind], EVENT_CAUSES[kind]
+        text = f"NVML reports {kind.replace('_', ' ')} ({detail})"
+        return self._build_event(events.EventKind.DRIVER_EVENT, code, at=at, place=place, text=text, cause=cause)
 
-    def _place(self, uuid: str | None, slice_id: int | None = None) -> fleet.Place:
-        part = str(slice_id) if uuid is not None and slice_id is not None else None
-        return fleet.Place(self._source.cluster, node=self._source.node, gpu=uuid, slice=part)
+    def _place(self, uuid: str | None, instance_id: int | None = None) -> fleet.Place:
+        instance = str(instance_id) if uuid is not None and instance_id is not None else None
+        return fleet.Place(self._source.cluster, node=self._source.node, gpu=uuid, slice=instance)
 
-    def _event(
+    def _build_event(
         self,
         kind: events.EventKind,
         code: int,
@@ -109,72 +106,74 @@ class DriverEvents:
         at: datetime,
         place: fleet.Place,
         text: str,
-        **named: str,
+        **extra_fields: str,
     ) -> events.Event:
-        # The time since boot continues behind whatever an agent before this one has counted to.
-        self._last = max(self._last + 1, int(self._since_boot() * 1e6))
-        id = self._source.event_id(self._last)
-        return events.Event(id, kind, code, place, at, text, fields={"source": SOURCE, **named})
+        # Counting from the time since boot keeps ids unique across restarts of the agent.
+        self._last_us = max(self._last_us + 1, int(self._since_boot() * 1e6))
+        id = self._source.event_id(self._last_us)
+        return events.Event(id, kind, code, place, at, text, fields={"source": SOURCE, **extra_fields})
 
 
 @dataclass(frozen=True, slots=True)
 class PendingXid:
-    fact: sampler.DriverFact
-    until: float
+    nvml_event: sampler.NvmlEvent
+    expires_at: float
 
 
 class XidMerge:
-    """Two reports about one Xid on one GPU become one. `now` is a clock that never jumps; `at` is wall time."""
+    """Merges the kernel's and NVML's report of one Xid on one GPU; `now` is monotonic time, `at` is wall time."""
 
     def __init__(self) -> None:
-        self._waiting: deque[PendingXid] = deque(maxlen=MAX_REMEMBERED)
-        self._lines: deque[tuple[int | None, str | None, datetime]] = deque(maxlen=MAX_REMEMBERED)
+        self._pending: deque[PendingXid] = deque(maxlen=MAX_PENDING)
+        self._kernel_lines: deque[tuple[int | None, str | None, datetime]] = deque(maxlen=MAX_PENDING)
 
     def add_kernel_line(self, event: events.Event) -> bool:
-        """Remember a kernel line; True if NVML had reported the same already."""
-        line = (event.code, event.place.gpu, event.at)
-        self._lines.append(line)
-        alike = [waiting for waiting in self._waiting if _is_same(line, waiting.fact)]
-        for waiting in alike:
-            self._waiting.remove(waiting)
-        return bool(alike)
+        """Record a kernel log line; True if NVML has already reported the same Xid."""
+        kernel_line = (event.code, event.place.gpu, event.at)
+        self._kernel_lines.append(kernel_line)
+        matches = [pending for pending in self._pending if _is_same_xid(kernel_line, pending.nvml_event)]
+        for waiting in matches:
+            self._pending.remove(waiting)
+        return bool(matches)
 
-    def add_driver_event(self, fact: sampler.DriverFact, now: float) -> None:
-        """Let NVML's report wait for the kernel's line, unless that has come already."""
-        if not any(_is_same(line, fact) for line in self._lines):
-            self._waiting.append(PendingXid(fact, now + MERGE_SECONDS))
+    def add_nvml_event(self, nvml_event: sampler.NvmlEvent, now: float) -> None:
+        """Hold NVML's report until the kernel log line comes, unless it has come already."""
+        if not any(_is_same_xid(kernel_line, nvml_event) for kernel_line in self._kernel_lines):
+            self._pending.append(PendingXid(nvml_event, now + MERGE_SECONDS))
 
-    def take_expired(self, now: float) -> list[sampler.DriverFact]:
-        """Reports to which no line has come."""
-        found = [waiting for waiting in self._waiting if now >= waiting.until]
-        for waiting in found:
-            self._waiting.remove(waiting)
-        return [waiting.fact for waiting in found]
+    def take_expired(self, now: float) -> list[sampler.NvmlEvent]:
+        """Remove and return the reports for which no kernel log line came in time."""
+        expired = [pending for pending in self._pending if now >= pending.expires_at]
+        for waiting in expired:
+            self._pending.remove(waiting)
+        return [waiting.nvml_event for waiting in expired]
 
 
-def _is_same(line: tuple[int | None, str | None, datetime], fact: sampler.DriverFact) -> bool:
-    """A line whose GPU is unknown may be about any."""
-    code, uuid, at = line
-    is_near = abs(at - fact.at) <= timedelta(seconds=MERGE_SECONDS)
-    return code == fact.detail and is_near and (uuid is None or fact.uuid is None or uuid == fact.uuid)
+def _is_same_xid(kernel_line: tuple[int | None, str | None, datetime], nvml_event: sampler.NvmlEvent) -> bool:
+    """Whether both report the same Xid; an unknown GPU matches every GPU."""
+    code, uuid, at = kernel_line
+    is_close = abs(at - nvml_event.at) <= timedelta(seconds=MERGE_SECONDS)
+    return (
+        code == nvml_event.detail and is_close and (uuid is None or nvml_event.uuid is None or uuid == nvml_event.uuid)
+    )
 
 
 class ReportSchedule:
-    """Which of the things that hold now are to be reported now."""
+    """Decides which active conditions are reported now."""
 
     def __init__(self) -> None:
-        self._reported: dict[Hashable, float] = {}
-        self._held: frozenset[Hashable] = frozenset()
+        self._reported_at: dict[Hashable, float] = {}
+        self._active: frozenset[Hashable] = frozenset()
 
-    def due(self, holding: Mapping[Key, object], now: float) -> list[Key]:
-        found = []
-        for key in holding:
-            pause = REPEAT_SECONDS if key in self._held else SHORTEST_PAUSE_SECONDS
-            if now - self._reported.get(key, float("-inf")) >= pause:
-                found.append(key)
-                self._reported[key] = now
-        self._held = frozenset(holding)
-        self._reported = {
-            key: at for key, at in self._reported.items() if key in holding or now - at < SHORTEST_PAUSE_SECONDS
+    def take_due(self, active: Mapping[Key, object], now: float) -> list[Key]:
+        due_keys = []
+        for key in active:
+            repeat_seconds = REPEAT_SECONDS if key in self._active else MIN_REPEAT_SECONDS
+            if now - self._reported_at.get(key, float("-inf")) >= repeat_seconds:
+                due_keys.append(key)
+                self._reported_at[key] = now
+        self._active = frozenset(active)
+        self._reported_at = {
+            key: at for key, at in self._reported_at.items() if key in active or now - at < MIN_REPEAT_SECONDS
         }
-        return found
+        return due_keys

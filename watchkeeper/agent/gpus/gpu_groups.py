@@ -1,8 +1,8 @@
-"""Named groups of this node's GPUs, as `dcgmi group` has them.
+"""Stores named groups of this node's GPUs, like `dcgmi group`.
 
-A group is a name and the words of `model.gpu_words`, kept as they were typed: they are read when the group is used,
-so it may be made before its GPUs are there. The system's groups lie in /etc/watchkeeper, a person's own in their
-configuration directory; a name of one's own goes first. Commands that look at GPUs use it through
+A group is a name and selectors of `model.gpu_selectors`, stored as typed: they are parsed when the group is used, so
+a group can be created before its GPUs exist. System groups are in /etc/watchkeeper, a user's groups in the user's
+configuration directory; a user's group hides a system group of the same name. Commands for GPUs use groups through
 `cli.node.gpu_choice`.
 """
 
@@ -18,30 +18,30 @@ from watchkeeper.errors import SettingsError, WireError
 from watchkeeper.kit import files, wire
 from watchkeeper.model import gpu_selectors
 
-SYSTEM = Path("/etc/watchkeeper/gpu_groups.json")
+SYSTEM_FILE = Path("/etc/watchkeeper/gpu_groups.json")
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,63}\Z")
-MOST_GROUPS = 256
-MOST_WORDS = 256
-MOST_BYTES = 1024 * 1024
+MAX_GROUPS = 256
+MAX_SELECTORS = 256
+MAX_FILE_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class GroupFile:
-    """The groups of one file; a file that is not there has none."""
+    """The groups in one file; a missing file has none."""
 
     path: Path
 
     def load(self) -> dict[str, list[str]]:
         try:
             with self.path.open("rb") as file:
-                content = file.read(MOST_BYTES)
+                content = file.read(MAX_FILE_BYTES)
             return wire.loads(dict[str, list[str]], content)
         except FileNotFoundError:
             return {}
         except OSError as error:
             raise SettingsError(f"the groups cannot be read: {error.strerror}", where=str(self.path)) from error
         except WireError as error:
-            raise SettingsError(f"these are no groups of GPUs: {error}", where=str(self.path)) from error
+            raise SettingsError(f"the file is not a list of GPU groups: {error}", where=str(self.path)) from error
 
     def save(self, groups: Mapping[str, Iterable[str]]) -> None:
         try:
@@ -50,53 +50,57 @@ class GroupFile:
         except OSError as error:
             raise SettingsError(f"the groups cannot be written: {error.strerror}", where=str(self.path)) from error
 
-    def create(self, name: str, words: Iterable[str]) -> None:
-        """Keep a group under a new name; SettingsError if it cannot be one."""
-        groups, kept = self.load(), [word.strip() for text in words for word in text.split(",") if word.strip()]
+    def create(self, name: str, texts: Iterable[str]) -> None:
+        """Save a new group; SettingsError if its name or a selector is invalid, or the name is in use."""
+        groups, selectors = self.load(), [word.strip() for text in texts for word in text.split(",") if word.strip()]
         if not NAME.match(name):
-            problem = f"`{name[:70]}` is no name: a letter, then up to 63 letters, digits, dots, dashes or underscores"
+            problem = (
+                f"group name `{name[:70]}` is invalid; use a letter, then up to 63 letters, digits, `.`, `-` or `_`"
+            )
             raise SettingsError(problem, where=str(self.path))
         if name in groups:
-            raise SettingsError(f"there is a group {name} already", where=str(self.path), remedy="Delete it first")
-        if len(groups) >= MOST_GROUPS:
-            raise SettingsError(f"there are {len(groups)} groups, the limit is {MOST_GROUPS}", where=str(self.path))
-        if len(kept) > MOST_WORDS:
-            raise SettingsError(f"the group has {len(kept)} entries, the limit is {MOST_WORDS}", where=str(self.path))
+            raise SettingsError(f"group {name} already exists", where=str(self.path), remedy="Delete it first")
+        if len(groups) >= MAX_GROUPS:
+            raise SettingsError(f"there are {len(groups)} groups, the limit is {MAX_GROUPS}", where=str(self.path))
+        if len(selectors) > MAX_SELECTORS:
+            raise SettingsError(
+                f"the group has {len(selectors)} selectors, the limit is {MAX_SELECTORS}", where=str(self.path)
+            )
         try:
-            gpu_selectors.parse_selection(kept)
+            gpu_selectors.parse_selection(selectors)
         except ValueError as error:
             raise SettingsError(str(error), where=f"group {name}") from error
-        self.save({**groups, name: kept})
+        self.save({**groups, name: selectors})
 
     def delete(self, name: str) -> bool:
-        """False if there is no such group."""
+        """Delete a group; False if it does not exist."""
         groups = self.load()
         if name in groups:
-            self.save({known: words for known, words in groups.items() if known != name})
+            self.save({group: selectors for group, selectors in groups.items() if group != name})
         return name in groups
 
 
-def user_file(environment: Mapping[str, str] = os.environ) -> GroupFile:
-    """Where this person's groups are: WATCHKEEPER_GPU_GROUPS, root's for the whole system, else one's own."""
-    if named := environment.get("WATCHKEEPER_GPU_GROUPS"):
-        return GroupFile(Path(named))
+def find_user_file(environment: Mapping[str, str] = os.environ) -> GroupFile:
+    """The file of this user's groups: WATCHKEEPER_GPU_GROUPS, the system's file for root, else the user's own."""
+    if path_text := environment.get("WATCHKEEPER_GPU_GROUPS"):
+        return GroupFile(Path(path_text))
     if os.geteuid() == 0:
-        return GroupFile(SYSTEM)
+        return GroupFile(SYSTEM_FILE)
     home = environment.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
-    return GroupFile(Path(home) / "watchkeeper" / SYSTEM.name)
+    return GroupFile(Path(home) / "watchkeeper" / SYSTEM_FILE.name)
 
 
-def all_groups(own: GroupFile) -> dict[str, list[str]]:
-    """Every group by name, one's own before the system's."""
-    return {**(GroupFile(SYSTEM).load() if own.path != SYSTEM else {}), **own.load()}
+def load_all_groups(user_file: GroupFile) -> dict[str, list[str]]:
+    """Every group by name; a user's group hides a system group of the same name."""
+    return {**(GroupFile(SYSTEM_FILE).load() if user_file.path != SYSTEM_FILE else {}), **user_file.load()}
 
 
-def find_group(name: str, own: GroupFile) -> gpu_selectors.GpuSelection:
-    """The GPUs of a group; SettingsError says which groups there are."""
-    groups = all_groups(own)
+def find_group(name: str, user_file: GroupFile) -> gpu_selectors.GpuSelection:
+    """The GPUs of a group; SettingsError lists the groups if it does not exist."""
+    groups = load_all_groups(user_file)
     if name not in groups:
-        known = ", ".join(sorted(groups)) or "none; `watchkeeper gpus group create NAME GPU…` makes one"
-        raise SettingsError(f"there is no group `{name[:70]}`; there are: {known}")
+        group_names = ", ".join(sorted(groups)) or "none. Create one with `watchkeeper gpus group create NAME GPU…`"
+        raise SettingsError(f"group `{name[:70]}` does not exist. Groups: {group_names}")
     try:
         return gpu_selectors.parse_selection(groups[name])
     except ValueError as error:

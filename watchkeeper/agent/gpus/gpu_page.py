@@ -1,8 +1,8 @@
-"""The node's /metrics page: the last snapshot of every GPU, in the text that dcgm-exporter writes.
+"""Renders the GPUs' part of the /metrics page from the last snapshot, in dcgm-exporter's format.
 
-The sampler hands over snapshots; a scrape calls `render`, which asks nobody anything. What has not been
-read for two of its own intervals is absent: an old number is never repeated as a new one. Label text is
-made once for each GPU, and a page is kept until the snapshot changes or something on it becomes too old.
+A scrape calls `render`, which makes no driver call. A value that was not read for two of its intervals is omitted: an
+old value never looks like a new one. Label text is built once for each GPU, and the page is cached until the snapshot
+changes or one of its values expires.
 """
 
 from __future__ import annotations
@@ -11,93 +11,95 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from watchkeeper.agent.gpus.gpu_samples import GpuSample, SliceSample, Snapshot, Value
+from watchkeeper.agent.gpus.gpu_samples import GpuSample, MigInstanceSample, Snapshot, Value
 from watchkeeper.catalogue import xid
 from watchkeeper.kit import own_metrics
 from watchkeeper.readers.nvml.families import Cadence, NvmlFamily
 
-# The exporter's word where there has been no Xid.
+# dcgm-exporter's label value for no Xid.
 NO_XID = "No Error"
 FAULT = "watchkeeper_gpu_fault"
-ERRORS = "watchkeeper_gpu_read_errors_total"
+READ_ERRORS = "watchkeeper_gpu_read_errors_total"
 XIDS = "watchkeeper_gpu_xid_errors_total"
-HEADS = {
+HEADERS = {
     name: f"# HELP {name} {help}\n# TYPE {name} {prom_type}\n"
     for name, prom_type, help in (
-        (FAULT, "gauge", "1 while the agent names this fault; without a UUID it is the whole node's."),
-        (ERRORS, "counter", "Driver calls that were answered with an error."),
-        (XIDS, "counter", "Xid errors that the driver has reported since the agent started."),
+        (FAULT, "gauge", "1 while the agent reports this fault; without a UUID label it affects the whole node."),
+        (READ_ERRORS, "counter", "Driver calls that returned an error."),
+        (XIDS, "counter", "Xid errors that the driver reported since the agent started."),
     )
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Freshness:
-    """How long a number of each cadence may be shown after it was read."""
+    """How long a value of each cadence is shown after it was read."""
 
     seconds: Mapping[Cadence, float]
 
-    def until(self, gpu: GpuSample, cadence: Cadence) -> float:
+    def expires_at(self, gpu: GpuSample, cadence: Cadence) -> float:
         at = gpu.read_at.get(cadence)
         return float("-inf") if at is None else at + self.seconds[cadence]
 
 
 @dataclass(frozen=True, slots=True)
 class PageRow:
-    """One GPU or slice on the page being written: its label text, its numbers, and which cadences are fresh."""
+    """A GPU or MIG instance on the page: label text, values, and the cadences whose values have not expired."""
 
     labels: str
     values: Mapping[str, Value]
     fresh: frozenset[Cadence]
-    is_slice: bool
+    is_mig_instance: bool
     sample: GpuSample
 
 
 class GpuPage:
-    """Writes snapshots for one node."""
+    """Renders the snapshots of one node."""
 
     def __init__(self, families: Sequence[NvmlFamily], *, hostname: str, freshness: Freshness) -> None:
         self._families = [family for family in families if family.prom_type != "label"]
         self._label_families = sorted(
             (family for family in families if family.prom_type == "label"), key=lambda family: family.name
         )
-        self._heads = {family.name: family.head for family in self._families}
+        self._headers = {family.name: family.head for family in self._families}
         self._hostname = hostname
         self._freshness = freshness
         self._labels: dict[tuple[Any, ...], str] = {}
-        # Reasons, links and the like: their number is that of the parts NVML knows.
-        self._part_labels: dict[tuple[str, str], str] = {}
-        self._kept: tuple[Snapshot, float, bytes] | None = None
+        # Labels of clock reasons, links and other parts; NVML limits how many there are.
+        self._part_label_text: dict[tuple[str, str], str] = {}
+        self._cached: tuple[Snapshot, float, bytes] | None = None
         self._holders: Mapping[tuple[str, str | None], Mapping[str, str]] = {}
 
     def set_holders(self, holders: Mapping[tuple[str, str | None], Mapping[str, str]]) -> None:
-        """Show these labels of holders from now on, by UUID and slice."""
+        """Set the labels of holders, by the GPU's UUID and MIG instance."""
         if holders != self._holders:
-            self._holders, self._kept = holders, None
+            self._holders, self._cached = holders, None
 
     def render(self, snapshot: Snapshot, now: float) -> bytes:
-        kept = self._kept
-        if kept is not None and kept[0] is snapshot and now < kept[1]:
-            return kept[2]
+        cached = self._cached
+        if cached is not None and cached[0] is snapshot and now < cached[1]:
+            return cached[2]
         rows: list[PageRow] = []
-        until = float("inf")
+        expires_at = float("inf")
         for gpu in snapshot.gpus:
-            ends = {cadence: self._freshness.until(gpu, cadence) for cadence in self._freshness.seconds}
-            fresh = frozenset(cadence for cadence, end in ends.items() if now < end)
-            # Slow numbers of a GPU that no longer answers are not shown either.
+            expiry = {cadence: self._freshness.expires_at(gpu, cadence) for cadence in self._freshness.seconds}
+            fresh = frozenset(cadence for cadence, end in expiry.items() if now < end)
+            # Slow values of a GPU that no longer answers are omitted too.
             if Cadence.FAST in fresh:
-                until = min(until, *(ends[cadence] for cadence in fresh))
-                rows += self._rows(gpu, fresh)
-        text = self._write(rows, snapshot).encode()
-        self._kept = (snapshot, until, text)
+                expires_at = min(expires_at, *(expiry[cadence] for cadence in fresh))
+                rows += self._build_rows(gpu, fresh)
+        text = self._format_page(rows, snapshot).encode()
+        self._cached = (snapshot, expires_at, text)
         return text
 
-    def _rows(self, gpu: GpuSample, fresh: frozenset[Cadence]) -> list[PageRow]:
-        found = [PageRow(self._label_text(gpu), gpu.values, fresh, False, gpu)]
-        found += [PageRow(self._label_text(gpu, part), part.values, fresh, True, gpu) for part in gpu.slices]
-        return found
+    def _build_rows(self, gpu: GpuSample, fresh: frozenset[Cadence]) -> list[PageRow]:
+        instances = (
+            PageRow(self._label_text(gpu, instance), instance.values, fresh, True, gpu)
+            for instance in gpu.mig_instances
+        )
+        return [PageRow(self._label_text(gpu), gpu.values, fresh, False, gpu), *instances]
 
-    def _write(self, rows: Sequence[PageRow], snapshot: Snapshot) -> str:
+    def _format_page(self, rows: Sequence[PageRow], snapshot: Snapshot) -> str:
         parts: list[str] = []
         append = parts.append
         for family in self._families:
@@ -105,7 +107,7 @@ class GpuPage:
             if cadence is Cadence.EVENT:
                 _write_last_xid(parts, family, rows)
                 continue
-            start = len(parts)
+            family_start = len(parts)
             is_float = family.is_float
             for row in rows:
                 value = row.values.get(name)
@@ -117,36 +119,38 @@ class GpuPage:
                     append(f"{name}{{{row.labels}}} {value}\n")
                 else:
                     self._write_parts(parts, family, row=row, value=value)
-            if len(parts) > start:
-                parts.insert(start, self._heads[name])
-        gpus = [row for row in rows if not row.is_slice]
+            if len(parts) > family_start:
+                parts.insert(family_start, self._headers[name])
+        gpus = [row for row in rows if not row.is_mig_instance]
         _write_counts(parts, gpus)
         _write_faults(parts, snapshot.faults, self._hostname)
         return "".join(parts)
 
     def _write_parts(self, parts: list[str], family: NvmlFamily, *, row: PageRow, value: Value) -> None:
-        """One line for each part of an answer, such as each reason for lower clocks."""
+        """Write one line for each part of a value, such as each reason for lower clocks."""
         assert isinstance(value, Mapping)
-        name, known = family.name, self._part_labels
+        name, label_text = family.name, self._part_label_text
         for part, number in value.items():
-            own = known.get((name, part))
-            if own is None:
-                own = known[name, part] = _joined(dict(zip(family.labels, part.split("."), strict=True)))
-            parts.append(f"{name}{{{row.labels},{own}}} {number}\n")
+            part_labels = label_text.get((name, part))
+            if part_labels is None:
+                part_labels = label_text[name, part] = _format_labels(
+                    dict(zip(family.labels, part.split("."), strict=True))
+                )
+            parts.append(f"{name}{{{row.labels},{part_labels}}} {number}\n")
 
-    def _label_text(self, gpu: GpuSample, part: SliceSample | None = None) -> str:
+    def _label_text(self, gpu: GpuSample, instance: MigInstanceSample | None = None) -> str:
         identity = gpu.identity
-        holder = self._holders.get((identity["uuid"], None if part is None else str(part.id)), {})
-        own = None if part is None else (part.id, part.profile)
-        key = (gpu.index, identity["uuid"], own, *holder.values())
+        holder = self._holders.get((identity["uuid"], None if instance is None else str(instance.id)), {})
+        instance_key = None if instance is None else (instance.id, instance.profile)
+        key = (gpu.index, identity["uuid"], instance_key, *holder.values())
         text = self._labels.get(key)
         if text is None:
             if len(self._labels) > 1000:
                 self._labels.clear()
-            text = self._labels[key] = self._make_label_text(gpu, part, holder)
+            text = self._labels[key] = self._build_label_text(gpu, instance, holder)
         return text
 
-    def _make_label_text(self, gpu: GpuSample, part: SliceSample | None, holder: Mapping[str, str]) -> str:
+    def _build_label_text(self, gpu: GpuSample, instance: MigInstanceSample | None, holder: Mapping[str, str]) -> str:
         identity = gpu.identity
         pairs = {
             "gpu": str(gpu.index),
@@ -155,27 +159,27 @@ class GpuPage:
             "device": f"nvidia{identity['minor']}",
             "modelName": identity["model"],
         }
-        if part is not None:
-            pairs |= {"GPU_I_PROFILE": part.profile, "GPU_I_ID": str(part.id)}
+        if instance is not None:
+            pairs |= {"GPU_I_PROFILE": instance.profile, "GPU_I_ID": str(instance.id)}
         pairs["Hostname"] = self._hostname
         for family in self._label_families:
             if (text := identity.get(f"text.{family.part}")) is not None:
                 pairs[family.name] = text
-        return _joined({**pairs, **holder})
+        return _format_labels({**pairs, **holder})
 
 
-def _joined(pairs: Mapping[str, str]) -> str:
+def _format_labels(pairs: Mapping[str, str]) -> str:
     return ",".join(f'{name}="{own_metrics.escape(value)}"' for name, value in pairs.items())
 
 
 def _write_last_xid(parts: list[str], family: NvmlFamily, rows: Sequence[PageRow]) -> None:
-    """The exporter shows the last Xid as the value and once more, with its words, in labels."""
+    """Write the last Xid as dcgm-exporter does: the code as the value, code and name as labels."""
     lines = []
     for row in rows:
         code = row.sample.last_xid
-        if row.is_slice or code is None:
+        if row.is_mig_instance or code is None:
             continue
-        error = _joined({"err_code": str(code), "err_msg": xid.lookup(code).name if code else NO_XID})
+        error = _format_labels({"err_code": str(code), "err_msg": xid.lookup(code).name if code else NO_XID})
         lines.append(f"{family.name}{{{row.labels},{error}}} {code}\n")
     if lines:
         parts += [family.head, *lines]
@@ -184,18 +188,18 @@ def _write_last_xid(parts: list[str], family: NvmlFamily, rows: Sequence[PageRow
 def _write_counts(parts: list[str], rows: Sequence[PageRow]) -> None:
     xids = [f'{XIDS}{{{row.labels},xid="{code}"}} {count}\n' for row in rows for code, count in row.sample.xids.items()]
     errors = [
-        f"{ERRORS}{{{row.labels},{_joined({'call': call, 'error': error})}}} {count}\n"
+        f"{READ_ERRORS}{{{row.labels},{_format_labels({'call': call, 'error': error})}}} {count}\n"
         for row in rows
         for (call, error), count in row.sample.errors.items()
     ]
-    parts += [HEADS[XIDS], *xids] if xids else []
-    parts += [HEADS[ERRORS], *errors] if errors else []
+    parts += [HEADERS[XIDS], *xids] if xids else []
+    parts += [HEADERS[READ_ERRORS], *errors] if errors else []
 
 
 def _write_faults(parts: list[str], faults: Sequence[tuple[str, str | None]], hostname: str) -> None:
     if not faults:
         return
-    parts.append(HEADS[FAULT])
+    parts.append(HEADERS[FAULT])
     for cause, uuid in dict.fromkeys(faults):
         where = {} if uuid is None else {"UUID": uuid}
-        parts.append(f"{FAULT}{{{_joined({'cause': cause, **where, 'Hostname': hostname})}}} 1\n")
+        parts.append(f"{FAULT}{{{_format_labels({'cause': cause, **where, 'Hostname': hostname})}}} 1\n")

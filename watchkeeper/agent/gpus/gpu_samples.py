@@ -1,8 +1,7 @@
-"""What was last read of each GPU: one sample, kept up with every answer of the reader.
+"""The newest sample of each GPU, updated with every answer of the reader process.
 
-`merge` folds an answer into the sample before it: what was asked for is replaced, what is asked for more
-rarely stays with the time at which it was read. The sampler keeps the samples and hands them, as a
-`Snapshot`, to the page.
+`merge` updates a sample with an answer: the cadences that were read get new values, the others keep their values and
+the time of their reading. The sampler passes all samples to the page as a `Snapshot`.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ from typing import Any, TypeVar
 from watchkeeper.readers.nvml.families import Cadence
 
 Value = float | Mapping[str, float]
-# Xid codes and errors remembered for each GPU; NVIDIA's catalogue has some 170 Xids.
+# Xid codes and errors that are counted for each GPU; NVIDIA's catalogue has about 170 Xids.
 MAX_CODES = 256
 Key = TypeVar("Key")
 
 
 @dataclass(frozen=True, slots=True)
-class SliceSample:
-    """One MIG slice of a GPU."""
+class MigInstanceSample:
+    """The newest sample of one MIG instance."""
 
     id: int
     profile: str
@@ -31,33 +30,33 @@ class SliceSample:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A program with a context on a GPU; `busy_percent` None: it is alone, or the GPU cannot tell."""
+    """A process with a context on a GPU; `busy_percent` None: it is the only one, or the GPU does not report it."""
 
     pid: int
-    slice_id: int | None = None
+    instance_id: int | None = None
     busy_percent: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class GpuSample:
-    """One GPU as it was last read; `read_at` says when each cadence was."""
+    """The newest sample of one GPU; `read_at` has the time of each cadence."""
 
     index: int
     identity: Mapping[str, str]
     read_at: Mapping[Cadence, float]
     values: Mapping[str, Value]
-    slices: tuple[SliceSample, ...] = ()
-    # None: this GPU reports no events, so nobody knows. 0: there has been no Xid.
+    mig_instances: tuple[MigInstanceSample, ...] = ()
+    # None: unknown, because this GPU reports no events. 0: no Xid.
     last_xid: int | None = None
     xids: Mapping[int, int] = field(default_factory=dict)
     errors: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    # None: the GPU does not tell which programs use it.
+    # None: the GPU does not report its processes.
     programs: tuple[Program, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Everything a page shows. `faults` are cause and UUID, None for the whole node."""
+    """Everything on the page; `faults` are pairs of cause and UUID (None: the whole node)."""
 
     gpus: tuple[GpuSample, ...] = ()
     faults: tuple[tuple[str, str | None], ...] = ()
@@ -65,58 +64,58 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class SampleMerger:
-    """Knows how often each family is asked for."""
+    """Merges answers into samples; `cadence_by_family` says how often each family is read."""
 
-    cadence_of: Mapping[str, Cadence]
+    cadence_by_family: Mapping[str, Cadence]
 
     def merge(
-        self, before: GpuSample, answer: Mapping[str, Any], *, cadences: Collection[Cadence], at: float
+        self, before: GpuSample, answer: Mapping[str, Any], *, cadences: Collection[Cadence], read_at: float
     ) -> GpuSample:
-        """The sample after an answer. A lost GPU keeps its name and its counts, and no numbers."""
+        """The sample after an answer; a lost GPU keeps its identity and counts, and has no values."""
         errors = before.errors
         for failure in answer.get("errors", {}).items():
-            errors = incremented(errors, failure)
+            errors = increment(errors, failure)
         if answer.get("lost"):
-            return replace(before, read_at={}, values={}, slices=(), errors=errors, programs=None)
-        replaced = set(cadences)
+            return replace(before, read_at={}, values={}, mig_instances=(), errors=errors, programs=None)
+        replaced_cadences = set(cadences)
         if not answer.get("is_profiled"):
-            # The first sample of a new reader: what the last one measured holds until it is too old.
-            replaced.discard(Cadence.PROFILE)
-        known = {part.id: part.values for part in before.slices}
-        slices = tuple(
-            SliceSample(
-                part["id"],
-                part["profile"],
-                self._kept(known.get(part["id"], {}), replaced) | part["values"],
-                part.get("uuid", ""),
+            # A new reader process has no profiling values yet: the previous ones stay until they expire.
+            replaced_cadences.discard(Cadence.PROFILE)
+        previous_values = {instance.id: instance.values for instance in before.mig_instances}
+        mig_instances = tuple(
+            MigInstanceSample(
+                instance["id"],
+                instance["profile"],
+                self._keep_others(previous_values.get(instance["id"], {}), replaced_cadences) | instance["values"],
+                instance.get("uuid", ""),
             )
-            for part in answer.get("slices", ())
+            for instance in answer.get("slices", ())
         )
         return replace(
             before,
-            read_at={**before.read_at, **dict.fromkeys(replaced, at)},
-            values=self._kept(before.values, replaced) | answer.get("values", {}),
-            slices=slices,
+            read_at={**before.read_at, **dict.fromkeys(replaced_cadences, read_at)},
+            values=self._keep_others(before.values, replaced_cadences) | answer.get("values", {}),
+            mig_instances=mig_instances,
             errors=errors,
-            programs=_programs(answer) if Cadence.FAST in replaced else before.programs,
+            programs=_read_programs(answer) if Cadence.FAST in replaced_cadences else before.programs,
         )
 
-    def _kept(self, values: Mapping[str, Value], replaced: set[Cadence]) -> dict[str, Value]:
-        cadence_of = self.cadence_of
-        return {name: value for name, value in values.items() if cadence_of[name] not in replaced}
+    def _keep_others(self, values: Mapping[str, Value], replaced_cadences: set[Cadence]) -> dict[str, Value]:
+        cadence_by_family = self.cadence_by_family
+        return {name: value for name, value in values.items() if cadence_by_family[name] not in replaced_cadences}
 
 
-def _programs(answer: Mapping[str, Any]) -> tuple[Program, ...] | None:
+def _read_programs(answer: Mapping[str, Any]) -> tuple[Program, ...] | None:
     rows = answer.get("programs")
     return None if rows is None else tuple(Program(*row) for row in rows)
 
 
-def with_xid(gpu: GpuSample, code: int) -> GpuSample:
-    return replace(gpu, last_xid=code, xids=incremented(gpu.xids, code))
+def add_xid(gpu: GpuSample, code: int) -> GpuSample:
+    return replace(gpu, last_xid=code, xids=increment(gpu.xids, code))
 
 
-def incremented(counts: Mapping[Key, int], key: Key) -> Mapping[Key, int]:
-    """One more of `key`; a key beyond the bound is not remembered."""
+def increment(counts: Mapping[Key, int], key: Key) -> Mapping[Key, int]:
+    """Add 1 to the count of `key`; a new key beyond MAX_CODES is ignored."""
     if key not in counts and len(counts) >= MAX_CODES:
         return counts
     return {**counts, key: counts.get(key, 0) + 1}

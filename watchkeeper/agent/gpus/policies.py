@@ -1,7 +1,7 @@
-"""DCGM's policies over what was last read of each GPU: which of them are violated now.
+"""Evaluates DCGM's policies on the newest samples and returns the violations.
 
-The limits are packs/policies/dcgm.toml. The agent asks after each round of the sampler and makes events of the
-violations; what is done about them is decided elsewhere.
+The limits are in packs/policies/dcgm.toml. The agent evaluates them after each round of the sampler and builds events
+from the violations; other packages decide what to do about them.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from watchkeeper.readers.nvml.families import Cadence
 
 FILE = "policies/dcgm.toml"
 XID = "xid"
-# Numbers of a GPU that has not answered for this long are not judged.
+# Older samples are not evaluated.
 STALE_SECONDS = 15.0
-# One reading a second for the longest window; more often than that adds nothing.
+# One reading per second for the longest window; more add nothing.
 MAX_READINGS = 128
 
 
 @dataclass(frozen=True, slots=True)
 class DcgmPolicy:
-    """One condition; exactly one of `at_least`, `at_most` and `grows_by` is set, none for Xids."""
+    """One policy; exactly one of `at_least`, `at_most` and `grows_by` is set, and none for Xids."""
 
     name: str
     bit: int
@@ -44,7 +44,7 @@ class DcgmPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A policy that a GPU breaks now, with both numbers."""
+    """A policy that a GPU violates, with the value and the limit."""
 
     policy: DcgmPolicy
     uuid: str
@@ -53,28 +53,25 @@ class Violation:
 
     @property
     def text(self) -> str:
-        than = "at most" if self.policy.at_most is not None else "at least"
-        return (
-            f"Policy {self.policy.name}: {self.value:g} {self.policy.words}; {than} {self.limit:g} violates it "
-            f"({self.policy.source})"
-        )
+        policy = self.policy
+        direction = "less" if policy.at_most is not None else "more"
+        limit = f"{self.limit:g} or {direction} is a violation"
+        return f"Policy {policy.name} violated: {self.value:g} {policy.words}; {limit} ({policy.source})"
 
 
 def load_policies(text: str | None = None) -> tuple[DcgmPolicy, ...]:
-    """The shipped policies, or those of a text of the same shape."""
-    if text is None:
-        text = pack.text_of(FILE)
+    """Parse the shipped policies, or those of a text in the same format."""
     try:
-        rows = tomllib.loads(text)["policy"]
-        return tuple(_policy(name, row) for name, row in rows.items())
+        rows = tomllib.loads(pack.text_of(FILE) if text is None else text)["policy"]
+        return tuple(_parse_policy(name, row) for name, row in rows.items())
     except (tomllib.TOMLDecodeError, KeyError, TypeError, ValueError) as error:
         raise PackError(f"not a list of policies: {error}", where=f"packs/{FILE}") from error
 
 
-def _policy(name: str, row: Mapping[str, Any]) -> DcgmPolicy:
-    known = {field.name for field in fields(DcgmPolicy)}
-    if row.keys() - known:
-        raise ValueError(f"policy {name} has unknown keys: {', '.join(sorted(row.keys() - known))}")
+def _parse_policy(name: str, row: Mapping[str, Any]) -> DcgmPolicy:
+    policy_keys = {field.name for field in fields(DcgmPolicy)}
+    if row.keys() - policy_keys:
+        raise ValueError(f"policy {name} has unknown keys: {', '.join(sorted(row.keys() - policy_keys))}")
     policy = DcgmPolicy(name=name, **{**row, "measures": tuple(row["measures"])})
     limits = [limit for limit in (policy.at_least, policy.at_most, policy.grows_by) if limit is not None]
     if len(limits) != bool(policy.measures):
@@ -83,51 +80,51 @@ def _policy(name: str, row: Mapping[str, Any]) -> DcgmPolicy:
 
 
 class PolicyWatch:
-    """Remembers counters long enough to say how fast they grow."""
+    """Keeps readings of counters for long enough to measure their growth."""
 
     def __init__(self, policies: Iterable[DcgmPolicy]) -> None:
         self._policies = tuple(policy for policy in policies if policy.measures)
-        self._seen: dict[tuple[str, str], deque[tuple[float, float]]] = {}
+        self._readings: dict[tuple[str, str], deque[tuple[float, float]]] = {}
 
-    def violations(self, gpus: Iterable[GpuSample], now: float) -> list[Violation]:
-        """Every violation at `now`, a time of the clock that the samples were read by."""
-        present = {}
-        for gpu in gpus:
-            if now - gpu.read_at.get(Cadence.FAST, float("-inf")) <= STALE_SECONDS:
-                present[gpu.identity["uuid"]] = gpu
-        self._seen = {key: readings for key, readings in self._seen.items() if key[0] in present}
-        found = []
-        for uuid, gpu in present.items():
-            for policy in self._policies:
-                violation = self._judge(policy, uuid, gpu=gpu, now=now)
-                if violation is not None:
-                    found.append(violation)
-        return found
+    def find_violations(self, gpus: Iterable[GpuSample], now: float) -> list[Violation]:
+        """Every violation at `now`, in the clock of the samples' `read_at`."""
+        gpus_by_uuid = {
+            gpu.identity["uuid"]: gpu
+            for gpu in gpus
+            if now - gpu.read_at.get(Cadence.FAST, float("-inf")) <= STALE_SECONDS
+        }
+        self._readings = {key: readings for key, readings in self._readings.items() if key[0] in gpus_by_uuid}
+        return [
+            violation
+            for uuid, gpu in gpus_by_uuid.items()
+            for policy in self._policies
+            if (violation := self._find_violation(policy, uuid, gpu=gpu, now=now)) is not None
+        ]
 
-    def _judge(self, policy: DcgmPolicy, uuid: str, *, gpu: GpuSample, now: float) -> Violation | None:
-        value = _sum(gpu, policy.measures)
+    def _find_violation(self, policy: DcgmPolicy, uuid: str, *, gpu: GpuSample, now: float) -> Violation | None:
+        value = _add_measures(gpu, policy.measures)
         if value is None:
             return None
         if policy.grows_by is not None:
-            grown = self._growth(policy, uuid, value=value, now=now)
-            return Violation(policy, uuid, grown, policy.grows_by) if grown >= policy.grows_by else None
+            growth = self._measure_growth(policy, uuid, value=value, now=now)
+            return Violation(policy, uuid, growth, policy.grows_by) if growth >= policy.grows_by else None
         if policy.at_most is not None:
             return Violation(policy, uuid, value, policy.at_most) if value <= policy.at_most else None
         assert policy.at_least is not None
         limit = policy.at_least
         if policy.of is not None:
-            other = _sum(gpu, (policy.of,))
-            if not other:
+            reference = _add_measures(gpu, (policy.of,))
+            if not reference:
                 return None
-            limit *= other
+            limit *= reference
         return Violation(policy, uuid, value, limit) if value >= limit else None
 
-    def _growth(self, policy: DcgmPolicy, uuid: str, *, value: float, now: float) -> float:
-        """How much the counter rose within the window; after a reset it starts anew."""
-        readings = self._seen.setdefault((uuid, policy.name), deque(maxlen=MAX_READINGS))
+    def _measure_growth(self, policy: DcgmPolicy, uuid: str, *, value: float, now: float) -> float:
+        """How much the counter grew within the window; a counter reset starts it again."""
+        readings = self._readings.setdefault((uuid, policy.name), deque(maxlen=MAX_READINGS))
         if readings and value < readings[-1][1]:
             readings.clear()
-        # Of equal numbers the first and the last reading tell everything.
+        # Of equal readings only the first and the last are needed.
         if len(readings) >= 2 and readings[-1][1] == readings[-2][1] == value:
             readings.pop()
         readings.append((now, value))
@@ -136,11 +133,11 @@ class PolicyWatch:
         return value - readings[0][1]
 
 
-def _sum(gpu: GpuSample, measures: Iterable[str]) -> float | None:
-    """The measures added up, parts included; None if the GPU gives none of them."""
-    numbers: list[float] = []
+def _add_measures(gpu: GpuSample, measures: Iterable[str]) -> float | None:
+    """The sum of the measures and their parts; None if the GPU reports none of them."""
+    values: list[float] = []
     for name in measures:
         value = gpu.values.get(name)
         if value is not None:
-            numbers += value.values() if isinstance(value, Mapping) else [value]
-    return sum(numbers) if numbers else None
+            values += value.values() if isinstance(value, Mapping) else [value]
+    return sum(values) if values else None

@@ -1,11 +1,11 @@
-"""The reader: a child of the agent that talks to the driver, so that a driver call that hangs takes only it down.
+"""The reader process: calls the NVIDIA driver for the agent, so that a hung driver call blocks only this process.
 
     python -m watchkeeper.agent.gpus.reader_child FD
 
-One JSON line each way. In: the families to read (`Family.plain`), then one question at a time, `{"read":
-index, "cadences": […]}`. Out: `hello` or `broken`, one answer for each question, and `event` lines at any
-time. FD is a scrap of shared memory in which the call that is being made stands, for whoever finds us
-stuck. `agent.gpus.reader_link` is the other end.
+It reads and writes JSON lines. In: the families to read (`NvmlFamily.plain`), then one request at a time, `{"read":
+index, "cadences": […]}`. Out: `hello` or `broken`, one answer for each request, and `event` lines at any time. FD is
+shared memory with the name of the current driver call: the agent reads there which call hung.
+`agent.gpus.reader_link` is the other end.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from typing import Any
 from watchkeeper.kit import memory
 from watchkeeper.readers.nvml import events, families, session
 
-# An event is delivered at once; this is only how often the waiting thread looks whether its parent still lives.
+# Events are delivered at once; this is how often the waiting thread checks that its parent still runs.
 WAIT_MS = 5_000
-# After an error of the event set, such as a GPU that was lost, it is asked again this much later.
+# Delay after an error of the event set, such as a lost GPU.
 EVENT_RETRY_SECONDS = 5.0
 
 
-class CallNote:
-    """Writes the name of the call that is made now where the parent can read it."""
+class CallRecorder:
+    """Writes the name of the current driver call to memory that the parent reads."""
 
     def __init__(self, fd: int) -> None:
         self._memory = mmap.mmap(fd, 0)
@@ -43,8 +43,8 @@ class CallNote:
         self._memory[:] = padded
 
 
-class Replies:
-    """Lines to the parent, from two threads."""
+class ReplyWriter:
+    """Writes lines to the parent, from two threads."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -58,17 +58,17 @@ class Replies:
 
 
 class EventThread:
-    """Waits for NVML's events and sends each on."""
+    """Waits for NVML events and sends them to the parent."""
 
-    def __init__(self, nvml: Any, replies: Replies) -> None:
+    def __init__(self, nvml: Any, replies: ReplyWriter) -> None:
         self._nvml = nvml
         self._replies = replies
-        self._set = events.EventSet(nvml)
+        self._event_set = events.EventSet(nvml)
         self._parent = os.getppid()
         self._is_running = False
 
     def register(self, gpu: Any, uuid: str) -> bool:
-        is_watched = self._set.register(gpu, uuid)
+        is_watched = self._event_set.register(gpu, uuid)
         if is_watched and not self._is_running:
             self._is_running = True
             threading.Thread(target=self._run, daemon=True).start()
@@ -77,7 +77,7 @@ class EventThread:
     def _run(self) -> None:
         while True:
             try:
-                event = self._set.wait(WAIT_MS)
+                event = self._event_set.wait(WAIT_MS)
                 if event is not None:
                     self._replies.send({"event": event._asdict()})
             except self._nvml.NVMLError:
@@ -85,59 +85,59 @@ class EventThread:
             except OSError:
                 os._exit(0)
             if os.getppid() != self._parent:
-                # Nobody is left to read: end even if the main thread is stuck in the driver.
+                # The parent has exited: exit too, even if the main thread is stuck in the driver.
                 os._exit(0)
 
 
-def serve(replies: Replies, note: CallNote) -> None:
-    """Open NVML and answer until the parent closes our standard input."""
+def serve(replies: ReplyWriter, record_call: CallRecorder) -> None:
+    """Open NVML and answer requests until the parent closes standard input."""
     requests = sys.stdin.buffer
-    opening = json.loads(requests.readline() or "{}")
-    if not opening:
+    settings = json.loads(requests.readline() or "{}")
+    if not settings:
         return
     try:
-        opened = session.Session(
-            session.load(), [families.NvmlFamily.from_plain(row) for row in opening["families"]], note
+        nvml_session = session.Session(
+            session.load(), [families.NvmlFamily.from_plain(row) for row in settings["families"]], record_call
         )
     except session.NvmlBroken as error:
         replies.send({"broken": error.reason, "text": str(error)})
         return
-    watcher = _event_thread(opened, replies) if opening["events"] else None
+    event_thread = _open_event_thread(nvml_session, replies) if settings["events"] else None
     memory.release_startup_memory()
-    replies.send({"hello": {"count": opened.count, "driver": opened.driver, "nvml": opened.library}})
+    replies.send({"hello": {"count": nvml_session.count, "driver": nvml_session.driver, "nvml": nvml_session.library}})
     for line in requests:
         request = json.loads(line)
         index = request["read"]
-        reading = opened.read(index, [families.Cadence(name) for name in request["cadences"]])
+        reading = nvml_session.read(index, [families.Cadence(name) for name in request["cadences"]])
         answer = {"gpu": index, **reading.plain()}
-        if reading.identity is not None and watcher is not None:
-            note("nvmlDeviceRegisterEvents")
-            answer["events"] = watcher.register(opened.gpus()[index].handle, reading.identity["uuid"])
-        note("")
+        if reading.identity is not None and event_thread is not None:
+            record_call("nvmlDeviceRegisterEvents")
+            answer["events"] = event_thread.register(nvml_session.gpus()[index].handle, reading.identity["uuid"])
+        record_call("")
         replies.send(answer)
 
 
-def _event_thread(opened: session.Session, replies: Replies) -> EventThread | None:
+def _open_event_thread(nvml_session: session.Session, replies: ReplyWriter) -> EventThread | None:
     try:
-        return EventThread(opened.nvml, replies)
-    except opened.nvml.NVMLError:
+        return EventThread(nvml_session.nvml, replies)
+    except nvml_session.nvml.NVMLError:
         return None
 
 
 def stub_ctypes_util() -> None:
-    """Keep ctypes.util out: pynvml imports `find_library` and never calls it, and it brings 1.4 MiB along."""
-    finder = types.ModuleType("ctypes.util")
-    finder.__dict__["find_library"] = lambda _: None
-    sys.modules.setdefault("ctypes.util", finder)
+    """Replace ctypes.util, which costs 1.4 MiB: pynvml imports its `find_library` and never calls it."""
+    stub = types.ModuleType("ctypes.util")
+    stub.__dict__["find_library"] = lambda _: None
+    sys.modules.setdefault("ctypes.util", stub)
 
 
 def main() -> None:
     stub_ctypes_util()
-    replies = Replies(os.dup(sys.stdout.fileno()))
-    # Whatever a library prints must not land between our lines.
+    replies = ReplyWriter(os.dup(sys.stdout.fileno()))
+    # Output that a library prints must not mix with the JSON lines.
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    serve(replies, CallNote(int(sys.argv[1])))
-    # Not sys.exit: closing NVML may hang, and the kernel cleans up as well.
+    serve(replies, CallRecorder(int(sys.argv[1])))
+    # Not sys.exit: closing NVML may hang, and the kernel frees its resources anyway.
     os._exit(0)
 
 

@@ -1,6 +1,6 @@
-"""One look at this node: its GPUs twice, a moment apart, its host, and what the kernel log holds.
+"""Reads this node for one command: the GPUs twice, some seconds apart, and the kernel log.
 
-`watchkeeper scan` and `watchkeeper dmon` use it; both end after it, so a sampler lives only as long as the look.
+`watchkeeper scan`, `watchkeeper dmon` and work orders use it; the sampler runs only for as long as the reading takes.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from watchkeeper.readers.nvml import choice
 
 # A driver without persistence mode initialises its GPUs first, which takes seconds for each.
 FIRST_ROUND_SECONDS = 60.0
-LOOK_SECONDS = 0.02
-SHORTEST_INTERVAL_SECONDS = 0.5
-# The kernel's own log has at most 32 MiB with the largest setting; a file may be anything.
+POLL_SECONDS = 0.02
+MIN_INTERVAL_SECONDS = 0.5
+# The kernel's buffer has at most 32 MiB; a file may have any size.
 MAX_LOG_BYTES = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class ReadingOptions:
-    """What to read, and how a test bends it; `environment` is for the reader child."""
+    """What to read and how often; `environment` is for the reader process."""
 
     choice: choice.Choice
     interval_seconds: float = 1.0
@@ -41,46 +41,46 @@ class ReadingOptions:
 
 @dataclass(frozen=True, slots=True)
 class GpuReadings:
-    """The first and the last complete snapshot, and what was wrong with reading."""
+    """The first and the last complete snapshot, and the faults of reading."""
 
     first: Snapshot
     last: Snapshot
     faults: tuple[DriverFault, ...]
     seconds: float
 
-    def grown(self, uuid: str) -> dict[str, float]:
-        """By how much each number of a GPU has risen between the two; parts are added up."""
+    def measure_increases(self, uuid: str) -> dict[str, float]:
+        """How much each value of a GPU increased between the two snapshots; parts are added."""
         before = next((gpu for gpu in self.first.gpus if gpu.identity["uuid"] == uuid), None)
         after = next((gpu for gpu in self.last.gpus if gpu.identity["uuid"] == uuid), None)
         if before is None or after is None:
             return {}
         names = before.values.keys() & after.values.keys()
-        return {name: max(0.0, _total(after, name) - _total(before, name)) for name in names}
+        return {name: max(0.0, _add_parts(after, name) - _add_parts(before, name)) for name in names}
 
 
 @contextmanager
-def running_sampler(look: ReadingOptions, wall: clock.Clock) -> Iterator[Sampler]:
-    """A sampler that has read every GPU once, or has said what is wrong."""
+def running_sampler(options: ReadingOptions, wall_clock: clock.Clock) -> Iterator[Sampler]:
+    """Run a sampler that has read every GPU once or has found a fault."""
     # An answer must come in half an interval: a busy machine needs some time even for a healthy driver.
-    interval = max(SHORTEST_INTERVAL_SECONDS, look.interval_seconds)
-    limits = ReaderLimits(interval=interval, slow=interval, rare=3600.0)
+    interval = max(MIN_INTERVAL_SECONDS, options.interval_seconds)
+    limits = ReaderLimits(interval_seconds=interval, slow_seconds=interval, rare_seconds=3600.0)
     node = os.uname().nodename
     place = fleet.Place("local", node=node)
     settings = SamplerSettings(
-        place, node, limits=limits, choice=look.choice, events=False, environment=look.environment
+        place, node, limits=limits, choice=options.choice, events=False, environment=options.environment
     )
-    sampler = Sampler(settings, wall)
+    sampler = Sampler(settings, wall_clock)
     sampler.start()
     try:
-        _wait(lambda: bool(sampler.snapshot().gpus or sampler.snapshot().faults), FIRST_ROUND_SECONDS)
+        _wait_until(lambda: bool(sampler.snapshot().gpus or sampler.snapshot().faults), FIRST_ROUND_SECONDS)
         yield sampler
     finally:
         sampler.stop()
 
 
-def watch_gpus(look: ReadingOptions, seconds: float, wall: clock.Clock) -> GpuReadings:
-    """Watch the GPUs for some seconds, so that it can be said which counters rise."""
-    with running_sampler(look, wall) as sampler:
+def watch_gpus(options: ReadingOptions, seconds: float, wall_clock: clock.Clock) -> GpuReadings:
+    """Sample the GPUs for some seconds, to see which counters increase."""
+    with running_sampler(options, wall_clock) as sampler:
         first, started = sampler.snapshot(), time.monotonic()
         if first.gpus:
             time.sleep(seconds)
@@ -88,20 +88,20 @@ def watch_gpus(look: ReadingOptions, seconds: float, wall: clock.Clock) -> GpuRe
 
 
 def read_kernel_log(path: Path, *, since_seconds: float) -> list[kernel_log.KernelFact]:
-    """What the kernel log holds about hardware, not older than this; CollectError if it may not be read."""
+    """Hardware messages of the kernel log, at most `since_seconds` old; CollectError if the log cannot be read."""
     oldest_us = (time.monotonic() - since_seconds) * 1e6
-    found = []
-    for line in _records(path):
+    facts = []
+    for line in _read_records(path):
         record = kernel_log.read_record(line)
         if record is None or record.since_boot_us < oldest_us:
             continue
         fact = kernel_log.read_message(record)
         if isinstance(fact, kernel_log.KernelFact):
-            found.append(fact)
-    return found
+            facts.append(fact)
+    return facts
 
 
-def _records(path: Path) -> Iterator[str]:
+def _read_records(path: Path) -> Iterator[str]:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -112,7 +112,7 @@ def _records(path: Path) -> Iterator[str]:
             try:
                 block = os.read(descriptor, RECORD_BYTES)
             except BrokenPipeError:
-                # The ring has overwritten the record we were at.
+                # The kernel has overwritten the next record.
                 continue
             except OSError:
                 break
@@ -125,12 +125,12 @@ def _records(path: Path) -> Iterator[str]:
         os.close(descriptor)
 
 
-def _total(gpu: GpuSample, name: str) -> float:
+def _add_parts(gpu: GpuSample, name: str) -> float:
     value = gpu.values[name]
     return sum(value.values()) if isinstance(value, Mapping) else value
 
 
-def _wait(condition: Callable[[], bool], seconds: float) -> None:
-    until = time.monotonic() + seconds
-    while not condition() and time.monotonic() < until:
-        time.sleep(LOOK_SECONDS)
+def _wait_until(condition: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)

@@ -1,4 +1,4 @@
-"""The node's kernel log, followed in /dev/kmsg, systemd's journal or a file, from where the last run stopped.
+"""The node's kernel log, followed in /dev/kmsg, systemd's journal or a file, from the last saved position.
 
-Comes in: kernel records. Goes out: events. Never here: what an event means for the fleet.
+In: kernel records. Out: events. Never here: what an event means for the fleet.
 """

@@ -1,7 +1,7 @@
-"""Which GPU sits at a PCI address of a node: the kernel log names addresses, events name UUIDs.
+"""Finds the GPU at a PCI address of a node: the kernel log has addresses, events have UUIDs.
 
-What the driver says in the log itself (`GpuIdentity`) is believed first; otherwise the node's inventory
-is asked: the simulator over HTTP, a real machine in /proc. The kernel followers use this.
+The driver's own log lines (`GpuIdentity`) take precedence; otherwise the node's GPU list is read, over HTTP from the
+simulator and from /proc on a real node. `kernel_follow.KernelEvents` uses this.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from watchkeeper.model import fleet
 from watchkeeper.net import http
 from watchkeeper.readers.node import nvidia_proc
 
-# An inventory that did not know an address is asked again after this time: the GPU may have come up since.
-ASK_AGAIN = timedelta(seconds=60)
-# Nodes and boots whose addresses are remembered; far above any fleet of one hub.
+# The GPU list is read again after this time if an address is missing: the GPU may have appeared.
+REFRESH_INTERVAL = timedelta(seconds=60)
+# Limit of nodes and boots whose addresses are stored; far above the fleet of one hub.
 MAX_BOOTS = 50_000
 
 FetchInventory = Callable[[str], Awaitable[Sequence[fleet.Gpu]]]
@@ -28,54 +28,54 @@ FetchInventory = Callable[[str], Awaitable[Sequence[fleet.Gpu]]]
 class GpuAddresses:
     """The GPU at each PCI address, for each boot of each node."""
 
-    def __init__(self, ask: FetchInventory) -> None:
-        self._ask = ask
+    def __init__(self, fetch_inventory: FetchInventory) -> None:
+        self._fetch_inventory = fetch_inventory
         self._gpus: dict[tuple[str, str], dict[str, fleet.Gpu]] = {}
-        self._asked_at: dict[tuple[str, str], datetime] = {}
+        self._fetched_at: dict[tuple[str, str], datetime] = {}
 
-    def learn(self, node: str, boot: str, *, pci: str, uuid: str) -> None:
-        """What the driver said in the log: it does not tell the number that people call the GPU by."""
-        here = self._at(node, boot)
-        if pci not in here or here[pci].uuid != uuid:
-            here[pci] = fleet.Gpu(uuid, pci=pci)
+    def record_identity(self, node: str, boot: str, *, pci: str, uuid: str) -> None:
+        """Record the UUID at an address from a driver log line, which does not contain the GPU's index."""
+        gpus_by_pci = self._gpus_of_boot(node, boot)
+        if pci not in gpus_by_pci or gpus_by_pci[pci].uuid != uuid:
+            gpus_by_pci[pci] = fleet.Gpu(uuid, pci=pci)
 
     async def find(self, node: str, boot: str, *, pci: str, now: datetime) -> tuple[fleet.Gpu | None, str]:
-        """The GPU at the address with its number where the inventory tells it, or None and why it is unknown."""
-        here, why = self._at(node, boot), ""
-        if pci not in here or here[pci].index is None:
-            why = await self._take_inventory(node, boot, now)
-        found = here.get(pci)
-        return found, "" if found else why or f"the inventory of {node} has no GPU at {pci}"
+        """The GPU at the address, with its index if it is in the list; or None and the reason."""
+        gpus_by_pci, reason = self._gpus_of_boot(node, boot), ""
+        if pci not in gpus_by_pci or gpus_by_pci[pci].index is None:
+            reason = await self._refresh_inventory(node, boot, now)
+        gpu = gpus_by_pci.get(pci)
+        return gpu, "" if gpu else reason or f"the inventory of {node} has no GPU at {pci}"
 
-    async def _take_inventory(self, node: str, boot: str, now: datetime) -> str:
-        """Ask the inventory, unless that was done just now; returns why it could not be read."""
-        asked_at = self._asked_at.get((node, boot))
-        if asked_at is not None and now - asked_at < ASK_AGAIN:
+    async def _refresh_inventory(self, node: str, boot: str, now: datetime) -> str:
+        """Read the GPU list, unless that was done recently; returns the problem if it could not be read."""
+        fetched_at = self._fetched_at.get((node, boot))
+        if fetched_at is not None and now - fetched_at < REFRESH_INTERVAL:
             return ""
-        self._asked_at[node, boot] = now
+        self._fetched_at[node, boot] = now
         try:
-            gpus = await self._ask(node)
+            gpus = await self._fetch_inventory(node)
         except CollectError as error:
             return f"the inventory could not be read: {error}"
-        here = self._at(node, boot)
+        gpus_by_pci = self._gpus_of_boot(node, boot)
         for gpu in gpus:
-            known = here.get(gpu.pci or "")
-            if gpu.pci is not None and (known is None or (known.uuid == gpu.uuid and known.index is None)):
-                here[gpu.pci] = gpu
+            current = gpus_by_pci.get(gpu.pci or "")
+            if gpu.pci is not None and (current is None or (current.uuid == gpu.uuid and current.index is None)):
+                gpus_by_pci[gpu.pci] = gpu
         return ""
 
-    def _at(self, node: str, boot: str) -> dict[str, fleet.Gpu]:
+    def _gpus_of_boot(self, node: str, boot: str) -> dict[str, fleet.Gpu]:
         if (node, boot) not in self._gpus and len(self._gpus) >= MAX_BOOTS:
             oldest = next(iter(self._gpus))
             del self._gpus[oldest]
-            self._asked_at.pop(oldest, None)
+            self._fetched_at.pop(oldest, None)
         return self._gpus.setdefault((node, boot), {})
 
 
 def simulator_inventory(origin: str) -> FetchInventory:
-    """Inventories from `GET /nodes/{node}/inventory` of the simulator at `origin`."""
+    """GPU lists from `GET /nodes/{node}/inventory` of the simulator at `origin`."""
 
-    async def ask(node: str) -> Sequence[fleet.Gpu]:
+    async def fetch(node: str) -> Sequence[fleet.Gpu]:
         connection = http.Connection(timeout_seconds=2.0)
         url = f"{origin}/nodes/{node}/inventory"
         try:
@@ -91,13 +91,13 @@ def simulator_inventory(origin: str) -> FetchInventory:
         except (ValueError, KeyError, TypeError, WireError) as error:
             raise CollectError(f"is not an inventory: {error}", where=url) from error
 
-    return ask
+    return fetch
 
 
 def proc_inventory(proc: Path) -> FetchInventory:
-    """The inventory of this machine, from the pages of the NVIDIA driver under `proc`."""
+    """The GPU list of this node, from the NVIDIA driver's files under `proc`."""
 
-    async def ask(_node: str) -> Sequence[fleet.Gpu]:
+    async def fetch(_node: str) -> Sequence[fleet.Gpu]:
         gpus = []
         try:
             for page in sorted((proc / "driver/nvidia/gpus").glob("*/information")):
@@ -108,4 +108,4 @@ def proc_inventory(proc: Path) -> FetchInventory:
             raise CollectError(f"cannot be read: {error.strerror}", where=str(proc / "driver/nvidia/gpus")) from error
         return gpus
 
-    return ask
+    return fetch

@@ -1,8 +1,8 @@
-"""Following the kernel's lines in systemd's journal, through `journalctl --follow`.
+"""Follows the kernel's lines in systemd's journal, through `journalctl --follow`.
 
-For machines on which the agent may not read /dev/kmsg, or whose journal reaches further back. journalctl itself
-copes with rotated files and a restarted journald; when it ends, it is started again behind the last line that
-mattered. `agent.kernel.kernel_sources` starts this; the records are those that `kernel_follow.KernelEvents` reads.
+For nodes on which the agent may not read /dev/kmsg, or whose journal covers more time. journalctl itself handles
+rotated files and a restarted journald; when it exits, it is restarted after the last line that was read.
+`agent.kernel.kernel_sources` starts this; `kernel_follow.KernelEvents` reads the records.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from time import monotonic
 
 from watchkeeper.agent.kernel import kernel_follow
-from watchkeeper.agent.kernel.kernel_position import Position, sequence_of
+from watchkeeper.agent.kernel.kernel_position import KernelLogPosition, build_sequence
 from watchkeeper.agent.kernel.streaming_process import StreamingProcess
 from watchkeeper.errors import CollectError, quote
 from watchkeeper.kit import backoff, clock, logs
@@ -25,73 +25,71 @@ from watchkeeper.readers.logs import journal_entry
 log = logging.getLogger(__name__)
 
 SOURCE = "journald"
-PAUSES = backoff.Backoff(1.0, 60.0)
-# A message with bytes that are no text is a list of numbers, in which no needle can be found.
-LISTED = (b'"MESSAGE":[', b'"MESSAGE" : [')
-# What journalctl says on its standard error when it will never show a kernel line.
-HOPELESS = re.compile(
+RETRY_BACKOFF = backoff.Backoff(1.0, 60.0)
+# journalctl prints a message that is not text as a list of numbers, which no needle matches.
+BINARY_MESSAGES = (b'"MESSAGE":[', b'"MESSAGE" : [')
+# What journalctl prints on standard error when it can never show a kernel line.
+PERMANENT_ERROR = re.compile(
     r"insufficient permissions|not seeing messages from (?:other users and )?the system"
     r"|No journal files were|specified boot .*not available",
     re.IGNORECASE,
 )
-BAD_CURSOR = re.compile(r"[Ff]ailed to (?:seek to|parse|get) .*cursor|[Ii]nvalid cursor")
+INVALID_CURSOR = re.compile(r"[Ff]ailed to (?:seek to|parse|get) .*cursor|[Ii]nvalid cursor")
 
 
 @dataclass(frozen=True, slots=True)
 class JournalSource:
-    """This machine's journal, from a position on; `directory` None is where journalctl itself looks."""
+    """This node's journal after a position; `directory` None: journalctl's default."""
 
     node: str
     boot: str
-    position: Position = field(default_factory=Position)
+    position: KernelLogPosition = field(default_factory=KernelLogPosition)
     directory: Path | None = None
     needles: tuple[bytes, ...] = ()
     program: str = "journalctl"
     monotonic: Callable[[], float] = monotonic
 
     def arguments(self, cursor: str) -> list[str]:
-        """`-k` is this boot's kernel lines; without `--no-tail` only the last ten would come first."""
-        where = [] if self.directory is None else [f"--directory={self.directory}"]
+        """Build the command line: `-k` selects this boot's kernel lines, `--no-tail` all of them, not the last ten."""
+        directory = [] if self.directory is None else [f"--directory={self.directory}"]
         after = [f"--after-cursor={cursor}"] if cursor else []
-        return [self.program, "-k", "-f", "-o", "json", "--no-tail", "--no-pager", *where, *after]
+        return [self.program, "-k", "-f", "-o", "json", "--no-tail", "--no-pager", *directory, *after]
 
 
 async def follow_journal(
     source: JournalSource, *, time: clock.Clock
 ) -> AsyncGenerator[kernel_follow.KernelRecord, None]:
-    """Every kernel line of this boot behind the position, for ever; CollectError where that can never work."""
-    cursor, failures = source.position.mark, 0
-    wanted = (*source.needles, *LISTED) if source.needles else ()
+    """Every kernel line of this boot after the position; CollectError if journalctl can never read the journal."""
+    cursor, failures = source.position.cursor, 0
+    needles = (*source.needles, *BINARY_MESSAGES) if source.needles else ()
     while True:
-        child = _start(source.arguments(cursor))
-        complaint, status = "", None
+        child = _start_journalctl(source.arguments(cursor))
+        error_text, status = "", None
         try:
-            async for line in child.lines(wanted):
+            async for line in child.lines(needles):
                 entry = None if line is None else journal_entry.read_entry(line)
                 if entry is None:
-                    _refuse_if_hopeless(child.complaint())
+                    _raise_if_permanent(child.read_errors())
                     continue
                 cursor, failures = entry.cursor, 0
-                record = _record(entry, source, now=time.now())
+                record = _build_record(entry, source, now=time.now())
                 if record is not None:
                     yield record
-            complaint = child.complaint()
+            error_text = child.read_errors()
         finally:
             status = child.close()
-        _refuse_if_hopeless(complaint)
-        if BAD_CURSOR.search(complaint):
-            # The journal was emptied: what it holds now is all there is, and ids stay what they were.
+        _raise_if_permanent(error_text)
+        if INVALID_CURSOR.search(error_text):
+            # The journal was deleted: read the new one from its start; event ids stay the same.
             cursor = ""
         failures += 1
-        pause = PAUSES.delay_seconds(failures)
-        log.warning(
-            "journalctl ended and is started again",
-            extra=logs.fields(status=status, said=quote(complaint), retry_seconds=pause),
-        )
+        pause = RETRY_BACKOFF.delay_seconds(failures)
+        log_fields = logs.fields(status=status, stderr=quote(error_text), retry_seconds=pause)
+        log.warning("journalctl exited, retrying", extra=log_fields)
         await time.sleep(pause)
 
 
-def _start(arguments: list[str]) -> StreamingProcess:
+def _start_journalctl(arguments: list[str]) -> StreamingProcess:
     try:
         return StreamingProcess(arguments)
     except OSError as error:
@@ -102,24 +100,24 @@ def _start(arguments: list[str]) -> StreamingProcess:
         ) from error
 
 
-def _refuse_if_hopeless(complaint: str) -> None:
-    if HOPELESS.search(complaint):
+def _raise_if_permanent(error_text: str) -> None:
+    if PERMANENT_ERROR.search(error_text):
         raise CollectError(
-            f"the journal cannot be read: {quote(complaint.splitlines()[0])}",
+            f"the journal cannot be read: {quote(error_text.splitlines()[0])}",
             where="--kernel-log journald",
             remedy="Run as root or as a member of the group systemd-journal, or use --kernel-log kmsg",
         )
 
 
-def _record(
+def _build_record(
     entry: journal_entry.JournalEntry, source: JournalSource, *, now: datetime
 ) -> kernel_follow.KernelRecord | None:
-    """The entry in the shape of a /dev/kmsg record; None for what another source has told already."""
-    if entry.since_boot_us <= source.position.since_boot_us and not source.position.mark:
+    """The entry as a /dev/kmsg record; None if another source has read it before."""
+    if entry.since_boot_us <= source.position.since_boot_us and not source.position.cursor:
         return None
-    # Facility 1 is user space: what nobody signs for is not the kernel's word.
+    # Facility 1 is user space: an entry without a facility does not count as the kernel's.
     facility = 1 if entry.facility is None else entry.facility
-    sequence = sequence_of(entry.since_boot_us, entry.text)
+    sequence = build_sequence(entry.since_boot_us, entry.text)
     age_seconds = max(0.0, source.monotonic() - entry.since_boot_us / 1e6)
     return kernel_follow.KernelRecord(
         source.node,
@@ -128,5 +126,5 @@ def _record(
         now - timedelta(seconds=age_seconds),
         seq=sequence,
         source=SOURCE,
-        mark=entry.cursor,
+        cursor=entry.cursor,
     )

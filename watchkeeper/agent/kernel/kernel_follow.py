@@ -1,9 +1,8 @@
-"""Following kernel logs as they are written, and making events of what they say.
+"""Follows kernel logs as they are written and builds events from their records.
 
-All sources give the same `NodeRecord`: `follow_stream` reads the records of a whole fleet from one HTTP
-stream, `follow_kmsg` reads this machine's /dev/kmsg; `agent.kernel.kernel_sources` knows the others. `KernelEvents`
-turns a record into an event with a stable id and the GPU's UUID. The hub feeds its journal with the events, the
-agent its spool.
+All sources yield `KernelRecord`: `follow_stream` reads the records of a fleet from one HTTP stream, `follow_kmsg` reads
+this node's /dev/kmsg, and `agent.kernel.kernel_sources` chooses among all sources. `KernelEvents` turns a record into
+an event with a stable id and the GPU's UUID. The hub writes the events to its journal, the agent to its spool.
 """
 
 from __future__ import annotations
@@ -30,207 +29,212 @@ from watchkeeper.readers.logs import kernel_log
 log = logging.getLogger(__name__)
 
 SOURCE = "kmsg"
-# The stream sends an empty line every 5 s; three missing ones mean that nobody is there.
-QUIET_SECONDS = 15.0
-PAUSES = backoff.Backoff(1.0, 30.0)
+# The stream sends an empty line every 5 s; after three missing lines the connection is closed.
+IDLE_TIMEOUT_SECONDS = 15.0
+RETRY_BACKOFF = backoff.Backoff(1.0, 30.0)
 # The kernel's own limit for one record of /dev/kmsg (CONSOLE_EXT_LOG_MAX); a smaller buffer fails with EINVAL.
 RECORD_BYTES = 8192
-# A regular file cannot be waited for; this is how often it is looked at.
+# A regular file cannot be polled for new data; this is how often it is read.
 POLL_SECONDS = 0.5
-# A link that flaps logs thousands of AER lines a second; this many of one kind and place tell the story.
+# A flapping link logs thousands of AER lines per second; this many events of one kind and place are enough.
 REPEATS_PER_MINUTE = 20
-MAX_GATES = 10_000
-KINDS_OF_A_GPU = frozenset(
+MAX_KEYS = 10_000
+GPU_KINDS = frozenset(
     {events.EventKind.XID, events.EventKind.GPU_LOST, events.EventKind.GSP_ERROR, events.EventKind.NVLINK_ERROR}
 )
 
 
 @dataclass(frozen=True, slots=True)
 class KernelRecord:
-    """One kernel record of one node; `at` is wall time. `seq` counts within the stream it came from."""
+    """One kernel record of one node; `at` is wall time, `seq` is the number of the record in its source."""
 
     node: str
     boot: str
     record: str
     at: datetime
     seq: int = 0
-    # Which kind of log it came from, and that log's own word for the place behind it.
+    # The source, and the source's own position after this record.
     source: str = SOURCE
-    mark: str = ""
+    cursor: str = ""
 
 
-class FloodGate:
-    """Lets a limited number of alike events pass each minute and counts what it holds back."""
+class EventRateLimiter:
+    """Passes a limited number of events with the same key per minute and counts the events that it drops."""
 
     def __init__(self, per_minute: int = REPEATS_PER_MINUTE) -> None:
         self._per_minute = per_minute
-        self._minutes: dict[object, tuple[datetime, int]] = {}
+        self._counts: dict[object, tuple[datetime, int]] = {}
 
     def admit(self, key: object, at: datetime) -> int | None:
-        """How many alike were held back before this one, or None if this one is held back too."""
-        since, count = self._minutes.get(key, (at, 0))
-        held_back = max(0, count - self._per_minute)
-        if abs(at - since) >= timedelta(minutes=1):
-            # Over, or a clock that was set back: it must not hold back what comes until it is there again.
-            since, count = at, 0
+        """How many events with this key were dropped before this one; None if this one is dropped too."""
+        minute_start, count = self._counts.get(key, (at, 0))
+        dropped_count = max(0, count - self._per_minute)
+        if abs(at - minute_start) >= timedelta(minutes=1):
+            # The minute is over, or the clock was set back: do not drop events until the old time is reached again.
+            minute_start, count = at, 0
         elif count >= self._per_minute:
-            self._minutes[key] = (since, count + 1)
+            self._counts[key] = (minute_start, count + 1)
             return None
-        if len(self._minutes) >= MAX_GATES:
-            del self._minutes[next(iter(self._minutes))]
-        self._minutes[key] = (since, count + 1)
-        return held_back
+        if len(self._counts) >= MAX_KEYS:
+            del self._counts[next(iter(self._counts))]
+        self._counts[key] = (minute_start, count + 1)
+        return dropped_count
 
     def reset(self, key: object) -> None:
-        """Let the next one pass, however many alike came before."""
-        self._minutes.pop(key, None)
+        """Pass the next event with this key, however many came before."""
+        self._counts.pop(key, None)
 
 
 class KernelEvents:
-    """Makes events of kernel records; remembers which GPU sits where, and what repeats too often."""
+    """Builds events from kernel records, with the GPU at each PCI address and a rate limit."""
 
-    def __init__(self, cluster: str, addresses: GpuAddresses, *, gate: FloodGate | None = None) -> None:
+    def __init__(self, cluster: str, addresses: GpuAddresses, *, rate_limiter: EventRateLimiter | None = None) -> None:
         self._cluster = cluster
         self._addresses = addresses
-        self._gate = gate or FloodGate()
-        self.held_back = 0
+        self._rate_limiter = rate_limiter or EventRateLimiter()
+        self.dropped_count = 0
 
-    async def read(self, line: KernelRecord) -> events.Event | None:
-        """The event a record tells of; None for chatter, for floods, and for lines user space wrote."""
-        record = kernel_log.read_record(line.record)
+    async def build_event(self, kernel_record: KernelRecord) -> events.Event | None:
+        """The event of a record; None if it has no event, exceeds the rate limit, or was written by user space."""
+        record = kernel_log.read_record(kernel_record.record)
         fact = kernel_log.read_message(record) if record is not None else None
         if record is None or fact is None:
             return None
         if isinstance(fact, kernel_log.GpuIdentity):
-            self._addresses.learn(line.node, line.boot, pci=fact.pci, uuid=fact.uuid)
+            self._addresses.record_identity(kernel_record.node, kernel_record.boot, pci=fact.pci, uuid=fact.uuid)
             return None
-        about = (line.node, fact.kind, fact.code, fact.pci, fact.fields.get(events.SERVER))
-        left_out = self._gate.admit(about, line.at)
-        if left_out is None:
-            self.held_back += 1
+        key = (kernel_record.node, fact.kind, fact.code, fact.pci, fact.fields.get(events.SERVER))
+        dropped_alike = self._rate_limiter.admit(key, kernel_record.at)
+        if dropped_alike is None:
+            self.dropped_count += 1
             return None
         if fact.kind is events.EventKind.STORAGE_LOST:
-            # Its return would be missed for a day.
-            self._gate.reset((line.node, events.EventKind.STORAGE_BACK, *about[2:]))
-        uuid, named = await self._locate(line, fact)
-        if left_out:
-            named["alike_left_out"] = str(left_out)
-        source = events.EventSource(self._cluster, line.node, line.boot, line.source)
+            # Otherwise the event of its return could be dropped.
+            self._rate_limiter.reset((kernel_record.node, events.EventKind.STORAGE_BACK, *key[2:]))
+        uuid, fields = await self._find_gpu(kernel_record, fact)
+        if dropped_alike:
+            fields["alike_left_out"] = str(dropped_alike)
+        source = events.EventSource(self._cluster, kernel_record.node, kernel_record.boot, kernel_record.source)
         process = events.Process(fact.pid, fact.process) if fact.pid is not None or fact.process else None
         return events.Event(
             source.event_id(record.sequence),
             fact.kind,
             fact.code,
-            fleet.Place(self._cluster, node=line.node, gpu=uuid),
-            line.at,
+            fleet.Place(self._cluster, node=kernel_record.node, gpu=uuid),
+            kernel_record.at,
             fact.text,
             process=process,
-            fields=named,
+            fields=fields,
         )
 
-    async def _locate(self, line: KernelRecord, fact: kernel_log.KernelFact) -> tuple[str | None, dict[str, str]]:
-        """The GPU's UUID, and the fact's fields with the address and, if need be, why the GPU is unknown."""
-        named = dict(fact.fields)
+    async def _find_gpu(
+        self, kernel_record: KernelRecord, fact: kernel_log.KernelFact
+    ) -> tuple[str | None, dict[str, str]]:
+        """The GPU's UUID, and the fields with the PCI address and, if the GPU is unknown, the reason."""
+        fields = dict(fact.fields)
         if fact.pci is not None:
-            named["pci"] = fact.pci
-            gpu, why = await self._addresses.find(line.node, line.boot, pci=fact.pci, now=line.at)
+            fields["pci"] = fact.pci
+            gpu, reason = await self._addresses.find(
+                kernel_record.node, kernel_record.boot, pci=fact.pci, now=kernel_record.at
+            )
         else:
-            gpu, why = None, "the kernel line names no PCI address"
+            gpu, reason = None, "the kernel line names no PCI address"
         if gpu is not None and gpu.index is not None:
-            named["gpu"] = str(gpu.index)
-        # A switch or a bridge has an address too, and is no GPU.
-        if gpu is None and fact.kind in KINDS_OF_A_GPU:
-            named["gpu_unknown_because"] = why
-        return None if gpu is None else gpu.uuid, named
+            fields["gpu"] = str(gpu.index)
+        # NVSwitches and bridges have PCI addresses too.
+        if gpu is None and fact.kind in GPU_KINDS:
+            fields["gpu_unknown_because"] = reason
+        return None if gpu is None else gpu.uuid, fields
 
 
 async def follow_stream(url: str, *, time: clock.Clock) -> AsyncGenerator[KernelRecord, None]:
-    """Every record of the stream at `url`, for ever; a lost connection is taken up again.
+    """Every record of the stream at `url`; reconnects when the connection is lost.
 
-    The last record is asked for once more when reconnecting: a stream that does not begin with it is
-    another log (the server has restarted), which is read from its start.
+    A reconnect requests the last record again: a stream that does not start with it is another log (the server has
+    restarted), which is read from its start.
     """
-    last: KernelRecord | None = None
+    last_record: KernelRecord | None = None
     failures = 0
     while True:
         connection = http.Connection()
         try:
-            start = 0 if last is None else last.seq - 1
-            lines = connection.stream_lines(http.Request(f"{url}?after={start}"), idle_seconds=QUIET_SECONDS)
+            after = 0 if last_record is None else last_record.seq - 1
+            lines = connection.stream_lines(http.Request(f"{url}?after={after}"), idle_seconds=IDLE_TIMEOUT_SECONDS)
             async with aclosing(lines):
-                async for record in _resume(lines, last):
-                    failures, last = 0, record
+                async for record in _resume(lines, last_record):
+                    failures, last_record = 0, record
                     yield record
             problem = "the stream ended"
         except LogReplaced:
-            log.warning("Kernel log stream starts anew", extra=logs.fields(url=url, after=last.seq if last else 0))
-            last = None
+            last_seq = last_record.seq if last_record else 0
+            log.warning("kernel log stream restarted", extra=logs.fields(url=url, after=last_seq))
+            last_record = None
             continue
         except CollectError as error:
             problem = str(error)
         finally:
             await connection.aclose()
         failures += 1
-        pause = PAUSES.delay_seconds(failures)
-        log.warning("Kernel log stream lost", extra=logs.fields(url=url, error=problem, retry_seconds=pause))
+        pause = RETRY_BACKOFF.delay_seconds(failures)
+        log.warning("kernel log stream disconnected", extra=logs.fields(url=url, error=problem, retry_seconds=pause))
         await time.sleep(pause)
 
 
 class LogReplaced(Exception):
-    """The stream does not continue the one read before."""
+    """The stream does not continue the one that was read before."""
 
 
-async def _resume(lines: AsyncIterator[bytes], last: KernelRecord | None) -> AsyncIterator[KernelRecord]:
-    """The records behind `last`, which must come first again."""
+async def _resume(lines: AsyncIterator[bytes], last_record: KernelRecord | None) -> AsyncIterator[KernelRecord]:
+    """The records after `last_record`, which must be the first of the stream."""
     empty_lines = 0
     async for line in lines:
         if not line.strip():
             empty_lines += 1
-            # One empty line is a greeting, the next a sign of life: the record asked for is not there.
-            if last is not None and empty_lines > 1:
+            # The first empty line opens the stream, the next is a keep-alive: the requested record does not exist.
+            if last_record is not None and empty_lines > 1:
                 raise LogReplaced
             continue
         record = _read_stream_line(line)
-        if last is not None:
-            if record != last:
+        if last_record is not None:
+            if record != last_record:
                 raise LogReplaced
-            last = None
+            last_record = None
         elif record is not None:
             yield record
 
 
 def _read_stream_line(line: bytes) -> KernelRecord | None:
-    """One JSON line of the stream; a line of another shape is logged and left out."""
+    """Parse one JSON line of the stream; an invalid line is logged and dropped."""
     try:
         plain = json.loads(line)
         return wire.from_plain(KernelRecord, {name: plain[name] for name in ("node", "boot", "record", "at", "seq")})
     except (ValueError, KeyError, TypeError, WireError) as error:
-        log.warning("Kernel log line not understood", extra=logs.fields(line=quote(line), error=str(error)))
+        log.warning("invalid kernel log line dropped", extra=logs.fields(line=quote(line), error=str(error)))
         return None
 
 
 @dataclass(frozen=True, slots=True)
 class KmsgSource:
-    """This machine's kernel log. `after` is the sequence number up to which it is known already."""
+    """This node's /dev/kmsg; records up to the sequence number `after_sequence` were read before."""
 
     path: Path
     node: str
     boot: str
-    after: int = -1
-    # Where another kind of log was followed before: up to this time it is known as well.
-    after_us: int = -1
-    # Blocks with none of these are passed over unread; nothing given means that every record is wanted.
+    after_sequence: int = -1
+    # The same limit as time since boot, if another source was followed before.
+    after_since_boot_us: int = -1
+    # Blocks without any of these are skipped; empty: every record is parsed.
     needles: tuple[bytes, ...] = ()
     monotonic: Callable[[], float] = monotonic
 
 
 async def follow_kmsg(source: KmsgSource, *, time: clock.Clock) -> AsyncGenerator[KernelRecord, None]:
-    """Every record of /dev/kmsg (or of a FIFO or file with such records) as it is written, for ever."""
+    """Every record of /dev/kmsg, or of a FIFO or file in its format, as it is written."""
     try:
         mode = stat.S_IFMT(source.path.stat().st_mode)
-        # A FIFO opened for reading alone ends with each writer; opened for both it stays.
-        way = os.O_RDWR if mode == stat.S_IFIFO else os.O_RDONLY
-        descriptor = os.open(source.path, way | os.O_NONBLOCK | os.O_CLOEXEC)
+        # A FIFO that is opened only for reading ends when its writer closes it.
+        access_mode = os.O_RDWR if mode == stat.S_IFIFO else os.O_RDONLY
+        descriptor = os.open(source.path, access_mode | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         raise CollectError(
             f"the kernel log cannot be opened: {error.strerror}",
@@ -240,7 +244,7 @@ async def follow_kmsg(source: KmsgSource, *, time: clock.Clock) -> AsyncGenerato
     try:
         pending = b""
         while True:
-            block = _read_some(descriptor)
+            block = _read_available(descriptor)
             if not block:
                 if mode == stat.S_IFREG:
                     await time.sleep(POLL_SECONDS)
@@ -248,39 +252,39 @@ async def follow_kmsg(source: KmsgSource, *, time: clock.Clock) -> AsyncGenerato
                     await wait_readable(descriptor)
                 continue
             block = pending + block
-            *whole, pending = lines_of_interest(block, source.needles)
+            *whole, pending = select_lines(block, source.needles)
             for line in whole:
-                record = _read_kmsg_line(line, source, now=time.now())
+                record = _parse_kmsg_line(line, source, now=time.now())
                 if record is not None:
                     yield record
             pending = pending[-RECORD_BYTES:]
-            # A burst is always readable: without this nothing else would get its turn.
+            # During a burst the file is always readable: let other tasks run.
             await asyncio.sleep(0)
     finally:
         os.close(descriptor)
 
 
-def lines_of_interest(block: bytes, needles: tuple[bytes, ...]) -> list[bytes]:
-    """The lines of a block, the last of them unfinished; only that one if the block says nothing of interest."""
+def select_lines(block: bytes, needles: tuple[bytes, ...]) -> list[bytes]:
+    """The lines of a block, the last one incomplete; only the last one if the block contains no needle."""
     if needles and not any(needle in block for needle in needles):
         return [block[block.rfind(b"\n") + 1 :]]
     return block.split(b"\n")
 
 
-def _read_some(descriptor: int) -> bytes:
-    """What can be read at once, or nothing."""
+def _read_available(descriptor: int) -> bytes:
+    """Read what is available without waiting; empty if nothing is."""
     while True:
         try:
             return os.read(descriptor, RECORD_BYTES)
         except BlockingIOError:
             return b""
         except BrokenPipeError:
-            # The ring has overwritten the record we were at; the next read goes on behind the gap.
-            log.warning("Kernel records were overwritten before they could be read")
+            # The kernel has overwritten the next record; the next read continues after the gap.
+            log.warning("kernel records lost, overwritten before they were read")
 
 
 async def wait_readable(descriptor: int, seconds: float | None = None) -> bool:
-    """Wait until something can be read; False if the time is over before."""
+    """Wait until data can be read; False after a timeout."""
     loop = asyncio.get_running_loop()
     ready = asyncio.Event()
     loop.add_reader(descriptor, ready.set)
@@ -294,12 +298,12 @@ async def wait_readable(descriptor: int, seconds: float | None = None) -> bool:
     return True
 
 
-def _read_kmsg_line(line: bytes, source: KmsgSource, *, now: datetime) -> KernelRecord | None:
+def _parse_kmsg_line(line: bytes, source: KmsgSource, *, now: datetime) -> KernelRecord | None:
     # Continuation lines (` SUBSYSTEM=pci`) belong to the record before them and start with a space.
     record = kernel_log.read_record(line.decode("utf-8", "replace"))
-    if record is None or record.sequence <= source.after:
+    if record is None or record.sequence <= source.after_sequence:
         return None
-    if source.after < 0 and record.since_boot_us <= source.after_us:
+    if source.after_sequence < 0 and record.since_boot_us <= source.after_since_boot_us:
         return None
     age_seconds = max(0.0, source.monotonic() - record.since_boot_us / 1e6)
     at = now - timedelta(seconds=age_seconds)

@@ -1,8 +1,8 @@
-"""Up to where this machine's kernel log has been spooled, so that a restarted agent does not send it all again.
+"""Stores how far this node's kernel log was spooled, so that a restarted agent does not send it again.
 
-Each source has its own way to go on: /dev/kmsg a sequence number, journald a cursor, a file a place in it. The
-kernel's time since boot is kept beside it: it is the same in every source, so that an agent that is told to use
-another one goes on where the one before ended. A position of another boot is none.
+Each source has its own position: /dev/kmsg a sequence number, journald a cursor, a file an offset. The time since boot
+is stored with it, because it is the same in every source: an agent that is configured for another source continues
+there. A position of another boot is ignored.
 """
 
 from __future__ import annotations
@@ -17,53 +17,53 @@ from watchkeeper.kit import files
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
-    """The last record that was spooled; `mark` is the source's own word for where it stands."""
+class KernelLogPosition:
+    """The last record that was spooled; `cursor` is the source's own position after it."""
 
     source: str = ""
     sequence: int = -1
     since_boot_us: int = -1
-    mark: str = ""
+    cursor: str = ""
 
-    def of(self, source: str) -> Position:
-        """The position for this source: of another one only the time is worth something."""
-        return self if self.source == source else Position(source, since_boot_us=self.since_boot_us)
+    def for_source(self, source: str) -> KernelLogPosition:
+        """The position for `source`; the position of another source keeps only the time since boot."""
+        return self if self.source == source else KernelLogPosition(source, since_boot_us=self.since_boot_us)
 
 
 class PositionFile:
-    """The position on disk."""
+    """The file that stores the position."""
 
     def __init__(self, path: Path, boot: str) -> None:
         self._path = path
         self._boot = boot
 
-    def load(self) -> Position:
+    def load(self) -> KernelLogPosition:
         try:
-            kept = json.loads(self._path.read_bytes())
-            if kept["boot"] != self._boot:
-                return Position()
-            # Files of version 0.1 have the first two only.
-            return Position(
-                str(kept.get("source", "kmsg")),
-                int(kept["sequence"]),
-                int(kept.get("since_boot_us", -1)),
-                str(kept.get("mark", "")),
+            content = json.loads(self._path.read_bytes())
+            if content["boot"] != self._boot:
+                return KernelLogPosition()
+            # Files of version 0.1 have the boot and the sequence only.
+            return KernelLogPosition(
+                str(content.get("source", "kmsg")),
+                int(content["sequence"]),
+                int(content.get("since_boot_us", -1)),
+                str(content.get("mark", "")),
             )
         except (OSError, ValueError, KeyError, TypeError):
-            return Position()
+            return KernelLogPosition()
 
-    def save(self, position: Position) -> None:
+    def save(self, position: KernelLogPosition) -> None:
         plain = {"boot": self._boot, "source": position.source, "sequence": position.sequence}
-        plain |= {"since_boot_us": position.since_boot_us, "mark": position.mark}
-        # A position that is not written, or lost, costs a repeated push, which the hub recognises by its ids. So a disk
-        # that hangs is not waited for: it would keep the agent from telling of it.
+        plain |= {"since_boot_us": position.since_boot_us, "mark": position.cursor}
+        # If the position is lost, events are pushed again, and the hub recognises their ids. So the write is not
+        # synced: a disk that hangs must not stop the agent from reporting it.
         with suppress(OSError):
             files.write_atomically(self._path, json.dumps(plain).encode(), syncs=False)
 
 
-def sequence_of(micros: int, text: str) -> int:
-    """A number for a source that counts nothing: the same whenever and from wherever the line is read again.
+def build_sequence(microseconds: int, text: str) -> int:
+    """A stable number for a line of a source that does not number its lines.
 
-    Two lines of one microsecond differ in their text.
+    Lines of the same microsecond get different numbers if their texts differ.
     """
-    return micros * 1000 + zlib.crc32(text.encode("utf-8", "replace")) % 1000
+    return microseconds * 1000 + zlib.crc32(text.encode("utf-8", "replace")) % 1000

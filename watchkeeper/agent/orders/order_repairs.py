@@ -225,7 +225,7 @@ def _watts(gpu: GpuSample, name: str) -> float:
 
 
 def _slices(gpu: GpuSample) -> str:
-    return ", ".join(part.profile for part in gpu.slices) or "not sliced"
+    return ", ".join(part.profile for part in gpu.mig_instances) or "not sliced"
 
 
 def _listed(held: Sequence[order_gpus.GpuHolder]) -> str:

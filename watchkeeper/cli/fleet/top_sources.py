@@ -179,7 +179,7 @@ class LocalSource:
         for program in gpu.programs or ():
             facts = proc_programs.read(self._roots.proc, program.pid, self._users)
             known = facts or proc_programs.ProgramFacts(program.pid)
-            part = None if program.slice_id is None else str(program.slice_id)
+            part = None if program.instance_id is None else str(program.instance_id)
             names = {str(one.workload) for one in holdings if one.slice == part} - {known.command}
             workload = known.slurm_job or (", ".join(sorted(names)) if len(names) == 1 else "")
             yield ProgramLine(gpu.index, program.pid, known.user, known.command, workload, program.busy_percent)

@@ -101,7 +101,7 @@ def meant(
     slices = None if chosen is None else chosen.slices(named(gpu))
     if slices is None:
         return [(str(gpu.index), gpu.values if is_fresh else {})]
-    values = {part.id: part.values for part in gpu.slices if is_fresh}
+    values = {part.id: part.values for part in gpu.mig_instances if is_fresh}
     return [(f"{gpu.index}/{id}", values.get(id, {})) for id in sorted(slices)]
 
 

@@ -35,7 +35,7 @@ def choose(words: str | None, group: str | None) -> gpu_selectors.GpuSelection |
     if words is not None and group is not None:
         raise click.UsageError("-i and -g: either some GPUs or a group of them")
     if group is not None:
-        return gpu_groups.find_group(group, gpu_groups.user_file())
+        return gpu_groups.find_group(group, gpu_groups.find_user_file())
     if words is None:
         return None
     try:
@@ -45,7 +45,7 @@ def choose(words: str | None, group: str | None) -> gpu_selectors.GpuSelection |
 
 
 def named(gpu: GpuSample) -> gpu_selectors.SelectableGpu:
-    slices = {part.uuid: part.id for part in gpu.slices if part.uuid}
+    slices = {part.uuid: part.id for part in gpu.mig_instances if part.uuid}
     return gpu_selectors.SelectableGpu(
         gpu.index, gpu.identity["uuid"], fleet.normalise_pci(gpu.identity["pci"]), slices
     )

@@ -89,7 +89,7 @@ def group() -> None:
 @click.argument("gpus", nargs=-1, required=True, metavar="GPU…")
 def create(name: str, gpus: tuple[str, ...]) -> None:
     """Name some GPUs: indices, 0-3, UUIDs, PCI addresses, or 0/1 and MIG-… for slices."""
-    own = gpu_groups.user_file()
+    own = gpu_groups.find_user_file()
     own.create(name, gpus)
     click.echo(f"{name}: {' '.join(own.load()[name])}, kept in {own.path}")
 
@@ -98,7 +98,7 @@ def create(name: str, gpus: tuple[str, ...]) -> None:
 @as_json
 def list_groups(as_json: bool) -> None:
     """Show every group and its GPUs."""
-    known = gpu_groups.all_groups(gpu_groups.user_file())
+    known = gpu_groups.load_all_groups(gpu_groups.find_user_file())
     if as_json:
         print_json({"groups": known})
     elif known:
@@ -111,7 +111,7 @@ def list_groups(as_json: bool) -> None:
 @click.argument("name")
 def delete(name: str) -> None:
     """Forget a group."""
-    own = gpu_groups.user_file()
+    own = gpu_groups.find_user_file()
     if not own.delete(name):
         raise click.UsageError(f"there is no group {name[:70]} in {own.path}")
     click.echo(f"{name} is deleted.")
@@ -127,7 +127,7 @@ def rows(gpus: tuple[GpuSample, ...], devices: list[pci_sysfs.PciDevice]) -> lis
         errors = gpu.values.get("watchkeeper_gpu_nvlink_errors_total")
         links = len({part.partition(".")[0] for part in errors}) if isinstance(errors, Mapping) else None
         numa = None if device is None else device.numa_node
-        answers, slices = bool(gpu.values), {part.uuid: part.id for part in gpu.slices if part.uuid}
+        answers, slices = bool(gpu.values), {part.uuid: part.id for part in gpu.mig_instances if part.uuid}
         found.append(
             NodeGpuRow(pci, gpu.index, gpu.identity["uuid"], gpu.identity["model"], numa, links, answers, slices)
         )

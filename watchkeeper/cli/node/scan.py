@@ -139,8 +139,8 @@ def gather(
                 gpu.index,
                 fleet.normalise_pci(gpu.identity["pci"]),
                 gpu.values,
-                readings.grown(gpu.identity["uuid"]),
-                {part.uuid: part.id for part in gpu.slices if part.uuid},
+                readings.measure_increases(gpu.identity["uuid"]),
+                {part.uuid: part.id for part in gpu.mig_instances if part.uuid},
             )
             for gpu in readings.last.gpus
             if gpu.values

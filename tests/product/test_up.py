@@ -80,7 +80,7 @@ def test_a_data_directory_in_use_or_of_another_program_is_refused(product: Produ
     ("arguments", "problem"),
     [
         (["up", "--scenario", "nope"], "there is no scenario `nope`"),
-        (["up", "--host", "0.0.0.0"], "without tokens or users everyone who reaches this address would be admin"),
+        (["up", "--host", "0.0.0.0"], "without tokens or users, everyone who can connect to this address is admin"),
         (["hub", "--config", "no-such-file.toml"], "no-such-file.toml: the settings file cannot be read"),
         (["query", "up", "--hub", "http://127.0.0.1:9"], "no hub answers"),
         (["explain", "xid", "seventy"], "seventy"),

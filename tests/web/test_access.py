@@ -17,7 +17,7 @@ from tests.web.small_hub import SmallHub
 from watchkeeper.errors import SettingsError, StartRefused
 from watchkeeper.web.app import create_app
 from watchkeeper.web.auth import auth
-from watchkeeper.web.auth.auth import SATISFIED_BY, Auth, Role
+from watchkeeper.web.auth.auth import ROLES_WITH_ACCESS, Auth, Role
 from watchkeeper.web.auth.auth_reload import AuthFiles
 
 NOW = datetime(2026, 1, 31, 9, tzinfo=UTC)
@@ -55,11 +55,11 @@ def test_a_route_opens_to_its_roles_and_to_nobody_else(
     assert guarded.ask(filled, method=method, body=body).status == 401
     for caller, secret in SECRETS.items():
         status = guarded.ask(filled, method=method, body=body, headers={"Authorization": f"Bearer {secret}"}).status
-        assert (status in TURNED_AWAY) == (caller not in SATISFIED_BY[role]), f"{caller} at {filled}: {status}"
+        assert (status in TURNED_AWAY) == (caller not in ROLES_WITH_ACCESS[role]), f"{caller} at {filled}: {status}"
 
 
 def test_an_agent_may_push_what_it_knows_fetch_its_orders_and_nothing_else() -> None:
-    opened = {(method, path) for method, path, role in all_rows() if role and Role.AGENT in SATISFIED_BY[role]}
+    opened = {(method, path) for method, path, role in all_rows() if role and Role.AGENT in ROLES_WITH_ACCESS[role]}
     assert opened == {
         *(("POST", path) for path in ("/api/events", "/api/nodes", "/api/v1/write", "/api/orders/{id}/receipt")),
         # Alertmanager's webhook, for a token that is not bound to a node.
@@ -100,7 +100,7 @@ def test_signing_in_sets_a_cookie_that_scripts_cannot_read(guarded: Site) -> Non
 def test_a_session_ends_with_its_time_and_with_its_token() -> None:
     token = TOKENS.tokens[0]
     cookies = {auth.COOKIE: TOKENS.make_session(token, now=NOW)}
-    late = NOW + auth.SESSION + timedelta(seconds=1)
+    late = NOW + auth.SESSION_LIFETIME + timedelta(seconds=1)
     assert TOKENS.caller({}, cookies, now=NOW) is not None
     assert TOKENS.caller({}, cookies, now=late) is None
     assert Auth(TOKENS.tokens[1:]).caller({}, cookies, now=NOW) is None
@@ -142,7 +142,7 @@ def test_only_loopback_may_be_listened_on_without_tokens(host: str, allowed: boo
     if allowed:
         auth.check_listen(host, Auth())
     else:
-        with pytest.raises(StartRefused, match="everyone who reaches this address would be admin"):
+        with pytest.raises(StartRefused, match="everyone who can connect to this address is admin"):
             auth.check_listen(host, Auth())
 
 
@@ -163,7 +163,7 @@ def test_tokens_that_everyone_on_the_machine_may_read_are_said(
     path.write_text(f"# people\nann admin {'a' * 32}\nbob viewer sha256:{hashlib.sha256(b'x').hexdigest()}\n")
     path.chmod(mode)
     AuthFiles(tokens_file=path).load()
-    assert ("Everyone on this machine may read tokens" in caplog.text) is is_said
+    assert ("token file is world-readable" in caplog.text) is is_said
     path.write_text(f"bob viewer sha256:{hashlib.sha256(b'x').hexdigest()}\n")
     caplog.clear()
     AuthFiles(tokens_file=path).load()

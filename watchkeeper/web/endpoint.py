@@ -158,7 +158,7 @@ def parse_whole_number(text: str, *, max_digits: int = 12) -> int | None:
 def check_node(caller: Caller, *nodes: str | None) -> None:
     """Raise 403 unless the caller's token allows all these nodes; None means data that belongs to no node."""
     for node in nodes:
-        if not caller.may_speak_for(node):
+        if not caller.may_report_for(node):
             subject = "no single node" if node is None else node[:100]
             raise HTTPException(
                 403, f"token {caller.name} is only valid for nodes {caller.nodes}; this request is for {subject}"

@@ -23,9 +23,9 @@ from watchkeeper.errors import HubError, InvalidTransition, JournalConflict, Wat
 from watchkeeper.kit import api_version
 from watchkeeper.kit.logs import fields
 from watchkeeper.web import pages
-from watchkeeper.web.auth.auth import COOKIE, Caller, Proof, Role, is_own_page, names_loopback
+from watchkeeper.web.auth.auth import COOKIE, Caller, Proof, Role, is_loopback_host, is_same_origin
 from watchkeeper.web.auth.auth_reload import AuthFiles
-from watchkeeper.web.auth.proxy import VOUCHED, Proxy
+from watchkeeper.web.auth.proxy import PROXY_USER_KEY, Proxy
 from watchkeeper.web.endpoint import Endpoint, RequestHandler, compress_response, error_response
 from watchkeeper.web.shedding import LoadShedder
 
@@ -59,8 +59,10 @@ class Gate:
         self._shedding = LoadShedder(runtime.metrics, is_evaluating)
 
     def find_caller(self, connection: HTTPConnection) -> Caller | None:
-        now, vouched = self._clock.now(), connection.scope.get(VOUCHED)
-        caller = self._auth_files.current(now).caller(connection.headers, connection.cookies, now=now, vouched=vouched)
+        now, proxy_user = self._clock.now(), connection.scope.get(PROXY_USER_KEY)
+        caller = self._auth_files.current(now).caller(
+            connection.headers, connection.cookies, now=now, proxy_user=proxy_user
+        )
         if (
             caller is not None
             and caller.proof is Proof.COOKIE
@@ -73,7 +75,9 @@ class Gate:
         """Whether a WebSocket may connect; browsers do not restrict its origin, so it is checked even for reads."""
         caller = self.find_caller(socket)
         is_browser = "origin" in socket.headers or "sec-fetch-site" in socket.headers
-        return caller is not None and caller.may(role) and (not is_browser or is_own_page("GET", socket.headers))
+        return (
+            caller is not None and caller.has_role(role) and (not is_browser or is_same_origin("GET", socket.headers))
+        )
 
     def build_application(
         self,
@@ -117,9 +121,9 @@ class Gate:
         caller = self.find_caller(request)
         if caller is None:
             raise HTTPException(401, "login required: send a bearer token, or sign in", {"WWW-Authenticate": "Bearer"})
-        if not caller.may(endpoint.role):
+        if not caller.has_role(endpoint.role):
             raise HTTPException(403, f"{caller.name} has the role {caller.role}; this needs the role {endpoint.role}")
-        if endpoint.changes and caller.proof is not Proof.BEARER and not is_own_page(request.method, request.headers):
+        if endpoint.changes and caller.proof is not Proof.BEARER and not is_same_origin(request.method, request.headers):
             raise HTTPException(
                 403, "this request does not come from the console. Send JSON and no Origin of another site"
             )
@@ -145,7 +149,7 @@ class SecurityMiddleware:
                 message["headers"] += RESPONSE_HEADERS
             await send(message)
 
-        if self._needs_loopback_name and not names_loopback(HTTPConnection(scope).headers.get("host", "")):
+        if self._needs_loopback_name and not is_loopback_host(HTTPConnection(scope).headers.get("host", "")):
             await self._refuse(scope, receive, send_with_headers)
         else:
             await self._app(scope, receive, send_with_headers)

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from watchkeeper.hub.runtime import Runtime
 from watchkeeper.kit.logs import fields
 from watchkeeper.web.auth import users
-from watchkeeper.web.auth.auth import COOKIE, SESSION, Token, User, is_own_page
+from watchkeeper.web.auth.auth import COOKIE, SESSION_LIFETIME, Token, User, is_same_origin
 from watchkeeper.web.auth.auth_reload import AuthFiles
 from watchkeeper.web.auth.login_limit import LoginLimit
 from watchkeeper.web.endpoint import Endpoint, ok_response, read_body
@@ -47,7 +47,7 @@ class LoginApi:
         self._attempts_counter = runtime.metrics.counter("watchkeeper_hub_logins_total", "Login attempts, by result")
 
     async def login(self, request: Request) -> Response:
-        if not is_own_page(request.method, request.headers):
+        if not is_same_origin(request.method, request.headers):
             raise HTTPException(403, "login is only allowed from the console of this hub")
         attempt = await _read(request)
         account = await self._authenticate(attempt, request.client.host if request.client else "")
@@ -56,7 +56,7 @@ class LoginApi:
         answer.set_cookie(
             COOKIE,
             self._auth_files.current(now).make_session(account, now=now),
-            max_age=int(SESSION.total_seconds()),
+            max_age=int(SESSION_LIFETIME.total_seconds()),
             secure=request.url.scheme == "https",
             httponly=True,
             samesite="strict",
@@ -107,7 +107,7 @@ class LoginApi:
         return user if is_correct else None
 
     async def logout(self, request: Request) -> Response:
-        if not is_own_page(request.method, request.headers):
+        if not is_same_origin(request.method, request.headers):
             raise HTTPException(403, "logout is only allowed from the console of this hub")
         if (cookie := request.cookies.get(COOKIE)) and self._auth_files.current(self._clock.now()).caller(
             {}, {COOKIE: cookie}, now=self._clock.now()

@@ -1,4 +1,4 @@
-"""A trusted proxy in front: whose word is believed about the name, the address and the scheme."""
+"""A trusted proxy in front of the hub: only its headers set the user, the address and the scheme."""
 
 from __future__ import annotations
 
@@ -25,19 +25,23 @@ def behind(peer: str, *headers: tuple[str, str], trusted: proxy.Proxy = PROXY) -
     return scope
 
 
-def test_only_a_listed_proxy_is_believed() -> None:
-    said = ((HEADER, "ann"), ("X-Forwarded-Proto", "https"), ("X-Forwarded-For", "192.0.2.7"))
-    believed, stranger = behind("10.9.8.7", *said), behind("192.0.2.1", *said)
-    assert (believed[proxy.VOUCHED], believed["scheme"], believed["client"][0]) == ("ann", "https", "192.0.2.7")
-    assert (stranger.get(proxy.VOUCHED), stranger["scheme"], stranger["client"][0]) == (None, "http", "192.0.2.1")
-    assert behind("::ffff:10.0.0.1", *said)["scheme"] == "https"
+def test_only_a_listed_proxy_is_trusted() -> None:
+    headers = ((HEADER, "ann"), ("X-Forwarded-Proto", "https"), ("X-Forwarded-For", "192.0.2.7"))
+    believed, untrusted = behind("10.9.8.7", *headers), behind("192.0.2.1", *headers)
+    assert (believed[proxy.PROXY_USER_KEY], believed["scheme"], believed["client"][0]) == ("ann", "https", "192.0.2.7")
+    assert (untrusted.get(proxy.PROXY_USER_KEY), untrusted["scheme"], untrusted["client"][0]) == (
+        None,
+        "http",
+        "192.0.2.1",
+    )
+    assert behind("::ffff:10.0.0.1", *headers)["scheme"] == "https"
 
 
-def test_the_client_is_the_last_stranger_of_the_chain_and_two_names_are_nobody() -> None:
+def test_the_client_is_the_last_untrusted_address_and_two_names_are_ignored() -> None:
     chain = ("X-Forwarded-For", "203.0.113.9, 192.0.2.7, 10.1.1.1")
     assert behind("10.0.0.1", chain)["client"][0] == "192.0.2.7"
     assert behind("10.0.0.1", ("X-Forwarded-For", "rubbish"))["client"][0] == "10.0.0.1"
-    assert proxy.VOUCHED not in behind("10.0.0.1", (HEADER, "ann"), (HEADER, "root"))
+    assert proxy.PROXY_USER_KEY not in behind("10.0.0.1", (HEADER, "ann"), (HEADER, "root"))
 
 
 @pytest.fixture(params=[None, Role.VIEWER])
@@ -47,7 +51,7 @@ def site(request: pytest.FixtureRequest) -> Iterator[tuple[Site, Role | None]]:
         yield running, request.param
 
 
-def test_people_get_the_role_of_the_file_and_others_that_of_the_settings_or_none(
+def test_a_listed_user_gets_the_role_of_the_file_and_another_that_of_the_settings_or_none(
     site: tuple[Site, Role | None],
 ) -> None:
     running, newcomer = site
@@ -60,7 +64,7 @@ def test_people_get_the_role_of_the_file_and_others_that_of_the_settings_or_none
     assert running.ask("/api/whoami", headers=passed).json["name"] == "ann"
 
 
-def test_a_name_from_the_proxy_needs_our_own_page_to_change_something(site: tuple[Site, Role | None]) -> None:
+def test_a_proxy_user_may_change_something_only_from_the_same_origin(site: tuple[Site, Role | None]) -> None:
     running, _ = site
     foreign = {HEADER: "ann", "Origin": "https://evil.example"}
     assert running.ask("/api/silences", method="POST", body={}, headers=foreign).status == 403

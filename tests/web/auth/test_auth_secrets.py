@@ -1,4 +1,4 @@
-"""A secret in every place that takes one, and then a search for them in all that a hub says."""
+"""Plant a secret in every setting that takes one, then search for them in all outputs of a hub."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HARMLESS = {
     "hub.tls_cert_file",
     "hub.tls_client_ca_file",
 }
-# Files that a hub reads before it listens; each has a story of its own below or in test_auth_tls.
+# Files that a hub reads before it listens; each has its own test below or in test_auth_tls.
 STOPS_THE_START = {"journal.url_file", "query.client_key_file", "hub.tls_key_file"}
 PLANTED = {
     "hub.tokens": "ann admin {0}\n",
@@ -67,12 +67,12 @@ def test_every_setting_that_names_a_file_is_planted_or_known_to_be_harmless() ->
 
 
 def plant(folder: Path) -> str:
-    """Write every secret and the settings that name them; what excludes one another goes by turns."""
+    """Write every secret and the settings that name them; settings that exclude each other take turns."""
     for key, text in PLANTED.items():
         path = folder / key
         path.touch(mode=0o600)
         path.write_text((text or "").format(secret_of(key)))
-    users.write(folder / "hub.users", [User("ann", Role.ADMIN, users.hash_password(PASSWORD))])
+    users.write_users(folder / "hub.users", [User("ann", Role.ADMIN, users.hash_password(PASSWORD))])
     for name in ("apprise", "hook"):
         (folder / name).write_text(f"json://127.0.0.1:1/{secret_of(name)}\n" if name == "apprise" else secret_of(name))
     (folder / "notify.routes").write_text(
@@ -129,23 +129,23 @@ def by_password(text: str) -> str:
 
 
 @pytest.fixture(params=["tokens", "passwords"])
-def said(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, bytes]:
-    """Everything that a hub with planted secrets says: its answers, its evidence and its log."""
+def outputs(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, bytes]:
+    """All outputs of a hub with planted secrets: its answers, its evidence and its log."""
     text = plant(tmp_path)
     (tmp_path / "hub.toml").write_text(text if request.param == "tokens" else by_password(text))
     port = servers.free_port()
     url, log = f"http://127.0.0.1:{port}", tmp_path / "hub.log"
     line = [*WATCHKEEPER, "hub", "--config", str(tmp_path / "hub.toml"), "--port", str(port), "--log-json"]
     with servers.running(line, ready_url=f"{url}/-/ready", log=log) as server:
-        heard = {
+        outputs_by_source = {
             "push": ask(f"{url}/api/events", EVENT),
             "wrong": ask(f"{url}/api/login", b'{"token": "planted-wrong"}'),
         }
         await_that(lambda: len(re.findall(rb"notify_failures_total.* [1-9]", ask(f"{url}/metrics"))) == 2)
         for path in readable():
-            heard[path] = ask(f"{url}{path}")
-        heard["command line"] = Path(f"/proc/{server.pid}/cmdline").read_bytes()
-    return heard | {"log": log.read_bytes()}
+            outputs_by_source[path] = ask(f"{url}{path}")
+        outputs_by_source["command line"] = Path(f"/proc/{server.pid}/cmdline").read_bytes()
+    return outputs_by_source | {"log": log.read_bytes()}
 
 
 def readable() -> list[str]:
@@ -166,17 +166,17 @@ def ask(url: str, body: bytes | None = None) -> bytes:
 
 
 @pytest.mark.slow
-def test_no_secret_is_in_an_answer_in_the_evidence_in_the_log_or_on_the_command_line(said: dict[str, bytes]) -> None:
-    found = [(where, word) for where, text in said.items() for word in re.findall(rb"planted-[a-z-]+", text)]
-    assert found == []
-    assert b"$argon2" not in b"".join(said.values())
+def test_no_secret_is_in_an_answer_in_the_evidence_in_the_log_or_on_the_command_line(outputs: dict[str, bytes]) -> None:
+    leaks = [(where, word) for where, text in outputs.items() for word in re.findall(rb"planted-[a-z-]+", text)]
+    assert leaks == []
+    assert b"$argon2" not in b"".join(outputs.values())
     # The search means something only if the hub has tried to use them.
-    assert b"slurm" in said["log"]
-    assert b"127.0.0.1:1" in said["/api/status"]
+    assert b"slurm" in outputs["log"]
+    assert b"127.0.0.1:1" in outputs["/api/status"]
 
 
 @pytest.mark.slow
-def test_a_database_that_cannot_be_reached_is_said_without_its_password(tmp_path: Path) -> None:
+def test_an_unreachable_database_is_reported_without_its_password(tmp_path: Path) -> None:
     (tmp_path / "url").write_text(f"postgresql://ann:{secret_of('journal.url_file')}@127.0.0.1:1/db")
     (tmp_path / "hub.toml").write_text('[hub]\ndata = "kept"\nport = 0\n[journal]\nurl_file = "url"\n')
     done = command("hub", "--config", str(tmp_path / "hub.toml"))

@@ -1,4 +1,4 @@
-"""TLS of the hub on a real socket: certificates anew without a restart, and clients that must show their own."""
+"""TLS of the hub on a real socket: certificates reload without a restart, and clients need their own."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from watchkeeper.web.auth.tls import Certificates
 
 
 def make(folder: Path, name: str) -> tuple[Path, Path]:
-    """A certificate for 127.0.0.1 that vouches for itself, and its key."""
+    """A self-signed certificate for 127.0.0.1, and its key."""
     if shutil.which("openssl") is None:
         pytest.skip("openssl is needed to make a certificate")
     cert, key = folder / f"{name}.pem", folder / f"{name}.key"
@@ -82,20 +82,20 @@ def test_a_renewed_certificate_is_used_without_a_restart(
     assert "certificate is not trusted" in ask(site, pairs["first"][0], pairs["client"])
 
 
-def test_a_client_without_a_certificate_that_is_vouched_for_gets_no_answer(
+def test_a_client_without_a_certificate_of_the_ca_gets_no_answer(
     hub: tuple[Site, Certificates], folder: Path, pairs: dict[str, tuple[Path, Path]]
 ) -> None:
     site, certificates = hub
     assert "no hub answers" in ask(site, pairs["first"][0], None)
     assert "no hub answers" in ask(site, pairs["first"][0], pairs["stranger"])
-    # The authority is read again as well: who is no longer vouched for is out.
+    # The CA is reloaded as well: clients of the previous CA are refused.
     shutil.copy(pairs["stranger"][0], folder / "ca.pem")
     assert certificates.refresh()
     assert ask(site, pairs["first"][0], pairs["stranger"]) == "True"
     assert "no hub answers" in ask(site, pairs["first"][0], pairs["client"])
 
 
-def test_files_that_cannot_be_used_leave_the_earlier_certificate_in_force(
+def test_invalid_files_leave_the_previous_certificate_in_use(
     hub: tuple[Site, Certificates],
     folder: Path,
     pairs: dict[str, tuple[Path, Path]],
@@ -105,7 +105,7 @@ def test_files_that_cannot_be_used_leave_the_earlier_certificate_in_force(
     shutil.copy(pairs["second"][0], folder / "hub.pem")
     assert not certificates.refresh()
     assert not certificates.refresh()
-    assert caplog.text.count("the earlier one holds") == 1
+    assert caplog.text.count("the previous one stays in use") == 1
     assert ask(site, pairs["first"][0], pairs["client"]) == "True"
 
 

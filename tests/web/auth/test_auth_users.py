@@ -1,4 +1,4 @@
-"""People with passwords: the file, the sign-in, its limit, and what ends a session."""
+"""Users with passwords: the file, the login, its limit, and what ends a session."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from watchkeeper.errors import SettingsError, StartRefused
 from watchkeeper.kit.clock import ManualClock
 from watchkeeper.web.auth import auth, users
 from watchkeeper.web.auth.auth_reload import AuthFiles
-from watchkeeper.web.auth.login_limit import FREE_BY_NAME, MOST_KEYS, LoginLimit, network_of
+from watchkeeper.web.auth.login_limit import FREE_ATTEMPTS_BY_NAME, MAX_KEYS, LoginLimit, network_of
 
 NOW = datetime(2026, 1, 31, 9, tzinfo=UTC)
 PASSWORD = "correct horse battery"
@@ -39,9 +39,9 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def site(file: Path) -> Iterator[Site]:
-    doors = AuthFiles(auth.Auth(requires_login=True), users_file=file)
-    doors.load()
-    with serving(SmallHub(clock=ManualClock(NOW)), doors) as running:
+    auth_files = AuthFiles(auth.Auth(requires_login=True), users_file=file)
+    auth_files.load()
+    with serving(SmallHub(clock=ManualClock(NOW)), auth_files) as running:
         yield running
 
 
@@ -70,10 +70,10 @@ def test_the_file_is_for_its_owner_and_holds_no_password(file: Path) -> None:
     ]
 
 
-def test_people_are_added_once_with_a_long_password_and_a_name_that_a_cookie_can_hold(file: Path) -> None:
+def test_a_user_is_added_once_with_a_long_password_and_a_name_that_a_cookie_can_hold(file: Path) -> None:
     assert "ann is there already" in run("add", "ann", "--file", str(file))[1]
-    code, said = run("add", "bob", "--file", str(file), password="short")
-    assert (code, "5 characters, 12 to 1024 are allowed" in said) == (2, True)
+    code, output = run("add", "bob", "--file", str(file), password="short")
+    assert (code, "5 characters, 12 to 1024 are allowed" in output) == (2, True)
     assert run("add", "a b", "--file", str(file))[0] == 2
     assert "there is no bob" in run("remove", "bob", "--file", str(file))[1]
     assert [user.name for user in users.load_users(file)] == ["ann"]
@@ -81,7 +81,7 @@ def test_people_are_added_once_with_a_long_password_and_a_name_that_a_cookie_can
 
 @pytest.mark.parametrize(
     ("text", "problem"),
-    [("ann admin secret\n", "not one of argon2"), ("ann agent -\n", "agents have tokens"), ("ann\n", "expected")],
+    [("ann admin secret\n", "not an argon2 hash"), ("ann agent -\n", "agents have tokens"), ("ann\n", "expected")],
 )
 def test_a_wrong_file_names_its_line(tmp_path: Path, text: str, problem: str) -> None:
     path = tmp_path / "users"
@@ -98,9 +98,9 @@ def test_a_file_that_others_may_read_is_refused(file: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_person_signs_in_by_password_and_the_cookie_carries_the_role(site: Site) -> None:
+def test_a_user_logs_in_with_a_password_and_the_cookie_has_the_role(site: Site) -> None:
     assert sign_in(site, password="wrong").json["error"] == "wrong name or password"
-    assert sign_in(site, name="nobody").json["error"] == "wrong name or password"
+    assert sign_in(site, name="eve").json["error"] == "wrong name or password"
     reply = sign_in(site)
     cookie = reply.headers["set-cookie"]
     assert {"HttpOnly", "SameSite=strict"} <= {part.strip() for part in cookie.split(";")}
@@ -108,7 +108,7 @@ def test_a_person_signs_in_by_password_and_the_cookie_carries_the_role(site: Sit
     assert whoami(site, cookie).json == {"ok": True, "name": "ann", "role": "admin", "needs_sign_in": True}
 
 
-def test_signing_out_ends_the_session_itself_and_no_other(site: Site) -> None:
+def test_a_logout_ends_its_own_session_only(site: Site) -> None:
     here, there = sign_in(site).headers["set-cookie"], sign_in(site).headers["set-cookie"]
     page = {"Origin": site.url, "Host": f"127.0.0.1:{site.port}", "Cookie": here.split(";")[0]}
     assert site.ask("/api/logout", method="POST", body={}, headers=page).status == 200
@@ -118,34 +118,32 @@ def test_signing_out_ends_the_session_itself_and_no_other(site: Site) -> None:
 @pytest.mark.parametrize("change", [("passwd", "ann"), ("remove", "ann")])
 def test_a_new_password_and_a_removal_end_sessions_while_the_hub_runs(file: Path, change: tuple[str, str]) -> None:
     time = ManualClock(NOW)
-    doors = AuthFiles(auth.Auth(requires_login=True), users_file=file)
-    doors.load()
-    cookie = doors.access.make_session(doors.access.users[0], now=NOW)
-    assert doors.current(time.now()).caller({}, {auth.COOKIE: cookie}, now=NOW) is not None
+    auth_files = AuthFiles(auth.Auth(requires_login=True), users_file=file)
+    auth_files.load()
+    cookie = auth_files.access.make_session(auth_files.access.users[0], now=NOW)
+    assert auth_files.current(time.now()).caller({}, {auth.COOKIE: cookie}, now=NOW) is not None
     assert run(*change, "--file", str(file), password="another good one")[0] == 0
-    access = doors.current(NOW + timedelta(seconds=2))
+    access = auth_files.current(NOW + timedelta(seconds=2))
     assert access.caller({}, {auth.COOKIE: cookie}, now=NOW) is None
     assert not access.is_open
 
 
 def test_a_file_that_breaks_while_the_hub_runs_changes_nothing(file: Path, caplog: pytest.LogCaptureFixture) -> None:
-    doors = AuthFiles(auth.Auth(requires_login=True), users_file=file)
-    doors.load()
+    auth_files = AuthFiles(auth.Auth(requires_login=True), users_file=file)
+    auth_files.load()
     file.write_text("rubbish\n")
-    assert [user.name for user in doors.current(NOW).users] == ["ann"]
-    assert "the earlier ones hold" in caplog.text
+    assert [user.name for user in auth_files.current(NOW).users] == ["ann"]
+    assert "the previous rules stay active" in caplog.text
     file.unlink()
-    assert [user.name for user in doors.current(NOW + timedelta(seconds=2)).users] == ["ann"]
+    assert [user.name for user in auth_files.current(NOW + timedelta(seconds=2)).users] == ["ann"]
 
 
-def test_sessions_survive_a_restart_by_the_hubs_own_key_and_the_file_alone_makes_none(
-    file: Path, tmp_path: Path
-) -> None:
+def test_sessions_survive_a_restart_with_the_same_key_only(file: Path, tmp_path: Path) -> None:
     def started(key: str) -> AuthFiles:
-        doors = AuthFiles(auth.Auth(requires_login=True), users_file=file)
-        doors.load()
-        doors.load_session_key(tmp_path / key)
-        return doors
+        auth_files = AuthFiles(auth.Auth(requires_login=True), users_file=file)
+        auth_files.load()
+        auth_files.load_session_key(tmp_path / key)
+        return auth_files
 
     first = started("key").access
     cookies = {auth.COOKIE: first.make_session(first.users[0], now=NOW)}
@@ -157,9 +155,9 @@ def test_sessions_survive_a_restart_by_the_hubs_own_key_and_the_file_alone_makes
         started("short")
 
 
-def test_after_a_few_failures_a_name_must_wait_and_is_told_how_long(site: Site) -> None:
-    replies = [sign_in(site, password="wrong") for _ in range(FREE_BY_NAME + 1)]
-    assert [reply.status for reply in replies] == [401] * FREE_BY_NAME + [429]
+def test_after_a_few_failures_a_name_must_wait_and_the_reply_says_how_long(site: Site) -> None:
+    replies = [sign_in(site, password="wrong") for _ in range(FREE_ATTEMPTS_BY_NAME + 1)]
+    assert [reply.status for reply in replies] == [401] * FREE_ATTEMPTS_BY_NAME + [429]
     assert replies[-1].headers["retry-after"] == "1"
     assert replies[-1].json["error"] == "too many failed logins. Try again in 1 s"
     assert sign_in(site).status == 429
@@ -176,9 +174,11 @@ def test_waits_double_up_to_a_minute_for_a_name_and_are_forgotten_after_a_quarte
     assert limit.start_attempt("10.0.0.1", "ann", now=now + timedelta(minutes=16)) == 0
 
 
-def test_nobody_waits_for_the_time_that_a_clock_showed_before_it_was_put_back() -> None:
+def test_an_attempt_counted_before_the_clock_was_set_back_is_ignored() -> None:
     limit = LoginLimit()
-    tries = [limit.start_attempt("10.0.0.1", "ann", now=NOW + timedelta(hours=3)) for _ in range(FREE_BY_NAME + 1)]
+    tries = [
+        limit.start_attempt("10.0.0.1", "ann", now=NOW + timedelta(hours=3)) for _ in range(FREE_ATTEMPTS_BY_NAME + 1)
+    ]
     assert tries[-1] == 1
     assert limit.start_attempt("10.0.0.1", "ann", now=NOW) == 0
     assert limit.start_attempt("10.0.0.1", "ann", now=NOW) > 0
@@ -196,9 +196,9 @@ def test_an_address_that_tries_many_names_waits_too_and_success_with_one_does_no
 
 def test_the_counts_are_bounded() -> None:
     limit = LoginLimit()
-    for number in range(MOST_KEYS + 500):
+    for number in range(MAX_KEYS + 500):
         limit.start_attempt(f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}", f"name-{number}", now=NOW)
-    assert len(limit) == 2 * MOST_KEYS
+    assert len(limit) == 2 * MAX_KEYS
 
 
 def test_an_unknown_user_name_is_not_logged(site: Site, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,4 +1,4 @@
-"""A walk through the whole table of endpoints: what changes something is guarded, whoever comes and however."""
+"""A walk through the whole table of endpoints: every change needs the right role, for every kind of caller."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.web.running import Site, serving
 from tests.web.small_hub import SmallHub
 from watchkeeper.web.app import create_app
 from watchkeeper.web.auth import auth, proxy
-from watchkeeper.web.auth.auth import SATISFIED_BY, Role
+from watchkeeper.web.auth.auth import ROLES_WITH_ACCESS, Role
 from watchkeeper.web.auth.auth_reload import AuthFiles
 from watchkeeper.web.endpoint import Endpoint
 
@@ -27,7 +27,7 @@ def token(name: str, role: Role, nodes: str | None = None) -> auth.Token:
 
 
 ACCESS = auth.Auth((*(token(role, role) for role in Role), token("bound", Role.AGENT, "gpu-r01-*")))
-# Open on purpose: what lets somebody in or out, what a load balancer asks, and the console's own files.
+# Open on purpose: login and logout, the probes of a load balancer, and the console's own files.
 OPEN_TO_ALL = {"/api/login", "/api/logout", "/-/healthy", "/-/ready"}
 
 
@@ -57,8 +57,8 @@ def filled(path: str) -> str:
 
 
 def cookie_of(site: Site, name: str) -> dict[str, str]:
-    holder = next(each for each in ACCESS.tokens if each.name == name)
-    value = ACCESS.make_session(holder, now=site.hub.clock.now())
+    own_token = next(each for each in ACCESS.tokens if each.name == name)
+    value = ACCESS.make_session(own_token, now=site.hub.clock.now())
     return {"Cookie": f"{auth.COOKIE}={value}", "Origin": site.url}
 
 
@@ -74,16 +74,16 @@ def test_what_changes_something_is_guarded_and_what_is_open_is_listed() -> None:
 
 
 @pytest.mark.parametrize(("method", "path", "role"), rows(changing=True))
-def test_a_cookie_of_a_lower_or_foreign_role_opens_nothing_that_changes_something(
-    site: Site, method: str, path: str, role: Role
-) -> None:
+def test_a_cookie_of_a_lower_or_other_role_may_change_nothing(site: Site, method: str, path: str, role: Role) -> None:
     for name in Role:
         status = site.ask(filled(path), method=method, body={}, headers=cookie_of(site, name)).status
-        assert (status in {401, 403}) == (name not in SATISFIED_BY[role]), f"{name} at {path}: {status}"
+        assert (status in {401, 403}) == (name not in ROLES_WITH_ACCESS[role]), f"{name} at {path}: {status}"
 
 
 @pytest.mark.parametrize(("method", "path", "role"), rows(changing=True))
-def test_an_admins_cookie_from_another_sites_page_opens_nothing(site: Site, method: str, path: str, role: Role) -> None:
+def test_an_admins_cookie_from_a_page_of_another_site_is_refused(
+    site: Site, method: str, path: str, role: Role
+) -> None:
     row = next(each for each in table() if each.path == path and method in each.methods)
     foreign = cookie_of(site, "admin") | {"Origin": "https://evil.example"}
     status = site.ask(filled(path), method=method, body={}, headers=foreign).status
@@ -100,13 +100,13 @@ def test_an_admins_cookie_from_another_sites_page_opens_nothing(site: Site, meth
         ("/api/v1/write", b""),
     ],
 )
-def test_an_agent_bound_to_some_nodes_speaks_for_no_others(site: Site, path: str, body: object) -> None:
+def test_an_agent_bound_to_nodes_may_not_report_for_others(site: Site, path: str, body: object) -> None:
     bound = {"Authorization": f"Bearer {SECRETS['bound']}"}
     reply = site.ask(path, method="POST", body=body, headers=bound)
     assert reply.status == 403, reply.body
 
 
-def test_headers_of_a_proxy_mean_nothing_unless_it_is_listed(site: Site) -> None:
+def test_headers_of_an_unlisted_proxy_are_ignored(site: Site) -> None:
     forged = {"X-Forwarded-User": "ann", "X-Auth-Request-User": "ann"}
     assert site.ask("/api/status", headers=forged).status == 401
 
@@ -117,6 +117,6 @@ def test_a_session_of_a_removed_role_is_looked_up_anew() -> None:
     before = auth.Auth(users=(person,))
     cookies = {auth.COOKIE: before.make_session(person, now=now)}
     lowered = auth.Auth(users=(auth.User("ann", Role.VIEWER, "$argon2id$x"),), key=before.key)
-    found = lowered.caller({}, cookies, now=now)
-    assert found is not None
-    assert found.role is Role.VIEWER
+    caller = lowered.caller({}, cookies, now=now)
+    assert caller is not None
+    assert caller.role is Role.VIEWER

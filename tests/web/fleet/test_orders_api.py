@@ -209,7 +209,7 @@ def test_a_bound_token_speaks_for_its_nodes_only(tmp_path: Path) -> None:
             assert site.ask(path, method="POST", body=receipt, headers=headers).status == 403
 
 
-def test_a_token_line_may_bind_an_agent_and_nobody_else(tmp_path: Path) -> None:
+def test_a_token_line_may_bind_only_an_agent_to_nodes(tmp_path: Path) -> None:
     path = tmp_path / "tokens"
     path.write_text(f"n1 agent {SECRET} node=gpu-*\nall agent {SECRET}2\n")
     assert [token.nodes for token in auth.load_tokens(path).tokens] == ["gpu-*", None]
@@ -219,6 +219,6 @@ def test_a_token_line_may_bind_an_agent_and_nobody_else(tmp_path: Path) -> None:
     assert [
         words in problem
         for problem, words in zip(
-            raised.value.problems, ("only an agent", "needs a node", "expected `name role"), strict=True
+            raised.value.problems, ("only the token of an agent", "needs a node name", "expected `name role"), strict=True
         )
     ] == [True] * 3

@@ -57,7 +57,7 @@ def add(name: str, role: str, no_password: bool, path: Path | None, config_file:
     if any(user.name == name for user in known):
         raise SettingsError(f"{name} is there already", where=str(file), remedy="`passwd` changes the password")
     hash = None if no_password else users.hash_password(_password())
-    users.write(file, [*known, auth.User(name, auth.Role(role), hash)])
+    users.write_users(file, [*known, auth.User(name, auth.Role(role), hash)])
     click.echo(f"{name} is {role} in {file}. The hub reads it where [hub] users names it.")
 
 
@@ -84,7 +84,7 @@ def remove(name: str, path: Path | None, config_file: Path | None) -> None:
     file = chosen(path, config_file)
     known = users.load_users(file)
     _find(known, name, file)
-    users.write(file, [user for user in known if user.name != name])
+    users.write_users(file, [user for user in known if user.name != name])
     click.echo(f"{name} is removed from {file}.")
 
 
@@ -97,7 +97,7 @@ def passwd(name: str, path: Path | None, config_file: Path | None) -> None:
     known = users.load_users(file)
     _find(known, name, file)
     hash = users.hash_password(_password())
-    users.write(file, [replace(user, hash=hash) if user.name == name else user for user in known])
+    users.write_users(file, [replace(user, hash=hash) if user.name == name else user for user in known])
     click.echo(f"{name} has a new password.")
 
 

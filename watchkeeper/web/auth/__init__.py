@@ -1,4 +1,4 @@
 """Authentication and authorization of the HTTP API: tokens, users, sessions, proxies, TLS.
 
-Comes in: a request. Goes out: who asks and what they may do, or a refusal. Never here: what an endpoint answers.
+In: a request. Out: the caller and its role, or a refusal. Never here: what an endpoint answers.
 """

@@ -1,11 +1,11 @@
-"""Who is asking, and what may they do.
+"""Authenticate requests: who calls the API, and with which role.
 
-Four roles: viewer < operator < admin, and agent, which may push events and samples and nothing else. With tokens,
-users or a trusted proxy, a request carries a bearer token, the cookie that signing in set, or the name that the proxy
-vouches for. With none of them the hub only listens on loopback and every local request is admin; because any web
-page can talk to loopback, the Host header must then be a loopback name (against DNS rebinding). A request that
-changes something and is authorised by where it comes from, not by a bearer token, must come from our own page
-(against cross-site requests). `doors` reads the files again when they change, `sign_in` lets people in.
+Four roles: viewer < operator < admin, and agent, which may only push events and samples. With tokens, users or a
+trusted proxy, a request carries a bearer token, the cookie of a login, or the user name that the proxy adds. Without
+any of them the hub listens on loopback only and every local request is admin; because any web page can send requests
+to loopback, the Host header must then be a loopback name (against DNS rebinding). A request that changes something
+without a bearer token must come from the console's origin (against cross-site requests). `auth_reload` reads the files
+again when they change, `login` starts and ends sessions.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from watchkeeper.errors import SettingsError, StartRefused, error_reason
 from watchkeeper.net.addresses import is_loopback
 
 COOKIE = "watchkeeper"
-SESSION = timedelta(hours=12)
-HASHED = "sha256:"
-BOUND = "node="
-# Digits of a time in seconds, until the year 33658.
-LONGEST_TIME = 12
+SESSION_LIFETIME = timedelta(hours=12)
+HASH_PREFIX = "sha256:"
+NODE_PREFIX = "node="
+# Digits of Unix seconds, enough until the year 33658.
+MAX_TIME_DIGITS = 12
 KEY_BYTES = 32
-# 128 bits in hexadecimal: enough that a fast hash without salt cannot be searched.
-SHORTEST_TOKEN = 32
+# 128 bits in hexadecimal: too many to search, even with a fast hash without salt.
+MIN_TOKEN_LENGTH = 32
 
 
-# A browser sends these content types to another site only after asking it (CORS preflight), which we never grant.
-NEEDS_ASKING = frozenset({"application/json", "application/x-protobuf"})
+# A browser sends these content types to another site only after a CORS preflight, which the hub never grants.
+PREFLIGHTED_TYPES = frozenset({"application/json", "application/x-protobuf"})
 
 
 class Role(StrEnum):
@@ -48,9 +48,9 @@ class Role(StrEnum):
     AGENT = "agent"
 
 
-# Which roles satisfy a route's demand. An agent's token lies on every GPU node, so it writes events and samples
-# and reads nothing.
-SATISFIED_BY: Mapping[Role, frozenset[Role]] = {
+# The roles that may use an endpoint of a role. An agent's token is stored on every GPU node, so it may write events
+# and samples and read nothing.
+ROLES_WITH_ACCESS: Mapping[Role, frozenset[Role]] = {
     Role.VIEWER: frozenset({Role.VIEWER, Role.OPERATOR, Role.ADMIN}),
     Role.OPERATOR: frozenset({Role.OPERATOR, Role.ADMIN}),
     Role.ADMIN: frozenset({Role.ADMIN}),
@@ -59,7 +59,7 @@ SATISFIED_BY: Mapping[Role, frozenset[Role]] = {
 
 
 class Proof(StrEnum):
-    """What authorised a request; only a bearer token cannot be sent by a stranger's page."""
+    """What authenticated a request; a page of another site can send all of these except a bearer token."""
 
     BEARER = "bearer"
     COOKIE = "cookie"
@@ -69,24 +69,24 @@ class Proof(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """`nodes` is the pattern of the nodes it may speak for; None: all of them."""
+    """Who sends a request; `nodes` is the pattern of nodes it may report for, None for all."""
 
     name: str
     role: Role
     proof: Proof
     nodes: str | None = None
 
-    def may(self, role: Role) -> bool:
-        return self.role in SATISFIED_BY[role]
+    def has_role(self, role: Role) -> bool:
+        return self.role in ROLES_WITH_ACCESS[role]
 
-    def may_speak_for(self, node: str | None) -> bool:
-        """What is about no node at all is nobody's whose token is bound to some."""
+    def may_report_for(self, node: str | None) -> bool:
+        """Whether the caller may report for a node; None is no node in particular, which a bound token may not."""
         return self.nodes is None or (node is not None and fnmatchcase(node, self.nodes))
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A name, a role, the SHA-256 of the secret (which itself is not kept), and the nodes that an agent is bound to."""
+    """A token of the token file; `digest` is the SHA-256 of its secret, `nodes` binds an agent to these nodes."""
 
     name: str
     role: Role
@@ -96,7 +96,7 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """A person: the argon2 hash of the password, or None for one who only comes through a trusted proxy."""
+    """A person; `hash` is the argon2 hash of the password, None for a user who logs in through a trusted proxy only."""
 
     name: str
     role: Role
@@ -109,10 +109,10 @@ class User:
 
 @dataclass(frozen=True, slots=True)
 class Auth:
-    """The access rules of one hub; where `is_open`, that is loopback only.
+    """The access rules of one hub; if `is_open`, every request is admin, and the hub listens on loopback only.
 
-    `is_guarded` keeps a hub shut whose last user or token was taken away while it runs. `newcomer` is the role of
-    whoever a trusted proxy names and no user file knows; None lets only those in whom it knows.
+    `requires_login` keeps a hub closed after its last user or token is removed while it runs. `unknown_user_role` is
+    the role of users of a trusted proxy that the user file does not list; None refuses them.
     """
 
     tokens: tuple[Token, ...] = ()
@@ -126,148 +126,150 @@ class Auth:
         return not (self.tokens or self.users or self.requires_login)
 
     def caller(
-        self, headers: Mapping[str, str], cookies: Mapping[str, str], *, now: datetime, vouched: str | None = None
+        self, headers: Mapping[str, str], cookies: Mapping[str, str], *, now: datetime, proxy_user: str | None = None
     ) -> Caller | None:
         """Who sends a request with these headers, or None if it proves nothing; `vouched` is a trusted proxy's word."""
         if self.is_open:
             return Caller("local", Role.ADMIN, Proof.LOOPBACK)
-        scheme, _, secret = headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and ((token := self.find_token(secret.strip())) is not None or vouched is None):
+        scheme, _, bearer_secret = headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer" and (
+            (token := self.find_token(bearer_secret.strip())) is not None or proxy_user is None
+        ):
             return None if token is None else Caller(token.name, token.role, Proof.BEARER, token.nodes)
-        if vouched is not None:
-            role = next((user.role for user in self.users if user.name == vouched), self.unknown_user_role)
-            return None if role is None else Caller(vouched, role, Proof.PROXY)
-        holder = self._of_session(cookies.get(COOKIE, ""), now)
-        if holder is None:
+        if proxy_user is not None:
+            role = next((user.role for user in self.users if user.name == proxy_user), self.unknown_user_role)
+            return None if role is None else Caller(proxy_user, role, Proof.PROXY)
+        account = self._find_session_account(cookies.get(COOKIE, ""), now)
+        if account is None:
             return None
-        return Caller(holder.name, holder.role, Proof.COOKIE, holder.nodes if isinstance(holder, Token) else None)
+        return Caller(account.name, account.role, Proof.COOKIE, account.nodes if isinstance(account, Token) else None)
 
     def find_token(self, secret: str) -> Token | None:
-        """The token with this secret; every one is compared, so the time tells nothing."""
+        """The token with this secret; all are compared, so that the response time reveals nothing."""
         digest = hashlib.sha256(secret.encode()).digest()
         matching = [token for token in self.tokens if hmac.compare_digest(token.digest, digest)]
         return matching[0] if matching else None
 
-    def make_session(self, holder: Token | User, *, now: datetime) -> str:
-        """A cookie value that expires, survives a restart, and dies with its token or password."""
-        until = int((now + SESSION).timestamp())
-        body = f"{_kind(holder)}.{holder.name}.{secrets.token_hex(8)}.{until}"
-        return f"{body}.{self._seal(holder, body)}"
+    def make_session(self, account: Token | User, *, now: datetime) -> str:
+        """A cookie value that expires, survives a restart, and becomes invalid with its token or password."""
+        until = int((now + SESSION_LIFETIME).timestamp())
+        body = f"{_kind(account)}.{account.name}.{secrets.token_hex(8)}.{until}"
+        return f"{body}.{self._sign(account, body)}"
 
-    def _of_session(self, cookie: str, now: datetime) -> Token | User | None:
-        body, _, seal = cookie.rpartition(".")
-        opening, _, until = body.rpartition(".")
-        kind, _, name = opening.rpartition(".")[0].partition(".")
-        # A cookie is a stranger's text: only what could have come from `session` is looked at.
-        if not cookie.isascii() or not until.isdigit() or len(until) > LONGEST_TIME or int(until) <= now.timestamp():
+    def _find_session_account(self, cookie: str, now: datetime) -> Token | User | None:
+        body, _, signature = cookie.rpartition(".")
+        account_and_nonce, _, until = body.rpartition(".")
+        kind, _, name = account_and_nonce.rpartition(".")[0].partition(".")
+        # A cookie is untrusted text: anything that `make_session` cannot have written is refused first.
+        if not cookie.isascii() or not until.isdigit() or len(until) > MAX_TIME_DIGITS or int(until) <= now.timestamp():
             return None
-        holders: tuple[Token | User, ...] = (*self.tokens, *self.users)
-        for holder in holders:
-            known = (_kind(holder), holder.name)
-            if known == (kind, name) and hmac.compare_digest(self._seal(holder, body), seal):
-                return holder
+        accounts: tuple[Token | User, ...] = (*self.tokens, *self.users)
+        for account in accounts:
+            is_named = (_kind(account), account.name) == (kind, name)
+            if is_named and hmac.compare_digest(self._sign(account, body), signature):
+                return account
         return None
 
-    def _seal(self, holder: Token | User, body: str) -> str:
-        """Needs the hub's own key too: whoever reads hashes in a file of tokens or users cannot make a session."""
-        return hmac.new(self.key, holder.digest + body.encode(), hashlib.sha256).hexdigest()
+    def _sign(self, account: Token | User, body: str) -> str:
+        """Sign with the hub's key too: hashes from a token or user file are not enough to make a session."""
+        return hmac.new(self.key, account.digest + body.encode(), hashlib.sha256).hexdigest()
 
 
-def _kind(holder: Token | User) -> str:
-    return "t" if isinstance(holder, Token) else "u"
+def _kind(account: Token | User) -> str:
+    return "t" if isinstance(account, Token) else "u"
 
 
 def load_tokens(path: Path) -> Auth:
     """Read a token file; each line is `name role secret`, where secret is the token or `sha256:` and its hash.
 
-    The line of an agent may end with `node=PATTERN`, such as `node=gpu-r01-*`: it speaks for these nodes only.
+    The line of an agent may end with `node=PATTERN`, such as `node=gpu-r01-*`: it may report for these nodes only.
     """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"the token file cannot be read: {error_reason(error)}", where=str(path)) from error
+        raise SettingsError(f"reading the token file failed: {error_reason(error)}", where=str(path)) from error
     tokens, problems = [], []
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         try:
-            tokens.append(_parse(line))
+            tokens.append(_parse_token(line))
         except ValueError as error:
             problems.append(f"line {number}: {error}")
     names = [token.name for token in tokens]
-    problems += [f"the name {name} is used twice" for name in sorted({n for n in names if names.count(n) > 1})]
+    problems += [f"duplicate name {name}" for name in sorted({n for n in names if names.count(n) > 1})]
     if not tokens and not problems:
-        problems.append("there is no token in it")
+        problems.append("the file contains no token")
     if problems:
-        raise SettingsError("the token file cannot be used", problems=tuple(problems), where=str(path))
+        raise SettingsError("invalid token file", problems=tuple(problems), where=str(path))
     return Auth(tuple(tokens))
 
 
-def is_readable_by_all(path: Path) -> bool:
-    """True if everyone on this machine may read a token, and not only its hash."""
+def exposes_secrets(path: Path) -> bool:
+    """Whether every user of this machine can read a token of the file, not only its hash."""
     lines = (
         line.split() for line in path.read_text(encoding="utf-8").splitlines() if not line.lstrip().startswith("#")
     )
     return bool(path.stat().st_mode & stat.S_IROTH) and any(
-        len(parts) > 2 and not parts[2].startswith(HASHED) for parts in lines
+        len(parts) > 2 and not parts[2].startswith(HASH_PREFIX) for parts in lines
     )
 
 
-def _parse(line: str) -> Token:
+def _parse_token(line: str) -> Token:
     *parts, last = line.split()
-    if not last.startswith(BOUND):
-        return _parse_secret([*parts, last])
-    token, pattern = _parse_secret(parts), last.removeprefix(BOUND)
+    if not last.startswith(NODE_PREFIX):
+        return _parse_unbound_token([*parts, last])
+    token, pattern = _parse_unbound_token(parts), last.removeprefix(NODE_PREFIX)
     if token.role is not Role.AGENT:
-        raise ValueError(f"only an agent's token is bound with `{BOUND}`, this one is {token.role}")
+        raise ValueError(f"only the token of an agent may have `{NODE_PREFIX}`, this token has the role {token.role}")
     if not pattern:
-        raise ValueError(f"`{BOUND}` needs a node's name or a pattern such as gpu-*")
+        raise ValueError(f"`{NODE_PREFIX}` needs a node name or a pattern such as gpu-*")
     return replace(token, nodes=pattern)
 
 
-def _parse_secret(parts: list[str]) -> Token:
+def _parse_unbound_token(parts: list[str]) -> Token:
     if len(parts) != 3:
-        raise ValueError("expected `name role secret`, and `node=PATTERN` where an agent is bound to its node")
+        raise ValueError("expected `name role secret`, and `node=PATTERN` for an agent that is bound to nodes")
     name, role, secret = parts
     if role not in set(Role):
-        raise ValueError(f"role {role} is not one of {', '.join(Role)}")
-    if secret.startswith(HASHED):
-        digest = bytes.fromhex(secret.removeprefix(HASHED))
+        raise ValueError(f"unknown role {role}; roles are {', '.join(Role)}")
+    if secret.startswith(HASH_PREFIX):
+        digest = bytes.fromhex(secret.removeprefix(HASH_PREFIX))
         if len(digest) != hashlib.sha256().digest_size:
-            raise ValueError(f"the hash has {len(digest)} bytes, SHA-256 has 32")
+            raise ValueError(f"the hash has {len(digest)} bytes, a SHA-256 hash has 32")
         return Token(name, Role(role), digest)
-    if len(secret) < SHORTEST_TOKEN:
+    if len(secret) < MIN_TOKEN_LENGTH:
         raise ValueError(
-            f"the token has {len(secret)} characters, at least {SHORTEST_TOKEN} are needed; "
-            f"this one was just drawn: {secrets.token_hex(SHORTEST_TOKEN // 2)}"
+            f"the token has {len(secret)} characters, at least {MIN_TOKEN_LENGTH} are required; "
+            f"use this random one: {secrets.token_hex(MIN_TOKEN_LENGTH // 2)}"
         )
     return Token(name, Role(role), hashlib.sha256(secret.encode()).digest())
 
 
 def check_listen(host: str, auth: Auth) -> None:
-    """Refuse to show a hub without tokens to the network."""
+    """Refuse to listen on a network address without tokens, users or a proxy."""
     if auth.is_open and not is_loopback(host):
         raise StartRefused(
-            "without tokens or users everyone who reaches this address would be admin",
+            "without tokens or users, everyone who can connect to this address is admin",
             where=f"listen address {host}",
-            remedy="Listen on 127.0.0.1, or name a token file with --tokens or [hub] tokens, or users with [hub] users",
+            remedy="Listen on 127.0.0.1, or set a token file (--tokens or [hub] tokens) or a user file ([hub] users)",
         )
 
 
 @functools.lru_cache(maxsize=16)
-def names_loopback(host_header: str) -> bool:
-    """True if a Host header names this machine by a loopback name, with or without a port."""
+def is_loopback_host(host_header: str) -> bool:
+    """Whether a Host header is a loopback name or address, with or without a port."""
     try:
         return is_loopback(urlsplit(f"//{host_header}").hostname or "")
     except ValueError:
         return False
 
 
-def is_own_page(method: str, headers: Mapping[str, str]) -> bool:
-    """True unless another site's page may have sent this request.
+def is_same_origin(method: str, headers: Mapping[str, str]) -> bool:
+    """Whether a page of another site cannot have sent this request.
 
-    A browser says so in Sec-Fetch-Site or Origin. A program sends neither; it is let through when it uses a
-    JSON or protobuf body or a method other than POST, which a page of another site cannot do without asking first.
+    A browser sends Sec-Fetch-Site or Origin. A program sends neither; it is accepted if it uses a JSON or protobuf body
+    or a method other than POST, which a page of another site cannot send without a CORS preflight.
     """
     site = headers.get("sec-fetch-site")
     if site is not None:
@@ -275,4 +277,4 @@ def is_own_page(method: str, headers: Mapping[str, str]) -> bool:
     origin = headers.get("origin")
     if origin is not None:
         return origin != "null" and urlsplit(origin).netloc.lower() == headers.get("host", "").lower()
-    return method != "POST" or headers.get("content-type", "").split(";")[0].strip() in NEEDS_ASKING
+    return method != "POST" or headers.get("content-type", "").split(";")[0].strip() in PREFLIGHTED_TYPES

@@ -1,7 +1,7 @@
-"""How often somebody may try to sign in: each failure beyond a few doubles the wait, by address and by name.
+"""Limit login attempts: after a few failures, each further failure doubles the wait, by address and by name.
 
-`sign_in` asks `begin` before it looks at a password, which counts the try at once, so that many tries at the same
-moment are many; and `succeed` afterwards. Nothing here grows beyond its bound: the oldest counts are forgotten.
+`login` calls `start_attempt` before it checks a password, which counts the attempt at once, so that concurrent attempts
+are counted too; and `record_success` afterwards. The number of counts is limited: the oldest are dropped.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-MOST_KEYS = 10_000
-# A count is forgotten when nothing failed for so long.
-FORGOTTEN = timedelta(minutes=15)
-# People mistype; several people may share an address behind a NAT.
-FREE_BY_NAME, FREE_BY_ADDRESS = 5, 20
-# By name the wait stays short: anybody who knows a name could otherwise keep its owner out.
-LONGEST_BY_NAME, LONGEST_BY_ADDRESS = timedelta(minutes=1), timedelta(minutes=15)
+MAX_KEYS = 10_000
+# A count is dropped after this time without a failure.
+FORGET_AFTER = timedelta(minutes=15)
+# Users mistype, and several users can share an address behind a NAT.
+FREE_ATTEMPTS_BY_NAME, FREE_ATTEMPTS_BY_ADDRESS = 5, 20
+# By name the wait stays short: otherwise anyone who knows a name could lock its owner out.
+MAX_WAIT_BY_NAME, MAX_WAIT_BY_ADDRESS = timedelta(minutes=1), timedelta(minutes=15)
 
 
 @dataclass(slots=True)
 class AttemptCount:
-    """Tries in a row that failed or have not ended, and from when another one is let through."""
+    """Consecutive attempts that failed or have not ended; the next one is allowed at `blocked_until`."""
 
-    tries: int
-    last: datetime
-    until: datetime
+    attempts: int
+    last_at: datetime
+    blocked_until: datetime
 
 
 class LoginLimit:
@@ -36,32 +36,34 @@ class LoginLimit:
         self._by_address: OrderedDict[str, AttemptCount] = OrderedDict()
 
     def start_attempt(self, address: str, name: str, *, now: datetime) -> int:
-        """Seconds to wait before the next try, or 0: then this try is counted."""
+        """Seconds to wait before the next attempt, or 0 if this attempt is allowed; then it is counted."""
         network = network_of(address)
         waits = [
-            (count.until - now).total_seconds()
+            (count.blocked_until - now).total_seconds()
             for count in (self._by_name.get(name), self._by_address.get(network))
-            # A try in the future was counted by a clock that was put back since: nobody waits for that.
-            if count is not None and count.last <= now
+            # An attempt in the future was counted before the clock was set back: it is ignored.
+            if count is not None and count.last_at <= now
         ]
-        if (longest := max(waits, default=0.0)) > 0:
-            return math.ceil(longest)
-        _count(self._by_name, name, now=now, free=FREE_BY_NAME, longest=LONGEST_BY_NAME)
-        _count(self._by_address, network, now=now, free=FREE_BY_ADDRESS, longest=LONGEST_BY_ADDRESS)
+        if (wait_seconds := max(waits, default=0.0)) > 0:
+            return math.ceil(wait_seconds)
+        _count_attempt(self._by_name, name, now=now, free_attempts=FREE_ATTEMPTS_BY_NAME, max_wait=MAX_WAIT_BY_NAME)
+        _count_attempt(
+            self._by_address, network, now=now, free_attempts=FREE_ATTEMPTS_BY_ADDRESS, max_wait=MAX_WAIT_BY_ADDRESS
+        )
         return 0
 
     def record_success(self, address: str, name: str) -> None:
-        """Forget the failures of a name, and one try of the address: other names may be tried from there as well."""
+        """Clear the count of the name, and only one attempt of the address, which may try other names as well."""
         self._by_name.pop(name, None)
         if (count := self._by_address.get(network_of(address))) is not None:
-            count.tries -= 1
+            count.attempts -= 1
 
     def __len__(self) -> int:
         return len(self._by_name) + len(self._by_address)
 
 
 def network_of(address: str) -> str:
-    """An IPv4 address itself, the /64 of an IPv6 address: whoever has one of these has all of them."""
+    """An IPv4 address itself, or the /64 of an IPv6 address, because one client can use all of a /64."""
     try:
         ip = ipaddress.ip_address(address)
     except ValueError:
@@ -69,11 +71,14 @@ def network_of(address: str) -> str:
     return str(ip) if ip.version == 4 else str(ipaddress.ip_network((ip, 64), strict=False))
 
 
-def _count(counts: OrderedDict[str, AttemptCount], key: str, *, now: datetime, free: int, longest: timedelta) -> None:
-    known = counts.pop(key, None)
-    tries = 1 if known is None or now - known.last > FORGOTTEN else known.tries + 1
-    # Capped before it is a time: two to the power of a long attack is longer than any calendar.
-    wait = timedelta() if tries < free else min(longest, timedelta(seconds=2 ** min(tries - free, 20)))
-    counts[key] = AttemptCount(tries, now, now + wait)
-    while len(counts) > MOST_KEYS:
+def _count_attempt(
+    counts: OrderedDict[str, AttemptCount], key: str, *, now: datetime, free_attempts: int, max_wait: timedelta
+) -> None:
+    previous = counts.pop(key, None)
+    attempts = 1 if previous is None or now - previous.last_at > FORGET_AFTER else previous.attempts + 1
+    # Limited, because a long attack would overflow timedelta.
+    exponent = min(attempts - free_attempts, 20)
+    wait = timedelta() if exponent < 0 else min(max_wait, timedelta(seconds=2**exponent))
+    counts[key] = AttemptCount(attempts, now, now + wait)
+    while len(counts) > MAX_KEYS:
         counts.popitem(last=False)

@@ -1,7 +1,7 @@
-"""A proxy in front of the hub that is believed: who signed in with it, from where, and over TLS or not.
+"""Read the user, client address and scheme that a trusted proxy in front of the hub adds to requests.
 
-Only a connection that comes from a listed address is believed; from everybody else the same headers mean nothing.
-`gate.OuterGate` calls `behind` once for each request, before anything else looks at it.
+Only connections from a listed address are trusted; the same headers from any other address are ignored.
+`gate.OuterGate` calls `apply_headers` first for each request.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
-# Where `behind` leaves the name that the proxy vouches for.
-VOUCHED = "watchkeeper.vouched"
-LONGEST_NAME = 256
-SECURE = {"http": "https", "ws": "wss"}
+# The key of the request scope where `apply_headers` stores the user that the proxy names.
+PROXY_USER_KEY = "watchkeeper.proxy_user"
+MAX_NAME_LENGTH = 256
+TLS_SCHEMES = {"http": "https", "ws": "wss"}
 
 
 @dataclass(frozen=True, slots=True)
 class Proxy:
-    """`header` names who signed in with the proxy; None: the proxy only forwards."""
+    """The addresses that are trusted; `header` has the user who logged in at the proxy, None if it only forwards."""
 
     networks: tuple[Network, ...] = ()
     header: str | None = None
@@ -34,28 +34,28 @@ class Proxy:
             peer = ipaddress.ip_address(address)
         except ValueError:
             return False
-        # An IPv4 client of a socket that speaks both is shown as ::ffff:10.0.0.5.
+        # A dual-stack socket shows an IPv4 client as ::ffff:10.0.0.5.
         peer = getattr(peer, "ipv4_mapped", None) or peer
         return any(peer in network for network in self.networks)
 
     def apply_headers(self, scope: Scope) -> None:
-        """Put the real client, its scheme and its name into a request that came through this proxy."""
+        """Set the client address, scheme and user of a request that came through this proxy."""
         client = scope.get("client")
         if client is None or not self.trusts(client[0]):
             return
         headers = Headers(scope=scope)
         if self.header is not None:
             names = headers.getlist(self.header)
-            # Two names: one of them was sent by the client.
-            if len(names) == 1 and 0 < len(names[0]) <= LONGEST_NAME and names[0].isprintable():
-                scope[VOUCHED] = names[0]
+            # With two names, the client sent one of them.
+            if len(names) == 1 and 0 < len(names[0]) <= MAX_NAME_LENGTH and names[0].isprintable():
+                scope[PROXY_USER_KEY] = names[0]
         if headers.get("x-forwarded-proto", "").lower() == "https":
-            scope["scheme"] = SECURE.get(scope["scheme"], scope["scheme"])
+            scope["scheme"] = TLS_SCHEMES.get(scope["scheme"], scope["scheme"])
         chain = [part.strip() for line in headers.getlist("x-forwarded-for") for part in line.split(",")]
-        # Each proxy adds whom it saw at the end; what stands before the last stranger is the stranger's own text.
-        stranger = next((part for part in reversed(chain) if not self.trusts(part)), None)
-        if stranger is not None and _is_address(stranger):
-            scope["client"] = (stranger, 0)
+        # Each proxy appends the address of its peer; anything before the last untrusted address is untrusted text.
+        client_address = next((part for part in reversed(chain) if not self.trusts(part)), None)
+        if client_address is not None and _is_address(client_address):
+            scope["client"] = (client_address, 0)
 
 
 def _is_address(text: str) -> bool:

@@ -1,8 +1,7 @@
-"""TLS for the hub: its certificate, whose clients it speaks to, and both anew when their files change.
+"""Load the hub's TLS certificate and the CA of its clients, and reload them when their files change.
 
-`server.serve` takes the context and calls `refresh` every few seconds. Each handshake gets the newest files that could
-be used; connections that are open stay as they are. Files that cannot be used are said in the log once, and the
-earlier ones hold.
+`server.serve` uses the context and calls `refresh` every few seconds. Each handshake uses the newest valid files; open
+connections do not change. Invalid files are logged once, and the previous certificate stays in use.
 """
 
 from __future__ import annotations
@@ -21,37 +20,37 @@ REFRESH_SECONDS = 5.0
 
 
 class Certificates:
-    """`client_ca` is who vouches for clients; with it, nobody without a certificate gets as far as a request."""
+    """The hub's TLS context; with `client_ca`, only clients with a certificate of this CA can connect."""
 
     def __init__(self, certificate: Path, key: Path | None = None, *, client_ca: Path | None = None) -> None:
         self._files = (certificate, key, client_ca)
-        self._seen = self._state()
-        self._newest = self._made()
-        self.context = self._made()
-        # OpenSSL takes the certificate and the trusted authorities from the context that is set here.
-        self.context.sni_callback = self._choose
+        self._loaded_stamps = self._read_stamps()
+        self._current = self._build_context()
+        self.context = self._build_context()
+        # OpenSSL uses the certificate and the trusted CAs of the context that the callback sets.
+        self.context.sni_callback = self._use_current
 
-    def _choose(self, wire: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:  # noqa: ARG002
-        wire.context = self._newest
+    def _use_current(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:  # noqa: ARG002
+        connection.context = self._current
 
     def refresh(self) -> bool:
-        """Read the files again if they have changed; True if what they hold is in use now."""
-        state = self._state()
-        if state == self._seen:
+        """Reload the files if they changed; True if a new certificate is in use now."""
+        stamps = self._read_stamps()
+        if stamps == self._loaded_stamps:
             return False
-        self._seen = state
+        self._loaded_stamps = stamps
         try:
-            self._newest = self._made()
+            self._current = self._build_context()
         except StartRefused as error:
-            log.error("A changed certificate cannot be used; the earlier one holds", extra=logs.fields(error=error))
+            log.error("certificate reload failed, the previous one stays in use", extra=logs.fields(error=error))
             return False
-        log.info("The certificate was read again")
+        log.info("certificate reloaded")
         return True
 
-    def _state(self) -> tuple[files.FileStamp | None, ...]:
+    def _read_stamps(self) -> tuple[files.FileStamp | None, ...]:
         return tuple(files.read_stamp(path) for path in self._files if path is not None)
 
-    def _made(self) -> ssl.SSLContext:
+    def _build_context(self) -> ssl.SSLContext:
         certificate, key, client_ca = self._files
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -63,16 +62,16 @@ class Certificates:
         except (OSError, ssl.SSLError) as error:
             problem = getattr(error, "reason", None) or error.strerror or str(error)
             raise StartRefused(
-                f"the certificate, its key or the clients' authority cannot be used: {problem}",
+                f"loading the certificate, its key or the client CA failed: {problem}",
                 where=", ".join(str(path) for path in self._files if path is not None),
-                remedy="Each is a PEM file that this user may read, and the key belongs to the certificate",
+                remedy="Check that each is a readable PEM file and that the key belongs to the certificate",
             ) from error
         return context
 
 
-def from_settings(chosen: settings.HubSettings) -> Certificates | None:
-    if chosen.tls_cert_file is None:
+def from_settings(hub_settings: settings.HubSettings) -> Certificates | None:
+    if hub_settings.tls_cert_file is None:
         return None
-    key = Path(chosen.tls_key_file) if chosen.tls_key_file else None
-    client_ca = Path(chosen.tls_client_ca_file) if chosen.tls_client_ca_file else None
-    return Certificates(Path(chosen.tls_cert_file), key, client_ca=client_ca)
+    key = Path(hub_settings.tls_key_file) if hub_settings.tls_key_file else None
+    client_ca = Path(hub_settings.tls_client_ca_file) if hub_settings.tls_client_ca_file else None
+    return Certificates(Path(hub_settings.tls_cert_file), key, client_ca=client_ca)

@@ -1,8 +1,8 @@
-"""People with passwords: a file of `name role hash` lines, written by `watchkeeper users` and read by the hub.
+"""Read and write the user file: lines of `name role hash`, written by `watchkeeper users` and read by the hub.
 
-Passwords are kept as argon2id hashes (RFC 9106) and nowhere else. `-` stands for the hash of somebody who only comes
-through a trusted proxy. `doors` reads the file, `sign_in` asks `matches`, which takes tens of milliseconds and 64 MiB
-on purpose and is called in a thread.
+Passwords are stored only as argon2id hashes (RFC 9106). The hash is `-` for a user who logs in through a trusted proxy
+only. `auth_reload` reads the file. `login` calls `password_matches` in a thread: it takes tens of milliseconds and
+64 MiB on purpose.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from watchkeeper.kit import files
 from watchkeeper.web.auth.auth import Role, User
 
 NO_PASSWORD = "-"  # noqa: S105
-# NIST SP 800-63B asks for 8 at the least, and for 15 where the password is all there is.
-SHORTEST_PASSWORD = 12
-LONGEST_PASSWORD = 1024
-LONGEST_NAME = 64
-HEAD = "# Written by `watchkeeper users`: name, role, argon2 hash of the password or - for people behind a proxy.\n"
+# NIST SP 800-63B requires at least 8, and 15 if the password is the only factor.
+MIN_PASSWORD_LENGTH = 12
+MAX_PASSWORD_LENGTH = 1024
+MAX_NAME_LENGTH = 64
+FILE_HEADER = (
+    "# Written by `watchkeeper users`: name, role, argon2 hash of the password, or - for users behind a proxy.\n"
+)
 
 
 def hash_password(password: str) -> str:
@@ -32,46 +34,55 @@ def hash_password(password: str) -> str:
 
 
 def password_matches(user: User | None, password: str) -> bool:
-    """Whether this is the user's password; takes as long for a user that there is not."""
+    """Whether this is the user's password; takes the same time for an unknown user."""
     import argon2
 
     try:
-        argon2.PasswordHasher().verify((user.hash if user else None) or _nobody(), password)
+        argon2.PasswordHasher().verify((user.hash if user else None) or _dummy_hash(), password)
     except (argon2.exceptions.VerificationError, argon2.exceptions.InvalidHashError):
         return False
     return user is not None and user.hash is not None
 
 
 @cache
-def _nobody() -> str:
+def _dummy_hash() -> str:
     return hash_password(secrets.token_hex(16))
 
 
 def check_name(name: str) -> None:
-    """ValueError unless this can be a user's name in the file, in a cookie and in the audit."""
-    if not 0 < len(name) <= LONGEST_NAME or not name.isascii() or not name.isprintable() or set(name) & set(' #;,"\\'):
-        raise ValueError(f'a name has 1 to {LONGEST_NAME} visible ASCII characters without spaces or any of #;,"\\')
+    """Raise ValueError unless the name is valid in the file, in a cookie and in the audit log."""
+    if (
+        not 0 < len(name) <= MAX_NAME_LENGTH
+        or not name.isascii()
+        or not name.isprintable()
+        or set(name) & set(' #;,"\\')
+    ):
+        raise ValueError(
+            f'a name needs 1 to {MAX_NAME_LENGTH} visible ASCII characters, without spaces or any of #;,"\\'
+        )
 
 
 def check_password(password: str) -> None:
-    if not SHORTEST_PASSWORD <= len(password) <= LONGEST_PASSWORD:
-        allowed = f"{SHORTEST_PASSWORD} to {LONGEST_PASSWORD}"
+    if not MIN_PASSWORD_LENGTH <= len(password) <= MAX_PASSWORD_LENGTH:
+        allowed = f"{MIN_PASSWORD_LENGTH} to {MAX_PASSWORD_LENGTH}"
         raise ValueError(f"the password has {len(password)} characters, {allowed} are allowed")
 
 
 def load_users(path: Path) -> tuple[User, ...]:
-    """The users of a file, which may be none; SettingsError names every line that cannot be used."""
+    """The users of a file, which may be empty; SettingsError lists every invalid line."""
     try:
         mode = path.stat().st_mode
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        remedy = f"`watchkeeper users add NAME --role admin --file {path}` makes one"
+        remedy = f"Create it with `watchkeeper users add NAME --role admin --file {path}`"
         raise SettingsError(
-            f"the file of users cannot be read: {error_reason(error)}", where=str(path), remedy=remedy
+            f"reading the user file failed: {error_reason(error)}", where=str(path), remedy=remedy
         ) from error
     if mode & (stat.S_IRWXO | stat.S_IWGRP):
         raise SettingsError(
-            f"others may use the file of users (mode {stat.S_IMODE(mode):04o})", where=str(path), remedy="chmod 600 it"
+            f"the user file is accessible to others (mode {stat.S_IMODE(mode):04o})",
+            where=str(path),
+            remedy=f"chmod 600 {path}",
         )
     users, problems = [], []
     for number, line in enumerate(text.splitlines(), 1):
@@ -81,9 +92,9 @@ def load_users(path: Path) -> tuple[User, ...]:
             except ValueError as error:
                 problems.append(f"line {number}: {error}")
     names = [user.name for user in users]
-    problems += [f"the name {name} is used twice" for name in sorted({n for n in names if names.count(n) > 1})]
+    problems += [f"duplicate name {name}" for name in sorted({n for n in names if names.count(n) > 1})]
     if problems:
-        raise SettingsError("the file of users cannot be used", problems=tuple(problems), where=str(path))
+        raise SettingsError("invalid user file", problems=tuple(problems), where=str(path))
     return tuple(users)
 
 
@@ -97,20 +108,20 @@ def _parse(line: str) -> User:
     if hash == NO_PASSWORD:
         return User(name, Role(role))
     if not hash.startswith("$argon2"):
-        raise ValueError("the hash is not one of argon2; `watchkeeper users passwd` writes one")
+        raise ValueError("the hash is not an argon2 hash; set the password with `watchkeeper users passwd`")
     return User(name, Role(role), hash)
 
 
 def check_role(role: str) -> None:
-    people = [each.value for each in Role if each is not Role.AGENT]
-    if role not in people:
-        raise ValueError(f"role {role} is not one of {', '.join(people)}; agents have tokens")
+    user_roles = [role_of_person.value for role_of_person in Role if role_of_person is not Role.AGENT]
+    if role not in user_roles:
+        raise ValueError(f"unknown role {role} for a user; roles are {', '.join(user_roles)}, and agents have tokens")
 
 
-def write(path: Path, users: Sequence[User]) -> None:
-    """Replace the file, for its owner's eyes only; a hub that runs sees it within seconds."""
+def write_users(path: Path, users: Sequence[User]) -> None:
+    """Replace the file, readable by its owner only; a running hub reloads it within seconds."""
     lines = [f"{user.name} {user.role} {user.hash or NO_PASSWORD}\n" for user in users]
     try:
-        files.write_atomically(path, (HEAD + "".join(lines)).encode(), mode=0o600)
+        files.write_atomically(path, (FILE_HEADER + "".join(lines)).encode(), mode=0o600)
     except OSError as error:
-        raise SettingsError(f"the file of users cannot be written: {error.strerror}", where=str(path)) from error
+        raise SettingsError(f"writing the user file failed: {error.strerror}", where=str(path)) from error

@@ -123,7 +123,11 @@ class Gate:
             raise HTTPException(401, "login required: send a bearer token, or sign in", {"WWW-Authenticate": "Bearer"})
         if not caller.has_role(endpoint.role):
             raise HTTPException(403, f"{caller.name} has the role {caller.role}; this needs the role {endpoint.role}")
-        if endpoint.changes and caller.proof is not Proof.BEARER and not is_same_origin(request.method, request.headers):
+        if (
+            endpoint.changes
+            and caller.proof is not Proof.BEARER
+            and not is_same_origin(request.method, request.headers)
+        ):
             raise HTTPException(
                 403, "this request does not come from the console. Send JSON and no Origin of another site"
             )

@@ -219,6 +219,8 @@ def test_a_token_line_may_bind_only_an_agent_to_nodes(tmp_path: Path) -> None:
     assert [
         words in problem
         for problem, words in zip(
-            raised.value.problems, ("only the token of an agent", "needs a node name", "expected `name role"), strict=True
+            raised.value.problems,
+            ("only the token of an agent", "needs a node name", "expected `name role"),
+            strict=True,
         )
     ] == [True] * 3

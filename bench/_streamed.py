@@ -55,11 +55,11 @@ class Stream:
         self.cpu_seconds = 0.0
         self.turn = 0
 
-    async def send(self, request: http.Request) -> http.Response:
+    async def send(self, request: http.HttpRequest) -> http.HttpResponse:
         before = time.process_time()
         page = self.page(int(request.url.rpartition("/")[2]))
         self.cpu_seconds += time.process_time() - before
-        return http.Response(200, {}, page)
+        return http.HttpResponse(200, {}, page)
 
     async def aclose(self) -> None:
         return None

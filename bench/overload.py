@@ -124,9 +124,9 @@ async def asker(url: str, kind: str, number: int, *, until: float, heard: Heard)
         await connection.aclose()
 
 
-def request(url: str, kind: str, number: int, turn: int) -> http.Request:
+def request(url: str, kind: str, number: int, turn: int) -> http.HttpRequest:
     if kind == "push":
         body = pushing.body(number, turn + int(time.time()), 2)
-        return http.Request(f"{url}/api/events", "POST", {"Content-Type": "application/json"}, body)
+        return http.HttpRequest(f"{url}/api/events", "POST", {"Content-Type": "application/json"}, body)
     end = int(time.time())
-    return http.Request(url + (PAGE if kind == "page" else PANEL.format(start=end - 300, end=end)))
+    return http.HttpRequest(url + (PAGE if kind == "page" else PANEL.format(start=end - 300, end=end)))

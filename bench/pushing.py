@@ -107,7 +107,7 @@ async def delivered(connection: http.Connection, url: str, content: bytes) -> in
         tries += 1
         pause = push.PAUSES.delay_seconds(tries)
         try:
-            answer = await connection.send(http.Request(url, "POST", {"Content-Type": "application/json"}, content))
+            answer = await connection.send(http.HttpRequest(url, "POST", {"Content-Type": "application/json"}, content))
             verdict, wait = push.classify_response(answer, pause)
         except CollectError:
             verdict, wait = push.PushResult.LATER, pause
@@ -125,7 +125,7 @@ async def tell_again(url: str, bodies: Sequence[Sequence[bytes]]) -> int:
     try:
         for at in range(0, len(events), AGAIN_AT_ONCE):
             content = json.dumps(events[at : at + AGAIN_AT_ONCE]).encode()
-            answer = await connection.send(http.Request(url, "POST", {"Content-Type": "application/json"}, content))
+            answer = await connection.send(http.HttpRequest(url, "POST", {"Content-Type": "application/json"}, content))
             if answer.status != 200:
                 raise RuntimeError(f"the hub answered {answer.status}: {answer.body[:200]!r}")
             lost += json.loads(answer.body)["kept"]

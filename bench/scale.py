@@ -71,7 +71,7 @@ class TimedLine(SimulatedConnection):
 
     cpu_seconds = 0.0
 
-    async def send(self, request: http.Request) -> http.Response:
+    async def send(self, request: http.HttpRequest) -> http.HttpResponse:
         before = time.process_time()
         answer = await super().send(request)
         self.cpu_seconds += time.process_time() - before

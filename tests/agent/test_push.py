@@ -22,7 +22,7 @@ from watchkeeper.kit.own_metrics import Metric
 from watchkeeper.kit.wire import loads
 from watchkeeper.model.events import Event, EventKind
 from watchkeeper.model.fleet import Place
-from watchkeeper.net.http import Response
+from watchkeeper.net.http import HttpResponse
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
 
@@ -182,7 +182,7 @@ def test_a_read_only_disk_at_the_start_does_not_stop_the_agent(tmp_path: Path, m
 def test_each_answer_of_the_hub_has_one_meaning(
     status: int, headers: dict[str, str], verdict: PushResult, wait: float
 ) -> None:
-    assert classify_response(Response(status, headers), 4.0) == (verdict, wait)
+    assert classify_response(HttpResponse(status, headers), 4.0) == (verdict, wait)
 
 
 def push(tmp_path: Path, answers: list[bytes], story: Callable[..., object]) -> None:

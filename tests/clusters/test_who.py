@@ -216,7 +216,7 @@ def test_silent_never_seen_not_read_and_gone_are_four_different_words() -> None:
     known.set_expected_nodes([node for name, node in nodes.items() if name != "gone"], 60_000)
     found = states(
         known,
-        target(nodes["silent"], TargetHealth.DOWN, "nothing listens there"),
+        target(nodes["silent"], TargetHealth.DOWN, "connection refused"),
         target(nodes["never"], TargetHealth.DOWN, "no answer within 10 s"),
         target(nodes["well"], TargetHealth.UP),
         target(nodes["short"], TargetHealth.UP),
@@ -224,7 +224,7 @@ def test_silent_never_seen_not_read_and_gone_are_four_different_words() -> None:
     assert found == {
         "well": ("up", ""),
         "short": ("never_seen", "it is read, and has not shown a GPU yet"),
-        "silent": ("silent", "nothing listens there"),
+        "silent": ("silent", "connection refused"),
         "never": ("never_seen", "no answer within 10 s"),
         "unread": ("not_read", "it is expected, and no target or agent of it is known"),
         "gone": ("gone", "no source names it since 1970-01-01 00:01:00Z"),

@@ -79,7 +79,7 @@ def inward(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def test_a_message_is_not_sent_to_a_name_with_a_local_address(inward: str) -> None:
-    with pytest.raises(ReceiverError, match=r"its name leads to 127\.0\.0\.1, which is this machine's own"):
+    with pytest.raises(ReceiverError, match=r"its name resolves to 127\.0\.0\.1, an address of this machine"):
         receiver_http.http_post(f"{inward}/hook", b"{}", {})
     assert RECEIVED == []
 
@@ -93,7 +93,7 @@ def test_a_redirect_to_a_local_address_is_not_followed(inward: str) -> None:
     async def read() -> None:
         connection = http.Connection(timeout_seconds=60)
         try:
-            await connection.send(http.Request(f"{inward}/metrics"))
+            await connection.send(http.HttpRequest(f"{inward}/metrics"))
         finally:
             await connection.aclose()
 

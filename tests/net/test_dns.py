@@ -1,4 +1,4 @@
-"""SRV records: asked over UDP, over TCP where they do not fit, and never trusted."""
+"""SRV records: queried over UDP, over TCP if they are truncated, and never trusted."""
 
 from __future__ import annotations
 
@@ -22,39 +22,39 @@ NOW = datetime(2026, 3, 1, tzinfo=UTC)
 Answer = Callable[[bytes, bool], bytes]
 
 
-def answer(question: bytes, records: Iterable[tuple[str, int]] = (), *, flags: int = 0x8180) -> bytes:
-    """An answer to a question; the records' owner is a pointer to the name that was asked for."""
+def answer(query: bytes, records: Iterable[tuple[str, int]] = (), *, flags: int = 0x8180) -> bytes:
+    """An answer to a query; the owner of the records is a pointer to the queried name."""
     rows = []
     for host, port in records:
         name = b"".join(bytes([len(part)]) + part.encode() for part in host.split(".")) + b"\0"
         target = struct.pack("!3H", 10, 5, port) + name
         rows.append(struct.pack("!HHHIH", 0xC00C, dns.TYPE_SRV, 1, 60, len(target)) + target)
-    asked = question[12 : question.index(b"\0", 12) + 5]
-    return question[:2] + struct.pack("!5H", flags, 1, len(rows), 0, 0) + asked + b"".join(rows)
+    question_section = query[12 : query.index(b"\0", 12) + 5]
+    return query[:2] + struct.pack("!5H", flags, 1, len(rows), 0, 0) + question_section + b"".join(rows)
 
 
 @asynccontextmanager
 async def nameserver(reply: Answer) -> AsyncIterator[tuple[str, int]]:
-    """A nameserver on one port of loopback, over UDP and TCP; `reply` is told whether it is asked over TCP."""
+    """A nameserver on one port of loopback, over UDP and TCP; `reply` gets the query and whether it came over TCP."""
 
-    class Speaker(asyncio.DatagramProtocol):
+    class UdpServer(asyncio.DatagramProtocol):
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             self.transport = transport
 
         def datagram_received(self, data: bytes, addr: object) -> None:
-            if found := reply(data, False):
-                self.transport.sendto(found, addr)  # type: ignore[attr-defined]
+            if records := reply(data, False):
+                self.transport.sendto(records, addr)  # type: ignore[attr-defined]
 
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def answer_tcp(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         [length] = struct.unpack("!H", await reader.readexactly(2))
-        found = reply(await reader.readexactly(length), True)
-        writer.write(struct.pack("!H", len(found)) + found)
+        records = reply(await reader.readexactly(length), True)
+        writer.write(struct.pack("!H", len(records)) + records)
         await writer.drain()
         writer.close()
 
-    server = await asyncio.start_server(talk, "127.0.0.1", 0)
+    server = await asyncio.start_server(answer_tcp, "127.0.0.1", 0)
     address = server.sockets[0].getsockname()[:2]
-    transport, _ = await asyncio.get_running_loop().create_datagram_endpoint(Speaker, local_addr=address)
+    transport, _ = await asyncio.get_running_loop().create_datagram_endpoint(UdpServer, local_addr=address)
     try:
         yield address
     finally:
@@ -72,59 +72,59 @@ def look_up(reply: Answer, *, search: tuple[str, ...] = (), name: str = NAME) ->
 
 
 def test_every_record_is_a_host_and_a_port() -> None:
-    found = look_up(lambda question, _: answer(question, [("n2.example", 9400), ("n1.example", 9400)]))
-    assert found == [dns.SrvRecord("n1.example", 9400), dns.SrvRecord("n2.example", 9400)]
+    records = look_up(lambda query, _: answer(query, [("n2.example", 9400), ("n1.example", 9400)]))
+    assert records == [dns.SrvRecord("n1.example", 9400), dns.SrvRecord("n2.example", 9400)]
 
 
-def test_an_answer_that_does_not_fit_is_asked_for_over_tcp() -> None:
+def test_a_truncated_answer_is_queried_over_tcp() -> None:
     hosts = [(f"node-{at:04}.example", 9400) for at in range(300)]
 
-    def reply(question: bytes, is_tcp: bool) -> bytes:
-        return answer(question, hosts) if is_tcp else answer(question, flags=0x8380)
+    def reply(query: bytes, is_tcp: bool) -> bytes:
+        return answer(query, hosts) if is_tcp else answer(query, flags=0x8380)
 
     assert len(look_up(reply)) == 300
 
 
-def test_a_name_that_is_not_known_is_looked_for_in_the_search_domains() -> None:
-    def reply(question: bytes, _: bool) -> bytes:
-        known = b"\x03lab\0" in question
-        return answer(question, [("n1.lab", 9400)] if known else (), flags=0x8180 if known else 0x8183)
+def test_a_name_that_does_not_exist_is_tried_in_the_search_domains() -> None:
+    def reply(query: bytes, _: bool) -> bytes:
+        is_search_name = b"\x03lab\0" in query
+        return answer(query, [("n1.lab", 9400)] if is_search_name else (), flags=0x8180 if is_search_name else 0x8183)
 
     assert look_up(reply, search=("lab",), name="_m._tcp.gpu") == [dns.SrvRecord("n1.lab", 9400)]
-    with pytest.raises(CollectError, match=r"knows no _m\._tcp\.gpu"):
+    with pytest.raises(CollectError, match=r"has no _m\._tcp\.gpu"):
         look_up(reply, search=("lab",), name="_m._tcp.gpu.")
 
 
-def test_the_second_nameserver_is_asked_when_the_first_cannot_answer() -> None:
+def test_the_second_nameserver_is_used_when_the_first_fails() -> None:
     async def story() -> list[dns.SrvRecord]:
         async with (
-            nameserver(lambda question, _: answer(question, flags=0x8182)) as broken,
-            nameserver(lambda question, _: answer(question, [("n1.example", 1)])) as works,
+            nameserver(lambda query, _: answer(query, flags=0x8182)) as broken,
+            nameserver(lambda query, _: answer(query, [("n1.example", 1)])) as works,
         ):
             return await dns.Resolver((broken, works)).srv_records(NAME)
 
     assert asyncio.run(story()) == [dns.SrvRecord("n1.example", 1)]
 
 
-def test_a_silent_nameserver_is_given_up_with_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_nameserver_is_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dns, "TIMEOUT_SECONDS", 0.05)
     with pytest.raises(CollectError, match=f"dns {NAME}: no SRV record was found: 127.0.0.1: no answer"):
         look_up(lambda _, __: b"")
 
 
 @given(st.binary(max_size=200))
-def test_no_answer_can_do_more_than_be_unreadable(message: bytes) -> None:
-    question = answer(b"\0\1" + bytes(10) + b"\1a\0\0\x21\0\1")
-    for text in (message, b"\0\1\x81\x80\0\1\0\3" + message, question[:6] + b"\0\2" + question[8:] + message):
+def test_any_answer_has_records_or_is_malformed(message: bytes) -> None:
+    query = answer(b"\0\1" + bytes(10) + b"\1a\0\0\x21\0\1")
+    for text in (message, b"\0\1\x81\x80\0\1\0\3" + message, query[:6] + b"\0\2" + query[8:] + message):
         try:
-            found = dns.parse_answer(text, 1)
+            records = dns.parse_answer(text, 1)
         except dns.MalformedAnswer:
             continue
-        assert found is None or all(isinstance(each, dns.SrvRecord) for each in found)
+        assert records is None or all(isinstance(each, dns.SrvRecord) for each in records)
 
 
 def test_a_name_that_points_at_itself_is_refused() -> None:
-    with pytest.raises(dns.MalformedAnswer, match="points forwards"):
+    with pytest.raises(dns.MalformedAnswer, match="leads forwards"):
         dns.parse_answer(b"\0\1\x81\x80\0\1\0\0\0\0\0\0\xc0\x0c\0\x21\0\1", 1)
 
 
@@ -140,9 +140,9 @@ def test_a_job_finds_its_targets_by_srv_records(tmp_path: Path) -> None:
     config.write_text(f"scrape_configs: [{{job_name: gpu, dns_sd_configs: [{{names: [{NAME}]}}]}}]\n")
 
     async def story() -> list[tuple[str, dict[str, str]]]:
-        async with nameserver(lambda question, _: answer(question, [("n1.example", 9400)])) as address:
-            found = await Discovery([], config=config, resolver=dns.Resolver((address,))).refresh(NOW)
-            return [(target.url, dict(target.discovered)) for target in found.targets]
+        async with nameserver(lambda query, _: answer(query, [("n1.example", 9400)])) as address:
+            records = await Discovery([], config=config, resolver=dns.Resolver((address,))).refresh(NOW)
+            return [(target.url, dict(target.discovered)) for target in records.targets]
 
     [(url, discovered)] = asyncio.run(story())
     assert url == "http://n1.example:9400/metrics"

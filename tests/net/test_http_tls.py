@@ -1,4 +1,4 @@
-"""Connections over TLS that are given up while they are made: whenever that happens, nothing is left behind."""
+"""TLS connections that are cancelled while they connect leak no socket."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from watchkeeper.net.access import Access
-from watchkeeper.net.http import Connection, Request
+from watchkeeper.net.http import Connection, HttpRequest
 
 TOGETHER, TIMES, LONGEST_SECONDS = 10, 30, 0.06
 # Shakes hands and never answers; a process of its own, because its sockets are not those that are watched.
@@ -38,18 +38,20 @@ def mute_server(certificate: tuple[Path, Path]) -> Iterator[str]:
 
 
 @pytest.mark.slow
-def test_requests_that_are_cancelled_while_they_connect_leave_nothing_behind(
+def test_requests_that_are_cancelled_while_they_connect_leak_no_socket(
     mute_server: str,
     certificate: tuple[Path, Path],
 ) -> None:
     access = Access(ca_file=str(certificate[0]), server_name="n1.example")
 
     async def give_up(seconds: float) -> None:
-        asked = [asyncio.create_task(Connection(access=access).send(Request(mute_server))) for _ in range(TOGETHER)]
+        requests = [
+            asyncio.create_task(Connection(access=access).send(HttpRequest(mute_server))) for _ in range(TOGETHER)
+        ]
         await asyncio.sleep(seconds)
-        for request in asked:
+        for request in requests:
             request.cancel()
-        await asyncio.gather(*asked, return_exceptions=True)
+        await asyncio.gather(*requests, return_exceptions=True)
 
     for turn in range(TIMES):
         asyncio.run(give_up(LONGEST_SECONDS * turn / TIMES))

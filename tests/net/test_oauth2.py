@@ -1,4 +1,4 @@
-"""OAuth 2.0 by client credentials: one token for a whole job, fetched anew before it ends."""
+"""OAuth 2.0 with client credentials: one token for a whole job, renewed before it expires."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ def run(answer: Answer, story: Callable[[Loopback], Awaitable[None]]) -> None:
     asyncio.run(whole())
 
 
-def test_a_token_is_asked_for_once_and_used_until_it_ends() -> None:
+def test_a_token_is_requested_once_and_used_until_it_expires() -> None:
     async def story(server: Loopback) -> None:
         source = credentials(server, scopes=("read", "write"), parameters=(("audience", "gpu"),))
-        found = await asyncio.gather(*(source.authorization() for _ in range(20)))
-        assert set(found) == {"Bearer t1"}
-        [asked] = server.heard
-        assert asked.headers["authorization"] == f"Basic {base64.b64encode(b'wk:s3cret').decode()}"
+        headers = await asyncio.gather(*(source.authorization() for _ in range(20)))
+        assert set(headers) == {"Bearer t1"}
+        [request] = server.heard
+        assert request.headers["authorization"] == f"Basic {base64.b64encode(b'wk:s3cret').decode()}"
         form = {"grant_type": ["client_credentials"], "audience": ["gpu"], "scope": ["read write"]}
-        assert parse_qs(asked.body.decode()) == form
+        assert parse_qs(request.body.decode()) == form
 
     run(lambda _: granted(expires_in=3600), story)
 
 
-def test_a_token_that_ends_within_seconds_is_fetched_for_each_use() -> None:
+def test_a_token_that_expires_within_seconds_is_fetched_for_each_use() -> None:
     async def story(server: Loopback) -> None:
         source = credentials(server)
         assert [await source.authorization() for _ in range(2)] == ["Bearer t1", "Bearer t1"]
@@ -61,8 +61,8 @@ def test_a_token_that_ends_within_seconds_is_fetched_for_each_use() -> None:
 
 
 def test_a_server_that_reads_the_form_only_gets_the_credentials_there() -> None:
-    def answer(heard: Heard) -> bytes:
-        return reply(status=401) if "authorization" in heard.headers else granted()
+    def answer(request: Heard) -> bytes:
+        return reply(status=401) if "authorization" in request.headers else granted()
 
     async def story(server: Loopback) -> None:
         assert await credentials(server).authorization() == "Bearer t1"
@@ -85,31 +85,32 @@ def test_no_token_is_an_error_that_keeps_the_secret(answer: bytes) -> None:
     run(lambda _: answer, story)
 
 
-def test_a_server_that_gives_no_token_is_not_asked_by_every_target() -> None:
+def test_a_server_that_issues_no_token_is_not_called_for_every_target() -> None:
     async def story(server: Loopback) -> None:
         source = credentials(server)
-        asked = (source.authorization() for _ in range(20))
-        assert all(isinstance(one, CollectError) for one in await asyncio.gather(*asked, return_exceptions=True))
+        calls = (source.authorization() for _ in range(20))
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        assert all(isinstance(result, CollectError) for result in results)
         assert len(server.heard) == 1
 
     run(lambda _: reply(status=500), story)
 
 
-def test_a_job_with_oauth2_is_let_in_and_one_without_a_token_is_down(tmp_path: Path) -> None:
-    def answer(heard: Heard) -> bytes:
-        if heard.path == "/token":
+def test_a_job_with_oauth2_is_up_and_one_without_a_token_is_down(tmp_path: Path) -> None:
+    def answer(request: Heard) -> bytes:
+        if request.path == "/token":
             return granted(expires_in=60)
-        return reply("a 1\n") if heard.headers.get("authorization") == "Bearer t1" else reply(status=401)
+        return reply("a 1\n") if request.headers.get("authorization") == "Bearer t1" else reply(status=401)
 
     async def story(server: Loopback) -> None:
         (tmp_path / "secret").write_text("s3cret\n")
         file = tmp_path / "prometheus.yml"
         access = f"oauth2: {{token_url: '{server.origin}/token', client_id: wk, client_secret_file: secret}}"
         file.write_text(f"scrape_configs: [{{job_name: j, {access}}}, {{job_name: k}}]\n")
-        found = prometheus_config.load(file)
-        assert found.problems == ()
-        assert found == prometheus_config.load(file)
-        for job, health in zip(found.jobs, (TargetHealth.UP, TargetHealth.DOWN), strict=True):
+        config = prometheus_config.load(file)
+        assert config.problems == ()
+        assert config == prometheus_config.load(file)
+        for job, health in zip(config.jobs, (TargetHealth.UP, TargetHealth.DOWN), strict=True):
             target = build_target(server.address, {}, job, node=None, cluster="c")
             assert isinstance(target, Target)
             loop = TargetLoop(target, ScrapeSettings(), sink=Kept(), inventory=ScrapedInventory())
@@ -125,11 +126,11 @@ def test_a_job_with_oauth2_is_let_in_and_one_without_a_token_is_down(tmp_path: P
         ("oauth2: {client_id: a}", "oauth2 needs a `token_url`"),
         ("oauth2: {token_url: 'http://t'}", "oauth2 needs a `client_id`"),
         ("oauth2: {token_url: ftp, client_id: a}", "http or https `token_url`"),
-        ("oauth2: {token_url: 'http://t', client_id: a, colour: red}", "`colour` is not known"),
+        ("oauth2: {token_url: 'http://t', client_id: a, colour: red}", "`colour` is not supported"),
     ],
 )
-def test_what_is_wrong_with_oauth2_is_said(tmp_path: Path, written: str, problem: str) -> None:
+def test_problems_of_oauth2_are_reported(tmp_path: Path, written: str, problem: str) -> None:
     file = tmp_path / "prometheus.yml"
     file.write_text(f"scrape_configs: [{{job_name: j, {written}}}]\n")
-    [said] = prometheus_config.load(file).problems
-    assert problem in said
+    [message] = prometheus_config.load(file).problems
+    assert problem in message

@@ -57,12 +57,12 @@ def test_an_answer_that_ends_early_says_how_far_it_came() -> None:
     assert broken.value.partial == b"abc"
 
 
-def test_a_line_without_an_end_is_given_up() -> None:
+def test_a_line_without_an_end_is_an_error() -> None:
     with pytest.raises(asyncio.LimitOverrunError):
-        read([b"x" * streams.UNASKED_BYTES, b"xx"], lambda reader: reader.readline())
+        read([b"x" * streams.MAX_UNREAD_BYTES, b"xx"], lambda reader: reader.readline())
 
 
-def test_a_peer_that_sends_what_nobody_asked_for_is_held_back_until_somebody_does() -> None:
+def test_a_peer_that_sends_unread_data_is_paused_until_it_is_read() -> None:
     async def story() -> tuple[int, bytes]:
         async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             writer.write(bytes(8 << 20))
@@ -73,7 +73,7 @@ def test_a_peer_that_sends_what_nobody_asked_for_is_held_back_until_somebody_doe
         reader, writer = await streams.open_connection("127.0.0.1", server.sockets[0].getsockname()[1])
         first = await reader.readexactly(1)
         await turns(100)
-        held = reader._size
+        held = reader._unread_bytes
         rest = await reader.readexactly((8 << 20) - 1)
         writer.close()
         await writer.wait_closed()
@@ -81,5 +81,5 @@ def test_a_peer_that_sends_what_nobody_asked_for_is_held_back_until_somebody_doe
         return held, first + rest
 
     held, body = asyncio.run(story())
-    assert held <= streams.UNASKED_BYTES + streams.ROOM_BYTES
+    assert held <= streams.MAX_UNREAD_BYTES + streams.BUFFER_BYTES
     assert body == bytes(8 << 20)

@@ -27,12 +27,12 @@ def test_the_proxy_of_the_environment_relays_the_request_in_full(monkeypatch: py
         monkeypatch.setenv("http_proxy", proxy.url.replace("//", "//user:p%40ss@"))
         monkeypatch.setenv("no_proxy", "direct.example")
         assert followed("http://hub.example:9480/api?x=1") == (200, b"relayed")
-        [asked] = proxy.asked
-        assert (asked.path, asked.headers["Host"]) == ("http://hub.example:9480/api?x=1", "hub.example:9480")
-        assert asked.headers["Proxy-Authorization"] == f"Basic {base64.b64encode(b'user:p@ss').decode()}"
+        [request] = proxy.asked
+        assert (request.path, request.headers["Host"]) == ("http://hub.example:9480/api?x=1", "hub.example:9480")
+        assert request.headers["Proxy-Authorization"] == f"Basic {base64.b64encode(b'user:p@ss').decode()}"
 
 
-def test_hosts_that_the_environment_exempts_are_asked_directly(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hosts_that_the_environment_exempts_are_called_directly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     with serving(Reply(body=b"direct")) as server:
@@ -44,12 +44,15 @@ def test_tls_goes_through_a_tunnel(certificate: tuple[Path, Path]) -> None:
     tls.load_cert_chain(*certificate)
 
     async def story() -> None:
-        async with serve(lambda heard: reply(heard.path), tls=tls) as server, tunnelling() as (way, asked):
+        async with (
+            serve(lambda request: reply(request.path), tls=tls) as server,
+            tunnelling() as (way, tunnel_requests),
+        ):
             access = Access(proxy_url=way, ca_file=str(certificate[0]), server_name="n1.example")
             client = sync_http.HttpClient(server.origin, access=access)
             response = await asyncio.to_thread(client.send, sync_http.Request("GET", "/m"))
             assert response.body == b"/m"
-            assert asked == [f"CONNECT {server.address} HTTP/1.1".encode()]
+            assert tunnel_requests == [f"CONNECT {server.address} HTTP/1.1".encode()]
 
     asyncio.run(story())
 
@@ -67,10 +70,10 @@ def test_what_was_posted_is_not_sent_elsewhere() -> None:
         assert followed(server.url, "POST")[0] == 307
 
 
-def test_redirects_in_a_ring_end() -> None:
+def test_a_redirect_loop_ends() -> None:
     with serving(Reply(302, headers={"Location": "/again"})) as server:
         assert followed(server.url)[0] == 302
-        assert len(server.asked) == sync_http.MOST_REDIRECTS + 1
+        assert len(server.asked) == sync_http.MAX_REDIRECTS + 1
 
 
 def test_a_secret_that_is_no_header_is_in_no_message() -> None:

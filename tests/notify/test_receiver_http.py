@@ -76,7 +76,7 @@ def test_an_answer_that_drips_or_never_comes_is_cut_off(path: str, limits: sync_
 
 
 def test_an_address_that_is_none_is_refused_and_not_tried_again() -> None:
-    with pytest.raises(ReceiverError, match="is no address") as refused:
+    with pytest.raises(ReceiverError, match="is not a valid URL") as refused:
         receiver_http.http_post("http://[::1", b"", {})
     assert not refused.value.may_retry
 

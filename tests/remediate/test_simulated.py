@@ -81,7 +81,7 @@ def test_what_only_a_person_can_do_is_described_and_refused(simulator: tuple[Sim
 
 def test_a_simulator_that_is_not_there_is_a_failure_with_words() -> None:
     url = f"http://127.0.0.1:{servers.free_port()}"
-    with pytest.raises(ActionFailed, match=r"GET /cluster/nodes/n1 did not succeed: nothing listens there"):
+    with pytest.raises(ActionFailed, match=r"GET /cluster/nodes/n1 did not succeed: connection refused"):
         SimulatedDriver(url).observe(fleet.Place("sim", node="n1"))
 
 

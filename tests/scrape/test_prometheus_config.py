@@ -172,7 +172,7 @@ def test_a_redirect_to_another_host_does_not_get_the_credentials() -> None:
             away = reply(status=302, Location=f"{other.origin}/x")
             async with serve(lambda _: away) as first:
                 connection = http.Connection()
-                await connection.send(http.Request(first.origin, headers={"Authorization": "Bearer t"}))
+                await connection.send(http.HttpRequest(first.origin, headers={"Authorization": "Bearer t"}))
                 await connection.aclose()
             assert first.heard[0].headers["authorization"] == "Bearer t"
             assert "authorization" not in other.heard[0].headers

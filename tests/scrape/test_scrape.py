@@ -18,7 +18,7 @@ from tests.support.waiting import turns, until_async
 from watchkeeper.kit.clock import ManualClock, settle
 from watchkeeper.model.fleet import Node
 from watchkeeper.model.labels import Labels
-from watchkeeper.net.http import Request, Response
+from watchkeeper.net.http import HttpRequest, HttpResponse
 from watchkeeper.query.embedded import EmbeddedEngine
 from watchkeeper.readers.exposition import FamilyMetadata
 from watchkeeper.scrape import schedule, target_loop
@@ -53,8 +53,8 @@ class Rushed:
     page: bytes = b"a 1\n"
     status: int = 200
 
-    async def send(self, _: Request) -> Response:
-        return Response(self.status, {}, self.page)
+    async def send(self, _: HttpRequest) -> HttpResponse:
+        return HttpResponse(self.status, {}, self.page)
 
     async def aclose(self) -> None:
         pass

@@ -15,7 +15,7 @@ from watchkeeper.net import compression
 from watchkeeper.web import endpoint
 
 GZIP = {"Accept-Encoding": "gzip"}
-LONG = b"x" * compression.LEAST_BYTES
+LONG = b"x" * compression.MIN_BYTES
 
 
 @pytest.fixture(scope="module")

@@ -309,7 +309,7 @@ def _said(status: HTTPStatus, words: str) -> HttpPage:
 
 def _packed(page: HttpPage, accepted: str) -> HttpPage:
     """As gzip, where the reader takes it and the page is worth it."""
-    if len(page.body) < compression.LEAST_BYTES or not compression.accepts_gzip(accepted):
+    if len(page.body) < compression.MIN_BYTES or not compression.accepts_gzip(accepted):
         return page
     return replace(page, body=compression.gzip_body(page.body), is_packed=True)
 

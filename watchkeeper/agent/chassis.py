@@ -162,7 +162,7 @@ class RedfishWalk:
         self._fetched += 1
         if self._fetched > MAX_REQUESTS:
             raise CollectError(f"more than {MAX_REQUESTS} resources, the limit is {MAX_REQUESTS}", where=self._url)
-        response = await self._connection.send(http.Request(url, headers=self._headers))
+        response = await self._connection.send(http.HttpRequest(url, headers=self._headers))
         if response.status != 200:
             raise CollectError(f"answered {response.status}", where=url)
         try:

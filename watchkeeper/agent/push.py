@@ -52,7 +52,7 @@ class HubEndpoint:
         return {"Content-Type": "application/json", **proof}
 
 
-def classify_response(response: http.Response, pause_seconds: float) -> tuple[PushResult, float]:
+def classify_response(response: http.HttpResponse, pause_seconds: float) -> tuple[PushResult, float]:
     """What to do with the batch, and how long to wait before the next request."""
     if response.status == 200:
         return PushResult.DELIVERED, 0.0
@@ -108,7 +108,9 @@ async def push_forever(spool: Spool, hub: HubEndpoint, *, time: clock.Clock, pus
             batch = await spool.next_batch()
             pause = PAUSES.delay_seconds(failures + 1)
             try:
-                response = await connection.send(http.Request(address, "POST", headers=hub.headers, body=batch.body))
+                response = await connection.send(
+                    http.HttpRequest(address, "POST", headers=hub.headers, body=batch.body)
+                )
                 verdict, wait = classify_response(response, pause)
                 problem = response.error_summary
             except CollectError as error:

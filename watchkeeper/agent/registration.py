@@ -36,7 +36,7 @@ async def register_forever(
         while True:
             registration = current()
             body = wire.dumps(registration).encode()
-            problem = await _send(connection, http.Request(address, "POST", hub.headers, body))
+            problem = await _send(connection, http.HttpRequest(address, "POST", hub.headers, body))
             if problem is None:
                 if sent is None:
                     log.info("Node registered", extra=logs.fields(hub=hub.url, gpus=len(registration.gpus)))
@@ -51,7 +51,7 @@ async def register_forever(
         await connection.aclose()
 
 
-async def _send(connection: http.Connection, request: http.Request) -> str | None:
+async def _send(connection: http.Connection, request: http.HttpRequest) -> str | None:
     """Why it did not work, or None if it did."""
     try:
         response = await connection.send(request)

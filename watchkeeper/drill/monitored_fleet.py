@@ -57,8 +57,8 @@ class SimulatedConnection:
     def __init__(self, simulation: Simulation) -> None:
         self._simulation = simulation
 
-    async def send(self, request: http.Request) -> http.Response:
-        return http.Response(200, {}, self._simulation.page_at(urlsplit(request.url).path))
+    async def send(self, request: http.HttpRequest) -> http.HttpResponse:
+        return http.HttpResponse(200, {}, self._simulation.page_at(urlsplit(request.url).path))
 
     async def aclose(self) -> None:
         return None

@@ -15,7 +15,7 @@ class SimulatorProxy:
         connection = http.Connection()
         try:
             headers = {"Content-Type": "application/json"}
-            request = http.Request(self.url + path, method=method, headers=headers, body=body or b"")
+            request = http.HttpRequest(self.url + path, method=method, headers=headers, body=body or b"")
             response = await connection.send(request)
             return response.status, response.body
         finally:

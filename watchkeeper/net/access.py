@@ -1,7 +1,7 @@
-"""How to be let in by a server: user name, token, certificates, proxy.
+"""How to authenticate to a server: user name, token, certificates, proxy.
 
-Whoever reads settings makes one (a scrape job, a kubeconfig), whoever opens a connection uses it. Files are read at
-each use, so that a token or certificate that is renewed needs no restart. A secret is never part of a message.
+Readers of settings (a scrape job, a kubeconfig) create an `Access`, and connections use it. Files are read at each use,
+so that a renewed token or certificate needs no restart. A message never contains a secret.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from watchkeeper.errors import CollectError
 
 
 class TokenSource(Protocol):
-    """Something that gives out tokens which end, such as an OAuth 2.0 server."""
+    """A source of tokens that expire, such as an OAuth 2.0 server."""
 
     async def authorization(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Nothing set means: plain HTTP, or HTTPS with the certificates of the system."""
+    """Credentials, TLS and proxy; the default is plain HTTP, or HTTPS with the certificates of the system."""
 
     username: str = ""
     password: str = field(default="", repr=False)
@@ -39,34 +39,34 @@ class Access:
     server_name: str = ""
     insecure_skip_verify: bool = False
     tokens: TokenSource | None = None
-    # Headers of every request beside the one that lets us in, and those whose values are in files.
-    extra: tuple[tuple[str, str], ...] = field(default=(), repr=False)
-    extra_files: tuple[tuple[str, str], ...] = ()
+    # Headers for every request besides Authorization, and headers whose values are in files.
+    extra_headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    extra_header_files: tuple[tuple[str, str], ...] = ()
     proxy_url: str = ""
     no_proxy: tuple[str, ...] = ()
 
     async def request_headers(self) -> dict[str, str]:
-        """The headers of a request that is to be let in, with a fresh token where a server gives them out."""
+        """The headers that authenticate a request, with a valid token if there is a token server."""
         if self.tokens is not None:
             return {**self._extra_headers(), "Authorization": await self.tokens.authorization()}
         return {**self._extra_headers(), **self.authorization_header()}
 
     def _extra_headers(self) -> dict[str, str]:
-        found = [*self.extra, *((name, read_secret_file(path)) for name, path in self.extra_files)]
-        names = dict.fromkeys(name for name, _ in found)
-        return {name: ", ".join(value for own, value in found if own == name) for name in names}
+        pairs = [*self.extra_headers, *((name, read_secret_file(path)) for name, path in self.extra_header_files)]
+        names = dict.fromkeys(name for name, _ in pairs)
+        return {name: ", ".join(value for other, value in pairs if other == name) for name in names}
 
     @property
     def private_headers(self) -> frozenset[str]:
-        """Names in lower case of the headers that are for the server alone which they were set for."""
-        return frozenset({"authorization", *(name.lower() for name, _ in self.extra + self.extra_files)})
+        """Lower-case names of the headers that no other server may receive."""
+        return frozenset({"authorization", *(name.lower() for name, _ in self.extra_headers + self.extra_header_files)})
 
     def proxy_for(self, host: str) -> str:
-        """The proxy on the way to a host; empty means the direct way."""
-        return "" if any(_covers(rule, host) for rule in self.no_proxy) else self.proxy_url
+        """The proxy for a host; empty for a direct connection."""
+        return "" if any(_matches_no_proxy(rule, host) for rule in self.no_proxy) else self.proxy_url
 
     def authorization_header(self) -> dict[str, str]:
-        """The Authorization header, if there is one to send; CollectError if its file cannot be read."""
+        """The Authorization header; empty without credentials, CollectError if their file cannot be read."""
         if self.username:
             secret = read_secret_file(self.password_file) if self.password_file else self.password
             return {"Authorization": basic_authorization(self.username, secret)}
@@ -93,20 +93,20 @@ NO_ACCESS = Access()
 
 
 def basic_authorization(username: str, password: str) -> str:
-    """A user name and password as the value of a header (RFC 7617)."""
+    """The value of the Authorization header for a user name and password (RFC 7617)."""
     return f"Basic {base64.b64encode(f'{username}:{password}'.encode()).decode()}"
 
 
 def proxy_headers(proxy: str) -> dict[str, str]:
-    """What a proxy wants to hear, by the name and password in its address; nothing where it has none."""
+    """The Proxy-Authorization header for the user name and password in a proxy's URL; empty without them."""
     parts = urlsplit(proxy)
     if not parts.username:
         return {}
     return {"Proxy-Authorization": basic_authorization(unquote(parts.username), unquote(parts.password or ""))}
 
 
-def _covers(rule: str, host: str) -> bool:
-    """Whether an entry of no_proxy means a host: `*`, a domain with or without its dot, an address, or a network."""
+def _matches_no_proxy(rule: str, host: str) -> bool:
+    """Whether a no_proxy entry matches a host: `*`, a domain with or without its dot, an address, or a network."""
     try:
         return ipaddress.ip_address(host) in ipaddress.ip_network(rule, strict=False)
     except ValueError:

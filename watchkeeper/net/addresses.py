@@ -1,7 +1,7 @@
-"""Which addresses mean this machine only, or its surroundings: what nobody should reach by accident.
+"""Which addresses are local to this machine: loopback, link-local and unspecified addresses.
 
-The hub and the agent refuse to be open to others; calls to other servers refuse to be led to an address that only
-means something to the machine they come from, such as the metadata service of a cloud (169.254.169.254).
+The hub and the agent check whether they listen on loopback only. Clients refuse a name or a redirect that leads to a
+local address, such as the metadata service of a cloud (169.254.169.254).
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ def is_loopback(host: str) -> bool:
 
 
 def is_machine_local(address: str) -> bool:
-    """True for loopback, link-local and the unspecified address, however they are written."""
+    """Whether an address is loopback, link-local or unspecified, in any spelling."""
     try:
-        found = ipaddress.ip_address(address.strip("[]").partition("%")[0])
+        parsed = ipaddress.ip_address(address.strip("[]").partition("%")[0])
     except ValueError:
         return address.strip("[]").lower() == "localhost"
-    found = getattr(found, "ipv4_mapped", None) or found
-    return found.is_loopback or found.is_link_local or found.is_unspecified
+    parsed = getattr(parsed, "ipv4_mapped", None) or parsed
+    return parsed.is_loopback or parsed.is_link_local or parsed.is_unspecified
 
 
-def is_unexpectedly_local(host: str, reached: str) -> bool:
-    """True if a name that does not say so leads to an address that is private to this machine."""
-    # Debian gives a machine's own name the address 127.0.1.1.
+def is_unexpectedly_local(host: str, peer_address: str) -> bool:
+    """Whether `host`, which does not name this machine, resolved to an address of this machine."""
+    # Debian maps a machine's own name to 127.0.1.1.
     is_own_name = host.partition(".")[0] == os.uname().nodename.partition(".")[0]
-    return is_machine_local(reached) and not is_machine_local(host) and not is_own_name
+    return is_machine_local(peer_address) and not is_machine_local(host) and not is_own_name

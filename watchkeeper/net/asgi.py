@@ -1,4 +1,4 @@
-"""uvicorn as the hub and the simulator run it: whoever serves decides when to stop, and no socket is left behind."""
+"""uvicorn for the hub and the simulator: the caller decides when it stops, and every socket is closed."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from watchkeeper.net import listening
 
 class AsgiServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        for one in self.servers:
-            await listening.close_server(one)
+        for server in self.servers:
+            await listening.close_server(server)
         await super().shutdown(sockets)
 
     @contextlib.contextmanager

@@ -1,8 +1,8 @@
-"""SRV records from the system's nameservers: the one kind of name that the system's own resolver cannot look up.
+"""Look up SRV records, which Python's resolver functions do not support.
 
-`discovery` asks for `dns_sd_configs` of type SRV. A question goes to each nameserver of resolv.conf in turn, over UDP,
-and again over TCP where the answer did not fit (RFC 1035, RFC 2782). Everything that comes back is bounded and
-distrusted: names may point backwards only.
+`discovery` needs them for `dns_sd_configs` of type SRV. A query goes to each nameserver of resolv.conf in turn, over
+UDP, and again over TCP if the answer was truncated (RFC 1035, RFC 2782). Answers are not trusted: their size is
+limited, and pointers in names may lead backwards only.
 """
 
 from __future__ import annotations
@@ -18,53 +18,53 @@ from pathlib import Path
 from watchkeeper.errors import CollectError
 
 RESOLV_CONF = Path("/etc/resolv.conf")
-# What the C library takes from resolv.conf (resolv.conf(5)).
-MAX_SERVERS, MAX_SEARCHED = 3, 6
+# The limits of the C library (resolv.conf(5)).
+MAX_SERVERS, MAX_SEARCH_DOMAINS = 3, 6
 TIMEOUT_SECONDS = 2.0
 TYPE_SRV, TYPE_OPT, CLASS_IN = 33, 41, 1
-# The size of an answer that we take over UDP, and that of the whole record that says so.
+# The largest answer that we accept over UDP.
 UDP_BYTES = 4096
-RECURSION_DESIRED, IS_ANSWER, IS_CUT_OFF = 0x0100, 0x8000, 0x0200
+RECURSION_DESIRED, IS_ANSWER, IS_TRUNCATED = 0x0100, 0x8000, 0x0200
 NO_ERROR, NO_SUCH_NAME = 0, 3
-LONGEST_NAME = 255
+MAX_NAME_BYTES = 255
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class SrvRecord:
-    """One SRV record; `host` has no dot at its end."""
+    """One SRV record; `host` has no trailing dot."""
 
     host: str
     port: int
 
 
 class MalformedAnswer(Exception):
-    """An answer that is none."""
+    """An answer that is not a valid answer to our query."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resolver:
-    """Nameservers as (host, port), and the domains that short names are looked for in."""
+    """Nameservers as (host, port), and the search domains for short names."""
 
     servers: tuple[tuple[str, int], ...]
     search: tuple[str, ...] = ()
 
     async def srv_records(self, name: str) -> list[SrvRecord]:
-        """The records of a name, sorted; CollectError if no server knows it."""
+        """The SRV records of a name, sorted; CollectError if no nameserver has any."""
         failures: list[str] = []
-        for full in self._full_names(name):
+        for full_name in self._full_names(name):
             for server in self.servers:
                 try:
-                    found = await self._ask(server, full)
+                    records = await self._query(server, full_name)
                 except (OSError, EOFError, TimeoutError, MalformedAnswer) as error:
-                    words = "no answer" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
-                    failures.append(f"{server[0]}: {words}")
+                    reason = "no answer" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
+                    failures.append(f"{server[0]}: {reason}")
                     continue
-                if found is None:
-                    failures.append(f"{server[0]} knows no {full}")
+                if records is None:
+                    failures.append(f"{server[0]} has no {full_name}")
                     break
-                return sorted(found)
+                return sorted(records)
         raise CollectError(
-            f"no SRV record was found: {'; '.join(failures[:5]) or 'there is no nameserver'}", where=f"dns {name}"
+            f"no SRV record was found: {'; '.join(failures[:5]) or 'no nameserver is configured'}", where=f"dns {name}"
         )
 
     def _full_names(self, name: str) -> Iterator[str]:
@@ -72,20 +72,20 @@ class Resolver:
         if not name.endswith("."):
             yield from (f"{name}.{domain}" for domain in self.search)
 
-    async def _ask(self, server: tuple[str, int], name: str) -> list[SrvRecord] | None:
-        """The records, or None if the server says that there is no such name."""
-        number = secrets.randbits(16)
-        question = _question(number, name)
+    async def _query(self, server: tuple[str, int], name: str) -> list[SrvRecord] | None:
+        """The records, or None if the nameserver answers that the name does not exist."""
+        query_id = secrets.randbits(16)
+        query = _encode_query(query_id, name)
         async with asyncio.timeout(TIMEOUT_SECONDS):
-            answer = await _over_udp(server, question, number)
-        if struct.unpack_from("!H", answer, 2)[0] & IS_CUT_OFF:
+            answer = await _query_udp(server, query, query_id)
+        if struct.unpack_from("!H", answer, 2)[0] & IS_TRUNCATED:
             async with asyncio.timeout(TIMEOUT_SECONDS):
-                answer = await _over_tcp(server, question)
-        return parse_answer(answer, number)
+                answer = await _query_tcp(server, query)
+        return parse_answer(answer, query_id)
 
 
 def system_resolver(path: Path = RESOLV_CONF) -> Resolver:
-    """The resolver that this machine is configured with; without a file, the one on this machine."""
+    """The resolver that resolv.conf configures; without that file, a nameserver on this machine."""
     servers: list[tuple[str, int]] = []
     search: list[str] = []
     with suppress(OSError):
@@ -95,75 +95,77 @@ def system_resolver(path: Path = RESOLV_CONF) -> Resolver:
                 servers.append((rest[0], 53))
             elif word in ("search", "domain"):
                 search = [domain.rstrip(".") for domain in rest]
-    return Resolver(tuple(servers[:MAX_SERVERS]) or (("127.0.0.1", 53),), tuple(search[:MAX_SEARCHED]))
+    return Resolver(tuple(servers[:MAX_SERVERS]) or (("127.0.0.1", 53),), tuple(search[:MAX_SEARCH_DOMAINS]))
 
 
-def _question(number: int, name: str) -> bytes:
+def _encode_query(query_id: int, name: str) -> bytes:
     try:
         labels = [label.encode("idna") for label in name.split(".")]
     except UnicodeError as error:
-        raise MalformedAnswer(f"{name} is no name: {error}") from error
-    packed = b"".join(bytes([len(label)]) + label for label in labels) + b"\0"
-    if len(packed) > LONGEST_NAME:
-        raise MalformedAnswer(f"the name has {len(packed)} bytes, the limit is {LONGEST_NAME}")
-    head = struct.pack("!6H", number, RECURSION_DESIRED, 1, 0, 0, 1)
-    larger_answers = b"\0" + struct.pack("!HHIH", TYPE_OPT, UDP_BYTES, 0, 0)
-    return head + packed + struct.pack("!HH", TYPE_SRV, CLASS_IN) + larger_answers
+        raise MalformedAnswer(f"{name} is not a valid name: {error}") from error
+    encoded_name = b"".join(bytes([len(label)]) + label for label in labels) + b"\0"
+    if len(encoded_name) > MAX_NAME_BYTES:
+        raise MalformedAnswer(f"the name has {len(encoded_name)} bytes, the limit is {MAX_NAME_BYTES}")
+    header = struct.pack("!6H", query_id, RECURSION_DESIRED, 1, 0, 0, 1)
+    udp_size_option = b"\0" + struct.pack("!HHIH", TYPE_OPT, UDP_BYTES, 0, 0)
+    return header + encoded_name + struct.pack("!HH", TYPE_SRV, CLASS_IN) + udp_size_option
 
 
-def parse_answer(message: bytes, number: int) -> list[SrvRecord] | None:
-    """The SRV records of an answer to question `number`; None for a name that does not exist; Unreadable otherwise."""
+def parse_answer(message: bytes, query_id: int) -> list[SrvRecord] | None:
+    """The SRV records of an answer to query `query_id`; None if the name does not exist; MalformedAnswer otherwise."""
     try:
-        own, flags, questions, answers = struct.unpack_from("!4H", message)
-        if own != number or not flags & IS_ANSWER:
-            raise MalformedAnswer("answers another question")
+        answer_id, flags, questions, answers = struct.unpack_from("!4H", message)
+        if answer_id != query_id or not flags & IS_ANSWER:
+            raise MalformedAnswer("answers another query")
         if flags & 0x000F == NO_SUCH_NAME:
             return None
         if flags & 0x000F != NO_ERROR:
-            raise MalformedAnswer(f"answers with code {flags & 0x000F}")
-        at = 12
+            raise MalformedAnswer(f"answered with error code {flags & 0x000F}")
+        offset = 12
         for _ in range(questions):
-            at = _name(message, at)[1] + 4
-        found = []
+            offset = _read_name(message, offset)[1] + 4
+        records = []
         for _ in range(answers):
-            at = _name(message, at)[1]
-            kind, _, _, length = struct.unpack_from("!HHIH", message, at)
-            at += 10
+            offset = _read_name(message, offset)[1]
+            kind, _, _, length = struct.unpack_from("!HHIH", message, offset)
+            offset += 10
             if kind == TYPE_SRV:
-                found.append(SrvRecord(_name(message, at + 6)[0], struct.unpack_from("!H", message, at + 4)[0]))
-            at += length
-        return found
+                records.append(
+                    SrvRecord(_read_name(message, offset + 6)[0], struct.unpack_from("!H", message, offset + 4)[0])
+                )
+            offset += length
+        return records
     except (struct.error, IndexError, UnicodeDecodeError) as error:
-        raise MalformedAnswer("the answer is cut off or broken") from error
+        raise MalformedAnswer("the answer is truncated or malformed") from error
 
 
-def _name(message: bytes, at: int) -> tuple[str, int]:
-    """A name and where the next thing begins; a pointer leads to an earlier place, so that this ends."""
+def _read_name(message: bytes, offset: int) -> tuple[str, int]:
+    """A name and the offset after it; a pointer must lead to an earlier offset, so that the loop ends."""
     labels: list[str] = []
     after: int | None = None
-    earliest = at
-    while length := message[at]:
+    earliest = offset
+    while length := message[offset]:
         if length >= 0xC0:
-            after = at + 2 if after is None else after
-            at = struct.unpack_from("!H", message, at)[0] & 0x3FFF
-            if at >= earliest:
-                raise MalformedAnswer("a name points forwards")
-            earliest = at
+            after = offset + 2 if after is None else after
+            offset = struct.unpack_from("!H", message, offset)[0] & 0x3FFF
+            if offset >= earliest:
+                raise MalformedAnswer("a pointer in a name leads forwards")
+            earliest = offset
             continue
-        labels.append(message[at + 1 : at + 1 + length].decode("ascii"))
-        at += 1 + length
-    return ".".join(labels), at + 1 if after is None else after
+        labels.append(message[offset + 1 : offset + 1 + length].decode("ascii"))
+        offset += 1 + length
+    return ".".join(labels), offset + 1 if after is None else after
 
 
 class _Listener(asyncio.DatagramProtocol):
-    """Waits for the one datagram with our number; others are somebody's guess."""
+    """Waits for the datagram with our query id; another one may be forged."""
 
-    def __init__(self, is_ours: Callable[[bytes], bool]) -> None:
+    def __init__(self, accepts: Callable[[bytes], bool]) -> None:
         self.answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._is_ours = is_ours
+        self._accepts = accepts
 
     def datagram_received(self, data: bytes, addr: object) -> None:  # noqa: ARG002 (asyncio names it)
-        if not self.answer.done() and self._is_ours(data):
+        if not self.answer.done() and self._accepts(data):
             self.answer.set_result(data)
 
     def error_received(self, exc: Exception) -> None:
@@ -171,22 +173,22 @@ class _Listener(asyncio.DatagramProtocol):
             self.answer.set_exception(exc)
 
 
-async def _over_udp(server: tuple[str, int], question: bytes, number: int) -> bytes:
-    mark = struct.pack("!H", number)
+async def _query_udp(server: tuple[str, int], query: bytes, query_id: int) -> bytes:
+    id_bytes = struct.pack("!H", query_id)
     transport, listener = await asyncio.get_running_loop().create_datagram_endpoint(
-        lambda: _Listener(lambda message: len(message) >= 12 and message[:2] == mark), remote_addr=server
+        lambda: _Listener(lambda message: len(message) >= 12 and message[:2] == id_bytes), remote_addr=server
     )
     try:
-        transport.sendto(question)
+        transport.sendto(query)
         return await listener.answer
     finally:
         transport.close()
 
 
-async def _over_tcp(server: tuple[str, int], question: bytes) -> bytes:
+async def _query_tcp(server: tuple[str, int], query: bytes) -> bytes:
     reader, writer = await asyncio.open_connection(*server)
     try:
-        writer.write(struct.pack("!H", len(question)) + question)
+        writer.write(struct.pack("!H", len(query)) + query)
         await writer.drain()
         [length] = struct.unpack("!H", await reader.readexactly(2))
         return await reader.readexactly(length)

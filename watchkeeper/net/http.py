@@ -1,7 +1,7 @@
-"""A small HTTP/1.1 client on asyncio: what scraping, discovery, inventories and event pushes need.
+"""A small asyncio client for HTTP/1.1, used for scraping, discovery, inventories and event pushes.
 
-One `Connection` belongs to one target and stays open between requests. Every request has a deadline
-and a body limit, counted after decompression. It is standard library only, because the agent uses it.
+One `Connection` belongs to one target and stays open between requests. Every request has a timeout and a limit for the
+decompressed body. Standard library only, because the agent uses it.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from watchkeeper.errors import CollectError, quote
 from watchkeeper.net import addresses, streams
 from watchkeeper.net.access import NO_ACCESS, Access, proxy_headers
 
-# A page of an 8-GPU node is 0.1 MiB, one about all pods of a large cluster tens of them.
+# A page of an 8-GPU node has 0.1 MiB, a page about all pods of a large cluster tens of MiB.
 MAX_BODY_BYTES = 64 * 1024 * 1024
 MAX_HEADER_LINES = 100
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
-# What a broken or closing peer looks like, whatever the layer that noticed it.
-BROKEN = (OSError, EOFError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError, zlib.error)
+# The errors of a closed or failed connection, in all layers.
+CONNECTION_ERRORS = (OSError, EOFError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError, zlib.error)
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class HttpRequest:
     url: str
     method: str = "GET"
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Response:
+class HttpResponse:
     """Header names are lower case."""
 
     status: int
@@ -43,12 +43,12 @@ class Response:
 
     @property
     def error_summary(self) -> str:
-        """The status and the beginning of the body, for a message about what was refused."""
+        """The status and the start of the body, for an error message."""
         return f"answered {self.status}: {self.body[:200].decode('utf-8', 'replace')}"
 
 
 class HttpStatusError(CollectError):
-    """An endless answer that was refused with an HTTP status."""
+    """A stream was refused with an HTTP status."""
 
     def __init__(self, status: int, *, where: str) -> None:
         super().__init__(f"answered {status}", where=where)
@@ -56,7 +56,7 @@ class HttpStatusError(CollectError):
 
 
 class Connection:
-    """One kept-alive connection to one origin; a request at a time."""
+    """One keep-alive connection to one origin; it sends one request at a time."""
 
     def __init__(
         self,
@@ -71,26 +71,26 @@ class Connection:
         self.max_body_bytes = max_body_bytes
         self._access = access
         self._origin: tuple[str, str] | None = None
-        # The address that the connection was last found to lead to.
+        # The URL of the last request: the same URL needs no check of its origin.
         self._url = ""
-        # What a proxy that relays our requests wants to hear; None where there is none.
-        self._relay: Mapping[str, str] | None = None
-        # The request before, as it went over the wire: a scraper sends the same one for years.
-        self._written: tuple[Request, bytes] | None = None
+        # The headers for a proxy that relays our requests; None without such a proxy.
+        self._relay_headers: Mapping[str, str] | None = None
+        # The last request and its bytes: a scraper sends the same request for years.
+        self._encoded: tuple[HttpRequest, bytes] | None = None
         self._reader: streams.SocketReader | None = None
         self._writer: asyncio.StreamWriter | None = None
 
-    async def send(self, request: Request) -> Response:
-        """The answer with its body, after at most one redirect; CollectError says what went wrong."""
+    async def send(self, request: HttpRequest) -> HttpResponse:
+        """Send a request and return the whole answer, after at most one redirect; CollectError says what failed."""
         try:
             async with asyncio.timeout(self.timeout_seconds):
                 response = await self._send_once(request)
                 if response.status in REDIRECTS and request.method == "GET" and "location" in response.headers:
                     target = urljoin(request.url, response.headers["location"])
                     await self._connect(target)
-                    self._refuse_inwards(request.url, target)
-                    headers = _headers_for(target, request, private=self._access.private_headers)
-                    response = await self._send_once(Request(target, headers=headers))
+                    self._refuse_local_redirect(request.url, target)
+                    headers = _redirected_headers(target, request, private=self._access.private_headers)
+                    response = await self._send_once(HttpRequest(target, headers=headers))
                 return response
         except TimeoutError as error:
             self.close()
@@ -99,87 +99,87 @@ class Connection:
             self.close()
             error.where = error.where or request.url
             raise
-        except BROKEN as error:
+        except CONNECTION_ERRORS as error:
             self.close()
-            raise CollectError(_plain(error), where=request.url) from error
+            raise CollectError(_describe_error(error), where=request.url) from error
         except asyncio.CancelledError:
             self.close()
             raise
 
     async def stream_lines(
-        self, request: Request, *, idle_seconds: float, on_open: Callable[[], None] = lambda: None
+        self, request: HttpRequest, *, idle_seconds: float, on_open: Callable[[], None] = lambda: None
     ) -> AsyncGenerator[bytes, None]:
-        """Each line of an endless answer as it arrives; a peer silent for `quiet_seconds` is given up.
+        """Yield each line of a stream as it arrives; CollectError after `idle_seconds` without data.
 
-        `on_open` is called when the peer has agreed to answer, which may be long before the first line.
+        `on_open` is called when the server accepts the request, which may be long before the first line.
         """
-        patience_seconds = self.timeout_seconds
+        timeout_seconds = self.timeout_seconds
         try:
-            async with asyncio.timeout(patience_seconds):
-                response = await self._ask(request)
+            async with asyncio.timeout(timeout_seconds):
+                response = await self._exchange_with_reconnect(request)
             if response.status != 200:
                 raise HttpStatusError(response.status, where=request.url)
             on_open()
-            pending = b""
-            chunks = self._chunks(response.headers)
-            patience_seconds = idle_seconds
+            partial_line = b""
+            chunks = self._read_chunks(response.headers)
+            timeout_seconds = idle_seconds
             while True:
-                async with asyncio.timeout(patience_seconds):
+                async with asyncio.timeout(timeout_seconds):
                     chunk = await anext(chunks, None)
                 if chunk is None:
                     return
-                *whole, pending = (pending + chunk).split(b"\n")
-                if len(pending) > self.max_body_bytes:
-                    self._refuse_length(len(pending))
-                for line in whole:
+                *lines, partial_line = (partial_line + chunk).split(b"\n")
+                if len(partial_line) > self.max_body_bytes:
+                    self._refuse_size(len(partial_line))
+                for line in lines:
                     yield line
         except TimeoutError as error:
-            raise CollectError(f"silent for more than {patience_seconds:g} s", where=request.url) from error
-        except BROKEN as error:
-            raise CollectError(_plain(error), where=request.url) from error
+            raise CollectError(f"no data within {timeout_seconds:g} s", where=request.url) from error
+        except CONNECTION_ERRORS as error:
+            raise CollectError(_describe_error(error), where=request.url) from error
         finally:
             self.close()
 
-    def _refuse_inwards(self, url: str, target: str) -> None:
-        """A server may not send us to an address that only means something here, such as a cloud's metadata."""
+    def _refuse_local_redirect(self, url: str, target: str) -> None:
+        """Refuse a redirect to an address of this machine, such as a cloud's metadata service."""
         peer = self._writer.get_extra_info("peername") if self._writer is not None else None
-        reached = peer[0] if isinstance(peer, tuple) else ""
-        # A proxy of ours may be on this machine, and looks names up itself.
+        peer_address = peer[0] if isinstance(peer, tuple) else ""
+        # A proxy may run on this machine, and resolves names itself.
         is_direct = not self._access.proxy_for(urlsplit(target).hostname or "")
-        if is_direct and addresses.is_unexpectedly_local(urlsplit(url).hostname or "", reached):
-            raise CollectError(f"redirects to {reached}, which is this machine's own")
+        if is_direct and addresses.is_unexpectedly_local(urlsplit(url).hostname or "", peer_address):
+            raise CollectError(f"redirects to {peer_address}, an address of this machine")
 
     def close(self) -> None:
-        """Let go at once: TLS's farewell waits for a peer that may hang, and for a loop that may have ended."""
+        """Abort the connection: a TLS shutdown would wait for a peer that may hang, or a loop that has ended."""
         if self._writer is not None:
             self._writer.transport.abort()
         self._reader = self._writer = None
 
     async def aclose(self) -> None:
-        """Close and wait until the socket is gone, which tests and shutdown want."""
+        """Close and wait until the socket is closed, for tests and shutdown."""
         writer = self._writer
         self.close()
         if writer is not None:
-            with suppress(*BROKEN):
+            with suppress(*CONNECTION_ERRORS):
                 await writer.wait_closed()
 
-    async def _send_once(self, request: Request) -> Response:
-        response = await self._ask(request)
+    async def _send_once(self, request: HttpRequest) -> HttpResponse:
+        response = await self._exchange_with_reconnect(request)
         # 204 and 304 have no body by definition (RFC 9110, 6.4.1).
         if request.method == "HEAD" or response.status in (204, 304):
             body = b""
         else:
-            body = await self._body(response.headers)
+            body = await self._read_body(response.headers)
         if response.headers.get("connection", "").lower() == "close":
             self.close()
-        return Response(response.status, response.headers, body)
+        return HttpResponse(response.status, response.headers, body)
 
-    async def _ask(self, request: Request) -> Response:
-        """Send the request and read the head of the answer, anew if the kept connection had died meanwhile."""
+    async def _exchange_with_reconnect(self, request: HttpRequest) -> HttpResponse:
+        """Send the request and read the headers of the answer; retry once if a reused connection was closed."""
         was_kept = await self._connect(request.url)
         try:
             return await self._exchange(request)
-        except BROKEN:
+        except CONNECTION_ERRORS:
             if not was_kept:
                 raise
         self.close()
@@ -187,42 +187,42 @@ class Connection:
         return await self._exchange(request)
 
     async def _connect(self, url: str) -> bool:
-        """Make sure there is a connection to the origin of `url`; True if an old one is used again."""
+        """Connect to the origin of `url`; True if the existing connection is reused."""
         if self._writer is not None and url == self._url and not self._writer.is_closing():
             return True
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise CollectError("is not an http or https address", where=quote(url))
+            raise CollectError("is not an http or https URL", where=quote(url))
         origin = (parts.scheme, parts.netloc)
         if self._writer is not None and origin == self._origin and not self._writer.is_closing():
             self._url = url
             return True
         self.close()
-        self._relay = self._written = None
-        secure = self._access.tls_context() if parts.scheme == "https" else None
-        port = parts.port or (443 if secure else 80)
+        self._relay_headers = self._encoded = None
+        tls_context = self._access.tls_context() if parts.scheme == "https" else None
+        port = parts.port or (443 if tls_context else 80)
         if self._unix_socket is not None:
             self._reader, self._writer = await streams.open_unix_connection(self._unix_socket)
         elif proxy := self._access.proxy_for(parts.hostname):
             host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-            await self._connect_through(proxy, f"{host}:{port}", is_secure=secure is not None)
+            await self._connect_via_proxy(proxy, f"{host}:{port}", is_secure=tls_context is not None)
         else:
             self._reader, self._writer = await streams.open_connection(parts.hostname, port)
-        if secure is not None and self._writer is not None:
-            # In two steps: who is cancelled while asyncio makes both at once may leave a socket behind (Python 3.11).
-            await self._writer.start_tls(secure, server_hostname=self._access.server_name or parts.hostname)
+        if tls_context is not None and self._writer is not None:
+            # In two steps: a cancelled `open_connection` with TLS can leak a socket (Python 3.11).
+            await self._writer.start_tls(tls_context, server_hostname=self._access.server_name or parts.hostname)
         self._origin, self._url = origin, url
         return False
 
-    async def _connect_through(self, proxy: str, target: str, *, is_secure: bool) -> None:
-        """Connect to an HTTP proxy, which relays plain requests and opens a tunnel for TLS."""
+    async def _connect_via_proxy(self, proxy: str, target: str, *, is_secure: bool) -> None:
+        """Connect to an HTTP proxy: it relays plain requests, and opens a tunnel for TLS."""
         parts = urlsplit(proxy)
         self._reader, self._writer = await streams.open_connection(parts.hostname or "", parts.port or 80)
-        admission = proxy_headers(proxy)
+        credentials = proxy_headers(proxy)
         if not is_secure:
-            self._relay = admission
+            self._relay_headers = credentials
             return
-        head = "".join(f"{key}: {value}\r\n" for key, value in {"Host": target, **admission}.items())
+        head = "".join(f"{key}: {value}\r\n" for key, value in {"Host": target, **credentials}.items())
         self._writer.write(f"CONNECT {target} HTTP/1.1\r\n{head}\r\n".encode("latin-1"))
         await self._writer.drain()
         answer = (await self._reader.readline()).split(None, 2)
@@ -231,24 +231,24 @@ class Connection:
             status = answer[1].decode("latin-1") if len(answer) > 1 else "nothing"
             raise CollectError(f"the proxy {parts.hostname}:{parts.port or 80} answered {status} to CONNECT {target}")
 
-    async def _exchange(self, request: Request) -> Response:
+    async def _exchange(self, request: HttpRequest) -> HttpResponse:
         assert self._reader is not None
         assert self._writer is not None
-        if self._written is None or self._written[0] is not request:
-            self._written = (request, self._write(request))
-        self._writer.write(self._written[1])
+        if self._encoded is None or self._encoded[0] is not request:
+            self._encoded = (request, self._encode(request))
+        self._writer.write(self._encoded[1])
         await self._writer.drain()
         status_line = (await self._reader.readline()).split(None, 2)
         if len(status_line) < 2 or not status_line[0].startswith(b"HTTP/1."):
-            raise CollectError("does not speak HTTP/1.1", where=request.url)
-        return Response(int(status_line[1]), await self._read_headers())
+            raise CollectError("the answer is not HTTP/1.1", where=request.url)
+        return HttpResponse(int(status_line[1]), await self._read_headers())
 
-    def _write(self, request: Request) -> bytes:
+    def _encode(self, request: HttpRequest) -> bytes:
         parts = urlsplit(request.url)
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         headers = {"Host": parts.netloc.rpartition("@")[2], "User-Agent": "watchkeeper", **request.headers}
-        if self._relay is not None:
-            path, headers = f"http://{headers['Host']}{path}", {**headers, **self._relay}
+        if self._relay_headers is not None:
+            path, headers = f"http://{headers['Host']}{path}", {**headers, **self._relay_headers}
         if request.body or request.method == "POST":
             headers["Content-Length"] = str(len(request.body))
         head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
@@ -262,68 +262,68 @@ class Connection:
         pairs = (line.decode("latin-1").partition(":") for line in lines)
         return {name.strip().lower(): value.strip() for name, _, value in pairs}
 
-    async def _body(self, headers: Mapping[str, str]) -> bytes:
-        is_packed = headers.get("content-encoding", "").lower() == "gzip"
-        if not is_packed and "content-length" in headers and not _is_chunked(headers):
-            return await self._by_length(headers)
-        unpack = zlib.decompressobj(wbits=31) if is_packed else None
-        pieces, size = [], 0
-        async for chunk in self._chunks(headers):
-            if unpack is not None:
-                chunk = unpack.decompress(chunk, self.max_body_bytes + 1 - size)
-            pieces.append(chunk)
+    async def _read_body(self, headers: Mapping[str, str]) -> bytes:
+        is_gzip = headers.get("content-encoding", "").lower() == "gzip"
+        if not is_gzip and "content-length" in headers and not _is_chunked(headers):
+            return await self._read_by_length(headers)
+        decompressor = zlib.decompressobj(wbits=31) if is_gzip else None
+        parts, size = [], 0
+        async for chunk in self._read_chunks(headers):
+            if decompressor is not None:
+                chunk = decompressor.decompress(chunk, self.max_body_bytes + 1 - size)
+            parts.append(chunk)
             size += len(chunk)
             if size > self.max_body_bytes:
-                self._refuse_length(size)
-        if unpack is not None and not unpack.eof:
+                self._refuse_size(size)
+        if decompressor is not None and not decompressor.eof:
             raise EOFError
-        return b"".join(pieces)
+        return b"".join(parts)
 
-    async def _chunks(self, headers: Mapping[str, str]) -> AsyncIterator[bytes]:
-        """The body as it arrives, by chunks, by length, or until the peer closes."""
+    async def _read_chunks(self, headers: Mapping[str, str]) -> AsyncIterator[bytes]:
+        """Yield the body as it arrives: chunked, by its length, or until the peer closes."""
         assert self._reader is not None
         reader = self._reader
         if _is_chunked(headers):
             while size := int((await reader.readline()).split(b";")[0], 16):
                 if size > self.max_body_bytes:
-                    self._refuse_length(size)
+                    self._refuse_size(size)
                 yield await reader.readexactly(size)
                 await reader.readline()
             while (await reader.readline()).strip():
                 pass
         elif "content-length" in headers:
-            yield await self._by_length(headers)
+            yield await self._read_by_length(headers)
         else:
-            while piece := await reader.read(65536):
-                yield piece
+            while chunk := await reader.read(65536):
+                yield chunk
             self.close()
 
-    async def _by_length(self, headers: Mapping[str, str]) -> bytes:
+    async def _read_by_length(self, headers: Mapping[str, str]) -> bytes:
         assert self._reader is not None
         length = int(headers["content-length"])
         if length > self.max_body_bytes:
-            self._refuse_length(length)
+            self._refuse_size(length)
         return await self._reader.readexactly(length)
 
-    def _refuse_length(self, found: int) -> None:
-        raise CollectError(f"the body has {found} bytes or more, the limit is {self.max_body_bytes}")
+    def _refuse_size(self, size: int) -> None:
+        raise CollectError(f"the body has {size} bytes or more, the limit is {self.max_body_bytes}")
 
 
 def _is_chunked(headers: Mapping[str, str]) -> bool:
     return headers.get("transfer-encoding", "").lower() == "chunked"
 
 
-def _headers_for(target: str, request: Request, *, private: frozenset[str]) -> Mapping[str, str]:
-    """A redirect to another origin does not get our credentials."""
+def _redirected_headers(target: str, request: HttpRequest, *, private: frozenset[str]) -> Mapping[str, str]:
+    """The headers for a redirect: without our credentials if it leads to another origin."""
     if urlsplit(target)[:2] == urlsplit(request.url)[:2]:
         return request.headers
     return {name: value for name, value in request.headers.items() if name.lower() not in private}
 
 
-def _plain(error: BaseException) -> str:
-    """A library's error as a sentence."""
+def _describe_error(error: BaseException) -> str:
+    """The message for an error of a library."""
     if isinstance(error, ConnectionRefusedError):
-        return "nothing listens there"
+        return "connection refused"
     if isinstance(error, EOFError):
-        return "the connection was closed in the middle of the answer"
+        return "the connection was closed before the end of the answer"
     return f"{type(error).__name__}: {error}".rstrip(": ")

@@ -1,4 +1,4 @@
-"""Ending a server of asyncio without leaving a socket behind."""
+"""Close an asyncio server without leaking a socket."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import asyncio
 
 
 async def close_server(server: asyncio.Server) -> None:
-    """Accept nobody else, let a connection that is being accepted be made, then close.
+    """Stop accepting, finish a connection that is being accepted, then close.
 
-    asyncio cannot make a connection for a server that is closed: it would drop the socket without closing it.
+    asyncio cannot create a connection for a closed server: it would drop the socket without closing it.
     """
     for listener in server.sockets:
         server.get_loop().remove_reader(listener.fileno())

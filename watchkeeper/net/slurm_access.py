@@ -1,4 +1,4 @@
-"""Who asks slurmrestd: the headers by which it knows them."""
+"""The HTTP headers that authenticate a request to slurmrestd."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ from pathlib import Path
 
 
 def headers(user: str | None, token_file: Path | None) -> dict[str, str]:
-    """Read each time: a JWT of Slurm lives half an hour, and something renews the file. OSError if it cannot be."""
-    found = {"Accept": "application/json"}
+    """The headers of a request; OSError if the token cannot be read.
+
+    The file is read each time: a Slurm JWT is valid for half an hour, and its file is renewed.
+    """
+    values = {"Accept": "application/json"}
     if user:
-        found["X-SLURM-USER-NAME"] = user
+        values["X-SLURM-USER-NAME"] = user
     if token_file is not None:
-        found["X-SLURM-USER-TOKEN"] = token_file.read_text().strip().removeprefix("SLURM_JWT=")
-    return found
+        values["X-SLURM-USER-TOKEN"] = token_file.read_text().strip().removeprefix("SLURM_JWT=")
+    return values

@@ -1,10 +1,10 @@
-"""A small HTTP/1.1 client for threads: one server, a deadline for the whole exchange, a limit for the answer.
+"""A small HTTP/1.1 client for threads, with a deadline for the whole exchange and a size limit for the answer.
 
-Receivers, a Prometheus, slurmrestd, the API server of Kubernetes, the simulator and a hub's command line are asked
-through it; whoever asks decides what a status means and whether to try again. It stands on http.client and not on
-urllib3, because the command line asks a hub without the hub's own libraries. What answers under a socket's own
-timeout may drip for ever, as that begins anew with each byte: here time is counted from the first address tried to the
-last byte. Only the look-up of a name is left to the resolver's own limits.
+Receivers, Prometheus, slurmrestd, the Kubernetes API server, the simulator and the command line's hub are called with
+it; the caller decides what a status means and whether to retry. It uses http.client instead of urllib3, because the
+command line works without the hub's libraries. A socket timeout starts again with each byte, so a slow server could
+answer forever: here the deadline covers everything from the first connection attempt to the last byte. Only name
+resolution has the resolver's own limits.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from watchkeeper.errors import CollectError, error_reason
 from watchkeeper.net import addresses
 from watchkeeper.net.access import NO_ACCESS, Access, proxy_headers
 
-PIECE_BYTES = 256 * 1024
+CHUNK_BYTES = 256 * 1024
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
-MOST_REDIRECTS = 10
+MAX_REDIRECTS = 10
 MAX_BODY_BYTES = 64 * 1024 * 1024
-# What a broken or closing peer looks like, whatever the layer that noticed it.
-BROKEN = (OSError, EOFError, http.client.HTTPException, zlib.error)
+# The errors of a closed or failed connection, in all layers.
+CONNECTION_ERRORS = (OSError, EOFError, http.client.HTTPException, zlib.error)
 
 
 @dataclass(frozen=True, slots=True)
 class HttpLimits:
-    """`whole_seconds` for everything together, `wait_seconds` for each sign of life, and what is read of an answer."""
+    """Limits of an exchange: `total_seconds` for all of it, `idle_seconds` between bytes, `answer_bytes` of body."""
 
     total_seconds: float = 30.0
     idle_seconds: float = math.inf
@@ -46,7 +46,7 @@ class HttpLimits:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """`path` stands behind that of the client's address."""
+    """`path` is appended to the path of the client's URL."""
 
     method: str
     path: str = ""
@@ -56,7 +56,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """Header names are lower case; the body is unpacked."""
+    """Header names are lower case; the body is decompressed."""
 
     status: int
     headers: Mapping[str, str]
@@ -64,25 +64,25 @@ class Response:
 
 
 class NoAnswer(CollectError):
-    """There was no answer, or none that could be read to its end; `is_late` where time was the reason."""
+    """There is no answer, or an incomplete one; `is_timeout` if a time limit passed."""
 
     is_timeout = False
 
 
 class ResponseTooLarge(NoAnswer):
-    """The answer has more bytes than the limits allow."""
+    """The answer is larger than the limit."""
 
 
 class InvalidAddress(CollectError):
-    """What should be an address is none."""
+    """A URL is invalid."""
 
 
 class LocalAddressRefused(CollectError):
-    """A name that leads to an address which means something to this machine only."""
+    """A name resolved to an address of this machine."""
 
 
 class HttpClient:
-    """One server; any number of threads may ask at the same time, each over a connection of its own."""
+    """A client of one server; several threads may use it at the same time, each over its own connection."""
 
     def __init__(
         self,
@@ -97,114 +97,117 @@ class HttpClient:
             self._parts = urlsplit(url)
             self._port = self._parts.port or (443 if self._parts.scheme == "https" else 80)
         except ValueError as error:
-            raise InvalidAddress(f"is no address: {error}", where=url[:60]) from error
+            raise InvalidAddress(f"is not a valid URL: {error}", where=url[:60]) from error
         self._host = self._parts.hostname or ""
         self._netloc = self._parts.netloc.rpartition("@")[2]
         self.where = f"{self._parts.scheme}://{self._netloc}"
         self.limits = limits
         self._access = access
-        self._most_idle = max_idle
-        self._may_lead_inward = allows_local_address
+        self._max_idle = max_idle
+        self._allows_local_address = allows_local_address
         self._proxy = access.proxy_for(self._host)
         self._idle: list[_Connection] = []
         self._is_closed = False
         self._lock = threading.Lock()
 
     def send(self, request: Request, *, deadline: float = math.inf, use_new_connection: bool = False) -> Response:
-        """The whole answer, whatever its status; NoAnswer if there is none before `until`, a time of `monotonic`."""
+        """The whole answer, whatever its status; NoAnswer if it is not complete at `deadline`, by `time.monotonic`."""
         with self.open(request, deadline=deadline, use_new_connection=use_new_connection) as answer:
             headers = {name.lower(): value for name, value in answer.getheaders()}
-            return Response(answer.status, headers, self._read(answer, headers))
+            return Response(answer.status, headers, self._read_body(answer, headers))
 
     @contextlib.contextmanager
     def open(
         self, request: Request, *, deadline: float = math.inf, use_new_connection: bool = False
     ) -> Iterator[http.client.HTTPResponse]:
-        """An answer that is still to be read; what goes wrong until its end is a NoAnswer."""
+        """An answer whose body you read; any failure before its end is a NoAnswer."""
         deadline = min(deadline, time.monotonic() + self.limits.total_seconds)
-        wire = None if use_new_connection else self._take()
+        connection = None if use_new_connection else self._take_idle()
         try:
             try:
-                is_kept = wire is not None
-                wire = wire or self._connect(deadline)
-                answer = self._exchange(wire, request, until=deadline)
-            except BROKEN as error:
-                if wire is None or not is_kept or isinstance(error, TimeoutError):
+                is_reused = connection is not None
+                connection = connection or self._connect(deadline)
+                answer = self._exchange(connection, request, deadline=deadline)
+            except CONNECTION_ERRORS as error:
+                if connection is None or not is_reused or isinstance(error, TimeoutError):
                     raise
-                # The server has closed a connection that lay idle; that says nothing about a new one.
-                wire.close()
-                wire = self._connect(deadline)
-                answer = self._exchange(wire, request, until=deadline)
+                # The server has closed an idle connection; a new one may work.
+                connection.close()
+                connection = self._connect(deadline)
+                answer = self._exchange(connection, request, deadline=deadline)
             with answer:
                 yield answer
                 if answer.isclosed() and not answer.will_close:
-                    self._idle_again(wire)
-                    wire = None
-        except BROKEN as error:
+                    self._keep_idle(connection)
+                    connection = None
+        except CONNECTION_ERRORS as error:
             raise self._no_answer(error, deadline) from error
         finally:
-            if wire is not None:
-                wire.close()
+            if connection is not None:
+                connection.close()
 
     def close(self) -> None:
-        """Let the connections go; whoever is answered after that keeps none."""
+        """Close the idle connections; requests in progress close theirs when they end."""
         with self._lock:
             self._is_closed, idle, self._idle = True, self._idle, []
-        for wire in idle:
-            wire.close()
+        for connection in idle:
+            connection.close()
 
-    def _take(self) -> _Connection | None:
+    def _take_idle(self) -> _Connection | None:
         with self._lock:
             return self._idle.pop() if self._idle else None
 
-    def _idle_again(self, wire: _Connection) -> None:
+    def _keep_idle(self, connection: _Connection) -> None:
         with self._lock:
-            if not self._is_closed and len(self._idle) < self._most_idle:
-                self._idle.append(wire)
+            if not self._is_closed and len(self._idle) < self._max_idle:
+                self._idle.append(connection)
                 return
-        wire.close()
+        connection.close()
 
-    def _no_answer(self, error: BaseException, until: float) -> NoAnswer:
+    def _no_answer(self, error: BaseException, deadline: float) -> NoAnswer:
         if not isinstance(error, TimeoutError):
-            return NoAnswer(_plain(error), where=self.where)
-        is_whole = time.monotonic() >= until
-        what = "whole answer" if is_whole and self.limits.idle_seconds < math.inf else "answer"
-        seconds = self.limits.total_seconds if is_whole else self.limits.idle_seconds
-        late = NoAnswer(f"no {what} within {seconds:g} s", where=self.where)
-        late.is_timeout = True
-        return late
+            return NoAnswer(_describe_error(error), where=self.where)
+        is_past_deadline = time.monotonic() >= deadline
+        subject = "whole answer" if is_past_deadline and self.limits.idle_seconds < math.inf else "answer"
+        seconds = self.limits.total_seconds if is_past_deadline else self.limits.idle_seconds
+        timeout = NoAnswer(f"no {subject} within {seconds:g} s", where=self.where)
+        timeout.is_timeout = True
+        return timeout
 
-    def _connect(self, until: float) -> _Connection:
+    def _connect(self, deadline: float) -> _Connection:
         proxy = urlsplit(self._proxy)
         if self._parts.scheme == "unix":
-            return _Connection([(socket.AF_UNIX, self._parts.path)], self.limits.idle_seconds, until)
+            return _Connection([(socket.AF_UNIX, self._parts.path)], self.limits.idle_seconds, deadline)
         host, port = (proxy.hostname or "", proxy.port or 80) if self._proxy else (self._host, self._port)
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        wire = _Connection([(family, address) for family, *_, address in found], self.limits.idle_seconds, until)
+        resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        connection = _Connection(
+            [(family, address) for family, *_, address in resolved], self.limits.idle_seconds, deadline
+        )
         try:
-            if not self._may_lead_inward and addresses.is_unexpectedly_local(host, wire.reached):
+            if not self._allows_local_address and addresses.is_unexpectedly_local(host, connection.peer_address):
                 raise LocalAddressRefused(
-                    f"its name leads to {wire.reached}, which is this machine's own; write that address if it is meant",
+                    f"its name resolves to {connection.peer_address}, an address of this machine; if you mean it, write"
+                    " the address instead of the name",
                     where=self.where,
                 )
             if self._parts.scheme == "https":
                 if self._proxy:
-                    self._open_tunnel(wire)
-                wire.encrypt(self._access.tls_context(), self._access.server_name or self._host)
-            return wire
+                    self._open_tunnel(connection)
+                connection.encrypt(self._access.tls_context(), self._access.server_name or self._host)
+            return connection
         except BaseException:
-            wire.close()
+            connection.close()
             raise
 
-    def _open_tunnel(self, wire: _Connection) -> None:
+    def _open_tunnel(self, connection: _Connection) -> None:
         host = f"[{self._host}]" if ":" in self._host else self._host
         target = f"{host}:{self._port}"
-        answer = wire.ask("CONNECT", target, {"Host": target, **proxy_headers(self._proxy)})
+        answer = connection.request("CONNECT", target, {"Host": target, **proxy_headers(self._proxy)})
         if answer.status >= 300:
             raise NoAnswer(f"the proxy answered {answer.status} to CONNECT {target}", where=self.where)
 
-    def _exchange(self, wire: _Connection, request: Request, *, until: float) -> http.client.HTTPResponse:
-        wire.until = until
+    def _exchange(self, connection: _Connection, request: Request, *, deadline: float) -> http.client.HTTPResponse:
+        connection.deadline = deadline
         is_unix, headers = self._parts.scheme == "unix", {"User-Agent": "watchkeeper", **request.headers}
         base = "" if is_unix else self._parts.path
         target = f"{base.rstrip('/')}{request.path}" if request.path else base or "/"
@@ -213,57 +216,57 @@ class HttpClient:
         if self._proxy and self._parts.scheme == "http":
             target, headers = f"{self.where}{target}", {**headers, **proxy_headers(self._proxy)}
         headers["Host"] = self._netloc or "localhost"
-        return wire.ask(request.method, target, headers, request.body)
+        return connection.request(request.method, target, headers, request.body)
 
-    def _read(self, answer: http.client.HTTPResponse, headers: Mapping[str, str]) -> bytes:
+    def _read_body(self, answer: http.client.HTTPResponse, headers: Mapping[str, str]) -> bytes:
         limit = self.limits.answer_bytes
-        unpack = zlib.decompressobj(wbits=31) if headers.get("content-encoding") == "gzip" else None
-        pieces, size = [], 0
-        while piece := answer.read1(PIECE_BYTES):
-            if unpack is not None:
-                piece = unpack.decompress(piece, limit + 1 - size)
-            pieces.append(piece)
-            size += len(piece)
+        decompressor = zlib.decompressobj(wbits=31) if headers.get("content-encoding") == "gzip" else None
+        parts, size = [], 0
+        while chunk := answer.read1(CHUNK_BYTES):
+            if decompressor is not None:
+                chunk = decompressor.decompress(chunk, limit + 1 - size)
+            parts.append(chunk)
+            size += len(chunk)
             if size > limit:
                 raise ResponseTooLarge(f"the answer has {size} bytes or more, the limit is {limit}", where=self.where)
-        if answer.length or (unpack is not None and not unpack.eof):
+        if answer.length or (decompressor is not None and not decompressor.eof):
             raise EOFError
-        # read1 leaves an answer open that it has read to the end.
+        # read1 does not close an answer that it has read to the end.
         answer.close()
-        return b"".join(pieces)
+        return b"".join(parts)
 
 
 @contextlib.contextmanager
 def open_with_redirects(
     url: str, request: Request, *, limits: HttpLimits, access: Access
 ) -> Iterator[http.client.HTTPResponse]:
-    """As `Client.open` at an address, by the proxy that the environment names, and where a GET is redirected to."""
-    for turn in range(MOST_REDIRECTS + 1):
-        client = HttpClient(url, limits=limits, access=replace(access, proxy_url=_proxy_of_environment(url)))
+    """`HttpClient.open` for a URL, through the proxy of the environment; redirects of a GET are followed."""
+    for redirects in range(MAX_REDIRECTS + 1):
+        client = HttpClient(url, limits=limits, access=replace(access, proxy_url=_environment_proxy(url)))
         with client.open(request) as answer:
             target = answer.headers.get("location", "")
-            if request.method != "GET" or answer.status not in REDIRECTS or not target or turn == MOST_REDIRECTS:
+            if request.method != "GET" or answer.status not in REDIRECTS or not target or redirects == MAX_REDIRECTS:
                 yield answer
                 return
-        before, url = urlsplit(url), urljoin(url, target)
-        if urlsplit(url).hostname != before.hostname:
-            # Another server does not get our credentials.
+        previous, url = urlsplit(url), urljoin(url, target)
+        if urlsplit(url).hostname != previous.hostname:
+            # Another server must not receive our credentials.
             request = replace(
                 request, headers={name: text for name, text in request.headers.items() if name != "Authorization"}
             )
 
 
 class _Connection:
-    """A connection to the first address that answers. Each wait on it ends with the time for the whole, or before."""
+    """A connection to the first address that accepts; each wait ends after `idle_seconds` or at the deadline."""
 
-    def __init__(self, found: list[tuple[int, Any]], wait_seconds: float, until: float) -> None:
-        self.until = until
-        self._wait_seconds = wait_seconds
+    def __init__(self, candidates: list[tuple[int, Any]], idle_seconds: float, deadline: float) -> None:
+        self.deadline = deadline
+        self._idle_seconds = idle_seconds
         problem = OSError("the name has no address")
-        for family, address in found:
+        for family, address in candidates:
             self._socket = socket.socket(family)
             try:
-                self._limit()
+                self._set_timeout()
                 self._socket.connect(address)
             except OSError as error:
                 self._socket.close()
@@ -271,25 +274,25 @@ class _Connection:
                 continue
             if family != socket.AF_UNIX:
                 self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self.reached = str(address[0])
+            self.peer_address = str(address[0])
             return
         raise problem
 
     def encrypt(self, context: ssl.SSLContext, name: str) -> None:
-        self._limit()
+        self._set_timeout()
         self._socket = context.wrap_socket(self._socket, server_hostname=name)
 
-    def ask(
+    def request(
         self, method: str, target: str, headers: Mapping[str, str], body: bytes | None = None
     ) -> http.client.HTTPResponse:
-        """The head of the answer; it asks for nothing of a socket but what is here."""
-        writer = http.client.HTTPConnection("")
-        writer.sock = cast(socket.socket, self)
+        """Send a request and read the headers of the answer; http.client uses only the socket methods defined here."""
+        sender = http.client.HTTPConnection("")
+        sender.sock = cast(socket.socket, self)
         try:
-            writer.request(method, target, body=body, headers=headers)
+            sender.request(method, target, body=body, headers=headers)
         except (ValueError, http.client.InvalidURL):
-            # http.client's words hold the header or the path, which may be a secret.
-            raise http.client.InvalidURL("a header or the path has characters that HTTP does not have") from None
+            # http.client's message contains the header or the path, which may be secret.
+            raise http.client.InvalidURL("a header or the path has characters that HTTP does not allow") from None
         answer = http.client.HTTPResponse(cast(socket.socket, self), method=method)
         try:
             answer.begin()
@@ -299,26 +302,26 @@ class _Connection:
         return answer
 
     def sendall(self, content: bytes) -> None:
-        rest = memoryview(content)
-        while rest:
-            self._limit()
-            rest = rest[self._socket.send(rest) :]
+        remaining = memoryview(content)
+        while remaining:
+            self._set_timeout()
+            remaining = remaining[self._socket.send(remaining) :]
 
     def makefile(self, _mode: str) -> io.BufferedReader:
         return io.BufferedReader(_SocketStream(self.receive))
 
     def receive(self, buffer: Any) -> int:
-        self._limit()
+        self._set_timeout()
         return self._socket.recv_into(buffer)
 
     def close(self) -> None:
         self._socket.close()
 
-    def _limit(self) -> None:
-        left = min(self._wait_seconds, self.until - time.monotonic())
-        if left <= 0:
+    def _set_timeout(self) -> None:
+        remaining_seconds = min(self._idle_seconds, self.deadline - time.monotonic())
+        if remaining_seconds <= 0:
             raise TimeoutError
-        self._socket.settimeout(None if left == math.inf else left)
+        self._socket.settimeout(None if remaining_seconds == math.inf else remaining_seconds)
 
 
 class _SocketStream(io.RawIOBase):
@@ -332,8 +335,8 @@ class _SocketStream(io.RawIOBase):
         return self._receive(buffer)
 
 
-def _proxy_of_environment(url: str) -> str:
-    # Here, because most who ask a server need none of it.
+def _environment_proxy(url: str) -> str:
+    # Imported here, because most callers do not need it.
     from urllib import request
 
     parts = urlsplit(url)
@@ -341,12 +344,12 @@ def _proxy_of_environment(url: str) -> str:
     return proxy if "://" in proxy or not proxy else f"http://{proxy}"
 
 
-def _plain(error: BaseException) -> str:
-    """A library's error as a sentence."""
+def _describe_error(error: BaseException) -> str:
+    """The message for an error of a library."""
     if isinstance(error, ConnectionRefusedError):
-        return "nothing listens there"
+        return "connection refused"
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not trusted: {error.verify_message}"
     if isinstance(error, EOFError | http.client.IncompleteRead | ConnectionError):
-        return "the connection was closed in the middle of the answer"
+        return "the connection was closed before the end of the answer"
     return error_reason(cast(Exception, error)) or type(error).__name__

@@ -238,7 +238,7 @@ async def _download(location: TargetListLocation) -> bytes | list[Any]:
     connection = http.Connection(access=location.access)
     headers = {"Accept": "application/json", **await location.access.request_headers()}
     try:
-        response = await connection.send(http.Request(location.location, headers=headers))
+        response = await connection.send(http.HttpRequest(location.location, headers=headers))
     finally:
         await connection.aclose()
     if response.status != 200:

@@ -289,8 +289,8 @@ class _ConfigFileReader:
         if any(not text.isprintable() for text in header_values):
             raise ValueError(f"http_headers: a value of {name} has characters that are not allowed in a header")
         files = tuple((name, self.resolve(path)) for path in texts(values.get("files")))
-        arguments["extra"] = (*arguments.get("extra", ()), *((name, text) for text in header_values))
-        arguments["extra_files"] = (*arguments.get("extra_files", ()), *files)
+        arguments["extra_headers"] = (*arguments.get("extra_headers", ()), *((name, text) for text in header_values))
+        arguments["extra_header_files"] = (*arguments.get("extra_header_files", ()), *files)
 
     def tokens(self, table: YamlTable) -> oauth2.ClientCredentials:
         for key in ("token_url", "client_id"):

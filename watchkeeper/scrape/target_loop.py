@@ -55,7 +55,7 @@ SLICE_SERIES = 500
 class TargetConnection(Protocol):
     """The connection to a target: HTTP, or the simulated fleet itself in a drill."""
 
-    async def send(self, request: http.Request) -> http.Response: ...
+    async def send(self, request: http.HttpRequest) -> http.HttpResponse: ...
 
     async def aclose(self) -> None: ...
 
@@ -211,13 +211,13 @@ class TargetLoop:
         self._append(ends, at_ms, array("d", [samples.STALE]) * len(ends))
         self.dropped_samples.update(self._native.end_series(at_ms))
 
-    def _build_request(self) -> http.Request:
+    def _build_request(self) -> http.HttpRequest:
         timeout = f"{self._settings.timeout_seconds:g}"
         headers = {"Accept": self._parser.accept, "X-Prometheus-Scrape-Timeout-Seconds": timeout}
         # On loopback, compression costs CPU time on both sides and saves no network.
         if not self._target.address.startswith(("127.", "localhost", "[::1]")):
             headers["Accept-Encoding"] = "gzip"
-        return http.Request(self._target.url, headers=headers)
+        return http.HttpRequest(self._target.url, headers=headers)
 
     async def _read_page(self) -> exposition.ExpositionPage:
         auth_headers = await self._target.job.access.request_headers()

@@ -126,7 +126,7 @@ async def compress_response(response: Response, accepted: str) -> Response:
     """Compress a long text response if the client accepts gzip; streams are not compressed."""
     body: bytes = getattr(response, "body", b"")
     is_text = response.headers.get("content-type", "").startswith(COMPRESSIBLE_TYPES)
-    if len(body) < compression.LEAST_BYTES or not is_text or "content-encoding" in response.headers:
+    if len(body) < compression.MIN_BYTES or not is_text or "content-encoding" in response.headers:
         return response
     response.headers["Vary"] = "Accept-Encoding"
     if compression.accepts_gzip(accepted):

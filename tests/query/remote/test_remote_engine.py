@@ -99,7 +99,7 @@ def test_nothing_listening_is_said_with_the_address_and_the_setting() -> None:
     with engines.engine_of(url, retries=0) as engine, pytest.raises(errors.StoreError) as caught:
         engine.instant("up", 0)
     remedy = "Check query.url and that the server is up"
-    assert str(caught.value) == f"{url}: nothing listens there. It was tried once. {remedy}"
+    assert str(caught.value) == f"{url}: connection refused. It was tried once. {remedy}"
 
 
 def test_a_server_that_never_finishes_is_given_up_at_the_deadline() -> None:

@@ -103,7 +103,7 @@ def test_an_api_server_that_goes_away_mid_drain_is_waited_for(cluster: Cluster) 
             done = driver.perform(action(DRAIN, NODE))
             assert time.monotonic() - began < 30.0
             assert (done.is_complete, done.text) == (False, "drain has to wait")
-            assert "nothing listens there" in done.waits_for[0]
+            assert "connection refused" in done.waits_for[0]
         finally:
             cluster.start_api_server()
         cluster.ask(path, method="DELETE")

@@ -153,7 +153,7 @@ class _GrpcCall:
                 await self.writer.drain()
                 received = await self.reader.read(65536)
                 if not received:
-                    raise CollectError("the connection was closed in the middle of the answer")
+                    raise CollectError("the connection was closed before the end of the answer")
                 for event in link.receive_data(received):
                     self._take(event, link)
         except (exceptions.ProtocolError, UnicodeDecodeError) as error:

@@ -79,7 +79,7 @@ def simulator_inventory(origin: str) -> FetchInventory:
         connection = http.Connection(timeout_seconds=2.0)
         url = f"{origin}/nodes/{node}/inventory"
         try:
-            response = await connection.send(http.Request(url))
+            response = await connection.send(http.HttpRequest(url))
         finally:
             await connection.aclose()
         if response.status != 200:

@@ -159,7 +159,7 @@ async def follow_stream(url: str, *, time: clock.Clock) -> AsyncGenerator[Kernel
         connection = http.Connection()
         try:
             after = 0 if last_record is None else last_record.seq - 1
-            lines = connection.stream_lines(http.Request(f"{url}?after={after}"), idle_seconds=IDLE_TIMEOUT_SECONDS)
+            lines = connection.stream_lines(http.HttpRequest(f"{url}?after={after}"), idle_seconds=IDLE_TIMEOUT_SECONDS)
             async with aclosing(lines):
                 async for record in _resume(lines, last_record):
                     failures, last_record = 0, record

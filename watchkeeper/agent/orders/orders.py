@@ -218,7 +218,7 @@ class OrderClient:
         self._connection = http.Connection(timeout_seconds=seconds, max_body_bytes=MAX_BODY_BYTES, access=hub.access)
 
     async def fetch(self) -> list[orders.Envelope]:
-        response = await self._connection.send(http.Request(self._asked, headers=self._headers))
+        response = await self._connection.send(http.HttpRequest(self._asked, headers=self._headers))
         if response.status != 200:
             kind = OrdersUnavailable if response.status in NO_ORDERS else CollectError
             raise kind(response.error_summary, where=self._url)
@@ -232,7 +232,7 @@ class OrderClient:
         """True when the hub has it; False when it will never take it. CollectError: later."""
         address = f"{self._url}/{quote(id, safe='')}/receipt"
         body = wire.dumps(receipt).encode()
-        response = await self._connection.send(http.Request(address, "POST", headers=self._headers, body=body))
+        response = await self._connection.send(http.HttpRequest(address, "POST", headers=self._headers, body=body))
         if response.status == 200:
             return True
         if response.status in (400, 404, 413, 422):

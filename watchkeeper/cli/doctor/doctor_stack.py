@@ -114,7 +114,7 @@ async def _ask_kubernetes(path: Path, namespace: str | None) -> facts.Kubernetes
 
     async def get(path: str) -> Any:
         headers = {"Accept": "application/json", **await server.access.request_headers()}
-        response = await connection.send(http.Request(f"{server.url}{path}", headers=headers))
+        response = await connection.send(http.HttpRequest(f"{server.url}{path}", headers=headers))
         if response.status != 200:
             raise CollectError(f"answered {response.status}", where=path)
         try:

@@ -79,7 +79,7 @@ async def _list(connection: http.Connection, url: str, access: Access) -> list[M
 
 
 async def _get(connection: http.Connection, url: str, access: Access) -> bytes:
-    response = await connection.send(http.Request(url, headers=access.authorization_header()))
+    response = await connection.send(http.HttpRequest(url, headers=access.authorization_header()))
     if response.status != 200:
         said = SHOWN_STATUS.get(response.status, "no answer to the question")
         raise CollectError(f"it answered {response.status}: {said}", where=url)

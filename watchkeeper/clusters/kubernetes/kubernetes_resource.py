@@ -263,11 +263,11 @@ class ResourceWatch(Generic[T]):
         self._failures += 1
         await self._time.sleep(PAUSES.delay_seconds(self._failures))
 
-    def _request(self, **parameters: Any) -> http.Request:
+    def _request(self, **parameters: Any) -> http.HttpRequest:
         if self.kind.fields:
             parameters["fieldSelector"] = self.kind.fields
         headers = {"Accept": "application/json", **self._server.access.authorization_header()}
-        return http.Request(f"{self._server.url}{self.kind.path}?{urlencode(parameters)}", headers=headers)
+        return http.HttpRequest(f"{self._server.url}{self.kind.path}?{urlencode(parameters)}", headers=headers)
 
 
 def key_of(raw: Any) -> Key:

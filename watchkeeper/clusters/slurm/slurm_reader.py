@@ -200,7 +200,7 @@ class SlurmRestReader:
         origin = "http://localhost" if socket is not None else self.url.rstrip("/")
         connection = http.Connection(timeout_seconds=ASK_SECONDS, max_body_bytes=MAX_ANSWER_BYTES, unix_socket=socket)
         try:
-            response = await connection.send(http.Request(origin + path, headers=self._headers()))
+            response = await connection.send(http.HttpRequest(origin + path, headers=self._headers()))
         finally:
             await connection.aclose()
         return response.status, response.body.decode("utf-8", "replace")

@@ -18,13 +18,13 @@ import sys, warnings
 import torch
 from torch import nn
 from watchkeeper.instrument.exports import Exports
-from watchkeeper.instrument.page import Page
+from watchkeeper.instrument.page import MetricsPage
 from watchkeeper.instrument.training import TrainingMonitor
 torch.set_num_threads(1)
 monitor = TrainingMonitor("llama", Exports())
 """
 END = """
-page = Page()
+page = MetricsPage()
 monitor.write(page)
 print("PAGE")
 print(page.content().decode())

@@ -257,7 +257,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from watchkeeper.instrument.exports import Exports
 from watchkeeper.instrument.inference import InferenceMonitor, current_request
-from watchkeeper.instrument.page import Page
+from watchkeeper.instrument.page import MetricsPage
 
 kept = InMemorySpanExporter()
 provider = TracerProvider()
@@ -290,7 +290,7 @@ for name in ("queue", "prefill", "decode", "tokenize"):
     assert root.start_time - 5e6 <= spans[name].start_time <= spans[name].end_time <= root.end_time, name
 assert spans["queue"].end_time == spans["prefill"].start_time
 assert spans["prefill"].end_time == spans["decode"].start_time
-page = Page(is_openmetrics=True)
+page = MetricsPage(is_openmetrics=True)
 monitor.write(page)
 assert 'trace_id="TRACE"' in page.content().decode()
 print(sorted(spans), root.attributes["gen_ai.usage.output_tokens"])

@@ -80,7 +80,7 @@ def test_its_targets_are_scraped_and_stored_in_the_usual_names(hub: tuple[str, P
     }
     assert ask(url, "query", query="noise")["result"] == []
     assert ask(url, "targets")["droppedTargetCounts"] == {"dcgm": 1}
-    assert "p.yml:10: job pods: kubernetes_sd is not read here" in log.read_text()
+    assert "p.yml:10: job pods: kubernetes_sd is not supported and skipped" in log.read_text()
 
 
 @pytest.mark.slow

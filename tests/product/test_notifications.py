@@ -180,7 +180,7 @@ def test_a_silence_stands_on_the_timeline_of_what_it_silences(stack: ExitStack, 
     )
     await_that(lambda: "new riser" in time_of())
     assert hub.command("silence", "end", made.partition(":")[0]).returncode == 0
-    assert re.search("Silence of [^\"]+ ended", time_of())
+    assert re.search('Silence of [^"]+ ended', time_of())
 
 
 @pytest.mark.slow
@@ -248,7 +248,7 @@ def test_silences_that_alertmanager_keeps_are_shown_as_its_own_and_ended_there(
     assert listed.count("alertmanager ") >= 2
     assert hub.command("silence", "end", made.stdout.partition(": ")[0]).returncode == 0
     timeline = lambda: json.dumps(hub.get("/api/incidents/INC-1")["timeline"])  # noqa: E731
-    await_that(lambda: re.search("Silence of [^\"]+ ended", timeline()))
+    await_that(lambda: re.search('Silence of [^"]+ ended', timeline()))
 
 
 @pytest.mark.servers

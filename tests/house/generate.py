@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import copy
 import dataclasses
+import json
 import re
 import sys
 import types
@@ -114,9 +115,7 @@ def _type_words(hint: Any) -> str:
 
 
 def _as_toml(value: Any) -> str:
-    if value is None:
-        return "none"
-    return str(list(value)) if isinstance(value, tuple) else f'"{value}"' if isinstance(value, str) else str(value)
+    return "none" if value is None else json.dumps(value, ensure_ascii=False)
 
 
 def metrics_page() -> str:

@@ -138,7 +138,7 @@ def test_a_node_is_looked_at_by_its_agent_before_it_is_given_back_where_agents_t
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ("pool_percent = 101", "remediate.pool_percent: 101 is not a share in percent"),
+        ("pool_percent = 101", "remediate.pool_percent: 101 is not a percentage from 0 to 100"),
         ('quiet_hours = ["at night"]', "remediate: `at night` is not a time such as 22:00-06:00"),
         ('trust = [{ mode = "always" }]', r"remediate.trust\[0\].mode: expected one of observe"),
     ],

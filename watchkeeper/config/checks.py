@@ -1,6 +1,6 @@
-"""What a setting's value must be beyond its type: each check raises ValueError with what is wrong and what would do.
+"""Checks of setting values beyond their type: each raises ValueError with the problem and an example of a valid value.
 
-`settings` names them beside its fields; `loading` puts file and key in front of the words.
+`settings` lists the check of each field; `loading` puts the file and the key before the message.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ def positive_duration(text: str) -> None:
 
 def at_least_one_minute(text: str) -> None:
     if durations.parse_ms(text) < 60_000:
-        raise ValueError(f"`{text}` is below the smallest possible value, 1m")
+        raise ValueError(f"`{text}` is below the minimum, 1m")
 
 
 def port_number(number: int) -> None:
     if not 0 <= number <= 65535:
-        raise ValueError(f"{number} is not a port; ports go from 1 to 65535, and 0 takes a free one")
+        raise ValueError(f"{number} is not a port; use 1 to 65535, or 0 for any free port")
 
 
 def at_least_one(number: int) -> None:
     if number < 1:
-        raise ValueError(f"{number} is below the smallest possible value, 1")
+        raise ValueError(f"{number} is below the minimum, 1")
 
 
 def percentage(number: int) -> None:
     if not 0 <= number <= 100:
-        raise ValueError(f"{number} is not a share in percent, from 0 to 100")
+        raise ValueError(f"{number} is not a percentage from 0 to 100")
 
 
 def not_empty(text: str) -> None:
@@ -50,33 +50,33 @@ def network(text: str) -> None:
 
 def at_least_zero(number: int) -> None:
     if number < 0:
-        raise ValueError(f"{number} is below the smallest possible value, 0")
+        raise ValueError(f"{number} is below the minimum, 0")
 
 
 def valid_headers(lines: tuple[str, ...]) -> None:
     for line in lines:
         name, colon, _ = line.partition(":")
         if not colon or not name.strip() or not line.isprintable() or not line.isascii():
-            raise ValueError("a line of `headers` is not `Name: value`")
+            raise ValueError("an item of `headers` is not `Name: value`")
         if name.strip().lower() in ("authorization", "cookie"):
-            raise ValueError(f"{name.strip()} in `headers` is a secret; keep it in `headers_file`")
+            raise ValueError(f"{name.strip()} in `headers` is a secret; put it in `headers_file`")
 
 
 def http_address(key: str, url: str | None) -> None:
-    """Refuse what cannot be asked over HTTP, and a password that every message about the address would show."""
+    """Refuse a text that is not an HTTP URL, and credentials, which every message about the URL would show."""
     if url is None:
         return
     try:
         parts = urlsplit(url)
-        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
-        is_address = False
-    if not is_address:
-        raise ValueError(f"`{key}` is not an http or https address such as http://prometheus:9090")
+        is_url = False
+    if not is_url:
+        raise ValueError(f"`{key}` is not an http or https URL such as http://prometheus:9090")
     if parts.username or parts.password:
-        raise ValueError(f"`{key}` holds credentials; use `username` and `password_file`")
+        raise ValueError(f"`{key}` contains credentials; use `username` and `password_file`")
 
 
 def not_negative(number: float) -> None:
     if number < 0:
-        raise ValueError(f"{number:g} is below the smallest possible value, 0")
+        raise ValueError(f"{number:g} is below the minimum, 0")

@@ -1,7 +1,7 @@
-"""One TOML file and the command line become `Settings`, or one error with every problem in it.
+"""Load `Settings` from a TOML file and the command line, or raise one error with all problems.
 
-`cli/` calls `load` once at start. The shape is checked by `kit.wire` from the types in `settings`, the
-rest by each setting's own check, so that nothing about a setting is written here.
+`cli/` calls `load` once at start. `kit.wire` checks the types of `settings`, and each setting's own check the rest, so
+that this module contains nothing about single settings except which ones are paths.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from watchkeeper.config.settings import Settings
 from watchkeeper.errors import SettingsError, WireError
 from watchkeeper.kit import wire
 
-# tomllib gives the place as text only, until Python 3.14: "Expected '=' after a key (at line 3, column 5)".
-TOML_PLACE = re.compile(r"^(?P<what>.*) \(at (?:line (?P<line>\d+), column (?P<column>\d+)|end of document)\)$")
+# Before Python 3.14, tomllib gives the position only as text: "Expected '=' after a key (at line 3, column 5)".
+TOML_POSITION = re.compile(r"^(?P<problem>.*) \(at (?:line (?P<line>\d+), column (?P<column>\d+)|end of document)\)$")
 SECRET_KEYS = ("headers_file", "bearer_token_file", "password_file", "ca_file", "client_cert_file", "client_key_file")
 PATH_KEYS = (
     *("hub.data", "hub.tokens", "journal.path", "journal.url_file", "rules.files"),
@@ -34,7 +34,7 @@ PATH_KEYS = (
 
 
 def load(path: Path | None = None, overrides: Mapping[str, Any] | None = None) -> Settings:
-    """The settings of a file (None: defaults) under overrides such as `{"hub.port": 9490}`, where None means unset."""
+    """The settings of a file (None: defaults) with overrides such as `{"hub.port": 9490}`; None is no override."""
     given = {key: value for key, value in (overrides or {}).items() if value is not None}
     from_file = _resolve_paths(_read(path), path.parent) if path else {}
     plain = _overlay(from_file, given)
@@ -43,7 +43,7 @@ def load(path: Path | None = None, overrides: Mapping[str, Any] | None = None) -
         raise SettingsError(
             f"{len(problems)} problem{'s' if len(problems) > 1 else ''} in the settings",
             problems=tuple(f"{_origin(problem, path, given)}: {problem}" for problem in problems),
-            remedy="docs/reference/settings.md lists every key",
+            remedy="See docs/reference/settings.md for every key",
         )
     return wire.from_plain(Settings, plain)
 
@@ -52,21 +52,21 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         text = path.read_bytes().decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        what = error.strerror if isinstance(error, OSError) else f"it is not UTF-8 text (byte {error.start})"
+        problem = error.strerror if isinstance(error, OSError) else f"it is not UTF-8 text (byte {error.start})"
         raise SettingsError(
-            f"the settings file cannot be read: {what}", where=str(path), remedy="Name a readable TOML file"
+            f"the settings file cannot be read: {problem}", where=str(path), remedy="Choose a readable TOML file"
         ) from error
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        match = TOML_PLACE.match(str(error))
-        what = match["what"] if match else str(error)
+        match = TOML_POSITION.match(str(error))
+        problem = match["problem"] if match else str(error)
         line = (match["line"] if match else None) or str(text.count("\n") + 1)
-        raise SettingsError(f"not valid TOML: {what}", where=f"{path}:{line}", remedy="Correct that line") from error
+        raise SettingsError(f"not valid TOML: {problem}", where=f"{path}:{line}", remedy="Correct that line") from error
 
 
 def _overlay(plain: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The file's tables with each given dotted key put on top; a table that is no table is left for the check."""
+    """The file's tables with the overrides applied; a section that is not a table is left for the check to report."""
     merged = copy.deepcopy(plain)
     for key, value in given.items():
         section, _, name = key.partition(".")
@@ -77,7 +77,7 @@ def _overlay(plain: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _resolve_paths(plain: dict[str, Any], directory: Path) -> dict[str, Any]:
-    """A relative path in a file means the same wherever the command is run; values of a wrong type are left alone."""
+    """Make relative paths relative to the settings file; values of a wrong type are not changed."""
     resolved = copy.deepcopy(plain)
     for key in PATH_KEYS:
         section, name = key.split(".")
@@ -99,7 +99,7 @@ def _wire_problems(plain: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _failed_checks(plain: dict[str, Any]) -> Iterator[str]:
-    """What each setting's own check says about a value that has the right type."""
+    """The problems that each setting's own check reports for values of the right type."""
     for section, kind in typing.get_type_hints(Settings).items():
         table = plain.get(section)
         hints = typing.get_type_hints(kind)

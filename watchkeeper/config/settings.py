@@ -1,8 +1,8 @@
-"""Every setting, once: its name, type, default, help and check.
+"""Every setting with its name, type, default, help and check.
 
-`loading` fills these from the file and the command line; `hub.py` hands each section to the stage it
-belongs to; docs/reference/settings.md is generated from them. Relative paths count from the directory
-of the settings file, or from the working directory where there is no file.
+`loading` fills them from the file and the command line; `hub.py` passes each section to its stage;
+docs/reference/settings.md is generated from them. Relative paths start at the directory of the settings file, or at the
+working directory without a file.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from watchkeeper.kit import durations, quiet_hours
 from watchkeeper.model import trust
 
 Check = Callable[[Any], None]
-"""Raises ValueError with what is wrong with a value that has the right type."""
+"""Raises ValueError if a value of the right type is invalid."""
 
 
 def setting(default: Any, help: str, *, check: Check | None = None) -> Any:
-    """A dataclass field with its sentence for people and the check its type cannot express."""
+    """A dataclass field with its help text, and a check that its type cannot express."""
     return dataclasses.field(default=default, metadata={"help": help, "check": check})
 
 
@@ -49,21 +49,21 @@ KUBERNETES_TARGETS = (
 
 
 class QueryEngine(StrEnum):
-    """Where samples live and who answers PromQL."""
+    """What stores samples and evaluates PromQL."""
 
     EMBEDDED = "embedded"
     PROMETHEUS = "prometheus"
 
 
 class RuleOwner(StrEnum):
-    """Who evaluates the rules."""
+    """What evaluates the rules."""
 
     WATCHKEEPER = "watchkeeper"
     SERVER = "server"
 
 
 class KubernetesSeries(StrEnum):
-    """Whether the hub writes what kube-state-metrics would."""
+    """Whether the hub writes the series of kube-state-metrics."""
 
     AUTO = "auto"
     ALWAYS = "always"
@@ -71,7 +71,7 @@ class KubernetesSeries(StrEnum):
 
 
 class NotifyVia(StrEnum):
-    """Who tells people."""
+    """What sends notifications."""
 
     CONSOLE = "console"
     RECEIVERS = "receivers"
@@ -79,7 +79,7 @@ class NotifyVia(StrEnum):
 
 
 class DriverName(StrEnum):
-    """Which cluster a plan is meant for."""
+    """The cluster that repairs act on."""
 
     DRY_RUN = "dry_run"
     SIMULATED = "simulated"
@@ -88,7 +88,7 @@ class DriverName(StrEnum):
 
 
 class RunningJobs(StrEnum):
-    """What happens to the jobs of a Slurm node that is drained."""
+    """What a drain does with the jobs on a Slurm node."""
 
     WAIT = "wait"
     REQUEUE = "requeue"
@@ -96,87 +96,115 @@ class RunningJobs(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HubSettings:
-    """Where the hub listens and keeps what it knows."""
+    """Where the hub listens, where it stores its data, and how users log in."""
 
     host: str = setting(
-        "127.0.0.1", "address to listen on; anything but loopback needs `tokens` or `users`", check=not_empty
+        "127.0.0.1",
+        "Address to listen on. An address other than loopback requires `tokens` or `users`.",
+        check=not_empty,
     )
-    port: int = setting(9480, "port of console and API; 0 takes a free one", check=port_number)
-    data: str = setting("data", "directory that this hub alone uses", check=not_empty)
-    tokens: str | None = setting(None, "file of access tokens with their roles; none: loopback only, no sign-in")
-    users: str | None = setting(None, "file of people with passwords, which `watchkeeper users` writes")
+    port: int = setting(9480, "Port of the console and the API. 0 selects any free port.", check=port_number)
+    data: str = setting("data", "Data directory. Only this hub may use it.", check=not_empty)
+    tokens: str | None = setting(
+        None,
+        "File of access tokens with their roles. Without `tokens` and `users`, the hub listens on loopback only and"
+        " needs no login.",
+    )
+    users: str | None = setting(None, "File of users and their password hashes. `watchkeeper users` writes it.")
     session_key_file: str | None = setting(
-        None, "file of the key that signs sessions, for several hubs; none: `session.key` in `data`, made when missing"
+        None,
+        "File of the key that signs login sessions. Several hubs need the same key. If not set, the hub creates"
+        " `session.key` in `data`.",
     )
-    tls_cert_file: str | None = setting(None, "certificate for HTTPS, read again when it changes; none: plain HTTP")
-    tls_key_file: str | None = setting(None, "key of that certificate; none: it is in the same file")
+    tls_cert_file: str | None = setting(
+        None, "Certificate file for HTTPS, reloaded when it changes. If not set, the hub serves plain HTTP."
+    )
+    tls_key_file: str | None = setting(
+        None, "Private key file of `tls_cert_file`. If not set, that file contains the key too."
+    )
     tls_client_ca_file: str | None = setting(
-        None, "certificates of who vouches for clients; with it a client needs a certificate of its own as well"
+        None,
+        "File of CA certificates for clients. If set, each client needs a certificate that one of these CAs signed.",
     )
     trusted_proxies: tuple[str, ...] = setting(
-        (), "addresses or networks of proxies whose `X-Forwarded-For` and `X-Forwarded-Proto` are believed"
+        (), "Addresses or networks of proxies. The hub trusts their `X-Forwarded-For` and `X-Forwarded-Proto` headers."
     )
     proxy_user_header: str | None = setting(
-        None, "header in which those proxies name who signed in, such as `X-Forwarded-User` of oauth2-proxy"
+        None,
+        "Header in which a trusted proxy sends the user who logged in, such as `X-Forwarded-User` of oauth2-proxy.",
     )
     proxy_role: str | None = setting(
-        None, "role of people whom the proxy names and `users` does not; none: they are not let in"
+        None,
+        "Role of users from `proxy_user_header` who are not in `users`: `viewer`, `operator` or `admin`. If not set,"
+        " their login fails.",
     )
-    order_key_file: str | None = setting(None, "file of the key that seals work orders for agents; none: no orders")
+    order_key_file: str | None = setting(
+        None, "File of the key that signs work orders for agents. If not set, the hub sends no work orders."
+    )
 
     def __post_init__(self) -> None:
         for text in self.trusted_proxies:
             network(text)
         if self.proxy_user_header is not None and not self.trusted_proxies:
-            raise ValueError("`proxy_user_header` needs the proxy's address in `trusted_proxies`")
+            raise ValueError("`proxy_user_header` requires the proxy's address in `trusted_proxies`")
         if self.proxy_role not in (None, "viewer", "operator", "admin"):
             raise ValueError(f"`proxy_role` is `{self.proxy_role}`, not one of viewer, operator, admin")
         if self.tls_cert_file is None and (self.tls_key_file or self.tls_client_ca_file):
-            raise ValueError("`tls_key_file` and `tls_client_ca_file` need a certificate in `tls_cert_file`")
+            raise ValueError("`tls_key_file` and `tls_client_ca_file` require a certificate in `tls_cert_file`")
 
 
 @dataclass(frozen=True, slots=True)
 class FleetSettings:
-    """What is watched, and how often it is read."""
+    """The clusters and targets to monitor, and how often the hub scrapes them."""
 
-    cluster: str = setting("main", "name of the cluster where discovery does not give one", check=not_empty)
-    sd_files: tuple[str, ...] = setting((), "Prometheus file_sd files with the targets")
-    sd_urls: tuple[str, ...] = setting((), "Prometheus http_sd addresses with the targets")
+    cluster: str = setting("main", "Cluster of targets and nodes for which discovery sets none.", check=not_empty)
+    sd_files: tuple[str, ...] = setting((), "Prometheus file_sd files that list targets.")
+    sd_urls: tuple[str, ...] = setting((), "Prometheus http_sd URLs that list targets.")
     prometheus_config: str | None = setting(
-        None, "an existing prometheus.yml; its scrape_configs are scraped and its rule_files evaluated as well"
+        None, "Path of a prometheus.yml. The hub also scrapes its scrape_configs and evaluates its rule_files."
     )
-    kubernetes: bool = setting(False, "watch the Kubernetes cluster that this hub runs in")
-    kubeconfig: str | None = setting(None, "watch the Kubernetes cluster of this kubeconfig file instead")
-    kubernetes_context: str | None = setting(None, "context of that file; none: its current one")
+    kubernetes: bool = setting(False, "Monitor the Kubernetes cluster that this hub runs in.")
+    kubeconfig: str | None = setting(
+        None, "Path of a kubeconfig file. The hub monitors its cluster instead of its own."
+    )
+    kubernetes_context: str | None = setting(None, "Context of `kubeconfig`. If not set, its current context.")
     kubernetes_targets: tuple[str, ...] = setting(
-        KUBERNETES_TARGETS, "labels of the pods to read, best first: of each node one pod is read"
+        KUBERNETES_TARGETS, "Labels of the pods to scrape, by priority. The hub scrapes one pod on each node."
     )
     kubernetes_series: KubernetesSeries = setting(
-        KubernetesSeries.AUTO, "write kube-state-metrics' series; `auto`: unless a kube-state-metrics is scraped"
+        KubernetesSeries.AUTO,
+        "Whether to write the series of kube-state-metrics. `auto` writes them unless a kube-state-metrics is scraped.",
     )
-    slurm: bool = setting(False, "ask the Slurm cluster of this machine with its own commands")
+    slurm: bool = setting(False, "Read the Slurm cluster of this machine with the Slurm commands.")
     slurm_rest_url: str | None = setting(
-        None, "ask slurmrestd instead: `http://slurm:6820`, or `unix:///run/slurmrestd.sock`"
+        None,
+        "URL of slurmrestd, which is used instead of the commands: `http://slurm:6820` or `unix:///run/slurmrestd.sock`.",
     )
-    slurm_token_file: str | None = setting(None, "file of the JWT for slurmrestd, read anew each time")
-    slurm_user: str | None = setting(None, "user name that goes with the JWT")
-    slurm_interval: str = setting("15s", "how often slurmctld is asked", check=positive_duration)
+    slurm_token_file: str | None = setting(None, "File of the JWT for slurmrestd. It is read for each request.")
+    slurm_user: str | None = setting(None, "User name for `slurm_token_file`.")
+    slurm_interval: str = setting(
+        "15s", "Interval between two reads of Slurm's nodes and jobs.", check=positive_duration
+    )
     slurm_agent_port: int = setting(
-        9400, "port at which the agents of Slurm's nodes are read; 0: they are expected, not read", check=port_number
+        9400,
+        "Port of the agents on Slurm nodes. 0: the nodes are in the inventory, but they are not scraped.",
+        check=port_number,
     )
     inventory: str | None = setting(
-        None, "file (TOML or YAML) of nodes and teams: rack, leaf, pool, NVLink domain, expected GPUs, owners"
+        None, "TOML or YAML file of nodes and teams: rack, leaf, pool, NVLink domain, expected GPUs, owners."
     )
     scrape: bool = setting(
-        True, "read targets; false: Prometheus or vmagent does, and lists only say which nodes there should be"
+        True,
+        "Whether the hub scrapes targets. `false`: Prometheus or vmagent scrapes them, and target lists only add nodes"
+        " to the inventory.",
     )
-    scrape_interval: str = setting("15s", "how often each target is read", check=positive_duration)
-    scrape_timeout: str = setting("10s", "how long a target may take to answer", check=positive_duration)
+    scrape_interval: str = setting("15s", "Interval between two scrapes of a target.", check=positive_duration)
+    scrape_timeout: str = setting("10s", "Timeout of a scrape, at most `scrape_interval`.", check=positive_duration)
 
     def __post_init__(self) -> None:
         url = self.slurm_rest_url
         if url is not None and not url.startswith(("http://", "https://", "unix:///")):
-            raise ValueError("`slurm_rest_url` is not an address such as http://slurm:6820 or unix:///run/rest.sock")
+            raise ValueError("`slurm_rest_url` is not a URL such as http://slurm:6820 or unix:///run/rest.sock")
 
     @property
     def slurm_interval_seconds(self) -> float:
@@ -184,7 +212,7 @@ class FleetSettings:
 
     @property
     def reads_pods(self) -> bool:
-        """True where pods of a Kubernetes cluster are targets."""
+        """Whether pods of a Kubernetes cluster are targets."""
         return bool(self.kubernetes_targets) and (self.kubernetes or self.kubeconfig is not None)
 
     @property
@@ -193,55 +221,69 @@ class FleetSettings:
 
     @property
     def scrape_timeout_seconds(self) -> float:
-        """Never longer than the interval: a slow target must not overlap with its own next turn."""
+        """At most the interval, so that two scrapes of a target never overlap."""
         return min(durations.parse_seconds(self.scrape_timeout), self.scrape_interval_seconds)
 
 
 @dataclass(frozen=True, slots=True)
 class QuerySettings:
-    """How samples are kept and asked for."""
+    """Where samples are stored, and how they are queried."""
 
     engine: QueryEngine = setting(
-        QueryEngine.EMBEDDED, "who keeps samples and answers PromQL; `prometheus` is any server with its HTTP API"
+        QueryEngine.EMBEDDED,
+        "What stores samples and evaluates PromQL. `prometheus` is any server with the HTTP API of Prometheus.",
     )
-    data: str | None = setting(None, "directory of the samples; none: `samples` in `hub.data`")
-    retention: str = setting("15d", "how long samples are kept", check=positive_duration)
+    data: str | None = setting(None, "Directory of the samples. If not set, `samples` in `hub.data`.")
+    retention: str = setting("15d", "How long samples are kept.", check=positive_duration)
     max_disk_mebibytes: int | None = setting(
-        None, "when samples take more on disk, the oldest go; none: only `retention` counts"
+        None,
+        "Disk limit for samples in MiB. Above it, the oldest blocks are deleted. If not set, only `retention` applies.",
     )
     memory: str = setting(
-        "2h", "how long samples stay in memory as well, where rules find them", check=positive_duration
+        "2h", "How long samples also stay in memory, for rules and recent queries.", check=positive_duration
     )
     # Unpacked chunks of all blocks together: one metric of 10,000 GPUs over six hours.
     cache_mebibytes: int = setting(
-        128, "samples of blocks that stay unpacked in memory for the next question", check=at_least_one
+        128, "Memory for decompressed samples of blocks, kept for the next query, in MiB.", check=at_least_one
     )
-    block: str = setting("30m", "how much time the first block of samples on disk has", check=at_least_one_minute)
-    out_of_order: str = setting("10m", "how late a sample may come after newer ones of its series; `0s`: never")
-    wal: bool = setting(True, "log samples at once; without, a crash loses what is in no block yet")
+    block: str = setting("30m", "Time range of a new block on disk.", check=at_least_one_minute)
+    out_of_order: str = setting(
+        "10m", "How much older than the newest sample of its series a sample may be. `0s` refuses all such samples."
+    )
+    wal: bool = setting(
+        True, "Write samples to the WAL. Without it, a crash loses all samples that are not in a block."
+    )
     # About 80 for each GPU, its jobs and pods included: 20,000 GPUs have 1.6 million, which take 3.5 GiB.
-    max_series: int = setting(2_000_000, "series kept at once; more are left out and counted", check=at_least_one)
+    max_series: int = setting(
+        2_000_000, "Limit of active series. Samples of further series are dropped and counted.", check=at_least_one
+    )
     near: bool = setting(
         False,
-        "with a server: evaluate rules on the `memory` of what this hub writes there; for one that reads all targets",
+        "With the engine `prometheus`: evaluate rules on samples in this hub's memory (`memory`) instead of the server."
+        " Use it only if this hub scrapes all targets and writes them to `write_url`.",
     )
-    url: str | None = setting(None, "the server to ask: what stands before `/api/v1/query`")
+    url: str | None = setting(None, "URL of the Prometheus server, without `/api/v1/query`.")
     write_url: str | None = setting(
-        None, "where it takes remote write, such as `http://prometheus:9090/api/v1/write`; none: nothing is written"
+        None,
+        "Remote write URL, such as `http://prometheus:9090/api/v1/write`. If not set, the hub writes no samples to it.",
     )
-    tenant: str | None = setting(None, "sent to the server as `X-Scope-OrgID`")
-    headers: tuple[str, ...] = setting((), "more headers for the server, each `Name: value`")
-    headers_file: str | None = setting(None, "file of more headers, one `Name: value` on each line, for secret ones")
-    bearer_token_file: str | None = setting(None, "file of the bearer token for the server")
-    username: str | None = setting(None, "user name for the server")
-    password_file: str | None = setting(None, "file of that user's password")
-    ca_file: str | None = setting(None, "certificates that vouch for the server; none: those of the system")
-    client_cert_file: str | None = setting(None, "our certificate for the server")
-    client_key_file: str | None = setting(None, "key of our certificate; none: it is in the same file")
-    insecure_skip_verify: bool = setting(False, "trust whoever answers at the address; for trials only")
-    timeout: str = setting("30s", "how long the server may take, retries included", check=positive_duration)
-    retries: int = setting(3, "how often a request is repeated while the server is busy or away", check=at_least_zero)
-    max_answer_mebibytes: int = setting(256, "largest answer that is read from the server", check=at_least_one)
+    tenant: str | None = setting(None, "Tenant, sent to the server in the header `X-Scope-OrgID`.")
+    headers: tuple[str, ...] = setting((), "Additional headers for the server, each `Name: value`.")
+    headers_file: str | None = setting(None, "File of secret headers for the server, one `Name: value` on each line.")
+    bearer_token_file: str | None = setting(None, "File of the bearer token for the server.")
+    username: str | None = setting(None, "User name for the server.")
+    password_file: str | None = setting(None, "File of the password of `username`.")
+    ca_file: str | None = setting(None, "File of CA certificates for the server. If not set, those of the system.")
+    client_cert_file: str | None = setting(None, "File of the client certificate for the server.")
+    client_key_file: str | None = setting(
+        None, "Private key file of `client_cert_file`. If not set, that file contains the key too."
+    )
+    insecure_skip_verify: bool = setting(False, "Do not verify the certificate of the server. For tests only.")
+    timeout: str = setting("30s", "Timeout of a request to the server, including retries.", check=positive_duration)
+    retries: int = setting(
+        3, "How often a request is retried while the server is overloaded or unreachable.", check=at_least_zero
+    )
+    max_answer_mebibytes: int = setting(256, "Size limit of an answer of the server, in MiB.", check=at_least_one)
 
     def __post_init__(self) -> None:
         durations.parse_ms(self.out_of_order)
@@ -251,13 +293,13 @@ class QuerySettings:
         http_address("write_url", self.write_url)
         valid_headers(self.headers)
         if self.engine is QueryEngine.PROMETHEUS and self.url is None:
-            raise ValueError("the engine `prometheus` needs the address of a server in `url`")
+            raise ValueError("the engine `prometheus` requires the URL of a server in `url`")
         if self.near and self.write_url is None:
-            raise ValueError("`near` keeps what is written to a server, and there is no `write_url`")
+            raise ValueError("`near` requires `write_url`, and it is not set")
         if self.bearer_token_file and self.username:
-            raise ValueError("the server gets `bearer_token_file` or `username`, not both")
+            raise ValueError("set `bearer_token_file` or `username`, not both")
         if (self.username is None) != (self.password_file is None):
-            raise ValueError("`username` and `password_file` belong together, and one of them is missing")
+            raise ValueError("`username` and `password_file` are required together, and one of them is missing")
 
     @property
     def retention_seconds(self) -> float:
@@ -270,15 +312,22 @@ class QuerySettings:
 
 @dataclass(frozen=True, slots=True)
 class RulesSettings:
-    """Which rules run, and who runs them."""
+    """Which rules are evaluated, and what evaluates them."""
 
     owner: RuleOwner = setting(
-        RuleOwner.WATCHKEEPER, "who evaluates the rules; `server`: we read the alerts of Prometheus, vmalert or a ruler"
+        RuleOwner.WATCHKEEPER,
+        "What evaluates the rules. `server`: Prometheus, vmalert or a ruler does, and the hub reads its alerts.",
     )
-    server_url: str | None = setting(None, "that server: what stands before `/api/v1/rules`; none: `query.url`")
-    files: tuple[str, ...] = setting((), "Prometheus rule files; empty: the rules shipped with Watchkeeper")
-    slos: str | None = setting(None, "file of service level objectives that become rules; none: the shipped examples")
-    interval: str = setting("15s", "how often a group without an interval of its own runs", check=positive_duration)
+    server_url: str | None = setting(
+        None, "URL of the server that evaluates the rules, without `/api/v1/rules`. If not set, `query.url`."
+    )
+    files: tuple[str, ...] = setting((), "Prometheus rule files. If empty, the rules shipped with Watchkeeper.")
+    slos: str | None = setting(
+        None, "File of service level objectives, from which rules are generated. If not set, the shipped examples."
+    )
+    interval: str = setting(
+        "15s", "Evaluation interval of rule groups that set no `interval`.", check=positive_duration
+    )
 
     def __post_init__(self) -> None:
         http_address("server_url", self.server_url)
@@ -290,27 +339,31 @@ class RulesSettings:
 
 @dataclass(frozen=True, slots=True)
 class NotifySettings:
-    """How people hear of an incident."""
+    """How users are notified of incidents."""
 
     via: NotifyVia = setting(
         NotifyVia.CONSOLE,
-        "who tells people: nobody but the console, our own receivers and routes, or Alertmanager with its own",
+        "What sends notifications. `console`: nothing is sent, and incidents appear in the console only."
+        " `receivers`: the hub sends them by `routes`. `alertmanager`: Alertmanager sends them by its own routes.",
     )
-    routes: str | None = setting(None, "TOML file of receivers and routes, for `receivers`")
-    alertmanager_urls: tuple[str, ...] = setting((), "Alertmanagers to tell, such as `http://alertmanager:9093`")
+    routes: str | None = setting(None, 'TOML file of receivers and routes, for `via = "receivers"`.')
+    alertmanager_urls: tuple[str, ...] = setting(
+        (), "URLs of the Alertmanagers that receive alerts, such as `http://alertmanager:9093`."
+    )
     heartbeat_file: str | None = setting(
         None,
-        "file of the address that is called every minute while the hub works, for whoever raises the alarm when not",
+        "File with a URL that the hub calls every minute while it works. Use a service that alerts when they stop.",
     )
     watchdog: bool = setting(
         False,
-        "also give Alertmanager an alert `Watchdog` that always fires; route it to what raises the alarm at its end",
+        "Also send the alert `Watchdog`, which always fires, to Alertmanager. Route it to a service that alerts when"
+        " it stops.",
     )
-    console_url: str | None = setting(None, "the console's address as people reach it, for links in messages")
+    console_url: str | None = setting(None, "URL of the console for links in notifications.")
     webhook_silence: str = setting(
         "12h",
-        "an alert of Alertmanager's webhook that is neither repeated nor ended for so long counts as over; longer than"
-        " its repeat_interval",
+        "How long after its last notification an alert from Alertmanager's webhook counts as resolved. It must be"
+        " longer than Alertmanager's repeat_interval.",
         check=positive_duration,
     )
 
@@ -323,31 +376,35 @@ class NotifySettings:
             http_address("alertmanager_urls", url)
         http_address("console_url", self.console_url)
         if self.via is NotifyVia.RECEIVERS and self.routes is None:
-            raise ValueError("`receivers` needs a file in `routes`")
+            raise ValueError("`receivers` requires a file in `routes`")
         if self.via is NotifyVia.ALERTMANAGER and not self.alertmanager_urls:
-            raise ValueError("`alertmanager` needs an address in `alertmanager_urls`")
+            raise ValueError("`alertmanager` requires a URL in `alertmanager_urls`")
 
 
 @dataclass(frozen=True, slots=True)
 class CostSettings:
-    """What GPUs cost."""
+    """The prices of GPUs."""
 
-    # The guides assume 3 and 10 dollars for an A100; the shipped rules use the lower one too.
-    dollars_per_gpu_hour: float = setting(3.0, "price of one GPU for one hour", check=not_negative)
+    # The guides assume 3 and 10 dollars for an A100; the shipped rules use the lower price too.
+    dollars_per_gpu_hour: float = setting(3.0, "Price of one GPU-hour in dollars.", check=not_negative)
     prices: str | None = setting(
-        None, "price book, TOML or OpenCost's CSV; none: the shipped one, and the price above for models that it lacks"
+        None,
+        "Price book file: TOML, or OpenCost's CSV. If not set, the shipped price book, and `dollars_per_gpu_hour`"
+        " for GPU models without a price.",
     )
 
 
 @dataclass(frozen=True, slots=True)
 class CapacitySettings:
-    """Who is told what the fleet needs. Nothing is done about it."""
+    """Where scaling advice is sent. Watchkeeper does not scale anything itself."""
 
-    advice_webhook: str | None = setting(
-        None, "address that scaling advice is sent to, as JSON and each time it is another one"
+    advice_webhook: str | None = setting(None, "URL that receives scaling advice as JSON, each time that it changes.")
+    advice_token_file: str | None = setting(
+        None, "File of the bearer token for `advice_webhook`. It is read for each request."
     )
-    advice_token_file: str | None = setting(None, "file of the bearer token for that address, read anew each time")
-    advice_interval: str = setting("1h", "how often the advice is worked out for it", check=positive_duration)
+    advice_interval: str = setting(
+        "1h", "Interval between two calculations of scaling advice.", check=positive_duration
+    )
 
     @property
     def advice_interval_seconds(self) -> float:
@@ -359,7 +416,7 @@ class CapacitySettings:
 
 @dataclass(frozen=True, slots=True)
 class TrustRule:
-    """How far to go for one cause, in one pool, or for both: one [[remediate.trust]]."""
+    """The mode for a cause, a pool, or both: one [[remediate.trust]] table."""
 
     mode: trust.Mode
     cause: str | None = None
@@ -368,7 +425,7 @@ class TrustRule:
 
 @dataclass(frozen=True, slots=True)
 class PoolQuorum:
-    """How many healthy GPUs a pool keeps for jobs of a class: one [[remediate.quorum]]."""
+    """How many GPUs of a pool must stay healthy for jobs of a class: one [[remediate.quorum]] table."""
 
     job_class: str
     pool: str
@@ -377,64 +434,91 @@ class PoolQuorum:
 
 @dataclass(frozen=True, slots=True)
 class RemediateSettings:
-    """How far Watchkeeper may go on its own."""
+    """Which repairs Watchkeeper may run, and the limits of the guards."""
 
-    mode: trust.Mode = setting(trust.Mode.OBSERVE, "trust ladder; observe never touches a machine")
-    driver: DriverName = setting(DriverName.DRY_RUN, "the cluster that plans are made for")
-    kubeconfig: str | None = setting(
-        None, "kubeconfig with the right to cordon and evict; none: the cluster that `fleet` watches"
+    mode: trust.Mode = setting(
+        trust.Mode.OBSERVE,
+        "How far repairs go: `observe` runs none, `suggest` proposes plans, `ask` waits for approval, `act` runs them.",
     )
-    kubernetes_context: str | None = setting(None, "context of that file; none: its current one")
-    evict_unmanaged: bool = setting(False, "a drain may evict pods that no controller would start again")
-    delete_empty_dirs: bool = setting(False, "a drain may evict pods with an emptyDir on disk, which is lost then")
+    driver: DriverName = setting(
+        DriverName.DRY_RUN, "The system that repairs act on. `dry_run` logs the actions and changes nothing."
+    )
+    kubeconfig: str | None = setting(
+        None, "Kubeconfig of a user that may cordon nodes and evict pods. If not set, the cluster of `[fleet]`."
+    )
+    kubernetes_context: str | None = setting(None, "Context of `kubeconfig`. If not set, its current context.")
+    evict_unmanaged: bool = setting(False, "Whether a drain may evict pods that no controller starts again.")
+    delete_empty_dirs: bool = setting(
+        False, "Whether a drain may evict pods with an emptyDir volume on disk. Its data is lost."
+    )
     slurm_commands: str | None = setting(
-        None, "directory of scontrol and squeue; none: wherever PATH finds them, else slurmrestd of [fleet]"
+        None,
+        "Directory of scontrol and squeue. If not set, those in PATH, or else slurmrestd of `[fleet]`.",
     )
     running_jobs: RunningJobs = setting(
-        RunningJobs.WAIT, "jobs of a Slurm node that is drained: `wait` for their end, or `requeue` them"
+        RunningJobs.WAIT, "What a drain does with jobs on a Slurm node: `wait` for their end, or `requeue` them."
     )
     call_timeout: str = setting(
-        "5s", "how long one call to the API server or one command of Slurm may take", check=positive_duration
+        "5s", "Timeout of one call to the Kubernetes API server, or of one Slurm command.", check=positive_duration
     )
     trust: tuple[TrustRule, ...] = setting(
-        (), "`[[remediate.trust]]` tables: a `mode` for a `cause`, a `pool` or both; the most exact one holds"
+        (), "`[[remediate.trust]]` tables: a `mode` for a `cause`, a `pool` or both. The most specific table applies."
     )
-    policy: str | None = setting(None, "TOML file of steps that replace the shipped ones, by cause and by pool")
-    approval: str = setting("1h", "how long a person's yes holds while guards object", check=positive_duration)
-    pool_percent: int = setting(20, "most of a pool's nodes that may be out at once, but one always", check=percentage)
-    fleet_percent: int = setting(10, "the same of all nodes", check=percentage)
-    starts: int = setting(10, "most repairs that begin within `starts_window`", check=at_least_one)
-    starts_window: str = setting("1h", "the time for `starts`", check=positive_duration)
-    attempts: int = setting(2, "most repairs of one node for one cause within `attempts_window`", check=at_least_one)
-    attempts_window: str = setting("7d", "the time for `attempts`", check=positive_duration)
+    policy: str | None = setting(None, "TOML file of repair steps by cause and pool, which replace the shipped steps.")
+    approval: str = setting(
+        "1h", "How long an approval is valid while guards refuse the repair.", check=positive_duration
+    )
+    pool_percent: int = setting(
+        20,
+        "Limit of nodes of a pool that are out of service, in percent: at least one node, none with 0.",
+        check=percentage,
+    )
+    fleet_percent: int = setting(
+        10,
+        "Limit of nodes of the fleet that are out of service, in percent: at least one node, none with 0.",
+        check=percentage,
+    )
+    starts: int = setting(10, "Limit of repairs that start within `starts_window`.", check=at_least_one)
+    starts_window: str = setting("1h", "Time window of `starts` and `reclaims`.", check=positive_duration)
+    attempts: int = setting(
+        2, "Limit of repairs of one node for the same cause within `attempts_window`.", check=at_least_one
+    )
+    attempts_window: str = setting("7d", "Time window of `attempts`.", check=positive_duration)
     breaker_nodes: int = setting(
-        5, "more nodes that want a repair within `breaker_window` stop all repairs until a person resets that"
+        5,
+        "Circuit breaker: if more nodes need a repair in `breaker_window`, all repairs stop until a user resets it.",
     )
-    breaker_window: str = setting("10m", "the time for `breaker_nodes`", check=positive_duration)
+    breaker_window: str = setting("10m", "Time window of `breaker_nodes`.", check=positive_duration)
     one_per_domain: tuple[str, ...] = setting(
-        ("rack", "leaf", "power"), "failure domains of which never two nodes are out at once"
+        ("rack", "leaf", "power"), "Failure domains in which only one node may be out of service at a time."
     )
     quiet_hours: tuple[str, ...] = setting(
-        (), "times in UTC in which nothing begins by itself, such as `22:00-06:00` or `Sat-Sun 00:00-24:00`"
+        (), "Times in UTC in which no repair starts automatically, such as `22:00-06:00` or `Sat-Sun 00:00-24:00`."
     )
     quorum: tuple[PoolQuorum, ...] = setting(
-        (), "`[[remediate.quorum]]` tables: `gpus` that must stay healthy in a `pool` for jobs of a `job_class`"
+        (), "`[[remediate.quorum]]` tables: how many `gpus` of a `pool` must stay healthy for jobs of a `job_class`."
     )
     node_checks: tuple[str, ...] | None = setting(
         None,
-        "what a node's agent must find well before its node is given back: `scan`, `diag_2`, and `diag_3`, which is for"
-        " faults of hardware only; none: all three where agents get work orders (`hub.order_key_file`, with `driver`"
-        " kubernetes or slurm), who must allow `diag`; `[]` leaves it at what the hub sees itself",
+        "Checks that an agent must pass before its node returns to service: `scan`, `diag_2` and `diag_3` (only after"
+        " hardware faults). If not set, all three if agents receive work orders (`hub.order_key_file` is set, `driver`"
+        " is `kubernetes` or `slurm`, and the agents allow `diag`). `[]`: only the checks of the hub.",
     )
     hand_over_after: int = setting(
-        2, "failed repairs of one node for one cause after which it is for people, with evidence", check=at_least_one
+        2,
+        "How many failed repairs of one node for the same cause hand the node over to a person, with evidence.",
+        check=at_least_one,
     )
-    reclaim: bool = setting(False, "GPUs that are held and idle may be taken back, as far as `mode` and `trust` go")
-    reclaim_wait: str = setting("1h", "how long an owner has after the warning", check=positive_duration)
-    reclaim_exempt: tuple[str, ...] = setting((), "who keeps idle GPUs: workloads like `research/*`, or `team=infra`")
-    reclaims: int = setting(10, "most that are taken back within `starts_window`", check=at_least_one)
+    reclaim: bool = setting(
+        False, "Whether to reclaim GPUs that are allocated and idle, as far as `mode` and `trust` allow."
+    )
+    reclaim_wait: str = setting("1h", "Time between the warning to the owner and the reclaim.", check=positive_duration)
+    reclaim_exempt: tuple[str, ...] = setting(
+        (), "Workloads and owners whose idle GPUs are never reclaimed, such as `research/*` or `team=infra`."
+    )
+    reclaims: int = setting(10, "Limit of reclaims within `starts_window`.", check=at_least_one)
     xid_quiet: str = setting(
-        "5m", "how long a repaired node must be without a new Xid before it is given back", check=positive_duration
+        "5m", "How long a repaired node must have no new Xid before it returns to service.", check=positive_duration
     )
 
     def __post_init__(self) -> None:
@@ -448,26 +532,32 @@ class RemediateSettings:
 
 @dataclass(frozen=True, slots=True)
 class JournalSettings:
-    """Where events, incidents, plans and audit are kept."""
+    """Where the journal stores events, incidents, repairs and audit entries."""
 
-    path: str | None = setting(None, "SQLite file of the journal; none: `journal.sqlite` in `hub.data`")
-    retention: str = setting("90d", "how long events, resolved incidents and audit are kept", check=positive_duration)
+    path: str | None = setting(None, "SQLite file of the journal. If not set, `journal.sqlite` in `hub.data`.")
+    retention: str = setting(
+        "90d", "How long events, resolved incidents and audit entries are kept.", check=positive_duration
+    )
     url_file: str | None = setting(
-        None, "file of the address of a PostgreSQL database, for several hubs; none: the journal is the SQLite file"
+        None, "File of a PostgreSQL URL, for several hubs. If not set, the journal is the SQLite file of `path`."
     )
     lease: str = setting(
-        "10s", "with `url_file`: how long a leader that is not heard of keeps its lead", check=positive_duration
+        "10s",
+        "With `url_file`: duration of the leader's lease, after which another hub may acquire leadership.",
+        check=positive_duration,
     )
     hub_url: str | None = setting(
-        None, "with `url_file`: this hub's own address, which followers name as the leader's; none: from host and port"
+        None,
+        "With `url_file`: URL of this hub, to which followers refer clients while it leads. If not set, it is derived"
+        " from `hub.host` and `hub.port`.",
     )
 
     def __post_init__(self) -> None:
         http_address("hub_url", self.hub_url)
         if self.path is not None and self.url_file is not None:
-            raise ValueError("the journal is in a file (`path`) or in PostgreSQL (`url_file`), not in both")
+            raise ValueError("set `path` for a SQLite file or `url_file` for PostgreSQL, not both")
         if self.lease_seconds < 1:
-            raise ValueError(f"lease: `{self.lease}` is below the smallest possible value, 1s")
+            raise ValueError(f"lease: `{self.lease}` is below the minimum, 1s")
 
     @property
     def lease_seconds(self) -> float:
@@ -480,33 +570,37 @@ class JournalSettings:
 
 @dataclass(frozen=True, slots=True)
 class FabricSettings:
-    """How the InfiniBand fabric is looked at; nothing is asked unless `sweep` or `ufm_url` is set."""
+    """How the InfiniBand fabric is monitored. Set `sweep` or `ufm_url` to enable it."""
 
-    sweep: bool = setting(False, "walk the fabric from this machine with infiniband-diags; only reads, needs root")
-    interval: str = setting("60s", "how often the fabric is looked at", check=positive_duration)
-    timeout: str = setting("30s", "how long each program, or UFM, may take", check=positive_duration)
-    adapter: str | None = setting(None, "adapter to walk the fabric from, such as `mlx5_0`; none: the first active one")
-    port: int | None = setting(None, "port of that adapter; none: the first active one")
-    node_names: str | None = setting(None, "file of switch names by GUID (`--node-name-map` of infiniband-diags)")
-    ufm_url: str | None = setting(
-        None, "address of UFM, which then says what the fabric is; what stands before `/ufmRest`"
+    sweep: bool = setting(False, "Scan the fabric from this machine with infiniband-diags. Read-only; requires root.")
+    interval: str = setting("60s", "Interval between two scans of the fabric.", check=positive_duration)
+    timeout: str = setting(
+        "30s", "Timeout of each program of infiniband-diags, or of a request to UFM.", check=positive_duration
     )
-    ufm_telemetry_url: str | None = setting(None, "page of UFM Telemetry in Prometheus' text, for the ports' counters")
-    ufm_token_file: str | None = setting(None, "file of an access token of UFM")
-    ufm_username: str | None = setting(None, "user name for UFM")
-    ufm_password_file: str | None = setting(None, "file of that user's password")
-    ufm_ca_file: str | None = setting(None, "certificates that vouch for UFM; none: those of the system")
-    ufm_insecure_skip_verify: bool = setting(False, "trust whoever answers at the address; for trials only")
+    adapter: str | None = setting(None, "Adapter for the scan, such as `mlx5_0`. If not set, the first active adapter.")
+    port: int | None = setting(None, "Port of `adapter`. If not set, the first active port.")
+    node_names: str | None = setting(None, "File of switch names by GUID (`--node-name-map` of infiniband-diags).")
+    ufm_url: str | None = setting(
+        None, "URL of UFM, without `/ufmRest`. The fabric is read from UFM instead of a scan."
+    )
+    ufm_telemetry_url: str | None = setting(
+        None, "URL of UFM Telemetry in the Prometheus text format, for the counters of ports."
+    )
+    ufm_token_file: str | None = setting(None, "File of an access token for UFM.")
+    ufm_username: str | None = setting(None, "User name for UFM.")
+    ufm_password_file: str | None = setting(None, "File of the password of `ufm_username`.")
+    ufm_ca_file: str | None = setting(None, "File of CA certificates for UFM. If not set, those of the system.")
+    ufm_insecure_skip_verify: bool = setting(False, "Do not verify the certificate of UFM. For tests only.")
 
     def __post_init__(self) -> None:
         http_address("ufm_url", self.ufm_url)
         http_address("ufm_telemetry_url", self.ufm_telemetry_url)
         if self.sweep and self.ufm_url:
-            raise ValueError("the fabric is looked at by `sweep` or through `ufm_url`, not both")
+            raise ValueError("set `sweep` or `ufm_url`, not both")
         if self.ufm_token_file and self.ufm_username:
-            raise ValueError("UFM gets `ufm_token_file` or `ufm_username`, not both")
+            raise ValueError("set `ufm_token_file` or `ufm_username`, not both")
         if (self.ufm_username is None) != (self.ufm_password_file is None):
-            raise ValueError("`ufm_username` and `ufm_password_file` belong together, and one of them is missing")
+            raise ValueError("`ufm_username` and `ufm_password_file` are required together, and one of them is missing")
 
     @property
     def is_watched(self) -> bool:
@@ -523,41 +617,42 @@ class FabricSettings:
 
 @dataclass(frozen=True, slots=True)
 class RenderSettings:
-    """What `watchkeeper render` writes and the hub itself need not know."""
+    """Values for the files that `watchkeeper render` writes. The hub does not use them."""
 
-    hub_url: str = setting(
-        "http://watchkeeper-hub:9480", "the hub's address as agents, Prometheus and Alertmanager reach it"
-    )
-    prometheus_url: str = setting("http://prometheus:9090", "the address of Prometheus as Grafana and the hub reach it")
+    hub_url: str = setting("http://watchkeeper-hub:9480", "URL of the hub for agents, Prometheus and Alertmanager.")
+    prometheus_url: str = setting("http://prometheus:9090", "URL of Prometheus for Grafana and the hub.")
     targets: tuple[str, ...] = setting(
-        (), "agents or exporters to scrape, in Slurm's short form: `gpu-[01-16]:9400`; beside what [fleet] names"
+        (), "Agents or exporters to scrape in addition to `[fleet]`, as a Slurm hostlist: `gpu-[01-16]:9400`."
     )
-    namespace: str = setting("watchkeeper", "namespace of everything that is written for Kubernetes", check=not_empty)
-    # By version: a node that has an image of a tag that moves would keep it through every upgrade.
-    image: str = setting(f"watchkeeper:{__version__}", "container image of agent and hub", check=not_empty)
+    namespace: str = setting("watchkeeper", "Namespace of all Kubernetes manifests.", check=not_empty)
+    # Tagged with the version: a node that has an image with a moving tag would keep it through every upgrade.
+    image: str = setting(f"watchkeeper:{__version__}", "Container image of the agent and the hub.", check=not_empty)
     command: str = setting(
-        "/usr/bin/watchkeeper", "path of the command on the machines that units and scripts are for", check=not_empty
+        "/usr/bin/watchkeeper",
+        "Path of the `watchkeeper` command on the nodes, for systemd units and scripts.",
+        check=not_empty,
     )
-    etc: str = setting("/etc/watchkeeper", "directory of settings and secrets on those machines", check=not_empty)
+    etc: str = setting("/etc/watchkeeper", "Directory of settings and secrets on the nodes.", check=not_empty)
     scan_expected_gpus: int | None = setting(
-        None, "GPUs that every node should have, for scripts and units; none: what Slurm has promised to jobs"
+        None,
+        "Expected GPUs of every node, for scripts and systemd units. If not set, the GPUs that Slurm has configured.",
     )
     mig_layouts: tuple[str, ...] = setting(
-        (), "MIG layouts: `NAME: GPU: PROFILE PROFILE…`, as in `mixed: H100 80GB: 3g.40gb 2g.20gb 2g.20gb`"
+        (), "MIG layouts, each `NAME: GPU: PROFILE PROFILE…`, such as `mixed: H100 80GB: 3g.40gb 2g.20gb 2g.20gb`."
     )
-    mig_boot: str = setting("all-disabled", "the MIG layout that the boot unit applies", check=not_empty)
+    mig_boot: str = setting("all-disabled", "MIG layout that the systemd unit applies at boot.", check=not_empty)
     values: tuple[str, ...] = setting(
-        (), "values of the manifests and the chart, each `path=value`, as in `hub.storage.size=200Gi`"
+        (), "Values of the manifests and the Helm chart, each `path=value`, such as `hub.storage.size=200Gi`."
     )
     services: tuple[str, ...] = setting(
-        (), "serving Deployments that are scaled, each `NAMESPACE/NAME=MODEL`, as in `serving/llama=llama-3-8b`"
+        (),
+        "Deployments of model servers to autoscale, each `NAMESPACE/NAME=MODEL`, such as `serving/llama=llama-3-8b`.",
     )
     docs_url: str | None = setting(
-        None, "where people read docs/, for links from dashboards to runbooks; none: no such links"
+        None,
+        "URL of the published docs/, for links from dashboards to runbooks. If not set, dashboards have no such links.",
     )
-    models: tuple[str, ...] = setting(
-        (), "models to fetch into the model cache ahead of time, as Hugging Face names them"
-    )
+    models: tuple[str, ...] = setting((), "Hugging Face names of models to download into the model cache in advance.")
 
     def __post_init__(self) -> None:
         http_address("hub_url", self.hub_url)
@@ -567,7 +662,7 @@ class RenderSettings:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """All sections of the file; an absent section has its defaults."""
+    """All sections of the settings file; an omitted section has its defaults."""
 
     hub: HubSettings = dataclasses.field(default_factory=HubSettings)
     fleet: FleetSettings = dataclasses.field(default_factory=FleetSettings)
@@ -583,7 +678,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         if self.rules.owner is RuleOwner.SERVER and not (self.rules.server_url or self.query.url):
-            raise ValueError("rules.owner: `server` needs the address of a server in `server_url` or in `query.url`")
+            raise ValueError("rules.owner: `server` requires the URL of a server in `server_url` or in `query.url`")
 
     @property
     def samples_path(self) -> Path:

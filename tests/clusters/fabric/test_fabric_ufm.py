@@ -278,8 +278,8 @@ def test_a_certificate_nobody_vouches_for_is_refused_unless_it_is_named(tmp_path
     ("given", "said"),
     [
         ({"sweep": True, "ufm_url": "http://u"}, "not both"),
-        ({"ufm_username": "a"}, "belong together"),
-        ({"ufm_url": "ufm.example"}, "not an http or https address"),
+        ({"ufm_username": "a"}, "are required together"),
+        ({"ufm_url": "ufm.example"}, "not an http or https URL"),
         ({"ufm_token_file": "t", "ufm_username": "a", "ufm_password_file": "p"}, "not both"),
     ],
 )

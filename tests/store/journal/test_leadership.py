@@ -119,9 +119,9 @@ def test_a_hub_that_cannot_read_the_journal_lets_another_one_lead(url_file: Path
 
 
 def test_a_journal_has_one_place(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="not in both"):
+    with pytest.raises(ValueError, match="not both"):
         settings.JournalSettings(path="a", url_file="b")
-    with pytest.raises(ValueError, match="smallest possible value, 1s"):
+    with pytest.raises(ValueError, match="below the minimum, 1s"):
         settings.JournalSettings(lease="500ms")
 
 

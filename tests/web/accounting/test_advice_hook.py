@@ -96,5 +96,5 @@ def test_the_running_hub_sends_what_its_own_api_says() -> None:
 
 
 def test_an_address_that_cannot_be_called_is_refused_by_the_settings() -> None:
-    with pytest.raises(ValueError, match="`advice_webhook` is not an http or https address"):
+    with pytest.raises(ValueError, match="`advice_webhook` is not an http or https URL"):
         settings.CapacitySettings(advice_webhook="scaler:8080")

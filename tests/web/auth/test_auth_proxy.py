@@ -85,7 +85,7 @@ def test_a_hub_with_a_proxy_alone_is_not_open() -> None:
     chosen = settings.HubSettings(trusted_proxies=("10.0.0.5",), proxy_user_header=HEADER)
     assert not auth_reload.from_settings(chosen).access.is_open
     assert auth_reload.from_settings(settings.HubSettings()).access.is_open
-    with pytest.raises(ValueError, match="needs the proxy's address"):
+    with pytest.raises(ValueError, match="requires the proxy's address"):
         settings.HubSettings(proxy_user_header=HEADER)
     with pytest.raises(ValueError, match="not an address or network"):
         settings.HubSettings(trusted_proxies=("proxy.example",))

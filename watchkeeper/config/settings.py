@@ -178,7 +178,7 @@ class FleetSettings:
     slurm: bool = setting(False, "Read the Slurm cluster of this machine with the Slurm commands.")
     slurm_rest_url: str | None = setting(
         None,
-        "URL of slurmrestd, which is used instead of the commands: `http://slurm:6820` or `unix:///run/slurmrestd.sock`.",
+        "URL of slurmrestd, used instead of the commands: `http://slurm:6820` or `unix:///run/slurmrestd.sock`.",
     )
     slurm_token_file: str | None = setting(None, "File of the JWT for slurmrestd. It is read for each request.")
     slurm_user: str | None = setting(None, "User name for `slurm_token_file`.")

@@ -22,7 +22,7 @@ def test_a_known_code_says_what_it_means_and_what_to_do() -> None:
         "drain first   yes",
         "now RESTART_BM",
         "drain and reboot the node",
-        "how sure",
+        "confidence",
     ):
         assert words in result.output
 

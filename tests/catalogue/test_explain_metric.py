@@ -16,7 +16,7 @@ from watchkeeper.rules import replay, rulefile
 def test_a_metric_says_what_it_cannot_tell_and_what_to_look_at_next() -> None:
     output = CliRunner().invoke(watchkeeper, ["explain", "metric", "dcgm_fi_dev_xid_errors"]).output
     assert "not a count" in output
-    assert "cannot tell" in output
+    assert "cannot show" in output
     assert "kernel log" in output
 
 

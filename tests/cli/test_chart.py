@@ -44,5 +44,5 @@ points = st.lists(st.tuples(st.floats(0, 4e9), st.floats(-1e300, 1e300)), min_si
 @given(points, st.integers(1, 200))
 def test_no_line_is_wider_than_the_terminal(found: list[tuple[float, float]], width: int) -> None:
     lines = chart.draw([("x" * 300, found)], width=width)
-    assert max(map(len, lines)) <= max(chart.NARROWEST, width)
+    assert max(map(len, lines)) <= max(chart.MIN_WIDTH, width)
     assert all(line.isascii() for line in lines)

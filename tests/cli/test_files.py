@@ -59,10 +59,10 @@ def test_a_file_that_is_there_is_not_replaced_unasked(
     path = tmp_path / "evidence"
     path.write_text("of last night")
     code, words = said(line, path, capsys)
-    assert (code, "exists; --force replaces it" in words) == (2, True)
+    assert (code, "exists; use --force to overwrite it" in words) == (2, True)
     assert path.read_text() == "of last night"
 
 
 def test_what_is_no_plain_file_is_never_replaced(capsys: pytest.CaptureFixture[str]) -> None:
     code, words = said("bundle --local --force -o", Path("/dev/null"), capsys)
-    assert (code, "is not a plain file" in words) == (2, True)
+    assert (code, "is not a regular file" in words) == (2, True)

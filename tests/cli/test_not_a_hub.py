@@ -54,7 +54,7 @@ def test_an_answer_that_is_no_hubs_is_told_in_a_sentence(
     asked: list[str], content: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, words = said(asked, 200, content, capsys)
-    assert (code, words.count("\n")) == (main.CANNOT_TELL, 1)
+    assert (code, words.count("\n")) == (main.EXIT_UNKNOWN, 1)
     assert "is this a Watchkeeper hub" in words
 
 
@@ -77,7 +77,7 @@ def test_an_answer_of_another_shape_is_told_with_its_place(
     asked: str, content: str, place: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, words = said(asked.split(), 200, content.encode(), capsys)
-    assert (code, words.count("\n")) == (main.CANNOT_TELL, 1)
+    assert (code, words.count("\n")) == (main.EXIT_UNKNOWN, 1)
     assert place in words
     assert "is this a Watchkeeper hub" in words
 
@@ -90,7 +90,7 @@ def test_a_page_that_is_no_hubs_is_neither_shown_nor_kept(
 ) -> None:
     file = tmp_path / "kept"
     code, words = said(asked.format(file=file).split(), 200, b"<html>Sign in</html>", capsys)
-    assert code == main.CANNOT_TELL
+    assert code == main.EXIT_UNKNOWN
     assert "is this a Watchkeeper hub" in words
     assert not file.exists()
 
@@ -99,19 +99,19 @@ def test_a_page_that_is_no_hubs_is_neither_shown_nor_kept(
 def test_monitoring_that_is_no_prometheus_cannot_be_judged(content: str, capsys: pytest.CaptureFixture[str]) -> None:
     with answering(200, content.encode()) as url, pytest.raises(SystemExit) as left:
         main.main(["doctor", "stack", "--prometheus", url])
-    assert left.value.code == main.CANNOT_TELL
+    assert left.value.code == main.EXIT_UNKNOWN
     assert f"not read: {url}: " in capsys.readouterr().out
 
 
 def test_what_an_older_hub_does_not_say_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     code, words = said(["incidents"], 200, b'{"ok": true, "incidents": []}', capsys)
-    assert code == main.CANNOT_TELL
+    assert code == main.EXIT_UNKNOWN
     assert "has no `degraded`: the hub is older than this command" in words
 
 
 def test_nothing_is_done_where_nobody_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     code, words = said(["incidents", "ack", "INC-1"], 200, b"{}", capsys)
-    assert code == main.CANNOT_TELL
+    assert code == main.EXIT_UNKNOWN
     assert "neither `ok` nor `status`" in words
 
 

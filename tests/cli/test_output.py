@@ -31,7 +31,7 @@ def run(*words: str, stdout: int) -> tuple[int, str]:
 def test_a_reader_that_leaves_is_neither_health_nor_trouble() -> None:
     reading, writing = os.pipe()
     os.close(reading)
-    assert run("sim", "list", stdout=writing) == (main.READER_LEFT, "")
+    assert run("sim", "list", stdout=writing) == (main.EXIT_BROKEN_PIPE, "")
     os.close(writing)
 
 

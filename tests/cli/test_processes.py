@@ -9,7 +9,7 @@ CODE = """
 import resource
 from watchkeeper.cli import processes
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 512))
-processes.open_many_files()
+processes.raise_open_file_limit()
 print(resource.getrlimit(resource.RLIMIT_NOFILE))
 """
 

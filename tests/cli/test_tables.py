@@ -61,12 +61,12 @@ def test_numbers_stand_to_the_right_of_their_column(rows: list[tuple[str, str]])
 
 @given(st.lists(st.integers(1, 200), min_size=1, max_size=10), st.integers(40, 300))
 def test_columns_that_fit_take_no_more_than_the_terminal_has(wanted: list[int], room: int) -> None:
-    found = tables.widths(wanted, room)
+    found = tables.fit_widths(wanted, room)
     if found is None:
         assert (
-            sum(width if width <= tables.SHORT_CHARACTERS else 12 for width in wanted) + tables.GAP * (len(wanted) - 1)
+            sum(width if width <= tables.MAX_FIXED_WIDTH else 12 for width in wanted) + tables.GAP * (len(wanted) - 1)
             > room
         )
     else:
         assert sum(found) + tables.GAP * (len(wanted) - 1) <= room
-        assert all(got == width for got, width in zip(found, wanted, strict=True) if width <= tables.SHORT_CHARACTERS)
+        assert all(got == width for got, width in zip(found, wanted, strict=True) if width <= tables.MAX_FIXED_WIDTH)

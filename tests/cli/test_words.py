@@ -74,9 +74,9 @@ def test_an_incident_that_is_over_says_when_it_began_and_when_it_ended() -> None
 def test_what_an_unplaced_model_costs_is_unknown_and_not_nothing() -> None:
     blast = {"gpus": 0, "gpu_hours": 0.0, "dollars_per_hour": 0.0, "hits": [], "teams": []}
     told = described(blast)
-    assert [line for line in told if line.startswith("costs")] == [incidents.NO_COST]
+    assert [line for line in told if line.startswith("impact")] == [incidents.UNKNOWN_IMPACT]
     empty = {"cluster": "sim", "node": "n1", "gpu": None, "domain": None}
-    assert "costs 0 GPUs, 0 GPU-hours so far, 0 dollars an hour" in described(blast, place=empty)
+    assert "impact 0 GPUs, 0 GPU-hours so far, 0 dollars per hour" in described(blast, place=empty)
 
 
 def test_a_job_that_stands_still_names_its_incident() -> None:
@@ -84,4 +84,4 @@ def test_a_job_that_stands_still_names_its_incident() -> None:
     about |= {"kind": "slurm", "state": "stalled", "bound_by": "nothing", "stalled_since": "2026-11-16T18:04:54Z"}
     unknown = ("started_at", "gpu_hours", "used", "memory_used", "goodput", "straggler", "cost")
     line = {**about, **dict.fromkeys(unknown), "incidents": ["INC-4"]}
-    assert jobs.note(reading.read_answer(JobLine, line)) == "stands still since 18:04:54Z; INC-4"
+    assert jobs.format_note(reading.read_answer(JobLine, line)) == "stalled since 18:04:54Z; INC-4"

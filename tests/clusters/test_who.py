@@ -128,7 +128,7 @@ def test_a_job_on_a_node_that_nobody_reads_is_named_by_its_scheduler(site: Site,
     )
     hub.clusters.told = [ClusterView("slurm", 1, workloads=(job,))]  # type: ignore[union-attr]
     assert next(one for one in site.ask("/api/nodes").json["nodes"] if one["name"] == "n9")["holders"] == ["99"]
-    assert "  runs      99, says the scheduler; no page names its GPUs" in run(site, "who", "n9")[1]
+    assert "  runs      99, according to the scheduler; no exporter reports its GPUs" in run(site, "who", "n9")[1]
 
 
 def test_a_list_may_be_narrowed_to_a_state_of_ours_or_of_the_scheduler(site: Site) -> None:
@@ -169,7 +169,7 @@ def test_what_a_pod_holds_and_the_incidents_on_it(site: Site, hub: SmallHub) -> 
 
 def test_a_node_lists_its_gpus_and_their_holders(site: Site, hub: SmallHub) -> None:
     _, text = run(site, "who", HELD_NODE)
-    assert text.splitlines()[1] == "  slurm says drained: Xid 79 (by root)"
+    assert text.splitlines()[1] == "  slurm     drained: Xid 79 (by root)"
     assert text.count(pod_of(hub, HELD_NODE)) == 8
 
 
@@ -177,7 +177,7 @@ def test_a_node_lists_its_gpus_and_their_holders(site: Site, hub: SmallHub) -> N
 def test_a_job_that_waits_says_why_by_any_of_its_names(site: Site, name: str) -> None:
     _, text = run(site, "who", name)
     assert "4711 (slurm job, pending, user ada, account llm, team llm, queue gpu)" in text
-    assert "  because   AssocGrpGRES\n  asks for  16 GPUs" in text
+    assert "  reason    AssocGrpGRES\n  requests  16 GPUs" in text
 
 
 @pytest.mark.parametrize("name", ["nobody", "GPU-", "gpu-r01-01/99", "../etc", "%"])

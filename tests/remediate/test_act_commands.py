@@ -87,9 +87,9 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
 def test_a_plan_is_explained_approved_and_carried_out(desk: Desk) -> None:
     id = desk.planned()
     told = desk.types("explain", id).output
-    assert f"{id}  gpu_fell_off_bus: waits for a person's yes" in told
+    assert f"{id}  gpu_fell_off_bus: waits for approval" in told
     assert "mode ask by remediate.mode; no [[remediate.trust]] is about this" in told
-    assert "from cause.gpu_fell_off_bus of the policy" in told
+    assert "; policy cause.gpu_fell_off_bus" in told
     assert "reboot n1   (within 30m)" in told
     assert desk.cluster.calls == []
     assert f"{id}.1 is cordoning" in desk.types("approve", id).output
@@ -112,11 +112,11 @@ def test_a_stale_yes_is_refused_with_both_digests(desk: Desk) -> None:
 def test_a_stop_is_said_everywhere_and_holds_what_is_approved(desk: Desk) -> None:
     id = desk.planned()
     desk.types("stop", "--why", "power work")
-    assert desk.types("list").output.startswith("STOPPED by local at ")
+    assert desk.types("list").output.startswith("HALTED by local at ")
     desk.types("approve", id)
     assert "would be refused by stop" in desk.types("explain", id).output
     assert desk.cluster.calls == []
-    assert desk.types("resume").output == "Repairs go on.\n"
+    assert desk.types("resume").output == "Repairs resumed.\n"
     await_that(lambda: desk.cluster.ours() == ["n1"])
 
 
@@ -126,7 +126,7 @@ def test_a_policy_is_played_against_the_incidents_of_the_past(desk: Desk, tmp_pa
     mine.write_text('[cause.gpu_fell_off_bus]\nsteps = [{ action = "inspect", why = "we look first" }]')
     told = desk.types("test", str(mine)).output
     assert id in told
-    assert "0 of 1 would have begun by themselves." in told
+    assert "0 of 1 would start without approval." in told
     assert "inspect" in told
     mine.write_text('[cause.nonsense]\nsteps = [{ action = "explode", why = "" }]')
     with pytest.raises(Exception, match=r"cause.nonsense.steps\[0\].action: expected one of"):
@@ -139,9 +139,9 @@ def test_a_policy_is_played_against_the_report_of_an_incident(desk: Desk, tmp_pa
     mine.write_text("[limits]\n")
     told = desk.types("test", str(mine), str(report)).output
     assert "cordon → drain → reboot → validate → uncordon" in told
-    assert "1 of 1 would have begun by themselves." in told
+    assert "1 of 1 would start without approval." in told
     report.write_text("[]")
-    with pytest.raises(SettingsError, match="not the report of an incident"):
+    with pytest.raises(SettingsError, match="is not an incident report"):
         desk.types("test", str(mine), str(report))
 
 

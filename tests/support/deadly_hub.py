@@ -83,7 +83,7 @@ def run(configured: config.Settings, cluster: SimulatedDriver, *, time: clock.Cl
                 say="up",
             )
 
-    asyncio.run(processes.until_stopped(serve))
+    asyncio.run(processes.run_until_stopped(serve))
 
 
 if __name__ == "__main__":

@@ -94,7 +94,7 @@ def test_the_table_names_what_is_wrong_and_the_exit_code_says_that_something_is(
     result = run(site)
     assert result.exit_code == 1
     assert result.output.splitlines()[1].split()[:3] == ["alone", "unmapped", "stalled"]
-    assert "Unmapped: 1 job with 2 GPUs of no team. Say it in the file of `fleet.inventory`" in result.output
+    assert "Unmapped: 1 job with 2 GPUs without a team. Add it to the inventory file (`fleet.inventory`)" in result.output
     rows = list(csv.DictReader(io.StringIO(run(site, "--csv").stdout)))
     assert [(row["id"], row["used"]) for row in rows] == [("alone", ""), ("4711", "0.8"), ("web/chat", "0.0")]
     assert json.loads(run(site, "--json").stdout)["total"] == 3
@@ -172,7 +172,7 @@ def test_a_name_that_pods_of_two_namespaces_have_is_not_guessed() -> None:
 
 
 def test_replicas_are_advised_and_one_model_s_past_is_played(site: Site) -> None:
-    assert "chat   2         6         60 requests wait" in run(site, "replicas").output
+    assert "chat   2         6            60 requests wait" in run(site, "replicas").output
     assert site.ask("/api/replicas?model=chat&window=1h").json["replicas"][0]["wanted"] == 6
     assert site.ask("/api/replicas?model=nobody").status == 404
     for wrong in ("window=soon", "window=1s", "window=30d"):

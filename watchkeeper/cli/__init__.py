@@ -1,4 +1,4 @@
-"""One file per command, no logic: parse, ask, print.
+"""The command line, one module per command, without logic: parse options, call, print.
 
-Exit codes: 0 fine, 1 trouble found or the work failed, 2 wrong use, 3 cannot tell.
+Exit codes: 0 no problem, 1 problem found or command failed, 2 usage error, 3 unknown.
 """

@@ -1,4 +1,4 @@
-"""What the long-running commands share: stopping on a signal, reading rules again on another, and enough open files."""
+"""Signals and limits of the long-running commands: stop on SIGTERM, reload on SIGHUP, raise the open file limit."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ import sys
 from collections.abc import Awaitable, Callable
 
 
-async def until_stopped(body: Callable[[asyncio.Event], Awaitable[None]], *, stop_with_input: bool = False) -> None:
-    """Run until SIGTERM or SIGINT sets the event that the body watches.
+async def run_until_stopped(body: Callable[[asyncio.Event], Awaitable[None]], *, stop_with_input: bool = False) -> None:
+    """Run `body`, which returns when its event is set: by SIGTERM or SIGINT.
 
-    `stop_with_input` also stops when standard input ends: a child that holds a pipe of its parent does
-    not outlive it, even if the parent is killed.
+    `stop_with_input` also sets it at the end of standard input: a child whose input is a pipe of its parent stops with
+    the parent, even if the parent is killed.
     """
-    open_many_files()
+    raise_open_file_limit()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signal_number, stop.set)
     if stop_with_input:
         loop.add_reader(sys.stdin.fileno(), stop.set)
     await body(stop)
 
 
-def open_many_files() -> None:
-    """Let the process open as many files as it may: shells and systemd begin with 1,024, and each node needs two."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+def raise_open_file_limit() -> None:
+    """Raise the soft limit of open files to the hard limit: the default of 1,024 is too low at two files per node."""
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
 
 
-def on_hangup(act: Callable[[], object]) -> None:
-    """Call this on SIGHUP, which would end the process otherwise."""
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, act)
+def on_hangup(callback: Callable[[], object]) -> None:
+    """Call `callback` on SIGHUP, which would end the process otherwise."""
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, callback)

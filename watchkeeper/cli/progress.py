@@ -1,4 +1,4 @@
-"""One line on the standard error that says how far something is; silent where nobody looks."""
+"""A progress line on standard error; silent if standard error is not a terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ WIDTH = 60
 
 
 class Progress:
-    """`say` replaces the line, `done` takes it away."""
+    """One line of text: `update` replaces it, `clear` removes it."""
 
     def __init__(self, *, is_shown: bool | None = None) -> None:
         self._is_shown = sys.stderr.isatty() if is_shown is None else is_shown

@@ -1,17 +1,17 @@
-"""A table of texts: with bold heads and colours on a terminal, plain and never cut in a pipe.
+"""Tables: bold heads, colours and folded cells on a terminal; one line per row, never truncated, in a pipe.
 
-Every command that prints rows comes through `options.print_table`, which calls this. On a terminal long cells are
-folded; in a pipe a row is one line, whatever its length, so that grep and awk see all of it.
+Commands print rows with `options.print_table`, which calls this. Whole lines in a pipe suit grep and awk.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Literal
 
 import click
 
-# States and severities in our own words and the schedulers'; a word says what the colour says.
+# States and severities of Watchkeeper and of schedulers. Colour repeats what the word says.
 STYLES = {
     "bold red": (
         "critical",
@@ -41,24 +41,36 @@ STYLES = {
     "cyan": ("info", "acknowledged", "mitigating"),
     "dim": ("unknown", "–", "?", "N/A"),
 }
-SHORT_CHARACTERS, LEAST_CHARACTERS = 20, 12
+MAX_FIXED_WIDTH, MIN_FOLDED_WIDTH = 20, 12
 GAP = 2
 STYLE_OF = {word: style for style, words in STYLES.items() for word in words}
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, names: int | None = None) -> None:
-    """Rows under a header; with `names`, only so many columns are names and the others are numbers, to the right."""
-    left = len(header) if names is None else names
-    if sys.stdout.isatty() and _print_rich(header, rows, left):
+    """Print rows under a header; the first `names` columns (default: all) are left-aligned, others right-aligned."""
+    left_columns = len(header) if names is None else names
+    if sys.stdout.isatty() and _print_rich(header, rows, left_columns):
         return
-    widths = [max(len(row[at]) for row in [header, *rows]) for at in range(len(header))]
+    for line in format_lines(header, rows, left_columns):
+        click.echo(line)
+
+
+def format_lines(header: Sequence[str], rows: Sequence[Sequence[str]], left_columns: int) -> Iterator[str]:
+    widths = _natural_widths(header, rows)
     for row in [header, *rows]:
-        cells = [row[at].ljust(widths[at]) if at < left else row[at].rjust(widths[at]) for at in range(len(header))]
-        click.echo("  ".join(cells).rstrip())
+        padded = (
+            cell.ljust(width) if column < left_columns else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        yield "  ".join(padded).rstrip()
 
 
-def _print_rich(header: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> bool:
-    """The table for people; False where rich is not installed, as on a node with the agent only, or has no room."""
+def _natural_widths(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
+    return [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+
+
+def _print_rich(header: Sequence[str], rows: Sequence[Sequence[str]], left_columns: int) -> bool:
+    """Print the table with rich; False if rich is not installed (agent-only node) or the terminal is too narrow."""
     try:
         from rich.console import Console
         from rich.table import Table
@@ -66,31 +78,36 @@ def _print_rich(header: Sequence[str], rows: Sequence[Sequence[str]], left: int)
     except ModuleNotFoundError:
         return False
     console = Console(highlight=False)
-    fitted = widths([max(len(row[at]) for row in [header, *rows]) for at in range(len(header))], console.width)
-    if fitted is None:
+    column_widths = fit_widths(_natural_widths(header, rows), console.width)
+    if column_widths is None:
         return False
     table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
-    for at, name in enumerate(header):
-        table.add_column(Text(name), overflow="fold", width=fitted[at], justify="left" if at < left else "right")
+    for column, (name, width) in enumerate(zip(header, column_widths, strict=True)):
+        justify: Literal["left", "right"] = "left" if column < left_columns else "right"
+        table.add_column(Text(name), overflow="fold", width=width, justify=justify)
     for row in rows:
         table.add_row(*(Text(cell, style=STYLE_OF.get(cell, "")) for cell in row))
     console.print(table)
     return True
 
 
-def widths(wanted: Sequence[int], room: int) -> list[int] | None:
-    """How wide each column may be: ids, times and numbers stay whole, sentences share the rest; None: no room.
+def fit_widths(natural_widths: Sequence[int], total_width: int) -> list[int] | None:
+    """Column widths for a terminal: short columns keep their width, long ones share the rest; None if too narrow.
 
-    Rich alone would cut cells where columns with a least width meet a narrow terminal.
+    Rich alone would truncate cells on a narrow terminal.
     """
-    free = room - sum(width for width in wanted if width <= SHORT_CHARACTERS) - GAP * (len(wanted) - 1)
-    long = [width for width in wanted if width > SHORT_CHARACTERS]
-    spare = free - LEAST_CHARACTERS * len(long)
-    if spare < 0:
+    free = (
+        total_width
+        - sum(width for width in natural_widths if width <= MAX_FIXED_WIDTH)
+        - GAP * (len(natural_widths) - 1)
+    )
+    long = [width for width in natural_widths if width > MAX_FIXED_WIDTH]
+    shared = free - MIN_FOLDED_WIDTH * len(long)
+    if shared < 0:
         return None
-    more = sum(width - LEAST_CHARACTERS for width in long)
-    share = min(1.0, spare / more) if more else 1.0
+    excess = sum(width - MIN_FOLDED_WIDTH for width in long)
+    share = min(1.0, shared / excess) if excess else 1.0
     return [
-        width if width <= SHORT_CHARACTERS else LEAST_CHARACTERS + int((width - LEAST_CHARACTERS) * share)
-        for width in wanted
+        width if width <= MAX_FIXED_WIDTH else MIN_FOLDED_WIDTH + int((width - MIN_FOLDED_WIDTH) * share)
+        for width in natural_widths
     ]

@@ -1,4 +1,4 @@
-"""Times as people type them: `now`, `-2h`, RFC 3339, or seconds since 1970."""
+"""Times on the command line: `now`, `-2h`, RFC 3339, or seconds since 1970."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ import click
 from watchkeeper.client.hub import Client
 from watchkeeper.kit import durations
 
-WORDS = "RFC 3339, seconds since 1970, `now`, or a duration ago such as -2h"
+FORMATS = "RFC 3339, seconds since 1970, `now`, or a duration ago such as -2h"
 
 
-def read(text: str, now: datetime) -> datetime:
-    """The moment that a text means; UsageError if it means none."""
+def parse(text: str, now: datetime) -> datetime:
+    """Parse a time; UsageError if the text has no accepted format."""
     if text == "now":
         return now
-    ago = text.removeprefix("now")
+    offset = text.removeprefix("now")
     try:
-        if ago.startswith("-"):
-            return now - timedelta(milliseconds=durations.parse_ms(ago[1:]))
+        if offset.startswith("-"):
+            return now - timedelta(milliseconds=durations.parse_ms(offset[1:]))
         if text.replace(".", "", 1).isdigit():
             return datetime.fromtimestamp(float(text), UTC)
         at = datetime.fromisoformat(text)
     except (ValueError, OverflowError) as error:
-        raise click.UsageError(f"`{text[:40]}` is not a time: {WORDS}") from error
+        raise click.UsageError(f"`{text[:40]}` is not a time: {FORMATS}") from error
     return at.astimezone(UTC) if at.tzinfo is not None else at.replace(tzinfo=UTC)
 
 
-def moment(text: str, hub: Client) -> datetime:
-    """The same on the hub's own clock, which may be a simulated one."""
-    return read(text, hub.status().now if _is_relative(text) else datetime.now(UTC))
+def parse_on_hub_clock(text: str, hub: Client) -> datetime:
+    """Parse a time relative to the hub's clock, which may be simulated."""
+    return parse(text, hub.status().now if _is_relative(text) else datetime.now(UTC))
 
 
-def window(start: str, end: str, hub: Client) -> tuple[datetime, datetime]:
-    since, until = moment(start, hub), moment(end, hub)
+def parse_window(start: str, end: str, hub: Client) -> tuple[datetime, datetime]:
+    since, until = parse_on_hub_clock(start, hub), parse_on_hub_clock(end, hub)
     if since >= until:
         raise click.UsageError(f"--from ({since:%Y-%m-%dT%H:%M:%SZ}) must be before --to ({until:%Y-%m-%dT%H:%M:%SZ})")
     return since, until
@@ -45,10 +45,10 @@ def _is_relative(text: str) -> bool:
 
 
 def utc(at: datetime) -> str:
-    """As tables and sentences have it, to the second."""
+    """RFC 3339 in UTC, to the second, for tables and sentences."""
     return f"{at:%Y-%m-%dT%H:%M:%SZ}"
 
 
 def seconds(at: datetime) -> str:
-    """As every Prometheus API reads it, to the millisecond."""
+    """Seconds since 1970, to the millisecond, as Prometheus APIs read them."""
     return f"{at.timestamp():.3f}"

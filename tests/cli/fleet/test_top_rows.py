@@ -9,16 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from watchkeeper.cli.fleet.top_rows import (
-    NUMBERS,
+    SORT_VALUES,
     SortColumn,
     TopRow,
     TopView,
-    cells,
+    format_cells,
     matches_filter,
     page_rows,
     sort_rows,
 )
-from watchkeeper.cli.fleet.top_screen import shortened
+from watchkeeper.cli.fleet.top_screen import shorten_middle
 
 ROW = TopRow("GPU-1", "gpu-r01-02", 3, "NVIDIA H200", "research/llm-70b-0")
 READINGS = st.none() | st.floats(0, 1000)
@@ -50,7 +50,7 @@ def test_ordering_loses_and_invents_no_row(rows: list[TopRow], sort: SortColumn,
 
 @given(ROWS, st.booleans())
 def test_what_has_no_number_comes_last_in_both_directions(rows: list[TopRow], is_reversed: bool) -> None:
-    numbers = [NUMBERS[SortColumn.UTIL](row) for row in sort_rows(rows, TopView(SortColumn.UTIL, is_reversed))]
+    numbers = [SORT_VALUES[SortColumn.UTIL](row) for row in sort_rows(rows, TopView(SortColumn.UTIL, is_reversed))]
     known = [value for value in numbers if value is not None]
     assert numbers[: len(known)] == sorted(known, reverse=not is_reversed)
 
@@ -70,16 +70,16 @@ def test_a_filter_wants_all_of_its_words_somewhere(text: str, is_shown: bool) ->
 
 
 def test_an_idle_gpu_shows_zero_and_a_silent_one_a_dash() -> None:
-    assert cells(replace(ROW, util=0.0))[1] == "0%"
-    assert cells(ROW)[1:5] == ("–", "–", "–", "–")
+    assert format_cells(replace(ROW, util=0.0))[1] == "0%"
+    assert format_cells(ROW)[1:5] == ("–", "–", "–", "–")
 
 
 def test_trouble_is_said_in_words_beside_the_holder() -> None:
-    assert cells(replace(ROW, trouble="gpu_fell_off_bus"))[-1] == "research/llm-70b-0  ! gpu_fell_off_bus"
+    assert format_cells(replace(ROW, problem="gpu_fell_off_bus"))[-1] == "research/llm-70b-0  ! gpu_fell_off_bus"
 
 
 @given(st.text(), st.integers(3, 40))
 def test_a_shortened_name_fits_and_keeps_both_ends(text: str, width: int) -> None:
-    short = shortened(text, width)
+    short = shorten_middle(text, width)
     assert len(short) <= width
     assert short == text or (short[0], short[-1]) == (text[0], text[-1])

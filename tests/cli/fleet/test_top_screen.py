@@ -94,7 +94,7 @@ def test_a_hub_that_goes_away_leaves_the_last_page_and_says_that_it_is_old() -> 
     async def story(app: Top, pilot: Pilot[None]) -> None:
         await until(pilot, lambda: len(lines(app)) == 4)
         source.error = HubError("no hub answers")
-        await until(pilot, lambda: "not current: no hub answers" in head(app))
+        await until(pilot, lambda: "stale: no hub answers" in head(app))
         assert len(lines(app)) == 4
 
     play(source, story)
@@ -106,8 +106,8 @@ def test_a_timer_and_an_answer_that_come_while_the_screen_is_taken_down_harm_nob
         assert shown is not None
         await app.query("Screen > *").remove()
         app.read()
-        app._take(shown, app.view)
-        app._take("the hub does not answer", app.view)
+        app._show_page(shown, app.view)
+        app._show_page("the hub does not answer", app.view)
 
     play(Canned(many(1)), story)
 
@@ -195,4 +195,4 @@ def test_without_the_extra_the_screen_says_how_to_get_it(monkeypatch: pytest.Mon
     monkeypatch.delitem(sys.modules, "watchkeeper.cli.fleet.top_screen")
     monkeypatch.setitem(sys.modules, "textual", None)
     with pytest.raises(StartRefused, match=r"needs the package textual.*pip install 'watchkeeper\[top\]'.*--once"):
-        top._screen()
+        top._import_screen()

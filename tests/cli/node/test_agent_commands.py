@@ -73,7 +73,7 @@ def test_a_nodes_key_is_the_one_that_the_hub_derives(key: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "mode", "words"),
     [
-        ("x" * 31, 0o600, "31 characters, at least 32"),
+        ("x" * 31, 0o600, "31 characters, the minimum is 32"),
         (HUB_KEY, 0o604, "mode 0604"),
         ("# only\n", 0o600, "0 characters"),
     ],

@@ -25,7 +25,7 @@ from watchkeeper.model import fleet
 from watchkeeper.model.labels import Labels
 from watchkeeper.web.fleet import fleet_layout, topology
 
-UNMAPPED = "unmapped: leaf of 4, nvlink of 4 nodes. Say it in the file of `fleet.inventory`"
+UNMAPPED = "unmapped: leaf of 4, nvlink of 4 nodes. Add them to the inventory file (`fleet.inventory`)"
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_nodes_without_a_rack_have_a_line_of_their_own_and_what_is_unmapped_is_c
         of_rack = running.ask("/api/topology?rack=r01").json
     assert answer["racks"][-1]["name"] is None
     assert answer["unmapped"]["rack"] == 1
-    assert "unmapped: no rack is known · 1 node healthy · 0 GPUs" in lines
+    assert "unmapped: no rack · 1 node healthy · 0 GPUs" in lines
     assert any(line.startswith("unmapped: ") and "rack of 1" in line for line in lines)
     assert of_rack["unmapped"]["rack"] == 0
 
@@ -71,7 +71,7 @@ def test_a_lost_gpu_is_unfolded_with_its_reason_and_the_rest_stays_folded(site: 
     assert lines[0] == "main: 2 racks, 4 nodes, 32 GPUs; 1 node not healthy"
     assert lines[1:4] == [
         "rack r01 · 1 of 2 nodes not healthy",
-        "  unmapped: no leaf is known · 1 of 2 nodes not healthy",
+        "  unmapped: no leaf · 1 of 2 nodes not healthy",
         "    node gpu-r01-02 · critical · 1 of 8 GPUs not healthy",
     ]
     assert lines[4].startswith("      gpu 3 · critical · GPU-r01-02-3 · ")

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from operator import attrgetter
 from typing import Any
 
-from watchkeeper.cli import chart, options
+from watchkeeper.cli import chart, options, tables
 from watchkeeper.client import answers, reading
 from watchkeeper.kit import durations
 from watchkeeper.readers import table
@@ -102,7 +102,7 @@ def now(answer: answers.CapacityNow) -> Iterator[str]:
     # Only a hub reports use; only tables report jobs without a node.
     if "use" in answer.plain:
         yield from _use_lines(answer)
-        yield from options.unmapped(answer.unmapped)
+        yield from options.unmapped_lines(answer.unmapped)
     unplaced = answer.plain.get("unplaced", {"jobs": 0})
     if unplaced["jobs"]:
         yield (
@@ -215,9 +215,7 @@ def _problem_lines(problems: answers.PlainProblems) -> Iterator[str]:
 
 
 def _table_lines(header: list[str], rows: list[list[str]]) -> Iterator[str]:
-    widths = [max(len(row[at]) for row in [header, *rows]) for at in range(len(header))]
-    for row in [header, *rows]:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    return tables.format_lines(header, rows, len(header))
 
 
 def _format_percent(value: float | None) -> str:

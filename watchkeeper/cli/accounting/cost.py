@@ -132,7 +132,7 @@ def _encode_report(
 ) -> bytes:
     from watchkeeper.accounting import report_files, statement
 
-    report_json, waste = options.fields(bill), [hours.plain for hours in wasted]
+    report_json, waste = options.answer_fields(bill), [hours.plain for hours in wasted]
 
     if file_format == "json":
         import json
@@ -251,7 +251,7 @@ def budget(hub: Client, month: str | None, zone: Any, policy: str, as_json: bool
 
     report = hub.budgets(month=month, zone=str(zone), policy=policy)
     if as_json:
-        options.print_json(options.fields(report))
+        options.print_json(options.answer_fields(report))
     else:
         click.echo(f"{report.month}; {report.currency}")
         header = ["team", "spent", "at month end", "80 % interval", "budget", "state"]

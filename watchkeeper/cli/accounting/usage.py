@@ -117,7 +117,7 @@ def command(hub: Client, by: tuple[str, ...], as_json: bool, **params: Any) -> N
     else:
         answer = hub.usage(by=list(grouping), **query_params(params, hub))
     if as_json:
-        options.print_json(options.fields(answer))
+        options.print_json(options.answer_fields(answer))
     else:
         _print_report(answer)
 
@@ -129,7 +129,7 @@ def choose_grouping(by: Sequence[str], params: Mapping[str, Any]) -> tuple[str, 
 
 def query_params(params: Mapping[str, Any], hub: Client) -> dict[str, Any]:
     """The query parameters of the hub's API."""
-    since, until = times.window(
+    since, until = times.parse_window(
         add_zone(params["since"] or "-1d", params), add_zone(params["until"] or "now", params), hub
     )
     return {
@@ -159,8 +159,8 @@ def read_job_hours(params: Mapping[str, Any], book: Any = None) -> list[Any]:
     for line in table.problems.lines():
         click.echo(line, err=True)
     now = datetime.now(UTC)
-    since = times.read(add_zone(params["since"], params), now).timestamp() if params["since"] else table.since
-    until = times.read(add_zone(params["until"], params), now).timestamp() if params["until"] else table.until
+    since = times.parse(add_zone(params["since"], params), now).timestamp() if params["since"] else table.since
+    until = times.parse(add_zone(params["until"], params), now).timestamp() if params["until"] else table.until
     # The rest of the current month is neither allocated nor idle yet.
     until = min(until, max(now.timestamp(), table.until))
     if not since < until:

@@ -1,4 +1,4 @@
-"""`watchkeeper accuracy`: how often the causes that the hub names are right, by the word of people and in drills."""
+"""`watchkeeper accuracy`: how often diagnosed causes were right, confirmed by people and in drills."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from watchkeeper.kit import wire
 @options.as_json
 @options.with_hub
 def command(hub: Client, as_json: bool) -> None:
-    """Count for each cause how often a person confirmed or corrected it, and how often it was found in drills.
+    """Show for each cause how often people confirmed or corrected it, and how often drills found it.
 
-    `watchkeeper incidents cause ID CAUSE` says what it was; the same cause again says that it was right.
-    `watchkeeper drill --tell` hands the score of a game day to the hub.
+    `watchkeeper incidents cause ID CAUSE` confirms the same cause and corrects another.
+    `watchkeeper drill --tell` sends drill results to the hub.
     """
-    practised = {one.cause: one for one in hub.drill_accuracy()}
-    judged = {one.cause: one for one in hub.accuracy()}
-    found = [*judged.values(), *(_only_drilled(cause) for cause in sorted(practised.keys() - judged.keys()))]
+    drill_scores = {score.cause: score for score in hub.drill_accuracy()}
+    scores = {score.cause: score for score in hub.accuracy()}
+    causes = [*scores.values(), *(_only_drilled(cause) for cause in sorted(drill_scores.keys() - scores.keys()))]
     if as_json:
-        drilled = [practised.get(one.cause) for one in found]
+        drilled = [drill_scores.get(cause.cause) for cause in causes]
         options.print_json(
             [
-                {**wire.to_plain(one), "drills": None if drills is None else drills.plain}
-                for one, drills in zip(found, drilled, strict=True)
+                {**wire.to_plain(cause), "drills": None if drills is None else drills.plain}
+                for cause, drills in zip(causes, drilled, strict=True)
             ]
         )
         return
-    if not found:
-        click.echo("No incident has been diagnosed yet, and this hub was told of no drill.")
+    if not causes:
+        click.echo("No diagnosed incidents and no drill results yet.")
         return
     rows = []
-    for one in found:
-        drills = practised.get(one.cause)
-        share = "-" if one.right_share is None else f"{one.right_share:.0%}"
+    for cause in causes:
+        drills = drill_scores.get(cause.cause)
+        share = "-" if cause.right_share is None else f"{cause.right_share:.0%}"
         scored = "-" if drills is None else f"{drills.right} of {drills.drills}"
-        instead = dict.fromkeys([*one.instead, *(drills.instead if drills else ())])
-        rows.append([one.cause, str(one.diagnosed), str(one.judged), share, scored, ", ".join(instead)])
-    options.print_table(["cause", "named", "judged", "right", "right in drills", "was instead"], rows)
+        actual_causes = dict.fromkeys([*cause.instead, *(drills.instead if drills else ())])
+        rows.append([cause.cause, str(cause.diagnosed), str(cause.judged), share, scored, ", ".join(actual_causes)])
+    options.print_table(["cause", "diagnosed", "judged", "right", "right in drills", "actual cause if wrong"], rows)
 
 
 def _only_drilled(cause: str) -> answers.Accuracy:
-    """A cause that no incident has had."""
+    """A cause that only drills had, no incident."""
     return answers.Accuracy(cause=cause, diagnosed=0, judged=0, right=0, right_share=None, instead=())

@@ -1,4 +1,4 @@
-"""`watchkeeper act`: what would be done about an incident and why, people's word on it, and the audit."""
+"""`watchkeeper act`: explain, approve, reject, halt and audit repairs."""
 
 from __future__ import annotations
 
@@ -19,40 +19,40 @@ from watchkeeper.remediate import explanation, policy
 
 @click.group("act", cls=groups.FullHelpGroup)
 def command() -> None:
-    """Repairs: from a plan to a healthy node.
+    """Show and control repairs.
 
-    Nothing is touched unless [remediate] mode, or a [[remediate.trust]] for the cause or pool, says ask or act.
+    A repair changes a machine only if [remediate] mode, or a [[remediate.trust]] for its cause or pool, is ask or act.
     """
 
 
 @command.command("list")
-@click.option("--all", "show_all", is_flag=True, help="Those that ended too, the newest hundred.")
+@click.option("--all", "show_all", is_flag=True, help="Include the newest 100 finished repairs.")
 @options.as_json
 @options.with_hub
 def list_repairs(hub: Client, show_all: bool, as_json: bool) -> None:
-    """Repairs that wait for a yes or a guard, run, or hold a node."""
+    """List repairs that wait for approval or a guard, run, or keep a node out of service."""
     answer = hub.repairs(all=show_all)
     if as_json:
         options.print_json(answer.plain)
         return
-    for line in _halted(answer.switch):
+    for line in _halt_lines(answer.switch):
         click.echo(line)
     if not answer.repairs:
         click.echo("No repairs.")
         return
     rows = [
         [
-            one.id,
-            _words(one.state),
-            one.mode,
-            one.node.node or "",
-            one.cause,
-            times.utc(one.made_at),
-            _now(one),
+            repair.id,
+            _format_state(repair.state),
+            repair.mode,
+            repair.node.node or "",
+            repair.cause,
+            times.utc(repair.made_at),
+            _format_detail(repair),
         ]
-        for one in answer.repairs
+        for repair in answer.repairs
     ]
-    options.print_table(["repair", "state", "mode", "node", "cause", "planned", "now"], rows)
+    options.print_table(["repair", "state", "mode", "node", "cause", "planned", "detail"], rows)
 
 
 @command.command("explain")
@@ -60,75 +60,75 @@ def list_repairs(hub: Client, show_all: bool, as_json: bool) -> None:
 @options.as_json
 @options.with_hub
 def explain(hub: Client, incident: str, as_json: bool) -> None:
-    """Why an incident has this plan and this mode, what guards say now, and every call that would be made."""
-    told = hub.repair(incident)
+    """Explain the repair of an incident: plan, mode, refusals of guards, and every call it would make."""
+    explained = hub.repair(incident)
     if as_json:
-        options.print_json(told.plain)
+        options.print_json(explained.plain)
         return
-    for line in describe(told):
+    for line in describe(explained):
         click.echo(line)
 
 
 @command.command("approve")
 @click.argument("incident", type=options.INCIDENT)
-@click.option("--plan", "digest", help="The plan you have seen, by its digest; the one that is shown now by default.")
+@click.option("--plan", "digest", help="Digest of the plan that you reviewed.  [default: the current plan]")
 @options.with_hub
 def approve(hub: Client, incident: str, digest: str | None) -> None:
-    """Let the plan of an incident be carried out, as soon as no guard objects."""
+    """Approve the repair plan of an incident; it starts when no guard refuses it."""
     if digest is None:
-        told = hub.repair(incident)
-        if told.repair is None:
-            raise click.ClickException(f"{incident} has no repair to approve: {told.why_not or 'there is none yet'}")
-        for line in _steps(told.steps):
+        explained = hub.repair(incident)
+        if explained.repair is None:
+            raise click.ClickException(f"{incident} has no repair to approve: {explained.why_not or 'none is planned'}")
+        for line in _step_lines(explained.steps):
             click.echo(line)
-        digest = told.repair.digest
+        digest = explained.repair.digest
     repair = hub.approve(incident, digest=digest)
-    click.echo(f"{repair.id} is {_words(repair.state)}. {repair.said}")
+    click.echo(f"{repair.id} is {_format_state(repair.state)}. {repair.said}")
 
 
 @command.command("reject")
 @click.argument("incident", type=options.INCIDENT)
-@click.option("--why", required=True, help="Kept in the journal.")
+@click.option("--why", required=True, help="Reason, kept in the journal.")
 @options.with_hub
 def reject(hub: Client, incident: str, why: str) -> None:
-    """Do not carry it out; what was done so far is undone, also a cordon that a failed repair left."""
+    """Reject a repair and undo its steps, including a cordon that a failed repair left."""
     repair = hub.reject(incident, why=why)
-    click.echo(f"{repair.id} is {_words(repair.state)}.")
+    click.echo(f"{repair.id} is {_format_state(repair.state)}.")
 
 
 @command.command("done")
 @click.argument("incident", type=options.INCIDENT)
 @options.with_hub
 def done(hub: Client, incident: str) -> None:
-    """Say that you have done the step that only a person can do."""
+    """Confirm that you completed the manual step of a repair."""
     repair = hub.finish_step(incident)
-    click.echo(f"{repair.id} is {_words(repair.state)}. {repair.said}")
+    click.echo(f"{repair.id} is {_format_state(repair.state)}. {repair.said}")
 
 
 @command.command("again")
 @click.argument("incident", type=options.INCIDENT)
 @options.with_hub
 def again(hub: Client, incident: str) -> None:
-    """Ask for another attempt after one that failed, was rejected, or did not help."""
+    """Retry a repair that failed, was rejected, or did not help."""
     repair = hub.retry_repair(incident)
-    click.echo(f"{repair.id} is {_words(repair.state)}. {repair.said}")
+    click.echo(f"{repair.id} is {_format_state(repair.state)}. {repair.said}")
 
 
 @command.command("stop")
-@click.option("--why", required=True, help="Everybody can read it.")
+@click.option("--why", required=True, help="Reason, visible to all users.")
 @options.with_hub
 def stop(hub: Client, why: str) -> None:
-    """Stop everything, now: no call is made to any machine until `act resume`."""
+    """Halt all repairs now: no call is made to any machine until `act resume`."""
     hub.stop_repairs(why=why)
-    click.echo("Stopped. Repairs stay where they are; `watchkeeper act resume` lets them go on.")
+    click.echo("All repairs are halted at their current step. To continue: `watchkeeper act resume`.")
 
 
 @command.command("resume")
 @options.with_hub
 def resume(hub: Client) -> None:
-    """Let everything go on after `act stop`."""
+    """Resume repairs after `act stop`."""
     hub.resume_repairs()
-    click.echo("Repairs go on.")
+    click.echo("Repairs resumed.")
 
 
 @command.command("reset")
@@ -140,26 +140,26 @@ def reset(hub: Client) -> None:
 
 
 @command.command("log")
-@click.option("--last", type=click.IntRange(1, 10_000), default=200, help="How many entries.")
+@click.option("--last", type=click.IntRange(1, 10_000), default=200, help="Show this many of the newest entries.")
 @options.as_json
 @options.with_hub
 def show_log(hub: Client, last: int, as_json: bool) -> None:
-    """The audit: who decided, asked, refused and called what, why, and what came of it."""
+    """Show the audit log: who decided, approved, refused or called what, why, and the result."""
     entries = hub.repair_log(limit=last)
     if as_json:
-        options.print_json([one.plain for one in entries])
+        options.print_json([entry.plain for entry in entries])
         return
     rows = [
         [
-            str(one.seq),
-            times.utc(one.at),
-            one.actor,
-            str(one.body.get("repair", "")),
-            str(one.body["text"]),
+            str(entry.seq),
+            times.utc(entry.at),
+            entry.actor,
+            str(entry.body.get("repair", "")),
+            str(entry.body["text"]),
         ]
-        for one in entries
+        for entry in entries
     ]
-    options.print_table(["entry", "at", "who", "repair", "what"], rows)
+    options.print_table(["entry", "time", "who", "repair", "what"], rows)
 
 
 @command.command("test")
@@ -170,67 +170,69 @@ def show_log(hub: Client, last: int, as_json: bool) -> None:
 @options.as_json
 @options.with_hub
 def test_policy(hub: Client, file: Path, reports: tuple[Path, ...], as_json: bool) -> None:
-    """Play a policy against incidents of the past: which plan each would have got.
+    """Test a policy file on past incidents: show the plan that each would get.
 
-    Those that the hub remembers, or those of reports (`watchkeeper incidents report INC-7 --json`), for which no hub is
-    asked: in mode act, with the usual limits.
+    Uses the incidents of the hub, or those in REPORT files (`watchkeeper incidents report INC-7 --json`). Reports need
+    no hub and are tested in mode act with default limits.
     """
-    chosen = policy.load(file)
+    rules = policy.load(file)
     if reports:
-        past = [_incident_of(report) for report in reports]
-        rehearsed = wire.to_plain(explanation.rehearse_alone(past, chosen))
-        found = reading.read_answer(tuple[answers.Rehearsed, ...], rehearsed)
+        past = [_read_incident(report) for report in reports]
+        rehearsed = wire.to_plain(explanation.rehearse_alone(past, rules))
+        rehearsals = reading.read_answer(tuple[answers.Rehearsed, ...], rehearsed)
     else:
-        found = hub.test_policy(file.read_text(encoding="utf-8"))
+        rehearsals = hub.test_policy(file.read_text(encoding="utf-8"))
     if as_json:
-        options.print_json([one.plain for one in found])
+        options.print_json([rehearsal.plain for rehearsal in rehearsals])
         return
-    rows = [[one.incident, one.cause, one.mode, _fate(one), " → ".join(one.steps)] for one in found]
-    options.print_table(["incident", "cause", "mode", "would", "steps"], rows)
-    begun = sum(one.would_begin for one in found)
-    click.echo(f"{begun} of {len(found)} would have begun by themselves.")
+    rows = [
+        [plan.incident, plan.cause, plan.mode, _format_outcome(plan), " → ".join(plan.steps)] for plan in rehearsals
+    ]
+    options.print_table(["incident", "cause", "mode", "result", "steps"], rows)
+    started = sum(plan.would_begin for plan in rehearsals)
+    click.echo(f"{started} of {len(rehearsals)} would start without approval.")
 
 
-def _incident_of(report: Path) -> incidents.Incident:
+def _read_incident(report: Path) -> incidents.Incident:
     try:
         plain = json.loads(report.read_text(encoding="utf-8"))
         return wire.from_plain(incidents.Incident, plain.get("incident", plain))
     except (ValueError, AttributeError, WireError) as error:
         raise SettingsError(
-            f"it is not the report of an incident: {error}",
+            f"is not an incident report: {error}",
             where=str(report),
             remedy="Write one with `watchkeeper incidents report INC-7 --json`",
         ) from error
 
 
-def describe(told: answers.ExplainedRepair) -> list[str]:
-    """The answer first: what would happen now, then why."""
-    repair = told.repair
-    lines = [f"{told.incident}  {told.cause}: {_verdict(told)}", *_halted(told.switch)]
+def describe(explained: answers.ExplainedRepair) -> list[str]:
+    """The explanation as lines of text: what would happen now, then why."""
+    repair = explained.repair
+    lines = [f"{explained.incident}  {explained.cause}: {_verdict(explained)}", *_halt_lines(explained.switch)]
     if repair is not None:
-        why = "" if repair.said == told.mode_why else f": {repair.said}"
-        lines.append(f"repair    {repair.id} is {_words(repair.state)} since {times.utc(repair.since)}{why}")
-        lines += [f"waits     for {one}" for one in _waits_for(repair)]
-    lines.append(f"plan      {told.digest or 'none for a machine'}, from {told.policy_key} of the policy")
-    lines.append(f"mode      {told.mode_why}")
-    lines += [f"guard     {one.guard}: {one.text}" for one in told.refusals]
-    if told.digest is not None and not told.refusals:
-        lines.append("guards    none objects")
-    return [*lines, "", *_steps(told.steps)]
+        why = "" if repair.said == explained.mode_why else f": {repair.said}"
+        lines.append(f"repair    {repair.id} is {_format_state(repair.state)} since {times.utc(repair.since)}{why}")
+        lines += [f"waits     for {obstacle}" for obstacle in _obstacles(repair)]
+    lines.append(f"plan      {explained.digest or 'no action on a machine'}; policy {explained.policy_key}")
+    lines.append(f"mode      {explained.mode_why}")
+    lines += [f"guard     {refusal.guard}: {refusal.text}" for refusal in explained.refusals]
+    if explained.digest is not None and not explained.refusals:
+        lines.append("guards    none refuses")
+    return [*lines, "", *_step_lines(explained.steps)]
 
 
-def _verdict(told: answers.ExplainedRepair) -> str:
-    if told.why_not:
-        return told.why_not
-    repair = told.repair
+def _verdict(explained: answers.ExplainedRepair) -> str:
+    if explained.why_not:
+        return explained.why_not
+    repair = explained.repair
     if repair is not None and repair.state not in ("planned", "approved"):
-        return f"its repair is {_words(repair.state)}"
-    if told.refusals:
-        return f"would be refused by {told.refusals[0].guard}"
-    return "waits for a person's yes" if told.mode == "ask" else "begins by itself"
+        return f"repair is {_format_state(repair.state)}"
+    if explained.refusals:
+        return f"would be refused by {explained.refusals[0].guard}"
+    return "waits for approval" if explained.mode == "ask" else "starts without approval"
 
 
-def _steps(steps: Sequence[answers.ExplanationStep]) -> list[str]:
+def _step_lines(steps: Sequence[answers.ExplanationStep]) -> list[str]:
     lines = []
     for at, step in enumerate(steps, 1):
         seconds = step.limit_seconds
@@ -239,37 +241,42 @@ def _steps(steps: Sequence[answers.ExplanationStep]) -> list[str]:
     return lines
 
 
-def _now(repair: answers.RepairView) -> str:
-    waits_for = _waits_for(repair)
-    if not waits_for:
+def _format_detail(repair: answers.RepairView) -> str:
+    obstacles = _obstacles(repair)
+    if not obstacles:
         return repair.said[:100]
-    more = f" (and {len(waits_for) - 1} more)" if len(waits_for) > 1 else ""
-    return f"waits for {waits_for[0][: 100 - len(more)]}{more}"
+    more = f" (and {len(obstacles) - 1} more)" if len(obstacles) > 1 else ""
+    return f"waits for {obstacles[0][: 100 - len(more)]}{more}"
 
 
-def _waits_for(repair: answers.RepairView) -> list[str]:
-    """What people should know first: what is wanted of them."""
+def _obstacles(repair: answers.RepairView) -> list[str]:
+    """What a repair waits for; an action that a person must take comes first."""
     if repair.state == "planned" and repair.mode == "ask":
-        return [f"a person's yes: `watchkeeper act approve {repair.incident}`"]
+        return [f"approval: `watchkeeper act approve {repair.incident}`"]
     if repair.state == "planned" and repair.mode == "suggest":
-        return ["a person who does it: the mode is suggest"]
+        return ["a person to do it: the mode is suggest"]
     return list(repair.waits_for)
 
 
-def _words(state: str) -> str:
+def _format_state(state: str) -> str:
     return state.replace("_", " ")
 
 
-def _fate(one: answers.Rehearsed) -> str:
-    if one.would_begin:
-        return "begin"
-    return f"be refused by {one.refusal.partition(':')[0]}" if one.refusal else "wait" if one.mode == "ask" else "-"
+def _format_outcome(rehearsal: answers.Rehearsed) -> str:
+    if rehearsal.would_begin:
+        return "starts"
+    if rehearsal.refusal:
+        return f"refused by {rehearsal.refusal.partition(':')[0]}"
+    return "waits for approval" if rehearsal.mode == "ask" else "-"
 
 
-def _halted(switch: answers.RepairSwitchView) -> list[str]:
+def _halt_lines(switch: answers.RepairSwitchView) -> list[str]:
     lines = []
     if switch.is_stopped and switch.stopped_at is not None:
-        lines.append(f"STOPPED by {switch.stopped_by} at {times.utc(switch.stopped_at)}: {switch.stopped_why}")
+        lines.append(f"HALTED by {switch.stopped_by} at {times.utc(switch.stopped_at)}: {switch.stopped_why}")
     if switch.is_tripped and switch.tripped_at is not None:
-        lines.append(f"BREAKER tripped at {times.utc(switch.tripped_at)}: {switch.tripped_why}; `act reset` closes it")
+        lines.append(
+            f"CIRCUIT BREAKER tripped at {times.utc(switch.tripped_at)}: {switch.tripped_why}; "
+            "close it with `watchkeeper act reset`"
+        )
     return lines

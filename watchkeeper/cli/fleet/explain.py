@@ -1,52 +1,47 @@
-"""`watchkeeper explain`: what a code, a place or a workload means, in words; knows no hub and needs no GPU.
-
-Each subcommand looks one thing up and prints it, as lines for people or as JSON for programs.
-"""
+"""`watchkeeper explain`: explain an Xid code, a metric, or the state of a pod, node or job, as text or JSON."""
 
 from __future__ import annotations
-
-import json
 
 import click
 
 from watchkeeper.catalogue import causes, metrics, xid
-from watchkeeper.cli import groups
+from watchkeeper.cli import groups, options
 from watchkeeper.cli.fleet import explain_workload
 from watchkeeper.kit import wire
 
 LABEL_WIDTH = 14
-ACTION_WORDS = {
+ACTION_TEXTS = {
     "check_fabric": "check the NVLink fabric",
     "contact_vendor": "contact NVIDIA or the vendor",
     "drain_then_reset": "drain the node, then reset the GPU",
     "investigate": "investigate",
-    "monitor": "watch it; nothing to do now",
-    "none": "nothing",
+    "monitor": "monitor it; no action now",
+    "none": "no action",
     "reboot_node": "drain and reboot the node",
-    "replace_gpu": "have the GPU replaced",
-    "reset_gpu": "stop the work on the GPU and reset it",
+    "replace_gpu": "replace the GPU",
+    "reset_gpu": "stop the workloads on the GPU and reset it",
     "restart_app": "restart the application",
 }
-DEVICE_PLUGIN_WORDS = {"ignored": "ignores it", "marks_unhealthy": "marks the GPU unhealthy"}
+DEVICE_PLUGIN_TEXTS = {"ignored": "ignores it", "marks_unhealthy": "marks the GPU unhealthy"}
 
 
 @click.group("explain", cls=groups.FullHelpGroup)
 def command() -> None:
-    """Say what something means and what to do about it."""
+    """Explain an Xid code or a metric, or the state of a pod, node or job, and what to do."""
 
 
-for _live in (explain_workload.pod, explain_workload.node, explain_workload.job):
-    command.add_command(_live)
+for _workload_command in (explain_workload.pod, explain_workload.node, explain_workload.job):
+    command.add_command(_workload_command)
 
 
 @command.command("xid")
 @click.argument("code", type=click.IntRange(min=0))
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
+@options.as_json
 def explain_xid(code: int, as_json: bool) -> None:
-    """Explain an Xid CODE of NVIDIA's driver, such as 79."""
+    """Explain an Xid CODE of NVIDIA's driver, for example 79."""
     row = xid.lookup(code)
     if as_json:
-        click.echo(json.dumps(xid_as_plain(row), indent=2, ensure_ascii=False))
+        options.print_json(xid_as_plain(row))
         return
     click.echo(f"Xid {row.code}: {row.name}" if row.is_known else row.name)
     for label, text in _xid_lines(row):
@@ -67,13 +62,13 @@ def _xid_lines(row: xid.XidRow) -> list[tuple[str, str]]:
         ("scope", row.scope),
         ("likely cause", row.likely_cause),
         ("cause id", row.cause),
-        ("do", ACTION_WORDS[row.action]),
+        ("action", ACTION_TEXTS[row.action]),
         ("drain first", "yes" if row.needs_drain else "no"),
         ("NVIDIA says", ", ".join(part for part in nvidia if part) or "nothing"),
-        ("Kubernetes", f"device plugin {DEVICE_PLUGIN_WORDS[row.device_plugin]} by default"),
+        ("Kubernetes", f"device plugin {DEVICE_PLUGIN_TEXTS[row.device_plugin]} by default"),
         ("driver name", row.mnemonic),
         ("note", row.note),
-        ("how sure", row.certainty),
+        ("confidence", row.certainty),
         ("source", row.source),
     ]
     return [(label, text) for label, text in lines if text]
@@ -81,15 +76,15 @@ def _xid_lines(row: xid.XidRow) -> list[tuple[str, str]]:
 
 @command.command("metric")
 @click.argument("name")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
+@options.as_json
 def explain_metric(name: str, as_json: bool) -> None:
-    """Explain a metric NAME: meaning, unit, bands, what it cannot tell, and what to look at next."""
+    """Explain the metric NAME: meaning, unit, typical values, limits, and which metrics to check next."""
     row = metrics.lookup(name)
     if row is None:
-        close = ", ".join(metrics.similar_names(name))
-        raise click.UsageError(f"no metric {name!r} is known." + (f" Close to it: {close}" if close else ""))
+        similar = ", ".join(metrics.similar_names(name))
+        raise click.UsageError(f"unknown metric {name!r}." + (f" Similar names: {similar}" if similar else ""))
     if as_json:
-        click.echo(json.dumps(wire.to_plain(row), indent=2, ensure_ascii=False))
+        options.print_json(wire.to_plain(row))
         return
     click.echo(f"{row.name}: {row.meaning}")
     for label, text in _metric_lines(row):
@@ -101,9 +96,9 @@ def _metric_lines(row: metrics.MetricRow) -> list[tuple[str, str]]:
         ("unit", row.unit),
         ("type", row.type),
         ("newer name", row.newer_name),
-        ("bands", row.bands),
-        ("cannot tell", row.cannot_tell),
-        ("look next at", row.look_next),
+        ("values", row.bands),
+        ("cannot show", row.cannot_tell),
+        ("check next", row.look_next),
         ("source", row.source),
     ]
     return [(label, text) for label, text in lines if text]

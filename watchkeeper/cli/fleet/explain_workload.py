@@ -1,4 +1,4 @@
-"""`watchkeeper explain pod|node|job`: why it is as it is, from a hub, or for a pod from pasted kubectl output."""
+"""`watchkeeper explain pod|node|job`: explain its state from a hub, or a pod from pasted kubectl output."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from watchkeeper.diagnose import pod as pods
 from watchkeeper.errors import HubError
 from watchkeeper.kit import wire
 
-MOST_BYTES = 64 * 1024 * 1024
+MAX_PASTED_BYTES = 64 * 1024 * 1024
 
 
 @click.command("pod")
@@ -26,31 +26,31 @@ MOST_BYTES = 64 * 1024 * 1024
     "--file",
     "file",
     type=click.File("r", encoding="utf-8", errors="replace"),
-    help="Output of kubectl instead of a hub; - is the standard input.",
+    help="Read output of kubectl from this file instead of a hub; `-` is standard input.",
 )
 @options.as_json
 @options.with_hub
 def pod(hub: Client, name: str, file: TextIO | None, as_json: bool) -> None:
-    """Say why a pod waits, does not start, or has no GPU; each node's reason, and the smallest change that would help.
+    """Explain why a pod is pending, does not start, or has no GPU: the reason of each node, and the smallest fix.
 
     \b
     watchkeeper explain pod ml/train-0
     kubectl get pod,node -A -o json | watchkeeper explain pod ml/train-0 --file -
 
-    Exits with 1 when something is wrong with it.
+    Exit code 1 if the pod has a problem.
     """
     namespace, slash, short = name.partition("/")
     namespace, short = (namespace, short) if slash else ("default", name)
     if file is None:
         _print_answer(hub.explain("pod", name), as_json=as_json)
         return
-    found = pods.explain_pasted(file.read(MOST_BYTES), namespace, short)
-    if found is None:
+    explanation = pods.explain_pasted(file.read(MAX_PASTED_BYTES), namespace, short)
+    if explanation is None:
         raise click.UsageError(
-            f"the text names no pod {namespace}/{short} and holds no word of a scheduler. "
+            f"the text has no pod {namespace}/{short} and no scheduler message. "
             "Paste `kubectl get pod,node -A -o json` or `kubectl describe pod`"
         )
-    _print(wire.to_plain(found), explained.as_text(found), as_json=as_json)
+    _print_explanation(wire.to_plain(explanation), explained.as_text(explanation), as_json=as_json)
 
 
 @click.command("node")
@@ -58,7 +58,7 @@ def pod(hub: Client, name: str, file: TextIO | None, as_json: bool) -> None:
 @options.as_json
 @options.with_hub
 def node(hub: Client, name: str, as_json: bool) -> None:
-    """Say what is so about a node: its schedulers' words, GPUs, holders, incidents and recent changes."""
+    """Explain the state of a node: scheduler states, GPUs, holders, incidents and recent changes."""
     _print_answer(hub.explain("node", name), as_json=as_json)
 
 
@@ -67,32 +67,34 @@ def node(hub: Client, name: str, as_json: bool) -> None:
 @options.as_json
 @options.with_hub
 def job(hub: Client, name: str, as_json: bool) -> None:
-    """Say how a job gets on: who is missing, slow or starved, hardware events in its time, and what to do.
+    """Explain the state of a job: missing, slow or starved ranks, hardware events, and what to do.
 
-    Then what `watchkeeper jobs` shows of it: used against held, goodput, and its ranks side by side.
+    Also prints the report of `watchkeeper jobs`: use of its GPUs, goodput and ranks.
     """
     answer = hub.explain("job", name)
     try:
         report = hub.job(name)
     except HubError as error:
-        # One that waits, or that only a scheduler of another hub knows, has no report yet.
+        # A pending job, or one that only the scheduler of another hub lists, has no report.
         if error.status != 404:
             raise
         report = None
-    found = answer.explained.plain
+    explanation = answer.explained.plain
     if as_json:
-        _print({**found, "report": None if report is None else jobs.as_plain(report)}, [], as_json=True)
+        _print_explanation(
+            {**explanation, "report": None if report is None else jobs.as_plain(report)}, [], as_json=True
+        )
         return
-    # Its state and why are in the headline.
-    lines = [] if report is None else jobs.report_lines(report, most_ranks=8)[2:]
-    _print(found, [answer.text, *lines], as_json=False)
+    # The headline has the state and the reason.
+    lines = [] if report is None else jobs.report_lines(report, max_ranks=8)[2:]
+    _print_explanation(explanation, [answer.text, *lines], as_json=False)
 
 
 def _print_answer(answer: answers.ExplainAnswer, *, as_json: bool) -> None:
-    _print(answer.explained.plain, [answer.text], as_json=as_json)
+    _print_explanation(answer.explained.plain, [answer.text], as_json=as_json)
 
 
-def _print(found: Mapping[str, Any], lines: Iterable[str], *, as_json: bool) -> None:
-    click.echo(json.dumps(found, indent=2, ensure_ascii=False) if as_json else "\n".join(lines))
-    if found["cause"]:
+def _print_explanation(explanation: Mapping[str, Any], lines: Iterable[str], *, as_json: bool) -> None:
+    click.echo(json.dumps(explanation, indent=2, ensure_ascii=False) if as_json else "\n".join(lines))
+    if explanation["cause"]:
         click.get_current_context().exit(1)

@@ -1,4 +1,4 @@
-"""`watchkeeper incidents`: what is wrong now, why, and what to do."""
+"""`watchkeeper incidents`: list, show, acknowledge, assign, silence and resolve incidents."""
 
 from __future__ import annotations
 
@@ -9,39 +9,39 @@ from watchkeeper.client import answers
 from watchkeeper.client.hub import Client
 from watchkeeper.kit import wire
 
-NO_COST = "costs what it holds, which is unknown: nobody says on which GPUs it runs"
+UNKNOWN_IMPACT = "impact unknown: no source reports which GPUs it uses"
 
 
 class IncidentsGroup(groups.FullHelpGroup):
-    """`incidents INC-1` is `incidents show INC-1`: the first that people type after reading the list."""
+    """`incidents INC-1` is short for `incidents show INC-1`."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        is_one = bool(args) and options.INCIDENT.FORM.fullmatch(args[0]) is not None
-        return super().resolve_command(ctx, ["show", *args] if is_one else args)
+        is_incident_id = bool(args) and options.INCIDENT.FORM.fullmatch(args[0]) is not None
+        return super().resolve_command(ctx, ["show", *args] if is_incident_id else args)
 
 
 @click.group("incidents", cls=IncidentsGroup, invoke_without_command=True)
-@click.option("--all", "show_all", is_flag=True, help="Resolved ones too.")
+@click.option("--all", "show_all", is_flag=True, help="Include resolved incidents.")
 @options.as_json
 @options.with_hub
 @click.pass_context
 def command(ctx: click.Context, hub: Client, show_all: bool, as_json: bool) -> None:
     """List open incidents, show one (`incidents INC-1`), or work on it.
 
-    Exits with 0 when none is open and 1 when one is, so that scripts can ask.
+    Exit code 0 if no incident is open, 1 if one is open.
     """
     if ctx.invoked_subcommand is not None:
         return
     incidents = hub.incidents(all=show_all)
-    # Whoever finds nothing wrong must know that the hub may not see it.
-    for one in hub.status().degraded:
-        click.echo(f"degraded: {one}", err=True)
+    # An empty list must not hide that the hub is degraded.
+    for problem in hub.status().degraded:
+        click.echo(f"degraded: {problem}", err=True)
     if as_json:
-        options.print_json([one.plain for one in incidents])
+        options.print_json([incident.plain for incident in incidents])
     elif incidents:
-        rows = [[i.id, i.severity, _state(i), times.utc(i.opened_at), i.cause, i.title] for i in incidents]
+        rows = [[i.id, i.severity, _format_state(i), times.utc(i.opened_at), i.cause, i.title] for i in incidents]
         options.print_table(["id", "severity", "state", "opened", "cause", "what"], rows)
     else:
         click.echo("No open incidents.")
@@ -54,7 +54,7 @@ def command(ctx: click.Context, hub: Client, show_all: bool, as_json: bool) -> N
 @options.as_json
 @options.with_hub
 def show(hub: Client, id: str, as_json: bool) -> None:
-    """One incident: cause, evidence, what was ruled out, and the plan."""
+    """Show one incident: cause, evidence, excluded causes, and the repair plan."""
     answer = hub.incident(id)
     if as_json:
         options.print_json(answer.plain)
@@ -67,7 +67,7 @@ def show(hub: Client, id: str, as_json: bool) -> None:
 @click.argument("id", type=options.INCIDENT)
 @options.with_hub
 def acknowledge(hub: Client, id: str) -> None:
-    """Say that somebody is on it."""
+    """Acknowledge an incident: confirm that you work on it."""
     hub.acknowledge(id)
     click.echo(f"{id} acknowledged.")
 
@@ -75,10 +75,10 @@ def acknowledge(hub: Client, id: str) -> None:
 @command.command("resolve")
 @click.argument("id", type=options.INCIDENT)
 @click.option("--why", required=True, help="What ended it; kept in the journal.")
-@click.option("--cause", help="What it was, where the hub had it wrong.")
+@click.option("--cause", help="The actual cause, if the diagnosis was wrong.")
 @options.with_hub
 def resolve(hub: Client, id: str, why: str, cause: str | None) -> None:
-    """Close an incident by hand."""
+    """Resolve an incident by hand."""
     if cause is not None:
         hub.correct(id, cause, why=why)
     hub.resolve(id, why=why)
@@ -88,12 +88,13 @@ def resolve(hub: Client, id: str, why: str, cause: str | None) -> None:
 @command.command("cause")
 @click.argument("id", type=options.INCIDENT)
 @click.argument("cause")
-@click.option("--why", default="", help="How you know; shown at incidents that look the same.")
+@click.option("--why", default="", help="How you know; shown with similar incidents.")
 @options.with_hub
 def cause(hub: Client, id: str, cause: str, why: str) -> None:
-    """Say what an incident was; the cause that it has already says that it is right."""
-    said = hub.correct(id, cause, why=why).correction
-    click.echo(f"{id}: {said.cause} is right." if said.was == cause else f"{id}: {cause}, not {said.was}.")
+    """Confirm the diagnosed cause of an incident by giving it again, or correct it by giving another."""
+    correction = hub.correct(id, cause, why=why).correction
+    is_confirmed = correction.was == cause
+    click.echo(f"{id}: {correction.cause} confirmed." if is_confirmed else f"{id}: {cause}, not {correction.was}.")
 
 
 @command.command("assign")
@@ -101,20 +102,20 @@ def cause(hub: Client, id: str, cause: str, why: str) -> None:
 @click.argument("person")
 @options.with_hub
 def assign(hub: Client, id: str, person: str) -> None:
-    """Give an incident to somebody; it then counts as acknowledged."""
+    """Assign an incident to a person; this also acknowledges it."""
     hub.assign(id, to=person)
-    click.echo(f"{id} is with {person}.")
+    click.echo(f"{id} assigned to {person}.")
 
 
 @command.command("silence")
 @click.argument("id", type=options.INCIDENT)
-@click.option("--for", "lasting", required=True, metavar="TIME", help="How long, such as 2h.")
-@click.option("--reason", required=True, help="Why nobody is to be told; everybody can read it.")
+@click.option("--for", "duration", required=True, metavar="TIME", help="Length of the silence, for example 2h.")
+@click.option("--reason", required=True, help="Reason, visible to all users.")
 @options.with_hub
-def silence(hub: Client, id: str, lasting: str, reason: str) -> None:
-    """Tell nobody about anything at this incident's place for some time."""
-    made = hub.silence_incident(id, duration=lasting, reason=reason)
-    click.echo(f"{made.id}: {', '.join(made.matchers)} is silent until {times.utc(made.ends_at)}.")
+def silence(hub: Client, id: str, duration: str, reason: str) -> None:
+    """Silence all notifications about the place of an incident for some time."""
+    silence = hub.silence_incident(id, duration=duration, reason=reason)
+    click.echo(f"{silence.id}: {', '.join(silence.matchers)} silenced until {times.utc(silence.ends_at)}.")
 
 
 @command.command("notices")
@@ -122,11 +123,11 @@ def silence(hub: Client, id: str, lasting: str, reason: str) -> None:
 @options.as_json
 @options.with_hub
 def notices(hub: Client, id: str, as_json: bool) -> None:
-    """Who was told about an incident, when, and what they answered."""
-    found = hub.notices(id)
+    """List the notifications of an incident: receiver, time, state and answer."""
+    notices = hub.notices(id)
     if as_json:
-        options.print_json(wire.to_plain(found))
-    elif found:
+        options.print_json(wire.to_plain(notices))
+    elif notices:
         rows = [
             [
                 n.receiver,
@@ -136,11 +137,11 @@ def notices(hub: Client, id: str, as_json: bool) -> None:
                 times.utc(n.sent_at or n.due_at),
                 n.answer,
             ]
-            for n in found
+            for n in notices
         ]
         options.print_table(["receiver", "occasion", "state", "tries", "sent or due", "answer"], rows)
     else:
-        click.echo("Nobody was told. `notify.via` says who would be.")
+        click.echo("No notifications. Receivers are set with `notify.via`.")
 
 
 @command.command("report")
@@ -148,7 +149,7 @@ def notices(hub: Client, id: str, as_json: bool) -> None:
 @options.as_json
 @options.with_hub
 def report(hub: Client, id: str, as_json: bool) -> None:
-    """The whole story of an incident as one Markdown document, or JSON."""
+    """Print the full report of an incident as Markdown, or as JSON."""
     if as_json:
         options.print_json(hub.report(id))
     else:
@@ -156,11 +157,11 @@ def report(hub: Client, id: str, as_json: bool) -> None:
 
 
 @command.command("digest")
-@click.option("--days", type=click.IntRange(1, 366), default=7, show_default=True, help="How far back.")
+@click.option("--days", type=click.IntRange(1, 366), default=7, show_default=True, help="Summarise this many days.")
 @options.as_json
 @options.with_hub
 def digest(hub: Client, days: int, as_json: bool) -> None:
-    """Incidents by cause with times to detect, diagnose and repair; noisy rules; who breaks again."""
+    """Summarise incidents by cause: times to detect, diagnose and repair, noisy rules, repeated faults."""
     answer = hub.digest(days=days)
     if as_json:
         options.print_json(answer.plain["digest"])
@@ -173,57 +174,57 @@ def digest(hub: Client, days: int, as_json: bool) -> None:
 @click.argument("text")
 @options.with_hub
 def note(hub: Client, id: str, text: str) -> None:
-    """Write a note into an incident's timeline."""
+    """Add a note to the timeline of an incident."""
     hub.note(id, text=text)
-    click.echo(f"Noted on {id}.")
+    click.echo(f"Note added to {id}.")
 
 
-def _state(incident: answers.IncidentCard) -> str:
+def _format_state(incident: answers.IncidentCard) -> str:
     if incident.part_of:
         return f"part of {incident.part_of}"
     return f"{incident.state}, silenced" if incident.silenced_by else incident.state
 
 
-def _times(incident: answers.NamedIncident) -> str:
+def _format_times(incident: answers.NamedIncident) -> str:
     ended = f", resolved {times.utc(incident.resolved_at)}" if incident.resolved_at else ""
     return f"opened {times.utc(incident.opened_at)}{ended}"
 
 
 def describe(answer: answers.FullIncidentDetail) -> list[str]:
-    """The incident as lines of text, the answer first."""
+    """The incident as lines of text, the summary first."""
     incident, diagnosis, plan = answer.incident, answer.diagnosis, answer.plan
     lines = [
         f"{incident.id}  {incident.title}",
-        f"{incident.severity}, {incident.state}; {_times(incident)}",
+        f"{incident.severity}, {incident.state}; {_format_times(incident)}",
     ]
     if incident.workloads:
-        lines.append(f"hits {', '.join(incident.workloads)}")
+        lines.append(f"affects {', '.join(incident.workloads)}")
     if blast := answer.blast:
-        lost, price = f"{blast.gpu_hours:g} GPU-hours", f"{blast.dollars_per_hour:g} dollars an hour"
-        # A model or a job of which nobody tells where it runs: no GPU is not what it has.
+        gpu_hours, price = f"{blast.gpu_hours:g} GPU-hours", f"{blast.dollars_per_hour:g} dollars per hour"
+        # No GPUs means unknown for a model or job whose GPUs no source reports.
         is_known = blast.gpus or blast.hits or incident.place.node
-        lines.append(f"costs {blast.gpus} GPUs, {lost} so far, {price}" if is_known else NO_COST)
+        lines.append(f"impact {blast.gpus} GPUs, {gpu_hours} so far, {price}" if is_known else UNKNOWN_IMPACT)
         if blast.teams:
             lines.append(f"teams {', '.join(blast.teams)}")
     if silence := answer.silenced_by:
         lines.append(f"silenced by {silence.author} until {times.utc(silence.ends_at)}: {silence.reason}")
     if incident.part_of:
-        lines.append(f"goes on as a part of {incident.part_of}")
-    looked_at = () if diagnosis is None else diagnosis.checked_sources
-    lines += [text for text in looked_at if text.startswith(("people: ", "changed: "))]
+        lines.append(f"now part of {incident.part_of}")
+    checked_sources = () if diagnosis is None else diagnosis.checked_sources
+    lines += [text for text in checked_sources if text.startswith(("people: ", "changed: "))]
     for finding in () if diagnosis is None else diagnosis.findings:
         lines += ["", f"{finding.cause} ({finding.confidence:.0%}): {finding.why}"]
-        lines += [f"  saw       {item.text}" for item in finding.evidence]
-        lines += [f"  not       {item.cause}: {item.why}" for item in finding.ruled_out]
+        lines += [f"  evidence  {item.text}" for item in finding.evidence]
+        lines += [f"  excluded  {item.cause}: {item.why}" for item in finding.ruled_out]
         lines += [
-            f"  do        {step.do}" + (f"   $ {step.command}" if step.command else "") for step in finding.actions
+            f"  action    {step.do}" + (f"   $ {step.command}" if step.command else "") for step in finding.actions
         ]
     if diagnosis is not None and diagnosis.distinguishing_check:
-        lines += ["", f"To be sure: {diagnosis.distinguishing_check}"]
+        lines += ["", f"To confirm: {diagnosis.distinguishing_check}"]
     if plan:
         lines += [
             "",
-            f"Plan (mode {plan.mode}; `watchkeeper act explain {incident.id}` says more): {plan.next_step}",
+            f"Plan (mode {plan.mode}; details: `watchkeeper act explain {incident.id}`): {plan.next_step}",
         ]
         lines += [f"  {at}. {receipt.action.kind:12} {receipt.text}" for at, receipt in enumerate(plan.receipts, 1)]
     if runbook := answer.runbook:

@@ -1,4 +1,4 @@
-"""`watchkeeper jobs`: every job in one line, one job in full, and how many replicas a model needs."""
+"""`watchkeeper jobs`: list jobs, show one job, and recommend replicas for each model."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from watchkeeper.client.hub import Client
 from watchkeeper.kit import wire
 from watchkeeper.model.jobs import Efficiency, Goodput, JobLine, JobReport, Money, Straggler
 
-# Worth an exit code other than 0.
-TROUBLE = frozenset({"hung", "stalled", "diverged", "slow"})
+# A job in one of these states gives exit code 1.
+PROBLEM_STATES = frozenset({"hung", "stalled", "diverged", "slow"})
 COLUMNS = (
     "id", "kind", "cluster", "name", "namespace", "user", "team", "state", "nodes", "gpus", "started_at", "gpu_hours",
     "used", "memory_used", "bound_by", "goodput", "stalled_since",
 )  # fmt: skip
 UNKNOWN, UNMAPPED = "-", "unmapped"
-MOST_RANKS = 32
+MAX_RANKS = 32
 
 
 class JobsGroup(groups.FullHelpGroup):
-    """`jobs` lists, `jobs ID` shows one: whatever is not a command is the id of a job."""
+    """`jobs ID` is short for `jobs show ID`: an argument that is not a command is the id of a job."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -37,25 +37,25 @@ class JobsGroup(groups.FullHelpGroup):
 
 
 @click.group("jobs", cls=JobsGroup, invoke_without_command=True)
-@click.option("--state", help="Only jobs of this state, such as stalled, slow or idle.")
-@click.option("--team", help="Only this team's jobs; `unmapped` for those without one.")
-@click.option("--limit", type=click.IntRange(1, 10_000), default=500, help="At most so many lines.")
-@click.option("--csv", "as_csv", is_flag=True, help="Print CSV, for a spreadsheet.")
+@click.option("--state", help="Show only jobs in this state, for example stalled, slow or idle.")
+@click.option("--team", help="Show only jobs of this team; `unmapped` for jobs without a team.")
+@click.option("--limit", type=click.IntRange(1, 10_000), default=500, help="Show at most this many jobs.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
 @options.as_json
 @options.with_hub
 @click.pass_context
 def command(
     ctx: click.Context, hub: Client, state: str | None, team: str | None, limit: int, as_csv: bool, as_json: bool
 ) -> None:
-    """List jobs: what they hold and use, what they are bound by, goodput, and who holds them up.
+    """List jobs: GPU use, bottleneck, goodput, and what each is blocked on.
 
     \b
-    watchkeeper jobs                    every job, the gravest first
+    watchkeeper jobs                    every job, the most severe first
     watchkeeper jobs 4711               one job in full: efficiency, goodput, ranks, hardware events
     watchkeeper jobs research/llm-70b   a Kubernetes job
     watchkeeper jobs replicas           how many replicas each model needs
 
-    Exits with 1 when a job is hung, stalled, diverged or slow.
+    Exit code 1 if a job is hung, stalled, diverged or slow.
     """
     if ctx.invoked_subcommand is not None:
         return
@@ -67,233 +67,233 @@ def command(
         _print_csv(lines)
     else:
         _print_list(lines, answer)
-    if any(one.state in TROUBLE for one in lines):
+    if any(job.state in PROBLEM_STATES for job in lines):
         ctx.exit(1)
 
 
 @command.command("show")
 @click.argument("id", metavar="ID|[NAMESPACE/]NAME")
-@click.option("--cluster", help="Of this cluster, where several have it.")
+@click.option("--cluster", help="Cluster of the job, if several clusters have a job with this id.")
 @options.as_json
 @options.with_hub
 def show(hub: Client, id: str, cluster: str | None, as_json: bool) -> None:
-    """Show one job: used against held, what it is bound by and the fix, goodput, ranks, hardware events, losses."""
+    """Show one job: use of its GPUs, bottleneck and fix, goodput, ranks, hardware events, bad losses."""
     answer = hub.job(id, cluster=cluster)
     if as_json:
         options.print_json(as_plain(answer))
     else:
         for line in report_lines(answer):
             click.echo(line)
-    if answer.job.state in TROUBLE:
+    if answer.job.state in PROBLEM_STATES:
         click.get_current_context().exit(1)
 
 
 @command.command("replicas")
 @click.argument("model", required=False)
-@click.option("--cluster", help="Of this cluster, where several serve it.")
-@click.option("--window", default="1d", help="With MODEL: how far back to look what the advice would have done.")
+@click.option("--cluster", help="Cluster of the model, if several clusters serve it.")
+@click.option("--window", default="1d", help="With MODEL: replay the advice over this time.")
 @options.as_json
 @options.with_hub
 def replicas(hub: Client, model: str | None, cluster: str | None, window: str, as_json: bool) -> None:
-    """How many replicas each model needs by its queue, load and latency objective; nothing is changed.
+    """Recommend replicas for each model from its queue, load and latency objective; changes nothing.
 
-    With MODEL also what following the advice would have done over the recorded past. `render keda` gives the same
-    numbers to an autoscaler.
+    With MODEL, also replay the advice on recorded data. `watchkeeper render keda` gives an autoscaler the same numbers.
     """
     answer = hub.replicas(model=model, cluster=cluster, window=window if model else None)
     if as_json:
         options.print_json(answer.plain)
         return
     rows = [
-        [one.model, str(one.replicas), UNKNOWN if one.wanted is None else str(one.wanted), one.why]
-        for one in answer.replicas
+        [need.model, str(need.replicas), UNKNOWN if need.wanted is None else str(need.wanted), need.why]
+        for need in answer.replicas
     ]
     if rows:
-        options.print_table(["model", "replicas", "would do", "because"], rows)
+        options.print_table(["model", "replicas", "recommended", "reason"], rows)
     else:
-        click.echo("No program tells of its requests; see docs/howto/autoscale.md.")
+        click.echo("No inference server reports its requests; see docs/howto/autoscale.md.")
     if model:
-        _print_past(answer.past, window)
-    _problems(answer)
+        _print_replay(answer.past, window)
+    _print_problems(answer)
 
 
 def as_plain(answer: JobReport) -> dict[str, Any]:
-    """The report as the hub wrote it."""
+    """The report as the API returns it."""
     return {"ok": True, **wire.to_plain(answer)}
 
 
-def report_lines(answer: JobReport, *, most_ranks: int = MOST_RANKS) -> list[str]:
-    """A job's report for a terminal; `explain job` prints it too."""
+def report_lines(answer: JobReport, *, max_ranks: int = MAX_RANKS) -> list[str]:
+    """The report of a job as lines of text, for `jobs` and `explain job`."""
     job = answer.job
     cost = job.cost
     money = "" if cost is None or cost.amount is None else f", {cost.amount:,.2f} {cost.currency}"
     hours = "unknown GPU-hours" if job.gpu_hours is None else f"{job.gpu_hours:,.1f} GPU-hours"
-    held = f"{_count(job.gpus, 'GPU')} on {_count(job.nodes, 'node')}, {hours}{money}"
+    allocation = f"{_format_count(job.gpus, 'GPU')} on {_format_count(job.nodes, 'node')}, {hours}{money}"
     is_waiting = job.state == "pending"
-    said = [
-        f"{job.id} ({job.name}): {job.state}" + ("" if is_waiting else f"; {held}"),
+    lines = [
+        f"{job.id} ({job.name}): {job.state}" + ("" if is_waiting else f"; {allocation}"),
         f"  why        {answer.why}",
-        *_efficiency(answer.efficiency),
-        *([] if is_waiting else _goodput(answer.goodput)),
+        *_efficiency_lines(answer.efficiency),
+        *([] if is_waiting else _goodput_lines(answer.goodput)),
     ]
-    said += [f"  run        {answer.run_url}"] if answer.run_url else []
-    said += [f"  incident   {one}" for one in job.incidents]
+    lines += [f"  run        {answer.run_url}"] if answer.run_url else []
+    lines += [f"  incident   {incident}" for incident in job.incidents]
     for loss in answer.losses:
-        near = "; ".join(f"{one.place}: {one.text}" for one in loss.hardware[:4])
-        said.append(
-            f"  loss       {times.utc(loss.at)} {loss.what}; {near or 'no hardware event of its GPUs was seen then'}"
+        nearby = "; ".join(f"{event.place}: {event.text}" for event in loss.hardware[:4])
+        lines.append(
+            f"  loss       {times.utc(loss.at)} {loss.what}; {nearby or 'no hardware event on its GPUs near that time'}"
         )
-    said += [f"  hardware   {times.utc(one.at)} {one.place}: {one.text}" for one in answer.hardware[-8:]]
-    said += _ranks(answer, most_ranks)
-    return said + [f"  not seen   {one}" for one in (*answer.efficiency.unmeasured, *answer.notes)]
+    lines += [f"  hardware   {times.utc(event.at)} {event.place}: {event.text}" for event in answer.hardware[-8:]]
+    lines += _rank_lines(answer, max_ranks)
+    return lines + [f"  no data    {gap}" for gap in (*answer.efficiency.unmeasured, *answer.notes)]
 
 
-def _efficiency(found: Efficiency) -> list[str]:
-    said = [f"  bound by   {found.why}"]
-    for one in found.uses:
-        if one.held is None and one.used is None:
-            said.append(f"  {one.what:<10} not measured")
+def _efficiency_lines(efficiency: Efficiency) -> list[str]:
+    lines = [f"  bound by   {efficiency.why}"]
+    for use in efficiency.uses:
+        if use.held is None and use.used is None:
+            lines.append(f"  {use.what:<10} not measured")
             continue
-        held = UNKNOWN if one.held is None else _amount(one.held, one.unit)
-        used = UNKNOWN if one.used is None else _amount(one.used, one.unit)
-        said.append(f"  {one.what:<10} {used} used of {held} held ({_share(one.share)})")
-    return said + [
-        f"  fix        {one.do}: {one.why}" + (f" [{one.command}]" if one.command else "") for one in found.fixes
+        held = UNKNOWN if use.held is None else _format_amount(use.held, use.unit)
+        used = UNKNOWN if use.used is None else _format_amount(use.used, use.unit)
+        lines.append(f"  {use.what:<10} {used} used of {held} allocated ({_format_share(use.share)})")
+    return lines + [
+        f"  fix        {fix.do}: {fix.why}" + (f" [{fix.command}]" if fix.command else "") for fix in efficiency.fixes
     ]
 
 
-def _goodput(found: Goodput) -> list[str]:
-    if found.share is None or found.steps is None or found.step_seconds is None:
-        return ["  goodput    unknown: the job does not tell of its steps (training_iterations_total)"]
-    lost = ", ".join(f"{one.reason} {_seconds(one.seconds)}" for one in found.lost) or "nothing"
-    steps = f"{found.steps:,.0f} steps of {found.step_seconds:.3g} s"
-    return [f"  goodput    {_share(found.share)} of {_seconds(found.wall_seconds)}: {steps}; lost to {lost}"]
+def _goodput_lines(goodput: Goodput) -> list[str]:
+    if goodput.share is None or goodput.steps is None or goodput.step_seconds is None:
+        return ["  goodput    unknown: the job does not report its steps (training_iterations_total)"]
+    lost = ", ".join(f"{loss.reason} {_format_seconds(loss.seconds)}" for loss in goodput.lost) or "nothing"
+    steps = f"{goodput.steps:,.0f} steps of {goodput.step_seconds:.3g} s"
+    wall = _format_seconds(goodput.wall_seconds)
+    return [f"  goodput    {_format_share(goodput.share)} of {wall}: {steps}; lost to {lost}"]
 
 
-def _ranks(answer: JobReport, most: int) -> list[str]:
-    """Those that stand out first, the others in their order."""
-    rows = sorted(answer.ranks, key=lambda one: one.state in ("works", "unknown"))
+def _rank_lines(answer: JobReport, max_ranks: int) -> list[str]:
+    """A table of ranks: those with a problem first, the others in their order."""
+    rows = sorted(answer.ranks, key=lambda rank: rank.state in ("works", "unknown"))
     if not rows:
         return []
-    numbers = f"{'SM':>5} {'util':>5} {'watts':>6} {'links':>9} {'step':>8} {'score':>6}"
-    said = [f"  {'rank':>6}  {'node':<16} {'GPU':<4} {numbers}  state"]
-    for one in rows[:most]:
-        number = UNKNOWN if one.rank is None else str(one.rank)
-        step = UNKNOWN if one.step_seconds is None else f"{one.step_seconds:.3g} s"
-        score = UNKNOWN if one.score is None else f"{one.score:+.0%}"
-        power = UNKNOWN if one.power_watts is None else f"{one.power_watts:.0f}"
-        util = UNKNOWN if one.utilisation_percent is None else f"{one.utilisation_percent:.0f}%"
-        link = UNKNOWN if one.link_bytes_per_second is None else _rate(one.link_bytes_per_second)
-        said.append(
-            f"  {number:>6}  {one.node:<16} {one.gpu:<4} {_share(one.sm_active):>5} {util:>5} {power:>6} "
-            f"{link:>9} {step:>8} {score:>6}  {one.state}"
+    columns = f"{'SM':>5} {'util':>5} {'watts':>6} {'links':>9} {'step':>8} {'score':>6}"
+    lines = [f"  {'rank':>6}  {'node':<16} {'GPU':<4} {columns}  state"]
+    for row in rows[:max_ranks]:
+        number = UNKNOWN if row.rank is None else str(row.rank)
+        step = UNKNOWN if row.step_seconds is None else f"{row.step_seconds:.3g} s"
+        score = UNKNOWN if row.score is None else f"{row.score:+.0%}"
+        power = UNKNOWN if row.power_watts is None else f"{row.power_watts:.0f}"
+        util = UNKNOWN if row.utilisation_percent is None else f"{row.utilisation_percent:.0f}%"
+        link = UNKNOWN if row.link_bytes_per_second is None else _format_rate(row.link_bytes_per_second)
+        lines.append(
+            f"  {number:>6}  {row.node:<16} {row.gpu:<4} {_format_share(row.sm_active):>5} {util:>5} {power:>6} "
+            f"{link:>9} {step:>8} {score:>6}  {row.state}"
         )
-    more = len(answer.ranks) - most + answer.omitted_ranks
-    return [*said, f"  and {more} more"] if more > 0 else said
+    more = len(answer.ranks) - max_ranks + answer.omitted_ranks
+    return [*lines, f"  and {more} more"] if more > 0 else lines
 
 
 def _print_list(lines: Sequence[JobLine], answer: answers.JobList) -> None:
     rows = [
         [
-            one.id, one.name if one.name not in one.id else "", one.team or UNMAPPED, one.state,
-            str(one.gpus), str(one.nodes), _share(one.used), _share(one.memory_used),
-            one.bound_by.replace("_", " "), _share(one.goodput), _money(one.cost), note(one),
+            job.id, job.name if job.name not in job.id else "", job.team or UNMAPPED, job.state,
+            str(job.gpus), str(job.nodes), _format_share(job.used), _format_share(job.memory_used),
+            job.bound_by.replace("_", " "), _format_share(job.goodput), _format_cost(job.cost), format_note(job),
         ]
-        for one in lines
+        for job in lines
     ]  # fmt: skip
     if rows:
         header = ["job", "name", "team", "state", "GPUs", "nodes", "used", "memory", "bound by", "goodput"]
-        options.print_table([*header, "cost so far", ""], rows)
+        options.print_table([*header, "cost so far", "note"], rows)
     else:
-        click.echo("No job is known: no scheduler, exporter or program names one, or rules have not run for a minute.")
+        click.echo("No jobs: no scheduler, exporter or program reports one, or recording rules have not run yet.")
     if answer.total > len(lines):
-        click.echo(f"{answer.total - len(lines)} more; --limit shows them")
-    without = answer.unmapped
-    if without["jobs"]:
-        held = f"{_count(without['jobs'], 'job')} with {_count(without['gpus'], 'GPU')}"
-        click.echo(f"Unmapped: {held} of no team. Say it in the file of `fleet.inventory`")
-    _problems(answer)
+        click.echo(f"{answer.total - len(lines)} more jobs; show them with --limit")
+    unmapped = answer.unmapped
+    if unmapped["jobs"]:
+        jobs = f"{_format_count(unmapped['jobs'], 'job')} with {_format_count(unmapped['gpus'], 'GPU')}"
+        click.echo(f"Unmapped: {jobs} without a team. Add it to the inventory file (`fleet.inventory`)")
+    _print_problems(answer)
 
 
-def note(one: JobLine) -> str:
-    """Since when it stands still, whom it waits for, and its incidents."""
-    said = [f"stands still since {one.stalled_since:%H:%M:%SZ}"] if one.stalled_since else []
-    slow = one.straggler
-    if slow is not None:
-        late = "" if slow.score is None else f" {slow.score:+.0%}"
-        said.append(f"waits for {_whom(slow)}{late}")
-    return "; ".join([*said, *([" ".join(one.incidents)] if one.incidents else [])])
+def format_note(job: JobLine) -> str:
+    """Since when a job is stalled, which rank blocks it, and its incidents."""
+    parts = [f"stalled since {job.stalled_since:%H:%M:%SZ}"] if job.stalled_since else []
+    straggler = job.straggler
+    if straggler is not None:
+        score = "" if straggler.score is None else f" {straggler.score:+.0%}"
+        parts.append(f"blocked by {_format_straggler(straggler)}{score}")
+    return "; ".join([*parts, *([" ".join(job.incidents)] if job.incidents else [])])
 
 
-def _whom(slow: Straggler) -> str:
+def _format_straggler(straggler: Straggler) -> str:
     parts = [
-        *([f"rank {slow.rank}"] if slow.rank is not None else []),
-        *([f"GPU {slow.gpu}"] if slow.gpu else []),
+        *([f"rank {straggler.rank}"] if straggler.rank is not None else []),
+        *([f"GPU {straggler.gpu}"] if straggler.gpu else []),
     ]
-    where = slow.node or "an unknown node"
-    return f"{', '.join(parts)} on {where}" if parts else where
+    node = straggler.node or "an unknown node"
+    return f"{', '.join(parts)} on {node}" if parts else node
 
 
 def _print_csv(lines: Sequence[JobLine]) -> None:
     out = csv.writer(sys.stdout, lineterminator="\n")
     out.writerow([*COLUMNS, "cost", "currency"])
-    for one in lines:
-        plain, cost = wire.to_plain(one), one.cost or Money(None, "")
-        out.writerow([*(_plain(plain[name]) for name in COLUMNS), _plain(cost.amount), cost.currency])
+    for job in lines:
+        plain, cost = wire.to_plain(job), job.cost or Money(None, "")
+        out.writerow([*(_escape_formula(plain[name]) for name in COLUMNS), _escape_formula(cost.amount), cost.currency])
 
 
-def _plain(value: Any) -> Any:
-    """A cell that a spreadsheet reads as text even where somebody named a job like a formula."""
+def _escape_formula(value: Any) -> Any:
+    """Quote a CSV cell that a spreadsheet would evaluate, such as a job named like a formula."""
     return f"'{value}" if isinstance(value, str) and value[:1] in "=+-@\t\r" and value else value
 
 
-def _print_past(past: answers.ReplicasReplay | None, window: str) -> None:
-    if past is None:
-        click.echo(f"Of the last {window} too little is recorded to say what following the advice would have done.")
+def _print_replay(replay: answers.ReplicasReplay | None, window: str) -> None:
+    if replay is None:
+        click.echo(f"Too little data in the last {window} to replay the advice.")
         return
-    seen, whole = past.seen_seconds, past.until - past.since
-    hole = f"; of {_seconds(whole - seen)} between nothing is recorded" if seen < whole else ""
-    click.echo(f"Over {_seconds(seen)}, looked at every {_seconds(past.step_seconds)}{hole}:")
-    late, would = past.late_seconds, past.would_late_seconds
+    recorded, total = replay.seen_seconds, replay.until - replay.since
+    gap = f"; {_format_seconds(total - recorded)} have no data" if recorded < total else ""
+    click.echo(f"Replay of {_format_seconds(recorded)} in steps of {_format_seconds(replay.step_seconds)}{gap}:")
+    late, would = replay.late_seconds, replay.would_late_seconds
     rows = [
-        ["replica-hours", f"{past.had_replica_hours:.1f}", f"{past.would_replica_hours:.1f}"],
-        ["changes of replicas", str(past.had_changes), str(past.changes)],
-        ["too many waited", _seconds(past.crowded_seconds), _seconds(past.would_crowded_seconds)],
+        ["replica-hours", f"{replay.had_replica_hours:.1f}", f"{replay.would_replica_hours:.1f}"],
+        ["replica changes", str(replay.had_changes), str(replay.changes)],
+        ["queue too long", _format_seconds(replay.crowded_seconds), _format_seconds(replay.would_crowded_seconds)],
         [
-            "too many were late",
-            *(2 * [UNKNOWN] if late is None or would is None else [_seconds(late), _seconds(would)]),
+            "latency objective missed",
+            *(2 * [UNKNOWN] if late is None or would is None else [_format_seconds(late), _format_seconds(would)]),
         ],
     ]
-    options.print_table(["", "as it was", "with the advice"], rows)
-    click.echo("At best: more replicas are taken to serve at once and to cure their queue.")
+    options.print_table(["", "recorded", "with advice"], rows)
+    click.echo("This is the best case: new replicas are assumed to serve at once and to clear the queue.")
 
 
-def _problems(answer: answers.JobList | answers.ReplicaList) -> None:
+def _print_problems(answer: answers.JobList | answers.ReplicaList) -> None:
     for problem in answer.problems:
         click.echo(f"note: {problem}", err=True)
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+def _format_count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def _share(value: float | None) -> str:
+def _format_share(value: float | None) -> str:
     return UNKNOWN if value is None else f"{value:.0%}"
 
 
-def _money(cost: Money | None) -> str:
+def _format_cost(cost: Money | None) -> str:
     return UNKNOWN if cost is None or cost.amount is None else f"{cost.amount:,.0f} {cost.currency}"
 
 
-def _amount(value: float, unit: str) -> str:
+def _format_amount(value: float, unit: str) -> str:
     return f"{value / 2**30:,.0f} GiB" if unit == "bytes" else f"{value:,.1f} {unit}"
 
 
-def _rate(value: float) -> str:
+def _format_rate(value: float) -> str:
     return f"{value / 1e9:.1f} GB/s" if value >= 1e9 else f"{value / 1e6:.0f} MB/s"
 
 
-def _seconds(value: float) -> str:
+def _format_seconds(value: float) -> str:
     if value >= 5400:
         return f"{value / 3600:.1f} h"
     return f"{value / 60:.1f} min" if value >= 90 else f"{value:.0f} s"

@@ -1,4 +1,4 @@
-"""`watchkeeper lemons`: nodes that break again and again, or are on their way there, the most hazardous first."""
+"""`watchkeeper lemons`: nodes with repeated hardware faults or growing error counters, highest hazard first."""
 
 from __future__ import annotations
 
@@ -9,38 +9,39 @@ from watchkeeper.client.hub import Client
 
 
 @click.command("lemons")
-@click.option("--days", type=click.IntRange(1, 366), default=90, show_default=True, help="How far back.")
+@click.option(
+    "--days", type=click.IntRange(1, 366), default=90, show_default=True, help="Count the faults of this many days."
+)
 @options.as_json
 @options.with_hub
 def command(hub: Client, days: int, as_json: bool) -> None:
-    """Rank nodes by how often they break, against the whole fleet, and by counters that grow.
+    """Rank nodes by repeated hardware faults, relative to the whole fleet, and by growing error counters.
 
-    A node is called a lemon when so many faults are no luck, even with the whole fleet looked at.
-    Exits with 1 when there is one.
+    A lemon has more faults than chance explains, corrected for the size of the fleet. Exit code 1 if there is one.
     """
     answer = hub.lemons(days=days)
-    found = answer.lemons
+    nodes = answer.lemons
     if as_json:
         options.print_json({name: answer.plain[name] for name in ("since", "lemons", "left_out", "unmapped", "unseen")})
-    elif found:
+    elif nodes:
         rows = [
             [
-                one.name,
-                "lemon" if one.is_lemon else "",
-                str(one.faults),
-                f"{one.times_fleet:.1f}×",
-                ", ".join(one.reasons),
+                node.name,
+                "lemon" if node.is_lemon else "",
+                str(node.faults),
+                f"{node.times_fleet:.1f}×",
+                ", ".join(node.reasons),
             ]
-            for one in found
+            for node in nodes
         ]
-        click.echo(f"Since {answer.since:%Y-%m-%d}; the hazard is against the whole fleet's.")
+        click.echo(f"Since {answer.since:%Y-%m-%d}; hazard is relative to the whole fleet.")
         options.print_table(["node", "", "faults", "hazard", "why"], rows)
     else:
-        click.echo(f"No node had a hardware fault in {days} days, and no counter grows.")
+        click.echo(f"No node had a hardware fault in {days} days, and no error counter grows.")
     if not as_json:
-        for line in options.unmapped(answer.unmapped):
+        for line in options.unmapped_lines(answer.unmapped):
             click.echo(line)
     for gap in answer.unseen:
-        click.echo(f"not seen: {gap}", err=True)
-    if any(one.is_lemon for one in found):
+        click.echo(f"no data: {gap}", err=True)
+    if any(node.is_lemon for node in nodes):
         click.get_current_context().exit(1)

@@ -1,4 +1,4 @@
-"""`watchkeeper silence`: silences and maintenance windows, with who made them and why."""
+"""`watchkeeper silence`: add, list and end silences and maintenance windows."""
 
 from __future__ import annotations
 
@@ -10,70 +10,70 @@ from watchkeeper.client.hub import Client
 
 @click.group("silence", cls=groups.FullHelpGroup)
 def command() -> None:
-    """Keep people from being told, for a time and for a reason.
+    """Silence notifications for some time, with a reason.
 
-    What is silenced is still watched, shown and worked on. Where `notify.via` is alertmanager, silences are made and
-    ended there, and those listed are its own.
+    Silenced incidents still open, are shown and are repaired. If `notify.via` is alertmanager, silences are created,
+    listed and ended in Alertmanager.
     """
 
 
 @command.command("add")
 @click.argument("matchers", nargs=-1, required=True, metavar="MATCHER...")
-@click.option("--for", "duration", metavar="TIME", help="How long, such as 2h.")
-@click.option("--from", "starts_at", metavar="TIME", help="RFC 3339; now by default.")
-@click.option("--until", "ends_at", metavar="TIME", help="RFC 3339; instead of --for.")
-@click.option("--reason", required=True, help="Why; everybody can read it.")
-@click.option("--maintenance", is_flag=True, help="A planned window, shown as such.")
+@click.option("--for", "duration", metavar="TIME", help="Length of the silence, for example 2h.")
+@click.option("--from", "starts_at", metavar="TIME", help="Start of the silence, RFC 3339.  [default: now]")
+@click.option("--until", "ends_at", metavar="TIME", help="End of the silence, RFC 3339; instead of --for.")
+@click.option("--reason", required=True, help="Reason, visible to all users.")
+@click.option("--maintenance", is_flag=True, help="Mark the silence as a maintenance window.")
 @options.with_hub
 def add(hub: Client, matchers: tuple[str, ...], reason: str, maintenance: bool, **window: str | None) -> None:
-    """Silence what fits all matchers: node=gpu-r01-01, 'team=~"research|vision"', 'severity!=critical'.
+    """Silence notifications that match every MATCHER: node=gpu-r01-01, 'team=~"research|vision"', 'severity!=critical'.
 
     Labels: cluster, node, gpu (UUID), rack, leaf, pool, severity, cause, family, team, namespace, workload, alertname,
     incident.
     """
     if bool(window["duration"]) == bool(window["ends_at"]):
-        raise click.UsageError("say how long with --for, or until when with --until")
-    made = hub.silence(matchers, reason=reason, maintenance=maintenance, **window)
-    click.echo(f"{made.id}: {', '.join(made.matchers)} is silent until {times.utc(made.ends_at)}.")
+        raise click.UsageError("give either --for or --until")
+    silence = hub.silence(matchers, reason=reason, maintenance=maintenance, **window)
+    click.echo(f"{silence.id}: {', '.join(silence.matchers)} silenced until {times.utc(silence.ends_at)}.")
 
 
 @command.command("list")
 @options.as_json
 @options.with_hub
 def list_silences(hub: Client, as_json: bool) -> None:
-    """Those in force, those to come, and those that ended within a day."""
+    """List silences that are active, planned, or ended less than a day ago."""
     answer = hub.list_silences()
-    found = answer.silences
+    silences = answer.silences
     if answer.problem:
-        # Not among the rows: what is unknown is neither a silence nor the absence of one.
-        click.echo(f"Alertmanager's silences are not all known: {answer.problem}", err=True)
+        # Not a row of the table: an unknown silence is neither active nor absent.
+        click.echo(f"Some silences of Alertmanager are unknown: {answer.problem}", err=True)
     if as_json:
-        options.print_json([one.plain for one in found])
+        options.print_json([silence.plain for silence in silences])
         return
-    if not found:
-        click.echo("No silence is known." if answer.problem else "No silences.")
+    if not silences:
+        click.echo("No known silences." if answer.problem else "No silences.")
         return
     rows = [
         [
-            one.id,
-            "active" if one.active else "over" if one.ended_by else "not now",
-            "maintenance" if one.is_maintenance else "silence",
-            one.keeper,
-            f"{one.starts_at:%Y-%m-%dT%H:%MZ}",
-            f"{one.ends_at:%Y-%m-%dT%H:%MZ}",
-            one.author,
-            ", ".join(one.matchers),
-            one.reason,
+            silence.id,
+            "active" if silence.active else "ended" if silence.ended_by else "not active",
+            "maintenance" if silence.is_maintenance else "silence",
+            silence.keeper,
+            f"{silence.starts_at:%Y-%m-%dT%H:%MZ}",
+            f"{silence.ends_at:%Y-%m-%dT%H:%MZ}",
+            silence.author,
+            ", ".join(silence.matchers),
+            silence.reason,
         ]
-        for one in found
+        for silence in silences
     ]
-    options.print_table(["id", "state", "kind", "kept by", "from", "until", "by", "what", "why"], rows)
+    options.print_table(["id", "state", "kind", "stored in", "from", "until", "author", "matchers", "reason"], rows)
 
 
 @command.command("end")
 @click.argument("id")
 @options.with_hub
 def end(hub: Client, id: str) -> None:
-    """End a silence before its time."""
+    """End a silence now."""
     hub.end_silence(id)
     click.echo(f"{id} ended.")

@@ -1,6 +1,6 @@
-"""What `watchkeeper top` shows, as values: rows of GPUs, programs, incidents, and how they are chosen and ordered.
+"""The data that `watchkeeper top` shows: rows of GPUs, programs and incidents; filter and sort order.
 
-`top_sources` fills a `Page` for a `View`; `top_screen` draws it and `top` prints it. Nothing here asks anybody.
+`top_sources` makes a `TopPage` for a `TopView`; `top_screen` draws it and `top` prints it. No input or output here.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from enum import StrEnum
 from functools import lru_cache
 
 DIGITS = re.compile(r"(\d+)")
-NOTHING = "–"
+UNKNOWN = "–"
 MIB_PER_GIB = 1024.0
 
 
 class SortColumn(StrEnum):
-    """Columns that rows can be ordered by; all but the names with the largest first."""
+    """Columns to sort by; numbers are sorted largest first."""
 
     NAME = "name"
     UTIL = "util"
@@ -29,7 +29,7 @@ class SortColumn(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TopView:
-    """What a person wants to see: `text` is looked for in node, model and holder; `offset` and `limit` make a page."""
+    """Sort order, filter (`text`, matched in node, model, holder and cause) and page (`offset`, `limit`)."""
 
     sort: SortColumn = SortColumn.NAME
     is_reversed: bool = False
@@ -40,7 +40,7 @@ class TopView:
 
 @dataclass(frozen=True, slots=True)
 class TopRow:
-    """One GPU; a number that nobody gave is None. `holder` is empty where nobody holds it or nobody can say."""
+    """One GPU; an unknown number is None. `holder` is empty if the GPU is free or the holder is unknown."""
 
     uuid: str
     node: str
@@ -52,8 +52,8 @@ class TopRow:
     memory_mib: float | None = None
     celsius: float | None = None
     watts: float | None = None
-    # The gravest open incident at this GPU or its node.
-    trouble: str = ""
+    # Cause of the most severe open incident of this GPU or its node.
+    problem: str = ""
 
     @property
     def name(self) -> str:
@@ -62,7 +62,7 @@ class TopRow:
 
 @dataclass(frozen=True, slots=True)
 class ProgramLine:
-    """A program on a GPU of this node; `workload` is its pod or job, empty where neither started it."""
+    """A program on a GPU of this node; `workload` is its pod or job, empty if unknown."""
 
     gpu: int
     pid: int
@@ -82,9 +82,9 @@ class IncidentLine:
 
 @dataclass(frozen=True, slots=True)
 class TopPage:
-    """What is so now. `total` counts every GPU that fits the view; `notes` say what could not be seen.
+    """One page. `total` counts all GPUs that match the filter; `notes` say what is missing.
 
-    `is_troubled`: something is wrong, with a GPU that is shown or with another one.
+    `has_problem` is about all GPUs, also those of other pages.
     """
 
     title: str
@@ -93,16 +93,16 @@ class TopPage:
     programs: tuple[ProgramLine, ...] = ()
     incidents: tuple[IncidentLine, ...] = ()
     notes: tuple[str, ...] = ()
-    is_troubled: bool = False
+    has_problem: bool = False
 
 
 @lru_cache(maxsize=65_536)
-def natural(text: str) -> tuple[tuple[int, str], ...]:
-    """A sort key that counts as people do: r2 before r10."""
+def natural_key(text: str) -> tuple[tuple[int, str], ...]:
+    """A sort key for names with numbers: r2 before r10."""
     return tuple((int(part), "") if part.isdigit() else (-1, part) for part in DIGITS.split(text))
 
 
-NUMBERS: dict[SortColumn, Callable[[TopRow], float | None]] = {
+SORT_VALUES: dict[SortColumn, Callable[[TopRow], float | None]] = {
     SortColumn.UTIL: lambda row: row.util,
     SortColumn.MEMORY: lambda row: row.memory_used_mib,
     SortColumn.TEMP: lambda row: row.celsius,
@@ -111,24 +111,24 @@ NUMBERS: dict[SortColumn, Callable[[TopRow], float | None]] = {
 
 
 def matches_filter(row: TopRow, text: str) -> bool:
-    """Whether all words of a filter are somewhere in the row's names; upper and lower case are alike."""
-    said = f"{row.name} {row.model} {row.holder} {row.trouble}".lower()
-    return all(word in said for word in text.lower().split())
+    """Whether node, model, holder or cause of a row contain all words of the filter; case does not matter."""
+    row_text = f"{row.name} {row.model} {row.holder} {row.problem}".lower()
+    return all(word in row_text for word in text.lower().split())
 
 
 def sort_rows(rows: Iterable[TopRow], view: TopView) -> list[TopRow]:
-    """Rows as the view wants them; what has no number or no holder comes last, whatever the direction."""
-    by_name = sorted(rows, key=lambda row: (natural(row.node), -1 if row.index is None else row.index, row.uuid))
+    """Sort rows as the view says; rows without a value or holder come last in both directions."""
+    by_name = sorted(rows, key=lambda row: (natural_key(row.node), -1 if row.index is None else row.index, row.uuid))
     if view.sort is SortColumn.NAME:
         return by_name[::-1] if view.is_reversed else by_name
     if view.sort is SortColumn.HOLDER:
         held = sorted((row for row in by_name if row.holder), key=lambda row: row.holder, reverse=view.is_reversed)
         return [*held, *(row for row in by_name if not row.holder)]
-    number = NUMBERS[view.sort]
-    known = [(value, row) for row in by_name if (value := number(row)) is not None]
-    # Largest first; `sorted` keeps rows with the same number in the order of names.
-    known.sort(key=lambda pair: pair[0] if view.is_reversed else -pair[0])
-    return [*(row for _, row in known), *(row for row in by_name if number(row) is None)]
+    number = SORT_VALUES[view.sort]
+    measured = [(value, row) for row in by_name if (value := number(row)) is not None]
+    # Largest first; the sort is stable, so rows with the same value stay ordered by name.
+    measured.sort(key=lambda pair: pair[0] if view.is_reversed else -pair[0])
+    return [*(row for _, row in measured), *(row for row in by_name if number(row) is None)]
 
 
 def page_rows(rows: Sequence[TopRow], view: TopView) -> tuple[TopRow, ...]:
@@ -138,27 +138,27 @@ def page_rows(rows: Sequence[TopRow], view: TopView) -> tuple[TopRow, ...]:
 HEADER = ("GPU", "UTIL", "MEMORY GiB", "TEMP", "POWER", "HOLDER")
 
 
-def cells(row: TopRow) -> tuple[str, ...]:
-    """A row as texts, under HEADER; what the GPU did not say is a dash, never a zero."""
-    holder = f"! {row.trouble}" if row.trouble and not row.holder else row.holder
-    if row.trouble and row.holder:
-        holder = f"{row.holder}  ! {row.trouble}"
+def format_cells(row: TopRow) -> tuple[str, ...]:
+    """A row as texts under HEADER; an unknown value is a dash, never zero."""
+    holder = f"! {row.problem}" if row.problem and not row.holder else row.holder
+    if row.problem and row.holder:
+        holder = f"{row.holder}  ! {row.problem}"
     return (
         row.name,
-        _number(row.util, "%"),
-        memory(row),
-        _number(row.celsius, "°C"),
-        _number(row.watts, "W"),
-        holder or NOTHING,
+        _format_number(row.util, "%"),
+        _format_memory(row),
+        _format_number(row.celsius, "°C"),
+        _format_number(row.watts, "W"),
+        holder or UNKNOWN,
     )
 
 
-def memory(row: TopRow) -> str:
+def _format_memory(row: TopRow) -> str:
     if row.memory_used_mib is None:
-        return NOTHING
+        return UNKNOWN
     used = f"{row.memory_used_mib / MIB_PER_GIB:.1f}"
     return used if row.memory_mib is None else f"{used}/{row.memory_mib / MIB_PER_GIB:.0f}"
 
 
-def _number(value: float | None, unit: str) -> str:
-    return NOTHING if value is None else f"{value:.0f}{unit}"
+def _format_number(value: float | None, unit: str) -> str:
+    return UNKNOWN if value is None else f"{value:.0f}{unit}"

@@ -1,7 +1,7 @@
-"""The screen of `watchkeeper top`: one table, the programs or incidents below it, and the keys at the foot.
+"""The live screen of `watchkeeper top`: a table of GPUs, a pane of programs or incidents, and the keys.
 
-Pages come from a source in a thread, so that a slow hub never freezes the keys; only cells that differ are drawn
-again, so that nothing flickers over ssh. Everything fits into 80 columns and 24 lines.
+A thread reads pages from the source, so keys work while a hub is slow. Only changed cells are redrawn, which avoids
+flicker over ssh. The screen fits into 80 columns and 24 lines.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from textual.worker import get_current_worker
 
 from watchkeeper.cli.fleet.top_rows import (
     HEADER,
-    NOTHING,
+    UNKNOWN,
     IncidentLine,
     ProgramLine,
     SortColumn,
     TopPage,
     TopRow,
     TopView,
-    cells,
+    format_cells,
 )
 from watchkeeper.cli.fleet.top_sources import PageSource
 from watchkeeper.errors import WatchkeeperError
 
 WIDTHS = (17, 5, 11, 5, 6, 24)
 COLOURS = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
-# From where a reading is worth a look; not a limit, which differs by model.
+# Highlighted from here on; real limits differ by GPU model.
 HOT_CELSIUS = 85.0
-MOST_BELOW = 5
+MAX_PANE_LINES = 5
 
 
 class Top(App[None]):
-    """`view` is what the person wants, `shown` the page that is on the screen."""
+    """The app; `view` is the selected page, `shown` the page on the screen."""
 
     CSS = """
     Screen { layout: vertical; }
@@ -53,7 +53,7 @@ class Top(App[None]):
         Binding("s", "sort", "sort"),
         Binding("r", "reverse", "reverse"),
         Binding("i", "below", "pane"),
-        # Before the table's own keys, which would stay on the page.
+        # Priority over the table's own keys, which scroll only within the page.
         Binding("pagedown", "turn(1)", "next", key_display="PgDn", priority=True),
         Binding("pageup", "turn(-1)", "prev", key_display="PgUp", priority=True),
         Binding("escape", "clear", "clear", show=False),
@@ -80,20 +80,20 @@ class Top(App[None]):
         table = self._table
         for name, width in zip(HEADER, WIDTHS, strict=True):
             table.add_column(name, key=name, width=width)
-        self._stretch(table)
+        self._resize_last_column(table)
         table.focus()
         self.set_interval(self._interval_seconds, self.read)
         self.call_after_refresh(self.read)
 
     def on_resize(self, event: events.Resize) -> None:
-        """The last column takes what the terminal has to spare; two characters of each column are its padding."""
+        """Give the last column the rest of the width; each column has two characters of padding."""
         self._holder_width = max(10, event.size.width - sum(WIDTHS[:-1]) - 2 * len(WIDTHS))
-        # The first size is told before there is a table.
+        # The first resize event comes before the table exists.
         for table in self.query("#gpus").results(DataTable):
-            self._stretch(table)
+            self._resize_last_column(table)
             self.call_after_refresh(self.read)
 
-    def _stretch(self, table: DataTable[Text]) -> None:
+    def _resize_last_column(self, table: DataTable[Text]) -> None:
         for column in list(table.columns.values())[-1:]:
             column.width = self._holder_width
         table.refresh(layout=True)
@@ -103,17 +103,17 @@ class Top(App[None]):
         return self.query_one("#gpus", DataTable)
 
     @property
-    def _is_there(self) -> bool:
-        """Whether there is anything to draw on: a timer or an answer may come while the screen is taken down."""
+    def _has_table(self) -> bool:
+        """Whether the table exists: a timer or an answer may arrive while the screen closes."""
         return bool(self.query("#gpus"))
 
     def read(self) -> None:
-        """Ask for a page of as many rows as fit; while one is on its way, no other is asked for."""
-        if self._is_reading or not self._is_there:
+        """Read a page with as many rows as fit on the screen, unless another read is running."""
+        if self._is_reading or not self._has_table:
             return
         self._is_reading = True
-        room = max(1, self._table.size.height - 1)
-        self.view = replace(self.view, limit=room)
+        rows = max(1, self._table.size.height - 1)
+        self.view = replace(self.view, limit=rows)
         self._read(self.view)
 
     @work(thread=True, exclusive=True)
@@ -123,15 +123,15 @@ class Top(App[None]):
         except WatchkeeperError as error:
             page = str(error)
         if not get_current_worker().is_cancelled:
-            self.call_from_thread(self._take, page, view)
+            self.call_from_thread(self._show_page, page, view)
 
-    def _take(self, page: TopPage | str, view: TopView) -> None:
+    def _show_page(self, page: TopPage | str, view: TopView) -> None:
         self._is_reading = False
-        if not self._is_there:
+        if not self._has_table:
             return
         if isinstance(page, str):
-            # What is on the screen stays there, and says that it is old.
-            self.query_one("#head", Static).update(Text(f"not current: {page}", style="bold red", overflow="ellipsis"))
+            # The last page stays on the screen, marked as stale.
+            self.query_one("#head", Static).update(Text(f"stale: {page}", style="bold red", overflow="ellipsis"))
         else:
             self.shown = page
             self._draw(page, view)
@@ -141,34 +141,34 @@ class Top(App[None]):
     def _draw(self, page: TopPage, view: TopView) -> None:
         last = min(view.offset + len(page.rows), page.total)
         order = f"{view.sort}{' reversed' if view.is_reversed else ''}"
-        span = f"{view.offset + 1 if page.rows else 0:,}–{last:,} of {page.total:,} GPUs"
-        parts = [page.title, span, f"by {order}", *([f"filter: {view.text}"] if view.text else [])]
+        row_range = f"{view.offset + 1 if page.rows else 0:,}–{last:,} of {page.total:,} GPUs"
+        parts = [page.title, row_range, f"by {order}", *([f"filter: {view.text}"] if view.text else [])]
         head = Text("  ".join(parts), overflow="ellipsis", no_wrap=True)
         if not page.total:
-            head.append("  no GPU fits; Esc clears the filter" if view.text else "  no GPU is known", style="yellow")
+            head.append("  no GPU matches; Esc clears the filter" if view.text else "  no GPUs", style="yellow")
         if page.notes:
             head.append(f"  {'; '.join(page.notes)}", style="yellow")
         self.query_one("#head", Static).update(head)
-        self._fill(page.rows)
-        self._draw_below(page)
+        self._update_rows(page.rows)
+        self._draw_pane(page)
 
-    def _draw_below(self, page: TopPage) -> None:
+    def _draw_pane(self, page: TopPage) -> None:
         at = self._table.cursor_row
         chosen = page.rows[at] if 0 <= at < len(page.rows) else None
-        self.query_one("#below", Static).update(below(page, chosen))
+        self.query_one("#below", Static).update(pane_text(page, chosen))
 
     @on(DataTable.RowHighlighted)
-    def _show_below(self) -> None:
+    def _redraw_pane(self) -> None:
         if self.shown is not None:
-            self._draw_below(self.shown)
+            self._draw_pane(self.shown)
 
-    def _fill(self, rows: tuple[TopRow, ...]) -> None:
-        """Bring the table to these rows, cell by cell; rows keep their place on the screen, so the cursor stays."""
+    def _update_rows(self, rows: tuple[TopRow, ...]) -> None:
+        """Update the table cell by cell; the cursor keeps its line."""
         table = self._table
         while table.row_count > len(rows):
             table.remove_row(table.coordinate_to_cell_key((table.row_count - 1, 0)).row_key)  # type: ignore[arg-type]
         for at, row in enumerate(rows):
-            texts = styled(row, self._holder_width)
+            texts = style_cells(row, self._holder_width)
             if at >= table.row_count:
                 table.add_row(*texts, key=f"row {at}")
                 continue
@@ -178,16 +178,16 @@ class Top(App[None]):
 
     def action_sort(self) -> None:
         names = list(SortColumn)
-        self._change(sort=names[(names.index(self.view.sort) + 1) % len(names)])
+        self._change_view(sort=names[(names.index(self.view.sort) + 1) % len(names)])
 
     def action_reverse(self) -> None:
-        self._change(is_reversed=not self.view.is_reversed)
+        self._change_view(is_reversed=not self.view.is_reversed)
 
     def action_turn(self, pages: int) -> None:
         total = 0 if self.shown is None else self.shown.total
         offset = self.view.offset + pages * self.view.limit
         if 0 <= offset < total or offset < 0 < self.view.offset:
-            self._change(offset=max(0, offset))
+            self._change_view(offset=max(0, offset))
 
     def action_below(self) -> None:
         pane = self.query_one("#below", Static)
@@ -203,64 +203,65 @@ class Top(App[None]):
         field = self.query_one("#filter", Input)
         field.value, field.display = "", False
         self._table.focus()
-        self._change(text="")
+        self._change_view(text="")
 
     def on_input_submitted(self, _: Input.Submitted) -> None:
         self.query_one("#filter", Input).display = False
         self._table.focus()
 
     def on_input_changed(self, event: Input.Changed) -> None:
-        self._change(text=event.value)
+        self._change_view(text=event.value)
 
-    def _change(self, **wish: object) -> None:
-        """A new wish begins at the first page, and is answered at once."""
-        self.view = replace(self.view, **{"offset": 0, **wish})  # type: ignore[arg-type]
+    def _change_view(self, **changes: object) -> None:
+        """Change sort, filter or page; without an offset, go to the first page."""
+        self.view = replace(self.view, **{"offset": 0, **changes})  # type: ignore[arg-type]
         self.read()
 
 
-def styled(row: TopRow, holder_width: int) -> tuple[Text, ...]:
-    """The cells of a row; numbers to the right, and what deserves a look in colour as well as in words."""
-    *shown, holder = cells(row)
-    texts = [Text(text, overflow="ellipsis", no_wrap=True) for text in (*shown, shortened(holder, holder_width))]
+def style_cells(row: TopRow, holder_width: int) -> tuple[Text, ...]:
+    """The cells of a row: numbers right-aligned, problems in colour."""
+    *shown, holder = format_cells(row)
+    texts = [Text(text, overflow="ellipsis", no_wrap=True) for text in (*shown, shorten_middle(holder, holder_width))]
     for text in texts[1:5]:
         text.justify = "right"
-        if text.plain == NOTHING:
+        if text.plain == UNKNOWN:
             text.stylize("dim")
     if row.celsius is not None and row.celsius >= HOT_CELSIUS:
         texts[3].stylize("yellow")
-    if row.trouble:
+    if row.problem:
         texts[0].stylize("bold red")
         texts[5].stylize("bold red", max(0, texts[5].plain.rfind("! ")))
     return tuple(texts)
 
 
-def shortened(text: str, width: int) -> str:
-    """A long name without its middle: pods of one job differ at the end."""
+def shorten_middle(text: str, width: int) -> str:
+    """Cut the middle of a long name: pods of one job differ at the end."""
     if len(text) <= width:
         return text
     head = (width - 1) // 2
     return f"{text[:head]}…{text[len(text) - (width - 1 - head) :]}"
 
 
-def below(page: TopPage, chosen: TopRow | None) -> Text:
-    """The chosen GPU in full, then the incidents of a hub or the programs of a node; and how many more there are."""
-    lines = [_incident(one) for one in page.incidents] + [_program(one) for one in page.programs]
-    if len(lines) > MOST_BELOW:
-        lines = [*lines[: MOST_BELOW - 1], Text(f"and {len(lines) - MOST_BELOW + 1} more; see --once", style="dim")]
+def pane_text(page: TopPage, chosen: TopRow | None) -> Text:
+    """The selected GPU in full, then the incidents of a hub or the programs of a node."""
+    lines = [*map(_incident_line, page.incidents), *map(_program_line, page.programs)]
+    if len(lines) > MAX_PANE_LINES:
+        omitted = len(lines) - MAX_PANE_LINES + 1
+        lines = [*lines[: MAX_PANE_LINES - 1], Text(f"and {omitted} more; see --once", style="dim")]
     if not lines:
-        lines = [Text("no open incidents, no programs to show", style="dim")]
+        lines = [Text("no open incidents, no programs", style="dim")]
     if chosen is not None:
-        said = (chosen.name, chosen.model, chosen.holder, chosen.uuid)
-        lines = [Text("  ".join(part for part in said if part), style="bold"), *lines]
+        details = (chosen.name, chosen.model, chosen.holder, chosen.uuid)
+        lines = [Text("  ".join(part for part in details if part), style="bold"), *lines]
     return Text("\n", no_wrap=True, overflow="ellipsis").join(lines)
 
 
-def _incident(one: IncidentLine) -> Text:
-    line = Text(f"{one.severity:<9}", style=COLOURS.get(one.severity, ""))
-    return line.append(f"{one.id:<9}{one.title}", style="default not bold")
+def _incident_line(incident: IncidentLine) -> Text:
+    line = Text(f"{incident.severity:<9}", style=COLOURS.get(incident.severity, ""))
+    return line.append(f"{incident.id:<9}{incident.title}", style="default not bold")
 
 
-def _program(one: ProgramLine) -> Text:
-    busy = "" if one.busy_percent is None else f"  {one.busy_percent}%"
-    whose = "  ".join(part for part in (one.user, one.command, one.workload) if part)
-    return Text(f"gpu {one.gpu:<3} pid {one.pid:<8} {whose}{busy}")
+def _program_line(program: ProgramLine) -> Text:
+    busy = "" if program.busy_percent is None else f"  {program.busy_percent}%"
+    details = "  ".join(part for part in (program.user, program.command, program.workload) if part)
+    return Text(f"gpu {program.gpu:<3} pid {program.pid:<8} {details}{busy}")

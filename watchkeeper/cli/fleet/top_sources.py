@@ -1,8 +1,8 @@
-"""Where `watchkeeper top` looks: the GPUs of this node through NVML, or a hub, page by page.
+"""The sources of `watchkeeper top`: the GPUs of this node through NVML, or a hub, page by page.
 
-A hub of ten thousand GPUs is asked for its inventory now and then, and for the readings of one page each time; which
-GPUs are on a page that is ordered by a number is the engine's `topk`. The local source is the agent's own reader and
-the agent's own attribution, so that both say the same about a GPU.
+From a hub with ten thousand GPUs it reads the inventory every 30 s and only the readings of the shown page; PromQL's
+`topk` selects the GPUs of a page that is sorted by a number. The local source uses the agent's reader and attribution,
+so `top` and the agent show the same.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from watchkeeper.readers.node import proc_programs
 from watchkeeper.readers.nvml.families import Cadence
 
 INVENTORY_SECONDS = 30.0
-# GPUs that are asked for by name in one question; a filter that leaves more is ordered among the largest only.
-MOST_ASKED = 400
-MOST_RANKED = 2000
-MOST_INCIDENTS = 100
+# GPUs that one query names; with more matches, only the largest values are sorted.
+MAX_QUERIED_GPUS = 400
+MAX_RANKED_GPUS = 2000
+MAX_INCIDENTS = 100
 METRICS = {
     "DCGM_FI_DEV_GPU_UTIL": "util",
     "DCGM_FI_DEV_FB_USED": "memory_used_mib",
@@ -57,13 +57,13 @@ SEVERITIES = ("critical", "warning", "info")
 
 
 class PageSource(Protocol):
-    """Somebody who can fill a page; called from one thread at a time."""
+    """Reads pages; called from one thread at a time."""
 
     def read(self, view: TopView) -> TopPage: ...
 
 
 class HubSource:
-    """A whole hub."""
+    """Reads the fleet of a hub."""
 
     def __init__(self, hub: Client) -> None:
         self._hub = hub
@@ -73,66 +73,66 @@ class HubSource:
     def read(self, view: TopView) -> TopPage:
         cards, status = self._hub.incidents(), self._hub.status()
         if time.monotonic() - self._read_at >= INVENTORY_SECONDS:
-            self._take_inventory()
-        rows = _troubled(self._gpus.values(), cards)
-        wanted = {row.uuid: row for row in rows if matches_filter(row, view.text)}
-        chosen, notes = self._chosen(wanted, view)
+            self._read_inventory()
+        gpus = _add_problems(self._gpus.values(), cards)
+        matching = {row.uuid: row for row in gpus if matches_filter(row, view.text)}
+        page, notes = self._select_page(matching, view)
         return TopPage(
             f"hub {status.cluster}",
-            tuple(self._with_readings(chosen)),
-            len(wanted),
-            incidents=_lines(cards),
-            notes=(*(f"degraded: {one}" for one in status.degraded), *notes),
-            is_troubled=bool(cards),
+            tuple(self._with_readings(page)),
+            len(matching),
+            incidents=_incident_lines(cards),
+            notes=(*(f"degraded: {problem}" for problem in status.degraded), *notes),
+            has_problem=bool(cards),
         )
 
-    def _take_inventory(self) -> None:
-        found = self._hub.fleet()
-        held = found.workloads or {}
+    def _read_inventory(self) -> None:
+        inventory = self._hub.fleet()
+        workloads = inventory.workloads or {}
         self._gpus = {
-            gpu.uuid: TopRow(gpu.uuid, node.name, gpu.index, gpu.model or "", held.get(gpu.uuid, ""))
-            for node in found.nodes
+            gpu.uuid: TopRow(gpu.uuid, node.name, gpu.index, gpu.model or "", workloads.get(gpu.uuid, ""))
+            for node in inventory.nodes
             for gpu in node.gpus
             if gpu is not None
         }
         self._read_at = time.monotonic()
 
-    def _chosen(self, wanted: Mapping[str, TopRow], view: TopView) -> tuple[list[TopRow], list[str]]:
-        """The rows of the page, without their readings."""
+    def _select_page(self, matching: Mapping[str, TopRow], view: TopView) -> tuple[list[TopRow], list[str]]:
+        """The rows of the page, without readings, and notes."""
         metric = RANKED_BY.get(view.sort)
         if metric is None:
-            return list(page_rows(sort_rows(wanted.values(), view), view)), []
-        if view.text and len(wanted) <= MOST_ASKED:
-            return list(page_rows(sort_rows(self._with_readings(wanted.values()), view), view)), []
-        first = view.offset + view.limit if not view.text else MOST_RANKED
-        word = "bottomk" if view.is_reversed else "topk"
-        # By UUID alone, because the other labels of thousands of series are many bytes.
-        ranked = self._hub.query(f'{word}({first}, max by (UUID) ({metric}{{GPU_I_ID=""}}))').series
-        known = [wanted[uuid] for one in ranked if (uuid := one.labels.get("UUID", "")) in wanted]
-        notes = [f"among the first {MOST_RANKED:,} by {view.sort} only"] if view.text else []
-        if len(known) < first and not view.text:
-            # What does not report has no number, and comes after what does.
-            silent = wanted.keys() - {row.uuid for row in known}
-            known += sort_rows(
-                (wanted[uuid] for uuid in silent), replace(view, sort=SortColumn.NAME, is_reversed=False)
+            return list(page_rows(sort_rows(matching.values(), view), view)), []
+        if view.text and len(matching) <= MAX_QUERIED_GPUS:
+            return list(page_rows(sort_rows(self._with_readings(matching.values()), view), view)), []
+        count = view.offset + view.limit if not view.text else MAX_RANKED_GPUS
+        function = "bottomk" if view.is_reversed else "topk"
+        # Only the UUID: the other labels of thousands of series are many bytes.
+        ranked = self._hub.query(f'{function}({count}, max by (UUID) ({metric}{{GPU_I_ID=""}}))').series
+        ordered = [matching[uuid] for series in ranked if (uuid := series.labels.get("UUID", "")) in matching]
+        notes = [f"filtered from the first {MAX_RANKED_GPUS:,} GPUs by {view.sort} only"] if view.text else []
+        if len(ordered) < count and not view.text:
+            # GPUs without a reading come last.
+            silent = matching.keys() - {row.uuid for row in ordered}
+            ordered += sort_rows(
+                (matching[uuid] for uuid in silent), replace(view, sort=SortColumn.NAME, is_reversed=False)
             )
-        return list(page_rows(known, view)), notes
+        return list(page_rows(ordered, view)), notes
 
     def _with_readings(self, rows: Iterable[TopRow]) -> list[TopRow]:
-        named = {row.uuid: row for row in rows}
-        if not named:
+        rows_by_uuid = {row.uuid: row for row in rows}
+        if not rows_by_uuid:
             return []
-        uuids, metrics = "|".join(named), "|".join(METRICS)
-        found: dict[str, dict[str, float]] = {}
-        for one in self._hub.query(f'{{__name__=~"{metrics}",UUID=~"{uuids}",GPU_I_ID=""}}').series:
-            name, newest = METRICS.get(one.labels.get("__name__", "")), one.newest
+        uuids, metrics = "|".join(rows_by_uuid), "|".join(METRICS)
+        readings: dict[str, dict[str, float]] = {}
+        for series in self._hub.query(f'{{__name__=~"{metrics}",UUID=~"{uuids}",GPU_I_ID=""}}').series:
+            name, newest = METRICS.get(series.labels.get("__name__", "")), series.newest
             if name is not None and newest is not None:
-                found.setdefault(one.labels["UUID"], {})[name] = newest
-        return [_filled(row, found.get(uuid, {})) for uuid, row in named.items()]
+                readings.setdefault(series.labels["UUID"], {})[name] = newest
+        return [_with_values(row, readings.get(uuid, {})) for uuid, row in rows_by_uuid.items()]
 
 
 class LocalSource:
-    """The GPUs of this node, with the programs on them."""
+    """Reads the GPUs of this node, with the programs on them."""
 
     def __init__(self, sampler: Sampler, *, node: str, roots: node_facts.Roots) -> None:
         self._sampler = sampler
@@ -141,7 +141,7 @@ class LocalSource:
         self._users = proc_programs.read_users(roots.root / Path("etc/passwd"))
         settings = node_holders.HolderSettings()
         self._holders = node_holders.NodeHolders(settings, node, roots=roots, registry=own_metrics.Registry())
-        # Slow sources are asked across refreshes, so all of them share one loop.
+        # Calls to slow sources continue across refreshes, so all share one loop.
         self._loop = asyncio.new_event_loop()
 
     def close(self) -> None:
@@ -154,45 +154,51 @@ class LocalSource:
         rows = [
             self._row(gpu, [fault.cause for fault in faults if fault.place.gpu == gpu.identity["uuid"]]) for gpu in gpus
         ]
-        wanted = [row for row in rows if matches_filter(row, view.text)]
-        # A GPU that was lost before anybody looked has no row to say it in.
-        seen = {row.uuid for row in rows}
-        notes = [f"{fault.cause}: {fault.evidence}" for fault in faults if fault.place.gpu not in seen]
+        matching = [row for row in rows if matches_filter(row, view.text)]
+        # A GPU that was lost before the first reading has no row.
+        shown_uuids = {row.uuid for row in rows}
+        notes = [f"{fault.cause}: {fault.evidence}" for fault in faults if fault.place.gpu not in shown_uuids]
         programs = tuple(line for gpu in gpus for line in self._programs(gpu))
-        shown = page_rows(sort_rows(wanted, view), view)
-        return TopPage(self._node, shown, len(wanted), programs=programs, notes=tuple(notes), is_troubled=bool(faults))
+        shown = page_rows(sort_rows(matching, view), view)
+        return TopPage(
+            self._node, shown, len(matching), programs=programs, notes=tuple(notes), has_problem=bool(faults)
+        )
 
     def _row(self, gpu: GpuSample, causes: list[str]) -> TopRow:
-        values = {METRICS[name]: _one(gpu.values.get(name)) for name in METRICS}
-        found = self._holders.current.get(gpu.identity["uuid"])
-        held = ", ".join(dict.fromkeys(str(one.workload) for one in found.holdings)) if found is not None else ""
-        # Old readings of a GPU that no longer answers are not repeated.
+        values = {METRICS[name]: _add_parts(gpu.values.get(name)) for name in METRICS}
+        attribution = self._holders.current.get(gpu.identity["uuid"])
+        workloads = (
+            ", ".join(dict.fromkeys(str(holding.workload) for holding in attribution.holdings))
+            if attribution is not None
+            else ""
+        )
+        # Stale readings of a GPU that does not answer are not shown.
         fresh = {} if causes or Cadence.FAST not in gpu.read_at else values
         row = TopRow(
-            gpu.identity["uuid"], self._node, gpu.index, gpu.identity["model"], held, trouble=", ".join(causes)
+            gpu.identity["uuid"], self._node, gpu.index, gpu.identity["model"], workloads, problem=", ".join(causes)
         )
-        return _filled(row, {name: value for name, value in fresh.items() if value is not None})
+        return _with_values(row, {name: value for name, value in fresh.items() if value is not None})
 
     def _programs(self, gpu: GpuSample) -> Iterable[ProgramLine]:
         attribution = self._holders.current.get(gpu.identity["uuid"])
         holdings = () if attribution is None else attribution.holdings
         for program in gpu.programs or ():
             facts = proc_programs.read(self._roots.proc, program.pid, self._users)
-            known = facts or proc_programs.ProgramFacts(program.pid)
-            part = None if program.instance_id is None else str(program.instance_id)
-            names = {str(one.workload) for one in holdings if one.slice == part} - {known.command}
-            workload = known.slurm_job or (", ".join(sorted(names)) if len(names) == 1 else "")
-            yield ProgramLine(gpu.index, program.pid, known.user, known.command, workload, program.busy_percent)
+            facts = facts or proc_programs.ProgramFacts(program.pid)
+            instance = None if program.instance_id is None else str(program.instance_id)
+            names = {str(holding.workload) for holding in holdings if holding.slice == instance} - {facts.command}
+            workload = facts.slurm_job or (", ".join(sorted(names)) if len(names) == 1 else "")
+            yield ProgramLine(gpu.index, program.pid, facts.user, facts.command, workload, program.busy_percent)
 
 
-def _one(value: Any) -> float | None:
-    """A number; one that comes in parts is added up."""
+def _add_parts(value: Any) -> float | None:
+    """The value as one number: the sum of its parts if it has parts."""
     if value is None:
         return None
     return float(sum(value.values()) if isinstance(value, Mapping) else value)
 
 
-def _filled(row: TopRow, readings: Mapping[str, float]) -> TopRow:
+def _with_values(row: TopRow, readings: Mapping[str, float]) -> TopRow:
     used, free = readings.get("memory_used_mib"), readings.get("free")
     return replace(
         row,
@@ -204,8 +210,8 @@ def _filled(row: TopRow, readings: Mapping[str, float]) -> TopRow:
     )
 
 
-def _troubled(rows: Iterable[TopRow], cards: Iterable[answers.IncidentCard]) -> list[TopRow]:
-    """Rows with the cause of the gravest open incident at the GPU, or at its whole node."""
+def _add_problems(rows: Iterable[TopRow], cards: Iterable[answers.IncidentCard]) -> list[TopRow]:
+    """Rows with the cause of the most severe open incident of the GPU or its node."""
     at_gpu: dict[str, str] = {}
     at_node: dict[str, str] = {}
     for card in sorted(cards, key=lambda card: -_rank(card.severity.value)):
@@ -216,15 +222,14 @@ def _troubled(rows: Iterable[TopRow], cards: Iterable[answers.IncidentCard]) -> 
     if not at_gpu and not at_node:
         return list(rows)
     return [
-        replace(row, trouble=cause) if (cause := at_gpu.get(row.uuid) or at_node.get(row.node)) else row for row in rows
+        replace(row, problem=cause) if (cause := at_gpu.get(row.uuid) or at_node.get(row.node)) else row for row in rows
     ]
 
 
-def _lines(cards: Iterable[answers.IncidentCard]) -> tuple[IncidentLine, ...]:
-    gravest = sorted(cards, key=lambda card: (_rank(card.severity.value), -card.opened_at.timestamp()))
+def _incident_lines(cards: Iterable[answers.IncidentCard]) -> tuple[IncidentLine, ...]:
+    ordered = sorted(cards, key=lambda card: (_rank(card.severity.value), -card.opened_at.timestamp()))
     return tuple(
-        IncidentLine(card.id, card.severity.value, card.title, card.next_step or "")
-        for card in gravest[:MOST_INCIDENTS]
+        IncidentLine(card.id, card.severity.value, card.title, card.next_step or "") for card in ordered[:MAX_INCIDENTS]
     )
 
 

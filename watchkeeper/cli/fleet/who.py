@@ -1,4 +1,4 @@
-"""`watchkeeper who`: who holds this GPU or node, and what does this job, pod, user or team hold."""
+"""`watchkeeper who`: the holders of a GPU or node, or the GPUs of a job, pod, user or team."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from watchkeeper.cli import options, times
 from watchkeeper.client import answers
 from watchkeeper.client.hub import Client
 
-SHOWN_GPUS = 32
+MAX_GPUS = 32
 
 
 @click.command("who")
@@ -16,9 +16,9 @@ SHOWN_GPUS = 32
 @options.as_json
 @options.with_hub
 def command(hub: Client, name: str, as_json: bool) -> None:
-    """Say who holds NAME, or what NAME holds, and what is wrong with it.
+    """Show who holds NAME, or what NAME holds, and its open incidents.
 
-    NAME is a GPU (its UUID, the beginning of it, or NODE/INDEX), a node, a pod, a Slurm job, a user or a team:
+    NAME is a GPU (UUID, start of a UUID, or NODE/INDEX), a node, a pod, a Slurm job, a user or a team:
 
     \b
     watchkeeper who gpu-r01-02/3
@@ -28,7 +28,7 @@ def command(hub: Client, name: str, as_json: bool) -> None:
     """
     answer = hub.who(name)
     if as_json:
-        options.print_json(options.fields(answer))
+        options.print_json(options.answer_fields(answer))
         return
     for line in describe(answer):
         click.echo(line)
@@ -37,67 +37,71 @@ def command(hub: Client, name: str, as_json: bool) -> None:
 def describe(answer: answers.Who) -> list[str]:
     lines: list[str] = []
     for gpu in answer.gpus:
-        lines += [*_gpu(gpu), ""]
-    for found in answer.nodes:
-        lines += [*_node(found), ""]
+        lines += [*_gpu_lines(gpu), ""]
+    for node in answer.nodes:
+        lines += [*_node_lines(node), ""]
     for workload in answer.workloads:
-        lines += [*_workload(workload), ""]
+        lines += [*_workload_lines(workload), ""]
     if answer.left_out:
         lines.append(f"and {answer.left_out} more workloads")
     return lines[:-1] if lines and not lines[-1] else lines
 
 
-def _gpu(gpu: answers.GpuAndHolders) -> list[str]:
+def _gpu_lines(gpu: answers.GpuAndHolders) -> list[str]:
     index = "" if gpu.index is None else f"GPU {gpu.index} "
     gone = ", gone" if gpu.is_gone else ""
     lines = [f"{index}on {gpu.node} ({gpu.uuid}{', ' + gpu.model if gpu.model else ''}{gone})"]
-    lines += [f"  held by   {_holder(holder)}" for holder in gpu.holders]
+    lines += [f"  held by   {_format_holder(holder)}" for holder in gpu.holders]
     if not gpu.holders:
-        lines.append(f"  held by   nobody: {gpu.reason.replace('_', ' ')}")
-    return lines + _incidents(gpu)
+        lines.append(f"  held by   no one: {gpu.reason.replace('_', ' ')}")
+    return lines + _incident_lines(gpu)
 
 
-def _holder(holder: answers.GpuHolder) -> str:
+def _format_holder(holder: answers.GpuHolder) -> str:
     kind = holder.kind.replace("_", " ")
-    said = [kind]
-    about = {"container": holder.container, "user": holder.user, "team": holder.team, "project": holder.project}
-    said += [f"{name} {called}" for name, called in about.items() if called]
+    details = [kind]
+    owners = {"container": holder.container, "user": holder.user, "team": holder.team, "project": holder.project}
+    details += [f"{name} {owner}" for name, owner in owners.items() if owner]
     if holder.slice is not None:
-        said.append(f"slice {holder.slice}")
+        details.append(f"slice {holder.slice}")
     if holder.share is not None:
-        said.append(f"{holder.share:.0%} of its work")
-    return f"{_called(holder)} ({', '.join(said)})"
+        details.append(f"{holder.share:.0%} of the GPU's work")
+    return f"{_full_name(holder)} ({', '.join(details)})"
 
 
-def _called(found: answers.GpuHolder | answers.WorkloadAndGpus) -> str:
-    return "/".join(part for part in (found.namespace, found.name) if part)
+def _full_name(workload: answers.GpuHolder | answers.WorkloadAndGpus) -> str:
+    return "/".join(part for part in (workload.namespace, workload.name) if part)
 
 
-def _node(found: answers.NodeAndGpus) -> list[str]:
-    node = found.node
+def _node_lines(answer: answers.NodeAndGpus) -> list[str]:
+    node = answer.node
     domains = {"pool": node.pool, "rack": node.rack, "leaf": node.leaf}
-    where = ", ".join(f"{name} {called or 'unmapped'}" for name, called in domains.items())
-    lines = [f"{node.name} ({where}): {node.state.replace('_', ' ')}" + (f", {node.why}" if node.why else "")]
-    for word in node.scheduler:
-        by = f" (by {word.by})" if word.by else ""
-        lines.append(f"  {word.source} says {word.state}" + (f": {word.reason}{by}" if word.reason else ""))
-    for gpu in found.gpus:
-        held = "; ".join(_holder(holder) for holder in gpu.holders) or f"nobody: {gpu.reason.replace('_', ' ')}"
+    place = ", ".join(f"{name} {domain or 'unmapped'}" for name, domain in domains.items())
+    lines = [f"{node.name} ({place}): {node.state.replace('_', ' ')}" + (f", {node.why}" if node.why else "")]
+    for report in node.scheduler:
+        by = f" (by {report.by})" if report.by else ""
+        lines.append(f"  {report.source:9} {report.state}" + (f": {report.reason}{by}" if report.reason else ""))
+    for gpu in answer.gpus:
+        holders = (
+            "; ".join(_format_holder(holder) for holder in gpu.holders) or f"no holder: {gpu.reason.replace('_', ' ')}"
+        )
         name = gpu.uuid if gpu.index is None else f"GPU {gpu.index}"
-        lines.append(f"  {name:8}  {'gone; ' if gpu.is_gone else ''}{held}")
-    named = {_called(holder) for gpu in found.gpus for holder in gpu.holders}
+        lines.append(f"  {name:8}  {'gone; ' if gpu.is_gone else ''}{holders}")
+    reported = {_full_name(holder) for gpu in answer.gpus for holder in gpu.holders}
     lines += [
-        f"  runs      {name}, says the scheduler; no page names its GPUs" for name in node.holders if name not in named
+        f"  runs      {name}, according to the scheduler; no exporter reports its GPUs"
+        for name in node.holders
+        if name not in reported
     ]
-    seen: dict[str, None] = {}
-    for gpu in found.gpus:
-        seen |= dict.fromkeys(_incidents(gpu))
-    return lines + list(seen)
+    incident_lines: dict[str, None] = {}
+    for gpu in answer.gpus:
+        incident_lines |= dict.fromkeys(_incident_lines(gpu))
+    return lines + list(incident_lines)
 
 
-def _workload(workload: answers.WorkloadAndGpus) -> list[str]:
-    about = [workload.kind.replace("_", " "), workload.state]
-    # A pod's account and queue are its namespace, unless something says otherwise.
+def _workload_lines(workload: answers.WorkloadAndGpus) -> list[str]:
+    details = [workload.kind.replace("_", " "), workload.state]
+    # By default the account and queue of a pod are its namespace, and not worth printing.
     owners = {
         "user": workload.user,
         "account": "" if workload.account == workload.namespace else workload.account,
@@ -105,27 +109,27 @@ def _workload(workload: answers.WorkloadAndGpus) -> list[str]:
         "project": workload.project,
         "queue": "" if workload.queue == workload.namespace else workload.queue,
     }
-    about += [f"{name} {called}" for name, called in owners.items() if called]
-    lines = [f"{_called(workload)} ({', '.join(about)})"]
+    details += [f"{name} {owner}" for name, owner in owners.items() if owner]
+    lines = [f"{_full_name(workload)} ({', '.join(details)})"]
     if workload.since:
-        word = "waits since" if workload.state == "pending" else "runs since"
-        lines.append(f"  {word} {times.utc(workload.since)}")
+        state = "pending since" if workload.state == "pending" else "running since"
+        lines.append(f"  {state} {times.utc(workload.since)}")
     if workload.reason:
-        lines.append(f"  because   {workload.reason}")
+        lines.append(f"  reason    {workload.reason}")
     by_node: dict[str, list[str]] = {}
-    for gpu in workload.gpus[:SHOWN_GPUS]:
+    for gpu in workload.gpus[:MAX_GPUS]:
         by_node.setdefault(gpu.node, []).append("?" if gpu.index is None else str(gpu.index))
     lines += [f"  holds     GPU {', '.join(indexes)} on {node}" for node, indexes in by_node.items()]
     lines += [
-        f"  holds     GPUs on {node} that none of its pages name" for node in workload.nodes if node not in by_node
+        f"  holds     GPUs on {node}; no exporter reports which" for node in workload.nodes if node not in by_node
     ]
-    rest = len(workload.gpus) - SHOWN_GPUS
+    rest = len(workload.gpus) - MAX_GPUS
     if rest > 0:
         lines.append(f"  holds     {rest} more GPUs")
     if not workload.nodes and workload.gpus_asked:
-        lines.append(f"  asks for  {workload.gpus_asked} GPUs")
-    return lines + _incidents(workload)
+        lines.append(f"  requests  {workload.gpus_asked} GPUs")
+    return lines + _incident_lines(workload)
 
 
-def _incidents(found: answers.GpuAndHolders | answers.WorkloadAndGpus) -> list[str]:
-    return [f"  incident  {one.id} {one.severity}: {one.title}" for one in found.incidents]
+def _incident_lines(place: answers.GpuAndHolders | answers.WorkloadAndGpus) -> list[str]:
+    return [f"  incident  {incident.id} {incident.severity}: {incident.title}" for incident in place.incidents]

@@ -48,4 +48,4 @@ def command(config_file: Path | None, host: str | None, port: int | None, data: 
 
     memory.release_eagerly()
     memory.collect_garbage_rarely()
-    asyncio.run(processes.until_stopped(lambda stop: serving.run(configured, stop)))
+    asyncio.run(processes.run_until_stopped(lambda stop: serving.run(configured, stop)))

@@ -57,7 +57,7 @@ def command(file: Path, port: int, speed: float | None, as_json: bool) -> None:
     chosen = settings.Settings(hub=settings.HubSettings(host=HOST, port=port))
     chosen = replace(chosen, fleet=replace(chosen.fleet, cluster=tape.header.cluster))
     offered = replay_hub.recorded_services(tape, on, settings=chosen, speed=speed)
-    asyncio.run(processes.until_stopped(lambda stop: serve(offered, port, stop=stop)))
+    asyncio.run(processes.run_until_stopped(lambda stop: serve(offered, port, stop=stop)))
 
 
 async def serve(offered: Services, port: int, *, stop: asyncio.Event) -> None:

@@ -25,7 +25,7 @@ BEGINS, ENDS = "([([", "]))]"
 
 @click.command("query")
 @click.argument("expr", metavar="PROMQL")
-@click.option("--at", metavar="TIME", help=f"Ask about this time instead of now: {times.WORDS}.")
+@click.option("--at", metavar="TIME", help=f"Ask about this time instead of now: {times.FORMATS}.")
 @click.option("--from", "start", metavar="TIME", help="Start of a range query, for example -1h.")
 @click.option("--to", "end", metavar="TIME", help="End of a range query; without it, now.")
 @click.option(
@@ -80,11 +80,11 @@ def command(
 
 
 def ask(hub: Client, expr: str, at: str | None) -> dict[str, Any]:
-    return hub.query_data(expr, at=None if at is None else times.seconds(times.moment(at, hub))).plain
+    return hub.query_data(expr, at=None if at is None else times.seconds(times.parse_on_hub_clock(at, hub))).plain
 
 
 def ask_range(hub: Client, expr: str, start: str, end: str, *, step: str | None) -> dict[str, Any]:
-    since, until = times.window(start, end, hub)
+    since, until = times.parse_window(start, end, hub)
     if step is None:
         span_seconds = (until - since).total_seconds()
         step = durations.format_seconds(max(1.0, round(span_seconds / POINTS)))

@@ -15,7 +15,7 @@ from watchkeeper.kit import wire
 
 @click.command("record")
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--from", "start", metavar="TIME", default="-1h", help=f"Start: {times.WORDS}.")
+@click.option("--from", "start", metavar="TIME", default="-1h", help=f"Start: {times.FORMATS}.")
 @click.option("--to", "end", metavar="TIME", default="now", help="End, in the same forms.")
 @click.option("--match", "matches", multiple=True, metavar="SELECTOR", help="Only these series; repeatable.")
 @options.force
@@ -33,7 +33,7 @@ def command(
     watchkeeper record temps.wkrec --from -2h --match 'DCGM_FI_DEV_GPU_TEMP{Hostname="gpu-r01-02"}'
     """
     options.refuse_to_replace(file, force=force)
-    since, until = times.window(start, end, hub)
+    since, until = times.parse_window(start, end, hub)
     progress, size = Progress(), 0
     partial = file.with_name(f"{file.name}.part")
     try:

@@ -107,7 +107,7 @@ def test(files: tuple[Path, ...], as_json: bool) -> None:
 
 @command.command("replay")
 @click.argument("files", nargs=-1, required=True, type=EXISTING)
-@click.option("--from", "start", metavar="TIME", default="-1h", help=f"Start: {times.WORDS}.")
+@click.option("--from", "start", metavar="TIME", default="-1h", help=f"Start: {times.FORMATS}.")
 @click.option(
     "--to", "end", metavar="TIME", default="now", help="End, in the same forms; both count from a recording's end."
 )
@@ -136,7 +136,7 @@ def replay(
         if tape_file is not None:
             tape, since, until = _from_file(tape_file, start, end, progress)
         else:
-            since, until = times.window(start, end, hub)
+            since, until = times.parse_window(start, end, hub)
             tape = _from_hub(hub, rule_set, since, until, progress=progress)
         _, written, _ = replays.metric_names(rule_set)
         tape.series = [one for one in tape.series if one[0].name not in written]
@@ -162,8 +162,8 @@ def _from_file(path: Path, start: str, end: str, progress: Progress) -> tuple[re
     tape = recording.read(path, progress=lambda lines: progress.update(f"Reading: {lines:,} lines"))
     last, given = clock.from_ms(tape.header.to_ms), click.get_current_context().get_parameter_source("start")
     is_default = given is click.core.ParameterSource.DEFAULT
-    since = clock.from_ms(tape.header.from_ms) if is_default else times.read(start, last)
-    until = times.read(end, last)
+    since = clock.from_ms(tape.header.from_ms) if is_default else times.parse(start, last)
+    until = times.parse(end, last)
     if since >= until:
         raise click.UsageError("--from must be before --to")
     return tape, since, until

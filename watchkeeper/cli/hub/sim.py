@@ -139,4 +139,4 @@ def run(
         if announce:
             click.echo(f"http://{settings.host}:{listener.getsockname()[1]}")
         body = functools.partial(server.serve, settings, listener=listener)
-        asyncio.run(processes.until_stopped(body, stop_with_input=announce))
+        asyncio.run(processes.run_until_stopped(body, stop_with_input=announce))

@@ -68,7 +68,9 @@ def command(gpus: int, scenarios: tuple[str, ...], seed: int, speed: float, verb
     configured = demo_settings(**hub, gpus=gpus)
     memory.release_eagerly()
     memory.collect_garbage_rarely()
-    asyncio.run(processes.until_stopped(lambda stop: run(configured, world, clock.ScaledClock(speed=speed), stop=stop)))
+    asyncio.run(
+        processes.run_until_stopped(lambda stop: run(configured, world, clock.ScaledClock(speed=speed), stop=stop))
+    )
 
 
 def demo_settings(

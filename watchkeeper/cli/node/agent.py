@@ -114,7 +114,7 @@ def command(log_json: bool, **options: Any) -> None:
         return
     logs.configure(as_json=log_json or options["control"].logs_gpu_context)
     settings = settings_from(**options)
-    asyncio.run(processes.until_stopped(lambda stop: run(settings, stop)))
+    asyncio.run(processes.run_until_stopped(lambda stop: run(settings, stop)))
 
 
 async def run(settings: agent.AgentSettings, stop: asyncio.Event) -> None:

@@ -107,8 +107,8 @@ def test_rules_that_are_at_work_all_the_time_do_not_keep_everybody_waiting() -> 
 
 
 def test_long_work_has_a_few_places_and_one_more_is_refused_with_both_numbers() -> None:
-    places = ConcurrencyLimit("replays of rules", limit=2)
-    with places, places, pytest.raises(HTTPException, match=r"2 replays of rules .* the limit is 2") as refused, places:
+    places = ConcurrencyLimit("rule replays", limit=2)
+    with places, places, pytest.raises(HTTPException, match=r"2 rule replays .* the limit is 2") as refused, places:
         pass
     assert (refused.value.status_code, refused.value.headers) == (429, {"Retry-After": "5"})
     with places, places:

@@ -20,7 +20,7 @@ def site() -> Iterator[Site]:
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "context"),
     [
         ("DCGM_FI", CursorContext("name", "DCGM_FI")),
         ("sum(rat", CursorContext("name", "rat")),
@@ -34,11 +34,11 @@ def site() -> Iterator[Site]:
         ('{__name__="up"', CursorContext("label", "")),
     ],
 )
-def test_the_text_before_the_cursor_says_what_is_wanted(text: str, found: CursorContext) -> None:
-    assert explore_api.read_cursor(text) == found
+def test_the_text_before_the_cursor_decides_what_is_completed(text: str, context: CursorContext) -> None:
+    assert explore_api.read_cursor(text) == context
 
 
-def test_words_that_begin_so_come_before_words_that_contain_it() -> None:
+def test_words_that_start_with_the_text_come_before_words_that_contain_it() -> None:
     assert explore_api.rank_words(["max", "clamp_max", "min", "MAXIMUM"], "max") == ["MAXIMUM", "clamp_max"]
 
 
@@ -47,7 +47,7 @@ def ask(site: Site, query: str, **more: int) -> dict[str, object]:
     return answer
 
 
-def test_metrics_come_with_what_they_mean_and_functions_with_what_they_take(site: Site) -> None:
+def test_metrics_come_with_their_help_and_functions_with_their_arguments(site: Site) -> None:
     answer = ask(site, "DCGM")
     assert (answer["begins"], answer["ends"], answer["kind"]) == (0, 4, "name")
     assert answer["words"] == [{"word": "DCGM_FI_DEV_GPU_TEMP", "kind": "metric", "detail": "gauge · GPU temperature"}]
@@ -56,7 +56,7 @@ def test_metrics_come_with_what_they_mean_and_functions_with_what_they_take(site
 
 
 def test_labels_and_values_are_those_of_the_metric(site: Site) -> None:
-    assert "Hostname" in [one["word"] for one in ask(site, "DCGM_FI_DEV_GPU_TEMP{Host")["words"]]  # type: ignore[attr-defined]
+    assert "Hostname" in [completion["word"] for completion in ask(site, "DCGM_FI_DEV_GPU_TEMP{Host")["words"]]  # type: ignore[attr-defined]
     values = ask(site, 'DCGM_FI_DEV_GPU_TEMP{Hostname="gpu')["words"]
     assert values[0]["word"].startswith("gpu-r01")  # type: ignore[index]
 
@@ -64,7 +64,7 @@ def test_labels_and_values_are_those_of_the_metric(site: Site) -> None:
 def test_the_cursor_may_stand_in_the_middle(site: Site) -> None:
     answer = ask(site, "su(up)", at=2)
     assert (answer["begins"], answer["ends"]) == (0, 2)
-    assert "sum" in [one["word"] for one in answer["words"]]  # type: ignore[attr-defined]
+    assert "sum" in [completion["word"] for completion in answer["words"]]  # type: ignore[attr-defined]
 
 
 def test_nothing_typed_offers_nothing_and_a_wrong_cursor_is_refused(site: Site) -> None:

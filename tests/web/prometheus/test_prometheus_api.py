@@ -107,7 +107,7 @@ def test_an_expression_is_formatted(site: Site) -> None:
 
 def test_a_target_that_was_never_scraped_is_unknown_since_never() -> None:
     target = discovery.Target("127.0.0.1:1", "http://127.0.0.1:1/metrics", Labels({"job": "gpu"}), "main")
-    shown = prometheus_status.target(scrape.TargetState(target))
+    shown = prometheus_status.write_target(scrape.TargetState(target))
     assert (shown["health"], shown["lastScrape"], shown["scrapePool"]) == ("unknown", "0001-01-01T00:00:00Z", "gpu")
 
 
@@ -116,6 +116,6 @@ def test_a_rule_is_as_bad_as_its_worst_alert() -> None:
     group = rulefile.read_rules({"r.yaml": text}).groups[0]
     alert: Alert = SmallHub().rules.active[0]
     state = {evaluate.rule_key(group, group.rules[0]): evaluate.RuleState(alerts={alert.labels: alert})}
-    shown = prometheus_status.group(group, state, default_seconds=15)
+    shown = prometheus_status.write_group(group, state, default_seconds=15)
     assert [rule["type"] for rule in shown["rules"]] == ["alerting", "recording"]
     assert (shown["rules"][0]["state"], shown["rules"][0]["duration"], shown["interval"]) == ("firing", 300.0, 15)

@@ -43,11 +43,11 @@ def get(site: Site, path: str, *pairs: tuple[str, str], **form: str) -> Any:
     return reply.json["data"]
 
 
-def test_warnings_and_infos_stand_beside_the_result(site: Site) -> None:
+def test_warnings_and_infos_are_beside_the_result(site: Site) -> None:
     reply = site.ask(f"/api/v1/query?{urlencode({'query': 'quantile(2, rate(temp[5m]))'})}").json
     assert reply["warnings"] == ["PromQL warning: quantile value should be between 0 and 1, got 2 (1:10)"]
-    [told] = reply["infos"]
-    assert (told[:43], told[-13:]) == ("PromQL info: metric might not be a counter,", '"temp" (1:18)')
+    [info] = reply["infos"]
+    assert (info[:43], info[-13:]) == ("PromQL info: metric might not be a counter,", '"temp" (1:18)')
     assert not {"warnings", "infos"} & site.ask("/api/v1/query?query=temp").json.keys()
 
 
@@ -80,10 +80,10 @@ def test_every_call_that_grafana_makes_is_answered(
     site: Site, method: str, path: str, parameters: tuple[str, ...]
 ) -> None:
     path, form = path.replace("<label>", "node"), urlencode([(name, VALUES[name]) for name in parameters])
-    asked = site.ask(f"{path}?{form}")
-    assert (asked.status, asked.json["status"]) == (200, "success")
+    reply = site.ask(f"{path}?{form}")
+    assert (reply.status, reply.json["status"]) == (200, "success")
     if method == "POST":
-        assert site.ask(path, method="POST", body=form, headers=FORM).json == asked.json
+        assert site.ask(path, method="POST", body=form, headers=FORM).json == reply.json
 
 
 def test_the_calls_of_grafana_are_written_down() -> None:
@@ -167,26 +167,26 @@ def test_rules_are_filtered_by_type_name_file_group_and_labels(site: Site) -> No
 
 
 def test_targets_are_active_or_dropped_and_have_metadata(site: Site) -> None:
-    found = get(site, "targets")
-    assert [one["scrapePool"] for one in found["activeTargets"]] == ["dcgm"]
-    assert found["droppedTargets"][0]["discoveredLabels"] == {"__address__": "n9:9400"}
+    targets = get(site, "targets")
+    assert [target["scrapePool"] for target in targets["activeTargets"]] == ["dcgm"]
+    assert targets["droppedTargets"][0]["discoveredLabels"] == {"__address__": "n9:9400"}
     assert get(site, "targets", state="dropped")["activeTargets"] == []
     assert get(site, "targets", scrapePool="none")["droppedTargetCounts"] == {}
-    (said,) = get(site, "targets/metadata", match_target='{job="dcgm"}', metric="temp")
-    assert (said["target"], said["type"], said["unit"]) == ({"job": "dcgm"}, "gauge", "celsius")
+    (metadata,) = get(site, "targets/metadata", match_target='{job="dcgm"}', metric="temp")
+    assert (metadata["target"], metadata["type"], metadata["unit"]) == ({"job": "dcgm"}, "gauge", "celsius")
     assert get(site, "targets/metadata", match_target='{job="x"}') == []
     assert get(site, "scrape_pools") == {"scrapePools": ["dcgm"]}
 
 
-def test_the_status_pages_say_what_is_in_force(site: Site) -> None:
+def test_the_status_pages_show_the_active_settings(site: Site) -> None:
     assert "scrape_interval: 15s" in get(site, "status/config")["yaml"]
     assert get(site, "status/flags")["query.lookback-delta"] == "5m"
     assert get(site, "status/runtimeinfo")["storageRetention"] == site.hub.settings.query.retention
     assert get(site, "status/walreplay") == {"min": 0, "max": 0, "current": 0}
     assert get(site, "notifications") == []
-    found = get(site, "status/tsdb", limit="1")
-    assert found["headStats"]["numSeries"] == 3
-    assert found["seriesCountByMetricName"] == [{"name": "temp", "value": 2}]
+    status = get(site, "status/tsdb", limit="1")
+    assert status["headStats"]["numSeries"] == 3
+    assert status["seriesCountByMetricName"] == [{"name": "temp", "value": 2}]
 
 
 def test_a_query_honours_lookback_limit_and_stats(site: Site) -> None:
@@ -248,7 +248,7 @@ def test_federation_says_how_many_native_histograms_it_leaves_out(site: Site) ->
     sample = histograms.HistogramSample(series, site.hub.now_ms, histograms.Histogram(count=1.0))  # type: ignore[attr-defined]
     site.hub.engine.appender.append([sample])
     first, *others = site.ask("/federate?match[]=took&match[]=temp").body.decode().splitlines()
-    assert first == "# 1 series of native histograms are left out: text has none, protobuf and remote write do."
+    assert first == "# 1 native histogram series omitted: text cannot hold them. Use protobuf or remote write."
     assert len(others) == 2
 
 
@@ -260,7 +260,7 @@ def test_a_scraper_that_asks_for_protobuf_gets_them_from_federation(site: Site) 
     reply = site.ask("/federate?match[]=waited&match[]=temp", headers=accept)
     pages = page_formats.PageParser(max_series=10)
     page = pages.parse(reply.body, reply.headers["content-type"])
-    assert [(pages.labels[at], one, at_ms) for at, one, at_ms in page.histograms] == [
+    assert [(pages.labels[at], histogram, at_ms) for at, histogram, at_ms in page.histograms] == [
         (series, observed, site.hub.now_ms)  # type: ignore[attr-defined]
     ]
     assert list(page.values) == [51.0]
@@ -271,14 +271,14 @@ def write(site: Site, at_ms: int, value: float, *, headers: dict[str, str] = PRO
     return site.ask("/api/v1/write", method="POST", body=body, headers=headers)
 
 
-def test_remote_write_is_kept_and_can_be_asked_for() -> None:
+def test_remote_write_is_stored_and_can_be_queried() -> None:
     with serving(StoredHub()) as site:
         assert write(site, site.hub.now_ms, 7.0).status == 204
-        found = get(site, "query", query="written")["result"]
-    assert [(one["metric"]["from"], one["value"][1]) for one in found] == [("afar", "7")]
+        series = get(site, "query", query="written")["result"]
+    assert [(row["metric"]["from"], row["value"][1]) for row in series] == [("afar", "7")]
 
 
-def test_a_native_histogram_is_kept_and_answered_as_prometheus_does() -> None:
+def test_a_native_histogram_is_stored_and_returned_as_in_prometheus() -> None:
     written = histograms.Histogram(0, 4.0, 5.0, 0.1, 1.0, positive=((0, 1.0), (1, 2.0)))
     with serving(StoredHub()) as site:
         at_ms = site.hub.now_ms

@@ -73,7 +73,7 @@ def test_other_times_are_refused_with_the_parameters_name(text: str) -> None:
 
 @pytest.mark.parametrize(("text", "step_ms"), [("15", 15_000), ("0.5", 500), ("1m30s", 90_000)])
 def test_steps_are_seconds_or_durations(text: str, step_ms: int) -> None:
-    assert form.read_span("0", "60", text) == engine.QueryRange(0, 60_000, step_ms)
+    assert form.read_query_range("0", "60", text) == engine.QueryRange(0, 60_000, step_ms)
 
 
 @pytest.mark.parametrize(
@@ -88,14 +88,14 @@ def test_steps_are_seconds_or_durations(text: str, step_ms: int) -> None:
 )
 def test_impossible_ranges_are_refused(start: str, end: str, step: str, words: str) -> None:
     with pytest.raises(form.BadParameter, match=words):
-        form.read_span(start, end, step)
+        form.read_query_range(start, end, step)
 
 
 def test_absent_points_are_left_out_and_nan_is_kept() -> None:
     values, present = np.array([[1.0, math.nan, 3.5]]), np.array([[True, True, False]])
     frame = engine.Frame([Labels({"a": "b"})], np.array([1000, 1500, 2000]), values, present)
     answer = engine.QueryResult(engine.ResultType.MATRIX, frame)
-    assert orjson.loads(orjson.dumps(form.write_answer(answer, None))) == {
+    assert orjson.loads(orjson.dumps(form.write_result(answer, None))) == {
         "resultType": "matrix",
         "result": [{"metric": {"a": "b"}, "values": [[1, "1"], [1.5, "NaN"]]}],
     }
@@ -104,22 +104,26 @@ def test_absent_points_are_left_out_and_nan_is_kept() -> None:
 @given(
     st.lists(st.lists(st.none() | st.floats(), min_size=3, max_size=3), max_size=4)
     | st.lists(st.lists(st.integers(0, 10_001).map(float) | st.just(-0.0), min_size=3, max_size=3), max_size=4),
-    st.sampled_from([1, 4, form.PIECE_POINTS]),
+    st.sampled_from([1, 4, form.BATCH_POINTS]),
 )
 def test_a_matrix_has_each_present_point_of_each_series(rows: list[list[float | None]], piece: int) -> None:
-    values = np.array([[0.0 if one is None else one for one in row] for row in rows]).reshape(len(rows), 3)
-    present = np.array([[one is not None for one in row] for row in rows], dtype=bool).reshape(len(rows), 3)
+    values = np.array([[0.0 if value is None else value for value in row] for row in rows]).reshape(len(rows), 3)
+    present = np.array([[value is not None for value in row] for row in rows], dtype=bool).reshape(len(rows), 3)
     series = [Labels({"text": f'a"{number}\n'}) for number in range(len(rows))]
     frame = engine.Frame(series, np.array([0, 1500, 1_760_000_400_123]), values, present)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(form, "PIECE_POINTS", piece)
+        patch.setattr(form, "BATCH_POINTS", piece)
         written = orjson.loads(
-            orjson.dumps(form.write_answer(engine.QueryResult(engine.ResultType.MATRIX, frame), None))
+            orjson.dumps(form.write_result(engine.QueryResult(engine.ResultType.MATRIX, frame), None))
         )
     assert written["result"] == [
         {"metric": dict(labels.pairs), "values": points}
         for labels, row in zip(series, rows, strict=True)
-        if (points := [[at, form.write_value(one)] for at, one in zip(STAMPS, row, strict=True) if one is not None])
+        if (
+            points := [
+                [at, form.write_value(value)] for at, value in zip(STAMPS, row, strict=True) if value is not None
+            ]
+        )
     ]
 
 
@@ -127,15 +131,15 @@ def test_a_limit_keeps_the_first_series_that_have_points() -> None:
     values, present = np.ones((3, 1)), np.array([[False], [True], [True]])
     frame = engine.Frame([Labels({"a": name}) for name in "xyz"], np.array([0]), values, present)
     answer = engine.QueryResult(engine.ResultType.VECTOR, frame)
-    assert form.first_series(answer, 2) is answer
-    assert [labels["a"] for labels in form.first_series(answer, 1).frame.labels] == ["y"]
+    assert form.limit_series(answer, 2) is answer
+    assert [labels["a"] for labels in form.limit_series(answer, 1).frame.labels] == ["y"]
 
 
 def test_scalars_and_strings_have_a_time_and_a_text() -> None:
     frame = engine.Frame([Labels()], np.array([1500]), np.array([[2.0]]), np.array([[True]]))
     none = engine.Frame([], np.array([1500]), np.zeros((0, 1)), np.zeros((0, 1), dtype=np.bool_))
-    assert form.write_answer(engine.QueryResult(engine.ResultType.SCALAR, frame), 1500)["result"] == [1.5, "2"]
-    assert form.write_answer(engine.QueryResult(engine.ResultType.STRING, none, text="hi"), 1500)["result"] == [
+    assert form.write_result(engine.QueryResult(engine.ResultType.SCALAR, frame), 1500)["result"] == [1.5, "2"]
+    assert form.write_result(engine.QueryResult(engine.ResultType.STRING, none, text="hi"), 1500)["result"] == [
         1.5,
         "hi",
     ]

@@ -17,7 +17,7 @@ from tests.web.running import Site, ask_json, serving
 pytestmark = pytest.mark.servers
 RANGE = "start=1700000000&end=1700000030&step=5"
 # What is asked, with what Prometheus 2.42 has of it.
-ASKED = [
+QUERIES = [
     *("query?query=up", "query?query=1%2B1", "query?query=%22x%22", "query?query=up[10s]", "query", "query?query=up{"),
     *("query?query=1&time=x", "query?query=1&time=2023-11-14T22:13:20.123456789%2B02:00", "query?query=1&time=1e9"),
     *("query?query=1&time=-292273086-05-16T16:47:06Z", "query?query=up&timeout=1s", "query?query=up&timeout=x"),
@@ -83,21 +83,21 @@ def ask(url: str) -> tuple[int, Any]:
     return status, {"errorType": "not_found"} if body is None else body
 
 
-@pytest.mark.parametrize("asked", ASKED)
-def test_a_request_has_the_status_and_the_shape_that_it_has_in_prometheus(theirs: str, ours: Site, asked: str) -> None:
-    path, _, form = asked.partition("?")
-    expected = ask(f"{theirs}/api/v1/{asked}")
-    found = ask(f"{ours.url}/api/v1/{asked}")
-    assert (found[0], found[1].get("errorType")) == (expected[0], expected[1].get("errorType"))
-    if asked.startswith(WITH_KEYS) and expected[0] == 200 and isinstance(expected[1]["data"], dict):
-        assert expected[1]["data"].keys() <= found[1]["data"].keys()
+@pytest.mark.parametrize("query", QUERIES)
+def test_a_request_has_the_status_and_the_shape_that_it_has_in_prometheus(theirs: str, ours: Site, query: str) -> None:
+    path, _, form = query.partition("?")
+    expected = ask(f"{theirs}/api/v1/{query}")
+    differences = ask(f"{ours.url}/api/v1/{query}")
+    assert (differences[0], differences[1].get("errorType")) == (expected[0], expected[1].get("errorType"))
+    if query.startswith(WITH_KEYS) and expected[0] == 200 and isinstance(expected[1]["data"], dict):
+        assert expected[1]["data"].keys() <= differences[1]["data"].keys()
     if path in ("query", "query_range", "series", "labels", "format_query"):
-        assert ours.ask(f"/api/v1/{path}", method="POST", body=form, headers=FORM).status == found[0]
+        assert ours.ask(f"/api/v1/{path}", method="POST", body=form, headers=FORM).status == differences[0]
 
 
-@pytest.mark.parametrize(("asked", "status"), NEWER)
-def test_a_request_has_the_status_that_it_has_in_newer_versions(ours: Site, asked: str, status: int) -> None:
-    assert ask(f"{ours.url}/api/v1/{asked}")[0] == status
+@pytest.mark.parametrize(("query", "status"), NEWER)
+def test_a_request_has_the_status_that_it_has_in_newer_versions(ours: Site, query: str, status: int) -> None:
+    assert ask(f"{ours.url}/api/v1/{query}")[0] == status
 
 
 def test_health_is_asked_for_as_in_prometheus(theirs: str, ours: Site) -> None:

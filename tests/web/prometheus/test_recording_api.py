@@ -53,32 +53,32 @@ def test_a_recording_with_selectors_holds_only_these_series(tmp_path: Path) -> N
         reply = site.ask(f"/api/recording?from={now - 600}&to={now}&match[]=watts&match[]=%7Bnode=%22n1%22%7D")
     path = tmp_path / "r"
     path.write_bytes(reply.body)
-    found = [(labels.name, labels["node"]) for labels, _, _ in recording.read(path).series]
-    assert found == [("temp", "n1"), ("watts", "n1")]
+    series = [(labels.name, labels["node"]) for labels, _, _ in recording.read(path).series]
+    assert series == [("temp", "n1"), ("watts", "n1")]
 
 
-def test_whoever_leaves_before_the_first_byte_keeps_no_place() -> None:
+def test_a_client_that_disconnects_before_the_first_byte_is_no_longer_counted() -> None:
     with serving(StoredHub()) as site:
         now = site.hub.now_ms / 1000
         path = f"/api/recording?from={now - 600}&to={now}"
-        for _ in range(2 * recording_api.RECORDINGS_AT_ONCE):
+        for _ in range(2 * recording_api.MAX_CONCURRENT_RECORDINGS):
             with socket.create_connection(("127.0.0.1", site.port), timeout=60) as line:
                 line.sendall(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
         await_that(lambda: site.ask(path).status == 200)
 
 
 @pytest.mark.parametrize("form", ["from=1", "from=2&to=1", "from=1&to=2&match[]=sum(up)", "from=x&to=2"])
-def test_a_window_that_is_none_is_refused(form: str) -> None:
+def test_an_invalid_window_is_refused(form: str) -> None:
     with serving(StoredHub()) as site:
         reply = site.ask(f"/api/recording?{form}")
     assert (reply.status, reply.json["ok"]) == (400, False)
 
 
-def test_a_played_recording_answers_queries_and_shows_incidents(replayed: Site) -> None:
-    found = replayed.ask("/api/v1/query?query=temp").json["data"]["result"]
-    assert [(one["metric"]["node"], one["value"][1]) for one in found] == [("n1", "51")]
+def test_a_replayed_recording_answers_queries_and_shows_incidents(replayed: Site) -> None:
+    result = replayed.ask("/api/v1/query?query=temp").json["data"]["result"]
+    assert [(row["metric"]["node"], row["value"][1]) for row in result] == [("n1", "51")]
     incidents = replayed.ask("/api/incidents?open=0").json["incidents"]
-    assert [one["cause"] for one in incidents] == ["gpu_fell_off_bus"]
+    assert [row["cause"] for row in incidents] == ["gpu_fell_off_bus"]
     assert len(replayed.ask("/api/fleet").json["nodes"]) == 4
     detail = replayed.ask(f"/api/incidents/{incidents[0]['id']}").json
     assert detail["timeline"]

@@ -28,7 +28,7 @@ def test_alerting_rules_are_listed_with_a_bounded_number_of_alerts_firing_ones_f
     (rule,) = answer["rules"]
     assert (rule["name"], rule["for_seconds"], rule["cause"]) == ("GpuHot", 120, "cooling_failure")
     assert (rule["file"], rule["health"], rule["evaluated_at"]) == ("heat.yaml", "unknown", None)
-    assert (len(answer["alerts"]), answer["alerts_total"]) == (rules_api.MOST_ALERTS, 300)
+    assert (len(answer["alerts"]), answer["alerts_total"]) == (rules_api.MAX_ALERTS, 300)
     assert answer["alerts"][0]["labels"] == {"gpu": "299"}
 
 
@@ -55,11 +55,11 @@ def test_a_mistake_has_its_place(site: Site) -> None:
 @pytest.mark.parametrize(
     ("body", "problem"),
     [
-        ({}, "the body needs a rule"),
+        ({}, "the rule is missing"),
         ({"expr": "up", "from": NOW_MS / 1000 - 9 * 86_400}, "at most 7 days"),
-        ({"expr": "up", "interval": "100ms"}, "steps; the most is"),
+        ({"expr": "up", "interval": "100ms"}, "steps, the limit is"),
         ({"expr": "up", "from": "soon"}, "from"),
-        ({"rules": "groups: []"}, "0 rules; from 1 to"),
+        ({"rules": "groups: []"}, "0 rules; a replay needs 1 to"),
         ({"rules": "[" * 60_000}, "nested deeper than 100"),
     ],
 )

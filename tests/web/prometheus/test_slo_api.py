@@ -38,18 +38,23 @@ def site() -> Iterator[Site]:
         yield running
 
 
-def test_a_budget_is_told_with_what_is_unknown_as_null(site: Site) -> None:
-    [found] = site.ask("/api/slos").json["slos"]
-    assert (found["name"], found["labels"], found["state"]) == (
+def test_unknown_values_of_a_budget_are_null(site: Site) -> None:
+    [slo_status] = site.ask("/api/slos").json["slos"]
+    assert (slo_status["name"], slo_status["labels"], slo_status["state"]) == (
         CHAT["slo"],
         {"cluster": "main", "model_name": "chat"},
         "ok",
     )
-    assert (found["indicator"], found["left"], found["covered"], found["incidents"]) == (0.999, 0.75, "15d", [])
-    assert [burn["rate"] for burn in found["burn_rates"]] == [None] * 4
+    assert (slo_status["indicator"], slo_status["left"], slo_status["covered"], slo_status["incidents"]) == (
+        0.999,
+        0.75,
+        "15d",
+        [],
+    )
+    assert [burn["rate"] for burn in slo_status["burn_rates"]] == [None] * 4
 
 
-def test_the_command_shows_the_same_and_says_unknown(site: Site) -> None:
+def test_the_command_shows_unknown_values(site: Site) -> None:
     result = CliRunner().invoke(slo_command.command, ["--hub", site.url])
     assert result.exit_code == 0, result.output
     line = next(line for line in result.output.splitlines() if line.startswith("chat-availability"))
@@ -58,13 +63,13 @@ def test_the_command_shows_the_same_and_says_unknown(site: Site) -> None:
     assert "samples reach back 15d of its window of 28d" in result.output
 
 
-def test_a_reload_answers_with_what_is_in_force(site: Site) -> None:
+def test_a_reload_answers_with_the_active_rules(site: Site) -> None:
     assert site.ask("/-/reload", method="POST", body={}).json["rules"] == 114
     result = CliRunner().invoke(rules_command.command, ["reload", "--hub", site.url])
     assert (result.exit_code, result.output) == (0, "114 rules in 20 groups are in force\n")
 
 
-def test_a_reload_that_fails_lists_every_problem_and_the_status_goes_on_saying_so(site: Site) -> None:
+def test_a_failed_reload_lists_every_problem_and_the_status_shows_it(site: Site) -> None:
     site.hub.rules.last_reload = replace(site.hub.rules.last_reload, problems=BROKEN)
     reply = site.ask("/-/reload", method="POST", body={})
     assert (reply.status, reply.json["errors"], reply.json["status"]) == (422, list(BROKEN), 422)
@@ -89,9 +94,9 @@ def test_only_an_admin_may_reload() -> None:
 
 def test_a_signal_asks_for_a_reload() -> None:
     async def story() -> None:
-        heard = asyncio.Event()
-        processes.on_hangup(heard.set)
+        is_requested = asyncio.Event()
+        processes.on_hangup(is_requested.set)
         os.kill(os.getpid(), signal.SIGHUP)
-        await asyncio.wait_for(heard.wait(), 60)
+        await asyncio.wait_for(is_requested.wait(), 60)
 
     asyncio.run(story())

@@ -1,4 +1,4 @@
 """Prometheus' HTTP API: queries, rules, targets, federation and remote write.
 
-Comes in: requests of Prometheus clients. Goes out: answers in Prometheus' shapes. Never here: evaluation of PromQL.
+In: requests of Prometheus clients. Out: answers in Prometheus' formats. Never here: evaluation of PromQL.
 """

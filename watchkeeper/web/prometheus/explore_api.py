@@ -1,7 +1,7 @@
-"""GET /api/explore/complete: what may stand at the cursor of a PromQL expression, with what each word means.
+"""GET /api/explore/complete: completions at the cursor of a PromQL expression, with descriptions.
 
-Functions and aggregations are those that the parser knows; metrics, labels and values those that the engine has. The
-console's page Explore asks at every pause in typing, so an answer is short and never reads a sample.
+Functions and aggregations come from the parser; metrics, labels and values come from the engine. The console's Explore
+page calls this at every pause in typing, so an answer is short and never reads samples.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from watchkeeper.query.promql import functions
 from watchkeeper.web.auth.auth import Role
 from watchkeeper.web.endpoint import Endpoint, QueryParam, parse_whole_number
 
-MOST_WORDS = 40
-LONGEST_QUERY = 64 * 1024
-# Names and values of what was there lately; older series are still found when typed.
+MAX_COMPLETIONS = 40
+MAX_QUERY_LENGTH = 64 * 1024
+# Only names and values of recent series are offered; queries on older series still work.
 RECENT_MS = 6 * 3_600_000
 KEYWORDS = ("by", "without", "on", "ignoring", "group_left", "group_right", "offset", "bool", "and", "or", "unless")
 DURATIONS = ("5m", "1m", "15m", "30m", "1h", "6h", "1d", "7d")
-# Not `$` behind a pattern: searched for in 64 KiB of letters, such a pattern keeps the whole hub waiting for a minute.
+# Deliberately no pattern that ends with `$`: its search in 64 KiB of letters would block the hub for a minute.
 LABEL_LETTERS = frozenset(string.ascii_letters + string.digits + "_")
 NAME_LETTERS = LABEL_LETTERS | {":"}
 OPERATORS = ("=~", "!~", "!=", "=")
@@ -54,7 +54,7 @@ class CompletionList:
 
 @dataclass(frozen=True, slots=True)
 class CursorContext:
-    """Where the cursor is: what kind of word fits, the part of it that is typed, and what surrounds it."""
+    """What can be completed at the cursor: the kind, the part that is typed, and its metric and label."""
 
     kind: str
     typed: str
@@ -63,39 +63,39 @@ class CursorContext:
 
 
 def read_cursor(text: str) -> CursorContext:
-    """Read the text before the cursor; a quote or brace that is open decides what is wanted."""
-    opened, quote = _open_brace(text)
-    if opened is not None:
-        metric = _word(text[:opened].rstrip())
+    """Parse the text before the cursor; an open quote, brace or bracket decides what can be completed."""
+    brace, quote = _find_open_brace(text)
+    if brace is not None:
+        metric = _trailing_name(text[:brace].rstrip())
         if quote is not None:
-            return CursorContext("value", text[quote + 1 :], metric, _label_before(text[opened + 1 : quote]))
-        return CursorContext("label", _word(text[opened + 1 :]), metric)
+            return CursorContext("value", text[quote + 1 :], metric, _label_before_operator(text[brace + 1 : quote]))
+        return CursorContext("label", _trailing_name(text[brace + 1 :]), metric)
     if text.count("[") > text.count("]"):
         return CursorContext("duration", text[text.rindex("[") + 1 :])
     if GROUPING.search(text):
         before = re.findall(r"[A-Za-z_:][A-Za-z0-9_:]*", text)
         metric = next((name for name in reversed(before) if ":" in name or "_" in name), "")
-        return CursorContext("label", _word(text), metric)
-    return CursorContext("name", _word(text))
+        return CursorContext("label", _trailing_name(text), metric)
+    return CursorContext("name", _trailing_name(text))
 
 
-def _word(text: str, letters: frozenset[str] = NAME_LETTERS) -> str:
-    """The name that a text ends with; read from its end, so that its length does not matter."""
+def _trailing_name(text: str, letters: frozenset[str] = NAME_LETTERS) -> str:
+    """The name at the end of a text; scanned from the end, so that a long text costs nothing."""
     start = len(text)
     while start and text[start - 1] in letters:
         start -= 1
     return text[start:].lstrip(string.digits)
 
 
-def _label_before(text: str) -> str:
-    """The label whose value is being typed: what stands before the operator at the end."""
-    ended = text.rstrip()
-    operator = next((one for one in OPERATORS if ended.endswith(one)), None)
-    return "" if operator is None else _word(ended.removesuffix(operator).rstrip(), LABEL_LETTERS)
+def _label_before_operator(text: str) -> str:
+    """The label before the matcher operator at the end of a text: the one whose value is being typed."""
+    stripped = text.rstrip()
+    operator = next((candidate for candidate in OPERATORS if stripped.endswith(candidate)), None)
+    return "" if operator is None else _trailing_name(stripped.removesuffix(operator).rstrip(), LABEL_LETTERS)
 
 
-def _open_brace(text: str) -> tuple[int | None, int | None]:
-    """Where the brace and the quote that are still open begin."""
+def _find_open_brace(text: str) -> tuple[int | None, int | None]:
+    """The positions of the brace and the quote that are still open, or None."""
     brace: int | None = None
     quote: int | None = None
     at = 0
@@ -117,10 +117,10 @@ def _open_brace(text: str) -> tuple[int | None, int | None]:
 
 
 def rank_words(words: Iterable[str], typed: str) -> list[str]:
-    """Words that begin with what is typed, then those that contain it, each in order; the word itself is not one."""
-    low = typed.lower()
-    fitting = [word for word in words if low in word.lower() and word != typed]
-    return sorted(fitting, key=lambda word: (not word.lower().startswith(low), word.lower()))[:MOST_WORDS]
+    """Words that start with the typed text, then words that contain it, sorted; without the typed word itself."""
+    typed_lower = typed.lower()
+    matching = [word for word in words if typed_lower in word.lower() and word != typed]
+    return sorted(matching, key=lambda word: (not word.lower().startswith(typed_lower), word.lower()))[:MAX_COMPLETIONS]
 
 
 class ExploreApi:
@@ -130,48 +130,55 @@ class ExploreApi:
     async def complete(self, request: Request) -> CompletionList:
         text = request.query_params.get("query", "")
         at = parse_whole_number(request.query_params.get("at", str(len(text))))
-        if at is None or len(text) > LONGEST_QUERY:
-            raise HTTPException(400, f"`at` must be a number, and the query at most {LONGEST_QUERY:,} characters long")
-        here = read_cursor(text[:at])
+        if at is None or len(text) > MAX_QUERY_LENGTH:
+            raise HTTPException(
+                400, f"`at` must be a number, and `query` may have at most {MAX_QUERY_LENGTH:,} characters"
+            )
+        cursor = read_cursor(text[:at])
         try:
-            words = await asyncio.to_thread(self._words, here)
+            words = await asyncio.to_thread(self._complete, cursor)
         except WatchkeeperError as error:
             raise HTTPException(503, str(error)) from error
-        return CompletionList(kind=here.kind, begins=at - len(here.typed), ends=at, words=words)
+        return CompletionList(kind=cursor.kind, begins=at - len(cursor.typed), ends=at, words=words)
 
-    def _words(self, here: CursorContext) -> list[Completion]:
+    def _complete(self, cursor: CursorContext) -> list[Completion]:
         engine, end = self._queries.engine, clock.to_ms(self._runtime.clock.now())
-        if here.kind == "duration":
-            return [Completion(word, "duration") for word in DURATIONS if word.startswith(here.typed)]
-        about = [[Matcher("__name__", MatchOp.EQUAL, here.metric)]] if here.metric else []
-        if here.kind == "label":
-            names = engine.label_names(about, end - RECENT_MS, end)
-            return [Completion(name, "label") for name in rank_words((n for n in names if n != "__name__"), here.typed)]
-        if here.kind == "value":
-            if not here.label:
+        if cursor.kind == "duration":
+            return [Completion(word, "duration") for word in DURATIONS if word.startswith(cursor.typed)]
+        selectors = [[Matcher("__name__", MatchOp.EQUAL, cursor.metric)]] if cursor.metric else []
+        if cursor.kind == "label":
+            names = engine.label_names(selectors, end - RECENT_MS, end)
+            return [
+                Completion(name, "label") for name in rank_words((n for n in names if n != "__name__"), cursor.typed)
+            ]
+        if cursor.kind == "value":
+            if not cursor.label:
                 return []
-            found = engine.label_values(here.label, about, start_ms=end - RECENT_MS, end_ms=end)
-            return [Completion(value, "value") for value in rank_words(found, here.typed)]
-        return self._names(here.typed, end)
+            values = engine.label_values(cursor.label, selectors, start_ms=end - RECENT_MS, end_ms=end)
+            return [Completion(value, "value") for value in rank_words(values, cursor.typed)]
+        return self._complete_name(cursor.typed, end)
 
-    def _names(self, typed: str, end: int) -> list[Completion]:
-        """Metrics first, because functions are few and known by heart sooner; nothing typed, nothing offered."""
+    def _complete_name(self, typed: str, end: int) -> list[Completion]:
+        """At most eight functions and keywords that start with the typed text, then metrics; none before any text."""
         if not typed:
             return []
         engine = self._queries.engine
         metrics = engine.label_values("__name__", [], start_ms=end - RECENT_MS, end_ms=end)
-        meaning = engine.metadata()
-        own = [Completion(name, "function", _signature(name)) for name in rank_words(functions.FUNCTIONS, typed)]
-        own += [Completion(name, "aggregation") for name in rank_words(functions.AGGREGATIONS, typed)]
-        own += [Completion(name, "keyword") for name in rank_words(KEYWORDS, typed)]
-        named = [Completion(name, "metric", _meaning(meaning, name)) for name in rank_words(metrics, typed)]
-        low = typed.lower()
-        own = [word for word in own if word.word.startswith(low)]
-        return [*own[:8], *named][:MOST_WORDS]
+        metadata = engine.metadata()
+        language_words = [
+            Completion(name, "function", _signature(name)) for name in rank_words(functions.FUNCTIONS, typed)
+        ]
+        language_words += [Completion(name, "aggregation") for name in rank_words(functions.AGGREGATIONS, typed)]
+        language_words += [Completion(name, "keyword") for name in rank_words(KEYWORDS, typed)]
+        metric_names = [
+            Completion(name, "metric", _metric_detail(metadata, name)) for name in rank_words(metrics, typed)
+        ]
+        starting = [word for word in language_words if word.word.startswith(typed.lower())]
+        return [*starting[:8], *metric_names][:MAX_COMPLETIONS]
 
 
-def _meaning(known: Mapping[str, tuple[str, str, str]], name: str) -> str:
-    kind, help_text, _ = known.get(name, ("", "", ""))
+def _metric_detail(metadata: Mapping[str, tuple[str, str, str]], name: str) -> str:
+    kind, help_text, _ = metadata.get(name, ("", "", ""))
     return " · ".join(filter(None, (kind, help_text)))[:160]
 
 
@@ -186,10 +193,10 @@ def endpoints(api: ExploreApi) -> list[Endpoint]:
             "/api/explore/complete",
             Role.VIEWER,
             api.complete,
-            summary="What may stand at the cursor of a PromQL expression",
+            summary="Completions at the cursor of a PromQL expression",
             params=(
-                QueryParam("query", "the expression", is_required=True),
-                QueryParam("at", "the cursor; the end if none", int),
+                QueryParam("query", "The PromQL expression", is_required=True),
+                QueryParam("at", "Position of the cursor in characters; default the end of the expression", int),
             ),
         )
     ]

@@ -1,7 +1,7 @@
-"""Samples in and out in Prometheus' own ways: `/federate` hands the newest ones on, remote write takes them in.
+"""Exchange samples with other Prometheus servers: `/federate` serves the newest ones, remote write receives them.
 
-`prometheus_api` puts both into the table of endpoints. What a sender writes is checked and decoded by
-`query.remote.remote_write`; what is too far ahead of the hub's clock is counted and left out.
+`prometheus_api` adds both to its endpoints. `query.remote.remote_write` checks and decodes what a sender writes;
+samples too far ahead of the hub's clock are dropped and counted.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from watchkeeper.query.remote import remote_write
 from watchkeeper.store import interfaces
 from watchkeeper.web.endpoint import check_node, read_body
 from watchkeeper.web.prometheus import federation
-from watchkeeper.web.prometheus.prometheus_form import BadParameter, Form, matchers
+from watchkeeper.web.prometheus.prometheus_form import BadParameter, Form, read_matchers
 
-# Writes decoded at the same time; a sender keeps the rest in its queue.
-WRITES_IN_FLIGHT = 8
+# Writes that are decoded concurrently; a sender queues the rest.
+MAX_CONCURRENT_WRITES = 8
 RETRY_AFTER_SECONDS = 2
 Matchers = tuple[engine.Matcher, ...]
 
@@ -34,68 +34,70 @@ Matchers = tuple[engine.Matcher, ...]
 class SampleExchange:
     def __init__(self, runtime: Runtime, queries: Queries) -> None:
         self._runtime, self._queries = runtime, queries
-        self._writes = 0
-        self._left_out = runtime.metrics.counter(
+        self._running_writes = 0
+        self._dropped = runtime.metrics.counter(
             "watchkeeper_remote_write_samples_dropped_total",
             "Samples received by remote write that were dropped, by reason",
         )
 
-    async def federate(self, asked: Form) -> Response:
-        selectors = [matchers("match[]", text) for text in asked.all("match[]")]
+    async def federate(self, params: Form) -> Response:
+        selectors = [read_matchers("match[]", text) for text in params.all("match[]")]
         if not selectors:
             raise BadParameter("no match[] parameter provided")
         at_ms = clock.to_ms(self._runtime.clock.now())
-        found = await asyncio.to_thread(self._newest, selectors, at_ms)
-        chosen = federation.choose_form(asked.accept)
-        return Response(await asyncio.to_thread(federation.write_page, found, chosen), media_type=chosen.media_type)
+        samples = await asyncio.to_thread(self._latest_samples, selectors, at_ms)
+        page_format = federation.choose_format(params.accept)
+        return Response(
+            await asyncio.to_thread(federation.write_page, samples, page_format), media_type=page_format.media_type
+        )
 
-    def _newest(self, selectors: list[Matchers], at_ms: int) -> list[interfaces.AnySample]:
-        """The newest sample of each series; an engine elsewhere tells the value but not its time."""
+    def _latest_samples(self, selectors: list[Matchers], at_ms: int) -> list[interfaces.AnySample]:
+        """The newest sample of each series; a remote engine returns its value without its time."""
         local = self._queries.engine.local
-        found: dict[object, interfaces.AnySample] = {}
-        for each in selectors:
+        samples: dict[object, interfaces.AnySample] = {}
+        for selector in selectors:
             if local is not None:
-                found |= {sample.labels: sample for sample in local.latest_samples(each, at_ms)}
+                samples |= {sample.labels: sample for sample in local.latest_samples(selector, at_ms)}
                 continue
-            expr = printer.to_text(ast.Selector(None, each))
-            answer = self._queries.engine.instant(expr, at_ms)
-            found |= {labels: Sample(labels, at_ms, value) for labels, value in answer.latest().items()}
-            native = answer.latest_histograms().items()
-            found |= {labels: HistogramSample(labels, at_ms, value) for labels, value in native}
-        return sorted(found.values(), key=lambda sample: (sample.labels.name, sample.labels))
+            expr = printer.to_text(ast.Selector(None, selector))
+            result = self._queries.engine.instant(expr, at_ms)
+            samples |= {labels: Sample(labels, at_ms, value) for labels, value in result.latest().items()}
+            histograms = result.latest_histograms().items()
+            samples |= {labels: HistogramSample(labels, at_ms, value) for labels, value in histograms}
+        return sorted(samples.values(), key=lambda sample: (sample.labels.name, sample.labels))
 
-    def _keep(self, body: bytes, now_ms: int) -> interfaces.Appended:
-        """Append a body and wait for the disk: what is acknowledged must outlive us. StoreError if the disk refuses."""
+    def _append(self, body: bytes, now_ms: int) -> interfaces.Appended:
+        """Append a body and sync the WAL, so that acknowledged samples survive a crash; StoreError if that fails."""
         appender = self._queries.engine.appender
-        taken = remote_write.append_request(body, appender, now_ms=now_ms)
+        appended = remote_write.append_request(body, appender, now_ms=now_ms)
         appender.sync()
-        return taken
+        return appended
 
     async def write(self, request: Request) -> Response:
-        """Remote write 1.0. A 4xx tells the sender to go on without these samples, a 5xx or 429 to send them again."""
-        # Samples of a sender may be about any node, so a token that is bound to some cannot send them.
+        """Remote write 1.0: after a 4xx the sender drops its samples, after a 5xx or 429 it retries."""
+        # Remote write can hold samples of any node, so a token that is bound to nodes may not send it.
         check_node(request.state.caller, None)
-        refused = remote_write.unsupported_reason(
+        unsupported = remote_write.unsupported_reason(
             request.headers.get("content-type"), request.headers.get("content-encoding")
         )
-        if refused is not None:
-            return PlainTextResponse(refused, status_code=415)
-        if self._writes >= WRITES_IN_FLIGHT:
+        if unsupported is not None:
+            return PlainTextResponse(unsupported, status_code=415)
+        if self._running_writes >= MAX_CONCURRENT_WRITES:
             headers = {"Retry-After": str(RETRY_AFTER_SECONDS)}
-            words = f"{self._writes} writes are being read, the limit is {WRITES_IN_FLIGHT}"
-            return PlainTextResponse(words, status_code=429, headers=headers)
-        self._writes += 1
+            problem = f"{self._running_writes} remote writes are running, the limit is {MAX_CONCURRENT_WRITES}; retry"
+            return PlainTextResponse(problem, status_code=429, headers=headers)
+        self._running_writes += 1
         try:
             body = await read_body(request, remote_write.WriteLimits().max_bytes)
             now_ms = clock.to_ms(self._runtime.clock.now())
-            taken = await asyncio.to_thread(self._keep, body, now_ms)
+            appended = await asyncio.to_thread(self._append, body, now_ms)
         except WireError as error:
             return PlainTextResponse(str(error), status_code=400)
         except StoreError as error:
             return PlainTextResponse(str(error), status_code=503)
         finally:
-            self._writes -= 1
-        for reason, count in taken.dropped.items():
-            self._left_out.add(count, reason=reason)
-        status, words = remote_write.response_for(taken)
-        return PlainTextResponse(words, status_code=status) if words else Response(status_code=status)
+            self._running_writes -= 1
+        for reason, count in appended.dropped.items():
+            self._dropped.add(count, reason=reason)
+        status, problem = remote_write.response_for(appended)
+        return PlainTextResponse(problem, status_code=status) if problem else Response(status_code=status)

@@ -1,7 +1,7 @@
-"""What the API's document says about Prometheus' endpoints: a sentence and the parameters of each path.
+"""Document Prometheus' endpoints for the API reference: a summary and the parameters of each path.
 
-`prometheus_api` puts them into its rows. Names, meanings and limits of parameters are Prometheus' own, except where
-the words say otherwise.
+`prometheus_api` adds them to its endpoints. Parameters have Prometheus' names, meanings and limits unless the
+description says otherwise.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from watchkeeper.web.endpoint import QueryParam
 
 
 class QuerySeries(TypedDict, total=False):
-    """A line of a vector or a matrix; numbers are text, as Prometheus writes them."""
+    """A series of a vector or a matrix; numbers are strings, as in Prometheus."""
 
     metric: dict[str, str]
     value: tuple[float, str]
@@ -23,71 +23,81 @@ class QuerySeries(TypedDict, total=False):
 
 
 class QueryData(TypedDict):
-    """Prometheus' `data`: series, or one point where the expression is a scalar or a string."""
+    """Prometheus' `data`: series, or one point for a scalar or a string."""
 
     resultType: str
     result: list[QuerySeries] | tuple[float, str]
 
 
-QUERY = QueryParam("query", "a PromQL expression", is_required=True)
-TIMEOUT = QueryParam("timeout", "at most 2m, the default; a query that takes longer is answered with 503 and `timeout`")
+QUERY = QueryParam("query", "The PromQL expression to evaluate", is_required=True)
+TIMEOUT = QueryParam("timeout", "Evaluation timeout, such as 30s; default and maximum 2m; then 503 `timeout`")
 LOOKBACK = QueryParam(
-    "lookback_delta", "how far an instant selector looks back, for this query; refused by a remote engine"
+    "lookback_delta", "Lookback of instant selectors for this query, such as 5m; not supported by a remote engine"
 )
-LIMIT = QueryParam("limit", "cuts series, names and values, with a warning", int)
-STATS = QueryParam("stats", "adds the time that the evaluation took; samples are not counted")
-START = QueryParam("start", "RFC 3339 or seconds since 1970")
-END = QueryParam("end", "RFC 3339 or seconds since 1970")
-STEP = QueryParam("step", "a duration or seconds", is_required=True)
-MATCH = QueryParam("match[]", "only series that a selector means", list[str])
-MANNER = (TIMEOUT, LOOKBACK, LIMIT, STATS)
-CHOSEN = (MATCH, START, END, LIMIT)
+LIMIT = QueryParam("limit", "Maximum number of results, with a warning if truncated; default all", int)
+STATS = QueryParam("stats", "Set to all to add the evaluation time to the answer; samples are not counted")
+START = QueryParam("start", "Start time: RFC 3339 or Unix seconds")
+END = QueryParam("end", "End time: RFC 3339 or Unix seconds")
+STEP = QueryParam("step", "Resolution: a duration such as 15s, or seconds", is_required=True)
+MATCH = QueryParam("match[]", "Only series that match this selector; repeat it for several", list[str])
+QUERY_OPTIONS = (TIMEOUT, LOOKBACK, LIMIT, STATS)
+SELECTION = (MATCH, START, END, LIMIT)
 
-WORDS: dict[str, tuple[str, tuple[QueryParam, ...]]] = {
-    "query": ("Evaluate an expression at one time", (QUERY, QueryParam("time", "now unless given"), *MANNER)),
-    "query_range": ("Evaluate an expression over a range of time", (QUERY, START, END, STEP, *MANNER)),
-    "query_exemplars": ("Exemplars; the newest 20,000 are kept in memory", (QUERY, START, END)),
-    "format_query": ("An expression, written nicely", (QUERY,)),
-    "parse_query": ("An expression as a tree", (QUERY,)),
-    "series": ("Series that selectors mean", (replace(MATCH, is_required=True), START, END, LIMIT)),
-    "labels": ("Names of labels", CHOSEN),
-    "label/{name}/values": ("Values of a label", CHOSEN),
-    "metadata": ("Type, help and unit of metrics", (QueryParam("metric", "only this one"), LIMIT)),
+SUMMARIES: dict[str, tuple[str, tuple[QueryParam, ...]]] = {
+    "query": (
+        "Evaluate an instant query",
+        (QUERY, QueryParam("time", "Evaluation time: RFC 3339 or Unix seconds; default now"), *QUERY_OPTIONS),
+    ),
+    "query_range": ("Evaluate a range query", (QUERY, START, END, STEP, *QUERY_OPTIONS)),
+    "query_exemplars": ("Exemplars of series; the newest 20,000 are kept in memory", (QUERY, START, END)),
+    "format_query": ("Format a PromQL expression", (QUERY,)),
+    "parse_query": ("Parse a PromQL expression into a syntax tree", (QUERY,)),
+    "series": ("List series that match selectors", (replace(MATCH, is_required=True), START, END, LIMIT)),
+    "labels": ("List label names", SELECTION),
+    "label/{name}/values": ("List the values of a label", SELECTION),
+    "metadata": ("Type, help and unit of metrics", (QueryParam("metric", "Only this metric"), LIMIT)),
     "targets": (
-        "Targets and how their last scrape went",
-        (QueryParam("state", "any, active or dropped"), QueryParam("scrapePool", "only this pool")),
-    ),
-    "targets/metadata": (
-        "What targets say about their metrics",
-        (QueryParam("match_target", "a selector of targets"), QueryParam("metric", "only this one"), LIMIT),
-    ),
-    "scrape_pools": ("Names of scrape pools", ()),
-    "rules": (
-        "Rule groups with their rules and alerts",
+        "List scrape targets with the result of their last scrape",
         (
-            QueryParam("type", "alert or record"),
-            QueryParam("rule_name[]", "only these rules", list[str]),
-            QueryParam("rule_group[]", "only these groups", list[str]),
-            QueryParam("file[]", "only these files", list[str]),
-            MATCH,
-            QueryParam("exclude_alerts", "true: without active alerts"),
-            QueryParam("group_limit", "groups on a page", int),
-            QueryParam("group_next_token", "where the next page begins"),
+            QueryParam("state", "Only targets in this state: any, active or dropped; default any"),
+            QueryParam("scrapePool", "Only targets of this scrape pool"),
         ),
     ),
-    "alerts": ("Active alerts", ()),
-    "alertmanagers": ("Always empty: a hub tells people itself", ()),
-    "status/buildinfo": ("The version of Prometheus' API that this is", ()),
-    "status/config": ("What is in force, as YAML", ()),
-    "status/flags": ("Settings that Prometheus has as flags", ()),
-    "status/runtimeinfo": ("Start, rule files and series of this hub", ()),
-    "status/tsdb": ("The largest metrics and labels", (LIMIT,)),
-    "status/walreplay": ("Always done: a hub answers when its log is read", ()),
-    "notifications": ("Always empty: the console has them", ()),
+    "targets/metadata": (
+        "Metric metadata by scrape target",
+        (
+            QueryParam("match_target", "Only targets whose labels match this selector"),
+            QueryParam("metric", "Only this metric"),
+            LIMIT,
+        ),
+    ),
+    "scrape_pools": ("List scrape pools", ()),
+    "rules": (
+        "List rule groups with their rules and alerts",
+        (
+            QueryParam("type", "Only rules of this type: alert or record"),
+            QueryParam("rule_name[]", "Only rules with this name; repeat it for several", list[str]),
+            QueryParam("rule_group[]", "Only groups with this name; repeat it for several", list[str]),
+            QueryParam("file[]", "Only rules of this file; repeat it for several", list[str]),
+            MATCH,
+            QueryParam("exclude_alerts", "true: omit active alerts"),
+            QueryParam("group_limit", "Number of groups per page", int),
+            QueryParam("group_next_token", "`groupNextToken` of the previous page"),
+        ),
+    ),
+    "alerts": ("List pending and firing alerts", ()),
+    "alertmanagers": ("Alertmanagers; always empty, because the hub sends notifications itself", ()),
+    "status/buildinfo": ("Version of the hub", ()),
+    "status/config": ("Active configuration as YAML", ()),
+    "status/flags": ("Settings of the hub under the names of Prometheus' flags", ()),
+    "status/runtimeinfo": ("Start time, last rule reload and retention of the hub", ()),
+    "status/tsdb": ("Cardinality: the metrics and labels with the most series", (LIMIT,)),
+    "status/walreplay": ("WAL replay; always done, because the hub serves requests only after it", ()),
+    "notifications": ("Notifications of Prometheus' own pages; always empty", ()),
 }
-FEDERATE = "The newest samples as a metrics page: text, or protobuf with native histograms where `Accept` prefers it"
-WRITE = (
-    "Remote write 1.0, a snappy block of protobuf: 204 when everything was kept, 400 with reasons and counts when some "
-    "samples were not (out of order, too old, more than 10 minutes ahead of the hub's clock, broken histograms); 2.0 "
-    "is answered with 415, so that a sender falls back to 1.0"
+FEDERATE_SUMMARY = "Newest samples as a metrics page: text, or protobuf with native histograms if `Accept` prefers it"
+WRITE_SUMMARY = (
+    "Receive samples by remote write 1.0 (protobuf in a snappy block): 204 if all were stored, 400 with reasons and "
+    "counts if some were dropped (out of order, too old, more than 10 minutes ahead of the hub's clock, invalid "
+    "histograms); 2.0 returns 415, so that the sender falls back to 1.0"
 )

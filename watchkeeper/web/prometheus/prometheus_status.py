@@ -1,7 +1,7 @@
-"""Targets, rules, alerts and the hub itself in the shapes of Prometheus' HTTP API.
+"""Serve targets, rules, alerts and the status of the hub in the formats of Prometheus' HTTP API.
 
-`StatusPages` reads the parameters and picks; the functions below it write one thing each.
-`prometheus_api` puts the pages into its table. What only a Go program has (goroutines, GOGC) is empty.
+`StatusPages` reads the parameters and selects; the `write_` functions write one object each. `prometheus_api` adds the
+pages to its endpoints. Fields that only a Go program has (goroutines, GOGC) are empty.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from watchkeeper.model import alerts
 from watchkeeper.query.promql import patterns
 from watchkeeper.rules import evaluate, rulefile
 from watchkeeper.scrape import scrape
-from watchkeeper.web.prometheus.prometheus_form import BadParameter, Form, matchers, write_value
+from watchkeeper.web.prometheus.prometheus_form import BadParameter, Form, read_matchers, write_value
 
 NEVER = "0001-01-01T00:00:00Z"
-TOP_TEN = 10
-MOST_CARDINALITY = 10_000
+DEFAULT_TSDB_LIMIT = 10
+MAX_TSDB_LIMIT = 10_000
 RULE_TYPES = {"": "", "alert": "alerting", "record": "recording"}
 
 
 class StatusPages:
-    """One method per page; each takes the form and returns `data`."""
+    """One method for each page; each takes the parameters and returns `data`."""
 
     def __init__(
         self, runtime: Runtime, queries: Queries, *, rules: services.RulesProtocol, targets: services.TargetsProtocol
@@ -58,79 +58,82 @@ class StatusPages:
             ("notifications", self.notifications),
         ]
 
-    def targets(self, asked: Form) -> dict[str, Any]:
-        state, pool = (asked.one("state") or "any").lower(), asked.one("scrapePool")
-        if state not in ("any", "active", "dropped"):
-            raise BadParameter(f'invalid parameter "state": "{state[:80]}" is not any, active or dropped')
-        active = [self._target(one) for one in self._targets.targets() if pool in (None, "", one.target.job_name)]
-        dropped = [one for one in self._targets.dropped_targets() if pool in (None, "", one.job_name)]
+    def targets(self, params: Form) -> dict[str, Any]:
+        selection, pool = (params.first("state") or "any").lower(), params.first("scrapePool")
+        if selection not in ("any", "active", "dropped"):
+            raise BadParameter(f'invalid parameter "state": "{selection[:80]}" is not any, active or dropped')
+        scraped = [state for state in self._targets.targets() if pool in (None, "", state.target.job_name)]
+        dropped = [target for target in self._targets.dropped_targets() if pool in (None, "", target.job_name)]
         return {
-            "activeTargets": active if state != "dropped" else [],
+            "activeTargets": [self._target_with_intervals(state) for state in scraped]
+            if selection != "dropped"
+            else [],
             "droppedTargets": [
-                {"discoveredLabels": dict(one.discovered), "scrapePool": one.job_name}
-                for one in (dropped if state != "active" else ())
+                {"discoveredLabels": dict(target.discovered), "scrapePool": target.job_name}
+                for target in (dropped if selection != "active" else ())
             ],
-            "droppedTargetCounts": dict(Counter(one.job_name for one in dropped)),
+            "droppedTargetCounts": dict(Counter(target.job_name for target in dropped)),
         }
 
-    def _target(self, state: scrape.TargetState) -> dict[str, Any]:
-        usual, own = self._runtime.settings.fleet, state.target
-        every, most = own.interval_seconds, own.timeout_seconds
-        pace = {
-            "scrapeInterval": usual.scrape_interval if every is None else durations.format_seconds(every),
-            "scrapeTimeout": durations.format_seconds(usual.scrape_timeout_seconds if most is None else most),
+    def _target_with_intervals(self, state: scrape.TargetState) -> dict[str, Any]:
+        defaults, scrape_target = self._runtime.settings.fleet, state.target
+        interval, timeout = scrape_target.interval_seconds, scrape_target.timeout_seconds
+        intervals = {
+            "scrapeInterval": defaults.scrape_interval if interval is None else durations.format_seconds(interval),
+            "scrapeTimeout": durations.format_seconds(defaults.scrape_timeout_seconds if timeout is None else timeout),
         }
-        return target(state) | pace
+        return write_target(state) | intervals
 
-    def target_metadata(self, asked: Form) -> list[dict[str, Any]]:
-        wanted = _selector(asked.one("match_target") or None, name="match_target")
-        metric, most = asked.one("metric"), asked.metadata_limit()
-        found: list[dict[str, Any]] = []
+    def target_metadata(self, params: Form) -> list[dict[str, Any]]:
+        is_selected = _label_filter(params.first("match_target") or None, name="match_target")
+        metric, limit = params.first("metric"), params.metadata_limit()
+        rows: list[dict[str, Any]] = []
         for state in self._targets.targets():
-            if not wanted(state.target.labels):
+            if not is_selected(state.target.labels):
                 continue
             names = sorted(state.families) if not metric else [metric] if metric in state.families else []
             for name in names:
-                if most is not None and len(found) >= most:
-                    return found
+                if limit is not None and len(rows) >= limit:
+                    return rows
                 family = state.families[name]
-                said = described((family.type, family.help, family.unit))
-                found.append({"target": dict(state.target.labels), "metric": name, **said})
-        return found
+                metadata = write_metadata((family.type, family.help, family.unit))
+                rows.append({"target": dict(state.target.labels), "metric": name, **metadata})
+        return rows
 
     def pools(self, _: Form) -> dict[str, Any]:
-        names = {one.target.job_name for one in self._targets.targets()}
-        names |= {one.job_name for one in self._targets.dropped_targets()}
+        names = {state.target.job_name for state in self._targets.targets()}
+        names |= {target.job_name for target in self._targets.dropped_targets()}
         return {"scrapePools": sorted(names)}
 
-    def rules(self, asked: Form) -> dict[str, Any]:
-        kind = (asked.one("type") or "").lower()
+    def rules(self, params: Form) -> dict[str, Any]:
+        kind = (params.first("type") or "").lower()
         if kind not in RULE_TYPES:
             raise BadParameter(f'invalid parameter "type": not supported value "{kind[:80]}"')
-        names, groups, files = (asked.all(f"{part}[]") for part in ("rule_name", "rule_group", "file"))
-        wanted = _selector(*asked.all("match[]"))
-        every, with_alerts = self._runtime.settings.rules.interval_seconds, not asked.is_true("exclude_alerts")
-        shown = []
-        for found, states in self._rules.groups():
-            if (groups and found.name not in groups) or (files and found.path not in files):
+        names, groups, files = (params.all(f"{part}[]") for part in ("rule_name", "rule_group", "file"))
+        is_selected = _label_filter(*params.all("match[]"))
+        default_seconds = self._runtime.settings.rules.interval_seconds
+        with_alerts = not params.is_true("exclude_alerts")
+        groups_json = []
+        for group, states in self._rules.groups():
+            if (groups and group.name not in groups) or (files and group.path not in files):
                 continue
-            one = group(found, states, default_seconds=every)
-            one["rules"] = [
+            group_json = write_group(group, states, default_seconds=default_seconds)
+            group_json["rules"] = [
                 rule
-                for rule in one["rules"]
+                for rule in group_json["rules"]
                 if rule["type"].startswith(RULE_TYPES[kind])
                 and (not names or rule["name"] in names)
-                and wanted(rule["labels"])
+                and is_selected(rule["labels"])
             ]
             if not with_alerts:
-                for rule in one["rules"]:
+                for rule in group_json["rules"]:
                     rule.update(dict.fromkeys(rule.keys() & {"alerts"}))
-            if one["rules"] or not (names or kind or asked.all("match[]")):
-                shown.append(one)
-        return _page(shown, asked)
+            if group_json["rules"] or not (names or kind or params.all("match[]")):
+                groups_json.append(group_json)
+        return _paginate(groups_json, params)
 
     def alerts(self, _: Form) -> dict[str, Any]:
-        return {"alerts": [alert(one) for one in self._rules.alerts() if is_active(one)]}
+        return {"alerts": [write_alert(alert) for alert in self._rules.alerts() if is_active(alert)]}
 
     def alertmanagers(self, _: Form) -> dict[str, Any]:
         return {"activeAlertmanagers": [], "droppedAlertmanagers": []}
@@ -140,7 +143,7 @@ class StatusPages:
         return {"version": self._runtime.version, **empty, "application": "watchkeeper"}
 
     def config(self, _: Form) -> dict[str, str]:
-        """What is in force, as YAML: Prometheus' `global` for its clients, then our own settings."""
+        """The active configuration as YAML: Prometheus' `global` section for its clients, then the hub's settings."""
         fleet, rules = self._runtime.settings.fleet, self._runtime.settings.rules
         prometheus = {
             "scrape_interval": fleet.scrape_interval,
@@ -151,7 +154,7 @@ class StatusPages:
         return {"yaml": yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)}
 
     def flags(self, _: Form) -> dict[str, str]:
-        """The settings that Prometheus has as flags, under its names."""
+        """The hub's settings under the names of Prometheus' flags."""
         limits, settings = self._queries.engine.limits(), self._runtime.settings
         return {
             "query.lookback-delta": durations.format_ms(limits.lookback_ms),
@@ -181,67 +184,68 @@ class StatusPages:
         }
 
     def replay(self, _: Form) -> dict[str, int]:
-        """Nothing is left to replay: whoever is answered asks a hub that has read its log."""
+        """Always done: the hub serves requests only after the WAL replay."""
         return {"min": 0, "max": 0, "current": 0}
 
     def notifications(self, _: Form) -> list[Any]:
-        """What Prometheus tells the users of its own pages; ours are told by the console."""
+        """Always empty: the console shows such notifications itself."""
         return []
 
-    def tsdb(self, asked: Form) -> dict[str, Any]:
-        most = min(asked.limit(least=1) or TOP_TEN, MOST_CARDINALITY)
+    def tsdb(self, params: Form) -> dict[str, Any]:
+        limit = min(params.limit(minimum=1) or DEFAULT_TSDB_LIMIT, MAX_TSDB_LIMIT)
         local = self._queries.engine.local
         if local is None:
-            raise BadParameter("the samples are kept by a server; ask it for its /api/v1/status/tsdb")
-        found, newest = local.head.cardinality(most), local.head.newest_ms
+            raise BadParameter("this hub uses a remote query engine; call /api/v1/status/tsdb there")
+        cardinality, newest = local.head.cardinality(limit), local.head.newest_ms
         return {
             "headStats": {
-                "numSeries": found.series,
-                "numLabelPairs": found.pairs,
+                "numSeries": cardinality.series,
+                "numLabelPairs": cardinality.pairs,
                 "chunkCount": 0,
                 "minTime": 0 if newest is None else newest - local.head.retention_ms,
                 "maxTime": newest or 0,
             },
-            "seriesCountByMetricName": _counts(found.by_metric),
-            "labelValueCountByLabelName": _counts(found.values_by_label),
-            "memoryInBytesByLabelName": _counts(found.bytes_by_label),
-            "seriesCountByLabelValuePair": _counts(found.by_pair),
+            "seriesCountByMetricName": _name_value_rows(cardinality.by_metric),
+            "labelValueCountByLabelName": _name_value_rows(cardinality.values_by_label),
+            "memoryInBytesByLabelName": _name_value_rows(cardinality.bytes_by_label),
+            "seriesCountByLabelValuePair": _name_value_rows(cardinality.by_pair),
         }
 
 
-def _page(groups: list[dict[str, Any]], asked: Form) -> dict[str, Any]:
-    """All groups, or `group_limit` of them from `group_next_token` on; the token is file and name of a group."""
-    token, most = asked.one("group_next_token"), asked.limit("group_limit", least=1)
-    keys = [f"{one['file']};{one['name']}" for one in groups]
+def _paginate(groups: list[dict[str, Any]], params: Form) -> dict[str, Any]:
+    """All groups, or a page of `group_limit` groups from `group_next_token` on, which is `file;name` of a group."""
+    token, limit = params.first("group_next_token"), params.limit("group_limit", minimum=1)
+    keys = [f"{group_json['file']};{group_json['name']}" for group_json in groups]
     if token and token not in keys:
-        raise BadParameter(f'invalid parameter "group_next_token": there is no group {token[:80]}')
+        raise BadParameter(f'invalid parameter "group_next_token": group {token[:80]} not found')
     groups = groups[keys.index(token) if token else 0 :]
-    if most is None or len(groups) <= most:
+    if limit is None or len(groups) <= limit:
         return {"groups": groups}
-    return {"groups": groups[:most], "groupNextToken": f"{groups[most]['file']};{groups[most]['name']}"}
+    return {"groups": groups[:limit], "groupNextToken": f"{groups[limit]['file']};{groups[limit]['name']}"}
 
 
-def _selector(*texts: str | None, name: str = "match[]") -> Callable[[Mapping[str, str]], bool]:
-    """Whether labels satisfy one of the selectors; without a selector all do."""
-    selectors = [matchers(name, text) for text in texts if text is not None]
+def _label_filter(*texts: str | None, name: str = "match[]") -> Callable[[Mapping[str, str]], bool]:
+    """A test whether labels match one of the selectors; without selectors all match."""
+    selectors = [read_matchers(name, text) for text in texts if text is not None]
 
-    def wanted(labels: Mapping[str, str]) -> bool:
+    def is_selected(labels: Mapping[str, str]) -> bool:
         return not selectors or any(
-            all(patterns.matches(each, labels.get(each.name, "")) for each in one) for one in selectors
+            all(patterns.matches(matcher, labels.get(matcher.name, "")) for matcher in selector)
+            for selector in selectors
         )
 
-    return wanted
+    return is_selected
 
 
-def _counts(found: Iterable[tuple[str, int]]) -> list[dict[str, Any]]:
-    return [{"name": name, "value": value} for name, value in found]
+def _name_value_rows(counts: Iterable[tuple[str, int]]) -> list[dict[str, Any]]:
+    return [{"name": name, "value": value} for name, value in counts]
 
 
-def described(family: tuple[str, str, str]) -> dict[str, str]:
+def write_metadata(family: tuple[str, str, str]) -> dict[str, str]:
     return dict(zip(("type", "help", "unit"), family, strict=True))
 
 
-def target(state: scrape.TargetState) -> dict[str, Any]:
+def write_target(state: scrape.TargetState) -> dict[str, Any]:
     at = state.last_scrape_ms
     return {
         "discoveredLabels": dict(state.target.discovered),
@@ -256,62 +260,64 @@ def target(state: scrape.TargetState) -> dict[str, Any]:
     }
 
 
-def group(found: rulefile.RuleGroup, states: evaluate.RuleStates, *, default_seconds: float) -> dict[str, Any]:
-    known = [(each, states.get(evaluate.rule_key(found, each), evaluate.RuleState())) for each in found.rules]
-    times = [state.evaluated_at for _, state in known if state.evaluated_at is not None]
+def write_group(group: rulefile.RuleGroup, states: evaluate.RuleStates, *, default_seconds: float) -> dict[str, Any]:
+    rules_with_state = [
+        (rule, states.get(evaluate.rule_key(group, rule), evaluate.RuleState())) for rule in group.rules
+    ]
+    times = [state.evaluated_at for _, state in rules_with_state if state.evaluated_at is not None]
     return {
-        "name": found.name,
-        "file": found.path,
-        "interval": default_seconds if found.interval_seconds is None else found.interval_seconds,
-        "limit": found.limit,
-        "rules": [rule(each, state) for each, state in known],
-        "evaluationTime": sum(state.duration_seconds for _, state in known),
+        "name": group.name,
+        "file": group.path,
+        "interval": default_seconds if group.interval_seconds is None else group.interval_seconds,
+        "limit": group.limit,
+        "rules": [write_rule(rule, state) for rule, state in rules_with_state],
+        "evaluationTime": sum(state.duration_seconds for _, state in rules_with_state),
         "lastEvaluation": wire.format_time(max(times)) if times else NEVER,
     }
 
 
-def rule(found: rulefile.Rule, state: evaluate.RuleState) -> dict[str, Any]:
+def write_rule(rule: rulefile.Rule, state: evaluate.RuleState) -> dict[str, Any]:
     shared = {
-        "name": found.name,
-        "query": found.expr,
+        "name": rule.name,
+        "query": rule.expr,
         "health": state.health.value,
         "lastError": state.last_error,
         "evaluationTime": state.duration_seconds,
         "lastEvaluation": NEVER if state.evaluated_at is None else wire.format_time(state.evaluated_at),
     }
-    if isinstance(found, rulefile.RecordingRule):
-        return {"type": "recording", "labels": dict(found.labels), **shared}
-    active = [one for one in state.alerts.values() if is_active(one)]
+    if isinstance(rule, rulefile.RecordingRule):
+        return {"type": "recording", "labels": dict(rule.labels), **shared}
+    active = [alert for alert in state.alerts.values() if is_active(alert)]
     return {
         "type": "alerting",
-        "state": _worst(active),
-        "duration": found.hold_seconds,
-        "keepFiringFor": found.keep_firing_seconds,
-        "labels": {name: template.text for name, template in found.labels.items()},
-        "annotations": {name: template.text for name, template in found.annotations.items()},
-        "alerts": [alert(one) for one in active],
+        "state": _rule_state(active),
+        "duration": rule.hold_seconds,
+        "keepFiringFor": rule.keep_firing_seconds,
+        "labels": {name: template.text for name, template in rule.labels.items()},
+        "annotations": {name: template.text for name, template in rule.annotations.items()},
+        "alerts": [write_alert(alert) for alert in active],
         **shared,
     }
 
 
-def _worst(active: list[alerts.Alert]) -> str:
-    """Prometheus' word for a whole rule: firing if one alert fires, else pending, else inactive."""
-    states = {one.state for one in active}
+def _rule_state(active: list[alerts.Alert]) -> str:
+    """The state of a rule: firing if any alert fires, else pending if any is pending, else inactive."""
+    states = {alert.state for alert in active}
     for state in (alerts.AlertState.FIRING, alerts.AlertState.PENDING):
         if state in states:
             return state.value
     return "inactive"
 
 
-def is_active(one: alerts.Alert) -> bool:
-    return one.state in (alerts.AlertState.PENDING, alerts.AlertState.FIRING)
+def is_active(alert: alerts.Alert) -> bool:
+    return alert.state in (alerts.AlertState.PENDING, alerts.AlertState.FIRING)
 
 
-def alert(one: alerts.Alert) -> dict[str, Any]:
+def write_alert(alert: alerts.Alert) -> dict[str, Any]:
     return {
-        "labels": dict(one.labels),
-        "annotations": dict(one.annotations),
-        "state": one.state.value,
-        "activeAt": wire.format_time(one.active_at),
-        "value": write_value(one.value),
+        "labels": dict(alert.labels),
+        "annotations": dict(alert.annotations),
+        "state": alert.state.value,
+        "activeAt": wire.format_time(alert.active_at),
+        "value": write_value(alert.value),
     }

@@ -1,6 +1,6 @@
-"""The syntax tree of a PromQL expression as Prometheus' /api/v1/parse_query writes it.
+"""Write the syntax tree of a PromQL expression as Prometheus' /api/v1/parse_query does.
 
-`prometheus_api` answers with it; query editors draw the tree. Field names and values are those of
+`prometheus_api` answers with it, and query editors draw it. Field names and values are those of
 prometheus/prometheus, web/api/v1/translate_ast.go, read 2026-11.
 """
 
@@ -12,7 +12,7 @@ from watchkeeper.model.labels import METRIC_NAME
 from watchkeeper.query.promql import ast, functions
 from watchkeeper.web.prometheus.prometheus_form import write_value
 
-TYPE_WORDS = {
+TYPE_NAMES = {
     ast.ValueType.SCALAR: "scalar",
     ast.ValueType.INSTANT: "vector",
     ast.ValueType.RANGE: "matrix",
@@ -20,25 +20,25 @@ TYPE_WORDS = {
 }
 
 
-def tree(expr: ast.Expr) -> dict[str, Any]:
+def write_tree(expr: ast.Expr) -> dict[str, Any]:
     match expr:
         case ast.Number():
             return {"type": "numberLiteral", "val": write_value(expr.value)}
         case ast.String():
             return {"type": "stringLiteral", "val": expr.value}
         case ast.Paren():
-            return {"type": "parenExpr", "expr": tree(expr.expr)}
+            return {"type": "parenExpr", "expr": write_tree(expr.expr)}
         case ast.Unary():
-            return {"type": "unaryExpr", "op": expr.op, "expr": tree(expr.expr)}
+            return {"type": "unaryExpr", "op": expr.op, "expr": write_tree(expr.expr)}
         case ast.Selector():
             return {"type": "vectorSelector", **_selector(expr)}
         case ast.RangeSelector():
             return {"type": "matrixSelector", "range": expr.range_ms, **_selector(expr.selector)}
         case ast.Subquery():
             step = {"range": expr.range_ms, "step": expr.step_ms or 0}
-            return {"type": "subquery", "expr": tree(expr.expr), **step, **_moved(expr)}
+            return {"type": "subquery", "expr": write_tree(expr.expr), **step, **_offset_fields(expr)}
         case ast.FunctionCall():
-            return {"type": "call", "func": _function(expr.function), "args": [tree(each) for each in expr.args]}
+            return {"type": "call", "func": _function(expr.function), "args": [write_tree(each) for each in expr.args]}
         case ast.Aggregate():
             return _aggregate(expr)
         case ast.Binary():
@@ -46,30 +46,35 @@ def tree(expr: ast.Expr) -> dict[str, Any]:
 
 
 def _selector(selector: ast.Selector) -> dict[str, Any]:
-    # Prometheus' parser puts a name that stands before the braces behind the conditions inside them.
+    # Prometheus' parser puts the metric name before the braces after the matchers inside them.
     ordered = sorted(selector.matchers, key=lambda each: each.name == METRIC_NAME and selector.name is not None)
     matchers = [{"name": each.name, "value": each.value, "type": each.op.value} for each in ordered]
-    return {"name": selector.name or "", "matchers": matchers, **_moved(selector)}
+    return {"name": selector.name or "", "matchers": matchers, **_offset_fields(selector)}
 
 
-def _moved(expr: ast.Selector | ast.Subquery) -> dict[str, Any]:
+def _offset_fields(expr: ast.Selector | ast.Subquery) -> dict[str, Any]:
     edge = expr.at.value if isinstance(expr.at, ast.AtEdge) else None
     fixed = expr.at if isinstance(expr.at, int) else None
     return {"offset": expr.offset_ms, "timestamp": fixed, "startOrEnd": edge}
 
 
 def _function(name: str) -> dict[str, Any]:
-    known = functions.FUNCTIONS[name]
-    kinds = [TYPE_WORDS[kind] for kind in known.args]
-    return {"name": name, "argTypes": kinds, "variadic": known.variadic, "returnType": TYPE_WORDS[known.returns]}
+    signature = functions.FUNCTIONS[name]
+    kinds = [TYPE_NAMES[kind] for kind in signature.args]
+    return {
+        "name": name,
+        "argTypes": kinds,
+        "variadic": signature.variadic,
+        "returnType": TYPE_NAMES[signature.returns],
+    }
 
 
 def _aggregate(expr: ast.Aggregate) -> dict[str, Any]:
     return {
         "type": "aggregation",
         "op": expr.op,
-        "expr": tree(expr.expr),
-        "param": None if expr.parameter is None else tree(expr.parameter),
+        "expr": write_tree(expr.expr),
+        "param": None if expr.parameter is None else write_tree(expr.parameter),
         "grouping": list(expr.grouping),
         "without": expr.is_without,
     }
@@ -84,5 +89,5 @@ def _binary(expr: ast.Binary) -> dict[str, Any]:
             "on": expr.matching.is_on,
             "include": list(expr.matching.include),
         }
-    sides = {"lhs": tree(expr.left), "rhs": tree(expr.right)}
+    sides = {"lhs": write_tree(expr.left), "rhs": write_tree(expr.right)}
     return {"type": "binaryExpr", "op": expr.op, **sides, "matching": matching, "bool": expr.returns_bool}

@@ -1,7 +1,7 @@
 """GET /api/recording: samples, events and incidents of a time window as one file.
 
-`watchkeeper record` saves what comes from here; `store.recording` says what is in it. The file is written
-metric by metric while it is sent, so that a long window needs no more memory than one metric of it.
+`watchkeeper record` saves the file; `store.recording` defines its format. The file is written metric by metric while it
+is sent, so that a long window needs no more memory than one metric.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from watchkeeper.web.auth.auth import Role
 from watchkeeper.web.endpoint import Endpoint, QueryParam
 from watchkeeper.web.prometheus import prometheus_form as form
 
-# Each reads the whole window; two people may do so at a time.
-RECORDINGS_AT_ONCE = 2
-MOST_INCIDENTS = 1000
-PIECE_BYTES = 256 * 1024
+# Each recording reads all samples of its window.
+MAX_CONCURRENT_RECORDINGS = 2
+MAX_INCIDENTS = 1000
+CHUNK_BYTES = 256 * 1024
 Matchers = tuple[engine.Matcher, ...]
 
 
@@ -47,110 +47,120 @@ class RecordingApi:
         self._running = 0
 
     async def record(self, request: Request) -> Response:
-        asked = form.Form(list(request.query_params.multi_items()))
+        params = form.Form(list(request.query_params.multi_items()))
         try:
-            from_ms, to_ms = form.read_time("from", asked.one("from")), form.read_time("to", asked.one("to"))
-            selectors = [form.matchers("match[]", text) for text in asked.all("match[]")] or [()]
+            from_ms, to_ms = form.read_time("from", params.first("from")), form.read_time("to", params.first("to"))
+            selectors = [form.read_matchers("match[]", text) for text in params.all("match[]")] or [()]
         except form.BadParameter as error:
             raise HTTPException(400, str(error)) from error
         if from_ms >= to_ms:
             raise HTTPException(400, "`from` must be before `to`")
-        if self._running >= RECORDINGS_AT_ONCE:
-            raise HTTPException(429, f"{self._running} recordings are being made, the limit is {RECORDINGS_AT_ONCE}")
+        if self._running >= MAX_CONCURRENT_RECORDINGS:
+            raise HTTPException(
+                429, f"{self._running} recordings are running, the limit is {MAX_CONCURRENT_RECORDINGS}; retry later"
+            )
         stream = self._stream(from_ms, to_ms, selectors)
-        # Begun before it is handed over: whoever leaves before the first byte would keep its place for ever.
+        # Started before it is returned: else a client that disconnects before the first byte keeps `_running` raised.
         first = await anext(stream)
-        return StreamingResponse(_with(first, stream), media_type="application/gzip")
+        return StreamingResponse(_prepend(first, stream), media_type="application/gzip")
 
     async def _stream(self, from_ms: int, to_ms: int, selectors: Sequence[Matchers]) -> AsyncGenerator[bytes, None]:
-        pieces = self._pieces(from_ms, to_ms, selectors)
+        pieces = self._write_pieces(from_ms, to_ms, selectors)
         self._running += 1
         try:
-            while piece := await self._journal.read(lambda: _gather(pieces), is_long=True):
-                yield piece
+            while chunk := await self._journal.read(lambda: _next_chunk(pieces), is_long=True):
+                yield chunk
         finally:
             self._running -= 1
 
-    def _pieces(self, from_ms: int, to_ms: int, selectors: Sequence[Matchers]) -> Iterator[bytes]:
-        head = recording.Header(from_ms, to_ms, self._runtime.settings.fleet.cluster, self._runtime.version)
-        writer = recording.RecordingWriter(head)
+    def _write_pieces(self, from_ms: int, to_ms: int, selectors: Sequence[Matchers]) -> Iterator[bytes]:
+        header = recording.Header(from_ms, to_ms, self._runtime.settings.fleet.cluster, self._runtime.version)
+        writer = recording.RecordingWriter(header)
         for node in self._fleet.nodes():
             yield writer.add("node", node)
         cluster_of = {node.name: node.cluster for node in self._fleet.nodes()}
-        for seen in self._fleet.gpus():
-            cluster = cluster_of.get(seen.node, head.cluster)
-            yield writer.add("gpu", recording.RecordedGpu(cluster, seen.node, seen.gpu, seen.gone_since_ms is not None))
-        yield from self._series(writer, head, selectors)
+        for gpu in self._fleet.gpus():
+            cluster = cluster_of.get(gpu.node, header.cluster)
+            yield writer.add("gpu", recording.RecordedGpu(cluster, gpu.node, gpu.gpu, gpu.gone_since_ms is not None))
+        yield from self._write_series(writer, header, selectors)
         since, until = clock.from_ms(from_ms), clock.from_ms(to_ms)
         for event in self._journal.events_between(since, until):
             yield writer.add("event", event)
-        for story in self._stories(since, until):
-            yield writer.add("story", story)
+        for incident in self._recorded_incidents(since, until):
+            yield writer.add("story", incident)
         yield writer.end()
 
-    def _series(
-        self, writer: recording.RecordingWriter, head: recording.Header, selectors: Sequence[Matchers]
+    def _write_series(
+        self, writer: recording.RecordingWriter, header: recording.Header, selectors: Sequence[Matchers]
     ) -> Iterator[bytes]:
-        """Metric by metric; a series that two selectors mean is written once."""
-        on, known = self._queries.engine, self._queries.engine.metadata()
-        names = on.label_values(METRIC_NAME, selectors, start_ms=head.from_ms, end_ms=head.to_ms)
-        read = _from_afar(on) if on.local is None else on.local.raw_samples
+        """Write metric by metric; a series that matches two selectors is written once."""
+        query_engine, metadata = self._queries.engine, self._queries.engine.metadata()
+        names = query_engine.label_values(METRIC_NAME, selectors, start_ms=header.from_ms, end_ms=header.to_ms)
+        read = _read_by_promql(query_engine) if query_engine.local is None else query_engine.local.raw_samples
         for name in names:
-            if name in known:
-                yield writer.add("metric", recording.RecordedMetric(name, *known[name]))
-            done: set[object] = set()
+            if name in metadata:
+                yield writer.add("metric", recording.RecordedMetric(name, *metadata[name]))
+            written: set[object] = set()
             for selector in selectors:
-                this = engine.Matcher(METRIC_NAME, engine.MatchOp.EQUAL, name)
-                for labels, times, values in read((*selector, this), head.from_ms, head.to_ms):
-                    if labels not in done:
-                        done.add(labels)
+                name_matcher = engine.Matcher(METRIC_NAME, engine.MatchOp.EQUAL, name)
+                for labels, times, values in read((*selector, name_matcher), header.from_ms, header.to_ms):
+                    if labels not in written:
+                        written.add(labels)
                         yield writer.add_series(labels, times, values)
 
-    def _stories(self, since: datetime, until: datetime) -> Iterator[recording.RecordedIncident]:
+    def _recorded_incidents(self, since: datetime, until: datetime) -> Iterator[recording.RecordedIncident]:
         journal = self._journal
-        for incident in journal.incidents(open_only=False, limit=MOST_INCIDENTS):
+        for incident in journal.incidents(open_only=False, limit=MAX_INCIDENTS):
             if incident.opened_at > until or (incident.resolved_at is not None and incident.resolved_at < since):
                 continue
-            lines = tuple(recording.RecordedEntry(e.at, e.actor, e.kind, e.body) for e in journal.timeline(incident.id))
-            yield recording.RecordedIncident(incident, journal.diagnosis(incident.id), journal.plan(incident.id), lines)
+            entries = tuple(
+                recording.RecordedEntry(e.at, e.actor, e.kind, e.body) for e in journal.timeline(incident.id)
+            )
+            yield recording.RecordedIncident(
+                incident, journal.diagnosis(incident.id), journal.plan(incident.id), entries
+            )
 
 
-async def _with(first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:
+async def _prepend(first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:
     yield first
-    async for piece in rest:
-        yield piece
+    async for chunk in rest:
+        yield chunk
 
 
-def _gather(pieces: Iterator[bytes]) -> bytes:
-    """The next pieces, enough of them to be worth a trip to a thread and back."""
-    held = bytearray()
+def _next_chunk(pieces: Iterator[bytes]) -> bytes:
+    """Join the next pieces to a chunk large enough to be worth a switch to a thread."""
+    chunk = bytearray()
     for piece in pieces:
-        held += piece
-        if len(held) >= PIECE_BYTES:
+        chunk += piece
+        if len(chunk) >= CHUNK_BYTES:
             break
-    return bytes(held)
+    return bytes(chunk)
 
 
-def _from_afar(on: engine.Engine) -> Callable[[Matchers, int, int], Iterator[Any]]:
-    """Samples of an engine that only answers PromQL: without stale markers, which no query shows."""
+def _read_by_promql(query_engine: engine.Engine) -> Callable[[Matchers, int, int], Iterator[Any]]:
+    """A reader of samples from an engine with PromQL only; stale markers are missing, because no query returns them."""
 
     def read(matchers: Matchers, start_ms: int, end_ms: int) -> Iterator[Any]:
         expr = ast.RangeSelector(ast.Selector(None, matchers), end_ms - start_ms)
-        return on.instant(printer.to_text(expr), end_ms).frame.raw_rows()
+        return query_engine.instant(printer.to_text(expr), end_ms).frame.raw_rows()
 
     return read
 
 
 def endpoints(api: RecordingApi) -> list[Endpoint]:
-    asks = (
-        QueryParam("from", "RFC 3339 or seconds since 1970", is_required=True),
-        QueryParam("to", "RFC 3339 or seconds since 1970", is_required=True),
-        QueryParam("match[]", "only series that a selector means", list[str]),
+    params = (
+        QueryParam("from", "Start of the window: RFC 3339 or Unix seconds", is_required=True),
+        QueryParam("to", "End of the window: RFC 3339 or Unix seconds", is_required=True),
+        QueryParam("match[]", "Record only series that match this selector; repeat it for several", list[str]),
     )
-    words = "Samples, events and incidents of a time window as one file; see howto/history.md"
-    record = api.record
     return [
         Endpoint(
-            ("GET",), "/api/recording", Role.VIEWER, record, summary=words, params=asks, media_type="application/gzip"
+            ("GET",),
+            "/api/recording",
+            Role.VIEWER,
+            api.record,
+            summary="Record samples, events and incidents of a time window into one file; see howto/history.md",
+            params=params,
+            media_type="application/gzip",
         ),
     ]

@@ -1,15 +1,15 @@
-"""GET /api/rules and POST /api/rules/replay: alerting rules with their states, and what one would have fired before.
+"""GET /api/rules and POST /api/rules/replay: list alerting rules with their states, and test rules on stored samples.
 
-The list has counts and a bounded number of alerts, however many GPUs misbehave. A replay asks the hub's own samples
-and writes nothing: what a rule would record is thrown away, so a rule reads what the hub had recorded. One replay at a
-time, in a thread. The console's page of objectives and rules asks.
+The list has counts and a limited number of alerts, however many fire. A replay queries the hub's samples and writes
+nothing: the results of recording rules are dropped, so a rule reads only what the hub recorded. One replay runs at a
+time, in a thread. The console's page Objectives and rules uses both.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -28,12 +28,12 @@ from watchkeeper.web.endpoint import Endpoint, read_json_object
 from watchkeeper.web.prometheus import prometheus_form as form
 from watchkeeper.web.shedding import ConcurrencyLimit
 
-BODY_BYTES = 256 * 1024
-MOST_ALERTS = 200
-MOST_RULES = 20
-MOST_EPISODES = 500
-# A day at a step of 15 s is 5,760 questions' worth of one rule.
-LONGEST_SECONDS, MOST_STEPS = 7 * 86_400.0, 11_000
+MAX_BODY_BYTES = 256 * 1024
+MAX_ALERTS = 200
+MAX_RULES = 20
+MAX_EPISODES = 500
+# One rule over a day at a step of 15 s takes 5,760 evaluations.
+MAX_WINDOW_SECONDS, MAX_STEPS = 7 * 86_400.0, 11_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class RuleReplay:
     until: datetime
     steps: int
     fired: int
-    waited: int
+    only_pending: int = field(metadata={"json_key": "waited"})
     episodes: Sequence[replay.Episode]
     failures: Sequence[replay.Failure]
 
@@ -89,50 +89,54 @@ class RuleReplay:
 class RulesApi:
     def __init__(self, runtime: Runtime, queries: Queries, *, rules: services.RulesProtocol) -> None:
         self._runtime, self._queries, self._rules = runtime, queries, rules
-        self._busy, self._places = asyncio.Lock(), ConcurrencyLimit("replays of rules")
+        self._replay_lock, self._limit = asyncio.Lock(), ConcurrencyLimit("rule replays")
 
     async def rules(self, _: Request) -> RuleList:
-        return await asyncio.to_thread(self._listed)
+        return await asyncio.to_thread(self._list_rules)
 
-    def _listed(self) -> RuleList:
-        shown = [
-            rule_line(group, rule, states.get(evaluate.rule_key(group, rule), evaluate.RuleState()))
+    def _list_rules(self) -> RuleList:
+        rules = [
+            listed_rule(group, rule, states.get(evaluate.rule_key(group, rule), evaluate.RuleState()))
             for group, states in self._rules.groups()
             for rule in group.rules
             if isinstance(rule, rulefile.AlertingRule)
         ]
         active = [
-            one for one in self._rules.alerts() if one.state in (alerts.AlertState.PENDING, alerts.AlertState.FIRING)
+            alert
+            for alert in self._rules.alerts()
+            if alert.state in (alerts.AlertState.PENDING, alerts.AlertState.FIRING)
         ]
-        active.sort(key=lambda one: (one.state is not alerts.AlertState.FIRING, one.active_at))
-        return RuleList(self._runtime.clock.now(), shown, [_alert(one) for one in active[:MOST_ALERTS]], len(active))
+        active.sort(key=lambda alert: (alert.state is not alerts.AlertState.FIRING, alert.active_at))
+        return RuleList(
+            self._runtime.clock.now(), rules, [_listed_alert(alert) for alert in active[:MAX_ALERTS]], len(active)
+        )
 
     async def replay(self, request: Request) -> RuleReplay:
-        with self._places:
+        with self._limit:
             return await self._replay(request)
 
     async def _replay(self, request: Request) -> RuleReplay:
-        body = await read_json_object(request, BODY_BYTES)
-        window = _window(body, self._runtime.clock.now())
-        # A file of 256 KiB takes seconds to read.
-        rule_set = await asyncio.to_thread(_rule_set, body)
-        async with self._busy:
-            found = await asyncio.to_thread(replay.replay, rule_set, self._queries.engine, window, appender=None)
-        fired = found.fired
-        waited = [one for one in found.episodes if one.fired_at is None]
+        body = await read_json_object(request, MAX_BODY_BYTES)
+        window = _read_window(body, self._runtime.clock.now())
+        # Parsing a file of 256 KiB takes seconds.
+        rule_set = await asyncio.to_thread(_read_rules, body)
+        async with self._replay_lock:
+            replayed = await asyncio.to_thread(replay.replay, rule_set, self._queries.engine, window, appender=None)
+        fired = replayed.fired
+        only_pending = [episode for episode in replayed.episodes if episode.fired_at is None]
         return RuleReplay(
             since=clock.from_ms(window.from_ms),
             until=clock.from_ms(window.to_ms),
-            steps=found.steps,
+            steps=replayed.steps,
             fired=len(fired),
-            waited=len(waited),
-            episodes=[*fired, *waited][:MOST_EPISODES],
-            failures=found.failures,
+            only_pending=len(only_pending),
+            episodes=[*fired, *only_pending][:MAX_EPISODES],
+            failures=replayed.failures,
         )
 
 
-def rule_line(group: rulefile.RuleGroup, rule: rulefile.AlertingRule, state: evaluate.RuleState) -> ListedRule:
-    states = [one.state for one in state.alerts.values()]
+def listed_rule(group: rulefile.RuleGroup, rule: rulefile.AlertingRule, state: evaluate.RuleState) -> ListedRule:
+    states = [alert.state for alert in state.alerts.values()]
     return ListedRule(
         name=rule.name,
         group=group.name,
@@ -153,31 +157,31 @@ def rule_line(group: rulefile.RuleGroup, rule: rulefile.AlertingRule, state: eva
     )
 
 
-def template_text(found: rulefile.Templates, name: str) -> str:
-    template = found.get(name)
+def template_text(templates: rulefile.Templates, name: str) -> str:
+    template = templates.get(name)
     return "" if template is None else template.text
 
 
-def _alert(one: alerts.Alert) -> ListedAlert:
+def _listed_alert(alert: alerts.Alert) -> ListedAlert:
     return ListedAlert(
-        name=one.name,
-        labels=dict(one.labels.without("alertname")),
-        state=one.state,
-        active_at=one.active_at,
-        fired_at=one.fired_at,
-        value=one.value,
-        summary=one.annotations.get("summary") or one.annotations.get("description", ""),
+        name=alert.name,
+        labels=dict(alert.labels.without("alertname")),
+        state=alert.state,
+        active_at=alert.active_at,
+        fired_at=alert.fired_at,
+        value=alert.value,
+        summary=alert.annotations.get("summary") or alert.annotations.get("description", ""),
     )
 
 
-def _rule_set(body: dict[str, Any]) -> rulefile.RuleSet:
-    """Rules as YAML in `rules`, or one alert as `expr` and `for`."""
+def _read_rules(body: dict[str, Any]) -> rulefile.RuleSet:
+    """Parse the body: rules as YAML in `rules`, or one alerting rule as `expr` and `for`."""
     text = body.get("rules")
     if text is None:
         expr, hold = body.get("expr"), body.get("for", "0s")
         if not isinstance(expr, str) or not expr.strip() or not isinstance(hold, str):
             raise HTTPException(
-                400, 'the body needs a rule: {"expr": "…", "for": "5m"}, or {"rules": "YAML of a file"}'
+                400, 'the rule is missing; send {"expr": "…", "for": "5m"} or {"rules": "YAML of a rule file"}'
             )
         try:
             form.parse("expr", expr)
@@ -189,15 +193,15 @@ def _rule_set(body: dict[str, Any]) -> rulefile.RuleSet:
     if not isinstance(text, str):
         raise HTTPException(400, "`rules` must be the text of a rule file")
     try:
-        found = rulefile.read_rules({"rules": text})
+        rule_set = rulefile.read_rules({"rules": text})
     except rulefile.RuleFileProblems as error:
         raise HTTPException(400, str(error)) from error
-    if not 1 <= len(found.rules) <= MOST_RULES:
-        raise HTTPException(400, f"{len(found.rules)} rules; from 1 to {MOST_RULES} can be replayed at once")
-    return found
+    if not 1 <= len(rule_set.rules) <= MAX_RULES:
+        raise HTTPException(400, f"{len(rule_set.rules)} rules; a replay needs 1 to {MAX_RULES}")
+    return rule_set
 
 
-def _window(body: dict[str, Any], now: datetime) -> replay.ReplayWindow:
+def _read_window(body: dict[str, Any], now: datetime) -> replay.ReplayWindow:
     try:
         until = clock.to_ms(now) if body.get("to") is None else form.read_time("to", str(body["to"]))
         since = until - 21_600_000 if body.get("from") is None else form.read_time("from", str(body["from"]))
@@ -206,12 +210,13 @@ def _window(body: dict[str, Any], now: datetime) -> replay.ReplayWindow:
         raise HTTPException(400, str(error)) from error
     until = min(until, clock.to_ms(now))
     seconds = (until - since) / 1000
-    if not 0 < seconds <= LONGEST_SECONDS:
-        raise HTTPException(400, f"`from` must be before `to`, by at most {LONGEST_SECONDS / 86_400:g} days")
-    if step <= 0 or seconds / step > MOST_STEPS:
-        least = durations.format_seconds(-(-seconds // MOST_STEPS))
+    if not 0 < seconds <= MAX_WINDOW_SECONDS:
+        raise HTTPException(400, f"`from` must be before `to`, by at most {MAX_WINDOW_SECONDS / 86_400:g} days")
+    if step <= 0 or seconds / step > MAX_STEPS:
+        shortest = durations.format_seconds(-(-seconds // MAX_STEPS))
         raise HTTPException(
-            400, f"{seconds / max(step, 1e-3):,.0f} steps; the most is {MOST_STEPS:,}. Take {least} or longer"
+            400,
+            f"{seconds / max(step, 1e-3):,.0f} steps, the limit is {MAX_STEPS:,}; set `interval` to {shortest} or more",
         )
     return replay.ReplayWindow(since, until, step)
 
@@ -223,7 +228,7 @@ def endpoints(api: RulesApi) -> list[Endpoint]:
             "/api/rules",
             Role.VIEWER,
             api.rules,
-            summary="Alerting rules with their state and health, and the alerts that are pending or fire",
+            summary="List alerting rules with their state and health, and pending and firing alerts",
             response=RuleList,
         ),
         Endpoint(
@@ -232,7 +237,7 @@ def endpoints(api: RulesApi) -> list[Endpoint]:
             Role.VIEWER,
             api.replay,
             changes=True,
-            summary="When a rule would have fired over the stored samples; writes nothing and sends no notifications",
+            summary="Replay rules on stored samples to see when they would have fired; stores and sends nothing",
             body={"expr": str, "for": str, "name": str, "rules": str, "from": str, "to": str, "interval": str},
             response=RuleReplay,
         ),

@@ -1,6 +1,6 @@
-"""GET /api/slos and POST /-/reload: what is left of each error budget, and rules that are read once more.
+"""GET /api/slos and POST /-/reload: the error budgets of all SLOs, and the reload of rule files.
 
-The console's page of objectives, `watchkeeper slo` and `watchkeeper rules reload` ask here.
+Used by the console's page Objectives and rules, `watchkeeper slo` and `watchkeeper rules reload`.
 """
 
 from __future__ import annotations
@@ -38,40 +38,43 @@ class SloApi:
         self._rules = rules
 
     async def slos(self, _: Request) -> Response:
-        """Every objective as it is now; a number without samples is null."""
+        """All SLOs with their error budgets now; a value without samples is null."""
         now = self._runtime.clock.now()
         answer = await self._queries.instant(budgets.RECORDED_SERIES, clock.to_ms(now))
-        found = budgets.list_budgets(self._rules.slos, answer.latest(), self._rules.alerts())
-        open_now = await self._journal.read(self._journal.incidents)
-        return ok_response(now=now, slos=[self._plain(budget, open_now) for budget in found])
+        error_budgets = budgets.list_budgets(self._rules.slos, answer.latest(), self._rules.alerts())
+        open_incidents = await self._journal.read(self._journal.incidents)
+        return ok_response(now=now, slos=[self._slo_status(budget, open_incidents) for budget in error_budgets])
 
-    def _plain(self, budget: budgets.ErrorBudget, open_now: list[Incident]) -> dict[str, Any]:
+    def _slo_status(self, budget: budgets.ErrorBudget, open_incidents: list[Incident]) -> dict[str, Any]:
         refs = {str(labels) for labels in budget.alerts}
-        told = [one.id for one in open_now if any(member.ref in refs for member in one.members)]
-        return {**wire.to_plain(budget), "covered": self._covered(budget.window), "incidents": told}
+        incident_ids = [
+            incident.id for incident in open_incidents if any(member.ref in refs for member in incident.members)
+        ]
+        return {**wire.to_plain(budget), "covered": self._covered_window(budget.window), "incidents": incident_ids}
 
-    def _covered(self, window: str) -> str | None:
-        """How much of the window the samples reach back at most; a server keeps its own, which is unknown here."""
+    def _covered_window(self, window: str) -> str | None:
+        """The part of the window that retention covers; None for a remote engine, whose retention is unknown."""
         query = self._runtime.settings.query
         if query.engine is not settings.QueryEngine.EMBEDDED:
             return None
         return durations.format_seconds(min(durations.parse_seconds(window), query.retention_seconds))
 
     async def reload(self, _: Request) -> Response:
-        found = await self._rules.reload()
-        if found.is_successful:
-            return ok_response(**reload_outcome(found))
-        count = len(found.problems)
+        outcome = await self._rules.reload()
+        if outcome.is_successful:
+            return ok_response(**reload_outcome(outcome))
+        count = len(outcome.problems)
         problem = (
-            f"{count} problem{'s' * (count > 1)} in the rule files; the {found.rules} rules of before stay in force"
+            f"reload failed: {count} problem{'s' * (count > 1)} in the rule files; "
+            f"the {outcome.rules} previous rules stay active"
         )
-        content = {"ok": False, "error": problem, "errors": found.problems, "status": 422, **reload_outcome(found)}
+        content = {"ok": False, "error": problem, "errors": outcome.problems, "status": 422, **reload_outcome(outcome)}
         return json_response(content, status=422)
 
 
-def reload_outcome(found: reload.Reload) -> dict[str, Any]:
-    """The last reading of the rule files as /api/status and /-/reload show it."""
-    return {**wire.to_plain(found), "is_successful": found.is_successful}
+def reload_outcome(outcome: reload.Reload) -> dict[str, Any]:
+    """The outcome of the last reload of rule files, for /api/status and /-/reload."""
+    return {**wire.to_plain(outcome), "is_successful": outcome.is_successful}
 
 
 def endpoints(api: SloApi) -> list[Endpoint]:
@@ -81,7 +84,7 @@ def endpoints(api: SloApi) -> list[Endpoint]:
             "/api/slos",
             Role.VIEWER,
             api.slos,
-            summary="What is left of each error budget, and how fast it burns",
+            summary="List SLOs with their remaining error budget and burn rates",
             response=SloList,
         ),
         Endpoint(
@@ -90,7 +93,7 @@ def endpoints(api: SloApi) -> list[Endpoint]:
             Role.ADMIN,
             api.reload,
             changes=True,
-            summary="Read the rule files again; 422 with every problem if they cannot be used",
+            summary="Reload the rule files; 422 with all problems if they are invalid",
             response=shapes.ReloadOutcome,
         ),
     ]

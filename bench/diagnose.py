@@ -18,13 +18,13 @@ from statistics import median
 
 from bench import remote
 from watchkeeper.diagnose import evidence, explain
-from watchkeeper.drill.monitored_fleet import MonitoredFleet, Pace
+from watchkeeper.drill.monitored_fleet import FleetIntervals, MonitoredFleet
 from watchkeeper.model import alerts, fleet, incidents
 from watchkeeper.query import engine
 from watchkeeper.sim.simulation import SimSettings, Simulation
 
 WARM_INTERVALS = 6
-PACE = Pace(scrape_seconds=30, rule_seconds=30)
+PACE = FleetIntervals(scrape_seconds=30, rule_seconds=30)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +49,7 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as ends:
         folder = Path(name)
         if options.engine == "embedded":
-            watch = MonitoredFleet(simulation, folder, pace=PACE)
+            watch = MonitoredFleet(simulation, folder, intervals=PACE)
             ends.callback(watch.close)
             asyncio.run(watch.advance(WARM_INTERVALS * remote.INTERVAL_SECONDS, with_rules=False))
             assert watch.engine.local is not None
@@ -58,7 +58,7 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
             url, _ = ends.enter_context(remote.victoria_metrics(folder))
             server = remote.engine_of(url, options.gpus)
             ends.callback(server.close)
-            watch = MonitoredFleet(simulation, folder, pace=PACE, remote=server)
+            watch = MonitoredFleet(simulation, folder, intervals=PACE, remote=server)
             ends.callback(watch.close)
             asyncio.run(remote.spend(watch, url, WARM_INTERVALS, with_rules=False))
             remote.show(url)

@@ -25,7 +25,7 @@ from bench.idle import cpu_seconds, resident_mib
 from bench.scale import INTERVAL_SECONDS, SERIES_PER_GPU, TimedLine, TimedSimulation
 from tests import servers
 from watchkeeper.config import settings
-from watchkeeper.drill.monitored_fleet import MonitoredFleet, Pace
+from watchkeeper.drill.monitored_fleet import FleetIntervals, MonitoredFleet
 from watchkeeper.query import prometheus
 from watchkeeper.query.local_cache import LocalCacheEngine
 from watchkeeper.query.remote.http import ServerClient
@@ -89,7 +89,9 @@ def victoria_metrics(folder: Path) -> Iterator[tuple[str, int]]:
 async def watched(options: argparse.Namespace, url: str, folder: Path, pid: int) -> dict[str, Any]:
     simulation = TimedSimulation(SimSettings(gpus=options.gpus, seed=7))
     line, engine = TimedLine(simulation), engine_of(url, options.gpus)
-    watch = MonitoredFleet(simulation, folder, pace=Pace(INTERVAL_SECONDS, INTERVAL_SECONDS), line=line, remote=engine)
+    watch = MonitoredFleet(
+        simulation, folder, intervals=FleetIntervals(INTERVAL_SECONDS, INTERVAL_SECONDS), connection=line, remote=engine
+    )
     try:
         with_rules = not options.without_rules
         await spend(watch, url, options.warm, with_rules=with_rules)
@@ -102,7 +104,7 @@ async def watched(options: argparse.Namespace, url: str, folder: Path, pid: int)
             "gpus": options.gpus,
             "series": len(engine.remote._numbered),
             "samples_an_interval": round((rows(url) - written) / options.intervals),
-            "lost": sum(loop.dropped_samples.total() for _, loop in watch._loops),
+            "lost": sum(loop.dropped_samples.total() for _, loop in watch._target_loops),
             "rules_failing": sum(state.health is not evaluate.RuleHealth.OK for state in states),
             "cpu_seconds": round(used, 2),
             "server_cpu_seconds": round((cpu_seconds(pid) - there) / options.intervals, 2),

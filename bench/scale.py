@@ -21,7 +21,7 @@ from typing import Any
 
 from bench.idle import resident_mib
 from watchkeeper.cli.hub.up import SERIES_PER_GPU
-from watchkeeper.drill.monitored_fleet import MonitoredFleet, Pace, SimulatedConnection
+from watchkeeper.drill.monitored_fleet import FleetIntervals, MonitoredFleet, SimulatedConnection
 from watchkeeper.kit import clock, memory
 from watchkeeper.net import http
 from watchkeeper.scrape import scrape
@@ -95,9 +95,11 @@ async def one_size(gpus: int, *, warm: int, intervals: int, folder: Path) -> dic
     line = TimedLine(simulation)
     limits = durable.StoreSettings(max_series=SERIES_PER_GPU * gpus)
     store = durable.open_store(folder / "store", limits, clock_ms=lambda: clock.to_ms(simulation.now))
-    pace = Pace(INTERVAL_SECONDS, INTERVAL_SECONDS)
+    pace = FleetIntervals(INTERVAL_SECONDS, INTERVAL_SECONDS)
     # The page of a simulated cluster has all its pods: as `sample_limit` of a job raises it for kube-state-metrics.
-    watch = MonitoredFleet(simulation, folder, pace=pace, store=store, line=line, max_page_series=SERIES_PER_GPU * gpus)
+    watch = MonitoredFleet(
+        simulation, folder, intervals=pace, store=store, connection=line, max_page_series=SERIES_PER_GPU * gpus
+    )
     try:
         await _pass(watch, store, warm)
         before = time.process_time() - simulation.cpu_seconds - line.cpu_seconds
@@ -110,7 +112,7 @@ async def one_size(gpus: int, *, warm: int, intervals: int, folder: Path) -> dic
             "core_share": round(used / INTERVAL_SECONDS, 4),
             "gpus_of_one_core": round(gpus * INTERVAL_SECONDS / used),
             "memory_mib": round(resident_mib(os.getpid()), 1),
-            "refused_pages": sum(loop.state.health is scrape.TargetHealth.DOWN for _, loop in watch._loops),
+            "refused_pages": sum(loop.state.health is scrape.TargetHealth.DOWN for _, loop in watch._target_loops),
         }
     finally:
         watch.close()

@@ -1,4 +1,4 @@
-"""Simulated faults meet the real pipeline: a kernel line, a metric, a program, and hours without any."""
+"""Simulated faults in the real pipeline: from a kernel log line, a metric, and a program; and hours without faults."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ from click.testing import CliRunner
 
 from watchkeeper.cli.doctor import drill
 from watchkeeper.drill import pairs, score
-from watchkeeper.drill.monitored_fleet import MonitoredFleet, Pace
+from watchkeeper.drill.monitored_fleet import FleetIntervals, MonitoredFleet
 from watchkeeper.rules import evaluate
 from watchkeeper.sim.simulation import SimSettings, Simulation
 
 
 @pytest.fixture
 def watch(tmp_path: Path) -> Iterator[MonitoredFleet]:
-    watched = MonitoredFleet(Simulation(SimSettings(gpus=64, seed=3)), tmp_path, pace=Pace())
+    watched = MonitoredFleet(Simulation(SimSettings(gpus=64, seed=3)), tmp_path, intervals=FleetIntervals())
     yield watched
     watched.close()
 
 
 @pytest.mark.slow
-def test_a_kernel_line_is_an_incident_with_cause_and_plan_within_two_seconds(watch: MonitoredFleet) -> None:
+def test_a_kernel_log_line_opens_an_incident_with_cause_and_plan_within_two_seconds(watch: MonitoredFleet) -> None:
     async def story() -> None:
         await watch.advance(30)
         fault = watch.simulation.inject("xid-79")
         await watch.advance(2)
         incident = watch.incidents()[0]
         assert incident.place == watch.simulation.fault_place(fault)
-        found, plan = watch.journal.diagnosis(incident.id), watch.journal.plan(incident.id)
-        assert found is not None
-        assert found.best is not None
-        assert found.best.cause == "gpu_fell_off_bus"
+        diagnosis, plan = watch.journal.diagnosis(incident.id), watch.journal.plan(incident.id)
+        assert diagnosis is not None
+        assert diagnosis.best is not None
+        assert diagnosis.best.cause == "gpu_fell_off_bus"
         assert plan is not None
         assert [receipt.action.kind for receipt in plan.receipts][:3] == ["cordon", "drain", "reboot"]
-        # Its job stands still a minute later, and nobody is told twice.
-        await watch.advance(score.AFTERMATH_SECONDS)
-        (incident,) = score.alarms(watch.incidents())
+        # Its job stalls a minute later and gets no separate incident.
+        await watch.advance(score.JOB_INCIDENT_SECONDS)
+        (incident,) = score.pages_and_tickets(watch.incidents())
         assert fault.job is not None
         assert incident.workloads[0] == fault.job.name
 
@@ -49,12 +49,12 @@ def test_a_kernel_line_is_an_incident_with_cause_and_plan_within_two_seconds(wat
 
 
 @pytest.mark.slow
-def test_a_program_s_own_numbers_lead_to_its_job(watch: MonitoredFleet) -> None:
+def test_metrics_of_a_program_open_an_incident_of_its_job(watch: MonitoredFleet) -> None:
     async def story() -> None:
         await watch.advance(120, with_rules=False)
         fault = watch.simulation.inject("loss-diverged")
         await watch.advance(90)
-        assert [(str(one.place.domain), one.cause) for one in watch.incidents()] == [
+        assert [(str(incident.place.domain), incident.cause) for incident in watch.incidents()] == [
             (f"job={fault.job.name if fault.job else ''}", "training_diverged")
         ]
 
@@ -62,10 +62,10 @@ def test_a_program_s_own_numbers_lead_to_its_job(watch: MonitoredFleet) -> None:
 
 
 @pytest.mark.slow
-def test_a_mute_job_that_stops_after_two_hours_of_work_is_told_once(tmp_path: Path) -> None:
-    """The rule itself wants two hours: a small fleet, read once a minute by the rules that it takes."""
+def test_a_job_without_metrics_that_stalls_after_two_hours_opens_one_incident(tmp_path: Path) -> None:
+    """The rule needs two hours: a small fleet with long intervals and only the rules that it needs."""
     watch = MonitoredFleet(
-        Simulation(SimSettings(gpus=8, seed=3)), tmp_path, pace=Pace(scrape_seconds=60, rule_seconds=60)
+        Simulation(SimSettings(gpus=8, seed=3)), tmp_path, intervals=FleetIntervals(scrape_seconds=60, rule_seconds=60)
     )
     needed = tuple(group for group in watch.rules.groups if group.name in ("usage-minutes", "jobs", "usage"))
     watch.rules = replace(watch.rules, groups=needed)
@@ -73,53 +73,53 @@ def test_a_mute_job_that_stops_after_two_hours_of_work_is_told_once(tmp_path: Pa
     async def story() -> None:
         fault = watch.simulation.inject("job-stalled")
         await watch.advance(fault.at - watch.simulation.second)
-        assert score.alarms(watch.incidents()) == []
+        assert score.pages_and_tickets(watch.incidents()) == []
         await watch.advance(20 * 60)
-        (incident,) = score.alarms(watch.incidents())
+        (incident,) = score.pages_and_tickets(watch.incidents())
         assert incident.place == watch.simulation.fault_place(fault)
         assert (incident.cause, (incident.opened_at.timestamp() - fault.at) // 60) == ("training_stalled", 17)
-        found = watch.journal.diagnosis(incident.id)
-        assert found is not None
-        assert found.best is not None
-        assert found.best.evidence[0].text == "none of the 8 GPUs does anything"
-        assert [one.id for one in watch.incidents() if one.is_open] == [incident.id]
+        diagnosis = watch.journal.diagnosis(incident.id)
+        assert diagnosis is not None
+        assert diagnosis.best is not None
+        assert diagnosis.best.evidence[0].text == "none of the 8 GPUs does anything"
+        assert [open_incident.id for open_incident in watch.incidents() if open_incident.is_open] == [incident.id]
 
     asyncio.run(story())
     watch.close()
 
 
 @pytest.mark.slow
-def test_a_rank_that_is_late_for_want_of_cpu_says_so(watch: MonitoredFleet) -> None:
+def test_the_cause_of_a_rank_without_enough_cpu_is_a_straggler_with_busy_cpus(watch: MonitoredFleet) -> None:
     async def story() -> None:
         await watch.advance(180, with_rules=False)
         fault = watch.simulation.inject("cpu-starved-rank")
         await watch.advance(240)
-        (incident,) = score.alarms(watch.incidents())
+        (incident,) = score.pages_and_tickets(watch.incidents())
         assert incident.place == watch.simulation.fault_place(fault)
-        found = watch.journal.diagnosis(incident.id)
-        assert found is not None
-        assert found.best is not None
+        diagnosis = watch.journal.diagnosis(incident.id)
+        assert diagnosis is not None
+        assert diagnosis.best is not None
         assert fault.job is not None
         starved = watch.simulation.layout.nodes[list(fault.job.members)[-1]].name
-        assert found.best.cause == "nccl_timeout_straggler"
-        assert found.best.evidence[1].text.startswith(f"{starved} keeps 98% of its CPUs busy, the others ")
-        assert f"See what takes the CPUs of {starved}" in [step.do for step in found.best.actions]
+        assert diagnosis.best.cause == "nccl_timeout_straggler"
+        assert diagnosis.best.evidence[1].text.startswith(f"{starved} keeps 98% of its CPUs busy, the others ")
+        assert f"See what takes the CPUs of {starved}" in [step.do for step in diagnosis.best.actions]
 
     asyncio.run(story())
 
 
 @pytest.mark.slow
-def test_no_shipped_rule_fails_on_a_simulated_fleet_and_nothing_is_cried_for_nothing(watch: MonitoredFleet) -> None:
+def test_no_shipped_rule_fails_and_no_alarm_opens_on_a_healthy_simulated_fleet(watch: MonitoredFleet) -> None:
     asyncio.run(watch.advance(600))
     failed = [
         state.last_error for state in watch.pipeline.rule_state.values() if state.health is evaluate.RuleHealth.ERROR
     ]
     assert failed == []
-    assert score.alarms(watch.incidents()) == []
+    assert score.pages_and_tickets(watch.incidents()) == []
 
 
 @pytest.mark.slow
-def test_the_command_prints_the_score_and_says_by_its_exit_code_whether_all_was_right() -> None:
+def test_the_command_prints_the_score_and_exits_with_0_if_everything_was_right() -> None:
     arguments = ["--scenario", "xid-48", "--healthy-hours", "0", "--workers", "1", "--json"]
     result = CliRunner().invoke(drill.command, arguments)
     assert result.exit_code == 0, result.output
@@ -148,14 +148,18 @@ def test_the_command_prints_the_score_and_says_by_its_exit_code_whether_all_was_
 
 @pytest.mark.slow
 def test_a_rack_without_power_is_one_incident_of_the_rack(tmp_path: Path) -> None:
-    watch = MonitoredFleet(Simulation(SimSettings(gpus=128, seed=3)), tmp_path, pace=Pace())
+    watch = MonitoredFleet(Simulation(SimSettings(gpus=128, seed=3)), tmp_path, intervals=FleetIntervals())
 
     async def story() -> None:
         await watch.advance(120, with_rules=False)
         fault = watch.simulation.inject("rack-power")
         await watch.advance(180)
-        down = [one for one in watch.incidents() if one.family == "node_down" and one.part_of is None]
-        assert [(one.place.domain, one.cause) for one in down] == [(f"rack={fault.node.rack}", "node_down")]
+        down = [
+            incident for incident in watch.incidents() if incident.family == "node_down" and incident.part_of is None
+        ]
+        assert [(incident.place.domain, incident.cause) for incident in down] == [
+            (f"rack={fault.node.rack}", "node_down")
+        ]
 
     asyncio.run(story())
     watch.close()
@@ -166,8 +170,8 @@ def test_a_rack_without_power_is_one_incident_of_the_rack(tmp_path: Path) -> Non
 def test_two_faults_of_one_node_are_two_causes_at_two_places(names: tuple[str, str]) -> None:
     assert names in pairs.PAIRS
     verdicts = asyncio.run(pairs.run_pair(names))
-    assert [one.score.name for one in verdicts] == [f"{a} beside {b}" for a, b in (names, names[::-1])]
-    assert [(one.score.diagnosed, one.score.place_right, one.score.severity_right) for one in verdicts] == [
-        (True, True, True)
-    ] * 2
-    assert [page.title for one in verdicts for page in one.false_pages] == []
+    assert [verdict.score.name for verdict in verdicts] == [f"{a} beside {b}" for a, b in (names, names[::-1])]
+    assert [
+        (verdict.score.diagnosed, verdict.score.place_right, verdict.score.severity_right) for verdict in verdicts
+    ] == [(True, True, True)] * 2
+    assert [page.title for verdict in verdicts for page in verdict.false_pages] == []

@@ -1,4 +1,4 @@
-"""A fleet that is larger than the store: what finds no room is not taken for broken."""
+"""A fleet larger than the store: nodes and GPUs whose series exceed the limit are not reported as broken."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from watchkeeper.store.head.head import Head
 
 
 @pytest.mark.slow
-def test_nodes_whose_pages_find_no_room_are_neither_down_nor_without_their_gpus(tmp_path: Path) -> None:
+def test_nodes_whose_pages_exceed_the_series_limit_are_not_down_and_miss_no_gpu(tmp_path: Path) -> None:
     simulation = Simulation(SimSettings(gpus=64, seed=7))
     store = Head(max_series=2500)
     watch = MonitoredFleet(simulation, tmp_path, store=store)
     asyncio.run(watch.advance(200))
     assert len(store) == store.max_series
     up = watch.engine.instant("up", clock.to_ms(simulation.now)).latest()
-    assert 0 < len(up) < len(watch._loops)
+    assert 0 < len(up) < len(watch._target_loops)
     assert set(up.values()) == {1.0}
     assert watch.incidents() == []
     watch.close()
 
 
 @pytest.mark.slow
-def test_a_gpu_that_comes_when_there_is_no_room_left_is_not_missing(tmp_path: Path) -> None:
+def test_a_gpu_that_appears_when_the_store_is_full_is_not_missing(tmp_path: Path) -> None:
     simulation = Simulation(SimSettings(gpus=64, seed=7))
     absent = simulation.inject("gpu-missing", node="gpu-r01-02", gpu=3)
     store = Head()
@@ -42,7 +42,7 @@ def test_a_gpu_that_comes_when_there_is_no_room_left_is_not_missing(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_gpus_that_a_new_job_takes_are_not_missing_when_there_is_no_room_for_its_name(tmp_path: Path) -> None:
+def test_gpus_of_a_new_job_are_not_missing_when_the_store_is_full(tmp_path: Path) -> None:
     simulation = Simulation(SimSettings(gpus=64, seed=7))
     store = Head()
     watch = MonitoredFleet(simulation, tmp_path, store=store)

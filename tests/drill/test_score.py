@@ -1,4 +1,4 @@
-"""A drill compares incidents with the truth of a fault, and counts what was cried for nothing."""
+"""A drill compares incidents with the truth of a fault and counts false alarms."""
 
 from __future__ import annotations
 
@@ -53,77 +53,84 @@ def allowed(_: incidents.Member) -> float:
     return 2.0
 
 
-def says(cause: str, place: fleet.Place = PLACE) -> diagnosis.Diagnosis:
+def diagnose_as(cause: str, place: fleet.Place = PLACE) -> diagnosis.Diagnosis:
     finding = diagnosis.Finding(cause, 0.9, place, "title", "why", evidence=(diagnosis.Evidence("log", "line"),))
     return diagnosis.Diagnosis(incidents.IncidentId("INC-1"), datetime.now(UTC), (finding,), checked_sources=())
 
 
 def test_the_right_answer_is_right_in_every_part(fault: SimFault) -> None:
-    found = score.judge(
-        fault, PLACE, [incident()], diagnosis_of=lambda _: says("gpu_fell_off_bus"), allowed_seconds=allowed
+    scored = score.score_best_incident(
+        fault, PLACE, [incident()], diagnosis_of=lambda _: diagnose_as("gpu_fell_off_bus"), allowed_seconds=allowed
     )
-    named = {"cause": "gpu_fell_off_bus", "named": "gpu_fell_off_bus"}
-    assert found == score.ScenarioScore("xid-79", True, 2.0, 2.0, True, True, True, True, **named)
-    assert found.is_right
+    named = {"cause": "gpu_fell_off_bus", "named_cause": "gpu_fell_off_bus"}
+    assert scored == score.ScenarioScore("xid-79", True, 2.0, 2.0, True, True, True, True, **named)
+    assert scored.is_right
 
 
-def test_silence_is_not_detection(fault: SimFault) -> None:
-    found = score.judge(fault, PLACE, [], diagnosis_of=lambda _: None, allowed_seconds=allowed)
-    assert (found.detected, found.seconds_to_detect, found.is_right) == (False, None, False)
+def test_no_incident_means_not_detected(fault: SimFault) -> None:
+    scored = score.score_best_incident(fault, PLACE, [], diagnosis_of=lambda _: None, allowed_seconds=allowed)
+    assert (scored.detected, scored.seconds_to_detect, scored.is_right) == (False, None, False)
 
 
-def test_an_incident_elsewhere_or_of_another_family_is_no_detection(fault: SimFault) -> None:
+def test_an_incident_at_another_place_or_of_another_family_is_not_a_detection(fault: SimFault) -> None:
     elsewhere = incident(place=fleet.Place("sim", node="gpu-r01-02"))
     other = incident(cause="gpu_idle_waste", family="waste")
-    assert not score.judge(
-        fault, PLACE, [elsewhere, other], diagnosis_of=lambda _: says("gpu_fell_off_bus"), allowed_seconds=allowed
+    assert not score.score_best_incident(
+        fault,
+        PLACE,
+        [elsewhere, other],
+        diagnosis_of=lambda _: diagnose_as("gpu_fell_off_bus"),
+        allowed_seconds=allowed,
     ).detected
 
 
-def test_each_mistake_is_told_apart(fault: SimFault) -> None:
+def test_wrong_place_cause_and_severity_are_scored_separately(fault: SimFault) -> None:
     node = incident(place=fleet.Place("sim", node="gpu-r01-01"))
-    vague = score.judge(
-        fault, PLACE, [node], diagnosis_of=lambda _: says("gpu_missing", node.place), allowed_seconds=allowed
+    vague = score.score_best_incident(
+        fault, PLACE, [node], diagnosis_of=lambda _: diagnose_as("gpu_missing", node.place), allowed_seconds=allowed
     )
     assert (vague.detected, vague.place_right, vague.severity_right, vague.diagnosed) == (True, False, True, False)
-    mild = score.judge(
+    mild = score.score_best_incident(
         fault,
         PLACE,
         [incident(severity=alerts.Severity.WARNING)],
-        diagnosis_of=lambda _: says("gpu_fell_off_bus"),
+        diagnosis_of=lambda _: diagnose_as("gpu_fell_off_bus"),
         allowed_seconds=allowed,
     )
     assert (mild.place_right, mild.severity_right, mild.diagnosed) == (True, False, True)
 
 
-def test_pages_count_once_and_remarks_never() -> None:
+def test_critical_incidents_are_false_pages_and_info_is_not_counted() -> None:
     cried = [incident(), incident(severity=alerts.Severity.WARNING), incident(severity=alerts.Severity.INFO)]
-    healthy = score.HealthyHours(2000.0, tuple(score.alarms(cried)))
+    healthy = score.HealthyHours(2000.0, tuple(score.pages_and_tickets(cried)))
     total = score.total_score([], healthy)
     assert (total.false_pages, total.false_alarms_per_1000_gpu_hours, total.is_right) == (1, 1.0, False)
 
 
-def test_a_job_that_is_told_of_beside_its_cause_is_a_mistake(fault: SimFault) -> None:
-    found = score.judge(
-        fault, PLACE, [incident()], diagnosis_of=lambda _: says("gpu_fell_off_bus"), allowed_seconds=allowed
+def test_a_separate_incident_for_a_stopped_job_is_a_mistake(fault: SimFault) -> None:
+    scored = score.score_best_incident(
+        fault, PLACE, [incident()], diagnosis_of=lambda _: diagnose_as("gpu_fell_off_bus"), allowed_seconds=allowed
     )
     twice = incident(title="Training of llm has stalled", place=fleet.Place("sim", domain="job=llm"))
     total = score.total_score(
-        [score.ScenarioVerdict(replace(found, told_once=False), duplicate_incidents=(twice,))], score.HealthyHours()
+        [score.ScenarioVerdict(replace(scored, has_no_duplicates=False), duplicate_incidents=(twice,))],
+        score.HealthyHours(),
     )
     assert (total.is_right, total.false_pages) == (False, 0)
-    assert total.for_nothing == ("told twice at xid-79: Training of llm has stalled",)
+    assert total.mistakes == ("duplicate in xid-79: Training of llm has stalled",)
 
 
-def test_what_is_found_later_than_allowed_is_said_to_be_late(fault: SimFault) -> None:
+def test_a_detection_after_the_time_limit_is_not_within_budget(fault: SimFault) -> None:
     late = incident(opened_at=datetime.fromtimestamp(1_000_000, UTC) + timedelta(seconds=3))
-    found = score.judge(fault, PLACE, [late], diagnosis_of=lambda _: says("gpu_fell_off_bus"), allowed_seconds=allowed)
-    assert (found.is_right, found.within_budget) == (True, False)
-    assert not score.total_score([score.ScenarioVerdict(found)], score.HealthyHours()).is_right
+    scored = score.score_best_incident(
+        fault, PLACE, [late], diagnosis_of=lambda _: diagnose_as("gpu_fell_off_bus"), allowed_seconds=allowed
+    )
+    assert (scored.is_right, scored.within_budget) == (True, False)
+    assert not score.total_score([score.ScenarioVerdict(scored)], score.HealthyHours()).is_right
 
 
-def test_a_fault_that_needs_time_to_show_is_given_that_time(fault: SimFault) -> None:
+def test_visible_after_extends_the_time_limit(fault: SimFault) -> None:
     slow = replace(fault, scenario=replace(fault.scenario, visible_after="60s"))
     late = incident(opened_at=datetime.fromtimestamp(1_000_000, UTC) + timedelta(seconds=62))
-    found = score.judge(slow, PLACE, [late], diagnosis_of=lambda _: None, allowed_seconds=allowed)
-    assert (found.budget_seconds, found.within_budget) == (62.0, True)
+    scored = score.score_best_incident(slow, PLACE, [late], diagnosis_of=lambda _: None, allowed_seconds=allowed)
+    assert (scored.budget_seconds, scored.within_budget) == (62.0, True)

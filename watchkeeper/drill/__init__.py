@@ -1,5 +1,5 @@
-"""Game days without a machine: simulated faults against the real pipeline, and a score.
+"""Game days without hardware: run simulated faults through the real pipeline and score the result.
 
-Comes in: scenarios of the packs, hours of healthy operation. Goes out: what was detected, how fast, how
-right, and what was cried for nothing. Never here: a clock, HTTP, or knowledge of a fault beyond its truth.
+In: scenarios of the packs, hours of healthy operation. Out: which faults were detected, how fast and how correctly, and
+the false alarms. Never here: a clock, HTTP, or knowledge of a fault other than its `truth`.
 """

@@ -1,7 +1,7 @@
-"""A whole game day: scenarios and healthy hours side by side, one process for each core.
+"""Run a game day: scenarios and healthy hours in parallel, one process for each core.
 
-Every scenario is a world of its own, so they share nothing; the healthy hours take longest and go first.
-`cli/doctor/drill.py` asks for a GameDay and prints what comes back.
+Scenarios share nothing: each has its own simulated fleet. Healthy hours take longest and start first.
+`cli/doctor/drill.py` runs a GameDayPlan and prints the GameDayResult.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from typing import Any
 from watchkeeper.drill import pairs
 from watchkeeper.drill import score as scoring
 
-LOOK_SECONDS = 1.0
-# Smaller fleets spend their time on asking rules, not on samples.
-FLEET_GPUS = 256
-Say = Callable[[str], None]
-# Hours that the healthy fleets have lived through, all together, added to by the process of each.
+PROGRESS_SECONDS = 1.0
+# Smaller fleets spend their time on rule evaluation, not on samples.
+MIN_FLEET_GPUS = 256
+ReportProgress = Callable[[str], None]
+# Simulated hours of all healthy fleets, added up by their processes.
 _hours_done: Synchronized[float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class GameDayPlan:
-    """`workers` None means one for each core."""
+    """What to run; `workers` None means one process for each core."""
 
     scenarios: tuple[str, ...]
     healthy_hours: float = 0.0
@@ -41,85 +41,89 @@ class GameDayPlan:
 
 
 @dataclass(slots=True)
-class GameDay:
-    """What came of it, scenarios in the order of the plan."""
+class GameDayResult:
+    """The verdicts, in the order of the plan, and the healthy hours."""
 
     verdicts: list[scoring.ScenarioVerdict] = field(default_factory=list)
     healthy: scoring.HealthyHours = field(default_factory=scoring.HealthyHours)
 
     @property
-    def score(self) -> scoring.DrillScore:
+    def score(self) -> scoring.GameDayScore:
         return scoring.total_score(self.verdicts, self.healthy)
 
 
-def run(plan: GameDayPlan, *, on_progress: Say) -> GameDay:
+def run(plan: GameDayPlan, *, on_progress: ReportProgress) -> GameDayResult:
     context = multiprocessing.get_context("spawn")
     hours_done: Synchronized[float] = context.Value("d", 0.0)
     workers = plan.workers or os.cpu_count() or 1
-    fleets = _fleets(plan, workers)
-    with _pool(ProcessPoolExecutor(workers, context, initializer=_share, initargs=(hours_done,))) as pool:
-        healthy = [pool.submit(_live, plan.healthy_hours, gpus, seed) for seed, gpus in enumerate(fleets, scoring.SEED)]
-        scenarios = [pool.submit(_strike, name) for name in plan.scenarios]
-        scenarios += [pool.submit(_strike_both, names) for names in plan.pairs]
-        waiting: set[Future[Any]] = {*scenarios, *healthy}
-        while waiting:
-            done, waiting = wait(waiting, timeout=LOOK_SECONDS, return_when=FIRST_COMPLETED)
+    fleets = _fleet_sizes(plan, workers)
+    with _cancel_pending(
+        ProcessPoolExecutor(workers, context, initializer=_init_worker, initargs=(hours_done,))
+    ) as pool:
+        healthy = [
+            pool.submit(_run_healthy, plan.healthy_hours, gpus, seed) for seed, gpus in enumerate(fleets, scoring.SEED)
+        ]
+        scenarios = [pool.submit(_run_scenario, name) for name in plan.scenarios]
+        scenarios += [pool.submit(_run_pair, names) for names in plan.pairs]
+        unfinished: set[Future[Any]] = {*scenarios, *healthy}
+        while unfinished:
+            done, unfinished = wait(unfinished, timeout=PROGRESS_SECONDS, return_when=FIRST_COMPLETED)
             for future in done:
                 future.result()
-            ready = sum(future.done() for future in scenarios)
-            done_hours = hours_done.value / max(1, len(fleets))
-            hours = f", {done_hours:.1f} of {plan.healthy_hours:g} healthy hours" if healthy else ""
-            on_progress(f"{ready} of {len(scenarios)} scenarios{hours}")
-        lived = [future.result() for future in healthy]
+            finished = sum(future.done() for future in scenarios)
+            hours_per_fleet = hours_done.value / max(1, len(fleets))
+            hours = f", {hours_per_fleet:.1f} of {plan.healthy_hours:g} healthy hours" if healthy else ""
+            on_progress(f"{finished} of {len(scenarios)} scenarios{hours}")
+        healthy_parts = [future.result() for future in healthy]
         verdicts = [verdict for future in scenarios for verdict in future.result()]
-        return GameDay(verdicts, scoring.merge_healthy(lived))
+        return GameDayResult(verdicts, scoring.merge_healthy_hours(healthy_parts))
 
 
-def _fleets(plan: GameDayPlan, workers: int) -> list[int]:
-    """Healthy GPUs as one fleet for each worker, none smaller than FLEET_GPUS: the first takes what is left over."""
+def _fleet_sizes(plan: GameDayPlan, workers: int) -> list[int]:
+    """Split the healthy GPUs into one fleet for each worker, at least MIN_FLEET_GPUS each; the first gets the rest."""
     if not plan.healthy_hours:
         return []
-    count = max(1, min(workers, plan.healthy_gpus // FLEET_GPUS))
-    each = plan.healthy_gpus // count
-    return [plan.healthy_gpus - each * (count - 1), *[each] * (count - 1)]
+    count = max(1, min(workers, plan.healthy_gpus // MIN_FLEET_GPUS))
+    gpus_each = plan.healthy_gpus // count
+    return [plan.healthy_gpus - gpus_each * (count - 1), *[gpus_each] * (count - 1)]
 
 
 @contextmanager
-def _pool(pool: ProcessPoolExecutor) -> Iterator[ProcessPoolExecutor]:
-    """A failure or Ctrl-C does not wait for what has not begun."""
+def _cancel_pending(pool: ProcessPoolExecutor) -> Iterator[ProcessPoolExecutor]:
+    """On a failure or Ctrl-C, cancel the work that has not started."""
     try:
         yield pool
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def _share(hours_done: Synchronized[float]) -> None:
-    global _hours_done  # noqa: PLW0603 (the one way into a pool's process)
+def _init_worker(hours_done: Synchronized[float]) -> None:
+    global _hours_done  # noqa: PLW0603 (the only way into a pool's process)
     _hours_done = hours_done
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
 
 
-def _end_with_parent() -> None:
-    """Whoever ends the drill by its process ends its hours of work too: a pool's processes would go on without it."""
+def _exit_with_parent() -> None:
+    """End this worker when the drill's process ends: a pool's processes would otherwise keep running."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
         os._exit(1)
 
 
-def _strike(name: str) -> list[scoring.ScenarioVerdict]:
+def _run_scenario(name: str) -> list[scoring.ScenarioVerdict]:
     return [asyncio.run(scoring.run_scenario(name))]
 
 
-def _strike_both(names: tuple[str, str]) -> list[scoring.ScenarioVerdict]:
+def _run_pair(names: tuple[str, str]) -> list[scoring.ScenarioVerdict]:
     return asyncio.run(pairs.run_pair(names))
 
 
-def _live(hours: float, gpus: int, seed: int) -> scoring.HealthyHours:
-    return asyncio.run(scoring.run_healthy(hours=hours, gpus=gpus, seed=seed, on_progress=_add))
+def _run_healthy(hours: float, gpus: int, seed: int) -> scoring.HealthyHours:
+    return asyncio.run(scoring.run_healthy(hours=hours, gpus=gpus, seed=seed, on_progress=_add_hours_done))
 
 
-def _add(hours: float) -> None:
+def _add_hours_done(hours: float) -> None:
     if _hours_done is not None:
         with _hours_done.get_lock():
             _hours_done.value += hours

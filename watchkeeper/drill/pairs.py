@@ -1,7 +1,7 @@
-"""Two faults at once on one node: each must be found at its own place, under its own cause.
+"""Run two faults at once on one node: each must be detected at its own place with its own cause.
 
-The second fault strikes another GPU of the node that the first has chosen, in the same second. `game_day` runs the
-pairs beside the single scenarios when asked; a fault's score says in its name what happened beside it.
+The second fault is injected into another GPU of the same node in the same second. `game_day` runs the pairs in addition
+to the single scenarios (`--pairs`); the name of a score contains both faults.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from watchkeeper.drill import score
-from watchkeeper.drill.monitored_fleet import HUB_PACE, MonitoredFleet, Pace
+from watchkeeper.drill.monitored_fleet import HUB_INTERVALS, FleetIntervals, MonitoredFleet
 from watchkeeper.kit import durations
 from watchkeeper.model import incidents
 from watchkeeper.sim import scenario
 from watchkeeper.sim.faults import SimFault
 from watchkeeper.sim.simulation import SimSettings, Simulation
 
-# One node is struck; the others are there to be compared with.
+# One node gets the faults; the others are for comparison.
 GPUS = 64
-# Heat beside bad memory, a network link beside memory, a program's fault beside the hardware's, and each of two that
-# look alike from far away: what people confuse, or stop looking for once the first is found.
+# Heat with bad memory, a network link with memory, a program fault with a hardware fault, and pairs with similar
+# symptoms: faults that people confuse, or miss after they found the first one.
 PAIRS = (
     ("fan-failure", "xid-48"),
     ("ib-symbol-errors", "ecc-storm"),
@@ -34,63 +34,62 @@ PAIRS = (
     ("xid-74", "ecc-storm"),
     ("loss-diverged", "ecc-storm"),
 )
-# The second ends the job whose heat shows the first: it strikes once the first has been seen.
-ONE_AFTER_THE_OTHER = frozenset({("fan-failure", "xid-48")})
+# The second fault ends the job whose heat shows the first, so it is injected after the first is detected.
+SECOND_AFTER_DETECTION = frozenset({("fan-failure", "xid-48")})
 
 
 async def run_pair(
-    names: tuple[str, str], *, seed: int = score.SEED, pace: Pace = HUB_PACE
+    names: tuple[str, str], *, seed: int = score.SEED, intervals: FleetIntervals = HUB_INTERVALS
 ) -> list[score.ScenarioVerdict]:
-    """A fresh fleet, two faults on one node, and what became of each."""
+    """Inject two faults into one node of a new fleet and score each."""
     simulation = Simulation(SimSettings(gpus=GPUS, seed=seed))
     with tempfile.TemporaryDirectory(prefix="watchkeeper-drill-") as folder:
-        watch = MonitoredFleet(simulation, Path(folder), pace=pace)
+        monitored = MonitoredFleet(simulation, Path(folder), intervals=intervals)
         try:
-            return await _live_through(watch, names)
+            return await _score_pair(monitored, names)
         finally:
-            watch.close()
+            monitored.close()
 
 
-async def _live_through(watch: MonitoredFleet, names: tuple[str, str]) -> list[score.ScenarioVerdict]:
-    chosen = [scenario.find(watch.simulation.scenarios, name) for name in names]
-    history = max(round(durations.parse_seconds(one.history)) for one in chosen)
-    await watch.advance(history, with_rules=False)
-    await watch.advance(2 * watch.pace.rule_seconds)
-    before = {incident.id for incident in watch.incidents()}
-    faults = [watch.simulation.inject(chosen[0].name)]
-    if names in ONE_AFTER_THE_OTHER:
-        await _wait(watch, faults, before)
-    faults.append(_beside(watch.simulation, faults[0], chosen[1]))
-    found = await _wait(watch, faults, before)
-    both = zip(found, reversed(names), faults, strict=True)
+async def _score_pair(monitored: MonitoredFleet, names: tuple[str, str]) -> list[score.ScenarioVerdict]:
+    scenarios = [scenario.find(monitored.simulation.scenarios, name) for name in names]
+    history = max(round(durations.parse_seconds(chosen.history)) for chosen in scenarios)
+    await monitored.advance(history, with_rules=False)
+    await monitored.advance(2 * monitored.intervals.rule_seconds)
+    earlier_ids = {incident.id for incident in monitored.incidents()}
+    faults = [monitored.simulation.inject(scenarios[0].name)]
+    if names in SECOND_AFTER_DETECTION:
+        await _score_until_right(monitored, faults, earlier_ids)
+    faults.append(_inject_beside(monitored.simulation, faults[0], scenarios[1]))
+    scores = await _score_until_right(monitored, faults, earlier_ids)
     return [
         score.ScenarioVerdict(
-            replace(one, name=f"{one.name} beside {other}"), tuple(score.unexplained_pages(watch, fault))
+            replace(result, name=f"{result.name} beside {other}"), tuple(score.unexplained_pages(monitored, fault))
         )
-        for one, other, fault in both
+        for result, other, fault in zip(scores, reversed(names), faults, strict=True)
     ]
 
 
-async def _wait(
-    watch: MonitoredFleet, faults: list[SimFault], before: set[incidents.IncidentId]
+async def _score_until_right(
+    monitored: MonitoredFleet, faults: list[SimFault], earlier_ids: set[incidents.IncidentId]
 ) -> list[score.ScenarioScore]:
-    """Until every fault is found and right, or for as long as a single one would be waited for."""
-    found = [score.score_now(watch, fault, []) for fault in faults]
-    settled, seen_for = 0, 0
-    while not all(one.is_right for one in found) and seen_for < score.PATIENCE_SECONDS:
-        await watch.advance(score.LOOK_SECONDS)
-        seen_for += score.LOOK_SECONDS
-        settled += score.LOOK_SECONDS if all(one.detected for one in found) else 0
-        opened = [incident for incident in watch.incidents() if incident.id not in before]
-        found = [score.score_now(watch, fault, opened) for fault in faults]
-        if settled >= score.SETTLE_SECONDS:
+    """Advance until the score of every fault is right, or until the time limit of a single fault."""
+    scores = [score.score_fault(monitored, fault, []) for fault in faults]
+    settled_seconds, waited_seconds = 0, 0
+    while not all(result.is_right for result in scores) and waited_seconds < score.DETECTION_TIMEOUT_SECONDS:
+        await monitored.advance(score.SCORE_EVERY_SECONDS)
+        waited_seconds += score.SCORE_EVERY_SECONDS
+        settled_seconds += score.SCORE_EVERY_SECONDS if all(result.detected for result in scores) else 0
+        opened = [incident for incident in monitored.incidents() if incident.id not in earlier_ids]
+        scores = [score.score_fault(monitored, fault, opened) for fault in faults]
+        if settled_seconds >= score.SETTLE_SECONDS:
             break
-    return found
+    return scores
 
 
-def _beside(simulation: Simulation, first: SimFault, second: scenario.Scenario) -> SimFault:
+def _inject_beside(simulation: Simulation, first: SimFault, second: scenario.Scenario) -> SimFault:
     index = None
     if second.strikes is scenario.FaultTarget.GPU:
-        taken = None if first.gpu is None else first.gpu.row
-        index = next(at for at, gpu in reversed(list(enumerate(first.node.gpus))) if gpu.row != taken)
+        first_row = None if first.gpu is None else first.gpu.row
+        index = next(at for at, gpu in reversed(list(enumerate(first.node.gpus))) if gpu.row != first_row)
     return simulation.inject(second.name, node=first.node.name, gpu=index)

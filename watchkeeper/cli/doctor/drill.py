@@ -98,7 +98,7 @@ class DrillProgress:
             click.echo("\r\x1b[K", nl=False, err=True)
 
 
-def _print(day: game_day.GameDay, *, seconds: float) -> None:
+def _print(day: game_day.GameDayResult, *, seconds: float) -> None:
     def yes(is_so: bool) -> str:
         return "yes" if is_so else "NO"
 
@@ -116,7 +116,7 @@ def _print(day: game_day.GameDay, *, seconds: float) -> None:
         for one in result.scenarios
     ]
     options.print_table(["scenario", "detected", "after", "allowed", "place", "severity", "cause"], rows)
-    for words in result.for_nothing:
+    for words in result.mistakes:
         click.echo(f"for nothing: {words}")
     right = sum(one.is_right for one in result.scenarios)
     click.echo(

@@ -34,7 +34,7 @@ def tests(bench: Bench) -> dict[str, Any]:
             answer = test(bench, {})
         except Exception as error:  # Deliberately everything: a format that this GPU lacks is a line of the table.
             answer = {"error": f"{type(error).__name__}: {error}"}
-        bench.release()
+        bench.release_memory()
         found[name] = answer | {"wall_seconds": round(time.perf_counter() - start, 2)}
     return found
 
@@ -43,7 +43,7 @@ def planted(bench: Bench) -> dict[str, Any]:
     """What each test says about one flipped bit."""
     flip = {"pattern": "random", "word": PLANTED_WORD, "bit": 17}
     found = {"memory_patterns": worker_child.TESTS["memory_patterns"](bench, {"plant": flip})["problems"]}
-    bench.release()
+    bench.release_memory()
     for where in ("repeat", "sample", "exact"):
         found[f"matmul_bf16 {where}"] = worker_child.TESTS["matmul_bf16"](bench, {"plant": where})["problems"]
     found["stress"] = worker_child.TESTS["stress"](bench, {"seconds": 4, "plant": True})["problems"]

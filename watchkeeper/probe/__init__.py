@@ -1,6 +1,6 @@
-"""Active work on GPUs: tests of what they reach, and recordings of what a workload is bound by.
+"""Active tests of GPUs, and recordings that show what bounds a workload.
 
-Comes in: a GPU that may be used, a program that runs, or a list of nodes. Goes out: verdicts with both numbers, a
-recording, a class with its evidence. Never here: a change of clocks, power limits, modes or MIG; torch is loaded only
-when a test runs.
+In: a GPU that may be used, a running program, or a list of nodes. Out: verdicts with the measured and the expected
+value, a recording, a class with evidence. Never here: a change of clocks, power limits, modes or MIG; torch is imported
+only when a test runs.
 """

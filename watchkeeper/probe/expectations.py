@@ -1,8 +1,8 @@
-"""What a healthy GPU of each model reaches, and how far below that is worth a word: packs/gpu_expectations.csv.
+"""Expected test results of a healthy GPU of each model (packs/gpu_expectations.csv), and the shares that warn or fail.
 
-`diag_judge` asks for a model by the name that the driver gives it. A row is `measured` on a healthy GPU, or
-`estimated`: the data sheet's peak times the share of it that such a test reaches (see the row's source); the less
-sure the number, the further below it a GPU may be. Limits of health are packs/health_limits.csv.
+`diag/judge` looks up a model by the driver's name for it. A row is `measured` on a healthy GPU, or `estimated` as the
+data sheet's peak times the share that such a test reaches (see the row's source). Estimates get wider limits. Health
+limits are in packs/health_limits.csv.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ class Basis(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Shares:
-    """Below these shares of what is expected a result is a warning, or a failure."""
+class ShareLimits:
+    """A result below these shares of the expected value is a warning or a failure."""
 
     warn: float
     fail: float
 
 
 # Healthy H200s differed by 4 % in bf16 products (769 to 798 TFLOP/s, between machines and runs).
-SHARES: Mapping[Basis, Shares] = {
-    Basis.MEASURED: Shares(0.92, 0.80),
-    Basis.ESTIMATED: Shares(0.80, 0.60),
+LIMITS_BY_BASIS: Mapping[Basis, ShareLimits] = {
+    Basis.MEASURED: ShareLimits(0.92, 0.80),
+    Basis.ESTIMATED: ShareLimits(0.80, 0.60),
 }
-# GPUs of one node share model, driver and air: they differ less than an estimate is wrong.
-PEER_SHARES = Shares(0.93, 0.85)
+# GPUs of one node share model, driver and cooling: they differ less than estimates do.
+PEER_LIMITS = ShareLimits(0.93, 0.85)
 
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """What one test reaches on one model."""
+    """The expected result of one test on one GPU model."""
 
     model: str
     test: str
@@ -51,18 +51,18 @@ class Expectation:
 
 
 @cache
-def table() -> tuple[tuple[re.Pattern[str], Expectation], ...]:
-    return pack.load("gpu_expectations.csv", _read)
+def load_table() -> tuple[tuple[re.Pattern[str], Expectation], ...]:
+    return pack.load("gpu_expectations.csv", _parse_row)
 
 
 @cache
-def of_model(model: str) -> Mapping[str, Expectation]:
-    """By test; the first row whose pattern fits the driver's name of the GPU. Empty: nobody has said."""
-    found: dict[str, Expectation] = {}
-    for pattern, row in table():
+def expectations_by_test(model: str) -> Mapping[str, Expectation]:
+    """Expectations by test, from the first rows that match the driver's name of the GPU; empty for an unknown model."""
+    by_test: dict[str, Expectation] = {}
+    for pattern, row in load_table():
         if pattern.fullmatch(model):
-            found.setdefault(row.test, row)
-    return found
+            by_test.setdefault(row.test, row)
+    return by_test
 
 
 @cache
@@ -73,11 +73,11 @@ def health_limits() -> Mapping[str, float]:
 
 @cache
 def health_xids() -> Mapping[int, str]:
-    """The verdict of DCGM's health check about each Xid that it watches."""
+    """The verdict of DCGM's health check for each Xid that it monitors."""
     return dict(pack.load("health_xids.csv", lambda cells: (int(cells["xid"]), pack.required(cells["verdict"]))))
 
 
-def _read(cells: Mapping[str, str]) -> tuple[re.Pattern[str], Expectation]:
+def _parse_row(cells: Mapping[str, str]) -> tuple[re.Pattern[str], Expectation]:
     expected = float(cells["expected"])
     if expected <= 0:
         raise ValueError(f"expected {expected:g} is not above 0")

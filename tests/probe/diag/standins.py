@@ -1,4 +1,4 @@
-"""Programs that stand in for the children of a run: a worker that behaves as told, and a watch over made-up GPUs."""
+"""Stand-ins for the child processes of a run: a worker with a given behaviour, and an NVML child with made-up GPUs."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ NOON = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
 UUID = "GPU-00000000-0000-0000-0000-00000000000"
 MODEL = "NVIDIA H200"
 
-# What a healthy H200 answers, a little below what the table expects.
+# The rates of a healthy H200, slightly below the expected values.
 WORKER = r"""
 import json, os, sys, time
 rates = json.loads(sys.argv[2])
-def say(**words):
+def send(**words):
     print(json.dumps(words), flush=True)
-if sys.argv[1] == "absent":
-    say(say="absent", why="torch cannot be imported: No module named 'torch'"); sys.exit()
-if sys.argv[1] == "broken":
-    say(say="broken", why="CUDA does not start: error 802"); sys.exit()
-say(say="hello", torch="2", gpu="fake")
+if sys.argv[1] == "no_torch":
+    send(type="no_torch", why="torch cannot be imported: No module named 'torch'"); sys.exit()
+if sys.argv[1] == "start_failed":
+    send(type="start_failed", why="CUDA does not start: error 802"); sys.exit()
+send(type="ready", torch="2", gpu="fake")
 for line in sys.stdin:
     test = json.loads(line)["test"]
     if sys.argv[1] == "log":
@@ -36,33 +36,33 @@ for line in sys.stdin:
     if sys.argv[1:2] == ["crash"] and test == sys.argv[3]:
         print("an illegal memory access was encountered", file=sys.stderr); os.abort()
     if sys.argv[1:2] == ["corrupt"] and test == sys.argv[3]:
-        say(say="done", test=test, measured=rates[test], problems=["1 of 64 elements are wrong"], facts={}); continue
+        send(type="done", test=test, measured=rates[test], problems=["1 of 64 elements are wrong"], facts={}); continue
     if sys.argv[1:2] == ["slow"] and test == sys.argv[3]:
         rates[test] /= 2
     if sys.argv[1] == "log":
         with open(sys.argv[3], "a") as log:
             log.write(f"{os.environ['CUDA_VISIBLE_DEVICES'][-1]} ends {test}\n")
-    say(say="progress", test=test, done=0.5)
-    say(say="done", test=test, measured=rates.get(test, 400.0), problems=[], facts={"bytes": 8})
+    send(type="progress", test=test, done=0.5)
+    send(type="done", test=test, measured=rates.get(test, 400.0), problems=[], facts={"bytes": 8})
 """
-WATCH = r"""
+NVML = r"""
 import json, sys, time
 rows = json.loads(sys.argv[1])
 later = json.loads(sys.argv[2])
-print(json.dumps({"say": "hello", "driver": "580.1", "library": "13.580.1", "count": len(rows)}), flush=True)
+print(json.dumps({"type": "ready", "driver": "580.1", "library": "13.580.1", "count": len(rows)}), flush=True)
 for number in range(10_000):
     if number == 2 and later.get("event"):
-        print(json.dumps({"say": "event", **later["event"]}), flush=True)
+        print(json.dumps({"type": "event", **later["event"]}), flush=True)
     if number == 2 and later.get("end"):
         sys.exit(7)
     if number == 2 and later.get("silent"):
         time.sleep(600)
     if number >= 2:
         rows = [{**row, "values": {**row["values"], **later.get("values", {})}} for row in rows]
-    print(json.dumps({"say": "reading", "gpus": rows}), flush=True)
+    print(json.dumps({"type": "reading", "gpus": rows}), flush=True)
     time.sleep(0.05)
 """
-CUDA = 'print(\'{"say": "cuda", "library": 13000, "code": 0, "name": "CUDA_SUCCESS", "count": 2}\')'
+CUDA = 'print(\'{"type": "cuda", "library": 13000, "code": 0, "name": "CUDA_SUCCESS", "count": 2}\')'
 RATES = {
     "pcie_to_gpu": 54.0,
     "pcie_from_gpu": 54.0,
@@ -87,7 +87,7 @@ IDLE = {
 
 
 def row(index: int = 0, *, programs: list[list[int | None]] | None = None, **values: Any) -> dict[str, Any]:
-    """One GPU as `diag_watch` writes it."""
+    """One GPU as `nvml_child` writes it."""
     identity = {"uuid": f"{UUID}{index}", "pci": f"00000000:0{index}:00.0", "model": MODEL, "minor": str(index)}
     return {"index": index, "identity": identity, "values": IDLE | values, "programs": programs or []}
 
@@ -95,15 +95,15 @@ def row(index: int = 0, *, programs: list[list[int | None]] | None = None, **val
 def programs(
     folder: Path, rows: list[dict[str, Any]], *worker: str, later: Mapping[str, Any] | None = None
 ) -> dict[str, child_processes.ChildProgram]:
-    """Children for `diag_run.Options`: the worker's behaviour, and what the watch says `later`."""
-    for name, text in (("worker", WORKER), ("watch", WATCH), ("cuda", CUDA)):
+    """Child programs for DiagOptions: the worker's behaviour, and what the NVML child sends `later`."""
+    for name, text in (("worker", WORKER), ("nvml", NVML), ("cuda", CUDA)):
         (folder / f"{name}.py").write_text(text)
     behaviour, *rest = worker or ("healthy",)
     given = (behaviour, json.dumps(RATES), *rest)
     return {
         "work": child_processes.ChildProgram(("-u", str(folder / "worker.py"), *given), sys.executable),
-        "watch": child_processes.ChildProgram(
-            ("-u", str(folder / "watch.py"), json.dumps(rows), json.dumps(later or {}))
+        "nvml": child_processes.ChildProgram(
+            ("-u", str(folder / "nvml.py"), json.dumps(rows), json.dumps(later or {}))
         ),
         "cuda": child_processes.ChildProgram((str(folder / "cuda.py"),)),
     }
@@ -116,6 +116,6 @@ def options(folder: Path, *worker: str, gpus: int = 1, **changes: Any) -> runner
     chosen = {
         "engine": runner.TORCH,
         "programs": programs(folder, rows, *worker, later=later),
-        "trees": software_facts.SystemPaths(folder, folder),
+        "paths": software_facts.SystemPaths(folder, folder),
     }
     return runner.DiagOptions(**(chosen | changes))

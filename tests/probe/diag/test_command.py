@@ -1,4 +1,4 @@
-"""`watchkeeper diag` as a program: over fake GPUs with a stand-in for torch, and on a machine without any."""
+"""`watchkeeper diag` as a program: over fake GPUs with a stand-in for torch, and on a node without GPUs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.fake_nvml import driver
 from watchkeeper.agent import diag_page
 from watchkeeper.probe.diag import child_processes, gather, runner, software_facts
 
-# Answers as `gpu_work` would, whatever module it is told to run.
+# Answers like `worker_child`, whatever module it is asked to run.
 PYTHON = "#!/bin/sh\nexec {python} -u {worker} healthy '{rates}'\n"
 
 
@@ -34,7 +34,7 @@ def stand_in(folder: Path) -> str:
     return str(program)
 
 
-def test_without_a_gpu_nobody_can_tell(tmp_path: Path) -> None:
+def test_without_a_gpu_the_outcome_is_cannot_tell(tmp_path: Path) -> None:
     ran = diag({**os.environ, "LD_LIBRARY_PATH": ""}, "-r", "2", "--no-keep")
     assert ran.returncode == 3
     assert "Cannot tell:" in ran.stdout
@@ -51,7 +51,7 @@ def test_software_is_judged_over_fake_gpus_and_the_answer_is_json(fake: driver.F
     }.items()
 
 
-def test_level_2_works_through_a_named_interpreter_and_keeps_its_results(fake: driver.FakeNvml, tmp_path: Path) -> None:
+def test_level_2_uses_the_given_interpreter_and_saves_its_results(fake: driver.FakeNvml, tmp_path: Path) -> None:
     spool = tmp_path / "spool"
     spool.mkdir()
     ran = diag(fake.environment, "-r", "2", "-i", "1", "--python", stand_in(tmp_path), "--spool", str(spool))
@@ -70,21 +70,21 @@ def test_a_gpu_that_fell_off_the_bus_is_named(fake: driver.FakeNvml) -> None:
 
 def test_an_nvml_that_hangs_is_a_failure_with_its_deadline(fake: driver.FakeNvml) -> None:
     fake.tell(driver.EVERY, all=driver.HANG)
-    programs = runner.DiagOptions().children()
+    programs = runner.DiagOptions().child_programs()
     bent = {name: replace(program, environment=fake.environment) for name, program in programs.items()}
     with child_processes.Children() as children:
-        facts = gather.gather_facts(children, bent, node=None, trees=software_facts.SystemPaths(), seconds=1.5)
-    assert (facts.driver.broken, facts.driver.why) == ("TIMEOUT", "no answer within 1.5 s")
+        facts = gather.gather_facts(children, bent, node=None, paths=software_facts.SystemPaths(), timeout_seconds=1.5)
+    assert (facts.driver.error_name, facts.driver.error_text) == ("TIMEOUT", "no answer within 1.5 s")
 
 
-def test_an_interpreter_that_is_not_there_is_named(fake: driver.FakeNvml) -> None:
+def test_a_missing_interpreter_is_named(fake: driver.FakeNvml) -> None:
     ran = diag(fake.environment, "-r", "2", "--python", "/nowhere/python", "--no-keep")
     assert ran.returncode == 1
     assert "/nowhere/python: No such file or directory" in ran.stdout
 
 
 @pytest.mark.slow
-def test_wrong_use_ends_with_2_and_says_what_is_right(tmp_path: Path) -> None:
+def test_wrong_use_exits_with_2_and_names_the_valid_values(tmp_path: Path) -> None:
     environment = dict(os.environ)
     assert diag(environment, "-r", "5").returncode == 2
     short = diag(environment, "-r", "2", "--for", "1h")

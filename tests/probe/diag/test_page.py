@@ -1,4 +1,4 @@
-"""Results that outlive their run: kept in a small file, and shown on the agent's page with the time of their run."""
+"""Results after a run: saved in a small file and exported by the agent with the time of the run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def shown(kept: LatestResults, now: datetime = NOON) -> list[str]:
     return [line for line in diag_page.render(kept, "n1", now).splitlines() if not line.startswith("#")]
 
 
-def test_a_result_is_shown_with_verdict_numbers_and_time() -> None:
+def test_a_result_is_exported_with_verdict_numbers_and_time() -> None:
     assert shown(diag.merge_report(LatestResults(), report(COPY, NVML))) == [
         'watchkeeper_diag_result{test="nvml",Hostname="n1"} 2',
         'watchkeeper_diag_result{test="memory_copy",UUID="GPU-1",Hostname="n1"} 0',
@@ -43,7 +43,7 @@ def test_a_result_is_shown_with_verdict_numbers_and_time() -> None:
     ]
 
 
-def test_a_newer_run_replaces_what_it_measured_and_leaves_what_it_skipped() -> None:
+def test_a_newer_run_replaces_measured_results_and_keeps_those_it_skipped() -> None:
     later = NOON + timedelta(days=30)
     skipped = replace(NVML, verdict=DiagVerdict.SKIP)
     kept = diag.merge_report(
@@ -56,13 +56,13 @@ def test_a_newer_run_replaces_what_it_measured_and_leaves_what_it_skipped() -> N
     }
 
 
-def test_a_result_older_than_a_year_is_not_shown() -> None:
+def test_a_result_older_than_a_year_is_not_exported() -> None:
     kept = diag.merge_report(LatestResults(), report(COPY))
     assert shown(kept, NOON + timedelta(days=364))
     assert not shown(kept, NOON + timedelta(days=366))
 
 
-def test_the_file_never_grows_beyond_its_limit_and_comes_back_whole() -> None:
+def test_the_file_keeps_its_limit_and_is_read_back_complete() -> None:
     kept = LatestResults()
     for number in range(3):
         results = [replace(COPY, gpu=f"GPU-{number}-{gpu}") for gpu in range(900)]
@@ -89,7 +89,7 @@ def test_the_page_follows_the_file(tmp_path: Path, caplog: pytest.LogCaptureFixt
     assert [entry.result for entry in file.read().results] == [NVML]
 
 
-def test_the_agent_shows_what_diag_has_left(fake: driver.FakeNvml, tmp_path: Path) -> None:
+def test_the_agent_exports_the_saved_results_of_diag(fake: driver.FakeNvml, tmp_path: Path) -> None:
     async def scraped() -> str:
         async with running(prepared(tmp_path), fake) as node:
             return await node.until_page(lambda text: "watchkeeper_diag_measured{" in text)
@@ -100,12 +100,12 @@ def test_the_agent_shows_what_diag_has_left(fake: driver.FakeNvml, tmp_path: Pat
     assert 'watchkeeper_diag_result{test="memory_copy",UUID="GPU-1",Hostname=' in page
 
 
-def test_a_directory_that_may_not_be_written_is_named_with_a_remedy(tmp_path: Path) -> None:
+def test_a_directory_without_write_access_is_named_with_a_remedy(tmp_path: Path) -> None:
     with pytest.raises(CollectError, match=r"diag\.json: cannot be written.*--spool"):
         diag_page.ResultFile(tmp_path / "absent").add(report(COPY))
 
 
-def test_a_report_says_failed_before_cannot_tell_before_passed() -> None:
+def test_the_outcome_is_failed_before_cannot_tell_before_passed() -> None:
     skipped = TestResult("gpu_work", "GPU-1", DiagVerdict.SKIP, "torch cannot be imported")
     assert report(COPY).exit is diag.DiagOutcome.PASSED
     assert report(COPY, skipped).exit is diag.DiagOutcome.CANNOT_TELL

@@ -1,4 +1,4 @@
-"""Level 1 over facts: what is wrong with the software around GPUs, and what a node has no use for."""
+"""Level 1 over facts: faults of the software around GPUs, and tests that do not apply to a node."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from watchkeeper.model.diag import DiagVerdict, TestResult
 from watchkeeper.probe.diag import software_facts
-from watchkeeper.probe.diag.software_checks import examine
+from watchkeeper.probe.diag.software_checks import run_checks
 from watchkeeper.probe.diag.software_facts import CudaStatus, DeviceFile, GpuReading, NvmlStatus, SoftwareFacts
 from watchkeeper.readers.node import host, pci_sysfs, systemd_units
 from watchkeeper.readers.node.node import NodeFacts
@@ -29,31 +29,31 @@ def facts(**changes: Any) -> SoftwareFacts:
 
 
 def about(given: SoftwareFacts, test: str) -> TestResult | None:
-    return next((result for result in examine(given) if result.test == test), None)
+    return next((result for result in run_checks(given) if result.test == test), None)
 
 
 def verdict(given: SoftwareFacts, test: str) -> DiagVerdict | None:
-    found = about(given, test)
-    return None if found is None else found.verdict
+    result = about(given, test)
+    return None if result is None else result.verdict
 
 
-def test_a_library_of_another_version_than_the_loaded_module_fails() -> None:
-    found = about(facts(node=NodeFacts(driver="570.1.2")), "driver_versions")
-    assert found is not None
-    assert (found.verdict, "570.1.2" in found.why, "580.95.05" in found.why) == (DiagVerdict.FAIL, True, True)
+def test_a_library_version_that_differs_from_the_kernel_driver_fails() -> None:
+    result = about(facts(node=NodeFacts(driver="570.1.2")), "driver_versions")
+    assert result is not None
+    assert (result.verdict, "570.1.2" in result.why, "580.95.05" in result.why) == (DiagVerdict.FAIL, True, True)
     assert verdict(facts(node=NodeFacts(driver="580.95.05")), "driver_versions") is DiagVerdict.PASS
 
 
-def test_a_broken_nvml_is_a_failure_only_where_there_is_a_gpu() -> None:
-    broken = NvmlStatus(broken="DRIVER_NOT_LOADED", why="Driver Not Loaded")
+def test_a_broken_nvml_is_a_failure_only_on_a_node_with_a_gpu() -> None:
+    broken = NvmlStatus(error_name="DRIVER_NOT_LOADED", error_text="Driver Not Loaded")
     assert verdict(facts(driver=broken, gpus=(), node=NodeFacts(pci=(GPU,))), "nvml") is DiagVerdict.FAIL
     assert verdict(facts(driver=broken, gpus=(), node=NodeFacts()), "nvml") is DiagVerdict.SKIP
 
 
-def test_a_gpu_that_is_lost_fails_by_its_name() -> None:
+def test_a_lost_gpu_fails_with_its_name() -> None:
     row = {"index": 3, "identity": {"uuid": "GPU-3"}, "lost": "nvmlDeviceGetUUID"}
-    found, lost = software_facts.read_gpus([row])
-    assert (found, lost) == ((), ("GPU-3 is lost: nvmlDeviceGetUUID says GPU_IS_LOST",))
+    readings, lost = software_facts.read_gpus([row])
+    assert (readings, lost) == ((), ("GPU-3 is lost: nvmlDeviceGetUUID returned GPU_IS_LOST",))
     assert verdict(facts(lost=lost), "gpus_answer") is DiagVerdict.FAIL
 
 
@@ -68,32 +68,38 @@ def test_fewer_gpus_than_expected_fail_with_both_numbers(expected: int | None, a
 @pytest.mark.parametrize(
     ("cuda", "words"),
     [
-        (CudaStatus(None, why="libcuda.so.1: cannot open"), "libcuda.so.1 cannot be loaded: libcuda.so.1: cannot open"),
-        (CudaStatus(13000, 802, "CUDA_ERROR_SYSTEM_NOT_READY"), "look at nvidia-fabricmanager"),
-        (CudaStatus(13000, 803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"), "libcuda does not fit the loaded kernel module"),
+        (
+            CudaStatus(None, error_text="libcuda.so.1: cannot open"),
+            "libcuda.so.1 cannot be loaded: libcuda.so.1: cannot open",
+        ),
+        (CudaStatus(13000, 802, "CUDA_ERROR_SYSTEM_NOT_READY"), "check nvidia-fabricmanager"),
+        (
+            CudaStatus(13000, 803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"),
+            "libcuda does not match the loaded kernel driver",
+        ),
         (CudaStatus(0, -1, "no answer"), "does not start: no answer"),
     ],
 )
-def test_a_cuda_that_does_not_start_says_what_to_look_at(cuda: CudaStatus, words: str) -> None:
-    found = about(facts(cuda=cuda), "cuda")
-    assert found is not None
-    assert (found.verdict, words in found.why) == (DiagVerdict.FAIL, True)
+def test_a_cuda_that_does_not_start_has_a_next_step(cuda: CudaStatus, words: str) -> None:
+    result = about(facts(cuda=cuda), "cuda")
+    assert result is not None
+    assert (result.verdict, words in result.why) == (DiagVerdict.FAIL, True)
 
 
-def test_gpus_that_a_variable_hides_are_a_warning() -> None:
-    found = about(facts(cuda=CudaStatus(13000, 0, "", 0), environment={"CUDA_VISIBLE_DEVICES": ""}), "cuda")
-    assert found is not None
-    assert (found.verdict, found.why) == (DiagVerdict.WARN, "CUDA 13.0 sees 0 of 1 GPUs, CUDA_VISIBLE_DEVICES is ''")
+def test_gpus_hidden_by_a_variable_are_a_warning() -> None:
+    result = about(facts(cuda=CudaStatus(13000, 0, "", 0), environment={"CUDA_VISIBLE_DEVICES": ""}), "cuda")
+    assert result is not None
+    assert (result.verdict, result.why) == (DiagVerdict.WARN, "CUDA 13.0 sees 0 of 1 GPUs, CUDA_VISIBLE_DEVICES is ''")
 
 
-def test_device_files_that_are_absent_or_closed_are_named() -> None:
+def test_missing_and_inaccessible_device_files_are_named() -> None:
     files = (DeviceFile("/dev/nvidia0", True, False), DeviceFile("/dev/nvidia-uvm", False, False))
-    found = about(facts(device_files=files), "device_files")
-    assert found is not None
-    assert found.why == "/dev/nvidia-uvm not there; /dev/nvidia0 may not be read and written"
+    result = about(facts(device_files=files), "device_files")
+    assert result is not None
+    assert result.why == "/dev/nvidia-uvm missing; no access to /dev/nvidia0"
 
 
-def test_fabric_manager_matters_only_where_there_are_switches() -> None:
+def test_fabric_manager_is_checked_only_with_nvswitches() -> None:
     assert about(facts(node=NodeFacts(pci=(GPU,))), "fabric_manager") is None
     assert verdict(facts(node=NodeFacts(pci=(GPU, SWITCH))), "fabric_manager") is DiagVerdict.SKIP
     unit = systemd_units.Unit("nvidia-fabricmanager.service", "loaded", "failed", "failed")
@@ -130,12 +136,12 @@ def test_a_container_with_little_shared_memory_warns() -> None:
         ({"DCGM_FI_DEV_FABRIC_MANAGER_STATUS": 4}, "fabric", DiagVerdict.FAIL),
     ],
 )
-def test_what_a_gpu_says_of_itself_is_judged(values: dict[str, Any], test: str, answer: DiagVerdict | None) -> None:
+def test_readings_of_a_gpu_are_judged(values: dict[str, Any], test: str, answer: DiagVerdict | None) -> None:
     assert verdict(facts(gpus=(gpu(**values),)), test) is answer
 
 
-def test_a_gpu_that_gives_no_number_gets_no_verdict_about_it() -> None:
-    assert not [result for result in examine(facts()) if result.gpu is not None]
+def test_a_missing_reading_gets_no_verdict() -> None:
+    assert not [result for result in run_checks(facts()) if result.gpu is not None]
 
 
 def test_a_cpuset_far_from_the_gpu_warns(tmp_path: Path) -> None:

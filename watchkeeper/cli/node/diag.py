@@ -104,7 +104,9 @@ command.add_command(diag_fabric.command)
 def _run(level: int, options: runner.DiagOptions) -> diag.DiagReport:
     progress, now = _Progress(), clock.ScaledClock().now()
     try:
-        return runner.run(level, now=now, node=node_facts.NodeReader().read(), options=options, tell=progress.tell)
+        return runner.run(
+            level, now=now, node=node_facts.NodeReader().read(), options=options, report_progress=progress.tell
+        )
     except KeyboardInterrupt:
         click.echo("\nStopped: no test runs any more, and nothing is kept.", err=True)
         raise
@@ -126,8 +128,8 @@ def _seconds(level: int, length: str | None) -> float | None:
         seconds = durations.parse_seconds(length)
     except ValueError as error:
         raise click.UsageError(f"--for: {error}") from error
-    if not 1 <= seconds <= plan.LONGEST_SECONDS:
-        raise click.UsageError(f"--for {length}: from 1s to {plan.LONGEST_SECONDS / 86400:g}d")
+    if not 1 <= seconds <= plan.MAX_SECONDS:
+        raise click.UsageError(f"--for {length}: from 1s to {plan.MAX_SECONDS / 86400:g}d")
     return seconds
 
 

@@ -106,7 +106,7 @@ def _gpus(ranks: int | None, *, is_busy_ok: bool) -> tuple[str, ...]:
         scan_readings.ReadingOptions(choice.choose_families()), clock.ScaledClock()
     ) as sampler:
         found = sampler.snapshot().gpus
-    used = [gpu.index for gpu in found if float(gpu.values.get("DCGM_FI_DEV_FB_USED", 0.0)) > runner.IDLE_MIB]  # type: ignore[arg-type]
+    used = [gpu.index for gpu in found if float(gpu.values.get("DCGM_FI_DEV_FB_USED", 0.0)) > runner.MAX_IDLE_MIB]  # type: ignore[arg-type]
     if used and not is_busy_ok:
         click.echo(f"GPUs {', '.join(map(str, used))} are in use. --busy-ok uses them all the same.", err=True)
         sys.exit(EXIT_CANNOT_TELL)
@@ -122,7 +122,7 @@ def as_plain(report: pairwise.FabricReport) -> dict[str, object]:
     return {
         "ranks": [{"node": rank.node, "gpu": rank.gpu} for rank in report.ranks],
         "allreduce": [
-            {"bytes": one.size_bytes, "seconds": one.seconds, "bus_gb_per_second": one.bus_rate}
+            {"bytes": one.size_bytes, "seconds": one.seconds, "bus_gb_per_second": one.bus_gb_per_second}
             for one in report.reductions
         ],
         "pairs": wire.to_plain(report.pairs),
@@ -133,6 +133,6 @@ def as_plain(report: pairwise.FabricReport) -> dict[str, object]:
 def _print(report: pairwise.FabricReport) -> None:
     for one in report.reductions:
         size, took = one.size_bytes / 2**20, one.seconds * 1e3
-        click.echo(f"all-reduce  {size:6.0f} MiB  {took:9.3f} ms  {one.bus_rate:8.2f} GB/s bus bandwidth")
+        click.echo(f"all-reduce  {size:6.0f} MiB  {took:9.3f} ms  {one.bus_gb_per_second:8.2f} GB/s bus bandwidth")
     for result in report.results:
         click.echo(f"  {result.verdict:<5} {result.test:<14} {result.why}")

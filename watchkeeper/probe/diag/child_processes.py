@@ -1,9 +1,8 @@
-"""Programs that do the dangerous part: started, asked and heard over pipes, each in lines of JSON, and ended at once.
+"""Child processes for every call into a driver: requests and messages are JSON lines over pipes.
 
-A driver that hangs cannot be interrupted in the process that asked it, so whatever touches a GPU is a child:
-`gpu_work` for each GPU, `diag_watch` for the readings. `Children.hear` waits for the next line of any of them;
-`diag_work` decides what it means. A child is in a session of its own, so that Ctrl-C reaches the
-command alone, which then ends them all.
+A process that hangs in a driver call cannot be interrupted, so each call runs in a child: `gpu_work` for each GPU,
+`nvml_child` for readings. `Children.next_message` waits for the next line of any child; `work_loop` processes it. Each
+child has a separate session, so that Ctrl-C reaches only the command, which then kills all children.
 """
 
 from __future__ import annotations
@@ -22,23 +21,22 @@ from pathlib import Path
 from typing import IO, Any
 
 ROOT = Path(__file__).resolve().parents[3]
-# Behind everything that the interpreter has itself: in front, our packages would hide those of an environment with
-# another Python, NumPy first of all.
+# Appended to sys.path: in front, our packages would hide those of an environment with another Python, such as NumPy.
 LAUNCH = """
 import runpy, sys
 sys.path.append(sys.argv[1])
 sys.argv = sys.argv[2:]
 runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=False)
 """
-# A line longer than this is no answer of ours.
+# Our children write no longer lines.
 MAX_LINE_BYTES = 1 << 20
 STDERR_BYTES = 64 << 10
-AFTER_KILL_SECONDS = 2.0
+KILL_WAIT_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class ChildProgram:
-    """How to start a child. `python` is the interpreter whose environment has torch; `environment` is added to ours."""
+    """How to start a child; `python` is an interpreter with torch, `environment` extends the inherited one."""
 
     arguments: tuple[str, ...]
     python: str = sys.executable
@@ -48,27 +46,27 @@ class ChildProgram:
         return [self.python, *self.arguments]
 
 
-def module(name: str, *arguments: str, python: str = sys.executable) -> ChildProgram:
-    """A module of `probe` as a program, with whichever interpreter."""
+def module_program(name: str, *arguments: str, python: str = sys.executable) -> ChildProgram:
+    """The program that runs a module of `probe` with this interpreter."""
     return ChildProgram(("-u", "-c", LAUNCH, str(ROOT), f"watchkeeper.probe.{name}", *arguments), python)
 
 
 @dataclass(frozen=True, slots=True)
 class ChildMessage:
-    """One answer; `words` None: the child has ended, and `why` says how."""
+    """One message; `body` is None after the child exited, for `exit_reason`."""
 
     child: str
-    words: Mapping[str, Any] | None
-    why: str = ""
+    body: Mapping[str, Any] | None
+    exit_reason: str = ""
 
 
 class Child:
-    """One running program."""
+    """One running child process."""
 
     def __init__(self, name: str, program: ChildProgram) -> None:
         self.name = name
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115
-        self._rest = b""
+        self._partial_line = b""
         self._popen = subprocess.Popen(
             program.command(),
             stdin=subprocess.PIPE,
@@ -87,67 +85,67 @@ class Child:
     def pid(self) -> int:
         return self._popen.pid
 
-    def tell(self, words: Mapping[str, Any]) -> None:
-        """A child that is gone does not hear; that it is gone is heard from its output."""
+    def send(self, request: Mapping[str, Any]) -> None:
+        """Write a request; if the child has exited, its output shows that."""
         assert self._popen.stdin is not None
         with contextlib.suppress(BrokenPipeError):
-            self._popen.stdin.write(json.dumps(words).encode() + b"\n")
+            self._popen.stdin.write(json.dumps(request).encode() + b"\n")
             self._popen.stdin.flush()
 
-    def lines(self) -> Iterator[Mapping[str, Any]] | None:
-        """What can be read now; None at the end of the output."""
-        block = os.read(self.output.fileno(), 1 << 16)
-        if not block:
+    def read_messages(self) -> Iterator[Mapping[str, Any]] | None:
+        """The messages that can be read now, or None at the end of the output."""
+        output_bytes = os.read(self.output.fileno(), 1 << 16)
+        if not output_bytes:
             return None
-        *whole, self._rest = (self._rest + block).split(b"\n")
-        self._rest = self._rest[-MAX_LINE_BYTES:]
-        return filter(None, map(_read, whole))
+        *whole_lines, self._partial_line = (self._partial_line + output_bytes).split(b"\n")
+        self._partial_line = self._partial_line[-MAX_LINE_BYTES:]
+        return filter(None, map(_parse_line, whole_lines))
 
-    def end(self) -> None:
-        """Kill it, and leave it behind if it sits in the kernel."""
+    def kill(self) -> None:
+        """Kill the child; do not wait longer if it is blocked in the kernel."""
         self._popen.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._popen.wait(AFTER_KILL_SECONDS)
+            self._popen.wait(KILL_WAIT_SECONDS)
         for pipe in (self._popen.stdin, self._popen.stdout):
             if pipe is not None:
                 with contextlib.suppress(OSError):
                     pipe.close()
         self._stderr.close()
 
-    def how_it_ended(self) -> str:
-        """Exit status or signal, and the last line of its complaint."""
+    def exit_reason(self) -> str:
+        """The exit status or signal, and the last line of standard error."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._popen.wait(AFTER_KILL_SECONDS)
+            self._popen.wait(KILL_WAIT_SECONDS)
         code = self._popen.returncode
-        how = "it closed its output" if code is None else f"signal {-code}" if code < 0 else f"exit status {code}"
+        status = "closed its output" if code is None else f"signal {-code}" if code < 0 else f"exit status {code}"
         self._stderr.seek(0, os.SEEK_END)
         self._stderr.seek(max(0, self._stderr.tell() - STDERR_BYTES))
-        said = self._stderr.read().decode("utf-8", "replace").strip().splitlines()
-        return f"{how}: {said[-1][:300]}" if said else how
+        error_lines = self._stderr.read().decode("utf-8", "replace").strip().splitlines()
+        return f"{status}: {error_lines[-1][:300]}" if error_lines else status
 
 
-def _read(line: bytes) -> Mapping[str, Any] | None:
+def _parse_line(line: bytes) -> Mapping[str, Any] | None:
     with contextlib.suppress(ValueError):
-        words = json.loads(line)
-        if isinstance(words, dict):
-            return words
+        message = json.loads(line)
+        if isinstance(message, dict):
+            return message
     return None
 
 
 class Children:
-    """All children of a run; leaving the `with` ends them, whatever happened."""
+    """All children of a run; leaving the `with` block kills them."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
         self._running: dict[str, Child] = {}
-        self._heard: list[ChildMessage] = []
+        self._messages: list[ChildMessage] = []
 
     def __enter__(self) -> Children:
         return self
 
     def __exit__(self, *_: object) -> None:
         for name in list(self._running):
-            self.end(name)
+            self.kill(name)
         self._selector.close()
 
     @property
@@ -158,37 +156,37 @@ class Children:
         try:
             child = Child(name, program)
         except OSError as error:
-            self._heard.append(ChildMessage(name, None, f"{program.python}: {error.strerror}"))
+            self._messages.append(ChildMessage(name, None, f"{program.python}: {error.strerror}"))
             return
         self._running[name] = child
         self._selector.register(child.output, selectors.EVENT_READ, child)
 
-    def tell(self, name: str, words: Mapping[str, Any]) -> None:
-        self._running[name].tell(words)
+    def send(self, name: str, request: Mapping[str, Any]) -> None:
+        self._running[name].send(request)
 
-    def end(self, name: str) -> None:
+    def kill(self, name: str) -> None:
         child = self._running.pop(name, None)
         if child is not None:
             self._selector.unregister(child.output)
-            child.end()
+            child.kill()
 
-    def hear(self, until: float) -> ChildMessage | None:
-        """The next line of any child, or None when the monotonic clock has come to `until`."""
-        while not self._heard:
-            left = until - time.monotonic()
-            if left <= 0 or not self._running:
-                if left > 0:
-                    time.sleep(min(left, 0.05))
+    def next_message(self, deadline: float) -> ChildMessage | None:
+        """The next message of any child, or None when the monotonic clock has reached `deadline`."""
+        while not self._messages:
+            remaining_seconds = deadline - time.monotonic()
+            if remaining_seconds <= 0 or not self._running:
+                if remaining_seconds > 0:
+                    time.sleep(min(remaining_seconds, 0.05))
                 return None
-            for key, _ in self._selector.select(left):
-                self._take(key.data)
-        return self._heard.pop(0)
+            for key, _ in self._selector.select(remaining_seconds):
+                self._read_output(key.data)
+        return self._messages.pop(0)
 
-    def _take(self, child: Child) -> None:
-        lines = child.lines()
-        if lines is not None:
-            self._heard += [ChildMessage(child.name, words) for words in lines]
+    def _read_output(self, child: Child) -> None:
+        messages = child.read_messages()
+        if messages is not None:
+            self._messages += [ChildMessage(child.name, message) for message in messages]
             return
-        why = child.how_it_ended()
-        self.end(child.name)
-        self._heard.append(ChildMessage(child.name, None, why))
+        reason = child.exit_reason()
+        self.kill(child.name)
+        self._messages.append(ChildMessage(child.name, None, reason))

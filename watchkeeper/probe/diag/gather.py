@@ -1,6 +1,6 @@
-"""The first look of a run: what NVML, CUDA and files say before anything works, put together for `diag_software`.
+"""Gather the facts for `software_checks` from NVML, CUDA and files, before any test uses a GPU.
 
-`diag_run` calls `look`. NVML and CUDA are asked in children; one that does not answer in time is a fact too.
+`runner` calls `gather_facts`. NVML and CUDA are queried in child processes; a timeout is also a fact.
 """
 
 from __future__ import annotations
@@ -14,39 +14,39 @@ from watchkeeper.probe.diag import child_processes, software_facts
 from watchkeeper.probe.diag.software_facts import CudaStatus, GpuReading, NvmlStatus, SoftwareFacts, SystemPaths
 from watchkeeper.readers.node.node import NodeFacts
 
-# A driver without persistence mode wakes each GPU first, which takes seconds for each.
-ANSWER_SECONDS = 90.0
-WATCH, CUDA = "watch", "cuda"
+# Without persistence mode, the driver initialises each GPU first, which takes seconds per GPU.
+TIMEOUT_SECONDS = 90.0
+NVML, CUDA = "nvml", "cuda"
 
 
 class _FactsCollector:
-    """What has been heard so far."""
+    """The facts from all messages so far."""
 
     def __init__(self) -> None:
         self.driver: NvmlStatus | None = None
         self.cuda: CudaStatus | None = None
         self.gpus: tuple[GpuReading, ...] = ()
         self.lost: tuple[str, ...] = ()
-        self.is_read = False
+        self.is_nvml_done = False
 
     @property
-    def is_whole(self) -> bool:
-        return self.is_read and self.cuda is not None
+    def is_complete(self) -> bool:
+        return self.is_nvml_done and self.cuda is not None
 
-    def take(self, line: child_processes.ChildMessage) -> None:
-        words: Mapping[str, Any] = line.words or {"say": "ended", "why": line.why}
-        if line.child == CUDA:
-            self.cuda = self.cuda or _cuda(words)
-        elif words["say"] == "hello":
-            self.driver = NvmlStatus(str(words["driver"]), str(words["library"]), int(words["count"]))
-        elif words["say"] == "reading":
-            self.gpus, self.lost = software_facts.read_gpus(words["gpus"])
-            self.is_read = True
-        elif words["say"] in ("broken", "ended"):
-            # The child ends after it has said what is broken: the first word counts.
-            if self.driver is None or self.driver.broken is None:
-                self.driver = NvmlStatus(broken=str(words.get("reason", "UNKNOWN")), why=str(words["why"]))
-            self.is_read = True
+    def add_message(self, message: child_processes.ChildMessage) -> None:
+        body: Mapping[str, Any] = message.body or {"type": "ended", "why": message.exit_reason}
+        if message.child == CUDA:
+            self.cuda = self.cuda or _parse_cuda_status(body)
+        elif body["type"] == "ready":
+            self.driver = NvmlStatus(str(body["driver"]), str(body["library"]), int(body["count"]))
+        elif body["type"] == "reading":
+            self.gpus, self.lost = software_facts.read_gpus(body["gpus"])
+            self.is_nvml_done = True
+        elif body["type"] in ("start_failed", "ended"):
+            # The child exits after it reports an error: the first message has the reason.
+            if self.driver is None or self.driver.error_name is None:
+                self.driver = NvmlStatus(error_name=str(body.get("reason", "UNKNOWN")), error_text=str(body["why"]))
+            self.is_nvml_done = True
 
 
 def gather_facts(
@@ -54,42 +54,44 @@ def gather_facts(
     programs: Mapping[str, child_processes.ChildProgram],
     *,
     node: NodeFacts | None,
-    trees: SystemPaths,
+    paths: SystemPaths,
     expected_gpus: int | None = None,
-    seconds: float = ANSWER_SECONDS,
+    timeout_seconds: float = TIMEOUT_SECONDS,
 ) -> SoftwareFacts:
-    """Start both children and hear them; the one that watches goes on."""
-    for name in (CUDA, WATCH):
+    """Start both children and collect their facts; the NVML child keeps running."""
+    for name in (CUDA, NVML):
         children.start(name, programs[name])
-    heard, until = _FactsCollector(), time.monotonic() + seconds
-    while not heard.is_whole and time.monotonic() < until:
-        line = children.hear(until)
-        if line is not None:
-            heard.take(line)
-    late = f"no answer within {seconds:g} s"
-    driver = heard.driver if heard.driver is not None and heard.is_read else NvmlStatus(broken="TIMEOUT", why=late)
+    collector, deadline = _FactsCollector(), time.monotonic() + timeout_seconds
+    while not collector.is_complete and time.monotonic() < deadline:
+        message = children.next_message(deadline)
+        if message is not None:
+            collector.add_message(message)
+    timeout_text = f"no answer within {timeout_seconds:g} s"
+    driver = collector.driver
+    if driver is None or not collector.is_nvml_done:
+        driver = NvmlStatus(error_name="TIMEOUT", error_text=timeout_text)
     return SoftwareFacts(
         driver,
-        heard.cuda or CudaStatus(0, -1, "no answer", why=late),
-        gpus=heard.gpus,
-        lost=heard.lost,
+        collector.cuda or CudaStatus(0, -1, "no answer", error_text=timeout_text),
+        gpus=collector.gpus,
+        lost=collector.lost,
         node=node,
         expected_gpus=expected_gpus,
-        device_files=software_facts.device_files(heard.gpus, trees.dev),
-        has_nouveau=(trees.sysfs / software_facts.NOUVEAU).is_dir(),
-        local_cpus=software_facts.local_cpus(heard.gpus, trees.sysfs),
+        device_files=software_facts.device_files(collector.gpus, paths.dev),
+        has_nouveau=(paths.sysfs / software_facts.NOUVEAU_MODULE).is_dir(),
+        local_cpus=software_facts.local_cpus(collector.gpus, paths.sysfs),
         allowed_cpus=frozenset(os.sched_getaffinity(0)),
         environment=dict(os.environ),
     )
 
 
-def _cuda(words: Mapping[str, Any]) -> CudaStatus:
-    if words["say"] != "cuda":
-        return CudaStatus(0, -1, "no answer", why=str(words.get("why", "")))
+def _parse_cuda_status(body: Mapping[str, Any]) -> CudaStatus:
+    if body["type"] != "cuda":
+        return CudaStatus(0, -1, "no answer", error_text=str(body.get("why", "")))
     return CudaStatus(
-        words.get("library"),
-        words.get("code"),
-        str(words.get("name", "")),
-        int(words.get("count") or 0),
-        str(words.get("why", "")),
+        body.get("library"),
+        body.get("code"),
+        str(body.get("name", "")),
+        int(body.get("count") or 0),
+        str(body.get("why", "")),
     )

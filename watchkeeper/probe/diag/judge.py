@@ -1,6 +1,6 @@
-"""From what a test measured to a verdict: against what this model reaches, and against the other GPUs of the node.
+"""Judge measurements: compare each with the expected value of the GPU model and with the other GPUs of the node.
 
-`diag_run` calls `judge` once, with everything. Each sentence has both numbers, so that a person can disagree.
+`runner` calls `judge_measurements` once for all measurements. Each reason has the measured and the expected value.
 """
 
 from __future__ import annotations
@@ -13,96 +13,107 @@ from typing import Any
 from watchkeeper.model.diag import DiagVerdict, TestResult
 from watchkeeper.probe import expectations
 
-# With two GPUs nobody can say which of them is slow; a median needs a third.
-LEAST_PEERS = 3
-MOST_PROBLEMS = 8
-# The memory test without Triton: as thorough, and some ten times slower.
+# Two GPUs do not show which one is slow; a median needs a third.
+MIN_PEERS = 3
+MAX_PROBLEMS = 8
+# The memory test without Triton is as thorough and about ten times slower.
 SLOW_ENGINE = "torch"
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What a working child answered to one test. Exactly one of `measured`, `skipped` and `failed` is set."""
+    """The result of one test from a worker; exactly one of `measured`, `skip_reason` and `failure` is set."""
 
     test: str
     gpu: str
     model: str
     unit: str
     measured: float | None = None
-    skipped: str | None = None
-    failed: str | None = None
+    skip_reason: str | None = None
+    failure: str | None = None
     problems: tuple[str, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
-    # What the test itself adds to the sentence.
+    # Text of the test itself, appended to the reason.
     note: str = ""
 
 
 def judge_measurements(measurements: Sequence[Measurement]) -> tuple[TestResult, ...]:
-    """One result for each test and GPU, in the order in which they came first."""
-    worst = _worst(measurements)
-    by_test: dict[tuple[str, str], list[float]] = {}
-    for one in worst:
-        if one.measured is not None:
-            by_test.setdefault((one.test, one.model), []).append(one.measured)
-    return tuple(_judge(one, by_test.get((one.test, one.model), ())) for one in worst)
+    """One result for each test and GPU, in the order of their first measurements."""
+    merged = _merge_repeats(measurements)
+    rates_by_test: dict[tuple[str, str], list[float]] = {}
+    for measurement in merged:
+        if measurement.measured is not None:
+            rates_by_test.setdefault((measurement.test, measurement.model), []).append(measurement.measured)
+    return tuple(
+        _judge_measurement(measurement, rates_by_test.get((measurement.test, measurement.model), ()))
+        for measurement in merged
+    )
 
 
-def _worst(measurements: Iterable[Measurement]) -> list[Measurement]:
-    """A test that ran several times counts with its slowest run and with all its problems."""
-    found: dict[tuple[str, str], Measurement] = {}
-    for one in measurements:
-        known = found.get((one.test, one.gpu))
-        if known is None:
-            found[one.test, one.gpu] = one
+def _merge_repeats(measurements: Iterable[Measurement]) -> list[Measurement]:
+    """Merge repeated tests: the slowest measurement with the problems of all."""
+    merged: dict[tuple[str, str], Measurement] = {}
+    for measurement in measurements:
+        earlier = merged.get((measurement.test, measurement.gpu))
+        if earlier is None:
+            merged[measurement.test, measurement.gpu] = measurement
             continue
-        slower = min(known, one, key=lambda each: float("inf") if each.measured is None else each.measured)
-        failed = known.failed or one.failed
-        found[one.test, one.gpu] = replace(
+        slower = min(earlier, measurement, key=lambda run: float("inf") if run.measured is None else run.measured)
+        failure = earlier.failure or measurement.failure
+        merged[measurement.test, measurement.gpu] = replace(
             slower,
-            problems=(*known.problems, *one.problems),
-            failed=failed,
-            measured=None if failed else slower.measured,
+            problems=(*earlier.problems, *measurement.problems),
+            failure=failure,
+            measured=None if failure else slower.measured,
         )
-    return list(found.values())
+    return list(merged.values())
 
 
-def _judge(one: Measurement, on_node: Sequence[float]) -> TestResult:
-    facts = {name: value for name, value in one.facts.items() if isinstance(value, (int, float, str))}
-    base = TestResult(one.test, one.gpu, DiagVerdict.PASS, "", one.measured, unit=one.unit, facts=facts)
-    if one.failed is not None:
-        return replace(base, verdict=DiagVerdict.FAIL, why=one.failed, measured=None)
-    if one.problems:
-        more = len(one.problems) - MOST_PROBLEMS
-        said = "; ".join(one.problems[:MOST_PROBLEMS]) + (f"; and {more} more" if more > 0 else "")
-        return replace(base, verdict=DiagVerdict.FAIL, why=f"silent data corruption: {said}")
-    if one.measured is None:
-        return replace(base, verdict=DiagVerdict.SKIP, why=one.skipped or "it was not run")
-    peers = statistics.median(on_node) if len(on_node) >= LEAST_PEERS else None
+def _judge_measurement(measurement: Measurement, node_rates: Sequence[float]) -> TestResult:
+    facts = {name: value for name, value in measurement.facts.items() if isinstance(value, (int, float, str))}
+    test, rate, problems = measurement.test, measurement.measured, measurement.problems
+    passed = TestResult(test, measurement.gpu, DiagVerdict.PASS, "", rate, unit=measurement.unit, facts=facts)
+    if measurement.failure is not None:
+        return replace(passed, verdict=DiagVerdict.FAIL, why=measurement.failure, measured=None)
+    if problems:
+        omitted = [f"and {len(problems) - MAX_PROBLEMS} more"] if len(problems) > MAX_PROBLEMS else []
+        why = "silent data corruption: " + "; ".join([*problems[:MAX_PROBLEMS], *omitted])
+        return replace(passed, verdict=DiagVerdict.FAIL, why=why)
+    if rate is None:
+        return replace(passed, verdict=DiagVerdict.SKIP, why=measurement.skip_reason or "not run")
+    peers = statistics.median(node_rates) if len(node_rates) >= MIN_PEERS else None
     if "median" in facts:
-        # A test of pairs has its peers in itself: a slow link is slow beside the other links.
+        # A test of pairs includes its peers: a slow link is compared with the other links.
         peers = float(facts["median"])
-    row = None if facts.get("engine") == SLOW_ENGINE else expectations.of_model(one.model).get(one.test)
-    verdict, why = compare(one, row, peers)
-    return replace(base, verdict=verdict, why=why, expected=None if row is None else row.expected, peers=peers)
+    is_slow_engine = facts.get("engine") == SLOW_ENGINE
+    expectation = None if is_slow_engine else expectations.expectations_by_test(measurement.model).get(test)
+    verdict, why = compare_rate(measurement, expectation, peers)
+    expected = None if expectation is None else expectation.expected
+    return replace(passed, verdict=verdict, why=why, expected=expected, peers=peers)
 
 
-def compare(one: Measurement, row: expectations.Expectation | None, peers: float | None) -> tuple[DiagVerdict, str]:
-    """The worse of both comparisons, and a sentence with all numbers."""
-    assert one.measured is not None
-    words, verdict = [f"{one.measured:.4g} {one.unit}"], DiagVerdict.PASS
-    if one.facts.get("engine") == SLOW_ENGINE:
-        words.append("torch's own operations did it, without Triton, so its speed is not judged")
-    elif row is None:
-        words.append(f"nobody has said what {one.model} reaches")
+def compare_rate(
+    measurement: Measurement, expectation: expectations.Expectation | None, peers: float | None
+) -> tuple[DiagVerdict, str]:
+    """The worse verdict of both comparisons, and a reason with all numbers."""
+    rate = measurement.measured
+    assert rate is not None
+    parts, verdict = [f"{rate:.4g} {measurement.unit}"], DiagVerdict.PASS
+    if measurement.facts.get("engine") == SLOW_ENGINE:
+        parts.append("speed not judged: measured with torch, without Triton")
+    elif expectation is None:
+        parts.append(f"no expected value for {measurement.model}")
     else:
-        how = "reaches" if row.basis is expectations.Basis.MEASURED else "should reach about"
-        words.append(f"this model {how} {row.expected:.4g} ({one.measured / row.expected:.0%})")
-        verdict = _below(one.measured / row.expected, expectations.SHARES[row.basis])
+        relation = "reaches" if expectation.basis is expectations.Basis.MEASURED else "should reach about"
+        share = rate / expectation.expected
+        parts.append(f"this model {relation} {expectation.expected:.4g} ({share:.0%})")
+        verdict = _verdict_of_share(share, expectations.LIMITS_BY_BASIS[expectation.basis])
     if peers is not None:
-        words.append(f"the median of this node is {peers:.4g} ({one.measured / peers:.0%})")
-        verdict = max(verdict, _below(one.measured / peers, expectations.PEER_SHARES), key=list(DiagVerdict).index)
-    return verdict, "; ".join([*words, *([one.note] if one.note else [])])
+        parts.append(f"the median of this node is {peers:.4g} ({rate / peers:.0%})")
+        peer_verdict = _verdict_of_share(rate / peers, expectations.PEER_LIMITS)
+        verdict = max(verdict, peer_verdict, key=list(DiagVerdict).index)
+    return verdict, "; ".join([*parts, *([measurement.note] if measurement.note else [])])
 
 
-def _below(share: float, shares: expectations.Shares) -> DiagVerdict:
-    return DiagVerdict.FAIL if share < shares.fail else DiagVerdict.WARN if share < shares.warn else DiagVerdict.PASS
+def _verdict_of_share(share: float, limits: expectations.ShareLimits) -> DiagVerdict:
+    return DiagVerdict.FAIL if share < limits.fail else DiagVerdict.WARN if share < limits.warn else DiagVerdict.PASS

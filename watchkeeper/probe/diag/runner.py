@@ -1,8 +1,7 @@
-"""A whole diagnostic run: look, refuse what is busy, work, watch, judge. `run` is what others call.
+"""Run a diagnostic: gather facts, check software, skip busy GPUs, test and monitor the others, and judge.
 
-`watchkeeper diag` calls it on a node, and so does whoever validates a GPU after a repair. Nothing here changes a
-GPU: no clocks, no power limit, no mode. Everything that touches a driver is a child (`diag_children`), so that
-whatever hangs has a name and a deadline, and Ctrl-C ends all of it.
+`watchkeeper diag` calls `run` on a node. Nothing here changes a GPU: no clocks, no power limit, no mode. Every driver
+call is in a child process (`child_processes`), so that a hang gets a name and a timeout, and Ctrl-C ends all of them.
 """
 
 from __future__ import annotations
@@ -24,40 +23,40 @@ from watchkeeper.probe.diag.software_facts import GpuReading, SystemPaths
 from watchkeeper.probe.diag.work_loop import ReportProgress, WorkerJob, WorkLoop
 from watchkeeper.readers.node.node import NodeFacts
 
-# What an idle driver itself may have on a GPU.
-IDLE_MIB = 1024.0
-IDLE_PERCENT = 5.0
+# Limits of an idle GPU: the driver itself uses some memory.
+MAX_IDLE_MIB = 1024.0
+MAX_IDLE_PERCENT = 5.0
 AUTO, TORCH, DCGM, BOTH = "auto", "torch", "dcgm", "both"
 ENGINES = (AUTO, TORCH, DCGM, BOTH)
-MODULES = {gather.WATCH: "diag.nvml_child", gather.CUDA: "gpu_work.cuda_driver", "work": "gpu_work.worker_child"}
+MODULES = {gather.NVML: "diag.nvml_child", gather.CUDA: "gpu_work.cuda_driver", "work": "gpu_work.worker_child"}
 
 
 @dataclass(frozen=True, slots=True)
 class DiagOptions:
-    """How a run is bent; `seconds` None is the usual length of the level.
+    """Options of a run; `seconds` None means the default length of the level.
 
-    `python` is the interpreter that has torch; in tests `programs` take the place of our children.
+    `python` is an interpreter with torch. `programs` replace child programs in tests.
     """
 
     seconds: float | None = None
-    chosen: gpu_selectors.GpuSelection | None = None
+    selection: gpu_selectors.GpuSelection | None = None
     is_busy_ok: bool = False
     expected_gpus: int | None = None
     engine: str = AUTO
     python: str = sys.executable
     dcgmi: str = dcgm.PROGRAM
     programs: Mapping[str, child_processes.ChildProgram] = field(default_factory=dict)
-    trees: SystemPaths = field(default_factory=SystemPaths)
+    paths: SystemPaths = field(default_factory=SystemPaths)
 
-    def children(self) -> dict[str, child_processes.ChildProgram]:
-        usual = {
-            name: child_processes.module(module, python=self.python if name == "work" else sys.executable)
+    def child_programs(self) -> dict[str, child_processes.ChildProgram]:
+        default_programs = {
+            name: child_processes.module_program(module, python=self.python if name == "work" else sys.executable)
             for name, module in MODULES.items()
         }
-        return usual | dict(self.programs)
+        return default_programs | dict(self.programs)
 
 
-def _silent(_who: str, _test: str, _done: float, _facts: Mapping[str, Any]) -> None:
+def _ignore_progress(_worker: str, _test: str, _done: float, _facts: Mapping[str, Any]) -> None:
     pass
 
 
@@ -67,106 +66,106 @@ def run(
     now: datetime,
     node: NodeFacts | None = None,
     options: DiagOptions | None = None,
-    tell: ReportProgress = _silent,
+    report_progress: ReportProgress = _ignore_progress,
 ) -> DiagReport:
-    """Every test of this level on the chosen GPUs; `node` is what is known of the machine beside its GPUs."""
-    wished, start = options or DiagOptions(), time.monotonic()
+    """Run all tests of this level on the selected GPUs; `node` has the facts of the node other than its GPUs."""
+    options, start = options or DiagOptions(), time.monotonic()
+    selection, programs, paths = options.selection, options.child_programs(), options.paths
     with child_processes.Children() as children:
-        facts = gather.gather_facts(
-            children, wished.children(), node=node, trees=wished.trees, expected_gpus=wished.expected_gpus
-        )
-        gpus = [gpu for gpu in facts.gpus if wished.chosen is None or wished.chosen.includes(_named(gpu))]
-        others = {gpu.uuid for gpu in facts.gpus} - {gpu.uuid for gpu in gpus}
-        results = [result for result in software_checks.examine(facts) if result.gpu not in others]
-        if wished.chosen is not None:
-            missing = wished.chosen.unmatched_texts(map(_named, facts.gpus))
-            results += [TestResult("gpu_count", None, DiagVerdict.FAIL, f"GPU {word} is not there") for word in missing]
-        stopped = ""
+        facts = gather.gather_facts(children, programs, node=node, paths=paths, expected_gpus=options.expected_gpus)
+        gpus = [gpu for gpu in facts.gpus if selection is None or selection.includes(_selectable(gpu))]
+        unselected_uuids = {gpu.uuid for gpu in facts.gpus} - {gpu.uuid for gpu in gpus}
+        results = [result for result in software_checks.run_checks(facts) if result.gpu not in unselected_uuids]
+        missing = [] if selection is None else selection.unmatched_texts(map(_selectable, facts.gpus))
+        results += [TestResult("gpu_count", None, DiagVerdict.FAIL, f"GPU {text} not found") for text in missing]
+        stop_reason = ""
         if level >= 2 and gpus:
-            found, stopped = _use(children, gpus, level=level, wished=wished, tell=tell)
-            results += found
+            gpu_results, stop_reason = _run_gpu_tests(
+                children, gpus, level=level, options=options, report_progress=report_progress
+            )
+            results += gpu_results
     tested = tuple(TestedGpu(gpu.uuid, gpu.index, gpu.model) for gpu in gpus)
     seconds = round(time.monotonic() - start, 2)
-    return DiagReport(level, os.uname().nodename, now, seconds, tested, tuple(results), stopped)
+    return DiagReport(level, os.uname().nodename, now, seconds, tested, tuple(results), stop_reason)
 
 
-def _named(gpu: GpuReading) -> gpu_selectors.SelectableGpu:
+def _selectable(gpu: GpuReading) -> gpu_selectors.SelectableGpu:
     return gpu_selectors.SelectableGpu(gpu.index, gpu.uuid, gpu.pci)
 
 
-def _use(
+def _run_gpu_tests(
     children: child_processes.Children,
     gpus: Sequence[GpuReading],
     *,
     level: int,
-    wished: DiagOptions,
-    tell: ReportProgress,
+    options: DiagOptions,
+    report_progress: ReportProgress,
 ) -> tuple[list[TestResult], str]:
-    """The tests that need the GPUs for themselves."""
-    refused = [result for gpu in gpus if (result := refuse(gpu, is_busy_ok=wished.is_busy_ok)) is not None]
-    closed = {result.gpu for result in refused}
-    free = [gpu for gpu in gpus if gpu.uuid not in closed]
+    """Run the tests that need idle GPUs; returns the results and the reason of an early stop."""
+    refused = [result for gpu in gpus if (result := refuse_gpu(gpu, is_busy_ok=options.is_busy_ok)) is not None]
+    refused_uuids = {result.gpu for result in refused}
+    free = [gpu for gpu in gpus if gpu.uuid not in refused_uuids]
     if not free:
         return refused, ""
     results: list[TestResult] = [*refused]
-    if wished.engine in (DCGM, BOTH) or (wished.engine == AUTO and shutil.which(wished.dcgmi) is not None):
-        asked = _ask_dcgm(free, level, wished.dcgmi)
-        results += asked
-        has_answered = any(result.test != dcgm.NO_ANSWER for result in asked)
-        if wished.engine == DCGM and not has_answered:
-            return [*refused, *(replace(result, test=NO_WORK) for result in asked)], ""
-        if wished.engine == DCGM or (wished.engine == AUTO and has_answered):
+    if options.engine in (DCGM, BOTH) or (options.engine == AUTO and shutil.which(options.dcgmi) is not None):
+        dcgm_results = _run_dcgm(free, level, options.dcgmi)
+        results += dcgm_results
+        has_dcgm_results = any(result.test != dcgm.NO_DIAGNOSTIC for result in dcgm_results)
+        if options.engine == DCGM and not has_dcgm_results:
+            return [*refused, *(replace(result, test=NO_WORK) for result in dcgm_results)], ""
+        if options.engine == DCGM or (options.engine == AUTO and has_dcgm_results):
             return results, ""
-    work = WorkLoop(children, GpuMonitor(gpu.uuid for gpu in free), tell)
-    work.run(list(_jobs(free, level, wished)))
-    if len(free) > 1 and not work.stopped:
-        work.run([_pairs(free, wished)])
-    results += [*judge.judge_measurements(work.found), *work.watched.results()]
-    return results, work.stopped
+    loop = WorkLoop(children, GpuMonitor(gpu.uuid for gpu in free), report_progress)
+    loop.run(list(_worker_jobs(free, level, options)))
+    if len(free) > 1 and not loop.stop_reason:
+        loop.run([_pair_job(free, options)])
+    results += [*judge.judge_measurements(loop.measurements), *loop.monitor.results()]
+    return results, loop.stop_reason
 
 
-def refuse(gpu: GpuReading, *, is_busy_ok: bool) -> TestResult | None:
-    """Why a GPU is left alone: somebody uses it, or it is cut into slices."""
+def refuse_gpu(gpu: GpuReading, *, is_busy_ok: bool) -> TestResult | None:
+    """The result that says why a GPU is not tested: it is in use, or MIG is enabled."""
     if gpu.number("DCGM_FI_DEV_MIG_MODE"):
-        return TestResult(NO_WORK, gpu.uuid, DiagVerdict.SKIP, "MIG is on: there is no whole GPU to test")
-    used, busy = gpu.number("DCGM_FI_DEV_FB_USED") or 0.0, gpu.number("DCGM_FI_DEV_GPU_UTIL") or 0.0
-    said = []
+        return TestResult(NO_WORK, gpu.uuid, DiagVerdict.SKIP, "MIG is enabled: only whole GPUs can be tested")
+    used_mib, busy_percent = gpu.number("DCGM_FI_DEV_FB_USED") or 0.0, gpu.number("DCGM_FI_DEV_GPU_UTIL") or 0.0
+    reasons = []
     if gpu.programs:
-        said.append(f"programs {', '.join(str(row[0]) for row in gpu.programs[:5])} use it")
-    if used > IDLE_MIB:
-        said.append(f"{used:.0f} MiB of its memory are in use, {IDLE_MIB:.0f} are let pass")
-    if busy > IDLE_PERCENT:
-        said.append(f"it is {busy:.0f} % busy, {IDLE_PERCENT:.0f} are let pass")
-    if not said or is_busy_ok:
+        reasons.append(f"used by processes {', '.join(str(row[0]) for row in gpu.programs[:5])}")
+    if used_mib > MAX_IDLE_MIB:
+        reasons.append(f"{used_mib:.0f} MiB of memory used, the limit is {MAX_IDLE_MIB:.0f}")
+    if busy_percent > MAX_IDLE_PERCENT:
+        reasons.append(f"{busy_percent:.0f} % busy, the limit is {MAX_IDLE_PERCENT:.0f}")
+    if not reasons or is_busy_ok:
         return None
-    why = f"{'; '.join(said)}: a test would slow that work and be slowed by it. --busy-ok tests all the same"
-    return TestResult(NO_WORK, gpu.uuid, DiagVerdict.SKIP, why)
+    reason = f"{'; '.join(reasons)}: a test would disturb this workload. To test anyway, use --busy-ok"
+    return TestResult(NO_WORK, gpu.uuid, DiagVerdict.SKIP, reason)
 
 
-def _jobs(gpus: Iterable[GpuReading], level: int, wished: DiagOptions) -> Iterable[WorkerJob]:
-    seconds = wished.seconds or plan.USUAL_SECONDS.get(level, 0.0)
+def _worker_jobs(gpus: Iterable[GpuReading], level: int, options: DiagOptions) -> Iterable[WorkerJob]:
+    seconds = options.seconds or plan.DEFAULT_SECONDS.get(level, 0.0)
     for gpu in gpus:
-        is_shared = refuse(gpu, is_busy_ok=False) is not None
-        steps = plan.steps(level, seconds, is_shared=is_shared)
-        yield WorkerJob(f"gpu {gpu.index}", gpu.uuid, gpu.model, steps, _program(wished, [gpu.uuid]))
+        is_shared = refuse_gpu(gpu, is_busy_ok=False) is not None
+        steps = plan.plan_steps(level, seconds, is_shared=is_shared)
+        yield WorkerJob(f"gpu {gpu.index}", gpu.uuid, gpu.model, steps, _worker_program(options, [gpu.uuid]))
 
 
-def _pairs(gpus: Sequence[GpuReading], wished: DiagOptions) -> WorkerJob:
-    """One child that sees all GPUs; what it finds is said about the first."""
+def _pair_job(gpus: Sequence[GpuReading], options: DiagOptions) -> WorkerJob:
+    """The job of one worker that uses all GPUs; its results are reported for the first."""
     first, uuids = gpus[0], [gpu.uuid for gpu in gpus]
     step = replace(plan.P2P, options={"names": [gpu.index for gpu in gpus]})
-    return WorkerJob("gpu pairs", first.uuid, first.model, (step,), _program(wished, uuids))
+    return WorkerJob("gpu pairs", first.uuid, first.model, (step,), _worker_program(options, uuids))
 
 
-def _program(wished: DiagOptions, uuids: Sequence[str]) -> child_processes.ChildProgram:
-    usual = wished.children()["work"]
-    visible = {"CUDA_VISIBLE_DEVICES": ",".join(uuids), **(usual.environment or {})}
-    return child_processes.ChildProgram(usual.arguments, usual.python, visible)
+def _worker_program(options: DiagOptions, uuids: Sequence[str]) -> child_processes.ChildProgram:
+    program = options.child_programs()["work"]
+    environment = {"CUDA_VISIBLE_DEVICES": ",".join(uuids), **(program.environment or {})}
+    return replace(program, environment=environment)
 
 
-def _ask_dcgm(gpus: Sequence[GpuReading], level: int, program: str) -> tuple[TestResult, ...]:
-    command = dcgm.arguments(level, [gpu.index for gpu in gpus], program=program)
-    text, why = dcgm.run(command, dcgm.LIMIT_SECONDS[level])
+def _run_dcgm(gpus: Sequence[GpuReading], level: int, program: str) -> tuple[TestResult, ...]:
+    command = dcgm.command_line(level, [gpu.index for gpu in gpus], program=program)
+    text, reason = dcgm.run_dcgmi(command, dcgm.TIMEOUT_SECONDS[level])
     if text is None:
-        return (TestResult(dcgm.NO_ANSWER, None, DiagVerdict.SKIP, why),)
-    return dcgm.read(text, {gpu.index: gpu.uuid for gpu in gpus})
+        return (TestResult(dcgm.NO_DIAGNOSTIC, None, DiagVerdict.SKIP, reason),)
+    return dcgm.parse_output(text, {gpu.index: gpu.uuid for gpu in gpus})

@@ -1,7 +1,7 @@
-"""Level 1: is the software around the GPUs as it has to be? One function for each test, over facts, without a GPU.
+"""Level 1 tests of software and configuration: one function for each test, over facts, without a GPU.
 
-`diag_run` calls `examine`. A test that the node has no use for (Fabric Manager without NVSwitches) has no result; one
-that could not look says `skip` and why. Limits of health are packs/health_limits.csv.
+`runner` calls `run_checks`. A test that does not apply to the node (Fabric Manager without NVSwitches) has no result; a
+test without facts is skipped with a reason. Health limits are in packs/health_limits.csv.
 """
 
 from __future__ import annotations
@@ -17,156 +17,166 @@ FABRIC_MANAGER = "nvidia-fabricmanager.service"
 # cuda.h: CUDA_ERROR_SYSTEM_NOT_READY, CUDA_ERROR_SYSTEM_DRIVER_MISMATCH, and no device.
 SYSTEM_NOT_READY, DRIVER_MISMATCH, NO_DEVICE = 802, 803, 100
 CUDA_REMEDIES = {
-    SYSTEM_NOT_READY: "the NVLink fabric is not ready: look at nvidia-fabricmanager",
-    DRIVER_MISMATCH: "libcuda does not fit the loaded kernel module: reboot, or reload the driver",
-    NO_DEVICE: "CUDA sees no GPU: look at CUDA_VISIBLE_DEVICES and at device files",
+    SYSTEM_NOT_READY: "the NVLink fabric is not ready; check nvidia-fabricmanager",
+    DRIVER_MISMATCH: "libcuda does not match the loaded kernel driver; reboot, or reload the driver",
+    NO_DEVICE: "CUDA sees no GPU; check CUDA_VISIBLE_DEVICES and the device files",
 }
 PROHIBITED = 2
 FABRIC_COMPLETED = "fabric_in_progress"
 
 
-def examine(facts: SoftwareFacts) -> tuple[TestResult, ...]:
-    found = [result for test in NODE_TESTS for result in test(facts)]
+def run_checks(facts: SoftwareFacts) -> tuple[TestResult, ...]:
+    results = [result for test in NODE_TESTS for result in test(facts)]
     for gpu in facts.gpus:
-        found += [result for gpu_test in GPU_TESTS for result in gpu_test(facts, gpu)]
-    return tuple(found)
+        results += [result for gpu_test in GPU_TESTS for result in gpu_test(facts, gpu)]
+    return tuple(results)
 
 
-def _node(test: str, verdict: DiagVerdict, why: str, **numbers: float) -> TestResult:
-    return TestResult(test, None, verdict, why, **numbers)  # type: ignore[arg-type]
+def _node_result(test: str, verdict: DiagVerdict, why: str, **values: float) -> TestResult:
+    return TestResult(test, None, verdict, why, **values)  # type: ignore[arg-type]
 
 
-def nvml(facts: SoftwareFacts) -> Iterator[TestResult]:
+def check_nvml(facts: SoftwareFacts) -> Iterator[TestResult]:
     driver = facts.driver
-    if driver.broken is None:
-        yield _node("nvml", DiagVerdict.PASS, f"NVML {driver.library} answers, driver {driver.version}")
-    elif facts.on_bus == 0:
-        yield _node("nvml", DiagVerdict.SKIP, f"no GPU is on the PCI bus, and NVML says {driver.broken}: {driver.why}")
+    if driver.error_name is None:
+        yield _node_result("nvml", DiagVerdict.PASS, f"NVML {driver.library} answers, driver {driver.version}")
+    elif facts.gpus_on_bus == 0:
+        yield _node_result(
+            "nvml", DiagVerdict.SKIP, f"no GPU on the PCI bus; NVML error {driver.error_name}: {driver.error_text}"
+        )
     else:
-        words = f"NVML says {driver.broken}: {driver.why}; {facts.on_bus} GPUs are on the PCI bus"
-        yield _node("nvml", DiagVerdict.FAIL, words)
-    for sentence in facts.lost:
-        yield _node("gpus_answer", DiagVerdict.FAIL, sentence)
+        text = f"NVML error {driver.error_name}: {driver.error_text}; {facts.gpus_on_bus} GPUs on the PCI bus"
+        yield _node_result("nvml", DiagVerdict.FAIL, text)
+    for text in facts.lost:
+        yield _node_result("gpus_answer", DiagVerdict.FAIL, text)
 
 
-def driver_versions(facts: SoftwareFacts) -> Iterator[TestResult]:
-    loaded = None if facts.node is None else facts.node.driver
-    library = facts.driver.library
-    if loaded is None or facts.driver.version is None or library is None:
+def check_driver_versions(facts: SoftwareFacts) -> Iterator[TestResult]:
+    loaded_version = None if facts.node is None else facts.node.driver
+    library_version = facts.driver.library
+    if loaded_version is None or facts.driver.version is None or library_version is None:
         return
     # NVML's own version is CUDA's major version and then the driver's: 13.580.95.05.
-    is_same = facts.driver.version == loaded and library.endswith(loaded)
-    words = f"the loaded module is {loaded}, the driver says {facts.driver.version}, the library is {library}"
-    remedy = "" if is_same else "; reboot, or reload the driver, after an update"
-    yield _node("driver_versions", DiagVerdict.PASS if is_same else DiagVerdict.FAIL, words + remedy)
+    is_same = facts.driver.version == loaded_version and library_version.endswith(loaded_version)
+    text = f"kernel driver {loaded_version}, NVML driver {facts.driver.version}, library {library_version}"
+    next_step = "" if is_same else "; after an update, reboot or reload the driver"
+    yield _node_result("driver_versions", DiagVerdict.PASS if is_same else DiagVerdict.FAIL, text + next_step)
 
 
-def denylist(facts: SoftwareFacts) -> Iterator[TestResult]:
-    words = "nouveau is loaded, and NVIDIA's driver cannot have its GPUs" if facts.has_nouveau else "no nouveau"
-    yield _node("denylist", DiagVerdict.FAIL if facts.has_nouveau else DiagVerdict.PASS, words)
+def check_denylist(facts: SoftwareFacts) -> Iterator[TestResult]:
+    text = "nouveau is loaded and blocks the NVIDIA driver" if facts.has_nouveau else "nouveau is not loaded"
+    yield _node_result("denylist", DiagVerdict.FAIL if facts.has_nouveau else DiagVerdict.PASS, text)
 
 
-def device_files(facts: SoftwareFacts) -> Iterator[TestResult]:
+def check_device_files(facts: SoftwareFacts) -> Iterator[TestResult]:
     if not facts.gpus:
         return
-    bad = [file for file in facts.device_files if not file.is_usable]
-    absent = ", ".join(file.path for file in bad if not file.is_there)
-    closed = ", ".join(file.path for file in bad if file.is_there)
-    sentences = [f"{absent} not there" if absent else "", f"{closed} may not be read and written" if closed else ""]
-    words = "; ".join(filter(None, sentences)) or f"{len(facts.device_files)} device files can be used"
-    yield _node("device_files", DiagVerdict.FAIL if bad else DiagVerdict.PASS, words)
+    unusable = [file for file in facts.device_files if not file.is_usable]
+    missing = ", ".join(file.path for file in unusable if not file.exists)
+    not_permitted = ", ".join(file.path for file in unusable if file.exists)
+    parts = [f"{missing} missing" if missing else "", f"no access to {not_permitted}" if not_permitted else ""]
+    text = "; ".join(filter(None, parts)) or f"{len(facts.device_files)} device files are accessible"
+    yield _node_result("device_files", DiagVerdict.FAIL if unusable else DiagVerdict.PASS, text)
 
 
-def gpu_count(facts: SoftwareFacts) -> Iterator[TestResult]:
-    wanted = max(facts.on_bus, facts.expected_gpus or 0)
-    if wanted == 0 and not facts.gpus:
+def check_gpu_count(facts: SoftwareFacts) -> Iterator[TestResult]:
+    expected = max(facts.gpus_on_bus, facts.expected_gpus or 0)
+    if expected == 0 and not facts.gpus:
         return
     count = len(facts.gpus)
-    told = "" if facts.expected_gpus is None else f", {facts.expected_gpus} are expected"
-    words = f"{count} GPUs answer, {facts.on_bus} are on the PCI bus{told}"
-    verdict = DiagVerdict.FAIL if count < wanted else DiagVerdict.PASS
-    yield _node("gpu_count", verdict, words, measured=count, expected=wanted or count)
+    expected_text = "" if facts.expected_gpus is None else f", {facts.expected_gpus} expected"
+    text = f"{count} GPUs answer, {facts.gpus_on_bus} on the PCI bus{expected_text}"
+    verdict = DiagVerdict.FAIL if count < expected else DiagVerdict.PASS
+    yield _node_result("gpu_count", verdict, text, measured=count, expected=expected or count)
 
 
-def cuda(facts: SoftwareFacts) -> Iterator[TestResult]:
-    found = facts.cuda
-    if found is None or (facts.driver.broken is not None and facts.on_bus == 0):
+def check_cuda(facts: SoftwareFacts) -> Iterator[TestResult]:
+    status = facts.cuda
+    if status is None or (facts.driver.error_name is not None and facts.gpus_on_bus == 0):
         return
-    if found.library is None:
-        yield _node("cuda", DiagVerdict.FAIL, f"libcuda.so.1 cannot be loaded: {found.why}")
+    if status.version is None:
+        yield _node_result("cuda", DiagVerdict.FAIL, f"libcuda.so.1 cannot be loaded: {status.error_text}")
         return
-    version = f"CUDA {found.library // 1000}.{found.library % 1000 // 10}"
-    if found.code != 0:
-        remedy = CUDA_REMEDIES.get(found.code or 0, "")
-        words = f"{version} does not start: {found.name} ({found.code}){': ' if remedy else ''}{remedy}"
-        yield _node("cuda", DiagVerdict.FAIL, words)
+    version = f"CUDA {status.version // 1000}.{status.version % 1000 // 10}"
+    if status.error_code != 0:
+        next_step = CUDA_REMEDIES.get(status.error_code or 0, "")
+        text = (
+            f"{version} does not start: {status.error_name} ({status.error_code}){': ' if next_step else ''}{next_step}"
+        )
+        yield _node_result("cuda", DiagVerdict.FAIL, text)
         return
-    hidden = facts.environment.get("CUDA_VISIBLE_DEVICES")
-    if found.count < len(facts.gpus):
-        why = f", CUDA_VISIBLE_DEVICES is {hidden!r}" if hidden is not None else ""
-        words = f"{version} sees {found.count} of {len(facts.gpus)} GPUs{why}"
-        # Slices and a variable of the user's hide GPUs on purpose.
-        yield _node("cuda", DiagVerdict.WARN, words, measured=found.count, expected=len(facts.gpus))
+    visible_devices = facts.environment.get("CUDA_VISIBLE_DEVICES")
+    if status.gpu_count < len(facts.gpus):
+        variable_text = f", CUDA_VISIBLE_DEVICES is {visible_devices!r}" if visible_devices is not None else ""
+        text = f"{version} sees {status.gpu_count} of {len(facts.gpus)} GPUs{variable_text}"
+        # MIG and CUDA_VISIBLE_DEVICES hide GPUs on purpose.
+        yield _node_result("cuda", DiagVerdict.WARN, text, measured=status.gpu_count, expected=len(facts.gpus))
         return
-    yield _node("cuda", DiagVerdict.PASS, f"{version} starts and sees {found.count} GPUs")
+    yield _node_result("cuda", DiagVerdict.PASS, f"{version} starts and sees {status.gpu_count} GPUs")
 
 
-def fabric_service(facts: SoftwareFacts) -> Iterator[TestResult]:
+def check_fabric_manager(facts: SoftwareFacts) -> Iterator[TestResult]:
     node = facts.node
     if node is None or not any(device.kind is pci_sysfs.DeviceKind.SWITCH for device in node.pci):
         return
     if node.units is None:
-        yield _node("fabric_manager", DiagVerdict.SKIP, "there are NVSwitches, and systemd could not be asked")
+        yield _node_result("fabric_manager", DiagVerdict.SKIP, "NVSwitches found, but systemd could not be queried")
         return
     unit = next((unit for unit in node.units if unit.name == FABRIC_MANAGER), None)
-    words = f"{FABRIC_MANAGER} is {'not installed' if unit is None else f'{unit.active} ({unit.sub})'}"
+    text = f"{FABRIC_MANAGER} is {'not installed' if unit is None else f'{unit.active} ({unit.sub})'}"
     is_running = unit is not None and unit.is_running
-    yield _node("fabric_manager", DiagVerdict.PASS if is_running else DiagVerdict.FAIL, words)
+    yield _node_result("fabric_manager", DiagVerdict.PASS if is_running else DiagVerdict.FAIL, text)
 
 
-def shared_memory(facts: SoftwareFacts) -> Iterator[TestResult]:
+def check_shared_memory(facts: SoftwareFacts) -> Iterator[TestResult]:
     space = None if facts.node is None else facts.node.shared_memory
     if space is None:
         return
     limit = expectations.health_limits()["shared_memory"]
-    words = f"{space.path} has {space.size_bytes / 2**30:.1f} GiB, at least {limit / 2**30:.0f} GiB is wanted"
-    yield _node("shared_memory", DiagVerdict.WARN if space.size_bytes < limit else DiagVerdict.PASS, words)
+    text = f"{space.path} has {space.size_bytes / 2**30:.1f} GiB, at least {limit / 2**30:.0f} GiB is recommended"
+    yield _node_result("shared_memory", DiagVerdict.WARN if space.size_bytes < limit else DiagVerdict.PASS, text)
 
 
-def persistence_mode(_: SoftwareFacts, gpu: GpuReading) -> Iterator[TestResult]:
+def check_persistence_mode(_: SoftwareFacts, gpu: GpuReading) -> Iterator[TestResult]:
     mode = gpu.number("DCGM_FI_DEV_PERSISTENCE_MODE")
     if mode is not None:
-        words = "on" if mode else "off: each first use of the GPU waits for the driver; start nvidia-persistenced"
+        text = (
+            "on"
+            if mode
+            else "off: the driver initialises the GPU again for the next process; start nvidia-persistenced"
+        )
         verdict = DiagVerdict.PASS if mode else DiagVerdict.WARN
-        yield TestResult("persistence_mode", gpu.uuid, verdict, f"persistence mode is {words}")
+        yield TestResult("persistence_mode", gpu.uuid, verdict, f"persistence mode is {text}")
 
 
-def ecc_mode(_: SoftwareFacts, gpu: GpuReading) -> Iterator[TestResult]:
-    now, then = gpu.number("DCGM_FI_DEV_ECC_CURRENT"), gpu.number("DCGM_FI_DEV_ECC_PENDING")
-    if now is None:
+def check_ecc_mode(_: SoftwareFacts, gpu: GpuReading) -> Iterator[TestResult]:
+    current, pending = gpu.number("DCGM_FI_DEV_ECC_CURRENT"), gpu.number("DCGM_FI_DEV_ECC_PENDING")
+    if current is None:
         return
-    said = {True: "on", False: "off"}
-    if then is not None and then != now:
-        words = f"ECC is {said[bool(now)]}, and will be {said[bool(then)]} after a reset"
-        yield TestResult("ecc_mode", gpu.uuid, DiagVerdict.WARN, words)
-    elif now:
+    mode_names = {True: "on", False: "off"}
+    if pending is not None and pending != current:
+        text = f"ECC is {mode_names[bool(current)]}, {mode_names[bool(pending)]} after the next reset"
+        yield TestResult("ecc_mode", gpu.uuid, DiagVerdict.WARN, text)
+    elif current:
         yield TestResult("ecc_mode", gpu.uuid, DiagVerdict.PASS, "ECC is on")
     else:
-        yield TestResult("ecc_mode", gpu.uuid, DiagVerdict.WARN, "ECC is off: memory errors stay unseen")
+        yield TestResult("ecc_mode", gpu.uuid, DiagVerdict.WARN, "ECC is off: memory errors are not detected")
 
 
-def modes(_: SoftwareFacts, gpu: GpuReading) -> Iterator[TestResult]:
+def check_modes(_: SoftwareFacts, gpu: GpuReading) -> Iterator[TestResult]:
     mig, compute = gpu.number("DCGM_FI_DEV_MIG_MODE"), gpu.number("DCGM_FI_DEV_COMPUTE_MODE")
     if mig is not None:
         yield TestResult("mig_mode", gpu.uuid, DiagVerdict.PASS, f"MIG is {'on' if mig else 'off'}")
     if compute is not None:
-        is_closed = compute == PROHIBITED
-        words = "compute mode is prohibited: no program may use the GPU" if is_closed else f"compute mode {compute:g}"
-        yield TestResult("compute_mode", gpu.uuid, DiagVerdict.FAIL if is_closed else DiagVerdict.PASS, words)
+        is_prohibited = compute == PROHIBITED
+        text = (
+            "compute mode is prohibited: no process may use the GPU" if is_prohibited else f"compute mode {compute:g}"
+        )
+        yield TestResult("compute_mode", gpu.uuid, DiagVerdict.FAIL if is_prohibited else DiagVerdict.PASS, text)
 
 
-def memory_repairs(_: SoftwareFacts, gpu: GpuReading) -> Iterator[TestResult]:
-    """Rows and pages that wait for a reset, or can no longer be repaired."""
+def check_memory_repairs(_: SoftwareFacts, gpu: GpuReading) -> Iterator[TestResult]:
+    """Rows and pages that need a reset, or can no longer be repaired."""
     flags = {
         "remap_failed": ("DCGM_FI_DEV_ROW_REMAP_FAILURE", DiagVerdict.FAIL, "row remapping has failed"),
         "unrepairable_memory": ("DCGM_FI_DEV_MEMORY_UNREPAIRABLE_FLAG", DiagVerdict.FAIL, "memory cannot be repaired"),
@@ -175,98 +185,98 @@ def memory_repairs(_: SoftwareFacts, gpu: GpuReading) -> Iterator[TestResult]:
             DiagVerdict.FAIL,
             "uncorrectable errors since the last reset",
         ),
-        "remap_pending": ("DCGM_FI_DEV_ROW_REMAP_PENDING", DiagVerdict.WARN, "a row remap waits for a reset"),
-        "pages_pending": ("DCGM_FI_DEV_RETIRED_PENDING", DiagVerdict.WARN, "a page retirement waits for a reset"),
+        "remap_pending": ("DCGM_FI_DEV_ROW_REMAP_PENDING", DiagVerdict.WARN, "a row remap needs a reset"),
+        "pages_pending": ("DCGM_FI_DEV_RETIRED_PENDING", DiagVerdict.WARN, "a page retirement needs a reset"),
     }
-    limits, seen = expectations.health_limits(), 0
-    for check, (family, verdict, words) in flags.items():
+    limits, counters_read = expectations.health_limits(), 0
+    for check, (family, verdict, text) in flags.items():
         value = gpu.number(family)
         if value is None:
             continue
-        seen += 1
+        counters_read += 1
         if value >= limits[check]:
-            why = f"{words}: {value:g}, the limit is {limits[check]:g}"
-            yield TestResult("memory_repairs", gpu.uuid, verdict, why)
+            reason = f"{text}: {value:g}, the limit is {limits[check]:g}"
+            yield TestResult("memory_repairs", gpu.uuid, verdict, reason)
             return
-    if seen:
-        yield TestResult("memory_repairs", gpu.uuid, DiagVerdict.PASS, "no repair is pending or has failed")
+    if counters_read:
+        yield TestResult("memory_repairs", gpu.uuid, DiagVerdict.PASS, "no pending or failed memory repair")
 
 
-def inforom(_: SoftwareFacts, gpu: GpuReading) -> Iterator[TestResult]:
+def check_inforom(_: SoftwareFacts, gpu: GpuReading) -> Iterator[TestResult]:
     valid = gpu.number("DCGM_FI_DEV_INFOROM_CONFIG_VALID")
     if valid is not None:
-        words = "the InfoROM is valid" if valid else "the InfoROM is corrupted"
-        yield TestResult("inforom", gpu.uuid, DiagVerdict.PASS if valid else DiagVerdict.WARN, words)
+        text = "the InfoROM is valid" if valid else "the InfoROM is corrupted"
+        yield TestResult("inforom", gpu.uuid, DiagVerdict.PASS if valid else DiagVerdict.WARN, text)
 
 
-def recovery_action(_: SoftwareFacts, gpu: GpuReading) -> Iterator[TestResult]:
+def check_recovery_action(_: SoftwareFacts, gpu: GpuReading) -> Iterator[TestResult]:
     action = gpu.number("watchkeeper_gpu_recovery_action")
     if action is not None:
-        words = f"the driver asks for recovery action {action:g}" if action else "the driver asks for no recovery"
-        yield TestResult("recovery_action", gpu.uuid, DiagVerdict.FAIL if action else DiagVerdict.PASS, words)
+        text = f"the driver requests recovery action {action:g}" if action else "no recovery action requested"
+        yield TestResult("recovery_action", gpu.uuid, DiagVerdict.FAIL if action else DiagVerdict.PASS, text)
 
 
-def pcie_link(_: SoftwareFacts, gpu: GpuReading) -> Iterator[TestResult]:
-    """Lanes; the generation drops at idle, and what it is under load shows in the bandwidth of level 2."""
-    now, most = gpu.number("DCGM_FI_DEV_PCIE_LINK_WIDTH"), gpu.number("DCGM_FI_DEV_PCIE_MAX_LINK_WIDTH")
-    if now is None or not most:
+def check_pcie_link(_: SoftwareFacts, gpu: GpuReading) -> Iterator[TestResult]:
+    """PCIe lanes only: the generation drops when idle, and level 2 measures the bandwidth under load."""
+    lanes, max_lanes = gpu.number("DCGM_FI_DEV_PCIE_LINK_WIDTH"), gpu.number("DCGM_FI_DEV_PCIE_MAX_LINK_WIDTH")
+    if lanes is None or not max_lanes:
         return
-    speed = gpu.number("DCGM_FI_DEV_PCIE_LINK_GEN")
-    words = f"{now:g} of {most:g} PCIe lanes" + ("" if speed is None else f", generation {speed:g} now")
-    is_narrow = now / most < expectations.health_limits()["link_width"]
+    generation = gpu.number("DCGM_FI_DEV_PCIE_LINK_GEN")
+    text = f"{lanes:g} of {max_lanes:g} PCIe lanes" + ("" if generation is None else f", generation {generation:g} now")
+    is_narrow = lanes / max_lanes < expectations.health_limits()["link_width"]
     verdict = DiagVerdict.FAIL if is_narrow else DiagVerdict.PASS
-    yield TestResult("pcie_link", gpu.uuid, verdict, words, measured=now, expected=most, unit="lanes")
+    yield TestResult("pcie_link", gpu.uuid, verdict, text, measured=lanes, expected=max_lanes, unit="lanes")
 
 
-def nvlink(_: SoftwareFacts, gpu: GpuReading) -> Iterator[TestResult]:
+def check_nvlink(_: SoftwareFacts, gpu: GpuReading) -> Iterator[TestResult]:
     links = gpu.parts("watchkeeper_gpu_nvlink_up")
     up = sum(bool(state) for state in links.values())
-    # A GPU that stands alone has links and nothing at their ends: all down is no fault.
+    # The NVLinks of a GPU without peers are all down, which is not a fault.
     if not links or up == 0:
         return
     down = ", ".join(link for link, state in links.items() if not state)
-    words = f"{up} of {len(links)} NVLinks are up" + (f"; down: {down}" if down else "")
+    text = f"{up} of {len(links)} NVLinks are up" + (f"; down: {down}" if down else "")
     verdict = DiagVerdict.FAIL if down else DiagVerdict.PASS
-    yield TestResult("nvlink", gpu.uuid, verdict, words, measured=up, expected=len(links), unit="links")
+    yield TestResult("nvlink", gpu.uuid, verdict, text, measured=up, expected=len(links), unit="links")
 
 
-def fabric(_: SoftwareFacts, gpu: GpuReading) -> Iterator[TestResult]:
+def check_fabric(_: SoftwareFacts, gpu: GpuReading) -> Iterator[TestResult]:
     state = gpu.number("DCGM_FI_DEV_FABRIC_MANAGER_STATUS")
     if state is not None:
-        wanted = expectations.health_limits()[FABRIC_COMPLETED]
-        words = f"the NVLink fabric's status is {state:g}, {wanted:g} is set up"
-        yield TestResult("fabric", gpu.uuid, DiagVerdict.PASS if state == wanted else DiagVerdict.FAIL, words)
+        completed = expectations.health_limits()[FABRIC_COMPLETED]
+        text = f"NVLink fabric status {state:g}, expected {completed:g} (completed)"
+        yield TestResult("fabric", gpu.uuid, DiagVerdict.PASS if state == completed else DiagVerdict.FAIL, text)
 
 
-def numa(facts: SoftwareFacts, gpu: GpuReading) -> Iterator[TestResult]:
-    near = facts.local_cpus.get(gpu.pci)
-    if not near or not facts.allowed_cpus:
+def check_numa(facts: SoftwareFacts, gpu: GpuReading) -> Iterator[TestResult]:
+    local_cpus = facts.local_cpus.get(gpu.pci)
+    if not local_cpus or not facts.allowed_cpus:
         return
-    both = near & facts.allowed_cpus
-    words = f"{len(both)} of the {len(near)} processors near the GPU may be used from here"
-    why = words if both else f"{words}: every copy crosses to another socket; look at cpusets and taskset"
-    yield TestResult("numa", gpu.uuid, DiagVerdict.PASS if both else DiagVerdict.WARN, why)
+    usable_cpus = local_cpus & facts.allowed_cpus
+    text = f"this process may use {len(usable_cpus)} of the {len(local_cpus)} CPUs near the GPU"
+    reason = text if usable_cpus else f"{text}: every copy crosses to another socket; check cpusets and taskset"
+    yield TestResult("numa", gpu.uuid, DiagVerdict.PASS if usable_cpus else DiagVerdict.WARN, reason)
 
 
 NODE_TESTS: tuple[Callable[[SoftwareFacts], Iterator[TestResult]], ...] = (
-    nvml,
-    driver_versions,
-    denylist,
-    device_files,
-    gpu_count,
-    cuda,
-    fabric_service,
-    shared_memory,
+    check_nvml,
+    check_driver_versions,
+    check_denylist,
+    check_device_files,
+    check_gpu_count,
+    check_cuda,
+    check_fabric_manager,
+    check_shared_memory,
 )
 GPU_TESTS: tuple[Callable[[SoftwareFacts, GpuReading], Iterator[TestResult]], ...] = (
-    persistence_mode,
-    ecc_mode,
-    modes,
-    memory_repairs,
-    inforom,
-    recovery_action,
-    pcie_link,
-    nvlink,
-    fabric,
-    numa,
+    check_persistence_mode,
+    check_ecc_mode,
+    check_modes,
+    check_memory_repairs,
+    check_inforom,
+    check_recovery_action,
+    check_pcie_link,
+    check_nvlink,
+    check_fabric,
+    check_numa,
 )

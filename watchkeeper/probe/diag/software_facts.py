@@ -1,7 +1,6 @@
-"""What the tests of software and configuration look at, as values: read once, before anything works on a GPU.
+"""Facts for the tests of software and configuration, read once before any test uses a GPU.
 
-`gather` reads what lies in files; NVML's and CUDA's words come from children (`diag_run` puts them in). `diag_software`
-judges.
+`gather` fills them from files and from the NVML and CUDA children; `software_checks` judges them.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from watchkeeper.readers.node import host, pci_sysfs
 from watchkeeper.readers.node.node import NodeFacts
 
 CONTROL_FILES = ("nvidiactl", "nvidia-uvm")
-NOUVEAU = "module/nouveau"
+NOUVEAU_MODULE = "module/nouveau"
 
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """One GPU as NVML gave it; `programs` None: it does not tell."""
+    """One GPU as NVML reports it; `programs` is None if NVML does not list processes."""
 
     uuid: str
     index: int
@@ -43,36 +42,36 @@ class GpuReading:
 
 @dataclass(frozen=True, slots=True)
 class NvmlStatus:
-    """What NVML said when it was opened; `broken` is the library's own word, such as DRIVER_NOT_LOADED."""
+    """The result of opening NVML; `error_name` is the library's name, such as DRIVER_NOT_LOADED."""
 
     version: str | None = None
     library: str | None = None
     count: int = 0
-    broken: str | None = None
-    why: str = ""
+    error_name: str | None = None
+    error_text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class CudaStatus:
-    """What cuInit said; `library` is CUDA's version times a thousand, None without libcuda.so.1."""
+    """The result of cuInit; `library` is the CUDA version times 1000, None without libcuda.so.1."""
 
-    library: int | None = None
-    code: int | None = None
-    name: str = ""
-    count: int = 0
-    why: str = ""
+    version: int | None = None
+    error_code: int | None = None
+    error_name: str = ""
+    gpu_count: int = 0
+    error_text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceFile:
     path: str
-    is_there: bool
+    exists: bool
     is_usable: bool
 
 
 @dataclass(frozen=True, slots=True)
 class SystemPaths:
-    """Where this machine's files lie; a test makes its own."""
+    """The paths of system files; tests set their own."""
 
     dev: Path = Path("/dev")
     sysfs: Path = Path("/sys")
@@ -80,7 +79,7 @@ class SystemPaths:
 
 @dataclass(frozen=True, slots=True)
 class SoftwareFacts:
-    """Everything that level 1 judges. `local_cpus` by PCI address: those near the GPU; `allowed_cpus` are ours."""
+    """All facts of level 1; `local_cpus` are near each GPU, by PCI address, `allowed_cpus` those of this process."""
 
     driver: NvmlStatus = field(default_factory=NvmlStatus)
     cuda: CudaStatus | None = None
@@ -95,23 +94,23 @@ class SoftwareFacts:
     environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def on_bus(self) -> int:
+    def gpus_on_bus(self) -> int:
         devices = self.node.pci if self.node is not None else ()
         return sum(device.kind is pci_sysfs.DeviceKind.GPU for device in devices)
 
 
 def read_gpus(rows: Sequence[Mapping[str, Any]]) -> tuple[tuple[GpuReading, ...], tuple[str, ...]]:
-    """GPUs that answered, and a sentence about each that did not, from one line of `diag_watch`."""
-    found, lost = [], []
+    """GPUs that answered, and a text for each that did not, from one message of `nvml_child`."""
+    readings, lost = [], []
     for row in rows:
         identity = row.get("identity")
         if not identity or row.get("lost") or row.get("refused"):
             name = identity["uuid"] if identity else f"GPU {row['index']}"
-            gone = f"is lost: {row['lost']} says GPU_IS_LOST" if row.get("lost") else row.get("refused")
-            lost.append(f"{name} {gone or 'does not answer'}")
+            reason = f"is lost: {row['lost']} returned GPU_IS_LOST" if row.get("lost") else row.get("refused")
+            lost.append(f"{name} {reason or 'does not answer'}")
             continue
         pci = fleet.normalise_pci(identity["pci"])
-        found.append(
+        readings.append(
             GpuReading(
                 identity["uuid"],
                 int(row["index"]),
@@ -122,7 +121,7 @@ def read_gpus(rows: Sequence[Mapping[str, Any]]) -> tuple[tuple[GpuReading, ...]
                 row.get("programs"),
             )
         )
-    return tuple(found), tuple(lost)
+    return tuple(readings), tuple(lost)
 
 
 def device_files(gpus: Sequence[GpuReading], dev: Path) -> tuple[DeviceFile, ...]:
@@ -134,16 +133,16 @@ def device_files(gpus: Sequence[GpuReading], dev: Path) -> tuple[DeviceFile, ...
 
 
 def local_cpus(gpus: Sequence[GpuReading], sysfs: Path) -> dict[str, frozenset[int]]:
-    found = {}
+    cpus_by_address = {}
     for gpu in gpus:
         text = host.read_text(sysfs / "bus/pci/devices" / gpu.pci / "local_cpulist")
         if text:
-            found[gpu.pci] = read_cpus(text)
-    return found
+            cpus_by_address[gpu.pci] = parse_cpu_list(text)
+    return cpus_by_address
 
 
-def read_cpus(text: str) -> frozenset[int]:
-    """`0-3,8` → 0, 1, 2, 3, 8, as the kernel writes lists of processors."""
+def parse_cpu_list(text: str) -> frozenset[int]:
+    """`0-3,8` → 0, 1, 2, 3, 8: the kernel's format of CPU lists."""
     cpus: set[int] = set()
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")

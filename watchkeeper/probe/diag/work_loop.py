@@ -1,8 +1,8 @@
-"""The tests that use a GPU, step by step: who does what next, who is late, and when everything must end.
+"""Run the tests on GPUs: assign steps to workers, enforce timeouts, and stop everything at a safety limit.
 
-`diag_run` gives it the children, the steps and the GPUs. A step that is not answered before its deadline, and a child
-that dies, is a failed test with a name; what was left to do for that GPU is skipped, and the others go on. The readings
-of `diag_watch` are heard in the same loop: without them nothing runs.
+`runner` passes the children, the steps and the GPUs. A timeout or the death of a worker fails the current test and
+skips the rest of that GPU; other GPUs continue. The same loop reads the messages of `nvml_child`: tests stop without
+them.
 """
 
 from __future__ import annotations
@@ -14,23 +14,22 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from watchkeeper.model.diag import NO_WORK
-from watchkeeper.probe.diag import child_processes, software_facts
+from watchkeeper.probe.diag import child_processes, gather, software_facts
 from watchkeeper.probe.diag.gpu_monitor import GpuMonitor
 from watchkeeper.probe.diag.judge import Measurement
-from watchkeeper.probe.diag.plan import START_SECONDS, DiagStep
+from watchkeeper.probe.diag.plan import START_TIMEOUT_SECONDS, DiagStep
 
-WATCH = "watch"
-# NVML answers in milliseconds; a GPU under load may take one of its calls for a while.
-WATCH_SILENT_SECONDS = 30.0
+# NVML answers in milliseconds; under load a call can take seconds.
+NVML_TIMEOUT_SECONDS = 30.0
 TICK_SECONDS = 0.25
 
-# Who, which test, the share that is done, facts of the moment.
+# Name of the worker, test, share done, current facts.
 ReportProgress = Callable[[str, str, float, Mapping[str, Any]], None]
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerJob:
-    """A child, the GPU its answers are about, and what it is to do; `name` is what people are told."""
+    """A worker, the GPU that its results are about, and its steps; `name` is shown to users."""
 
     name: str
     gpu: str
@@ -42,139 +41,147 @@ class WorkerJob:
 @dataclass(slots=True)
 class _Worker:
     job: WorkerJob
-    left: deque[DiagStep]
-    until: float
+    remaining: deque[DiagStep]
+    deadline: float
     step: DiagStep | None = None
     is_ready: bool = False
 
 
 @dataclass(slots=True)
 class WorkLoop:
-    """One run of jobs; `stopped` says why it ended early."""
+    """Runs jobs; `stop_reason` is empty unless they ended early."""
 
     children: child_processes.Children
-    watched: GpuMonitor
-    tell: ReportProgress
-    found: list[Measurement] = field(default_factory=list)
-    stopped: str = ""
-    start_seconds: float = START_SECONDS
-    silent_seconds: float = WATCH_SILENT_SECONDS
+    monitor: GpuMonitor
+    report_progress: ReportProgress
+    measurements: list[Measurement] = field(default_factory=list)
+    stop_reason: str = ""
+    start_timeout_seconds: float = START_TIMEOUT_SECONDS
+    nvml_timeout_seconds: float = NVML_TIMEOUT_SECONDS
     _workers: dict[str, _Worker] = field(default_factory=dict)
-    _watch_until: float = float("inf")
+    _nvml_deadline: float = float("inf")
 
     def run(self, jobs: Sequence[WorkerJob]) -> None:
         now = time.monotonic()
-        self._watch_until = now + self.silent_seconds
+        self._nvml_deadline = now + self.nvml_timeout_seconds
         for job in jobs:
-            self._workers[job.name] = _Worker(job, deque(job.steps), now + self.start_seconds)
+            self._workers[job.name] = _Worker(job, deque(job.steps), now + self.start_timeout_seconds)
             self.children.start(job.name, job.program)
-        while self._workers and not self.stopped:
-            line = self.children.hear(time.monotonic() + TICK_SECONDS)
-            if line is not None:
-                self._take(line)
-            self._end_the_late(time.monotonic())
-            self.stopped = self.stopped or self.watched.fatal or ""
+        while self._workers and not self.stop_reason:
+            message = self.children.next_message(time.monotonic() + TICK_SECONDS)
+            if message is not None:
+                self._on_message(message)
+            self._enforce_deadlines(time.monotonic())
+            self.stop_reason = self.stop_reason or self.monitor.stop_reason or ""
         for worker in list(self._workers.values()):
-            self._give_up(worker, None, f"stopped: {self.stopped}")
+            self._end_worker(worker, None, f"stopped: {self.stop_reason}")
 
-    def _take(self, line: child_processes.ChildMessage) -> None:
-        if line.child == WATCH:
-            self._take_reading(line)
+    def _on_message(self, message: child_processes.ChildMessage) -> None:
+        if message.child == gather.NVML:
+            self._on_nvml_message(message)
             return
-        worker = self._workers.get(line.child)
+        worker = self._workers.get(message.child)
         if worker is None:
             return
-        words = line.words
-        if words is None:
-            self._give_up(worker, f"the test program ended ({line.why})", "the test program had ended")
-        elif words["say"] == "hello":
+        body = message.body
+        if body is None:
+            self._end_worker(worker, f"the test process exited ({message.exit_reason})", "the test process had exited")
+        elif body["type"] == "ready":
             worker.is_ready = True
-        elif words["say"] == "absent":
-            self._absent(worker, str(words["why"]))
-        elif words["say"] == "broken":
-            self._give_up(worker, str(words["why"]), "CUDA did not start")
-        elif words["say"] == "progress":
-            self.tell(worker.job.name, str(words["test"]), float(words.get("done", 0.0)), words)
-        elif worker.step is not None and words.get("test") == worker.step.test:
-            self.found.append(_measured(worker, words))
+        elif body["type"] == "no_torch":
+            self._skip_without_torch(worker, str(body["why"]))
+        elif body["type"] == "start_failed":
+            self._end_worker(worker, str(body["why"]), "CUDA did not start")
+        elif body["type"] == "progress":
+            self.report_progress(worker.job.name, str(body["test"]), float(body.get("done", 0.0)), body)
+        elif worker.step is not None and body.get("test") == worker.step.test:
+            self.measurements.append(_parse_measurement(worker, body))
             worker.step = None
-        self._hand_out()
+        self._assign_steps()
 
-    def _take_reading(self, line: child_processes.ChildMessage) -> None:
-        words = line.words
-        if words is None:
-            self.stopped = f"the GPUs can no longer be watched: {line.why}"
-        elif words["say"] == "reading":
-            self._watch_until = time.monotonic() + self.silent_seconds
-            self.watched.take_reading(*software_facts.read_gpus(words["gpus"]))
-        elif words["say"] == "event":
-            self.watched.take_event(words)
+    def _on_nvml_message(self, message: child_processes.ChildMessage) -> None:
+        body = message.body
+        if body is None:
+            self.stop_reason = f"GPU monitoring failed: {message.exit_reason}"
+        elif body["type"] == "reading":
+            self._nvml_deadline = time.monotonic() + self.nvml_timeout_seconds
+            self.monitor.add_readings(*software_facts.read_gpus(body["gpus"]))
+        elif body["type"] == "event":
+            self.monitor.add_event(body)
 
-    def _hand_out(self) -> None:
-        """Give each child that waits its next step; a step that must be alone waits for the one that is."""
-        is_taken = any(worker.step is not None and worker.step.is_alone for worker in self._workers.values())
+    def _assign_steps(self) -> None:
+        """Send each waiting worker its next step; an exclusive step waits until no other runs."""
+        steps = [worker.step for worker in self._workers.values() if worker.step is not None]
+        is_exclusive_running = any(step.is_exclusive for step in steps)
         for worker in list(self._workers.values()):
             if worker.step is not None or not worker.is_ready:
                 continue
-            step = next((step for step in worker.left if not (is_taken and step.is_alone)), None)
+            step = next((step for step in worker.remaining if not (is_exclusive_running and step.is_exclusive)), None)
             if step is None:
-                if not worker.left:
-                    self._finish(worker)
+                if not worker.remaining:
+                    self._remove_worker(worker)
                 else:
-                    # Others go first; their answers wake this one.
-                    worker.until = time.monotonic() + self.start_seconds
+                    # Exclusive steps of other workers run first; their results call this method again.
+                    worker.deadline = time.monotonic() + self.start_timeout_seconds
                 continue
-            worker.left.remove(step)
-            worker.step, worker.until = step, time.monotonic() + step.limit_seconds
-            is_taken = is_taken or step.is_alone
-            self.tell(worker.job.name, step.test, 0.0, {})
-            self.children.tell(worker.job.name, {"test": step.test, "options": dict(step.options)})
+            worker.remaining.remove(step)
+            worker.step, worker.deadline = step, time.monotonic() + step.timeout_seconds
+            is_exclusive_running = is_exclusive_running or step.is_exclusive
+            self.report_progress(worker.job.name, step.test, 0.0, {})
+            self.children.send(worker.job.name, {"test": step.test, "options": dict(step.options)})
 
-    def _end_the_late(self, now: float) -> None:
-        if now > self._watch_until:
-            self.stopped = f"NVML has not answered for {self.silent_seconds:g} s: a driver call hangs"
+    def _enforce_deadlines(self, now: float) -> None:
+        if now > self._nvml_deadline:
+            self.stop_reason = f"no answer from NVML for {self.nvml_timeout_seconds:g} s: a driver call hangs"
             return
         for worker in list(self._workers.values()):
-            if now <= worker.until:
+            if now <= worker.deadline:
                 continue
-            limit = self.start_seconds if worker.step is None else worker.step.limit_seconds
-            self._give_up(worker, f"no answer within {limit:g} s: the GPU or CUDA hangs", "an earlier test hung")
-            self._hand_out()
+            timeout_seconds = self.start_timeout_seconds if worker.step is None else worker.step.timeout_seconds
+            failure = f"no answer within {timeout_seconds:g} s: the GPU or CUDA hangs"
+            self._end_worker(worker, failure, "an earlier test hung")
+            self._assign_steps()
 
-    def _give_up(self, worker: _Worker, failed: str | None, skipped: str) -> None:
-        """End a child; the step it was at has failed, or is skipped like the rest."""
-        if failed is not None:
+    def _end_worker(self, worker: _Worker, failure: str | None, skip_reason: str) -> None:
+        """Kill a worker; its current step failed, or is skipped like its remaining steps."""
+        if failure is not None:
             test = NO_WORK if worker.step is None else worker.step.test
-            self.found.append(_row(worker, test, failed=failed))
+            self.measurements.append(_measurement(worker, test, failure=failure))
         elif worker.step is not None:
-            self.found.append(_row(worker, worker.step.test, skipped=skipped))
-        done = {one.test for one in self.found if one.gpu == worker.job.gpu}
-        for test in dict.fromkeys(step.test for step in worker.left):
-            if test not in done:
-                self.found.append(_row(worker, test, skipped=skipped))
-        self._finish(worker)
+            self.measurements.append(_measurement(worker, worker.step.test, skip_reason=skip_reason))
+        measured_tests = {measurement.test for measurement in self.measurements if measurement.gpu == worker.job.gpu}
+        for test in dict.fromkeys(step.test for step in worker.remaining):
+            if test not in measured_tests:
+                self.measurements.append(_measurement(worker, test, skip_reason=skip_reason))
+        self._remove_worker(worker)
 
-    def _absent(self, worker: _Worker, why: str) -> None:
-        remedy = "install torch there, or name another environment's interpreter with --python"
-        self.found.append(_row(worker, NO_WORK, skipped=f"{why} in {worker.job.program.python}; {remedy}"))
-        self._finish(worker)
+    def _skip_without_torch(self, worker: _Worker, reason: str) -> None:
+        next_step = "install torch, or set --python to an interpreter with torch"
+        skip_reason = f"{reason} in {worker.job.program.python}; {next_step}"
+        self.measurements.append(_measurement(worker, NO_WORK, skip_reason=skip_reason))
+        self._remove_worker(worker)
 
-    def _finish(self, worker: _Worker) -> None:
+    def _remove_worker(self, worker: _Worker) -> None:
         self._workers.pop(worker.job.name, None)
-        self.children.end(worker.job.name)
+        self.children.kill(worker.job.name)
 
 
-def _measured(worker: _Worker, words: Mapping[str, Any]) -> Measurement:
-    test = str(words["test"])
-    if words["say"] == "skipped":
-        return _row(worker, test, skipped=str(words["why"]))
-    if words["say"] == "failed":
-        return _row(worker, test, failed=str(words["why"]))
-    problems = tuple(map(str, words.get("problems", ())))
-    told = {"facts": words.get("facts", {}), "note": str(words.get("note", ""))}
-    return _row(worker, test, measured=float(words["measured"]), problems=problems, **told)
+def _parse_measurement(worker: _Worker, body: Mapping[str, Any]) -> Measurement:
+    test = str(body["test"])
+    if body["type"] == "skipped":
+        return _measurement(worker, test, skip_reason=str(body["why"]))
+    if body["type"] == "failed":
+        return _measurement(worker, test, failure=str(body["why"]))
+    return _measurement(
+        worker,
+        test,
+        measured=float(body["measured"]),
+        problems=tuple(map(str, body.get("problems", ()))),
+        facts=body.get("facts", {}),
+        note=str(body.get("note", "")),
+    )
 
 
-def _row(worker: _Worker, test: str, **rest: Any) -> Measurement:
+def _measurement(worker: _Worker, test: str, **values: Any) -> Measurement:
     unit = next((step.unit for step in worker.job.steps if step.test == test), "")
-    return Measurement(test, worker.job.gpu, worker.job.model, unit, **rest)
+    return Measurement(test, worker.job.gpu, worker.job.model, unit, **values)

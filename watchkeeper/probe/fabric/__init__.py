@@ -1,4 +1,4 @@
-"""Bandwidth between GPUs inside a node and between nodes, and which link is slow.
+"""Fabric test: bandwidth between GPUs inside a node and between nodes, and which link is slow.
 
-Comes in: nodes and GPUs. Goes out: measured pairs. Never here: a repair.
+In: nodes and GPUs. Out: measured pairs and verdicts. Never here: a repair.
 """

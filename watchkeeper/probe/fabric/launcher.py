@@ -1,7 +1,8 @@
-"""The fabric check of a node, or of this node among several: starts its ranks, hears them, and judges.
+"""Run the fabric test on this node: start its ranks, collect their messages, and judge.
 
-`watchkeeper diag fabric` calls `run`. On each node the same command starts that node's ranks; they meet at one address.
-The ranks of node 0 hear everything, so the verdict is there. A rank that dies or does not join in time is named.
+`watchkeeper diag fabric` calls `run`. With several nodes, the same command starts the ranks of each node, and all ranks
+join at one address. Rank 0 has all measurements, so node 0 has the verdict. The report names a rank that exits or does
+not join in time.
 """
 
 from __future__ import annotations
@@ -16,23 +17,23 @@ from typing import Any
 
 from watchkeeper.model.diag import DiagVerdict, TestResult
 from watchkeeper.probe.diag import child_processes
-from watchkeeper.probe.fabric.pairwise import FabricReport, Pair, Rank, Reduction, judge
+from watchkeeper.probe.fabric.pairwise import FabricReport, Pair, Rank, Reduction, judge_fabric
 
 MIB = 1 << 20
 GPU_SIZES = (16 * MIB, 256 * MIB, 1024 * MIB)
 CPU_SIZES = (1 * MIB, 16 * MIB)
-JOIN_SECONDS = 120.0
-# torch itself gives up after `join_seconds`, with words of its own; importing it takes a while before.
+JOIN_TIMEOUT_SECONDS = 120.0
+# torch raises its own timeout after `join_timeout_seconds`; importing it takes time before that.
 GRACE_SECONDS = 30.0
-# Nobody says anything for this long only if the fabric hangs.
-SILENT_SECONDS = 120.0
+# Ranks report progress more often unless the fabric hangs.
+PROGRESS_TIMEOUT_SECONDS = 120.0
 
 ReportStep = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class FabricPlan:
-    """This node's part. `gpus` are the UUIDs of its ranks, or any names on the processor; every node has as many."""
+    """The ranks of this node; `gpus` are their UUIDs, or any names with Gloo. Every node has as many ranks."""
 
     gpus: tuple[str, ...]
     backend: str = "nccl"
@@ -42,14 +43,14 @@ class FabricPlan:
     host: str = "127.0.0.1"
     port: int = 0
     expected: float | None = None
-    join_seconds: float = JOIN_SECONDS
-    silent_seconds: float = SILENT_SECONDS
+    join_timeout_seconds: float = JOIN_TIMEOUT_SECONDS
+    progress_timeout_seconds: float = PROGRESS_TIMEOUT_SECONDS
     python: str = sys.executable
-    # For tests: two ranks whose exchange is slowed.
+    # For tests: two ranks whose exchange is slowed down.
     slow_pair: tuple[int, ...] = ()
 
     @property
-    def world(self) -> int:
+    def world_size(self) -> int:
         return self.nodes * len(self.gpus)
 
 
@@ -57,9 +58,9 @@ class FabricPlan:
 class _RankMessages:
     joined: set[str] = field(default_factory=set)
     ended: set[str] = field(default_factory=set)
-    found: Mapping[str, Any] | None = None
+    measured: Mapping[str, Any] | None = None
     failed: list[str] = field(default_factory=list)
-    absent: str = ""
+    torch_problem: str = ""
 
 
 def free_port() -> int:
@@ -68,91 +69,93 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def run(plan: FabricPlan, tell: ReportStep = lambda _: None) -> FabricReport:
-    """All-reduce and pairwise sweep; where this is not node 0 the report has only what became of its own ranks."""
+def run(plan: FabricPlan, report_step: ReportStep = lambda _: None) -> FabricReport:
+    """Run all-reduce and the pairwise test; only node 0 has the rates, other nodes report that their ranks finished."""
     port = plan.port or free_port()
     with child_processes.Children() as children:
         for local in range(len(plan.gpus)):
-            children.start(_name(plan, local), _program(plan, local, port))
-        heard = _hear(children, plan, tell)
-    return _report(plan, heard)
+            children.start(_rank_name(plan, local), _rank_program(plan, local, port))
+        state = _collect_messages(children, plan, report_step)
+    return _create_report(plan, state)
 
 
-def _name(plan: FabricPlan, local: int) -> str:
+def _rank_name(plan: FabricPlan, local: int) -> str:
     return f"rank {plan.node_rank * len(plan.gpus) + local}"
 
 
-def _program(plan: FabricPlan, local: int, port: int) -> child_processes.ChildProgram:
-    order = {
+def _rank_program(plan: FabricPlan, local: int, port: int) -> child_processes.ChildProgram:
+    rank_options = {
         "rank": plan.node_rank * len(plan.gpus) + local,
-        "world": plan.world,
+        "world": plan.world_size,
         "local": local,
         "backend": plan.backend,
         "host": plan.host,
         "port": port,
         "node": plan.node,
         "gpu": plan.gpus[local],
-        "join_seconds": plan.join_seconds,
+        "join_seconds": plan.join_timeout_seconds,
         "sizes": GPU_SIZES if plan.backend == "nccl" else CPU_SIZES,
         "pair_bytes": 256 * MIB if plan.backend == "nccl" else 4 * MIB,
         "slow_pair": plan.slow_pair,
     }
-    visible = {"CUDA_VISIBLE_DEVICES": ",".join(plan.gpus)} if plan.backend == "nccl" else {}
-    program = child_processes.module("fabric.rank_child", json.dumps(order), python=plan.python)
-    return replace(program, environment=visible)
+    environment = {"CUDA_VISIBLE_DEVICES": ",".join(plan.gpus)} if plan.backend == "nccl" else {}
+    program = child_processes.module_program("fabric.rank_child", json.dumps(rank_options), python=plan.python)
+    return replace(program, environment=environment)
 
 
-def _hear(children: child_processes.Children, plan: FabricPlan, tell: ReportStep) -> _RankMessages:
-    heard, names = _RankMessages(), {_name(plan, local) for local in range(len(plan.gpus))}
-    until = time.monotonic() + plan.join_seconds + GRACE_SECONDS
-    while names - heard.ended and not heard.failed and not heard.absent:
-        line = children.hear(until)
-        if line is None:
-            if time.monotonic() >= until:
-                heard.failed.append(_silence(plan, heard, names))
+def _collect_messages(children: child_processes.Children, plan: FabricPlan, report_step: ReportStep) -> _RankMessages:
+    state, names = _RankMessages(), {_rank_name(plan, local) for local in range(len(plan.gpus))}
+    deadline = time.monotonic() + plan.join_timeout_seconds + GRACE_SECONDS
+    while names - state.ended and not state.failed and not state.torch_problem:
+        message = children.next_message(deadline)
+        if message is None:
+            if time.monotonic() >= deadline:
+                state.failed.append(_timeout_reason(plan, state, names))
             continue
-        until = time.monotonic() + (plan.silent_seconds if heard.joined >= names else plan.join_seconds + GRACE_SECONDS)
-        _take(heard, line, tell)
-    return heard
+        has_joined = state.joined >= names
+        deadline = time.monotonic()
+        deadline += plan.progress_timeout_seconds if has_joined else plan.join_timeout_seconds + GRACE_SECONDS
+        _add_message(state, message, report_step)
+    return state
 
 
-def _take(heard: _RankMessages, line: child_processes.ChildMessage, tell: ReportStep) -> None:
-    words = line.words
-    if words is None:
-        if line.child not in heard.ended:
-            heard.failed.append(f"{line.child} ended ({line.why})")
-    elif words["say"] == "joined":
-        heard.joined.add(line.child)
-    elif words["say"] == "absent":
-        heard.absent = str(words["why"])
-    elif words["say"] == "failed":
-        heard.failed.append(f"{line.child}: {words['why']}")
-    elif words["say"] == "found":
-        heard.found = words
-    elif words["say"] == "end":
-        heard.ended.add(line.child)
-    elif words["say"] == "progress" and line.child.endswith(" 0"):
-        tell(str(words["test"]))
+def _add_message(state: _RankMessages, message: child_processes.ChildMessage, report_step: ReportStep) -> None:
+    body = message.body
+    if body is None:
+        if message.child not in state.ended:
+            state.failed.append(f"{message.child} exited ({message.exit_reason})")
+    elif body["type"] == "joined":
+        state.joined.add(message.child)
+    elif body["type"] == "no_torch":
+        state.torch_problem = str(body["why"])
+    elif body["type"] == "failed":
+        state.failed.append(f"{message.child}: {body['why']}")
+    elif body["type"] == "measured":
+        state.measured = body
+    elif body["type"] == "end":
+        state.ended.add(message.child)
+    elif body["type"] == "progress" and message.child.endswith(" 0"):
+        report_step(str(body["test"]))
 
 
-def _silence(plan: FabricPlan, heard: _RankMessages, names: set[str]) -> str:
-    absent = sorted(names - heard.joined)
-    if absent:
-        return f"{', '.join(absent)} did not join at {plan.host} within {plan.join_seconds:g} s"
-    return f"no rank has got on for {plan.silent_seconds:g} s: the fabric hangs"
+def _timeout_reason(plan: FabricPlan, state: _RankMessages, names: set[str]) -> str:
+    not_joined = sorted(names - state.joined)
+    if not_joined:
+        return f"{', '.join(not_joined)} did not join at {plan.host} within {plan.join_timeout_seconds:g} s"
+    return f"no progress for {plan.progress_timeout_seconds:g} s: the fabric hangs"
 
 
-def _report(plan: FabricPlan, heard: _RankMessages) -> FabricReport:
-    if heard.absent:
-        why = f"{heard.absent} in {plan.python}; install torch there, or name another interpreter with --python"
+def _create_report(plan: FabricPlan, state: _RankMessages) -> FabricReport:
+    if state.torch_problem:
+        why = f"{state.torch_problem} in {plan.python}; install torch, or set --python to an interpreter with torch"
         return FabricReport((), (), (), (TestResult("fabric_work", None, DiagVerdict.SKIP, why),))
-    if heard.failed:
-        failed = tuple(TestResult("fabric_work", None, DiagVerdict.FAIL, why) for why in heard.failed[:8])
+    if state.failed:
+        failed = tuple(TestResult("fabric_work", None, DiagVerdict.FAIL, why) for why in state.failed[:8])
         return FabricReport((), (), (), failed)
-    if heard.found is None:
-        done = TestResult("fabric_work", None, DiagVerdict.PASS, "this node's ranks are done; node 0 has the results")
-        return FabricReport((), (), (), (done,))
-    ranks = tuple(Rank(row["node"], row["gpu"]) for row in heard.found["ranks"])
-    reductions = tuple(Reduction(**row) for row in heard.found["reductions"])
-    pairs = tuple(Pair(**row) for row in heard.found["pairs"])
-    return FabricReport(ranks, reductions, pairs, judge(ranks, reductions, pairs, expected=plan.expected))
+    if state.measured is None:
+        why = "the ranks of this node finished; node 0 has the results"
+        return FabricReport((), (), (), (TestResult("fabric_work", None, DiagVerdict.PASS, why),))
+    ranks = tuple(Rank(row["node"], row["gpu"]) for row in state.measured["ranks"])
+    reductions = tuple(Reduction(**row) for row in state.measured["reductions"])
+    pairs = tuple(Pair(**row) for row in state.measured["pairs"])
+    return FabricReport(ranks, reductions, pairs, judge_fabric(ranks, reductions, pairs, expected=plan.expected))

@@ -1,4 +1,4 @@
-"""The work that runs on a GPU during a test, in a process of its own with PyTorch or the bare driver.
+"""Tests that run on a GPU, in a separate process, with PyTorch or only the CUDA driver.
 
-Comes in: one request on standard input. Goes out: one measurement as JSON. Never here: an import of the product.
+In: requests on standard input. Out: measurements as JSON lines. Never here: an import of other packages of the product.
 """

@@ -1,4 +1,4 @@
-"""What the tests of the working child share: the bench they work on, and how they time it."""
+"""torch, device and timing, shared by all tests of `worker_child`."""
 
 from __future__ import annotations
 
@@ -12,44 +12,44 @@ MIB = 1 << 20
 
 
 class TestSkipped(Exception):
-    """This GPU or this torch does not have what the test needs; the message says what."""
+    """This GPU or this torch lacks something that the test needs; the message says what."""
 
 
 @dataclass(frozen=True)
 class Bench:
-    """torch, where it works (`cuda`, or `cpu` for a test of the test), and a way to say how far something is."""
+    """torch, the device (`cuda`, or `cpu` in our own tests), and a function that reports progress."""
 
     torch: Any
     device: str
-    tell: Callable[..., None]
+    report: Callable[..., None]
 
     @property
     def is_gpu(self) -> bool:
         return self.device == "cuda"
 
-    def wait(self) -> None:
+    def synchronize(self) -> None:
         if self.is_gpu:
             self.torch.cuda.synchronize()
 
-    def place(self, number: int) -> str:
-        """Where the tensors of one of several visible GPUs lie."""
-        return f"cuda:{number}" if self.is_gpu else self.device
+    def device_of(self, index: int) -> str:
+        """The device name of one of several visible GPUs."""
+        return f"cuda:{index}" if self.is_gpu else self.device
 
-    def wait_for_all(self) -> None:
+    def synchronize_all(self) -> None:
         if self.is_gpu:
-            for number in range(self.torch.cuda.device_count()):
-                self.torch.cuda.synchronize(number)
+            for index in range(self.torch.cuda.device_count()):
+                self.torch.cuda.synchronize(index)
 
-    def release(self) -> None:
-        """Give memory back, so that the next test finds all of it free."""
+    def release_memory(self) -> None:
+        """Free cached memory for the next test."""
         if self.is_gpu:
             self.torch.cuda.empty_cache()
 
     def free_bytes(self) -> int:
         return int(self.torch.cuda.mem_get_info()[0]) if self.is_gpu else 256 * MIB
 
-    def seconds(self, work: Callable[[], Any], *, calls: int = 1) -> float:
-        """How long the GPU itself takes for `calls` runs of `work`, by its own events."""
+    def measure_seconds(self, work: Callable[[], Any], *, calls: int = 1) -> float:
+        """Seconds for `calls` runs of `work`, measured with CUDA events."""
         if not self.is_gpu:
             start = time.perf_counter()
             for _ in range(calls):
@@ -64,6 +64,6 @@ class Bench:
         return float(start.elapsed_time(end)) / 1e3
 
     def median_seconds(self, work: Callable[[], Any], *, calls: int, batches: int = 5) -> float:
-        """Seconds for one run of `work`: the median of batches, after a batch that only warms up."""
-        self.seconds(work, calls=calls)
-        return statistics.median(self.seconds(work, calls=calls) for _ in range(batches)) / calls
+        """Seconds for one run of `work`: the median of batches, after a warm-up batch."""
+        self.measure_seconds(work, calls=calls)
+        return statistics.median(self.measure_seconds(work, calls=calls) for _ in range(batches)) / calls

@@ -1,7 +1,7 @@
-"""The child that asks CUDA's driver library whether it starts at all: no torch, no context, a few milliseconds.
+"""Child process that initialises the CUDA driver library: no torch, no context, a few milliseconds.
 
-`diag_run` starts it at every level. What `cuInit` answers tells broken installations apart that NVML does not see: a
-fabric that is not ready (802), a library that does not fit the kernel module (803), a GPU that is lost.
+`gather` starts it at every level. The result of `cuInit` shows faults that NVML does not: a fabric that is not ready
+(802), a library that does not match the kernel driver (803), a lost GPU.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ import sys
 
 
 def main() -> None:
-    sys.stdout.write(json.dumps(ask()) + "\n")
+    sys.stdout.write(json.dumps(query_cuda()) + "\n")
 
 
-def ask() -> dict[str, object]:
+def query_cuda() -> dict[str, object]:
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
-        return {"say": "cuda", "library": None, "why": str(error)[:300]}
+        return {"type": "cuda", "library": None, "why": str(error)[:300]}
     number, count, name = ctypes.c_int(), ctypes.c_int(), ctypes.c_char_p()
     version = number.value if cuda.cuDriverGetVersion(ctypes.byref(number)) == 0 else None
     code = int(cuda.cuInit(0))
     cuda.cuGetErrorName(code, ctypes.byref(name))
     if code == 0:
         code = int(cuda.cuDeviceGetCount(ctypes.byref(count)))
-    said = (name.value or b"").decode("ascii", "replace")
-    return {"say": "cuda", "library": version or number.value, "code": code, "name": said, "count": count.value}
+    error_name = (name.value or b"").decode("ascii", "replace")
+    return {"type": "cuda", "library": version or number.value, "code": code, "name": error_name, "count": count.value}
 
 
 if __name__ == "__main__":

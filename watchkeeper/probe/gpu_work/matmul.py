@@ -1,10 +1,9 @@
-"""Matrix products, for speed and for correctness: a GPU that computes wrongly without saying so is found here.
+"""Matrix products: measure speed and detect silent data corruption.
 
-Called by `gpu_work` for each number format. Three questions about correctness. The same product of random numbers
-several times: is it the same to the last bit? Some rows of it against float64: are they near enough? And a product of
-small whole numbers, whose result every format holds exactly before it rounds once: is each element of it exactly the
-rounded result of float64, which another unit of the GPU computes, and which is itself held against exact sums
-(Freivalds: C·x = A·(B·x) for a random x)?
+`worker_child` calls a test for each number format. There are three checks. A repeated product of random numbers must be
+identical in every bit. Sampled rows must match float64 within rounding. A product of small integers is exact in every
+format until one rounding at the end: it must equal the rounded float64 result, which a different unit of the GPU
+computes, and which is verified itself (Freivalds: C·x = A·(B·x) for a random x).
 """
 
 from __future__ import annotations
@@ -17,191 +16,197 @@ from typing import Any, NamedTuple
 from watchkeeper.probe.gpu_work.bench import Bench, TestSkipped
 
 SIZE = 8192
-# A format without matrix units takes a smaller product, so that a slow GPU is not at it for minutes.
+# A format without tensor cores uses a smaller product, which would take minutes otherwise.
 SMALL_SIZE = 4096
 REPEATS = 6
 SAMPLED_ROWS = 64
-# Long enough to time, and over before the power limit bites: an H200 computes some 790 TFLOP/s of bf16 in a burst and
-# 665 under lasting load, which is what `stress` measures.
+# Long enough to measure, and short enough not to reach the power limit: an H200 computes about 790 TFLOP/s of bf16 in a
+# burst and 665 under sustained load, which `stress` measures.
 BURST_SECONDS = 0.015
 BURSTS = 7
 REST_SECONDS = 0.1
 
 
 class NumberFormat(NamedTuple):
-    """`operand` is the type of the factors, `result` of the product; `largest` whole number of an exact factor.
+    """Types of the factors (`operand`) and of the product (`result`); exact factors are integers up to `max_integer`.
 
-    `tolerance` is half a unit in the last place of the result, as a share, with room for the order of the sums.
+    `tolerance` is the relative error that is allowed: half a unit in the last place, plus the order of summation.
     """
 
     operand: str
     result: str
     tolerance: float
-    largest: int = 3
+    max_integer: int = 3
     is_tf32: bool = False
 
 
-# fp8: the matrix units of Hopper keep some 14 bits of a running sum, so exact sums must stay small. tf32 cuts each
-# factor to 10 bits before the product, which the reference does not.
+# fp8: the tensor cores of Hopper keep about 14 bits of a running sum, so exact sums must stay small. tf32 truncates
+# each factor to 10 bits before the product; the reference does not.
 FORMATS: Mapping[str, NumberFormat] = {
     "bf16": NumberFormat("bfloat16", "bfloat16", 2**-8),
     "fp16": NumberFormat("float16", "float16", 2**-10),
-    "fp8": NumberFormat("float8_e4m3fn", "bfloat16", 2**-5, largest=1),
+    "fp8": NumberFormat("float8_e4m3fn", "bfloat16", 2**-5, max_integer=1),
     "tf32": NumberFormat("float32", "float32", 2**-7, is_tf32=True),
     "fp32": NumberFormat("float32", "float32", 2**-15),
     "fp64": NumberFormat("float64", "float64", 2**-40),
 }
 
 
-# The first compute capability whose matrix units know the format.
-NEEDED = {"bfloat16": (8, 0), "float8_e4m3fn": (8, 9)}
+# The first compute capability whose tensor cores support the format.
+MIN_CAPABILITY = {"bfloat16": (8, 0), "float8_e4m3fn": (8, 9)}
 
 
 class MatrixProduct:
-    """One format's product of two square matrices on this bench."""
+    """Multiplies two square matrices in one number format."""
 
-    def __init__(self, bench: Bench, kind: NumberFormat) -> None:
+    def __init__(self, bench: Bench, number_format: NumberFormat) -> None:
         self._torch = bench.torch
         self.bench = bench
-        self.kind = kind
-        self.operand = getattr(bench.torch, kind.operand, None)
-        self.result = getattr(bench.torch, kind.result)
+        self.number_format = number_format
+        self.operand = getattr(bench.torch, number_format.operand, None)
+        self.result = getattr(bench.torch, number_format.result)
         if self.operand is None:
-            raise TestSkipped(f"this torch has no {kind.operand}")
-        needed = (8, 0) if kind.is_tf32 else NEEDED.get(kind.operand, (0, 0))
-        if bench.is_gpu and (own := bench.torch.cuda.get_device_capability()) < needed:
-            words = "compute capability {}.{} has no such product, {}.{} has"
-            raise TestSkipped(words.format(*own, *needed))
+            raise TestSkipped(f"this torch has no {number_format.operand}")
+        min_capability = (8, 0) if number_format.is_tf32 else MIN_CAPABILITY.get(number_format.operand, (0, 0))
+        if bench.is_gpu and (capability := bench.torch.cuda.get_device_capability()) < min_capability:
+            words = "not supported by compute capability {}.{}, needs {}.{}"
+            raise TestSkipped(words.format(*capability, *min_capability))
 
-    def random(self, size: int) -> Any:
+    def random_matrix(self, size: int) -> Any:
         torch = self._torch
-        made = torch.randn(size, size, device=self.bench.device, dtype=torch.float32)
-        return made.to(self.operand)
+        matrix = torch.randn(size, size, device=self.bench.device, dtype=torch.float32)
+        return matrix.to(self.operand)
 
-    def whole(self, size: int) -> Any:
-        """Whole numbers that the format holds exactly."""
-        torch, most = self._torch, self.kind.largest
-        return torch.randint(-most, most + 1, (size, size), device=self.bench.device).to(torch.float32).to(self.operand)
+    def integer_matrix(self, size: int) -> Any:
+        """A matrix of integers that the format represents exactly."""
+        torch, max_integer = self._torch, self.number_format.max_integer
+        return (
+            torch.randint(-max_integer, max_integer + 1, (size, size), device=self.bench.device)
+            .to(torch.float32)
+            .to(self.operand)
+        )
 
-    def of(self, left: Any, right: Any) -> Any:
+    def multiply(self, left: Any, right: Any) -> Any:
         torch = self._torch
         settings = torch.backends.cuda.matmul
-        settings.allow_tf32 = self.kind.is_tf32
-        # Partial sums of a split product would be rounded twice, and an exact product is rounded once.
+        settings.allow_tf32 = self.number_format.is_tf32
+        # Partial sums of a split product would be rounded twice; an exact product must be rounded once.
         settings.allow_fp16_reduced_precision_reduction = settings.allow_bf16_reduced_precision_reduction = False
-        if not self.kind.operand.startswith("float8"):
+        if not self.number_format.operand.startswith("float8"):
             return torch.mm(left, right)
         if not self.bench.is_gpu:
             return torch.mm(left.float(), right.float()).to(self.result)
-        one = torch.ones((), device=self.bench.device)
-        # cuBLAS takes the second fp8 factor column by column.
+        scale = torch.ones((), device=self.bench.device)
+        # cuBLAS expects the second fp8 factor in column-major order.
         return torch._scaled_mm(
-            left, right.t().contiguous().t(), scale_a=one, scale_b=one, out_dtype=self.result, use_fast_accum=True
+            left, right.t().contiguous().t(), scale_a=scale, scale_b=scale, out_dtype=self.result, use_fast_accum=True
         )
 
 
-def test(name: str) -> Any:
-    kind = FORMATS[name]
+def make_test(name: str) -> Any:
+    number_format = FORMATS[name]
 
     def run(bench: Bench, options: Mapping[str, Any]) -> dict[str, Any]:
-        return _run(bench, kind, options)
+        return _run(bench, number_format, options)
 
     return run
 
 
-def _run(bench: Bench, kind: NumberFormat, options: Mapping[str, Any]) -> dict[str, Any]:
-    product = MatrixProduct(bench, kind)
+def _run(bench: Bench, number_format: NumberFormat, options: Mapping[str, Any]) -> dict[str, Any]:
+    product = MatrixProduct(bench, number_format)
     size = int(options.get("size", 0)) or _fitting_size(bench, product)
-    left, right = product.random(size), product.random(size)
+    left, right = product.random_matrix(size), product.random_matrix(size)
     flops = 2.0 * size**3
-    right_ready = right.t().contiguous().t() if kind.operand.startswith("float8") else right
-    warm = bench.median_seconds(lambda: product.of(left, right_ready), calls=1, batches=3)
-    calls = max(1, round(BURST_SECONDS / warm))
-    took = _burst_seconds(bench, lambda: product.of(left, right_ready), calls)
+    right_factor = right.t().contiguous().t() if number_format.operand.startswith("float8") else right
+    warm_seconds = bench.median_seconds(lambda: product.multiply(left, right_factor), calls=1, batches=3)
+    calls = max(1, round(BURST_SECONDS / warm_seconds))
+    seconds = _median_burst_seconds(bench, lambda: product.multiply(left, right_factor), calls)
     problems = [
-        *_repeated(product, left, right_ready, plant=options.get("plant") == "repeat"),
-        *_sampled(product, left, right, plant=options.get("plant") == "sample"),
-        *_exact(product, size, plant=options.get("plant") == "exact"),
+        *_check_repeats(product, left, right_factor, plant=options.get("plant") == "repeat"),
+        *_check_sampled_rows(product, left, right, plant=options.get("plant") == "sample"),
+        *_check_exact_product(product, size, plant=options.get("plant") == "exact"),
     ]
     facts = {"size": size, "calls": calls, "checked_elements": size * size * (REPEATS + 1)}
-    return {"measured": flops / took / 1e12, "problems": problems, "facts": facts}
+    return {"measured": flops / seconds / 1e12, "problems": problems, "facts": facts}
 
 
-def _burst_seconds(bench: Bench, work: Callable[[], Any], calls: int) -> float:
-    """Seconds for one product: the median of bursts, with a rest before each."""
-    took = []
+def _median_burst_seconds(bench: Bench, work: Callable[[], Any], calls: int) -> float:
+    """Seconds for one product: the median of bursts, with a pause before each."""
+    burst_seconds = []
     for _ in range(BURSTS):
-        bench.wait()
+        bench.synchronize()
         time.sleep(REST_SECONDS if bench.is_gpu else 0.0)
-        bench.seconds(work, calls=2)
-        took.append(bench.seconds(work, calls=calls) / calls)
-    return statistics.median(took)
+        bench.measure_seconds(work, calls=2)
+        burst_seconds.append(bench.measure_seconds(work, calls=calls) / calls)
+    return statistics.median(burst_seconds)
 
 
 def _fitting_size(bench: Bench, product: MatrixProduct) -> int:
-    """The large size where one product of it takes well under a second, and its matrices fit."""
+    """SIZE if one product takes well under a second and the matrices fit, else SMALL_SIZE."""
     if not bench.is_gpu:
         return 256
-    # Factors, results and their float64 shadows.
+    # Factors and results, also in float64.
     if bench.free_bytes() < 6 * 8 * SIZE**2:
         return SMALL_SIZE
-    small = product.random(SMALL_SIZE)
-    took = bench.median_seconds(lambda: product.of(small, small), calls=1, batches=2)
-    return SIZE if took * (SIZE / SMALL_SIZE) ** 3 < 0.25 else SMALL_SIZE
+    small = product.random_matrix(SMALL_SIZE)
+    seconds = bench.median_seconds(lambda: product.multiply(small, small), calls=1, batches=2)
+    return SIZE if seconds * (SIZE / SMALL_SIZE) ** 3 < 0.25 else SMALL_SIZE
 
 
-def _repeated(product: MatrixProduct, left: Any, right: Any, *, plant: bool) -> list[str]:
-    first = product.of(left, right)
-    for number in range(REPEATS):
-        again = product.of(left, right)
-        if plant and number == REPEATS - 1:
-            flip(product.bench.torch, again)
-        wrong = differing(product.bench.torch, first, again)
+def _check_repeats(product: MatrixProduct, left: Any, right: Any, *, plant: bool) -> list[str]:
+    first = product.multiply(left, right)
+    for repeat in range(REPEATS):
+        result = product.multiply(left, right)
+        if plant and repeat == REPEATS - 1:
+            flip_bit(product.bench.torch, result)
+        wrong = count_differing(product.bench.torch, first, result)
         if wrong:
-            return [f"the same product differed in {wrong} of {first.numel()} elements at repetition {number + 2}"]
+            return [f"repetition {repeat + 2} of the same product differs in {wrong} of {first.numel()} elements"]
     return []
 
 
-def _sampled(product: MatrixProduct, left: Any, right: Any, *, plant: bool) -> list[str]:
-    """Rows of the random product against float64, each element within its own rounding."""
+def _check_sampled_rows(product: MatrixProduct, left: Any, right: Any, *, plant: bool) -> list[str]:
+    """Compare rows of a random product with float64, each element within its rounding error."""
     torch = product.bench.torch
-    found = product.of(left, right)
-    rows = torch.randperm(found.shape[0], device=found.device)[:SAMPLED_ROWS]
+    result = product.multiply(left, right)
+    rows = torch.randperm(result.shape[0], device=result.device)[:SAMPLED_ROWS]
     if plant:
-        found[rows[0], 7] *= -2
+        result[rows[0], 7] *= -2
     factors = left.to(torch.float64)[rows], right.to(torch.float64)
     expected = factors[0] @ factors[1]
-    size = (factors[0].abs() @ factors[1].abs()).clamp_(min=1e-30)
-    # A share of the result for its rounding, and one of the sum of magnitudes for the rounding of sums.
-    allowed = product.kind.tolerance * (expected.abs() + size / left.shape[1] ** 0.5)
-    far = (found[rows].to(torch.float64) - expected).abs() > allowed
-    wrong = int(far.sum()) + int((~torch.isfinite(found[rows].float())).sum())
-    return [f"{wrong} of {far.numel()} sampled elements are further from float64 than rounding allows"] if wrong else []
+    magnitude = (factors[0].abs() @ factors[1].abs()).clamp_(min=1e-30)
+    # The first term allows for rounding the result, the second for rounding the sums.
+    tolerance = product.number_format.tolerance * (expected.abs() + magnitude / left.shape[1] ** 0.5)
+    is_wrong = (result[rows].to(torch.float64) - expected).abs() > tolerance
+    wrong = int(is_wrong.sum()) + int((~torch.isfinite(result[rows].float())).sum())
+    return (
+        [f"{wrong} of {is_wrong.numel()} sampled elements differ from float64 by more than rounding"] if wrong else []
+    )
 
 
-def _exact(product: MatrixProduct, size: int, *, plant: bool) -> list[str]:
+def _check_exact_product(product: MatrixProduct, size: int, *, plant: bool) -> list[str]:
     torch = product.bench.torch
-    left, right = product.whole(size), product.whole(size)
-    found = product.of(left, right)
+    left, right = product.integer_matrix(size), product.integer_matrix(size)
+    result = product.multiply(left, right)
     if plant:
-        flip(torch, found)
-    wide_left, wide_right = left.to(torch.float64), right.to(torch.float64)
-    expected = wide_left @ wide_right
-    probe = torch.randint(0, 2, (size, 4), device=found.device).to(torch.float64) * 2 - 1
-    residual = int((expected @ probe != wide_left @ (wide_right @ probe)).sum())
+        flip_bit(torch, result)
+    left_float64, right_float64 = left.to(torch.float64), right.to(torch.float64)
+    expected = left_float64 @ right_float64
+    probe = torch.randint(0, 2, (size, 4), device=result.device).to(torch.float64) * 2 - 1
+    residual = int((expected @ probe != left_float64 @ (right_float64 @ probe)).sum())
     if residual:
-        return [f"the float64 reference itself is wrong in at least {residual} rows"]
-    wrong = int((found != expected.to(product.result)).sum())
-    return [f"{wrong} of {found.numel()} elements of an exact product are wrong"] if wrong else []
+        return [f"the float64 reference is wrong in at least {residual} rows"]
+    wrong = int((result != expected.to(product.result)).sum())
+    return [f"{wrong} of {result.numel()} elements of an exact product are wrong"] if wrong else []
 
 
-def differing(torch: Any, one: Any, other: Any) -> int:
-    """Elements that differ in any bit; NaN equals itself here."""
-    whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[one.element_size()]
-    return int((one.view(whole) != other.view(whole)).sum())
+def count_differing(torch: Any, first: Any, second: Any) -> int:
+    """The number of elements that differ in any bit; NaN equals NaN."""
+    integer_types = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[first.element_size()]
+    return int((first.view(integer_types) != second.view(integer_types)).sum())
 
 
-def flip(torch: Any, matrix: Any) -> None:
-    """Flip the lowest bit of one element, to see that it is found."""
-    whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}[matrix.element_size()]
-    matrix.view(whole)[3, 5] ^= 1
+def flip_bit(torch: Any, matrix: Any) -> None:
+    """Flip the lowest bit of one element, for tests."""
+    integer_types = {2: torch.int16, 4: torch.int32, 8: torch.int64}[matrix.element_size()]
+    matrix.view(integer_types)[3, 5] ^= 1

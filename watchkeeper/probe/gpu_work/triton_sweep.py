@@ -1,7 +1,7 @@
-"""The sweep over memory as one Triton kernel: check the last pattern, write the next, note what differs.
+"""The memory sweep as one Triton kernel: check the previous pattern, write the next, record differences.
 
-Imported by `gpu_work_memory` in the working child only, and only where Triton is installed. Each program has one block
-of words; a block in which nothing differs costs one reduction more than a copy. On an H200 a sweep is as fast as one.
+`memory_patterns` imports it in the worker only, if Triton is installed. Each Triton program handles one block of words;
+a block without differences costs one more reduction than a copy. On an H200, a sweep is as fast as a copy.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from typing import Any
 import triton  # type: ignore[import-not-found]
 import triton.language as tl  # type: ignore[import-not-found]
 
-from watchkeeper.probe.gpu_work.memory_patterns import BLOCK_WORDS, KEPT, Chunk, Flip, Pattern
+from watchkeeper.probe.gpu_work.memory_patterns import BLOCK_WORDS, MAX_FLIPS, Chunk, Flip, Pattern
 
-NOTHING = -1
+NO_PATTERN = -1
 WARPS = 4
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _made(at, first, seed, fill, KIND: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
-    """The word that belongs at `first + at`; the kinds are those of `gpu_work_memory`."""
+    """The pattern word at `first + at`; `memory_patterns` defines the kinds."""
     if KIND == 0:
         return first + at
     elif KIND == 1:
@@ -51,54 +51,54 @@ def _sweep(  # type: ignore[no-untyped-def] # noqa: PLR0917
 ):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     if CHECK >= 0:
-        found = tl.load(words + at)
+        read = tl.load(words + at)
         expected = _made(at, first, seed, check_fill, CHECK)
-        wrong = (found != expected).to(tl.int32)
+        wrong = (read != expected).to(tl.int32)
         total = tl.sum(wrong)
         if total > 0:
             slot = tl.atomic_add(count, total.to(tl.int64)) + tl.cumsum(wrong) - 1
             is_kept = (wrong != 0) & (slot < KEEP)
             tl.store(kept + slot * 3, first + at, mask=is_kept)
-            tl.store(kept + slot * 3 + 1, found, mask=is_kept)
+            tl.store(kept + slot * 3 + 1, read, mask=is_kept)
             tl.store(kept + slot * 3 + 2, expected, mask=is_kept)
     if WRITE >= 0:
         tl.store(words + at, _made(at, first, seed, write_fill, WRITE))
 
 
 class TritonSweeper:
-    """Counts and the first words that differ stay on the GPU until they are asked for."""
+    """Runs the kernel; the count and the first flips stay on the GPU until they are read."""
 
     name = "triton"
 
     def __init__(self, torch: Any) -> None:
         self._count = torch.zeros(1, dtype=torch.int64, device="cuda")
-        self._kept = torch.zeros(KEPT * 3, dtype=torch.int64, device="cuda")
+        self._flips = torch.zeros(MAX_FLIPS * 3, dtype=torch.int64, device="cuda")
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         self._count.zero_()
 
     def count(self) -> int:
         return int(self._count.item())
 
     def flips(self) -> list[Flip]:
-        rows = self._kept.view(-1, 3)[: min(KEPT, self.count())].tolist()
+        rows = self._flips.view(-1, 3)[: min(MAX_FLIPS, self.count())].tolist()
         return [Flip(*row) for row in rows]
 
     def sweep(self, chunk: Chunk, check: Pattern | None, write: Pattern | None, seed: int) -> None:
         blocks = chunk.words.numel() // BLOCK_WORDS
-        # Another seed for each chunk: words of two chunks at the same place differ too.
-        own_seed = (seed * 7919 + chunk.first * 104729) & 0x3FFFFFFF
+        # A different seed for each chunk, so that words at the same offset of two chunks differ.
+        chunk_seed = (seed * 7919 + chunk.first_word * 104729) & 0x3FFFFFFF
         _sweep[(blocks,)](
             chunk.words,
             self._count,
-            self._kept,
-            chunk.first,
-            own_seed,
+            self._flips,
+            chunk.first_word,
+            chunk_seed,
             0 if check is None else check.fill,
             0 if write is None else write.fill,
-            CHECK=NOTHING if check is None else check.kind,
-            WRITE=NOTHING if write is None else write.kind,
-            KEEP=KEPT,
+            CHECK=NO_PATTERN if check is None else check.kind,
+            WRITE=NO_PATTERN if write is None else write.kind,
+            KEEP=MAX_FLIPS,
             BLOCK=BLOCK_WORDS,
             num_warps=WARPS,
         )

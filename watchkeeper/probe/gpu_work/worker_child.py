@@ -1,8 +1,8 @@
-"""The child that works on one GPU: it takes the name of a test a line on its input, and answers in JSON lines.
+"""Child process that runs tests on one GPU: it reads requests from standard input and writes JSON lines.
 
-`diag_children` starts it with CUDA_VISIBLE_DEVICES set to one GPU, so that a crash or a hang of CUDA costs this program
-and not the command. It imports torch from the environment it runs in and nothing of the house but its own siblings.
-It ends as soon as its input is closed: whoever asked is gone, and a GPU must not work for nobody.
+`runner` starts it with CUDA_VISIBLE_DEVICES set to one GPU, so that a crash or hang of CUDA does not affect the
+command. It imports torch from its environment and nothing from the product except this package. It exits when its input
+is closed, because then the command has exited.
 """
 
 from __future__ import annotations
@@ -21,77 +21,77 @@ from watchkeeper.probe.gpu_work.bench import Bench, TestSkipped
 
 Test = Callable[[Bench, Mapping[str, Any]], dict[str, Any]]
 TESTS: Mapping[str, Test] = {
-    "pcie_to_gpu": copies.to_gpu,
-    "pcie_from_gpu": copies.from_gpu,
-    "memory_copy": copies.inside,
-    "p2p": copies.between,
-    "memory_patterns": memory_patterns.patterns,
-    **{f"matmul_{name}": matmul.test(name) for name in matmul.FORMATS},
+    "pcie_to_gpu": copies.copy_to_gpu,
+    "pcie_from_gpu": copies.copy_from_gpu,
+    "memory_copy": copies.copy_inside_gpu,
+    "p2p": copies.copy_between_gpus,
+    "memory_patterns": memory_patterns.run_patterns,
+    **{f"matmul_{name}": matmul.make_test(name) for name in matmul.FORMATS},
     "stress": stress.stress,
 }
 
 
 def main() -> None:
-    # Whatever libraries print must not come between our lines.
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    # Output of libraries goes to standard error, so that it does not mix with our lines.
+    output = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    orders: queue.SimpleQueue[str] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(orders,), daemon=True).start()
+    requests: queue.SimpleQueue[str] = queue.SimpleQueue()
+    threading.Thread(target=_read_requests, args=(requests,), daemon=True).start()
 
-    def say(**words: Any) -> None:
-        answers.write(json.dumps(words) + "\n")
+    def send(**message: Any) -> None:
+        output.write(json.dumps(message) + "\n")
 
-    bench = _open(say)
+    bench = _open_bench(send)
     if bench is None:
         return
     while True:
-        order = json.loads(orders.get())
-        _run(bench, order, say)
+        request = json.loads(requests.get())
+        _run_test(bench, request, send)
 
 
-def _listen(orders: queue.SimpleQueue[str]) -> None:
+def _read_requests(requests: queue.SimpleQueue[str]) -> None:
     lines: IO[str] = sys.stdin
     for line in lines:
-        orders.put(line)
+        requests.put(line)
     os._exit(0)
 
 
-def _open(say: Callable[..., None]) -> Bench | None:
+def _open_bench(send: Callable[..., None]) -> Bench | None:
     try:
         torch = importlib.import_module("torch")
-    except Exception as error:  # Deliberately everything: a torch that is half installed raises anything.
-        say(say="absent", why=f"torch cannot be imported: {_words(error)}")
+    except Exception as error:  # Deliberately everything: a broken installation of torch can raise anything.
+        send(type="no_torch", why=f"torch cannot be imported: {_describe_error(error)}")
         return None
-    # `cpu` lets the tests of this program run where there is no GPU.
+    # `cpu` is for our own tests without a GPU.
     device = os.environ.get("WATCHKEEPER_DIAG_DEVICE", "cuda")
     try:
         if device == "cuda":
             torch.cuda.init()
         name = torch.cuda.get_device_name(0) if device == "cuda" else device
-    except Exception as error:  # Deliberately everything: this is the first call into CUDA.
-        say(say="broken", why=f"CUDA does not start: {_words(error)}")
+    except Exception as error:  # Deliberately everything: the first CUDA call can raise anything.
+        send(type="start_failed", why=f"CUDA does not start: {_describe_error(error)}")
         return None
-    say(say="hello", torch=str(torch.__version__), gpu=name)
-    return Bench(torch, device, lambda **facts: say(say="progress", **facts))
+    send(type="ready", torch=str(torch.__version__), gpu=name)
+    return Bench(torch, device, lambda **facts: send(type="progress", **facts))
 
 
-def _run(bench: Bench, order: Mapping[str, Any], say: Callable[..., None]) -> None:
-    name = str(order["test"])
+def _run_test(bench: Bench, request: Mapping[str, Any], send: Callable[..., None]) -> None:
+    name = str(request["test"])
     try:
-        answer = TESTS[name](bench, order.get("options", {}))
+        result = TESTS[name](bench, request.get("options", {}))
     except TestSkipped as error:
-        say(say="skipped", test=name, why=str(error))
-    except Exception as error:  # Deliberately everything: each failure of CUDA is a result of this test.
-        say(say="failed", test=name, why=_words(error))
+        send(type="skipped", test=name, why=str(error))
+    except Exception as error:  # Deliberately everything: any CUDA failure is a result of this test.
+        send(type="failed", test=name, why=_describe_error(error))
     else:
-        say(say="done", test=name, **answer)
-    bench.release()
+        send(type="done", test=name, **result)
+    bench.release_memory()
 
 
-def _words(error: Exception) -> str:
-    first = str(error).strip().splitlines()[:1]
-    return f"{type(error).__name__}: {first[0][:300]}" if first else type(error).__name__
+def _describe_error(error: Exception) -> str:
+    first_line = str(error).strip().splitlines()[:1]
+    return f"{type(error).__name__}: {first_line[0][:300]}" if first_line else type(error).__name__
 
 
 if __name__ == "__main__":

@@ -176,7 +176,7 @@ def _times(share: float, why: str) -> ExpectedGain:
 
 def _with_tensor_cores(features: Features, model: GpuCeilings) -> ExpectedGain:
     """Amdahl: the share of time on the fp32 pipe becomes as much faster as products are on tensor cores."""
-    expected = expectations.of_model(model.name)
+    expected = expectations.expectations_by_test(model.name)
     fast, slow = expected.get("matmul_bf16"), expected.get("matmul_fp32")
     pipe = min(1.0, (features.fp32 or 0.0) / limits()["fp32_practical"])
     if fast is None or slow is None or pipe < limits()["weak_dominant"]:

@@ -115,7 +115,7 @@ def check_cuda(facts: SoftwareFacts) -> Iterator[TestResult]:
     yield _node_result("cuda", DiagVerdict.PASS, f"{version} starts and sees {status.gpu_count} GPUs")
 
 
-def check_fabric_manager(facts: SoftwareFacts) -> Iterator[TestResult]:
+def check_fabric_service(facts: SoftwareFacts) -> Iterator[TestResult]:
     node = facts.node
     if node is None or not any(device.kind is pci_sysfs.DeviceKind.SWITCH for device in node.pci):
         return
@@ -265,7 +265,7 @@ NODE_TESTS: tuple[Callable[[SoftwareFacts], Iterator[TestResult]], ...] = (
     check_device_files,
     check_gpu_count,
     check_cuda,
-    check_fabric_manager,
+    check_fabric_service,
     check_shared_memory,
 )
 GPU_TESTS: tuple[Callable[[SoftwareFacts, GpuReading], Iterator[TestResult]], ...] = (
